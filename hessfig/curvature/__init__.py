@@ -1,0 +1,1 @@
+"""Curvature: operators, probes and estimators of block norms."""

@@ -1,0 +1,1 @@
+"""Figures: from curves and slopes to sheets (no torch)."""

@@ -1,0 +1,1 @@
+"""Models: the networks whose Hessian is measured, and the map from a block to its tensors."""

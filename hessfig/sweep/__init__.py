@@ -1,0 +1,1 @@
+"""Sweeps: plan the cells of an experiment, measure them, store them, run them."""

@@ -1,0 +1,1 @@
+"""Tasks: data sets of token sequences and the losses that score them."""
