@@ -1,0 +1,1 @@
+"""Small facts with provenance (published slopes), shipped as package data."""

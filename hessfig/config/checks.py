@@ -1,0 +1,118 @@
+"""Cross-field checks: the first setting that cannot be run is named, with what is allowed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from importlib import import_module
+
+from hessfig.config.blocks import weight_pairs
+from hessfig.config.schema import Config, Data, GridConfig, Kind, Loss, Method, ModelConfig, Norm
+from hessfig.errors import UserError
+
+
+def check(config: Config) -> None:
+    """Raise UserError for the first setting that cannot be run (cross-field checks)."""
+    _check_counts(config)
+    _check_grid(config.grid)
+    _check_model(config.model)
+    _check_estimator(config)
+    _check_task(config)
+    weight_pairs(config.blocks, config.model)
+    if not config.parts:
+        raise UserError("parts is empty", got=config.parts, allowed="a list of H, H_o, H_f")
+    if config.workers != "auto" and (not isinstance(config.workers, int) or config.workers < 1):
+        raise UserError("workers", got=config.workers, allowed="auto or a whole number >= 1")
+
+
+def check_device(device: str) -> None:
+    """Raise UserError when `device` is not there (imports torch only for devices other than the CPU)."""
+    kind = device.partition(":")[0]
+    if kind not in ("cpu", "cuda"):
+        raise UserError("device", got=device, allowed="cpu, cuda or cuda:N")
+    if kind == "cuda" and not import_module("torch").cuda.is_available():
+        raise UserError("device: there is no usable CUDA GPU on this machine", got=device, allowed="cpu", remedy="device=cpu")
+
+
+def _check_counts(config: Config) -> None:
+    counts: Mapping[str, int | None] = {
+        "seeds": config.seeds,
+        "model.n_layers": config.model.n_layers,
+        "model.n_heads": config.model.n_heads,
+        "model.d_model": config.model.d_model,
+        "model.d_head": config.model.d_head,
+        "model.d_mlp": config.model.d_mlp,
+        "task.batch_size": config.task.batch_size,
+        "task.digits": config.task.digits,
+        "estimator.num_probes": config.estimator.num_probes,
+        "resamples": config.resamples,
+    }
+    for key, value in counts.items():
+        if value is not None and value < 1:
+            raise UserError(key, got=value, allowed="a whole number >= 1", remedy=f"for example {key}=1")
+
+
+def _check_grid(grid: GridConfig) -> None:
+    if grid.values is not None and not grid.values:
+        raise UserError("grid.values is empty", got="[]", allowed="at least one sigma > 0, e.g. grid.values=[0.1,1]")
+    if grid.values is None and grid.points < 1:
+        raise UserError("grid.points: the grid is empty", got=grid.points, allowed="a whole number >= 1")
+    ends = {"grid.values": v for v in grid.values or []} or {"grid.low": grid.low, "grid.high": grid.high}
+    for key, value in [*ends.items(), *(("grid.values", v) for v in grid.values or [])]:
+        if not (math.isfinite(value) and value > 0):
+            raise UserError(f"{key}: sigma must be positive and finite", got=value, allowed="sigma > 0")
+    if grid.values is None and grid.low > grid.high:
+        raise UserError("grid.low is above grid.high", got=f"{grid.low} > {grid.high}", allowed="low <= high")
+
+
+def _check_model(model: ModelConfig) -> None:
+    if model.d_head is None and model.d_model % model.n_heads:
+        raise UserError(
+            "model.n_heads does not divide model.d_model",
+            got=f"d_model={model.d_model}, n_heads={model.n_heads}",
+            allowed="n_heads that divides d_model when d_head is not given",
+            remedy="set model.d_head too, or another n_heads",
+        )
+    if not (math.isfinite(model.temperature) and model.temperature > 0):
+        raise UserError("model.temperature", got=model.temperature, allowed="a finite number > 0")
+    if model.kind == Kind.self_attention:
+        _check_self_attention(model)
+    if model.norm == Norm.post and not model.attention_skip:
+        raise UserError("model.norm=post normalises residual sums", got="model.attention_skip=false", allowed="attention_skip=true")
+
+
+def _check_self_attention(model: ModelConfig) -> None:
+    if (model.d_head or model.d_model) * model.n_heads != model.d_model and model.d_head is not None and model.n_heads > 1:
+        raise UserError(
+            "model.d_head * model.n_heads must be model.d_model: kind=self_attention has no output projection",
+            got=f"{model.d_head} * {model.n_heads} != {model.d_model}",
+            allowed="equal products",
+            remedy="leave model.d_head out",
+        )
+    if model.n_layers != 1:
+        raise UserError("model.n_layers: kind=self_attention is one layer", got=model.n_layers, allowed="1", remedy="use model.kind=transformer")
+
+
+def _check_estimator(config: Config) -> None:
+    estimator = config.estimator
+    if estimator.method == Method.xtrace and estimator.num_probes % 2:
+        raise UserError(
+            "estimator.num_probes: xtrace spends half its products on a sketch",
+            got=estimator.num_probes,
+            allowed="an even number >= 2",
+            remedy=f"estimator.num_probes={estimator.num_probes + 1}",
+        )
+    if not 0 < estimator.variance_share < 1:
+        raise UserError("estimator.variance_share", got=estimator.variance_share, allowed="a share between 0 and 1")
+
+
+def _check_task(config: Config) -> None:
+    gaussian = config.task.data == Data.gaussian
+    if gaussian != (config.model.kind == Kind.self_attention):
+        raise UserError(
+            "task.data and model.kind do not fit",
+            got=f"task.data={config.task.data}, model.kind={config.model.kind}",
+            allowed="gaussian with self_attention; addition with transformer or linear_mlp",
+        )
+    if gaussian and config.task.loss == Loss.cross_entropy:
+        raise UserError("task.loss: Gaussian targets need a square loss", got=config.task.loss, allowed="mse, mse_sum_unshifted")

@@ -1,0 +1,115 @@
+"""From Hydra's composed configuration to checked dataclasses; the variants a sweep runs through."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_module
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from hessfig.config.checks import check
+from hessfig.config.schema import Config
+from hessfig.errors import UserError
+
+
+def register() -> None:
+    """Make the schema known to Hydra under the name config.yaml refers to."""
+    ConfigStore.instance().store("schema", Config)
+
+
+def to_config(composed: DictConfig) -> Config:
+    """Return the checked dataclass. Raises UserError for values that cannot be run."""
+    return _checked(composed)
+
+
+def variants(composed: DictConfig, fixed: set[str]) -> list[tuple[str, Config]]:
+    """Return (name, config) for every combination of the settings in `sweep.vary`.
+
+    Keys in `fixed` (given on the command line) are not varied. The name lists the varied settings other
+    than the number of layers, e.g. 'model.temperature=2.0'; it is empty when nothing else varies.
+    """
+    vary = {key: list(values) for key, values in composed.sweep.vary.items() if key not in fixed}
+    return [(_name(choice), _checked(_with(composed, choice))) for choice in _combinations(vary)]
+
+
+def as_plain(config: Config) -> dict[str, Any]:
+    """Return the configuration as nested dicts of plain values, for manifests and hashes."""
+    plain = OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True)
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items()}
+
+
+def check_composition(arguments: list[str]) -> None:
+    """Compose once and raise UserError for a value its setting cannot take (Hydra would print its own words)."""
+    if any(argument in ("-m", "--multirun") for argument in arguments):
+        return
+    overrides = [argument for argument in arguments if "=" in argument and not argument.startswith("-")]
+    try:
+        _compose(overrides)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise _value_error(error.__cause__ or error, overrides) from error
+
+
+def sweep_windows(sweep: str) -> list[tuple[float | None, float | None]]:
+    """Return the fit windows of a sweep's own configuration."""
+    return [(low, high) for low, high in _compose([f"sweep={sweep}"]).sweep.windows]
+
+
+def differing_setting(manifest: Path, composed: DictConfig, keys: set[str]) -> tuple[str, Any, Any] | None:
+    """Return (key, made with, asked for) of the first setting in `keys` whose value the manifest contradicts."""
+    if not manifest.exists():
+        return None
+    made = OmegaConf.create(json.loads(manifest.read_text())["config"])
+    asked = OmegaConf.create(as_plain(to_config(composed)))
+    for key in sorted(keys - {"sweep.windows"}):
+        before, now = OmegaConf.select(made, key), OmegaConf.select(asked, key)
+        if before is not None and not OmegaConf.is_config(before) and before != now:
+            return key, before, now
+    return None
+
+
+def _compose(overrides: list[str]) -> DictConfig:
+    GlobalHydra.instance().clear()
+    with initialize_config_module("hessfig.conf", version_base="1.3"):
+        return compose("config", overrides=overrides)
+
+
+def _value_error(error: BaseException, overrides: list[str]) -> UserError:
+    lines = str(error).splitlines()
+    key = next((line.split(":", 1)[1].strip() for line in lines if "full_key" in line), "")
+    got = next((word for word in overrides if key and word.startswith(f"{key}=")), None)
+    return UserError(f"{key or 'settings'}: {lines[0]}", got=got, remedy="`hessfig run --help` lists the settings and their types")
+
+
+def _combinations(vary: dict[str, list[Any]]) -> Iterator[dict[str, Any]]:
+    for values in itertools.product(*vary.values()):
+        yield dict(zip(vary, values, strict=True))
+
+
+def _name(choice: dict[str, Any]) -> str:
+    return ",".join(f"{key}={value}" for key, value in choice.items() if key != "model.n_layers")
+
+
+def _with(base: DictConfig, choice: dict[str, Any]) -> DictConfig:
+    changed = base.copy()
+    for key, value in choice.items():
+        try:
+            OmegaConf.update(changed, key, value)
+        except OmegaConfBaseException as error:
+            raise UserError(f"sweep.vary: {key} cannot be {value!r}", got=value, allowed=str(error).splitlines()[0]) from error
+    return changed
+
+
+def _checked(composed: DictConfig) -> Config:
+    config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), composed))
+    assert isinstance(config, Config)
+    check(config)
+    return config

@@ -1,0 +1,92 @@
+"""From a configuration to cells: everything that shares a network and a sigma, with a key of what changes the number."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from hessfig.config import Config, Method, sigma_values, with_defaults
+from hessfig.config.blocks import weight_pairs
+from hessfig.config.compose import as_plain
+from hessfig.terms import Block, Matrix
+
+ALGORITHM_VERSION = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Cell:
+    """One network at one sigma: `variant` of a sweep, repeat `seed`. Its key names its stored result."""
+
+    variant: str
+    config: Config
+    sigma: float
+    seed: int
+
+    @cached_property
+    def science(self) -> dict[str, Any]:
+        """Everything that changes the numbers of this cell."""
+        return {**science(self.config), "sigma": self.sigma, "seed": self.seed}
+
+    @cached_property
+    def key(self) -> str:
+        return digest(self.science)
+
+    def __str__(self) -> str:
+        variant = f"{self.variant}, " if self.variant else ""
+        return f"{variant}n_layers={self.config.model.n_layers}, sigma={self.sigma:g}, seed={self.seed}"
+
+
+def plan(variants: list[tuple[str, Config]]) -> list[Cell]:
+    """Return the cells of a sweep, repeat by repeat, so that an early stop leaves whole curves."""
+    config = variants[0][1]
+    seeds = range(config.first_seed, config.first_seed + config.seeds)
+    return [
+        Cell(variant, varied, sigma, seed) for seed in seeds for variant, varied in variants for sigma in sigma_values(varied.grid)
+    ]
+
+
+def science(config: Config) -> dict[str, Any]:
+    """Return the settings that change a number, without sigma and seed, as plain values."""
+    plain = as_plain(config)
+    estimator = {"method": plain["estimator"]["method"]}
+    if config.estimator.method not in (Method.dense, Method.exact):
+        estimator["num_probes"] = plain["estimator"]["num_probes"]
+    if config.estimator.method == Method.auto:
+        estimator["variance_share"] = plain["estimator"]["variance_share"]
+    return {
+        "algorithm": ALGORITHM_VERSION,
+        "task": plain["task"],
+        "model": as_plain(Config(model=with_defaults(config.model)))["model"],
+        "estimator": estimator,
+        "blocks": [list(pair) for pair in weight_pairs(config.blocks, config.model)],
+        "parts": sorted(plain["parts"]),
+        "dtype": plain["dtype"],
+        "device": config.device.partition(":")[0],
+        "keep_dense": config.sweep.keep_dense,
+    }
+
+
+def digest(settings: object) -> str:
+    """Return a hash of `settings` that does not depend on the order of keys."""
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:24]
+
+
+def columns(config: Config) -> list[tuple[int, Matrix, list[Matrix]]]:
+    """Return (layer, col, rows) for every column of blocks to measure; one column shares its products."""
+    grouped: dict[tuple[int, Matrix], list[Matrix]] = {}
+    for block in blocks(config):
+        grouped.setdefault((block.layer, block.col), []).append(block.row)
+    return [(layer, col, rows) for (layer, col), rows in grouped.items()]
+
+
+def blocks(config: Config) -> list[Block]:
+    """Return the blocks to measure, layer by layer; a pair without a layer of its own is in layer 0."""
+    pairs = weight_pairs(config.blocks, config.model)
+    layers = range(1, config.model.n_layers + 1)
+    without = [Block(0, row, col) for row, col in pairs if not (row.has_layer or col.has_layer)]
+    return without + [Block(layer, row, col) for layer in layers for row, col in pairs if row.has_layer or col.has_layer]
+
+

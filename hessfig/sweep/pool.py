@@ -1,0 +1,131 @@
+"""Worker processes: one thread each, one cell at a time, results stored by the worker that measured them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Literal
+
+from hessfig.errors import UserError
+from hessfig.sweep.plan import Cell
+from hessfig.sweep.store import CellStore
+
+THREADS = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+_PRELOAD = ["hessfig.sweep.worker"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a cell; `cause` says why it failed, or why no cell can be stored any more."""
+
+    cell: Cell
+    kind: Literal["measured", "reused", "failed", "unwritable"]
+    cause: str = ""
+
+
+@dataclass
+class _Worker:
+    process: BaseProcess
+    pipe: Connection
+    cell: Cell | None = None
+
+
+class Pool:
+    """`count` workers. A worker that dies fails its cell only; when the parent dies, the workers end by themselves."""
+
+    def __init__(self, count: int, store: CellStore) -> None:
+        os.environ.update(THREADS)
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(_PRELOAD)
+        self._store = store
+        self._workers = [self._start() for _ in range(count)]
+
+    def run(self, cells: list[Cell]) -> Iterator[Outcome]:
+        """Yield the outcome of every cell, in the order in which they end."""
+        waiting = iter(cells)
+        for worker in self._workers:
+            self._give(worker, waiting)
+        while busy := {worker.pipe: worker for worker in self._workers if worker.cell is not None}:
+            for pipe in wait(list(busy)):
+                worker = busy[pipe]  # type: ignore[index]
+                yield self._collect(worker)
+                self._give(worker, waiting)
+
+    def stop(self) -> None:
+        """End all workers now; cells in flight are lost, finished ones are on disk."""
+        for worker in self._workers:
+            worker.process.terminate()
+        for worker in self._workers:
+            worker.process.join()
+            worker.pipe.close()
+
+    def _start(self) -> _Worker:
+        ours, theirs = self._context.Pipe()
+        process = self._context.Process(target=serve, args=(theirs, self._store), daemon=True)
+        process.start()
+        theirs.close()
+        return _Worker(process, ours)
+
+    def _give(self, worker: _Worker, waiting: Iterator[Cell]) -> None:
+        worker.cell = next(waiting, None)
+        if worker.cell is not None:
+            worker.pipe.send(worker.cell)
+
+    def _collect(self, worker: _Worker) -> Outcome:
+        cell = worker.cell
+        assert cell is not None
+        try:
+            kind, cause = worker.pipe.recv()
+            return Outcome(cell, kind, cause)
+        except (EOFError, OSError):
+            return Outcome(cell, "failed", self._replace(worker))
+
+    def _replace(self, dead: _Worker) -> str:
+        dead.process.join()
+        cause = f"its worker process died ({_exit_reason(dead.process.exitcode)}); rerun to try again"
+        fresh = self._start()
+        dead.process, dead.pipe = fresh.process, fresh.pipe
+        return cause
+
+
+def serve(pipe: Connection, store: CellStore) -> None:
+    """Measure the cells that come through `pipe` until it closes (the parent ended)."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    while True:
+        try:
+            cell = pipe.recv()
+            pipe.send(_outcome(cell, store))
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            return
+
+
+def _outcome(cell: Cell, store: CellStore) -> tuple[str, str]:
+    from hessfig.sweep.worker import measure
+
+    try:
+        if store.has(cell.key):
+            return "reused", ""
+        store.write(cell.key, cell.science, measure(cell))
+        return "measured", ""
+    except UserError as error:
+        return "unwritable", str(error)
+    except Exception as error:
+        return "failed", _brief(error)
+
+
+def _brief(error: Exception) -> str:
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({where.name}, {os.path.basename(where.filename)}:{where.lineno})"
+
+
+def _exit_reason(code: int | None) -> str:
+    if code is not None and code < 0:
+        name = signal.Signals(-code).name
+        return f"{name}, perhaps out of memory" if name == "SIGKILL" else name
+    return f"exit code {code}"

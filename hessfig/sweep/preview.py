@@ -1,0 +1,71 @@
+"""What a run would do, has done, and did: counts of cells, an estimate of time, a closing line."""
+
+from __future__ import annotations
+
+from hessfig.config import Config, Method, sigma_values
+from hessfig.config.blocks import weight_size
+from hessfig.sweep.engine import Summary, Variants, sweep_folder, unfinished, worker_count
+from hessfig.sweep.plan import Cell, columns, plan
+from hessfig.sweep.store import CellStore
+
+ASSUMED_FLOPS = 1.5e10
+
+
+def describe(variants: Variants) -> str:
+    """Return the lines of `dry_run=true` and `status`: what is measured, counts done and to do, time to go."""
+    config, cells = variants[0][1], plan(variants)
+    store = CellStore(sweep_folder(config) / "cells")
+    todo = unfinished(cells, store)
+    lines = [f"sweep {config.sweep.name}: {config.sweep.about}", *(_variant_line(name, varied) for name, varied in variants)]
+    lines.append(f"cells: {len(cells)} = {config.seeds} seeds x sigmas x variants; {len(cells) - len(todo)} done, {len(todo)} to do")
+    lines.append(_time_line(cells, todo, store))
+    return "\n".join(lines)
+
+
+def summarise(summary: Summary) -> str:
+    """Return the closing line of a run."""
+    counts = f"{summary.measured} cells measured, {summary.reused} reused, {summary.failed} failed"
+    return f"{counts} in {_duration(summary.seconds)}; table: {summary.table}"
+
+
+def _variant_line(name: str, config: Config) -> str:
+    sigmas = sigma_values(config.grid)
+    blocks = ", ".join(f"({row},{col}) layer {layer}" for layer, col, rows in columns(config) for row in rows)
+    estimator = f"{config.estimator.method}, {config.estimator.num_probes} probes" if _has_probes(config) else config.estimator.method
+    label = f"{name}, " if name else ""
+    return f"  {label}n_layers={config.model.n_layers}: {len(sigmas)} sigmas {sigmas[0]:g}..{sigmas[-1]:g}, {estimator}, {config.dtype}: {blocks}"
+
+
+def _time_line(cells: list[Cell], todo: list[Cell], store: CellStore) -> str:
+    if not todo:
+        return "nothing to do"
+    todo_keys = {cell.key for cell in todo}
+    done = [rows[0]["seconds"] for cell in cells if cell.key not in todo_keys and (rows := store.read(cell.key))]
+    workers = worker_count(todo[0].config, len(todo))
+    if done:
+        total, basis = sum(done) / len(done) * len(todo), "from the cells done"
+    else:
+        total, basis = sum(map(_operations, todo)) / ASSUMED_FLOPS, f"a guess: {ASSUMED_FLOPS / 1e9:g} GFLOP/s a core"
+    return f"time: about {_duration(total / workers)} with {workers} workers ({basis})"
+
+
+def _operations(cell: Cell) -> float:
+    """Return a rough count of operations: three passes of two products a probe through the network below and above."""
+    model, task, estimator = cell.config.model, cell.config.task, cell.config.estimator
+    weights = model.n_layers * 12 * model.d_model**2
+    tokens = task.batch_size * (3 * task.digits + 3)
+    products = sum(
+        weight_size(col, model, task) if estimator.method == Method.dense else estimator.num_probes
+        for _, col, _ in columns(cell.config)
+    )
+    return 2.0 * 6 * products * tokens * weights / 3
+
+
+def _has_probes(config: Config) -> bool:
+    return config.estimator.method not in (Method.dense, Method.exact)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.1f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,54 @@
+"""What a run says while it goes: a bar on a terminal, a few lines elsewhere, failures at once."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from hessfig.sweep.pool import Outcome
+
+
+class Reporter:
+    """Counts outcomes and shows them; use as a context manager."""
+
+    def __init__(self, name: str, total: int, reused: int) -> None:
+        self.counts = {"measured": 0, "reused": reused, "failed": 0}
+        self._errors = Console(stderr=True, highlight=False)
+        self._started = time.perf_counter()
+        self._bar = Progress(
+            TextColumn(f"[bold]{name}[/]"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            disable=not sys.stderr.isatty(),
+        )
+        self._task = self._bar.add_task(name, total=total, completed=reused, note=self._note())
+
+    def __enter__(self) -> Reporter:
+        self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._bar.stop()
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self._started
+
+    def show(self, outcome: Outcome) -> None:
+        """Count one outcome; print a failure with its cause at once."""
+        self.counts[outcome.kind] += 1
+        if outcome.kind == "failed":
+            self._errors.print(f"failed: {outcome.cell}: {outcome.cause}", markup=False, soft_wrap=True)
+        self._bar.update(self._task, advance=1, note=self._note())
+
+    def _note(self) -> str:
+        done, seconds = self.counts["measured"], self.seconds
+        rate = f", {done / seconds:.2f} cells/s" if done else ""
+        return f"{self.counts['reused']} reused, {self.counts['failed']} failed{rate}"

@@ -1,0 +1,56 @@
+"""Digit addition as next-token prediction: x + y = answer, most significant digit first."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Int
+from torch import Generator, Tensor
+
+VOCABULARY = 12
+PLUS, EQUALS = 10, 11
+ENRICHMENT_CHANCE, ENRICHMENT_SHARE = 5, 0.2
+
+
+def sequence_length(digits: int) -> int:
+    """Tokens in one sequence: two operands, two signs and digits + 1 answer digits."""
+    return 3 * digits + 3
+
+
+def scored_positions(digits: int) -> slice:
+    """Positions whose logits predict the answer digits (next-token prediction)."""
+    return slice(2 * digits + 1, 3 * digits + 2)
+
+
+def addition_batch(batch_size: int, digits: int, *, generator: Generator) -> Int[Tensor, "batch length"]:
+    """Draw `batch_size` sequences `x + y = answer` of 3 digits + 3 tokens.
+
+    Digits are uniform. With probability 1/5 the batch is enriched (Quirke & Barez): a fifth of all
+    digit places, chosen without replacement, is made to sum to 9, so that carries cascade.
+    """
+    x = torch.randint(0, 10, (batch_size, digits), generator=generator)
+    y = torch.randint(0, 10, (batch_size, digits), generator=generator)
+    if _one_in(ENRICHMENT_CHANCE, generator):
+        x, y = _with_nines(x, y, generator)
+    signs = [torch.full((batch_size, 1), sign) for sign in (PLUS, EQUALS)]
+    return torch.cat([x, signs[0], y, signs[1], _digit_sums(x, y)], dim=1)
+
+
+def _one_in(count: int, generator: Generator) -> bool:
+    return int(torch.randint(0, count, (), generator=generator)) == 0
+
+
+def _with_nines(x: Tensor, y: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
+    places = torch.randperm(x.numel(), generator=generator)[: int(ENRICHMENT_SHARE * x.numel())]
+    x, y = x.clone(), y.clone()
+    changed, kept = (x, y) if _one_in(2, generator) else (y, x)
+    changed.view(-1)[places] = 9 - kept.view(-1)[places]
+    return x, y
+
+
+def _digit_sums(x: Tensor, y: Tensor) -> Int[Tensor, "batch digits_plus_1"]:
+    carry = torch.zeros_like(x[:, 0])
+    answer = []
+    for total in (x + y).flip(1).unbind(1):
+        answer.append((total + carry) % 10)
+        carry = (total + carry) // 10
+    return torch.stack([*answer, carry], dim=1).flip(1)

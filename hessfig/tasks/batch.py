@@ -1,0 +1,59 @@
+"""The one batch a sweep measures on: inputs, targets and scored positions, from the task's own seed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from hessfig.config import Data, DType, Loss, TaskConfig
+from hessfig.rng import stream
+from hessfig.tasks.addition import VOCABULARY, addition_batch, scored_positions, sequence_length
+
+
+@dataclass(frozen=True)
+class Batch:
+    """`inputs`: tokens (batch, length), or Gaussian rows (batch, length, d_model); `targets` fit the loss.
+
+    `scored` are the positions whose outputs enter the loss.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    scored: slice
+
+    def to(self, device: torch.device) -> Batch:
+        """Return the same batch on `device`."""
+        return Batch(self.inputs.to(device), self.targets.to(device), self.scored)
+
+    @property
+    def length(self) -> int:
+        return self.inputs.shape[1]
+
+
+def draw_batch(task: TaskConfig, *, width: int, dtype: DType) -> Batch:
+    """Draw the batch of `task`; `width` is the output width of the Gaussian task."""
+    generator = stream(task.seed, "task", task.data.value)
+    if task.data == Data.gaussian:
+        return _gaussian_batch(task, width, getattr(torch, dtype), generator)
+    tokens = addition_batch(task.batch_size, task.digits, generator=generator)
+    scored = scored_positions(task.digits)
+    return Batch(tokens, _targets(tokens, scored, task.loss, getattr(torch, dtype)), scored)
+
+
+def _targets(tokens: Tensor, scored: slice, loss: Loss, dtype: torch.dtype) -> Tensor:
+    following = tokens[:, scored.start + 1 : scored.stop + 1]
+    if loss == Loss.cross_entropy:
+        return following
+    # NOTE(paper): the published code compares logits[11..16] with the tokens at the same positions.
+    labels = tokens[:, scored] if loss == Loss.mse_sum_unshifted else following
+    return F.one_hot(labels, VOCABULARY).to(dtype)
+
+
+def _gaussian_batch(task: TaskConfig, width: int, dtype: torch.dtype, generator: torch.Generator) -> Batch:
+    shape = (task.batch_size, sequence_length(task.digits), width)
+    inputs = torch.randn(shape, dtype=torch.float64, generator=generator).to(dtype)
+    targets = torch.randn(shape, dtype=torch.float64, generator=generator).to(dtype)
+    return Batch(inputs, targets, slice(0, shape[1]))

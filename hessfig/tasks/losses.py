@@ -1,0 +1,59 @@
+"""Losses on the scored logits, and the linearised loss whose Hessian is the functional Hessian."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import Module
+from torch.nn import functional as F
+
+from hessfig.config import Loss
+
+
+class CrossEntropy(Module):
+    """Mean over sequences and scored positions of -log softmax(logits)[target token]."""
+
+    reduction = "mean"
+
+    def forward(self, logits: Float[Tensor, "batch scored vocab"], target: Tensor) -> Float[Tensor, ""]:
+        """`target`: (batch, scored) token ids."""
+        return F.cross_entropy(logits.flatten(0, 1), target.flatten())
+
+
+class SquaredError(Module):
+    """Sum or mean over everything of (output - target)^2."""
+
+    def __init__(self, reduction: str) -> None:
+        super().__init__()
+        self.reduction = reduction
+
+    def forward(self, output: Tensor, target: Tensor) -> Float[Tensor, ""]:
+        """`target`: same shape as `output`."""
+        return F.mse_loss(output, target, reduction=self.reduction)
+
+
+class Linearised(Module):
+    """<target, output>: with target = dl/df held fixed, its Hessian is the functional Hessian H_f (eq. 2).
+
+    No difference of two large Hessians is taken, so a block that theory says is zero comes out as exactly zero.
+    """
+
+    reduction = "sum"
+
+    def forward(self, output: Tensor, target: Tensor) -> Float[Tensor, ""]:
+        return (output * target).sum()
+
+
+def loss_module(loss: Loss) -> Module:
+    """Return the module for a configured loss."""
+    if loss == Loss.cross_entropy:
+        return CrossEntropy()
+    return SquaredError("sum" if loss == Loss.mse_sum_unshifted else "mean")
+
+
+def output_gradient(loss: Module, output: Tensor, target: Tensor) -> Tensor:
+    """Return dl/df at `output`, detached, in the shape of `output`."""
+    output = output.detach().requires_grad_()
+    (gradient,) = torch.autograd.grad(loss(output, target), output)
+    return gradient.detach()

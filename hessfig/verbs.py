@@ -1,0 +1,165 @@
+"""What each verb does, once its settings are composed and checked."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hessfig.errors import UserError
+from hessfig.overrides import check_overrides
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+Fixed = dict[str, Any]
+
+
+def run(verb: str, arguments: list[str]) -> int:
+    """Compose the settings with Hydra and carry the verb out; return the exit code."""
+    if verb == "verify":
+        return _verify(arguments)
+    fixed = check_overrides(arguments)
+    codes: list[int] = []
+
+    def job(composed: DictConfig) -> None:
+        codes.append(_guarded(lambda: _JOBS[verb](composed, fixed)))
+
+    _with_hydra(verb, arguments, job)
+    return max(codes, default=0)
+
+
+def _guarded(action: Callable[[], int]) -> int:
+    """Run `action` and turn what Hydra would print as a traceback into an exit code."""
+    try:
+        return action()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted: finished cells are kept; run the same command to go on", file=sys.stderr)
+        return 130
+
+
+def _with_hydra(verb: str, arguments: list[str], job: Callable[[DictConfig], None]) -> None:
+    import hydra
+
+    from hessfig.config.compose import check_composition, register
+
+    register()
+    check_composition(arguments)
+    sys.argv = [f"hessfig {verb}", *arguments]
+    hydra.main(config_path="pkg://hessfig.conf", config_name="config", version_base="1.3")(job)()
+
+
+def _run(composed: DictConfig, fixed: Fixed) -> int:
+    from hessfig.config.compose import variants
+    from hessfig.config.checks import check_device
+    from hessfig.sweep import engine, preview
+
+    found = variants(composed, set(fixed))
+    check_device(found[0][1].device)
+    if found[0][1].dry_run:
+        print(preview.describe(found))
+        return 0
+    summary = engine.run_sweep(found)
+    print(preview.summarise(summary))
+    return 1 if summary.failed else 0
+
+
+def _status(composed: DictConfig, fixed: Fixed) -> int:
+    from hessfig.config.compose import variants
+    from hessfig.sweep import preview
+
+    print(preview.describe(variants(composed, set(fixed))))
+    return 0
+
+
+def _plot(composed: DictConfig, fixed: Fixed) -> int:
+    from hessfig.config.compose import sweep_windows, to_config
+    from hessfig.figures.sheets import FigureSpec, draw
+
+    config = to_config(composed)
+    figure = config.figure
+    if not figure.name:
+        raise UserError("no figure chosen", allowed="figure=NAME", remedy="`hessfig plot --help` lists the figures")
+    windows = sweep_windows(figure.sweep)
+    spec = FigureSpec(figure.name, figure.sweep, figure.layout, windows, figure.options)
+    for path in draw(spec, Path(config.output_dir)):
+        print(path)
+    return 0
+
+
+def _slopes(composed: DictConfig, fixed: Fixed) -> int:
+    from rich.console import Console
+
+    from hessfig.analysis import slopes
+
+    Console().print(slopes.rich_table(_fitted(composed, fixed)))
+    return 0
+
+
+def _check(composed: DictConfig, fixed: Fixed) -> int:
+    from hessfig.analysis import gate
+
+    frame = _fitted(composed, fixed)
+    found = gate.violations(frame, composed.tolerance)
+    for line in found:
+        print(line, file=sys.stderr)
+    print(f"{len(frame)} slopes checked, {len(found)} outside tolerance {composed.tolerance:g}")
+    return 1 if found else 0
+
+
+def _fitted(composed: DictConfig, fixed: Fixed) -> Any:
+    from hessfig.analysis import slopes
+    from hessfig.config.compose import to_config
+
+    config = to_config(composed)
+    windows = [(low, high) for low, high in config.sweep.windows]
+    folder = _matching_folder(config.output_dir, config.sweep.name, composed, fixed)
+    return slopes.run(folder, windows, tolerance=config.tolerance, resamples=config.resamples, seed=config.first_seed)
+
+
+def _compare(composed: DictConfig, fixed: Fixed) -> int:
+    from rich.console import Console
+
+    from hessfig.analysis import compare
+
+    if composed.reference is None:
+        raise UserError("reference is missing", allowed="reference=FILE.csv", remedy="name a file or folder of published values")
+    folder = _matching_folder(composed.output_dir, composed.sweep.name, composed, fixed)
+    comparison = compare.run(folder, Path(composed.reference), Path(composed.output_dir) / "figures")
+    Console().print(comparison.rich_table())
+    print(f"{100 * comparison.share_within_3:.1f} % of the points within 3 standard errors: {comparison.verdict}")
+    return 0
+
+
+def _matching_folder(output_dir: str, sweep: str, composed: DictConfig, fixed: Fixed) -> Path:
+    """Return outputs/<sweep>. Raises UserError when a setting given now differs from the one the table was made with."""
+    from hessfig.config.compose import differing_setting
+
+    folder = Path(output_dir) / sweep
+    difference = differing_setting(folder / "manifest.json", composed, set(fixed))
+    if difference:
+        key, made, asked = difference
+        again = f"hessfig run sweep={sweep} {key}={asked}"
+        raise UserError(f"{folder}/table.csv is from another config: {key} was {made}", got=f"{key}={asked}", allowed=f"{key}={made}", remedy=again)
+    return folder
+
+
+def _verify(arguments: list[str]) -> int:
+    from hessfig.theory.arguments import parse
+    from hessfig.theory.verify import run as run_statements
+
+    return run_statements(**parse(arguments))
+
+
+_JOBS: dict[str, Callable[[Any, Fixed], int]] = {
+    "run": _run,
+    "status": _status,
+    "plot": _plot,
+    "slopes": _slopes,
+    "check": _check,
+    "compare": _compare,
+}
