@@ -81,6 +81,13 @@ class Method(StrEnum):
     auto = "auto"
 
 
+class Products(StrEnum):
+    """Whose Hessian-vector products: our linearised network, or curvlinops (reference; any differentiable model)."""
+
+    linearised = "linearised"
+    curvlinops = "curvlinops"
+
+
 class DType(StrEnum):
     """Floating-point type of model and products."""
 
@@ -130,12 +137,12 @@ class GridConfig:
 
 @dataclass
 class EstimatorConfig:
-    """How block norms are found, with how many probes, and the memory (GiB) one chunk of products may take."""
+    """How block norms are found, by whose products, and with how many probes."""
 
     method: Method = Method.hutchinson
+    products: Products = Products.linearised
     num_probes: int = 20
     variance_share: float = 0.1
-    memory_gb: float = 0.75
 
 
 @dataclass

@@ -12,17 +12,19 @@ from hessfig.curvature.hutchinson import Column, chunks
 from hessfig.curvature.norms import Norm
 from hessfig.terms import Matrix, Part
 
+COLUMNS_AT_ONCE = 64
 
-def dense_blocks(column: Column, *, memory: float) -> dict[tuple[Matrix, Part], Float[Tensor, "n dim"]]:
+
+def dense_blocks(column: Column) -> dict[tuple[Matrix, Part], Float[Tensor, "n dim"]]:
     """Return H_o and H_f of every row of `column` by multiplying with the identity, chunk by chunk."""
     identity = torch.eye(column.dim, dtype=column.dtype)
-    pieces = [column.split_matmat(chunk) for chunk in chunks(identity, column.bytes_per_probe, memory)]
+    pieces = [column.split_matmat(chunk) for chunk in chunks(identity, column, COLUMNS_AT_ONCE)]
     return {key: torch.cat([piece[key] for piece in pieces], dim=1) for key in pieces[0]}
 
 
-def dense_norms(column: Column, parts: Sequence[Part], *, memory: float) -> dict[tuple[Matrix, Part], Norm]:
+def dense_norms(column: Column, parts: Sequence[Part]) -> dict[tuple[Matrix, Part], Norm]:
     """Return the exact ||.||_F of every row and part of `column`."""
-    blocks = dense_blocks(column, memory=memory)
+    blocks = dense_blocks(column)
     for row in dict.fromkeys(row for row, _ in blocks):
         blocks[row, Part.H] = blocks[row, Part.H_o] + blocks[row, Part.H_f]
     return {(row, part): Norm(float(block.norm()), 0.0, 0) for (row, part), block in blocks.items() if part in parts}

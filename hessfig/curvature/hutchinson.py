@@ -13,7 +13,8 @@ from hessfig.curvature.norms import Norm, frobenius
 from hessfig.curvature.probes import rademacher
 from hessfig.terms import Matrix, Part
 
-SPLIT = (Part.H_o, Part.H_f)
+PROBES_AT_ONCE = 5
+MEMORY_BOUND = 1 * 2**30
 
 
 class Column(Protocol):
@@ -28,20 +29,22 @@ class Column(Protocol):
 
 
 def hutchinson(
-    column: Column, parts: Sequence[Part], num_probes: int, *, generator: Generator, memory: float
+    column: Column, parts: Sequence[Part], num_probes: int, *, generator: Generator
 ) -> dict[tuple[Matrix, Part], Norm]:
-    """Estimate ||.||_F of every row and part of `column` from `num_probes` shared Rademacher probes.
-
-    `memory` (bytes) bounds what the products of one chunk of probes may hold; the chunks do not change the value.
-    """
+    """Estimate ||.||_F of every row and part of `column` from `num_probes` shared Rademacher probes."""
     probes = rademacher(column.dim, num_probes, generator=generator, dtype=column.dtype)
-    samples = [squared_norms(column, parts, chunk) for chunk in chunks(probes, column.bytes_per_probe, memory)]
+    samples = [squared_norms(column, parts, chunk) for chunk in chunks(probes, column, PROBES_AT_ONCE)]
     return {key: frobenius(torch.cat([sample[key] for sample in samples])) for key in samples[0]}
 
 
-def chunks(probes: Float[Tensor, "dim k"], bytes_per_probe: int, memory: float) -> Iterator[Tensor]:
-    """Split the columns of `probes` so that each chunk's products stay within `memory` bytes (at least one column)."""
-    yield from probes.split(max(1, int(memory / bytes_per_probe)), dim=1)
+def chunks(probes: Float[Tensor, "dim k"], column: Column, at_once: int) -> Iterator[Tensor]:
+    """Split the columns of `probes` into chunks of `at_once`, fewer where their products would exceed MEMORY_BOUND.
+
+    The size of a chunk follows from the problem alone, never from the machine: matrix products of another shape
+    may round differently, and the same settings must give the same bits everywhere. Five probes at once are also
+    the fastest (scripts/bench_norms.py): their tangents still fit the cache.
+    """
+    yield from probes.split(max(1, min(at_once, int(MEMORY_BOUND / column.bytes_per_probe))), dim=1)
 
 
 def squared_norms(
@@ -60,4 +63,5 @@ def _part_of(products: dict[tuple[Matrix, Part], Tensor], row: Matrix, part: Par
 
 
 def _columnwise(products: Float[Tensor, "n k"]) -> Float[Tensor, "k"]:
-    return products.square().sum(dim=0)
+    """Sum over contiguous memory: over strided columns the order of the sum would depend on their number."""
+    return products.T.contiguous().square().sum(dim=1)

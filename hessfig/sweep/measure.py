@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hessfig.config import Config
-from hessfig.curvature.estimate import column_norms
+from hessfig.curvature.estimate import Estimator
 from hessfig.curvature.norms import Norm
 from hessfig.curvature.problem import Problem
 from hessfig.models.build import build_model
@@ -26,8 +26,9 @@ Row = dict[str, Any]
 def measure(cell: Cell) -> list[Row]:
     """Return one row per block and part of `cell`; the number depends on `cell.science` alone."""
     started = time.perf_counter()
-    problem = draw_problem(cell)
-    rows = [row for layer, col, others in columns(cell.config) for row in _column_rows(cell, problem, layer, col, others)]
+    config = cell.config
+    estimator = Estimator(draw_problem(cell), config.model, config.estimator)
+    rows = [row for layer, col, others in columns(config) for row in _column_rows(cell, estimator, layer, col, others)]
     seconds = round(time.perf_counter() - started, 4)
     return [{**row, "seconds": seconds} for row in rows]
 
@@ -40,10 +41,10 @@ def draw_problem(cell: Cell) -> Problem:
     return Problem(network, batch, loss_module(config.task.loss)).to(torch.device(config.device))
 
 
-def _column_rows(cell: Cell, problem: Problem, layer: int, col: Matrix, others: list[Matrix]) -> list[Row]:
+def _column_rows(cell: Cell, estimator: Estimator, layer: int, col: Matrix, others: list[Matrix]) -> list[Row]:
     config = cell.config
     generator = stream(cell.seed, "probes", cell.sigma, layer, col.value)
-    norms = column_norms(problem, layer, col, others, config.parts, config.estimator, generator=generator)
+    norms = estimator.column_norms(layer, col, others, config.parts, generator=generator)
     return [_row(config, Block(layer, row, col), part, norm) for (row, part), norm in norms.items()]
 
 

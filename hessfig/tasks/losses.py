@@ -20,6 +20,12 @@ class CrossEntropy(Module):
         """`target`: (batch, scored) token ids."""
         return F.cross_entropy(logits.flatten(0, 1), target.flatten())
 
+    def hessian_product(self, logits: Tensor, df: Float[Tensor, "batch scored k vocab"]) -> Tensor:
+        """Multiply by d2l/df2 = (diag(p) - p p^T) / (batch * scored) of each position."""
+        p = logits.softmax(-1).unsqueeze(2)
+        weighted = p * df
+        return (weighted - p * weighted.sum(-1, keepdim=True)) / (logits.shape[0] * logits.shape[1])
+
 
 class SquaredError(Module):
     """Sum or mean over everything of (output - target)^2."""
@@ -31,6 +37,10 @@ class SquaredError(Module):
     def forward(self, output: Tensor, target: Tensor) -> Float[Tensor, ""]:
         """`target`: same shape as `output`."""
         return F.mse_loss(output, target, reduction=self.reduction)
+
+    def hessian_product(self, output: Tensor, df: Float[Tensor, "batch scored k d"]) -> Tensor:
+        """Multiply by d2l/df2 = 2 I, over the number of entries for the mean."""
+        return df * (2.0 if self.reduction == "sum" else 2.0 / output.numel())
 
 
 class Linearised(Module):
