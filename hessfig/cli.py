@@ -43,11 +43,17 @@ def _dispatch(arguments: list[str]) -> int:
         return 0
     verb, rest = arguments[0], arguments[1:]
     if verb not in VERBS:
-        raise UserError(f"there is no verb {verb!r}", got=verb, allowed=", ".join(VERBS), remedy=did_you_mean(verb, VERBS))
+        raise UserError(
+            f"there is no verb {verb!r}", got=verb, allowed=", ".join(VERBS), remedy=did_you_mean(verb, VERBS)
+        )
     if "-h" in rest or "--help" in rest:
         print(import_module("hessfig.help").verb_help(verb))
         return 0
-    return import_module("hessfig.completion").run(rest) if verb == "completion" else import_module("hessfig.verbs").run(verb, rest)
+    return (
+        import_module("hessfig.completion").run(rest)
+        if verb == "completion"
+        else import_module("hessfig.verbs").run(verb, rest)
+    )
 
 
 def overview() -> str:

@@ -27,7 +27,9 @@ def run(arguments: list[str]) -> int:
     elif arguments[:1] == ["words"] and len(arguments) in (2, 3):
         print("\n".join(candidates(arguments[1], arguments[2] if len(arguments) == 3 else "")))
     else:
-        raise UserError("completion", got=" ".join(arguments), allowed="bash", remedy='eval "$(hessfig completion bash)"')
+        raise UserError(
+            "completion", got=" ".join(arguments), allowed="bash", remedy='eval "$(hessfig completion bash)"'
+        )
     return 0
 
 

@@ -6,7 +6,13 @@ from hessfig.cli import VERBS
 from hessfig.overrides import choices, keys, values_of
 
 _EXAMPLES = {
-    "run": "hessfig run sweep=sigma seeds=5 workers=2\n  hessfig run sweep=sigma dry_run=true\n  hessfig run -m sweep=sigma,layernorm",
+    "run": "\n  ".join(
+        [
+            "hessfig run sweep=sigma seeds=5 workers=2",
+            "hessfig run sweep=sigma dry_run=true",
+            "hessfig run -m sweep=sigma,layernorm",
+        ]
+    ),
     "plot": "hessfig plot figure=3a",
     "slopes": "hessfig slopes sweep=sigma 'sweep.windows=[[null,1.0]]'",
     "check": "hessfig check sweep=sigma tolerance=0.1",
@@ -27,7 +33,11 @@ _GROUPS = {
 
 def verb_help(verb: str) -> str:
     """Return usage, groups with a line for each choice, and the single settings with their types."""
-    parts = [f"hessfig {verb}: {VERBS[verb]}", f"usage: hessfig {verb} key=value ...", f"example:\n  {_EXAMPLES[verb]}"]
+    parts = [
+        f"hessfig {verb}: {VERBS[verb]}",
+        f"usage: hessfig {verb} key=value ...",
+        f"example:\n  {_EXAMPLES[verb]}",
+    ]
     parts += [_group_help(group) for group in _GROUPS.get(verb, ())]
     if verb == "run":
         parts.append("settings:\n" + "\n".join(f"  {key:<26} {_type(kind)}" for key, kind in keys().items()))

@@ -6,6 +6,7 @@ import dataclasses
 import typing
 from enum import Enum
 from importlib.resources import files
+from itertools import pairwise
 from typing import Any
 
 from hessfig.errors import UserError, did_you_mean
@@ -22,12 +23,20 @@ def check_overrides(arguments: list[str]) -> dict[str, Any]:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import OverrideParseException
 
-    words = [word for word in arguments if not word.startswith("-") and "=" in word or word.startswith(("~", "+"))]
+    words = [
+        word
+        for word in arguments
+        if (not word.startswith("-") and "=" in word) or word.startswith(("~", "+"))
+    ]
     _refuse_strays(arguments, words)
     try:
         parsed = OverridesParser.create().parse_overrides(words)
     except OverrideParseException as error:
-        raise UserError(f"cannot read {error.override!r}", allowed="key=value", remedy="quote values with special characters") from error
+        raise UserError(
+            f"cannot read {error.override!r}",
+            allowed="key=value",
+            remedy="quote values with special characters",
+        ) from error
     for override in parsed:
         _check_one(override.key_or_group, override.value(), override.is_sweep_override())
     return {override.key_or_group: override.value() for override in parsed}
@@ -48,7 +57,11 @@ def keys() -> dict[str, Any]:
 
 
 def _refuse_strays(arguments: list[str], words: list[str]) -> None:
-    values_of_flags = {after for before, after in zip(arguments, arguments[1:], strict=False) if before in ("--cfg", "-c", "--package", "-p")}
+    values_of_flags = {
+        after
+        for before, after in pairwise(arguments)
+        if before in ("--cfg", "-c", "--package", "-p")
+    }
     for word in arguments:
         if not word.startswith("-") and word not in words and word not in values_of_flags:
             raise UserError(f"cannot read {word!r}", allowed="key=value", remedy=_key_hint(word))
@@ -58,7 +71,9 @@ def _check_one(key: str, value: Any, is_sweep: bool) -> None:
     if key in GROUPS:
         _check_choice(key, value, is_sweep)
     elif key not in keys() and not key.startswith(("hydra.", "hydra/", *_OPEN)):
-        raise UserError(f"there is no setting {key!r}", got=key, allowed=_siblings(key), remedy=_key_hint(key))
+        raise UserError(
+            f"there is no setting {key!r}", got=key, allowed=_siblings(key), remedy=_key_hint(key)
+        )
 
 
 def _check_choice(group: str, value: Any, is_sweep: bool) -> None:
@@ -66,17 +81,27 @@ def _check_choice(group: str, value: Any, is_sweep: bool) -> None:
     for choice in value.list if is_sweep and hasattr(value, "list") else [value]:
         if str(choice) not in known:
             remedy = did_you_mean(str(choice), known)
-            raise UserError(f"there is no {group} {str(choice)!r}", got=f"{group}={choice}", allowed=", ".join(known), remedy=remedy)
+            raise UserError(
+                f"there is no {group} {str(choice)!r}",
+                got=f"{group}={choice}",
+                allowed=", ".join(known),
+                remedy=remedy,
+            )
 
 
 def _siblings(key: str) -> str:
     parent = key.rpartition(".")[0]
-    names = [name for name in keys() if name.rpartition(".")[0] == parent] or [*GROUPS, *(k for k in keys() if "." not in k)]
+    names = [name for name in keys() if name.rpartition(".")[0] == parent] or [
+        *GROUPS,
+        *(k for k in keys() if "." not in k),
+    ]
     return ", ".join(names)
 
 
 def _key_hint(key: str) -> str:
-    by_leaf = [name for name in keys() if name.rpartition(".")[2] == key and not did_you_mean(key, _top_level())]
+    by_leaf = [
+        name for name in keys() if name.rpartition(".")[2] == key and not did_you_mean(key, _top_level())
+    ]
     hint = f"did you mean {by_leaf[0]!r}?" if by_leaf else did_you_mean(key, [*keys(), *GROUPS])
     return hint or "`hessfig run --help` lists the settings"
 
@@ -94,9 +119,15 @@ def _fields(schema: type, prefix: str) -> typing.Iterator[tuple[str, Any]]:
 def _about(text: str) -> str:
     import yaml
 
-    comment = next((line[2:] for line in text.splitlines() if line.startswith("# ") and "@package" not in line), "")
+    comment = next(
+        (line[2:] for line in text.splitlines() if line.startswith("# ") and "@package" not in line), ""
+    )
     body = yaml.safe_load(text) or {}
-    return str((body.get("sweep") or {}).get("about") or comment) if isinstance(body.get("sweep"), dict) else comment
+    return (
+        str((body.get("sweep") or {}).get("about") or comment)
+        if isinstance(body.get("sweep"), dict)
+        else comment
+    )
 
 
 def values_of(kind: Any) -> list[str]:

@@ -54,8 +54,8 @@ def _with_hydra(verb: str, arguments: list[str], job: Callable[[DictConfig], Non
 
 
 def _run(composed: DictConfig, fixed: Fixed) -> int:
-    from hessfig.config.compose import variants
     from hessfig.config.checks import check_device
+    from hessfig.config.compose import variants
     from hessfig.sweep import engine, preview
 
     found = variants(composed, set(fixed))
@@ -83,7 +83,9 @@ def _plot(composed: DictConfig, fixed: Fixed) -> int:
     config = to_config(composed)
     figure = config.figure
     if not figure.name:
-        raise UserError("no figure chosen", allowed="figure=NAME", remedy="`hessfig plot --help` lists the figures")
+        raise UserError(
+            "no figure chosen", allowed="figure=NAME", remedy="`hessfig plot --help` lists the figures"
+        )
     windows = sweep_windows(figure.sweep)
     spec = FigureSpec(figure.name, figure.sweep, figure.layout, windows, figure.options)
     for path in draw(spec, Path(config.output_dir)):
@@ -118,7 +120,9 @@ def _fitted(composed: DictConfig, fixed: Fixed) -> Any:
     config = to_config(composed)
     windows = [(low, high) for low, high in config.sweep.windows]
     folder = _matching_folder(config.output_dir, config.sweep.name, composed, fixed)
-    return slopes.run(folder, windows, tolerance=config.tolerance, resamples=config.resamples, seed=config.first_seed)
+    return slopes.run(
+        folder, windows, tolerance=config.tolerance, resamples=config.resamples, seed=config.first_seed
+    )
 
 
 def _compare(composed: DictConfig, fixed: Fixed) -> int:
@@ -127,16 +131,22 @@ def _compare(composed: DictConfig, fixed: Fixed) -> int:
     from hessfig.analysis import compare
 
     if composed.reference is None:
-        raise UserError("reference is missing", allowed="reference=FILE.csv", remedy="name a file or folder of published values")
+        raise UserError(
+            "reference is missing",
+            allowed="reference=FILE.csv",
+            remedy="name a file or folder of published values",
+        )
     folder = _matching_folder(composed.output_dir, composed.sweep.name, composed, fixed)
     comparison = compare.run(folder, Path(composed.reference), Path(composed.output_dir) / "figures")
     Console().print(comparison.rich_table())
-    print(f"{100 * comparison.share_within_3:.1f} % of the points within 3 standard errors: {comparison.verdict}")
+    print(
+        f"{100 * comparison.share_within_3:.1f} % of the points within 3 standard errors: {comparison.verdict}"
+    )
     return 0
 
 
 def _matching_folder(output_dir: str, sweep: str, composed: DictConfig, fixed: Fixed) -> Path:
-    """Return outputs/<sweep>. Raises UserError when a setting given now differs from the one the table was made with."""
+    """Return outputs/<sweep>. Raises UserError when a setting given now is not the one the table was made with."""
     from hessfig.config.compose import differing_setting
 
     folder = Path(output_dir) / sweep
@@ -144,7 +154,12 @@ def _matching_folder(output_dir: str, sweep: str, composed: DictConfig, fixed: F
     if difference:
         key, made, asked = difference
         again = f"hessfig run sweep={sweep} {key}={asked}"
-        raise UserError(f"{folder}/table.csv is from another config: {key} was {made}", got=f"{key}={asked}", allowed=f"{key}={made}", remedy=again)
+        raise UserError(
+            f"{folder}/table.csv is from another config: {key} was {made}",
+            got=f"{key}={asked}",
+            allowed=f"{key}={made}",
+            remedy=again,
+        )
     return folder
 
 

@@ -47,7 +47,9 @@ def _weight_name(name: Any, available: list[Matrix]) -> Matrix:
     if name in list(Matrix) and Matrix(name) in available:
         return Matrix(name)
     known = name in list(Matrix)
-    what = f"blocks: this model has no weight {name}" if known else f"blocks: there is no weight named {name!r}"
+    what = (
+        f"blocks: this model has no weight {name}" if known else f"blocks: there is no weight named {name!r}"
+    )
     raise UserError(what, got=name, allowed=_blocks_allowed(available), remedy=_weight_remedy(name, known))
 
 

@@ -31,7 +31,12 @@ def check_device(device: str) -> None:
     if kind not in ("cpu", "cuda"):
         raise UserError("device", got=device, allowed="cpu, cuda or cuda:N")
     if kind == "cuda" and not import_module("torch").cuda.is_available():
-        raise UserError("device: there is no usable CUDA GPU on this machine", got=device, allowed="cpu", remedy="device=cpu")
+        raise UserError(
+            "device: there is no usable CUDA GPU on this machine",
+            got=device,
+            allowed="cpu",
+            remedy="device=cpu",
+        )
 
 
 def _check_counts(config: Config) -> None:
@@ -54,10 +59,12 @@ def _check_counts(config: Config) -> None:
 
 def _check_grid(grid: GridConfig) -> None:
     if grid.values is not None and not grid.values:
-        raise UserError("grid.values is empty", got="[]", allowed="at least one sigma > 0, e.g. grid.values=[0.1,1]")
+        raise UserError(
+            "grid.values is empty", got="[]", allowed="at least one sigma > 0, e.g. grid.values=[0.1,1]"
+        )
     if grid.values is None and grid.points < 1:
         raise UserError("grid.points: the grid is empty", got=grid.points, allowed="a whole number >= 1")
-    ends = {"grid.values": v for v in grid.values or []} or {"grid.low": grid.low, "grid.high": grid.high}
+    ends = {} if grid.values else {"grid.low": grid.low, "grid.high": grid.high}
     for key, value in [*ends.items(), *(("grid.values", v) for v in grid.values or [])]:
         if not (math.isfinite(value) and value > 0):
             raise UserError(f"{key}: sigma must be positive and finite", got=value, allowed="sigma > 0")
@@ -78,11 +85,19 @@ def _check_model(model: ModelConfig) -> None:
     if model.kind == Kind.self_attention:
         _check_self_attention(model)
     if model.norm == Norm.post and not model.attention_skip:
-        raise UserError("model.norm=post normalises residual sums", got="model.attention_skip=false", allowed="attention_skip=true")
+        raise UserError(
+            "model.norm=post normalises residual sums",
+            got="model.attention_skip=false",
+            allowed="attention_skip=true",
+        )
 
 
 def _check_self_attention(model: ModelConfig) -> None:
-    if (model.d_head or model.d_model) * model.n_heads != model.d_model and model.d_head is not None and model.n_heads > 1:
+    if (
+        (model.d_head or model.d_model) * model.n_heads != model.d_model
+        and model.d_head is not None
+        and model.n_heads > 1
+    ):
         raise UserError(
             "model.d_head * model.n_heads must be model.d_model: kind=self_attention has no output projection",
             got=f"{model.d_head} * {model.n_heads} != {model.d_model}",
@@ -90,7 +105,12 @@ def _check_self_attention(model: ModelConfig) -> None:
             remedy="leave model.d_head out",
         )
     if model.n_layers != 1:
-        raise UserError("model.n_layers: kind=self_attention is one layer", got=model.n_layers, allowed="1", remedy="use model.kind=transformer")
+        raise UserError(
+            "model.n_layers: kind=self_attention is one layer",
+            got=model.n_layers,
+            allowed="1",
+            remedy="use model.kind=transformer",
+        )
 
 
 def _check_estimator(config: Config) -> None:
@@ -103,7 +123,9 @@ def _check_estimator(config: Config) -> None:
             remedy=f"estimator.num_probes={estimator.num_probes + 1}",
         )
     if not 0 < estimator.variance_share < 1:
-        raise UserError("estimator.variance_share", got=estimator.variance_share, allowed="a share between 0 and 1")
+        raise UserError(
+            "estimator.variance_share", got=estimator.variance_share, allowed="a share between 0 and 1"
+        )
 
 
 def _check_task(config: Config) -> None:
@@ -115,4 +137,8 @@ def _check_task(config: Config) -> None:
             allowed="gaussian with self_attention; addition with transformer or linear_mlp",
         )
     if gaussian and config.task.loss == Loss.cross_entropy:
-        raise UserError("task.loss: Gaussian targets need a square loss", got=config.task.loss, allowed="mse, mse_sum_unshifted")
+        raise UserError(
+            "task.loss: Gaussian targets need a square loss",
+            got=config.task.loss,
+            allowed="mse, mse_sum_unshifted",
+        )

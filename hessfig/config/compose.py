@@ -86,7 +86,11 @@ def _value_error(error: BaseException, overrides: list[str]) -> UserError:
     lines = str(error).splitlines()
     key = next((line.split(":", 1)[1].strip() for line in lines if "full_key" in line), "")
     got = next((word for word in overrides if key and word.startswith(f"{key}=")), None)
-    return UserError(f"{key or 'settings'}: {lines[0]}", got=got, remedy="`hessfig run --help` lists the settings and their types")
+    return UserError(
+        f"{key or 'settings'}: {lines[0]}",
+        got=got,
+        remedy="`hessfig run --help` lists the settings and their types",
+    )
 
 
 def _combinations(vary: dict[str, list[Any]]) -> Iterator[dict[str, Any]]:
@@ -104,7 +108,9 @@ def _with(base: DictConfig, choice: dict[str, Any]) -> DictConfig:
         try:
             OmegaConf.update(changed, key, value)
         except OmegaConfBaseException as error:
-            raise UserError(f"sweep.vary: {key} cannot be {value!r}", got=value, allowed=str(error).splitlines()[0]) from error
+            raise UserError(
+                f"sweep.vary: {key} cannot be {value!r}", got=value, allowed=str(error).splitlines()[0]
+            ) from error
     return changed
 
 

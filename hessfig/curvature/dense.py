@@ -27,4 +27,8 @@ def dense_norms(column: Column, parts: Sequence[Part]) -> dict[tuple[Matrix, Par
     blocks = dense_blocks(column)
     for row in dict.fromkeys(row for row, _ in blocks):
         blocks[row, Part.H] = blocks[row, Part.H_o] + blocks[row, Part.H_f]
-    return {(row, part): Norm(float(block.norm()), 0.0, 0) for (row, part), block in blocks.items() if part in parts}
+    return {
+        (row, part): Norm(float(block.norm()), 0.0, 0)
+        for (row, part), block in blocks.items()
+        if part in parts
+    }

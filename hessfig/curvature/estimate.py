@@ -31,7 +31,9 @@ class Estimator:
         settings = self.settings
         if settings.method == Method.xtrace:
             operator = ColumnOperator(self.problem, layer, col, [col])
-            return {(col, part): _xtrace_norm(operator, part, settings.num_probes, generator) for part in parts}
+            return {
+                (col, part): _xtrace_norm(operator, part, settings.num_probes, generator) for part in parts
+            }
         column = self._column(layer, col, rows)
         if settings.method == Method.dense:
             return dense_norms(column, parts)

@@ -20,9 +20,17 @@ MEMORY_BOUND = 1 * 2**30
 class Column(Protocol):
     """Blocks of one column of the Hessian, as operators."""
 
-    dim: int
-    dtype: torch.dtype
-    bytes_per_probe: int
+    @property
+    def dim(self) -> int:
+        """Entries of the column's weight."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the products."""
+
+    @property
+    def bytes_per_probe(self) -> int:
+        """Memory the products of one probe take, counted from above."""
 
     def split_matmat(self, probes: Float[Tensor, "dim k"]) -> dict[tuple[Matrix, Part], Float[Tensor, "n k"]]:
         """Return H_o V and H_f V for every row of the column."""
@@ -49,7 +57,7 @@ def chunks(probes: Float[Tensor, "dim k"], column: Column, at_once: int) -> Iter
 
 def squared_norms(
     column: Column, parts: Sequence[Part], probes: Float[Tensor, "dim k"]
-) -> dict[tuple[Matrix, Part], Float[Tensor, "k"]]:
+) -> dict[tuple[Matrix, Part], Float[Tensor, k]]:
     """Return ||A v_k||^2 for every row and part; H v is H_o v + H_f v."""
     products = column.split_matmat(probes)
     rows = dict.fromkeys(row for row, _ in products)
@@ -62,6 +70,6 @@ def _part_of(products: dict[tuple[Matrix, Part], Tensor], row: Matrix, part: Par
     return products[row, part]
 
 
-def _columnwise(products: Float[Tensor, "n k"]) -> Float[Tensor, "k"]:
+def _columnwise(products: Float[Tensor, "n k"]) -> Float[Tensor, k]:
     """Sum over contiguous memory: over strided columns the order of the sum would depend on their number."""
     return products.T.contiguous().square().sum(dim=1)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from curvlinops import GGNLinearOperator, HessianLinearOperator
-from curvlinops import xtrace
+from curvlinops import GGNLinearOperator, HessianLinearOperator, xtrace
 from curvlinops._torch_base import PyTorchLinearOperator
 from jaxtyping import Float
 from torch import Generator, Tensor, nn
@@ -14,6 +13,8 @@ from torch import Generator, Tensor, nn
 from hessfig.curvature.problem import Problem, Suffix
 from hessfig.tasks.losses import Linearised
 from hessfig.terms import Matrix, Part
+
+COLUMNS_AT_ONCE = 64
 
 
 class ColumnOperator:
@@ -29,7 +30,7 @@ class ColumnOperator:
         self.rows = list(rows)
         self.weights = [problem.weight(layer, matrix) for matrix in self.matrices]
         suffix = problem.suffix(layer, self.matrices)
-        self.bytes_per_probe = suffix.bytes_per_probe
+        self._suffix = suffix
         self._operators = {
             Part.H_o: _operator(GGNLinearOperator, suffix, suffix.loss, self.weights, suffix.targets),
             Part.H_f: _operator(HessianLinearOperator, suffix, Linearised(), self.weights, suffix.gradient),
@@ -39,6 +40,10 @@ class ColumnOperator:
     def dim(self) -> int:
         """Number of columns: entries of `col`."""
         return self.weights[0].numel()
+
+    @property
+    def bytes_per_probe(self) -> int:
+        return self._suffix.bytes_per_probe
 
     @property
     def dtype(self) -> torch.dtype:
@@ -60,7 +65,9 @@ class ColumnOperator:
         return outer + functional if part == Part.H else self._operators[part]
 
 
-def xtrace_squared_frobenius(operator: PyTorchLinearOperator, num_probes: int, *, generator: Generator) -> float:
+def xtrace_squared_frobenius(
+    operator: PyTorchLinearOperator, num_probes: int, *, generator: Generator
+) -> float:
     """Estimate ||A||_F^2 = tr(A A) of a symmetric operator with curvlinops' XTrace and `num_probes` products by A A.
 
     curvlinops draws from torch's global generator; it is seeded from `generator` and restored.
@@ -68,6 +75,14 @@ def xtrace_squared_frobenius(operator: PyTorchLinearOperator, num_probes: int, *
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(torch.randint(2**62, (), generator=generator)))
         return float(xtrace(operator @ operator, num_probes))
+
+
+def whole_hessian(problem: Problem, parameters: list[nn.Parameter]) -> Float[Tensor, "n n"]:
+    """Return the Hessian in `parameters` (flattened, in this order) as a matrix, COLUMNS_AT_ONCE columns a product."""
+    suffix = problem.suffix(1, [Matrix.W_E])
+    operator = _operator(HessianLinearOperator, suffix, problem.loss, parameters, suffix.targets)
+    identity = torch.eye(operator.shape[1], dtype=problem.dtype, device=parameters[0].device)
+    return torch.cat([operator @ columns for columns in identity.split(COLUMNS_AT_ONCE, dim=1)], dim=1)
 
 
 def _operator(

@@ -67,7 +67,7 @@ class Suffix(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the outputs at the scored positions."""
         hidden, depth = (self.network.hidden(inputs, 0), 0) if self.depth is None else (inputs, self.depth)  # type: ignore[operator]
-        return self.network.from_hidden(hidden, depth, self.scored)  # type: ignore[operator, no-any-return]
+        return self.network.from_hidden(hidden, depth, self.scored)  # type: ignore[operator]
 
 
 def _entries_per_position(module: nn.Module) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -16,9 +18,13 @@ class LinearMLP(nn.Module):
         super().__init__()
         self.tok_embed = nn.Embedding(vocabulary, model.d_model)
         widths = [model.d_model] * model.n_layers + [vocabulary]
-        self.layers = nn.ModuleList(nn.Linear(a, b, bias=False) for a, b in zip(widths, widths[1:], strict=False))
+        self.layers = nn.ModuleList(
+            nn.Linear(a, b, bias=False) for a, b in pairwise(widths)
+        )
 
-    def hidden(self, tokens: Int[Tensor, "batch length"], depth: int) -> Float[Tensor, "batch length d_model"]:
+    def hidden(
+        self, tokens: Int[Tensor, "batch length"], depth: int
+    ) -> Float[Tensor, "batch length d_model"]:
         """Return the activations after `depth` layers (0: the embeddings)."""
         hidden = self.tok_embed(tokens)
         for layer in self.layers[:depth]:

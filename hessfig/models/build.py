@@ -60,6 +60,9 @@ def _draw_for(model: ModelConfig, sigma: float, seed: int) -> Callable[[str, tor
         if model.kind == Kind.linear_mlp:
             bound = shape[1] ** -0.5
             return (2 * torch.rand(shape, dtype=torch.float64, generator=generator) - 1) * bound
-        return torch.randn(shape, dtype=torch.float64, generator=generator) * (WEIGHT_VARIANCE / model.d_model) ** 0.5
+        return (
+            torch.randn(shape, dtype=torch.float64, generator=generator)
+            * (WEIGHT_VARIANCE / model.d_model) ** 0.5
+        )
 
     return draw

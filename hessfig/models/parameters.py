@@ -31,5 +31,5 @@ def parameter_name(model: nn.Module, layer: int, matrix: Matrix) -> str:
 
 
 def weight(model: nn.Module, layer: int, matrix: Matrix) -> nn.Parameter:
-    """Return the parameter that holds `matrix` of `layer`; its shape is (outputs, inputs), embeddings (rows, d_model)."""
+    """Return the parameter that holds `matrix` of `layer`: (outputs, inputs), or (rows, d_model) for embeddings."""
     return model.get_parameter(parameter_name(model, layer, matrix))

@@ -13,7 +13,11 @@ from transformer_lens.model_bridge.sources.native import NativeBlock, NativeMode
 from hessfig.config import MLP, ModelConfig, Norm, with_defaults
 from hessfig.models.attention import SelfAttention
 
-_ACTIVATIONS: dict[MLP, Callable[[Tensor], Tensor]] = {MLP.relu: F.relu, MLP.gelu: F.gelu, MLP.linear: lambda x: x}
+_ACTIVATIONS: dict[MLP, Callable[[Tensor], Tensor]] = {
+    MLP.relu: F.relu,
+    MLP.gelu: F.gelu,
+    MLP.linear: lambda x: x,
+}
 
 
 class Layer(NativeBlock):
@@ -64,7 +68,9 @@ class Transformer(NativeModel):
         """Return the logits at every position."""
         return self.head(self.ln_out(self.hidden(tokens, len(self.layers))))
 
-    def hidden(self, tokens: Int[Tensor, "batch length"], depth: int) -> Float[Tensor, "batch length d_model"]:
+    def hidden(
+        self, tokens: Int[Tensor, "batch length"], depth: int
+    ) -> Float[Tensor, "batch length d_model"]:
         """Return the residual stream after `depth` layers (0: the embeddings)."""
         hidden = self.tok_embed(tokens) + self.pos.weight[: tokens.shape[1]]
         for layer in self.layers[:depth]:
@@ -99,4 +105,3 @@ def native_config(model: ModelConfig, *, vocabulary: int, length: int) -> Transf
         attn_only=model.mlp == MLP.none,
         normalization_type=None if model.norm == Norm.none else "LN",
     )
-

@@ -11,7 +11,7 @@ from hessfig.config import Config
 from hessfig.errors import UserError
 from hessfig.sweep.manifest import now, write_manifest
 from hessfig.sweep.plan import Cell, plan
-from hessfig.sweep.pool import Pool
+from hessfig.sweep.pool import Pool, is_finished
 from hessfig.sweep.progress import Reporter
 from hessfig.sweep.store import CellStore, CorruptCell, unwritable
 from hessfig.sweep.table import write_table
@@ -43,7 +43,13 @@ def run_sweep(variants: Variants) -> Summary:
     with Reporter(variants[0][1].sweep.name, len(cells), len(cells) - len(todo)) as reporter:
         _measure(todo, store, worker_count(variants[0][1], len(todo)), reporter)
     table_hash = write_table(folder / "table.csv", cells, store)
-    run = {"start": start, "end": now(), "seconds": round(reporter.seconds, 2), "cells": reporter.counts, "table_sha256": table_hash}
+    run = {
+        "start": start,
+        "end": now(),
+        "seconds": round(reporter.seconds, 2),
+        "cells": reporter.counts,
+        "table_sha256": table_hash,
+    }
     write_manifest(folder / "manifest.json", variants, run)
     return Summary(**reporter.counts, seconds=reporter.seconds, table=folder / "table.csv")
 
@@ -60,7 +66,7 @@ def unfinished(cells: list[Cell], store: CellStore) -> list[Cell]:
 
 def _is_sound(cell: Cell, store: CellStore) -> bool:
     try:
-        return store.read(cell.key) is not None
+        return is_finished(cell, store)
     except CorruptCell as error:
         print(f"warning: {error}; it counts as not measured", file=sys.stderr)
         return False

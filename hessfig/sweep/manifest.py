@@ -30,7 +30,10 @@ def write_manifest(path: Path, variants: list[tuple[str, Config]], run: dict[str
         "sweep": config.sweep.name,
         "config": settings,
         "config_hash": digest([settings, [science(varied) for _, varied in variants]]),
-        "variants": [{"variant": name, "config": digest(science(varied))[:12], **_axes(varied)} for name, varied in variants],
+        "variants": [
+            {"variant": name, "config": digest(science(varied))[:12], **_axes(varied)}
+            for name, varied in variants
+        ],
         **_provenance(config),
         **run,
     }
@@ -75,7 +78,9 @@ def _git(*arguments: str) -> str | None:
     if not (root / ".git").exists():
         return None
     try:
-        done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            ["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True
+        )
     except (OSError, subprocess.CalledProcessError):
         return None
     return done.stdout.strip()

@@ -12,6 +12,7 @@ from hessfig.config import Config
 from hessfig.curvature.estimate import Estimator
 from hessfig.curvature.norms import Norm
 from hessfig.curvature.problem import Problem
+from hessfig.curvature.whole import dense_hessian
 from hessfig.models.build import build_model
 from hessfig.models.structure import is_structural_zero
 from hessfig.rng import stream
@@ -28,20 +29,34 @@ def measure(cell: Cell) -> list[Row]:
     started = time.perf_counter()
     config = cell.config
     estimator = Estimator(draw_problem(cell), config.model, config.estimator)
-    rows = [row for layer, col, others in columns(config) for row in _column_rows(cell, estimator, layer, col, others)]
+    rows = [
+        row
+        for layer, col, others in columns(config)
+        for row in _column_rows(cell, estimator, layer, col, others)
+    ]
     seconds = round(time.perf_counter() - started, 4)
     return [{**row, "seconds": seconds} for row in rows]
+
+
+def dense(cell: Cell) -> dict[str, Any]:
+    """Return the whole Hessian of a `sweep.keep_dense` cell as arrays: hessian (float32), names, sizes."""
+    whole = dense_hessian(draw_problem(cell))
+    return {"hessian": whole.matrix.cpu().float().numpy(), "names": whole.names, "sizes": whole.sizes}
 
 
 def draw_problem(cell: Cell) -> Problem:
     """Draw the batch (from the task's seed) and the network (from the cell's seed and sigma)."""
     config = cell.config
     batch = draw_batch(config.task, width=config.model.d_model, dtype=config.dtype)
-    network = build_model(config.model, sigma=cell.sigma, seed=cell.seed, length=batch.length, dtype=config.dtype)
+    network = build_model(
+        config.model, sigma=cell.sigma, seed=cell.seed, length=batch.length, dtype=config.dtype
+    )
     return Problem(network, batch, loss_module(config.task.loss)).to(torch.device(config.device))
 
 
-def _column_rows(cell: Cell, estimator: Estimator, layer: int, col: Matrix, others: list[Matrix]) -> list[Row]:
+def _column_rows(
+    cell: Cell, estimator: Estimator, layer: int, col: Matrix, others: list[Matrix]
+) -> list[Row]:
     config = cell.config
     generator = stream(cell.seed, "probes", cell.sigma, layer, col.value)
     norms = estimator.column_norms(layer, col, others, config.parts, generator=generator)
@@ -68,5 +83,7 @@ def _status(config: Config, block: Block, part: Part, norm: Norm) -> str:
     if not is_structural_zero(config.model, block, part):
         return "ok"
     if norm.frob != 0.0:
-        raise ArithmeticError(f"{part} of block {block} must vanish by the network's structure but is {norm.frob!r}")
+        raise ArithmeticError(
+            f"{part} of block {block} must vanish by the network's structure but is {norm.frob!r}"
+        )
     return "structural_zero"

@@ -1,4 +1,4 @@
-"""From a configuration to cells: everything that shares a network and a sigma, with a key of what changes the number."""
+"""From a configuration to cells: what shares a network and a sigma, keyed by what changes its numbers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,10 @@ def plan(variants: list[tuple[str, Config]]) -> list[Cell]:
     config = variants[0][1]
     seeds = range(config.first_seed, config.first_seed + config.seeds)
     return [
-        Cell(variant, varied, sigma, seed) for seed in seeds for variant, varied in variants for sigma in sigma_values(varied.grid)
+        Cell(variant, varied, sigma, seed)
+        for seed in seeds
+        for variant, varied in variants
+        for sigma in sigma_values(varied.grid)
     ]
 
 
@@ -88,6 +91,6 @@ def blocks(config: Config) -> list[Block]:
     pairs = weight_pairs(config.blocks, config.model)
     layers = range(1, config.model.n_layers + 1)
     without = [Block(0, row, col) for row, col in pairs if not (row.has_layer or col.has_layer)]
-    return without + [Block(layer, row, col) for layer in layers for row, col in pairs if row.has_layer or col.has_layer]
-
-
+    return without + [
+        Block(layer, row, col) for layer in layers for row, col in pairs if row.has_layer or col.has_layer
+    ]

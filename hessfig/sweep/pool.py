@@ -10,13 +10,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Literal
 
 from hessfig.errors import UserError
 from hessfig.sweep.plan import Cell
-from hessfig.sweep.store import CellStore
+from hessfig.sweep.store import CellStore, CorruptCell, write_arrays
 
-THREADS = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+THREADS = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 _PRELOAD = ["hessfig.sweep.worker"]
 
 
@@ -105,12 +106,20 @@ def serve(pipe: Connection, store: CellStore) -> None:
             return
 
 
+def is_finished(cell: Cell, store: CellStore) -> bool:
+    """Whether everything the cell leaves behind is there and sound. Raises CorruptCell for a file that is not."""
+    has_dense = not cell.config.sweep.keep_dense or store.dense_path(str(cell)).exists()
+    return store.read(cell.key) is not None and has_dense
+
+
 def _outcome(cell: Cell, store: CellStore) -> tuple[str, str]:
-    from hessfig.sweep.worker import measure
+    from hessfig.sweep.worker import dense, measure
 
     try:
-        if store.has(cell.key):
+        if _is_sound(cell, store):
             return "reused", ""
+        if cell.config.sweep.keep_dense:
+            write_arrays(store.dense_path(str(cell)), dense(cell))
         store.write(cell.key, cell.science, measure(cell))
         return "measured", ""
     except UserError as error:
@@ -119,9 +128,18 @@ def _outcome(cell: Cell, store: CellStore) -> tuple[str, str]:
         return "failed", _brief(error)
 
 
+def _is_sound(cell: Cell, store: CellStore) -> bool:
+    try:
+        return is_finished(cell, store)
+    except CorruptCell:
+        return False
+
+
 def _brief(error: Exception) -> str:
     where = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {error} ({where.name}, {os.path.basename(where.filename)}:{where.lineno})"
+    return (
+        f"{type(error).__name__}: {error} ({where.name}, {Path(where.filename).name}:{where.lineno})"
+    )
 
 
 def _exit_reason(code: int | None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hessfig.config import Config, Method, sigma_values
-from hessfig.config.blocks import weight_size
+from hessfig.config.blocks import weight_pairs, weight_size
 from hessfig.sweep.engine import Summary, Variants, sweep_folder, unfinished, worker_count
 from hessfig.sweep.plan import Cell, columns, plan
 from hessfig.sweep.store import CellStore
@@ -16,8 +16,12 @@ def describe(variants: Variants) -> str:
     config, cells = variants[0][1], plan(variants)
     store = CellStore(sweep_folder(config) / "cells")
     todo = unfinished(cells, store)
-    lines = [f"sweep {config.sweep.name}: {config.sweep.about}", *(_variant_line(name, varied) for name, varied in variants)]
-    lines.append(f"cells: {len(cells)} = {config.seeds} seeds x sigmas x variants; {len(cells) - len(todo)} done, {len(todo)} to do")
+    lines = [
+        f"sweep {config.sweep.name}: {config.sweep.about}",
+        *(_variant_line(name, varied) for name, varied in variants),
+    ]
+    counts = f"{len(cells) - len(todo)} done, {len(todo)} to do"
+    lines.append(f"cells: {len(cells)} (seeds x sigmas x variants): {counts}")
     lines.append(_time_line(cells, todo, store))
     return "\n".join(lines)
 
@@ -29,23 +33,37 @@ def summarise(summary: Summary) -> str:
 
 
 def _variant_line(name: str, config: Config) -> str:
-    sigmas = sigma_values(config.grid)
-    blocks = ", ".join(f"({row},{col}) layer {layer}" for layer, col, rows in columns(config) for row in rows)
-    estimator = f"{config.estimator.method}, {config.estimator.num_probes} probes" if _has_probes(config) else config.estimator.method
+    sigmas, pairs = sigma_values(config.grid), weight_pairs(config.blocks, config.model)
+    blocks = (
+        ", ".join(row if row == col else f"({row},{col})" for row, col in pairs)
+        if len(pairs) <= 6
+        else f"{len(pairs)} pairs"
+    )
+    estimator = (
+        f"{config.estimator.method}, {config.estimator.num_probes} probes"
+        if _has_probes(config)
+        else config.estimator.method
+    )
     label = f"{name}, " if name else ""
-    return f"  {label}n_layers={config.model.n_layers}: {len(sigmas)} sigmas {sigmas[0]:g}..{sigmas[-1]:g}, {estimator}, {config.dtype}: {blocks}"
+    span = f"{len(sigmas)} sigmas {sigmas[0]:g}..{sigmas[-1]:g}"
+    return f"  {label}n_layers={config.model.n_layers}: {span}; {blocks} of every layer; {estimator}, {config.dtype}"
 
 
 def _time_line(cells: list[Cell], todo: list[Cell], store: CellStore) -> str:
     if not todo:
         return "nothing to do"
     todo_keys = {cell.key for cell in todo}
-    done = [rows[0]["seconds"] for cell in cells if cell.key not in todo_keys and (rows := store.read(cell.key))]
+    done = [
+        rows[0]["seconds"] for cell in cells if cell.key not in todo_keys and (rows := store.read(cell.key))
+    ]
     workers = worker_count(todo[0].config, len(todo))
     if done:
         total, basis = sum(done) / len(done) * len(todo), "from the cells done"
     else:
-        total, basis = sum(map(_operations, todo)) / ASSUMED_FLOPS, f"a guess: {ASSUMED_FLOPS / 1e9:g} GFLOP/s a core"
+        total, basis = (
+            sum(map(_operations, todo)) / ASSUMED_FLOPS,
+            f"a guess: {ASSUMED_FLOPS / 1e9:g} GFLOP/s a core",
+        )
     return f"time: about {_duration(total / workers)} with {workers} workers ({basis})"
 
 

@@ -28,12 +28,9 @@ class CellStore:
     def path(self, key: str) -> Path:
         return self.folder / key[:2] / f"{key}.json"
 
-    def has(self, key: str) -> bool:
-        """Whether a sound result is there."""
-        try:
-            return self.read(key) is not None
-        except CorruptCell:
-            return False
+    def dense_path(self, label: str) -> Path:
+        """Where the dense blocks of the cell called `label` are: an .npz of plain arrays beside the table."""
+        return self.folder.parent / "dense" / f"{label.replace(', ', '_')}.npz"
 
     def write(self, key: str, science: dict[str, Any], rows: list[dict[str, Any]]) -> None:
         """Store a finished cell; readers see all of it or nothing."""
@@ -65,7 +62,7 @@ def _verified(text: str, key: str, path: Path) -> list[dict[str, Any]]:
         raise CorruptCell(f"{path}: truncated or not a cell ({error})") from error
     if not sound:
         raise CorruptCell(f"{path}: its checksum or key does not match its content")
-    return cell["rows"]  # type: ignore[no-any-return]
+    return cell["rows"]
 
 
 def _checksum(payload: dict[str, Any]) -> str:
@@ -82,12 +79,12 @@ def replacing(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with open(descriptor, mode, newline="" if "b" not in mode else None) as handle:
+        with os.fdopen(descriptor, mode, newline="" if "b" not in mode else None) as handle:
             yield handle
             handle.flush()
             os.fsync(handle.fileno())
         Path(temporary).chmod(0o644)
-        os.replace(temporary, path)
+        Path(temporary).replace(path)
     except OSError as error:
         raise unwritable(path, error) from error
     finally:
@@ -95,9 +92,19 @@ def replacing(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
             Path(temporary).unlink(missing_ok=True)
 
 
+def write_arrays(path: Path, arrays: dict[str, Any]) -> None:
+    """Write an .npz of plain arrays (readable with allow_pickle=False)."""
+    import numpy
+
+    with replacing(path, "wb") as handle:
+        numpy.savez_compressed(handle, **arrays)
+
+
 def unwritable(path: Path, error: OSError) -> UserError:
     """Return the error to show when `path` cannot be written."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     what = "the disk is full" if full else f"cannot write ({error.strerror})"
-    remedy = "free some space and rerun: finished cells are kept" if full else "choose another output_dir=FOLDER"
+    remedy = (
+        "free some space and rerun: finished cells are kept" if full else "choose another output_dir=FOLDER"
+    )
     return UserError(f"{what}: {path}", allowed="a writable folder with space", remedy=remedy)

@@ -11,9 +11,25 @@ from typing import Any
 from hessfig.sweep.plan import Cell, digest, science
 from hessfig.sweep.store import CellStore, CorruptCell, replacing
 
-COLUMNS = (
-    "sweep variant num_layers layer row col part sigma seed frob frob_sem num_probes estimator dtype status seconds config"
-).split()
+COLUMNS = [
+    "sweep",
+    "variant",
+    "num_layers",
+    "layer",
+    "row",
+    "col",
+    "part",
+    "sigma",
+    "seed",
+    "frob",
+    "frob_sem",
+    "num_probes",
+    "estimator",
+    "dtype",
+    "status",
+    "seconds",
+    "config",
+]
 
 
 def write_table(path: Path, cells: list[Cell], store: CellStore) -> str:

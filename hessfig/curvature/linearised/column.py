@@ -31,9 +31,11 @@ class LinearisedNetwork:
         """Return the blocks (row, col) of `layer`."""
         return LinearisedColumn(self, layer, col, rows)
 
-    def output_hessian(self, df: Float[Tensor, "batch scored k vocab"]) -> Float[Tensor, "batch scored k vocab"]:
+    def output_hessian(
+        self, df: Float[Tensor, "batch scored k vocab"]
+    ) -> Float[Tensor, "batch scored k vocab"]:
         """Multiply by d2l/df2, which couples the outputs of one position only."""
-        return self.problem.loss.hessian_product(self.tape.output, df)  # type: ignore[operator, no-any-return]
+        return self.problem.loss.hessian_product(self.tape.output, df)  # type: ignore[operator]
 
 
 class LinearisedColumn:
@@ -63,7 +65,11 @@ class LinearisedColumn:
         functional = tape.pull_back(None, tangents, rows)
         tape.release([self.col])
         products = {Part.H_o: outer, Part.H_f: functional}
-        return {(row, part): self._flat(found[at], at, len(dw)) for row, at in self.rows.items() for part, found in products.items()}
+        return {
+            (row, part): self._flat(found[at], at, len(dw))
+            for row, at in self.rows.items()
+            for part, found in products.items()
+        }
 
     def _flat(self, product: Probes | None, row: Weight, k: int) -> Float[Tensor, "n k"]:
         filled = zeros_like_weight(self.network.tape.holders[row].weight, k) if product is None else product

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -41,7 +43,7 @@ class _Builder:
         tape, tokens = self.tape, self.batch.inputs
         tape.add(Lookup("tokens", tokens, network.tok_embed.weight), (0, Matrix.W_E))
         positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
-        tape.add(Lookup("positions", positions, network.pos.weight), (0, Matrix.W_pos))  # type: ignore[union-attr]
+        tape.add(Lookup("positions", positions, network.pos.weight), (0, Matrix.W_pos))
         hidden = self._sum("tokens", "positions", "hidden0")
         for index, layer in enumerate(network.layers, start=1):
             queries = self.batch.scored if index == len(network.layers) else _QUERIES
@@ -76,18 +78,28 @@ class _Builder:
         return residual if self.model.mlp == MLP.none else self._feed_forward(layer, index, residual)
 
     def _attention(
-        self, attention: nn.Module, index: int, x: str, queries: slice, *, scale: float, allowed: Tensor
+        self, attention: Any, index: int, x: str, queries: slice, *, scale: float, allowed: Tensor
     ) -> str:
         single, heads = self.model.query_key == QueryKey.single, self.model.n_heads
-        query = self._linear(self._select(x, queries), f"q{index}", attention.q, (index, Matrix.W_QK if single else Matrix.W_Q))  # type: ignore[arg-type]
+        query = self._linear(
+            self._select(x, queries), f"q{index}", attention.q, (index, Matrix.W_QK if single else Matrix.W_Q)
+        )
         if single:
             key = self.tape.add(Repeat((x,), f"k{index}", self.tape.values[x], heads))
         else:
-            key = self._linear(x, f"k{index}", attention.k, (index, Matrix.W_K))  # type: ignore[arg-type]
-        value = self._linear(x, f"v{index}", attention.v, (index, Matrix.W_V))  # type: ignore[arg-type]
+            key = self._linear(x, f"k{index}", attention.k, (index, Matrix.W_K))
+        value = self._linear(x, f"v{index}", attention.v, (index, Matrix.W_V))
         values = [self.tape.values[name] for name in (query, key, value)]
         is_linear = bool(attention.is_linear)
-        step = Mixing((query, key, value), f"m{index}", values, heads=heads, scale=scale, is_linear=is_linear, allowed=allowed)
+        step = Mixing(
+            (query, key, value),
+            f"m{index}",
+            values,
+            heads=heads,
+            scale=scale,
+            is_linear=is_linear,
+            allowed=allowed,
+        )
         return self.tape.add(step)
 
     def _feed_forward(self, layer: Layer, index: int, residual: str) -> str:
@@ -113,4 +125,8 @@ class _Builder:
         if positions == _QUERIES:
             return x
         name = f"{x}@{positions.start}:{positions.stop}"
-        return name if name in self.tape.values else self.tape.add(Select((x,), name, self.tape.values[x], positions))
+        return (
+            name
+            if name in self.tape.values
+            else self.tape.add(Select((x,), name, self.tape.values[x], positions))
+        )

@@ -22,12 +22,14 @@ class Node(Protocol):
     inputs: tuple[str, ...]
     output: str
     value: Tensor
-    cotangent: Tensor
+    cotangent: Tensor | None
 
     def push(self, dxs: Sequence[Tangent]) -> Tangent:
         """Return the tangent of the output."""
 
-    def pull_back(self, dy_bar: Tangent, dxs: Sequence[Tangent] | None, needed: Sequence[bool]) -> list[Tangent]:
+    def pull_back(
+        self, dy_bar: Tangent, dxs: Sequence[Tangent] | None, needed: Sequence[bool]
+    ) -> list[Tangent]:
         """Return the tangents of the inputs' cotangents (None where not `needed`)."""
 
 

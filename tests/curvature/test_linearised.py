@@ -1,0 +1,119 @@
+"""The linearised network agrees with curvlinops to rounding, for every block of random architectures."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hessfig.config import (
+    MLP,
+    Attention,
+    Data,
+    DType,
+    Kind,
+    Loss,
+    ModelConfig,
+    Norm,
+    QueryKey,
+    TaskConfig,
+)
+from hessfig.config.blocks import matrices_of
+from hessfig.curvature.dense import dense_blocks
+from hessfig.curvature.linearised.column import LinearisedNetwork
+from hessfig.curvature.operators import ColumnOperator
+from hessfig.curvature.problem import Problem
+from hessfig.models.build import build_model
+from hessfig.models.structure import is_structural_zero
+from hessfig.tasks.batch import draw_batch
+from hessfig.tasks.losses import loss_module
+from hessfig.terms import Block, Part
+
+SMALL = TaskConfig(digits=1, batch_size=2)
+
+transformers = st.builds(
+    ModelConfig,
+    n_layers=st.integers(1, 2),
+    n_heads=st.integers(1, 2),
+    d_model=st.just(4),
+    d_head=st.integers(2, 3),
+    d_mlp=st.just(5),
+    attention=st.sampled_from(Attention),
+    attention_skip=st.just(True),
+    norm=st.sampled_from(Norm),
+    mlp=st.sampled_from(MLP),
+    query_key=st.sampled_from(QueryKey),
+    temperature=st.sampled_from([1.0, 1.7]),
+)
+
+
+def problem_of(model: ModelConfig, task: TaskConfig, seed: int = 1234) -> Problem:
+    length = 3 * task.digits + 3
+    network = build_model(model, sigma=0.7, seed=seed, length=length, dtype=DType.float64)
+    return Problem(
+        network, draw_batch(task, width=model.d_model, dtype=DType.float64), loss_module(task.loss)
+    )
+
+
+def assert_same_columns(model: ModelConfig, task: TaskConfig) -> None:
+    problem, weights = problem_of(model, task), matrices_of(model)
+    tape = LinearisedNetwork(problem, model)
+    for layer in range(1, model.n_layers + 1):
+        for col in weights:
+            oracle = dense_blocks(ColumnOperator(problem, layer, col, weights))
+            found = dense_blocks(tape.column(layer, col, weights))
+            for key, block in oracle.items():
+                scale = max(block.abs().max().item(), 1e-8)
+                assert (found[key] - block).abs().max().item() <= 1e-12 * scale, (layer, key, col)
+
+
+@settings(max_examples=8, derandomize=True, deadline=None)
+@given(transformers, st.sampled_from(Loss))
+def test_transformers_agree_with_curvlinops(model: ModelConfig, loss: Loss) -> None:
+    assert_same_columns(model, TaskConfig(digits=1, batch_size=2, loss=loss))
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_chained_linear_attention_agrees(depth: int) -> None:
+    model = ModelConfig(
+        n_layers=depth, d_model=4, attention=Attention.linear, attention_skip=False, mlp=MLP.none
+    )
+    assert_same_columns(model, TaskConfig(digits=1, batch_size=2, loss=Loss.mse_sum_unshifted))
+
+
+def test_linear_mlp_agrees() -> None:
+    assert_same_columns(ModelConfig(kind=Kind.linear_mlp, n_layers=3, d_model=4), SMALL)
+
+
+@pytest.mark.parametrize("query_key", list(QueryKey))
+@pytest.mark.parametrize("attention", list(Attention))
+def test_bare_attention_agrees(attention: Attention, query_key: QueryKey) -> None:
+    model = ModelConfig(kind=Kind.self_attention, d_model=4, attention=attention, query_key=query_key)
+    assert_same_columns(model, TaskConfig(data=Data.gaussian, digits=1, batch_size=2, loss=Loss.mse))
+
+
+@settings(max_examples=12, derandomize=True, deadline=None)
+@given(transformers)
+def test_structural_zeros_are_exact_and_complete(model: ModelConfig) -> None:
+    tape = LinearisedNetwork(problem_of(model, SMALL), model)
+    for layer in range(1, model.n_layers + 1):
+        for weight in matrices_of(model):
+            functional = dense_blocks(tape.column(layer, weight, [weight]))[weight, Part.H_f]
+            at = layer if weight.has_layer else 0
+            assert is_structural_zero(model, Block(at, weight, weight), Part.H_f) == (not functional.any()), (
+                layer,
+                weight,
+            )
+
+
+def test_float32_products_are_close_to_float64() -> None:
+    model, weight = ModelConfig(n_layers=2, d_model=8, norm=Norm.pre), matrices_of(ModelConfig())[2]
+    norms = {}
+    for dtype in DType:
+        network = build_model(model, sigma=0.7, seed=5, length=6, dtype=dtype)
+        problem = Problem(network, draw_batch(SMALL, width=8, dtype=dtype), loss_module(SMALL.loss))
+        norms[dtype] = dense_blocks(LinearisedNetwork(problem, model).column(1, weight, [weight]))[
+            weight, Part.H_f
+        ].norm()
+    assert torch.isclose(norms[DType.float32].double(), norms[DType.float64], rtol=1e-4)
