@@ -18,7 +18,7 @@ def check(config: Config) -> None:
     _check_model(config.model)
     _check_estimator(config)
     _check_task(config)
-    weight_pairs(config.blocks, config.model)
+    _check_diagonal(config)
     if not config.parts:
         raise UserError("parts is empty", got=config.parts, allowed="a list of H, H_o, H_f")
     if config.workers != "auto" and (not isinstance(config.workers, int) or config.workers < 1):
@@ -122,10 +122,34 @@ def _check_estimator(config: Config) -> None:
             allowed="an even number >= 2",
             remedy=f"estimator.num_probes={estimator.num_probes + 1}",
         )
+    if estimator.method in (Method.deflated, Method.auto):
+        _check_deflated(config)
     if not 0 < estimator.variance_share < 1:
         raise UserError(
             "estimator.variance_share", got=estimator.variance_share, allowed="a share between 0 and 1"
         )
+
+
+def _check_deflated(config: Config) -> None:
+    count = config.estimator.num_probes
+    if count < 9 or count % 3:
+        raise UserError(
+            f"estimator.num_probes: {config.estimator.method} splits its products into three equal parts",
+            got=count,
+            allowed="a multiple of 3, at least 9",
+            remedy=f"estimator.num_probes={max(9, 3 * math.ceil(count / 3))}",
+        )
+
+
+def _check_diagonal(config: Config) -> None:
+    for row, col in weight_pairs(config.blocks, config.model):
+        if row != col and config.estimator.method in (Method.xtrace, Method.deflated):
+            raise UserError(
+                f"estimator={config.estimator.method} needs symmetric blocks",
+                got=f"blocks with ({row}, {col})",
+                allowed="diagonal blocks",
+                remedy="estimator=hutchinson or estimator=dense for pairs",
+            )
 
 
 def _check_task(config: Config) -> None:

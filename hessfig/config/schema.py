@@ -75,6 +75,7 @@ class Method(StrEnum):
     """How a block norm is found."""
 
     hutchinson = "hutchinson"
+    deflated = "deflated"
     xtrace = "xtrace"
     dense = "dense"
     exact = "exact"

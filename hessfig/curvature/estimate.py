@@ -9,6 +9,7 @@ import torch
 from torch import Generator
 
 from hessfig.config import EstimatorConfig, Method, ModelConfig, Products
+from hessfig.curvature.deflated import deflated
 from hessfig.curvature.dense import dense_norms
 from hessfig.curvature.hutchinson import Column, hutchinson
 from hessfig.curvature.linearised.column import LinearisedNetwork
@@ -37,6 +38,8 @@ class Estimator:
         column = self._column(layer, col, rows)
         if settings.method == Method.dense:
             return dense_norms(column, parts)
+        if settings.method == Method.deflated:
+            return deflated(column, col, parts, settings.num_probes, generator=generator)
         return hutchinson(column, parts, settings.num_probes, generator=generator)
 
     def _column(self, layer: int, col: Matrix, rows: Sequence[Matrix]) -> Column:

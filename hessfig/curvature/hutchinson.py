@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -17,6 +17,7 @@ PROBES_AT_ONCE = 5
 MEMORY_BOUND = 1 * 2**30
 
 
+@runtime_checkable
 class Column(Protocol):
     """Blocks of one column of the Hessian, as operators."""
 
@@ -57,7 +58,7 @@ def chunks(probes: Float[Tensor, "dim k"], column: Column, at_once: int) -> Iter
 
 def squared_norms(
     column: Column, parts: Sequence[Part], probes: Float[Tensor, "dim k"]
-) -> dict[tuple[Matrix, Part], Float[Tensor, k]]:
+) -> dict[tuple[Matrix, Part], Float[Tensor, " k"]]:
     """Return ||A v_k||^2 for every row and part; H v is H_o v + H_f v."""
     products = column.split_matmat(probes)
     rows = dict.fromkeys(row for row, _ in products)
@@ -70,6 +71,6 @@ def _part_of(products: dict[tuple[Matrix, Part], Tensor], row: Matrix, part: Par
     return products[row, part]
 
 
-def _columnwise(products: Float[Tensor, "n k"]) -> Float[Tensor, k]:
+def _columnwise(products: Float[Tensor, "n k"]) -> Float[Tensor, " k"]:
     """Sum over contiguous memory: over strided columns the order of the sum would depend on their number."""
     return products.T.contiguous().square().sum(dim=1)

@@ -17,7 +17,7 @@ class Norm:
     num_probes: int
 
 
-def frobenius(squared_norms: Float[Tensor, num_probes]) -> Norm:
+def frobenius(squared_norms: Float[Tensor, " num_probes"]) -> Norm:
     """Estimate ||A||_F from ||A v_k||^2 of independent probes with E[v v^T] = I (Hutchinson).
 
     E ||A v||^2 = ||A||_F^2, so frob = sqrt(m) with m the mean. Its standard error is that of m taken through the
