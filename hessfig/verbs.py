@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +25,7 @@ def run(verb: str, arguments: list[str]) -> int:
     codes: list[int] = []
 
     def job(composed: DictConfig) -> None:
+        logging.getLogger().setLevel(logging.WARNING)  # Hydra lets every library's chatter through
         codes.append(_guarded(lambda: _JOBS[verb](composed, fixed)))
 
     _with_hydra(verb, arguments, job)

@@ -21,6 +21,8 @@ def check(config: Config) -> None:
     _check_diagonal(config)
     if not config.parts:
         raise UserError("parts is empty", got=config.parts, allowed="a list of H, H_o, H_f")
+    if not (math.isfinite(config.tolerance) and config.tolerance > 0):
+        raise UserError("tolerance", got=config.tolerance, allowed="a finite number > 0")
     if config.workers != "auto" and (not isinstance(config.workers, int) or config.workers < 1):
         raise UserError("workers", got=config.workers, allowed="auto or a whole number >= 1")
 

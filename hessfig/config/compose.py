@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_module
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -40,22 +43,31 @@ def variants(composed: DictConfig, fixed: set[str]) -> list[tuple[str, Config]]:
     return [(_name(choice), _checked(_with(composed, choice))) for choice in _combinations(vary)]
 
 
-def as_plain(config: Config) -> dict[str, Any]:
-    """Return the configuration as nested dicts of plain values, for manifests and hashes."""
-    plain = OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True)
-    assert isinstance(plain, dict)
-    return {str(key): value for key, value in plain.items()}
+def as_plain(config: Any) -> Any:
+    """Return a configuration as nested dicts and lists of plain values, for manifests and hashes."""
+    if dataclasses.is_dataclass(config):
+        return {field.name: as_plain(getattr(config, field.name)) for field in dataclasses.fields(config)}
+    if isinstance(config, Enum):
+        return config.value
+    if isinstance(config, Mapping):
+        return {str(key): as_plain(value) for key, value in config.items()}
+    return [as_plain(value) for value in config] if isinstance(config, list | tuple) else config
 
 
 def check_composition(arguments: list[str]) -> None:
-    """Compose once and raise UserError for a value its setting cannot take (Hydra would print its own words)."""
-    if any(argument in ("-m", "--multirun") for argument in arguments):
-        return
+    """Compose every run asked for and raise UserError for a value its setting cannot take (Hydra would print its own words).
+
+    With -m all runs are checked before the first one starts.
+    """
     overrides = [argument for argument in arguments if "=" in argument and not argument.startswith("-")]
-    try:
-        _compose(overrides)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise _value_error(error.__cause__ or error, overrides) from error
+    several = any(argument in ("-m", "--multirun") for argument in arguments)
+    for run in _runs(overrides) if several else [overrides]:
+        try:
+            composed = _compose(run)
+        except (HydraException, OmegaConfBaseException) as error:
+            raise _value_error(error.__cause__ or error, run) from error
+        if several:
+            variants(composed, {word.partition("=")[0] for word in run})
 
 
 def sweep_windows(sweep: str) -> list[tuple[float | None, float | None]]:
@@ -82,8 +94,25 @@ def _compose(overrides: list[str]) -> DictConfig:
         return compose("config", overrides=overrides)
 
 
+def _runs(overrides: list[str]) -> Iterator[list[str]]:
+    """Return the overrides of every run of -m: each combination of the values in key=a,b."""
+    choices = []
+    for override in OverridesParser.create().parse_overrides(overrides):
+        if override.is_sweep_override() and not override.is_discrete_sweep():
+            raise UserError(f"cannot run {override.input_line!r}", allowed="key=a,b,c or key=range(a,b)")
+        values = (
+            override.sweep_string_iterator()
+            if override.is_sweep_override()
+            else [override.get_value_element_as_str()]
+        )
+        choices.append([f"{override.get_key_element()}={value}" for value in values])
+    return map(list, itertools.product(*choices))
+
+
 def _value_error(error: BaseException, overrides: list[str]) -> UserError:
     lines = str(error).splitlines()
+    if lines[0].startswith("Ambiguous value"):
+        return UserError(lines[0], allowed="one value", remedy="add -m for one run a value, or write a list as [a,b]")
     key = next((line.split(":", 1)[1].strip() for line in lines if "full_key" in line), "")
     got = next((word for word in overrides if key and word.startswith(f"{key}=")), None)
     return UserError(

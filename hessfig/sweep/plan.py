@@ -63,7 +63,7 @@ def science(config: Config) -> dict[str, Any]:
     return {
         "algorithm": ALGORITHM_VERSION,
         "task": plain["task"],
-        "model": as_plain(Config(model=with_defaults(config.model)))["model"],
+        "model": as_plain(with_defaults(config.model)),
         "estimator": estimator,
         "blocks": [list(pair) for pair in weight_pairs(config.blocks, config.model)],
         "parts": sorted(plain["parts"]),
