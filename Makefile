@@ -1,0 +1,58 @@
+# One command a task; `make` alone lists them.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.installed
+RUN := $(BIN)/hessfig
+SWEEPS := sigma layernorm linear_axis_short linear_axis softmax mlp eq5 entries depth
+FIGURES := 3a 3b 5a 5b 7 8 eq5 1 4 6
+
+# Which sweep a figure draws (read from its configuration).
+sweep_of = $(shell sed -n 's/^sweep: //p' conf/figure/$(1).yaml)
+
+.DEFAULT_GOAL := help
+.PHONY: help figures test test-slow lint slopes check verify bench clean
+
+help: ## list the targets
+	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | sort | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+figures: $(READY) ## run every sweep of the paper and draw every figure (resumes where it stopped)
+	@for sweep in $(SWEEPS); do $(RUN) run sweep=$$sweep || exit $$?; done
+	@for figure in $(FIGURES); do $(RUN) plot figure=$$figure || exit $$?; done
+
+figure-%: $(READY) ## run the sweep of one figure and draw it, e.g. make figure-3a
+	$(RUN) run sweep=$(call sweep_of,$*)
+	$(RUN) plot figure=$*
+
+test: $(READY) ## run the fast test suite
+	$(BIN)/python -m pytest
+
+test-slow: $(READY) ## run the paper-scale witnesses too (minutes each)
+	$(BIN)/python -m pytest -m "slow or not slow"
+
+lint: $(READY) ## check style, format and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+slopes: $(READY) ## fit the growth rates of Figures 3a and 3b
+	$(RUN) slopes sweep=sigma
+	$(RUN) slopes sweep=layernorm
+
+check: $(READY) ## regression gate: fail when a slope of Figure 3a leaves its tolerance
+	$(RUN) check sweep=sigma
+
+verify: $(READY) ## check every statement of the theory against automatic differentiation
+	$(RUN) verify
+
+bench: $(READY) ## time one cell by every engine, in one run
+	$(BIN)/python scripts/bench_norms.py
+
+clean: ## remove caches and build products (never results)
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find hessfig tests scripts conf data -name __pycache__ -prune -exec rm -rf {} +
+
+$(READY): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -e '.[dev]' -c constraints.txt
+	@touch $@
