@@ -1,0 +1,113 @@
+"""The attention Hessian, contracted and literal, against automatic differentiation on random shapes."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hessfig.errors import UserError
+from hessfig.rng import stream
+from hessfig.terms import Block, Matrix, Part
+from hessfig.theory import attention_literal as literal
+from hessfig.theory import networks
+from hessfig.theory.attention import MATRICES, AttentionPoint, attention_hessian
+from hessfig.theory.draws import attention_point
+from hessfig.theory.oracle import dense_hessian, hessian_blocks, square_loss
+from hessfig.theory.statement import Dims
+
+TIGHT = {"rtol": 1e-9, "atol": 1e-12}
+
+
+def oracle(point: AttentionPoint, part: Part) -> dict[tuple[Matrix, Matrix], torch.Tensor]:
+    return hessian_blocks(
+        lambda weights: networks.attention(point.X, weights, point.temperature),
+        square_loss(point.Y),
+        point.weights,
+        part,
+    )
+
+
+@settings(derandomize=True, deadline=None, max_examples=8)
+@given(st.integers(2, 6), st.integers(1, 5), st.integers(1, 6), st.sampled_from([0.5, 1.0, 3.0]))
+def test_contracted_hessian_equals_autodiff(L: int, d_V: int, d_K: int, temperature: float) -> None:
+    drawn = attention_point(Dims(L, d_V, d_K), stream(0, "attention", L, d_V, d_K))
+    point = AttentionPoint(drawn.X, drawn.Y, drawn.weights, temperature)
+    for part in Part:
+        for (row, col), truth in oracle(point, part).items():
+            block = Block(1, row, col)
+            found = attention_hessian(
+                point.X, point.Y, point.weights, part=part, block=block, temperature=temperature
+            )
+            torch.testing.assert_close(found, truth, **TIGHT)
+
+
+@settings(derandomize=True, deadline=None, max_examples=6)
+@given(st.integers(2, 5), st.integers(1, 4), st.integers(1, 5))
+def test_literal_theorems_equal_autodiff(L: int, d_V: int, d_K: int) -> None:
+    point = attention_point(Dims(L, d_V, d_K), stream(0, "literal", L, d_V, d_K))
+    printed = {
+        Part.H_o: {**literal.theorem_31(point), **literal.theorem_31_keys(point)},
+        Part.H_f: {**literal.theorem_32(point), **literal.theorem_32_keys(point)},
+    }
+    for part, blocks in printed.items():
+        truth = oracle(point, part)
+        for pair, block in blocks.items():
+            torch.testing.assert_close(block, truth[pair], **TIGHT)
+
+
+def test_gauss_newton_parts_add_up() -> None:
+    point = attention_point(Dims(), stream(0, "split"))
+
+    def network(weights: dict[Matrix, torch.Tensor]) -> torch.Tensor:
+        return networks.attention(point.X, weights)
+
+    parts = [dense_hessian(network, square_loss(point.Y), point.weights, part) for part in Part]
+    outer, functional, full = parts
+    torch.testing.assert_close(outer + functional, full, **TIGHT)
+    assert torch.linalg.eigvalsh(outer).min() > -1e-12
+
+
+def test_value_block_of_functional_hessian_is_exactly_zero() -> None:
+    point = attention_point(Dims(), stream(0, "zero"))
+    assert not point.hessian(Part.H_f, Matrix.W_V, Matrix.W_V).any()
+    assert not oracle(point, Part.H_f)[Matrix.W_V, Matrix.W_V].any()
+
+
+def test_blocks_are_transposes_of_each_other() -> None:
+    point = attention_point(Dims(), stream(0, "symmetry"))
+    for row in MATRICES:
+        for col in MATRICES:
+            torch.testing.assert_close(
+                point.hessian(Part.H, row, col), point.hessian(Part.H, col, row).T, **TIGHT
+            )
+
+
+def test_large_sizes_stay_cheap() -> None:
+    """d_V = 24 would need a Z_2 of 32 * 24^3 rows in literal form."""
+    point = attention_point(Dims(32, 24, 8), stream(0, "large"))
+    block = point.hessian(Part.H_f, Matrix.W_Q, Matrix.W_K)
+    assert block.shape == (24 * 8, 24 * 8)
+
+
+def test_other_weights_are_refused() -> None:
+    point = attention_point(Dims(), stream(0, "bad"))
+    with pytest.raises(UserError, match="no such block"):
+        attention_hessian(
+            point.X,
+            point.Y,
+            point.weights,
+            part=Part.H,
+            block=Block(1, Matrix.W_in, Matrix.W_in),
+        )
+
+
+def test_float32_is_refused() -> None:
+    point = attention_point(Dims(), stream(0, "bad"))
+    with pytest.raises(UserError, match="float64 is needed"):
+        attention_hessian(
+            point.X.float(),
+            point.Y.float(),
+            point.weights,
+            part=Part.H,
+            block=Block(1, Matrix.W_V, Matrix.W_V),
+        )

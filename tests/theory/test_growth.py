@@ -1,0 +1,48 @@
+"""Exponents measured at tiny sigma are those growth_rates.py predicts; structural zeros are exactly zero."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hessfig.rng import stream
+from hessfig.terms import Block, Matrix, Part
+from hessfig.theory import networks
+from hessfig.theory.architecture import Architecture, Attention, Kind, QueryKey
+from hessfig.theory.claims_growth import attention_nets, measured, predicted
+from hessfig.theory.draws import attention_point, normal
+from hessfig.theory.growth_rates import Prediction, growth_rate
+from hessfig.theory.scaling import ScaledNetwork
+from hessfig.theory.statement import Dims
+
+TINY = 1e-5
+
+
+@settings(derandomize=True, deadline=None, max_examples=4)
+@given(st.integers(3, 5), st.integers(2, 5), st.integers(1, 6))
+def test_all_block_pairs_grow_as_predicted(L: int, d_V: int, d_K: int) -> None:
+    nets = attention_nets(Dims(L, d_V, d_K), stream(0, "growth", L, d_V, d_K))
+    exponents, rates = measured(nets), predicted(nets)
+    assert set(exponents) == set(rates)
+    for name, rate in rates.items():
+        assert float(exponents[name]) == pytest.approx(float(rate), abs=0.05), name
+
+
+def test_single_matrix_grows_as_predicted() -> None:
+    generator = stream(0, "single")
+    point = attention_point(Dims(), generator)
+    weights = {Matrix.W_QK: normal(5, 5, generator=generator), Matrix.W_V: point.weights[Matrix.W_V]}
+    net = ScaledNetwork(point.X, point.Y, weights, networks.single_matrix_attention)
+    architecture = Architecture(kind=Kind.self_attention, query_key=QueryKey.single, square_loss=True)
+    for part in Part:
+        for (row, col), exponent in net.exponents(part, TINY).items():
+            rate = growth_rate(Block(1, row, col), part, architecture)
+            assert float(exponent) == pytest.approx(rate.exponent, abs=0.05)
+
+
+@pytest.mark.parametrize("attention", Attention)
+def test_structural_zeros_are_exactly_zero(attention: Attention) -> None:
+    architecture = Architecture(kind=Kind.self_attention, attention=attention, square_loss=True)
+    net = attention_nets(Dims(), stream(0, "zeros"))[attention]
+    for (row, col), norm in net.norms(Part.H_f, 1.0).items():
+        rate = growth_rate(Block(1, row, col), Part.H_f, architecture)
+        assert (norm == 0) == (rate.prediction == Prediction.structural_zero)

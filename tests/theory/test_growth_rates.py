@@ -1,0 +1,128 @@
+"""Predictions against the paper's tables, and the vocabulary against the configuration's."""
+
+from __future__ import annotations
+
+import pytest
+
+from hessfig.terms import Block, Matrix, Part
+from hessfig.theory import architecture as shape
+from hessfig.theory.architecture import MLP, Architecture, Attention, Kind, Norm, QueryKey
+from hessfig.theory.growth_rates import Prediction, Regime, growth_rate
+
+BARE = Architecture(Kind.self_attention, attention_skip=False, mlp=MLP.none, square_loss=True)
+CHAIN = Architecture(attention=Attention.linear, attention_skip=False, mlp=MLP.none, square_loss=True)
+Q, K, V = Matrix.W_Q, Matrix.W_K, Matrix.W_V
+
+
+def rates(architecture: Architecture, row: Matrix, col: Matrix, layer: int = 1) -> tuple[object, ...]:
+    """Return the exponents of H_o, H_f, H; 0 stands for a structural zero, None for no prediction."""
+    found = [growth_rate(Block(layer, row, col), part, architecture) for part in Part]
+    return tuple(0 if rate.prediction == Prediction.structural_zero else rate.exponent for rate in found)
+
+
+@pytest.mark.parametrize(
+    ("row", "col", "expected"),
+    [
+        (V, V, (2, 0, 2)),
+        (Q, V, (4, 3, 3)),
+        (K, V, (4, 3, 3)),
+        (Q, Q, (6, 5, 5)),
+        (K, K, (6, 5, 5)),
+        (Q, K, (6, 3, 3)),
+    ],
+)
+def test_equation_5(row: Matrix, col: Matrix, expected: tuple[int, int, int]) -> None:
+    assert rates(BARE, row, col) == expected
+    assert rates(BARE, col, row) == expected
+
+
+@pytest.mark.parametrize(("row", "col", "functional"), [(Q, V, 4), (Q, Q, 6), (Q, K, 4), (V, V, 0)])
+def test_equation_5_with_zero_targets(row: Matrix, col: Matrix, functional: int) -> None:
+    zero = Architecture(**{**vars(BARE), "zero_targets": True})
+    assert rates(zero, row, col)[1] == functional
+
+
+@pytest.mark.parametrize(
+    ("row", "col", "expected"),
+    [
+        (V, V, (6, 0, 6)),
+        (Q, Q, (6, 0, 6)),
+        (K, K, (6, 0, 6)),
+        (Q, V, (6, 3, 3)),
+        (K, V, (6, 3, 3)),
+        (Q, K, (6, 3, 3)),
+    ],
+)
+def test_linear_attention_remark_4_1(row: Matrix, col: Matrix, expected: tuple[int, int, int]) -> None:
+    linear = Architecture(**{**vars(BARE), "attention": Attention.linear})
+    assert rates(linear, row, col) == expected
+
+
+def test_single_matrix_has_the_query_rates() -> None:
+    single = Architecture(**{**vars(BARE), "query_key": QueryKey.single})
+    assert rates(single, Matrix.W_QK, Matrix.W_QK) == (6, 5, 5)
+
+
+def test_figures_3a_and_6() -> None:
+    for depth in range(1, 6):
+        deep = Architecture(num_layers=depth)
+        for layer in range(1, depth + 1):
+            assert rates(deep, Q, Q, layer) == (6, 5, 5)
+            assert rates(deep, V, V, layer) == (2, 0 if layer == depth else 3, 2)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_chains_of_linear_attention(depth: int) -> None:
+    chain = Architecture(**{**vars(CHAIN), "num_layers": depth})
+    for matrix in (Q, V):
+        assert rates(chain, matrix, matrix, depth) == (2 * 3**depth, 0, 2 * 3**depth)
+        for layer in range(1, depth):
+            assert rates(chain, matrix, matrix, layer) == (2 * 3**depth, 3**depth, 3**depth)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 5])
+def test_linear_mlp_of_any_depth(depth: int) -> None:
+    mlp = Architecture(Kind.linear_mlp, depth, square_loss=True)
+    for layer in range(1, depth + 1):
+        assert rates(mlp, Matrix.W, Matrix.W, layer) == (2, 0, 2)
+
+
+def test_what_follows_attention_decides_on_the_structural_zero() -> None:
+    assert rates(Architecture(mlp=MLP.gelu), V, V) == (2, 2, 2)
+    for mlp in (MLP.relu, MLP.linear, MLP.none):
+        assert rates(Architecture(mlp=mlp), V, V) == (2, 0, 2)
+
+
+def test_layer_norm_has_no_prediction_but_the_affine_readout() -> None:
+    for norm in (Norm.pre, Norm.post):
+        normalised = Architecture(norm=norm)
+        assert rates(normalised, Q, Q) == rates(normalised, V, V) == (None, None, None)
+        assert "LN" in growth_rate(Block(1, Q, Q), Part.H, normalised).reference
+        assert rates(normalised, Matrix.W_U, Matrix.W_U, 0) == (None, 0, None)
+
+
+def test_embeddings_are_of_order_sigma_themselves() -> None:
+    assert rates(Architecture(), Matrix.W_E, Matrix.W_E, 0) == (0, 1, 0)
+    assert rates(Architecture(), Matrix.W_E, V) == (1, 0, 0)
+
+
+def test_regimes_and_references() -> None:
+    assert growth_rate(Block(1, Q, Q), Part.H_o, BARE).regime == Regime.small_sigma
+    assert growth_rate(Block(1, Q, Q), Part.H_o, CHAIN).regime == Regime.every_sigma
+    assert growth_rate(Block(1, Q, Q), Part.H, BARE).reference == "eq. 5"
+    lower = growth_rate(Block(1, V, V), Part.H_f, Architecture(num_layers=2))
+    assert "not in the paper" in lower.reference
+
+
+def test_built_from_a_manifest() -> None:
+    model = {"kind": "self_attention", "n_layers": 1, "attention": "linear", "attention_skip": False}
+    model |= {"norm": "none", "mlp": "none", "query_key": "separate"}
+    built = Architecture.from_config({"model": model, "task": {"loss": "mse"}})
+    assert built == Architecture(**{**vars(BARE), "attention": Attention.linear})
+
+
+@pytest.mark.parametrize("name", ["Kind", "Attention", "Norm", "MLP", "QueryKey"])
+def test_words_are_those_of_the_configuration(name: str) -> None:
+    import hessfig.config as configuration
+
+    assert [w.value for w in getattr(shape, name)] == [w.value for w in getattr(configuration, name)]

@@ -1,0 +1,47 @@
+"""Vectorisation, commutation and Kronecker products on random shapes."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hessfig.rng import stream
+from hessfig.theory import matrix_calculus as mc
+from hessfig.theory.draws import normal
+from hessfig.theory.oracle import jacobian
+
+sizes = st.integers(1, 5)
+
+
+@settings(derandomize=True, deadline=None, max_examples=15)
+@given(sizes, sizes)
+def test_commutation_transposes(n: int, m: int) -> None:
+    B = normal(n, m, generator=stream(0, "B", n, m))
+    assert torch.equal(mc.commutation(m, n) @ mc.vec(B), mc.vec(B.T))
+    assert torch.equal(mc.commutation(m, n) @ mc.commutation(n, m), mc.identity(n * m))
+
+
+@settings(derandomize=True, deadline=None, max_examples=10)
+@given(sizes, sizes, sizes, sizes)
+def test_kronecker_derivatives(n: int, q: int, p: int, r: int) -> None:
+    X, Y = normal(n, q, generator=stream(0, "X")), normal(p, r, generator=stream(0, "Y"))
+    assert torch.equal(mc.kron_jacobian_left(X, Y), jacobian(lambda left: torch.kron(left, Y), X))
+    assert torch.equal(mc.kron_jacobian_right(X, Y), jacobian(lambda right: torch.kron(X, right), Y))
+
+
+@settings(derandomize=True, deadline=None, max_examples=10)
+@given(sizes, sizes)
+def test_vec_by_identity_is_exact(n: int, m: int) -> None:
+    A = normal(n, m, generator=stream(0, "A"))
+    assert torch.equal(mc.vec_by_identity(A), mc.vec(A))
+
+
+def test_khatri_rao_refuses_blocks_that_do_not_match() -> None:
+    X = normal(3, 4, generator=stream(0, "X"))
+    with pytest.raises(ValueError, match=r"block layouts \(3, 1\) and \(1, 3\)"):
+        mc.khatri_rao(X[:, None, None, :], X[None, :, :, None])
+
+
+def test_khatri_rao_of_single_blocks_is_kronecker() -> None:
+    A, B = normal(2, 3, generator=stream(0, "A")), normal(4, 5, generator=stream(0, "B"))
+    assert torch.equal(mc.khatri_rao(A[None, None], B[None, None]), torch.kron(A, B))

@@ -1,0 +1,71 @@
+"""The figures of the two studies, tested by their artists' data."""
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from hessfig.errors import UserError
+from hessfig.figures import bounds, scalar
+from hessfig.theory import bounds_study, scalar_study
+
+
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("outputs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scalar_study, "PROBLEMS", 6)
+        patch.setattr(scalar_study, "CONDITION_PROBLEMS", 3)
+        patch.setattr(bounds_study, "PROBLEMS", 2)
+        patch.setattr(bounds_study, "RANDOM_SCALES", 2)
+        patch.setattr(bounds_study, "SIGMAS", (0.1, 1.0))
+        scalar_study.run(folder)
+        bounds_study.run(folder)
+    return folder
+
+
+@pytest.mark.parametrize(("module", "name"), [(scalar, "scalar"), (bounds, "bounds")])
+def test_all_formats_are_written(module: object, name: str, outputs: Path) -> None:
+    paths = module.draw(outputs)
+    assert {path.name for path in paths} == {f"fig{name}.{kind}" for kind in ("pdf", "png", "svg", "csv")}
+    assert all(path.parent == outputs / "figures" and path.stat().st_size for path in paths)
+
+
+def test_spectrum_panel_draws_every_eigenvalue_twice(outputs: Path) -> None:
+    tables = {name: pd.read_csv(outputs / "scalar" / f"{name}.csv") for name in scalar.TABLES}
+    ax = scalar.sheet(tables).axes[0]
+    drawn = [line.get_ydata() for line in ax.lines if len(line.get_ydata())]
+    assert sorted(y for part in drawn for y in part) == pytest.approx(
+        sorted([*tables["spectrum"]["autodiff"], *tables["spectrum"]["closed_form"]])
+    )
+
+
+def test_sink_panels_draw_bulk_and_three_outliers_for_each_kind(outputs: Path) -> None:
+    tables = {name: pd.read_csv(outputs / "scalar" / f"{name}.csv") for name in scalar.TABLES}
+    for ax in scalar.sheet(tables).axes[3:]:
+        labels = [line.get_label() for line in ax.lines if not line.get_label().startswith("_")]
+        assert labels == ["bulk", "outlier 1", "outlier 2", "outlier 3"]
+
+
+def test_numbers_hold_all_that_is_drawn(outputs: Path) -> None:
+    tables = {name: pd.read_csv(outputs / "scalar" / f"{name}.csv") for name in scalar.TABLES}
+    numbers = scalar.numbers(tables)
+    assert {"spectrum", "condition number", "GGN", "sink: value"} <= set(numbers["panel"])
+    assert len(numbers) == 2 * len(tables["spectrum"]) + 3 * len(tables["condition"]) + len(
+        tables["ggn"]
+    ) + len(tables["sinks"])
+
+
+def test_bounds_are_drawn_against_sigma(outputs: Path) -> None:
+    table = pd.read_csv(outputs / "bounds" / "looseness.csv")
+    whole = bounds.sheet(table).axes[0]
+    curves = {line.get_label(): line for line in whole.lines if not line.get_label().startswith("_")}
+    assert set(curves) == {label for _, label in bounds.WHOLE.values()}
+    for line in curves.values():
+        assert list(line.get_xdata()) == sorted(set(table["sigma"]))
+
+
+@pytest.mark.parametrize(("module", "table"), [(scalar, "spectrum.csv"), (bounds, "looseness.csv")])
+def test_a_missing_table_is_named(module: object, table: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=rf"(?s){table} is missing.*hessfig plot"):
+        module.draw(tmp_path)
