@@ -1,0 +1,51 @@
+"""The regression gate: every slope must be near its prediction, and near enough to tell."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from hessfig.analysis.verdicts import Verdict, judge
+from hessfig.analysis.windows import as_window, label
+from hessfig.theory.growth_rates import Prediction
+
+_PASSES = (Verdict.agrees, Verdict.structural_zero, Verdict.no_prediction)
+
+
+def violations(frame: pd.DataFrame, tolerance: float) -> list[str]:
+    """Return one line for every row of the slopes table that fails at `tolerance`; an empty list is a pass.
+
+    A slope fails when it deviates or drifts, when it is undecided (2 se > tolerance: it could not have told
+    a wrong exponent), when it has too few points, or when numbers in its window are not finite. A frame in
+    which nothing has a prediction fails as well: nothing was checked.
+    """
+    if frame.empty or (frame["prediction"] == Prediction.unknown).all():
+        return ["no slope has a prediction: nothing was checked"]
+    return [line for row in frame.itertuples() for line in _complaints(row, tolerance)]
+
+
+def _complaints(row: Any, tolerance: float) -> list[str]:
+    verdict = judge(row, tolerance)
+    wrong = [] if verdict in _PASSES else [f"{_name(row)}: {verdict}: {_evidence(row, verdict, tolerance)}"]
+    if row.num_nonfinite and row.prediction != Prediction.unknown:
+        wrong.append(f"{_name(row)}: numbers in the window that are not finite: {row.num_nonfinite}")
+    return wrong
+
+
+def _name(row: Any) -> str:
+    variant = f"{row.variant}, " if row.variant else ""
+    window = label(as_window(row.window_low, row.window_high))
+    return f"{variant}layer {row.layer} of {row.num_layers}, {row.part}({row.row}, {row.col}), {window}"
+
+
+def _evidence(row: Any, verdict: Verdict, tolerance: float) -> str:
+    if row.is_zero:
+        return f"every number is zero, predicted exponent {row.predicted:g}"
+    if row.prediction == Prediction.structural_zero:
+        return f"not zero, predicted to vanish ({row.reference})"
+    if verdict == Verdict.too_few_points:
+        return f"{row.num_points} sigmas with a positive mean, at least 3 are needed"
+    slope = f"slope {row.slope:.3f} ± {row.slope_se:.3f} from {row.num_seeds} seeds"
+    half = f", lower half {row.lower_half:.2f} ± {row.lower_half_se:.2f}" if verdict == Verdict.drifts else ""
+    return f"{slope}{half}, predicted {row.predicted:g} ± {tolerance:g}"

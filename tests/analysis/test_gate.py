@@ -1,0 +1,88 @@
+"""The gate passes what agrees and names what does not; a wrong exponent cannot pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from hessfig.analysis.gate import violations
+from hessfig.analysis.manifest import architectures
+from hessfig.analysis.slopes import fit_slopes
+from hessfig.terms import Block, Part
+from hessfig.theory.architecture import Architecture
+from tests.analysis.synthetic import CONFIG, config, make_table, predicted_law
+
+
+def frame_of(settings: dict[str, Any] = CONFIG, **options: Any) -> pd.DataFrame:
+    """Return the slopes on sigma <= 1 of a synthetic table."""
+    table = make_table(**options)
+    return fit_slopes(table, architectures(table, {"config": settings}), [(None, 1.0)])
+
+
+def five_for_six(block: Block, part: Part, architecture: Architecture, sigma: float) -> float:
+    """Return the predicted norm, but sigma^5 where the query block's H_o should go like sigma^6."""
+    value = predicted_law(block, part, architecture, sigma)
+    return value / sigma if part == Part.H_o and block.row == "W_Q" else value
+
+
+def test_agreement_passes() -> None:
+    assert violations(frame_of(), 0.1) == []
+
+
+@pytest.mark.parametrize("tolerance", [0.1, 0.3, 0.45])
+def test_five_instead_of_six_fails(tolerance: float) -> None:
+    (line,) = violations(frame_of(law=five_for_six), tolerance)
+    assert "H_o(W_Q, W_Q)" in line
+    assert "deviates: slope 5.0" in line and "predicted 6" in line
+
+
+def test_noise_that_hides_a_wrong_exponent_is_no_pass() -> None:
+    lines = violations(frame_of(noise=2.0, seeds=3, blocks=[("W_Q", "W_Q")]), 0.1)
+    assert len(lines) == 3
+    assert all("undecided" in line or "deviates" in line for line in lines)
+
+
+def test_one_seed_is_no_pass() -> None:
+    assert all("undecided" in line for line in violations(frame_of(seeds=1, noise=0), 0.1))
+    assert len(violations(frame_of(seeds=1, noise=0), 0.1)) == 5
+
+
+def test_no_points_is_no_pass() -> None:
+    lines = violations(frame_of(sigma=[3.0, 4.0, 5.0]), 0.1)
+    assert len(lines) == 5
+    assert all("too few points: 0 sigmas" in line for line in lines)
+
+
+def test_drift_is_no_pass_and_says_so() -> None:
+    frame = frame_of(
+        law=lambda b, p, a, s: predicted_law(b, p, a, s) * np.exp(2 * s**2), blocks=[("W_Q", "W_Q")]
+    )
+    assert all("drifts" in line and "lower half" in line for line in violations(frame, 0.1))
+    assert len(violations(frame, 0.1)) == 3
+
+
+def test_a_zero_that_is_not_zero_fails() -> None:
+    (line,) = violations(frame_of(blocks=[("W_V", "W_V")], parts=["H_f"], law=lambda b, p, a, s: s), 0.1)
+    assert "not zero, predicted to vanish (Theorem 3.2" in line
+
+
+def test_a_norm_that_is_zero_fails() -> None:
+    (line,) = violations(frame_of(blocks=[("W_Q", "W_Q")], parts=["H_f"], law=lambda b, p, a, s: 0.0), 0.1)
+    assert "every number is zero, predicted exponent 5" in line
+
+
+def test_nonfinite_numbers_fail() -> None:
+    table = make_table()
+    table.loc[table["sigma"].idxmin(), ["frob", "status"]] = [np.inf, "nonfinite"]
+    frame = fit_slopes(table, architectures(table, {"config": CONFIG}), [(None, 1.0)])
+    (line,) = violations(frame, 0.1)
+    assert "not finite: 1" in line
+
+
+def test_without_predictions_nothing_is_checked() -> None:
+    frame = frame_of(config(norm="pre"), law=lambda b, p, a, s: 1.0)
+    assert violations(frame, 0.1) == ["no slope has a prediction: nothing was checked"]
+    assert violations(frame.iloc[:0], 0.1) == ["no slope has a prediction: nothing was checked"]

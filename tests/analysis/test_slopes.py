@@ -1,0 +1,173 @@
+"""Fits recover known exponents, their errors cover the truth, and verdicts follow the stated rule."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from rich.console import Console
+
+from hessfig.analysis import slopes
+from hessfig.analysis.bootstrap import Fit, fit_slope
+from hessfig.analysis.manifest import architectures
+from hessfig.analysis.verdicts import Verdict
+from hessfig.errors import UserError
+from hessfig.terms import Block, Part
+from hessfig.theory.architecture import Architecture
+from tests.analysis.synthetic import CONFIG, config, make_table, predicted_law, write_sweep
+
+WINDOW = [(None, 1.0)]
+
+
+def fitted(table: pd.DataFrame, settings: dict[str, Any] = CONFIG, **options: Any) -> pd.DataFrame:
+    """Return the slopes table on sigma <= 1."""
+    known = architectures(table, {"config": settings})
+    return slopes.fit_slopes(table, known, options.pop("windows", WINDOW), **options)
+
+
+def test_noiseless_power_law_is_exact() -> None:
+    sigma = np.logspace(-2, 0, 8)
+    found = fit_slope(np.outer([1.0, 2.0, 5.0], sigma**6), sigma, resamples=50, seed=0)
+    assert found.slope == pytest.approx(6, abs=1e-12)
+    assert found.slope_se == pytest.approx(0, abs=1e-12)
+    assert (found.num_points, found.num_seeds) == (8, 3)
+
+
+def test_bootstrap_error_is_the_spread_over_repetitions() -> None:
+    generator, sigma = np.random.default_rng(1), np.logspace(-1, 0, 6)
+    tilts = 0.3 * generator.normal(size=(200, 20, 1))
+    values = sigma ** (2 + tilts) * np.exp(0.05 * generator.normal(size=(200, 20, 6)))
+    fits = [fit_slope(one, sigma, resamples=400, seed=k) for k, one in enumerate(values)]
+    spread = np.std([fit.slope for fit in fits], ddof=1)
+    mean_error = np.mean([fit.slope_se for fit in fits])
+    assert mean_error == pytest.approx(spread, rel=3 * 200**-0.5)
+    # The bootstrap of a mean over n seeds is too narrow by sqrt(1 - 1/n) and by the tails: 0.90 to 0.98 of 95 %.
+    centre = np.mean([fit.slope for fit in fits])
+    covered = np.mean([fit.ci_low <= centre <= fit.ci_high for fit in fits])
+    assert 0.88 <= covered <= 0.99
+
+
+def test_missing_values_leave_their_mean_only() -> None:
+    sigma = np.logspace(-1, 0, 5)
+    values = np.outer(np.ones(4), sigma**3)
+    values[0, 2] = math.nan
+    assert fit_slope(values, sigma, resamples=100, seed=0).slope == pytest.approx(3)
+
+
+def test_too_few_points_and_single_seeds() -> None:
+    sigma = np.array([0.1, 0.2])
+    assert fit_slope(np.ones((3, 2)), sigma, resamples=10, seed=0) == Fit(num_points=2)
+    alone = fit_slope(np.ones((1, 4)), np.logspace(-1, 0, 4), resamples=10, seed=0)
+    assert alone.slope == 0
+    assert math.isnan(alone.slope_se) and math.isnan(alone.ci_low)
+
+
+def test_paper_preset_agrees_with_its_predictions() -> None:
+    frame = fitted(make_table(seeds=8))
+    assert list(frame["predicted"].fillna(0)) == [6, 5, 5, 2, 0, 2]
+    assert set(frame["verdict"]) == {Verdict.agrees, Verdict.structural_zero}
+    assert (frame["slope"].dropna() - frame["predicted"].dropna()).abs().max() < 0.05
+
+
+def test_published_slopes_stand_beside() -> None:
+    frame = fitted(make_table(), windows=[(None, 1.0), (None, None), (0.1, None)])
+    query = frame[(frame["row"] == "W_Q") & (frame["part"] == "H_o")]
+    assert list(query["published"])[:2] == [6.01, 5.67]
+    assert math.isnan(query["published"].iloc[2])
+
+
+def bent(block: Block, part: Part, architecture: Architecture, sigma: float) -> float:
+    """Return the prediction, bending upwards near sigma = 1."""
+    return predicted_law(block, part, architecture, sigma) * math.exp(2 * sigma**2)
+
+
+def wrong(block: Block, part: Part, architecture: Architecture, sigma: float) -> float:
+    """Return one power of sigma too few."""
+    return predicted_law(block, part, architecture, sigma) / sigma
+
+
+@pytest.mark.parametrize(
+    ("options", "verdict"),
+    [
+        ({"law": bent}, Verdict.drifts),
+        ({"law": wrong}, Verdict.deviates),
+        ({"seeds": 1}, Verdict.undecided),
+        ({"sigma": [0.1, 1.0]}, Verdict.too_few_points),
+        ({"noise": 3.0}, Verdict.undecided),
+    ],
+)
+def test_verdicts(options: dict[str, Any], verdict: Verdict) -> None:
+    frame = fitted(make_table(blocks=[("W_Q", "W_Q")], parts=["H_o"], **options))
+    assert list(frame["verdict"]) == [verdict]
+
+
+def test_a_block_that_should_vanish_but_does_not_deviates() -> None:
+    table = make_table(blocks=[("W_V", "W_V")], parts=["H_f"], law=lambda b, p, a, s: s**2)
+    assert list(fitted(table)["verdict"]) == [Verdict.deviates]
+
+
+def test_a_block_that_should_not_vanish_but_does_deviates() -> None:
+    table = make_table(blocks=[("W_Q", "W_Q")], parts=["H"], law=lambda b, p, a, s: 0.0)
+    assert list(fitted(table)["verdict"]) == [Verdict.deviates]
+
+
+def test_layer_norm_has_no_prediction() -> None:
+    frame = fitted(make_table(law=lambda b, p, a, s: 1.0), config(norm="pre"))
+    assert set(frame["verdict"]) == {Verdict.no_prediction}
+
+
+def test_nonfinite_numbers_in_the_window_are_counted() -> None:
+    table = make_table(blocks=[("W_Q", "W_Q")], parts=["H"])
+    low, high = table["sigma"].idxmin(), table["sigma"].idxmax()
+    table.loc[[low, high], "frob"], table.loc[[low, high], "status"] = np.inf, "nonfinite"
+    assert list(fitted(table)["num_nonfinite"]) == [1]
+
+
+def test_results_are_reproducible_and_depend_on_the_seed() -> None:
+    table = make_table()
+    first, again, other = (fitted(table, seed=seed)["slope_se"] for seed in (0, 0, 1))
+    pd.testing.assert_series_equal(first, again)
+    assert not first.equals(other)
+
+
+def test_run_writes_the_contract(tmp_path: Path) -> None:
+    folder = write_sweep(make_table(), tmp_path)
+    frame = slopes.run(folder, [(None, 0.1), (1.0, None)], tolerance=0.1, resamples=100, seed=0)
+    written = pd.read_csv(folder / "slopes.csv", keep_default_na=False)
+    contract = (
+        "num_layers layer row col part window_low window_high slope slope_se ci_low ci_high predicted verdict"
+    )
+    assert [name for name in written.columns if name in contract.split()] == contract.split()
+    assert len(frame) == len(written) == 12
+    assert list(written["window_low"][:2]) == ["", "1"]
+    assert not list(folder.glob(".slopes*"))
+
+
+@pytest.mark.parametrize("windows", [[], [(1.0, 0.1)], [(0.1, 0.1)], [(0.1, 0.2, 0.3)]])
+def test_bad_windows(windows: list[Any]) -> None:
+    with pytest.raises(UserError, match=r"sweep\.windows"):
+        fitted(make_table(), windows=windows)
+
+
+def test_rich_table_shows_predictions_and_zeros() -> None:
+    console = Console(width=140, record=True)
+    console.print(slopes.rich_table(fitted(make_table())))
+    text = console.export_text()
+    for word in ("W_Q", "σ ≤ 1", "agrees", "= 0", "published"):
+        assert word in text
+    assert "variant" not in text
+
+
+def test_depth_five_takes_less_than_two_seconds() -> None:
+    table = make_table(
+        networks=[("", depth) for depth in range(1, 6)], seeds=20, sigma=np.logspace(-2, 1, 20).tolist()
+    )
+    started = time.process_time()
+    frame = fitted(table)
+    assert len(frame) == 90
+    assert time.process_time() - started < 2

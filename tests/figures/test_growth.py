@@ -1,0 +1,128 @@
+"""Growth sheets by the data of their artists."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hessfig.analysis.curves import growth_curves
+from tests.analysis.synthetic import SIGMA, config, make_table
+from tests.figures.conftest import Draw, curves, guides, words
+
+EXPONENTS = {(0, 0): 2, (0, 2): 2, (1, 0): 6, (1, 1): 5, (1, 2): 5}
+
+
+def test_figure_3a(pages: Draw) -> None:
+    table = make_table()
+    (page,) = pages("growth", table)
+    axes = page.figure.axes
+    assert len(axes) == 6
+    means = growth_curves(table)
+    for index, ax in enumerate(axes):
+        row, column = divmod(index, 3)
+        if (row, column) == (0, 1):
+            assert words(ax) == "= 0 (theorem)"
+            continue
+        (line,) = curves(ax)
+        here = means[(means["row"] == ("W_V", "W_Q")[row]) & (means["part"] == ("H_o", "H_f", "H")[column])]
+        np.testing.assert_allclose(line.get_ydata(), here["mean"])
+        assert line.get_color() == ("#7570b3", "#1b9e77")[row]
+        assert f"slope {EXPONENTS[row, column]}." in words(ax).replace("1.99", "2.").replace("4.99", "5.")
+        assert rf"$\sigma^{{{EXPONENTS[row, column]}}}$" in words(ax)
+
+
+def test_guides_have_the_predicted_power_and_run_below(pages: Draw) -> None:
+    (page,) = pages("growth", make_table())
+    for (row, column), exponent in EXPONENTS.items():
+        ax = page.figure.axes[3 * row + column]
+        (guide,), (curve,) = guides(ax), curves(ax)
+        x, y = guide.get_xdata(), guide.get_ydata()
+        np.testing.assert_allclose(np.diff(np.log(y)) / np.diff(np.log(x)), exponent)
+        assert (y < curve.get_ydata()).all()
+
+
+def test_band_is_one_standard_error(pages: Draw) -> None:
+    table = make_table(blocks=[("W_Q", "W_Q")], parts=["H"])
+    (page,) = pages("growth", table)
+    (band,) = page.figure.axes[2].collections
+    curve = growth_curves(table)
+    edges = band.get_paths()[0].vertices[:, 1]
+    assert edges.max() == pytest.approx((curve["mean"] + curve["sem"]).max())
+    assert edges.min() == pytest.approx((curve["mean"] - curve["sem"]).min())
+
+
+def test_sigma_one_is_marked(pages: Draw) -> None:
+    (page,) = pages("growth", make_table())
+    for ax in page.figure.axes:
+        assert any(list(line.get_xdata()) == [1.0, 1.0] for line in ax.lines)
+
+
+def test_no_panel_is_blank(pages: Draw) -> None:
+    table = make_table(parts=["H_o", "H"])
+    table.loc[(table["row"] == "W_Q") & (table["part"] == "H"), ["frob", "status"]] = [np.inf, "nonfinite"]
+    (page,) = pages("growth", table)
+    assert "(not measured)" in words(page.figure.axes[1])
+    assert "(not finite)" in words(page.figure.axes[5])
+    assert all(words(ax) for ax in page.figure.axes)
+    assert "Left out: 50 of 200 numbers that are not finite" in page.figure.texts[0].get_text() + "".join(
+        text.get_text() for text in page.figure.texts
+    )
+
+
+def test_without_a_manifest_fits_stand_in_for_predictions(pages: Draw) -> None:
+    (page,) = pages("growth", make_table(noise=0, wander=0), settings=None)
+    ax = page.figure.axes[3]
+    assert "slope 6.00" in words(ax) and "sigma" not in words(ax)
+    assert words(page.figure.axes[1]) == "= 0 (every number)"
+    (guide,) = guides(ax)
+    slope = np.diff(np.log(guide.get_ydata())) / np.diff(np.log(guide.get_xdata()))
+    np.testing.assert_allclose(slope, 6)
+    assert max(guide.get_xdata()) == pytest.approx(1.0)
+
+
+def test_figure_3b_has_a_guide_and_a_slope_per_window(pages: Draw) -> None:
+    table = make_table(sweep="layernorm", law=lambda b, p, a, s: 1 / (1 + 3 * s) ** 1.5)
+    windows = [(None, 0.1), (1.0, None), (None, None)]
+    (page,) = pages("growth", table, settings=config(norm="pre"), windows=windows)
+    for ax in page.figure.axes:
+        assert len(guides(ax)) == 3
+        lines = words(ax).splitlines()
+        assert [line.partition(":")[0] for line in lines] == ["σ ≤ 0.1", "σ ≥ 1", "all σ"]
+        assert all("−" in line and "±" in line for line in lines)
+
+
+def test_depths_have_their_own_sheets_and_layers_their_shades(pages: Draw, deep: object) -> None:
+    found = pages("growth", deep)
+    assert [page.suffix for page in found] == ["_depth1", "_depth2", "_depth3"]
+    ax = found[2].figure.axes[0]
+    tones = [sum(matplotlib_rgb(line)) for line in curves(ax)]
+    assert len(tones) == 3 and tones == sorted(tones, reverse=True)
+    assert words(ax).count("±") == 3
+    functional = words(found[2].figure.axes[1])
+    assert "3: = 0 (theorem)" in functional and "(layers 1–2)" in functional
+
+
+def matplotlib_rgb(line: object) -> tuple[float, ...]:
+    from matplotlib.colors import to_rgb
+
+    return to_rgb(line.get_color())  # type: ignore[attr-defined]
+
+
+def test_chain_draws_both_powers_of_the_full_hessian(pages: Draw) -> None:
+    settings = config(attention="linear", attention_skip=False, mlp="none")
+    settings["task"] = {"loss": "mse_sum_unshifted"}
+    table = make_table(sweep="softmax", networks=[("", 2)], sigma=SIGMA[:6], settings=settings)
+    (page,) = pages("growth", table, settings=settings)
+    full = page.figure.axes[5]
+    powers = sorted(
+        round(float(np.diff(np.log(g.get_ydata()))[0] / np.diff(np.log(g.get_xdata()))[0]))
+        for g in guides(full)
+    )
+    assert powers == [9, 18]
+    assert "(layer 1)" in words(full) and "(layer 2)" in words(full)
+
+
+def test_other_weights_get_rows_of_their_own(pages: Draw) -> None:
+    (page,) = pages("growth", make_table(blocks=[("W_K", "W_K"), ("W_V", "W_V"), ("W_K", "W_V")]))
+    labels = [ax.get_ylabel() for ax in page.figure.axes[::3]]
+    assert len(labels) == 2 and "V" in labels[0] and "K" in labels[1]

@@ -1,0 +1,163 @@
+"""The other sheets by the data of their artists."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from hessfig.analysis.shares import functional_shares, varied_setting
+from hessfig.errors import UserError
+from hessfig.figures.blocks import norm_matrix
+from hessfig.figures.sheets import LAYOUTS, FigureSpec
+from hessfig.figures.style import styled
+from hessfig.terms import Matrix
+from tests.analysis.synthetic import config, make_table
+from tests.analysis.test_dense import write_dense
+from tests.figures.conftest import Draw, curves, guides, words
+
+BARE = config(kind="self_attention", mlp="none", attention_skip=False) | {"task": {"loss": "mse"}}
+TRIANGLE = [(row, col) for i, row in enumerate(("W_Q", "W_K", "W_V")) for col in ("W_Q", "W_K", "W_V")[i:]]
+
+
+def test_linear_axes_draw_the_predicted_power(pages: Draw) -> None:
+    table = make_table(sweep="linear_axis", sigma=np.linspace(0.1, 1, 10).tolist(), noise=0, wander=0)
+    (page,) = pages("linear_axes", table, windows=[(None, None)])
+    ax = page.figure.axes[3]
+    assert ax.get_xscale() == ax.get_yscale() == "linear"
+    (guide,) = guides(ax)
+    np.testing.assert_allclose(guide.get_ydata(), 3 * guide.get_xdata() ** 6)
+    assert words(page.figure.axes[1]) == "= 0 (theorem)"
+
+
+def test_overview_shows_every_fitted_slope_and_prediction(pages: Draw, deep: pd.DataFrame) -> None:
+    *sheets, overview = pages("growth_by_depth", deep)
+    assert len(sheets) == 3 and overview.suffix == "_overview"
+    ax = overview.figure.axes[3]
+    assert len(ax.containers) == 6
+    slopes = [container.lines[0].get_ydata()[0] for container in ax.containers]
+    np.testing.assert_allclose(slopes, 6, atol=0.1)
+    assert "last layer: = 0 (theorem)" in words(overview.figure.axes[1])
+
+
+def test_one_panel_per_depth_with_all_layers(pages: Draw) -> None:
+    settings = config(kind="linear_mlp") | {"task": {"loss": "mse_sum_unshifted"}}
+    networks = [("", depth) for depth in (1, 2, 3)]
+    table = make_table(sweep="mlp", networks=networks, blocks=[("W", "W")], parts=["H"], settings=settings)
+    (page,) = pages("one_panel", table, settings=settings)
+    assert [len(curves(ax)) for ax in page.figure.axes] == [1, 2, 3]
+    widths = [line.get_linewidth() for line in curves(page.figure.axes[2])]
+    assert widths == sorted(widths, reverse=True)
+
+
+def test_pairs_show_measured_beside_predicted(pages: Draw) -> None:
+    networks = [("model.attention=softmax", 1), ("model.attention=linear", 1)]
+    table = make_table(sweep="eq5", networks=networks, blocks=TRIANGLE, settings=BARE, seeds=4)
+    softmax, linear = pages("pairs", table, settings=BARE)
+    assert [softmax.suffix, linear.suffix] == ["_attention_softmax", "_attention_linear"]
+    grid = np.reshape(softmax.figure.axes, (3, 3))
+    for (row, col), expected in {(0, 0): (6, 5), (0, 1): (6, 3), (0, 2): (4, 3), (1, 1): (6, 5)}.items():
+        for exponent in expected:
+            assert f"({exponent})" in words(grid[row, col])
+    assert "= 0 (theorem)" in words(grid[2, 2]) and "(2)" in words(grid[2, 2])
+    assert "transpose of" in words(grid[1, 0])
+    assert "= 0 (theorem)" in words(np.reshape(linear.figure.axes, (3, 3))[0, 0])
+
+
+def test_matrix_of_block_norms(pages: Draw) -> None:
+    names = [m.value for m in (Matrix.W_E, Matrix.W_Q, Matrix.W_K, Matrix.W_V, Matrix.W_O, Matrix.W_U)]
+    blocks = [(row, col) for i, row in enumerate(names) for col in names[i:]]
+    table = make_table(sweep="blocks", blocks=blocks, sigma=[0.1, 1.0], noise=0, wander=0)
+    found = pages("blocks", table, sigma=0.12)
+    assert [page.suffix for page in found] == ["_H_o", "_H_f", "_H"]
+    written = [text.get_text() for text in found[1].figure.axes[0].texts]
+    assert len(written) == 36
+    assert written[3 * 6 + 3] == "= 0" and written[1 * 6 + 2] == f"{np.log10(3e-3):.1f}".replace("-", "−")
+
+
+def test_norm_matrix_is_symmetric_and_knows_what_is_missing() -> None:
+    norms = pd.DataFrame({"row": ["W_Q", "W_Q"], "col": ["W_Q", "W_V"], "mean": [1.0, 2.0]})
+    square = norm_matrix(norms, [Matrix.W_Q, Matrix.W_V])
+    np.testing.assert_array_equal(square, [[1, 2], [2, np.nan]])
+
+
+def test_ablation_draws_shares_against_the_varied_setting(pages: Draw) -> None:
+    def law(block: object, part: str, architecture: object, sigma: float) -> float:
+        return {"H_o": 4.0, "H_f": 3.0, "H": 5.0}[part] * sigma**5
+
+    networks = [(f"model.temperature={t}", 1) for t in (0.5, 1.0, 4.0)]
+    table = make_table(sweep="temperature", networks=networks, sigma=[0.1, 1.0], law=law, noise=0)
+    (page,) = pages("ablation", table)
+    outer, functional, share = page.figure.axes[3:6]
+    assert len(curves(outer)) == len(curves(functional)) == 3
+    assert "temperature:" in words(outer) and "0.5" in words(outer)
+    for container in share.containers:
+        np.testing.assert_allclose(container.lines[0].get_xdata(), [0.5, 1.0, 4.0])
+        np.testing.assert_allclose(container.lines[0].get_ydata(), 0.6)
+
+
+def test_share_is_taken_seed_by_seed() -> None:
+    table = make_table(
+        blocks=[("W_Q", "W_Q")], sigma=[0.1], law=lambda b, p, a, s: {"H_f": 1.0}.get(p, 2.0), noise=0
+    )
+    (row,) = functional_shares(table).to_dict("records")
+    assert row["mean"] == pytest.approx(0.5) and row["sem"] == pytest.approx(0, abs=1e-12)
+
+
+def test_varied_setting() -> None:
+    assert varied_setting(["model.attention=softmax", "model.attention=linear"]) == (
+        "attention",
+        ["softmax", "linear"],
+    )
+    assert varied_setting(["a.x=1,b.y=2"]) == ("x, y", ["1, 2"])
+
+
+def dense_pages(layout: str, folder: Path, **options: str) -> list:
+    with styled():
+        return list(LAYOUTS[layout](FigureSpec("1", "entries", layout, (), options), folder))
+
+
+@pytest.fixture
+def dense(tmp_path: Path) -> Path:
+    """Return a folder with dense Hessians of two variants over the parameters of attention."""
+    (tmp_path / "dense").mkdir()
+    generator = np.random.default_rng(0)
+    for scale, variant in ((1.0, "softmax"), (10.0, "linear")):
+        names, sizes = ["W_E", "W_Q", "W_K", "W_V", "W_O", "b_U"], [9, 8, 8, 8, 8, 1]
+        matrix = scale * generator.normal(size=(42, 42)).astype(np.float32)
+        path = tmp_path / "dense" / f"model.attention={variant}_n_layers=1_sigma=0.2_seed=1234.npz"
+        np.savez(path, hessian=matrix, names=names, sizes=sizes)
+    return tmp_path
+
+
+def test_entries(dense: Path) -> None:
+    (page,) = dense_pages("entries", dense, variant="model.attention=softmax")
+    whole, attention, *_ = page.figure.axes
+    assert "42" in whole.get_title() and "32" in attention.get_title()
+    assert whole.images[0].get_clim() == (-6, -1)
+    assert whole.images[0].get_cmap().name == "viridis"
+    borders = [line.get_ydata()[0] for line in attention.lines if line.get_ydata()[0] == line.get_ydata()[1]]
+    assert borders == [8, 16, 24]
+    assert len(whole.get_xticklabels()) == 5
+    shares = page.numbers.groupby("block")["share"].sum()
+    assert (shares <= 1).all() and (shares > 0.98).all()
+
+
+def test_histograms_put_one_variant_over_the_other(dense: Path) -> None:
+    (page,) = dense_pages("histograms", dense)
+    assert list(page.numbers["variant"].unique()) == ["model.attention=linear", "model.attention=softmax"]
+    filled = [patch for patch in page.figure.axes[0].patches if patch.get_fill()]
+    assert sorted(patch.get_alpha() for patch in filled) == [0.25, 0.25, 0.75, 0.75]
+    with pytest.raises(UserError, match="variant was not measured"):
+        dense_pages("histograms", dense, opaque="model.attention=cubic")
+
+
+def test_entries_of_parameters_that_are_not_there(tmp_path: Path) -> None:
+    write_dense(tmp_path)
+    assert dense_pages("entries", tmp_path)
+    (path,) = (tmp_path / "dense").iterdir()
+    np.savez(path, hessian=np.eye(2), names=["W_Q", "W_K"], sizes=[1, 1])
+    with pytest.raises(UserError, match="no parameter W_V"):
+        dense_pages("entries", tmp_path)
