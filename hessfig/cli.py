@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 
@@ -28,6 +29,9 @@ def main(arguments: list[str] | None = None) -> None:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         code = EXIT_BAD_INPUT
+    except BrokenPipeError:  # whoever reads, `head` say, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
     except KeyboardInterrupt:
         print("interrupted: finished cells are kept; run the same command to go on", file=sys.stderr)
         code = EXIT_INTERRUPTED

@@ -42,6 +42,11 @@ def check_overrides(arguments: list[str]) -> dict[str, Any]:
     return {override.key_or_group: override.value() for override in parsed}
 
 
+def quote_numbers(arguments: list[str]) -> list[str]:
+    """Return `arguments` with figure=6 as figure='6': Hydra takes an unquoted number for no choice of a group."""
+    return [_quoted(word) if word.partition("=")[0] in GROUPS else word for word in arguments]
+
+
 def choices(group: str) -> dict[str, str]:
     """Return {choice: one line about it} of a configuration group, read from the shipped files."""
     folder = files("hessfig.conf").joinpath(group)
@@ -54,6 +59,11 @@ def keys() -> dict[str, Any]:
     from hessfig.config import Config
 
     return dict(_fields(Config, ""))
+
+
+def _quoted(word: str) -> str:
+    group, _, names = word.partition("=")
+    return f"{group}=" + ",".join(f"'{name}'" if name.isdigit() else name for name in names.split(","))
 
 
 def _refuse_strays(arguments: list[str], words: list[str]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hessfig.errors import UserError
-from hessfig.overrides import check_overrides
+from hessfig.overrides import check_overrides, quote_numbers
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -21,6 +21,7 @@ def run(verb: str, arguments: list[str]) -> int:
     """Compose the settings with Hydra and carry the verb out; return the exit code."""
     if verb == "verify":
         return _verify(arguments)
+    arguments = quote_numbers(arguments)
     fixed = check_overrides(arguments)
     codes: list[int] = []
 

@@ -1,5 +1,6 @@
 """Configuration: schema, checks, and the only doors to Hydra beside the command line."""
 
+from hessfig.config.grid import sigma_values
 from hessfig.config.schema import (
     MLP,
     Attention,
@@ -19,7 +20,6 @@ from hessfig.config.schema import (
     Spacing,
     SweepConfig,
     TaskConfig,
-    sigma_values,
     with_defaults,
 )
 

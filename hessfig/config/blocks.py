@@ -36,7 +36,7 @@ def matrices_of(model: ModelConfig) -> list[Matrix]:
 
 
 def _weight_pair(entry: Any, available: list[Matrix]) -> tuple[Matrix, Matrix]:
-    names = [entry, entry] if isinstance(entry, str) else list(entry)
+    names = list(entry) if isinstance(entry, list | tuple) else [entry, entry]
     if len(names) != 2:
         raise UserError("blocks: a pair has two weights", got=entry, allowed=_blocks_allowed(available))
     row, col = (_weight_name(name, available) for name in names)

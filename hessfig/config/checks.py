@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from importlib import import_module
+from pathlib import Path
+from typing import Any
 
-from hessfig.config.blocks import weight_pairs
-from hessfig.config.schema import Config, Data, GridConfig, Kind, Loss, Method, ModelConfig, Norm
+from hessfig.config.blocks import weight_pairs, weight_size
+from hessfig.config.model_checks import check_model
+from hessfig.config.schema import Config, Data, GridConfig, Kind, Loss, Method, SweepConfig
 from hessfig.errors import UserError
 
 
@@ -15,10 +18,11 @@ def check(config: Config) -> None:
     """Raise UserError for the first setting that cannot be run (cross-field checks)."""
     _check_counts(config)
     _check_grid(config.grid)
-    _check_model(config.model)
+    check_model(config.model)
     _check_estimator(config)
     _check_task(config)
-    _check_diagonal(config)
+    _check_pairs(config)
+    _check_sweep(config.sweep)
     if not config.parts:
         raise UserError("parts is empty", got=config.parts, allowed="a list of H, H_o, H_f")
     if not (math.isfinite(config.tolerance) and config.tolerance > 0):
@@ -74,47 +78,6 @@ def _check_grid(grid: GridConfig) -> None:
         raise UserError("grid.low is above grid.high", got=f"{grid.low} > {grid.high}", allowed="low <= high")
 
 
-def _check_model(model: ModelConfig) -> None:
-    if model.d_head is None and model.d_model % model.n_heads:
-        raise UserError(
-            "model.n_heads does not divide model.d_model",
-            got=f"d_model={model.d_model}, n_heads={model.n_heads}",
-            allowed="n_heads that divides d_model when d_head is not given",
-            remedy="set model.d_head too, or another n_heads",
-        )
-    if not (math.isfinite(model.temperature) and model.temperature > 0):
-        raise UserError("model.temperature", got=model.temperature, allowed="a finite number > 0")
-    if model.kind == Kind.self_attention:
-        _check_self_attention(model)
-    if model.norm == Norm.post and not model.attention_skip:
-        raise UserError(
-            "model.norm=post normalises residual sums",
-            got="model.attention_skip=false",
-            allowed="attention_skip=true",
-        )
-
-
-def _check_self_attention(model: ModelConfig) -> None:
-    if (
-        (model.d_head or model.d_model) * model.n_heads != model.d_model
-        and model.d_head is not None
-        and model.n_heads > 1
-    ):
-        raise UserError(
-            "model.d_head * model.n_heads must be model.d_model: kind=self_attention has no output projection",
-            got=f"{model.d_head} * {model.n_heads} != {model.d_model}",
-            allowed="equal products",
-            remedy="leave model.d_head out",
-        )
-    if model.n_layers != 1:
-        raise UserError(
-            "model.n_layers: kind=self_attention is one layer",
-            got=model.n_layers,
-            allowed="1",
-            remedy="use model.kind=transformer",
-        )
-
-
 def _check_estimator(config: Config) -> None:
     estimator = config.estimator
     if estimator.method == Method.xtrace and estimator.num_probes % 2:
@@ -143,8 +106,16 @@ def _check_deflated(config: Config) -> None:
         )
 
 
-def _check_diagonal(config: Config) -> None:
+def _check_pairs(config: Config) -> None:
     for row, col in weight_pairs(config.blocks, config.model):
+        size = weight_size(col, config.model, config.task)
+        if config.estimator.method == Method.xtrace and config.estimator.num_probes >= size:
+            raise UserError(
+                f"estimator.num_probes: xtrace needs fewer products than {col} has entries",
+                got=config.estimator.num_probes,
+                allowed=f"an even number < {size}",
+                remedy="estimator=dense, which is exact and no dearer here",
+            )
         if row != col and config.estimator.method in (Method.xtrace, Method.deflated):
             raise UserError(
                 f"estimator={config.estimator.method} needs symmetric blocks",
@@ -152,6 +123,26 @@ def _check_diagonal(config: Config) -> None:
                 allowed="diagonal blocks",
                 remedy="estimator=hutchinson or estimator=dense for pairs",
             )
+
+
+def _check_sweep(sweep: SweepConfig) -> None:
+    if not sweep.name or Path(sweep.name).name != sweep.name:
+        raise UserError("sweep.name is the name of a folder", got=repr(sweep.name), allowed="a plain name")
+    for window in sweep.windows:
+        if not _is_window(window):
+            raise UserError(
+                "sweep.windows: a window is two sigmas, low before high",
+                got=window,
+                allowed="[low, high], null for an open end",
+                remedy="for example 'sweep.windows=[[null,1]]'",
+            )
+
+
+def _is_window(window: Any) -> bool:
+    if not isinstance(window, list) or len(window) != 2:
+        return False
+    ends = [end for end in window if end is not None]
+    return all(isinstance(end, int | float) for end in ends) and sorted(set(ends)) == ends
 
 
 def _check_task(config: Config) -> None:

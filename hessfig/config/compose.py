@@ -55,7 +55,7 @@ def as_plain(config: Any) -> Any:
 
 
 def check_composition(arguments: list[str]) -> None:
-    """Compose every run asked for and raise UserError for a value its setting cannot take (Hydra would print its own words).
+    """Compose every run asked for; raise UserError for a value its setting cannot take, in our words not Hydra's.
 
     With -m all runs are checked before the first one starts.
     """
@@ -112,7 +112,9 @@ def _runs(overrides: list[str]) -> Iterator[list[str]]:
 def _value_error(error: BaseException, overrides: list[str]) -> UserError:
     lines = str(error).splitlines()
     if lines[0].startswith("Ambiguous value"):
-        return UserError(lines[0], allowed="one value", remedy="add -m for one run a value, or write a list as [a,b]")
+        return UserError(
+            lines[0], allowed="one value", remedy="add -m for one run a value, or write a list as [a,b]"
+        )
     key = next((line.split(":", 1)[1].strip() for line in lines if "full_key" in line), "")
     got = next((word for word in overrides if key and word.startswith(f"{key}=")), None)
     return UserError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -148,16 +147,15 @@ class EstimatorConfig:
 
 @dataclass
 class SweepConfig:
-    """Name, one line of description, the settings varied beside sigma, and the windows slopes are fitted on.
+    """A sweep: its name, a line about it, what it varies beside sigma, the windows slopes are fitted on (null: open).
 
-    `vary` maps a dotted key to its values (several keys: every combination). A key that is also
-    given on the command line is not varied. A window end of null is open.
+    `vary` maps a dotted key to its values (several keys: every combination), unless the command line gives it.
     """
 
     name: str = "sigma"
     about: str = ""
     vary: dict[str, list[Any]] = field(default_factory=dict)
-    windows: list[list[float | None]] = field(default_factory=lambda: [[None, 1.0]])
+    windows: list[Any] = field(default_factory=lambda: [[None, 1.0]])
     keep_dense: bool = False
 
 
@@ -194,21 +192,6 @@ class Config:
     reference: str | None = None
     tolerance: float = 0.1
     resamples: int = 2000
-
-
-def sigma_values(grid: GridConfig) -> list[float]:
-    """Return the swept values in ascending order, rounded to 12 significant digits so that they print exactly."""
-    if grid.values is not None:
-        return sorted({float(v) for v in grid.values})
-    if grid.points == 1:
-        return [float(grid.low)]
-    steps = [i / (grid.points - 1) for i in range(grid.points)]
-    if grid.spacing == Spacing.log:
-        low, high = math.log10(grid.low), math.log10(grid.high)
-        raw = [10 ** (low + t * (high - low)) for t in steps]
-    else:
-        raw = [grid.low + t * (grid.high - grid.low) for t in steps]
-    return [float(f"{v:.12g}") for v in raw]
 
 
 def with_defaults(model: ModelConfig) -> ModelConfig:

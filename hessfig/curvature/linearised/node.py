@@ -9,13 +9,14 @@ tangents of the inputs are given) makes H_f.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
 Tangent = Tensor | None
 
 
+@runtime_checkable
 class Node(Protocol):
     """One step; `inputs` and `output` name variables of the tape, `value` is the output at the point."""
 

@@ -1,0 +1,1 @@
+"""Tests of hessfig; the folders mirror the package."""

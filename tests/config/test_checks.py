@@ -1,0 +1,109 @@
+"""Settings that cannot be run are named, with the value, what is allowed, and what to do."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from hessfig.config import (
+    Attention,
+    Config,
+    Data,
+    EstimatorConfig,
+    GridConfig,
+    Kind,
+    Loss,
+    Method,
+    ModelConfig,
+    Norm,
+    QueryKey,
+    SweepConfig,
+    TaskConfig,
+)
+from hessfig.config.checks import check, check_device
+from hessfig.errors import UserError
+
+GAUSSIAN = TaskConfig(data=Data.gaussian, loss=Loss.mse)
+
+
+def bare(**settings: object) -> dict[str, object]:
+    model = ModelConfig(kind=Kind.self_attention, d_model=8, **settings)  # type: ignore[arg-type]
+    return {"model": model, "task": GAUSSIAN, "blocks": ["W_V"]}
+
+
+BAD = {
+    "seeds": {"seeds": 0},
+    "resamples": {"resamples": 0},
+    "task.digits": {"task": TaskConfig(digits=0)},
+    "task.batch_size": {"task": TaskConfig(batch_size=0)},
+    "model.n_layers": {"model": ModelConfig(n_layers=0)},
+    "model.n_heads": {"model": ModelConfig(n_heads=0)},
+    "model.d_head": {"model": ModelConfig(d_head=0)},
+    "model.d_mlp": {"model": ModelConfig(d_mlp=-1)},
+    "does not divide": {"model": ModelConfig(d_model=8, n_heads=3)},
+    "temperature": {"model": ModelConfig(temperature=math.nan)},
+    "norm=post": {"model": ModelConfig(norm=Norm.post, attention_skip=False)},
+    "no output projection": bare(n_heads=2, d_head=3),
+    "is one layer": bare(n_layers=2),
+    "has no LayerNorm": bare(norm=Norm.pre),
+    "grid is empty": {"grid": GridConfig(points=0)},
+    "grid.values is empty": {"grid": GridConfig(values=[])},
+    r"grid\.values: sigma must be": {"grid": GridConfig(values=[1.0, 0.0])},
+    r"grid\.low: sigma must be": {"grid": GridConfig(low=math.nan)},
+    r"grid\.high: sigma must be": {"grid": GridConfig(high=math.inf)},
+    r"grid\.low is above": {"grid": GridConfig(low=2.0, high=1.0)},
+    r"estimator\.num_probes": {"estimator": EstimatorConfig(num_probes=0)},
+    "half its products": {"estimator": EstimatorConfig(method=Method.xtrace, num_probes=7)},
+    "symmetric blocks": {"estimator": EstimatorConfig(method=Method.xtrace), "blocks": [["W_Q", "W_V"]]},
+    "fewer products": {"estimator": EstimatorConfig(method=Method.xtrace), "model": ModelConfig(d_model=4)},
+    "variance_share": {"estimator": EstimatorConfig(variance_share=1.0)},
+    "do not fit": {"task": GAUSSIAN},
+    "square loss": {**bare(), "task": TaskConfig(data=Data.gaussian)},
+    "parts is empty": {"parts": []},
+    "blocks is empty": {"blocks": []},
+    "workers": {"workers": 0},
+    "tolerance": {"tolerance": math.nan},
+    "name of a folder": {"sweep": SweepConfig(name="../elsewhere")},
+    "a window is two sigmas": {"sweep": SweepConfig(windows=[[1.0]])},
+    "low before high": {"sweep": SweepConfig(windows=[[1.0, 0.1]])},
+}
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_bad_settings_are_refused_by_name(message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        check(Config(**BAD[message]))  # type: ignore[arg-type]
+    assert caught.value.allowed
+    assert caught.value.got is not None
+
+
+GOOD = [
+    {},
+    {"model": ModelConfig(d_model=8, n_heads=3, d_head=5)},
+    {"model": ModelConfig(query_key=QueryKey.single), "blocks": ["W_QK"]},
+    {"estimator": EstimatorConfig(method=Method.xtrace, num_probes=8)},
+    {"grid": GridConfig(values=[0.5])},
+    {"grid": GridConfig(low=1.0, high=1.0, points=1)},
+    {"sweep": SweepConfig(windows=[[None, 1], [0.1, None], [None, None], [0.1, 1.0]])},
+    {"workers": 3},
+    bare(n_heads=2),
+    bare(attention=Attention.linear, d_head=3),
+]
+
+
+@pytest.mark.parametrize("settings", GOOD)
+def test_settings_that_can_be_run_pass(settings: dict[str, object]) -> None:
+    check(Config(**settings))  # type: ignore[arg-type]
+
+
+def test_an_unknown_device_is_refused() -> None:
+    with pytest.raises(UserError, match="device") as caught:
+        check_device("tpu")
+    assert "cpu, cuda" in caught.value.allowed
+
+
+def test_a_missing_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(UserError, match="no usable CUDA GPU"):
+        check_device("cuda:0")

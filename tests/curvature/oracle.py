@@ -1,0 +1,74 @@
+"""Ground truth for small networks: whole Hessians by dense automatic differentiation, sharing no code with hessfig's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, hessian, jvp
+
+from hessfig.curvature.problem import Problem
+from hessfig.models.parameters import parameter_name
+from hessfig.models.transformer import Transformer
+from hessfig.terms import Matrix, Part
+
+Weights = dict[str, Tensor]
+Blocks = dict[tuple[Matrix, Matrix], Tensor]
+
+
+class _Whole(torch.nn.Module):
+    """All outputs first, the scored ones cut out afterwards."""
+
+    def __init__(self, network: torch.nn.Module, scored: slice) -> None:
+        super().__init__()
+        self.network, self.scored = network, scored
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if isinstance(self.network, Transformer):
+            return self.network(inputs)[:, self.scored]
+        return self.network.from_hidden(self.network.hidden(inputs, 0), 0, slice(None))[:, self.scored]
+
+
+def dense_oracle(problem: Problem, layer: int, matrices: list[Matrix]) -> dict[Part, Blocks]:
+    """Return every block of `matrices` of `layer` for H, H_o and H_f, each differentiated on its own.
+
+    H is the Hessian of the loss, H_f that of <dl/df, f> with dl/df fixed, and H_o that of the loss of the
+    network linearised at the weights.
+    """
+    whole = _Whole(problem.network, problem.batch.scored)
+    names = {matrix: f"network.{parameter_name(problem.network, layer, matrix)}" for matrix in matrices}
+    at = {names[m]: problem.weight(layer, m).detach().clone() for m in matrices}
+
+    def outputs(weights: Weights) -> Tensor:
+        return functional_call(whole, weights, (problem.batch.inputs,))
+
+    found = {part: hessian(f)(at) for part, f in _functions(outputs, at, problem).items()}
+    return {part: _as_matrices(blocks, names, at) for part, blocks in found.items()}
+
+
+def _functions(
+    outputs: Callable[[Weights], Tensor], at: Weights, problem: Problem
+) -> dict[Part, Callable[[Weights], Tensor]]:
+    primal = outputs(at).detach()
+    leaf = primal.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(problem.loss(leaf, problem.batch.targets), leaf)
+
+    def linearised(weights: Weights) -> Tensor:
+        step = {name: weights[name] - at[name] for name in at}
+        return primal + jvp(outputs, (at,), (step,))[1]
+
+    return {
+        Part.H: lambda weights: problem.loss(outputs(weights), problem.batch.targets),
+        Part.H_o: lambda weights: problem.loss(linearised(weights), problem.batch.targets),
+        Part.H_f: lambda weights: (gradient * outputs(weights)).sum(),
+    }
+
+
+def _as_matrices(blocks: dict[str, Weights], names: dict[Matrix, str], at: Weights) -> Blocks:
+    return {
+        (row, col): blocks[names[row]][names[col]].reshape(at[names[row]].numel(), -1)
+        for row in names
+        for col in names
+    }
+

@@ -1,0 +1,152 @@
+"""Both engines against dense automatic differentiation, block by block, and the identities between the parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor
+
+from hessfig.config import Loss, ModelConfig
+from hessfig.config.blocks import matrices_of
+from hessfig.curvature.dense import dense_blocks
+from hessfig.curvature.hutchinson import Column
+from hessfig.curvature.linearised.column import LinearisedNetwork
+from hessfig.curvature.operators import ColumnOperator, xtrace_squared_frobenius
+from hessfig.curvature.problem import Problem
+from hessfig.curvature.probes import rademacher
+from hessfig.rng import stream
+from hessfig.tasks.batch import Batch
+from hessfig.terms import Matrix, Part
+from tests.curvature.oracle import dense_oracle
+from tests.toys import ARCHITECTURES, toy_problem, toy_task
+
+Engine = Callable[[Problem, ModelConfig, int, Matrix, list[Matrix]], Column]
+ROUNDING = 1e-13
+
+
+def curvlinops(problem: Problem, model: ModelConfig, layer: int, col: Matrix, rows: list[Matrix]) -> Column:
+    return ColumnOperator(problem, layer, col, rows)
+
+
+def linearised(problem: Problem, model: ModelConfig, layer: int, col: Matrix, rows: list[Matrix]) -> Column:
+    return LinearisedNetwork(problem, model).column(layer, col, rows)
+
+
+engines = pytest.mark.parametrize("engine", [curvlinops, linearised], ids=["curvlinops", "linearised"])
+
+
+def measured(engine: Engine, problem: Problem, model: ModelConfig, layer: int) -> dict[Part, dict]:
+    """Return every block of `layer` as a matrix, by part, then by (row, col)."""
+    matrices = matrices_of(model)
+    found: dict[Part, dict[tuple[Matrix, Matrix], Tensor]] = {part: {} for part in Part}
+    for col in matrices:
+        blocks = dense_blocks(engine(problem, model, layer, col, matrices))
+        for row in matrices:
+            outer, functional = blocks[row, Part.H_o], blocks[row, Part.H_f]
+            for part, block in zip((Part.H_o, Part.H_f, Part.H), (outer, functional, outer + functional), strict=True):
+                found[part][row, col] = block
+    return found
+
+
+@cache
+def problem_and_oracle(name: str, loss: Loss | None, layer: int) -> tuple[Problem, dict]:
+    model = ARCHITECTURES[name]
+    problem = toy_problem(model, toy_task(model, **({"loss": loss} if loss else {})))
+    return problem, dense_oracle(problem, layer, matrices_of(model))
+
+
+def assert_all_blocks(engine: Engine, name: str, loss: Loss | None = None) -> None:
+    model = ARCHITECTURES[name]
+    for layer in range(1, model.n_layers + 1):
+        problem, oracle = problem_and_oracle(name, loss, layer)
+        found = measured(engine, problem, model, layer)
+        for part in Part:
+            scale = max(block.abs().max() for block in oracle[part].values())
+            for pair, block in oracle[part].items():
+                error = (found[part][pair] - block).abs().max()
+                assert error <= ROUNDING * scale, f"{part} {pair} of layer {layer}: {error / scale:.1e}"
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_every_block_equals_the_dense_oracle(name: str) -> None:
+    assert_all_blocks(linearised, name)
+
+
+@pytest.mark.parametrize("loss", Loss)
+@pytest.mark.parametrize("name", ["softmax", "chain"])
+def test_every_loss_equals_the_dense_oracle(name: str, loss: Loss) -> None:
+    assert_all_blocks(linearised, name, loss)
+
+
+@pytest.mark.parametrize("name", ["softmax", "linear mlp", "bare"])
+def test_the_reference_engine_equals_the_dense_oracle(name: str) -> None:
+    """Elsewhere tests/curvature/test_linearised.py compares the two engines."""
+    assert_all_blocks(curvlinops, name)
+
+
+@engines
+def test_the_whole_matrix_of_blocks_is_symmetric(engine: Engine) -> None:
+    model = ARCHITECTURES["softmax"]
+    found = measured(engine, toy_problem(model), model, 1)
+    for part, blocks in found.items():
+        scale = max(block.abs().max() for block in blocks.values())
+        for row, col in blocks:
+            asymmetry = (blocks[row, col] - blocks[col, row].T).abs().max()
+            assert asymmetry <= ROUNDING * scale, (part, row, col)
+
+
+@engines
+def test_each_probe_splits_into_outer_and_functional(engine: Engine) -> None:
+    model, layer, col = ARCHITECTURES["pre"], 1, Matrix.W_V
+    problem = toy_problem(model)
+    column = engine(problem, model, layer, col, [Matrix.W_Q, col])
+    probes = rademacher(column.dim, 5, generator=stream(0, "probes"), dtype=torch.float64)
+    products = column.split_matmat(probes)
+    oracle = dense_oracle(problem, layer, [Matrix.W_Q, col])[Part.H]
+    for row in (Matrix.W_Q, col):
+        together = products[row, Part.H_o] + products[row, Part.H_f]
+        torch.testing.assert_close(together, oracle[row, col] @ probes, rtol=0, atol=1e-12)
+
+
+@engines
+@pytest.mark.parametrize("loss", [Loss.cross_entropy, Loss.mse_sum_unshifted])
+def test_a_batch_is_the_mean_or_the_sum_of_its_sequences(engine: Engine, loss: Loss) -> None:
+    model = ARCHITECTURES["softmax"]
+    problem = toy_problem(model, toy_task(model, loss=loss, batch_size=4))
+    together = dense_blocks(engine(problem, model, 1, Matrix.W_Q, [Matrix.W_Q]))
+    each = [dense_blocks(engine(p, model, 1, Matrix.W_Q, [Matrix.W_Q])) for p in single_sequences(problem)]
+    for key, block in together.items():
+        total = torch.stack([blocks[key] for blocks in each]).sum(dim=0)
+        parts = total if loss == Loss.mse_sum_unshifted else total / 4
+        torch.testing.assert_close(block, parts, rtol=1e-12, atol=1e-15)
+
+
+def single_sequences(problem: Problem) -> list[Problem]:
+    batch = problem.batch
+    pairs = zip(batch.inputs.split(1), batch.targets.split(1), strict=True)
+    return [Problem(problem.network, Batch(x, y, batch.scored), problem.loss) for x, y in pairs]
+
+
+@engines
+def test_products_do_not_depend_on_what_was_multiplied_before(engine: Engine) -> None:
+    model = ARCHITECTURES["softmax"]
+    column = engine(toy_problem(model), model, 1, Matrix.W_Q, [Matrix.W_Q, Matrix.W_V])
+    probes = rademacher(column.dim, 5, generator=stream(0, "probes"), dtype=torch.float64)
+    first = column.split_matmat(probes)
+    column.split_matmat(2 * probes[:, :3])
+    again = column.split_matmat(probes)
+    assert all(torch.equal(first[key], again[key]) for key in first)
+
+
+def test_xtrace_leaves_the_global_generator_alone_and_repeats_itself() -> None:
+    model = ARCHITECTURES["softmax"]
+    operator = ColumnOperator(toy_problem(model), 1, Matrix.W_V, [Matrix.W_V]).square_operator(Part.H)
+    before = torch.get_rng_state()
+    first, second = (
+        xtrace_squared_frobenius(operator, 6, generator=stream(3, "probes")) for _ in range(2)
+    )
+    assert first == second
+    assert torch.equal(before, torch.get_rng_state())

@@ -1,0 +1,57 @@
+"""Attention by hand: softmax and linear patterns, temperature, and the single query-key matrix."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from hessfig.config import Attention, DType, ModelConfig, QueryKey
+from hessfig.models.attention import SelfAttention
+from hessfig.models.build import build_model
+from hessfig.rng import stream
+
+LENGTH, WIDTH = 5, 4
+
+
+def attention(**settings: object) -> SelfAttention:
+    model = ModelConfig(d_model=WIDTH, **settings)  # type: ignore[arg-type]
+    network = build_model(model, sigma=1.0, seed=1, length=LENGTH, dtype=DType.float64)
+    return network.layers[0].attn
+
+
+def rows() -> Tensor:
+    return torch.randn(2, LENGTH, WIDTH, dtype=torch.float64, generator=stream(0, "rows"))
+
+
+def by_hand(layer: SelfAttention, *, linear: bool, temperature: float = 1.0) -> Tensor:
+    x = rows()
+    q, k, v = (x @ weight.weight.T for weight in (layer.q, layer.k, layer.v))
+    scores = q @ k.transpose(1, 2) / (math.sqrt(WIDTH) * temperature)
+    causal = torch.ones(LENGTH, LENGTH).tril().bool()
+    pattern = scores * causal if linear else scores.masked_fill(~causal, -math.inf).softmax(-1)
+    return pattern @ v @ layer.o.weight.T
+
+
+@pytest.mark.parametrize("kind", Attention)
+@pytest.mark.parametrize("temperature", [1.0, 3.0])
+def test_one_head_by_hand(kind: Attention, temperature: float) -> None:
+    layer = attention(attention=kind, temperature=temperature)
+    expected = by_hand(layer, linear=kind == Attention.linear, temperature=temperature)
+    torch.testing.assert_close(layer(rows()), expected)
+
+
+@pytest.mark.parametrize("kind", Attention)
+def test_chosen_queries_are_rows_of_the_whole(kind: Attention) -> None:
+    layer = attention(attention=kind, n_heads=2)
+    torch.testing.assert_close(layer(rows(), slice(2, 4)), layer(rows())[:, 2:4])
+
+
+def test_the_single_matrix_is_the_product_of_the_two() -> None:
+    pair, single = attention(), attention(query_key=QueryKey.single)
+    for name in ("v", "o"):
+        getattr(single, name).load_state_dict(getattr(pair, name).state_dict())
+    single.q.weight.copy_(pair.k.weight.T @ pair.q.weight)
+    torch.testing.assert_close(single(rows()), pair(rows()))

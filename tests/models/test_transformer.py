@@ -1,0 +1,103 @@
+"""Our transformer is TransformerLens's, and what is cut off before the loss is truly of no effect."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from transformer_lens.model_bridge.sources.native import NativeModel
+
+from hessfig.config import MLP, Attention, DType, ModelConfig, Norm, QueryKey
+from hessfig.models.build import build_model
+from hessfig.models.transformer import Transformer, native_config
+from hessfig.rng import stream
+from tests.toys import ARCHITECTURES, toy_problem
+
+LENGTH, VOCABULARY = 9, 12
+TRANSFORMERS = [name for name, model in ARCHITECTURES.items() if model.kind == "transformer"]
+
+
+def tokens() -> torch.Tensor:
+    return torch.randint(0, VOCABULARY, (5, LENGTH), generator=stream(0, "tokens"))
+
+
+def randomised(model: ModelConfig) -> Transformer:
+    """Return a transformer whose biases and LayerNorms are drawn too, so that no parameter goes untested."""
+    network = build_model(model, sigma=0.7, seed=1, length=LENGTH, dtype=DType.float64)
+    for name, parameter in network.named_parameters():
+        if parameter.ndim == 1:
+            parameter += torch.randn(parameter.shape, dtype=torch.float64, generator=stream(1, "bias", name))
+    assert isinstance(network, Transformer)
+    return network
+
+
+def native_twin(network: Transformer, model: ModelConfig) -> NativeModel:
+    native = NativeModel(native_config(model, vocabulary=VOCABULARY, length=LENGTH)).double()
+    native.head = torch.nn.Linear(model.d_model, VOCABULARY, bias=True).double()
+    native.load_state_dict(network.state_dict())
+    return native
+
+
+@pytest.mark.parametrize(
+    ("norm", "n_heads", "n_layers", "mlp"),
+    list(itertools.product([Norm.none, Norm.pre], [1, 2], [1, 3], [MLP.relu, MLP.gelu, MLP.none])),
+)
+def test_logits_equal_transformer_lens(norm: Norm, n_heads: int, n_layers: int, mlp: MLP) -> None:
+    model = ModelConfig(norm=norm, n_heads=n_heads, n_layers=n_layers, mlp=mlp, d_model=8, d_mlp=11)
+    network = randomised(model)
+    logits, native = network(tokens()), native_twin(network, model)(tokens())
+    assert (logits - native).abs().max() <= 1e-14 * max(1.0, native.abs().max())
+
+
+def test_heads_need_not_fill_the_model() -> None:
+    model = ModelConfig(d_model=8, n_heads=2, d_head=3)
+    network = randomised(model)
+    assert (network(tokens()) - native_twin(network, model)(tokens())).abs().max() <= 1e-13
+
+
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_the_suffix_gives_the_full_forwards_outputs(name: str) -> None:
+    problem = toy_problem(ARCHITECTURES[name])
+    network, batch = problem.network, problem.batch
+    full = network(batch.inputs)[:, batch.scored]
+    for depth in range(len(network.layers) + 1):
+        cut = network.from_hidden(network.hidden(batch.inputs, depth), depth, batch.scored)
+        assert (cut - full).abs().max() <= 1e-14 * max(1.0, full.abs().max())
+
+
+def test_no_position_sees_the_future() -> None:
+    network = randomised(ModelConfig(d_model=8, n_layers=2))
+    changed = tokens()
+    changed[:, 5:] = (changed[:, 5:] + 1) % VOCABULARY
+    assert torch.equal(network(tokens())[:, :5], network(changed)[:, :5])
+
+
+def test_post_norm_normalises_each_residual_sum() -> None:
+    model = ModelConfig(d_model=8, norm=Norm.post)
+    network = build_model(model, sigma=0.7, seed=1, length=LENGTH, dtype=DType.float64)
+    hidden = network.hidden(tokens(), 1)
+    torch.testing.assert_close(hidden.mean(-1), torch.zeros(5, LENGTH).double(), rtol=0, atol=1e-12)
+    torch.testing.assert_close(hidden.var(-1, unbiased=False), torch.ones(5, LENGTH).double(), rtol=0, atol=1e-3)
+
+
+def test_without_skip_and_mlp_only_the_attention_output_is_left() -> None:
+    model = ModelConfig(d_model=8, attention_skip=False, mlp=MLP.none)
+    network = randomised(model)
+    layer, hidden = network.layers[0], network.hidden(tokens(), 0)
+    torch.testing.assert_close(network.hidden(tokens(), 1), layer.attn(hidden))
+
+
+def test_residual_scale_zero_keeps_the_skip_around_the_mlp() -> None:
+    """The notebook as shipped: no skip around attention, ReLU MLP with its own."""
+    model = ModelConfig(d_model=8, attention_skip=False)
+    network = randomised(model)
+    layer, hidden = network.layers[0], network.hidden(tokens(), 0)
+    attended = layer.attn(hidden)
+    torch.testing.assert_close(network.hidden(tokens(), 1), attended + layer.mlp(attended))
+
+
+@pytest.mark.parametrize("setting", [{"temperature": 2.0}, {"attention": Attention.linear}, {"query_key": QueryKey.single}])
+def test_every_ablation_changes_the_outputs(setting: dict[str, object]) -> None:
+    plain, changed = ModelConfig(d_model=8), ModelConfig(d_model=8, **setting)  # type: ignore[arg-type]
+    assert (randomised(plain)(tokens()) - randomised(changed)(tokens())).abs().max() > 1e-3

@@ -1,0 +1,85 @@
+"""The addition task: tokens, sums, and how often nines are planted."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from hessfig.rng import stream
+from hessfig.tasks.addition import EQUALS, PLUS, addition_batch, scored_positions, sequence_length
+
+
+def batch(size: int = 500, digits: int = 5, *, seed: int = 0) -> Tensor:
+    return addition_batch(size, digits, generator=stream(seed, "task"))
+
+
+def numbers(tokens: Tensor) -> list[int]:
+    return [int("".join(map(str, row))) for row in tokens.tolist()]
+
+
+def test_five_digits_take_eighteen_tokens() -> None:
+    assert sequence_length(5) == 18
+    assert batch().shape == (500, 18)
+
+
+@pytest.mark.parametrize("digits", [1, 2, 5, 9])
+@pytest.mark.parametrize("seed", range(8))
+def test_every_answer_is_the_sum(digits: int, seed: int) -> None:
+    """Eight seeds hold enriched batches too, as the next test of frequency shows."""
+    tokens = batch(200, digits, seed=seed)
+    x, y, answer = tokens[:, :digits], tokens[:, digits + 1 : 2 * digits + 1], tokens[:, 2 * digits + 2 :]
+    assert (tokens[:, digits] == PLUS).all()
+    assert (tokens[:, 2 * digits + 1] == EQUALS).all()
+    assert [a + b for a, b in zip(numbers(x), numbers(y), strict=True)] == numbers(answer)
+
+
+def test_the_scored_positions_predict_the_answer_and_nothing_else() -> None:
+    scored = scored_positions(5)
+    assert (scored.start, scored.stop) == (11, 17)
+    following = batch()[:, scored.start + 1 : scored.stop + 1]
+    assert torch.equal(following, batch()[:, 12:18])
+    assert batch()[0, scored.start] == EQUALS
+
+
+def test_digits_are_uniform_in_a_plain_batch() -> None:
+    seed = next(seed for seed in range(20) if not is_enriched(batch(seed=seed)))
+    tokens = batch(seed=seed)
+    digits = torch.cat([tokens[:, :5], tokens[:, 6:11]], dim=1).flatten()
+    shares = torch.bincount(digits, minlength=10) / len(digits)
+    assert ((shares - 0.1).abs() < 4 * math.sqrt(0.1 * 0.9 / len(digits))).all()
+
+
+def nines(tokens: Tensor) -> int:
+    return int((tokens[:, :5] + tokens[:, 6:11] == 9).sum())
+
+
+def is_enriched(tokens: Tensor) -> bool:
+    """A tenth of plain digit pairs sum to 9, 28 % of enriched ones: 2500 pairs tell them apart without doubt."""
+    return nines(tokens) > 0.19 * 2500
+
+
+def test_one_batch_in_five_is_enriched() -> None:
+    count = 600
+    share = sum(is_enriched(batch(seed=seed)) for seed in range(count)) / count
+    assert abs(share - 0.2) < 3 * math.sqrt(0.2 * 0.8 / count)
+
+
+def test_enrichment_plants_a_fifth_of_all_places() -> None:
+    enriched = [nines(batch(seed=seed)) for seed in range(60) if is_enriched(batch(seed=seed))]
+    chosen, others = 500, 2000
+    expected = chosen + 0.1 * others
+    error = math.sqrt(0.1 * 0.9 * others / len(enriched))
+    assert abs(sum(enriched) / len(enriched) - expected) < 4 * error
+
+
+def test_enrichment_spares_places_it_did_not_choose() -> None:
+    """A tiny batch has int(0.2 * batch * digits) = 0 places to change; it must still be a batch."""
+    assert batch(2, 1).shape == (2, 6)
+
+
+def test_the_same_generator_draws_the_same_batch() -> None:
+    assert torch.equal(batch(seed=3), batch(seed=3))
+    assert not torch.equal(batch(seed=3), batch(seed=4))

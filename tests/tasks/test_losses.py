@@ -1,0 +1,54 @@
+"""Losses, their second derivatives, and the linearised loss."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.func import hessian
+
+from hessfig.config import Loss
+from hessfig.rng import stream
+from hessfig.tasks.losses import Linearised, loss_module, output_gradient
+
+SHAPE = (2, 3, 5)
+
+
+def outputs() -> Tensor:
+    return torch.randn(SHAPE, dtype=torch.float64, generator=stream(0, "outputs"))
+
+
+def targets(loss: Loss) -> Tensor:
+    if loss == Loss.cross_entropy:
+        return torch.randint(0, 5, SHAPE[:2], generator=stream(0, "targets"))
+    return torch.randn(SHAPE, dtype=torch.float64, generator=stream(0, "targets"))
+
+
+def test_cross_entropy_by_hand() -> None:
+    logits, tokens = outputs(), targets(Loss.cross_entropy)
+    by_hand = [-logits[b, p].log_softmax(0)[tokens[b, p]] for b in range(2) for p in range(3)]
+    assert loss_module(Loss.cross_entropy)(logits, tokens).item() == pytest.approx(sum(by_hand).item() / 6)
+
+
+@pytest.mark.parametrize(("loss", "factor"), [(Loss.mse, 1 / 30), (Loss.mse_sum_unshifted, 1.0)])
+def test_square_losses_by_hand(loss: Loss, factor: float) -> None:
+    by_hand = factor * (outputs() - targets(loss)).square().sum()
+    assert loss_module(loss)(outputs(), targets(loss)).item() == pytest.approx(by_hand.item())
+
+
+@pytest.mark.parametrize("loss", Loss)
+def test_the_hessian_product_is_the_second_derivative(loss: Loss) -> None:
+    module, f, target = loss_module(loss), outputs(), targets(loss)
+    df = torch.randn(2, 3, 4, 5, dtype=torch.float64, generator=stream(1, "df"))
+    matrix = hessian(lambda f: module(f, target))(f).reshape(30, 30)
+    expected = (matrix @ df.transpose(1, 2).transpose(0, 1).reshape(4, 30).T).T.reshape(4, *SHAPE)
+    torch.testing.assert_close(module.hessian_product(f, df), expected.permute(1, 2, 0, 3))
+
+
+@pytest.mark.parametrize("loss", Loss)
+def test_the_linearised_loss_has_the_losses_gradient_and_no_curvature(loss: Loss) -> None:
+    module, f, target = loss_module(loss), outputs(), targets(loss)
+    gradient = output_gradient(module, f, target)
+    assert not gradient.requires_grad
+    torch.testing.assert_close(output_gradient(Linearised(), f, gradient), gradient)
+    assert not hessian(lambda f: Linearised()(f, gradient))(f).any()

@@ -1,0 +1,38 @@
+"""The vocabulary."""
+
+from __future__ import annotations
+
+import pytest
+
+from hessfig.terms import Block, Matrix, Part
+
+
+def test_labels_are_mathtext() -> None:
+    assert Matrix.W_Q.label == r"W_{\mathrm{Q}}"
+    assert Matrix.W_pos.label == r"W_{\mathrm{pos}}"
+    assert Matrix.W.label == "W"
+
+
+def test_parts_have_words() -> None:
+    assert [part.label for part in (Part.H, Part.H_o, Part.H_f)] == [
+        "full Hessian",
+        "outer-product Hessian",
+        "functional Hessian",
+    ]
+
+
+@pytest.mark.parametrize(("matrix", "expected"), [("W_E", False), ("W_pos", False), ("W_U", False), ("W_Q", True), ("W", True)])
+def test_embeddings_and_unembedding_have_no_layer(matrix: str, expected: bool) -> None:
+    assert Matrix(matrix).has_layer is expected
+
+
+def test_a_block_names_itself() -> None:
+    block = Block(2, Matrix.W_Q, Matrix.W_V)
+    assert str(block) == "(W_Q, W_V) of layer 2"
+    assert not block.is_diagonal
+    assert Block(1, Matrix.W_Q, Matrix.W_Q).is_diagonal
+
+
+def test_values_are_what_tables_hold() -> None:
+    assert [str(part) for part in Part] == ["H_o", "H_f", "H"]
+    assert f"{Matrix.W_in}" == "W_in"
