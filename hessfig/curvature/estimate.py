@@ -11,12 +11,16 @@ from torch import Generator
 from hessfig.config import EstimatorConfig, Method, ModelConfig, Products
 from hessfig.curvature.deflated import deflated
 from hessfig.curvature.dense import dense_norms
+from hessfig.curvature.exact.engine import ExactEngine
+from hessfig.curvature.exact.support import Level, exactness
 from hessfig.curvature.hutchinson import Column, hutchinson
 from hessfig.curvature.linearised.column import LinearisedNetwork
 from hessfig.curvature.norms import Norm
 from hessfig.curvature.operators import ColumnOperator, xtrace_squared_frobenius
 from hessfig.curvature.problem import Problem
-from hessfig.terms import Matrix, Part
+from hessfig.terms import Block, Matrix, Part
+
+Norms = dict[tuple[Matrix, Part], Norm]
 
 
 class Estimator:
@@ -27,20 +31,54 @@ class Estimator:
 
     def column_norms(
         self, layer: int, col: Matrix, rows: Sequence[Matrix], parts: Sequence[Part], *, generator: Generator
-    ) -> dict[tuple[Matrix, Part], Norm]:
+    ) -> Norms:
         """Return ||H_part(row, col)||_F of `layer` for every row and part."""
-        settings = self.settings
-        if settings.method == Method.xtrace:
-            operator = ColumnOperator(self.problem, layer, col, [col])
-            return {
-                (col, part): _xtrace_norm(operator, part, settings.num_probes, generator) for part in parts
-            }
+        method = self.settings.method
+        if method == Method.exact:
+            return self._exact.column(layer, col, rows, parts)
+        if method == Method.auto:
+            return self._auto(layer, col, rows, parts, generator)
+        if method == Method.xtrace:
+            return self._xtrace(layer, col, parts, generator)
         column = self._column(layer, col, rows)
-        if settings.method == Method.dense:
+        return dense_norms(column, parts) if method == Method.dense else self._probed(column, col, parts, generator)
+
+    def _probed(self, column: Column, col: Matrix, parts: Sequence[Part], generator: Generator) -> Norms:
+        count = self.settings.num_probes
+        if self.settings.method == Method.deflated:
+            return deflated(column, col, parts, count, generator=generator)
+        return hutchinson(column, parts, count, generator=generator)
+
+    def _auto(
+        self, layer: int, col: Matrix, rows: Sequence[Matrix], parts: Sequence[Part], generator: Generator
+    ) -> Norms:
+        """Take exact norms where they are cheaper than probing, deflated probes on the diagonal, plain ones beside."""
+        norms: Norms = {}
+        for row in rows:
+            cheap = [part for part in parts if self._is_cheap(Block(layer, row, col), part)]
+            probed = [part for part in parts if part not in cheap]
+            if cheap:
+                norms |= self._exact.column(layer, col, [row], cheap)
+            if probed:
+                norms |= self._auto_probed(self._column(layer, col, [row]), row == col, col, probed, generator)
+        return {(row, part): norms[row, part] for row in rows for part in parts}
+
+    def _auto_probed(
+        self, column: Column, is_diagonal: bool, col: Matrix, parts: Sequence[Part], generator: Generator
+    ) -> Norms:
+        count = self.settings.num_probes
+        if column.dim <= 4 * count:
             return dense_norms(column, parts)
-        if settings.method == Method.deflated:
-            return deflated(column, col, parts, settings.num_probes, generator=generator)
-        return hutchinson(column, parts, settings.num_probes, generator=generator)
+        if is_diagonal:
+            return deflated(column, col, parts, count, generator=generator)
+        return hutchinson(column, parts, count, generator=generator)
+
+    def _is_cheap(self, block: Block, part: Part) -> bool:
+        return exactness(self.model, block, part).level == Level.cheap
+
+    def _xtrace(self, layer: int, col: Matrix, parts: Sequence[Part], generator: Generator) -> Norms:
+        column = ColumnOperator(self.problem, layer, col, [col])
+        return {(col, part): _xtrace_norm(column, part, self.settings.num_probes, generator) for part in parts}
 
     def _column(self, layer: int, col: Matrix, rows: Sequence[Matrix]) -> Column:
         if self.settings.products == Products.curvlinops:
@@ -50,6 +88,10 @@ class Estimator:
     @cached_property
     def _linearised(self) -> LinearisedNetwork:
         return LinearisedNetwork(self.problem, self.model)
+
+    @cached_property
+    def _exact(self) -> ExactEngine:
+        return ExactEngine(self.problem, self.model)
 
 
 def _xtrace_norm(column: ColumnOperator, part: Part, num_probes: int, generator: Generator) -> Norm:

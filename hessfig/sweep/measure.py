@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from hessfig.config import Config
+from hessfig.config import Config, DType, Method
 from hessfig.curvature.estimate import Estimator
 from hessfig.curvature.norms import Norm
 from hessfig.curvature.problem import Problem
@@ -73,8 +73,18 @@ def _row(config: Config, block: Block, part: Part, norm: Norm) -> Row:
         "frob": norm.frob,
         "frob_sem": norm.frob_sem,
         "num_probes": norm.num_probes,
+        **_made_by(config, norm),
         "status": _status(config, block, part, norm),
     }
+
+
+def _made_by(config: Config, norm: Norm) -> dict[str, str]:
+    """Say which estimator and type made this number: exact norms are float64 whatever the probes are."""
+    method = config.estimator.method
+    exact = method == Method.exact or (method == Method.auto and norm.num_probes == 0)
+    if exact:
+        return {"estimator": Method.exact.value, "dtype": DType.float64.value}
+    return {"estimator": method.value, "dtype": config.dtype.value}
 
 
 def _status(config: Config, block: Block, part: Part, norm: Norm) -> str:

@@ -11,9 +11,10 @@ from typing import Any
 from hessfig.config import Config, Method, sigma_values, with_defaults
 from hessfig.config.blocks import weight_pairs
 from hessfig.config.compose import as_plain
+from hessfig.curvature.exact.support import check_exact
 from hessfig.terms import Block, Matrix
 
-ALGORITHM_VERSION = 1
+ALGORITHM_VERSION = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +41,12 @@ class Cell:
 
 
 def plan(variants: list[tuple[str, Config]]) -> list[Cell]:
-    """Return the cells of a sweep, repeat by repeat, so that an early stop leaves whole curves."""
+    """Return the cells of a sweep, repeat by repeat, so that an early stop leaves whole curves.
+
+    Raises UserError when exact norms are asked for that cannot be had.
+    """
+    for _, config in variants:
+        _check_exact(config)
     config = variants[0][1]
     seeds = range(config.first_seed, config.first_seed + config.seeds)
     return [
@@ -49,6 +55,11 @@ def plan(variants: list[tuple[str, Config]]) -> list[Cell]:
         for variant, varied in variants
         for sigma in sigma_values(varied.grid)
     ]
+
+
+def _check_exact(config: Config) -> None:
+    if config.estimator.method == Method.exact:
+        check_exact(config.model, blocks(config), config.parts)
 
 
 def science(config: Config) -> dict[str, Any]:

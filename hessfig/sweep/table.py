@@ -55,8 +55,6 @@ def _rows(cell: Cell, store: CellStore) -> list[dict[str, Any]]:
         "variant": cell.variant,
         "sigma": cell.sigma,
         "seed": cell.seed,
-        "estimator": config.estimator.method.value,
-        "dtype": config.dtype.value,
         "config": digest(science(config))[:12],
     }
     return [{**shared, **row} for row in rows]

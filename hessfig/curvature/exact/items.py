@@ -40,35 +40,33 @@ class ItemMatrices:
         diagonal = other.diagonal if self.diagonal is None else self.diagonal + other.diagonal
         return ItemMatrices(self.terms + other.terms, diagonal)
 
-    def block(self, rows: slice, cols: slice) -> Float[Tensor, "n rows cols"]:
-        """Return M_n[rows, cols] for all items."""
-        total = sum(_product(term, rows, cols) for term in self.terms)
-        if self.diagonal is None:
-            assert isinstance(total, Tensor)
-            return total
-        return total + torch.diag_embed(self.diagonal)[:, rows, cols]
-
-    def times(self, columns: Float[Tensor, "n rows k"]) -> Float[Tensor, "n cols k"]:
-        """Return M_n^T columns (columns may have one item for all)."""
-        products = [right.mT @ (columns if left is None else left @ columns) for left, right in self.terms]
+    def block(self, rows: slice, cols: slice) -> Float[Tensor, "#n rows cols"]:
+        """Return M_n[rows, cols] for all items; the slices are equal or disjoint where there is a diagonal."""
+        products = [_product(term, rows, cols) for term in self.terms]
         if self.diagonal is not None:
-            products.append(self.diagonal[:, :, None] * columns)
+            diagonal = self.diagonal[:, rows] if rows == cols else torch.zeros_like(self.diagonal[:, rows])
+            products.append(torch.diag_embed(diagonal))
+        return sum(products[1:], start=products[0])
+
+    def after(self, rows: Float[Tensor, "#n k rows"]) -> Float[Tensor, "#n k cols"]:
+        """Return rows M_n (rows may have one item for all)."""
+        products = [(rows if left is None else rows @ left.mT) @ right for left, right in self.terms]
+        if self.diagonal is not None:
+            products.append(rows * self.diagonal[:, None])
         return sum(products[1:], start=products[0])
 
     def between(self, left: Tensor | None, right: Tensor | None) -> ItemMatrices:
-        """Return left_n^T M_n right_n for features `left` and `right` (None: the identity)."""
-        terms = [(_chain(factor, left), _chain(other, right)) for factor, other in self.terms]
-        if self.diagonal is None or (left is None and right is None):
-            return ItemMatrices(tuple(terms), self.diagonal)
-        scaled = self.diagonal[:, :, None] * (torch.eye(self.shape[0]).to(self.diagonal) if right is None else right)
-        return ItemMatrices((*terms, (left, scaled)))
+        """Return left_n^T M_n right_n for features `left` and `right` (None: the identity, all a diagonal allows)."""
+        assert self.diagonal is None or (left is None and right is None)
+        terms = [(_chain(one, left), other if right is None else other @ right) for one, other in self.terms]
+        return ItemMatrices(tuple(terms), self.diagonal)
 
-    def merged(self, labels: Int[Tensor, "n"]) -> ItemMatrices:
+    def merged(self, labels: Int[Tensor, " n"]) -> ItemMatrices:
         """Return sum of M_n over the items of each label: one matrix per label, formed."""
         groups = [torch.nonzero(labels == label).flatten() for label in range(int(labels.max()) + 1)]
         return ItemMatrices(((None, torch.stack([self._sum_over(group) for group in groups])),))
 
-    def _sum_over(self, group: Int[Tensor, "k"]) -> Float[Tensor, "rows cols"]:
+    def _sum_over(self, group: Int[Tensor, " k"]) -> Float[Tensor, "rows cols"]:
         total = sum(_summed(term, group) for term in self.terms)
         assert isinstance(total, Tensor)
         return total if self.diagonal is None else total + torch.diag(self.diagonal[group].sum(dim=0))

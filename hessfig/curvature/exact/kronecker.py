@@ -24,6 +24,8 @@ def kronecker_squared_norm(
     """Return sum_nm weights_nm <M_n, M_m> for symmetric `weights`; `symmetric` says that every M_n is."""
     if matrices.is_zero:
         return weights.new_zeros(())
+    if not matrices.terms:
+        return _of_diagonals(weights, matrices)
     if _factors_are_cheaper(matrices, symmetric):
         return _by_factors(weights, matrices)
     return _by_entries(weights, matrices, symmetric)
@@ -41,10 +43,12 @@ def cross_product(
     """
     (matrices, inputs), (derivatives, gradients) = plain, crossed
     total = weights.new_zeros(())
+    if matrices.is_zero or derivatives.is_zero:
+        return total
     for items in _slices(len(weights), 32):
-        first = _select(matrices, items).times(gradients.T[None])
-        second = derivatives.times(inputs[items].T[None])
-        total += torch.einsum("nfm,mfn,nm->", first, second.expand(len(weights), -1, -1), weights[items])
+        first = _select(matrices, items).after(gradients[None])
+        second = derivatives.after(inputs[items][None])
+        total += ((first * second.transpose(0, 1)).sum(dim=-1) * weights[items]).sum()
     return total
 
 
@@ -54,6 +58,11 @@ def _factors_are_cheaper(matrices: ItemMatrices, symmetric: bool) -> bool:
     rank, (rows, cols) = sum(right.shape[1] for _, right in matrices.terms), matrices.shape
     sides = 1 if _is_square(matrices) else 2
     return rank**2 * sides * (rows + cols) / 2 < rows * cols * (0.6 if symmetric else 1.0)
+
+
+def _of_diagonals(weights: Tensor, matrices: ItemMatrices) -> Tensor:
+    assert matrices.diagonal is not None
+    return (weights * (matrices.diagonal @ matrices.diagonal.T)).sum()
 
 
 def _by_entries(weights: Tensor, matrices: ItemMatrices, symmetric: bool) -> Tensor:
@@ -68,9 +77,11 @@ def _by_entries(weights: Tensor, matrices: ItemMatrices, symmetric: bool) -> Ten
     return (weights * gram).sum()
 
 
-def _add_gram(gram: Float[Tensor, "n n"], entries: Float[Tensor, "n k"], factor: float) -> None:
-    """Add the Gram matrix of `entries` by its upper blocks, those off the diagonal twice: only symmetric sums follow."""
-    entries = entries.expand(len(gram), -1)
+def _add_gram(gram: Float[Tensor, "n n"], entries: Float[Tensor, "#n k"], factor: float) -> None:
+    """Add the upper blocks of the Gram matrix of `entries`, doubled off the diagonal: only symmetric sums follow."""
+    if len(entries) == 1:
+        gram += factor * entries.square().sum()
+        return
     for items in _slices(len(gram), _CHUNK):
         gram[items, items].addmm_(entries[items], entries[items].T, alpha=factor)
         rest = slice(items.stop, None)
@@ -80,7 +91,11 @@ def _add_gram(gram: Float[Tensor, "n n"], entries: Float[Tensor, "n k"], factor:
 def _by_factors(weights: Tensor, matrices: ItemMatrices) -> Tensor:
     """<L^T R, L'^T R'> = sum of the entries of (L L'^T) o (R R'^T); L and R stack the terms."""
     right = torch.cat([factor for _, factor in matrices.terms], dim=1)
-    left = right if _is_square(matrices) else torch.cat([factor for factor, _ in matrices.terms if factor is not None], dim=1)
+    left = (
+        right
+        if _is_square(matrices)
+        else torch.cat([factor for factor, _ in matrices.terms if factor is not None], dim=1)
+    )
     total, count = weights.new_zeros(()), len(weights)
     for items in _slices(count, 16):
         rest = slice(items.start, count)
@@ -90,7 +105,7 @@ def _by_factors(weights: Tensor, matrices: ItemMatrices) -> Tensor:
     return total
 
 
-def _row_products(factor: Float[Tensor, "n r k"], items: slice, rest: slice) -> Float[Tensor, "a r b r"]:
+def _row_products(factor: Float[Tensor, "#n r k"], items: slice, rest: slice) -> Float[Tensor, "a r b r"]:
     here, others = factor[items], factor[rest]
     return (here.flatten(0, 1) @ others.flatten(0, 1).T).view(*here.shape[:2], *others.shape[:2])
 
@@ -106,7 +121,9 @@ def _is_square(matrices: ItemMatrices) -> bool:
 
 
 def _select(matrices: ItemMatrices, items: slice) -> ItemMatrices:
-    terms = tuple((None if left is None else _of(left, items), _of(right, items)) for left, right in matrices.terms)
+    terms = tuple(
+        (None if left is None else _of(left, items), _of(right, items)) for left, right in matrices.terms
+    )
     return ItemMatrices(terms, None if matrices.diagonal is None else matrices.diagonal[items])
 
 

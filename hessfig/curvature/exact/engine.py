@@ -1,0 +1,123 @@
+"""The exact engine: one per cell, it keeps what all columns of blocks share."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from functools import cached_property
+
+import torch
+
+from hessfig.config import ModelConfig
+from hessfig.curvature.exact.blocks import last_layer_norms
+from hessfig.curvature.exact.last_layer import LastLayer
+from hessfig.curvature.exact.linear_mlp import linear_mlp_norms
+from hessfig.curvature.exact.lower_outer import OutputRows
+from hessfig.curvature.exact.lower_scores import LowerScores
+from hessfig.curvature.exact.support import Route, check_exact, route_of
+from hessfig.curvature.hutchinson import chunks, squared_norms
+from hessfig.curvature.linearised.column import LinearisedNetwork
+from hessfig.curvature.norms import Norm
+from hessfig.curvature.problem import Problem
+from hessfig.tasks.batch import Batch
+from hessfig.terms import Block, Matrix, Part
+
+_COLUMNS_AT_ONCE = 64
+
+Norms = dict[tuple[Matrix, Part], Norm]
+
+
+def exact_norms(
+    problem: Problem,
+    layer: int,
+    col: Matrix,
+    rows: Sequence[Matrix],
+    parts: Sequence[Part],
+    *,
+    model: ModelConfig,
+) -> Norms:
+    """Return ||H_part(row, col)||_F of `layer` for every row and part, without sampling error.
+
+    Raises UserError for a part of a block that has no exact norm (see support.exactness).
+    """
+    return ExactEngine(problem, model).column(layer, col, rows, parts)
+
+
+class ExactEngine:
+    """Exact norms of the blocks of `problem`, column by column; float64 whatever the problem's own type."""
+
+    def __init__(self, problem: Problem, model: ModelConfig) -> None:
+        self.problem, self.model = _in_double(problem), model
+
+    @torch.no_grad()
+    def column(self, layer: int, col: Matrix, rows: Sequence[Matrix], parts: Sequence[Part]) -> Norms:
+        """Return the norms of the blocks (row, col) of `layer`. Raises UserError where there is no exact norm."""
+        check_exact(self.model, [Block(layer, row, col) for row in rows], parts)
+        found = {}
+        for row in rows:
+            values = self._block(Block(layer, row, col), parts)
+            found.update({(row, part): Norm(values[part], 0.0, 0) for part in parts})
+        return found
+
+    def _block(self, block: Block, parts: Sequence[Part]) -> dict[Part, float]:
+        route = route_of(self.model, block, Part.H_o)
+        if route == Route.last_layer:
+            return last_layer_norms(self._last_layer, block.row, block.col, parts)
+        if route == Route.tokens:
+            return linear_mlp_norms(self.problem, block.layer, parts)
+        return self._by_columns(block, parts) if route == Route.columns else self._lower(block, parts)
+
+    def _lower(self, block: Block, parts: Sequence[Part]) -> dict[Part, float]:
+        squares: dict[Part, float] = {}
+        others = [part for part in parts if part != Part.H_o]
+        if Part.H_o in parts:
+            squares[Part.H_o] = self._rows.outer_squared_norm(block.layer, block.row, block.col)
+        if others:
+            scores = self._scores(block.layer)
+            squares |= scores.squared_norms(block.row, self._rows.mixed(block.layer), others)
+        return {part: max(square, 0.0) ** 0.5 for part, square in squares.items()}
+
+    def _by_columns(self, block: Block, parts: Sequence[Part]) -> dict[Part, float]:
+        """Sum the squared columns of the block (or of its transpose) of the smaller weight."""
+        small, large = sorted(
+            (block.row, block.col), key=lambda m: self.problem.weight(block.layer, m).numel()
+        )
+        column = self._network.column(block.layer, small, [large])
+        identity = torch.eye(column.dim, dtype=column.dtype)
+        totals = dict.fromkeys(parts, 0.0)
+        for piece in chunks(identity, column, _COLUMNS_AT_ONCE):
+            for (_, part), squares in squared_norms(column, parts, piece).items():
+                totals[part] += float(squares.sum())
+        return {part: total**0.5 for part, total in totals.items()}
+
+    def _scores(self, layer: int) -> LowerScores:
+        if self._held is None or self._held[0] != layer:
+            self._held = layer, LowerScores(self._network.tape, layer, self.problem.batch.scored.stop)
+        return self._held[1]
+
+    _held: tuple[int, LowerScores] | None = None
+
+    @cached_property
+    def _last_layer(self) -> LastLayer:
+        return LastLayer(self.problem, self.model)
+
+    @cached_property
+    def _network(self) -> LinearisedNetwork:
+        with torch.enable_grad():
+            return LinearisedNetwork(self.problem, self.model)
+
+    @cached_property
+    def _rows(self) -> OutputRows:
+        return OutputRows(self.problem, self._network.tape)
+
+
+def _in_double(problem: Problem) -> Problem:
+    if problem.dtype == torch.float64:
+        return problem
+    targets = problem.batch.targets
+    targets = targets.double() if targets.is_floating_point() else targets
+    inputs = problem.batch.inputs
+    inputs = inputs.double() if inputs.is_floating_point() else inputs
+    return Problem(
+        copy.deepcopy(problem.network).double(), Batch(inputs, targets, problem.batch.scored), problem.loss
+    )

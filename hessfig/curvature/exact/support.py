@@ -1,0 +1,181 @@
+"""Which blocks have exact norms, by which route, and what they cost: standard library only, for checks of settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from hessfig.config.blocks import weight_size
+from hessfig.config.schema import MLP, Attention, Kind, ModelConfig, Norm, TaskConfig, with_defaults
+from hessfig.errors import UserError
+from hessfig.terms import Block, Matrix, Part
+
+_VOCABULARY = 12
+_SMALL = (Matrix.W_E, Matrix.W_pos, Matrix.W_U)
+_SCORE_LIKE = (Matrix.W_Q, Matrix.W_K, Matrix.W_QK)
+
+
+class Route(StrEnum):
+    """How a block is found: items of the last layer, few outputs, causal scores, column by column, token by token."""
+
+    last_layer = "last_layer"
+    outputs = "outputs"
+    scores = "scores"
+    columns = "columns"
+    tokens = "tokens"
+    missing = "missing"
+
+
+class Level(StrEnum):
+    """Against 20 probes: cheaper, dearer, or not to be had."""
+
+    cheap = "cheap"
+    expensive = "expensive"
+    unsupported = "unsupported"
+
+
+@dataclass(frozen=True)
+class Exactness:
+    """Whether `estimator=exact` serves a part of a block, why (not), and what to type instead."""
+
+    level: Level
+    route: Route
+    reason: str
+    remedy: str = ""
+
+
+def exactness(model: ModelConfig, block: Block, part: Part) -> Exactness:
+    """Say whether and how the exact norm of `part` of `block` can be had."""
+    route = route_of(model, block, part)
+    if route == Route.missing:
+        return Exactness(Level.unsupported, route, _REASONS[route], "estimator=hutchinson, or estimator=auto")
+    cheap = route == Route.tokens or (route == Route.last_layer and not _is_wide(model, block))
+    return Exactness(Level.cheap if cheap else Level.expensive, route, _REASONS[route])
+
+
+def route_of(model: ModelConfig, block: Block, part: Part) -> Route:
+    """Return the way to the exact norm of `part` of `block`."""
+    if model.kind == Kind.linear_mlp:
+        return Route.tokens
+    weights, is_last = {block.row, block.col}, block.layer in (0, model.n_layers)
+    if weights & {Matrix.W_E, Matrix.W_pos} or (Matrix.W_U in weights and not is_last):
+        return Route.columns
+    if is_last:
+        return Route.last_layer
+    if part == Part.H_o:
+        return Route.outputs
+    return Route.scores if block.is_diagonal and block.row in _SCORE_LIKE else Route.missing
+
+
+def check_exact(model: ModelConfig, blocks: Iterable[Block], parts: Sequence[Part]) -> None:
+    """Raise UserError for the first part of a block that has no exact norm."""
+    for block in blocks:
+        for part in parts:
+            found = exactness(model, block, part)
+            if found.level == Level.unsupported:
+                raise UserError(
+                    f"estimator.method=exact: no exact {part} of block {block}: {found.reason}",
+                    got=f"model.n_layers={model.n_layers}, part {part}",
+                    allowed="below the last layer H_o of any block, H_f and H of W_Q, W_K, W_QK and of embeddings",
+                    remedy=found.remedy,
+                )
+
+
+def cost(model: ModelConfig, task: TaskConfig, block: Block, part: Part) -> float:
+    """Return a rough count of floating-point operations for the exact norm of `part` of `block` in a fresh cell."""
+    sizes, route = _Sizes.of(model, task), route_of(model, block, part)
+    if route == Route.last_layer:
+        return _last_layer_cost(model, sizes, block, part)
+    if route == Route.tokens:
+        return 2.0 * sizes.items * _VOCABULARY * sizes.width * sizes.width
+    if route == Route.columns:
+        fewest = min(weight_size(matrix, model, task) for matrix in (block.row, block.col))
+        return 3.0 * fewest * _pass_cost(model, sizes, block)
+    if route == Route.missing:
+        return float("inf")
+    outer = _outer_cost(model, sizes, block)
+    if route == Route.outputs:
+        return outer
+    scores = model.n_heads * sizes.length * (sizes.length + 1) / 2
+    return outer + 2 * scores * _pass_cost(model, sizes, block) + 2 * sizes.sequences**2 * scores**3
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    sequences: int
+    items: int
+    scored: int
+    length: int
+    width: int
+    inner: int
+    hidden: int
+
+    @classmethod
+    def of(cls, model: ModelConfig, task: TaskConfig) -> _Sizes:
+        m = with_defaults(model)
+        length = 3 * task.digits + 3
+        scored = length if m.kind == Kind.self_attention else task.digits + 1
+        hidden = 0 if m.mlp == MLP.none or m.kind == Kind.self_attention else m.d_mlp or 0
+        inner = m.n_heads * (m.d_head or 0)
+        return cls(task.batch_size, task.batch_size * scored, scored, length, m.d_model, inner, hidden)
+
+
+def _last_layer_cost(model: ModelConfig, sizes: _Sizes, block: Block, part: Part) -> float:
+    """Tail Jacobians once, then Gram matrices of the items (symmetric blocks cost half)."""
+    curved = model.norm != Norm.none and part != Part.H_o
+    tail = 2.0 * sizes.items * sizes.hidden * sizes.width * (sizes.width if curved else _VOCABULARY)
+    tail += 6.0 * sizes.items * sizes.width**3 if curved else 0.0
+    row, col = (_side(model, sizes, matrix) for matrix in (block.row, block.col))
+    if block.is_diagonal:
+        items = 60 if model.n_layers == 1 and block.row in _SCORE_LIKE else sizes.items
+        return tail + 0.8 * items**2 * row * col
+    return tail + sizes.items**2 * (1.4 * row * col + 60.0 * (row + col))
+
+
+def _side(model: ModelConfig, sizes: _Sizes, matrix: Matrix) -> int:
+    """Length of the vector a weight produces for an item, all heads together."""
+    sides = {
+        Matrix.W_Q: sizes.inner,
+        Matrix.W_V: sizes.inner,
+        Matrix.W_O: sizes.width,
+        Matrix.W_in: sizes.hidden,
+        Matrix.W_out: sizes.width,
+        Matrix.W_U: _VOCABULARY,
+    }
+    return sides.get(matrix, sizes.width * model.n_heads)
+
+
+def _outer_cost(model: ModelConfig, sizes: _Sizes, block: Block) -> float:
+    """One pass down for every output of a sequence, then Gram matrices of the pairs of sequences."""
+    rank = sizes.scored * _VOCABULARY
+    sides = {_side(model, sizes, matrix) for matrix in (block.row, block.col)}
+    pairs = (
+        sizes.sequences**2
+        / 2
+        * sum(2.0 * rank * sizes.length * side * (rank + sizes.length) for side in sides)
+    )
+    return rank * _pass_cost(model, sizes, block) + pairs
+
+
+def _pass_cost(model: ModelConfig, sizes: _Sizes, block: Block) -> float:
+    """Operations of one tangent through the layers from the block's on."""
+    layers = model.n_layers - max(block.layer, 1) + 1
+    per_position = 4 * sizes.width * sizes.inner + 2 * sizes.width * sizes.hidden
+    return 2.0 * sizes.sequences * sizes.length * layers * per_position
+
+
+def _is_wide(model: ModelConfig, block: Block) -> bool:
+    """Whether the Gram matrices run over the MLP's hidden layer and something beside it."""
+    curved = model.norm != Norm.none or (model.mlp == MLP.gelu and model.attention in list(Attention))
+    return Matrix.W_in in (block.row, block.col) and (curved or not block.is_diagonal)
+
+
+_REASONS = {
+    Route.last_layer: "in the last layer an output depends on its own position's vectors alone",
+    Route.outputs: "H_o has no more than the outputs' rank: one pass down for each",
+    Route.scores: "W_Q and W_K enter through the causal scores alone: one pass up and two down for each",
+    Route.columns: "the smaller weight of the two has few entries: one product for each",
+    Route.tokens: "linear MLPs see single tokens, of which there are few",
+    Route.missing: "below the last layer this weight reaches the outputs through every value of every later layer",
+}
