@@ -4,11 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 RUN := $(BIN)/hessfig
-SWEEPS := sigma layernorm linear_axis_short linear_axis softmax mlp eq5 entries depth
 FIGURES := 3a 3b 5a 5b 7 8 eq5 1 4 6
+# Sweeps measured exactly where that is cheaper than probing; the others name their own estimator.
+AUTO := sigma layernorm linear_axis_short linear_axis softmax mlp depth
 
-# Which sweep a figure draws (read from its configuration).
+# The sweep a figure draws (read from its configuration), and the command that measures it.
 sweep_of = $(shell sed -n 's/^sweep: //p' conf/figure/$(1).yaml)
+measure = $(RUN) run sweep=$(1) $(if $(filter $(1),$(AUTO)),estimator=auto)
 
 .DEFAULT_GOAL := help
 .PHONY: help figures test test-slow lint slopes check verify bench clean
@@ -16,12 +18,10 @@ sweep_of = $(shell sed -n 's/^sweep: //p' conf/figure/$(1).yaml)
 help: ## list the targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | sort | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
 
-figures: $(READY) ## run every sweep of the paper and draw every figure (resumes where it stopped)
-	@for sweep in $(SWEEPS); do $(RUN) run sweep=$$sweep || exit $$?; done
-	@for figure in $(FIGURES); do $(RUN) plot figure=$$figure || exit $$?; done
+figures: $(FIGURES:%=figure-%) ## measure every sweep of the paper and draw every figure (resumes where it stopped)
 
-figure-%: $(READY) ## run the sweep of one figure and draw it, e.g. make figure-3a
-	$(RUN) run sweep=$(call sweep_of,$*)
+figure-%: $(READY) ## measure the sweep of one figure and draw it, e.g. make figure-3a
+	$(call measure,$(call sweep_of,$*))
 	$(RUN) plot figure=$*
 
 test: $(READY) ## run the fast test suite

@@ -19,7 +19,7 @@ from hessfig.sweep.pool import THREADS
 from hessfig.sweep.store import replacing
 
 _PACKAGES = ("torch", "transformer-lens", "curvlinops-for-pytorch", "numpy", "hydra-core")
-_NOT_SETTINGS = ("output_dir", "dry_run", "reference", "figure", "workers")
+_NOT_SETTINGS = ("output_dir", "dry_run", "reference", "figure", "workers", "tolerance", "resamples")
 
 
 def write_manifest(path: Path, variants: list[tuple[str, Config]], run: dict[str, Any]) -> None:

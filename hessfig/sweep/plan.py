@@ -68,6 +68,7 @@ def science(config: Config) -> dict[str, Any]:
     estimator = {"method": plain["estimator"]["method"]}
     if config.estimator.method not in (Method.dense, Method.exact):
         estimator["num_probes"] = plain["estimator"]["num_probes"]
+    if config.estimator.method not in (Method.xtrace, Method.exact):
         estimator["products"] = plain["estimator"]["products"]
     if config.estimator.method == Method.auto:
         estimator["variance_share"] = plain["estimator"]["variance_share"]
