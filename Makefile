@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 RUN := $(BIN)/hessfig
 FIGURES := 3a 3b 5a 5b 7 8 eq5 1 4 6
+STUDIES := scalar bounds
 # Sweeps measured exactly where that is cheaper than probing; the others name their own estimator.
 AUTO := sigma layernorm linear_axis_short linear_axis softmax mlp depth
 
@@ -18,10 +19,10 @@ measure = $(RUN) run sweep=$(1) $(if $(filter $(1),$(AUTO)),estimator=auto)
 help: ## list the targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | sort | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
 
-figures: $(FIGURES:%=figure-%) ## measure every sweep of the paper and draw every figure (resumes where it stopped)
+figures: $(STUDIES:%=figure-%) $(FIGURES:%=figure-%) ## measure every sweep of the paper and draw every figure (resumes where it stopped)
 
 figure-%: $(READY) ## measure the sweep of one figure and draw it, e.g. make figure-3a
-	$(call measure,$(call sweep_of,$*))
+	$(if $(filter $*,$(STUDIES)),,$(call measure,$(call sweep_of,$*)))
 	$(RUN) plot figure=$*
 
 test: $(READY) ## run the fast test suite

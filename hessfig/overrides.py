@@ -68,9 +68,7 @@ def _quoted(word: str) -> str:
 
 def _refuse_strays(arguments: list[str], words: list[str]) -> None:
     values_of_flags = {
-        after
-        for before, after in pairwise(arguments)
-        if before in ("--cfg", "-c", "--package", "-p")
+        after for before, after in pairwise(arguments) if before in ("--cfg", "-c", "--package", "-p")
     }
     for word in arguments:
         if not word.startswith("-") and word not in words and word not in values_of_flags:
@@ -88,14 +86,14 @@ def _check_one(key: str, value: Any, is_sweep: bool) -> None:
 
 def _check_choice(group: str, value: Any, is_sweep: bool) -> None:
     known = choices(group)
-    for choice in value.list if is_sweep and hasattr(value, "list") else [value]:
-        if str(choice) not in known:
-            remedy = did_you_mean(str(choice), known)
+    for entry in value.list if is_sweep and hasattr(value, "list") else [value]:
+        choice = str(getattr(entry, "text", entry))
+        if choice not in known:
             raise UserError(
-                f"there is no {group} {str(choice)!r}",
+                f"there is no {group} {choice!r}",
                 got=f"{group}={choice}",
                 allowed=", ".join(known),
-                remedy=remedy,
+                remedy=did_you_mean(choice, known),
             )
 
 

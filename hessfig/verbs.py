@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -89,11 +90,22 @@ def _plot(composed: DictConfig, fixed: Fixed) -> int:
         raise UserError(
             "no figure chosen", allowed="figure=NAME", remedy="`hessfig plot --help` lists the figures"
         )
-    windows = sweep_windows(figure.sweep)
-    spec = FigureSpec(figure.name, figure.sweep, figure.layout, windows, figure.options)
-    for path in draw(spec, Path(config.output_dir)):
+    outputs = Path(config.output_dir)
+    if figure.layout == "study":
+        paths = _study(figure.name, outputs)
+    else:
+        windows = sweep_windows(figure.sweep)
+        paths = draw(FigureSpec(figure.name, figure.sweep, figure.layout, windows, figure.options), outputs)
+    for path in paths:
         print(path)
     return 0
+
+
+def _study(name: str, outputs: Path) -> list[Path]:
+    """Compute the tables of a theory study unless they are there (seconds), then draw its figure."""
+    if not list((outputs / name).glob("*.csv")):
+        import_module(f"hessfig.theory.{name}_study").run(outputs)
+    return import_module(f"hessfig.figures.{name}").draw(outputs)
 
 
 def _slopes(composed: DictConfig, fixed: Fixed) -> int:

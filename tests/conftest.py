@@ -1,13 +1,103 @@
-"""One thread, shapes checked at run time, and one toy run of the installed command shared by all tests."""
+"""One thread, shapes checked at run time, and toy runs of the installed command that start beside the other tests."""
 
 from __future__ import annotations
 
 import os
 
-os.environ.update({name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")})
+os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"))
 
+import multiprocessing
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import forkserver
+from pathlib import Path
+from typing import Any
+
+import pytest
 from jaxtyping import install_import_hook
 
+from tests import runs
+
+warnings.filterwarnings("ignore", category=FutureWarning, module="torch.jit")
 install_import_hook(
     ["hessfig.tasks", "hessfig.models", "hessfig.curvature", "hessfig.theory"], "beartype.beartype"
 )
+
+RUNS = {"undisturbed": runs.undisturbed, "disturbed": runs.disturbed}
+Background = dict[str, Future[Any]]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def background(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Background]:
+    """Start what some test will wait for: the toy runs, one after the other, and the workers' slow imports."""
+    wanted = {name for item in request.session.items for name in getattr(item, "fixturenames", ())}
+    folder = tmp_path_factory.mktemp("runs")
+    if "workers" in wanted:
+        multiprocessing.get_context("forkserver").set_forkserver_preload(["hessfig.sweep.worker"])
+        forkserver.ensure_running()
+    with ThreadPoolExecutor(max_workers=1) as executor:
+        started = {
+            name: partial(executor.submit, run, folder / name) for name, run in RUNS.items() if name in wanted
+        }
+        yield {name: start() for name, start in started.items()}
+
+
+@pytest.fixture(scope="session")
+def runs_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that holds the folders of the toy runs."""
+    return tmp_path_factory.getbasetemp() / "runs0"
+
+
+@pytest.fixture(scope="session")
+def undisturbed(background: Background, runs_folder: Path) -> Path:
+    """The folder of a toy sweep run in one go."""
+    finished: subprocess.CompletedProcess[str] = background["undisturbed"].result()
+    assert finished.returncode == 0, finished.stderr
+    return runs_folder / "undisturbed"
+
+
+@pytest.fixture(scope="session")
+def disturbed(background: Background, runs_folder: Path) -> tuple[Path, int]:
+    """The folder of the same sweep, interrupted, killed and finished; the exit code of the interrupted run."""
+    interrupted, finished = background["disturbed"].result()
+    assert finished.returncode == 0, finished.stderr
+    return runs_folder / "disturbed", interrupted
+
+
+@pytest.fixture(scope="session")
+def workers() -> None:
+    """Worker processes of this process start at once: their imports began with the session."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a call of the command line left behind."""
+
+    code: object
+    out: str
+    err: str
+
+
+@pytest.fixture
+def cli(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., Answer]:
+    """Call the command line in this process, in an empty folder."""
+    from hessfig.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["hessfig"])
+
+    def call(*arguments: str) -> Answer:
+        with pytest.raises(SystemExit) as exit:
+            main(list(arguments))
+        return Answer(exit.value.code, *capfd.readouterr())
+
+    return call

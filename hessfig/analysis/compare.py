@@ -13,7 +13,7 @@ import pandas as pd
 
 from hessfig.analysis.atomic import write_text
 from hessfig.analysis.manifest import read_sweep
-from hessfig.analysis.reference import read_reference
+from hessfig.analysis.reference import on_grid, read_reference
 from hessfig.errors import UserError
 from hessfig.terms import Matrix, Part
 
@@ -49,11 +49,13 @@ class Comparison:
 
     def rich_table(self) -> Table:
         """Return the curves as a table for a terminal."""
+        from rich import box
         from rich.table import Table
 
-        table = Table(title=f"{self.sweep} against the published values", title_justify="left")
-        for title in ("layers", "layer", "block", "part", "points", "|z| ≤ 3", "mean shift", "± se", "z", ""):
-            table.add_column(title, justify="right")
+        title = f"{self.sweep} against the published values"
+        table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        for name in ("layer", "block", "part", "points", "|z| ≤ 3", "mean shift ± se", "z of the shift"):
+            table.add_column(name, no_wrap=True)
         for row in self.curves.itertuples():
             table.add_row(*_cells(row))
         return table
@@ -78,7 +80,7 @@ def compare(table: pd.DataFrame, reference: pd.DataFrame) -> Comparison:
     errors, each from the spread over repeats. Points with a zero or a non-finite value on either side carry
     no z. Raises UserError when nothing overlaps.
     """
-    ours, theirs = _ours(table), _on_grid(reference, table["sigma"].unique())
+    ours, theirs = _ours(table), on_grid(reference, table["sigma"].unique())
     both = _points(ours).merge(_points(theirs), on=POINT, suffixes=("", "_published"))
     if both.empty:
         raise UserError(
@@ -98,14 +100,6 @@ def _ours(table: pd.DataFrame) -> pd.DataFrame:
     return plain.rename(columns={"row": "block", "seed": "repeat", "frob": "value"})[
         [*POINT, "repeat", "value"]
     ]
-
-
-def _on_grid(reference: pd.DataFrame, sigma: np.ndarray) -> pd.DataFrame:
-    """Return the rows whose sigma is one of the table's, spelt as the table spells it."""
-    grid = np.sort(sigma)
-    nearest = grid[np.abs(np.log(reference["sigma"].to_numpy()[:, None] / grid)).argmin(axis=1)]
-    close = np.isclose(nearest, reference["sigma"], rtol=1e-6, atol=0)
-    return reference.assign(sigma=nearest)[close]
 
 
 def _points(values: pd.DataFrame) -> pd.DataFrame:
@@ -143,36 +137,34 @@ def _with_z(both: pd.DataFrame) -> pd.DataFrame:
 def _curves(points: pd.DataFrame, ours: pd.DataFrame, theirs: pd.DataFrame) -> pd.DataFrame:
     """Return share within 3 and mean shift of every curve.
 
-    Points of one repeat share their weights along sigma: so each repeat is first averaged over sigma (its
-    logs minus the published mean logs), and the standard error is the spread of these averages over repeats.
+    Points of one repeat share their weights along sigma: so each repeat is first averaged over sigma (its logs minus
+    the published mean logs), and the standard error comes from the spread of these averages over repeats.
     """
-    rows = []
-    for key, here in points.groupby(CURVE, sort=True):
-        compared = here[here["z"].notna()]
-        known = dict(zip(compared["sigma"], compared["log_mean_published"], strict=True))
-        mine, published = (_repeat_averages(side, key, known) for side in (ours, theirs))
-        shift, error = mine.mean() - published.mean(), np.hypot(mine.sem(), published.sem())
-        rows.append(
-            {
-                **dict(zip(CURVE, key, strict=True)),
-                "num_points": len(compared),
-                "share_within_3": (compared["z"].abs() <= 3).mean(),
-                "shift": shift,
-                "shift_se": error,
-                "z": shift / error if error > 0 else np.nan,
-                "zero": bool(here["zero"].all()),
-                "zero_published": bool(here["zero_published"].all()),
-            }
+    within = (points["z"].abs() <= 3).where(points["z"].notna())
+    summary = (
+        points.assign(within=within.astype(float))
+        .groupby(CURVE)
+        .agg(
+            num_points=("z", "count"),
+            share_within_3=("within", "mean"),
+            zero=("zero", "all"),
+            zero_published=("zero_published", "all"),
         )
-    order = [*_MATRICES, *_PARTS].index
-    return pd.DataFrame(rows).sort_values(
-        CURVE, key=lambda c: c.map(order) if c.name in ("block", "part") else c
     )
+    mine, published = (_repeat_averages(side, points) for side in (ours, theirs))
+    shift, error = mine["mean"] - published["mean"], np.hypot(mine["sem"], published["sem"])
+    curves = summary.assign(shift=shift, shift_se=error, z=shift / error.where(error > 0)).reset_index()
+    order = [*_MATRICES, *_PARTS].index
+    return curves.sort_values(CURVE, key=lambda c: c.map(order) if c.name in ("block", "part") else c)
 
 
-def _repeat_averages(side: pd.DataFrame, key: tuple, known: dict[float, float]) -> pd.Series:
-    curve = _with_logs(side[(side[CURVE] == list(key)).all(axis=1) & side["sigma"].isin(list(known))])
-    return (curve["log"] - curve["sigma"].map(known)).groupby(curve["repeat"]).mean()
+def _repeat_averages(side: pd.DataFrame, points: pd.DataFrame) -> pd.DataFrame:
+    """Return mean and sem over repeats of each repeat's average log distance from the published mean curve."""
+    compared = points.loc[points["z"].notna(), [*POINT, "log_mean_published"]]
+    known = _with_logs(side).merge(compared, on=POINT)
+    distance = (known["log"] - known["log_mean_published"]).rename("distance")
+    averages = distance.groupby([known[name] for name in [*CURVE, "repeat"]]).mean()
+    return averages.groupby(level=CURVE).agg(["mean", "sem"])
 
 
 def _verdict(share: float, curves: pd.DataFrame) -> Verdict:
@@ -192,18 +184,14 @@ def _span(frame: pd.DataFrame) -> str:
 
 
 def _cells(row: Any) -> list[str]:
-    names = [str(row.num_layers), str(row.layer), row.block, row.part]
+    names = [f"{row.layer}/{row.num_layers}", row.block, row.part]
     if row.zero or row.zero_published:
         return [
             *names,
             "",
             "",
+            "both are zero" if row.zero and row.zero_published else "one side is zero",
             "",
-            "",
-            "",
-            "both zero" if row.zero and row.zero_published else "one side is zero",
         ]
-    share, shift, error = (
-        f"{100 * x:.1f} %" for x in (row.share_within_3, np.expm1(row.shift), row.shift_se)
-    )
-    return [*names, str(row.num_points), share, shift, error, f"{row.z:.1f}", ""]
+    shift = f"{100 * np.expm1(row.shift):+.1f} ± {100 * row.shift_se:.1f} %"
+    return [*names, str(row.num_points), f"{100 * row.share_within_3:.0f} %", shift, f"{row.z:+.1f}"]

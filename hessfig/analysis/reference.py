@@ -30,6 +30,14 @@ def read_reference(path: Path, table: pd.DataFrame, architectures: Architectures
     return _checked(_read_csv(path), path, sorted(table["num_layers"].unique()))
 
 
+def on_grid(reference: pd.DataFrame, sigma: np.ndarray) -> pd.DataFrame:
+    """Return the rows whose sigma is one of the table's, spelt as the table spells it."""
+    grid = np.sort(sigma)
+    nearest = grid[np.abs(np.log(reference["sigma"].to_numpy()[:, None] / grid)).argmin(axis=1)]
+    close = np.isclose(nearest, reference["sigma"], rtol=1e-6, atol=0)
+    return reference.assign(sigma=nearest)[close]
+
+
 def _read_csv(path: Path) -> pd.DataFrame:
     if not path.exists():
         raise UserError(

@@ -16,7 +16,7 @@ from hessfig.analysis.curves import seed_matrix
 from hessfig.analysis.manifest import Architectures, read_sweep
 from hessfig.analysis.published import published_slope
 from hessfig.analysis.table import CURVE, in_reading_order
-from hessfig.analysis.verdicts import judge
+from hessfig.analysis.verdicts import Verdict, judge
 from hessfig.analysis.windows import Window, as_window, check_windows, label, within
 from hessfig.terms import Block, Matrix, Part
 from hessfig.theory.growth_rates import GrowthRate, Prediction, Regime, growth_rate
@@ -81,14 +81,16 @@ def write_slopes(frame: pd.DataFrame, path: Path) -> None:
 
 
 def rich_table(frame: pd.DataFrame) -> Table:
-    """Return the slopes as a table for a terminal; a column that says nothing here is left out."""
+    """Return the slopes as a table that fits a terminal; a column that says nothing here is left out."""
+    from rich import box
     from rich.table import Table
 
     shown = {title: [cell(row) for row in frame.itertuples()] for title, cell in _CELLS.items()}
     shown = {title: cells for title, cells in shown.items() if any(cells)}
-    table = Table(title="Growth rates: slope of log ||block||_F against log sigma", title_justify="left")
-    for title in shown:
-        table.add_column(title, justify="left" if title in _WORDY else "right")
+    title = "Growth rates: slope of log ||block||_F against log sigma"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in shown:
+        table.add_column(name, no_wrap=name not in ("variant", "verdict"))
     for cells in zip(*shown.values(), strict=True):
         table.add_row(*cells)
     return table
@@ -126,23 +128,31 @@ def _number(value: float, digits: int = 2) -> str:
     return "" if math.isnan(value) else f"{value:.{digits}f}"
 
 
+def _slope(row: Any) -> str:
+    return (
+        "= 0" if row.is_zero else _number(row.slope) + (f" ± {row.slope_se:.2f}" if row.slope_se >= 0 else "")
+    )
+
+
+def _interval(row: Any) -> str:
+    return "" if math.isnan(row.ci_low) else f"[{row.ci_low:.2f}, {row.ci_high:.2f}]"
+
+
 def _predicted(row: Any) -> str:
     return "= 0" if row.prediction == Prediction.structural_zero else _number(row.predicted, 0)
 
 
-_WORDY = ("variant", "block", "part", "window", "verdict")
+_SHORT: dict[str, str] = {Verdict.structural_zero: "agrees", Verdict.no_prediction: "-"}
 _CELLS: dict[str, Callable[[Any], str]] = {
     "variant": lambda row: row.variant,
-    "layers": lambda row: str(row.num_layers),
-    "layer": lambda row: str(row.layer),
+    "layer": lambda row: f"{row.layer}/{row.num_layers}",
     "block": lambda row: row.row if row.row == row.col else f"{row.row}, {row.col}",
     "part": lambda row: row.part,
     "window": lambda row: label(as_window(row.window_low, row.window_high)),
-    "slope": lambda row: "= 0" if row.is_zero else _number(row.slope),
-    "± se": lambda row: _number(row.slope_se),
-    "95 % interval": lambda row: f"[{row.ci_low:.2f}, {row.ci_high:.2f}]" if row.ci_low == row.ci_low else "",
-    "predicted": _predicted,
-    "published": lambda row: _number(row.published),
-    "nonfinite": lambda row: str(row.num_nonfinite or ""),
-    "verdict": lambda row: row.verdict,
+    "slope ± se": _slope,
+    "95 % interval": _interval,
+    "theory": _predicted,
+    "paper": lambda row: _number(row.published),
+    "not finite": lambda row: str(row.num_nonfinite or ""),
+    "verdict": lambda row: _SHORT.get(row.verdict, row.verdict),
 }

@@ -41,7 +41,11 @@ class Estimator:
         if method == Method.xtrace:
             return self._xtrace(layer, col, parts, generator)
         column = self._column(layer, col, rows)
-        return dense_norms(column, parts) if method == Method.dense else self._probed(column, col, parts, generator)
+        return (
+            dense_norms(column, parts)
+            if method == Method.dense
+            else self._probed(column, col, parts, generator)
+        )
 
     def _probed(self, column: Column, col: Matrix, parts: Sequence[Part], generator: Generator) -> Norms:
         count = self.settings.num_probes
@@ -60,7 +64,9 @@ class Estimator:
             if cheap:
                 norms |= self._exact.column(layer, col, [row], cheap)
             if probed:
-                norms |= self._auto_probed(self._column(layer, col, [row]), row == col, col, probed, generator)
+                norms |= self._auto_probed(
+                    self._column(layer, col, [row]), row == col, col, probed, generator
+                )
         return {(row, part): norms[row, part] for row in rows for part in parts}
 
     def _auto_probed(
@@ -78,7 +84,9 @@ class Estimator:
 
     def _xtrace(self, layer: int, col: Matrix, parts: Sequence[Part], generator: Generator) -> Norms:
         column = ColumnOperator(self.problem, layer, col, [col])
-        return {(col, part): _xtrace_norm(column, part, self.settings.num_probes, generator) for part in parts}
+        return {
+            (col, part): _xtrace_norm(column, part, self.settings.num_probes, generator) for part in parts
+        }
 
     def _column(self, layer: int, col: Matrix, rows: Sequence[Matrix]) -> Column:
         if self.settings.products == Products.curvlinops:

@@ -98,7 +98,7 @@ def _draw_curves(axes: list[Axes], block: Measured) -> None:
         one = block.of(part=part)
         mark_one(ax)
         ax.set_xlim(axes[0].get_xlim())
-        ax.set_xlabel(r"$\sigma$")
+        ax.set_xlabel("σ")
         widths = np.linspace(1.8, 0.8, len(variants))  # curves that coincide stay countable
         for tone, variant, value, width in zip(tones, variants, values, widths, strict=True):
             draw_curve(ax, one.of(variant=variant).curves, colour=tone, label=value, linewidth=width)
@@ -128,7 +128,7 @@ def _draw_shares(ax: Axes, shares: pd.DataFrame, block: Measured, sigmas: list[f
     place = dict(zip(block.curves["variant"].unique(), numbers or range(len(values)), strict=True))
     for tone, sigma in zip(shades("#555555", len(sigmas)), sigmas, strict=True):
         here = shares[np.isclose(shares["sigma"], sigma)]
-        at = here["variant"].map(place)
+        at = [place[variant] for variant in here["variant"]]
         ax.errorbar(
             at,
             here["mean"],
@@ -140,7 +140,7 @@ def _draw_shares(ax: Axes, shares: pd.DataFrame, block: Measured, sigmas: list[f
         )
     _name_values(ax, values, numbers)
     if sigmas:
-        ax.legend(title=r"$\sigma$:", loc="best", alignment="left")
+        ax.legend(title="σ:", loc="best", alignment="left")
 
 
 def _name_values(ax: Axes, values: list[str], numbers: list[float] | None) -> None:

@@ -45,7 +45,11 @@ def growth(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     Later layers are darker. A block that vanishes says so.
     Requires: the sweep's table.csv with diagonal blocks; manifest.json for predictions.
     """
-    measured = read_measured(folder, spec.windows)
+    yield from growth_pages(read_measured(folder, spec.windows))
+
+
+def growth_pages(measured: Measured) -> Iterator[Page]:
+    """Draw a page for each network of a sweep."""
     networks = measured.networks()
     for variant, num_layers in networks:
         one = measured.of(variant=variant, num_layers=num_layers)
@@ -73,7 +77,7 @@ def draw_growth(measured: Measured, *, suffix: str = "") -> Page:
             draw_panel(ax, block.of(part=part), matrix_colour(matrix))
     for ax, part in zip(axes[0], Part, strict=True):
         ax.set_title(f"{symbol(part)}: {part.label}")
-    only_outer_labels(axes, x=r"$\sigma$", y=[norm_label(matrix) for matrix in matrices])
+    only_outer_labels(axes, x="σ", y=[norm_label(matrix) for matrix in matrices])
     return Page(suffix, figure, drawn_numbers(measured))
 
 
@@ -129,7 +133,8 @@ def write_powers(ax: Axes, measured: Measured) -> None:
     groups = predicted.groupby("predicted", sort=True)["layer"].unique()
     words = [power(exponent) + _for_layers(layers, measured) for exponent, layers in groups.items()]
     if words:
-        corner(ax, ",  ".join(words), "lower right", colour=GUIDE, size=SMALL)
+        size = SMALL if len("".join(words)) > 4 else SMALL + 1.5
+        corner(ax, ",  ".join(words), "lower right", colour=GUIDE, size=size)
 
 
 def _draw_fits(ax: Axes, measured: Measured) -> None:

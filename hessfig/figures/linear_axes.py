@@ -59,7 +59,7 @@ def draw_linear(measured: Measured, *, suffix: str = "") -> Page:
             _draw_panel(ax, measured.of(row=matrix, col=matrix, part=part), matrix_colour(matrix))
     for ax, part in zip(axes[0], Part, strict=True):
         ax.set_title(f"{symbol(part)}: {part.label}", pad=9)
-    only_outer_labels(axes, x=r"$\sigma$", y=[norm_label(matrix) for matrix in matrices])
+    only_outer_labels(axes, x="σ", y=[norm_label(matrix) for matrix in matrices])
     return Page(suffix, figure, drawn_numbers(measured))
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from hessfig.analysis.curves import growth_curves
@@ -86,9 +87,8 @@ def drawn_numbers(measured: Measured) -> pd.DataFrame:
 
 
 def _chosen(frame: pd.DataFrame, choice: dict[str, object]) -> pd.DataFrame:
-    for column, value in choice.items():
-        frame = frame[frame[column] == value]
-    return frame
+    wanted = np.logical_and.reduce([frame[column].to_numpy() == value for column, value in choice.items()])
+    return frame[wanted]
 
 
 def seeds_words(table: pd.DataFrame) -> str:

@@ -50,5 +50,5 @@ def draw_depths(measured: Measured, part: Part, *, suffix: str = "") -> Page:
             )
     for ax, depth in zip(axes[0], depths, strict=True):
         ax.set_title(f"{symbol(part)}, {depth} layer{'s' if depth > 1 else ''}")
-    only_outer_labels(axes, x=r"$\sigma$", y=[norm_label(matrix) for matrix in matrices])
+    only_outer_labels(axes, x="σ", y=[norm_label(matrix) for matrix in matrices])
     return Page(suffix, figure, drawn_numbers(measured))

@@ -64,7 +64,7 @@ def draw_depth(comparison: Comparison, depth: int, *, suffix: str = "") -> Page:
     for ax, part in zip(axes[0], Part, strict=True):
         ax.set_title(f"{symbol(part)}: {part.label}")
     for ax in axes[-1]:
-        ax.set_xlabel(r"$\sigma$")
+        ax.set_xlabel("σ")
     return Page(suffix, figure, points)
 
 
@@ -87,7 +87,10 @@ def _draw_panel(above: Axes, below: Axes, points: pd.DataFrame, curves: pd.DataF
     for tone, layer in zip(shades(colour, len(layers)), layers, strict=True):
         here, summary = drawn[drawn["layer"] == layer], curves[curves["layer"] == layer].iloc[0]
         draw_curve(
-            above, here, colour=tone, label=(f"{layer}: " if len(layers) > 1 else "") + _shift(summary)
+            above,
+            here,
+            colour=tone,
+            label=(f"{layer}: " if len(layers) > 1 else "") + _shift(summary, alone=len(layers) == 1),
         )
         above.plot(
             here["sigma"],
@@ -103,9 +106,9 @@ def _draw_panel(above: Axes, below: Axes, points: pd.DataFrame, curves: pd.DataF
     above.legend(loc="upper left", alignment="left", title="shift" if len(layers) == 1 else "Layer: shift")
 
 
-def _shift(curve: pd.Series) -> str:
+def _shift(curve: pd.Series, *, alone: bool) -> str:
     percent = f"{100 * np.expm1(curve['shift']):+.1f} ± {100 * curve['shift_se']:.1f} %".replace("-", "−")
-    return f"{percent}, {100 * curve['share_within_3']:.0f} % in 3 se"
+    return f"{percent}, {100 * curve['share_within_3']:.0f} % in 3 se" if alone else percent
 
 
 def _why_empty(curves: pd.DataFrame) -> str:

@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 
 from hessfig.analysis.windows import label
 from hessfig.figures.grid import only_outer_labels, panel_grid, say
-from hessfig.figures.growth import growth
+from hessfig.figures.growth import growth_pages
 from hessfig.figures.measured import Measured, read_measured
 from hessfig.figures.panels import corner, symbol, why_empty
 from hessfig.figures.save import Page
@@ -32,8 +32,8 @@ def growth_by_depth(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     layer of one network, with its error; the grey bar at its place is the predicted exponent.
     Requires: the sweep's table.csv with diagonal blocks of several depths; manifest.json for predictions.
     """
-    yield from growth(spec, folder)
     measured = read_measured(folder, spec.windows)
+    yield from growth_pages(measured)
     for variant in measured.curves["variant"].unique():
         several = len(measured.curves["variant"].unique()) > 1
         yield draw_overview(

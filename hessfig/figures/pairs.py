@@ -107,4 +107,4 @@ def _label(axes: NDArray[np.object_], matrices: list[Matrix]) -> None:
     for ax, matrix in zip(axes[:, 0], matrices, strict=True):
         ax.set_ylabel(rf"${matrix.label}$:  block $\|\cdot\|_F$")
     for ax in axes[-1]:
-        ax.set_xlabel(r"$\sigma$")
+        ax.set_xlabel("σ")

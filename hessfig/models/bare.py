@@ -18,9 +18,7 @@ class LinearMLP(nn.Module):
         super().__init__()
         self.tok_embed = nn.Embedding(vocabulary, model.d_model)
         widths = [model.d_model] * model.n_layers + [vocabulary]
-        self.layers = nn.ModuleList(
-            nn.Linear(a, b, bias=False) for a, b in pairwise(widths)
-        )
+        self.layers = nn.ModuleList(nn.Linear(a, b, bias=False) for a, b in pairwise(widths))
 
     def hidden(
         self, tokens: Int[Tensor, "batch length"], depth: int

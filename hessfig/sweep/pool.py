@@ -137,9 +137,7 @@ def _is_sound(cell: Cell, store: CellStore) -> bool:
 
 def _brief(error: Exception) -> str:
     where = traceback.extract_tb(error.__traceback__)[-1]
-    return (
-        f"{type(error).__name__}: {error} ({where.name}, {Path(where.filename).name}:{where.lineno})"
-    )
+    return f"{type(error).__name__}: {error} ({where.name}, {Path(where.filename).name}:{where.lineno})"
 
 
 def _exit_reason(code: int | None) -> str:

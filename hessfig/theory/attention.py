@@ -109,10 +109,19 @@ class AttentionPoint:
 
     def curvature_of_scores(self, part: Part) -> Float[Tensor, "dd dd"]:
         """U_o, U_f or their sum U: the d_V^2 x d_V^2 middle of every query-key block."""
-        per_row = {Part.H_o: self._outer, Part.H_f: self._third}
-        parts = [per_row[p]() for p in ((Part.H_o, Part.H_f) if part == Part.H else (part,))]
+        if part == Part.H:
+            return self._score_curvatures[Part.H_o] + self._score_curvatures[Part.H_f]
+        return self._score_curvatures[part]
+
+    @cached_property
+    def _score_curvatures(self) -> dict[Part, Float[Tensor, "dd dd"]]:
         size = self.X.shape[1] ** 2
-        return torch.einsum("ia,ib,icd->acbd", self.X, self.X, sum(parts)).reshape(size, size)
+        pairs = torch.einsum("ia,ib->iab", self.X, self.X)
+        per_row = {Part.H_o: self._outer(), Part.H_f: self._third()}
+        return {
+            part: torch.einsum("iab,icd->acbd", pairs, rows).reshape(size, size)
+            for part, rows in per_row.items()
+        }
 
     def gradient_of_scores(self) -> Float[Tensor, "d_V d_V"]:
         """B = sum_i x_i (M2_i W_V d_i)^T; c B = X^T (dl/dT) X (Remark D.1)."""

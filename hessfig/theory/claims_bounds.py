@@ -82,14 +82,16 @@ STATEMENTS = [
         corrected=_violations(bounds.spread_from_norm),
         measure=Measure.integer,
         error_is=VIOLATIONS,
-        correction="From the spectral norms of X and the weights and from the residual, for H, H_o and H_f: "
-        "theory/bounds.py.",
+        correction="VV: c L x². QQ: (c/(4 d_K)) x⁶ k² v² + (√6 c/(9 d_K)) x⁵ k² v ρ. VQ: (c √L/(2 √d_K)) x⁴ v k + "
+        "(c/(2 √d_K)) x³ k ||D||. QK: (c/(4 d_K)) x⁶ q k v² + (√6 c/(9 d_K)) x⁵ q k v ρ + (c/(2 √d_K)) x³ v ||D||_F. "
+        "KK and VK: q for k. x, q, k, v are the spectral norms of X, W_Q, W_K, W_V; ρ = max |d_i|. The whole: the "
+        "spectral norm of the 3 x 3 matrix of these.",
         note=f"{len(SCALES) ** 3} scales of tokens, weights and targets per draw.",
     ),
     Statement(
         "bound-diameter",
         "blog post on arXiv 2510.16927, Section 4.3 (formula lost)",
-        "The same, refined by the token diameter R = max |x_j - x_k|.",
+        "Such a bound from the token diameter R = max |x_j - x_k|.",
         Verdict.left_out,
         _draw,
         oracle=_none,
@@ -97,8 +99,7 @@ STATEMENTS = [
         corrected=_violations(bounds.spread_from_diameter),
         measure=Measure.integer,
         error_is=VIOLATIONS,
-        correction="||M_2,i|| <= R²/4, third moments <= R³/(6 sqrt(3)), and ||A X|| itself in place of "
-        "sqrt(L) ||X||.",
+        correction="As `bound`, with R²/4 for x²/2, R³/(6 √3) for √6 x³/9, and ||A X|| for √L x.",
     ),
     Statement(
         "bound-2510",
@@ -115,7 +116,7 @@ STATEMENTS = [
     Statement(
         "bound-2510-keys",
         "arXiv 2510.16927, Theorem 1",
-        "The same for a large W_Q and a small W_K.",
+        "The bound of Theorem 1 also holds for a large W_Q and a small W_K.",
         Verdict.no,
         _rescaled_draw,
         oracle=_none,
@@ -124,9 +125,9 @@ STATEMENTS = [
         measure=Measure.integer,
         error_is=VIOLATIONS,
         correction="Blocks with W_K need ||W_Q|| where those with W_Q have ||W_K||, as in `bound`.",
-        note=f"No term covers (K,K) and (V,K): W_Q → t W_Q, W_K → W_K/t (t = {RESCALING:g}) leaves the "
-        "network as it is and all four "
-        "terms bounded while H grows like t². Judged by the four terms as quoted in this project's notes.",
+        note=f"No term covers (K,K) and (V,K): W_Q → t W_Q, W_K → W_K/t (t = {RESCALING:g}) leaves the network as "
+        "it is and all four terms bounded, while H grows like t². Judged by the four terms as quoted in this "
+        "project's notes.",
     ),
     Statement(
         "bound-2510-step",

@@ -24,7 +24,7 @@ from hessfig.theory.sinks import Sink, sink_mixing, sink_response
 from hessfig.theory.statement import Dims, Measure, Statement, Values, Verdict
 
 BETA = 2.0
-TOKENS, PROBLEMS, CONDITION_PROBLEMS = 8, 50, 15
+TOKENS, PROBLEMS, CONDITION_PROBLEMS = 8, 40, 11
 NORM_FACTOR = 300.0
 OUTSIDE = "eigenvalues outside symmetric pairs"
 

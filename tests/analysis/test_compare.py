@@ -103,9 +103,9 @@ def test_run_reads_a_file_and_writes_points_curves_and_figure(tmp_path: Path, ta
     assert len(pd.read_csv(folder / "comparison_curves.csv")) == 6
     written = {path.name for path in (tmp_path / "figures").iterdir()}
     assert written == {f"figcompare_sigma.{kind}" for kind in ("pdf", "png", "svg", "csv")}
-    console = Console(width=120, record=True)
+    console = Console(width=80, record=True)
     console.print(found.rich_table())
-    assert "both zero" in console.export_text()
+    assert "both are zero" in console.export_text()
 
 
 @pytest.mark.parametrize(

@@ -155,10 +155,10 @@ def test_bad_windows(windows: list[Any]) -> None:
 
 
 def test_rich_table_shows_predictions_and_zeros() -> None:
-    console = Console(width=140, record=True)
+    console = Console(width=80, record=True)
     console.print(slopes.rich_table(fitted(make_table())))
     text = console.export_text()
-    for word in ("W_Q", "σ ≤ 1", "agrees", "= 0", "published"):
+    for word in ("W_Q", "σ ≤ 1", "agrees", "= 0", "paper"):
         assert word in text
     assert "variant" not in text
 

@@ -10,7 +10,14 @@ import torch
 from omegaconf import DictConfig
 
 from hessfig.config import Config, GridConfig
-from hessfig.config.compose import as_plain, check_composition, differing_setting, sweep_windows, to_config, variants
+from hessfig.config.compose import (
+    as_plain,
+    check_composition,
+    differing_setting,
+    sweep_windows,
+    to_config,
+    variants,
+)
 from hessfig.errors import UserError
 from hessfig.overrides import GROUPS, choices, quote_numbers
 from hessfig.sweep.measure import measure
@@ -39,14 +46,8 @@ def test_every_sweep_measures_at_toy_size(sweep: str) -> None:
         rows = measure(cell)
         assert rows
         assert {row["status"] for row in rows} <= {"ok", "structural_zero"}, cell
-
-
-@pytest.mark.parametrize("sweep", SWEEPS)
-def test_every_sweep_says_what_it_is(sweep: str) -> None:
-    config = to_config(compose([f"sweep={sweep}"]))
-    assert config.sweep.name == sweep
-    assert config.sweep.about
-    assert sweep_windows(sweep)
+        assert cell.config.sweep.name == sweep
+        assert cell.config.sweep.about
 
 
 @pytest.mark.parametrize("figure", FIGURES)
@@ -63,9 +64,18 @@ def test_every_choice_has_a_line_of_help(group: str) -> None:
         assert about, f"{group}={name}"
 
 
+def test_windows_are_read_from_the_sweeps_own_file() -> None:
+    assert sweep_windows("layernorm") == [(None, 0.1), (1.0, None), (None, None)]
+
+
 def test_the_defaults_are_the_papers() -> None:
     config = to_config(compose([]))
-    assert (config.seeds, config.first_seed, config.dtype, config.estimator.num_probes) == (20, 1234, "float64", 20)
+    assert (config.seeds, config.first_seed, config.dtype, config.estimator.num_probes) == (
+        20,
+        1234,
+        "float64",
+        20,
+    )
     assert (config.model.d_model, config.task.batch_size, config.task.digits) == (128, 64, 5)
     assert (config.grid.low, config.grid.high, config.grid.points) == (0.01, 10.0, 20)
 
@@ -133,5 +143,9 @@ def test_a_table_of_other_settings_is_told_apart(tmp_path: Path) -> None:
     manifest = tmp_path / "manifest.json"
     assert differing_setting(manifest, compose([]), {"seeds"}) is None
     manifest.write_text(json.dumps({"config": as_plain(to_config(compose(["model.norm=pre"])))}))
-    assert differing_setting(manifest, compose(["model.norm=none"]), {"model.norm"}) == ("model.norm", "pre", "none")
+    assert differing_setting(manifest, compose(["model.norm=none"]), {"model.norm"}) == (
+        "model.norm",
+        "pre",
+        "none",
+    )
     assert differing_setting(manifest, compose(["model.norm=pre"]), {"model.norm"}) is None

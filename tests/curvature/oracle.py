@@ -71,4 +71,3 @@ def _as_matrices(blocks: dict[str, Weights], names: dict[Matrix, str], at: Weigh
         for row in names
         for col in names
     }
-

@@ -45,9 +45,12 @@ def test_unbiased_with_honest_errors(columns: dict[Matrix, LinearisedColumn], ma
 
 def test_beats_plain_hutchinson_at_equal_products(columns: dict[Matrix, LinearisedColumn]) -> None:
     column, block = columns[Matrix.W_V], (Matrix.W_V, Part.H)
-    plain = [hutchinson(column, [Part.H], 18, generator=stream(i, "plain"))[block].frob for i in range(REPEATS)]
+    plain = [
+        hutchinson(column, [Part.H], 18, generator=stream(i, "plain"))[block].frob for i in range(REPEATS)
+    ]
     better = [
-        deflated(column, Matrix.W_V, [Part.H], 18, generator=stream(i, "plain"))[block].frob for i in range(REPEATS)
+        deflated(column, Matrix.W_V, [Part.H], 18, generator=stream(i, "plain"))[block].frob
+        for i in range(REPEATS)
     ]
     assert torch.tensor(better).std() < 0.7 * torch.tensor(plain).std()
 

@@ -17,7 +17,9 @@ Norms = dict[tuple[Matrix, Part], Norm]
 MODEL = ARCHITECTURES["softmax"]
 
 
-def norms(settings: EstimatorConfig, model: ModelConfig = MODEL, col: Matrix = Matrix.W_Q, **task: object) -> Norms:
+def norms(
+    settings: EstimatorConfig, model: ModelConfig = MODEL, col: Matrix = Matrix.W_Q, **task: object
+) -> Norms:
     problem = toy_problem(model, toy_task(model, **task))
     estimator = Estimator(problem, model, settings)
     return estimator.column_norms(1, col, [col], list(Part), generator=stream(1, "probes"))
@@ -44,7 +46,9 @@ def test_xtrace_is_exact_once_half_its_products_exceed_the_rank(col: Matrix) -> 
     """Two scored positions of d_head 4 bound the rank by 8; ten leave-one-out sketches reach it."""
     model = ModelConfig(d_model=8, d_head=4)
     exact = norms(EstimatorConfig(method=Method.dense), model, col, batch_size=1)
-    for key, norm in norms(EstimatorConfig(method=Method.xtrace, num_probes=20), model, col, batch_size=1).items():
+    for key, norm in norms(
+        EstimatorConfig(method=Method.xtrace, num_probes=20), model, col, batch_size=1
+    ).items():
         assert norm.frob == pytest.approx(exact[key].frob, rel=1e-7)
         assert norm.frob == 0.0 or (math.isnan(norm.frob_sem) and norm.num_probes == 20)
 

@@ -15,8 +15,8 @@ from hessfig.curvature.dense import dense_blocks
 from hessfig.curvature.hutchinson import Column
 from hessfig.curvature.linearised.column import LinearisedNetwork
 from hessfig.curvature.operators import ColumnOperator, xtrace_squared_frobenius
-from hessfig.curvature.problem import Problem
 from hessfig.curvature.probes import rademacher
+from hessfig.curvature.problem import Problem
 from hessfig.rng import stream
 from hessfig.tasks.batch import Batch
 from hessfig.terms import Matrix, Part
@@ -46,7 +46,9 @@ def measured(engine: Engine, problem: Problem, model: ModelConfig, layer: int) -
         blocks = dense_blocks(engine(problem, model, layer, col, matrices))
         for row in matrices:
             outer, functional = blocks[row, Part.H_o], blocks[row, Part.H_f]
-            for part, block in zip((Part.H_o, Part.H_f, Part.H), (outer, functional, outer + functional), strict=True):
+            for part, block in zip(
+                (Part.H_o, Part.H_f, Part.H), (outer, functional, outer + functional), strict=True
+            ):
                 found[part][row, col] = block
     return found
 
@@ -145,8 +147,6 @@ def test_xtrace_leaves_the_global_generator_alone_and_repeats_itself() -> None:
     model = ARCHITECTURES["softmax"]
     operator = ColumnOperator(toy_problem(model), 1, Matrix.W_V, [Matrix.W_V]).square_operator(Part.H)
     before = torch.get_rng_state()
-    first, second = (
-        xtrace_squared_frobenius(operator, 6, generator=stream(3, "probes")) for _ in range(2)
-    )
+    first, second = (xtrace_squared_frobenius(operator, 6, generator=stream(3, "probes")) for _ in range(2))
     assert first == second
     assert torch.equal(before, torch.get_rng_state())

@@ -94,8 +94,8 @@ def test_ablation_draws_shares_against_the_varied_setting(pages: Draw) -> None:
     assert len(curves(outer)) == len(curves(functional)) == 3
     assert "temperature:" in words(outer) and "0.5" in words(outer)
     for container in share.containers:
-        np.testing.assert_allclose(container.lines[0].get_xdata(), [0.5, 1.0, 4.0])
-        np.testing.assert_allclose(container.lines[0].get_ydata(), 0.6)
+        np.testing.assert_allclose(container.lines[0].get_xdata().astype(float), [0.5, 1.0, 4.0])
+        np.testing.assert_allclose(container.lines[0].get_ydata().astype(float), 0.6)
 
 
 def test_share_is_taken_seed_by_seed() -> None:

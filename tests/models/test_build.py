@@ -14,7 +14,9 @@ from hessfig.models.build import build_model
 EMBEDDINGS = {"tok_embed.weight", "pos.weight"}
 
 
-def built(model: ModelConfig, *, sigma: float = 0.3, seed: int = 1234, dtype: DType = DType.float64) -> nn.Module:
+def built(
+    model: ModelConfig, *, sigma: float = 0.3, seed: int = 1234, dtype: DType = DType.float64
+) -> nn.Module:
     return build_model(model, sigma=sigma, seed=seed, length=9, dtype=dtype)
 
 
@@ -86,4 +88,6 @@ def test_nothing_asks_for_gradients_and_the_global_generator_does_not_matter() -
     first = parameters(ModelConfig(d_model=8))
     torch.manual_seed(99)
     second = parameters(ModelConfig(d_model=8))
-    assert all(torch.equal(weight, second[name]) and not weight.requires_grad for name, weight in first.items())
+    assert all(
+        torch.equal(weight, second[name]) and not weight.requires_grad for name, weight in first.items()
+    )

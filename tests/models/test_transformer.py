@@ -78,7 +78,9 @@ def test_post_norm_normalises_each_residual_sum() -> None:
     network = build_model(model, sigma=0.7, seed=1, length=LENGTH, dtype=DType.float64)
     hidden = network.hidden(tokens(), 1)
     torch.testing.assert_close(hidden.mean(-1), torch.zeros(5, LENGTH).double(), rtol=0, atol=1e-12)
-    torch.testing.assert_close(hidden.var(-1, unbiased=False), torch.ones(5, LENGTH).double(), rtol=0, atol=1e-3)
+    torch.testing.assert_close(
+        hidden.var(-1, unbiased=False), torch.ones(5, LENGTH).double(), rtol=0, atol=1e-3
+    )
 
 
 def test_without_skip_and_mlp_only_the_attention_output_is_left() -> None:
@@ -97,7 +99,9 @@ def test_residual_scale_zero_keeps_the_skip_around_the_mlp() -> None:
     torch.testing.assert_close(network.hidden(tokens(), 1), attended + layer.mlp(attended))
 
 
-@pytest.mark.parametrize("setting", [{"temperature": 2.0}, {"attention": Attention.linear}, {"query_key": QueryKey.single}])
+@pytest.mark.parametrize(
+    "setting", [{"temperature": 2.0}, {"attention": Attention.linear}, {"query_key": QueryKey.single}]
+)
 def test_every_ablation_changes_the_outputs(setting: dict[str, object]) -> None:
     plain, changed = ModelConfig(d_model=8), ModelConfig(d_model=8, **setting)  # type: ignore[arg-type]
     assert (randomised(plain)(tokens()) - randomised(changed)(tokens())).abs().max() > 1e-3

@@ -20,7 +20,7 @@ from hessfig.theory.statement import Dims
 scales = st.sampled_from([0.1, 1.0, 5.0])
 
 
-@settings(derandomize=True, deadline=None, max_examples=15)
+@settings(derandomize=True, deadline=None, max_examples=10)
 @given(st.integers(2, 7), st.integers(1, 5), st.integers(1, 5), scales, scales, scales)
 def test_no_block_and_no_whole_exceeds_its_bound(
     L: int, d_V: int, d_K: int, tokens: float, query_key: float, targets: float

@@ -17,7 +17,7 @@ from hessfig.theory.statement import Dims
 TINY = 1e-5
 
 
-@settings(derandomize=True, deadline=None, max_examples=4)
+@settings(derandomize=True, deadline=None, max_examples=3)
 @given(st.integers(3, 5), st.integers(2, 5), st.integers(1, 6))
 def test_all_block_pairs_grow_as_predicted(L: int, d_V: int, d_K: int) -> None:
     nets = attention_nets(Dims(L, d_V, d_K), stream(0, "growth", L, d_V, d_K))

@@ -9,6 +9,7 @@ from functools import cached_property
 import torch
 
 from hessfig.config import ModelConfig
+from hessfig.config.blocks import matrices_of
 from hessfig.curvature.exact.blocks import last_layer_norms
 from hessfig.curvature.exact.last_layer import LastLayer
 from hessfig.curvature.exact.linear_mlp import linear_mlp_norms
@@ -48,6 +49,8 @@ class ExactEngine:
 
     def __init__(self, problem: Problem, model: ModelConfig) -> None:
         self.problem, self.model = _in_double(problem), model
+        self._held: tuple[int, LowerScores] | None = None
+        self._columns: dict[tuple[int, Matrix, bool], dict[tuple[Matrix, Part], float]] = {}
 
     @torch.no_grad()
     def column(self, layer: int, col: Matrix, rows: Sequence[Matrix], parts: Sequence[Part]) -> Norms:
@@ -78,24 +81,30 @@ class ExactEngine:
         return {part: max(square, 0.0) ** 0.5 for part, square in squares.items()}
 
     def _by_columns(self, block: Block, parts: Sequence[Part]) -> dict[Part, float]:
-        """Sum the squared columns of the block (or of its transpose) of the smaller weight."""
+        """Find the block (or its transpose) among the rows of the smaller weight's column."""
         small, large = sorted(
             (block.row, block.col), key=lambda m: self.problem.weight(block.layer, m).numel()
         )
-        column = self._network.column(block.layer, small, [large])
-        identity = torch.eye(column.dim, dtype=column.dtype)
-        totals = dict.fromkeys(parts, 0.0)
-        for piece in chunks(identity, column, _COLUMNS_AT_ONCE):
-            for (_, part), squares in squared_norms(column, parts, piece).items():
-                totals[part] += float(squares.sum())
-        return {part: total**0.5 for part, total in totals.items()}
+        key = (block.layer, small, block.is_diagonal)
+        if key not in self._columns:
+            rows = [small] if block.is_diagonal else [m for m in matrices_of(self.model) if m != small]
+            self._columns[key] = self._whole_column(block.layer, small, rows)
+        return {part: self._columns[key][large, part] for part in parts}
+
+    def _whole_column(self, layer: int, col: Matrix, rows: list[Matrix]) -> dict[tuple[Matrix, Part], float]:
+        """Sum the squared columns of every block (row, col): one pass serves all rows."""
+        column = self._network.column(max(layer, 1), col, rows)
+        totals = {(row, part): 0.0 for row in rows for part in Part}
+        for piece in chunks(torch.eye(column.dim, dtype=column.dtype), column, _COLUMNS_AT_ONCE):
+            for key, squares in squared_norms(column, list(Part), piece).items():
+                totals[key] += float(squares.sum())
+        return {key: total**0.5 for key, total in totals.items()}
 
     def _scores(self, layer: int) -> LowerScores:
+        """Keep the scores of one layer, the last asked for: their curvature is a matrix per sequence."""
         if self._held is None or self._held[0] != layer:
             self._held = layer, LowerScores(self._network.tape, layer, self.problem.batch.scored.stop)
         return self._held[1]
-
-    _held: tuple[int, LowerScores] | None = None
 
     @cached_property
     def _last_layer(self) -> LastLayer:

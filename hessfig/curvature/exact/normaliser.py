@@ -53,7 +53,9 @@ class LayerNormAt:
         stretched = rows * self._stretch[:, None]
         return stretched.baddbmm_(stretched @ self._basis, self._basis.mT, alpha=-1)
 
-    def bend(self, gradient: Float[Tensor, "n d"], columns: Float[Tensor, "#n d k"]) -> Float[Tensor, "#n d k"]:
+    def bend(
+        self, gradient: Float[Tensor, "n d"], columns: Float[Tensor, "#n d k"]
+    ) -> Float[Tensor, "#n d k"]:
         """Return Lambda columns: Lambda is the second derivative contracted with the output's gradient (theory: ln2).
 
         Lambda = -[(r.n) C + n (C r)^T + (C r) n^T] / (d s^2) + 3 (r.n) n n^T / (d^2 s^2) with r = g o gradient,

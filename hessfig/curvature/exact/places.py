@@ -30,9 +30,6 @@ class Place(StrEnum):
     logits = "logits"
 
 
-UP_TO_ATTENTION = (Place.scores, Place.mixed, Place.attended)
-
-
 @dataclass(frozen=True)
 class Entry:
     """A weight, or the part of it that belongs to `head`, enters item n as u_n = W inputs_n.

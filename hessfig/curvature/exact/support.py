@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from hessfig.config.blocks import weight_size
-from hessfig.config.schema import MLP, Attention, Kind, ModelConfig, Norm, TaskConfig, with_defaults
+from hessfig.config.schema import MLP, Kind, ModelConfig, Norm, TaskConfig, with_defaults
 from hessfig.errors import UserError
 from hessfig.terms import Block, Matrix, Part
 
@@ -28,7 +28,7 @@ class Route(StrEnum):
 
 
 class Level(StrEnum):
-    """Against 20 probes: cheaper, dearer, or not to be had."""
+    """A fraction of a second at the paper's size, seconds and more, or not to be had."""
 
     cheap = "cheap"
     expensive = "expensive"
@@ -167,7 +167,7 @@ def _pass_cost(model: ModelConfig, sizes: _Sizes, block: Block) -> float:
 
 def _is_wide(model: ModelConfig, block: Block) -> bool:
     """Whether the Gram matrices run over the MLP's hidden layer and something beside it."""
-    curved = model.norm != Norm.none or (model.mlp == MLP.gelu and model.attention in list(Attention))
+    curved = model.norm != Norm.none or model.mlp == MLP.gelu
     return Matrix.W_in in (block.row, block.col) and (curved or not block.is_diagonal)
 
 
@@ -177,5 +177,5 @@ _REASONS = {
     Route.scores: "W_Q and W_K enter through the causal scores alone: one pass up and two down for each",
     Route.columns: "the smaller weight of the two has few entries: one product for each",
     Route.tokens: "linear MLPs see single tokens, of which there are few",
-    Route.missing: "below the last layer this weight reaches the outputs through every value of every later layer",
+    Route.missing: "below the last layer the outputs depend on it through too many values",
 }

@@ -1,0 +1,177 @@
+"""Exact norms equal the dense float64 block to 1e-10, for every supported block of random architectures."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from hessfig.config import MLP, Attention, DType, Kind, Loss, ModelConfig, Norm, QueryKey, TaskConfig
+from hessfig.config.blocks import matrices_of
+from hessfig.curvature.dense import dense_norms
+from hessfig.curvature.exact.engine import ExactEngine, exact_norms
+from hessfig.curvature.exact.support import Level, exactness
+from hessfig.curvature.hutchinson import hutchinson
+from hessfig.curvature.operators import ColumnOperator
+from hessfig.curvature.problem import Problem
+from hessfig.errors import UserError
+from hessfig.models.build import build_model
+from hessfig.models.structure import is_structural_zero
+from hessfig.rng import stream
+from hessfig.tasks.batch import draw_batch
+from hessfig.tasks.losses import loss_module
+from hessfig.terms import Block, Matrix, Part
+from tests.toys import ARCHITECTURES, toy_problem, toy_task
+
+PARTS = list(Part)
+
+transformers = st.builds(
+    ModelConfig,
+    n_layers=st.integers(1, 2),
+    n_heads=st.integers(1, 2),
+    d_model=st.just(4),
+    d_head=st.integers(2, 3),
+    d_mlp=st.just(5),
+    attention=st.sampled_from(Attention),
+    norm=st.sampled_from(Norm),
+    mlp=st.sampled_from(MLP),
+    query_key=st.sampled_from(QueryKey),
+    temperature=st.sampled_from([1.0, 1.7]),
+)
+
+
+def assert_exact(problem: Problem, model: ModelConfig, layer: int, tolerance: float = 1e-10) -> None:
+    """Compare every supported block of `layer` with the dense one of curvlinops."""
+    engine, weights = ExactEngine(problem, model), matrices_of(model)
+    for index, col in enumerate(weights):
+        rows = weights[index:]
+        dense = dense_norms(ColumnOperator(problem, layer, col, rows), PARTS)
+        for row in rows:
+            block = Block(layer if row.has_layer or col.has_layer else 0, row, col)
+            parts = [part for part in PARTS if exactness(model, block, part).level != Level.unsupported]
+            for (_, part), norm in engine.column(block.layer, col, [row], parts).items():
+                oracle, whole = dense[row, part].frob, dense[row, Part.H].frob
+                assert norm.frob_sem == 0.0 and norm.num_probes == 0
+                assert norm.frob == pytest.approx(oracle, rel=tolerance, abs=1e-13 * whole), (block, part)
+
+
+@settings(max_examples=8, derandomize=True, deadline=None, phases=[Phase.generate])
+@given(transformers, st.sampled_from(Loss), st.sampled_from([0.1, 0.7, 2.0]))
+def test_every_supported_block_of_a_transformer(model: ModelConfig, loss: Loss, sigma: float) -> None:
+    task = toy_task(model, loss=loss, batch_size=2)
+    for layer in range(1, model.n_layers + 1):
+        assert_exact(toy_problem(model, task, sigma=sigma), model, layer)
+
+
+@pytest.mark.parametrize("loss", [Loss.mse, Loss.mse_sum_unshifted])
+def test_without_the_attention_skip(loss: Loss) -> None:
+    model = ModelConfig(d_model=4, d_mlp=5, attention_skip=False, mlp=MLP.none, attention=Attention.linear)
+    assert_exact(toy_problem(model, toy_task(model, loss=loss)), model, 1)
+
+
+@pytest.mark.parametrize("layer", [1, 2])
+def test_lower_layers_of_three(layer: int) -> None:
+    model = ModelConfig(d_model=4, d_mlp=5, n_layers=3, norm=Norm.pre)
+    assert_exact(toy_problem(model, toy_task(model, batch_size=2)), model, layer)
+
+
+def test_a_block_and_its_transpose_have_one_norm() -> None:
+    model = ARCHITECTURES["heads"]
+    engine = ExactEngine(toy_problem(model), model)
+    for row, col in [(Matrix.W_V, Matrix.W_Q), (Matrix.W_E, Matrix.W_O), (Matrix.W_in, Matrix.W_K)]:
+        one, other = (engine.column(1, *pair, PARTS) for pair in [(col, [row]), (row, [col])])
+        assert list(one.values()) == list(other.values())
+
+
+@pytest.mark.parametrize("query_key", list(QueryKey))
+@pytest.mark.parametrize("attention", list(Attention))
+def test_bare_attention(attention: Attention, query_key: QueryKey) -> None:
+    model = ModelConfig(
+        kind=Kind.self_attention, d_model=4, n_heads=2, attention=attention, query_key=query_key
+    )
+    assert_exact(toy_problem(model), model, 1)
+
+
+@pytest.mark.parametrize("loss", list(Loss))
+def test_linear_mlp(loss: Loss) -> None:
+    model = ModelConfig(kind=Kind.linear_mlp, d_model=4, n_layers=3)
+    for layer in (1, 2, 3):
+        assert_exact(toy_problem(model, toy_task(model, loss=loss)), model, layer)
+
+
+def test_repeated_sequences_change_nothing_but_the_number_of_items() -> None:
+    model = ModelConfig(d_model=4, d_mlp=5)
+    assert_exact(toy_problem(model, toy_task(model, batch_size=24)), model, 1)
+
+
+@pytest.mark.parametrize("name", list(ARCHITECTURES))
+def test_structural_zeros_are_exactly_zero(name: str) -> None:
+    model = ARCHITECTURES[name]
+    engine = ExactEngine(toy_problem(model), model)
+    for weight in matrices_of(model):
+        block = Block(model.n_layers if weight.has_layer else 0, weight, weight)
+        if is_structural_zero(model, block, Part.H_f):
+            norms = engine.column(block.layer, weight, [weight], PARTS)
+            assert norms[weight, Part.H_f].frob == 0.0
+            assert norms[weight, Part.H] == norms[weight, Part.H_o]
+
+
+def test_a_part_alone_is_the_part_among_all() -> None:
+    model = ARCHITECTURES["pre"]
+    engine, rows = ExactEngine(toy_problem(model), model), [Matrix.W_Q, Matrix.W_V]
+    together = engine.column(2, Matrix.W_Q, rows, PARTS)
+    for part in PARTS:
+        assert exact_norms(toy_problem(model), 2, Matrix.W_Q, rows, [part], model=model) == {
+            key: norm for key, norm in together.items() if key[1] == part
+        }
+
+
+def test_float32_problems_are_measured_in_float64() -> None:
+    model, task = ARCHITECTURES["heads"], TaskConfig(digits=1, batch_size=3)
+    batch = draw_batch(task, width=4, dtype=DType.float32)
+    network = build_model(model, sigma=0.7, seed=1234, length=batch.length, dtype=DType.float32)
+    single = exact_norms(
+        Problem(network, batch, loss_module(task.loss)), 1, Matrix.W_Q, [Matrix.W_Q], PARTS, model=model
+    )
+    double = exact_norms(toy_problem(model, task), 1, Matrix.W_Q, [Matrix.W_Q], PARTS, model=model)
+    for key, norm in single.items():
+        assert norm.frob == pytest.approx(double[key].frob, rel=1e-5)
+        assert norm.frob != double[key].frob
+
+
+def test_no_exact_functional_part_below_the_last_layer() -> None:
+    model = ARCHITECTURES["two layers"]
+    engine = ExactEngine(toy_problem(model), model)
+    assert engine.column(1, Matrix.W_V, [Matrix.W_V], [Part.H_o])[Matrix.W_V, Part.H_o].frob > 0
+    with pytest.raises(UserError, match=r"no exact H_f of block \(W_V, W_V\) of layer 1(.|\n)*hutchinson"):
+        engine.column(1, Matrix.W_V, [Matrix.W_V], [Part.H_o, Part.H_f])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("norm", [Norm.none, Norm.pre])
+def test_within_hutchinsons_error_at_paper_size(norm: Norm) -> None:
+    model = ModelConfig(norm=norm)
+    problem = toy_problem(model, TaskConfig(), sigma=1.0)
+    for weight in (Matrix.W_V, Matrix.W_Q):
+        exact = exact_norms(problem, 1, weight, [weight], PARTS, model=model)
+        column = ColumnOperator(problem, 1, weight, [weight])
+        probed = hutchinson(column, PARTS, 40, generator=stream(1, weight.value))
+        for key, norm_ in probed.items():
+            assert abs(norm_.frob - exact[key].frob) <= 4 * norm_.frob_sem, key
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", ["pre", "heads", "bare"])
+def test_gpu_agrees(name: str) -> None:
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA GPU here")
+    model = ARCHITECTURES[name]
+    for layer in range(1, model.n_layers + 1):
+        rows, parts = [Matrix.W_Q], PARTS
+        here = exact_norms(toy_problem(model), layer, Matrix.W_Q, rows, parts, model=model)
+        there = exact_norms(
+            toy_problem(model).to(torch.device("cuda")), layer, Matrix.W_Q, rows, parts, model=model
+        )
+        for key, value in here.items():
+            assert there[key].frob == pytest.approx(value.frob, rel=1e-10)

@@ -1,0 +1,91 @@
+"""Runs of the installed command, disturbed and undisturbed, that several tests look at."""
+
+from __future__ import annotations
+
+import csv
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+COMMAND = Path(sys.executable).with_name("hessfig")
+TOY = ["sweep=sigma", "model.d_model=32", "task.digits=3", "task.batch_size=32", "estimator.num_probes=40", "seeds=4", "grid.points=5"]
+CELLS = 20
+
+
+def hessfig(*arguments: str, folder: Path, timeout: float = 200) -> subprocess.CompletedProcess[str]:
+    """Run `hessfig` in `folder` and return what it printed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return subprocess.run(
+        [COMMAND, *arguments], cwd=folder, capture_output=True, text=True, timeout=timeout, check=False
+    )
+
+
+def undisturbed(folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run the toy sweep in one go with one worker."""
+    return hessfig("run", *TOY, "workers=1", folder=folder)
+
+
+def disturbed(folder: Path, *, kills: int = 1, seed: int = 0) -> tuple[int, subprocess.CompletedProcess[str]]:
+    """Interrupt the toy sweep once, kill it `kills` times, and finish it with two workers.
+
+    Moments are drawn from `seed`. Kills take turns between the whole process group and the parent alone. Returns the
+    exit code of the interrupted run and the last run.
+    """
+    moments = random.Random(seed)
+    interrupted = _stop(folder, signal.SIGINT, moments.uniform(0.0, 0.3), group=True)
+    for kill in range(kills):
+        code = _stop(folder, signal.SIGKILL, moments.uniform(0.0, 0.3), group=kill % 2 == 0)
+        assert code in (-signal.SIGKILL, 0), code
+    return interrupted, hessfig("run", *TOY, "workers=2", folder=folder)
+
+
+def killed_anywhere(folder: Path, *, kills: int, longest: float, seed: int) -> None:
+    """Kill the toy sweep `kills` times at moments of its whole life, imports included."""
+    moments = random.Random(seed)
+    for kill in range(kills):
+        run = _started(folder)
+        time.sleep(moments.uniform(0.0, longest))
+        _signal(run, signal.SIGKILL, group=kill % 2 == 0)
+        run.wait()
+
+
+def cell_files(folder: Path) -> list[Path]:
+    """Return the finished cells of the toy sweep."""
+    return sorted(folder.glob("outputs/sigma/cells/*/*.json"))
+
+
+def rows(table: Path, *, without: tuple[str, ...] = ("seconds",)) -> list[dict[str, str]]:
+    """Return the rows of a table as text, so that equal means equal to the last bit."""
+    with table.open() as handle:
+        return [{k: v for k, v in row.items() if k not in without} for row in csv.DictReader(handle)]
+
+
+def _started(folder: Path) -> subprocess.Popen[bytes]:
+    folder.mkdir(parents=True, exist_ok=True)
+    return subprocess.Popen(
+        [COMMAND, "run", *TOY, "workers=1"],
+        cwd=folder,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def _stop(folder: Path, number: signal.Signals, delay: float, *, group: bool) -> int:
+    """Start a run, let it finish a cell, wait `delay` seconds, and send the signal; return its exit code."""
+    before, run = len(cell_files(folder)), _started(folder)
+    deadline = time.monotonic() + 120
+    while len(cell_files(folder)) == before and run.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(delay)
+    _signal(run, number, group=group)
+    return run.wait(timeout=60)
+
+
+def _signal(run: subprocess.Popen[bytes], number: signal.Signals, *, group: bool) -> None:
+    if run.poll() is None:
+        (os.killpg if group else os.kill)(run.pid, number)

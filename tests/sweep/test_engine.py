@@ -1,0 +1,253 @@
+"""Sweeps in worker processes: what is reused, what is measured again, and what becomes of failures."""
+
+from __future__ import annotations
+
+import csv
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from hessfig.config import Config, EstimatorConfig, GridConfig, Kind, ModelConfig, TaskConfig
+from hessfig.errors import UserError
+from hessfig.sweep.engine import Summary, run_sweep, worker_count
+from hessfig.sweep.preview import describe, summarise
+from hessfig.sweep.store import CellStore
+from hessfig.sweep.table import COLUMNS
+from tests.runs import rows
+from tests.toys import toy_config
+
+pytestmark = pytest.mark.usefixtures("workers")
+CELLS = 4
+
+
+def run(folder: Path, **settings: object) -> Summary:
+    return run_sweep([("", toy_config(folder, **settings))])
+
+
+def table(folder: Path) -> list[dict[str, str]]:
+    return rows(folder / "sigma/table.csv")
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory, workers: None) -> Path:
+    """The folder of one finished sweep of two sigmas and two repeats, three layers each."""
+    folder = tmp_path_factory.mktemp("reference")
+    summary = run(folder)
+    assert (summary.measured, summary.reused, summary.failed) == (CELLS, 0, 0)
+    return folder
+
+
+@pytest.fixture
+def copied(reference: Path, tmp_path: Path) -> Path:
+    """A copy of the finished sweep, to be damaged."""
+    shutil.copytree(reference, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def cell_files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("sigma/cells/*/*.json"))
+
+
+def test_the_table_is_tidy_and_complete(reference: Path) -> None:
+    with (reference / "sigma/table.csv").open() as handle:
+        assert next(csv.reader(handle)) == COLUMNS
+    found = table(reference)
+    assert len(found) == CELLS * 3 * 3
+    assert {row["num_probes"] for row in found} == {"20"}
+    assert {row["status"] for row in found if row["part"] == "H_f"} == {"structural_zero"}
+    assert {row["sigma"] for row in found} == {"0.01", "10.0"}
+
+
+def test_the_manifest_says_what_was_run_and_names_nobody(reference: Path) -> None:
+    text = (reference / "sigma/manifest.json").read_text()
+    manifest = json.loads(text)
+    assert manifest["cells"] == {"measured": CELLS, "reused": 0, "failed": 0}
+    assert manifest["config"]["model"]["d_model"] == 4
+    assert manifest["versions"]["torch"]
+    for key in (
+        "hessfig",
+        "git_commit",
+        "python",
+        "platform",
+        "threads_per_worker",
+        "start",
+        "end",
+        "device",
+    ):
+        assert key in manifest
+    for private in (os.uname().nodename, str(reference), str(Path.home())):
+        assert private not in text
+
+
+def test_a_second_run_measures_nothing(copied: Path) -> None:
+    before = (copied / "sigma/table.csv").read_bytes()
+    summary = run(copied)
+    assert (summary.measured, summary.reused) == (0, CELLS)
+    assert (copied / "sigma/table.csv").read_bytes() == before
+
+
+def test_a_larger_run_measures_what_is_new_and_keeps_the_rest(copied: Path, reference: Path) -> None:
+    summary = run(copied, seeds=3, grid=GridConfig(points=3))
+    assert (summary.measured, summary.reused) == (9 - CELLS, CELLS)
+    kept = [row for row in table(copied) if row["sigma"] != "0.316227766017" and row["seed"] != "1236"]
+    assert kept == table(reference)
+
+
+def test_the_number_of_workers_changes_no_bit(reference: Path, tmp_path: Path) -> None:
+    run(tmp_path, workers=2)
+    assert table(tmp_path) == table(reference)
+
+
+DAMAGES = {
+    "truncated": lambda text: text[: len(text) // 2],
+    "edited": lambda text: text.replace('"frob": ', '"frob": 1'),
+    "of another key": lambda text: text.replace('"key": "', '"key": "0'),
+    "empty": lambda text: "",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_cell_is_named_and_measured_again(
+    copied: Path, reference: Path, damage: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = cell_files(copied)[1]
+    path.write_text(DAMAGES[damage](path.read_text()))
+    summary = run(copied)
+    assert (summary.measured, summary.reused) == (1, CELLS - 1)
+    assert path.name in capfd.readouterr().err
+    assert table(copied) == table(reference)
+
+
+def test_a_damaged_cell_never_reaches_the_table(copied: Path) -> None:
+    """`status` and a plan that shares the cell only read: they count it as not measured."""
+    path = cell_files(copied)[0]
+    path.write_text(path.read_text()[:-20])
+    assert f"{CELLS - 1} done, 1 to do" in describe([("", toy_config(copied))])
+
+
+def test_leftovers_of_a_killed_writer_do_no_harm(copied: Path, reference: Path) -> None:
+    path = cell_files(copied)[0]
+    path.with_name(f".{path.name}.abc").write_text('{"key": "ha')
+    run(copied)
+    assert table(copied) == table(reference)
+
+
+def test_a_failing_cell_is_reported_and_the_others_are_kept(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    impossible = toy_config(tmp_path, model=ModelConfig(kind=Kind.self_attention), blocks=["W_V"])
+    summary = run_sweep([("sound", toy_config(tmp_path)), ("impossible", impossible)])
+    assert (summary.measured, summary.failed) == (CELLS, CELLS)
+    errors = capfd.readouterr().err
+    assert errors.count("failed: impossible, n_layers=1, sigma=") == CELLS
+    assert {row["variant"] for row in table(tmp_path)} == {"sound"}
+
+
+def slow_config(folder: Path) -> Config:
+    """Return three cells of about half a second each."""
+    return Config(
+        model=ModelConfig(d_model=64),
+        task=TaskConfig(digits=3, batch_size=64),
+        estimator=EstimatorConfig(num_probes=60),
+        grid=GridConfig(points=3),
+        seeds=1,
+        workers=1,
+        output_dir=str(folder),
+    )
+
+
+def test_a_killed_worker_fails_its_cell_only(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    killer = threading.Thread(target=_kill_a_worker, args=(tmp_path,))
+    killer.start()
+    summary = run_sweep([("", slow_config(tmp_path))])
+    killer.join()
+    assert (summary.measured, summary.failed) == (2, 1)
+    assert "its worker process died (SIGKILL, perhaps out of memory)" in capfd.readouterr().err
+    assert len({row["sigma"] for row in table(tmp_path)}) == 2
+    again = run_sweep([("", slow_config(tmp_path))])
+    assert (again.measured, again.reused, again.failed) == (1, 2, 0)
+
+
+def _kill_a_worker(folder: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not cell_files(folder) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    time.sleep(0.05)
+    (worker,) = multiprocessing.active_children()
+    os.kill(worker.pid or 0, signal.SIGKILL)
+
+
+def test_two_runs_at_once_share_one_folder(tmp_path: Path, reference: Path) -> None:
+    with ThreadPoolExecutor(2) as executor:
+        both = [executor.submit(run, tmp_path) for _ in range(2)]
+    summaries = [future.result() for future in both]
+    assert all(s.failed == 0 and s.measured + s.reused == CELLS for s in summaries)
+    assert table(tmp_path) == table(reference)
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Path:
+    """A file system of a few pages; skipped where mounting is not allowed."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=24k", "tmpfs", folder], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("this user may not mount a file system: the disk cannot be filled for real")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=False)
+
+
+def test_a_full_disk_stops_the_run_and_keeps_what_fits(tiny_disk: Path) -> None:
+    config = toy_config(tiny_disk, seeds=20)
+    with pytest.raises(UserError, match="the disk is full"):
+        run_sweep([("", config)])
+    store = CellStore(tiny_disk / "sigma/cells")
+    kept = cell_files(tiny_disk)
+    assert kept
+    assert all(store.read(path.stem) for path in kept)
+    assert not (tiny_disk / "sigma/table.csv").exists()
+
+
+@pytest.mark.parametrize("where", ["file", "file/below"])
+def test_a_file_in_the_way_is_found_before_anything_runs(tmp_path: Path, where: str) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="a file is in the way"):
+        run(tmp_path / where)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_without_permission_is_found_before_anything_runs(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(UserError, match="permission denied"):
+        run(tmp_path)
+    tmp_path.chmod(0o700)
+
+
+def test_workers_are_never_more_than_cells() -> None:
+    assert worker_count(Config(workers=8), 3) == 3
+    assert worker_count(Config(workers=2), 3) == 2
+    assert worker_count(Config(), 10_000) == len(os.sched_getaffinity(0))
+    assert worker_count(Config(), 0) == 1
+
+
+def test_the_preview_counts_and_estimates(copied: Path) -> None:
+    lines = describe([("", toy_config(copied, seeds=3))]).splitlines()
+    assert "6 (seeds x sigmas x variants): 4 done, 2 to do" in lines[-2]
+    assert "from the cells done" in lines[-1]
+    assert "a guess" in describe([("", toy_config(copied / "fresh"))])
+
+
+def test_the_closing_line_names_the_table(tmp_path: Path) -> None:
+    line = summarise(Summary(3, 2, 1, 12.3, tmp_path / "table.csv"))
+    assert line == f"3 cells measured, 2 reused, 1 failed in 12.3 s; table: {tmp_path}/table.csv"

@@ -1,0 +1,123 @@
+"""From settings to cells and their keys."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from hessfig.config import (
+    Config,
+    DType,
+    EstimatorConfig,
+    FigureConfig,
+    GridConfig,
+    Method,
+    ModelConfig,
+    Products,
+    SweepConfig,
+    TaskConfig,
+)
+from hessfig.sweep.plan import Cell, blocks, columns, digest, plan
+from tests.toys import ARCHITECTURES
+
+
+def keys(config: Config) -> list[str]:
+    return [cell.key for cell in plan([("", config)])]
+
+
+def key(**settings: object) -> str:
+    return Cell("", Config(**settings), 0.1, 1234).key  # type: ignore[arg-type]
+
+
+def test_cells_come_repeat_by_repeat() -> None:
+    cells = plan([("", Config(seeds=2, grid=GridConfig(points=3)))])
+    assert [(cell.seed, cell.sigma) for cell in cells] == [
+        (seed, sigma) for seed in (1234, 1235) for sigma in (0.01, 0.316227766017, 10.0)
+    ]
+
+
+def test_more_seeds_and_more_sigmas_keep_the_cells_there_are() -> None:
+    small = keys(Config(seeds=2, grid=GridConfig(points=3)))
+    assert keys(Config(seeds=3, grid=GridConfig(points=3)))[:6] == small
+    assert set(small) <= set(keys(Config(seeds=2, grid=GridConfig(points=5))))
+
+
+CHANGES_NOTHING = [
+    {"output_dir": "elsewhere"},
+    {"workers": 7},
+    {"dry_run": True},
+    {"tolerance": 0.5},
+    {"resamples": 10},
+    {"seeds": 3},
+    {"first_seed": 7},
+    {"reference": "published.csv"},
+    {"figure": FigureConfig(name="3a")},
+    {"sweep": SweepConfig(name="other", about="words", windows=[[None, None]])},
+    {"grid": GridConfig(points=3)},
+    {"model": ModelConfig(d_head=128, d_mlp=512)},
+    {"parts": ["H", "H_f", "H_o"]},
+]
+CHANGES_THE_NUMBER = [
+    {"dtype": DType.float32},
+    {"device": "cuda"},
+    {"blocks": ["W_V"]},
+    {"parts": ["H"]},
+    {"task": TaskConfig(seed=1)},
+    {"task": TaskConfig(batch_size=63)},
+    {"model": ModelConfig(n_layers=2)},
+    {"model": ModelConfig(temperature=2.0)},
+    {"estimator": EstimatorConfig(num_probes=21)},
+    {"estimator": EstimatorConfig(method=Method.dense)},
+    {"estimator": EstimatorConfig(products=Products.curvlinops)},
+]
+
+
+@pytest.mark.parametrize("settings", CHANGES_NOTHING, ids=lambda settings: next(iter(settings)))
+def test_the_key_ignores_what_does_not_change_the_number(settings: dict[str, object]) -> None:
+    assert key(**settings) == key()
+
+
+@pytest.mark.parametrize("settings", CHANGES_THE_NUMBER, ids=str)
+def test_the_key_sees_what_changes_the_number(settings: dict[str, object]) -> None:
+    assert key(**settings) != key()
+
+
+def test_probes_do_not_matter_to_an_exact_method() -> None:
+    one, other = (key(estimator=EstimatorConfig(method=Method.dense, num_probes=k)) for k in (9, 20))
+    assert one == other
+
+
+def test_whose_products_matters_to_the_dense_method_too() -> None:
+    one, other = (key(estimator=EstimatorConfig(method=Method.dense, products=p)) for p in Products)
+    assert one != other
+
+
+def test_sigma_and_seed_are_part_of_the_key() -> None:
+    cell = Cell("", Config(), 0.1, 1234)
+    assert len({cell.key, replace(cell, sigma=0.2).key, replace(cell, seed=1235).key}) == 3
+
+
+def test_a_digest_does_not_depend_on_the_order_of_keys() -> None:
+    assert digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1}) != digest({"a": 2, "b": 1})
+
+
+def test_columns_share_their_products() -> None:
+    config = Config(blocks=["W_V", ["W_Q", "W_V"], "W_Q"])
+    assert columns(config) == [(1, "W_V", ["W_V", "W_Q"]), (1, "W_Q", ["W_Q"])]
+
+
+def test_every_layer_has_its_blocks_and_shared_weights_none() -> None:
+    config = Config(model=ARCHITECTURES["two layers"], blocks=["W_V", "W_E", ["W_E", "W_V"]])
+    found = [(b.layer, b.row, b.col) for b in blocks(config)]
+    assert found == [
+        (0, "W_E", "W_E"),
+        (1, "W_V", "W_V"),
+        (1, "W_E", "W_V"),
+        (2, "W_V", "W_V"),
+        (2, "W_E", "W_V"),
+    ]
+
+
+def test_a_cell_says_where_it_is() -> None:
+    assert str(Cell("model.norm=pre", Config(), 0.1, 7)) == "model.norm=pre, n_layers=1, sigma=0.1, seed=7"

@@ -1,0 +1,139 @@
+"""Cell files: whole or not at all, and never read as data when they are not sound."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from hessfig.errors import UserError
+from hessfig.sweep.store import CellStore, CorruptCell, replacing, unwritable, write_arrays
+
+KEY, OTHER = "ab" * 12, "cd" * 12
+SCIENCE, ROWS = {"sigma": 0.1}, [{"frob": 0.1 + 0.2, "status": "ok"}]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> CellStore:
+    found = CellStore(tmp_path / "cells")
+    found.write(KEY, SCIENCE, ROWS)
+    return found
+
+
+def test_what_is_written_is_read_to_the_last_bit(store: CellStore) -> None:
+    assert store.read(KEY) == ROWS
+
+
+def test_what_was_never_written_is_none(store: CellStore) -> None:
+    assert store.read(OTHER) is None
+
+
+def test_numbers_that_are_not_finite_survive(store: CellStore) -> None:
+    store.write(OTHER, SCIENCE, [{"frob": math.inf, "frob_sem": math.nan}])
+    (row,) = store.read(OTHER) or []
+    assert row["frob"] == math.inf
+    assert math.isnan(row["frob_sem"])
+
+
+@pytest.mark.parametrize("keep", [0, 1, 40, -1])
+def test_a_truncated_file_is_named_and_not_read(store: CellStore, keep: int) -> None:
+    path = store.path(KEY)
+    path.write_text(path.read_text()[:keep])
+    with pytest.raises(CorruptCell, match=f"{KEY}.json: truncated or not a cell"):
+        store.read(KEY)
+
+
+@pytest.mark.parametrize("text", ["[]", "null", "3", '{"rows": []}', "not json"])
+def test_anything_but_a_cell_is_named_and_not_read(store: CellStore, text: str) -> None:
+    store.path(KEY).write_text(text)
+    with pytest.raises(CorruptCell, match="truncated or not a cell"):
+        store.read(KEY)
+
+
+def test_bytes_that_are_not_text_are_named(store: CellStore) -> None:
+    store.path(KEY).write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(CorruptCell, match="not text"):
+        store.read(KEY)
+
+
+def test_an_edited_number_is_found_out(store: CellStore) -> None:
+    cell = json.loads(store.path(KEY).read_text())
+    cell["rows"][0]["frob"] = 1.0
+    store.path(KEY).write_text(json.dumps(cell))
+    with pytest.raises(CorruptCell, match="checksum or key does not match"):
+        store.read(KEY)
+
+
+def test_a_file_under_another_key_is_found_out(store: CellStore) -> None:
+    store.path(OTHER).parent.mkdir(parents=True)
+    store.path(KEY).rename(store.path(OTHER))
+    with pytest.raises(CorruptCell, match="checksum or key does not match"):
+        store.read(OTHER)
+
+
+def test_a_reader_never_sees_half_a_file(tmp_path: Path) -> None:
+    """One thread replaces the file two hundred times while this one reads it."""
+    path, texts = tmp_path / "file", [letter * 100_000 for letter in "ab"]
+
+    def write() -> None:
+        for turn in range(200):
+            with replacing(path) as handle:
+                handle.write(texts[turn % 2])
+
+    with replacing(path) as handle:
+        handle.write(texts[0])
+    writer = threading.Thread(target=write)
+    writer.start()
+    seen = set()
+    while writer.is_alive():
+        seen.add(path.read_text())
+    writer.join()
+    assert seen <= set(texts)
+
+
+def test_an_error_while_writing_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("old")
+    with pytest.raises(ValueError, match="half way"), replacing(path) as handle:
+        handle.write("new")
+        raise ValueError("half way")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_a_full_disk_is_said_to_be_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(*((os, "fsync", full) if call == "fsync" else (Path, "replace", full)))
+    with pytest.raises(UserError, match="the disk is full") as caught:
+        CellStore(tmp_path).write(KEY, SCIENCE, ROWS)
+    assert "finished cells are kept" in caught.value.remedy
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "cells").write_text("a file in the way")
+    with pytest.raises(UserError, match="cannot write") as caught:
+        CellStore(tmp_path / "cells").write(KEY, SCIENCE, ROWS)
+    assert "output_dir" in caught.value.remedy
+
+
+def test_permission_denied_is_not_called_a_full_disk() -> None:
+    error = unwritable(Path("folder"), PermissionError(errno.EACCES, "Permission denied"))
+    assert error.what == "cannot write (Permission denied): folder"
+
+
+def test_arrays_need_no_pickle(tmp_path: Path) -> None:
+    import numpy
+
+    write_arrays(tmp_path / "a.npz", {"hessian": numpy.eye(2), "names": ["W_Q"], "sizes": [4]})
+    with numpy.load(tmp_path / "a.npz", allow_pickle=False) as arrays:
+        assert arrays["names"].tolist() == ["W_Q"]
+        assert arrays["hessian"].sum() == 2

@@ -1,0 +1,199 @@
+"""The command line: quick where it must be, helpful everywhere, and Hydra's own features where they are expected."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hessfig import __version__
+from hessfig.cli import VERBS
+from hessfig.completion import candidates
+from hessfig.overrides import choices
+from tests.conftest import Answer
+from tests.runs import CELLS, COMMAND, TOY, hessfig, rows
+
+Cli = Callable[..., Answer]
+HEAVY = {"torch", "hydra", "omegaconf", "numpy", "pandas", "matplotlib", "scipy", "transformer_lens", "rich"}
+
+
+def imported(*arguments: str) -> set[str]:
+    """Return the top-level modules a call of the command imports."""
+    found = subprocess.run(
+        [sys.executable, "-X", "importtime", COMMAND, *arguments], capture_output=True, text=True, check=True
+    )
+    return {
+        line.rpartition("|")[2].strip().partition(".")[0] for line in found.stderr.splitlines() if "|" in line
+    }
+
+
+@pytest.mark.parametrize("arguments", [(), ("--help",), ("--version",)], ids=["none", "help", "version"])
+def test_the_overview_is_quick_and_light(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    assert not imported(*arguments) & HEAVY
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        found = hessfig(*arguments, folder=tmp_path)
+        seconds.append(time.perf_counter() - start)
+    assert found.returncode == 0
+    assert min(seconds) < 1.0
+
+
+@pytest.mark.parametrize("arguments", [("run", "--help"), ("completion", "words", "run", "swee")])
+def test_help_and_completion_do_without_torch_and_hydra(arguments: tuple[str, ...]) -> None:
+    assert not imported(*arguments) & {"torch", "hydra", "omegaconf", "transformer_lens"}
+
+
+@pytest.mark.parametrize("verb", ["status", "slopes"])
+def test_reading_verbs_do_without_torch(verb: str, undisturbed: Path) -> None:
+    modules = imported(verb, *TOY, f"output_dir={undisturbed}/outputs")
+    assert not modules & {"torch", "transformer_lens", "curvlinops"}
+
+
+def test_the_overview_names_every_verb(cli: Cli) -> None:
+    answer = cli()
+    assert answer.code == 0
+    assert all(f"  {verb} " in answer.out for verb in VERBS)
+    assert cli("--help").out == cli("-h").out == answer.out
+
+
+def test_the_version_is_the_packages(cli: Cli) -> None:
+    assert cli("--version").out == f"hessfig {__version__}\n"
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_explains_itself(cli: Cli, verb: str) -> None:
+    answer = cli(verb, "--help")
+    assert answer.code == 0
+    assert answer.out.startswith(f"hessfig {verb}: {VERBS[verb]}")
+    assert "example:" in answer.out
+
+
+def test_the_help_of_run_lists_sweeps_and_settings(cli: Cli) -> None:
+    out = cli("run", "--help").out
+    for name, about in choices("sweep").items():
+        assert f"  {name} " in out
+        assert about in out
+    for setting in ("seeds", "grid.points", "model.d_model", "estimator.num_probes", "output_dir", "workers"):
+        assert f"  {setting} " in out
+    assert "float64|float32" in out
+
+
+def test_cfg_job_prints_the_settings_and_runs_nothing(cli: Cli, tmp_path: Path) -> None:
+    answer = cli("run", "sweep=layernorm", "seeds=3", "--cfg", "job")
+    settings = yaml.safe_load(answer.out)
+    assert (settings["seeds"], settings["model"]["norm"], settings["sweep"]["name"]) == (
+        3,
+        "pre",
+        "layernorm",
+    )
+    assert list(tmp_path.rglob("*")) == []
+
+
+def test_several_runs_in_one_call(cli: Cli) -> None:
+    answer = cli("run", "-m", "sweep=sigma,layernorm", "seeds=2", "grid.points=3", "dry_run=true")
+    assert answer.code == 0
+    assert "sweep sigma:" in answer.out
+    assert "sweep layernorm:" in answer.out
+
+
+def test_a_dry_run_says_what_there_is_to_do_and_writes_nothing(cli: Cli, tmp_path: Path) -> None:
+    answer = cli("run", "sweep=depth", "seeds=2", "grid.points=3", "dry_run=true")
+    assert answer.code == 0
+    assert "30 (seeds x sigmas x variants): 0 done, 30 to do" in answer.out
+    assert "n_layers=5" in answer.out
+    assert "a guess" in answer.out
+    assert list(tmp_path.rglob("*")) == []
+
+
+def test_a_finished_run_leaves_table_and_manifest_and_no_stray_file(undisturbed: Path) -> None:
+    assert len(rows(undisturbed / "outputs/sigma/table.csv")) == CELLS * 6
+    assert {path.name for path in undisturbed.iterdir()} == {"outputs"}
+    assert {"table.csv", "manifest.json", "cells"} <= {
+        p.name for p in (undisturbed / "outputs/sigma").iterdir()
+    }
+    manifest = json.loads((undisturbed / "outputs/sigma/manifest.json").read_text())
+    assert manifest["cells"] == {"measured": CELLS, "reused": 0, "failed": 0}
+
+
+def test_a_run_is_quiet_when_nobody_watches(undisturbed: Path) -> None:
+    again = hessfig("run", *TOY, folder=undisturbed)
+    assert again.returncode == 0
+    assert again.stdout.splitlines() == [again.stdout.strip()]
+    assert f"0 cells measured, {CELLS} reused, 0 failed" in again.stdout
+    assert again.stderr == ""
+
+
+def test_status_counts(cli: Cli, undisturbed: Path) -> None:
+    finished = cli("status", *TOY, f"output_dir={undisturbed}/outputs")
+    assert f"{CELLS} (seeds x sigmas x variants): {CELLS} done, 0 to do" in finished.out
+    more = cli("status", *TOY, "seeds=5", f"output_dir={undisturbed}/outputs")
+    assert f"{CELLS} done, 5 to do" in more.out
+
+
+@pytest.mark.usefixtures("workers")
+def test_a_failed_cell_makes_exit_code_one(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hessfig.sweep import engine
+    from hessfig.sweep.pool import Outcome
+
+    monkeypatch.setattr(
+        engine.Pool, "run", lambda self, cells: (Outcome(cell, "failed", "why") for cell in cells)
+    )
+    answer = cli("run", "seeds=1", "grid.points=2", "workers=1")
+    assert answer.code == 1
+    assert "2 failed" in answer.out
+    assert answer.err.count("failed: n_layers=1") == 2
+
+
+@pytest.mark.parametrize(
+    ("verb", "word", "expected"),
+    [
+        ("ru", "ru", "run"),
+        ("run", "see", "seeds="),
+        ("run", "sweep=", "sweep=sigma"),
+        ("run", "sweep=lay", "sweep=layernorm"),
+        ("plot", "figure=", "figure=3a"),
+        ("run", "dtype=", "dtype=float32"),
+        ("run", "model.norm=", "model.norm=pre"),
+        ("run", "model.", "model.d_model="),
+    ],
+)
+def test_completion_offers(verb: str, word: str, expected: str) -> None:
+    assert expected in candidates(verb, word)
+
+
+@pytest.mark.skipif(not os.path.exists("/bin/bash"), reason="needs bash")
+def test_completion_works_in_bash(tmp_path: Path) -> None:
+    """What pressing Tab after `hessfig run sweep=lay` offers."""
+    script = (
+        'eval "$(hessfig completion bash)"; COMP_LINE="hessfig run sweep=lay"; COMP_POINT=${#COMP_LINE};'
+        "COMP_WORDS=(hessfig run sweep = lay); COMP_CWORD=4; _hessfig 2>/dev/null; echo ${COMPREPLY[@]}"
+    )
+    path = f"{COMMAND.parent}:{os.environ['PATH']}"
+    found = subprocess.run(
+        ["/bin/bash", "-c", script],
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert found.stdout.split() == ["layernorm"]
+
+
+def test_a_reader_that_stops_early_sees_no_traceback(tmp_path: Path) -> None:
+    found = subprocess.run(
+        f"'{COMMAND}' run --help | head -n 1",
+        shell=True,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert found.stderr == ""
