@@ -144,6 +144,7 @@ def _compare(composed: DictConfig, fixed: Fixed) -> int:
     from rich.console import Console
 
     from hessfig.analysis import compare
+    from hessfig.figures.overlay import draw_overlay
 
     if composed.reference is None:
         raise UserError(
@@ -152,7 +153,8 @@ def _compare(composed: DictConfig, fixed: Fixed) -> int:
             remedy="name a file or folder of published values",
         )
     folder = _matching_folder(composed.output_dir, composed.sweep.name, composed, fixed)
-    comparison = compare.run(folder, Path(composed.reference), Path(composed.output_dir) / "figures")
+    comparison = compare.run(folder, Path(composed.reference))
+    draw_overlay(comparison, Path(composed.output_dir) / "figures")
     Console().print(comparison.rich_table())
     print(
         f"{100 * comparison.share_within_3:.1f} % of the points within 3 standard errors: {comparison.verdict}"

@@ -12,7 +12,15 @@ import time
 from pathlib import Path
 
 COMMAND = Path(sys.executable).with_name("hessfig")
-TOY = ["sweep=sigma", "model.d_model=32", "task.digits=3", "task.batch_size=32", "estimator.num_probes=40", "seeds=4", "grid.points=5"]
+TOY = [
+    "sweep=sigma",
+    "model.d_model=32",
+    "task.digits=3",
+    "task.batch_size=32",
+    "estimator.num_probes=40",
+    "seeds=4",
+    "grid.points=5",
+]
 CELLS = 20
 
 

@@ -1,4 +1,4 @@
-"""Every kind of bad input: exit 2, nothing written, and a message with what, the value, what is allowed, and a remedy."""
+"""Every kind of bad input: exit 2, nothing written, and a message that says what, got, allowed and remedy."""
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ def test_completion_offers(verb: str, word: str, expected: str) -> None:
     assert expected in candidates(verb, word)
 
 
-@pytest.mark.skipif(not os.path.exists("/bin/bash"), reason="needs bash")
+@pytest.mark.skipif(not Path("/bin/bash").exists(), reason="needs bash")
 def test_completion_works_in_bash(tmp_path: Path) -> None:
     """What pressing Tab after `hessfig run sweep=lay` offers."""
     script = (

@@ -61,15 +61,12 @@ class Comparison:
         return table
 
 
-def run(folder: Path, reference: Path, figure_dir: Path) -> Comparison:
-    """Compare folder/table.csv with `reference`; write folder/comparison*.csv and the overlay figure."""
-    from hessfig.figures.overlay import draw_overlay
-
+def run(folder: Path, reference: Path) -> Comparison:
+    """Compare folder/table.csv with `reference`; write folder/comparison*.csv."""
     table, architectures = read_sweep(folder)
     comparison = compare(table, read_reference(reference, table, architectures))
     write_text(folder / "comparison.csv", comparison.points.to_csv(index=False, lineterminator="\n"))
     write_text(folder / "comparison_curves.csv", comparison.curves.to_csv(index=False, lineterminator="\n"))
-    draw_overlay(comparison, figure_dir)
     return comparison
 
 

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from hessfig.analysis import compare
 from hessfig.analysis.compare import Verdict
+from hessfig.figures.overlay import draw_overlay
 from hessfig.analysis.reference import read_reference
 from hessfig.errors import UserError
 from tests.analysis.synthetic import make_table, write_sweep
@@ -98,7 +99,8 @@ def test_sigma_is_matched_to_a_millionth(table: pd.DataFrame) -> None:
 def test_run_reads_a_file_and_writes_points_curves_and_figure(tmp_path: Path, table: pd.DataFrame) -> None:
     folder = write_sweep(table, tmp_path)
     as_reference(table).drop(columns="num_layers").to_csv(tmp_path / "reference.csv", index=False)
-    found = compare.run(folder, tmp_path / "reference.csv", tmp_path / "figures")
+    found = compare.run(folder, tmp_path / "reference.csv")
+    draw_overlay(found, tmp_path / "figures")
     assert len(pd.read_csv(folder / "comparison.csv")) == 60
     assert len(pd.read_csv(folder / "comparison_curves.csv")) == 6
     written = {path.name for path in (tmp_path / "figures").iterdir()}
@@ -124,20 +126,20 @@ def test_bad_references(tmp_path: Path, table: pd.DataFrame, change: dict[str, A
     bad = as_reference(table).assign(**change).drop(columns=[k for k, v in change.items() if v is None])
     bad.to_csv(tmp_path / "bad.csv", index=False)
     with pytest.raises(UserError, match=message):
-        compare.run(folder, tmp_path / "bad.csv", tmp_path)
+        compare.run(folder, tmp_path / "bad.csv")
     assert not (folder / "comparison.csv").exists()
 
 
 def test_missing_and_empty_references(tmp_path: Path, table: pd.DataFrame) -> None:
     folder = write_sweep(table, tmp_path)
     with pytest.raises(UserError, match="no such file or folder"):
-        compare.run(folder, tmp_path / "nowhere.csv", tmp_path)
+        compare.run(folder, tmp_path / "nowhere.csv")
     (tmp_path / "empty.csv").write_text("")
     with pytest.raises(UserError, match="cannot be read as a table"):
-        compare.run(folder, tmp_path / "empty.csv", tmp_path)
+        compare.run(folder, tmp_path / "empty.csv")
     (tmp_path / "header.csv").write_text("block,part,layer,repeat,sigma,value\n")
     with pytest.raises(UserError, match="has no rows"):
-        compare.run(folder, tmp_path / "header.csv", tmp_path)
+        compare.run(folder, tmp_path / "header.csv")
 
 
 def test_several_depths_need_their_column(tmp_path: Path) -> None:

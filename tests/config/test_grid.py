@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from hessfig.config import GridConfig, Spacing, sigma_values
@@ -11,7 +13,7 @@ def test_the_papers_grid() -> None:
     values = sigma_values(GridConfig())
     assert len(values) == 20
     assert (values[0], values[-1]) == (0.01, 10.0)
-    ratios = {round(b / a, 9) for a, b in zip(values, values[1:], strict=False)}
+    ratios = {round(b / a, 9) for a, b in pairwise(values)}
     assert len(ratios) == 1
 
 

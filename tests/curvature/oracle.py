@@ -1,4 +1,4 @@
-"""Ground truth for small networks: whole Hessians by dense automatic differentiation, sharing no code with hessfig's."""
+"""Ground truth for small networks: whole Hessians by dense automatic differentiation, with no code of hessfig."""
 
 from __future__ import annotations
 
