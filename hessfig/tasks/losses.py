@@ -64,6 +64,7 @@ def loss_module(loss: Loss) -> Module:
 
 def output_gradient(loss: Module, output: Tensor, target: Tensor) -> Tensor:
     """Return dl/df at `output`, detached, in the shape of `output`."""
-    output = output.detach().requires_grad_()
-    (gradient,) = torch.autograd.grad(loss(output, target), output)
+    with torch.enable_grad():
+        output = output.detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(loss(output, target), output)
     return gradient.detach()

@@ -12,9 +12,9 @@ from rich.console import Console
 
 from hessfig.analysis import compare
 from hessfig.analysis.compare import Verdict
-from hessfig.figures.overlay import draw_overlay
 from hessfig.analysis.reference import read_reference
 from hessfig.errors import UserError
+from hessfig.figures.overlay import draw_overlay
 from tests.analysis.synthetic import make_table, write_sweep
 
 

@@ -46,7 +46,7 @@ def functional_product(network: LinearisedNetwork, layer: int, matrix: Matrix) -
     return column.split_matmat(probes)[matrix, Part.H_f]
 
 
-@settings(max_examples=25, derandomize=True, deadline=None, database=None)
+@settings(max_examples=12, derandomize=True, deadline=None, database=None)
 @given(transformers | bare)
 @example(ModelConfig(kind=Kind.linear_mlp, d_model=4, n_layers=3))
 def test_zeros_are_exact_where_promised_and_nowhere_else(model: ModelConfig) -> None:
