@@ -24,9 +24,11 @@ from jaxtyping import install_import_hook
 from tests import runs
 
 warnings.filterwarnings("ignore", category=FutureWarning, module="torch.jit")
-install_import_hook(
-    ["hessfig.tasks", "hessfig.models", "hessfig.curvature", "hessfig.theory"], "beartype.beartype"
-)
+CHECKED = "tasks models theory curvature.exact".split() + [
+    f"curvature.{name}"
+    for name in "deflated dense estimate hutchinson norms operators probes problem whole".split()
+]
+install_import_hook([f"hessfig.{name}" for name in CHECKED], "beartype.beartype")
 
 RUNS = {"undisturbed": runs.undisturbed, "disturbed": runs.disturbed}
 Background = dict[str, Future[Any]]

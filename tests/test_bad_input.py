@@ -109,6 +109,7 @@ def test_a_table_that_is_none(cli: Cli, tmp_path: Path, text: str) -> None:
 
 
 def test_a_table_from_another_config(cli: Cli, undisturbed: Path) -> None:
+    before = _files_in(undisturbed / "outputs/sigma")
     answer = cli("slopes", f"output_dir={undisturbed}/outputs", "model.d_model=128")
     assert answer.code == 2
     for words in (
@@ -118,10 +119,14 @@ def test_a_table_from_another_config(cli: Cli, undisturbed: Path) -> None:
         "hessfig run sweep=sigma",
     ):
         assert words in answer.err
-    assert not (undisturbed / "outputs/sigma/slopes.csv").exists()
+    assert _files_in(undisturbed / "outputs/sigma") == before
 
 
 def test_a_reference_that_does_not_exist(cli: Cli, undisturbed: Path) -> None:
     answer = cli("compare", f"output_dir={undisturbed}/outputs", "reference=published.csv")
     assert answer.code == 2
     assert "published.csv" in answer.err
+
+
+def _files_in(folder: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_mtime_ns for path in folder.iterdir() if path.is_file()}
