@@ -24,9 +24,9 @@ from jaxtyping import install_import_hook
 from tests import runs
 
 warnings.filterwarnings("ignore", category=FutureWarning, module="torch.jit")
-CHECKED = "tasks models theory curvature.exact".split() + [
+CHECKED = ["tasks", "models", "theory", "curvature.exact"] + [
     f"curvature.{name}"
-    for name in "deflated dense estimate hutchinson norms operators probes problem whole".split()
+    for name in ["deflated", "dense", "estimate", "hutchinson", "norms", "operators", "probes", "problem", "whole"]
 ]
 install_import_hook([f"hessfig.{name}" for name in CHECKED], "beartype.beartype")
 
