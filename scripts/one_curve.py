@@ -39,9 +39,12 @@ def outer_norm(sigma: float, seed: int) -> float:
     """Return ||H_o(W_V, W_V)||_F of one network."""
     generator = torch.Generator().manual_seed(seed)
     tokens, length = sums(generator), 3 * DIGITS + 3
-    shapes = {"Q": (D, D), "K": (D, D), "V": (D, D), "O": (D, D), "in": (D, 4 * D), "out": (4 * D, D), "U": (D, 12)}
-    w = {name: 0.8 / D**0.5 * torch.randn(*shape, generator=generator) for name, shape in shapes.items()}
-    w |= {"E": sigma * torch.randn(12, D, generator=generator), "pos": sigma * torch.randn(length, D, generator=generator)}
+    shapes = {"Q": (D, D), "K": (D, D), "V": (D, D), "O": (D, D), "in": (D, 4 * D), "out": (4 * D, D)}
+    w = {
+        name: torch.randn(*s, generator=generator) * 0.8 / D**0.5
+        for name, s in (shapes | {"U": (D, 12)}).items()
+    }
+    w |= {name: sigma * torch.randn(n, D, generator=generator) for name, n in (("E", 12), ("pos", length))}
     jacobian = jacrev(logits)(w["V"], tokens, w).flatten(0, 1).flatten(2)
     p = logits(w["V"], tokens, w).softmax(-1).flatten(0, 1)
     curvature = (torch.diag_embed(p) - p[:, :, None] * p[:, None, :]) / len(p)

@@ -24,6 +24,7 @@ from jaxtyping import install_import_hook
 from tests import runs
 
 warnings.filterwarnings("ignore", category=FutureWarning, module="torch.jit")
+# Not the tape (curvature.linearised): its small steps run a million times here, and dense oracles hold its shapes.
 CHECKED = ["tasks", "models", "theory", "curvature.exact"] + [
     f"curvature.{name}"
     for name in ["deflated", "dense", "estimate", "hutchinson", "norms", "operators", "probes", "problem", "whole"]

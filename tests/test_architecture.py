@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -95,6 +96,12 @@ def test_each_library_has_one_door(path: Path) -> None:
 def test_modules_say_what_they_are_for_and_stay_small(path: Path) -> None:
     assert ast.get_docstring(ast.parse(path.read_text()))
     assert len(path.read_text().splitlines()) <= 200
+
+
+def test_every_package_is_shipped() -> None:
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    found = {name_of(path.parent / "__init__.py") for path in MODULES if path.stem == "__init__"}
+    assert set(listed) == found | {"hessfig.conf", "hessfig.data"}
 
 
 def test_there_is_no_drawer_for_everything() -> None:
