@@ -13,6 +13,8 @@ from hessfig.config.model_checks import check_model
 from hessfig.config.schema import Config, Data, GridConfig, Kind, Loss, Method, SweepConfig
 from hessfig.errors import UserError
 
+FEWEST_ALIGNED = 4
+
 
 def check(config: Config) -> None:
     """Raise UserError for the first setting that cannot be run (cross-field checks)."""
@@ -23,6 +25,12 @@ def check(config: Config) -> None:
     _check_task(config)
     _check_pairs(config)
     _check_sweep(config.sweep)
+    if config.first_seed < 0:
+        raise UserError(
+            "first_seed: negative seeds are the pilot networks of estimator=auto",
+            got=config.first_seed,
+            allowed="a whole number >= 0",
+        )
     if not config.parts:
         raise UserError("parts is empty", got=config.parts, allowed="a list of H, H_o, H_f")
     if not (math.isfinite(config.tolerance) and config.tolerance > 0):
@@ -87,22 +95,16 @@ def _check_estimator(config: Config) -> None:
             allowed="an even number >= 2",
             remedy=f"estimator.num_probes={estimator.num_probes + 1}",
         )
-    if estimator.method in (Method.deflated, Method.auto):
-        _check_deflated(config)
+    if estimator.method in (Method.aligned, Method.auto) and estimator.num_probes < FEWEST_ALIGNED:
+        raise UserError(
+            f"estimator.num_probes: {estimator.method} spends a third of its probes on finding the block's axes",
+            got=estimator.num_probes,
+            allowed=f"a whole number >= {FEWEST_ALIGNED}",
+            remedy=f"estimator.num_probes={FEWEST_ALIGNED}",
+        )
     if not 0 < estimator.variance_share < 1:
         raise UserError(
             "estimator.variance_share", got=estimator.variance_share, allowed="a share between 0 and 1"
-        )
-
-
-def _check_deflated(config: Config) -> None:
-    count = config.estimator.num_probes
-    if count < 9 or count % 3:
-        raise UserError(
-            f"estimator.num_probes: {config.estimator.method} splits its products into three equal parts",
-            got=count,
-            allowed="a multiple of 3, at least 9",
-            remedy=f"estimator.num_probes={max(9, 3 * math.ceil(count / 3))}",
         )
 
 
@@ -116,7 +118,7 @@ def _check_pairs(config: Config) -> None:
                 allowed=f"an even number < {size}",
                 remedy="estimator=dense, which is exact and no dearer here",
             )
-        if row != col and config.estimator.method in (Method.xtrace, Method.deflated):
+        if row != col and config.estimator.method in (Method.xtrace, Method.aligned):
             raise UserError(
                 f"estimator={config.estimator.method} needs symmetric blocks",
                 got=f"blocks with ({row}, {col})",

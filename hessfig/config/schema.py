@@ -74,7 +74,7 @@ class Method(StrEnum):
     """How a block norm is found."""
 
     hutchinson = "hutchinson"
-    deflated = "deflated"
+    aligned = "aligned"
     xtrace = "xtrace"
     dense = "dense"
     exact = "exact"

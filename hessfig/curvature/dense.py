@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hessfig.curvature.hutchinson import Column, chunks
-from hessfig.curvature.norms import Norm
+from hessfig.curvature.norms import BlockNorm
 from hessfig.terms import Matrix, Part
 
 COLUMNS_AT_ONCE = 64
@@ -22,13 +22,13 @@ def dense_blocks(column: Column) -> dict[tuple[Matrix, Part], Float[Tensor, "n d
     return {key: torch.cat([piece[key] for piece in pieces], dim=1) for key in pieces[0]}
 
 
-def dense_norms(column: Column, parts: Sequence[Part]) -> dict[tuple[Matrix, Part], Norm]:
+def dense_norms(column: Column, parts: Sequence[Part]) -> dict[tuple[Matrix, Part], BlockNorm]:
     """Return the exact ||.||_F of every row and part of `column`."""
     blocks = dense_blocks(column)
     for row in dict.fromkeys(row for row, _ in blocks):
         blocks[row, Part.H] = blocks[row, Part.H_o] + blocks[row, Part.H_f]
     return {
-        (row, part): Norm(float(block.norm()), 0.0, 0)
+        (row, part): BlockNorm(float(block.norm()), 0.0, 0)
         for (row, part), block in blocks.items()
         if part in parts
     }

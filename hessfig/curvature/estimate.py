@@ -9,18 +9,18 @@ import torch
 from torch import Generator
 
 from hessfig.config import EstimatorConfig, Method, ModelConfig, Products
-from hessfig.curvature.deflated import deflated
+from hessfig.curvature.aligned import aligned
 from hessfig.curvature.dense import dense_norms
 from hessfig.curvature.exact.engine import ExactEngine
 from hessfig.curvature.exact.support import Level, exactness
 from hessfig.curvature.hutchinson import Column, hutchinson
 from hessfig.curvature.linearised.column import LinearisedNetwork
-from hessfig.curvature.norms import Norm
+from hessfig.curvature.norms import BlockNorm
 from hessfig.curvature.operators import ColumnOperator, xtrace_squared_frobenius
 from hessfig.curvature.problem import Problem
 from hessfig.terms import Block, Matrix, Part
 
-Norms = dict[tuple[Matrix, Part], Norm]
+Norms = dict[tuple[Matrix, Part], BlockNorm]
 
 
 class Estimator:
@@ -49,35 +49,42 @@ class Estimator:
 
     def _probed(self, column: Column, col: Matrix, parts: Sequence[Part], generator: Generator) -> Norms:
         count = self.settings.num_probes
-        if self.settings.method == Method.deflated:
-            return deflated(column, col, parts, count, generator=generator)
+        if self.settings.method == Method.aligned:
+            return aligned(column, col, parts, count, generator=generator)
         return hutchinson(column, parts, count, generator=generator)
 
     def _auto(
         self, layer: int, col: Matrix, rows: Sequence[Matrix], parts: Sequence[Part], generator: Generator
     ) -> Norms:
-        """Take exact norms where they are cheaper than probing, deflated probes on the diagonal, plain ones beside."""
+        """Take exact norms where they are cheaper than probing; the other rows of the column share their probes."""
         norms: Norms = {}
-        for row in rows:
-            cheap = [part for part in parts if self._is_cheap(Block(layer, row, col), part)]
+        for cheap, alike in self._by_cheap_parts(layer, col, rows, parts).items():
             probed = [part for part in parts if part not in cheap]
             if cheap:
-                norms |= self._exact.column(layer, col, [row], cheap)
+                norms |= self._exact.column(layer, col, alike, cheap)
             if probed:
-                norms |= self._auto_probed(
-                    self._column(layer, col, [row]), row == col, col, probed, generator
-                )
+                norms |= self._auto_probed(self._column(layer, col, alike), col, alike, probed, generator)
         return {(row, part): norms[row, part] for row in rows for part in parts}
 
     def _auto_probed(
-        self, column: Column, is_diagonal: bool, col: Matrix, parts: Sequence[Part], generator: Generator
+        self, column: Column, col: Matrix, rows: Sequence[Matrix], parts: Sequence[Part], generator: Generator
     ) -> Norms:
         count = self.settings.num_probes
-        if column.dim <= 4 * count:
+        if column.dim <= count:
             return dense_norms(column, parts)
-        if is_diagonal:
-            return deflated(column, col, parts, count, generator=generator)
+        if col in rows:
+            return aligned(column, col, parts, count, generator=generator)
         return hutchinson(column, parts, count, generator=generator)
+
+    def _by_cheap_parts(
+        self, layer: int, col: Matrix, rows: Sequence[Matrix], parts: Sequence[Part]
+    ) -> dict[tuple[Part, ...], list[Matrix]]:
+        """Group the rows by the parts whose exact norm is cheap."""
+        groups: dict[tuple[Part, ...], list[Matrix]] = {}
+        for row in rows:
+            cheap = tuple(part for part in parts if self._is_cheap(Block(layer, row, col), part))
+            groups.setdefault(cheap, []).append(row)
+        return groups
 
     def _is_cheap(self, block: Block, part: Part) -> bool:
         return exactness(self.model, block, part).level == Level.cheap
@@ -102,10 +109,10 @@ class Estimator:
         return ExactEngine(self.problem, self.model)
 
 
-def _xtrace_norm(column: ColumnOperator, part: Part, num_probes: int, generator: Generator) -> Norm:
+def _xtrace_norm(column: ColumnOperator, part: Part, num_probes: int, generator: Generator) -> BlockNorm:
     """Take the root of XTrace's estimate of ||A||_F^2; curvlinops gives no error with it (NaN)."""
     operator, sketch = column.square_operator(part), torch.ones(column.dim, 1, dtype=column.dtype)
     if not (operator @ sketch).any():
-        return Norm(0.0, 0.0, 0)
+        return BlockNorm(0.0, 0.0, 0)
     squared = xtrace_squared_frobenius(operator, num_probes, generator=generator)
-    return Norm(max(squared, 0.0) ** 0.5, float("nan"), num_probes)
+    return BlockNorm(max(squared, 0.0) ** 0.5, float("nan"), num_probes)

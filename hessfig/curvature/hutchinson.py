@@ -9,12 +9,13 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-from hessfig.curvature.norms import Norm, frobenius
+from hessfig.curvature.norms import BlockNorm, frobenius
 from hessfig.curvature.probes import rademacher
 from hessfig.terms import Matrix, Part
 
 PROBES_AT_ONCE = 5
 MEMORY_BOUND = 1 * 2**30
+Products = dict[tuple[Matrix, Part], Float[Tensor, "n k"]]
 
 
 @runtime_checkable
@@ -26,6 +27,10 @@ class Column(Protocol):
         """Entries of the column's weight."""
 
     @property
+    def shape(self) -> torch.Size:
+        """Shape of the column's weight."""
+
+    @property
     def dtype(self) -> torch.dtype:
         """Type of the products."""
 
@@ -33,13 +38,13 @@ class Column(Protocol):
     def bytes_per_probe(self) -> int:
         """Memory the products of one probe take, counted from above."""
 
-    def split_matmat(self, probes: Float[Tensor, "dim k"]) -> dict[tuple[Matrix, Part], Float[Tensor, "n k"]]:
+    def split_matmat(self, probes: Float[Tensor, "dim k"]) -> Products:
         """Return H_o V and H_f V for every row of the column."""
 
 
 def hutchinson(
     column: Column, parts: Sequence[Part], num_probes: int, *, generator: Generator
-) -> dict[tuple[Matrix, Part], Norm]:
+) -> dict[tuple[Matrix, Part], BlockNorm]:
     """Estimate ||.||_F of every row and part of `column` from `num_probes` shared Rademacher probes."""
     probes = rademacher(column.dim, num_probes, generator=generator, dtype=column.dtype)
     samples = [squared_norms(column, parts, chunk) for chunk in chunks(probes, column, PROBES_AT_ONCE)]
@@ -59,13 +64,17 @@ def chunks(probes: Float[Tensor, "dim k"], column: Column, at_once: int) -> Iter
 def squared_norms(
     column: Column, parts: Sequence[Part], probes: Float[Tensor, "dim k"]
 ) -> dict[tuple[Matrix, Part], Float[Tensor, " k"]]:
-    """Return ||A v_k||^2 for every row and part; H v is H_o v + H_f v."""
-    products = column.split_matmat(probes)
+    """Return ||A v_k||^2 for every row and part."""
+    return lengths(column.split_matmat(probes), parts)
+
+
+def lengths(products: Products, parts: Sequence[Part]) -> dict[tuple[Matrix, Part], Float[Tensor, " k"]]:
+    """Return the squared lengths of products for every row and part; H v is H_o v + H_f v."""
     rows = dict.fromkeys(row for row, _ in products)
     return {(row, part): _columnwise(_part_of(products, row, part)) for row in rows for part in parts}
 
 
-def _part_of(products: dict[tuple[Matrix, Part], Tensor], row: Matrix, part: Part) -> Tensor:
+def _part_of(products: Products, row: Matrix, part: Part) -> Tensor:
     if part == Part.H:
         return products[row, Part.H_o] + products[row, Part.H_f]
     return products[row, part]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Norm:
+class BlockNorm:
     """A block's Frobenius norm; `frob_sem` is 0 when exact and NaN when the estimator gives no error."""
 
     frob: float
@@ -17,7 +17,7 @@ class Norm:
     num_probes: int
 
 
-def frobenius(squared_norms: Float[Tensor, " num_probes"]) -> Norm:
+def frobenius(squared_norms: Float[Tensor, " num_probes"]) -> BlockNorm:
     """Estimate ||A||_F from ||A v_k||^2 of independent probes with E[v v^T] = I (Hutchinson).
 
     E ||A v||^2 = ||A||_F^2, so frob = sqrt(m) with m the mean. Its standard error is that of m taken through the
@@ -26,6 +26,6 @@ def frobenius(squared_norms: Float[Tensor, " num_probes"]) -> Norm:
     count, mean = len(squared_norms), squared_norms.mean()
     frob = mean.sqrt().item()
     if frob == 0.0:
-        return Norm(0.0, 0.0, count)
+        return BlockNorm(0.0, 0.0, count)
     spread = squared_norms.std().item() if count > 1 else float("nan")
-    return Norm(frob, spread / count**0.5 / (2 * frob), count)
+    return BlockNorm(frob, spread / count**0.5 / (2 * frob), count)

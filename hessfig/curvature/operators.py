@@ -42,6 +42,10 @@ class ColumnOperator:
         return self.weights[0].numel()
 
     @property
+    def shape(self) -> torch.Size:
+        return self.weights[0].shape
+
+    @property
     def bytes_per_probe(self) -> int:
         return self._suffix.bytes_per_probe
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from hessfig.config import Config
 from hessfig.errors import UserError
+from hessfig.sweep.allocation import Variants, allocated, pilot_cells
 from hessfig.sweep.manifest import now, write_manifest
 from hessfig.sweep.plan import Cell, plan
 from hessfig.sweep.pool import Pool, is_finished
 from hessfig.sweep.progress import Reporter
 from hessfig.sweep.store import CellStore, CorruptCell, unwritable
 from hessfig.sweep.table import write_table
-
-Variants = list[tuple[str, Config]]
 
 
 @dataclass(frozen=True)
@@ -36,22 +36,27 @@ def run_sweep(variants: Variants) -> Summary:
     A failed cell is reported and left out of the table, the others go on. Raises UserError when nothing can be
     stored (checked before the first cell).
     """
-    folder = sweep_folder(variants[0][1])
+    config, started, start = variants[0][1], time.perf_counter(), now()
+    folder = sweep_folder(config)
+    plan(variants)  # what cannot be had is told before anything is measured
     _check_writable(folder)
-    cells, store, start = plan(variants), CellStore(folder / "cells"), now()
-    todo = unfinished(cells, store)
-    with Reporter(variants[0][1].sweep.name, len(cells), len(cells) - len(todo)) as reporter:
-        _measure(todo, store, worker_count(variants[0][1], len(todo)), reporter)
+    store = CellStore(folder / "cells")
+    pilot = _measure(f"{config.sweep.name}: pilot", pilot_cells(variants), store)
+    resolved = allocated(variants, store)
+    cells = plan(resolved)
+    counts = _measure(config.sweep.name, cells, store)
+    counts["failed"] += pilot["failed"]
     table_hash = write_table(folder / "table.csv", cells, store)
+    seconds = time.perf_counter() - started
     run = {
         "start": start,
         "end": now(),
-        "seconds": round(reporter.seconds, 2),
-        "cells": reporter.counts,
+        "seconds": round(seconds, 2),
+        "cells": counts,
         "table_sha256": table_hash,
     }
-    write_manifest(folder / "manifest.json", variants, run)
-    return Summary(**reporter.counts, seconds=reporter.seconds, table=folder / "table.csv")
+    write_manifest(folder / "manifest.json", config, resolved, run)
+    return Summary(**counts, seconds=seconds, table=folder / "table.csv")
 
 
 def sweep_folder(config: Config) -> Path:
@@ -72,10 +77,20 @@ def _is_sound(cell: Cell, store: CellStore) -> bool:
         return False
 
 
-def _measure(todo: list[Cell], store: CellStore, workers: int, reporter: Reporter) -> None:
+def _measure(name: str, cells: list[Cell], store: CellStore) -> dict[str, int]:
+    """Measure what is not finished; return how many cells were measured, reused and failed."""
+    todo = unfinished(cells, store)
+    if not cells:
+        return {"measured": 0, "reused": 0, "failed": 0}
+    with Reporter(name, len(cells), len(cells) - len(todo)) as reporter:
+        _run(todo, store, reporter)
+    return reporter.counts
+
+
+def _run(todo: list[Cell], store: CellStore, reporter: Reporter) -> None:
     if not todo:
         return
-    pool = Pool(workers, store)
+    pool = Pool(worker_count(todo[0].config, len(todo)), store)
     try:
         for outcome in pool.run(todo):
             if outcome.kind == "unwritable":

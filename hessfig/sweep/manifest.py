@@ -22,9 +22,13 @@ _PACKAGES = ("torch", "transformer-lens", "curvlinops-for-pytorch", "numpy", "hy
 _NOT_SETTINGS = ("output_dir", "dry_run", "reference", "figure", "workers", "tolerance", "resamples")
 
 
-def write_manifest(path: Path, variants: list[tuple[str, Config]], run: dict[str, Any]) -> None:
-    """Write settings and provenance beside the table; `run` adds start, end, counts and the table's hash."""
-    config = variants[0][1]
+def write_manifest(
+    path: Path, config: Config, variants: list[tuple[str, Config]], run: dict[str, Any]
+) -> None:
+    """Write settings and provenance beside the table; `run` adds start, end, counts and the table's hash.
+
+    `config` is what was asked for, `variants` what was run: one an axis, with the probes it was allotted.
+    """
     settings = {key: value for key, value in as_plain(config).items() if key not in _NOT_SETTINGS}
     content = {
         "sweep": config.sweep.name,
@@ -47,7 +51,7 @@ def now() -> str:
 
 
 def _axes(config: Config) -> dict[str, Any]:
-    return {"model": as_plain(config)["model"]}
+    return {"model": as_plain(config)["model"], "num_probes": config.estimator.num_probes}
 
 
 def _provenance(config: Config) -> dict[str, Any]:

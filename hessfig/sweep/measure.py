@@ -10,7 +10,7 @@ import torch
 
 from hessfig.config import Config, DType, Method
 from hessfig.curvature.estimate import Estimator
-from hessfig.curvature.norms import Norm
+from hessfig.curvature.norms import BlockNorm
 from hessfig.curvature.problem import Problem
 from hessfig.curvature.whole import dense_hessian
 from hessfig.models.build import build_model
@@ -63,7 +63,7 @@ def _column_rows(
     return [_row(config, Block(layer, row, col), part, norm) for (row, part), norm in norms.items()]
 
 
-def _row(config: Config, block: Block, part: Part, norm: Norm) -> Row:
+def _row(config: Config, block: Block, part: Part, norm: BlockNorm) -> Row:
     return {
         "num_layers": config.model.n_layers,
         "layer": block.layer,
@@ -78,7 +78,7 @@ def _row(config: Config, block: Block, part: Part, norm: Norm) -> Row:
     }
 
 
-def _made_by(config: Config, norm: Norm) -> dict[str, str]:
+def _made_by(config: Config, norm: BlockNorm) -> dict[str, str]:
     """Say which estimator and type made this number: exact norms are float64 whatever the probes are."""
     method = config.estimator.method
     exact = method == Method.exact or (method == Method.auto and norm.num_probes == 0)
@@ -87,7 +87,7 @@ def _made_by(config: Config, norm: Norm) -> dict[str, str]:
     return {"estimator": method.value, "dtype": config.dtype.value}
 
 
-def _status(config: Config, block: Block, part: Part, norm: Norm) -> str:
+def _status(config: Config, block: Block, part: Part, norm: BlockNorm) -> str:
     if not math.isfinite(norm.frob):
         return "nonfinite"
     if not is_structural_zero(config.model, block, part):

@@ -14,7 +14,7 @@ from hessfig.config.compose import as_plain
 from hessfig.curvature.exact.support import check_exact
 from hessfig.terms import Block, Matrix
 
-ALGORITHM_VERSION = 2
+ALGORITHM_VERSION = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,8 +70,6 @@ def science(config: Config) -> dict[str, Any]:
         estimator["num_probes"] = plain["estimator"]["num_probes"]
     if config.estimator.method not in (Method.xtrace, Method.exact):
         estimator["products"] = plain["estimator"]["products"]
-    if config.estimator.method == Method.auto:
-        estimator["variance_share"] = plain["estimator"]["variance_share"]
     return {
         "algorithm": ALGORITHM_VERSION,
         "task": plain["task"],

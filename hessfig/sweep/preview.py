@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from hessfig.config import Config, Method, sigma_values
 from hessfig.config.blocks import weight_pairs, weight_size
-from hessfig.sweep.engine import Summary, Variants, sweep_folder, unfinished, worker_count
+from hessfig.sweep.allocation import Variants, allocated, pilot_cells
+from hessfig.sweep.engine import Summary, sweep_folder, unfinished, worker_count
 from hessfig.sweep.plan import Cell, columns, plan
 from hessfig.sweep.store import CellStore
 
@@ -13,16 +14,20 @@ ASSUMED_FLOPS = 1.5e10
 
 def describe(variants: Variants) -> str:
     """Return the lines of `dry_run=true` and `status`: what is measured, counts done and to do, time to go."""
-    config, cells = variants[0][1], plan(variants)
+    config = variants[0][1]
     store = CellStore(sweep_folder(config) / "cells")
+    resolved, pilot = allocated(variants, store), pilot_cells(variants)
+    cells, pilot_todo = plan(resolved), unfinished(pilot, store)
     todo = unfinished(cells, store)
     lines = [
         f"sweep {config.sweep.name}: {config.sweep.about}",
-        *(_variant_line(name, varied) for name, varied in variants),
+        *(_variant_line(name, varied) for name, varied in resolved),
     ]
+    if pilot:
+        lines.append(_pilot_line(pilot, pilot_todo))
     counts = f"{len(cells) - len(todo)} done, {len(todo)} to do"
     lines.append(f"cells: {len(cells)} (seeds x sigmas x variants): {counts}")
-    lines.append(_time_line(cells, todo, store))
+    lines.append(_time_line([*pilot, *cells], [*pilot_todo, *todo], store))
     return "\n".join(lines)
 
 
@@ -30,6 +35,15 @@ def summarise(summary: Summary) -> str:
     """Return the closing line of a run."""
     counts = f"{summary.measured} cells measured, {summary.reused} reused, {summary.failed} failed"
     return f"{counts} in {_duration(summary.seconds)}; table: {summary.table}"
+
+
+def _pilot_line(pilot: list[Cell], todo: list[Cell]) -> str:
+    still = (
+        "until they are done the probes above are an upper bound"
+        if todo
+        else "the probes above follow from them"
+    )
+    return f"pilot: {len(pilot)} cells of other seeds, {len(pilot) - len(todo)} done; {still}"
 
 
 def _variant_line(name: str, config: Config) -> str:

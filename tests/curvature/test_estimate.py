@@ -8,12 +8,12 @@ import pytest
 
 from hessfig.config import EstimatorConfig, Method, ModelConfig, Products
 from hessfig.curvature.estimate import Estimator
-from hessfig.curvature.norms import Norm
+from hessfig.curvature.norms import BlockNorm
 from hessfig.rng import stream
 from hessfig.terms import Matrix, Part
 from tests.toys import ARCHITECTURES, toy_problem, toy_task
 
-Norms = dict[tuple[Matrix, Part], Norm]
+Norms = dict[tuple[Matrix, Part], BlockNorm]
 MODEL = ARCHITECTURES["softmax"]
 
 
@@ -55,7 +55,7 @@ def test_xtrace_is_exact_once_half_its_products_exceed_the_rank(col: Matrix) -> 
 
 def test_xtrace_keeps_a_structural_zero_at_zero() -> None:
     found = norms(EstimatorConfig(method=Method.xtrace, num_probes=6), col=Matrix.W_V)
-    assert found[Matrix.W_V, Part.H_f] == Norm(0.0, 0.0, 0)
+    assert found[Matrix.W_V, Part.H_f] == BlockNorm(0.0, 0.0, 0)
 
 
 @pytest.mark.parametrize("method", [Method.hutchinson, Method.xtrace])

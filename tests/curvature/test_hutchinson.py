@@ -31,10 +31,15 @@ class MatrixColumn:
     blocks: dict[tuple[Matrix, Part], Tensor]
     bytes_per_probe: int = 8
     dtype: torch.dtype = torch.float64
+    weight: tuple[int, int] | None = None
 
     @property
     def dim(self) -> int:
         return next(iter(self.blocks.values())).shape[1]
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size(self.weight or (self.dim, 1))
 
     def split_matmat(self, probes: Tensor) -> dict[tuple[Matrix, Part], Tensor]:
         return {key: block @ probes for key, block in self.blocks.items()}

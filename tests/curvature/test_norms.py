@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hessfig.curvature.norms import Norm, frobenius
+from hessfig.curvature.norms import BlockNorm, frobenius
 from hessfig.curvature.probes import rademacher
 from hessfig.rng import stream
 
@@ -24,11 +24,11 @@ def test_the_formula_by_hand() -> None:
 
 
 def test_equal_samples_have_no_error() -> None:
-    assert frobenius(torch.full((5,), 4.0)) == Norm(2.0, 0.0, 5)
+    assert frobenius(torch.full((5,), 4.0)) == BlockNorm(2.0, 0.0, 5)
 
 
 def test_zero_is_exact() -> None:
-    assert frobenius(torch.zeros(5)) == Norm(0.0, 0.0, 5)
+    assert frobenius(torch.zeros(5)) == BlockNorm(0.0, 0.0, 5)
 
 
 def test_one_probe_has_no_error_to_report() -> None:

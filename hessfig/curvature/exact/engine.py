@@ -18,14 +18,14 @@ from hessfig.curvature.exact.lower_scores import LowerScores
 from hessfig.curvature.exact.support import Route, check_exact, route_of
 from hessfig.curvature.hutchinson import chunks, squared_norms
 from hessfig.curvature.linearised.column import LinearisedNetwork
-from hessfig.curvature.norms import Norm
+from hessfig.curvature.norms import BlockNorm
 from hessfig.curvature.problem import Problem
 from hessfig.tasks.batch import Batch
 from hessfig.terms import Block, Matrix, Part
 
 _COLUMNS_AT_ONCE = 64
 
-Norms = dict[tuple[Matrix, Part], Norm]
+Norms = dict[tuple[Matrix, Part], BlockNorm]
 
 
 def exact_norms(
@@ -59,7 +59,7 @@ class ExactEngine:
         found = {}
         for row in rows:
             values = self._block(Block(layer, row, col), parts)
-            found.update({(row, part): Norm(values[part], 0.0, 0) for part in parts})
+            found.update({(row, part): BlockNorm(values[part], 0.0, 0) for part in parts})
         return found
 
     def _block(self, block: Block, parts: Sequence[Part]) -> dict[Part, float]:

@@ -45,7 +45,7 @@ class LinearisedColumn:
         self.network, self.rows = network, {row: _weight(layer, row) for row in rows}
         self.col = _weight(layer, col)
         self.weight = network.tape.holders[self.col].weight
-        self.dim, self.dtype = self.weight.numel(), network.dtype
+        self.dim, self.shape, self.dtype = self.weight.numel(), self.weight.shape, network.dtype
 
     @property
     def bytes_per_probe(self) -> int:

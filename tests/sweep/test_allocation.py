@@ -1,0 +1,92 @@
+"""The allocation of probes: the rule on numbers with known variances, pilots apart from the sweep, end to end."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hessfig.config import Config, EstimatorConfig, GridConfig, Method, ModelConfig, TaskConfig
+from hessfig.rng import stream
+from hessfig.sweep import preview
+from hessfig.sweep.allocation import FEWEST_PROBES, PILOT_REPEATS, allocated, pilot_cells, probes_needed
+from hessfig.sweep.engine import run_sweep
+from hessfig.sweep.plan import plan
+from hessfig.sweep.store import CellStore
+
+TWO_LAYERS = ModelConfig(n_layers=2, d_model=6)
+
+
+def config(folder: Path | str = "outputs", **settings: Any) -> Config:
+    chosen: dict[str, Any] = {
+        "model": TWO_LAYERS,
+        "task": TaskConfig(digits=1, batch_size=3),
+        "grid": GridConfig(points=2),
+        "estimator": EstimatorConfig(method=Method.auto, num_probes=12, variance_share=0.5),
+        "blocks": ["W_Q"],
+        "seeds": 2,
+        "workers": 1,
+        "output_dir": str(folder),
+    }
+    return Config(**{**chosen, **settings})
+
+
+def numbers(error: float, spread: float, probes: int = 8, repeats: int = 4000) -> list[dict[str, Any]]:
+    """Return rows of one block at one sigma with the given relative standard deviations."""
+    draw = torch.randn(repeats, generator=stream(0, error, spread), dtype=torch.float64)
+    frobs = (math.hypot(error, spread) * draw).exp().tolist()
+    shared = {"layer": 1, "row": "W_Q", "col": "W_Q", "part": "H", "sigma": 1.0, "status": "ok"}
+    return [{**shared, "frob": f, "frob_sem": error * f, "num_probes": probes} for f in frobs]
+
+
+@pytest.mark.parametrize(("error", "spread", "share"), [(0.1, 0.2, 0.1), (0.05, 0.3, 0.1), (0.1, 0.2, 0.5)])
+def test_the_rule_gives_the_probes_at_which_error_is_its_share(
+    error: float, spread: float, share: float
+) -> None:
+    expected = 8 * error**2 / (share * spread**2)
+    assert probes_needed(numbers(error, spread), share) == pytest.approx(expected, rel=0.1)
+
+
+def test_the_worst_block_decides_and_what_is_not_probed_does_not_count() -> None:
+    worst, better = numbers(0.1, 0.2), [{**row, "layer": 2} for row in numbers(0.02, 0.2)]
+    zero = {**worst[0], "part": "H_f", "frob": 0.0, "frob_sem": 0.0, "status": "structural_zero"}
+    assert probes_needed([*worst, *better, zero], 0.1) == probes_needed(worst, 0.1)
+    assert probes_needed([{**row, "num_probes": 0} for row in worst], 0.1) == 0.0
+    assert probes_needed(numbers(0.3, 0.0), 0.1) > 1000
+
+
+def test_pilots_are_other_networks_and_only_for_variants_that_probe() -> None:
+    cells = pilot_cells([("", config())])
+    assert len(cells) == 2 * PILOT_REPEATS == len({cell.seed for cell in cells})
+    assert all(cell.seed < 0 for cell in cells) and {cell.sigma for cell in cells} == {0.01, 10.0}
+    assert not pilot_cells([("", config(model=ModelConfig(d_model=6)))])
+    assert not pilot_cells([("", config(estimator=EstimatorConfig()))])
+
+
+def test_a_run_uses_its_pilots_and_a_second_run_finds_everything_done(tmp_path: Path) -> None:
+    variants = [("", config(tmp_path))]
+    assert "8 cells of other seeds, 0 done" in preview.describe(variants)
+    first, again = run_sweep(variants), run_sweep(variants)
+    assert (first.measured, again.measured, again.reused) == (4, 0, 4)
+    [(_, chosen)] = allocated(variants, CellStore(tmp_path / "sigma" / "cells"))
+    assert FEWEST_PROBES <= chosen.estimator.num_probes <= 12
+    manifest = json.loads((tmp_path / "sigma" / "manifest.json").read_text())
+    assert manifest["config"]["estimator"]["num_probes"] == 12
+    assert manifest["variants"][0]["num_probes"] == chosen.estimator.num_probes
+    assert f"auto, {chosen.estimator.num_probes} probes" in preview.describe(variants)
+    assert "-" not in {line.split(",")[8][:1] for line in first.table.read_text().splitlines()[1:]}
+
+
+def test_the_allocation_does_not_depend_on_the_sweep_s_own_seeds(tmp_path: Path) -> None:
+    run_sweep([("", config(tmp_path))])
+    store = CellStore(tmp_path / "sigma" / "cells")
+    counts = [
+        allocated([("", config(tmp_path, first_seed=seed))], store)[0][1].estimator.num_probes
+        for seed in (0, 1234)
+    ]
+    assert counts[0] == counts[1]
+    assert plan([("", config(tmp_path))])[0].seed == 1234
