@@ -12,6 +12,7 @@ from hessfig.config import Config, Method, sigma_values
 from hessfig.curvature.exact.support import Level, exactness
 from hessfig.sweep.plan import Cell, blocks
 from hessfig.sweep.store import CellStore, CorruptCell
+from hessfig.terms import Block, Part
 
 PILOT_SIGMAS, PILOT_REPEATS, PILOT_PROBES = 4, 4, 8
 FEWEST_PROBES = 6
@@ -42,6 +43,13 @@ def allocated(variants: Variants, store: CellStore) -> Variants:
     error looks small enough would favour the numbers that happen to look precise.
     """
     return [(name, _allocated(name, config, store)) for name, config in variants]
+
+
+def is_exact(config: Config, block: Block, part: Part) -> bool:
+    """Whether the configured estimator finds `part` of `block` without probes."""
+    method = config.estimator.method
+    cheap = method == Method.auto and exactness(config.model, block, part).level == Level.cheap
+    return cheap or method == Method.exact
 
 
 def probes_needed(rows: list[dict[str, Any]], share: float) -> float:
@@ -92,11 +100,8 @@ def _rows(cell: Cell, store: CellStore) -> list[dict[str, Any]]:
 
 def _probes(config: Config) -> bool:
     """Whether `auto` probes some block of this variant."""
-    return config.estimator.method == Method.auto and any(
-        exactness(config.model, block, part).level != Level.cheap
-        for block in blocks(config)
-        for part in config.parts
-    )
+    every = [(block, part) for block in blocks(config) for part in config.parts]
+    return config.estimator.method == Method.auto and not all(is_exact(config, *one) for one in every)
 
 
 def _with_probes(config: Config, count: int) -> Config:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from hessfig.config import Config, Method, sigma_values
 from hessfig.config.blocks import weight_pairs, weight_size
-from hessfig.sweep.allocation import Variants, allocated, pilot_cells
+from hessfig.curvature.exact.support import cost
+from hessfig.sweep.allocation import Variants, allocated, is_exact, pilot_cells
 from hessfig.sweep.engine import Summary, sweep_folder, unfinished, worker_count
 from hessfig.sweep.plan import Cell, columns, plan
 from hessfig.sweep.store import CellStore
+from hessfig.terms import Block, Matrix
 
-ASSUMED_FLOPS = 1.5e10
+ASSUMED_FLOPS = 2.5e10
 
 
 def describe(variants: Variants) -> str:
@@ -82,15 +84,30 @@ def _time_line(cells: list[Cell], todo: list[Cell], store: CellStore) -> str:
 
 
 def _operations(cell: Cell) -> float:
-    """Return a rough count of operations: three passes of two products a probe through the network below and above."""
-    model, task, estimator = cell.config.model, cell.config.task, cell.config.estimator
-    weights = model.n_layers * 12 * model.d_model**2
-    tokens = task.batch_size * (3 * task.digits + 3)
-    products = sum(
-        weight_size(col, model, task) if estimator.method == Method.dense else estimator.num_probes
-        for _, col, _ in columns(cell.config)
+    """Return a rough count of operations: exact blocks by their route, others by their products."""
+    return sum(_column_operations(cell.config, layer, col, rows) for layer, col, rows in columns(cell.config))
+
+
+def _column_operations(config: Config, layer: int, col: Matrix, rows: list[Matrix]) -> float:
+    by_block = {
+        (row, part): cost(config.model, config.task, Block(layer, row, col), part)
+        for row in rows
+        for part in config.parts
+        if is_exact(config, Block(layer, row, col), part)
+    }
+    exact = sum(
+        max(value for (r, _), value in by_block.items() if r == row) for row in {r for r, _ in by_block}
     )
-    return 2.0 * 6 * products * tokens * weights / 3
+    is_probed = len(by_block) < len(rows) * len(config.parts)
+    return exact + (_product_operations(config, layer, col) if is_probed else 0.0)
+
+
+def _product_operations(config: Config, layer: int, col: Matrix) -> float:
+    """Three passes a probe through the layers above, a third of the last one's positions being scored."""
+    model, task, estimator = config.model, config.task, config.estimator
+    count = weight_size(col, model, task) if estimator.method == Method.dense else estimator.num_probes
+    layers = model.n_layers - max(layer, 1) + 1 / 3
+    return 6.0 * count * task.batch_size * (3 * task.digits + 3) * layers * 12 * model.d_model**2
 
 
 def _has_probes(config: Config) -> bool:
