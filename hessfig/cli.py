@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from importlib import import_module
 
 from hessfig.errors import UserError, did_you_mean
@@ -23,6 +24,7 @@ EXIT_BAD_INPUT, EXIT_INTERRUPTED = 2, 130
 
 def main(arguments: list[str] | None = None) -> None:
     """Run one verb and exit: 0 done, 1 some cells or checks failed, 2 bad input, 130 interrupted."""
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.jit")  # TransformerLens's, not the user's
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         code = _dispatch(arguments)

@@ -63,6 +63,20 @@ class Data(StrEnum):
     gaussian = "gaussian"
 
 
+class Scored(StrEnum):
+    """Positions whose next token enters the loss: the answer's (the published code), or all (the text's L = 17)."""
+
+    answer = "answer"
+    all = "all"
+
+
+class SigmaScales(StrEnum):
+    """Embeddings of scale sigma: tokens and positions (the published code), or tokens alone."""
+
+    both = "both"
+    tokens = "tokens"
+
+
 class Spacing(StrEnum):
     """How the values of sigma are spread between `low` and `high`."""
 
@@ -104,6 +118,7 @@ class TaskConfig:
     batch_size: int = 64
     seed: int = 0
     loss: Loss = Loss.cross_entropy
+    scored: Scored = Scored.answer
 
 
 @dataclass
@@ -122,6 +137,7 @@ class ModelConfig:
     mlp: MLP = MLP.relu
     query_key: QueryKey = QueryKey.separate
     temperature: float = 1.0
+    sigma_scales: SigmaScales = SigmaScales.both
 
 
 @dataclass

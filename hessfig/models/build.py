@@ -7,21 +7,25 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from hessfig.config import DType, Kind, ModelConfig
+from hessfig.config import DType, Kind, ModelConfig, SigmaScales
 from hessfig.models.bare import BareAttention, LinearMLP
 from hessfig.rng import stream
 from hessfig.tasks.addition import VOCABULARY
 
 WEIGHT_VARIANCE = 0.64
-_EMBEDDINGS = ("tok_embed.weight", "pos.weight")
+_EMBEDDINGS = {
+    SigmaScales.both: ("tok_embed.weight", "pos.weight"),
+    SigmaScales.tokens: ("tok_embed.weight",),
+}
 
 
 def build_model(model: ModelConfig, *, sigma: float, seed: int, length: int, dtype: DType) -> nn.Module:
     """Return the network of `model` with weights of repeat `seed` and embeddings of scale `sigma`.
 
     Weights are N(0, 0.64 / d_model), biases 0 (linear MLP: PyTorch's uniform default); token and position
-    embeddings are N(0, sigma^2), redrawn at each sigma. All draws are made in float64 and rounded to `dtype`,
-    each weight from a stream of its own name, so that no setting shifts the draws of another.
+    embeddings are N(0, sigma^2), redrawn at each sigma (`sigma_scales=tokens`: positions at the weights' scale).
+    All draws are made in float64 and rounded to `dtype`, each weight from a stream of its own name, so that no
+    setting shifts the draws of another.
     """
     network = _skeleton(model, length).to(getattr(torch, dtype))
     draw_weights(network, _draw_for(model, sigma, seed))
@@ -53,7 +57,7 @@ def _skeleton(model: ModelConfig, length: int) -> nn.Module:
 
 def _draw_for(model: ModelConfig, sigma: float, seed: int) -> Callable[[str, torch.Size], Tensor]:
     def draw(name: str, shape: torch.Size) -> Tensor:
-        if name in _EMBEDDINGS:
+        if name in _EMBEDDINGS[model.sigma_scales]:
             generator = stream(seed, "embedding", name, float(sigma))
             return sigma * torch.randn(shape, dtype=torch.float64, generator=generator)
         generator = stream(seed, "weight", name)

@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Int
 from torch import Generator, Tensor
 
+from hessfig.config import Scored
+
 VOCABULARY = 12
 PLUS, EQUALS = 10, 11
 ENRICHMENT_CHANCE, ENRICHMENT_SHARE = 5, 0.2
@@ -16,9 +18,9 @@ def sequence_length(digits: int) -> int:
     return 3 * digits + 3
 
 
-def scored_positions(digits: int) -> slice:
-    """Positions whose logits predict the answer digits (next-token prediction)."""
-    return slice(2 * digits + 1, 3 * digits + 2)
+def scored_positions(digits: int, scored: Scored) -> slice:
+    """Positions whose logits predict the answer digits, or every next token; the last token predicts nothing."""
+    return slice(2 * digits + 1 if scored == Scored.answer else 0, 3 * digits + 2)
 
 
 def addition_batch(batch_size: int, digits: int, *, generator: Generator) -> Int[Tensor, "batch length"]:

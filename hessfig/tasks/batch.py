@@ -39,7 +39,7 @@ def draw_batch(task: TaskConfig, *, width: int, dtype: DType) -> Batch:
     if task.data == Data.gaussian:
         return _gaussian_batch(task, width, getattr(torch, dtype), generator)
     tokens = addition_batch(task.batch_size, task.digits, generator=generator)
-    scored = scored_positions(task.digits)
+    scored = scored_positions(task.digits, task.scored)
     return Batch(tokens, _targets(tokens, scored, task.loss, getattr(torch, dtype)), scored)
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from hessfig.config import MLP, Attention, DType, Kind, Loss, ModelConfig, Norm, QueryKey, TaskConfig
+from hessfig.config import MLP, Attention, DType, Kind, Loss, ModelConfig, Norm, QueryKey, Scored, TaskConfig
 from hessfig.config.blocks import matrices_of
 from hessfig.curvature.dense import dense_norms
 from hessfig.curvature.exact.engine import ExactEngine, exact_norms
@@ -67,6 +67,14 @@ def test_every_supported_block_of_a_transformer(model: ModelConfig, loss: Loss, 
 def test_without_the_attention_skip(loss: Loss) -> None:
     model = ModelConfig(d_model=4, d_mlp=5, attention_skip=False, mlp=MLP.none, attention=Attention.linear)
     assert_exact(toy_problem(model, toy_task(model, loss=loss)), model, 1)
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_with_every_position_scored(layers: int) -> None:
+    model = ModelConfig(d_model=4, d_mlp=5, n_layers=layers)
+    task = toy_task(model, scored=Scored.all, batch_size=2)
+    for layer in range(1, layers + 1):
+        assert_exact(toy_problem(model, task), model, layer)
 
 
 @pytest.mark.parametrize("layer", [1, 2])

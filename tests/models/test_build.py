@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from hessfig.config import MLP, DType, Kind, ModelConfig, Norm
+from hessfig.config import MLP, DType, Kind, ModelConfig, Norm, SigmaScales
 from hessfig.models.build import build_model
 
 EMBEDDINGS = {"tok_embed.weight", "pos.weight"}
@@ -55,6 +55,14 @@ def test_sigma_redraws_the_embeddings_and_nothing_else() -> None:
             assert not torch.equal(2 * weight, other[name]), "embeddings are redrawn, not rescaled"
         else:
             assert torch.equal(weight, other[name])
+
+
+def test_positions_keep_the_scale_of_the_weights_when_sigma_scales_tokens_alone() -> None:
+    model = ModelConfig(d_model=64, sigma_scales=SigmaScales.tokens)
+    small, large = (parameters(model, sigma=sigma) for sigma in (0.01, 10.0))
+    assert torch.equal(small["pos.weight"], large["pos.weight"])
+    assert small["pos.weight"].std().item() == pytest.approx(0.1, rel=0.1)
+    assert large["tok_embed.weight"].std().item() == pytest.approx(10.0, rel=0.1)
 
 
 def test_the_seed_redraws_every_matrix() -> None:

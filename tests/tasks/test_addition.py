@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from hessfig.config import DType, Scored, TaskConfig
 from hessfig.rng import stream
 from hessfig.tasks.addition import EQUALS, PLUS, addition_batch, scored_positions, sequence_length
+from hessfig.tasks.batch import draw_batch
 
 
 def batch(size: int = 500, digits: int = 5, *, seed: int = 0) -> Tensor:
@@ -37,11 +39,17 @@ def test_every_answer_is_the_sum(digits: int, seed: int) -> None:
 
 
 def test_the_scored_positions_predict_the_answer_and_nothing_else() -> None:
-    scored = scored_positions(5)
+    scored = scored_positions(5, Scored.answer)
     assert (scored.start, scored.stop) == (11, 17)
     following = batch()[:, scored.start + 1 : scored.stop + 1]
     assert torch.equal(following, batch()[:, 12:18])
     assert batch()[0, scored.start] == EQUALS
+
+
+def test_all_scored_positions_are_those_with_a_next_token() -> None:
+    assert scored_positions(5, Scored.all) == slice(0, 17)
+    every = draw_batch(TaskConfig(scored=Scored.all), width=128, dtype=DType.float64)
+    assert torch.equal(every.targets, every.inputs[:, 1:])
 
 
 def test_digits_are_uniform_in_a_plain_batch() -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from hessfig.config.blocks import weight_size
-from hessfig.config.schema import MLP, Kind, ModelConfig, Norm, TaskConfig, with_defaults
+from hessfig.config.schema import MLP, Kind, ModelConfig, Norm, Scored, TaskConfig, with_defaults
 from hessfig.errors import UserError
 from hessfig.terms import Block, Matrix, Part
 
@@ -119,10 +119,14 @@ class _Sizes:
     def of(cls, model: ModelConfig, task: TaskConfig) -> _Sizes:
         m = with_defaults(model)
         length = 3 * task.digits + 3
-        scored = length if m.kind == Kind.self_attention else task.digits + 1
+        scored = length if m.kind == Kind.self_attention else _scored(task)
         hidden = 0 if m.mlp == MLP.none or m.kind == Kind.self_attention else m.d_mlp or 0
         inner = m.n_heads * (m.d_head or 0)
         return cls(task.batch_size, task.batch_size * scored, scored, length, m.d_model, inner, hidden)
+
+
+def _scored(task: TaskConfig) -> int:
+    return task.digits + 1 if task.scored == Scored.answer else 3 * task.digits + 2
 
 
 def _last_layer_cost(model: ModelConfig, sizes: _Sizes, block: Block, part: Part) -> float:
