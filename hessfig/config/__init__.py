@@ -1,25 +1,27 @@
 """Configuration: schema, checks, and the only doors to Hydra beside the command line."""
 
-from hessfig.config.grid import sigma_values
-from hessfig.config.schema import (
+from hessfig.config.choices import (
     MLP,
     Attention,
-    Config,
     Data,
     DType,
-    EstimatorConfig,
-    FigureConfig,
-    GridConfig,
     Kind,
     Loss,
     Method,
-    ModelConfig,
     Norm,
     Products,
     QueryKey,
     Scored,
     SigmaScales,
     Spacing,
+)
+from hessfig.config.grid import sigma_values
+from hessfig.config.schema import (
+    Config,
+    EstimatorConfig,
+    FigureConfig,
+    GridConfig,
+    ModelConfig,
     SweepConfig,
     TaskConfig,
     with_defaults,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from hessfig.config.schema import GridConfig, Spacing
+from hessfig.config.choices import Spacing
+from hessfig.config.schema import GridConfig
 
 
 def sigma_values(grid: GridConfig) -> list[float]:

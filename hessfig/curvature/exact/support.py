@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from hessfig.config.blocks import weight_size
-from hessfig.config.schema import MLP, Kind, ModelConfig, Norm, Scored, TaskConfig, with_defaults
+from hessfig.config.choices import MLP, Kind, Norm, Scored
+from hessfig.config.schema import ModelConfig, TaskConfig, with_defaults
 from hessfig.errors import UserError
 from hessfig.terms import Block, Matrix, Part
 

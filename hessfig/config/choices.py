@@ -1,0 +1,105 @@
+"""The values a setting may take, for settings that are a choice."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    """Family of networks."""
+
+    transformer = "transformer"
+    self_attention = "self_attention"
+    linear_mlp = "linear_mlp"
+
+
+class Attention(StrEnum):
+    """What turns scores into mixing weights; `linear` leaves the masked scores as they are."""
+
+    softmax = "softmax"
+    linear = "linear"
+
+
+class Norm(StrEnum):
+    """Where LayerNorm sits: nowhere, before each sublayer and the unembedding, or after each residual sum."""
+
+    none = "none"
+    pre = "pre"
+    post = "post"
+
+
+class MLP(StrEnum):
+    """Activation of the MLP sublayer; `none` leaves the sublayer out."""
+
+    relu = "relu"
+    gelu = "gelu"
+    linear = "linear"
+    none = "none"
+
+
+class QueryKey(StrEnum):
+    """Scores from two weights W_Q W_K^T, or from the single weight W_QK (Section 4.2)."""
+
+    separate = "separate"
+    single = "single"
+
+
+class Loss(StrEnum):
+    """Cross-entropy on the answer; the published code's unshifted sum of squares; the textbook MSE."""
+
+    cross_entropy = "cross_entropy"
+    mse_sum_unshifted = "mse_sum_unshifted"
+    mse = "mse"
+
+
+class Data(StrEnum):
+    """Digit addition, or Gaussian inputs and targets for a single self-attention layer (eq. 5)."""
+
+    addition = "addition"
+    gaussian = "gaussian"
+
+
+class Scored(StrEnum):
+    """Positions whose next token enters the loss: the answer's (the published code), or all (the text's L = 17)."""
+
+    answer = "answer"
+    all = "all"
+
+
+class SigmaScales(StrEnum):
+    """Embeddings of scale sigma: tokens and positions (the published code), or tokens alone."""
+
+    both = "both"
+    tokens = "tokens"
+
+
+class Spacing(StrEnum):
+    """How the values of sigma are spread between `low` and `high`."""
+
+    log = "log"
+    linear = "linear"
+
+
+class Method(StrEnum):
+    """How a block norm is found."""
+
+    hutchinson = "hutchinson"
+    aligned = "aligned"
+    xtrace = "xtrace"
+    dense = "dense"
+    exact = "exact"
+    auto = "auto"
+
+
+class Products(StrEnum):
+    """Whose Hessian-vector products: our linearised network, or curvlinops (reference; any differentiable model)."""
+
+    linearised = "linearised"
+    curvlinops = "curvlinops"
+
+
+class DType(StrEnum):
+    """Floating-point type of model and products."""
+
+    float64 = "float64"
+    float32 = "float32"
