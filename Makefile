@@ -48,8 +48,9 @@ check: $(READY) ## regression gate: fail when a slope of Figure 3a leaves its to
 verify: $(READY) ## check every statement of the theory against automatic differentiation
 	$(RUN) verify
 
-bench: $(READY) ## time one cell by every engine, in one run
+bench: $(READY) ## time one cell by every engine, and how its cost grows (on an idle machine)
 	$(BIN)/python scripts/bench_norms.py
+	$(BIN)/python scripts/bench_scaling.py
 
 clean: ## remove caches and build products (never results)
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

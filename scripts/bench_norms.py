@@ -1,181 +1,107 @@
-"""Time one cell by every engine in one run: seconds, peak memory, error against the exact norms.
+"""Time one cell by every engine in one run: seconds, peak memory, error, and cost at the published recipe's error.
 
-The published recipe makes six separate 20-probe estimates (H, H_o and H_o - H of W_V and W_Q) with curvlinops'
-own estimator on the whole model in float32. Each engine runs in a fresh process, all in turn, several rounds, so
-that drifts of the machine hit all of them; the ratios are what counts.
+The published recipe makes six separate 20-probe estimates a layer (H, H_o and H_o - H of W_V and W_Q) with
+curvlinops' own estimator on the whole model in float32. Each engine runs in a fresh process, all in turn, several
+rounds (every round with a network of its own), so that drifts of the machine hit all; the ratios are what counts.
 
-    python scripts/bench_norms.py [--layers 1] [--norm none] [--rounds 3] [--json outputs/bench/norms.json]
+    python scripts/bench_norms.py [--n-layers 1] [--norm none] [--rounds 3] [--output outputs/benchmarks/norms.json]
+
+writes the JSON and, beside it, the figure. Errors: relative_sem is the mean of standard error / norm over numbers
+and rounds, an exact number counting as zero; rms_deviation is that of norm / exact norm - 1 (one layer only).
+cost_at_equal_error is seconds * (relative_sem / published relative_sem)^2: the time the engine would take for the
+published recipe's error; cost_at_equal_error_sampled is the same over the numbers alone which the engine samples.
+Blocks that vanish identically are left out of both.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
-import resource
-import statistics
-import subprocess
 import sys
-import time
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-ENGINES: dict[str, dict[str, Any]] = {
-    "published, float32, 2 threads": {"recipe": "published", "dtype": "float32", "threads": 2},
-    "published, float32": {"recipe": "published", "dtype": "float32"},
-    "hutchinson on curvlinops, float64": {
-        "recipe": "hutchinson",
-        "dtype": "float64",
-        "products": "curvlinops",
-    },
-    "hutchinson, float64 (default)": {"recipe": "hutchinson", "dtype": "float64", "products": "linearised"},
-    "hutchinson, float32": {"recipe": "hutchinson", "dtype": "float32", "products": "linearised"},
-    "auto, float64": {"recipe": "auto", "dtype": "float64"},
-    "exact, float64": {"recipe": "exact", "dtype": "float64"},
-}
-DEFAULT = "hutchinson, float64 (default)"
+import benchmarking
+from bench_engines import ENGINES, EXACT, PROBES, PUBLISHED_2, measure_engine
+from bench_summary import Runs, print_table, summaries
+
+from hessfig.config import Config, EstimatorConfig, Method, ModelConfig, Norm, TaskConfig
+from hessfig.sweep.plan import Cell
+
+FIRST_SEED = 1234
+TOY = {"d_model": 8, "digits": 1, "batch_size": 4, "rounds": 1}
+SETTINGS = ("n_layers", "norm", "d_model", "digits", "batch_size", "sigma", "rounds")
 
 
-def main() -> None:
-    options = _options()
-    if options.engine:
-        print(json.dumps(measure_engine(options)))
-        return
-    names = [name for name in ENGINES if options.layers == 1 or "exact" not in name]
-    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
-    for _ in range(options.rounds):
-        for name in names:
-            runs[name].append(_in_fresh_process(name, options))
-    report = {"environment": _environment(), "settings": vars(options), "engines": _summaries(runs)}
-    _print(report)
-    Path(options.json).parent.mkdir(parents=True, exist_ok=True)
-    Path(options.json).write_text(json.dumps(report, indent=1) + "\n")
+def main(words: Sequence[str] | None = None) -> None:
+    """Measure, write the JSON, print the table, draw the figure."""
+    options = benchmarking.parse(__doc__, _add_options, TOY, words)
+    rounds = _rounds(options)
+    benchmarking.prepare(options.allocator)
+    report = {**benchmarking.heading(options), "settings": _settings(options)}
+    runs, rates = measure_rounds(rounds, 0.02 if options.quick else 0.5)
+    report |= {"product_gflops": rates, "engines": summaries(runs), "runs": runs}
+    output = options.output or _default_output(options)
+    benchmarking.write_report(output, report)
+    print_table(report)
+    _draw(report, output)
 
 
-def measure_engine(options: argparse.Namespace) -> dict[str, Any]:
-    """Build one cell, measure it twice (the first warms up), return the second's seconds, peak memory and norms."""
-    import torch
-
-    engine = ENGINES[options.engine]
-    torch.set_num_threads(engine.get("threads", 1))
-    run = _published_cell if engine["recipe"] == "published" else _hessfig_cell
-    run(options, engine)
-    before = time.perf_counter()
-    norms = run(options, engine)
-    seconds = time.perf_counter() - before
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    return {"seconds": seconds, "peak_gib": peak, "norms": norms}
+def measure_rounds(rounds: list[dict[str, Cell]], seconds: float) -> tuple[Runs, dict[str, float]]:
+    """Return every engine's runs, one a round, and the machine's rates (GFLOP/s, median over the rounds)."""
+    runs: Runs = {name: [] for name in rounds[0]}
+    rates = []
+    for number, cells in enumerate(rounds, 1):
+        rates.append(benchmarking.in_fresh_process(benchmarking.product_rates, seconds))
+        for name, cell in cells.items():
+            runs[name].append(benchmarking.in_fresh_process(measure_engine, name, cell))
+            print(f"round {number}/{len(rounds)}: {name}, {runs[name][-1]['seconds']:.3g} s", file=sys.stderr)
+    return runs, {name: median(rate[name] for rate in rates) for name in rates[0]}
 
 
-def _hessfig_cell(options: argparse.Namespace, engine: dict[str, Any]) -> dict[str, float]:
-    from hessfig.sweep.measure import measure
-
-    rows = measure(_cell(options, engine["dtype"], engine["recipe"], engine.get("products", "linearised")))
-    return {f"{row['layer']} {row['row']} {row['part']}": row["frob"] for row in rows}
-
-
-def _published_cell(options: argparse.Namespace, engine: dict[str, Any]) -> dict[str, float]:
-    from curvlinops import GGNLinearOperator, HessianLinearOperator, hutchinson_squared_fro
-
-    from hessfig.sweep.measure import draw_problem
-    from hessfig.terms import Matrix
-
-    problem = draw_problem(_cell(options, engine["dtype"], "hutchinson", "curvlinops"))
-    whole = problem.suffix(1, [Matrix.W_E])
-    norms = {}
-    for layer in range(1, options.layers + 1):
-        for matrix in (Matrix.W_V, Matrix.W_Q):
-            weights, data = [problem.weight(layer, matrix)], [(whole.inputs, whole.targets)]
-            settings = {"check_deterministic": False, "num_data": len(whole.inputs)}
-            h = HessianLinearOperator(whole, problem.loss, weights, data, **settings)
-            h_o = GGNLinearOperator(whole, problem.loss, weights, data, **settings)
-            for part, operator in (("H_o", h_o), ("H_f", h_o - h), ("H", h)):
-                norms[f"{layer} {matrix} {part}"] = float(hutchinson_squared_fro(operator, 20)) ** 0.5
-    return norms
+def _rounds(options: argparse.Namespace) -> list[dict[str, Cell]]:
+    """Return the cell of every engine, round by round."""
+    left_out = {EXACT} if options.n_layers > 1 else set()
+    left_out |= {PUBLISHED_2} if options.quick else set()
+    names = [name for name in ENGINES if name not in left_out]
+    seeds = range(FIRST_SEED, FIRST_SEED + options.rounds)
+    return [{name: _cell(options, name, seed) for name in names} for seed in seeds]
 
 
-def _cell(options: argparse.Namespace, dtype: str, method: str, products: str) -> Any:
-    from hessfig.config import Config, DType, EstimatorConfig, Method, ModelConfig, Norm, Products
-    from hessfig.sweep.plan import Cell
-
-    model = ModelConfig(n_layers=options.layers, norm=Norm(options.norm), d_model=options.d_model)
-    estimator = EstimatorConfig(method=Method(method), products=Products(products))
-    config = Config(model=model, estimator=estimator, dtype=DType(dtype))
-    return Cell("", config, options.sigma, 1234)
-
-
-def _in_fresh_process(name: str, options: argparse.Namespace) -> dict[str, Any]:
-    arguments = [f"--{key}={getattr(options, key)}" for key in ("layers", "norm", "sigma", "d_model")]
-    threads = str(ENGINES[name].get("threads", 1))
-    environment = os.environ | {
-        "OMP_NUM_THREADS": threads,
-        "MKL_NUM_THREADS": threads,
-        "PYTHONWARNINGS": "ignore",
-    }
-    command = [sys.executable, __file__, f"--engine={name}", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    if done.returncode:
-        raise SystemExit(f"{name} failed:\n{done.stderr}")
-    return json.loads(done.stdout.splitlines()[-1])
+def _cell(options: argparse.Namespace, name: str, seed: int) -> Cell:
+    engine = ENGINES[name]
+    config = Config(
+        task=TaskConfig(digits=options.digits, batch_size=options.batch_size),
+        model=ModelConfig(n_layers=options.n_layers, norm=Norm(options.norm), d_model=options.d_model),
+        estimator=EstimatorConfig(engine.method or Method.hutchinson, engine.products, PROBES),
+        dtype=engine.dtype,
+    )
+    return Cell("", benchmarking.checked(config), options.sigma, seed)
 
 
-def _summaries(runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    exact = runs.get("exact, float64", runs[DEFAULT])[0]["norms"]
-    seconds = {name: statistics.median(run["seconds"] for run in each) for name, each in runs.items()}
-    return {
-        name: {
-            "seconds": seconds[name],
-            "all_seconds": [run["seconds"] for run in each],
-            "faster_than_published": seconds["published, float32"] / seconds[name],
-            "faster_than_published_2_threads": seconds["published, float32, 2 threads"] / seconds[name],
-            "peak_gib": max(run["peak_gib"] for run in each),
-            "worst_relative_error": max(
-                abs(each[0]["norms"][key] / value - 1) for key, value in exact.items() if value
-            ),
-        }
-        for name, each in runs.items()
-    }
+def _settings(options: argparse.Namespace) -> dict[str, Any]:
+    return {name: getattr(options, name) for name in SETTINGS} | {"num_probes": PROBES, "seed": FIRST_SEED}
 
 
-def _environment() -> dict[str, Any]:
-    from importlib.metadata import version
-
-    packages = ("hessfig", "torch", "curvlinops-for-pytorch", "numpy")
-    return {
-        "python": platform.python_version(),
-        "cores": os.cpu_count(),
-        **{name: version(name) for name in packages},
-    }
+def _default_output(options: argparse.Namespace) -> Path:
+    name = "norms" if options.n_layers == 1 else f"norms_{options.n_layers}_layers"
+    return Path("outputs/benchmarks") / f"{name}.json"
 
 
-def _print(report: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
+def _draw(report: dict[str, Any], output: Path) -> None:
+    from bench_figures import draw_norms
 
-    table = Table("engine", "s / cell", "x published", "x published, 2 threads", "peak GiB", "worst error")
-    for name, row in report["engines"].items():
-        ratios = [f"{row[key]:.1f}" for key in ("faster_than_published", "faster_than_published_2_threads")]
-        table.add_row(
-            name,
-            f"{row['seconds']:.3f}",
-            *ratios,
-            f"{row['peak_gib']:.2f}",
-            f"{row['worst_relative_error']:.1e}",
-        )
-    Console(width=120).print(table)
+    draw_norms(report, output)
 
 
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--layers", type=int, default=1)
-    parser.add_argument("--norm", default="none")
-    parser.add_argument("--sigma", type=float, default=0.5)
-    parser.add_argument("--d_model", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", default="outputs/bench/norms.json")
-    parser.add_argument("--engine", choices=list(ENGINES), help=argparse.SUPPRESS)
-    return parser.parse_args()
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--n-layers", type=int, default=1, help="all layers' W_V and W_Q are measured (1)")
+    parser.add_argument("--norm", choices=list(Norm), default="none", help="LayerNorm (none)")
+    parser.add_argument("--sigma", type=float, default=0.5, help="scale of the embeddings (0.5)")
+    parser.add_argument("--d-model", type=int, default=128, help="width (128)")
+    parser.add_argument("--digits", type=int, default=5, help="digits of the summands (5)")
+    parser.add_argument("--batch-size", type=int, default=64, help="sequences (64)")
 
 
 if __name__ == "__main__":

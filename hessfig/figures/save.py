@@ -33,12 +33,17 @@ class Page:
 def save_page(page: Page, folder: Path, name: str) -> list[Path]:
     """Write folder/fig<name><suffix>.{pdf,png,svg,csv}; return the paths. Call it inside `style.styled()`."""
     stem = f"fig{name}{page.suffix}"
-    FigureCanvasAgg(page.figure)
-    paths = [_save(page.figure, folder / f"{stem}.{kind}", kind) for kind in _FORMATS]
+    paths = save_figure(page.figure, folder, stem)
     write_text(
         folder / f"{stem}.csv", page.numbers.to_csv(index=False, float_format="%.10g", lineterminator="\n")
     )
     return [*paths, folder / f"{stem}.csv"]
+
+
+def save_figure(figure: Figure, folder: Path, stem: str) -> list[Path]:
+    """Write folder/<stem>.{pdf,png,svg}; return the paths. Call it inside `style.styled()`."""
+    FigureCanvasAgg(figure)
+    return [_save(figure, folder / f"{stem}.{kind}", kind) for kind in _FORMATS]
 
 
 def _save(figure: Figure, path: Path, kind: str) -> Path:

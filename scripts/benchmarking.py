@@ -1,0 +1,189 @@
+"""What the benchmarks share: fresh processes, the time and memory of a cell, the machine's own rate, and the report.
+
+Every number is measured in a process of its own, forked from one that has done its imports and nothing else, and
+after a warm-up of the same work. `peak_gib` is the most memory that process ever held, `base_gib` what it held of
+that before the work began.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import platform
+import re
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from importlib.metadata import version
+from multiprocessing.connection import Connection
+from pathlib import Path
+from statistics import median
+from typing import Any, TypeVar
+
+from hessfig.analysis.atomic import write_text
+from hessfig.config import Config
+from hessfig.config.checks import check
+from hessfig.errors import UserError
+from hessfig.sweep.pool import ALLOCATOR, THREADS
+
+PRELOAD = ["hessfig.sweep.worker"]
+PACKAGES = ("hessfig", "torch", "curvlinops-for-pytorch", "transformer-lens", "numpy")
+PRODUCTS = (
+    (1152, 128, 512),
+    (1024, 1024, 1024),
+)  # positions times d_model times d_mlp of the paper's cell; a large one
+TOY_WORDS = "toy sizes, not the paper's"
+ALLOCATORS = (
+    "memory settings of every process: those of `hessfig run` (sweep, the default) or the system's own"
+)
+Result = TypeVar("Result")
+
+
+def parse(
+    about: str | None,
+    extra: Callable[[argparse.ArgumentParser], None],
+    toy: Mapping[str, Any],
+    words: Sequence[str] | None,
+) -> argparse.Namespace:
+    """Parse the options all benchmarks have and those `extra` adds; --quick makes `toy` the defaults."""
+    parser = argparse.ArgumentParser(
+        description=about, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    extra(parser)
+    parser.add_argument("--rounds", type=_count, default=3, help="measure everything so often, in turn (3)")
+    parser.add_argument("--output", type=Path, help="the JSON to write; the figure goes beside it")
+    parser.add_argument("--allocator", choices=("sweep", "system"), default="sweep", help=ALLOCATORS)
+    parser.add_argument("--quick", action="store_true", help=f"{TOY_WORDS}: a smoke test in seconds")
+    given = sys.argv[1:] if words is None else list(words)
+    parser.set_defaults(**(toy if "--quick" in given else {}))
+    return parser.parse_args(given)
+
+
+def _count(word: str) -> int:
+    if int(word) < 1:
+        raise argparse.ArgumentTypeError("a whole number >= 1")
+    return int(word)
+
+
+def checked(config: Config) -> Config:
+    """Return `config`. Exits with 2 when it cannot be run."""
+    try:
+        check(config)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from error
+    return config
+
+
+def prepare(allocator: str) -> None:
+    """Hold every process that is started from here to one thread and give it its allocator's settings."""
+    os.environ.update(THREADS | (ALLOCATOR if allocator == "sweep" else {}))
+    multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
+
+
+def in_fresh_process(work: Callable[..., Result], *arguments: object) -> Result:
+    """Return work(*arguments) as found in a process of its own. Exits with its traceback if it fails."""
+    context = multiprocessing.get_context("forkserver")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_answer, args=(theirs, work, arguments))
+    process.start()
+    theirs.close()
+    try:
+        succeeded, answer = ours.recv()
+    except EOFError:
+        succeeded, answer = False, "its process died, perhaps out of memory"
+    process.join()
+    if not succeeded:
+        raise SystemExit(f"{work.__name__} failed: {answer}")
+    return answer
+
+
+def _answer(pipe: Connection, work: Callable[..., object], arguments: tuple[object, ...]) -> None:
+    try:
+        pipe.send((True, work(*arguments)))
+    except Exception:
+        pipe.send((False, traceback.format_exc()))
+
+
+def after_warm_up(run: Callable[[], Result], *, threads: int = 1) -> tuple[Result, dict[str, float]]:
+    """Call `run` twice; return the second call's result with its times, and this process's memory."""
+    import torch
+
+    torch.set_num_threads(threads)
+    base = peak_gib()
+    run()
+    wall, cpu = time.perf_counter(), time.process_time()
+    result = run()
+    times = {"seconds": time.perf_counter() - wall, "cpu_seconds": time.process_time() - cpu}
+    return result, {**times, "peak_gib": peak_gib(), "base_gib": base}
+
+
+def peak_gib() -> float:
+    """Return the most memory this process has held: of its own where Linux tells, else as getrusage says."""
+    status = Path("/proc/self/status")
+    found = re.search(r"VmHWM:\s+(\d+)", status.read_text()) if status.exists() else None
+    if found:
+        return int(found[1]) / 2**20
+    import resource
+
+    largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return largest / (2**30 if sys.platform == "darwin" else 2**20)
+
+
+def product_rates(seconds: float) -> dict[str, float]:
+    """Return the GFLOP/s of plain matrix products on one thread: of each, the median over `seconds` of repeats."""
+    import torch
+
+    torch.set_num_threads(1)
+    rates = {}
+    for rows, inner, cols in PRODUCTS:
+        for dtype in (torch.float64, torch.float32):
+            left, right = torch.randn(rows, inner, dtype=dtype), torch.randn(inner, cols, dtype=dtype)
+            taken = _median_seconds(partial(torch.mm, left, right, out=left @ right), seconds)
+            rates[f"{rows}x{inner} @ {inner}x{cols}, {dtype}"] = 2e-9 * rows * inner * cols / taken
+    return {name.replace("torch.", ""): rate for name, rate in rates.items()}
+
+
+def _median_seconds(run: Callable[[], object], seconds: float) -> float:
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(times) < 3 or time.perf_counter() < end:
+        started = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - started)
+    return median(times)
+
+
+def heading(options: argparse.Namespace) -> dict[str, Any]:
+    """Return what every report begins with: whether it is a toy, and where and when it ran (no host, user or path)."""
+    return {
+        "quick": options.quick,
+        "sizes": TOY_WORDS if options.quick else "as in settings",
+        "environment": {
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "platform": f"{platform.system()} {platform.machine()}",
+            "cpu": _cpu_model(),
+            "cores": os.cpu_count(),
+            "threads": int(THREADS["OMP_NUM_THREADS"]),
+            "load_average": round(os.getloadavg()[0], 2),
+            "allocator": options.allocator,
+            "python": platform.python_version(),
+            **{name: version(name) for name in PACKAGES},
+        },
+    }
+
+
+def _cpu_model() -> str:
+    path = Path("/proc/cpuinfo")
+    found = re.search(r"model name\s*:\s*(.+)", path.read_text()) if path.exists() else None
+    return found[1].strip() if found else platform.processor() or platform.machine()
+
+
+def write_report(path: Path, report: Mapping[str, Any]) -> None:
+    """Write the report as JSON, whole or not at all."""
+    write_text(path, json.dumps(report, indent=1, allow_nan=False) + "\n")

@@ -1,0 +1,111 @@
+"""The benchmarks at toy size, from the options to JSON and figure, and the fit of their power laws on made-up data."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPTS = Path(__file__).parent.parent / "scripts"
+COSTS = {"seconds", "cpu_seconds", "all_seconds", "peak_gib", "base_gib"}
+ENVIRONMENT = {"date", "platform", "cpu", "cores", "threads", "load_average", "python", "hessfig", "torch"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def scripts_on_path() -> Any:
+    """Scripts import each other by name, as when they are run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(SCRIPTS))
+        yield
+
+
+def report_of(script: str, folder: Path, *words: str) -> dict[str, Any]:
+    """Run a script's main at toy size and return its report, once the heading and the figure are seen to."""
+    output = folder / f"{script}.json"
+    __import__(script)
+    sys.modules[script].main(["--quick", f"--output={output}", *words])
+    assert {f"{script}.{kind}" for kind in ("json", "png", "pdf", "svg")} == {
+        p.name for p in folder.iterdir()
+    }
+    report = json.loads(output.read_text())
+    assert report["quick"] and "not the paper's" in report["sizes"]
+    assert set(report["environment"]) >= ENVIRONMENT and report["environment"]["threads"] == 1
+    return report
+
+
+@pytest.mark.usefixtures("workers")
+def test_scaling_measures_every_axis_and_says_what_it_skips(tmp_path: Path) -> None:
+    report = report_of("bench_scaling", tmp_path)
+    axes = ["d_model", "n_layers", "sequence_length", "batch_size", "num_probes"]
+    assert list(dict.fromkeys(point["axis"] for point in report["points"])) == axes
+    assert all(point[cost] for point in report["points"] for cost in COSTS)
+    assert all(point["layers"] == [point["x"]] for point in report["points"] if _is_top(point))
+    fitted = {(fit["axis"], fit["engine"]) for fit in report["fits"]}
+    assert fitted >= {(axis, "hutchinson") for axis in axes} | {("d_model", "exact")}
+    assert all(fit["standard_error"] >= 0 for fit in report["fits"])
+    skipped = {(row["axis"], row["x"], row["layer"]): row["reason"] for row in report["skipped"]}
+    assert "W_V: H_o (expensive" in skipped["n_layers", 3, 1] and "no probes" in skipped["num_probes", 8, 1]
+
+
+@pytest.mark.usefixtures("workers")
+def test_norms_of_one_layer_compare_every_engine_with_the_exact_values(tmp_path: Path) -> None:
+    engines = report_of("bench_norms", tmp_path)["engines"]
+    assert all(set(row) >= COSTS and row["numbers"] == 5 for row in engines.values())
+    for row in (engines["published, float32"], engines["hutchinson, float64 (default)"]):
+        assert 0.01 < row["relative_sem"] < 0.5 and 0 < row["rms_deviation"] < 0.7
+    published, exact = engines["published, float32"], engines["exact, float64"]
+    assert published["cost_at_equal_error"] == pytest.approx(published["seconds"])
+    assert exact["rms_deviation"] == 0 and exact["cost_at_equal_error"] is None
+
+
+@pytest.mark.usefixtures("workers")
+def test_norms_of_three_layers_have_no_exact_engine_to_compare_with(tmp_path: Path) -> None:
+    report = report_of("bench_norms", tmp_path, "--n-layers=3")
+    engines, auto = report["engines"], report["engines"]["auto, float64"]
+    assert "exact, float64" not in engines and auto["rms_deviation"] is None
+    assert 0 < auto["sampled_numbers"] < auto["numbers"] == 17
+    assert auto["cost_at_equal_error"] < auto["cost_at_equal_error_sampled"]
+    assert len(report["product_gflops"]) == 4 and all(rate > 0 for rate in report["product_gflops"].values())
+
+
+def test_bad_sizes_are_told_and_nothing_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit:
+        report_of("bench_norms", tmp_path, "--d-model=0")
+    assert exit.value.code == 2 and "model.d_model" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_power_law_is_found_with_its_error() -> None:
+    from power_law import fit_power_law
+
+    xs, noise = [8, 16, 32, 64], [0.02, -0.02, -0.02, 0.02]
+    law = fit_power_law(xs, [3e-4 * x**1.7 * math.exp(e) for x, e in zip(xs, noise, strict=True)])
+    assert law.exponent == pytest.approx(1.7) and law.coefficient == pytest.approx(3e-4)
+    spread = math.log(2) ** 2 * (1.5**2 + 0.5**2) * 2
+    assert law.standard_error == pytest.approx(math.sqrt(4 * 0.02**2 / 2 / spread))
+    assert (law.low, law.high) == (8, 64)
+
+
+def test_two_points_have_no_error_and_an_exact_law_none_to_speak_of() -> None:
+    from power_law import fit_power_law
+
+    assert fit_power_law([2, 4], [1, 8]).standard_error is None
+    assert fit_power_law([1, 2, 4], [5, 20, 80]).standard_error == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.parametrize(("count", "kept"), [(2, 2), (3, 3), (4, 3), (5, 3), (7, 4)])
+def test_the_upper_half_holds_the_middle(count: int, kept: int) -> None:
+    from power_law import upper_half
+
+    rows = [{"x": x} for x in reversed(range(count))]
+    assert [row["x"] for row in upper_half(rows)] == list(range(count))[-kept:]
+
+
+def _is_top(point: dict[str, Any]) -> bool:
+    return point["axis"] == "n_layers" and point["engine"] != "hutchinson"
