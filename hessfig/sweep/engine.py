@@ -21,12 +21,16 @@ from hessfig.sweep.table import write_table
 
 @dataclass(frozen=True)
 class Summary:
-    """What a run did: cells measured, reused and failed, wall time in seconds, and where the table is."""
+    """What a run did: cells measured, reused and failed, wall time in seconds, where the table is.
+
+    `peak` is the most memory a worker held, in bytes (0 when nothing was to do).
+    """
 
     measured: int
     reused: int
     failed: int
     seconds: float
+    peak: int
     table: Path
 
 
@@ -44,8 +48,9 @@ def run_sweep(variants: Variants) -> Summary:
     pilot = _measure(f"{config.sweep.name}: pilot", pilot_cells(variants), store)
     resolved = allocated(variants, store)
     cells = plan(resolved)
-    counts = _measure(config.sweep.name, cells, store)
-    counts["failed"] += pilot["failed"]
+    main = _measure(config.sweep.name, cells, store)
+    counts = {**main.counts, "failed": main.counts["failed"] + pilot.counts["failed"]}
+    peak = max(main.peak, pilot.peak)
     table_hash = write_table(folder / "table.csv", cells, store)
     seconds = time.perf_counter() - started
     run = {
@@ -53,10 +58,11 @@ def run_sweep(variants: Variants) -> Summary:
         "end": now(),
         "seconds": round(seconds, 2),
         "cells": counts,
+        "peak_worker_memory_mib": round(peak / 2**20),
         "table_sha256": table_hash,
     }
     write_manifest(folder / "manifest.json", config, resolved, run)
-    return Summary(**counts, seconds=seconds, table=folder / "table.csv")
+    return Summary(**counts, seconds=seconds, peak=peak, table=folder / "table.csv")
 
 
 def sweep_folder(config: Config) -> Path:
@@ -77,14 +83,12 @@ def _is_sound(cell: Cell, store: CellStore) -> bool:
         return False
 
 
-def _measure(name: str, cells: list[Cell], store: CellStore) -> dict[str, int]:
-    """Measure what is not finished; return how many cells were measured, reused and failed."""
+def _measure(name: str, cells: list[Cell], store: CellStore) -> Reporter:
+    """Measure what is not finished; return the counts of cells measured, reused and failed, and the peak memory."""
     todo = unfinished(cells, store)
-    if not cells:
-        return {"measured": 0, "reused": 0, "failed": 0}
     with Reporter(name, len(cells), len(cells) - len(todo)) as reporter:
         _run(todo, store, reporter)
-    return reporter.counts
+    return reporter
 
 
 def _run(todo: list[Cell], store: CellStore, reporter: Reporter) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import resource
 import signal
+import sys
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,11 +27,15 @@ _PRELOAD = ["hessfig.sweep.worker"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a cell; `cause` says why it failed, or why no cell can be stored any more."""
+    """What became of a cell; `cause` says why it failed, or why no cell can be stored any more.
+
+    `peak` is the most memory its worker has held so far, in bytes (0: not known).
+    """
 
     cell: Cell
     kind: Literal["measured", "reused", "failed", "unwritable"]
     cause: str = ""
+    peak: int = 0
 
 
 @dataclass
@@ -84,8 +90,7 @@ class Pool:
         cell = worker.cell
         assert cell is not None
         try:
-            kind, cause = worker.pipe.recv()
-            return Outcome(cell, kind, cause)
+            return Outcome(cell, *worker.pipe.recv())
         except (EOFError, OSError):
             return Outcome(cell, "failed", self._replace(worker))
 
@@ -103,7 +108,7 @@ def serve(pipe: Connection, store: CellStore) -> None:
     while True:
         try:
             cell = pipe.recv()
-            pipe.send(_outcome(cell, store))
+            pipe.send((*_outcome(cell, store), _peak_memory()))
         except (EOFError, BrokenPipeError, ConnectionResetError):
             return
 
@@ -128,6 +133,11 @@ def _outcome(cell: Cell, store: CellStore) -> tuple[str, str]:
         return "unwritable", str(error)
     except Exception as error:
         return "failed", _brief(error)
+
+
+def _peak_memory() -> int:
+    held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return held if sys.platform == "darwin" else 1024 * held
 
 
 def _is_sound(cell: Cell, store: CellStore) -> bool:

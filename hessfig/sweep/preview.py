@@ -36,7 +36,8 @@ def describe(variants: Variants) -> str:
 def summarise(summary: Summary) -> str:
     """Return the closing line of a run."""
     counts = f"{summary.measured} cells measured, {summary.reused} reused, {summary.failed} failed"
-    return f"{counts} in {_duration(summary.seconds)}; table: {summary.table}"
+    memory = f", at most {summary.peak / 2**30:.2f} GiB a worker" if summary.peak else ""
+    return f"{counts} in {_duration(summary.seconds)}{memory}; table: {summary.table}"
 
 
 def _pilot_line(pilot: list[Cell], todo: list[Cell]) -> str:

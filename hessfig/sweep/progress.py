@@ -17,6 +17,7 @@ class Reporter:
 
     def __init__(self, name: str, total: int, reused: int) -> None:
         self.counts = {"measured": 0, "reused": reused, "failed": 0}
+        self.peak = 0
         self._errors = Console(stderr=True, highlight=False)
         self._started = time.perf_counter()
         self._bar = Progress(
@@ -28,7 +29,9 @@ class Reporter:
             console=Console(stderr=True),
             disable=not sys.stderr.isatty(),
         )
-        self._task = self._bar.add_task(name, total=total, completed=reused, note=self._note())
+        self._task = self._bar.add_task(
+            name, total=total, completed=reused, note=self._note(), visible=total > 0
+        )
 
     def __enter__(self) -> Reporter:
         self._bar.start()
@@ -46,6 +49,7 @@ class Reporter:
     def show(self, outcome: Outcome) -> None:
         """Count one outcome; print a failure with its cause at once."""
         self.counts[outcome.kind] += 1
+        self.peak = max(self.peak, outcome.peak)
         if outcome.kind == "failed":
             self._errors.print(f"failed: {outcome.cell}: {outcome.cause}", markup=False, soft_wrap=True)
         self._bar.update(self._task, advance=1, note=self._note())
