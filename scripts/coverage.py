@@ -1,0 +1,56 @@
+"""How often Hutchinson's 95 % interval holds the exact value: compares two tables of one sweep, number by number.
+
+hessfig run sweep=sigma estimator=exact output_dir=exact
+hessfig run sweep=sigma output_dir=probed
+python scripts/coverage.py exact/sigma/table.csv probed/sigma/table.csv
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pandas as pd
+
+NUMBER = ["variant", "num_layers", "layer", "row", "col", "part", "sigma", "seed"]
+NORMAL_95 = 1.96
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("exact", type=Path)
+    parser.add_argument("probed", type=Path)
+    arguments = parser.parse_args()
+    numbers = paired(pd.read_csv(arguments.exact), pd.read_csv(arguments.probed))
+    print(coverage(numbers).to_string())
+
+
+def paired(exact: pd.DataFrame, probed: pd.DataFrame) -> pd.DataFrame:
+    """Return the probed numbers that are not zero beside the exact ones, with their error in standard errors."""
+    both = probed[probed["frob"] > 0].merge(exact, on=NUMBER, suffixes=("", "_exact"), validate="1:1")
+    error = both["frob"] - both["frob_exact"]
+    return both.assign(relative=error / both["frob_exact"], z=error / both["frob_sem"])
+
+
+def coverage(numbers: pd.DataFrame) -> pd.DataFrame:
+    """Return a row per block and part, and one for all: numbers, coverage, bias and root-mean-square error."""
+    groups = {f"{row} {part}": group for (row, part), group in numbers.groupby(["row", "part"], sort=False)}
+    return pd.DataFrame({name: _summary(group) for name, group in (*groups.items(), ("all", numbers))}).T
+
+
+def _summary(group: pd.DataFrame) -> dict[str, float]:
+    inside = group["z"].abs() <= NORMAL_95
+    return {
+        "numbers": len(group),
+        "coverage %": round(100 * inside.mean(), 2),
+        "its standard error %": round(100 * (inside.mean() * (1 - inside.mean()) / len(group)) ** 0.5, 2),
+        "bias %": round(100 * group["relative"].mean(), 2),
+        "rms error %": round(100 * group["relative"].pow(2).mean() ** 0.5, 2),
+        "stated error %": round(100 * (group["frob_sem"] / group["frob"]).pow(2).mean() ** 0.5, 2),
+    }
+
+
+if __name__ == "__main__":
+    main()
