@@ -1,4 +1,4 @@
-"""The regression gate: every slope must be near its prediction, and near enough to tell."""
+"""The regression gate: where a prediction applies, a slope must be near it, and near enough to tell."""
 
 from __future__ import annotations
 
@@ -8,29 +8,51 @@ import pandas as pd
 
 from hessfig.analysis.verdicts import Verdict, judge
 from hessfig.analysis.windows import as_window, label
-from hessfig.theory.growth_rates import Prediction
+from hessfig.theory.growth_rates import Prediction, Regime
 
-_PASSES = (Verdict.agrees, Verdict.structural_zero, Verdict.no_prediction)
+_PASSES = (Verdict.agrees, Verdict.structural_zero, Verdict.no_prediction, Verdict.drifts)
+SATURATION = 1.0  # predictions for sigma -> 0 say nothing about sigmas above this: the softmax saturates
+
+
+def checked(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of the slopes table whose prediction applies to their window.
+
+    An exponent for sigma -> 0 does not where the window reaches sigmas above 1; nor does silence.
+    """
+    reach = frame["sigma_high"].fillna(frame["window_high"]) <= SATURATION * (1 + 1e-9)
+    applies = (frame["regime"] == Regime.every_sigma) | reach
+    return frame[(frame["prediction"] != Prediction.unknown) & applies]
 
 
 def violations(frame: pd.DataFrame, tolerance: float) -> list[str]:
-    """Return one line for every row of the slopes table that fails at `tolerance`; an empty list is a pass.
+    """Return one line for every checked row that fails at `tolerance`; an empty list is a pass.
 
-    A slope fails when it deviates or drifts, when it is undecided (2 se > tolerance: it could not have told
-    a wrong exponent), when it has too few points, or when numbers in its window are not finite. A frame in
-    which nothing has a prediction fails as well: nothing was checked.
+    A slope fails when it deviates, when it is undecided (2 se > tolerance: it could not have told a wrong
+    exponent), when it has too few points, or when numbers in its window are not finite. One that drifts does
+    not (see `drifts`). A frame in which no prediction applies fails as well: nothing was checked.
     """
-    if frame.empty or (frame["prediction"] == Prediction.unknown).all():
+    rows = checked(frame)
+    if rows.empty:
         return ["no slope has a prediction: nothing was checked"]
-    return [line for row in frame.itertuples() for line in _complaints(row, tolerance)]
+    return [line for row in rows.itertuples() for line in _complaints(row, tolerance)]
+
+
+def drifts(frame: pd.DataFrame, tolerance: float) -> list[str]:
+    """Return one line for every checked row that drifts: it bends away from its limit, but starts out on it."""
+    judged = [(row, judge(row, tolerance)) for row in checked(frame).itertuples()]
+    return [_line(row, verdict, tolerance) for row, verdict in judged if verdict == Verdict.drifts]
 
 
 def _complaints(row: Any, tolerance: float) -> list[str]:
     verdict = judge(row, tolerance)
-    wrong = [] if verdict in _PASSES else [f"{_name(row)}: {verdict}: {_evidence(row, verdict, tolerance)}"]
-    if row.num_nonfinite and row.prediction != Prediction.unknown:
+    wrong = [] if verdict in _PASSES else [_line(row, verdict, tolerance)]
+    if row.num_nonfinite:
         wrong.append(f"{_name(row)}: numbers in the window that are not finite: {row.num_nonfinite}")
     return wrong
+
+
+def _line(row: Any, verdict: Verdict, tolerance: float) -> str:
+    return f"{_name(row)}: {verdict}: {_evidence(row, verdict, tolerance)}"
 
 
 def _name(row: Any) -> str:

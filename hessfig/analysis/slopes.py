@@ -30,7 +30,15 @@ UNPREDICTED = GrowthRate(Prediction.unknown, None, Regime.small_sigma, "no manif
 
 _FITTED = ["window_low", "window_high", "slope", "slope_se", "ci_low", "ci_high"]
 _COMPARED = ["predicted", "verdict", "published", "prediction", "regime", "reference"]
-_EVIDENCE = ["lower_half", "lower_half_se", "num_points", "num_seeds", "num_nonfinite", "is_zero"]
+_EVIDENCE = [
+    "lower_half",
+    "lower_half_se",
+    "num_points",
+    "num_seeds",
+    "num_nonfinite",
+    "is_zero",
+    "sigma_high",
+]
 COLUMNS = [*CURVE, *_FITTED, *_COMPARED, *_EVIDENCE]
 
 
@@ -120,8 +128,12 @@ def _context(key: Key, sweep: str, window: Window, architectures: Architectures)
 
 
 def _measure_of(rows: pd.DataFrame, window: Window) -> dict[str, Any]:
-    bad = (rows["status"] == "nonfinite") & within(rows["sigma"], window)
-    return {"is_zero": bool((rows["status"] == "structural_zero").all()), "num_nonfinite": int(bad.sum())}
+    inside = rows[within(rows["sigma"], window)]
+    return {
+        "is_zero": bool((rows["status"] == "structural_zero").all()),
+        "num_nonfinite": int((inside["status"] == "nonfinite").sum()),
+        "sigma_high": inside["sigma"].max(),
+    }
 
 
 def _number(value: float, digits: int = 2) -> str:

@@ -16,7 +16,7 @@ class Verdict(StrEnum):
     deviates         it is further off than t, and not by its own error alone; or a block does not vanish
                      that should
     drifts           as `deviates`, but the exponent is a limit for sigma -> 0 and the smaller half of the
-                     sigmas agrees with it: the curve bends away inside the window
+                     sigmas agrees with it, known to se <= t: the curve bends away inside the window
     undecided        the standard error is too large for t to tell anything (or there is one seed only)
     structural zero  every number is exactly zero, as predicted
     no prediction    theory is silent
@@ -72,6 +72,6 @@ def _judge_exponent(row: SlopeRow, tolerance: float) -> Verdict:
 
 
 def _lower_half_agrees(row: SlopeRow, tolerance: float) -> bool:
-    if row.regime != Regime.small_sigma or not math.isfinite(row.lower_half_se):
+    if row.regime != Regime.small_sigma or not row.lower_half_se <= tolerance:
         return False
     return abs(row.lower_half - row.predicted) <= max(tolerance, 2 * row.lower_half_se)

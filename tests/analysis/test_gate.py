@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from hessfig.analysis.gate import violations
+from hessfig.analysis.gate import checked, drifts, violations
 from hessfig.analysis.manifest import architectures
 from hessfig.analysis.slopes import fit_slopes
 from hessfig.terms import Block, Part
@@ -56,12 +56,41 @@ def test_no_points_is_no_pass() -> None:
     assert all("too few points: 0 sigmas" in line for line in lines)
 
 
-def test_drift_is_no_pass_and_says_so() -> None:
-    frame = frame_of(
-        law=lambda b, p, a, s: predicted_law(b, p, a, s) * np.exp(2 * s**2), blocks=[("W_Q", "W_Q")]
-    )
-    assert all("drifts" in line and "lower half" in line for line in violations(frame, 0.1))
-    assert len(violations(frame, 0.1)) == 3
+def bending(block: Block, part: Part, architecture: Architecture, sigma: float) -> float:
+    """Return a norm that starts out on its prediction and bends upwards before sigma = 1."""
+    return predicted_law(block, part, architecture, sigma) * float(np.exp(2 * sigma**2))
+
+
+def test_drift_is_noted_and_is_no_violation() -> None:
+    frame = frame_of(law=bending, blocks=[("W_Q", "W_Q")])
+    assert violations(frame, 0.1) == []
+    assert len(drifts(frame, 0.1)) == 3
+    assert all("drifts" in line and "lower half" in line for line in drifts(frame, 0.1))
+
+
+def test_a_wrong_exponent_does_not_pass_as_drift() -> None:
+    frame = frame_of(law=five_for_six, blocks=[("W_Q", "W_Q")], parts=["H_o"])
+    assert drifts(frame, 0.1) == []
+    unsure = frame.assign(lower_half=5.0, lower_half_se=0.6)
+    assert drifts(unsure, 0.1) == []
+    assert "deviates" in violations(unsure, 0.1)[0]
+
+
+def test_only_windows_where_a_prediction_applies_are_checked() -> None:
+    table = make_table(law=five_for_six, blocks=[("W_Q", "W_Q")], parts=["H_o"])
+    windows = [(None, 1.0), (None, None), (1.0, None), (None, 3.0), (0.01, 0.9)]
+    frame = fit_slopes(table, architectures(table, {"config": CONFIG}), windows)
+    assert checked(frame)["window_high"].tolist() == [1.0, 0.9]
+    assert len(violations(frame, 0.1)) == 2
+    short = frame_of(law=five_for_six, blocks=[("W_Q", "W_Q")], parts=["H_o"], sigma=[0.1, 0.3, 0.6, 1.0])
+    assert len(violations(short.assign(window_high=np.nan), 0.1)) == 1
+
+
+def test_a_prediction_for_every_sigma_is_checked_on_every_window() -> None:
+    settings = {**config(kind="linear_mlp"), "task": {**CONFIG["task"], "loss": "mse_sum_unshifted"}}
+    table = make_table(settings=settings, blocks=[("W", "W")], parts=["H"])
+    frame = fit_slopes(table, architectures(table, {"config": settings}), [(None, None), (1.0, None)])
+    assert len(checked(frame)) == 2
 
 
 def test_a_zero_that_is_not_zero_fails() -> None:
