@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from hessfig.config.schema import MLP, Kind, ModelConfig, QueryKey, TaskConfig, with_defaults
+from hessfig.config.choices import MLP, Kind, QueryKey
+from hessfig.config.schema import ModelConfig, TaskConfig, with_defaults
 from hessfig.errors import UserError, did_you_mean
 from hessfig.terms import Matrix
 
@@ -20,7 +21,7 @@ def weight_pairs(blocks: Any, model: ModelConfig) -> list[tuple[Matrix, Matrix]]
     entries = [blocks] if isinstance(blocks, str) else list(blocks or [])
     if not entries:
         raise UserError("blocks is empty", got=blocks, allowed=_blocks_allowed(available))
-    pairs = [_weight_pair(entry, available) for entry in entries]
+    pairs = [_weight_pair(entry, model) for entry in entries]
     return list(dict.fromkeys(pairs))
 
 
@@ -35,28 +36,46 @@ def matrices_of(model: ModelConfig) -> list[Matrix]:
     return [Matrix.W_E, Matrix.W_pos, *query_key, Matrix.W_V, Matrix.W_O, *mlp, Matrix.W_U]
 
 
-def _weight_pair(entry: Any, available: list[Matrix]) -> tuple[Matrix, Matrix]:
+def _weight_pair(entry: Any, model: ModelConfig) -> tuple[Matrix, Matrix]:
     names = list(entry) if isinstance(entry, list | tuple) else [entry, entry]
+    available = matrices_of(model)
     if len(names) != 2:
         raise UserError("blocks: a pair has two weights", got=entry, allowed=_blocks_allowed(available))
-    row, col = (_weight_name(name, available) for name in names)
-    return row, col
+    for name in names:
+        if name not in list(Matrix):
+            raise _no_weight(name, available)
+        if name not in available:
+            raise _not_of_this_model(Matrix(name), entry, model)
+    return Matrix(names[0]), Matrix(names[1])
 
 
-def _weight_name(name: Any, available: list[Matrix]) -> Matrix:
-    if name in list(Matrix) and Matrix(name) in available:
-        return Matrix(name)
-    known = name in list(Matrix)
-    what = (
-        f"blocks: this model has no weight {name}" if known else f"blocks: there is no weight named {name!r}"
+def _no_weight(name: Any, available: list[Matrix]) -> UserError:
+    remedy = did_you_mean(str(name), [matrix.value for matrix in Matrix])
+    what = f"blocks: there is no weight named {name!r}"
+    return UserError(what, got=name, allowed=_blocks_allowed(available), remedy=remedy)
+
+
+def _not_of_this_model(matrix: Matrix, entry: Any, model: ModelConfig) -> UserError:
+    now, home = _switch(matrix, model)
+    pair = isinstance(entry, list | tuple)
+    got = f"[{', '.join(entry)}]" if pair else matrix
+    return UserError(
+        f"blocks: this model has no weight {matrix} ({now})" + f": {got} is not a pair of one model" * pair,
+        got=got,
+        allowed=_blocks_allowed(matrices_of(model)),
+        remedy=f"leave {matrix} out, or take another model: {home}",
     )
-    raise UserError(what, got=name, allowed=_blocks_allowed(available), remedy=_weight_remedy(name, known))
 
 
-def _weight_remedy(name: Any, known: bool) -> str:
-    if known:
-        return "choose weights of the model, or another model (model.kind, model.query_key, model.mlp)"
-    return did_you_mean(str(name), [m.value for m in Matrix])
+def _switch(matrix: Matrix, model: ModelConfig) -> tuple[str, str]:
+    """Return the setting that leaves `matrix` out of this model, and a setting that has it."""
+    scores = matrix in (Matrix.W_Q, Matrix.W_K, Matrix.W_QK)
+    if Matrix.W in (matrix, *matrices_of(model)) or (model.kind == Kind.self_attention and not scores):
+        return f"model.kind={model.kind}", "model=linear_mlp" if matrix == Matrix.W else "model=gpt2"
+    if not scores:
+        return "model.mlp=none", "model.mlp=relu"
+    other = QueryKey.separate if model.query_key == QueryKey.single else QueryKey.single
+    return f"model.query_key={model.query_key}", f"model.query_key={other}"
 
 
 def _blocks_allowed(available: list[Matrix]) -> str:

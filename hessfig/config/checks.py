@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from hessfig.config.blocks import weight_pairs, weight_size
+from hessfig.config.choices import Data, Kind, Loss, Method
+from hessfig.config.memory import check_memory
 from hessfig.config.model_checks import check_model
-from hessfig.config.schema import Config, Data, GridConfig, Kind, Loss, Method, SweepConfig
+from hessfig.config.schema import Config, GridConfig, SweepConfig
 from hessfig.errors import UserError
 
 FEWEST_ALIGNED = 4
@@ -24,6 +26,7 @@ def check(config: Config) -> None:
     _check_estimator(config)
     _check_task(config)
     _check_pairs(config)
+    check_memory(config)
     _check_sweep(config.sweep)
     if config.first_seed < 0:
         raise UserError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from hessfig.config import MLP, Kind, ModelConfig, QueryKey
@@ -62,3 +64,49 @@ def test_what_the_model_has_not_is_named(blocks: object, message: str) -> None:
 def test_a_misspelt_weight_gets_a_suggestion() -> None:
     with pytest.raises(UserError, match="did you mean 'W_out'"):
         weight_pairs(["W_ot"], MODEL)
+
+
+@pytest.mark.parametrize(
+    ("model", "blocks", "message", "remedy"),
+    [
+        (
+            MODEL,
+            [["W_Q", "W_QK"]],
+            r"\(model.query_key=separate\): \[W_Q, W_QK\] is not a pair",
+            "query_key=single",
+        ),
+        (MODEL, [["W_V", "W"]], r"\(model.kind=transformer\): \[W_V, W\] is not a pair", "model=linear_mlp"),
+        (
+            ModelConfig(query_key=QueryKey.single),
+            ["W_K"],
+            r"no weight W_K \(model.query_key=single\)$",
+            "=separate",
+        ),
+        (ModelConfig(mlp=MLP.none), ["W_in"], r"no weight W_in \(model.mlp=none\)$", "model.mlp=relu"),
+        (
+            ModelConfig(kind=Kind.linear_mlp),
+            ["W_V"],
+            r"no weight W_V \(model.kind=linear_mlp\)$",
+            "model=gpt2",
+        ),
+        (
+            ModelConfig(kind=Kind.self_attention),
+            ["W_O"],
+            r"no weight W_O \(model.kind=self_att",
+            "model=gpt2",
+        ),
+        (
+            ModelConfig(kind=Kind.self_attention),
+            ["W_QK"],
+            r"\(model.query_key=separate\)$",
+            "query_key=single",
+        ),
+    ],
+)
+def test_the_setting_that_leaves_a_weight_out_is_named(
+    model: ModelConfig, blocks: object, message: str, remedy: str
+) -> None:
+    with pytest.raises(UserError) as caught:
+        weight_pairs(blocks, model)
+    assert re.search(message, caught.value.what)
+    assert remedy in caught.value.remedy
