@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,6 +61,7 @@ def _with_hydra(verb: str, arguments: list[str], job: Callable[[DictConfig], Non
 def _run(composed: DictConfig, fixed: Fixed) -> int:
     from hessfig.config.checks import check_device
     from hessfig.config.compose import variants
+    from hessfig.out_of_range import out_of_range
     from hessfig.sweep import engine, preview
 
     found = variants(composed, set(fixed))
@@ -69,6 +71,8 @@ def _run(composed: DictConfig, fixed: Fixed) -> int:
         return 0
     summary = engine.run_sweep(found)
     print(preview.summarise(summary))
+    for line in out_of_range(summary.table):
+        print(line)
     return 1 if summary.failed else 0
 
 
@@ -121,63 +125,47 @@ def _check(composed: DictConfig, fixed: Fixed) -> int:
     from hessfig.analysis import gate
 
     frame = _fitted(composed, fixed)
-    found = gate.violations(frame, composed.tolerance)
+    found, drifting = (list_(frame, composed.tolerance) for list_ in (gate.violations, gate.drifts))
+    count = len(gate.checked(frame))
+    for line in drifting:
+        print(f"note: {line}")
     for line in found:
         print(line, file=sys.stderr)
-    print(f"{len(frame)} slopes checked, {len(found)} outside tolerance {composed.tolerance:g}")
+    notes = {"drifting (notes above)": len(drifting), "where no prediction applies": len(frame) - count}
+    rest = "".join(f", {number} {what}" for what, number in notes.items() if number)
+    print(f"{count} slopes checked, {len(found)} outside tolerance {composed.tolerance:g}{rest}")
     return 1 if found else 0
 
 
 def _fitted(composed: DictConfig, fixed: Fixed) -> Any:
     from hessfig.analysis import slopes
-    from hessfig.config.compose import to_config
+    from hessfig.config.compose import matching_folder, to_config
 
     config = to_config(composed)
     windows = [(low, high) for low, high in config.sweep.windows]
-    folder = _matching_folder(config.output_dir, config.sweep.name, composed, fixed)
+    folder = matching_folder(config.output_dir, config.sweep.name, composed, set(fixed))
     return slopes.run(
         folder, windows, tolerance=config.tolerance, resamples=config.resamples, seed=config.first_seed
     )
 
 
 def _compare(composed: DictConfig, fixed: Fixed) -> int:
-    from rich.console import Console
-
-    from hessfig.analysis import compare
-    from hessfig.figures.overlay import draw_overlay
+    from hessfig.comparing import compare_figures, compare_sweep
+    from hessfig.config.compose import matching_folder
 
     if composed.reference is None:
         raise UserError(
             "reference is missing",
-            allowed="reference=FILE.csv",
-            remedy="name a file or folder of published values",
+            allowed="reference=FILE.csv or reference=FOLDER",
+            remedy="name a file of published values, or the folder of the authors' result files",
         )
-    folder = _matching_folder(composed.output_dir, composed.sweep.name, composed, fixed)
-    comparison = compare.run(folder, Path(composed.reference))
-    draw_overlay(comparison, Path(composed.output_dir) / "figures")
-    Console().print(comparison.rich_table())
-    print(
-        f"{100 * comparison.share_within_3:.1f} % of the points within 3 standard errors: {comparison.verdict}"
-    )
+    reference, outputs = Path(composed.reference), composed.output_dir
+    folder_of = partial(matching_folder, outputs, composed=composed, fixed=set(fixed))
+    if "sweep" not in fixed and reference.is_dir():
+        compare_figures(folder_of, Path(outputs), reference)
+    else:
+        compare_sweep(folder_of(composed.sweep.name), reference)
     return 0
-
-
-def _matching_folder(output_dir: str, sweep: str, composed: DictConfig, fixed: Fixed) -> Path:
-    """Return outputs/<sweep>. Raises UserError when a setting given now is not the one the table was made with."""
-    from hessfig.config.compose import differing_setting
-
-    folder = Path(output_dir) / sweep
-    difference = differing_setting(folder / "manifest.json", composed, set(fixed))
-    if difference:
-        key, made, asked = difference
-        again = f"hessfig run sweep={sweep} {key}={asked}"
-        raise UserError(
-            f"{folder}/table.csv is from another config: {key} was {made}",
-            got=f"{key}={asked}",
-            allowed=f"{key}={made}",
-            remedy=again,
-        )
-    return folder
 
 
 def _verify(arguments: list[str]) -> int:

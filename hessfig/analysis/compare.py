@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
 from hessfig.analysis.atomic import write_text
+from hessfig.analysis.comparison import Comparison, Verdict
+from hessfig.analysis.flaws import FLOAT32_FLOOR, count_flaws, flaws
 from hessfig.analysis.manifest import read_sweep
-from hessfig.analysis.reference import on_grid, read_reference
-from hessfig.errors import UserError
+from hessfig.analysis.reference import NothingToCompare, on_grid, read_reference
 from hessfig.terms import Matrix, Part
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 CURVE = ["num_layers", "layer", "block", "part"]
 POINT = [*CURVE, "sigma"]
@@ -26,61 +21,36 @@ ENOUGH_WITHIN_3 = 0.97
 _MATRICES, _PARTS = [matrix.value for matrix in Matrix], [part.value for part in Part]
 
 
-class Verdict(StrEnum):
-    """Whether two sets of values could come from one distribution.
-
-    agrees    at least 97 % of the points lie within 3 standard errors and no curve is shifted
-    differs   otherwise, or a curve vanishes on one side only
-    """
-
-    agrees = "agrees"
-    differs = "differs"
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """The outcome. `points`: a row per sigma; `curves`: a row per curve, `shift` = mean log ratio."""
-
-    sweep: str
-    points: pd.DataFrame
-    curves: pd.DataFrame
-    share_within_3: float
-    verdict: Verdict
-
-    def rich_table(self) -> Table:
-        """Return the curves as a table for a terminal."""
-        from rich import box
-        from rich.table import Table
-
-        title = f"{self.sweep} against the published values"
-        table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        for name in ("layer", "block", "part", "points", "|z| ≤ 3", "mean shift ± se", "z of the shift"):
-            table.add_column(name, no_wrap=True)
-        for row in self.curves.itertuples():
-            table.add_row(*_cells(row))
-        return table
-
-
 def run(folder: Path, reference: Path) -> Comparison:
     """Compare folder/table.csv with `reference`; write folder/comparison*.csv."""
+    comparison = read(folder, reference)
+    save(comparison, folder)
+    return comparison
+
+
+def read(folder: Path, reference: Path) -> Comparison:
+    """Compare folder/table.csv with `reference` and write nothing."""
     table, architectures = read_sweep(folder)
-    comparison = compare(table, read_reference(reference, table, architectures))
+    return compare(table, read_reference(reference, table, architectures))
+
+
+def save(comparison: Comparison, folder: Path) -> None:
+    """Write folder/comparison.csv (points) and folder/comparison_curves.csv."""
     write_text(folder / "comparison.csv", comparison.points.to_csv(index=False, lineterminator="\n"))
     write_text(folder / "comparison_curves.csv", comparison.curves.to_csv(index=False, lineterminator="\n"))
-    return comparison
 
 
 def compare(table: pd.DataFrame, reference: pd.DataFrame) -> Comparison:
     """Compare the plain variant's diagonal blocks with published values at the sigmas both have (to 1e-6).
 
     A point's z is the difference of the mean logs over the root of the summed squares of their standard
-    errors, each from the spread over repeats. Points with a zero or a non-finite value on either side carry
-    no z. Raises UserError when nothing overlaps.
+    errors, each from the spread over repeats. A point with a zero, underflowed, infinite or NaN number on either
+    side has no mean and no z; such numbers are counted. Raises NothingToCompare when nothing overlaps.
     """
-    ours, theirs = _ours(table), on_grid(reference, table["sigma"].unique())
+    ours, theirs = _ours(table), _with_logs(on_grid(reference, table["sigma"].unique()), floor=FLOAT32_FLOOR)
     both = _points(ours).merge(_points(theirs), on=POINT, suffixes=("", "_published"))
     if both.empty:
-        raise UserError(
+        raise NothingToCompare(
             "the reference and the table have no point in common",
             got=f"sigma {_span(reference)}, blocks {sorted(set(reference['block']))}",
             allowed=f"sigma {_span(table)} (equal to 1e-6), blocks {sorted(set(table['row']))}",
@@ -89,21 +59,28 @@ def compare(table: pd.DataFrame, reference: pd.DataFrame) -> Comparison:
     points = _with_z(both)
     curves = _curves(points, ours, theirs)
     share = float((points["z"].dropna().abs() <= 3).mean())
-    return Comparison(str(table["sweep"].iloc[0]), points, curves, share, _verdict(share, curves))
+    named = {"ours": ours, "the published numbers": theirs}
+    left_out = count_flaws(named, points.loc[~(points["zero"] & points["zero_published"]), POINT])
+    return Comparison(
+        str(table["sweep"].iloc[0]), points, curves, left_out, share, _verdict(points, share, curves)
+    )
 
 
 def _ours(table: pd.DataFrame) -> pd.DataFrame:
     plain = table[(table["variant"] == "") & (table["row"] == table["col"])]
-    return plain.rename(columns={"row": "block", "seed": "repeat", "frob": "value"})[
-        [*POINT, "repeat", "value"]
-    ]
+    named = plain.rename(columns={"row": "block", "seed": "repeat", "frob": "value"})
+    return _with_logs(named[[*POINT, "repeat", "value"]], floor=0.0)
+
+
+def _with_logs(values: pd.DataFrame, *, floor: float) -> pd.DataFrame:
+    flaw = flaws(values["value"], floor)
+    return values.assign(flaw=flaw, log=np.log(values["value"].where(flaw == "")))
 
 
 def _points(values: pd.DataFrame) -> pd.DataFrame:
-    """Return mean and standard error of log value over repeats; nan where a value is zero or not finite."""
+    """Return mean and standard error of value and log over repeats; nan where a repeat cannot be compared."""
     points = (
-        _with_logs(values)
-        .groupby(POINT)
+        values.groupby(POINT)
         .agg(
             mean=("value", "mean"),
             sem=("value", "sem"),
@@ -116,13 +93,8 @@ def _points(values: pd.DataFrame) -> pd.DataFrame:
         .reset_index()
     )
     whole = points.pop("usable") == points["count"]
-    logs = points[["log_mean", "log_se"]].where(whole)
-    return points.assign(zero=points.pop("largest") == 0, log_mean=logs["log_mean"], log_se=logs["log_se"])
-
-
-def _with_logs(values: pd.DataFrame) -> pd.DataFrame:
-    usable = np.isfinite(values["value"]) & (values["value"] > 0)
-    return values.assign(log=np.log(values["value"].where(usable)))
+    averages = points[["mean", "sem", "log_mean", "log_se"]].where(whole)
+    return points.assign(zero=points.pop("largest") < FLOAT32_FLOOR, **averages)
 
 
 def _with_z(both: pd.DataFrame) -> pd.DataFrame:
@@ -158,37 +130,20 @@ def _curves(points: pd.DataFrame, ours: pd.DataFrame, theirs: pd.DataFrame) -> p
 def _repeat_averages(side: pd.DataFrame, points: pd.DataFrame) -> pd.DataFrame:
     """Return mean and sem over repeats of each repeat's average log distance from the published mean curve."""
     compared = points.loc[points["z"].notna(), [*POINT, "log_mean_published"]]
-    known = _with_logs(side).merge(compared, on=POINT)
+    known = side.merge(compared, on=POINT)
     distance = (known["log"] - known["log_mean_published"]).rename("distance")
     averages = distance.groupby([known[name] for name in [*CURVE, "repeat"]]).mean()
     return averages.groupby(level=CURVE).agg(["mean", "sem"])
 
 
-def _verdict(share: float, curves: pd.DataFrame) -> Verdict:
+def _verdict(points: pd.DataFrame, share: float, curves: pd.DataFrame) -> Verdict:
     """Shifted: |z| beyond what the largest of so many curves reaches in 0.3 % of cases (3 for one curve)."""
     limit = NormalDist().inv_cdf(1 - 0.00135 / len(curves))
     shifted = (curves["z"].abs() > limit).any()
-    one_sided = (curves["zero"] != curves["zero_published"]).any()
-    return (
-        Verdict.differs
-        if share < ENOUGH_WITHIN_3 or np.isnan(share) or shifted or one_sided
-        else Verdict.agrees
-    )
+    if shifted or share < ENOUGH_WITHIN_3 or (curves["zero"] != curves["zero_published"]).any():
+        return Verdict.differs
+    return Verdict.agrees if points["z"].notna().any() or curves["zero"].all() else Verdict.undecided
 
 
 def _span(frame: pd.DataFrame) -> str:
     return f"{frame['sigma'].min():g}..{frame['sigma'].max():g}"
-
-
-def _cells(row: Any) -> list[str]:
-    names = [f"{row.layer}/{row.num_layers}", row.block, row.part]
-    if row.zero or row.zero_published:
-        return [
-            *names,
-            "",
-            "",
-            "both are zero" if row.zero and row.zero_published else "one side is zero",
-            "",
-        ]
-    shift = f"{100 * np.expm1(row.shift):+.1f} ± {100 * row.shift_se:.1f} %"
-    return [*names, str(row.num_points), f"{100 * row.share_within_3:.0f} %", shift, f"{row.z:+.1f}"]

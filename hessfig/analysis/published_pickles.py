@@ -1,10 +1,8 @@
-"""The authors' result files as they are: which one holds what, and an unpickler that admits numbers only."""
+"""The authors' result files as they are: which one holds what, and their numbers as a reference table."""
 
 from __future__ import annotations
 
-import pickle
-from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from hessfig.analysis.manifest import Architectures
+from hessfig.analysis.numbers_only import load
 from hessfig.errors import UserError
 from hessfig.terms import Matrix, Part
 from hessfig.theory.architecture import Architecture, Attention, Kind
@@ -25,93 +24,53 @@ GRIDS = {
 }
 _MATRICES = {Matrix.W_V: "v", Matrix.W_Q: "q"}
 _PARTS = {Part.H_o: "_outer", Part.H_f: "_func", Part.H: ""}
-_ALLOWED = "numbers, dicts, lists, tuples and numpy scalars or arrays"
+_COLUMNS = ["num_layers", "block", "part", "layer", "repeat", "sigma", "value"]
 Quantity = tuple[int, Matrix, Part, Path]
+
+
+class NothingToCompare(UserError):
+    """A sweep and a reference that have nothing in common."""
 
 
 def read_results(folder: Path, architectures: Architectures, sigma: np.ndarray) -> pd.DataFrame:
     """Return the published values for the networks of a sweep, in the columns of a reference table.
 
-    The grid is the one of GRIDS that shares most values with `sigma`. Raises UserError when no file matches
-    and for files that are damaged, not shaped dict[layer][repeat] -> list, or hold anything but numbers.
+    `folder` is the authors' results folder, or the checkout that holds it. The grid is the one of GRIDS that
+    shares most values with `sigma`. Raises NothingToCompare when no file matches, and UserError for files that
+    are damaged, not shaped dict[layer][repeat] -> list, or hold anything but numbers.
     """
+    folder = folder / "results" if (folder / "results").is_dir() else folder
     scale = max(GRIDS, key=lambda name: int(np.isclose(GRIDS[name][:, None], sigma, rtol=1e-6, atol=0).sum()))
-    plain = {layers: network for (variant, layers), network in architectures.items() if not variant}
+    networks = {layers: network for (variant, layers), network in architectures.items() if not variant}
     wanted = [
         quantity
-        for layers, network in plain.items()
+        for layers, network in networks.items()
         for quantity in _quantities(folder, network, layers, scale)
     ]
     found = [quantity for quantity in wanted if quantity[-1].is_file()]
     if not found:
-        raise UserError(
-            f"{folder} has no result file for this sweep",
-            got=", ".join(sorted(path.name for path in folder.glob("*.pickle"))[:3]) or "no *.pickle at all",
-            allowed=", ".join(path.name for *_, path in wanted[:3])
-            or "the sweep's manifest.json, to know the names",
-            remedy="give the `results` folder of a checkout of dalab/transformer-hessian",
-        )
+        raise _no_file(folder, [path.name for *_, path in wanted])
     return pd.concat([_long(quantity, GRIDS[scale]) for quantity in found], ignore_index=True)
 
 
-def load(path: Path) -> Any:
-    """Unpickle a file of numbers. Raises UserError naming whatever else is in it, before it is built."""
-    try:
-        with path.open("rb") as handle:
-            return _NumbersOnly(handle, path).load()
-    except UserError:
-        raise
-    except Exception as error:  # a damaged pickle can raise nearly anything
-        raise UserError(
-            f"{path} is damaged or cut short",
-            got=f"{type(error).__name__}: {error}",
-            allowed=f"a pickle of {_ALLOWED}",
-            remedy="fetch the file again",
-        ) from error
+def _no_file(folder: Path, wanted: list[str]) -> NothingToCompare:
+    there = sorted(path.name for path in folder.iterdir())
+    unknown = "a sweep with a manifest.json and a plain variant, whose files can be named"
+    return NothingToCompare(
+        f"{folder} has no result file for this sweep",
+        got=_some(there) if there else "an empty folder",
+        allowed=_some(wanted) if wanted else unknown,
+        remedy="give the `results` folder of a checkout of github.com/dalab/transformer-hessian",
+    )
 
 
-class _NumbersOnly(pickle.Unpickler):
-    """Builds numbers and containers; every other name found in the file is refused."""
-
-    def __init__(self, handle: Any, path: Path) -> None:
-        super().__init__(handle)
-        self._path = path
-
-    def find_class(self, module: str, name: str) -> Any:
-        module = module.replace("numpy.core.", "numpy._core.")
-        if (module, name) in _BUILDERS:
-            return _BUILDERS[module, name]
-        raise UserError(
-            f"{self._path}: refused to load {module}.{name}",
-            got=f"{module}.{name}",
-            allowed=_ALLOWED,
-            remedy="do not use this file; fetch the published one",
-        )
-
-
-def _latin1(text: str, encoding: str) -> bytes:
-    """Stand in for _codecs.encode, by which old protocols spell bytes."""
-    if encoding != "latin1":
-        raise ValueError(f"bytes in encoding {encoding!r}")
-    return text.encode("latin1")
-
-
-_BUILDERS: Mapping[tuple[str, str], Callable[..., Any]] = {
-    ("numpy._core.multiarray", "scalar"): np._core.multiarray.scalar,  # type: ignore[attr-defined]
-    ("numpy._core.multiarray", "_reconstruct"): np._core.multiarray._reconstruct,  # type: ignore[attr-defined]
-    ("numpy._core.numeric", "_frombuffer"): np._core.numeric._frombuffer,  # type: ignore[attr-defined]
-    ("numpy", "ndarray"): np.ndarray,
-    ("numpy", "dtype"): np.dtype,
-    ("_codecs", "encode"): _latin1,
-    ("collections", "OrderedDict"): OrderedDict,
-    ("collections", "defaultdict"): defaultdict,
-    ("builtins", "dict"): dict,
-    ("builtins", "list"): list,
-}
+def _some(names: list[str]) -> str:
+    """Return the first name, and how many there are beside it."""
+    return names[0] + f" and {len(names) - 1} more" * (len(names) > 1)
 
 
 def _quantities(folder: Path, network: Architecture, num_layers: int, scale: str) -> Iterator[Quantity]:
-    """Yield (num_layers, matrix, part, path) of every file the authors have for a network."""
+    """Yield (num_layers, matrix, part, path) of every file the authors may have for a network."""
     if network.kind == Kind.linear_mlp:
         yield num_layers, Matrix.W, Part.H, folder / f"mlp_num_layers={num_layers}_frob_mlp.pickle"
         return
@@ -127,20 +86,34 @@ def _quantities(folder: Path, network: Architecture, num_layers: int, scale: str
 
 
 def _long(quantity: Quantity, sigma: np.ndarray) -> pd.DataFrame:
+    """Return a file's numbers, one a row. The authors count layers and repeats from 0, tables layers from 1."""
     num_layers, matrix, part, path = quantity
-    layers = load(path)
     try:
+        layers = _of_length(num_layers, load(path), "layers")
         rows = [
-            (num_layers, matrix.value, part.value, layer, repeat, s, float(value))
-            for layer, by_repeat in enumerate((layers[key] for key in sorted(layers)), start=1)
-            for repeat, values in sorted(by_repeat.items())
-            for s, value in zip(sigma, values, strict=True)
+            (num_layers, matrix.value, part.value, layer, repeat, s, _norm(value))
+            for layer, key in enumerate(sorted(layers), start=1)
+            for repeat, values in sorted(layers[key].items())
+            for s, value in zip(sigma, _of_length(sigma.size, values, "numbers"), strict=True)
         ]
     except (TypeError, ValueError, AttributeError) as error:
         raise UserError(
             f"{path} is not shaped as a result file",
             got=str(error),
-            allowed=f"dict[layer][repeat] -> list of {sigma.size} numbers, {num_layers} layers",
+            allowed=f"dict[layer][repeat] -> list of {sigma.size} norms, {num_layers} layers",
             remedy="fetch the file again",
         ) from error
-    return pd.DataFrame(rows, columns=["num_layers", "block", "part", "layer", "repeat", "sigma", "value"])
+    return pd.DataFrame(rows, columns=_COLUMNS)
+
+
+def _of_length(length: int, things: Any, what: str) -> Any:
+    if len(things) != length:
+        raise ValueError(f"{len(things)} {what}, not {length}")
+    return things
+
+
+def _norm(value: Any) -> float:
+    """Return a norm as float; zeros, infinities and NaN are let through, to be counted."""
+    if not isinstance(value, int | float | np.integer | np.floating) or isinstance(value, bool) or value < 0:
+        raise TypeError(f"{value!r} is not a norm")
+    return float(value)

@@ -8,8 +8,11 @@ import numpy as np
 import pandas as pd
 
 from hessfig.analysis.manifest import Architectures
+from hessfig.analysis.published_pickles import NothingToCompare, read_results
 from hessfig.errors import UserError
 from hessfig.terms import Matrix, Part
+
+__all__ = ["NothingToCompare", "on_grid", "read_reference"]
 
 COLUMNS = ["block", "part", "layer", "repeat", "sigma", "value"]
 NUMBER = ["num_layers", "block", "part", "layer", "repeat", "sigma"]
@@ -24,8 +27,6 @@ def read_reference(path: Path, table: pd.DataFrame, architectures: Architectures
     folder of the authors' pickles. Raises UserError for anything that is not such a thing.
     """
     if path.is_dir():
-        from hessfig.analysis.published_pickles import read_results
-
         return read_results(path, architectures, table["sigma"].unique())
     return _checked(_read_csv(path), path, sorted(table["num_layers"].unique()))
 

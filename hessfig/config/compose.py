@@ -22,6 +22,9 @@ from hessfig.config.checks import check
 from hessfig.config.schema import Config
 from hessfig.errors import UserError
 
+# Settings of network and task that may differ without measuring something else: depths are compared one by one.
+_FREE = (("model", "n_layers"), ("task", "seed"))
+
 
 def register() -> None:
     """Make the schema known to Hydra under the name config.yaml refers to."""
@@ -86,6 +89,32 @@ def differing_setting(manifest: Path, composed: DictConfig, keys: set[str]) -> t
         if before is not None and not OmegaConf.is_config(before) and before != now:
             return key, before, now
     return None
+
+
+def matching_folder(output_dir: str, sweep: str, composed: DictConfig, fixed: set[str]) -> Path:
+    """Return outputs/<sweep>. Raises UserError when a setting given now is not the one the table was made with."""
+    folder = Path(output_dir) / sweep
+    difference = differing_setting(folder / "manifest.json", composed, fixed)
+    if difference:
+        key, made, asked = difference
+        raise UserError(
+            f"{folder}/table.csv is from another config: {key} was {made}",
+            got=f"{key}={asked}",
+            allowed=f"{key}={made}",
+            remedy=f"hessfig run sweep={sweep} {key}={asked}",
+        )
+    return folder
+
+
+def departures(manifest: Path, sweep: str) -> list[str]:
+    """Return the settings of network and task in a manifest that are not those of the shipped sweep."""
+    made, own = json.loads(manifest.read_text())["config"], as_plain(to_config(_compose([f"sweep={sweep}"])))
+    return [
+        f"{group}.{key}={made[group][key]} (the paper: {value})"
+        for group in ("model", "task")
+        for key, value in own[group].items()
+        if (group, key) not in _FREE and made[group].get(key, value) != value
+    ]
 
 
 def _compose(overrides: list[str]) -> DictConfig:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from hessfig.analysis.compare import Comparison
+from hessfig.analysis.comparison import Comparison
 from hessfig.figures.grid import Margins, panel_grid, say
 from hessfig.figures.panels import draw_curve, mark_one, norm_label, set_log_range, symbol
 from hessfig.figures.save import Page, save_page
@@ -43,17 +44,18 @@ def draw_overlay(comparison: Comparison, figure_dir: Path) -> list[Path]:
 
 
 def draw_depth(comparison: Comparison, depth: int, *, suffix: str = "") -> Page:
-    """Draw one depth: for each weight a row of overlays and a row of ratios, columns H_o, H_f, H."""
+    """Draw one depth: for each weight a row of overlays and a row of ratios, a column for each part both sides have."""
     points = comparison.points[comparison.points["num_layers"] == depth]
     curves = comparison.curves[comparison.curves["num_layers"] == depth]
     matrices = sorted(set(points["block"]), key=[Matrix.W_V, *Matrix].index)
-    figure, axes = _grid(len(matrices))
+    parts = [part for part in Part if part in set(points["part"])]
+    figure, axes = _grid(len(matrices), len(parts))
     for index, matrix in enumerate(matrices):
         above, below = axes[2 * index], axes[2 * index + 1]
         here = points[points["block"] == matrix]
         set_log_range(above.tolist(), here)
         _set_ratio_range(below.tolist(), here)
-        for column, part in enumerate(Part):
+        for column, part in enumerate(parts):
             panel, summary = (
                 here[here["part"] == part],
                 curves[(curves["block"] == matrix) & (curves["part"] == part)],
@@ -61,17 +63,17 @@ def draw_depth(comparison: Comparison, depth: int, *, suffix: str = "") -> Page:
             _draw_panel(above[column], below[column], panel, summary, matrix_colour(matrix))
         above[0].set_ylabel(norm_label(matrix))
         below[0].set_ylabel("ratio")
-    for ax, part in zip(axes[0], Part, strict=True):
+    for ax, part in zip(axes[0], parts, strict=True):
         ax.set_title(f"{symbol(part)}: {part.label}")
     for ax in axes[-1]:
         ax.set_xlabel("σ")
     return Page(suffix, figure, points)
 
 
-def _grid(rows: int) -> tuple[Figure, np.ndarray]:
+def _grid(rows: int, cols: int) -> tuple[Figure, np.ndarray]:
     ratios = [1.25, 0.55] * rows
     return panel_grid(
-        2 * rows, 3, note=_NOTE, panel_height=0.9, margins=Margins(down=0.11), height_ratios=ratios
+        2 * rows, cols, note=_NOTE, panel_height=0.9, margins=Margins(down=0.11), height_ratios=ratios
     )
 
 
@@ -83,30 +85,28 @@ def _draw_panel(above: Axes, below: Axes, points: pd.DataFrame, curves: pd.DataF
         return
     mark_one(above)
     mark_one(below)
-    layers = sorted(drawn["layer"].unique())
+    layers = sorted(curves["layer"].unique())
     for tone, layer in zip(shades(colour, len(layers)), layers, strict=True):
-        here, summary = drawn[drawn["layer"] == layer], curves[curves["layer"] == layer].iloc[0]
-        draw_curve(
-            above,
-            here,
-            colour=tone,
-            label=(f"{layer}: " if len(layers) > 1 else "") + _shift(summary, alone=len(layers) == 1),
-        )
-        above.plot(
-            here["sigma"],
-            here["mean_published"],
-            "o",
-            color=PUBLISHED,
-            fillstyle="none",
-            markersize=3,
-            markeredgewidth=0.4,
-        )
-        error = np.exp(here["log_ratio"]) * here["log_ratio_se"]
-        below.errorbar(here["sigma"], np.exp(here["log_ratio"]), error, fmt="o", color=tone, elinewidth=0.6)
+        summary = curves[curves["layer"] == layer]
+        label = f"{layer}: " * (len(layers) > 1) + _shift(summary, alone=len(layers) == 1)
+        _draw_layer(above, below, drawn[drawn["layer"] == layer], tone, label)
     above.legend(loc="upper left", alignment="left", title="shift" if len(layers) == 1 else "Layer: shift")
 
 
-def _shift(curve: pd.Series, *, alone: bool) -> str:
+def _draw_layer(above: Axes, below: Axes, points: pd.DataFrame, tone: Any, label: str) -> None:
+    draw_curve(above, points, colour=tone, label=label)
+    open_circles: dict[str, Any] = {"fillstyle": "none", "markersize": 3, "markeredgewidth": 0.4}
+    above.plot(points["sigma"], points["mean_published"], "o", color=PUBLISHED, **open_circles)
+    ratio = np.exp(points["log_ratio"])
+    below.errorbar(
+        points["sigma"], ratio, ratio * points["log_ratio_se"], fmt="o", color=tone, elinewidth=0.6
+    )
+
+
+def _shift(summary: pd.DataFrame, *, alone: bool) -> str:
+    curve = summary.iloc[0]
+    if not curve["num_points"]:
+        return _why_empty(summary)
     percent = f"{100 * np.expm1(curve['shift']):+.1f} ± {100 * curve['shift_se']:.1f} %".replace("-", "−")
     return f"{percent}, {100 * curve['share_within_3']:.0f} % in 3 se" if alone else percent
 
@@ -116,7 +116,8 @@ def _why_empty(curves: pd.DataFrame) -> str:
         return "(not published)"
     if curves["zero"].all() and curves["zero_published"].all():
         return "= 0, ours and published"
-    return "zero on one side only" if (curves["zero"] | curves["zero_published"]).any() else "(not finite)"
+    one_sided = (curves["zero"] | curves["zero_published"]).any()
+    return "zero on one side only" if one_sided else "(left out: zero or not finite)"
 
 
 def _set_ratio_range(axes: Sequence[Axes], points: pd.DataFrame) -> None:

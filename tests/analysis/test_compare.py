@@ -150,3 +150,65 @@ def test_several_depths_need_their_column(tmp_path: Path) -> None:
     as_reference(deep).drop(columns="num_layers").to_csv(tmp_path / "without.csv", index=False)
     with pytest.raises(UserError, match="needs a column num_layers"):
         read_reference(tmp_path / "without.csv", deep, {})
+
+
+def with_values(table: pd.DataFrame, values: dict[float, float]) -> pd.DataFrame:
+    """Return the reference of `table` with one repeat of W_Q's H replaced at some sigmas."""
+    reference = as_reference(table)
+    one = (reference["block"] == "W_Q") & (reference["part"] == "H") & (reference["repeat"] == 0)
+    new = reference.loc[one, "sigma"].map(values)
+    return reference.assign(value=new.reindex(reference.index).combine_first(reference["value"]))
+
+
+def test_published_zeros_infinities_and_nan_are_counted_and_not_averaged(table: pd.DataFrame) -> None:
+    sigma = sorted(table["sigma"].unique())
+    bad = {sigma[0]: 0.0, sigma[1]: 1e-25, sigma[-2]: np.inf, sigma[-1]: np.inf}
+    reference = with_values(table, bad)
+    reference.loc[reference.index[-1], "value"] = np.nan
+    found = compare.compare(table, reference)
+    (line,) = found.left_out_lines()
+    assert line.startswith("left out of the published numbers at n_layers=1: ")
+    for words in (
+        "1 zero (sigma 0.01 to 0.01)",
+        "1 underflowed (sigma 0.0215",
+        "2 infinite (sigma 4.64 to 10)",
+        "1 NaN",
+    ):
+        assert words in line
+    assert found.verdict == Verdict.agrees
+    lost = found.points[(found.points["block"] == "W_Q") & (found.points["part"] == "H")]
+    assert lost["mean_published"].isna().sum() >= 4
+    assert np.isfinite(found.points["mean_published"].dropna()).all()
+
+
+def test_numbers_of_ours_that_are_not_finite_are_counted(table: pd.DataFrame) -> None:
+    worst = (table["sigma"] == table["sigma"].max()) & (table["row"] == "W_Q")
+    found = compare.compare(table.assign(frob=table["frob"].where(~worst, np.inf)), as_reference(table))
+    assert found.left_out_lines() == ["left out of ours at n_layers=1: 36 infinite (sigma 10 to 10)"]
+
+
+def test_what_float32_cannot_hold_is_zero_on_both_sides(table: pd.DataFrame) -> None:
+    tiny = (table["row"] == "W_V") & (table["part"] == "H")
+    ours = table.assign(frob=table["frob"].where(~tiny, 1e-30))
+    reference = as_reference(table)
+    is_tiny = (reference["block"] == "W_V") & (reference["part"] == "H")
+    found = compare.compare(ours, reference.assign(value=reference["value"].where(~is_tiny, 0.0)))
+    assert found.verdict == Verdict.agrees and found.left_out_lines() == []
+
+
+def test_one_repeat_decides_nothing() -> None:
+    alone = make_table(seeds=1)
+    found = compare.compare(alone, as_reference(alone))
+    assert found.verdict == Verdict.undecided
+    assert "no point has standard errors on both sides" in found.sentence()
+
+
+def test_the_sentence_says_what_the_verdict_rests_on(table: pd.DataFrame) -> None:
+    assert compare.compare(table, as_reference(table)).sentence().startswith("agrees: ")
+    reference = as_reference(table, factor=2.0)
+    is_zero = (reference["block"] == "W_V") & (reference["part"] == "H_f")
+    sentence = compare.compare(
+        table, reference.assign(value=reference["value"].where(~is_zero, 1e-3))
+    ).sentence()
+    for words in ("differs: ", "largest shift -5", "zero on one side only: H_f of W_V in layer 1/1"):
+        assert words in sentence

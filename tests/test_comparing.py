@@ -1,0 +1,159 @@
+"""`hessfig compare` with a folder of the authors' result files: every figure at once, and what it refuses."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hessfig.comparing import PUBLISHED
+from tests.analysis.authors import file_name, publish, toy_table, write_toy_sweep
+from tests.conftest import Answer
+
+Cli = Callable[..., Answer]
+
+
+def files_under(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def lines_of(answer: Answer, figure: str) -> list[str]:
+    return [line for line in answer.out.splitlines() if line.startswith(f"figure {figure} ")]
+
+
+def change(path: Path, edit: Callable[[Any], object]) -> None:
+    """Rewrite a result file after `edit` changed its content in place."""
+    content = pickle.loads(path.read_bytes())
+    edit(content)
+    path.write_bytes(pickle.dumps(content))
+
+
+def test_every_figure_gets_one_verdict(cli: Cli, tmp_path: Path) -> None:
+    for sweep in PUBLISHED.values():
+        write_toy_sweep(sweep, tmp_path / "outputs")
+        publish(sweep, tmp_path / "results", factor=3.0 if sweep == "mlp" else 1.0)
+    answer = cli("compare", "reference=results")
+    assert answer.code == 0, answer.err
+    for figure, sweep in PUBLISHED.items():
+        (line,) = lines_of(answer, figure)
+        expected = "differs" if figure == "8" else "agrees"
+        assert line.startswith(f"figure {figure} ({sweep}): {expected}: "), line
+    assert "figures 1 and 4: skipped: published as pictures" in answer.out
+    assert len(answer.out.splitlines()) == len(PUBLISHED) + 1
+    written = files_under(tmp_path / "outputs")
+    assert {f"{sweep}/comparison_curves.csv" for sweep in PUBLISHED.values()} <= written
+    assert {"figures/figcompare_sigma.pdf", "figures/figcompare_softmax_depth2.svg"} <= written
+
+
+def test_figures_without_table_or_files_are_skipped_with_the_reason(cli: Cli, tmp_path: Path) -> None:
+    for sweep in ("sigma", "softmax"):
+        write_toy_sweep(sweep, tmp_path / "outputs")
+    publish("sigma", tmp_path / "results")
+    answer = cli("compare", "reference=results")
+    assert answer.code == 0
+    assert "agrees" in lines_of(answer, "3a")[0]
+    assert "skipped: outputs/layernorm/table.csv is missing: hessfig run sweep=layernorm" in answer.out
+    (chain,) = lines_of(answer, "7")
+    assert "skipped: results has no result file for this sweep; looked for: norm=none_num_layers=1" in chain
+    assert not (tmp_path / "outputs/softmax/comparison.csv").exists()
+
+
+def test_a_named_sweep_is_compared_alone(cli: Cli, tmp_path: Path) -> None:
+    for sweep in ("sigma", "mlp"):
+        write_toy_sweep(sweep, tmp_path / "outputs")
+        publish(sweep, tmp_path / "results")
+    answer = cli("compare", "sweep=mlp", "reference=results")
+    assert answer.code == 0
+    assert "figure 8 (mlp): agrees" in answer.out and "mean shift" in answer.out
+    assert "3a" not in answer.out
+    assert not (tmp_path / "outputs/sigma/comparison.csv").exists()
+
+
+def test_lost_numbers_are_named_below_their_figure(cli: Cli, tmp_path: Path) -> None:
+    write_toy_sweep("softmax", tmp_path / "outputs")
+    publish("softmax", tmp_path / "results")
+
+    def lose(content: Any) -> None:
+        content[0][0][0], content[0][1][0], content[1][2][19] = (
+            np.float32(0),
+            np.float32("nan"),
+            np.float32("inf"),
+        )
+
+    change(tmp_path / "results" / file_name("softmax", 2, "W_V", "H_o"), lose)
+    answer = cli("compare", "sweep=softmax", "reference=results")
+    assert "figure 7 (softmax): agrees" in answer.out
+    assert "  left out of the published numbers at n_layers=2: " in answer.out
+    for words in ("1 zero (sigma 0.1 to 0.1)", "1 NaN (sigma 0.1 to 0.1)", "1 infinite (sigma 1 to 1)"):
+        assert words in answer.out
+
+
+def test_a_toy_model_is_called_one(cli: Cli, tmp_path: Path) -> None:
+    from tests.analysis.synthetic import config, write_sweep
+
+    write_sweep(toy_table("sigma"), tmp_path / "outputs", settings=config(d_model=32))
+    publish("sigma", tmp_path / "results")
+    answer = cli("compare", "reference=results")
+    assert "  measured with model.d_model=32 (the paper: 128)" in answer.out
+
+
+class Command:
+    """Runs a command when unpickled by a trusting reader."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, ("touch ran",)
+
+
+BAD: dict[str, tuple[Any, list[str]]] = {
+    "command": ({0: {0: [Command()]}}, ["refused to load", ".system", "numbers, dicts, lists", "do not use"]),
+    "string": ({0: {0: ["1.5"] * 20}}, ["not shaped as a result file", "'1.5' is not a norm", "20 norms"]),
+    "array": ({0: {0: np.ones(20)}}, ["refused to load numpy._core", "numpy scalars", "do not use"]),
+}
+
+
+@pytest.mark.parametrize("sweep", [[], ["sweep=layernorm"]], ids=["every figure", "one sweep"])
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_pickle_is_refused_and_nothing_is_written(
+    cli: Cli, tmp_path: Path, name: str, sweep: list[str]
+) -> None:
+    content, words = BAD[name]
+    for good in ("sigma", "layernorm"):
+        write_toy_sweep(good, tmp_path / "outputs")
+        publish(good, tmp_path / "results")
+    path = tmp_path / "results" / file_name("layernorm", 1, "W_Q", "H_o")
+    path.write_bytes(pickle.dumps(content))
+    before = files_under(tmp_path)
+    answer = cli("compare", "reference=results", *sweep)
+    assert answer.code == 2
+    for expected in [path.name, *words]:
+        assert expected in answer.err, answer.err
+    assert files_under(tmp_path) == before
+
+
+def test_a_folder_without_matching_files_says_what_it_holds(cli: Cli, tmp_path: Path) -> None:
+    write_toy_sweep("sigma", tmp_path / "outputs")
+    publish("mlp", tmp_path / "results")
+    before = files_under(tmp_path)
+    for sweep in ([], ["sweep=sigma"]):
+        answer = cli("compare", "reference=results", *sweep)
+        assert answer.code == 2
+        for words in (
+            "no result file for this sweep",
+            "mlp_num_layers=1_frob_mlp.pickle",
+            "norm=none_num_layers=1",
+        ):
+            assert words in answer.err, answer.err
+        assert files_under(tmp_path) == before
+
+
+def test_without_any_table_the_sweeps_are_named(cli: Cli, tmp_path: Path) -> None:
+    publish("sigma", tmp_path / "results")
+    answer = cli("compare", "reference=results")
+    assert answer.code == 2
+    assert "no figure has both a table" in answer.err and "hessfig run sweep=depth" in answer.err
+    assert not (tmp_path / "outputs").exists()

@@ -1,0 +1,70 @@
+"""Numbers beyond floating point: recorded, said at the end of the run with their sigmas, and no failure."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from hessfig.analysis.manifest import read_sweep
+from hessfig.out_of_range import out_of_range
+from tests.analysis.synthetic import make_table, write_sweep
+from tests.runs import hessfig
+
+DEEP = [
+    "sweep=softmax",
+    "model.n_layers=7",
+    "model.d_model=4",
+    "task.digits=1",
+    "task.batch_size=2",
+    "grid.high=10",
+]
+
+
+def lines(tmp_path: Path, bad: dict[float, tuple[str, float]]) -> list[str]:
+    """Return what is said of a table in which W_Q's H of two layers has these (status, frob) at these sigmas."""
+    table = make_table(networks=[("", 1), ("", 2)], seeds=2, sigma=[0.01, 0.1, 1.0, 4.8329])
+    for sigma, (status, frob) in bad.items():
+        rows = (table["sigma"] == sigma) & (table["num_layers"] == 2) & (table["row"] == "W_Q")
+        table.loc[rows & (table["part"] == "H"), ["status", "frob"]] = status, frob
+    return out_of_range(write_sweep(table, tmp_path) / "table.csv")
+
+
+def test_a_sound_table_is_passed_in_silence(tmp_path: Path) -> None:
+    assert lines(tmp_path, {}) == []
+
+
+@pytest.mark.parametrize(
+    ("sigma", "where"),
+    [
+        ([4.8329], "sigma >= 4.83"),
+        ([1.0, 4.8329], "sigma >= 1"),
+        ([0.01], "sigma <= 0.01"),
+        ([0.1, 4.8329], "sigma 0.1, 4.83"),
+        ([0.01, 0.1, 1.0, 4.8329], "every sigma"),
+    ],
+)
+def test_what_is_not_finite_is_counted_and_placed(tmp_path: Path, sigma: list[float], where: str) -> None:
+    (line,) = lines(tmp_path, dict.fromkeys(sigma, ("nonfinite", float("nan"))))
+    count = 4 * len(sigma)
+    assert line == (
+        f"{count} numbers of 144 are not finite: {where} (n_layers=2): recorded as such and left out of means"
+    )
+
+
+def test_an_underflow_is_no_structural_zero(tmp_path: Path) -> None:
+    (line,) = lines(tmp_path, {0.01: ("ok", 0.0)})
+    assert line.startswith("4 numbers of 144 are 0 where theory knows no zero: sigma <= 0.01 (n_layers=2): ")
+
+
+def test_a_network_too_deep_for_float64_runs_to_its_end(tmp_path: Path) -> None:
+    done = hessfig("run", *DEEP, "seeds=1", "grid.points=3", "workers=1", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    first, *said = done.stdout.splitlines()
+    assert "3 cells measured, 0 reused, 0 failed" in first
+    assert "numbers of 126 are not finite: sigma >= 1 (n_layers=7): recorded as such" in said[0]
+    assert "numbers of 126 are 0 where theory knows no zero: sigma <= 0.1 (n_layers=7)" in said[1]
+    with (tmp_path / "outputs/softmax/table.csv").open() as handle:
+        assert {row["status"] for row in csv.DictReader(handle)} == {"ok", "nonfinite", "structural_zero"}
+    assert len(read_sweep(tmp_path / "outputs/softmax")[0]) == 126
