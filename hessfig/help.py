@@ -16,7 +16,12 @@ _EXAMPLES = {
     "plot": "hessfig plot figure=3a",
     "slopes": "hessfig slopes sweep=sigma 'sweep.windows=[[null,1.0]]'",
     "check": "hessfig check sweep=sigma tolerance=0.1",
-    "compare": "hessfig compare sweep=sigma reference=published.csv",
+    "compare": "\n  ".join(
+        [
+            "hessfig compare reference=results    (a folder of the authors' pickles: every figure measured)",
+            "hessfig compare sweep=sigma reference=published.csv",
+        ]
+    ),
     "verify": "hessfig verify statement=thm31,lem41",
     "status": "hessfig status sweep=sigma",
     "completion": 'eval "$(hessfig completion bash)"',

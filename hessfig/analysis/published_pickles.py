@@ -71,6 +71,8 @@ def _some(names: list[str]) -> str:
 
 def _quantities(folder: Path, network: Architecture, num_layers: int, scale: str) -> Iterator[Quantity]:
     """Yield (num_layers, matrix, part, path) of every file the authors may have for a network."""
+    if network.kind == Kind.self_attention:
+        return
     if network.kind == Kind.linear_mlp:
         yield num_layers, Matrix.W, Part.H, folder / f"mlp_num_layers={num_layers}_frob_mlp.pickle"
         return
