@@ -24,7 +24,9 @@ EXIT_BAD_INPUT, EXIT_INTERRUPTED = 2, 130
 
 def main(arguments: list[str] | None = None) -> None:
     """Run one verb and exit: 0 done, 1 some cells or checks failed, 2 bad input, 130 interrupted."""
-    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.jit")  # TransformerLens's, not the user's
+    warnings.filterwarnings(
+        "ignore", category=FutureWarning, module="torch.jit"
+    )  # TransformerLens's, not the user's
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         code = _dispatch(arguments)

@@ -13,25 +13,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-ORDER = [
-    "3a",
-    "3b",
-    "5a",
-    "5b",
-    "6",
-    "7",
-    "8",
-    "1",
-    "4",
-    "eq5",
-    "temperature",
-    "heads",
-    "single_matrix",
-    "post_layernorm",
-    "blocks",
-    "scalar",
-    "bounds",
-]
+PAPER = ["3a", "3b", "5a", "5b", "6", "7", "8", "1", "4", "eq5"]
+BEYOND = ["temperature", "heads", "single_matrix", "post_layernorm", "blocks", "scalar", "bounds"]
 HEAD = """# Gallery
 
 Every figure as `make figures` made it at full size (20 values of sigma, 20 seeds, d_model 128, 64 sequences unless the
@@ -45,7 +28,7 @@ def main() -> None:
     )
     parser.add_argument("--outputs", type=Path, default=Path("outputs"))
     outputs = parser.parse_args().outputs
-    sections = [section(name, outputs) for name in ORDER]
+    sections = [section(name, outputs) for name in PAPER + BEYOND]
     (ROOT / "docs" / "gallery.md").write_text("\n".join([HEAD, *sections]))
 
 

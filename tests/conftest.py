@@ -27,7 +27,17 @@ warnings.filterwarnings("ignore", category=FutureWarning, module="torch.jit")
 # Not the tape (curvature.linearised): its small steps run a million times here, and dense oracles hold its shapes.
 CHECKED = ["tasks", "models", "theory", "curvature.exact"] + [
     f"curvature.{name}"
-    for name in ["aligned", "dense", "estimate", "hutchinson", "norms", "operators", "probes", "problem", "whole"]
+    for name in [
+        "aligned",
+        "dense",
+        "estimate",
+        "hutchinson",
+        "norms",
+        "operators",
+        "probes",
+        "problem",
+        "whole",
+    ]
 ]
 install_import_hook([f"hessfig.{name}" for name in CHECKED], "beartype.beartype")
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from hessfig.config.schema import Kind, ModelConfig, Norm
+from hessfig.config.choices import Kind, Norm
+from hessfig.config.schema import ModelConfig
 from hessfig.errors import UserError
 
 

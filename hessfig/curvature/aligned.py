@@ -40,9 +40,14 @@ def aligned(
 
 
 def _axes(sketches: Products, block: Matrix, shape: torch.Size) -> Axes:
-    """Return the left and right singular vectors of the sketches, H_o's and H_f's weighing the same."""
+    """Return the left and right singular vectors of the sketches, H_o's and H_f's weighing the same.
+
+    Sketches that are not finite have none: the coordinate axes stand in, and the norm comes out not finite.
+    """
     split = [sketches[block, part].double().T.unflatten(1, shape) for part in (Part.H_o, Part.H_f)]
     scaled = torch.cat([images / images.norm().clamp_min(torch.finfo().tiny) for images in split])
+    if not scaled.isfinite().all():
+        return torch.eye(shape[0], dtype=torch.float64), torch.eye(shape[1], dtype=torch.float64)
     left, right = torch.einsum("kij,klj->il", scaled, scaled), torch.einsum("kij,kil->jl", scaled, scaled)
     return torch.linalg.eigh(left.cpu())[1], torch.linalg.eigh(right.cpu())[1]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -69,6 +71,13 @@ def test_a_kronecker_block_is_found_with_less_error_than_by_plain_probes() -> No
         }.items()
     }
     assert spread["aligned"] < 0.8 * spread["plain"]
+
+
+def test_what_is_not_finite_is_told_and_not_hidden() -> None:
+    block = torch.full((4, 4), float("inf"), dtype=torch.float64)
+    column = MatrixColumn({(Matrix.W_V, part): block for part in (Part.H_o, Part.H_f)}, weight=(2, 2))
+    norms = aligned(column, Matrix.W_V, [Part.H], 6, generator=stream(0))
+    assert not math.isfinite(norms[Matrix.W_V, Part.H].frob)
 
 
 def test_exact_zero_stays_zero(columns: dict[Matrix, LinearisedColumn]) -> None:

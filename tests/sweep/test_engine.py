@@ -250,4 +250,5 @@ def test_the_preview_counts_and_estimates(copied: Path) -> None:
 
 def test_the_closing_line_names_the_table(tmp_path: Path) -> None:
     line = summarise(Summary(3, 2, 1, 12.3, 2**30, tmp_path / "table.csv"))
-    assert line == f"3 cells measured, 2 reused, 1 failed in 12.3 s, at most 1.00 GiB a worker; table: {tmp_path}/table.csv"
+    counts = "3 cells measured, 2 reused, 1 failed"
+    assert line == f"{counts} in 12.3 s, at most 1.00 GiB a worker; table: {tmp_path}/table.csv"
