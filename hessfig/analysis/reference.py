@@ -1,4 +1,4 @@
-"""Published values to compare with: a tidy CSV, or the authors' folder of result files."""
+"""Values to compare with: a tidy CSV, the table of another run, or the authors' folder of result files."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _NUMERIC = ["num_layers", "layer", "repeat", "sigma", "value"]
 def read_reference(path: Path, table: pd.DataFrame, architectures: Architectures) -> pd.DataFrame:
     """Return the published values with columns num_layers, block, part, layer, repeat, sigma, value.
 
-    `path` is a CSV with the columns above (num_layers may be left out when `table` has one depth), or a
-    folder of the authors' pickles. Raises UserError for anything that is not such a thing.
+    `path` is a CSV with the columns above (num_layers may be left out when `table` has one depth), the table.csv
+    of another run, or a folder of the authors' pickles. Raises UserError for anything that is not such a thing.
     """
     if path.is_dir():
         return read_results(path, architectures, table["sigma"].unique())
-    return _checked(_read_csv(path), path, sorted(table["num_layers"].unique()))
+    return _checked(_tidy(_read_csv(path)), path, sorted(table["num_layers"].unique()))
 
 
 def on_grid(reference: pd.DataFrame, sigma: np.ndarray) -> pd.DataFrame:
@@ -48,6 +48,14 @@ def _read_csv(path: Path) -> pd.DataFrame:
         return pd.read_csv(path)
     except (pd.errors.EmptyDataError, pd.errors.ParserError, UnicodeDecodeError, OSError) as error:
         raise _bad(path, "cannot be read as a table", got=str(error)) from error
+
+
+def _tidy(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return a run's table in the columns of a reference (diagonal blocks of its plain variant); others as they are."""
+    if not {"row", "col", "seed", "frob"} <= set(frame.columns):
+        return frame
+    plain = frame[frame["variant"].isna() & (frame["row"] == frame["col"])]
+    return plain.rename(columns={"row": "block", "seed": "repeat", "frob": "value"})
 
 
 def _checked(frame: pd.DataFrame, path: Path, depths: list[int]) -> pd.DataFrame:

@@ -40,6 +40,13 @@ def test_same_distribution_agrees(table: pd.DataFrame) -> None:
     assert len(found.points) == 60 and len(found.curves) == 6
 
 
+def test_the_table_of_another_run_is_a_reference(table: pd.DataFrame, tmp_path: Path) -> None:
+    write_sweep(tmp_path / "other", make_table(seeds=12, wander=0.1))
+    reference = read_reference(tmp_path / "other" / "table.csv", table, {})
+    found = compare.compare(table, reference)
+    assert len(found.points) == 60 and len(reference) == len(table)
+
+
 def test_a_shift_is_found_and_sized(table: pd.DataFrame) -> None:
     found = compare.compare(table, as_reference(table, factor=2.0))
     assert found.verdict == Verdict.differs
