@@ -85,7 +85,7 @@ def _status(composed: DictConfig, fixed: Fixed) -> int:
 
 
 def _plot(composed: DictConfig, fixed: Fixed) -> int:
-    from hessfig.config.compose import sweep_windows, to_config
+    from hessfig.config.compose import sweep_fit, to_config
     from hessfig.figures.sheets import FigureSpec, draw
 
     config = to_config(composed)
@@ -98,8 +98,9 @@ def _plot(composed: DictConfig, fixed: Fixed) -> int:
     if figure.layout == "study":
         paths = _study(figure.name, outputs)
     else:
-        windows = sweep_windows(figure.sweep)
-        paths = draw(FigureSpec(figure.name, figure.sweep, figure.layout, windows, figure.options), outputs)
+        windows, average = sweep_fit(figure.sweep)
+        spec = FigureSpec(figure.name, figure.sweep, figure.layout, windows, figure.options, average)
+        paths = draw(spec, outputs)
     for path in paths:
         print(path)
     return 0
@@ -145,7 +146,12 @@ def _fitted(composed: DictConfig, fixed: Fixed) -> Any:
     windows = [(low, high) for low, high in config.sweep.windows]
     folder = matching_folder(config.output_dir, config.sweep.name, composed, set(fixed))
     return slopes.run(
-        folder, windows, tolerance=config.tolerance, resamples=config.resamples, seed=config.first_seed
+        folder,
+        windows,
+        tolerance=config.tolerance,
+        resamples=config.resamples,
+        seed=config.first_seed,
+        average=config.sweep.average.value,
     )
 
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 MIN_POINTS = 3
+ARITHMETIC, GEOMETRIC = "arithmetic", "geometric"
 
 
 @dataclass(frozen=True)
@@ -31,27 +32,29 @@ class Fit:
     num_seeds: int = 0
 
 
-def fit_slope(values: Array, sigma: Array, *, resamples: int, seed: int) -> Fit:
+def fit_slope(values: Array, sigma: Array, *, resamples: int, seed: int, average: str = ARITHMETIC) -> Fit:
     """Fit log(mean over seeds) = a + slope * log(sigma) by least squares; rows of `values` are seeds.
 
+    The mean is arithmetic or geometric. Norms that go with sigma^54 spread over decades from seed to seed: their
+    arithmetic mean is that of one or two seeds, and no resampling tells its error; the geometric mean is well known.
     Points of one seed share their weights along sigma and are not independent, so whole seeds are drawn with
     replacement, the same ones at every sigma. A missing value (nan) is left out of its mean.
     """
-    means, sigma, values = _usable(values, sigma)
+    log_means, sigma, values = _usable(values, sigma, average)
     if sigma.size < MIN_POINTS:
         return Fit(num_points=sigma.size)
     num_seeds = int(np.isfinite(values).any(axis=1).sum())
-    replicates = _resampled_log_means(values[np.isfinite(values).any(axis=1)], resamples, seed)
+    replicates = _resampled_log_means(values[np.isfinite(values).any(axis=1)], resamples, seed, average)
     half = math.ceil(sigma.size / 2)
     lower = _slopes(replicates[:, :half], sigma[:half])
     spread = _slopes(replicates, sigma)
     low, high = np.percentile(spread, [2.5, 97.5]) if spread.size else (math.nan, math.nan)
     return Fit(
-        slope=float(_slopes(np.log(means)[None], sigma)[0]),
+        slope=float(_slopes(log_means[None], sigma)[0]),
         slope_se=_deviation(spread),
         ci_low=float(low),
         ci_high=float(high),
-        lower_half=float(_slopes(np.log(means)[None, :half], sigma[:half])[0])
+        lower_half=float(_slopes(log_means[None, :half], sigma[:half])[0])
         if half >= MIN_POINTS
         else math.nan,
         lower_half_se=_deviation(lower) if half >= MIN_POINTS else math.nan,
@@ -60,24 +63,31 @@ def fit_slope(values: Array, sigma: Array, *, resamples: int, seed: int) -> Fit:
     )
 
 
-def _usable(values: Array, sigma: Array) -> tuple[Array, Array, Array]:
-    """Return means, sigmas and values at the sigmas where a positive mean exists."""
+def _usable(values: Array, sigma: Array, average: str) -> tuple[Array, Array, Array]:
+    """Return log means, sigmas and values at the sigmas where a positive mean exists; zeros have no geometric mean."""
+    values = np.where(values > 0, values, np.nan) if average == GEOMETRIC else values
     known = np.isfinite(values)
-    totals = np.where(known, values, 0.0).sum(axis=0)
-    keep = known.any(axis=0) & (totals > 0)
-    return totals[keep] / known.sum(axis=0)[keep], sigma[keep], values[:, keep]
+    keep = known.any(axis=0) & (np.where(known, values, 0.0).sum(axis=0) > 0)
+    log_means = _log_means(np.ones((1, len(values))), values[:, keep], average)[0]
+    return log_means, sigma[keep], values[:, keep]
 
 
-def _resampled_log_means(values: Array, resamples: int, seed: int) -> Array:
+def _resampled_log_means(values: Array, resamples: int, seed: int, average: str) -> Array:
     """Return log means of `resamples` draws of seeds; none for a single seed, whose spread is unknown."""
     num_seeds = len(values)
     if num_seeds < 2:
         return np.empty((0, values.shape[1]))
-    weights = _weights(num_seeds, resamples, seed)
+    log_means = _log_means(_weights(num_seeds, resamples, seed), values, average)
+    return log_means[np.isfinite(log_means).all(axis=1)]
+
+
+def _log_means(weights: Array, values: Array, average: str) -> Array:
+    """Return the log of the weighted mean over seeds, for each row of `weights`; nan or -inf where there is none."""
     known = np.isfinite(values)
     with np.errstate(divide="ignore", invalid="ignore"):
-        log_means = np.log((weights @ np.where(known, values, 0.0)) / (weights @ known.astype(float)))
-    return log_means[np.isfinite(log_means).all(axis=1)]
+        terms = np.log(values) if average == GEOMETRIC else values
+        means = (weights @ np.where(known, terms, 0.0)) / (weights @ known.astype(float))
+        return means if average == GEOMETRIC else np.log(means)
 
 
 @cache

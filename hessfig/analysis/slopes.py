@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from hessfig.analysis.atomic import write_text
-from hessfig.analysis.bootstrap import fit_slope
+from hessfig.analysis.bootstrap import ARITHMETIC, fit_slope
 from hessfig.analysis.curves import seed_matrix
 from hessfig.analysis.manifest import Architectures, read_sweep
 from hessfig.analysis.published import published_slope
@@ -43,14 +43,21 @@ COLUMNS = [*CURVE, *_FITTED, *_COMPARED, *_EVIDENCE]
 
 
 def run(
-    folder: Path, windows: Sequence[Window], *, tolerance: float = 0.1, resamples: int = 2000, seed: int = 0
+    folder: Path,
+    windows: Sequence[Window],
+    *,
+    tolerance: float = 0.1,
+    resamples: int = 2000,
+    seed: int = 0,
+    average: str = ARITHMETIC,
 ) -> pd.DataFrame:
     """Fit every curve of folder/table.csv, write folder/slopes.csv and return it as a table.
 
     Raises UserError for a bad table, manifest or window.
     """
     table, architectures = read_sweep(folder)
-    frame = fit_slopes(table, architectures, windows, tolerance=tolerance, resamples=resamples, seed=seed)
+    options = {"tolerance": tolerance, "resamples": resamples, "seed": seed, "average": average}
+    frame = fit_slopes(table, architectures, windows, **options)  # type: ignore[arg-type]
     write_slopes(frame, folder / SLOPES)
     return frame
 
@@ -63,8 +70,9 @@ def fit_slopes(
     tolerance: float = 0.1,
     resamples: int = 2000,
     seed: int = 0,
+    average: str = ARITHMETIC,
 ) -> pd.DataFrame:
-    """Return one row per curve and window: log-log least squares of the mean over seeds.
+    """Return one row per curve and window: log-log least squares of the mean over seeds (`average`: which mean).
 
     Errors are those of bootstrap.fit_slope, predicted exponents those of theory.growth_rates, published
     slopes those of data/published_slopes.csv.
@@ -73,7 +81,7 @@ def fit_slopes(
     sweep, originals = str(table["sweep"].iloc[0]), dict(list(table.groupby(CURVE)))
     rows = [
         _context(key, sweep, window, architectures)
-        | _row(values, window, resamples, seed)
+        | _row(values, window, resamples, seed, average)
         | _measure_of(originals[key], window)
         for key, values in seed_matrix(table).groupby(level=CURVE, sort=False)
         for window in windows
@@ -104,9 +112,10 @@ def rich_table(frame: pd.DataFrame) -> Table:
     return table
 
 
-def _row(values: pd.DataFrame, window: Window, resamples: int, seed: int) -> dict[str, Any]:
+def _row(values: pd.DataFrame, window: Window, resamples: int, seed: int, average: str) -> dict[str, Any]:
     inside = values.loc[:, within(values.columns.to_numpy(float), window)]
-    fit = fit_slope(inside.to_numpy(float), inside.columns.to_numpy(float), resamples=resamples, seed=seed)
+    numbers, sigma = inside.to_numpy(float), inside.columns.to_numpy(float)
+    fit = fit_slope(numbers, sigma, resamples=resamples, seed=seed, average=average)
     low, high = window
     return {"window_low": low, "window_high": high, **asdict(fit)}
 

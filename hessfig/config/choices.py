@@ -73,6 +73,13 @@ class SigmaScales(StrEnum):
     tokens = "tokens"
 
 
+class Average(StrEnum):
+    """Whose logarithm slopes are fitted to: the mean over seeds, or the geometric mean (for norms of many decades)."""
+
+    arithmetic = "arithmetic"
+    geometric = "geometric"
+
+
 class Spacing(StrEnum):
     """How the values of sigma are spread between `low` and `high`."""
 

@@ -73,9 +73,10 @@ def check_composition(arguments: list[str]) -> None:
             variants(composed, {word.partition("=")[0] for word in run})
 
 
-def sweep_windows(sweep: str) -> list[tuple[float | None, float | None]]:
-    """Return the fit windows of a sweep's own configuration."""
-    return [(low, high) for low, high in _compose([f"sweep={sweep}"]).sweep.windows]
+def sweep_fit(sweep: str) -> tuple[list[tuple[float | None, float | None]], str]:
+    """Return the fit windows of a sweep's own configuration, and the average over seeds that slopes are fitted to."""
+    settings = _compose([f"sweep={sweep}"]).sweep
+    return [(low, high) for low, high in settings.windows], settings.average.value
 
 
 def differing_setting(manifest: Path, composed: DictConfig, keys: set[str]) -> tuple[str, Any, Any] | None:

@@ -8,6 +8,7 @@ from typing import Any
 from hessfig.config.choices import (
     MLP,
     Attention,
+    Average,
     Data,
     DType,
     Kind,
@@ -86,6 +87,7 @@ class SweepConfig:
     about: str = ""
     vary: dict[str, list[Any]] = field(default_factory=dict)
     windows: list[Any] = field(default_factory=lambda: [[None, 1.0]])
+    average: Average = Average.arithmetic
     keep_dense: bool = False
 
 

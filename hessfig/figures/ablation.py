@@ -38,7 +38,7 @@ def ablation(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     bars: ± standard error); near 1 the functional part is the whole block, near 0 it is negligible.
     Requires: the sweep's table.csv with H_o, H_f and H of several variants (option `sigmas` picks the shares).
     """
-    measured = read_measured(folder, spec.windows)
+    measured = read_measured(folder, spec.windows, spec.average)
     depths = sorted(measured.curves["num_layers"].unique())
     for depth in depths:
         one = measured.of(num_layers=depth)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 
-from hessfig.analysis.bootstrap import MIN_POINTS
+from hessfig.analysis.bootstrap import ARITHMETIC, MIN_POINTS
 from hessfig.analysis.windows import WHOLE, Window, as_window, label, within
 from hessfig.figures.grid import only_outer_labels, panel_grid, say
 from hessfig.figures.measured import Measured, drawn_numbers, read_measured, window_words
@@ -45,7 +45,7 @@ def growth(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     Later layers are darker. A block that vanishes says so.
     Requires: the sweep's table.csv with diagonal blocks; manifest.json for predictions.
     """
-    yield from growth_pages(read_measured(folder, spec.windows))
+    yield from growth_pages(read_measured(folder, spec.windows, spec.average))
 
 
 def growth_pages(measured: Measured) -> Iterator[Page]:
@@ -83,7 +83,10 @@ def draw_growth(measured: Measured, *, suffix: str = "") -> Page:
 
 def slope_words(measured: Measured) -> str:
     """Return the words about slopes in the note."""
-    return f"Slopes: least squares in log-log, {window_words(measured.windows)}; ± bootstrap over seeds."
+    means = "" if measured.average == ARITHMETIC else " of geometric means"
+    return (
+        f"Slopes: least squares{means} in log-log, {window_words(measured.windows)}; ± bootstrap over seeds."
+    )
 
 
 def draw_panel(ax: Axes, measured: Measured, colour: str, *, nested: bool = False) -> None:
@@ -164,10 +167,12 @@ def window_slopes(measured: Measured) -> list[str]:
 def _layer_words(measured: Measured, layer: int, *, alone: bool) -> str:
     if alone:
         return ""
-    first = measured.slopes.iloc[0]
     if not positive(measured.curves).any():
         return f"{layer}: {why_empty(measured)}"
-    return f"{layer}: {fitted(first['slope'], first['slope_se'])}"
+    slope = measured.telling_slopes().iloc[0]
+    window = as_window(slope["window_low"], slope["window_high"])
+    where = "" if window == measured.windows[0] else f" ({label(window)})"
+    return f"{layer}: {fitted(slope['slope'], slope['slope_se'])}{where}"
 
 
 def _for_layers(layers: np.ndarray, measured: Measured) -> str:

@@ -37,7 +37,7 @@ def linear_axes(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     it (sigma > 1), attention saturates and the power law ends.
     Requires: the sweep's table.csv with diagonal blocks; manifest.json for predictions.
     """
-    measured = read_measured(folder, spec.windows)
+    measured = read_measured(folder, spec.windows, spec.average)
     networks = measured.networks()
     for variant, num_layers in networks:
         one = measured.of(variant=variant, num_layers=num_layers)

@@ -15,6 +15,7 @@ from hessfig.analysis.slopes import fit_slopes
 from hessfig.analysis.table import CURVE, NETWORK
 from hessfig.analysis.windows import WHOLE, Window, label
 from hessfig.terms import Matrix, Part
+from hessfig.theory.growth_rates import Prediction, Regime
 
 _TOP_ROWS = (Matrix.W_V, Matrix.W_Q)
 
@@ -28,6 +29,7 @@ class Measured:
     slopes: pd.DataFrame
     architectures: Architectures
     windows: list[Window]
+    average: str
 
     def networks(self) -> list[tuple[str, int]]:
         """Return (variant, num_layers) of every network, in reading order."""
@@ -41,6 +43,7 @@ class Measured:
             _chosen(self.slopes, choice),
             self.architectures,
             self.windows,
+            self.average,
         )
 
     def matrices(self) -> list[Matrix]:
@@ -54,6 +57,13 @@ class Measured:
         """Return the layers that were measured."""
         return sorted(int(layer) for layer in self.curves["layer"].unique())
 
+    def telling_slopes(self) -> pd.DataFrame:
+        """Return one slope a curve: on the first window, or on that of the smallest sigmas for limits of sigma -> 0."""
+        slopes = self.slopes.reset_index(drop=True)
+        is_limit = (slopes["prediction"] == Prediction.exponent) & (slopes["regime"] == Regime.small_sigma)
+        rank = slopes["window_high"].fillna(np.inf).where(is_limit & slopes["slope"].notna(), slopes.index)
+        return slopes.iloc[rank.groupby([slopes[name] for name in CURVE], sort=False).idxmin()]
+
     def how(self, *, guides: bool = True) -> str:
         """Return the note: repeats, what the marks mean, the estimator, and what was left out."""
         dashed = "dashed: power law; " if guides else ""
@@ -64,12 +74,12 @@ class Measured:
         return f"{marks} {_estimator(self.table)}.{_left_out(self.table)}"
 
 
-def read_measured(folder: Path, windows: Sequence[Window]) -> Measured:
+def read_measured(folder: Path, windows: Sequence[Window], average: str) -> Measured:
     """Read folder/table.csv (and its manifest if there), average over seeds, fit slopes on the windows."""
     table, architectures = read_sweep(folder)
     used = list(windows) or [WHOLE]
-    slopes = fit_slopes(table, architectures, used)
-    return Measured(table, growth_curves(table), slopes, architectures, used)
+    slopes = fit_slopes(table, architectures, used, average=average)
+    return Measured(table, growth_curves(table), slopes, architectures, used, average)
 
 
 def window_words(windows: Sequence[Window]) -> str:
@@ -78,12 +88,10 @@ def window_words(windows: Sequence[Window]) -> str:
 
 
 def drawn_numbers(measured: Measured) -> pd.DataFrame:
-    """Return the drawn means, with the first window's slope beside every point of its curve."""
-    low, high = measured.windows[0]
-    first = measured.slopes.drop_duplicates(CURVE)
-    fitted = first[[*CURVE, "slope", "slope_se", "predicted", "prediction"]]
-    merged = measured.curves.merge(fitted, on=CURVE, how="left", validate="many_to_one")
-    return merged.assign(window_low=low, window_high=high)
+    """Return the drawn means, with the telling slope and its window beside every point of its curve."""
+    beside = ["slope", "slope_se", "predicted", "prediction", "window_low", "window_high"]
+    fitted = measured.telling_slopes()[[*CURVE, *beside]]
+    return measured.curves.merge(fitted, on=CURVE, how="left", validate="many_to_one")
 
 
 def _chosen(frame: pd.DataFrame, choice: dict[str, object]) -> pd.DataFrame:

@@ -23,7 +23,7 @@ def one_panel(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     Requires: the sweep's table.csv with diagonal blocks of H (option `part` chooses another); manifest.json
     for predictions.
     """
-    measured = read_measured(folder, spec.windows)
+    measured = read_measured(folder, spec.windows, spec.average)
     part = Part(spec.options.get("part", Part.H if Part.H in parts_of(measured.curves) else Part.H_o))
     for variant in measured.curves["variant"].unique():
         several = len(measured.curves["variant"].unique()) > 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from hessfig.analysis.windows import label
+from hessfig.analysis.windows import as_window, label
 from hessfig.figures.grid import only_outer_labels, panel_grid, say
 from hessfig.figures.growth import growth_pages
 from hessfig.figures.measured import Measured, read_measured
@@ -32,7 +33,7 @@ def growth_by_depth(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     layer of one network, with its error; the grey bar at its place is the predicted exponent.
     Requires: the sweep's table.csv with diagonal blocks of several depths; manifest.json for predictions.
     """
-    measured = read_measured(folder, spec.windows)
+    measured = read_measured(folder, spec.windows, spec.average)
     yield from growth_pages(measured)
     for variant in measured.curves["variant"].unique():
         several = len(measured.curves["variant"].unique()) > 1
@@ -42,14 +43,12 @@ def growth_by_depth(spec: FigureSpec, folder: Path) -> Iterator[Page]:
 
 
 def draw_overview(measured: Measured, *, suffix: str = "_overview") -> Page:
-    """Draw the slopes on the first window against the number of layers: rows W_V, W_Q, columns H_o, H_f, H."""
-    low, high = measured.windows[0]
-    first = measured.slopes.drop_duplicates(["num_layers", "layer", "row", "col", "part"])
-    measured = Measured(measured.table, measured.curves, first, measured.architectures, measured.windows)
+    """Draw the telling slopes against the number of layers: rows W_V, W_Q, columns H_o, H_f, H."""
+    first = measured.telling_slopes()
+    measured = replace(measured, slopes=first)
     matrices = measured.matrices() or [Matrix.W_V, Matrix.W_Q]
-    words = f"Dots: slope of the mean curve on {label((low, high))}, ± bootstrap over seeds; grey bars: predicted."
     figure, axes = panel_grid(
-        len(matrices), len(Part), note=f"{words} Layers stand side by side, darker for later ones."
+        len(matrices), len(Part), note=f"{_words(measured)} Layers stand side by side, darker for later ones."
     )
     for row, matrix in zip(axes, matrices, strict=True):
         _set_ranges(list(row), first[first["row"] == matrix])
@@ -60,6 +59,18 @@ def draw_overview(measured: Measured, *, suffix: str = "_overview") -> Page:
         ax.set_title(f"{symbol(part)}: {part.label}")
     only_outer_labels(axes, x="number of layers", y=[rf"slope of ${matrix.label}$" for matrix in matrices])
     return Page(suffix, figure, first)
+
+
+def _words(measured: Measured) -> str:
+    windows = [as_window(row.window_low, row.window_high) for row in measured.slopes.itertuples()]
+    others = "".join(
+        f" ({label(window)} for limits of small σ)"
+        for window in dict.fromkeys(windows)
+        if window != measured.windows[0]
+    )
+    return (
+        f"Dots: slope on {label(measured.windows[0])}{others}, ± bootstrap over seeds; grey bars: predicted."
+    )
 
 
 def _draw_panel(ax: Axes, measured: Measured, colour: str) -> None:

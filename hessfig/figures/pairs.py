@@ -40,7 +40,7 @@ def pairs(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     predicted powers through the window. The block (B, A) is the transpose of (A, B) and is not drawn again.
     Requires: the sweep's table.csv with off-diagonal blocks; manifest.json for predictions.
     """
-    measured = read_measured(folder, spec.windows)
+    measured = read_measured(folder, spec.windows, spec.average)
     networks = measured.networks()
     for variant, num_layers in networks:
         one = measured.of(variant=variant, num_layers=num_layers)

@@ -41,8 +41,8 @@ def test_same_distribution_agrees(table: pd.DataFrame) -> None:
 
 
 def test_the_table_of_another_run_is_a_reference(table: pd.DataFrame, tmp_path: Path) -> None:
-    write_sweep(tmp_path / "other", make_table(seeds=12, wander=0.1))
-    reference = read_reference(tmp_path / "other" / "table.csv", table, {})
+    folder = write_sweep(make_table(seeds=12, wander=0.1), tmp_path)
+    reference = read_reference(folder / "table.csv", table, {})
     found = compare.compare(table, reference)
     assert len(found.points) == 60 and len(reference) == len(table)
 

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from hessfig.analysis import slopes
-from hessfig.analysis.bootstrap import Fit, fit_slope
+from hessfig.analysis.bootstrap import ARITHMETIC, GEOMETRIC, Fit, fit_slope
 from hessfig.analysis.manifest import architectures
 from hessfig.analysis.verdicts import Verdict
 from hessfig.errors import UserError
@@ -50,6 +50,28 @@ def test_bootstrap_error_is_the_spread_over_repetitions() -> None:
     centre = np.mean([fit.slope for fit in fits])
     covered = np.mean([fit.ci_low <= centre <= fit.ci_high for fit in fits])
     assert 0.88 <= covered <= 0.99
+
+
+def test_norms_spread_over_decades_are_known_by_their_geometric_mean() -> None:
+    """Each number off by a factor of exp(N(0, 9)): the slope of geometric means errs by its stated error, and less."""
+    generator, sigma = np.random.default_rng(2), np.logspace(-1, 0, 8)
+    values = sigma**54 * np.exp(3.0 * generator.normal(size=(60, 20, 8)))
+    both = {
+        average: [fit_slope(one, sigma, resamples=200, seed=0, average=average) for one in values]
+        for average in (ARITHMETIC, GEOMETRIC)
+    }
+    z = np.array([(fit.slope - 54) / fit.slope_se for fit in both[GEOMETRIC]])
+    assert 0.8 < z.std() < 1.3 and abs(z.mean()) < 3 * 60**-0.5
+    spread = {average: np.std([fit.slope for fit in fits]) for average, fits in both.items()}
+    assert spread[GEOMETRIC] < 0.8 * spread[ARITHMETIC]
+
+
+def test_zeros_and_missing_values_are_left_out_of_geometric_means() -> None:
+    sigma = np.logspace(-1, 0, 5)
+    values = np.outer(np.ones(4), sigma**3)
+    values[0, 2], values[1, 3] = math.nan, 0.0
+    found = fit_slope(values, sigma, resamples=100, seed=0, average=GEOMETRIC)
+    assert found.slope == pytest.approx(3) and found.num_seeds == 4
 
 
 def test_missing_values_leave_their_mean_only() -> None:

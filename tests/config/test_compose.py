@@ -14,7 +14,7 @@ from hessfig.config.compose import (
     as_plain,
     check_composition,
     differing_setting,
-    sweep_windows,
+    sweep_fit,
     to_config,
     variants,
 )
@@ -65,7 +65,7 @@ def test_every_choice_has_a_line_of_help(group: str) -> None:
 
 
 def test_windows_are_read_from_the_sweeps_own_file() -> None:
-    assert sweep_windows("layernorm") == [(None, 0.1), (1.0, None), (None, None)]
+    assert sweep_fit("layernorm") == ([(None, 0.1), (1.0, None), (None, None)], "arithmetic")
 
 
 def test_the_defaults_are_the_papers() -> None:
