@@ -11,14 +11,15 @@ _PLACE = [*NETWORK, *BLOCK, "sigma"]
 
 
 def functional_shares(table: pd.DataFrame) -> pd.DataFrame:
-    """Return mean, sem and count over seeds of ||H_f||_F / ||H||_F for every block and sigma.
+    """Return mean, sem and count over seeds of ||H_f||_F / (||H_o||_F + ||H_f||_F) for every block and sigma.
 
-    The ratio is taken seed by seed, so that what both norms share (the weights) does not blur it. It can
-    exceed one: H_o and H_f may cancel. Blocks for which one of the two was not measured are left out.
+    The ratio is taken seed by seed, so that what both norms share (the weights) does not blur it. Blocks for which
+    one of the two was not measured are left out.
     """
     finite = table[table["status"] != "nonfinite"].set_index([*_PLACE, "seed"])
-    above, below = (finite[finite["part"] == part]["frob"] for part in (Part.H_f, Part.H))
-    ratio = (above / below.where(below > 0)).dropna().rename("share").reset_index()
+    functional, outer = (finite[finite["part"] == part]["frob"] for part in (Part.H_f, Part.H_o))
+    both = functional + outer
+    ratio = (functional / both.where(both > 0)).dropna().rename("share").reset_index()
     shares = ratio.groupby(_PLACE, sort=False)["share"].agg(["mean", "sem", "count"])
     return shares.reset_index()
 

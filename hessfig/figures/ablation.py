@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -34,9 +35,10 @@ def ablation(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     """Draw, for every block, H_o and H_f against sigma for each value of the varied setting, and their share.
 
     How to read it: the left and middle panels are growth curves, darker for later values. The right panel
-    tells which part rules: ||H_f|| / ||H|| against the varied setting at a few sigmas (dots: mean over seeds,
-    bars: ± standard error); near 1 the functional part is the whole block, near 0 it is negligible.
-    Requires: the sweep's table.csv with H_o, H_f and H of several variants (option `sigmas` picks the shares).
+    tells which part rules: ||H_f|| / (||H_o|| + ||H_f||) against the varied setting at a few sigmas (dots: mean
+    over seeds, bars: ± standard error); above 1/2 the functional part is the larger. The note tells a claim of the
+    paper (option `claim`) and the shares at both ends of the setting.
+    Requires: the sweep's table.csv with H_o and H_f of several variants (option `sigmas` picks the shares).
     """
     measured = read_measured(folder, spec.windows, spec.average)
     depths = sorted(measured.curves["num_layers"].unique())
@@ -44,18 +46,19 @@ def ablation(spec: FigureSpec, folder: Path) -> Iterator[Page]:
         one = measured.of(num_layers=depth)
         for layer in one.layers():
             suffix = f"_depth{depth}_layer{layer}" if len(depths) > 1 or depth > 1 else ""
-            yield draw_ablation(one.of(layer=layer), spec.options.get("sigmas"), suffix=suffix)
+            yield draw_ablation(one.of(layer=layer), spec.options, suffix=suffix)
 
 
-def draw_ablation(measured: Measured, sigmas: list[float] | None = None, *, suffix: str = "") -> Page:
+def draw_ablation(measured: Measured, options: Mapping[str, Any], *, suffix: str = "") -> Page:
     """Draw one layer: a row per block, columns ||H_o||, ||H_f|| and the share of H_f."""
     blocks = _blocks(measured)
     shares = functional_shares(measured.table)
+    sigmas = _chosen_sigmas(shares, options.get("sigmas"))
     words = "Shares: mean over seeds of the ratio, bars ± standard error; lighter for smaller σ."
     figure, axes = panel_grid(
         len(blocks),
         3,
-        note=f"{measured.how(guides=False)} {words}",
+        note=f"{measured.how(guides=False)} {words}{_claim(options, shares, measured, sigmas)}",
         margins=Margins(across=0.42, down=0.34, right=0.12),
         share_x=False,
         share_y=False,
@@ -64,11 +67,11 @@ def draw_ablation(measured: Measured, sigmas: list[float] | None = None, *, suff
         block = measured.of(row=name, col=col)
         _draw_curves(row[:2].tolist(), block)
         here = shares[(shares["row"] == name) & (shares["col"] == col)]
-        _draw_shares(row[2], here, block, _chosen_sigmas(here, sigmas))
+        _draw_shares(row[2], here, block, sigmas)
         row[0].set_ylabel(norm_label(name, col))
     for ax, title in zip(axes[0], _titles(), strict=True):
         ax.set_title(title)
-    numbers = pd.concat([drawn_numbers(measured), shares.assign(part="H_f/H")], ignore_index=True)
+    numbers = pd.concat([drawn_numbers(measured), shares.assign(part="H_f/(H_o+H_f)")], ignore_index=True)
     return Page(suffix, figure, numbers)
 
 
@@ -80,11 +83,11 @@ def _blocks(measured: Measured) -> list[tuple[str, str]]:
 
 
 def _titles() -> list[str]:
-    outer, functional, full = (symbol(part) for part in (Part.H_o, Part.H_f, Part.H))
+    outer, functional = (symbol(part) for part in (Part.H_o, Part.H_f))
     return [
         f"{outer}: {Part.H_o.label}",
         f"{functional}: {Part.H_f.label}",
-        rf"share $\|${functional}$\|/\|${full}$\|$",
+        rf"share $\|${functional}$\|/(\|${outer}$\|+\|${functional}$\|)$",
     ]
 
 
@@ -107,6 +110,21 @@ def _draw_curves(axes: list[Axes], block: Measured) -> None:
     axes[0].legend(title=f"{name}:", loc="upper left", ncols=1 + len(values) // 5, alignment="left")
 
 
+def _claim(options: Mapping[str, Any], shares: pd.DataFrame, measured: Measured, sigmas: list[float]) -> str:
+    """Return the paper's claim and the shares that speak for or against it: first to last value of the setting."""
+    alive = shares[(shares["mean"] > 0) & np.isclose(shares["sigma"], max(sigmas, default=np.nan))]
+    if "claim" not in options or alive.empty:
+        return ""
+    variants = list(measured.curves["variant"].unique())
+    name, values = varied_setting(variants)
+    ends = alive[alive["variant"].isin([variants[0], variants[-1]])].groupby(["row", "col"], sort=False)
+    found = ", ".join(
+        f"{row} {group['mean'].iloc[0]:.2f} to {group['mean'].iloc[-1]:.2f}" for (row, _), group in ends
+    )
+    where = f"{name} {values[0]} to {values[-1]}, σ = {max(sigmas):g}"
+    return f" Claim: {options['claim']}. Shares from {where}: {found}."
+
+
 def _chosen_sigmas(shares: pd.DataFrame, wanted: list[float] | None) -> list[float]:
     """Return the measured sigmas nearest the wanted ones; by default the lowest, the middle and that next to 1."""
     measured = np.sort(shares["sigma"].unique())
@@ -121,7 +139,7 @@ def _draw_shares(ax: Axes, shares: pd.DataFrame, block: Measured, sigmas: list[f
     name, values = varied_setting(list(block.curves["variant"].unique()))
     numbers = as_numbers(values)
     ax.set_xlabel(name)
-    ax.set_ylim(-0.03, max(1.08, 1.1 * shares["mean"].max()) if len(shares) else 1.08)
+    ax.set_ylim(-0.03, 1.08)
     if shares.empty or (shares["mean"] == 0).all():
         say(ax, "= 0 (theorem)" if len(shares) else "(not measured)")
         sigmas = []

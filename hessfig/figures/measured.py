@@ -84,7 +84,7 @@ def read_measured(folder: Path, windows: Sequence[Window], average: str) -> Meas
 
 def window_words(windows: Sequence[Window]) -> str:
     """Return the fit windows in one phrase."""
-    return "; ".join(label(window) for window in windows)
+    return "; ".join(label(window).replace(" ", "\u00a0") for window in windows)
 
 
 def drawn_numbers(measured: Measured) -> pd.DataFrame:

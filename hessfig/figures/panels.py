@@ -96,6 +96,8 @@ def set_log_range(axes: Sequence[Axes], curves: pd.DataFrame) -> None:
     if not drawn.empty:
         axes[0].set_xlim(*_padded(drawn["sigma"], 0.04))
         axes[0].set_ylim(*_padded(drawn["mean"], 0.07))
+        if drawn["mean"].max() < 30 * drawn["mean"].min():
+            _between_decades(axes[0])
 
 
 def set_decades(ax: Axes, which: str) -> None:
@@ -106,6 +108,13 @@ def set_decades(ax: Axes, which: str) -> None:
         axis.set_major_locator(LogLocator(numticks=6))
         axis.set_minor_locator(NullLocator())
         axis.set_major_formatter(FuncFormatter(_power_of_ten))
+
+
+def _between_decades(ax: Axes) -> None:
+    """Put ticks at 1, 2 and 5 times powers of ten on the y axis (and those that share it), for short ranges."""
+    for sibling in ax.get_shared_y_axes().get_siblings(ax):
+        sibling.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=12))
+        sibling.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
 def _power_of_ten(value: float, _: int) -> str:

@@ -95,7 +95,7 @@ def test_ablation_draws_shares_against_the_varied_setting(pages: Draw) -> None:
     assert "temperature:" in words(outer) and "0.5" in words(outer)
     for container in share.containers:
         np.testing.assert_allclose(container.lines[0].get_xdata().astype(float), [0.5, 1.0, 4.0])
-        np.testing.assert_allclose(container.lines[0].get_ydata().astype(float), 0.6)
+        np.testing.assert_allclose(container.lines[0].get_ydata().astype(float), 3 / 7)
 
 
 def test_share_is_taken_seed_by_seed() -> None:
@@ -103,7 +103,7 @@ def test_share_is_taken_seed_by_seed() -> None:
         blocks=[("W_Q", "W_Q")], sigma=[0.1], law=lambda b, p, a, s: {"H_f": 1.0}.get(p, 2.0), noise=0
     )
     (row,) = functional_shares(table).to_dict("records")
-    assert row["mean"] == pytest.approx(0.5) and row["sem"] == pytest.approx(0, abs=1e-12)
+    assert row["mean"] == pytest.approx(1 / 3) and row["sem"] == pytest.approx(0, abs=1e-12)
 
 
 def test_varied_setting() -> None:
