@@ -41,6 +41,7 @@ ENGINES = {
     "hutchinson, float32": Engine(Method.hutchinson, DType.float32),
     "aligned, float64": Engine(Method.aligned),
     "auto, float64": Engine(Method.auto),
+    "auto, float32": Engine(Method.auto, DType.float32),
     EXACT: Engine(Method.exact),
 }
 

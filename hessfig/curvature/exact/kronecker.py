@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hessfig.curvature.exact.items import ItemMatrices
 
-_BLOCK, _CHUNK = 48, 128
+_STRIP, _BLOCK, _CHUNK = 16, 48, 96
 
 
 def kronecker_squared_norm(
@@ -67,14 +67,21 @@ def _of_diagonals(weights: Tensor, matrices: ItemMatrices) -> Tensor:
 
 def _by_entries(weights: Tensor, matrices: ItemMatrices, symmetric: bool) -> Tensor:
     """Form the M_n a block of entries at a time and sum their Gram matrices."""
-    gram, (rows, cols) = torch.zeros_like(weights), matrices.shape
-    for across in _slices(rows, _BLOCK):
-        for down in _slices(cols, _BLOCK):
-            if symmetric and down.start < across.start:
-                continue
-            twice = 2.0 if symmetric and down.start > across.start else 1.0
-            _add_gram(gram, matrices.block(across, down).flatten(1), twice)
+    gram = torch.zeros_like(weights)
+    for across, down, factor in _blocks(*matrices.shape, symmetric=symmetric):
+        _add_gram(gram, matrices.block(across, down).flatten(1), factor)
     return (weights * gram).sum()
+
+
+def _blocks(rows: int, cols: int, *, symmetric: bool) -> Iterator[tuple[slice, slice, float]]:
+    """Return blocks of entries and how often each counts: of symmetric matrices the upper triangle, strip by strip."""
+    if not symmetric:
+        yield from ((across, down, 1.0) for across in _slices(rows, _BLOCK) for down in _slices(cols, _BLOCK))
+        return
+    for across in _slices(rows, _STRIP):
+        yield across, across, 1.0
+        if across.stop < cols:
+            yield across, slice(across.stop, cols), 2.0
 
 
 def _add_gram(gram: Float[Tensor, "n n"], entries: Float[Tensor, "#n k"], factor: float) -> None:
