@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hessfig.config import Config, Method, sigma_values
 from hessfig.config.blocks import weight_pairs, weight_size
-from hessfig.curvature.exact.support import cost
+from hessfig.curvature.exact.support import cost, probe_cost
 from hessfig.sweep.allocation import Variants, allocated, is_exact, pilot_cells
 from hessfig.sweep.engine import Summary, sweep_folder, unfinished, worker_count
 from hessfig.sweep.plan import Cell, columns, plan
@@ -104,11 +104,9 @@ def _column_operations(config: Config, layer: int, col: Matrix, rows: list[Matri
 
 
 def _product_operations(config: Config, layer: int, col: Matrix) -> float:
-    """Three passes a probe through the layers above, a third of the last one's positions being scored."""
     model, task, estimator = config.model, config.task, config.estimator
     count = weight_size(col, model, task) if estimator.method == Method.dense else estimator.num_probes
-    layers = model.n_layers - max(layer, 1) + 1 / 3
-    return 6.0 * count * task.batch_size * (3 * task.digits + 3) * layers * 12 * model.d_model**2
+    return count * probe_cost(model, task, Block(layer, col, col))
 
 
 def _has_probes(config: Config) -> bool:

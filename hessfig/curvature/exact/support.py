@@ -96,7 +96,7 @@ def cost(model: ModelConfig, task: TaskConfig, block: Block, part: Part) -> floa
         return 2.0 * sizes.items * _VOCABULARY * sizes.width * sizes.width
     if route == Route.columns:
         fewest = min(weight_size(matrix, model, task) for matrix in (block.row, block.col))
-        return 3.0 * fewest * _pass_cost(model, sizes, block)
+        return fewest * probe_cost(model, task, block)
     if route == Route.missing:
         return float("inf")
     outer = _outer_cost(model, sizes, block)
@@ -167,11 +167,18 @@ def _outer_cost(model: ModelConfig, sizes: _Sizes, block: Block) -> float:
     return rank * _pass_cost(model, sizes, block) + pairs
 
 
+def probe_cost(model: ModelConfig, task: TaskConfig, block: Block) -> float:
+    """Return a rough count of operations of one probe: a tangent up, the products of H_o and H_f down."""
+    return 3 * _pass_cost(model, _Sizes.of(model, task), block)
+
+
 def _pass_cost(model: ModelConfig, sizes: _Sizes, block: Block) -> float:
-    """Operations of one tangent through the layers from the block's on."""
-    layers = model.n_layers - max(block.layer, 1) + 1
+    """Operations of one tangent through the layers from the block's on, the last one at the scored positions."""
+    above = model.n_layers - max(block.layer, 1)
+    if model.kind == Kind.linear_mlp:
+        return 2.0 * sizes.items * (above + 1) * sizes.width**2
     per_position = 4 * sizes.width * sizes.inner + 2 * sizes.width * sizes.hidden
-    return 2.0 * sizes.sequences * sizes.length * layers * per_position
+    return 2.0 * sizes.sequences * (sizes.length * above + sizes.scored) * per_position
 
 
 def _is_wide(model: ModelConfig, block: Block) -> bool:
