@@ -77,12 +77,29 @@ def published_numbers(cell: Cell) -> Numbers:
     }
 
 
+def _as_published(problem: Problem) -> Any:
+    """Return the network as the published code runs it: logits at every position, then those of the answer."""
+    from torch import nn
+
+    network: Any = problem.network
+
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = network
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            return network(tokens)[:, problem.batch.scored]
+
+    return Whole()
+
+
 def _operators(problem: Problem, layer: int, matrix: Matrix) -> dict[Part, Any]:
     from curvlinops import GGNLinearOperator, HessianLinearOperator
 
-    whole = problem.suffix(1, [Matrix.W_E])
-    weights, data = [problem.weight(layer, matrix)], [(whole.inputs, whole.targets)]
-    settings = {"check_deterministic": False, "num_data": len(whole.inputs)}
+    whole, batch = _as_published(problem), problem.batch
+    weights, data = [problem.weight(layer, matrix)], [(batch.inputs, batch.targets)]
+    settings = {"check_deterministic": False, "num_data": len(batch.inputs)}
     h = HessianLinearOperator(whole, problem.loss, weights, data, **settings)
     h_o = GGNLinearOperator(whole, problem.loss, weights, data, **settings)
     return {Part.H_o: h_o, Part.H_f: h_o - h, Part.H: h}

@@ -65,7 +65,8 @@ def summary(reading: Reading, output: Path) -> pd.DataFrame:
     """Return per block the ratio of the mean curves (other / ours) over sigma and, where there are several, batches."""
     ours = curves(measured(reading, (), output))
     ratios = pd.concat([curves(measured(reading, other, output)) / ours for other in reading.others])
-    return ratios.groupby(level=BLOCK, sort=False).agg(["min", "mean", "max", "std"]).round(3).reset_index()
+    summary = ratios.groupby(level=BLOCK, sort=False).agg(["min", "mean", "max", "std"])
+    return summary.map(lambda value: f"{value:.3g}").reset_index()
 
 
 def measured(reading: Reading, other: tuple[str, ...], output: Path) -> pd.DataFrame:
