@@ -28,11 +28,11 @@ _NAMES = {sweep: f"figure {figure}" for figure, sweep in PUBLISHED.items()}
 
 def compare_sweep(folder: Path, reference: Path) -> None:
     """Compare the sweep in `folder`; print its curves and the verdict."""
-    from rich.console import Console
+    from hessfig.terminal import show
 
     comparison = compare.read(folder, reference)
     _leave(comparison, folder.parent)
-    Console().print(comparison.rich_table())
+    show(comparison.rich_table())
     _print(_NAMES.get(comparison.sweep, "sweep"), comparison, folder.parent)
 
 

@@ -114,11 +114,10 @@ def _study(name: str, outputs: Path) -> list[Path]:
 
 
 def _slopes(composed: DictConfig, fixed: Fixed) -> int:
-    from rich.console import Console
-
     from hessfig.analysis import slopes
+    from hessfig.terminal import show
 
-    Console().print(slopes.rich_table(_fitted(composed, fixed)))
+    show(slopes.rich_table(_fitted(composed, fixed)))
     return 0
 
 

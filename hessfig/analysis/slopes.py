@@ -15,7 +15,7 @@ from hessfig.analysis.bootstrap import ARITHMETIC, fit_slope
 from hessfig.analysis.curves import seed_matrix
 from hessfig.analysis.manifest import Architectures, read_sweep
 from hessfig.analysis.published import published_slope
-from hessfig.analysis.table import CURVE, in_reading_order
+from hessfig.analysis.table import CURVE, in_reading_order, short_variant
 from hessfig.analysis.verdicts import Verdict, judge
 from hessfig.analysis.windows import Window, as_window, check_windows, label, within
 from hessfig.terms import Block, Matrix, Part
@@ -165,7 +165,7 @@ def _predicted(row: Any) -> str:
 
 _SHORT: dict[str, str] = {Verdict.structural_zero: "agrees", Verdict.no_prediction: "-"}
 _CELLS: dict[str, Callable[[Any], str]] = {
-    "variant": lambda row: row.variant,
+    "variant": lambda row: short_variant(row.variant),
     "layer": lambda row: f"{row.layer}/{row.num_layers}",
     "block": lambda row: row.row if row.row == row.col else f"{row.row}, {row.col}",
     "part": lambda row: row.part,

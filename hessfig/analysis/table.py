@@ -155,3 +155,9 @@ def _describe(row: pd.Series, names: list[str]) -> str:
 def _broken(path: Path, what: str, *, got: str | None = None, allowed: str = "") -> UserError:
     remedy = f"make it again: {run_command(path.parent)}"
     return UserError(f"{path}: {what}", got=got, allowed=allowed, remedy=remedy)
+
+
+def short_variant(variant: str) -> str:
+    """Return a variant without its groups: 'model.temperature=0.25' becomes 'temperature=0.25'."""
+    assignments = (part.partition("=") for part in variant.split(",") if part)
+    return ",".join(f"{key.rpartition('.')[2]}={value}" for key, _, value in assignments)

@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from hessfig.analysis.bootstrap import ARITHMETIC, MIN_POINTS
+from hessfig.analysis.table import short_variant
 from hessfig.analysis.windows import WHOLE, Window, as_window, label, within
 from hessfig.figures.grid import only_outer_labels, panel_grid, say
 from hessfig.figures.measured import Measured, drawn_numbers, read_measured, window_words
@@ -60,7 +61,7 @@ def page_suffix(variant: str, num_layers: int, networks: list[tuple[str, int]]) 
     """Return what tells this network's file name from the others': the variant's values, the depth."""
     several_variants = len({name for name, _ in networks}) > 1
     several_depths = len({depth for _, depth in networks}) > 1
-    values = "_".join(part.rpartition(".")[2].replace("=", "_") for part in variant.split(","))
+    values = short_variant(variant).replace("=", "_").replace(",", "_")
     return (f"_{values or 'plain'}" if several_variants else "") + (
         f"_depth{num_layers}" if several_depths else ""
     )

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from hessfig.analysis.shares import functional_shares, varied_setting
+from hessfig.analysis.table import short_variant
 from hessfig.errors import UserError
 from hessfig.figures.blocks import norm_matrix
 from hessfig.figures.sheets import LAYOUTS, FigureSpec
@@ -104,6 +105,11 @@ def test_share_is_taken_seed_by_seed() -> None:
     )
     (row,) = functional_shares(table).to_dict("records")
     assert row["mean"] == pytest.approx(1 / 3) and row["sem"] == pytest.approx(0, abs=1e-12)
+
+
+def test_a_short_variant_keeps_its_numbers_whole() -> None:
+    assert short_variant("model.temperature=0.25,model.n_heads=2") == "temperature=0.25,n_heads=2"
+    assert short_variant("") == ""
 
 
 def test_varied_setting() -> None:
