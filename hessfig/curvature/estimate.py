@@ -69,7 +69,7 @@ class Estimator:
     def _auto_probed(
         self, column: Column, col: Matrix, rows: Sequence[Matrix], parts: Sequence[Part], generator: Generator
     ) -> Norms:
-        count = self.settings.num_probes
+        count = self.settings.allotted.get(col.value, self.settings.num_probes)
         if column.dim <= count:
             return dense_norms(column, parts)
         if col in rows:

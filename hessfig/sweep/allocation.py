@@ -14,10 +14,9 @@ from hessfig.sweep.plan import Cell, blocks
 from hessfig.sweep.store import CellStore, CorruptCell
 from hessfig.terms import Block, Part
 
-PILOT_SIGMAS, PILOT_REPEATS, PILOT_PROBES = 4, 4, 8
+PILOT_SIGMAS, PILOT_REPEATS, PILOT_PROBES = 4, 6, 8
 FEWEST_PROBES = 6
 Variants = list[tuple[str, Config]]
-Numbers = dict[tuple[Any, ...], dict[float, list[dict[str, Any]]]]
 
 
 def pilot_cells(variants: Variants) -> list[Cell]:
@@ -27,7 +26,7 @@ def pilot_cells(variants: Variants) -> list[Cell]:
     sweep's are.
     """
     return [
-        Cell(name, _with_probes(config, min(PILOT_PROBES, config.estimator.num_probes)), sigma, seed)
+        Cell(name, _with(config, num_probes=min(PILOT_PROBES, config.estimator.num_probes)), sigma, seed)
         for name, config in variants
         if _probes(config)
         for index, sigma in enumerate(_few(sigma_values(config.grid)))
@@ -36,13 +35,26 @@ def pilot_cells(variants: Variants) -> list[Cell]:
 
 
 def allocated(variants: Variants, store: CellStore) -> Variants:
-    """Return the variants with the number of probes their pilots call for; without a pilot's result, unchanged.
+    """Return the variants with the probes of each column that their pilots call for; without a pilot, unchanged.
 
     The rule sees settings and pilot networks only, never a network or a probe of the sweep. So the number of
     probes is a constant as far as the sweep's numbers go, and they stay unbiased; stopping when a number's own
     error looks small enough would favour the numbers that happen to look precise.
     """
     return [(name, _allocated(name, config, store)) for name, config in variants]
+
+
+def probes_needed(rows: list[dict[str, Any]], share: float) -> float:
+    """Return the probes at which the estimator's variance is `share` of the variance over seeds, at every sigma.
+
+    Of the numbers of one column: v, the relative variance of one probe, and s^2, that of the norm over networks
+    (the estimator's own taken off), are pooled over layers and parts at each sigma; K = v / (share s^2), the
+    largest over sigma. Infinite where the spread over seeds cannot be told from the estimator's error.
+    """
+    at_sigma: dict[float, list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        at_sigma[row["sigma"]].append(row)
+    return max((_needed(numbers, share) for numbers in at_sigma.values()), default=0.0)
 
 
 def is_exact(config: Config, block: Block, part: Part) -> bool:
@@ -52,43 +64,34 @@ def is_exact(config: Config, block: Block, part: Part) -> bool:
     return cheap or method == Method.exact
 
 
-def probes_needed(rows: list[dict[str, Any]], share: float) -> float:
-    """Return the probes at which every block's estimator variance is `share` of its variance over seeds.
-
-    Relative variances: v of one probe, s^2 of the norm over networks at one sigma (the estimator's own taken off),
-    both pooled over the pilot's sigmas; K = v / (share s^2), the largest over blocks and parts. Infinite where the
-    spread over seeds cannot be told from the estimator's error, 0 where nothing is probed.
-    """
-    return max((_needed(numbers, share) for numbers in _by_block(rows).values()), default=0.0)
-
-
 def _allocated(name: str, config: Config, store: CellStore) -> Config:
-    rows = [row for cell in pilot_cells([(name, config)]) for row in _rows(cell, store)]
-    if not rows:
-        return config
-    needed = probes_needed(rows, config.estimator.variance_share)
-    ceiling = config.estimator.num_probes
-    return _with_probes(config, ceiling if needed > ceiling else max(FEWEST_PROBES, math.ceil(needed)))
-
-
-def _needed(at_sigma: dict[float, list[dict[str, Any]]], share: float) -> float:
-    repeats = [rows for rows in at_sigma.values() if len(rows) > 1]
-    if not repeats:
-        return math.inf
-    errors = [(row["frob_sem"] / row["frob"]) ** 2 for rows in repeats for row in rows]
-    one_probe = statistics.fmean(errors) * repeats[0][0]["num_probes"]
-    spread = statistics.fmean(statistics.variance(math.log(row["frob"]) for row in rows) for rows in repeats)
-    over_seeds = spread - statistics.fmean(errors)
-    return one_probe / (share * over_seeds) if over_seeds > 0 else math.inf
-
-
-def _by_block(rows: list[dict[str, Any]]) -> Numbers:
-    """Group what was probed and is not zero by block and part, then by sigma."""
-    found: Numbers = defaultdict(lambda: defaultdict(list))
-    for row in rows:
+    columns: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in (row for cell in pilot_cells([(name, config)]) for row in _rows(cell, store)):
         if row["status"] == "ok" and row["num_probes"] and row["frob"] > 0:
-            found[row["layer"], row["row"], row["col"], row["part"]][row["sigma"]].append(row)
-    return found
+            columns[row["col"]].append(row)
+    share, ceiling = config.estimator.variance_share, config.estimator.num_probes
+    allotted = {col: _whole(probes_needed(rows, share), ceiling) for col, rows in columns.items()}
+    return _with(config, allotted=allotted)
+
+
+def _whole(needed: float, ceiling: int) -> int:
+    return ceiling if needed > ceiling else min(ceiling, max(FEWEST_PROBES, math.ceil(needed)))
+
+
+def _needed(rows: list[dict[str, Any]], share: float) -> float:
+    """Return K at one sigma, from the numbers of several blocks."""
+    blocks: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        blocks[row["layer"], row["row"], row["part"]].append(row)
+    repeated = [numbers for numbers in blocks.values() if len(numbers) > 1]
+    if not repeated:
+        return math.inf
+    error = statistics.fmean((row["frob_sem"] / row["frob"]) ** 2 for numbers in repeated for row in numbers)
+    spread = statistics.fmean(
+        statistics.variance(math.log(row["frob"]) for row in numbers) for numbers in repeated
+    )
+    over_seeds = spread - error
+    return error * rows[0]["num_probes"] / (share * over_seeds) if over_seeds > 0 else math.inf
 
 
 def _rows(cell: Cell, store: CellStore) -> list[dict[str, Any]]:
@@ -104,8 +107,8 @@ def _probes(config: Config) -> bool:
     return config.estimator.method == Method.auto and not all(is_exact(config, *one) for one in every)
 
 
-def _with_probes(config: Config, count: int) -> Config:
-    return dataclasses.replace(config, estimator=dataclasses.replace(config.estimator, num_probes=count))
+def _with(config: Config, **estimator: Any) -> Config:
+    return dataclasses.replace(config, estimator=dataclasses.replace(config.estimator, **estimator))
 
 
 def _few(sigmas: list[float]) -> list[float]:

@@ -51,7 +51,10 @@ def now() -> str:
 
 
 def _axes(config: Config) -> dict[str, Any]:
-    return {"model": as_plain(config)["model"], "num_probes": config.estimator.num_probes}
+    return {
+        "model": as_plain(config)["model"],
+        "probes": config.estimator.allotted or config.estimator.num_probes,
+    }
 
 
 def _provenance(config: Config) -> dict[str, Any]:

@@ -68,6 +68,8 @@ def science(config: Config) -> dict[str, Any]:
     estimator = {"method": plain["estimator"]["method"]}
     if config.estimator.method not in (Method.dense, Method.exact):
         estimator["num_probes"] = plain["estimator"]["num_probes"]
+    if config.estimator.method == Method.auto:
+        estimator["allotted"] = plain["estimator"]["allotted"]
     if config.estimator.method not in (Method.xtrace, Method.exact):
         estimator["products"] = plain["estimator"]["products"]
     return {

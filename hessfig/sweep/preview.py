@@ -57,7 +57,7 @@ def _variant_line(name: str, config: Config) -> str:
         else f"{len(pairs)} pairs"
     )
     estimator = (
-        f"{config.estimator.method}, {config.estimator.num_probes} probes"
+        f"{config.estimator.method}, {_probes(config)} probes"
         if _has_probes(config)
         else config.estimator.method
     )
@@ -107,6 +107,12 @@ def _product_operations(config: Config, layer: int, col: Matrix) -> float:
     model, task, estimator = config.model, config.task, config.estimator
     count = weight_size(col, model, task) if estimator.method == Method.dense else estimator.num_probes
     return count * probe_cost(model, task, Block(layer, col, col))
+
+
+def _probes(config: Config) -> str:
+    """Return the number of probes, or that of each column that was allotted some."""
+    allotted = config.estimator.allotted
+    return ", ".join(f"{col} {count}" for col, count in allotted.items()) or str(config.estimator.num_probes)
 
 
 def _has_probes(config: Config) -> bool:

@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 
@@ -51,11 +52,12 @@ def test_the_rule_gives_the_probes_at_which_error_is_its_share(
     assert probes_needed(numbers(error, spread), share) == pytest.approx(expected, rel=0.1)
 
 
-def test_the_worst_block_decides_and_what_is_not_probed_does_not_count() -> None:
-    worst, better = numbers(0.1, 0.2), [{**row, "layer": 2} for row in numbers(0.02, 0.2)]
-    zero = {**worst[0], "part": "H_f", "frob": 0.0, "frob_sem": 0.0, "status": "structural_zero"}
-    assert probes_needed([*worst, *better, zero], 0.1) == probes_needed(worst, 0.1)
-    assert probes_needed([{**row, "num_probes": 0} for row in worst], 0.1) == 0.0
+def test_blocks_are_pooled_at_a_sigma_and_the_worst_sigma_decides() -> None:
+    worst = numbers(0.1, 0.2)
+    better = [{**row, "sigma": 10.0} for row in numbers(0.02, 0.2)]
+    twice = [{**row, "layer": 2} for row in worst]
+    assert probes_needed([*worst, *better], 0.1) == probes_needed(worst, 0.1)
+    assert probes_needed([*worst, *twice], 0.1) == pytest.approx(probes_needed(worst, 0.1))
     assert probes_needed(numbers(0.3, 0.0), 0.1) > 1000
 
 
@@ -69,15 +71,17 @@ def test_pilots_are_other_networks_and_only_for_variants_that_probe() -> None:
 
 def test_a_run_uses_its_pilots_and_a_second_run_finds_everything_done(tmp_path: Path) -> None:
     variants = [("", config(tmp_path))]
-    assert "8 cells of other seeds, 0 done" in preview.describe(variants)
+    assert "12 cells of other seeds, 0 done" in preview.describe(variants)
     first, again = run_sweep(variants), run_sweep(variants)
     assert (first.measured, again.measured, again.reused) == (4, 0, 4)
     [(_, chosen)] = allocated(variants, CellStore(tmp_path / "sigma" / "cells"))
-    assert FEWEST_PROBES <= chosen.estimator.num_probes <= 12
+    assert FEWEST_PROBES <= chosen.estimator.allotted["W_Q"] <= 12
     manifest = json.loads((tmp_path / "sigma" / "manifest.json").read_text())
     assert manifest["config"]["estimator"]["num_probes"] == 12
-    assert manifest["variants"][0]["num_probes"] == chosen.estimator.num_probes
-    assert f"auto, {chosen.estimator.num_probes} probes" in preview.describe(variants)
+    assert manifest["variants"][0]["probes"] == chosen.estimator.allotted
+    assert f"auto, W_Q {chosen.estimator.allotted['W_Q']} probes" in preview.describe(variants)
+    written = pd.read_csv(first.table)
+    assert set(written[written["layer"] == 1]["num_probes"]) == {chosen.estimator.allotted["W_Q"]}
     assert "-" not in {line.split(",")[8][:1] for line in first.table.read_text().splitlines()[1:]}
 
 
@@ -85,8 +89,8 @@ def test_the_allocation_does_not_depend_on_the_sweep_s_own_seeds(tmp_path: Path)
     run_sweep([("", config(tmp_path))])
     store = CellStore(tmp_path / "sigma" / "cells")
     counts = [
-        allocated([("", config(tmp_path, first_seed=seed))], store)[0][1].estimator.num_probes
+        allocated([("", config(tmp_path, first_seed=seed))], store)[0][1].estimator.allotted
         for seed in (0, 1234)
     ]
-    assert counts[0] == counts[1]
+    assert counts[0] == counts[1] != {}
     assert plan([("", config(tmp_path))])[0].seed == 1234
