@@ -44,17 +44,19 @@ def allocated(variants: Variants, store: CellStore) -> Variants:
     return [(name, _allocated(name, config, store)) for name, config in variants]
 
 
-def probes_needed(rows: list[dict[str, Any]], share: float) -> float:
-    """Return the probes at which the estimator's variance is `share` of the variance over seeds, at every sigma.
+def probes_needed(rows: list[dict[str, Any]], share: float, ceiling: int) -> int:
+    """Return the probes at which the estimator's variance is `share` of the variance over seeds.
 
     Of the numbers of one column: v, the relative variance of one probe, and s^2, that of the norm over networks
-    (the estimator's own taken off), are pooled over layers and parts at each sigma; K = v / (share s^2), the
-    largest over sigma. Infinite where the spread over seeds cannot be told from the estimator's error.
+    (the estimator's own taken off), are pooled over layers and parts at each sigma; K = v / (share s^2), at most
+    `ceiling` (also where s^2 cannot be told from the estimator's error), is averaged over sigma and rounded up.
+    Averaging v and s^2 themselves would let the largest sigmas decide, where networks differ by factors.
     """
     at_sigma: dict[float, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
         at_sigma[row["sigma"]].append(row)
-    return max((_needed(numbers, share) for numbers in at_sigma.values()), default=0.0)
+    needed = statistics.fmean(min(_needed(numbers, share), ceiling) for numbers in at_sigma.values())
+    return min(ceiling, max(FEWEST_PROBES, math.ceil(needed)))
 
 
 def is_exact(config: Config, block: Block, part: Part) -> bool:
@@ -70,12 +72,7 @@ def _allocated(name: str, config: Config, store: CellStore) -> Config:
         if row["status"] == "ok" and row["num_probes"] and row["frob"] > 0:
             columns[row["col"]].append(row)
     share, ceiling = config.estimator.variance_share, config.estimator.num_probes
-    allotted = {col: _whole(probes_needed(rows, share), ceiling) for col, rows in columns.items()}
-    return _with(config, allotted=allotted)
-
-
-def _whole(needed: float, ceiling: int) -> int:
-    return ceiling if needed > ceiling else min(ceiling, max(FEWEST_PROBES, math.ceil(needed)))
+    return _with(config, allotted={col: probes_needed(rows, share, ceiling) for col, rows in columns.items()})
 
 
 def _needed(rows: list[dict[str, Any]], share: float) -> float:
