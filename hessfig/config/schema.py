@@ -68,16 +68,12 @@ class GridConfig:
 
 @dataclass
 class EstimatorConfig:
-    """How block norms are found, by whose products, and with how many probes.
-
-    `allotted`: probes of single columns, e.g. {W_V: 12}; `auto` fills it in from its pilots.
-    """
+    """How block norms are found, by whose products, and with how many probes (`auto`: at most; see variance_share)."""
 
     method: Method = Method.hutchinson
     products: Products = Products.linearised
     num_probes: int = 20
     variance_share: float = 0.1
-    allotted: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass

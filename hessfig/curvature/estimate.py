@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 import torch
@@ -24,10 +24,20 @@ Norms = dict[tuple[Matrix, Part], BlockNorm]
 
 
 class Estimator:
-    """Frobenius norms of the blocks of `problem`, column by column."""
+    """Frobenius norms of the blocks of `problem`, column by column.
 
-    def __init__(self, problem: Problem, model: ModelConfig, settings: EstimatorConfig) -> None:
+    `allotted`: how many probes `auto` takes for a column of that name, instead of settings.num_probes.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        model: ModelConfig,
+        settings: EstimatorConfig,
+        allotted: Mapping[str, int] | None = None,
+    ) -> None:
         self.problem, self.model, self.settings = problem, model, settings
+        self.allotted = allotted or {}
 
     def column_norms(
         self, layer: int, col: Matrix, rows: Sequence[Matrix], parts: Sequence[Part], *, generator: Generator
@@ -69,7 +79,7 @@ class Estimator:
     def _auto_probed(
         self, column: Column, col: Matrix, rows: Sequence[Matrix], parts: Sequence[Part], generator: Generator
     ) -> Norms:
-        count = self.settings.allotted.get(col.value, self.settings.num_probes)
+        count = self.allotted.get(col.value, self.settings.num_probes)
         if column.dim <= count:
             return dense_norms(column, parts)
         if col in rows:

@@ -10,11 +10,11 @@ from typing import Any
 
 from hessfig.config import Config, Method, sigma_values
 from hessfig.curvature.exact.support import Level, exactness
-from hessfig.sweep.plan import Cell, blocks
+from hessfig.sweep.plan import Allocation, Cell, blocks
 from hessfig.sweep.store import CellStore, CorruptCell
 from hessfig.terms import Block, Part
 
-PILOT_SIGMAS, PILOT_REPEATS, PILOT_PROBES = 4, 6, 8
+PILOT_SIGMAS, PILOT_REPEATS, PILOT_PROBES = 4, 8, 8
 FEWEST_PROBES = 6
 Variants = list[tuple[str, Config]]
 
@@ -26,7 +26,7 @@ def pilot_cells(variants: Variants) -> list[Cell]:
     sweep's are.
     """
     return [
-        Cell(name, _with(config, num_probes=min(PILOT_PROBES, config.estimator.num_probes)), sigma, seed)
+        Cell(name, _with_probes(config, min(PILOT_PROBES, config.estimator.num_probes)), sigma, seed)
         for name, config in variants
         if _probes(config)
         for index, sigma in enumerate(_few(sigma_values(config.grid)))
@@ -34,29 +34,24 @@ def pilot_cells(variants: Variants) -> list[Cell]:
     ]
 
 
-def allocated(variants: Variants, store: CellStore) -> Variants:
-    """Return the variants with the probes of each column that their pilots call for; without a pilot, unchanged.
+def allocations(variants: Variants, store: CellStore) -> list[Allocation]:
+    """Return the probes that the pilots of each variant call for; without a pilot, none.
 
     The rule sees settings and pilot networks only, never a network or a probe of the sweep. So the number of
     probes is a constant as far as the sweep's numbers go, and they stay unbiased; stopping when a number's own
     error looks small enough would favour the numbers that happen to look precise.
     """
-    return [(name, _allocated(name, config, store)) for name, config in variants]
+    return [_allocation(config, pilot_cells([(name, config)]), store) for name, config in variants]
 
 
 def probes_needed(rows: list[dict[str, Any]], share: float, ceiling: int) -> int:
     """Return the probes at which the estimator's variance is `share` of the variance over seeds.
 
-    Of the numbers of one column: v, the relative variance of one probe, and s^2, that of the norm over networks
-    (the estimator's own taken off), are pooled over layers and parts at each sigma; K = v / (share s^2), at most
-    `ceiling` (also where s^2 cannot be told from the estimator's error), is averaged over sigma and rounded up.
-    Averaging v and s^2 themselves would let the largest sigmas decide, where networks differ by factors.
+    Of the numbers of one column at one sigma: v, the relative variance of one probe, and s^2, that of the norm
+    over networks (the estimator's own taken off), are pooled over layers and parts; K = v / (share s^2), rounded
+    up, from FEWEST_PROBES to `ceiling` (also where s^2 cannot be told from the estimator's error).
     """
-    at_sigma: dict[float, list[dict[str, Any]]] = defaultdict(list)
-    for row in rows:
-        at_sigma[row["sigma"]].append(row)
-    needed = statistics.fmean(min(_needed(numbers, share), ceiling) for numbers in at_sigma.values())
-    return min(ceiling, max(FEWEST_PROBES, math.ceil(needed)))
+    return min(ceiling, max(FEWEST_PROBES, math.ceil(min(_needed(rows, share), ceiling))))
 
 
 def is_exact(config: Config, block: Block, part: Part) -> bool:
@@ -66,17 +61,23 @@ def is_exact(config: Config, block: Block, part: Part) -> bool:
     return cheap or method == Method.exact
 
 
-def _allocated(name: str, config: Config, store: CellStore) -> Config:
-    columns: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for row in (row for cell in pilot_cells([(name, config)]) for row in _rows(cell, store)):
-        if row["status"] == "ok" and row["num_probes"] and row["frob"] > 0:
-            columns[row["col"]].append(row)
+def _allocation(config: Config, pilots: list[Cell], store: CellStore) -> Allocation:
     share, ceiling = config.estimator.variance_share, config.estimator.num_probes
-    return _with(config, allotted={col: probes_needed(rows, share, ceiling) for col, rows in columns.items()})
+    found: dict[str, dict[float, list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
+    for cell in pilots:
+        for row in _rows(cell, store):
+            if row["status"] == "ok" and row["num_probes"] and row["frob"] > 0:
+                found[row["col"]][cell.sigma].append(row)
+    return Allocation(
+        {
+            column: {sigma: probes_needed(at_sigma[sigma], share, ceiling) for sigma in sorted(at_sigma)}
+            for column, at_sigma in found.items()
+        }
+    )
 
 
 def _needed(rows: list[dict[str, Any]], share: float) -> float:
-    """Return K at one sigma, from the numbers of several blocks."""
+    """Return K before rounding, from the numbers of several blocks at one sigma."""
     blocks: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
         blocks[row["layer"], row["row"], row["part"]].append(row)
@@ -93,7 +94,7 @@ def _needed(rows: list[dict[str, Any]], share: float) -> float:
 
 def _rows(cell: Cell, store: CellStore) -> list[dict[str, Any]]:
     try:
-        return [{**row, "sigma": cell.sigma} for row in store.read(cell.key) or []]
+        return store.read(cell.key) or []
     except CorruptCell:
         return []
 
@@ -104,8 +105,8 @@ def _probes(config: Config) -> bool:
     return config.estimator.method == Method.auto and not all(is_exact(config, *one) for one in every)
 
 
-def _with(config: Config, **estimator: Any) -> Config:
-    return dataclasses.replace(config, estimator=dataclasses.replace(config.estimator, **estimator))
+def _with_probes(config: Config, count: int) -> Config:
+    return dataclasses.replace(config, estimator=dataclasses.replace(config.estimator, num_probes=count))
 
 
 def _few(sigmas: list[float]) -> list[float]:

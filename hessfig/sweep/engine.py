@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hessfig.config import Config
 from hessfig.errors import UserError
-from hessfig.sweep.allocation import Variants, allocated, pilot_cells
+from hessfig.sweep.allocation import Variants, allocations, pilot_cells
 from hessfig.sweep.manifest import now, write_manifest
 from hessfig.sweep.plan import Cell, plan
 from hessfig.sweep.pool import Pool, is_finished
@@ -46,8 +46,8 @@ def run_sweep(variants: Variants) -> Summary:
     _check_writable(folder)
     store = CellStore(folder / "cells")
     pilot = _measure(f"{config.sweep.name}: pilot", pilot_cells(variants), store)
-    resolved = allocated(variants, store)
-    cells = plan(resolved)
+    chosen = allocations(variants, store)
+    cells = plan(variants, chosen)
     main = _measure(config.sweep.name, cells, store)
     counts = {**main.counts, "failed": main.counts["failed"] + pilot.counts["failed"]}
     peak = max(main.peak, pilot.peak)
@@ -61,7 +61,7 @@ def run_sweep(variants: Variants) -> Summary:
         "peak_worker_memory_mib": round(peak / 2**20),
         "table_sha256": table_hash,
     }
-    write_manifest(folder / "manifest.json", config, resolved, run)
+    write_manifest(folder / "manifest.json", variants, chosen, run)
     return Summary(**counts, seconds=seconds, peak=peak, table=folder / "table.csv")
 
 

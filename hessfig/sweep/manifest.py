@@ -6,6 +6,7 @@ import json
 import platform
 import subprocess
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 import hessfig
 from hessfig.config import Config
 from hessfig.config.compose import as_plain
-from hessfig.sweep.plan import digest, science
+from hessfig.sweep.plan import Allocation, digest, science
 from hessfig.sweep.pool import THREADS
 from hessfig.sweep.store import replacing
 
@@ -23,20 +24,21 @@ _NOT_SETTINGS = ("output_dir", "dry_run", "reference", "figure", "workers", "tol
 
 
 def write_manifest(
-    path: Path, config: Config, variants: list[tuple[str, Config]], run: dict[str, Any]
+    path: Path, variants: list[tuple[str, Config]], allocations: Sequence[Allocation], run: dict[str, Any]
 ) -> None:
     """Write settings and provenance beside the table; `run` adds start, end, counts and the table's hash.
 
-    `config` is what was asked for, `variants` what was run: one an axis, with the probes it was allotted.
+    Each variant with its probes: one number, or those of its allocation, by column and sigma.
     """
+    config = variants[0][1]
     settings = {key: value for key, value in as_plain(config).items() if key not in _NOT_SETTINGS}
     content = {
         "sweep": config.sweep.name,
         "config": settings,
         "config_hash": digest([settings, [science(varied) for _, varied in variants]]),
         "variants": [
-            {"variant": name, "config": digest(science(varied))[:12], **_axes(varied)}
-            for name, varied in variants
+            {"variant": name, "config": digest(science(varied))[:12], **_axes(varied, allocation)}
+            for (name, varied), allocation in zip(variants, allocations, strict=True)
         ],
         **_provenance(config),
         **run,
@@ -50,11 +52,8 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _axes(config: Config) -> dict[str, Any]:
-    return {
-        "model": as_plain(config)["model"],
-        "probes": config.estimator.allotted or config.estimator.num_probes,
-    }
+def _axes(config: Config, allocation: Allocation) -> dict[str, Any]:
+    return {"model": as_plain(config)["model"], "probes": allocation.probes or config.estimator.num_probes}
 
 
 def _provenance(config: Config) -> dict[str, Any]:

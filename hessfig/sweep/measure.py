@@ -28,7 +28,7 @@ def measure(cell: Cell) -> list[Row]:
     """Return one row per block and part of `cell`; the number depends on `cell.science` alone."""
     started = time.perf_counter()
     config = cell.config
-    estimator = Estimator(draw_problem(cell), config.model, config.estimator)
+    estimator = Estimator(draw_problem(cell), config.model, config.estimator, cell.allotted)
     rows = [
         row
         for layer, col, others in columns(config)

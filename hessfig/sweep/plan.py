@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
+
+import numpy as np
 
 from hessfig.config import Config, Method, sigma_values, with_defaults
 from hessfig.config.blocks import weight_pairs
@@ -17,19 +21,35 @@ from hessfig.terms import Block, Matrix
 ALGORITHM_VERSION = 3
 
 
+@dataclass(frozen=True)
+class Allocation:
+    """The probes of each column of blocks (by name) at a few sigmas, in rising order; none: as configured."""
+
+    probes: Mapping[str, Mapping[float, int]] = field(default_factory=dict)
+
+    def at(self, sigma: float) -> dict[str, int]:
+        """Return the probes of each column at `sigma`: linear in log sigma between the given ones, rounded up."""
+        return {column: _interpolated(counts, sigma) for column, counts in self.probes.items()}
+
+
 @dataclass(frozen=True, eq=False)
 class Cell:
-    """One network at one sigma: `variant` of a sweep, repeat `seed`. Its key names its stored result."""
+    """One network at one sigma: `variant` of a sweep, repeat `seed`. Its key names its stored result.
+
+    `allotted`: the probes `auto` takes for a column, by the column's name (empty: estimator.num_probes).
+    """
 
     variant: str
     config: Config
     sigma: float
     seed: int
+    allotted: Mapping[str, int] = field(default_factory=dict)
 
     @cached_property
     def science(self) -> dict[str, Any]:
         """Everything that changes the numbers of this cell."""
-        return {**science(self.config), "sigma": self.sigma, "seed": self.seed}
+        probes = {"allotted": dict(self.allotted)} if self.allotted else {}
+        return {**science(self.config), "sigma": self.sigma, "seed": self.seed, **probes}
 
     @cached_property
     def key(self) -> str:
@@ -40,21 +60,28 @@ class Cell:
         return f"{variant}n_layers={self.config.model.n_layers}, sigma={self.sigma:g}, seed={self.seed}"
 
 
-def plan(variants: list[tuple[str, Config]]) -> list[Cell]:
+def plan(variants: list[tuple[str, Config]], allocations: Sequence[Allocation] = ()) -> list[Cell]:
     """Return the cells of a sweep, repeat by repeat, so that an early stop leaves whole curves.
 
-    Raises UserError when exact norms are asked for that cannot be had.
+    `allocations`: the probes of each variant, when there are any to go by. Raises UserError when exact norms are
+    asked for that cannot be had.
     """
     for _, config in variants:
         _check_exact(config)
     config = variants[0][1]
     seeds = range(config.first_seed, config.first_seed + config.seeds)
+    chosen = allocations or [Allocation()] * len(variants)
     return [
-        Cell(variant, varied, sigma, seed)
+        Cell(variant, varied, sigma, seed, allocation.at(sigma))
         for seed in seeds
-        for variant, varied in variants
+        for (variant, varied), allocation in zip(variants, chosen, strict=True)
         for sigma in sigma_values(varied.grid)
     ]
+
+
+def _interpolated(counts: Mapping[float, int], sigma: float) -> int:
+    logs, between = [math.log(given) for given in counts], list(counts.values())
+    return math.ceil(np.interp(math.log(sigma), logs, between) - 1e-9)
 
 
 def _check_exact(config: Config) -> None:
@@ -68,8 +95,6 @@ def science(config: Config) -> dict[str, Any]:
     estimator = {"method": plain["estimator"]["method"]}
     if config.estimator.method not in (Method.dense, Method.exact):
         estimator["num_probes"] = plain["estimator"]["num_probes"]
-    if config.estimator.method == Method.auto:
-        estimator["allotted"] = plain["estimator"]["allotted"]
     if config.estimator.method not in (Method.xtrace, Method.exact):
         estimator["products"] = plain["estimator"]["products"]
     return {

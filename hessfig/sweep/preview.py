@@ -5,9 +5,9 @@ from __future__ import annotations
 from hessfig.config import Config, Method, sigma_values
 from hessfig.config.blocks import weight_pairs, weight_size
 from hessfig.curvature.exact.support import cost, probe_cost
-from hessfig.sweep.allocation import Variants, allocated, is_exact, pilot_cells
+from hessfig.sweep.allocation import Variants, allocations, is_exact, pilot_cells
 from hessfig.sweep.engine import Summary, sweep_folder, unfinished, worker_count
-from hessfig.sweep.plan import Cell, columns, plan
+from hessfig.sweep.plan import Allocation, Cell, columns, plan
 from hessfig.sweep.store import CellStore
 from hessfig.terms import Block, Matrix
 
@@ -18,12 +18,12 @@ def describe(variants: Variants) -> str:
     """Return the lines of `dry_run=true` and `status`: what is measured, counts done and to do, time to go."""
     config = variants[0][1]
     store = CellStore(sweep_folder(config) / "cells")
-    resolved, pilot = allocated(variants, store), pilot_cells(variants)
-    cells, pilot_todo = plan(resolved), unfinished(pilot, store)
+    chosen, pilot = allocations(variants, store), pilot_cells(variants)
+    cells, pilot_todo = plan(variants, chosen), unfinished(pilot, store)
     todo = unfinished(cells, store)
     lines = [
         f"sweep {config.sweep.name}: {config.sweep.about}",
-        *(_variant_line(name, varied) for name, varied in resolved),
+        *(_variant_line(*variant, probes) for variant, probes in zip(variants, chosen, strict=True)),
     ]
     if pilot:
         lines.append(_pilot_line(pilot, pilot_todo))
@@ -49,7 +49,7 @@ def _pilot_line(pilot: list[Cell], todo: list[Cell]) -> str:
     return f"pilot: {len(pilot)} cells of other seeds, {len(pilot) - len(todo)} done; {still}"
 
 
-def _variant_line(name: str, config: Config) -> str:
+def _variant_line(name: str, config: Config, allocation: Allocation) -> str:
     sigmas, pairs = sigma_values(config.grid), weight_pairs(config.blocks, config.model)
     blocks = (
         ", ".join(row if row == col else f"({row},{col})" for row, col in pairs)
@@ -57,7 +57,7 @@ def _variant_line(name: str, config: Config) -> str:
         else f"{len(pairs)} pairs"
     )
     estimator = (
-        f"{config.estimator.method}, {_probes(config)} probes"
+        f"{config.estimator.method}, {_probes(config, allocation)} probes"
         if _has_probes(config)
         else config.estimator.method
     )
@@ -109,10 +109,11 @@ def _product_operations(config: Config, layer: int, col: Matrix) -> float:
     return count * probe_cost(model, task, Block(layer, col, col))
 
 
-def _probes(config: Config) -> str:
-    """Return the number of probes, or that of each column that was allotted some."""
-    allotted = config.estimator.allotted
-    return ", ".join(f"{col} {count}" for col, count in allotted.items()) or str(config.estimator.num_probes)
+def _probes(config: Config, allocation: Allocation) -> str:
+    """Return the number of probes, or those of each column that was allotted some, from the most to the fewest."""
+    counts = {col: sorted(set(at.values()), reverse=True) for col, at in allocation.probes.items()}
+    spans = [f"{col} {count[0]}" + f" to {count[-1]}" * (len(count) > 1) for col, count in counts.items()]
+    return ", ".join(spans) or str(config.estimator.num_probes)
 
 
 def _has_probes(config: Config) -> bool:

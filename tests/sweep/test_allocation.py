@@ -14,9 +14,9 @@ import torch
 from hessfig.config import Config, EstimatorConfig, GridConfig, Method, ModelConfig, TaskConfig
 from hessfig.rng import stream
 from hessfig.sweep import preview
-from hessfig.sweep.allocation import FEWEST_PROBES, PILOT_REPEATS, allocated, pilot_cells, probes_needed
+from hessfig.sweep.allocation import FEWEST_PROBES, PILOT_REPEATS, allocations, pilot_cells, probes_needed
 from hessfig.sweep.engine import run_sweep
-from hessfig.sweep.plan import plan
+from hessfig.sweep.plan import Allocation, plan
 from hessfig.sweep.store import CellStore
 
 TWO_LAYERS = ModelConfig(n_layers=2, d_model=6)
@@ -53,14 +53,21 @@ def test_the_rule_gives_the_probes_at_which_error_is_its_share(
     assert found == pytest.approx(expected, rel=0.1, abs=1)
 
 
-def test_blocks_are_pooled_at_a_sigma_and_sigmas_averaged() -> None:
+def test_blocks_are_pooled_and_the_ceiling_holds() -> None:
     rows = numbers(0.1, 0.2)
-    loose = [{**row, "sigma": 10.0} for row in numbers(0.1, 2.0)]
     twice = [{**row, "layer": 2} for row in rows]
-    alone = probes_needed(rows, 0.1, ceiling=100)
-    assert probes_needed([*rows, *twice], 0.1, ceiling=100) == alone
-    assert probes_needed([*rows, *loose], 0.1, ceiling=100) == pytest.approx(alone / 2, abs=1)
+    assert probes_needed([*rows, *twice], 0.1, ceiling=100) == probes_needed(rows, 0.1, ceiling=100)
     assert probes_needed(numbers(0.3, 0.0), 0.1, ceiling=20) == 20
+    assert probes_needed(rows[:1], 0.1, ceiling=20) == 20
+    assert probes_needed(rows, 0.1, ceiling=3) == 3
+
+
+def test_probes_are_linear_in_log_sigma_between_the_pilots() -> None:
+    allocation = Allocation({"W_V": {0.01: 20, 0.1: 10}, "W_Q": {0.1: 6}})
+    columns = [allocation.at(sigma) for sigma in (0.001, 0.01, 0.01**0.75 * 0.1**0.25, 0.1, 5.0)]
+    assert [counts["W_V"] for counts in columns] == [20, 20, 18, 10, 10]
+    assert {counts["W_Q"] for counts in columns} == {6}
+    assert Allocation().at(0.1) == {}
 
 
 def test_pilots_are_other_networks_and_only_for_variants_that_probe() -> None:
@@ -73,26 +80,30 @@ def test_pilots_are_other_networks_and_only_for_variants_that_probe() -> None:
 
 def test_a_run_uses_its_pilots_and_a_second_run_finds_everything_done(tmp_path: Path) -> None:
     variants = [("", config(tmp_path))]
-    assert "12 cells of other seeds, 0 done" in preview.describe(variants)
+    assert "16 cells of other seeds, 0 done" in preview.describe(variants)
     first, again = run_sweep(variants), run_sweep(variants)
     assert (first.measured, again.measured, again.reused) == (4, 0, 4)
-    [(_, chosen)] = allocated(variants, CellStore(tmp_path / "sigma" / "cells"))
-    assert FEWEST_PROBES <= chosen.estimator.allotted["W_Q"] <= 12
+    [chosen] = allocations(variants, CellStore(tmp_path / "sigma" / "cells"))
+    counts = chosen.probes["W_Q"]
+    assert list(counts) == [0.01, 10.0] and all(FEWEST_PROBES <= count <= 12 for count in counts.values())
     manifest = json.loads((tmp_path / "sigma" / "manifest.json").read_text())
     assert manifest["config"]["estimator"]["num_probes"] == 12
-    assert manifest["variants"][0]["probes"] == chosen.estimator.allotted
-    assert f"auto, W_Q {chosen.estimator.allotted['W_Q']} probes" in preview.describe(variants)
+    assert manifest["variants"][0]["probes"] == {
+        "W_Q": {str(sigma): count for sigma, count in counts.items()}
+    }
+    spans = f" to {min(counts.values())}" if len(set(counts.values())) > 1 else ""
+    assert f"auto, W_Q {max(counts.values())}{spans} probes" in preview.describe(variants)
     written = pd.read_csv(first.table)
-    assert set(written[written["layer"] == 1]["num_probes"]) == {chosen.estimator.allotted["W_Q"]}
+    lower = written[written["layer"] == 1]
+    assert {sigma: set(rows["num_probes"]) for sigma, rows in lower.groupby("sigma")} == {
+        sigma: {count} for sigma, count in counts.items()
+    }
     assert "-" not in {line.split(",")[8][:1] for line in first.table.read_text().splitlines()[1:]}
 
 
 def test_the_allocation_does_not_depend_on_the_sweep_s_own_seeds(tmp_path: Path) -> None:
     run_sweep([("", config(tmp_path))])
     store = CellStore(tmp_path / "sigma" / "cells")
-    counts = [
-        allocated([("", config(tmp_path, first_seed=seed))], store)[0][1].estimator.allotted
-        for seed in (0, 1234)
-    ]
-    assert counts[0] == counts[1] != {}
+    found = [allocations([("", config(tmp_path, first_seed=seed))], store)[0] for seed in (0, 1234)]
+    assert found[0] == found[1] != Allocation()
     assert plan([("", config(tmp_path))])[0].seed == 1234
