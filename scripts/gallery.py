@@ -69,8 +69,12 @@ def cost(outputs: Path, sweep: str) -> str:
     networks = sum(manifest["cells"][kind] for kind in ("measured", "reused"))
     words = [f"`{'`, `'.join(sorted(table[name].unique()))}`" for name in ("estimator", "dtype")]
     probes = sorted(set(table["num_probes"]) - {0})
-    counts = f", {'/'.join(map(str, probes))} probes where it probes" if probes else ""
+    counts = f", {_span(probes)} probes where it probes" if probes else ""
     return f"sweep `{sweep}`, {networks} networks, {words[0]} in {words[1]}{counts}, {_time(manifest, table)}"
+
+
+def _span(counts: list[int]) -> str:
+    return str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
 
 
 def _time(manifest: dict[str, Any], table: pd.DataFrame) -> str:
