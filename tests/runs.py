@@ -41,10 +41,11 @@ def disturbed(folder: Path, *, kills: int = 1, seed: int = 0) -> tuple[int, subp
     """Interrupt the toy sweep once, kill it `kills` times, and finish it with two workers.
 
     Moments are drawn from `seed`. Kills take turns between the whole process group and the parent alone. Returns the
-    exit code of the interrupted run and the last run.
+    exit code of the interrupted run and the last run. The interrupted one has so many more seeds that it cannot end
+    before the signal comes, however busy the machine; the toy sweep's seeds are the first of them.
     """
     moments = random.Random(seed)
-    interrupted = _stop(folder, signal.SIGINT, moments.uniform(0.0, 0.3), group=True)
+    interrupted = _stop(folder, signal.SIGINT, moments.uniform(0.0, 0.3), "seeds=400", group=True)
     for kill in range(kills):
         code = _stop(folder, signal.SIGKILL, moments.uniform(0.0, 0.3), group=kill % 2 == 0)
         assert code in (-signal.SIGKILL, 0), code
@@ -72,10 +73,10 @@ def rows(table: Path, *, without: tuple[str, ...] = ("seconds",)) -> list[dict[s
         return [{k: v for k, v in row.items() if k not in without} for row in csv.DictReader(handle)]
 
 
-def _started(folder: Path) -> subprocess.Popen[bytes]:
+def _started(folder: Path, *settings: str) -> subprocess.Popen[bytes]:
     folder.mkdir(parents=True, exist_ok=True)
     return subprocess.Popen(
-        [COMMAND, "run", *TOY, "workers=1"],
+        [COMMAND, "run", *TOY, "workers=1", *settings],
         cwd=folder,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -83,9 +84,9 @@ def _started(folder: Path) -> subprocess.Popen[bytes]:
     )
 
 
-def _stop(folder: Path, number: signal.Signals, delay: float, *, group: bool) -> int:
+def _stop(folder: Path, number: signal.Signals, delay: float, *settings: str, group: bool) -> int:
     """Start a run, let it finish a cell, wait `delay` seconds, and send the signal; return its exit code."""
-    before, run = len(cell_files(folder)), _started(folder)
+    before, run = len(cell_files(folder)), _started(folder, *settings)
     deadline = time.monotonic() + 120
     while len(cell_files(folder)) == before and run.poll() is None and time.monotonic() < deadline:
         time.sleep(0.01)
