@@ -107,7 +107,10 @@ def _check_estimator(config: Config) -> None:
         )
     if not 0 < estimator.variance_share < 1:
         raise UserError(
-            "estimator.variance_share", got=estimator.variance_share, allowed="a share between 0 and 1"
+            "estimator.variance_share",
+            got=estimator.variance_share,
+            allowed="a share between 0 and 1",
+            remedy="for example estimator.variance_share=0.1",
         )
 
 

@@ -42,7 +42,7 @@ def summarise(summary: Summary) -> str:
 
 def _pilot_line(pilot: list[Cell], todo: list[Cell]) -> str:
     still = (
-        "until they are done the probes above are an upper bound"
+        "until they are done the number of probes above may change"
         if todo
         else "the probes above follow from them"
     )

@@ -27,7 +27,7 @@ def config(folder: Path | str = "outputs", **settings: Any) -> Config:
         "model": TWO_LAYERS,
         "task": TaskConfig(digits=1, batch_size=3),
         "grid": GridConfig(points=2),
-        "estimator": EstimatorConfig(method=Method.auto, num_probes=12, variance_share=0.5),
+        "estimator": EstimatorConfig(method=Method.auto, num_probes=20, variance_share=0.01),
         "blocks": ["W_Q"],
         "seeds": 2,
         "workers": 1,
@@ -85,20 +85,32 @@ def test_a_run_uses_its_pilots_and_a_second_run_finds_everything_done(tmp_path: 
     assert (first.measured, again.measured, again.reused) == (4, 0, 4)
     [chosen] = allocations(variants, CellStore(tmp_path / "sigma" / "cells"))
     counts = chosen.probes["W_Q"]
-    assert list(counts) == [0.01, 10.0] and all(FEWEST_PROBES <= count <= 12 for count in counts.values())
+    assert 20 >= counts[0.01] > counts[10.0] >= FEWEST_PROBES and len(counts) == 2
     manifest = json.loads((tmp_path / "sigma" / "manifest.json").read_text())
-    assert manifest["config"]["estimator"]["num_probes"] == 12
+    assert manifest["config"]["estimator"]["num_probes"] == 20
     assert manifest["variants"][0]["probes"] == {
         "W_Q": {str(sigma): count for sigma, count in counts.items()}
     }
-    spans = f" to {min(counts.values())}" if len(set(counts.values())) > 1 else ""
-    assert f"auto, W_Q {max(counts.values())}{spans} probes" in preview.describe(variants)
+    assert f"auto, W_Q {counts[0.01]} to {counts[10.0]} probes" in preview.describe(variants)
     written = pd.read_csv(first.table)
     lower = written[written["layer"] == 1]
     assert {sigma: set(rows["num_probes"]) for sigma, rows in lower.groupby("sigma")} == {
         sigma: {count} for sigma, count in counts.items()
     }
     assert "-" not in {line.split(",")[8][:1] for line in first.table.read_text().splitlines()[1:]}
+
+
+def test_only_what_is_probed_decides(tmp_path: Path) -> None:
+    """The last layer's norms are exact, without error and without probes: the rule must not see them."""
+    variants = [("", config(tmp_path))]
+    run_sweep(variants)
+    store = CellStore(tmp_path / "sigma" / "cells")
+    for sigma, count in allocations(variants, store)[0].probes["W_Q"].items():
+        cells = [cell for cell in pilot_cells(variants) if cell.sigma == sigma]
+        rows = [row for cell in cells for row in store.read(cell.key) or []]
+        lower = [row for row in rows if row["layer"] == 1]
+        assert 0 < len(lower) < len(rows)
+        assert count == probes_needed(lower, 0.01, ceiling=20)
 
 
 def test_the_allocation_does_not_depend_on_the_sweep_s_own_seeds(tmp_path: Path) -> None:
