@@ -1,7 +1,8 @@
-"""The vocabulary shared by everything: weight matrices, parts of the Hessian, blocks."""
+"""The vocabulary shared by everything: parts of the Hessian, names of weights and groups of weights, blocks."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -20,7 +21,10 @@ class Part(StrEnum):
 
 
 class Matrix(StrEnum):
-    """Weight matrices, in the order in which the parameters of a transformer are listed."""
+    """The weight matrices of the paper's networks, in the order in which their parameters are listed.
+
+    Other networks name their weights as they like: a name is any text without commas, quotes or brackets.
+    """
 
     W_E = "W_E"
     W_pos = "W_pos"
@@ -37,8 +41,7 @@ class Matrix(StrEnum):
     @property
     def label(self) -> str:
         """Mathtext, without the dollar signs."""
-        head, _, index = self.value.partition("_")
-        return f"{head}_{{\\mathrm{{{index}}}}}" if index else head
+        return weight_label(self.value)
 
     @property
     def has_layer(self) -> bool:
@@ -46,24 +49,64 @@ class Matrix(StrEnum):
         return self not in (Matrix.W_E, Matrix.W_pos, Matrix.W_U)
 
 
+class Group(StrEnum):
+    """Groups of weights that a network may offer as one side of a block."""
+
+    attention = "attention"
+    mlp = "mlp"
+    norms = "norms"
+    embeddings = "embeddings"
+    layer = "layer"
+    all = "all"
+
+
 @dataclass(frozen=True, order=True)
 class Block:
-    """One block of the Hessian: second derivatives with respect to weights `row` and `col` of `layer`.
+    """One block of the Hessian: second derivatives with respect to weights (or groups) `row` and `col`.
 
-    `layer` is 1-based; it is 0 when neither weight belongs to a layer, and the layer of the other
-    one when a single weight does not. A diagonal block has row == col.
+    `layer` is the column's layer, 1-based; it is 0 when neither weight belongs to a layer, and the layer of the
+    other one when a single weight does not. `row_layer` differs only for pairs across layers (by default it is
+    `layer`). A diagonal block has the same weight of the same layer on both sides.
     """
 
     layer: int
-    row: Matrix
-    col: Matrix
+    row: str
+    col: str
+    row_layer: int = -1
+
+    def __post_init__(self) -> None:
+        if self.row_layer < 0:
+            object.__setattr__(self, "row_layer", self.layer)
 
     @property
     def is_diagonal(self) -> bool:
-        return self.row == self.col
+        return self.row == self.col and self.row_layer == self.layer
+
+    @property
+    def is_across(self) -> bool:
+        """Whether the two weights belong to different layers."""
+        return self.row_layer != self.layer
 
     def __str__(self) -> str:
+        if self.is_across:
+            return f"({self.row} of layer {self.row_layer}, {self.col} of layer {self.layer})"
         return f"({self.row}, {self.col}) of layer {self.layer}"
+
+
+def weight_label(name: str) -> str:
+    """Return mathtext for a weight of the paper's networks, or the name as it is, without the dollar signs."""
+    head, _, index = name.partition("_")
+    if name not in list(Matrix):
+        return rf"\mathrm{{{name}}}".replace("_", r"\_")
+    return f"{head}_{{\\mathrm{{{index}}}}}" if index else head
+
+
+def name_order(names: Iterable[str]) -> Callable[[str], int]:
+    """Return a rank for sorting: the paper's weights as they are listed, then others as given, then groups."""
+    known, groups = [matrix.value for matrix in Matrix], [group.value for group in Group]
+    others = [name for name in dict.fromkeys(names) if name not in known and name not in groups]
+    order = {name: rank for rank, name in enumerate([*known, *others, *groups])}
+    return lambda name: order[name]
 
 
 _PART_LABELS = {Part.H: "full Hessian", Part.H_o: "outer-product Hessian", Part.H_f: "functional Hessian"}

@@ -109,7 +109,7 @@ def _estimate(operator: Any) -> dict[str, float]:
     """Let curvlinops estimate the norm; its error comes from the products it makes, watched in passing."""
     from curvlinops import hutchinson_squared_fro
 
-    from hessfig.curvature.norms import frobenius
+    from hessfig.measurements.frobenius.norms import frobenius
 
     watched = _Watched(operator)
     frob = float(hutchinson_squared_fro(watched, PROBES)) ** 0.5

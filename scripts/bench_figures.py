@@ -14,10 +14,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 from scaling_points import EXACT, TOP, WHOLE
 
-from hessfig.figures.grid import Margins, panel_grid
-from hessfig.figures.panels import draw_guide, fitted
-from hessfig.figures.save import save_figure
-from hessfig.figures.style import BACKING, GUIDE, TINY, styled
+from hessfig.figures.parts.grid import Margins, panel_grid
+from hessfig.figures.parts.panels import draw_guide, fitted
+from hessfig.figures.parts.save import save_figure
+from hessfig.figures.parts.style import BACKING, GUIDE, TINY, styled
 
 Rows = list[dict[str, Any]]
 COLOURS = {WHOLE: "#7570b3", TOP: "#1b9e77", EXACT: "#d95f02"}

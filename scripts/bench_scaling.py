@@ -64,7 +64,7 @@ def measure_job(job: Job) -> dict[str, float]:
 
 def find_norms(job: Job) -> None:
     """Draw the cell and find the norms of the job's layers, as `hessfig run` does."""
-    from hessfig.curvature.estimate import Estimator
+    from hessfig.measurements.frobenius.estimator import Estimator
     from hessfig.rng import stream
     from hessfig.sweep.measure import draw_problem
 

@@ -25,10 +25,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
-from hessfig.analysis.atomic import write_text
 from hessfig.config import Config
 from hessfig.config.checks import check
 from hessfig.errors import UserError
+from hessfig.files import write_text
 from hessfig.sweep.pool import ALLOCATOR, THREADS
 
 PRELOAD = ["hessfig.sweep.worker"]

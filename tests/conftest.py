@@ -25,19 +25,9 @@ from tests import runs
 
 warnings.filterwarnings("ignore", category=FutureWarning, module="torch.jit")
 # Not the tape (curvature.linearised): its small steps run a million times here, and dense oracles hold its shapes.
-CHECKED = ["tasks", "models", "theory", "curvature.exact"] + [
-    f"curvature.{name}"
-    for name in [
-        "aligned",
-        "dense",
-        "estimate",
-        "hutchinson",
-        "norms",
-        "operators",
-        "probes",
-        "problem",
-        "whole",
-    ]
+CHECKED = [
+    *["tasks", "models", "theory", "curvature.exact", "curvature.products.curvlinops", "measurements"],
+    *[f"curvature.{name}" for name in ("column", "probes", "problem", "whole")],
 ]
 install_import_hook([f"hessfig.{name}" for name in CHECKED], "beartype.beartype")
 
@@ -103,7 +93,7 @@ def cli(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Callable[..., Answer]:
     """Call the command line in this process, in an empty folder."""
-    from hessfig.cli import main
+    from hessfig.cli.main import main
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["hessfig"])

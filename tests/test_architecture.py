@@ -14,19 +14,19 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 MODULES = sorted((ROOT / "hessfig").rglob("*.py"))
-MEASURING = ("terms", "config", "rng", "tasks", "models", "curvature", "sweep")
+MEASURING = ("terms", "record", "config", "rng", "tasks", "models", "curvature", "measurements", "sweep")
 READING = ("analysis", "figures")
 LIGHT = (
     "hessfig.terms",
-    "hessfig.theory.growth_rates",
-    "hessfig.theory.architecture",
-    "hessfig.theory.monomials",
+    "hessfig.predictions.growth_rates",
+    "hessfig.predictions.architecture",
+    "hessfig.predictions.monomials",
 )
 DOORS = {
-    "curvlinops": ("hessfig.curvature.operators",),
+    "curvlinops": ("hessfig.curvature.products.curvlinops",),
     "transformer_lens": ("hessfig.models.",),
-    "hydra": ("hessfig.config.", "hessfig.verbs", "hessfig.overrides"),
-    "omegaconf": ("hessfig.config.", "hessfig.verbs", "hessfig.overrides"),
+    "hydra": ("hessfig.config.", "hessfig.cli.verbs", "hessfig.cli.overrides"),
+    "omegaconf": ("hessfig.config.", "hessfig.cli.verbs", "hessfig.cli.overrides"),
     "matplotlib": ("hessfig.figures.",),
 }
 MACHINE = re.compile(
@@ -75,7 +75,7 @@ def test_the_reading_wing_needs_only_the_table(path: Path) -> None:
 @every_module
 def test_theory_knows_nothing_of_the_runner(path: Path) -> None:
     for imported in imports_of(path) if wing_of(name_of(path)) == "theory" else ():
-        assert wing_of(imported) in ("", "theory", "terms", "rng", "errors"), imported
+        assert wing_of(imported) in ("", "theory", "predictions", "terms", "rng", "errors", "files"), imported
 
 
 @pytest.mark.parametrize("module", LIGHT)

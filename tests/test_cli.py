@@ -14,9 +14,9 @@ import pytest
 import yaml
 
 from hessfig import __version__
-from hessfig.cli import VERBS
-from hessfig.completion import candidates
-from hessfig.overrides import choices
+from hessfig.cli.completion import candidates
+from hessfig.cli.main import VERBS
+from hessfig.cli.overrides import choices
 from tests.conftest import Answer
 from tests.runs import CELLS, COMMAND, TOY, hessfig, rows
 

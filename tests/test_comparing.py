@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hessfig.comparing import PUBLISHED
+from hessfig.cli.compare import PUBLISHED
 from tests.analysis.authors import file_name, publish, toy_table, write_toy_sweep
 from tests.conftest import Answer
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hessfig.analysis.manifest import read_sweep
-from hessfig.out_of_range import out_of_range
+from hessfig.cli.out_of_range import out_of_range
 from tests.analysis.synthetic import make_table, write_sweep
 from tests.runs import hessfig
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from hessfig.analysis import gate
+from hessfig.analysis.slopes import gate
 
 SMALL = ["sweep=sigma", "estimator=exact", "model.d_model=16", "seeds=4", "grid.high=0.3", "grid.points=6"]
 TOLERANCE = 0.25

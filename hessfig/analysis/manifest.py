@@ -13,7 +13,7 @@ import pandas as pd
 
 from hessfig.analysis.table import NETWORK, TABLE, read_table, run_command
 from hessfig.errors import UserError
-from hessfig.theory.architecture import Architecture
+from hessfig.predictions.architecture import Architecture
 
 MANIFEST = "manifest.json"
 Architectures = dict[tuple[str, int], Architecture]

@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hessfig.curvature.operators import whole_hessian
 from hessfig.curvature.problem import Problem
+from hessfig.curvature.products.curvlinops import whole_hessian
 
 _PER_LAYER = {
     "W_Q": "attn.q.weight",

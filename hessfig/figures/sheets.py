@@ -6,18 +6,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from hessfig.errors import UserError, did_you_mean
-from hessfig.figures.ablation import ablation
-from hessfig.figures.blocks import blocks
-from hessfig.figures.entries import entries
-from hessfig.figures.growth import growth
-from hessfig.figures.histograms import histograms
-from hessfig.figures.linear_axes import linear_axes
-from hessfig.figures.one_panel import one_panel
-from hessfig.figures.overview import growth_by_depth
-from hessfig.figures.pairs import pairs
-from hessfig.figures.save import Page, save_page
-from hessfig.figures.spec import FigureSpec
-from hessfig.figures.style import styled
+from hessfig.figures.layouts.ablation import ablation
+from hessfig.figures.layouts.blocks import blocks
+from hessfig.figures.layouts.entries import entries
+from hessfig.figures.layouts.growth import growth
+from hessfig.figures.layouts.histograms import histograms
+from hessfig.figures.layouts.linear_axes import linear_axes
+from hessfig.figures.layouts.one_panel import one_panel
+from hessfig.figures.layouts.overview import growth_by_depth
+from hessfig.figures.layouts.pairs import pairs
+from hessfig.figures.parts.save import Page, save_page
+from hessfig.figures.parts.spec import FigureSpec
+from hessfig.figures.parts.style import styled
 
 __all__ = ["LAYOUTS", "FigureSpec", "draw"]
 

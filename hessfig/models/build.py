@@ -50,7 +50,7 @@ def _skeleton(model: ModelConfig, length: int) -> nn.Module:
         return LinearMLP(model, vocabulary=VOCABULARY)
     if model.kind == Kind.self_attention:
         return BareAttention(model)
-    from hessfig.models.transformer import Transformer
+    from hessfig.models.transformer.network import Transformer
 
     return Transformer(model, vocabulary=VOCABULARY, length=length)
 

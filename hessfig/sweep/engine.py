@@ -10,12 +10,13 @@ from pathlib import Path
 
 from hessfig.config import Config
 from hessfig.errors import UserError
-from hessfig.sweep.allocation import Variants, allocations, pilot_cells
+from hessfig.files import unwritable
+from hessfig.measurements.frobenius.allocation import Variants, allocations, pilot_cells
 from hessfig.sweep.manifest import now, write_manifest
 from hessfig.sweep.plan import Cell, plan
 from hessfig.sweep.pool import Pool, is_finished
 from hessfig.sweep.progress import Reporter
-from hessfig.sweep.store import CellStore, CorruptCell, unwritable
+from hessfig.sweep.store import CellStore, CorruptCell
 from hessfig.sweep.table import write_table
 
 

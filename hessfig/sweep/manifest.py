@@ -15,9 +15,9 @@ from typing import Any
 import hessfig
 from hessfig.config import Config
 from hessfig.config.compose import as_plain
+from hessfig.files import replacing
 from hessfig.sweep.plan import Allocation, digest, science
 from hessfig.sweep.pool import THREADS
-from hessfig.sweep.store import replacing
 
 _PACKAGES = ("torch", "transformer-lens", "curvlinops-for-pytorch", "numpy", "hydra-core")
 _NOT_SETTINGS = ("output_dir", "dry_run", "reference", "figure", "workers", "tolerance", "resamples")

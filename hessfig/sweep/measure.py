@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from hessfig.config import Config, DType, Method
-from hessfig.curvature.estimate import Estimator
-from hessfig.curvature.norms import BlockNorm
 from hessfig.curvature.problem import Problem
 from hessfig.curvature.whole import dense_hessian
+from hessfig.measurements.frobenius.estimator import Estimator
+from hessfig.measurements.frobenius.norms import BlockNorm
 from hessfig.models.build import build_model
 from hessfig.models.structure import is_structural_zero
 from hessfig.rng import stream

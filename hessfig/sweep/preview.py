@@ -5,7 +5,7 @@ from __future__ import annotations
 from hessfig.config import Config, Method, sigma_values
 from hessfig.config.blocks import weight_pairs, weight_size
 from hessfig.curvature.exact.support import cost, probe_cost
-from hessfig.sweep.allocation import Variants, allocations, is_exact, pilot_cells
+from hessfig.measurements.frobenius.allocation import Variants, allocations, is_exact, pilot_cells
 from hessfig.sweep.engine import Summary, sweep_folder, unfinished, worker_count
 from hessfig.sweep.plan import Allocation, Cell, columns, plan
 from hessfig.sweep.store import CellStore

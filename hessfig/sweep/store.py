@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
-import os
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from hessfig.errors import UserError
+from hessfig.files import replacing
 
 
 class CorruptCell(Exception):
@@ -69,42 +64,9 @@ def _checksum(payload: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(payload, sort_keys=True).encode()).hexdigest()
 
 
-@contextmanager
-def replacing(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
-    """Open a file that appears under `path` complete, when the block ends without an error.
-
-    Raises UserError when the disk is full or the folder cannot be written.
-    """
-    temporary: str | None = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(descriptor, mode, newline="" if "b" not in mode else None) as handle:
-            yield handle
-            handle.flush()
-            os.fsync(handle.fileno())
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except OSError as error:
-        raise unwritable(path, error) from error
-    finally:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
-
-
 def write_arrays(path: Path, arrays: dict[str, Any]) -> None:
     """Write an .npz of plain arrays (readable with allow_pickle=False)."""
     import numpy
 
     with replacing(path, "wb") as handle:
         numpy.savez_compressed(handle, **arrays)
-
-
-def unwritable(path: Path, error: OSError) -> UserError:
-    """Return the error to show when `path` cannot be written."""
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    what = "the disk is full" if full else f"cannot write ({error.strerror})"
-    remedy = (
-        "free some space and rerun: finished cells are kept" if full else "choose another output_dir=FOLDER"
-    )
-    return UserError(f"{what}: {path}", allowed="a writable folder with space", remedy=remedy)

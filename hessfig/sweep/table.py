@@ -8,8 +8,9 @@ import io
 from pathlib import Path
 from typing import Any
 
+from hessfig.files import replacing
 from hessfig.sweep.plan import Cell, digest, science
-from hessfig.sweep.store import CellStore, CorruptCell, replacing
+from hessfig.sweep.store import CellStore, CorruptCell
 
 COLUMNS = [
     "sweep",

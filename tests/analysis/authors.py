@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from hessfig.predictions.architecture import Architecture
 from hessfig.terms import Block, Matrix, Part
-from hessfig.theory.architecture import Architecture
 from tests.analysis.synthetic import CONFIG, config, make_table, predicted_law, write_sweep
 from tests.analysis.test_compare import as_reference
 

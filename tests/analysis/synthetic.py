@@ -13,9 +13,9 @@ import numpy as np
 import pandas as pd
 
 from hessfig.analysis.manifest import varied
+from hessfig.predictions.architecture import Architecture
+from hessfig.predictions.growth_rates import Prediction, growth_rate
 from hessfig.terms import Block, Matrix, Part
-from hessfig.theory.architecture import Architecture
-from hessfig.theory.growth_rates import Prediction, growth_rate
 
 MODEL = {
     "kind": "transformer",

@@ -10,11 +10,11 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from hessfig.analysis import compare
-from hessfig.analysis.compare import Verdict
-from hessfig.analysis.reference import read_reference
+from hessfig.analysis.comparison import points as compare
+from hessfig.analysis.comparison.points import Verdict
+from hessfig.analysis.comparison.reference import read_reference
 from hessfig.errors import UserError
-from hessfig.figures.overlay import draw_overlay
+from hessfig.figures.layouts.overlay import draw_overlay
 from tests.analysis.synthetic import make_table, write_sweep
 
 

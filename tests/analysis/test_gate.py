@@ -8,11 +8,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from hessfig.analysis.gate import checked, drifts, violations
 from hessfig.analysis.manifest import architectures
-from hessfig.analysis.slopes import fit_slopes
+from hessfig.analysis.slopes.fit import fit_slopes
+from hessfig.analysis.slopes.gate import checked, drifts, violations
+from hessfig.predictions.architecture import Architecture
 from hessfig.terms import Block, Part
-from hessfig.theory.architecture import Architecture
 from tests.analysis.synthetic import CONFIG, config, make_table, predicted_law
 
 

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hessfig.analysis import compare
+from hessfig.analysis.comparison import points as compare
+from hessfig.analysis.comparison.numbers_only import load
+from hessfig.analysis.comparison.reference import read_reference
+from hessfig.analysis.comparison.results_folder import GRIDS, NothingToCompare, read_results
 from hessfig.analysis.manifest import architectures
-from hessfig.analysis.numbers_only import load
-from hessfig.analysis.published_pickles import GRIDS, NothingToCompare, read_results
-from hessfig.analysis.reference import read_reference
 from hessfig.errors import UserError
-from hessfig.theory.architecture import MLP, Architecture, Attention, Kind, Norm
+from hessfig.predictions.architecture import MLP, Architecture, Attention, Kind, Norm
 from tests.analysis.synthetic import CONFIG, make_table
 
 CE = "norm=none_num_layers={}_scale=log_residual_scaling=1.0_linear_attention=False_loss=ce_frob_{}.pickle"

@@ -12,13 +12,13 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from hessfig.analysis import slopes
-from hessfig.analysis.bootstrap import ARITHMETIC, GEOMETRIC, Fit, fit_slope
 from hessfig.analysis.manifest import architectures
-from hessfig.analysis.verdicts import Verdict
+from hessfig.analysis.slopes import fit as slopes
+from hessfig.analysis.slopes.bootstrap import ARITHMETIC, GEOMETRIC, Fit, fit_slope
+from hessfig.analysis.slopes.verdicts import Verdict
 from hessfig.errors import UserError
+from hessfig.predictions.architecture import Architecture
 from hessfig.terms import Block, Part
-from hessfig.theory.architecture import Architecture
 from tests.analysis.synthetic import CONFIG, config, make_table, predicted_law, write_sweep
 
 WINDOW = [(None, 1.0)]

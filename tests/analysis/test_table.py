@@ -12,7 +12,7 @@ import pytest
 from hessfig.analysis.manifest import read_manifest, read_sweep, varied
 from hessfig.analysis.table import COLUMNS, read_table
 from hessfig.errors import UserError
-from hessfig.theory.architecture import Attention
+from hessfig.predictions.architecture import Attention
 from tests.analysis.synthetic import CONFIG, make_table, write_sweep
 
 

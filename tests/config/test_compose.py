@@ -9,6 +9,7 @@ import pytest
 import torch
 from omegaconf import DictConfig
 
+from hessfig.cli.overrides import GROUPS, choices, quote_numbers
 from hessfig.config import Config, GridConfig
 from hessfig.config.compose import (
     as_plain,
@@ -19,7 +20,6 @@ from hessfig.config.compose import (
     variants,
 )
 from hessfig.errors import UserError
-from hessfig.overrides import GROUPS, choices, quote_numbers
 from hessfig.sweep.measure import measure
 from hessfig.sweep.plan import Cell, plan
 from tests.config.composing import compose

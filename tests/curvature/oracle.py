@@ -10,7 +10,7 @@ from torch.func import functional_call, hessian, jvp
 
 from hessfig.curvature.problem import Problem
 from hessfig.models.parameters import parameter_name
-from hessfig.models.transformer import Transformer
+from hessfig.models.transformer.network import Transformer
 from hessfig.terms import Matrix, Part
 
 Weights = dict[str, Tensor]

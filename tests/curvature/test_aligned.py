@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from hessfig.config import DType, ModelConfig, TaskConfig
-from hessfig.curvature.aligned import aligned
-from hessfig.curvature.dense import dense_norms
-from hessfig.curvature.hutchinson import hutchinson
-from hessfig.curvature.linearised.column import LinearisedColumn, LinearisedNetwork
-from hessfig.curvature.norms import BlockNorm
+from hessfig.curvature.column import hutchinson
 from hessfig.curvature.problem import Problem
+from hessfig.curvature.products.linearised.column import LinearisedColumn, LinearisedNetwork
+from hessfig.measurements.frobenius.aligned import aligned
+from hessfig.measurements.frobenius.dense import dense_norms
+from hessfig.measurements.frobenius.norms import BlockNorm
 from hessfig.models.build import build_model
 from hessfig.rng import stream
 from hessfig.tasks.batch import draw_batch

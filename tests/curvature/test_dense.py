@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hessfig.curvature import hutchinson
-from hessfig.curvature.dense import dense_blocks, dense_norms
-from hessfig.curvature.linearised.column import LinearisedColumn, LinearisedNetwork
+from hessfig.curvature import column as hutchinson
+from hessfig.curvature.products.linearised.column import LinearisedColumn, LinearisedNetwork
+from hessfig.measurements.frobenius.dense import dense_blocks, dense_norms
 from hessfig.terms import Matrix, Part
 from tests.curvature.oracle import dense_oracle
 from tests.toys import ARCHITECTURES, toy_problem

@@ -7,8 +7,8 @@ import math
 import pytest
 
 from hessfig.config import EstimatorConfig, Method, ModelConfig, Products
-from hessfig.curvature.estimate import Estimator
-from hessfig.curvature.norms import BlockNorm
+from hessfig.measurements.frobenius.estimator import Estimator
+from hessfig.measurements.frobenius.norms import BlockNorm
 from hessfig.rng import stream
 from hessfig.terms import Matrix, Part
 from tests.toys import ARCHITECTURES, toy_problem, toy_task

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from hessfig.config import MLP, Attention, DType, Kind, Loss, ModelConfig, Norm, QueryKey, Scored, TaskConfig
 from hessfig.config.blocks import matrices_of
-from hessfig.curvature.dense import dense_norms
+from hessfig.curvature.column import hutchinson
 from hessfig.curvature.exact.engine import ExactEngine, exact_norms
 from hessfig.curvature.exact.support import Level, exactness
-from hessfig.curvature.hutchinson import hutchinson
-from hessfig.curvature.operators import ColumnOperator
 from hessfig.curvature.problem import Problem
+from hessfig.curvature.products.curvlinops import ColumnOperator
 from hessfig.errors import UserError
+from hessfig.measurements.frobenius.dense import dense_norms
 from hessfig.models.build import build_model
 from hessfig.models.structure import is_structural_zero
 from hessfig.rng import stream

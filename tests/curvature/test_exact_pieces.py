@@ -16,9 +16,9 @@ from hessfig.config.blocks import matrices_of
 from hessfig.curvature.exact import kronecker
 from hessfig.curvature.exact.grouping import has_repeats, labels_of, one_of_each
 from hessfig.curvature.exact.items import ItemMatrices
-from hessfig.curvature.exact.last_layer import LastLayer
-from hessfig.curvature.exact.normaliser import LayerNormAt
-from hessfig.curvature.exact.places import Place
+from hessfig.curvature.exact.last_layer.layer import LastLayer
+from hessfig.curvature.exact.last_layer.normaliser import LayerNormAt
+from hessfig.curvature.exact.last_layer.places import Place
 from hessfig.curvature.exact.support import Level, Route, check_exact, cost, exactness
 from hessfig.errors import UserError
 from hessfig.terms import Block, Matrix, Part

@@ -7,23 +7,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hessfig.config import (
-    MLP,
-    Attention,
-    Data,
-    DType,
-    Kind,
-    Loss,
-    ModelConfig,
-    Norm,
-    QueryKey,
-    TaskConfig,
-)
+from hessfig.config import MLP, Attention, Data, DType, Kind, Loss, ModelConfig, Norm, QueryKey, TaskConfig
 from hessfig.config.blocks import matrices_of
-from hessfig.curvature.dense import dense_blocks
-from hessfig.curvature.linearised.column import LinearisedNetwork
-from hessfig.curvature.operators import ColumnOperator
 from hessfig.curvature.problem import Problem
+from hessfig.curvature.products.curvlinops import ColumnOperator
+from hessfig.curvature.products.linearised.column import LinearisedNetwork
+from hessfig.measurements.frobenius.dense import dense_blocks
 from hessfig.models.build import build_model
 from hessfig.models.structure import is_structural_zero
 from hessfig.tasks.batch import draw_batch

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from hessfig.curvature.norms import BlockNorm, frobenius
 from hessfig.curvature.probes import rademacher
+from hessfig.measurements.frobenius.norms import BlockNorm, frobenius
 from hessfig.rng import stream
 
 REPEATS = 2000

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from hessfig.config import Loss, ModelConfig
 from hessfig.config.blocks import matrices_of
-from hessfig.curvature.dense import dense_blocks
-from hessfig.curvature.hutchinson import Column
-from hessfig.curvature.linearised.column import LinearisedNetwork
-from hessfig.curvature.operators import ColumnOperator, xtrace_squared_frobenius
+from hessfig.curvature.column import Column
 from hessfig.curvature.probes import rademacher
 from hessfig.curvature.problem import Problem
+from hessfig.curvature.products.curvlinops import ColumnOperator, xtrace_squared_frobenius
+from hessfig.curvature.products.linearised.column import LinearisedNetwork
+from hessfig.measurements.frobenius.dense import dense_blocks
 from hessfig.rng import stream
 from hessfig.tasks.batch import Batch
 from hessfig.terms import Matrix, Part

@@ -10,9 +10,9 @@ import pandas as pd
 import pytest
 from matplotlib.axes import Axes
 
-from hessfig.figures.save import Page
+from hessfig.figures.parts.save import Page
+from hessfig.figures.parts.style import styled
 from hessfig.figures.sheets import LAYOUTS, FigureSpec
-from hessfig.figures.style import styled
 from tests.analysis.synthetic import CONFIG, make_table, write_sweep
 
 Draw = Callable[..., list[Page]]

@@ -11,9 +11,9 @@ import pytest
 from hessfig.analysis.shares import functional_shares, varied_setting
 from hessfig.analysis.table import short_variant
 from hessfig.errors import UserError
-from hessfig.figures.blocks import norm_matrix
+from hessfig.figures.layouts.blocks import norm_matrix
+from hessfig.figures.parts.style import styled
 from hessfig.figures.sheets import LAYOUTS, FigureSpec
-from hessfig.figures.style import styled
 from hessfig.terms import Matrix
 from tests.analysis.synthetic import config, make_table
 from tests.analysis.test_dense import write_dense

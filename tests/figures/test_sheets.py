@@ -10,9 +10,9 @@ import matplotlib as mpl
 import pandas as pd
 import pytest
 
-from hessfig.analysis.compare import compare
+from hessfig.analysis.comparison.points import compare
 from hessfig.errors import UserError
-from hessfig.figures.overlay import draw_overlay
+from hessfig.figures.layouts.overlay import draw_overlay
 from hessfig.figures.sheets import LAYOUTS, FigureSpec, draw
 from tests.analysis.synthetic import make_table, write_sweep
 from tests.analysis.test_compare import as_reference
@@ -85,7 +85,7 @@ def test_every_layout_says_how_to_read_it_and_what_it_requires() -> None:
 
 def test_the_reading_wing_stands_alone() -> None:
     code = (
-        "import sys, hessfig.figures.sheets, hessfig.figures.overlay, hessfig.analysis.slopes, hessfig.analysis.gate;"
+        "import sys, hessfig.figures.sheets, hessfig.figures.layouts.overlay, hessfig.analysis.slopes.fit, hessfig.analysis.slopes.gate;"
         "heavy = {'torch', 'hydra', 'omegaconf', 'scipy', 'rich', 'matplotlib.pyplot'} & set(sys.modules);"
         "wings = [m for m in sys.modules if m.startswith('hessfig.') and m.split('.')[1] in"
         " ('config', 'rng', 'tasks', 'models', 'curvature', 'sweep')];"

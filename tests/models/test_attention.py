@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from hessfig.config import Attention, DType, ModelConfig, QueryKey
-from hessfig.models.attention import SelfAttention
 from hessfig.models.build import build_model
+from hessfig.models.transformer.attention import SelfAttention
 from hessfig.rng import stream
 
 LENGTH, WIDTH = 5, 4

@@ -10,7 +10,7 @@ from transformer_lens.model_bridge.sources.native import NativeModel
 
 from hessfig.config import MLP, Attention, DType, ModelConfig, Norm, QueryKey
 from hessfig.models.build import build_model
-from hessfig.models.transformer import Transformer, native_config
+from hessfig.models.transformer.network import Transformer, native_config
 from hessfig.rng import stream
 from tests.toys import ARCHITECTURES, toy_problem
 

@@ -12,9 +12,15 @@ import pytest
 import torch
 
 from hessfig.config import Config, EstimatorConfig, GridConfig, Method, ModelConfig, TaskConfig
+from hessfig.measurements.frobenius.allocation import (
+    FEWEST_PROBES,
+    PILOT_REPEATS,
+    allocations,
+    pilot_cells,
+    probes_needed,
+)
 from hessfig.rng import stream
 from hessfig.sweep import preview
-from hessfig.sweep.allocation import FEWEST_PROBES, PILOT_REPEATS, allocations, pilot_cells, probes_needed
 from hessfig.sweep.engine import run_sweep
 from hessfig.sweep.plan import Allocation, plan
 from hessfig.sweep.store import CellStore

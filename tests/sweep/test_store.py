@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from hessfig.errors import UserError
-from hessfig.sweep.store import CellStore, CorruptCell, replacing, unwritable, write_arrays
+from hessfig.files import replacing, unwritable
+from hessfig.sweep.store import CellStore, CorruptCell, write_arrays
 
 KEY, OTHER = "ab" * 12, "cd" * 12
 SCIENCE, ROWS = {"sigma": 0.1}, [{"frob": 0.1 + 0.2, "status": "ok"}]

@@ -5,12 +5,13 @@ import torch
 
 from hessfig.rng import stream
 from hessfig.terms import Matrix, Part
-from hessfig.theory import layernorm, networks
-from hessfig.theory.claims_block import NETWORKS, draw_block
-from hessfig.theory.feedforward import GELU, IN, OUT, RELU, Activation
-from hessfig.theory.oracle import hessian_blocks, jacobian, square_loss, weight_jacobian
-from hessfig.theory.statement import Dims
-from hessfig.theory.transformer_block import Placement
+from hessfig.theory.autodiff import networks
+from hessfig.theory.autodiff.oracle import hessian_blocks, jacobian, square_loss, weight_jacobian
+from hessfig.theory.claims.block import NETWORKS, draw_block
+from hessfig.theory.formulas import layernorm
+from hessfig.theory.formulas.feedforward import GELU, IN, OUT, RELU, Activation
+from hessfig.theory.formulas.transformer_block import Placement
+from hessfig.theory.verify.statement import Dims
 
 TIGHT = {"rtol": 1e-9, "atol": 1e-12}
 DIMS = Dims(L=3, d_V=4, d_K=2, d_ff=5)

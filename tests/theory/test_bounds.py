@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 
 from hessfig.rng import stream
 from hessfig.terms import Matrix, Part
-from hessfig.theory import bounds, bounds_study
-from hessfig.theory.attention import AttentionPoint
-from hessfig.theory.claims_bounds import scaled
-from hessfig.theory.draws import attention_point
-from hessfig.theory.matrix_calculus import identity
-from hessfig.theory.statement import Dims
+from hessfig.theory.autodiff.draws import attention_point
+from hessfig.theory.claims.bounds import scaled
+from hessfig.theory.formulas import bounds
+from hessfig.theory.formulas.attention import AttentionPoint
+from hessfig.theory.formulas.matrix_calculus import identity
+from hessfig.theory.studies import bounds as bounds_study
+from hessfig.theory.verify.statement import Dims
 
 scales = st.sampled_from([0.1, 1.0, 5.0])
 

@@ -4,15 +4,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hessfig.predictions.architecture import Architecture, Attention, Kind, QueryKey
+from hessfig.predictions.growth_rates import Prediction, growth_rate
 from hessfig.rng import stream
 from hessfig.terms import Block, Matrix, Part
-from hessfig.theory import networks
-from hessfig.theory.architecture import Architecture, Attention, Kind, QueryKey
-from hessfig.theory.claims_growth import attention_nets, measured, predicted
-from hessfig.theory.draws import attention_point, normal
-from hessfig.theory.growth_rates import Prediction, growth_rate
-from hessfig.theory.scaling import ScaledNetwork
-from hessfig.theory.statement import Dims
+from hessfig.theory.autodiff import networks
+from hessfig.theory.autodiff.draws import attention_point, normal
+from hessfig.theory.autodiff.scaling import ScaledNetwork
+from hessfig.theory.claims.growth import attention_nets, measured, predicted
+from hessfig.theory.verify.statement import Dims
 
 TINY = 1e-5
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from hessfig.predictions import architecture as shape
+from hessfig.predictions.architecture import MLP, Architecture, Attention, Kind, Norm, QueryKey
+from hessfig.predictions.growth_rates import Prediction, Regime, growth_rate
 from hessfig.terms import Block, Matrix, Part
-from hessfig.theory import architecture as shape
-from hessfig.theory.architecture import MLP, Architecture, Attention, Kind, Norm, QueryKey
-from hessfig.theory.growth_rates import Prediction, Regime, growth_rate
 
 BARE = Architecture(Kind.self_attention, attention_skip=False, mlp=MLP.none, square_loss=True)
 CHAIN = Architecture(attention=Attention.linear, attention_skip=False, mlp=MLP.none, square_loss=True)

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hessfig.rng import stream
-from hessfig.theory import matrix_calculus as mc
-from hessfig.theory.draws import normal
-from hessfig.theory.oracle import jacobian
+from hessfig.theory.autodiff.draws import normal
+from hessfig.theory.autodiff.oracle import jacobian
+from hessfig.theory.formulas import matrix_calculus as mc
 
 sizes = st.integers(1, 5)
 

@@ -5,10 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hessfig.rng import stream
-from hessfig.theory import moments
-from hessfig.theory.draws import attention_point
-from hessfig.theory.oracle import jacobian, second_derivative
-from hessfig.theory.statement import Dims
+from hessfig.theory.autodiff.draws import attention_point
+from hessfig.theory.autodiff.oracle import jacobian, second_derivative
+from hessfig.theory.formulas import moments
+from hessfig.theory.verify.statement import Dims
 
 
 @settings(derandomize=True, deadline=None, max_examples=8)

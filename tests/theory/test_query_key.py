@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 
 from hessfig.rng import stream
 from hessfig.terms import Part
-from hessfig.theory import query_key as qk
-from hessfig.theory.claims_query_key import score_split
-from hessfig.theory.draws import attention_point, normal
-from hessfig.theory.statement import Dims
+from hessfig.theory.autodiff.draws import attention_point, normal
+from hessfig.theory.claims.query_key import score_split
+from hessfig.theory.formulas import query_key as qk
+from hessfig.theory.verify.statement import Dims
 
 
 @settings(derandomize=True, deadline=None, max_examples=8)

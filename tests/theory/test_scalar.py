@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 
 from hessfig.rng import stream
 from hessfig.terms import Part
-from hessfig.theory import scalar_study
-from hessfig.theory.scalar_problems import (
+from hessfig.theory.autodiff.scalar_problems import (
     MIXINGS,
     draw_scalar_problem,
     outer_product_gap,
     outer_product_top,
     spectrum,
 )
-from hessfig.theory.sinks import Sink, sink_effect, sink_mixing, sink_response
+from hessfig.theory.formulas.sinks import Sink, sink_effect, sink_mixing, sink_response
+from hessfig.theory.studies import scalar as scalar_study
 
 TIGHT = {"rtol": 1e-9, "atol": 1e-11}
 

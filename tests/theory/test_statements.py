@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from hessfig.theory.catalogue import CATALOGUE
-from hessfig.theory.statement import Dims, Measure, Outcome, Statement, Verdict, check
+from hessfig.theory.verify.catalogue import CATALOGUE
+from hessfig.theory.verify.statement import Dims, Measure, Outcome, Statement, Verdict, check
 
 SIZES = [Dims(), Dims().other_side()]
 EXACT_ZEROS = ["onehot", "ffn-relu-pre", "eq15", "eq16", "eq17", "eq18", "lemB2", "lemB3"]

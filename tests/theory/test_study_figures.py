@@ -6,8 +6,9 @@ import pandas as pd
 import pytest
 
 from hessfig.errors import UserError
-from hessfig.figures import bounds, scalar
-from hessfig.theory import bounds_study, scalar_study
+from hessfig.figures.studies import bounds, scalar
+from hessfig.theory.studies import bounds as bounds_study
+from hessfig.theory.studies import scalar as scalar_study
 
 
 @pytest.fixture(scope="module")

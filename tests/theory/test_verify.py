@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from hessfig.errors import UserError
-from hessfig.theory import verify
-from hessfig.theory.arguments import parse
-from hessfig.theory.catalogue import CATALOGUE
-from hessfig.theory.statement import Dims, Statement, Verdict
+from hessfig.theory.verify import run as verify
+from hessfig.theory.verify.arguments import parse
+from hessfig.theory.verify.catalogue import CATALOGUE
+from hessfig.theory.verify.statement import Dims, Statement, Verdict
 
 COLUMNS = ["statement", "reference", "holds_as_printed", "error_as_printed", "error_corrected", "note"]
 

@@ -10,16 +10,16 @@ import torch
 
 from hessfig.config import ModelConfig
 from hessfig.config.blocks import matrices_of
-from hessfig.curvature.exact.blocks import last_layer_norms
-from hessfig.curvature.exact.last_layer import LastLayer
+from hessfig.curvature.column import chunks, squared_norms
+from hessfig.curvature.exact.last_layer.blocks import last_layer_norms
+from hessfig.curvature.exact.last_layer.layer import LastLayer
 from hessfig.curvature.exact.linear_mlp import linear_mlp_norms
-from hessfig.curvature.exact.lower_outer import OutputRows
-from hessfig.curvature.exact.lower_scores import LowerScores
+from hessfig.curvature.exact.lower.outer import OutputRows
+from hessfig.curvature.exact.lower.scores import LowerScores
 from hessfig.curvature.exact.support import Route, check_exact, route_of
-from hessfig.curvature.hutchinson import chunks, squared_norms
-from hessfig.curvature.linearised.column import LinearisedNetwork
-from hessfig.curvature.norms import BlockNorm
 from hessfig.curvature.problem import Problem
+from hessfig.curvature.products.linearised.column import LinearisedNetwork
+from hessfig.measurements.frobenius.norms import BlockNorm
 from hessfig.tasks.batch import Batch
 from hessfig.terms import Block, Matrix, Part
 

@@ -1,0 +1,1 @@
+"""A sweep beside published values or another run."""

@@ -1,0 +1,1 @@
+"""Fitted growth rates: bootstrap, verdicts, gate."""

@@ -1,0 +1,73 @@
+"""The regression gate: where a prediction applies, a slope must be near it, and near enough to tell."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from hessfig.analysis.slopes.verdicts import Verdict, judge
+from hessfig.analysis.windows import as_window, label
+from hessfig.predictions.growth_rates import Prediction, Regime
+
+_PASSES = (Verdict.agrees, Verdict.structural_zero, Verdict.no_prediction, Verdict.drifts)
+SATURATION = 1.0  # predictions for sigma -> 0 say nothing about sigmas above this: the softmax saturates
+
+
+def checked(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of the slopes table whose prediction applies to their window.
+
+    An exponent for sigma -> 0 does not where the window reaches sigmas above 1; nor does silence.
+    """
+    reach = frame["sigma_high"].fillna(frame["window_high"]) <= SATURATION * (1 + 1e-9)
+    applies = (frame["regime"] == Regime.every_sigma) | reach
+    return frame[(frame["prediction"] != Prediction.unknown) & applies]
+
+
+def violations(frame: pd.DataFrame, tolerance: float) -> list[str]:
+    """Return one line for every checked row that fails at `tolerance`; an empty list is a pass.
+
+    A slope fails when it deviates, when it is undecided (2 se > tolerance: it could not have told a wrong
+    exponent), when it has too few points, or when numbers in its window are not finite. One that drifts does
+    not (see `drifts`). A frame in which no prediction applies fails as well: nothing was checked.
+    """
+    rows = checked(frame)
+    if rows.empty:
+        return ["no slope has a prediction: nothing was checked"]
+    return [line for row in rows.itertuples() for line in _complaints(row, tolerance)]
+
+
+def drifts(frame: pd.DataFrame, tolerance: float) -> list[str]:
+    """Return one line for every checked row that drifts: it bends away from its limit, but starts out on it."""
+    judged = [(row, judge(row, tolerance)) for row in checked(frame).itertuples()]
+    return [_line(row, verdict, tolerance) for row, verdict in judged if verdict == Verdict.drifts]
+
+
+def _complaints(row: Any, tolerance: float) -> list[str]:
+    verdict = judge(row, tolerance)
+    wrong = [] if verdict in _PASSES else [_line(row, verdict, tolerance)]
+    if row.num_nonfinite:
+        wrong.append(f"{_name(row)}: numbers in the window that are not finite: {row.num_nonfinite}")
+    return wrong
+
+
+def _line(row: Any, verdict: Verdict, tolerance: float) -> str:
+    return f"{_name(row)}: {verdict}: {_evidence(row, verdict, tolerance)}"
+
+
+def _name(row: Any) -> str:
+    variant = f"{row.variant}, " if row.variant else ""
+    window = label(as_window(row.window_low, row.window_high))
+    return f"{variant}layer {row.layer} of {row.num_layers}, {row.part}({row.row}, {row.col}), {window}"
+
+
+def _evidence(row: Any, verdict: Verdict, tolerance: float) -> str:
+    if row.is_zero:
+        return f"every number is zero, predicted exponent {row.predicted:g}"
+    if row.prediction == Prediction.structural_zero:
+        return f"not zero, predicted to vanish ({row.reference})"
+    if verdict == Verdict.too_few_points:
+        return f"{row.num_points} sigmas with a positive mean, at least 3 are needed"
+    slope = f"slope {row.slope:.3f} ± {row.slope_se:.3f} from {row.num_seeds} seeds"
+    half = f", lower half {row.lower_half:.2f} ± {row.lower_half_se:.2f}" if verdict == Verdict.drifts else ""
+    return f"{slope}{half}, predicted {row.predicted:g} ± {tolerance:g}"

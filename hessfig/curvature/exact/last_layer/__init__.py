@@ -1,0 +1,1 @@
+"""Exact norms of the last layer's blocks, item by item."""

@@ -1,0 +1,1 @@
+"""Exact norms below the last layer: few outputs, causal scores."""

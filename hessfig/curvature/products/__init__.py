@@ -1,0 +1,1 @@
+"""Products of the Hessian with vectors: on the linearised network, and through curvlinops."""

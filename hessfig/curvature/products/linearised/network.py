@@ -1,0 +1,132 @@
+"""From a network of hessfig.models to its tape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hessfig.config import MLP, ModelConfig, Norm, QueryKey
+from hessfig.curvature.products.linearised.mixing import Mixing
+from hessfig.curvature.products.linearised.steps import Activate, Normalise, Repeat, Select, Sum
+from hessfig.curvature.products.linearised.tape import Tape
+from hessfig.curvature.products.linearised.weights import LinearMap, Lookup
+from hessfig.models.bare import BareAttention, LinearMLP
+from hessfig.models.transformer.network import Layer, Transformer
+from hessfig.tasks.batch import Batch
+from hessfig.terms import Matrix
+
+_QUERIES = slice(None)
+
+
+def build_tape(network: nn.Module, batch: Batch, model: ModelConfig) -> Tape:
+    """Evaluate `network` on `batch` step by step; the last layer at the scored positions only."""
+    builder = _Builder(batch, model)
+    if isinstance(network, Transformer):
+        builder.transformer(network)
+    elif isinstance(network, LinearMLP):
+        builder.linear_mlp(network)
+    else:
+        assert isinstance(network, BareAttention)
+        builder.bare_attention(network)
+    return builder.tape
+
+
+class _Builder:
+    """Adds the steps of one network to a tape; methods take and return names of variables."""
+
+    def __init__(self, batch: Batch, model: ModelConfig) -> None:
+        self.tape, self.batch, self.model = Tape(), batch, model
+
+    def transformer(self, network: Transformer) -> None:
+        tape, tokens = self.tape, self.batch.inputs
+        tape.add(Lookup("tokens", tokens, network.tok_embed.weight), (0, Matrix.W_E))
+        positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+        tape.add(Lookup("positions", positions, network.pos.weight), (0, Matrix.W_pos))
+        hidden = self._sum("tokens", "positions", "hidden0")
+        for index, layer in enumerate(network.layers, start=1):
+            queries = self.batch.scored if index == len(network.layers) else _QUERIES
+            hidden = self._layer(layer, index, hidden, queries)  # type: ignore[arg-type]
+        if self.model.norm == Norm.pre:
+            hidden = self._normalise(hidden, "final", network.ln_out)
+        self._linear(hidden, "outputs", network.head, (0, Matrix.W_U))
+
+    def linear_mlp(self, network: LinearMLP) -> None:
+        embedding = Lookup("tokens", self.batch.inputs[:, self.batch.scored], network.tok_embed.weight)
+        hidden = self.tape.add(embedding, (0, Matrix.W_E))
+        for index, layer in enumerate(network.layers, start=1):
+            hidden = self._linear(hidden, f"hidden{index}", layer, (index, Matrix.W))  # type: ignore[arg-type]
+
+    def bare_attention(self, network: BareAttention) -> None:
+        self.tape.values["inputs"] = network.hidden(self.batch.inputs, 0)
+        length = self.batch.length
+        allowed = torch.ones(length, length, dtype=torch.bool, device=self.batch.inputs.device)
+        self._attention(network, 1, "inputs", _QUERIES, scale=network.scale, allowed=allowed)
+
+    def _layer(self, layer: Layer, index: int, hidden: str, queries: slice) -> str:
+        norm, attention = self.model.norm, layer.attn
+        x = self._normalise(hidden, f"norm{index}", layer.ln1) if norm == Norm.pre else hidden
+        allowed = ~attention.causal_mask[queries, : self.batch.length]
+        scale = attention.scale * attention.temperature
+        mixed = self._attention(attention, index, x, queries, scale=scale, allowed=allowed)
+        residual = self._linear(mixed, f"attended{index}", attention.o, (index, Matrix.W_O))
+        if self.model.attention_skip:
+            residual = self._sum(self._select(hidden, queries), residual, f"residual{index}")
+        if norm == Norm.post:
+            residual = self._normalise(residual, f"norm{index}", layer.ln1)
+        return residual if self.model.mlp == MLP.none else self._feed_forward(layer, index, residual)
+
+    def _attention(
+        self, attention: Any, index: int, x: str, queries: slice, *, scale: float, allowed: Tensor
+    ) -> str:
+        single, heads = self.model.query_key == QueryKey.single, self.model.n_heads
+        query = self._linear(
+            self._select(x, queries), f"q{index}", attention.q, (index, Matrix.W_QK if single else Matrix.W_Q)
+        )
+        if single:
+            key = self.tape.add(Repeat((x,), f"k{index}", self.tape.values[x], heads))
+        else:
+            key = self._linear(x, f"k{index}", attention.k, (index, Matrix.W_K))
+        value = self._linear(x, f"v{index}", attention.v, (index, Matrix.W_V))
+        values = [self.tape.values[name] for name in (query, key, value)]
+        is_linear = bool(attention.is_linear)
+        step = Mixing(
+            (query, key, value),
+            f"m{index}",
+            values,
+            heads=heads,
+            scale=scale,
+            is_linear=is_linear,
+            allowed=allowed,
+        )
+        return self.tape.add(step)
+
+    def _feed_forward(self, layer: Layer, index: int, residual: str) -> str:
+        pre, post = self.model.norm == Norm.pre, self.model.norm == Norm.post
+        y = self._normalise(residual, f"norm_mlp{index}", layer.ln2) if pre else residual
+        z = self._linear(y, f"z{index}", layer.mlp.fc_in, (index, Matrix.W_in))
+        p = self.tape.add(Activate((z,), f"p{index}", self.tape.values[z], layer.mlp, self.model.mlp))
+        output = self._linear(p, f"mlp{index}", layer.mlp.fc_out, (index, Matrix.W_out))
+        total = self._sum(residual, output, f"hidden{index}")
+        return self._normalise(total, f"norm_mlp{index}", layer.ln2) if post else total
+
+    def _linear(self, x: str, output: str, linear: nn.Linear, weight: tuple[int, Matrix]) -> str:
+        return self.tape.add(LinearMap((x,), output, self.tape.values[x], linear), weight)
+
+    def _normalise(self, x: str, output: str, norm: nn.Module) -> str:
+        assert isinstance(norm, nn.LayerNorm)
+        return self.tape.add(Normalise((x,), output, self.tape.values[x], norm))
+
+    def _sum(self, left: str, right: str, output: str) -> str:
+        return self.tape.add(Sum((left, right), output, [self.tape.values[left], self.tape.values[right]]))
+
+    def _select(self, x: str, positions: slice) -> str:
+        if positions == _QUERIES:
+            return x
+        name = f"{x}@{positions.start}:{positions.stop}"
+        return (
+            name
+            if name in self.tape.values
+            else self.tape.add(Select((x,), name, self.tape.values[x], positions))
+        )

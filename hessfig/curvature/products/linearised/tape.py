@@ -1,0 +1,105 @@
+"""The network as a list of steps: tangents forward from perturbed weights, cotangent tangents back to others."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from hessfig.curvature.products.linearised.node import Node, Tangent, plus
+from hessfig.curvature.products.linearised.weights import LinearMap, Lookup, Probes
+from hessfig.terms import Matrix
+
+Weight = tuple[int, Matrix]
+Tangents = dict[str, Tangent]
+
+
+class Tape:
+    """Steps in order of evaluation; the last one's output is the scored output f.
+
+    `record` stores the cotangents of the linearised loss <dl/df, f>, which H_f needs, once for all products.
+    """
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self.holders: dict[Weight, LinearMap | Lookup] = {}
+        self.values: dict[str, Tensor] = {}
+
+    def add(self, node: Node, weight: Weight | None = None) -> str:
+        """Append a step (holding `weight`); return the name of its output."""
+        self.nodes.append(node)
+        self.values[node.output] = node.value
+        if weight is not None:
+            assert isinstance(node, LinearMap | Lookup)
+            self.holders[weight] = node
+        return node.output
+
+    @property
+    def output(self) -> Tensor:
+        return self.nodes[-1].value
+
+    def record(self, gradient: Float[Tensor, "batch scored vocab"]) -> None:
+        """Store dl/dy at every step, with dl/df = `gradient` held fixed."""
+        bars: Tangents = {self.nodes[-1].output: gradient.unsqueeze(2)}
+        for node in reversed(self.nodes):
+            bar = bars.pop(node.output)
+            assert bar is not None
+            node.cotangent = bar.squeeze(2)
+            needed = [True] * len(node.inputs)
+            _accumulate(bars, node, node.pull_back(bar, None, needed))
+
+    def push(self, dw: Mapping[Weight, Probes]) -> Tangents:
+        """Return the tangents of all variables for perturbed weights `dw`."""
+        tangents: Tangents = {}
+        for weight, probes in dw.items():
+            self.holders[weight].dw = probes
+        reached = self.reach(dw)
+        for node in self.nodes:
+            if node.output in reached:
+                tangents[node.output] = node.push([tangents.get(name) for name in node.inputs])
+        return tangents
+
+    def pull_back(
+        self, df_bar: Tangent, tangents: Tangents | None, rows: Collection[Weight]
+    ) -> dict[Weight, Probes | None]:
+        """Return the weight products of `rows`; with `tangents`, those of H_f (second-order terms added)."""
+        reached, products = self.reach(rows), {}
+        by_output = {self.holders[row].output: row for row in rows}
+        bars: Tangents = {self.nodes[-1].output: df_bar}
+        for node in reversed(self.nodes):
+            if node.output not in reached:
+                continue
+            bar = bars.pop(node.output, None)
+            dxs = None if tangents is None else [tangents.get(name) for name in node.inputs]
+            if node.output in by_output:
+                row = by_output[node.output]
+                products[row] = self.holders[row].weight_product(bar, dxs)
+            needed = [name in reached for name in node.inputs]
+            if any(needed):
+                _accumulate(bars, node, node.pull_back(bar, dxs, needed))
+        return products
+
+    def release(self, dw: Collection[Weight]) -> None:
+        """Forget the perturbation of weights `dw`."""
+        for weight in dw:
+            self.holders[weight].dw = None
+
+    def reach(self, weights: Collection[Weight]) -> set[str]:
+        """Return the variables that depend on `weights`."""
+        reached = {self.holders[weight].output for weight in weights}
+        for node in self.nodes:
+            if reached.intersection(node.inputs):
+                reached.add(node.output)
+        return reached
+
+
+def _accumulate(bars: Tangents, node: Node, contributions: list[Tangent]) -> None:
+    for name, contribution in zip(node.inputs, contributions, strict=True):
+        bars[name] = plus(bars.get(name), contribution)
+
+
+def zeros_like_weight(weight: Tensor, k: int) -> Probes:
+    """Return the product of a row that nothing reaches."""
+    return torch.zeros(k, *weight.shape, dtype=weight.dtype, device=weight.device)

@@ -1,0 +1,1 @@
+"""Layouts: one way of drawing a sweep a module."""

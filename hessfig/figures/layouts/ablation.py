@@ -1,0 +1,170 @@
+"""Design components: how a varied setting moves the two parts of the Hessian, and which one dominates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.ticker import NullLocator
+
+from hessfig.analysis.shares import as_numbers, functional_shares, varied_setting
+from hessfig.figures.parts.grid import Margins, panel_grid, say
+from hessfig.figures.parts.measured import Measured, drawn_numbers, read_measured
+from hessfig.figures.parts.panels import (
+    draw_curve,
+    mark_one,
+    norm_label,
+    positive,
+    set_log_range,
+    symbol,
+    why_empty,
+)
+from hessfig.figures.parts.save import Page
+from hessfig.figures.parts.spec import FigureSpec
+from hessfig.figures.parts.style import matrix_colour, shades
+from hessfig.terms import Part
+
+_SHOWN_SIGMAS = 3
+
+
+def ablation(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+    """Draw, for every block, H_o and H_f against sigma for each value of the varied setting, and their share.
+
+    How to read it: the left and middle panels are growth curves, darker for later values. The right panel
+    tells which part rules: ||H_f|| / (||H_o|| + ||H_f||) against the varied setting at a few sigmas (dots: mean
+    over seeds, bars: ± standard error); above 1/2 the functional part is the larger. The note tells a claim of the
+    paper (option `claim`) and the shares at both ends of the setting.
+    Requires: the sweep's table.csv with H_o and H_f of several variants (option `sigmas` picks the shares).
+    """
+    measured = read_measured(folder, spec.windows, spec.average)
+    depths = sorted(measured.curves["num_layers"].unique())
+    for depth in depths:
+        one = measured.of(num_layers=depth)
+        for layer in one.layers():
+            suffix = f"_depth{depth}_layer{layer}" if len(depths) > 1 or depth > 1 else ""
+            yield draw_ablation(one.of(layer=layer), spec.options, suffix=suffix)
+
+
+def draw_ablation(measured: Measured, options: Mapping[str, Any], *, suffix: str = "") -> Page:
+    """Draw one layer: a row per block, columns ||H_o||, ||H_f|| and the share of H_f."""
+    blocks = _blocks(measured)
+    shares = functional_shares(measured.table)
+    sigmas = _chosen_sigmas(shares, options.get("sigmas"))
+    words = "Shares: mean over seeds of the ratio, bars ± standard error; lighter for smaller σ."
+    figure, axes = panel_grid(
+        len(blocks),
+        3,
+        note=f"{measured.how(guides=False)} {words}{_claim(options, shares, measured, sigmas)}",
+        margins=Margins(across=0.42, down=0.34, right=0.12),
+        share_x=False,
+        share_y=False,
+    )
+    for row, (name, col) in zip(axes, blocks, strict=True):
+        block = measured.of(row=name, col=col)
+        _draw_curves(row[:2].tolist(), block)
+        here = shares[(shares["row"] == name) & (shares["col"] == col)]
+        _draw_shares(row[2], here, block, sigmas)
+        row[0].set_ylabel(norm_label(name, col))
+    for ax, title in zip(axes[0], _titles(), strict=True):
+        ax.set_title(title)
+    numbers = pd.concat([drawn_numbers(measured), shares.assign(part="H_f/(H_o+H_f)")], ignore_index=True)
+    return Page(suffix, figure, numbers)
+
+
+def _blocks(measured: Measured) -> list[tuple[str, str]]:
+    """Return the measured blocks: diagonal ones first, in the order of growth sheets."""
+    present = list(measured.curves[["row", "col"]].drop_duplicates().itertuples(index=False, name=None))
+    diagonal = [(matrix.value, matrix.value) for matrix in measured.matrices()]
+    return diagonal + [pair for pair in present if pair not in diagonal]
+
+
+def _titles() -> list[str]:
+    outer, functional = (symbol(part) for part in (Part.H_o, Part.H_f))
+    return [
+        f"{outer}: {Part.H_o.label}",
+        f"{functional}: {Part.H_f.label}",
+        rf"share $\|${functional}$\|/(\|${outer}$\|+\|${functional}$\|)$",
+    ]
+
+
+def _draw_curves(axes: list[Axes], block: Measured) -> None:
+    variants = list(block.curves["variant"].unique())
+    name, values = varied_setting(variants)
+    tones = shades(matrix_colour(block.curves["row"].iloc[0]), len(variants))
+    axes[0].sharey(axes[1])
+    set_log_range(axes, block.curves[block.curves["part"] != Part.H])
+    for ax, part in zip(axes, (Part.H_o, Part.H_f), strict=True):
+        one = block.of(part=part)
+        mark_one(ax)
+        ax.set_xlim(axes[0].get_xlim())
+        ax.set_xlabel("σ")
+        widths = np.linspace(1.8, 0.8, len(variants))  # curves that coincide stay countable
+        for tone, variant, value, width in zip(tones, variants, values, widths, strict=True):
+            draw_curve(ax, one.of(variant=variant).curves, colour=tone, label=value, linewidth=width)
+        if not positive(one.curves).any():
+            say(ax, why_empty(one))
+    axes[0].legend(title=f"{name}:", loc="upper left", ncols=1 + len(values) // 5, alignment="left")
+
+
+def _claim(options: Mapping[str, Any], shares: pd.DataFrame, measured: Measured, sigmas: list[float]) -> str:
+    """Return the paper's claim and the shares that speak for or against it: first to last value of the setting."""
+    alive = shares[(shares["mean"] > 0) & np.isclose(shares["sigma"], max(sigmas, default=np.nan))]
+    if "claim" not in options or alive.empty:
+        return ""
+    variants = list(measured.curves["variant"].unique())
+    name, values = varied_setting(variants)
+    ends = alive[alive["variant"].isin([variants[0], variants[-1]])].groupby(["row", "col"], sort=False)
+    found = ", ".join(
+        f"{row} {group['mean'].iloc[0]:.2f} to {group['mean'].iloc[-1]:.2f}" for (row, _), group in ends
+    )
+    where = f"{name} {values[0]} to {values[-1]}, σ = {max(sigmas):g}"
+    return f" Claim: {options['claim']}. Shares from {where}: {found}."
+
+
+def _chosen_sigmas(shares: pd.DataFrame, wanted: list[float] | None) -> list[float]:
+    """Return the measured sigmas nearest the wanted ones; by default the lowest, the middle and that next to 1."""
+    measured = np.sort(shares["sigma"].unique())
+    if not measured.size:
+        return []
+    practical = measured[measured <= 1.0 + 1e-9] if (measured <= 1.0 + 1e-9).any() else measured
+    targets = wanted or np.geomspace(practical[0], practical[-1], _SHOWN_SIGMAS)
+    return sorted({float(measured[np.abs(np.log(measured / target)).argmin()]) for target in targets})
+
+
+def _draw_shares(ax: Axes, shares: pd.DataFrame, block: Measured, sigmas: list[float]) -> None:
+    name, values = varied_setting(list(block.curves["variant"].unique()))
+    numbers = as_numbers(values)
+    ax.set_xlabel(name)
+    ax.set_ylim(-0.03, 1.08)
+    if shares.empty or (shares["mean"] == 0).all():
+        say(ax, "= 0 (theorem)" if len(shares) else "(not measured)")
+        sigmas = []
+    place = dict(zip(block.curves["variant"].unique(), numbers or range(len(values)), strict=True))
+    for tone, sigma in zip(shades("#555555", len(sigmas)), sigmas, strict=True):
+        here = shares[np.isclose(shares["sigma"], sigma)]
+        at = [place[variant] for variant in here["variant"]]
+        ax.errorbar(
+            at,
+            here["mean"],
+            here["sem"],
+            fmt="o-" if numbers else "o",
+            color=tone,
+            elinewidth=0.8,
+            label=f"{sigma:.2g}",
+        )
+    _name_values(ax, values, numbers)
+    if sigmas:
+        ax.legend(title="σ:", loc="best", alignment="left")
+
+
+def _name_values(ax: Axes, values: list[str], numbers: list[float] | None) -> None:
+    """Put the varied values on the x axis: a logarithmic one for positive numbers that span it, names otherwise."""
+    if numbers and min(numbers) > 0 and max(numbers) / min(numbers) >= 8:
+        ax.set_xscale("log")
+        ax.xaxis.set_minor_locator(NullLocator())
+    ax.set_xticks(numbers or range(len(values)), [f"{number:g}" for number in numbers] if numbers else values)
+    ax.margins(x=0.1)

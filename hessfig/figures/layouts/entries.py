@@ -1,0 +1,119 @@
+"""The Hessian's entries themselves (Figure 1): heat maps of a whole model, above the histograms of two blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+from numpy.typing import NDArray
+
+from hessfig.analysis.dense import DenseHessian, read_dense
+from hessfig.figures.layouts.histograms import describe, draw_bars, picked
+from hessfig.figures.parts.grid import Margins, panel_grid
+from hessfig.figures.parts.save import Page
+from hessfig.figures.parts.spec import FigureSpec
+from hessfig.figures.parts.style import TEXT_WIDTH, TINY
+
+ATTENTION = ("W_Q", "W_K", "W_V", "W_O")
+_FLOOR, _RANGE = 1e-6, (-6.0, -1.0)
+_PIXELS = 960
+_SMALLEST_LABEL = 0.04  # parameters that own less of the axis than this carry no name
+
+
+def entries(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+    """Draw the Hessian of the whole model and of attention alone, and histograms of |entries| (Figure 1).
+
+    How to read it: bright squares are pairs of parameters whose loss curvature is strong; dashed lines
+    separate the weights, the smallest of which are not named. The histograms show how much smaller the
+    entries of the (Q, Q) block are than those of (V, V).
+    Requires: dense/*.npz of a one-layer sweep with keep_dense (option `variant` picks one; all by default).
+    """
+    hessians = read_dense(folder)
+    for hessian in picked(hessians, spec.options.get("variant")):
+        suffix = (
+            f"_{hessian.variant.rpartition('=')[2]}"
+            if len(hessians) > 1 and "variant" not in spec.options
+            else ""
+        )
+        yield draw_entries(hessian, suffix=suffix)
+
+
+def draw_entries(hessian: DenseHessian, *, suffix: str = "") -> Page:
+    """Draw the two heat maps with one colour bar, and the histograms below them."""
+    whole, attention = hessian, hessian.restricted(ATTENTION)
+    margins = Margins(left=0.42, right=0.5, top=0.22, bottom=0.36, across=0.42, down=0.5)
+    side = (TEXT_WIDTH - margins.left - margins.right - margins.across) / 2
+    figure, axes = panel_grid(
+        2,
+        2,
+        note=describe(hessian) + " Heat maps: log10(|H| + 1e-6), smoothed over 5 x 5 entries.",
+        panel_height=(side + 1.0) / 2,
+        height_ratios=[side, 1.0],
+        margins=margins,
+        share_x=False,
+        share_y=False,
+    )
+    for ax, one, title in zip(axes[0], (whole, attention), ("whole model", "attention"), strict=True):
+        image = draw_heat_map(ax, one.matrix, one.borders(), one.names)
+        ax.set_title(f"{title}: {len(one.matrix)} parameters")
+    _colour_bar(figure, axes[0, 1], image)
+    numbers = _draw_shared_histogram(figure, axes[1], [hessian])
+    return Page(suffix, figure, numbers)
+
+
+def draw_heat_map(ax: Axes, matrix: NDArray[Any], borders: NDArray[Any], names: Sequence[str]) -> AxesImage:
+    """Draw log10(|matrix| + 1e-6), smoothed over 5 x 5 entries, with dashed lines between the parameters."""
+    from scipy.ndimage import uniform_filter
+
+    logs = uniform_filter(np.log10(np.abs(matrix) + np.float32(_FLOOR)), size=5, mode="nearest")
+    size = len(matrix)
+    image = ax.imshow(
+        _reduced(logs), cmap="viridis", vmin=_RANGE[0], vmax=_RANGE[1], extent=(0, size, size, 0)
+    )
+    for border in borders[1:-1]:
+        ax.axhline(border, color="white", linestyle="--", linewidth=0.4)
+        ax.axvline(border, color="white", linestyle="--", linewidth=0.4)
+    middles, widths = (borders[:-1] + borders[1:]) / 2, np.diff(borders)
+    named = [
+        (m, _label(n)) for m, w, n in zip(middles, widths, names, strict=True) if w >= _SMALLEST_LABEL * size
+    ]
+    ax.set_xticks([m for m, _ in named], [n for _, n in named])
+    ax.set_yticks([m for m, _ in named], [n for _, n in named])
+    ax.tick_params(length=0, labelsize=TINY)
+    return image
+
+
+def _reduced(logs: NDArray[Any]) -> NDArray[Any]:
+    """Average over squares of neighbours until a side has at most _PIXELS: more cannot be printed."""
+    edges = np.arange(0, len(logs), -(-len(logs) // _PIXELS))
+    widths = np.diff([*edges, len(logs)])
+    sums = np.add.reduceat(np.add.reduceat(logs, edges, axis=0), edges, axis=1)
+    return sums / (widths[:, None] * widths)
+
+
+def _draw_shared_histogram(
+    figure: Figure, axes: Sequence[Axes], hessians: list[DenseHessian]
+) -> pd.DataFrame:
+    """Use the whole lower row for one panel."""
+    left, right = axes[0].get_position(), axes[1].get_position()
+    axes[1].remove()
+    axes[0].set_position((left.x0, left.y0, right.x1 - left.x0, left.height))
+    return draw_bars(axes[0], hessians)
+
+
+def _colour_bar(figure: Figure, ax: Axes, image: AxesImage) -> None:
+    box = ax.get_position()
+    bar = figure.add_axes((box.x1 + 0.015, box.y0, 0.015, box.height))
+    figure.colorbar(image, cax=bar)
+    bar.set_title(r"$\log_{10}$", fontsize=6)
+
+
+def _label(name: str) -> str:
+    head, _, index = name.partition("_")
+    return rf"${head}_{{\mathrm{{{index}}}}}$"

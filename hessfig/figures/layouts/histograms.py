@@ -1,0 +1,107 @@
+"""Histograms of the absolute entries of two blocks (Figures 1 and 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from numpy.typing import NDArray
+
+from hessfig.analysis.dense import DenseHessian, histogram, log_bins, read_dense
+from hessfig.errors import UserError
+from hessfig.figures.parts.grid import panel_grid
+from hessfig.figures.parts.panels import set_decades
+from hessfig.figures.parts.save import Page
+from hessfig.figures.parts.spec import FigureSpec
+from hessfig.figures.parts.style import matrix_colour
+from hessfig.terms import Matrix
+
+BLOCKS = (Matrix.W_V, Matrix.W_Q)
+
+
+def histograms(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+    """Draw histograms of |entries| of (V, V) and (Q, Q) for two variants, one opaque, one faded (Figure 4).
+
+    How to read it: opaque bars are linear attention, faded ones softmax. Where the two opaque humps lie close
+    together and the faded ones far apart, it is softmax that makes the blocks differ.
+    Requires: dense/*.npz of both variants (options `opaque` and `faded` name others).
+    """
+    hessians = {hessian.variant: hessian for hessian in read_dense(folder)}
+    names = [
+        spec.options.get("opaque", "model.attention=linear"),
+        spec.options.get("faded", "model.attention=softmax"),
+    ]
+    opaque, faded = (picked(list(hessians.values()), name)[0] for name in names)
+    yield draw_histograms(opaque, faded)
+
+
+def draw_histograms(opaque: DenseHessian, faded: DenseHessian) -> Page:
+    """Draw the histograms of two networks in one panel."""
+    note = f"{describe(opaque)} Opaque: {opaque.variant}; faded: {faded.variant}."
+    figure, axes = panel_grid(1, 1, note=note, panel_height=1.6)
+    return Page("", figure, draw_bars(axes[0, 0], [opaque, faded]))
+
+
+def draw_bars(ax: Axes, hessians: list[DenseHessian]) -> pd.DataFrame:
+    """Draw each network's (V, V) and (Q, Q) histograms, the first opaque and on top; return the shares."""
+    blocks = [(hessian, matrix, hessian.block(matrix)) for hessian in hessians for matrix in BLOCKS]
+    edges = log_bins([block for *_, block in blocks])
+    rows = []
+    for rank, (hessian, matrix, block) in reversed(list(enumerate(blocks))):
+        shares, first = histogram(block, edges), rank < len(BLOCKS)
+        ax.stairs(
+            shares,
+            edges,
+            fill=True,
+            color=matrix_colour(matrix),
+            alpha=0.75 if first else 0.25,
+            label=_legend(hessian, matrix, shares, edges),
+        )
+        ax.stairs(shares, edges, color=matrix_colour(matrix), alpha=1.0 if first else 0.4, linewidth=0.6)
+        rows.append(
+            pd.DataFrame(
+                {
+                    "variant": hessian.variant,
+                    "block": matrix.value,
+                    "bin_low": edges[:-1],
+                    "bin_high": edges[1:],
+                    "share": shares,
+                }
+            )
+        )
+    set_decades(ax, "x")
+    ax.set_xlim(edges[0], edges[-1])
+    ax.set_xlabel("absolute value of an entry")
+    ax.set_ylabel("share of entries")
+    ax.legend(loc="upper left", reverse=True)
+    return pd.concat(rows[::-1], ignore_index=True)
+
+
+def _legend(hessian: DenseHessian, matrix: Matrix, shares: NDArray[Any], edges: NDArray[Any]) -> str:
+    peak = float(np.sqrt(edges[:-1] * edges[1:])[shares.argmax()])
+    name = hessian.variant.rpartition("=")[2]
+    block = f"$({matrix.label}, {matrix.label})$" + (f", {name}" if name else "")
+    zeros = 100 * float((hessian.block(matrix) == 0).mean())
+    return f"{block}: peak at {peak:.1e}" + (f", {zeros:.0f} % exactly 0" if zeros >= 0.5 else "")
+
+
+def describe(hessian: DenseHessian) -> str:
+    """Return which Hessian is drawn, for the note."""
+    return f"Full Hessian at σ = {hessian.sigma:g}, seed {hessian.seed}."
+
+
+def picked(hessians: list[DenseHessian], variant: str | None) -> list[DenseHessian]:
+    """Return the Hessians of a variant (None: all). Raises UserError when there is none."""
+    chosen = [hessian for hessian in hessians if variant in (None, hessian.variant)]
+    if not chosen:
+        raise UserError(
+            "the figure's variant was not measured",
+            got=variant,
+            allowed=", ".join(hessian.variant or "(none)" for hessian in hessians),
+            remedy="run the sweep with its own sweep.vary, or set figure.options",
+        )
+    return chosen

@@ -1,0 +1,110 @@
+"""A grid of all pairs of weights (eq. 5): how H_o and H_f of every block grow with sigma."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from numpy.typing import NDArray
+
+from hessfig.figures.layouts.growth import page_suffix, slope_words
+from hessfig.figures.parts.grid import Margins, panel_grid, say
+from hessfig.figures.parts.measured import Measured, drawn_numbers, parts_of, read_measured
+from hessfig.figures.parts.panels import (
+    draw_curve,
+    draw_fit,
+    fitted,
+    mark_one,
+    positive,
+    set_log_range,
+    symbol,
+    why_empty,
+)
+from hessfig.figures.parts.save import Page
+from hessfig.figures.parts.spec import FigureSpec
+from hessfig.figures.parts.style import TEXT_WIDTH, TINY, part_colour
+from hessfig.predictions.growth_rates import Prediction
+from hessfig.terms import Matrix, Part
+
+_PANEL = 1.3
+
+
+def pairs(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+    """Draw every block (row, col) against sigma, H_o and H_f in one panel: a page per network.
+
+    How to read it: panel (A, B) shows the norm of the block of second derivatives with respect to A and B.
+    Its words give the fitted slope ± error and, in brackets, the predicted exponent; dashed lines are the
+    predicted powers through the window. The block (B, A) is the transpose of (A, B) and is not drawn again.
+    Requires: the sweep's table.csv with off-diagonal blocks; manifest.json for predictions.
+    """
+    measured = read_measured(folder, spec.windows, spec.average)
+    networks = measured.networks()
+    for variant, num_layers in networks:
+        one = measured.of(variant=variant, num_layers=num_layers)
+        for layer in one.layers():
+            suffix = page_suffix(variant, num_layers, networks) + (f"_layer{layer}" if num_layers > 1 else "")
+            yield draw_pairs(one.of(layer=layer), suffix=suffix)
+
+
+def draw_pairs(measured: Measured, *, suffix: str = "") -> Page:
+    """Draw the grid of one layer of one network."""
+    matrices = _matrices(measured)
+    count = len(matrices)
+    parts: list[Part] = [part for part in parts_of(measured.curves) if part is not Part.H] or [Part.H]
+    right = max(0.08, TEXT_WIDTH - 0.52 - count * 1.7) if count < 3 else 0.08
+    note = f"{measured.how()} In brackets: predicted exponent. {slope_words(measured)}"
+    figure, axes = panel_grid(
+        count, count, note=note, panel_height=_PANEL, margins=Margins(right=right), share_y="all"
+    )
+    set_log_range(axes.ravel().tolist(), measured.curves[measured.curves["part"].isin(parts)])
+    for i, row in enumerate(matrices):
+        for j, col in enumerate(matrices):
+            _draw_cell(axes[i, j], measured, row, col, parts)
+    _label(axes, matrices)
+    return Page(suffix, figure, drawn_numbers(measured))
+
+
+def _matrices(measured: Measured) -> list[Matrix]:
+    present = set(measured.curves["row"]) | set(measured.curves["col"])
+    return [matrix for matrix in Matrix if matrix in present]
+
+
+def _draw_cell(ax: Axes, measured: Measured, row: Matrix, col: Matrix, parts: list[Part]) -> None:
+    here, mirrored = measured.of(row=row, col=col), measured.of(row=col, col=row)
+    if here.curves.empty:
+        ax.set_facecolor("#f7f7f7")
+        other = f"transpose of\n$({col.label}, {row.label})$"
+        say(ax, "(not measured)" if mirrored.curves.empty else other)
+        return
+    mark_one(ax)
+    handles, words = [], []
+    for part in parts:
+        one = here.of(part=part)
+        if positive(one.curves).any():
+            draw_curve(ax, one.curves, colour=part_colour(part))
+            draw_fit(ax, one, drop=1.0)
+        handles.append(Line2D([], [], color=part_colour(part), marker="o", markersize=2))
+        words.append(f"{symbol(part)}  {_slope(one)}")
+    ax.legend(handles, words, loc="upper left", fontsize=TINY + 0.4, handlelength=0.9)
+
+
+def _slope(measured: Measured) -> str:
+    if not positive(measured.curves).any():
+        return why_empty(measured)
+    first = measured.slopes.iloc[0]
+    known = first["prediction"] == Prediction.exponent
+    expected = f"  ({first['predicted']:g})" if known else ""
+    zero = "  (predicted = 0)" if first["prediction"] == Prediction.structural_zero else expected
+    return fitted(first["slope"], first["slope_se"]) + zero
+
+
+def _label(axes: NDArray[np.object_], matrices: list[Matrix]) -> None:
+    for ax, matrix in zip(axes[0], matrices, strict=True):
+        ax.set_title(f"${matrix.label}$")
+    for ax, matrix in zip(axes[:, 0], matrices, strict=True):
+        ax.set_ylabel(rf"${matrix.label}$:  block $\|\cdot\|_F$")
+    for ax in axes[-1]:
+        ax.set_xlabel("σ")

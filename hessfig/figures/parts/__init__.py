@@ -1,0 +1,1 @@
+"""What every layout shares: style, panels, saving, and the sweep it draws from."""

@@ -1,0 +1,176 @@
+"""What stands in a panel: a curve with its error band, guides, and words in corners."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+from hessfig.analysis.windows import Window, as_window, within
+from hessfig.figures.parts.measured import Measured
+from hessfig.figures.parts.style import BACKING, GUIDE, TINY
+from hessfig.predictions.growth_rates import Prediction
+from hessfig.terms import Matrix, Part
+
+_PART_SYMBOLS = {Part.H_o: r"H_\mathrm{o}", Part.H_f: r"H_\mathrm{f}", Part.H: "H"}
+_SUPERSCRIPTS = str.maketrans("-.0123456789", "⁻˙⁰¹²³⁴⁵⁶⁷⁸⁹")
+_DASHES = ((0, (4, 2)), (0, (1.5, 1.2)), (0, (5, 1.5, 1, 1.5)))
+
+
+def symbol(part: str) -> str:
+    """Return mathtext for a part of the Hessian."""
+    return f"${_PART_SYMBOLS[Part(part)]}$"
+
+
+def norm_label(row: str, col: str = "") -> str:
+    """Return the y label of a block."""
+    names = [Matrix(row).label] if col in ("", row) else [Matrix(row).label, Matrix(col).label]
+    return rf"${', '.join(names)}$ block $\|\cdot\|_F$"
+
+
+def draw_curve(ax: Axes, curve: pd.DataFrame, *, colour: Any, label: str = "", **line: Any) -> None:
+    """Draw mean over seeds against sigma with a band of one standard error; zeros and holes are left out."""
+    drawn = curve[positive(curve)]
+    ax.plot(drawn["sigma"], drawn["mean"], "o-", color=colour, label=label, markeredgewidth=0, **line)
+    band = drawn[drawn["sem"] > 0]
+    low = np.maximum(band["mean"] - band["sem"], band["mean"] * 0.05)
+    ax.fill_between(band["sigma"], low, band["mean"] + band["sem"], color=colour, alpha=0.25, linewidth=0)
+
+
+def draw_guide(ax: Axes, sigma: np.ndarray, exponent: float, coefficient: float, *, style: int = 0) -> None:
+    """Draw the grey dashed line coefficient * sigma^exponent, behind the curves."""
+    sigma = np.asarray(sigma, dtype=float)
+    ax.plot(
+        sigma, coefficient * sigma**exponent, color=GUIDE, linestyle=_DASHES[style], linewidth=0.8, zorder=3
+    )
+
+
+def draw_fit(ax: Axes, measured: Measured, *, drop: float) -> None:
+    """Draw a single curve's power law of the first window: predicted exponent, else the fitted one.
+
+    It runs along the whole grid, lowered by the factor `drop`.
+    """
+    first = measured.slopes.iloc[0]
+    exponent = first["predicted"] if first["prediction"] == Prediction.exponent else first["slope"]
+    c = drop * coefficient(measured.curves, exponent, as_window(first["window_low"], first["window_high"]))
+    draw_guide(ax, measured.curves["sigma"].to_numpy(), exponent, c)
+
+
+def coefficient(curve: pd.DataFrame, exponent: float, window: Window) -> float:
+    """Return c of c * sigma^exponent: through the curve's points in the window, on average in logs.
+
+    The whole curve is used when the window holds none of it; nan if nothing is positive.
+    """
+    drawn = curve[positive(curve)]
+    inside = drawn[within(drawn["sigma"], window)]
+    used = drawn if inside.empty else inside
+    if used.empty:
+        return math.nan
+    return float(np.exp((np.log(used["mean"]) - exponent * np.log(used["sigma"])).mean()))
+
+
+def positive(curves: pd.DataFrame) -> pd.Series:
+    """Return which means can stand on a logarithmic axis."""
+    return np.isfinite(curves["mean"]) & (curves["mean"] > 0)
+
+
+def is_rising(curves: pd.DataFrame) -> bool:
+    """Return whether the curves end higher than they begin, so that their upper left corner is free."""
+    drawn = curves[positive(curves)].groupby("sigma")["mean"].max()
+    return bool(drawn.iloc[-1] >= drawn.iloc[0])
+
+
+def set_log_range(axes: Sequence[Axes], curves: pd.DataFrame) -> None:
+    """Give panels logarithmic scales and the range of the data, so that guides cannot stretch the axes."""
+    for ax in axes:
+        if ax.get_xscale() != "log":
+            set_decades(ax, "x")
+        if ax.get_yscale() != "log":
+            set_decades(ax, "y")
+    drawn = curves[positive(curves)]
+    if not drawn.empty:
+        axes[0].set_xlim(*_padded(drawn["sigma"], 0.04))
+        axes[0].set_ylim(*_padded(drawn["mean"], 0.07))
+        if drawn["mean"].max() < 30 * drawn["mean"].min():
+            _between_decades(axes[0])
+
+
+def set_decades(ax: Axes, which: str) -> None:
+    """Make an axis (and those that share it) logarithmic, with ticks at powers of ten."""
+    ax.set(**{f"{which}scale": "log"})
+    for sibling in getattr(ax, f"get_shared_{which}_axes")().get_siblings(ax):
+        axis = getattr(sibling, f"{which}axis")
+        axis.set_major_locator(LogLocator(numticks=6))
+        axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter(FuncFormatter(_power_of_ten))
+
+
+def _between_decades(ax: Axes) -> None:
+    """Put ticks at 1, 2 and 5 times powers of ten on the y axis (and those that share it), for short ranges."""
+    for sibling in ax.get_shared_y_axes().get_siblings(ax):
+        sibling.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=12))
+        sibling.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def _power_of_ten(value: float, _: int) -> str:
+    """Return '10⁻³' as plain text: laying out mathtext for every tick would take half the drawing time."""
+    return "10" + f"{round(np.log10(value))}".translate(_SUPERSCRIPTS) if value > 0 else ""
+
+
+def _padded(values: pd.Series, share: float) -> tuple[float, float]:
+    low, high = np.log10(values.min()), np.log10(values.max())
+    pad = share * max(high - low, 1.0)
+    return float(10 ** (low - pad)), float(10 ** (high + pad))
+
+
+def mark_one(ax: Axes) -> None:
+    """Mark sigma = 1, the end of the practical range, by a dotted vertical line."""
+    ax.axvline(1.0, color="#333333", linestyle=(0, (1, 2)), linewidth=0.6, zorder=1)
+
+
+def corner(ax: Axes, words: str, where: str, *, colour: str = "black", size: float = TINY) -> None:
+    """Write words into a corner: 'upper left', 'lower right', ..."""
+    vertical, horizontal = where.split()
+    x, y = {"left": 0.03, "right": 0.97}[horizontal], {"upper": 0.97, "lower": 0.04}[vertical]
+    ax.text(
+        x,
+        y,
+        words,
+        transform=ax.transAxes,
+        ha=horizontal,
+        va={"upper": "top", "lower": "bottom"}[vertical],
+        color=colour,
+        fontsize=size,
+        bbox=BACKING,
+        linespacing=1.15,
+    )
+
+
+def fitted(slope: float, error: float) -> str:
+    """Return 'slope ± error' with two decimals, or three where the error would read as zero."""
+    if math.isnan(slope):
+        return "too few points"
+    digits = 3 if error < 0.005 else 2
+    words = f"{slope:.{digits}f}" + (f" ± {max(error, 0.001):.{digits}f}" if math.isfinite(error) else "")
+    return words.replace("-", "−")
+
+
+def power(exponent: float) -> str:
+    """Return 'σ⁶'."""
+    return f"σ{exponent:g}".translate(_SUPERSCRIPTS)
+
+
+def why_empty(measured: Measured) -> str:
+    """Return why there is no line to draw."""
+    curves = measured.curves
+    if curves.empty:
+        return "(not measured)"
+    if curves["is_zero"].all():
+        theorem = (measured.slopes["prediction"] == Prediction.structural_zero).all()
+        return "= 0 (theorem)" if theorem else "= 0 (every number)"
+    return "(zero in this precision)" if (curves["mean"] == 0).any() else "(not finite)"

@@ -1,0 +1,166 @@
+"""figure=scalar: the Hessian's spectrum in the scalar-token model, and what it depends on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from hessfig.errors import UserError
+from hessfig.figures.parts.grid import Margins, panel_grid
+from hessfig.figures.parts.save import Page, save_page
+from hessfig.figures.parts.style import GUIDE, TINY, shades, styled
+
+BULK, OUTLIER, PLAIN = "#2166ac", "#b2182b", "#444444"
+TABLES = ("spectrum", "condition", "ggn", "sinks")
+SINKS = {"input": "sink in the input", "score": "sink in the score", "value": "sink in score and value"}
+MODELS = {
+    "attention": "softmax\nattention",
+    "linear attention": "linear\nattention",
+    "linear MLP": "linear\nMLP",
+}
+PLACES = {"random weights": "#444444", "critical points": "#e08214"}
+FLOOR = 2e-3
+
+
+def draw(outputs: Path) -> list[Path]:
+    """Read outputs/scalar/*.csv and write outputs/figures/figscalar.{pdf,png,svg,csv}.
+
+    How to read it: (a) every eigenvalue of one problem, computed and from the closed form: 2 (d_K - 1) of
+    them sit at +-b, three stand out. (b) The same network with unbalanced query and key weights is ever worse
+    conditioned. (c) The GGN's top eigenvalue is exact at critical points of networks linear in s; at random
+    weights attention fares no worse. (d-f) Three ways to make the first token a sink: dotted lines mark the
+    sizes without a sink. Bands: quartiles.
+
+    Requires the tables of hessfig.theory.scalar_study. Raises UserError when one is missing.
+    """
+    tables = {name: _read(outputs / "scalar" / f"{name}.csv") for name in TABLES}
+    with styled():
+        page = Page("", sheet(tables), numbers(tables))
+        return save_page(page, outputs / "figures", "scalar")
+
+
+def numbers(tables: dict[str, pd.DataFrame]) -> pd.DataFrame:
+    """Every drawn number: panel, series, x, median (or value) y, quartiles."""
+    spectrum, condition, ggn, sinks = (tables[name] for name in TABLES)
+    frames = [
+        _tidy("spectrum", spectrum["kind"] + ", autodiff", spectrum["index"], spectrum["autodiff"]),
+        _tidy("spectrum", spectrum["kind"] + ", closed form", spectrum["index"], spectrum["closed_form"]),
+        _tidy("condition number", "autodiff", condition["norm_squared"], condition["median"], condition),
+        _tidy("condition number", "closed form", condition["norm_squared"], condition["closed_form"]),
+        _tidy("condition number", "limit", condition["norm_squared"], condition["limit"]),
+        _tidy("GGN", ggn["model"] + ", " + ggn["where"], np.nan, ggn["median"], ggn),
+        _tidy("sink: " + sinks["sink"], sinks["quantity"], sinks["beta"], sinks["median"], sinks),
+    ]
+    return pd.concat(frames, ignore_index=True)
+
+
+def sheet(tables: dict[str, pd.DataFrame]) -> Figure:
+    """Two rows of three panels."""
+    margins = Margins(left=0.48, right=0.06, top=0.2, bottom=0.32, across=0.46, down=0.52)
+    figure, axes = panel_grid(2, 3, panel_height=1.28, margins=margins, share_x=False, share_y=False)
+    draw_spectrum(axes[0, 0], tables["spectrum"])
+    draw_condition(axes[0, 1], tables["condition"])
+    draw_ggn(axes[0, 2], tables["ggn"])
+    for ax, (sink, title), letter in zip(axes[1], SINKS.items(), "def", strict=True):
+        draw_sink(ax, tables["sinks"][tables["sinks"]["sink"] == sink])
+        ax.set_title(f"({letter}) {title}", loc="left")
+    _share_sink_axes(list(axes[1]))
+    return figure
+
+
+def draw_spectrum(ax: Axes, spectrum: pd.DataFrame) -> None:
+    """Eigenvalues in ascending order: rings computed, dots from the closed form."""
+    for kind, colour in (("bulk", BULK), ("outlier", OUTLIER)):
+        part = spectrum[spectrum["kind"] == kind]
+        ax.plot(part["index"], part["autodiff"], "o", mfc="none", mec=colour, mew=0.7, ms=4.5)
+        ax.plot(part["index"], part["closed_form"], "o", color=colour, mew=0, ms=1.8)
+    ax.plot([], [], "o", mfc="none", mec=PLAIN, mew=0.7, ms=4.5, label="automatic differentiation")
+    ax.plot([], [], "o", color=PLAIN, mew=0, ms=1.8, label="closed form")
+    b = float(spectrum.loc[spectrum["kind"] == "bulk", "closed_form"].max())
+    for size, name in ((b, "$+b$"), (-b, "$-b$")):
+        level = spectrum[(spectrum["closed_form"] - size).abs() < 1e-9]
+        ax.annotate(
+            name, (level["index"].mean(), size), (0, 4), textcoords="offset points", color=BULK, ha="center"
+        )
+    ax.set(xlabel="eigenvalue number, ascending", ylabel="eigenvalue")
+    ax.set_title("(a) spectrum of one problem", loc="left")
+    ax.legend(loc="upper left")
+
+
+def draw_condition(ax: Axes, condition: pd.DataFrame) -> None:
+    """Condition number against |w_Q|^2 + |w_K|^2 at fixed w_Q . w_K."""
+    N = condition["norm_squared"]
+    ax.fill_between(N, condition["q25"], condition["q75"], color=PLAIN, alpha=0.18, linewidth=0)
+    ax.plot(N, condition["limit"], "--", color=GUIDE, linewidth=0.8, label=r"limit, $\propto N^2$")
+    ax.plot(N, condition["closed_form"], color=PLAIN, label="closed form")
+    ax.plot(N, condition["median"], "o", mfc="none", mec=PLAIN, mew=0.7, ms=4, label="automatic diff.")
+    ax.set(xscale="log", yscale="log", ylabel="condition number")
+    ax.set_xlabel(r"$N = |w_\mathrm{Q}|^2 + |w_\mathrm{K}|^2$ at fixed $w_\mathrm{Q} \cdot w_\mathrm{K}$")
+    ax.set_title("(b) conditioning", loc="left")
+    ax.minorticks_off()
+    ax.legend(loc="upper left")
+
+
+def draw_ggn(ax: Axes, ggn: pd.DataFrame) -> None:
+    """Relative error of the GGN's top eigenvalue: median and quartiles; zeros are written out."""
+    for offset, (where, colour) in zip((-0.14, 0.14), PLACES.items(), strict=True):
+        for place, model in enumerate(MODELS):
+            row = ggn[(ggn["where"] == where) & (ggn["model"] == model)].iloc[0]
+            _draw_quartiles(ax, place + offset, row, colour)
+        ax.plot([], [], "o", color=colour, ms=3, mew=0, label=where)
+    ax.set(yscale="log", ylim=(FLOOR, 2.2), xlim=(-0.6, 2.6), ylabel="relative error of top eigenvalue")
+    ax.set_xticks(range(len(MODELS)), list(MODELS.values()))
+    ax.tick_params(axis="x", length=0)
+    ax.set_title("(c) GGN as a proxy", loc="left")
+    ax.minorticks_off()
+    ax.legend(loc="upper right", handlelength=0.6)
+
+
+def draw_sink(ax: Axes, sink: pd.DataFrame) -> None:
+    """Bulk and the three outliers against the sink's size; dotted: bulk and largest outlier without it."""
+    ranks = [f"outlier {rank}" for rank in (1, 2, 3)]
+    colours = dict(zip(["bulk", *ranks], [BULK, *reversed(shades(OUTLIER, 3))], strict=True))
+    for quantity, colour in colours.items():
+        curve = sink[sink["quantity"] == quantity]
+        ax.plot(curve["beta"], curve["median"], color=colour, label=quantity)
+        if quantity in ("bulk", "outlier 1"):
+            ax.fill_between(curve["beta"], curve["q25"], curve["q75"], color=colour, alpha=0.15, linewidth=0)
+            ax.axhline(curve["median"].iloc[0], color=colour, linestyle=":", linewidth=0.7)
+    ax.set(yscale="log", xlabel=r"size of the sink, $\beta$")
+
+
+def _share_sink_axes(axes: list[Axes]) -> None:
+    low = min(ax.get_ylim()[0] for ax in axes)
+    high = max(ax.get_ylim()[1] for ax in axes)
+    for ax in axes:
+        ax.set_ylim(max(low, 1e-5), high)
+        ax.set(xlim=(0, 12), xticks=range(0, 13, 3))
+    axes[0].set_ylabel("size of eigenvalue")
+    axes[1].legend(loc="lower left")
+
+
+def _draw_quartiles(ax: Axes, x: float, row: pd.Series, colour: str) -> None:
+    if row["q75"] < FLOOR:
+        ax.text(x, FLOOR * 1.15, "exact", color=colour, fontsize=TINY, ha="center", va="bottom", rotation=90)
+        return
+    ax.plot([x, x], [max(row["q25"], FLOOR), row["q75"]], color=colour, linewidth=1.2, solid_capstyle="butt")
+    ax.plot([x], [row["median"]], "o", color=colour, ms=3.2, mew=0)
+
+
+def _tidy(
+    panel: object, series: object, x: object, y: object, spread: pd.DataFrame | None = None
+) -> pd.DataFrame:
+    quartiles = (
+        {"q25": np.nan, "q75": np.nan} if spread is None else {"q25": spread["q25"], "q75": spread["q75"]}
+    )
+    return pd.DataFrame({"panel": panel, "series": series, "x": x, "y": y, **quartiles})
+
+
+def _read(path: Path) -> pd.DataFrame:
+    if not path.exists():
+        raise UserError(f"{path} is missing", remedy="`hessfig plot figure=scalar` computes it and draws")
+    return pd.read_csv(path)

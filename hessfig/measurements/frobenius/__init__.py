@@ -1,0 +1,1 @@
+"""Frobenius norms of blocks: sampled, dense or exact."""

@@ -1,0 +1,1 @@
+"""The GPT-2-style transformer and its ablations."""

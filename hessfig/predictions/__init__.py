@@ -1,0 +1,1 @@
+"""Predictions: how block norms grow with sigma, by counting powers; standard library only."""

@@ -1,0 +1,1 @@
+"""Truth by automatic differentiation, and the random problems it is asked on."""

@@ -1,0 +1,1 @@
+"""Statements as data: printed formula, corrected formula, oracle."""

@@ -1,0 +1,1 @@
+"""Closed forms of the paper's statements, corrected where they need it."""

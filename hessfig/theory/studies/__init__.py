@@ -1,0 +1,1 @@
+"""Tables of the theory studies (no sweep)."""

@@ -1,0 +1,1 @@
+"""hessfig verify: check every statement and write the errata sheet."""
