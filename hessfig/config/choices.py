@@ -6,11 +6,12 @@ from enum import StrEnum
 
 
 class Kind(StrEnum):
-    """Family of networks."""
+    """The kinds of networks whose structure the engines know; `model.kind` may name any module of hessfig.models."""
 
     transformer = "transformer"
     self_attention = "self_attention"
     linear_mlp = "linear_mlp"
+    python = "python"
 
 
 class Attention(StrEnum):
@@ -53,10 +54,35 @@ class Loss(StrEnum):
 
 
 class Data(StrEnum):
-    """Digit addition, or Gaussian inputs and targets for a single self-attention layer (eq. 5)."""
+    """Digit addition; Gaussian inputs and targets for a single self-attention layer (eq. 5); those of model.factory."""
 
     addition = "addition"
     gaussian = "gaussian"
+    python = "python"
+
+
+class State(StrEnum):
+    """A point of weight space: drawn from sigma and seed, or read from a file."""
+
+    initialised = "initialised"
+    loaded = "loaded"
+
+
+class FigureGroup(StrEnum):
+    """Figures of the paper, of sweeps beyond it, and of theory studies that need no sweep."""
+
+    paper = "paper"
+    beyond = "beyond"
+    study = "study"
+    own = "own"
+
+
+class Published(StrEnum):
+    """What the authors published of a figure: numbers, pictures alone, or nothing."""
+
+    numbers = "numbers"
+    pictures = "pictures"
+    nothing = "nothing"
 
 
 class Scored(StrEnum):

@@ -11,15 +11,17 @@ from hessfig.config.choices import (
     Average,
     Data,
     DType,
-    Kind,
+    FigureGroup,
     Loss,
     Method,
     Norm,
     Products,
+    Published,
     QueryKey,
     Scored,
     SigmaScales,
     Spacing,
+    State,
 )
 from hessfig.terms import Part
 
@@ -38,9 +40,12 @@ class TaskConfig:
 
 @dataclass
 class ModelConfig:
-    """The network. `d_head: null` means d_model / n_heads, `d_mlp: null` means 4 d_model."""
+    """The network. `d_head: null` means d_model / n_heads, `d_mlp: null` means 4 d_model.
 
-    kind: Kind = Kind.transformer
+    `kind` names a module of hessfig.models; `factory` (with its `options`) is for kind python.
+    """
+
+    kind: str = "transformer"
     n_layers: int = 1
     n_heads: int = 1
     d_model: int = 128
@@ -53,6 +58,16 @@ class ModelConfig:
     query_key: QueryKey = QueryKey.separate
     temperature: float = 1.0
     sigma_scales: SigmaScales = SigmaScales.both
+    factory: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class StateConfig:
+    """The point of weight space: drawn anew for every sigma and seed, or loaded from the file `path`."""
+
+    kind: State = State.initialised
+    path: str | None = None
 
 
 @dataclass
@@ -70,7 +85,7 @@ class GridConfig:
 class EstimatorConfig:
     """How block norms are found, by whose products, and with how many probes (`auto`: at most; see variance_share)."""
 
-    method: Method = Method.hutchinson
+    method: Method = Method.auto
     products: Products = Products.linearised
     num_probes: int = 20
     variance_share: float = 0.1
@@ -81,24 +96,34 @@ class SweepConfig:
     """A sweep: its name, a line about it, what it varies beside sigma, the windows slopes are fitted on (null: open).
 
     `vary` maps a dotted key to its values (several keys: every combination), unless the command line gives it.
+    `axis` is what curves run along: sigma, step, or a varied setting such as model.d_model.
     """
 
     name: str = "sigma"
     about: str = ""
     vary: dict[str, list[Any]] = field(default_factory=dict)
+    axis: str = "sigma"
     windows: list[Any] = field(default_factory=lambda: [[None, 1.0]])
     average: Average = Average.arithmetic
-    keep_dense: bool = False
 
 
 @dataclass
 class FigureConfig:
-    """A figure: which sweep it draws, in which layout."""
+    """A figure: which sweep it draws, in which layout, and where it stands in the gallery (`group`, `order`).
+
+    `x`, `colour` and `dashes` name sigma, step, layer, part or a varied setting, for layouts that take them.
+    `published` says what the authors published of it, hence whether `compare` can serve.
+    """
 
     name: str = ""
     sweep: str = "sigma"
     layout: str = ""
-    about: str = ""
+    group: FigureGroup = FigureGroup.own
+    order: int = 100
+    published: Published = Published.nothing
+    x: str | None = None
+    colour: str | None = None
+    dashes: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -108,10 +133,12 @@ class Config:
 
     task: TaskConfig = field(default_factory=TaskConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
+    state: StateConfig = field(default_factory=StateConfig)
     grid: GridConfig = field(default_factory=GridConfig)
     estimator: EstimatorConfig = field(default_factory=EstimatorConfig)
     sweep: SweepConfig = field(default_factory=SweepConfig)
     figure: FigureConfig = field(default_factory=FigureConfig)
+    quantities: list[str] = field(default_factory=lambda: ["frobenius"])
     blocks: Any = field(default_factory=lambda: ["W_V", "W_Q"])
     parts: list[Part] = field(default_factory=lambda: [Part.H_o, Part.H_f, Part.H])
     seeds: int = 20
