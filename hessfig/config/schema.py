@@ -148,6 +148,7 @@ class Config:
     workers: Any = "auto"
     output_dir: str = "outputs"
     dry_run: bool = False
+    config_dir: str | None = None
     reference: str | None = None
     tolerance: float = 0.1
     resamples: int = 2000
