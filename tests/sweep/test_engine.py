@@ -18,10 +18,10 @@ import pytest
 
 from hessfig.config import Config, EstimatorConfig, GridConfig, Kind, ModelConfig, TaskConfig
 from hessfig.errors import UserError
+from hessfig.record import COLUMNS
 from hessfig.sweep.engine import Summary, run_sweep, worker_count
 from hessfig.sweep.preview import describe, summarise
 from hessfig.sweep.store import CellStore
-from hessfig.sweep.table import COLUMNS
 from tests.runs import rows
 from tests.toys import toy_config
 
@@ -109,7 +109,7 @@ def test_the_number_of_workers_changes_no_bit(reference: Path, tmp_path: Path) -
 
 DAMAGES = {
     "truncated": lambda text: text[: len(text) // 2],
-    "edited": lambda text: text.replace('"frob": ', '"frob": 1'),
+    "edited": lambda text: text.replace('"value": ', '"value": 1'),
     "of another key": lambda text: text.replace('"key": "', '"key": "0'),
     "empty": lambda text: "",
 }
