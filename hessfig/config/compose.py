@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
-from collections.abc import Iterator, Mapping
-from enum import Enum
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from hessfig.config.checks import check
+from hessfig.config.plain import as_plain
 from hessfig.config.schema import Config
 from hessfig.errors import UserError
 
@@ -44,17 +43,6 @@ def variants(composed: DictConfig, fixed: set[str]) -> list[tuple[str, Config]]:
     """
     vary = {key: list(values) for key, values in composed.sweep.vary.items() if key not in fixed}
     return [(_name(choice), _checked(_with(composed, choice))) for choice in _combinations(vary)]
-
-
-def as_plain(config: Any) -> Any:
-    """Return a configuration as nested dicts and lists of plain values, for manifests and hashes."""
-    if dataclasses.is_dataclass(config):
-        return {field.name: as_plain(getattr(config, field.name)) for field in dataclasses.fields(config)}
-    if isinstance(config, Enum):
-        return config.value
-    if isinstance(config, Mapping):
-        return {str(key): as_plain(value) for key, value in config.items()}
-    return [as_plain(value) for value in config] if isinstance(config, list | tuple) else config
 
 
 def check_composition(arguments: list[str]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import hessfig
 from hessfig.config import Config
-from hessfig.config.compose import as_plain
+from hessfig.config.plain import as_plain
 from hessfig.files import replacing
 from hessfig.sweep.plan import Allocation, digest, science
 from hessfig.sweep.pool import THREADS

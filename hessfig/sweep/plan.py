@@ -14,7 +14,7 @@ import numpy as np
 
 from hessfig.config import Config, Method, sigma_values, with_defaults
 from hessfig.config.blocks import weight_pairs
-from hessfig.config.compose import as_plain
+from hessfig.config.plain import as_plain
 from hessfig.curvature.exact.support import check_exact
 from hessfig.terms import Block, Matrix
 

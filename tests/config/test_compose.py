@@ -12,13 +12,13 @@ from omegaconf import DictConfig
 from hessfig.cli.overrides import GROUPS, choices, quote_numbers
 from hessfig.config import Config, GridConfig
 from hessfig.config.compose import (
-    as_plain,
     check_composition,
     differing_setting,
     sweep_fit,
     to_config,
     variants,
 )
+from hessfig.config.plain import as_plain
 from hessfig.errors import UserError
 from hessfig.sweep.measure import measure
 from hessfig.sweep.plan import Cell, plan
