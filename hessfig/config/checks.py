@@ -8,9 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from hessfig.config.blocks import weight_pairs, weight_size
 from hessfig.config.choices import Data, Kind, Loss, Method
-from hessfig.config.memory import check_memory
 from hessfig.config.model_checks import check_model
 from hessfig.config.schema import Config, GridConfig, SweepConfig
 from hessfig.errors import UserError
@@ -25,8 +23,6 @@ def check(config: Config) -> None:
     check_model(config.model)
     _check_estimator(config)
     _check_task(config)
-    _check_pairs(config)
-    check_memory(config)
     _check_sweep(config.sweep)
     if config.first_seed < 0:
         raise UserError(
@@ -114,25 +110,6 @@ def _check_estimator(config: Config) -> None:
         )
 
 
-def _check_pairs(config: Config) -> None:
-    for row, col in weight_pairs(config.blocks, config.model):
-        size = weight_size(col, config.model, config.task)
-        if config.estimator.method == Method.xtrace and config.estimator.num_probes >= size:
-            raise UserError(
-                f"estimator.num_probes: xtrace needs fewer products than {col} has entries",
-                got=config.estimator.num_probes,
-                allowed=f"an even number < {size}",
-                remedy="estimator=dense, which is exact and no dearer here",
-            )
-        if row != col and config.estimator.method in (Method.xtrace, Method.aligned):
-            raise UserError(
-                f"estimator={config.estimator.method} needs symmetric blocks",
-                got=f"blocks with ({row}, {col})",
-                allowed="diagonal blocks",
-                remedy="estimator=hutchinson or estimator=dense for pairs",
-            )
-
-
 def _check_sweep(sweep: SweepConfig) -> None:
     if not sweep.name or Path(sweep.name).name != sweep.name:
         raise UserError("sweep.name is the name of a folder", got=repr(sweep.name), allowed="a plain name")
@@ -155,6 +132,13 @@ def _is_window(window: Any) -> bool:
 
 def _check_task(config: Config) -> None:
     gaussian = config.task.data == Data.gaussian
+    if (config.task.data == Data.python) != (config.model.kind == Kind.python):
+        raise UserError(
+            "task.data and model.kind do not fit: model.factory makes the data too",
+            got=f"task.data={config.task.data}, model.kind={config.model.kind}",
+            allowed="python with python",
+            remedy="model=python task=python, or sweep=network, which has both",
+        )
     if gaussian != (config.model.kind == Kind.self_attention):
         raise UserError(
             "task.data and model.kind do not fit",

@@ -11,7 +11,7 @@ from hessfig.errors import UserError
 
 def check_model(model: ModelConfig) -> None:
     """Raise UserError for the first setting of the network that cannot be built."""
-    if model.d_head is None and model.d_model % model.n_heads:
+    if model.kind != Kind.python and model.d_head is None and model.d_model % model.n_heads:
         raise UserError(
             "model.n_heads does not divide model.d_model",
             got=f"d_model={model.d_model}, n_heads={model.n_heads}",
@@ -20,6 +20,8 @@ def check_model(model: ModelConfig) -> None:
         )
     if not (math.isfinite(model.temperature) and model.temperature > 0):
         raise UserError("model.temperature", got=model.temperature, allowed="a finite number > 0")
+    if model.kind == Kind.python:
+        return
     if model.kind == Kind.self_attention:
         _check_self_attention(model)
     if model.kind != Kind.transformer and model.norm != Norm.none:

@@ -84,7 +84,7 @@ def _counted(block: Block, part: Part, architecture: Architecture) -> GrowthRate
     return GrowthRate(Prediction.exponent, float(exponent), regime, _reference(block, part, architecture))
 
 
-def _embeddings(*matrices: Matrix) -> int:
+def _embeddings(*matrices: str) -> int:
     """Count the weights of order sigma themselves: a derivative with respect to one takes a power away."""
     return sum(matrix in (Matrix.W_E, Matrix.W_pos) for matrix in matrices)
 

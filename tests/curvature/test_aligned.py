@@ -11,9 +11,9 @@ from hessfig.config import DType, ModelConfig, TaskConfig
 from hessfig.curvature.column import hutchinson
 from hessfig.curvature.problem import Problem
 from hessfig.curvature.products.linearised.column import LinearisedColumn, LinearisedNetwork
-from hessfig.measurements.frobenius.aligned import aligned
-from hessfig.measurements.frobenius.dense import dense_norms
-from hessfig.measurements.frobenius.norms import BlockNorm
+from hessfig.measurements.valueenius.aligned import aligned
+from hessfig.measurements.valueenius.dense import dense_norms
+from hessfig.measurements.valueenius.norms import BlockNorm
 from hessfig.models.build import build_model
 from hessfig.rng import stream
 from hessfig.tasks.batch import draw_batch
@@ -39,9 +39,9 @@ def test_unbiased_with_honest_errors(columns: dict[Matrix, LinearisedColumn], ma
     oracle = dense_norms(column, parts)
     found = [aligned(column, matrix, parts, 12, generator=stream(i, "aligned")) for i in range(REPEATS)]
     for part in parts:
-        frobs = torch.tensor([norms[matrix, part].frob for norms in found])
-        sems = torch.tensor([norms[matrix, part].frob_sem for norms in found])
-        exact, squares = oracle[matrix, part].frob, frobs.square()
+        frobs = torch.tensor([norms[matrix, part].value for norms in found])
+        sems = torch.tensor([norms[matrix, part].error for norms in found])
+        exact, squares = oracle[matrix, part].value, frobs.square()
         assert abs(squares.mean() - exact**2) < 4 * squares.std() / REPEATS**0.5
         assert sems.mean() == pytest.approx(float(frobs.std()), rel=0.35)
         assert ((frobs - exact).abs() < 2 * sems).double().mean() > 0.8, part
@@ -52,9 +52,9 @@ def test_rows_beside_the_diagonal_share_its_axes_and_are_unbiased(
 ) -> None:
     network, rows = columns[Matrix.W_Q].network, [Matrix.W_Q, Matrix.W_V]
     column = network.column(1, Matrix.W_Q, rows)
-    exact = dense_norms(column, [Part.H])[Matrix.W_V, Part.H].frob
+    exact = dense_norms(column, [Part.H])[Matrix.W_V, Part.H].value
     found = [aligned(column, Matrix.W_Q, [Part.H], 12, generator=stream(i, "rows")) for i in range(REPEATS)]
-    squares = torch.tensor([norms[Matrix.W_V, Part.H].frob for norms in found]).square()
+    squares = torch.tensor([norms[Matrix.W_V, Part.H].value for norms in found]).square()
     assert abs(squares.mean() - exact**2) < 4 * squares.std() / REPEATS**0.5
 
 
@@ -64,7 +64,7 @@ def test_a_kronecker_block_is_found_with_less_error_than_by_plain_probes() -> No
     block = torch.kron(*(factor @ factor.T for factor in factors))
     column = MatrixColumn({(Matrix.W_V, part): block for part in (Part.H_o, Part.H_f)}, weight=(8, 8))
     spread = {
-        estimate: torch.tensor([call(i).frob for i in range(REPEATS)]).std()
+        estimate: torch.tensor([call(i).value for i in range(REPEATS)]).std()
         for estimate, call in {
             "plain": lambda i: _first(hutchinson(column, [Part.H], 12, generator=stream(i, "k"))),
             "aligned": lambda i: _first(aligned(column, Matrix.W_V, [Part.H], 12, generator=stream(i, "k"))),
@@ -77,14 +77,14 @@ def test_what_is_not_finite_is_told_and_not_hidden() -> None:
     block = torch.full((4, 4), float("inf"), dtype=torch.float64)
     column = MatrixColumn({(Matrix.W_V, part): block for part in (Part.H_o, Part.H_f)}, weight=(2, 2))
     norms = aligned(column, Matrix.W_V, [Part.H], 6, generator=stream(0))
-    assert not math.isfinite(norms[Matrix.W_V, Part.H].frob)
+    assert not math.isfinite(norms[Matrix.W_V, Part.H].value)
 
 
 def test_exact_zero_stays_zero(columns: dict[Matrix, LinearisedColumn]) -> None:
     top = columns[Matrix.W_V].network.column(2, Matrix.W_V, [Matrix.W_V])
     norms = aligned(top, Matrix.W_V, list(Part), 9, generator=stream(0))
-    assert norms[Matrix.W_V, Part.H_f].frob == 0.0
-    assert norms[Matrix.W_V, Part.H].frob == norms[Matrix.W_V, Part.H_o].frob > 0
+    assert norms[Matrix.W_V, Part.H_f].value == 0.0
+    assert norms[Matrix.W_V, Part.H].value == norms[Matrix.W_V, Part.H_o].value > 0
 
 
 def _first(norms: dict[tuple[Matrix, Part], BlockNorm]) -> BlockNorm:

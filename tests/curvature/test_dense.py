@@ -7,7 +7,7 @@ import torch
 
 from hessfig.curvature import column as hutchinson
 from hessfig.curvature.products.linearised.column import LinearisedColumn, LinearisedNetwork
-from hessfig.measurements.frobenius.dense import dense_blocks, dense_norms
+from hessfig.measurements.valueenius.dense import dense_blocks, dense_norms
 from hessfig.terms import Matrix, Part
 from tests.curvature.oracle import dense_oracle
 from tests.toys import ARCHITECTURES, toy_problem
@@ -24,8 +24,8 @@ def test_norms_are_those_of_the_oracle_and_exact() -> None:
     norms = dense_norms(column(), list(Part))
     assert set(norms) == {(row, part) for row in (Matrix.W_Q, Matrix.W_V) for part in Part}
     for (row, part), norm in norms.items():
-        assert norm.frob == pytest.approx(oracle[part][row, Matrix.W_Q].norm().item(), rel=1e-12)
-        assert (norm.frob_sem, norm.num_probes) == (0.0, 0)
+        assert norm.value == pytest.approx(oracle[part][row, Matrix.W_Q].norm().item(), rel=1e-12)
+        assert (norm.error, norm.num_probes) == (0.0, 0)
 
 
 def test_only_the_parts_asked_for_come_back() -> None:

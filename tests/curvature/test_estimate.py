@@ -7,8 +7,8 @@ import math
 import pytest
 
 from hessfig.config import EstimatorConfig, Method, ModelConfig, Products
-from hessfig.measurements.frobenius.estimator import Estimator
-from hessfig.measurements.frobenius.norms import BlockNorm
+from hessfig.measurements.valueenius.estimator import Estimator
+from hessfig.measurements.valueenius.norms import BlockNorm
 from hessfig.rng import stream
 from hessfig.terms import Matrix, Part
 from tests.toys import ARCHITECTURES, toy_problem, toy_task
@@ -28,7 +28,7 @@ def norms(
 def test_hutchinson_covers_the_dense_norm() -> None:
     exact = norms(EstimatorConfig(method=Method.dense))
     for key, norm in norms(EstimatorConfig(num_probes=400)).items():
-        assert abs(norm.frob - exact[key].frob) < 4 * norm.frob_sem
+        assert abs(norm.value - exact[key].value) < 4 * norm.error
         assert norm.num_probes == 400
 
 
@@ -37,8 +37,8 @@ def test_both_engines_give_the_same_estimate() -> None:
         norms(EstimatorConfig(products=products)) for products in (Products.linearised, Products.curvlinops)
     )
     for key, norm in ours.items():
-        assert norm.frob == pytest.approx(reference[key].frob, rel=1e-12)
-        assert norm.frob_sem == pytest.approx(reference[key].frob_sem, rel=1e-9)
+        assert norm.value == pytest.approx(reference[key].value, rel=1e-12)
+        assert norm.error == pytest.approx(reference[key].error, rel=1e-9)
 
 
 @pytest.mark.parametrize("col", [Matrix.W_Q, Matrix.W_V])
@@ -49,8 +49,8 @@ def test_xtrace_is_exact_once_half_its_products_exceed_the_rank(col: Matrix) -> 
     for key, norm in norms(
         EstimatorConfig(method=Method.xtrace, num_probes=20), model, col, batch_size=1
     ).items():
-        assert norm.frob == pytest.approx(exact[key].frob, rel=1e-7)
-        assert norm.frob == 0.0 or (math.isnan(norm.frob_sem) and norm.num_probes == 20)
+        assert norm.value == pytest.approx(exact[key].value, rel=1e-7)
+        assert norm.value == 0.0 or (math.isnan(norm.error) and norm.num_probes == 20)
 
 
 def test_xtrace_keeps_a_structural_zero_at_zero() -> None:
@@ -62,4 +62,4 @@ def test_xtrace_keeps_a_structural_zero_at_zero() -> None:
 def test_the_same_generator_repeats_every_bit(method: Method) -> None:
     settings = EstimatorConfig(method=method, num_probes=6)
     first, second = (norms(settings) for _ in range(2))
-    assert {key: norm.frob for key, norm in first.items()} == {key: norm.frob for key, norm in second.items()}
+    assert {key: norm.value for key, norm in first.items()} == {key: norm.value for key, norm in second.items()}

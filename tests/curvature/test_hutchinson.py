@@ -15,8 +15,8 @@ from hessfig.curvature import column as module
 from hessfig.curvature.column import chunks, hutchinson, squared_norms
 from hessfig.curvature.probes import rademacher
 from hessfig.curvature.products.linearised.column import LinearisedColumn, LinearisedNetwork
-from hessfig.measurements.frobenius.dense import dense_norms
-from hessfig.measurements.frobenius.norms import frobenius
+from hessfig.measurements.valueenius.dense import dense_norms
+from hessfig.measurements.valueenius.norms import frobenius
 from hessfig.rng import stream
 from hessfig.terms import Matrix, Part
 from tests.toys import ARCHITECTURES, toy_problem
@@ -58,14 +58,14 @@ def real_column(name: str, col: Matrix, rows: list[Matrix]) -> LinearisedColumn:
 
 
 def true_norms(column: MatrixColumn) -> dict[tuple[Matrix, Part], float]:
-    return {key: norm.frob for key, norm in dense_norms(column, PARTS).items()}
+    return {key: norm.value for key, norm in dense_norms(column, PARTS).items()}
 
 
 def test_identity_probes_give_the_norm_exactly() -> None:
     column = real_column("softmax", Matrix.W_Q, [Matrix.W_Q, Matrix.W_V])
     samples = squared_norms(column, PARTS, torch.eye(column.dim, dtype=torch.float64))
     for key, norm in dense_norms(column, PARTS).items():
-        assert samples[key].sum().sqrt().item() == pytest.approx(norm.frob, rel=1e-13)
+        assert samples[key].sum().sqrt().item() == pytest.approx(norm.value, rel=1e-13)
 
 
 def test_the_mean_over_all_sign_vectors_is_the_squared_norm() -> None:
@@ -82,7 +82,7 @@ def test_the_mean_over_all_sign_vectors_holds_for_a_network() -> None:
     signs = torch.tensor(list(product([-1.0, 1.0], repeat=9)), dtype=torch.float64).T
     samples = squared_norms(column, PARTS, signs)
     for key, norm in dense_norms(column, PARTS).items():
-        assert samples[key].mean().sqrt().item() == pytest.approx(norm.frob, rel=1e-12)
+        assert samples[key].mean().sqrt().item() == pytest.approx(norm.value, rel=1e-12)
 
 
 def test_the_three_parts_share_their_probes() -> None:
@@ -98,8 +98,8 @@ def test_the_estimate_is_within_its_own_error() -> None:
     column = random_column(30)
     estimate = hutchinson(column, PARTS, 4000, generator=stream(2))
     for key, frob in true_norms(column).items():
-        assert abs(estimate[key].frob - frob) < 4 * estimate[key].frob_sem
-        assert estimate[key].frob_sem < 0.01 * frob
+        assert abs(estimate[key].value - frob) < 4 * estimate[key].error
+        assert estimate[key].error < 0.01 * frob
 
 
 def test_the_same_stream_gives_the_same_bits() -> None:
@@ -136,7 +136,7 @@ def test_the_size_of_a_chunk_changes_a_norm_by_rounding_only(
     reference = hutchinson(column, PARTS, 15, generator=stream(5))
     monkeypatch.setattr(module, "PROBES_AT_ONCE", size)
     for key, norm in hutchinson(column, PARTS, 15, generator=stream(5)).items():
-        assert math.isclose(norm.frob, reference[key].frob, rel_tol=1e-13)
+        assert math.isclose(norm.value, reference[key].value, rel_tol=1e-13)
 
 
 def test_probe_memory_grows_with_the_batch() -> None:
@@ -155,4 +155,4 @@ def test_mean_of_squared_norms_is_what_frobenius_sees() -> None:
     probes = rademacher(6, 7, generator=stream(9), dtype=torch.float64)
     by_hand = (column.blocks[Matrix.W_Q, Part.H_o] @ probes).square().sum(dim=0)
     estimate = hutchinson(column, [Part.H_o], 7, generator=stream(9))[Matrix.W_Q, Part.H_o]
-    assert estimate.frob == pytest.approx(frobenius(by_hand).frob, rel=1e-14)
+    assert estimate.value == pytest.approx(frobenius(by_hand).value, rel=1e-14)

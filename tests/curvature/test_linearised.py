@@ -12,7 +12,7 @@ from hessfig.config.blocks import matrices_of
 from hessfig.curvature.problem import Problem
 from hessfig.curvature.products.curvlinops import ColumnOperator
 from hessfig.curvature.products.linearised.column import LinearisedNetwork
-from hessfig.measurements.frobenius.dense import dense_blocks
+from hessfig.measurements.valueenius.dense import dense_blocks
 from hessfig.models.build import build_model
 from hessfig.models.structure import is_structural_zero
 from hessfig.tasks.batch import draw_batch

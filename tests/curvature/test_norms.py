@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hessfig.curvature.probes import rademacher
-from hessfig.measurements.frobenius.norms import BlockNorm, frobenius
+from hessfig.measurements.valueenius.norms import BlockNorm, frobenius
 from hessfig.rng import stream
 
 REPEATS = 2000
@@ -18,8 +18,8 @@ REPEATS = 2000
 
 def test_the_formula_by_hand() -> None:
     norm = frobenius(torch.tensor([1.0, 2.0, 6.0], dtype=torch.float64))
-    assert norm.frob == pytest.approx(math.sqrt(3))
-    assert norm.frob_sem == pytest.approx(math.sqrt(7 / 3) / (2 * math.sqrt(3)))
+    assert norm.value == pytest.approx(math.sqrt(3))
+    assert norm.error == pytest.approx(math.sqrt(7 / 3) / (2 * math.sqrt(3)))
     assert norm.num_probes == 3
 
 
@@ -33,12 +33,12 @@ def test_zero_is_exact() -> None:
 
 def test_one_probe_has_no_error_to_report() -> None:
     norm = frobenius(torch.tensor([4.0]))
-    assert norm.frob == 2.0
-    assert math.isnan(norm.frob_sem)
+    assert norm.value == 2.0
+    assert math.isnan(norm.error)
 
 
 def test_overflow_is_reported_not_hidden() -> None:
-    assert frobenius(torch.tensor([1.0, math.inf])).frob == math.inf
+    assert frobenius(torch.tensor([1.0, math.inf])).value == math.inf
 
 
 @cache

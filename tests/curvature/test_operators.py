@@ -16,7 +16,7 @@ from hessfig.curvature.probes import rademacher
 from hessfig.curvature.problem import Problem
 from hessfig.curvature.products.curvlinops import ColumnOperator, xtrace_squared_frobenius
 from hessfig.curvature.products.linearised.column import LinearisedNetwork
-from hessfig.measurements.frobenius.dense import dense_blocks
+from hessfig.measurements.valueenius.dense import dense_blocks
 from hessfig.rng import stream
 from hessfig.tasks.batch import Batch
 from hessfig.terms import Matrix, Part

@@ -1,4 +1,4 @@
-"""Draw a network: weights from the seed alone, embeddings anew at each sigma."""
+"""Networks at initialisation: weights from the seed alone, embeddings anew at each sigma."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from hessfig.config import DType, Kind, ModelConfig, SigmaScales
-from hessfig.models.bare import BareAttention, LinearMLP
+from hessfig.config import Config, DType, Kind, ModelConfig, SigmaScales
+from hessfig.models.protocol import Drawn
+from hessfig.models.registry import kind
+from hessfig.models.self_attention.network import BareAttention
 from hessfig.rng import stream
-from hessfig.tasks.addition import VOCABULARY
+from hessfig.tasks.batch import draw_batch
+from hessfig.tasks.losses import loss_module
 
 WEIGHT_VARIANCE = 0.64
 _EMBEDDINGS = {
@@ -19,16 +22,31 @@ _EMBEDDINGS = {
 }
 
 
-def build_model(model: ModelConfig, *, sigma: float, seed: int, length: int, dtype: DType) -> nn.Module:
-    """Return the network of `model` with weights of repeat `seed` and embeddings of scale `sigma`.
+def initialised(config: Config, *, sigma: float | None, seed: int) -> Drawn:
+    """Draw the batch (from the task's seed) and the network (from `seed` and `sigma`).
+
+    `sigma` is None where it means nothing: then a network that has embeddings draws them with sigma = 1.
+    """
+    maker = kind(config.model.kind)
+    if maker.draw is not None:
+        return maker.draw(config, sigma, seed)
+    batch = draw_batch(config.task, width=config.model.d_model, dtype=config.dtype)
+    network = build_network(config, sigma=1.0 if sigma is None else sigma, seed=seed)
+    return Drawn(network, batch, loss_module(config.task.loss), maker.layout(config))
+
+
+def build_network(config: Config, *, sigma: float, seed: int) -> nn.Module:
+    """Return the configured network with weights of repeat `seed` and embeddings of scale `sigma`.
 
     Weights are N(0, 0.64 / d_model), biases 0 (linear MLP: PyTorch's uniform default); token and position
     embeddings are N(0, sigma^2), redrawn at each sigma (`sigma_scales=tokens`: positions at the weights' scale).
-    All draws are made in float64 and rounded to `dtype`, each weight from a stream of its own name, so that no
-    setting shifts the draws of another.
+    All draws are made in float64 and rounded to the configured type, each weight from a stream of its own name, so
+    that no setting shifts the draws of another.
     """
-    network = _skeleton(model, length).to(getattr(torch, dtype))
-    draw_weights(network, _draw_for(model, sigma, seed))
+    maker = kind(config.model.kind)
+    assert maker.skeleton is not None, "a kind either draws itself or has a skeleton"
+    network = maker.skeleton(config).to(_torch_type(config.dtype))
+    draw_weights(network, _draw_for(config.model, sigma, seed))
     if isinstance(network, BareAttention):
         network.sigma = sigma
     return network.requires_grad_(False)
@@ -45,14 +63,10 @@ def draw_weights(network: nn.Module, draw: Callable[[str, torch.Size], Tensor]) 
                 parameter.fill_(1.0 if name in norms else 0.0)
 
 
-def _skeleton(model: ModelConfig, length: int) -> nn.Module:
-    if model.kind == Kind.linear_mlp:
-        return LinearMLP(model, vocabulary=VOCABULARY)
-    if model.kind == Kind.self_attention:
-        return BareAttention(model)
-    from hessfig.models.transformer.network import Transformer
-
-    return Transformer(model, vocabulary=VOCABULARY, length=length)
+def _torch_type(dtype: DType) -> torch.dtype:
+    found = getattr(torch, dtype)
+    assert isinstance(found, torch.dtype)
+    return found
 
 
 def _draw_for(model: ModelConfig, sigma: float, seed: int) -> Callable[[str, torch.Size], Tensor]:
