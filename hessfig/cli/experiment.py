@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import csv
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from hessfig.config.compose import Request, differences, manifest_of
+from hessfig.config.compose import Job, differences, manifest_of
 from hessfig.config.compose.made import Difference
 from hessfig.errors import UserError
 from hessfig.record import TABLE
@@ -15,36 +14,36 @@ from hessfig.record import TABLE
 _SHOWN = 5
 
 
-def run(request: Request) -> int:
-    """Measure what is not finished and write the table; return 1 when a cell failed."""
+def run(job: Job) -> int:
+    """Measure what is not finished and write the table; return 1 when a cell failed or is missing."""
     from hessfig.cli.out_of_range import out_of_range
     from hessfig.config.checks import check_device
     from hessfig.sweep import engine, preview
 
-    config = request.variants[0][1]
+    config = job.variants[0][1]
     check_device(config.device)
     if config.dry_run:
-        return status(request)
-    _say_what_goes(request)
-    summary = engine.run_sweep(request.variants)
+        return status(job)
+    summary = engine.run_sweep(job.variants)
     print(preview.summarise(summary))
-    for line in out_of_range(summary.table):
+    found = out_of_range(summary.table) if summary.table.is_file() else []
+    for line in [*(f"note: {note}" for note in summary.notes), *found]:
         print(line)
-    return 1 if summary.failed else 0
+    return 0 if summary.is_complete else 1
 
 
-def status(request: Request) -> int:
+def status(job: Job) -> int:
     """Say what is measured, what is to do, and what table is there."""
     from hessfig.sweep import preview
 
-    print(preview.describe(request.variants))
-    print(f"table: {table_there(request)}")
+    print(preview.describe(job.variants))
+    print(f"table: {table_there(job)}")
     return 0
 
 
-def table_there(request: Request) -> str:
+def table_there(job: Job) -> str:
     """Return which table the sweep's folder holds: where, rows, when, and the settings in which it is another one."""
-    path = _table(request)
+    path = _table(job)
     if not path.is_file():
         return f"none yet ({path})"
     what = f"{path}, {_rows(path)} rows"
@@ -54,24 +53,12 @@ def table_there(request: Request) -> str:
         return f"{what}, with a manifest that cannot be read ({error.got})"
     if manifest is None:
         return f"{what}, without a manifest: its settings are not known"
-    other = differences(manifest["config"], request)
+    other = differences(manifest["config"], job)
     return f"{what}, of {manifest.get('end')}, made with {_shortly(other) if other else 'these settings'}"
 
 
-def _say_what_goes(request: Request) -> None:
-    """Say in a line that the table there is of other settings, and will be replaced."""
-    path = _table(request)
-    try:
-        manifest = manifest_of(path.parent) if path.is_file() else None
-    except UserError:  # nothing to go by: the run writes a new one
-        return
-    other = differences(manifest["config"], request) if manifest else []
-    if other:
-        print(f"note: {path} will be replaced: it was made with {_shortly(other)}", file=sys.stderr)
-
-
-def _table(request: Request) -> Path:
-    return Path(request.config.output_dir) / request.config.sweep.name / TABLE
+def _table(job: Job) -> Path:
+    return Path(job.config.output_dir) / job.config.sweep.name / TABLE
 
 
 def _rows(path: Path) -> int:

@@ -9,14 +9,17 @@ from collections.abc import Callable, Sequence
 
 from hessfig.cli.flags import Command
 from hessfig.cli.verbs import VERBS, Verb
-from hessfig.config.compose import Request, requests
+from hessfig.config.compose import Job, jobs
 from hessfig.config.compose.overrides import check_words, given
 from hessfig.config.settings import settings
 from hessfig.errors import UserError
 
-Action = Callable[[Request], int]
+Action = Callable[[Job], int]
 # Settings of a run that do not make another table.
-_SAME_TABLE = ("sweep", "output_dir", "workers", "dry_run", "sweep.about", "sweep.windows", "sweep.average")
+_SAME_TABLE = (
+    *("sweep", "output_dir", "workers", "dry_run"),
+    *("sweep.name", "sweep.about", "sweep.windows", "sweep.average"),
+)
 _LONGEST = 100
 
 
@@ -27,9 +30,9 @@ def run(verb: Verb, command: Command, action: Action) -> int:
     """
     check_words(command.words, command.own, several=command.several)
     check_read(verb, command.words)
-    found = requests(command.words, command.own, several=command.several)
+    found = jobs(command.words, command.own, several=command.several)
     if command.shows_settings:
-        print("---\n".join(request.yaml() for request in found), end="")
+        print("---\n".join(job.yaml() for job in found), end="")
         return 0
     return _several(apart(found), action) if command.several else action(found[0])
 
@@ -47,28 +50,29 @@ def check_read(verb: Verb, words: Sequence[str]) -> None:
             )
 
 
-def apart(found: Sequence[Request]) -> list[Request]:
-    """Return the requests of one -m, those that would write over each other's table in output_dir/multirun/<words>."""
-    labels = [_label(request) for request in found]
-    places = [(request.config.output_dir, request.config.sweep.name) for request in found]
-    several = {
-        place
-        for place in places
-        if len({of for of, at in zip(labels, places, strict=True) if at == place}) > 1
-    }
-    return [
-        request.in_folder(f"{place[0]}/multirun/{label}") if place in several else request
-        for request, place, label in zip(found, places, labels, strict=True)
-    ]
+def apart(found: Sequence[Job]) -> list[Job]:
+    """Return the jobs of one -m, those that would write over each other's table in output_dir/multirun/<words>."""
+    tables: dict[tuple[str, str], set[str]] = {}
+    for job in found:
+        tables.setdefault(_place(job), set()).add(_label(job))
+    return [_moved(job) if len(tables[_place(job)]) > 1 else job for job in found]
 
 
-def _several(found: Sequence[Request], action: Action) -> int:
+def _place(job: Job) -> tuple[str, str]:
+    return job.config.output_dir, job.config.sweep.name
+
+
+def _moved(job: Job) -> Job:
+    return job.in_folder(f"{job.config.output_dir}/multirun/{_label(job)}")
+
+
+def _several(found: Sequence[Job], action: Action) -> int:
     """Carry out every run; one that is refused does not stop the others."""
     codes = []
-    for number, request in enumerate(found, 1):
-        print(f"run {number} of {len(found)}: {' '.join(request.words)}", flush=True)
+    for number, job in enumerate(found, 1):
+        print(f"run {number} of {len(found)}: {' '.join(job.words)}", flush=True)
         try:
-            codes.append(action(request))
+            codes.append(action(job))
         except UserError as error:
             print(f"error: {error}", file=sys.stderr)
             codes.append(2)
@@ -89,9 +93,9 @@ def _remedy(verb: Verb, key: str, others: Sequence[str]) -> str:
     return "leave it out"
 
 
-def _label(request: Request) -> str:
+def _label(job: Job) -> str:
     """Return the settings of a run that make its table, as the name of a folder: seeds-1_model.d_model-8."""
-    made = [f"{key}={value}" for key, value in request.given.items() if key not in _SAME_TABLE]
+    made = [f"{key}={value}" for key, value in job.given.items() if key not in _SAME_TABLE]
     plain = "_".join(word for word in made if VERBS["run"].takes(word.partition("=")[0])).replace("=", "-")
     clean = re.sub(r"[^A-Za-z0-9._-]", "", plain)[:_LONGEST]
     return clean if clean == plain else f"{clean}-{hashlib.sha256(plain.encode()).hexdigest()[:6]}"

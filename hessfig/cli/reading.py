@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hessfig.config.compose import Request, compose, manifest_of, matching_folder
+from hessfig.config.compose import Job, compose, manifest_of, matching_folder
 from hessfig.config.shipped import STUDY, choices, studies
 from hessfig.errors import UserError, did_you_mean
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from hessfig.figures.sheets import FigureSpec
 
 
-def plot(request: Request) -> int:
+def plot(job: Job) -> int:
     """Draw the figure chosen."""
-    figure = request.config.figure
+    figure = job.config.figure
     if not figure.name:
         raise UserError(
             "no figure chosen",
@@ -25,25 +25,25 @@ def plot(request: Request) -> int:
             allowed="figure=NAME",
             remedy="`hessfig plot --help` lists the figures",
         )
-    for path in _study(request) if figure.layout == STUDY else _drawn(request):
+    for path in _study(job) if figure.layout == STUDY else _drawn(job):
         print(path)
     return 0
 
 
-def slopes(request: Request) -> int:
+def slopes(job: Job) -> int:
     """Fit the sweep's curves and print the slopes."""
     from hessfig.analysis.slopes.fit import rich_table
     from hessfig.cli.terminal import show
 
-    show(rich_table(_fitted(request)))
+    show(rich_table(_fitted(job)))
     return 0
 
 
-def check(request: Request) -> int:
+def check(job: Job) -> int:
     """Fit the sweep's curves; return 1 when a slope is outside its tolerance, or none could be checked."""
     from hessfig.analysis.slopes import gate
 
-    frame, tolerance = _fitted(request), request.config.tolerance
+    frame, tolerance = _fitted(job), job.config.tolerance
     found, drifting = (list_(frame, tolerance) for list_ in (gate.violations, gate.drifts))
     for line in drifting:
         print(f"note: {line}")
@@ -57,11 +57,11 @@ def check(request: Request) -> int:
     return 1 if found else 0
 
 
-def compare(request: Request) -> int:
+def compare(job: Job) -> int:
     """Compare one sweep with a reference, or every published figure with a folder of the authors' files."""
     from hessfig.cli.compare import compare_figures, compare_sweep
 
-    config = request.config
+    config = job.config
     if config.reference is None:
         raise UserError(
             "reference is missing",
@@ -70,12 +70,12 @@ def compare(request: Request) -> int:
             remedy="name a file of published values, or the folder of the authors' result files",
         )
     reference = Path(config.reference)
-    if "sweep" not in request.given and reference.is_dir():
+    if "sweep" not in job.given and reference.is_dir():
         compare_figures(
-            lambda sweep: matching_folder(request.of_sweep(sweep)), Path(config.output_dir), reference
+            lambda sweep: matching_folder(job.of_sweep(sweep)), Path(config.output_dir), reference
         )
     else:
-        compare_sweep(matching_folder(request), reference)
+        compare_sweep(matching_folder(job), reference)
     return 0
 
 
@@ -87,9 +87,9 @@ def verify(arguments: list[str]) -> int:
     return run_statements(**parse(arguments))
 
 
-def _study(request: Request) -> list[Path]:
+def _study(job: Job) -> list[Path]:
     """Compute the tables of a theory study unless they are there (seconds), then draw its figure."""
-    name, outputs = request.config.figure.name, Path(request.config.output_dir)
+    name, outputs = job.config.figure.name, Path(job.config.output_dir)
     if name not in studies():
         raise UserError(
             f"there is no study {name!r}",
@@ -97,10 +97,10 @@ def _study(request: Request) -> list[Path]:
             allowed=", ".join(studies()),
             remedy=did_you_mean(name, studies()) or "figure.layout=LAYOUT for a figure of a sweep",
         )
-    for key in set(request.given) - {"figure", "output_dir"}:
+    for key in set(job.given) - {"figure", "output_dir"}:
         raise UserError(
             f"the study {name} does not read {key}",
-            got=f"{key}={request.given[key]}",
+            got=f"{key}={job.given[key]}",
             allowed="output_dir",
             remedy="leave it out: the figure is computed, not measured",
         )
@@ -109,30 +109,30 @@ def _study(request: Request) -> list[Path]:
     return import_module(f"hessfig.figures.studies.{name}").draw(outputs)
 
 
-def _drawn(request: Request) -> list[Path]:
+def _drawn(job: Job) -> list[Path]:
     from hessfig.figures.sheets import draw
 
-    return draw(_spec(request), Path(request.config.output_dir))
+    return draw(_spec(job), Path(job.config.output_dir))
 
 
-def _spec(request: Request) -> FigureSpec:
+def _spec(job: Job) -> FigureSpec:
     """Return what to draw: slopes are fitted as the sweep says, or as the command line does."""
     from hessfig.figures.sheets import FigureSpec
 
-    figure, asked = request.config.figure, _of_its_sweep(request)
+    figure, asked = job.config.figure, _of_its_sweep(job)
     matching_folder(asked)
     sweep = asked.config.sweep
     windows = [(low, high) for low, high in sweep.windows]
     return FigureSpec(figure.name, figure.sweep, figure.layout, windows, figure.options, sweep.average.value)
 
 
-def _of_its_sweep(request: Request) -> Request:
+def _of_its_sweep(job: Job) -> Job:
     """Return the same words asked of the figure's sweep; one that was named by hand is known by its manifest."""
-    name = request.config.figure.sweep
-    known = choices("sweep", request.own)
+    name = job.config.figure.sweep
+    known = choices("sweep", job.own)
     if name in known:
-        return request.of_sweep(name)
-    manifest = manifest_of(Path(request.config.output_dir) / name) if name else None
+        return job.of_sweep(name)
+    manifest = manifest_of(Path(job.config.output_dir) / name) if name else None
     if manifest is None:
         raise UserError(
             f"figure.sweep: there is no sweep {name!r}",
@@ -140,16 +140,16 @@ def _of_its_sweep(request: Request) -> Request:
             allowed=", ".join(known),
             remedy=did_you_mean(name, known) or "figure.sweep=NAME of a sweep, or of one that was run",
         )
-    return compose([*request.words, f"sweep.name={name}"], request.own).fitted_as(manifest["config"]["sweep"])
+    return compose([*job.words, f"sweep.name={name}"], job.own).fitted_as(manifest["config"]["sweep"])
 
 
-def _fitted(request: Request) -> Any:
+def _fitted(job: Job) -> Any:
     from hessfig.analysis.slopes import fit
 
-    config = request.config
+    config = job.config
     windows = [(low, high) for low, high in config.sweep.windows]
     return fit.run(
-        matching_folder(request),
+        matching_folder(job),
         windows,
         tolerance=config.tolerance,
         resamples=config.resamples,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hessfig.config.compose.request import Request, compose
+from hessfig.config.compose.job import Job, compose
 from hessfig.config.plain import as_plain
 from hessfig.config.settings import settings
 from hessfig.config.shipped import GROUPS
@@ -57,11 +57,9 @@ def manifest_of(folder: Path) -> dict[str, Any] | None:
     return manifest
 
 
-def differences(
-    made: Mapping[str, Any], request: Request, keys: Collection[str] | None = None
-) -> list[Difference]:
+def differences(made: Mapping[str, Any], job: Job, keys: Collection[str] | None = None) -> list[Difference]:
     """Return the settings that change numbers and are not those a table was made with; of `keys` only, if given."""
-    asked = as_plain(request.variants[0][1])
+    asked = as_plain(job.variants[0][1])
     vary = {key: None for config in (made, asked) for key in (config["sweep"].get("vary") or {})}
     found = (
         Difference(key, before, now)
@@ -72,18 +70,18 @@ def differences(
     return [one for one in found if one.made is not _UNKNOWN and one.made != one.asked]
 
 
-def matching_folder(request: Request) -> Path:
+def matching_folder(job: Job) -> Path:
     """Return outputs/<sweep>. Raises UserError when a setting given now is not the one the table was made with."""
-    folder = Path(request.config.output_dir) / request.config.sweep.name
+    folder = Path(job.config.output_dir) / job.config.sweep.name
     manifest = manifest_of(folder)
-    other = differences(manifest["config"], request, set(request.given)) if manifest else []
+    other = differences(manifest["config"], job, set(job.given)) if manifest else []
     if other:
         first = other[0]
         raise UserError(
             f"{folder / TABLE} is from another config: {first.key} was {_text(first.made)}",
             got=f"{first.key}={_text(first.asked)}",
             allowed=f"{first.key}={_text(first.made)}",
-            remedy=f"leave it out, or measure that: {_run_command(request)}",
+            remedy=f"leave it out, or measure that: {_run_command(job)}",
         )
     return folder
 
@@ -133,8 +131,8 @@ def _text(value: Any) -> str:
     return json.dumps(value).replace('"', "") if isinstance(value, list | dict | bool | None) else str(value)
 
 
-def _run_command(request: Request) -> str:
-    own = ["--config-dir", str(request.own)] if request.own else []
-    named = [] if "sweep" in request.given else [f"sweep={request.config.sweep.name}"]
-    kept = [word for word in request.words if not word.startswith(_READING)]
+def _run_command(job: Job) -> str:
+    own = ["--config-dir", str(job.own)] if job.own else []
+    named = [] if "sweep" in job.given else [f"sweep={job.config.sweep.name}"]
+    kept = [word for word in job.words if not word.startswith(_READING)]
     return shlex.join(["hessfig", "run", *named, *kept, *own])

@@ -26,7 +26,7 @@ Variants = list[tuple[str, Config]]
 
 
 @dataclass(frozen=True)
-class Request:
+class Job:
     """The settings of one run, the words that were given for it, and the user's folder if there is one."""
 
     composed: DictConfig
@@ -53,24 +53,24 @@ class Request:
             (variant_name(choice), self._with(choice)) for choice in combinations(self.composed.sweep.vary)
         ]
 
-    def of_sweep(self, sweep: str) -> Request:
+    def of_sweep(self, sweep: str) -> Job:
         """Return what the same words ask of another sweep."""
         kept = [word for word in self.words if not word.startswith(("sweep=", "figure="))]
         return compose([*kept, f"sweep={sweep}"], self.own)
 
-    def in_folder(self, output_dir: str) -> Request:
-        """Return the same request with its results elsewhere."""
+    def in_folder(self, output_dir: str) -> Job:
+        """Return the same job with its results elsewhere."""
         changed = self.composed.copy()
         changed.output_dir = output_dir
-        return Request(changed, self.words, self.own)
+        return Job(changed, self.words, self.own)
 
-    def fitted_as(self, sweep: Mapping[str, Any]) -> Request:
-        """Return the same request with the windows and the average of `sweep`, where none are given."""
+    def fitted_as(self, sweep: Mapping[str, Any]) -> Job:
+        """Return the same job with the windows and the average of `sweep`, where none are given."""
         changed = self.composed.copy()
         for key in ("windows", "average"):
             if key in sweep and f"sweep.{key}" not in self.given:
                 changed.sweep[key] = sweep[key]
-        return Request(changed, self.words, self.own)
+        return Job(changed, self.words, self.own)
 
     def yaml(self) -> str:
         """Return the settings as YAML."""
@@ -96,18 +96,18 @@ class Request:
         return config
 
 
-def requests(words: Sequence[str], own: Path | None = None, *, several: bool = False) -> list[Request]:
-    """Return the request that sound `words` stand for; with `several` (-m) one for each combination of key=a,b.
+def jobs(words: Sequence[str], own: Path | None = None, *, several: bool = False) -> list[Job]:
+    """Return the job that sound `words` stand for; with `several` (-m) one for each combination of key=a,b.
 
     Raises UserError for the first setting that cannot be run, in whichever of them.
     """
     found = [compose(run, own) for run in (runs(words) if several else [list(words)])]
-    for request in found:
-        assert request.variants
+    for job in found:
+        assert job.variants
     return found
 
 
-def compose(words: Sequence[str], own: Path | None = None) -> Request:
+def compose(words: Sequence[str], own: Path | None = None) -> Job:
     """Compose the shipped configuration, the user's folder `own` and `words`."""
     try:
         composed = _hydra(words, own)
@@ -116,9 +116,9 @@ def compose(words: Sequence[str], own: Path | None = None) -> Request:
     vary: Any = OmegaConf.to_container(composed.sweep.vary)
     composed.sweep.vary = settled(vary, given(words))
     composed.config_dir = str(own) if own else None
-    request = Request(composed, tuple(words), own)
-    _check_own_names(request)
-    return request
+    job = Job(composed, tuple(words), own)
+    _check_own_names(job)
+    return job
 
 
 def _hydra(words: Sequence[str], own: Path | None) -> DictConfig:
@@ -129,14 +129,14 @@ def _hydra(words: Sequence[str], own: Path | None) -> DictConfig:
         return hydra.compose("config", overrides=[*searched, *map(for_hydra, words)])
 
 
-def _check_own_names(request: Request) -> None:
+def _check_own_names(job: Job) -> None:
     """A user's file must name its sweep or figure: what it leaves out would be the default's, and so its folder."""
-    for group in ("sweep", "figure") if request.own else ():
-        chosen, name = request.given.get(group), request.composed[group].name
-        if chosen in choices(group) or chosen is None or f"{group}.name" in request.given or name == chosen:
+    for group in ("sweep", "figure") if job.own else ():
+        chosen, name = job.given.get(group), job.composed[group].name
+        if chosen in choices(group) or chosen is None or f"{group}.name" in job.given or name == chosen:
             continue
         raise UserError(
-            f"{request.own}/{group}/{chosen}.yaml does not name itself",
+            f"{job.own}/{group}/{chosen}.yaml does not name itself",
             got=f"{group}.name: {name}",
             allowed=f"{group}.name: {chosen}",
             remedy=f"write name: {chosen}" + " under sweep:" * (group == "sweep"),
