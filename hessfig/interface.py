@@ -105,7 +105,9 @@ def _config(
     config = Config(
         task=TaskConfig(data=Data.python),
         model=_MODEL,
-        estimator=EstimatorConfig(method=Method(_one_of("estimator", estimator, list(Method))), num_probes=num_probes),
+        estimator=EstimatorConfig(
+            method=Method(_one_of("estimator", estimator, list(Method))), num_probes=num_probes
+        ),
         blocks=blocks if isinstance(blocks, str) else [_entry(entry) for entry in blocks],
         parts=[Part(_one_of("parts", part, list(Part))) for part in parts],
         quantities=list(quantities),

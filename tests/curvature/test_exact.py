@@ -18,7 +18,7 @@ from hessfig.models.matrices import matrices_of
 from hessfig.models.structure import is_structural_zero
 from hessfig.rng import stream
 from hessfig.terms import Block, Matrix, Part
-from tests.toys import exact_norms, ARCHITECTURES, toy_problem, toy_task
+from tests.toys import ARCHITECTURES, exact_norms, toy_problem, toy_task
 
 PARTS = list(Part)
 

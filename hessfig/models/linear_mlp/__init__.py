@@ -18,7 +18,12 @@ def layout(config: Config) -> Layout:
     """Return the weight of every layer, and the embedding as a further name."""
     model, task = config.model, config.task
     table = Weight(
-        Matrix.W_E.value, "tok_embed.weight", VOCABULARY * model.d_model, 0, (Group.embeddings.value,), is_main=False
+        Matrix.W_E.value,
+        "tok_embed.weight",
+        VOCABULARY * model.d_model,
+        0,
+        (Group.embeddings.value,),
+        is_main=False,
     )
     chain = [
         Weight(
