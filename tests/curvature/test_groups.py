@@ -93,9 +93,8 @@ def test_groups_of_weights_alone_stay_on_the_tape() -> None:
     """The linear MLP's layers have no biases, so a group of them is perturbed on the tape at once."""
     model = ARCHITECTURES["linear mlp"]
     block = Block(1, "mlp", "mlp")
-    assert isinstance(
-        Engines(toy_problem(model), model, Products.linearised).column(1, "mlp", [block]), LinearisedColumn
-    )
+    engines = Engines(toy_problem(model), model, Products.linearised)
+    assert isinstance(engines.column(1, "mlp", [block]), LinearisedColumn)
 
 
 def test_norms_are_a_group_of_networks_that_have_them() -> None:

@@ -38,6 +38,7 @@ def breaks():
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "mynet.py").write_text(NETWORK)
+    (tmp_path / "unseen.py").write_text(NETWORK)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -103,7 +104,7 @@ REFUSED = {
     "mynet.py": "does not name a function",
     "nowhere.py:make": "there is no such file",
     "nowhere.module:make": "there is no module 'nowhere.module'",
-    "mynet:make": r"model\.factory=mynet\.py:FUNCTION \(a file here\)",
+    "unseen:make": r"model\.factory=unseen\.py:FUNCTION \(a file here\)",
     "mynet.py:mak": "did you mean 'make'",
     "mynet.py:wrong": "returned something else than a problem",
     "mynet.py:breaks": "no data here",

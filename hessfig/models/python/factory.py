@@ -114,7 +114,7 @@ def _found_file(place: str, config_dir: str | None) -> Path:
 
 @cache
 def _from_file(path: Path) -> ModuleType:
-    """Run the file as a module under a name no import finds; its folder is searched last, so that it shadows nothing."""
+    """Run the file under a name that no import finds; its folder is searched last, so that it shadows nothing."""
     name = f"hessfig_own_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
