@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from hessfig.config.own import NAME
 from hessfig.config.settings import NOT_GIVEN, OPEN, is_setting, meant, siblings
 from hessfig.config.shipped import GROUPS, choices
 from hessfig.errors import UserError, did_you_mean
+
+QUOTE = "'"
 
 
 def check_words(words: Sequence[str], own: Path | None, *, several: bool) -> None:
@@ -138,5 +140,5 @@ def _alternatives(word: str) -> list[str]:
     override = OverridesParser.create().parse_override(for_hydra(word))
     if not override.is_sweep_override():
         return [word]
-    values: Iterator[str] = override.sweep_string_iterator()
-    return [f"{override.key_or_group}={value}" for value in values]
+    key, values = override.key_or_group, override.sweep_string_iterator()
+    return [f"{key}={value.strip(QUOTE) if key in GROUPS else value}" for value in values]
