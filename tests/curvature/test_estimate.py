@@ -62,6 +62,4 @@ def test_xtrace_keeps_a_structural_zero_at_zero() -> None:
 def test_the_same_generator_repeats_every_bit(method: Method) -> None:
     settings = EstimatorConfig(method=method, num_probes=6)
     first, second = (norms(settings) for _ in range(2))
-    assert {key: norm.value for key, norm in first.items()} == {
-        key: norm.value for key, norm in second.items()
-    }
+    assert {key: norm.value for key, norm in first.items()} == {key: norm.value for key, norm in second.items()}
