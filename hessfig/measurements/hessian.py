@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hessfig.config import Config
+from hessfig.config import Config, Kind
 from hessfig.measurements.frobenius.checks import check_dense
 from hessfig.measurements.protocol import Arrays, Measured, Quantity, Request
-from hessfig.models.protocol import Layout
+from hessfig.models.protocol import Layout, Weight
 from hessfig.terms import Group
 
 if TYPE_CHECKING:
@@ -46,8 +46,14 @@ def _plain(problem: Problem) -> Arrays:
 
 
 def _check(config: Config, layout: Layout) -> None:
-    number = layout.size(0, Group.all)
+    side = layout.side(0, Group.all)
+    number = sum(weight.size for weight in side if _is_drawn(weight) or config.model.kind == Kind.python)
     check_dense("quantities=[hessian]", f"the Hessian of {number} parameters", config, number**2)
+
+
+def _is_drawn(weight: Weight) -> bool:
+    """Whether a weight of the package's own networks stands in Figure 1: the attention's biases and norms do not."""
+    return weight.is_main or weight.name in ("W_E", "b_in", "b_out", "b_U")
 
 
 QUANTITY = Quantity("hessian", _measure, check=_check)

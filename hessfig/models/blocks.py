@@ -44,7 +44,8 @@ def _pairs(setting: Any, layout: Layout, model: ModelConfig) -> list[Pair]:
 
 
 def _pair(entry: Any, layout: Layout, model: ModelConfig) -> Pair:
-    alone = str(entry).removesuffix(AT + ANY)  # W_V@* alone means what W_V does: every layer's own block
+    # W_V@* alone means what W_V does: every layer's own block
+    alone = entry.removesuffix(AT + ANY) if isinstance(entry, str) else entry
     names = list(entry) if isinstance(entry, list | tuple) else [alone, alone]
     if len(names) != 2:
         raise UserError(

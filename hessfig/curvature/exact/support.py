@@ -54,7 +54,7 @@ def exactness(model: ModelConfig, block: Block, part: Part) -> Exactness:
     route = route_of(model, block, part)
     if route == Route.missing:
         why = _UNKNOWN if not _is_known(model, block) else _REASONS[route]
-        return Exactness(Level.unsupported, route, why, "estimator=auto, or estimator=dense where it fits")
+        return Exactness(Level.unsupported, route, why, "estimator=hutchinson, or estimator=auto")
     cheap = route == Route.tokens or (route == Route.last_layer and not _is_wide(model, block))
     return Exactness(Level.cheap if cheap else Level.expensive, route, _REASONS[route])
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ _TINY = 1e-300
 Tensors = Sequence[Tensor]
 
 
+@runtime_checkable
 class Operator(Protocol):
     """A symmetric operator on lists of tensors, one a parameter, (*shape, k)."""
 

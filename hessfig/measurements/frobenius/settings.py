@@ -22,5 +22,5 @@ def settings(config: Config, layout: Layout) -> dict[str, Any]:
             [block.layer, block.row_layer, str(block.row), str(block.col)]
             for block in blocks_of(config.blocks, layout, config.model)
         ],
-        "parts": sorted(part.value for part in config.parts),
+        "parts": sorted(str(part) for part in config.parts),
     }

@@ -18,15 +18,20 @@ def layout(config: Config) -> Layout:
     """Return the weight of every layer, and the embedding as a further name."""
     model, task = config.model, config.task
     table = Weight(
-        Matrix.W_E, "tok_embed.weight", VOCABULARY * model.d_model, 0, (Group.embeddings,), is_main=False
+        Matrix.W_E.value,
+        "tok_embed.weight",
+        VOCABULARY * model.d_model,
+        0,
+        (Group.embeddings.value,),
+        is_main=False,
     )
     chain = [
         Weight(
-            Matrix.W,
+            Matrix.W.value,
             f"layers.{layer - 1}.weight",
             weight_size(Matrix.W, model, task, layer),
             layer,
-            (Group.mlp,),
+            (Group.mlp.value,),
         )
         for layer in range(1, model.n_layers + 1)
     ]

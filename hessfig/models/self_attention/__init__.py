@@ -21,11 +21,11 @@ def layout(config: Config) -> Layout:
     return Layout(
         tuple(
             Weight(
-                matrix,
+                matrix.value,
                 f"{_PATHS[matrix]}.weight",
                 weight_size(matrix, config.model, config.task),
                 1,
-                (Group.attention,),
+                (Group.attention.value,),
             )
             for matrix in matrices_of(config.model)
         )

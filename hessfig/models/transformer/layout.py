@@ -22,12 +22,14 @@ def layout(config: Config) -> Layout:
 def _weights(config: Config) -> Iterator[Weight]:
     model, task = with_defaults(config.model), config.task
     for matrix, path in ((Matrix.W_E, "tok_embed"), (Matrix.W_pos, "pos")):
-        yield Weight(matrix, f"{path}.weight", weight_size(matrix, model, task), 0, (Group.embeddings,))
+        yield Weight(
+            matrix.value, f"{path}.weight", weight_size(matrix, model, task), 0, (Group.embeddings.value,)
+        )
     for layer in range(1, model.n_layers + 1):
         yield from _layer(config, model, layer)
     if model.norm == Norm.pre:
         yield from _norm("ln_out", model, 0)
-    yield Weight(Matrix.W_U, "head.weight", weight_size(Matrix.W_U, model, task))
+    yield Weight(Matrix.W_U.value, "head.weight", weight_size(Matrix.W_U, model, task))
     yield Weight("b_U", "head.bias", VOCABULARY, is_main=False)
 
 
@@ -48,9 +50,11 @@ def _layer(config: Config, model: ModelConfig, layer: int) -> Iterator[Weight]:
 
 def _linear(config: Config, matrix: Matrix, path: str, layer: int, group: Group) -> Iterator[Weight]:
     model, place = with_defaults(config.model), f"layers.{layer - 1}.{path}"
-    yield Weight(matrix, f"{place}.weight", weight_size(matrix, model, config.task), layer, (group,))
-    bias = matrix.replace("W", "b", 1)
-    yield Weight(bias, f"{place}.bias", _outputs(matrix, model), layer, (group,), is_main=False)
+    yield Weight(
+        matrix.value, f"{place}.weight", weight_size(matrix, model, config.task), layer, (group.value,)
+    )
+    bias = matrix.value.replace("W", "b", 1)
+    yield Weight(bias, f"{place}.bias", _outputs(matrix, model), layer, (group.value,), is_main=False)
 
 
 def _outputs(matrix: Matrix, model: ModelConfig) -> int:
@@ -64,4 +68,6 @@ def _outputs(matrix: Matrix, model: ModelConfig) -> int:
 def _norm(name: str, model: ModelConfig, layer: int) -> Iterator[Weight]:
     place = f"layers.{layer - 1}.{name}" if layer else name
     for kind, word in (("weight", "gain"), ("bias", "shift")):
-        yield Weight(f"{name}_{word}", f"{place}.{kind}", model.d_model, layer, (Group.norms,), is_main=False)
+        yield Weight(
+            f"{name}_{word}", f"{place}.{kind}", model.d_model, layer, (Group.norms.value,), is_main=False
+        )

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from hessfig.config import Kind, ModelConfig, TaskConfig
 from hessfig.curvature import column as module
-from hessfig.curvature.column import chunks, hutchinson, squared_norms
+from hessfig.curvature.column import chunks, squared_norms
 from hessfig.curvature.probes import rademacher
 from hessfig.curvature.products.linearised.column import LinearisedColumn, LinearisedNetwork
-from hessfig.measurements.valueenius.dense import dense_norms
-from hessfig.measurements.valueenius.norms import frobenius
+from hessfig.measurements.frobenius.dense import dense_norms
+from hessfig.measurements.frobenius.hutchinson import hutchinson
+from hessfig.measurements.frobenius.norms import frobenius
 from hessfig.rng import stream
 from hessfig.terms import Matrix, Part
 from tests.toys import ARCHITECTURES, toy_problem

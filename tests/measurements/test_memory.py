@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from hessfig.config import Config, DType, EstimatorConfig, Method, ModelConfig, SweepConfig
-from hessfig.config.checks import check
+from hessfig.config import Config, DType, EstimatorConfig, Method, ModelConfig
 from hessfig.errors import UserError
+from hessfig.sweep.plan import Setup
+
+
+def check(config: Config) -> None:
+    Setup("", config).check()
+
 
 DENSE = EstimatorConfig(method=Method.dense)
 
@@ -25,12 +30,11 @@ def test_the_blocks_of_a_column_are_held_together() -> None:
 
 
 def test_the_whole_hessian_of_a_large_model_is_not_kept() -> None:
-    keep = SweepConfig(keep_dense=True)
-    check(Config(sweep=keep, model=ModelConfig(d_model=16)))
+    check(Config(quantities=["hessian"], model=ModelConfig(d_model=16)))
     with pytest.raises(
-        UserError, match=r"sweep\.keep_dense: the Hessian of 51840 parameters would take 86\.0 GB"
+        UserError, match=r"quantities=\[hessian\]: the Hessian of 52172 parameters would take 87\.1 GB"
     ) as caught:
-        check(Config(sweep=keep, model=ModelConfig(d_model=64)))
+        check(Config(quantities=["hessian"], model=ModelConfig(d_model=64)))
     assert "estimator=auto" in caught.value.remedy
 
 

@@ -1,10 +1,10 @@
-"""From names to tensors."""
+"""Layouts: from names to tensors, and every parameter once."""
 
 from __future__ import annotations
 
 import pytest
 
-from hessfig.config.blocks import matrices_of, weight_size
+from hessfig.models.matrices import matrices_of, weight_size
 from hessfig.terms import Matrix
 from tests.toys import ARCHITECTURES, toy_problem, toy_task
 
@@ -32,5 +32,13 @@ def test_different_names_are_different_tensors() -> None:
 
 
 def test_a_layer_the_model_has_not_is_an_error() -> None:
-    with pytest.raises(AttributeError, match="has no attribute `5`"):
+    with pytest.raises(KeyError, match="no weight W_Q in layer 6"):
         toy_problem(ARCHITECTURES["softmax"]).weight(6, Matrix.W_Q)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_the_layout_names_every_parameter_of_the_network_once(name: str) -> None:
+    problem = toy_problem(ARCHITECTURES[name])
+    held = {path: parameter.numel() for path, parameter in problem.network.named_parameters()}
+    assert {weight.parameter: weight.size for weight in problem.layout.weights} == held
+    assert len(problem.layout.weights) == len(held)

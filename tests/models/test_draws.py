@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from hessfig.config import MLP, DType, Kind, ModelConfig, Norm, SigmaScales
-from hessfig.models.build import build_model
+from tests.toys import build_model
 
 EMBEDDINGS = {"tok_embed.weight", "pos.weight"}
 

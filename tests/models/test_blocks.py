@@ -7,11 +7,18 @@ import re
 import pytest
 
 from hessfig.config import MLP, Kind, ModelConfig, QueryKey
-from hessfig.config.blocks import matrices_of, weight_pairs
 from hessfig.errors import UserError
-from hessfig.terms import Matrix
+from hessfig.models.blocks import blocks_of
+from hessfig.models.matrices import matrices_of
+from hessfig.terms import Block, Matrix
+from tests.toys import ARCHITECTURES, layout_of
 
 MODEL = ModelConfig()
+
+
+def weight_pairs(blocks: object, model: ModelConfig) -> list[tuple[str, str]]:
+    """Return (row, col) of every block of a one-layer model."""
+    return [(block.row, block.col) for block in blocks_of(blocks, layout_of(model), model)]
 
 
 def test_names_are_diagonal_blocks_and_lists_are_pairs() -> None:
@@ -110,3 +117,47 @@ def test_the_setting_that_leaves_a_weight_out_is_named(
         weight_pairs(blocks, model)
     assert re.search(message, caught.value.what)
     assert remedy in caught.value.remedy
+
+
+def test_groups_are_one_side_of_a_block() -> None:
+    layout = layout_of(MODEL)
+    assert weight_pairs(["attention", ["mlp", "attention"], "layer", "embeddings"], MODEL) == [
+        ("embeddings", "embeddings"),
+        ("attention", "attention"),
+        ("mlp", "attention"),
+        ("layer", "layer"),
+    ]
+    names = [weight.name for weight in layout.side(1, "attention")]
+    assert names == ["W_Q", "b_Q", "W_K", "b_K", "W_V", "b_V", "W_O", "b_O"]
+    assert layout.size(0, "all") == sum(weight.size for weight in layout.weights)
+
+
+def test_a_group_the_network_has_not_is_refused() -> None:
+    with pytest.raises(UserError, match="no weight named 'norms'"):
+        weight_pairs(["norms"], MODEL)
+
+
+def test_each_and_all_mean_every_weight_and_every_pair() -> None:
+    assert set(weight_pairs("each", MODEL)) == {(name, name) for name in matrices_of(MODEL)}
+    assert weight_pairs(["all"], MODEL) == [("all", "all")]
+
+
+def test_pinned_names_reach_across_layers() -> None:
+    model = ARCHITECTURES["two layers"]
+
+    def found(setting: object) -> list[Block]:
+        return blocks_of(setting, layout_of(model), model)
+
+    assert found(["W_V@2"]) == [Block(2, "W_V", "W_V")]
+    assert found([["W_V@1", "W_Q@2"]]) == [Block(2, "W_V", "W_Q", row_layer=1)]
+    assert found([["W_V@2", "W_V@1"]]) == [Block(1, "W_V", "W_V", row_layer=2)]
+    assert [(b.row_layer, b.layer) for b in found([["W_V@*", "W_V@*"]])] == [(1, 1), (1, 2), (2, 2)]
+    assert found(["W_V@*"]) == found(["W_V"])
+    assert found([["W_E", "W_V@2"]]) == [Block(2, "W_E", "W_V")]
+
+
+@pytest.mark.parametrize("name", ["W_V@3", "W_V@0", "W_V@", "W_V@x", "W_U@1"])
+def test_a_layer_that_the_weight_is_not_in_is_refused(name: str) -> None:
+    model = ARCHITECTURES["two layers"]
+    with pytest.raises(UserError, match="is not in layer"):
+        blocks_of([name], layout_of(model), model)

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from hessfig.curvature.probes import rademacher
-from hessfig.measurements.valueenius.norms import BlockNorm, frobenius
+from hessfig.measurements.estimate import Estimate
+from hessfig.measurements.frobenius.norms import frobenius
 from hessfig.rng import stream
 
 REPEATS = 2000
@@ -24,11 +25,11 @@ def test_the_formula_by_hand() -> None:
 
 
 def test_equal_samples_have_no_error() -> None:
-    assert frobenius(torch.full((5,), 4.0)) == BlockNorm(2.0, 0.0, 5)
+    assert frobenius(torch.full((5,), 4.0)) == Estimate(2.0, 0.0, 5)
 
 
 def test_zero_is_exact() -> None:
-    assert frobenius(torch.zeros(5)) == BlockNorm(0.0, 0.0, 5)
+    assert frobenius(torch.zeros(5)) == Estimate(0.0, 0.0, 5)
 
 
 def test_one_probe_has_no_error_to_report() -> None:
@@ -50,7 +51,7 @@ def estimates(num_probes: int) -> tuple[Tensor, Tensor, float]:
     probes = rademacher(12, REPEATS * num_probes, generator=generator, dtype=torch.float64)
     samples = (matrix @ probes).square().sum(dim=0).unflatten(0, (REPEATS, num_probes))
     norms = [frobenius(sample) for sample in samples]
-    frob, sem = (torch.tensor([getattr(n, name) for n in norms]) for name in ("frob", "frob_sem"))
+    frob, sem = (torch.tensor([getattr(n, name) for n in norms]) for name in ("value", "error"))
     return frob, sem, matrix.norm().item()
 
 

@@ -7,19 +7,16 @@ import math
 import pytest
 import torch
 
-from hessfig.config import DType, ModelConfig, TaskConfig
-from hessfig.curvature.column import hutchinson
-from hessfig.curvature.problem import Problem
+from hessfig.config import ModelConfig, TaskConfig
 from hessfig.curvature.products.linearised.column import LinearisedColumn, LinearisedNetwork
-from hessfig.measurements.valueenius.aligned import aligned
-from hessfig.measurements.valueenius.dense import dense_norms
-from hessfig.measurements.valueenius.norms import BlockNorm
-from hessfig.models.build import build_model
+from hessfig.measurements.estimate import Estimate
+from hessfig.measurements.frobenius.aligned import aligned
+from hessfig.measurements.frobenius.dense import dense_norms
+from hessfig.measurements.frobenius.hutchinson import hutchinson
 from hessfig.rng import stream
-from hessfig.tasks.batch import draw_batch
-from hessfig.tasks.losses import loss_module
 from hessfig.terms import Matrix, Part
-from tests.curvature.test_hutchinson import MatrixColumn
+from tests.measurements.test_hutchinson import MatrixColumn
+from tests.toys import toy_problem
 
 REPEATS = 120
 
@@ -27,8 +24,7 @@ REPEATS = 120
 @pytest.fixture(scope="module")
 def columns() -> dict[Matrix, LinearisedColumn]:
     task, model = TaskConfig(digits=2, batch_size=8), ModelConfig(n_layers=2, d_model=12)
-    network = build_model(model, sigma=0.5, seed=1234, length=9, dtype=DType.float64)
-    problem = Problem(network, draw_batch(task, width=12, dtype=DType.float64), loss_module(task.loss))
+    problem = toy_problem(model, task, sigma=0.5)
     tape = LinearisedNetwork(problem, model)
     return {matrix: tape.column(1, matrix, [matrix]) for matrix in (Matrix.W_V, Matrix.W_Q)}
 
@@ -87,5 +83,5 @@ def test_exact_zero_stays_zero(columns: dict[Matrix, LinearisedColumn]) -> None:
     assert norms[Matrix.W_V, Part.H].value == norms[Matrix.W_V, Part.H_o].value > 0
 
 
-def _first(norms: dict[tuple[Matrix, Part], BlockNorm]) -> BlockNorm:
+def _first(norms: dict[tuple[Matrix, Part], Estimate]) -> Estimate:
     return next(iter(norms.values()))
