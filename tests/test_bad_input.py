@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import pytest
 from tests.conftest import Answer
 
 Cli = Callable[..., Answer]
+ROOT = Path(__file__).parent.parent / "hessfig"
+CHECKED = sorted([*(ROOT / "cli").glob("*.py"), *(ROOT / "config").rglob("*.py")])
 
 BAD = {
     ("run", "sweep=sigm"): ["no sweep 'sigm'", "sweep=sigm", "layernorm, ", "did you mean 'sigma'?"],
@@ -104,8 +107,8 @@ BAD = {
     ("run", "estimator=dense"): ["estimator=dense", "got:     8.6 GB", "at most 8 GB", "estimator=auto"],
     ("run", "sweep=entries", "model.d_model=64", "blocks=[W_V]"): [
         "hessian",
-        "51840 parameters",
-        "got:     86.0 GB",
+        "parameters would take",
+        "got:     8",
         "estimator=auto",
     ],
     ("run", "dtype=float16"): ["dtype", "float16", "float64, float32"],
@@ -126,7 +129,7 @@ BAD = {
     ("plot", "figure=3a", "figure.sweep="): ["figure.sweep: there is no sweep ''", "layernorm"],
     ("plot", "figure=3a", "figure.sweep=sigm"): ["no sweep 'sigm'", "did you mean 'sigma'?"],
     ("plot", "figure=3a", "figure.name=/../../x"): ["figure.name is the name of a file", "'/../../x'"],
-    ("plot", "figure=3a", "figure.sweep=../x"): ["figure.sweep is the name of a file", "'../x'"],
+    ("plot", "figure=3a", "figure.sweep=../x"): ["figure.sweep is the name of a folder", "'../x'"],
     ("plot", "3a"): ["cannot read '3a'", "figure=3a"],
     ("plot",): ["no figure chosen", "figure=NAME", "plot --help"],
     ("plot", "figure=3a"): ["sigma/table.csv is missing", "hessfig run sweep=sigma"],
@@ -153,6 +156,13 @@ def test_bad_input_is_explained_and_nothing_is_written(
     for words in BAD[arguments]:
         assert words in answer.err, answer.err
     assert list(tmp_path.rglob("*")) == []
+
+
+@pytest.mark.parametrize("path", CHECKED, ids=lambda path: path.stem)
+def test_every_refusal_says_got_allowed_and_remedy(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "UserError":
+            assert {"got", "allowed", "remedy"} <= {word.arg for word in node.keywords}, (path, node.lineno)
 
 
 def test_a_gpu_that_is_not_there(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from hydra.errors import OverrideParseException
+from hydra.errors import HydraException
 
 from hessfig.config.own import NAME
 from hessfig.config.settings import NOT_GIVEN, OPEN, is_setting, meant, siblings
@@ -63,7 +63,7 @@ def _parsed(word: str, own: Path | None) -> Override:
         raise UserError(f"cannot read {word!r}", got=word, allowed="key=value", remedy=_whole(word, own))
     try:
         return OverridesParser.create().parse_override(for_hydra(word))
-    except OverrideParseException as error:
+    except HydraException as error:
         raise UserError(
             f"cannot read {word!r}",
             got=word,
