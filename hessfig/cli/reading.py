@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,18 +42,9 @@ def check(job: Job) -> int:
     """Fit the sweep's curves; return 1 when a slope is outside its tolerance, or none could be checked."""
     from hessfig.analysis.slopes import gate
 
-    frame, tolerance = _fitted(job), job.config.tolerance
-    found, drifting = (list_(frame, tolerance) for list_ in (gate.violations, gate.drifts))
-    for line in drifting:
-        print(f"note: {line}")
-    for line in found:
-        print(line, file=sys.stderr)
-    count = len(gate.checked(frame))
-    notes = {"drifting (notes above)": len(drifting), "where no prediction applies": len(frame) - count}
-    rest = "".join(f", {number} {what}" for what, number in notes.items() if number)
-    outside = f", {len(found)} outside tolerance {tolerance:g}" if count else ""
-    print(f"{count} slopes checked{outside}{rest}")
-    return 1 if found else 0
+    lines, code = gate.summary(_fitted(job), job.config.tolerance)
+    print("\n".join(lines))
+    return code
 
 
 def compare(job: Job) -> int:
@@ -121,9 +111,17 @@ def _spec(job: Job) -> FigureSpec:
 
     figure, asked = job.config.figure, _of_its_sweep(job)
     matching_folder(asked)
-    sweep = asked.config.sweep
-    windows = [(low, high) for low, high in sweep.windows]
-    return FigureSpec(figure.name, figure.sweep, figure.layout, windows, figure.options, sweep.average.value)
+    return FigureSpec(
+        figure.name,
+        figure.sweep,
+        figure.layout,
+        _windows(asked),
+        figure.options,
+        asked.config.sweep.average.value,
+        x=figure.x,
+        colour=figure.colour,
+        dashes=figure.dashes,
+    )
 
 
 def _of_its_sweep(job: Job) -> Job:
@@ -147,12 +145,15 @@ def _fitted(job: Job) -> Any:
     from hessfig.analysis.slopes import fit
 
     config = job.config
-    windows = [(low, high) for low, high in config.sweep.windows]
     return fit.run(
         matching_folder(job),
-        windows,
+        _windows(job),
         tolerance=config.tolerance,
         resamples=config.resamples,
-        seed=config.first_seed,
         average=config.sweep.average.value,
+        quantity=config.quantities[0],
     )
+
+
+def _windows(job: Job) -> list[tuple[float | None, float | None]]:
+    return [(low, high) for low, high in job.config.sweep.windows]

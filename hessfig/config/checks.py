@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from hessfig.config.choices import Data, Kind, Loss, Method
@@ -29,20 +28,30 @@ def check(config: Config) -> None:
             "first_seed: negative seeds are the pilot networks of estimator=auto",
             got=config.first_seed,
             allowed="a whole number >= 0",
+            remedy="for example first_seed=1234",
         )
     if not config.parts:
-        raise UserError("parts is empty", got=config.parts, allowed="a list of H, H_o, H_f")
+        raise UserError(
+            "parts is empty",
+            got=config.parts,
+            allowed="a list of H, H_o, H_f",
+            remedy="for example parts=[H]",
+        )
     if not (math.isfinite(config.tolerance) and config.tolerance > 0):
-        raise UserError("tolerance", got=config.tolerance, allowed="a finite number > 0")
-    if config.workers != "auto" and (not isinstance(config.workers, int) or config.workers < 1):
-        raise UserError("workers", got=config.workers, allowed="auto or a whole number >= 1")
+        raise UserError(
+            "tolerance", got=config.tolerance, allowed="a finite number > 0", remedy="tolerance=0.1"
+        )
+    if config.workers != "auto" and (type(config.workers) is not int or config.workers < 1):
+        raise UserError(
+            "workers", got=config.workers, allowed="auto or a whole number >= 1", remedy="workers=auto"
+        )
 
 
 def check_device(device: str) -> None:
     """Raise UserError when `device` is not there (imports torch only for devices other than the CPU)."""
     kind = device.partition(":")[0]
     if kind not in ("cpu", "cuda"):
-        raise UserError("device", got=device, allowed="cpu, cuda or cuda:N")
+        raise UserError("device", got=device, allowed="cpu, cuda or cuda:N", remedy="device=cpu")
     if kind == "cuda" and not import_module("torch").cuda.is_available():
         raise UserError(
             "device: there is no usable CUDA GPU on this machine",
@@ -73,16 +82,34 @@ def _check_counts(config: Config) -> None:
 def _check_grid(grid: GridConfig) -> None:
     if grid.values is not None and not grid.values:
         raise UserError(
-            "grid.values is empty", got="[]", allowed="at least one sigma > 0, e.g. grid.values=[0.1,1]"
+            "grid.values is empty",
+            got="[]",
+            allowed="at least one sigma > 0",
+            remedy="for example grid.values=[0.1,1]",
         )
     if grid.values is None and grid.points < 1:
-        raise UserError("grid.points: the grid is empty", got=grid.points, allowed="a whole number >= 1")
+        raise UserError(
+            "grid.points: the grid is empty",
+            got=grid.points,
+            allowed="a whole number >= 1",
+            remedy="grid.points=20",
+        )
     ends = {} if grid.values else {"grid.low": grid.low, "grid.high": grid.high}
     for key, value in [*ends.items(), *(("grid.values", v) for v in grid.values or [])]:
         if not (math.isfinite(value) and value > 0):
-            raise UserError(f"{key}: sigma must be positive and finite", got=value, allowed="sigma > 0")
+            raise UserError(
+                f"{key}: sigma must be positive and finite",
+                got=value,
+                allowed="sigma > 0",
+                remedy="for example 0.01",
+            )
     if grid.values is None and grid.low > grid.high:
-        raise UserError("grid.low is above grid.high", got=f"{grid.low} > {grid.high}", allowed="low <= high")
+        raise UserError(
+            "grid.low is above grid.high",
+            got=f"{grid.low} > {grid.high}",
+            allowed="low <= high",
+            remedy="exchange them",
+        )
 
 
 def _check_estimator(config: Config) -> None:
@@ -111,8 +138,6 @@ def _check_estimator(config: Config) -> None:
 
 
 def _check_sweep(sweep: SweepConfig) -> None:
-    if not sweep.name or Path(sweep.name).name != sweep.name:
-        raise UserError("sweep.name is the name of a folder", got=repr(sweep.name), allowed="a plain name")
     for window in sweep.windows:
         if not _is_window(window):
             raise UserError(
@@ -144,10 +169,12 @@ def _check_task(config: Config) -> None:
             "task.data and model.kind do not fit",
             got=f"task.data={config.task.data}, model.kind={config.model.kind}",
             allowed="gaussian with self_attention; addition with transformer or linear_mlp",
+            remedy="task=gaussian" if config.model.kind == Kind.self_attention else "task=addition",
         )
     if gaussian and config.task.loss == Loss.cross_entropy:
         raise UserError(
             "task.loss: Gaussian targets need a square loss",
             got=config.task.loss,
             allowed="mse, mse_sum_unshifted",
+            remedy="task.loss=mse",
         )

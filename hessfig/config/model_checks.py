@@ -19,7 +19,12 @@ def check_model(model: ModelConfig) -> None:
             remedy="set model.d_head too, or another n_heads",
         )
     if not (math.isfinite(model.temperature) and model.temperature > 0):
-        raise UserError("model.temperature", got=model.temperature, allowed="a finite number > 0")
+        raise UserError(
+            "model.temperature",
+            got=model.temperature,
+            allowed="a finite number > 0",
+            remedy="model.temperature=1",
+        )
     if model.kind == Kind.python:
         return
     if model.kind == Kind.self_attention:
@@ -36,6 +41,7 @@ def check_model(model: ModelConfig) -> None:
             "model.norm=post normalises residual sums",
             got="model.attention_skip=false",
             allowed="attention_skip=true",
+            remedy="model.attention_skip=true, or model.norm=pre",
         )
 
 

@@ -50,7 +50,7 @@ def siblings(key: str) -> list[str]:
 
 def meant(key: str) -> str:
     """Return which setting was meant by `key`, which is none: one of another group, one spelt alike, or the list."""
-    top = [*GROUPS, *(name for name in settings() if "." not in name)]
+    top = [name for name in settings() if "." not in name]
     same = [name for name in settings() if name.rpartition(".")[2] == key and not did_you_mean(key, top)]
     hint = f"did you mean {same[0]!r}?" if same else did_you_mean(key, [*settings(), *GROUPS])
     return hint or "`hessfig run --help` lists the settings"

@@ -67,7 +67,7 @@ def differences(made: Mapping[str, Any], job: Job, keys: Collection[str] | None 
         if (keys is None or _is_named(key, keys, vary))
         for before, now in [(_values(made, key), _values(asked, key))]
     )
-    return [one for one in found if one.made is not _UNKNOWN and one.made != one.asked]
+    return [one for one in found if one.made is not _UNKNOWN and not _agree(one, is_part=keys is not None)]
 
 
 def matching_folder(job: Job) -> Path:
@@ -96,6 +96,12 @@ def departures(manifest: Path, sweep: str) -> list[str]:
         for key, value in own[group].items()
         if (group, key) not in _FREE and made.get(group, {}).get(key, value) != value
     ]
+
+
+def _agree(one: Difference, *, is_part: bool) -> bool:
+    """Whether the values are equal; a reader may ask for some of a table's quantities."""
+    some = is_part and one.key == "quantities" and bool(one.asked)
+    return set(one.asked) <= set(one.made) if some else one.made == one.asked
 
 
 def _table_settings() -> Iterator[str]:

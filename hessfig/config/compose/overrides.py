@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from hydra.errors import OverrideParseException
+from hydra.errors import HydraException
 
 from hessfig.config.own import NAME
 from hessfig.config.settings import NOT_GIVEN, OPEN, is_setting, meant, siblings
 from hessfig.config.shipped import GROUPS, choices
 from hessfig.errors import UserError, did_you_mean
+
+QUOTE = "'"
 
 
 def check_words(words: Sequence[str], own: Path | None, *, several: bool) -> None:
@@ -61,7 +63,7 @@ def _parsed(word: str, own: Path | None) -> Override:
         raise UserError(f"cannot read {word!r}", got=word, allowed="key=value", remedy=_whole(word, own))
     try:
         return OverridesParser.create().parse_override(for_hydra(word))
-    except OverrideParseException as error:
+    except HydraException as error:
         raise UserError(
             f"cannot read {word!r}",
             got=word,
@@ -138,5 +140,5 @@ def _alternatives(word: str) -> list[str]:
     override = OverridesParser.create().parse_override(for_hydra(word))
     if not override.is_sweep_override():
         return [word]
-    values: Iterator[str] = override.sweep_string_iterator()
-    return [f"{override.key_or_group}={value}" for value in values]
+    key, values = override.key_or_group, override.sweep_string_iterator()
+    return [f"{key}={value.strip(QUOTE) if key in GROUPS else value}" for value in values]
