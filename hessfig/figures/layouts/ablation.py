@@ -15,13 +15,7 @@ from hessfig.analysis.shares import functional_shares
 from hessfig.analysis.variants import as_numbers, varied_setting
 from hessfig.figures.parts.grid import Margins, panel_grid, say
 from hessfig.figures.parts.measured import Measured, drawn_numbers, read_measured
-from hessfig.figures.parts.panels import (
-    draw_curve,
-    mark_one,
-    positive,
-    set_log_range,
-    why_empty,
-)
+from hessfig.figures.parts.panels import draw_curve, mark_one, positive, set_log_range, why_empty
 from hessfig.figures.parts.save import Page
 from hessfig.figures.parts.spec import FigureSpec
 from hessfig.figures.parts.style import matrix_colour, shades
