@@ -4,27 +4,28 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 RUN := $(BIN)/hessfig
-FIGURES := 3a 3b 5a 5b 8 eq5 1 4 temperature heads single_matrix post_layernorm blocks 7 6
-STUDIES := scalar bounds
-# Exact norms where they are cheaper than probing; `entries` and `eq5` name their own estimator. The longest sweep
-# takes float32 products, whose rounding (1e-7) is far below the sampling error; only Figure 7 needs float64's range.
-DENSE := entries eq5
-SINGLE := depth
 
-# The sweep a figure draws (read from its configuration), and the command that measures it.
-sweep_of = $(shell sed -n 's/^sweep: //p' conf/figure/$(1).yaml)
-measure = $(RUN) run sweep=$(1) $(if $(filter $(1),$(DENSE)),,estimator=auto) $(if $(filter $(1),$(SINGLE)),dtype=float32)
+# What conf/figure/*.yaml says: the figures of some groups in their order, and the sweep of one.
+figures_of = $(shell grep -lE '^group: ($(1))$$' conf/figure/*.yaml | xargs grep -H '^order: ' | sort -t: -k3n | sed 's|.*/\(.*\)\.yaml:.*|\1|')
+sweep_of = $(shell sed -n 's/^sweep: "*\([^"]*\)"*$$/\1/p' conf/figure/$(1).yaml)
+measure = $(if $(1),$(RUN) run sweep=$(1))
 
 .DEFAULT_GOAL := help
-.PHONY: help figures test test-slow lint slopes check verify bench clean
+.PHONY: help figures figures-paper figures-beyond figures-study test test-slow lint slopes check verify bench clean
 
 help: ## list the targets
-	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | sort | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | sort | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
 
-figures: $(STUDIES:%=figure-%) $(FIGURES:%=figure-%) ## measure every sweep of the paper and draw every figure (resumes where it stopped)
+figures: $(addprefix figure-,$(call figures_of,paper|beyond|study)) ## measure every sweep and draw every figure (resumes where it stopped)
+
+figures-paper: $(addprefix figure-,$(call figures_of,paper)) ## the figures of the paper and of its claims
+
+figures-beyond: $(addprefix figure-,$(call figures_of,beyond)) ## the figures beyond the paper
+
+figures-study: $(addprefix figure-,$(call figures_of,study)) ## the figures of theory that need no sweep (seconds)
 
 figure-%: $(READY) ## measure the sweep of one figure and draw it, e.g. make figure-3a
-	$(if $(filter $*,$(STUDIES)),,$(call measure,$(call sweep_of,$*)))
+	$(call measure,$(call sweep_of,$*))
 	$(RUN) plot figure=$*
 
 test: $(READY) ## run the fast test suite

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from PIL import Image
 
+from hessfig.config.choices import FigureGroup
+from hessfig.config.shipped import ShippedFigure, natural, shipped_figures
+
 ROOT = Path(__file__).parent.parent
-PAPER = ["3a", "3b", "5a", "5b", "6", "7", "8", "1", "4", "eq5"]
-BEYOND = ["temperature", "heads", "single_matrix", "post_layernorm", "blocks", "scalar", "bounds"]
+GROUPS = [FigureGroup.paper, FigureGroup.beyond, FigureGroup.study]
 HEAD = """# Gallery
 
 Every figure as `make figures` made it at full size (20 values of sigma, 20 seeds, d_model 128, 64 sequences unless the
@@ -30,21 +31,22 @@ def main() -> None:
     )
     parser.add_argument("--outputs", type=Path, default=Path("outputs"))
     outputs = parser.parse_args().outputs
-    sections = [section(name, outputs) for name in PAPER + BEYOND]
+    sections = [section(figure, outputs) for figure in in_gallery_order(shipped_figures())]
     (ROOT / "docs" / "gallery.md").write_text("\n".join([HEAD, *sections]))
 
 
-def section(name: str, outputs: Path) -> str:
+def in_gallery_order(figures: list[ShippedFigure]) -> list[ShippedFigure]:
+    """Return those that `make figures` draws, group by group, each group by number or name."""
+    drawn = [figure for figure in figures if figure.group in GROUPS]
+    return sorted(drawn, key=lambda figure: (GROUPS.index(figure.group), natural(figure.name)))
+
+
+def section(figure: ShippedFigure, outputs: Path) -> str:
     """Return one figure's part of the page; copies its pictures."""
-    settings = (ROOT / "conf" / "figure" / f"{name}.yaml").read_text()
-    title, sweep = (
-        settings.splitlines()[0].lstrip("# "),
-        re.findall(r"^sweep: (\w*)$", settings, re.MULTILINE),
-    )
-    pictures = [copied(path) for path in pictures_of(name, outputs / "figures")]
-    how = f"`make figure-{name}`" + (f": {cost(outputs, sweep[0])}." if sweep else ": computed in seconds.")
-    images = [f"![{title}](img/{picture})" for picture in pictures]
-    return "\n\n".join([f"## {title}", *images, how, ""])
+    pictures = [copied(path) for path in pictures_of(figure.name, outputs / "figures")]
+    made = f"{cost(outputs, figure.sweep)}." if figure.sweep else "computed in seconds."
+    images = [f"![{figure.title}](img/{picture})" for picture in pictures]
+    return "\n\n".join([f"## {figure.title}", *images, f"`make figure-{figure.name}`: {made}", ""])
 
 
 def pictures_of(name: str, folder: Path) -> list[Path]:
