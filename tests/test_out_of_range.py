@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 
 from hessfig.analysis.manifest import read_sweep
 from hessfig.cli.out_of_range import out_of_range
-from tests.analysis.synthetic import make_table, write_sweep
+from tests.analysis.synthetic import config, make_table, write_sweep
 from tests.runs import hessfig
 
 DEEP = [
@@ -59,8 +60,14 @@ def test_an_underflow_is_no_structural_zero(tmp_path: Path) -> None:
     assert line.startswith("4 numbers of 144 are 0 where theory knows no zero: sigma <= 0.01 (n_layers=2): ")
 
 
-def said(tmp_path: Path, table: pd.DataFrame) -> list[str]:
-    return out_of_range(write_sweep(table, tmp_path) / "table.csv")
+def test_nobody_knows_the_zeros_of_a_users_own_network(tmp_path: Path) -> None:
+    table = make_table(seeds=1, sigma=None, networks=[("", 0)]).assign(value=0.0, status="ok")
+    assert len(said(tmp_path, table)) == 1
+    assert said(tmp_path, table, settings=config(kind="python")) == []
+
+
+def said(tmp_path: Path, table: pd.DataFrame, **options: Any) -> list[str]:
+    return out_of_range(write_sweep(table, tmp_path, **options) / "table.csv")
 
 
 def test_other_quantities_overflow_but_may_be_0(tmp_path: Path) -> None:
