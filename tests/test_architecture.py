@@ -25,8 +25,8 @@ LIGHT = (
 DOORS = {
     "curvlinops": ("hessfig.curvature.products.curvlinops",),
     "transformer_lens": ("hessfig.models.",),
-    "hydra": ("hessfig.config.", "hessfig.cli.verbs", "hessfig.cli.overrides"),
-    "omegaconf": ("hessfig.config.", "hessfig.cli.verbs", "hessfig.cli.overrides"),
+    "hydra": ("hessfig.config.compose",),
+    "omegaconf": ("hessfig.config.compose",),
     "matplotlib": ("hessfig.figures.",),
 }
 MACHINE = re.compile(
