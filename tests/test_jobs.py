@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hessfig.cli.jobs import apart
+from hessfig.cli.dispatch import apart
 from hessfig.config.compose import jobs
 from tests.conftest import Answer
 from tests.runs import TOY, rows
