@@ -38,7 +38,9 @@ class SquaredError(Module):
         self.reduction = reduction
 
     def forward(self, output: Tensor, target: Tensor) -> Float[Tensor, ""]:
-        """`target`: same shape as `output`."""
+        """`target`: same shape as `output`. Raises ValueError for another shape, which would be broadcast silently."""
+        if target.shape != output.shape:
+            raise ValueError(f"targets {tuple(target.shape)} for outputs {tuple(output.shape)}")
         return F.mse_loss(output, target, reduction=self.reduction)
 
     def hessian_product(self, output: Tensor, df: Float[Tensor, "batch scored k d"]) -> Tensor:

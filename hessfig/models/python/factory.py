@@ -114,13 +114,14 @@ def _found_file(place: str, config_dir: str | None) -> Path:
 
 @cache
 def _from_file(path: Path) -> ModuleType:
-    """Run the file as a module of its own name; its folder is searched last, so that it shadows nothing."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    """Run the file under a name that no import finds; its folder is searched last, so that it shadows nothing."""
+    name = f"hessfig_own_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
-    sys.modules.setdefault(path.stem, module)
+    sys.modules[name] = module  # dataclasses look their module up there
     try:
         spec.loader.exec_module(module)
     except Exception as error:

@@ -1,0 +1,120 @@
+"""An overview over depths: the fitted slope of every layer of every network beside its prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from hessfig.analysis.windows import as_window, label
+from hessfig.figures.layouts.growth.log_axes import growth_pages
+from hessfig.figures.parts.grid import only_outer_labels, panel_grid, say
+from hessfig.figures.parts.measured import Measured, read_measured
+from hessfig.figures.parts.panels import corner, why_empty
+from hessfig.figures.parts.save import Page, page_suffix
+from hessfig.figures.parts.spec import FigureSpec
+from hessfig.figures.parts.style import GUIDE, matrix_colour, shades
+from hessfig.figures.parts.words import symbol, weight_words
+from hessfig.predictions.growth_rates import Prediction
+from hessfig.terms import Matrix, Part
+
+_STEP = 0.14  # between the layers of one network, in units of one depth
+
+
+def growth_by_depth(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+    """Draw a growth sheet for every depth (Figures 6 and 7), then the overview of their slopes.
+
+    How to read it: the sheets are read as growth sheets. In the overview a dot is the slope fitted to one
+    layer of one network, with its error; the grey bar at its place is the predicted exponent.
+    Requires: the sweep's table.csv with diagonal blocks of several depths; manifest.json for predictions.
+    """
+    measured = read_measured(spec, folder)
+    yield from growth_pages(measured)
+    variants = [(variant, 0) for variant in measured.curves["variant"].unique()]
+    for variant, depth in variants:
+        suffix = f"{page_suffix(variant, depth, variants)}_overview"
+        yield draw_overview(measured.of(variant=variant), suffix=suffix)
+
+
+def draw_overview(measured: Measured, *, suffix: str = "_overview") -> Page:
+    """Draw the telling slopes against the number of layers: rows W_V, W_Q, columns H_o, H_f, H."""
+    first = measured.telling_slopes()
+    measured = replace(measured, slopes=first)
+    matrices = measured.matrices() or [Matrix.W_V.value, Matrix.W_Q.value]
+    figure, axes = panel_grid(
+        len(matrices), len(Part), note=f"{_words(measured)} Layers stand side by side, darker for later ones."
+    )
+    for row, matrix in zip(axes, matrices, strict=True):
+        _set_ranges(list(row), first[first["row"] == matrix])
+        _name_layers(row[0], int(first["layer"].max()), matrix_colour(matrix))
+        for ax, part in zip(row, Part, strict=True):
+            _draw_panel(ax, measured.of(row=matrix, col=matrix, part=part), matrix_colour(matrix))
+    for ax, part in zip(axes[0], Part, strict=True):
+        ax.set_title(f"{symbol(part)}: {part.label}")
+    only_outer_labels(
+        axes, x="number of layers", y=[f"slope of {weight_words(matrix)}" for matrix in matrices]
+    )
+    return Page(suffix, figure, first)
+
+
+def _words(measured: Measured) -> str:
+    windows = [as_window(row.window_low, row.window_high) for row in measured.slopes.itertuples()]
+    axis = measured.axis.symbol
+    others = "".join(
+        f" ({label(window, axis)} for limits of small σ)"
+        for window in dict.fromkeys(windows)
+        if window != measured.windows[0]
+    )
+    where = label(measured.windows[0], axis) + others
+    return f"Dots: slope on {where}, ± bootstrap over seeds; grey bars: predicted."
+
+
+def _draw_panel(ax: Axes, measured: Measured, colour: str) -> None:
+    slopes = measured.slopes
+    if slopes["slope"].isna().all():
+        say(ax, why_empty(measured))
+        return
+    tones = shades(colour, max(1, int(slopes["layer"].max())))
+    place = slopes["num_layers"] + _STEP * (slopes["layer"] - (slopes["num_layers"] + 1) / 2)
+    _draw_predictions(ax, slopes.assign(place=place))
+    for x, row in zip(place, slopes.itertuples(), strict=True):
+        tone = tones[max(row.layer, 1) - 1]
+        ax.errorbar(x, row.slope, row.slope_se, fmt="o", color=tone, elinewidth=0.8, markersize=2.6)
+    if slopes["is_zero"].any():
+        corner(ax, "last layer: = 0 (theorem)", "lower left")
+
+
+def _draw_predictions(ax: Axes, slopes: pd.DataFrame) -> None:
+    """Draw a grey bar at every predicted exponent of a network, from its first to its last layer of that exponent."""
+    predicted = slopes[slopes["prediction"] == Prediction.exponent]
+    for (_, exponent), layers in predicted.groupby(["num_layers", "predicted"]):
+        ends = [layers["place"].min() - 0.14, layers["place"].max() + 0.14]
+        ax.plot(ends, [exponent] * 2, color=GUIDE, linewidth=0.8, zorder=1)
+
+
+def _set_ranges(axes: Sequence[Axes], slopes: pd.DataFrame) -> None:
+    """Leave room above the highest slope for the legend, and beside the first and last depth."""
+    values = slopes[["slope", "predicted"]].to_numpy(float)
+    if np.isfinite(values).any():
+        low, high = np.nanmin(values), np.nanmax(values)
+        spread = max(high - low, 1.0)
+        axes[0].set_ylim(low - 0.2 * spread, high + 0.4 * spread)
+    axes[0].set_xlim(slopes["num_layers"].min() - 0.6, slopes["num_layers"].max() + 0.6)
+    axes[0].xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def _name_layers(ax: Axes, count: int, colour: str) -> None:
+    if not count:
+        return  # nothing but weights without a layer
+    tones = shades(colour, count)
+    handles = [Line2D([], [], marker="o", linestyle="", color=tone, markersize=2.6) for tone in tones]
+    names = [str(layer) for layer in range(1, count + 1)]
+    ax.legend(
+        handles, names, title="Layer:", ncols=count, loc="upper left", columnspacing=0.4, alignment="left"
+    )
