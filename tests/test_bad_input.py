@@ -60,6 +60,12 @@ BAD = {
         "did you mean 'model.n_heads'?",
     ],
     ("run", "sweep.vary={seeds: [1, 2]}"): ["seeds cannot be varied", "hessfig run -m seeds=A,B"],
+    ("run", "sweep.vary={model: {}}"): ["no setting 'model'", "model.n_heads"],
+    ("run", "sweep.axis=model.d_model"): [
+        "sweep.axis is not",
+        "sigma, step",
+        "sweep.vary={model.d_model: [VALUES]}",
+    ],
     ("run", "sweep.vary=3"): ["sweep.vary must be", "{setting: values}"],
     ("run", "tolerance=0.2"): ["run does not read tolerance", "tolerance=0.2", "hessfig slopes, check"],
     ("run", "figure=3a"): ["run does not read figure", "hessfig plot"],
