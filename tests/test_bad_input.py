@@ -79,6 +79,7 @@ BAD = {
     ("run", "seeds=1.5"): ["seeds must be a whole number", "got:     seeds=1.5", "for example seeds=20"],
     ("run", "seeds=1,2"): ["seeds has several values", "got:     seeds=1,2", "add -m"],
     ("run", "-m", "seeds=1,x"): ["seeds", "got:     seeds=x", "a whole number"],
+    ("run", "-m", "blocks=[W_V],[W_X]"): ["no weight named 'W_X'", "did you mean"],
     ("run", "-m", "seeds=glob(*)"): ["cannot run 'seeds=glob(*)'", "key=a,b,c", "list the values"],
     ("run", "-m", "seeds=interval(1,2)"): ["cannot run 'seeds=interval(1,2)'", "key=a,b,c"],
     ("run", "-m", "sweep=sigma,sigm"): ["no sweep 'sigm'", "did you mean 'sigma'?"],
