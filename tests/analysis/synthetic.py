@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pandas as pd
 from hessfig.analysis.manifest import varied
 from hessfig.predictions.architecture import Architecture
 from hessfig.predictions.growth_rates import Prediction, growth_rate
+from hessfig.record import COLUMNS, FROBENIUS, MANIFEST, TABLE, Status
 from hessfig.terms import Block, Matrix, Part
 
 MODEL = {
@@ -57,51 +59,78 @@ def make_table(
     networks: Sequence[tuple[str, int]] = (("", 1),),
     blocks: Sequence[tuple[str, str]] = VALUE_AND_QUERY,
     parts: Sequence[str] = ("H_o", "H_f", "H"),
-    sigma: Sequence[float] = SIGMA,
+    sigma: Sequence[float] | None = SIGMA,
     seeds: int = 5,
     law: Law = predicted_law,
     noise: float = 0.02,
     wander: float = 0.2,
     settings: dict[str, Any] = CONFIG,
+    steps: Sequence[int] | None = None,
+    quantity: str = FROBENIUS,
+    indices: Sequence[int] = (0,),
 ) -> pd.DataFrame:
-    """Return a table. Each seed carries a factor (log sd `wander`) along sigma, each number its own `noise`."""
+    """Return a table as `read_table` does. Each seed carries a factor (log sd `wander`), each number its own `noise`.
+
+    `sigma=None`: sigma means nothing here (nan); `steps`, `quantity` and `indices` fill the columns of their names.
+    The law is given sigma, or the step where there is no sigma.
+    """
     generator = np.random.default_rng(0)
     factors = np.exp(wander * generator.normal(size=seeds))
+    places = itertools.product(sigma or [math.nan], steps or [math.nan], indices)
     rows = []
-    for (variant, depth), (row, col), part, s, k in itertools.product(
-        networks, blocks, parts, sigma, range(seeds)
+    for (variant, depth), (row, col), part, (s, step, index), k in itertools.product(
+        networks, blocks, parts, list(places), range(seeds)
     ):
         architecture = Architecture.from_config(varied(settings, variant, num_layers=depth))
         for layer in _layers(depth, row, col):
-            value = law(Block(layer, Matrix(row), Matrix(col)), Part(part), architecture, s)
+            value = law(Block(layer, row, col), Part(part), architecture, step if math.isnan(s) else s)
             value *= factors[k] * np.exp(noise * generator.normal())
-            status = "structural_zero" if value == 0 else "ok"
-            measured = (
-                value,
-                0.05 * value,
-                20,
-                "hutchinson",
-                "float64",
-                status,
-                0.1,
-                f"config{variant}{depth}",
+            rows.append(
+                {
+                    **{"sweep": sweep, "variant": variant, "num_layers": depth, "layer": layer},
+                    **{"row_layer": layer, "row": row, "col": col, "part": part},
+                    **{"quantity": quantity, "index": index, "value": value, "error": 0.05 * value},
+                    **{"sigma": s, "step": step, "seed": 1234 + k, "num_probes": 20},
+                    **{"estimator": "hutchinson", "dtype": "float64"},
+                    **{"status": str(Status.structural_zero if value == 0 else Status.ok)},
+                    **{"seconds": 0.1, "config": f"config{variant}{depth}"},
+                }
             )
-            rows.append((sweep, variant, depth, layer, row, col, part, s, 1234 + k, *measured))
-    names = "sweep variant num_layers layer row col part sigma seed frob frob_sem num_probes estimator dtype"
-    return pd.DataFrame(rows, columns=[*names.split(), "status", "seconds", "config"])
+    return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def write_sweep(table: pd.DataFrame, outputs: Path, *, settings: dict[str, Any] | None = CONFIG) -> Path:
+def write_sweep(
+    table: pd.DataFrame,
+    outputs: Path,
+    *,
+    settings: dict[str, Any] | None = CONFIG,
+    arrays: Sequence[dict[str, Any]] = (),
+) -> Path:
     """Write outputs/<sweep>/table.csv and (unless settings is None) its manifest; return the folder."""
     folder = outputs / "".join(table["sweep"].unique())
     folder.mkdir(parents=True, exist_ok=True)
-    table.to_csv(folder / "table.csv", index=False, na_rep="nan")
+    as_text(table).to_csv(folder / TABLE, index=False)
     if settings is not None:
-        digest = hashlib.sha256((folder / "table.csv").read_bytes()).hexdigest()
-        manifest = {"sweep": folder.name, "config": settings, "table_sha256": digest}
-        (folder / "manifest.json").write_text(json.dumps(manifest))
+        digest = hashlib.sha256((folder / TABLE).read_bytes()).hexdigest()
+        manifest = {"sweep": folder.name, "config": settings, "table_sha256": digest, "arrays": list(arrays)}
+        (folder / MANIFEST).write_text(json.dumps(manifest))
     return folder
 
 
+def as_text(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the table as it is written: what means nothing is empty, a value that is not a number is 'nan'."""
+    return pd.DataFrame({name: [_written(name, cell) for cell in table[name]] for name in table})
+
+
+def _written(column: str, cell: Any) -> Any:
+    if isinstance(cell, float) and math.isnan(cell):
+        return "nan" if column == "value" else ""
+    if column == "index":
+        return cell or ""
+    return f"{cell:.0f}" if column == "step" and not isinstance(cell, str) else cell
+
+
 def _layers(depth: int, row: str, col: str) -> range:
-    return range(1, depth + 1) if Matrix(row).has_layer or Matrix(col).has_layer else range(1)
+    """Return the layers of a block: one number without a layer for embeddings and for networks without layers."""
+    embedded = {matrix.value for matrix in Matrix if not matrix.has_layer}
+    return range(1) if {row, col} <= embedded or depth == 0 else range(1, depth + 1)
