@@ -23,11 +23,11 @@ DEEP = [
 
 
 def lines(tmp_path: Path, bad: dict[float, tuple[str, float]]) -> list[str]:
-    """Return what is said of a table in which W_Q's H of two layers has these (status, frob) at these sigmas."""
+    """Return what is said of a table in which W_Q's H of two layers has these (status, value) at these sigmas."""
     table = make_table(networks=[("", 1), ("", 2)], seeds=2, sigma=[0.01, 0.1, 1.0, 4.8329])
-    for sigma, (status, frob) in bad.items():
+    for sigma, (status, value) in bad.items():
         rows = (table["sigma"] == sigma) & (table["num_layers"] == 2) & (table["row"] == "W_Q")
-        table.loc[rows & (table["part"] == "H"), ["status", "frob"]] = status, frob
+        table.loc[rows & (table["part"] == "H"), ["status", "value"]] = status, value
     return out_of_range(write_sweep(table, tmp_path) / "table.csv")
 
 

@@ -1,42 +1,81 @@
-"""Growth curves: the mean over seeds of every block norm at every sigma, with its standard error."""
+"""Curves: the mean over seeds of every number at every place on the axis, with its standard error."""
 
 from __future__ import annotations
 
 import numpy as np
 import pandas as pd
 
-from hessfig.analysis.table import CURVE, in_reading_order
+from hessfig.analysis.axis import POINT, SIGMA, Axis, X, along
+from hessfig.analysis.table import in_reading_order
+from hessfig.errors import UserError, did_you_mean
+from hessfig.record import CURVE, FROBENIUS, LEFT_OUT, Status
 
 
-def growth_curves(table: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per curve and sigma: mean, sem, count, probe_sem, num_nonfinite, is_zero.
+def growth_curves(
+    table: pd.DataFrame, *, axis: Axis = SIGMA, quantity: str = FROBENIUS, index: int | None = None
+) -> pd.DataFrame:
+    """Return one row per curve and place x: mean, sem, count, probe_sem, num_nonfinite, num_not_converged, is_zero.
 
-    mean = average of frob over the seeds with a finite number; sem = their standard deviation / sqrt(count)
-    (nan for one seed), which holds the spread of the weights and the noise of the probes together; probe_sem
-    is the probes' share of it, sqrt(sum frob_sem^2) / count. `is_zero`: every number is a structural zero.
+    mean = average over the seeds whose value counts; sem = their standard deviation / sqrt(count) (nan for one
+    seed), which holds the spread of the weights and the noise of the probes together; probe_sem is the probes'
+    share of it, sqrt(sum error^2) / count, nan where a number has no error. `is_zero`: every number is a structural
+    zero.
     """
-    finite = table["status"] != "nonfinite"
-    rows = table.assign(
-        frob=table["frob"].where(finite),
-        probe_variance=(table["frob_sem"] ** 2).where(finite),
-        nonfinite=~finite,
-        is_zero=table["status"] == "structural_zero",
+    numbers = along(of_quantity(table, quantity, index), axis)
+    counted = ~numbers["status"].isin(LEFT_OUT)
+    rows = numbers.assign(
+        value=numbers["value"].where(counted),
+        variance=(numbers["error"] ** 2).where(counted),
+        unknown=counted & numbers["error"].isna(),
+        nonfinite=numbers["status"] == Status.nonfinite,
+        not_converged=numbers["status"] == Status.not_converged,
+        is_zero=numbers["status"] == Status.structural_zero,
     )
-    grouped = rows.groupby([*CURVE, "sigma"], sort=True)
+    grouped = rows.groupby(POINT, sort=True, dropna=False)
     curves = grouped.agg(
-        mean=("frob", "mean"),
-        sem=("frob", "sem"),
-        count=("frob", "count"),
-        probe_sem=("probe_variance", "sum"),
+        mean=("value", "mean"),
+        sem=("value", "sem"),
+        count=("value", "count"),
+        probe_sem=("variance", "sum"),
+        unknown=("unknown", "any"),
         num_nonfinite=("nonfinite", "sum"),
+        num_not_converged=("not_converged", "sum"),
         is_zero=("is_zero", "all"),
     ).reset_index()
-    count = curves["count"].where(curves["count"] > 0)
-    return in_reading_order(curves.assign(probe_sem=np.sqrt(curves["probe_sem"]) / count), table)
+    count = curves["count"].where((curves["count"] > 0) & ~curves.pop("unknown"))
+    return in_reading_order(curves.assign(probe_sem=np.sqrt(curves["probe_sem"]) / count), numbers)
 
 
-def seed_matrix(table: pd.DataFrame) -> pd.DataFrame:
-    """Return frob with a row per (curve, seed) and a column per sigma, nan where nothing finite is known."""
-    finite = table["frob"].where(table["status"] != "nonfinite")
-    wide = table.assign(frob=finite).set_index([*CURVE, "seed", "sigma"])["frob"]
-    return wide.unstack("sigma")  # noqa: PD010 - one row a number is checked already: nothing to aggregate
+def seed_matrix(table: pd.DataFrame, *, axis: Axis = SIGMA, quantity: str = FROBENIUS) -> pd.DataFrame:
+    """Return the values with a row per (curve, seed) and a column per place x, nan where none counts."""
+    numbers = along(of_quantity(table, quantity), axis)
+    counted = numbers["value"].where(~numbers["status"].isin(LEFT_OUT))
+    wide = numbers.assign(value=counted).set_index([*CURVE, "seed", X])["value"]
+    return wide.unstack(X)  # noqa: PD010 - one row a number is checked already: nothing to aggregate
+
+
+def of_quantity(table: pd.DataFrame, quantity: str = FROBENIUS, index: int | None = None) -> pd.DataFrame:
+    """Return the rows of one quantity: figures and slopes never mix two. Raises UserError when there is none."""
+    chosen = table[table["quantity"] == quantity]
+    measured = list(table["quantity"].unique())
+    if chosen.empty:
+        hint = did_you_mean(quantity, measured) or f"in a figure: figure.options.quantity={measured[0]}"
+        raise UserError(
+            f"{table['sweep'].iloc[0]}: the table has no numbers of this quantity",
+            got=quantity,
+            allowed=", ".join(measured),
+            remedy=hint,
+        )
+    return chosen if index is None else _of_index(chosen, quantity, index)
+
+
+def _of_index(chosen: pd.DataFrame, quantity: str, index: int) -> pd.DataFrame:
+    counted = sorted(chosen["index"].unique())
+    if index not in counted:
+        raise UserError(
+            f"{quantity} has no such number",
+            got=index,
+            allowed=", ".join(map(str, counted)),
+            remedy="figure.options.index",
+        )
+    return chosen[chosen["index"] == index]

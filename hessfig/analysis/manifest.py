@@ -1,4 +1,4 @@
-"""The manifest beside a table: which settings made it, hence which network its predictions are for."""
+"""The manifest beside a table: the settings that made it, hence its axis and the networks predictions are for."""
 
 from __future__ import annotations
 
@@ -6,28 +6,57 @@ import hashlib
 import json
 from collections.abc import Mapping
 from copy import deepcopy
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from hessfig.analysis.table import NETWORK, TABLE, read_table, run_command
+from hessfig.analysis.axis import SIGMA, Axis
+from hessfig.analysis.table import read_table, run_command
+from hessfig.analysis.variants import assignments
 from hessfig.errors import UserError
 from hessfig.predictions.architecture import Architecture
+from hessfig.record import MANIFEST, NETWORK, TABLE
 
-MANIFEST = "manifest.json"
 Architectures = dict[tuple[str, int], Architecture]
+
 _BOOLEANS = {"true": True, "false": False}
+_OPEN = "options"  # a user's own settings need not be in the base configuration
+_UNREADABLE = (OSError, ValueError, KeyError, TypeError, ArithmeticError, RecursionError)
+_REQUIRED: dict[str, type] = {"config": dict, "config.model": dict, "config.task": dict}
+_OPTIONAL: dict[str, type] = {
+    **{"config.state": dict, "config.sweep": dict, "config.sweep.axis": str, "config.first_seed": int},
+    **{"arrays": list, "table_sha256": str},
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A sweep on disk: its checked table, and what its manifest says of networks, axis and seeds."""
+
+    table: pd.DataFrame
+    architectures: Architectures
+    axis: Axis = SIGMA
+    first_seed: int = 0
+
+
+def read_run(folder: Path) -> Run:
+    """Return the checked table of `folder` with the architecture of each (variant, num_layers), axis and first seed.
+
+    Without a manifest the table is read all the same, along sigma, and no architecture (so no prediction) is known.
+    """
+    table, manifest = read_table(folder / TABLE), read_manifest(folder)
+    if manifest is None:
+        return Run(table, {})
+    axis, first_seed = (_at(manifest, ["config", *keys]) for keys in (["sweep", "axis"], ["first_seed"]))
+    return Run(table, architectures(table, manifest), Axis(axis or SIGMA.name), first_seed or 0)
 
 
 def read_sweep(folder: Path) -> tuple[pd.DataFrame, Architectures]:
-    """Return the checked table of `folder` and the architecture of each (variant, num_layers) in it.
-
-    Without a manifest the table is read all the same, and no architecture (so no prediction) is known.
-    """
-    table = read_table(folder / TABLE)
-    manifest = read_manifest(folder)
-    return table, {} if manifest is None else architectures(table, manifest)
+    """Return table and architectures of `read_run`."""
+    run = read_run(folder)
+    return run.table, run.architectures
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
@@ -36,7 +65,7 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     Raises UserError if it is no manifest, or if its `table_sha256` is not that of the table beside it.
     """
     path = folder / MANIFEST
-    if not path.is_file():
+    if not path.exists():
         return None
     manifest = _parse(path)
     _check_table(manifest, folder)
@@ -47,36 +76,72 @@ def architectures(table: pd.DataFrame, manifest: Mapping[str, Any]) -> Architect
     """Return the architecture of every (variant, num_layers) in the table."""
     networks = table[NETWORK].drop_duplicates().itertuples(index=False)
     return {
-        (variant, layers): Architecture.from_config(varied(manifest["config"], variant, num_layers=layers))
-        for variant, layers in networks
+        (variant, layers): _architecture(manifest["config"], variant, layers) for variant, layers in networks
     }
 
 
 def varied(config: Mapping[str, Any], variant: str, *, num_layers: int) -> dict[str, Any]:
-    """Return `config` with a variant's 'group.key=value,...' and its number of layers put in."""
+    """Return `config` with a variant's 'group.key=value,...' and its number of layers put in.
+
+    Raises KeyError or TypeError for a setting that `config` has not.
+    """
     changed = deepcopy(dict(config))
     changed["model"]["n_layers"] = num_layers
-    for assignment in filter(None, variant.split(",")):
-        key, _, value = assignment.partition("=")
+    for key, value in assignments(variant).items():
         *groups, name = key.split(".")
         section = changed
         for group in groups:
             section = section[group]
+        if name not in section and _OPEN not in groups:
+            raise KeyError(key)
         section[name] = _BOOLEANS.get(value.lower(), value)
     return changed
 
 
+def _architecture(config: Mapping[str, Any], variant: str, num_layers: int) -> Architecture:
+    try:
+        return Architecture.from_config(varied(config, variant, num_layers=num_layers))
+    except _UNREADABLE as error:
+        raise UserError(
+            f"the settings in {MANIFEST} do not fit a variant of the table",
+            got=f"{variant} ({type(error).__name__}: {error})",
+            allowed="settings that the manifest's config has, with values of this version",
+            remedy="run the sweep again (finished cells are reused)",
+        ) from error
+
+
 def _parse(path: Path) -> dict[str, Any]:
     try:
-        manifest = json.loads(path.read_text())
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        _check_shape(manifest)
         Architecture.from_config(manifest["config"])
-    except (ValueError, KeyError, TypeError) as error:
+    except _UNREADABLE as error:
         raise UserError(
             f"{path} is not a manifest of this version",
-            got=f"{type(error).__name__}: {error}",
+            got=f"{type(error).__name__}: {error}"[:300],
+            allowed="what `hessfig run` writes beside its table",
             remedy=f"{run_command(path.parent)} (finished cells are reused)",
         ) from error
     return manifest
+
+
+def _check_shape(manifest: Any) -> None:
+    """Raise TypeError unless the parts that are read later are of their types."""
+    if not isinstance(manifest, dict):
+        raise TypeError(f"{type(manifest).__name__} where an object should be")
+    for key, kind in {**_REQUIRED, **_OPTIONAL}.items():
+        found = _at(manifest, key.split("."))
+        missing = found is None and key in _OPTIONAL
+        if not missing and (not isinstance(found, kind) or isinstance(found, bool)):
+            raise TypeError(f"{key} is {type(found).__name__}, not {kind.__name__}")
+    if (manifest["config"].get("first_seed") or 0) < 0:
+        raise ValueError("config.first_seed is negative")
+
+
+def _at(section: Any, keys: list[str]) -> Any:
+    for key in keys:
+        section = section.get(key) if isinstance(section, dict) else None
+    return section
 
 
 def _check_table(manifest: Mapping[str, Any], folder: Path) -> None:

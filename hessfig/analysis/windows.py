@@ -1,4 +1,4 @@
-"""Fit windows: closed intervals of sigma whose ends may be open."""
+"""Fit windows: closed intervals of the axis (sigma, as a rule) whose ends may be open."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ Window = tuple[float | None, float | None]
 WHOLE: Window = (None, None)
 
 
-def within(sigma: Any, window: Window) -> Any:
-    """Return whether sigma (number, array or column) lies in the window, up to rounding."""
+def within(x: Any, window: Window) -> Any:
+    """Return whether x (number, array or column; positive) lies in the window, up to rounding."""
     low, high = window
-    above = sigma >= (0.0 if low is None else low * (1 - 1e-9))
-    return above & (sigma <= (math.inf if high is None else high * (1 + 1e-9)))
+    above = x >= (0.0 if low is None else low * (1 - 1e-9))
+    return above & (x <= (math.inf if high is None else high * (1 + 1e-9)))
 
 
-def label(window: Window) -> str:
-    """Return the window in words that fit a figure, e.g. 'σ ≤ 0.1'."""
+def label(window: Window, symbol: str = "σ") -> str:
+    """Return the window in words that fit a figure, e.g. 'σ ≤ 0.1'; `symbol` is the axis'."""
     low, high = window
     if low is None and high is None:
-        return "all σ"
+        return f"all {symbol}"
     if low is None:
-        return f"σ ≤ {high:g}"
-    return f"σ ≥ {low:g}" if high is None else f"{low:g} ≤ σ ≤ {high:g}"
+        return f"{symbol} ≤ {high:g}"
+    return f"{symbol} ≥ {low:g}" if high is None else f"{low:g} ≤ {symbol} ≤ {high:g}"
 
 
 def as_window(low: float, high: float) -> Window:

@@ -1,4 +1,4 @@
-"""What a run says at its end about numbers beyond the range of floating point: how many, and at which sigmas."""
+"""What a run says at its end about numbers that enter no mean or underflowed: how many, and where on the grid."""
 
 from __future__ import annotations
 
@@ -6,46 +6,70 @@ import csv
 from collections.abc import Iterable
 from pathlib import Path
 
+from hessfig.record import FROBENIUS, Status
+
 Row = dict[str, str]
 
 
 def out_of_range(table: Path) -> list[str]:
-    """Return a line for numbers that are not finite and a line for those that underflowed to 0; none if all is well."""
-    with table.open(newline="") as handle:
+    """Return a line each for numbers that are not finite, did not converge, or underflowed to 0; none if all is well.
+
+    Any quantity may overflow; only a norm is known to have underflowed where it is 0.
+    """
+    with table.open(newline="", encoding="utf-8") as handle:
         rows = list(csv.DictReader(handle))
-    overflowed = [row for row in rows if row["status"] == "nonfinite"]
-    underflowed = [row for row in rows if row["status"] == "ok" and float(row["frob"]) == 0.0]
+    underflowed = [
+        row
+        for row in rows
+        if row["status"] == Status.ok and row["quantity"] == FROBENIUS and float(row["value"]) == 0.0
+    ]
     ends = {
-        "not finite": (overflowed, "recorded as such and left out of means"),
-        "0 where theory knows no zero": (underflowed, "smaller than the numbers' type can hold; kept as 0"),
+        "are not finite": (_of_status(rows, Status.nonfinite), "recorded as such and left out of means"),
+        "did not converge": (_of_status(rows, Status.not_converged), "recorded and left out of means"),
+        "are 0 where theory knows no zero": (
+            underflowed,
+            "smaller than the numbers' type can hold; kept as 0",
+        ),
     }
     return [
-        f"{len(bad)} numbers of {len(rows)} are {what}: {_where(bad, rows)}: {end}"
+        f"{len(bad)} numbers of {len(rows)} {what}: {_where(bad, rows)}: {end}"
         for what, (bad, end) in ends.items()
         if bad
     ]
 
 
+def _of_status(rows: Iterable[Row], status: Status) -> list[Row]:
+    return [row for row in rows if row["status"] == status]
+
+
 def _where(bad: list[Row], rows: list[Row]) -> str:
-    """Return the sigmas of the bad rows, network by network."""
-    networks = dict.fromkeys(map(_network, bad))
-    return ", ".join(f"{_sigmas(_of(bad, one), _of(rows, one))} ({one})" for one in networks)
+    """Return the places of the bad rows, network by network and quantity by quantity."""
+    groups = dict.fromkeys(map(_group, bad))
+    return ", ".join(f"{_places(_of(bad, one), _of(rows, one))} ({one})" for one in groups)
 
 
-def _network(row: Row) -> str:
-    return f"{row['variant']}, " * bool(row["variant"]) + f"n_layers={row['num_layers']}"
+def _group(row: Row) -> str:
+    variant, quantity = row["variant"], row["quantity"]
+    names = [variant, f"n_layers={row['num_layers']}", "" if quantity == FROBENIUS else quantity]
+    return ", ".join(filter(None, names))
 
 
-def _of(rows: Iterable[Row], network: str) -> list[float]:
-    return sorted({float(row["sigma"]) for row in rows if _network(row) == network})
+def _of(rows: Iterable[Row], group: str) -> tuple[str, list[float]]:
+    """Return what the rows of a group lie along (sigma, else step, else nothing), and their places in rising order."""
+    here = [row for row in rows if _group(row) == group]
+    axis = next((name for name in ("sigma", "step") if any(row[name] for row in here)), "")
+    return axis, sorted({float(row[axis]) for row in here if row[axis]}) if axis else []
 
 
-def _sigmas(bad: list[float], grid: list[float]) -> str:
-    """Return which sigmas of the grid are bad: every one, an end of it, or a list."""
-    if bad == grid:
-        return "every sigma"
-    if bad == grid[-len(bad) :]:
-        return f"sigma >= {bad[0]:.3g}"
-    if bad == grid[: len(bad)]:
-        return f"sigma <= {bad[-1]:.3g}"
-    return f"sigma {', '.join(f'{sigma:.3g}' for sigma in bad)}"
+def _places(bad: tuple[str, list[float]], grid: tuple[str, list[float]]) -> str:
+    """Return which places of the grid are bad: every one, an end of it, or a list."""
+    (axis, found), (_, known) = bad, grid
+    if not axis:
+        return "at the one point measured"
+    if found == known:
+        return f"every {axis}"
+    if found == known[-len(found) :]:
+        return f"{axis} >= {found[0]:.3g}"
+    if found == known[: len(found)]:
+        return f"{axis} <= {found[-1]:.3g}"
+    return f"{axis} {', '.join(f'{place:.3g}' for place in found)}"

@@ -1,4 +1,4 @@
-"""What a growth rate depends on: the shape of a network and of its loss, read from a run's manifest."""
+"""What a growth rate depends on: the shape of a network, of its loss and of its state, read from a run's manifest."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any
 
 
 class Kind(StrEnum):
-    """Family of networks."""
+    """Family of networks; `python` and any other text is a network whose powers nobody has counted."""
 
     transformer = "transformer"
     self_attention = "self_attention"
     linear_mlp = "linear_mlp"
+    python = "python"
 
 
 class Attention(StrEnum):
@@ -47,11 +48,18 @@ class QueryKey(StrEnum):
     single = "single"
 
 
+COUNTED = (Kind.transformer, Kind.self_attention, Kind.linear_mlp)
+INITIALISED, BOTH = "initialised", "both"
+
+
 @dataclass(frozen=True)
 class Architecture:
-    """What a growth rate depends on. `zero_targets`: Y = 0, so that the loss gradient vanishes with sigma."""
+    """What a growth rate depends on. `zero_targets`: Y = 0, so that the loss gradient vanishes with sigma.
 
-    kind: Kind = Kind.transformer
+    `no_power`: why no power of sigma rules, empty where one does; blocks that vanish by structure vanish all the same.
+    """
+
+    kind: str = Kind.transformer
     num_layers: int = 1
     attention: Attention = Attention.softmax
     attention_skip: bool = True
@@ -60,13 +68,21 @@ class Architecture:
     query_key: QueryKey = QueryKey.separate
     square_loss: bool = False
     zero_targets: bool = False
+    no_power: str = ""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Architecture:
-        """Build from the resolved settings in a manifest; every loss offered has targets of order one."""
+        """Build from the resolved settings in a manifest; every loss offered has targets of order one.
+
+        Of a kind that nobody has counted, only the kind is kept. Raises KeyError, TypeError or ValueError for settings
+        that are missing or of another version.
+        """
         model = config["model"]
+        kind = str(model["kind"])
+        if kind not in COUNTED:
+            return cls(kind=kind)
         return cls(
-            kind=Kind(model["kind"]),
+            kind=Kind(kind),
             num_layers=int(model["n_layers"]),
             attention=Attention(model["attention"]),
             attention_skip=bool(model["attention_skip"]),
@@ -74,7 +90,13 @@ class Architecture:
             mlp=MLP(model["mlp"]),
             query_key=QueryKey(model["query_key"]),
             square_loss=config["task"]["loss"] != "cross_entropy",
+            no_power=_no_power(config),
         )
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether the powers of sigma in this kind of network are known."""
+        return self.kind in COUNTED
 
     @property
     def is_homogeneous(self) -> bool:
@@ -83,3 +105,14 @@ class Architecture:
             return True
         bare = self.kind == Kind.self_attention or not (self.attention_skip or self.mlp == MLP.gelu)
         return bare and self.attention == Attention.linear
+
+
+def _no_power(config: Mapping[str, Any]) -> str:
+    """Return why no power of sigma rules; manifests from before these settings had the values that let one rule."""
+    model, state = config["model"], config.get("state") or {}
+    if state.get("kind", INITIALISED) != INITIALISED:
+        return f"the weights are not drawn with a scale sigma (state.kind={state['kind']})"
+    scales = model.get("sigma_scales", BOTH)
+    if model["kind"] == Kind.transformer and scales != BOTH:
+        return f"positions keep their size as sigma -> 0 (model.sigma_scales={scales})"
+    return ""

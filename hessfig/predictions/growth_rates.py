@@ -56,13 +56,34 @@ class GrowthRate:
 
 @cache
 def growth_rate(block: Block, part: Part, architecture: Architecture) -> GrowthRate:
-    """Return the predicted growth of ||part(block)||_F with sigma (the rule: see the module's docstring)."""
+    """Return the predicted growth of ||part(block)||_F with sigma (the rule: see the module's docstring).
+
+    Unknown for networks, names and pairs that the rule was not written for: a wrong theorem is worse than none.
+    """
+    reason = _beyond_the_rule(block, architecture)
+    if reason:
+        return _unknown(reason)
     if part == Part.H_f and block.row == block.col == Matrix.W_U:
         return GrowthRate(Prediction.structural_zero, None, Regime.every_sigma, "the output is affine in W_U")
     if architecture.norm != Norm.none:
-        reason = f"no prediction: with {architecture.norm}-LN the output is not a power series in sigma"
-        return GrowthRate(Prediction.unknown, None, Regime.small_sigma, reason)
-    return _counted(block, part, architecture)
+        return _unknown(f"with {architecture.norm}-LN the output is not a power series in sigma")
+    counted = _counted(block, part, architecture)
+    is_power = counted.prediction == Prediction.exponent
+    return _unknown(architecture.no_power) if is_power and architecture.no_power else counted
+
+
+def _beyond_the_rule(block: Block, architecture: Architecture) -> str:
+    """Return why the rule says nothing about this block, or nothing."""
+    if not architecture.is_counted:
+        return f"nobody has counted the powers of model.kind={architecture.kind}"
+    strange = [name for name in (block.row, block.col) if name not in list(Matrix)]
+    if strange:
+        return f"{strange[0]} is no single weight of the paper's networks"
+    return "the two weights belong to different layers" if block.is_across else ""
+
+
+def _unknown(reason: str) -> GrowthRate:
+    return GrowthRate(Prediction.unknown, None, Regime.small_sigma, f"no prediction: {reason}")
 
 
 def _counted(block: Block, part: Part, architecture: Architecture) -> GrowthRate:
@@ -84,9 +105,9 @@ def _counted(block: Block, part: Part, architecture: Architecture) -> GrowthRate
     return GrowthRate(Prediction.exponent, float(exponent), regime, _reference(block, part, architecture))
 
 
-def _embeddings(*matrices: Matrix) -> int:
+def _embeddings(*names: str) -> int:
     """Count the weights of order sigma themselves: a derivative with respect to one takes a power away."""
-    return sum(matrix in (Matrix.W_E, Matrix.W_pos) for matrix in matrices)
+    return sum(name in (Matrix.W_E, Matrix.W_pos) for name in names)
 
 
 def _output(block: Block, architecture: Architecture) -> Monomials:

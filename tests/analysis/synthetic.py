@@ -72,7 +72,7 @@ def make_table(
     """Return a table as `read_table` does. Each seed carries a factor (log sd `wander`), each number its own `noise`.
 
     `sigma=None`: sigma means nothing here (nan); `steps`, `quantity` and `indices` fill the columns of their names.
-    The law is given sigma, or the step where there is no sigma.
+    The law is given sigma, the step where there is no sigma, 1 where there is neither.
     """
     generator = np.random.default_rng(0)
     factors = np.exp(wander * generator.normal(size=seeds))
@@ -83,7 +83,8 @@ def make_table(
     ):
         architecture = Architecture.from_config(varied(settings, variant, num_layers=depth))
         for layer in _layers(depth, row, col):
-            value = law(Block(layer, row, col), Part(part), architecture, step if math.isnan(s) else s)
+            place = next((x for x in (s, step) if not math.isnan(x)), 1.0)
+            value = law(Block(layer, row, col), Part(part), architecture, place)
             value *= factors[k] * np.exp(noise * generator.normal())
             rows.append(
                 {

@@ -105,7 +105,7 @@ def test_a_norm_that_is_zero_fails() -> None:
 
 def test_nonfinite_numbers_fail() -> None:
     table = make_table()
-    table.loc[table["sigma"].idxmin(), ["frob", "status"]] = [np.inf, "nonfinite"]
+    table.loc[table["sigma"].idxmin(), ["value", "status"]] = [np.inf, "nonfinite"]
     frame = fit_slopes(table, architectures(table, {"config": CONFIG}), [(None, 1.0)])
     (line,) = violations(frame, 0.1)
     assert "not finite: 1" in line

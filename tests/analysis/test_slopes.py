@@ -146,7 +146,7 @@ def test_layer_norm_has_no_prediction() -> None:
 def test_nonfinite_numbers_in_the_window_are_counted() -> None:
     table = make_table(blocks=[("W_Q", "W_Q")], parts=["H"])
     low, high = table["sigma"].idxmin(), table["sigma"].idxmax()
-    table.loc[[low, high], "frob"], table.loc[[low, high], "status"] = np.inf, "nonfinite"
+    table.loc[[low, high], "value"], table.loc[[low, high], "status"] = np.inf, "nonfinite"
     assert list(fitted(table)["num_nonfinite"]) == [1]
 
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from hessfig.analysis.manifest import read_manifest, read_sweep, varied
-from hessfig.analysis.table import COLUMNS, read_table
+from hessfig.analysis.table import read_table
 from hessfig.errors import UserError
-from hessfig.predictions.architecture import Attention
-from tests.analysis.synthetic import CONFIG, make_table, write_sweep
+from hessfig.record import COLUMNS
+from tests.analysis.synthetic import make_table, write_sweep
 
 
 def test_round_trip(tmp_path: Path) -> None:
@@ -25,8 +23,8 @@ def test_round_trip(tmp_path: Path) -> None:
 
 def test_nonfinite_numbers_are_read(tmp_path: Path) -> None:
     made = make_table()
-    made.loc[0, ["frob", "status"]] = [float("inf"), "nonfinite"]
-    made.loc[1, ["frob", "frob_sem", "status"]] = [float("nan"), float("nan"), "nonfinite"]
+    made.loc[0, ["value", "status"]] = [float("inf"), "nonfinite"]
+    made.loc[1, ["value", "error", "status"]] = [float("nan"), float("nan"), "nonfinite"]
     table = read_table(write_sweep(made, tmp_path) / "table.csv")
     assert (table["status"] == "nonfinite").sum() == 2
 
@@ -50,17 +48,32 @@ def _change(column: str, value: object) -> Callable[[pd.DataFrame], pd.DataFrame
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda t: t.drop(columns=["frob", "seed"]), "lacks columns: seed, frob"),
+        (lambda t: t.drop(columns=["value", "seed"]), "lacks columns: value, seed"),
         (lambda t: t.iloc[:0], "has no rows"),
-        (_change("frob", "x1"), "line 5: frob is not a number"),
-        (_change("frob", ""), "line 5: frob is not a number"),
+        (_change("value", "x1"), "line 5: value is not a number"),
+        (_change("value", ""), "line 5: value is not a number"),
         (_change("seed", "1.5"), "seed is not a number"),
         (_change("sigma", -1.0), "sigma must be positive"),
         (_change("part", "H_x"), "unknown part"),
-        (_change("row", "W_Z"), "unknown row"),
+        (_change("part", ""), "unknown part"),
+        (_change("row", ""), "a block has two sides"),
+        (_change("quantity", ""), "there is no quantity"),
+        (_change("sweep", "../sigma"), "the sweep is no plain name"),
+        (_change("sigma", "inf"), "sigma must be positive"),
+        (_change("step", "-1"), "step must not be negative"),
+        (_change("step", "0.5"), "line 5: step is not a number"),
+        (_change("index", "-1"), "index must not be negative"),
+        (_change("error", "-0.1"), "error must not be negative"),
+        (_change("num_probes", ""), "num_probes is not a number"),
+        (_change("num_layers", "1e300"), "num_layers is not a number"),
+        (_change("num_layers", "20000"), "num_layers is no depth"),
+        (_change("value", "inf"), "status is ok but value is not finite"),
+        (_change("value", "-1"), "status is ok but value is no norm"),
+        (_change("status", "nonfinite"), "status is nonfinite but value is finite"),
+        (_change("row_layer", 2), "row_layer lies outside"),
         (_change("status", "fine"), "unknown status"),
-        (_change("frob", "nan"), "status is ok but frob"),
-        (_change("status", "structural_zero"), "structural_zero but frob is not 0"),
+        (_change("value", "nan"), "status is ok but value is not finite"),
+        (_change("status", "structural_zero"), "structural_zero but value is not 0"),
         (_change("layer", 2), "layer lies outside"),
         (_change("config", "other"), "mixes several configurations"),
         (_change("seed", 1236), "claim to be the same number"),
@@ -85,35 +98,50 @@ def test_an_empty_file_is_not_read(tmp_path: Path) -> None:
         read_table(tmp_path / "table.csv")
 
 
-def test_table_from_another_run(tmp_path: Path) -> None:
-    folder = write_sweep(make_table(), tmp_path)
-    made = make_table(seeds=4)
-    made.to_csv(folder / "table.csv", index=False)
-    with pytest.raises(UserError, match="from another config or run"):
-        read_sweep(folder)
+def test_what_may_be_empty(tmp_path: Path) -> None:
+    made = make_table(sigma=None, steps=[0, 10], indices=[0, 1, 2], seeds=1, parts=["H"]).astype(
+        {"value": float}
+    )
+    made.loc[:, "error"] = float("nan")
+    table = read_table(write_sweep(made, tmp_path) / "table.csv")
+    assert table["sigma"].isna().all() and table["error"].isna().all()
+    assert sorted(table["index"].unique()) == [0, 1, 2] and sorted(table["step"].unique()) == [0, 10]
 
 
-def test_bad_manifest(tmp_path: Path) -> None:
-    folder = write_sweep(make_table(), tmp_path)
-    for text in ("{", json.dumps({"sweep": "sigma"}), json.dumps({"config": {"model": {"kind": "cnn"}}})):
-        (folder / "manifest.json").write_text(text)
-        with pytest.raises(UserError, match="is not a manifest"):
-            read_manifest(folder)
+def test_open_names_quantities_and_numbers_of_no_block(tmp_path: Path) -> None:
+    blocks = [("blocks.0.attn.qkv", "all"), ("$a_{b", "[x] 'y'")]
+    made = make_table(blocks=blocks, networks=[("", 0)], seeds=1, parts=["H"])
+    loss = made.iloc[:2].assign(row="", col="", part="", quantity="loss", value=-0.5)
+    trace = made.assign(quantity="trace", value=-1.0)
+    table = read_table(write_sweep(pd.concat([made, loss, trace], ignore_index=True), tmp_path) / "table.csv")
+    assert set(table["quantity"]) == {"frobenius", "loss", "trace"}
+    assert set(table["row"]) == {"blocks.0.attn.qkv", "$a_{b", ""} and set(table["layer"]) == {0}
 
 
-def test_without_manifest_nothing_is_predicted(tmp_path: Path) -> None:
-    _, architectures = read_sweep(write_sweep(make_table(), tmp_path, settings=None))
-    assert architectures == {}
+def test_a_status_that_did_not_converge_may_have_any_value(tmp_path: Path) -> None:
+    made = make_table().astype({"value": float})
+    made.loc[0, ["status", "value"]] = ["not_converged", float("nan")]
+    made.loc[1, ["status", "value"]] = ["not_converged", -3.0]
+    table = read_table(write_sweep(made, tmp_path) / "table.csv")
+    assert (table["status"] == "not_converged").sum() == 2
 
 
-def test_architecture_of_each_variant(tmp_path: Path) -> None:
-    made = make_table(networks=[("model.attention=linear,model.attention_skip=False", 2), ("", 1)])
-    _, architectures = read_sweep(write_sweep(made, tmp_path))
-    first = architectures["model.attention=linear,model.attention_skip=False", 2]
-    assert (first.attention, first.attention_skip, first.num_layers) == (Attention.linear, False, 2)
-    assert architectures["", 1].attention == Attention.softmax
+def test_two_numbers_without_sigma_may_not_claim_to_be_one(tmp_path: Path) -> None:
+    made = make_table(sigma=None)
+    folder = write_sweep(pd.concat([made, made.iloc[:1]], ignore_index=True), tmp_path, settings=None)
+    with pytest.raises(UserError, match="claim to be the same number"):
+        read_table(folder / "table.csv")
 
 
-def test_varied_leaves_the_settings_alone() -> None:
-    assert varied(CONFIG, "task.seed=3", num_layers=4)["model"]["n_layers"] == 4
-    assert CONFIG["model"]["n_layers"] == 1
+def test_a_table_of_the_first_version_names_what_it_lacks(tmp_path: Path) -> None:
+    old = make_table().rename(columns={"value": "frob", "error": "frob_sem"}).drop(columns=["quantity"])
+    with pytest.raises(
+        UserError, match=r"lacks columns: quantity, value, error[\s\S]*hessfig run sweep=sigma"
+    ):
+        read_table(write_sweep(old, tmp_path, settings=None) / "table.csv")
+
+
+def test_a_folder_in_place_of_the_table(tmp_path: Path) -> None:
+    (tmp_path / "table.csv").mkdir()
+    with pytest.raises(UserError, match="cannot be read as a table"):
+        read_table(tmp_path / "table.csv")

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 
 from hessfig.figures.parts.save import Page
 from hessfig.figures.parts.style import styled
-from hessfig.figures.sheets import LAYOUTS, FigureSpec
+from hessfig.figures.sheets import LAYOUTS, FigureSpec, check
 from tests.analysis.synthetic import CONFIG, make_table, write_sweep
 
 Draw = Callable[..., list[Page]]
@@ -20,14 +20,16 @@ Draw = Callable[..., list[Page]]
 
 @pytest.fixture
 def pages(tmp_path: Path) -> Iterator[Draw]:
-    """Return draw(layout, table, settings=..., windows=..., **options) -> pages, nothing saved."""
+    """Return draw(layout, table, settings=..., windows=..., x=..., **options) -> pages, nothing saved."""
 
     def draw(
         layout: str, table: pd.DataFrame, *, settings: Any = CONFIG, windows: Any = None, **options: Any
     ) -> list[Page]:
         folder = write_sweep(table, tmp_path, settings=settings)
-        spec = FigureSpec("x", folder.name, layout, windows or [(None, 1.0)], options)
-        return list(LAYOUTS[layout](spec, folder))
+        seen = {key: options.pop(key) for key in ("x", "colour", "dashes") if key in options}
+        spec = FigureSpec("x", folder.name, layout, windows or [(None, 1.0)], options, **seen)
+        check(spec)
+        return list(LAYOUTS[layout].draw(spec, folder))
 
     with styled():
         yield draw

@@ -60,7 +60,7 @@ def test_sigma_one_is_marked(pages: Draw) -> None:
 
 def test_no_panel_is_blank(pages: Draw) -> None:
     table = make_table(parts=["H_o", "H"])
-    table.loc[(table["row"] == "W_Q") & (table["part"] == "H"), ["frob", "status"]] = [np.inf, "nonfinite"]
+    table.loc[(table["row"] == "W_Q") & (table["part"] == "H"), ["value", "status"]] = [np.inf, "nonfinite"]
     (page,) = pages("growth", table)
     assert "(not measured)" in words(page.figure.axes[1])
     assert "(not finite)" in words(page.figure.axes[5])

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import pytest
 
-from hessfig.analysis.shares import functional_shares, varied_setting
-from hessfig.analysis.table import short_variant
-from hessfig.errors import UserError
+from hessfig.analysis.shares import functional_shares
+from hessfig.analysis.variants import short_variant, varied_setting
 from hessfig.figures.layouts.blocks import norm_matrix
-from hessfig.figures.parts.style import styled
-from hessfig.figures.sheets import LAYOUTS, FigureSpec
 from hessfig.terms import Matrix
 from tests.analysis.synthetic import config, make_table
-from tests.analysis.test_dense import write_dense
 from tests.figures.conftest import Draw, curves, guides, words
 
 BARE = config(kind="self_attention", mlp="none", attention_skip=False) | {"task": {"loss": "mse"}}
@@ -118,52 +112,3 @@ def test_varied_setting() -> None:
         ["softmax", "linear"],
     )
     assert varied_setting(["a.x=1,b.y=2"]) == ("x, y", ["1, 2"])
-
-
-def dense_pages(layout: str, folder: Path, **options: str) -> list:
-    with styled():
-        return list(LAYOUTS[layout](FigureSpec("1", "entries", layout, (), options), folder))
-
-
-@pytest.fixture
-def dense(tmp_path: Path) -> Path:
-    """Return a folder with dense Hessians of two variants over the parameters of attention."""
-    (tmp_path / "dense").mkdir()
-    generator = np.random.default_rng(0)
-    for scale, variant in ((1.0, "softmax"), (10.0, "linear")):
-        names, sizes = ["W_E", "W_Q", "W_K", "W_V", "W_O", "b_U"], [9, 8, 8, 8, 8, 1]
-        matrix = scale * generator.normal(size=(42, 42)).astype(np.float32)
-        path = tmp_path / "dense" / f"model.attention={variant}_n_layers=1_sigma=0.2_seed=1234.npz"
-        np.savez(path, hessian=matrix, names=names, sizes=sizes)
-    return tmp_path
-
-
-def test_entries(dense: Path) -> None:
-    (page,) = dense_pages("entries", dense, variant="model.attention=softmax")
-    whole, attention, *_ = page.figure.axes
-    assert "42" in whole.get_title() and "32" in attention.get_title()
-    assert whole.images[0].get_clim() == (-6, -1)
-    assert whole.images[0].get_cmap().name == "viridis"
-    borders = [line.get_ydata()[0] for line in attention.lines if line.get_ydata()[0] == line.get_ydata()[1]]
-    assert borders == [8, 16, 24]
-    assert len(whole.get_xticklabels()) == 5
-    shares = page.numbers.groupby("block")["share"].sum()
-    assert (shares <= 1).all() and (shares > 0.98).all()
-
-
-def test_histograms_put_one_variant_over_the_other(dense: Path) -> None:
-    (page,) = dense_pages("histograms", dense)
-    assert list(page.numbers["variant"].unique()) == ["model.attention=linear", "model.attention=softmax"]
-    filled = [patch for patch in page.figure.axes[0].patches if patch.get_fill()]
-    assert sorted(patch.get_alpha() for patch in filled) == [0.25, 0.25, 0.75, 0.75]
-    with pytest.raises(UserError, match="variant was not measured"):
-        dense_pages("histograms", dense, opaque="model.attention=cubic")
-
-
-def test_entries_of_parameters_that_are_not_there(tmp_path: Path) -> None:
-    write_dense(tmp_path)
-    assert dense_pages("entries", tmp_path)
-    (path,) = (tmp_path / "dense").iterdir()
-    np.savez(path, hessian=np.eye(2), names=["W_Q", "W_K"], sizes=[1, 1])
-    with pytest.raises(UserError, match="no parameter W_V"):
-        dense_pages("entries", tmp_path)

@@ -80,15 +80,16 @@ def test_overlay_draws_both_sides_and_their_ratio(tmp_path: Path) -> None:
 
 def test_every_layout_says_how_to_read_it_and_what_it_requires() -> None:
     for layout in LAYOUTS.values():
-        assert "How to read it:" in (layout.__doc__ or "") and "Requires:" in (layout.__doc__ or "")
+        assert "How to read it:" in (layout.draw.__doc__ or "") and "Requires:" in (layout.draw.__doc__ or "")
 
 
 def test_the_reading_wing_stands_alone() -> None:
     code = (
-        "import sys, hessfig.figures.sheets, hessfig.figures.layouts.overlay, hessfig.analysis.slopes.fit, hessfig.analysis.slopes.gate;"
+        "import sys, hessfig.figures.sheets, hessfig.figures.layouts.overlay;"
+        "import hessfig.analysis.slopes.fit, hessfig.analysis.slopes.gate;"
         "heavy = {'torch', 'hydra', 'omegaconf', 'scipy', 'rich', 'matplotlib.pyplot'} & set(sys.modules);"
         "wings = [m for m in sys.modules if m.startswith('hessfig.') and m.split('.')[1] in"
-        " ('config', 'rng', 'tasks', 'models', 'curvature', 'sweep')];"
+        " ('config', 'rng', 'tasks', 'models', 'states', 'curvature', 'measurements', 'sweep')];"
         "print(sorted(heavy), wings)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

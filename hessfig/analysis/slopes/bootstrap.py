@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 MIN_POINTS = 3
 ARITHMETIC, GEOMETRIC = "arithmetic", "geometric"
+RESAMPLES = 2000
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,29 @@ from typing import Any
 
 import pandas as pd
 
+from hessfig.analysis.axis import Axis
 from hessfig.analysis.slopes.verdicts import Verdict, judge
 from hessfig.analysis.windows import as_window, label
 from hessfig.predictions.growth_rates import Prediction, Regime
 
 _PASSES = (Verdict.agrees, Verdict.structural_zero, Verdict.no_prediction, Verdict.drifts)
+NOTHING = "no slope has a prediction: nothing was checked"
 SATURATION = 1.0  # predictions for sigma -> 0 say nothing about sigmas above this: the softmax saturates
+
+
+def summary(frame: pd.DataFrame, tolerance: float) -> tuple[list[str], int]:
+    """Return what to print (what drifts, what fails, and at last how many were checked) and the exit code.
+
+    0: every checked slope passes; 1: one fails, or no slope has a prediction and nothing was checked.
+    """
+    rows, count = len(frame), len(checked(frame))
+    if not count:
+        return [NOTHING], 1
+    noted, wrong = drifts(frame, tolerance), violations(frame, tolerance)
+    rest = {"drifting (notes above)": len(noted), "where no prediction applies": rows - count}
+    words = "".join(f", {number} {what}" for what, number in rest.items() if number)
+    last = f"{count} slopes checked, {len(wrong)} outside tolerance {tolerance:g}{words}"
+    return [*(f"note: {line}" for line in noted), *wrong, last], int(bool(wrong))
 
 
 def checked(frame: pd.DataFrame) -> pd.DataFrame:
@@ -19,7 +36,7 @@ def checked(frame: pd.DataFrame) -> pd.DataFrame:
 
     An exponent for sigma -> 0 does not where the window reaches sigmas above 1; nor does silence.
     """
-    reach = frame["sigma_high"].fillna(frame["window_high"]) <= SATURATION * (1 + 1e-9)
+    reach = frame["x_high"].fillna(frame["window_high"]) <= SATURATION * (1 + 1e-9)
     applies = (frame["regime"] == Regime.every_sigma) | reach
     return frame[(frame["prediction"] != Prediction.unknown) & applies]
 
@@ -33,7 +50,7 @@ def violations(frame: pd.DataFrame, tolerance: float) -> list[str]:
     """
     rows = checked(frame)
     if rows.empty:
-        return ["no slope has a prediction: nothing was checked"]
+        return [NOTHING]
     return [line for row in rows.itertuples() for line in _complaints(row, tolerance)]
 
 
@@ -46,9 +63,9 @@ def drifts(frame: pd.DataFrame, tolerance: float) -> list[str]:
 def _complaints(row: Any, tolerance: float) -> list[str]:
     verdict = judge(row, tolerance)
     wrong = [] if verdict in _PASSES else [_line(row, verdict, tolerance)]
-    if row.num_nonfinite:
-        wrong.append(f"{_name(row)}: numbers in the window that are not finite: {row.num_nonfinite}")
-    return wrong
+    left_out = {"are not finite": row.num_nonfinite, "did not converge": row.num_not_converged}
+    lines = [f"{_name(row)}: numbers in the window that {what}: {n}" for what, n in left_out.items() if n]
+    return wrong + lines
 
 
 def _line(row: Any, verdict: Verdict, tolerance: float) -> str:
@@ -57,7 +74,7 @@ def _line(row: Any, verdict: Verdict, tolerance: float) -> str:
 
 def _name(row: Any) -> str:
     variant = f"{row.variant}, " if row.variant else ""
-    window = label(as_window(row.window_low, row.window_high))
+    window = label(as_window(row.window_low, row.window_high), Axis(row.axis).symbol)
     return f"{variant}layer {row.layer} of {row.num_layers}, {row.part}({row.row}, {row.col}), {window}"
 
 

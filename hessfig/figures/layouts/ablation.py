@@ -2,63 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator
 
-from hessfig.analysis.shares import as_numbers, functional_shares, varied_setting
+from hessfig.analysis.axis import X
+from hessfig.analysis.shares import functional_shares
+from hessfig.analysis.variants import as_numbers, varied_setting
 from hessfig.figures.parts.grid import Margins, panel_grid, say
 from hessfig.figures.parts.measured import Measured, drawn_numbers, read_measured
 from hessfig.figures.parts.panels import (
     draw_curve,
     mark_one,
-    norm_label,
     positive,
     set_log_range,
-    symbol,
     why_empty,
 )
 from hessfig.figures.parts.save import Page
 from hessfig.figures.parts.spec import FigureSpec
 from hessfig.figures.parts.style import matrix_colour, shades
+from hessfig.figures.parts.words import norm_label, plain, symbol
 from hessfig.terms import Part
 
-_SHOWN_SIGMAS = 3
+_SHOWN = 3
 
 
 def ablation(spec: FigureSpec, folder: Path) -> Iterator[Page]:
-    """Draw, for every block, H_o and H_f against sigma for each value of the varied setting, and their share.
+    """Draw, for every block, H_o and H_f along the axis for each value of the varied setting, and their share.
 
     How to read it: the left and middle panels are growth curves, darker for later values. The right panel
-    tells which part rules: ||H_f|| / (||H_o|| + ||H_f||) against the varied setting at a few sigmas (dots: mean
-    over seeds, bars: ± standard error); above 1/2 the functional part is the larger. The note tells a claim of the
-    paper (option `claim`) and the shares at both ends of the setting.
+    tells which part rules: ||H_f|| / (||H_o|| + ||H_f||) against the varied setting at a few sigmas (or places on
+    another axis; dots: mean over seeds, bars: ± standard error); above 1/2 the functional part is the larger. The note
+    tells a claim of the paper (option `claim`) and the shares at both ends of the setting.
     Requires: the sweep's table.csv with H_o and H_f of several variants (option `sigmas` picks the shares).
     """
-    measured = read_measured(folder, spec.windows, spec.average)
+    measured = read_measured(spec, folder)
     depths = sorted(measured.curves["num_layers"].unique())
     for depth in depths:
         one = measured.of(num_layers=depth)
         for layer in one.layers():
-            suffix = f"_depth{depth}_layer{layer}" if len(depths) > 1 or depth > 1 else ""
-            yield draw_ablation(one.of(layer=layer), spec.options, suffix=suffix)
+            several = len(depths) > 1 or depth > 1 or len(one.layers()) > 1
+            suffix = f"_depth{depth}_layer{layer}" if several else ""
+            yield draw_ablation(one.of(layer=layer), spec, suffix=suffix)
 
 
-def draw_ablation(measured: Measured, options: Mapping[str, Any], *, suffix: str = "") -> Page:
+def draw_ablation(measured: Measured, spec: FigureSpec, *, suffix: str = "") -> Page:
     """Draw one layer: a row per block, columns ||H_o||, ||H_f|| and the share of H_f."""
     blocks = _blocks(measured)
-    shares = functional_shares(measured.table)
-    sigmas = _chosen_sigmas(shares, options.get("sigmas"))
-    words = "Shares: mean over seeds of the ratio, bars ± standard error; lighter for smaller σ."
+    shares = functional_shares(measured.table, measured.axis)
+    places = _chosen_places(shares, spec.numbers("sigmas"), measured)
+    axis = measured.axis.symbol
+    words = f"Shares: mean over seeds of the ratio, bars ± standard error; lighter for smaller {axis}."
     figure, axes = panel_grid(
         len(blocks),
         3,
-        note=f"{measured.how(guides=False)} {words}{_claim(options, shares, measured, sigmas)}",
+        note=f"{measured.how(guides=False)} {words}{_claim(spec, shares, measured, places)}",
         margins=Margins(across=0.42, down=0.34, right=0.12),
         share_x=False,
         share_y=False,
@@ -67,18 +69,19 @@ def draw_ablation(measured: Measured, options: Mapping[str, Any], *, suffix: str
         block = measured.of(row=name, col=col)
         _draw_curves(row[:2].tolist(), block)
         here = shares[(shares["row"] == name) & (shares["col"] == col)]
-        _draw_shares(row[2], here, block, sigmas)
+        _draw_shares(row[2], here, block, places)
         row[0].set_ylabel(norm_label(name, col))
     for ax, title in zip(axes[0], _titles(), strict=True):
         ax.set_title(title)
-    numbers = pd.concat([drawn_numbers(measured), shares.assign(part="H_f/(H_o+H_f)")], ignore_index=True)
+    shares = shares.assign(part="H_f/(H_o+H_f)").rename(columns={X: measured.axis.name})
+    numbers = pd.concat([drawn_numbers(measured), shares], ignore_index=True)
     return Page(suffix, figure, numbers)
 
 
 def _blocks(measured: Measured) -> list[tuple[str, str]]:
     """Return the measured blocks: diagonal ones first, in the order of growth sheets."""
     present = list(measured.curves[["row", "col"]].drop_duplicates().itertuples(index=False, name=None))
-    diagonal = [(matrix.value, matrix.value) for matrix in measured.matrices()]
+    diagonal = [(name, name) for name in measured.matrices()]
     return diagonal + [pair for pair in present if pair not in diagonal]
 
 
@@ -96,24 +99,24 @@ def _draw_curves(axes: list[Axes], block: Measured) -> None:
     name, values = varied_setting(variants)
     tones = shades(matrix_colour(block.curves["row"].iloc[0]), len(variants))
     axes[0].sharey(axes[1])
-    set_log_range(axes, block.curves[block.curves["part"] != Part.H])
+    set_log_range(axes, block.curves[block.curves["part"] != Part.H], block.axis)
     for ax, part in zip(axes, (Part.H_o, Part.H_f), strict=True):
         one = block.of(part=part)
-        mark_one(ax)
+        mark_one(ax, block.axis)
         ax.set_xlim(axes[0].get_xlim())
-        ax.set_xlabel("σ")
+        ax.set_xlabel(block.axis.symbol)
         widths = np.linspace(1.8, 0.8, len(variants))  # curves that coincide stay countable
         for tone, variant, value, width in zip(tones, variants, values, widths, strict=True):
-            draw_curve(ax, one.of(variant=variant).curves, colour=tone, label=value, linewidth=width)
+            draw_curve(ax, one.of(variant=variant).curves, colour=tone, label=plain(value), linewidth=width)
         if not positive(one.curves).any():
             say(ax, why_empty(one))
-    axes[0].legend(title=f"{name}:", loc="upper left", ncols=1 + len(values) // 5, alignment="left")
+    axes[0].legend(title=f"{plain(name)}:", loc="upper left", ncols=1 + len(values) // 5, alignment="left")
 
 
-def _claim(options: Mapping[str, Any], shares: pd.DataFrame, measured: Measured, sigmas: list[float]) -> str:
+def _claim(spec: FigureSpec, shares: pd.DataFrame, measured: Measured, places: list[float]) -> str:
     """Return the paper's claim and the shares that speak for or against it: first to last value of the setting."""
-    alive = shares[(shares["mean"] > 0) & np.isclose(shares["sigma"], max(sigmas, default=np.nan))]
-    if "claim" not in options or alive.empty:
+    alive = shares[(shares["mean"] > 0) & np.isclose(shares[X], max(places, default=np.nan))]
+    if "claim" not in spec.options or alive.empty:
         return ""
     variants = list(measured.curves["variant"].unique())
     name, values = varied_setting(variants)
@@ -121,44 +124,45 @@ def _claim(options: Mapping[str, Any], shares: pd.DataFrame, measured: Measured,
     found = ", ".join(
         f"{row} {group['mean'].iloc[0]:.2f} to {group['mean'].iloc[-1]:.2f}" for (row, _), group in ends
     )
-    where = f"{name} {values[0]} to {values[-1]}, σ = {max(sigmas):g}"
-    return f" Claim: {options['claim']}. Shares from {where}: {found}."
+    where = f"{name} {values[0]} to {values[-1]}, {measured.axis.symbol} = {max(places):g}"
+    return f" Claim: {spec.options['claim']}. Shares from {where}: {found}."
 
 
-def _chosen_sigmas(shares: pd.DataFrame, wanted: list[float] | None) -> list[float]:
-    """Return the measured sigmas nearest the wanted ones; by default the lowest, the middle and that next to 1."""
-    measured = np.sort(shares["sigma"].unique())
-    if not measured.size:
+def _chosen_places(shares: pd.DataFrame, wanted: list[float] | None, measured: Measured) -> list[float]:
+    """Return the places nearest the wanted ones; by default lowest, middle and highest (sigma: up to 1)."""
+    known = np.sort(shares[X].unique())
+    known = known[known > 0]
+    if not known.size:
         return []
-    practical = measured[measured <= 1.0 + 1e-9] if (measured <= 1.0 + 1e-9).any() else measured
-    targets = wanted or np.geomspace(practical[0], practical[-1], _SHOWN_SIGMAS)
-    return sorted({float(measured[np.abs(np.log(measured / target)).argmin()]) for target in targets})
+    low = known[known <= 1.0 + 1e-9] if measured.axis.is_sigma else known
+    practical = low if low.size else known
+    targets = wanted or np.geomspace(practical[0], practical[-1], _SHOWN)
+    return sorted({float(known[np.abs(np.log(known / target)).argmin()]) for target in targets})
 
 
-def _draw_shares(ax: Axes, shares: pd.DataFrame, block: Measured, sigmas: list[float]) -> None:
+def _draw_shares(ax: Axes, shares: pd.DataFrame, block: Measured, places: list[float]) -> None:
     name, values = varied_setting(list(block.curves["variant"].unique()))
     numbers = as_numbers(values)
-    ax.set_xlabel(name)
+    ax.set_xlabel(plain(name))
     ax.set_ylim(-0.03, 1.08)
     if shares.empty or (shares["mean"] == 0).all():
         say(ax, "= 0 (theorem)" if len(shares) else "(not measured)")
-        sigmas = []
+        places = []
     place = dict(zip(block.curves["variant"].unique(), numbers or range(len(values)), strict=True))
-    for tone, sigma in zip(shades("#555555", len(sigmas)), sigmas, strict=True):
-        here = shares[np.isclose(shares["sigma"], sigma)]
-        at = [place[variant] for variant in here["variant"]]
+    for tone, at in zip(shades("#555555", len(places)), places, strict=True):
+        here = shares[np.isclose(shares[X], at)]
         ax.errorbar(
-            at,
+            [place[variant] for variant in here["variant"]],
             here["mean"],
             here["sem"],
             fmt="o-" if numbers else "o",
             color=tone,
             elinewidth=0.8,
-            label=f"{sigma:.2g}",
+            label=f"{at:.2g}" if block.axis.is_sigma else f"{at:g}",
         )
     _name_values(ax, values, numbers)
-    if sigmas:
-        ax.legend(title="σ:", loc="best", alignment="left")
+    if places:
+        ax.legend(title=f"{block.axis.symbol}:", loc="best", alignment="left")
 
 
 def _name_values(ax: Axes, values: list[str], numbers: list[float] | None) -> None:
@@ -166,5 +170,8 @@ def _name_values(ax: Axes, values: list[str], numbers: list[float] | None) -> No
     if numbers and min(numbers) > 0 and max(numbers) / min(numbers) >= 8:
         ax.set_xscale("log")
         ax.xaxis.set_minor_locator(NullLocator())
-    ax.set_xticks(numbers or range(len(values)), [f"{number:g}" for number in numbers] if numbers else values)
+    ax.set_xticks(
+        numbers or range(len(values)),
+        [f"{number:g}" for number in numbers] if numbers else list(map(plain, values)),
+    )
     ax.margins(x=0.1)

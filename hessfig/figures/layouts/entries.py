@@ -13,12 +13,13 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from numpy.typing import NDArray
 
-from hessfig.analysis.dense import DenseHessian, read_dense
-from hessfig.figures.layouts.histograms import describe, draw_bars, picked
+from hessfig.analysis.arrays import StoredHessian, read_hessians
+from hessfig.figures.layouts.histograms import blocks_of, describe, draw_bars, picked
 from hessfig.figures.parts.grid import Margins, panel_grid
-from hessfig.figures.parts.save import Page
+from hessfig.figures.parts.save import Page, page_suffix
 from hessfig.figures.parts.spec import FigureSpec
 from hessfig.figures.parts.style import TEXT_WIDTH, TINY
+from hessfig.figures.parts.words import weight_words
 
 ATTENTION = ("W_Q", "W_K", "W_V", "W_O")
 _FLOOR, _RANGE = 1e-6, (-6.0, -1.0)
@@ -32,21 +33,22 @@ def entries(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     How to read it: bright squares are pairs of parameters whose loss curvature is strong; dashed lines
     separate the weights, the smallest of which are not named. The histograms show how much smaller the
     entries of the (Q, Q) block are than those of (V, V).
-    Requires: dense/*.npz of a one-layer sweep with keep_dense (option `variant` picks one; all by default).
+    Requires: stored Hessians (a sweep with `hessian` among its quantities; of one layer for the paper's weights).
+    Options: `variant` picks one (all by default), `weights` those of the second heat map, `blocks` the two histograms.
     """
-    hessians = read_dense(folder)
-    for hessian in picked(hessians, spec.options.get("variant")):
-        suffix = (
-            f"_{hessian.variant.rpartition('=')[2]}"
-            if len(hessians) > 1 and "variant" not in spec.options
-            else ""
-        )
-        yield draw_entries(hessian, suffix=suffix)
+    picture = picked(read_hessians(folder), spec.options.get("variant"))
+    networks, weights = [(hessian.variant, 0) for hessian in picture], spec.words("weights") or ATTENTION
+    for hessian in picture:
+        suffix = page_suffix(hessian.variant, 0, networks)
+        yield draw_entries(hessian, weights, blocks_of(spec), suffix=suffix)
 
 
-def draw_entries(hessian: DenseHessian, *, suffix: str = "") -> Page:
+def draw_entries(
+    hessian: StoredHessian, weights: Sequence[str], blocks: Sequence[str], *, suffix: str = ""
+) -> Page:
     """Draw the two heat maps with one colour bar, and the histograms below them."""
-    whole, attention = hessian, hessian.restricted(ATTENTION)
+    whole, some = hessian, hessian.restricted(weights)
+    name = "attention" if set(weights) == set(ATTENTION) else "some weights"
     margins = Margins(left=0.42, right=0.5, top=0.22, bottom=0.36, across=0.42, down=0.5)
     side = (TEXT_WIDTH - margins.left - margins.right - margins.across) / 2
     figure, axes = panel_grid(
@@ -59,11 +61,11 @@ def draw_entries(hessian: DenseHessian, *, suffix: str = "") -> Page:
         share_x=False,
         share_y=False,
     )
-    for ax, one, title in zip(axes[0], (whole, attention), ("whole model", "attention"), strict=True):
+    for ax, one, title in zip(axes[0], (whole, some), ("whole model", name), strict=True):
         image = draw_heat_map(ax, one.matrix, one.borders(), one.names)
         ax.set_title(f"{title}: {len(one.matrix)} parameters")
     _colour_bar(figure, axes[0, 1], image)
-    numbers = _draw_shared_histogram(figure, axes[1], [hessian])
+    numbers = _draw_shared_histogram(figure, axes[1], hessian, blocks)
     return Page(suffix, figure, numbers)
 
 
@@ -81,7 +83,9 @@ def draw_heat_map(ax: Axes, matrix: NDArray[Any], borders: NDArray[Any], names: 
         ax.axvline(border, color="white", linestyle="--", linewidth=0.4)
     middles, widths = (borders[:-1] + borders[1:]) / 2, np.diff(borders)
     named = [
-        (m, _label(n)) for m, w, n in zip(middles, widths, names, strict=True) if w >= _SMALLEST_LABEL * size
+        (m, weight_words(n))
+        for m, w, n in zip(middles, widths, names, strict=True)
+        if w >= _SMALLEST_LABEL * size
     ]
     ax.set_xticks([m for m, _ in named], [n for _, n in named])
     ax.set_yticks([m for m, _ in named], [n for _, n in named])
@@ -98,13 +102,13 @@ def _reduced(logs: NDArray[Any]) -> NDArray[Any]:
 
 
 def _draw_shared_histogram(
-    figure: Figure, axes: Sequence[Axes], hessians: list[DenseHessian]
+    figure: Figure, axes: Sequence[Axes], hessian: StoredHessian, blocks: Sequence[str]
 ) -> pd.DataFrame:
     """Use the whole lower row for one panel."""
     left, right = axes[0].get_position(), axes[1].get_position()
     axes[1].remove()
     axes[0].set_position((left.x0, left.y0, right.x1 - left.x0, left.height))
-    return draw_bars(axes[0], hessians)
+    return draw_bars(axes[0], [hessian], blocks)
 
 
 def _colour_bar(figure: Figure, ax: Axes, image: AxesImage) -> None:
@@ -112,8 +116,3 @@ def _colour_bar(figure: Figure, ax: Axes, image: AxesImage) -> None:
     bar = figure.add_axes((box.x1 + 0.015, box.y0, 0.015, box.height))
     figure.colorbar(image, cax=bar)
     bar.set_title(r"$\log_{10}$", fontsize=6)
-
-
-def _label(name: str) -> str:
-    head, _, index = name.partition("_")
-    return rf"${head}_{{\mathrm{{{index}}}}}$"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +11,17 @@ import pandas as pd
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
-from hessfig.analysis.dense import DenseHessian, histogram, log_bins, read_dense
+from hessfig.analysis.arrays import StoredHessian, histogram, log_bins, read_hessians
 from hessfig.errors import UserError
 from hessfig.figures.parts.grid import panel_grid
 from hessfig.figures.parts.panels import set_decades
 from hessfig.figures.parts.save import Page
 from hessfig.figures.parts.spec import FigureSpec
 from hessfig.figures.parts.style import matrix_colour
+from hessfig.figures.parts.words import pair_words, plain
 from hessfig.terms import Matrix
 
-BLOCKS = (Matrix.W_V, Matrix.W_Q)
+BLOCKS = (Matrix.W_V.value, Matrix.W_Q.value)
 
 
 def histograms(spec: FigureSpec, folder: Path) -> Iterator[Page]:
@@ -28,31 +29,36 @@ def histograms(spec: FigureSpec, folder: Path) -> Iterator[Page]:
 
     How to read it: opaque bars are linear attention, faded ones softmax. Where the two opaque humps lie close
     together and the faded ones far apart, it is softmax that makes the blocks differ.
-    Requires: dense/*.npz of both variants (options `opaque` and `faded` name others).
+    Requires: stored Hessians of both variants (options `opaque` and `faded` name others, `blocks` other weights).
     """
-    hessians = {hessian.variant: hessian for hessian in read_dense(folder)}
+    hessians = {hessian.variant: hessian for hessian in read_hessians(folder)}
     names = [
         spec.options.get("opaque", "model.attention=linear"),
         spec.options.get("faded", "model.attention=softmax"),
     ]
     opaque, faded = (picked(list(hessians.values()), name)[0] for name in names)
-    yield draw_histograms(opaque, faded)
+    yield draw_histograms(opaque, faded, blocks_of(spec))
 
 
-def draw_histograms(opaque: DenseHessian, faded: DenseHessian) -> Page:
+def blocks_of(spec: FigureSpec) -> list[str]:
+    """Return the weights whose blocks are counted (option `blocks`), W_V and W_Q unless told otherwise."""
+    return spec.words("blocks") or list(BLOCKS)
+
+
+def draw_histograms(opaque: StoredHessian, faded: StoredHessian, blocks: Sequence[str]) -> Page:
     """Draw the histograms of two networks in one panel."""
     note = f"{describe(opaque)} Opaque: {opaque.variant}; faded: {faded.variant}."
     figure, axes = panel_grid(1, 1, note=note, panel_height=1.6)
-    return Page("", figure, draw_bars(axes[0, 0], [opaque, faded]))
+    return Page("", figure, draw_bars(axes[0, 0], [opaque, faded], blocks))
 
 
-def draw_bars(ax: Axes, hessians: list[DenseHessian]) -> pd.DataFrame:
-    """Draw each network's (V, V) and (Q, Q) histograms, the first opaque and on top; return the shares."""
-    blocks = [(hessian, matrix, hessian.block(matrix)) for hessian in hessians for matrix in BLOCKS]
+def draw_bars(ax: Axes, hessians: list[StoredHessian], weights: Sequence[str]) -> pd.DataFrame:
+    """Draw each network's histograms, e.g. of (V, V) and (Q, Q), the first opaque and on top; return the shares."""
+    blocks = [(hessian, name, hessian.block(name)) for hessian in hessians for name in weights]
     edges = log_bins([block for *_, block in blocks])
     rows = []
     for rank, (hessian, matrix, block) in reversed(list(enumerate(blocks))):
-        shares, first = histogram(block, edges), rank < len(BLOCKS)
+        shares, first = histogram(block, edges), rank < len(weights)
         ax.stairs(
             shares,
             edges,
@@ -66,7 +72,7 @@ def draw_bars(ax: Axes, hessians: list[DenseHessian]) -> pd.DataFrame:
             pd.DataFrame(
                 {
                     "variant": hessian.variant,
-                    "block": matrix.value,
+                    "block": matrix,
                     "bin_low": edges[:-1],
                     "bin_high": edges[1:],
                     "share": shares,
@@ -81,20 +87,21 @@ def draw_bars(ax: Axes, hessians: list[DenseHessian]) -> pd.DataFrame:
     return pd.concat(rows[::-1], ignore_index=True)
 
 
-def _legend(hessian: DenseHessian, matrix: Matrix, shares: NDArray[Any], edges: NDArray[Any]) -> str:
+def _legend(hessian: StoredHessian, weight: str, shares: NDArray[Any], edges: NDArray[Any]) -> str:
     peak = float(np.sqrt(edges[:-1] * edges[1:])[shares.argmax()])
     name = hessian.variant.rpartition("=")[2]
-    block = f"$({matrix.label}, {matrix.label})$" + (f", {name}" if name else "")
-    zeros = 100 * float((hessian.block(matrix) == 0).mean())
+    block = pair_words(weight, weight) + (f", {plain(name)}" if name else "")
+    zeros = 100 * float((hessian.block(weight) == 0).mean())
     return f"{block}: peak at {peak:.1e}" + (f", {zeros:.0f} % exactly 0" if zeros >= 0.5 else "")
 
 
-def describe(hessian: DenseHessian) -> str:
+def describe(hessian: StoredHessian) -> str:
     """Return which Hessian is drawn, for the note."""
-    return f"Full Hessian at σ = {hessian.sigma:g}, seed {hessian.seed}."
+    where = "" if np.isnan(hessian.sigma) else f" at σ = {hessian.sigma:g}"
+    return f"Full Hessian{where}, seed {hessian.seed}."
 
 
-def picked(hessians: list[DenseHessian], variant: str | None) -> list[DenseHessian]:
+def picked(hessians: list[StoredHessian], variant: str | None) -> list[StoredHessian]:
     """Return the Hessians of a variant (None: all). Raises UserError when there is none."""
     chosen = [hessian for hessian in hessians if variant in (None, hessian.variant)]
     if not chosen:

@@ -12,11 +12,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
+from hessfig.analysis.axis import X
 from hessfig.analysis.comparison.outcome import Comparison
 from hessfig.figures.parts.grid import Margins, panel_grid, say
-from hessfig.figures.parts.panels import draw_curve, mark_one, norm_label, set_log_range, symbol
+from hessfig.figures.parts.panels import draw_curve, mark_one, set_log_range
 from hessfig.figures.parts.save import Page, save_page
 from hessfig.figures.parts.style import GUIDE, PUBLISHED, matrix_colour, shades, styled
+from hessfig.figures.parts.words import norm_label, symbol
 from hessfig.terms import Matrix, Part
 
 _NOTE = (
@@ -45,7 +47,8 @@ def draw_overlay(comparison: Comparison, figure_dir: Path) -> list[Path]:
 
 def draw_depth(comparison: Comparison, depth: int, *, suffix: str = "") -> Page:
     """Draw one depth: for each weight a row of overlays and a row of ratios, a column for each part both sides have."""
-    points = comparison.points[comparison.points["num_layers"] == depth]
+    numbers = comparison.points[comparison.points["num_layers"] == depth]
+    points = numbers.assign(**{X: numbers["sigma"]})
     curves = comparison.curves[comparison.curves["num_layers"] == depth]
     matrices = sorted(set(points["block"]), key=[Matrix.W_V, *Matrix].index)
     parts = [part for part in Part if part in set(points["part"])]
@@ -67,7 +70,7 @@ def draw_depth(comparison: Comparison, depth: int, *, suffix: str = "") -> Page:
         ax.set_title(f"{symbol(part)}: {part.label}")
     for ax in axes[-1]:
         ax.set_xlabel("σ")
-    return Page(suffix, figure, points)
+    return Page(suffix, figure, numbers)
 
 
 def _grid(rows: int, cols: int) -> tuple[Figure, np.ndarray]:

@@ -1,4 +1,4 @@
-"""A grid of all pairs of weights (eq. 5): how H_o and H_f of every block grow with sigma."""
+"""A grid of all pairs of weights (eq. 5): how H_o and H_f of every block grow along the axis."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
-from hessfig.figures.layouts.growth import page_suffix, slope_words
+from hessfig.figures.layouts.growth.log_axes import slope_words
 from hessfig.figures.parts.grid import Margins, panel_grid, say
-from hessfig.figures.parts.measured import Measured, drawn_numbers, parts_of, read_measured
+from hessfig.figures.parts.measured import Measured, drawn_numbers, in_order, parts_of, read_measured
 from hessfig.figures.parts.panels import (
     draw_curve,
     draw_fit,
@@ -20,38 +21,39 @@ from hessfig.figures.parts.panels import (
     mark_one,
     positive,
     set_log_range,
-    symbol,
     why_empty,
 )
-from hessfig.figures.parts.save import Page
+from hessfig.figures.parts.save import Page, page_suffix
 from hessfig.figures.parts.spec import FigureSpec
 from hessfig.figures.parts.style import TEXT_WIDTH, TINY, part_colour
+from hessfig.figures.parts.words import norm_label, pair_words, symbol, weight_words
 from hessfig.predictions.growth_rates import Prediction
-from hessfig.terms import Matrix, Part
+from hessfig.terms import Part
 
 _PANEL = 1.3
 
 
 def pairs(spec: FigureSpec, folder: Path) -> Iterator[Page]:
-    """Draw every block (row, col) against sigma, H_o and H_f in one panel: a page per network.
+    """Draw every block (row, col) along the axis, H_o and H_f in one panel: a page per network.
 
     How to read it: panel (A, B) shows the norm of the block of second derivatives with respect to A and B.
     Its words give the fitted slope ± error and, in brackets, the predicted exponent; dashed lines are the
     predicted powers through the window. The block (B, A) is the transpose of (A, B) and is not drawn again.
     Requires: the sweep's table.csv with off-diagonal blocks; manifest.json for predictions.
     """
-    measured = read_measured(folder, spec.windows, spec.average)
+    measured = read_measured(spec, folder)
     networks = measured.networks()
     for variant, num_layers in networks:
         one = measured.of(variant=variant, num_layers=num_layers)
+        several = num_layers > 1 or len(one.layers()) > 1
         for layer in one.layers():
-            suffix = page_suffix(variant, num_layers, networks) + (f"_layer{layer}" if num_layers > 1 else "")
+            suffix = page_suffix(variant, num_layers, networks) + (f"_layer{layer}" if several else "")
             yield draw_pairs(one.of(layer=layer), suffix=suffix)
 
 
 def draw_pairs(measured: Measured, *, suffix: str = "") -> Page:
     """Draw the grid of one layer of one network."""
-    matrices = _matrices(measured)
+    matrices = in_order(pd.concat([measured.curves["row"], measured.curves["col"]]))
     count = len(matrices)
     parts: list[Part] = [part for part in parts_of(measured.curves) if part is not Part.H] or [Part.H]
     right = max(0.08, TEXT_WIDTH - 0.52 - count * 1.7) if count < 3 else 0.08
@@ -59,27 +61,23 @@ def draw_pairs(measured: Measured, *, suffix: str = "") -> Page:
     figure, axes = panel_grid(
         count, count, note=note, panel_height=_PANEL, margins=Margins(right=right), share_y="all"
     )
-    set_log_range(axes.ravel().tolist(), measured.curves[measured.curves["part"].isin(parts)])
+    drawn = measured.curves[measured.curves["part"].isin(parts)]
+    set_log_range(axes.ravel().tolist(), drawn, measured.axis)
     for i, row in enumerate(matrices):
         for j, col in enumerate(matrices):
             _draw_cell(axes[i, j], measured, row, col, parts)
-    _label(axes, matrices)
+    _label(axes, matrices, measured)
     return Page(suffix, figure, drawn_numbers(measured))
 
 
-def _matrices(measured: Measured) -> list[Matrix]:
-    present = set(measured.curves["row"]) | set(measured.curves["col"])
-    return [matrix for matrix in Matrix if matrix in present]
-
-
-def _draw_cell(ax: Axes, measured: Measured, row: Matrix, col: Matrix, parts: list[Part]) -> None:
+def _draw_cell(ax: Axes, measured: Measured, row: str, col: str, parts: list[Part]) -> None:
     here, mirrored = measured.of(row=row, col=col), measured.of(row=col, col=row)
     if here.curves.empty:
         ax.set_facecolor("#f7f7f7")
-        other = f"transpose of\n$({col.label}, {row.label})$"
+        other = f"transpose of\n{pair_words(col, row)}"
         say(ax, "(not measured)" if mirrored.curves.empty else other)
         return
-    mark_one(ax)
+    mark_one(ax, measured.axis)
     handles, words = [], []
     for part in parts:
         one = here.of(part=part)
@@ -101,10 +99,10 @@ def _slope(measured: Measured) -> str:
     return fitted(first["slope"], first["slope_se"]) + zero
 
 
-def _label(axes: NDArray[np.object_], matrices: list[Matrix]) -> None:
-    for ax, matrix in zip(axes[0], matrices, strict=True):
-        ax.set_title(f"${matrix.label}$")
-    for ax, matrix in zip(axes[:, 0], matrices, strict=True):
-        ax.set_ylabel(rf"${matrix.label}$:  block $\|\cdot\|_F$")
+def _label(axes: NDArray[np.object_], names: list[str], measured: Measured) -> None:
+    for ax, name in zip(axes[0], names, strict=True):
+        ax.set_title(weight_words(name))
+    for ax, name in zip(axes[:, 0], names, strict=True):
+        ax.set_ylabel(norm_label(name, quantity=measured.quantity).replace(" block", ":  block", 1))
     for ax in axes[-1]:
-        ax.set_xlabel("σ")
+        ax.set_xlabel(measured.axis.symbol)

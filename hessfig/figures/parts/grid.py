@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from hessfig.figures.parts.style import BACKING, TEXT_WIDTH, TINY
+from hessfig.figures.parts.words import plain
 
 _LINE, _CHARACTERS = 0.09, 158  # height of a line of the note in inches, and how many characters fill it
 _EDGE, _LABEL = 0.05, 0.37  # from the page's edge to the note; from a panel to the middle of its y label
@@ -85,4 +86,4 @@ def _write(figure: Figure, lines: list[str]) -> None:
     height = figure.get_figheight()
     for index, line in enumerate(reversed(lines)):
         y = (_EDGE + _LINE * index) / height
-        figure.text(_EDGE / TEXT_WIDTH, y, line, fontsize=TINY, color="#555555", va="bottom")
+        figure.text(_EDGE / TEXT_WIDTH, y, plain(line), fontsize=TINY, color="#555555", va="bottom")

@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
+from hessfig.analysis.axis import Axis, X, check_places, fixed_words
 from hessfig.analysis.curves import growth_curves
-from hessfig.analysis.manifest import Architectures, read_sweep
+from hessfig.analysis.manifest import Architectures
 from hessfig.analysis.slopes.fit import fit_slopes
-from hessfig.analysis.table import CURVE, NETWORK
 from hessfig.analysis.windows import WHOLE, Window, label
+from hessfig.figures.parts.numbers import read_numbers
+from hessfig.figures.parts.spec import FigureSpec
+from hessfig.figures.parts.words import estimator_words, left_out_words, seeds_words
 from hessfig.predictions.growth_rates import Prediction, Regime
-from hessfig.terms import Matrix, Part
+from hessfig.record import CURVE, NETWORK
+from hessfig.terms import Matrix, Part, name_order
 
-_TOP_ROWS = (Matrix.W_V, Matrix.W_Q)
+_TOP_ROWS = (Matrix.W_V.value, Matrix.W_Q.value)
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A sweep ready for drawing: numbers, mean curves, slopes on the windows, architectures where known."""
+    """A sweep ready for drawing: numbers, mean curves, slopes on the windows, architectures where known.
+
+    One quantity along one axis, its places in the columns x.
+    """
 
     table: pd.DataFrame
     curves: pd.DataFrame
@@ -30,6 +37,8 @@ class Measured:
     architectures: Architectures
     windows: list[Window]
     average: str
+    axis: Axis
+    quantity: str
 
     def networks(self) -> list[tuple[str, int]]:
         """Return (variant, num_layers) of every network, in reading order."""
@@ -37,21 +46,15 @@ class Measured:
 
     def of(self, **choice: object) -> Measured:
         """Return the part of the sweep with these values in its columns, e.g. of(num_layers=2)."""
-        return Measured(
-            _chosen(self.table, choice),
-            _chosen(self.curves, choice),
-            _chosen(self.slopes, choice),
-            self.architectures,
-            self.windows,
-            self.average,
-        )
+        chosen = {name: _chosen(getattr(self, name), choice) for name in ("table", "curves", "slopes")}
+        return replace(self, **chosen)
 
-    def matrices(self) -> list[Matrix]:
+    def matrices(self) -> list[str]:
         """Return the weights whose diagonal blocks were measured, W_V and W_Q first as in the paper."""
         diagonal = self.curves[self.curves["row"] == self.curves["col"]]["row"]
-        present = [matrix for matrix in Matrix if matrix in set(diagonal)]
-        first = [matrix for matrix in _TOP_ROWS if matrix in present]
-        return first + [matrix for matrix in present if matrix not in first]
+        present = in_order(diagonal)
+        first = [name for name in _TOP_ROWS if name in present]
+        return first + [name for name in present if name not in first]
 
     def layers(self) -> list[int]:
         """Return the layers that were measured."""
@@ -66,64 +69,61 @@ class Measured:
 
     def how(self, *, guides: bool = True) -> str:
         """Return the note: repeats, what the marks mean, the estimator, and what was left out."""
-        dashed = "dashed: power law; " if guides else ""
-        variant = "".join(f"{name}. " for name in self.curves["variant"].unique()[:1] if name)
+        dashed = "; dashed: power law" if guides else ""
+        dotted = "; dotted: σ = 1" if self.axis.is_sigma else ""
         variant = "".join(f"{name}. " for name in self.curves["variant"].unique()[:1] if name and guides)
-        repeats = seeds_words(self.table)
-        marks = f"{variant}Dots: mean over {repeats}; band: ± standard error; {dashed}dotted: σ = 1."
-        return f"{marks} {_estimator(self.table)}.{_left_out(self.table)}"
+        marks = f"{variant}Dots: mean over {seeds_words(self.table)}; band: ± standard error{dashed}{dotted}."
+        fixed, left_out = fixed_words(self.table, self.axis), left_out_words(self.table)
+        if (self.table[X] <= 0).any():
+            left_out += f" Not drawn: {self.axis.symbol} = 0, which has no logarithm."
+        return f"{marks}{fixed} {estimator_words(self.table)}.{left_out}"
 
 
-def read_measured(folder: Path, windows: Sequence[Window], average: str) -> Measured:
-    """Read folder/table.csv (and its manifest if there), average over seeds, fit slopes on the windows."""
-    table, architectures = read_sweep(folder)
-    used = list(windows) or [WHOLE]
-    slopes = fit_slopes(table, architectures, used, average=average)
-    return Measured(table, growth_curves(table), slopes, architectures, used, average)
+def read_measured(spec: FigureSpec, folder: Path) -> Measured:
+    """Read folder/table.csv (and its manifest if there), average over seeds, fit slopes on the windows.
+
+    Raises UserError when the table has no curves of blocks within layers.
+    """
+    run, table = read_numbers(spec, folder)
+    check_places(table, run.axis)
+    used, axis, quantity = list(spec.windows) or [WHOLE], run.axis, spec.quantity
+    slopes = fit_slopes(
+        table,
+        run.architectures,
+        used,
+        axis=axis,
+        quantity=quantity,
+        average=spec.average,
+        seed=run.first_seed if spec.seed is None else spec.seed,
+        resamples=spec.resamples,
+    )
+    curves = growth_curves(table, axis=axis, quantity=quantity)
+    return Measured(table, curves, slopes, run.architectures, used, spec.average, axis, quantity)
 
 
-def window_words(windows: Sequence[Window]) -> str:
+def window_words(windows: Sequence[Window], axis: Axis) -> str:
     """Return the fit windows in one phrase."""
-    return "; ".join(label(window).replace(" ", "\u00a0") for window in windows)
+    return "; ".join(label(window, axis.symbol).replace(" ", "\u00a0") for window in windows)
 
 
 def drawn_numbers(measured: Measured) -> pd.DataFrame:
     """Return the drawn means, with the telling slope and its window beside every point of its curve."""
     beside = ["slope", "slope_se", "predicted", "prediction", "window_low", "window_high"]
     fitted = measured.telling_slopes()[[*CURVE, *beside]]
-    return measured.curves.merge(fitted, on=CURVE, how="left", validate="many_to_one")
-
-
-def _chosen(frame: pd.DataFrame, choice: dict[str, object]) -> pd.DataFrame:
-    wanted = np.logical_and.reduce([frame[column].to_numpy() == value for column, value in choice.items()])
-    return frame[wanted]
-
-
-def seeds_words(table: pd.DataFrame) -> str:
-    """Return how many seeds a point rests on."""
-    per_point = table.groupby([*CURVE, "sigma"])["seed"].nunique()
-    fewest, most = int(per_point.min()), int(per_point.max())
-    return f"{most} seeds" if fewest == most else f"{fewest} to {most} seeds"
-
-
-def _estimator(table: pd.DataFrame) -> str:
-    probes = sorted({int(count) for count in table["num_probes"] if count > 0})
-    how = "/".join(sorted(table["estimator"].unique()))
-    count = (
-        f", {probes[0]} probes"
-        if len(probes) == 1
-        else f", {probes[0]} to {probes[-1]} probes"
-        if probes
-        else ""
-    )
-    return f"Block norms: {how}{count}, {'/'.join(sorted(table['dtype'].unique()))}"
-
-
-def _left_out(table: pd.DataFrame) -> str:
-    bad = int((table["status"] == "nonfinite").sum())
-    return f" Left out: {bad} of {len(table)} numbers that are not finite." if bad else ""
+    drawn = measured.curves.merge(fitted, on=CURVE, how="left", validate="many_to_one")
+    return drawn.rename(columns={X: measured.axis.name})
 
 
 def parts_of(frame: pd.DataFrame) -> list[Part]:
     """Return the measured parts in the order H_o, H_f, H."""
     return [part for part in Part if part in set(frame["part"])]
+
+
+def in_order(names: pd.Series) -> list[str]:
+    """Return the different names: the paper's weights as they are listed, others as they come, then groups."""
+    return sorted(names.unique(), key=name_order(names.unique()))
+
+
+def _chosen(frame: pd.DataFrame, choice: dict[str, object]) -> pd.DataFrame:
+    wanted = np.logical_and.reduce([frame[column].to_numpy() == value for column, value in choice.items()])
+    return frame[wanted]

@@ -11,43 +11,31 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
+from hessfig.analysis.axis import SIGMA, Axis, X
 from hessfig.analysis.windows import Window, as_window, within
 from hessfig.figures.parts.measured import Measured
 from hessfig.figures.parts.style import BACKING, GUIDE, TINY
 from hessfig.predictions.growth_rates import Prediction
-from hessfig.terms import Matrix, Part
 
-_PART_SYMBOLS = {Part.H_o: r"H_\mathrm{o}", Part.H_f: r"H_\mathrm{f}", Part.H: "H"}
 _SUPERSCRIPTS = str.maketrans("-.0123456789", "⁻˙⁰¹²³⁴⁵⁶⁷⁸⁹")
 _DASHES = ((0, (4, 2)), (0, (1.5, 1.2)), (0, (5, 1.5, 1, 1.5)))
 
 
-def symbol(part: str) -> str:
-    """Return mathtext for a part of the Hessian."""
-    return f"${_PART_SYMBOLS[Part(part)]}$"
-
-
-def norm_label(row: str, col: str = "") -> str:
-    """Return the y label of a block."""
-    names = [Matrix(row).label] if col in ("", row) else [Matrix(row).label, Matrix(col).label]
-    return rf"${', '.join(names)}$ block $\|\cdot\|_F$"
-
-
 def draw_curve(ax: Axes, curve: pd.DataFrame, *, colour: Any, label: str = "", **line: Any) -> None:
-    """Draw mean over seeds against sigma with a band of one standard error; zeros and holes are left out."""
+    """Draw mean over seeds against x with a band of one standard error; zeros and holes are left out."""
     drawn = curve[positive(curve)]
-    ax.plot(drawn["sigma"], drawn["mean"], "o-", color=colour, label=label, markeredgewidth=0, **line)
+    ax.plot(drawn[X], drawn["mean"], "o-", color=colour, label=label, markeredgewidth=0, **line)
     band = drawn[drawn["sem"] > 0]
     low = np.maximum(band["mean"] - band["sem"], band["mean"] * 0.05)
-    ax.fill_between(band["sigma"], low, band["mean"] + band["sem"], color=colour, alpha=0.25, linewidth=0)
+    ax.fill_between(band[X], low, band["mean"] + band["sem"], color=colour, alpha=0.25, linewidth=0)
 
 
-def draw_guide(ax: Axes, sigma: np.ndarray, exponent: float, coefficient: float, *, style: int = 0) -> None:
-    """Draw the grey dashed line coefficient * sigma^exponent, behind the curves."""
-    sigma = np.asarray(sigma, dtype=float)
-    ax.plot(
-        sigma, coefficient * sigma**exponent, color=GUIDE, linestyle=_DASHES[style], linewidth=0.8, zorder=3
-    )
+def draw_guide(ax: Axes, x: np.ndarray, exponent: float, coefficient: float, *, style: int = 0) -> None:
+    """Draw the grey dashed line coefficient * x^exponent, behind the curves."""
+    x = np.asarray(x, dtype=float)
+    x = x[x > 0]
+    dashes = _DASHES[style % len(_DASHES)]
+    ax.plot(x, coefficient * x**exponent, color=GUIDE, linestyle=dashes, linewidth=0.8, zorder=3)
 
 
 def draw_fit(ax: Axes, measured: Measured, *, drop: float) -> None:
@@ -58,34 +46,34 @@ def draw_fit(ax: Axes, measured: Measured, *, drop: float) -> None:
     first = measured.slopes.iloc[0]
     exponent = first["predicted"] if first["prediction"] == Prediction.exponent else first["slope"]
     c = drop * coefficient(measured.curves, exponent, as_window(first["window_low"], first["window_high"]))
-    draw_guide(ax, measured.curves["sigma"].to_numpy(), exponent, c)
+    draw_guide(ax, measured.curves[X].to_numpy(), exponent, c)
 
 
 def coefficient(curve: pd.DataFrame, exponent: float, window: Window) -> float:
-    """Return c of c * sigma^exponent: through the curve's points in the window, on average in logs.
+    """Return c of c * x^exponent: through the curve's points in the window, on average in logs.
 
     The whole curve is used when the window holds none of it; nan if nothing is positive.
     """
     drawn = curve[positive(curve)]
-    inside = drawn[within(drawn["sigma"], window)]
+    inside = drawn[within(drawn[X], window)]
     used = drawn if inside.empty else inside
     if used.empty:
         return math.nan
-    return float(np.exp((np.log(used["mean"]) - exponent * np.log(used["sigma"])).mean()))
+    return float(np.exp((np.log(used["mean"]) - exponent * np.log(used[X])).mean()))
 
 
 def positive(curves: pd.DataFrame) -> pd.Series:
-    """Return which means can stand on a logarithmic axis."""
-    return np.isfinite(curves["mean"]) & (curves["mean"] > 0)
+    """Return which points can stand on logarithmic axes."""
+    return np.isfinite(curves["mean"]) & (curves["mean"] > 0) & (curves[X] > 0)
 
 
 def is_rising(curves: pd.DataFrame) -> bool:
     """Return whether the curves end higher than they begin, so that their upper left corner is free."""
-    drawn = curves[positive(curves)].groupby("sigma")["mean"].max()
+    drawn = curves[positive(curves)].groupby(X)["mean"].max()
     return bool(drawn.iloc[-1] >= drawn.iloc[0])
 
 
-def set_log_range(axes: Sequence[Axes], curves: pd.DataFrame) -> None:
+def set_log_range(axes: Sequence[Axes], curves: pd.DataFrame, axis: Axis = SIGMA) -> None:
     """Give panels logarithmic scales and the range of the data, so that guides cannot stretch the axes."""
     for ax in axes:
         if ax.get_xscale() != "log":
@@ -94,10 +82,12 @@ def set_log_range(axes: Sequence[Axes], curves: pd.DataFrame) -> None:
             set_decades(ax, "y")
     drawn = curves[positive(curves)]
     if not drawn.empty:
-        axes[0].set_xlim(*_padded(drawn["sigma"], 0.04))
+        axes[0].set_xlim(*_padded(drawn[X], 0.04))
         axes[0].set_ylim(*_padded(drawn["mean"], 0.07))
         if drawn["mean"].max() < 30 * drawn["mean"].min():
-            _between_decades(axes[0])
+            _between_decades(axes[0], "y")
+        if not axis.is_sigma and drawn[X].max() < 30 * drawn[X].min():
+            _between_decades(axes[0], "x")
 
 
 def set_decades(ax: Axes, which: str) -> None:
@@ -110,11 +100,12 @@ def set_decades(ax: Axes, which: str) -> None:
         axis.set_major_formatter(FuncFormatter(_power_of_ten))
 
 
-def _between_decades(ax: Axes) -> None:
-    """Put ticks at 1, 2 and 5 times powers of ten on the y axis (and those that share it), for short ranges."""
-    for sibling in ax.get_shared_y_axes().get_siblings(ax):
-        sibling.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=12))
-        sibling.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+def _between_decades(ax: Axes, which: str) -> None:
+    """Put ticks at 1, 2 and 5 times powers of ten on an axis (and those that share it), for short ranges."""
+    for sibling in getattr(ax, f"get_shared_{which}_axes")().get_siblings(ax):
+        axis = getattr(sibling, f"{which}axis")
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=12))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
 def _power_of_ten(value: float, _: int) -> str:
@@ -128,9 +119,10 @@ def _padded(values: pd.Series, share: float) -> tuple[float, float]:
     return float(10 ** (low - pad)), float(10 ** (high + pad))
 
 
-def mark_one(ax: Axes) -> None:
-    """Mark sigma = 1, the end of the practical range, by a dotted vertical line."""
-    ax.axvline(1.0, color="#333333", linestyle=(0, (1, 2)), linewidth=0.6, zorder=1)
+def mark_one(ax: Axes, axis: Axis = SIGMA) -> None:
+    """Mark sigma = 1, the end of the practical range, by a dotted vertical line; other axes have no such place."""
+    if axis.is_sigma:
+        ax.axvline(1.0, color="#333333", linestyle=(0, (1, 2)), linewidth=0.6, zorder=1)
 
 
 def corner(ax: Axes, words: str, where: str, *, colour: str = "black", size: float = TINY) -> None:
@@ -167,10 +159,19 @@ def power(exponent: float) -> str:
 
 def why_empty(measured: Measured) -> str:
     """Return why there is no line to draw."""
-    curves = measured.curves
+    predicted = (measured.slopes["prediction"] == Prediction.structural_zero).all()
+    is_zero = not measured.curves.empty and measured.curves["is_zero"].all()
+    return "= 0 (theorem)" if is_zero and predicted else why_no_line(measured.curves)
+
+
+def why_no_line(curves: pd.DataFrame) -> str:
+    """Return why none of these points can be drawn."""
     if curves.empty:
         return "(not measured)"
     if curves["is_zero"].all():
-        theorem = (measured.slopes["prediction"] == Prediction.structural_zero).all()
-        return "= 0 (theorem)" if theorem else "= 0 (every number)"
+        return "= 0 (every number)"
+    if curves["num_not_converged"].any() and not curves["count"].any():
+        return "(not converged)"
+    if (curves["mean"] < 0).any():
+        return "(negative)"
     return "(zero in this precision)" if (curves["mean"] == 0).any() else "(not finite)"

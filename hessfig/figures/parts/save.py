@@ -1,8 +1,13 @@
-"""Save a page as PDF, PNG and SVG and its numbers as CSV: the same bytes on every run, never half a file."""
+"""Save a page as PDF, PNG and SVG and its numbers as CSV: the same bytes on every run, never half a file.
+
+Names of files hold plain characters only: no text that anybody may have chosen leads out of the figures' folder.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import io
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +16,7 @@ import pandas as pd
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from hessfig.analysis.variants import short_variant
 from hessfig.files import write_bytes, write_text
 
 # No dates and no version of the drawing library: they would change the bytes from run to run.
@@ -19,6 +25,9 @@ _FORMATS: dict[str, dict[str, Any]] = {
     "png": {"Software": None},
     "svg": {"Date": None, "Creator": "hessfig"},
 }
+
+_UNSAFE = re.compile(r"[^A-Za-z0-9._=-]")
+_LONGEST = 120
 
 
 @dataclass(frozen=True)
@@ -31,8 +40,11 @@ class Page:
 
 
 def save_page(page: Page, folder: Path, name: str) -> list[Path]:
-    """Write folder/fig<name><suffix>.{pdf,png,svg,csv}; return the paths. Call it inside `style.styled()`."""
-    stem = f"fig{name}{page.suffix}"
+    """Write folder/fig<name><suffix>.{pdf,png,svg,csv}; return the paths. Call it inside `style.styled()`.
+
+    Names are made of plain characters: nothing leads out of `folder`.
+    """
+    stem = file_words(f"fig{name}{page.suffix}")
     paths = save_figure(page.figure, folder, stem)
     write_text(
         folder / f"{stem}.csv", page.numbers.to_csv(index=False, float_format="%.10g", lineterminator="\n")
@@ -46,8 +58,35 @@ def save_figure(figure: Figure, folder: Path, stem: str) -> list[Path]:
     return [_save(figure, folder / f"{stem}.{kind}", kind) for kind in _FORMATS]
 
 
+def file_words(text: str) -> str:
+    """Return `text` with every character that is not a letter, digit or one of ._=- as _, cut if very long."""
+    words = _UNSAFE.sub("_", text)
+    return (
+        words if len(words) <= _LONGEST else f"{words[:100]}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    )
+
+
+def page_suffix(variant: str, num_layers: int, networks: list[tuple[str, int]]) -> str:
+    """Return what tells this network's file name from the others': the variant's values, the depth."""
+    variants = list(dict.fromkeys(name for name, _ in networks))
+    several_depths = len({depth for _, depth in networks}) > 1
+    words = f"_{_distinct(variant, variants)}" if len(variants) > 1 else ""
+    return words + (f"_depth{num_layers}" if several_depths else "")
+
+
 def _save(figure: Figure, path: Path, kind: str) -> Path:
     buffer = io.BytesIO()
     figure.savefig(buffer, format=kind, metadata=_FORMATS[kind])
     write_bytes(path, buffer.getvalue())
     return path
+
+
+def _distinct(variant: str, variants: list[str]) -> str:
+    """Return a variant's words, with a number where another variant has the same ones."""
+    words = _words(variant)
+    same = [other for other in variants if _words(other) == words]
+    return words if len(same) == 1 else f"{words}_{same.index(variant) + 1}"
+
+
+def _words(variant: str) -> str:
+    return file_words(short_variant(variant).replace("=", "_")) or "plain"

@@ -6,13 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hessfig.analysis.slopes.bootstrap import ARITHMETIC
+from hessfig.analysis.slopes.bootstrap import ARITHMETIC, RESAMPLES
 from hessfig.analysis.windows import Window
+from hessfig.errors import UserError, did_you_mean
+from hessfig.record import FROBENIUS
 
 
 @dataclass(frozen=True)
 class FigureSpec:
-    """A figure's name, the sweep it draws, its layout (see sheets.LAYOUTS), how slopes are fitted, and options."""
+    """A figure's name, the sweep it draws, its layout (see sheets.LAYOUTS), how slopes are fitted, and options.
+
+    `x`, `colour` and `dashes` name sigma, step, layer, num_layers, part or a varied setting. `seed` is that of the
+    bootstrap (None: the first seed of the run, as in slopes.csv).
+    """
 
     name: str
     sweep: str
@@ -20,3 +26,54 @@ class FigureSpec:
     windows: Sequence[Window] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
     average: str = ARITHMETIC
+    x: str | None = None
+    colour: str | None = None
+    dashes: str | None = None
+    seed: int | None = None
+    resamples: int = RESAMPLES
+
+    @property
+    def quantity(self) -> str:
+        """The quantity to draw, frobenius unless told otherwise (figure.options.quantity)."""
+        return str(self.options.get("quantity", FROBENIUS))
+
+    @property
+    def index(self) -> int | None:
+        """Which of a quantity's several values to draw (figure.options.index); None: the first."""
+        wanted = self.number("index")
+        return None if wanted is None else int(wanted)
+
+    def number(self, key: str) -> float | None:
+        """Return an option that is a number, or None. Raises UserError for anything else."""
+        value = self.options.get(key)
+        return None if value is None else self._as_number(key, value)
+
+    def numbers(self, key: str) -> list[float] | None:
+        """Return an option that is a list of positive numbers, or None. Raises UserError for anything else."""
+        values = self.options.get(key)
+        if values is None:
+            return None
+        found = [self._as_number(key, value) for value in (values if isinstance(values, list) else [values])]
+        if not all(value > 0 for value in found):
+            raise UserError(f"figure.options.{key}", got=values, allowed="numbers > 0")
+        return found
+
+    def words(self, key: str) -> list[str] | None:
+        """Return an option that is one text or a list of texts, or None."""
+        values = self.options.get(key)
+        if values is None:
+            return None
+        return [str(value) for value in (values if isinstance(values, list | tuple) else [values])]
+
+    def choice(self, key: str, choices: Sequence[str], default: str) -> str:
+        """Return an option that is one of `choices`. Raises UserError for anything else."""
+        value = str(self.options.get(key, default))
+        if value not in choices:
+            allowed, remedy = ", ".join(choices), did_you_mean(value, choices)
+            raise UserError(f"figure.options.{key}", got=value, allowed=allowed, remedy=remedy)
+        return value
+
+    def _as_number(self, key: str, value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise UserError(f"figure.options.{key}", got=value, allowed="a number")
+        return float(value)

@@ -13,7 +13,7 @@ from hessfig.terms import Matrix, Part
 TEXT_WIDTH = 5.5  # inches: the text of an ICLR page
 SMALL, TINY = 6.0, 5.2
 
-_MATRIX_COLOURS = {
+_MATRIX_COLOURS: dict[str, str] = {
     Matrix.W_V: "#7570b3",
     Matrix.W_Q: "#1b9e77",
     Matrix.W_K: "#66a61e",
@@ -70,9 +70,9 @@ def styled() -> AbstractContextManager[None]:
     return mpl.rc_context(settings | RC)
 
 
-def matrix_colour(matrix: str) -> str:
-    """Return the colour of a weight matrix (the published ones for W_V and W_Q)."""
-    return _MATRIX_COLOURS.get(Matrix(matrix), _OTHER)
+def matrix_colour(name: str) -> str:
+    """Return the colour of a weight (the published ones for W_V and W_Q)."""
+    return _MATRIX_COLOURS.get(name, _OTHER)
 
 
 def part_colour(part: str) -> str:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from hessfig.figures.layouts.growth import draw_panel, slope_words
+from hessfig.figures.layouts.growth.log_axes import draw_panel, slope_words
 from hessfig.figures.parts.grid import Margins, only_outer_labels, panel_grid
 from hessfig.figures.parts.measured import Measured, drawn_numbers, parts_of, read_measured
-from hessfig.figures.parts.panels import norm_label, set_log_range, symbol
-from hessfig.figures.parts.save import Page
+from hessfig.figures.parts.panels import set_log_range
+from hessfig.figures.parts.save import Page, page_suffix
 from hessfig.figures.parts.spec import FigureSpec
 from hessfig.figures.parts.style import matrix_colour
-from hessfig.terms import Part
+from hessfig.figures.parts.words import norm_label, symbol
+from hessfig.terms import Matrix, Part
 
 
 def one_panel(spec: FigureSpec, folder: Path) -> Iterator[Page]:
@@ -23,18 +24,19 @@ def one_panel(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     Requires: the sweep's table.csv with diagonal blocks of H (option `part` chooses another); manifest.json
     for predictions.
     """
-    measured = read_measured(folder, spec.windows, spec.average)
-    part = Part(spec.options.get("part", Part.H if Part.H in parts_of(measured.curves) else Part.H_o))
-    for variant in measured.curves["variant"].unique():
-        several = len(measured.curves["variant"].unique()) > 1
-        yield draw_depths(
-            measured.of(variant=variant, part=part), part, suffix=f"_{variant}" if several else ""
-        )
+    measured = read_measured(spec, folder)
+    found = parts_of(measured.curves)
+    part = Part(spec.choice("part", found, Part.H if Part.H in found else found[0]))
+    variants = [(variant, 0) for variant in measured.curves["variant"].unique()]
+    for variant, depth in variants:
+        one = measured.of(variant=variant, part=part)
+        yield draw_depths(one, part, suffix=page_suffix(variant, depth, variants))
 
 
 def draw_depths(measured: Measured, part: Part, *, suffix: str = "") -> Page:
     """Draw a row of panels per weight, one panel per number of layers."""
-    matrices, depths = measured.matrices(), sorted(measured.curves["num_layers"].unique())
+    matrices = measured.matrices() or [Matrix.W_V.value]
+    depths = sorted(measured.curves["num_layers"].unique())
     figure, axes = panel_grid(
         len(matrices),
         len(depths),
@@ -43,12 +45,13 @@ def draw_depths(measured: Measured, part: Part, *, suffix: str = "") -> Page:
         margins=Margins(across=0.09),
     )
     for row, matrix in zip(axes, matrices, strict=True):
-        set_log_range(list(row), measured.of(row=matrix).curves)
+        set_log_range(list(row), measured.of(row=matrix).curves, measured.axis)
         for ax, depth in zip(row, depths, strict=True):
             draw_panel(
                 ax, measured.of(row=matrix, col=matrix, num_layers=depth), matrix_colour(matrix), nested=True
             )
     for ax, depth in zip(axes[0], depths, strict=True):
-        ax.set_title(f"{symbol(part)}, {depth} layer{'s' if depth > 1 else ''}")
-    only_outer_labels(axes, x="σ", y=[norm_label(matrix) for matrix in matrices])
+        ax.set_title(f"{symbol(part)}, {depth} layer{'' if depth == 1 else 's'}")
+    rows = [norm_label(matrix, quantity=measured.quantity) for matrix in matrices]
+    only_outer_labels(axes, x=measured.axis.symbol, y=rows)
     return Page(suffix, figure, drawn_numbers(measured))

@@ -13,13 +13,14 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from hessfig.analysis.windows import as_window, label
-from hessfig.figures.layouts.growth import growth_pages
+from hessfig.figures.layouts.growth.log_axes import growth_pages
 from hessfig.figures.parts.grid import only_outer_labels, panel_grid, say
 from hessfig.figures.parts.measured import Measured, read_measured
-from hessfig.figures.parts.panels import corner, symbol, why_empty
-from hessfig.figures.parts.save import Page
+from hessfig.figures.parts.panels import corner, why_empty
+from hessfig.figures.parts.save import Page, page_suffix
 from hessfig.figures.parts.spec import FigureSpec
 from hessfig.figures.parts.style import GUIDE, matrix_colour, shades
+from hessfig.figures.parts.words import symbol, weight_words
 from hessfig.predictions.growth_rates import Prediction
 from hessfig.terms import Matrix, Part
 
@@ -33,20 +34,19 @@ def growth_by_depth(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     layer of one network, with its error; the grey bar at its place is the predicted exponent.
     Requires: the sweep's table.csv with diagonal blocks of several depths; manifest.json for predictions.
     """
-    measured = read_measured(folder, spec.windows, spec.average)
+    measured = read_measured(spec, folder)
     yield from growth_pages(measured)
-    for variant in measured.curves["variant"].unique():
-        several = len(measured.curves["variant"].unique()) > 1
-        yield draw_overview(
-            measured.of(variant=variant), suffix=f"_{variant}_overview" if several else "_overview"
-        )
+    variants = [(variant, 0) for variant in measured.curves["variant"].unique()]
+    for variant, depth in variants:
+        suffix = f"{page_suffix(variant, depth, variants)}_overview"
+        yield draw_overview(measured.of(variant=variant), suffix=suffix)
 
 
 def draw_overview(measured: Measured, *, suffix: str = "_overview") -> Page:
     """Draw the telling slopes against the number of layers: rows W_V, W_Q, columns H_o, H_f, H."""
     first = measured.telling_slopes()
     measured = replace(measured, slopes=first)
-    matrices = measured.matrices() or [Matrix.W_V, Matrix.W_Q]
+    matrices = measured.matrices() or [Matrix.W_V.value, Matrix.W_Q.value]
     figure, axes = panel_grid(
         len(matrices), len(Part), note=f"{_words(measured)} Layers stand side by side, darker for later ones."
     )
@@ -57,20 +57,22 @@ def draw_overview(measured: Measured, *, suffix: str = "_overview") -> Page:
             _draw_panel(ax, measured.of(row=matrix, col=matrix, part=part), matrix_colour(matrix))
     for ax, part in zip(axes[0], Part, strict=True):
         ax.set_title(f"{symbol(part)}: {part.label}")
-    only_outer_labels(axes, x="number of layers", y=[rf"slope of ${matrix.label}$" for matrix in matrices])
+    only_outer_labels(
+        axes, x="number of layers", y=[f"slope of {weight_words(matrix)}" for matrix in matrices]
+    )
     return Page(suffix, figure, first)
 
 
 def _words(measured: Measured) -> str:
     windows = [as_window(row.window_low, row.window_high) for row in measured.slopes.itertuples()]
+    axis = measured.axis.symbol
     others = "".join(
-        f" ({label(window)} for limits of small σ)"
+        f" ({label(window, axis)} for limits of small σ)"
         for window in dict.fromkeys(windows)
         if window != measured.windows[0]
     )
-    return (
-        f"Dots: slope on {label(measured.windows[0])}{others}, ± bootstrap over seeds; grey bars: predicted."
-    )
+    where = label(measured.windows[0], axis) + others
+    return f"Dots: slope on {where}, ± bootstrap over seeds; grey bars: predicted."
 
 
 def _draw_panel(ax: Axes, measured: Measured, colour: str) -> None:
@@ -78,11 +80,11 @@ def _draw_panel(ax: Axes, measured: Measured, colour: str) -> None:
     if slopes["slope"].isna().all():
         say(ax, why_empty(measured))
         return
-    tones = shades(colour, int(slopes["layer"].max()))
+    tones = shades(colour, max(1, int(slopes["layer"].max())))
     place = slopes["num_layers"] + _STEP * (slopes["layer"] - (slopes["num_layers"] + 1) / 2)
     _draw_predictions(ax, slopes.assign(place=place))
     for x, row in zip(place, slopes.itertuples(), strict=True):
-        tone = tones[row.layer - 1]
+        tone = tones[max(row.layer, 1) - 1]
         ax.errorbar(x, row.slope, row.slope_se, fmt="o", color=tone, elinewidth=0.8, markersize=2.6)
     if slopes["is_zero"].any():
         corner(ax, "last layer: = 0 (theorem)", "lower left")
@@ -108,6 +110,8 @@ def _set_ranges(axes: Sequence[Axes], slopes: pd.DataFrame) -> None:
 
 
 def _name_layers(ax: Axes, count: int, colour: str) -> None:
+    if not count:
+        return  # nothing but weights without a layer
     tones = shades(colour, count)
     handles = [Line2D([], [], marker="o", linestyle="", color=tone, markersize=2.6) for tone in tones]
     names = [str(layer) for layer in range(1, count + 1)]

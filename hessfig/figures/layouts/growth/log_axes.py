@@ -1,15 +1,16 @@
-"""Growth sheets: block norms against sigma, a row per weight, a column per part of the Hessian."""
+"""Growth sheets: block norms along the axis (sigma), a row per weight, a column per part of the Hessian."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 
+from hessfig.analysis.axis import X
 from hessfig.analysis.slopes.bootstrap import ARITHMETIC, MIN_POINTS
-from hessfig.analysis.table import short_variant
 from hessfig.analysis.windows import WHOLE, Window, as_window, label, within
 from hessfig.figures.parts.grid import only_outer_labels, panel_grid, say
 from hessfig.figures.parts.measured import Measured, drawn_numbers, read_measured, window_words
@@ -21,16 +22,15 @@ from hessfig.figures.parts.panels import (
     fitted,
     is_rising,
     mark_one,
-    norm_label,
     positive,
     power,
     set_log_range,
-    symbol,
     why_empty,
 )
-from hessfig.figures.parts.save import Page
+from hessfig.figures.parts.save import Page, page_suffix
 from hessfig.figures.parts.spec import FigureSpec
 from hessfig.figures.parts.style import GUIDE, SMALL, matrix_colour, shades
+from hessfig.figures.parts.words import norm_label, symbol
 from hessfig.predictions.growth_rates import Prediction
 from hessfig.terms import Matrix, Part
 
@@ -46,7 +46,7 @@ def growth(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     Later layers are darker. A block that vanishes says so.
     Requires: the sweep's table.csv with diagonal blocks; manifest.json for predictions.
     """
-    yield from growth_pages(read_measured(folder, spec.windows, spec.average))
+    yield from growth_pages(read_measured(spec, folder))
 
 
 def growth_pages(measured: Measured) -> Iterator[Page]:
@@ -57,37 +57,27 @@ def growth_pages(measured: Measured) -> Iterator[Page]:
         yield draw_growth(one, suffix=page_suffix(variant, num_layers, networks))
 
 
-def page_suffix(variant: str, num_layers: int, networks: list[tuple[str, int]]) -> str:
-    """Return what tells this network's file name from the others': the variant's values, the depth."""
-    several_variants = len({name for name, _ in networks}) > 1
-    several_depths = len({depth for _, depth in networks}) > 1
-    values = short_variant(variant).replace("=", "_").replace(",", "_")
-    return (f"_{values or 'plain'}" if several_variants else "") + (
-        f"_depth{num_layers}" if several_depths else ""
-    )
-
-
 def draw_growth(measured: Measured, *, suffix: str = "") -> Page:
     """Draw one network: rows W_V, W_Q (and whatever else was measured), columns H_o, H_f, H."""
-    matrices = measured.matrices() or [Matrix.W_V, Matrix.W_Q]
+    matrices = measured.matrices() or [Matrix.W_V.value, Matrix.W_Q.value]
     figure, axes = panel_grid(len(matrices), len(Part), note=f"{measured.how()} {slope_words(measured)}")
     for row, matrix in zip(axes, matrices, strict=True):
         block = measured.of(row=matrix, col=matrix)
-        set_log_range(list(row), block.curves)
+        set_log_range(list(row), block.curves, measured.axis)
         for ax, part in zip(row, Part, strict=True):
             draw_panel(ax, block.of(part=part), matrix_colour(matrix))
     for ax, part in zip(axes[0], Part, strict=True):
         ax.set_title(f"{symbol(part)}: {part.label}")
-    only_outer_labels(axes, x="σ", y=[norm_label(matrix) for matrix in matrices])
+    rows = [norm_label(matrix, quantity=measured.quantity) for matrix in matrices]
+    only_outer_labels(axes, x=measured.axis.symbol, y=rows)
     return Page(suffix, figure, drawn_numbers(measured))
 
 
 def slope_words(measured: Measured) -> str:
     """Return the words about slopes in the note."""
     means = "" if measured.average == ARITHMETIC else " of geometric means"
-    return (
-        f"Slopes: least squares{means} in log-log, {window_words(measured.windows)}; ± bootstrap over seeds."
-    )
+    windows = window_words(measured.windows, measured.axis)
+    return f"Slopes: least squares{means} in log-log, {windows}; ± bootstrap over seeds."
 
 
 def draw_panel(ax: Axes, measured: Measured, colour: str, *, nested: bool = False) -> None:
@@ -95,7 +85,7 @@ def draw_panel(ax: Axes, measured: Measured, colour: str, *, nested: bool = Fals
 
     `nested` draws early layers wide and later ones narrow, for curves that lie on top of each other.
     """
-    mark_one(ax)
+    mark_one(ax, measured.axis)
     if not positive(measured.curves).any():
         say(ax, why_empty(measured))
         return
@@ -123,11 +113,11 @@ def draw_guides(ax: Axes, measured: Measured) -> None:
         _draw_fits(ax, measured)
         return
     groups = predicted.groupby("predicted", sort=True)["layer"].unique()
-    sigma = np.sort(measured.curves["sigma"].unique())
+    x = np.sort(measured.curves[X].unique())
     for style, (exponent, layers) in enumerate(groups.items()):
         curves = [measured.of(layer=layer).curves for layer in layers]
         constants = [coefficient(curve, exponent, measured.windows[0]) for curve in curves]
-        draw_guide(ax, sigma, exponent, _drop(ax) * np.nanmin(constants), style=style)
+        draw_guide(ax, x, exponent, _drop(ax) * np.nanmin(constants), style=style)
     write_powers(ax, measured)
 
 
@@ -147,9 +137,9 @@ def _draw_fits(ax: Axes, measured: Measured) -> None:
         for layer in measured.layers():
             one = measured.of(layer=layer)
             slope = _slope_on(one, window)
-            sigma = one.curves["sigma"].to_numpy()
+            x = one.curves[X].to_numpy()
             c = coefficient(one.curves, slope, window) * (1.0 if window == WHOLE else _drop(ax))
-            draw_guide(ax, sigma[within(sigma, window)], slope, c, style=style)
+            draw_guide(ax, x[within(x, window)], slope, c, style=style)
 
 
 def _drop(ax: Axes) -> float:
@@ -162,7 +152,11 @@ def window_slopes(measured: Measured) -> list[str]:
     rows = list(measured.slopes.itertuples())
     if len(rows) == 1 and rows[0].num_points >= MIN_POINTS:
         return [f"slope {fitted(rows[0].slope, rows[0].slope_se)}"]
-    return [f"{label(as_window(r.window_low, r.window_high))}: {fitted(r.slope, r.slope_se)}" for r in rows]
+    return [f"{_window(r, measured)}: {fitted(r.slope, r.slope_se)}" for r in rows]
+
+
+def _window(row: Any, measured: Measured) -> str:
+    return label(as_window(row.window_low, row.window_high), measured.axis.symbol)
 
 
 def _layer_words(measured: Measured, layer: int, *, alone: bool) -> str:
@@ -172,7 +166,7 @@ def _layer_words(measured: Measured, layer: int, *, alone: bool) -> str:
         return f"{layer}: {why_empty(measured)}"
     slope = measured.telling_slopes().iloc[0]
     window = as_window(slope["window_low"], slope["window_high"])
-    where = "" if window == measured.windows[0] else f" ({label(window)})"
+    where = "" if window == measured.windows[0] else f" ({label(window, measured.axis.symbol)})"
     return f"{layer}: {fitted(slope['slope'], slope['slope_se'])}{where}"
 
 

@@ -1,0 +1,124 @@
+"""The axis that curves run along: sigma, step or a varied setting, which is taken out of the variant."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import pandas as pd
+
+from hessfig.analysis.variants import as_numbers, as_variant, assignments, last_word, varied_key
+from hessfig.errors import UserError
+from hessfig.record import CURVE
+
+X = "x"
+POINT = [*CURVE, X]
+DEPTH = "model.n_layers"
+_COORDINATES = ("sigma", "step")
+
+
+@dataclass(frozen=True)
+class Axis:
+    """What curves run along, by its name in `sweep.axis`."""
+
+    name: str = "sigma"
+
+    @property
+    def symbol(self) -> str:
+        """What labels and windows call it."""
+        return "σ" if self.is_sigma else last_word(self.name)
+
+    @property
+    def is_sigma(self) -> bool:
+        """Whether growth rates are predicted along it and sigma = 1 can be marked."""
+        return self.name == "sigma"
+
+
+SIGMA = Axis()
+
+
+def along(table: pd.DataFrame, axis: Axis = SIGMA, *, asked: str = "sweep.axis") -> pd.DataFrame:
+    """Return the table with the place on the axis in a column x; one that has it comes back as it is.
+
+    A setting that is the axis leaves the variant, and what varies beside the axis (sigma along step, say) joins it:
+    numbers of different networks or places are never averaged. Raises UserError, which names the setting `asked`, for
+    an axis that the sweep does not vary, or whose values are not numbers.
+    """
+    if X in table.columns:
+        return table
+    placed = _placed(table, axis, asked)
+    for name in _COORDINATES:
+        if name != axis.name and len(placed[name].unique()) > 1:
+            placed = placed.assign(variant=_joined(placed, name))
+    return placed
+
+
+def has_places(table: pd.DataFrame, axis: Axis) -> bool:
+    """Return whether the table has any place on the axis (a loaded state has no sigma, say)."""
+    return bool(along(table, axis)[X].notna().any())
+
+
+def check_places(table: pd.DataFrame, axis: Axis) -> None:
+    """Raise UserError for a table of single points: there is no curve along the axis."""
+    if not has_places(table, axis):
+        raise UserError(
+            f"{table['sweep'].iloc[0]}: no number of this table has a {axis.name}, so there are no curves",
+            allowed=f"a sweep along {axis.name}",
+            remedy="draw it with figure.layout=bars",
+        )
+
+
+def fixed_words(table: pd.DataFrame, axis: Axis) -> str:
+    """Return at which sigma or step all numbers stand when that is not the axis, as a sentence; or nothing."""
+    others = [Axis(name) for name in _COORDINATES if name != axis.name]
+    values = {one.symbol: table[one.name].unique() for one in others}
+    single = {symbol: found[0] for symbol, found in values.items() if len(found) == 1}
+    words = ", ".join(f"{symbol} = {value:g}" for symbol, value in single.items() if not math.isnan(value))
+    return f" At {words}." if words else ""
+
+
+def _placed(table: pd.DataFrame, axis: Axis, asked: str) -> pd.DataFrame:
+    if axis.name in _COORDINATES:
+        return table.assign(**{X: _whole(table, axis.name, asked)})
+    if axis.name in (DEPTH, "num_layers"):
+        return table.assign(**{X: table["num_layers"].astype(float), "num_layers": table["num_layers"].max()})
+    variants = list(table["variant"].unique())
+    key = varied_key(axis.name, variants, asked=asked, others=[*_COORDINATES, DEPTH])
+    places = dict(zip(variants, _numbers(key, variants, asked), strict=True))
+    without = {variant: _without(variant, key) for variant in variants}
+    return table.assign(**{X: table["variant"].map(places), "variant": table["variant"].map(without)})
+
+
+def _whole(table: pd.DataFrame, name: str, asked: str) -> pd.Series:
+    """Return the column, of which either all or none may be empty."""
+    if table[name].isna().any() and table[name].notna().any():
+        raise UserError(
+            f"{asked}: some rows of {table['sweep'].iloc[0]} have no {name}",
+            got=f"{int(table[name].isna().sum())} of {len(table)} rows without",
+            allowed=f"a table whose rows all have a {name}, or none of them",
+            remedy="measure the two kinds of states as two sweeps",
+        )
+    return table[name]
+
+
+def _numbers(key: str, variants: list[str], asked: str) -> list[float]:
+    values = [assignments(variant).get(key, "") for variant in variants]
+    numbers = as_numbers(values)
+    if numbers is None:
+        raise UserError(
+            f"{asked}: {key} is no axis, for its values are not all numbers",
+            got=", ".join(dict.fromkeys(value or "(none)" for value in values)),
+            allowed="sigma, step, or a varied setting whose values are numbers",
+        )
+    return numbers
+
+
+def _without(variant: str, key: str) -> str:
+    return as_variant({name: value for name, value in assignments(variant).items() if name != key})
+
+
+def _joined(table: pd.DataFrame, name: str) -> pd.Series:
+    """Return the variants with 'name=value' joined to them."""
+    values = table[name].map(lambda value: "" if math.isnan(value) else f"{name}={value:.12g}")
+    between = ((table["variant"] != "") & (values != "")).map({True: ",", False: ""})
+    return table["variant"] + between + values

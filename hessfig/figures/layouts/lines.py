@@ -1,0 +1,116 @@
+"""Lines along any axis: a row of panels a block, a column a part (or quantity), colour and dashes for two settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from hessfig.analysis.axis import Axis, X, along, check_places, has_places
+from hessfig.analysis.curves import growth_curves, of_quantity
+from hessfig.analysis.manifest import read_run
+from hessfig.figures.layouts.bars import all_bars
+from hessfig.figures.parts.dimensions import ordered, seen, unseen, values_of
+from hessfig.figures.parts.grid import Margins, only_outer_labels, panel_grid, say
+from hessfig.figures.parts.looks import Look, set_x_scale, set_y_scale
+from hessfig.figures.parts.numbers import BLOCK_KEY, BlockKey, blocks_in_order, with_pairs
+from hessfig.figures.parts.panels import mark_one, why_no_line
+from hessfig.figures.parts.save import Page, page_suffix
+from hessfig.figures.parts.spec import FigureSpec
+from hessfig.figures.parts.words import block_title, note_words, part_title, plain, quantity_words
+from hessfig.record import FROBENIUS
+
+_ROWS = 6  # of panels on a page
+_PAGE = ["variant", "num_layers", "layer", "part", "index"]
+
+
+def lines(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+    """Draw means over seeds along `figure.x` (the sweep's axis by default), a page for whatever else varies.
+
+    How to read it: a point is a mean over seeds, its band one standard error. Colour stands for `figure.colour`,
+    dashes for `figure.dashes` (sigma, step, layer, num_layers, part, index or a varied setting; what varies first by
+    default). Scales are logarithmic where the numbers span them. A table without an axis is drawn as bars.
+    Requires: the sweep's table.csv (option `quantity`: one, or a list, each then a column of panels).
+    """
+    run, quantities = read_run(folder), spec.words("quantity") or [FROBENIUS]
+    axis, asked = (Axis(spec.x), "figure.x") if spec.x else (run.axis, "sweep.axis")
+    chosen = pd.concat([of_quantity(run.table, quantity, spec.index) for quantity in quantities])
+    table = along(chosen, axis, asked=asked)
+    if spec.x is None and not has_places(table, axis):
+        yield from all_bars(table, quantities, axis)
+        return
+    check_places(table, axis)
+    curves = pd.concat([growth_curves(table, axis=axis, quantity=quantity) for quantity in quantities])
+    colour, dashes = seen(spec, curves)
+    column = "quantity" if len(quantities) > 1 else "" if "part" in (colour, dashes) else "part"
+    yield from _pages(with_pairs(curves), table, Look(axis, colour, dashes, column))
+
+
+def _pages(curves: pd.DataFrame, table: pd.DataFrame, look: Look) -> Iterator[Page]:
+    rest = unseen(curves, [look.colour, look.dashes, look.column])
+    networks = list(rest[_PAGE[:2]].drop_duplicates().itertuples(index=False, name=None))
+    several = [name for name in _PAGE[2:] if len(rest[name].unique()) > 1]
+    for key, group in rest.groupby(_PAGE, sort=False):
+        place, here = dict(zip(_PAGE, key, strict=True)), curves.loc[group.index]
+        words = "".join(f"_{name if name in ('layer', 'index') else ''}{place[name]}" for name in several)
+        suffix = page_suffix(place["variant"], place["num_layers"], networks) + words
+        names = [place["variant"], *(f"{name} {place[name]}" for name in several)]
+        blocks = blocks_in_order(here)
+        sheets = [blocks[start : start + _ROWS] for start in range(0, len(blocks), _ROWS)]
+        for number, rows in enumerate(sheets, start=1):
+            sheet = f"_sheet{number}" if len(sheets) > 1 else ""
+            note = note_words(table, look.axis, names, several_points=True)
+            yield _draw_page(here, rows, look, note, suffix + sheet)
+
+
+def _draw_page(curves: pd.DataFrame, rows: list[BlockKey], look: Look, note: str, suffix: str) -> Page:
+    columns, apart = ordered(curves[look.column]) if look.column else [""], look.column == "quantity"
+    margins = Margins(across=0.34 if apart else 0.12, down=0.22)
+    figure, axes = panel_grid(
+        len(rows), len(columns), note=note, margins=margins, share_y=False if apart else "row"
+    )
+    blocks = [_chosen(curves, dict(zip(BLOCK_KEY, key, strict=True))) for key in rows]
+    for panels, block in zip(axes, blocks, strict=True):
+        for ax, value in zip(panels, columns, strict=True):
+            one = _chosen(block, {look.column: value}) if look.column else block
+            _draw_panel(ax, one, one if apart else block, curves, look)
+    for ax, value in zip(axes[0], columns, strict=True):
+        ax.set_title(plain(quantity_words(value)) if apart else part_title(value))
+    quantity = "" if apart else str(curves["quantity"].iloc[0])
+    titles = [block_title(*key, quantity=quantity) for key in rows]
+    only_outer_labels(axes, x=plain(look.axis.symbol), y=titles)
+    look.name(axes[0, 0], curves)
+    numbers = pd.concat(blocks).drop(columns="across").rename(columns={X: look.axis.name})
+    return Page(suffix, figure, numbers)
+
+
+def _draw_panel(ax: Axes, points: pd.DataFrame, scale: pd.DataFrame, page: pd.DataFrame, look: Look) -> None:
+    """Draw the lines of one panel; `scale` are all points on its y axis, `page` all on the page."""
+    log_x, log_y = set_x_scale(ax, page[X]), set_y_scale(ax, scale["mean"])
+    if log_x:
+        mark_one(ax, look.axis)
+    drawable = np.isfinite(points["mean"]) & ((points["mean"] > 0) | (not log_y))
+    if not drawable.any():
+        say(ax, why_no_line(points))
+        return
+    tones, strokes, widths = look.tones(page, points["row"].iloc[0]), look.strokes(page), look.widths(page)
+    drawn = points[drawable]
+    keys = [values_of(drawn, look.colour).rename("colour"), values_of(drawn, look.dashes).rename("dashes")]
+    for (colour, dashes), curve in drawn.groupby(keys, sort=False):
+        style = {"color": tones[colour], "linestyle": strokes[dashes], "linewidth": widths[colour]}
+        ax.plot(curve[X], curve["mean"], marker="o", markeredgewidth=0, **style)
+        _draw_band(ax, curve[curve["sem"] > 0], tones[colour], log_y)
+
+
+def _draw_band(ax: Axes, band: pd.DataFrame, colour: Any, log_y: bool) -> None:
+    low = band["mean"] - band["sem"]
+    low = np.maximum(low, 0.05 * band["mean"]) if log_y else low
+    ax.fill_between(band[X], low, band["mean"] + band["sem"], color=colour, alpha=0.25, linewidth=0)
+
+
+def _chosen(frame: pd.DataFrame, choice: dict[str, Any]) -> pd.DataFrame:
+    return frame[np.logical_and.reduce([frame[name] == value for name, value in choice.items()])]

@@ -1,0 +1,66 @@
+"""The numbers a sheet draws: one quantity of a sweep along its axis, and one place on that axis."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from hessfig.analysis.axis import Axis, X, along
+from hessfig.analysis.curves import of_quantity
+from hessfig.analysis.manifest import Run, read_run
+from hessfig.errors import UserError
+from hessfig.figures.parts.spec import FigureSpec
+from hessfig.terms import name_order
+
+BlockKey = tuple[str, str, str]
+BLOCK_KEY = ["row", "col", "across"]
+
+
+def read_numbers(spec: FigureSpec, folder: Path) -> tuple[Run, pd.DataFrame]:
+    """Return a sweep and its numbers of one quantity (the first of several) along its axis, for blocks in one layer.
+
+    Raises UserError when there are none: the general layouts draw whatever a table has.
+    """
+    run = read_run(folder)
+    table = along(of_quantity(run.table, spec.quantity, spec.index), run.axis)
+    table = table[table["index"] == table["index"].min()]
+    inside = table[(table["row_layer"] == table["layer"]) & (table["row"] != "")]
+    if inside.empty:
+        raise UserError(
+            f"figure.layout={spec.layout} draws blocks within a layer, and the table has none",
+            got=f"{spec.quantity} of the network, or of pairs across layers",
+            allowed="figure.layout=lines or figure.layout=bars",
+        )
+    return run, inside
+
+
+def at_one_place(curves: pd.DataFrame, wanted: float | None, axis: Axis) -> tuple[pd.DataFrame, str]:
+    """Return the points nearest to the place `wanted`, and the words for it; all of them where there is no place.
+
+    By default it is sigma = 1, or the end of another axis.
+    """
+    places = np.sort(curves[X].dropna().unique())
+    if not places.size:
+        return curves, ""
+    target = wanted if wanted is not None else 1.0 if axis.is_sigma else float(places[-1])
+    logarithmic = target > 0 and places[0] > 0
+    distance = np.abs(np.log(places / target)) if logarithmic else np.abs(places - target)
+    place = float(places[distance.argmin()])
+    return curves[curves[X] == place], f"{axis.symbol} = {place:{'.2g' if axis.is_sigma else 'g'}}"
+
+
+def with_pairs(curves: pd.DataFrame) -> pd.DataFrame:
+    """Return the points with a column `across`: the layers of a pair across layers, which is a block of its own."""
+    pairs = curves["row_layer"].astype(str) + "," + curves["layer"].astype(str)
+    return curves.assign(across=pairs.where(curves["row_layer"] != curves["layer"], "")).reset_index(
+        drop=True
+    )
+
+
+def blocks_in_order(curves: pd.DataFrame) -> list[BlockKey]:
+    """Return (row, col, across) of every block, in the order of the weights."""
+    found = list(curves[BLOCK_KEY].drop_duplicates().itertuples(index=False, name=None))
+    rank = name_order([name for row, col, _ in found for name in (row, col)])
+    return sorted(found, key=lambda key: (rank(key[0]), rank(key[1]), key[2]))

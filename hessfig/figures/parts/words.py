@@ -1,0 +1,118 @@
+"""Words about what was measured: labels of weights and quantities, and where the numbers come from."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from hessfig.analysis.axis import POINT, Axis, fixed_words
+from hessfig.record import FROBENIUS, Status
+from hessfig.terms import Matrix, Part, weight_label
+
+_PART_SYMBOLS = {Part.H_o: r"H_\mathrm{o}", Part.H_f: r"H_\mathrm{f}", Part.H: "H"}
+
+
+def plain(text: str) -> str:
+    """Return a text that anybody may have chosen so that no dollar sign in it starts a formula."""
+    return text.replace("$", r"\$")
+
+
+def symbol(part: str) -> str:
+    """Return mathtext for a part of the Hessian; nothing for what is of no block."""
+    return f"${_PART_SYMBOLS[Part(part)]}$" if part else ""
+
+
+def block_words(row: str, col: str) -> str:
+    """Return the name of a block: one weight for a diagonal one, both for a pair."""
+    names = [row] if col in ("", row) else [row, col]
+    if _are_known(names):
+        return f"${', '.join(map(weight_label, names))}$"
+    return ", ".join(map(weight_words, names))
+
+
+def pair_words(row: str, col: str) -> str:
+    """Return both weights of a block in brackets."""
+    if _are_known([row, col]):
+        return f"$({weight_label(row)}, {weight_label(col)})$"
+    return f"({weight_words(row)}, {weight_words(col)})"
+
+
+def weight_words(name: str) -> str:
+    """Return a weight of the paper's networks as mathtext, any other name as it is."""
+    return f"${weight_label(name)}$" if _are_known([name]) else plain(name)
+
+
+def norm_label(row: str, col: str = "", quantity: str = FROBENIUS) -> str:
+    """Return the y label of a block."""
+    what = r"$\|\cdot\|_F$" if quantity == FROBENIUS else plain(quantity_words(quantity))
+    return f"{block_words(row, col)} block {what}"
+
+
+def block_title(row: str, col: str, across: str = "", *, quantity: str = FROBENIUS) -> str:
+    """Return the label of a block and quantity; `across` holds the two layers 'r,c' of a pair across layers."""
+    if across:
+        row_layer, layer = across.split(",")
+        name = f"{weight_words(row)} of layer {row_layer}, {weight_words(col)} of layer {layer}"
+    else:
+        name = block_words(row, col) if row else "network"
+    what = r"$\|\cdot\|_F$" if quantity == FROBENIUS else plain(quantity_words(quantity))
+    return f"{name} {what}".strip() if quantity else name
+
+
+def part_title(part: str) -> str:
+    """Return symbol and words for a part of the Hessian; nothing for what is of no part."""
+    return f"{symbol(part)}: {Part(part).label}" if part else ""
+
+
+def quantity_words(quantity: str) -> str:
+    """Return a quantity in words."""
+    return "block norm" if quantity == FROBENIUS else quantity.replace("_", " ")
+
+
+def note_words(
+    table: pd.DataFrame, axis: Axis, names: list[str], *, place: str = "", several_points: bool = False
+) -> str:
+    """Return the note of a general sheet: which page, place, repeats, marks, estimator, what is left out."""
+    where = f" At {place}." if place else fixed_words(table, axis)
+    dotted = "; dotted: σ = 1" if axis.is_sigma and several_points else ""
+    marks = f"Dots: mean over {seeds_words(table)}; {'band' if several_points else 'bars'}: ± standard error{dotted}."
+    name = ", ".join(filter(None, names))
+    name += ". " * bool(name)
+    return f"{name}{marks}{where} {estimator_words(table)}.{left_out_words(table)}"
+
+
+def seeds_words(table: pd.DataFrame) -> str:
+    """Return how many seeds a point rests on."""
+    per_point = table.groupby(POINT, dropna=False)["seed"].nunique()
+    fewest, most = int(per_point.min()), int(per_point.max())
+    return f"{most} seeds" if fewest == most else f"{fewest} to {most} seeds"
+
+
+def estimator_words(table: pd.DataFrame) -> str:
+    """Return which quantity was estimated how: every estimator and type among the numbers, and their probes."""
+    probes = sorted({int(count) for count in table["num_probes"] if count > 0})
+    how = "/".join(sorted(table["estimator"].unique()))
+    count = (
+        f", {probes[0]} probes"
+        if len(probes) == 1
+        else f", {probes[0]} to {probes[-1]} probes"
+        if probes
+        else ""
+    )
+    return f"{_measured(table)}: {how}{count}, {'/'.join(sorted(table['dtype'].unique()))}"
+
+
+def left_out_words(table: pd.DataFrame) -> str:
+    """Return how many numbers enter no mean, and why; nothing if there are none."""
+    bad, rough = ((table["status"] == status).sum() for status in (Status.nonfinite, Status.not_converged))
+    words = f" Left out: {bad} of {len(table)} numbers that are not finite." if bad else ""
+    return words + (f" Left out: {rough} of {len(table)} numbers that did not converge." if rough else "")
+
+
+def _measured(table: pd.DataFrame) -> str:
+    names = [quantity_words(quantity) for quantity in table["quantity"].unique()]
+    words = ", ".join(f"{name}s" if name == quantity_words(FROBENIUS) else name for name in names)
+    return words[:1].upper() + words[1:]
+
+
+def _are_known(names: list[str]) -> bool:
+    return all(name in list(Matrix) for name in names)

@@ -1,0 +1,79 @@
+"""Heat maps and histograms of stored Hessians, by the data of their artists."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hessfig.errors import UserError
+from hessfig.figures.parts.save import Page
+from hessfig.figures.parts.style import styled
+from hessfig.figures.sheets import LAYOUTS, FigureSpec
+from tests.analysis.test_arrays import listed, store
+
+VARIANTS = ["model.attention=softmax", "model.attention=linear"]
+
+
+def entry_pages(layout: str, folder: Path, **options: Any) -> list[Page]:
+    with styled():
+        return list(LAYOUTS[layout].draw(FigureSpec("1", "entries", layout, (), options), folder))
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Path:
+    """Return a folder with Hessians of two variants over the parameters of attention."""
+    generator = np.random.default_rng(0)
+    names, sizes = ["W_E", "W_Q", "W_K", "W_V", "W_O", "b_U"], [9, 8, 8, 8, 8, 1]
+    entries = [
+        store(
+            tmp_path,
+            variant,
+            names=names,
+            sizes=sizes,
+            hessian=scale * generator.normal(size=(42, 42)).astype(np.float32),
+        )
+        for scale, variant in zip((1.0, 10.0), VARIANTS, strict=True)
+    ]
+    return listed(tmp_path, *entries)
+
+
+def test_entries(stored: Path) -> None:
+    (page,) = entry_pages("entries", stored, variant=VARIANTS[0])
+    whole, attention, *_ = page.figure.axes
+    assert page.suffix == ""
+    assert "42" in whole.get_title() and "attention: 32" in attention.get_title()
+    assert whole.images[0].get_clim() == (-6, -1)
+    assert whole.images[0].get_cmap().name == "viridis"
+    borders = [line.get_ydata()[0] for line in attention.lines if line.get_ydata()[0] == line.get_ydata()[1]]
+    assert borders == [8, 16, 24]
+    assert len(whole.get_xticklabels()) == 5
+    shares = page.numbers.groupby("block")["share"].sum()
+    assert (shares <= 1).all() and (shares > 0.98).all()
+
+
+def test_every_variant_has_a_page_and_a_plain_name(stored: Path) -> None:
+    suffixes = [page.suffix for page in entry_pages("entries", stored)]
+    assert suffixes == ["_attention_softmax", "_attention_linear"]
+
+
+def test_histograms_put_one_variant_over_the_other(stored: Path) -> None:
+    (page,) = entry_pages("histograms", stored)
+    assert list(page.numbers["variant"].unique()) == VARIANTS[::-1]
+    filled = [patch for patch in page.figure.axes[0].patches if patch.get_fill()]
+    assert sorted(patch.get_alpha() for patch in filled) == [0.25, 0.25, 0.75, 0.75]
+    with pytest.raises(UserError, match="variant was not measured"):
+        entry_pages("histograms", stored, opaque="model.attention=cubic")
+
+
+def test_weights_of_other_networks_are_named_by_options(tmp_path: Path) -> None:
+    listed(tmp_path, store(tmp_path, names=["fc.weight", "a$b", "head"]))
+    with pytest.raises(UserError, match=r"no parameter W_Q, W_K, W_V, W_O[\s\S]*figure.options.weights"):
+        entry_pages("entries", tmp_path)
+    with pytest.raises(UserError, match=r"no parameter W_V[\s\S]*figure.options.blocks"):
+        entry_pages("entries", tmp_path, weights=["head"])
+    (page,) = entry_pages("entries", tmp_path, weights="a$b", blocks=["fc.weight", "a$b"])
+    assert set(page.numbers["block"]) == {"fc.weight", "a$b"}
+    assert "some weights: 3" in page.figure.axes[1].get_title()

@@ -1,0 +1,171 @@
+"""The general layouts by the data of their artists: lines along anything, and blocks beside each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.axes import Axes
+
+from hessfig.analysis.curves import growth_curves
+from hessfig.errors import UserError
+from tests.analysis.synthetic import CONFIG, make_table
+from tests.figures.conftest import Draw, words
+
+WIDTHS = (16, 32, 64, 128)
+OWN = {**CONFIG, "model": {"kind": "python", "n_layers": 0}, "state": {"kind": "loaded"}}
+
+
+def drawn(ax: Axes) -> list[Any]:
+    """Return the lines of a panel that have markers."""
+    return [line for line in ax.lines if line.get_marker() == "o"]
+
+
+def width_table(sigma: tuple[float, ...] = (0.1, 1.0)) -> pd.DataFrame:
+    """Return a table that varies width and heads: sigma^2 times the root of the width, times the heads."""
+    networks = [(f"model.d_model={d},model.n_heads={h}", 1) for d in WIDTHS for h in (1, 2)]
+    table = make_table(networks=networks, sigma=sigma, law=lambda b, p, a, s: s**2, noise=0, wander=0)
+    width, heads = (
+        table["variant"].str.extract(rf"{name}=(\d+)")[0].astype(float) for name in ("model", "heads")
+    )
+    return table.assign(value=table["value"] * width**0.5 * heads)
+
+
+def test_lines_along_a_setting_with_colour_and_dashes(pages: Draw) -> None:
+    (page,) = pages("lines", width_table(), x="model.d_model", colour="sigma", dashes="n_heads")
+    axes = page.figure.axes
+    assert len(axes) == 6 and axes[-1].get_xlabel() == "d_model"
+    assert axes[0].get_xscale() == axes[0].get_yscale() == "log"
+    for ax in axes:
+        found = {
+            (line.get_color(), str(line.get_linestyle())): np.asarray(line.get_ydata()) for line in drawn(ax)
+        }
+        assert len(found) == 4
+        expected = [s**2 * h * np.sqrt(WIDTHS) for s in (0.1, 1.0) for h in (1, 2)]
+        for values, truth in zip(sorted(found.values(), key=lambda v: v[0]), expected, strict=True):
+            np.testing.assert_allclose(values, truth)
+    assert words(axes[0]).splitlines() == ["sigma:", "0.1", "1", "n_heads 1", "n_heads 2"]
+    assert {"model.d_model", "mean", "sem"} <= set(page.numbers.columns)
+
+
+def test_without_names_colour_and_dashes_are_what_varies_first(pages: Draw) -> None:
+    (page,) = pages("lines", width_table())
+    assert words(page.figure.axes[0]).splitlines()[0] == "d_model:"
+    assert "n_heads 2" in words(page.figure.axes[0]) and page.figure.axes[-1].get_xlabel() == "σ"
+
+
+def test_what_is_not_seen_has_pages_of_its_own(pages: Draw) -> None:
+    found = pages("lines", width_table(), x="d_model", colour="part", dashes="n_heads")
+    assert [page.suffix for page in found] == ["_sigma_0.1", "_sigma_1"]
+    assert [len(page.figure.axes) for page in found] == [2, 2]
+    note = " ".join(text.get_text() for text in found[0].figure.texts)
+    assert "sigma=0.1" in note
+
+
+def test_layers_and_depths(pages: Draw) -> None:
+    table = make_table(networks=[("", depth) for depth in (1, 2, 3)], sigma=[0.1, 0.3, 1.0], parts=["H"])
+    (page,) = pages("lines", table, colour="layer", dashes="num_layers")
+    assert len(drawn(page.figure.axes[0])) == 6
+    (page,) = pages("lines", table, x="num_layers", colour="sigma", dashes="layer")
+    assert sorted(len(line.get_xdata()) for line in drawn(page.figure.axes[0])) == [1, 1, 1, 2, 2, 2, 3, 3, 3]
+
+
+def test_points_are_means_with_a_band_of_one_standard_error(pages: Draw) -> None:
+    table = make_table(blocks=[("W_Q", "W_Q")], parts=["H"])
+    (page,) = pages("lines", table)
+    (line,), (band,) = drawn(page.figure.axes[0]), page.figure.axes[0].collections
+    curve = growth_curves(table)
+    np.testing.assert_allclose(line.get_ydata(), curve["mean"])
+    edges = band.get_paths()[0].vertices[:, 1]
+    assert edges.max() == pytest.approx((curve["mean"] + curve["sem"]).max())
+    assert edges.min() == pytest.approx((curve["mean"] - curve["sem"]).min())
+
+
+def test_several_quantities_are_columns_and_may_be_negative(pages: Draw) -> None:
+    traces = make_table(quantity="trace", law=lambda b, p, a, s: 1 - s, parts=["H"])
+    both = pd.concat([make_table(parts=["H"]), traces], ignore_index=True)
+    (page,) = pages("lines", both, quantity=["frobenius", "trace"])
+    norms, trace = page.figure.axes[:2]
+    assert (norms.get_title(), trace.get_title()) == ("block norm", "trace")
+    assert (norms.get_yscale(), trace.get_yscale()) == ("log", "linear")
+    assert min(drawn(trace)[0].get_ydata()) < 0
+    with pytest.raises(UserError, match=r"no numbers of this quantity[\s\S]*frobenius, trace"):
+        pages("lines", both, quantity="loss")
+
+
+def test_a_step_0_is_drawn(pages: Draw) -> None:
+    table = make_table(sigma=None, steps=[0, 1, 10, 100], law=lambda b, p, a, t: 1 / (1 + t))
+    (page,) = pages("lines", table, settings={**CONFIG, "sweep": {"axis": "step"}})
+    ax = page.figure.axes[0]
+    assert ax.get_xscale() == "symlog" and list(drawn(ax)[0].get_xdata()) == [0, 1, 10, 100]
+    assert page.figure.axes[-1].get_xlabel() == "step"
+
+
+def test_no_panel_is_blank(pages: Draw) -> None:
+    (page,) = pages("lines", make_table(parts=["H_o", "H_f"]))
+    assert words(page.figure.axes[3]) == "= 0 (every number)"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"x": "d_modl"}, r"figure.x: [\s\S]*did you mean 'model.d_model'"),
+        ({"colour": "layr"}, r"figure.colour: [\s\S]*did you mean 'layer'"),
+        ({"dashes": "n_layers", "colour": "num_layers"}, "are the same"),
+        ({"x": "d_model", "colour": "d_model"}, r"figure.colour: [\s\S]*does not vary it"),
+        ({"x": "step"}, "no number of this table has a step"),
+    ],
+)
+def test_names_of_nothing(pages: Draw, settings: dict[str, str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        pages("lines", width_table(), **settings)
+
+
+def test_a_loaded_state_is_drawn_as_points_against_names(pages: Draw) -> None:
+    names = ["blocks.0.attn", "a$b_{x", "head [0]"]
+    pairs = [(row, col) for i, row in enumerate(names) for col in names[i:]]
+    table = make_table(networks=[("", 0)], sigma=None, seeds=1, blocks=pairs, settings=OWN, wander=0, noise=0)
+    for layout in ("bars", "lines"):
+        (page,) = pages(layout, table, settings=OWN)
+        assert len(page.figure.axes) == 3
+        labels = [label.get_text() for label in page.figure.axes[-1].get_xticklabels()]
+        assert labels[:2] == ["blocks.0.attn", r"blocks.0.attn, a\$b_{x"] and len(labels) == 6
+        for ax in page.figure.axes:
+            (container,) = ax.containers
+            np.testing.assert_allclose(container.lines[0].get_ydata(), 3.0)
+            half = container.lines[2][0].get_segments()[0][:, 1]
+            np.testing.assert_allclose(half, [2.85, 3.15])  # a single seed: the estimate's own error
+
+
+def test_layers_stand_side_by_side_and_zeros_are_said(pages: Draw) -> None:
+    table = make_table(networks=[("", 2)], sigma=[0.1, 1.0], blocks=[("W_V", "W_V"), ("W_U", "W_U")])
+    (page,) = pages("bars", table, at=0.11)
+    outer, functional, _ = page.figure.axes
+    assert "At σ = 0.1." in " ".join(text.get_text() for text in page.figure.texts)
+    assert [container.get_label() for container in outer.containers] == ["0", "1", "2"]
+    assert "= 0" in words(functional)
+
+
+def test_pairs_across_layers_and_numbers_of_no_block(pages: Draw) -> None:
+    table = make_table(networks=[("", 2)], blocks=[("W_V", "W_Q")], sigma=None)
+    across = table[table["layer"] == 2].assign(row_layer=1)
+    (page,) = pages("bars", pd.concat([table, across], ignore_index=True))
+    labels = [label.get_text() for label in page.figure.axes[-1].get_xticklabels()]
+    assert labels == [
+        r"$W_{\mathrm{V}}, W_{\mathrm{Q}}$",
+        r"$W_{\mathrm{V}}$ of layer 1, $W_{\mathrm{Q}}$ of layer 2",
+    ]
+    with pytest.raises(UserError, match=r"draws blocks within a layer[\s\S]*figure.layout=lines"):
+        pages("growth", across)
+    loss = make_table(quantity="loss").assign(row="", col="", part="", layer=0, row_layer=0)
+    loss = loss.drop_duplicates(["sigma", "seed"])
+    (page,) = pages("lines", loss, quantity="loss")
+    assert page.figure.axes[0].get_ylabel() == "network loss"
+
+
+def test_many_blocks_take_several_pages(pages: Draw) -> None:
+    table = make_table(blocks=[(f"w{k}", f"w{k}") for k in range(32)], sigma=[0.1, 1.0], seeds=2, parts=["H"])
+    assert [page.suffix for page in pages("bars", table)] == ["_sheet1", "_sheet2"]
+    assert len(pages("lines", table)) == 6
