@@ -59,8 +59,8 @@ def hessfig_numbers(cell: Cell) -> Numbers:
     from hessfig.sweep.measure import measure
 
     return {
-        _key(row["layer"], row["row"], row["part"]): _number(row["frob"], row["frob_sem"], row["num_probes"])
-        for row in measure(cell)
+        _key(row["layer"], row["row"], row["part"]): _number(row["value"], row["error"], row["num_probes"])
+        for row in measure(cell).rows
     }
 
 
@@ -113,7 +113,7 @@ def _estimate(operator: Any) -> dict[str, float]:
 
     watched = _Watched(operator)
     frob = float(hutchinson_squared_fro(watched, PROBES)) ** 0.5
-    return _number(frob, frobenius(watched.squared_norms).frob_sem, PROBES)
+    return _number(frob, frobenius(watched.squared_norms).error, PROBES)
 
 
 class _Watched:

@@ -26,7 +26,9 @@ import benchmarking
 from power_law import fits
 from scaling_points import AXES, PAPER, TOY, TOY_AXES, Job, Point, Setting, config_of, plan
 
-from hessfig.sweep.plan import Cell, columns
+from hessfig.measurements.blocks import columns
+from hessfig.record import FROBENIUS
+from hessfig.sweep.plan import Cell, Setup
 
 SIGMA, SEED = 0.5, 1234
 OUTPUT = Path("outputs/benchmarks/scaling.json")
@@ -65,15 +67,14 @@ def measure_job(job: Job) -> dict[str, float]:
 def find_norms(job: Job) -> None:
     """Draw the cell and find the norms of the job's layers, as `hessfig run` does."""
     from hessfig.measurements.frobenius.estimator import Estimator
-    from hessfig.rng import stream
-    from hessfig.sweep.measure import draw_problem
+    from hessfig.sweep.measure import draw_problem, probe_stream
 
-    cell = Cell("", config_of(job), SIGMA, SEED)
+    cell = Cell(Setup("", config_of(job)), SIGMA, SEED)
     estimator = Estimator(draw_problem(cell), cell.config.model, cell.config.estimator)
-    for layer, col, rows in columns(cell.config):
+    for layer, col, members in columns(cell.setup.blocks):
         if layer in job.layers:
-            generator = stream(SEED, "probes", SIGMA, layer, col.value)
-            estimator.column_norms(layer, col, rows, cell.config.parts, generator=generator)
+            generator = probe_stream(SEED, FROBENIUS, SIGMA, layer, col)
+            estimator.column_norms(layer, col, members, cell.config.parts, generator=generator)
 
 
 def _row(point: Point, costs: list[dict[str, float]]) -> dict[str, Any]:

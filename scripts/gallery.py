@@ -17,7 +17,7 @@ from hessfig.config.choices import FigureGroup
 from hessfig.config.shipped import ShippedFigure, natural, shipped_figures
 
 ROOT = Path(__file__).parent.parent
-GROUPS = list(FigureGroup)
+GROUPS = [FigureGroup.paper, FigureGroup.beyond, FigureGroup.study]
 HEAD = """# Gallery
 
 Every figure as `make figures` made it at full size (20 values of sigma, 20 seeds, d_model 128, 64 sequences unless the
@@ -36,8 +36,9 @@ def main() -> None:
 
 
 def in_gallery_order(figures: list[ShippedFigure]) -> list[ShippedFigure]:
-    """Return the figures group by group (paper, beyond, studies), those of a group by their number or name."""
-    return sorted(figures, key=lambda figure: (GROUPS.index(figure.group), natural(figure.name)))
+    """Return those that `make figures` draws, group by group, each group by number or name."""
+    drawn = [figure for figure in figures if figure.group in GROUPS]
+    return sorted(drawn, key=lambda figure: (GROUPS.index(figure.group), natural(figure.name)))
 
 
 def section(figure: ShippedFigure, outputs: Path) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 COMMAND = Path(sys.executable).with_name("hessfig")
 TOY = [
     "sweep=sigma",
+    "estimator=hutchinson",
     "model.d_model=32",
     "task.digits=3",
     "task.batch_size=32",

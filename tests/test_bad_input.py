@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import pytest
 from tests.conftest import Answer
 
 Cli = Callable[..., Answer]
+ROOT = Path(__file__).parent.parent / "hessfig"
+CHECKED = sorted([*(ROOT / "cli").glob("*.py"), *(ROOT / "config").rglob("*.py")])
 
 BAD = {
     ("run", "sweep=sigm"): ["no sweep 'sigm'", "sweep=sigm", "layernorm, ", "did you mean 'sigma'?"],
@@ -21,15 +24,57 @@ BAD = {
     ],
     ("run", "d_model=4"): ["no setting 'd_model'", "did you mean 'model.d_model'?"],
     ("run", "+seeeds=4"): ["no setting 'seeeds'", "did you mean 'seeds'?"],
+    ("run", "+seeds=4"): ["no + is needed", "got:     +seeds=4", "remedy:  seeds=4"],
+    ("run", "task@model=addition"): ["no + is needed", "task@model=addition", "remedy:  task=addition"],
+    ("run", "~grid.points"): ["grid.points cannot be taken away", "~grid.points", "another value"],
+    ("run", "~model"): ["model cannot be taken away", "model=VALUE"],
+    ("run", "hydra.run.dir=x"): ["no setting 'hydra.run.dir'", "hydra.run.dir=x"],
+    ("run", "config_dir=x"): ["config_dir is not given so", "--config-dir FOLDER"],
     ("run", "seeds"): ["cannot read 'seeds'", "key=value"],
+    ("run", "sigma"): ["cannot read 'sigma'", "key=value", "sweep=sigma"],
+    ("run", "seeds=[1"): ["cannot read 'seeds=[1'", "key=value", "quote"],
+    ("run", "--config-name=nope"): ["no flag '--config-name=nope'", "--config-dir, --cfg"],
+    ("run", "-x"): ["no flag '-x'", "--help"],
+    ("run", "--cfg", "hydra"): ["--cfg", "got:     hydra", "allowed: job"],
+    ("run", "--config-dir"): ["no such folder", "sweep/"],
+    ("run", "--config-dir", "nowhere"): ["no such folder", "nowhere", "mkdir -p nowhere/sweep"],
+    ("run", "-cd=nowhere", "--help"): ["no such folder", "nowhere"],
+    ("run", "blocks=3"): ["blocks is not a list of names", "got:     3", "for example"],
+    ("run", "blocks=true"): ["blocks is not a list of names", "got:     True", "for example"],
+    ("run", "parts=[[H]]"): ["parts must be a list", "[['H']]", "parts=[H_o,H_f,H]"],
+    ("run", "parts=null"): ["parts must be a list", "parts=null", "parts=[H_o,H_f,H]"],
+    ("run", "grid.values=[[1]]"): ["grid.values must be a list of numbers", "[[1]]", "grid.values=null"],
+    ("run", "grid.values=[a]"): ["grid.values must be a list of numbers", "grid.values=[a]"],
+    ("run", "output_dir=${nope}"): [
+        "output_dir: interpolation key 'nope'",
+        "output_dir=${nope}",
+        "plain value",
+    ],
+    ("run", "seeds=${seeds}"): ["seeds: recursive interpolation", "seeds=${seeds}", "plain value"],
+    ("run", "output_dir=${output_dir}"): ["recursive", "output_dir=${output_dir}"],
+    ("run", "sweep.name=.."): ["sweep.name is the name of a folder", "'..'", "sweep.name=mine"],
+    ("run", "sweep.name=../x"): ["sweep.name is the name of a folder", "'../x'"],
+    ("run", "sweep.name="): ["sweep.name is the name of a folder", "''"],
+    ("run", "sweep.vary={model.n_hed: [1, 2]}"): [
+        "no setting 'model.n_hed'",
+        "did you mean 'model.n_heads'?",
+    ],
+    ("run", "sweep.vary={seeds: [1, 2]}"): ["seeds cannot be varied", "hessfig run -m seeds=A,B"],
+    ("run", "sweep.vary=3"): ["sweep.vary must be", "{setting: values}"],
+    ("run", "tolerance=0.2"): ["run does not read tolerance", "tolerance=0.2", "hessfig slopes, check"],
+    ("run", "figure=3a"): ["run does not read figure", "hessfig plot"],
+    ("status", "dry_run=true"): ["status does not read dry_run", "hessfig run"],
     ("run", "estimator=hutchinsen"): ["no estimator 'hutchinsen'", "xtrace", "did you mean 'hutchinson'?"],
     ("run", "grid.values=[0.1,-1]"): ["grid.values", "-1.0", "sigma > 0"],
     ("run", "grid.low=0"): ["grid.low", "got:     0", "sigma > 0"],
     ("run", "grid.values=[nan]"): ["grid.values", "nan", "sigma > 0"],
     ("run", "grid.values=[]"): ["grid.values is empty", "[]", "at least one sigma"],
     ("run", "seeds=0"): ["seeds", "got:     0", "whole number >= 1", "seeds=1"],
-    ("run", "seeds=1.5"): ["seeds", "1.5", "Integer"],
-    ("run", "-m", "seeds=1,x"): ["seeds", "'x'", "Integer"],
+    ("run", "seeds=1.5"): ["seeds must be a whole number", "got:     seeds=1.5", "for example seeds=20"],
+    ("run", "seeds=1,2"): ["seeds has several values", "got:     seeds=1,2", "add -m"],
+    ("run", "-m", "seeds=1,x"): ["seeds", "got:     seeds=x", "a whole number"],
+    ("run", "-m", "seeds=glob(*)"): ["cannot run 'seeds=glob(*)'", "key=a,b,c", "list the values"],
+    ("run", "-m", "seeds=interval(1,2)"): ["cannot run 'seeds=interval(1,2)'", "key=a,b,c"],
     ("run", "-m", "sweep=sigma,sigm"): ["no sweep 'sigm'", "did you mean 'sigma'?"],
     ("run", "estimator.num_probes=0"): ["estimator.num_probes", "got:     0", "whole number >= 1"],
     ("run", "estimator=xtrace", "estimator.num_probes=7"): ["half its products", "7", "even", "num_probes=8"],
@@ -61,13 +106,31 @@ BAD = {
     ],
     ("run", "estimator=dense"): ["estimator=dense", "got:     8.6 GB", "at most 8 GB", "estimator=auto"],
     ("run", "sweep=entries", "model.d_model=64", "blocks=[W_V]"): [
-        "sweep.keep_dense",
-        "51840 parameters",
-        "got:     86.0 GB",
+        "hessian",
+        "parameters would take",
+        "got:     8",
         "estimator=auto",
     ],
     ("run", "dtype=float16"): ["dtype", "float16", "float64, float32"],
     ("plot", "figure=3z"): ["no figure '3z'", "3a", "did you mean"],
+    ("plot", "figure=3a", "workers=2"): [
+        "plot does not read workers",
+        "workers=2",
+        "for hessfig run, status",
+    ],
+    ("plot", "figure=3a", "dry_run=true"): ["plot does not read dry_run"],
+    ("plot", "figure=3a", "tolerance=1"): ["plot does not read tolerance"],
+    ("plot", "figure=3a", "reference=x"): ["plot does not read reference", "hessfig compare"],
+    ("plot", "figure=3a", "device=cuda"): ["plot does not read device"],
+    ("plot", "figure=3a", "figure.order=3"): ["plot does not read figure.order"],
+    ("plot", "figure=3a", "sweep=depth"): ["plot does not read sweep", "figure.sweep=NAME"],
+    ("plot", "figure=scalar", "seeds=3"): ["the study scalar does not read seeds", "seeds=3", "output_dir"],
+    ("plot", "figure=3a", "figure.layout=study", "figure.name=x"): ["no study 'x'", "scalar, bounds"],
+    ("plot", "figure=3a", "figure.sweep="): ["figure.sweep: there is no sweep ''", "layernorm"],
+    ("plot", "figure=3a", "figure.sweep=sigm"): ["no sweep 'sigm'", "did you mean 'sigma'?"],
+    ("plot", "figure=3a", "figure.name=/../../x"): ["figure.name is the name of a file", "'/../../x'"],
+    ("plot", "figure=3a", "figure.sweep=../x"): ["figure.sweep is the name of a folder", "'../x'"],
+    ("plot", "3a"): ["cannot read '3a'", "figure=3a"],
     ("plot",): ["no figure chosen", "figure=NAME", "plot --help"],
     ("plot", "figure=3a"): ["sigma/table.csv is missing", "hessfig run sweep=sigma"],
     ("plot", "figure=6"): ["depth/table.csv is missing", "hessfig run sweep=depth"],
@@ -88,9 +151,18 @@ def test_bad_input_is_explained_and_nothing_is_written(
     assert answer.code == 2, answer.err
     assert answer.err.startswith("error: ")
     assert "Traceback" not in answer.err
+    for line in ("\n  got: ", "\n  allowed: ", "\n  remedy: "):
+        assert line in answer.err
     for words in BAD[arguments]:
         assert words in answer.err, answer.err
     assert list(tmp_path.rglob("*")) == []
+
+
+@pytest.mark.parametrize("path", CHECKED, ids=lambda path: path.stem)
+def test_every_refusal_says_got_allowed_and_remedy(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "UserError":
+            assert {"got", "allowed", "remedy"} <= {word.arg for word in node.keywords}, (path, node.lineno)
 
 
 def test_a_gpu_that_is_not_there(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +190,7 @@ def test_a_table_with_missing_columns(cli: Cli, tmp_path: Path, verb: tuple[str,
     )
     answer = cli(*verb)
     assert answer.code == 2
-    for words in ("table.csv", "frob", "hessfig run sweep=sigma"):
+    for words in ("table.csv", "value", "hessfig run sweep=sigma"):
         assert words in answer.err
     assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == 1
 

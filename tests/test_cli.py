@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from graphlib import TopologicalSorter
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 import yaml
 
+import hessfig as hessfig_package
 from hessfig import __version__
 from hessfig.cli.completion import candidates
-from hessfig.cli.main import VERBS
-from hessfig.cli.overrides import choices
+from hessfig.cli.verbs import VERBS, Verb
+from hessfig.config.settings import settings
+from hessfig.config.shipped import GROUPS, choices
+from hessfig.theory.verify.arguments import _KEYS as VERIFY_KEYS
 from tests.conftest import Answer
 from tests.runs import CELLS, COMMAND, TOY, hessfig, rows
 
@@ -72,8 +78,33 @@ def test_the_version_is_the_packages(cli: Cli) -> None:
 def test_every_verb_explains_itself(cli: Cli, verb: str) -> None:
     answer = cli(verb, "--help")
     assert answer.code == 0
-    assert answer.out.startswith(f"hessfig {verb}: {VERBS[verb]}")
+    assert answer.out.startswith(f"hessfig {verb}: {VERBS[verb].about}")
     assert "example:" in answer.out
+    assert ("--config-dir FOLDER" in answer.out) == VERBS[verb].composed
+
+
+@pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS)
+def test_a_verbs_record_names_what_there_is(verb: Verb) -> None:
+    module, _, name = verb.does.partition(":")
+    assert callable(getattr(import_module(module), name))
+    if verb.composed:
+        known = {*GROUPS, *settings()}
+        assert {*verb.reads, *verb.ignores} <= known
+        assert {*verb.groups} <= set(GROUPS)
+        assert all(verb.takes(group) for group in verb.groups)
+
+
+def test_the_record_of_verify_names_its_settings() -> None:
+    assert set(VERBS["verify"].reads) == set(VERIFY_KEYS)
+
+
+def test_no_module_of_the_command_line_imports_in_a_circle() -> None:
+    folder = Path(hessfig_package.__file__).parent / "cli"
+    arrows = {
+        path.stem: set(re.findall(r"hessfig\.cli\.(\w+)", path.read_text())) for path in folder.glob("*.py")
+    }
+    del arrows["verbs"]  # names functions, as text
+    assert list(TopologicalSorter(arrows).static_order())
 
 
 def test_the_help_of_run_lists_sweeps_and_settings(cli: Cli) -> None:
@@ -81,8 +112,9 @@ def test_the_help_of_run_lists_sweeps_and_settings(cli: Cli) -> None:
     for name, about in choices("sweep").items():
         assert f"  {name} " in out
         assert about in out
-    for setting in ("seeds", "grid.points", "model.d_model", "estimator.num_probes", "output_dir", "workers"):
-        assert f"  {setting} " in out
+    for key, setting in settings().items():
+        assert (f"  {key} " in out) == VERBS["run"].takes(key), key
+        assert setting.about in out or not VERBS["run"].takes(key)
     assert "float64|float32" in out
 
 
@@ -100,7 +132,7 @@ def test_cfg_job_prints_the_settings_and_runs_nothing(cli: Cli, tmp_path: Path) 
 def test_several_runs_in_one_call(cli: Cli) -> None:
     answer = cli("run", "-m", "sweep=sigma,layernorm", "seeds=2", "grid.points=3", "dry_run=true")
     assert answer.code == 0
-    assert "sweep sigma:" in answer.out
+    assert "run 1 of 2: sweep=sigma seeds=2 grid.points=3 dry_run=true\nsweep sigma:" in answer.out
     assert "sweep layernorm:" in answer.out
 
 
@@ -134,8 +166,13 @@ def test_a_run_is_quiet_when_nobody_watches(undisturbed: Path) -> None:
 def test_status_counts(cli: Cli, undisturbed: Path) -> None:
     finished = cli("status", *TOY, f"output_dir={undisturbed}/outputs")
     assert f"{CELLS} (seeds x sigmas x variants): {CELLS} done, 0 to do" in finished.out
+    assert f"table: {undisturbed}/outputs/sigma/table.csv, {CELLS * 6} rows, of 20" in finished.out
+    assert finished.out.endswith("made with these settings\n")
     more = cli("status", *TOY, "seeds=5", f"output_dir={undisturbed}/outputs")
     assert f"{CELLS} done, 5 to do" in more.out
+    assert more.out.endswith("made with seeds=4 (now 5)\n")
+    none = cli("status", *TOY)
+    assert none.out.endswith("table: none yet (outputs/sigma/table.csv)\n")
 
 
 @pytest.mark.usefixtures("workers")
@@ -149,7 +186,7 @@ def test_a_failed_cell_makes_exit_code_one(cli: Cli, monkeypatch: pytest.MonkeyP
     answer = cli("run", "seeds=1", "grid.points=2", "workers=1")
     assert answer.code == 1
     assert "2 failed" in answer.out
-    assert answer.err.count("failed: n_layers=1") == 2
+    assert "failed: n_layers=1, sigma=0.01, seed=1234: why" in answer.err
 
 
 @pytest.mark.parametrize(
@@ -163,28 +200,52 @@ def test_a_failed_cell_makes_exit_code_one(cli: Cli, monkeypatch: pytest.MonkeyP
         ("run", "dtype=", "dtype=float32"),
         ("run", "model.norm=", "model.norm=pre"),
         ("run", "model.", "model.d_model="),
+        ("run", "state=", "state=loaded"),
+        ("run", "--c", "--config-dir"),
+        ("verify", "sta", "statement="),
     ],
 )
 def test_completion_offers(verb: str, word: str, expected: str) -> None:
-    assert expected in candidates(verb, word)
+    line = [word] if verb == word else [verb, word]
+    assert expected in candidates(line)
+
+
+def test_completion_leaves_out_what_a_verb_does_not_read() -> None:
+    offered = candidates(["plot", ""])
+    assert "figure=" in offered
+    assert not {"sweep=", "workers=", "tolerance="} & set(offered)
 
 
 @pytest.mark.skipif(not Path("/bin/bash").exists(), reason="needs bash")
-def test_completion_works_in_bash(tmp_path: Path) -> None:
-    """What pressing Tab after `hessfig run sweep=lay` offers."""
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("hessfig run sweep=lay", ["layernorm"]),
+        ("hessfig run --config-dir my sweep=layers", ["layers_of_mine"]),
+        ("hessfig run --config-dir=my sweep=layers", ["layers_of_mine"]),
+        ("hessfig run --config-dir m", ["my"]),
+        ("hessfig run --config-d", ["--config-dir"]),
+        ("hessfig st", ["status"]),
+    ],
+)
+def test_completion_works_in_bash(tmp_path: Path, line: str, expected: list[str]) -> None:
+    """What pressing Tab at the end of `line` offers."""
+    (tmp_path / "my/sweep").mkdir(parents=True)
+    (tmp_path / "my/sweep/layers_of_mine.yaml").write_text("sweep: {name: layers_of_mine}\n")
     script = (
-        'eval "$(hessfig completion bash)"; COMP_LINE="hessfig run sweep=lay"; COMP_POINT=${#COMP_LINE};'
-        "COMP_WORDS=(hessfig run sweep = lay); COMP_CWORD=4; _hessfig 2>/dev/null; echo ${COMPREPLY[@]}"
+        f'eval "$(hessfig completion bash)"; COMP_LINE="{line}"; COMP_POINT=${{#COMP_LINE}};'
+        "_hessfig 2>/dev/null; echo ${COMPREPLY[@]}"
     )
     path = f"{COMMAND.parent}:{os.environ['PATH']}"
     found = subprocess.run(
         ["/bin/bash", "-c", script],
         env={**os.environ, "PATH": path},
+        cwd=tmp_path,
         capture_output=True,
         text=True,
         check=True,
     )
-    assert found.stdout.split() == ["layernorm"]
+    assert found.stdout.split() == expected
 
 
 def test_a_reader_that_stops_early_sees_no_traceback(tmp_path: Path) -> None:

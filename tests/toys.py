@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from torch import nn
+
 from hessfig.config import (
     MLP,
     Attention,
     Config,
     Data,
     DType,
+    EstimatorConfig,
     GridConfig,
     Kind,
     Loss,
+    Method,
     ModelConfig,
     Norm,
     QueryKey,
     TaskConfig,
 )
+from hessfig.curvature.exact.engine import ExactEngine
 from hessfig.curvature.problem import Problem
-from hessfig.models.build import build_model
-from hessfig.tasks.batch import draw_batch
-from hessfig.tasks.losses import loss_module
+from hessfig.models.protocol import Layout
+from hessfig.models.registry import kind
+from hessfig.states.initialised import build_network
+from hessfig.states.point import drawn
+from hessfig.terms import Part
 
 ARCHITECTURES = {
     "softmax": ModelConfig(d_model=4, d_mlp=6),
@@ -50,14 +59,41 @@ def toy_task(model: ModelConfig, **settings: object) -> TaskConfig:
     return TaskConfig(**{**chosen, **settings})
 
 
+def build_model(model: ModelConfig, *, sigma: float, seed: int, length: int, dtype: DType) -> nn.Module:
+    """Return the network of `model` for sequences of `length` tokens."""
+    config = Config(model=model, task=toy_task(model, digits=(length - 3) // 3), dtype=dtype)
+    return build_network(config, sigma=sigma, seed=seed)
+
+
+def layout_of(model: ModelConfig, task: TaskConfig | None = None) -> Layout:
+    """Return the weights of `model` on its toy task."""
+    return kind(model.kind).layout(Config(model=model, task=task or toy_task(model)))
+
+
 def toy_problem(
-    model: ModelConfig, task: TaskConfig | None = None, *, sigma: float = 0.7, seed: int = 1234
+    model: ModelConfig,
+    task: TaskConfig | None = None,
+    *,
+    sigma: float = 0.7,
+    seed: int = 1234,
+    dtype: DType = DType.float64,
 ) -> Problem:
-    """Return a float64 problem of `model` on its toy task."""
-    task = task or toy_task(model)
-    batch = draw_batch(task, width=model.d_model, dtype=DType.float64)
-    network = build_model(model, sigma=sigma, seed=seed, length=batch.length, dtype=DType.float64)
-    return Problem(network, batch, loss_module(task.loss))
+    """Return a problem of `model` on its toy task."""
+    config = Config(model=model, task=task or toy_task(model), dtype=dtype)
+    return Problem.of(drawn(config, sigma=sigma, seed=seed))
+
+
+def exact_norms(
+    problem: Problem,
+    layer: int,
+    col: str,
+    rows: Sequence[str],
+    parts: Sequence[Part],
+    *,
+    model: ModelConfig,
+) -> dict[tuple[str, Part], float]:
+    """Return the exact norms of a column of blocks by an engine of their own."""
+    return ExactEngine(problem, model).column(layer, col, rows, parts)
 
 
 def toy_config(output_dir: object = "outputs", **settings: object) -> Config:
@@ -67,6 +103,7 @@ def toy_config(output_dir: object = "outputs", **settings: object) -> Config:
         "task": TaskConfig(digits=1, batch_size=3),
         "grid": GridConfig(points=2),
         "blocks": ["W"],
+        "estimator": EstimatorConfig(Method.hutchinson),
         "seeds": 2,
         "workers": 1,
         "output_dir": str(output_dir),

@@ -1,18 +1,26 @@
-"""Tab completion for bash: verbs, settings, and the choices of groups and enums."""
+"""Tab completion for bash: verbs, flags, settings, and the choices of groups and enums, the user's own too."""
 
 from __future__ import annotations
 
-from hessfig.cli.main import VERBS
-from hessfig.cli.overrides import GROUPS, choices, keys, values_of
+from collections.abc import Sequence
+from pathlib import Path
+
+from hessfig.cli.flags import FLAGS, read
+from hessfig.cli.verbs import VERBS
+from hessfig.config.settings import settings
+from hessfig.config.shipped import GROUPS, choices
 from hessfig.errors import UserError
 
 _SCRIPT = """\
 _hessfig() {
   local line="${COMP_LINE:0:COMP_POINT}" word
   word="${line##* }"
-  local candidates
-  candidates="$(hessfig completion words ${COMP_WORDS[1]} "$word" 2>/dev/null)"
-  COMPREPLY=($(compgen -W "$candidates" -- "$word"))
+  if [[ "$line" =~ (--config-dir|-cd)[\\ =]([^\\ ]*)$ ]]; then
+    compopt -o filenames
+    COMPREPLY=($(compgen -d -- "${BASH_REMATCH[2]}"))
+    return
+  fi
+  COMPREPLY=($(compgen -W "$(hessfig completion words "${line#* }" 2>/dev/null)" -- "$word"))
   [[ "$word" == *=* ]] && COMPREPLY=("${COMPREPLY[@]#*=}")
   [[ ${#COMPREPLY[@]} == 1 && "${COMPREPLY[0]}" != *= ]] || compopt -o nospace
 }
@@ -21,24 +29,45 @@ complete -F _hessfig hessfig
 
 
 def run(arguments: list[str]) -> int:
-    """`bash` prints the script; `words VERB WORD` prints the candidates for WORD."""
+    """`bash` prints the script; `words LINE` prints the candidates for the last word of a line begun with a verb."""
     if arguments == ["bash"]:
         print(_SCRIPT, end="")
-    elif arguments[:1] == ["words"] and len(arguments) in (2, 3):
-        print("\n".join(candidates(arguments[1], arguments[2] if len(arguments) == 3 else "")))
+    elif arguments[:1] == ["words"] and len(arguments) > 1:
+        print("\n".join(candidates(" ".join(arguments[1:]).split(" "))))
     else:
         raise UserError(
-            "completion", got=" ".join(arguments), allowed="bash", remedy='eval "$(hessfig completion bash)"'
+            "completion",
+            got=" ".join(arguments) or "nothing",
+            allowed="bash",
+            remedy='eval "$(hessfig completion bash)"',
         )
     return 0
 
 
-def candidates(verb: str, word: str) -> list[str]:
-    """Return what `word` may become: a verb while it is the first word, then key=, group=choice or key=value."""
-    if verb not in VERBS or verb == word:
+def candidates(line: Sequence[str]) -> list[str]:
+    """Return what the last word of `line` may become: a verb if it is the first, else a flag, key=, or key=value."""
+    *before, word = line
+    if not before:
         return list(VERBS)
-    key, equals, _ = word.partition("=")
-    if not equals:
-        return [f"{name}=" for name in (*GROUPS, *keys())]
-    values = list(choices(key)) if key in GROUPS else values_of(keys().get(key))
-    return [f"{key}={value}" for value in values]
+    if before[0] not in VERBS:
+        return []
+    if word.startswith("-"):
+        return [*FLAGS, "-m", "-cd"]
+    verb, key = VERBS[before[0]], word.partition("=")[0]
+    if "=" in word:
+        return [f"{key}={value}" for value in _values(key, _own(before[1:]))]
+    known = [*GROUPS, *settings()] if verb.composed else verb.reads
+    return [f"{name}=" for name in known if verb.takes(name)]
+
+
+def _values(key: str, own: Path | None) -> Sequence[str]:
+    if key in GROUPS:
+        return list(choices(key, own))
+    return settings()[key].choices if key in settings() else ()
+
+
+def _own(words: Sequence[str]) -> Path | None:
+    try:
+        return read(words).own
+    except UserError:  # a line that is being written
+        return None

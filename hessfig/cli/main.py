@@ -6,20 +6,14 @@ import os
 import sys
 import warnings
 from importlib import import_module
+from typing import Any
 
+from hessfig.cli.flags import read
+from hessfig.cli.verbs import VERBS, Verb
 from hessfig.errors import UserError, did_you_mean
 
-VERBS = {
-    "run": "measure the cells of a sweep that are not finished; write its table",
-    "plot": "draw a figure from a sweep's table",
-    "slopes": "fit growth rates to a sweep's curves, with errors",
-    "check": "fail when a slope is outside its tolerance (regression gate)",
-    "compare": "compare a sweep's curves with published values",
-    "verify": "check every statement of the theory against automatic differentiation",
-    "status": "say how much of a sweep is measured",
-    "completion": "print the bash completion script",
-}
 EXIT_BAD_INPUT, EXIT_INTERRUPTED = 2, 130
+_HELP = ("-h", "--help", "help")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -43,30 +37,44 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _dispatch(arguments: list[str]) -> int:
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
+    if not arguments or arguments[0] in _HELP:
         print(overview())
         return 0
     if arguments[0] == "--version":
         print(f"hessfig {import_module('hessfig').__version__}")
         return 0
-    verb, rest = arguments[0], arguments[1:]
-    if verb not in VERBS:
+    return _run(_verb(arguments[0]), arguments[1:])
+
+
+def _verb(name: str) -> Verb:
+    if name not in VERBS:
         raise UserError(
-            f"there is no verb {verb!r}", got=verb, allowed=", ".join(VERBS), remedy=did_you_mean(verb, VERBS)
+            f"there is no verb {name!r}",
+            got=name,
+            allowed=", ".join(VERBS),
+            remedy=did_you_mean(name, VERBS) or "`hessfig --help` says what each is for",
         )
-    if "-h" in rest or "--help" in rest:
-        print(import_module("hessfig.cli.help").verb_help(verb))
+    return VERBS[name]
+
+
+def _run(verb: Verb, rest: list[str]) -> int:
+    if not verb.composed and not set(rest) & set(_HELP):
+        return _function(verb.does)(rest)
+    command = read(rest)
+    if command.asks_help or not verb.composed:
+        print(import_module("hessfig.cli.help").verb_help(verb, command.own))
         return 0
-    return (
-        import_module("hessfig.cli.completion").run(rest)
-        if verb == "completion"
-        else import_module("hessfig.cli.verbs").run(verb, rest)
-    )
+    return import_module("hessfig.cli.jobs").run(verb, command, _function(verb.does))
+
+
+def _function(path: str) -> Any:
+    module, _, name = path.partition(":")
+    return getattr(import_module(module), name)
 
 
 def overview() -> str:
     """Return what `hessfig` alone prints."""
-    verbs = "\n".join(f"  {name:<11} {about}" for name, about in VERBS.items())
+    verbs = "\n".join(f"  {verb.name:<11} {verb.about}" for verb in VERBS.values())
     return (
         "hessfig: measure the Hessian of a transformer, block by block, and redraw the figures that rest on it.\n\n"
         "usage: hessfig VERB key=value ...\n\n"

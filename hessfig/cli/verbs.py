@@ -1,190 +1,122 @@
-"""What each verb does, once its settings are composed and checked."""
+"""The verbs of the command line, each described once: what it is for, what it reads, and the function that does it."""
 
 from __future__ import annotations
 
-import logging
-import sys
-from collections.abc import Callable
-from functools import partial
-from importlib import import_module
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
 
-from hessfig.cli.overrides import check_overrides, quote_numbers
-from hessfig.errors import UserError
-
-if TYPE_CHECKING:
-    from omegaconf import DictConfig
-
-Fixed = dict[str, Any]
+# Settings that make a table, by their groups.
+TABLE = (
+    *("sweep", "task", "model", "state", "grid", "estimator"),
+    *("quantities", "blocks", "parts", "seeds", "first_seed", "dtype"),
+)
 
 
-def run(verb: str, arguments: list[str]) -> int:
-    """Compose the settings with Hydra and carry the verb out; return the exit code."""
-    if verb == "verify":
-        return _verify(arguments)
-    arguments = quote_numbers(arguments)
-    fixed = check_overrides(arguments)
-    codes: list[int] = []
+@dataclass(frozen=True)
+class Verb:
+    """A verb. `does` is 'module:function'; `groups` are listed in its help with a line for each choice.
 
-    def job(composed: DictConfig) -> None:
-        logging.getLogger().setLevel(logging.WARNING)  # Hydra lets every library's chatter through
-        codes.append(_guarded(lambda: _JOBS[verb](composed, fixed)))
+    `reads` names settings and groups of settings, except those in `ignores`: whatever else is given is refused. A verb
+    that is not `composed` from the configuration takes words of its own (those in `reads`). Verbs without `makes_table`
+    compare the settings of TABLE with those it was made with.
+    """
 
-    _with_hydra(verb, arguments, job)
-    return max(codes, default=0)
+    name: str
+    about: str
+    examples: tuple[str, ...]
+    does: str
+    groups: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()
+    ignores: tuple[str, ...] = ()
+    composed: bool = True
+    makes_table: bool = False
 
-
-def _guarded(action: Callable[[], int]) -> int:
-    """Run `action` and turn what Hydra would print as a traceback into an exit code."""
-    try:
-        return action()
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("interrupted: finished cells are kept; run the same command to go on", file=sys.stderr)
-        return 130
+    def takes(self, key: str) -> bool:
+        """Whether a setting or group has an effect on this verb."""
+        return key not in self.ignores and any(key == one or key.startswith(f"{one}.") for one in self.reads)
 
 
-def _with_hydra(verb: str, arguments: list[str], job: Callable[[DictConfig], None]) -> None:
-    import hydra
-
-    from hessfig.config.compose import check_composition, register
-
-    register()
-    check_composition(arguments)
-    sys.argv = [f"hessfig {verb}", *arguments]
-    hydra.main(config_path="pkg://hessfig.conf", config_name="config", version_base="1.3")(job)()
-
-
-def _run(composed: DictConfig, fixed: Fixed) -> int:
-    from hessfig.cli.out_of_range import out_of_range
-    from hessfig.config.checks import check_device
-    from hessfig.config.compose import variants
-    from hessfig.sweep import engine, preview
-
-    found = variants(composed, set(fixed))
-    check_device(found[0][1].device)
-    if found[0][1].dry_run:
-        print(preview.describe(found))
-        return 0
-    summary = engine.run_sweep(found)
-    print(preview.summarise(summary))
-    for line in out_of_range(summary.table):
-        print(line)
-    return 1 if summary.failed else 0
-
-
-def _status(composed: DictConfig, fixed: Fixed) -> int:
-    from hessfig.config.compose import variants
-    from hessfig.sweep import preview
-
-    print(preview.describe(variants(composed, set(fixed))))
-    return 0
-
-
-def _plot(composed: DictConfig, fixed: Fixed) -> int:
-    from hessfig.config.compose import sweep_fit, to_config
-    from hessfig.figures.sheets import FigureSpec, draw
-
-    config = to_config(composed)
-    figure = config.figure
-    if not figure.name:
-        raise UserError(
-            "no figure chosen", allowed="figure=NAME", remedy="`hessfig plot --help` lists the figures"
-        )
-    outputs = Path(config.output_dir)
-    if figure.layout == "study":
-        paths = _study(figure.name, outputs)
-    else:
-        windows, average = sweep_fit(figure.sweep)
-        spec = FigureSpec(figure.name, figure.sweep, figure.layout, windows, figure.options, average)
-        paths = draw(spec, outputs)
-    for path in paths:
-        print(path)
-    return 0
-
-
-def _study(name: str, outputs: Path) -> list[Path]:
-    """Compute the tables of a theory study unless they are there (seconds), then draw its figure."""
-    if not list((outputs / name).glob("*.csv")):
-        import_module(f"hessfig.theory.studies.{name}").run(outputs)
-    return import_module(f"hessfig.figures.studies.{name}").draw(outputs)
-
-
-def _slopes(composed: DictConfig, fixed: Fixed) -> int:
-    from hessfig.analysis.slopes import fit as slopes
-    from hessfig.cli.terminal import show
-
-    show(slopes.rich_table(_fitted(composed, fixed)))
-    return 0
-
-
-def _check(composed: DictConfig, fixed: Fixed) -> int:
-    from hessfig.analysis.slopes import gate
-
-    frame = _fitted(composed, fixed)
-    found, drifting = (list_(frame, composed.tolerance) for list_ in (gate.violations, gate.drifts))
-    count = len(gate.checked(frame))
-    for line in drifting:
-        print(f"note: {line}")
-    for line in found:
-        print(line, file=sys.stderr)
-    notes = {"drifting (notes above)": len(drifting), "where no prediction applies": len(frame) - count}
-    rest = "".join(f", {number} {what}" for what, number in notes.items() if number)
-    print(f"{count} slopes checked, {len(found)} outside tolerance {composed.tolerance:g}{rest}")
-    return 1 if found else 0
-
-
-def _fitted(composed: DictConfig, fixed: Fixed) -> Any:
-    from hessfig.analysis.slopes import fit as slopes
-    from hessfig.config.compose import matching_folder, to_config
-
-    config = to_config(composed)
-    windows = [(low, high) for low, high in config.sweep.windows]
-    folder = matching_folder(config.output_dir, config.sweep.name, composed, set(fixed))
-    return slopes.run(
-        folder,
-        windows,
-        tolerance=config.tolerance,
-        resamples=config.resamples,
-        seed=config.first_seed,
-        average=config.sweep.average.value,
+VERBS = {
+    verb.name: verb
+    for verb in (
+        Verb(
+            name="run",
+            about="measure the cells of a sweep that are not finished; write its table",
+            examples=(
+                "hessfig run sweep=sigma seeds=5 workers=2",
+                "hessfig run sweep=sigma dry_run=true",
+                "hessfig run -m sweep=sigma,layernorm",
+                "hessfig run 'sweep.vary={model.n_heads: [1, 2, 4]}' sweep.name=few_heads",
+            ),
+            does="hessfig.cli.experiment:run",
+            groups=("sweep", "estimator", "grid", "model", "state", "task"),
+            reads=(*TABLE, "device", "workers", "output_dir", "dry_run"),
+            makes_table=True,
+        ),
+        Verb(
+            name="plot",
+            about="draw a figure from a sweep's table",
+            examples=("hessfig plot figure=3a", "hessfig plot figure=3a 'sweep.windows=[[null,0.3]]'"),
+            does="hessfig.cli.reading:plot",
+            groups=("figure",),
+            reads=("figure", "output_dir", *TABLE),
+            ignores=(
+                *("figure.group", "figure.order", "figure.published"),
+                *("sweep", "sweep.name", "sweep.about"),
+            ),
+        ),
+        Verb(
+            name="slopes",
+            about="fit growth rates to a sweep's curves, with errors",
+            examples=("hessfig slopes sweep=sigma 'sweep.windows=[[null,1.0]]'",),
+            does="hessfig.cli.reading:slopes",
+            groups=("sweep",),
+            reads=("tolerance", "resamples", "output_dir", *TABLE),
+            ignores=("sweep.about",),
+        ),
+        Verb(
+            name="check",
+            about="fail when a slope is outside its tolerance (regression gate)",
+            examples=("hessfig check sweep=sigma tolerance=0.1",),
+            does="hessfig.cli.reading:check",
+            groups=("sweep",),
+            reads=("tolerance", "resamples", "output_dir", *TABLE),
+            ignores=("sweep.about",),
+        ),
+        Verb(
+            name="compare",
+            about="compare a sweep's curves with published values",
+            examples=(
+                "hessfig compare reference=results    (a folder of the authors' pickles: every figure measured)",
+                "hessfig compare sweep=sigma reference=published.csv",
+            ),
+            does="hessfig.cli.reading:compare",
+            groups=("sweep",),
+            reads=("reference", "output_dir", *TABLE),
+            ignores=("sweep.about", "sweep.windows", "sweep.average"),
+        ),
+        Verb(
+            name="verify",
+            about="check every statement of the theory against automatic differentiation",
+            examples=("hessfig verify statement=thm31,lem41",),
+            does="hessfig.cli.reading:verify",
+            reads=("statement", "output_dir", "seeds", "dtype", "L", "d_V", "d_K", "d_ff"),
+            composed=False,
+        ),
+        Verb(
+            name="status",
+            about="say how much of a sweep is measured, and what table is there",
+            examples=("hessfig status sweep=sigma",),
+            does="hessfig.cli.experiment:status",
+            groups=("sweep",),
+            reads=(*TABLE, "device", "workers", "output_dir"),
+            makes_table=True,
+        ),
+        Verb(
+            name="completion",
+            about="print the bash completion script",
+            examples=('eval "$(hessfig completion bash)"',),
+            does="hessfig.cli.completion:run",
+            composed=False,
+        ),
     )
-
-
-def _compare(composed: DictConfig, fixed: Fixed) -> int:
-    from hessfig.cli.compare import compare_figures, compare_sweep
-    from hessfig.config.compose import matching_folder
-
-    if composed.reference is None:
-        raise UserError(
-            "reference is missing",
-            allowed="reference=FILE.csv or reference=FOLDER",
-            remedy="name a file of published values, or the folder of the authors' result files",
-        )
-    reference, outputs = Path(composed.reference), composed.output_dir
-    folder_of = partial(matching_folder, outputs, composed=composed, fixed=set(fixed))
-    if "sweep" not in fixed and reference.is_dir():
-        compare_figures(folder_of, Path(outputs), reference)
-    else:
-        compare_sweep(folder_of(composed.sweep.name), reference)
-    return 0
-
-
-def _verify(arguments: list[str]) -> int:
-    from hessfig.theory.verify.arguments import parse
-    from hessfig.theory.verify.run import run as run_statements
-
-    return run_statements(**parse(arguments))
-
-
-_JOBS: dict[str, Callable[[Any, Fixed], int]] = {
-    "run": _run,
-    "status": _status,
-    "plot": _plot,
-    "slopes": _slopes,
-    "check": _check,
-    "compare": _compare,
 }

@@ -14,6 +14,7 @@ from hessfig.config.choices import (
     Scored,
     SigmaScales,
     Spacing,
+    State,
 )
 from hessfig.config.grid import sigma_values
 from hessfig.config.schema import (
@@ -22,6 +23,7 @@ from hessfig.config.schema import (
     FigureConfig,
     GridConfig,
     ModelConfig,
+    StateConfig,
     SweepConfig,
     TaskConfig,
     with_defaults,
@@ -46,6 +48,8 @@ __all__ = [
     "Scored",
     "SigmaScales",
     "Spacing",
+    "State",
+    "StateConfig",
     "SweepConfig",
     "TaskConfig",
     "sigma_values",

@@ -11,7 +11,7 @@ from hessfig.errors import UserError
 
 def check_model(model: ModelConfig) -> None:
     """Raise UserError for the first setting of the network that cannot be built."""
-    if model.d_head is None and model.d_model % model.n_heads:
+    if model.kind != Kind.python and model.d_head is None and model.d_model % model.n_heads:
         raise UserError(
             "model.n_heads does not divide model.d_model",
             got=f"d_model={model.d_model}, n_heads={model.n_heads}",
@@ -19,7 +19,14 @@ def check_model(model: ModelConfig) -> None:
             remedy="set model.d_head too, or another n_heads",
         )
     if not (math.isfinite(model.temperature) and model.temperature > 0):
-        raise UserError("model.temperature", got=model.temperature, allowed="a finite number > 0")
+        raise UserError(
+            "model.temperature",
+            got=model.temperature,
+            allowed="a finite number > 0",
+            remedy="model.temperature=1",
+        )
+    if model.kind == Kind.python:
+        return
     if model.kind == Kind.self_attention:
         _check_self_attention(model)
     if model.kind != Kind.transformer and model.norm != Norm.none:
@@ -34,6 +41,7 @@ def check_model(model: ModelConfig) -> None:
             "model.norm=post normalises residual sums",
             got="model.attention_skip=false",
             allowed="attention_skip=true",
+            remedy="model.attention_skip=true, or model.norm=pre",
         )
 
 

@@ -10,6 +10,6 @@ from typing import Any
 def as_plain(config: Any) -> Any:
     """Return a dataclass, or anything that holds some, as what JSON can hold; choices become their text.
 
-    Through JSON, for speed: a plan of a thousand cells asks often, and OmegaConf.to_container is 70 times slower.
+    Through JSON, for speed: OmegaConf.to_container gives the same, 70 times slower, and plans ask often.
     """
     return json.loads(json.dumps(config, default=asdict))

@@ -109,7 +109,7 @@ class EstimatorConfig:
 class SweepConfig:
     """A sweep: its name, a line about it, what it varies beside sigma, the windows slopes are fitted on (null: open).
 
-    `vary` maps a dotted key to its values (several keys: every combination), unless the command line gives it.
+    `vary` maps a dotted key to a list of values (or one), unless the command line gives that key.
     `axis` is what curves run along: sigma, step, or a varied setting such as model.d_model.
     """
 
@@ -117,11 +117,12 @@ class SweepConfig:
     about: Annotated[str, "a line about it"] = ""
     vary: Annotated[
         dict[str, Any],
-        "settings it varies beside sigma: {model.n_heads: [1, 2], ...}; every combination is measured",
+        "settings it varies beside sigma, in every combination: {model.n_heads: [1, 2], ...}",
+        "{setting: values}",
     ] = field(default_factory=dict)
     axis: Annotated[str, "what curves run along: sigma, step, or a varied setting"] = "sigma"
     windows: Annotated[
-        list[Any], "ranges of the axis that slopes are fitted on: [[low, high], ...]; null: open"
+        list[Any], "ranges of the axis that slopes are fitted on; null: open", "a list of [low, high]"
     ] = field(default_factory=lambda: [[None, 1.0]])
     average: Annotated[
         Average, "whose logarithm slopes are fitted to: the mean over seeds, or the geometric mean"
@@ -164,9 +165,9 @@ class Config:
     quantities: Annotated[list[str], "what is measured: frobenius, trace, hessian, ..."] = field(
         default_factory=lambda: ["frobenius"]
     )
-    blocks: Annotated[Any, "all, or a list of weights and pairs: [W_V, [W_Q, W_V]]"] = field(
-        default_factory=lambda: ["W_V", "W_Q"]
-    )
+    blocks: Annotated[
+        Any, "blocks of the Hessian: [W_V, [W_Q, W_V]]", "all, or a list of weights and pairs"
+    ] = field(default_factory=lambda: ["W_V", "W_Q"])
     parts: Annotated[list[Part], "parts of the Hessian: full, outer-product, functional"] = field(
         default_factory=lambda: [Part.H_o, Part.H_f, Part.H]
     )
@@ -174,7 +175,7 @@ class Config:
     first_seed: Annotated[int, "the first of their seeds; the others follow it"] = 1234
     dtype: Annotated[DType, "floating-point type of networks and products"] = DType.float64
     device: Annotated[str, "cpu, cuda or cuda:N"] = "cpu"
-    workers: Annotated[Any, "worker processes; auto: one a core"] = "auto"
+    workers: Annotated[Any, "worker processes; auto: one a core", "auto or a whole number"] = "auto"
     output_dir: Annotated[str, "folder of all results"] = "outputs"
     dry_run: Annotated[bool, "say what would be measured, and measure nothing"] = False
     config_dir: Annotated[str | None, "set by --config-dir"] = None

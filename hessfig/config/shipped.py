@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hessfig.config.choices import FigureGroup, Published
+from hessfig.config.schema import FigureConfig
 
 GROUPS = ("task", "model", "state", "grid", "estimator", "sweep", "figure")
 STUDY = "study"
@@ -36,7 +37,7 @@ def choices(group: str, own: Path | None = None) -> dict[str, str]:
 
 
 def shipped_figures() -> list[ShippedFigure]:
-    """Return the shipped figures in the order in which `make figures` draws them."""
+    """Return the shipped figures in the order in which `make figures` draws them (all but group own)."""
     texts = {name: path.read_text("utf-8") for name, path in _files(_shipped("figure")) if name != "none"}
     return sorted((_figure(text) for text in texts.values()), key=lambda figure: figure.order)
 
@@ -71,8 +72,8 @@ def _figure(text: str) -> ShippedFigure:
         sweep=body["sweep"],
         layout=body["layout"],
         group=FigureGroup(body["group"]),
-        order=body["order"],
-        published=Published(body.get("published", Published.nothing)),
+        order=body.get("order", FigureConfig.order),
+        published=Published(body.get("published", FigureConfig.published)),
     )
 
 

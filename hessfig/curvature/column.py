@@ -1,21 +1,25 @@
-"""Hutchinson's estimator of block norms: shared probes, all columns in one product, bounded memory."""
+"""A column of blocks as operators: what every estimator sees of a network, in chunks that bound memory."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Protocol, runtime_checkable
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
-from torch import Generator, Tensor
+from torch import Tensor
 
-from hessfig.curvature.probes import rademacher
-from hessfig.measurements.frobenius.norms import BlockNorm, frobenius
-from hessfig.terms import Matrix, Part
+from hessfig.terms import Part
 
 PROBES_AT_ONCE = 5
 MEMORY_BOUND = 1 * 2**30
-Products = dict[tuple[Matrix, Part], Float[Tensor, "n k"]]
+Products = dict[tuple[Hashable, Part], Float[Tensor, "n k"]]
+Rows = Mapping[Any, tuple[int, str]]
+
+
+def rows_of(layer: int, rows: Sequence[str] | Rows) -> Rows:
+    """Return {key: (layer, name)} of a column's rows; names alone are keys themselves, of the column's layer."""
+    return rows if isinstance(rows, Mapping) else {row: (layer, row) for row in rows}
 
 
 @runtime_checkable
@@ -24,11 +28,11 @@ class Column(Protocol):
 
     @property
     def dim(self) -> int:
-        """Entries of the column's weight."""
+        """Entries of the column's weights."""
 
     @property
     def shape(self) -> torch.Size:
-        """Shape of the column's weight."""
+        """Shape of the column's weight; (dim,) for several, or for a view."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -40,15 +44,6 @@ class Column(Protocol):
 
     def split_matmat(self, probes: Float[Tensor, "dim k"]) -> Products:
         """Return H_o V and H_f V for every row of the column."""
-
-
-def hutchinson(
-    column: Column, parts: Sequence[Part], num_probes: int, *, generator: Generator
-) -> dict[tuple[Matrix, Part], BlockNorm]:
-    """Estimate ||.||_F of every row and part of `column` from `num_probes` shared Rademacher probes."""
-    probes = rademacher(column.dim, num_probes, generator=generator, dtype=column.dtype)
-    samples = [squared_norms(column, parts, chunk) for chunk in chunks(probes, column, PROBES_AT_ONCE)]
-    return {key: frobenius(torch.cat([sample[key] for sample in samples])) for key in samples[0]}
 
 
 def chunks(probes: Float[Tensor, "dim k"], column: Column, at_once: int) -> Iterator[Tensor]:
@@ -63,18 +58,18 @@ def chunks(probes: Float[Tensor, "dim k"], column: Column, at_once: int) -> Iter
 
 def squared_norms(
     column: Column, parts: Sequence[Part], probes: Float[Tensor, "dim k"]
-) -> dict[tuple[Matrix, Part], Float[Tensor, " k"]]:
+) -> dict[tuple[Hashable, Part], Float[Tensor, " k"]]:
     """Return ||A v_k||^2 for every row and part."""
     return lengths(column.split_matmat(probes), parts)
 
 
-def lengths(products: Products, parts: Sequence[Part]) -> dict[tuple[Matrix, Part], Float[Tensor, " k"]]:
+def lengths(products: Products, parts: Sequence[Part]) -> dict[tuple[Hashable, Part], Float[Tensor, " k"]]:
     """Return the squared lengths of products for every row and part; H v is H_o v + H_f v."""
     rows = dict.fromkeys(row for row, _ in products)
     return {(row, part): _columnwise(_part_of(products, row, part)) for row in rows for part in parts}
 
 
-def _part_of(products: Products, row: Matrix, part: Part) -> Tensor:
+def _part_of(products: Products, row: Hashable, part: Part) -> Tensor:
     if part == Part.H:
         return products[row, Part.H_o] + products[row, Part.H_f]
     return products[row, part]

@@ -1,73 +1,123 @@
-"""The function whose curvature is measured: a network, a batch and a loss, cut down to what a weight can reach."""
+"""The function whose curvature is measured: a network, its data and a loss, cut down to what a weight can reach."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
-from hessfig.models.parameters import weight
+from hessfig.models.layered import Layered
+from hessfig.models.protocol import Drawn, Layout, Weight
 from hessfig.tasks.batch import Batch
 from hessfig.tasks.losses import output_gradient
-from hessfig.terms import Matrix
+
+Data = list[tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Loss of `network` on `batch`; blocks of its Hessian are what everything here computes."""
+    """Loss of `network` on `batch` (and on `more` batches, weighted by their size); `layout` names its weights."""
 
     network: nn.Module
     batch: Batch
     loss: nn.Module
+    layout: Layout
+    more: tuple[Batch, ...] = ()
+
+    @classmethod
+    def of(cls, drawn: Drawn) -> Problem:
+        """Return the problem of a drawn network."""
+        return cls(drawn.network, drawn.batch, drawn.loss, drawn.layout, drawn.more)
 
     @property
     def dtype(self) -> torch.dtype:
         return next(self.network.parameters()).dtype
 
+    @property
+    def layers(self) -> nn.ModuleList:
+        """The layers of a layered network."""
+        found = self.network.layers
+        assert isinstance(found, nn.ModuleList)
+        return found
+
+    @property
+    def layered(self) -> Layered:
+        """The network as one that can be cut behind a layer."""
+        assert isinstance(self.network, Layered)
+        return self.network
+
     def to(self, device: torch.device) -> Problem:
         """Return the same problem on `device`."""
-        return Problem(self.network.to(device), self.batch.to(device), self.loss)
+        more = tuple(batch.to(device) for batch in self.more)
+        return replace(self, network=self.network.to(device), batch=self.batch.to(device), more=more)
 
-    def weight(self, layer: int, matrix: Matrix) -> nn.Parameter:
-        """Return the parameter that holds `matrix` of `layer`."""
-        return weight(self.network, layer, matrix)
+    def weight(self, layer: int, name: str) -> nn.Parameter:
+        """Return the parameter that holds a weight of `layer` whole."""
+        (weight,) = self.layout.side(layer, name)
+        assert weight.index is None
+        return self.network.get_parameter(weight.parameter)
 
-    def suffix(self, layer: int, matrices: list[Matrix]) -> Suffix:
-        """Return the part of the network that depends on `matrices` of `layer`, with its input computed once."""
-        if Matrix.W_E in matrices or Matrix.W_pos in matrices:
+    def suffix(self, weights: Sequence[Weight]) -> Suffix:
+        """Return the part of the network that depends on `weights`, with its input computed once."""
+        if not isinstance(self.network, Layered) or any(w.name in ("W_E", "W_pos") for w in weights):
             return Suffix(self, None)
-        depth = len(self.network.layers) if matrices == [Matrix.W_U] else max(layer, 1) - 1  # type: ignore[arg-type]
-        return Suffix(self, depth)
+        layers = [weight.layer for weight in weights if weight.layer]
+        return Suffix(self, min(layers) - 1 if layers else len(self.layers))
 
 
 class Suffix(nn.Module):
     """Maps the residual stream after `depth` layers (or the raw inputs, `depth` None) to the scored outputs.
 
-    `inputs`, `outputs` and `gradient` = dl/df are evaluated once and shared by all products.
+    `inputs`, `outputs` and `gradient` = dl/df are evaluated once and shared by all products; `data` and `gradients`
+    hold them for every batch, gradients with the batch's share of the loss.
     """
 
     def __init__(self, problem: Problem, depth: int | None) -> None:
         super().__init__()
         self.network, self.depth, self.loss = problem.network, depth, problem.loss
-        self.scored, self.targets = problem.batch.scored, problem.batch.targets
+        self.scored = problem.batch.scored
+        batches = (problem.batch, *problem.more)
         with torch.no_grad():
-            tokens = problem.batch.inputs
-            self.inputs = tokens if depth is None else problem.network.hidden(tokens, depth)  # type: ignore[operator]
-            self.outputs = self(self.inputs)
-        self.gradient = output_gradient(self.loss, self.outputs, self.targets)
+            starts = [self._start(batch.inputs) for batch in batches]
+            outputs = [self(start) for start in starts]
+        self.inputs, self.outputs, self.targets = starts[0], outputs[0], problem.batch.targets
+        slopes = [
+            output_gradient(self.loss, output, batch.targets)
+            for output, batch in zip(outputs, batches, strict=True)
+        ]
+        self.gradient = slopes[0]
+        self.data: Data = [(start, batch.targets) for start, batch in zip(starts, batches, strict=True)]
+        self.gradients: Data = [
+            (start, share * slope)
+            for start, share, slope in zip(starts, self._shares(starts), slopes, strict=True)
+        ]
 
     @property
     def bytes_per_probe(self) -> int:
         """Memory one probe's products take, counted from above: every activation of the suffix, some six times over."""
         activations = sum(_entries_per_position(module) for module in self.network.modules())
-        positions = self.inputs.shape[0] * self.inputs.shape[1]
-        return 6 * activations * positions * self.outputs.element_size()
+        axes = self.inputs.shape[:2] if self.inputs.ndim > 1 else self.inputs.shape
+        return 6 * max(activations, 1) * axes.numel() * self.outputs.element_size()
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the outputs at the scored positions."""
-        hidden, depth = (self.network.hidden(inputs, 0), 0) if self.depth is None else (inputs, self.depth)  # type: ignore[operator]
-        return self.network.from_hidden(hidden, depth, self.scored)  # type: ignore[operator]
+        if not isinstance(self.network, Layered):
+            return self.network(inputs)
+        hidden, depth = (self.network.hidden(inputs, 0), 0) if self.depth is None else (inputs, self.depth)
+        return self.network.from_hidden(hidden, depth, self.scored)
+
+    def _start(self, inputs: Tensor) -> Tensor:
+        layered = isinstance(self.network, Layered) and self.depth is not None
+        return self.network.hidden(inputs, self.depth) if layered else inputs  # type: ignore[operator]
+
+    def _shares(self, starts: list[Tensor]) -> list[float]:
+        """Return each batch's share of the loss: its size over all for means, one for sums."""
+        total = sum(len(start) for start in starts)
+        if len(starts) == 1 or self.loss.reduction == "sum":
+            return [1.0] * len(starts)
+        return [len(start) / total for start in starts]
 
 
 def _entries_per_position(module: nn.Module) -> int:

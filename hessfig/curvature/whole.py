@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from hessfig.curvature.problem import Problem
 from hessfig.curvature.products.curvlinops import whole_hessian
+from hessfig.models.protocol import Weight
 
 _PER_LAYER = {
     "W_Q": "attn.q.weight",
@@ -40,7 +41,10 @@ def dense_hessian(problem: Problem) -> WholeHessian:
     """
     paths = _paths(problem.network)
     parameters = [problem.network.get_parameter(path) for path in paths.values()]
-    matrix = whole_hessian(problem, parameters)
+    weights = [
+        Weight(name, path, p.numel()) for (name, path), p in zip(paths.items(), parameters, strict=True)
+    ]
+    matrix = whole_hessian(problem, weights)
     order = torch.cat(_published_order(list(paths.values()), parameters))
     return WholeHessian(matrix[order][:, order], list(paths), [p.numel() for p in parameters])
 

@@ -15,41 +15,67 @@ from typing import Any
 import hessfig
 from hessfig.config import Config
 from hessfig.config.plain import as_plain
-from hessfig.files import replacing
-from hessfig.sweep.plan import Allocation, digest, science
+from hessfig.files import write_text
+from hessfig.measurements.frobenius.allocation import Allocation
+from hessfig.sweep.plan import Setup, digest
 from hessfig.sweep.pool import THREADS
 
 _PACKAGES = ("torch", "transformer-lens", "curvlinops-for-pytorch", "numpy", "hydra-core")
-_NOT_SETTINGS = ("output_dir", "dry_run", "reference", "figure", "workers", "tolerance", "resamples")
+_NOT_SETTINGS = (
+    *("output_dir", "config_dir", "dry_run", "reference", "figure", "workers", "tolerance", "resamples"),
+)
 
 
 def write_manifest(
-    path: Path, variants: list[tuple[str, Config]], allocations: Sequence[Allocation], run: dict[str, Any]
+    path: Path, setups: Sequence[Setup], allocations: Sequence[Allocation], run: dict[str, Any]
 ) -> None:
-    """Write settings and provenance beside the table; `run` adds start, end, counts and the table's hash.
+    """Write settings and provenance beside the table; `run` adds start, end, counts, arrays and the table's hash.
 
     Each variant with its probes: one number, or those of its allocation, by column and sigma.
     """
-    config = variants[0][1]
-    settings = {key: value for key, value in as_plain(config).items() if key not in _NOT_SETTINGS}
+    config = setups[0].config
     content = {
         "sweep": config.sweep.name,
-        "config": settings,
-        "config_hash": digest([settings, [science(varied) for _, varied in variants]]),
+        "config": _settings(config),
+        "config_hash": config_hash(setups),
         "variants": [
-            {"variant": name, "config": digest(science(varied))[:12], **_axes(varied, allocation)}
-            for (name, varied), allocation in zip(variants, allocations, strict=True)
+            {"variant": setup.name, "config": _short_hashes(setup), **_axes(setup.config, allocation)}
+            for setup, allocation in zip(setups, allocations, strict=True)
         ],
         **_provenance(config),
         **run,
     }
-    with replacing(path) as handle:
-        handle.write(json.dumps(content, indent=2) + "\n")
+    write_text(path, json.dumps(content, indent=2) + "\n")
+
+
+def config_hash(setups: Sequence[Setup]) -> str:
+    """Return a hash of everything that makes a table what it is."""
+    config = setups[0].config
+    sciences = [setup.science(name) for setup in setups for name in setup.config.quantities]
+    return digest([_settings(config), sciences])
+
+
+def read_hash(path: Path) -> str | None:
+    """Return the config hash of a manifest that is there; None where there is none that can be read."""
+    try:
+        found = json.loads(path.read_text())["config_hash"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return found if isinstance(found, str) else None
 
 
 def now() -> str:
     """Return the time as ISO 8601 in UTC, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _settings(config: Config) -> dict[str, Any]:
+    return {key: value for key, value in as_plain(config).items() if key not in _NOT_SETTINGS}
+
+
+def _short_hashes(setup: Setup) -> dict[str, str]:
+    """Return the table's `config` of each quantity."""
+    return {name: digest(setup.science(name))[:12] for name in setup.config.quantities}
 
 
 def _axes(config: Config, allocation: Allocation) -> dict[str, Any]:

@@ -1,113 +1,173 @@
-"""From a configuration to cells: what shares a network and a sigma, keyed by what changes its numbers."""
+"""From a configuration to cells: one network at one state and one quantity, keyed by what changes its numbers."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-
-from hessfig.config import Config, Method, sigma_values, with_defaults
-from hessfig.config.blocks import weight_pairs
+from hessfig.config import Config, sigma_values, with_defaults
 from hessfig.config.plain import as_plain
-from hessfig.curvature.exact.support import check_exact
-from hessfig.terms import Block, Matrix
+from hessfig.errors import UserError
+from hessfig.measurements.registry import quantity
+from hessfig.models.blocks import blocks_of
+from hessfig.models.protocol import Layout
+from hessfig.models.registry import kind
+from hessfig.record import FROBENIUS
+from hessfig.states import point
+from hessfig.terms import Block
 
-ALGORITHM_VERSION = 3
+ALGORITHM_VERSION = 4
+Variants = list[tuple[str, Config]]
+Settled = Callable[["Setup", float | None], Mapping[str, int]]
 
 
-@dataclass(frozen=True)
-class Allocation:
-    """The probes of each column of blocks (by name) at a few sigmas, in rising order; none: as configured."""
+@dataclass(frozen=True, eq=False)
+class Setup:
+    """One variant of a sweep: its name, its settings, and what follows from them, found once for all its cells."""
 
-    probes: Mapping[str, Mapping[float, int]] = field(default_factory=dict)
+    name: str
+    config: Config
+    _sciences: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)
 
-    def at(self, sigma: float) -> dict[str, int]:
-        """Return the probes of each column at `sigma`: linear in log sigma between the given ones, rounded up."""
-        return {column: _interpolated(counts, sigma) for column, counts in self.probes.items()}
+    @cached_property
+    def layout(self) -> Layout:
+        """The weights of the configured network."""
+        return kind(self.config.model.kind).layout(self.config)
+
+    @cached_property
+    def blocks(self) -> list[Block]:
+        """The blocks that are asked for."""
+        return blocks_of(self.config.blocks, self.layout, self.config.model)
+
+    @cached_property
+    def axes(self) -> frozenset[str]:
+        """Which of sigma and seed change the network."""
+        return point.axes(self.config)
+
+    def science(self, name: str) -> dict[str, Any]:
+        """Return everything that changes the numbers of a quantity, without sigma and seed, as plain values."""
+        if name not in self._sciences:
+            chosen = quantity(name)
+            settings = chosen.settings(self.config, self.layout)
+            self._sciences[name] = {
+                **self._network,
+                "quantity": name,
+                "version": chosen.version,
+                "settings": settings,
+            }
+        return self._sciences[name]
+
+    def sigmas(self) -> list[float | None]:
+        """Return the swept scales; None alone where sigma means nothing."""
+        return [*sigma_values(self.config.grid)] if "sigma" in self.axes else [None]
+
+    def seeds(self) -> range:
+        """Return the repeats."""
+        return range(self.config.first_seed, self.config.first_seed + self.config.seeds)
+
+    def check(self) -> None:
+        """Raise UserError when something that is asked for cannot be had."""
+        kind(self.config.model.kind).check(self.config)
+        _check_quantities(self.config.quantities)
+        for name in self.config.quantities:
+            quantity(name).check(self.config, self.layout)
+            self.science(name)
+
+    @cached_property
+    def _network(self) -> dict[str, Any]:
+        plain = as_plain(self.config)
+        return {
+            "algorithm": ALGORITHM_VERSION,
+            "task": plain["task"],
+            "model": as_plain(with_defaults(self.config.model)),
+            "source": kind(self.config.model.kind).source(self.config),
+            "state": point.science(self.config),
+            "dtype": plain["dtype"],
+            "device": self.config.device.partition(":")[0],
+        }
 
 
 @dataclass(frozen=True, eq=False)
 class Cell:
-    """One network at one sigma: `variant` of a sweep, repeat `seed`. Its key names its stored result.
+    """One quantity of one network at one state. Its key names its stored result.
 
-    `allotted`: the probes `auto` takes for a column, by the column's name (empty: estimator.num_probes).
+    `settled`: what pilots settled for it, by name (probes of a column, for norms by estimator=auto).
     """
 
-    variant: str
-    config: Config
-    sigma: float
+    setup: Setup
+    sigma: float | None
     seed: int
-    allotted: Mapping[str, int] = field(default_factory=dict)
+    quantity: str = FROBENIUS
+    settled: Mapping[str, int] = field(default_factory=dict)
+    step: int | None = None
+
+    @property
+    def config(self) -> Config:
+        return self.setup.config
 
     @cached_property
     def science(self) -> dict[str, Any]:
         """Everything that changes the numbers of this cell."""
-        probes = {"allotted": dict(self.allotted)} if self.allotted else {}
-        return {**science(self.config), "sigma": self.sigma, "seed": self.seed, **probes}
+        settled = {"settled": dict(self.settled)} if self.settled else {}
+        return {**self.setup.science(self.quantity), "sigma": self.sigma, "seed": self.seed, **settled}
 
     @cached_property
     def key(self) -> str:
         return digest(self.science)
 
+    @property
+    def labels(self) -> dict[str, Any]:
+        """What tells this cell from the others of its sweep."""
+        return {
+            "variant": self.setup.name,
+            "num_layers": self.num_layers,
+            "sigma": self.sigma,
+            "step": self.step,
+            "seed": self.seed,
+            "quantity": self.quantity,
+        }
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the network: as configured for the package's own, as named by its user for another."""
+        return self.setup.layout.num_layers
+
     def __str__(self) -> str:
-        variant = f"{self.variant}, " if self.variant else ""
-        return f"{variant}n_layers={self.config.model.n_layers}, sigma={self.sigma:g}, seed={self.seed}"
+        variant = f"{self.setup.name}, " if self.setup.name else ""
+        sigma = "" if self.sigma is None else f"sigma={self.sigma:g}, "
+        quantity = "" if self.quantity == FROBENIUS else f", {self.quantity}"
+        return f"{variant}n_layers={self.num_layers}, {sigma}seed={self.seed}{quantity}"
 
 
-def plan(variants: list[tuple[str, Config]], allocations: Sequence[Allocation] = ()) -> list[Cell]:
-    """Return the cells of a sweep, repeat by repeat, so that an early stop leaves whole curves.
-
-    `allocations`: the probes of each variant, when there are any to go by. Raises UserError when exact norms are
-    asked for that cannot be had.
-    """
-    for _, config in variants:
-        _check_exact(config)
-    config = variants[0][1]
-    seeds = range(config.first_seed, config.first_seed + config.seeds)
-    chosen = allocations or [Allocation()] * len(variants)
-    return [
-        Cell(variant, varied, sigma, seed, allocation.at(sigma))
-        for seed in seeds
-        for (variant, varied), allocation in zip(variants, chosen, strict=True)
-        for sigma in sigma_values(varied.grid)
-    ]
+def setups_of(variants: Variants) -> list[Setup]:
+    """Return the variants ready to be planned. Raises UserError for the first thing that cannot be had."""
+    setups = [Setup(name, config) for name, config in variants]
+    for setup in setups:
+        setup.check()
+    return setups
 
 
-def _interpolated(counts: Mapping[float, int], sigma: float) -> int:
-    logs, between = [math.log(given) for given in counts], list(counts.values())
-    return math.ceil(np.interp(math.log(sigma), logs, between) - 1e-9)
+def nothing_settled(setup: Setup, sigma: float | None) -> Mapping[str, int]:
+    """Settle nothing: no pilots were needed, or none are finished."""
+    del setup, sigma
+    return {}
 
 
-def _check_exact(config: Config) -> None:
-    if config.estimator.method == Method.exact:
-        check_exact(config.model, blocks(config), config.parts)
+def plan(setups: list[Setup], settled: Settled = nothing_settled) -> list[Cell]:
+    """Return the cells of a sweep, repeat by repeat, so that an early stop leaves whole curves."""
+    return list(_cells(setups, settled))
 
 
-def science(config: Config) -> dict[str, Any]:
-    """Return the settings that change a number, without sigma and seed, as plain values."""
-    plain = as_plain(config)
-    estimator = {"method": plain["estimator"]["method"]}
-    if config.estimator.method not in (Method.dense, Method.exact):
-        estimator["num_probes"] = plain["estimator"]["num_probes"]
-    if config.estimator.method not in (Method.xtrace, Method.exact):
-        estimator["products"] = plain["estimator"]["products"]
-    return {
-        "algorithm": ALGORITHM_VERSION,
-        "task": plain["task"],
-        "model": as_plain(with_defaults(config.model)),
-        "estimator": estimator,
-        "blocks": [list(pair) for pair in weight_pairs(config.blocks, config.model)],
-        "parts": sorted(plain["parts"]),
-        "dtype": plain["dtype"],
-        "device": config.device.partition(":")[0],
-        "keep_dense": config.sweep.keep_dense,
-    }
+def _cells(setups: list[Setup], settled: Settled) -> Iterator[Cell]:
+    for seed in setups[0].seeds():
+        for setup in setups:
+            for sigma in setup.sigmas():
+                for name in setup.config.quantities:
+                    yield Cell(setup, sigma, seed, name, settled(setup, sigma) if name == FROBENIUS else {})
 
 
 def digest(settings: object) -> str:
@@ -115,19 +175,13 @@ def digest(settings: object) -> str:
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:24]
 
 
-def columns(config: Config) -> list[tuple[int, Matrix, list[Matrix]]]:
-    """Return (layer, col, rows) for every column of blocks to measure; one column shares its products."""
-    grouped: dict[tuple[int, Matrix], list[Matrix]] = {}
-    for block in blocks(config):
-        grouped.setdefault((block.layer, block.col), []).append(block.row)
-    return [(layer, col, rows) for (layer, col), rows in grouped.items()]
-
-
-def blocks(config: Config) -> list[Block]:
-    """Return the blocks to measure, layer by layer; a pair without a layer of its own is in layer 0."""
-    pairs = weight_pairs(config.blocks, config.model)
-    layers = range(1, config.model.n_layers + 1)
-    without = [Block(0, row, col) for row, col in pairs if not (row.has_layer or col.has_layer)]
-    return without + [
-        Block(layer, row, col) for layer in layers for row, col in pairs if row.has_layer or col.has_layer
-    ]
+def _check_quantities(names: list[str]) -> None:
+    if not names or len(set(names)) < len(names):
+        raise UserError(
+            "quantities: each is named once",
+            got=names,
+            allowed="a list of names",
+            remedy="for example quantities=[frobenius,trace]",
+        )
+    for name in names:
+        quantity(name)

@@ -17,7 +17,7 @@ from typing import Literal
 
 from hessfig.errors import UserError
 from hessfig.sweep.plan import Cell
-from hessfig.sweep.store import CellStore, CorruptCell, write_arrays
+from hessfig.sweep.store import CellStore, CorruptCell
 
 THREADS = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 # glibc: keep large blocks instead of giving every tensor back to the system (fresh pages cost more than products).
@@ -113,26 +113,20 @@ def serve(pipe: Connection, store: CellStore) -> None:
             return
 
 
-def is_finished(cell: Cell, store: CellStore) -> bool:
-    """Whether everything the cell leaves behind is there and sound. Raises CorruptCell for a file that is not."""
-    has_dense = not cell.config.sweep.keep_dense or store.dense_path(str(cell)).exists()
-    return store.read(cell.key) is not None and has_dense
-
-
 def _outcome(cell: Cell, store: CellStore) -> tuple[str, str]:
-    from hessfig.sweep.worker import dense, measure
+    from hessfig.sweep.worker import measure
 
     try:
         if _is_sound(cell, store):
             return "reused", ""
-        if cell.config.sweep.keep_dense:
-            write_arrays(store.dense_path(str(cell)), dense(cell))
-        store.write(cell.key, cell.science, measure(cell))
-        return "measured", ""
-    except UserError as error:
-        return "unwritable", str(error)
+        found = measure(cell)
     except Exception as error:
         return "failed", _brief(error)
+    try:
+        store.write(cell.key, cell.science, found.rows, found.arrays, cell.labels)
+    except UserError as error:
+        return "unwritable", str(error)
+    return "measured", ""
 
 
 def _peak_memory() -> int:
@@ -142,12 +136,14 @@ def _peak_memory() -> int:
 
 def _is_sound(cell: Cell, store: CellStore) -> bool:
     try:
-        return is_finished(cell, store)
+        return store.is_finished(cell.key)
     except CorruptCell:
         return False
 
 
 def _brief(error: Exception) -> str:
+    if isinstance(error, UserError):
+        return str(error)
     where = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__}: {error} ({where.name}, {Path(where.filename).name}:{where.lineno})"
 

@@ -2,33 +2,36 @@
 
 from __future__ import annotations
 
-from hessfig.config import Config, Method, sigma_values
-from hessfig.config.blocks import weight_pairs, weight_size
-from hessfig.curvature.exact.support import cost, probe_cost
-from hessfig.measurements.frobenius.allocation import Variants, allocations, is_exact, pilot_cells
+from hessfig.config import Config, Method
+from hessfig.measurements.frobenius.allocation import Allocation
+from hessfig.measurements.registry import quantity
+from hessfig.record import FROBENIUS
 from hessfig.sweep.engine import Summary, sweep_folder, unfinished, worker_count
-from hessfig.sweep.plan import Allocation, Cell, columns, plan
+from hessfig.sweep.pilots import allocations, pilot_cells, settled_by
+from hessfig.sweep.plan import Cell, Setup, Variants, plan, setups_of
 from hessfig.sweep.store import CellStore
-from hessfig.terms import Block, Matrix
 
 ASSUMED_FLOPS = 2.5e10
+WORKER_START = 8.0  # seconds: the imports of a first worker
 
 
 def describe(variants: Variants) -> str:
     """Return the lines of `dry_run=true` and `status`: what is measured, counts done and to do, time to go."""
-    config = variants[0][1]
+    setups = setups_of(variants)
+    config = setups[0].config
     store = CellStore(sweep_folder(config) / "cells")
-    chosen, pilot = allocations(variants, store), pilot_cells(variants)
-    cells, pilot_todo = plan(variants, chosen), unfinished(pilot, store)
+    chosen, pilot = allocations(setups, store), pilot_cells(setups)
+    cells, pilot_todo = plan(setups, settled_by(setups, chosen)), unfinished(pilot, store)
     todo = unfinished(cells, store)
     lines = [
         f"sweep {config.sweep.name}: {config.sweep.about}",
-        *(_variant_line(*variant, probes) for variant, probes in zip(variants, chosen, strict=True)),
+        *(_variant_line(setup, probes) for setup, probes in zip(setups, chosen, strict=True)),
     ]
     if pilot:
         lines.append(_pilot_line(pilot, pilot_todo))
     counts = f"{len(cells) - len(todo)} done, {len(todo)} to do"
-    lines.append(f"cells: {len(cells)} (seeds x sigmas x variants): {counts}")
+    kinds = "seeds x sigmas x variants" + " x quantities" * (len(config.quantities) > 1)
+    lines.append(f"cells: {len(cells)} ({kinds}): {counts}")
     lines.append(_time_line([*pilot, *cells], [*pilot_todo, *todo], store))
     return "\n".join(lines)
 
@@ -37,7 +40,9 @@ def summarise(summary: Summary) -> str:
     """Return the closing line of a run."""
     counts = f"{summary.measured} cells measured, {summary.reused} reused, {summary.failed} failed"
     memory = f", at most {summary.peak / 2**30:.2f} GiB a worker" if summary.peak else ""
-    return f"{counts} in {_duration(summary.seconds)}{memory}; table: {summary.table}"
+    missing = f", {summary.missing} cells are missing in it" if summary.missing else ""
+    where = f"table: {summary.table}{missing}" if summary.table.is_file() else "no table: no cell is finished"
+    return f"{counts} in {_duration(summary.seconds)}{memory}; {where}"
 
 
 def _pilot_line(pilot: list[Cell], todo: list[Cell]) -> str:
@@ -49,64 +54,55 @@ def _pilot_line(pilot: list[Cell], todo: list[Cell]) -> str:
     return f"pilot: {len(pilot)} cells of other seeds, {len(pilot) - len(todo)} done; {still}"
 
 
-def _variant_line(name: str, config: Config, allocation: Allocation) -> str:
-    sigmas, pairs = sigma_values(config.grid), weight_pairs(config.blocks, config.model)
-    blocks = (
-        ", ".join(row if row == col else f"({row},{col})" for row, col in pairs)
-        if len(pairs) <= 6
-        else f"{len(pairs)} pairs"
-    )
+def _variant_line(setup: Setup, allocation: Allocation) -> str:
+    config = setup.config
     estimator = (
         f"{config.estimator.method}, {_probes(config, allocation)} probes"
-        if _has_probes(config)
+        if config.estimator.method not in (Method.dense, Method.exact)
         else config.estimator.method
     )
-    label = f"{name}, " if name else ""
-    span = f"{len(sigmas)} sigmas {sigmas[0]:g}..{sigmas[-1]:g}"
-    return f"  {label}n_layers={config.model.n_layers}: {span}; {blocks} of every layer; {estimator}, {config.dtype}"
+    label = f"{setup.name}, " if setup.name else ""
+    others = [name for name in config.quantities if name != FROBENIUS]
+    quantities = f"; {', '.join(config.quantities)}" if others else ""
+    span = _span(setup)
+    return (
+        f"  {label}n_layers={setup.layout.num_layers}: {span}{_blocks(setup)}{quantities}; "
+        f"{estimator}, {config.dtype}"
+    )
+
+
+def _span(setup: Setup) -> str:
+    sigmas = [sigma for sigma in setup.sigmas() if sigma is not None]
+    return f"{len(sigmas)} sigmas {sigmas[0]:g}..{sigmas[-1]:g}; " if sigmas else "one state; "
+
+
+def _blocks(setup: Setup) -> str:
+    pairs = list(dict.fromkeys((block.row, block.col) for block in setup.blocks))
+    names = ", ".join(row if row == col else f"({row},{col})" for row, col in pairs)
+    words = names if len(pairs) <= 6 else f"{len(pairs)} pairs"
+    return words + " of every layer" * (setup.layout.num_layers > 0)
 
 
 def _time_line(cells: list[Cell], todo: list[Cell], store: CellStore) -> str:
     if not todo:
         return "nothing to do"
     todo_keys = {cell.key for cell in todo}
-    done = [
+    seconds = [
         rows[0]["seconds"] for cell in cells if cell.key not in todo_keys and (rows := store.read(cell.key))
     ]
     workers = worker_count(todo[0].config, len(todo))
-    if done:
-        total, basis = sum(done) / len(done) * len(todo), "from the cells done"
+    if seconds:
+        total, basis = sum(seconds) / len(seconds) * len(todo), "from the cells done"
     else:
-        total, basis = (
-            sum(map(_operations, todo)) / ASSUMED_FLOPS,
-            f"a guess: {ASSUMED_FLOPS / 1e9:g} GFLOP/s a core",
-        )
-    return f"time: about {_duration(total / workers)} with {workers} workers ({basis})"
+        operations = sum(map(_operations, todo))
+        if not operations:
+            return f"time: not known for this network before a cell is done, with {workers} workers"
+        total, basis = operations / ASSUMED_FLOPS, f"a guess: {ASSUMED_FLOPS / 1e9:g} GFLOP/s a core"
+    return f"time: about {_duration(WORKER_START + total / workers)} with {workers} workers ({basis})"
 
 
 def _operations(cell: Cell) -> float:
-    """Return a rough count of operations: exact blocks by their route, others by their products."""
-    return sum(_column_operations(cell.config, layer, col, rows) for layer, col, rows in columns(cell.config))
-
-
-def _column_operations(config: Config, layer: int, col: Matrix, rows: list[Matrix]) -> float:
-    by_block = {
-        (row, part): cost(config.model, config.task, Block(layer, row, col), part)
-        for row in rows
-        for part in config.parts
-        if is_exact(config, Block(layer, row, col), part)
-    }
-    exact = sum(
-        max(value for (r, _), value in by_block.items() if r == row) for row in {r for r, _ in by_block}
-    )
-    is_probed = len(by_block) < len(rows) * len(config.parts)
-    return exact + (_product_operations(config, layer, col) if is_probed else 0.0)
-
-
-def _product_operations(config: Config, layer: int, col: Matrix) -> float:
-    model, task, estimator = config.model, config.task, config.estimator
-    count = weight_size(col, model, task) if estimator.method == Method.dense else estimator.num_probes
-    return count * probe_cost(model, task, Block(layer, col, col))
+    return quantity(cell.quantity).operations(cell.config, cell.setup.layout)
 
 
 def _probes(config: Config, allocation: Allocation) -> str:
@@ -114,10 +110,6 @@ def _probes(config: Config, allocation: Allocation) -> str:
     counts = {col: sorted(set(at.values()), reverse=True) for col, at in allocation.probes.items()}
     spans = [f"{col} {count[0]}" + f" to {count[-1]}" * (len(count) > 1) for col, count in counts.items()]
     return ", ".join(spans) or str(config.estimator.num_probes)
-
-
-def _has_probes(config: Config) -> bool:
-    return config.estimator.method not in (Method.dense, Method.exact)
 
 
 def _duration(seconds: float) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from types import TracebackType
 
 from rich.console import Console
@@ -18,6 +19,7 @@ class Reporter:
     def __init__(self, name: str, total: int, reused: int) -> None:
         self.counts = {"measured": 0, "reused": reused, "failed": 0}
         self.peak = 0
+        self._name, self._causes = name, Counter[str]()
         self._errors = Console(stderr=True, highlight=False)
         self._started = time.perf_counter()
         self._bar = Progress(
@@ -41,6 +43,11 @@ class Reporter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._bar.stop()
+        for cause, count in self._causes.items():
+            if count > 1:
+                self._say(
+                    f"failed: {count - 1} more cells of {self._name} the same way: {cause.splitlines()[0]}"
+                )
 
     @property
     def seconds(self) -> float:
@@ -51,8 +58,13 @@ class Reporter:
         self.counts[outcome.kind] += 1
         self.peak = max(self.peak, outcome.peak)
         if outcome.kind == "failed":
-            self._errors.print(f"failed: {outcome.cell}: {outcome.cause}", markup=False, soft_wrap=True)
+            self._causes[outcome.cause] += 1
+            if self._causes[outcome.cause] == 1:
+                self._say(f"failed: {outcome.cell}: {outcome.cause}")
         self._bar.update(self._task, advance=1, note=self._note())
+
+    def _say(self, words: str) -> None:
+        self._errors.print(words, markup=False, soft_wrap=True)
 
     def _note(self) -> str:
         done, seconds = self.counts["measured"], self.seconds

@@ -9,8 +9,8 @@ warnings.filterwarnings("ignore", category=FutureWarning, module="torch.jit")
 import torch  # noqa: E402
 
 import hessfig.models.transformer.network  # noqa: E402, F401  (the slow import of TransformerLens, once for all workers)
-from hessfig.sweep.measure import dense, measure  # noqa: E402
+from hessfig.sweep.measure import measure  # noqa: E402
 
 torch.set_num_threads(1)
 
-__all__ = ["dense", "measure"]
+__all__ = ["measure"]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -16,9 +19,9 @@ class CrossEntropy(Module):
 
     reduction = "mean"
 
-    def forward(self, logits: Float[Tensor, "batch scored vocab"], target: Tensor) -> Float[Tensor, ""]:
-        """`target`: (batch, scored) token ids."""
-        return F.cross_entropy(logits.flatten(0, 1), target.flatten())
+    def forward(self, logits: Float[Tensor, "*scored vocab"], target: Tensor) -> Float[Tensor, ""]:
+        """`target`: (batch, scored) token ids, or as many axes as `logits` has beside its last."""
+        return F.cross_entropy(logits.flatten(0, -2), target.flatten())
 
     def hessian_product(self, logits: Tensor, df: Float[Tensor, "batch scored k vocab"]) -> Tensor:
         """Multiply by d2l/df2 = (diag(p) - p p^T) / (batch * scored) of each position."""
@@ -35,7 +38,9 @@ class SquaredError(Module):
         self.reduction = reduction
 
     def forward(self, output: Tensor, target: Tensor) -> Float[Tensor, ""]:
-        """`target`: same shape as `output`."""
+        """`target`: same shape as `output`. Raises ValueError for another shape, which would be broadcast silently."""
+        if target.shape != output.shape:
+            raise ValueError(f"targets {tuple(target.shape)} for outputs {tuple(output.shape)}")
         return F.mse_loss(output, target, reduction=self.reduction)
 
     def hessian_product(self, output: Tensor, df: Float[Tensor, "batch scored k d"]) -> Tensor:
@@ -53,6 +58,13 @@ class Linearised(Module):
 
     def forward(self, output: Tensor, target: Tensor) -> Float[Tensor, ""]:
         return (output * target).sum()
+
+
+LOSSES: dict[str, Callable[[], Module]] = {
+    "cross_entropy": CrossEntropy,
+    "mse": partial(SquaredError, "mean"),
+    "mse_sum": partial(SquaredError, "sum"),
+}
 
 
 def loss_module(loss: Loss) -> Module:

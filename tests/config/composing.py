@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from hydra import compose as hydra_compose
-from hydra import initialize_config_module
-from hydra.core.global_hydra import GlobalHydra
-from omegaconf import DictConfig
+from pathlib import Path
 
-from hessfig.config.compose import register
+from hessfig.config import Config
+from hessfig.config.compose import Job, jobs
 
 
-def compose(overrides: list[str]) -> DictConfig:
-    """Compose conf/config.yaml with `overrides`."""
-    register()
-    GlobalHydra.instance().clear()
-    with initialize_config_module("hessfig.conf", version_base="1.3"):
-        return hydra_compose("config", overrides=overrides)
+def job(*words: str, own: Path | None = None) -> Job:
+    """Return the one job that `words` ask for."""
+    return jobs(words, own)[0]
+
+
+def configs(*words: str, own: Path | None = None) -> list[tuple[str, Config]]:
+    """Return the variants that `words` ask for."""
+    return job(*words, own=own).variants

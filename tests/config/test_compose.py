@@ -2,60 +2,120 @@
 
 from __future__ import annotations
 
-import json
+import dataclasses
 from pathlib import Path
 
 import pytest
 import torch
-from omegaconf import DictConfig
 
-from hessfig.cli.overrides import GROUPS, choices, quote_numbers
 from hessfig.config import Config, GridConfig
-from hessfig.config.compose import (
-    check_composition,
-    differing_setting,
-    sweep_fit,
-    to_config,
-    variants,
-)
+from hessfig.config.choices import FigureGroup, Published
+from hessfig.config.compose import jobs
+from hessfig.config.compose.overrides import quoted
 from hessfig.config.plain import as_plain
+from hessfig.config.settings import settings
+from hessfig.config.shipped import GROUPS, choices, natural, shipped_figures, studies
 from hessfig.errors import UserError
 from hessfig.sweep.measure import measure
-from hessfig.sweep.plan import Cell, plan
-from tests.config.composing import compose
+from hessfig.sweep.plan import Cell, plan, setups_of
+from tests.config.composing import configs, job
 
 SWEEPS = list(choices("sweep"))
 FIGURES = [name for name in choices("figure") if name != "none"]
 TOY = {"task.digits": 1, "task.batch_size": 2, "estimator.num_probes": 9, "seeds": 1}
+# What `make figures` drew, in this order, when the Makefile still listed it.
+IN_ORDER = [
+    *["scalar", "bounds", "3a", "3b", "5a", "5b", "8", "eq5", "1", "4"],
+    *["temperature", "heads", "single_matrix", "post_layernorm", "blocks", "7", "6"],
+]
+NETWORK = """
+import torch
+
+def make(seed):
+    torch.manual_seed(seed)
+    network = torch.nn.Linear(2, 2, bias=False).double()
+    return network, torch.ones(3, 2, dtype=torch.float64), torch.zeros(3, dtype=torch.long), "cross_entropy"
+"""
 
 
-def toy_cells(sweep: str) -> list[Cell]:
-    """Return one cell a variant of `sweep`: one sigma, one seed, a narrow network."""
+def toy_cells(sweep: str, folder: Path) -> list[Cell]:
+    """Return one cell a variant and quantity of `sweep`: one sigma, one seed, a narrow network."""
+    (folder / "network.py").write_text(NETWORK)
     narrow = {**TOY, "model.d_model": 16 if sweep == "heads" else 4}
-    composed = compose([f"sweep={sweep}", *(f"{key}={value}" for key, value in narrow.items())])
-    found = variants(composed, {"seeds"})
+    given = [f"model.factory={quoted(f'{folder}/network.py:make')}"] if sweep == "network" else []
+    found = configs(f"sweep={sweep}", *(f"{key}={value}" for key, value in narrow.items()), *given)
     for _, config in found:
         config.grid = GridConfig(points=1, low=0.3)
-    return plan(found)
+    return plan(setups_of(found))
 
 
 @pytest.mark.parametrize("sweep", SWEEPS)
-def test_every_sweep_measures_at_toy_size(sweep: str) -> None:
+def test_every_sweep_measures_at_toy_size(sweep: str, tmp_path: Path) -> None:
     torch.set_num_threads(1)
-    for cell in toy_cells(sweep):
-        rows = measure(cell)
-        assert rows
-        assert {row["status"] for row in rows} <= {"ok", "structural_zero"}, cell
+    for cell in toy_cells(sweep, tmp_path):
+        found = measure(cell)
+        assert found.rows or found.arrays
+        assert {row["status"] for row in found.rows} <= {"ok", "structural_zero"}, cell
         assert cell.config.sweep.name == sweep
         assert cell.config.sweep.about
 
 
+@pytest.mark.parametrize("sweep", SWEEPS)
+def test_every_sweep_names_estimator_type_quantities_and_windows(sweep: str) -> None:
+    text = Path("conf/sweep", f"{sweep}.yaml").read_text()
+    for words in ("override /estimator: ", "\ndtype: ", "\nquantities: ", "\n  windows: "):
+        assert words in text
+
+
+def test_estimators_and_types_are_those_make_figures_used() -> None:
+    made = {name: configs(f"sweep={name}", *_network(name))[0][1] for name in SWEEPS}
+    assert {name for name, config in made.items() if config.estimator.method == "dense"} == {"entries", "eq5"}
+    assert {config.estimator.method for config in made.values()} == {"dense", "auto"}
+    assert {name for name, config in made.items() if config.dtype == "float32"} == {"depth"}
+    assert {name for name, config in made.items() if config.quantities != ["frobenius"]} == {
+        "entries",
+        "network",
+    }
+
+
+def _network(sweep: str) -> list[str]:
+    return ["model.factory=network.py:make"] if sweep == "network" else []
+
+
 @pytest.mark.parametrize("figure", FIGURES)
 def test_every_figure_names_itself_and_a_sweep_that_exists(figure: str) -> None:
-    config = to_config(compose(quote_numbers([f"figure={figure}"]))).figure
+    config = job(f"figure={figure}").config.figure
     assert config.name == figure
     assert config.layout
     assert not config.sweep or config.sweep in SWEEPS
+
+
+def test_figures_come_in_the_order_of_their_configuration() -> None:
+    found = [figure for figure in shipped_figures() if figure.group != FigureGroup.own]
+    assert [figure.name for figure in found] == IN_ORDER
+    assert len({figure.order for figure in found}) == len(found)
+    assert studies() == ["scalar", "bounds"]
+    by_group = {group: [one.name for one in found if one.group == group] for group in FigureGroup}
+    assert by_group[FigureGroup.beyond] == ["post_layernorm", "blocks"]
+    assert by_group[FigureGroup.study] == studies()
+
+
+def test_what_was_published_is_said_once() -> None:
+    numbers = {one.name: one.sweep for one in shipped_figures() if one.published == Published.numbers}
+    assert numbers == {
+        "3a": "sigma",
+        "3b": "layernorm",
+        "5a": "linear_axis_short",
+        "5b": "linear_axis",
+        "6": "depth",
+        "7": "softmax",
+        "8": "mlp",
+    }
+    assert {one.name for one in shipped_figures() if one.published == Published.pictures} == {"1", "4"}
+
+
+def test_names_sort_by_their_numbers() -> None:
+    assert sorted(["eq5", "10", "3b", "3a", "1"], key=natural) == ["1", "3a", "3b", "10", "eq5"]
 
 
 @pytest.mark.parametrize("group", GROUPS)
@@ -64,12 +124,19 @@ def test_every_choice_has_a_line_of_help(group: str) -> None:
         assert about, f"{group}={name}"
 
 
-def test_windows_are_read_from_the_sweeps_own_file() -> None:
-    assert sweep_fit("layernorm") == ([(None, 0.1), (1.0, None), (None, None)], "arithmetic")
+def test_every_setting_has_a_line_of_help() -> None:
+    groups = [
+        field.name
+        for field in dataclasses.fields(Config)
+        if dataclasses.is_dataclass(getattr(Config(), field.name))
+    ]
+    assert groups == list(GROUPS)
+    for key, setting in settings().items():
+        assert setting.about and setting.kind, key
 
 
 def test_the_defaults_are_the_papers() -> None:
-    config = to_config(compose([]))
+    config = job().config
     assert (config.seeds, config.first_seed, config.dtype, config.estimator.num_probes) == (
         20,
         1234,
@@ -78,6 +145,7 @@ def test_the_defaults_are_the_papers() -> None:
     )
     assert (config.model.d_model, config.task.batch_size, config.task.digits) == (128, 64, 5)
     assert (config.grid.low, config.grid.high, config.grid.points) == (0.01, 10.0, 20)
+    assert config.estimator.method == "auto"
 
 
 def test_groups_hold_no_class_paths() -> None:
@@ -89,63 +157,32 @@ def test_the_schema_and_the_plain_form_agree() -> None:
     plain = as_plain(Config())
     assert plain["model"]["norm"] == "none"
     assert plain["parts"] == ["H_o", "H_f", "H"]
-    assert plain == as_plain(to_config(compose(["sweep.about="]))) | {"sweep": plain["sweep"]}
-
-
-def varying(vary: dict[str, list[object]]) -> DictConfig:
-    composed = compose([])
-    composed.sweep.vary = vary
-    return composed
-
-
-def test_variants_are_every_combination_in_order() -> None:
-    vary = {"model.n_layers": [1, 2], "model.temperature": [1.0, 2.0]}
-    names = [(name, config.model.n_layers) for name, config in variants(varying(vary), set())]
-    assert names == [
-        ("model.temperature=1.0", 1),
-        ("model.temperature=2.0", 1),
-        ("model.temperature=1.0", 2),
-        ("model.temperature=2.0", 2),
-    ]
-
-
-def test_a_setting_given_by_hand_is_not_varied() -> None:
-    composed = compose(["sweep=depth", "model.n_layers=3"])
-    assert [config.model.n_layers for _, config in variants(composed, {"model.n_layers"})] == [3]
-
-
-def test_a_varied_setting_that_does_not_exist_is_named() -> None:
-    with pytest.raises(UserError, match=r"sweep\.vary: model\.foo"):
-        variants(varying({"model.foo": [1]}), set())
-
-
-def test_a_varied_value_is_checked() -> None:
-    with pytest.raises(UserError, match=r"model\.n_layers"):
-        variants(varying({"model.n_layers": [1, 0]}), set())
+    assert plain == as_plain(job("sweep.about=").config) | {"sweep": plain["sweep"]}
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("words", "message"),
     [
-        (["-m", "seeds=1,x"], "seeds"),
-        (["-m", "seeds=1,0"], "whole number"),
-        (["-m", "seeds=interval(1,2)"], "cannot run"),
-        (["seeds=1,2"], "add -m"),
-        (["dtype=float16"], "float64, float32"),
+        (["seeds=1,x"], "seeds"),
+        (["seeds=1,0"], "whole number"),
+        (["dtype=float16,float64"], "float64, float32"),
     ],
 )
-def test_values_are_checked_before_anything_runs(arguments: list[str], message: str) -> None:
+def test_every_job_is_checked_before_the_first_runs(words: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        check_composition(arguments)
+        jobs(words, several=True)
 
 
-def test_a_table_of_other_settings_is_told_apart(tmp_path: Path) -> None:
-    manifest = tmp_path / "manifest.json"
-    assert differing_setting(manifest, compose([]), {"seeds"}) is None
-    manifest.write_text(json.dumps({"config": as_plain(to_config(compose(["model.norm=pre"])))}))
-    assert differing_setting(manifest, compose(["model.norm=none"]), {"model.norm"}) == (
-        "model.norm",
-        "pre",
-        "none",
-    )
-    assert differing_setting(manifest, compose(["model.norm=pre"]), {"model.norm"}) is None
+def test_several_jobs_are_every_combination() -> None:
+    found = jobs(["seeds=1,2", "sweep=sigma,depth", "grid.points=range(3,5)"], several=True)
+    assert [(one.config.seeds, one.config.sweep.name, one.config.grid.points) for one in found][:3] == [
+        (1, "sigma", 3),
+        (1, "sigma", 4),
+        (1, "depth", 3),
+    ]
+    assert len(found) == 8
+
+
+@pytest.mark.parametrize("text", ["a b", "it's", "back\\", "b\\'x", "ü,{}=[]", "'", "''", "\\\\", "a:b#c"])
+def test_any_text_can_be_quoted(text: str) -> None:
+    assert job(f"output_dir={quoted(text)}").config.output_dir == text

@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.func import functional_call, hessian, jvp
 
 from hessfig.curvature.problem import Problem
-from hessfig.models.parameters import parameter_name
 from hessfig.models.transformer.network import Transformer
 from hessfig.terms import Matrix, Part
 
@@ -37,7 +36,7 @@ def dense_oracle(problem: Problem, layer: int, matrices: list[Matrix]) -> dict[P
     network linearised at the weights.
     """
     whole = _Whole(problem.network, problem.batch.scored)
-    names = {matrix: f"network.{parameter_name(problem.network, layer, matrix)}" for matrix in matrices}
+    names = {matrix: f"network.{problem.layout.side(layer, matrix)[0].parameter}" for matrix in matrices}
     at = {names[m]: problem.weight(layer, m).detach().clone() for m in matrices}
 
     def outputs(weights: Weights) -> Tensor:

@@ -7,21 +7,18 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from hessfig.config import MLP, Attention, DType, Kind, Loss, ModelConfig, Norm, QueryKey, Scored, TaskConfig
-from hessfig.config.blocks import matrices_of
-from hessfig.curvature.column import hutchinson
-from hessfig.curvature.exact.engine import ExactEngine, exact_norms
+from hessfig.curvature.exact.engine import ExactEngine
 from hessfig.curvature.exact.support import Level, exactness
 from hessfig.curvature.problem import Problem
 from hessfig.curvature.products.curvlinops import ColumnOperator
 from hessfig.errors import UserError
 from hessfig.measurements.frobenius.dense import dense_norms
-from hessfig.models.build import build_model
+from hessfig.measurements.frobenius.hutchinson import hutchinson
+from hessfig.models.matrices import matrices_of
 from hessfig.models.structure import is_structural_zero
 from hessfig.rng import stream
-from hessfig.tasks.batch import draw_batch
-from hessfig.tasks.losses import loss_module
 from hessfig.terms import Block, Matrix, Part
-from tests.toys import ARCHITECTURES, toy_problem, toy_task
+from tests.toys import ARCHITECTURES, exact_norms, toy_problem, toy_task
 
 PARTS = list(Part)
 
@@ -50,9 +47,8 @@ def assert_exact(problem: Problem, model: ModelConfig, layer: int, tolerance: fl
             block = Block(layer if row.has_layer or col.has_layer else 0, row, col)
             parts = [part for part in PARTS if exactness(model, block, part).level != Level.unsupported]
             for (_, part), norm in engine.column(block.layer, col, [row], parts).items():
-                oracle, whole = dense[row, part].frob, dense[row, Part.H].frob
-                assert norm.frob_sem == 0.0 and norm.num_probes == 0
-                assert norm.frob == pytest.approx(oracle, rel=tolerance, abs=1e-13 * whole), (block, part)
+                oracle, whole = dense[row, part].value, dense[row, Part.H].value
+                assert norm == pytest.approx(oracle, rel=tolerance, abs=1e-13 * whole), (block, part)
 
 
 @settings(max_examples=8, derandomize=True, deadline=None, phases=[Phase.generate])
@@ -120,7 +116,7 @@ def test_structural_zeros_are_exactly_zero(name: str) -> None:
         block = Block(model.n_layers if weight.has_layer else 0, weight, weight)
         if is_structural_zero(model, block, Part.H_f):
             norms = engine.column(block.layer, weight, [weight], PARTS)
-            assert norms[weight, Part.H_f].frob == 0.0
+            assert norms[weight, Part.H_f] == 0.0
             assert norms[weight, Part.H] == norms[weight, Part.H_o]
 
 
@@ -136,21 +132,19 @@ def test_a_part_alone_is_the_part_among_all() -> None:
 
 def test_float32_problems_are_measured_in_float64() -> None:
     model, task = ARCHITECTURES["heads"], TaskConfig(digits=1, batch_size=3)
-    batch = draw_batch(task, width=4, dtype=DType.float32)
-    network = build_model(model, sigma=0.7, seed=1234, length=batch.length, dtype=DType.float32)
     single = exact_norms(
-        Problem(network, batch, loss_module(task.loss)), 1, Matrix.W_Q, [Matrix.W_Q], PARTS, model=model
+        toy_problem(model, task, dtype=DType.float32), 1, Matrix.W_Q, [Matrix.W_Q], PARTS, model=model
     )
     double = exact_norms(toy_problem(model, task), 1, Matrix.W_Q, [Matrix.W_Q], PARTS, model=model)
     for key, norm in single.items():
-        assert norm.frob == pytest.approx(double[key].frob, rel=1e-5)
-        assert norm.frob != double[key].frob
+        assert norm == pytest.approx(double[key], rel=1e-5)
+        assert norm != double[key]
 
 
 def test_no_exact_functional_part_below_the_last_layer() -> None:
     model = ARCHITECTURES["two layers"]
     engine = ExactEngine(toy_problem(model), model)
-    assert engine.column(1, Matrix.W_V, [Matrix.W_V], [Part.H_o])[Matrix.W_V, Part.H_o].frob > 0
+    assert engine.column(1, Matrix.W_V, [Matrix.W_V], [Part.H_o])[Matrix.W_V, Part.H_o] > 0
     with pytest.raises(UserError, match=r"no exact H_f of block \(W_V, W_V\) of layer 1(.|\n)*hutchinson"):
         engine.column(1, Matrix.W_V, [Matrix.W_V], [Part.H_o, Part.H_f])
 
@@ -165,7 +159,7 @@ def test_within_hutchinsons_error_at_paper_size(norm: Norm) -> None:
         column = ColumnOperator(problem, 1, weight, [weight])
         probed = hutchinson(column, PARTS, 40, generator=stream(1, weight.value))
         for key, norm_ in probed.items():
-            assert abs(norm_.frob - exact[key].frob) <= 4 * norm_.frob_sem, key
+            assert abs(norm_.value - exact[key]) <= 4 * norm_.error, key
 
 
 @pytest.mark.cuda
@@ -182,4 +176,4 @@ def test_gpu_agrees(name: str) -> None:
             toy_problem(model).to(torch.device("cuda")), layer, Matrix.W_Q, rows, parts, model=model
         )
         for key, value in here.items():
-            assert there[key].frob == pytest.approx(value.frob, rel=1e-10)
+            assert there[key] == pytest.approx(value, rel=1e-10)

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.func import hessian, jacrev, vmap
 
 from hessfig.config import MLP, ModelConfig, Norm, TaskConfig
-from hessfig.config.blocks import matrices_of
 from hessfig.curvature.exact import kronecker
 from hessfig.curvature.exact.grouping import has_repeats, labels_of, one_of_each
 from hessfig.curvature.exact.items import ItemMatrices
@@ -21,6 +20,7 @@ from hessfig.curvature.exact.last_layer.normaliser import LayerNormAt
 from hessfig.curvature.exact.last_layer.places import Place
 from hessfig.curvature.exact.support import Level, Route, check_exact, cost, exactness
 from hessfig.errors import UserError
+from hessfig.models.matrices import matrices_of
 from hessfig.terms import Block, Matrix, Part
 from tests.toys import ARCHITECTURES, toy_problem
 

@@ -8,16 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hessfig.config import MLP, Attention, Data, DType, Kind, Loss, ModelConfig, Norm, QueryKey, TaskConfig
-from hessfig.config.blocks import matrices_of
-from hessfig.curvature.problem import Problem
 from hessfig.curvature.products.curvlinops import ColumnOperator
 from hessfig.curvature.products.linearised.column import LinearisedNetwork
 from hessfig.measurements.frobenius.dense import dense_blocks
-from hessfig.models.build import build_model
+from hessfig.models.matrices import matrices_of
 from hessfig.models.structure import is_structural_zero
-from hessfig.tasks.batch import draw_batch
-from hessfig.tasks.losses import loss_module
 from hessfig.terms import Block, Part
+from tests.toys import toy_problem
 
 SMALL = TaskConfig(digits=1, batch_size=2)
 
@@ -37,16 +34,8 @@ transformers = st.builds(
 )
 
 
-def problem_of(model: ModelConfig, task: TaskConfig, seed: int = 1234) -> Problem:
-    length = 3 * task.digits + 3
-    network = build_model(model, sigma=0.7, seed=seed, length=length, dtype=DType.float64)
-    return Problem(
-        network, draw_batch(task, width=model.d_model, dtype=DType.float64), loss_module(task.loss)
-    )
-
-
 def assert_same_columns(model: ModelConfig, task: TaskConfig) -> None:
-    problem, weights = problem_of(model, task), matrices_of(model)
+    problem, weights = toy_problem(model, task), matrices_of(model)
     tape = LinearisedNetwork(problem, model)
     for layer in range(1, model.n_layers + 1):
         for col in weights:
@@ -85,7 +74,7 @@ def test_bare_attention_agrees(attention: Attention, query_key: QueryKey) -> Non
 @settings(max_examples=12, derandomize=True, deadline=None)
 @given(transformers)
 def test_structural_zeros_are_exact_and_complete(model: ModelConfig) -> None:
-    tape = LinearisedNetwork(problem_of(model, SMALL), model)
+    tape = LinearisedNetwork(toy_problem(model, SMALL), model)
     for layer in range(1, model.n_layers + 1):
         for weight in matrices_of(model):
             functional = dense_blocks(tape.column(layer, weight, [weight]))[weight, Part.H_f]
@@ -100,8 +89,7 @@ def test_float32_products_are_close_to_float64() -> None:
     model, weight = ModelConfig(n_layers=2, d_model=8, norm=Norm.pre), matrices_of(ModelConfig())[2]
     norms = {}
     for dtype in DType:
-        network = build_model(model, sigma=0.7, seed=5, length=6, dtype=dtype)
-        problem = Problem(network, draw_batch(SMALL, width=8, dtype=dtype), loss_module(SMALL.loss))
+        problem = toy_problem(model, SMALL, seed=5, dtype=dtype)
         norms[dtype] = dense_blocks(LinearisedNetwork(problem, model).column(1, weight, [weight]))[
             weight, Part.H_f
         ].norm()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -10,13 +11,13 @@ import torch
 from torch import Tensor
 
 from hessfig.config import Loss, ModelConfig
-from hessfig.config.blocks import matrices_of
 from hessfig.curvature.column import Column
 from hessfig.curvature.probes import rademacher
 from hessfig.curvature.problem import Problem
 from hessfig.curvature.products.curvlinops import ColumnOperator, xtrace_squared_frobenius
 from hessfig.curvature.products.linearised.column import LinearisedNetwork
 from hessfig.measurements.frobenius.dense import dense_blocks
+from hessfig.models.matrices import matrices_of
 from hessfig.rng import stream
 from hessfig.tasks.batch import Batch
 from hessfig.terms import Matrix, Part
@@ -129,7 +130,7 @@ def test_a_batch_is_the_mean_or_the_sum_of_its_sequences(engine: Engine, loss: L
 def single_sequences(problem: Problem) -> list[Problem]:
     batch = problem.batch
     pairs = zip(batch.inputs.split(1), batch.targets.split(1), strict=True)
-    return [Problem(problem.network, Batch(x, y, batch.scored), problem.loss) for x, y in pairs]
+    return [replace(problem, batch=Batch(x, y, batch.scored)) for x, y in pairs]
 
 
 @engines

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from hessfig.config import Attention, DType, ModelConfig, QueryKey
-from hessfig.models.build import build_model
 from hessfig.models.transformer.attention import SelfAttention
 from hessfig.rng import stream
+from tests.toys import build_model
 
-LENGTH, WIDTH = 5, 4
+LENGTH, WIDTH = 6, 4
 
 
 def attention(**settings: object) -> SelfAttention:

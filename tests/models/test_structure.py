@@ -8,10 +8,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hessfig.config import MLP, Attention, Kind, ModelConfig, Norm, QueryKey
-from hessfig.config.blocks import matrices_of
 from hessfig.curvature.probes import rademacher
 from hessfig.curvature.products.curvlinops import ColumnOperator
 from hessfig.curvature.products.linearised.column import LinearisedNetwork
+from hessfig.models.matrices import matrices_of
 from hessfig.models.structure import is_structural_zero
 from hessfig.rng import stream
 from hessfig.terms import Block, Matrix, Part

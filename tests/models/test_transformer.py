@@ -9,10 +9,9 @@ import torch
 from transformer_lens.model_bridge.sources.native import NativeModel
 
 from hessfig.config import MLP, Attention, DType, ModelConfig, Norm, QueryKey
-from hessfig.models.build import build_model
 from hessfig.models.transformer.network import Transformer, native_config
 from hessfig.rng import stream
-from tests.toys import ARCHITECTURES, toy_problem
+from tests.toys import ARCHITECTURES, build_model, toy_problem
 
 LENGTH, VOCABULARY = 9, 12
 TRANSFORMERS = [name for name, model in ARCHITECTURES.items() if model.kind == "transformer"]

@@ -10,7 +10,7 @@ import torch
 
 from hessfig.config import Config, DType, EstimatorConfig, Method, ModelConfig, Norm, Products, TaskConfig
 from hessfig.sweep.measure import measure
-from hessfig.sweep.plan import Cell
+from hessfig.sweep.plan import Cell, Setup
 
 TOLERANCE = {DType.float64: 1e-10, DType.float32: 2e-3}
 ENGINES = {
@@ -24,7 +24,7 @@ ENGINES = {
 
 
 def numbers(config: Config, device: str) -> list[dict[str, Any]]:
-    return measure(Cell("", dataclasses.replace(config, device=device), 0.5, 1234))
+    return measure(Cell(Setup("", dataclasses.replace(config, device=device)), 0.5, 1234)).rows
 
 
 @pytest.mark.cuda
@@ -39,4 +39,4 @@ def test_the_gpu_gives_the_numbers_of_the_cpu(engine: str, dtype: DType, norm: N
     config = Config(model=model, task=task, estimator=ENGINES[engine], dtype=dtype)
     on_cpu, on_gpu = numbers(config, "cpu"), numbers(config, "cuda")
     for ours, theirs in zip(on_cpu, on_gpu, strict=True):
-        assert theirs["frob"] == pytest.approx(ours["frob"], rel=TOLERANCE[dtype]), ours
+        assert theirs["value"] == pytest.approx(ours["value"], rel=TOLERANCE[dtype]), ours

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from hessfig.config import Config, EstimatorConfig, GridConfig, Kind, ModelConfig, TaskConfig
+from hessfig.config import Config, EstimatorConfig, GridConfig, Kind, Method, ModelConfig, TaskConfig
 from hessfig.errors import UserError
+from hessfig.record import COLUMNS
 from hessfig.sweep.engine import Summary, run_sweep, worker_count
 from hessfig.sweep.preview import describe, summarise
 from hessfig.sweep.store import CellStore
-from hessfig.sweep.table import COLUMNS
 from tests.runs import rows
 from tests.toys import toy_config
 
@@ -109,7 +109,7 @@ def test_the_number_of_workers_changes_no_bit(reference: Path, tmp_path: Path) -
 
 DAMAGES = {
     "truncated": lambda text: text[: len(text) // 2],
-    "edited": lambda text: text.replace('"frob": ', '"frob": 1'),
+    "edited": lambda text: text.replace('"value": ', '"value": 1'),
     "of another key": lambda text: text.replace('"key": "', '"key": "0'),
     "empty": lambda text: "",
 }
@@ -148,7 +148,9 @@ def test_a_failing_cell_is_reported_and_the_others_are_kept(
     summary = run_sweep([("sound", toy_config(tmp_path)), ("impossible", impossible)])
     assert (summary.measured, summary.failed) == (CELLS, CELLS)
     errors = capfd.readouterr().err
-    assert errors.count("failed: impossible, n_layers=1, sigma=") == CELLS
+    assert errors.count("failed: impossible, n_layers=1, sigma=") == 1
+    assert f"failed: {CELLS - 1} more cells of sigma the same way: RuntimeError" in errors
+    assert summary.missing == CELLS and not summary.is_complete
     assert {row["variant"] for row in table(tmp_path)} == {"sound"}
 
 
@@ -157,7 +159,7 @@ def slow_config(folder: Path) -> Config:
     return Config(
         model=ModelConfig(d_model=64),
         task=TaskConfig(digits=3, batch_size=64),
-        estimator=EstimatorConfig(num_probes=60),
+        estimator=EstimatorConfig(Method.hutchinson, num_probes=60),
         grid=GridConfig(points=3),
         seeds=1,
         workers=1,
@@ -249,6 +251,7 @@ def test_the_preview_counts_and_estimates(copied: Path) -> None:
 
 
 def test_the_closing_line_names_the_table(tmp_path: Path) -> None:
+    (tmp_path / "table.csv").touch()
     line = summarise(Summary(3, 2, 1, 12.3, 2**30, tmp_path / "table.csv"))
     counts = "3 cells measured, 2 reused, 1 failed"
     assert line == f"{counts} in 12.3 s, at most 1.00 GiB a worker; table: {tmp_path}/table.csv"

@@ -15,12 +15,12 @@ from hessfig.config import (
     Loss,
     Method,
     ModelConfig,
-    SweepConfig,
     TaskConfig,
 )
-from hessfig.sweep import measure as module
-from hessfig.sweep.measure import dense, draw_problem, measure
-from hessfig.sweep.plan import Cell
+from hessfig.measurements import blocks as module
+from hessfig.models.protocol import Kind, Layout
+from hessfig.sweep.measure import draw_problem, measure
+from hessfig.sweep.plan import Cell, Setup
 from tests.toys import ARCHITECTURES
 
 Rows = dict[tuple[int, str, str, str], dict[str, object]]
@@ -29,12 +29,12 @@ TASK = TaskConfig(digits=1, batch_size=3)
 
 def measured(*, sigma: float = 0.3, seed: int = 1234, **settings: object) -> Rows:
     config = Config(**{"model": ARCHITECTURES["softmax"], "task": TASK, **settings})  # type: ignore[arg-type]
-    rows = measure(Cell("", config, sigma, seed))
+    rows = measure(Cell(Setup("", config), sigma, seed)).rows
     return {(row["layer"], row["row"], row["col"], row["part"]): row for row in rows}
 
 
 def numbers(rows: Rows) -> dict[tuple[int, str, str, str], tuple[object, object]]:
-    return {key: (row["frob"], row["frob_sem"]) for key, row in rows.items()}
+    return {key: (row["value"], row["error"]) for key, row in rows.items()}
 
 
 def test_a_row_for_every_block_and_part() -> None:
@@ -44,7 +44,7 @@ def test_a_row_for_every_block_and_part() -> None:
 
 
 def test_the_structural_zero_is_marked_and_the_others_are_not() -> None:
-    status = {key: (row["status"], row["frob"]) for key, row in measured().items()}
+    status = {key: (row["status"], row["value"]) for key, row in measured().items()}
     assert status.pop((1, "W_V", "W_V", "H_f")) == ("structural_zero", 0.0)
     assert {name for name, _ in status.values()} == {"ok"}
     assert all(frob > 0 for _, frob in status.values())
@@ -56,7 +56,8 @@ def test_without_a_functional_part_the_full_hessian_is_the_outer_one() -> None:
 
 
 def test_a_broken_promise_of_zero_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "is_structural_zero", lambda *_: True)
+    promising = Kind(layout=lambda config: Layout(()), is_structural_zero=lambda *_: True)
+    monkeypatch.setattr(module, "kind", lambda name: promising)
     with pytest.raises(ArithmeticError, match="must vanish by the network's structure"):
         measured()
 
@@ -68,7 +69,7 @@ def test_overflow_is_a_row_with_a_status() -> None:
     rows = measured(model=chain, task=loss, dtype=DType.float32, sigma=1000.0)
     status = {row["status"] for row in rows.values()}
     assert "nonfinite" in status
-    assert all(math.isfinite(row["frob"]) == (row["status"] != "nonfinite") for row in rows.values())
+    assert all(math.isfinite(row["value"]) == (row["status"] != "nonfinite") for row in rows.values())
 
 
 def test_the_same_cell_gives_the_same_bits() -> None:
@@ -77,7 +78,9 @@ def test_the_same_cell_gives_the_same_bits() -> None:
 
 def test_a_layer_more_does_not_change_the_probes_or_weights_of_another() -> None:
     """Same weights and embeddings below, so layer 1's problem differs only by what lies above it."""
-    cells = [Cell("", Config(model=ModelConfig(d_model=4, n_layers=n), task=TASK), 0.3, 7) for n in (1, 2)]
+    cells = [
+        Cell(Setup("", Config(model=ModelConfig(d_model=4, n_layers=n), task=TASK)), 0.3, 7) for n in (1, 2)
+    ]
     one, two = (draw_problem(cell).network for cell in cells)
     for name, parameter in one.named_parameters():
         assert (parameter == two.get_parameter(name)).all(), name
@@ -90,9 +93,9 @@ def test_blocks_are_measured_alike_whatever_is_measured_beside_them() -> None:
 
 def test_hutchinson_agrees_with_dense_within_its_error() -> None:
     exact = measured(estimator=EstimatorConfig(method=Method.dense))
-    for key, row in measured(estimator=EstimatorConfig(num_probes=200)).items():
-        assert abs(row["frob"] - exact[key]["frob"]) <= 4 * row["frob_sem"]
-        assert (exact[key]["frob_sem"], exact[key]["num_probes"]) == (0.0, 0)
+    for key, row in measured(estimator=EstimatorConfig(Method.hutchinson, num_probes=200)).items():
+        assert abs(row["value"] - exact[key]["value"]) <= 4 * row["error"]
+        assert (exact[key]["error"], exact[key]["num_probes"]) == (0.0, 0)
 
 
 def test_float32_is_close_to_float64() -> None:
@@ -104,6 +107,6 @@ def test_float32_is_close_to_float64() -> None:
 @pytest.mark.parametrize("attention", Attention)
 def test_the_whole_hessian_is_plain_arrays(attention: Attention) -> None:
     model = ModelConfig(d_model=4, d_mlp=6, attention=attention)
-    arrays = dense(Cell("", Config(model=model, task=TASK, sweep=SweepConfig(keep_dense=True)), 0.3, 1234))
+    arrays = measure(Cell(Setup("", Config(model=model, task=TASK)), 0.3, 1234, "hessian")).arrays
     assert arrays["hessian"].dtype == numpy.float32
     assert arrays["hessian"].shape == (sum(arrays["sizes"]),) * 2

@@ -15,23 +15,26 @@ from hessfig.config import (
     Method,
     ModelConfig,
     Products,
+    State,
+    StateConfig,
     SweepConfig,
     TaskConfig,
 )
-from hessfig.sweep.plan import Cell, blocks, columns, digest, plan
+from hessfig.measurements.blocks import columns
+from hessfig.sweep.plan import Cell, Setup, digest, plan, setups_of
 from tests.toys import ARCHITECTURES
 
 
 def keys(config: Config) -> list[str]:
-    return [cell.key for cell in plan([("", config)])]
+    return [cell.key for cell in plan(setups_of([("", config)]))]
 
 
 def key(**settings: object) -> str:
-    return Cell("", Config(**settings), 0.1, 1234).key  # type: ignore[arg-type]
+    return Cell(Setup("", Config(**settings)), 0.1, 1234).key  # type: ignore[arg-type]
 
 
 def test_cells_come_repeat_by_repeat() -> None:
-    cells = plan([("", Config(seeds=2, grid=GridConfig(points=3)))])
+    cells = plan(setups_of([("", Config(seeds=2, grid=GridConfig(points=3)))]))
     assert [(cell.seed, cell.sigma) for cell in cells] == [
         (seed, sigma) for seed in (1234, 1235) for sigma in (0.01, 0.316227766017, 10.0)
     ]
@@ -70,6 +73,7 @@ CHANGES_THE_NUMBER = [
     {"estimator": EstimatorConfig(num_probes=21)},
     {"estimator": EstimatorConfig(method=Method.dense)},
     {"estimator": EstimatorConfig(products=Products.curvlinops)},
+    {"state": StateConfig(State.loaded, __file__)},
 ]
 
 
@@ -94,7 +98,7 @@ def test_whose_products_matters_to_the_dense_method_too() -> None:
 
 
 def test_sigma_and_seed_are_part_of_the_key() -> None:
-    cell = Cell("", Config(), 0.1, 1234)
+    cell = Cell(Setup("", Config()), 0.1, 1234)
     assert len({cell.key, replace(cell, sigma=0.2).key, replace(cell, seed=1235).key}) == 3
 
 
@@ -104,12 +108,15 @@ def test_a_digest_does_not_depend_on_the_order_of_keys() -> None:
 
 def test_columns_share_their_products() -> None:
     config = Config(blocks=["W_V", ["W_Q", "W_V"], "W_Q"])
-    assert columns(config) == [(1, "W_V", ["W_V", "W_Q"]), (1, "W_Q", ["W_Q"])]
+    found = [
+        (layer, col, [b.row for b in members]) for layer, col, members in columns(Setup("", config).blocks)
+    ]
+    assert found == [(1, "W_V", ["W_V", "W_Q"]), (1, "W_Q", ["W_Q"])]
 
 
 def test_every_layer_has_its_blocks_and_shared_weights_none() -> None:
     config = Config(model=ARCHITECTURES["two layers"], blocks=["W_V", "W_E", ["W_E", "W_V"]])
-    found = [(b.layer, b.row, b.col) for b in blocks(config)]
+    found = [(b.layer, b.row, b.col) for b in Setup("", config).blocks]
     assert found == [
         (0, "W_E", "W_E"),
         (1, "W_V", "W_V"),
@@ -120,4 +127,7 @@ def test_every_layer_has_its_blocks_and_shared_weights_none() -> None:
 
 
 def test_a_cell_says_where_it_is() -> None:
-    assert str(Cell("model.norm=pre", Config(), 0.1, 7)) == "model.norm=pre, n_layers=1, sigma=0.1, seed=7"
+    assert (
+        str(Cell(Setup("model.norm=pre", Config()), 0.1, 7))
+        == "model.norm=pre, n_layers=1, sigma=0.1, seed=7"
+    )

@@ -9,14 +9,15 @@ import os
 import threading
 from pathlib import Path
 
+import numpy
 import pytest
 
 from hessfig.errors import UserError
 from hessfig.files import replacing, unwritable
-from hessfig.sweep.store import CellStore, CorruptCell, write_arrays
+from hessfig.sweep.store import CellStore, CorruptCell
 
 KEY, OTHER = "ab" * 12, "cd" * 12
-SCIENCE, ROWS = {"sigma": 0.1}, [{"frob": 0.1 + 0.2, "status": "ok"}]
+SCIENCE, ROWS = {"sigma": 0.1}, [{"value": 0.1 + 0.2, "status": "ok"}]
 
 
 @pytest.fixture
@@ -35,10 +36,10 @@ def test_what_was_never_written_is_none(store: CellStore) -> None:
 
 
 def test_numbers_that_are_not_finite_survive(store: CellStore) -> None:
-    store.write(OTHER, SCIENCE, [{"frob": math.inf, "frob_sem": math.nan}])
+    store.write(OTHER, SCIENCE, [{"value": math.inf, "error": math.nan}])
     (row,) = store.read(OTHER) or []
-    assert row["frob"] == math.inf
-    assert math.isnan(row["frob_sem"])
+    assert row["value"] == math.inf
+    assert math.isnan(row["error"])
 
 
 @pytest.mark.parametrize("keep", [0, 1, 40, -1])
@@ -64,7 +65,7 @@ def test_bytes_that_are_not_text_are_named(store: CellStore) -> None:
 
 def test_an_edited_number_is_found_out(store: CellStore) -> None:
     cell = json.loads(store.path(KEY).read_text())
-    cell["rows"][0]["frob"] = 1.0
+    cell["rows"][0]["value"] = 1.0
     store.path(KEY).write_text(json.dumps(cell))
     with pytest.raises(CorruptCell, match="checksum or key does not match"):
         store.read(KEY)
@@ -131,10 +132,44 @@ def test_permission_denied_is_not_called_a_full_disk() -> None:
     assert error.what == "cannot write (Permission denied): folder"
 
 
-def test_arrays_need_no_pickle(tmp_path: Path) -> None:
-    import numpy
+ARRAYS = {"hessian": numpy.eye(2), "names": ["W_Q"], "sizes": [2]}
+LABEL = {"variant": "", "sigma": 0.1, "seed": 7}
 
-    write_arrays(tmp_path / "a.npz", {"hessian": numpy.eye(2), "names": ["W_Q"], "sizes": [4]})
-    with numpy.load(tmp_path / "a.npz", allow_pickle=False) as arrays:
+
+@pytest.fixture
+def with_arrays(store: CellStore) -> CellStore:
+    store.write(OTHER, SCIENCE, [], ARRAYS, LABEL)
+    return store
+
+
+def test_arrays_need_no_pickle_and_carry_their_label(with_arrays: CellStore) -> None:
+    with numpy.load(with_arrays.arrays_path(OTHER), allow_pickle=False) as arrays:
         assert arrays["names"].tolist() == ["W_Q"]
         assert arrays["hessian"].sum() == 2
+        assert json.loads(str(arrays["label"])) == {"key": OTHER, **LABEL}
+    assert with_arrays.is_finished(OTHER)
+    assert with_arrays.arrays_hash(OTHER) is not None and with_arrays.arrays_hash(KEY) is None
+
+
+def test_a_cell_vouches_for_its_arrays(with_arrays: CellStore) -> None:
+    """A flipped bit, another cell's file, or no file: the cell counts as not measured."""
+    path = with_arrays.arrays_path(OTHER)
+    sound = bytearray(path.read_bytes())
+    path.write_bytes(bytes([*sound[:100], sound[100] ^ 1, *sound[101:]]))
+    with pytest.raises(CorruptCell, match="its checksum does not match its cell"):
+        with_arrays.is_finished(OTHER)
+    path.unlink()
+    with pytest.raises(CorruptCell, match="are missing"):
+        with_arrays.is_finished(OTHER)
+
+
+def test_a_folder_in_a_cells_place_is_damaged_not_a_crash(store: CellStore) -> None:
+    store.path(OTHER).mkdir(parents=True)
+    with pytest.raises(CorruptCell, match="cannot be read"):
+        store.read(OTHER)
+
+
+def test_deep_json_is_damaged_not_a_crash(store: CellStore) -> None:
+    store.path(KEY).write_text("[" * 100_000)
+    with pytest.raises(CorruptCell, match="truncated or not a cell"):
+        store.read(KEY)

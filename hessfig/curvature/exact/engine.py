@@ -4,44 +4,29 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 import torch
 
 from hessfig.config import ModelConfig
-from hessfig.config.blocks import matrices_of
 from hessfig.curvature.column import chunks, squared_norms
-from hessfig.curvature.exact.last_layer.blocks import last_layer_norms
+from hessfig.curvature.exact.last_layer.blocks import last_layer_norms, last_layer_traces
 from hessfig.curvature.exact.last_layer.layer import LastLayer
-from hessfig.curvature.exact.linear_mlp import linear_mlp_norms
+from hessfig.curvature.exact.linear_mlp import linear_mlp_norms, linear_mlp_traces
 from hessfig.curvature.exact.lower.outer import OutputRows
 from hessfig.curvature.exact.lower.scores import LowerScores
 from hessfig.curvature.exact.support import Route, check_exact, route_of
 from hessfig.curvature.problem import Problem
 from hessfig.curvature.products.linearised.column import LinearisedNetwork
-from hessfig.measurements.frobenius.norms import BlockNorm
+from hessfig.models.matrices import matrices_of
 from hessfig.tasks.batch import Batch
 from hessfig.terms import Block, Matrix, Part
 
 _COLUMNS_AT_ONCE = 64
 
-Norms = dict[tuple[Matrix, Part], BlockNorm]
-
-
-def exact_norms(
-    problem: Problem,
-    layer: int,
-    col: Matrix,
-    rows: Sequence[Matrix],
-    parts: Sequence[Part],
-    *,
-    model: ModelConfig,
-) -> Norms:
-    """Return ||H_part(row, col)||_F of `layer` for every row and part, without sampling error.
-
-    Raises UserError for a part of a block that has no exact norm (see support.exactness).
-    """
-    return ExactEngine(problem, model).column(layer, col, rows, parts)
+Norms = dict[tuple[str, Part], float]
 
 
 class ExactEngine:
@@ -50,22 +35,29 @@ class ExactEngine:
     def __init__(self, problem: Problem, model: ModelConfig) -> None:
         self.problem, self.model = _in_double(problem), model
         self._held: tuple[int, LowerScores] | None = None
-        self._columns: dict[tuple[int, Matrix, bool], dict[tuple[Matrix, Part], float]] = {}
+        self._columns: dict[tuple[int, str, bool], dict[tuple[str, Part], float]] = {}
 
     @torch.no_grad()
-    def column(self, layer: int, col: Matrix, rows: Sequence[Matrix], parts: Sequence[Part]) -> Norms:
+    def column(self, layer: int, col: str, rows: Sequence[str], parts: Sequence[Part]) -> Norms:
         """Return the norms of the blocks (row, col) of `layer`. Raises UserError where there is no exact norm."""
         check_exact(self.model, [Block(layer, row, col) for row in rows], parts)
-        found = {}
+        found: Norms = {}
         for row in rows:
             values = self._block(Block(layer, row, col), parts)
-            found.update({(row, part): BlockNorm(values[part], 0.0, 0) for part in parts})
+            found.update({(row, part): values[part] for part in parts})
         return found
+
+    @torch.no_grad()
+    def traces(self, layer: int, name: str, parts: Sequence[Part]) -> dict[Part, float]:
+        """Return the traces of the diagonal block of a weight of the last layer, or of a linear MLP."""
+        if route_of(self.model, Block(layer, name, name), Part.H_o) == Route.tokens:
+            return linear_mlp_traces(self.problem, layer, parts)
+        return last_layer_traces(self._last_layer, Matrix(name), parts)
 
     def _block(self, block: Block, parts: Sequence[Part]) -> dict[Part, float]:
         route = route_of(self.model, block, Part.H_o)
         if route == Route.last_layer:
-            return last_layer_norms(self._last_layer, block.row, block.col, parts)
+            return last_layer_norms(self._last_layer, Matrix(block.row), Matrix(block.col), parts)
         if route == Route.tokens:
             return linear_mlp_norms(self.problem, block.layer, parts)
         return self._by_columns(block, parts) if route == Route.columns else self._lower(block, parts)
@@ -74,10 +66,12 @@ class ExactEngine:
         squares: dict[Part, float] = {}
         others = [part for part in parts if part != Part.H_o]
         if Part.H_o in parts:
-            squares[Part.H_o] = self._rows.outer_squared_norm(block.layer, block.row, block.col)
+            squares[Part.H_o] = self._rows.outer_squared_norm(
+                block.layer, Matrix(block.row), Matrix(block.col)
+            )
         if others:
             scores = self._scores(block.layer)
-            squares |= scores.squared_norms(block.row, self._rows.mixed(block.layer), others)
+            squares |= scores.squared_norms(Matrix(block.row), self._rows.mixed(block.layer), others)
         return {part: max(square, 0.0) ** 0.5 for part, square in squares.items()}
 
     def _by_columns(self, block: Block, parts: Sequence[Part]) -> dict[Part, float]:
@@ -87,14 +81,15 @@ class ExactEngine:
         )
         key = (block.layer, small, block.is_diagonal)
         if key not in self._columns:
-            rows = [small] if block.is_diagonal else [m for m in matrices_of(self.model) if m != small]
+            others = [matrix for matrix in matrices_of(self.model) if matrix != small]
+            rows: Sequence[str] = [small] if block.is_diagonal else others
             self._columns[key] = self._whole_column(block.layer, small, rows)
         return {part: self._columns[key][large, part] for part in parts}
 
-    def _whole_column(self, layer: int, col: Matrix, rows: list[Matrix]) -> dict[tuple[Matrix, Part], float]:
+    def _whole_column(self, layer: int, col: str, rows: Sequence[str]) -> dict[tuple[str, Part], float]:
         """Sum the squared columns of every block (row, col): one pass serves all rows."""
         column = self._network.column(max(layer, 1), col, rows)
-        totals = {(row, part): 0.0 for row in rows for part in Part}
+        totals: dict[Any, float] = {(row, part): 0.0 for row in rows for part in Part}
         for piece in chunks(torch.eye(column.dim, dtype=column.dtype), column, _COLUMNS_AT_ONCE):
             for key, squares in squared_norms(column, list(Part), piece).items():
                 totals[key] += float(squares.sum())
@@ -127,6 +122,8 @@ def _in_double(problem: Problem) -> Problem:
     targets = targets.double() if targets.is_floating_point() else targets
     inputs = problem.batch.inputs
     inputs = inputs.double() if inputs.is_floating_point() else inputs
-    return Problem(
-        copy.deepcopy(problem.network).double(), Batch(inputs, targets, problem.batch.scored), problem.loss
+    return replace(
+        problem,
+        network=copy.deepcopy(problem.network).double(),
+        batch=Batch(inputs, targets, problem.batch.scored),
     )

@@ -43,10 +43,19 @@ class ItemMatrices:
     def block(self, rows: slice, cols: slice) -> Float[Tensor, "#n rows cols"]:
         """Return M_n[rows, cols] for all items; the slices are equal or disjoint where there is a diagonal."""
         products = [_product(term, rows, cols) for term in self.terms]
-        if self.diagonal is not None:
-            diagonal = self.diagonal[:, rows] if rows == cols else torch.zeros_like(self.diagonal[:, rows])
-            products.append(torch.diag_embed(diagonal))
+        if self.diagonal is not None and rows == cols:
+            products.append(torch.diag_embed(self.diagonal[:, rows]))
         return sum(products[1:], start=products[0])
+
+    def traces(self) -> Float[Tensor, "#n"]:
+        """Return tr M_n of square matrices."""
+        found = [
+            right.diagonal(dim1=1, dim2=2).sum(-1) if left is None else (left * right).sum(dim=(1, 2))
+            for left, right in self.terms
+        ]
+        if self.diagonal is not None:
+            found.append(self.diagonal.sum(dim=1))
+        return sum(found[1:], start=found[0])
 
     def after(self, rows: Float[Tensor, "#n k rows"]) -> Float[Tensor, "#n k cols"]:
         """Return rows M_n (rows may have one item for all)."""

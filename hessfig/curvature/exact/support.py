@@ -6,14 +6,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from hessfig.config.blocks import weight_size
 from hessfig.config.choices import MLP, Kind, Norm, Scored
 from hessfig.config.schema import ModelConfig, TaskConfig, with_defaults
 from hessfig.errors import UserError
+from hessfig.models.matrices import VOCABULARY, matrices_of, weight_size
 from hessfig.terms import Block, Matrix, Part
 
-_VOCABULARY = 12
-_SMALL = (Matrix.W_E, Matrix.W_pos, Matrix.W_U)
+_KINDS = (Kind.transformer, Kind.self_attention, Kind.linear_mlp)
 _SCORE_LIKE = (Matrix.W_Q, Matrix.W_K, Matrix.W_QK)
 
 
@@ -54,13 +53,16 @@ def exactness(model: ModelConfig, block: Block, part: Part) -> Exactness:
     """
     route = route_of(model, block, part)
     if route == Route.missing:
-        return Exactness(Level.unsupported, route, _REASONS[route], "estimator=hutchinson, or estimator=auto")
+        why = _UNKNOWN if not _is_known(model, block) else _REASONS[route]
+        return Exactness(Level.unsupported, route, why, "estimator=hutchinson, or estimator=auto")
     cheap = route == Route.tokens or (route == Route.last_layer and not _is_wide(model, block))
     return Exactness(Level.cheap if cheap else Level.expensive, route, _REASONS[route])
 
 
 def route_of(model: ModelConfig, block: Block, part: Part) -> Route:
-    """Return the way to the exact norm of `part` of `block`."""
+    """Return the way to the exact norm of `part` of `block`: none for unknown networks, groups, other layers."""
+    if not _is_known(model, block):
+        return Route.missing
     if model.kind == Kind.linear_mlp:
         return Route.tokens
     weights, is_last = {block.row, block.col}, block.layer in (0, model.n_layers)
@@ -71,6 +73,10 @@ def route_of(model: ModelConfig, block: Block, part: Part) -> Route:
     if part == Part.H_o:
         return Route.outputs
     return Route.scores if block.is_diagonal and block.row in _SCORE_LIKE else Route.missing
+
+
+def _is_known(model: ModelConfig, block: Block) -> bool:
+    return model.kind in _KINDS and not block.is_across and {block.row, block.col} <= set(matrices_of(model))
 
 
 def check_exact(model: ModelConfig, blocks: Iterable[Block], parts: Sequence[Part]) -> None:
@@ -93,7 +99,7 @@ def cost(model: ModelConfig, task: TaskConfig, block: Block, part: Part) -> floa
     if route == Route.last_layer:
         return _last_layer_cost(model, sizes, block, part)
     if route == Route.tokens:
-        return 2.0 * sizes.items * _VOCABULARY * sizes.width * sizes.width
+        return 2.0 * sizes.items * VOCABULARY * sizes.width * sizes.width
     if route == Route.columns:
         fewest = min(weight_size(matrix, model, task) for matrix in (block.row, block.col))
         return fewest * probe_cost(model, task, block)
@@ -133,7 +139,7 @@ def _scored(task: TaskConfig) -> int:
 def _last_layer_cost(model: ModelConfig, sizes: _Sizes, block: Block, part: Part) -> float:
     """Tail Jacobians once, then Gram matrices of the items (symmetric blocks cost half)."""
     curved = model.norm != Norm.none and part != Part.H_o
-    tail = 2.0 * sizes.items * sizes.hidden * sizes.width * (sizes.width if curved else _VOCABULARY)
+    tail = 2.0 * sizes.items * sizes.hidden * sizes.width * (sizes.width if curved else VOCABULARY)
     tail += 6.0 * sizes.items * sizes.width**3 if curved else 0.0
     row, col = (_side(model, sizes, matrix) for matrix in (block.row, block.col))
     if block.is_diagonal:
@@ -142,22 +148,22 @@ def _last_layer_cost(model: ModelConfig, sizes: _Sizes, block: Block, part: Part
     return tail + sizes.items**2 * (1.4 * row * col + 60.0 * (row + col))
 
 
-def _side(model: ModelConfig, sizes: _Sizes, matrix: Matrix) -> int:
+def _side(model: ModelConfig, sizes: _Sizes, matrix: str) -> int:
     """Length of the vector a weight produces for an item, all heads together."""
-    sides = {
+    sides: dict[str, int] = {
         Matrix.W_Q: sizes.inner,
         Matrix.W_V: sizes.inner,
         Matrix.W_O: sizes.width,
         Matrix.W_in: sizes.hidden,
         Matrix.W_out: sizes.width,
-        Matrix.W_U: _VOCABULARY,
+        Matrix.W_U: VOCABULARY,
     }
     return sides.get(matrix, sizes.width * model.n_heads)
 
 
 def _outer_cost(model: ModelConfig, sizes: _Sizes, block: Block) -> float:
     """One pass down for every output of a sequence, then Gram matrices of the pairs of sequences."""
-    rank = sizes.scored * _VOCABULARY
+    rank = sizes.scored * VOCABULARY
     sides = {_side(model, sizes, matrix) for matrix in (block.row, block.col)}
     pairs = (
         sizes.sequences**2
@@ -187,6 +193,7 @@ def _is_wide(model: ModelConfig, block: Block) -> bool:
     return Matrix.W_in in (block.row, block.col) and (curved or not block.is_diagonal)
 
 
+_UNKNOWN = "exact routes know single weights of one layer of the package's own networks"
 _REASONS = {
     Route.last_layer: "in the last layer an output depends on its own position's vectors alone",
     Route.outputs: "H_o has no more than the outputs' rank: one pass down for each",

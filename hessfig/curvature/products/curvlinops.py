@@ -1,8 +1,9 @@
-"""The only door to curvlinops: H_o and H_f of a column of blocks as linear operators."""
+"""The only door to curvlinops: H_o and H_f of a column of blocks as linear operators, for any network."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 import torch
 from curvlinops import GGNLinearOperator, HessianLinearOperator, xtrace
@@ -10,40 +11,47 @@ from curvlinops._torch_base import PyTorchLinearOperator
 from jaxtyping import Float
 from torch import Generator, Tensor, nn
 
-from hessfig.curvature.problem import Problem, Suffix
+from hessfig.curvature.column import Products, Rows, rows_of
+from hessfig.curvature.problem import Data, Problem, Suffix
+from hessfig.curvature.products.belief import Operator, believed, symmetric
+from hessfig.curvature.products.double_backward import DoubleBackward, differentiable_twice
+from hessfig.models.layered import Layered
+from hessfig.models.protocol import Weight
 from hessfig.tasks.losses import Linearised
-from hessfig.terms import Matrix, Part
+from hessfig.terms import Part
 
 COLUMNS_AT_ONCE = 64
 
 
 class ColumnOperator:
-    """The blocks (row, col) of one layer, for one `col` and several `rows`, acting on vectors in col's space.
+    """The blocks (row, col) for one `col` of `layer` and several rows, acting on vectors in col's space.
 
-    An off-diagonal block costs no more products than the diagonal one: one product with a vector that is
-    zero outside `col` gives every row. H_f is the Hessian of the loss linearised in the outputs (eq. 2),
-    so H_o + H_f serves the full Hessian without a third product.
+    A side of a block is one weight or several (a group), each a parameter or a view of one. An off-diagonal block
+    costs no more products than the diagonal one: one product with a vector that is zero outside `col` gives every
+    row. H_f is the Hessian of the loss linearised in the outputs (eq. 2), so H_o + H_f serves the full Hessian
+    without a third product. Where nobody vouches for them, operators are asked before they are believed.
     """
 
-    def __init__(self, problem: Problem, layer: int, col: Matrix, rows: Sequence[Matrix]) -> None:
-        self.matrices = [col, *(row for row in rows if row != col)]
-        self.rows = list(rows)
-        self.weights = [problem.weight(layer, matrix) for matrix in self.matrices]
-        suffix = problem.suffix(layer, self.matrices)
-        self._suffix = suffix
-        self._operators = {
-            Part.H_o: _operator(GGNLinearOperator, suffix, suffix.loss, self.weights, suffix.targets),
-            Part.H_f: _operator(HessianLinearOperator, suffix, Linearised(), self.weights, suffix.gradient),
-        }
+    def __init__(self, problem: Problem, layer: int, col: str, rows: Sequence[str] | Rows) -> None:
+        self.col = problem.layout.side(layer, col)
+        self.rows = {key: problem.layout.side(*at) for key, at in rows_of(layer, rows).items()}
+        weights = [*self.col, *(weight for row in self.rows.values() for weight in row)]
+        self._places = {path: place for place, path in enumerate(dict.fromkeys(w.parameter for w in weights))}
+        self.parameters = [problem.network.get_parameter(path) for path in self._places]
+        self._suffix = problem.suffix(weights)
+        self._operators = _operators(self._suffix, self.parameters, asked=not _vouched_for(problem, weights))
 
     @property
     def dim(self) -> int:
         """Number of columns: entries of `col`."""
-        return self.weights[0].numel()
+        return sum(weight.size for weight in self.col)
 
     @property
     def shape(self) -> torch.Size:
-        return self.weights[0].shape
+        """Shape of the column's weight; (dim,) for several."""
+        if len(self.col) > 1:
+            return torch.Size([self.dim])
+        return self._view(self.parameters[0], self.col[0]).shape
 
     @property
     def bytes_per_probe(self) -> int:
@@ -51,22 +59,45 @@ class ColumnOperator:
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.weights[0].dtype
+        return self.parameters[0].dtype
 
-    def split_matmat(self, probes: Float[Tensor, "dim k"]) -> dict[tuple[Matrix, Part], Float[Tensor, "n k"]]:
+    def split_matmat(self, probes: Float[Tensor, "dim k"]) -> Products:
         """Return H_o V and H_f V of every row, all columns of `probes` in one product each."""
-        probes = probes.to(self.weights[0].device)
-        columns = [probes.unflatten(0, self.weights[0].shape), *(_zeros(w, probes) for w in self.weights[1:])]
-        products = {}
-        for part, operator in self._operators.items():
-            for matrix, product in zip(self.matrices, operator @ columns, strict=True):
-                products[matrix, part] = product.flatten(0, 1)
-        return {(row, part): products[row, part] for row in self.rows for part in self._operators}
+        columns = self._spread(probes.to(self.parameters[0].device))
+        with differentiable_twice():
+            products = {part: operator @ columns for part, operator in self._operators.items()}
+        return {
+            (key, part): self._gather(found, row)
+            for key, row in self.rows.items()
+            for part, found in products.items()
+        }
 
     def square_operator(self, part: Part) -> PyTorchLinearOperator:
         """Return the diagonal block of `part` as one curvlinops operator (the column has that block alone)."""
         outer, functional = self._operators[Part.H_o], self._operators[Part.H_f]
-        return outer + functional if part == Part.H else self._operators[part]
+        assert isinstance(outer, PyTorchLinearOperator)
+        assert isinstance(functional, PyTorchLinearOperator)
+        return outer + functional if part == Part.H else {Part.H_o: outer, Part.H_f: functional}[part]
+
+    def _spread(self, probes: Float[Tensor, "dim k"]) -> list[Tensor]:
+        """Put the probes where the column's weights stand in their parameters, zeros elsewhere."""
+        k, pieces = probes.shape[1], probes.split([weight.size for weight in self.col])
+        columns = [
+            torch.zeros(*p.shape, k, dtype=probes.dtype, device=probes.device) for p in self.parameters
+        ]
+        for weight, piece in zip(self.col, pieces, strict=True):
+            target = self._view(columns[self._places[weight.parameter]], weight)
+            target += piece.unflatten(0, target.shape[:-1])
+        return columns
+
+    def _gather(self, products: Sequence[Tensor], row: Sequence[Weight]) -> Float[Tensor, "n k"]:
+        views = [self._view(products[self._places[weight.parameter]], weight) for weight in row]
+        flat = [view.reshape(prod(view.shape[:-1]), -1) for view in views]
+        return flat[0] if len(flat) == 1 else torch.cat(flat)
+
+    @staticmethod
+    def _view(tensor: Tensor, weight: Weight) -> Tensor:
+        return tensor if weight.index is None else tensor[weight.index]
 
 
 def xtrace_squared_frobenius(
@@ -81,20 +112,33 @@ def xtrace_squared_frobenius(
         return float(xtrace(operator @ operator, num_probes))
 
 
-def whole_hessian(problem: Problem, parameters: list[nn.Parameter]) -> Float[Tensor, "n n"]:
-    """Return the Hessian in `parameters` (flattened, in this order) as a matrix, COLUMNS_AT_ONCE columns a product."""
-    suffix = problem.suffix(1, [Matrix.W_E])
-    operator = _operator(HessianLinearOperator, suffix, problem.loss, parameters, suffix.targets)
+def whole_hessian(problem: Problem, weights: Sequence[Weight]) -> Float[Tensor, "n n"]:
+    """Return the Hessian in whole `weights` (flattened, in this order) as a matrix."""
+    suffix = problem.suffix(weights)
+    parameters = [problem.network.get_parameter(weight.parameter) for weight in weights]
+    operator = _operator(HessianLinearOperator, suffix, problem.loss, parameters, suffix.data)
     identity = torch.eye(operator.shape[1], dtype=problem.dtype, device=parameters[0].device)
     return torch.cat([operator @ columns for columns in identity.split(COLUMNS_AT_ONCE, dim=1)], dim=1)
 
 
+def _operators(suffix: Suffix, parameters: list[nn.Parameter], *, asked: bool) -> dict[Part, Operator]:
+    outer = _operator(GGNLinearOperator, suffix, suffix.loss, parameters, suffix.data)
+    functional = _operator(HessianLinearOperator, suffix, Linearised(), parameters, suffix.gradients)
+    if not asked:
+        return {Part.H_o: outer, Part.H_f: functional}
+    with differentiable_twice():
+        sound = symmetric(outer, parameters, "H_o")
+        sure = DoubleBackward(suffix, parameters)
+        return {Part.H_o: sound, Part.H_f: believed(functional, sure, sound, parameters, "H_f")}
+
+
+def _vouched_for(problem: Problem, weights: Sequence[Weight]) -> bool:
+    """Whether tests hold these products: weight matrices of the package's own networks."""
+    return isinstance(problem.network, Layered) and all(weight.is_main for weight in weights)
+
+
 def _operator(
-    kind: type, suffix: Suffix, loss: nn.Module, weights: list[nn.Parameter], targets: Tensor
+    kind: type, suffix: Suffix, loss: nn.Module, parameters: list[nn.Parameter], data: Data
 ) -> GGNLinearOperator | HessianLinearOperator:
-    data = [(suffix.inputs, targets)]
-    return kind(suffix, loss, weights, data, num_data=len(suffix.inputs), check_deterministic=False)
-
-
-def _zeros(weight: Tensor, probes: Tensor) -> Tensor:
-    return torch.zeros(*weight.shape, probes.shape[1], dtype=probes.dtype, device=probes.device)
+    num_data = sum(len(inputs) for inputs, _ in data)
+    return kind(suffix, loss, parameters, data, num_data=num_data, check_deterministic=False)

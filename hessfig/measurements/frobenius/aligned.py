@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import torch
 from jaxtyping import Float
@@ -10,15 +10,16 @@ from torch import Generator, Tensor
 
 from hessfig.curvature.column import PROBES_AT_ONCE, Column, Products, chunks, lengths, squared_norms
 from hessfig.curvature.probes import rademacher
-from hessfig.measurements.frobenius.norms import BlockNorm, frobenius
-from hessfig.terms import Matrix, Part
+from hessfig.measurements.estimate import Estimate
+from hessfig.measurements.frobenius.norms import frobenius
+from hessfig.terms import Part
 
 Axes = tuple[Float[Tensor, "rows rows"], Float[Tensor, "cols cols"]]
 
 
 def aligned(
-    column: Column, block: Matrix, parts: Sequence[Part], num_probes: int, *, generator: Generator
-) -> dict[tuple[Matrix, Part], BlockNorm]:
+    column: Column, block: Hashable, parts: Sequence[Part], num_probes: int, *, generator: Generator
+) -> dict[tuple[Hashable, Part], Estimate]:
     """Estimate ||.||_F of every row and part with `num_probes` products, two thirds in the axes of `block`.
 
     `block` is the column's diagonal block and must be among its rows.
@@ -39,7 +40,7 @@ def aligned(
     return {key: frobenius(torch.cat([sample[key] for sample in samples])) for key in samples[0]}
 
 
-def _axes(sketches: Products, block: Matrix, shape: torch.Size) -> Axes:
+def _axes(sketches: Products, block: Hashable, shape: torch.Size) -> Axes:
     """Return the left and right singular vectors of the sketches, H_o's and H_f's weighing the same.
 
     Sketches that are not finite have none: the coordinate axes stand in, and the norm comes out not finite.

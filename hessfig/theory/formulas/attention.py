@@ -48,7 +48,7 @@ def attention_hessian(
     Raises UserError when the block names another weight or the numbers are not float64.
     """
     _check(X, block)
-    return AttentionPoint(X, Y, weights, temperature).hessian(part, block.row, block.col)
+    return AttentionPoint(X, Y, weights, temperature).hessian(part, Matrix(block.row), Matrix(block.col))
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,16 @@ def last_layer_norms(layer: LastLayer, row: Matrix, col: Matrix, parts: Sequence
     return {part: float(square.clamp(min=0).sqrt()) for part, square in squares.items()}
 
 
+def last_layer_traces(layer: LastLayer, matrix: Matrix, parts: Sequence[Part]) -> dict[Part, float]:
+    """Return the exact trace of every part of a diagonal block: sum_n |c_n|^2 tr M_n, head by head."""
+    totals = dict.fromkeys(parts, 0.0)
+    for entry in entries(layer, matrix):
+        sizes = entry.inputs.square().sum(dim=1)
+        for part, matrices in _matrices(layer, entry, entry, parts).items():
+            totals[part] += 0.0 if matrices.is_zero else float((sizes * matrices.traces()).sum())
+    return totals
+
+
 def _diagonal(layer: LastLayer, matrix: Matrix, parts: Sequence[Part]) -> Squares:
     """||sum_n (c_ng c_nh^T) (x) M_n^gh||^2, summed over the pairs of heads g, h: each pair is a block of its own."""
     heads = entries(layer, matrix)

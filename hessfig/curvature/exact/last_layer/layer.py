@@ -17,6 +17,7 @@ from hessfig.curvature.exact.last_layer.places import Place
 from hessfig.curvature.exact.last_layer.tail import Tail
 from hessfig.curvature.exact.readout import loss_rows
 from hessfig.curvature.problem import Problem
+from hessfig.curvature.same_network import check_same
 
 
 class LastLayer:
@@ -33,6 +34,7 @@ class LastLayer:
         self.mixed = self.mixing.mixed.flatten(1)
         self.tail = None if model.kind == Kind.self_attention else self._tail(problem.network, model)
         outputs = self.mixed if self.tail is None else self.tail.logits
+        check_same(problem, outputs.unflatten(0, (-1, self.mixing.per_sequence)), "exact engine")
         gradient, self.root = loss_rows(problem, outputs.unflatten(0, (-1, self.mixing.per_sequence)))
         self.gradients = self._gradients(gradient)
         self._jacobians: dict[Place, Tensor] = {}

@@ -9,27 +9,43 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hessfig.config import ModelConfig
+from hessfig.curvature.column import Products, Rows, rows_of
 from hessfig.curvature.problem import Problem
 from hessfig.curvature.products.linearised.network import build_tape
 from hessfig.curvature.products.linearised.node import Tangent
 from hessfig.curvature.products.linearised.tape import Tape, Weight, zeros_like_weight
 from hessfig.curvature.products.linearised.weights import Probes
+from hessfig.curvature.same_network import check_same
+from hessfig.models.protocol import Weight as NamedWeight
 from hessfig.tasks.losses import output_gradient
 from hessfig.terms import Matrix, Part
 
 
 class LinearisedNetwork:
-    """The tape of a problem and the Hessian of its loss in the outputs, shared by every column."""
+    """The tape of a problem and the Hessian of its loss in the outputs, shared by every column.
+
+    Raises OtherNetwork when the tape does not give the network's own outputs.
+    """
 
     def __init__(self, problem: Problem, model: ModelConfig) -> None:
         with torch.no_grad():
             self.tape: Tape = build_tape(problem.network, problem.batch, model)
+        check_same(problem, self.tape.output, "linearised network")
         self.problem, self.dtype = problem, problem.dtype
         self.tape.record(output_gradient(problem.loss, self.tape.output, problem.batch.targets))
 
-    def column(self, layer: int, col: Matrix, rows: Sequence[Matrix]) -> LinearisedColumn:
-        """Return the blocks (row, col) of `layer`."""
-        return LinearisedColumn(self, layer, col, rows)
+    def column(self, layer: int, col: str, rows: Sequence[str] | Rows) -> LinearisedColumn:
+        """Return the blocks (row, col) of `layer`; a side may be a group of weights that the tape holds."""
+        return LinearisedColumn(self, layer, col, rows_of(layer, rows))
+
+    def holds(self, layer: int, name: str) -> bool:
+        """Whether every weight behind a name is a step of the tape."""
+        side = self.problem.layout.side(layer, name)
+        return all(weight.is_main and _key(weight) in self.tape.holders for weight in side)
+
+    def side(self, layer: int, name: str) -> list[Weight]:
+        """Return the tape's weights behind a name."""
+        return [_key(weight) for weight in self.problem.layout.side(layer, name)]
 
     def output_hessian(
         self, df: Float[Tensor, "batch scored k vocab"]
@@ -39,42 +55,56 @@ class LinearisedNetwork:
 
 
 class LinearisedColumn:
-    """The blocks (row, col) of one layer as operators on vectors in col's space."""
+    """The blocks (row, col) of one column as operators on vectors in col's space."""
 
-    def __init__(self, network: LinearisedNetwork, layer: int, col: Matrix, rows: Sequence[Matrix]) -> None:
-        self.network, self.rows = network, {row: _weight(layer, row) for row in rows}
-        self.col = _weight(layer, col)
-        self.weight = network.tape.holders[self.col].weight
-        self.dim, self.shape, self.dtype = self.weight.numel(), self.weight.shape, network.dtype
+    def __init__(self, network: LinearisedNetwork, layer: int, col: str, rows: Rows) -> None:
+        self.network = network
+        self.rows = {key: network.side(*at) for key, at in rows.items()}
+        self.col = network.side(layer, col)
+        self.weights = [network.tape.holders[weight].weight for weight in self.col]
+        self.dim, self.dtype = sum(weight.numel() for weight in self.weights), network.dtype
+        self.shape = self.weights[0].shape if len(self.weights) == 1 else torch.Size([self.dim])
 
     @property
     def bytes_per_probe(self) -> int:
         """Memory of one probe's tangents, counted from above: every variable up and twice down."""
         entries = sum(value.numel() for value in self.network.tape.values.values())
-        return 3 * entries * self.weight.element_size()
+        return 3 * entries * self.weights[0].element_size()
 
     @torch.no_grad()
-    def split_matmat(self, probes: Float[Tensor, "dim k"]) -> dict[tuple[Matrix, Part], Float[Tensor, "n k"]]:
+    def split_matmat(self, probes: Float[Tensor, "dim k"]) -> Products:
         """Return H_o V and H_f V of every row, for all columns of `probes`."""
-        dw = probes.to(self.weight.device).T.unflatten(1, self.weight.shape)
-        tape, rows = self.network.tape, list(self.rows.values())
-        tangents = tape.push({self.col: dw})
+        tape, dw = self.network.tape, self._perturbations(probes)
+        rows = list(dict.fromkeys(weight for row in self.rows.values() for weight in row))
+        tangents = tape.push(dw)
         df = tangents[tape.nodes[-1].output]
         df_bar: Tangent = None if df is None else self.network.output_hessian(df)
         outer = tape.pull_back(df_bar, None, rows)
         functional = tape.pull_back(None, tangents, rows)
-        tape.release([self.col])
+        tape.release(self.col)
         products = {Part.H_o: outer, Part.H_f: functional}
         return {
-            (row, part): self._flat(found[at], at, len(dw))
-            for row, at in self.rows.items()
+            (key, part): self._flat([(at, found[at]) for at in row], probes.shape[1])
+            for key, row in self.rows.items()
             for part, found in products.items()
         }
 
-    def _flat(self, product: Probes | None, row: Weight, k: int) -> Float[Tensor, "n k"]:
-        filled = zeros_like_weight(self.network.tape.holders[row].weight, k) if product is None else product
-        return filled.flatten(1).T
+    def _perturbations(self, probes: Float[Tensor, "dim k"]) -> dict[Weight, Probes]:
+        pieces = probes.to(self.weights[0].device).T.split([weight.numel() for weight in self.weights], dim=1)
+        return {
+            name: piece.unflatten(1, weight.shape)
+            for name, weight, piece in zip(self.col, self.weights, pieces, strict=True)
+        }
+
+    def _flat(self, products: Sequence[tuple[Weight, Probes | None]], k: int) -> Float[Tensor, "n k"]:
+        holders = self.network.tape.holders
+        filled = [
+            zeros_like_weight(holders[at].weight, k) if product is None else product
+            for at, product in products
+        ]
+        flat = [product.flatten(1).T for product in filled]
+        return flat[0] if len(flat) == 1 else torch.cat(flat)
 
 
-def _weight(layer: int, matrix: Matrix) -> Weight:
-    return (layer if matrix.has_layer else 0, matrix)
+def _key(weight: NamedWeight) -> Weight:
+    return (weight.layer, Matrix(weight.name))

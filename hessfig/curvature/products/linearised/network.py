@@ -12,12 +12,18 @@ from hessfig.curvature.products.linearised.mixing import Mixing
 from hessfig.curvature.products.linearised.steps import Activate, Normalise, Repeat, Select, Sum
 from hessfig.curvature.products.linearised.tape import Tape
 from hessfig.curvature.products.linearised.weights import LinearMap, Lookup
-from hessfig.models.bare import BareAttention, LinearMLP
+from hessfig.models.linear_mlp.network import LinearMLP
+from hessfig.models.self_attention.network import BareAttention
 from hessfig.models.transformer.network import Layer, Transformer
 from hessfig.tasks.batch import Batch
 from hessfig.terms import Matrix
 
 _QUERIES = slice(None)
+
+
+def can_build(network: nn.Module) -> bool:
+    """Whether the steps of this kind of network are known."""
+    return isinstance(network, Transformer | LinearMLP | BareAttention)
 
 
 def build_tape(network: nn.Module, batch: Batch, model: ModelConfig) -> Tape:
@@ -28,7 +34,7 @@ def build_tape(network: nn.Module, batch: Batch, model: ModelConfig) -> Tape:
     elif isinstance(network, LinearMLP):
         builder.linear_mlp(network)
     else:
-        assert isinstance(network, BareAttention)
+        assert isinstance(network, BareAttention), "can_build says which networks have a tape"
         builder.bare_attention(network)
     return builder.tape
 

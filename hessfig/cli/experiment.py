@@ -1,0 +1,71 @@
+"""What `hessfig run` and `hessfig status` do: measure a sweep, or say how much of it is there."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+
+from hessfig.config.compose import Job, differences, manifest_of
+from hessfig.config.compose.made import Difference
+from hessfig.errors import UserError
+from hessfig.record import TABLE
+
+_SHOWN = 5
+
+
+def run(job: Job) -> int:
+    """Measure what is not finished and write the table; return 1 when a cell failed or is missing."""
+    from hessfig.cli.out_of_range import out_of_range
+    from hessfig.config.checks import check_device
+    from hessfig.sweep import engine, preview
+
+    config = job.variants[0][1]
+    check_device(config.device)
+    if config.dry_run:
+        return status(job)
+    summary = engine.run_sweep(job.variants)
+    print(preview.summarise(summary))
+    found = out_of_range(summary.table) if summary.table.is_file() else []
+    for line in [*(f"note: {note}" for note in summary.notes), *found]:
+        print(line)
+    return 0 if summary.is_complete else 1
+
+
+def status(job: Job) -> int:
+    """Say what is measured, what is to do, and what table is there."""
+    from hessfig.sweep import preview
+
+    print(preview.describe(job.variants))
+    print(f"table: {table_there(job)}")
+    return 0
+
+
+def table_there(job: Job) -> str:
+    """Return which table the sweep's folder holds: where, rows, when, and the settings in which it is another one."""
+    path = _table(job)
+    if not path.is_file():
+        return f"none yet ({path})"
+    what = f"{path}, {_rows(path)} rows"
+    try:
+        manifest = manifest_of(path.parent)
+    except UserError as error:
+        return f"{what}, with a manifest that cannot be read ({error.got})"
+    if manifest is None:
+        return f"{what}, without a manifest: its settings are not known"
+    other = differences(manifest["config"], job)
+    return f"{what}, of {manifest.get('end')}, made with {_shortly(other) if other else 'these settings'}"
+
+
+def _table(job: Job) -> Path:
+    return Path(job.config.output_dir) / job.config.sweep.name / TABLE
+
+
+def _rows(path: Path) -> int:
+    with path.open(newline="", encoding="utf-8", errors="replace") as handle:
+        return sum(1 for _ in csv.reader(handle)) - 1
+
+
+def _shortly(other: Sequence[Difference]) -> str:
+    more = f", and {len(other) - _SHOWN} more" if len(other) > _SHOWN else ""
+    return ", ".join(map(str, other[:_SHOWN])) + more

@@ -1,0 +1,71 @@
+"""A command taken apart: its flags, the user's folder, and the key=value words that are left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hessfig.errors import UserError, did_you_mean
+
+HELP = {
+    "--config-dir FOLDER, -cd": "your own sweep/*.yaml, figure/*.yaml, model/*.yaml, ... beside the shipped ones",
+    "--cfg job, -c": "print the resolved settings and do nothing",
+    "--multirun, -m": "several runs: one for each combination of key=a,b",
+    "--help, -h": "this text",
+}
+FLAGS = [words.partition(",")[0].partition(" ")[0] for words in HELP]
+_SHORT = dict(zip((words.rpartition(" ")[2] for words in HELP), FLAGS, strict=True))
+_WITH_VALUE = ("--config-dir", "--cfg")
+
+
+@dataclass(frozen=True)
+class Command:
+    """What follows a verb. `own` is the absolute path of --config-dir."""
+
+    words: tuple[str, ...]
+    own: Path | None
+    several: bool
+    shows_settings: bool
+    asks_help: bool
+
+
+def read(arguments: Sequence[str]) -> Command:
+    """Return the command. Raises UserError for a flag that does not exist, and for a folder that cannot serve."""
+    words: list[str] = []
+    flags: dict[str, str] = {}
+    rest = iter(arguments)
+    for word in rest:
+        if word.startswith("-"):
+            name, value = _flag(word, rest)
+            flags[name] = value
+        else:
+            words.append(word)
+    if flags.get("--cfg", "job") != "job":
+        raise UserError("--cfg", got=flags["--cfg"] or "nothing", allowed="job", remedy="--cfg job")
+    return Command(
+        words=tuple(words),
+        own=_folder(flags["--config-dir"]) if "--config-dir" in flags else None,
+        several="--multirun" in flags,
+        shows_settings="--cfg" in flags,
+        asks_help="--help" in flags,
+    )
+
+
+def _flag(word: str, rest: Iterator[str]) -> tuple[str, str]:
+    name, equals, value = word.partition("=")
+    name = _SHORT.get(name, name)
+    if name not in FLAGS or (equals and name not in _WITH_VALUE):
+        raise UserError(
+            f"there is no flag {word!r}",
+            got=word,
+            allowed=", ".join([*FLAGS, *_SHORT]),
+            remedy=did_you_mean(name, FLAGS) or "settings are given as key=value",
+        )
+    return name, value if equals or name not in _WITH_VALUE else next(rest, "")
+
+
+def _folder(text: str) -> Path:
+    from hessfig.config.own import own_folder
+
+    return own_folder(text)

@@ -1,0 +1,101 @@
+"""One command, one or several runs of its verb: settings checked and composed, each run with a folder of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import sys
+from collections.abc import Callable, Sequence
+
+from hessfig.cli.flags import Command
+from hessfig.cli.verbs import VERBS, Verb
+from hessfig.config.compose import Job, jobs
+from hessfig.config.compose.overrides import check_words, given
+from hessfig.config.settings import settings
+from hessfig.errors import UserError
+
+Action = Callable[[Job], int]
+# Settings of a run that do not make another table.
+_SAME_TABLE = (
+    *("sweep", "output_dir", "workers", "dry_run"),
+    *("sweep.name", "sweep.about", "sweep.windows", "sweep.average"),
+)
+_LONGEST = 100
+
+
+def run(verb: Verb, command: Command, action: Action) -> int:
+    """Compose what `command` asks of `verb` and carry it out; return the exit code.
+
+    Everything is checked before the first run begins.
+    """
+    check_words(command.words, command.own, several=command.several)
+    check_read(verb, command.words)
+    found = jobs(command.words, command.own, several=command.several)
+    if command.shows_settings:
+        print("---\n".join(job.yaml() for job in found), end="")
+        return 0
+    return _several(apart(found), action) if command.several else action(found[0])
+
+
+def check_read(verb: Verb, words: Sequence[str]) -> None:
+    """Raise UserError for a setting that would have no effect on this verb."""
+    for key in given(words):
+        if not verb.takes(key):
+            other = [one.name for one in VERBS.values() if one.composed and one.takes(key)]
+            raise UserError(
+                f"hessfig {verb.name} does not read {key}",
+                got=next(word for word in words if key in word),
+                allowed=", ".join(_read(verb)),
+                remedy=_remedy(verb, key, other),
+            )
+
+
+def apart(found: Sequence[Job]) -> list[Job]:
+    """Return the jobs of one -m, those that would write over each other's table in output_dir/multirun/<words>."""
+    tables: dict[tuple[str, str], set[str]] = {}
+    for job in found:
+        tables.setdefault(_place(job), set()).add(_label(job))
+    return [_moved(job) if len(tables[_place(job)]) > 1 else job for job in found]
+
+
+def _place(job: Job) -> tuple[str, str]:
+    return job.config.output_dir, job.config.sweep.name
+
+
+def _moved(job: Job) -> Job:
+    return job.in_folder(f"{job.config.output_dir}/multirun/{_label(job)}")
+
+
+def _several(found: Sequence[Job], action: Action) -> int:
+    """Carry out every run; one that is refused does not stop the others."""
+    codes = []
+    for number, job in enumerate(found, 1):
+        print(f"run {number} of {len(found)}: {' '.join(job.words)}", flush=True)
+        try:
+            codes.append(action(job))
+        except UserError as error:
+            print(f"error: {error}", file=sys.stderr)
+            codes.append(2)
+    return max(codes)
+
+
+def _read(verb: Verb) -> list[str]:
+    """Return what a verb reads: groups and single settings, or the settings of a group that is not chosen here."""
+    inside = (key for key in settings() if key.partition(".")[0] in set(verb.reads) & set(verb.ignores))
+    return [*filter(verb.takes, verb.reads), *filter(verb.takes, inside)]
+
+
+def _remedy(verb: Verb, key: str, others: Sequence[str]) -> str:
+    if verb.name == "plot" and key.partition(".")[0] == "sweep":
+        return "figure.sweep=NAME draws another sweep's table"
+    if others:
+        return f"leave it out: it is for hessfig {', '.join(others)}"
+    return "leave it out"
+
+
+def _label(job: Job) -> str:
+    """Return the settings of a run that make its table, as the name of a folder: seeds-1_model.d_model-8."""
+    made = [f"{key}={value}" for key, value in job.given.items() if key not in _SAME_TABLE]
+    plain = "_".join(word for word in made if VERBS["run"].takes(word.partition("=")[0])).replace("=", "-")
+    clean = re.sub(r"[^A-Za-z0-9._-]", "", plain)[:_LONGEST]
+    return clean if clean == plain else f"{clean}-{hashlib.sha256(plain.encode()).hexdigest()[:6]}"

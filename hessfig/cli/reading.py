@@ -1,0 +1,159 @@
+"""What the verbs do that measure nothing: plot, slopes, check, compare and verify."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hessfig.config.compose import Job, compose, manifest_of, matching_folder
+from hessfig.config.shipped import STUDY, choices, studies
+from hessfig.errors import UserError, did_you_mean
+
+if TYPE_CHECKING:
+    from hessfig.figures.sheets import FigureSpec
+
+
+def plot(job: Job) -> int:
+    """Draw the figure chosen."""
+    figure = job.config.figure
+    if not figure.name:
+        raise UserError(
+            "no figure chosen",
+            got="figure=none",
+            allowed="figure=NAME",
+            remedy="`hessfig plot --help` lists the figures",
+        )
+    for path in _study(job) if figure.layout == STUDY else _drawn(job):
+        print(path)
+    return 0
+
+
+def slopes(job: Job) -> int:
+    """Fit the sweep's curves and print the slopes."""
+    from hessfig.analysis.slopes.fit import rich_table
+    from hessfig.cli.terminal import show
+
+    show(rich_table(_fitted(job)))
+    return 0
+
+
+def check(job: Job) -> int:
+    """Fit the sweep's curves; return 1 when a slope is outside its tolerance, or none could be checked."""
+    from hessfig.analysis.slopes import gate
+
+    lines, code = gate.summary(_fitted(job), job.config.tolerance)
+    print("\n".join(lines))
+    return code
+
+
+def compare(job: Job) -> int:
+    """Compare one sweep with a reference, or every published figure with a folder of the authors' files."""
+    from hessfig.cli.compare import compare_figures, compare_sweep
+
+    config = job.config
+    if config.reference is None:
+        raise UserError(
+            "reference is missing",
+            got="reference=null",
+            allowed="reference=FILE.csv or reference=FOLDER",
+            remedy="name a file of published values, or the folder of the authors' result files",
+        )
+    reference = Path(config.reference)
+    if "sweep" not in job.given and reference.is_dir():
+        compare_figures(
+            lambda sweep: matching_folder(job.of_sweep(sweep)), Path(config.output_dir), reference
+        )
+    else:
+        compare_sweep(matching_folder(job), reference)
+    return 0
+
+
+def verify(arguments: list[str]) -> int:
+    """Check statements of the theory; the settings are words of its own."""
+    from hessfig.theory.verify.arguments import parse
+    from hessfig.theory.verify.run import run as run_statements
+
+    return run_statements(**parse(arguments))
+
+
+def _study(job: Job) -> list[Path]:
+    """Compute the tables of a theory study unless they are there (seconds), then draw its figure."""
+    name, outputs = job.config.figure.name, Path(job.config.output_dir)
+    if name not in studies():
+        raise UserError(
+            f"there is no study {name!r}",
+            got=f"figure.name={name}, figure.layout={STUDY}",
+            allowed=", ".join(studies()),
+            remedy=did_you_mean(name, studies()) or "figure.layout=LAYOUT for a figure of a sweep",
+        )
+    for key in set(job.given) - {"figure", "output_dir"}:
+        raise UserError(
+            f"the study {name} does not read {key}",
+            got=f"{key}={job.given[key]}",
+            allowed="output_dir",
+            remedy="leave it out: the figure is computed, not measured",
+        )
+    if not list((outputs / name).glob("*.csv")):
+        import_module(f"hessfig.theory.studies.{name}").run(outputs)
+    return import_module(f"hessfig.figures.studies.{name}").draw(outputs)
+
+
+def _drawn(job: Job) -> list[Path]:
+    from hessfig.figures.sheets import draw
+
+    return draw(_spec(job), Path(job.config.output_dir))
+
+
+def _spec(job: Job) -> FigureSpec:
+    """Return what to draw: slopes are fitted as the sweep says, or as the command line does."""
+    from hessfig.figures.sheets import FigureSpec
+
+    figure, asked = job.config.figure, _of_its_sweep(job)
+    matching_folder(asked)
+    return FigureSpec(
+        figure.name,
+        figure.sweep,
+        figure.layout,
+        _windows(asked),
+        figure.options,
+        asked.config.sweep.average.value,
+        x=figure.x,
+        colour=figure.colour,
+        dashes=figure.dashes,
+    )
+
+
+def _of_its_sweep(job: Job) -> Job:
+    """Return the same words asked of the figure's sweep; one that was named by hand is known by its manifest."""
+    name = job.config.figure.sweep
+    known = choices("sweep", job.own)
+    if name in known:
+        return job.of_sweep(name)
+    manifest = manifest_of(Path(job.config.output_dir) / name) if name else None
+    if manifest is None:
+        raise UserError(
+            f"figure.sweep: there is no sweep {name!r}",
+            got=f"figure.sweep={name}",
+            allowed=", ".join(known),
+            remedy=did_you_mean(name, known) or "figure.sweep=NAME of a sweep, or of one that was run",
+        )
+    return compose([*job.words, f"sweep.name={name}"], job.own).fitted_as(manifest["config"]["sweep"])
+
+
+def _fitted(job: Job) -> Any:
+    from hessfig.analysis.slopes import fit
+
+    config = job.config
+    return fit.run(
+        matching_folder(job),
+        _windows(job),
+        tolerance=config.tolerance,
+        resamples=config.resamples,
+        average=config.sweep.average.value,
+        quantity=config.quantities[0],
+    )
+
+
+def _windows(job: Job) -> list[tuple[float | None, float | None]]:
+    return [(low, high) for low, high in job.config.sweep.windows]

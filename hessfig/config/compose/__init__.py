@@ -1,0 +1,14 @@
+"""Composition: from key=value words, the shipped YAML files and a user's own to checked settings. The door to Hydra."""
+
+from hessfig.config.compose.job import Job, compose, jobs
+from hessfig.config.compose.made import departures, differences, manifest_of, matching_folder
+
+__all__ = [
+    "Job",
+    "compose",
+    "departures",
+    "differences",
+    "jobs",
+    "manifest_of",
+    "matching_folder",
+]

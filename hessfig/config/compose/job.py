@@ -1,0 +1,143 @@
+"""What one run of a verb is asked for: the words of its command, composed by Hydra and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import DictConfig, OmegaConf
+
+from hessfig.config.checks import check
+from hessfig.config.compose.overrides import for_hydra, given, quoted, runs
+from hessfig.config.compose.refusals import REFUSED, refusal
+from hessfig.config.compose.shapes import check_shapes
+from hessfig.config.compose.vary import combinations, settled, variant_name
+from hessfig.config.schema import Config
+from hessfig.config.shipped import choices
+from hessfig.errors import UserError
+
+Variants = list[tuple[str, Config]]
+
+
+@dataclass(frozen=True)
+class Job:
+    """The settings of one run, the words that were given for it, and the user's folder if there is one."""
+
+    composed: DictConfig
+    words: tuple[str, ...]
+    own: Path | None
+
+    @cached_property
+    def given(self) -> dict[str, Any]:
+        """The settings given on the command line, by key."""
+        return given(self.words)
+
+    @cached_property
+    def config(self) -> Config:
+        """The checked settings. Raises UserError for values that cannot be run."""
+        return self._checked(self.composed)
+
+    @cached_property
+    def variants(self) -> Variants:
+        """(name, settings) for every combination of what the sweep varies; '' names the only one.
+
+        Settings given on the command line are not varied; the number of layers is not part of the name.
+        """
+        return [
+            (variant_name(choice), self._with(choice)) for choice in combinations(self.composed.sweep.vary)
+        ]
+
+    def of_sweep(self, sweep: str) -> Job:
+        """Return what the same words ask of another sweep."""
+        kept = [word for word in self.words if not word.startswith(("sweep=", "figure="))]
+        return compose([*kept, f"sweep={sweep}"], self.own)
+
+    def in_folder(self, output_dir: str) -> Job:
+        """Return the same job with its results elsewhere."""
+        changed = self.composed.copy()
+        changed.output_dir = output_dir
+        return Job(changed, self.words, self.own)
+
+    def fitted_as(self, sweep: Mapping[str, Any]) -> Job:
+        """Return the same job with the windows and the average of `sweep`, where none are given."""
+        changed = self.composed.copy()
+        for key in ("windows", "average"):
+            if key in sweep and f"sweep.{key}" not in self.given:
+                changed.sweep[key] = sweep[key]
+        return Job(changed, self.words, self.own)
+
+    def yaml(self) -> str:
+        """Return the settings as YAML."""
+        return OmegaConf.to_yaml(self.composed)
+
+    def _with(self, choice: dict[str, Any]) -> Config:
+        changed = self.composed.copy()
+        for key, value in choice.items():
+            try:
+                OmegaConf.update(changed, key, value, force_add=key.startswith("model.options."))
+            except REFUSED as error:
+                raise refusal(error, [f"{key}={value}"], None) from error
+        return self._checked(changed)
+
+    def _checked(self, composed: DictConfig) -> Config:
+        try:
+            config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), composed))
+        except REFUSED as error:
+            raise refusal(error, self.words, self.own) from error
+        assert isinstance(config, Config)
+        check_shapes(config)
+        check(config)
+        return config
+
+
+def jobs(words: Sequence[str], own: Path | None = None, *, several: bool = False) -> list[Job]:
+    """Return the job that sound `words` stand for; with `several` (-m) one for each combination of key=a,b.
+
+    Raises UserError for the first setting that cannot be run, in whichever of them.
+    """
+    found = [compose(run, own) for run in (runs(words) if several else [list(words)])]
+    for job in found:
+        assert job.variants
+    return found
+
+
+def compose(words: Sequence[str], own: Path | None = None) -> Job:
+    """Compose the shipped configuration, the user's folder `own` and `words`."""
+    try:
+        composed = _hydra(words, own)
+    except REFUSED as error:
+        raise refusal(error, words, own) from error
+    vary: Any = OmegaConf.to_container(composed.sweep.vary)
+    composed.sweep.vary = settled(vary, given(words))
+    composed.config_dir = str(own) if own else None
+    job = Job(composed, tuple(words), own)
+    _check_own_names(job)
+    return job
+
+
+def _hydra(words: Sequence[str], own: Path | None) -> DictConfig:
+    ConfigStore.instance().store("schema", Config)
+    GlobalHydra.instance().clear()
+    searched = [f"hydra.searchpath=[{quoted(f'file://{own}')}]"] if own else []
+    with hydra.initialize_config_module("hessfig.conf", version_base="1.3"):
+        return hydra.compose("config", overrides=[*searched, *map(for_hydra, words)])
+
+
+def _check_own_names(job: Job) -> None:
+    """A user's file must name its sweep or figure: what it leaves out would be the default's, and so its folder."""
+    for group in ("sweep", "figure") if job.own else ():
+        chosen, name = job.given.get(group), job.composed[group].name
+        if chosen in choices(group) or chosen is None or f"{group}.name" in job.given or name == chosen:
+            continue
+        raise UserError(
+            f"{job.own}/{group}/{chosen}.yaml does not name itself",
+            got=f"{group}.name: {name}",
+            allowed=f"{group}.name: {chosen}",
+            remedy=f"write name: {chosen}" + " under sweep:" * (group == "sweep"),
+        )

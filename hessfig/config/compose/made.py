@@ -1,0 +1,144 @@
+"""The settings a table was made with, as its manifest has them, beside those asked for now."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hessfig.config.compose.job import Job, compose
+from hessfig.config.plain import as_plain
+from hessfig.config.settings import settings
+from hessfig.config.shipped import GROUPS
+from hessfig.errors import UserError
+from hessfig.record import MANIFEST, TABLE
+
+# Settings that a manifest holds without their changing a number; those that say how the table is read are no others.
+_NO_NUMBERS = ("sweep.name", "sweep.about", "sweep.windows", "sweep.average")
+# Words that ask nothing of a table.
+_READING = ("figure", "tolerance=", "resamples=", "reference=", "sweep.windows=", "sweep.average=")
+_GROUPS = ("task", "model", "grid", "estimator", "sweep")
+_UNKNOWN = object()
+# Settings of network and task that may differ without measuring something else: depths are compared one by one.
+_FREE = (("model", "n_layers"), ("task", "seed"))
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A setting whose value now, `asked`, is not the one a table was `made` with; several values where it varies."""
+
+    key: str
+    made: Any
+    asked: Any
+
+    def __str__(self) -> str:
+        return f"{self.key}={_text(self.made)} (now {_text(self.asked)})"
+
+
+def manifest_of(folder: Path) -> dict[str, Any] | None:
+    """Return the manifest in `folder`, or None if there is none. Raises UserError for a broken one."""
+    path = folder / MANIFEST
+    if not path.exists():
+        return None
+    try:
+        manifest = json.loads(path.read_text("utf-8"))
+        if not all(isinstance(manifest["config"][group], dict) for group in _GROUPS):
+            raise TypeError("its config has no groups of settings")
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UserError(
+            f"{path} is not a manifest of this version",
+            got=f"{type(error).__name__}: {error}",
+            allowed="the file that `hessfig run` left beside the table",
+            remedy=f"hessfig run sweep={folder.name} (finished cells are reused)",
+        ) from error
+    return manifest
+
+
+def differences(made: Mapping[str, Any], job: Job, keys: Collection[str] | None = None) -> list[Difference]:
+    """Return the settings that change numbers and are not those a table was made with; of `keys` only, if given."""
+    asked = as_plain(job.variants[0][1])
+    vary = {key: None for config in (made, asked) for key in (config["sweep"].get("vary") or {})}
+    found = (
+        Difference(key, before, now)
+        for key in dict.fromkeys([*_table_settings(), *vary])
+        if (keys is None or _is_named(key, keys, vary))
+        for before, now in [(_values(made, key), _values(asked, key))]
+    )
+    return [one for one in found if one.made is not _UNKNOWN and not _agree(one, is_part=keys is not None)]
+
+
+def matching_folder(job: Job) -> Path:
+    """Return outputs/<sweep>. Raises UserError when a setting given now is not the one the table was made with."""
+    folder = Path(job.config.output_dir) / job.config.sweep.name
+    manifest = manifest_of(folder)
+    other = differences(manifest["config"], job, set(job.given)) if manifest else []
+    if other:
+        first = other[0]
+        raise UserError(
+            f"{folder / TABLE} is from another config: {first.key} was {_text(first.made)}",
+            got=f"{first.key}={_text(first.asked)}",
+            allowed=f"{first.key}={_text(first.made)}",
+            remedy=f"leave it out, or measure that: {_run_command(job)}",
+        )
+    return folder
+
+
+def departures(manifest: Path, sweep: str) -> list[str]:
+    """Return the settings of network and task in a manifest that are not those of the shipped sweep."""
+    made = (manifest_of(manifest.parent) or {"config": {}})["config"]
+    own = as_plain(compose([f"sweep={sweep}"]).variants[0][1])
+    return [
+        f"{group}.{key}={made[group][key]} (the paper: {value})"
+        for group in ("model", "task")
+        for key, value in own[group].items()
+        if (group, key) not in _FREE and made.get(group, {}).get(key, value) != value
+    ]
+
+
+def _agree(one: Difference, *, is_part: bool) -> bool:
+    """Whether the values are equal; a reader may ask for some of a table's quantities."""
+    some = is_part and one.key == "quantities" and bool(one.asked)
+    return set(one.asked) <= set(one.made) if some else one.made == one.asked
+
+
+def _table_settings() -> Iterator[str]:
+    """Yield the settings that change numbers."""
+    single = ("quantities", "blocks", "parts", "seeds", "first_seed", "dtype", "device")
+    for key in settings():
+        group = key.partition(".")[0]
+        is_read = group in GROUPS and group not in ("figure", "sweep") and key not in _NO_NUMBERS
+        if is_read or key in single or key == "sweep.axis":
+            yield key
+
+
+def _is_named(key: str, keys: Collection[str], vary: Collection[str]) -> bool:
+    """Whether `key` is one of `keys`, in a group that is, or one of those varied where `sweep.vary` is among them."""
+    by_vary = key in vary and any(one.startswith("sweep.vary") for one in keys)
+    return by_vary or any(
+        key == one or key.startswith(f"{one}.") or one.startswith(f"{key}.") for one in keys
+    )
+
+
+def _values(config: Mapping[str, Any], key: str) -> Any:
+    """Return the value of `key`, or its values where the sweep varies it."""
+    varied = (config["sweep"].get("vary") or {}).get(key)
+    if varied is not None:
+        return varied
+    found: Any = config
+    for name in key.split("."):
+        found = found.get(name, _UNKNOWN) if isinstance(found, Mapping) else _UNKNOWN
+    return found
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value).replace('"', "") if isinstance(value, list | dict | bool | None) else str(value)
+
+
+def _run_command(job: Job) -> str:
+    own = ["--config-dir", str(job.own)] if job.own else []
+    named = [] if "sweep" in job.given else [f"sweep={job.config.sweep.name}"]
+    kept = [word for word in job.words if not word.startswith(_READING)]
+    return shlex.join(["hessfig", "run", *named, *kept, *own])

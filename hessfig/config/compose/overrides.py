@@ -1,0 +1,144 @@
+"""Overrides, the key=value words of a command: checked before anything is composed, so that a slip gets an answer."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+
+from hessfig.config.own import NAME
+from hessfig.config.settings import NOT_GIVEN, OPEN, is_setting, meant, siblings
+from hessfig.config.shipped import GROUPS, choices
+from hessfig.errors import UserError, did_you_mean
+
+QUOTE = "'"
+
+
+def check_words(words: Sequence[str], own: Path | None, *, several: bool) -> None:
+    """Raise UserError for the first word that is no key=value, or whose key or choice does not exist.
+
+    `several`: whether key=a,b asks for one run a value (-m).
+    """
+    for word in words:
+        override = _parsed(word, own)
+        _check_form(word, override)
+        if override.key_or_group in GROUPS:
+            _check_choices(override, own)
+        if override.is_sweep_override():
+            _check_values(word, override, several)
+
+
+def given(words: Sequence[str]) -> dict[str, Any]:
+    """Return {key: value} of words that are known to be sound; the last of equal keys counts."""
+    overrides = OverridesParser.create().parse_overrides([for_hydra(word) for word in words])
+    return {override.key_or_group: override.value() for override in overrides}
+
+
+def runs(words: Sequence[str]) -> list[list[str]]:
+    """Return the words of every run of -m: each combination of the values in key=a,b."""
+    return [list(run) for run in itertools.product(*map(_alternatives, words))]
+
+
+def for_hydra(word: str) -> str:
+    """Return `word` as Hydra needs it: a choice quoted (figure='6' is text), new entries of open settings as ++key."""
+    key, _, value = word.lstrip("+").partition("=")
+    if key in GROUPS and all(NAME.fullmatch(name) for name in value.split(",")):
+        return f"{key}=" + ",".join(f"'{name}'" for name in value.split(","))
+    return f"++{key}={value}" if key.startswith(OPEN) else word
+
+
+def quoted(text: str) -> str:
+    """Return any text as a value of Hydra's grammar."""
+    return "'" + re.sub(r"(\\*)'", r"\1\1\\'", re.sub(r"(\\+)$", r"\1\1", text)) + "'"
+
+
+def _parsed(word: str, own: Path | None) -> Override:
+    if "=" not in word and not word.startswith(("~", "+")):
+        raise UserError(f"cannot read {word!r}", got=word, allowed="key=value", remedy=_whole(word, own))
+    try:
+        return OverridesParser.create().parse_override(for_hydra(word))
+    except HydraException as error:
+        raise UserError(
+            f"cannot read {word!r}",
+            got=word,
+            allowed="key=value",
+            remedy="quote a value with special characters, and the word for the shell: 'key=\"a, b\"'",
+        ) from error
+
+
+def _whole(word: str, own: Path | None) -> str:
+    """Return what a lone word may have meant: a choice without its group, or a key without a value."""
+    group = next((group for group in ("sweep", "figure") if word in choices(group, own)), None)
+    return f"{group}={word}" if group else meant(word)
+
+
+def _check_form(word: str, override: Override) -> None:
+    key = override.key_or_group
+    if key == NOT_GIVEN:
+        raise UserError(
+            f"{key} is not given so", got=word, allowed="--config-dir", remedy="--config-dir FOLDER"
+        )
+    if key not in GROUPS and not is_setting(key):
+        raise UserError(
+            f"there is no setting {key!r}", got=word, allowed=", ".join(siblings(key)), remedy=meant(key)
+        )
+    if override.is_delete():
+        raise UserError(
+            f"{key} cannot be taken away", got=word, allowed=f"{key}=VALUE", remedy="give it another value"
+        )
+    if override.package is not None or (word.startswith("+") and not key.startswith(OPEN)):
+        raise UserError(
+            f"{key} is a setting: no + is needed",
+            got=word,
+            allowed=f"{key}=VALUE",
+            remedy=f"{key}={_value(word)}",
+        )
+
+
+def _value(word: str) -> str:
+    return word.partition("=")[2]
+
+
+def _check_choices(override: Override, own: Path | None) -> None:
+    group, known = override.key_or_group, choices(override.key_or_group, own)
+    value = override.value()
+    for entry in getattr(value, "list", [value]):
+        choice = str(getattr(entry, "text", entry))
+        if choice not in known:
+            raise UserError(
+                f"there is no {group} {choice!r}",
+                got=f"{group}={choice}",
+                allowed=", ".join(known),
+                remedy=did_you_mean(choice, known) or f"add {group}/{choice}.yaml to a --config-dir of yours",
+            )
+
+
+def _check_values(word: str, override: Override, several: bool) -> None:
+    if not several:
+        raise UserError(
+            f"{override.key_or_group} has several values",
+            got=word,
+            allowed="one value",
+            remedy="add -m for one run a value, or write a list as [a,b]",
+        )
+    try:
+        _alternatives(word)
+    except Exception as error:
+        raise UserError(
+            f"cannot run {word!r}", got=word, allowed="key=a,b,c or key=range(a,b)", remedy="list the values"
+        ) from error
+
+
+def _alternatives(word: str) -> list[str]:
+    """Return key=a and key=b of key=a,b."""
+    override = OverridesParser.create().parse_override(for_hydra(word))
+    if not override.is_sweep_override():
+        return [word]
+    key, values = override.key_or_group, override.sweep_string_iterator()
+    return [f"{key}={value.strip(QUOTE) if key in GROUPS else value}" for value in values]

@@ -1,0 +1,123 @@
+"""What Hydra, OmegaConf and YAML refuse, in our words: the key, the file where it was, what is allowed, what to do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+from hydra.errors import HydraException
+from omegaconf.errors import (
+    ConfigAttributeError,
+    ConfigKeyError,
+    InterpolationResolutionError,
+    OmegaConfBaseException,
+)
+
+from hessfig.config.settings import is_setting, meant, settings, siblings, wrong_kind
+from hessfig.config.shipped import GROUPS, choices
+from hessfig.errors import UserError, did_you_mean
+
+REFUSED = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, RecursionError)
+
+
+def refusal(error: BaseException, words: Sequence[str], own: Path | None) -> UserError:
+    """Return the error to show when composing `words` with the user's folder `own` failed with one of REFUSED."""
+    if isinstance(error, yaml.YAMLError):
+        return _no_yaml(error)
+    cause = _cause(error)
+    file = _file(str(error), words, own)
+    if isinstance(cause, ConfigKeyError | ConfigAttributeError):
+        return _unknown_key(str(cause.full_key), file)
+    if isinstance(cause, InterpolationResolutionError):
+        return _interpolation(str(cause.full_key), str(cause).splitlines()[0], words)
+    missing = re.search(r"Could not (?:find|load|override) '([^']+)'", str(error))
+    if missing:
+        return _missing_choice(missing.group(1), file, own)
+    return _value(cause, file, words)
+
+
+def _no_yaml(error: yaml.YAMLError) -> UserError:
+    mark = getattr(error, "problem_mark", None)
+    where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "some line"
+    return UserError(
+        f"{mark.name if mark else 'a configuration file'} is not YAML ({where})",
+        got=getattr(error, "problem", None) or str(error).splitlines()[0],
+        allowed="key: value, lists in [...], every key once",
+        remedy=f"mend {where}",
+    )
+
+
+def _cause(error: BaseException) -> BaseException:
+    """Return OmegaConf's own exception behind Hydra's, if there is one."""
+    behind = (error, error.__cause__, error.__context__)
+    return next((one for one in behind if isinstance(one, OmegaConfBaseException)), error)
+
+
+def _file(text: str, words: Sequence[str], own: Path | None) -> Path | None:
+    """Return the user's file that Hydra blames: by name, or (for what the file chooses) the one that was chosen."""
+    blamed = re.match(r"In '([^']+)'", text)
+    if own is None or blamed is None:
+        return None
+    chosen = [word.replace("=", "/").replace("'", "") for word in words if word.partition("=")[0] in GROUPS]
+    names = chosen if blamed.group(1) == "config" else [blamed.group(1)]
+    return next((path for name in names if (path := own / f"{name}.yaml").exists()), None)
+
+
+def _unknown_key(key: str, file: Path | None) -> UserError:
+    leaf = key.rpartition(".")[2]
+    misplaced = file is not None and key.partition(".")[0] in GROUPS and (is_setting(leaf) or leaf in GROUPS)
+    return UserError(
+        f"{f'{file}: ' if file else ''}there is no setting {key!r}",
+        got=key,
+        allowed=", ".join(siblings(key)),
+        remedy=f"begin the file with '# @package _global_' if {leaf} stands at its top"
+        if misplaced
+        else meant(key),
+    )
+
+
+def _interpolation(key: str, why: str, words: Sequence[str]) -> UserError:
+    return UserError(
+        f"{key}: {why[0].lower()}{why[1:]}",
+        got=_word(key, words) or key,
+        allowed="a plain value, or ${KEY} with the key of another setting",
+        remedy="write the value itself",
+    )
+
+
+def _missing_choice(path: str, file: Path | None, own: Path | None) -> UserError:
+    group, _, choice = path.rpartition("/")
+    known = choices(group, own) if group in GROUPS else {}
+    return UserError(
+        f"{f'{file}: ' if file else ''}there is no {group or 'group'} {choice!r}",
+        got=path,
+        allowed=", ".join(known or GROUPS),
+        remedy=did_you_mean(choice, known or GROUPS) or "mend the file's list of defaults",
+    )
+
+
+def _value(cause: BaseException, file: Path | None, words: Sequence[str]) -> UserError:
+    key = re.sub(r"\[.*", "", str(getattr(cause, "full_key", None) or ""))
+    where, got = f"{file}: " if file else "", _word(key, words) or _said(key, str(cause))
+    if key in settings():
+        return wrong_kind(key, got, where=where)
+    why = "it does not hold settings by name" if file else str(cause).splitlines()[0]
+    return UserError(
+        f"{where}{why}",
+        got=got,
+        allowed="key: value, as in the shipped files" if file else "key=value",
+        remedy="`hessfig run --help` lists the settings",
+    )
+
+
+def _said(key: str, text: str) -> str:
+    """Return the value that OmegaConf's message quotes."""
+    value = re.search(r"[Vv]alue(?: '(.*)' of type|: (.*))|assign (\w+)", text)
+    said = next(filter(None, value.groups()), "") if value else text.splitlines()[0]
+    return f"{key}: {said}" if key else said
+
+
+def _word(key: str, words: Sequence[str]) -> str | None:
+    return next((word for word in reversed(words) if key and word.startswith(f"{key}=")), None)

@@ -1,0 +1,104 @@
+"""What a sweep varies: from the setting `sweep.vary` to lists of values, and to every combination of them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from hessfig.config.settings import is_setting, meant, settings, siblings
+from hessfig.errors import UserError
+
+# A variant is other networks, data or estimators; seeds and sigmas are no variants, and the rest changes no number.
+VARIABLE = ("task.", "model.", "state.", "grid.", "estimator.", "dtype")
+Vary = dict[str, list[Any]]
+
+
+def settled(vary: Mapping[str, Any], given: Mapping[str, Any]) -> Vary:
+    """Return {dotted key: values} of `vary` without the keys in `given`, the settings of the command line.
+
+    A `sweep.vary={...}` that is given replaces the sweep's own; one value may stand for a list of one. Raises UserError
+    for a key that is no setting or cannot vary, is given as well, or has no values, or some that cannot name a variant.
+    """
+    asked = dict(_flat(vary, ""))
+    if "sweep.vary" in given:
+        entries = {key.removeprefix("sweep.vary."): None for key in given if key.startswith("sweep.vary.")}
+        by_hand = dict(_flat(given["sweep.vary"] or {}, "")) | entries
+        _check_not_given_too(by_hand, given)
+        asked = {key: value for key, value in asked.items() if key in by_hand}
+    return {key: _values(key, value) for key, value in asked.items() if key not in given}
+
+
+def combinations(vary: Vary) -> Iterator[dict[str, Any]]:
+    """Yield every combination, {key: value}; the first key changes slowest."""
+    for values in itertools.product(*vary.values()):
+        yield dict(zip(vary, values, strict=True))
+
+
+def variant_name(choice: Mapping[str, Any]) -> str:
+    """Return 'key=value,...' without the number of layers, which has a column of its own."""
+    return ",".join(f"{key}={value}" for key, value in choice.items() if key != "model.n_layers")
+
+
+def _flat(vary: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    """Yield dotted keys: {model: {n_heads: 2}} means the same as {model.n_heads: 2}."""
+    for key, value in vary.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _check_not_given_too(by_hand: Collection[str], given: Mapping[str, Any]) -> None:
+    for key in by_hand:
+        if key in given:
+            raise UserError(
+                f"sweep.vary: {key} is given one value as well",
+                got=f"{key}={given[key]}",
+                allowed=f"either {key}=VALUE or sweep.vary={{{key}: [VALUES]}}",
+                remedy="leave one of them out",
+            )
+
+
+def _values(key: str, value: Any) -> list[Any]:
+    _check_key(key)
+    values = list(value) if isinstance(value, list | tuple) else [value]
+    form = f"sweep.vary={{{key}: [VALUE, ...]}}"
+    if not values:
+        raise UserError(
+            f"sweep.vary: {key} has no values", got=f"{key}: []", allowed=form, remedy="name a value"
+        )
+    for one in values:
+        if not isinstance(one, int | float | str | None) or set(str(one)) & set(",=\"'[]{}"):
+            raise UserError(
+                f"sweep.vary: a value of {key} cannot name a variant",
+                got=one,
+                allowed="numbers, true, false, null, and text without commas, equals signs, quotes or brackets",
+                remedy="make it a sweep of its own",
+            )
+    if len(set(map(str, values))) < len(values):
+        raise UserError(
+            f"sweep.vary: {key} has a value twice", got=values, allowed=form, remedy="name every value once"
+        )
+    return values
+
+
+def _check_key(key: str) -> None:
+    if not is_setting(key):
+        raise UserError(
+            f"sweep.vary: there is no setting {key!r}",
+            got=key,
+            allowed=", ".join(siblings(key) if "." in key else filter(_is_variable, settings())),
+            remedy=meant(key),
+        )
+    if not _is_variable(key):
+        raise UserError(
+            f"sweep.vary: {key} cannot be varied",
+            got=key,
+            allowed="settings of task, model, state, grid and estimator, and dtype",
+            remedy=f"hessfig run -m {key}=A,B makes one table a value",
+        )
+
+
+def _is_variable(key: str) -> bool:
+    return key.startswith(VARIABLE)

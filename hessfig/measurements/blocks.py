@@ -1,0 +1,54 @@
+"""What quantities of blocks share: columns of blocks, and rows of the table with their provenance and status."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from hessfig.config import DType, Method
+from hessfig.measurements.estimate import Estimate
+from hessfig.measurements.protocol import Request, Row, row_of
+from hessfig.models.registry import kind
+from hessfig.record import Status
+from hessfig.terms import Block, Part
+
+
+def columns(blocks: Iterable[Block]) -> list[tuple[int, str, list[Block]]]:
+    """Return (layer, col, blocks) for every column of blocks to measure; one column shares its products."""
+    grouped: dict[tuple[int, str], list[Block]] = {}
+    for block in blocks:
+        grouped.setdefault((block.layer, block.col), []).append(block)
+    return [(layer, col, members) for (layer, col), members in grouped.items()]
+
+
+def block_row(quantity: str, request: Request, block: Block, part: Part, found: Estimate) -> Row:
+    """Return the row of one part of one block. Raises ArithmeticError for a number that must vanish and does not."""
+    return row_of(
+        block,
+        part=part.value,
+        quantity=quantity,
+        value=found.value,
+        error=None if math.isnan(found.error) and math.isfinite(found.value) else found.error,
+        num_probes=found.num_probes,
+        **_made_by(request, found),
+        status=_status(quantity, request, block, part, found.value).value,
+    )
+
+
+def _made_by(request: Request, found: Estimate) -> dict[str, str]:
+    """Say which estimator and type made this number: exact norms are float64 whatever the probes are."""
+    if found.by == Method.exact:
+        return {"estimator": Method.exact.value, "dtype": DType.float64.value}
+    return {"estimator": found.by or request.estimator.method.value, "dtype": request.dtype.value}
+
+
+def _status(quantity: str, request: Request, block: Block, part: Part, value: float) -> Status:
+    if not math.isfinite(value):
+        return Status.nonfinite
+    if not kind(request.model.kind).is_structural_zero(request.model, block, part):
+        return Status.ok
+    if value != 0.0:
+        raise ArithmeticError(
+            f"{quantity} of {part} of block {block} must vanish by the network's structure but is {value!r}"
+        )
+    return Status.structural_zero

@@ -1,0 +1,59 @@
+"""The Hessian itself, as an array beside the cell: every parameter of the network, float32."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hessfig.config import Config, Kind
+from hessfig.measurements.frobenius.checks import check_dense
+from hessfig.measurements.protocol import Arrays, Measured, Quantity, Request
+from hessfig.models.protocol import Layout, Weight
+from hessfig.terms import Group
+
+if TYPE_CHECKING:
+    from hessfig.curvature.problem import Problem
+
+
+def _measure(problem: Problem, request: Request) -> Measured:
+    """Return arrays `hessian` (n, n), `names` and `sizes` of the parameters in its order, and no rows.
+
+    A transformer's is in the order and orientation of Figure 1 (see curvature.whole); other networks' parameters come
+    in their own order, flattened as they are.
+    """
+    del request
+    from hessfig.models.layered import Layered
+
+    return Measured([], _published(problem) if isinstance(problem.network, Layered) else _plain(problem))
+
+
+def _published(problem: Problem) -> Arrays:
+    from hessfig.curvature.whole import dense_hessian
+
+    whole = dense_hessian(problem)
+    return {"hessian": whole.matrix.cpu().float().numpy(), "names": whole.names, "sizes": whole.sizes}
+
+
+def _plain(problem: Problem) -> Arrays:
+    from hessfig.curvature.products.curvlinops import ColumnOperator
+    from hessfig.measurements.frobenius.dense import dense_blocks
+    from hessfig.terms import Part
+
+    side = problem.layout.side(0, Group.all)
+    blocks = dense_blocks(ColumnOperator(problem, 0, Group.all, [Group.all]))
+    whole = blocks[Group.all, Part.H_o] + blocks[Group.all, Part.H_f]
+    names, sizes = [weight.name for weight in side], [weight.size for weight in side]
+    return {"hessian": whole.cpu().float().numpy(), "names": names, "sizes": sizes}
+
+
+def _check(config: Config, layout: Layout) -> None:
+    side = layout.side(0, Group.all)
+    number = sum(weight.size for weight in side if _is_drawn(weight) or config.model.kind == Kind.python)
+    check_dense("quantities=[hessian]", f"the Hessian of {number} parameters", config, number**2)
+
+
+def _is_drawn(weight: Weight) -> bool:
+    """Whether a weight of the package's own networks stands in Figure 1: the attention's biases and norms do not."""
+    return weight.is_main or weight.name in ("W_E", "b_in", "b_out", "b_U")
+
+
+QUANTITY = Quantity("hessian", _measure, check=_check)

@@ -1,0 +1,128 @@
+"""Traces of diagonal blocks: exact where an exact or dense route is cheap, Hutchinson with its error elsewhere."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hessfig.config import Config, Method
+from hessfig.curvature.exact.support import Level, Route, exactness
+from hessfig.errors import UserError
+from hessfig.measurements.blocks import block_row, columns
+from hessfig.measurements.estimate import Estimate
+from hessfig.measurements.frobenius.settings import settings
+from hessfig.measurements.protocol import Measured, Quantity, Request
+from hessfig.models.blocks import blocks_of
+from hessfig.models.protocol import Layout
+from hessfig.terms import Block, Part
+
+if TYPE_CHECKING:
+    from torch import Generator, Tensor
+
+    from hessfig.curvature.column import Column
+    from hessfig.curvature.engines import Engines
+    from hessfig.curvature.problem import Problem
+
+Traces = dict[Part, Estimate]
+_METHODS = (Method.auto, Method.hutchinson, Method.dense, Method.exact)
+_SUMMABLE = (Route.last_layer, Route.tokens)  # routes whose exact engine gives traces too
+
+
+def _measure(problem: Problem, request: Request) -> Measured:
+    """Return tr of every part of every (diagonal) block."""
+    from hessfig.curvature.engines import Engines
+
+    engines, rows = Engines(problem, request.model, request.estimator.products), []
+    for layer, col, blocks in columns(request.blocks):
+        for block in blocks:
+            found = _traces(engines, request, block, request.stream(layer, col))
+            rows += [block_row("trace", request, block, part, found[part]) for part in request.parts]
+    return Measured(rows)
+
+
+def _traces(engines: Engines, request: Request, block: Block, generator: Generator) -> Traces:
+    method, count = request.estimator.method, request.estimator.num_probes
+    if method in (Method.auto, Method.exact) and all(_is_summable(request, block, p) for p in request.parts):
+        values = engines.exact.traces(block.layer, block.row, request.parts)
+        return {part: Estimate(value, 0.0, 0, Method.exact) for part, value in values.items()}
+    column = engines.column(block.layer, block.col, [block])
+    if method == Method.dense or (method == Method.auto and column.dim <= count):
+        return _summed(column, block, request)
+    return _sampled(column, block, request, generator)
+
+
+def _is_summable(request: Request, block: Block, part: Part) -> bool:
+    found = exactness(request.model, block, part)
+    return found.level == Level.cheap and found.route in _SUMMABLE
+
+
+def _summed(column: Column, block: Block, request: Request) -> Traces:
+    """Sum the diagonal, column by column."""
+    import torch
+
+    totals = _along(column, block, torch.eye(column.dim, dtype=column.dtype), request)
+    return {part: Estimate(float(total.sum()), 0.0, 0, Method.dense) for part, total in totals.items()}
+
+
+def _sampled(column: Column, block: Block, request: Request, generator: Generator) -> Traces:
+    """Average v.A v over Rademacher probes; its error is their standard deviation over the root of their number."""
+    from hessfig.curvature.probes import rademacher
+
+    count = request.estimator.num_probes
+    probes = rademacher(column.dim, count, generator=generator, dtype=column.dtype)
+    samples = _along(column, block, probes, request)
+    return {part: _mean(values) for part, values in samples.items()}
+
+
+def _mean(values: Tensor) -> Estimate:
+    count = len(values)
+    error = float(values.std()) / count**0.5 if count > 1 else float("nan")
+    return Estimate(float(values.mean()), error, count, Method.hutchinson)
+
+
+def _along(column: Column, block: Block, probes: Tensor, request: Request) -> dict[Part, Tensor]:
+    """Return v.A v for every column v of `probes`, in chunks that bound memory."""
+    import torch
+
+    from hessfig.curvature.column import PROBES_AT_ONCE, chunks
+
+    pieces: dict[Part, list[Tensor]] = {part: [] for part in request.parts}
+    for chunk in chunks(probes, column, PROBES_AT_ONCE):
+        products = column.split_matmat(chunk)
+        outer, functional = products[block, Part.H_o], products[block, Part.H_f]
+        for part, product in ((Part.H_o, outer), (Part.H_f, functional), (Part.H, outer + functional)):
+            if part in pieces:
+                pieces[part].append((chunk.to(product) * product).sum(dim=0))
+    return {part: torch.cat(found) for part, found in pieces.items()}
+
+
+def _check(config: Config, layout: Layout) -> None:
+    if config.estimator.method not in _METHODS:
+        raise UserError(
+            "quantities=[trace]: this estimator gives no trace",
+            got=f"estimator={config.estimator.method}",
+            allowed=", ".join(f"estimator={method}" for method in _METHODS),
+            remedy="estimator=auto",
+        )
+    for block in blocks_of(config.blocks, layout, config.model):
+        _check_block(config, block)
+
+
+def _check_block(config: Config, block: Block) -> None:
+    if not block.is_diagonal:
+        raise UserError(
+            "quantities=[trace]: a pair of different weights has no trace",
+            got=f"block {block}",
+            allowed="diagonal blocks",
+            remedy=f"blocks=[{block.row},{block.col}], or quantities=[frobenius] for pairs",
+        )
+    exact = all(exactness(config.model, block, part).route in _SUMMABLE for part in config.parts)
+    if config.estimator.method == Method.exact and not exact:
+        raise UserError(
+            f"estimator=exact: no exact trace of block {block}",
+            got=f"blocks with {block.col}",
+            allowed="blocks of the last layer, and of linear MLPs",
+            remedy="estimator=auto (Hutchinson there), or estimator=dense",
+        )
+
+
+QUANTITY = Quantity("trace", _measure, settings=settings, check=_check)

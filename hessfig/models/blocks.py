@@ -1,0 +1,149 @@
+"""From the setting `blocks` to blocks of the Hessian of a network with known weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from typing import Any
+
+from hessfig.config.choices import MLP, Kind, QueryKey
+from hessfig.config.schema import ModelConfig
+from hessfig.errors import UserError, did_you_mean
+from hessfig.models.protocol import Layout
+from hessfig.terms import Block, Matrix
+
+EVERY_PAIR, EVERY_WEIGHT, AT, ANY = "all", "each", "@", "*"
+Pair = tuple[str, str]
+
+
+def blocks_of(setting: Any, layout: Layout, model: ModelConfig) -> list[Block]:
+    """Parse `blocks`: names mean diagonal blocks, two-element lists pairs; every layer has its own.
+
+    `each` is the diagonal block of every weight, `all` every pair of weights. A name may be a group (attention, mlp,
+    norms, embeddings, layer, all) and may be pinned to a layer: W_V@2; pairs of pinned names reach across layers,
+    and @* stands for every layer in turn. Layer by layer; what has no layer comes first, pinned blocks last.
+    Raises UserError for a name, a layer or a pair this network has not.
+    """
+    pairs = _pairs(setting, layout, model)
+    plain = [pair for pair in pairs if AT not in "".join(pair)]
+    pinned = [block for pair in pairs if pair not in plain for block in _pinned(pair, layout)]
+    return list(dict.fromkeys([*_layer_by_layer(plain, layout), *pinned]))
+
+
+def _pairs(setting: Any, layout: Layout, model: ModelConfig) -> list[Pair]:
+    names = layout.names
+    if setting == EVERY_PAIR:
+        return [(row, col) for i, row in enumerate(names) for col in names[i:]]
+    if setting == EVERY_WEIGHT:
+        return [(name, name) for name in names]
+    entries = [setting] if isinstance(setting, str) else setting
+    if not isinstance(entries, list | tuple) or not entries:
+        what = "blocks is empty" if entries in ([], (), None) else "blocks is not a list of names"
+        raise UserError(what, got=setting, allowed=_allowed(layout), remedy="for example blocks=[W_V,W_Q]")
+    return list(dict.fromkeys(_pair(entry, layout, model) for entry in entries))
+
+
+def _pair(entry: Any, layout: Layout, model: ModelConfig) -> Pair:
+    # W_V@* alone means what W_V does: every layer's own block
+    alone = entry.removesuffix(AT + ANY) if isinstance(entry, str) else entry
+    names = list(entry) if isinstance(entry, list | tuple) else [alone, alone]
+    if len(names) != 2:
+        raise UserError(
+            "blocks: a pair has two weights",
+            got=entry,
+            allowed=_allowed(layout),
+            remedy="for example blocks=[[W_Q,W_V]]",
+        )
+    for name in names:
+        _check_name(name, entry, layout, model)
+    return str(names[0]), str(names[1])
+
+
+def _check_name(name: Any, entry: Any, layout: Layout, model: ModelConfig) -> None:
+    bare, at, layer = str(name).partition(AT)
+    layers = layout.layers_of(bare)
+    if not layers:
+        is_other = name in list(Matrix) and model.kind in (
+            Kind.transformer,
+            Kind.self_attention,
+            Kind.linear_mlp,
+        )
+        raise _not_of_this_model(Matrix(name), entry, layout, model) if is_other else _no_weight(name, layout)
+    if at and layer != ANY and not (layer.isdigit() and int(layer) in layers):
+        raise UserError(
+            f"blocks: {bare} is not in layer {layer or '(none)'}",
+            got=name,
+            allowed=f"{bare}@N with N one of {', '.join(map(str, layers))}, or {bare}@*",
+            remedy=f"for example {bare}@{layers[-1]}",
+        )
+
+
+def _layer_by_layer(pairs: Sequence[Pair], layout: Layout) -> list[Block]:
+    found = [Block(0, row, col) for row, col in pairs if not (layout.has_layer(row) or layout.has_layer(col))]
+    for layer in range(1, layout.num_layers + 1):
+        for row, col in pairs:
+            if layout.has_layer(row) or layout.has_layer(col):
+                found += [Block(layer, row, col)] if _is_there(layer, (row, col), layout) else []
+    return found
+
+
+def _is_there(layer: int, pair: Pair, layout: Layout) -> bool:
+    """Whether both weights are in this layer or in none."""
+    return all(set(layout.layers_of(name)) & {0, layer} for name in pair)
+
+
+def _pinned(pair: Pair, layout: Layout) -> list[Block]:
+    (row, row_layers), (col, col_layers) = (_at(name, layout) for name in pair)
+    mirrored = pair[0] == pair[1]
+    return [
+        Block(layer or row_layer, row, col, row_layer or layer)
+        for row_layer, layer in product(row_layers, col_layers)
+        if not mirrored or row_layer <= layer
+    ]
+
+
+def _at(name: str, layout: Layout) -> tuple[str, list[int]]:
+    bare, _, layer = name.partition(AT)
+    return bare, [int(layer)] if layer.isdigit() else layout.layers_of(bare)
+
+
+def _no_weight(name: Any, layout: Layout) -> UserError:
+    known = [*layout.names, *layout.others]
+    return UserError(
+        f"blocks: there is no weight named {name!r}",
+        got=name,
+        allowed=_allowed(layout),
+        remedy=did_you_mean(str(name), known) or f"for example blocks=[{known[0]}]",
+    )
+
+
+def _not_of_this_model(matrix: Matrix, entry: Any, layout: Layout, model: ModelConfig) -> UserError:
+    now, home = _switch(matrix, model)
+    pair = isinstance(entry, list | tuple)
+    got = f"[{', '.join(map(str, entry))}]" if pair else matrix
+    return UserError(
+        f"blocks: this model has no weight {matrix} ({now})" + f": {got} is not a pair of one model" * pair,
+        got=got,
+        allowed=_allowed(layout),
+        remedy=f"leave {matrix} out, or take another model: {home}",
+    )
+
+
+def _switch(matrix: Matrix, model: ModelConfig) -> tuple[str, str]:
+    """Return the setting that leaves `matrix` out of this model, and a setting that has it."""
+    scores = matrix in (Matrix.W_Q, Matrix.W_K, Matrix.W_QK)
+    if (
+        matrix == Matrix.W
+        or model.kind == Kind.linear_mlp
+        or (model.kind == Kind.self_attention and not scores)
+    ):
+        return f"model.kind={model.kind}", "model=linear_mlp" if matrix == Matrix.W else "model=gpt2"
+    if not scores:
+        return f"model.mlp={MLP.none}", f"model.mlp={MLP.relu}"
+    other = QueryKey.separate if model.query_key == QueryKey.single else QueryKey.single
+    return f"model.query_key={model.query_key}", f"model.query_key={other}"
+
+
+def _allowed(layout: Layout) -> str:
+    names, others = ", ".join(layout.names), ", ".join(layout.others)
+    return f"each, all, or a list of names or pairs of {names}" + f"; also {others}" * bool(others)

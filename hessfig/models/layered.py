@@ -1,0 +1,18 @@
+"""Networks made of layers: cut behind a layer, they cost no more than what a weight reaches."""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor
+
+
+@runtime_checkable
+class Layered(Protocol):
+    """A network that offers its suffixes; other networks are evaluated whole."""
+
+    def hidden(self, inputs: Tensor, depth: int) -> Tensor:
+        """Return the activations after `depth` layers (0: the embeddings), (batch, length, width)."""
+
+    def from_hidden(self, hidden: Tensor, depth: int, scored: slice) -> Tensor:
+        """Return the outputs at the scored positions, given the activations after `depth` layers."""

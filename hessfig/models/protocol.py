@@ -1,0 +1,143 @@
+"""What a network is to the rest of the house: named weights, each a view of a parameter; and what its kind offers.
+
+Standard library only: plans and previews need names and sizes, not tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hessfig.terms import Block, Group, Part
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from hessfig.config import Config, ModelConfig
+    from hessfig.tasks.batch import Batch
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A named weight of `layer` (1-based; 0: outside the layers): `parameter`, or parameter[index] for a view.
+
+    `size` counts its entries, `groups` are those it belongs to. Weights that are not `is_main` (biases, gains of
+    norms) are reached by name and through groups, but are left out where every weight is meant.
+    """
+
+    name: str
+    parameter: str
+    size: int
+    layer: int = 0
+    groups: tuple[str, ...] = ()
+    index: Any = None
+    is_main: bool = True
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The weights of a network in the order of its parameters, and the groups they form.
+
+    Weights that share name and layer form a group of that name. `parameters`: every parameter once, which is what
+    the group `all` means where `weights` are views, or not all there is.
+    """
+
+    weights: tuple[Weight, ...]
+    parameters: tuple[Weight, ...] = ()
+
+    @property
+    def num_layers(self) -> int:
+        return max((weight.layer for weight in self.weights), default=0)
+
+    @property
+    def names(self) -> list[str]:
+        """The main weights by name, in order."""
+        return list(dict.fromkeys(weight.name for weight in self.weights if weight.is_main))
+
+    @property
+    def others(self) -> list[str]:
+        """Further names a block may use: the other weights, then the groups."""
+        further = [weight.name for weight in self.weights if not weight.is_main]
+        return [name for name in dict.fromkeys([*further, *self._groups]) if name not in self.names]
+
+    def layers_of(self, name: str) -> list[int]:
+        """Return the layers that have a weight or group of this name; 0 stands for 'outside the layers'."""
+        return sorted({layer for layer in range(self.num_layers + 1) if self.members(layer, name)})
+
+    def has_layer(self, name: str) -> bool:
+        """Whether the layers have this weight, each its own."""
+        return self.layers_of(name) != [0]
+
+    def members(self, layer: int, name: str) -> tuple[Weight, ...]:
+        """Return the weights behind a name in `layer`: one weight, or those of a group; none if it has no such name."""
+        named = tuple(weight for weight in self.weights if (weight.layer, weight.name) == (layer, name))
+        if named or name not in list(Group):
+            return named
+        if name == Group.all:
+            return (self.parameters or self.weights) if layer == 0 else ()
+        here = (weight for weight in self.weights if weight.layer == layer)
+        if name == Group.layer:
+            return tuple(here) if layer else ()
+        return tuple(weight for weight in here if name in weight.groups)
+
+    def side(self, layer: int, name: str) -> tuple[Weight, ...]:
+        """Return the weights of one side of a block of `layer`: those of that layer, or of none.
+
+        Raises KeyError when there are none.
+        """
+        found = self.members(layer, name) or self.members(0, name)
+        if not found:
+            raise KeyError(f"there is no weight {name} in layer {layer}")
+        return found
+
+    def size(self, layer: int, name: str) -> int:
+        """Return the entries of one side of a block: its dimension."""
+        return sum(weight.size for weight in self.side(layer, name))
+
+    @property
+    def _groups(self) -> list[str]:
+        return [group.value for group in Group if self.layers_of(group.value)]
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A network at a point of weight space, with data and loss; `more` batches follow the first."""
+
+    network: nn.Module
+    batch: Batch
+    loss: nn.Module
+    layout: Layout
+    more: tuple[Batch, ...] = ()
+
+
+def no_zeros(model: ModelConfig, block: Block, part: Part) -> bool:
+    """Promise no block of a network that nobody knows to vanish."""
+    del model, block, part
+    return False
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of networks. `hessfig.models.<kind>.KIND` is one; everything below `layout` has an honest default.
+
+    `layout` names the weights of the configured network. Give either `skeleton` (an uninitialised network for
+    sequences of a length; weights are then drawn as the paper draws them, see states.initialised) or `draw` (network,
+    data and loss from sigma and seed, for kinds that make all of it themselves). `check` raises UserError for
+    settings that cannot be built. `axes` says which of sigma and seed change the network. `is_structural_zero` says
+    which blocks vanish by the shape of the network. `source` tells code of the user's own apart, for cells' keys.
+    """
+
+    layout: Callable[[Config], Layout]
+    skeleton: Callable[[Config], nn.Module] | None = None
+    draw: Callable[[Config, float | None, int], Drawn] | None = None
+    check: Callable[[Config], None] = lambda config: None
+    axes: Callable[[Config], frozenset[str]] = lambda config: frozenset({"sigma", "seed"})
+    is_structural_zero: Callable[[ModelConfig, Block, Part], bool] = no_zeros
+    source: Callable[[Config], str] = lambda config: ""
+
+
+def every_parameter(named: Iterable[tuple[str, int]]) -> Layout:
+    """Return the layout of a network that nobody knows: every parameter by its own name, none in a layer."""
+    whole = tuple(Weight(name, name, size) for name, size in named)
+    return Layout(whole, whole)

@@ -1,0 +1,40 @@
+"""Anybody's network: model.factory=FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION makes network, data and loss."""
+
+from __future__ import annotations
+
+import inspect
+
+from hessfig.config.schema import Config
+from hessfig.errors import UserError
+from hessfig.models.protocol import Drawn, Kind, Layout
+from hessfig.models.python.factory import call_factory, find_factory, source_of
+
+
+def layout(config: Config) -> Layout:
+    """Return the weights of the network that the factory makes first."""
+    return draw(config, None, config.first_seed).layout
+
+
+def draw(config: Config, sigma: float | None, seed: int) -> Drawn:
+    """Call the factory with those of `seed` and `sigma` that it takes, in the configured type.
+
+    Raises UserError when it cannot be found or returns something else than a network with data and a loss.
+    """
+    from hessfig.models.python.foreign import as_drawn
+
+    return as_drawn(call_factory(config, sigma, seed), dtype=config.dtype, source=str(config.model.factory))
+
+
+def axes(config: Config) -> frozenset[str]:
+    """Return which of sigma and seed the factory takes."""
+    return frozenset({"sigma", "seed"} & set(inspect.signature(find_factory(config)).parameters))
+
+
+def _check(config: Config) -> None:
+    if config.model.options and not config.model.factory:
+        raise UserError(
+            "model.options are for model.factory", got=config.model.options, allowed="{}", remedy=""
+        )
+
+
+KIND = Kind(layout=layout, draw=draw, axes=axes, check=_check, source=source_of)

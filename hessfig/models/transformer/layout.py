@@ -1,0 +1,73 @@
+"""The transformer's weights by name: which parameter each is, how large, in which groups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hessfig.config.choices import MLP, Norm, QueryKey
+from hessfig.config.schema import Config, ModelConfig, with_defaults
+from hessfig.models.matrices import VOCABULARY, matrices_of, weight_size
+from hessfig.models.protocol import Layout, Weight
+from hessfig.terms import Group, Matrix
+
+_ATTENTION = {Matrix.W_Q: "q", Matrix.W_QK: "q", Matrix.W_K: "k", Matrix.W_V: "v", Matrix.W_O: "o"}
+_MLP = {Matrix.W_in: "fc_in", Matrix.W_out: "fc_out"}
+
+
+def layout(config: Config) -> Layout:
+    """Return every parameter of the network in the order of its modules: weights, then biases and norms as others."""
+    return Layout(tuple(_weights(config)))
+
+
+def _weights(config: Config) -> Iterator[Weight]:
+    model, task = with_defaults(config.model), config.task
+    for matrix, path in ((Matrix.W_E, "tok_embed"), (Matrix.W_pos, "pos")):
+        yield Weight(
+            matrix.value, f"{path}.weight", weight_size(matrix, model, task), 0, (Group.embeddings.value,)
+        )
+    for layer in range(1, model.n_layers + 1):
+        yield from _layer(config, model, layer)
+    if model.norm == Norm.pre:
+        yield from _norm("ln_out", model, 0)
+    yield Weight(Matrix.W_U.value, "head.weight", weight_size(Matrix.W_U, model, task))
+    yield Weight("b_U", "head.bias", VOCABULARY, is_main=False)
+
+
+def _layer(config: Config, model: ModelConfig, layer: int) -> Iterator[Weight]:
+    held = matrices_of(model)
+    if model.norm != Norm.none:
+        yield from _norm("ln1", model, layer)
+    for matrix, path in _ATTENTION.items():
+        if matrix in held:
+            yield from _linear(config, matrix, f"attn.{path}", layer, Group.attention)
+    if model.mlp == MLP.none:
+        return
+    if model.norm != Norm.none:
+        yield from _norm("ln2", model, layer)
+    for matrix, path in _MLP.items():
+        yield from _linear(config, matrix, f"mlp.{path}", layer, Group.mlp)
+
+
+def _linear(config: Config, matrix: Matrix, path: str, layer: int, group: Group) -> Iterator[Weight]:
+    model, place = with_defaults(config.model), f"layers.{layer - 1}.{path}"
+    yield Weight(
+        matrix.value, f"{place}.weight", weight_size(matrix, model, config.task), layer, (group.value,)
+    )
+    bias = matrix.value.replace("W", "b", 1)
+    yield Weight(bias, f"{place}.bias", _outputs(matrix, model), layer, (group.value,), is_main=False)
+
+
+def _outputs(matrix: Matrix, model: ModelConfig) -> int:
+    """Return the length of the vector a weight produces."""
+    inner = model.n_heads * (model.d_head or 0)
+    single = model.n_heads * model.d_model if model.query_key == QueryKey.single else inner
+    lengths = {Matrix.W_Q: inner, Matrix.W_QK: single, Matrix.W_K: inner, Matrix.W_V: inner}
+    return lengths.get(matrix, (model.d_mlp or 0) if matrix == Matrix.W_in else model.d_model)
+
+
+def _norm(name: str, model: ModelConfig, layer: int) -> Iterator[Weight]:
+    place = f"layers.{layer - 1}.{name}" if layer else name
+    for kind, word in (("weight", "gain"), ("bias", "shift")):
+        yield Weight(
+            f"{name}_{word}", f"{place}.{kind}", model.d_model, layer, (Group.norms.value,), is_main=False
+        )

@@ -1,0 +1,86 @@
+"""Networks at initialisation: weights from the seed alone, embeddings anew at each sigma."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from hessfig.config import Config, DType, Kind, ModelConfig, SigmaScales
+from hessfig.models.protocol import Drawn
+from hessfig.models.registry import kind
+from hessfig.models.self_attention.network import BareAttention
+from hessfig.rng import stream
+from hessfig.tasks.batch import draw_batch
+from hessfig.tasks.losses import loss_module
+
+WEIGHT_VARIANCE = 0.64
+_EMBEDDINGS = {
+    SigmaScales.both: ("tok_embed.weight", "pos.weight"),
+    SigmaScales.tokens: ("tok_embed.weight",),
+}
+
+
+def initialised(config: Config, *, sigma: float | None, seed: int) -> Drawn:
+    """Draw the batch (from the task's seed) and the network (from `seed` and `sigma`).
+
+    `sigma` is None where it means nothing: then a network that has embeddings draws them with sigma = 1.
+    """
+    maker = kind(config.model.kind)
+    if maker.draw is not None:
+        return maker.draw(config, sigma, seed)
+    batch = draw_batch(config.task, width=config.model.d_model, dtype=config.dtype)
+    network = build_network(config, sigma=1.0 if sigma is None else sigma, seed=seed)
+    return Drawn(network, batch, loss_module(config.task.loss), maker.layout(config))
+
+
+def build_network(config: Config, *, sigma: float, seed: int) -> nn.Module:
+    """Return the configured network with weights of repeat `seed` and embeddings of scale `sigma`.
+
+    Weights are N(0, 0.64 / d_model), biases 0 (linear MLP: PyTorch's uniform default); token and position
+    embeddings are N(0, sigma^2), redrawn at each sigma (`sigma_scales=tokens`: positions at the weights' scale).
+    All draws are made in float64 and rounded to the configured type, each weight from a stream of its own name, so
+    that no setting shifts the draws of another.
+    """
+    maker = kind(config.model.kind)
+    assert maker.skeleton is not None, "a kind either draws itself or has a skeleton"
+    network = maker.skeleton(config).to(_torch_type(config.dtype))
+    draw_weights(network, _draw_for(config.model, sigma, seed))
+    if isinstance(network, BareAttention):
+        network.sigma = sigma
+    return network.requires_grad_(False)
+
+
+def draw_weights(network: nn.Module, draw: Callable[[str, torch.Size], Tensor]) -> None:
+    """Set every weight matrix to `draw(name, shape)`, every bias to 0, every LayerNorm to the identity."""
+    norms = {f"{name}.weight" for name, module in network.named_modules() if isinstance(module, nn.LayerNorm)}
+    for name, parameter in network.named_parameters():
+        with torch.no_grad():
+            if parameter.ndim == 2:
+                parameter.copy_(draw(name, parameter.shape))
+            else:
+                parameter.fill_(1.0 if name in norms else 0.0)
+
+
+def _torch_type(dtype: DType) -> torch.dtype:
+    found = getattr(torch, dtype)
+    assert isinstance(found, torch.dtype)
+    return found
+
+
+def _draw_for(model: ModelConfig, sigma: float, seed: int) -> Callable[[str, torch.Size], Tensor]:
+    def draw(name: str, shape: torch.Size) -> Tensor:
+        if name in _EMBEDDINGS[model.sigma_scales]:
+            generator = stream(seed, "embedding", name, float(sigma))
+            return sigma * torch.randn(shape, dtype=torch.float64, generator=generator)
+        generator = stream(seed, "weight", name)
+        if model.kind == Kind.linear_mlp:
+            bound = shape[1] ** -0.5
+            return (2 * torch.rand(shape, dtype=torch.float64, generator=generator) - 1) * bound
+        return (
+            torch.randn(shape, dtype=torch.float64, generator=generator)
+            * (WEIGHT_VARIANCE / model.d_model) ** 0.5
+        )
+
+    return draw

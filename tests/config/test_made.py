@@ -1,0 +1,99 @@
+"""A table of other settings is told apart from one of these, by its manifest."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hessfig.config.compose import Job, departures, differences, manifest_of, matching_folder
+from hessfig.config.plain import as_plain
+from hessfig.errors import UserError
+from tests.config.composing import job
+
+
+def made(folder: Path, *words: str) -> Path:
+    """Leave the manifest of a run with `words` in `folder`/SWEEP."""
+    found = job(*words).variants[0][1]
+    path = folder / found.sweep.name / "manifest.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps({"config": as_plain(found), "end": "2026-01-01"}))
+    return path
+
+
+def other(folder: Path, asked: Job, keys: set[str] | None = None) -> list[str]:
+    manifest = manifest_of(folder / asked.config.sweep.name)
+    assert manifest is not None
+    return [str(one) for one in differences(manifest["config"], asked, keys)]
+
+
+def test_no_manifest_contradicts_nothing(tmp_path: Path) -> None:
+    assert manifest_of(tmp_path) is None
+    assert matching_folder(job("seeds=3", f"output_dir='{tmp_path}'")) == tmp_path / "sigma"
+
+
+def test_every_setting_that_makes_other_numbers_counts(tmp_path: Path) -> None:
+    made(tmp_path, "model.norm=pre", "seeds=3", "workers=2", "tolerance=0.2", "sweep.windows=[]")
+    assert other(tmp_path, job()) == ["model.norm=pre (now none)", "seeds=3 (now 20)"]
+    assert other(tmp_path, job("model.norm=pre", "seeds=3")) == []
+
+
+def test_only_what_is_given_is_compared_by_verbs_that_read(tmp_path: Path) -> None:
+    made(tmp_path, "model.norm=pre", "seeds=3")
+    assert other(tmp_path, job("model.norm=none"), {"model.norm"}) == ["model.norm=pre (now none)"]
+    assert other(tmp_path, job("model.norm=pre"), {"model.norm"}) == []
+    assert other(tmp_path, job("sweep=sigma"), {"sweep"}) == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ("blocks=[W_V]", "blocks was [W_V, W_Q]"),
+        ("parts=[H]", "parts was [H_o, H_f, H]"),
+        ("model=linear_mlp", "model.kind was transformer"),
+        ("grid=linear", "grid.spacing was log"),
+        ("grid.values=[0.1]", "grid.values was null"),
+        ("estimator=dense", "estimator.method was auto"),
+        ("sweep.vary={model.n_heads: [1, 2]}", "model.n_heads was 1"),
+        ("model.attention_skip=false", "model.attention_skip was true"),
+    ],
+)
+def test_lists_groups_and_variants_are_compared_too(tmp_path: Path, asked: str, message: str) -> None:
+    made(tmp_path)
+    with pytest.raises(UserError) as caught:
+        matching_folder(job(asked, f"output_dir='{tmp_path}'"))
+    assert message in str(caught.value)
+    assert "is from another config" in str(caught.value)
+    assert caught.value.got and caught.value.allowed and "hessfig run sweep=sigma" in caught.value.remedy
+
+
+def test_one_depth_is_not_all_of_them(tmp_path: Path) -> None:
+    made(tmp_path, "sweep=depth")
+    asked = job("sweep=depth", "model.n_layers=1")
+    assert other(tmp_path, asked, {"sweep", "model.n_layers"}) == ["model.n_layers=[1, 2, 3, 4, 5] (now 1)"]
+    assert other(tmp_path, job("sweep=depth")) == []
+
+
+def test_a_manifest_that_knows_less_is_not_contradicted(tmp_path: Path) -> None:
+    path = made(tmp_path)
+    manifest = json.loads(path.read_text())
+    del manifest["config"]["state"], manifest["config"]["model"]["sigma_scales"]
+    path.write_text(json.dumps(manifest))
+    assert other(tmp_path, job()) == []
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "3", "{}", '{"config": 3}', '{"config": {"model": 3}}', "[" * 9999]
+)
+def test_a_broken_manifest_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "sigma").mkdir()
+    (tmp_path / "sigma/manifest.json").write_text(text)
+    with pytest.raises(UserError, match=r"not a manifest(.|\n)*hessfig run sweep=sigma") as caught:
+        matching_folder(job(f"output_dir='{tmp_path}'"))
+    assert caught.value.got and caught.value.allowed
+
+
+def test_departures_from_the_paper(tmp_path: Path) -> None:
+    path = made(tmp_path, "model.norm=pre", "task.seed=3", "seeds=2")
+    assert departures(path, "sigma") == ["model.norm=pre (the paper: none)"]

@@ -1,0 +1,137 @@
+"""A user's own folder: its files are choices like the shipped ones, and its mistakes are named with their file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hessfig.config.compose import jobs
+from hessfig.config.compose.overrides import check_words
+from hessfig.config.own import own_folder
+from hessfig.config.shipped import choices
+from hessfig.errors import UserError
+from tests.config.composing import job
+
+MINE = """# @package _global_
+defaults:
+  - override /model: tiny
+  - override /estimator: hutchinson
+sweep:
+  name: mine
+  about: "My own"
+  vary: {model.n_heads: [1, 2]}
+"""
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """Write files of a folder called 'my own, ü' and return the folder."""
+    folder = tmp_path / "my own, ü"
+
+    def written(**texts: str) -> Path:
+        for name, text in texts.items():
+            path = folder / f"{name.replace('__', '/')}.yaml"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        return own_folder(str(folder))
+
+    return written
+
+
+def test_own_choices_come_after_the_shipped_ones(write: Write) -> None:
+    own = write(sweep__mine=MINE, model__tiny="# Tiny\nd_model: 8\n")
+    assert list(choices("sweep", own)) == [*choices("sweep"), "mine"]
+    assert choices("sweep", own)["mine"] == "My own"
+    assert choices("model", own)["tiny"] == "Tiny"
+
+
+def test_own_files_compose(write: Write) -> None:
+    own = write(
+        sweep__mine=MINE,
+        model__tiny="# Tiny\nd_model: 8\n",
+        figure__f="name: f\nsweep: mine\nlayout: growth\n",
+    )
+    found = job("sweep=mine", "figure=f", own=own)
+    config = found.config
+    assert (config.sweep.name, config.model.d_model, config.estimator.method) == ("mine", 8, "hutchinson")
+    assert (config.figure.name, config.figure.sweep, config.figure.group) == ("f", "mine", "own")
+    assert [name for name, _ in found.variants] == ["model.n_heads=1", "model.n_heads=2"]
+    assert config.config_dir == str(own)
+    assert Path(config.config_dir).is_absolute()
+    assert found.of_sweep("depth").config.config_dir == str(own)
+
+
+def test_own_choices_are_meant_too(write: Write) -> None:
+    own = write(sweep__mine=MINE)
+    with pytest.raises(UserError, match="did you mean 'mine'"):
+        check_words(["sweep=mime"], own, several=False)
+
+
+BAD = {
+    "nam": (
+        "# @package _global_\nsweep: {name: bad, nam: x}",
+        "no setting 'sweep.nam'",
+        "did you mean 'sweep.name'",
+    ),
+    "top": ("# @package _global_\nseds: 3", "no setting 'seds'", "did you mean 'seeds'"),
+    "package": ("seeds: 3", "no setting 'sweep.seeds'", "# @package _global_"),
+    "value": ("# @package _global_\nseeds: x", "seeds must be a whole number", "seeds: x"),
+    "vary": ("# @package _global_\nsweep: {name: bad, vary: 3}", "sweep.vary must be", "{setting: values}"),
+    "yaml": ("# @package _global_\nseeds: [", "is not YAML (line 2", "mend line 2"),
+    "twice": ("# @package _global_\nseeds: 1\nseeds: 2", "is not YAML (line 3", "duplicate key seeds"),
+    "list": ("- 3", "does not hold settings by name", "key: value"),
+    "choice": (
+        "# @package _global_\ndefaults:\n  - override /model: gpt",
+        "no model 'gpt'",
+        "did you mean 'gpt2'",
+    ),
+    "name": ("# @package _global_\nsweep: {name: sigma}", "does not name itself", "sweep.name: bad"),
+    "nameless": ("# @package _global_\nseeds: 3", "does not name itself", "sweep.name: bad"),
+}
+
+
+@pytest.mark.parametrize("text", BAD.values(), ids=BAD)
+def test_mistakes_are_named_with_their_file(write: Write, text: tuple[str, ...]) -> None:
+    own = write(sweep__bad=text[0])
+    with pytest.raises(UserError) as caught:
+        jobs(["sweep=bad"], own)
+    error = caught.value
+    assert str(own / "sweep/bad.yaml") in str(error)
+    assert error.got is not None and error.allowed and error.remedy
+    for words in text[1:]:
+        assert words in str(error)
+
+
+def test_a_file_that_nobody_chose_does_no_harm(write: Write) -> None:
+    assert job("sweep=sigma", own=write(sweep__bad="seeds: [")).config.sweep.name == "sigma"
+
+
+def test_a_name_given_by_hand_is_the_users(write: Write) -> None:
+    own = write(sweep__bad="# @package _global_\nsweep: {name: sigma}")
+    assert job("sweep=bad", "sweep.name=other", own=own).config.sweep.name == "other"
+
+
+@pytest.mark.parametrize("name", ["sweep__sigma", "figure__3a", "model__gpt2"])
+def test_a_shipped_name_is_taken(write: Write, name: str) -> None:
+    with pytest.raises(UserError, match=r"of this name already(.|\n)*rename the file"):
+        write(**{name: ""})
+
+
+def test_names_are_plain(write: Write) -> None:
+    with pytest.raises(UserError, match="is named by its file"):
+        write(**{"sweep__a b": MINE})
+
+
+def test_a_folder_that_is_not_there() -> None:
+    with pytest.raises(UserError, match=r"no such folder(.|\n)*nowhere(.|\n)*mkdir"):
+        own_folder("nowhere")
+
+
+def test_a_file_of_other_bytes(write: Write) -> None:
+    own = write(sweep__mine=MINE)
+    (own / "sweep/mine.yaml").write_bytes(b"\xff\xfe")
+    with pytest.raises(UserError, match="cannot be read"):
+        own_folder(str(own))

@@ -1,0 +1,104 @@
+"""Groups of weights and pairs across layers: against dense double backward, on the tape and through curvlinops."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from hessfig.config import ModelConfig, Norm, Products
+from hessfig.curvature.engines import Engines
+from hessfig.curvature.problem import Problem, Suffix
+from hessfig.curvature.products.linearised.column import LinearisedColumn
+from hessfig.measurements.frobenius.dense import dense_blocks
+from hessfig.terms import Block, Part
+from tests.toys import ARCHITECTURES, toy_problem
+
+pytestmark = pytest.mark.filterwarnings("ignore:H_f. curvlinops' product is off:RuntimeWarning")
+BLOCKS = [
+    Block(1, "attention", "attention"),
+    Block(2, "mlp", "mlp"),
+    Block(2, "attention", "mlp"),
+    Block(1, "layer", "layer"),
+    Block(0, "embeddings", "embeddings"),
+    Block(0, "all", "all"),
+    Block(2, "W_V", "W_V", row_layer=1),
+    Block(1, "W_Q", "W_out", row_layer=2),
+    Block(2, "attention", "attention", row_layer=1),
+]
+
+
+def oracle(problem: Problem) -> dict[Part, Tensor]:
+    """Return H, H_o and H_f in every parameter by plain double backward and explicit Jacobians."""
+    suffix = Suffix(problem, None)
+    names = [f"network.{weight.parameter}" for weight in problem.layout.weights]
+    held = dict(suffix.named_parameters())
+    at = [held[name].detach().clone().requires_grad_() for name in names]
+
+    def outputs() -> Tensor:
+        return functional_call(suffix, dict(zip(names, at, strict=True)), (problem.batch.inputs,))
+
+    def flat(value: Tensor) -> Tensor:
+        found = torch.autograd.grad(value, at, create_graph=True, retain_graph=True, materialize_grads=True)
+        return torch.cat([piece.flatten() for piece in found])
+
+    def twice(value: Tensor) -> Tensor:
+        return torch.stack([flat(one).detach() for one in flat(value)])
+
+    def loss(z: Tensor) -> Tensor:
+        return problem.loss(z.view_as(suffix.outputs), problem.batch.targets)
+
+    jacobian = torch.stack([flat(one).detach() for one in outputs().flatten()])
+    curvature = torch.autograd.functional.hessian(loss, suffix.outputs.flatten())
+    return {
+        Part.H: twice(problem.loss(outputs(), problem.batch.targets)),
+        Part.H_o: jacobian.T @ curvature @ jacobian,
+        Part.H_f: twice((outputs() * suffix.gradient).sum()),
+    }
+
+
+def places(problem: Problem, layer: int, name: str) -> Tensor:
+    start, found = 0, {}
+    for weight in problem.layout.weights:
+        found[weight.parameter] = torch.arange(start, start + weight.size)
+        start += weight.size
+    return torch.cat([found[weight.parameter] for weight in problem.layout.side(layer, name)])
+
+
+@pytest.fixture(scope="module", params=["two layers", "pre"])
+def case(request: pytest.FixtureRequest) -> tuple[ModelConfig, Problem, dict[Part, Tensor]]:
+    model = ARCHITECTURES[request.param]
+    problem = toy_problem(model)
+    return model, problem, oracle(problem)
+
+
+@pytest.mark.parametrize("products", Products)
+@pytest.mark.parametrize("block", BLOCKS, ids=str)
+def test_every_block_is_the_oracles(
+    case: tuple[ModelConfig, Problem, dict[Part, Tensor]], block: Block, products: Products
+) -> None:
+    model, problem, dense = case
+    column = Engines(problem, model, products).column(block.layer, block.col, [block])
+    found = dense_blocks(column)
+    rows, cols = places(problem, block.row_layer, block.row), places(problem, block.layer, block.col)
+    scale = float(dense[Part.H][rows][:, cols].abs().max())
+    for part in (Part.H_o, Part.H_f):
+        torch.testing.assert_close(
+            found[block, part], dense[part][rows][:, cols], rtol=1e-10, atol=1e-11 * scale
+        )
+
+
+def test_groups_of_weights_alone_stay_on_the_tape() -> None:
+    """The linear MLP's layers have no biases, so a group of them is perturbed on the tape at once."""
+    model = ARCHITECTURES["linear mlp"]
+    block = Block(1, "mlp", "mlp")
+    engines = Engines(toy_problem(model), model, Products.linearised)
+    assert isinstance(engines.column(1, "mlp", [block]), LinearisedColumn)
+
+
+def test_norms_are_a_group_of_networks_that_have_them() -> None:
+    for norm in Norm:
+        model = ModelConfig(d_model=4, d_mlp=6, norm=norm)
+        found = toy_problem(model).layout.layers_of("norms")
+        assert found == {Norm.none: [], Norm.pre: [0, 1], Norm.post: [1]}[norm]

@@ -1,0 +1,104 @@
+"""A network whose forward pass was changed is never measured as the one the engines know."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from hessfig.config import EstimatorConfig, Kind, Method, ModelConfig, Norm, Products
+from hessfig.curvature.exact.engine import ExactEngine
+from hessfig.curvature.problem import Problem
+from hessfig.curvature.products.linearised.column import LinearisedNetwork
+from hessfig.curvature.same_network import OtherNetwork
+from hessfig.measurements.frobenius.estimator import Estimator
+from hessfig.models.linear_mlp.network import LinearMLP
+from hessfig.models.transformer.attention import SelfAttention
+from hessfig.rng import stream
+from hessfig.terms import Block, Matrix, Part
+from tests.toys import ARCHITECTURES, toy_problem
+
+MODEL = ModelConfig(d_model=8)
+
+
+def sigmoid(self: SelfAttention, scores: Tensor, queries: slice) -> Tensor:
+    masked = self.causal_mask[queries, : scores.shape[-1]]
+    return torch.sigmoid(scores).masked_fill(masked, 0.0)
+
+
+@pytest.fixture
+def changed(monkeypatch: pytest.MonkeyPatch) -> Problem:
+    monkeypatch.setattr(SelfAttention, "pattern", sigmoid)
+    return toy_problem(MODEL)
+
+
+def norms(problem: Problem, settings: EstimatorConfig, model: ModelConfig = MODEL) -> dict[Part, float]:
+    block = Block(1, Matrix.W_Q, Matrix.W_Q)
+    found = Estimator(problem, model, settings).column_norms(
+        1, Matrix.W_Q, [block], list(Part), generator=stream(1, "probes")
+    )
+    return {part: norm.value for (_, part), norm in found.items()}
+
+
+def test_the_engines_refuse_another_network(changed: Problem) -> None:
+    with pytest.raises(OtherNetwork, match="differ from those of the linearised network"):
+        LinearisedNetwork(changed, MODEL)
+    with pytest.raises(
+        OtherNetwork, match=r"differ from those of the exact engine(.|\n)*products=curvlinops"
+    ):
+        ExactEngine(changed, MODEL).column(1, Matrix.W_Q, [Matrix.W_Q], [Part.H])
+
+
+@pytest.mark.parametrize("method", [Method.hutchinson, Method.aligned, Method.dense, Method.auto])
+def test_estimators_fall_back_and_say_so(changed: Problem, method: Method) -> None:
+    truth = norms(changed, EstimatorConfig(Method.dense, Products.curvlinops))
+    settings = EstimatorConfig(method, num_probes=200)
+    with pytest.warns(RuntimeWarning, match="its forward pass is not the one"):
+        found = norms(changed, settings)
+    tolerance = 1e-12 if method in (Method.dense, Method.auto) else 0.2  # auto: fewer entries than probes
+    assert found == pytest.approx(truth, rel=tolerance)
+
+
+def test_softmax_would_have_been_another_number(changed: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test above can fail: what the engines used to return is far away."""
+    truth = norms(changed, EstimatorConfig(Method.dense, Products.curvlinops))
+    monkeypatch.undo()
+    softmax = norms(toy_problem(MODEL), EstimatorConfig(Method.dense))
+    assert abs(softmax[Part.H] / truth[Part.H] - 1) > 0.3
+
+
+def test_a_changed_linear_mlp_is_refused_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = ARCHITECTURES["linear mlp"]
+    plain = LinearMLP.from_hidden
+    monkeypatch.setattr(LinearMLP, "from_hidden", lambda self, *rest: torch.tanh(plain(self, *rest)))
+    with pytest.raises(OtherNetwork):
+        ExactEngine(toy_problem(model), model).column(1, Matrix.W, [Matrix.W], [Part.H])
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_known_networks_pass_without_a_word(name: str) -> None:
+    model = ARCHITECTURES[name]
+    col = Matrix.W if model.kind == Kind.linear_mlp else Matrix.W_V
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        LinearisedNetwork(toy_problem(model), model).column(model.n_layers, col, [col])
+
+
+def test_numbers_beyond_the_range_of_floats_cannot_tell() -> None:
+    problem = toy_problem(replace(ARCHITECTURES["chain"], n_layers=3), sigma=1e80)
+    assert (
+        not LinearisedNetwork(problem, replace(ARCHITECTURES["chain"], n_layers=3))
+        .tape.output.isfinite()
+        .all()
+    )
+
+
+@pytest.mark.parametrize("norm", Norm)
+def test_the_last_layers_check_sees_every_norm(norm: Norm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SelfAttention, "pattern", sigmoid)
+    model = replace(MODEL, norm=norm)
+    with pytest.raises(OtherNetwork):
+        ExactEngine(toy_problem(model), model).column(1, Matrix.W_V, [Matrix.W_V], [Part.H_o])

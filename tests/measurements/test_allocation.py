@@ -1,0 +1,142 @@
+"""The allocation of probes: the rule on numbers with known variances, pilots apart from the sweep, end to end."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+
+from hessfig.config import Config, EstimatorConfig, GridConfig, Method, ModelConfig, TaskConfig
+from hessfig.measurements.frobenius.allocation import (
+    FEWEST_PROBES,
+    PILOT_REPEATS,
+    Allocation,
+    probes_needed,
+)
+from hessfig.rng import stream
+from hessfig.sweep import pilots, preview
+from hessfig.sweep.engine import run_sweep
+from hessfig.sweep.plan import Cell, Variants, plan, setups_of
+from hessfig.sweep.store import CellStore
+
+TWO_LAYERS = ModelConfig(n_layers=2, d_model=6)
+
+
+def config(folder: Path | str = "outputs", **settings: Any) -> Config:
+    chosen: dict[str, Any] = {
+        "model": TWO_LAYERS,
+        "task": TaskConfig(digits=1, batch_size=3),
+        "grid": GridConfig(points=2),
+        "estimator": EstimatorConfig(method=Method.auto, num_probes=20, variance_share=0.01),
+        "blocks": ["W_Q"],
+        "seeds": 2,
+        "workers": 1,
+        "output_dir": str(folder),
+    }
+    return Config(**{**chosen, **settings})
+
+
+def pilot_cells(variants: Variants) -> list[Cell]:
+    return pilots.pilot_cells(setups_of(variants))
+
+
+def allocations(variants: Variants, store: CellStore) -> list[Allocation]:
+    return pilots.allocations(setups_of(variants), store)
+
+
+def numbers(error: float, spread: float, probes: int = 8, repeats: int = 4000) -> list[dict[str, Any]]:
+    """Return rows of one block at one sigma with the given relative standard deviations."""
+    draw = torch.randn(repeats, generator=stream(0, error, spread), dtype=torch.float64)
+    frobs = (math.hypot(error, spread) * draw).exp().tolist()
+    shared = {
+        "layer": 1,
+        "row_layer": 1,
+        "row": "W_Q",
+        "col": "W_Q",
+        "part": "H",
+        "sigma": 1.0,
+        "status": "ok",
+    }
+    return [{**shared, "value": f, "error": error * f, "num_probes": probes} for f in frobs]
+
+
+@pytest.mark.parametrize(("error", "spread", "share"), [(0.1, 0.2, 0.1), (0.05, 0.2, 0.1), (0.1, 0.2, 0.5)])
+def test_the_rule_gives_the_probes_at_which_error_is_its_share(
+    error: float, spread: float, share: float
+) -> None:
+    expected = max(8 * error**2 / (share * spread**2), FEWEST_PROBES)
+    found = probes_needed(numbers(error, spread), share, ceiling=100)
+    assert found == pytest.approx(expected, rel=0.1, abs=1)
+
+
+def test_blocks_are_pooled_and_the_ceiling_holds() -> None:
+    rows = numbers(0.1, 0.2)
+    twice = [{**row, "layer": 2} for row in rows]
+    assert probes_needed([*rows, *twice], 0.1, ceiling=100) == probes_needed(rows, 0.1, ceiling=100)
+    assert probes_needed(numbers(0.3, 0.0), 0.1, ceiling=20) == 20
+    assert probes_needed(rows[:1], 0.1, ceiling=20) == 20
+    assert probes_needed(rows, 0.1, ceiling=3) == 3
+
+
+def test_probes_are_linear_in_log_sigma_between_the_pilots() -> None:
+    allocation = Allocation({"W_V": {0.01: 20, 0.1: 10}, "W_Q": {0.1: 6}})
+    columns = [allocation.at(sigma) for sigma in (0.001, 0.01, 0.01**0.75 * 0.1**0.25, 0.1, 5.0)]
+    assert [counts["W_V"] for counts in columns] == [20, 20, 18, 10, 10]
+    assert {counts["W_Q"] for counts in columns} == {6}
+    assert Allocation().at(0.1) == {}
+
+
+def test_pilots_are_other_networks_and_only_for_variants_that_probe() -> None:
+    cells = pilot_cells([("", config())])
+    assert len(cells) == 2 * PILOT_REPEATS == len({cell.seed for cell in cells})
+    assert all(cell.seed < 0 for cell in cells) and {cell.sigma for cell in cells} == {0.01, 10.0}
+    assert not pilot_cells([("", config(model=ModelConfig(d_model=6)))])
+    assert not pilot_cells([("", config(estimator=EstimatorConfig(Method.hutchinson)))])
+
+
+def test_a_run_uses_its_pilots_and_a_second_run_finds_everything_done(tmp_path: Path) -> None:
+    variants = [("", config(tmp_path))]
+    assert "16 cells of other seeds, 0 done" in preview.describe(variants)
+    first, again = run_sweep(variants), run_sweep(variants)
+    assert (first.measured, again.measured, again.reused) == (4, 0, 4)
+    [chosen] = allocations(variants, CellStore(tmp_path / "sigma" / "cells"))
+    counts = chosen.probes["W_Q"]
+    assert 20 >= counts[0.01] > counts[10.0] >= FEWEST_PROBES and len(counts) == 2
+    manifest = json.loads((tmp_path / "sigma" / "manifest.json").read_text())
+    assert manifest["config"]["estimator"]["num_probes"] == 20
+    assert manifest["variants"][0]["probes"] == {
+        "W_Q": {str(sigma): count for sigma, count in counts.items()}
+    }
+    assert f"auto, W_Q {counts[0.01]} to {counts[10.0]} probes" in preview.describe(variants)
+    written = pd.read_csv(first.table)
+    lower = written[written["layer"] == 1]
+    assert {sigma: set(rows["num_probes"]) for sigma, rows in lower.groupby("sigma")} == {
+        sigma: {count} for sigma, count in counts.items()
+    }
+    assert (written["seed"] >= 0).all()
+
+
+def test_only_what_is_probed_decides(tmp_path: Path) -> None:
+    """The last layer's norms are exact, without error and without probes: the rule must not see them."""
+    variants = [("", config(tmp_path))]
+    run_sweep(variants)
+    store = CellStore(tmp_path / "sigma" / "cells")
+    for sigma, count in allocations(variants, store)[0].probes["W_Q"].items():
+        cells = [cell for cell in pilot_cells(variants) if cell.sigma == sigma]
+        rows = [row for cell in cells for row in store.read(cell.key) or []]
+        lower = [row for row in rows if row["layer"] == 1]
+        assert 0 < len(lower) < len(rows)
+        assert count == probes_needed(lower, 0.01, ceiling=20)
+
+
+def test_the_allocation_does_not_depend_on_the_sweep_s_own_seeds(tmp_path: Path) -> None:
+    run_sweep([("", config(tmp_path))])
+    store = CellStore(tmp_path / "sigma" / "cells")
+    found = [allocations([("", config(tmp_path, first_seed=seed))], store)[0] for seed in (0, 1234)]
+    assert found[0] == found[1] != Allocation()
+    assert plan(setups_of([("", config(tmp_path))]))[0].seed == 1234

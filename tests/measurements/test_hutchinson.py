@@ -1,0 +1,159 @@
+"""Hutchinson's estimator: exact with identity probes and over all sign vectors, the same bits every time."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor
+
+from hessfig.config import Kind, ModelConfig, TaskConfig
+from hessfig.curvature import column as module
+from hessfig.curvature.column import chunks, squared_norms
+from hessfig.curvature.probes import rademacher
+from hessfig.curvature.products.linearised.column import LinearisedColumn, LinearisedNetwork
+from hessfig.measurements.frobenius.dense import dense_norms
+from hessfig.measurements.frobenius.hutchinson import hutchinson
+from hessfig.measurements.frobenius.norms import frobenius
+from hessfig.rng import stream
+from hessfig.terms import Matrix, Part
+from tests.toys import ARCHITECTURES, toy_problem
+
+PARTS = list(Part)
+
+
+@dataclass
+class MatrixColumn:
+    """Two blocks given as matrices."""
+
+    blocks: dict[tuple[Matrix, Part], Tensor]
+    bytes_per_probe: int = 8
+    dtype: torch.dtype = torch.float64
+    weight: tuple[int, int] | None = None
+
+    @property
+    def dim(self) -> int:
+        return next(iter(self.blocks.values())).shape[1]
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size(self.weight or (self.dim, 1))
+
+    def split_matmat(self, probes: Tensor) -> dict[tuple[Matrix, Part], Tensor]:
+        return {key: block @ probes for key, block in self.blocks.items()}
+
+
+def random_column(dim: int) -> MatrixColumn:
+    generator = stream(0, "column", dim)
+    rows = {Matrix.W_Q: dim, Matrix.W_V: 3}
+    draw = lambda n: torch.randn(n, dim, dtype=torch.float64, generator=generator)  # noqa: E731
+    return MatrixColumn({(row, part): draw(n) for row, n in rows.items() for part in (Part.H_o, Part.H_f)})
+
+
+def real_column(name: str, col: Matrix, rows: list[Matrix]) -> LinearisedColumn:
+    model = ARCHITECTURES[name]
+    return LinearisedNetwork(toy_problem(model), model).column(1, col, rows)
+
+
+def true_norms(column: MatrixColumn) -> dict[tuple[Matrix, Part], float]:
+    return {key: norm.value for key, norm in dense_norms(column, PARTS).items()}
+
+
+def test_identity_probes_give_the_norm_exactly() -> None:
+    column = real_column("softmax", Matrix.W_Q, [Matrix.W_Q, Matrix.W_V])
+    samples = squared_norms(column, PARTS, torch.eye(column.dim, dtype=torch.float64))
+    for key, norm in dense_norms(column, PARTS).items():
+        assert samples[key].sum().sqrt().item() == pytest.approx(norm.value, rel=1e-13)
+
+
+def test_the_mean_over_all_sign_vectors_is_the_squared_norm() -> None:
+    column = random_column(9)
+    signs = torch.tensor(list(product([-1.0, 1.0], repeat=9)), dtype=torch.float64).T
+    samples = squared_norms(column, PARTS, signs)
+    for key, frob in true_norms(column).items():
+        assert samples[key].mean().sqrt().item() == pytest.approx(frob, rel=1e-13)
+
+
+def test_the_mean_over_all_sign_vectors_holds_for_a_network() -> None:
+    model = ModelConfig(kind=Kind.self_attention, d_model=3)
+    column = LinearisedNetwork(toy_problem(model), model).column(1, Matrix.W_Q, [Matrix.W_Q, Matrix.W_V])
+    signs = torch.tensor(list(product([-1.0, 1.0], repeat=9)), dtype=torch.float64).T
+    samples = squared_norms(column, PARTS, signs)
+    for key, norm in dense_norms(column, PARTS).items():
+        assert samples[key].mean().sqrt().item() == pytest.approx(norm.value, rel=1e-12)
+
+
+def test_the_three_parts_share_their_probes() -> None:
+    """||(H_o + H_f) v|| <= ||H_o v|| + ||H_f v|| holds probe by probe only when the probes are shared."""
+    column = random_column(40)
+    samples = squared_norms(column, PARTS, rademacher(40, 200, generator=stream(1), dtype=torch.float64))
+    for row in (Matrix.W_Q, Matrix.W_V):
+        whole, outer, functional = (samples[row, part].sqrt() for part in (Part.H, Part.H_o, Part.H_f))
+        assert (whole <= outer + functional + 1e-12).all()
+
+
+def test_the_estimate_is_within_its_own_error() -> None:
+    column = random_column(30)
+    estimate = hutchinson(column, PARTS, 4000, generator=stream(2))
+    for key, frob in true_norms(column).items():
+        assert abs(estimate[key].value - frob) < 4 * estimate[key].error
+        assert estimate[key].error < 0.01 * frob
+
+
+def test_the_same_stream_gives_the_same_bits() -> None:
+    column = real_column("pre", Matrix.W_V, [Matrix.W_V, Matrix.W_Q])
+    first, second = (hutchinson(column, PARTS, 12, generator=stream(5)) for _ in range(2))
+    assert first == second
+
+
+def test_more_probes_keep_the_first_ones() -> None:
+    """Whole chunks of probes are untouched by how many follow, so their squared norms are too, bit for bit."""
+    column = real_column("softmax", Matrix.W_Q, [Matrix.W_Q])
+    few, many = (rademacher(column.dim, k, generator=stream(7), dtype=column.dtype) for k in (10, 25))
+    first = [squared_norms(column, PARTS, chunk) for chunk in chunks(few, column, module.PROBES_AT_ONCE)]
+    second = [squared_norms(column, PARTS, chunk) for chunk in chunks(many, column, module.PROBES_AT_ONCE)]
+    for before, after in zip(first, second, strict=False):
+        assert all(torch.equal(before[key], after[key]) for key in before)
+
+
+def test_chunks_depend_on_the_problem_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    column = random_column(4)
+    probes = torch.ones(4, 12, dtype=torch.float64)
+    assert [c.shape[1] for c in chunks(probes, column, 5)] == [5, 5, 2]
+    monkeypatch.setattr(module, "MEMORY_BOUND", 3 * column.bytes_per_probe)
+    assert [c.shape[1] for c in chunks(probes, column, 5)] == [3, 3, 3, 3]
+    monkeypatch.setattr(module, "MEMORY_BOUND", 1)
+    assert [c.shape[1] for c in chunks(probes, column, 5)] == [1] * 12
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+def test_the_size_of_a_chunk_changes_a_norm_by_rounding_only(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    column = real_column("two layers", Matrix.W_V, [Matrix.W_V, Matrix.W_Q])
+    reference = hutchinson(column, PARTS, 15, generator=stream(5))
+    monkeypatch.setattr(module, "PROBES_AT_ONCE", size)
+    for key, norm in hutchinson(column, PARTS, 15, generator=stream(5)).items():
+        assert math.isclose(norm.value, reference[key].value, rel_tol=1e-13)
+
+
+def test_probe_memory_grows_with_the_batch() -> None:
+    model = ARCHITECTURES["softmax"]
+    small, large = (
+        LinearisedNetwork(toy_problem(model, TaskConfig(digits=1, batch_size=size)), model)
+        .column(1, Matrix.W_Q, [Matrix.W_Q])
+        .bytes_per_probe
+        for size in (2, 20)
+    )
+    assert large == 10 * small > 0
+
+
+def test_mean_of_squared_norms_is_what_frobenius_sees() -> None:
+    column = random_column(6)
+    probes = rademacher(6, 7, generator=stream(9), dtype=torch.float64)
+    by_hand = (column.blocks[Matrix.W_Q, Part.H_o] @ probes).square().sum(dim=0)
+    estimate = hutchinson(column, [Part.H_o], 7, generator=stream(9))[Matrix.W_Q, Part.H_o]
+    assert estimate.value == pytest.approx(frobenius(by_hand).value, rel=1e-14)

@@ -1,0 +1,43 @@
+"""Dense blocks beyond the memory bound are refused with their size and another estimator."""
+
+from __future__ import annotations
+
+import pytest
+
+from hessfig.config import Config, DType, EstimatorConfig, Method, ModelConfig
+from hessfig.errors import UserError
+from hessfig.sweep.plan import Setup
+
+
+def check(config: Config) -> None:
+    Setup("", config).check()
+
+
+DENSE = EstimatorConfig(method=Method.dense)
+
+
+def test_the_papers_size_is_too_large_for_dense_blocks() -> None:
+    with pytest.raises(UserError, match=r"column of blocks of W_V would take 8\.6 GB") as caught:
+        check(Config(estimator=DENSE))
+    assert caught.value.got == "8.6 GB" and caught.value.allowed == "at most 8 GB"
+    assert "estimator=auto" in caught.value.remedy
+
+
+def test_the_blocks_of_a_column_are_held_together() -> None:
+    check(Config(estimator=DENSE, dtype=DType.float32))
+    with pytest.raises(UserError, match=r"column of blocks of W_V would take 8\.6 GB"):
+        check(Config(estimator=DENSE, dtype=DType.float32, blocks=["W_V", ["W_Q", "W_V"]]))
+
+
+def test_the_whole_hessian_of_a_large_model_is_not_kept() -> None:
+    check(Config(quantities=["hessian"], model=ModelConfig(d_model=16)))
+    with pytest.raises(
+        UserError, match=r"quantities=\[hessian\]: the Hessian of 52172 parameters would take 87\.1 GB"
+    ) as caught:
+        check(Config(quantities=["hessian"], model=ModelConfig(d_model=64)))
+    assert "estimator=auto" in caught.value.remedy
+
+
+@pytest.mark.parametrize("d_model", [16, 32, 64])
+def test_small_models_may_be_dense(d_model: int) -> None:
+    check(Config(estimator=DENSE, model=ModelConfig(d_model=d_model)))

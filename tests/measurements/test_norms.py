@@ -1,0 +1,74 @@
+"""From squared norms to a norm and its standard error."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor
+
+from hessfig.curvature.probes import rademacher
+from hessfig.measurements.estimate import Estimate
+from hessfig.measurements.frobenius.norms import frobenius
+from hessfig.rng import stream
+
+REPEATS = 2000
+
+
+def test_the_formula_by_hand() -> None:
+    norm = frobenius(torch.tensor([1.0, 2.0, 6.0], dtype=torch.float64))
+    assert norm.value == pytest.approx(math.sqrt(3))
+    assert norm.error == pytest.approx(math.sqrt(7 / 3) / (2 * math.sqrt(3)))
+    assert norm.num_probes == 3
+
+
+def test_equal_samples_have_no_error() -> None:
+    assert frobenius(torch.full((5,), 4.0)) == Estimate(2.0, 0.0, 5)
+
+
+def test_zero_is_exact() -> None:
+    assert frobenius(torch.zeros(5)) == Estimate(0.0, 0.0, 5)
+
+
+def test_one_probe_has_no_error_to_report() -> None:
+    norm = frobenius(torch.tensor([4.0]))
+    assert norm.value == 2.0
+    assert math.isnan(norm.error)
+
+
+def test_overflow_is_reported_not_hidden() -> None:
+    assert frobenius(torch.tensor([1.0, math.inf])).value == math.inf
+
+
+@cache
+def estimates(num_probes: int) -> tuple[Tensor, Tensor, float]:
+    """Return frob and frob_sem of many independent estimates of one symmetric matrix, and its norm."""
+    generator = stream(11, "frobenius")
+    root = torch.randn(12, 12, dtype=torch.float64, generator=generator)
+    matrix = root + root.T
+    probes = rademacher(12, REPEATS * num_probes, generator=generator, dtype=torch.float64)
+    samples = (matrix @ probes).square().sum(dim=0).unflatten(0, (REPEATS, num_probes))
+    norms = [frobenius(sample) for sample in samples]
+    frob, sem = (torch.tensor([getattr(n, name) for n in norms]) for name in ("value", "error"))
+    return frob, sem, matrix.norm().item()
+
+
+def test_the_standard_error_is_the_spread_of_repeated_estimates() -> None:
+    """The spread of 2000 estimates is itself known to 1 / sqrt(2 * 2000) = 1.6 %; the delta method adds 1 / K."""
+    frob, sem, _ = estimates(num_probes=50)
+    ratio = (sem.square().mean().sqrt() / frob.std()).item()
+    assert abs(ratio - 1) < 4 / math.sqrt(2 * REPEATS)
+
+
+def test_two_standard_errors_cover_as_often_as_they_should() -> None:
+    frob, sem, true = estimates(num_probes=50)
+    covered = ((frob - true).abs() < 1.96 * sem).double().mean().item()
+    assert abs(covered - 0.95) < 4 * math.sqrt(0.95 * 0.05 / REPEATS)
+
+
+def test_the_estimate_is_unbiased_to_first_order() -> None:
+    frob, _, true = estimates(num_probes=50)
+    error_of_mean = frob.std().item() / math.sqrt(REPEATS)
+    assert abs(frob.square().mean().sqrt().item() - true) < 4 * error_of_mean

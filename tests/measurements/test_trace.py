@@ -1,0 +1,94 @@
+"""Traces: the exact routes and the sampled one against dense blocks of every architecture."""
+
+from __future__ import annotations
+
+import pytest
+
+from hessfig.config import Config, DType, EstimatorConfig, Method, ModelConfig
+from hessfig.curvature.engines import Engines
+from hessfig.errors import UserError
+from hessfig.measurements.frobenius.dense import dense_blocks
+from hessfig.sweep.measure import draw_problem, measure
+from hessfig.sweep.plan import Cell, Setup
+from hessfig.terms import Part
+from tests.toys import ARCHITECTURES, toy_task
+
+Rows = dict[tuple[int, str, str], dict[str, object]]
+
+
+def config(model: ModelConfig, **settings: object) -> Config:
+    chosen = {"model": model, "task": toy_task(model), "blocks": "each", "quantities": ["trace"]}
+    return Config(**{**chosen, **settings})  # type: ignore[arg-type]
+
+
+def traces(found: Config) -> Rows:
+    rows = measure(Cell(Setup("", found), 0.7, 1234, "trace")).rows
+    return {(row["layer"], row["col"], row["part"]): row for row in rows}
+
+
+def dense_traces(found: Config) -> dict[tuple[int, str, str], float]:
+    cell = Cell(Setup("", found), 0.7, 1234, "trace")
+    engines, values = Engines(draw_problem(cell), found.model, found.estimator.products), {}
+    for block in cell.setup.blocks:
+        pieces = dense_blocks(engines.column(block.layer, block.col, [block]))
+        outer, functional = (float(pieces[block, part].trace()) for part in (Part.H_o, Part.H_f))
+        for part, value in ((Part.H_o, outer), (Part.H_f, functional), (Part.H, outer + functional)):
+            values[block.layer, block.col, part.value] = value
+    return values
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_exact_and_dense_traces_are_those_of_dense_blocks(name: str) -> None:
+    settings = config(ARCHITECTURES[name], estimator=EstimatorConfig(Method.auto, num_probes=400))
+    found, truth = traces(settings), dense_traces(settings)
+    assert set(found) == set(truth)
+    for key, row in found.items():
+        scale = abs(truth[key[0], key[1], "H_o"]) + abs(truth[key[0], key[1], "H_f"])
+        assert row["value"] == pytest.approx(truth[key], rel=1e-11, abs=1e-12 * scale), key
+        assert row["error"] == 0.0 and row["num_probes"] == 0
+        assert row["status"] == ("structural_zero" if row["value"] == 0.0 else "ok")
+
+
+def test_the_last_layer_is_exact_whatever_its_size() -> None:
+    model = ModelConfig(d_model=16, n_layers=2)
+    found = traces(config(model, blocks=["W_V"], estimator=EstimatorConfig(Method.auto, num_probes=8)))
+    made = {layer: row["estimator"] for (layer, _, part), row in found.items() if part == "H"}
+    assert made == {1: "hutchinson", 2: "exact"}
+
+
+def test_sampled_traces_cover_the_truth_within_their_error() -> None:
+    settings = config(
+        ARCHITECTURES["two layers"], estimator=EstimatorConfig(Method.hutchinson, num_probes=300)
+    )
+    truth = dense_traces(settings)
+    for key, row in traces(settings).items():
+        assert abs(row["value"] - truth[key]) <= 4 * row["error"], key
+        assert (row["num_probes"], row["estimator"]) == (300, "hutchinson")
+
+
+def test_float32_says_so() -> None:
+    settings = config(ARCHITECTURES["two layers"], dtype=DType.float32, blocks=["W_V"])
+    assert {(row["estimator"], row["dtype"]) for row in traces(settings).values()} == {
+        ("dense", "float32"),
+        ("exact", "float64"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"blocks": [["W_Q", "W_V"]]}, "a pair of different weights has no trace"),
+        ({"estimator": EstimatorConfig(Method.xtrace)}, "this estimator gives no trace"),
+        (
+            {
+                "model": ModelConfig(d_model=4, n_layers=2),
+                "estimator": EstimatorConfig(Method.exact),
+                "blocks": ["W_V"],
+            },
+            "no exact trace of block",
+        ),
+    ],
+)
+def test_what_has_no_trace_is_refused(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Setup("", config(**{"model": ModelConfig(d_model=4), **settings})).check()  # type: ignore[arg-type]

@@ -1,0 +1,101 @@
+"""Drawing a network: the right scales, and streams that never shift one another."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from hessfig.config import MLP, DType, Kind, ModelConfig, Norm, SigmaScales
+from tests.toys import build_model
+
+EMBEDDINGS = {"tok_embed.weight", "pos.weight"}
+
+
+def built(
+    model: ModelConfig, *, sigma: float = 0.3, seed: int = 1234, dtype: DType = DType.float64
+) -> nn.Module:
+    return build_model(model, sigma=sigma, seed=seed, length=9, dtype=dtype)
+
+
+def parameters(model: ModelConfig, **settings: object) -> dict[str, torch.Tensor]:
+    return dict(built(model, **settings).named_parameters())  # type: ignore[arg-type]
+
+
+def test_weights_biases_and_layer_norms_at_the_papers_scales() -> None:
+    for name, weight in parameters(ModelConfig(d_model=64, norm=Norm.pre)).items():
+        if weight.ndim == 2:
+            scale = 0.3 if name in EMBEDDINGS else 0.8 / math.sqrt(64)
+            assert abs(weight.std() / scale - 1) < 4 / math.sqrt(2 * weight.numel())
+            assert abs(weight.mean()) < 4 * scale / math.sqrt(weight.numel())
+        else:
+            assert (weight == (1.0 if "ln" in name and name.endswith("weight") else 0.0)).all(), name
+
+
+def test_the_output_projections_are_not_rescaled_with_depth() -> None:
+    weights = parameters(ModelConfig(d_model=64, n_layers=4))
+    assert weights["layers.3.attn.o.weight"].std().item() == pytest.approx(0.1, rel=0.05)
+
+
+def test_the_linear_mlp_has_pytorchs_uniform_weights_and_no_bias() -> None:
+    weights = parameters(ModelConfig(kind=Kind.linear_mlp, d_model=64, n_layers=3))
+    assert all(weight.ndim == 2 for weight in weights.values())
+    inner = weights["layers.0.weight"]
+    assert inner.abs().max() <= 1 / 8
+    assert inner.std().item() == pytest.approx(1 / 8 / math.sqrt(3), rel=0.05)
+    assert weights["tok_embed.weight"].std().item() == pytest.approx(0.3, rel=0.15)
+
+
+def test_sigma_redraws_the_embeddings_and_nothing_else() -> None:
+    one, other = (parameters(ModelConfig(d_model=8), sigma=sigma) for sigma in (0.3, 0.6))
+    for name, weight in one.items():
+        if name in EMBEDDINGS:
+            assert not torch.equal(2 * weight, other[name]), "embeddings are redrawn, not rescaled"
+        else:
+            assert torch.equal(weight, other[name])
+
+
+def test_positions_keep_the_scale_of_the_weights_when_sigma_scales_tokens_alone() -> None:
+    model = ModelConfig(d_model=64, sigma_scales=SigmaScales.tokens)
+    small, large = (parameters(model, sigma=sigma) for sigma in (0.01, 10.0))
+    assert torch.equal(small["pos.weight"], large["pos.weight"])
+    assert small["pos.weight"].std().item() == pytest.approx(0.1, rel=0.1)
+    assert large["tok_embed.weight"].std().item() == pytest.approx(10.0, rel=0.1)
+
+
+def test_the_seed_redraws_every_matrix() -> None:
+    one, other = (parameters(ModelConfig(d_model=8), seed=seed) for seed in (1, 2))
+    assert all(not torch.equal(w, other[name]) for name, w in one.items() if w.ndim == 2)
+
+
+@pytest.mark.parametrize(
+    "larger",
+    [
+        ModelConfig(d_model=8, n_layers=3),
+        ModelConfig(d_model=8, norm=Norm.pre),
+        ModelConfig(d_model=8, mlp=MLP.none),
+        ModelConfig(d_model=8, n_heads=2),
+        ModelConfig(d_model=8, d_mlp=5),
+    ],
+)
+def test_no_setting_shifts_the_draws_of_a_weight_it_keeps(larger: ModelConfig) -> None:
+    plain, changed = parameters(ModelConfig(d_model=8)), parameters(larger)
+    kept = {name for name in plain.keys() & changed.keys() if plain[name].shape == changed[name].shape}
+    assert {"tok_embed.weight", "pos.weight", "head.weight", "layers.0.attn.q.weight"} <= kept
+    assert all(torch.equal(plain[name], changed[name]) for name in kept)
+
+
+def test_float32_weights_are_the_float64_ones_rounded() -> None:
+    double, single = (parameters(ModelConfig(d_model=8), dtype=dtype) for dtype in DType)
+    assert all(torch.equal(weight.float(), single[name]) for name, weight in double.items())
+
+
+def test_nothing_asks_for_gradients_and_the_global_generator_does_not_matter() -> None:
+    first = parameters(ModelConfig(d_model=8))
+    torch.manual_seed(99)
+    second = parameters(ModelConfig(d_model=8))
+    assert all(
+        torch.equal(weight, second[name]) and not weight.requires_grad for name, weight in first.items()
+    )

@@ -1,0 +1,132 @@
+"""Anybody's network from the command line: found, called, measured like in Python, refused where it misfits."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from pathlib import Path
+
+import pytest
+
+from hessfig.config import Config, Data, Kind, ModelConfig, TaskConfig
+from hessfig.errors import UserError
+from hessfig.models.python.factory import find_factory
+from hessfig.models.registry import kind, kinds
+from hessfig.sweep.engine import run_sweep
+from hessfig.sweep.plan import Setup, plan, setups_of
+
+NETWORK = """
+import numpy, torch
+from torch import nn
+
+def make(seed=0, width=5):
+    torch.manual_seed(seed)
+    network = nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, 2))
+    weights = {"W@1": "0.weight", "half@1": ("0.weight", numpy.s_[:2, :]), "W@2": "2.weight"}
+    return network, torch.randn(6, 4), torch.randint(0, 2, (6,)), "cross_entropy", weights
+
+def with_sigma(sigma):
+    return make()[0], sigma * torch.ones(3, 4), torch.zeros(3, dtype=torch.long), "cross_entropy"
+
+def wrong():
+    return "a network"
+
+def breaks():
+    raise RuntimeError("no data here")
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "mynet.py").write_text(NETWORK)
+    (tmp_path / "unseen.py").write_text(NETWORK)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return tmp_path
+
+
+def config(factory: str | None, folder: Path | None = None, **model: object) -> Config:
+    return Config(
+        task=TaskConfig(data=Data.python),
+        model=ModelConfig(kind=Kind.python, factory=factory, **model),  # type: ignore[arg-type]
+        blocks="each",
+        quantities=["frobenius", "trace"],
+        seeds=2,
+        first_seed=3,
+        output_dir=str(folder or "outputs"),
+    )
+
+
+def test_weights_have_the_layers_their_names_say(folder: Path) -> None:
+    setup = Setup("", config("mynet.py:make"))
+    assert [(b.layer, b.row) for b in setup.blocks] == [(1, "W"), (1, "half"), (2, "W")]
+    assert setup.layout.size(0, "all") == 4 * 5 + 5 + 5 * 2 + 2
+    assert setup.axes == {"seed"} and setup.sigmas() == [None]
+
+
+@pytest.mark.usefixtures("workers")
+def test_the_command_line_gives_the_bits_of_the_python_interface(folder: Path) -> None:
+    import hessfig
+
+    summary = run_sweep([("", config("mynet.py:make", folder / "results"))])
+    assert (summary.measured, summary.failed) == (4, 0)
+    with summary.table.open() as handle:
+        rows = list(csv.DictReader(handle))
+    assert {row["sigma"] for row in rows} == {""} and {row["num_layers"] for row in rows} == {"2"}
+    for seed in (3, 4):
+        made = find_factory(config("mynet.py:make"))(seed=seed)
+        problem = hessfig.Problem(*made)
+        parts = [str(part) for part in config(None).parts]
+        here = hessfig.measure(problem, quantities=["frobenius", "trace"], parts=parts, seed=seed)
+        there = [row for row in rows if row["seed"] == str(seed)]
+        assert [float(row["value"]) for row in there] == here["value"].tolist()
+        assert [float(row["error"]) for row in there] == here["error"].tolist()
+
+
+def test_a_factory_that_takes_sigma_is_swept(folder: Path) -> None:
+    cells = plan(setups_of([("", config("mynet.py:with_sigma"))]))
+    assert len({cell.sigma for cell in cells}) == 20
+
+
+def test_another_text_of_the_file_makes_other_cells(folder: Path) -> None:
+    keys = []
+    for name in ("one.py", "two.py", "same.py"):
+        (folder / name).write_text(NETWORK + "# changed" * (name == "two.py"))
+        keys.append(plan(setups_of([("", config(f"{name}:make"))]))[0].setup.science("frobenius")["source"])
+    assert keys[0] == keys[2] != keys[1]
+
+
+def test_options_are_arguments(folder: Path) -> None:
+    wide = Setup("", config("mynet.py:make", options={"width": 7}))
+    assert wide.layout.size(1, "W") == 28
+
+
+REFUSED = {
+    None: "does not name a function",
+    "mynet.py": "does not name a function",
+    "nowhere.py:make": "there is no such file",
+    "nowhere.module:make": "there is no module 'nowhere.module'",
+    "unseen:make": r"model\.factory=unseen\.py:FUNCTION \(a file here\)",
+    "mynet.py:mak": "did you mean 'make'",
+    "mynet.py:wrong": "returned something else than a problem",
+    "mynet.py:breaks": "no data here",
+}
+
+
+@pytest.mark.parametrize("factory", REFUSED, ids=str)
+def test_factories_that_cannot_serve_are_explained(folder: Path, factory: str | None) -> None:
+    with pytest.raises(UserError, match=REFUSED[factory]) as caught:
+        Setup("", config(factory)).check()
+    assert caught.value.allowed and caught.value.remedy
+
+
+def test_options_the_factory_does_not_take_are_refused(folder: Path) -> None:
+    with pytest.raises(UserError, match=r"cannot be called(.|\n)*depth"):
+        Setup("", config("mynet.py:make", options={"depth": 3})).check()
+
+
+def test_no_unknown_kind_is_taken_for_a_transformer() -> None:
+    with pytest.raises(UserError, match="no such kind of network") as caught:
+        kind("transformr")
+    assert "did you mean 'transformer'" in caught.value.remedy
+    assert set(kinds()) >= {"transformer", "self_attention", "linear_mlp", "python"}

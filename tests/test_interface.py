@@ -1,0 +1,203 @@
+"""The Python interface on networks that are not the package's own, against dense automatic differentiation."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+from functools import cache
+from typing import Any
+
+import numpy
+import pandas as pd
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hessfig
+from hessfig.errors import UserError
+from hessfig.record import COLUMNS
+from hessfig.terms import Part
+from tests.foreign_networks import CASES, dense_parts
+
+pytestmark = pytest.mark.filterwarnings("ignore:H_f. curvlinops' product is off:RuntimeWarning")
+
+
+def measure(problem: hessfig.Problem, **settings: Any) -> pd.DataFrame:
+    return hessfig.measure(problem, **{"estimator": "dense", **settings})
+
+
+def value(
+    table: pd.DataFrame, quantity: str, part: str, row: str, col: str, layers: tuple[int, int]
+) -> float:
+    chosen = table[
+        (table["quantity"] == quantity)
+        & (table["part"] == part)
+        & (table["row"] == row)
+        & (table["col"] == col)
+        & (table["row_layer"] == layers[0])
+        & (table["layer"] == layers[1])
+    ]
+    (number,) = chosen["value"]
+    return float(number)
+
+
+@cache
+def oracle(name: str) -> tuple[hessfig.Problem, list[Any], list[str], dict[Part, Tensor]]:
+    problem, blocks = CASES[name]()
+    names = [path for path, _ in problem.network.named_parameters()]
+    return problem, blocks, names, dense_parts(problem, names)
+
+
+def places(problem: hessfig.Problem, names: list[str], side: tuple[Any, ...]) -> Tensor:
+    """Return where the entries of a side of a block stand among all parameters."""
+    start, found = 0, {}
+    for path in names:
+        parameter = problem.network.get_parameter(path)
+        found[path] = torch.arange(start, start + parameter.numel()).reshape(parameter.shape)
+        start += parameter.numel()
+    views = [found[w.parameter] if w.index is None else found[w.parameter][w.index] for w in side]
+    return torch.cat([view.flatten() for view in views])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_block_and_part_is_the_oracles(name: str) -> None:
+    problem, blocks, names, dense = oracle(name)
+    table, layout = measure(problem, blocks=blocks), problem.drawn("float64").layout
+    assert len(table) == 3 * len(table[["row", "col", "row_layer", "layer"]].drop_duplicates())
+    for row in table.itertuples():
+        at = [
+            places(problem, names, layout.side(*side))
+            for side in ((row.row_layer, row.row), (row.layer, row.col))
+        ]
+        truth = dense[Part(row.part)][at[0]][:, at[1]].norm().item()
+        scale = dense[Part.H][at[0]][:, at[1]].norm().item()
+        assert row.value == pytest.approx(truth, rel=1e-10, abs=1e-10 * scale), row
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_traces_are_the_oracles(name: str) -> None:
+    problem, blocks, names, dense = oracle(name)
+    diagonal = [block for block in blocks if isinstance(block, str)]
+    table, layout = measure(problem, blocks=diagonal, quantities=["trace"]), problem.drawn("float64").layout
+    for row in table.itertuples():
+        at = places(problem, names, layout.side(row.layer, row.col))
+        block = dense[Part(row.part)][at][:, at]
+        assert row.value == pytest.approx(block.trace().item(), abs=1e-10 * block.norm().item() + 1e-14), row
+
+
+def test_probes_cover_the_truth_within_their_error() -> None:
+    problem, _, _, dense = oracle("mlp")
+    table = measure(
+        problem, blocks=["all"], quantities=["frobenius", "trace"], estimator="hutchinson", num_probes=60
+    )
+    for part in Part:
+        for quantity, truth in (
+            ("frobenius", dense[part].norm().item()),
+            ("trace", dense[part].trace().item()),
+        ):
+            (row,) = table[(table["part"] == part) & (table["quantity"] == quantity)].itertuples()
+            assert abs(row.value - truth) < 4 * row.error and row.num_probes == 60
+
+
+def test_a_wrong_operator_is_noticed_and_said() -> None:
+    """The products of curvlinops under vmap are wrong here (see curvature.products.belief)."""
+    problem, _, _, _ = oracle("mlp")
+    with pytest.warns(RuntimeWarning, match=r"curvlinops' product is off by \d"):
+        measure(problem, blocks=["all"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        measure(problem, blocks=["W_1"])
+
+
+def test_batches_are_weighted_by_their_size() -> None:
+    problem, blocks, _, _ = oracle("mlp")
+    assert isinstance(problem.inputs, Tensor) and isinstance(problem.targets, Tensor)
+    inputs, targets = (list(side.split([2, 5])) for side in (problem.inputs, problem.targets))
+    apart = hessfig.Problem(problem.network, inputs, targets, weights=problem.weights)
+    whole, pieces = measure(problem, blocks=blocks), measure(apart, blocks=blocks)
+    numpy.testing.assert_allclose(pieces["value"], whole["value"], rtol=1e-12)
+
+
+def test_the_table_is_the_record_and_nothing_is_written(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    problem, blocks, _, _ = oracle("mlp")
+    table = measure(problem, blocks=blocks)
+    assert list(table.columns) == [name for name in COLUMNS if name not in ("seconds", "config")]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_same_seed_gives_the_same_bits_and_the_network_stays_as_it_was() -> None:
+    network = nn.Sequential(nn.Linear(4, 30), nn.Tanh(), nn.Linear(30, 3))
+    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    problem = hessfig.Problem(network, torch.randn(6, 4), torch.randint(0, 3, (6,)))
+    first, again, other = (hessfig.measure(problem, seed=seed)["value"].tolist() for seed in (1, 1, 2))
+    assert first == again != other
+    assert all(torch.equal(before[name], tensor) for name, tensor in network.state_dict().items())
+
+
+def test_left_out_weights_are_every_parameter_by_its_own_name() -> None:
+    network = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+    table = measure(hessfig.Problem(network, torch.randn(5, 4), torch.randn(5, 2), loss="mse"))
+    assert list(dict.fromkeys(table["row"])) == ["0.weight", "0.bias", "1.weight", "1.bias"]
+
+
+def test_the_hessian_itself_comes_as_an_array() -> None:
+    problem, _, names, dense = oracle("mlp")
+    arrays = measure(problem, quantities=["hessian"]).attrs["arrays"]["hessian"]
+    assert arrays["names"] == names
+    numpy.testing.assert_allclose(arrays["hessian"], dense[Part.H].numpy(), rtol=1e-5, atol=1e-7)
+
+
+def test_importing_the_package_imports_no_torch() -> None:
+    program = "import sys, hessfig; print('torch' in sys.modules, hessfig.__version__)"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert found.stdout.startswith("False")
+
+
+X, Y = torch.randn(4, 3), torch.randint(0, 2, (4,))
+NET = nn.Linear(3, 2)
+BAD = {
+    "a weight it has not": (
+        {"weights": {"W": "wieght"}},
+        "no parameter 'wieght'(.|\n)*did you mean 'weight'",
+    ),
+    "a slice outside": ({"weights": {"W": ("weight", numpy.s_[:9, :])}}, "slice of W is not one of its"),
+    "a copy": ({"weights": {"W": ("weight", [0, 1])}}, "slice of W is not one of its"),
+    "a name with commas": ({"weights": {"a,b": "weight"}}, "a name is plain text"),
+    "a loss nobody knows": ({"loss": "crossentropy"}, "loss is not known(.|\n)*did you mean 'cross_entropy'"),
+    "a loss without reduction": ({"loss": nn.Module()}, "loss is not known(.|\n)*reduction"),
+    "outputs the loss cannot take": ({"loss": "mse"}, "the loss cannot take the network's output"),
+    "dropout": ({"network": nn.Sequential(nn.Dropout(0.5), NET)}, "training mode(.|\n)*network.eval"),
+    "a tuple of outputs": ({"network": nn.LSTM(3, 2)}, "output is not a tensor"),
+    "other inputs": ({"inputs": {"x": X}}, "inputs and targets are not tensors"),
+    "too few targets": ({"inputs": [X, X]}, "inputs and targets are not tensors"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_problems_are_explained(case: str) -> None:
+    changed, message = BAD[case]
+    problem = hessfig.Problem(**{"network": NET, "inputs": X, "targets": Y, **changed})
+    with pytest.raises(UserError, match=message) as caught:
+        hessfig.measure(problem)
+    assert caught.value.allowed and caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"quantities": ["frobenios"]}, "no such quantity(.|\n)*did you mean 'frobenius'"),
+        ({"blocks": [("weight", "bias")], "quantities": ["trace"]}, "has no trace"),
+        ({"blocks": ["attention"]}, "no weight named 'attention'"),
+        ({"parts": ["H_x"]}, "parts: there is no such choice"),
+        ({"estimator": "exact"}, "no exact H"),
+        ({"dtype": "float16"}, "dtype: there is no such choice"),
+        ({"num_probes": 0}, "num_probes"),
+    ],
+)
+def test_bad_requests_are_explained(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        hessfig.measure(hessfig.Problem(NET, X, Y), **settings)

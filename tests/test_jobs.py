@@ -1,0 +1,199 @@
+"""Several runs in one call, runs beside a table of other settings, and runs from a user's own folder."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hessfig.cli.jobs import apart
+from hessfig.config.compose import jobs
+from tests.conftest import Answer
+from tests.runs import TOY, rows
+
+Cli = Callable[..., Answer]
+SMALL = [
+    *["model=linear_mlp", "model.d_model=4", "task.digits=1", "task.batch_size=2", "grid.points=3"],
+    *["blocks=[W]", "workers=1", "estimator=dense"],
+]
+OWN_SWEEP = """# @package _global_
+defaults:
+  - override /model: tiny
+  - override /estimator: dense
+sweep:
+  name: mine
+  about: "My own"
+  windows: [[null, null]]
+  vary: {model.n_layers: [1, 2]}
+task: {digits: 1, batch_size: 2}
+grid: {points: 3}
+seeds: 2
+blocks: [W]
+"""
+
+
+def folders(*words: str) -> list[str]:
+    found = apart(jobs(words, several=True))
+    return [f"{job.config.output_dir}/{job.config.sweep.name}" for job in found]
+
+
+def test_runs_that_would_share_a_table_have_folders_of_their_own() -> None:
+    assert folders("seeds=1,2") == ["outputs/multirun/seeds-1/sigma", "outputs/multirun/seeds-2/sigma"]
+    assert folders("sweep=sigma,depth", "seeds=1,2", "output_dir=x")[1:3] == [
+        "x/multirun/seeds-2/sigma",
+        "x/multirun/seeds-1/depth",
+    ]
+    assert folders("seeds=1,2", "model.d_model=8")[0] == "outputs/multirun/seeds-1_model.d_model-8/sigma"
+
+
+def test_runs_of_different_sweeps_stay_where_they_are() -> None:
+    assert folders("sweep=sigma,depth", "seeds=2") == ["outputs/sigma", "outputs/depth"]
+    assert folders("seeds=1,2", "sweep.name=a,b")[:2] == [
+        "outputs/multirun/seeds-1/a",
+        "outputs/multirun/seeds-1/b",
+    ]
+    assert folders("output_dir=a,b") == ["a/sigma", "b/sigma"]
+
+
+@pytest.mark.parametrize(
+    "word", ["tolerance=0.1,0.2", "workers=1,2", "figure=3a,3b", "sweep.average=arithmetic,geometric"]
+)
+def test_what_makes_no_other_table_needs_no_other_folder(word: str) -> None:
+    assert folders(word) == ["outputs/sigma", "outputs/sigma"]
+
+
+def test_folders_have_plain_and_different_names() -> None:
+    found = folders("blocks=[W_V],[W_Q],[[W_Q,W_V]],[[W_V,W_Q]]", "state.path='/a/../b'")
+    assert len(set(found)) == 4
+    for folder in found:
+        assert len(Path(folder).parts) == 4
+        assert set(Path(folder).parts[2]) <= set(
+            "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-"
+        )
+
+
+@pytest.mark.usefixtures("workers")
+def test_every_run_of_one_call_leaves_its_table(cli: Cli, tmp_path: Path) -> None:
+    answer = cli("run", "-m", *SMALL, "seeds=1,2")
+    assert answer.code == 0, answer.err
+    tables = sorted((tmp_path / "outputs/multirun").glob("*/sigma/table.csv"))
+    assert [len({row["seed"] for row in rows(table)}) for table in tables] == [1, 2]
+    assert cli("status", "-m", *SMALL, "seeds=1,2").out.count("0 to do") == 2
+    assert not list(tmp_path.rglob("multirun.yaml"))
+
+
+def test_a_refused_run_does_not_stop_the_others(cli: Cli, undisturbed: Path) -> None:
+    answer = cli("slopes", "-m", *TOY, "sweep=layernorm,sigma", f"output_dir={undisturbed}/outputs")
+    assert answer.code == 2
+    assert "layernorm/table.csv is missing" in answer.err
+    assert "run 2 of 2: " in answer.out
+    assert "Growth rates" in answer.out
+
+
+@pytest.mark.usefixtures("workers")
+def test_a_table_of_other_settings_is_replaced_with_a_word(cli: Cli, tmp_path: Path) -> None:
+    assert cli("run", *SMALL, "seeds=2").code == 0
+    stale = tmp_path / "outputs/sigma/slopes.csv"
+    stale.write_text("of two seeds")
+    assert "made with seeds=2 (now 1)" in cli("status", *SMALL, "seeds=1").out
+    answer = cli("run", *SMALL, "seeds=1")
+    assert "note: outputs/sigma/table.csv was made with other settings and is replaced" in answer.out
+    assert not stale.exists()
+    assert "note:" not in cli("run", *SMALL, "seeds=1").out
+
+
+def test_a_broken_manifest_does_not_stop_status(cli: Cli, undisturbed: Path, tmp_path: Path) -> None:
+    shutil.copytree(undisturbed / "outputs", tmp_path / "outputs")
+    (tmp_path / "outputs/sigma/manifest.json").write_text("{")
+    answer = cli("status", *TOY)
+    assert answer.code == 0
+    assert "with a manifest that cannot be read" in answer.out
+    (tmp_path / "outputs/sigma/manifest.json").unlink()
+    assert "without a manifest" in cli("status", *TOY).out
+
+
+@pytest.mark.usefixtures("workers")
+@pytest.mark.parametrize("flag", [["--config-dir", "my"], ["--config-dir=my"], ["-cd", "my"]], ids=len)
+def test_a_folder_of_ones_own(cli: Cli, tmp_path: Path, flag: list[str]) -> None:
+    files = {
+        "sweep/mine": OWN_SWEEP,
+        "model/tiny": "# A tiny MLP\nkind: linear_mlp\nd_model: 4\n",
+        "figure/my_figure": "# Mine\nname: my_figure\nsweep: mine\nlayout: one_panel\noptions: {part: H}\n",
+    }
+    for name, text in files.items():
+        path = tmp_path / "my" / f"{name}.yaml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert "  mine               My own\n" in cli("run", "--help", *flag).out
+    assert "  my_figure          Mine\n" in cli("plot", *flag, "--help").out
+    assert "did you mean 'mine'?" in cli("run", "sweep=mime", *flag).err
+    assert cli("run", "sweep=mine", *flag).code == 0
+    assert len(rows(tmp_path / "outputs/mine/table.csv")) == 2 * 3 * (1 + 2) * 3
+    assert str(tmp_path) not in (tmp_path / "outputs/mine/manifest.json").read_text()
+    drawn = cli("plot", "figure=my_figure", *flag)
+    assert drawn.code == 0, drawn.err
+    assert (tmp_path / "outputs/figures/figmy_figure.png").exists()
+    assert cli("slopes", "sweep=mine", *flag).code == 0
+
+
+def test_a_shipped_name_in_ones_own_folder(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "my/sweep").mkdir(parents=True)
+    (tmp_path / "my/sweep/sigma.yaml").write_text(OWN_SWEEP)
+    before = sorted(tmp_path.rglob("*"))
+    answer = cli("run", "sweep=depth", "--config-dir", "my")
+    assert answer.code == 2
+    for words in (
+        "my/sweep/sigma.yaml",
+        "got:     sigma",
+        "allowed: names other than",
+        "remedy:  rename the file",
+    ):
+        assert words in answer.err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_an_unknown_key_in_ones_own_file(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "my/sweep").mkdir(parents=True)
+    (tmp_path / "my/sweep/mine.yaml").write_text(OWN_SWEEP.replace("seeds:", "sedes:"))
+    before = sorted(tmp_path.rglob("*"))
+    answer = cli("run", "sweep=mine", "--config-dir", "my", "model=linear_mlp")
+    assert answer.code == 2
+    for words in (
+        "my/sweep/mine.yaml",
+        "no setting 'sedes'",
+        "allowed: task, model",
+        "did you mean 'seeds'?",
+    ):
+        assert words in answer.err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_windows_given_to_plot_have_an_effect(cli: Cli, undisturbed: Path, tmp_path: Path) -> None:
+    shutil.copytree(undisturbed / "outputs", tmp_path / "outputs")
+    written = []
+    for windows in ("[[null,1.0]]", "[[0.1,null]]"):
+        answer = cli("plot", "figure=3a", f"sweep.windows={windows}")
+        assert answer.code == 0, answer.err
+        written.append((tmp_path / "outputs/figures/fig3a.png").read_bytes())
+    assert written[0] != written[1]
+
+
+def test_plot_refuses_a_table_of_other_settings(cli: Cli, undisturbed: Path) -> None:
+    answer = cli("plot", "figure=3a", f"output_dir={undisturbed}/outputs", "seeds=7")
+    assert answer.code == 2
+    for words in (
+        "is from another config: seeds was 4",
+        "got:     seeds=7",
+        "hessfig run sweep=sigma seeds=7",
+    ):
+        assert words in answer.err
+    assert not (undisturbed / "outputs/figures").exists()
+
+
+def test_a_sweep_named_by_hand_is_drawn_as_it_was_run(cli: Cli, undisturbed: Path, tmp_path: Path) -> None:
+    shutil.copytree(undisturbed / "outputs/sigma", tmp_path / "outputs/mine")
+    answer = cli("plot", "figure=3a", "figure.sweep=mine", "figure.name=3a_mine")
+    assert answer.code == 0, answer.err
+    assert (tmp_path / "outputs/figures/fig3a_mine.png").exists()
