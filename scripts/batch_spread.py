@@ -1,9 +1,9 @@
 """Measure how far batches lie apart, for data/batch_spread.csv: the same networks on batches of several task seeds.
 
-Runs `hessfig run` with task.seed=1, 2, ... (finished runs are reused) and prints the rows of the record: for each weight
-and part the standard deviation over batches, in logs, of a whole curve and of the point that moves most; of several
-layers, the largest. A network's own answer to a batch is taken out: the spread over networks holds it already. Some
-fifteen minutes on one core.
+Runs `hessfig run` with task.seed=1, 2, ... (finished runs are reused) and prints the rows of the record: for each
+weight and part the standard deviation over batches, in logs, of a whole curve and of the point that moves most; of
+several layers, the largest. A network's own answer to a batch is taken out: the spread over networks holds it already.
+Some fifteen minutes on one core.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-COLUMNS = "network,num_layers,block,part,curve_sd,point_sd,num_batches,num_networks,measured_by".split(",")
+COLUMNS = [
+    *["network", "num_layers", "block", "part", "curve_sd", "point_sd"],
+    *["num_batches", "num_networks", "measured_by"],
+]
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Batches:
-    """How the two batches of a comparison differ: `scale` is the variance of a difference over one batch's on record."""
+    """How two batches differ: `scale` is the variance of their difference over that of one batch on record."""
 
     architectures: Architectures
     scale: float = 2.0

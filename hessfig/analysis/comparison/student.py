@@ -10,6 +10,7 @@ from scipy.special import ndtri, stdtr, stdtrit
 # Two runs of the same networks in float32 and in float64 differ by less: no smaller difference is told from none.
 ARITHMETIC = 1e-3
 _SMALLEST_P = 1e-300
+Number = np.ndarray | float
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Difference:
         return np.asarray(-np.sign(self.shift) * ndtri(np.maximum(self.p, _SMALLEST_P) / 2))
 
 
-def difference(ours: Sample, theirs: Sample, *, batch_sd: np.ndarray | float, batch_dof: float) -> Difference:
+def difference(ours: Sample, theirs: Sample, *, batch_sd: Number, batch_dof: Number) -> Difference:
     """Compare means. Under the hypothesis tested both sides draw networks from one distribution, spread included.
 
     So the spread comes from all repeats together: three repeats alone know theirs to a factor of three. `batch_sd`
