@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import unicodedata
 from collections.abc import Iterable
+
+_UNPRINTABLE = ("Zl", "Zp")  # and every category C: controls, directions, halves of pairs, private
+_LONGEST_LINE = 2000
 
 
 class UserError(Exception):
@@ -28,13 +32,25 @@ class UserError(Exception):
             lines.append(f"  allowed: {self.allowed}")
         if self.remedy:
             lines.append(f"  remedy:  {self.remedy}")
-        return "\n".join(lines)
+        return "\n".join(plain(line, most=_LONGEST_LINE) for line in "\n".join(lines).split("\n"))
+
+
+def plain(text: object, *, most: int = 200) -> str:
+    """Return foreign text as a terminal may be given it: one line, nothing that steers, at most `most` characters."""
+    whole = str(text)
+    shown = "".join("?" if _steers(letter) else letter for letter in whole[:most])
+    return shown + "..." * (len(whole) > most)
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """Return 'did you mean X?' for the closest of `choices`, or an empty string."""
     close = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else ""
+
+
+def _steers(letter: str) -> bool:
+    category = unicodedata.category(letter)
+    return category.startswith("C") or category in _UNPRINTABLE
 
 
 def _rebuild(what: str, got: object, allowed: str, remedy: str) -> UserError:

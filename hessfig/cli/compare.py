@@ -2,38 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import groupby
 from pathlib import Path
 
-from hessfig.analysis.comparison import points as compare
+from hessfig.analysis.comparison import against
 from hessfig.analysis.comparison.outcome import Comparison
-from hessfig.analysis.comparison.reference import NothingToCompare
-from hessfig.analysis.table import TABLE, run_command
+from hessfig.analysis.comparison.references.read import NothingToCompare
+from hessfig.analysis.table import run_command
+from hessfig.config.choices import Published
 from hessfig.config.compose import departures
+from hessfig.config.shipped import shipped_figures
 from hessfig.errors import UserError
-
-# The figures whose numbers the authors published, and the sweep each draws.
-PUBLISHED = {
-    "3a": "sigma",
-    "3b": "layernorm",
-    "5a": "linear_axis_short",
-    "5b": "linear_axis",
-    "6": "depth",
-    "7": "softmax",
-    "8": "mlp",
-}
-PICTURES = "figures 1 and 4: skipped: published as pictures, without numbers"
-_NAMES = {sweep: f"figure {figure}" for figure, sweep in PUBLISHED.items()}
+from hessfig.record import MANIFEST, TABLE
 
 
 def compare_sweep(folder: Path, reference: Path) -> None:
-    """Compare the sweep in `folder`; print its curves and the verdict."""
+    """Compare the sweep in `folder`; print its curves, the verdict and what is written."""
     from hessfig.cli.terminal import show
 
-    comparison = compare.read(folder, reference)
-    _leave(comparison, folder.parent)
+    comparison = against.read(folder, reference)
+    written = _leave(comparison, folder)
     show(comparison.rich_table())
-    _print(_NAMES.get(comparison.sweep, "sweep"), comparison, folder.parent)
+    names = {sweep: f"figure {figure}" for figure, sweep in _published().items()}
+    _print(names.get(comparison.sweep, "sweep"), comparison, folder, written)
 
 
 def compare_figures(folder_of: Callable[[str], Path], outputs: Path, reference: Path) -> None:
@@ -42,26 +34,37 @@ def compare_figures(folder_of: Callable[[str], Path], outputs: Path, reference: 
     `folder_of` gives a sweep's folder in `outputs`. All tables and files are read before anything is written. Raises
     UserError when no figure can be compared.
     """
-    found: dict[str, Comparison] = {}
+    found: dict[str, tuple[Path, Comparison]] = {}
     skipped: dict[str, str] = {}
-    for figure, sweep in PUBLISHED.items():
+    for figure, sweep in _published().items():
         try:
-            found[figure] = _read(folder_of(sweep), reference)
+            folder = folder_of(sweep)
+            found[figure] = (folder, _read(folder, reference))
         except NothingToCompare as error:
             skipped[figure] = _reason(error)
-    _check_any(found, skipped, outputs, reference)
-    for figure, comparison in found.items():
-        _leave(comparison, outputs)
-        _print(f"figure {figure}", comparison, outputs)
+    _check_any(list(found), skipped, outputs, reference)
+    for figure, (folder, comparison) in found.items():
+        _print(f"figure {figure}", comparison, folder, _leave(comparison, folder))
     for figure, why in skipped.items():
-        print(f"figure {figure} ({PUBLISHED[figure]}): skipped: {why}")
-    print(PICTURES)
+        print(f"figure {figure} ({_published()[figure]}): skipped: {why}")
+    print(_pictures())
+
+
+def _published() -> dict[str, str]:
+    """Return the sweep of every figure whose numbers the authors published."""
+    figures = shipped_figures()
+    return {figure.name: figure.sweep for figure in figures if figure.published == Published.numbers}
+
+
+def _pictures() -> str:
+    names = sorted(figure.name for figure in shipped_figures() if figure.published == Published.pictures)
+    return f"figures {' and '.join(names)}: skipped: published as pictures, without numbers"
 
 
 def _read(folder: Path, reference: Path) -> Comparison:
     if not (folder / TABLE).is_file():
         raise NothingToCompare(f"{folder / TABLE} is missing: {run_command(folder)}")
-    return compare.read(folder, reference)
+    return against.read(folder, reference)
 
 
 def _reason(error: NothingToCompare) -> str:
@@ -69,7 +72,7 @@ def _reason(error: NothingToCompare) -> str:
     return f"{error.what}{looked}"
 
 
-def _check_any(found: dict[str, Comparison], skipped: dict[str, str], outputs: Path, reference: Path) -> None:
+def _check_any(found: list[str], skipped: dict[str, str], outputs: Path, reference: Path) -> None:
     if not found:
         raise UserError(
             f"no figure has both a table in {outputs} and result files in {reference}",
@@ -79,18 +82,28 @@ def _check_any(found: dict[str, Comparison], skipped: dict[str, str], outputs: P
         )
 
 
-def _leave(comparison: Comparison, outputs: Path) -> None:
-    """Write the numbers beside the table, and the overlays beside the figures."""
+def _leave(comparison: Comparison, folder: Path) -> list[Path]:
+    """Write the numbers beside the table, and the overlays beside the figures; return their paths."""
     from hessfig.figures.layouts.overlay import draw_overlay
 
-    compare.save(comparison, outputs / comparison.sweep)
-    draw_overlay(comparison, outputs / "figures")
+    return [*against.save(comparison, folder), *draw_overlay(comparison, folder.parent / "figures")]
 
 
-def _print(name: str, comparison: Comparison, outputs: Path) -> None:
-    print(f"{name} ({comparison.sweep}): {comparison.sentence()}")
-    manifest = outputs / comparison.sweep / "manifest.json"
-    other = departures(manifest, comparison.sweep) if comparison.sweep in _NAMES and manifest.exists() else []
+def _print(name: str, comparison: Comparison, folder: Path, written: Sequence[Path]) -> None:
+    print(f"{name} ({comparison.sweep}) against {comparison.reference}: {comparison.sentence()}")
+    manifest = folder / MANIFEST
+    known = comparison.sweep in _published().values() and manifest.exists()
+    other = departures(manifest, comparison.sweep) if known else []
     notes = [f"measured with {', '.join(other)}"] if other else []
-    for line in [*notes, *comparison.left_out_lines()]:
+    for line in [*notes, *comparison.notes(), f"written: {', '.join(_short(written))}"]:
         print(f"  {line}")
+
+
+def _short(paths: Sequence[Path]) -> list[str]:
+    """Return paths that differ by their ending as one: 'outputs/figures/x.{pdf,png}'."""
+    stems = [(stem, [path.suffix[1:] for path in same]) for stem, same in groupby(paths, _stem)]
+    return [f"{stem}.{{{','.join(ends)}}}" if len(ends) > 1 else f"{stem}.{ends[0]}" for stem, ends in stems]
+
+
+def _stem(path: Path) -> str:
+    return str(path.with_suffix(""))

@@ -121,6 +121,7 @@ def _spec(job: Job) -> FigureSpec:
         x=figure.x,
         colour=figure.colour,
         dashes=figure.dashes,
+        resamples=asked.config.resamples,
     )
 
 

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from hessfig.analysis.comparison import points as compare
-from hessfig.analysis.comparison.numbers_only import load
-from hessfig.analysis.comparison.reference import read_reference
-from hessfig.analysis.comparison.results_folder import GRIDS, NothingToCompare, read_results
+from hessfig.analysis.comparison.references.numbers_only import load
+from hessfig.analysis.comparison.references.read import read_reference
+from hessfig.analysis.comparison.references.results_folder import GRIDS, NothingToCompare, read_results
 from hessfig.analysis.manifest import architectures
 from hessfig.errors import UserError
 from hessfig.predictions.architecture import MLP, Architecture, Attention, Kind, Norm

@@ -13,11 +13,18 @@ _GROUP = ["side", "num_layers", "flaw"]
 _KEPT = [*_GROUP, "count_", "sigma_low", "sigma_high"]
 
 
+def with_logs(values: pd.DataFrame, *, floor: float) -> pd.DataFrame:
+    """Return the values with their logs, nan where a flaw keeps one from being compared, and the flaw ("" if none)."""
+    found = flaws(values["value"], floor)
+    return values.assign(flaw=found, log=np.log(values["value"].where(found == "")))
+
+
 def flaws(values: pd.Series, floor: float) -> pd.Series:
     """Return what keeps each number from being compared, "" if nothing does."""
     tests = {
         "NaN": values.isna(),
         "infinite": np.isinf(values),
+        "negative": values < 0,
         "zero": values == 0,
         "underflowed": values < floor,
     }

@@ -1,78 +1,99 @@
-"""What a comparison with published values found, and the words that say it."""
+"""What a comparison with a reference found, and the words that say it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
+from hessfig.analysis.comparison.verdict import Verdict, curve_name, found_from, percent
+from hessfig.errors import plain
+
 if TYPE_CHECKING:
     from rich.table import Table
 
-
-class Verdict(StrEnum):
-    """Whether two sets of values could come from one distribution.
-
-    agrees      at least 97 % of the points lie within 3 standard errors and no curve is shifted
-    differs     otherwise, or a curve is zero on one side only
-    undecided   no point has a standard error on both sides (one repeat, or nothing but numbers left out)
-    """
-
-    agrees = "agrees"
-    differs = "differs"
-    undecided = "undecided"
+__all__ = ["Comparison", "Verdict"]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The outcome. `points`: a row per sigma; `curves`: a row per curve, `shift` = mean log ratio.
+    """The outcome, with what the reference is called.
 
-    `left_out`: how many numbers of which side and network are zero, underflowed, infinite or NaN, and where.
+    `points`: a row a sigma; `curves`: a row a curve, `shift` = mean log ratio; `ratios`: a row for two curves of a
+    layer; `left_out`: how many numbers of which side and network are zero, underflowed, infinite or NaN, and where;
+    `unmatched`: points of each side that the other has not; `aside`: rows of each side that are no norms of diagonal
+    blocks of the plain variant; `batch_scale`: 0 if both sides measure one batch; `reasons`: what differs.
     """
 
     sweep: str
+    reference: str
     points: pd.DataFrame
     curves: pd.DataFrame
+    ratios: pd.DataFrame
     left_out: pd.DataFrame
-    share_within_3: float
+    unmatched: tuple[int, int]
+    aside: tuple[int, int]
+    batch_scale: float
     verdict: Verdict
+    reasons: list[str]
+
+    @property
+    def share_within_3(self) -> float:
+        """Return the share of points whose difference is at most three standard errors."""
+        return float((self.points["z"].dropna().abs() <= 3).mean())
 
     def sentence(self) -> str:
         """Return the verdict and what it rests on, in one line."""
-        evidence = [_share(self), _largest_shift(self.curves), _one_sided(self.curves)]
-        return f"{self.verdict}: {'; '.join(filter(None, evidence))}"
+        found = self.reasons or [_largest_shift(self.curves), _reach(self.curves)]
+        return f"{self.verdict}: {'; '.join(filter(None, [_share(self), *found]))}"
 
-    def left_out_lines(self) -> list[str]:
-        """Return one line for each side and network with numbers that were not compared."""
+    def notes(self) -> list[str]:
+        """Return a line for what was compared with what, and one a side and network for numbers left out."""
+        ours, theirs = self.unmatched
+        lines = [
+            f"without a partner: {ours} points of ours, {theirs} of {self.reference}",
+            "one batch, shared by both sides"
+            if self.batch_scale == 0
+            else "two batches: their spread is allowed for (data/batch_spread.csv)",
+        ]
+        if any(self.aside):
+            lines.append(
+                f"no norms of diagonal blocks of the plain variant, so not compared: {self.aside[0]} rows of ours, "
+                f"{self.aside[1]} of {self.reference}"
+            )
+        return [*lines, *self._left_out_lines()]
+
+    def rich_table(self) -> Table:
+        """Return the curves as a table for a terminal."""
+        from rich import box
+        from rich.table import Table
+        from rich.text import Text
+
+        title = Text(f"{self.sweep} against {self.reference}")
+        table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        for name in ("layer", "block", "part", "points", "|z| ≤ 3", "mean shift ± se", "z of the shift"):
+            table.add_column(name, no_wrap=True)
+        for row in self.curves.itertuples():
+            table.add_row(*map(Text, _cells(row)))  # as Text, nothing in a name is markup
+        return table
+
+    def _left_out_lines(self) -> list[str]:
         groups = self.left_out.groupby(["side", "num_layers"], sort=False)
         return [
             f"left out of {side} at n_layers={layers}: {', '.join(map(_flawed, rows.itertuples()))}"
             for (side, layers), rows in groups
         ]
 
-    def rich_table(self) -> Table:
-        """Return the curves as a table for a terminal."""
-        from rich import box
-        from rich.table import Table
-
-        title = f"{self.sweep} against the published values"
-        table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        for name in ("layer", "block", "part", "points", "|z| ≤ 3", "mean shift ± se", "z of the shift"):
-            table.add_column(name, no_wrap=True)
-        for row in self.curves.itertuples():
-            table.add_row(*_cells(row))
-        return table
-
 
 def _share(comparison: Comparison) -> str:
     count = int(comparison.points["z"].notna().sum())
     if count:
         return f"{100 * comparison.share_within_3:.1f} % of {count} points within 3 standard errors"
-    zeros = comparison.verdict != Verdict.undecided
-    return "every curve is zero on both sides" if zeros else "no point has standard errors on both sides"
+    if comparison.verdict == Verdict.undecided:
+        return "no point has standard errors on both sides"
+    return "" if comparison.reasons else "every curve is zero on both sides"
 
 
 def _largest_shift(curves: pd.DataFrame) -> str:
@@ -80,18 +101,16 @@ def _largest_shift(curves: pd.DataFrame) -> str:
     if known.empty:
         return ""
     row = known.loc[known["z"].abs().idxmax()]
-    return f"largest shift {100 * np.expm1(row['shift']):+.1f} % (z {row['z']:+.1f}, {_name(row)})"
+    return f"largest shift {percent(row['shift'])} (z {row['z']:+.1f}, {curve_name(row)})"
 
 
-def _one_sided(curves: pd.DataFrame) -> str:
-    rows = curves[curves["zero"] != curves["zero_published"]]
-    return (
-        f"zero on one side only: {', '.join(_name(row) for _, row in rows.iterrows())}" if len(rows) else ""
-    )
-
-
-def _name(row: pd.Series) -> str:
-    return f"{row['part']} of {row['block']} in layer {row['layer']}/{row['num_layers']}"
+def _reach(curves: pd.DataFrame) -> str:
+    """Return which shifts of a curve would have been called different: of the best known curve and of the worst."""
+    found = found_from(curves).dropna()
+    if found.empty:
+        return ""
+    best, worst = (percent(found.agg(which)).lstrip("+") for which in ("min", "max"))
+    return f"a shift of {best} (best known curve) to {worst} (worst) would have been found"
 
 
 def _flawed(row: Any) -> str:
@@ -99,9 +118,9 @@ def _flawed(row: Any) -> str:
 
 
 def _cells(row: Any) -> list[str]:
-    names = [f"{row.layer}/{row.num_layers}", row.block, row.part]
-    if row.zero or row.zero_published:
-        both = row.zero and row.zero_published
+    names = [f"{row.layer}/{row.num_layers}", plain(row.block), row.part]
+    if row.zero or row.zero_reference:
+        both = row.zero and row.zero_reference
         return [*names, "", "", "both are zero" if both else "one side is zero", ""]
     if not row.num_points:
         return [*names, "0", "", "left out", ""]

@@ -1,83 +1,45 @@
-"""Compare a sweep with published values: point by point in standard errors, and curve by curve in percent."""
+"""The points of two sides: which sigmas are the same, what each side averages to, and how far they lie apart."""
 
 from __future__ import annotations
-
-from pathlib import Path
-from statistics import NormalDist
 
 import numpy as np
 import pandas as pd
 
-from hessfig.analysis.comparison.flaws import FLOAT32_FLOOR, count_flaws, flaws
-from hessfig.analysis.comparison.outcome import Comparison, Verdict
-from hessfig.analysis.comparison.reference import NothingToCompare, on_grid, read_reference
-from hessfig.analysis.manifest import read_sweep
-from hessfig.files import write_text
-from hessfig.terms import Matrix, Part
+from hessfig.analysis.comparison.batch_spread import Batches
+from hessfig.analysis.comparison.flaws import FLOAT32_FLOOR
+from hessfig.analysis.comparison.shifts import CURVE
+from hessfig.analysis.comparison.student import Sample, difference
+from hessfig.errors import UserError
 
-CURVE = ["num_layers", "layer", "block", "part"]
 POINT = [*CURVE, "sigma"]
-ENOUGH_WITHIN_3 = 0.97
-_MATRICES, _PARTS = [matrix.value for matrix in Matrix], [part.value for part in Part]
+SAME_SIGMA = 1e-6
 
 
-def run(folder: Path, reference: Path) -> Comparison:
-    """Compare folder/table.csv with `reference`; write folder/comparison*.csv."""
-    comparison = read(folder, reference)
-    save(comparison, folder)
-    return comparison
-
-
-def read(folder: Path, reference: Path) -> Comparison:
-    """Compare folder/table.csv with `reference` and write nothing."""
-    table, architectures = read_sweep(folder)
-    return compare(table, read_reference(reference, table, architectures))
-
-
-def save(comparison: Comparison, folder: Path) -> None:
-    """Write folder/comparison.csv (points) and folder/comparison_curves.csv."""
-    write_text(folder / "comparison.csv", comparison.points.to_csv(index=False, lineterminator="\n"))
-    write_text(folder / "comparison_curves.csv", comparison.curves.to_csv(index=False, lineterminator="\n"))
-
-
-def compare(table: pd.DataFrame, reference: pd.DataFrame) -> Comparison:
-    """Compare the plain variant's diagonal blocks with published values at the sigmas both have (to 1e-6).
-
-    A point's z is the difference of the mean logs over the root of the summed squares of their standard
-    errors, each from the spread over repeats. A point with a zero, underflowed, infinite or NaN number on either
-    side has no mean and no z; such numbers are counted. Raises NothingToCompare when nothing overlaps.
-    """
-    ours, theirs = _ours(table), _with_logs(on_grid(reference, table["sigma"].unique()), floor=FLOAT32_FLOOR)
-    both = _points(ours).merge(_points(theirs), on=POINT, suffixes=("", "_published"))
-    if both.empty:
-        raise NothingToCompare(
-            "the reference and the table have no point in common",
-            got=f"sigma {_span(reference)}, blocks {sorted(set(reference['block']))}",
-            allowed=f"sigma {_span(table)} (equal to 1e-6), blocks {sorted(set(table['row']))}",
-            remedy="compare the sweep the reference belongs to",
-        )
-    points = _with_z(both)
-    curves = _curves(points, ours, theirs)
-    share = float((points["z"].dropna().abs() <= 3).mean())
-    named = {"ours": ours, "the published numbers": theirs}
-    left_out = count_flaws(named, points.loc[~(points["zero"] & points["zero_published"]), POINT])
-    return Comparison(
-        str(table["sweep"].iloc[0]), points, curves, left_out, share, _verdict(points, share, curves)
+def on_grid(values: pd.DataFrame, sigma: np.ndarray) -> pd.DataFrame:
+    """Return the rows whose sigma is one of `sigma`, spelt as there. Raises UserError for two that become one."""
+    grid = np.sort(sigma)
+    if not len(grid):
+        return values.iloc[:0]
+    theirs = values["sigma"].to_numpy()
+    above = (
+        np.clip(np.searchsorted(grid, theirs), 1, len(grid) - 1)
+        if len(grid) > 1
+        else np.zeros(len(theirs), int)
     )
+    below = np.maximum(above - 1, 0)
+    nearest = np.where(theirs - grid[below] < grid[above] - theirs, grid[below], grid[above])
+    kept = values.assign(sigma=nearest)[np.isclose(nearest, theirs, rtol=SAME_SIGMA, atol=0)]
+    if kept.duplicated([*POINT, "repeat"]).any():
+        raise UserError(
+            "the reference has two sigmas that are one to a millionth",
+            got=f"{kept[kept.duplicated([*POINT, 'repeat'])]['sigma'].iloc[0]:g}",
+            allowed="one number a repeat at each sigma",
+            remedy="mend the file, or give another",
+        )
+    return kept
 
 
-def _ours(table: pd.DataFrame) -> pd.DataFrame:
-    plain = table[(table["variant"] == "") & (table["row"] == table["col"])]
-    named = plain.rename(columns={"row": "block", "seed": "repeat", "frob": "value"})
-    return _with_logs(named[[*POINT, "repeat", "value"]], floor=0.0)
-
-
-def _with_logs(values: pd.DataFrame, *, floor: float) -> pd.DataFrame:
-    flaw = flaws(values["value"], floor)
-    return values.assign(flaw=flaw, log=np.log(values["value"].where(flaw == "")))
-
-
-def _points(values: pd.DataFrame) -> pd.DataFrame:
+def averages(values: pd.DataFrame) -> pd.DataFrame:
     """Return mean and standard error of value and log over repeats; nan where a repeat cannot be compared."""
     points = (
         values.groupby(POINT)
@@ -97,53 +59,17 @@ def _points(values: pd.DataFrame) -> pd.DataFrame:
     return points.assign(zero=points.pop("largest") < FLOAT32_FLOOR, **averages)
 
 
-def _with_z(both: pd.DataFrame) -> pd.DataFrame:
-    difference = both["log_mean"] - both["log_mean_published"]
-    error = np.hypot(both["log_se"], both["log_se_published"])
-    return both.assign(log_ratio=difference, log_ratio_se=error, z=difference / error.where(error > 0))
-
-
-def _curves(points: pd.DataFrame, ours: pd.DataFrame, theirs: pd.DataFrame) -> pd.DataFrame:
-    """Return share within 3 and mean shift of every curve.
-
-    Points of one repeat share their weights along sigma: so each repeat is first averaged over sigma (its logs minus
-    the published mean logs), and the standard error comes from the spread of these averages over repeats.
-    """
-    within = (points["z"].abs() <= 3).where(points["z"].notna())
-    summary = (
-        points.assign(within=within.astype(float))
-        .groupby(CURVE)
-        .agg(
-            num_points=("z", "count"),
-            share_within_3=("within", "mean"),
-            zero=("zero", "all"),
-            zero_published=("zero_published", "all"),
-        )
+def compare_points(both: pd.DataFrame, between: Batches) -> pd.DataFrame:
+    """Return the points with their log ratio, its error with the batches', and its p and z; nan where there is none."""
+    spreads = [between.spread(row.num_layers, row.block, row.part) for row in both.itertuples()]
+    found = difference(
+        *(_sample(both, side) for side in ("", "_reference")),
+        batch_sd=np.array([spread.point for spread in spreads]),
+        batch_dof=np.array([spread.dof for spread in spreads]),
     )
-    mine, published = (_repeat_averages(side, points) for side in (ours, theirs))
-    shift, error = mine["mean"] - published["mean"], np.hypot(mine["sem"], published["sem"])
-    curves = summary.assign(shift=shift, shift_se=error, z=shift / error.where(error > 0)).reset_index()
-    order = [*_MATRICES, *_PARTS].index
-    return curves.sort_values(CURVE, key=lambda c: c.map(order) if c.name in ("block", "part") else c)
+    return both.assign(log_ratio=found.shift, log_ratio_se=found.error, dof=found.dof, p=found.p, z=found.z)
 
 
-def _repeat_averages(side: pd.DataFrame, points: pd.DataFrame) -> pd.DataFrame:
-    """Return mean and sem over repeats of each repeat's average log distance from the published mean curve."""
-    compared = points.loc[points["z"].notna(), [*POINT, "log_mean_published"]]
-    known = side.merge(compared, on=POINT)
-    distance = (known["log"] - known["log_mean_published"]).rename("distance")
-    averages = distance.groupby([known[name] for name in [*CURVE, "repeat"]]).mean()
-    return averages.groupby(level=CURVE).agg(["mean", "sem"])
-
-
-def _verdict(points: pd.DataFrame, share: float, curves: pd.DataFrame) -> Verdict:
-    """Shifted: |z| beyond what the largest of so many curves reaches in 0.3 % of cases (3 for one curve)."""
-    limit = NormalDist().inv_cdf(1 - 0.00135 / len(curves))
-    shifted = (curves["z"].abs() > limit).any()
-    if shifted or share < ENOUGH_WITHIN_3 or (curves["zero"] != curves["zero_published"]).any():
-        return Verdict.differs
-    return Verdict.agrees if points["z"].notna().any() or curves["zero"].all() else Verdict.undecided
-
-
-def _span(frame: pd.DataFrame) -> str:
-    return f"{frame['sigma'].min():g}..{frame['sigma'].max():g}"
+def _sample(both: pd.DataFrame, side: str) -> Sample:
+    count, mean, error = (both[f"{name}{side}"].to_numpy(float) for name in ("count", "log_mean", "log_se"))
+    return Sample(count, mean, error**2 * count * (count - 1))

@@ -1,8 +1,8 @@
-"""Published values under ours, and their ratio: what `hessfig compare` draws."""
+"""The values of a reference under ours, and their ratio: what `hessfig compare` draws."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,16 @@ from hessfig.figures.parts.grid import Margins, panel_grid, say
 from hessfig.figures.parts.panels import draw_curve, mark_one, set_log_range
 from hessfig.figures.parts.save import Page, save_page
 from hessfig.figures.parts.style import GUIDE, PUBLISHED, matrix_colour, shades, styled
-from hessfig.figures.parts.words import norm_label, symbol
-from hessfig.terms import Matrix, Part
+from hessfig.figures.parts.words import norm_label, plain, symbol
+from hessfig.terms import Matrix, Part, name_order
 
 _NOTE = (
-    "Coloured: ours, mean over seeds ± standard error; open black: published. Below: ours / published (ratio of "
-    "geometric means), bars ± standard error. Shift: mean over σ, its error from the spread over repeats."
+    "Coloured: ours, mean over seeds ± standard error; open black: {reference}. Below: ours over {reference} (ratio "
+    "of geometric means), bars ± standard error. Shift: mean over σ. The errors of ratios and shifts hold the spread "
+    "over repeats and {batches}."
 )
+_ONE_BATCH, _TWO_BATCHES = "nothing else, for both sides share one batch", "between batches"
+_MOST_ROWS = 6  # weights on a page
 _FACTORS = (1.02, 1.05, 1.1, 1.25, 1.5, 2.0, 2.5)  # where the ratio axis may have its ticks
 _WIDEST = np.log(3.0)  # the ratio panels show at most a factor of 3 either way
 
@@ -36,24 +39,20 @@ def draw_overlay(comparison: Comparison, figure_dir: Path) -> list[Path]:
     error. Points of one curve share their weights along sigma, so they wander together.
     Requires: a comparison (hessfig compare sweep=... reference=...).
     """
-    depths = sorted(comparison.curves["num_layers"].unique())
+    name = f"compare_{comparison.sweep}"
     with styled():
-        pages = [
-            draw_depth(comparison, depth, suffix=f"_depth{depth}" if len(depths) > 1 else "")
-            for depth in depths
-        ]
-        return [path for page in pages for path in save_page(page, figure_dir, f"compare_{comparison.sweep}")]
+        return [path for page in _pages(comparison) for path in save_page(page, figure_dir, name)]
 
 
-def draw_depth(comparison: Comparison, depth: int, *, suffix: str = "") -> Page:
-    """Draw one depth: for each weight a row of overlays and a row of ratios, a column for each part both sides have."""
-    numbers = comparison.points[comparison.points["num_layers"] == depth]
+def draw_page(comparison: Comparison, depth: int, blocks: Sequence[str], *, suffix: str = "") -> Page:
+    """Draw some weights of one depth, each with a row of overlays and a row of ratios; a column for each part."""
+    here = comparison.points["num_layers"] == depth
+    numbers = comparison.points[here & comparison.points["block"].isin(blocks)]
     points = numbers.assign(**{X: numbers["sigma"]})
     curves = comparison.curves[comparison.curves["num_layers"] == depth]
-    matrices = sorted(set(points["block"]), key=[Matrix.W_V, *Matrix].index)
     parts = [part for part in Part if part in set(points["part"])]
-    figure, axes = _grid(len(matrices), len(parts))
-    for index, matrix in enumerate(matrices):
+    figure, axes = _grid(len(blocks), len(parts), _note(comparison))
+    for index, matrix in enumerate(blocks):
         above, below = axes[2 * index], axes[2 * index + 1]
         here = points[points["block"] == matrix]
         set_log_range(above.tolist(), here)
@@ -73,10 +72,27 @@ def draw_depth(comparison: Comparison, depth: int, *, suffix: str = "") -> Page:
     return Page(suffix, figure, numbers)
 
 
-def _grid(rows: int, cols: int) -> tuple[Figure, np.ndarray]:
+def _pages(comparison: Comparison) -> Iterator[Page]:
+    depths = sorted(comparison.curves["num_layers"].unique())
+    for depth in depths:
+        own = comparison.points[comparison.points["num_layers"] == depth]
+        rank = name_order(["W_V", *own["block"]])
+        blocks = sorted(set(own["block"]), key=lambda name: (name != Matrix.W_V, rank(name)))
+        pages = [blocks[first : first + _MOST_ROWS] for first in range(0, len(blocks), _MOST_ROWS)]
+        for number, few in enumerate(pages, start=1):
+            suffix = f"_depth{depth}" * (len(depths) > 1) + f"_page{number}" * (len(pages) > 1)
+            yield draw_page(comparison, depth, few, suffix=suffix)
+
+
+def _note(comparison: Comparison) -> str:
+    batches = _TWO_BATCHES if comparison.batch_scale else _ONE_BATCH
+    return _NOTE.format(reference=plain(comparison.reference), batches=batches)
+
+
+def _grid(rows: int, cols: int, note: str) -> tuple[Figure, np.ndarray]:
     ratios = [1.25, 0.55] * rows
     return panel_grid(
-        2 * rows, cols, note=_NOTE, panel_height=0.9, margins=Margins(down=0.11), height_ratios=ratios
+        2 * rows, cols, note=note, panel_height=0.9, margins=Margins(down=0.11), height_ratios=ratios
     )
 
 
@@ -99,7 +115,7 @@ def _draw_panel(above: Axes, below: Axes, points: pd.DataFrame, curves: pd.DataF
 def _draw_layer(above: Axes, below: Axes, points: pd.DataFrame, tone: Any, label: str) -> None:
     draw_curve(above, points, colour=tone, label=label)
     open_circles: dict[str, Any] = {"fillstyle": "none", "markersize": 3, "markeredgewidth": 0.4}
-    above.plot(points["sigma"], points["mean_published"], "o", color=PUBLISHED, **open_circles)
+    above.plot(points["sigma"], points["mean_reference"], "o", color=PUBLISHED, **open_circles)
     ratio = np.exp(points["log_ratio"])
     below.errorbar(
         points["sigma"], ratio, ratio * points["log_ratio_se"], fmt="o", color=tone, elinewidth=0.6
@@ -116,10 +132,10 @@ def _shift(summary: pd.DataFrame, *, alone: bool) -> str:
 
 def _why_empty(curves: pd.DataFrame) -> str:
     if curves.empty:
-        return "(not published)"
-    if curves["zero"].all() and curves["zero_published"].all():
-        return "= 0, ours and published"
-    one_sided = (curves["zero"] | curves["zero_published"]).any()
+        return "(no partner)"
+    if curves["zero"].all() and curves["zero_reference"].all():
+        return "= 0 on both sides"
+    one_sided = (curves["zero"] | curves["zero_reference"]).any()
     return "zero on one side only" if one_sided else "(left out: zero or not finite)"
 
 

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from hessfig.analysis.comparison.numbers_only import load
+from hessfig.analysis.comparison.references.numbers_only import load
+from hessfig.analysis.comparison.references.pickle_machine import is_container
 from hessfig.analysis.manifest import Architectures
-from hessfig.errors import UserError
+from hessfig.errors import UserError, plain
 from hessfig.predictions.architecture import Architecture, Attention, Kind
 from hessfig.terms import Matrix, Part
 
@@ -66,7 +67,7 @@ def _no_file(folder: Path, wanted: list[str]) -> NothingToCompare:
 
 def _some(names: list[str]) -> str:
     """Return the first name, and how many there are beside it."""
-    return names[0] + f" and {len(names) - 1} more" * (len(names) > 1)
+    return plain(names[0]) + f" and {len(names) - 1} more" * (len(names) > 1)
 
 
 def _quantities(folder: Path, network: Architecture, num_layers: int, scale: str) -> Iterator[Quantity]:
@@ -91,31 +92,54 @@ def _long(quantity: Quantity, sigma: np.ndarray) -> pd.DataFrame:
     """Return a file's numbers, one a row. The authors count layers and repeats from 0, tables layers from 1."""
     num_layers, matrix, part, path = quantity
     try:
-        layers = _of_length(num_layers, load(path), "layers")
+        layers = _numbered(load(path), "layers", num_layers)
         rows = [
             (num_layers, matrix.value, part.value, layer, repeat, s, _norm(value))
             for layer, key in enumerate(sorted(layers), start=1)
-            for repeat, values in sorted(layers[key].items())
-            for s, value in zip(sigma, _of_length(sigma.size, values, "numbers"), strict=True)
+            for repeat, values in sorted(_numbered(layers[key], "repeats").items())
+            for s, value in zip(sigma, _list_of(sigma.size, values), strict=True)
         ]
-    except (TypeError, ValueError, AttributeError) as error:
+    except _AnotherShape as error:
         raise UserError(
             f"{path} is not shaped as a result file",
-            got=str(error),
+            got=plain(error),
             allowed=f"dict[layer][repeat] -> list of {sigma.size} norms, {num_layers} layers",
             remedy="fetch the file again",
-        ) from error
+        ) from None
     return pd.DataFrame(rows, columns=_COLUMNS)
 
 
-def _of_length(length: int, things: Any, what: str) -> Any:
+class _AnotherShape(Exception):
+    """What a file holds in place of dict[layer][repeat] -> list of norms."""
+
+
+def _numbered(things: Any, what: str, count: int | None = None) -> dict[int, Any]:
+    if not isinstance(things, dict):
+        raise _AnotherShape(f"{_shown(things)} in place of a dict of {what}")
+    if not things or any(type(key) is not int for key in things):
+        raise _AnotherShape(f"{what} that are not numbered" if things else f"no {what}")
+    if count is not None and len(things) != count:
+        raise _AnotherShape(f"{len(things)} {what}, not {count}")
+    return things
+
+
+def _list_of(length: int, things: Any) -> Any:
+    if not isinstance(things, list | tuple):
+        raise _AnotherShape(f"{_shown(things)} in place of a list")
     if len(things) != length:
-        raise ValueError(f"{len(things)} {what}, not {length}")
+        raise _AnotherShape(f"{len(things)} numbers, not {length}")
     return things
 
 
 def _norm(value: Any) -> float:
     """Return a norm as float; zeros, infinities and NaN are let through, to be counted."""
     if not isinstance(value, int | float | np.integer | np.floating) or isinstance(value, bool) or value < 0:
-        raise TypeError(f"{value!r} is not a norm")
+        raise _AnotherShape(f"{_shown(value)} is not a norm")
     return float(value)
+
+
+def _shown(thing: Any) -> str:
+    """Return a few words for a thing from a file, which may hold anything and any number of it."""
+    if is_container(thing):
+        return f"a {type(thing).__name__} of {len(thing)}"
+    return plain(repr(thing), most=60)
