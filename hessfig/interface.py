@@ -72,9 +72,9 @@ def measure(
 
     `blocks`: "each" (every weight's diagonal block), "all" (every pair), or a list of names, groups and pairs:
     ["W_V", ("W_Q", "W_V"), "all"], where the name "all" is the whole network. H = H_o + H_f, the Gauss-Newton part and
-    the functional part (eq. 2). A trace is measured for the diagonal blocks among them. `estimator`: auto (dense where a weight has no more than `num_probes` entries, else
-    Rademacher probes), hutchinson, or dense. The same seed gives the same bits, here and on the command line. Arrays
-    of a quantity are in `table.attrs["arrays"]`, by its name.
+    the functional part (eq. 2). A trace is measured for the diagonal blocks among them. `estimator`: auto (dense where
+    a weight has no more than `num_probes` entries, else Rademacher probes), hutchinson, or dense. The same seed gives
+    the same bits, here and on the command line. Arrays of a quantity are in `table.attrs["arrays"]`, by its name.
 
     Raises UserError for what cannot be measured. Warns where curvlinops' products are wrong and a slower route is
     taken (networks with LayerNorm: see docs/extending.md).
