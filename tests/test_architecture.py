@@ -14,21 +14,36 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 MODULES = sorted((ROOT / "hessfig").rglob("*.py"))
-MEASURING = ("terms", "record", "config", "rng", "tasks", "models", "curvature", "measurements", "sweep")
+# Arrows point from right to left: a room may use those before it.
+MEASURING = (
+    *("errors", "terms", "record", "files", "rng"),
+    *("config", "tasks", "models", "states", "curvature", "measurements", "sweep"),
+)
+VOCABULARY = MEASURING[: MEASURING.index("rng")]
 READING = ("analysis", "figures")
 LIGHT = (
     "hessfig.terms",
+    "hessfig.record",
     "hessfig.predictions.growth_rates",
     "hessfig.predictions.architecture",
     "hessfig.predictions.monomials",
 )
+# What plans and previews read of the measuring wing: names and sizes, never tensors.
+WITHOUT_TORCH = (
+    "hessfig.sweep.plan",
+    "hessfig.sweep.preview",
+    "hessfig.sweep.engine",
+    "hessfig.models.registry",
+)
 DOORS = {
     "curvlinops": ("hessfig.curvature.products.curvlinops",),
     "transformer_lens": ("hessfig.models.",),
-    "hydra": ("hessfig.config.", "hessfig.cli.verbs", "hessfig.cli.overrides"),
-    "omegaconf": ("hessfig.config.", "hessfig.cli.verbs", "hessfig.cli.overrides"),
+    "safetensors": ("hessfig.states.",),
+    "hydra": ("hessfig.config.compose",),
+    "omegaconf": ("hessfig.config.compose",),
     "matplotlib": ("hessfig.figures.",),
 }
+MOST_FILES = 13
 MACHINE = re.compile(
     "/" + "work/|/" + "root/|/home" + "/[a-z]|/" + "tmp/|python" + "hosted|https?://" + "pypi"
 )
@@ -50,6 +65,17 @@ def wing_of(module: str) -> str:
     return module.split(".")[1] if module.startswith("hessfig.") else ""
 
 
+def top_imports(path: Path) -> Iterator[str]:
+    """Yield what a module imports when it is imported, submodules named by `from package import module` included."""
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            inside = {f"{node.module}.{alias.name}" for alias in node.names}
+            yield from inside & NAMES or {node.module}
+
+
+NAMES = {name_of(path) for path in MODULES}
 every_module = pytest.mark.parametrize("path", MODULES, ids=name_of)
 
 
@@ -58,7 +84,7 @@ def test_arrows_of_the_measuring_wing_point_one_way(path: Path) -> None:
     wing = wing_of(name_of(path))
     for imported in imports_of(path) if wing in MEASURING else ():
         target = wing_of(imported)
-        assert target not in (*READING, "theory"), imported
+        assert target not in (*READING, "theory", "predictions", "cli"), imported
         assert target not in MEASURING or MEASURING.index(target) <= MEASURING.index(wing), imported
 
 
@@ -67,15 +93,43 @@ def test_the_reading_wing_needs_only_the_table(path: Path) -> None:
     wing = wing_of(name_of(path))
     for imported in imports_of(path) if wing in READING else ():
         assert imported.partition(".")[0] != "torch", imported
-        assert wing_of(imported) not in MEASURING[1:], imported
-        assert wing_of(imported) != "theory" or imported in LIGHT, imported
+        assert wing_of(imported) not in MEASURING[len(VOCABULARY) :], imported
+        assert wing_of(imported) not in ("theory", "predictions") or imported in LIGHT, imported
         assert (wing, wing_of(imported)) != ("analysis", "figures"), imported
 
 
 @every_module
 def test_theory_knows_nothing_of_the_runner(path: Path) -> None:
-    for imported in imports_of(path) if wing_of(name_of(path)) == "theory" else ():
-        assert wing_of(imported) in ("", "theory", "predictions", "terms", "rng", "errors", "files"), imported
+    for imported in imports_of(path) if wing_of(name_of(path)) in ("theory", "predictions") else ():
+        assert wing_of(imported) in ("", "theory", "predictions", *VOCABULARY, "rng"), imported
+
+
+def test_no_module_is_in_a_circle() -> None:
+    """Imports at the top of modules form no circle, packages' own names included."""
+    arrows = {name_of(path): {one for one in top_imports(path) if one in NAMES} for path in MODULES}
+    done: set[str] = set()
+
+    def visit(module: str, above: tuple[str, ...]) -> None:
+        assert module not in above, " -> ".join((*above, module))
+        if module not in done:
+            for target in arrows[module]:
+                visit(target, (*above, module))
+            done.add(module)
+
+    for module in arrows:
+        visit(module, ())
+
+
+@pytest.mark.parametrize("module", WITHOUT_TORCH)
+def test_plans_are_made_without_torch_and_hydra(module: str) -> None:
+    heavy = "{'torch', 'hydra', 'omegaconf', 'transformer_lens', 'matplotlib'} & set(sys.modules)"
+    program = f"import sys, {module}; sys.exit(bool({heavy}))"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_workers_need_no_hydra() -> None:
+    program = "import sys, hessfig.sweep.worker; sys.exit(bool({'hydra', 'matplotlib'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
 @pytest.mark.parametrize("module", LIGHT)
@@ -96,6 +150,26 @@ def test_each_library_has_one_door(path: Path) -> None:
 def test_modules_say_what_they_are_for_and_stay_small(path: Path) -> None:
     assert ast.get_docstring(ast.parse(path.read_text()))
     assert len(path.read_text().splitlines()) <= 200
+
+
+def test_no_folder_is_a_heap() -> None:
+    folders = {path.parent for path in MODULES}
+    sizes = {folder: len([p for p in folder.glob("*.py") if p.stem != "__init__"]) for folder in folders}
+    assert not {folder: size for folder, size in sizes.items() if size > MOST_FILES}
+
+
+def test_no_two_neighbours_have_names_that_differ_by_an_ending() -> None:
+    """compare, comparison, comparing: in one folder, only one of them."""
+    neighbours = {folder: {p.stem for p in folder.iterdir()} for folder in {path.parent for path in MODULES}}
+    endings = ("s", "es", "d", "ed", "ing", "er", "ison", "ation", "ments")
+    alike = {
+        (folder.name, name, name + ending)
+        for folder, names in neighbours.items()
+        for name in names
+        for ending in endings
+        if name + ending in names
+    }
+    assert not alike
 
 
 def test_every_package_is_shipped() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 import pytest
 
 from hessfig.analysis.manifest import read_sweep
 from hessfig.cli.out_of_range import out_of_range
-from tests.analysis.synthetic import make_table, write_sweep
+from tests.analysis.synthetic import config, make_table, write_sweep
 from tests.runs import hessfig
 
 DEEP = [
@@ -56,6 +58,45 @@ def test_what_is_not_finite_is_counted_and_placed(tmp_path: Path, sigma: list[fl
 def test_an_underflow_is_no_structural_zero(tmp_path: Path) -> None:
     (line,) = lines(tmp_path, {0.01: ("ok", 0.0)})
     assert line.startswith("4 numbers of 144 are 0 where theory knows no zero: sigma <= 0.01 (n_layers=2): ")
+
+
+def test_nobody_knows_the_zeros_of_a_users_own_network(tmp_path: Path) -> None:
+    table = make_table(seeds=1, sigma=None, networks=[("", 0)]).assign(value=0.0, status="ok")
+    assert len(said(tmp_path, table)) == 1
+    assert said(tmp_path, table, settings=config(kind="python")) == []
+
+
+def said(tmp_path: Path, table: pd.DataFrame, **options: Any) -> list[str]:
+    return out_of_range(write_sweep(table, tmp_path, **options) / "table.csv")
+
+
+def test_other_quantities_overflow_but_may_be_0(tmp_path: Path) -> None:
+    traces = make_table(quantity="trace", seeds=1, sigma=[0.1, 1.0]).astype({"value": float})
+    traces["status"] = "ok"
+    assert said(tmp_path, traces) == []
+    traces.loc[traces["sigma"] == 1.0, ["status", "value"]] = ["nonfinite", float("inf")]
+    (line,) = said(tmp_path, traces)
+    assert line.startswith("6 numbers of 12 are not finite: sigma >= 1 (n_layers=1, trace): ")
+
+
+def test_what_did_not_converge_is_said(tmp_path: Path) -> None:
+    table = make_table(seeds=1, sigma=[0.1, 1.0])
+    table.loc[table["sigma"] == 0.1, "status"] = "not_converged"
+    (line,) = said(tmp_path, table)
+    assert (
+        line == "6 numbers of 12 did not converge: sigma <= 0.1 (n_layers=1): recorded and left out of means"
+    )
+
+
+def test_places_without_sigma(tmp_path: Path) -> None:
+    table = make_table(seeds=1, sigma=None, steps=[0, 10, 100]).astype({"value": float})
+    table.loc[table["step"] == 100, ["status", "value"]] = ["nonfinite", float("nan")]
+    (line,) = said(tmp_path, table)
+    assert "6 numbers of 18 are not finite: step >= 100 (n_layers=1)" in line
+    table = make_table(seeds=1, sigma=None).astype({"value": float})
+    table.loc[0, ["status", "value"]] = ["nonfinite", float("nan")]
+    (line,) = said(tmp_path, table)
+    assert "1 numbers of 6 are not finite: at the one point measured (n_layers=1)" in line
 
 
 def test_a_network_too_deep_for_float64_runs_to_its_end(tmp_path: Path) -> None:

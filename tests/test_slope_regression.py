@@ -48,4 +48,4 @@ def test_wrong_exponent_fails_and_is_named(outputs: Path, part: str) -> None:
 def test_gate_exits_1_naming_every_slope_outside(outputs: Path) -> None:
     done = hessfig("check", "sweep=sigma", "tolerance=0.0001", f"output_dir={outputs}")
     assert done.returncode == 1
-    assert all(name in done.stderr for name in ("W_Q", "W_V", "H_o"))
+    assert all(name in done.stdout for name in ("W_Q", "W_V", "H_o"))

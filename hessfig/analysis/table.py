@@ -155,16 +155,16 @@ def _is_plain(name: str) -> bool:
 
 
 def _check_configs(table: pd.DataFrame, path: Path) -> None:
-    mixed = table.groupby(NETWORK, sort=True)["config"].nunique().loc[lambda count: count > 1]
-    if not mixed.empty:
-        variant, num_layers = mixed.index[0]
-        here = table[(table["variant"] == variant) & (table["num_layers"] == num_layers)]
-        raise _broken(
-            path,
-            f"mixes several configurations in variant={variant!r}, num_layers={num_layers}",
-            got=", ".join(sorted(set(here["config"]))),
-            allowed="one value of `config` for every variant and number of layers",
-        )
+    """Each quantity of a network is of one configuration: their settings may differ, and so may their hashes."""
+    found = table.groupby([*NETWORK, "quantity"], sort=True)["config"].unique()
+    for (variant, num_layers, quantity), configs in found.items():
+        if len(configs) > 1:
+            raise _broken(
+                path,
+                f"mixes several configurations in variant={variant!r}, num_layers={num_layers}, {quantity}",
+                got=", ".join(sorted(configs)),
+                allowed="one value of `config` for every variant, number of layers and quantity",
+            )
 
 
 def _check_duplicates(table: pd.DataFrame, path: Path) -> None:

@@ -1,1 +1,1 @@
-"""The command line: verbs, overrides, help, completion."""
+"""The command line: flags, verbs, what they do, help, completion."""

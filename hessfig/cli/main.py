@@ -64,7 +64,7 @@ def _run(verb: Verb, rest: list[str]) -> int:
     if command.asks_help or not verb.composed:
         print(import_module("hessfig.cli.help").verb_help(verb, command.own))
         return 0
-    return import_module("hessfig.cli.jobs").run(verb, command, _function(verb.does))
+    return import_module("hessfig.cli.dispatch").run(verb, command, _function(verb.does))
 
 
 def _function(path: str) -> Any:

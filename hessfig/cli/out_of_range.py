@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from hessfig.record import FROBENIUS, Status
+from hessfig.predictions.architecture import COUNTED
+from hessfig.record import FROBENIUS, MANIFEST, Status
 
 Row = dict[str, str]
 
@@ -14,15 +16,12 @@ Row = dict[str, str]
 def out_of_range(table: Path) -> list[str]:
     """Return a line each for numbers that are not finite, did not converge, or underflowed to 0; none if all is well.
 
-    Any quantity may overflow; only a norm is known to have underflowed where it is 0.
+    Any quantity may overflow; only a norm, and of a network whose zeros are known, has underflowed where it is 0.
     """
     with table.open(newline="", encoding="utf-8") as handle:
         rows = list(csv.DictReader(handle))
-    underflowed = [
-        row
-        for row in rows
-        if row["status"] == Status.ok and row["quantity"] == FROBENIUS and float(row["value"]) == 0.0
-    ]
+    norms = [row for row in _of_status(rows, Status.ok) if row["quantity"] == FROBENIUS]
+    underflowed = [row for row in norms if float(row["value"]) == 0.0] if _knows_zeros(table) else []
     ends = {
         "are not finite": (_of_status(rows, Status.nonfinite), "recorded as such and left out of means"),
         "did not converge": (_of_status(rows, Status.not_converged), "recorded and left out of means"),
@@ -36,6 +35,12 @@ def out_of_range(table: Path) -> list[str]:
         for what, (bad, end) in ends.items()
         if bad
     ]
+
+
+def _knows_zeros(table: Path) -> bool:
+    """Return whether theory knows which blocks of this network vanish; nobody knows those of a user's own."""
+    manifest = table.with_name(MANIFEST)
+    return not manifest.exists() or json.loads(manifest.read_text())["config"]["model"]["kind"] in COUNTED
 
 
 def _of_status(rows: Iterable[Row], status: Status) -> list[Row]:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from torch import Generator, Tensor
 
     from hessfig.curvature.column import Column
-    from hessfig.curvature.engines import Engines
     from hessfig.curvature.problem import Problem
+    from hessfig.curvature.routes import Engines
 
 Traces = dict[Part, Estimate]
 _METHODS = (Method.auto, Method.hutchinson, Method.dense, Method.exact)
@@ -29,7 +29,7 @@ _SUMMABLE = (Route.last_layer, Route.tokens)  # routes whose exact engine gives 
 
 def _measure(problem: Problem, request: Request) -> Measured:
     """Return tr of every part of every (diagonal) block."""
-    from hessfig.curvature.engines import Engines
+    from hessfig.curvature.routes import Engines
 
     engines, rows = Engines(problem, request.model, request.estimator.products), []
     for layer, col, blocks in columns(request.blocks):

@@ -10,7 +10,7 @@ import pytest
 
 from hessfig.analysis.manifest import architectures
 from hessfig.analysis.slopes.fit import fit_slopes
-from hessfig.analysis.slopes.gate import checked, drifts, violations
+from hessfig.analysis.slopes.gate import checked, drifts, summary, violations
 from hessfig.predictions.architecture import Architecture
 from hessfig.terms import Block, Part
 from tests.analysis.synthetic import CONFIG, config, make_table, predicted_law
@@ -109,6 +109,31 @@ def test_nonfinite_numbers_fail() -> None:
     frame = fit_slopes(table, architectures(table, {"config": CONFIG}), [(None, 1.0)])
     (line,) = violations(frame, 0.1)
     assert "not finite: 1" in line
+
+
+def test_the_summary_counts_what_was_checked() -> None:
+    assert summary(frame_of(), 0.1) == (["6 slopes checked, 0 outside tolerance 0.1"], 0)
+    lines, code = summary(frame_of(law=five_for_six), 0.1)
+    assert (code, len(lines)) == (1, 2) and "H_o(W_Q, W_Q)" in lines[0]
+    assert lines[-1] == "6 slopes checked, 1 outside tolerance 0.1"
+    lines, code = summary(frame_of(law=bending, blocks=[("W_Q", "W_Q")]), 0.1)
+    assert code == 0 and all(line.startswith("note: ") for line in lines[:-1])
+    assert lines[-1] == "3 slopes checked, 0 outside tolerance 0.1, 3 drifting (notes above)"
+
+
+def test_where_nothing_is_predicted_the_summary_says_so_and_fails() -> None:
+    nothing = ["no slope has a prediction: nothing was checked"]
+    assert summary(frame_of(config(norm="pre"), law=lambda b, p, a, s: 1.0), 0.1) == (nothing, 1)
+    assert summary(frame_of(config(sigma_scales="tokens"), blocks=[("W_Q", "W_Q")]), 0.1) == (nothing, 1)
+    assert summary(frame_of(config(kind="python")), 0.1) == (nothing, 1)
+
+
+def test_numbers_that_did_not_converge_fail() -> None:
+    table = make_table()
+    table.loc[table["sigma"].idxmin(), "status"] = "not_converged"
+    frame = fit_slopes(table, architectures(table, {"config": CONFIG}), [(None, 1.0)])
+    (line,) = violations(frame, 0.1)
+    assert "did not converge: 1" in line
 
 
 def test_without_predictions_nothing_is_checked() -> None:

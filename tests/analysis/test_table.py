@@ -113,6 +113,7 @@ def test_open_names_quantities_and_numbers_of_no_block(tmp_path: Path) -> None:
     made = make_table(blocks=blocks, networks=[("", 0)], seeds=1, parts=["H"])
     loss = made.iloc[:2].assign(row="", col="", part="", quantity="loss", value=-0.5)
     trace = made.assign(quantity="trace", value=-1.0)
+    trace = trace.assign(config="settings of its own")
     table = read_table(write_sweep(pd.concat([made, loss, trace], ignore_index=True), tmp_path) / "table.csv")
     assert set(table["quantity"]) == {"frobenius", "loss", "trace"}
     assert set(table["row"]) == {"blocks.0.attn.qkv", "$a_{b", ""} and set(table["layer"]) == {0}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hessfig.config.compose import Job, departures, differences, manifest_of, matching_folder
+from hessfig.config.compose import Job, departures, differences, manifest_of, matching_folder, table_folder
 from hessfig.config.plain import as_plain
 from hessfig.errors import UserError
 from tests.config.composing import job
@@ -66,6 +66,13 @@ def test_lists_groups_and_variants_are_compared_too(tmp_path: Path, asked: str, 
     assert message in str(caught.value)
     assert "is from another config" in str(caught.value)
     assert caught.value.got and caught.value.allowed and "hessfig run sweep=sigma" in caught.value.remedy
+
+
+def test_a_table_that_is_missing_is_one_command_away(tmp_path: Path) -> None:
+    asked = job(f"output_dir={tmp_path}", "seeds=3", "tolerance=0.2", "sweep=depth")
+    with pytest.raises(UserError, match=r"depth/table.csv is missing") as caught:
+        table_folder(asked)
+    assert caught.value.remedy == f"hessfig run sweep=depth seeds=3 output_dir={tmp_path}"
 
 
 def test_one_depth_is_not_all_of_them(tmp_path: Path) -> None:

@@ -37,6 +37,11 @@ def test_ways_to_write_the_same(word: str) -> None:
     assert names(word) == ["model.n_heads=1", "model.n_heads=2"]
 
 
+def test_curves_may_run_along_what_varies() -> None:
+    found = job("sweep.vary={model.d_model: [8, 16]}", "sweep.axis=model.d_model")
+    assert found.config.sweep.axis == "model.d_model"
+
+
 def test_what_is_given_replaces_the_sweeps_own() -> None:
     found = job("sweep=depth", "sweep.vary={model.d_model: [8, 16]}")
     assert found.config.sweep.vary == {"model.d_model": [8, 16]}

@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.func import functional_call
 
 from hessfig.config import ModelConfig, Norm, Products
-from hessfig.curvature.engines import Engines
 from hessfig.curvature.problem import Problem, Suffix
 from hessfig.curvature.products.linearised.column import LinearisedColumn
+from hessfig.curvature.routes import Engines
 from hessfig.measurements.frobenius.dense import dense_blocks
 from hessfig.terms import Block, Part
 from tests.toys import ARCHITECTURES, toy_problem

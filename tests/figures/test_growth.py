@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from matplotlib.colors import to_hex, to_rgb
 
 from hessfig.analysis.curves import growth_curves
+from hessfig.errors import UserError
 from tests.analysis.synthetic import SIGMA, config, make_table
 from tests.figures.conftest import Draw, curves, guides, words
 
@@ -114,6 +117,55 @@ def test_chain_draws_both_powers_of_the_full_hessian(pages: Draw) -> None:
     )
     assert powers == [9, 18]
     assert "(layer 1)" in words(full) and "(layer 2)" in words(full)
+
+
+@pytest.mark.parametrize(
+    "settings", [config(sigma_scales="tokens"), {**config(), "state": {"kind": "loaded"}}]
+)
+def test_where_no_power_rules_none_is_drawn(pages: Draw, settings: Any) -> None:
+    (page,) = pages("growth", make_table(noise=0, wander=0), settings=settings)
+    for ax in page.figure.axes:
+        assert not {"σ²", "σ⁵", "σ⁶"} & set(words(ax).splitlines())
+    assert words(page.figure.axes[1]) == "= 0 (theorem)"
+    assert words(page.figure.axes[3]) == "slope 6.000 ± 0.001"
+
+
+def test_names_that_nobody_knows_have_rows_and_labels(pages: Draw) -> None:
+    names = ["blocks.0.attn.qkv", "a$b_{x", "mlp", "W_V"]
+    blocks = [(name, name) for name in names]
+    for layout in ("growth", "growth_by_depth", "linear_axes", "one_panel", "pairs", "blocks", "ablation"):
+        (page, *_) = pages(layout, make_table(blocks=blocks, networks=[("", 1)], sigma=SIGMA[:4], seeds=2))
+        page.figure.canvas.draw()  # every label can be laid out
+    (page,) = pages("growth", make_table(blocks=blocks, seeds=2))
+    labels = [ax.get_ylabel() for ax in page.figure.axes[::3]]
+    assert [label.partition(" block")[0] for label in labels[1:]] == [names[0], r"a\$b_{x", "mlp"]
+
+
+def test_along_steps_there_is_no_sigma(pages: Draw) -> None:
+    table = make_table(sigma=[0.1], steps=[1, 10, 100, 1000], law=lambda b, p, a, s: 1.0, noise=0, wander=0)
+    table = table.assign(value=table["value"] / table["step"] ** 0.5)
+    settings = {**config(), "sweep": {"axis": "step"}}
+    for layout in ("growth", "linear_axes", "one_panel"):
+        (page,) = pages(layout, table, settings=settings, windows=[(None, 100.0)])
+        assert page.figure.axes[-1].get_xlabel() == "step"
+        assert not any(list(line.get_xdata()) == [1.0, 1.0] for ax in page.figure.axes for line in ax.lines)
+        note = " ".join(text.get_text() for text in reversed(page.figure.texts))
+        assert "σ = 1" not in note and "At σ = 0.1." in note and "step ≤ 100" in note.replace("\u00a0", " ")
+    (page,) = pages("growth", table, settings=settings, windows=[(None, 100.0), (None, None)])
+    assert words(page.figure.axes[0]).splitlines() == [
+        "step ≤ 100: −0.500 ± 0.001",
+        "all step: −0.500 ± 0.001",
+    ]
+
+
+def test_another_quantity_is_named_and_has_no_prediction(pages: Draw) -> None:
+    table = make_table(quantity="trace", noise=0, wander=0)
+    (page,) = pages("growth", table, quantity="trace")
+    assert page.figure.axes[0].get_ylabel() == r"$W_{\mathrm{V}}$ block trace"
+    assert words(page.figure.axes[3]) == "slope 6.000 ± 0.001"
+    assert "Trace: hutchinson" in " ".join(text.get_text() for text in page.figure.texts)
+    with pytest.raises(UserError, match="no numbers of this quantity"):
+        pages("growth", table)
 
 
 def test_other_weights_get_rows_of_their_own(pages: Draw) -> None:

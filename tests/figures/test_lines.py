@@ -70,6 +70,11 @@ def test_layers_and_depths(pages: Draw) -> None:
     assert len(drawn(page.figure.axes[0])) == 6
     (page,) = pages("lines", table, x="num_layers", colour="sigma", dashes="layer")
     assert sorted(len(line.get_xdata()) for line in drawn(page.figure.axes[0])) == [1, 1, 1, 2, 2, 2, 3, 3, 3]
+    assert list(page.numbers.columns).count("num_layers") == 1 and set(page.numbers["num_layers"]) == {
+        1,
+        2,
+        3,
+    }
 
 
 def test_points_are_means_with_a_band_of_one_standard_error(pages: Draw) -> None:
@@ -127,6 +132,8 @@ def test_a_loaded_state_is_drawn_as_points_against_names(pages: Draw) -> None:
     names = ["blocks.0.attn", "a$b_{x", "head [0]"]
     pairs = [(row, col) for i, row in enumerate(names) for col in names[i:]]
     table = make_table(networks=[("", 0)], sigma=None, seeds=1, blocks=pairs, settings=OWN, wander=0, noise=0)
+    with pytest.raises(UserError, match="no number of this table has a sigma"):
+        pages("lines", table, settings=OWN, colour="layer")
     for layout in ("bars", "lines"):
         (page,) = pages(layout, table, settings=OWN)
         assert len(page.figure.axes) == 3
@@ -134,8 +141,8 @@ def test_a_loaded_state_is_drawn_as_points_against_names(pages: Draw) -> None:
         assert labels[:2] == ["blocks.0.attn", r"blocks.0.attn, a\$b_{x"] and len(labels) == 6
         for ax in page.figure.axes:
             (container,) = ax.containers
-            np.testing.assert_allclose(container.lines[0].get_ydata(), 3.0)
-            half = container.lines[2][0].get_segments()[0][:, 1]
+            np.testing.assert_allclose(container.lines[0].get_ydata().astype(float), 3.0)
+            half = np.asarray(container.lines[2][0].get_segments()[0], dtype=float)[:, 1]
             np.testing.assert_allclose(half, [2.85, 3.15])  # a single seed: the estimate's own error
 
 

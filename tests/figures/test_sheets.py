@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import matplotlib as mpl
+import numpy as np
 import pandas as pd
 import pytest
 
 from hessfig.analysis.comparison.points import compare
+from hessfig.analysis.slopes import fit as slopes
 from hessfig.errors import UserError
 from hessfig.figures.layouts.overlay import draw_overlay
+from hessfig.figures.parts.save import page_suffix
+from hessfig.figures.parts.style import styled
 from hessfig.figures.sheets import LAYOUTS, FigureSpec, draw
-from tests.analysis.synthetic import make_table, write_sweep
+from tests.analysis.synthetic import CONFIG, make_table, write_sweep
 from tests.analysis.test_compare import as_reference
 
 SPEC = FigureSpec("3a", "sigma", "growth", [(None, 1.0)])
@@ -58,6 +63,99 @@ def test_a_sweep_that_was_not_run_names_its_command(tmp_path: Path) -> None:
 def test_unknown_layout(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"did you mean 'growth'\?"):
         draw(FigureSpec("3a", "sigma", "grwth"), tmp_path)
+
+
+@pytest.mark.parametrize("seed", [None, 7])
+def test_what_a_figure_prints_is_what_slopes_csv_holds(tmp_path: Path, seed: int | None) -> None:
+    """The bootstrap's seed is the run's first seed in both, unless both are told another."""
+    settings, windows = {**CONFIG, "first_seed": 1234}, [(None, 1.0)]
+    folder = write_sweep(make_table(seeds=4, wander=0.5, noise=0.3), tmp_path, settings=settings)
+    fitted = slopes.run(folder, windows, seed=seed)
+    spec = FigureSpec("3a", "sigma", "growth", windows, seed=seed)
+    drawn = pd.read_csv(draw(spec, tmp_path)[-1]).drop_duplicates(["row", "part"])
+    written = pd.read_csv(folder / "slopes.csv")
+    both = drawn.merge(written, on=["row", "part"], suffixes=("", "_written"))
+    assert len(both) == 6
+    pd.testing.assert_series_equal(both["slope_se"], both["slope_se_written"], check_names=False)
+    pd.testing.assert_series_equal(both["slope"], both["slope_written"], check_names=False)
+    other = slopes.run(folder, windows, seed=0)
+    assert not np.allclose(other["slope_se"].dropna(), fitted["slope_se"].dropna(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("layout", sorted(set(LAYOUTS) - {"lines"}))
+@pytest.mark.parametrize("key", ["x", "colour", "dashes"])
+def test_settings_without_an_effect_are_refused(layout: str, key: str, tmp_path: Path) -> None:
+    spec = FigureSpec("3a", "sigma", layout, **{key: "model.d_model"})
+    with pytest.raises(UserError, match=rf"figure\.{key}: the layout {layout} [\s\S]*figure.layout=lines"):
+        draw(spec, tmp_path)
+
+
+@pytest.mark.parametrize("layout", sorted(LAYOUTS))
+def test_options_that_a_layout_does_not_know_are_refused(layout: str, tmp_path: Path) -> None:
+    first = LAYOUTS[layout].options[0]
+    with pytest.raises(UserError, match=rf"figure\.options\.{first}x: [\s\S]*did you mean '{first}'"):
+        draw(FigureSpec("3a", "sigma", layout, options={f"{first}x": 1}), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("layout", "options"),
+    [
+        ("blocks", {"sigma": "large"}),
+        ("blocks", {"at": [1]}),
+        ("bars", {"at": True}),
+        ("ablation", {"sigmas": ["x"]}),
+        ("ablation", {"sigmas": [-1.0]}),
+        ("one_panel", {"part": "H_x"}),
+        ("growth", {"index": "first"}),
+        ("growth", {"quantity": "trase"}),
+    ],
+)
+def test_options_of_other_types_are_explained(
+    layout: str, options: dict[str, object], tmp_path: Path
+) -> None:
+    write_sweep(make_table(seeds=2), tmp_path)
+    with pytest.raises(UserError, match="allowed"):
+        draw(FigureSpec("3a", "sigma", layout, [(None, 1.0)], options), tmp_path)
+    assert not (tmp_path / "figures").exists()
+
+
+VARIANTS = [
+    *["model.a=../../up", "model.a=/etc/x", "model.a=x y", "model.a=x:y", "model.a=é\n", "a" * 300],
+    *["model.a=$x$", "model.a=\\frac{", ""],
+]
+
+
+def of_strange_variants(tmp_path: Path) -> Path:
+    """Write a sweep whose variants are such texts; return its folder."""
+    table = make_table(networks=[("", 1)], sigma=[0.1, 0.3, 1.0], seeds=2, parts=["H"])
+    every = [table.assign(variant=variant, config=str(k)) for k, variant in enumerate(VARIANTS)]
+    return write_sweep(pd.concat(every, ignore_index=True), tmp_path, settings=None)
+
+
+@pytest.mark.parametrize(
+    "layout", ["growth", "growth_by_depth", "linear_axes", "one_panel", "pairs", "lines"]
+)
+def test_names_of_pages_are_plain_and_different(layout: str, tmp_path: Path) -> None:
+    folder = of_strange_variants(tmp_path)
+    with styled():
+        pages = list(LAYOUTS[layout].draw(FigureSpec("3a", "sigma", layout, [(None, 1.0)]), folder))
+    suffixes = [page.suffix for page in pages]
+    assert len(set(suffixes)) == len(suffixes) >= (1 if layout == "lines" else len(VARIANTS))
+    assert all(re.fullmatch(r"[A-Za-z0-9._=-]{0,150}", suffix) for suffix in suffixes)
+
+
+def test_no_text_of_a_table_leads_out_of_the_figures_folder(tmp_path: Path) -> None:
+    of_strange_variants(tmp_path)
+    before = {path for path in tmp_path.rglob("*") if path.is_file()}
+    paths = draw(FigureSpec("../3a", "sigma", "bars", [(None, 1.0)]), tmp_path)
+    assert len(set(paths)) == 4 * len(VARIANTS)
+    assert {path for path in tmp_path.rglob("*") if path.is_file()} - before == set(paths)
+    assert {path.parent for path in paths} == {tmp_path / "figures"}
+
+
+def test_variants_that_read_alike_have_files_of_their_own() -> None:
+    networks = [("model.a=x/y", 1), ("model.a=x y", 1), ("model.b=2", 1)]
+    assert [page_suffix(*one, networks) for one in networks] == ["_a_x_y_1", "_a_x_y_2", "_b_2"]
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:

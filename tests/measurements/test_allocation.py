@@ -12,12 +12,7 @@ import pytest
 import torch
 
 from hessfig.config import Config, EstimatorConfig, GridConfig, Method, ModelConfig, TaskConfig
-from hessfig.measurements.frobenius.allocation import (
-    FEWEST_PROBES,
-    PILOT_REPEATS,
-    Allocation,
-    probes_needed,
-)
+from hessfig.measurements.frobenius.allocation import FEWEST_PROBES, PILOT_REPEATS, Allocation, probes_needed
 from hessfig.rng import stream
 from hessfig.sweep import pilots, preview
 from hessfig.sweep.engine import run_sweep

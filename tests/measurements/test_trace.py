@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hessfig.config import Config, DType, EstimatorConfig, Method, ModelConfig
-from hessfig.curvature.engines import Engines
+from hessfig.curvature.routes import Engines
 from hessfig.errors import UserError
 from hessfig.measurements.frobenius.dense import dense_blocks
 from hessfig.sweep.measure import draw_problem, measure

@@ -7,16 +7,7 @@ import math
 import numpy
 import pytest
 
-from hessfig.config import (
-    Attention,
-    Config,
-    DType,
-    EstimatorConfig,
-    Loss,
-    Method,
-    ModelConfig,
-    TaskConfig,
-)
+from hessfig.config import Attention, Config, DType, EstimatorConfig, Loss, Method, ModelConfig, TaskConfig
 from hessfig.measurements import blocks as module
 from hessfig.models.protocol import Kind, Layout
 from hessfig.sweep.measure import draw_problem, measure

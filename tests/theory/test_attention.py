@@ -11,8 +11,8 @@ from hessfig.terms import Block, Matrix, Part
 from hessfig.theory.autodiff import networks
 from hessfig.theory.autodiff.draws import attention_point
 from hessfig.theory.autodiff.oracle import dense_hessian, hessian_blocks, square_loss
-from hessfig.theory.formulas import attention_literal as literal
-from hessfig.theory.formulas.attention import MATRICES, AttentionPoint, attention_hessian
+from hessfig.theory.formulas.attention import literal
+from hessfig.theory.formulas.attention.softmax import MATRICES, AttentionPoint, attention_hessian
 from hessfig.theory.verify.statement import Dims
 
 TIGHT = {"rtol": 1e-9, "atol": 1e-12}

@@ -7,10 +7,10 @@ from hessfig.rng import stream
 from hessfig.terms import Matrix, Part
 from hessfig.theory.autodiff import networks
 from hessfig.theory.autodiff.oracle import hessian_blocks, jacobian, square_loss, weight_jacobian
-from hessfig.theory.claims.block import NETWORKS, draw_block
-from hessfig.theory.formulas import layernorm
-from hessfig.theory.formulas.feedforward import GELU, IN, OUT, RELU, Activation
-from hessfig.theory.formulas.transformer_block import Placement
+from hessfig.theory.claims.networks.block import NETWORKS, draw_block
+from hessfig.theory.formulas.sublayers import layernorm
+from hessfig.theory.formulas.sublayers.feedforward import GELU, IN, OUT, RELU, Activation
+from hessfig.theory.formulas.sublayers.transformer_block import Placement
 from hessfig.theory.verify.statement import Dims
 
 TIGHT = {"rtol": 1e-9, "atol": 1e-12}

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from hessfig.rng import stream
 from hessfig.terms import Matrix, Part
 from hessfig.theory.autodiff.draws import attention_point
-from hessfig.theory.claims.bounds import scaled
-from hessfig.theory.formulas import bounds
-from hessfig.theory.formulas.attention import AttentionPoint
+from hessfig.theory.claims.attention.bounds import scaled
+from hessfig.theory.formulas.attention import bounds
+from hessfig.theory.formulas.attention.softmax import AttentionPoint
 from hessfig.theory.formulas.matrix_calculus import identity
 from hessfig.theory.studies import bounds as bounds_study
 from hessfig.theory.verify.statement import Dims

@@ -11,7 +11,7 @@ from hessfig.terms import Block, Matrix, Part
 from hessfig.theory.autodiff import networks
 from hessfig.theory.autodiff.draws import attention_point, normal
 from hessfig.theory.autodiff.scaling import ScaledNetwork
-from hessfig.theory.claims.growth import attention_nets, measured, predicted
+from hessfig.theory.claims.networks.growth import attention_nets, measured, predicted
 from hessfig.theory.verify.statement import Dims
 
 TINY = 1e-5

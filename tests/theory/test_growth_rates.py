@@ -121,6 +121,67 @@ def test_built_from_a_manifest() -> None:
     assert built == Architecture(**{**vars(BARE), "attention": Attention.linear})
 
 
+FULL = {"kind": "transformer", "n_layers": 2, "attention": "softmax", "attention_skip": True, "norm": "none"}
+FULL |= {"mlp": "relu", "query_key": "separate"}
+
+
+def built(state: dict[str, str] | None = None, **model: object) -> Architecture:
+    """Return the architecture of a manifest's settings; `state` was not in the first manifests."""
+    settings = {"model": {**FULL, **model}, "task": {"loss": "cross_entropy"}}
+    return Architecture.from_config(settings if state is None else {**settings, "state": state})
+
+
+def test_settings_of_the_first_manifests_are_read_as_they_were() -> None:
+    assert built() == Architecture(num_layers=2) == built({"kind": "initialised"}, sigma_scales="both")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "reason"),
+    [
+        (built(kind="python"), "model.kind=python"),
+        (built(kind="vit", attention="window", n_layers=None), "model.kind=vit"),
+        (built({"kind": "loaded"}), "state.kind=loaded"),
+        (built({"kind": "trained"}), "state.kind=trained"),
+        (built(sigma_scales="tokens"), "model.sigma_scales=tokens"),
+    ],
+)
+def test_no_power_is_predicted_where_nobody_counted_or_none_rules(
+    architecture: Architecture, reason: str
+) -> None:
+    for part in Part:
+        rate = growth_rate(Block(1, Q, Q), part, architecture)
+        assert (rate.prediction, rate.exponent) == (Prediction.unknown, None)
+        assert reason in rate.reference
+
+
+def test_what_vanishes_by_structure_vanishes_at_every_point() -> None:
+    for architecture in (built({"kind": "loaded"}), built(sigma_scales="tokens")):
+        assert rates(architecture, V, V, 2) == (None, 0, None)
+    assert rates(built(kind="python"), V, V, 2) == (None, None, None)
+
+
+def test_positions_matter_where_there_are_some() -> None:
+    for kind in ("linear_mlp", "self_attention"):
+        assert built(kind=kind, sigma_scales="tokens") == built(kind=kind)
+
+
+@pytest.mark.parametrize(
+    ("block", "reason"),
+    [
+        (Block(1, "mlp", "mlp"), "mlp is no single weight"),
+        (Block(0, "all", "all"), "all is no single weight"),
+        (Block(1, "W_Q", "blocks.0.attn"), "blocks.0.attn is no single weight"),
+        (Block(2, "W_Q", "W_V", row_layer=1), "different layers"),
+        (Block(2, "W_V", "W_V", row_layer=1), "different layers"),
+        (Block(2, "W_U", "W_U", row_layer=1), "different layers"),
+    ],
+)
+def test_blocks_beyond_the_rule(block: Block, reason: str) -> None:
+    for part in Part:
+        rate = growth_rate(block, part, built())
+        assert rate.prediction == Prediction.unknown and reason in rate.reference
+
+
 @pytest.mark.parametrize("name", ["Kind", "Attention", "Norm", "MLP", "QueryKey"])
 def test_words_are_those_of_the_configuration(name: str) -> None:
     import hessfig.config as configuration

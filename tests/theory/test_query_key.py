@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from hessfig.rng import stream
 from hessfig.terms import Part
 from hessfig.theory.autodiff.draws import attention_point, normal
-from hessfig.theory.claims.query_key import score_split
-from hessfig.theory.formulas import query_key as qk
+from hessfig.theory.claims.attention.query_key import score_split
+from hessfig.theory.formulas.attention import query_key as qk
 from hessfig.theory.verify.statement import Dims
 
 

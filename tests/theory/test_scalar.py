@@ -16,7 +16,7 @@ from hessfig.theory.autodiff.scalar_problems import (
     outer_product_top,
     spectrum,
 )
-from hessfig.theory.formulas.sinks import Sink, sink_effect, sink_mixing, sink_response
+from hessfig.theory.formulas.scalar_tokens.sinks import Sink, sink_effect, sink_mixing, sink_response
 from hessfig.theory.studies import scalar as scalar_study
 
 TIGHT = {"rtol": 1e-9, "atol": 1e-11}

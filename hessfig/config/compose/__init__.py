@@ -1,7 +1,7 @@
 """Composition: from key=value words, the shipped YAML files and a user's own to checked settings. The door to Hydra."""
 
 from hessfig.config.compose.job import Job, compose, jobs
-from hessfig.config.compose.made import departures, differences, manifest_of, matching_folder
+from hessfig.config.compose.made import departures, differences, manifest_of, matching_folder, table_folder
 
 __all__ = [
     "Job",
@@ -11,4 +11,5 @@ __all__ = [
     "jobs",
     "manifest_of",
     "matching_folder",
+    "table_folder",
 ]

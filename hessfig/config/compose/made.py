@@ -86,6 +86,19 @@ def matching_folder(job: Job) -> Path:
     return folder
 
 
+def table_folder(job: Job) -> Path:
+    """Return outputs/<sweep> with a table in it. Raises UserError where there is none, or one of other settings."""
+    folder = matching_folder(job)
+    if not (folder / TABLE).is_file():
+        raise UserError(
+            f"{folder / TABLE} is missing: the sweep was not run",
+            got="no table",
+            allowed="the table that `hessfig run` writes",
+            remedy=_run_command(job),
+        )
+    return folder
+
+
 def departures(manifest: Path, sweep: str) -> list[str]:
     """Return the settings of network and task in a manifest that are not those of the shipped sweep."""
     made = (manifest_of(manifest.parent) or {"config": {}})["config"]
@@ -138,7 +151,10 @@ def _text(value: Any) -> str:
 
 
 def _run_command(job: Job) -> str:
+    """Return the command that measures what `job` asks for."""
+    sweep = next((word for word in job.words if word.startswith("sweep=")), f"sweep={job.config.sweep.name}")
+    kept = [word for word in job.words if word != sweep and not word.startswith(_READING)]
     own = ["--config-dir", str(job.own)] if job.own else []
-    named = [] if "sweep" in job.given else [f"sweep={job.config.sweep.name}"]
-    kept = [word for word in job.words if not word.startswith(_READING)]
-    return shlex.join(["hessfig", "run", *named, *kept, *own])
+    return shlex.join(
+        ["hessfig", "run", sweep, *sorted(kept, key=lambda word: word.startswith("output_dir=")), *own]
+    )

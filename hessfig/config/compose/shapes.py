@@ -11,12 +11,13 @@ from typing import Any
 from hessfig.config.own import NAME, NAME_IN_WORDS
 from hessfig.config.schema import Config
 from hessfig.config.settings import wrong_kind
-from hessfig.errors import UserError
+from hessfig.errors import UserError, did_you_mean
 
 
 def check_shapes(config: Config) -> None:
-    """Raise UserError for a value that is not of its setting's type, and for a name that is none."""
+    """Raise UserError for a value that is not of its setting's type, an axis that is not varied, and bad names."""
     _check_fields(config, "")
+    _check_axis(config)
     _check_name("sweep.name", config.sweep.name)
     for key in ("name", "sweep"):
         if getattr(config.figure, key):
@@ -44,6 +45,18 @@ def _is_a(value: Any, kind: Any) -> bool:
     if kind in (int, float):
         return isinstance(value, int if kind is int else (int, float)) and not isinstance(value, bool)
     return value is None if kind is NoneType else isinstance(value, kind)
+
+
+def _check_axis(config: Config) -> None:
+    allowed = ["sigma", "step", *config.sweep.vary]
+    if config.sweep.axis not in allowed:
+        raise UserError(
+            "sweep.axis is not what this sweep runs along",
+            got=f"sweep.axis={config.sweep.axis}",
+            allowed=", ".join(allowed),
+            remedy=did_you_mean(config.sweep.axis, allowed)
+            or f"sweep.vary={{{config.sweep.axis}: [VALUES]}}",
+        )
 
 
 def _check_name(key: str, name: str) -> None:

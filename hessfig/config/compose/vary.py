@@ -43,7 +43,7 @@ def variant_name(choice: Mapping[str, Any]) -> str:
 def _flat(vary: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
     """Yield dotted keys: {model: {n_heads: 2}} means the same as {model.n_heads: 2}."""
     for key, value in vary.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and value:
             yield from _flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value

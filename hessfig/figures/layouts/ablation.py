@@ -15,6 +15,7 @@ from hessfig.analysis.shares import functional_shares
 from hessfig.analysis.variants import as_numbers, varied_setting
 from hessfig.figures.parts.grid import Margins, panel_grid, say
 from hessfig.figures.parts.measured import Measured, drawn_numbers, read_measured
+from hessfig.figures.parts.numbers import as_written
 from hessfig.figures.parts.panels import (
     draw_curve,
     mark_one,
@@ -73,8 +74,8 @@ def draw_ablation(measured: Measured, spec: FigureSpec, *, suffix: str = "") -> 
         row[0].set_ylabel(norm_label(name, col))
     for ax, title in zip(axes[0], _titles(), strict=True):
         ax.set_title(title)
-    shares = shares.assign(part="H_f/(H_o+H_f)").rename(columns={X: measured.axis.name})
-    numbers = pd.concat([drawn_numbers(measured), shares], ignore_index=True)
+    written = as_written(shares.assign(part="H_f/(H_o+H_f)"), measured.axis)
+    numbers = pd.concat([drawn_numbers(measured), written], ignore_index=True)
     return Page(suffix, figure, numbers)
 
 
@@ -110,7 +111,10 @@ def _draw_curves(axes: list[Axes], block: Measured) -> None:
             draw_curve(ax, one.of(variant=variant).curves, colour=tone, label=plain(value), linewidth=width)
         if not positive(one.curves).any():
             say(ax, why_empty(one))
-    axes[0].legend(title=f"{plain(name)}:", loc="upper left", ncols=1 + len(values) // 5, alignment="left")
+    if any(values):
+        axes[0].legend(
+            title=f"{plain(name)}:", loc="upper left", ncols=1 + len(values) // 5, alignment="left"
+        )
 
 
 def _claim(spec: FigureSpec, shares: pd.DataFrame, measured: Measured, places: list[float]) -> str:

@@ -9,12 +9,19 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from hessfig.analysis.axis import Axis, X, along
+from hessfig.analysis.axis import Axis, along
 from hessfig.analysis.curves import growth_curves, of_quantity
 from hessfig.analysis.manifest import read_run
 from hessfig.figures.parts.grid import Margins, panel_grid, say
 from hessfig.figures.parts.looks import set_y_scale
-from hessfig.figures.parts.numbers import BLOCK_KEY, BlockKey, at_one_place, blocks_in_order, with_pairs
+from hessfig.figures.parts.numbers import (
+    BLOCK_KEY,
+    BlockKey,
+    as_written,
+    at_one_place,
+    blocks_in_order,
+    with_pairs,
+)
 from hessfig.figures.parts.panels import why_no_line
 from hessfig.figures.parts.save import Page, file_words, page_suffix
 from hessfig.figures.parts.spec import FigureSpec
@@ -84,8 +91,7 @@ def _draw_page(points: pd.DataFrame, blocks: list[BlockKey], axis: Axis, note: s
         ax.set_ylabel(_label(points))
     axes[-1, 0].set_xticks(range(len(blocks)), names, rotation=90)
     axes[-1, 0].set_xlim(-0.6, len(blocks) - 0.4)
-    numbers = points.drop(columns=["across", "place"]).rename(columns={X: axis.name})
-    return Page(suffix, figure, numbers)
+    return Page(suffix, figure, as_written(points.drop(columns=["across", "place"]), axis))
 
 
 def _draw_panel(ax: Axes, points: pd.DataFrame, page: pd.DataFrame) -> None:

@@ -12,11 +12,10 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
-from hessfig.analysis.axis import X
 from hessfig.analysis.curves import growth_curves
 from hessfig.figures.parts.grid import Margins, panel_grid
 from hessfig.figures.parts.measured import in_order, parts_of
-from hessfig.figures.parts.numbers import at_one_place, read_numbers
+from hessfig.figures.parts.numbers import as_written, at_one_place, read_numbers
 from hessfig.figures.parts.save import Page, page_suffix
 from hessfig.figures.parts.spec import FigureSpec
 from hessfig.figures.parts.style import TEXT_WIDTH
@@ -46,7 +45,7 @@ def blocks(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     for variant, depth in networks:
         network = here[(here["variant"] == variant) & (here["num_layers"] == depth)]
         for layer in sorted(set(network["layer"]) - {0}) or [0]:
-            one = network[network["layer"].isin([0, layer])].rename(columns={X: run.axis.name})
+            one = as_written(network[network["layer"].isin([0, layer])], run.axis)
             suffix = page_suffix(variant, depth, networks) + (f"_layer{layer}" if depth > 1 else "")
             yield from draw_blocks(one, note=note, suffix=suffix)
 

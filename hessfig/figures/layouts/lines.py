@@ -17,7 +17,7 @@ from hessfig.figures.layouts.bars import all_bars
 from hessfig.figures.parts.dimensions import ordered, seen, unseen, values_of
 from hessfig.figures.parts.grid import Margins, only_outer_labels, panel_grid, say
 from hessfig.figures.parts.looks import Look, set_x_scale, set_y_scale
-from hessfig.figures.parts.numbers import BLOCK_KEY, BlockKey, blocks_in_order, with_pairs
+from hessfig.figures.parts.numbers import BLOCK_KEY, BlockKey, as_written, blocks_in_order, with_pairs
 from hessfig.figures.parts.panels import mark_one, why_no_line
 from hessfig.figures.parts.save import Page, page_suffix
 from hessfig.figures.parts.spec import FigureSpec
@@ -40,7 +40,7 @@ def lines(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     axis, asked = (Axis(spec.x), "figure.x") if spec.x else (run.axis, "sweep.axis")
     chosen = pd.concat([of_quantity(run.table, quantity, spec.index) for quantity in quantities])
     table = along(chosen, axis, asked=asked)
-    if spec.x is None and not has_places(table, axis):
+    if not (spec.x or spec.colour or spec.dashes or has_places(table, axis)):
         yield from all_bars(table, quantities, axis)
         return
     check_places(table, axis)
@@ -84,8 +84,7 @@ def _draw_page(curves: pd.DataFrame, rows: list[BlockKey], look: Look, note: str
     titles = [block_title(*key, quantity=quantity) for key in rows]
     only_outer_labels(axes, x=plain(look.axis.symbol), y=titles)
     look.name(axes[0, 0], curves)
-    numbers = pd.concat(blocks).drop(columns="across").rename(columns={X: look.axis.name})
-    return Page(suffix, figure, numbers)
+    return Page(suffix, figure, as_written(pd.concat(blocks).drop(columns="across"), look.axis))
 
 
 def _draw_panel(ax: Axes, points: pd.DataFrame, scale: pd.DataFrame, page: pd.DataFrame, look: Look) -> None:

@@ -14,7 +14,7 @@ from hessfig.analysis.curves import growth_curves
 from hessfig.analysis.manifest import Architectures
 from hessfig.analysis.slopes.fit import fit_slopes
 from hessfig.analysis.windows import WHOLE, Window, label
-from hessfig.figures.parts.numbers import read_numbers
+from hessfig.figures.parts.numbers import as_written, read_numbers
 from hessfig.figures.parts.spec import FigureSpec
 from hessfig.figures.parts.words import estimator_words, left_out_words, seeds_words
 from hessfig.predictions.growth_rates import Prediction, Regime
@@ -111,7 +111,7 @@ def drawn_numbers(measured: Measured) -> pd.DataFrame:
     beside = ["slope", "slope_se", "predicted", "prediction", "window_low", "window_high"]
     fitted = measured.telling_slopes()[[*CURVE, *beside]]
     drawn = measured.curves.merge(fitted, on=CURVE, how="left", validate="many_to_one")
-    return drawn.rename(columns={X: measured.axis.name})
+    return as_written(drawn, measured.axis)
 
 
 def parts_of(frame: pd.DataFrame) -> list[Part]:

@@ -51,6 +51,11 @@ def at_one_place(curves: pd.DataFrame, wanted: float | None, axis: Axis) -> tupl
     return curves[curves[X] == place], f"{axis.symbol} = {place:{'.2g' if axis.is_sigma else 'g'}}"
 
 
+def as_written(frame: pd.DataFrame, axis: Axis) -> pd.DataFrame:
+    """Return drawn numbers with their places in a column of the axis' own name."""
+    return frame.drop(columns=axis.name, errors="ignore").rename(columns={X: axis.name})
+
+
 def with_pairs(curves: pd.DataFrame) -> pd.DataFrame:
     """Return the points with a column `across`: the layers of a pair across layers, which is a block of its own."""
     pairs = curves["row_layer"].astype(str) + "," + curves["layer"].astype(str)

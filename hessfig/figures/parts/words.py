@@ -74,10 +74,8 @@ def note_words(
     """Return the note of a general sheet: which page, place, repeats, marks, estimator, what is left out."""
     where = f" At {place}." if place else fixed_words(table, axis)
     dotted = "; dotted: σ = 1" if axis.is_sigma and several_points else ""
-    marks = f"Dots: mean over {seeds_words(table)}; {'band' if several_points else 'bars'}: ± standard error{dotted}."
-    name = ", ".join(filter(None, names))
-    name += ". " * bool(name)
-    return f"{name}{marks}{where} {estimator_words(table)}.{left_out_words(table)}"
+    page = "".join(f"{name}. " for name in [", ".join(filter(None, names))] if name)
+    return f"{page}{_marks(table, several_points)}{dotted}.{where} {estimator_words(table)}.{left_out_words(table)}"
 
 
 def seeds_words(table: pd.DataFrame) -> str:
@@ -106,6 +104,13 @@ def left_out_words(table: pd.DataFrame) -> str:
     bad, rough = ((table["status"] == status).sum() for status in (Status.nonfinite, Status.not_converged))
     words = f" Left out: {bad} of {len(table)} numbers that are not finite." if bad else ""
     return words + (f" Left out: {rough} of {len(table)} numbers that did not converge." if rough else "")
+
+
+def _marks(table: pd.DataFrame, several_points: bool) -> str:
+    repeats = seeds_words(table)
+    if repeats == "1 seeds":
+        return "Dots: one seed" + "; bars: ± the estimate's own error" * (not several_points)
+    return f"Dots: mean over {repeats}; {'band' if several_points else 'bars'}: ± standard error"
 
 
 def _measured(table: pd.DataFrame) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hessfig.config import Config, Kind, Method
-from hessfig.curvature.exact.support import Level, cost, exactness, probe_cost
+from hessfig.curvature.exact.cost import cost, probe_cost
+from hessfig.curvature.exact.support import Level, exactness
 from hessfig.measurements.blocks import columns
 from hessfig.models.blocks import blocks_of
 from hessfig.models.protocol import Layout

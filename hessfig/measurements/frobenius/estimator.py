@@ -11,10 +11,10 @@ from torch import Generator
 
 from hessfig.config import EstimatorConfig, Method, ModelConfig
 from hessfig.curvature.column import Column
-from hessfig.curvature.engines import Engines
 from hessfig.curvature.exact.support import Level, exactness
 from hessfig.curvature.problem import Problem
 from hessfig.curvature.products.curvlinops import ColumnOperator, xtrace_squared_frobenius
+from hessfig.curvature.routes import Engines
 from hessfig.curvature.same_network import OtherNetwork
 from hessfig.measurements.estimate import Estimate
 from hessfig.measurements.frobenius.aligned import aligned

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hessfig.terms import Matrix
-from hessfig.theory.formulas.attention import AttentionPoint
+from hessfig.theory.formulas.attention.softmax import AttentionPoint
 from hessfig.theory.formulas.matrix_calculus import DTYPE
 from hessfig.theory.verify.statement import Dims
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from hessfig.terms import Part
 from hessfig.theory.autodiff.draws import normal
 from hessfig.theory.autodiff.oracle import dense_hessian, square_loss
-from hessfig.theory.formulas import scalar
-from hessfig.theory.formulas.scalar import Response, ScalarHessian
+from hessfig.theory.formulas.scalar_tokens import spectrum as scalar
+from hessfig.theory.formulas.scalar_tokens.spectrum import Response, ScalarHessian
 
 Mixing = Callable[[Tensor], Tensor]
 

@@ -17,9 +17,9 @@ import torch
 from hessfig.files import write_text
 from hessfig.rng import stream
 from hessfig.theory.autodiff.draws import attention_point
-from hessfig.theory.claims.bounds import SLACK, scaled
-from hessfig.theory.formulas import bounds
-from hessfig.theory.formulas.attention import MATRICES, AttentionPoint
+from hessfig.theory.claims.attention.bounds import SLACK, scaled
+from hessfig.theory.formulas.attention import bounds
+from hessfig.theory.formulas.attention.softmax import MATRICES, AttentionPoint
 from hessfig.theory.verify.statement import Dims
 from hessfig.theory.verify.tables import csv_text, quartiles
 

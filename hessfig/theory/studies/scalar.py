@@ -27,7 +27,7 @@ from hessfig.theory.autodiff.scalar_problems import (
     outer_product_gap,
     spectrum,
 )
-from hessfig.theory.formulas.sinks import Sink, sink_effect
+from hessfig.theory.formulas.scalar_tokens.sinks import Sink, sink_effect
 from hessfig.theory.verify.tables import csv_text, quartiles
 
 L, D_K, SEED = 16, 8, 1234

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from hessfig.theory.claims import attention as claims_attention
-from hessfig.theory.claims import block as claims_block
-from hessfig.theory.claims import bounds as claims_bounds
 from hessfig.theory.claims import calculus as claims_calculus
-from hessfig.theory.claims import degrees as claims_degrees
-from hessfig.theory.claims import growth as claims_growth
-from hessfig.theory.claims import heads as claims_heads
-from hessfig.theory.claims import linear as claims_linear
-from hessfig.theory.claims import moments as claims_moments
-from hessfig.theory.claims import query_key as claims_query_key
-from hessfig.theory.claims import ranks as claims_ranks
-from hessfig.theory.claims import scalar as claims_scalar
-from hessfig.theory.claims import sinks as claims_sinks
-from hessfig.theory.claims import sublayers as claims_sublayers
-from hessfig.theory.claims import theorems as claims_theorems
+from hessfig.theory.claims.attention import bounds as claims_bounds
+from hessfig.theory.claims.attention import heads as claims_heads
+from hessfig.theory.claims.attention import linear as claims_linear
+from hessfig.theory.claims.attention import moments as claims_moments
+from hessfig.theory.claims.attention import query_key as claims_query_key
+from hessfig.theory.claims.attention import ranks as claims_ranks
+from hessfig.theory.claims.attention import softmax as claims_attention
+from hessfig.theory.claims.attention import theorems as claims_theorems
+from hessfig.theory.claims.networks import block as claims_block
+from hessfig.theory.claims.networks import degrees as claims_degrees
+from hessfig.theory.claims.networks import growth as claims_growth
+from hessfig.theory.claims.networks import sublayers as claims_sublayers
+from hessfig.theory.claims.scalar_tokens import sinks as claims_sinks
+from hessfig.theory.claims.scalar_tokens import spectrum as claims_scalar
 from hessfig.theory.verify.statement import Statement
 
 _MODULES = (

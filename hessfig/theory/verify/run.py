@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import track
 
 from hessfig.errors import UserError, did_you_mean
-from hessfig.theory.formulas.attention_literal import literal_bytes
+from hessfig.theory.formulas.attention.literal import literal_bytes
 from hessfig.theory.verify import report
 from hessfig.theory.verify.catalogue import CATALOGUE
 from hessfig.theory.verify.statement import Dims, Outcome, check

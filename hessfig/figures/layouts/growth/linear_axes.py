@@ -13,14 +13,7 @@ from hessfig.analysis.axis import X
 from hessfig.figures.layouts.growth.log_axes import slope_words, window_slopes, write_powers
 from hessfig.figures.parts.grid import Margins, only_outer_labels, panel_grid, say
 from hessfig.figures.parts.measured import Measured, drawn_numbers, read_measured
-from hessfig.figures.parts.panels import (
-    corner,
-    draw_curve,
-    draw_guide,
-    mark_one,
-    positive,
-    why_empty,
-)
+from hessfig.figures.parts.panels import corner, draw_curve, draw_guide, mark_one, positive, why_empty
 from hessfig.figures.parts.save import Page, page_suffix
 from hessfig.figures.parts.spec import FigureSpec
 from hessfig.figures.parts.style import matrix_colour, shades

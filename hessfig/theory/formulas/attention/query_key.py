@@ -16,8 +16,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hessfig.terms import Matrix, Part
-from hessfig.theory.formulas.attention import AttentionPoint
-from hessfig.theory.formulas.attention_literal import literal_B, literal_U
+from hessfig.theory.formulas.attention.literal import literal_B, literal_U
+from hessfig.theory.formulas.attention.softmax import AttentionPoint
 from hessfig.theory.formulas.matrix_calculus import identity, kron
 
 

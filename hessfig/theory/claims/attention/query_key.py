@@ -11,9 +11,9 @@ from hessfig.terms import Matrix, Part
 from hessfig.theory.autodiff import networks
 from hessfig.theory.autodiff.draws import attention_point, normal
 from hessfig.theory.autodiff.oracle import dense_hessian, square_loss
-from hessfig.theory.formulas import query_key as qk
-from hessfig.theory.formulas.attention import AttentionPoint
-from hessfig.theory.formulas.attention_literal import literal_U
+from hessfig.theory.formulas.attention import query_key as qk
+from hessfig.theory.formulas.attention.literal import literal_U
+from hessfig.theory.formulas.attention.softmax import AttentionPoint
 from hessfig.theory.verify.statement import Dims, Statement, Values, Verdict
 
 Q, K, V = Matrix.W_Q, Matrix.W_K, Matrix.W_V

@@ -19,8 +19,8 @@ from hessfig.theory.autodiff.scalar_problems import (
     outer_product_top,
     spectrum,
 )
-from hessfig.theory.formulas.scalar import Response
-from hessfig.theory.formulas.sinks import Sink, sink_mixing, sink_response
+from hessfig.theory.formulas.scalar_tokens.sinks import Sink, sink_mixing, sink_response
+from hessfig.theory.formulas.scalar_tokens.spectrum import Response
 from hessfig.theory.verify.statement import Dims, Measure, Statement, Values, Verdict
 
 BETA = 2.0

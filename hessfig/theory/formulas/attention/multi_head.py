@@ -7,8 +7,8 @@ from torch import Tensor
 
 from hessfig.terms import Matrix, Part
 from hessfig.theory.autodiff.networks import IndexedWeights, Weights, at_index
-from hessfig.theory.formulas.attention import AttentionPoint
-from hessfig.theory.formulas.attention_literal import jacobians
+from hessfig.theory.formulas.attention.literal import jacobians
+from hessfig.theory.formulas.attention.softmax import AttentionPoint
 from hessfig.theory.formulas.matrix_calculus import commutation, identity, kron
 
 O, U = Matrix.W_O, Matrix.W_U  # noqa: E741

@@ -9,9 +9,9 @@ import torch
 
 from hessfig.terms import Matrix, Part
 from hessfig.theory.autodiff.draws import attention_point
-from hessfig.theory.formulas import bounds
-from hessfig.theory.formulas.attention import AttentionPoint
-from hessfig.theory.formulas.bounds import Spread
+from hessfig.theory.formulas.attention import bounds
+from hessfig.theory.formulas.attention.bounds import Spread
+from hessfig.theory.formulas.attention.softmax import AttentionPoint
 from hessfig.theory.verify.statement import Dims, Measure, Statement, Values, Verdict
 
 SCALES = (0.1, 1.0, 10.0)

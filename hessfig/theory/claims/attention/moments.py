@@ -7,7 +7,7 @@ from torch import Tensor
 
 from hessfig.theory.autodiff.draws import attention_point, normal
 from hessfig.theory.formulas import moments
-from hessfig.theory.formulas.attention import AttentionPoint
+from hessfig.theory.formulas.attention.softmax import AttentionPoint
 from hessfig.theory.formulas.matrix_calculus import identity, khatri_rao
 from hessfig.theory.verify.statement import Dims, Statement, Values, Verdict
 

@@ -13,7 +13,7 @@ from hessfig.terms import Block, Matrix, Part
 from hessfig.theory.autodiff import networks
 from hessfig.theory.autodiff.draws import attention_point
 from hessfig.theory.autodiff.scaling import ScaledNetwork
-from hessfig.theory.formulas.attention import MATRICES
+from hessfig.theory.formulas.attention.softmax import MATRICES
 from hessfig.theory.verify.statement import Dims, Measure, Statement, Values, Verdict
 
 Q, K, V = MATRICES

@@ -6,7 +6,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hessfig.config.compose import Job, compose, manifest_of, matching_folder
+from hessfig.config.compose import Job, compose, manifest_of, matching_folder, table_folder
 from hessfig.config.shipped import STUDY, choices, studies
 from hessfig.errors import UserError, did_you_mean
 
@@ -65,7 +65,7 @@ def compare(job: Job) -> int:
             lambda sweep: matching_folder(job.of_sweep(sweep)), Path(config.output_dir), reference
         )
     else:
-        compare_sweep(matching_folder(job), reference)
+        compare_sweep(table_folder(job), reference)
     return 0
 
 
@@ -110,7 +110,7 @@ def _spec(job: Job) -> FigureSpec:
     from hessfig.figures.sheets import FigureSpec
 
     figure, asked = job.config.figure, _of_its_sweep(job)
-    matching_folder(asked)
+    table_folder(asked)
     return FigureSpec(
         figure.name,
         figure.sweep,
@@ -121,6 +121,7 @@ def _spec(job: Job) -> FigureSpec:
         x=figure.x,
         colour=figure.colour,
         dashes=figure.dashes,
+        resamples=asked.config.resamples,
     )
 
 
@@ -146,7 +147,7 @@ def _fitted(job: Job) -> Any:
 
     config = job.config
     return fit.run(
-        matching_folder(job),
+        table_folder(job),
         _windows(job),
         tolerance=config.tolerance,
         resamples=config.resamples,

@@ -9,11 +9,11 @@ from hessfig.terms import Part
 from hessfig.theory.autodiff import networks
 from hessfig.theory.autodiff.draws import attention_point, normal
 from hessfig.theory.autodiff.oracle import hessian_blocks, square_loss
-from hessfig.theory.claims.attention import named
-from hessfig.theory.formulas import linear_attention as la
-from hessfig.theory.formulas import linear_mlp
-from hessfig.theory.formulas.attention import MATRICES
-from hessfig.theory.formulas.linear_attention import LinearPoint
+from hessfig.theory.claims.attention.softmax import named
+from hessfig.theory.formulas.attention import linear as la
+from hessfig.theory.formulas.attention.linear import LinearPoint
+from hessfig.theory.formulas.attention.softmax import MATRICES
+from hessfig.theory.formulas.sublayers import linear_mlp
 from hessfig.theory.verify.statement import Dims, Statement, Values, Verdict
 
 Q, K, V = MATRICES

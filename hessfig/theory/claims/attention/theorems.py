@@ -9,9 +9,9 @@ from hessfig.terms import Matrix, Part
 from hessfig.theory.autodiff import networks
 from hessfig.theory.autodiff.draws import attention_point, attention_weights, normal
 from hessfig.theory.autodiff.oracle import hessian_blocks, square_loss
-from hessfig.theory.claims.attention import Pair, named, oracle_blocks
-from hessfig.theory.formulas import attention_literal as literal
-from hessfig.theory.formulas.attention import MATRICES, AttentionPoint
+from hessfig.theory.claims.attention.softmax import Pair, named, oracle_blocks
+from hessfig.theory.formulas.attention import literal
+from hessfig.theory.formulas.attention.softmax import MATRICES, AttentionPoint
 from hessfig.theory.verify.statement import Dims, Statement, Values, Verdict
 
 Q, K, V = MATRICES

@@ -11,7 +11,7 @@ from hessfig.terms import Matrix, Part
 from hessfig.theory.autodiff import networks
 from hessfig.theory.autodiff.draws import attention_point, attention_weights, normal
 from hessfig.theory.autodiff.scaling import ScaledNetwork
-from hessfig.theory.formulas.attention import MATRICES
+from hessfig.theory.formulas.attention.softmax import MATRICES
 from hessfig.theory.verify.statement import Dims, Statement, Values, Verdict
 
 SIGMA = 4e-3

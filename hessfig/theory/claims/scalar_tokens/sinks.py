@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hessfig.theory.autodiff.scalar_problems import ScalarProblem, draw_scalar_problem
-from hessfig.theory.formulas.sinks import Sink, median_effect
+from hessfig.theory.formulas.scalar_tokens.sinks import Sink, median_effect
 from hessfig.theory.verify.statement import Dims, Measure, Statement, Values, Verdict
 
 BETA = 12.0

@@ -14,9 +14,9 @@ from hessfig.terms import Matrix, Part
 from hessfig.theory.autodiff import networks
 from hessfig.theory.autodiff.draws import block_weights, normal
 from hessfig.theory.autodiff.oracle import hessian_blocks, square_loss, weight_jacobian
-from hessfig.theory.claims.attention import named
-from hessfig.theory.formulas.feedforward import GELU, IN, RELU, Activation
-from hessfig.theory.formulas.transformer_block import BlockPoint, Placement
+from hessfig.theory.claims.attention.softmax import named
+from hessfig.theory.formulas.sublayers.feedforward import GELU, IN, RELU, Activation
+from hessfig.theory.formulas.sublayers.transformer_block import BlockPoint, Placement
 from hessfig.theory.verify.statement import Dims, Measure, Statement, Values, Verdict
 
 NETWORKS = {Placement.post: networks.post_norm_block, Placement.pre: networks.pre_norm_block}

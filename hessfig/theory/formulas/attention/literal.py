@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hessfig.terms import Matrix
 from hessfig.theory.formulas import moments
-from hessfig.theory.formulas.attention import AttentionPoint
+from hessfig.theory.formulas.attention.softmax import AttentionPoint
 from hessfig.theory.formulas.matrix_calculus import commutation, identity, kron, shuffle, vec
 
 Pair = tuple[Matrix, Matrix]

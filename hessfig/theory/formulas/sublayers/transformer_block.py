@@ -21,11 +21,11 @@ from torch import Tensor
 
 from hessfig.terms import Matrix, Part
 from hessfig.theory.autodiff.networks import Weights, attention, feed_forward
-from hessfig.theory.formulas import feedforward, layernorm
-from hessfig.theory.formulas.attention import AttentionPoint
-from hessfig.theory.formulas.attention_literal import jacobians
-from hessfig.theory.formulas.feedforward import IN, OUT, Activation
+from hessfig.theory.formulas.attention.literal import jacobians
+from hessfig.theory.formulas.attention.softmax import AttentionPoint
 from hessfig.theory.formulas.matrix_calculus import identity
+from hessfig.theory.formulas.sublayers import feedforward, layernorm
+from hessfig.theory.formulas.sublayers.feedforward import IN, OUT, Activation
 
 
 class Placement(StrEnum):

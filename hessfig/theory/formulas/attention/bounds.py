@@ -22,7 +22,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hessfig.terms import Matrix, Part
-from hessfig.theory.formulas.attention import MATRICES, AttentionPoint
+from hessfig.theory.formulas.attention.softmax import MATRICES, AttentionPoint
 from hessfig.theory.formulas.moments import softmax_jacobian
 
 Pair = tuple[Matrix, Matrix]

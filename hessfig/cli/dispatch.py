@@ -34,7 +34,11 @@ def run(verb: Verb, command: Command, action: Action) -> int:
     if command.shows_settings:
         print("---\n".join(job.yaml() for job in found), end="")
         return 0
-    return _several(apart(found), action) if command.several else action(found[0])
+    if not command.several:
+        return action(found[0])
+    if verb.makes_table:
+        _check_plans(found)
+    return _several(apart(found), action)
 
 
 def check_read(verb: Verb, words: Sequence[str]) -> None:
@@ -56,6 +60,14 @@ def apart(found: Sequence[Job]) -> list[Job]:
     for job in found:
         tables.setdefault(_place(job), set()).add(_label(job))
     return [_moved(job) if len(tables[_place(job)]) > 1 else job for job in found]
+
+
+def _check_plans(found: Sequence[Job]) -> None:
+    """Raise UserError for blocks or quantities that cannot be had, in whichever run: not after hours of the first."""
+    from hessfig.sweep.plan import setups_of
+
+    for job in found:
+        setups_of(job.variants)
 
 
 def _place(job: Job) -> tuple[str, str]:

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from hessfig.terms import Matrix, Part
 from hessfig.theory.autodiff.draws import attention_point, normal
-from hessfig.theory.claims.query_key import score_split
-from hessfig.theory.formulas import query_key as qk
-from hessfig.theory.formulas.attention import AttentionPoint
+from hessfig.theory.claims.attention.query_key import score_split
+from hessfig.theory.formulas.attention import query_key as qk
+from hessfig.theory.formulas.attention.softmax import AttentionPoint
 from hessfig.theory.verify.statement import Dims, Measure, Statement, Values, Verdict
 
 Q = Matrix.W_Q

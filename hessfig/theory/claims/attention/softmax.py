@@ -19,8 +19,8 @@ from hessfig.theory.autodiff.oracle import (
     square_loss,
     weight_jacobian,
 )
-from hessfig.theory.formulas import attention_literal as literal
-from hessfig.theory.formulas.attention import MATRICES, AttentionPoint
+from hessfig.theory.formulas.attention import literal
+from hessfig.theory.formulas.attention.softmax import MATRICES, AttentionPoint
 from hessfig.theory.formulas.matrix_calculus import identity, kron
 from hessfig.theory.formulas.moments import softmax_jacobian, softmax_second_derivative
 from hessfig.theory.verify.statement import Dims, Statement, Values, Verdict

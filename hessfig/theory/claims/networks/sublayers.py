@@ -16,10 +16,10 @@ from hessfig.theory.autodiff.oracle import (
     square_loss,
     weight_jacobian,
 )
-from hessfig.theory.claims.attention import named
-from hessfig.theory.claims.block import BlockProblem, draw_block
-from hessfig.theory.formulas import feedforward, layernorm
-from hessfig.theory.formulas.feedforward import GELU, IN, OUT, RELU, Activation
+from hessfig.theory.claims.attention.softmax import named
+from hessfig.theory.claims.networks.block import BlockProblem, draw_block
+from hessfig.theory.formulas.sublayers import feedforward, layernorm
+from hessfig.theory.formulas.sublayers.feedforward import GELU, IN, OUT, RELU, Activation
 from hessfig.theory.verify.statement import Statement, Values, Verdict
 
 

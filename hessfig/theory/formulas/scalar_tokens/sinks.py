@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hessfig.theory.autodiff.scalar_problems import Mixing, ScalarProblem
-from hessfig.theory.formulas.scalar import Response, attention_response
+from hessfig.theory.formulas.scalar_tokens.spectrum import Response, attention_response
 
 
 class Sink(StrEnum):

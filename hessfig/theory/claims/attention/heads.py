@@ -12,8 +12,8 @@ from hessfig.theory.autodiff import networks
 from hessfig.theory.autodiff.draws import attention_weights, normal
 from hessfig.theory.autodiff.networks import IndexedWeights, multi_head_attention
 from hessfig.theory.autodiff.oracle import Loss, hessian_blocks, square_loss, weight_jacobian
-from hessfig.theory.claims.attention import named
-from hessfig.theory.formulas.multi_head import head_jacobians, low_rank_blocks, low_rank_point
+from hessfig.theory.claims.attention.softmax import named
+from hessfig.theory.formulas.attention.multi_head import head_jacobians, low_rank_blocks, low_rank_point
 from hessfig.theory.verify.statement import Dims, Statement, Values, Verdict
 
 HEADS = (1, 2, 3)

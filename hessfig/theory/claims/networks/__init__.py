@@ -1,0 +1,1 @@
+"""Statements on whole layers and stacks of them."""

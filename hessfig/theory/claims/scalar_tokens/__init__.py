@@ -1,0 +1,1 @@
+"""Statements on the scalar-token model."""

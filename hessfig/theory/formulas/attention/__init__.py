@@ -1,0 +1,1 @@
+"""Closed forms for self-attention: softmax, linear, several heads, bounds."""

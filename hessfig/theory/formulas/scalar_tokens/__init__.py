@@ -1,0 +1,1 @@
+"""The scalar-token model of the slides: its spectrum, and attention sinks."""
