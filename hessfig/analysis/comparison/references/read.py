@@ -111,7 +111,9 @@ def _task_beside(path: Path) -> Mapping[str, Any] | None:
         return None
     size = manifest.stat().st_size
     if size > LARGEST_MANIFEST:
-        raise refused(manifest, "is too large", got=f"{size} bytes", allowed=f"at most {LARGEST_MANIFEST} bytes")
+        raise refused(
+            manifest, "is too large", got=f"{size} bytes", allowed=f"at most {LARGEST_MANIFEST} bytes"
+        )
     found = read_manifest(path.parent)
     return found["config"]["task"] if found else None
 
