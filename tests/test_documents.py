@@ -176,9 +176,7 @@ def test_the_readmes_way_for_ones_own_network(
     assert "frob" not in run("python program.py", cli, tmp_path)
 
 
-@pytest.mark.parametrize(
-    "page", ["docs/architecture.md", "docs/extending.md", "docs/theory.md", "docs/table.md"]
-)
+@pytest.mark.parametrize("page", ["docs/architecture.md", "docs/extending.md", "docs/theory.md"])
 def test_files_a_page_names_are_there(page: str) -> None:
     """Paths in code marks: of the package where it names no folder of the repository."""
     named = re.findall(r"`((?:[\w.-]+/)*[\w.-]+\.(?:py|yaml|md)|(?:[\w.-]+/)+)`", (ROOT / page).read_text())
