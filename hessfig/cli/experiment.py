@@ -17,11 +17,12 @@ _SHOWN = 5
 def run(job: Job) -> int:
     """Measure what is not finished and write the table; return 1 when a cell failed or is missing."""
     from hessfig.cli.out_of_range import out_of_range
-    from hessfig.config.checks import check_device
+    from hessfig.config.machine import check_device, check_workers
     from hessfig.sweep import engine, preview
 
     config = job.variants[0][1]
     check_device(config.device)
+    check_workers(config)
     if config.dry_run:
         return status(job)
     summary = engine.run_sweep(job.variants)

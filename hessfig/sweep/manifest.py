@@ -18,11 +18,12 @@ from hessfig.config.plain import as_plain
 from hessfig.files import write_text
 from hessfig.measurements.frobenius.allocation import Allocation
 from hessfig.sweep.plan import Setup, digest
-from hessfig.sweep.pool import THREADS
+from hessfig.sweep.shelter import THREADS
 
 _PACKAGES = ("torch", "transformer-lens", "curvlinops-for-pytorch", "numpy", "hydra-core")
 _NOT_SETTINGS = (
-    *("output_dir", "config_dir", "dry_run", "reference", "figure", "workers", "tolerance", "resamples"),
+    *("output_dir", "config_dir", "dry_run", "reference", "figure"),
+    *("workers", "force_workers", "tolerance", "resamples"),
 )
 
 

@@ -7,11 +7,11 @@ from hessfig.measurements.frobenius.allocation import Allocation
 from hessfig.measurements.registry import quantity
 from hessfig.record import FROBENIUS
 from hessfig.sweep.engine import Summary, sweep_folder, unfinished, worker_count
+from hessfig.sweep.feasible import ASSUMED_FLOPS
 from hessfig.sweep.pilots import allocations, pilot_cells, settled_by
 from hessfig.sweep.plan import Cell, Setup, Variants, plan, setups_of
 from hessfig.sweep.store import CellStore
 
-ASSUMED_FLOPS = 2.5e10
 WORKER_START = 8.0  # seconds: the imports of a first worker
 
 
