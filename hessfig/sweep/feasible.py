@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from hessfig.config import Config, DType, Kind, Method
 from hessfig.config.machine import cores, memory
 from hessfig.errors import UserError
-from hessfig.measurements.registry import quantity
 
 if TYPE_CHECKING:
     from hessfig.sweep.plan import Setup
@@ -102,7 +101,7 @@ def _activations(config: Config, number: int) -> Iterator[tuple[str, str, int]]:
 def _seconds(setup: Setup) -> float:
     """Return the work of one variant on one core; 0 where nobody knows."""
     config = setup.config
-    each = sum(quantity(name).operations(config, setup.layout) for name in config.quantities)
+    each = sum(setup.quantity(name).operations(config, setup.layout) for name in config.quantities)
     return each * config.seeds * setup.num_sigmas / ASSUMED_FLOPS
 
 

@@ -179,7 +179,6 @@ def setups_of(variants: Variants) -> list[Setup]:
 
 def nothing_settled(setup: Setup, sigma: float | None) -> Mapping[str, int]:
     """Settle nothing: no pilots were needed, or none are finished."""
-    del setup, sigma
     return {}
 
 
