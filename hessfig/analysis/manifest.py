@@ -125,8 +125,7 @@ def _agreeing(folder: Path, read: Callable[[Path], Found]) -> Found:
 
 def _read_both(folder: Path) -> tuple[pd.DataFrame, dict[str, Any] | None]:
     """Read the manifest, the table, and the table's hash, in this order: if it is the manifest's, so was the table."""
-    path = folder / MANIFEST
-    manifest = _parse(path) if path.exists() else None
+    manifest = _read_checked(folder)  # before the table too, which takes longer to read
     table = read_table(folder / TABLE)
     _check_table(manifest or {}, folder)
     return table, manifest

@@ -36,6 +36,10 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 def _end_workers() -> None:
-    processes = sys.modules.get("multiprocessing.process")
+    """End the workers and their server, which might import for seconds before it sees that we are gone."""
+    processes, servers = (sys.modules.get(f"multiprocessing.{name}") for name in ("process", "forkserver"))
     for worker in processes.active_children() if processes else []:
         worker.terminate()
+    server = getattr(getattr(servers, "_forkserver", None), "_forkserver_pid", None)
+    if server is not None:
+        os.kill(server, signal.SIGTERM)

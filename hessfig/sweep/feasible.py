@@ -51,9 +51,9 @@ def check_cost(setups: Sequence[Setup]) -> None:
     The bytes are a lower bound for one worker: what is held for certain, not what products take beside it.
     """
     for setup in setups:
-        key, what, size = max(_held(setup), key=lambda held: held[2])
-        if size > memory():
-            raise _too_large(key, what, size)
+        for key, what, size in _held(setup):
+            if size > memory():
+                raise _too_large(key, what, size)
     years = sum(map(_seconds, setups)) / cores() / _YEAR
     if years > MOST_YEARS:
         raise UserError(
@@ -74,13 +74,10 @@ def _held(setup: Setup) -> Iterator[tuple[str, str, int]]:
     config, layout = setup.config, setup.layout
     number = 8 if config.dtype == DType.float64 else 4
     weights = sum(weight.size for weight in layout.parameters or layout.weights)
-    yield (
-        "model.d_model" if config.model.kind != Kind.python else "model.factory",
-        (f"a network of {weights} weights"),
-        number * weights,
-    )
-    if config.model.kind != Kind.python:
-        yield from _activations(config, number)
+    known = config.model.kind != Kind.python
+    yield from _activations(config, number) if known else ()
+    key = "model.d_model" if known else "model.factory"
+    yield key, f"a network of {weights} weights", number * weights
     if config.estimator.method in _PROBING:
         widest = max(layout.size(block.layer, block.col) for block in setup.blocks)
         count = config.estimator.num_probes

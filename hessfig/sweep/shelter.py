@@ -7,7 +7,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from multiprocessing import resource_tracker
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -45,22 +45,29 @@ def start_process(target: Callable[..., None], *arguments: Any) -> BaseProcess:
 
 @contextmanager
 def _sheltered() -> Iterator[None]:
-    """Let processes that start here search the package and what is installed, and wait with Ctrl-C until they stand.
+    """Let processes that start here search the package and what is installed.
 
-    `python -c`, which is how the server starts, would search the current folder first. A blocked signal stays blocked
-    in the server for good; ours is answered when the block ends.
+    `python -c`, which is how their server starts, would search the current folder first.
     """
     before = dict(os.environ)
     os.environ.update({**THREADS, **ALLOCATOR, "PYTHONSAFEPATH": "1", **_own_path()})
-    resource_tracker.ensure_running()  # first: it ends a block of its own
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
+        _start_server()
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         for name in ("PYTHONSAFEPATH", "PYTHONPATH"):
             os.environ.pop(name, None)
             os.environ.update({name: before[name]} if name in before else {})
+
+
+def _start_server() -> None:
+    """Start the server unless it stands. It inherits a blocked Ctrl-C, which is ours to answer, right after this."""
+    resource_tracker.ensure_running()  # first: it ends a block of its own
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _own_path() -> dict[str, str]:
