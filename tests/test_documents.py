@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 
 from tests.conftest import Answer
+from tests.test_architecture import tracked
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"(?:`(?P<file>[^`\n]+)`\n)?```(?P<language>\w*)\n(?P<text>.*?)```", re.DOTALL)
@@ -159,3 +160,33 @@ def test_a_new_kind_of_network_is_one_file(tmp_path: Path, monkeypatch: pytest.M
     assert all(
         abs(p["value"] / r["value"] - 1) < 1 for p, r in zip(probed.rows, rows, strict=True) if r["value"]
     )
+
+
+@pytest.mark.usefixtures("workers")
+def test_the_readmes_way_for_ones_own_network(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    factory, commands, program = sections("README.md")["Your own network"]
+    (tmp_path / "mynet.py").write_text(factory["text"])
+    for command in commands["text"].splitlines():
+        run(command, cli, tmp_path)
+    assert list((tmp_path / "outputs/figures").glob("fignetwork*.png"))
+    (tmp_path / "program.py").write_text(program["text"])
+    assert "frob" not in run("python program.py", cli, tmp_path)
+
+
+@pytest.mark.parametrize("page", ["docs/architecture.md", "docs/extending.md", "docs/theory.md"])
+def test_files_a_page_names_are_there(page: str) -> None:
+    """Paths in code marks: of the package where it names no folder of the repository."""
+    named = re.findall(r"`((?:[\w.-]+/)*[\w.-]+\.(?:py|yaml|md)|(?:[\w.-]+/)+)`", (ROOT / page).read_text())
+    mine = {"my", "outputs", "largest_entry.py", "mynet.py", "report.md"}
+    there = {path.relative_to(ROOT).as_posix() for path in tracked()}
+    folders = {parent.as_posix() for name in there for parent in Path(name).parents}
+    missing = [name for name in named if not mine & set(Path(name).parts)]
+    missing = [
+        name
+        for name in missing
+        if not any(f"/{one}".endswith(f"/{name.rstrip('/')}") for one in there | folders)
+    ]
+    assert len(named) > 0 and not missing
