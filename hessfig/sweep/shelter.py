@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing import forkserver, resource_tracker
@@ -19,7 +20,7 @@ THREADS = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THR
 # glibc: keep large blocks instead of giving every tensor back to the system (fresh pages cost more than products).
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(2**30), "MALLOC_TRIM_THRESHOLD_": str(2**31)}
 _PRELOAD = ["hessfig.sweep.worker"]
-_ATTEMPTS = 3
+_ATTEMPTS, _PAUSE = 3, 0.1
 
 
 def start_process(target: Callable[..., None], *arguments: Any) -> BaseProcess:
@@ -33,6 +34,7 @@ def start_process(target: Callable[..., None], *arguments: Any) -> BaseProcess:
                 process.start()
         except (EOFError, OSError) as error:  # the server of processes was killed, or may start none
             cause = error
+            time.sleep(_PAUSE)  # until the system knows that it is dead: the next attempt starts another
         else:
             return process
     raise UserError(
