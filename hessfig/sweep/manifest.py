@@ -17,6 +17,7 @@ from hessfig.config import Config
 from hessfig.config.plain import as_plain
 from hessfig.files import write_text
 from hessfig.measurements.frobenius.allocation import Allocation
+from hessfig.record import CHECKSUM, checksum
 from hessfig.sweep.plan import Setup, digest
 from hessfig.sweep.pool import THREADS
 
@@ -45,7 +46,7 @@ def write_manifest(
         **_provenance(config),
         **run,
     }
-    write_text(path, json.dumps(content, indent=2) + "\n")
+    write_text(path, json.dumps({**content, CHECKSUM: checksum(content)}, indent=2) + "\n")
 
 
 def config_hash(setups: Sequence[Setup]) -> str:
