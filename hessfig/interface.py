@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from hessfig.config import Config, Data, DType, EstimatorConfig, Kind, Method, ModelConfig, TaskConfig
 from hessfig.errors import UserError, did_you_mean
+from hessfig.measurements.blocks import check_served
 from hessfig.measurements.protocol import Measured, Request
 from hessfig.measurements.registry import quantity
 from hessfig.models.blocks import blocks_of
 from hessfig.record import COLUMNS
-from hessfig.terms import Part
+from hessfig.terms import Block, Part
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -71,9 +72,9 @@ def measure(
 
     `blocks`: "each" (every weight's diagonal block), "all" (every pair), or a list of names, groups and pairs:
     ["W_V", ("W_Q", "W_V"), "all"], where the name "all" is the whole network. H = H_o + H_f, the Gauss-Newton part and
-    the functional part (eq. 2). `estimator`: auto (dense where a weight has no more than `num_probes` entries, else
-    Rademacher probes), hutchinson, or dense. The same seed gives the same bits, here and on the command line. Arrays
-    of a quantity are in `table.attrs["arrays"]`, by its name.
+    the functional part (eq. 2). A trace is measured for the diagonal blocks among them. `estimator`: auto (dense where
+    a weight has no more than `num_probes` entries, else Rademacher probes), hutchinson, or dense. The same seed gives
+    the same bits, here and on the command line. Arrays of a quantity are in `table.attrs["arrays"]`, by its name.
 
     Raises UserError for what cannot be measured. Warns where curvlinops' products are wrong and a slower route is
     taken (networks with LayerNorm: see docs/extending.md).
@@ -84,10 +85,14 @@ def measure(
 
     config = _config(blocks, parts, quantities, estimator, num_probes, seed, dtype)
     drawn = problem.drawn(config.dtype)
+    blocks_there = blocks_of(config.blocks, drawn.layout, config.model)
+    check_served([quantity(name) for name in quantities], blocks_there)
     for name in quantities:
         quantity(name).check(config, drawn.layout)
     measurable = Measurable.of(drawn).to(torch.device(device))
-    found = {name: quantity(name).measure(measurable, _request(config, drawn, name)) for name in quantities}
+    found = {
+        name: quantity(name).measure(measurable, _request(config, blocks_there, name)) for name in quantities
+    }
     return _frame(found, seed)
 
 
@@ -130,11 +135,11 @@ def _one_of(key: str, value: str, choices: Sequence[str]) -> str:
     return value
 
 
-def _request(config: Config, drawn: Drawn, name: str) -> Request:
+def _request(config: Config, blocks: Sequence[Block], name: str) -> Request:
     from hessfig.sweep.measure import probe_stream
 
     return Request(
-        blocks=blocks_of(config.blocks, drawn.layout, config.model),
+        blocks=[block for block in blocks if quantity(name).serves(block)],
         parts=config.parts,
         estimator=config.estimator,
         model=config.model,

@@ -29,9 +29,9 @@ def main() -> None:
 
 def paired(exact: pd.DataFrame, probed: pd.DataFrame) -> pd.DataFrame:
     """Return the probed numbers that are not zero beside the exact ones, with their error in standard errors."""
-    both = probed[probed["frob"] > 0].merge(exact, on=NUMBER, suffixes=("", "_exact"), validate="1:1")
-    error = both["frob"] - both["frob_exact"]
-    return both.assign(relative=error / both["frob_exact"], z=error / both["frob_sem"])
+    both = probed[probed["value"] > 0].merge(exact, on=NUMBER, suffixes=("", "_exact"), validate="1:1")
+    error = both["value"] - both["value_exact"]
+    return both.assign(relative=error / both["value_exact"], z=error / both["error"])
 
 
 def coverage(numbers: pd.DataFrame) -> pd.DataFrame:
@@ -48,7 +48,7 @@ def _summary(group: pd.DataFrame) -> dict[str, float]:
         "its standard error %": round(100 * (inside.mean() * (1 - inside.mean()) / len(group)) ** 0.5, 2),
         "bias %": round(100 * group["relative"].mean(), 2),
         "rms error %": round(100 * group["relative"].pow(2).mean() ** 0.5, 2),
-        "stated error %": round(100 * (group["frob_sem"] / group["frob"]).pow(2).mean() ** 0.5, 2),
+        "stated error %": round(100 * (group["error"] / group["value"]).pow(2).mean() ** 0.5, 2),
     }
 
 

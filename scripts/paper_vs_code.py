@@ -73,7 +73,7 @@ def measured(reading: Reading, other: tuple[str, ...], output: Path) -> pd.DataF
     """Run one side and return its table."""
     folder = output / "_".join([reading.name, *(word.replace("=", "-") for word in other)])
     hessfig = str(Path(sys.executable).with_name("hessfig"))
-    command = [hessfig, "run", f"sweep={reading.sweep}", "estimator=auto"]
+    command = [hessfig, "run", f"sweep={reading.sweep}"]
     subprocess.run([*command, *reading.shared, *other, f"output_dir={folder}"], check=True, stdout=sys.stderr)
     return pd.read_csv(folder / reading.sweep / "table.csv")
 
@@ -81,7 +81,7 @@ def measured(reading: Reading, other: tuple[str, ...], output: Path) -> pd.DataF
 def curves(table: pd.DataFrame) -> pd.Series:
     """Return the mean over seeds of the diagonal blocks' norms by block, part and sigma."""
     kept = table[(table["row"] == table["col"]) & (table["status"] == "ok")]
-    return kept.groupby([*BLOCK, "sigma"], sort=False)["frob"].mean()
+    return kept.groupby([*BLOCK, "sigma"], sort=False)["value"].mean()
 
 
 if __name__ == "__main__":

@@ -190,7 +190,7 @@ def test_bad_problems_are_explained(case: str) -> None:
     ("settings", "message"),
     [
         ({"quantities": ["frobenios"]}, "no such quantity(.|\n)*did you mean 'frobenius'"),
-        ({"blocks": [("weight", "bias")], "quantities": ["trace"]}, "has no trace"),
+        ({"blocks": [("weight", "bias")], "quantities": ["trace"]}, "cannot be had for any of these blocks"),
         ({"blocks": ["attention"]}, "no weight named 'attention'"),
         ({"parts": ["H_x"]}, "parts: there is no such choice"),
         ({"estimator": "exact"}, "no exact H"),

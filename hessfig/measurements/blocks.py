@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from hessfig.config import DType, Method
+from hessfig.errors import UserError
 from hessfig.measurements.estimate import Estimate
-from hessfig.measurements.protocol import Request, Row, row_of
+from hessfig.measurements.protocol import Quantity, Request, Row, row_of
 from hessfig.models.registry import kind
 from hessfig.record import Status
 from hessfig.terms import Block, Part
@@ -19,6 +20,25 @@ def columns(blocks: Iterable[Block]) -> list[tuple[int, str, list[Block]]]:
     for block in blocks:
         grouped.setdefault((block.layer, block.col), []).append(block)
     return [(layer, col, members) for (layer, col), members in grouped.items()]
+
+
+def check_served(quantities: Sequence[Quantity], blocks: Sequence[Block]) -> None:
+    """Raise UserError for a quantity that none of the blocks has, and for a block that has none of the quantities."""
+    for quantity in quantities:
+        if not any(map(quantity.serves, blocks)):
+            raise _unserved(f"{quantity.name} cannot be had for any of these blocks", blocks[0])
+    for block in blocks:
+        if not any(quantity.serves(block) for quantity in quantities):
+            raise _unserved(f"{', '.join(one.name for one in quantities)} cannot be had for a block", block)
+
+
+def _unserved(what: str, block: Block) -> UserError:
+    return UserError(
+        f"quantities: {what}: a pair of different weights has none",
+        got=f"block {block}",
+        allowed="diagonal blocks",
+        remedy=f"blocks=[{block.row},{block.col}], or quantities=[frobenius] for pairs",
+    )
 
 
 def block_row(quantity: str, request: Request, block: Block, part: Part, found: Estimate) -> Row:

@@ -44,6 +44,12 @@ class Measured:
     arrays: Arrays = field(default_factory=dict)
 
 
+def every_block(block: Block) -> bool:
+    """Serve every block."""
+    del block
+    return True
+
+
 def no_settings(config: Config, layout: Layout) -> dict[str, Any]:
     """Depend on nothing beside network, task and state."""
     del config, layout
@@ -67,6 +73,7 @@ class Quantity:
 
     `measure` returns rows and arrays; `settings` what enters the key of a cell; `check` raises UserError for settings
     that cannot be measured, before anything is; `operations` counts floating-point operations of a cell, roughly.
+    `serves` says which blocks have this quantity: asked for beside others, it is measured for those.
     `version` is part of the key: a change that moves numbers counts it up.
     """
 
@@ -75,6 +82,7 @@ class Quantity:
     settings: Callable[[Config, Layout], dict[str, Any]] = no_settings
     check: Callable[[Config, Layout], None] = no_check
     operations: Callable[[Config, Layout], float] = no_estimate
+    serves: Callable[[Block], bool] = every_block
     version: int = 1
 
 

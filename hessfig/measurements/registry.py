@@ -1,35 +1,56 @@
-"""The quantities: every module or folder of hessfig.measurements with a QUANTITY; a new file is a new one."""
+"""The quantities: every module or folder of hessfig.measurements with a QUANTITY, and those of the user's own files."""
 
 from __future__ import annotations
 
 import pkgutil
 from functools import cache
 from importlib import import_module
-from pathlib import Path
 
+from hessfig import measurements
+from hessfig.config.own_code import find, is_own, source
 from hessfig.errors import UserError, did_you_mean
 from hessfig.measurements.protocol import Quantity
 
-_NOT_QUANTITIES = ("protocol", "registry", "estimate", "rows", "blocks")
+KEY = "quantities"
+_NOT_QUANTITIES = ("protocol", "registry", "estimate", "blocks")
 
 
 def quantities() -> list[str]:
-    """Return the names of all quantities, without importing one."""
-    found = pkgutil.iter_modules([str(Path(__file__).parent)])
+    """Return the names of the package's quantities, without importing one."""
+    found = pkgutil.iter_modules(measurements.__path__)
     return [module.name for module in found if module.name not in _NOT_QUANTITIES]
 
 
 @cache
-def quantity(name: str) -> Quantity:
-    """Return the quantity called `name`. Raises UserError when there is none."""
+def quantity(name: str, config_dir: str | None = None) -> Quantity:
+    """Return the quantity called `name`, or that of the user's own code (FILE.py:NAME).
+
+    Raises UserError when there is none.
+    """
+    if is_own(name):
+        return _checked(name, find(KEY, name, config_dir))
     known = quantities()
     if name not in known:
         raise UserError(
-            "quantities: there is no such quantity",
+            f"{KEY}: there is no such quantity",
             got=name,
-            allowed=", ".join(known),
+            allowed=f"{', '.join(known)}, or FILE.py:NAME of your own",
             remedy=did_you_mean(name, known) or f"for example quantities=[{known[0]}]",
         )
-    found = import_module(f"hessfig.measurements.{name}").QUANTITY
-    assert isinstance(found, Quantity)
+    return _checked(name, import_module(f"hessfig.measurements.{name}").QUANTITY)
+
+
+def source_of(name: str, config_dir: str | None) -> str:
+    """Return the hash of the file of a quantity of the user's own; none for the package's."""
+    return source(name, config_dir) if is_own(name) else ""
+
+
+def _checked(name: str, found: object) -> Quantity:
+    if not isinstance(found, Quantity):
+        raise UserError(
+            f"{KEY}: {name} is no quantity",
+            got=type(found).__name__,
+            allowed="a hessfig.measurements.protocol.Quantity",
+            remedy="see docs/extending.md",
+        )
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hessfig.config import Config, Method
 from hessfig.curvature.exact.support import Level, Route, exactness
@@ -103,18 +103,11 @@ def _check(config: Config, layout: Layout) -> None:
             allowed=", ".join(f"estimator={method}" for method in _METHODS),
             remedy="estimator=auto",
         )
-    for block in blocks_of(config.blocks, layout, config.model):
+    for block in filter(_is_diagonal, blocks_of(config.blocks, layout, config.model)):
         _check_block(config, block)
 
 
 def _check_block(config: Config, block: Block) -> None:
-    if not block.is_diagonal:
-        raise UserError(
-            "quantities=[trace]: a pair of different weights has no trace",
-            got=f"block {block}",
-            allowed="diagonal blocks",
-            remedy=f"blocks=[{block.row},{block.col}], or quantities=[frobenius] for pairs",
-        )
     exact = all(exactness(config.model, block, part).route in _SUMMABLE for part in config.parts)
     if config.estimator.method == Method.exact and not exact:
         raise UserError(
@@ -125,4 +118,15 @@ def _check_block(config: Config, block: Block) -> None:
         )
 
 
-QUANTITY = Quantity("trace", _measure, settings=settings, check=_check)
+def _is_diagonal(block: Block) -> bool:
+    return block.is_diagonal
+
+
+def _settings(config: Config, layout: Layout) -> dict[str, Any]:
+    """Return the settings of norms, of the diagonal blocks alone."""
+    diagonal = [block for block in blocks_of(config.blocks, layout, config.model) if block.is_diagonal]
+    places = [[block.layer, block.row_layer, str(block.row), str(block.col)] for block in diagonal]
+    return {**settings(config, layout), "blocks": places}
+
+
+QUANTITY = Quantity("trace", _measure, settings=_settings, check=_check, serves=_is_diagonal)

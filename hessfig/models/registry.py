@@ -5,8 +5,8 @@ from __future__ import annotations
 import pkgutil
 from functools import cache
 from importlib import import_module
-from pathlib import Path
 
+from hessfig import models
 from hessfig.errors import UserError, did_you_mean
 from hessfig.models.protocol import Kind
 
@@ -15,7 +15,7 @@ _NOT_KINDS = ("protocol", "registry", "matrices", "structure", "blocks", "layere
 
 def kinds() -> list[str]:
     """Return the names of all kinds, without importing one."""
-    found = pkgutil.iter_modules([str(Path(__file__).parent)])
+    found = pkgutil.iter_modules(models.__path__)
     return [module.name for module in found if module.name not in _NOT_KINDS]
 
 

@@ -10,7 +10,6 @@ from torch import Generator
 
 from hessfig.curvature.problem import Problem
 from hessfig.measurements.protocol import Measured, Request
-from hessfig.measurements.registry import quantity
 from hessfig.models.blocks import blocks_of
 from hessfig.record import FROBENIUS
 from hessfig.rng import stream
@@ -22,7 +21,7 @@ def measure(cell: Cell) -> Measured:
     """Return what was measured of `cell`; the numbers depend on `cell.science` alone."""
     started = time.perf_counter()
     problem = draw_problem(cell)
-    found = quantity(cell.quantity).measure(problem, request_of(cell, problem))
+    found = cell.setup.quantity(cell.quantity).measure(problem, request_of(cell, problem))
     seconds = round(time.perf_counter() - started, 4)
     shared = {"num_layers": problem.layout.num_layers, "seconds": seconds}
     return Measured([{**shared, **row} for row in found.rows], found.arrays)
@@ -36,9 +35,9 @@ def draw_problem(cell: Cell) -> Problem:
 
 def request_of(cell: Cell, problem: Problem) -> Request:
     """Return what a cell asks of its problem."""
-    config = cell.config
+    config, blocks = cell.config, blocks_of(cell.config.blocks, problem.layout, cell.config.model)
     return Request(
-        blocks=blocks_of(config.blocks, problem.layout, config.model),
+        blocks=[block for block in blocks if cell.setup.quantity(cell.quantity).serves(block)],
         parts=config.parts,
         estimator=config.estimator,
         model=config.model,

@@ -12,7 +12,9 @@ from typing import Any
 from hessfig.config import Config, sigma_values, with_defaults
 from hessfig.config.plain import as_plain
 from hessfig.errors import UserError
-from hessfig.measurements.registry import quantity
+from hessfig.measurements.blocks import check_served
+from hessfig.measurements.protocol import Quantity
+from hessfig.measurements.registry import quantity, source_of
 from hessfig.models.blocks import blocks_of
 from hessfig.models.protocol import Layout
 from hessfig.models.registry import kind
@@ -51,15 +53,18 @@ class Setup:
     def science(self, name: str) -> dict[str, Any]:
         """Return everything that changes the numbers of a quantity, without sigma and seed, as plain values."""
         if name not in self._sciences:
-            chosen = quantity(name)
-            settings = chosen.settings(self.config, self.layout)
+            chosen = self.quantity(name)
             self._sciences[name] = {
                 **self._network,
-                "quantity": name,
-                "version": chosen.version,
-                "settings": settings,
+                "quantity": chosen.name,
+                "version": [chosen.version, source_of(name, self.config.config_dir)],
+                "settings": chosen.settings(self.config, self.layout),
             }
         return self._sciences[name]
+
+    def quantity(self, name: str) -> Quantity:
+        """Return the quantity called `name`, of the package or of the user's own files."""
+        return quantity(name, self.config.config_dir)
 
     def sigmas(self) -> list[float | None]:
         """Return the swept scales; None alone where sigma means nothing."""
@@ -72,10 +77,21 @@ class Setup:
     def check(self) -> None:
         """Raise UserError when something that is asked for cannot be had."""
         kind(self.config.model.kind).check(self.config)
-        _check_quantities(self.config.quantities)
+        self._check_quantities()
+        check_served([self.quantity(name) for name in self.config.quantities], self.blocks)
         for name in self.config.quantities:
-            quantity(name).check(self.config, self.layout)
+            self.quantity(name).check(self.config, self.layout)
             self.science(name)
+
+    def _check_quantities(self) -> None:
+        names = self.config.quantities
+        if not names or len({self.quantity(name).name for name in names}) < len(names):
+            raise UserError(
+                "quantities: each is named once",
+                got=names,
+                allowed="a list of names",
+                remedy="for example quantities=[frobenius,trace]",
+            )
 
     @cached_property
     def _network(self) -> dict[str, Any]:
@@ -173,15 +189,3 @@ def _cells(setups: list[Setup], settled: Settled) -> Iterator[Cell]:
 def digest(settings: object) -> str:
     """Return a hash of `settings` that does not depend on the order of keys."""
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:24]
-
-
-def _check_quantities(names: list[str]) -> None:
-    if not names or len(set(names)) < len(names):
-        raise UserError(
-            "quantities: each is named once",
-            got=names,
-            allowed="a list of names",
-            remedy="for example quantities=[frobenius,trace]",
-        )
-    for name in names:
-        quantity(name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from hessfig.config import Config, Method
 from hessfig.measurements.frobenius.allocation import Allocation
-from hessfig.measurements.registry import quantity
 from hessfig.record import FROBENIUS
 from hessfig.sweep.engine import Summary, sweep_folder, unfinished, worker_count
 from hessfig.sweep.pilots import allocations, pilot_cells, settled_by
@@ -102,7 +101,7 @@ def _time_line(cells: list[Cell], todo: list[Cell], store: CellStore) -> str:
 
 
 def _operations(cell: Cell) -> float:
-    return quantity(cell.quantity).operations(cell.config, cell.setup.layout)
+    return cell.setup.quantity(cell.quantity).operations(cell.config, cell.setup.layout)
 
 
 def _probes(config: Config, allocation: Allocation) -> str:

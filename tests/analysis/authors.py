@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from hessfig.config.compose import compose
+from hessfig.config.plain import as_plain
 from hessfig.predictions.architecture import Architecture
 from hessfig.terms import Block, Matrix, Part
-from tests.analysis.synthetic import CONFIG, config, make_table, predicted_law, write_sweep
-from tests.analysis.test_compare import as_reference
+from tests.analysis.synthetic import make_table, predicted_law, write_sweep
 
 GRIDS = {
     "log": np.logspace(-2, 1, 20),
@@ -21,11 +22,6 @@ GRIDS = {
     "linear": np.linspace(0.1, 10, 20),
     "linear_short": np.linspace(0.1, 1, 20),
 }
-CHAIN = {
-    **config(attention="linear", attention_skip=False, mlp="none"),
-    "task": {**CONFIG["task"], "loss": "mse_sum_unshifted"},
-}
-MLP = {**config(kind="linear_mlp"), "task": {**CONFIG["task"], "loss": "mse_sum_unshifted"}}
 SOFTMAX = "residual_scaling=1.0_linear_attention=False_loss=ce"
 STEMS = {
     "sigma": f"norm=none_num_layers={{}}_scale=log_{SOFTMAX}",
@@ -36,8 +32,23 @@ STEMS = {
     "softmax": "norm=none_num_layers={}_scale=log_short_residual_scaling=0.0_linear_attention=True_loss=mse",
     "mlp": "mlp_num_layers={}",
 }
-SETTINGS: Mapping[str, dict[str, Any]] = {"layernorm": config(norm="pre"), "softmax": CHAIN, "mlp": MLP}
 _SUFFIXES = {"H_o": "_outer", "H_f": "_func", "H": ""}
+
+
+def as_reference(table: pd.DataFrame, *, factor: float = 1.0, seed: int = 1) -> pd.DataFrame:
+    """Return a table's values as a published file, redrawn: other seeds' factors and other noise."""
+    generator = np.random.default_rng(seed)
+    repeat = table["seed"] - 1234
+    tilt = np.exp(0.2 * generator.normal(size=repeat.nunique()))[repeat]
+    value = table["value"] * tilt * np.exp(0.02 * generator.normal(size=len(table))) * factor
+    names = {"block": table["row"], "part": table["part"], "layer": table["layer"], "repeat": repeat}
+    return pd.DataFrame({**names, "sigma": table["sigma"], "value": value, "num_layers": table["num_layers"]})
+
+
+@cache
+def settings(sweep: str, *words: str) -> dict[str, Any]:
+    """Return what the manifest of a shipped sweep holds."""
+    return as_plain(compose([f"sweep={sweep}", *words]).variants[0][1])
 
 
 def plateau(block: Block, part: Part, architecture: Architecture, sigma: float) -> float:
@@ -57,13 +68,13 @@ def toy_table(sweep: str, *, seeds: int = 8) -> pd.DataFrame:
         seeds=seeds,
         wander=0.0,
         law=plateau if sweep == "layernorm" else predicted_law,
-        settings=SETTINGS.get(sweep, CONFIG),
+        settings=settings(sweep),
     )
 
 
 def write_toy_sweep(sweep: str, outputs: Path) -> Path:
     """Write the toy table of `sweep` and its manifest under `outputs`."""
-    return write_sweep(toy_table(sweep), outputs, settings=SETTINGS.get(sweep, CONFIG))
+    return write_sweep(toy_table(sweep), outputs, settings=settings(sweep))
 
 
 def publish(sweep: str, folder: Path, *, factor: float = 1.0) -> list[Path]:

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hessfig.analysis.comparison import points as compare
+from hessfig.analysis.comparison import against
+from hessfig.analysis.comparison.batch_spread import Batches
 from hessfig.analysis.comparison.references.numbers_only import load
 from hessfig.analysis.comparison.references.read import read_reference
 from hessfig.analysis.comparison.references.results_folder import GRIDS, NothingToCompare, read_results
@@ -152,7 +153,7 @@ def test_the_checkout_serves_as_well_as_its_results_folder(tmp_path: Path) -> No
         {0: {0: ["1.5"] * 20}},
         {0: {0: [True] * 20}},
         {0: {0: [-1.0] * 20}},
-        {0: {0: [[1.0]] * 20}},
+        {0: {0: [[1.0] for _ in range(20)]}},
         {0: {0: [1.0] * 20}, 1: {0: [1.0] * 20}},
         {},
         3.0,
@@ -170,6 +171,6 @@ def test_a_folder_is_compared_like_a_file(tmp_path: Path) -> None:
     for depth in (1, 2):
         write(tmp_path / CE.format(depth, "q_outer"), result(depth, 6))
     known = architectures(table, {"config": CONFIG})
-    found = compare.compare(table, read_reference(tmp_path, table, known))
+    found = against.compare(table, read_reference(tmp_path, table, known), Batches(known))
     assert len(found.points) == 20 * 3
     assert set(found.curves["num_layers"]) == {1, 2}

@@ -77,7 +77,7 @@ def test_float32_says_so() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"blocks": [["W_Q", "W_V"]]}, "a pair of different weights has no trace"),
+        ({"blocks": [["W_Q", "W_V"]]}, "cannot be had for any of these blocks"),
         ({"estimator": EstimatorConfig(Method.xtrace)}, "this estimator gives no trace"),
         (
             {
@@ -92,3 +92,16 @@ def test_float32_says_so() -> None:
 def test_what_has_no_trace_is_refused(settings: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message):
         Setup("", config(**{"model": ModelConfig(d_model=4), **settings})).check()  # type: ignore[arg-type]
+
+
+def test_pairs_beside_diagonal_blocks_have_their_norm_and_no_trace() -> None:
+    settings = config(
+        ModelConfig(d_model=4), blocks=["W_V", ["W_Q", "W_V"]], quantities=["frobenius", "trace"]
+    )
+    Setup("", settings).check()
+    found = {name: measure(Cell(Setup("", settings), 0.7, 1, name)).rows for name in settings.quantities}
+    assert {(row["row"], row["col"]) for row in found["trace"]} == {("W_V", "W_V")}
+    assert {(row["row"], row["col"]) for row in found["frobenius"]} == {("W_V", "W_V"), ("W_Q", "W_V")}
+    alone = config(ModelConfig(d_model=4), blocks=["W_V", ["W_Q", "W_V"]])
+    with pytest.raises(UserError, match="trace cannot be had for a block"):
+        Setup("", alone).check()

@@ -102,11 +102,11 @@ def test_options_are_arguments(folder: Path) -> None:
 
 
 REFUSED = {
-    None: "does not name a function",
-    "mynet.py": "does not name a function",
+    None: "names nothing",
+    "mynet.py": "names nothing",
     "nowhere.py:make": "there is no such file",
     "nowhere.module:make": "there is no module 'nowhere.module'",
-    "unseen:make": r"model\.factory=unseen\.py:FUNCTION \(a file here\)",
+    "unseen:make": r"model\.factory=unseen\.py:NAME \(a file here\)",
     "mynet.py:mak": "did you mean 'make'",
     "mynet.py:wrong": "returned something else than a problem",
     "mynet.py:breaks": "no data here",

@@ -255,3 +255,50 @@ def test_the_closing_line_names_the_table(tmp_path: Path) -> None:
     line = summarise(Summary(3, 2, 1, 12.3, 2**30, tmp_path / "table.csv"))
     counts = "3 cells measured, 2 reused, 1 failed"
     assert line == f"{counts} in 12.3 s, at most 1.00 GiB a worker; table: {tmp_path}/table.csv"
+
+
+def test_a_run_without_a_finished_cell_leaves_no_table(tmp_path: Path) -> None:
+    impossible = toy_config(tmp_path, model=ModelConfig(kind=Kind.self_attention), blocks=["W_V"])
+    summary = run_sweep([("", impossible)])
+    assert (summary.failed, summary.missing) == (CELLS, CELLS)
+    assert not summary.table.exists() and "no table: no cell is finished" in summarise(summary)
+
+
+def test_a_run_without_a_finished_cell_keeps_the_table_there_was(copied: Path) -> None:
+    before = (copied / "sigma/table.csv").read_bytes()
+    impossible = toy_config(copied, model=ModelConfig(kind=Kind.self_attention), blocks=["W_V"])
+    summary = run_sweep([("", impossible)])
+    assert (copied / "sigma/table.csv").read_bytes() == before
+    assert any("is left as it was" in note for note in summary.notes)
+
+
+def test_what_was_derived_from_another_table_goes_with_it(copied: Path) -> None:
+    for name in ("slopes.csv", "comparison.csv"):
+        (copied / "sigma" / name).write_text("derived")
+    assert run(copied).notes == []
+    assert (copied / "sigma/slopes.csv").exists()
+    (note,) = run(copied, seeds=3).notes
+    assert "made with other settings and is replaced" in note
+    assert not list((copied / "sigma").glob("slopes.csv")) and not list(
+        (copied / "sigma").glob("comparison.csv")
+    )
+
+
+def test_one_quantity_more_measures_no_other_again(copied: Path) -> None:
+    before = table(copied)
+    summary = run(copied, quantities=["frobenius", "trace"])
+    assert (summary.measured, summary.reused) == (CELLS, CELLS)
+    assert [row for row in table(copied) if row["quantity"] == "frobenius"] == before
+    assert {row["quantity"] for row in table(copied)} == {"frobenius", "trace"}
+
+
+def test_arrays_are_listed_with_what_they_are_of(tmp_path: Path) -> None:
+    model = ModelConfig(d_model=4, d_mlp=6)
+    config = toy_config(tmp_path, model=model, quantities=["frobenius", "hessian"], blocks=["W_V"], seeds=1)
+    run_sweep([("", config)])
+    listed = json.loads((tmp_path / "sigma/manifest.json").read_text())["arrays"]
+    assert [(one["sigma"], one["seed"], one["quantity"]) for one in listed] == [
+        (0.01, 1234, "hessian"),
+        (10.0, 1234, "hessian"),
+    ]
+    assert all((tmp_path / "sigma" / one["file"]).is_file() for one in listed)

@@ -30,7 +30,7 @@ def curve_shifts(ours: Wide, theirs: Wide, batches: Batches) -> pd.DataFrame:
     for curve in ours:
         spread = batches.spread(curve[0], *curve[2:])
         rows.append((*curve, *_shift(ours[curve], theirs[curve], spread.curve, spread.dof)))
-    return pd.DataFrame(rows, columns=[*CURVE, *SHIFT])
+    return _frame(rows, CURVE)
 
 
 def ratio_shifts(ours: Wide, theirs: Wide, batches: Batches) -> pd.DataFrame:
@@ -46,7 +46,7 @@ def ratio_shifts(ours: Wide, theirs: Wide, batches: Batches) -> pd.DataFrame:
             one, two = (batches.spread(name[0], *name[2:]) for name in (curve, over))
             sd, dof = float(np.hypot(one.curve, two.curve)), min(one.dof, two.dof)
             rows.append((*curve, *over[2:], *_shift(mine, other, sd, dof)))
-    return pd.DataFrame(rows, columns=[*RATIO, *SHIFT])
+    return _frame(rows, RATIO)
 
 
 def wide(values: pd.DataFrame, used: pd.DataFrame) -> Wide:
@@ -56,6 +56,11 @@ def wide(values: pd.DataFrame, used: pd.DataFrame) -> Wide:
         curve: here.pivot(index="repeat", columns="sigma", values="log")  # noqa: PD010 - one row a number
         for curve, here in known.groupby(CURVE, sort=False)
     }
+
+
+def _frame(rows: list[tuple[Any, ...]], names: list[str]) -> pd.DataFrame:
+    frame = pd.DataFrame(rows, columns=[*names, *SHIFT])
+    return frame.astype({**dict.fromkeys(LAYER, int), **dict.fromkeys(SHIFT, float)})
 
 
 def _shift(ours: pd.DataFrame, theirs: pd.DataFrame, batch_sd: float, batch_dof: int) -> tuple[float, ...]:

@@ -46,15 +46,16 @@ def difference(ours: Sample, theirs: Sample, *, batch_sd: Number, batch_dof: Num
 
     So the spread comes from all repeats together: three repeats alone know theirs to a factor of three. `batch_sd`
     is the standard deviation of a difference between two batches, known with `batch_dof` degrees of freedom; those
-    of the sum are Welch's and Satterthwaite's.
+    of the sum are Welch's and Satterthwaite's, but no more than the repeats give: few that lie close together by
+    chance would pass for a spread that is known.
     """
     enough = (ours.count > 1) & (theirs.count > 1)
     free = np.where(enough, ours.count + theirs.count - 2, np.nan)
     sampled = (ours.squares + theirs.squares) / free * (1 / ours.count + 1 / theirs.count)
     batch = np.square(batch_sd)
     variance = sampled + batch + ARITHMETIC**2
-    dof = variance**2 / (sampled**2 / free + batch**2 / batch_dof + _SMALLEST_P)
-    return Difference(ours.mean - theirs.mean, np.sqrt(variance), dof)
+    joint = variance**2 / (sampled**2 / free + batch**2 / batch_dof + _SMALLEST_P)
+    return Difference(ours.mean - theirs.mean, np.sqrt(variance), np.minimum(joint, free))
 
 
 def smallest_found(error: np.ndarray, dof: np.ndarray, level: float) -> np.ndarray:

@@ -42,7 +42,7 @@ def bars(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     """Draw the value of every block at one place on the axis (or without one), a panel per part, a page per network.
 
     How to read it: a dot is the mean over seeds and its bar the standard error (of a single seed: the estimate's own
-    error). Layers stand side by side, darker for later ones; `= 0` stands for a block that vanishes identically.
+    error). Layers stand side by side, darker for later ones; `= 0` stands for a block that is zero.
     Requires: the sweep's table.csv (options `quantity`, `index`, and `at`: the nearest place on the axis is drawn).
     """
     run = read_run(folder)
@@ -95,7 +95,7 @@ def _draw_page(points: pd.DataFrame, blocks: list[BlockKey], axis: Axis, note: s
 
 
 def _draw_panel(ax: Axes, points: pd.DataFrame, page: pd.DataFrame) -> None:
-    log_y = set_y_scale(ax, points["mean"])
+    log_y = set_y_scale(ax, page["mean"])  # the same kind of scale in every panel of a page
     drawn = points[np.isfinite(points["mean"]) & ((points["mean"] > 0) | (not log_y))]
     layers = sorted(page["layer"].unique())
     for rank, (tone, layer) in enumerate(zip(shades(_COLOUR, len(layers)), layers, strict=True)):
@@ -105,7 +105,8 @@ def _draw_panel(ax: Axes, points: pd.DataFrame, page: pd.DataFrame) -> None:
         ax.errorbar(
             one["place"] + shift, one["mean"], error, fmt="o", color=tone, elinewidth=0.8, label=str(layer)
         )
-    for row in points[points["is_zero"]].drop_duplicates("place").itertuples():
+    without_dot = points["is_zero"] | ((points["mean"] == 0) & log_y)
+    for row in points[without_dot].drop_duplicates("place").itertuples():
         ax.text(
             row.place,
             0.03 if log_y else 0.1,
@@ -116,7 +117,7 @@ def _draw_panel(ax: Axes, points: pd.DataFrame, page: pd.DataFrame) -> None:
         )
     if len(layers) > 1:
         ax.legend(title="Layer:", ncols=len(layers), loc="best", alignment="left", columnspacing=0.4)
-    if drawn.empty and not points["is_zero"].any():
+    if drawn.empty and not without_dot.any():
         say(ax, why_no_line(points))
 
 

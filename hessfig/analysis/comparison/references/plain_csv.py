@@ -15,7 +15,7 @@ import pandas as pd
 from hessfig.errors import UserError, plain
 
 LARGEST_FILE = 64 * 2**20  # bytes; the largest table of the paper's figures has 8 million
-MOST_ROWS = 500_000
+MOST_ROWS = 300_000
 LONGEST_LINE = 10_000  # characters
 LONGEST_NAME = 100
 LARGEST_COUNT = 2**31

@@ -13,12 +13,13 @@ from hessfig.analysis.comparison.references.plain_csv import Row, column_names, 
 from hessfig.analysis.comparison.references.results_folder import NothingToCompare, read_results
 from hessfig.analysis.manifest import Architectures, read_manifest
 from hessfig.errors import UserError, plain
-from hessfig.record import COLUMNS, FROBENIUS, TABLE, Status
+from hessfig.record import COLUMNS, FROBENIUS, MANIFEST, TABLE, Status
 from hessfig.terms import Part
 
 __all__ = ["NothingToCompare", "Reference", "comparable", "read_reference"]
 
 NUMBER = ["num_layers", "block", "part", "layer", "repeat", "sigma"]
+LARGEST_MANIFEST = 8 * 2**20  # bytes
 _KINDS = {"num_layers": "count", "layer": "count", "repeat": "count", "sigma": "scale", "value": "norm"}
 _RUN = {"block": "row", "repeat": "seed"}  # what the table of a run calls these columns
 _PARTS = [part.value for part in Part]
@@ -100,9 +101,21 @@ def _run(path: Path, names: list[str]) -> Reference:
     kinds = {_RUN.get(name, name): kind for name, kind in _KINDS.items()}
     raw = read_columns(path, ["row", "part"], kinds, kept)
     values = _checked(path, raw.rename(columns={there: name for name, there in _RUN.items()}))
-    manifest = read_manifest(path.parent) if path.name == TABLE else None
-    task = manifest["config"].get("task") if manifest else None
-    return Reference(values, f"the run in {plain(path.parent)}", task, aside)
+    return Reference(values, f"the run in {plain(path.parent)}", _task_beside(path), aside)
+
+
+def _task_beside(path: Path) -> Mapping[str, Any] | None:
+    """Return the task settings of the run whose table this is, None if no manifest says."""
+    manifest = path.parent / MANIFEST
+    if path.name != TABLE or not manifest.exists():
+        return None
+    size = manifest.stat().st_size
+    if size > LARGEST_MANIFEST:
+        raise refused(
+            manifest, "is too large", got=f"{size} bytes", allowed=f"at most {LARGEST_MANIFEST} bytes"
+        )
+    found = read_manifest(path.parent)
+    return found["config"]["task"] if found else None
 
 
 def _published(path: Path, names: list[str], depths: list[int]) -> pd.DataFrame:

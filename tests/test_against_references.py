@@ -1,8 +1,7 @@
-"""`hessfig compare` with a folder of the authors' result files: every figure at once, and what it refuses."""
+"""`hessfig compare` from the command line: every figure at once, one sweep, what it says, writes and refuses."""
 
 from __future__ import annotations
 
-import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -11,11 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hessfig.cli.compare import PUBLISHED
-from tests.analysis.authors import file_name, publish, toy_table, write_toy_sweep
+from hessfig.config.choices import Published
+from hessfig.config.shipped import shipped_figures
+from tests.analysis.authors import as_reference, file_name, publish, settings, toy_table, write_toy_sweep
+from tests.analysis.synthetic import write_sweep
 from tests.conftest import Answer
 
 Cli = Callable[..., Answer]
+PUBLISHED = {
+    **{"3a": "sigma", "3b": "layernorm", "5a": "linear_axis_short", "5b": "linear_axis"},
+    **{"6": "depth", "7": "softmax", "8": "mlp"},
+}
 
 
 def files_under(folder: Path) -> set[str]:
@@ -33,6 +38,13 @@ def change(path: Path, edit: Callable[[Any], object]) -> None:
     path.write_bytes(pickle.dumps(content))
 
 
+def test_the_figures_that_have_numbers_are_those_of_the_configuration() -> None:
+    found = {
+        figure.name: figure.sweep for figure in shipped_figures() if figure.published == Published.numbers
+    }
+    assert found == PUBLISHED
+
+
 def test_every_figure_gets_one_verdict(cli: Cli, tmp_path: Path) -> None:
     for sweep in PUBLISHED.values():
         write_toy_sweep(sweep, tmp_path / "outputs")
@@ -42,9 +54,12 @@ def test_every_figure_gets_one_verdict(cli: Cli, tmp_path: Path) -> None:
     for figure, sweep in PUBLISHED.items():
         (line,) = lines_of(answer, figure)
         expected = "differs" if figure == "8" else "agrees"
-        assert line.startswith(f"figure {figure} ({sweep}): {expected}: "), line
+        assert line.startswith(f"figure {figure} ({sweep}) against the authors' files: {expected}: "), line
     assert "figures 1 and 4: skipped: published as pictures" in answer.out
-    assert len(answer.out.splitlines()) == len(PUBLISHED) + 1
+    assert len([line for line in answer.out.splitlines() if not line.startswith(" ")]) == len(PUBLISHED) + 1
+    endings = "{pdf,png,svg,csv}"
+    for path in ("outputs/mlp/comparison_curves.csv", f"outputs/figures/figcompare_softmax_depth2.{endings}"):
+        assert path in answer.out
     written = files_under(tmp_path / "outputs")
     assert {f"{sweep}/comparison_curves.csv" for sweep in PUBLISHED.values()} <= written
     assert {"figures/figcompare_sigma.pdf", "figures/figcompare_softmax_depth2.svg"} <= written
@@ -69,7 +84,7 @@ def test_a_named_sweep_is_compared_alone(cli: Cli, tmp_path: Path) -> None:
         publish(sweep, tmp_path / "results")
     answer = cli("compare", "sweep=mlp", "reference=results")
     assert answer.code == 0
-    assert "figure 8 (mlp): agrees" in answer.out and "mean shift" in answer.out
+    assert "figure 8 (mlp) against the authors' files: agrees" in answer.out and "mean shift" in answer.out
     assert "3a" not in answer.out
     assert not (tmp_path / "outputs/sigma/comparison.csv").exists()
 
@@ -87,52 +102,66 @@ def test_lost_numbers_are_named_below_their_figure(cli: Cli, tmp_path: Path) -> 
 
     change(tmp_path / "results" / file_name("softmax", 2, "W_V", "H_o"), lose)
     answer = cli("compare", "sweep=softmax", "reference=results")
-    assert "figure 7 (softmax): agrees" in answer.out
-    assert "  left out of the published numbers at n_layers=2: " in answer.out
+    assert "figure 7 (softmax) against the authors' files: agrees" in answer.out
+    assert "  left out of the authors' files at n_layers=2: " in answer.out
     for words in ("1 zero (sigma 0.1 to 0.1)", "1 NaN (sigma 0.1 to 0.1)", "1 infinite (sigma 1 to 1)"):
         assert words in answer.out
 
 
 def test_a_toy_model_is_called_one(cli: Cli, tmp_path: Path) -> None:
-    from tests.analysis.synthetic import config, write_sweep
-
-    write_sweep(toy_table("sigma"), tmp_path / "outputs", settings=config(d_model=32))
+    write_sweep(toy_table("sigma"), tmp_path / "outputs", settings=settings("sigma", "model.d_model=32"))
     publish("sigma", tmp_path / "results")
     answer = cli("compare", "reference=results")
     assert "  measured with model.d_model=32 (the paper: 128)" in answer.out
 
 
-class Command:
-    """Runs a command when unpickled by a trusting reader."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.system, ("touch ran",)
-
-
-BAD: dict[str, tuple[Any, list[str]]] = {
-    "command": ({0: {0: [Command()]}}, ["refused to load", ".system", "numbers, dicts, lists", "do not use"]),
-    "string": ({0: {0: ["1.5"] * 20}}, ["not shaped as a result file", "'1.5' is not a norm", "20 norms"]),
-    "array": ({0: {0: np.ones(20)}}, ["refused to load numpy._core", "numpy scalars", "do not use"]),
-}
-
-
-@pytest.mark.parametrize("sweep", [[], ["sweep=layernorm"]], ids=["every figure", "one sweep"])
-@pytest.mark.parametrize("name", BAD)
-def test_a_bad_pickle_is_refused_and_nothing_is_written(
-    cli: Cli, tmp_path: Path, name: str, sweep: list[str]
+def test_another_run_is_called_by_its_folder_and_every_path_written_is_printed(
+    cli: Cli, tmp_path: Path
 ) -> None:
-    content, words = BAD[name]
-    for good in ("sigma", "layernorm"):
-        write_toy_sweep(good, tmp_path / "outputs")
-        publish(good, tmp_path / "results")
-    path = tmp_path / "results" / file_name("layernorm", 1, "W_Q", "H_o")
-    path.write_bytes(pickle.dumps(content))
+    write_toy_sweep("sigma", tmp_path / "outputs")
+    again = toy_table("sigma").assign(value=lambda table: as_reference(table, seed=3)["value"])
+    write_sweep(again[again["sigma"] > 0.02], tmp_path / "elsewhere", settings=settings("sigma"))
     before = files_under(tmp_path)
-    answer = cli("compare", "reference=results", *sweep)
-    assert answer.code == 2
-    for expected in [path.name, *words]:
-        assert expected in answer.err, answer.err
-    assert files_under(tmp_path) == before
+    answer = cli("compare", "sweep=sigma", "reference=elsewhere/sigma/table.csv")
+    assert answer.code == 0, answer.err
+    assert "figure 3a (sigma) against the run in elsewhere/sigma: agrees: " in answer.out
+    assert "  without a partner: 12 points of ours, 0 of the run in elsewhere/sigma" in answer.out
+    assert "  one batch, shared by both sides" in answer.out
+    assert "published" not in answer.out
+    for name in files_under(tmp_path) - before:
+        stem, _, ending = name.rpartition(".")
+        assert f"{stem}." in answer.out and ending in answer.out, name
+
+
+def test_two_batches_are_allowed_for(cli: Cli, tmp_path: Path) -> None:
+    write_toy_sweep("sigma", tmp_path / "outputs")
+    again = toy_table("sigma").assign(value=lambda table: as_reference(table, seed=3)["value"])
+    write_sweep(again, tmp_path / "elsewhere", settings=settings("sigma", "task.seed=5"))
+    answer = cli("compare", "sweep=sigma", "reference=elsewhere/sigma/table.csv")
+    assert "  two batches: their spread is allowed for (data/batch_spread.csv)" in answer.out
+
+
+@pytest.mark.parametrize("sweep", ["../../evil", "..", "/evil"])
+def test_a_sweeps_name_in_a_table_leads_nowhere(cli: Cli, tmp_path: Path, sweep: str) -> None:
+    folder = write_sweep(toy_table("sigma"), tmp_path / "outputs", settings=None)
+    text = (folder / "table.csv").read_text().replace("\nsigma,", f"\n{sweep},")
+    (folder / "table.csv").write_text(text)
+    publish("sigma", tmp_path / "results")
+    before = files_under(tmp_path.parent)
+    answer = cli("compare", "sweep=sigma", "reference=results")
+    assert answer.code == 2 and "name" in answer.err
+    assert files_under(tmp_path.parent) == before
+
+
+def test_what_a_foreign_file_says_cannot_steer_the_terminal(cli: Cli, tmp_path: Path) -> None:
+    folder = write_toy_sweep("sigma", tmp_path / "outputs")
+    evil = toy_table("sigma").assign(row="\x1b[2J[/x]", col="\x1b[2J[/x]", status="ok")
+    evil["value"] = evil["value"].clip(lower=1e-9)
+    write_sweep(evil.drop_duplicates(["part", "sigma", "seed"]), tmp_path / "elsewhere")
+    answer = cli("compare", "sweep=sigma", "reference=elsewhere/sigma/table.csv")
+    assert answer.code == 2 and "Traceback" not in answer.err
+    assert "\x1b" not in answer.out + answer.err
+    assert not list(folder.glob("comparison*"))
 
 
 def test_a_folder_without_matching_files_says_what_it_holds(cli: Cli, tmp_path: Path) -> None:

@@ -1,0 +1,37 @@
+"""Exact norms behind a smooth activation, for hidden widths that are no multiple of a strip of entries."""
+
+from __future__ import annotations
+
+import pytest
+
+from hessfig.config import MLP, ModelConfig, Products
+from hessfig.curvature.exact.engine import ExactEngine
+from hessfig.curvature.routes import Engines
+from hessfig.measurements.frobenius.dense import dense_norms
+from hessfig.models.matrices import matrices_of
+from hessfig.terms import Block, Matrix, Part
+from tests.toys import toy_problem
+
+
+@pytest.mark.parametrize("d_mlp", [7, 16, 20, 50])
+@pytest.mark.parametrize("row", [Matrix.W_in, Matrix.W_out, Matrix.W_V])
+def test_a_gelu_layer_of_any_width(d_mlp: int, row: Matrix) -> None:
+    model = ModelConfig(d_model=6, d_mlp=d_mlp, mlp=MLP.gelu)
+    problem = toy_problem(model)
+    block = Block(1, row, Matrix.W_in)
+    dense = dense_norms(
+        Engines(problem, model, Products.linearised).column(1, Matrix.W_in, [block]), list(Part)
+    )
+    exact = ExactEngine(problem, model).column(1, Matrix.W_in, [row], list(Part))
+    for part in Part:
+        assert exact[row, part] == pytest.approx(dense[block, part].value, rel=1e-10)
+
+
+def test_every_pair_of_a_gelu_layer_has_an_exact_norm() -> None:
+    """`estimator=exact model.mlp=gelu blocks=all` used to fail in every cell."""
+    model = ModelConfig(d_model=4, d_mlp=16, mlp=MLP.gelu)
+    engine, weights = ExactEngine(toy_problem(model), model), matrices_of(model)
+    for index, row in enumerate(weights):
+        for col in weights[index:]:
+            layer = 1 if row.has_layer or col.has_layer else 0
+            assert all(norm >= 0 for norm in engine.column(layer, col, [row], list(Part)).values())
