@@ -53,10 +53,10 @@ def compare(job: Job) -> int:
     from hessfig.cli.compare import compare_figures, compare_sweep
 
     config = job.config
-    if config.reference is None:
+    if not config.reference:
         raise UserError(
             "reference is missing",
-            got="reference=null",
+            got=f"reference={config.reference or ''}",
             allowed="reference=FILE.csv or reference=FOLDER",
             remedy="name a file of published values, or the folder of the authors' result files",
         )
