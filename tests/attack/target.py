@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
 import pickle
 import subprocess
 import sys
@@ -29,6 +28,15 @@ ENTRIES = [
 ]
 CSV, RESULTS = "reference.csv", "results"
 STEM = "norm=none_num_layers=1_scale=log_residual_scaling=1.0_linear_attention=False_loss=ce_frob"
+
+
+# A small process starts the command: a child's peak counts that of whoever started it.
+SCALES = """
+import resource, subprocess, sys
+code = subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL).returncode
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+sys.exit(code)
+"""
 
 
 @dataclass(frozen=True)
@@ -66,12 +74,10 @@ def command(*words: str, folder: Path, timeout: float = 300) -> subprocess.Compl
 
 def weighed(*words: str, folder: Path) -> tuple[int, str, int]:
     """Run the command and return its exit code, its errors, and the most memory it held, in bytes."""
-    with (folder / "errors.txt").open("w") as errors:
-        child = subprocess.Popen([COMMAND, *words], cwd=folder, stdout=subprocess.DEVNULL, stderr=errors)
-        _, status, usage = os.wait4(child.pid, 0)
-    child.returncode = os.waitstatus_to_exitcode(status)
+    started = [sys.executable, "-c", SCALES, str(COMMAND), *words]
+    done = subprocess.run(started, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
     unit = 1 if sys.platform == "darwin" else 1024
-    return child.returncode, (folder / "errors.txt").read_text(errors="replace"), usage.ru_maxrss * unit
+    return done.returncode, done.stderr, int(done.stdout.splitlines()[-1]) * unit
 
 
 def write_references(folder: Path) -> None:

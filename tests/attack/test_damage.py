@@ -24,7 +24,7 @@ Call = Callable[..., Answer]
 SLOPES = ("slopes", "sweep=sigma", "resamples=20")
 COMPARE = ("compare", "sweep=sigma", f"reference={CSV}")
 PICKLES = ("compare", f"reference={RESULTS}")
-TURNS = 60  # of a whole command
+TURNS = 80  # of a whole command
 OWN = "# @package _global_\nsweep:\n  name: mine\n  vary: {model.n_heads: [1, 2]}\ngrid: {points: 3}\nblocks: [W_V]\n"
 
 
