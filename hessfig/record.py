@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Mapping
 from enum import StrEnum
+from pathlib import Path
+from typing import Any
 
 
 class Status(StrEnum):
@@ -26,3 +31,25 @@ COLUMNS = [
 ]
 LEFT_OUT = (Status.nonfinite, Status.not_converged)
 FROBENIUS = "frobenius"
+CHECKSUM, LARGEST_MANIFEST = "checksum", 32 * 2**20
+
+
+def checksum(content: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of what a JSON file says, its own `checksum` left out."""
+    said = json.loads(json.dumps({key: value for key, value in content.items() if key != CHECKSUM}))
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+
+
+def read_checked(path: Path) -> dict[str, Any]:
+    """Return a JSON object whose `checksum`, if it has one, is true (foreign files and older ones have none).
+
+    Raises OSError, ValueError, TypeError or RecursionError for anything else.
+    """
+    if path.stat().st_size > LARGEST_MANIFEST:
+        raise ValueError(f"a file of more than {LARGEST_MANIFEST} bytes")
+    content = json.loads(path.read_text("utf-8"))
+    if not isinstance(content, dict):
+        raise TypeError(f"{type(content).__name__} where an object should be")
+    if content.get(CHECKSUM, "") not in ("", checksum(content)):
+        raise ValueError("its checksum is not that of its content: it was altered")
+    return content

@@ -87,9 +87,11 @@ def read_hessians(folder: Path) -> list[StoredHessian]:
     """
     entries = _entries(folder)
     if not entries:
-        remedy = f"{run_command(folder)} (with {HESSIAN} among its quantities)"
         raise UserError(
-            f"{folder} holds no stored Hessian: the sweep was not run, or keeps none", remedy=remedy
+            f"{folder} holds no stored Hessian: the sweep was not run, or keeps none",
+            got="no array of this quantity in manifest.json",
+            allowed=f"a sweep with {HESSIAN} among its quantities",
+            remedy=f"{run_command(folder)} 'quantities=[frobenius,{HESSIAN}]'",
         )
     variants = dict.fromkeys(entry["variant"] for entry in entries)
     chosen = (min((e for e in entries if e["variant"] == variant), key=_rank) for variant in variants)
@@ -110,7 +112,10 @@ def log_bins(blocks: Sequence[NDArray[np.floating]], *, per_decade: int = 12) ->
     sizes = [np.abs(block[(block != 0) & np.isfinite(block)]) for block in blocks]
     if not all(size.size for size in sizes):
         raise UserError(
-            "a block of the stored Hessian has no entry that is finite and not zero: nothing to count"
+            "a block of the stored Hessian has no entry that is finite and not zero: nothing to count",
+            got=f"{sum(not size.size for size in sizes)} of {len(sizes)} blocks without any",
+            allowed="blocks with at least one such entry",
+            remedy="name others: figure.options.blocks",
         )
     low = np.floor(np.log10(min(np.quantile(size, 0.001) for size in sizes)))
     high = np.ceil(np.log10(max(size.max() for size in sizes)))

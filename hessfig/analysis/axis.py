@@ -63,6 +63,7 @@ def check_places(table: pd.DataFrame, axis: Axis) -> None:
     if not has_places(table, axis):
         raise UserError(
             f"{table['sweep'].iloc[0]}: no number of this table has a {axis.name}, so there are no curves",
+            got=f"no {axis.name} in {len(table)} rows",
             allowed=f"a sweep along {axis.name}",
             remedy="draw it with figure.layout=bars",
         )
@@ -109,6 +110,7 @@ def _numbers(key: str, variants: list[str], asked: str) -> list[float]:
             f"{asked}: {key} is no axis, for its values are not all numbers",
             got=", ".join(dict.fromkeys(value or "(none)" for value in values)),
             allowed="sigma, step, or a varied setting whose values are numbers",
+            remedy="draw it with figure.layout=bars",
         )
     return numbers
 

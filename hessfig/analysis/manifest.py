@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import time
 from collections.abc import Callable, Mapping
 from copy import deepcopy
@@ -18,7 +17,7 @@ from hessfig.analysis.table import read_table, run_command
 from hessfig.analysis.variants import assignments
 from hessfig.errors import UserError
 from hessfig.predictions.architecture import Architecture
-from hessfig.record import MANIFEST, NETWORK, TABLE
+from hessfig.record import MANIFEST, NETWORK, TABLE, read_checked
 
 Architectures = dict[tuple[str, int], Architecture]
 Found = TypeVar("Found")
@@ -140,7 +139,7 @@ def _read_checked(folder: Path) -> dict[str, Any] | None:
 
 def _parse(path: Path) -> dict[str, Any]:
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
+        manifest = read_checked(path)
         _check_shape(manifest)
         Architecture.from_config(manifest["config"])
     except _UNREADABLE as error:
@@ -153,10 +152,8 @@ def _parse(path: Path) -> dict[str, Any]:
     return manifest
 
 
-def _check_shape(manifest: Any) -> None:
+def _check_shape(manifest: dict[str, Any]) -> None:
     """Raise TypeError unless the parts that are read later are of their types."""
-    if not isinstance(manifest, dict):
-        raise TypeError(f"{type(manifest).__name__} where an object should be")
     for key, kind in {**_REQUIRED, **_OPTIONAL}.items():
         found = _at(manifest, key.split("."))
         missing = found is None and key in _OPTIONAL

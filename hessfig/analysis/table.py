@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from hessfig.analysis.rules import check_rows
 from hessfig.errors import UserError
-from hessfig.record import COLUMNS, CURVE, FROBENIUS, NETWORK, NUMBER, TABLE, Status
+from hessfig.record import COLUMNS, CURVE, TABLE
 from hessfig.terms import Part, name_order
 
 __all__ = ["TABLE", "in_reading_order", "read_table", "run_command"]
@@ -17,9 +18,7 @@ _COUNTS = ("num_layers", "layer", "row_layer", "seed", "num_probes")
 _EMPTY_COUNTS = ("index", "step")  # empty: 0 for an index, nan for a step
 _EMPTY_REALS = ("sigma", "error")
 _REALS = ("value", "seconds")
-_WORDS = {"part": ("", *(part.value for part in Part)), "status": tuple(status.value for status in Status)}
 _LARGEST = 2.0**53  # whole numbers beyond it are none
-_DEEPEST = 10_000  # layers; no network has as many
 
 
 def read_table(path: Path) -> pd.DataFrame:
@@ -29,15 +28,11 @@ def read_table(path: Path) -> pd.DataFrame:
     such a table, for a status that belies its value, for two rows that claim to be the same number, and for rows of
     several configurations that would be averaged together.
     """
-    raw = _read_text(path)
-    _check_columns(raw, path)
+    raw = _with_header(_read_text(path), path)
     numeric = (*_COUNTS, *_EMPTY_COUNTS, *_EMPTY_REALS, *_REALS)
     table = raw[COLUMNS].assign(**{name: _numbers(raw[name], path) for name in numeric})
     table = table.assign(index=table["index"].fillna(0)).astype(dict.fromkeys((*_COUNTS, "index"), int))
-    _check_words(table, path)
-    _check_values(table, path)
-    _check_configs(table, path)
-    _check_duplicates(table, path)
+    check_rows(table, lambda what, got, allowed: _broken(path, what, got=got, allowed=allowed))
     return table
 
 
@@ -67,25 +62,40 @@ def run_command(folder: Path) -> str:
 
 def _read_text(path: Path) -> pd.DataFrame:
     if not path.exists():
-        raise UserError(f"{path} is missing: the sweep was not run", remedy=run_command(path.parent))
+        raise UserError(
+            f"{path} is missing: the sweep was not run",
+            got="no such file",
+            allowed="the table that `hessfig run` writes",
+            remedy=run_command(path.parent),
+        )
     try:
-        raw = pd.read_csv(path, dtype=str, keep_default_na=False)
-    except (pd.errors.EmptyDataError, pd.errors.ParserError, UnicodeDecodeError, OSError) as error:
-        raise _broken(path, f"cannot be read as a table ({error})") from error
-    if raw.empty:
-        raise _broken(path, "has no rows")
+        raw = pd.read_csv(
+            path, dtype=str, keep_default_na=False, header=None, encoding="utf-8", compression=None
+        )
+    except (ValueError, OSError, MemoryError) as error:  # what pandas raises for broken text are ValueErrors
+        raise _broken(path, "cannot be read as a table", got=str(error)) from error
+    if len(raw) < 2:
+        raise _broken(path, "has no rows", got=f"{len(raw)} lines")
     return raw
 
 
-def _check_columns(raw: pd.DataFrame, path: Path) -> None:
-    missing = [name for name in COLUMNS if name not in raw.columns]
-    if missing:
+def _with_header(raw: pd.DataFrame, path: Path) -> pd.DataFrame:
+    """Return the rows under the names of the first; every column once, every row whole."""
+    names = [str(name) for name in raw.iloc[0]]
+    missing, twice = (
+        [name for name in COLUMNS if name not in names],
+        [n for n in COLUMNS if names.count(n) > 1],
+    )
+    if missing or twice:
+        what = f"lacks columns: {', '.join(missing)}" if missing else f"has columns twice: {', '.join(twice)}"
+        raise _broken(path, what, got=", ".join(names), allowed=", ".join(COLUMNS))
+    rows = raw.iloc[1:].set_axis(names, axis=1).reset_index(drop=True)
+    cut = rows[COLUMNS].isna().any(axis=1)
+    if cut.any():
         raise _broken(
-            path,
-            f"lacks columns: {', '.join(missing)}",
-            got=", ".join(raw.columns),
-            allowed=", ".join(COLUMNS),
+            path, f"line {int(np.flatnonzero(cut)[0]) + 2} is cut short", got="fewer cells than names"
         )
+    return rows
 
 
 def _numbers(column: pd.Series, path: Path) -> pd.Series:
@@ -107,78 +117,8 @@ def _numbers(column: pd.Series, path: Path) -> pd.Series:
     return numbers
 
 
-def _check_words(table: pd.DataFrame, path: Path) -> None:
-    for name, words in _WORDS.items():
-        unknown = sorted(set(table[name]) - set(words))
-        if unknown:
-            allowed = ", ".join(filter(None, words))
-            raise _broken(path, f"unknown {name}", got=", ".join(map(repr, unknown)), allowed=allowed)
-
-
-def _check_values(table: pd.DataFrame, path: Path) -> None:
-    """A status must tell the truth about its value, layers must be the network's, sigma a scale, step a count."""
-    value, status, finite = table["value"], table["status"], np.isfinite(table["value"])
-    no_block = (table["row"] == "") & (table["col"] == "")
-    one_side = ((table["row"] == "") | (table["col"] == "")) & ~no_block
-    depth = table["num_layers"]
-    rules = {
-        "the sweep is no plain name": ~table["sweep"].map(_is_plain),
-        "there is no quantity": table["quantity"] == "",
-        "a block has two sides": one_side,
-        "unknown part": (table["part"] == "") & ~no_block,
-        "sigma must be positive and finite": ~(
-            table["sigma"].isna() | (np.isfinite(table["sigma"]) & (table["sigma"] > 0))
-        ),
-        "step must not be negative": table["step"] < 0,
-        "index must not be negative": table["index"] < 0,
-        "error must not be negative": table["error"] < 0,
-        "status is ok but value is not finite": (status == Status.ok) & ~finite,
-        "status is ok but value is no norm": (status == Status.ok)
-        & (table["quantity"] == FROBENIUS)
-        & (value < 0),
-        "status is structural_zero but value is not 0": (status == Status.structural_zero) & (value != 0),
-        "status is nonfinite but value is finite": (status == Status.nonfinite) & finite,
-        "num_layers is no depth": ~depth.between(0, _DEEPEST),
-        "layer lies outside the network": ~table["layer"].between(0, depth),
-        "row_layer lies outside the network": ~table["row_layer"].between(0, depth),
-    }
-    for what, bad in rules.items():
-        if bad.any():
-            raise _broken(
-                path, what, got=_describe(table[bad].iloc[0], ["sweep", *NUMBER, "value", "status"])
-            )
-
-
-def _is_plain(name: str) -> bool:
-    """Return whether a name is that of one folder: nothing in a table may lead out of it."""
-    return name not in ("", ".", "..") and not set(name) & set("/\\\0")
-
-
-def _check_configs(table: pd.DataFrame, path: Path) -> None:
-    """Each quantity of a network is of one configuration: their settings may differ, and so may their hashes."""
-    found = table.groupby([*NETWORK, "quantity"], sort=True)["config"].unique()
-    for (variant, num_layers, quantity), configs in found.items():
-        if len(configs) > 1:
-            raise _broken(
-                path,
-                f"mixes several configurations in variant={variant!r}, num_layers={num_layers}, {quantity}",
-                got=", ".join(sorted(configs)),
-                allowed="one value of `config` for every variant, number of layers and quantity",
-            )
-
-
-def _check_duplicates(table: pd.DataFrame, path: Path) -> None:
-    twice = table.duplicated(NUMBER)  # an empty sigma equals an empty sigma
-    if twice.any():
-        raise _broken(
-            path, "two rows claim to be the same number", got=_describe(table[twice].iloc[0], NUMBER)
-        )
-
-
-def _describe(row: pd.Series, names: list[str]) -> str:
-    return ", ".join(f"{name}={row[name]}" for name in names)
-
-
-def _broken(path: Path, what: str, *, got: str | None = None, allowed: str = "") -> UserError:
+def _broken(
+    path: Path, what: str, *, got: str, allowed: str = "a table as `hessfig run` writes it"
+) -> UserError:
     remedy = f"make it again: {run_command(path.parent)}"
     return UserError(f"{path}: {what}", got=got, allowed=allowed, remedy=remedy)

@@ -58,5 +58,8 @@ def varied_key(word: str, variants: Iterable[str], *, asked: str, others: Iterab
     allowed = [*others, *keys]
     what = "there are several settings of this name" if found else "the sweep does not vary it"
     raise UserError(
-        f"{asked}: {what}", got=word, allowed=", ".join(allowed), remedy=did_you_mean(word, allowed)
+        f"{asked}: {what}",
+        got=word,
+        allowed=", ".join(allowed),
+        remedy=did_you_mean(word, allowed) or f"for example {allowed[0]}",
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hessfig.config.compose import Job, differences, manifest_of
 from hessfig.config.compose.made import Difference
-from hessfig.errors import UserError
+from hessfig.errors import UserError, plain
 from hessfig.files import is_file
 from hessfig.record import TABLE
 
@@ -52,11 +52,12 @@ def table_there(job: Job) -> str:
     try:
         manifest = manifest_of(path.parent)
     except UserError as error:
-        return f"{what}, with a manifest that cannot be read ({error.got})"
+        return f"{what}, with a manifest that cannot be read ({plain(error.got)})"
     if manifest is None:
         return f"{what}, without a manifest: its settings are not known"
     other = differences(manifest["config"], job)
-    return f"{what}, of {manifest.get('end')}, made with {_shortly(other) if other else 'these settings'}"
+    made = plain(_shortly(other), most=1000) if other else "these settings"
+    return f"{what}, of {plain(manifest.get('end'))}, made with {made}"
 
 
 def _table(job: Job) -> Path:

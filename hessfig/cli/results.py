@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,10 +53,10 @@ def compare(job: Job) -> int:
     from hessfig.cli.compare import compare_figures, compare_sweep
 
     config = job.config
-    if config.reference is None:
+    if not config.reference:
         raise UserError(
             "reference is missing",
-            got="reference=null",
+            got=f"reference={config.reference or ''}",
             allowed="reference=FILE.csv or reference=FOLDER",
             remedy="name a file of published values, or the folder of the authors' result files",
         )
@@ -78,7 +79,7 @@ def verify(arguments: list[str]) -> int:
 
 
 def _study(job: Job) -> list[Path]:
-    """Compute the tables of a theory study unless they are there (seconds), then draw its figure."""
+    """Compute the tables of a theory study unless they are there and whole (seconds), then draw its figure."""
     name, outputs = job.config.figure.name, Path(job.config.output_dir)
     if name not in studies():
         raise UserError(
@@ -94,9 +95,15 @@ def _study(job: Job) -> list[Path]:
             allowed="output_dir",
             remedy="leave it out: the figure is computed, not measured",
         )
-    if not list((outputs / name).glob("*.csv")):
-        import_module(f"hessfig.theory.studies.{name}").run(outputs)
+    if not import_module("hessfig.theory.studies.kept").is_whole(outputs / name):
+        _compute(name, outputs)
     return import_module(f"hessfig.figures.studies.{name}").draw(outputs)
+
+
+def _compute(name: str, outputs: Path) -> None:
+    if list((outputs / name).glob("*.csv")):
+        print(f"note: the tables in {outputs / name} are not whole, and are computed again", file=sys.stderr)
+    import_module(f"hessfig.theory.studies.{name}").run(outputs)
 
 
 def _drawn(job: Job) -> list[Path]:

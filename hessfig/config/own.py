@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
+
+import yaml
 
 from hessfig.config.shipped import GROUPS, choices
 from hessfig.errors import UserError
 
 # What may become part of a path: sweeps and figures are names of folders and files.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+MOST_ENTRIES = 10_000
 NAME_IN_WORDS = "letters, digits, '.', '_' and '-', beginning with a letter or a digit"
 
 
@@ -50,8 +54,28 @@ def _check_file(path: Path, group: str, shipped: dict[str, str]) -> None:
             remedy="rename the file",
         )
     try:
-        path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        entries = _entries(yaml.compose(path.read_text("utf-8"), Loader=yaml.SafeLoader), {})
+    except yaml.YAMLError:  # composing it tells why
+        return
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(
             f"{path} cannot be read", got=str(error), allowed="a YAML file in UTF-8", remedy="mend the file"
         ) from error
+    if entries > MOST_ENTRIES:
+        raise UserError(
+            f"{path} holds more than any settings do, once its aliases are followed",
+            got=f"{entries:.3g} entries",
+            allowed=f"at most {MOST_ENTRIES}",
+            remedy="write the values themselves",
+        )
+
+
+def _entries(node: yaml.Node | None, known: dict[int, float]) -> float:
+    """Return how many entries a node has when every alias stands for what it names; infinity for one in itself."""
+    if not isinstance(node, yaml.CollectionNode):
+        return 1
+    if id(node) not in known:
+        known[id(node)] = math.inf
+        inside = (one for entry in node.value for one in (entry if isinstance(entry, tuple) else (entry,)))
+        known[id(node)] = 1 + sum(_entries(one, known) for one in inside)
+    return known[id(node)]

@@ -93,6 +93,6 @@ def _parsed(text: str) -> dict[str, Any]:
 
     try:
         body = yaml.safe_load(text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, RecursionError):
         return {}
     return body if isinstance(body, dict) else {}

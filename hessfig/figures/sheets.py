@@ -68,7 +68,7 @@ def check(spec: FigureSpec) -> None:
             "figure.layout: there is no such layout",
             got=spec.layout,
             allowed=", ".join(LAYOUTS),
-            remedy=did_you_mean(spec.layout, LAYOUTS),
+            remedy=did_you_mean(spec.layout, LAYOUTS) or "for example figure.layout=growth",
         )
     layout = LAYOUTS[spec.layout]
     for key in ("x", "colour", "dashes"):
@@ -86,5 +86,5 @@ def check(spec: FigureSpec) -> None:
                 f"figure.options.{key}: the layout {spec.layout} does not take it",
                 got=f"figure.options.{key}={spec.options[key]}",
                 allowed=", ".join(layout.options),
-                remedy=did_you_mean(key, layout.options),
+                remedy=did_you_mean(key, layout.options) or "leave it out",
             )

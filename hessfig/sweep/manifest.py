@@ -16,6 +16,7 @@ import hessfig
 from hessfig.config import Config
 from hessfig.config.plain import as_plain
 from hessfig.measurements.frobenius.allocation import Allocation
+from hessfig.record import CHECKSUM, checksum
 from hessfig.sweep.plan import Setup, digest
 from hessfig.sweep.shelter import THREADS
 
@@ -43,7 +44,7 @@ def manifest_text(setups: Sequence[Setup], allocations: Sequence[Allocation], ru
         **_provenance(config),
         **run,
     }
-    return json.dumps(content, indent=2) + "\n"
+    return json.dumps({**content, CHECKSUM: checksum(content)}, indent=2) + "\n"
 
 
 def config_hash(setups: Sequence[Setup]) -> str:

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hessfig.config.choices import Average
 from hessfig.config.compose.job import Job, compose
 from hessfig.config.plain import as_plain
 from hessfig.config.settings import settings
 from hessfig.config.shipped import GROUPS
 from hessfig.errors import UserError
 from hessfig.files import is_file
-from hessfig.record import MANIFEST, TABLE
+from hessfig.record import MANIFEST, TABLE, read_checked
 
 # Settings that a manifest holds without their changing a number; those that say how the table is read are no others.
 _NO_NUMBERS = ("sweep.name", "sweep.about", "sweep.windows", "sweep.average")
@@ -45,17 +46,33 @@ def manifest_of(folder: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        manifest = json.loads(path.read_text("utf-8"))
+        manifest = read_checked(path)
         if not all(isinstance(manifest["config"][group], dict) for group in _GROUPS):
             raise TypeError("its config has no groups of settings")
+        _check_sweep(manifest["config"]["sweep"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(
             f"{path} is not a manifest of this version",
-            got=f"{type(error).__name__}: {error}",
+            got=f"{type(error).__name__}: {error}"[:300],
             allowed="the file that `hessfig run` left beside the table",
             remedy=f"hessfig run sweep={folder.name} (finished cells are reused)",
         ) from error
     return manifest
+
+
+def _check_sweep(sweep: Mapping[str, Any]) -> None:
+    """Raise TypeError unless what is taken over from a manifest is plain: lists of values, windows of numbers."""
+    vary, windows = sweep.get("vary") or {}, sweep.get("windows", [])
+    if not isinstance(vary, dict) or not all(isinstance(values, list) for values in vary.values()):
+        raise TypeError("config.sweep.vary is no dict of lists")
+    if not isinstance(windows, list) or not all(_is_window(window) for window in windows):
+        raise TypeError("config.sweep.windows is no list of windows")
+    if sweep.get("average", Average.arithmetic) not in list(Average):
+        raise TypeError("config.sweep.average is no average")
+
+
+def _is_window(window: Any) -> bool:
+    return isinstance(window, list) and all(end is None or type(end) in (int, float) for end in window)
 
 
 def differences(made: Mapping[str, Any], job: Job, keys: Collection[str] | None = None) -> list[Difference]:

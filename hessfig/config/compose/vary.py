@@ -69,11 +69,11 @@ def _values(key: str, value: Any) -> list[Any]:
             f"sweep.vary: {key} has no values", got=f"{key}: []", allowed=form, remedy="name a value"
         )
     for one in values:
-        if not isinstance(one, int | float | str | None) or set(str(one)) & set(",=\"'[]{}"):
+        if not isinstance(one, int | float | str | None) or set(str(one)) & set(",=\"'[]{}$\\"):
             raise UserError(
                 f"sweep.vary: a value of {key} cannot name a variant",
                 got=one,
-                allowed="numbers, true, false, null, and text without commas, equals signs, quotes or brackets",
+                allowed="numbers, true, false, null, and text without any of , = \" ' [ ] { } $ \\",
                 remedy="make it a sweep of its own",
             )
     if len(set(map(str, values))) < len(values):

@@ -28,6 +28,7 @@ def seen(spec: FigureSpec, curves: pd.DataFrame) -> tuple[str, str]:
             "figure.colour and figure.dashes are the same",
             got=named["colour"],
             allowed=", ".join(_varying(curves)) or "nothing varies here",
+            remedy="leave one of them out",
         )
     free = [name for name in _varying(curves) if name not in named.values() and name != "part"]
     colour = named["colour"] or next(iter(free), "")

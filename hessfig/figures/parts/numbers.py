@@ -31,7 +31,8 @@ def read_numbers(spec: FigureSpec, folder: Path) -> tuple[Run, pd.DataFrame]:
         raise UserError(
             f"figure.layout={spec.layout} draws blocks within a layer, and the table has none",
             got=f"{spec.quantity} of the network, or of pairs across layers",
-            allowed="figure.layout=lines or figure.layout=bars",
+            allowed="blocks of two weights of one layer",
+            remedy="figure.layout=lines or figure.layout=bars",
         )
     return run, inside
 

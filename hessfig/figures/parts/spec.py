@@ -55,7 +55,7 @@ class FigureSpec:
             return None
         found = [self._as_number(key, value) for value in (values if isinstance(values, list) else [values])]
         if not all(value > 0 for value in found):
-            raise UserError(f"figure.options.{key}", got=values, allowed="numbers > 0")
+            raise _bad_option(key, values, "numbers > 0", f"for example 'figure.options.{key}=[0.1,1]'")
         return found
 
     def words(self, key: str) -> list[str] | None:
@@ -69,11 +69,15 @@ class FigureSpec:
         """Return an option that is one of `choices`. Raises UserError for anything else."""
         value = str(self.options.get(key, default))
         if value not in choices:
-            allowed, remedy = ", ".join(choices), did_you_mean(value, choices)
-            raise UserError(f"figure.options.{key}", got=value, allowed=allowed, remedy=remedy)
+            example = f"for example figure.options.{key}={next(iter(choices))}"
+            raise _bad_option(key, value, ", ".join(choices), did_you_mean(value, choices) or example)
         return value
 
     def _as_number(self, key: str, value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise UserError(f"figure.options.{key}", got=value, allowed="a number")
+            raise _bad_option(key, value, "a number", f"for example figure.options.{key}=1")
         return float(value)
+
+
+def _bad_option(key: str, value: Any, allowed: str, remedy: str) -> UserError:
+    return UserError(f"figure.options.{key}", got=value, allowed=allowed, remedy=remedy)

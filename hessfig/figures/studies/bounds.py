@@ -8,10 +8,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from hessfig.errors import UserError
 from hessfig.figures.parts.grid import Margins, panel_grid
 from hessfig.figures.parts.save import Page, save_page
 from hessfig.figures.parts.style import GUIDE, matrix_colour, styled
+from hessfig.figures.studies.tables import read_study
 from hessfig.terms import Matrix
 
 WHOLE = {
@@ -38,9 +38,7 @@ def draw(outputs: Path) -> list[Path]:
     Requires the table of hessfig.theory.bounds_study. Raises UserError when it is missing.
     """
     path = outputs / "bounds" / "looseness.csv"
-    if not path.exists():
-        raise UserError(f"{path} is missing", remedy="`hessfig plot figure=bounds` computes it and draws")
-    table = pd.read_csv(path)
+    table = read_study(path)
     with styled():
         return save_page(Page("", sheet(table), table), outputs / "figures", "bounds")
 

@@ -9,10 +9,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from hessfig.errors import UserError
 from hessfig.figures.parts.grid import Margins, panel_grid
 from hessfig.figures.parts.save import Page, save_page
 from hessfig.figures.parts.style import GUIDE, TINY, shades, styled
+from hessfig.figures.studies.tables import read_study
 
 BULK, OUTLIER, PLAIN = "#2166ac", "#b2182b", "#444444"
 TABLES = ("spectrum", "condition", "ggn", "sinks")
@@ -37,7 +37,7 @@ def draw(outputs: Path) -> list[Path]:
 
     Requires the tables of hessfig.theory.scalar_study. Raises UserError when one is missing.
     """
-    tables = {name: _read(outputs / "scalar" / f"{name}.csv") for name in TABLES}
+    tables = {name: read_study(outputs / "scalar" / f"{name}.csv") for name in TABLES}
     with styled():
         page = Page("", sheet(tables), numbers(tables))
         return save_page(page, outputs / "figures", "scalar")
@@ -158,9 +158,3 @@ def _tidy(
         {"q25": np.nan, "q75": np.nan} if spread is None else {"q25": spread["q25"], "q75": spread["q75"]}
     )
     return pd.DataFrame({"panel": panel, "series": series, "x": x, "y": y, **quartiles})
-
-
-def _read(path: Path) -> pd.DataFrame:
-    if not path.exists():
-        raise UserError(f"{path} is missing", remedy="`hessfig plot figure=scalar` computes it and draws")
-    return pd.read_csv(path)

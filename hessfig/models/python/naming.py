@@ -26,11 +26,11 @@ def named_layout(network: nn.Module, weights: Mapping[str, Spec] | None) -> Layo
 
 def _named(network: nn.Module, name: str, spec: Spec, held: Iterable[str]) -> list[Weight]:
     bare, at, layer = name.partition(_AT)
-    if not bare or any(letter in name for letter in ",'\"[]{}") or (at and not layer.isdigit()):
+    if not bare or any(letter in name for letter in ",'\"[]{}$\\") or (at and not layer.isdigit()):
         raise UserError(
             "weights: a name is plain text, perhaps with its layer behind @",
             got=name,
-            allowed="no commas, quotes or brackets; W_V, W_V@2",
+            allowed="no commas, quotes, brackets, $ or backslashes; W_V, W_V@2",
             remedy="rename it",
         )
     specs = spec if isinstance(spec, list) else [spec]

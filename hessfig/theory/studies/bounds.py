@@ -14,12 +14,12 @@ from pathlib import Path
 
 import torch
 
-from hessfig.files import write_text
 from hessfig.rng import stream
 from hessfig.theory.autodiff.draws import attention_point
 from hessfig.theory.claims.attention.bounds import SLACK, scaled
 from hessfig.theory.formulas.attention import bounds
 from hessfig.theory.formulas.attention.softmax import MATRICES, AttentionPoint
+from hessfig.theory.studies.kept import keep
 from hessfig.theory.verify.statement import Dims
 from hessfig.theory.verify.tables import csv_text, quartiles
 
@@ -37,10 +37,8 @@ def run(output_dir: Path) -> list[Path]:
     looseness = ("sigma", "bound", "row", "col", "q25", "median", "q75", "count")
     table = ("bound", "row", "col", "minimum", "q25", "median", "q75", "violations", "count")
     folder = output_dir / "bounds"
-    return [
-        write_text(folder / "looseness.csv", csv_text(looseness, _against_sigma())),
-        write_text(folder / "table.csv", csv_text(table, _over_scales())),
-    ]
+    tables = {"looseness": (looseness, _against_sigma()), "table": (table, _over_scales())}
+    return keep(folder, {name: csv_text(*content) for name, content in tables.items()})
 
 
 def ratios(points: list[AttentionPoint]) -> Ratios:

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import torch
 
-from hessfig.files import write_text
 from hessfig.rng import stream
 from hessfig.theory.autodiff.draws import normal
 from hessfig.theory.autodiff.scalar_problems import (
@@ -28,6 +27,7 @@ from hessfig.theory.autodiff.scalar_problems import (
     spectrum,
 )
 from hessfig.theory.formulas.scalar_tokens.sinks import Sink, sink_effect
+from hessfig.theory.studies.kept import keep
 from hessfig.theory.verify.tables import csv_text, quartiles
 
 L, D_K, SEED = 16, 8, 1234
@@ -51,8 +51,7 @@ def run(output_dir: Path) -> list[Path]:
         "ggn": (("where", "model", *spread), _ggn(problems)),
         "sinks": (("sink", "beta", "quantity", *spread), _sinks(problems[: PROBLEMS // 2])),
     }
-    folder = output_dir / "scalar"
-    return [write_text(folder / f"{name}.csv", csv_text(*table)) for name, table in tables.items()]
+    return keep(output_dir / "scalar", {name: csv_text(*table) for name, table in tables.items()})
 
 
 def _spectrum(problem: ScalarProblem) -> Rows:

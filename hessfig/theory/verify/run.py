@@ -16,6 +16,7 @@ from hessfig.theory.verify.catalogue import CATALOGUE
 from hessfig.theory.verify.statement import Dims, Outcome, check
 
 LITERAL_LIMIT = 2**30
+MOST_SEEDS = 1000
 
 
 def run(statement_ids: list[str] | None, *, output_dir: Path, dims: Dims, seeds: int, dtype: str) -> int:
@@ -53,8 +54,13 @@ def check_settings(dims: Dims, seeds: int, dtype: str) -> None:
             "shows; "
             "leave dtype out",
         )
-    if seeds < 1:
-        raise UserError("seeds: no draws, no check", got=seeds, allowed="a whole number >= 1")
+    if not 1 <= seeds <= MOST_SEEDS:
+        raise UserError(
+            "seeds: no draws, no check" if seeds < 1 else "seeds: that would take days",
+            got=seeds,
+            allowed=f"a whole number from 1 to {MOST_SEEDS}",
+            remedy="for example seeds=3",
+        )
     _check_dims(dims)
 
 
@@ -65,7 +71,7 @@ def _chosen(names: list[str] | None) -> list[str]:
                 "statement: there is no such id",
                 got=name,
                 allowed=", ".join(CATALOGUE),
-                remedy=did_you_mean(name, CATALOGUE),
+                remedy=did_you_mean(name, CATALOGUE) or f"for example statement={next(iter(CATALOGUE))}",
             )
     return [name for name in CATALOGUE if names is None or name in names]
 
@@ -85,6 +91,7 @@ def _check_dims(dims: Dims) -> None:
             raise UserError(
                 "dims: L, d_V, d_K, d_ff must be pairwise different, d_V at least 3, d_K and d_ff at least 2",
                 got=f"{', '.join(f'{k}={v}' for k, v in vars(dims).items())} (and d_K={dims.other_side().d_K})",
+                allowed="four different widths, also with d_K on the other side of d_V",
                 remedy="equal sizes hide transposed matrices, and LayerNorm of two numbers is a sign; "
                 f"for example {Dims()}",
             )

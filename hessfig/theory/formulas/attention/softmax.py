@@ -162,6 +162,9 @@ def _check(X: Tensor, block: Block) -> None:
             "attention_hessian: the layer has no such block",
             got=block,
             allowed="pairs of " + ", ".join(MATRICES),
+            remedy="for example Block(1, 'W_Q', 'W_V')",
         )
     if X.dtype != torch.float64:
-        raise UserError("attention_hessian: float64 is needed", got=X.dtype, remedy="X.double()")
+        raise UserError(
+            "attention_hessian: float64 is needed", got=X.dtype, allowed="float64", remedy="X.double()"
+        )

@@ -1,0 +1,36 @@
+"""150 bad inputs and more: each exits with 2, says what it must, steers no terminal, and changes no file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.attack.bad_inputs import BESIDE_RESULTS
+from tests.attack.ledger import Ledger
+from tests.attack.target import Answer
+from tests.test_bad_input import BAD
+
+KIND = "bad inputs"
+# These depend on what is there: the fast suite calls them in an empty folder.
+NEED_NO_RESULTS = {words: said for words, said in BAD.items() if "missing" not in " ".join(said)}
+
+
+def test_there_are_150() -> None:
+    assert len(NEED_NO_RESULTS) + len(BESIDE_RESULTS) >= 150
+
+
+def test_bad_inputs(place: Path, call: Callable[..., Answer], ledger: Ledger) -> None:
+    before = files_in(place)
+    for words, said in {**NEED_NO_RESULTS, **BESIDE_RESULTS}.items():
+        answer = call(*words)
+        wanted = [*said, "error: ", "\n  got: ", "\n  allowed: ", "\n  remedy: "]
+        lacks = [text for text in wanted if text not in answer.err]
+        wrong = answer.traceback or (f"{words}: lacks {lacks}: {answer.err[:200]!r}" if lacks else "")
+        steers = f"{words}: steers the terminal" if "\x1b" in answer.out + answer.err else ""
+        ledger.note(KIND, traceback=wrong or steers, silent=f"{words}: exit 0" * (answer.code != 2))
+    assert files_in(place) == before
+    assert not ledger.wrong(KIND)
+
+
+def files_in(folder: Path) -> dict[str, int]:
+    return {str(path): path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
