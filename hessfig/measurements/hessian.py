@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hessfig.config import Config, Kind
+from hessfig.curvature.exact.cost import probe_cost
 from hessfig.measurements.frobenius.checks import check_dense
 from hessfig.measurements.protocol import Arrays, Measured, Quantity, Request
 from hessfig.models.protocol import Layout, Weight
-from hessfig.terms import Group
+from hessfig.terms import Block, Group
 
 if TYPE_CHECKING:
     from hessfig.curvature.problem import Problem
@@ -56,4 +57,12 @@ def _is_drawn(weight: Weight) -> bool:
     return weight.is_main or weight.name in ("W_E", "b_in", "b_out", "b_U")
 
 
-QUANTITY = Quantity("hessian", _measure, check=_check)
+def _operations(config: Config, layout: Layout) -> float:
+    """One product of the whole network a parameter."""
+    if config.model.kind == Kind.python:
+        return 0.0
+    first = layout.weights[0]
+    return layout.size(0, Group.all) * probe_cost(config.model, config.task, Block(0, first.name, first.name))
+
+
+QUANTITY = Quantity("hessian", _measure, check=_check, operations=_operations)

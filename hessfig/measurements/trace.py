@@ -9,6 +9,7 @@ from hessfig.curvature.exact.support import Level, Route, exactness
 from hessfig.errors import UserError
 from hessfig.measurements.blocks import block_row, columns
 from hessfig.measurements.estimate import Estimate
+from hessfig.measurements.frobenius.cost import operations
 from hessfig.measurements.frobenius.settings import settings
 from hessfig.measurements.protocol import Measured, Quantity, Request
 from hessfig.models.blocks import blocks_of
@@ -129,4 +130,6 @@ def _settings(config: Config, layout: Layout) -> dict[str, Any]:
     return {**settings(config, layout), "blocks": places}
 
 
-QUANTITY = Quantity("trace", _measure, settings=_settings, check=_check, serves=_is_diagonal)
+QUANTITY = Quantity(
+    "trace", _measure, settings=_settings, check=_check, operations=operations, serves=_is_diagonal
+)

@@ -50,9 +50,7 @@ def check_settings(dims: Dims, seeds: int, dtype: str) -> None:
             f"dtype: a check in {dtype} proves nothing",
             got=dtype,
             allowed="float64",
-            remedy="rounding of 1e-7, times the cancellation in third moments, hides errors that float64 "
-            "shows; "
-            "leave dtype out",
+            remedy="leave dtype out: rounding of 1e-7, times the cancellation in third moments, hides errors",
         )
     if not 1 <= seeds <= MOST_SEEDS:
         raise UserError(

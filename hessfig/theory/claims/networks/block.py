@@ -1,6 +1,4 @@
-"""Statements of the follow-ups about LayerNorm, the feed-forward sublayer and whole blocks (seeds/002, arXiv
-2510.16927).
-"""
+"""Statements of the follow-up (arXiv 2510.16927) and of a post on it about LayerNorm, feed-forward and whole blocks."""
 
 from __future__ import annotations
 
