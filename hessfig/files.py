@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
 from hessfig.errors import UserError
+
+_TEMPORARY = re.compile(r"\.[^.]+\.(json|npz|csv)\.[a-z0-9_]{8}")  # as `_temporary` names them
+_OLD = 3600.0  # seconds after which no writer is still at it
 
 
 @contextmanager
@@ -19,21 +24,11 @@ def replacing(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
 
     Raises UserError when the disk is full or the folder cannot be written.
     """
-    temporary: str | None = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(descriptor, mode, **_text_options(mode)) as handle:
+    with _unwritable_at(path), _temporary(path) as temporary:
+        with temporary.open(mode, **_text_options(mode)) as handle:
             yield handle
-            handle.flush()
-            os.fsync(handle.fileno())
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except OSError as error:
-        raise unwritable(path, error) from error
-    finally:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
+            _settle(handle)
+        _appear(temporary, path)
 
 
 def write_bytes(path: Path, content: bytes) -> Path:
@@ -48,6 +43,54 @@ def write_text(path: Path, content: str) -> Path:
     return write_bytes(path, content.encode())
 
 
+def write_together(contents: Mapping[Path, str]) -> None:
+    """Write files that belong to each other: all are on disk before the first appears, and they appear in order."""
+    with ExitStack() as stack:
+        written = {}
+        for path, content in contents.items():
+            stack.enter_context(_unwritable_at(path))
+            written[path] = stack.enter_context(_temporary(path))
+            with written[path].open("wb") as handle:
+                handle.write(content.encode())
+                _settle(handle)
+        for path, temporary in written.items():
+            _appear(temporary, path)
+
+
+def is_file(path: Path) -> bool:
+    """Whether a file is there; what no file system could hold is none."""
+    with suppress(OSError, ValueError):
+        return path.is_file()
+    return False
+
+
+def check_place(folder: Path) -> None:
+    """Raise UserError when `folder` could not be one: a file is in the way, or its name is too long."""
+    with _unwritable_at(folder):
+        existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        if not existing.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, "a file is in the way", str(existing))
+
+
+def check_writable(folder: Path) -> None:
+    """Make `folder` and write a byte in it. Raises UserError as `replacing` does."""
+    check_place(folder)
+    with _unwritable_at(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as handle:
+            handle.write(b".")
+            handle.flush()
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what killed writers left in `folder` and below, once it is too old to be another run's."""
+    for path in folder.rglob(".*"):
+        with suppress(OSError):  # another run removes it too
+            old = time.time() - path.lstat().st_mtime > _OLD
+            if old and _TEMPORARY.fullmatch(path.name) and path.is_file() and not path.is_symlink():
+                path.unlink()
+
+
 def unwritable(path: Path, error: OSError) -> UserError:
     """Return the error to show when `path` cannot be written."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
@@ -55,7 +98,42 @@ def unwritable(path: Path, error: OSError) -> UserError:
     remedy = (
         "free some space and rerun: finished cells are kept" if full else "choose another output_dir=FOLDER"
     )
-    return UserError(f"{what}: {path}", allowed="a writable folder with space", remedy=remedy)
+    return UserError(
+        f"{what}: {path}", got=error.strerror, allowed="a writable folder with space", remedy=remedy
+    )
+
+
+@contextmanager
+def _unwritable_at(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise unwritable(path, error) from error
+
+
+@contextmanager
+def _temporary(path: Path) -> Iterator[Path]:
+    """Name an empty file beside `path` that no other writer has, and remove it if it is still there in the end."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(descriptor)
+    try:
+        yield Path(name)
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def _settle(handle: IO[Any]) -> None:
+    handle.flush()
+    os.fsync(handle.fileno())
+
+
+def _appear(temporary: Path, path: Path) -> None:
+    """Rename; a folder in the way is set aside, with what it holds, under the temporary's name."""
+    temporary.chmod(0o644)
+    if path.is_dir() and not path.is_symlink():
+        path.rename(temporary.with_name(f"{temporary.name}.aside"))
+    temporary.replace(path)
 
 
 def _text_options(mode: str) -> dict[str, Any]:

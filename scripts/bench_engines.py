@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hessfig.curvature.problem import Problem
 
 PUBLISHED, PUBLISHED_2 = "published, float32", "published, float32, 2 threads"
-EXACT, DEFAULT = "exact, float64", "hutchinson, float64 (default)"
+EXACT, DEFAULT = "exact, float64", "hutchinson, float64"
 PROBES = 20
 Numbers = dict[str, dict[str, float]]
 

@@ -29,7 +29,7 @@ from hessfig.config import Config
 from hessfig.config.checks import check
 from hessfig.errors import UserError
 from hessfig.files import write_text
-from hessfig.sweep.pool import ALLOCATOR, THREADS
+from hessfig.sweep.shelter import ALLOCATOR, THREADS
 
 PRELOAD = ["hessfig.sweep.worker"]
 PACKAGES = ("hessfig", "torch", "curvlinops-for-pytorch", "transformer-lens", "numpy")

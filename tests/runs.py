@@ -50,7 +50,7 @@ def disturbed(folder: Path, *, kills: int = 1, seed: int = 0) -> tuple[int, subp
     for kill in range(kills):
         code = _stop(folder, signal.SIGKILL, moments.uniform(0.0, 0.3), group=kill % 2 == 0)
         assert code in (-signal.SIGKILL, 0), code
-    return interrupted, hessfig("run", *TOY, "workers=2", folder=folder)
+    return interrupted, hessfig("run", *TOY, "workers=2", "force_workers=true", folder=folder)
 
 
 def killed_anywhere(folder: Path, *, kills: int, longest: float, seed: int) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas as pd
 
@@ -19,6 +20,9 @@ from hessfig.predictions.architecture import Architecture
 from hessfig.record import MANIFEST, NETWORK, TABLE, read_checked
 
 Architectures = dict[tuple[str, int], Architecture]
+Found = TypeVar("Found")
+
+_LOOKS, _PAUSE = 20, 0.02  # a run needs far less between the two renames
 
 _BOOLEANS = {"true": True, "false": False}
 _OPEN = "options"  # a user's own settings need not be in the base configuration
@@ -28,6 +32,10 @@ _OPTIONAL: dict[str, type] = {
     **{"config.state": dict, "config.sweep": dict, "config.sweep.axis": str, "config.first_seed": int},
     **{"arrays": list, "table_sha256": str},
 }
+
+
+class Disagreement(UserError):
+    """A table and a manifest that are not of one run."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +53,7 @@ def read_run(folder: Path) -> Run:
 
     Without a manifest the table is read all the same, along sigma, and no architecture (so no prediction) is known.
     """
-    table, manifest = read_table(folder / TABLE), read_manifest(folder)
+    table, manifest = _agreeing(folder, _read_both)
     if manifest is None:
         return Run(table, {})
     axis, first_seed = (_at(manifest, ["config", *keys]) for keys in (["sweep", "axis"], ["first_seed"]))
@@ -63,12 +71,7 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
 
     Raises UserError if it is no manifest, or if its `table_sha256` is not that of the table beside it.
     """
-    path = folder / MANIFEST
-    if not path.exists():
-        return None
-    manifest = _parse(path)
-    _check_table(manifest, folder)
-    return manifest
+    return _agreeing(folder, _read_checked)
 
 
 def architectures(table: pd.DataFrame, manifest: Mapping[str, Any]) -> Architectures:
@@ -109,6 +112,31 @@ def _architecture(config: Mapping[str, Any], variant: str, num_layers: int) -> A
         ) from error
 
 
+def _agreeing(folder: Path, read: Callable[[Path], Found]) -> Found:
+    """Return read(folder), again for a moment while a run replaces table and manifest, the one after the other."""
+    for _ in range(_LOOKS - 1):
+        try:
+            return read(folder)
+        except Disagreement:
+            time.sleep(_PAUSE)
+    return read(folder)
+
+
+def _read_both(folder: Path) -> tuple[pd.DataFrame, dict[str, Any] | None]:
+    """Read the manifest, the table, and the table's hash, in this order: if it is the manifest's, so was the table."""
+    manifest = _read_checked(folder)  # before the table too, which takes longer to read
+    table = read_table(folder / TABLE)
+    _check_table(manifest or {}, folder)
+    return table, manifest
+
+
+def _read_checked(folder: Path) -> dict[str, Any] | None:
+    path = folder / MANIFEST
+    manifest = _parse(path) if path.exists() else None
+    _check_table(manifest or {}, folder)
+    return manifest
+
+
 def _parse(path: Path) -> dict[str, Any]:
     try:
         manifest = read_checked(path)
@@ -147,7 +175,7 @@ def _check_table(manifest: Mapping[str, Any], folder: Path) -> None:
         return
     found = hashlib.sha256(path.read_bytes()).hexdigest()
     if found != recorded:
-        raise UserError(
+        raise Disagreement(
             f"{path} is a table from another config or run than the manifest beside it",
             got=f"sha256 {found[:12]}...",
             allowed=f"sha256 {recorded[:12]}... (manifest.json)",

@@ -17,7 +17,7 @@ from hessfig.errors import UserError
 Action = Callable[[Job], int]
 # Settings of a run that do not make another table.
 _SAME_TABLE = (
-    *("sweep", "output_dir", "workers", "dry_run"),
+    *("sweep", "output_dir", "workers", "force_workers", "dry_run"),
     *("sweep.name", "sweep.about", "sweep.windows", "sweep.average"),
 )
 _LONGEST = 100
@@ -48,7 +48,7 @@ def check_read(verb: Verb, words: Sequence[str]) -> None:
             other = [one.name for one in VERBS.values() if one.composed and one.takes(key)]
             raise UserError(
                 f"hessfig {verb.name} does not read {key}",
-                got=next(word for word in words if key in word),
+                got=next(word for word in reversed(words) if key in given([word])),
                 allowed=", ".join(_read(verb)),
                 remedy=_remedy(verb, key, other),
             )

@@ -9,6 +9,7 @@ from pathlib import Path
 from hessfig.config.compose import Job, differences, manifest_of
 from hessfig.config.compose.made import Difference
 from hessfig.errors import UserError, plain
+from hessfig.files import is_file
 from hessfig.record import TABLE
 
 _SHOWN = 5
@@ -17,16 +18,17 @@ _SHOWN = 5
 def run(job: Job) -> int:
     """Measure what is not finished and write the table; return 1 when a cell failed or is missing."""
     from hessfig.cli.out_of_range import out_of_range
-    from hessfig.config.checks import check_device
+    from hessfig.config.machine import check_device, check_workers
     from hessfig.sweep import engine, preview
 
     config = job.variants[0][1]
     check_device(config.device)
+    check_workers(config)
     if config.dry_run:
         return status(job)
     summary = engine.run_sweep(job.variants)
-    print(preview.summarise(summary))
-    found = out_of_range(summary.table) if summary.table.is_file() else []
+    print(preview.summarise(summary), flush=True)
+    found = out_of_range(summary.table) if is_file(summary.table) else []
     for line in [*(f"note: {note}" for note in summary.notes), *found]:
         print(line)
     return 0 if summary.is_complete else 1
@@ -44,7 +46,7 @@ def status(job: Job) -> int:
 def table_there(job: Job) -> str:
     """Return which table the sweep's folder holds: where, rows, when, and the settings in which it is another one."""
     path = _table(job)
-    if not path.is_file():
+    if not is_file(path):
         return f"none yet ({path})"
     what = f"{path}, {_rows(path)} rows"
     try:

@@ -5,35 +5,48 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from hessfig.cli.flags import read
+from hessfig.cli.stopping import take_signals
+from hessfig.cli.terminal import take_streams
 from hessfig.cli.verbs import VERBS, Verb
 from hessfig.errors import UserError, did_you_mean
 
-EXIT_BAD_INPUT, EXIT_INTERRUPTED = 2, 130
+EXIT_BAD_INPUT = 2
 _HELP = ("-h", "--help", "help")
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run one verb and exit: 0 done, 1 some cells or checks failed, 2 bad input, 130 interrupted."""
+    """Run one verb and exit: 0 done, 1 some cells or checks failed, 2 bad input, 130 and 143 interrupted.
+
+    Signals, streams and the search path are taken over only for a command of its own, not for a caller in Python.
+    """
+    if arguments is None:
+        take_signals()
+        take_streams()
+        _leave_current_folder()
     warnings.filterwarnings(
         "ignore", category=FutureWarning, module="torch.jit"
     )  # TransformerLens's, not the user's
-    arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        code = _dispatch(arguments)
+        code = _dispatch(sys.argv[1:] if arguments is None else arguments)
+        print(end="", flush=True)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         code = EXIT_BAD_INPUT
-    except BrokenPipeError:  # whoever reads, `head` say, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
-    except KeyboardInterrupt:
-        print("interrupted: finished cells are kept; run the same command to go on", file=sys.stderr)
-        code = EXIT_INTERRUPTED
     sys.exit(code)
+
+
+def _leave_current_folder() -> None:
+    """Take the current folder off the search path, where `python -m` puts it, unless hessfig itself is there."""
+    own = Path(__file__).parents[2]
+    with suppress(OSError):  # the current folder may be gone
+        if sys.path[0] == "" or (Path(sys.path[0]) == Path.cwd() != own):
+            del sys.path[0]
 
 
 def _dispatch(arguments: list[str]) -> int:
@@ -43,7 +56,21 @@ def _dispatch(arguments: list[str]) -> int:
     if arguments[0] == "--version":
         print(f"hessfig {import_module('hessfig').__version__}")
         return 0
-    return _run(_verb(arguments[0]), arguments[1:])
+    verb = _verb(arguments[0])
+    _check_current_folder()
+    return _run(verb, arguments[1:])
+
+
+def _check_current_folder() -> None:
+    try:
+        Path.cwd()
+    except OSError as error:
+        raise UserError(
+            "the current folder does not exist any more",
+            got=os.environ.get("PWD", "a deleted folder"),
+            allowed="a folder that exists",
+            remedy="cd FOLDER, and run the same command there",
+        ) from error
 
 
 def _verb(name: str) -> Verb:

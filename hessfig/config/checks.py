@@ -4,36 +4,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from importlib import import_module
 from typing import Any
 
 from hessfig.config.choices import Data, Kind, Loss, Method
+from hessfig.config.grid import check_grid
 from hessfig.config.model_checks import check_model
-from hessfig.config.schema import Config, GridConfig, SweepConfig
+from hessfig.config.schema import Config, SweepConfig
 from hessfig.errors import UserError
 
 FEWEST_ALIGNED = 4
+LARGEST_SEED = 2**53  # a table holds whole numbers up to here
+# Beyond these, sizes are slips: resamples are held in memory at once, and no table has more layers.
+_MOST = {"resamples": 100_000, "model.n_layers": 10_000}
 
 
 def check(config: Config) -> None:
     """Raise UserError for the first setting that cannot be run (cross-field checks)."""
     _check_counts(config)
-    _check_grid(config.grid)
+    check_grid(config.grid)
     check_model(config.model)
     _check_estimator(config)
     _check_task(config)
     _check_sweep(config.sweep)
-    if config.first_seed < 0:
+    _check_seeds(config)
+    if not config.parts or len(set(config.parts)) < len(config.parts):
         raise UserError(
-            "first_seed: negative seeds are the pilot networks of estimator=auto",
-            got=config.first_seed,
-            allowed="a whole number >= 0",
-            remedy="for example first_seed=1234",
-        )
-    if not config.parts:
-        raise UserError(
-            "parts is empty",
-            got=config.parts,
+            "parts: each is named once" if config.parts else "parts is empty",
+            got=f"[{','.join(config.parts)}]",
             allowed="a list of H, H_o, H_f",
             remedy="for example parts=[H]",
         )
@@ -44,20 +41,6 @@ def check(config: Config) -> None:
     if config.workers != "auto" and (type(config.workers) is not int or config.workers < 1):
         raise UserError(
             "workers", got=config.workers, allowed="auto or a whole number >= 1", remedy="workers=auto"
-        )
-
-
-def check_device(device: str) -> None:
-    """Raise UserError when `device` is not there (imports torch only for devices other than the CPU)."""
-    kind = device.partition(":")[0]
-    if kind not in ("cpu", "cuda"):
-        raise UserError("device", got=device, allowed="cpu, cuda or cuda:N", remedy="device=cpu")
-    if kind == "cuda" and not import_module("torch").cuda.is_available():
-        raise UserError(
-            "device: there is no usable CUDA GPU on this machine",
-            got=device,
-            allowed="cpu",
-            remedy="device=cpu",
         )
 
 
@@ -77,38 +60,26 @@ def _check_counts(config: Config) -> None:
     for key, value in counts.items():
         if value is not None and value < 1:
             raise UserError(key, got=value, allowed="a whole number >= 1", remedy=f"for example {key}=1")
-
-
-def _check_grid(grid: GridConfig) -> None:
-    if grid.values is not None and not grid.values:
-        raise UserError(
-            "grid.values is empty",
-            got="[]",
-            allowed="at least one sigma > 0",
-            remedy="for example grid.values=[0.1,1]",
-        )
-    if grid.values is None and grid.points < 1:
-        raise UserError(
-            "grid.points: the grid is empty",
-            got=grid.points,
-            allowed="a whole number >= 1",
-            remedy="grid.points=20",
-        )
-    ends = {} if grid.values else {"grid.low": grid.low, "grid.high": grid.high}
-    for key, value in [*ends.items(), *(("grid.values", v) for v in grid.values or [])]:
-        if not (math.isfinite(value) and value > 0):
+        if value is not None and value > _MOST.get(key, value):
+            most = _MOST[key]
             raise UserError(
-                f"{key}: sigma must be positive and finite",
+                f"{key} is too large",
                 got=value,
-                allowed="sigma > 0",
-                remedy="for example 0.01",
+                allowed=f"1 to {most}",
+                remedy=f"for example {key}={most // 10}",
             )
-    if grid.values is None and grid.low > grid.high:
+
+
+def _check_seeds(config: Config) -> None:
+    last = config.first_seed + config.seeds - 1
+    if config.first_seed < 0 or last > LARGEST_SEED:
         raise UserError(
-            "grid.low is above grid.high",
-            got=f"{grid.low} > {grid.high}",
-            allowed="low <= high",
-            remedy="exchange them",
+            "first_seed: negative seeds are the pilot networks of estimator=auto"
+            if config.first_seed < 0
+            else "first_seed: no table can hold these seeds",
+            got=f"seeds {config.first_seed} to {last}",
+            allowed=f"whole numbers from 0 to {LARGEST_SEED}",
+            remedy="for example first_seed=1234",
         )
 
 

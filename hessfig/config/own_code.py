@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 from hessfig.errors import UserError, did_you_mean
+from hessfig.files import is_file
 
 FORM = "FILE.py:NAME, or PACKAGE.MODULE:NAME of an installed package"
 
@@ -87,7 +88,7 @@ def _module(key: str, place: str, config_dir: str | None) -> ModuleType:
 
 
 def _file(place: str, config_dir: str | None) -> Path | None:
-    return next((path for path in _candidates(place, config_dir) if path.is_file()), None)
+    return next((path for path in _candidates(place, config_dir) if is_file(path)), None)
 
 
 def _candidates(place: str, config_dir: str | None) -> list[Path]:

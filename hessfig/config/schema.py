@@ -176,6 +176,7 @@ class Config:
     dtype: Annotated[DType, "floating-point type of networks and products"] = DType.float64
     device: Annotated[str, "cpu, cuda or cuda:N"] = "cpu"
     workers: Annotated[Any, "worker processes; auto: one a core", "auto or a whole number"] = "auto"
+    force_workers: Annotated[bool, "take more workers than there are cores"] = False
     output_dir: Annotated[str, "folder of all results"] = "outputs"
     dry_run: Annotated[bool, "say what would be measured, and measure nothing"] = False
     config_dir: Annotated[str | None, "set by --config-dir"] = None

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hessfig.errors import UserError, did_you_mean
+from hessfig.files import is_file
 
 _FORMS = "a .safetensors file, or a state_dict saved by torch.save"
 _NAMED = 5
@@ -30,7 +31,7 @@ def load_weights(network: nn.Module, path: Path) -> None:
 
 def read_weights(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a file by name. Raises UserError when it is not such a file."""
-    if not path.is_file():
+    if not is_file(path):
         raise UserError(
             "state.path: there is no such file", got=path, allowed=_FORMS, remedy="check the path"
         )

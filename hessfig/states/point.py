@@ -10,6 +10,7 @@ from typing import Any
 from hessfig.config.choices import State
 from hessfig.config.schema import Config
 from hessfig.errors import UserError
+from hessfig.files import is_file
 from hessfig.models.protocol import Drawn
 from hessfig.models.registry import kind
 
@@ -53,7 +54,7 @@ def _path(config: Config) -> Path:
             remedy="name the file that holds the weights",
         )
     path = Path(config.state.path)
-    if not path.is_file():
+    if not is_file(path):
         raise UserError(
             "state.path: there is no such file",
             got=path,

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from hessfig.config import Config
+from hessfig.config.machine import cores
 from hessfig.errors import UserError
-from hessfig.files import unwritable
+from hessfig.files import check_writable, is_file, remove_leftovers, write_together
 from hessfig.measurements.frobenius.allocation import Allocation
 from hessfig.record import MANIFEST, TABLE
-from hessfig.sweep.manifest import config_hash, now, read_hash, write_manifest
+from hessfig.sweep.manifest import config_hash, manifest_text, now, read_hash
 from hessfig.sweep.pilots import allocations, pilot_cells, settled_by
 from hessfig.sweep.plan import Cell, Setup, Variants, plan, setups_of
 from hessfig.sweep.pool import Pool
 from hessfig.sweep.progress import Reporter
 from hessfig.sweep.store import CellStore, CorruptCell
-from hessfig.sweep.table import arrays_of, table_text, write_table
+from hessfig.sweep.table import Gathered, gather
 
 DERIVED = ("slopes.csv", "comparison.csv", "comparison_curves.csv")
+_NAMED = 5
 
 
 @dataclass(frozen=True)
@@ -55,9 +56,11 @@ def run_sweep(variants: Variants) -> Summary:
     setups, started, start = setups_of(variants), time.perf_counter(), now()
     config = setups[0].config
     folder = sweep_folder(config)
-    _check_writable(folder)
     store = CellStore(folder / "cells")
-    pilot = _measure(f"{config.sweep.name}: pilot", pilot_cells(setups), store)
+    check_writable(store.folder)
+    remove_leftovers(folder)
+    pilots = pilot_cells(setups)
+    pilot = _measure(f"{config.sweep.name}: pilot", pilots, store)
     chosen = allocations(setups, store)
     cells = plan(setups, settled_by(setups, chosen))
     main = _measure(config.sweep.name, cells, store)
@@ -65,7 +68,14 @@ def run_sweep(variants: Variants) -> Summary:
     peak, seconds = max(main.peak, pilot.peak), time.perf_counter() - started
     run = {"start": start, "end": now(), "seconds": round(seconds, 2), "cells": counts}
     run["peak_worker_memory_mib"] = round(peak / 2**20)
-    missing, notes = _write(folder, setups, chosen, cells, run)
+    gathered, lost = gather(cells, store), gather(pilots, store).missing
+    notes = _write(folder, setups, chosen, gathered, run) if len(gathered.missing) < len(cells) else []
+    notes += _lacks(folder / TABLE, gathered.missing, len(cells))
+    if lost:
+        notes.append(
+            f"{len(lost)} pilot cells are not there: run the same command again, for its number of probes"
+        )
+    missing = len(gathered.missing) + len(lost)
     return Summary(**counts, seconds=seconds, peak=peak, table=folder / TABLE, missing=missing, notes=notes)
 
 
@@ -81,27 +91,35 @@ def unfinished(cells: list[Cell], store: CellStore) -> list[Cell]:
 
 def worker_count(config: Config, cells: int) -> int:
     """Return how many worker processes to start: at most one a cell."""
-    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(cells, available if config.workers == "auto" else config.workers))
+    return max(1, min(cells, cores() if config.workers == "auto" else config.workers))
 
 
 def _write(
-    folder: Path, setups: list[Setup], chosen: list[Allocation], cells: list[Cell], run: dict[str, object]
-) -> tuple[int, list[str]]:
-    """Write table and manifest and take away what was derived from another table; return cells missing and notes."""
-    store, path = CellStore(folder / "cells"), folder / TABLE
-    text, missing = table_text(cells, store)
-    if len(missing) == len(cells):
-        return len(missing), [f"no cell is finished: {path} is left as it was"] if path.exists() else []
-    before, notes = read_hash(folder / MANIFEST), []
-    if before not in (None, config_hash(setups)):
+    folder: Path, setups: list[Setup], chosen: list[Allocation], gathered: Gathered, run: dict[str, object]
+) -> list[str]:
+    """Write table and manifest and take away what was derived from another table; return notes."""
+    path, notes = folder / TABLE, []
+    if read_hash(folder / MANIFEST) not in (None, config_hash(setups)):
         notes.append(f"{path} was made with other settings and is replaced; its finished cells are kept")
-    if not path.is_file() or path.read_text() != text:
+    if not is_file(path) or path.read_bytes() != gathered.text.encode():
         for name in DERIVED:
             (folder / name).unlink(missing_ok=True)
-    extra = {"arrays": arrays_of(cells, store, folder), "table_sha256": write_table(path, text)}
-    write_manifest(folder / MANIFEST, setups, chosen, {**run, "missing_cells": len(missing), **extra})
-    return len(missing), notes
+    extra = {"arrays": gathered.arrays, "table_sha256": gathered.sha256}
+    manifest = manifest_text(setups, chosen, {**run, "missing_cells": len(gathered.missing), **extra})
+    write_together({path: gathered.text, folder / MANIFEST: manifest})
+    return notes
+
+
+def _lacks(table: Path, missing: list[Cell], planned: int) -> list[str]:
+    """Return what to say of cells that the table lacks: because they failed, or were removed or damaged meanwhile."""
+    if not missing:
+        return []
+    if len(missing) == planned:
+        return [f"no cell is finished: {table} is left as it was"] if is_file(table) else []
+    some = "; ".join(map(str, missing[:_NAMED])) + f"; and {len(missing) - _NAMED} more" * (
+        len(missing) > _NAMED
+    )
+    return [f"{len(missing)} of {planned} cells are not in the table ({some}): run the same command again"]
 
 
 def _is_sound(cell: Cell, store: CellStore) -> bool:
@@ -131,14 +149,3 @@ def _run(todo: list[Cell], store: CellStore, reporter: Reporter) -> None:
             reporter.show(outcome)
     finally:
         pool.stop()
-
-
-def _check_writable(folder: Path) -> None:
-    try:
-        existing = next(path for path in (folder, *folder.parents) if path.exists())
-        if not existing.is_dir():
-            raise NotADirectoryError(20, "a file is in the way", str(existing))
-        if not os.access(existing, os.W_OK):
-            raise PermissionError(13, "permission denied", str(existing))
-    except OSError as error:
-        raise unwritable(folder, error) from error

@@ -15,22 +15,20 @@ from typing import Any
 import hessfig
 from hessfig.config import Config
 from hessfig.config.plain import as_plain
-from hessfig.files import write_text
 from hessfig.measurements.frobenius.allocation import Allocation
 from hessfig.record import CHECKSUM, checksum
 from hessfig.sweep.plan import Setup, digest
-from hessfig.sweep.pool import THREADS
+from hessfig.sweep.shelter import THREADS
 
 _PACKAGES = ("torch", "transformer-lens", "curvlinops-for-pytorch", "numpy", "hydra-core")
 _NOT_SETTINGS = (
-    *("output_dir", "config_dir", "dry_run", "reference", "figure", "workers", "tolerance", "resamples"),
+    *("output_dir", "config_dir", "dry_run", "reference", "figure"),
+    *("workers", "force_workers", "tolerance", "resamples"),
 )
 
 
-def write_manifest(
-    path: Path, setups: Sequence[Setup], allocations: Sequence[Allocation], run: dict[str, Any]
-) -> None:
-    """Write settings and provenance beside the table; `run` adds start, end, counts, arrays and the table's hash.
+def manifest_text(setups: Sequence[Setup], allocations: Sequence[Allocation], run: dict[str, Any]) -> str:
+    """Return settings and provenance of a table; `run` adds start, end, counts, arrays and the table's hash.
 
     Each variant with its probes: one number, or those of its allocation, by column and sigma.
     """
@@ -46,7 +44,7 @@ def write_manifest(
         **_provenance(config),
         **run,
     }
-    write_text(path, json.dumps({**content, CHECKSUM: checksum(content)}, indent=2) + "\n")
+    return json.dumps({**content, CHECKSUM: checksum(content)}, indent=2) + "\n"
 
 
 def config_hash(setups: Sequence[Setup]) -> str:

@@ -20,6 +20,7 @@ from hessfig.models.protocol import Layout
 from hessfig.models.registry import kind
 from hessfig.record import FROBENIUS
 from hessfig.states import point
+from hessfig.sweep.feasible import check_cost, check_distinct, check_number
 from hessfig.terms import Block
 
 ALGORITHM_VERSION = 4
@@ -69,6 +70,12 @@ class Setup:
     def sigmas(self) -> list[float | None]:
         """Return the swept scales; None alone where sigma means nothing."""
         return [*sigma_values(self.config.grid)] if "sigma" in self.axes else [None]
+
+    @property
+    def num_sigmas(self) -> int:
+        """How many scales are swept: counted, for a grid may be too long to be listed."""
+        grid = self.config.grid
+        return len(grid.values or range(grid.points)) if "sigma" in self.axes else 1
 
     def seeds(self) -> range:
         """Return the repeats."""
@@ -162,14 +169,16 @@ class Cell:
 def setups_of(variants: Variants) -> list[Setup]:
     """Return the variants ready to be planned. Raises UserError for the first thing that cannot be had."""
     setups = [Setup(name, config) for name, config in variants]
+    check_number(setups)
     for setup in setups:
         setup.check()
+    check_distinct(setups)
+    check_cost(setups)
     return setups
 
 
 def nothing_settled(setup: Setup, sigma: float | None) -> Mapping[str, int]:
     """Settle nothing: no pilots were needed, or none are finished."""
-    del setup, sigma
     return {}
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
+import random
 import resource
 import signal
 import sys
 import traceback
+from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -17,23 +19,22 @@ from typing import Literal
 
 from hessfig.errors import UserError
 from hessfig.sweep.plan import Cell
+from hessfig.sweep.shelter import start_process
 from hessfig.sweep.store import CellStore, CorruptCell
 
-THREADS = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-# glibc: keep large blocks instead of giving every tensor back to the system (fresh pages cost more than products).
-ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(2**30), "MALLOC_TRIM_THRESHOLD_": str(2**31)}
-_PRELOAD = ["hessfig.sweep.worker"]
+Kind = Literal["measured", "reused", "met", "failed", "unwritable"]
 
 
 @dataclass(frozen=True)
 class Outcome:
     """What became of a cell; `cause` says why it failed, or why no cell can be stored any more.
 
-    `peak` is the most memory its worker has held so far, in bytes (0: not known).
+    It was `met` when another run stored it while it was being measured here. `peak` is the most memory its worker has
+    held so far, in bytes (0: not known).
     """
 
     cell: Cell
-    kind: Literal["measured", "reused", "failed", "unwritable"]
+    kind: Kind
     cause: str = ""
     peak: int = 0
 
@@ -49,21 +50,26 @@ class Pool:
     """`count` workers. A worker that dies fails its cell only; when the parent dies, the workers end by themselves."""
 
     def __init__(self, count: int, store: CellStore) -> None:
-        os.environ.update(THREADS | ALLOCATOR)
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(_PRELOAD)
         self._store = store
-        self._workers = [self._start() for _ in range(count)]
+        self._workers: list[_Worker] = []
+        for _ in range(count):
+            self._workers.append(self._start())
 
     def run(self, cells: list[Cell]) -> Iterator[Outcome]:
-        """Yield the outcome of every cell, in the order in which they end."""
-        waiting = iter(cells)
+        """Yield the outcome of every cell, in the order in which they end.
+
+        A run that meets another one goes on elsewhere among the cells that wait: so they share them, without a lock.
+        """
+        waiting = deque(cells)
         for worker in self._workers:
             self._give(worker, waiting)
         while busy := {worker.pipe: worker for worker in self._workers if worker.cell is not None}:
             for pipe in wait(list(busy)):
                 worker = busy[pipe]  # type: ignore[index]
-                yield self._collect(worker)
+                outcome = self._collect(worker)
+                if outcome.kind == "met":
+                    waiting.rotate(-random.SystemRandom().randrange(len(waiting) or 1))
+                yield outcome
                 self._give(worker, waiting)
 
     def stop(self) -> None:
@@ -75,16 +81,16 @@ class Pool:
             worker.pipe.close()
 
     def _start(self) -> _Worker:
-        ours, theirs = self._context.Pipe()
-        process = self._context.Process(target=serve, args=(theirs, self._store), daemon=True)
-        process.start()
+        ours, theirs = multiprocessing.Pipe()
+        process = start_process(serve, theirs, self._store)
         theirs.close()
         return _Worker(process, ours)
 
-    def _give(self, worker: _Worker, waiting: Iterator[Cell]) -> None:
-        worker.cell = next(waiting, None)
+    def _give(self, worker: _Worker, waiting: deque[Cell]) -> None:
+        worker.cell = waiting.popleft() if waiting else None
         if worker.cell is not None:
-            worker.pipe.send(worker.cell)
+            with suppress(OSError):  # it died meanwhile, which `_collect` finds
+                worker.pipe.send(worker.cell)
 
     def _collect(self, worker: _Worker) -> Outcome:
         cell = worker.cell
@@ -113,7 +119,7 @@ def serve(pipe: Connection, store: CellStore) -> None:
             return
 
 
-def _outcome(cell: Cell, store: CellStore) -> tuple[str, str]:
+def _outcome(cell: Cell, store: CellStore) -> tuple[Kind, str]:
     from hessfig.sweep.worker import measure
 
     try:
@@ -122,6 +128,8 @@ def _outcome(cell: Cell, store: CellStore) -> tuple[str, str]:
         found = measure(cell)
     except Exception as error:
         return "failed", _brief(error)
+    if _is_sound(cell, store):
+        return "met", ""
     try:
         store.write(cell.key, cell.science, found.rows, found.arrays, cell.labels)
     except UserError as error:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from hessfig.config import Config, Method
+from hessfig.files import check_place, is_file
 from hessfig.measurements.frobenius.allocation import Allocation
 from hessfig.record import FROBENIUS
 from hessfig.sweep.engine import Summary, sweep_folder, unfinished, worker_count
+from hessfig.sweep.feasible import ASSUMED_FLOPS
 from hessfig.sweep.pilots import allocations, pilot_cells, settled_by
 from hessfig.sweep.plan import Cell, Setup, Variants, plan, setups_of
 from hessfig.sweep.store import CellStore
 
-ASSUMED_FLOPS = 2.5e10
 WORKER_START = 8.0  # seconds: the imports of a first worker
 
 
@@ -18,6 +19,7 @@ def describe(variants: Variants) -> str:
     """Return the lines of `dry_run=true` and `status`: what is measured, counts done and to do, time to go."""
     setups = setups_of(variants)
     config = setups[0].config
+    check_place(sweep_folder(config))
     store = CellStore(sweep_folder(config) / "cells")
     chosen, pilot = allocations(setups, store), pilot_cells(setups)
     cells, pilot_todo = plan(setups, settled_by(setups, chosen)), unfinished(pilot, store)
@@ -39,8 +41,8 @@ def summarise(summary: Summary) -> str:
     """Return the closing line of a run."""
     counts = f"{summary.measured} cells measured, {summary.reused} reused, {summary.failed} failed"
     memory = f", at most {summary.peak / 2**30:.2f} GiB a worker" if summary.peak else ""
-    missing = f", {summary.missing} cells are missing in it" if summary.missing else ""
-    where = f"table: {summary.table}{missing}" if summary.table.is_file() else "no table: no cell is finished"
+    lacks = f", {summary.missing} cells are missing in it" if summary.missing else ""
+    where = f"table: {summary.table}{lacks}" if is_file(summary.table) else "no table: no cell is finished"
     return f"{counts} in {_duration(summary.seconds)}{memory}; {where}"
 
 

@@ -55,7 +55,7 @@ class Reporter:
 
     def show(self, outcome: Outcome) -> None:
         """Count one outcome; print a failure with its cause at once."""
-        self.counts[outcome.kind] += 1
+        self.counts["reused" if outcome.kind == "met" else outcome.kind] += 1
         self.peak = max(self.peak, outcome.peak)
         if outcome.kind == "failed":
             self._causes[outcome.cause] += 1

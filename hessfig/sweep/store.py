@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hessfig.files import replacing, write_bytes
+from hessfig.record import COLUMNS
 
 Rows = list[dict[str, Any]]
 
@@ -54,22 +55,32 @@ class CellStore:
         cell = self._read(key)
         return None if cell is None else cell["rows"]
 
-    def arrays_hash(self, key: str) -> str | None:
-        """Return the SHA-256 of a finished cell's arrays; None if it has none. Raises CorruptCell as `read` does."""
+    def finished(self, key: str) -> tuple[Rows, str | None] | None:
+        """Return the rows of a finished cell and the SHA-256 of its arrays, if it has some; None when it is not there.
+
+        Raises CorruptCell as `read` does, and for arrays that are not the cell's.
+        """
         cell = self._read(key)
-        return None if cell is None else cell["arrays"]
+        if cell is None:
+            return None
+        if cell["arrays"] is not None:
+            self._check_arrays(self.arrays_path(key), cell["arrays"])
+        return cell["rows"], cell["arrays"]
 
     def is_finished(self, key: str) -> bool:
         """Whether the cell and its arrays are there and sound. Raises CorruptCell for a file that is not."""
-        cell = self._read(key)
-        if cell is None or cell["arrays"] is None:
-            return cell is not None
-        path = self.arrays_path(key)
-        if not path.is_file():
-            raise CorruptCell(f"{path}: the arrays of a finished cell are missing")
-        if hashlib.sha256(path.read_bytes()).hexdigest() != cell["arrays"]:
+        return self.finished(key) is not None
+
+    def _check_arrays(self, path: Path, digest: str) -> None:
+        try:
+            with path.open("rb") as handle:
+                found = hashlib.file_digest(handle, "sha256").hexdigest()
+        except FileNotFoundError as error:
+            raise CorruptCell(f"{path}: the arrays of a finished cell are missing") from error
+        except OSError as error:
+            raise CorruptCell(f"{path}: cannot be read ({error.strerror})") from error
+        if found != digest:
             raise CorruptCell(f"{path}: its checksum does not match its cell")
-        return True
 
     def _read(self, key: str) -> dict[str, Any] | None:
         path = self.path(key)
@@ -96,12 +107,19 @@ def _verified(text: str, key: str, path: Path) -> dict[str, Any]:
     try:
         cell = json.loads(text)
         payload = {"science": cell["science"], "rows": cell["rows"], "arrays": cell["arrays"]}
-        sound = cell["key"] == key and cell["checksum"] == _checksum(payload)
+        sound = cell["key"] == key and cell["checksum"] == _checksum(payload) and _has_rows(payload)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CorruptCell(f"{path}: truncated or not a cell ({type(error).__name__}: {error})") from error
     if not sound:
         raise CorruptCell(f"{path}: its checksum or key does not match its content")
     return payload
+
+
+def _has_rows(payload: dict[str, Any]) -> bool:
+    rows = payload["rows"]
+    return isinstance(rows, list) and all(
+        isinstance(row, dict) and row.keys() <= set(COLUMNS) for row in rows
+    )
 
 
 def _checksum(payload: dict[str, Any]) -> str:

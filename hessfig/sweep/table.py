@@ -5,51 +5,55 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
-from hessfig.files import write_text
 from hessfig.record import COLUMNS
 from hessfig.sweep.plan import Cell, digest
-from hessfig.sweep.store import CellStore, CorruptCell
+from hessfig.sweep.store import CellStore, CorruptCell, Rows
 
 
-def table_text(cells: list[Cell], store: CellStore) -> tuple[str, list[Cell]]:
-    """Return the table of every finished cell in the order of the plan, and the cells that are not there."""
-    buffer, missing = io.StringIO(), []
+@dataclass(frozen=True)
+class Gathered:
+    """The table of the finished cells as text, where their arrays are, and the cells of the plan that are not there."""
+
+    text: str
+    arrays: list[dict[str, Any]]
+    missing: list[Cell]
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+
+def gather(cells: list[Cell], store: CellStore) -> Gathered:
+    """Read every cell once, in the order of the plan, as it is now: rows and arrays agree."""
+    buffer, arrays, missing = io.StringIO(), [], []
     writer = csv.DictWriter(buffer, COLUMNS, lineterminator="\n")
     writer.writeheader()
     for cell in cells:
-        rows = finished_rows(cell, store)
-        if rows is None:
+        found = _finished(cell, store)
+        if found is None:
             missing.append(cell)
-        else:
-            writer.writerows({**_shared(cell), **row} for row in rows)
-    return buffer.getvalue(), missing
+            continue
+        rows, sha256 = found
+        writer.writerows({**_shared(cell), **row} for row in rows)
+        if sha256 is not None:
+            arrays.append({**cell.labels, "file": _place(cell, store), "sha256": sha256})
+    return Gathered(buffer.getvalue(), arrays, missing)
 
 
-def write_table(path: Path, text: str) -> str:
-    """Write a table; return its SHA-256."""
-    write_text(path, text)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def arrays_of(cells: list[Cell], store: CellStore, folder: Path) -> list[dict[str, Any]]:
-    """Return where the arrays of finished cells are: what they are of, the file below `folder`, its SHA-256."""
-    found = [(cell, store.arrays_hash(cell.key)) for cell in cells if finished_rows(cell, store) is not None]
-    return [
-        {**cell.labels, "file": store.arrays_path(cell.key).relative_to(folder).as_posix(), "sha256": sha256}
-        for cell, sha256 in found
-        if sha256 is not None
-    ]
-
-
-def finished_rows(cell: Cell, store: CellStore) -> list[dict[str, Any]] | None:
-    """Return the rows of a cell; None when it is missing or cannot be trusted."""
+def _finished(cell: Cell, store: CellStore) -> tuple[Rows, str | None] | None:
+    """Return rows and the hash of the arrays of a sound cell; None when it is missing or cannot be trusted."""
     try:
-        return store.read(cell.key)
+        return store.finished(cell.key)
     except CorruptCell:
         return None
+
+
+def _place(cell: Cell, store: CellStore) -> str:
+    """Return where the arrays are, below the folder of the sweep."""
+    return store.arrays_path(cell.key).relative_to(store.folder.parent).as_posix()
 
 
 def _shared(cell: Cell) -> dict[str, Any]:

@@ -21,7 +21,8 @@ from hessfig.config import (
     SweepConfig,
     TaskConfig,
 )
-from hessfig.config.checks import check, check_device
+from hessfig.config.checks import check
+from hessfig.config.machine import check_device
 from hessfig.errors import UserError
 
 GAUSSIAN = TaskConfig(data=Data.gaussian, loss=Loss.mse)

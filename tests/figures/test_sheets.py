@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from hessfig.analysis.comparison.points import compare
+from hessfig.analysis.comparison.against import compare
 from hessfig.analysis.slopes import fit as slopes
 from hessfig.errors import UserError
 from hessfig.figures.layouts.overlay import draw_overlay
@@ -20,7 +20,7 @@ from hessfig.figures.parts.save import page_suffix
 from hessfig.figures.parts.style import styled
 from hessfig.figures.sheets import LAYOUTS, FigureSpec, draw
 from tests.analysis.synthetic import CONFIG, make_table, write_sweep
-from tests.analysis.test_compare import as_reference
+from tests.analysis.authors import as_reference
 
 SPEC = FigureSpec("3a", "sigma", "growth", [(None, 1.0)])
 
@@ -173,7 +173,7 @@ def test_overlay_draws_both_sides_and_their_ratio(tmp_path: Path) -> None:
         f"figcompare_sigma.{kind}" for kind in ("pdf", "png", "svg", "csv")
     ]
     numbers = pd.read_csv(paths[-1])
-    assert {"mean", "mean_published", "log_ratio", "log_ratio_se", "z"} <= set(numbers.columns)
+    assert {"mean", "mean_reference", "log_ratio", "log_ratio_se", "z"} <= set(numbers.columns)
 
 
 def test_every_layout_says_how_to_read_it_and_what_it_requires() -> None:

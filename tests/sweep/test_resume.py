@@ -29,7 +29,7 @@ def test_every_cell_is_there_and_nothing_is_half_written(disturbed: tuple[Path, 
     """The interrupted run had more seeds than the toy sweep; whatever it finished must be sound too."""
     folder, _ = disturbed
     status = hessfig("status", *TOY, folder=folder)
-    assert f"{CELLS} done, 0 to do" in status.stdout and status.stdout.splitlines()[-1] == "nothing to do"
+    assert f"{CELLS} done, 0 to do" in status.stdout and "nothing to do" in status.stdout.splitlines()
     store = CellStore(folder / "outputs/sigma/cells")
     assert all(len(store.read(path.stem) or []) == 6 for path in cell_files(folder))
 
@@ -38,7 +38,7 @@ def test_every_cell_is_there_and_nothing_is_half_written(disturbed: tuple[Path, 
 @pytest.mark.timeout(1800)
 def test_twenty_kills_anywhere_in_its_life(undisturbed: Path, tmp_path: Path) -> None:
     killed_anywhere(tmp_path, kills=20, longest=14.0, seed=2)
-    finished = hessfig("run", *TOY, "workers=2", folder=tmp_path)
+    finished = hessfig("run", *TOY, "workers=2", "force_workers=true", folder=tmp_path)
     assert finished.returncode == 0, finished.stderr
     assert rows(tmp_path / "outputs/sigma/table.csv") == rows(undisturbed / "outputs/sigma/table.csv")
 

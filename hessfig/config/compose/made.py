@@ -15,6 +15,7 @@ from hessfig.config.plain import as_plain
 from hessfig.config.settings import settings
 from hessfig.config.shipped import GROUPS
 from hessfig.errors import UserError
+from hessfig.files import is_file
 from hessfig.record import MANIFEST, TABLE, read_checked
 
 # Settings that a manifest holds without their changing a number; those that say how the table is read are no others.
@@ -106,7 +107,7 @@ def matching_folder(job: Job) -> Path:
 def table_folder(job: Job) -> Path:
     """Return outputs/<sweep> with a table in it. Raises UserError where there is none, or one of other settings."""
     folder = matching_folder(job)
-    if not (folder / TABLE).is_file():
+    if not is_file(folder / TABLE):
         raise UserError(
             f"{folder / TABLE} is missing: the sweep was not run",
             got="no table",

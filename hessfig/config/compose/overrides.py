@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -68,8 +69,16 @@ def _parsed(word: str, own: Path | None) -> Override:
             f"cannot read {word!r}",
             got=word,
             allowed="key=value",
-            remedy="quote a value with special characters, and the word for the shell: 'key=\"a, b\"'",
+            remedy=_in_quotes(word),
         ) from error
+
+
+def _in_quotes(word: str) -> str:
+    """Return the word as it could be pasted into a shell: its value as text, whatever letters and blanks it has."""
+    key, equals, value = word.partition("=")
+    if not equals or not is_setting(key) or set(value) & set("\"'\\[]{}"):
+        return "quote a value with special characters, and the word for the shell: 'key=\"a, b\"'"
+    return shlex.quote(f'{key}="{value}"')
 
 
 def _whole(word: str, own: Path | None) -> str:

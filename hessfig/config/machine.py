@@ -1,0 +1,51 @@
+"""What this machine has: cores, memory, a GPU; and settings that ask for more."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+
+from hessfig.config.schema import Config
+from hessfig.errors import UserError
+
+_OF_THE_CONTAINER = Path("/sys/fs/cgroup/memory.max")
+
+
+def cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def memory() -> int:
+    """Return the bytes of memory of this machine, or of its container."""
+    whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with suppress(OSError, ValueError):  # no container, or one without a limit
+        return min(whole, int(_OF_THE_CONTAINER.read_text()))
+    return whole
+
+
+def check_workers(config: Config) -> None:
+    """Raise UserError for more workers than cores: they slow each other down, and each needs memory."""
+    if config.workers != "auto" and config.workers > cores() and not config.force_workers:
+        raise UserError(
+            "workers: more than this machine has cores",
+            got=config.workers,
+            allowed=f"auto, or 1 to {cores()}",
+            remedy=f"workers=auto, or force_workers=true workers={config.workers}",
+        )
+
+
+def check_device(device: str) -> None:
+    """Raise UserError when `device` is not there (imports torch only for devices other than the CPU)."""
+    kind = device.partition(":")[0]
+    if kind not in ("cpu", "cuda"):
+        raise UserError("device", got=device, allowed="cpu, cuda or cuda:N", remedy="device=cpu")
+    if kind == "cuda" and not import_module("torch").cuda.is_available():
+        raise UserError(
+            "device: there is no usable CUDA GPU on this machine",
+            got=device,
+            allowed="cpu",
+            remedy="device=cpu",
+        )

@@ -1,0 +1,100 @@
+"""Runs that share a folder share the work; processes that cannot be had are an error in words."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from hessfig.errors import UserError
+from hessfig.measurements.protocol import Measured
+from hessfig.sweep import pool as pools
+from hessfig.sweep import shelter, worker
+from hessfig.sweep.plan import Cell, plan, setups_of
+from hessfig.sweep.pool import Pool
+from hessfig.sweep.store import CellStore
+from tests.toys import toy_config
+
+
+@pytest.fixture
+def cells(tmp_path: Path) -> list[Cell]:
+    """Eight cells of a toy sweep."""
+    return plan(setups_of([("", toy_config(tmp_path, seeds=4))]))
+
+
+def test_a_cell_that_another_run_stored_meanwhile_was_met_and_is_kept(
+    cells: list[Cell], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, cell = CellStore(tmp_path), cells[0]
+
+    def slowly(cell: Cell) -> Measured:
+        store.write(cell.key, cell.science, [{"value": 1.0}])  # the other run's
+        return Measured([{"value": 2.0}])
+
+    monkeypatch.setattr(worker, "measure", slowly)
+    assert pools._outcome(cell, store) == ("met", "")
+    assert store.read(cell.key) == [{"value": 1.0}]
+    assert pools._outcome(cell, store) == ("reused", "")
+
+
+def test_a_run_that_meets_another_goes_on_elsewhere(
+    cells: list[Cell], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a meeting, cells come in the order of the plan, so that an early stop leaves whole curves."""
+    monkeypatch.setattr(
+        pools.random, "SystemRandom", lambda: SimpleNamespace(randrange=lambda size: size // 2)
+    )
+    assert _order(cells, CellStore(tmp_path), "measured") == [0, 1, 2, 3, 4, 5, 6, 7]
+    assert _order(cells, CellStore(tmp_path), "met", "measured") == [0, 4, 5, 6, 7, 1, 2, 3]
+
+
+def _order(cells: list[Cell], store: CellStore, *answers: str) -> list[int]:
+    """Return in which order one worker is given the cells; it answers in turn, the last answer for ever."""
+    ours, theirs = multiprocessing.Pipe()
+    pool, given = Pool(0, store), []
+    pool._workers = [pools._Worker(SimpleNamespace(), ours)]  # type: ignore[arg-type]
+    keys = [cell.key for cell in cells]
+
+    def answer(pipe: Connection) -> None:
+        for turn in range(len(cells)):
+            given.append(keys.index(pipe.recv().key))
+            pipe.send((answers[min(turn, len(answers) - 1)], "", 0))
+
+    thread = threading.Thread(target=answer, args=(theirs,))
+    thread.start()
+    assert len(list(pool.run(cells))) == len(cells)
+    thread.join()
+    return given
+
+
+@pytest.mark.parametrize("error", [EOFError(), BlockingIOError(11, "Resource temporarily unavailable")])
+def test_processes_that_cannot_be_had_are_named(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """A server of processes that is killed while it starts ends the pipe; a full process table refuses."""
+    tried = []
+
+    def fails(self: object) -> None:
+        tried.append(self)
+        raise error
+
+    monkeypatch.setattr(multiprocessing.context.ForkServerProcess, "start", fails)
+    with pytest.raises(UserError, match="no worker process can be started") as caught:
+        shelter.start_process(print)
+    assert len(tried) == 3
+    assert type(error).__name__ in str(caught.value.got)
+    assert "finished cells are kept" in caught.value.remedy
+
+
+def test_the_shelter_leaves_the_environment_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    seen = {}
+    monkeypatch.setenv("PYTHONPATH", "mine")
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    with shelter._sheltered():
+        seen = {name: os.environ[name] for name in ("PYTHONPATH", "PYTHONSAFEPATH")}
+    assert seen["PYTHONSAFEPATH"] == "1" and seen["PYTHONPATH"].endswith("mine")
+    assert os.environ["PYTHONPATH"] == "mine" and "PYTHONSAFEPATH" not in os.environ

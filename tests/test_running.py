@@ -1,0 +1,220 @@
+"""The command from outside: what it imports, how it ends when it is stopped, and whom it prints to."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hessfig.config import machine
+from tests.conftest import Answer
+from tests.runs import COMMAND, TOY, hessfig
+
+Cli = Callable[..., Answer]
+TRAP = "from pathlib import Path\nPath(__file__).with_suffix('.executed').touch()\nraise SystemExit('trap')\n"
+FACTORY = """
+import torch
+
+def make(seed):
+    torch.manual_seed(seed)
+    return torch.nn.Linear(3, 2), torch.ones(4, 3), torch.zeros(4, 2), torch.nn.MSELoss()
+"""
+SMALL = [
+    *(
+        "sweep=mlp",
+        "model.d_model=4",
+        "model.n_layers=2",
+        "task.digits=1",
+        "task.batch_size=2",
+        "grid.points=2",
+    ),
+    *("estimator=exact", "seeds=1", "workers=1"),
+]
+STOPPED = "interrupted: finished cells are kept; run the same command to go on\n"
+
+
+@pytest.fixture
+def trapped(tmp_path: Path) -> Path:
+    """A folder whose modules have the names of the standard library's, and of hessfig itself."""
+    for name in ("random.py", "sched.py", "queue.py", "torch.py", "hessfig/__init__.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(TRAP)
+    return tmp_path
+
+
+def executed(folder: Path) -> list[str]:
+    return [path.name for path in folder.rglob("*.executed")]
+
+
+def test_nothing_in_the_current_folder_is_imported(trapped: Path) -> None:
+    done = hessfig("run", *SMALL, folder=trapped)
+    assert (done.returncode, executed(trapped)) == (0, []), done.stderr
+    assert "2 cells measured" in done.stdout
+
+
+@pytest.mark.slow
+def test_nothing_in_the_current_folder_is_imported_but_the_factory(trapped: Path) -> None:
+    (trapped / "net.py").write_text(FACTORY)
+    words = [
+        "model=python",
+        "task=python",
+        "model.factory=net.py:make",
+        "blocks=each",
+        "seeds=1",
+        "workers=1",
+    ]
+    done = hessfig("run", *words, "sweep.name=mine", folder=trapped)
+    assert (done.returncode, executed(trapped)) == (0, []), done.stderr
+    assert "1 cells measured" in done.stdout
+
+
+def test_python_m_leaves_the_current_folder_too(trapped: Path) -> None:
+    (trapped / "hessfig/__init__.py").unlink()  # which python -m would take before anything of ours runs
+    (trapped / "hessfig").rmdir()
+    command = [sys.executable, "-m", "hessfig.cli.main", "status", *TOY]
+    done = subprocess.run(command, cwd=trapped, capture_output=True, text=True, check=False)
+    assert (done.returncode, executed(trapped)) == (0, []), done.stderr
+
+
+def stopped(folder: Path, number: signal.Signals, *, delay: float, times: int = 1) -> tuple[int, str]:
+    """Send a signal to the whole group after `delay` seconds; return exit code and what was said."""
+    run = subprocess.Popen(
+        [COMMAND, "run", *TOY, "seeds=400"],
+        cwd=folder,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    time.sleep(delay)
+    for _ in range(times):
+        os.killpg(run.pid, number)
+        time.sleep(0.02)
+    return run.wait(timeout=30), run.communicate()[1]
+
+
+@pytest.mark.parametrize("delay", [1.0, 2.5])
+def test_ctrl_c_twice_in_the_first_seconds_says_one_line(tmp_path: Path, delay: float) -> None:
+    """While the settings are composed, and while the workers import."""
+    assert stopped(tmp_path, signal.SIGINT, delay=delay, times=2) == (130, STOPPED)
+
+
+def test_sigterm_says_what_ctrl_c_says(tmp_path: Path) -> None:
+    assert stopped(tmp_path, signal.SIGTERM, delay=1.5) == (143, STOPPED)
+
+
+def into(stdout: int, *words: str, folder: Path) -> tuple[int, str]:
+    run = subprocess.Popen([COMMAND, *words], cwd=folder, stdout=stdout, stderr=subprocess.PIPE, text=True)
+    os.close(stdout)
+    said = run.communicate(timeout=60)[1]
+    return run.returncode, said
+
+
+@pytest.mark.parametrize(
+    "words", [("--help",), ("run", "--help"), ("run", "-m", "dry_run=true", "seeds=1,2")]
+)
+def test_a_reader_who_has_left_is_no_error(words: tuple[str, ...], tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    assert into(writer, *words, folder=tmp_path) == (0, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_output_that_is_lost_is_an_error_in_words(tmp_path: Path) -> None:
+    code, said = into(os.open("/dev/full", os.O_WRONLY), "--help", folder=tmp_path)
+    assert code == 2
+    assert said.startswith("error: the output cannot be written (No space left on device)\n  got:")
+    assert "Traceback" not in said and "ignored" not in said
+
+
+def test_a_deleted_current_folder_is_named(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    command = f"cd {shlex.quote(str(gone))} && rmdir ../gone && {shlex.quote(str(COMMAND))} status"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: the current folder does not exist any more\n")
+
+
+ABSURD = {
+    "seeds=1000000000": ["this sweep has 20000000000 cells", "seeds=1000000000", "at most 1000000"],
+    "grid.points=10000000": ["the grid is too large", "10000000", "grid.points=20"],
+    "model.d_model=1000000": ["12000051000012 weights take 96.0 TB", "96000408000096 bytes"],
+    "task.batch_size=1000000000": ["a batch of 1000000000 sequences of 18 tokens", "bytes"],
+    "task.digits=1000000000": ["task.digits: a batch of 64 sequences of 3000000003 tokens", "bytes"],
+    "estimator.num_probes=1000000000": ["1000000000 probes of 16384 numbers take 131.1 TB", "bytes"],
+    "model.n_layers=100000000": ["model.n_layers is too large", "1 to 10000"],
+    "first_seed=99999999999999999999": ["no table can hold these seeds", "9007199254740992"],
+}
+EQUAL = {
+    "grid.values=[1,2,1.0]": ["two values of sigma are equal", "1.0 twice"],
+    "grid.low=1 grid.high=1 grid.points=5": ["two values of sigma are equal", "5 points from 1.0 to 1.0"],
+    "grid.low=1 grid.high=1.00000000000001": ["two values of sigma are equal, to 12 digits"],
+    "parts=[H,H]": ["each is named once", "[H,H]"],
+    "sweep.vary={model.n_layers:[1,'+1']}": ["two variants are the same", "1 layers, twice"],
+}
+
+
+@pytest.mark.parametrize("verb", [("run",), ("run", "dry_run=true"), ("status",)], ids=" ".join)
+@pytest.mark.parametrize("words", [*ABSURD, *EQUAL])
+def test_what_could_never_be_measured_or_read_is_refused_at_once(
+    cli: Cli, words: str, verb: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hessfig.sweep.feasible.memory", lambda: 64 * 10**9)
+    start = time.perf_counter()
+    answer = cli(*verb, *words.split())
+    assert time.perf_counter() - start < 3  # a third of it when nothing else runs
+    assert answer.code == 2
+    for expected in {**ABSURD, **EQUAL}[words]:
+        assert expected in answer.err, answer.err
+    assert list(tmp_path.rglob("*")) == []
+
+
+def test_resamples_that_fill_the_memory_are_refused(cli: Cli) -> None:
+    answer = cli("slopes", "resamples=1000000000")
+    assert answer.code == 2 and "resamples is too large" in answer.err
+
+
+def test_workers_beyond_the_cores_are_for_those_who_insist(cli: Cli) -> None:
+    many = machine.cores() + 1
+    refused = cli("run", f"workers={many}", "dry_run=true")
+    assert refused.code == 2
+    assert f"remedy:  workers=auto, or force_workers=true workers={many}" in refused.err
+    assert cli("run", f"workers={many}", "force_workers=true", "dry_run=true").code == 0
+
+
+@pytest.mark.parametrize("verb", ["run", "status"])
+@pytest.mark.parametrize("folder", ["/dev/null", "x" * 300, "/dev/null/x"])
+def test_a_place_that_can_be_no_folder_is_found_first(cli: Cli, verb: str, folder: str) -> None:
+    answer = cli(verb, f"output_dir={folder}", "blocks=[W_V]", "estimator=exact")
+    assert answer.code == 2
+    assert answer.err.startswith("error: cannot write (") and answer.err.count("\n") == 4
+
+
+@pytest.mark.parametrize("word", ["state.path", "model.factory"])
+def test_a_name_that_is_too_long_is_no_file(cli: Cli, word: str) -> None:
+    kinds = {"state.path": ["state=loaded"], "model.factory": ["model=python", "task=python"]}
+    ending = {"state.path": "", "model.factory": ".py:make"}[word]
+    answer = cli("status", *kinds[word], f"{word}={'x' * 300}{ending}")
+    assert answer.code == 2 and f"{word}: there is no such file" in answer.err
+
+
+@pytest.mark.parametrize("folder", ["Übung", "Übung 1", "two words"])
+def test_a_remedy_can_be_pasted(cli: Cli, folder: str) -> None:
+    refused = cli("slopes", f"output_dir={folder}")
+    if "cannot read" in refused.err:
+        word = refused.err.rpartition("remedy:  ")[2].strip()
+        refused = cli("slopes", *shlex.split(word))
+    command = refused.err.rpartition("remedy:  hessfig ")[2].strip()
+    assert cli(*shlex.split(command), "dry_run=true").out.endswith(f"none yet ({folder}/sigma/table.csv)\n")
+
+
+def test_got_is_the_last_of_equal_keys(cli: Cli) -> None:
+    assert "got:     workers=2\n" in cli("slopes", "seeds=1", "workers=1", "workers=2").err
