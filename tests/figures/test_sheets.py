@@ -19,8 +19,8 @@ from hessfig.figures.layouts.overlay import draw_overlay
 from hessfig.figures.parts.save import page_suffix
 from hessfig.figures.parts.style import styled
 from hessfig.figures.sheets import LAYOUTS, FigureSpec, draw
-from tests.analysis.synthetic import CONFIG, make_table, write_sweep
 from tests.analysis.authors import as_reference
+from tests.analysis.synthetic import CONFIG, make_table, write_sweep
 
 SPEC = FigureSpec("3a", "sigma", "growth", [(None, 1.0)])
 
