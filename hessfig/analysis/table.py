@@ -80,7 +80,7 @@ def _read_text(path: Path) -> pd.DataFrame:
 
 
 def _with_header(raw: pd.DataFrame, path: Path) -> pd.DataFrame:
-    """Return the rows under the names of the first; every column once, every row whole."""
+    """Return the rows under the names of the first; every column once."""
     names = [str(name) for name in raw.iloc[0]]
     missing, twice = (
         [name for name in COLUMNS if name not in names],
@@ -89,13 +89,7 @@ def _with_header(raw: pd.DataFrame, path: Path) -> pd.DataFrame:
     if missing or twice:
         what = f"lacks columns: {', '.join(missing)}" if missing else f"has columns twice: {', '.join(twice)}"
         raise _broken(path, what, got=", ".join(names), allowed=", ".join(COLUMNS))
-    rows = raw.iloc[1:].set_axis(names, axis=1).reset_index(drop=True)
-    cut = rows[COLUMNS].isna().any(axis=1)
-    if cut.any():
-        raise _broken(
-            path, f"line {int(np.flatnonzero(cut)[0]) + 2} is cut short", got="fewer cells than names"
-        )
-    return rows
+    return raw.iloc[1:].set_axis(names, axis=1).reset_index(drop=True)
 
 
 def _numbers(column: pd.Series, path: Path) -> pd.Series:

@@ -11,6 +11,7 @@ import pytest
 from hessfig.analysis.manifest import architectures, read_manifest, read_run, read_sweep, varied
 from hessfig.errors import UserError
 from hessfig.predictions.architecture import Attention
+from hessfig.record import CHECKSUM, checksum
 from tests.analysis.synthetic import CONFIG, MODEL, config, make_table, write_sweep
 
 
@@ -130,3 +131,14 @@ def test_architecture_of_each_variant(tmp_path: Path) -> None:
 def test_varied_leaves_the_settings_alone() -> None:
     assert varied(CONFIG, "task.seed=3", num_layers=4)["model"]["n_layers"] == 4
     assert CONFIG["model"]["n_layers"] == 1
+
+
+def test_an_altered_manifest_is_refused(tmp_path: Path) -> None:
+    folder = write_sweep(make_table(seeds=1, sigma=[0.1]), tmp_path)
+    content = json.loads((folder / "manifest.json").read_text())
+    whole = {**content, CHECKSUM: checksum(content)}
+    (folder / "manifest.json").write_text(json.dumps(whole))
+    assert read_manifest(folder) == whole
+    (folder / "manifest.json").write_text(json.dumps({**whole, "sweep": "another"}))
+    with pytest.raises(UserError, match=r"is not a manifest[\s\S]*altered"):
+        read_manifest(folder)

@@ -146,3 +146,39 @@ def test_a_folder_in_place_of_the_table(tmp_path: Path) -> None:
     (tmp_path / "table.csv").mkdir()
     with pytest.raises(UserError, match="cannot be read as a table"):
         read_table(tmp_path / "table.csv")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"variant": "\x1b[31m"}, "a variant that cannot be a name"),
+        ({"row": "W\u202eV", "col": "W\u202eV"}, "a row that cannot be a name"),
+        ({"estimator": "x" * 2000}, "an estimator|a estimator that cannot be a name"),
+        ({"sweep": "../../evil"}, "the sweep is no plain name"),
+        ({"seed": "1e300"}, "seed is not a number"),
+        ({"error": "-0.1"}, "error must not be negative"),
+    ],
+)
+def test_rows_of_a_foreign_table(tmp_path: Path, change: dict[str, str], message: str) -> None:
+    folder = write_sweep(make_table(seeds=1, sigma=[0.1]), tmp_path, settings=None)
+    pd.read_csv(folder / "table.csv", dtype=str).assign(**change).to_csv(folder / "table.csv", index=False)
+    with pytest.raises(UserError, match=message) as refused:
+        read_table(folder / "table.csv")
+    assert refused.value.got and refused.value.allowed and refused.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("seconds,config", "value,config", "lacks columns: seconds"),
+        ("seconds,config", "seconds,config,value", "has columns twice: value|cannot be read"),
+        (",config1\n", "\n", "cut short"),
+    ],
+)
+def test_columns_of_a_foreign_table(tmp_path: Path, old: str, new: str, message: str) -> None:
+    folder = write_sweep(make_table(seeds=1, sigma=[0.1]), tmp_path, settings=None)
+    text = (folder / "table.csv").read_text()
+    assert old in text
+    (folder / "table.csv").write_text(text.replace(old, new))
+    with pytest.raises(UserError, match=message):
+        read_table(folder / "table.csv")

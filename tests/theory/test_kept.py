@@ -1,0 +1,48 @@
+"""Tables of a study under their seal: made again, by the same command, when they are not whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hessfig.theory.studies import bounds, kept
+from tests.conftest import Answer
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "killed after the first table": lambda folder: [(folder / n).unlink() for n in ("table.csv", kept.SEAL)],
+    "altered": lambda folder: (folder / "looseness.csv").write_text("sigma,bound\n1,2\n"),
+    "empty": lambda folder: (folder / "looseness.csv").write_bytes(b""),
+    "of an unsealed version": lambda folder: (folder / kept.SEAL).unlink(),
+    "a broken seal": lambda folder: (folder / kept.SEAL).write_text('{"tables": [' * 1000),
+    "a seal of nothing": lambda folder: (folder / kept.SEAL).write_text('{"tables": {}}'),
+    "a seal that is a folder": lambda folder: ((folder / kept.SEAL).unlink(), (folder / kept.SEAL).mkdir()),
+}
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"PROBLEMS": 2, "RANDOM_SCALES": 2, "SIGMAS": (0.1, 1.0)}.items():
+        monkeypatch.setattr(bounds, name, value)
+
+
+@pytest.mark.usefixtures("small")
+def test_the_same_command_mends_a_study(cli: Callable[..., Answer], tmp_path: Path) -> None:
+    assert cli("plot", "figure=bounds").code == 0
+    folder = tmp_path / "outputs/bounds"
+    whole = {path.name: path.read_bytes() for path in folder.iterdir()}
+    for name, damage in DAMAGES.items():
+        damage(folder)
+        answer = cli("plot", "figure=bounds")
+        assert answer.code == 0, (name, answer.err)
+        assert "are not whole, and are computed again" in answer.err
+        assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == whole, name
+
+
+@pytest.mark.usefixtures("small")
+def test_whole_tables_are_not_computed_again(cli: Callable[..., Answer], tmp_path: Path) -> None:
+    cli("plot", "figure=bounds")
+    before = (tmp_path / "outputs/bounds/table.csv").stat().st_mtime_ns
+    assert cli("plot", "figure=bounds").err == ""
+    assert (tmp_path / "outputs/bounds/table.csv").stat().st_mtime_ns == before
