@@ -120,7 +120,7 @@ def test_options_of_other_types_are_explained(
 
 
 VARIANTS = [
-    *["model.a=../../up", "model.a=/etc/x", "model.a=x y", "model.a=x:y", "model.a=é\n", "a" * 300],
+    *["model.a=../../up", "model.a=/etc/x", "model.a=x y", "model.a=x:y", "model.a=é|", "a" * 300],
     *["model.a=$x$", "model.a=\\frac{", ""],
 ]
 
