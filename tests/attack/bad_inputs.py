@@ -100,7 +100,7 @@ BESIDE_RESULTS: dict[tuple[str, ...], list[str]] = {
     ("completion",): ["completion", "nothing"],
     ("status", "seeds=x"): ["seeds", "whole number"],
     ("status", "sweep.name=a/b"): ["sweep.name is the name of a folder", "'a/b'"],
-    ("run", "sweep.name=ä"): ["sweep.name=ä", "quote a value"],
+    ("run", "sweep.name=ä"): ["sweep.name=ä", "remedy:  'sweep.name="],
     ("run", f"output_dir={NUL}"): ["output_dir"],
     ("run", "state=loaded", "state.path=/dev/null"): ["state.path"],
     ("run", "dry_run=maybe"): ["dry_run", "maybe"],

@@ -10,22 +10,25 @@ MOST_MEMORY = 500 * 2**20
 
 @dataclass
 class Ledger:
-    """Faults by kind, those that were survived, and the two numbers that must be 0."""
+    """Faults by kind, those that were survived, and the lists that must be empty."""
 
     tried: Counter[str] = field(default_factory=Counter)
     survived: Counter[str] = field(default_factory=Counter)
     tracebacks: list[str] = field(default_factory=list)
     silent: list[str] = field(default_factory=list)
+    unclear: list[str] = field(default_factory=list)
     peak: int = 0
     peak_of: str = ""
 
-    def note(self, kind: str, *, traceback: str = "", silent: str = "") -> None:
-        """Count one fault; `traceback` and `silent` say what went wrong, if anything did."""
+    def note(self, kind: str, *, traceback: str = "", silent: str = "", unclear: str = "") -> None:
+        """Count one fault; the other arguments say what went wrong, if anything did."""
         self.tried[kind] += 1
         if traceback:
             self.tracebacks.append(f"{kind}: {traceback}")
         elif silent:
             self.silent.append(f"{kind}: {silent}")
+        elif unclear:
+            self.unclear.append(f"{kind}: {unclear}")
         else:
             self.survived[kind] += 1
 
@@ -36,7 +39,9 @@ class Ledger:
 
     def wrong(self, kind: str) -> list[str]:
         """Return what went wrong with one kind of fault."""
-        return [line for line in (*self.tracebacks, *self.silent) if line.startswith(f"{kind}: ")]
+        return [
+            line for line in (*self.tracebacks, *self.silent, *self.unclear) if line.startswith(f"{kind}: ")
+        ]
 
     def lines(self) -> list[str]:
         """Return the summary."""
@@ -45,9 +50,10 @@ class Ledger:
         return [
             *kinds,
             f"faults tried: {self.tried.total()}, survived: {self.survived.total()}",
-            f"tracebacks: {len(self.tracebacks)}, silent readings of damaged data: {len(self.silent)}",
+            f"tracebacks: {len(self.tracebacks)}, silent readings of damaged data: {len(self.silent)}, "
+            f"refusals that lack a word: {len(self.unclear)}",
             f"peak memory of a reader: {memory}, at most {MOST_MEMORY / 2**20:.0f} MiB",
-            *(f"  {line}" for line in (*self.tracebacks, *self.silent)),
+            *(f"  {line}" for line in (*self.tracebacks, *self.silent, *self.unclear)),
         ]
 
 

@@ -25,9 +25,10 @@ def test_bad_inputs(place: Path, call: Callable[..., Answer], ledger: Ledger) ->
         answer = call(*words)
         wanted = [*said, "error: ", "\n  got: ", "\n  allowed: ", "\n  remedy: "]
         lacks = [text for text in wanted if text not in answer.err]
-        wrong = answer.traceback or (f"{words}: lacks {lacks}: {answer.err[:200]!r}" if lacks else "")
+        unclear = f"{words}: lacks {lacks}: {answer.err[:200]!r}" if lacks else ""
         steers = f"{words}: steers the terminal" if "\x1b" in answer.out + answer.err else ""
-        ledger.note(KIND, traceback=wrong or steers, silent=f"{words}: exit 0" * (answer.code != 2))
+        taken = f"{words}: exit {answer.code}" * (answer.code != 2)
+        ledger.note(KIND, traceback=answer.traceback or steers, silent=taken, unclear=unclear)
     assert files_in(place) == before
     assert not ledger.wrong(KIND)
 
