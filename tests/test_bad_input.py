@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from hessfig.analysis.table import run_command
 from tests.conftest import Answer
+from tests.runs import COMMAND, TOY
 
 Cli = Callable[..., Answer]
 ROOT = Path(__file__).parent.parent / "hessfig"
@@ -235,3 +237,30 @@ def test_a_reference_that_does_not_exist(cli: Cli, undisturbed: Path) -> None:
 
 def _files_in(folder: Path) -> dict[str, int]:
     return {path.name: path.stat().st_mtime_ns for path in folder.iterdir() if path.is_file()}
+
+
+@pytest.mark.parametrize("folder", ["Übung", "two words", "it's", 'a "b"'])
+def test_the_remedy_can_be_pasted(cli: Cli, folder: str) -> None:
+    """Folders with blanks, quotes and umlauts: the command that is shown composes to that very folder."""
+    import shlex
+
+    from hessfig.config.compose import compose
+
+    remedy = run_command(Path(folder) / "sigma")
+    words = shlex.split(remedy)
+    assert words[:3] == ["hessfig", "run", "sweep=sigma"]
+    assert compose(words[2:]).config.output_dir == folder
+
+
+@pytest.mark.parametrize("verb", ["slopes", "check"])
+def test_a_terminal_of_ascii_is_served(verb: str, undisturbed: Path) -> None:
+    import os
+    import subprocess
+
+    found = subprocess.run(
+        [COMMAND, verb, *TOY, f"output_dir={undisturbed}/outputs"],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        check=False,
+    )
+    assert found.returncode in (0, 1) and found.stdout and b"Traceback" not in found.stderr

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -55,9 +57,17 @@ def in_reading_order(frame: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
 
 
 def run_command(folder: Path) -> str:
-    """Return the command that makes the table of `folder` (outputs/<sweep>)."""
-    root = "" if folder.parent.name == "outputs" else f" output_dir={folder.parent}"
+    """Return the command that makes the table of `folder` (outputs/<sweep>), ready to be pasted."""
+    root = "" if folder.parent.name == "outputs" else f" {_word('output_dir', str(folder.parent))}"
     return f"hessfig run sweep={folder.name}{root}"
+
+
+def _word(key: str, value: str) -> str:
+    """Return key=value for a shell and for the settings' grammar: quoted for both where it is not plain."""
+    if re.fullmatch(r"[A-Za-z0-9_./-]+", value):
+        return f"{key}={value}"
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    return shlex.quote(f'{key}="{escaped}"')
 
 
 def _read_text(path: Path) -> pd.DataFrame:
