@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ from hessfig.errors import UserError
 
 # A variant is other networks, data or estimators; seeds and sigmas are no variants, and the rest changes no number.
 VARIABLE = ("task.", "model.", "state.", "grid.", "estimator.", "dtype")
+MOST_VARIANTS = 10_000
 Vary = dict[str, list[Any]]
 
 
@@ -30,7 +32,18 @@ def settled(vary: Mapping[str, Any], given: Mapping[str, Any]) -> Vary:
 
 
 def combinations(vary: Vary) -> Iterator[dict[str, Any]]:
-    """Yield every combination, {key: value}; the first key changes slowest."""
+    """Yield every combination, {key: value}; the first key changes slowest.
+
+    Raises UserError for more than MOST_VARIANTS, counted before the first is made.
+    """
+    count = math.prod(map(len, vary.values()))
+    if count > MOST_VARIANTS:
+        raise UserError(
+            f"sweep.vary: {count} combinations",
+            got=", ".join(f"{key}: {len(values)} values" for key, values in vary.items()),
+            allowed=f"at most {MOST_VARIANTS} combinations",
+            remedy="vary fewer settings at once, or split the sweep",
+        )
     for values in itertools.product(*vary.values()):
         yield dict(zip(vary, values, strict=True))
 
