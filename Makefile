@@ -11,16 +11,20 @@ sweep_of = $(shell sed -n 's/^sweep: "*\([^"]*\)"*$$/\1/p' conf/figure/$(1).yaml
 measure = $(if $(1),$(RUN) run sweep=$(1))
 
 .DEFAULT_GOAL := help
-.PHONY: help figures figures-paper figures-beyond figures-study test test-slow test-attack lint slopes check verify bench clean
+.PHONY: help figures figures-paper figures-beyond figures-follow-up figures-all figures-study test test-slow test-attack lint slopes check verify bench clean
 
 help: ## list the targets
-	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | sort | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | sort | awk -F'\t' '{printf "  make %-17s %s\n", $$1, $$2}'
 
 figures: $(addprefix figure-,$(call figures_of,paper|beyond|study)) ## measure every sweep and draw every figure (resumes where it stopped)
 
 figures-paper: $(addprefix figure-,$(call figures_of,paper)) ## the figures of the paper and of its claims
 
 figures-beyond: $(addprefix figure-,$(call figures_of,beyond)) ## the figures beyond the paper
+
+figures-follow-up: $(addprefix figure-,$(call figures_of,follow_up)) ## the figures of follow-ups: spectra, training, landscape
+
+figures-all: figures figures-follow-up ## every figure there is
 
 figures-study: $(addprefix figure-,$(call figures_of,study)) ## the figures of theory that need no sweep (seconds)
 

@@ -17,7 +17,7 @@ from hessfig.config.choices import FigureGroup
 from hessfig.config.shipped import ShippedFigure, natural, shipped_figures
 
 ROOT = Path(__file__).parent.parent
-GROUPS = [FigureGroup.paper, FigureGroup.beyond, FigureGroup.study]
+GROUPS = [FigureGroup.paper, FigureGroup.beyond, FigureGroup.follow_up, FigureGroup.study]
 HEAD = """# Gallery
 
 Every figure as `make figures` made it at full size (20 values of sigma, 20 seeds, d_model 128, 64 sequences unless the

@@ -69,10 +69,11 @@ class State(StrEnum):
 
 
 class FigureGroup(StrEnum):
-    """Figures of the paper, of sweeps beyond it, and of theory studies that need no sweep."""
+    """Figures of the paper, of its claims beyond it, of follow-ups, and of theory studies that need no sweep."""
 
     paper = "paper"
     beyond = "beyond"
+    follow_up = "follow_up"
     study = "study"
     own = "own"
 

@@ -1,4 +1,4 @@
-"""The quantities: every module or folder of hessfig.measurements with a QUANTITY, and those of the user's own files."""
+"""The quantities: modules or folders of hessfig.measurements and of its rooms, and those of the user's own files."""
 
 from __future__ import annotations
 
@@ -13,12 +13,25 @@ from hessfig.measurements.protocol import Quantity
 
 KEY = "quantities"
 _NOT_QUANTITIES = ("protocol", "registry", "estimate", "blocks")
+_ROOMS: tuple[str, ...] = ()  # folders that hold quantities, and nothing else
 
 
 def quantities() -> list[str]:
     """Return the names of the package's quantities, without importing one."""
-    found = pkgutil.iter_modules(measurements.__path__)
-    return [module.name for module in found if module.name not in _NOT_QUANTITIES]
+    return list(_places())
+
+
+@cache
+def _places() -> dict[str, str]:
+    """Return {name: module} of the package's quantities: those of hessfig.measurements first, then room by room."""
+    found = {}
+    for room in ("", *_ROOMS):
+        package = f"{measurements.__name__}.{room}".rstrip(".")
+        folders = [f"{folder}/{room}" for folder in measurements.__path__]
+        for module in pkgutil.iter_modules(folders):
+            if module.name not in (*_NOT_QUANTITIES, *_ROOMS):
+                found[module.name] = f"{package}.{module.name}"
+    return found
 
 
 @cache
@@ -29,15 +42,15 @@ def quantity(name: str, config_dir: str | None = None) -> Quantity:
     """
     if is_own(name):
         return _checked(name, find(KEY, name, config_dir))
-    known = quantities()
+    known = _places()
     if name not in known:
         raise UserError(
             f"{KEY}: there is no such quantity",
             got=name,
             allowed=f"{', '.join(known)}, or FILE.py:NAME of your own",
-            remedy=did_you_mean(name, known) or f"for example quantities=[{known[0]}]",
+            remedy=did_you_mean(name, known) or f"for example quantities=[{next(iter(known))}]",
         )
-    return _checked(name, import_module(f"hessfig.measurements.{name}").QUANTITY)
+    return _checked(name, import_module(known[name]).QUANTITY)
 
 
 def source_of(name: str, config_dir: str | None) -> str:

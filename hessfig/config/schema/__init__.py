@@ -1,0 +1,18 @@
+"""The configuration schema: every setting a verb may be told, with a line of help."""
+
+from hessfig.config.schema.everything import Config
+from hessfig.config.schema.experiment import FigureConfig, SweepConfig
+from hessfig.config.schema.measuring import EstimatorConfig, GridConfig
+from hessfig.config.schema.network import ModelConfig, StateConfig, TaskConfig, with_defaults
+
+__all__ = [
+    "Config",
+    "EstimatorConfig",
+    "FigureConfig",
+    "GridConfig",
+    "ModelConfig",
+    "StateConfig",
+    "SweepConfig",
+    "TaskConfig",
+    "with_defaults",
+]

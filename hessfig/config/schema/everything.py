@@ -1,0 +1,48 @@
+"""Everything a verb may be told, with a line of help for every setting."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from hessfig.config.choices import DType
+from hessfig.config.schema.experiment import FigureConfig, SweepConfig
+from hessfig.config.schema.measuring import EstimatorConfig, GridConfig
+from hessfig.config.schema.network import ModelConfig, StateConfig, TaskConfig
+from hessfig.terms import Part
+
+
+@dataclass
+class Config:
+    """Everything a verb may be told; every field is a command-line override."""
+
+    task: TaskConfig = field(default_factory=TaskConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    state: StateConfig = field(default_factory=StateConfig)
+    grid: GridConfig = field(default_factory=GridConfig)
+    estimator: EstimatorConfig = field(default_factory=EstimatorConfig)
+    sweep: SweepConfig = field(default_factory=SweepConfig)
+    figure: FigureConfig = field(default_factory=FigureConfig)
+    quantities: Annotated[list[str], "what is measured: frobenius, trace, hessian, ..."] = field(
+        default_factory=lambda: ["frobenius"]
+    )
+    blocks: Annotated[
+        Any, "blocks of the Hessian: [W_V, [W_Q, W_V]]", "all, or a list of weights and pairs"
+    ] = field(default_factory=lambda: ["W_V", "W_Q"])
+    parts: Annotated[list[Part], "parts of the Hessian: full, outer-product, functional"] = field(
+        default_factory=lambda: [Part.H_o, Part.H_f, Part.H]
+    )
+    seeds: Annotated[int, "number of initialisations"] = 20
+    first_seed: Annotated[int, "the first of their seeds; the others follow it"] = 1234
+    dtype: Annotated[DType, "floating-point type of networks and products"] = DType.float64
+    device: Annotated[str, "cpu, cuda or cuda:N"] = "cpu"
+    workers: Annotated[Any, "worker processes; auto: one a core", "auto or a whole number"] = "auto"
+    force_workers: Annotated[bool, "take more workers than there are cores"] = False
+    output_dir: Annotated[str, "folder of all results"] = "outputs"
+    dry_run: Annotated[bool, "say what would be measured, and measure nothing"] = False
+    config_dir: Annotated[str | None, "set by --config-dir"] = None
+    reference: Annotated[
+        str | None, "published values: a CSV file, or a folder of the authors' result files"
+    ] = None
+    tolerance: Annotated[float, "how far a slope may be from its prediction"] = 0.1
+    resamples: Annotated[int, "bootstrap resamples behind a slope's error"] = 2000
