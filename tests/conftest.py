@@ -7,6 +7,7 @@ import os
 os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"))
 
 import multiprocessing
+import signal
 import subprocess
 import sys
 import warnings
@@ -24,6 +25,8 @@ from jaxtyping import install_import_hook
 from tests import runs
 
 warnings.filterwarnings("ignore", category=FutureWarning, module="torch.jit")
+# A shell starts what it puts in the background with SIGINT ignored, and children inherit that: commands could not be stopped.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 # Not the tape (curvature.linearised): its small steps run a million times here, and dense oracles hold its shapes.
 CHECKED = [
     *["tasks", "models", "theory", "curvature.exact", "curvature.products.curvlinops", "measurements"],
