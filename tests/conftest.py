@@ -25,7 +25,7 @@ from jaxtyping import install_import_hook
 from tests import runs
 
 warnings.filterwarnings("ignore", category=FutureWarning, module="torch.jit")
-# A shell starts what it puts in the background with SIGINT ignored, and children inherit that: commands could not be stopped.
+# A shell's background jobs start with SIGINT ignored, and so would their children: commands could not be stopped.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # Not the tape (curvature.linearised): its small steps run a million times here, and dense oracles hold its shapes.
 CHECKED = [
