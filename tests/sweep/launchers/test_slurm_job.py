@@ -216,4 +216,5 @@ def test_a_share_says_what_it_did_and_how_to_collect(cli: Callable[..., Answer])
     assert answer.out.endswith(f"collect, with all shards in one folder: hessfig run {shlex.join(TOY)}\n")
     assert not Path("outputs/sigma/table.csv").exists()
     whole = cli("run", *TOY, "workers=1")
+    assert cli("run", *TOY, "launcher=slurm", "dry_run=true").out == "nothing to do\n"
     assert "1 cells measured, 1 reused, 0 failed" in whole.out
