@@ -1,4 +1,4 @@
-"""The tape holds every parameter: biases, gains and shifts, alone, in groups and all at once, against dense double backward."""
+"""The tape holds every parameter: biases, gains and shifts, alone, in groups, all at once; against double backward."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def moved(problem: Problem) -> Problem:
 def assert_every_column(problem: Problem, model: ModelConfig) -> None:
     """Compare the columns of every name of every layer, with all weights of the network as rows."""
     dense, tape, layout = oracle(problem), LinearisedNetwork(problem, model), problem.layout
-    names = [*layout.names, *layout.others]
-    for layer, name in [(layer, name) for name in names for layer in layout.layers_of(name)]:
+    places_of = [(at, name) for name in [*layout.names, *layout.others] for at in layout.layers_of(name)]
+    for layer, name in places_of:
         assert tape.holds(layer, name), (layer, name)
         column = tape.column(layer, name, {"rows": (0, Group.all.value)})
         found, cols = dense_blocks(column), places(problem, layer, name)
