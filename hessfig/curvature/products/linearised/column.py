@@ -17,7 +17,7 @@ from hessfig.curvature.products.linearised.weights import Probes
 from hessfig.curvature.same_network import check_same
 from hessfig.models.protocol import Weight as NamedWeight
 from hessfig.tasks.losses import output_gradient
-from hessfig.terms import Matrix, Part
+from hessfig.terms import Part
 
 
 class LinearisedNetwork:
@@ -39,12 +39,17 @@ class LinearisedNetwork:
 
     def holds(self, layer: int, name: str) -> bool:
         """Whether every weight behind a name is a step of the tape."""
-        side = self.problem.layout.side(layer, name)
-        return all(weight.is_main and _key(weight) in self.tape.holders for weight in side)
+        return all(self._is_held(weight) for weight in self.problem.layout.side(layer, name))
 
     def side(self, layer: int, name: str) -> list[Weight]:
         """Return the tape's weights behind a name."""
         return [_key(weight) for weight in self.problem.layout.side(layer, name)]
+
+    def _is_held(self, weight: NamedWeight) -> bool:
+        """Whether a weight is a whole parameter, and the very one a step holds under its name."""
+        if weight.index is not None or _key(weight) not in self.tape.holders:
+            return False
+        return self.tape.parameter(_key(weight)) is self.problem.network.get_parameter(weight.parameter)
 
     def output_hessian(
         self, df: Float[Tensor, "batch scored k vocab"]
@@ -60,7 +65,7 @@ class LinearisedColumn:
         self.network = network
         self.rows = {key: network.side(*at) for key, at in rows.items()}
         self.col = network.side(layer, col)
-        self.weights = [network.tape.holders[weight].weight for weight in self.col]
+        self.weights = [network.tape.parameter(weight) for weight in self.col]
         self.dim, self.dtype = sum(weight.numel() for weight in self.weights), network.dtype
         self.shape = self.weights[0].shape if len(self.weights) == 1 else torch.Size([self.dim])
 
@@ -100,14 +105,13 @@ class LinearisedColumn:
         }
 
     def _flat(self, products: Sequence[tuple[Weight, Probes | None]], k: int) -> Float[Tensor, "n k"]:
-        holders = self.network.tape.holders
         filled = [
-            zeros_like_weight(holders[at].weight, k) if product is None else product
+            zeros_like_weight(self.network.tape.parameter(at), k) if product is None else product
             for at, product in products
         ]
-        flat = [product.flatten(1).T for product in filled]
-        return flat[0] if len(flat) == 1 else torch.cat(flat)
+        flat = [product.flatten(1) for product in filled]
+        return flat[0].T if len(flat) == 1 else torch.cat(flat, dim=1).T
 
 
 def _key(weight: NamedWeight) -> Weight:
-    return (weight.layer, Matrix(weight.name))
+    return (weight.layer, weight.name)
