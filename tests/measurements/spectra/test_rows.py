@@ -79,20 +79,23 @@ def test_spectra_have_the_trace_and_the_norm_of_the_other_quantities(name: str) 
 @pytest.mark.parametrize("end", ["largest", "smallest"])
 @pytest.mark.parametrize("name", ["softmax", "pre", "heads", "linear", "linear mlp"])
 def test_extremes_are_those_of_the_spectrum_within_their_error(name: str, end: str) -> None:
+    """An eigenvalue lies within the residual; it is the outermost up to the tolerance (many lie next to zero)."""
     model, quantity = ARCHITECTURES[name], f"{end}_eigenvalue"
     whole = found("spectrum", model)
-    sizes = {
-        (label["layer"], label["col"], label["part"]): np.abs(whole.arrays[f"eigenvalues_{k}"]).max()
+    spectra = {
+        (label["layer"], label["col"], label["part"]): whole.arrays[f"eigenvalues_{k}"]
         for k, label in enumerate(json.loads(str(whole.arrays["entries"])))
     }
     truth, rows = by_place(whole, quantity), by_place(found(quantity, model), quantity)
     assert set(rows) == set(truth) and {index for *_, index in rows} == {1, 2}
     for at, row in rows.items():
-        scale = sizes[at[:3]]
+        values = spectra[at[:3]]
+        scale = np.abs(values).max()
         assert row["status"] in ("ok", "structural_zero"), row
         assert row["status"] == truth[at]["status"]
         assert row["error"] <= 1e-6 * scale and row["num_probes"] == 0 and row["estimator"] == "lanczos"
-        assert abs(row["value"] - truth[at]["value"]) <= row["error"] + 1e-11 * scale
+        assert np.abs(row["value"] - values).min() <= row["error"] + 1e-12 * scale
+        assert abs(row["value"] - truth[at]["value"]) <= 1e-6 * scale
 
 
 @pytest.mark.parametrize("probes", Probes)
@@ -117,17 +120,16 @@ def test_densities_have_mean_and_second_moment_within_their_errors(probes: Probe
 
 
 def test_quantiles_of_a_density_are_those_of_the_spectrum() -> None:
-    """With as many steps as there are eigenvalues a probe's nodes are exact: what is left is the weights' error."""
-    model = ARCHITECTURES["softmax"]
-    settings = SpectrumConfig(steps=48, num_probes=60)
-    density = by_place(
-        found("density", model, spectrum=settings, blocks=["W_V"], parts=["H"]), "eigenvalue_quantile"
-    )
-    whole = found("spectrum", model, blocks=["W_V"], parts=["H"])
-    truth, scale = by_place(whole, "eigenvalue_quantile"), whole.arrays["eigenvalues_0"].max()
-    assert [index for *_, index in density] == [5, 25, 50, 75, 95]
-    for at, row in density.items():
-        assert abs(row["value"] - truth[at]["value"]) <= 4 * row["error"] + 1e-2 * scale
+    """As many steps as there are eigenvalues: nodes are exact, the cumulative there is off by the weights alone."""
+    model, settings = ARCHITECTURES["softmax"], SpectrumConfig(steps=48, num_probes=60)
+    density = found("density", model, spectrum=settings, blocks=["W_in"], parts=["H"])
+    values = found("spectrum", model, blocks=["W_in"], parts=["H"]).arrays["eigenvalues_0"]
+    rows, rounding = by_place(density, "eigenvalue_quantile"), 1e-12 * np.abs(values).max()
+    assert [index for *_, index in rows] == [5, 25, 50, 75, 95]
+    for (*_, percent), row in rows.items():
+        assert np.abs(values - row["value"]).min() <= rounding
+        below, upto = (np.mean(values < row["value"] + sign * rounding) for sign in (-1, 1))
+        assert below - 0.06 <= percent / 100 <= upto + 0.06
 
 
 def test_one_probe_has_no_error() -> None:
