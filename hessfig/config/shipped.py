@@ -13,7 +13,7 @@ from typing import Any
 from hessfig.config.choices import FigureGroup, Published
 from hessfig.config.schema import FigureConfig
 
-GROUPS = ("task", "model", "state", "grid", "estimator", "launcher", "sweep", "figure")
+GROUPS = ("task", "model", "state", "grid", "estimator", "spectrum", "launcher", "sweep", "figure")
 STUDY = "study"
 
 

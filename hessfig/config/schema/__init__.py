@@ -5,6 +5,7 @@ from hessfig.config.schema.experiment import FigureConfig, SweepConfig
 from hessfig.config.schema.launcher import LauncherConfig
 from hessfig.config.schema.measuring import EstimatorConfig, GridConfig
 from hessfig.config.schema.network import ModelConfig, StateConfig, TaskConfig, with_defaults
+from hessfig.config.schema.spectrum import SpectrumConfig
 
 __all__ = [
     "Config",
@@ -13,6 +14,7 @@ __all__ = [
     "GridConfig",
     "LauncherConfig",
     "ModelConfig",
+    "SpectrumConfig",
     "StateConfig",
     "SweepConfig",
     "TaskConfig",
