@@ -12,7 +12,13 @@ from hessfig.config.schema import Config
 
 # Settings of network and task that version 0.1 had not. A cell keeps the key it had before them as long as they stand
 # at their default, and a manifest without them was made with that default. Add every new one here.
-ADDED: tuple[str, ...] = ()
+ADDED: tuple[str, ...] = (
+    "model.initialisation",
+    "model.sink",
+    "model.sink_beta",
+    "model.scaled_weight",
+    "model.weight_scale",
+)
 
 
 def as_plain(config: Any) -> Any:

@@ -12,6 +12,7 @@ from transformer_lens.model_bridge.sources.native import NativeBlock, NativeMode
 
 from hessfig.config import MLP, ModelConfig, Norm, with_defaults
 from hessfig.models.transformer.attention import SelfAttention
+from hessfig.models.transformer.sinks import embedding_sink, position_factors
 
 _ACTIVATIONS: dict[MLP, Callable[[Tensor], Tensor]] = {
     MLP.relu: F.relu,
@@ -61,6 +62,7 @@ class Transformer(NativeModel):
         super().__init__(native)
         self.layers = nn.ModuleList(Layer(native, model) for _ in range(model.n_layers))
         self.head = nn.Linear(model.d_model, vocabulary, bias=True)
+        self.sink = embedding_sink(model)
         if model.norm == Norm.post:
             self.ln_out = nn.Identity()
 
@@ -73,6 +75,8 @@ class Transformer(NativeModel):
     ) -> Float[Tensor, "batch length d_model"]:
         """Return the residual stream after `depth` layers (0: the embeddings)."""
         hidden = self.tok_embed(tokens) + self.pos.weight[: tokens.shape[1]]
+        if self.sink:
+            hidden = hidden * position_factors(tokens.shape[1], self.sink, hidden)
         for layer in self.layers[:depth]:
             hidden = layer(hidden)
         return hidden

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from hessfig.config import MLP, ModelConfig, Norm, QueryKey
+from hessfig.curvature.products.linearised.fixed import Scale
 from hessfig.curvature.products.linearised.mixing import Mixing
 from hessfig.curvature.products.linearised.steps import Activate, Normalise, Repeat, Select, Sum
 from hessfig.curvature.products.linearised.tape import Tape
@@ -15,6 +16,7 @@ from hessfig.curvature.products.linearised.weights import LinearMap, Lookup
 from hessfig.models.linear_mlp.network import LinearMLP
 from hessfig.models.self_attention.network import BareAttention
 from hessfig.models.transformer.network import Layer, Transformer
+from hessfig.models.transformer.sinks import embedding_sink, position_factors, score_sink
 from hessfig.tasks.batch import Batch
 from hessfig.terms import Matrix
 
@@ -51,6 +53,9 @@ class _Builder:
         positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
         tape.add(Lookup("positions", positions, network.pos.weight), (0, Matrix.W_pos))
         hidden = self._sum("tokens", "positions", "hidden0")
+        if embedding_sink(self.model):
+            factors = position_factors(tokens.shape[1], embedding_sink(self.model), tape.values[hidden])
+            hidden = tape.add(Scale((hidden,), "sunk0", tape.values[hidden], factors))
         for index, layer in enumerate(network.layers, start=1):
             queries = self.batch.scored if index == len(network.layers) else _QUERIES
             hidden = self._layer(layer, index, hidden, queries)  # type: ignore[arg-type]
@@ -105,6 +110,7 @@ class _Builder:
             scale=scale,
             is_linear=is_linear,
             allowed=allowed,
+            sink=score_sink(self.model),
         )
         return self.tape.add(step)
 
