@@ -72,7 +72,7 @@ def _check_sink(model: ModelConfig) -> None:
         )
     if model.sink in (Sink.scores, Sink.both) and model.attention == Attention.linear:
         raise UserError(
-            "model.sink: linear attention has no softmax; a constant added to its scores is a skip connection",
+            "model.sink: linear attention has no softmax; a constant in its scores would add the first value",
             got=f"model.sink={model.sink}, model.attention=linear",
             allowed="model.attention=softmax, or model.sink=embedding",
             remedy="model.sink=embedding",

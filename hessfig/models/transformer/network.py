@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformer_lens.config import TransformerBridgeConfig
 from transformer_lens.model_bridge.sources.native import NativeBlock, NativeModel
 
 from hessfig.config import MLP, ModelConfig, Norm, with_defaults
+from hessfig.models.activations import ACTIVATIONS
 from hessfig.models.transformer.attention import SelfAttention
 from hessfig.models.transformer.sinks import embedding_sink, position_factors
-
-_ACTIVATIONS: dict[MLP, Callable[[Tensor], Tensor]] = {
-    MLP.relu: F.relu,
-    MLP.gelu: F.gelu,
-    MLP.linear: lambda x: x,
-}
 
 
 class Layer(NativeBlock):
@@ -29,7 +21,7 @@ class Layer(NativeBlock):
         self.attn = SelfAttention(native, model)
         self.norm, self.attention_skip, self.has_mlp = model.norm, model.attention_skip, model.mlp != MLP.none
         if self.has_mlp:
-            self.mlp.act = _ACTIVATIONS[model.mlp]
+            self.mlp.act = ACTIVATIONS[model.mlp]
         elif model.norm == Norm.post:
             self.ln2 = nn.Identity()
 
