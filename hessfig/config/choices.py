@@ -12,6 +12,7 @@ class Kind(StrEnum):
     self_attention = "self_attention"
     linear_mlp = "linear_mlp"
     mlp = "mlp"
+    vit = "vit"
     python = "python"
 
 
@@ -83,10 +84,11 @@ class Loss(StrEnum):
 
 
 class Data(StrEnum):
-    """Digit addition; Gaussian inputs and targets for a single self-attention layer (eq. 5); those of model.factory."""
+    """Digit addition; Gaussian inputs and targets (eq. 5); pictures of digits; those of model.factory."""
 
     addition = "addition"
     gaussian = "gaussian"
+    digits = "digits"
     python = "python"
 
 

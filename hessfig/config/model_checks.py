@@ -8,7 +8,11 @@ from hessfig.config.choices import MLP, Attention, Kind, Norm, QueryKey, ScaledW
 from hessfig.config.schema import ModelConfig
 from hessfig.errors import UserError
 
-_WITH_NORM = (Kind.transformer, Kind.mlp)  # kind mlp counts the norms of the transformer that it matches
+_WITH_NORM = (
+    Kind.transformer,
+    Kind.vit,
+    Kind.mlp,
+)  # kind mlp counts the norms of the transformer that it matches
 _ATTENTION = (ScaledWeight.W_Q, ScaledWeight.W_K, ScaledWeight.W_V)
 
 
@@ -39,7 +43,7 @@ def check_model(model: ModelConfig) -> None:
             f"model.norm: kind={model.kind} has no LayerNorm",
             got=model.norm,
             allowed="none",
-            remedy="use model.kind=transformer",
+            remedy="model.kind=transformer or vit",
         )
     if model.norm == Norm.post and not model.attention_skip:
         raise UserError(

@@ -18,6 +18,8 @@ ADDED: tuple[str, ...] = (
     "model.sink_beta",
     "model.scaled_weight",
     "model.weight_scale",
+    "model.patch",
+    "task.path",
 )
 
 

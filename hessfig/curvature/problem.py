@@ -12,6 +12,7 @@ from hessfig.models.layered import Layered
 from hessfig.models.protocol import Drawn, Layout, Weight
 from hessfig.tasks.batch import Batch
 from hessfig.tasks.losses import output_gradient
+from hessfig.terms import Group
 
 Data = list[tuple[Tensor, Tensor]]
 
@@ -61,7 +62,7 @@ class Problem:
 
     def suffix(self, weights: Sequence[Weight]) -> Suffix:
         """Return the part of the network that depends on `weights`, with its input computed once."""
-        if not isinstance(self.network, Layered) or any(w.name in ("W_E", "W_pos") for w in weights):
+        if not isinstance(self.network, Layered) or any(map(_is_embedding, weights)):
             return Suffix(self, None)
         layers = [weight.layer for weight in weights if weight.layer]
         return Suffix(self, min(layers) - 1 if layers else len(self.layers))
@@ -118,6 +119,11 @@ class Suffix(nn.Module):
         if len(starts) == 1 or self.loss.reduction == "sum":
             return [1.0] * len(starts)
         return [len(start) / total for start in starts]
+
+
+def _is_embedding(weight: Weight) -> bool:
+    """Whether a weight acts before the first layer."""
+    return weight.name in ("W_E", "W_pos") or Group.embeddings in weight.groups
 
 
 def _entries_per_position(module: nn.Module) -> int:

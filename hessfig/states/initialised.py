@@ -19,8 +19,8 @@ WEIGHT_VARIANCE = 0.64
 GPT2_DEVIATION = 0.02
 _RESIDUAL = ("attn.o.weight", "mlp.fc_out.weight")  # the maps whose outputs are added to the residual stream
 _EMBEDDINGS = {
-    SigmaScales.both: ("tok_embed.weight", "pos.weight"),
-    SigmaScales.tokens: ("tok_embed.weight",),
+    SigmaScales.both: ("tok_embed.weight", "patch.weight", "pos.weight"),
+    SigmaScales.tokens: ("tok_embed.weight", "patch.weight"),
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from hessfig.config import Config, DType, Kind, Method
+from hessfig.config import Config, Data, DType, Kind, Method
 from hessfig.config.machine import cores, memory
 from hessfig.errors import UserError
 
@@ -74,9 +74,8 @@ def _held(setup: Setup) -> Iterator[tuple[str, str, int]]:
     config, layout = setup.config, setup.layout
     number = 8 if config.dtype == DType.float64 else 4
     weights = sum(weight.size for weight in layout.parameters or layout.weights)
-    known = config.model.kind != Kind.python
-    yield from _activations(config, number) if known else ()
-    key = "model.d_model" if known else "model.factory"
+    yield from _activations(config, number) if config.task.data in (Data.addition, Data.gaussian) else ()
+    key = "model.factory" if config.model.kind == Kind.python else "model.d_model"
     yield key, f"a network of {weights} weights", number * weights
     if config.estimator.method in _PROBING:
         widest = max(layout.size(block.layer, block.col) for block in setup.blocks)

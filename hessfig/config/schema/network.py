@@ -24,7 +24,10 @@ from hessfig.config.choices import (
 
 @dataclass
 class TaskConfig:
-    """The data: one batch, drawn once from `seed`, shared by every sigma and every repeat."""
+    """The data: one batch, drawn once from `seed`, shared by every sigma and every repeat.
+
+    `digits` and `scored` are for addition and Gaussian rows.
+    """
 
     data: Annotated[Data, "where the batch comes from"] = Data.addition
     digits: Annotated[int, "digits of each number that is added; sequences have 3 digits + 3 tokens"] = 5
@@ -34,6 +37,9 @@ class TaskConfig:
         Loss.cross_entropy
     )
     scored: Annotated[Scored, "positions whose next token enters the loss"] = Scored.answer
+    path: Annotated[
+        str | None, "for data digits, pictures of your own: FILE.npz with images (n, 8, 8) and labels (n)"
+    ] = None
 
 
 @dataclass
@@ -73,6 +79,7 @@ class ModelConfig:
         ScaledWeight | None, "the weight whose draw model.weight_scale multiplies, in every layer"
     ] = None
     weight_scale: Annotated[float, "factor on the draw of model.scaled_weight"] = 1.0
+    patch: Annotated[int, "for kind vit, pixels along a patch's side"] = 2
     factory: Annotated[
         str | None, "for kind python, the function that makes it: FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION"
     ] = None

@@ -1,4 +1,4 @@
-"""Steps that are fixed linear maps over positions: factors, prefixes of a sequence."""
+"""Steps that are fixed linear maps over positions: factors, prefixes of a sequence, the mean."""
 
 from __future__ import annotations
 
@@ -50,3 +50,21 @@ class Prefixes:
             return [None]
         rows = dy_bar.unflatten(-1, (self.known.shape[2], -1)) * self.known
         return [rows.sum(dim=1).transpose(1, 2)]
+
+
+class Mean:
+    """y = the mean over positions, as one position."""
+
+    cotangent: Tensor | None = None
+
+    def __init__(self, inputs: tuple[str, ...], output: str, x: Tensor) -> None:
+        self.inputs, self.output, self.length = inputs, output, x.shape[1]
+        self.value = x.mean(dim=1, keepdim=True)
+
+    def push(self, dxs: Sequence[Tangent]) -> Tangent:
+        return None if dxs[0] is None else dxs[0].mean(dim=1, keepdim=True)
+
+    def pull_back(
+        self, dy_bar: Tangent, dxs: Sequence[Tangent] | None, needed: Sequence[bool]
+    ) -> list[Tangent]:
+        return [None if dy_bar is None else dy_bar.expand(-1, self.length, -1, -1) / self.length]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from hessfig.config import MLP, ModelConfig, Norm, QueryKey
-from hessfig.curvature.products.linearised.fixed import Prefixes, Scale
+from hessfig.curvature.products.linearised.fixed import Mean, Prefixes, Scale
 from hessfig.curvature.products.linearised.mixing import Mixing
 from hessfig.curvature.products.linearised.steps import Activate, Normalise, Repeat, Select, Sum
 from hessfig.curvature.products.linearised.tape import Tape
@@ -18,6 +18,7 @@ from hessfig.models.mlp.network import PrefixMLP
 from hessfig.models.self_attention.network import BareAttention
 from hessfig.models.transformer.network import Layer, Transformer
 from hessfig.models.transformer.sinks import embedding_sink, position_factors, score_sink
+from hessfig.models.vit.network import VisionTransformer
 from hessfig.tasks.batch import Batch
 from hessfig.terms import Matrix
 
@@ -26,7 +27,7 @@ _QUERIES = slice(None)
 
 def can_build(network: nn.Module) -> bool:
     """Whether the steps of this kind of network are known."""
-    return isinstance(network, Transformer | LinearMLP | PrefixMLP | BareAttention)
+    return isinstance(network, Transformer | LinearMLP | PrefixMLP | VisionTransformer | BareAttention)
 
 
 def build_tape(network: nn.Module, batch: Batch, model: ModelConfig) -> Tape:
@@ -38,6 +39,8 @@ def build_tape(network: nn.Module, batch: Batch, model: ModelConfig) -> Tape:
         builder.linear_mlp(network)
     elif isinstance(network, PrefixMLP):
         builder.mlp(network)
+    elif isinstance(network, VisionTransformer):
+        builder.vision_transformer(network)
     else:
         assert isinstance(network, BareAttention), "can_build says which networks have a tape"
         builder.bare_attention(network)
@@ -82,6 +85,20 @@ class _Builder:
             rows = self.tape.add(Activate((z,), f"p{index}", self.tape.values[z], network, self.model.mlp))
         self._linear(rows, "outputs", network.head, (0, Matrix.W_U))
 
+    def vision_transformer(self, network: VisionTransformer) -> None:
+        self.tape.values["pixels"] = network.patches(self.batch.inputs)
+        patches = self._linear("pixels", "patches", network.patch, (0, Matrix.W_patch))
+        rows = self.tape.values[patches]
+        positions = torch.arange(rows.shape[1], device=rows.device).expand(rows.shape[:2])
+        self.tape.add(Lookup("positions", positions, network.pos.weight), (0, Matrix.W_pos))
+        hidden = self._sum(patches, "positions", "hidden0")
+        for index, layer in enumerate(network.layers, start=1):
+            hidden = self._layer(layer, index, hidden, _QUERIES)  # type: ignore[arg-type]
+        if self.model.norm == Norm.pre:
+            hidden = self._normalise(hidden, "final", network.ln_out)
+        mean = self.tape.add(Mean((hidden,), "mean", self.tape.values[hidden]))
+        self._linear(mean, "outputs", network.head, (0, Matrix.W_U))
+
     def bare_attention(self, network: BareAttention) -> None:
         self.tape.values["inputs"] = network.hidden(self.batch.inputs, 0)
         length = self.batch.length
@@ -91,7 +108,7 @@ class _Builder:
     def _layer(self, layer: Layer, index: int, hidden: str, queries: slice) -> str:
         norm, attention = self.model.norm, layer.attn
         x = self._normalise(hidden, f"norm{index}", layer.ln1) if norm == Norm.pre else hidden
-        allowed = ~attention.causal_mask[queries, : self.batch.length]
+        allowed = ~attention.causal_mask[queries, : self.tape.values[hidden].shape[1]]
         scale = attention.scale * attention.temperature
         mixed = self._attention(attention, index, x, queries, scale=scale, allowed=allowed)
         residual = self._linear(mixed, f"attended{index}", attention.o, (index, Matrix.W_O))
