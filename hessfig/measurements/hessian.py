@@ -23,7 +23,7 @@ def _measure(problem: Problem, request: Request) -> Measured:
     in their own order, flattened as they are.
     """
     published = request.model.kind == Kind.transformer
-    return Measured([], _published(problem) if published else _plain(problem))
+    return Measured([], _published(problem) if published else _plain(problem, request))
 
 
 def _published(problem: Problem) -> Arrays:
@@ -33,14 +33,15 @@ def _published(problem: Problem) -> Arrays:
     return {"hessian": whole.matrix.cpu().float().numpy(), "names": whole.names, "sizes": whole.sizes}
 
 
-def _plain(problem: Problem) -> Arrays:
-    from hessfig.curvature.products.curvlinops import ColumnOperator
+def _plain(problem: Problem, request: Request) -> Arrays:
+    from hessfig.curvature.routes import Engines
     from hessfig.measurements.frobenius.dense import dense_blocks
     from hessfig.terms import Part
 
-    side = problem.layout.side(0, Group.all)
-    blocks = dense_blocks(ColumnOperator(problem, 0, Group.all, [Group.all]))
-    whole = blocks[Group.all, Part.H_o] + blocks[Group.all, Part.H_f]
+    side, every = problem.layout.side(0, Group.all), Block(0, Group.all, Group.all)
+    engines = Engines(problem, request.model, request.estimator.products)
+    blocks = dense_blocks(engines.column(0, Group.all, [every]))
+    whole = blocks[every, Part.H_o] + blocks[every, Part.H_f]
     deep = problem.layout.num_layers > 1
     names = [f"{weight.name}_{weight.layer}" if deep and weight.layer else weight.name for weight in side]
     sizes = [weight.size for weight in side]
