@@ -27,6 +27,7 @@ class Matrix(StrEnum):
     """
 
     W_E = "W_E"
+    W_patch = "W_patch"
     W_pos = "W_pos"
     W_Q = "W_Q"
     W_K = "W_K"
@@ -46,7 +47,7 @@ class Matrix(StrEnum):
     @property
     def has_layer(self) -> bool:
         """Whether every layer has its own (embeddings and unembedding exist once, in 'layer 0')."""
-        return self not in (Matrix.W_E, Matrix.W_pos, Matrix.W_U)
+        return self not in (Matrix.W_E, Matrix.W_patch, Matrix.W_pos, Matrix.W_U)
 
 
 class Group(StrEnum):
@@ -56,6 +57,7 @@ class Group(StrEnum):
     mlp = "mlp"
     norms = "norms"
     embeddings = "embeddings"
+    biases = "biases"
     layer = "layer"
     all = "all"
 

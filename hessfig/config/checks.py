@@ -56,6 +56,7 @@ def _check_counts(config: Config) -> None:
         "model.d_model": config.model.d_model,
         "model.d_head": config.model.d_head,
         "model.d_mlp": config.model.d_mlp,
+        "model.patch": config.model.patch,
         "task.batch_size": config.task.batch_size,
         "task.digits": config.task.digits,
         "estimator.num_probes": config.estimator.num_probes,
@@ -130,26 +131,41 @@ def _is_window(window: Any) -> bool:
     return all(isinstance(end, int | float) for end in ends) and sorted(set(ends)) == ends
 
 
+_DATA_OF = {
+    Kind.python: Data.python,
+    Kind.self_attention: Data.gaussian,
+    Kind.vit: Data.digits,
+}  # others: addition
+
+
 def _check_task(config: Config) -> None:
-    gaussian = config.task.data == Data.gaussian
-    if (config.task.data == Data.python) != (config.model.kind == Kind.python):
+    task, kind = config.task, config.model.kind
+    if (task.data == Data.python) != (kind == Kind.python):
         raise UserError(
             "task.data and model.kind do not fit: model.factory makes the data too",
-            got=f"task.data={config.task.data}, model.kind={config.model.kind}",
+            got=f"task.data={task.data}, model.kind={kind}",
             allowed="python with python",
             remedy="model=python task=python, or sweep=network, which has both",
         )
-    if gaussian != (config.model.kind == Kind.self_attention):
+    data = {str(one): needed for one, needed in _DATA_OF.items()}.get(kind, Data.addition)
+    if task.data != data:
         raise UserError(
             "task.data and model.kind do not fit",
-            got=f"task.data={config.task.data}, model.kind={config.model.kind}",
-            allowed="gaussian with self_attention; addition with transformer or linear_mlp",
-            remedy="task=gaussian" if config.model.kind == Kind.self_attention else "task=addition",
+            got=f"task.data={task.data}, model.kind={kind}",
+            allowed="gaussian with self_attention; digits with vit; addition with transformer, mlp or linear_mlp",
+            remedy=f"task={data}",
         )
-    if gaussian and config.task.loss == Loss.cross_entropy:
+    if task.path is not None and data != Data.digits:
+        raise UserError(
+            "task.path: only pictures are read from a file",
+            got=f"task.data={data}",
+            allowed="task=digits",
+            remedy="leave task.path out, or model=vit task=digits",
+        )
+    if data == Data.gaussian and task.loss == Loss.cross_entropy:
         raise UserError(
             "task.loss: Gaussian targets need a square loss",
-            got=config.task.loss,
+            got=task.loss,
             allowed="mse, mse_sum_unshifted",
             remedy="task.loss=mse",
         )

@@ -13,7 +13,7 @@ from hessfig.models.layered import Layered
 from hessfig.models.protocol import Drawn, Layout, Weight
 from hessfig.tasks.batch import Batch
 from hessfig.tasks.losses import output_gradient
-from hessfig.terms import Part
+from hessfig.terms import Group, Part
 
 Data = list[tuple[Tensor, Tensor]]
 Scalar = Callable[[Tensor], Tensor]
@@ -64,7 +64,7 @@ class Problem:
 
     def suffix(self, weights: Sequence[Weight]) -> Suffix:
         """Return the part of the network that depends on `weights`, with its input computed once."""
-        if not isinstance(self.network, Layered) or any(w.name in ("W_E", "W_pos") for w in weights):
+        if not isinstance(self.network, Layered) or any(map(_is_embedding, weights)):
             return Suffix(self, None)
         layers = [weight.layer for weight in weights if weight.layer]
         return Suffix(self, min(layers) - 1 if layers else len(self.layers))
@@ -135,6 +135,11 @@ def _along(slope: Tensor, outputs: Tensor) -> Tensor:
 
 def _loss(loss: nn.Module, share: float, targets: Tensor, outputs: Tensor) -> Tensor:
     return share * loss(outputs, targets)
+
+
+def _is_embedding(weight: Weight) -> bool:
+    """Whether a weight acts before the first layer."""
+    return weight.name in ("W_E", "W_pos") or Group.embeddings in weight.groups
 
 
 def _entries_per_position(module: nn.Module) -> int:

@@ -67,6 +67,8 @@ def _check_name(name: Any, entry: Any, layout: Layout, model: ModelConfig) -> No
             Kind.transformer,
             Kind.self_attention,
             Kind.linear_mlp,
+            Kind.mlp,
+            Kind.vit,
         )
         raise _not_of_this_model(Matrix(name), entry, layout, model) if is_other else _no_weight(name, layout)
     if at and layer != ANY and not (layer.isdigit() and int(layer) in layers):
@@ -131,12 +133,14 @@ def _not_of_this_model(matrix: Matrix, entry: Any, layout: Layout, model: ModelC
 def _switch(matrix: Matrix, model: ModelConfig) -> tuple[str, str]:
     """Return the setting that leaves `matrix` out of this model, and a setting that has it."""
     scores = matrix in (Matrix.W_Q, Matrix.W_K, Matrix.W_QK)
+    homes = {Matrix.W: "model=linear_mlp", Matrix.W_patch: "model=vit task=digits"}
     if (
-        matrix == Matrix.W
-        or model.kind == Kind.linear_mlp
+        matrix in homes
+        or matrix == Matrix.W_E
+        or model.kind in (Kind.linear_mlp, Kind.mlp)
         or (model.kind == Kind.self_attention and not scores)
     ):
-        return f"model.kind={model.kind}", "model=linear_mlp" if matrix == Matrix.W else "model=gpt2"
+        return f"model.kind={model.kind}", homes.get(matrix, "model=gpt2")
     if not scores:
         return f"model.mlp={MLP.none}", f"model.mlp={MLP.relu}"
     other = QueryKey.separate if model.query_key == QueryKey.single else QueryKey.single

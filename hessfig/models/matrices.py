@@ -13,11 +13,14 @@ def matrices_of(model: ModelConfig) -> list[Matrix]:
     """Return the weight matrices this architecture has, in the order of its parameters."""
     if model.kind == Kind.linear_mlp:
         return [Matrix.W]
+    if model.kind == Kind.mlp:
+        return [Matrix.W_E, Matrix.W_in, *([Matrix.W] if model.n_layers > 1 else []), Matrix.W_U]
     query_key = [Matrix.W_QK] if model.query_key == QueryKey.single else [Matrix.W_Q, Matrix.W_K]
     if model.kind == Kind.self_attention:
         return [*query_key, Matrix.W_V]
     mlp = [] if model.mlp == MLP.none else [Matrix.W_in, Matrix.W_out]
-    return [Matrix.W_E, Matrix.W_pos, *query_key, Matrix.W_V, Matrix.W_O, *mlp, Matrix.W_U]
+    tokens = Matrix.W_patch if model.kind == Kind.vit else Matrix.W_E
+    return [tokens, Matrix.W_pos, *query_key, Matrix.W_V, Matrix.W_O, *mlp, Matrix.W_U]
 
 
 def weight_size(matrix: str, model: ModelConfig, task: TaskConfig, layer: int = 1) -> int:

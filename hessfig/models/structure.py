@@ -28,7 +28,7 @@ def is_structural_zero(model: ModelConfig, block: Block, part: Part) -> bool:
 
 def _affine_in_last_layer(model: ModelConfig) -> set[Matrix]:
     affine = {Matrix.W_out}
-    if model.mlp == MLP.gelu and model.kind == Kind.transformer:
+    if model.mlp == MLP.gelu and model.kind != Kind.self_attention:
         return affine
     affine |= {Matrix.W_in} | _VALUE_LIKE
     return affine | _SCORE_LIKE if model.attention == Attention.linear else affine

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from hessfig.config import Config, DType, Kind, Method
+from hessfig.config import Config, Data, DType, Kind, Method
 from hessfig.config.machine import cores, memory_of_worker
 from hessfig.errors import UserError
 
@@ -75,9 +75,8 @@ def _held(setup: Setup) -> Iterator[tuple[str, str, int]]:
     config, layout = setup.config, setup.layout
     number = 8 if config.dtype == DType.float64 else 4
     weights = sum(weight.size for weight in layout.parameters or layout.weights)
-    known = config.model.kind != Kind.python
-    yield from _activations(config, number) if known else ()
-    key = "model.d_model" if known else "model.factory"
+    yield from _activations(config, number) if config.task.data in (Data.addition, Data.gaussian) else ()
+    key = "model.factory" if config.model.kind == Kind.python else "model.d_model"
     yield key, f"a network of {weights} weights", number * weights
     if config.estimator.method in _PROBING:
         widest = max(layout.size(block.layer, block.col) for block in setup.blocks)
@@ -95,7 +94,7 @@ def _activations(config: Config, number: int) -> Iterator[tuple[str, str, int]]:
     key = "task.batch_size" if task.batch_size > length else "task.digits"
     shape = f"a batch of {task.batch_size} sequences of {length} tokens"
     yield key, f"{shape}, {model.d_model} wide", number * task.batch_size * length * model.d_model
-    if model.kind != Kind.linear_mlp:
+    if model.kind in (Kind.transformer, Kind.self_attention):
         scores = task.batch_size * model.n_heads * length**2
         yield key, f"the attention scores of {shape}, {model.n_heads} heads", number * scores
 

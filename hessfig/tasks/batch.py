@@ -11,13 +11,14 @@ from torch.nn import functional as F
 from hessfig.config import Data, DType, Loss, TaskConfig
 from hessfig.rng import stream
 from hessfig.tasks.addition import VOCABULARY, addition_batch, scored_positions, sequence_length
+from hessfig.tasks.digits import CLASSES, split
 
 
 @dataclass(frozen=True)
 class Batch:
-    """`inputs`: tokens (batch, length), or Gaussian rows (batch, length, d_model); `targets` fit the loss.
+    """`inputs`: tokens (batch, length), Gaussian rows (batch, length, d_model) or pictures; `targets` fit the loss.
 
-    `scored` are the positions whose outputs enter the loss.
+    `scored` are the positions whose outputs enter the loss (a picture has one, which gives its class).
     """
 
     inputs: Tensor
@@ -38,6 +39,8 @@ def draw_batch(task: TaskConfig, *, width: int, dtype: DType) -> Batch:
     generator = stream(task.seed, "task", task.data.value)
     if task.data == Data.gaussian:
         return _gaussian_batch(task, width, getattr(torch, dtype), generator)
+    if task.data == Data.digits:
+        return _picture_batch(task, getattr(torch, dtype), generator)
     tokens = addition_batch(task.batch_size, task.digits, generator=generator)
     scored = scored_positions(task.digits, task.scored)
     return Batch(tokens, _targets(tokens, scored, task.loss, getattr(torch, dtype)), scored)
@@ -50,6 +53,16 @@ def _targets(tokens: Tensor, scored: slice, loss: Loss, dtype: torch.dtype) -> T
     # NOTE(paper): the published code compares logits[11..16] with the tokens at the same positions.
     labels = tokens[:, scored] if loss == Loss.mse_sum_unshifted else following
     return F.one_hot(labels, VOCABULARY).to(dtype)
+
+
+def _picture_batch(task: TaskConfig, dtype: torch.dtype, generator: torch.Generator) -> Batch:
+    """Choose training pictures without replacement: a larger batch of the same seed holds the smaller one."""
+    training = split(task.path)[0]
+    chosen = torch.randperm(len(training), generator=generator)[: task.batch_size]
+    images = torch.from_numpy(training.images)[chosen].to(dtype)
+    labels = torch.from_numpy(training.labels)[chosen].unsqueeze(1)
+    targets = labels if task.loss == Loss.cross_entropy else F.one_hot(labels, CLASSES).to(dtype)
+    return Batch(images, targets, slice(0, 1))
 
 
 def _gaussian_batch(task: TaskConfig, width: int, dtype: torch.dtype, generator: torch.Generator) -> Batch:

@@ -87,8 +87,10 @@ def check_exact(model: ModelConfig, blocks: Iterable[Block], parts: Sequence[Par
             if found.level == Level.unsupported:
                 raise UserError(
                     f"estimator.method=exact: no exact {part} of block {block}: {found.reason}",
-                    got=f"model.n_layers={model.n_layers}, part {part}",
-                    allowed="below the last layer H_o of any block, H_f and H of W_Q, W_K, W_QK and of embeddings",
+                    got=f"model.kind={model.kind}, model.n_layers={model.n_layers}, part {part}",
+                    allowed="below the last layer H_o of any block, H_f and H of W_Q, W_K, W_QK and of embeddings"
+                    if model.kind in _KINDS
+                    else f"model.kind={', '.join(_KINDS)}",
                     remedy=found.remedy,
                 )
 
@@ -99,7 +101,7 @@ def _is_wide(model: ModelConfig, block: Block) -> bool:
     return Matrix.W_in in (block.row, block.col) and (curved or not block.is_diagonal)
 
 
-_UNKNOWN = "exact routes know single weights of one layer of the package's own networks"
+_UNKNOWN = "exact routes know single weights of one layer of transformers, bare attention and linear MLPs"
 _REASONS = {
     Route.last_layer: "in the last layer an output depends on its own position's vectors alone",
     Route.outputs: "H_o has no more than the outputs' rank: one pass down for each",

@@ -26,24 +26,25 @@ def _weights(config: Config) -> Iterator[Weight]:
             matrix.value, f"{path}.weight", weight_size(matrix, model, task), 0, (Group.embeddings.value,)
         )
     for layer in range(1, model.n_layers + 1):
-        yield from _layer(config, model, layer)
+        yield from layer_weights(config, model, layer)
     if model.norm == Norm.pre:
-        yield from _norm("ln_out", model, 0)
+        yield from norm_weights("ln_out", model, 0)
     yield Weight(Matrix.W_U.value, "head.weight", weight_size(Matrix.W_U, model, task))
-    yield Weight("b_U", "head.bias", VOCABULARY, is_main=False)
+    yield Weight("b_U", "head.bias", VOCABULARY, 0, (Group.biases.value,), is_main=False)
 
 
-def _layer(config: Config, model: ModelConfig, layer: int) -> Iterator[Weight]:
+def layer_weights(config: Config, model: ModelConfig, layer: int) -> Iterator[Weight]:
+    """Yield the weights of one layer; `model` has its defaults resolved."""
     held = matrices_of(model)
     if model.norm != Norm.none:
-        yield from _norm("ln1", model, layer)
+        yield from norm_weights("ln1", model, layer)
     for matrix, path in _ATTENTION.items():
         if matrix in held:
             yield from _linear(config, matrix, f"attn.{path}", layer, Group.attention)
     if model.mlp == MLP.none:
         return
     if model.norm != Norm.none:
-        yield from _norm("ln2", model, layer)
+        yield from norm_weights("ln2", model, layer)
     for matrix, path in _MLP.items():
         yield from _linear(config, matrix, f"mlp.{path}", layer, Group.mlp)
 
@@ -54,7 +55,8 @@ def _linear(config: Config, matrix: Matrix, path: str, layer: int, group: Group)
         matrix.value, f"{place}.weight", weight_size(matrix, model, config.task), layer, (group.value,)
     )
     bias = matrix.value.replace("W", "b", 1)
-    yield Weight(bias, f"{place}.bias", _outputs(matrix, model), layer, (group.value,), is_main=False)
+    groups = (group.value, Group.biases.value)
+    yield Weight(bias, f"{place}.bias", _outputs(matrix, model), layer, groups, is_main=False)
 
 
 def _outputs(matrix: Matrix, model: ModelConfig) -> int:
@@ -65,7 +67,8 @@ def _outputs(matrix: Matrix, model: ModelConfig) -> int:
     return lengths.get(matrix, (model.d_mlp or 0) if matrix == Matrix.W_in else model.d_model)
 
 
-def _norm(name: str, model: ModelConfig, layer: int) -> Iterator[Weight]:
+def norm_weights(name: str, model: ModelConfig, layer: int) -> Iterator[Weight]:
+    """Yield gain and shift of one LayerNorm."""
     place = f"layers.{layer - 1}.{name}" if layer else name
     for kind, word in (("weight", "gain"), ("bias", "shift")):
         yield Weight(

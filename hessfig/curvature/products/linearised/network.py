@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hessfig.config import MLP, ModelConfig, Norm, QueryKey
+from hessfig.curvature.products.linearised.fixed import Mean, Prefixes, Scale
 from hessfig.curvature.products.linearised.layernorm import Normalise
 from hessfig.curvature.products.linearised.mixing import Mixing
 from hessfig.curvature.products.linearised.node import Node
@@ -16,8 +17,11 @@ from hessfig.curvature.products.linearised.steps import Activate, Gather, Repeat
 from hessfig.curvature.products.linearised.tape import Tape, Weight
 from hessfig.curvature.products.linearised.weights import BIAS, WEIGHT, LinearMap, Lookup
 from hessfig.models.linear_mlp.network import LinearMLP
+from hessfig.models.mlp.network import PrefixMLP
 from hessfig.models.self_attention.network import BareAttention
 from hessfig.models.transformer.network import Layer, Transformer
+from hessfig.models.transformer.sinks import embedding_sink, position_factors, score_sink
+from hessfig.models.vit.network import VisionTransformer
 from hessfig.tasks.batch import Batch
 from hessfig.terms import Matrix
 
@@ -26,7 +30,7 @@ _QUERIES = slice(None)
 
 def can_build(network: nn.Module) -> bool:
     """Whether the steps of this kind of network are known."""
-    return isinstance(network, Transformer | LinearMLP | BareAttention)
+    return isinstance(network, Transformer | LinearMLP | PrefixMLP | VisionTransformer | BareAttention)
 
 
 def build_tape(network: nn.Module, batch: Batch, model: ModelConfig, *, merged: bool = False) -> Tape:
@@ -41,6 +45,10 @@ def build_tape(network: nn.Module, batch: Batch, model: ModelConfig, *, merged: 
         builder.transformer(network)
     elif isinstance(network, LinearMLP):
         builder.linear_mlp(network)
+    elif isinstance(network, PrefixMLP):
+        builder.mlp(network)
+    elif isinstance(network, VisionTransformer):
+        builder.vision_transformer(network)
     else:
         assert isinstance(network, BareAttention), "can_build says which networks have a tape"
         builder.bare_attention(network)
@@ -67,6 +75,9 @@ class _Builder:
         self.tape.add(Lookup("tokens", tokens, network.tok_embed.weight), {WEIGHT: (0, Matrix.W_E)})
         self.tape.add(Lookup("positions", positions, network.pos.weight), {WEIGHT: (0, Matrix.W_pos)})
         hidden = self._sum("tokens", "positions", "hidden0")
+        if embedding_sink(self.model):
+            factors = position_factors(positions[0], embedding_sink(self.model), self.tape.values[hidden])
+            hidden = self._alike(Scale((hidden,), "sunk0", self.tape.values[hidden], factors))
         for index, layer in enumerate(network.layers, start=1):
             queries = self.batch.scored if index == len(network.layers) else _QUERIES
             hidden = self._layer(layer, index, hidden, queries)  # type: ignore[arg-type]
@@ -85,6 +96,30 @@ class _Builder:
             hidden = self._linear(hidden, f"hidden{index}", layer, (index, Matrix.W))  # type: ignore[arg-type]
         self._spread(hidden)
 
+    def mlp(self, network: PrefixMLP) -> None:
+        embedding = Lookup("tokens", self.batch.inputs[:, : network.reach], network.tok_embed.weight)
+        rows = self.tape.add(embedding, {WEIGHT: (0, Matrix.W_E)})
+        rows = self.tape.add(Prefixes((rows,), "prefixes", self.tape.values[rows], self.batch.scored))
+        for index, layer in enumerate(network.layers, start=1):
+            weight = (index, Matrix.W_in if index == 1 else Matrix.W)
+            z = self._linear(rows, f"z{index}", layer, weight)  # type: ignore[arg-type]
+            rows = self.tape.add(Activate((z,), f"p{index}", self.tape.values[z], network, self.model.mlp))
+        self._linear(rows, "outputs", network.head, (0, Matrix.W_U))
+
+    def vision_transformer(self, network: VisionTransformer) -> None:
+        self.tape.values["pixels"] = network.patches(self.batch.inputs)
+        patches = self._linear("pixels", "patches", network.patch, (0, Matrix.W_patch))
+        rows = self.tape.values[patches]
+        positions = torch.arange(rows.shape[1], device=rows.device).expand(rows.shape[:2])
+        self.tape.add(Lookup("positions", positions, network.pos.weight), {WEIGHT: (0, Matrix.W_pos)})
+        hidden = self._sum(patches, "positions", "hidden0")
+        for index, layer in enumerate(network.layers, start=1):
+            hidden = self._layer(layer, index, hidden, _QUERIES)  # type: ignore[arg-type]
+        if self.model.norm == Norm.pre:
+            hidden = self._normalise(hidden, "final", network.ln_out, (0, "ln_out"))
+        mean = self.tape.add(Mean((hidden,), "mean", self.tape.values[hidden]))
+        self._linear(mean, "outputs", network.head, (0, Matrix.W_U))
+
     def bare_attention(self, network: BareAttention) -> None:
         self.tape.values["inputs"] = network.hidden(self.batch.inputs, 0)
         length = self.batch.length
@@ -94,7 +129,7 @@ class _Builder:
     def _layer(self, layer: Layer, index: int, hidden: str, queries: slice) -> str:
         norm, attention = self.model.norm, layer.attn
         x = self._normalise(hidden, f"norm{index}", layer.ln1, (index, "ln1")) if norm == Norm.pre else hidden
-        length = self.batch.scored.stop if self.merged else self.batch.length
+        length = self.index.get(hidden, self.tape.values[hidden]).shape[1]
         allowed = ~attention.causal_mask[:length, :length][queries]
         scale = attention.scale * attention.temperature
         mixed = self._attention(attention, index, x, queries, scale=scale, allowed=allowed)
@@ -130,6 +165,7 @@ class _Builder:
             scale=scale,
             is_linear=is_linear,
             allowed=allowed,
+            sink=score_sink(self.model),
         )
         return self.tape.add(step)
 

@@ -1,0 +1,105 @@
+"""Pictures of handwritten digits: scikit-learn's bundled 8 x 8 ones, or a user's own; a fixed split, a seeded batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hessfig.errors import UserError
+from hessfig.files import is_file
+
+if TYPE_CHECKING:
+    import numpy as np
+
+SIDE, CLASSES = 8, 10
+BUNDLED = 1797
+TRAINING_SHARE = 0.8
+_BRIGHTEST = 16  # of the bundled pictures
+_FORM = f"a .npz file with images (n, {SIDE}, {SIDE}) and labels (n), whole numbers from 0 to {CLASSES - 1}"
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """`images` (n, 8, 8) float64 and `labels` (n) int64, as numpy arrays."""
+
+    images: np.ndarray
+    labels: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+def number_of_training(path: str | None) -> int:
+    """Return how many pictures batches are drawn from. Raises UserError for a file that holds no such pictures."""
+    return int(TRAINING_SHARE * (BUNDLED if path is None else len(pictures(path))))
+
+
+def split(path: str | None) -> tuple[Pictures, Pictures]:
+    """Return training and test pictures: the first 80 % of a fixed permutation, and the rest, whatever the seeds.
+
+    Of the bundled 1797 these are 1437 and 360.
+    """
+    import torch
+
+    from hessfig.rng import stream
+
+    found = pictures(path)
+    order = torch.randperm(len(found), generator=stream(0, "digits", "split")).numpy()
+    cut = int(TRAINING_SHARE * len(found))
+    return tuple(Pictures(found.images[at], found.labels[at]) for at in (order[:cut], order[cut:]))  # type: ignore[return-value]
+
+
+def pictures(path: str | None) -> Pictures:
+    """Return all pictures: the bundled ones with brightness 0 to 16 divided by 16, those of a file as they are.
+
+    Raises UserError for a file that cannot be read, pictures of another size, missing values or unknown classes.
+    """
+    return _bundled() if path is None else _checked(Path(path), *_read(Path(path)))
+
+
+def _bundled() -> Pictures:
+    from sklearn.datasets import load_digits
+
+    found = load_digits()
+    return Pictures(found.images / _BRIGHTEST, found.target.astype("int64"))
+
+
+def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    import numpy as np
+
+    if not is_file(path):
+        raise _refused("there is no such file", path)
+    try:
+        with np.load(path, allow_pickle=False) as held:
+            return held["images"], held["labels"]
+    except (OSError, ValueError, KeyError, EOFError, AttributeError, IndexError, _bad_zip()) as error:
+        raise _refused("it cannot be read as pictures", f"{type(error).__name__}: {error}"[:300]) from error
+
+
+def _bad_zip() -> type[Exception]:
+    from zipfile import BadZipFile
+
+    return BadZipFile
+
+
+def _checked(path: Path, images: np.ndarray, labels: np.ndarray) -> Pictures:
+    import numpy as np
+
+    if images.shape[1:] != (SIDE, SIDE) or labels.shape != images.shape[:1] or len(labels) < 2:
+        raise _refused("pictures of another size or number", f"images {images.shape}, labels {labels.shape}")
+    if images.dtype.kind not in "fiub" or not np.isfinite(images.astype("float64")).all():
+        raise _refused("some pixels are no numbers", f"{path}: missing or infinite values, or {images.dtype}")
+    if labels.dtype.kind not in "iu" or labels.min() < 0:
+        raise _refused("labels are no classes", f"{labels.dtype} from {labels.min()}")
+    if labels.max() >= CLASSES:
+        raise _refused(
+            f"more classes than the network has outputs ({CLASSES})", f"labels up to {labels.max()}"
+        )
+    return Pictures(images.astype("float64"), labels.astype("int64"))
+
+
+def _refused(what: str, got: object) -> UserError:
+    return UserError(
+        f"task.path: {what}", got=got, allowed=_FORM, remedy="numpy.savez(FILE, images=..., labels=...)"
+    )

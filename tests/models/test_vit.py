@@ -1,0 +1,206 @@
+"""The vision transformer: patches in their order, no mask, and products that are those of dense differentiation."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hessfig.config import (
+    MLP,
+    Attention,
+    Config,
+    Data,
+    DType,
+    Kind,
+    Loss,
+    Method,
+    ModelConfig,
+    Norm,
+    TaskConfig,
+)
+from hessfig.curvature.products.curvlinops import ColumnOperator
+from hessfig.curvature.products.linearised.column import LinearisedNetwork
+from hessfig.errors import UserError
+from hessfig.measurements.frobenius.dense import dense_blocks
+from hessfig.models.matrices import matrices_of
+from hessfig.models.structure import is_structural_zero
+from hessfig.models.vit.network import VisionTransformer
+from hessfig.rng import stream
+from hessfig.states.initialised import build_network
+from hessfig.sweep.measure import measure
+from hessfig.sweep.plan import Cell, Setup, setups_of
+from hessfig.terms import Block, Group, Part
+from tests.curvature.oracle import dense_oracle
+from tests.toys import toy_problem
+
+VIT = ModelConfig(kind=Kind.vit, d_model=4, d_mlp=5, n_heads=2, norm=Norm.post, mlp=MLP.gelu, patch=4)
+TASK = TaskConfig(data=Data.digits, batch_size=4)
+SHAPES = [
+    VIT,
+    replace(VIT, norm=Norm.pre, n_layers=2),
+    replace(VIT, norm=Norm.none, mlp=MLP.relu),
+    replace(VIT, norm=Norm.none, attention=Attention.linear, mlp=MLP.none),
+]
+shape = pytest.mark.parametrize(
+    "model", SHAPES, ids=lambda model: f"{model.norm} {model.mlp} {model.n_layers}"
+)
+
+
+def built(model: ModelConfig, *, sigma: float = 0.7) -> VisionTransformer:
+    network = build_network(Config(model=model, task=TASK, dtype=DType.float64), sigma=sigma, seed=1)
+    assert isinstance(network, VisionTransformer)
+    return network
+
+
+def images(count: int = 3) -> torch.Tensor:
+    return torch.rand(count, 8, 8, dtype=torch.float64, generator=stream(0, "images"))
+
+
+def logits(network: VisionTransformer, pictures: torch.Tensor) -> torch.Tensor:
+    return network.from_hidden(network.hidden(pictures, 0), 0, slice(0, 1))
+
+
+def test_patches_are_squares_row_by_row() -> None:
+    network, picture = built(replace(VIT, patch=2)), images(1)
+    patches = network.patches(picture)
+    assert patches.shape == (1, 16, 4)
+    assert torch.equal(patches[0, 6], picture[0, 2:4, 4:6].flatten())
+
+
+@shape
+def test_every_token_sees_every_other_and_their_order_is_told_by_positions_alone(model: ModelConfig) -> None:
+    network = built(model)
+    hidden = network.hidden(images(), 0)
+    turned = network.from_hidden(hidden.flip(1), 0, slice(0, 1))
+    assert torch.allclose(network.from_hidden(hidden, 0, slice(0, 1)), turned, rtol=1e-12, atol=1e-14)
+    moved = hidden.clone()
+    moved[:, -1] = moved[:, -1].flip(-1)
+    first = [network.layers[0](rows)[:, 0] for rows in (hidden, moved)]
+    assert not torch.allclose(*first), "the first token sees the last"
+
+
+@shape
+def test_the_layout_names_every_parameter_once(model: ModelConfig) -> None:
+    problem = toy_problem(model, TASK)
+    held = {path: parameter.numel() for path, parameter in problem.network.named_parameters()}
+    assert {weight.parameter: weight.size for weight in problem.layout.weights} == held
+    assert problem.layout.names == [str(matrix) for matrix in matrices_of(model)]
+    biases = {
+        w.name for layer in range(model.n_layers + 1) for w in problem.layout.members(layer, Group.biases)
+    }
+    assert {"b_patch", "b_Q", "b_O", "b_U"} <= biases
+    assert not any("ln" in name for name in biases)
+
+
+def test_the_shipped_network_is_the_follow_ups_in_small() -> None:
+    network = built(ModelConfig(kind=Kind.vit, d_model=16, n_heads=2, norm=Norm.post))
+    sizes = {name: tuple(p.shape) for name, p in network.named_parameters()}
+    assert sizes["patch.weight"] == (16, 4)
+    assert sizes["pos.weight"] == (16, 16)
+    assert sizes["layers.0.mlp.fc_in.weight"] == (64, 16)
+    assert sizes["head.weight"] == (10, 16)
+
+
+def test_sigma_scales_patches_and_positions() -> None:
+    wide = ModelConfig(kind=Kind.vit, d_model=64, n_heads=2)
+    small, large = built(wide, sigma=0.1), built(wide, sigma=3.0)
+    for name in ("patch.weight", "pos.weight"):
+        assert small.get_parameter(name).std().item() == pytest.approx(0.1, rel=0.15)
+        assert large.get_parameter(name).std().item() == pytest.approx(3.0, rel=0.15)
+    assert torch.equal(small.head.weight, large.head.weight)
+
+
+@shape
+@pytest.mark.parametrize("loss", [Loss.cross_entropy, Loss.mse])
+def test_both_routes_give_the_blocks_of_dense_differentiation(model: ModelConfig, loss: Loss) -> None:
+    problem, weights = toy_problem(model, replace(TASK, loss=loss)), matrices_of(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        tape = LinearisedNetwork(problem, model)
+    for layer in range(1, model.n_layers + 1):
+        oracle = dense_oracle(problem, layer, weights)
+        for col in weights:
+            for column in (tape.column(layer, col, weights), ColumnOperator(problem, layer, col, weights)):
+                for (row, part), block in dense_blocks(column).items():
+                    truth = oracle[part][row, col]  # type: ignore[index]
+                    assert (block - truth).abs().max() <= 1e-10 * max(float(truth.abs().max()), 1e-8)
+
+
+@shape
+def test_zeros_are_exact_where_promised_and_nowhere_else(model: ModelConfig) -> None:
+    problem = toy_problem(model, replace(TASK, batch_size=12))
+    tape = LinearisedNetwork(problem, model)
+    for layer in range(1, model.n_layers + 1):
+        for matrix in matrices_of(model):
+            functional = dense_blocks(tape.column(layer, matrix, [matrix]))[matrix, Part.H_f]
+            at = layer if matrix.has_layer else 0
+            promised = is_structural_zero(model, Block(at, matrix, matrix), Part.H_f)
+            assert promised == (not functional.any()), (layer, matrix)
+
+
+def config(**settings: object) -> Config:
+    chosen = {"model": VIT, "task": TASK, "blocks": ["W_V"], "seeds": 1, **settings}
+    return Config(**chosen)  # type: ignore[arg-type]
+
+
+@pytest.mark.filterwarnings("ignore:H_f. curvlinops' product is off:RuntimeWarning")
+def test_the_whole_hessian_is_that_of_double_backward_norms_and_biases_with_it() -> None:
+    cell = Cell(Setup("", config(quantities=["hessian"])), 0.5, 1, "hessian")
+    arrays = measure(cell).arrays
+    problem = toy_problem(VIT, TASK, sigma=0.5, seed=1)
+    parameters = dict(problem.network.named_parameters())
+    assert arrays["names"] == [weight.name for weight in problem.layout.weights]
+    assert arrays["sizes"] == [weight.size for weight in problem.layout.weights]
+    ordered = [parameters[weight.parameter].requires_grad_() for weight in problem.layout.weights]
+    assert isinstance(problem.network, VisionTransformer)
+    value = problem.loss(logits(problem.network, problem.batch.inputs), problem.batch.targets)
+    slopes = torch.autograd.grad(value, ordered, create_graph=True)
+    flat = torch.cat([slope.flatten() for slope in slopes])
+    rows = [torch.autograd.grad(entry, ordered, retain_graph=True, materialize_grads=True) for entry in flat]
+    truth = torch.stack([torch.cat([piece.flatten() for piece in row]) for row in rows])
+    assert np.abs(arrays["hessian"] - truth.numpy()).max() <= 1e-6 * float(truth.abs().max())
+
+
+@pytest.mark.filterwarnings("ignore:H_f. curvlinops' product is off:RuntimeWarning")
+def test_groups_and_norms_are_measured() -> None:
+    blocks = ["attention", "mlp", "norms", "biases", "biases@0", "embeddings", "ln1_gain", ["W_patch", "W_U"]]
+    found = measure(Cell(Setup("", config(blocks=blocks)), 0.5, 1)).rows
+    assert {(row["row"], row["layer"]) for row in found} >= {("biases", 0), ("biases", 1), ("norms", 1)}
+    assert all(np.isfinite(row["value"]) and row["status"] == "ok" for row in found)
+
+
+BAD = {
+    "patch": ({"model": replace(VIT, patch=3)}, r"does not divide the pictures' side of 8"),
+    "batch": ({"task": replace(TASK, batch_size=1438)}, r"not as many training pictures(.|\n)*1 to 1437"),
+    "exact": (
+        {"estimator": replace(Config().estimator, method=Method.exact)},
+        r"no exact H_o(.|\n)*model.kind=trans",
+    ),
+    "embedding": ({"blocks": ["W_E"]}, r"no weight W_E \(model.kind=vit\)"),
+    "file": ({"task": replace(TASK, path="nowhere.npz")}, "task.path: there is no such file"),
+}
+
+
+@pytest.mark.parametrize(("settings", "message"), BAD.values(), ids=BAD)
+def test_what_cannot_be_built_is_refused_before_anything_is_measured(
+    settings: dict[str, object], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        setups_of([("", config(**settings))])
+
+
+def test_pictures_of_ones_own_count_by_their_content(tmp_path: Path) -> None:
+    def key() -> str:
+        return Cell(Setup("", config(task=replace(TASK, path=str(path)))), 0.5, 1).key
+
+    path, keys = tmp_path / "own.npz", []
+    for brightness in (0.2, 0.3):
+        np.savez(path, images=np.full((10, 8, 8), brightness), labels=np.arange(10))
+        keys.append(key())
+        path = tmp_path / "other.npz"
+    assert len({*keys, Cell(Setup("", config()), 0.5, 1).key}) == 3

@@ -1,0 +1,89 @@
+"""Pictures of digits: the bundled ones, their split and batches; files of one's own, and those that are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hessfig.config import Data, DType, Loss, TaskConfig
+from hessfig.errors import UserError
+from hessfig.tasks.batch import draw_batch
+from hessfig.tasks.digits import number_of_training, pictures, split
+
+
+def own(path: Path, *, images: object = None, labels: object = None) -> str:
+    images = np.random.default_rng(0).random((10, 8, 8)) if images is None else images
+    np.savez(path / "own.npz", images=images, labels=np.arange(10) if labels is None else labels)
+    return str(path / "own.npz")
+
+
+def test_the_bundled_pictures_are_split_once_and_for_all() -> None:
+    training, test = split(None)
+    assert (len(training), len(test)) == (1437, 360) == (number_of_training(None), 1797 - 1437)
+    every = np.concatenate([training.images, test.images]).reshape(1797, -1)
+    assert np.array_equal(np.sort(every, axis=0), np.sort(pictures(None).images.reshape(1797, -1), axis=0))
+    assert (every.min(), every.max()) == (0.0, 1.0)
+    assert set(training.labels) == set(test.labels) == set(range(10))
+
+
+def test_a_batch_comes_from_the_training_pictures_and_grows_with_its_size() -> None:
+    def batch(**settings: object) -> torch.Tensor:
+        return draw_batch(TaskConfig(data=Data.digits, **settings), width=16, dtype=DType.float64).inputs  # type: ignore[arg-type]
+
+    small, large, other = batch(batch_size=4), batch(batch_size=9), batch(batch_size=4, seed=1)
+    assert torch.equal(small, large[:4])
+    assert not torch.equal(small, other)
+    training = {image.tobytes() for image in split(None)[0].images}
+    assert all(image.numpy().tobytes() in training for image in large)
+
+
+def test_targets_fit_the_loss() -> None:
+    task = {"data": Data.digits, "batch_size": 5}
+    classes = draw_batch(TaskConfig(**task), width=16, dtype=DType.float32)  # type: ignore[arg-type]
+    squares = draw_batch(TaskConfig(loss=Loss.mse, **task), width=16, dtype=DType.float32)  # type: ignore[arg-type]
+    assert classes.inputs.dtype == torch.float32
+    assert classes.targets.shape == (5, 1)
+    assert torch.equal(squares.targets.argmax(-1), classes.targets)
+
+
+def test_pictures_of_ones_own(tmp_path: Path) -> None:
+    path = own(tmp_path)
+    assert len(pictures(path)) == 10
+    assert [len(part) for part in split(path)] == [8, 2]
+
+
+BAD = {
+    "another size": ({"images": np.zeros((10, 28, 28))}, "another size"),
+    "too few labels": ({"labels": np.arange(9)}, "another size or number"),
+    "missing values": ({"images": np.full((10, 8, 8), np.nan)}, "missing or infinite"),
+    "words": ({"images": np.full((10, 8, 8), "x")}, "some pixels are no numbers"),
+    "more classes": ({"labels": np.arange(10) + 1}, r"more classes than the network has outputs \(10\)"),
+    "negative classes": ({"labels": np.arange(10) - 1}, "labels are no classes"),
+    "labels that are fractions": ({"labels": np.arange(10) / 3}, "labels are no classes"),
+}
+
+
+@pytest.mark.parametrize(("held", "message"), BAD.values(), ids=BAD)
+def test_pictures_that_cannot_be_taken_are_refused(
+    tmp_path: Path, held: dict[str, object], message: str
+) -> None:
+    with pytest.raises(UserError, match=rf"task.path(.|\n)*{message}"):
+        pictures(own(tmp_path, **held))
+
+
+@pytest.mark.parametrize("content", [b"", b"no zip at all", b"PK\x03\x04broken"])
+def test_files_that_are_no_pictures_are_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "own.npz").write_bytes(content)
+    with pytest.raises(UserError, match="cannot be read as pictures"):
+        pictures(str(tmp_path / "own.npz"))
+    with pytest.raises(UserError, match="no such file"):
+        pictures(str(tmp_path / "nowhere.npz"))
+    np.savez(tmp_path / "names.npz", pictures=np.zeros((3, 8, 8)))
+    with pytest.raises(UserError, match="KeyError"):
+        pictures(str(tmp_path / "names.npz"))
+    np.savez(tmp_path / "objects.npz", images=np.array([object()]), labels=np.arange(1))
+    with pytest.raises(UserError, match="cannot be read as pictures"):
+        pictures(str(tmp_path / "objects.npz"))
