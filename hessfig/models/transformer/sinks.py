@@ -25,7 +25,7 @@ def with_sink(scores: Float[Tensor, "*rows keys"], beta: float) -> Float[Tensor,
 
 
 def position_factors(positions: Int[Tensor, " rows"], beta: float, like: Tensor) -> Float[Tensor, "rows 1"]:
-    """Return 1 + beta at position 0 and 1 elsewhere: a fixed factor of the network; W_E and W_pos stay its parameters."""
+    """Return 1 + beta at position 0, else 1: a fixed factor of the network; W_E and W_pos stay its parameters."""
     return (1 + beta * (positions == 0).to(like.dtype)).unsqueeze(1)
 
 
