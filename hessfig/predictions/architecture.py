@@ -9,11 +9,13 @@ from typing import Any
 
 
 class Kind(StrEnum):
-    """Family of networks; `python` and any other text is a network whose powers nobody has counted."""
+    """Family of networks; `mlp`, `vit`, `python` and any other text are networks whose powers nobody has counted."""
 
     transformer = "transformer"
     self_attention = "self_attention"
     linear_mlp = "linear_mlp"
+    mlp = "mlp"
+    vit = "vit"
     python = "python"
 
 
