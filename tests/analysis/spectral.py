@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
+from hessfig.record import COLUMNS
 from tests.analysis.synthetic import CONFIG
 
 Values = NDArray[np.float64]
@@ -56,7 +59,7 @@ def store_density(
 
 def lanczos(values: Values, steps: int, *, seed: int) -> tuple[Values, Values]:
     """Return Gauss nodes and weights of a random vector's measure on `values`, padded with weight 0 at 0."""
-    start = np.random.default_rng(seed).choice([-1.0, 1.0], size=len(values))
+    start = np.random.default_rng(seed).normal(size=len(values))  # signs would know a diagonal matrix at once
     basis = np.empty((0, len(values)))
     vector, diagonal, beside = start / np.linalg.norm(start), [], []
     for _ in range(min(steps, len(np.unique(values)))):
@@ -101,3 +104,18 @@ def _store(
         "file": str(path.relative_to(folder)),
         "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
     }
+
+
+def spectral_table(rows: Sequence[Mapping[str, Any]], sweep: str = "spectra") -> pd.DataFrame:
+    """Return a table as `read_table` does: each row names what it differs in, the whole network's H by default."""
+    shared = {
+        **{"sweep": sweep, "variant": "", "num_layers": 1, "layer": 0, "row_layer": 0, "row": "all"},
+        **{"part": "H", "quantity": "largest_eigenvalue", "index": 0, "error": 0.0, "sigma": 0.2},
+        **{"step": math.nan, "seed": 1234, "num_probes": 0, "estimator": "dense", "dtype": "float64"},
+        **{"status": "ok", "seconds": 0.1},
+    }
+    found = [{**shared, **row} for row in rows]
+    return pd.DataFrame(
+        [{"col": row["row"], "config": f"{row['variant']}{row['num_layers']}", **row} for row in found],
+        columns=COLUMNS,
+    )

@@ -21,7 +21,9 @@ Found = TypeVar("Found")
 
 SPECTRUM, DENSITY = "spectrum", "density"
 _SPECTRUM = Form(SPECTRUM, "spectrum", "entries, eigenvalues_0 (n,), eigenvalues_1, ... and label")
-_DENSITY = Form(DENSITY, "density", "entries, nodes_0 and weights_0 (probes, steps), half_nodes_0, ... and label")
+_DENSITY = Form(
+    DENSITY, "density", "entries, nodes_0 and weights_0 (probes, steps), half_nodes_0, ... and label"
+)
 _COUNTS, _NAMES = ("layer", "row_layer", "dim"), ("row", "col", "part")
 _LONGEST = 1000
 _ONE = 1e-6  # how far the weights of a probe may sum from one
