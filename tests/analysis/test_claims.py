@@ -1,4 +1,4 @@
-"""Rules of empirical claims on synthetic tables of both outcomes and an undecidable one: a rule that cannot fail is none."""
+"""Rules of empirical claims on synthetic tables of each outcome: a rule that cannot fail is none."""
 
 from __future__ import annotations
 

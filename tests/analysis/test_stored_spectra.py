@@ -1,4 +1,4 @@
-"""Eigenvalues and densities stored beside a table: found through the manifest, and believed only where they are whole."""
+"""Eigenvalues and densities stored beside a table: found through the manifest, believed only where whole."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """How heterogeneous the blocks of a network are: Jensen-Shannon distances between their spectra (arXiv 2402.16788).
 
-Eigenvalues are divided by the block's 10th largest in size, so that shapes are compared and not sizes. All blocks of one
-network and part share one even grid; on it each spectrum becomes probabilities that sum to 1 under one Gaussian kernel.
+Eigenvalues are divided by the block's 10th largest in size, so that shapes are compared and not sizes. All blocks of
+one network and part share one even grid; on it a spectrum becomes probabilities that sum to 1 under a Gaussian kernel.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def distances(blocks: Sequence[Spectrum | Density], kernel: Kernel = PUBLISHED) 
 
 
 def average_distance(matrix: Numbers) -> float:
-    """Return the mean over all pairs of different blocks that have a distance (JS^0 at initialisation); nan for none."""
+    """Return the mean over all pairs of different blocks that have a distance (untrained: JS^0); nan for none."""
     pairs = [matrix[i, j] for i, j in combinations(range(len(matrix)), 2)]
     known = [value for value in pairs if math.isfinite(value)]
     return float(np.mean(known)) if known else math.nan

@@ -82,7 +82,7 @@ def smoothed(density: Density, grid: Numbers, deviation: float) -> Banded:
 
 
 def cumulative(density: Density, grid: Numbers, deviation: float) -> Banded:
-    """Return the share of eigenvalues below each place, smoothed by the same kernel: C(t) = sum_i w_i Phi((t - theta_i)/deviation)."""
+    """Return the share of eigenvalues below each place: sum_i w_i Phi((t - theta_i) / deviation)."""
     every, half = (_per_probe(one, grid, deviation, _share_below) for one in (density.whole, density.half))
     return Banded(grid, *student_band(every), half.mean(axis=0))
 
