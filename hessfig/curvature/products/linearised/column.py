@@ -9,16 +9,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hessfig.config import ModelConfig
-from hessfig.curvature.column import Products, Rows, rows_of
+from hessfig.curvature.column import SPLIT, Products, Rows, completed, rows_of, to_multiply
 from hessfig.curvature.problem import Problem
 from hessfig.curvature.products.linearised.network import build_tape
-from hessfig.curvature.products.linearised.node import Tangent
-from hessfig.curvature.products.linearised.tape import Tape, Weight, zeros_like_weight
+from hessfig.curvature.products.linearised.tape import Tangents, Tape, Weight, zeros_like_weight
 from hessfig.curvature.products.linearised.weights import Probes
 from hessfig.curvature.same_network import check_same
 from hessfig.models.protocol import Weight as NamedWeight
 from hessfig.tasks.losses import output_gradient
-from hessfig.terms import Matrix, Part
+from hessfig.terms import Part
 
 
 class LinearisedNetwork:
@@ -40,12 +39,17 @@ class LinearisedNetwork:
 
     def holds(self, layer: int, name: str) -> bool:
         """Whether every weight behind a name is a step of the tape."""
-        side = self.problem.layout.side(layer, name)
-        return all(weight.is_main and _key(weight) in self.tape.holders for weight in side)
+        return all(self._is_held(weight) for weight in self.problem.layout.side(layer, name))
 
     def side(self, layer: int, name: str) -> list[Weight]:
         """Return the tape's weights behind a name."""
         return [_key(weight) for weight in self.problem.layout.side(layer, name)]
+
+    def _is_held(self, weight: NamedWeight) -> bool:
+        """Whether a weight is a whole parameter, and the very one a step holds under its name."""
+        if weight.index is not None or _key(weight) not in self.tape.holders:
+            return False
+        return self.tape.parameter(_key(weight)) is self.problem.network.get_parameter(weight.parameter)
 
     def output_hessian(
         self, df: Float[Tensor, "batch scored k vocab"]
@@ -61,7 +65,7 @@ class LinearisedColumn:
         self.network = network
         self.rows = {key: network.side(*at) for key, at in rows.items()}
         self.col = network.side(layer, col)
-        self.weights = [network.tape.holders[weight].weight for weight in self.col]
+        self.weights = [network.tape.parameter(weight) for weight in self.col]
         self.dim, self.dtype = sum(weight.numel() for weight in self.weights), network.dtype
         self.shape = self.weights[0].shape if len(self.weights) == 1 else torch.Size([self.dim])
 
@@ -72,22 +76,26 @@ class LinearisedColumn:
         return 3 * entries * self.weights[0].element_size()
 
     @torch.no_grad()
-    def split_matmat(self, probes: Float[Tensor, "dim k"]) -> Products:
-        """Return H_o V and H_f V of every row, for all columns of `probes`."""
-        tape, dw = self.network.tape, self._perturbations(probes)
-        rows = list(dict.fromkeys(weight for row in self.rows.values() for weight in row))
-        tangents = tape.push(dw)
-        df = tangents[tape.nodes[-1].output]
-        df_bar: Tangent = None if df is None else self.network.output_hessian(df)
-        outer = tape.pull_back(df_bar, None, rows)
-        functional = tape.pull_back(None, tangents, rows)
+    def split_matmat(self, probes: Float[Tensor, "dim k"], parts: Sequence[Part] = SPLIT) -> Products:
+        """Return A V of every row for all columns of `probes`: one pass up, then one down for each of `parts`."""
+        tape = self.network.tape
+        tangents = tape.push(self._perturbations(probes))
+        found = {part: self._pulled(tangents, part) for part in to_multiply(parts)}
         tape.release(self.col)
-        products = {Part.H_o: outer, Part.H_f: functional}
-        return {
-            (key, part): self._flat([(at, found[at]) for at in row], probes.shape[1])
+        products = {
+            (key, part): self._flat([(at, product[at]) for at in row], probes.shape[1])
             for key, row in self.rows.items()
-            for part, found in products.items()
+            for part, product in found.items()
         }
+        return completed(products, parts)
+
+    def _pulled(self, tangents: Tangents, part: Part) -> dict[Weight, Probes | None]:
+        """Pull back the tangents of dl/df for H_o, those of the steps' own cotangents for H_f, both at once for H."""
+        tape = self.network.tape
+        rows = list(dict.fromkeys(weight for row in self.rows.values() for weight in row))
+        df = None if part == Part.H_f else tangents[tape.nodes[-1].output]
+        df_bar = None if df is None else self.network.output_hessian(df)
+        return tape.pull_back(df_bar, None if part == Part.H_o else tangents, rows)
 
     def _perturbations(self, probes: Float[Tensor, "dim k"]) -> dict[Weight, Probes]:
         pieces = probes.to(self.weights[0].device).T.split([weight.numel() for weight in self.weights], dim=1)
@@ -97,14 +105,13 @@ class LinearisedColumn:
         }
 
     def _flat(self, products: Sequence[tuple[Weight, Probes | None]], k: int) -> Float[Tensor, "n k"]:
-        holders = self.network.tape.holders
         filled = [
-            zeros_like_weight(holders[at].weight, k) if product is None else product
+            zeros_like_weight(self.network.tape.parameter(at), k) if product is None else product
             for at, product in products
         ]
-        flat = [product.flatten(1).T for product in filled]
-        return flat[0] if len(flat) == 1 else torch.cat(flat)
+        flat = [product.flatten(1) for product in filled]
+        return flat[0].T if len(flat) == 1 else torch.cat(flat, dim=1).T
 
 
 def _key(weight: NamedWeight) -> Weight:
-    return (weight.layer, Matrix(weight.name))
+    return (weight.layer, weight.name)

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from hessfig.config import MLP, ModelConfig, Norm, QueryKey
+from hessfig.curvature.products.linearised.layernorm import Normalise
 from hessfig.curvature.products.linearised.mixing import Mixing
-from hessfig.curvature.products.linearised.steps import Activate, Normalise, Repeat, Select, Sum
+from hessfig.curvature.products.linearised.steps import Activate, Repeat, Select, Sum
 from hessfig.curvature.products.linearised.tape import Tape
-from hessfig.curvature.products.linearised.weights import LinearMap, Lookup
+from hessfig.curvature.products.linearised.weights import BIAS, WEIGHT, LinearMap, Lookup
 from hessfig.models.linear_mlp.network import LinearMLP
 from hessfig.models.self_attention.network import BareAttention
 from hessfig.models.transformer.network import Layer, Transformer
@@ -47,20 +48,20 @@ class _Builder:
 
     def transformer(self, network: Transformer) -> None:
         tape, tokens = self.tape, self.batch.inputs
-        tape.add(Lookup("tokens", tokens, network.tok_embed.weight), (0, Matrix.W_E))
+        tape.add(Lookup("tokens", tokens, network.tok_embed.weight), {WEIGHT: (0, Matrix.W_E)})
         positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
-        tape.add(Lookup("positions", positions, network.pos.weight), (0, Matrix.W_pos))
+        tape.add(Lookup("positions", positions, network.pos.weight), {WEIGHT: (0, Matrix.W_pos)})
         hidden = self._sum("tokens", "positions", "hidden0")
         for index, layer in enumerate(network.layers, start=1):
             queries = self.batch.scored if index == len(network.layers) else _QUERIES
             hidden = self._layer(layer, index, hidden, queries)  # type: ignore[arg-type]
         if self.model.norm == Norm.pre:
-            hidden = self._normalise(hidden, "final", network.ln_out)
+            hidden = self._normalise(hidden, "final", network.ln_out, (0, "ln_out"))
         self._linear(hidden, "outputs", network.head, (0, Matrix.W_U))
 
     def linear_mlp(self, network: LinearMLP) -> None:
         embedding = Lookup("tokens", self.batch.inputs[:, self.batch.scored], network.tok_embed.weight)
-        hidden = self.tape.add(embedding, (0, Matrix.W_E))
+        hidden = self.tape.add(embedding, {WEIGHT: (0, Matrix.W_E)})
         for index, layer in enumerate(network.layers, start=1):
             hidden = self._linear(hidden, f"hidden{index}", layer, (index, Matrix.W))  # type: ignore[arg-type]
 
@@ -72,7 +73,7 @@ class _Builder:
 
     def _layer(self, layer: Layer, index: int, hidden: str, queries: slice) -> str:
         norm, attention = self.model.norm, layer.attn
-        x = self._normalise(hidden, f"norm{index}", layer.ln1) if norm == Norm.pre else hidden
+        x = self._normalise(hidden, f"norm{index}", layer.ln1, (index, "ln1")) if norm == Norm.pre else hidden
         allowed = ~attention.causal_mask[queries, : self.batch.length]
         scale = attention.scale * attention.temperature
         mixed = self._attention(attention, index, x, queries, scale=scale, allowed=allowed)
@@ -80,7 +81,7 @@ class _Builder:
         if self.model.attention_skip:
             residual = self._sum(self._select(hidden, queries), residual, f"residual{index}")
         if norm == Norm.post:
-            residual = self._normalise(residual, f"norm{index}", layer.ln1)
+            residual = self._normalise(residual, f"norm{index}", layer.ln1, (index, "ln1"))
         return residual if self.model.mlp == MLP.none else self._feed_forward(layer, index, residual)
 
     def _attention(
@@ -110,19 +111,23 @@ class _Builder:
 
     def _feed_forward(self, layer: Layer, index: int, residual: str) -> str:
         pre, post = self.model.norm == Norm.pre, self.model.norm == Norm.post
-        y = self._normalise(residual, f"norm_mlp{index}", layer.ln2) if pre else residual
+        y = self._normalise(residual, f"norm_mlp{index}", layer.ln2, (index, "ln2")) if pre else residual
         z = self._linear(y, f"z{index}", layer.mlp.fc_in, (index, Matrix.W_in))
         p = self.tape.add(Activate((z,), f"p{index}", self.tape.values[z], layer.mlp, self.model.mlp))
         output = self._linear(p, f"mlp{index}", layer.mlp.fc_out, (index, Matrix.W_out))
         total = self._sum(residual, output, f"hidden{index}")
-        return self._normalise(total, f"norm_mlp{index}", layer.ln2) if post else total
+        return self._normalise(total, f"norm_mlp{index}", layer.ln2, (index, "ln2")) if post else total
 
     def _linear(self, x: str, output: str, linear: nn.Linear, weight: tuple[int, Matrix]) -> str:
-        return self.tape.add(LinearMap((x,), output, self.tape.values[x], linear), weight)
+        layer, matrix = weight
+        names = {WEIGHT: weight, BIAS: (layer, matrix.replace("W", "b", 1))}
+        return self.tape.add(LinearMap((x,), output, self.tape.values[x], linear), names)
 
-    def _normalise(self, x: str, output: str, norm: nn.Module) -> str:
+    def _normalise(self, x: str, output: str, norm: nn.Module, weights: tuple[int, str]) -> str:
         assert isinstance(norm, nn.LayerNorm)
-        return self.tape.add(Normalise((x,), output, self.tape.values[x], norm))
+        layer, name = weights
+        names = {WEIGHT: (layer, f"{name}_gain"), BIAS: (layer, f"{name}_shift")}
+        return self.tape.add(Normalise((x,), output, self.tape.values[x], norm), names)
 
     def _sum(self, left: str, right: str, output: str) -> str:
         return self.tape.add(Sum((left, right), output, [self.tape.values[left], self.tape.values[right]]))
