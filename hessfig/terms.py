@@ -56,6 +56,7 @@ class Group(StrEnum):
     mlp = "mlp"
     norms = "norms"
     embeddings = "embeddings"
+    biases = "biases"
     layer = "layer"
     all = "all"
 

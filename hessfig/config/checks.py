@@ -141,7 +141,7 @@ def _check_task(config: Config) -> None:
         raise UserError(
             "task.data and model.kind do not fit",
             got=f"task.data={config.task.data}, model.kind={config.model.kind}",
-            allowed="gaussian with self_attention; addition with transformer or linear_mlp",
+            allowed="gaussian with self_attention; addition with transformer, mlp or linear_mlp",
             remedy="task=gaussian" if config.model.kind == Kind.self_attention else "task=addition",
         )
     if gaussian and config.task.loss == Loss.cross_entropy:

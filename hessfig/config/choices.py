@@ -11,6 +11,7 @@ class Kind(StrEnum):
     transformer = "transformer"
     self_attention = "self_attention"
     linear_mlp = "linear_mlp"
+    mlp = "mlp"
     python = "python"
 
 
@@ -43,6 +44,34 @@ class QueryKey(StrEnum):
 
     separate = "separate"
     single = "single"
+
+
+class Initialisation(StrEnum):
+    """Scales of the drawn weights: the paper's N(0, 0.64 / d_model), or GPT-2's N(0, 0.02^2), residual maps smaller."""
+
+    paper = "paper"
+    gpt2 = "gpt2"
+
+
+class Sink(StrEnum):
+    """An attention sink put in by hand: on the scores of the first key, in the first embedding, or both."""
+
+    none = "none"
+    scores = "scores"
+    embedding = "embedding"
+    both = "both"
+
+
+class ScaledWeight(StrEnum):
+    """Which drawn weight is multiplied by model.weight_scale, in every layer; `mlp`: all those of the MLP."""
+
+    W_Q = "W_Q"
+    W_K = "W_K"
+    W_V = "W_V"
+    W_O = "W_O"
+    W_in = "W_in"
+    W_out = "W_out"
+    mlp = "mlp"
 
 
 class Loss(StrEnum):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from hessfig.config import Config, Kind
 from hessfig.curvature.exact.cost import probe_cost
 from hessfig.measurements.frobenius.checks import check_dense
+from hessfig.measurements.frobenius.cost import COUNTED
 from hessfig.measurements.protocol import Arrays, Measured, Quantity, Request
 from hessfig.models.protocol import Layout, Weight
 from hessfig.terms import Block, Group
@@ -21,10 +22,8 @@ def _measure(problem: Problem, request: Request) -> Measured:
     A transformer's is in the order and orientation of Figure 1 (see curvature.whole); other networks' parameters come
     in their own order, flattened as they are.
     """
-    del request
-    from hessfig.models.layered import Layered
-
-    return Measured([], _published(problem) if isinstance(problem.network, Layered) else _plain(problem))
+    published = request.model.kind == Kind.transformer
+    return Measured([], _published(problem) if published else _plain(problem))
 
 
 def _published(problem: Problem) -> Arrays:
@@ -42,24 +41,26 @@ def _plain(problem: Problem) -> Arrays:
     side = problem.layout.side(0, Group.all)
     blocks = dense_blocks(ColumnOperator(problem, 0, Group.all, [Group.all]))
     whole = blocks[Group.all, Part.H_o] + blocks[Group.all, Part.H_f]
-    names, sizes = [weight.name for weight in side], [weight.size for weight in side]
+    deep = problem.layout.num_layers > 1
+    names = [f"{weight.name}_{weight.layer}" if deep and weight.layer else weight.name for weight in side]
+    sizes = [weight.size for weight in side]
     return {"hessian": whole.cpu().float().numpy(), "names": names, "sizes": sizes}
 
 
 def _check(config: Config, layout: Layout) -> None:
     side = layout.side(0, Group.all)
-    number = sum(weight.size for weight in side if _is_drawn(weight) or config.model.kind == Kind.python)
+    number = sum(weight.size for weight in side if config.model.kind != Kind.transformer or _is_drawn(weight))
     check_dense("quantities=[hessian]", f"the Hessian of {number} parameters", config, number**2)
 
 
 def _is_drawn(weight: Weight) -> bool:
-    """Whether a weight of the package's own networks stands in Figure 1: the attention's biases and norms do not."""
+    """Whether a weight of a transformer stands in Figure 1: the attention's biases and norms do not."""
     return weight.is_main or weight.name in ("W_E", "b_in", "b_out", "b_U")
 
 
 def _operations(config: Config, layout: Layout) -> float:
     """One product of the whole network a parameter."""
-    if config.model.kind == Kind.python:
+    if config.model.kind not in COUNTED:
         return 0.0
     first = layout.weights[0]
     return layout.size(0, Group.all) * probe_cost(config.model, config.task, Block(0, first.name, first.name))

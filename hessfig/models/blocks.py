@@ -67,6 +67,7 @@ def _check_name(name: Any, entry: Any, layout: Layout, model: ModelConfig) -> No
             Kind.transformer,
             Kind.self_attention,
             Kind.linear_mlp,
+            Kind.mlp,
         )
         raise _not_of_this_model(Matrix(name), entry, layout, model) if is_other else _no_weight(name, layout)
     if at and layer != ANY and not (layer.isdigit() and int(layer) in layers):
@@ -134,7 +135,7 @@ def _switch(matrix: Matrix, model: ModelConfig) -> tuple[str, str]:
     scores = matrix in (Matrix.W_Q, Matrix.W_K, Matrix.W_QK)
     if (
         matrix == Matrix.W
-        or model.kind == Kind.linear_mlp
+        or model.kind in (Kind.linear_mlp, Kind.mlp)
         or (model.kind == Kind.self_attention and not scores)
     ):
         return f"model.kind={model.kind}", "model=linear_mlp" if matrix == Matrix.W else "model=gpt2"

@@ -13,6 +13,8 @@ def matrices_of(model: ModelConfig) -> list[Matrix]:
     """Return the weight matrices this architecture has, in the order of its parameters."""
     if model.kind == Kind.linear_mlp:
         return [Matrix.W]
+    if model.kind == Kind.mlp:
+        return [Matrix.W_E, Matrix.W_in, *([Matrix.W] if model.n_layers > 1 else []), Matrix.W_U]
     query_key = [Matrix.W_QK] if model.query_key == QueryKey.single else [Matrix.W_Q, Matrix.W_K]
     if model.kind == Kind.self_attention:
         return [*query_key, Matrix.W_V]

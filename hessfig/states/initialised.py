@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from hessfig.config import Config, DType, Kind, ModelConfig, SigmaScales
-from hessfig.models.protocol import Drawn
+from hessfig.config import Config, DType, Initialisation, Kind, ModelConfig, SigmaScales
+from hessfig.models.protocol import Drawn, Layout
 from hessfig.models.registry import kind
 from hessfig.models.self_attention.network import BareAttention
 from hessfig.rng import stream
@@ -16,6 +16,8 @@ from hessfig.tasks.batch import draw_batch
 from hessfig.tasks.losses import loss_module
 
 WEIGHT_VARIANCE = 0.64
+GPT2_DEVIATION = 0.02
+_RESIDUAL = ("attn.o.weight", "mlp.fc_out.weight")  # the maps whose outputs are added to the residual stream
 _EMBEDDINGS = {
     SigmaScales.both: ("tok_embed.weight", "pos.weight"),
     SigmaScales.tokens: ("tok_embed.weight",),
@@ -38,15 +40,18 @@ def initialised(config: Config, *, sigma: float | None, seed: int) -> Drawn:
 def build_network(config: Config, *, sigma: float, seed: int) -> nn.Module:
     """Return the configured network with weights of repeat `seed` and embeddings of scale `sigma`.
 
-    Weights are N(0, 0.64 / d_model), biases 0 (linear MLP: PyTorch's uniform default); token and position
-    embeddings are N(0, sigma^2), redrawn at each sigma (`sigma_scales=tokens`: positions at the weights' scale).
+    Weights are N(0, 0.64 / d_model), biases 0 (linear MLP: PyTorch's uniform default; kind mlp: N(0, 0.64 / inputs));
+    token and position embeddings are N(0, sigma^2), redrawn at each sigma (`sigma_scales=tokens`: positions at the
+    weights' scale). `initialisation=gpt2`: weights N(0, 0.02^2), those whose outputs are added to the residual stream
+    divided by sqrt(2 n_layers), as GPT-2 does. `scaled_weight` is multiplied by `weight_scale`.
     All draws are made in float64 and rounded to the configured type, each weight from a stream of its own name, so
     that no setting shifts the draws of another.
     """
     maker = kind(config.model.kind)
     assert maker.skeleton is not None, "a kind either draws itself or has a skeleton"
     network = maker.skeleton(config).to(_torch_type(config.dtype))
-    draw_weights(network, _draw_for(config.model, sigma, seed))
+    scaled = _scaled(config.model, maker.layout(config))
+    draw_weights(network, _draw_for(config.model, sigma, seed, scaled))
     if isinstance(network, BareAttention):
         network.sigma = sigma
     return network.requires_grad_(False)
@@ -69,18 +74,37 @@ def _torch_type(dtype: DType) -> torch.dtype:
     return found
 
 
-def _draw_for(model: ModelConfig, sigma: float, seed: int) -> Callable[[str, torch.Size], Tensor]:
+def _draw_for(
+    model: ModelConfig, sigma: float, seed: int, scaled: frozenset[str]
+) -> Callable[[str, torch.Size], Tensor]:
     def draw(name: str, shape: torch.Size) -> Tensor:
         if name in _EMBEDDINGS[model.sigma_scales]:
             generator = stream(seed, "embedding", name, float(sigma))
             return sigma * torch.randn(shape, dtype=torch.float64, generator=generator)
-        generator = stream(seed, "weight", name)
-        if model.kind == Kind.linear_mlp:
-            bound = shape[1] ** -0.5
-            return (2 * torch.rand(shape, dtype=torch.float64, generator=generator) - 1) * bound
-        return (
-            torch.randn(shape, dtype=torch.float64, generator=generator)
-            * (WEIGHT_VARIANCE / model.d_model) ** 0.5
-        )
+        drawn = _weight(model, name, shape, stream(seed, "weight", name))
+        return drawn * model.weight_scale if name in scaled else drawn
 
     return draw
+
+
+def _weight(model: ModelConfig, name: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
+    """Draw one weight matrix (outputs, inputs) at the scale of its initialisation."""
+    if model.initialisation == Initialisation.gpt2:
+        shrunk = (2 * model.n_layers) ** -0.5 if name.endswith(_RESIDUAL) else 1.0
+        return torch.randn(shape, dtype=torch.float64, generator=generator) * (GPT2_DEVIATION * shrunk)
+    if model.kind == Kind.linear_mlp:
+        bound = shape[1] ** -0.5
+        return (2 * torch.rand(shape, dtype=torch.float64, generator=generator) - 1) * bound
+    # The paper's weights have d_model inputs; where a weight has many more, its own number keeps the scale.
+    inputs = shape[1] if model.kind == Kind.mlp else model.d_model
+    return torch.randn(shape, dtype=torch.float64, generator=generator) * (WEIGHT_VARIANCE / inputs) ** 0.5
+
+
+def _scaled(model: ModelConfig, layout: Layout) -> frozenset[str]:
+    """Return the parameters that `scaled_weight` means: the weights of that name, or those of the MLP."""
+    chosen = (
+        weight
+        for weight in layout.weights
+        if weight.is_main and model.scaled_weight in (weight.name, *weight.groups)
+    )
+    return frozenset(weight.parameter for weight in chosen)

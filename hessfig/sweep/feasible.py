@@ -90,7 +90,7 @@ def _activations(config: Config, number: int) -> Iterator[tuple[str, str, int]]:
     key = "task.batch_size" if task.batch_size > length else "task.digits"
     shape = f"a batch of {task.batch_size} sequences of {length} tokens"
     yield key, f"{shape}, {model.d_model} wide", number * task.batch_size * length * model.d_model
-    if model.kind != Kind.linear_mlp:
+    if model.kind in (Kind.transformer, Kind.self_attention):
         scores = task.batch_size * model.n_heads * length**2
         yield key, f"the attention scores of {shape}, {model.n_heads} heads", number * scores
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from hessfig.config import MLP, DType, Kind, ModelConfig, Norm, SigmaScales
+from hessfig.config import MLP, DType, Initialisation, Kind, ModelConfig, Norm, ScaledWeight, SigmaScales
 from tests.toys import build_model
 
 EMBEDDINGS = {"tok_embed.weight", "pos.weight"}
@@ -99,3 +99,41 @@ def test_nothing_asks_for_gradients_and_the_global_generator_does_not_matter() -
     assert all(
         torch.equal(weight, second[name]) and not weight.requires_grad for name, weight in first.items()
     )
+
+
+def test_gpt2_draws_everything_at_a_fiftieth_and_the_residual_maps_smaller() -> None:
+    settings = {"d_model": 32, "n_layers": 3, "norm": Norm.pre}
+    paper = parameters(ModelConfig(**settings))  # type: ignore[arg-type]
+    gpt2 = parameters(ModelConfig(initialisation=Initialisation.gpt2, **settings))  # type: ignore[arg-type]
+    for name, weight in gpt2.items():
+        if weight.ndim == 1 or name in EMBEDDINGS:
+            assert torch.equal(weight, paper[name]), name
+        else:
+            residual = name.endswith(("attn.o.weight", "mlp.fc_out.weight"))
+            ratio = 0.02 / (0.8 / 32**0.5) / (6**0.5 if residual else 1.0)
+            assert torch.allclose(weight, ratio * paper[name], rtol=1e-14), "the same draws at another scale"
+
+
+def test_gpt2_leaves_embeddings_to_sigma_and_takes_positions_where_sigma_means_tokens() -> None:
+    model = ModelConfig(d_model=64, initialisation=Initialisation.gpt2, sigma_scales=SigmaScales.tokens)
+    found = parameters(model, sigma=3.0)
+    assert found["pos.weight"].std().item() == pytest.approx(0.02, rel=0.1)
+    assert found["tok_embed.weight"].std().item() == pytest.approx(3.0, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("scaled", "paths"),
+    [
+        (ScaledWeight.W_Q, ("attn.q.weight",)),
+        (ScaledWeight.W_out, ("mlp.fc_out.weight",)),
+        (ScaledWeight.mlp, ("mlp.fc_in.weight", "mlp.fc_out.weight")),
+    ],
+)
+def test_a_scaled_weight_is_its_draw_times_alpha_in_every_layer(
+    scaled: ScaledWeight, paths: tuple[str, ...]
+) -> None:
+    plain = parameters(ModelConfig(d_model=8, n_layers=2))
+    found = parameters(ModelConfig(d_model=8, n_layers=2, scaled_weight=scaled, weight_scale=0.25))
+    assert sum(name.endswith(paths) for name in plain) == 2 * len(paths)
+    for name, weight in plain.items():
+        assert torch.equal(found[name], 0.25 * weight if name.endswith(paths) else weight)

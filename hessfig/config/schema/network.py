@@ -5,7 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from hessfig.config.choices import MLP, Attention, Data, Loss, Norm, QueryKey, Scored, SigmaScales, State
+from hessfig.config.choices import (
+    MLP,
+    Attention,
+    Data,
+    Initialisation,
+    Kind,
+    Loss,
+    Norm,
+    QueryKey,
+    ScaledWeight,
+    Scored,
+    SigmaScales,
+    Sink,
+    State,
+)
 
 
 @dataclass
@@ -24,7 +38,7 @@ class TaskConfig:
 
 @dataclass
 class ModelConfig:
-    """The network. `d_head: null` means d_model / n_heads, `d_mlp: null` means 4 d_model.
+    """The network. `d_head: null` means d_model / n_heads, `d_mlp: null` 4 d_model (kind mlp: a transformer's size).
 
     `kind` names a module of hessfig.models; `factory` (with its `options`) is for kind python.
     """
@@ -48,6 +62,17 @@ class ModelConfig:
     sigma_scales: Annotated[SigmaScales, "what sigma scales: tokens and positions, or tokens alone"] = (
         SigmaScales.both
     )
+    initialisation: Annotated[Initialisation, "scales of the drawn weights: the paper's, or GPT-2's"] = (
+        Initialisation.paper
+    )
+    sink: Annotated[Sink, "an attention sink put in by hand: on the first key's scores, in its embedding"] = (
+        Sink.none
+    )
+    sink_beta: Annotated[float, "its size: added to the scores, 1 + sink_beta times the embedding"] = 0.0
+    scaled_weight: Annotated[
+        ScaledWeight | None, "the weight whose draw model.weight_scale multiplies, in every layer"
+    ] = None
+    weight_scale: Annotated[float, "factor on the draw of model.scaled_weight"] = 1.0
     factory: Annotated[
         str | None, "for kind python, the function that makes it: FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION"
     ] = None
@@ -63,6 +88,7 @@ class StateConfig:
 
 
 def with_defaults(model: ModelConfig) -> ModelConfig:
-    """Return `model` with d_head and d_mlp resolved to numbers."""
+    """Return `model` with d_head and d_mlp resolved to numbers; d_mlp of kind mlp needs its task (models.mlp)."""
     d_head = model.d_head or model.d_model // model.n_heads
-    return ModelConfig(**{**vars(model), "d_head": d_head, "d_mlp": model.d_mlp or 4 * model.d_model})
+    d_mlp = model.d_mlp or (None if model.kind == Kind.mlp else 4 * model.d_model)
+    return ModelConfig(**{**vars(model), "d_head": d_head, "d_mlp": d_mlp})

@@ -99,7 +99,7 @@ def _is_wide(model: ModelConfig, block: Block) -> bool:
     return Matrix.W_in in (block.row, block.col) and (curved or not block.is_diagonal)
 
 
-_UNKNOWN = "exact routes know single weights of one layer of the package's own networks"
+_UNKNOWN = "exact routes know single weights of one layer of transformers, bare attention and linear MLPs"
 _REASONS = {
     Route.last_layer: "in the last layer an output depends on its own position's vectors alone",
     Route.outputs: "H_o has no more than the outputs' rank: one pass down for each",

@@ -12,10 +12,12 @@ from hessfig.models.blocks import blocks_of
 from hessfig.models.protocol import Layout
 from hessfig.terms import Block, Part
 
+COUNTED = (Kind.transformer, Kind.self_attention, Kind.linear_mlp)  # kinds whose operations are counted
+
 
 def operations(config: Config, layout: Layout) -> float:
     """Return a rough count of floating-point operations of one cell; 0 for networks whose cost nobody knows."""
-    if config.model.kind not in (Kind.transformer, Kind.self_attention, Kind.linear_mlp):
+    if config.model.kind not in COUNTED:
         return 0.0
     blocks = blocks_of(config.blocks, layout, config.model)
     return sum(_column_operations(config, layout, *column) for column in columns(blocks))

@@ -8,13 +8,14 @@ from torch import Tensor, nn
 from transformer_lens.model_bridge.sources.native import NativeAttention
 
 from hessfig.config import Attention, ModelConfig, QueryKey
+from hessfig.models.transformer.sinks import score_sink, with_sink
 
 
 class SelfAttention(NativeAttention):
     """Causal self-attention: pattern(X W_Q W_K^T X^T / (t sqrt(d_head))) X W_V W_O (eq. 1 with a mask).
 
     Differs from the native class by `temperature` t, a linear pattern (scores kept, masked ones 0), the
-    single-matrix query-key form X W_QK X^T, and an output at chosen query positions only.
+    single-matrix query-key form X W_QK X^T, a sink on the first key, and an output at chosen query positions only.
     """
 
     def __init__(self, native: object, model: ModelConfig) -> None:
@@ -22,6 +23,7 @@ class SelfAttention(NativeAttention):
         self.temperature = model.temperature
         self.is_linear = model.attention == Attention.linear
         self.is_single = model.query_key == QueryKey.single
+        self.sink = score_sink(model)
         if self.is_single:
             self.q = nn.Linear(self.d_model, self.n_heads * self.d_model)
             del self.k
@@ -35,10 +37,10 @@ class SelfAttention(NativeAttention):
         return self.o(mixed.transpose(1, 2).flatten(2))
 
     def scores(self, hidden: Tensor, queries: slice) -> Float[Tensor, "batch n_heads queries length"]:
-        """Return X W_Q W_K^T X^T / (t sqrt(d_head)) for the query positions, unmasked."""
+        """Return X W_Q W_K^T X^T / (t sqrt(d_head)), plus the sink, for the query positions, unmasked."""
         query = self._heads(self.q(hidden[:, queries]))
         key = hidden[:, None] if self.is_single else self._heads(self.k(hidden))
-        return query @ key.transpose(-2, -1) / (self.scale * self.temperature)
+        return with_sink(query @ key.transpose(-2, -1) / (self.scale * self.temperature), self.sink)
 
     def pattern(self, scores: Tensor, queries: slice) -> Float[Tensor, "batch n_heads queries length"]:
         """Return the mixing weights: softmax over allowed keys, or the allowed scores themselves."""

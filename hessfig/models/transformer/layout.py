@@ -30,7 +30,7 @@ def _weights(config: Config) -> Iterator[Weight]:
     if model.norm == Norm.pre:
         yield from _norm("ln_out", model, 0)
     yield Weight(Matrix.W_U.value, "head.weight", weight_size(Matrix.W_U, model, task))
-    yield Weight("b_U", "head.bias", VOCABULARY, is_main=False)
+    yield Weight("b_U", "head.bias", VOCABULARY, 0, (Group.biases.value,), is_main=False)
 
 
 def _layer(config: Config, model: ModelConfig, layer: int) -> Iterator[Weight]:
@@ -54,7 +54,8 @@ def _linear(config: Config, matrix: Matrix, path: str, layer: int, group: Group)
         matrix.value, f"{place}.weight", weight_size(matrix, model, config.task), layer, (group.value,)
     )
     bias = matrix.value.replace("W", "b", 1)
-    yield Weight(bias, f"{place}.bias", _outputs(matrix, model), layer, (group.value,), is_main=False)
+    groups = (group.value, Group.biases.value)
+    yield Weight(bias, f"{place}.bias", _outputs(matrix, model), layer, groups, is_main=False)
 
 
 def _outputs(matrix: Matrix, model: ModelConfig) -> int:

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformer_lens.config import TransformerBridgeConfig
 from transformer_lens.model_bridge.sources.native import NativeBlock, NativeModel
 
 from hessfig.config import MLP, ModelConfig, Norm, with_defaults
+from hessfig.models.activations import ACTIVATIONS
 from hessfig.models.transformer.attention import SelfAttention
-
-_ACTIVATIONS: dict[MLP, Callable[[Tensor], Tensor]] = {
-    MLP.relu: F.relu,
-    MLP.gelu: F.gelu,
-    MLP.linear: lambda x: x,
-}
+from hessfig.models.transformer.sinks import embedding_sink, position_factors
 
 
 class Layer(NativeBlock):
@@ -28,7 +21,7 @@ class Layer(NativeBlock):
         self.attn = SelfAttention(native, model)
         self.norm, self.attention_skip, self.has_mlp = model.norm, model.attention_skip, model.mlp != MLP.none
         if self.has_mlp:
-            self.mlp.act = _ACTIVATIONS[model.mlp]
+            self.mlp.act = ACTIVATIONS[model.mlp]
         elif model.norm == Norm.post:
             self.ln2 = nn.Identity()
 
@@ -61,6 +54,7 @@ class Transformer(NativeModel):
         super().__init__(native)
         self.layers = nn.ModuleList(Layer(native, model) for _ in range(model.n_layers))
         self.head = nn.Linear(model.d_model, vocabulary, bias=True)
+        self.sink = embedding_sink(model)
         if model.norm == Norm.post:
             self.ln_out = nn.Identity()
 
@@ -73,6 +67,8 @@ class Transformer(NativeModel):
     ) -> Float[Tensor, "batch length d_model"]:
         """Return the residual stream after `depth` layers (0: the embeddings)."""
         hidden = self.tok_embed(tokens) + self.pos.weight[: tokens.shape[1]]
+        if self.sink:
+            hidden = hidden * position_factors(tokens.shape[1], self.sink, hidden)
         for layer in self.layers[:depth]:
             hidden = layer(hidden)
         return hidden

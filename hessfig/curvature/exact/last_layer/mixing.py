@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hessfig.config import Attention, Kind, ModelConfig, Norm, QueryKey
 from hessfig.curvature.problem import Problem
+from hessfig.models.transformer.sinks import score_sink, with_sink
 
 
 class Mixing:
@@ -28,6 +29,7 @@ class Mixing:
             model.attention == Attention.linear,
             model.query_key == QueryKey.single,
         )
+        self.sink = score_sink(model)
         self.stream, self.inputs = hidden[:, scored].flatten(0, 1), inputs[:, scored].flatten(0, 1)
         known = inputs[:, : scored.stop]
         self.keys_in = self._per_item(known)
@@ -92,7 +94,7 @@ class Mixing:
         return by_sequence.repeat_interleave(self.per_sequence, dim=0)
 
     def _pattern(self, allowed: Bool[Tensor, "#n 1 keys"]) -> Float[Tensor, "#n heads keys"]:
-        scores = (self.keys @ self.query[..., None]).squeeze(-1) / self.scale
+        scores = with_sink((self.keys @ self.query[..., None]).squeeze(-1) / self.scale, self.sink)
         if self.is_linear:
             self._pattern_slope = allowed.to(scores)
             return scores * allowed

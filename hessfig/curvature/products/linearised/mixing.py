@@ -8,10 +8,14 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from hessfig.curvature.products.linearised.node import Tangent, plus
+from hessfig.models.transformer.sinks import with_sink
 
 
 class Mixing:
-    """Inputs q, k, v with heads side by side; `allowed` says which keys a query sees."""
+    """Inputs q, k, v with heads side by side; `allowed` says which keys a query sees.
+
+    `sink` is added to the scores of the first key.
+    """
 
     def __init__(
         self,
@@ -23,11 +27,12 @@ class Mixing:
         scale: float,
         is_linear: bool,
         allowed: Bool[Tensor, "queries length"],
+        sink: float = 0.0,
     ) -> None:
         self.inputs, self.output, self.heads, self.scale = inputs, output, heads, scale
         self.is_linear, self.allowed = is_linear, allowed
         self.q, self.k, self.v = (self._split(rows.unsqueeze(2)).squeeze(3) for rows in values)
-        self.pattern = self._pattern(self.q @ self.k.mT / scale)
+        self.pattern = self._pattern(with_sink(self.q @ self.k.mT / scale, sink))
         self.value = self._merge((self.pattern @ self.v).unsqueeze(3)).squeeze(2)
         self.cotangent: Tensor | None = None
 

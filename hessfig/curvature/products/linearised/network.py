@@ -8,14 +8,17 @@ import torch
 from torch import Tensor, nn
 
 from hessfig.config import MLP, ModelConfig, Norm, QueryKey
+from hessfig.curvature.products.linearised.fixed import Prefixes, Scale
 from hessfig.curvature.products.linearised.layernorm import Normalise
 from hessfig.curvature.products.linearised.mixing import Mixing
 from hessfig.curvature.products.linearised.steps import Activate, Repeat, Select, Sum
 from hessfig.curvature.products.linearised.tape import Tape
 from hessfig.curvature.products.linearised.weights import BIAS, WEIGHT, LinearMap, Lookup
 from hessfig.models.linear_mlp.network import LinearMLP
+from hessfig.models.mlp.network import PrefixMLP
 from hessfig.models.self_attention.network import BareAttention
 from hessfig.models.transformer.network import Layer, Transformer
+from hessfig.models.transformer.sinks import embedding_sink, position_factors, score_sink
 from hessfig.tasks.batch import Batch
 from hessfig.terms import Matrix
 
@@ -24,7 +27,7 @@ _QUERIES = slice(None)
 
 def can_build(network: nn.Module) -> bool:
     """Whether the steps of this kind of network are known."""
-    return isinstance(network, Transformer | LinearMLP | BareAttention)
+    return isinstance(network, Transformer | LinearMLP | PrefixMLP | BareAttention)
 
 
 def build_tape(network: nn.Module, batch: Batch, model: ModelConfig) -> Tape:
@@ -34,6 +37,8 @@ def build_tape(network: nn.Module, batch: Batch, model: ModelConfig) -> Tape:
         builder.transformer(network)
     elif isinstance(network, LinearMLP):
         builder.linear_mlp(network)
+    elif isinstance(network, PrefixMLP):
+        builder.mlp(network)
     else:
         assert isinstance(network, BareAttention), "can_build says which networks have a tape"
         builder.bare_attention(network)
@@ -52,6 +57,9 @@ class _Builder:
         positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
         tape.add(Lookup("positions", positions, network.pos.weight), {WEIGHT: (0, Matrix.W_pos)})
         hidden = self._sum("tokens", "positions", "hidden0")
+        if embedding_sink(self.model):
+            factors = position_factors(tokens.shape[1], embedding_sink(self.model), tape.values[hidden])
+            hidden = tape.add(Scale((hidden,), "sunk0", tape.values[hidden], factors))
         for index, layer in enumerate(network.layers, start=1):
             queries = self.batch.scored if index == len(network.layers) else _QUERIES
             hidden = self._layer(layer, index, hidden, queries)  # type: ignore[arg-type]
@@ -64,6 +72,16 @@ class _Builder:
         hidden = self.tape.add(embedding, {WEIGHT: (0, Matrix.W_E)})
         for index, layer in enumerate(network.layers, start=1):
             hidden = self._linear(hidden, f"hidden{index}", layer, (index, Matrix.W))  # type: ignore[arg-type]
+
+    def mlp(self, network: PrefixMLP) -> None:
+        embedding = Lookup("tokens", self.batch.inputs[:, : network.reach], network.tok_embed.weight)
+        rows = self.tape.add(embedding, {WEIGHT: (0, Matrix.W_E)})
+        rows = self.tape.add(Prefixes((rows,), "prefixes", self.tape.values[rows], self.batch.scored))
+        for index, layer in enumerate(network.layers, start=1):
+            weight = (index, Matrix.W_in if index == 1 else Matrix.W)
+            z = self._linear(rows, f"z{index}", layer, weight)  # type: ignore[arg-type]
+            rows = self.tape.add(Activate((z,), f"p{index}", self.tape.values[z], network, self.model.mlp))
+        self._linear(rows, "outputs", network.head, (0, Matrix.W_U))
 
     def bare_attention(self, network: BareAttention) -> None:
         self.tape.values["inputs"] = network.hidden(self.batch.inputs, 0)
@@ -106,6 +124,7 @@ class _Builder:
             scale=scale,
             is_linear=is_linear,
             allowed=allowed,
+            sink=score_sink(self.model),
         )
         return self.tape.add(step)
 
