@@ -90,7 +90,7 @@ def _outermost(evidence: Evidence) -> pd.Series:
 
 def _widths(evidence: Evidence) -> pd.Series:
     """Return the 95 % less the 5 % quantile by (kind, beta, seed)."""
-    rows = evidence.numbers("eigenvalue_quantile", SINK, BETA, part=Part.H.value, row="all")
+    rows = evidence.numbers("density_quantile", SINK, BETA, part=Part.H.value, row="all")
     low, high = (_placed(rows[rows["index"] == percent]).mean() for percent in (5, 95))
     return high - low
 
