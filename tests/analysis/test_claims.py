@@ -73,7 +73,7 @@ def of_sinks(shift: float, noise: float, kinds: dict[str, float] | None = None) 
                     yield {**place, "quantity": "largest_eigenvalue", "value": 5 * up}
                     yield {**place, "quantity": "smallest_eigenvalue", "value": -1.0}
                     for percent, side in ((5, -1.0), (95, 1.0)):
-                        place["quantity"] = "density_quantile"
+                        place["quantity"] = "eigenvalue_quantile"
                         yield {**place, "index": percent, "value": side * 0.01 / up}
 
     return Evidence(spectral_table(list(rows())))

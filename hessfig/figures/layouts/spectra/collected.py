@@ -38,7 +38,7 @@ class Collected:
     @cached_property
     def places(self) -> list[Place]:
         """Of what the numbers are."""
-        return [one.place for one in (*self.spectra, *self.densities)]
+        return [*(one.place for one in self.spectra), *(one.place for one in self.densities)]
 
     @cached_property
     def networks(self) -> list[Network]:
@@ -51,7 +51,7 @@ class Collected:
         return sorted({place.seed for place in self.places})
 
     def blocks(self, *, whole: bool) -> list[BlockName]:
-        """Return (layer, name) of the groups of weights (`whole`), or of single weights, in the order of the network."""
+        """Return (layer, name) of groups of weights (`whole`) or of single weights, in the network's order."""
         found = {(place.layer, place.row) for place in self.places if (place.row in list(Group)) == whole}
         rank = name_order([name for _, name in found])
         return sorted(found, key=lambda block: (block[0], rank(block[1])))

@@ -27,12 +27,13 @@ from hessfig.figures.parts.style import part_colour
 _OUTER, _INNER = 40, 80  # ranks drawn at either end, and between
 _BINS = 60
 _DASHED, _DOTTED = (0, (4, 1.5)), (0, (1, 1))
+_HALF = "#2166ac"
 _SHARES = {0.001: "0.1%", 0.1: "10", 0.5: "50", 0.9: "90", 0.999: "99.9%"}
 
 
 @dataclass(frozen=True)
 class Panel:
-    """What is known of one block and part: the exact eigenvalues of each seed, the densities of each seed, the kernel."""
+    """What is known of one block and part: exact eigenvalues and densities, seed by seed, and the kernel."""
 
     spectra: list[Spectrum]
     densities: list[Density]
@@ -136,7 +137,7 @@ def _draw_banded(ax: Axes, found: Banded, less: np.ndarray | float, colour: str)
     ax.fill_between(
         found.grid, middle - found.margin, middle + found.margin, color=colour, alpha=0.3, linewidth=0
     )
-    ax.plot(found.grid, found.half - less, color=colour, linestyle=_DOTTED, linewidth=0.7)
+    ax.plot(found.grid, found.half - less, color=_HALF, linestyle=_DOTTED, linewidth=0.8)
 
 
 def _with_band(numbers: pd.DataFrame, found: Banded) -> pd.DataFrame:
@@ -146,7 +147,7 @@ def _with_band(numbers: pd.DataFrame, found: Banded) -> pd.DataFrame:
 
 def _set_density_scale(ax: Axes, peak: float, panel: Panel, deviation: float) -> None:
     """Go down to a tenth of what a single eigenvalue adds."""
-    places = [one.place.dim for one in (*panel.spectra, *panel.densities)]
-    single = 1 / (places[0] * deviation * np.sqrt(2 * np.pi))
+    dim = (panel.spectra[0] if panel.spectra else panel.densities[0]).place.dim
+    single = 1 / (dim * deviation * np.sqrt(2 * np.pi))
     set_decades(ax, "y")
     ax.set_ylim(single / 10, 3 * max(peak, single))

@@ -190,6 +190,6 @@ def _note(one: Collected, kernel: Kernel, part: str, kinds: set[str]) -> str:
             else ""
         )
         words.append(
-            f"Densities of {symbol(part)}, seed {one.seeds[0]} (faint: others): {exact}{band}{kernel.words}."
+            f"Densities of the {Part(part).label}, seed {one.seeds[0]} (faint: others): {exact}{band}{kernel.words}."
         )
     return " ".join(words) + where

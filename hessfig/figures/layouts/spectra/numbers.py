@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from hessfig.analysis.curves import growth_curves
 from hessfig.analysis.manifest import read_run
 from hessfig.figures.parts.grid import Margins, panel_grid
 from hessfig.figures.parts.save import Page
+from hessfig.figures.parts.style import SMALL
 from hessfig.figures.parts.words import symbol, variant_words
 from hessfig.terms import Group
 
@@ -26,8 +28,9 @@ _WORDS = {
     "density_second_moment": "norm² / n",
 }
 _KEY = ["variant", "num_layers", "layer", "row", "part", X]
-_LINE = 0.13  # height of a row in inches
-_WIDTHS = (0.3, 0.05)  # of the first two columns, as a share of the page
+_LINE = 0.12  # height of a row in inches
+_FIRST = 0.27  # share of the page that the first column takes
+_MOMENTS = ("density_mean", "density_second_moment")  # shown where there is nothing exact
 
 
 def extremes_page(folder: Path) -> Iterator[Page]:
@@ -37,6 +40,7 @@ def extremes_page(folder: Path) -> Iterator[Page]:
     """
     table = read_run(folder).table
     names = [name for name in _WORDS if name in set(table["quantity"])]
+    names = [name for name in names if name not in _MOMENTS] if len(names) > len(_MOMENTS) else names
     if not names:
         return
     first = table[table["quantity"].isin(names) & (table["index"] <= 1)]
@@ -53,15 +57,16 @@ def _draw(shown: pd.DataFrame, points: pd.DataFrame, names: list[str], seeds: in
     ax = axes[0, 0]
     ax.set_axis_off()
     ax.set(xlim=(0, 1), ylim=(len(keys) + 1.5, -0.5))
-    places = [0.0, *np.linspace(sum(_WIDTHS), 1, len(names) + 1)[:-1] + 0.1]
+    width = (1 - _FIRST) / len(names)
+    places = [0.0, *(_FIRST + width * (np.arange(len(names)) + 0.5))]
     header = ["", *(_WORDS[name] for name in names)]
     for x, word in zip(places, header, strict=True):
-        ax.text(x, 0, word, weight="bold", ha="left" if x == 0 else "center")
+        ax.text(x, 0, word, weight="bold", ha="left" if x == 0 else "center", size=SMALL)
     ax.axhline(0.6, color="black", linewidth=0.5)
     for line, key in enumerate(keys, start=1):
-        ax.text(0, line + 0.2, _row_words(key, keys))
+        ax.text(0, line + 0.2, _row_words(key, keys), size=SMALL)
         for x, name in zip(places[1:], names, strict=True):
-            ax.text(x, line + 0.2, _number(shown, key, name), ha="center")
+            ax.text(x, line + 0.2, _number(shown, key, name), ha="center", size=SMALL)
     written = points.drop(columns="is_zero").rename(columns={X: "sigma"})
     return Page("_table", figure, written)
 
@@ -86,5 +91,10 @@ def _number(points: pd.DataFrame, key: tuple[object, ...], name: str) -> str:
     if chosen.empty or not np.isfinite(chosen["mean"].iloc[0]):
         return "—"
     mean, error = chosen[["mean", "sem"]].iloc[0]
-    error_words = f" ± {error:.1g}" if np.isfinite(error) else ""
-    return f"{mean:.3g}{error_words}".replace("-", "−")
+    return _short(mean) + (f" ± {_short(error, digits=1)}" if np.isfinite(error) else "")
+
+
+def _short(value: float, *, digits: int = 3) -> str:
+    """Return a number of so many digits: 1.23e7, 0.0012, −4e−16."""
+    words = f"{value:.0f}" if 10 <= abs(value) < 100 and digits == 1 else f"{value:.{digits}g}"
+    return re.sub(r"e([+-])0?", lambda found: "e" + found[1].strip("+"), words).replace("-", "−")
