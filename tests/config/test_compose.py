@@ -27,6 +27,8 @@ TOY = {"task.digits": 1, "task.batch_size": 2, "estimator.num_probes": 9, "seeds
 IN_ORDER = [
     *["scalar", "bounds", "3a", "3b", "5a", "5b", "8", "eq5", "1", "4"],
     *["temperature", "heads", "single_matrix", "post_layernorm", "blocks", "7", "6"],
+    *["spectra", "spectra_large", "heterogeneity", "sinks", "sinks_large"],
+    *["gauss_newton", "weight_norms", "weight_norms_whole"],
 ]
 NETWORK = """
 import torch

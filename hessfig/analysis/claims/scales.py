@@ -32,7 +32,8 @@ def stretch(evidence: Evidence) -> Finding:
     """For each kind of sink, seed by seed: growth = log10 of the outermost eigenvalue of H (in size) at the largest
     beta over that at the smallest, shrinkage = log10 of the bulk's width (95 % less 5 % quantile, exact) at the
     smallest beta over that at the largest. A kind holds when the 95 % intervals (of all kinds together, Bonferroni)
-    of both are above 0 and both means at least 0.1 decades, and does not when one interval is below 0.1. The effect is growth + shrinkage of the first kind that holds, else of the one where it is largest.
+    of both are above 0 and both means at least 0.1 decades, and does not when one interval is below 0.1. The effect is
+    growth + shrinkage of the first kind that holds, else of the one where it is largest.
     """
     outer, width = _outermost(evidence), _widths(evidence)
     both = pd.concat({"outer": outer, "width": width}, axis=1).dropna()

@@ -76,6 +76,12 @@ def part_title(part: str) -> str:
     return f"{symbol(part)}: {Part(part).label}" if part else ""
 
 
+def part_words(part: str) -> str:
+    """Return a part of the Hessian in words that begin a sentence (a note knows no formulas)."""
+    label = Part(part).label
+    return label[:1].upper() + label[1:]
+
+
 def quantity_words(quantity: str) -> str:
     """Return a quantity in words."""
     return "block norm" if quantity == FROBENIUS else quantity.replace("_", " ")

@@ -22,7 +22,7 @@ from hessfig.analysis.spectra.smoothing import (
 from hessfig.figures.layouts.spectra.collected import by_rank
 from hessfig.figures.parts.grid import say
 from hessfig.figures.parts.panels import set_decades
-from hessfig.figures.parts.style import part_colour
+from hessfig.figures.parts.style import TINY, part_colour
 
 _OUTER, _INNER = 40, 80  # ranks drawn at either end, and between
 _BINS = 60
@@ -128,6 +128,8 @@ def draw_cumulative_error(ax: Axes, panel: Panel, colour: str) -> pd.DataFrame:
     ax.axhline(0, color="black", linestyle=_DASHED, linewidth=0.6)
     reach = np.nanmax([np.abs(found.mean - truth) + np.nan_to_num(found.margin), np.abs(found.half - truth)])
     ax.set_ylim(-1.2 * reach or -1.0, 1.2 * reach or 1.0)
+    ax.ticklabel_format(axis="y", style="sci", scilimits=(-1, 1))
+    ax.yaxis.get_offset_text().set_size(TINY)
     return _with_band(pd.DataFrame({"eigenvalue": grid, "exact": truth}), found)
 
 

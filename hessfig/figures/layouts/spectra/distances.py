@@ -21,8 +21,7 @@ from hessfig.figures.parts.grid import Margins, panel_grid
 from hessfig.figures.parts.save import Page
 from hessfig.figures.parts.spec import FigureSpec
 from hessfig.figures.parts.style import TEXT_WIDTH, TINY
-from hessfig.figures.parts.words import variant_words, weight_words
-from hessfig.terms import Part
+from hessfig.figures.parts.words import part_words, variant_words, weight_words
 
 _COLUMNS = 2
 _NETWORK = ["variant", "num_layers", "part"]
@@ -45,7 +44,7 @@ def heterogeneity(spec: FigureSpec, folder: Path) -> Iterator[Page]:
         for part in one.parts:
             end = (f"_{part}" if len(one.parts) > 1 else "") + (f"_{words}" if words else "")
             note = (
-                f"{Part(part).label}, {'exact eigenvalues' if one.spectra else 'Lanczos densities'}, mean over"
+                f"{part_words(part)}, {'exact eigenvalues' if one.spectra else 'Lanczos densities'}, mean over"
                 f" {len(one.seeds)} seeds. Divided by the 10th largest in size; {kernel.words}, one grid a network;"
                 " natural logarithms."
             )

@@ -179,7 +179,9 @@ def _note(one: Collected, kernel: Kernel, part: str, kinds: set[str]) -> str:
     where = "" if place.sigma != place.sigma else f" σ = {place.sigma:g}."
     words = []
     if _SORTED in kinds:
-        words.append(f"Sorted eigenvalues: mean over {count} seeds, band: ± standard error, x: share below.")
+        words.append(
+            f"Sorted eigenvalues: mean over {count} seed{'s' * (count > 1)}, band: ± standard error, x: share below."
+        )
     if kinds - {_SORTED}:
         exact = "grey: exact eigenvalues, dashed: the same under the kernel; " if one.spectra else ""
         probes = one.densities[0].whole.nodes.shape if one.densities else (0, 0)

@@ -24,13 +24,14 @@ from hessfig.figures.parts.words import (
     block_words,
     estimator_words,
     left_out_words,
+    part_words,
     plain,
     quantity_words,
     seeds_words,
     weight_words,
 )
 from hessfig.record import LEFT_OUT
-from hessfig.terms import Group, Part
+from hessfig.terms import Group
 
 _QUANTITIES = ("largest_eigenvalue", "condition_number")
 _WEIGHT = "model.scaled_weight"
@@ -66,7 +67,7 @@ def _draw_page(table: pd.DataFrame, axis: Axis, suffix: str) -> Page:
     columns = list(table["column"].unique())
     rows = list(table[_ROW].drop_duplicates().itertuples(index=False, name=None))
     note = (
-        f"{Part(table['part'].iloc[0]).label}: geometric mean over {seeds_words(table)}, band: 95% interval"
+        f"{part_words(table['part'].iloc[0])}: geometric mean over {seeds_words(table)}, band: 95% interval"
         f" (Student's t).{fixed_words(table, axis)} {estimator_words(table)}.{left_out_words(table)}"
     )
     margins = Margins(left=0.62, down=0.12)

@@ -21,9 +21,14 @@ from hessfig.figures.parts.panels import set_decades
 from hessfig.figures.parts.save import Page
 from hessfig.figures.parts.spec import FigureSpec
 from hessfig.figures.parts.style import shades
-from hessfig.figures.parts.words import estimator_words, left_out_words, seeds_words, variant_words
+from hessfig.figures.parts.words import (
+    estimator_words,
+    left_out_words,
+    part_words,
+    seeds_words,
+    variant_words,
+)
 from hessfig.record import LEFT_OUT
-from hessfig.terms import Part
 
 LARGEST, SMALLEST, QUANTILES = "largest_eigenvalue", "smallest_eigenvalue", "density_quantile"
 EXACT_QUANTILES, CONDITION = "eigenvalue_quantile", "condition_number"
@@ -70,7 +75,7 @@ def _draw_page(table: pd.DataFrame, axis: Axis, suffix: str) -> Page:
     labels = ["eigenvalue", "outermost / bulk width"]
     labels += ["condition number"] * bool((counted["quantity"] == CONDITION).any())
     note = (
-        f"{Part(table['part'].iloc[0]).label}: mean over {seeds_words(table)}, band: 95% interval (Student's t); lower"
+        f"{part_words(table['part'].iloc[0])}: mean over {seeds_words(table)}, band: 95% interval (Student's t); lower"
         f" rows: geometric mean.{fixed_words(table, axis)} {estimator_words(table)}.{left_out_words(table)}"
     )
     margins = Margins(left=0.62, down=0.16)
