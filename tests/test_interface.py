@@ -201,3 +201,32 @@ def test_bad_problems_are_explained(case: str) -> None:
 def test_bad_requests_are_explained(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         hessfig.measure(hessfig.Problem(NET, X, Y), **settings)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"step": 3}, "spectrum: there is no such choice(.|\n)*did you mean 'steps'"),
+        ({"steps": 2.5}, "spectrum.steps is of another kind"),
+        ({"probes": "normal"}, "spectrum.probes: there is no such choice"),
+        ({"tolerance": 2}, "spectrum.tolerance"),
+        ({"k": 7}, "fewer eigenvalues"),
+    ],
+)
+def test_bad_settings_of_spectra_are_explained(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        hessfig.measure(hessfig.Problem(NET, X, Y), quantities=["largest_eigenvalue"], spectrum=given)
+
+
+@pytest.mark.parametrize("name", ["mlp", "convolutional", "fused and tied"])
+def test_eigenvalues_are_the_oracles(name: str) -> None:
+    problem, blocks, names, dense = oracle(name)
+    diagonal = [block for block in blocks if isinstance(block, str)]
+    table = measure(problem, blocks=diagonal, quantities=["spectrum"], spectrum={"probes": "gaussian"})
+    layout = problem.drawn("float64").layout
+    ends = {"largest_eigenvalue": -1, "smallest_eigenvalue": 0}
+    for row in table[table["quantity"].isin(ends)].itertuples():
+        at = places(problem, names, layout.side(row.layer, row.col))
+        values = torch.linalg.eigvalsh(dense[Part(row.part)][at][:, at])
+        scale = dense[Part.H][at][:, at].norm().item()
+        assert row.value == pytest.approx(values[ends[row.quantity]].item(), abs=1e-10 * scale), row

@@ -82,6 +82,10 @@ def _held(setup: Setup) -> Iterator[tuple[str, str, int]]:
         widest = max(layout.size(block.layer, block.col) for block in setup.blocks)
         count = config.estimator.num_probes
         yield "estimator.num_probes", f"{count} probes of {widest} numbers", number * count * widest
+    if "density" in config.quantities:
+        widest = max(layout.size(block.layer, block.col) for block in setup.blocks)
+        steps = min(config.spectrum.steps, widest)
+        yield "spectrum.steps", f"{steps} Lanczos vectors of {widest} numbers", 8 * steps * widest
 
 
 def _activations(config: Config, number: int) -> Iterator[tuple[str, str, int]]:

@@ -64,7 +64,7 @@ def assert_every_column(problem: Problem, model: ModelConfig) -> None:
 @settings(max_examples=6, derandomize=True, deadline=None)
 @given(transformers, st.sampled_from(Loss))
 def test_every_column_of_a_transformer_is_the_oracles(model: ModelConfig, loss: Loss) -> None:
-    assert_every_column(moved(toy_problem(model, toy_task(model, batch_size=1, loss=loss))), model)
+    assert_every_column(moved(toy_problem(model, toy_task(model, batch_size=2, loss=loss))), model)
 
 
 @pytest.mark.parametrize("name", ["chain", "linear mlp", "bare", "bare linear"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -54,14 +55,19 @@ class Normalise:
         assert self.cotangent is not None
         return self.cotangent.unsqueeze(2)
 
+    @cached_property
+    def _centred(self) -> tuple[Float[Tensor, "batch length 1 d"], Float[Tensor, "batch length 1 1"]]:
+        """C r and r.n of r = w ybar."""
+        r = self.weight * self._y_bar
+        return r - r.mean(-1, keepdim=True), (r * self.n).sum(-1, keepdim=True)
+
     def _second_order(self, dx: Float[Tensor, "batch length k d"]) -> Float[Tensor, "batch length k d"]:
         """Apply the second derivative contracted with r = w ybar (theory.md, ln2).
 
         Lambda = (3 (r.n) n n^T / d - (r.n) C - n (C r)^T - (C r) n^T) / (d s^2).
         """
-        r = self.weight * self._y_bar
-        centred_r, d = r - r.mean(-1, keepdim=True), r.shape[-1]
-        rn, ndx = (r * self.n).sum(-1, keepdim=True), (self.n * dx).sum(-1, keepdim=True)
+        (centred_r, rn), d = self._centred, dx.shape[-1]
+        ndx = (self.n * dx).sum(-1, keepdim=True)
         along_n = 3 * rn * ndx / d - (centred_r * dx).sum(-1, keepdim=True)
         centred_dx = dx - dx.mean(-1, keepdim=True)
         return (along_n * self.n - rn * centred_dx - ndx * centred_r) / (d * self.s.square())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -75,7 +76,7 @@ class Mixing:
         dscore_bar = None if dpattern_bar is None else self._through_pattern(dpattern_bar)
         if dpattern is None or self.is_linear:
             return dscore_bar
-        pattern, pattern_bar = self.pattern.unsqueeze(3), (self._m_bar @ self.v.mT).unsqueeze(3)
+        pattern, pattern_bar = self.pattern.unsqueeze(3), self._pattern_bar
         mean = (pattern * pattern_bar).sum(-1, keepdim=True)
         spread = (dpattern * pattern_bar).sum(-1, keepdim=True)
         return plus(dscore_bar, dpattern * (pattern_bar - mean) - pattern * spread)
@@ -83,14 +84,18 @@ class Mixing:
     def _first_order(self, dscore_bar: Tangent, other: Tensor) -> Tangent:
         return None if dscore_bar is None else _rows_times(dscore_bar, other) / self.scale
 
-    @property
+    @cached_property
     def _m_bar(self) -> Float[Tensor, "batch heads queries d_head"]:
         assert self.cotangent is not None
         return self._split(self.cotangent.unsqueeze(2)).squeeze(3)
 
-    @property
+    @cached_property
+    def _pattern_bar(self) -> Float[Tensor, "batch heads queries 1 length"]:
+        return (self._m_bar @ self.v.mT).unsqueeze(3)
+
+    @cached_property
     def _score_bar(self) -> Float[Tensor, "batch heads queries length"]:
-        return self._through_pattern((self._m_bar @ self.v.mT).unsqueeze(3)).squeeze(3)
+        return self._through_pattern(self._pattern_bar).squeeze(3)
 
     def _dpattern(self, dq: Tangent, dk: Tangent) -> Tangent:
         dscore = None if dq is None else _rows_times(dq, self.k.mT) / self.scale

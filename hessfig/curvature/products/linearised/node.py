@@ -18,7 +18,10 @@ Tangent = Tensor | None
 
 @runtime_checkable
 class Node(Protocol):
-    """One step; `inputs` and `output` name variables of the tape, `value` is the output at the point."""
+    """One step; `inputs` and `output` name variables of the tape, `value` is the output at the point.
+
+    `cotangent` is set once, by `Tape.record`, before anything is multiplied; what follows from it may be kept.
+    """
 
     inputs: tuple[str, ...]
     output: str

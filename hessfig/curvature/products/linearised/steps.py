@@ -52,6 +52,30 @@ class Select:
         return [rows]
 
 
+class Gather:
+    """y = the rows of x that `index` names (batch, length); x holds every row once, in a batch of one."""
+
+    cotangent: Tensor | None = None
+
+    def __init__(self, inputs: tuple[str, ...], output: str, x: Tensor, index: Tensor) -> None:
+        self.inputs, self.output, self.number, self.index = inputs, output, x.shape[1], index
+        self.value = self._rows(x)
+
+    def push(self, dxs: Sequence[Tangent]) -> Tangent:
+        return None if dxs[0] is None else self._rows(dxs[0])
+
+    def pull_back(
+        self, dy_bar: Tangent, dxs: Sequence[Tangent] | None, needed: Sequence[bool]
+    ) -> list[Tangent]:
+        if dy_bar is None:
+            return [None]
+        rows = dy_bar.new_zeros(self.number, *dy_bar.shape[2:])
+        return [rows.index_add_(0, self.index.flatten(), dy_bar.flatten(0, 1)).unsqueeze(0)]
+
+    def _rows(self, x: Tensor) -> Tensor:
+        return x[0].index_select(0, self.index.flatten()).unflatten(0, self.index.shape)
+
+
 class Repeat:
     """y = x once per head (the keys of the single-matrix query-key form)."""
 
