@@ -73,8 +73,9 @@ class _Builder:
         self.tape.add(Lookup("positions", positions, network.pos.weight), {WEIGHT: (0, Matrix.W_pos)})
         hidden = self._sum("tokens", "positions", "hidden0")
         if embedding_sink(self.model):
-            factors = position_factors(tokens.shape[1], embedding_sink(self.model), tape.values[hidden])
-            hidden = tape.add(Scale((hidden,), "sunk0", tape.values[hidden], factors))
+            value, length = self.tape.values[hidden], self.batch.inputs.shape[1]
+            factors = position_factors(length, embedding_sink(self.model), value)[positions[0]]
+            hidden = self._alike(Scale((hidden,), "sunk0", value, factors))
         for index, layer in enumerate(network.layers, start=1):
             queries = self.batch.scored if index == len(network.layers) else _QUERIES
             hidden = self._layer(layer, index, hidden, queries)  # type: ignore[arg-type]

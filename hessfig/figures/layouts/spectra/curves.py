@@ -129,7 +129,7 @@ def draw_cumulative_error(ax: Axes, panel: Panel, colour: str) -> pd.DataFrame:
     reach = np.nanmax([np.abs(found.mean - truth) + np.nan_to_num(found.margin), np.abs(found.half - truth)])
     ax.set_ylim(-1.2 * reach or -1.0, 1.2 * reach or 1.0)
     ax.ticklabel_format(axis="y", style="sci", scilimits=(-1, 1))
-    ax.yaxis.get_offset_text().set_size(TINY)
+    ax.yaxis.get_offset_text().set_fontsize(TINY)
     return _with_band(pd.DataFrame({"eigenvalue": grid, "exact": truth}), found)
 
 
