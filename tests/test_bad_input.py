@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hessfig.analysis.table import run_command
+from hessfig.errors import run_command
 from tests.conftest import Answer
 from tests.runs import COMMAND, TOY
 

@@ -18,6 +18,11 @@ from hessfig.figures.layouts.growth.overview import growth_by_depth
 from hessfig.figures.layouts.histograms import histograms
 from hessfig.figures.layouts.lines import lines
 from hessfig.figures.layouts.pairs import pairs
+from hessfig.figures.layouts.spectra.distances import heterogeneity
+from hessfig.figures.layouts.spectra.eigenvalues import spectra
+from hessfig.figures.layouts.spectra.proxies import gauss_newton
+from hessfig.figures.layouts.spectra.scaled import weight_norms
+from hessfig.figures.layouts.spectra.stretch import sinks
 from hessfig.figures.parts.save import Page, save_page
 from hessfig.figures.parts.spec import FigureSpec
 from hessfig.figures.parts.style import styled
@@ -46,6 +51,11 @@ LAYOUTS: dict[str, Layout] = {
     "pairs": Layout(pairs),
     "lines": Layout(lines, takes=("x", "colour", "dashes")),
     "bars": Layout(bars, options=("quantity", "index", "at")),
+    "spectra": Layout(spectra, options=("width", "variance", "part", "floor")),
+    "heterogeneity": Layout(heterogeneity, options=("variance", "width")),
+    "sinks": Layout(sinks, options=("block",)),
+    "gauss_newton": Layout(gauss_newton, options=("block",)),
+    "weight_norms": Layout(weight_norms, options=("quantity", "columns")),
 }
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from hessfig.analysis.arrays import read_hessians
+from hessfig.analysis.arrays.hessian import read_hessians
 from hessfig.errors import UserError
 from hessfig.sweep.store import CellStore, CorruptCell
 from hessfig.theory.studies import kept

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from hessfig.analysis.arrays import read_hessians
+from hessfig.analysis.arrays.hessian import read_hessians
 from tests.attack.ledger import Ledger
 from tests.attack.target import ENTRIES, command
 

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from numpy.typing import NDArray
 
-from hessfig.analysis.arrays import StoredHessian, read_hessians
+from hessfig.analysis.arrays.hessian import StoredHessian, read_hessians
 from hessfig.figures.layouts.histograms import blocks_of, describe, draw_bars, picked
 from hessfig.figures.parts.grid import Margins, panel_grid
 from hessfig.figures.parts.save import Page, page_suffix

@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
-from hessfig.analysis.arrays import StoredHessian, histogram, log_bins, read_hessians
+from hessfig.analysis.arrays.hessian import StoredHessian, histogram, log_bins, read_hessians
 from hessfig.errors import UserError
 from hessfig.figures.parts.grid import panel_grid
 from hessfig.figures.parts.panels import set_decades

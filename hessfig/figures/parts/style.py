@@ -21,6 +21,7 @@ _MATRIX_COLOURS: dict[str, str] = {
 }
 _PART_COLOURS = {Part.H_o: "#d95f02", Part.H_f: "#e7298a", Part.H: "#444444"}
 _OTHER = "#a6761d"
+TONES = ("#d95f02", "#7570b3", "#1b9e77", "#e7298a", "#66a61e", "#a6761d", "#555555")  # of kinds of networks
 GUIDE = "#808080"
 PUBLISHED = "#222222"
 BACKING = {"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.8}  # behind words on lines

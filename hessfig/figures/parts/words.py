@@ -5,10 +5,23 @@ from __future__ import annotations
 import pandas as pd
 
 from hessfig.analysis.axis import POINT, Axis, fixed_words
+from hessfig.analysis.variants import assignments, last_word
 from hessfig.record import FROBENIUS, Status
 from hessfig.terms import Matrix, Part, weight_label
 
 _PART_SYMBOLS = {Part.H_o: r"H_\mathrm{o}", Part.H_f: r"H_\mathrm{f}", Part.H: "H"}
+_SETTINGS = {
+    ("model.kind", "mlp"): "MLP",
+    ("model.kind", "transformer"): "transformer",
+    ("model.attention", "softmax"): "softmax",
+    ("model.attention", "linear"): "linear attention",
+    ("model.norm", "none"): "no norm",
+    ("model.norm", "pre"): "pre-LN",
+    ("model.norm", "post"): "post-LN",
+    ("model.sink", "scores"): "sink on scores",
+    ("model.sink", "embedding"): "sink in the embedding",
+    ("model.sink", "both"): "both sinks",
+}
 
 
 def plain(text: str) -> str:
@@ -63,6 +76,12 @@ def part_title(part: str) -> str:
     return f"{symbol(part)}: {Part(part).label}" if part else ""
 
 
+def part_words(part: str) -> str:
+    """Return a part of the Hessian in words that begin a sentence (a note knows no formulas)."""
+    label = Part(part).label
+    return label[:1].upper() + label[1:]
+
+
 def quantity_words(quantity: str) -> str:
     """Return a quantity in words."""
     return "block norm" if quantity == FROBENIUS else quantity.replace("_", " ")
@@ -76,6 +95,18 @@ def note_words(
     dotted = "; dotted: σ = 1" if axis.is_sigma and several_points else ""
     page = "".join(f"{name}. " for name in [", ".join(filter(None, names))] if name)
     return f"{page}{_marks(table, several_points)}{dotted}.{where} {estimator_words(table)}.{left_out_words(table)}"
+
+
+def variant_words(variant: str) -> str:
+    """Return a variant in words fit for a panel: 'softmax, pre-LN'; settings without words of their own as they are.
+
+    What a kind of network has not is left out: an MLP's attention.
+    """
+    settings = assignments(variant)
+    if settings.get("model.kind") == "mlp":
+        settings.pop("model.attention", None)
+    named = [_SETTINGS.get((key, value), f"{last_word(key)}={value}") for key, value in settings.items()]
+    return plain(", ".join(named))
 
 
 def seeds_words(table: pd.DataFrame) -> str:

@@ -24,5 +24,5 @@ QUANTITY = Quantity(
     settings=settings_of("steps", "num_probes", "probes"),
     operations=density_operations,
     serves=is_diagonal,
-    gives=("density_mean", "density_second_moment", "eigenvalue_quantile"),
+    gives=("density_mean", "density_second_moment", "density_quantile"),
 )

@@ -21,7 +21,7 @@ Number = tuple[str, int | None, Sampled]
 _NAMES = [
     ("density_mean", None),
     ("density_second_moment", None),
-    *(("eigenvalue_quantile", percent) for percent in PERCENT),
+    *(("density_quantile", percent) for percent in PERCENT),
 ]
 
 
@@ -57,4 +57,4 @@ def _numbers(found: Quadrature) -> Iterator[Number]:
     yield "density_mean", None, moment(nodes, weights, 1)
     yield "density_second_moment", None, moment(nodes, weights, 2)
     for percent in PERCENT:
-        yield "eigenvalue_quantile", percent, sampled_quantile(nodes, weights, percent)
+        yield "density_quantile", percent, sampled_quantile(nodes, weights, percent)

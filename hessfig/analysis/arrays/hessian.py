@@ -2,37 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-import zipfile
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hessfig.analysis.manifest import read_manifest
-from hessfig.errors import UserError, run_command
+from hessfig.analysis.arrays.stored import Entry, Form, Stored, listed, read
+from hessfig.errors import UserError
 
 HESSIAN = "hessian"
-_NAMED: dict[str, tuple[type, ...]] = {
-    "variant": (str,),
-    "num_layers": (int,),
-    "seed": (int,),
-    "quantity": (str,),
-}
-_NAMED |= {"sigma": (int, float, type(None)), "step": (int, float, type(None))}
-_FILED: dict[str, tuple[type, ...]] = {**_NAMED, "file": (str,), "sha256": (str,)}
-_LARGEST = 8 * 2**30  # bytes of a matrix; `run` stores none as large
-_SMALL = 2**24  # bytes of names, sizes and label
-_DAMAGES = (
-    *(OSError, ValueError, KeyError, TypeError, EOFError, MemoryError, OverflowError),
-    *(RecursionError, NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error),
-)
+_FORM = Form(HESSIAN, "Hessian", f"{HESSIAN} (n, n), names, sizes and label", large=HESSIAN)
 
 
 @dataclass(frozen=True)
@@ -84,14 +66,7 @@ def read_hessians(folder: Path) -> list[StoredHessian]:
     label is not what the manifest says) or not of the documented form: arrays `hessian` (n, n), `names`, `sizes` and
     `label`; nothing is unpickled.
     """
-    entries = _entries(folder)
-    if not entries:
-        raise UserError(
-            f"{folder} holds no stored Hessian: the sweep was not run, or keeps none",
-            got="no array of this quantity in manifest.json",
-            allowed=f"a sweep with {HESSIAN} among its quantities",
-            remedy=f"{run_command(folder)} 'quantities=[frobenius,{HESSIAN}]'",
-        )
+    entries = listed(folder, _FORM)
     variants = dict.fromkeys(entry["variant"] for entry in entries)
     chosen = (min((e for e in entries if e["variant"] == variant), key=_rank) for variant in variants)
     return [_read(folder, entry) for entry in chosen]
@@ -121,74 +96,22 @@ def log_bins(blocks: Sequence[NDArray[np.floating]], *, per_decade: int = 12) ->
     return np.logspace(low, high, int(high - low) * per_decade + 1)
 
 
-def _entries(folder: Path) -> list[dict[str, Any]]:
-    """Return the Hessians in the manifest's list of arrays, each entry checked."""
-    manifest = read_manifest(folder) or {}
-    listed = manifest.get("arrays") or []
-    for entry in listed:
-        wrong = _misfit(entry)
-        if wrong:
-            raise _broken(folder, "manifest.json lists an array that is none", wrong)
-    return [entry for entry in listed if entry["quantity"] == HESSIAN]
-
-
-def _misfit(entry: Any) -> str:
-    """Return what is wrong with an entry, or nothing; its file must lie in the sweep's folder."""
-    if not isinstance(entry, dict):
-        return repr(entry)[:100]
-    odd = [key for key, kinds in _FILED.items() if not isinstance(entry.get(key), kinds)]
-    if odd:
-        return f"{odd[0]}={entry.get(odd[0])!r}"[:100]
-    path = PurePosixPath(entry["file"])
-    return entry["file"] if path.is_absolute() or ".." in path.parts or "\0" in entry["file"] else ""
-
-
-def _rank(entry: dict[str, Any]) -> tuple[float, ...]:
+def _rank(entry: Entry) -> tuple[float, ...]:
     """Order by numbers: depth, sigma, step, seed."""
     coordinates = [entry[key] for key in ("num_layers", "sigma", "step", "seed")]
     return tuple(-math.inf if value is None else value for value in coordinates)
 
 
-def _read(folder: Path, entry: dict[str, Any]) -> StoredHessian:
-    path = folder / entry["file"]
-    if not path.is_file():
-        raise _broken(folder, f"{path} is missing", "no such file")
-    try:
-        with path.open("rb") as handle:
-            digest = hashlib.file_digest(handle, "sha256").hexdigest()
-        if digest != entry["sha256"]:
-            raise ValueError("its sha256 is not the one in manifest.json")
-        matrix, names, sizes = _load(path, entry)
-    except _DAMAGES as error:
-        raise _broken(folder, f"{path} is damaged, swapped or not a stored Hessian", str(error)) from error
+def _read(folder: Path, entry: Entry) -> StoredHessian:
+    matrix, names, sizes = read(folder, entry, _FORM, _take)
     sigma = math.nan if entry["sigma"] is None else float(entry["sigma"])
     return StoredHessian(entry["variant"], sigma, entry["seed"], matrix, names, sizes)
 
 
-def _load(path: Path, entry: dict[str, Any]) -> tuple[NDArray[np.float32], list[str], list[int]]:
-    """Return matrix, names and sizes. What the file claims to hold is looked at before memory is taken for it."""
-    _check_claims(path)
-    with np.load(path, allow_pickle=False) as stored:
-        names, sizes = stored["names"].tolist(), stored["sizes"].tolist()
-        label = json.loads(str(stored["label"].item()))
-        wrong = [key for key in _NAMED if label[key] != entry[key]]
-        if wrong:
-            raise ValueError(f"it says {wrong[0]}={label[wrong[0]]}, manifest.json says {entry[wrong[0]]}")
-        matrix = stored[HESSIAN]
+def _take(stored: Stored) -> tuple[NDArray[np.float32], list[str], list[int]]:
+    """Return matrix, names and sizes."""
+    names, sizes, matrix = stored["names"].tolist(), stored["sizes"].tolist(), stored[HESSIAN]
     whole = len(names) == len(sizes) and all(isinstance(size, int) and size > 0 for size in sizes)
     if not whole or matrix.shape != (sum(sizes), sum(sizes)) or matrix.dtype.kind != "f" or not sizes:
         raise ValueError(f"shape {matrix.shape}, sizes {sizes}"[:300])
     return matrix, [str(name) for name in names], sizes
-
-
-def _check_claims(path: Path) -> None:
-    with zipfile.ZipFile(path) as archive:
-        claimed = {Path(info.filename).stem: info.file_size for info in archive.infolist()}
-    for name, size in claimed.items():
-        if size > (_LARGEST if name == HESSIAN else _SMALL):
-            raise ValueError(f"{name} claims {size} bytes")
-
-
-def _broken(folder: Path, what: str, got: str) -> UserError:
-    form = f"arrays {HESSIAN} (n, n), names, sizes and label, as manifest.json describes them"
-    return UserError(what, got=got, allowed=form, remedy=f"measure it again: {run_command(folder)}")

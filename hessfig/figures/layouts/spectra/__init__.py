@@ -1,0 +1,1 @@
+"""Spectra: eigenvalues and densities, distances between blocks, and how the outermost eigenvalues change."""

@@ -1,0 +1,190 @@
+"""Rules of empirical claims on synthetic tables of each outcome: a rule that cannot fail is none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from hessfig.analysis.arrays.spectra import Place, Spectrum
+from hessfig.analysis.claims.catalogue import claim_of, claims
+from hessfig.analysis.claims.evidence import Evidence
+from hessfig.analysis.claims.rule import Verdict, all_of, any_of, by_condition, departs, exceeds
+from hessfig.analysis.interval import Interval
+from hessfig.errors import UserError
+from tests.analysis.spectral import spectral_table
+
+SEEDS = range(6)
+HOLDS, NOT, OPEN = Verdict.holds, Verdict.does_not_hold, Verdict.undecided
+
+
+def normal(seed: int, *words: object) -> float:
+    """Return a standard normal number of its own for these words."""
+    return float(np.random.default_rng([seed, *map(ord, repr(words))]).normal())
+
+
+def of_kinds(shift: float, noise: float) -> Evidence:
+    """Return spectra of three blocks: alike in MLPs; in transformers the third one is another shape, by `shift`."""
+
+    def spectra(wanted: Callable[[Place], bool]) -> list[Spectrum]:
+        found = []
+        for kind in ("transformer", "mlp"):
+            for seed in SEEDS:
+                change = (shift + noise * normal(seed, kind)) * (kind == "transformer")
+                change += noise * normal(seed, "m") * (kind == "mlp")
+                for k, name in enumerate(("W_in", "W_out", "W_U")):
+                    values = np.linspace(-1, 1, 200) + change * 0.3 * (k == 2)
+                    variant = f"model.kind={kind}"
+                    place = Place(variant, 1, 0.2, math.nan, seed, 1, 1, name, name, "H", 200)
+                    found.append(Spectrum(place, np.sort(values)))
+        return [one for one in found if wanted(one.place)]
+
+    return Evidence(spectral_table([{}]), spectra)
+
+
+def of_proxies(shift: float, noise: float) -> Evidence:
+    """Return eigenvalues whose ratio H_o / H departs from one by `shift` more in transformers than in MLPs."""
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for kind in ("transformer", "mlp"):
+            for seed in SEEDS:
+                for sigma in (0.1, 1.0):
+                    misfit = 0.1 + shift * (kind == "transformer") + noise * normal(seed, kind)
+                    place = {"variant": f"model.kind={kind},model.attention=softmax", "seed": seed}
+                    yield {**place, "sigma": sigma, "part": "H", "value": 3.0}
+                    yield {**place, "sigma": sigma, "part": "H_o", "value": 3.0 * math.exp(-abs(misfit))}
+
+    return Evidence(spectral_table(list(rows())))
+
+
+def of_sinks(shift: float, noise: float, kinds: dict[str, float] | None = None) -> Evidence:
+    """Return outliers that grow and bulks that shrink by `shift` decades from beta 0 to 12, by kind if told."""
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for kind, change in (kinds or {"scores": shift, "both": shift}).items():
+            for seed in SEEDS:
+                for beta in (0, 4, 12):
+                    place = {"variant": f"model.sink={kind},model.sink_beta={beta}", "seed": seed}
+                    up = 10 ** ((change + noise * normal(seed, kind)) * beta / 12)
+                    yield {**place, "quantity": "largest_eigenvalue", "value": 5 * up}
+                    yield {**place, "quantity": "smallest_eigenvalue", "value": -1.0}
+                    for percent, side in ((5, -1.0), (95, 1.0)):
+                        place["quantity"] = "eigenvalue_quantile"
+                        yield {**place, "index": percent, "value": side * 0.01 / up}
+
+    return Evidence(spectral_table(list(rows())))
+
+
+def of_norms(shift: float, noise: float, *, bend: float = 0.0) -> Evidence:
+    """Return condition numbers that go with alpha^shift, and bend upwards on both sides by `bend` decades."""
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for weight in ("W_Q", "W_K", "W_V"):
+            for seed in SEEDS:
+                for alpha in (0.125, 1.0, 8.0):
+                    variant = f"model.scaled_weight={weight},model.weight_scale={alpha}"
+                    log = 4 + shift * math.log10(alpha) + bend * (alpha != 1)
+                    log += noise * normal(seed, weight, alpha)
+                    for row in ("W_Q", "W_K"):
+                        yield {
+                            **{"variant": variant, "seed": seed, "row": row, "layer": 1, "row_layer": 1},
+                            **{"quantity": "condition_number", "value": 10**log},
+                        }
+
+    return Evidence(spectral_table(list(rows())))
+
+
+@pytest.mark.parametrize(
+    ("name", "evidence", "verdict"),
+    [
+        ("zhang-heterogeneity", of_kinds(1.0, 0.01), HOLDS),
+        ("zhang-heterogeneity", of_kinds(0.0, 0.001), NOT),
+        ("zhang-heterogeneity", of_kinds(0.3, 2.0), OPEN),
+        ("gauss-newton-worse", of_proxies(0.5, 0.01), HOLDS),
+        ("gauss-newton-worse", of_proxies(0.0, 0.01), NOT),
+        ("gauss-newton-worse", of_proxies(0.02, 0.3), OPEN),
+        ("sinks-stretch", of_sinks(1.0, 0.05), HOLDS),
+        ("sinks-stretch", of_sinks(-0.5, 0.05), NOT),
+        ("sinks-stretch", of_sinks(0.1, 1.0), OPEN),
+        ("condition-norms", of_norms(0.5, 0.05), HOLDS),
+        ("condition-norms", of_norms(0.0, 0.5, bend=3.0), HOLDS),
+        ("condition-norms", of_norms(0.0, 0.01), NOT),
+        ("condition-norms", of_norms(0.0, 0.6), OPEN),
+    ],
+)
+def test_every_rule_can_come_out_either_way(name: str, evidence: Evidence, verdict: Verdict) -> None:
+    finding = claim_of(name).rule(evidence)
+    assert finding.verdict == verdict, finding
+    assert finding.low < finding.effect < finding.high
+
+
+def test_every_claim_is_tried_for_each_outcome_here() -> None:
+    """A claim without its three synthetic tables above is not judged by a rule that was tried."""
+    marks = test_every_rule_can_come_out_either_way.pytestmark[0].args[1]
+    for name in claims():
+        assert {verdict for one, _, verdict in marks if one == name} == {HOLDS, NOT, OPEN}
+
+
+def test_a_claim_may_hold_for_one_kind_of_sink() -> None:
+    finding = claim_of("sinks-stretch").rule(of_sinks(0, 0.02, {"scores": 0.0, "embedding": 1.0}))
+    assert finding.verdict == Verdict.holds_only_if and finding.effect == pytest.approx(2, abs=0.1)
+    assert finding.words == "model.sink=embedding (model.sink=scores: does not hold)"
+    assert {name for name, _ in finding.contrasts} >= {"embedding: growth", "scores: shrinkage"}
+
+
+def test_what_a_contrast_is_worth() -> None:
+    finding = claim_of("condition-norms").rule(of_norms(0.5, 0.0))
+    found = dict(finding.contrasts)
+    assert len(found) == 8 and "W_V" not in "".join(found)
+    assert found["exponent of kappa(W_K) in |W_Q|"].mean == pytest.approx(0.5)
+    assert found["bend of kappa(W_K) in |W_Q|"].mean == pytest.approx(0.0, abs=1e-9)
+
+
+@pytest.mark.parametrize("name", list(claims()))
+def test_a_table_without_the_numbers_decides_nothing(name: str) -> None:
+    other = Evidence(spectral_table([{"quantity": "trace", "value": 1.0, "variant": "model.kind=mlp"}]))
+    finding = claim_of(name).rule(other)
+    assert finding.verdict == OPEN and finding.words.startswith("the table has no")
+
+
+def test_numbers_that_did_not_converge_do_not_count() -> None:
+    sound = of_sinks(1.0, 0.01)
+    rough = sound.table.assign(value=1e9, status="not_converged", seed=99)
+    both = Evidence(pd.concat([sound.table, rough], ignore_index=True))
+    rule = claim_of("sinks-stretch").rule
+    assert rule(both).effect == rule(sound).effect
+
+
+def test_intervals_become_verdicts() -> None:
+    def one(low: float, high: float) -> Interval:
+        return Interval((low + high) / 2, 1.0, low, high, 5)
+
+    assert [exceeds(one(*ends), 0.1) for ends in ((0.05, 0.3), (-1, 0.05), (-0.1, 0.3), (0.01, 0.12))] == [
+        *[HOLDS, NOT, OPEN, OPEN],
+    ]
+    assert [departs(one(*ends), 0.1) for ends in ((-0.3, -0.05), (-0.05, 0.09), (-0.3, 0.2))] == [
+        *[HOLDS, NOT, OPEN],
+    ]
+    nothing = Interval(1.0, math.nan, math.nan, math.nan, 1)
+    assert exceeds(nothing, 0.1) == departs(nothing, 0.1) == OPEN
+    assert [all_of(found) for found in ([HOLDS, HOLDS], [HOLDS, NOT], [HOLDS, OPEN], [])] == [
+        *[HOLDS, NOT, OPEN, OPEN],
+    ]
+    assert [any_of(found) for found in ([OPEN, HOLDS], [NOT, NOT], [NOT, OPEN], [])] == [
+        *[HOLDS, NOT, OPEN, OPEN],
+    ]
+    assert by_condition({"a": NOT, "b": NOT}) == (NOT, "") and by_condition({"a": OPEN})[0] == OPEN
+
+
+def test_claims_say_who_claims_what_and_how_it_is_judged() -> None:
+    for name, claim in claims().items():
+        assert name == claim.id and claim.source and claim.statement and claim.sweep and claim.figure
+        assert "effect" in claim.rule_words and (
+            "holds when" in claim.rule_words.replace("it holds", "holds")
+        )
+    with pytest.raises(UserError, match=r"did you mean 'sinks-stretch'\?"):
+        claim_of("sink-stretch")

@@ -1,0 +1,176 @@
+"""Smoothing, bands, quantiles and distances of spectra, against numbers known in closed form."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from hessfig.analysis.arrays.spectra import (
+    Density,
+    Place,
+    Quadrature,
+    Spectrum,
+    read_densities,
+    read_spectra,
+)
+from hessfig.analysis.interval import difference_interval, student_band, student_interval
+from hessfig.analysis.spectra.distances import (
+    PUBLISHED,
+    average_distance,
+    distances,
+    jensen_shannon,
+    on_common_grid,
+)
+from hessfig.analysis.spectra.quantiles import as_weighted, kth_in_size, quantile
+from hessfig.analysis.spectra.smoothing import (
+    Kernel,
+    cumulative,
+    grid_over,
+    of_eigenvalues,
+    smoothed,
+    span,
+)
+from tests.analysis.spectral import store_density, store_spectrum, write_manifest
+
+GENERATOR = np.random.default_rng(7)
+VALUES = np.concatenate([GENERATOR.normal(size=180), [6.0, 9.0, -4.0]])
+
+
+def spectrum(values: np.ndarray) -> Spectrum:
+    place = Place("", 1, 0.2, math.nan, 1234, 1, 1, "W_Q", "W_Q", "H", len(values))
+    return Spectrum(place, np.sort(np.asarray(values, dtype=float)))
+
+
+@pytest.fixture
+def both(tmp_path: Path) -> tuple[Spectrum, Density]:
+    """Return a spectrum and its density by 12 probes of 30 steps."""
+    blocks = {("W_Q", "H"): VALUES}
+    entries = [
+        store_spectrum(tmp_path, blocks),
+        store_density(tmp_path, blocks, num_probes=12, steps=30),
+    ]
+    write_manifest(tmp_path, entries)
+    return read_spectra(tmp_path)[0], read_densities(tmp_path)[0]
+
+
+def test_an_interval_is_students() -> None:
+    sample = np.array([1.0, 2.0, 4.0, 3.5, math.nan])
+    found = student_interval(sample)
+    low, high = stats.t.interval(0.95, 3, loc=sample[:4].mean(), scale=stats.sem(sample[:4]))
+    assert (found.low, found.high, found.count) == (pytest.approx(low), pytest.approx(high), 4)
+    wide = student_interval(sample, tests=5)
+    assert wide.high - wide.mean == pytest.approx(stats.t.ppf(1 - 0.05 / 10, 3) * stats.sem(sample[:4]))
+    assert math.isnan(student_interval([1.0]).low) and math.isnan(student_interval([]).mean)
+    mean, margin = student_band(sample[:4, None])
+    assert mean[0] + margin[0] == pytest.approx(high)
+
+
+def test_a_difference_is_welchs() -> None:
+    ours, theirs = [1.0, 2.0, 4.0, 3.5], [0.0, 0.2, 0.1]
+    found, truth = difference_interval(ours, theirs), stats.ttest_ind(ours, theirs, equal_var=False)
+    interval = truth.confidence_interval(0.95)
+    assert (found.low, found.high) == (pytest.approx(interval.low), pytest.approx(interval.high))
+    same = difference_interval([1.0, 1.0], [1.0, 1.0])
+    assert same.low == same.high == 0
+
+
+def test_smoothing_is_the_stated_sum_of_gaussians() -> None:
+    place, nodes = spectrum(VALUES).place, np.array([[0.0, 2.0, 0.0]])
+    quadrature = Quadrature(nodes, np.array([[0.25, 0.75, 0.0]]))
+    density, grid = Density(place, quadrature, quadrature), np.linspace(-2, 4, 7)
+    curve, total = smoothed(density, grid, 0.5), cumulative(density, grid, 0.5)
+    truth = 0.25 * stats.norm.pdf(grid, 0, 0.5) + 0.75 * stats.norm.pdf(grid, 2, 0.5)
+    np.testing.assert_allclose(curve.mean, truth, rtol=1e-12)
+    np.testing.assert_allclose(
+        total.mean, 0.25 * stats.norm.cdf(grid, 0, 0.5) + 0.75 * stats.norm.cdf(grid, 2, 0.5), rtol=1e-12
+    )
+    assert np.isnan(curve.margin).all() and curve.steps_error == 0
+    assert span(density) == (0.0, 2.0)
+
+
+def test_kernels_follow_the_range() -> None:
+    assert Kernel(width=0.02).deviation(-1, 4) == pytest.approx(0.1)
+    assert Kernel(variance=1e-5).deviation(0, 0.1) == pytest.approx(math.sqrt(1e-5))
+    assert Kernel(variance=1e-5).deviation(0, 100) == pytest.approx(math.sqrt(1e-3))
+    assert Kernel(width=0.02).deviation(3, 3) > 0
+
+
+def test_bands_hold_the_exact_curves_at_their_rate(both: tuple[Spectrum, Density]) -> None:
+    exact, density = both
+    deviation = Kernel(width=0.05).deviation(*span(density))
+    grid = grid_over(*span(density), deviation, points=60)
+    truth = of_eigenvalues(exact.eigenvalues, grid, deviation)
+    for curve, values in zip((smoothed, cumulative), truth, strict=True):
+        found = curve(density, grid, deviation)
+        inside = np.abs(found.mean - values) <= found.margin + 1e-9
+        assert (
+            inside.mean() > 0.8
+        )  # of correlated places: the rate itself is counted where densities are made
+        assert found.steps_error < found.probes_error
+
+
+def test_the_error_of_the_steps_is_told_apart(tmp_path: Path) -> None:
+    write_manifest(tmp_path, [store_density(tmp_path, {("W_Q", "H"): VALUES}, num_probes=300, steps=4)])
+    density = read_densities(tmp_path)[0]
+    found = smoothed(density, grid_over(*span(density), 0.5), 0.5)
+    assert found.steps_error > found.probes_error
+
+
+def test_quantiles(both: tuple[Spectrum, Density]) -> None:
+    numbers, shares = as_weighted(spectrum(np.arange(1.0, 21.0)))
+    assert [quantile(numbers, shares, level) for level in (0.05, 0.25, 0.5, 0.95, 1.0)] == [1, 5, 10, 19, 20]
+    exact, density = both
+    for level in (0.05, 0.5, 0.95):
+        truth, found = (quantile(*as_weighted(one), level) for one in (exact, density))
+        assert found == pytest.approx(truth, abs=0.3)
+
+
+def test_the_unit_is_the_tenth_in_size(both: tuple[Spectrum, Density]) -> None:
+    exact, density = both
+    assert kth_in_size(exact, 10) == np.sort(np.abs(VALUES))[-10]
+    assert kth_in_size(density, 10) == pytest.approx(kth_in_size(exact, 10), rel=0.25)
+    assert kth_in_size(spectrum(np.arange(9.0)), 10) == 0
+
+
+def test_the_distance_has_its_limits() -> None:
+    half, other = np.array([0.5, 0.5, 0.0]), np.array([0.0, 0.0, 1.0])
+    assert jensen_shannon(half, half) == 0
+    assert jensen_shannon(half, other) == pytest.approx(math.log(2))
+    p, q = np.array([0.5, 0.5]), np.array([1.0, 0.0])
+    by_hand = 0.5 * (0.5 * math.log(0.5 / 0.75) + 0.5 * math.log(0.5 / 0.25)) + 0.5 * math.log(1 / 0.75)
+    assert jensen_shannon(p, q) == pytest.approx(by_hand)
+
+
+def test_sizes_do_not_count_but_shapes_do() -> None:
+    flat, peaked = np.linspace(-1, 1, 101), np.concatenate([np.zeros(90), np.linspace(0.5, 1, 11)])
+    found = distances([spectrum(flat), spectrum(7 * flat), spectrum(peaked)])
+    np.testing.assert_allclose(np.diag(found), 0)
+    np.testing.assert_array_equal(found, found.T)
+    assert found[0, 1] < 1e-9 and 0.3 < found[0, 2] < math.log(2)
+    assert average_distance(found) == pytest.approx((found[0, 1] + 2 * found[0, 2]) / 3, rel=1e-6)
+
+
+def test_a_block_without_a_tenth_eigenvalue_has_no_distance() -> None:
+    rank_one = np.zeros(50)
+    rank_one[3] = 2.0
+    found = distances([spectrum(VALUES), spectrum(rank_one), spectrum(VALUES[:5]), spectrum(VALUES)])
+    assert np.isnan(found[1]).all() and np.isnan(found[2]).all() and found[0, 3] == 0
+    assert average_distance(found) == 0
+    assert math.isnan(average_distance(distances([spectrum(rank_one)])))
+
+
+def test_probabilities_sum_to_one_on_one_grid() -> None:
+    spectra = [as_weighted(spectrum(values)) for values in (VALUES, VALUES[:20] * 3)]
+    first, second = on_common_grid(spectra, PUBLISHED)
+    assert first.shape == second.shape and first.sum() == pytest.approx(1) == pytest.approx(second.sum())
+
+
+def test_a_density_has_nearly_the_distances_of_the_eigenvalues(both: tuple[Spectrum, Density]) -> None:
+    exact, density = both
+    other, wide = spectrum(VALUES**3), Kernel(width=0.02)
+    truth, found = (distances([one, other], wide)[0, 1] for one in (exact, density))
+    assert found == pytest.approx(truth, abs=0.1)
