@@ -6,7 +6,7 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -46,6 +46,7 @@ class Run:
     architectures: Architectures
     axis: Axis = SIGMA
     first_seed: int = 0
+    config: Mapping[str, Any] = field(default_factory=dict)
 
 
 def read_run(folder: Path) -> Run:
@@ -57,7 +58,8 @@ def read_run(folder: Path) -> Run:
     if manifest is None:
         return Run(table, {})
     axis, first_seed = (_at(manifest, ["config", *keys]) for keys in (["sweep", "axis"], ["first_seed"]))
-    return Run(table, architectures(table, manifest), Axis(axis or SIGMA.name), first_seed or 0)
+    known = architectures(table, manifest)
+    return Run(table, known, Axis(axis or SIGMA.name), first_seed or 0, manifest["config"])
 
 
 def read_sweep(folder: Path) -> tuple[pd.DataFrame, Architectures]:

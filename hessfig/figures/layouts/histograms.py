@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from hessfig.analysis.arrays import StoredHessian, histogram, log_bins, read_hessians
 from hessfig.errors import UserError
-from hessfig.figures.parts.grid import panel_grid
+from hessfig.figures.parts.folding import label_side, panel_sheet
+from hessfig.figures.parts.grid import Margins
 from hessfig.figures.parts.panels import set_decades
 from hessfig.figures.parts.save import Page
 from hessfig.figures.parts.spec import FigureSpec
@@ -48,8 +49,8 @@ def blocks_of(spec: FigureSpec) -> list[str]:
 def draw_histograms(opaque: StoredHessian, faded: StoredHessian, blocks: Sequence[str]) -> Page:
     """Draw the histograms of two networks in one panel."""
     note = f"{describe(opaque)} Opaque: {opaque.variant}; faded: {faded.variant}."
-    figure, axes = panel_grid(1, 1, note=note, panel_height=1.6)
-    return Page("", figure, draw_bars(axes[0, 0], [opaque, faded], blocks))
+    sheet = panel_sheet([["histogram"]], note=note, height=1.9, margins=Margins(right=0.15))
+    return Page("", sheet.figure, draw_bars(sheet.first, [opaque, faded], blocks))
 
 
 def draw_bars(ax: Axes, hessians: list[StoredHessian], weights: Sequence[str]) -> pd.DataFrame:
@@ -82,7 +83,8 @@ def draw_bars(ax: Axes, hessians: list[StoredHessian], weights: Sequence[str]) -
     set_decades(ax, "x")
     ax.set_xlim(edges[0], edges[-1])
     ax.set_xlabel("absolute value of an entry")
-    ax.set_ylabel("share of entries")
+    label_side(ax, "share of entries")
+    ax.set_ylim(0, ax.get_ylim()[1] * (1 + 0.1 * len(blocks)))  # room for the legend above the bars
     ax.legend(loc="upper left", reverse=True)
     return pd.concat(rows[::-1], ignore_index=True)
 

@@ -14,10 +14,12 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from hessfig.analysis.axis import SIGMA, Axis, X
 from hessfig.analysis.windows import Window, as_window, within
 from hessfig.figures.parts.measured import Measured
-from hessfig.figures.parts.style import BACKING, GUIDE, TINY
+from hessfig.figures.parts.folding import width_in
+from hessfig.figures.parts.style import BACKING, GUIDE, TINY, width_of
 from hessfig.predictions.growth_rates import Prediction
 
 _SUPERSCRIPTS = str.maketrans("-.0123456789", "⁻˙⁰¹²³⁴⁵⁶⁷⁸⁹")
+_GAP = 0.05  # inches between words and the line at sigma = 1
 _DASHES = ((0, (4, 2)), (0, (1.5, 1.2)), (0, (5, 1.5, 1, 1.5)))
 
 
@@ -125,10 +127,10 @@ def mark_one(ax: Axes, axis: Axis = SIGMA) -> None:
         ax.axvline(1.0, color="#333333", linestyle=(0, (1, 2)), linewidth=0.6, zorder=1)
 
 
-def corner(ax: Axes, words: str, where: str, *, colour: str = "black", size: float = TINY) -> None:
-    """Write words into a corner: 'upper left', 'lower right', ..."""
+def corner(ax: Axes, words: str, where: str, *, colour: str = "black", right: float = 0.97) -> None:
+    """Write words into a corner: 'upper left', 'lower right', ... (which ends at the share `right` of the panel)."""
     vertical, horizontal = where.split()
-    x, y = {"left": 0.03, "right": 0.97}[horizontal], {"upper": 0.97, "lower": 0.04}[vertical]
+    x, y = {"left": 0.03, "right": right}[horizontal], {"upper": 0.97, "lower": 0.04}[vertical]
     ax.text(
         x,
         y,
@@ -137,10 +139,24 @@ def corner(ax: Axes, words: str, where: str, *, colour: str = "black", size: flo
         ha=horizontal,
         va={"upper": "top", "lower": "bottom"}[vertical],
         color=colour,
-        fontsize=size,
+        fontsize=TINY,
         bbox=BACKING,
         linespacing=1.15,
     )
+
+
+def beside_one(ax: Axes, words: Sequence[str], axis: Axis = SIGMA) -> None:
+    """Write words of guides at the lower right, on one line or several, never on the line at sigma = 1."""
+    line = ax.transAxes.inverted().transform(ax.transData.transform((1.0, ax.get_ylim()[0])))[0]
+    for text in (",  ".join(words), "\n".join(words)):
+        width = (width_of(text) + _GAP) / width_in(ax)
+        if not axis.is_sigma or not 0 <= line <= 1 or line <= 0.97 - width:
+            corner(ax, text, "lower right", colour=GUIDE)
+            return
+        if line - width >= 0:
+            corner(ax, text, "lower right", colour=GUIDE, right=line - _GAP / width_in(ax))
+            return
+    corner(ax, "\n".join(words), "lower left", colour=GUIDE)
 
 
 def fitted(slope: float, error: float) -> str:
@@ -150,6 +166,19 @@ def fitted(slope: float, error: float) -> str:
     digits = 3 if error < 0.005 else 2
     words = f"{slope:.{digits}f}" + (f" ± {max(error, 0.001):.{digits}f}" if math.isfinite(error) else "")
     return words.replace("-", "−")
+
+
+def in_digits(value: float, error: float) -> str:
+    """Return 'value ± error' with as many digits as the error has two of, and one power of ten for both."""
+    if not math.isfinite(value):
+        return "not known"
+    scale = math.floor(math.log10(abs(value))) if value else 0
+    shown = 0 if -2 <= scale <= 2 else scale
+    value, error = value / 10**shown, error / 10**shown
+    known = math.isfinite(error) and error > 0
+    digits = min(max(1 - math.floor(math.log10(error)), 0), 4) if known else 2
+    words = f"{value:.{digits}f}" + (f" ± {error:.{digits}f}" if known else "")
+    return (f"({words})·10{str(shown).translate(_SUPERSCRIPTS)}" if shown else words).replace("-", "−")
 
 
 def power(exponent: float) -> str:
