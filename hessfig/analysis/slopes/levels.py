@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy.stats import t as student
 
 from hessfig.analysis.axis import DEPTH, SIGMA, Axis, X, along, check_places
 from hessfig.analysis.curves import of_quantity, seed_matrix
@@ -125,12 +125,20 @@ def _found(level: NDArray[np.float64], average: str) -> dict[str, float]:
     terms = np.log(level) if average == GEOMETRIC else level
     mean, several = float(terms.mean()), level.size > 1
     se = float(terms.std(ddof=1) / math.sqrt(level.size)) if several else math.nan
-    reach = float(student.ppf(0.975, level.size - 1)) * se if several else math.nan
+    reach = _t(level.size - 1) * se if several else math.nan
     low, high = mean - reach, mean + reach
     if average == GEOMETRIC:
         mean, low, high = math.exp(mean), math.exp(low), math.exp(high)
         se *= mean
     return {"level": mean, "level_se": se, "ci_low": low, "ci_high": high}
+
+
+@cache
+def _t(dof: int) -> float:
+    """Return the 97.5 % quantile of Student's t."""
+    from scipy.special import stdtrit  # when it is needed: the import takes half a second
+
+    return float(stdtrit(dof, 0.975))
 
 
 def _trends(of_seeds: pd.DataFrame, *, resamples: int, seed: int) -> pd.DataFrame:

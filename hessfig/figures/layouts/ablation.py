@@ -64,7 +64,7 @@ def draw_ablation(measured: Measured, spec: FigureSpec, *, suffix: str = "") -> 
         [[f"{_name(*block)}:{column}" for column in _COLUMNS] for block in blocks],
         note=f"{measured.how(guides=False)} {words}{_claim(spec, shares, measured, places)}",
         height=1.5,
-        margins=Margins(across=0.42, down=0.42, right=0.12),
+        margins=Margins(across=0.38, down=0.42),
         share_x=False,
         share_y=False,
     )
@@ -124,7 +124,11 @@ def _draw_curves(panels: Mapping[int, Axes], block: Measured) -> None:
             say(ax, why_empty(one))
     if any(values):
         axes[0].legend(
-            title=f"{plain(name)}:", loc="upper left", ncols=1 + len(values) // 5, alignment="left"
+            title=f"{plain(name)}:",
+            loc="upper left",
+            ncols=1 + len(values) // 5,
+            alignment="left",
+            columnspacing=0.6,
         )
 
 

@@ -13,8 +13,8 @@ from matplotlib.axes import Axes
 from hessfig.analysis.axis import Axis, along
 from hessfig.analysis.curves import growth_curves, of_quantity
 from hessfig.analysis.manifest import read_run
-from hessfig.figures.parts.folding import label_side, panel_sheet
-from hessfig.figures.parts.grid import MARGINS, Margins, panel_width, say
+from hessfig.figures.parts.folding import panel_sheet
+from hessfig.figures.parts.grid import MARGINS, Margins, label_side, panel_width, say
 from hessfig.figures.parts.looks import set_y_scale
 from hessfig.figures.parts.numbers import (
     BLOCK_KEY,

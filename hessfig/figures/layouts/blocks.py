@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
 from hessfig.analysis.curves import growth_curves
-from hessfig.figures.parts.folding import fitting_columns, panel_sheet, width_in
-from hessfig.figures.parts.grid import Margins, panel_width
+from hessfig.figures.parts.folding import panel_sheet
+from hessfig.figures.parts.grid import Margins, fitting_columns, panel_width, width_in
 from hessfig.figures.parts.measured import in_order, parts_of
 from hessfig.figures.parts.numbers import as_written, at_one_place, read_numbers
 from hessfig.figures.parts.save import Page, page_suffix
@@ -107,7 +107,9 @@ def _draw_page(
         ax.set_title(fitting([part_title(parts[column]), symbol(parts[column])], width_in(ax), 8))
     last = sheet.panels[sheet.lines[0][-1]].get_position()
     page = sheet.figure.get_figwidth()
-    bar = sheet.figure.add_axes((last.x1 + 0.07 / page, last.y0, 0.08 / page, last.height))
+    bar = sheet.figure.add_axes(
+        (last.x1 + 0.07 / page, last.y0, 0.08 / page, last.height), label="<colorbar>"
+    )
     sheet.figure.colorbar(image, cax=bar, label=_scale_label(norms["quantity"].iloc[0]))
     return sheet.figure
 

@@ -13,9 +13,9 @@ from matplotlib.image import AxesImage
 from numpy.typing import NDArray
 
 from hessfig.analysis.arrays import StoredHessian, read_hessians
-from hessfig.figures.layouts.histograms import blocks_of, describe, draw_bars, picked
-from hessfig.figures.parts.folding import fitting_columns, panel_sheet, width_in
-from hessfig.figures.parts.grid import Margins, panel_width
+from hessfig.figures.layouts.histograms import blocks_of, describe, draw_bars, picked, setting_of
+from hessfig.figures.parts.folding import panel_sheet
+from hessfig.figures.parts.grid import Margins, fitting_columns, panel_width, width_in
 from hessfig.figures.parts.save import Page, page_suffix
 from hessfig.figures.parts.spec import FigureSpec
 from hessfig.figures.parts.style import TINY, width_of
@@ -41,11 +41,16 @@ def entries(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     networks, weights = [(hessian.variant, 0) for hessian in picture], spec.words("weights") or ATTENTION
     for hessian in picture:
         suffix = page_suffix(hessian.variant, 0, networks)
-        yield draw_entries(hessian, weights, blocks_of(spec), suffix=suffix)
+        yield draw_entries(hessian, weights, blocks_of(spec), suffix=suffix, setting=setting_of(folder))
 
 
 def draw_entries(
-    hessian: StoredHessian, weights: Sequence[str], blocks: Sequence[str], *, suffix: str = ""
+    hessian: StoredHessian,
+    weights: Sequence[str],
+    blocks: Sequence[str],
+    *,
+    suffix: str = "",
+    setting: str = "",
 ) -> Page:
     """Draw the two heat maps with one colour bar, and the histograms below them."""
     whole, some = hessian, hessian.restricted(weights)
@@ -54,7 +59,7 @@ def draw_entries(
     side = panel_width(min(2, fitting_columns(margins, _NARROWEST)), margins)
     sheet = panel_sheet(
         [["whole", "attention" if name == "attention" else "some"], ["histogram"]],
-        note=describe(hessian) + " Heat maps: log10(|H| + 1e-6), smoothed over 5 x 5 entries.",
+        note=f"{describe(hessian)}{setting} Heat maps: log10(|H| + 1e-6), smoothed over 5 x 5 entries.",
         height=[side, 1.1],
         margins=margins,
         narrowest=_NARROWEST,
@@ -110,6 +115,6 @@ def _reduced(logs: NDArray[Any]) -> NDArray[Any]:
 def _colour_bar(figure: Figure, ax: Axes, image: AxesImage) -> None:
     box = ax.get_position()
     page = figure.get_figwidth()
-    bar = figure.add_axes((box.x1 + 0.08 / page, box.y0, 0.08 / page, box.height))
+    bar = figure.add_axes((box.x1 + 0.08 / page, box.y0, 0.08 / page, box.height), label="<colorbar>")
     figure.colorbar(image, cax=bar)
     bar.set_title(r"$\log_{10}$", fontsize=TINY, pad=6)

@@ -31,7 +31,7 @@ from hessfig.predictions.growth_rates import Prediction
 from hessfig.terms import Part
 
 _PANEL = 1.35
-_NARROWEST = 1.35  # inches: a panel that holds two slopes with their predictions
+_NARROWEST = 1.22  # inches: a panel that holds two slopes with their predictions
 
 
 def pairs(spec: FigureSpec, folder: Path) -> Iterator[Page]:

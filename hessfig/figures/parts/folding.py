@@ -6,21 +6,29 @@ stand in fewer columns and say in their titles what they are; rows become column
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
 
-import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from hessfig.figures.parts.grid import MARGINS, Margins, note_height, noted_figure, panel_width
+from hessfig.figures.parts.grid import (
+    MARGINS,
+    NARROWEST,
+    Margins,
+    fitting_columns,
+    label_side,
+    note_height,
+    noted_figure,
+    panel_width,
+    width_in,
+)
 from hessfig.figures.parts.paper import paper
-from hessfig.figures.parts.style import fitting
+from hessfig.figures.parts.style import fitting, points, width_of
 
-NARROWEST = 1.1  # inches: a panel that holds 'σ ≤ 0.1: −0.02 ± 0.01' in 7 points
-_INNER, _TITLE, _TICKS, _LABEL, _Y_LABEL = 0.38, 0.22, 0.16, 0.16, 0.38  # inches
+_INNER, _TITLE, _TICKS, _LABEL = 0.38, 0.22, 0.16, 0.16  # inches
 Cell = tuple[int, int]
 Share = Literal["row", "all", False]
 
@@ -60,36 +68,30 @@ class Sheet:
         Each column has candidates for its title, from the longest to the shortest; `names` are short words for rows,
         `unit` is the y label where they stand in titles.
         """
+        titled = [cell for line in (self.lines if self.is_folded else self.lines[:1]) for cell in line]
+        self._title(
+            {c: [_joined(names[c[0]] * self.is_folded, one) for one in columns[c[1]]] for c in titled}
+        )
         for number, line in enumerate(self.lines):
-            for place, cell in enumerate(line):
-                ax = self.panels[cell]
-                if x and (number + 1 == len(self.lines) or place >= len(self.lines[number + 1])):
-                    ax.set_xlabel(x)
-                if self.is_folded or number == 0:
-                    self._title(ax, columns[cell[1]], names[cell[0]] if self.is_folded else "")
+            below = self.lines[number + 1] if number + 1 < len(self.lines) else []
+            for cell in line[len(below) :] if x else ():
+                self.panels[cell].set_xlabel(x)
             label_side(self.panels[line[0]], unit if self.is_folded else rows[line[0][0]])
 
-    def _title(self, ax: Axes, candidates: Sequence[str], name: str) -> None:
-        size = float(mpl.rcParams["axes.titlesize"])
-        words = [", ".join(filter(None, [name, one])) for one in candidates]
-        ax.set_title(fitting(words, width_in(ax), size))
+    def _title(self, candidates: Mapping[Cell, Sequence[str]]) -> None:
+        """Give panels titles of one length: the longest that fits every one of them."""
+        size = points("axes.titlesize")
+        for rank in range(max(map(len, candidates.values()))):
+            titles = {cell: words[min(rank, len(words) - 1)] for cell, words in candidates.items()}
+            if all(width_of(words, size) <= width_in(self.panels[cell]) for cell, words in titles.items()):
+                break
+        for cell, words in titles.items():
+            ax = self.panels[cell]
+            ax.set_title(fitting([words], width_in(ax), size))
 
 
-def width_in(ax: Axes) -> float:
-    """Return the width of a panel in inches."""
-    return float(ax.get_position().width * ax.figure.get_figwidth())
-
-
-def height_in(ax: Axes) -> float:
-    """Return the height of a panel in inches."""
-    return float(ax.get_position().height * ax.figure.get_figheight())
-
-
-def label_side(ax: Axes, words: str) -> None:
-    """Write a y label at a fixed distance from its panel, as long as the panel is high and a little more."""
-    size = float(mpl.rcParams["axes.labelsize"])
-    ax.set_ylabel(fitting([words], height_in(ax) + 0.15, size))
-    ax.yaxis.set_label_coords(-_Y_LABEL / width_in(ax), 0.5)
+def _joined(name: str, title: str) -> str:
+    return ", ".join(filter(None, [name, title]))
 
 
 def panel_sheet(
@@ -117,12 +119,6 @@ def panel_sheet(
     figure.set_visible(bool(picked) or not paper().panels)
     panels = _placed(figure, lines, heights, margins, is_folded=is_folded, share_x=share_x, share_y=share_y)
     return Sheet(figure, panels, lines, is_folded)
-
-
-def fitting_columns(margins: Margins, narrowest: float = NARROWEST) -> int:
-    """Return how many columns of panels the page holds; at least one."""
-    room = paper().inches - margins.left - margins.right + margins.across
-    return max(1, int((room + 1e-9) / (narrowest + margins.across)))
 
 
 def _arranged(

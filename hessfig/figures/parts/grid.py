@@ -16,11 +16,11 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from hessfig.figures.parts.paper import paper
-from hessfig.figures.parts.style import BACKING, TINY, fitting, width_of
+from hessfig.figures.parts.style import BACKING, TINY, fitting, points, width_of
 from hessfig.figures.parts.words import plain
 
 _LINE = 0.125  # height of a line of the note in inches
-_EDGE, _LABEL = 0.05, 0.37  # from the page's edge to the note; from a panel to the middle of its y label
+_EDGE, _LABEL = 0.05, 0.38  # from the page's edge to the note; from a panel to the middle of its y label
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ class Margins:
 
 
 MARGINS = Margins()
+NARROWEST = 1.1  # inches: a panel that holds 'σ ≤ 0.1: −0.02 ± 0.01' in 7 points
 
 
 def panel_grid(
@@ -76,6 +77,29 @@ def panel_width(columns: int, margins: Margins) -> float:
     return (paper().inches - margins.left - margins.right - (columns - 1) * margins.across) / columns
 
 
+def width_in(ax: Axes) -> float:
+    """Return the width of a panel in inches."""
+    return float(ax.get_position().width * ax.figure.get_figwidth())
+
+
+def height_in(ax: Axes) -> float:
+    """Return the height of a panel in inches."""
+    return float(ax.get_position().height * ax.figure.get_figheight())
+
+
+def label_side(ax: Axes, words: str) -> None:
+    """Write a y label at a fixed distance from its panel, as long as the panel is high and a little more."""
+    size = points("axes.labelsize")
+    ax.set_ylabel(fitting([words], height_in(ax) + 0.15, size))
+    ax.yaxis.set_label_coords(-_LABEL / width_in(ax), 0.5)
+
+
+def fitting_columns(margins: Margins, narrowest: float = NARROWEST) -> int:
+    """Return how many columns of panels the page holds; at least one."""
+    room = paper().inches - margins.left - margins.right + margins.across
+    return max(1, int((room + 1e-9) / (narrowest + margins.across)))
+
+
 def note_height(note: str) -> float:
     """Return the inches that a note takes below the panels: none where the paper leaves it out."""
     lines = note_lines(note) if paper().note else []
@@ -109,8 +133,7 @@ def only_outer_labels(axes: NDArray[np.object_], *, x: str, y: list[str]) -> Non
     for axis in axes[-1]:
         axis.set_xlabel(x)
     for axis, label in zip(axes[:, 0], y, strict=True):
-        axis.set_ylabel(label)
-        axis.yaxis.set_label_coords(-_LABEL * axis.figure.dpi / axis.bbox.width, 0.5)
+        label_side(axis, label)
 
 
 def say(ax: Axes, words: str) -> None:

@@ -111,10 +111,15 @@ def read_measured(spec: FigureSpec, folder: Path) -> Measured:
         resamples=spec.resamples,
     )
     curves = growth_curves(table, axis=axis, quantity=quantity)
-    levels = window_levels(table, used, axis=axis, quantity=quantity, average=spec.average)
-    said, config = spec.choice("words", (SLOPE, LEVEL), SLOPE), run.config
+    said = spec.choice("words", (SLOPE, LEVEL), SLOPE)
+    levels = slopes[:0]
+    if said == LEVEL:
+        levels = window_levels(table, used, axis=axis, quantity=quantity, average=spec.average)
     return Measured(
-        table, curves, slopes, run.architectures, used, spec.average, axis, quantity, levels, said, config
+        *(table, curves, slopes, run.architectures, used, spec.average, axis, quantity),
+        levels,
+        said,
+        run.config,
     )
 
 

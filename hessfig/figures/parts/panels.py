@@ -13,12 +13,12 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from hessfig.analysis.axis import SIGMA, Axis, X
 from hessfig.analysis.windows import Window, as_window, within
+from hessfig.figures.parts.grid import width_in
 from hessfig.figures.parts.measured import Measured
-from hessfig.figures.parts.folding import width_in
+from hessfig.figures.parts.numbers import SUPERSCRIPTS
 from hessfig.figures.parts.style import BACKING, GUIDE, TINY, width_of
 from hessfig.predictions.growth_rates import Prediction
 
-_SUPERSCRIPTS = str.maketrans("-.0123456789", "⁻˙⁰¹²³⁴⁵⁶⁷⁸⁹")
 _GAP = 0.05  # inches between words and the line at sigma = 1
 _DASHES = ((0, (4, 2)), (0, (1.5, 1.2)), (0, (5, 1.5, 1, 1.5)))
 
@@ -112,7 +112,7 @@ def _between_decades(ax: Axes, which: str) -> None:
 
 def _power_of_ten(value: float, _: int) -> str:
     """Return '10⁻³' as plain text: laying out mathtext for every tick would take half the drawing time."""
-    return "10" + f"{round(np.log10(value))}".translate(_SUPERSCRIPTS) if value > 0 else ""
+    return "10" + f"{round(np.log10(value))}".translate(SUPERSCRIPTS) if value > 0 else ""
 
 
 def _padded(values: pd.Series, share: float) -> tuple[float, float]:
@@ -148,15 +148,16 @@ def corner(ax: Axes, words: str, where: str, *, colour: str = "black", right: fl
 def beside_one(ax: Axes, words: Sequence[str], axis: Axis = SIGMA) -> None:
     """Write words of guides at the lower right, on one line or several, never on the line at sigma = 1."""
     line = ax.transAxes.inverted().transform(ax.transData.transform((1.0, ax.get_ylim()[0])))[0]
-    for text in (",  ".join(words), "\n".join(words)):
-        width = (width_of(text) + _GAP) / width_in(ax)
-        if not axis.is_sigma or not 0 <= line <= 1 or line <= 0.97 - width:
-            corner(ax, text, "lower right", colour=GUIDE)
-            return
-        if line - width >= 0:
-            corner(ax, text, "lower right", colour=GUIDE, right=line - _GAP / width_in(ax))
-            return
-    corner(ax, "\n".join(words), "lower left", colour=GUIDE)
+    lines = "\n".join(words)
+    texts = (",  ".join(words), lines, lines.replace("layers ", "").replace("layer ", ""))
+    widths = [(width_of(text) + _GAP) / width_in(ax) for text in texts]
+    free = not axis.is_sigma or not 0 <= line <= 1
+    right = next(
+        (text for text, wide in zip(texts, widths, strict=True) if free or line + wide <= 0.97), None
+    )
+    left = next((text for text, wide in zip(texts, widths, strict=True) if line >= wide), texts[-1])
+    end = 0.97 if right else line - _GAP / width_in(ax)
+    corner(ax, right or left, "lower right", colour=GUIDE, right=end)
 
 
 def fitted(slope: float, error: float) -> str:
@@ -168,22 +169,9 @@ def fitted(slope: float, error: float) -> str:
     return words.replace("-", "−")
 
 
-def in_digits(value: float, error: float) -> str:
-    """Return 'value ± error' with as many digits as the error has two of, and one power of ten for both."""
-    if not math.isfinite(value):
-        return "not known"
-    scale = math.floor(math.log10(abs(value))) if value else 0
-    shown = 0 if -2 <= scale <= 2 else scale
-    value, error = value / 10**shown, error / 10**shown
-    known = math.isfinite(error) and error > 0
-    digits = min(max(1 - math.floor(math.log10(error)), 0), 4) if known else 2
-    words = f"{value:.{digits}f}" + (f" ± {error:.{digits}f}" if known else "")
-    return (f"({words})·10{str(shown).translate(_SUPERSCRIPTS)}" if shown else words).replace("-", "−")
-
-
 def power(exponent: float) -> str:
     """Return 'σ⁶'."""
-    return f"σ{exponent:g}".translate(_SUPERSCRIPTS)
+    return f"σ{exponent:g}".translate(SUPERSCRIPTS)
 
 
 def why_empty(measured: Measured) -> str:

@@ -80,6 +80,11 @@ def styled(paper: Paper | None = None) -> Iterator[None]:
         yield
 
 
+def points(key: str) -> float:
+    """Return a size of the present type, such as axes.titlesize, in points."""
+    return float(FontProperties(size=mpl.rcParams[key]).get_size_in_points())
+
+
 def width_of(words: str, size: float = TINY) -> float:
     """Return how many inches the widest line of some words takes in the present type, `size` in points."""
     family = tuple(mpl.rcParams["font.family"])
@@ -87,7 +92,7 @@ def width_of(words: str, size: float = TINY) -> float:
 
 
 def fitting(candidates: Sequence[str], room: float, size: float = TINY) -> str:
-    """Return the first of some words that fit into `room` inches; else the last, cut in its middle where it is plain."""
+    """Return the first of some words that fit into `room` inches; else the last, cut in its middle if plain."""
     for words in candidates:
         if width_of(words, size) <= room:
             return words

@@ -103,7 +103,11 @@ def setting_words(config: Mapping[str, Any], table: pd.DataFrame, axis: Axis) ->
     of one's own.
     """
     model, task, sweep = (config.get(group) or {} for group in ("model", "task", "sweep"))
-    depths = sorted(int(depth) for depth in table["num_layers"].unique()) if "num_layers" in table else []
+    depths = (
+        sorted(int(depth) for depth in table["num_layers"].unique())
+        if "num_layers" in table
+        else [model.get("n_layers", 1)]
+    )
     told = {axis.name, *(sweep.get("vary") or {})}
     words = {
         "model.d_model": f"d_model {model.get('d_model')}",
@@ -112,8 +116,8 @@ def setting_words(config: Mapping[str, Any], table: pd.DataFrame, axis: Axis) ->
         else "",
         "task.batch_size": f"batch {task.get('batch_size')}",
     }
-    known = [text for key, text in words.items() if key not in told and text and not text.endswith("None")]
-    return f" {', '.join(known)}." if model and model.get("kind") != OWN_KIND else ""
+    kept = [text for key, text in words.items() if key not in told and text and not text.endswith("None")]
+    return f" {', '.join(kept)}." if model and model.get("kind") != OWN_KIND else ""
 
 
 def seeds_words(table: pd.DataFrame) -> str:

@@ -8,8 +8,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from hessfig.figures.parts.folding import label_side, panel_sheet
-from hessfig.figures.parts.grid import Margins
+from hessfig.figures.parts.folding import panel_sheet
+from hessfig.figures.parts.grid import Margins, label_side
 from hessfig.figures.parts.paper import Paper
 from hessfig.figures.parts.save import Page, save_sheets
 from hessfig.figures.parts.style import GUIDE, matrix_colour, styled

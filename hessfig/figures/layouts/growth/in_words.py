@@ -9,7 +9,8 @@ import pandas as pd
 from hessfig.analysis.slopes.bootstrap import ARITHMETIC, MIN_POINTS
 from hessfig.analysis.windows import Window, as_window, label
 from hessfig.figures.parts.measured import LEVEL, Measured, windows_in_words
-from hessfig.figures.parts.panels import fitted, in_digits, positive, why_empty
+from hessfig.figures.parts.numbers import in_digits
+from hessfig.figures.parts.panels import fitted, positive, why_empty
 
 DAGGER = "†"  # a slope on another window than the first, which the note names
 

@@ -43,7 +43,7 @@ def draw_depths(measured: Measured, part: Part, *, suffix: str = "") -> Page:
     depths = sorted(measured.curves["num_layers"].unique())
     names = [[f"{matrix}:{depth}" for depth in depths] for matrix in matrices]
     sheet = panel_sheet(
-        names, note=how(measured), height=1.5, margins=Margins(across=0.09), narrowest=_NARROWEST
+        names, note=how(measured), height=1.8, margins=Margins(across=0.09), narrowest=_NARROWEST
     )
     for row, matrix in enumerate(matrices):
         if sheet.row(row):

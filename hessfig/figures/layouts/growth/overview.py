@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 from hessfig.analysis.windows import as_window, label
 from hessfig.figures.layouts.growth.log_axes import by_part, growth_pages
 from hessfig.figures.parts.folding import panel_sheet
-from hessfig.figures.parts.grid import say
+from hessfig.figures.parts.grid import say, width_in
 from hessfig.figures.parts.measured import Measured, read_measured
 from hessfig.figures.parts.panels import corner, why_empty
 from hessfig.figures.parts.save import Page, page_suffix
@@ -25,6 +25,7 @@ from hessfig.figures.parts.words import part_title, symbol, weight_words
 from hessfig.predictions.growth_rates import Prediction
 from hessfig.terms import Matrix, Part
 
+_NAME = 0.27  # inches that a layer takes in the legend
 _STEP = 0.14  # between the layers of one network, in units of one depth
 
 
@@ -119,6 +120,7 @@ def _name_layers(ax: Axes, count: int, colour: str) -> None:
     tones = shades(colour, count)
     handles = [Line2D([], [], marker="o", linestyle="", color=tone, markersize=2.6) for tone in tones]
     names = [str(layer) for layer in range(1, count + 1)]
+    columns = min(count, int(width_in(ax) / _NAME))
     ax.legend(
-        handles, names, title="Layer:", ncols=count, loc="upper left", columnspacing=0.4, alignment="left"
+        handles, names, title="Layer:", ncols=columns, loc="upper left", columnspacing=0.4, alignment="left"
     )
