@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,7 +12,7 @@ from hessfig.config.compose import Job, differences, manifest_of
 from hessfig.config.compose.made import Difference
 from hessfig.errors import UserError, plain
 from hessfig.files import is_file
-from hessfig.record import TABLE
+from hessfig.record import MANIFEST, TABLE
 
 _SHOWN = 5
 
@@ -26,11 +28,15 @@ def run(job: Job) -> int:
     check_workers(config)
     if config.dry_run:
         return status(job)
-    summary = engine.run_sweep(job.variants)
+    if not sys.stderr.isatty():
+        print(f"start: {command_of(job)}\n{preview.describe(job.variants)}", flush=True)
+    summary = engine.run_sweep(job.variants, command_of(job))
     print(preview.summarise(summary), flush=True)
     found = out_of_range(summary.table) if is_file(summary.table) else []
     for line in [*(f"note: {note}" for note in summary.notes), *found]:
         print(line)
+    if is_file(summary.table):
+        print(f"written: {summary.table}, {summary.table.with_name(MANIFEST)}")
     return 0 if summary.is_complete else 1
 
 
@@ -41,6 +47,17 @@ def status(job: Job) -> int:
     print(preview.describe(job.variants))
     print(f"table: {table_there(job)}")
     return 0
+
+
+def command_of(job: Job) -> str:
+    """Return the command line of one run: the words as they were given, the user's folder by no more than its name."""
+    own = ["--config-dir", _own_name(job.own)] if job.own else []
+    return shlex.join(["hessfig", "run", *job.words, *own])
+
+
+def _own_name(own: Path) -> str:
+    here = Path.cwd()
+    return str(own.relative_to(here)) if own.is_relative_to(here) else own.name
 
 
 def table_there(job: Job) -> str:

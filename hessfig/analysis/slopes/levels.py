@@ -25,7 +25,7 @@ from hessfig.record import CURVE, FROBENIUS
 LEVELS, TRENDS = "levels.csv", "trends.csv"
 _WINDOW = ["window_low", "window_high"]
 _FOUND = ["level", "level_se", "ci_low", "ci_high", "num_points", "num_seeds", "average", "axis"]
-_TREND = ["setting", "exponent", "exponent_se", "ci_low", "ci_high", "num_values", "num_seeds"]
+_TREND = ["setting", "exponent", "exponent_se", "ci_low", "ci_high", "num_values", "num_seeds", "axis"]
 
 
 def run(
@@ -40,7 +40,7 @@ def run(
     measured = read_run(folder)
     of_seeds = _of_seeds(measured.table, windows, axis=measured.axis, quantity=quantity, average=average)
     levels = _over_seeds(of_seeds, measured.axis, average)
-    trends = _trends(of_seeds, resamples=resamples, seed=measured.first_seed)
+    trends = _trends(of_seeds, measured.axis, resamples=resamples, seed=measured.first_seed)
     for frame, name in ((levels, LEVELS), (trends, TRENDS)):
         write_text(folder / name, frame.to_csv(index=False, float_format="%.10g", lineterminator="\n"))
     return levels, trends
@@ -141,7 +141,7 @@ def _t(dof: int) -> float:
     return float(stdtrit(dof, 0.975))
 
 
-def _trends(of_seeds: pd.DataFrame, *, resamples: int, seed: int) -> pd.DataFrame:
+def _trends(of_seeds: pd.DataFrame, axis: Axis, *, resamples: int, seed: int) -> pd.DataFrame:
     """Return the exponent of level ~ setting^exponent for every varied setting of three or more positive numbers.
 
     Least squares of the log of the mean level over seeds, with the bootstrap over whole seeds of bootstrap.fit_slope:
@@ -150,7 +150,7 @@ def _trends(of_seeds: pd.DataFrame, *, resamples: int, seed: int) -> pd.DataFram
     rows = [
         row
         for setting in _settings(of_seeds)
-        for row in _trend(along(of_seeds, Axis(setting)), setting, resamples=resamples, seed=seed)
+        for row in _trend(along(of_seeds, Axis(setting)), setting, axis, resamples=resamples, seed=seed)
     ]
     return pd.DataFrame(rows, columns=[*CURVE, *_WINDOW, *_TREND])
 
@@ -166,11 +166,22 @@ def _settings(of_seeds: pd.DataFrame) -> Iterator[str]:
         yield DEPTH
 
 
-def _trend(levels: pd.DataFrame, setting: str, *, resamples: int, seed: int) -> Iterator[dict[str, Any]]:
+def _trend(
+    levels: pd.DataFrame, setting: str, axis: Axis, *, resamples: int, seed: int
+) -> Iterator[dict[str, Any]]:
     for key, curve in levels.groupby([*CURVE, "rank"], sort=False):
         wide = curve.set_index(["seed", X])["level"].unstack(X)  # noqa: PD010 - one level a seed and place
         fit = fit_slope(wide.to_numpy(float), wide.columns.to_numpy(float), resamples=resamples, seed=seed)
         if fit.num_points:
-            found = [setting, fit.slope, fit.slope_se, fit.ci_low, fit.ci_high, fit.num_points, fit.num_seeds]
+            found = [
+                setting,
+                fit.slope,
+                fit.slope_se,
+                fit.ci_low,
+                fit.ci_high,
+                fit.num_points,
+                fit.num_seeds,
+                axis.name,
+            ]
             windows = {name: curve[name].iloc[0] for name in _WINDOW}
             yield dict(zip(CURVE, key, strict=False)) | windows | dict(zip(_TREND, found, strict=True))
