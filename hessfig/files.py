@@ -84,11 +84,18 @@ def check_writable(folder: Path) -> None:
 
 def remove_leftovers(folder: Path) -> None:
     """Remove what killed writers left in `folder` and below, once it is too old to be another run's."""
-    for path in folder.rglob(".*"):
+    for path in leftovers(folder):
         with suppress(OSError):  # another run removes it too
+            path.unlink()
+
+
+def leftovers(folder: Path) -> Iterator[Path]:
+    """Yield what killed writers left in `folder` and below, once it is too old to be another run's."""
+    for path in folder.rglob(".*"):
+        with suppress(OSError):
             old = time.time() - path.lstat().st_mtime > _OLD
             if old and _TEMPORARY.fullmatch(path.name) and path.is_file() and not path.is_symlink():
-                path.unlink()
+                yield path
 
 
 def unwritable(path: Path, error: OSError) -> UserError:
