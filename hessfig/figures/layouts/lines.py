@@ -15,7 +15,7 @@ from hessfig.analysis.curves import growth_curves, of_quantity
 from hessfig.analysis.manifest import read_run
 from hessfig.figures.layouts.bars import all_bars
 from hessfig.figures.parts.dimensions import ordered, seen, unseen, values_of
-from hessfig.figures.parts.folding import panel_sheet
+from hessfig.figures.parts.folding import Share, panel_sheet
 from hessfig.figures.parts.grid import Margins, say
 from hessfig.figures.parts.looks import Look, set_x_scale, set_y_scale
 from hessfig.figures.parts.numbers import BLOCK_KEY, BlockKey, as_written, blocks_in_order, with_pairs
@@ -80,7 +80,7 @@ def _pages(
 
 def _draw_page(curves: pd.DataFrame, rows: list[BlockKey], look: Look, note: str, suffix: str) -> Page:
     columns, apart = ordered(curves[look.column]) if look.column else [""], look.column == "quantity"
-    margins, share = Margins(across=0.36 if apart else 0.12, down=0.22), False if apart else "row"
+    margins, share = Margins(across=0.36 if apart else 0.12, down=0.22), _share(apart)
     sheet = panel_sheet(_names(rows, columns), note=note, margins=margins, share_y=share)
     blocks = [_chosen(curves, dict(zip(BLOCK_KEY, key, strict=True))) for key in rows]
     for row, column, ax in sheet:
@@ -99,6 +99,10 @@ def _draw_page(curves: pd.DataFrame, rows: list[BlockKey], look: Look, note: str
     )
     look.name(sheet.first, curves)
     return Page(suffix, sheet.figure, as_written(pd.concat(blocks).drop(columns="across"), look.axis))
+
+
+def _share(apart: bool) -> Share:
+    return False if apart else "row"
 
 
 def _names(rows: list[BlockKey], columns: list[Any]) -> list[list[str]]:

@@ -79,12 +79,14 @@ def panel_width(columns: int, margins: Margins) -> float:
 
 def width_in(ax: Axes) -> float:
     """Return the width of a panel in inches."""
-    return float(ax.get_position().width * ax.figure.get_figwidth())
+    figure: Any = ax.figure
+    return float(ax.get_position().width * figure.get_figwidth())
 
 
 def height_in(ax: Axes) -> float:
     """Return the height of a panel in inches."""
-    return float(ax.get_position().height * ax.figure.get_figheight())
+    figure: Any = ax.figure
+    return float(ax.get_position().height * figure.get_figheight())
 
 
 def label_side(ax: Axes, words: str) -> None:

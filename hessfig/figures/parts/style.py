@@ -82,7 +82,8 @@ def styled(paper: Paper | None = None) -> Iterator[None]:
 
 def points(key: str) -> float:
     """Return a size of the present type, such as axes.titlesize, in points."""
-    return float(FontProperties(size=mpl.rcParams[key]).get_size_in_points())
+    sizes: Any = mpl.rcParams
+    return float(FontProperties(size=sizes[key]).get_size_in_points())
 
 
 def width_of(words: str, size: float = TINY) -> float:
