@@ -32,7 +32,8 @@ def how(measured: Measured) -> str:
     dagger = (
         f" {DAGGER}: {label(other, measured.axis.symbol)}." if other and len(measured.layers()) > 1 else ""
     )
-    return f"{measured.how()} {slope_words(measured)}{dagger}"
+    layers = " Beside powers: their layers." if len(measured.layers()) > 1 else ""
+    return f"{measured.how()} {slope_words(measured)}{dagger}{layers}"
 
 
 def slope_words(measured: Measured) -> str:
