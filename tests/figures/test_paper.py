@@ -97,7 +97,7 @@ def test_words_that_fit_nowhere_beside_the_line_break(made: Made) -> None:
     ax = page.figure.axes[0]
     with styled(Paper(width=3.25)):
         beside_one(ax, ["σ³ (layers 1–2)", "σ⁵ (layers 3–4)"])
-    assert ax.texts[-1].get_text() == "σ³ (1–2)\nσ⁵ (3–4)"
+    assert ax.texts[-1].get_text() == "σ³ (layers 1–2)\nσ⁵ (layers 3–4)"
 
 
 def test_columns_fold_and_panels_say_what_they_are(made: Made) -> None:

@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
 
 from hessfig.analysis.windows import as_window, label
 from hessfig.figures.layouts.growth.log_axes import by_part, growth_pages
@@ -111,7 +110,7 @@ def _set_ranges(axes: Sequence[Axes], slopes: pd.DataFrame) -> None:
         spread = max(high - low, 1.0)
         axes[0].set_ylim(low - 0.2 * spread, high + 0.4 * spread)
     axes[0].set_xlim(slopes["num_layers"].min() - 0.6, slopes["num_layers"].max() + 0.6)
-    axes[0].xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes[0].set_xticks(sorted(slopes["num_layers"].unique()))
 
 
 def _name_layers(ax: Axes, count: int, colour: str) -> None:
