@@ -82,16 +82,23 @@ def check_writable(folder: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what killed writers left in `folder` and below, once it is too old to be another run's.
+    """Remove what killed writers left in `folder` and below, once it is too old to be another run's."""
+    for path in leftovers(folder):
+        with suppress(OSError):  # another run removes it too
+            path.unlink()
+
+
+def leftovers(folder: Path) -> Iterator[Path]:
+    """Yield what killed writers left in `folder` and below, once it is too old to be another run's.
 
     Ages are told by the clock that dates the folder's files: on a shared folder that is not this machine's.
     """
     now = _clock_of(folder)
     for path in folder.rglob(".*"):
-        with suppress(OSError):  # another run removes it too
+        with suppress(OSError):
             old = now - path.lstat().st_mtime > _OLD
             if old and _TEMPORARY.fullmatch(path.name) and path.is_file() and not path.is_symlink():
-                path.unlink()
+                yield path
 
 
 def unwritable(path: Path, error: OSError) -> UserError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -24,7 +25,7 @@ from hessfig.config.settings import settings
 from hessfig.config.shipped import GROUPS, choices
 from hessfig.theory.verify.arguments import _KEYS as VERIFY_KEYS
 from tests.conftest import Answer
-from tests.runs import CELLS, COMMAND, TOY, hessfig, rows
+from tests.runs import CELLS, COMMAND, TOY, cell_files, hessfig, rows
 
 Cli = Callable[..., Answer]
 HEAVY = {"torch", "hydra", "omegaconf", "numpy", "pandas", "matplotlib", "scipy", "transformer_lens", "rich"}
@@ -155,11 +156,13 @@ def test_a_finished_run_leaves_table_and_manifest_and_no_stray_file(undisturbed:
     assert manifest["cells"] == {"measured": CELLS, "reused": 0, "failed": 0}
 
 
-def test_a_run_is_quiet_when_nobody_watches(undisturbed: Path) -> None:
+def test_a_piped_run_says_start_plan_and_end(undisturbed: Path) -> None:
     again = hessfig("run", *TOY, folder=undisturbed)
     assert again.returncode == 0
-    assert again.stdout.splitlines() == [again.stdout.strip()]
-    assert f"0 cells measured, {CELLS} reused, 0 failed" in again.stdout
+    first, *plan, summary, written = again.stdout.splitlines()
+    assert first.startswith("start: hessfig run sweep=sigma") and plan[-1] == "nothing to do"
+    assert f"0 cells measured, {CELLS} reused, 0 failed" in summary
+    assert written == "written: outputs/sigma/table.csv, outputs/sigma/manifest.json"
     assert again.stderr == ""
 
 
@@ -258,3 +261,53 @@ def test_a_reader_that_stops_early_sees_no_traceback(tmp_path: Path) -> None:
         check=True,
     )
     assert found.stderr == ""
+
+
+_SHELLS = [("bash", "complete -F"), ("zsh", "compdef _hessfig"), ("fish", "complete -c")]
+
+
+@pytest.mark.parametrize(("shell", "word"), _SHELLS)
+def test_every_shell_has_its_completion(cli: Cli, shell: str, word: str) -> None:
+    answer = cli("completion", shell)
+    assert answer.code == 0 and word in answer.out
+    binary = shutil.which(shell)
+    if binary:
+        done = subprocess.run([binary, "-n"], input=answer.out, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_another_shell_has_none(cli: Cli) -> None:
+    answer = cli("completion", "tcsh")
+    assert answer.code == 2 and "bash, zsh, fish" in answer.err
+
+
+def test_cleaning_asks_and_lists(undisturbed: Path, tmp_path: Path) -> None:
+    shutil.copytree(undisturbed / "outputs", tmp_path / "outputs")
+    assert "nothing to remove" in hessfig("clean", folder=tmp_path).stdout
+    table = tmp_path / "outputs" / "sigma" / "table.csv"
+    first, *rows = table.read_text().splitlines()
+    table.write_text("\n".join([first, *(row for row in rows if ",1234," in row)]) + "\n")
+    before = len(cell_files(tmp_path))
+    listed = hessfig("clean", "dry_run=true", folder=tmp_path)
+    assert (listed.returncode, len(cell_files(tmp_path))) == (
+        0,
+        before,
+    ) and "nothing was removed" in listed.stdout
+    refused = hessfig("clean", folder=tmp_path)
+    assert refused.returncode == 2 and "hessfig clean yes=true" in refused.stderr
+    assert len(cell_files(tmp_path)) == before
+    assert "removed: 15 files" in hessfig("clean", "yes=true", folder=tmp_path).stdout
+    assert len(cell_files(tmp_path)) == before - 15 == 5
+
+
+def test_the_manifest_holds_the_command_line(undisturbed: Path) -> None:
+    manifest = json.loads((undisturbed / "outputs" / "sigma" / "manifest.json").read_text())
+    assert manifest["command"].startswith("hessfig run sweep=sigma estimator=hutchinson model.d_model=32")
+
+
+@pytest.mark.parametrize(
+    "word", ["figure.width=1.5", "figure.width=21", "figure.formats=[]", "figure.panels=[a,a]"]
+)
+def test_a_page_that_cannot_be_is_refused(cli: Cli, word: str) -> None:
+    answer = cli("plot", "figure=3a", word)
+    assert answer.code == 2 and answer.err.startswith(f"error: {word.partition('=')[0]}")

@@ -32,10 +32,10 @@ def run_shard(job: Job) -> int:
     return 0 if done.is_complete else 1
 
 
-def run_slurm(job: Job) -> Summary | None:
+def run_slurm(job: Job, command: str) -> Summary | None:
     """Submit what is not finished, or go on with the job that is at it; wait and collect, unless told not to wait.
 
-    Returns what was collected; None when nothing was, because the job is left alone or only shown.
+    `command` goes into the manifest. Returns what was collected; None when the job is left alone or only shown.
     """
     from hessfig.sweep.engine import run_sweep
     from hessfig.sweep.launchers.slurm import SlurmJob
@@ -50,7 +50,7 @@ def run_slurm(job: Job) -> Summary | None:
     if not wait and (slurm.is_alive() or (slurm.number is None and slurm.shards())):
         _leave(job, slurm)
         return None
-    summary = run_sweep(job.variants, slurm.run if wait else slurm.collected)
+    summary = run_sweep(job.variants, slurm.run if wait else slurm.collected, command)
     slurm.forget()
     return summary
 

@@ -1,4 +1,4 @@
-"""Tab completion for bash: verbs, flags, settings, and the choices of groups and enums, the user's own too."""
+"""Tab completion for bash, zsh and fish: verbs, flags, settings, and choices of groups, the user's own too."""
 
 from __future__ import annotations
 
@@ -27,18 +27,41 @@ _hessfig() {
 complete -F _hessfig hessfig
 """
 
+_ZSH = """\
+_hessfig() {
+  local line="${(j: :)words[1,CURRENT]}" found
+  found=("${(@f)$(hessfig completion words "${line#* }" 2>/dev/null)}")
+  compset -P '*=' && found=("${found[@]#*=}")
+  if [[ "$line" == *' --config-dir '* && "$words[CURRENT-1]" == (--config-dir|-cd) ]]; then
+    _path_files -/
+  else
+    compadd -Q -S '' -- "${found[@]}"
+  fi
+}
+(( $+functions[compdef] )) || { autoload -Uz compinit && compinit }
+compdef _hessfig hessfig
+"""
+_FISH = """\
+function __hessfig_words
+  hessfig completion words (string replace -r '^\\S+\\s' '' -- (commandline -cp)) 2>/dev/null
+end
+complete -c hessfig -f -a '(__hessfig_words)'
+complete -c hessfig -l config-dir -r -a '(__fish_complete_directories)'
+"""
+_SCRIPTS = {"bash": _SCRIPT, "zsh": _ZSH, "fish": _FISH}
+
 
 def run(arguments: list[str]) -> int:
-    """`bash` prints the script; `words LINE` prints the candidates for the last word of a line begun with a verb."""
-    if arguments == ["bash"]:
-        print(_SCRIPT, end="")
+    """The name of a shell prints its script; `words LINE` prints the candidates for its last word."""
+    if len(arguments) == 1 and arguments[0] in _SCRIPTS:
+        print(_SCRIPTS[arguments[0]], end="")
     elif arguments[:1] == ["words"] and len(arguments) > 1:
         print("\n".join(candidates(" ".join(arguments[1:]).split(" "))))
     else:
         raise UserError(
             "completion",
             got=" ".join(arguments) or "nothing",
-            allowed="bash",
+            allowed=", ".join(_SCRIPTS),
             remedy='eval "$(hessfig completion bash)"',
         )
     return 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,10 +12,12 @@ from typing import TYPE_CHECKING
 from hessfig.cli.cluster import run_shard, run_slurm
 from hessfig.config import Launcher
 from hessfig.config.compose import Job, differences, manifest_of
+from hessfig.config.compose.job import Variants
 from hessfig.config.compose.made import Difference
+from hessfig.config.shipped import choices
 from hessfig.errors import UserError, plain
 from hessfig.files import is_file
-from hessfig.record import TABLE
+from hessfig.record import MANIFEST, TABLE
 
 if TYPE_CHECKING:
     from hessfig.sweep.engine import Summary
@@ -24,19 +28,21 @@ _SHOWN = 5
 def run(job: Job) -> int:
     """Measure what is not finished and write the table; return 1 when a cell failed or is missing."""
     from hessfig.config.machine import check_device, check_workers
-    from hessfig.sweep import engine
+    from hessfig.sweep import engine, preview
 
     config = job.variants[0][1]
     if config.launcher.kind == Launcher.slurm:
-        collected = run_slurm(job)
+        collected = run_slurm(job, command_of(job))
         return 0 if collected is None else report(collected)
     check_device(config.device)
     check_workers(config)
     if config.dry_run:
         return status(job)
+    if not sys.stderr.isatty():
+        print(f"start: {command_of(job)}\n{preview.describe(job.variants)}", flush=True)
     if config.shard is not None:
         return run_shard(job)
-    return report(engine.run_sweep(job.variants))
+    return report(engine.run_sweep(job.variants, command=command_of(job)))
 
 
 def report(summary: Summary) -> int:
@@ -48,6 +54,8 @@ def report(summary: Summary) -> int:
     found = out_of_range(summary.table) if is_file(summary.table) else []
     for line in [*(f"note: {note}" for note in summary.notes), *found]:
         print(line)
+    if is_file(summary.table):
+        print(f"written: {summary.table}, {summary.table.with_name(MANIFEST)}")
     return 0 if summary.is_complete else 1
 
 
@@ -61,6 +69,65 @@ def status(job: Job) -> int:
         print(line)
     print(f"table: {table_there(job)}")
     return 0
+
+
+def clean(job: Job) -> int:
+    """List what nothing uses any more, and remove it once told so; the folder of one sweep if one is named."""
+    from hessfig.sweep.upkeep.unused import remove, sweep_folders, unused
+
+    outputs = Path(job.config.output_dir)
+    named = [outputs / job.config.sweep.name] if "sweep" in job.given else sweep_folders(outputs)
+    found = [one for one in (unused(folder, _current(job, folder.name)) for folder in named) if one.files]
+    for one in found:
+        rest = f", {len(one.leftovers)} leftovers of interrupted writers" * bool(one.leftovers)
+        files = f"{len(one.cells)} files of unused cells{rest}, {_size(one.size)}"
+        print(f"{one.folder}: {files}; {one.kept} cells stay")
+        print("\n".join(f"  {path}" for path in one.files))
+    if not found:
+        print(f"nothing to remove in {outputs}: every cell is in a table, or asked for by a current sweep")
+        return 0
+    if job.config.dry_run or not _consents(job, sum(len(one.files) for one in found)):
+        print("nothing was removed")
+        return 0
+    for one in found:
+        remove(one)
+    print(f"removed: {sum(len(one.files) for one in found)} files")
+    return 0
+
+
+def _current(job: Job, sweep: str) -> Variants | None:
+    """Return what the sweep asks for now, with the settings given here; None for one that is no more."""
+    known = sweep in choices("sweep", job.own) or sweep == job.config.sweep.name
+    return (job if sweep == job.config.sweep.name else job.of_sweep(sweep)).variants if known else None
+
+
+def _consents(job: Job, count: int) -> bool:
+    """Return whether to remove: told by yes=true, or asked. Raises UserError where nobody can be asked."""
+    if job.config.yes:
+        return True
+    if not (sys.stdin and sys.stdin.isatty()):
+        raise UserError(
+            f"nobody is there to be asked whether {count} files may go",
+            got="yes=false, and no terminal",
+            allowed="yes=true removes what is listed; dry_run=true lists it only",
+            remedy=shlex.join(["hessfig", "clean", *job.words, "yes=true"]),
+        )
+    return input(f"Remove these {count} files? [y/N] ").strip().lower() in ("y", "yes")
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e6:.1f} MB" if count >= 1e5 else f"{count / 1e3:.1f} kB"
+
+
+def command_of(job: Job) -> str:
+    """Return the command line of one run: the words as they were given, the user's folder by no more than its name."""
+    own = ["--config-dir", _own_name(job.own)] if job.own else []
+    return shlex.join(["hessfig", "run", *job.words, *own])
+
+
+def _own_name(own: Path) -> str:
+    here = Path.cwd()
+    return str(own.relative_to(here)) if own.is_relative_to(here) else own.name
 
 
 def table_there(job: Job) -> str:

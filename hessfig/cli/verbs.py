@@ -64,10 +64,15 @@ VERBS = {
         Verb(
             name="plot",
             about="draw a figure from a sweep's table",
-            examples=("hessfig plot figure=3a", "hessfig plot figure=3a 'sweep.windows=[[null,0.3]]'"),
+            examples=(
+                "hessfig plot figure=3a",
+                "hessfig plot figure=3a 'sweep.windows=[[null,0.3]]'",
+                "hessfig plot figure=3a figure.width=3.25 'figure.panels=[W_V:H_o,W_Q:H_o]' figure.note=false",
+                "hessfig plot figure=6 style=icml 'figure.formats=[pdf]'",
+            ),
             does="hessfig.cli.results:plot",
             groups=("figure",),
-            reads=("figure", "output_dir", *TABLE),
+            reads=("figure", "style", "output_dir", *TABLE),
             ignores=(
                 *("figure.group", "figure.order", "figure.published"),
                 *("sweep", "sweep.name", "sweep.about"),
@@ -76,10 +81,14 @@ VERBS = {
         Verb(
             name="slopes",
             about="fit growth rates to a sweep's curves, with errors",
-            examples=("hessfig slopes sweep=sigma 'sweep.windows=[[null,1.0]]'",),
+            examples=(
+                "hessfig slopes sweep=sigma 'sweep.windows=[[null,1.0]]'",
+                "hessfig slopes sweep=depth rows=W_Q part=H_o",
+                "hessfig slopes sweep=layernorm levels=true",
+            ),
             does="hessfig.cli.results:slopes",
             groups=("sweep",),
-            reads=("tolerance", "resamples", "output_dir", *TABLE),
+            reads=("tolerance", "resamples", "levels", "rows", "part", "output_dir", *TABLE),
             ignores=("sweep.about",),
         ),
         Verb(
@@ -121,9 +130,22 @@ VERBS = {
             makes_table=True,
         ),
         Verb(
+            name="clean",
+            about="list cells that no table and no current sweep uses, and remove them once told so",
+            examples=("hessfig clean dry_run=true", "hessfig clean sweep=sigma yes=true"),
+            does="hessfig.cli.experiment:clean",
+            groups=("sweep",),
+            reads=(*TABLE, "output_dir", "dry_run", "yes"),
+            makes_table=True,
+        ),
+        Verb(
             name="completion",
-            about="print the bash completion script",
-            examples=('eval "$(hessfig completion bash)"',),
+            about="print the completion script of a shell: bash, zsh or fish",
+            examples=(
+                'eval "$(hessfig completion bash)"',
+                'eval "$(hessfig completion zsh)"',
+                "hessfig completion fish | source",
+            ),
             does="hessfig.cli.completion:run",
             composed=False,
         ),

@@ -24,7 +24,7 @@ from hessfig.sweep.progress import Reporter
 from hessfig.sweep.store import CellStore, CorruptCell
 from hessfig.sweep.table import Gathered, gather
 
-DERIVED = ("slopes.csv", "comparison.csv", "comparison_curves.csv")
+DERIVED = ("slopes.csv", "levels.csv", "trends.csv", "comparison.csv", "comparison_curves.csv")
 _NAMED = 5
 
 
@@ -59,8 +59,8 @@ def on_this_machine(cells: list[Cell], store: CellStore) -> Generator[Outcome, N
         pool.stop()
 
 
-def run_sweep(variants: Variants, launch: Launch = on_this_machine) -> Summary:
-    """Measure every cell of the sweep that is not finished; write table.csv and manifest.json.
+def run_sweep(variants: Variants, launch: Launch = on_this_machine, command: str = "") -> Summary:
+    """Measure every cell of the sweep that is not finished; write table.csv and manifest.json (with the `command`).
 
     A failed cell is reported and left out of the table, the others go on; without a finished cell no table is written.
     Raises UserError when something cannot be had, or nothing can be stored (checked before the first cell).
@@ -78,7 +78,7 @@ def run_sweep(variants: Variants, launch: Launch = on_this_machine) -> Summary:
     main = measure_cells(config.sweep.name, cells, store, launch)
     counts = {**main.counts, "failed": main.counts["failed"] + pilot.counts["failed"]}
     peak, seconds = max(main.peak, pilot.peak), time.perf_counter() - started
-    run = {"start": start, "end": now(), "seconds": round(seconds, 2), "cells": counts}
+    run = {"command": command, "start": start, "end": now(), "seconds": round(seconds, 2), "cells": counts}
     run["peak_worker_memory_mib"] = round(peak / 2**20)
     gathered, lost = gather(cells, store), gather(pilots, store).missing
     notes = _write(folder, setups, chosen, gathered, run) if len(gathered.missing) < len(cells) else []

@@ -1,10 +1,12 @@
-"""What a run says while it goes: a bar on a terminal, a few lines elsewhere, failures at once."""
+"""What a run says while it goes: a bar on a terminal, a line now and then elsewhere, each kind of failure once."""
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections import Counter
+from threading import Event, Thread
 from types import TracebackType
 
 from rich.console import Console
@@ -12,16 +14,24 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from hessfig.sweep.launchers.local import Outcome
 
+EVERY = 30.0  # seconds between lines where no bar is drawn
+_NUMBER = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")
+
 
 class Reporter:
-    """Counts outcomes and shows them; use as a context manager."""
+    """Counts outcomes and shows them; use as a context manager.
 
-    def __init__(self, name: str, total: int, reused: int) -> None:
+    Elsewhere than on a terminal: a line when measuring starts, one every `every` seconds, and one when it ends.
+    """
+
+    def __init__(self, name: str, total: int, reused: int, *, every: float = EVERY) -> None:
         self.counts = {"measured": 0, "reused": reused, "failed": 0}
         self.peak = 0
-        self._name, self._causes = name, Counter[str]()
+        self._name, self._total, self._every = name, total, every
+        self._causes, self._first = Counter[str](), dict[str, str]()
         self._errors = Console(stderr=True, highlight=False)
-        self._started = time.perf_counter()
+        self._started, self._reused_before = time.perf_counter(), reused
+        self._is_watched, self._ended = sys.stderr.isatty(), Event()
         self._bar = Progress(
             TextColumn(f"[bold]{name}[/]"),
             BarColumn(),
@@ -29,39 +39,63 @@ class Reporter:
             TextColumn("{task.fields[note]}"),
             TimeRemainingColumn(),
             console=Console(stderr=True),
-            disable=not sys.stderr.isatty(),
+            disable=not self._is_watched,
         )
-        self._task = self._bar.add_task(
-            name, total=total, completed=reused, note=self._note(), visible=total > 0
-        )
+        note = "starting workers" if total > reused else self._note()
+        self._task = self._bar.add_task(name, total=total, completed=reused, note=note, visible=total > 0)
 
     def __enter__(self) -> Reporter:
         self._bar.start()
+        if self._todo and not self._is_watched:
+            self._say(f"{self._name}: starting workers; {self._todo} of {self._total} cells to measure")
+            Thread(target=self._tell, daemon=True).start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._ended.set()
         self._bar.stop()
         for cause, count in self._causes.items():
             if count > 1:
                 self._say(
-                    f"failed: {count - 1} more cells of {self._name} the same way: {cause.splitlines()[0]}"
+                    f"failed: {count - 1} more cells of {self._name} the same way: {self._first[cause].splitlines()[0]}"
                 )
+        if self._todo and not self._is_watched and kind is None:
+            self._say(f"{self._name}: done: {self._progress()}")
 
     @property
     def seconds(self) -> float:
         return time.perf_counter() - self._started
 
     def show(self, outcome: Outcome) -> None:
-        """Count one outcome; print a failure with its cause at once."""
+        """Count one outcome; print the first failure of a kind at once (causes that differ in numbers are one kind)."""
         self.counts["reused" if outcome.kind == "met" else outcome.kind] += 1
         self.peak = max(self.peak, outcome.peak)
         if outcome.kind == "failed":
-            self._causes[outcome.cause] += 1
-            if self._causes[outcome.cause] == 1:
+            cause = _NUMBER.sub("#", outcome.cause)
+            self._causes[cause] += 1
+            if self._first.setdefault(cause, outcome.cause) == outcome.cause and self._causes[cause] == 1:
                 self._say(f"failed: {outcome.cell}: {outcome.cause}")
         self._bar.update(self._task, advance=1, note=self._note())
+
+    @property
+    def _todo(self) -> int:
+        return self._total - self._reused_before
+
+    def _tell(self) -> None:
+        while not self._ended.wait(self._every):
+            self._say(f"{self._name}: {self._progress()}{self._left()}")
+
+    def _progress(self) -> str:
+        return f"{sum(self.counts.values())} of {self._total} cells, {self._note()}"
+
+    def _left(self) -> str:
+        """Return the time that is left, if what was done so far took any."""
+        done = sum(self.counts.values()) - self._reused_before
+        seconds = self.seconds / done * (self._todo - done) if done else 0.0
+        words = f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min" if seconds < 5400 else ""
+        return f", about {words or f'{seconds / 3600:.1f} h'} left" if done else ""
 
     def _say(self, words: str) -> None:
         self._errors.print(words, markup=False, soft_wrap=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -102,7 +103,7 @@ def test_depths_have_their_own_sheets_and_layers_their_shades(pages: Draw, deep:
     assert len(tones) == 3 and tones == sorted(tones, reverse=True)
     assert words(ax).count("±") == 3
     functional = words(found[2].figure.axes[1])
-    assert "3: = 0 (theorem)" in functional and "(layers 1–2)" in functional
+    assert "3: = 0 (theorem)" in functional and "σ³ (1–2)" in functional
 
 
 def test_chain_draws_both_powers_of_the_full_hessian(pages: Draw) -> None:
@@ -116,7 +117,7 @@ def test_chain_draws_both_powers_of_the_full_hessian(pages: Draw) -> None:
         for g in guides(full)
     )
     assert powers == [9, 18]
-    assert "(layer 1)" in words(full) and "(layer 2)" in words(full)
+    assert all(re.search(rf"σ\S+ \((layer )?{layer}\)", words(full)) for layer in (1, 2))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""Keeping a folder of results small: what nothing uses any more."""
