@@ -7,8 +7,8 @@ from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
+from hessfig.config.checks.launcher import size_in_bytes
 from hessfig.config.choices import Launcher
-from hessfig.config.launcher_checks import size_in_bytes
 from hessfig.config.schema import Config
 from hessfig.errors import UserError
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hessfig.config import Config, LauncherConfig
-from hessfig.config.launcher_checks import slurm_memory
+from hessfig.config.checks.launcher import slurm_memory
 from hessfig.sweep.shelter import own_path
 
 LOGS = "slurm"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from hessfig.config.launcher_checks import parse_shard
+from hessfig.config.checks.launcher import parse_shard
 from hessfig.sweep.plan import Cell
 
 T = TypeVar("T")

@@ -6,13 +6,13 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from hessfig.config.checks.figure import check_figure, check_filters
+from hessfig.config.checks.launcher import check_launcher
+from hessfig.config.checks.model import check_model
+from hessfig.config.checks.spectrum import check_spectrum
 from hessfig.config.choices import Data, Kind, Loss, Method
-from hessfig.config.figure_checks import check_figure, check_filters
 from hessfig.config.grid import check_grid
-from hessfig.config.launcher_checks import check_launcher
-from hessfig.config.model_checks import check_model
 from hessfig.config.schema import Config, SweepConfig
-from hessfig.config.spectrum_checks import check_spectrum
 from hessfig.errors import UserError
 
 FEWEST_ALIGNED = 4

@@ -1,0 +1,46 @@
+"""The values a setting may take, for settings that are a choice."""
+
+from hessfig.config.choices.measuring import DType, Launcher, Method, Probes, Products, Spacing
+from hessfig.config.choices.network import (
+    MLP,
+    Attention,
+    Data,
+    Initialisation,
+    Kind,
+    Loss,
+    Norm,
+    QueryKey,
+    ScaledWeight,
+    Scored,
+    SigmaScales,
+    Sink,
+    State,
+)
+from hessfig.config.choices.reading import Average, FigureGroup, Format, Published, Style
+
+__all__ = [
+    "MLP",
+    "Attention",
+    "Average",
+    "DType",
+    "Data",
+    "FigureGroup",
+    "Format",
+    "Initialisation",
+    "Kind",
+    "Launcher",
+    "Loss",
+    "Method",
+    "Norm",
+    "Probes",
+    "Products",
+    "Published",
+    "QueryKey",
+    "ScaledWeight",
+    "Scored",
+    "SigmaScales",
+    "Sink",
+    "Spacing",
+    "State",
+    "Style",
+]
