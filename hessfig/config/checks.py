@@ -10,6 +10,7 @@ from hessfig.config.choices import Data, Kind, Loss, Method
 from hessfig.config.grid import check_grid
 from hessfig.config.model_checks import check_model
 from hessfig.config.schema import Config, SweepConfig
+from hessfig.config.spectrum_checks import check_spectrum
 from hessfig.errors import UserError
 
 FEWEST_ALIGNED = 4
@@ -24,6 +25,7 @@ def check(config: Config) -> None:
     check_grid(config.grid)
     check_model(config.model)
     _check_estimator(config)
+    check_spectrum(config.spectrum)
     _check_task(config)
     _check_sweep(config.sweep)
     _check_seeds(config)

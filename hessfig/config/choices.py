@@ -132,6 +132,13 @@ class Products(StrEnum):
     curvlinops = "curvlinops"
 
 
+class Probes(StrEnum):
+    """Random start vectors of Lanczos runs: entries +1 or -1, or normal ones."""
+
+    rademacher = "rademacher"
+    gaussian = "gaussian"
+
+
 class DType(StrEnum):
     """Floating-point type of model and products."""
 

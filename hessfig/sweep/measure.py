@@ -44,6 +44,7 @@ def request_of(cell: Cell, problem: Problem) -> Request:
         dtype=config.dtype,
         stream=partial(probe_stream, cell.seed, cell.quantity, cell.sigma),
         settled=cell.settled,
+        spectrum=config.spectrum,
     )
 
 

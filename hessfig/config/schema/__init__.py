@@ -4,6 +4,7 @@ from hessfig.config.schema.everything import Config
 from hessfig.config.schema.experiment import FigureConfig, SweepConfig
 from hessfig.config.schema.measuring import EstimatorConfig, GridConfig
 from hessfig.config.schema.network import ModelConfig, StateConfig, TaskConfig, with_defaults
+from hessfig.config.schema.spectrum import SpectrumConfig
 
 __all__ = [
     "Config",
@@ -11,6 +12,7 @@ __all__ = [
     "FigureConfig",
     "GridConfig",
     "ModelConfig",
+    "SpectrumConfig",
     "StateConfig",
     "SweepConfig",
     "TaskConfig",

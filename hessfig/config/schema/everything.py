@@ -9,6 +9,7 @@ from hessfig.config.choices import DType
 from hessfig.config.schema.experiment import FigureConfig, SweepConfig
 from hessfig.config.schema.measuring import EstimatorConfig, GridConfig
 from hessfig.config.schema.network import ModelConfig, StateConfig, TaskConfig
+from hessfig.config.schema.spectrum import SpectrumConfig
 from hessfig.terms import Part
 
 
@@ -21,9 +22,10 @@ class Config:
     state: StateConfig = field(default_factory=StateConfig)
     grid: GridConfig = field(default_factory=GridConfig)
     estimator: EstimatorConfig = field(default_factory=EstimatorConfig)
+    spectrum: SpectrumConfig = field(default_factory=SpectrumConfig)
     sweep: SweepConfig = field(default_factory=SweepConfig)
     figure: FigureConfig = field(default_factory=FigureConfig)
-    quantities: Annotated[list[str], "what is measured: frobenius, trace, hessian, ..."] = field(
+    quantities: Annotated[list[str], "what is measured: frobenius, trace, spectrum, density, ..."] = field(
         default_factory=lambda: ["frobenius"]
     )
     blocks: Annotated[

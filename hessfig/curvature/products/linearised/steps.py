@@ -1,4 +1,4 @@
-"""Steps without weights of interest: sums, row selections, copies, LayerNorm and activations."""
+"""Steps without weights: sums, row selections, copies and activations."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from hessfig.config import MLP
 from hessfig.curvature.products.linearised.node import Tangent, plus
@@ -53,6 +52,30 @@ class Select:
         return [rows]
 
 
+class Gather:
+    """y = the rows of x that `index` names (batch, length); x holds every row once, in a batch of one."""
+
+    cotangent: Tensor | None = None
+
+    def __init__(self, inputs: tuple[str, ...], output: str, x: Tensor, index: Tensor) -> None:
+        self.inputs, self.output, self.number, self.index = inputs, output, x.shape[1], index
+        self.value = self._rows(x)
+
+    def push(self, dxs: Sequence[Tangent]) -> Tangent:
+        return None if dxs[0] is None else self._rows(dxs[0])
+
+    def pull_back(
+        self, dy_bar: Tangent, dxs: Sequence[Tangent] | None, needed: Sequence[bool]
+    ) -> list[Tangent]:
+        if dy_bar is None:
+            return [None]
+        rows = dy_bar.new_zeros(self.number, *dy_bar.shape[2:])
+        return [rows.index_add_(0, self.index.flatten(), dy_bar.flatten(0, 1)).unsqueeze(0)]
+
+    def _rows(self, x: Tensor) -> Tensor:
+        return x[0].index_select(0, self.index.flatten()).unflatten(0, self.index.shape)
+
+
 class Repeat:
     """y = x once per head (the keys of the single-matrix query-key form)."""
 
@@ -68,45 +91,6 @@ class Repeat:
         self, dy_bar: Tangent, dxs: Sequence[Tangent] | None, needed: Sequence[bool]
     ) -> list[Tangent]:
         return [None if dy_bar is None else dy_bar.unflatten(-1, (self.heads, -1)).sum(-2)]
-
-
-class Normalise:
-    """LayerNorm: n = C x / s, y = w n + b, with C the centring matrix and s^2 = |C x|^2 / d + eps."""
-
-    cotangent: Tensor | None = None
-
-    def __init__(self, inputs: tuple[str, ...], output: str, x: Tensor, norm: nn.LayerNorm) -> None:
-        self.inputs, self.output, self.value, self.weight = inputs, output, norm(x), norm.weight
-        centred = x - x.mean(-1, keepdim=True)
-        self.s = (centred.square().mean(-1, keepdim=True) + norm.eps).sqrt().unsqueeze(2)
-        self.n = centred.unsqueeze(2) / self.s
-
-    def push(self, dxs: Sequence[Tangent]) -> Tangent:
-        """Apply w (C - n n^T / d) / s."""
-        return None if dxs[0] is None else self.weight * self._project(dxs[0])
-
-    def pull_back(
-        self, dy_bar: Tangent, dxs: Sequence[Tangent] | None, needed: Sequence[bool]
-    ) -> list[Tangent]:
-        first = None if dy_bar is None else self._project(self.weight * dy_bar)
-        return [first if dxs is None or dxs[0] is None else plus(first, self._second_order(dxs[0]))]
-
-    def _second_order(self, dx: Float[Tensor, "batch length k d"]) -> Float[Tensor, "batch length k d"]:
-        """Apply the second derivative contracted with r = w ybar (theory.md, ln2).
-
-        Lambda = (3 (r.n) n n^T / d - (r.n) C - n (C r)^T - (C r) n^T) / (d s^2).
-        """
-        assert self.cotangent is not None
-        r = (self.weight * self.cotangent).unsqueeze(2)
-        centred_r, d = r - r.mean(-1, keepdim=True), r.shape[-1]
-        rn, ndx = (r * self.n).sum(-1, keepdim=True), (self.n * dx).sum(-1, keepdim=True)
-        along_n = 3 * rn * ndx / d - (centred_r * dx).sum(-1, keepdim=True)
-        centred_dx = dx - dx.mean(-1, keepdim=True)
-        return (along_n * self.n - rn * centred_dx - ndx * centred_r) / (d * self.s.square())
-
-    def _project(self, rows: Tensor) -> Tensor:
-        centred = rows - rows.mean(-1, keepdim=True)
-        return (centred - self.n * (self.n * rows).mean(-1, keepdim=True)) / self.s
 
 
 class Activate:

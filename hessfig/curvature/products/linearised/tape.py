@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Mapping
 
 import torch
@@ -9,10 +10,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hessfig.curvature.products.linearised.node import Node, Tangent, plus
-from hessfig.curvature.products.linearised.weights import LinearMap, Lookup, Probes
-from hessfig.terms import Matrix
+from hessfig.curvature.products.linearised.weights import Holder, Probes
 
-Weight = tuple[int, Matrix]
+Weight = tuple[int, str]
 Tangents = dict[str, Tangent]
 
 
@@ -20,21 +20,28 @@ class Tape:
     """Steps in order of evaluation; the last one's output is the scored output f.
 
     `record` stores the cotangents of the linearised loss <dl/df, f>, which H_f needs, once for all products.
+    `holders` are the steps that hold weights, `names` the modules' own names for these.
     """
 
     def __init__(self) -> None:
         self.nodes: list[Node] = []
-        self.holders: dict[Weight, LinearMap | Lookup] = {}
+        self.holders: dict[Weight, Holder] = {}
+        self.names: dict[Weight, str] = {}
         self.values: dict[str, Tensor] = {}
 
-    def add(self, node: Node, weight: Weight | None = None) -> str:
-        """Append a step (holding `weight`); return the name of its output."""
+    def add(self, node: Node, weights: Mapping[str, Weight] | None = None) -> str:
+        """Append a step, which holds `weights` (by its module's names for them); return the name of its output."""
         self.nodes.append(node)
         self.values[node.output] = node.value
-        if weight is not None:
-            assert isinstance(node, LinearMap | Lookup)
-            self.holders[weight] = node
+        for name, weight in (weights or {}).items():
+            assert isinstance(node, Holder)
+            if name in node.parameters:
+                self.holders[weight], self.names[weight] = node, name
         return node.output
+
+    def parameter(self, weight: Weight) -> Tensor:
+        """Return the parameter behind a weight."""
+        return self.holders[weight].parameters[self.names[weight]]
 
     @property
     def output(self) -> Tensor:
@@ -54,7 +61,7 @@ class Tape:
         """Return the tangents of all variables for perturbed weights `dw`."""
         tangents: Tangents = {}
         for weight, probes in dw.items():
-            self.holders[weight].dw = probes
+            self.holders[weight].perturbed[self.names[weight]] = probes
         reached = self.reach(dw)
         for node in self.nodes:
             if node.output in reached:
@@ -65,17 +72,17 @@ class Tape:
         self, df_bar: Tangent, tangents: Tangents | None, rows: Collection[Weight]
     ) -> dict[Weight, Probes | None]:
         """Return the weight products of `rows`; with `tangents`, those of H_f (second-order terms added)."""
-        reached, products = self.reach(rows), {}
-        by_output = {self.holders[row].output: row for row in rows}
+        reached, products, held = self.reach(rows), {}, defaultdict[str, list[Weight]](list)
+        for row in rows:
+            held[self.holders[row].output].append(row)
         bars: Tangents = {self.nodes[-1].output: df_bar}
         for node in reversed(self.nodes):
             if node.output not in reached:
                 continue
             bar = bars.pop(node.output, None)
             dxs = None if tangents is None else [tangents.get(name) for name in node.inputs]
-            if node.output in by_output:
-                row = by_output[node.output]
-                products[row] = self.holders[row].weight_product(bar, dxs)
+            for row in held.get(node.output, ()):
+                products[row] = self.holders[row].weight_product(self.names[row], bar, dxs)
             needed = [name in reached for name in node.inputs]
             if any(needed):
                 _accumulate(bars, node, node.pull_back(bar, dxs, needed))
@@ -84,7 +91,7 @@ class Tape:
     def release(self, dw: Collection[Weight]) -> None:
         """Forget the perturbation of weights `dw`."""
         for weight in dw:
-            self.holders[weight].dw = None
+            del self.holders[weight].perturbed[self.names[weight]]
 
     def reach(self, weights: Collection[Weight]) -> set[str]:
         """Return the variables that depend on `weights`."""

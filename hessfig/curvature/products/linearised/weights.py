@@ -1,43 +1,62 @@
-"""Steps that hold a weight: linear maps and embeddings, with the products of the Hessian's rows."""
+"""Steps that hold weights: linear maps and embeddings, with the products of the Hessian's rows."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hessfig.curvature.products.linearised.node import Tangent, plus
+from hessfig.curvature.products.linearised.node import Node, Tangent, plus
 
-Probes = Float[Tensor, "k outputs inputs"]
+Probes = Float[Tensor, "k *weight"]
+WEIGHT, BIAS = "weight", "bias"
+
+
+@runtime_checkable
+class Holder(Node, Protocol):
+    """A step with parameters of its own: those of its module, under the module's names for them.
+
+    `perturbed` holds the tangents of those that are perturbed, while they are.
+    """
+
+    parameters: dict[str, Tensor]
+    perturbed: dict[str, Probes]
+
+    def weight_product(self, name: str, dy_bar: Tangent, dxs: Sequence[Tangent] | None) -> Probes | None:
+        """Return the tangent of the cotangent of parameter `name`, summed over batch and positions."""
 
 
 class LinearMap:
-    """y = x W^T + b. A perturbation dW adds x dW^T to dy and ybar dW to the tangent of xbar."""
+    """y = x W^T + b. A perturbation dW adds x dW^T to dy and ybar dW to the tangent of xbar; db adds itself to dy."""
 
     def __init__(self, inputs: tuple[str, ...], output: str, x: Tensor, linear: nn.Linear) -> None:
         self.inputs, self.output, self.x, self.weight = inputs, output, x, linear.weight
-        self.value = linear(x)
+        self.value, self.parameters = linear(x), dict[str, Tensor](linear.named_parameters())
         self.cotangent: Tensor | None = None
-        self.dw: Probes | None = None
+        self.perturbed: dict[str, Probes] = {}
 
     def push(self, dxs: Sequence[Tangent]) -> Tangent:
-        from_input = None if dxs[0] is None else dxs[0] @ self.weight.T
-        if self.dw is None:
-            return from_input
-        return plus(from_input, (self.x @ self.dw.flatten(0, 1).T).unflatten(-1, self.dw.shape[:2]))
+        dy = None if dxs[0] is None else dxs[0] @ self.weight.T
+        dw, db = self.perturbed.get(WEIGHT), self.perturbed.get(BIAS)
+        if dw is not None:
+            dy = plus(dy, (self.x @ dw.flatten(0, 1).T).unflatten(-1, dw.shape[:2]))
+        return dy if db is None else plus(dy, db.expand(*self.x.shape[:2], *db.shape))
 
     def pull_back(
         self, dy_bar: Tangent, dxs: Sequence[Tangent] | None, needed: Sequence[bool]
     ) -> list[Tangent]:
         if not needed[0]:
             return [None]
-        first = None if dy_bar is None else dy_bar @ self.weight
-        return [first if dxs is None or self.dw is None else plus(first, self._from_weight(self.dw))]
+        first, dw = None if dy_bar is None else dy_bar @ self.weight, self.perturbed.get(WEIGHT)
+        return [first if dxs is None or dw is None else plus(first, self._from_weight(dw))]
 
-    def weight_product(self, dy_bar: Tangent, dxs: Sequence[Tangent] | None) -> Probes | None:
-        """Return the tangent of Wbar: dybar^T x + ybar^T dx, summed over batch and positions."""
+    def weight_product(self, name: str, dy_bar: Tangent, dxs: Sequence[Tangent] | None) -> Probes | None:
+        """Return the tangent of Wbar, dybar^T x + ybar^T dx, or of bbar, dybar."""
+        if name == BIAS:
+            return None if dy_bar is None else dy_bar.sum(dim=(0, 1))
         product = None
         if dy_bar is not None:
             product = (dy_bar.flatten(0, 1).flatten(1).T @ self.x.flatten(0, 1)).unflatten(
@@ -62,18 +81,20 @@ class Lookup:
 
     def __init__(self, output: str, index: Tensor, weight: Tensor) -> None:
         self.output, self.index, self.weight, self.value = output, index, weight, weight[index]
+        self.parameters = {WEIGHT: weight}
         self.cotangent: Tensor | None = None
-        self.dw: Probes | None = None
+        self.perturbed: dict[str, Probes] = {}
 
     def push(self, dxs: Sequence[Tangent]) -> Tangent:
-        return None if self.dw is None else torch.movedim(self.dw[:, self.index], 0, 2)
+        dw = self.perturbed.get(WEIGHT)
+        return None if dw is None else torch.movedim(dw[:, self.index], 0, 2)
 
     def pull_back(
         self, dy_bar: Tangent, dxs: Sequence[Tangent] | None, needed: Sequence[bool]
     ) -> list[Tangent]:
         return []
 
-    def weight_product(self, dy_bar: Tangent, dxs: Sequence[Tangent] | None) -> Probes | None:
+    def weight_product(self, name: str, dy_bar: Tangent, dxs: Sequence[Tangent] | None) -> Probes | None:
         """Return the tangent of Wbar: the rows of dybar summed by index."""
         if dy_bar is None:
             return None

@@ -1,0 +1,93 @@
+"""The tape holds every parameter: biases, gains and shifts, alone, in groups, all at once; against double backward."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hessfig.config import MLP, Attention, Loss, ModelConfig, Norm, Products, QueryKey
+from hessfig.curvature.problem import Problem
+from hessfig.curvature.products.linearised.column import LinearisedColumn, LinearisedNetwork
+from hessfig.curvature.routes import Engines
+from hessfig.measurements.frobenius.dense import dense_blocks
+from hessfig.rng import stream
+from hessfig.terms import Block, Group, Part
+from tests.curvature.test_groups import oracle, places
+from tests.toys import ARCHITECTURES, toy_problem, toy_task
+
+ROUNDING = 1e-12
+transformers = st.builds(
+    ModelConfig,
+    n_layers=st.integers(1, 2),
+    n_heads=st.integers(1, 2),
+    d_model=st.just(4),
+    d_head=st.integers(2, 3),
+    d_mlp=st.just(3),
+    attention=st.sampled_from(Attention),
+    norm=st.sampled_from(Norm),
+    mlp=st.sampled_from(MLP),
+    query_key=st.sampled_from(QueryKey),
+    temperature=st.sampled_from([1.0, 1.7]),
+)
+
+
+def moved(problem: Problem) -> Problem:
+    """Return `problem` with biases that are not zero and gains that are not one."""
+    with torch.no_grad():
+        for name, parameter in problem.network.named_parameters():
+            if parameter.ndim == 1:
+                parameter += 0.3 * torch.randn(
+                    parameter.shape, dtype=torch.float64, generator=stream(0, name)
+                )
+    return problem
+
+
+def assert_every_column(problem: Problem, model: ModelConfig) -> None:
+    """Compare the columns of every name of every layer, with all weights of the network as rows."""
+    dense, tape, layout = oracle(problem), LinearisedNetwork(problem, model), problem.layout
+    places_of = [(at, name) for name in [*layout.names, *layout.others] for at in layout.layers_of(name)]
+    for layer, name in places_of:
+        assert tape.holds(layer, name), (layer, name)
+        column = tape.column(layer, name, {"rows": (0, Group.all.value)})
+        found, cols = dense_blocks(column), places(problem, layer, name)
+        found["rows", Part.H] = column.split_matmat(torch.eye(column.dim).double(), (Part.H,))["rows", Part.H]
+        for part in Part:
+            block = dense[part][:, cols]
+            off = float((found["rows", part] - block).abs().max())
+            assert off <= ROUNDING * max(float(block.abs().max()), 1e-3), (layer, name, part, off)
+
+
+@settings(max_examples=6, derandomize=True, deadline=None)
+@given(transformers, st.sampled_from(Loss))
+def test_every_column_of_a_transformer_is_the_oracles(model: ModelConfig, loss: Loss) -> None:
+    assert_every_column(moved(toy_problem(model, toy_task(model, batch_size=1, loss=loss))), model)
+
+
+@pytest.mark.parametrize("name", ["chain", "linear mlp", "bare", "bare linear"])
+def test_every_column_of_the_other_networks_is_the_oracles(name: str) -> None:
+    assert_every_column(toy_problem(ARCHITECTURES[name]), ARCHITECTURES[name])
+
+
+@pytest.mark.parametrize("norm", Norm)
+def test_the_whole_network_stays_on_the_tape(norm: Norm) -> None:
+    model = ModelConfig(d_model=4, d_mlp=6, n_layers=2, norm=norm)
+    engines = Engines(toy_problem(model), model, Products.linearised)
+    column = engines.column(0, "all", [Block(0, "all", "all")])
+    assert isinstance(column, LinearisedColumn)
+    assert column.dim == sum(parameter.numel() for parameter in engines.problem.network.parameters())
+
+
+def test_a_weight_that_no_step_holds_takes_curvlinops() -> None:
+    """A view of a parameter, and a parameter that is not the one the step was built on."""
+    model = ARCHITECTURES["softmax"]
+    problem = toy_problem(model)
+    bias = next(weight for weight in problem.layout.weights if weight.name == "b_in")
+    for changed in (replace(bias, index=slice(0, 2), size=2), replace(bias, parameter="head.bias")):
+        weights = tuple(changed if weight is bias else weight for weight in problem.layout.weights)
+        other = replace(problem, layout=replace(problem.layout, weights=weights))
+        tape = LinearisedNetwork(other, model)
+        assert not tape.holds(1, "b_in") and not tape.holds(0, "all") and tape.holds(1, "b_out")
