@@ -7,7 +7,7 @@ Peers: scipy's eigsh on curvlinops' operator, PyHessian 0.1, hessian-eigenthings
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -69,7 +69,7 @@ def eigsh_on_curvlinops(problem: Problem, tolerance: float) -> tuple[float, Tens
 
 def pyhessian_power(problem: Problem, tolerance: float) -> tuple[float, Tensor, int]:
     """PyHessian's power iteration, stopped when two eigenvalues in a row differ by less than `tolerance`."""
-    package = import_module("pyhessian.hessian")  # the package's attribute of this name is its class
+    package: Any = import_module("pyhessian.hessian")  # the package's attribute of this name is its class
 
     torch.manual_seed(0)
     module, count = scored_network(problem), [0]
@@ -131,7 +131,7 @@ def curvlinops_density(problem: Problem, steps: int, probes: int) -> Density:
 
 def pyhessian_density(problem: Problem, steps: int, probes: int) -> Density:
     """PyHessian's stochastic Lanczos quadrature; it calls torch.eig, which torch has no longer."""
-    package = import_module("pyhessian.hessian")  # the package's attribute of this name is its class
+    package: Any = import_module("pyhessian.hessian")  # the package's attribute of this name is its class
 
     torch.set_default_dtype(torch.float64)
     try:
@@ -163,6 +163,6 @@ DENSITIES: dict[str, Callable[[Problem, int, int], Density]] = {
 }
 
 
-def _split(vector: Tensor, weights: list[Tensor]) -> list[Tensor]:
+def _split(vector: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
     pieces = vector.split([weight.numel() for weight in weights])
     return [piece.view_as(weight) for piece, weight in zip(pieces, weights, strict=True)]
