@@ -1,4 +1,4 @@
-"""Traces of diagonal blocks: exact where an exact or dense route is cheap, Hutchinson with its error elsewhere."""
+"""Traces of diagonal blocks: exact where an exact or dense route is cheap, probes (with errors) elsewhere."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hessfig.curvature.routes import Engines
 
 Traces = dict[Part, Estimate]
-_METHODS = (Method.auto, Method.hutchinson, Method.dense, Method.exact)
+_METHODS = (Method.auto, Method.hutchinson, Method.xtrace, Method.dense, Method.exact)
 _SUMMABLE = (Route.last_layer, Route.tokens)  # routes whose exact engine gives traces too
 
 
@@ -46,8 +46,10 @@ def _traces(engines: Engines, request: Request, block: Block, generator: Generat
         values = engines.exact.traces(block.layer, block.row, request.parts)
         return {part: Estimate(value, 0.0, 0, Method.exact) for part, value in values.items()}
     column = engines.column(block.layer, block.col, [block])
-    if method == Method.dense or (method == Method.auto and column.dim <= count):
+    if method == Method.dense or (method in (Method.auto, Method.xtrace) and column.dim <= count):
         return _summed(column, block, request)
+    if method == Method.xtrace:
+        return {part: _by_xtrace(column, block, part, request) for part in request.parts}
     return _sampled(column, block, request, generator)
 
 
@@ -72,6 +74,19 @@ def _sampled(column: Column, block: Block, request: Request, generator: Generato
     probes = rademacher(column.dim, count, generator=generator, dtype=column.dtype)
     samples = _along(column, block, probes, request)
     return {part: _mean(values) for part, values in samples.items()}
+
+
+def _by_xtrace(column: Column, block: Block, part: Part, request: Request) -> Estimate:
+    """Estimate with leave-one-out ranges of the same test vectors for every part."""
+    from hessfig.curvature.spectral.operator import NotFinite, Square
+    from hessfig.curvature.spectral.traces import xtrace
+
+    count, generator = request.estimator.num_probes, request.stream(block.layer, block.col)
+    try:
+        value, error = xtrace(Square(column, block, part), count, generator=generator)
+    except NotFinite:
+        value = error = float("nan")
+    return Estimate(value, error, count, Method.xtrace)
 
 
 def _mean(values: Tensor) -> Estimate:
@@ -125,7 +140,12 @@ def _settings(config: Config, layout: Layout) -> dict[str, Any]:
     """Return the settings of norms, of the diagonal blocks alone."""
     diagonal = [block for block in blocks_of(config.blocks, layout, config.model) if block.is_diagonal]
     places = [[block.layer, block.row_layer, str(block.row), str(block.col)] for block in diagonal]
-    return {**settings(config, layout), "blocks": places}
+    found = {**settings(config, layout), "blocks": places}
+    if (
+        config.estimator.method == Method.xtrace
+    ):  # of traces: by the configured products, unlike that of norms
+        found["estimator"]["products"] = config.estimator.products.value
+    return found
 
 
 QUANTITY = Quantity(

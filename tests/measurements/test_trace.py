@@ -78,7 +78,7 @@ def test_float32_says_so() -> None:
     ("settings", "message"),
     [
         ({"blocks": [["W_Q", "W_V"]]}, "cannot be had for any of these blocks"),
-        ({"estimator": EstimatorConfig(Method.xtrace)}, "this estimator gives no trace"),
+        ({"estimator": EstimatorConfig(Method.aligned)}, "this estimator gives no trace"),
         (
             {
                 "model": ModelConfig(d_model=4, n_layers=2),

@@ -2,7 +2,8 @@
 
 Half of the products find the range that the test vectors see, the other half the operator on that range. Every test
 vector in turn is left out of the range and estimates what the range of the others has missed: estimates that are
-unbiased and exchangeable. Their mean is the estimate, their spread its error.
+unbiased and exchangeable. Their mean is the estimate, their spread its error: one that leaves out what they have in
+common, and is 10 to 30 % low where the spectrum is steep (measured: tests/curvature/spectral/test_traces.py).
 """
 
 from __future__ import annotations

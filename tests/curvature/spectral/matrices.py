@@ -1,0 +1,39 @@
+"""Explicit symmetric matrices as operators, with eigenvalues that are known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from hessfig.rng import stream
+
+
+class Explicit:
+    """A symmetric matrix that counts the products asked of it."""
+
+    def __init__(self, matrix: Tensor) -> None:
+        self.matrix, self.dim, self.products = matrix, len(matrix), 0
+        self.rounding = 100 * torch.finfo(torch.float64).eps
+
+    def matmat(self, vectors: Tensor) -> Tensor:
+        self.products += vectors.shape[1]
+        return self.matrix @ vectors
+
+    def check_symmetric(self, asymmetry: float, size: float) -> None:
+        if asymmetry > 1e-7 * size:
+            raise ArithmeticError("not those of a symmetric operator")
+
+
+def with_eigenvalues(values: Sequence[float], *, seed: int = 0) -> Explicit:
+    """Return a matrix of these eigenvalues in random directions."""
+    return Explicit(rotated(torch.tensor(list(values), dtype=torch.float64), seed=seed))
+
+
+def rotated(values: Tensor, *, seed: int) -> Tensor:
+    """Return Q diag(values) Q^T with a random orthogonal Q."""
+    drawn = torch.randn(len(values), len(values), dtype=torch.float64, generator=stream(seed, "rotation"))
+    basis, _ = torch.linalg.qr(drawn)
+    product = basis * values @ basis.T
+    return (product + product.T) / 2

@@ -1,0 +1,108 @@
+"""The outermost eigenvalues against known ones: multiplicities, breakdown, warm starts, and what is not found."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hessfig.curvature.spectral.extremes import End, Extremes, extremes
+from hessfig.rng import stream
+from tests.curvature.spectral.matrices import Explicit, with_eigenvalues
+
+SPECTRA = {
+    "zero": [0.0] * 20,
+    "a single one": [-2.0],
+    "rank one": [5.0] + [0.0] * 19,
+    "identity": [1.0] * 20,
+    "three alike": [5.0, 5.0, 5.0, 4.0] + [1.0] * 20,
+    "negative": [float(-i) for i in range(1, 31)],
+    "half zero": [0.0] * 60 + torch.linspace(0, 1, 60).tolist(),
+    "tiny": [1e-100 * i for i in range(1, 31)],
+    "close": torch.linspace(-1, 1, 150).tolist(),
+}
+
+
+def found(operator: Explicit, end: End, k: int, seed: int = 0, **options: object) -> Extremes:
+    return extremes(operator, end, k=k, generator=stream(seed, "extremes"), **options)  # type: ignore[arg-type]
+
+
+def check(result: Extremes, values: list[float], end: End, k: int, tolerance: float = 1e-6) -> None:
+    truth = torch.tensor(sorted(values, reverse=end == End.largest)[:k], dtype=torch.float64)
+    scale = max(map(abs, values))
+    assert result.converged and result.products > 0
+    assert bool((result.residuals <= tolerance * scale).all())
+    off = (result.values - truth).abs()
+    assert bool((off <= result.residuals + 1e-12 * scale).all()), (result.values, truth)
+
+
+@pytest.mark.parametrize("end", End)
+@pytest.mark.parametrize("name", SPECTRA)
+def test_values_are_within_their_residual_of_the_truth(name: str, end: End) -> None:
+    values = SPECTRA[name]
+    for k in {1, min(3, len(values))}:
+        check(found(with_eigenvalues(values), end, k, steps=30), values, end, k)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(
+    values=st.lists(st.floats(-10, 10, allow_nan=False, width=32), min_size=1, max_size=40),
+    k=st.integers(1, 4),
+    end=st.sampled_from(End),
+    seed=st.integers(0, 9),
+)
+def test_any_spectrum(values: list[float], k: int, end: End, seed: int) -> None:
+    count = min(k, len(values))
+    result = found(with_eigenvalues(values, seed=seed), end, count, seed, steps=12)
+    scale = max(max(map(abs, values)), 1e-30)
+    truth = torch.tensor(sorted(values, reverse=end == End.largest)[:count], dtype=torch.float64)
+    if (
+        result.converged
+    ):  # values that close together cannot be told apart are within the tolerance of each other
+        assert float((result.values - truth).abs().max()) <= 2e-6 * scale
+
+
+def test_vectors_are_orthonormal_and_residuals_their_own() -> None:
+    operator = with_eigenvalues(SPECTRA["close"])
+    result = found(operator, End.largest, 3)
+    torch.testing.assert_close(
+        result.vectors.T @ result.vectors, torch.eye(3, dtype=torch.float64), rtol=0, atol=1e-12
+    )
+    own = (operator.matrix @ result.vectors - result.vectors * result.values).norm(dim=0)
+    torch.testing.assert_close(result.residuals, own, rtol=1e-6, atol=1e-13)
+
+
+def test_a_tighter_tolerance_costs_more_and_is_kept() -> None:
+    values = SPECTRA["close"]
+    rough, fine = (found(with_eigenvalues(values), End.largest, 1, tolerance=t) for t in (1e-3, 1e-9))
+    check(rough, values, End.largest, 1, 1e-3)
+    check(fine, values, End.largest, 1, 1e-9)
+    assert rough.products < fine.products
+
+
+def test_a_warm_start_shortens_the_runs_and_cannot_mislead_them() -> None:
+    values = [*torch.linspace(0, 1, 300).tolist(), 1.02]
+    operator = with_eigenvalues(values)
+    basis = torch.linalg.eigh(operator.matrix).eigenvectors
+    cold, warm = found(operator, End.largest, 1), found(operator, End.largest, 1, warm=basis[:, -1])
+    astray = found(operator, End.largest, 1, warm=basis[:, 0])
+    for result in (cold, warm, astray):
+        check(result, values, End.largest, 1)
+    assert warm.products < cold.products
+
+
+def test_the_same_seed_gives_the_same_bits() -> None:
+    first, again, other = (
+        found(with_eigenvalues(SPECTRA["close"]), End.largest, 2, seed) for seed in (1, 1, 2)
+    )
+    assert torch.equal(first.values, again.values) and torch.equal(first.vectors, again.vectors)
+    assert not torch.equal(first.vectors, other.vectors)
+
+
+def test_what_cannot_be_resolved_says_so() -> None:
+    """Hundreds of eigenvalues below the tolerance at the lower end, and few vectors before a restart."""
+    values = torch.logspace(-14, 0, 400).tolist()
+    result = found(with_eigenvalues(values), End.smallest, 1, steps=8, tolerance=1e-9)
+    assert not result.converged
+    assert abs(float(result.values[0])) <= float(result.residuals[0]) + 1e-12

@@ -1,0 +1,119 @@
+"""Stochastic Lanczos quadrature: exact moments, exact densities, and bands that hold the truth as often as they say."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import t as student
+from torch import Tensor
+
+from hessfig.curvature.spectral.quadrature import Quadrature, quadrature
+from hessfig.rng import stream
+from tests.curvature.spectral.matrices import Explicit, rotated, with_eigenvalues
+
+
+def starts(dim: int, count: int, seed: int = 0) -> Tensor:
+    return torch.randn(dim, count, dtype=torch.float64, generator=stream(seed, "starts"))
+
+
+@pytest.mark.parametrize("steps", [2, 3, 7, 12])
+def test_moments_below_twice_the_steps_are_those_of_the_start(steps: int) -> None:
+    operator = with_eigenvalues(torch.linspace(-1, 2, 40).tolist())
+    probes = starts(40, 3)
+    found = quadrature(operator, probes, steps)
+    torch.testing.assert_close(found.weights.sum(dim=1), torch.ones(3, dtype=torch.float64))
+    units, power = probes / probes.norm(dim=0), torch.eye(40, dtype=torch.float64)
+    for degree in range(2 * steps):
+        truth = (units * (power @ units)).sum(dim=0)
+        moments = (found.weights * found.nodes**degree).sum(dim=1)
+        torch.testing.assert_close(moments, truth, rtol=1e-10, atol=1e-12)
+        if steps > 3 and degree < 2 * (steps // 2):
+            halves = (found.half_weights * found.half_nodes**degree).sum(dim=1)
+            torch.testing.assert_close(halves, truth, rtol=1e-10, atol=1e-12)
+        power = operator.matrix @ power
+
+
+def test_half_the_steps_are_those_of_a_run_of_half_the_length() -> None:
+    operator, probes = with_eigenvalues(torch.linspace(-1, 2, 40).tolist()), starts(40, 3)
+    long, short = quadrature(operator, probes, 20), quadrature(operator, probes, 10)
+    torch.testing.assert_close(long.half_nodes, short.nodes)
+    torch.testing.assert_close(long.half_weights, short.weights)
+
+
+@pytest.mark.parametrize(
+    ("values", "distinct"), [([0.0] * 8, 1), ([5.0] + [0.0] * 7, 2), ([1.0] * 4 + [2.0] * 4, 2)]
+)
+def test_breakdown_is_exact_and_fills_up_with_weights_of_zero(values: list[float], distinct: int) -> None:
+    found = quadrature(with_eigenvalues(values), starts(8, 4), 6)
+    assert found.nodes.shape == (4, 6) and found.half_nodes.shape == (4, 3)
+    assert not found.nodes[:, distinct:].any() and not found.weights[:, distinct:].any()
+    truth = torch.tensor(sorted(set(values)), dtype=torch.float64).expand(4, -1)
+    torch.testing.assert_close(found.nodes[:, :distinct], truth, rtol=0, atol=1e-13)
+    assert all(bool(value.isfinite().all()) for value in vars(found).values())
+
+
+def test_more_steps_than_there_are_eigenvalues_give_the_eigenvalues() -> None:
+    values = [1.0, 2.0, 4.0, 8.0]
+    found = quadrature(with_eigenvalues(values), starts(4, 2), 9)
+    torch.testing.assert_close(found.nodes[0, :4], torch.tensor(values, dtype=torch.float64))
+
+
+def test_probes_that_do_not_fit_at_once_are_taken_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    operator, probes = with_eigenvalues(torch.linspace(-1, 2, 40).tolist()), starts(40, 5)
+    whole = quadrature(operator, probes, 10)
+    monkeypatch.setattr("hessfig.curvature.spectral.quadrature.BASIS_BYTES", 2 * 8 * 40 * 10)
+    parts = quadrature(operator, probes, 10)
+    torch.testing.assert_close(parts.nodes, whole.nodes, rtol=1e-9, atol=1e-12)
+
+
+def cumulative(nodes: Tensor, weights: Tensor, at: np.ndarray, width: float) -> np.ndarray:
+    """Return the cumulative of every probe's density, smoothed by a Gaussian of standard deviation `width`."""
+    z = (torch.from_numpy(at)[:, None, None] - nodes) / (width * 2**0.5)
+    return (weights * (1 + torch.erf(z)) / 2).sum(dim=-1).numpy()
+
+
+def band(found: Quadrature, at: np.ndarray, width: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return the mean cumulative and its half-width: 95 % of Student's t over probes, and the error of the steps.
+
+    The error of the steps is what all steps change against half of them, averaged over probes.
+    """
+    by_probe = cumulative(found.nodes, found.weights, at, width)
+    halves = cumulative(found.half_nodes, found.half_weights, at, width).mean(axis=1)
+    count = by_probe.shape[1]
+    mean, spread = by_probe.mean(axis=1), by_probe.std(axis=1, ddof=1) / count**0.5
+    return mean, student.ppf(0.975, count - 1) * spread + np.abs(mean - halves)
+
+
+def drawn_matrix(seed: int) -> Tensor:
+    """Return a symmetric matrix as Hessians are: a bulk around zero, many zeros, a few outliers."""
+    generator = stream(seed, "matrix")
+    bulk = 0.2 * torch.randn(50, dtype=torch.float64, generator=generator)
+    outliers = 3 * torch.rand(5, dtype=torch.float64, generator=generator)
+    zeros = torch.zeros(25, dtype=torch.float64)
+    return rotated(torch.cat([bulk, outliers, zeros]), seed=seed)
+
+
+def test_bands_hold_the_exact_cumulative_at_the_nominal_rate() -> None:
+    """Pointwise, at the exact cumulative's 10, 50 and 90 % points, counted over 200 densities of 40 steps, 10 probes.
+
+    With 200 x 3 points of which densities are independent, a rate of 95 % is within 3 standard errors above 92 %
+    (the points of one density count as one); rates above are not excluded: the error of the steps widens bands.
+    """
+    width, inside, probe_only = 0.02, [], []
+    for seed in range(200):
+        matrix = drawn_matrix(seed)
+        values = torch.linalg.eigvalsh(matrix)
+        at = np.quantile(values.numpy(), [0.1, 0.5, 0.9]) + 0.5 * width
+        each = torch.full((1, 80), 1 / 80, dtype=torch.float64)
+        truth = cumulative(values[None], each, at, width)[:, 0]
+        found = quadrature(Explicit(matrix), starts(80, 10, seed), 40)
+        mean, half = band(found, at, width)
+        inside.append(np.abs(mean - truth) <= half)
+        steps = np.abs(mean - cumulative(found.half_nodes, found.half_weights, at, width).mean(axis=1))
+        probe_only.append(np.abs(mean - truth) <= half - steps)
+    rate, alone = np.mean(inside), np.mean(probe_only)
+    assert rate >= 0.95 - 3 * (0.95 * 0.05 / 200) ** 0.5
+    assert (
+        abs(alone - 0.95) <= 3 * (0.95 * 0.05 / 200) ** 0.5
+    )  # 40 steps are enough here: probes are all there is

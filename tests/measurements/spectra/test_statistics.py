@@ -1,0 +1,50 @@
+"""Numbers of a list of eigenvalues and of quadratures, on cases that can be counted by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hessfig.measurements.spectra.measuring import statistics as read
+
+VALUES = np.array([-2.0, -1e-14, 0.0, 1e-13, 1.0, 4.0])
+
+
+def test_shares_ranks_and_conditions() -> None:
+    assert read.share_negative(VALUES, 1e-10) == pytest.approx(1 / 6)
+    assert read.share_negative(VALUES, 1e-15) == pytest.approx(2 / 6)
+    assert read.effective_rank(VALUES) == pytest.approx(9 / 21)
+    assert read.effective_rank(np.ones(7)) == pytest.approx(7.0)
+    assert read.condition_number(VALUES, 1e-10) == 4.0
+    assert read.condition_number(VALUES, 1e-14) == pytest.approx(4e13)
+
+
+def test_a_matrix_of_zeros_and_one_of_tiny_numbers() -> None:
+    zeros = np.zeros(3)
+    assert (read.share_negative(zeros, 0.1), read.effective_rank(zeros)) == (0.0, 0.0)
+    assert np.isnan(read.condition_number(zeros, 0.1))
+    assert read.effective_rank(np.full(4, 1e-200)) == pytest.approx(4.0)
+
+
+def test_quantiles_are_eigenvalues() -> None:
+    values = np.arange(1.0, 21.0)
+    assert [read.quantile(values, percent) for percent in read.PERCENT] == [1.0, 5.0, 10.0, 15.0, 19.0]
+    assert read.quantile(np.array([3.0]), 5) == 3.0
+
+
+def test_sampled_numbers_come_with_their_spread_over_probes() -> None:
+    nodes = np.array([[0.0, 1.0], [0.0, 2.0], [0.0, 3.0], [0.0, 2.0]])
+    weights = np.array([[0.5, 0.5], [0.25, 0.75], [0.5, 0.5], [0.75, 0.25]])
+    mean = read.moment(nodes, weights, 1)
+    assert mean.value == pytest.approx(np.mean([0.5, 1.5, 1.5, 0.5]))
+    assert mean.error == pytest.approx(np.std([0.5, 1.5, 1.5, 0.5], ddof=1) / 2)
+    median, top = (read.sampled_quantile(nodes, weights, percent) for percent in (50, 95))
+    assert (median.value, top.value) == (0.0, 3.0)
+    assert median.error > 0 and top.error >= 0
+
+
+def test_unused_entries_do_not_count() -> None:
+    nodes, weights = np.array([[2.0, 0.0, 0.0]] * 3), np.array([[1.0, 0.0, 0.0]] * 3)
+    for percent in read.PERCENT:
+        assert read.sampled_quantile(nodes, weights, percent) == read.Sampled(2.0, 0.0)
+    assert np.isnan(read.sampled_quantile(nodes[:1], weights[:1], 50).error)
