@@ -1,0 +1,168 @@
+"""What other packages offer for the largest eigenvalue and the density of a whole network's Hessian, each as one call.
+
+Every peer gets the same module: the network from tokens to the outputs at the scored positions (its last layer is
+computed there only), the same loss and batch, float64, one thread. Products are counted where they are made.
+Peers: scipy's eigsh on curvlinops' operator, PyHessian 0.1, hessian-eigenthings 1.0.0a5 (extra `bench`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hessfig.curvature.problem import Problem, Suffix
+
+Density = tuple[np.ndarray, np.ndarray]  # nodes and weights that sum to 1
+
+
+@dataclass
+class Peer:
+    """A way to the largest eigenvalue: `solve(problem, effort)` with rising efforts until the residual is small."""
+
+    solve: Callable[[Problem, float], tuple[float, Tensor, int]]
+    efforts: tuple[float, ...]
+
+
+def scored_network(problem: Problem) -> nn.Module:
+    """Return the network from tokens to scored outputs, its parameters ready to be differentiated."""
+    suffix = Suffix(problem, None)
+    return suffix.requires_grad_(True)
+
+
+def exact_product(problem: Problem, vector: Tensor) -> Tensor:
+    """Return H v by one plain double backward: the judge of every residual."""
+    module = scored_network(problem)
+    weights = list(module.parameters())
+    loss = problem.loss(module(problem.batch.inputs), problem.batch.targets)
+    slopes = torch.autograd.grad(loss, weights, create_graph=True)
+    found = torch.autograd.grad(slopes, weights, _split(vector, weights))
+    return torch.cat([piece.detach().reshape(-1) for piece in found])
+
+
+def eigsh_on_curvlinops(problem: Problem, tolerance: float) -> tuple[float, Tensor, int]:
+    """scipy's implicitly restarted Lanczos with its own number of vectors (20), from a seeded start."""
+    from curvlinops import HessianLinearOperator
+    from scipy.sparse.linalg import LinearOperator, eigsh
+
+    module = scored_network(problem)
+    data = [(problem.batch.inputs, problem.batch.targets)]
+    settings = {"check_deterministic": False, "num_data": len(problem.batch.inputs)}
+    operator = HessianLinearOperator(module, problem.loss, list(module.parameters()), data, **settings)
+    count = [0]
+
+    def product(vector: np.ndarray) -> np.ndarray:
+        count[0] += 1
+        return (operator @ torch.from_numpy(np.ascontiguousarray(vector.reshape(-1)))).detach().numpy()
+
+    dim = operator.shape[0]
+    start = np.random.default_rng(0).standard_normal(dim)
+    whole = LinearOperator((dim, dim), matvec=product, dtype=np.float64)
+    values, vectors = eigsh(whole, k=1, which="LA", tol=tolerance, v0=start)
+    return float(values[0]), torch.from_numpy(vectors[:, 0].copy()), count[0]
+
+
+def pyhessian_power(problem: Problem, tolerance: float) -> tuple[float, Tensor, int]:
+    """PyHessian's power iteration, stopped when two eigenvalues in a row differ by less than `tolerance`."""
+    package: Any = import_module("pyhessian.hessian")  # the package's attribute of this name is its class
+
+    torch.manual_seed(0)
+    module, count = scored_network(problem), [0]
+    product = package.hessian_vector_product
+
+    def counted(*arguments: Any) -> Any:
+        count[0] += 1
+        return product(*arguments)
+
+    package.hessian_vector_product = counted
+    torch.set_default_dtype(torch.float64)  # it draws its start in the default type
+    try:
+        found = package.hessian(
+            module, problem.loss, data=(problem.batch.inputs, problem.batch.targets), cuda=False
+        )
+        values, vectors = found.eigenvalues(maxIter=3000, tol=tolerance, top_n=1)
+    finally:
+        torch.set_default_dtype(torch.float32)
+        package.hessian_vector_product = product
+    flat = torch.cat([piece.detach().reshape(-1) for piece in vectors[0]])
+    return float(values[0]), flat, count[0]
+
+
+def eigenthings_lanczos(problem: Problem, steps: float) -> tuple[float, Tensor, int]:
+    """hessian-eigenthings' Lanczos of `steps` vectors, all of them kept orthogonal."""
+    from hessian_eigenthings import lanczos
+
+    found = lanczos(
+        eigenthings_operator(problem), k=1, max_iter=int(steps), which="LA", seed=0, reorthogonalize=True
+    )
+    return float(found.eigenvalues[0]), found.eigenvectors[0], found.iterations
+
+
+def eigenthings_density(problem: Problem, steps: int, probes: int) -> Density:
+    """hessian-eigenthings' stochastic Lanczos quadrature with Rademacher probes."""
+    from hessian_eigenthings import spectral_density
+
+    found = spectral_density(
+        eigenthings_operator(problem), num_runs=probes, lanczos_steps=steps, seed=0, num_grid_points=2
+    )
+    weights = found.raw_weights.flatten()
+    kept = weights > 0
+    return found.raw_eigenvalues.flatten()[kept].numpy(), (weights[kept] / probes).numpy()
+
+
+def curvlinops_density(problem: Problem, steps: int, probes: int) -> Density:
+    """curvlinops' smoothed spectrum on a grid (its Lanczos does not re-orthogonalise)."""
+    from curvlinops import HessianLinearOperator, lanczos_approximate_spectrum
+
+    module = scored_network(problem)
+    data = [(problem.batch.inputs, problem.batch.targets)]
+    settings = {"check_deterministic": False, "num_data": len(problem.batch.inputs)}
+    operator = HessianLinearOperator(module, problem.loss, list(module.parameters()), data, **settings)
+    torch.manual_seed(0)
+    grid, density = lanczos_approximate_spectrum(operator, steps, num_points=4096, num_repeats=probes)
+    weights = density.clamp(min=0)
+    return grid.numpy(), (weights / weights.sum()).numpy()
+
+
+def pyhessian_density(problem: Problem, steps: int, probes: int) -> Density:
+    """PyHessian's stochastic Lanczos quadrature; it calls torch.eig, which torch has no longer."""
+    package: Any = import_module("pyhessian.hessian")  # the package's attribute of this name is its class
+
+    torch.set_default_dtype(torch.float64)
+    try:
+        batch = (problem.batch.inputs, problem.batch.targets)
+        found = package.hessian(scored_network(problem), problem.loss, data=batch, cuda=False)
+        nodes, weights = found.density(iter=steps, n_v=probes)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    return np.concatenate(nodes), np.concatenate(weights) / probes
+
+
+def eigenthings_operator(problem: Problem) -> Any:
+    """Return the Hessian as hessian-eigenthings' operator."""
+    from hessian_eigenthings import HessianOperator, supervised_loss
+
+    batches = [(problem.batch.inputs, problem.batch.targets)]
+    return HessianOperator(scored_network(problem), batches, supervised_loss(problem.loss))
+
+
+LARGEST = {
+    "curvlinops + eigsh": Peer(eigsh_on_curvlinops, (1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-9, 1e-10)),
+    "PyHessian": Peer(pyhessian_power, tuple(10.0**-power for power in range(3, 13))),
+    "hessian-eigenthings": Peer(eigenthings_lanczos, (10, 15, 20, 30, 40, 60, 80, 120, 160, 240)),
+}
+DENSITIES: dict[str, Callable[[Problem, int, int], Density]] = {
+    "curvlinops": curvlinops_density,
+    "PyHessian": pyhessian_density,
+    "hessian-eigenthings": eigenthings_density,
+}
+
+
+def _split(vector: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
+    pieces = vector.split([weight.numel() for weight in weights])
+    return [piece.view_as(weight) for piece, weight in zip(pieces, weights, strict=True)]

@@ -1,0 +1,162 @@
+"""The runs that bench_spectra.py compares, each as one call that a fresh process can make."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from benchmarking import peak_gib
+
+from hessfig.config import DType
+from hessfig.sweep.plan import Cell, Setup
+from hessfig.terms import Part
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hessfig.curvature.problem import Problem
+
+OURS, OURS_FLOAT32 = "hessfig", "hessfig, float32 products"
+_PEERS = ("curvlinops + eigsh", "PyHessian", "hessian-eigenthings")
+LARGEST = (OURS, *_PEERS)
+DENSITY = (OURS, OURS_FLOAT32, "curvlinops", "PyHessian", "hessian-eigenthings")
+LONG = 3  # the truth of a density: half as many times more steps, as many times more probes
+_OTHER = 10**6  # seeds of the truth's probes begin here
+_FAILURES = (ImportError, RuntimeError, AttributeError)
+Found = dict[str, Any]
+Nodes = tuple[Any, Any]
+
+
+def measure_largest(name: str, cell: Cell, target: float) -> Found:
+    """Return what the largest eigenvalue of the whole H took: seconds, products, memory, residual reached."""
+    _one_thread()
+    try:
+        return _ours(cell, target) if name == OURS else _peer(name, cell, target)
+    except _FAILURES as error:
+        return _failed(error)
+
+
+def measure_density(name: str, cell: Cell, steps: int, probes: int, truth: Nodes) -> Found:
+    """Return what a density took, and its Wasserstein distance to `truth` in standard deviations of the spectrum."""
+    _one_thread()
+    try:
+        (nodes, weights), seconds = _timed(_density_of(name, cell, steps, probes))
+    except _FAILURES as error:
+        return _failed(error)
+    return {"seconds": seconds, "peak_gib": peak_gib(), "error": _distance((nodes, weights), truth)}
+
+
+def long_density(cell: Cell, steps: int, probes: int) -> Nodes:
+    """Return nodes and weights of a longer run, with probes of its own."""
+    return _own_density(cell, steps, probes, _OTHER)
+
+
+def _ours(cell: Cell, target: float) -> Found:
+    """As `hessfig run` does it, the drawing of the network included: two starts, a residual of products made for it."""
+    from hessfig.sweep.measure import measure
+
+    asked = _asking(cell, "largest_eigenvalue", tolerance=target)
+    measure(asked)
+    found, seconds = _timed(partial(measure, asked))
+    (entry,) = json.loads(str(found.arrays["entries"]))
+    vector, value = _torch(found.arrays["vectors_0"][:, 0]), found.rows[0]["value"]
+    return _costs(seconds, seconds, entry["products"]) | _accuracy(cell, value, vector)
+
+
+def _peer(name: str, cell: Cell, target: float) -> Found:
+    from spectral_peers import LARGEST as PEERS
+
+    peer, spent, found = PEERS[name], 0.0, {}
+    for effort in peer.efforts:
+        (value, vector, products), seconds = _timed(partial(peer.solve, _problem(cell), effort))
+        spent += seconds
+        found = _costs(seconds, spent, products) | _accuracy(cell, value, vector) | {"effort": effort}
+        if found["error"] <= target:
+            return found
+    return {"failed": f"residual {found['error']:.1e} at its largest effort, {found['effort']:g}"}
+
+
+def _density_of(name: str, cell: Cell, steps: int, probes: int) -> Callable[[], Nodes]:
+    if name == OURS:
+        return partial(_own_density, cell, steps, probes)
+    if name == OURS_FLOAT32:
+        config = replace(cell.config, dtype=DType.float32)
+        return partial(_own_density, replace(cell, setup=Setup("", config)), steps, probes)
+    from spectral_peers import DENSITIES
+
+    return lambda: DENSITIES[name](_problem(cell), steps, probes)
+
+
+def _own_density(cell: Cell, steps: int, probes: int, other: int = 0) -> Nodes:
+    from hessfig.sweep.measure import draw_problem, probe_stream, request_of
+
+    asked = _asking(cell, "density", steps=steps, num_probes=probes)
+    problem = draw_problem(asked)
+    stream = partial(probe_stream, asked.seed + other, asked.quantity, asked.sigma)
+    request = replace(request_of(asked, problem), stream=stream)
+    arrays = asked.setup.quantity(asked.quantity).measure(problem, request).arrays
+    return arrays["nodes_0"].ravel(), arrays["weights_0"].ravel() / probes
+
+
+def _asking(cell: Cell, quantity: str, **spectrum: Any) -> Cell:
+    settings = replace(cell.config.spectrum, **spectrum)
+    config = replace(cell.config, quantities=[quantity], blocks=["all"], parts=[Part.H], spectrum=settings)
+    return replace(cell, setup=Setup("", config), quantity=quantity)
+
+
+def _accuracy(cell: Cell, value: float, vector: Tensor) -> Found:
+    """Return the eigenvalue and its relative residual, by one plain double backward."""
+    from spectral_peers import exact_product
+
+    vector = vector / vector.norm()
+    rest = exact_product(_problem(cell), vector) - value * vector
+    return {"value": value, "error": float(rest.norm()) / abs(value)}
+
+
+def _distance(found: Nodes, truth: Nodes) -> float:
+    from scipy.stats import wasserstein_distance
+
+    mean = float(np.average(truth[0], weights=truth[1]))
+    spread = float(np.average((truth[0] - mean) ** 2, weights=truth[1])) ** 0.5
+    return float(wasserstein_distance(found[0], truth[0], found[1], truth[1])) / spread
+
+
+def _problem(cell: Cell) -> Problem:
+    from hessfig.sweep.measure import draw_problem
+
+    return draw_problem(cell)
+
+
+def _costs(seconds: float, with_search: float, products: int) -> Found:
+    return {
+        "seconds": seconds,
+        "seconds_with_search": with_search,
+        "products": float(products),
+        "peak_gib": peak_gib(),
+    }
+
+
+def _timed(run: Callable[[], Any]) -> tuple[Any, float]:
+    started = time.perf_counter()
+    return run(), time.perf_counter() - started
+
+
+def _failed(error: Exception) -> Found:
+    return {"failed": f"{type(error).__name__}: {error}"[:200]}
+
+
+def _torch(values: Any) -> Tensor:
+    import torch
+
+    return torch.from_numpy(values)
+
+
+def _one_thread() -> None:
+    import torch
+
+    torch.set_num_threads(1)
