@@ -9,12 +9,15 @@ from hessfig.config.choices import (
     Loss,
     Method,
     Norm,
+    Optimiser,
     Products,
     QueryKey,
+    Schedule,
     Scored,
     SigmaScales,
     Spacing,
     State,
+    TrainingData,
 )
 from hessfig.config.grid import sigma_values
 from hessfig.config.schema import (
@@ -26,6 +29,7 @@ from hessfig.config.schema import (
     StateConfig,
     SweepConfig,
     TaskConfig,
+    TrainingConfig,
     with_defaults,
 )
 
@@ -43,8 +47,10 @@ __all__ = [
     "Method",
     "ModelConfig",
     "Norm",
+    "Optimiser",
     "Products",
     "QueryKey",
+    "Schedule",
     "Scored",
     "SigmaScales",
     "Spacing",
@@ -52,6 +58,8 @@ __all__ = [
     "StateConfig",
     "SweepConfig",
     "TaskConfig",
+    "TrainingConfig",
+    "TrainingData",
     "sigma_values",
     "with_defaults",
 ]

@@ -4,6 +4,7 @@ from hessfig.config.schema.everything import Config
 from hessfig.config.schema.experiment import FigureConfig, SweepConfig
 from hessfig.config.schema.measuring import EstimatorConfig, GridConfig
 from hessfig.config.schema.network import ModelConfig, StateConfig, TaskConfig, with_defaults
+from hessfig.config.schema.training import TrainingConfig
 
 __all__ = [
     "Config",
@@ -14,5 +15,6 @@ __all__ = [
     "StateConfig",
     "SweepConfig",
     "TaskConfig",
+    "TrainingConfig",
     "with_defaults",
 ]

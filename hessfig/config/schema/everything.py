@@ -9,6 +9,7 @@ from hessfig.config.choices import DType
 from hessfig.config.schema.experiment import FigureConfig, SweepConfig
 from hessfig.config.schema.measuring import EstimatorConfig, GridConfig
 from hessfig.config.schema.network import ModelConfig, StateConfig, TaskConfig
+from hessfig.config.schema.training import TrainingConfig
 from hessfig.terms import Part
 
 
@@ -19,6 +20,7 @@ class Config:
     task: TaskConfig = field(default_factory=TaskConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     state: StateConfig = field(default_factory=StateConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
     grid: GridConfig = field(default_factory=GridConfig)
     estimator: EstimatorConfig = field(default_factory=EstimatorConfig)
     sweep: SweepConfig = field(default_factory=SweepConfig)
