@@ -10,6 +10,7 @@ from hessfig.config.choices import Data, Kind, Loss, Method
 from hessfig.config.grid import check_grid
 from hessfig.config.model_checks import check_model
 from hessfig.config.schema import Config, SweepConfig
+from hessfig.config.training import check_training
 from hessfig.errors import UserError
 
 FEWEST_ALIGNED = 4
@@ -25,6 +26,7 @@ def check(config: Config) -> None:
     check_model(config.model)
     _check_estimator(config)
     _check_task(config)
+    check_training(config)
     _check_sweep(config.sweep)
     _check_seeds(config)
     if not config.parts or len(set(config.parts)) < len(config.parts):

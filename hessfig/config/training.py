@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hessfig.config.choices import Data, Optimiser, Schedule, State, TrainingData
+from hessfig.config.choices import Data, Optimiser, State, TrainingData
 from hessfig.config.schema import Config, TrainingConfig
 from hessfig.errors import UserError
 
@@ -137,14 +137,3 @@ def _check_task(config: Config) -> None:
             allowed="training.data=fixed",
             remedy="training=gd, or training.data=fixed (the task's batch of task.batch_size sums)",
         )
-    if training.schedule == Schedule.cosine and training.warmup >= training.steps > 1:
-        _check_warmup(training)
-
-
-def _check_warmup(training: TrainingConfig) -> None:
-    raise UserError(
-        "training.warmup leaves no step for the cosine",
-        got=f"warmup={training.warmup}, steps={training.steps}",
-        allowed=f"training.warmup below {training.steps}",
-        remedy=f"training.warmup={training.steps // 10}",
-    )

@@ -20,11 +20,21 @@ Arrays = dict[str, Any]
 
 
 @dataclass(frozen=True)
+class At:
+    """Where a network stands, for quantities that ask more than its weights: its settings, sigma, seed and step."""
+
+    config: Config
+    sigma: float | None = None
+    seed: int = 0
+    step: int | None = None
+
+
+@dataclass(frozen=True)
 class Request:
     """What is asked of a network: which blocks and parts, by which estimator, from whose streams.
 
     `model` holds the settings of the network, for engines that know its kind. `stream` returns the generator of a
-    column's probes. `settled` is what pilots settled for this cell (see Quantity.pilots).
+    column's probes. `settled` is what pilots settled for this cell (see Quantity.pilots), `at` the place it is about.
     """
 
     blocks: Sequence[Block]
@@ -34,6 +44,7 @@ class Request:
     dtype: DType
     stream: Callable[[int, str], Generator]
     settled: Mapping[str, Any] = field(default_factory=dict)
+    at: At = field(default_factory=lambda: At(Config()))
 
 
 @dataclass(frozen=True)

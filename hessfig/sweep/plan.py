@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import product
 from typing import Any
 
 from hessfig.config import Config, sigma_values, with_defaults
@@ -70,6 +71,10 @@ class Setup:
     def sigmas(self) -> list[float | None]:
         """Return the swept scales; None alone where sigma means nothing."""
         return [*sigma_values(self.config.grid)] if "sigma" in self.axes else [None]
+
+    def steps(self) -> list[int | None]:
+        """Return the steps of a trained state; None alone where there are none."""
+        return point.steps(self.config)
 
     @property
     def num_sigmas(self) -> int:
@@ -136,7 +141,8 @@ class Cell:
     def science(self) -> dict[str, Any]:
         """Everything that changes the numbers of this cell."""
         settled = {"settled": dict(self.settled)} if self.settled else {}
-        return {**self.setup.science(self.quantity), "sigma": self.sigma, "seed": self.seed, **settled}
+        step = {} if self.step is None else {"step": self.step}
+        return {**self.setup.science(self.quantity), "sigma": self.sigma, "seed": self.seed, **step, **settled}
 
     @cached_property
     def key(self) -> str:
@@ -162,8 +168,9 @@ class Cell:
     def __str__(self) -> str:
         variant = f"{self.setup.name}, " if self.setup.name else ""
         sigma = "" if self.sigma is None else f"sigma={self.sigma:g}, "
+        step = "" if self.step is None else f"step={self.step}, "
         quantity = "" if self.quantity == FROBENIUS else f", {self.quantity}"
-        return f"{variant}n_layers={self.num_layers}, {sigma}seed={self.seed}{quantity}"
+        return f"{variant}n_layers={self.num_layers}, {sigma}{step}seed={self.seed}{quantity}"
 
 
 def setups_of(variants: Variants) -> list[Setup]:
@@ -190,9 +197,10 @@ def plan(setups: list[Setup], settled: Settled = nothing_settled) -> list[Cell]:
 def _cells(setups: list[Setup], settled: Settled) -> Iterator[Cell]:
     for seed in setups[0].seeds():
         for setup in setups:
-            for sigma in setup.sigmas():
+            for sigma, step in product(setup.sigmas(), setup.steps()):
                 for name in setup.config.quantities:
-                    yield Cell(setup, sigma, seed, name, settled(setup, sigma) if name == FROBENIUS else {})
+                    chosen = settled(setup, sigma) if name == FROBENIUS else {}
+                    yield Cell(setup, sigma, seed, name, chosen, step)
 
 
 def digest(settings: object) -> str:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Int
 from torch import Generator, Tensor
 
-from hessfig.config import TaskConfig
+from hessfig.config import TaskConfig, TrainingData
 from hessfig.rng import stream
 from hessfig.tasks.addition import sequences
 from hessfig.tasks.batch import Batch, batch_of, draw_batch
@@ -28,7 +28,7 @@ def training_batch(config: Config, *, seed: int, step: int, name: str = "trainin
     """
     task, training = config.task, config.training
     generator = stream(seed, name, task.data.value, step)
-    if training.data == "fixed":
+    if training.data == TrainingData.fixed:
         return _part(_whole(config), training.batch_size, generator)
     x, y = _operands(training.batch_size, task.digits, generator)
     x, y = with_cascades(x, y, training.cascades, generator=generator)
