@@ -178,7 +178,7 @@ def test_status_counts(cli: Cli, undisturbed: Path) -> None:
 @pytest.mark.usefixtures("workers")
 def test_a_failed_cell_makes_exit_code_one(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     from hessfig.sweep import engine
-    from hessfig.sweep.pool import Outcome
+    from hessfig.sweep.launchers.local import Outcome
 
     monkeypatch.setattr(
         engine.Pool, "run", lambda self, cells: (Outcome(cell, "failed", "why") for cell in cells)

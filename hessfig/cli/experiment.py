@@ -4,29 +4,45 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from hessfig.config import Launcher
 from hessfig.config.compose import Job, differences, manifest_of
 from hessfig.config.compose.made import Difference
 from hessfig.errors import UserError, plain
 from hessfig.files import is_file
 from hessfig.record import TABLE
 
+if TYPE_CHECKING:
+    from hessfig.sweep.engine import Summary
+
 _SHOWN = 5
 
 
 def run(job: Job) -> int:
     """Measure what is not finished and write the table; return 1 when a cell failed or is missing."""
-    from hessfig.cli.out_of_range import out_of_range
     from hessfig.config.machine import check_device, check_workers
-    from hessfig.sweep import engine, preview
+    from hessfig.sweep import engine
 
     config = job.variants[0][1]
+    if config.launcher.kind == Launcher.slurm:
+        return import_module("hessfig.cli.cluster").run_slurm(job)
     check_device(config.device)
     check_workers(config)
     if config.dry_run:
         return status(job)
-    summary = engine.run_sweep(job.variants)
+    if config.shard is not None:
+        return import_module("hessfig.cli.cluster").run_shard(job)
+    return report(engine.run_sweep(job.variants))
+
+
+def report(summary: Summary) -> int:
+    """Say what a run did; return 1 when a cell failed or is missing."""
+    from hessfig.cli.out_of_range import out_of_range
+    from hessfig.sweep import preview
+
     print(preview.summarise(summary), flush=True)
     found = out_of_range(summary.table) if is_file(summary.table) else []
     for line in [*(f"note: {note}" for note in summary.notes), *found]:
@@ -37,8 +53,11 @@ def run(job: Job) -> int:
 def status(job: Job) -> int:
     """Say what is measured, what is to do, and what table is there."""
     from hessfig.sweep import preview
+    from hessfig.sweep.launchers.slurm import said_of
 
     print(preview.describe(job.variants))
+    for line in said_of(_table(job).parent):
+        print(line)
     print(f"table: {table_there(job)}")
     return 0
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from hessfig.config.choices import Data, Kind, Loss, Method
 from hessfig.config.grid import check_grid
+from hessfig.config.launcher_checks import check_launcher
 from hessfig.config.model_checks import check_model
 from hessfig.config.schema import Config, SweepConfig
 from hessfig.config.training import check_training
@@ -29,6 +30,7 @@ def check(config: Config) -> None:
     check_training(config)
     _check_sweep(config.sweep)
     _check_seeds(config)
+    check_launcher(config)
     if not config.parts or len(set(config.parts)) < len(config.parts):
         raise UserError(
             "parts: each is named once" if config.parts else "parts is empty",

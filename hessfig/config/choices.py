@@ -156,6 +156,13 @@ class Products(StrEnum):
     curvlinops = "curvlinops"
 
 
+class Launcher(StrEnum):
+    """Who measures: worker processes of this machine, or the tasks of a Slurm job array."""
+
+    local = "local"
+    slurm = "slurm"
+
+
 class DType(StrEnum):
     """Floating-point type of model and products."""
 

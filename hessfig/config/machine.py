@@ -39,9 +39,8 @@ def check_workers(config: Config) -> None:
 
 def check_device(device: str) -> None:
     """Raise UserError when `device` is not there (imports torch only for devices other than the CPU)."""
+    check_device_name(device)
     kind = device.partition(":")[0]
-    if kind not in ("cpu", "cuda"):
-        raise UserError("device", got=device, allowed="cpu, cuda or cuda:N", remedy="device=cpu")
     if kind == "cuda" and not import_module("torch").cuda.is_available():
         raise UserError(
             "device: there is no usable CUDA GPU on this machine",
@@ -49,3 +48,9 @@ def check_device(device: str) -> None:
             allowed="cpu",
             remedy="device=cpu",
         )
+
+
+def check_device_name(device: str) -> None:
+    """Raise UserError for what is no device on any machine."""
+    if device.partition(":")[0] not in ("cpu", "cuda"):
+        raise UserError("device", got=device, allowed="cpu, cuda or cuda:N", remedy="device=cpu")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,10 +15,11 @@ from hessfig.errors import UserError
 from hessfig.files import check_writable, is_file, remove_leftovers, write_together
 from hessfig.measurements.frobenius.allocation import Allocation
 from hessfig.record import MANIFEST, TABLE
+from hessfig.sweep.launchers.failures import Launch
+from hessfig.sweep.launchers.local import Outcome, Pool
 from hessfig.sweep.manifest import config_hash, manifest_text, now, read_hash
 from hessfig.sweep.pilots import allocations, pilot_cells, settled_by
 from hessfig.sweep.plan import Cell, Setup, Variants, plan, setups_of
-from hessfig.sweep.pool import Pool
 from hessfig.sweep.progress import Reporter
 from hessfig.sweep.store import CellStore, CorruptCell
 from hessfig.sweep.table import Gathered, gather
@@ -47,7 +50,16 @@ class Summary:
         return self.failed == 0 and self.missing == 0
 
 
-def run_sweep(variants: Variants) -> Summary:
+def on_this_machine(cells: list[Cell], store: CellStore) -> Iterator[Outcome]:
+    """Yield the outcome of every cell, measured by workers of this machine."""
+    pool = Pool(worker_count(cells[0].config, len(cells)), store)
+    try:
+        yield from pool.run(cells)
+    finally:
+        pool.stop()
+
+
+def run_sweep(variants: Variants, launch: Launch = on_this_machine) -> Summary:
     """Measure every cell of the sweep that is not finished; write table.csv and manifest.json.
 
     A failed cell is reported and left out of the table, the others go on; without a finished cell no table is written.
@@ -60,10 +72,10 @@ def run_sweep(variants: Variants) -> Summary:
     check_writable(store.folder)
     remove_leftovers(folder)
     pilots = pilot_cells(setups)
-    pilot = _measure(f"{config.sweep.name}: pilot", pilots, store)
+    pilot = measure_cells(f"{config.sweep.name}: pilot", pilots, store, launch)
     chosen = allocations(setups, store)
     cells = plan(setups, settled_by(setups, chosen))
-    main = _measure(config.sweep.name, cells, store)
+    main = measure_cells(config.sweep.name, cells, store, launch)
     counts = {**main.counts, "failed": main.counts["failed"] + pilot.counts["failed"]}
     peak, seconds = max(main.peak, pilot.peak), time.perf_counter() - started
     run = {"start": start, "end": now(), "seconds": round(seconds, 2), "cells": counts}
@@ -77,6 +89,14 @@ def run_sweep(variants: Variants) -> Summary:
         )
     missing = len(gathered.missing) + len(lost)
     return Summary(**counts, seconds=seconds, peak=peak, table=folder / TABLE, missing=missing, notes=notes)
+
+
+def measure_cells(name: str, cells: list[Cell], store: CellStore, launch: Launch) -> Reporter:
+    """Measure what is not finished; return the counts of cells measured, reused and failed, and the peak memory."""
+    todo = unfinished(cells, store)
+    with Reporter(name, len(cells), len(cells) - len(todo)) as reporter:
+        _launch(todo, store, launch, reporter)
+    return reporter
 
 
 def sweep_folder(config: Config) -> Path:
@@ -130,22 +150,11 @@ def _is_sound(cell: Cell, store: CellStore) -> bool:
         return False
 
 
-def _measure(name: str, cells: list[Cell], store: CellStore) -> Reporter:
-    """Measure what is not finished; return the counts of cells measured, reused and failed, and the peak memory."""
-    todo = unfinished(cells, store)
-    with Reporter(name, len(cells), len(cells) - len(todo)) as reporter:
-        _run(todo, store, reporter)
-    return reporter
-
-
-def _run(todo: list[Cell], store: CellStore, reporter: Reporter) -> None:
+def _launch(todo: list[Cell], store: CellStore, launch: Launch, reporter: Reporter) -> None:
     if not todo:
         return
-    pool = Pool(worker_count(todo[0].config, len(todo)), store)
-    try:
-        for outcome in pool.run(todo):
+    with closing(launch(todo, store)) as outcomes:
+        for outcome in outcomes:
             if outcome.kind == "unwritable":
                 raise UserError(outcome.cause)
             reporter.show(outcome)
-    finally:
-        pool.stop()

@@ -22,7 +22,7 @@ from hessfig.sweep.shelter import THREADS
 
 _PACKAGES = ("torch", "transformer-lens", "curvlinops-for-pytorch", "numpy", "hydra-core")
 _NOT_SETTINGS = (
-    *("output_dir", "config_dir", "dry_run", "reference", "figure"),
+    *("output_dir", "config_dir", "dry_run", "reference", "figure", "launcher", "shard"),
     *("workers", "force_workers", "tolerance", "resamples"),
 )
 

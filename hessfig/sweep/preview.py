@@ -8,6 +8,7 @@ from hessfig.measurements.frobenius.allocation import Allocation
 from hessfig.record import FROBENIUS
 from hessfig.sweep.engine import Summary, sweep_folder, unfinished, worker_count
 from hessfig.sweep.feasible import ASSUMED_FLOPS
+from hessfig.sweep.launchers.one_shard import Share
 from hessfig.sweep.pilots import allocations, pilot_cells, settled_by
 from hessfig.sweep.plan import Cell, Setup, Variants, plan, setups_of
 from hessfig.sweep.store import CellStore
@@ -39,11 +40,16 @@ def describe(variants: Variants) -> str:
 
 def summarise(summary: Summary) -> str:
     """Return the closing line of a run."""
-    counts = f"{summary.measured} cells measured, {summary.reused} reused, {summary.failed} failed"
     memory = f", at most {summary.peak / 2**30:.2f} GiB a worker" if summary.peak else ""
     lacks = f", {summary.missing} cells are missing in it" if summary.missing else ""
     where = f"table: {summary.table}{lacks}" if is_file(summary.table) else "no table: no cell is finished"
-    return f"{counts} in {_duration(summary.seconds)}{memory}; {where}"
+    return f"{did(summary)}{memory}; {where}"
+
+
+def did(done: Summary | Share) -> str:
+    """Return how many cells were measured, reused and failed, and how long it took."""
+    counts = f"{done.measured} cells measured, {done.reused} reused, {done.failed} failed"
+    return f"{counts} in {_duration(done.seconds)}"
 
 
 def _pilot_line(pilot: list[Cell], todo: list[Cell]) -> str:

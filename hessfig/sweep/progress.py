@@ -10,7 +10,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from hessfig.sweep.pool import Outcome
+from hessfig.sweep.launchers.local import Outcome
 
 
 class Reporter:

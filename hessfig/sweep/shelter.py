@@ -55,7 +55,7 @@ def _sheltered() -> Iterator[None]:
     """
     with _ENVIRONMENT:
         before = dict(os.environ)
-        os.environ.update({**THREADS, **ALLOCATOR, "PYTHONSAFEPATH": "1", **_own_path()})
+        os.environ.update({**THREADS, **ALLOCATOR, "PYTHONSAFEPATH": "1", **own_path()})
         try:
             _start_server()
             yield
@@ -75,7 +75,7 @@ def _start_server() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _own_path() -> dict[str, str]:
+def own_path() -> dict[str, str]:
     """Return a PYTHONPATH that finds this very package, where it is not among the installed ones."""
     root = Path(hessfig.__file__).parents[1]
     if root.name in ("site-packages", "dist-packages"):

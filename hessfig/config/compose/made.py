@@ -140,7 +140,7 @@ def _table_settings() -> Iterator[str]:
     single = ("quantities", "blocks", "parts", "seeds", "first_seed", "dtype", "device")
     for key in settings():
         group = key.partition(".")[0]
-        is_read = group in GROUPS and group not in ("figure", "sweep") and key not in _NO_NUMBERS
+        is_read = group in GROUPS and group not in ("figure", "sweep", "launcher") and key not in _NO_NUMBERS
         if is_read or key in single or key == "sweep.axis":
             yield key
 

@@ -2,6 +2,7 @@
 
 from hessfig.config.schema.everything import Config
 from hessfig.config.schema.experiment import FigureConfig, SweepConfig
+from hessfig.config.schema.launcher import LauncherConfig
 from hessfig.config.schema.measuring import EstimatorConfig, GridConfig
 from hessfig.config.schema.network import ModelConfig, StateConfig, TaskConfig, with_defaults
 from hessfig.config.schema.training import TrainingConfig
@@ -11,6 +12,7 @@ __all__ = [
     "EstimatorConfig",
     "FigureConfig",
     "GridConfig",
+    "LauncherConfig",
     "ModelConfig",
     "StateConfig",
     "SweepConfig",

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from hessfig.config.choices import DType
 from hessfig.config.schema.experiment import FigureConfig, SweepConfig
+from hessfig.config.schema.launcher import LauncherConfig
 from hessfig.config.schema.measuring import EstimatorConfig, GridConfig
 from hessfig.config.schema.network import ModelConfig, StateConfig, TaskConfig
 from hessfig.config.schema.training import TrainingConfig
@@ -23,6 +24,7 @@ class Config:
     training: TrainingConfig = field(default_factory=TrainingConfig)
     grid: GridConfig = field(default_factory=GridConfig)
     estimator: EstimatorConfig = field(default_factory=EstimatorConfig)
+    launcher: LauncherConfig = field(default_factory=LauncherConfig)
     sweep: SweepConfig = field(default_factory=SweepConfig)
     figure: FigureConfig = field(default_factory=FigureConfig)
     quantities: Annotated[list[str], "what is measured: frobenius, trace, hessian, ..."] = field(
@@ -40,6 +42,9 @@ class Config:
     device: Annotated[str, "cpu, cuda or cuda:N"] = "cpu"
     workers: Annotated[Any, "worker processes; auto: one a core", "auto or a whole number"] = "auto"
     force_workers: Annotated[bool, "take more workers than there are cores"] = False
+    shard: Annotated[
+        str | None, "measure a share of the cells only, here: 2/8 is the second of eight", "K/N or null"
+    ] = None
     output_dir: Annotated[str, "folder of all results"] = "outputs"
     dry_run: Annotated[bool, "say what would be measured, and measure nothing"] = False
     config_dir: Annotated[str | None, "set by --config-dir"] = None

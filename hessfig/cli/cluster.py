@@ -1,0 +1,81 @@
+"""What `hessfig run` does with shard=K/N and launcher=slurm: a share here, or a job array that measures all shares."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+from hessfig.cli.experiment import report
+from hessfig.config.compose import Job
+from hessfig.config.compose.overrides import quoted
+from hessfig.config.machine import check_device_name
+
+if TYPE_CHECKING:
+    from hessfig.sweep.launchers.slurm import SlurmJob
+
+# Settings of the command that are no share's: who measures, and how many at once.
+_NOT_A_SHARES = ("launcher", "shard", "dry_run", "output_dir", "workers", "force_workers")
+
+
+def run_shard(job: Job) -> int:
+    """Measure one share of the cells and say how to collect; return 1 when a cell of it failed."""
+    from hessfig.sweep import preview
+    from hessfig.sweep.launchers.one_shard import run_shard as measured
+    from hessfig.sweep.launchers.shard import Shard
+
+    done = measured(job.variants, Shard.parse(job.config.shard or ""))
+    print(f"shard {job.config.shard}: {preview.did(done)}; cells: {done.folder}")
+    if done.pilots:
+        print(f"note: {done.pilots} pilot cells are not there, so no other was measured: run it again")
+    print(f"collect, with all shards in one folder: {_command(job)}", flush=True)
+    return 0 if done.is_complete else 1
+
+
+def run_slurm(job: Job) -> int:
+    """Submit what is not finished, or go on with the job that is at it; wait and collect, unless told not to wait."""
+    from hessfig.sweep.engine import run_sweep
+    from hessfig.sweep.launchers.slurm import SlurmJob
+    from hessfig.sweep.plan import setups_of
+
+    check_device_name(job.config.device)
+    slurm = SlurmJob(setups_of(job.variants), [*_flags(job), *_words(job)])
+    if job.config.dry_run:
+        print(slurm.script(), end="")
+        return 0
+    wait = job.config.launcher.wait
+    if not wait and (slurm.is_alive() or (slurm.number is None and slurm.shards())):
+        return _leave(job, slurm)
+    summary = run_sweep(job.variants, slurm.run if wait else slurm.collected)
+    slurm.forget()
+    return report(summary)
+
+
+def _leave(job: Job, slurm: SlurmJob) -> int:
+    """Submit unless a job is at it, and say what to type."""
+    if slurm.number is None:
+        slurm.submit()
+    else:
+        print(f"slurm job {slurm.number} is still at it")
+    words = [word for word in job.words if not word.startswith("launcher")]
+    print(f"how far:  {shlex.join(['hessfig', 'status', *_flags(job), *words])}")
+    print(f"collect:  {shlex.join(['hessfig', 'run', *_flags(job), *job.words])}")
+    return 0
+
+
+def _command(job: Job) -> str:
+    words = [word for word in job.words if not word.startswith("shard=")]
+    return shlex.join(["hessfig", "run", *_flags(job), *words])
+
+
+def _flags(job: Job) -> list[str]:
+    return ["--config-dir", str(job.own)] if job.own else []
+
+
+def _words(job: Job) -> list[str]:
+    """Return the settings of a share: those that were given, and the folder that -m may have moved."""
+    kept = [word for word in job.words if _key(word) not in _NOT_A_SHARES]
+    return [*kept, f"output_dir={quoted(job.config.output_dir)}"]
+
+
+def _key(word: str) -> str:
+    return word.partition("=")[0].partition(".")[0]
