@@ -7,7 +7,18 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from hessfig.config import Config, Data, DType, EstimatorConfig, Kind, Method, ModelConfig, TaskConfig
+from hessfig.config import (
+    Config,
+    Data,
+    DType,
+    EstimatorConfig,
+    Kind,
+    Method,
+    ModelConfig,
+    Probes,
+    SpectrumConfig,
+    TaskConfig,
+)
 from hessfig.errors import UserError, did_you_mean
 from hessfig.measurements.blocks import check_served
 from hessfig.measurements.protocol import At, Measured, Request
@@ -64,6 +75,7 @@ def measure(
     quantities: Sequence[str] = ("frobenius",),
     estimator: str = "auto",
     num_probes: int = 20,
+    spectrum: Mapping[str, Any] | None = None,
     seed: int = 0,
     dtype: str = "float64",
     device: str = "cpu",
@@ -73,7 +85,8 @@ def measure(
     `blocks`: "each" (every weight's diagonal block), "all" (every pair), or a list of names, groups and pairs:
     ["W_V", ("W_Q", "W_V"), "all"], where the name "all" is the whole network. H = H_o + H_f, the Gauss-Newton part and
     the functional part (eq. 2). A trace is measured for the diagonal blocks among them. `estimator`: auto (dense where
-    a weight has no more than `num_probes` entries, else Rademacher probes), hutchinson, or dense. The same seed gives
+    a weight has no more than `num_probes` entries, else Rademacher probes), hutchinson, or dense. `spectrum` holds the
+    settings of eigenvalues and densities (hessfig.config.SpectrumConfig): {"k": 3, "steps": 80}. The same seed gives
     the same bits, here and on the command line. Arrays of a quantity are in `table.attrs["arrays"]`, by its name.
 
     Raises UserError for what cannot be measured. Warns where curvlinops' products are wrong and a slower route is
@@ -83,7 +96,7 @@ def measure(
 
     from hessfig.curvature.problem import Problem as Measurable
 
-    config = _config(blocks, parts, quantities, estimator, num_probes, seed, dtype)
+    config = _config(blocks, parts, quantities, estimator, num_probes, spectrum or {}, seed, dtype)
     drawn = problem.drawn(config.dtype)
     blocks_there = blocks_of(config.blocks, drawn.layout, config.model)
     check_served([quantity(name) for name in quantities], blocks_there)
@@ -102,6 +115,7 @@ def _config(
     quantities: Sequence[str],
     estimator: str,
     num_probes: int,
+    spectrum: Mapping[str, Any],
     seed: int,
     dtype: str,
 ) -> Config:
@@ -113,6 +127,7 @@ def _config(
         estimator=EstimatorConfig(
             method=Method(_one_of("estimator", estimator, list(Method))), num_probes=num_probes
         ),
+        spectrum=_spectrum(spectrum),
         blocks=blocks if isinstance(blocks, str) else [_entry(entry) for entry in blocks],
         parts=[Part(_one_of("parts", part, list(Part))) for part in parts],
         quantities=list(quantities),
@@ -122,6 +137,23 @@ def _config(
     )
     check(config)
     return config
+
+
+def _spectrum(given: Mapping[str, Any]) -> SpectrumConfig:
+    known = vars(SpectrumConfig())
+    for key, value in given.items():
+        _one_of("spectrum", key, list(known))
+        kinds = (int, float) if type(known[key]) is float else type(known[key])
+        if key == "probes":
+            _one_of("spectrum.probes", value, list(Probes))
+        elif isinstance(value, bool) or not isinstance(value, kinds):
+            raise UserError(
+                f"spectrum.{key} is of another kind",
+                got=repr(value),
+                allowed="a number" if type(known[key]) is float else "a whole number",
+                remedy=f"for example spectrum={{{key!r}: {known[key]}}}",
+            )
+    return SpectrumConfig(**{**given, **({"probes": Probes(given["probes"])} if "probes" in given else {})})
 
 
 def _entry(entry: Any) -> Any:
@@ -146,6 +178,7 @@ def _request(config: Config, blocks: Sequence[Block], name: str) -> Request:
         dtype=config.dtype,
         stream=partial(probe_stream, config.first_seed, name, None),
         at=At(config, seed=config.first_seed),
+        spectrum=config.spectrum,
     )
 
 

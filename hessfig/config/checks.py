@@ -11,6 +11,7 @@ from hessfig.config.grid import check_grid
 from hessfig.config.launcher_checks import check_launcher
 from hessfig.config.model_checks import check_model
 from hessfig.config.schema import Config, SweepConfig
+from hessfig.config.spectrum_checks import check_spectrum
 from hessfig.config.training import check_training
 from hessfig.errors import UserError
 
@@ -26,6 +27,7 @@ def check(config: Config) -> None:
     check_grid(config.grid)
     check_model(config.model)
     _check_estimator(config)
+    check_spectrum(config.spectrum)
     _check_task(config)
     check_training(config)
     _check_sweep(config.sweep)

@@ -163,6 +163,13 @@ class Launcher(StrEnum):
     slurm = "slurm"
 
 
+class Probes(StrEnum):
+    """Random start vectors of Lanczos runs: entries +1 or -1, or normal ones."""
+
+    rademacher = "rademacher"
+    gaussian = "gaussian"
+
+
 class DType(StrEnum):
     """Floating-point type of model and products."""
 

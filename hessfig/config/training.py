@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from hessfig.config.choices import Data, Optimiser, State, TrainingData
@@ -82,7 +82,9 @@ def _each(training: TrainingConfig, names: Sequence[str], is_allowed: Any, allow
             _refuse(name, value, allowed, str(getattr(TrainingConfig(), name)))
 
 
-def _refuse(name: str, got: Any, allowed: str, example_value: str, *, key: str = "", example: str = "") -> None:
+def _refuse(
+    name: str, got: Any, allowed: str, example_value: str, *, key: str = "", example: str = ""
+) -> None:
     raise UserError(
         f"training.{name}",
         got=got,

@@ -23,13 +23,30 @@ def columns(blocks: Iterable[Block]) -> list[tuple[int, str, list[Block]]]:
 
 
 def check_served(quantities: Sequence[Quantity], blocks: Sequence[Block]) -> None:
-    """Raise UserError for a quantity that none of the blocks has, and for a block that has none of the quantities."""
+    """Raise UserError for a quantity that none of the blocks has, and for a block that has none of the quantities.
+
+    So too for two quantities that would give the same rows: the table could not tell them apart.
+    """
+    _check_apart(quantities)
     for quantity in quantities:
         if not any(map(quantity.serves, blocks)):
             raise _unserved(f"{quantity.name} cannot be had for any of these blocks", blocks[0])
     for block in blocks:
         if not any(quantity.serves(block) for quantity in quantities):
             raise _unserved(f"{', '.join(one.name for one in quantities)} cannot be had for a block", block)
+
+
+def _check_apart(quantities: Sequence[Quantity]) -> None:
+    for place, later in enumerate(quantities):
+        for first in quantities[:place]:
+            same = [name for name in later.rows if name in first.rows and later.name != first.name]
+            if same:
+                raise UserError(
+                    f"quantities: {first.name} and {later.name} give the same rows",
+                    got=f"both give {', '.join(same)}",
+                    allowed="one of the two in a run",
+                    remedy=f"quantities=[{first.name}], and {later.name} in a run with a sweep.name of its own",
+                )
 
 
 def _unserved(what: str, block: Block) -> UserError:

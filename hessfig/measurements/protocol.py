@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hessfig.config import Config, DType, EstimatorConfig, ModelConfig
+from hessfig.config import Config, DType, EstimatorConfig, ModelConfig, SpectrumConfig
 from hessfig.models.protocol import Layout
 from hessfig.terms import Block, Part
 
@@ -34,7 +34,8 @@ class Request:
     """What is asked of a network: which blocks and parts, by which estimator, from whose streams.
 
     `model` holds the settings of the network, for engines that know its kind. `stream` returns the generator of a
-    column's probes. `settled` is what pilots settled for this cell (see Quantity.pilots), `at` the place it is about.
+    column's probes. `settled` is what pilots settled for this cell (see Quantity.pilots); `spectrum` is how eigenvalues
+    are found; `at` is the place the cell is about.
     """
 
     blocks: Sequence[Block]
@@ -45,6 +46,7 @@ class Request:
     stream: Callable[[int, str], Generator]
     settled: Mapping[str, Any] = field(default_factory=dict)
     at: At = field(default_factory=lambda: At(Config()))
+    spectrum: SpectrumConfig = field(default_factory=SpectrumConfig)
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,8 @@ class Quantity:
     `measure` returns rows and arrays; `settings` what enters the key of a cell; `check` raises UserError for settings
     that cannot be measured, before anything is; `operations` counts floating-point operations of a cell, roughly.
     `serves` says which blocks have this quantity: asked for beside others, it is measured for those.
-    `version` is part of the key: a change that moves numbers counts it up.
+    `version` is part of the key: a change that moves numbers counts it up. `gives` names the rows, where they are not
+    of the quantity's own name: two quantities that give the same are not measured side by side.
     """
 
     name: str
@@ -95,6 +98,12 @@ class Quantity:
     operations: Callable[[Config, Layout], float] = no_estimate
     serves: Callable[[Block], bool] = every_block
     version: int = 1
+    gives: tuple[str, ...] = ()
+
+    @property
+    def rows(self) -> tuple[str, ...]:
+        """The names its rows have in the table."""
+        return self.gives or (self.name,)
 
 
 def row_of(block: Block | None = None, **columns: Any) -> Row:

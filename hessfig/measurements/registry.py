@@ -13,7 +13,8 @@ from hessfig.measurements.protocol import Quantity
 
 KEY = "quantities"
 _NOT_QUANTITIES = ("protocol", "registry", "estimate", "blocks")
-_ROOMS: tuple[str, ...] = ()  # folders that hold quantities, and nothing else
+_ROOMS = ("spectra",)  # folders that hold quantities, beside what these share:
+_SHARED = ("settings", "checks", "measuring")
 
 
 def quantities() -> list[str]:
@@ -29,7 +30,7 @@ def _places() -> dict[str, str]:
         package = f"{measurements.__name__}.{room}".rstrip(".")
         folders = [f"{folder}/{room}" for folder in measurements.__path__]
         for module in pkgutil.iter_modules(folders):
-            if module.name not in (*_NOT_QUANTITIES, *_ROOMS):
+            if module.name not in (*_NOT_QUANTITIES, *_SHARED, *_ROOMS):
                 found[module.name] = f"{package}.{module.name}"
     return found
 

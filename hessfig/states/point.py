@@ -22,7 +22,7 @@ def drawn(config: Config, *, sigma: float | None, seed: int, step: int | None = 
     if config.state.kind == State.trained:
         from hessfig.states.trained import trained
 
-        return trained(config, sigma=sigma, seed=seed, step=steps(config)[-1] if step is None else step)
+        return trained(config, sigma=sigma, seed=seed, step=step_values(config)[-1] if step is None else step)
     from hessfig.states.initialised import initialised
 
     found = initialised(config, sigma=sigma, seed=seed)

@@ -45,6 +45,7 @@ def request_of(cell: Cell, problem: Problem) -> Request:
         stream=partial(probe_stream, cell.seed, cell.quantity, cell.sigma, step=cell.step),
         settled=cell.settled,
         at=At(config, cell.sigma, cell.seed, cell.step),
+        spectrum=config.spectrum,
     )
 
 

@@ -142,7 +142,13 @@ class Cell:
         """Everything that changes the numbers of this cell."""
         settled = {"settled": dict(self.settled)} if self.settled else {}
         step = {} if self.step is None else {"step": self.step}
-        return {**self.setup.science(self.quantity), "sigma": self.sigma, "seed": self.seed, **step, **settled}
+        return {
+            **self.setup.science(self.quantity),
+            "sigma": self.sigma,
+            "seed": self.seed,
+            **step,
+            **settled,
+        }
 
     @cached_property
     def key(self) -> str:

@@ -5,6 +5,7 @@ from hessfig.config.schema.experiment import FigureConfig, SweepConfig
 from hessfig.config.schema.launcher import LauncherConfig
 from hessfig.config.schema.measuring import EstimatorConfig, GridConfig
 from hessfig.config.schema.network import ModelConfig, StateConfig, TaskConfig, with_defaults
+from hessfig.config.schema.spectrum import SpectrumConfig
 from hessfig.config.schema.training import TrainingConfig
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "GridConfig",
     "LauncherConfig",
     "ModelConfig",
+    "SpectrumConfig",
     "StateConfig",
     "SweepConfig",
     "TaskConfig",

@@ -10,6 +10,7 @@ from hessfig.config.schema.experiment import FigureConfig, SweepConfig
 from hessfig.config.schema.launcher import LauncherConfig
 from hessfig.config.schema.measuring import EstimatorConfig, GridConfig
 from hessfig.config.schema.network import ModelConfig, StateConfig, TaskConfig
+from hessfig.config.schema.spectrum import SpectrumConfig
 from hessfig.config.schema.training import TrainingConfig
 from hessfig.terms import Part
 
@@ -24,10 +25,11 @@ class Config:
     training: TrainingConfig = field(default_factory=TrainingConfig)
     grid: GridConfig = field(default_factory=GridConfig)
     estimator: EstimatorConfig = field(default_factory=EstimatorConfig)
+    spectrum: SpectrumConfig = field(default_factory=SpectrumConfig)
     launcher: LauncherConfig = field(default_factory=LauncherConfig)
     sweep: SweepConfig = field(default_factory=SweepConfig)
     figure: FigureConfig = field(default_factory=FigureConfig)
-    quantities: Annotated[list[str], "what is measured: frobenius, trace, hessian, ..."] = field(
+    quantities: Annotated[list[str], "what is measured: frobenius, trace, spectrum, density, ..."] = field(
         default_factory=lambda: ["frobenius"]
     )
     blocks: Annotated[

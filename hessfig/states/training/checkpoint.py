@@ -42,9 +42,7 @@ def read(path: Path, *, key: str, step: int | None = None) -> tuple[Tensors, int
         sound = about["key"] == key and about["checksum"] == _checksum(tensors)
         found = int(about["step"])
     except (SafetensorError, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise Damaged(
-            f"{path}: truncated or no checkpoint of a training ({type(error).__name__})"
-        ) from error
+        raise Damaged(f"{path}: truncated or no checkpoint of a training ({type(error).__name__})") from error
     if not sound or step not in (None, found):
         raise Damaged(f"{path}: its checksum, key or step is not that of its content")
     return tensors, found

@@ -136,7 +136,9 @@ class Folder:
         return Moment(step, weights, moments, tensors[_LOG])
 
     def _steps(self) -> list[int]:
-        names = (path.name.split(".")[0].removeprefix("step_") for path in self.path.glob("step_*.safetensors"))
+        names = (
+            path.name.split(".")[0].removeprefix("step_") for path in self.path.glob("step_*.safetensors")
+        )
         return sorted({int(name) for name in names if name.isdigit()})
 
     def _write_json(self, name: str, content: dict[str, Any]) -> None:

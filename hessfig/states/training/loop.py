@@ -94,7 +94,7 @@ class _Run:
         self.folder.log(self._now())
 
     def _update(self) -> None:
-        step, training = self.step + 1, self.config.training
+        step = self.step + 1
         batch = training_batch(self.config, seed=self.seed, step=step)
         self.network.zero_grad(set_to_none=True)
         with torch.enable_grad():

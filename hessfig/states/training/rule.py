@@ -41,14 +41,17 @@ class Rule:
         self._training, self._named = training, dict(network.named_parameters())
         parameters, kind = list(self._named.values()), training.optimiser
         self._optimiser: torch.optim.Optimizer
+        rate, decay = training.learning_rate, training.weight_decay
         if kind in _ADAPTIVE:
             first, second = training.betas
             self._optimiser = _ADAPTIVE[kind](
-                parameters, betas=(first, second), eps=training.eps, **self._shared()
+                parameters, rate, betas=(first, second), eps=training.eps, weight_decay=decay, fused=True
             )
         else:
             momentum = training.momentum if kind == Optimiser.sgd else 0.0
-            self._optimiser = torch.optim.SGD(parameters, momentum=momentum, **self._shared())
+            self._optimiser = torch.optim.SGD(
+                parameters, rate, momentum=momentum, weight_decay=decay, fused=True
+            )
 
     def update(self, step: int) -> float:
         """Take update `step` along the gradients that are there; return its learning rate."""
@@ -74,7 +77,3 @@ class Rule:
             state[moment] = tensor.clone()
             if self._training.optimiser in _ADAPTIVE:
                 state["step"] = torch.tensor(float(step))
-
-    def _shared(self) -> dict[str, float | bool]:
-        training = self._training
-        return {"lr": training.learning_rate, "weight_decay": training.weight_decay, "fused": True}

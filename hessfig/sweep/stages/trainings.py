@@ -43,9 +43,7 @@ def needs(cells: Iterable[Cell]) -> list[Need]:
     return [Need(trajectory, tuple(sorted(steps))) for trajectory, steps in found.values()]
 
 
-def trained_for(
-    cells: list[Cell], store: CellStore, workers: int
-) -> Generator[Outcome, None, list[Cell]]:
+def trained_for(cells: list[Cell], store: CellStore, workers: int) -> Generator[Outcome, None, list[Cell]]:
     """Train what `cells` need; yield how it goes, and cells whose training failed; return the others.
 
     A training that diverges leaves its states up to there: cells beyond fail by themselves, with its cause.

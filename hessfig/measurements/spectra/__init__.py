@@ -1,0 +1,1 @@
+"""Spectra of diagonal blocks: all eigenvalues, the outermost, and densities."""
