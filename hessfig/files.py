@@ -6,7 +6,6 @@ import errno
 import os
 import re
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -84,10 +83,14 @@ def check_writable(folder: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what killed writers left in `folder` and below, once it is too old to be another run's."""
+    """Remove what killed writers left in `folder` and below, once it is too old to be another run's.
+
+    Ages are told by the clock that dates the folder's files: on a shared folder that is not this machine's.
+    """
+    now = _clock_of(folder)
     for path in folder.rglob(".*"):
         with suppress(OSError):  # another run removes it too
-            old = time.time() - path.lstat().st_mtime > _OLD
+            old = now - path.lstat().st_mtime > _OLD
             if old and _TEMPORARY.fullmatch(path.name) and path.is_file() and not path.is_symlink():
                 path.unlink()
 
@@ -122,6 +125,12 @@ def _temporary(path: Path) -> Iterator[Path]:
         yield Path(name)
     finally:
         Path(name).unlink(missing_ok=True)
+
+
+def _clock_of(folder: Path) -> float:
+    """Return the time as the file system of a writable folder has it."""
+    with tempfile.TemporaryFile(dir=folder) as handle:
+        return os.fstat(handle.fileno()).st_mtime
 
 
 def _settle(handle: IO[Any]) -> None:

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from hessfig.sweep.launchers.slurm import SlurmJob
 
 # Settings of the command that are no share's: who measures, and how many at once.
-_NOT_A_SHARES = ("launcher", "shard", "dry_run", "output_dir", "workers", "force_workers")
+_OF_A_MACHINE = ("launcher", "workers", "force_workers")
+_NOT_A_SHARES = (*_OF_A_MACHINE, "shard", "dry_run", "output_dir")
 
 
 def run_shard(job: Job) -> int:
@@ -63,7 +64,7 @@ def _leave(job: Job, slurm: SlurmJob) -> int:
 
 
 def _command(job: Job) -> str:
-    words = [word for word in job.words if not word.startswith("shard=")]
+    words = [word for word in job.words if _key(word) not in ("shard", *_OF_A_MACHINE)]
     return shlex.join(["hessfig", "run", *_flags(job), *words])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,7 +51,7 @@ class Summary:
         return self.failed == 0 and self.missing == 0
 
 
-def on_this_machine(cells: list[Cell], store: CellStore) -> Iterator[Outcome]:
+def on_this_machine(cells: list[Cell], store: CellStore) -> Generator[Outcome, None, None]:
     """Yield the outcome of every cell, measured by workers of this machine; what they need is trained first."""
     count = worker_count(cells[0].config, len(cells))
     ready = yield from trained_for(cells, store, count)

@@ -12,10 +12,10 @@ import pytest
 
 from hessfig.errors import UserError
 from hessfig.measurements.protocol import Measured
-from hessfig.sweep.launchers import local as pools
 from hessfig.sweep import shelter, worker
-from hessfig.sweep.plan import Cell, plan, setups_of
+from hessfig.sweep.launchers import local as pools
 from hessfig.sweep.launchers.local import Pool
+from hessfig.sweep.plan import Cell, plan, setups_of
 from hessfig.sweep.store import CellStore
 from tests.toys import toy_config
 

@@ -45,7 +45,7 @@ class Config:
     workers: Annotated[Any, "worker processes; auto: one a core", "auto or a whole number"] = "auto"
     force_workers: Annotated[bool, "take more workers than there are cores"] = False
     shard: Annotated[
-        str | None, "measure a share of the cells only, here: 2/8 is the second of eight", "K/N or null"
+        str | None, "measure a share of the cells only: 2/8 is the second of eight", "K/N or null"
     ] = None
     output_dir: Annotated[str, "folder of all results"] = "outputs"
     dry_run: Annotated[bool, "say what would be measured, and measure nothing"] = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ from hessfig.sweep.launchers.local import Outcome
 from hessfig.sweep.plan import Cell
 from hessfig.sweep.store import CellStore
 
-Launch = Callable[[list[Cell], CellStore], Iterator[Outcome]]
+Launch = Callable[[list[Cell], CellStore], Generator[Outcome, None, None]]
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Failures:
     def noting(self, launch: Launch) -> Launch:
         """Return the same launch, which writes down why a cell failed."""
 
-        def run(cells: list[Cell], store: CellStore) -> Iterator[Outcome]:
+        def run(cells: list[Cell], store: CellStore) -> Generator[Outcome, None, None]:
             for outcome in launch(cells, store):
                 if outcome.kind == "failed":
                     write_text(self._path(outcome.cell), outcome.cause)

@@ -9,8 +9,10 @@ from hessfig.errors import UserError, plain
 
 # States in which a task may still measure; all others are ends.
 ALIVE = frozenset(
-    ("PENDING", "RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD", "RESIZING")
-    + ("REQUEUE_FED", "SPECIAL_EXIT", "SIGNALING", "STAGE_OUT", "STOPPED", "RESV_DEL_HOLD")
+    (
+        *("PENDING", "RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD"),
+        *("REQUEUE_FED", "RESIZING", "SPECIAL_EXIT", "SIGNALING", "STAGE_OUT", "STOPPED", "RESV_DEL_HOLD"),
+    )
 )
 _PATIENCE = 60.0  # seconds for an answer
 _UNKNOWN = "Invalid job id"
@@ -18,7 +20,7 @@ States = dict[str, str]
 
 
 def submit(script: str) -> str:
-    """Hand a job in; return its number. Raises UserError where there is no sbatch, and with Slurm's words where it refuses."""
+    """Hand a job in; return its number. Raises UserError without sbatch, and in Slurm's words."""
     if shutil.which("sbatch") is None:
         raise UserError(
             "there is no Slurm on this machine: the command sbatch is not found",

@@ -15,7 +15,7 @@ LOGS = "slurm"
 
 
 def sbatch_script(config: Config, words: Sequence[str], *, folder: Path, shards: Sequence[int]) -> str:
-    """Return what sbatch reads: the array's tasks are the `shards` (from 1) of `launcher.tasks`, of the sweep in `folder`.
+    """Return what sbatch reads: tasks that measure the `shards` (from 1) of the sweep in `folder`.
 
     `words` are the settings of `hessfig run`, as on a command line. A task that was preempted, or whose node was lost,
     is queued again by Slurm; finished cells are never measured again.

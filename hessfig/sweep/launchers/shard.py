@@ -1,4 +1,4 @@
-"""A share of a sweep's cells, K of N, that one machine measures: dealt by their place in the plan, the same anywhere."""
+"""A share of a sweep's cells, K of N: dealt by their place in the plan, so that every machine finds the same."""
 
 from __future__ import annotations
 

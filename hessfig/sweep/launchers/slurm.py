@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -67,7 +67,7 @@ class SlurmJob:
         """Forget the job's number: it is over, and what it did is known."""
         self._record.unlink(missing_ok=True)
 
-    def run(self, cells: list[Cell], store: CellStore) -> Iterator[Outcome]:
+    def run(self, cells: list[Cell], store: CellStore) -> Generator[Outcome, None, None]:
         """Yield the outcome of every cell as it appears; submit the job unless it is at it, again if tasks were lost.
 
         Tasks that ran out of time, or whose node was lost, are submitted again as long as that brings cells;
@@ -77,11 +77,11 @@ class SlurmJob:
             self.submit()
         yield from self.watched(cells, store, again=True)
 
-    def collected(self, cells: list[Cell], store: CellStore) -> Iterator[Outcome]:
+    def collected(self, cells: list[Cell], store: CellStore) -> Generator[Outcome, None, None]:
         """Yield what became of cells whose job is over."""
         yield from self.watched(cells, store, again=False)
 
-    def watched(self, cells: list[Cell], store: CellStore, *, again: bool) -> Iterator[Outcome]:
+    def watched(self, cells: list[Cell], store: CellStore, *, again: bool) -> Generator[Outcome, None, None]:
         """Yield outcomes until every cell has one."""
         waiting, pause = dict.fromkeys(cells), _SHORTEST
         while waiting:
@@ -100,7 +100,9 @@ class SlurmJob:
             time.sleep(pause if waiting else 0.0)
             pause = min(_LONGEST, _GROWTH * pause)
 
-    def _ended(self, waiting: list[Cell], store: CellStore, *, looks: Sequence[float]) -> Iterator[Outcome]:
+    def _ended(
+        self, waiting: list[Cell], store: CellStore, *, looks: Sequence[float]
+    ) -> Generator[Outcome, None, None]:
         for look in looks:
             time.sleep(look if waiting else 0.0)
             outcomes = [outcome for cell in waiting if (outcome := self._outcome(cell, store)) is not None]

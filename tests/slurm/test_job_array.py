@@ -1,0 +1,124 @@
+"""A real Slurm: a job array's table is the local run's, also after a task was cancelled half way. `make test-slurm`."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.runs import COMMAND, cell_files, hessfig, rows
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(
+        shutil.which("sbatch") is None, reason="no Slurm on this machine: the command sbatch is not found"
+    ),
+]
+CELLS, TASKS = 200, 4
+SWEEP = [
+    *("sweep=sigma", "estimator=hutchinson", "estimator.num_probes=40", "seeds=10", "grid.points=20"),
+    *("model.d_model=32", "task.digits=3", "task.batch_size=32"),
+]
+SLURM = ["launcher=slurm", f"launcher.tasks={TASKS}"]
+TABLE = "outputs/sigma/table.csv"
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
+    """The rows of the local run's table."""
+    folder = tmp_path_factory.mktemp("local")
+    done = hessfig("run", *SWEEP, folder=folder)
+    assert done.returncode == 0, done.stderr
+    return rows(folder / TABLE)
+
+
+def measured_by_tasks(folder: Path, job: str) -> list[int]:
+    """Return how many cells each task of a job says to have measured, those that came to their end."""
+    logs = sorted((folder / "outputs/sigma/slurm").glob(f"{job}_*.log"))
+    found = (re.search(r": (\d+) cells measured", log.read_text()) for log in logs)
+    return [int(one.group(1)) for one in found if one]
+
+
+def job_of(stderr: str) -> str:
+    found = re.search(r"slurm job (\d+) submitted", stderr)
+    assert found, stderr
+    return found.group(1)
+
+
+def test_a_job_array_makes_the_local_table(local: list[dict[str, str]], tmp_path: Path) -> None:
+    done = hessfig("run", *SWEEP, *SLURM, folder=tmp_path, timeout=600)
+    print(done.stderr, done.stdout)
+    assert done.returncode == 0, done.stderr
+    assert len(local) == CELLS * 6 and rows(tmp_path / TABLE) == local
+    assert measured_by_tasks(tmp_path, job_of(done.stderr)) == [CELLS // TASKS] * TASKS
+
+
+def test_a_task_cancelled_half_way_loses_nothing(local: list[dict[str, str]], tmp_path: Path) -> None:
+    command = [COMMAND, "run", *SWEEP, *SLURM]
+    first = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    _wait_for(tmp_path, CELLS // 4)
+    job = next((tmp_path / "outputs/sigma/slurm").glob("*.log")).name.partition("_")[0]
+    subprocess.run(["scancel", f"{job}_1"], check=True)
+    out, err = first.communicate(timeout=600)
+    print(err, out)
+    assert first.returncode == 1 and "1 cancelled" in err and "cells are missing in it" in out
+    kept = {path: _identity(path) for path in cell_files(tmp_path)}
+    assert 0 < CELLS - len(kept) < CELLS // TASKS
+    again = hessfig("run", *SWEEP, *SLURM, folder=tmp_path, timeout=600)
+    print(again.stderr, again.stdout)
+    assert again.returncode == 0, again.stderr
+    assert rows(tmp_path / TABLE) == local
+    assert {path: _identity(path) for path in kept} == kept
+    assert measured_by_tasks(tmp_path, job_of(again.stderr)) == [CELLS - len(kept)]
+
+
+def test_a_job_that_nobody_waits_for_is_collected_later(tmp_path: Path) -> None:
+    few = [*SWEEP, "seeds=1", *SLURM, "launcher.wait=false"]
+    left = hessfig("run", *few, folder=tmp_path)
+    assert left.returncode == 0 and "collect:  hessfig run" in left.stdout
+    job = job_of(left.stderr)
+    assert f"slurm job {job}: " in hessfig("status", *SWEEP, "seeds=1", folder=tmp_path).stdout
+    still = hessfig("run", *few, folder=tmp_path)
+    assert f"slurm job {job} is still at it" in still.stdout
+    _wait_for(tmp_path, 20)
+    _wait_for_the_end(job)
+    collected = hessfig("run", *few, folder=tmp_path)
+    assert collected.returncode == 0, collected.stderr
+    assert "0 cells measured, 20 reused, 0 failed" in collected.stdout
+    assert len(rows(tmp_path / TABLE)) == 20 * 6
+
+
+def test_what_slurm_refuses_is_said_in_its_words(tmp_path: Path) -> None:
+    refused = hessfig("run", *SWEEP, *SLURM, "launcher.partition=nosuch", folder=tmp_path)
+    assert refused.returncode == 2
+    assert "got:     invalid partition specified: nosuch" in refused.stderr
+
+
+def test_a_folder_with_a_blank_in_its_name_serves(tmp_path: Path) -> None:
+    odd = ["seeds=1", "grid.points=2", "output_dir='a b#%c'", "launcher.tasks=1"]
+    done = hessfig("run", *SWEEP, "launcher=slurm", *odd, folder=tmp_path, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert len(list(tmp_path.glob("a b#%c/sigma/slurm/*_1.log"))) == 1
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    return path.stat().st_ino, path.stat().st_mtime_ns
+
+
+def _wait_for(folder: Path, cells: int) -> None:
+    deadline = time.monotonic() + 300
+    while len(cell_files(folder)) < cells and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def _wait_for_the_end(job: str) -> None:
+    command = ["squeue", "--noheader", f"--jobs={job}"]
+    deadline = time.monotonic() + 300
+    while subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip():
+        assert time.monotonic() < deadline
+        time.sleep(0.5)

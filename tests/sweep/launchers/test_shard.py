@@ -1,0 +1,113 @@
+"""Shares of a plan: together the whole, each cell once, and the same table however they are brought together."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hessfig.config import Config, EstimatorConfig, Method, ModelConfig
+from hessfig.errors import UserError
+from hessfig.sweep.engine import run_sweep
+from hessfig.sweep.launchers.one_shard import run_shard
+from hessfig.sweep.launchers.shard import Shard
+from hessfig.sweep.pilots import pilot_cells
+from hessfig.sweep.plan import plan, setups_of
+from tests.runs import rows
+from tests.toys import toy_config
+
+
+def with_pilots(folder: Path) -> Config:
+    """Return a sweep of two layers, whose lower one is probed as often as pilots say."""
+    model = ModelConfig(d_model=4, d_mlp=6, n_layers=2)
+    return toy_config(folder, model=model, blocks=["W_V"], estimator=EstimatorConfig(Method.auto))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8, 50])
+def test_shares_are_the_whole_and_no_two_meet(count: int) -> None:
+    items = list(range(20))
+    shares = [Shard(index, count).of(items) for index in range(1, count + 1)]
+    assert sorted(item for share in shares for item in share) == items
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    assert all(share == sorted(share) for share in shares)
+
+
+@pytest.mark.parametrize("period", [2, 3, 4])
+def test_a_periodic_plan_gives_every_share_of_everything(period: int) -> None:
+    """With two quantities in turn and two shares, a plain stride would give one of them all of one quantity."""
+    items = list(range(24 * period))
+    for index in range(1, period + 1):
+        kinds = Counter(item % period for item in Shard(index, period).of(items))
+        assert kinds == dict.fromkeys(range(period), 24 // period)
+
+
+def test_what_belongs_together_is_dealt_as_one() -> None:
+    items = [(network, step) for network in range(6) for step in range(5)]
+    shares = [Shard(index, 4).of(items, together=lambda item: item[0]) for index in range(1, 5)]
+    assert sorted(item for share in shares for item in share) == items
+    networks = [{network for network, _ in share} for share in shares]
+    assert sum(map(len, networks)) == 6
+
+
+def test_the_steps_of_one_network_stay_together(tmp_path: Path) -> None:
+    cells = plan(setups_of([("", toy_config(tmp_path))]))
+    trained = [replace(cell, step=step) for cell in cells for step in (0, 1, 2)]
+    for index in (1, 2, 3):
+        dealt = Counter((cell.sigma, cell.seed) for cell in Shard(index, 3).cells(trained))
+        assert set(dealt.values()) <= {3}
+
+
+def test_in_company_everybody_begins_elsewhere() -> None:
+    items = list(range(8))
+    assert [Shard(index, 4).turned(items)[0] for index in (1, 2, 3, 4)] == [0, 2, 4, 6]
+    assert sorted(Shard(3, 4).turned(items)) == items
+
+
+@pytest.mark.parametrize("text", ["9/8", "0/8", "x", "1", "1/0", "-1/2", "1/2/3", "1/1000000"])
+def test_what_is_no_share_is_refused(text: str) -> None:
+    with pytest.raises(UserError, match="no such share"):
+        Shard.parse(text)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory, workers: None) -> Path:
+    """The table of a sweep with pilots, measured in one go."""
+    folder = tmp_path_factory.mktemp("whole")
+    config = with_pilots(folder)
+    assert pilot_cells(setups_of([("", config)]))
+    return run_sweep([("", config)]).table
+
+
+def test_shares_on_one_folder_at_once_make_the_table_of_one_run(whole: Path, tmp_path: Path) -> None:
+    variants = [("", with_pilots(tmp_path))]
+    with ThreadPoolExecutor(2) as executor:
+        done = list(executor.map(lambda index: run_shard(variants, Shard(index, 2)), (1, 2)))
+    assert [(share.measured, share.is_complete) for share in done] == [(2, True), (2, True)]
+    assert not (tmp_path / "sigma/table.csv").exists()
+    collected = run_sweep(variants)
+    assert (collected.measured, collected.reused) == (0, 4)
+    assert rows(collected.table) == rows(whole)
+
+
+def test_shares_of_other_folders_are_copied_together(whole: Path, tmp_path: Path) -> None:
+    for index in (1, 2, 3):
+        run_shard([("", with_pilots(tmp_path / str(index)))], Shard(index, 3))
+        shutil.copytree(tmp_path / str(index), tmp_path / "all", dirs_exist_ok=True)
+    collected = run_sweep([("", with_pilots(tmp_path / "all"))])
+    assert (collected.measured, collected.reused) == (0, 4)
+    assert rows(collected.table) == rows(whole)
+
+
+def test_a_share_whose_pilots_fail_measures_no_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under another number of probes its cells would be no part of the sweep that others measure."""
+    from hessfig.sweep.launchers import local, one_shard
+
+    failing = lambda cells, store: (local.Outcome(cell, "failed", "why") for cell in cells)  # noqa: E731
+    monkeypatch.setattr(one_shard, "on_this_machine", failing)
+    done = run_shard([("", with_pilots(tmp_path))], Shard(1, 2))
+    assert done.pilots > 0 and not done.is_complete and (done.measured, done.failed) == (0, 0)
+    assert {path.read_text() for path in (tmp_path / "sigma/failures").glob("*.txt")} == {"why"}
