@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Int
 from torch import Generator, Tensor
 
-from hessfig.config import TaskConfig, TrainingData
+from hessfig.config import Optimiser, TaskConfig, TrainingData
 from hessfig.rng import stream
 from hessfig.tasks.addition import sequences
 from hessfig.tasks.batch import Batch, batch_of, draw_batch
@@ -28,11 +28,20 @@ def training_batch(config: Config, *, seed: int, step: int, name: str = "trainin
     """
     task, training = config.task, config.training
     generator = stream(seed, name, task.data.value, step)
+    if is_full_batch(config):
+        return _whole(config)
     if training.data == TrainingData.fixed:
         return _part(_whole(config), training.batch_size, generator)
     x, y = _operands(training.batch_size, task.digits, generator)
     x, y = with_cascades(x, y, training.cascades, generator=generator)
     return batch_of(sequences(x, y), task, dtype=training.dtype)
+
+
+def is_full_batch(config: Config) -> bool:
+    """Whether every update sees the whole of a fixed set."""
+    training, size = config.training, config.task.batch_size
+    whole = training.optimiser == Optimiser.gd or training.batch_size >= size
+    return whole and training.data == TrainingData.fixed
 
 
 def unseen_sums(task: TaskConfig, size: int) -> Int[Tensor, "size length"]:
@@ -61,7 +70,5 @@ def _whole(config: Config) -> Batch:
 
 
 def _part(whole: Batch, size: int, generator: Generator) -> Batch:
-    if size >= len(whole.inputs):
-        return whole
     chosen = torch.randperm(len(whole.inputs), generator=generator)[:size]
     return Batch(whole.inputs[chosen], whole.targets[chosen], whole.scored)

@@ -33,7 +33,7 @@ class TrainingConfig:
     )
     warmup: Annotated[int, "steps over which the learning rate rises to its largest"] = 100
     batch_size: Annotated[int, "sums of a batch; gd takes the whole fixed set"] = 128
-    steps: Annotated[int, "updates of a whole run"] = 8000
+    steps: Annotated[int, "updates of a whole run"] = 4000
     data: Annotated[
         TrainingData, "fresh sums at every step, or a fixed set: the task's batch, which is measured too"
     ] = TrainingData.fresh
