@@ -61,10 +61,10 @@ class StateConfig:
     kind: Annotated[State, "weights drawn from sigma and seed, trained from there, or read from a file"] = (
         State.initialised
     )
+    path: Annotated[str | None, "for kind loaded, the file: safetensors, or a state_dict"] = None
     step: Annotated[
         Any, "for kind trained: the steps of the training; null: the last", "null, a step, or a list of steps"
     ] = None
-    path: Annotated[str | None, "for kind loaded, the file: safetensors, or a state_dict"] = None
 
 
 def with_defaults(model: ModelConfig) -> ModelConfig:

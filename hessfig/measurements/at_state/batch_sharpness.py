@@ -16,9 +16,10 @@ NAME = "batch_sharpness"
 
 
 def _measure(problem: Problem, request: Request) -> Measured:
-    """Return the mean of g.H_B g / |g|^2 over estimator.num_probes batches drawn as the training draws them, with its standard error.
+    """Return the mean of g.H_B g / |g|^2 over mini-batches B, with its standard error.
 
-    The batches are new ones: the training has not seen them. Full-batch training has one batch, and no error.
+    There are estimator.num_probes of them, drawn as the training draws its own, from a stream that it does not see.
+    Full-batch training has one batch, and no error.
     """
     from hessfig.measurements.at_state.measuring.minibatches import sharpness
     from hessfig.measurements.at_state.measuring.rows import state_row
