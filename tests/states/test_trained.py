@@ -12,7 +12,17 @@ import torch
 from safetensors.torch import load_file
 from torch.nn import functional as F
 
-from hessfig.config import Attention, Config, DType, Kind, Optimiser, State, StateConfig, TaskConfig, TrainingData
+from hessfig.config import (
+    Attention,
+    Config,
+    DType,
+    Kind,
+    Optimiser,
+    State,
+    StateConfig,
+    TaskConfig,
+    TrainingData,
+)
 from hessfig.config.schema import ModelConfig
 from hessfig.states.initialised import build_network
 from hessfig.states.point import drawn
@@ -99,7 +109,9 @@ def test_a_state_asked_for_later_comes_from_the_nearest_before_it(copied: Trajec
 def test_step_zero_is_the_initial_network_bit_by_bit(whole: Trajectory) -> None:
     config = whole.config
     first = replace(config, state=StateConfig())
-    states = [dict(drawn(one, sigma=0.3, seed=1, step=0).network.named_parameters()) for one in (config, first)]
+    states = [
+        dict(drawn(one, sigma=0.3, seed=1, step=0).network.named_parameters()) for one in (config, first)
+    ]
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[1])
     assert load_file(Folder(whole).weights_path(0))["head.weight"].dtype == torch.float64
 
@@ -226,7 +238,7 @@ def test_a_checkpoint_of_other_settings_is_not_believed(
 
 def test_a_diverged_training_keeps_its_states_up_to_there(tmp_path: Path) -> None:
     one = trajectory(tmp_path, optimiser=Optimiser.sgd, learning_rate=1e30, warmup=0)
-    with pytest.raises(Diverged, match="no state at step . and beyond: ") as caught:
+    with pytest.raises(Diverged, match=r"no state at step \d and beyond: ") as caught:
         ensure(one, [0, 1, 30])
     assert Folder(one).missing([0, 30]) == [30]
     assert Folder(one).divergence() == (caught.value.step, caught.value.cause)

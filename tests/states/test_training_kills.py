@@ -43,7 +43,9 @@ def killed(folder: str, *, kills: int, longest: float, seed: int) -> int:
 
 
 def files(folder: str) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in trajectory(folder).folder.iterdir() if path.name[0] != "."}
+    return {
+        path.name: path.read_bytes() for path in trajectory(folder).folder.iterdir() if path.name[0] != "."
+    }
 
 
 @pytest.mark.usefixtures("workers")

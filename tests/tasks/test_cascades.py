@@ -27,7 +27,7 @@ def digits_of(number: int) -> list[int]:
 
 
 def test_cascades_of_three_digit_sums_are_those_found_by_hand() -> None:
-    pairs = list(itertools.product(range(0, 1000, 7), range(0, 1000, 3))) + [(999, 1), (990, 19), (555, 445)]
+    pairs = [*itertools.product(range(0, 1000, 7), range(0, 1000, 3)), (999, 1), (990, 19), (555, 445)]
     x, y = (torch.tensor([digits_of(pair[side]) for pair in pairs]) for side in (0, 1))
     by_hand = [carries_in_a_row(*pair, 3) >= 3 for pair in pairs]
     assert has_cascade(x, y).tolist() == by_hand

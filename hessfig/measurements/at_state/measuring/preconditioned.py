@@ -9,7 +9,7 @@ from torch import Tensor
 from hessfig.curvature.problem import Problem
 from hessfig.curvature.routes import Engines
 from hessfig.curvature.spectral.extremes import End, extremes
-from hessfig.curvature.spectral.operator import NotFinite, Operator, Square
+from hessfig.curvature.spectral.operator import NotFinite, Square
 from hessfig.measurements.at_state.measuring.rows import state_row
 from hessfig.measurements.at_state.measuring.update import preconditioner
 from hessfig.measurements.protocol import Measured, Request
@@ -22,7 +22,7 @@ NAME = "preconditioned_eigenvalue"
 class Scaled:
     """S A S for a diagonal S, given as a vector: symmetric as A is."""
 
-    def __init__(self, operator: Operator, scale: Float[Tensor, " n"]) -> None:
+    def __init__(self, operator: Square, scale: Float[Tensor, " n"]) -> None:
         self._operator, self._scale = operator, scale.double()[:, None]
         self.dim, self.rounding, self.products = operator.dim, operator.rounding, 0
 
