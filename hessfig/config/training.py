@@ -45,7 +45,7 @@ def check_training(config: Config) -> None:
             f"state.step: only a trained state has steps (state.kind={config.state.kind})",
             got=config.state.step,
             allowed="null",
-            remedy=f"state=trained state.step={config.state.step}".replace(" ", ""),
+            remedy="state=trained, or state.step=null",
         )
 
 
