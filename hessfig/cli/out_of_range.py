@@ -60,7 +60,7 @@ def _group(row: Row) -> str:
 
 
 def _of(rows: Iterable[Row], group: str) -> tuple[str, list[float]]:
-    """Return what the rows of a group lie along (sigma or step, whichever has more places), and these in rising order."""
+    """Return what the rows of a group lie along (of sigma and step what has more places), and these in rising order."""
     here = [row for row in rows if _group(row) == group]
     found = {name: len({row[name] for row in here} - {""}) for name in ("sigma", "step")}
     axis = max(found, key=lambda name: found[name]) if any(found.values()) else ""
