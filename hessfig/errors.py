@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import re
+import shlex
 import unicodedata
 from collections.abc import Iterable
+from pathlib import Path
 
 _UNPRINTABLE = ("Zl", "Zp")  # and every category C: controls, directions, halves of pairs, private
 _LONGEST_LINE = 2000
@@ -55,3 +58,17 @@ def _steers(letter: str) -> bool:
 
 def _rebuild(what: str, got: object, allowed: str, remedy: str) -> UserError:
     return UserError(what, got=got, allowed=allowed, remedy=remedy)
+
+
+def run_command(folder: Path) -> str:
+    """Return the command that makes the table of `folder` (outputs/<sweep>), ready to be pasted."""
+    root = "" if folder.parent.name == "outputs" else f" {_word('output_dir', str(folder.parent))}"
+    return f"hessfig run sweep={folder.name}{root}"
+
+
+def _word(key: str, value: str) -> str:
+    """Return key=value for a shell and for the settings' grammar: quoted for both where it is not plain."""
+    if re.fullmatch(r"[A-Za-z0-9_./-]+", value):
+        return f"{key}={value}"
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    return shlex.quote(f'{key}="{escaped}"')

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from hessfig.analysis.manifest import read_sweep
+from hessfig.analysis.manifest import read_run
 from hessfig.cli.out_of_range import out_of_range
 from tests.analysis.synthetic import config, make_table, write_sweep
 from tests.runs import hessfig
@@ -108,4 +108,4 @@ def test_a_network_too_deep_for_float64_runs_to_its_end(tmp_path: Path) -> None:
     assert "numbers of 126 are 0 where theory knows no zero: sigma <= 0.1 (n_layers=7)" in said[1]
     with (tmp_path / "outputs/softmax/table.csv").open() as handle:
         assert {row["status"] for row in csv.DictReader(handle)} == {"ok", "nonfinite", "structural_zero"}
-    assert len(read_sweep(tmp_path / "outputs/softmax")[0]) == 126
+    assert len(read_run(tmp_path / "outputs/softmax").table) == 126

@@ -167,7 +167,7 @@ EQUAL = {
 def test_what_could_never_be_measured_or_read_is_refused_at_once(
     cli: Cli, words: str, verb: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hessfig.sweep.feasible.memory", lambda: 64 * 10**9)
+    monkeypatch.setattr("hessfig.config.machine.memory", lambda: 64 * 10**9)
     start = time.perf_counter()
     answer = cli(*verb, *words.split())
     assert time.perf_counter() - start < 3  # a third of it when nothing else runs

@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hessfig.analysis.manifest import read_manifest
-from hessfig.analysis.table import run_command
-from hessfig.errors import UserError
+from hessfig.errors import UserError, run_command
 
 HESSIAN = "hessian"
 _NAMED: dict[str, tuple[type, ...]] = {

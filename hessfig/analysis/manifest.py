@@ -6,16 +6,16 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pandas as pd
 
 from hessfig.analysis.axis import SIGMA, Axis
-from hessfig.analysis.table import read_table, run_command
+from hessfig.analysis.table import read_table
 from hessfig.analysis.variants import assignments
-from hessfig.errors import UserError
+from hessfig.errors import UserError, run_command
 from hessfig.predictions.architecture import Architecture
 from hessfig.record import MANIFEST, NETWORK, TABLE, read_checked
 
@@ -40,12 +40,13 @@ class Disagreement(UserError):
 
 @dataclass(frozen=True)
 class Run:
-    """A sweep on disk: its checked table, and what its manifest says of networks, axis and seeds."""
+    """A sweep on disk: its checked table, and its networks, axis and seeds as the manifest (its `config`) has them."""
 
     table: pd.DataFrame
     architectures: Architectures
     axis: Axis = SIGMA
     first_seed: int = 0
+    config: Mapping[str, Any] = field(default_factory=dict)
 
 
 def read_run(folder: Path) -> Run:
@@ -57,13 +58,8 @@ def read_run(folder: Path) -> Run:
     if manifest is None:
         return Run(table, {})
     axis, first_seed = (_at(manifest, ["config", *keys]) for keys in (["sweep", "axis"], ["first_seed"]))
-    return Run(table, architectures(table, manifest), Axis(axis or SIGMA.name), first_seed or 0)
-
-
-def read_sweep(folder: Path) -> tuple[pd.DataFrame, Architectures]:
-    """Return table and architectures of `read_run`."""
-    run = read_run(folder)
-    return run.table, run.architectures
+    networks = architectures(table, manifest)
+    return Run(table, networks, Axis(axis or SIGMA.name), first_seed or 0, manifest["config"])
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:

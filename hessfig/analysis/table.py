@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import re
-import shlex
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from hessfig.analysis.rules import check_rows
-from hessfig.errors import UserError
+from hessfig.errors import UserError, run_command
 from hessfig.record import COLUMNS, CURVE, TABLE
 from hessfig.terms import Part, name_order
 
-__all__ = ["TABLE", "in_reading_order", "read_table", "run_command"]
+__all__ = ["TABLE", "in_reading_order", "read_table"]
 
 _COUNTS = ("num_layers", "layer", "row_layer", "seed", "num_probes")
 _EMPTY_COUNTS = ("index", "step")  # empty: 0 for an index, nan for a step
@@ -54,20 +52,6 @@ def in_reading_order(frame: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
         return column if order is None else column.map(order)
 
     return frame.sort_values(CURVE, key=rank, kind="stable", ignore_index=True)
-
-
-def run_command(folder: Path) -> str:
-    """Return the command that makes the table of `folder` (outputs/<sweep>), ready to be pasted."""
-    root = "" if folder.parent.name == "outputs" else f" {_word('output_dir', str(folder.parent))}"
-    return f"hessfig run sweep={folder.name}{root}"
-
-
-def _word(key: str, value: str) -> str:
-    """Return key=value for a shell and for the settings' grammar: quoted for both where it is not plain."""
-    if re.fullmatch(r"[A-Za-z0-9_./-]+", value):
-        return f"{key}={value}"
-    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-    return shlex.quote(f'{key}="{escaped}"')
 
 
 def _read_text(path: Path) -> pd.DataFrame:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-from hessfig.cli.experiment import report
 from hessfig.config.compose import Job
 from hessfig.config.compose.overrides import quoted
 from hessfig.config.machine import check_device_name
 
 if TYPE_CHECKING:
+    from hessfig.sweep.engine import Summary
     from hessfig.sweep.launchers.slurm import SlurmJob
 
 # Settings of the command that are no share's: who measures, and how many at once.
@@ -32,8 +32,11 @@ def run_shard(job: Job) -> int:
     return 0 if done.is_complete else 1
 
 
-def run_slurm(job: Job) -> int:
-    """Submit what is not finished, or go on with the job that is at it; wait and collect, unless told not to wait."""
+def run_slurm(job: Job) -> Summary | None:
+    """Submit what is not finished, or go on with the job that is at it; wait and collect, unless told not to wait.
+
+    Returns what was collected; None when nothing was, because the job is left alone or only shown.
+    """
     from hessfig.sweep.engine import run_sweep
     from hessfig.sweep.launchers.slurm import SlurmJob
     from hessfig.sweep.plan import setups_of
@@ -41,17 +44,18 @@ def run_slurm(job: Job) -> int:
     check_device_name(job.config.device)
     slurm = SlurmJob(setups_of(job.variants), [*_flags(job), *_words(job)])
     if job.config.dry_run:
-        print(slurm.script(), end="")
-        return 0
+        print(slurm.script() if slurm.shards() else "nothing to do\n", end="")
+        return None
     wait = job.config.launcher.wait
     if not wait and (slurm.is_alive() or (slurm.number is None and slurm.shards())):
-        return _leave(job, slurm)
+        _leave(job, slurm)
+        return None
     summary = run_sweep(job.variants, slurm.run if wait else slurm.collected)
     slurm.forget()
-    return report(summary)
+    return summary
 
 
-def _leave(job: Job, slurm: SlurmJob) -> int:
+def _leave(job: Job, slurm: SlurmJob) -> None:
     """Submit unless a job is at it, and say what to type."""
     if slurm.number is None:
         slurm.submit()
@@ -60,7 +64,6 @@ def _leave(job: Job, slurm: SlurmJob) -> int:
     words = [word for word in job.words if not word.startswith("launcher")]
     print(f"how far:  {shlex.join(['hessfig', 'status', *_flags(job), *words])}")
     print(f"collect:  {shlex.join(['hessfig', 'run', *_flags(job), *job.words])}")
-    return 0
 
 
 def _command(job: Job) -> str:

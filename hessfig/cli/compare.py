@@ -9,11 +9,10 @@ from pathlib import Path
 from hessfig.analysis.comparison import against
 from hessfig.analysis.comparison.outcome import Comparison
 from hessfig.analysis.comparison.references.read import NothingToCompare
-from hessfig.analysis.table import run_command
 from hessfig.config.choices import Published
 from hessfig.config.compose import departures
 from hessfig.config.shipped import shipped_figures
-from hessfig.errors import UserError
+from hessfig.errors import UserError, run_command
 from hessfig.record import MANIFEST, TABLE
 
 

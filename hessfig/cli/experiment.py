@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hessfig.cli.cluster import run_shard, run_slurm
 from hessfig.config import Launcher
 from hessfig.config.compose import Job, differences, manifest_of
 from hessfig.config.compose.made import Difference
@@ -28,13 +28,14 @@ def run(job: Job) -> int:
 
     config = job.variants[0][1]
     if config.launcher.kind == Launcher.slurm:
-        return import_module("hessfig.cli.cluster").run_slurm(job)
+        collected = run_slurm(job)
+        return 0 if collected is None else report(collected)
     check_device(config.device)
     check_workers(config)
     if config.dry_run:
         return status(job)
     if config.shard is not None:
-        return import_module("hessfig.cli.cluster").run_shard(job)
+        return run_shard(job)
     return report(engine.run_sweep(job.variants))
 
 

@@ -56,6 +56,12 @@ def slurm_memory(text: str) -> str:
     return found.group(1) + found.group(2).upper()
 
 
+def size_in_bytes(text: str) -> int:
+    """Return the bytes that '16GB' means to Slurm, whose units are powers of 1024."""
+    size = slurm_memory(text)
+    return int(size[:-1]) * 1024 ** (1 + "KMGT".index(size[-1]))
+
+
 def _check_alone(config: Config) -> None:
     if config.launcher.kind == Launcher.slurm:
         raise UserError(

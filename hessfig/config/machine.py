@@ -7,6 +7,8 @@ from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
+from hessfig.config.choices import Launcher
+from hessfig.config.launcher_checks import size_in_bytes
 from hessfig.config.schema import Config
 from hessfig.errors import UserError
 
@@ -24,6 +26,12 @@ def memory() -> int:
     with suppress(OSError, ValueError):  # no container, or one without a limit
         return min(whole, int(_OF_THE_CONTAINER.read_text()))
     return whole
+
+
+def memory_of_worker(config: Config) -> int:
+    """Return the bytes that there are where it is measured: those asked of Slurm, or this machine's."""
+    asked = config.launcher.memory if config.launcher.kind == Launcher.slurm else None
+    return memory() if asked is None else size_in_bytes(asked)
 
 
 def check_workers(config: Config) -> None:

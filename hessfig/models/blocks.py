@@ -79,17 +79,16 @@ def _check_name(name: Any, entry: Any, layout: Layout, model: ModelConfig) -> No
 
 
 def _layer_by_layer(pairs: Sequence[Pair], layout: Layout) -> list[Block]:
-    found = [Block(0, row, col) for row, col in pairs if not (layout.has_layer(row) or layout.has_layer(col))]
+    repeated = [pair for pair in pairs if any(map(layout.has_layer, pair))]
+    found = [Block(0, row, col) for row, col in pairs if (row, col) not in repeated]
     for layer in range(1, layout.num_layers + 1):
-        for row, col in pairs:
-            if layout.has_layer(row) or layout.has_layer(col):
-                found += [Block(layer, row, col)] if _is_there(layer, (row, col), layout) else []
+        found += [Block(layer, row, col) for row, col in repeated if _is_there(layer, (row, col), layout)]
     return found
 
 
 def _is_there(layer: int, pair: Pair, layout: Layout) -> bool:
     """Whether both weights are in this layer or in none."""
-    return all(set(layout.layers_of(name)) & {0, layer} for name in pair)
+    return all(layout.members(layer, name) or layout.members(0, name) for name in pair)
 
 
 def _pinned(pair: Pair, layout: Layout) -> list[Block]:

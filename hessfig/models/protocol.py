@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from hessfig.terms import Block, Group, Part
@@ -63,7 +64,7 @@ class Layout:
 
     def layers_of(self, name: str) -> list[int]:
         """Return the layers that have a weight or group of this name; 0 stands for 'outside the layers'."""
-        return sorted({layer for layer in range(self.num_layers + 1) if self.members(layer, name)})
+        return list(self._layers.get(name, ()))
 
     def has_layer(self, name: str) -> bool:
         """Whether the layers have this weight, each its own."""
@@ -71,14 +72,14 @@ class Layout:
 
     def members(self, layer: int, name: str) -> tuple[Weight, ...]:
         """Return the weights behind a name in `layer`: one weight, or those of a group; none if it has no such name."""
-        named = tuple(weight for weight in self.weights if (weight.layer, weight.name) == (layer, name))
+        here = self._by_layer.get(layer, ())
+        named = tuple(weight for weight in here if weight.name == name)
         if named or name not in list(Group):
             return named
         if name == Group.all:
             return (self.parameters or self.weights) if layer == 0 else ()
-        here = (weight for weight in self.weights if weight.layer == layer)
         if name == Group.layer:
-            return tuple(here) if layer else ()
+            return here if layer else ()
         return tuple(weight for weight in here if name in weight.groups)
 
     def side(self, layer: int, name: str) -> tuple[Weight, ...]:
@@ -98,6 +99,25 @@ class Layout:
     @property
     def _groups(self) -> list[str]:
         return [group.value for group in Group if self.layers_of(group.value)]
+
+    @cached_property
+    def _by_layer(self) -> dict[int, tuple[Weight, ...]]:
+        found: dict[int, list[Weight]] = {}
+        for weight in self.weights:
+            found.setdefault(weight.layer, []).append(weight)
+        return {layer: tuple(weights) for layer, weights in found.items()}
+
+    @cached_property
+    def _layers(self) -> dict[str, list[int]]:
+        """The layers of every name, in order: found once, for a network may have thousands of layers."""
+        names = [*(group.value for group in Group), *(weight.name for weight in self.weights)]
+        found: dict[str, list[int]] = {name: [] for name in names}
+        for layer in sorted({0, *self._by_layer}):
+            here = self._by_layer.get(layer, ())
+            for name in {*Group, *(weight.name for weight in here)}:
+                if self.members(layer, name):
+                    found[str(name)].append(layer)
+        return found
 
 
 @dataclass(frozen=True)

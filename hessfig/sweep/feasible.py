@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from hessfig.config import Config, DType, Kind, Method
-from hessfig.config.machine import cores, memory
+from hessfig.config.machine import cores, memory_of_worker
 from hessfig.errors import UserError
 
 if TYPE_CHECKING:
@@ -51,9 +51,10 @@ def check_cost(setups: Sequence[Setup]) -> None:
     The bytes are a lower bound for one worker: what is held for certain, not what products take beside it.
     """
     for setup in setups:
+        most = memory_of_worker(setup.config)
         for key, what, size in _held(setup):
-            if size > memory():
-                raise _too_large(key, what, size)
+            if size > most:
+                raise _too_large(key, what, size, most)
     years = sum(map(_seconds, setups)) / cores() / _YEAR
     if years > MOST_YEARS:
         raise UserError(
@@ -102,11 +103,11 @@ def _seconds(setup: Setup) -> float:
     return each * config.seeds * setup.num_sigmas * len(setup.steps()) / ASSUMED_FLOPS
 
 
-def _too_large(key: str, what: str, size: int) -> UserError:
+def _too_large(key: str, what: str, size: int, most: int) -> UserError:
     return UserError(
         f"{key}: {what} take {_bytes(size)} of memory in each worker",
         got=f"{size} bytes",
-        allowed=f"at most {memory()} bytes ({_bytes(memory())}), which this machine has",
+        allowed=f"at most {most} bytes ({_bytes(most)}), which this machine has (or launcher.memory asks for)",
         remedy=f"a smaller {key}",
     )
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hessfig.analysis.manifest import architectures, read_manifest, read_run, read_sweep, varied
+from hessfig.analysis.manifest import architectures, read_manifest, read_run, varied
 from hessfig.errors import UserError
 from hessfig.predictions.architecture import Attention
 from hessfig.record import CHECKSUM, checksum
@@ -20,7 +20,7 @@ def test_table_from_another_run(tmp_path: Path) -> None:
     made = make_table(seeds=4)
     made.to_csv(folder / "table.csv", index=False)
     with pytest.raises(UserError, match="from another config or run"):
-        read_sweep(folder)
+        read_run(folder)
 
 
 def manifest(**changes: Any) -> str:
@@ -116,13 +116,13 @@ def test_no_power_law_where_weights_are_loaded_or_positions_keep_their_size() ->
 
 
 def test_without_manifest_nothing_is_predicted(tmp_path: Path) -> None:
-    _, architectures = read_sweep(write_sweep(make_table(), tmp_path, settings=None))
+    architectures = read_run(write_sweep(make_table(), tmp_path, settings=None)).architectures
     assert architectures == {}
 
 
 def test_architecture_of_each_variant(tmp_path: Path) -> None:
     made = make_table(networks=[("model.attention=linear,model.attention_skip=False", 2), ("", 1)])
-    _, architectures = read_sweep(write_sweep(made, tmp_path))
+    architectures = read_run(write_sweep(made, tmp_path)).architectures
     first = architectures["model.attention=linear,model.attention_skip=False", 2]
     assert (first.attention, first.attention_skip, first.num_layers) == (Attention.linear, False, 2)
     assert architectures["", 1].attention == Attention.softmax

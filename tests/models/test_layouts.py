@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from hessfig.config import Config
+from hessfig.models.blocks import blocks_of
 from hessfig.models.matrices import matrices_of, weight_size
-from hessfig.terms import Matrix
+from hessfig.models.transformer.layout import layout
+from hessfig.terms import Block, Matrix
 from tests.toys import ARCHITECTURES, toy_problem, toy_task
 
 
@@ -42,3 +47,11 @@ def test_the_layout_names_every_parameter_of_the_network_once(name: str) -> None
     held = {path: parameter.numel() for path, parameter in problem.network.named_parameters()}
     assert {weight.parameter: weight.size for weight in problem.layout.weights} == held
     assert len(problem.layout.weights) == len(held)
+
+
+def test_plans_of_thousands_of_layers_are_made_layer_by_layer() -> None:
+    """Work that grew with the square of the number of layers took hours here."""
+    model = replace(ARCHITECTURES["softmax"], n_layers=3000)
+    blocks = blocks_of("each", layout(Config(model=model)), model)
+    assert len(blocks) == 3 + 6 * 3000
+    assert blocks[-1] == Block(3000, "W_out", "W_out")

@@ -117,18 +117,18 @@ def test_cells_that_vanish_during_a_run_are_missing_and_named(
     copied: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """One is removed, one damaged, and one loses its arrays, after they were measured and before the table is made."""
-    measure, arrays = engine._measure, found(copied, "npz")
+    measure, arrays = engine.measure_cells, found(copied, "npz")
     norms = [path for path in found(copied, "json") if path.with_suffix(".npz") not in arrays]
 
-    def then_damage(name: str, cells: list[object], store: CellStore) -> object:
-        reporter = measure(name, cells, store)  # type: ignore[arg-type]
+    def then_damage(name: str, cells: list[object], store: CellStore, launch: object) -> object:
+        reporter = measure(name, cells, store, launch)  # type: ignore[arg-type]
         if cells:
             norms[0].unlink()
             norms[1].write_text("{}")
             arrays[0].unlink()
         return reporter
 
-    monkeypatch.setattr(engine, "_measure", then_damage)
+    monkeypatch.setattr(engine, "measure_cells", then_damage)
     summary = run(copied)
     assert (summary.failed, summary.missing, summary.is_complete) == (0, 3, False)
     assert any("3 of 8 cells are not in the table (n_layers=3, sigma=" in note for note in summary.notes)
@@ -201,3 +201,14 @@ def test_a_reader_waits_out_the_moment_between_table_and_manifest(copied: Path) 
     with pytest.raises(UserError, match="a table from another config or run"):
         read_run(folder)
     assert (folder / "manifest.json").read_text() == manifest
+
+
+def test_ages_are_told_by_the_clock_of_the_folder(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a shared folder, files of other machines are dated by its server: a machine two hours ahead removes none."""
+    path = found(copied, "json")[0]
+    fresh = path.with_name(f".{path.name}.abcdefgh")
+    fresh.write_text("{")
+    ahead = time.time() + 7200
+    monkeypatch.setattr(time, "time", lambda: ahead)
+    remove_leftovers(copied / "sigma")
+    assert fresh.exists()

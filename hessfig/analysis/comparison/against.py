@@ -19,7 +19,7 @@ from hessfig.analysis.comparison.references.read import (
 )
 from hessfig.analysis.comparison.shifts import CURVE, curve_shifts, ratio_shifts, wide
 from hessfig.analysis.comparison.verdict import judge
-from hessfig.analysis.manifest import read_manifest, read_sweep
+from hessfig.analysis.manifest import read_run
 from hessfig.errors import UserError, plain
 from hessfig.files import write_text
 from hessfig.terms import Part, name_order
@@ -36,11 +36,9 @@ def run(folder: Path, reference: Path) -> Comparison:
 
 def read(folder: Path, reference: Path) -> Comparison:
     """Compare folder/table.csv with `reference` and write nothing."""
-    table, architectures = read_sweep(folder)
-    manifest = read_manifest(folder)
-    found = read_reference(reference, table, architectures)
-    ours = manifest["config"].get("task") if manifest else None
-    return compare(table, found, batches(architectures, ours, found.task))
+    run = read_run(folder)
+    found = read_reference(reference, run.table, run.architectures)
+    return compare(run.table, found, batches(run.architectures, run.config.get("task"), found.task))
 
 
 def save(comparison: Comparison, folder: Path) -> list[Path]:

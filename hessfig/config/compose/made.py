@@ -14,7 +14,7 @@ from hessfig.config.compose.job import Job, compose
 from hessfig.config.plain import added_defaults, as_plain
 from hessfig.config.settings import settings
 from hessfig.config.shipped import GROUPS
-from hessfig.errors import UserError
+from hessfig.errors import UserError, run_command
 from hessfig.files import is_file
 from hessfig.record import MANIFEST, TABLE, read_checked
 
@@ -55,7 +55,7 @@ def manifest_of(folder: Path) -> dict[str, Any] | None:
             f"{path} is not a manifest of this version",
             got=f"{type(error).__name__}: {error}"[:300],
             allowed="the file that `hessfig run` left beside the table",
-            remedy=f"hessfig run sweep={folder.name} (finished cells are reused)",
+            remedy=f"{run_command(folder)} (finished cells are reused)",
         ) from error
     return manifest
 

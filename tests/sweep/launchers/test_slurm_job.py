@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -212,7 +213,8 @@ def test_a_share_says_what_it_did_and_how_to_collect(cli: Callable[..., Answer])
     answer = cli("run", *TOY, "workers=1", "shard=2/2")
     assert answer.code == 0
     assert "shard 2/2: 1 cells measured, 0 reused, 0 failed in " in answer.out
-    assert answer.out.endswith(f"collect, with all shards in one folder: hessfig run {' '.join(TOY)}\n")
+    assert answer.out.endswith(f"collect, with all shards in one folder: hessfig run {shlex.join(TOY)}\n")
     assert not Path("outputs/sigma/table.csv").exists()
     whole = cli("run", *TOY, "workers=1")
+    assert cli("run", *TOY, "launcher=slurm", "dry_run=true").out == "nothing to do\n"
     assert "1 cells measured, 1 reused, 0 failed" in whole.out

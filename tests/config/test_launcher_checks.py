@@ -1,0 +1,60 @@
+"""What the launcher's texts mean, and which of them no cluster takes."""
+
+from __future__ import annotations
+
+import pytest
+
+from hessfig.config import Config, Launcher, LauncherConfig
+from hessfig.config.checks import check
+from hessfig.config.launcher_checks import size_in_bytes, slurm_memory
+from hessfig.config.machine import memory, memory_of_worker
+from hessfig.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("text", "slurm", "size"),
+    [("16GB", "16G", 2**34), ("500mb", "500M", 500 * 2**20), ("2T", "2T", 2**41), ("1 KB", "1K", 1024)],
+)
+def test_a_size_is_what_slurm_understands(text: str, slurm: str, size: int) -> None:
+    assert slurm_memory(text) == slurm and size_in_bytes(text) == size
+
+
+def test_a_worker_has_the_memory_that_is_asked_of_slurm() -> None:
+    asked = LauncherConfig(kind=Launcher.slurm, memory="4TB")
+    assert memory_of_worker(Config(launcher=asked)) == 2**42
+    assert memory_of_worker(Config(launcher=LauncherConfig(kind=Launcher.slurm))) == memory()
+    assert memory_of_worker(Config(launcher=LauncherConfig(memory="4TB"))) == memory()
+
+
+GOOD = [
+    ("time", "90"),
+    ("time", "1:30:00"),
+    ("time", "2-00:00:00"),
+    ("partition", "gpu,main"),
+    ("memory", "8G"),
+]
+BAD = [
+    ("time", "1:30"),
+    ("time", "0"),
+    ("time", "soon"),
+    ("memory", "16"),
+    ("memory", "0GB"),
+    ("account", ""),
+]
+
+
+@pytest.mark.parametrize(("key", "value"), GOOD)
+def test_what_slurm_takes_is_taken(key: str, value: str) -> None:
+    check(Config(launcher=LauncherConfig(**{key: value})))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("key", "value"), [*BAD, ("partition", "a\n#SBATCH --x")])
+def test_what_slurm_would_not_take_is_refused(key: str, value: str) -> None:
+    with pytest.raises(UserError, match=f"launcher.{key}"):
+        check(Config(launcher=LauncherConfig(**{key: value})))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("option", ["qos=a", "-n 4", "--a\n#SBATCH --b", "--", "x"])
+def test_what_is_no_option_is_refused(option: str) -> None:
+    with pytest.raises(UserError, match=r"launcher\.options"):
+        check(Config(launcher=LauncherConfig(options=[option])))
