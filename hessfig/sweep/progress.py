@@ -16,6 +16,7 @@ from hessfig.sweep.launchers.local import Outcome
 
 EVERY = 30.0  # seconds between lines where no bar is drawn
 _NUMBER = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")
+TELL_EVERY = 20.0  # seconds between two lines about a training, where no bar shows them
 
 
 class Reporter:
@@ -29,6 +30,7 @@ class Reporter:
         self.peak = 0
         self._name, self._total, self._every = name, total, every
         self._causes, self._first = Counter[str](), dict[str, str]()
+        self._told: dict[str, float] = {}
         self._errors = Console(stderr=True, highlight=False)
         self._started, self._reused_before = time.perf_counter(), reused
         self._is_watched, self._ended = sys.stderr.isatty(), Event()
@@ -69,7 +71,10 @@ class Reporter:
         return time.perf_counter() - self._started
 
     def show(self, outcome: Outcome) -> None:
-        """Count one outcome; print the first failure of a kind at once (causes that differ in numbers are one kind)."""
+        """Count one outcome; print a failure, the first of its kind, at once; now and then how trainings go."""
+        if outcome.kind in ("training", "trained"):
+            self._show_training(outcome)
+            return
         self.counts["reused" if outcome.kind == "met" else outcome.kind] += 1
         self.peak = max(self.peak, outcome.peak)
         if outcome.kind == "failed":
@@ -96,6 +101,14 @@ class Reporter:
         seconds = self.seconds / done * (self._todo - done) if done else 0.0
         words = f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min" if seconds < 5400 else ""
         return f", about {words or f'{seconds / 3600:.1f} h'} left" if done else ""
+
+    def _show_training(self, outcome: Outcome) -> None:
+        self.peak = max(self.peak, outcome.peak)
+        self._bar.update(self._task, note=outcome.cause if outcome.kind == "training" else self._note())
+        told, now = self._told.get(str(outcome.cell), self._started), time.perf_counter()
+        if outcome.kind == "trained" or (self._bar.disable and now - told > TELL_EVERY):
+            self._told[str(outcome.cell)] = now
+            self._say(f"{outcome.cell}: {outcome.cause}")
 
     def _say(self, words: str) -> None:
         self._errors.print(words, markup=False, soft_wrap=True)

@@ -13,6 +13,7 @@ from hessfig.config.checks.spectrum import check_spectrum
 from hessfig.config.choices import Data, Kind, Loss, Method
 from hessfig.config.grid import check_grid
 from hessfig.config.schema import Config, SweepConfig
+from hessfig.config.training import check_training
 from hessfig.errors import UserError
 
 FEWEST_ALIGNED = 4
@@ -29,6 +30,7 @@ def check(config: Config) -> None:
     _check_estimator(config)
     check_spectrum(config.spectrum)
     _check_task(config)
+    check_training(config)
     _check_sweep(config.sweep)
     _check_seeds(config)
     check_launcher(config)

@@ -17,6 +17,7 @@ from hessfig.config.choices.network import (
     State,
 )
 from hessfig.config.choices.reading import Average, FigureGroup, Format, Published, Style
+from hessfig.config.choices.training import Optimiser, Schedule, TrainingData
 
 __all__ = [
     "MLP",
@@ -32,15 +33,18 @@ __all__ = [
     "Loss",
     "Method",
     "Norm",
+    "Optimiser",
     "Probes",
     "Products",
     "Published",
     "QueryKey",
     "ScaledWeight",
+    "Schedule",
     "Scored",
     "SigmaScales",
     "Sink",
     "Spacing",
     "State",
     "Style",
+    "TrainingData",
 ]

@@ -107,7 +107,8 @@ class Scored(StrEnum):
 
 
 class State(StrEnum):
-    """A point of weight space: drawn from sigma and seed, or read from a file."""
+    """A point of weight space: drawn from sigma and seed, trained from there, or read from a file."""
 
     initialised = "initialised"
+    trained = "trained"
     loaded = "loaded"
