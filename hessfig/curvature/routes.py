@@ -46,8 +46,8 @@ class Engines:
 
     @cached_property
     def _linearised(self) -> LinearisedNetwork | None:
-        """The tape; None for a network that has none, or that computes something else (which is said)."""
-        if not isinstance(self.problem.network, Layered):
+        """The tape; None for a network that has none, for several batches, or for something else (which is said)."""
+        if self.problem.more or not isinstance(self.problem.network, Layered):
             return None
         from hessfig.curvature.products.linearised.column import LinearisedNetwork
         from hessfig.curvature.products.linearised.network import can_build

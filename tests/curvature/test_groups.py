@@ -12,7 +12,7 @@ from hessfig.curvature.problem import Problem, Suffix
 from hessfig.curvature.products.linearised.column import LinearisedColumn
 from hessfig.curvature.routes import Engines
 from hessfig.measurements.frobenius.dense import dense_blocks
-from hessfig.terms import Block, Part
+from hessfig.terms import Block, Group, Part
 from tests.toys import ARCHITECTURES, toy_problem
 
 pytestmark = pytest.mark.filterwarnings("ignore:H_f. curvlinops' product is off:RuntimeWarning")
@@ -89,12 +89,15 @@ def test_every_block_is_the_oracles(
         )
 
 
-def test_groups_of_weights_alone_stay_on_the_tape() -> None:
-    """The linear MLP's layers have no biases, so a group of them is perturbed on the tape at once."""
-    model = ARCHITECTURES["linear mlp"]
-    block = Block(1, "mlp", "mlp")
+@pytest.mark.parametrize("name", ["two layers", "pre", "post", "single", "linear mlp"])
+def test_every_group_stays_on_the_tape(name: str) -> None:
+    model = ARCHITECTURES[name]
     engines = Engines(toy_problem(model), model, Products.linearised)
-    assert isinstance(engines.column(1, "mlp", [block]), LinearisedColumn)
+    layout = engines.problem.layout
+    for group in set(Group) & set(layout.others):
+        for layer in layout.layers_of(group):
+            column = engines.column(layer, group, [Block(layer, group, group)])
+            assert isinstance(column, LinearisedColumn), (layer, group)
 
 
 def test_norms_are_a_group_of_networks_that_have_them() -> None:

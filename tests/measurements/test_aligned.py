@@ -22,11 +22,14 @@ REPEATS = 120
 
 
 @pytest.fixture(scope="module")
-def columns() -> dict[Matrix, LinearisedColumn]:
+def network() -> LinearisedNetwork:
     task, model = TaskConfig(digits=2, batch_size=8), ModelConfig(n_layers=2, d_model=12)
-    problem = toy_problem(model, task, sigma=0.5)
-    tape = LinearisedNetwork(problem, model)
-    return {matrix: tape.column(1, matrix, [matrix]) for matrix in (Matrix.W_V, Matrix.W_Q)}
+    return LinearisedNetwork(toy_problem(model, task, sigma=0.5), model)
+
+
+@pytest.fixture(scope="module")
+def columns(network: LinearisedNetwork) -> dict[Matrix, LinearisedColumn]:
+    return {matrix: network.column(1, matrix, [matrix]) for matrix in (Matrix.W_V, Matrix.W_Q)}
 
 
 @pytest.mark.parametrize("matrix", [Matrix.W_V, Matrix.W_Q])
@@ -43,11 +46,8 @@ def test_unbiased_with_honest_errors(columns: dict[Matrix, LinearisedColumn], ma
         assert ((frobs - exact).abs() < 2 * sems).double().mean() > 0.8, part
 
 
-def test_rows_beside_the_diagonal_share_its_axes_and_are_unbiased(
-    columns: dict[Matrix, LinearisedColumn],
-) -> None:
-    network, rows = columns[Matrix.W_Q].network, [Matrix.W_Q, Matrix.W_V]
-    column = network.column(1, Matrix.W_Q, rows)
+def test_rows_beside_the_diagonal_share_its_axes_and_are_unbiased(network: LinearisedNetwork) -> None:
+    column = network.column(1, Matrix.W_Q, [Matrix.W_Q, Matrix.W_V])
     exact = dense_norms(column, [Part.H])[Matrix.W_V, Part.H].value
     found = [aligned(column, Matrix.W_Q, [Part.H], 12, generator=stream(i, "rows")) for i in range(REPEATS)]
     squares = torch.tensor([norms[Matrix.W_V, Part.H].value for norms in found]).square()
@@ -76,8 +76,8 @@ def test_what_is_not_finite_is_told_and_not_hidden() -> None:
     assert not math.isfinite(norms[Matrix.W_V, Part.H].value)
 
 
-def test_exact_zero_stays_zero(columns: dict[Matrix, LinearisedColumn]) -> None:
-    top = columns[Matrix.W_V].network.column(2, Matrix.W_V, [Matrix.W_V])
+def test_exact_zero_stays_zero(network: LinearisedNetwork) -> None:
+    top = network.column(2, Matrix.W_V, [Matrix.W_V])
     norms = aligned(top, Matrix.W_V, list(Part), 9, generator=stream(0))
     assert norms[Matrix.W_V, Part.H_f].value == 0.0
     assert norms[Matrix.W_V, Part.H].value == norms[Matrix.W_V, Part.H_o].value > 0
