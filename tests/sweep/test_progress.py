@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hessfig.sweep.pool import Outcome
+from hessfig.sweep.launchers.local import Outcome
 
 from hessfig.sweep.progress import Reporter
 
