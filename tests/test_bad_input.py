@@ -194,7 +194,7 @@ BAD = {
     ("status", "sweep=sigm"): ["no sweep 'sigm'", "did you mean 'sigma'?"],
     ("verify", "statement=thm3"): ["thm3", "thm31", "did you mean"],
     ("rum",): ["no verb 'rum'", "run, plot", "did you mean 'run'?"],
-    ("completion", "fish"): ["completion", "fish", "bash"],
+    ("completion", "tcsh"): ["completion", "tcsh", "bash"],
 }
 
 

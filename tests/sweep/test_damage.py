@@ -142,6 +142,7 @@ def test_cells_that_vanish_during_a_run_are_missing_and_named(
 def test_a_short_table_is_exit_code_1(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Asked:
         variants = [("", toy_config(copied, quantities=BOTH))]  # noqa: RUF012
+        words, own = (), None
 
     assert run_verb(Asked()) == 0  # type: ignore[arg-type]
     write = CellStore.finished

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hessfig.sweep.launchers.local import Outcome
 
+from hessfig.sweep.launchers.local import Outcome
 from hessfig.sweep.progress import Reporter
 
 

@@ -25,8 +25,8 @@ class Config:
     training: TrainingConfig = field(default_factory=TrainingConfig)
     grid: GridConfig = field(default_factory=GridConfig)
     estimator: EstimatorConfig = field(default_factory=EstimatorConfig)
-    launcher: LauncherConfig = field(default_factory=LauncherConfig)
     spectrum: SpectrumConfig = field(default_factory=SpectrumConfig)
+    launcher: LauncherConfig = field(default_factory=LauncherConfig)
     sweep: SweepConfig = field(default_factory=SweepConfig)
     figure: FigureConfig = field(default_factory=FigureConfig)
     quantities: Annotated[list[str], "what is measured: frobenius, trace, spectrum, density, ..."] = field(

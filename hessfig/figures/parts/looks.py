@@ -21,6 +21,7 @@ from hessfig.figures.parts.words import plain, symbol
 _DASHES = ("-", (0, (4, 1.5)), (0, (1.2, 1.2)), (0, (5, 1.5, 1, 1.5)))
 _NAMED = 8  # so many values are named in a legend, and so many places on an axis by a tick of their own
 _WIDE_X, _WIDE_Y = 8, 30  # ranges from which on a scale is logarithmic
+_LETTER = 0.055  # inches of a figure in a tick's label
 _NARROW = 1 / 14  # neighbouring ticks closer than this share of the axis would collide
 _NEUTRAL = "#555555"
 
@@ -83,8 +84,9 @@ def set_x_scale(ax: Axes, places: pd.Series) -> bool:
         set_decades(ax, "x")
     elif spans:
         ax.set_xscale("symlog", linthresh=positive[0], linscale=0.4)
-    if len(different) <= _NAMED and _apart(ax, different):
-        ax.set_xticks(different, [f"{place:g}" for place in different])
+    labelled = _labelled(ax, different) if len(different) <= _NAMED else None
+    if labelled is not None:
+        ax.set_xticks(different, [f"{place:g}" * (place in labelled) for place in different])
         ax.xaxis.set_minor_locator(NullLocator())
     return is_log
 
@@ -101,10 +103,20 @@ def set_y_scale(ax: Axes, means: pd.Series) -> bool:
     return is_log
 
 
-def _apart(ax: Axes, places: np.ndarray) -> bool:
-    """Return whether ticks at the places would stand apart on the axis as it is scaled."""
+def _labelled(ax: Axes, places: np.ndarray) -> np.ndarray | None:
+    """Return the places whose labels stand apart on the axis as it is scaled: all, or every second; else None."""
     drawn = ax.xaxis.get_transform().transform(places)
-    return bool(len(drawn) < 2 or np.diff(drawn).min() >= _NARROW * (drawn[-1] - drawn[0]))
+    spanned = drawn[-1] - drawn[0]
+    if len(drawn) > 1 and np.diff(drawn).min() < _NARROW * spanned:
+        return None
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    inches = ax.get_position().width * figure.get_figwidth() / (spanned or 1.0)
+    for chosen in (slice(None), slice(None, None, 2)):
+        gap = np.diff(drawn[chosen]).min(initial=np.inf) * inches
+        if gap >= _LETTER * (1 + max(len(f"{place:g}") for place in places[chosen])):
+            return places[chosen]
+    return None
 
 
 def _value(name: str, value: Any) -> str:
