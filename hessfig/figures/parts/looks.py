@@ -21,7 +21,7 @@ from hessfig.figures.parts.words import plain, symbol
 _DASHES = ("-", (0, (4, 1.5)), (0, (1.2, 1.2)), (0, (5, 1.5, 1, 1.5)))
 _NAMED = 8  # so many values are named in a legend, and so many places on an axis by a tick of their own
 _WIDE_X, _WIDE_Y = 8, 30  # ranges from which on a scale is logarithmic
-_LETTER = 0.055  # inches of a figure in a tick's label
+_LETTER = 0.045  # inches of a figure in a tick's label
 _NARROW = 1 / 14  # neighbouring ticks closer than this share of the axis would collide
 _NEUTRAL = "#555555"
 
