@@ -42,6 +42,7 @@ DOORS = {
     "hydra": ("hessfig.config.compose",),
     "omegaconf": ("hessfig.config.compose",),
     "matplotlib": ("hessfig.figures.",),
+    "tueplots": ("hessfig.figures.parts.paper",),
 }
 MOST_FILES = 13
 MACHINE = re.compile(

@@ -12,7 +12,10 @@ from hessfig.config.shipped import STUDY, choices, studies
 from hessfig.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
+    from hessfig.figures.parts.paper import Paper
     from hessfig.figures.sheets import FigureSpec
+
+_OF_STUDIES = ("width", "panels", "note", "formats")
 
 
 def plot(job: Job) -> int:
@@ -32,19 +35,40 @@ def plot(job: Job) -> int:
 
 def slopes(job: Job) -> int:
     """Fit the sweep's curves and print the slopes."""
-    from hessfig.analysis.slopes.fit import rich_table
+    from hessfig.analysis.slopes import printed
+    from hessfig.analysis.slopes.fit import SLOPES, rich_table
     from hessfig.cli.terminal import show
 
-    show(rich_table(_fitted(job)))
+    config = job.config
+    if config.levels:
+        return _levels(job)
+    show(rich_table(printed.chosen(_fitted(job), rows=config.rows, parts=config.part)))
+    print(f"written: {table_folder(job) / SLOPES}")
+    return 0
+
+
+def _levels(job: Job) -> int:
+    """Print the mean levels in the windows, and their exponents in what the sweep varies."""
+    from hessfig.analysis.slopes import levels, printed
+    from hessfig.cli.terminal import show
+
+    config, folder = job.config, table_folder(job)
+    average, quantity = config.sweep.average.value, config.quantities[0]
+    found = levels.run(folder, _windows(job), average=average, quantity=quantity, resamples=config.resamples)
+    for frame in found:
+        if len(frame):
+            show(printed.level_table(printed.chosen(frame, rows=config.rows, parts=config.part)))
+    print(f"written: {folder / levels.LEVELS}, {folder / levels.TRENDS}")
     return 0
 
 
 def check(job: Job) -> int:
     """Fit the sweep's curves; return 1 when a slope is outside its tolerance, or none could be checked."""
     from hessfig.analysis.slopes import gate
+    from hessfig.analysis.slopes.fit import SLOPES
 
     lines, code = gate.summary(_fitted(job), job.config.tolerance)
-    print("\n".join(lines))
+    print("\n".join([*lines, f"written: {table_folder(job) / SLOPES}"]))
     return code
 
 
@@ -88,16 +112,16 @@ def _study(job: Job) -> list[Path]:
             allowed=", ".join(studies()),
             remedy=did_you_mean(name, studies()) or "figure.layout=LAYOUT for a figure of a sweep",
         )
-    for key in set(job.given) - {"figure", "output_dir"}:
+    for key in set(job.given) - {"figure", "style", "output_dir", *(f"figure.{key}" for key in _OF_STUDIES)}:
         raise UserError(
             f"the study {name} does not read {key}",
             got=f"{key}={job.given[key]}",
-            allowed="output_dir",
+            allowed=", ".join(["output_dir", "style", *(f"figure.{one}" for one in _OF_STUDIES)]),
             remedy="leave it out: the figure is computed, not measured",
         )
     if not import_module("hessfig.theory.studies.kept").is_whole(outputs / name):
         _compute(name, outputs)
-    return import_module(f"hessfig.figures.studies.{name}").draw(outputs)
+    return import_module(f"hessfig.figures.studies.{name}").draw(outputs, _paper(job))
 
 
 def _compute(name: str, outputs: Path) -> None:
@@ -129,7 +153,15 @@ def _spec(job: Job) -> FigureSpec:
         colour=figure.colour,
         dashes=figure.dashes,
         resamples=asked.config.resamples,
+        paper=_paper(job),
     )
+
+
+def _paper(job: Job) -> Paper:
+    from hessfig.figures.parts.paper import Paper
+
+    figure = job.config.figure
+    return Paper(figure.width, figure.note, figure.formats, figure.panels, job.config.style)
 
 
 def _of_its_sweep(job: Job) -> Job:

@@ -64,10 +64,15 @@ VERBS = {
         Verb(
             name="plot",
             about="draw a figure from a sweep's table",
-            examples=("hessfig plot figure=3a", "hessfig plot figure=3a 'sweep.windows=[[null,0.3]]'"),
+            examples=(
+                "hessfig plot figure=3a",
+                "hessfig plot figure=3a 'sweep.windows=[[null,0.3]]'",
+                "hessfig plot figure=3a figure.width=3.25 'figure.panels=[W_V:H_o,W_Q:H_o]' figure.note=false",
+                "hessfig plot figure=6 style=icml 'figure.formats=[pdf]'",
+            ),
             does="hessfig.cli.results:plot",
             groups=("figure",),
-            reads=("figure", "output_dir", *TABLE),
+            reads=("figure", "style", "output_dir", *TABLE),
             ignores=(
                 *("figure.group", "figure.order", "figure.published"),
                 *("sweep", "sweep.name", "sweep.about"),
@@ -76,10 +81,14 @@ VERBS = {
         Verb(
             name="slopes",
             about="fit growth rates to a sweep's curves, with errors",
-            examples=("hessfig slopes sweep=sigma 'sweep.windows=[[null,1.0]]'",),
+            examples=(
+                "hessfig slopes sweep=sigma 'sweep.windows=[[null,1.0]]'",
+                "hessfig slopes sweep=depth rows=W_Q part=H_o",
+                "hessfig slopes sweep=layernorm levels=true",
+            ),
             does="hessfig.cli.results:slopes",
             groups=("sweep",),
-            reads=("tolerance", "resamples", "output_dir", *TABLE),
+            reads=("tolerance", "resamples", "levels", "rows", "part", "output_dir", *TABLE),
             ignores=("sweep.about",),
         ),
         Verb(

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hessfig.config.choices import Data, Kind, Loss, Method
+from hessfig.config.figure_checks import check_figure, check_filters
 from hessfig.config.grid import check_grid
 from hessfig.config.launcher_checks import check_launcher
 from hessfig.config.model_checks import check_model
@@ -29,6 +30,8 @@ def check(config: Config) -> None:
     _check_sweep(config.sweep)
     _check_seeds(config)
     check_launcher(config)
+    check_figure(config.figure)
+    check_filters(config)
     if not config.parts or len(set(config.parts)) < len(config.parts):
         raise UserError(
             "parts: each is named once" if config.parts else "parts is empty",

@@ -78,6 +78,23 @@ class FigureGroup(StrEnum):
     own = "own"
 
 
+class Format(StrEnum):
+    """The files of a figure; its numbers are written as CSV beside them."""
+
+    pdf = "pdf"
+    png = "png"
+    svg = "svg"
+
+
+class Style(StrEnum):
+    """Type and width of a figure: our own, or those of a conference (by tueplots)."""
+
+    default = "default"
+    iclr = "iclr"
+    neurips = "neurips"
+    icml = "icml"
+
+
 class Published(StrEnum):
     """What the authors published of a figure: numbers, pictures alone, or nothing."""
 

@@ -18,7 +18,7 @@ from hessfig.figures.layouts.growth.overview import growth_by_depth
 from hessfig.figures.layouts.histograms import histograms
 from hessfig.figures.layouts.lines import lines
 from hessfig.figures.layouts.pairs import pairs
-from hessfig.figures.parts.save import Page, save_page
+from hessfig.figures.parts.save import Page, save_sheets
 from hessfig.figures.parts.spec import FigureSpec
 from hessfig.figures.parts.style import styled
 
@@ -34,15 +34,16 @@ class Layout:
     takes: tuple[str, ...] = ()
 
 
+_GROWTH = ("quantity", "index", "words")
 LAYOUTS: dict[str, Layout] = {
-    "growth": Layout(growth),
-    "growth_by_depth": Layout(growth_by_depth),
-    "linear_axes": Layout(linear_axes),
+    "growth": Layout(growth, options=_GROWTH),
+    "growth_by_depth": Layout(growth_by_depth, options=_GROWTH),
+    "linear_axes": Layout(linear_axes, options=_GROWTH),
     "ablation": Layout(ablation, options=("claim", "sigmas")),
     "blocks": Layout(blocks, options=("quantity", "index", "at", "sigma")),
     "entries": Layout(entries, options=("variant", "weights", "blocks")),
     "histograms": Layout(histograms, options=("opaque", "faded", "blocks")),
-    "one_panel": Layout(one_panel, options=("quantity", "index", "part")),
+    "one_panel": Layout(one_panel, options=(*_GROWTH, "part")),
     "pairs": Layout(pairs),
     "lines": Layout(lines, takes=("x", "colour", "dashes")),
     "bars": Layout(bars, options=("quantity", "index", "at")),
@@ -52,13 +53,13 @@ LAYOUTS: dict[str, Layout] = {
 def draw(spec: FigureSpec, outputs: Path) -> list[Path]:
     """Draw `spec` from outputs/<sweep> into outputs/figures and return the paths written.
 
-    Raises UserError for an unknown layout, for settings that the layout does not take, and for a sweep that was not
-    run or whose table is bad.
+    Width, note, formats and panels are those of `spec.paper`. Raises UserError for an unknown layout, for settings that
+    the layout does not take, for panels that are not there, and for a sweep that was not run or whose table is bad.
     """
     check(spec)
-    with styled():
+    with styled(spec.paper):
         pages = LAYOUTS[spec.layout].draw(spec, outputs / spec.sweep)
-        return [path for page in pages for path in save_page(page, outputs / "figures", spec.name)]
+        return save_sheets(pages, outputs / "figures", spec.name)
 
 
 def check(spec: FigureSpec) -> None:

@@ -21,7 +21,10 @@ from hessfig.record import MANIFEST, TABLE, read_checked
 # Settings that a manifest holds without their changing a number; those that say how the table is read are no others.
 _NO_NUMBERS = ("sweep.name", "sweep.about", "sweep.windows", "sweep.average")
 # Words that ask nothing of a table.
-_READING = ("figure", "tolerance=", "resamples=", "reference=", "sweep.windows=", "sweep.average=")
+_READING = (
+    *("figure", "style=", "tolerance=", "resamples=", "reference=", "sweep.windows=", "sweep.average="),
+    *("levels=", "rows=", "part="),
+)
 _GROUPS = ("task", "model", "grid", "estimator", "sweep")
 _UNKNOWN = object()
 # Settings of network and task that may differ without measuring something else: depths are compared one by one.

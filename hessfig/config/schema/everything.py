@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from hessfig.config.choices import DType
+from hessfig.config.choices import DType, Style
 from hessfig.config.schema.experiment import FigureConfig, SweepConfig
 from hessfig.config.schema.launcher import LauncherConfig
 from hessfig.config.schema.measuring import EstimatorConfig, GridConfig
@@ -44,10 +44,19 @@ class Config:
         str | None, "measure a share of the cells only: 2/8 is the second of eight", "K/N or null"
     ] = None
     output_dir: Annotated[str, "folder of all results"] = "outputs"
-    dry_run: Annotated[bool, "say what would be measured, and measure nothing"] = False
+    dry_run: Annotated[bool, "say what would be done, and do nothing"] = False
+    yes: Annotated[bool, "remove what `clean` lists without asking"] = False
     config_dir: Annotated[str | None, "set by --config-dir"] = None
     reference: Annotated[
         str | None, "published values: a CSV file, or a folder of the authors' result files"
     ] = None
     tolerance: Annotated[float, "how far a slope may be from its prediction"] = 0.1
     resamples: Annotated[int, "bootstrap resamples behind a slope's error"] = 2000
+    levels: Annotated[
+        bool, "in place of slopes, mean levels in each window and how they go with settings"
+    ] = False
+    rows: Annotated[Any, "print blocks of these row weights only: W_Q, or [W_Q, W_V]", "a name or a list"] = (
+        None
+    )
+    part: Annotated[Any, "print these parts only: H_o, or [H_o, H]", "a part or a list"] = None
+    style: Annotated[Style, "type and width of figures: our own, or a conference's"] = Style.default

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from hessfig.config.choices import Average, FigureGroup, Published
+from hessfig.config.choices import Average, FigureGroup, Format, Published
 
 
 @dataclass
@@ -51,4 +51,14 @@ class FigureConfig:
     x: Annotated[str | None, "what runs along its x axis: sigma, step, or a varied setting"] = None
     colour: Annotated[str | None, "what colours tell apart"] = None
     dashes: Annotated[str | None, "what dashes tell apart"] = None
+    width: Annotated[
+        float | None, "inches, with type of 7 points and more; null: the style's (default 5.5)"
+    ] = None
+    panels: Annotated[
+        list[str], "panels to draw, such as [W_V:H_o, W_Q:H]; empty: all (a name that is none lists them)"
+    ] = field(default_factory=list)
+    note: Annotated[bool, "the note below the panels; false writes it to a .txt beside the figure"] = True
+    formats: Annotated[list[Format], "files to write; the numbers are written as CSV beside them"] = field(
+        default_factory=lambda: [Format.pdf, Format.png, Format.svg]
+    )
     options: Annotated[dict[str, Any], "options of the layout"] = field(default_factory=dict)

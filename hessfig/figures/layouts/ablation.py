@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,8 @@ from matplotlib.ticker import NullLocator
 from hessfig.analysis.axis import X
 from hessfig.analysis.shares import functional_shares
 from hessfig.analysis.variants import as_numbers, varied_setting
-from hessfig.figures.parts.grid import Margins, panel_grid, say
+from hessfig.figures.parts.folding import panel_sheet
+from hessfig.figures.parts.grid import Margins, say
 from hessfig.figures.parts.measured import Measured, drawn_numbers, read_measured
 from hessfig.figures.parts.numbers import as_written
 from hessfig.figures.parts.panels import (
@@ -26,10 +27,11 @@ from hessfig.figures.parts.panels import (
 from hessfig.figures.parts.save import Page
 from hessfig.figures.parts.spec import FigureSpec
 from hessfig.figures.parts.style import matrix_colour, shades
-from hessfig.figures.parts.words import norm_label, plain, symbol
+from hessfig.figures.parts.words import block_words, norm_label, part_title, plain, symbol
 from hessfig.terms import Part
 
 _SHOWN = 3
+_COLUMNS = (Part.H_o.value, Part.H_f.value, "share")
 
 
 def ablation(spec: FigureSpec, folder: Path) -> Iterator[Page]:
@@ -58,25 +60,33 @@ def draw_ablation(measured: Measured, spec: FigureSpec, *, suffix: str = "") -> 
     places = _chosen_places(shares, spec.numbers("sigmas"), measured)
     axis = measured.axis.symbol
     words = f"Shares: mean over seeds of the ratio, bars ± standard error; lighter for smaller {axis}."
-    figure, axes = panel_grid(
-        len(blocks),
-        3,
+    sheet = panel_sheet(
+        [[f"{_name(*block)}:{column}" for column in _COLUMNS] for block in blocks],
         note=f"{measured.how(guides=False)} {words}{_claim(spec, shares, measured, places)}",
-        margins=Margins(across=0.42, down=0.34, right=0.12),
+        height=1.5,
+        margins=Margins(across=0.38, down=0.42),
         share_x=False,
         share_y=False,
     )
-    for row, (name, col) in zip(axes, blocks, strict=True):
+    for row, (name, col) in enumerate(blocks):
         block = measured.of(row=name, col=col)
-        _draw_curves(row[:2].tolist(), block)
-        here = shares[(shares["row"] == name) & (shares["col"] == col)]
-        _draw_shares(row[2], here, block, places)
-        row[0].set_ylabel(norm_label(name, col))
-    for ax, title in zip(axes[0], _titles(), strict=True):
-        ax.set_title(title)
+        curves = {column: ax for i, column, ax in sheet if i == row and column < 2}
+        _draw_curves(curves, block)
+        for ax in (ax for i, column, ax in sheet if i == row and column == 2):
+            _draw_shares(ax, shares[(shares["row"] == name) & (shares["col"] == col)], block, places)
+    sheet.label(
+        x="",
+        columns=_titles(),
+        rows=[norm_label(*block) for block in blocks],
+        names=[block_words(*block) for block in blocks],
+    )
     written = as_written(shares.assign(part="H_f/(H_o+H_f)"), measured.axis)
     numbers = pd.concat([drawn_numbers(measured), written], ignore_index=True)
-    return Page(suffix, figure, numbers)
+    return Page(suffix, sheet.figure, numbers)
+
+
+def _name(row: str, col: str) -> str:
+    return row if row == col else f"{row}-{col}"
 
 
 def _blocks(measured: Measured) -> list[tuple[str, str]]:
@@ -86,23 +96,24 @@ def _blocks(measured: Measured) -> list[tuple[str, str]]:
     return diagonal + [pair for pair in present if pair not in diagonal]
 
 
-def _titles() -> list[str]:
+def _titles() -> list[tuple[str, ...]]:
     outer, functional = (symbol(part) for part in (Part.H_o, Part.H_f))
-    return [
-        f"{outer}: {Part.H_o.label}",
-        f"{functional}: {Part.H_f.label}",
-        rf"share $\|${functional}$\|/(\|${outer}$\|+\|${functional}$\|)$",
-    ]
+    share = rf"$\|${functional}$\|/(\|${outer}$\|+\|${functional}$\|)$"
+    return [(part_title(Part.H_o), outer), (part_title(Part.H_f), functional), (f"share {share}", "share")]
 
 
-def _draw_curves(axes: list[Axes], block: Measured) -> None:
+def _draw_curves(panels: Mapping[int, Axes], block: Measured) -> None:
+    """Draw the curves of H_o (panel 0) and H_f (panel 1), those of the two that are shown."""
+    if not panels:
+        return
     variants = list(block.curves["variant"].unique())
     name, values = varied_setting(variants)
     tones = shades(matrix_colour(block.curves["row"].iloc[0]), len(variants))
-    axes[0].sharey(axes[1])
+    axes = list(panels.values())
+    axes[0].sharey(axes[-1])
     set_log_range(axes, block.curves[block.curves["part"] != Part.H], block.axis)
-    for ax, part in zip(axes, (Part.H_o, Part.H_f), strict=True):
-        one = block.of(part=part)
+    for column, ax in panels.items():
+        one = block.of(part=(Part.H_o, Part.H_f)[column])
         mark_one(ax, block.axis)
         ax.set_xlim(axes[0].get_xlim())
         ax.set_xlabel(block.axis.symbol)
@@ -113,7 +124,11 @@ def _draw_curves(axes: list[Axes], block: Measured) -> None:
             say(ax, why_empty(one))
     if any(values):
         axes[0].legend(
-            title=f"{plain(name)}:", loc="upper left", ncols=1 + len(values) // 5, alignment="left"
+            title=f"{plain(name)}:",
+            loc="upper left",
+            ncols=1 + len(values) // 5,
+            alignment="left",
+            columnspacing=0.6,
         )
 
 

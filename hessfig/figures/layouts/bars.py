@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,7 +13,8 @@ from matplotlib.axes import Axes
 from hessfig.analysis.axis import Axis, along
 from hessfig.analysis.curves import growth_curves, of_quantity
 from hessfig.analysis.manifest import read_run
-from hessfig.figures.parts.grid import Margins, panel_grid, say
+from hessfig.figures.parts.folding import panel_sheet
+from hessfig.figures.parts.grid import MARGINS, Margins, label_side, panel_width, say
 from hessfig.figures.parts.looks import set_y_scale
 from hessfig.figures.parts.numbers import (
     BLOCK_KEY,
@@ -25,16 +27,14 @@ from hessfig.figures.parts.numbers import (
 from hessfig.figures.parts.panels import why_no_line
 from hessfig.figures.parts.save import Page, file_words, page_suffix
 from hessfig.figures.parts.spec import FigureSpec
-from hessfig.figures.parts.style import TINY, shades
+from hessfig.figures.parts.style import TINY, fitting, shades, width_of
 from hessfig.figures.parts.words import block_title, note_words, part_title, plain, quantity_words
 from hessfig.record import FROBENIUS
 
-_BLOCKS = 30  # on a page
-_STEP, _CHARACTER = (
-    0.14,
-    0.042,
-)  # between layers, in units of one block; width of a letter of a name in inches
+_BLOCK = 0.16  # inches of the page for a block
+_STEP = 0.14  # between layers, in units of one block
 _PAGE = ["variant", "num_layers", "quantity", "index"]
+_LONGEST = 1.4  # inches for a name
 _COLOUR = "#4575b4"
 
 
@@ -47,11 +47,18 @@ def bars(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     """
     run = read_run(folder)
     chosen = of_quantity(run.table, spec.quantity, spec.index)
-    yield from all_bars(along(chosen, run.axis), [spec.quantity], run.axis, at=spec.number("at"))
+    yield from all_bars(
+        along(chosen, run.axis), [spec.quantity], run.axis, at=spec.number("at"), config=run.config
+    )
 
 
 def all_bars(
-    table: pd.DataFrame, quantities: Sequence[str], axis: Axis, *, at: float | None = None
+    table: pd.DataFrame,
+    quantities: Sequence[str],
+    axis: Axis,
+    *,
+    at: float | None = None,
+    config: Mapping[str, Any] | None = None,
 ) -> Iterator[Page]:
     """Draw every network's blocks, a page for each quantity."""
     every = [growth_curves(table, axis=axis, quantity=quantity) for quantity in quantities]
@@ -63,13 +70,14 @@ def all_bars(
         words = "".join(f"_{file_words(str(of_page[name]))}" for name in several)
         suffix = page_suffix(of_page["variant"], of_page["num_layers"], networks) + words
         names = [of_page["variant"], *(f"{name} {of_page[name]}" for name in several)]
-        note = note_words(table, axis, names, place=place)
+        note = note_words(table, axis, names, place=place, config=config)
         yield from _sheets(here, axis, note, suffix)
 
 
 def _sheets(points: pd.DataFrame, axis: Axis, note: str, suffix: str) -> Iterator[Page]:
     blocks = blocks_in_order(points)
-    sheets = [blocks[start : start + _BLOCKS] for start in range(0, len(blocks), _BLOCKS)]
+    most = int(panel_width(1, MARGINS) / _BLOCK)
+    sheets = [blocks[start : start + most] for start in range(0, len(blocks), most)]
     for number, names in enumerate(sheets, start=1):
         yield _draw_page(points, names, axis, note, suffix + (f"_sheet{number}" if len(sheets) > 1 else ""))
 
@@ -79,19 +87,17 @@ def _draw_page(points: pd.DataFrame, blocks: list[BlockKey], axis: Axis, note: s
     keys = list(points[BLOCK_KEY].itertuples(index=False, name=None))
     points = points.assign(place=[place.get(key, -1) for key in keys])
     points, parts = points[points["place"] >= 0], list(points["part"].unique())
-    names = [block_title(*key, quantity="") for key in blocks]
-    longest = max(
-        len(f"{row}, {col}" if row != col else row) + 20 * bool(across) for row, col, across in blocks
-    )
-    margins = Margins(bottom=0.2 + _CHARACTER * longest, down=0.3)
-    figure, axes = panel_grid(len(parts), 1, note=note, margins=margins, share_y=False)
-    for ax, part in zip(axes[:, 0], parts, strict=True):
-        _draw_panel(ax, points[points["part"] == part], points)
-        ax.set_title(part_title(part))
-        ax.set_ylabel(_label(points))
-    axes[-1, 0].set_xticks(range(len(blocks)), names, rotation=90)
-    axes[-1, 0].set_xlim(-0.6, len(blocks) - 0.4)
-    return Page(suffix, figure, as_written(points.drop(columns=["across", "place"]), axis))
+    names = [fitting([block_title(*key, quantity="")], _LONGEST) for key in blocks]
+    margins = Margins(bottom=0.12 + max(map(width_of, names)), down=0.3)
+    sheet = panel_sheet([[part or "all"] for part in parts], note=note, margins=margins, share_y=False)
+    for row, _, ax in sheet:
+        _draw_panel(ax, points[points["part"] == parts[row]], points)
+        ax.set_title(part_title(parts[row]))
+        label_side(ax, _label(points))
+    lowest = sheet.panels[sheet.lines[-1][0]]
+    lowest.set_xticks(range(len(blocks)), names, rotation=90)
+    lowest.set_xlim(-0.6, len(blocks) - 0.4)
+    return Page(suffix, sheet.figure, as_written(points.drop(columns=["across", "place"]), axis))
 
 
 def _draw_panel(ax: Axes, points: pd.DataFrame, page: pd.DataFrame) -> None:

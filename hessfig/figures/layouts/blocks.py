@@ -13,17 +13,26 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
 from hessfig.analysis.curves import growth_curves
-from hessfig.figures.parts.grid import Margins, panel_grid
+from hessfig.figures.parts.folding import panel_sheet
+from hessfig.figures.parts.grid import Margins, fitting_columns, panel_width, width_in
 from hessfig.figures.parts.measured import in_order, parts_of
 from hessfig.figures.parts.numbers import as_written, at_one_place, read_numbers
 from hessfig.figures.parts.save import Page, page_suffix
 from hessfig.figures.parts.spec import FigureSpec
-from hessfig.figures.parts.style import TEXT_WIDTH
-from hessfig.figures.parts.words import plain, quantity_words, seeds_words, symbol, weight_words
+from hessfig.figures.parts.style import TINY, fitting, width_of
+from hessfig.figures.parts.words import (
+    part_title,
+    plain,
+    quantity_words,
+    seeds_words,
+    setting_words,
+    symbol,
+    weight_words,
+)
 from hessfig.record import FROBENIUS, NETWORK
 from hessfig.terms import Part
 
-_LETTER = 0.042  # inches
+_CELL = 0.26  # inches that a cell with its number takes
 _SIDE_BY_SIDE = 5  # up to this many weights the three parts fit beside each other
 
 
@@ -41,7 +50,7 @@ def blocks(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     wanted = spec.number("sigma") if spec.number("at") is None else spec.number("at")
     here, place = at_one_place(curves, wanted, run.axis)
     networks = list(here[NETWORK].drop_duplicates().itertuples(index=False, name=None))
-    note = _note(spec.quantity, numbers, place)
+    note = _note(spec.quantity, numbers, place) + setting_words(run.config, numbers, run.axis)
     for variant, depth in networks:
         network = here[(here["variant"] == variant) & (here["num_layers"] == depth)]
         for layer in sorted(set(network["layer"]) - {0}) or [0]:
@@ -80,30 +89,42 @@ def _note(quantity: str, numbers: pd.DataFrame, place: str) -> str:
 def _draw_page(
     norms: pd.DataFrame, names: list[str], parts: list[Part], scale: Normalize, note: str
 ) -> Figure:
-    single = len(parts) == 1 and len(names) > _SIDE_BY_SIDE
-    left, right, long = 0.62 if single else 0.4, 0.95 if single else 0.62, _length(names)
-    margins = Margins(left=left + long, right=right, top=0.26, bottom=0.3 + long, across=0.14)
-    width = (TEXT_WIDTH - margins.left - margins.right - (len(parts) - 1) * margins.across) / len(parts)
-    height = width * (0.72 if single else 1.0)
-    figure, axes = panel_grid(1, len(parts), note=note, panel_height=height, margins=margins, share_y="all")
-    for ax, part in zip(axes[0], parts, strict=True):
-        image = _draw_matrix(ax, norm_matrix(norms[norms["part"] == part], names), names, scale)
-        ax.set_title(f"{symbol(part)}: {part.label}")
-    box = axes[0, -1].get_position()
-    bar = figure.add_axes((box.x1 + 0.015, box.y0, 0.015, box.height))
-    figure.colorbar(image, cax=bar, label=_scale_label(norms["quantity"].iloc[0]))
-    return figure
+    long = _length(names)
+    margins = Margins(left=0.36 + long, right=0.62, top=0.26, bottom=0.3 + long, across=0.14, down=0.3)
+    narrowest = _CELL * len(names)
+    columns = min(len(parts), fitting_columns(margins, narrowest))
+    height = panel_width(columns, margins) * (1.0 if columns > 1 else 0.72)
+    cells = [
+        _cell(value) for part in parts for value in norm_matrix(norms[norms["part"] == part], names).flat
+    ]
+    fits = max(map(width_of, cells)) <= 0.95 * panel_width(columns, margins) / len(names)
+    words = note if fits else f"{note} Numbers are in the CSV file."
+    shown = [[part.value for part in parts]]
+    sheet = panel_sheet(shown, note=words, height=height, margins=margins, narrowest=narrowest, share_y="all")
+    for _, column, ax in sheet:
+        square = norm_matrix(norms[norms["part"] == parts[column]], names)
+        image = _draw_matrix(ax, square, names, scale, numbered=fits)
+        ax.set_title(fitting([part_title(parts[column]), symbol(parts[column])], width_in(ax), 8))
+    last = sheet.panels[sheet.lines[0][-1]].get_position()
+    page = sheet.figure.get_figwidth()
+    bar = sheet.figure.add_axes(
+        (last.x1 + 0.07 / page, last.y0, 0.08 / page, last.height), label="<colorbar>"
+    )
+    sheet.figure.colorbar(image, cax=bar, label=_scale_label(norms["quantity"].iloc[0]))
+    return sheet.figure
 
 
-def _draw_matrix(ax: Axes, square: np.ndarray, names: list[str], scale: Normalize) -> AxesImage:
+def _draw_matrix(
+    ax: Axes, square: np.ndarray, names: list[str], scale: Normalize, *, numbered: bool
+) -> AxesImage:
     with np.errstate(divide="ignore", invalid="ignore"):
         logs = np.log10(square)
     image = ax.imshow(np.where(np.isfinite(logs), logs, np.nan), cmap="viridis", norm=scale, aspect="auto")
     ax.set_facecolor("#e6e6e6")
-    for (i, j), value in np.ndenumerate(square):
+    for (i, j), value in np.ndenumerate(square) if numbered else ():
         words = _cell(value)
         dark = np.isfinite(logs[i, j]) and scale(logs[i, j]) < 0.55
-        ax.text(j, i, words, ha="center", va="center", color="white" if dark else "black", fontsize=6)
+        ax.text(j, i, words, ha="center", va="center", color="white" if dark else "black", fontsize=TINY)
     ticks = [weight_words(name) for name in names]
     ax.set_xticks(range(len(names)), ticks, rotation=90 if _length(names) else 0)
     ax.set_yticks(range(len(names)), ticks)
@@ -114,8 +135,8 @@ def _draw_matrix(ax: Axes, square: np.ndarray, names: list[str], scale: Normaliz
 
 def _length(names: list[str]) -> float:
     """Return how many inches the longest name needs beside what a weight of the paper does."""
-    longest = max((len(name) for name in names if weight_words(name) == plain(name)), default=0)
-    return max(0.0, _LETTER * longest - 0.2)
+    longest = max((width_of(weight_words(n)) for n in names if weight_words(n) == plain(n)), default=0.0)
+    return max(0.0, longest - 0.2)
 
 
 def _cell(value: float) -> str:

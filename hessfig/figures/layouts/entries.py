@@ -7,23 +7,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from numpy.typing import NDArray
 
 from hessfig.analysis.arrays import StoredHessian, read_hessians
-from hessfig.figures.layouts.histograms import blocks_of, describe, draw_bars, picked
-from hessfig.figures.parts.grid import Margins, panel_grid
+from hessfig.figures.layouts.histograms import blocks_of, describe, draw_bars, picked, setting_of
+from hessfig.figures.parts.folding import panel_sheet
+from hessfig.figures.parts.grid import Margins, fitting_columns, panel_width, width_in
 from hessfig.figures.parts.save import Page, page_suffix
 from hessfig.figures.parts.spec import FigureSpec
-from hessfig.figures.parts.style import TEXT_WIDTH, TINY
+from hessfig.figures.parts.style import TINY, width_of
 from hessfig.figures.parts.words import weight_words
 
 ATTENTION = ("W_Q", "W_K", "W_V", "W_O")
 _FLOOR, _RANGE = 1e-6, (-6.0, -1.0)
 _PIXELS = 960
+_NARROWEST = 1.6  # inches of a heat map whose weights are named
 _SMALLEST_LABEL = 0.04  # parameters that own less of the axis than this carry no name
 
 
@@ -40,33 +41,42 @@ def entries(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     networks, weights = [(hessian.variant, 0) for hessian in picture], spec.words("weights") or ATTENTION
     for hessian in picture:
         suffix = page_suffix(hessian.variant, 0, networks)
-        yield draw_entries(hessian, weights, blocks_of(spec), suffix=suffix)
+        yield draw_entries(hessian, weights, blocks_of(spec), suffix=suffix, setting=setting_of(folder))
 
 
 def draw_entries(
-    hessian: StoredHessian, weights: Sequence[str], blocks: Sequence[str], *, suffix: str = ""
+    hessian: StoredHessian,
+    weights: Sequence[str],
+    blocks: Sequence[str],
+    *,
+    suffix: str = "",
+    setting: str = "",
 ) -> Page:
     """Draw the two heat maps with one colour bar, and the histograms below them."""
     whole, some = hessian, hessian.restricted(weights)
     name = "attention" if set(weights) == set(ATTENTION) else "some weights"
-    margins = Margins(left=0.42, right=0.5, top=0.22, bottom=0.36, across=0.42, down=0.5)
-    side = (TEXT_WIDTH - margins.left - margins.right - margins.across) / 2
-    figure, axes = panel_grid(
-        2,
-        2,
-        note=describe(hessian) + " Heat maps: log10(|H| + 1e-6), smoothed over 5 x 5 entries.",
-        panel_height=(side + 1.0) / 2,
-        height_ratios=[side, 1.0],
+    margins = Margins(left=0.54, right=0.5, across=0.42, down=0.5)
+    side = panel_width(min(2, fitting_columns(margins, _NARROWEST)), margins)
+    sheet = panel_sheet(
+        [["whole", "attention" if name == "attention" else "some"], ["histogram"]],
+        note=f"{describe(hessian)}{setting} Heat maps: log10(|H| + 1e-6), smoothed over 5 x 5 entries.",
+        height=[side, 1.1],
         margins=margins,
+        narrowest=_NARROWEST,
         share_x=False,
         share_y=False,
     )
-    for ax, one, title in zip(axes[0], (whole, some), ("whole model", name), strict=True):
-        image = draw_heat_map(ax, one.matrix, one.borders(), one.names)
-        ax.set_title(f"{title}: {len(one.matrix)} parameters")
-    _colour_bar(figure, axes[0, 1], image)
-    numbers = _draw_shared_histogram(figure, axes[1], hessian, blocks)
-    return Page(suffix, figure, numbers)
+    pictures = {(0, 0): (whole, "whole model"), (0, 1): (some, name)}
+    for row, column, ax in sheet:
+        if row == 0:
+            one, title = pictures[row, column]
+            image = draw_heat_map(ax, one.matrix, one.borders(), one.names)
+            ax.set_title(f"{title}: {len(one.matrix)} parameters")
+    numbers = draw_bars(sheet.panels.get((1, 0)) or Figure().subplots(), [hessian], blocks)
+    heat_maps = [cell for line in sheet.lines for cell in line if cell[0] == 0 and cell in sheet.lines[0]]
+    if heat_maps:
+        _colour_bar(sheet.figure, sheet.panels[heat_maps[-1]], image)
+    return Page(suffix, sheet.figure, numbers)
 
 
 def draw_heat_map(ax: Axes, matrix: NDArray[Any], borders: NDArray[Any], names: Sequence[str]) -> AxesImage:
@@ -85,7 +95,8 @@ def draw_heat_map(ax: Axes, matrix: NDArray[Any], borders: NDArray[Any], names: 
     named = [
         (m, weight_words(n))
         for m, w, n in zip(middles, widths, names, strict=True)
-        if w >= _SMALLEST_LABEL * size
+        if w * width_in(ax)
+        >= max(_SMALLEST_LABEL * size * width_in(ax), 1.1 * size * width_of(weight_words(n)))
     ]
     ax.set_xticks([m for m, _ in named], [n for _, n in named])
     ax.set_yticks([m for m, _ in named], [n for _, n in named])
@@ -101,18 +112,9 @@ def _reduced(logs: NDArray[Any]) -> NDArray[Any]:
     return sums / (widths[:, None] * widths)
 
 
-def _draw_shared_histogram(
-    figure: Figure, axes: Sequence[Axes], hessian: StoredHessian, blocks: Sequence[str]
-) -> pd.DataFrame:
-    """Use the whole lower row for one panel."""
-    left, right = axes[0].get_position(), axes[1].get_position()
-    axes[1].remove()
-    axes[0].set_position((left.x0, left.y0, right.x1 - left.x0, left.height))
-    return draw_bars(axes[0], [hessian], blocks)
-
-
 def _colour_bar(figure: Figure, ax: Axes, image: AxesImage) -> None:
     box = ax.get_position()
-    bar = figure.add_axes((box.x1 + 0.015, box.y0, 0.015, box.height))
+    page = figure.get_figwidth()
+    bar = figure.add_axes((box.x1 + 0.08 / page, box.y0, 0.08 / page, box.height), label="<colorbar>")
     figure.colorbar(image, cax=bar)
-    bar.set_title(r"$\log_{10}$", fontsize=6)
+    bar.set_title(r"$\log_{10}$", fontsize=TINY, pad=6)

@@ -12,13 +12,16 @@ from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
 from hessfig.analysis.arrays import StoredHessian, histogram, log_bins, read_hessians
+from hessfig.analysis.axis import SIGMA
+from hessfig.analysis.manifest import read_manifest
 from hessfig.errors import UserError
-from hessfig.figures.parts.grid import panel_grid
+from hessfig.figures.parts.folding import panel_sheet
+from hessfig.figures.parts.grid import Margins, label_side
 from hessfig.figures.parts.panels import set_decades
 from hessfig.figures.parts.save import Page
 from hessfig.figures.parts.spec import FigureSpec
 from hessfig.figures.parts.style import matrix_colour
-from hessfig.figures.parts.words import pair_words, plain
+from hessfig.figures.parts.words import pair_words, plain, setting_words
 from hessfig.terms import Matrix
 
 BLOCKS = (Matrix.W_V.value, Matrix.W_Q.value)
@@ -37,7 +40,7 @@ def histograms(spec: FigureSpec, folder: Path) -> Iterator[Page]:
         spec.options.get("faded", "model.attention=softmax"),
     ]
     opaque, faded = (picked(list(hessians.values()), name)[0] for name in names)
-    yield draw_histograms(opaque, faded, blocks_of(spec))
+    yield draw_histograms(opaque, faded, blocks_of(spec), setting=setting_of(folder))
 
 
 def blocks_of(spec: FigureSpec) -> list[str]:
@@ -45,11 +48,13 @@ def blocks_of(spec: FigureSpec) -> list[str]:
     return spec.words("blocks") or list(BLOCKS)
 
 
-def draw_histograms(opaque: StoredHessian, faded: StoredHessian, blocks: Sequence[str]) -> Page:
+def draw_histograms(
+    opaque: StoredHessian, faded: StoredHessian, blocks: Sequence[str], *, setting: str = ""
+) -> Page:
     """Draw the histograms of two networks in one panel."""
-    note = f"{describe(opaque)} Opaque: {opaque.variant}; faded: {faded.variant}."
-    figure, axes = panel_grid(1, 1, note=note, panel_height=1.6)
-    return Page("", figure, draw_bars(axes[0, 0], [opaque, faded], blocks))
+    note = f"{describe(opaque)}{setting} Opaque: {opaque.variant}; faded: {faded.variant}."
+    sheet = panel_sheet([["histogram"]], note=note, height=1.9, margins=Margins(right=0.15))
+    return Page("", sheet.figure, draw_bars(sheet.first, [opaque, faded], blocks))
 
 
 def draw_bars(ax: Axes, hessians: list[StoredHessian], weights: Sequence[str]) -> pd.DataFrame:
@@ -82,7 +87,8 @@ def draw_bars(ax: Axes, hessians: list[StoredHessian], weights: Sequence[str]) -
     set_decades(ax, "x")
     ax.set_xlim(edges[0], edges[-1])
     ax.set_xlabel("absolute value of an entry")
-    ax.set_ylabel("share of entries")
+    label_side(ax, "share of entries")
+    ax.set_ylim(0, ax.get_ylim()[1] * (1 + 0.1 * len(blocks)))  # room for the legend above the bars
     ax.legend(loc="upper left", reverse=True)
     return pd.concat(rows[::-1], ignore_index=True)
 
@@ -99,6 +105,11 @@ def describe(hessian: StoredHessian) -> str:
     """Return which Hessian is drawn, for the note."""
     where = "" if np.isnan(hessian.sigma) else f" at σ = {hessian.sigma:g}"
     return f"Full Hessian{where}, seed {hessian.seed}."
+
+
+def setting_of(folder: Path) -> str:
+    """Return the settings that matter, for the note."""
+    return setting_words((read_manifest(folder) or {}).get("config", {}), pd.DataFrame(), SIGMA)
 
 
 def picked(hessians: list[StoredHessian], variant: str | None) -> list[StoredHessian]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,22 @@ from hessfig.analysis.curves import growth_curves, of_quantity
 from hessfig.analysis.manifest import read_run
 from hessfig.figures.layouts.bars import all_bars
 from hessfig.figures.parts.dimensions import ordered, seen, unseen, values_of
-from hessfig.figures.parts.grid import Margins, only_outer_labels, panel_grid, say
+from hessfig.figures.parts.folding import panel_sheet
+from hessfig.figures.parts.grid import Margins, say
 from hessfig.figures.parts.looks import Look, set_x_scale, set_y_scale
 from hessfig.figures.parts.numbers import BLOCK_KEY, BlockKey, as_written, blocks_in_order, with_pairs
 from hessfig.figures.parts.panels import mark_one, why_no_line
 from hessfig.figures.parts.save import Page, page_suffix
 from hessfig.figures.parts.spec import FigureSpec
-from hessfig.figures.parts.words import block_title, note_words, part_title, plain, quantity_words
+from hessfig.figures.parts.words import (
+    block_title,
+    note_words,
+    part_title,
+    plain,
+    quantity_words,
+    symbol,
+    unit_label,
+)
 from hessfig.record import FROBENIUS
 
 _ROWS = 6  # of panels on a page
@@ -41,16 +50,18 @@ def lines(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     chosen = pd.concat([of_quantity(run.table, quantity, spec.index) for quantity in quantities])
     table = along(chosen, axis, asked=asked)
     if not (spec.x or spec.colour or spec.dashes or has_places(table, axis)):
-        yield from all_bars(table, quantities, axis)
+        yield from all_bars(table, quantities, axis, config=run.config)
         return
     check_places(table, axis)
     curves = pd.concat([growth_curves(table, axis=axis, quantity=quantity) for quantity in quantities])
     colour, dashes = seen(spec, curves)
     column = "quantity" if len(quantities) > 1 else "" if "part" in (colour, dashes) else "part"
-    yield from _pages(with_pairs(curves), table, Look(axis, colour, dashes, column))
+    yield from _pages(with_pairs(curves), table, Look(axis, colour, dashes, column), run.config)
 
 
-def _pages(curves: pd.DataFrame, table: pd.DataFrame, look: Look) -> Iterator[Page]:
+def _pages(
+    curves: pd.DataFrame, table: pd.DataFrame, look: Look, config: Mapping[str, Any]
+) -> Iterator[Page]:
     rest = unseen(curves, [look.colour, look.dashes, look.column])
     networks = list(rest[_PAGE[:2]].drop_duplicates().itertuples(index=False, name=None))
     several = [name for name in _PAGE[2:] if len(rest[name].unique()) > 1]
@@ -63,28 +74,40 @@ def _pages(curves: pd.DataFrame, table: pd.DataFrame, look: Look) -> Iterator[Pa
         sheets = [blocks[start : start + _ROWS] for start in range(0, len(blocks), _ROWS)]
         for number, rows in enumerate(sheets, start=1):
             sheet = f"_sheet{number}" if len(sheets) > 1 else ""
-            note = note_words(table, look.axis, names, several_points=True)
+            note = note_words(table, look.axis, names, several_points=True, config=config)
             yield _draw_page(here, rows, look, note, suffix + sheet)
 
 
 def _draw_page(curves: pd.DataFrame, rows: list[BlockKey], look: Look, note: str, suffix: str) -> Page:
     columns, apart = ordered(curves[look.column]) if look.column else [""], look.column == "quantity"
-    margins = Margins(across=0.34 if apart else 0.12, down=0.22)
-    figure, axes = panel_grid(
-        len(rows), len(columns), note=note, margins=margins, share_y=False if apart else "row"
-    )
+    margins, share = Margins(across=0.36 if apart else 0.12, down=0.22), False if apart else "row"
+    sheet = panel_sheet(_names(rows, columns), note=note, margins=margins, share_y=share)
     blocks = [_chosen(curves, dict(zip(BLOCK_KEY, key, strict=True))) for key in rows]
-    for panels, block in zip(axes, blocks, strict=True):
-        for ax, value in zip(panels, columns, strict=True):
-            one = _chosen(block, {look.column: value}) if look.column else block
-            _draw_panel(ax, one, one if apart else block, curves, look)
-    for ax, value in zip(axes[0], columns, strict=True):
-        ax.set_title(plain(quantity_words(value)) if apart else part_title(value))
+    for row, column, ax in sheet:
+        one = _chosen(blocks[row], {look.column: columns[column]}) if look.column else blocks[row]
+        _draw_panel(ax, one, one if apart else blocks[row], curves, look)
     quantity = "" if apart else str(curves["quantity"].iloc[0])
     titles = [block_title(*key, quantity=quantity) for key in rows]
-    only_outer_labels(axes, x=plain(look.axis.symbol), y=titles)
-    look.name(axes[0, 0], curves)
-    return Page(suffix, figure, as_written(pd.concat(blocks).drop(columns="across"), look.axis))
+    sheet.label(
+        x=plain(look.axis.symbol),
+        columns=[
+            (plain(quantity_words(one)),) if apart else (part_title(one), symbol(one)) for one in columns
+        ],
+        rows=titles,
+        names=[block_title(*key, quantity="") for key in rows],
+        unit="" if apart else unit_label(quantity),
+    )
+    look.name(sheet.first, curves)
+    return Page(suffix, sheet.figure, as_written(pd.concat(blocks).drop(columns="across"), look.axis))
+
+
+def _names(rows: list[BlockKey], columns: list[Any]) -> list[list[str]]:
+    """Return the names of panels: W_Q:H_o, or W_Q-W_V:H_o for a pair (@1,2 across layers)."""
+    blocks = [
+        (row if row == col else f"{row}-{col}") + (f"@{across}" if across else "")
+        for row, col, across in rows
+    ]
+    return [[":".join(filter(None, [block, str(column)])) for column in columns] for block in blocks]
 
 
 def _draw_panel(ax: Axes, points: pd.DataFrame, scale: pd.DataFrame, page: pd.DataFrame, look: Look) -> None:

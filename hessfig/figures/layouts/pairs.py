@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
-from numpy.typing import NDArray
 
-from hessfig.figures.layouts.growth.log_axes import slope_words
-from hessfig.figures.parts.grid import Margins, panel_grid, say
+from hessfig.figures.layouts.growth.in_words import slope_words
+from hessfig.figures.parts.folding import panel_sheet
+from hessfig.figures.parts.grid import Margins, say
 from hessfig.figures.parts.measured import Measured, drawn_numbers, in_order, parts_of, read_measured
 from hessfig.figures.parts.panels import (
     draw_curve,
@@ -23,14 +22,16 @@ from hessfig.figures.parts.panels import (
     set_log_range,
     why_empty,
 )
+from hessfig.figures.parts.paper import paper
 from hessfig.figures.parts.save import Page, page_suffix
 from hessfig.figures.parts.spec import FigureSpec
-from hessfig.figures.parts.style import TEXT_WIDTH, TINY, part_colour
-from hessfig.figures.parts.words import norm_label, pair_words, symbol, weight_words
+from hessfig.figures.parts.style import part_colour
+from hessfig.figures.parts.words import norm_label, pair_words, symbol, unit_label, weight_words
 from hessfig.predictions.growth_rates import Prediction
 from hessfig.terms import Part
 
-_PANEL = 1.3
+_PANEL = 1.35
+_NARROWEST = 1.22  # inches: a panel that holds two slopes with their predictions
 
 
 def pairs(spec: FigureSpec, folder: Path) -> Iterator[Page]:
@@ -56,18 +57,34 @@ def draw_pairs(measured: Measured, *, suffix: str = "") -> Page:
     matrices = in_order(pd.concat([measured.curves["row"], measured.curves["col"]]))
     count = len(matrices)
     parts: list[Part] = [part for part in parts_of(measured.curves) if part is not Part.H] or [Part.H]
-    right = max(0.08, TEXT_WIDTH - 0.52 - count * 1.7) if count < 3 else 0.08
+    right = max(0.08, paper().inches - 0.54 - count * 1.7) if count < 3 else 0.08
     note = f"{measured.how()} In brackets: predicted exponent. {slope_words(measured)}"
-    figure, axes = panel_grid(
-        count, count, note=note, panel_height=_PANEL, margins=Margins(right=right), share_y="all"
+    names = [[f"{row}:{col}" for col in matrices] for row in matrices]
+    found = set(measured.curves[["row", "col"]].itertuples(index=False, name=None))
+    empty = [f"{row}:{col}" for row in matrices for col in matrices if (row, col) not in found]
+    sheet = panel_sheet(
+        names,
+        note=note,
+        height=_PANEL,
+        margins=Margins(right=right),
+        narrowest=_NARROWEST,
+        share_y="all",
+        left_out=empty,
     )
     drawn = measured.curves[measured.curves["part"].isin(parts)]
-    set_log_range(axes.ravel().tolist(), drawn, measured.axis)
-    for i, row in enumerate(matrices):
-        for j, col in enumerate(matrices):
-            _draw_cell(axes[i, j], measured, row, col, parts)
-    _label(axes, matrices, measured)
-    return Page(suffix, figure, drawn_numbers(measured))
+    set_log_range(list(sheet.panels.values()), drawn, measured.axis)
+    for i, j, ax in sheet:
+        _draw_cell(ax, measured, matrices[i], matrices[j], parts)
+    sheet.label(
+        x=measured.axis.symbol,
+        columns=[(weight_words(name),) for name in matrices],
+        rows=[
+            norm_label(name, quantity=measured.quantity).replace(" block", ":  block", 1) for name in matrices
+        ],
+        names=[weight_words(name) for name in matrices],
+        unit=unit_label(measured.quantity),
+    )
+    return Page(suffix, sheet.figure, drawn_numbers(measured))
 
 
 def _draw_cell(ax: Axes, measured: Measured, row: str, col: str, parts: list[Part]) -> None:
@@ -86,7 +103,7 @@ def _draw_cell(ax: Axes, measured: Measured, row: str, col: str, parts: list[Par
             draw_fit(ax, one, drop=1.0)
         handles.append(Line2D([], [], color=part_colour(part), marker="o", markersize=2))
         words.append(f"{symbol(part)}  {_slope(one)}")
-    ax.legend(handles, words, loc="upper left", fontsize=TINY + 0.4, handlelength=0.9)
+    ax.legend(handles, words, loc="upper left", handlelength=0.9)
 
 
 def _slope(measured: Measured) -> str:
@@ -97,12 +114,3 @@ def _slope(measured: Measured) -> str:
     expected = f"  ({first['predicted']:g})" if known else ""
     zero = "  (predicted = 0)" if first["prediction"] == Prediction.structural_zero else expected
     return fitted(first["slope"], first["slope_se"]) + zero
-
-
-def _label(axes: NDArray[np.object_], names: list[str], measured: Measured) -> None:
-    for ax, name in zip(axes[0], names, strict=True):
-        ax.set_title(weight_words(name))
-    for ax, name in zip(axes[:, 0], names, strict=True):
-        ax.set_ylabel(norm_label(name, quantity=measured.quantity).replace(" block", ":  block", 1))
-    for ax in axes[-1]:
-        ax.set_xlabel(measured.axis.symbol)

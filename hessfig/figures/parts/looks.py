@@ -96,6 +96,8 @@ def set_y_scale(ax: Axes, means: pd.Series) -> bool:
     is_log = bool(len(positive) and finite.min() >= 0 and positive.max() >= _WIDE_Y * positive.min())
     if is_log:
         set_decades(ax, "y")
+    else:
+        ax.ticklabel_format(axis="y", scilimits=(-2, 4))
     return is_log
 
 

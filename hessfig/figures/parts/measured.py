@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,14 +14,17 @@ from hessfig.analysis.axis import Axis, X, check_places, fixed_words
 from hessfig.analysis.curves import growth_curves
 from hessfig.analysis.manifest import Architectures
 from hessfig.analysis.slopes.fit import fit_slopes
+from hessfig.analysis.slopes.levels import window_levels
 from hessfig.analysis.windows import WHOLE, Window, label
 from hessfig.figures.parts.numbers import as_written, read_numbers
 from hessfig.figures.parts.spec import FigureSpec
-from hessfig.figures.parts.words import estimator_words, left_out_words, seeds_words
+from hessfig.figures.parts.words import estimator_words, left_out_words, seeds_words, setting_words
 from hessfig.predictions.growth_rates import Prediction, Regime
 from hessfig.record import CURVE, NETWORK
 from hessfig.terms import Matrix, Part, name_order
 
+SLOPE, LEVEL = "slope", "level"
+_FRAMES = ("table", "curves", "slopes", "levels")
 _TOP_ROWS = (Matrix.W_V.value, Matrix.W_Q.value)
 
 
@@ -28,7 +32,8 @@ _TOP_ROWS = (Matrix.W_V.value, Matrix.W_Q.value)
 class Measured:
     """A sweep ready for drawing: numbers, mean curves, slopes on the windows, architectures where known.
 
-    One quantity along one axis, its places in the columns x.
+    One quantity along one axis, its places in the columns x. Panels print what is `said`: slopes or levels on the
+    windows. `config` holds the run's settings.
     """
 
     table: pd.DataFrame
@@ -39,6 +44,14 @@ class Measured:
     average: str
     axis: Axis
     quantity: str
+    levels: pd.DataFrame
+    said: str = SLOPE
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def setting(self) -> str:
+        """The settings that matter, for the note."""
+        return setting_words(self.config, self.table, self.axis)
 
     def networks(self) -> list[tuple[str, int]]:
         """Return (variant, num_layers) of every network, in reading order."""
@@ -46,7 +59,7 @@ class Measured:
 
     def of(self, **choice: object) -> Measured:
         """Return the part of the sweep with these values in its columns, e.g. of(num_layers=2)."""
-        chosen = {name: _chosen(getattr(self, name), choice) for name in ("table", "curves", "slopes")}
+        chosen = {name: _chosen(getattr(self, name), choice) for name in _FRAMES}
         return replace(self, **chosen)
 
     def matrices(self) -> list[str]:
@@ -76,7 +89,7 @@ class Measured:
         fixed, left_out = fixed_words(self.table, self.axis), left_out_words(self.table)
         if (self.table[X] <= 0).any():
             left_out += f" Not drawn: {self.axis.symbol} = 0, which has no logarithm."
-        return f"{marks}{fixed} {estimator_words(self.table)}.{left_out}"
+        return f"{marks}{fixed}{self.setting} {estimator_words(self.table)}.{left_out}"
 
 
 def read_measured(spec: FigureSpec, folder: Path) -> Measured:
@@ -98,18 +111,30 @@ def read_measured(spec: FigureSpec, folder: Path) -> Measured:
         resamples=spec.resamples,
     )
     curves = growth_curves(table, axis=axis, quantity=quantity)
-    return Measured(table, curves, slopes, run.architectures, used, spec.average, axis, quantity)
+    said = spec.choice("words", (SLOPE, LEVEL), SLOPE)
+    levels = slopes[:0]
+    if said == LEVEL:
+        levels = window_levels(table, used, axis=axis, quantity=quantity, average=spec.average)
+    return Measured(
+        *(table, curves, slopes, run.architectures, used, spec.average, axis, quantity),
+        levels,
+        said,
+        run.config,
+    )
 
 
-def window_words(windows: Sequence[Window], axis: Axis) -> str:
+def windows_in_words(windows: Sequence[Window], axis: Axis) -> str:
     """Return the fit windows in one phrase."""
     return "; ".join(label(window, axis.symbol).replace(" ", "\u00a0") for window in windows)
 
 
 def drawn_numbers(measured: Measured) -> pd.DataFrame:
-    """Return the drawn means, with the telling slope and its window beside every point of its curve."""
+    """Return the drawn means, with the telling slope (or the first level) and its window beside every point."""
     beside = ["slope", "slope_se", "predicted", "prediction", "window_low", "window_high"]
-    fitted = measured.telling_slopes()[[*CURVE, *beside]]
+    if measured.said == LEVEL:
+        beside = ["level", "level_se", "window_low", "window_high"]
+    telling = measured.levels.drop_duplicates(CURVE) if measured.said == LEVEL else measured.telling_slopes()
+    fitted = telling[[*CURVE, *beside]]
     drawn = measured.curves.merge(fitted, on=CURVE, how="left", validate="many_to_one")
     return as_written(drawn, measured.axis)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from hessfig.errors import UserError
 from hessfig.figures.parts.spec import FigureSpec
 from hessfig.terms import name_order
 
+SUPERSCRIPTS = str.maketrans("-.0123456789", "⁻˙⁰¹²³⁴⁵⁶⁷⁸⁹")
 BlockKey = tuple[str, str, str]
 BLOCK_KEY = ["row", "col", "across"]
 
@@ -70,3 +72,16 @@ def blocks_in_order(curves: pd.DataFrame) -> list[BlockKey]:
     found = list(curves[BLOCK_KEY].drop_duplicates().itertuples(index=False, name=None))
     rank = name_order([name for row, col, _ in found for name in (row, col)])
     return sorted(found, key=lambda key: (rank(key[0]), rank(key[1]), key[2]))
+
+
+def in_digits(value: float, error: float) -> str:
+    """Return 'value ± error' with as many digits as the error has two of, and one power of ten for both."""
+    if not math.isfinite(value):
+        return "not known"
+    scale = math.floor(math.log10(abs(value))) if value else 0
+    shown = 0 if -2 <= scale <= 2 else scale
+    value, error = value / 10**shown, error / 10**shown
+    known = math.isfinite(error) and error > 0
+    digits = min(max(1 - math.floor(math.log10(error)), 0), 4) if known else 2
+    words = f"{value:.{digits}f}" + (f" ± {error:.{digits}f}" if known else "")
+    return (f"({words})·10{str(shown).translate(SUPERSCRIPTS)}" if shown else words).replace("-", "−")

@@ -13,11 +13,13 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from hessfig.analysis.axis import SIGMA, Axis, X
 from hessfig.analysis.windows import Window, as_window, within
+from hessfig.figures.parts.grid import width_in
 from hessfig.figures.parts.measured import Measured
-from hessfig.figures.parts.style import BACKING, GUIDE, TINY
+from hessfig.figures.parts.numbers import SUPERSCRIPTS
+from hessfig.figures.parts.style import BACKING, GUIDE, TINY, width_of
 from hessfig.predictions.growth_rates import Prediction
 
-_SUPERSCRIPTS = str.maketrans("-.0123456789", "⁻˙⁰¹²³⁴⁵⁶⁷⁸⁹")
+_GAP = 0.05  # inches between words and the line at sigma = 1
 _DASHES = ((0, (4, 2)), (0, (1.5, 1.2)), (0, (5, 1.5, 1, 1.5)))
 
 
@@ -110,7 +112,7 @@ def _between_decades(ax: Axes, which: str) -> None:
 
 def _power_of_ten(value: float, _: int) -> str:
     """Return '10⁻³' as plain text: laying out mathtext for every tick would take half the drawing time."""
-    return "10" + f"{round(np.log10(value))}".translate(_SUPERSCRIPTS) if value > 0 else ""
+    return "10" + f"{round(np.log10(value))}".translate(SUPERSCRIPTS) if value > 0 else ""
 
 
 def _padded(values: pd.Series, share: float) -> tuple[float, float]:
@@ -125,10 +127,10 @@ def mark_one(ax: Axes, axis: Axis = SIGMA) -> None:
         ax.axvline(1.0, color="#333333", linestyle=(0, (1, 2)), linewidth=0.6, zorder=1)
 
 
-def corner(ax: Axes, words: str, where: str, *, colour: str = "black", size: float = TINY) -> None:
-    """Write words into a corner: 'upper left', 'lower right', ..."""
+def corner(ax: Axes, words: str, where: str, *, colour: str = "black", right: float = 0.97) -> None:
+    """Write words into a corner: 'upper left', 'lower right', ... (which ends at the share `right` of the panel)."""
     vertical, horizontal = where.split()
-    x, y = {"left": 0.03, "right": 0.97}[horizontal], {"upper": 0.97, "lower": 0.04}[vertical]
+    x, y = {"left": 0.03, "right": right}[horizontal], {"upper": 0.97, "lower": 0.04}[vertical]
     ax.text(
         x,
         y,
@@ -137,10 +139,25 @@ def corner(ax: Axes, words: str, where: str, *, colour: str = "black", size: flo
         ha=horizontal,
         va={"upper": "top", "lower": "bottom"}[vertical],
         color=colour,
-        fontsize=size,
+        fontsize=TINY,
         bbox=BACKING,
         linespacing=1.15,
     )
+
+
+def beside_one(ax: Axes, words: Sequence[str], axis: Axis = SIGMA) -> None:
+    """Write words of guides at the lower right, on one line or several, never on the line at sigma = 1."""
+    line = ax.transAxes.inverted().transform(ax.transData.transform((1.0, ax.get_ylim()[0])))[0]
+    lines = "\n".join(words)
+    texts = (",  ".join(words), lines, lines.replace("layers ", "").replace("layer ", ""))
+    widths = [(width_of(text) + _GAP) / width_in(ax) for text in texts]
+    free = not axis.is_sigma or not 0 <= line <= 1
+    right = next(
+        (text for text, wide in zip(texts, widths, strict=True) if free or line + wide <= 0.97), None
+    )
+    left = next((text for text, wide in zip(texts, widths, strict=True) if line >= wide), texts[-1])
+    end = 0.97 if right else line - _GAP / width_in(ax)
+    corner(ax, right or left, "lower right", colour=GUIDE, right=end)
 
 
 def fitted(slope: float, error: float) -> str:
@@ -154,7 +171,7 @@ def fitted(slope: float, error: float) -> str:
 
 def power(exponent: float) -> str:
     """Return 'σ⁶'."""
-    return f"σ{exponent:g}".translate(_SUPERSCRIPTS)
+    return f"σ{exponent:g}".translate(SUPERSCRIPTS)
 
 
 def why_empty(measured: Measured) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import io
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from hessfig.analysis.variants import short_variant
+from hessfig.errors import UserError, did_you_mean
+from hessfig.figures.parts.paper import paper
 from hessfig.files import write_bytes, write_text
 
 # No dates and no version of the drawing library: they would change the bytes from run to run.
@@ -39,13 +42,44 @@ class Page:
     numbers: pd.DataFrame
 
 
+def save_sheets(pages: Iterable[Page], folder: Path, name: str) -> list[Path]:
+    """Write every sheet of a figure by save_page; return the paths.
+
+    Raises UserError, before anything is written, for panels that no sheet has.
+    """
+    if paper().panels:
+        pages = list(pages)  # what panels there are is known when all sheets are laid out
+        _check_panels()
+    return [path for page in pages for path in save_page(page, folder, name)]
+
+
+def _check_panels() -> None:
+    offered = list(paper().offered)
+    for name in paper().panels:
+        if name not in offered:
+            raise UserError(
+                f"figure.panels: there is no panel {name!r}"
+                if offered
+                else "figure.panels: no panel can be picked here",
+                got=name,
+                allowed=", ".join(offered) or "the whole figure",
+                remedy=did_you_mean(name, offered)
+                or (f"for example figure.panels=[{offered[0]}]" if offered else "leave it out"),
+            )
+
+
 def save_page(page: Page, folder: Path, name: str) -> list[Path]:
     """Write folder/fig<name><suffix>.{pdf,png,svg,csv}; return the paths. Call it inside `style.styled()`.
 
-    Names are made of plain characters: nothing leads out of `folder`.
+    The formats are the paper's; the note that a paper leaves out is written to .txt. A sheet without any of the panels
+    that the paper asks for is left out. Names are made of plain characters: nothing leads out of `folder`.
     """
+    if not page.figure.get_visible():
+        return []
     stem = file_words(f"fig{name}{page.suffix}")
     paths = save_figure(page.figure, folder, stem)
+    if not paper().note and page.figure.get_label():
+        paths.append(write_text(folder / f"{stem}.txt", f"{page.figure.get_label()}\n"))
     write_text(
         folder / f"{stem}.csv", page.numbers.to_csv(index=False, float_format="%.10g", lineterminator="\n")
     )
@@ -53,9 +87,9 @@ def save_page(page: Page, folder: Path, name: str) -> list[Path]:
 
 
 def save_figure(figure: Figure, folder: Path, stem: str) -> list[Path]:
-    """Write folder/<stem>.{pdf,png,svg}; return the paths. Call it inside `style.styled()`."""
+    """Write folder/<stem>.{pdf,png,svg}, those of the paper; return the paths. Call it inside `style.styled()`."""
     FigureCanvasAgg(figure)
-    return [_save(figure, folder / f"{stem}.{kind}", kind) for kind in _FORMATS]
+    return [_save(figure, folder / f"{stem}.{kind}", kind) for kind in _FORMATS if kind in paper().formats]
 
 
 def file_words(text: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 from hessfig.analysis.slopes.bootstrap import ARITHMETIC, RESAMPLES
 from hessfig.analysis.windows import Window
 from hessfig.errors import UserError, did_you_mean
+from hessfig.figures.parts.paper import Paper
 from hessfig.record import FROBENIUS
 
 
@@ -17,7 +18,8 @@ class FigureSpec:
     """A figure's name, the sweep it draws, its layout (see sheets.LAYOUTS), how slopes are fitted, and options.
 
     `x`, `colour` and `dashes` name sigma, step, layer, num_layers, part or a varied setting. `seed` is that of the
-    bootstrap (None: the first seed of the run, as in slopes.csv).
+    bootstrap (None: the first seed of the run, as in slopes.csv). `paper`: width, note, formats, panels and style,
+    which panel_grid and save_page obey for every layout.
     """
 
     name: str
@@ -31,6 +33,7 @@ class FigureSpec:
     dashes: str | None = None
     seed: int | None = None
     resamples: int = RESAMPLES
+    paper: Paper = field(default_factory=Paper)
 
     @property
     def quantity(self) -> str:

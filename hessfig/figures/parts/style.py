@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import matplotlib as mpl
+from matplotlib.backends.backend_agg import RendererAgg
+from matplotlib.cbook import is_math_text
 from matplotlib.colors import to_rgb
+from matplotlib.font_manager import FontProperties
 
+from hessfig.figures.parts.paper import SMALLEST, TEXT_WIDTH, Paper, laid_out_for
 from hessfig.terms import Matrix, Part
 
-TEXT_WIDTH = 5.5  # inches: the text of an ICLR page
-SMALL, TINY = 6.0, 5.2
+__all__ = ["TEXT_WIDTH"]
+SMALL = TINY = SMALLEST  # points: ticks, legends and words in panels
 
 _MATRIX_COLOURS: dict[str, str] = {
     Matrix.W_V: "#7570b3",
@@ -21,6 +27,7 @@ _MATRIX_COLOURS: dict[str, str] = {
 }
 _PART_COLOURS = {Part.H_o: "#d95f02", Part.H_f: "#e7298a", Part.H: "#444444"}
 _OTHER = "#a6761d"
+_DOTS = 300  # per inch, at which words are measured
 GUIDE = "#808080"
 PUBLISHED = "#222222"
 BACKING = {"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.8}  # behind words on lines
@@ -28,9 +35,9 @@ BACKING = {"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.8} 
 RC = {
     "font.family": ["STIXGeneral", "DejaVu Serif"],
     "mathtext.fontset": "stix",
-    "font.size": 7,
-    "axes.titlesize": 7.5,
-    "axes.labelsize": 7,
+    "font.size": 7.5,
+    "axes.titlesize": 8,
+    "axes.labelsize": 7.5,
     "axes.linewidth": 0.5,
     "axes.titlepad": 4,
     "axes.titley": 1.0,  # a fixed place: finding one costs a layout of every tick label
@@ -64,10 +71,36 @@ RC = {
 }
 
 
-def styled() -> AbstractContextManager[None]:
-    """Return the context in which figures are built and saved; the caller's settings come back after it."""
+@contextmanager
+def styled(paper: Paper | None = None) -> Iterator[None]:
+    """The context in which figures are built and saved, for a paper; the caller's settings come back after it."""
+    chosen = paper or Paper()
     settings: dict[Any, Any] = {k: v for k, v in mpl.rcParamsDefault.items() if not k.startswith("backend")}
-    return mpl.rc_context(settings | RC)
+    with mpl.rc_context(settings | RC | chosen.type_settings()), laid_out_for(chosen):
+        yield
+
+
+def points(key: str) -> float:
+    """Return a size of the present type, such as axes.titlesize, in points."""
+    return float(FontProperties(size=mpl.rcParams[key]).get_size_in_points())
+
+
+def width_of(words: str, size: float = TINY) -> float:
+    """Return how many inches the widest line of some words takes in the present type, `size` in points."""
+    family = tuple(mpl.rcParams["font.family"])
+    return max((_width(line, size, family) for line in words.split("\n")), default=0.0)
+
+
+def fitting(candidates: Sequence[str], room: float, size: float = TINY) -> str:
+    """Return the first of some words that fit into `room` inches; else the last, cut in its middle if plain."""
+    for words in candidates:
+        if width_of(words, size) <= room:
+            return words
+    words = candidates[-1]
+    if is_math_text(words):
+        return words
+    keep = next((n for n in range(len(words) - 1, 2, -1) if width_of(_cut(words, n), size) <= room), 2)
+    return _cut(words, keep)
 
 
 def matrix_colour(name: str) -> str:
@@ -92,3 +125,19 @@ def _shade(colour: str, lightness: float) -> tuple[float, float, float]:
     target, weight = (1.0, lightness) if lightness > 0 else (0.0, -lightness)
     red, green, blue = (channel + (target - channel) * weight for channel in to_rgb(colour))
     return red, green, blue
+
+
+@cache
+def _renderer() -> RendererAgg:
+    return RendererAgg(1, 1, _DOTS)
+
+
+@cache
+def _width(line: str, size: float, family: tuple[str, ...]) -> float:
+    letters = FontProperties(family=list(family), size=size)
+    width, *_ = _renderer().get_text_width_height_descent(line, letters, is_math_text(line))
+    return float(width) / _DOTS
+
+
+def _cut(words: str, keep: int) -> str:
+    return f"{words[: (keep + 1) // 2]}…{words[len(words) - keep // 2 :]}"

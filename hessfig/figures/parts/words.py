@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import pandas as pd
 
 from hessfig.analysis.axis import POINT, Axis, fixed_words
 from hessfig.record import FROBENIUS, Status
 from hessfig.terms import Matrix, Part, weight_label
 
+OWN_KIND = "python"  # a network of the user's own
 _PART_SYMBOLS = {Part.H_o: r"H_\mathrm{o}", Part.H_f: r"H_\mathrm{f}", Part.H: "H"}
 
 
@@ -63,19 +67,57 @@ def part_title(part: str) -> str:
     return f"{symbol(part)}: {Part(part).label}" if part else ""
 
 
+def unit_label(quantity: str) -> str:
+    """Return the y label of panels whose titles name their blocks."""
+    return r"block $\|\cdot\|_F$" if quantity == FROBENIUS else plain(quantity_words(quantity))
+
+
 def quantity_words(quantity: str) -> str:
     """Return a quantity in words."""
     return "block norm" if quantity == FROBENIUS else quantity.replace("_", " ")
 
 
 def note_words(
-    table: pd.DataFrame, axis: Axis, names: list[str], *, place: str = "", several_points: bool = False
+    table: pd.DataFrame,
+    axis: Axis,
+    names: list[str],
+    *,
+    place: str = "",
+    several_points: bool = False,
+    config: Mapping[str, Any] | None = None,
 ) -> str:
-    """Return the note of a general sheet: which page, place, repeats, marks, estimator, what is left out."""
+    """Return the note of a general sheet: which page, place, repeats, marks, settings, estimator, what is left out."""
     where = f" At {place}." if place else fixed_words(table, axis)
     dotted = "; dotted: σ = 1" if axis.is_sigma and several_points else ""
     page = "".join(f"{name}. " for name in [", ".join(filter(None, names))] if name)
-    return f"{page}{_marks(table, several_points)}{dotted}.{where} {estimator_words(table)}.{left_out_words(table)}"
+    return (
+        f"{page}{_marks(table, several_points)}{dotted}.{where}"
+        f"{setting_words(config or {}, table, axis)} {estimator_words(table)}.{left_out_words(table)}"
+    )
+
+
+def setting_words(config: Mapping[str, Any], table: pd.DataFrame, axis: Axis) -> str:
+    """Return the settings that matter and are the same for all numbers, as a sentence; nothing without a manifest.
+
+    Width, layers and batch; what the sweep varies or runs along is told elsewhere, and nobody knows those of a network
+    of one's own.
+    """
+    model, task, sweep = (config.get(group) or {} for group in ("model", "task", "sweep"))
+    depths = (
+        sorted(int(depth) for depth in table["num_layers"].unique())
+        if "num_layers" in table
+        else [model.get("n_layers", 1)]
+    )
+    told = {axis.name, *(sweep.get("vary") or {})}
+    words = {
+        "model.d_model": f"d_model {model.get('d_model')}",
+        "layers": f"{depths[0]}{f' to {depths[-1]}' * (len(depths) > 1)} layer{'s' * (depths[-1:] != [1])}"
+        if depths
+        else "",
+        "task.batch_size": f"batch {task.get('batch_size')}",
+    }
+    kept = [text for key, text in words.items() if key not in told and text and not text.endswith("None")]
+    return f" {', '.join(kept)}." if model and model.get("kind") != OWN_KIND else ""
 
 
 def seeds_words(table: pd.DataFrame) -> str:

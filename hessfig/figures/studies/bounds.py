@@ -8,8 +8,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from hessfig.figures.parts.grid import Margins, panel_grid
-from hessfig.figures.parts.save import Page, save_page
+from hessfig.figures.parts.folding import panel_sheet
+from hessfig.figures.parts.grid import Margins, label_side
+from hessfig.figures.parts.paper import Paper
+from hessfig.figures.parts.save import Page, save_sheets
 from hessfig.figures.parts.style import GUIDE, matrix_colour, styled
 from hessfig.figures.studies.tables import read_study
 from hessfig.terms import Matrix
@@ -27,7 +29,7 @@ BLOCKS = {
 }
 
 
-def draw(outputs: Path) -> list[Path]:
+def draw(outputs: Path, paper: Paper | None = None) -> list[Path]:
     """Read outputs/bounds/looseness.csv and write outputs/figures/figbounds.{pdf,png,svg,csv}.
 
     How to read it: a bound divided by the true spectral norm, median and quartiles over problems with tokens
@@ -39,27 +41,30 @@ def draw(outputs: Path) -> list[Path]:
     """
     path = outputs / "bounds" / "looseness.csv"
     table = read_study(path)
-    with styled():
-        return save_page(Page("", sheet(table), table), outputs / "figures", "bounds")
+    with styled(paper):
+        return save_sheets([Page("", sheet(table), table)], outputs / "figures", "bounds")
 
 
 def sheet(table: pd.DataFrame) -> Figure:
     """Three panels; those of the blocks share their y axis."""
-    margins = Margins(left=0.48, right=0.06, top=0.2, bottom=0.32, across=0.34)
-    figure, axes = panel_grid(1, 3, panel_height=1.45, margins=margins, share_y=False)
-    whole, norm, diameter = axes[0]
+    margins = Margins(across=0.36, down=0.56)
+    sheet = panel_sheet([["a", "b", "c"]], height=1.45, margins=margins, share_y=False)
     table = table.assign(block=table["row"] + " " + table["col"])
-    draw_looseness(whole, table[table["row"] == "whole"], "bound", WHOLE)
-    draw_looseness(norm, table[table["bound"] == "norm"], "block", BLOCKS)
-    draw_looseness(diameter, table[table["bound"] == "diameter"], "block", BLOCKS)
-    diameter.sharey(norm)
+    kinds: list[tuple[pd.DataFrame, str, dict[str, tuple[str, str]]]] = [
+        (table[table["row"] == "whole"], "bound", WHOLE),
+        (table[table["bound"] == "norm"], "block", BLOCKS),
+        (table[table["bound"] == "diameter"], "block", BLOCKS),
+    ]
     titles = ("(a) whole Hessian", r"(b) blocks, from $\|X\|$", "(c) blocks, from the diameter")
-    for ax, title in zip(axes[0], titles, strict=True):
-        ax.set_title(title, loc="left")
-    whole.set_ylabel("bound / spectral norm")
-    whole.legend(loc="upper left")
-    norm.legend(loc="upper left", ncols=2)
-    return figure
+    for _, column, ax in sheet:
+        draw_looseness(ax, *kinds[column])
+        ax.set_title(titles[column], loc="left")
+        ax.legend(loc="upper left", ncols=1 + (column > 0))
+    blocks = [ax for (_, column), ax in sheet.panels.items() if column > 0]
+    blocks[-1].sharey(blocks[0]) if blocks else None
+    for line in sheet.lines:
+        label_side(sheet.panels[line[0]], "bound / spectral norm")
+    return sheet.figure
 
 
 def draw_looseness(ax: Axes, table: pd.DataFrame, key: str, series: dict[str, tuple[str, str]]) -> None:

@@ -9,8 +9,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from hessfig.figures.parts.grid import Margins, panel_grid
-from hessfig.figures.parts.save import Page, save_page
+from hessfig.figures.parts.folding import panel_sheet
+from hessfig.figures.parts.grid import Margins, label_side
+from hessfig.figures.parts.paper import Paper
+from hessfig.figures.parts.save import Page, save_sheets
 from hessfig.figures.parts.style import GUIDE, TINY, shades, styled
 from hessfig.figures.studies.tables import read_study
 
@@ -26,7 +28,7 @@ PLACES = {"random weights": "#444444", "critical points": "#e08214"}
 FLOOR = 2e-3
 
 
-def draw(outputs: Path) -> list[Path]:
+def draw(outputs: Path, paper: Paper | None = None) -> list[Path]:
     """Read outputs/scalar/*.csv and write outputs/figures/figscalar.{pdf,png,svg,csv}.
 
     How to read it: (a) every eigenvalue of one problem, computed and from the closed form: 2 (d_K - 1) of
@@ -38,9 +40,9 @@ def draw(outputs: Path) -> list[Path]:
     Requires the tables of hessfig.theory.scalar_study. Raises UserError when one is missing.
     """
     tables = {name: read_study(outputs / "scalar" / f"{name}.csv") for name in TABLES}
-    with styled():
+    with styled(paper):
         page = Page("", sheet(tables), numbers(tables))
-        return save_page(page, outputs / "figures", "scalar")
+        return save_sheets([page], outputs / "figures", "scalar")
 
 
 def numbers(tables: dict[str, pd.DataFrame]) -> pd.DataFrame:
@@ -60,16 +62,22 @@ def numbers(tables: dict[str, pd.DataFrame]) -> pd.DataFrame:
 
 def sheet(tables: dict[str, pd.DataFrame]) -> Figure:
     """Two rows of three panels."""
-    margins = Margins(left=0.48, right=0.06, top=0.2, bottom=0.32, across=0.46, down=0.52)
-    figure, axes = panel_grid(2, 3, panel_height=1.28, margins=margins, share_x=False, share_y=False)
-    draw_spectrum(axes[0, 0], tables["spectrum"])
-    draw_condition(axes[0, 1], tables["condition"])
-    draw_ggn(axes[0, 2], tables["ggn"])
-    for ax, (sink, title), letter in zip(axes[1], SINKS.items(), "def", strict=True):
-        draw_sink(ax, tables["sinks"][tables["sinks"]["sink"] == sink])
-        ax.set_title(f"({letter}) {title}", loc="left")
-    _share_sink_axes(list(axes[1]))
-    return figure
+    margins = Margins(across=0.46, down=0.56)
+    sheet = panel_sheet(
+        [list("abc"), list("def")], height=1.35, margins=margins, share_x=False, share_y=False
+    )
+    upper = (draw_spectrum, draw_condition, draw_ggn)
+    names = ("spectrum", "condition", "ggn")
+    for row, column, ax in sheet:
+        if row == 0:
+            upper[column](ax, tables[names[column]])
+            label_side(ax, ax.get_ylabel())
+        else:
+            sink, title = list(SINKS.items())[column]
+            draw_sink(ax, tables["sinks"][tables["sinks"]["sink"] == sink])
+            ax.set_title(f"({'def'[column]}) {title}", loc="left")
+    _share_sink_axes(sheet.row(1))
+    return sheet.figure
 
 
 def draw_spectrum(ax: Axes, spectrum: pd.DataFrame) -> None:
@@ -134,13 +142,15 @@ def draw_sink(ax: Axes, sink: pd.DataFrame) -> None:
 
 
 def _share_sink_axes(axes: list[Axes]) -> None:
+    if not axes:
+        return
     low = min(ax.get_ylim()[0] for ax in axes)
     high = max(ax.get_ylim()[1] for ax in axes)
     for ax in axes:
         ax.set_ylim(max(low, 1e-5), high)
         ax.set(xlim=(0, 12), xticks=range(0, 13, 3))
-    axes[0].set_ylabel("size of eigenvalue")
-    axes[1].legend(loc="lower left")
+    label_side(axes[0], "size of eigenvalue")
+    axes[len(axes) // 2].legend(loc="lower left")
 
 
 def _draw_quartiles(ax: Axes, x: float, row: pd.Series, colour: str) -> None:

@@ -10,14 +10,16 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from hessfig.analysis.axis import X
-from hessfig.figures.layouts.growth.log_axes import slope_words, window_slopes, write_powers
-from hessfig.figures.parts.grid import Margins, only_outer_labels, panel_grid, say
+from hessfig.figures.layouts.growth.guides import write_powers
+from hessfig.figures.layouts.growth.in_words import how, window_words
+from hessfig.figures.layouts.growth.log_axes import by_part, label_parts
+from hessfig.figures.parts.folding import panel_sheet
+from hessfig.figures.parts.grid import Margins, say
 from hessfig.figures.parts.measured import Measured, drawn_numbers, read_measured
 from hessfig.figures.parts.panels import corner, draw_curve, draw_guide, mark_one, positive, why_empty
 from hessfig.figures.parts.save import Page, page_suffix
 from hessfig.figures.parts.spec import FigureSpec
 from hessfig.figures.parts.style import matrix_colour, shades
-from hessfig.figures.parts.words import norm_label, symbol
 from hessfig.predictions.growth_rates import Prediction
 from hessfig.terms import Matrix, Part
 
@@ -40,21 +42,16 @@ def linear_axes(spec: FigureSpec, folder: Path) -> Iterator[Page]:
 def draw_linear(measured: Measured, *, suffix: str = "") -> Page:
     """Draw one network: rows W_V, W_Q (and whatever else was measured), columns H_o, H_f, H."""
     matrices = measured.matrices() or [Matrix.W_V.value, Matrix.W_Q.value]
-    figure, axes = panel_grid(
-        len(matrices),
-        len(Part),
-        note=f"{measured.how()} {slope_words(measured)}",
-        margins=Margins(across=0.34, top=0.32, down=0.24),
-        share_y=False,
+    sheet = panel_sheet(
+        by_part(matrices), note=how(measured), margins=Margins(across=0.36, top=0.36, down=0.3), share_y=False
     )
-    for row, matrix in zip(axes, matrices, strict=True):
-        for ax, part in zip(row, Part, strict=True):
-            _draw_panel(ax, measured.of(row=matrix, col=matrix, part=part), matrix_colour(matrix))
-    for ax, part in zip(axes[0], Part, strict=True):
-        ax.set_title(f"{symbol(part)}: {part.label}", pad=9)
-    rows = [norm_label(matrix, quantity=measured.quantity) for matrix in matrices]
-    only_outer_labels(axes, x=measured.axis.symbol, y=rows)
-    return Page(suffix, figure, drawn_numbers(measured))
+    for row, column, ax in sheet:
+        block = measured.of(row=matrices[row], col=matrices[row], part=list(Part)[column])
+        _draw_panel(ax, block, matrix_colour(matrices[row]))
+    label_parts(sheet, matrices, measured)
+    for ax in sheet.panels.values():
+        ax.set_title(ax.get_title(), pad=11)  # above the power of ten of the y axis
+    return Page(suffix, sheet.figure, drawn_numbers(measured))
 
 
 def _draw_panel(ax: Axes, measured: Measured, colour: str) -> None:
@@ -70,7 +67,7 @@ def _draw_panel(ax: Axes, measured: Measured, colour: str) -> None:
     ax.set_xlim(0, 1.04 * measured.curves[X].max())
     ax.set_ylim(0, 1.12 * (measured.curves["mean"] + measured.curves["sem"].fillna(0)).max())
     ax.ticklabel_format(axis="y", scilimits=(-2, 3))
-    corner(ax, "\n".join(window_slopes(measured)), "upper left")
+    corner(ax, "\n".join(window_words(measured)), "upper left")
     write_powers(ax, measured)
 
 

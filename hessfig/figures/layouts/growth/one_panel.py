@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from hessfig.figures.layouts.growth.log_axes import draw_panel, slope_words
-from hessfig.figures.parts.grid import Margins, only_outer_labels, panel_grid
+from hessfig.figures.layouts.growth.in_words import how
+from hessfig.figures.layouts.growth.log_axes import draw_panel
+from hessfig.figures.parts.folding import panel_sheet
+from hessfig.figures.parts.grid import Margins
 from hessfig.figures.parts.measured import Measured, drawn_numbers, parts_of, read_measured
 from hessfig.figures.parts.panels import set_log_range
 from hessfig.figures.parts.save import Page, page_suffix
 from hessfig.figures.parts.spec import FigureSpec
 from hessfig.figures.parts.style import matrix_colour
-from hessfig.figures.parts.words import norm_label, symbol
+from hessfig.figures.parts.words import norm_label, symbol, unit_label, weight_words
 from hessfig.terms import Matrix, Part
+
+_NARROWEST = 0.88  # inches: a panel that holds a legend of layers and slopes
 
 
 def one_panel(spec: FigureSpec, folder: Path) -> Iterator[Page]:
@@ -37,21 +41,23 @@ def draw_depths(measured: Measured, part: Part, *, suffix: str = "") -> Page:
     """Draw a row of panels per weight, one panel per number of layers."""
     matrices = measured.matrices() or [Matrix.W_V.value]
     depths = sorted(measured.curves["num_layers"].unique())
-    figure, axes = panel_grid(
-        len(matrices),
-        len(depths),
-        note=f"{measured.how()} {slope_words(measured)}",
-        panel_height=1.45,
-        margins=Margins(across=0.09),
+    names = [[f"{matrix}:{depth}" for depth in depths] for matrix in matrices]
+    sheet = panel_sheet(
+        names, note=how(measured), height=1.8, margins=Margins(across=0.09), narrowest=_NARROWEST
     )
-    for row, matrix in zip(axes, matrices, strict=True):
-        set_log_range(list(row), measured.of(row=matrix).curves, measured.axis)
-        for ax, depth in zip(row, depths, strict=True):
-            draw_panel(
-                ax, measured.of(row=matrix, col=matrix, num_layers=depth), matrix_colour(matrix), nested=True
-            )
-    for ax, depth in zip(axes[0], depths, strict=True):
-        ax.set_title(f"{symbol(part)}, {depth} layer{'' if depth == 1 else 's'}")
-    rows = [norm_label(matrix, quantity=measured.quantity) for matrix in matrices]
-    only_outer_labels(axes, x=measured.axis.symbol, y=rows)
-    return Page(suffix, figure, drawn_numbers(measured))
+    for row, matrix in enumerate(matrices):
+        if sheet.row(row):
+            set_log_range(sheet.row(row), measured.of(row=matrix).curves, measured.axis)
+    for row, column, ax in sheet:
+        block = measured.of(row=matrices[row], col=matrices[row], num_layers=depths[column])
+        draw_panel(ax, block, matrix_colour(matrices[row]), nested=True)
+    sheet.label(
+        x=measured.axis.symbol,
+        columns=[(f"{symbol(part)}, {depth} layer{'' if depth == 1 else 's'}",) for depth in depths],
+        rows=[norm_label(matrix, quantity=measured.quantity) for matrix in matrices],
+        names=[weight_words(matrix) if len(matrices) > 1 else "" for matrix in matrices],
+        unit=norm_label(matrices[0], quantity=measured.quantity)
+        if len(matrices) == 1
+        else unit_label(measured.quantity),
+    )
+    return Page(suffix, sheet.figure, drawn_numbers(measured))

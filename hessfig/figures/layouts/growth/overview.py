@@ -13,17 +13,19 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from hessfig.analysis.windows import as_window, label
-from hessfig.figures.layouts.growth.log_axes import growth_pages
-from hessfig.figures.parts.grid import only_outer_labels, panel_grid, say
+from hessfig.figures.layouts.growth.log_axes import by_part, growth_pages
+from hessfig.figures.parts.folding import panel_sheet
+from hessfig.figures.parts.grid import say, width_in
 from hessfig.figures.parts.measured import Measured, read_measured
 from hessfig.figures.parts.panels import corner, why_empty
 from hessfig.figures.parts.save import Page, page_suffix
 from hessfig.figures.parts.spec import FigureSpec
 from hessfig.figures.parts.style import GUIDE, matrix_colour, shades
-from hessfig.figures.parts.words import symbol, weight_words
+from hessfig.figures.parts.words import part_title, symbol, weight_words
 from hessfig.predictions.growth_rates import Prediction
 from hessfig.terms import Matrix, Part
 
+_NAME = 0.27  # inches that a layer takes in the legend
 _STEP = 0.14  # between the layers of one network, in units of one depth
 
 
@@ -47,20 +49,23 @@ def draw_overview(measured: Measured, *, suffix: str = "_overview") -> Page:
     first = measured.telling_slopes()
     measured = replace(measured, slopes=first)
     matrices = measured.matrices() or [Matrix.W_V.value, Matrix.W_Q.value]
-    figure, axes = panel_grid(
-        len(matrices), len(Part), note=f"{_words(measured)} Layers stand side by side, darker for later ones."
+    note = f"{_words(measured)} Layers stand side by side, darker for later ones.{measured.setting}"
+    sheet = panel_sheet(by_part(matrices), note=note)
+    for row, matrix in enumerate(matrices):
+        if sheet.row(row):
+            _set_ranges(sheet.row(row), first[first["row"] == matrix])
+            _name_layers(sheet.row(row)[0], int(first["layer"].max()), matrix_colour(matrix))
+    for row, column, ax in sheet:
+        block = measured.of(row=matrices[row], col=matrices[row], part=list(Part)[column])
+        _draw_panel(ax, block, matrix_colour(matrices[row]))
+    sheet.label(
+        x="number of layers",
+        columns=[(part_title(part), symbol(part)) for part in Part],
+        rows=[f"slope of {weight_words(matrix)}" for matrix in matrices],
+        names=[weight_words(matrix) for matrix in matrices],
+        unit="slope",
     )
-    for row, matrix in zip(axes, matrices, strict=True):
-        _set_ranges(list(row), first[first["row"] == matrix])
-        _name_layers(row[0], int(first["layer"].max()), matrix_colour(matrix))
-        for ax, part in zip(row, Part, strict=True):
-            _draw_panel(ax, measured.of(row=matrix, col=matrix, part=part), matrix_colour(matrix))
-    for ax, part in zip(axes[0], Part, strict=True):
-        ax.set_title(f"{symbol(part)}: {part.label}")
-    only_outer_labels(
-        axes, x="number of layers", y=[f"slope of {weight_words(matrix)}" for matrix in matrices]
-    )
-    return Page(suffix, figure, first)
+    return Page(suffix, sheet.figure, first)
 
 
 def _words(measured: Measured) -> str:
@@ -115,6 +120,7 @@ def _name_layers(ax: Axes, count: int, colour: str) -> None:
     tones = shades(colour, count)
     handles = [Line2D([], [], marker="o", linestyle="", color=tone, markersize=2.6) for tone in tones]
     names = [str(layer) for layer in range(1, count + 1)]
+    columns = min(count, int(width_in(ax) / _NAME))
     ax.legend(
-        handles, names, title="Layer:", ncols=count, loc="upper left", columnspacing=0.4, alignment="left"
+        handles, names, title="Layer:", ncols=columns, loc="upper left", columnspacing=0.4, alignment="left"
     )

@@ -1,0 +1,176 @@
+"""Mean levels of curves in windows (a plateau, say), with errors over seeds, and how they go with a varied setting."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from hessfig.analysis.axis import DEPTH, SIGMA, Axis, X, along, check_places
+from hessfig.analysis.curves import of_quantity, seed_matrix
+from hessfig.analysis.manifest import read_run
+from hessfig.analysis.slopes.bootstrap import ARITHMETIC, GEOMETRIC, RESAMPLES, fit_slope
+from hessfig.analysis.table import in_reading_order
+from hessfig.analysis.variants import as_numbers, assignments
+from hessfig.analysis.windows import Window, check_windows, within
+from hessfig.files import write_text
+from hessfig.record import CURVE, FROBENIUS
+
+LEVELS, TRENDS = "levels.csv", "trends.csv"
+_WINDOW = ["window_low", "window_high"]
+_FOUND = ["level", "level_se", "ci_low", "ci_high", "num_points", "num_seeds", "average", "axis"]
+_TREND = ["setting", "exponent", "exponent_se", "ci_low", "ci_high", "num_values", "num_seeds"]
+
+
+def run(
+    folder: Path,
+    windows: Sequence[Window],
+    *,
+    average: str = ARITHMETIC,
+    quantity: str = FROBENIUS,
+    resamples: int = RESAMPLES,
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Write folder/levels.csv and folder/trends.csv and return them. Raises UserError for a bad table or window."""
+    measured = read_run(folder)
+    of_seeds = _of_seeds(measured.table, windows, axis=measured.axis, quantity=quantity, average=average)
+    levels = _over_seeds(of_seeds, measured.axis, average)
+    trends = _trends(of_seeds, resamples=resamples, seed=measured.first_seed)
+    for frame, name in ((levels, LEVELS), (trends, TRENDS)):
+        write_text(folder / name, frame.to_csv(index=False, float_format="%.10g", lineterminator="\n"))
+    return levels, trends
+
+
+def window_levels(
+    table: pd.DataFrame,
+    windows: Sequence[Window],
+    *,
+    axis: Axis = SIGMA,
+    quantity: str = FROBENIUS,
+    average: str = ARITHMETIC,
+) -> pd.DataFrame:
+    """Return one row per curve and window: its mean level there, with error and 95 % interval over seeds.
+
+    The level of a seed is its mean over the places of the window, each place counting once; seeds are independent, so
+    the error is their standard deviation / sqrt(n) and the interval Student's t with n - 1 degrees of freedom (both nan
+    for one seed). Places without any number are left out, and so are seeds that lack one of the others. With
+    average=geometric both means are geometric, and the interval is that of the logarithm.
+    """
+    return _over_seeds(
+        _of_seeds(table, windows, axis=axis, quantity=quantity, average=average), axis, average
+    )
+
+
+def _of_seeds(
+    table: pd.DataFrame, windows: Sequence[Window], *, axis: Axis, quantity: str, average: str
+) -> pd.DataFrame:
+    """Return the level of every curve, window and seed, nan where a seed has none."""
+    check_windows(windows)
+    numbers = along(of_quantity(table, quantity), axis)
+    check_places(numbers, axis)
+    wide = seed_matrix(numbers, axis=axis, quantity=quantity)
+    places = wide.columns.to_numpy(float)
+    frames = []
+    for rank, window in enumerate(windows):
+        inside = wide.loc[:, within(places, window)]
+        for _, curve in inside.groupby(level=CURVE, sort=False):
+            known = curve.dropna(axis="columns", how="all")
+            level = _mean(known.to_numpy(float), average)
+            frames.append(
+                curve.index.to_frame(index=False).assign(
+                    level=level,
+                    num_points=known.shape[1],
+                    rank=rank,
+                    window_low=window[0],
+                    window_high=window[1],
+                )
+            )
+    frame = pd.concat(frames, ignore_index=True).astype(dict.fromkeys(_WINDOW, float))
+    frame = frame.assign(sigma=math.nan, step=math.nan)  # a level is of no one place
+    return in_reading_order(frame.sort_values("rank", kind="stable", ignore_index=True), numbers)
+
+
+def _mean(values: NDArray[np.float64], average: str) -> NDArray[np.float64]:
+    """Return each seed's mean over places; nan where one is missing, and for the logarithm of what is not positive."""
+    if not values.shape[1]:
+        return np.full(len(values), math.nan)
+    if average != GEOMETRIC:
+        return values.mean(axis=1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        means = np.exp(np.log(values).mean(axis=1))
+    return np.where(means > 0, means, math.nan)
+
+
+def _over_seeds(of_seeds: pd.DataFrame, axis: Axis, average: str) -> pd.DataFrame:
+    rows = []
+    for key, seeds in of_seeds.groupby([*CURVE, "rank"], sort=False):
+        level = seeds["level"].dropna().to_numpy(float)
+        shared = dict(zip(CURVE, key, strict=False)) | {
+            name: seeds[name].iloc[0] for name in (*_WINDOW, "num_points")
+        }
+        rows.append(
+            shared | _found(level, average) | {"num_seeds": len(level), "average": average, "axis": axis.name}
+        )
+    return pd.DataFrame(rows, columns=[*CURVE, *_WINDOW, *_FOUND])
+
+
+def _found(level: NDArray[np.float64], average: str) -> dict[str, float]:
+    if not level.size:
+        return dict.fromkeys(("level", "level_se", "ci_low", "ci_high"), math.nan)
+    terms = np.log(level) if average == GEOMETRIC else level
+    mean, several = float(terms.mean()), level.size > 1
+    se = float(terms.std(ddof=1) / math.sqrt(level.size)) if several else math.nan
+    reach = _t(level.size - 1) * se if several else math.nan
+    low, high = mean - reach, mean + reach
+    if average == GEOMETRIC:
+        mean, low, high = math.exp(mean), math.exp(low), math.exp(high)
+        se *= mean
+    return {"level": mean, "level_se": se, "ci_low": low, "ci_high": high}
+
+
+@cache
+def _t(dof: int) -> float:
+    """Return the 97.5 % quantile of Student's t."""
+    from scipy.special import stdtrit  # when it is needed: the import takes half a second
+
+    return float(stdtrit(dof, 0.975))
+
+
+def _trends(of_seeds: pd.DataFrame, *, resamples: int, seed: int) -> pd.DataFrame:
+    """Return the exponent of level ~ setting^exponent for every varied setting of three or more positive numbers.
+
+    Least squares of the log of the mean level over seeds, with the bootstrap over whole seeds of bootstrap.fit_slope:
+    seeds share their draws between the values of a setting.
+    """
+    rows = [
+        row
+        for setting in _settings(of_seeds)
+        for row in _trend(along(of_seeds, Axis(setting)), setting, resamples=resamples, seed=seed)
+    ]
+    return pd.DataFrame(rows, columns=[*CURVE, *_WINDOW, *_TREND])
+
+
+def _settings(of_seeds: pd.DataFrame) -> Iterator[str]:
+    """Yield the varied settings along which there is a curve: numbers, at least three of them, all above zero."""
+    settings = [assignments(variant) for variant in of_seeds["variant"].unique()]
+    for key in dict.fromkeys(key for one in settings for key in one):
+        values = as_numbers({one.get(key, "") for one in settings})
+        if values and len(values) > 2 and min(values) > 0:
+            yield key
+    if len(of_seeds["num_layers"].unique()) > 2:
+        yield DEPTH
+
+
+def _trend(levels: pd.DataFrame, setting: str, *, resamples: int, seed: int) -> Iterator[dict[str, Any]]:
+    for key, curve in levels.groupby([*CURVE, "rank"], sort=False):
+        wide = curve.set_index(["seed", X])["level"].unstack(X)  # noqa: PD010 - one level a seed and place
+        fit = fit_slope(wide.to_numpy(float), wide.columns.to_numpy(float), resamples=resamples, seed=seed)
+        if fit.num_points:
+            found = [setting, fit.slope, fit.slope_se, fit.ci_low, fit.ci_high, fit.num_points, fit.num_seeds]
+            windows = {name: curve[name].iloc[0] for name in _WINDOW}
+            yield dict(zip(CURVE, key, strict=False)) | windows | dict(zip(_TREND, found, strict=True))

@@ -1,0 +1,209 @@
+"""The shipped figures drawn from synthetic tables of their sweeps' shapes, and every text of a page with its extent."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+from matplotlib.transforms import Bbox
+
+from hessfig.figures.parts.paper import Paper
+from hessfig.figures.parts.save import Page
+from hessfig.figures.parts.style import styled
+from hessfig.figures.sheets import LAYOUTS, FigureSpec
+from hessfig.terms import Matrix
+from tests.analysis.synthetic import CONFIG, SIGMA, config, make_table, write_sweep
+from tests.analysis.test_arrays import listed, store
+
+OPEN: list[tuple[float | None, float | None]] = [(None, None)]
+THREE: list[tuple[float | None, float | None]] = [(None, 0.1), (1.0, None), (None, None)]
+_CHAIN = config(attention="linear", attention_skip=False, mlp="none") | {
+    "task": {**CONFIG["task"], "loss": "mse_sum_unshifted"}
+}
+_LINEAR = config(kind="linear_mlp") | {"task": {**CONFIG["task"], "loss": "mse_sum_unshifted"}}
+_BARE = config(kind="self_attention", mlp="none", attention_skip=False) | {"task": {"loss": "mse"}}
+_ATTENTION = ("W_Q", "W_K", "W_V")
+_EVERY = [m.value for m in Matrix if m not in (Matrix.W_QK, Matrix.W)]
+
+
+def _depths(count: int) -> list[tuple[str, int]]:
+    return [("", depth) for depth in range(1, count + 1)]
+
+
+def _pairs(names: Any) -> list[tuple[str, str]]:
+    return [(row, col) for i, row in enumerate(names) for col in list(names)[i:]]
+
+
+# By figure: layout, windows, options, settings of the run, the table.
+FIGURES: dict[str, tuple[str, Any, dict[str, Any], Any, dict[str, Any]]] = {
+    "3a": ("growth", [(None, 1.0)], {}, CONFIG, {}),
+    "3b": (
+        "growth",
+        THREE,
+        {},
+        config(norm="pre"),
+        {"law": lambda b, p, a, s: 1 / (1 + 3 * s) ** 1.5},
+    ),
+    "3b_levels": (
+        "growth",
+        THREE,
+        {"words": "level"},
+        config(norm="pre"),
+        {"law": lambda b, p, a, s: 1 / (1 + 3 * s) ** 1.5},
+    ),
+    "5a": ("linear_axes", OPEN, {}, CONFIG, {"sigma": np.linspace(0.1, 1, 10).tolist()}),
+    "5b": ("linear_axes", OPEN, {}, CONFIG, {"sigma": np.linspace(0.1, 10, 10).tolist()}),
+    "6": (
+        "growth_by_depth",
+        [(None, 1.0)],
+        {},
+        CONFIG,
+        {"networks": [("", 1), ("", 5)], "sigma": SIGMA[::3]},
+    ),
+    "7": (
+        "growth_by_depth",
+        [(None, None), (None, 0.3)],
+        {},
+        _CHAIN,
+        {"networks": [("", 3)], "sigma": SIGMA[:8:2], "settings": _CHAIN},
+    ),
+    "8": (
+        "one_panel",
+        OPEN,
+        {},
+        _LINEAR,
+        {
+            "networks": _depths(5),
+            "sigma": SIGMA[::3],
+            "blocks": [("W", "W")],
+            "parts": ["H"],
+            "settings": _LINEAR,
+        },
+    ),
+    "eq5": ("pairs", [(None, 0.1)], {}, _BARE, {"blocks": _pairs(_ATTENTION), "settings": _BARE}),
+    "blocks": (
+        "blocks",
+        OPEN,
+        {},
+        CONFIG,
+        {"blocks": _pairs(_EVERY), "sigma": [0.1, 1.0], "law": lambda b, p, a, s: 1e-5 * s},
+    ),
+    "few_blocks": ("blocks", OPEN, {}, CONFIG, {"blocks": _pairs(_ATTENTION), "sigma": [0.1, 1.0]}),
+    "temperature": (
+        "ablation",
+        OPEN,
+        {
+            "claim": "the functional part dominates the query-key blocks as the temperature grows (Section 4.2)"
+        },
+        CONFIG,
+        {
+            "networks": [(f"model.temperature={t}", 1) for t in (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)],
+            "sigma": [0.1, 0.3, 1.0],
+        },
+    ),
+    "lines": ("lines", OPEN, {}, CONFIG, {"networks": _depths(2), "sigma": SIGMA[::3]}),
+    "network": (
+        "bars",
+        OPEN,
+        {},
+        config(kind="python"),
+        {
+            "blocks": [(f"blocks.{k}.attention.weight", f"blocks.{k}.attention.weight") for k in range(32)],
+            "sigma": None,
+            "law": lambda b, p, a, s: 1e-3,
+        },
+    ),
+}
+STORED = {"1": "entries", "4": "histograms"}
+
+
+def pages(figure: str, outputs: Path, paper: Paper) -> list[Page]:
+    """Return the pages of a shipped figure, laid out for a paper."""
+    with styled(paper):
+        if figure in STORED:
+            return _of_hessians(figure, outputs, paper)
+        layout, windows, options, settings, made = FIGURES[figure]
+        table = make_table(**{"seeds": 2, **made})
+        folder = write_sweep(table, outputs, settings=settings)
+        spec = FigureSpec(figure, folder.name, layout, windows, options, resamples=20, paper=paper)
+        return list(LAYOUTS[layout].draw(spec, folder))
+
+
+def _of_hessians(figure: str, outputs: Path, paper: Paper) -> list[Page]:
+    generator = np.random.default_rng(0)
+    names = ["W_E", "W_pos", "W_Q", "W_K", "W_V", "W_O", "W_in", "W_out", "W_U"]
+    sizes = [16, 24, 8, 8, 8, 8, 32, 32, 16]
+    size = sum(sizes)
+    stored = [
+        store(
+            outputs,
+            f"model.attention={name}",
+            names=names,
+            sizes=sizes,
+            hessian=(scale * generator.normal(size=(size, size))).astype(np.float32),
+        )
+        for scale, name in ((1e-3, "softmax"), (1e-2, "linear"))
+    ]
+    spec = FigureSpec(figure, "entries", STORED[figure], paper=paper)
+    return list(LAYOUTS[STORED[figure]].draw(spec, listed(outputs, *stored)))
+
+
+def texts(figure: Figure) -> list[tuple[str, float, Bbox]]:
+    """Return every text that is drawn: its words, its size in points, and where it stands in inches."""
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    hidden = set(_beyond(figure))
+    found = [text for text in figure.findobj(Text) if text.get_visible() and text.get_text().strip()]
+    shown = [text for text in found if text not in hidden and (text.axes is None or text.axes.get_visible())]
+    return [
+        (
+            text.get_text(),
+            float(text.get_fontsize()),
+            text.get_window_extent().transformed(figure.dpi_scale_trans.inverted()),
+        )
+        for text in shown
+    ]
+
+
+def _beyond(figure: Figure) -> Iterator[Text]:
+    """Yield the tick labels that matplotlib keeps but does not draw: outside of the view, or switched off."""
+    for ax in figure.axes:
+        for axis in (ax.xaxis, ax.yaxis):
+            scaled = axis.get_transform().transform
+            low, high = sorted(scaled(np.array(axis.get_view_interval())))
+            slack = 1e-9 * (high - low)
+            for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks()):
+                inside = low - slack <= scaled(np.array([tick.get_loc()]))[0] <= high + slack
+                for label, on in (
+                    (tick.label1, tick.label1.get_visible()),
+                    (tick.label2, tick.label2.get_visible()),
+                ):
+                    if not (inside and on):
+                        yield label
+
+
+def overlaps(figure: Figure, *, slack: float = 0.01) -> list[tuple[str, str]]:
+    """Return pairs of texts that touch by more than `slack` inches both ways."""
+    found = texts(figure)
+    return [
+        (a, b)
+        for (a, _, one), (b, _, other) in itertools.combinations(found, 2)
+        if min(one.x1, other.x1) - max(one.x0, other.x0) > slack
+        and min(one.y1, other.y1) - max(one.y0, other.y0) > slack
+    ]
+
+
+def outside(figure: Figure, *, slack: float = 0.005) -> list[str]:
+    """Return texts that the page cuts."""
+    width, height = figure.get_size_inches()
+    return [
+        words
+        for words, _, box in texts(figure)
+        if box.x0 < -slack or box.y0 < -slack or box.x1 > width + slack or box.y1 > height + slack
+    ]
