@@ -1,0 +1,190 @@
+"""What `hessfig report` does: say what the settings know of figures and sweeps, and have the report written."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import hessfig
+from hessfig.cli.results import spec_of
+from hessfig.config.compose import Job, compose, differences, manifest_of
+from hessfig.config.settings import settings
+from hessfig.config.shipped import STUDY, choices, studies
+from hessfig.errors import UserError
+from hessfig.files import is_file
+from hessfig.figures.parts.paper import Paper
+from hessfig.figures.sheets import FigureSpec
+from hessfig.record import TABLE
+from hessfig.report.asked import Asked, Departure, FigureAsked, SweepAsked
+from hessfig.report.contents import Contents
+from hessfig.report.folders import find_sweeps
+from hessfig.report.written import Written, write_report
+
+PAPER = Paper(formats=("png", "svg"))
+
+
+def report(job: Job) -> int:
+    """Write the report of what is in output_dir; name it, and what is not there yet."""
+    written = write_report(_asked(job), single_file=job.config.single_file)
+    print("\n".join(_summary(written)))
+    return 0
+
+
+def _summary(written: Written) -> Iterator[str]:
+    contents = written.contents
+    drawn = [figure for figure in contents.figures if figure.pictures]
+    pictures = sum(len(figure.pictures) for figure in drawn)
+    yield f"{len(contents.sweeps)} sweeps, {len(drawn)} of {len(contents.figures)} figures ({pictures} pictures)"
+    yield from _problems(contents)
+    todo = contents.todo()
+    if todo:
+        yield f"not there yet: {len(todo)} (the front page lists the commands), first: {todo[0].command}"
+    more = f", {written.files} files in {written.path.parent}" if written.files > 1 else ""
+    yield f"written: {written.path}{more} ({written.size / 2**20:.1f} MiB)"
+
+
+def _problems(contents: Contents) -> Iterator[str]:
+    for sweep in contents.sweeps:
+        if sweep.problem:
+            yield f"note: {sweep.problem.what}: {sweep.problem.remedy}"
+        elif sweep.failures:
+            yield f"note: {sweep.name}: {sum(one.count for one in sweep.failures)} cells failed"
+    for figure in contents.figures:
+        if figure.problem and figure.asked.sweep not in [one.name for one in contents.sweeps if one.problem]:
+            yield f"note: {figure.asked.label} is not drawn: {figure.problem.what}"
+
+
+def _asked(job: Job) -> Asked:
+    outputs = Path(job.config.output_dir)
+    names = [name for name in find_sweeps(outputs) if name not in studies()]
+    known = [_figure(job, name) for name in choices("figure", job.own) if name != "none"]
+    figures = sorted((one for one in known if one is not None), key=lambda one: one[0])
+    drawn = {figure.sweep for _, figure in figures}
+    others = [_plain_figure(job, name) for name in names if name not in drawn]
+    return Asked(
+        outputs,
+        [*(figure for _, figure in figures), *(one for one in others if one)],
+        {name: _sweep(job, name) for name in names},
+        {key: one.about for key, one in settings().items()},
+        job.config.tolerance,
+        job.config.resamples,
+        hessfig.__version__,
+        [_command("report", f"output_dir={path}") for path in sorted((outputs / "multirun").glob("*"))],
+    )
+
+
+def _figure(job: Job, name: str) -> tuple[int, FigureAsked] | None:
+    """Return a figure's place among others and what is asked of it."""
+    of_figure = _composed(job, f"figure={name}")
+    figure = of_figure.config.figure
+    title = choices("figure", job.own)[name].removeprefix(f"Figure {figure.name}:").strip()
+    title, is_study = title[:1].upper() + title[1:], figure.layout == STUDY
+    command = _command("plot", f"figure={name}", *_place(job))
+    if not is_study and not _is_measured(job, figure.sweep):
+        command = f"{_command('run', f'sweep={figure.sweep}', *_place(job))} && {command}"
+    spec, problem = (None, None) if is_study else _spec(job, of_figure, figure.sweep)
+    asked = FigureAsked(figure.name, title, figure.group.value, figure.sweep, command, spec, problem)
+    if is_study:
+        whole = import_module("hessfig.theory.studies.kept").is_whole
+        asked = FigureAsked(**{**vars(asked), "ready": whole(Path(job.config.output_dir) / name)})
+    is_shown = asked.group != "own" or _is_measured(job, figure.sweep)
+    return (figure.order, asked) if is_shown else None
+
+
+def _spec(job: Job, of_figure: Job, sweep: str) -> tuple[FigureSpec | None, UserError | None]:
+    if not _is_measured(job, sweep):
+        return None, None
+    try:
+        return spec_of(of_figure, PAPER), None
+    except UserError as error:
+        return None, error
+
+
+def _plain_figure(job: Job, sweep: str) -> FigureAsked | None:
+    """Return a figure of a sweep that none is known of: its curves, or its numbers as bars."""
+    if not _is_measured(job, sweep):
+        return None
+    layout = "lines" if _has_curves(Path(job.config.output_dir) / sweep) else "bars"
+    words = [f"figure.sweep={sweep}", f"figure.layout={layout}", f"figure.name={sweep}"]
+    spec, problem = _spec(job, _composed(job, *words), sweep)
+    command = _command("plot", *words, *_place(job))
+    return FigureAsked(sweep, "Everything that was measured", "own", sweep, command, spec, problem)
+
+
+def _has_curves(folder: Path) -> bool:
+    from hessfig.analysis.axis import X, along
+    from hessfig.analysis.manifest import read_run
+
+    try:
+        run = read_run(folder)
+        return bool(along(run.table, run.axis)[X].nunique() > 1)
+    except UserError:  # the figure says why
+        return False
+
+
+def _sweep(job: Job, name: str) -> SweepAsked:
+    """Return a sweep as the settings have it; one that was named by hand has its manifest's windows."""
+    is_known = name in choices("sweep", job.own)
+    of_sweep = _composed(job, f"sweep={name}" if is_known else f"sweep.name={name}")
+    config = _made(Path(job.config.output_dir) / name)
+    if config and not is_known:
+        of_sweep = of_sweep.fitted_as(config["sweep"])
+    fitted = of_sweep.config.sweep
+    departures = None if config is None else _departures(config, of_sweep)
+    about = fitted.about if is_known else str((config or {"sweep": {}})["sweep"].get("about") or "")
+    windows = [(low, high) for low, high in fitted.windows]
+    command = _again(job, name, config, departures or [], is_known=is_known)
+    return SweepAsked(name, about, windows, fitted.average.value, command, departures, is_known)
+
+
+def _made(folder: Path) -> Mapping[str, Any] | None:
+    try:
+        manifest = manifest_of(folder)
+    except UserError:  # the sweep's page says why
+        return None
+    return None if manifest is None else manifest["config"]
+
+
+def _departures(config: Mapping[str, Any], job: Job) -> list[Departure]:
+    return [Departure(one.key, _text(one.made), _text(one.asked)) for one in differences(config, job)]
+
+
+def _again(
+    job: Job, name: str, config: Mapping[str, Any] | None, departures: list[Departure], *, is_known: bool
+) -> str:
+    """Return the command that makes a sweep again: what departs from the preset is given."""
+    vary = ((config or {}).get("sweep") or {}).get("vary") or {}
+    words = [f"{one.key}={one.made}" for one in departures if one.key not in vary]
+    if any(one.key in vary for one in departures):
+        words.append(f"sweep.vary={_text(vary)}")
+    return _command("run", f"sweep={name}" if is_known else f"sweep.name={name}", *words, *_place(job))
+
+
+def _composed(job: Job, *words: str) -> Job:
+    return compose([*words, *(word for word in job.words if word.startswith("output_dir="))], job.own)
+
+
+def _place(job: Job) -> list[str]:
+    own = ["--config-dir", str(job.own)] if job.own else []
+    return [*(word for word in job.words if word.startswith("output_dir=")), *own]
+
+
+def _command(verb: str, *words: str) -> str:
+    return shlex.join(["hessfig", verb, *words])
+
+
+def _is_measured(job: Job, sweep: str) -> bool:
+    return bool(sweep) and is_file(Path(job.config.output_dir) / sweep / TABLE)
+
+
+def _text(value: Any) -> str:
+    """Return a value as the command line takes it."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {_text(one)}" for key, one in value.items()) + "}"
+    if isinstance(value, list):
+        return f"[{','.join(map(_text, value))}]"
+    return value if isinstance(value, str) else json.dumps(value)
