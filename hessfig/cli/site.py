@@ -11,9 +11,10 @@ from typing import Any
 
 import hessfig
 from hessfig.cli.results import spec_of
+from hessfig.config.choices import FigureGroup
 from hessfig.config.compose import Job, compose, differences, manifest_of
 from hessfig.config.settings import settings
-from hessfig.config.shipped import STUDY, choices, studies
+from hessfig.config.shipped import STUDY, choices, natural, studies
 from hessfig.errors import UserError
 from hessfig.files import is_file
 from hessfig.figures.parts.paper import Paper
@@ -77,8 +78,8 @@ def _asked(job: Job) -> Asked:
     )
 
 
-def _figure(job: Job, name: str) -> tuple[int, FigureAsked] | None:
-    """Return a figure's place among others and what is asked of it."""
+def _figure(job: Job, name: str) -> tuple[Any, FigureAsked] | None:
+    """Return a figure's place among others (the paper's by name) and what is asked of it."""
     of_figure = _composed(job, f"figure={name}")
     figure = of_figure.config.figure
     title = choices("figure", job.own)[name].removeprefix(f"Figure {figure.name}:").strip()
@@ -92,7 +93,8 @@ def _figure(job: Job, name: str) -> tuple[int, FigureAsked] | None:
         whole = import_module("hessfig.theory.studies.kept").is_whole
         asked = FigureAsked(**{**vars(asked), "ready": whole(Path(job.config.output_dir) / name)})
     is_shown = asked.group != "own" or _is_measured(job, figure.sweep)
-    return (figure.order, asked) if is_shown else None
+    place = (0, natural(name)) if asked.group == FigureGroup.paper else (1, figure.order, name)
+    return (place, asked) if is_shown else None
 
 
 def _spec(job: Job, of_figure: Job, sweep: str) -> tuple[FigureSpec | None, UserError | None]:

@@ -37,7 +37,7 @@ class FigureAsked:
     @property
     def label(self) -> str:
         """Its name as a reader says it."""
-        return f"Figure {self.name}" if self.group == "paper" else self.name.replace("_", " ")
+        return f"Figure {self.name}" if self.name[:1].isdigit() else self.name.replace("_", " ")
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from hessfig.report.tables import Cell, Table
 
 _SHOWN = 400
 _LEFT_OUT = ("config", "variants", "arrays", "checksum", "sweep")
-_NETWORK = ("kind", "d_model", "n_layers", "n_heads", "attention", "norm", "mlp", "query_key", "temperature")
+_NETWORK = ("kind", "d_model", "n_layers", "n_heads", "attention", "norm", "mlp")
 _TASK = ("data", "digits", "batch_size", "loss", "scored")
-_WORDS = {"n_layers": "layers", "n_heads": "heads", "batch_size": "batch", "query_key": "query and key"}
+_WORDS = {"n_layers": "layers", "n_heads": "heads", "batch_size": "batch", "kind": "", "data": ""}
 
 
 def in_short(sweep: SweepFound) -> list[tuple[str, str]]:
@@ -78,7 +78,7 @@ def _listed(section: Mapping[str, Any], names: tuple[str, ...], config: Mapping[
     vary = config.get("sweep", {}).get("vary") or {}
     shown = {name: vary.get(f"{group}.{name}", section.get(name)) for name in names}
     return ", ".join(
-        f"{_WORDS.get(name, name)} {text(value)}" for name, value in shown.items() if value is not None
+        f"{_WORDS.get(name, name)} {text(value).strip('[]')}".strip() for name, value in shown.items() if value is not None
     )
 
 

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 import pandas as pd
 
 from hessfig.analysis.slopes import gate
+from hessfig.analysis.variants import short_variant
 from hessfig.predictions.growth_rates import Prediction
+from hessfig.record import CURVE
 from hessfig.report.sweeps import SweepFound
 
 _MOST_BLOCKS = 9
@@ -30,6 +32,8 @@ def on_theory(sweep: SweepFound, tolerance: float) -> Verdict:
     if sweep.slopes is None:
         return Verdict("no slopes", "none", sweep.no_slopes or "nothing to fit")
     checked = gate.checked(sweep.slopes)
+    if not has_slopes(sweep):
+        return Verdict("no slopes", "none", "no curve has enough points on the windows of this sweep")
     if checked.empty:
         return Verdict("no prediction", "none", "theory predicts none of these slopes on these windows")
     counts = Counter(checked["verdict"])
@@ -41,9 +45,23 @@ def on_theory(sweep: SweepFound, tolerance: float) -> Verdict:
     return Verdict("agrees", "good", words)
 
 
+def has_slopes(sweep: SweepFound) -> bool:
+    """Whether any slope was fitted."""
+    return sweep.slopes is not None and bool(sweep.slopes["slope"].notna().any())
+
+
+def results(sweep: SweepFound) -> list[str]:
+    """Return the slopes in a line a block and part: 'W_Q H_f 4.91 to 5.34 in 3 curves (predicted 5)'."""
+    if sweep.slopes is None or not has_slopes(sweep):
+        return []
+    first = sweep.slopes.drop_duplicates(CURVE)
+    said = list(_by_block(first))
+    return [*said[:_MOST_BLOCKS], *([f"and {len(said) - _MOST_BLOCKS} more below"] if len(said) > _MOST_BLOCKS else [])]
+
+
 def outside(sweep: SweepFound, tolerance: float) -> list[str]:
     """Return a line for every checked slope that is outside its tolerance or drifts."""
-    if sweep.slopes is None or gate.checked(sweep.slopes).empty:
+    if sweep.slopes is None or not has_slopes(sweep) or gate.checked(sweep.slopes).empty:
         return []
     return [*gate.violations(sweep.slopes, tolerance), *gate.drifts(sweep.slopes, tolerance)]
 
@@ -73,6 +91,12 @@ def of_numbers(numbers: pd.DataFrame) -> str:
         return _slopes(numbers)
     if {"mean", "row", "col", "part"} <= names and numbers["mean"].notna().any():
         return _extremes(numbers)
+    if {"variant", "block", "bin_low", "bin_high", "share"} <= names:
+        return _medians(numbers)
+    value = next((name for name in ("median", "y", "value", "mean") if name in names), None)
+    series = next((name for name in ("bound", "panel", "quantity", "variant", "row") if name in names), None)
+    if value and series and pd.api.types.is_numeric_dtype(numbers[value]):
+        return _ranges(numbers, value, series)
     return f"{len(numbers)} numbers are drawn: {', '.join(map(str, list(numbers.columns)[:8]))}."
 
 
@@ -117,6 +141,23 @@ def _extremes(numbers: pd.DataFrame) -> str:
     zeros = int((numbers["mean"] == 0).sum())
     rest = f"; {zeros} of {len(numbers)} are zero" if zeros else ""
     return f"Largest mean: {_mean(big)}. Smallest above zero: {_mean(small)}{rest}."
+
+
+def _medians(numbers: pd.DataFrame) -> str:
+    """Return the median of each histogram (shares of logarithmic bins)."""
+    said = []
+    for (variant, block), one in numbers.groupby(["variant", "block"], sort=False):
+        share = one["share"].cumsum()
+        middle = one[share >= share.max() / 2].iloc[0]
+        said.append(f"{short_variant(str(variant))} {block} near {math.sqrt(abs(middle['bin_low'] * middle['bin_high'])):.2g}".strip())
+    return f"Median sizes of entries: {'; '.join(said[:_MOST_BLOCKS])}."
+
+
+def _ranges(numbers: pd.DataFrame, value: str, series: str) -> str:
+    """Return from where to where each series runs."""
+    spans = numbers.groupby(series, sort=False)[value].agg(["min", "max"]).dropna()
+    said = [f"{name} from {low:.3g} to {high:.3g}" for name, low, high in spans.itertuples()]
+    return f"{value.capitalize()}: {'; '.join(said[:_MOST_BLOCKS])}."
 
 
 def _mean(row: pd.Series) -> str:

@@ -114,7 +114,12 @@ def _pictures(asked: FigureAsked, paths: Iterable[Path], root: Path) -> Iterator
 def _title(asked: FigureAsked, stem: str) -> str:
     """Return the name of the figure, and which of its pages this is: 'Figure 6: depth 3'."""
     page = stem.removeprefix(file_words(f"fig{asked.name}")).strip("_").replace("_", " ")
-    return f"{asked.label}: {re.sub(r'^depth(?=[0-9])', 'layers ', page)}" if page else asked.label
+    words = re.sub(r"\bdepth(\d+)", lambda found: _layers(int(found[1])), page)
+    return f"{asked.label}: {re.sub(r'(?<=H) (?=[of]$)', '_', words)}" if page else asked.label
+
+
+def _layers(count: int) -> str:
+    return "1 layer" if count == 1 else f"{count} layers"
 
 
 def _shrink(source: Path, to: Path, most: tuple[int, int] | None = None) -> tuple[int, int]:

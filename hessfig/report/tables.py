@@ -13,6 +13,7 @@ from hessfig.analysis.axis import Axis
 from hessfig.analysis.variants import short_variant
 from hessfig.analysis.windows import as_window, label
 from hessfig.predictions.growth_rates import Prediction
+from hessfig.report.findings import has_slopes
 from hessfig.report.sweeps import Compared, SweepFound
 
 MOST_ROWS = 800
@@ -48,7 +49,7 @@ class Table:
 def slopes_table(sweep: SweepFound) -> Table | None:
     """Return the fitted slopes with predictions, published values and verdicts; None without one that was fitted."""
     frame = sweep.slopes
-    if frame is None or not (frame["slope"].notna() | frame["is_zero"]).any():
+    if frame is None or not has_slopes(sweep):
         return None
     quantity = str(frame["quantity"].iloc[0]).replace("_", " ")
     caption = f"Slopes of log {quantity} against log {Axis(frame['axis'].iloc[0]).symbol}"
