@@ -10,15 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import hessfig
+from hessfig.analysis.axis import X, along
+from hessfig.analysis.manifest import read_run
 from hessfig.cli.results import spec_of
 from hessfig.config.choices import FigureGroup
 from hessfig.config.compose import Job, compose, differences, manifest_of
+from hessfig.config.schema import FigureConfig
 from hessfig.config.settings import settings
-from hessfig.config.shipped import STUDY, choices, natural, studies
+from hessfig.config.shipped import STUDY, ShippedFigure, choices, natural, shipped_figures, studies
 from hessfig.errors import UserError
-from hessfig.files import is_file
 from hessfig.figures.parts.paper import Paper
 from hessfig.figures.sheets import FigureSpec
+from hessfig.files import is_file
 from hessfig.record import TABLE
 from hessfig.report.asked import Asked, Departure, FigureAsked, SweepAsked
 from hessfig.report.contents import Contents
@@ -62,13 +65,12 @@ def _problems(contents: Contents) -> Iterator[str]:
 def _asked(job: Job) -> Asked:
     outputs = Path(job.config.output_dir)
     names = [name for name in find_sweeps(outputs) if name not in studies()]
-    known = [_figure(job, name) for name in choices("figure", job.own) if name != "none"]
-    figures = sorted((one for one in known if one is not None), key=lambda one: one[0])
-    drawn = {figure.sweep for _, figure in figures}
+    figures = _figures(job)
+    drawn = {figure.sweep for figure in figures}
     others = [_plain_figure(job, name) for name in names if name not in drawn]
     return Asked(
         outputs,
-        [*(figure for _, figure in figures), *(one for one in others if one)],
+        [*figures, *(one for one in others if one)],
         {name: _sweep(job, name) for name in names},
         {key: one.about for key, one in settings().items()},
         job.config.tolerance,
@@ -78,30 +80,37 @@ def _asked(job: Job) -> Asked:
     )
 
 
-def _figure(job: Job, name: str) -> tuple[Any, FigureAsked] | None:
-    """Return a figure's place among others (the paper's by name) and what is asked of it."""
-    of_figure = _composed(job, f"figure={name}")
-    figure = of_figure.config.figure
-    title = choices("figure", job.own)[name].removeprefix(f"Figure {figure.name}:").strip()
-    title, is_study = title[:1].upper() + title[1:], figure.layout == STUDY
-    command = _command("plot", f"figure={name}", *_place(job))
-    if not is_study and not _is_measured(job, figure.sweep):
-        command = f"{_command('run', f'sweep={figure.sweep}', *_place(job))} && {command}"
-    spec, problem = (None, None) if is_study else _spec(job, of_figure, figure.sweep)
-    asked = FigureAsked(figure.name, title, figure.group.value, figure.sweep, command, spec, problem)
-    if is_study:
+def _figures(job: Job) -> list[FigureAsked]:
+    """Return every figure that the settings know, the paper's first and by name; the user's own where measured."""
+    of_the_user = sorted(set(choices("figure", job.own)) - set(choices("figure")))
+    known: list[ShippedFigure | FigureConfig] = [*shipped_figures()]
+    known += (_composed(job, f"figure={name}").config.figure for name in of_the_user)
+    shown = [one for one in known if one.group != FigureGroup.own or _is_measured(job, one.sweep)]
+    return [_figure(job, one) for one in sorted(shown, key=_place_of)]
+
+
+def _place_of(figure: Any) -> tuple[Any, ...]:
+    return (0, natural(figure.name)) if figure.group == FigureGroup.paper else (1, figure.order, figure.name)
+
+
+def _figure(job: Job, figure: ShippedFigure | FigureConfig) -> FigureAsked:
+    """Return what is asked of a figure: how it is drawn if its sweep is measured, and the command for it."""
+    title = choices("figure", job.own)[figure.name].removeprefix(f"Figure {figure.name}:").strip()
+    command = _command("plot", f"figure={figure.name}", *_place(job))
+    about = (figure.name, title[:1].upper() + title[1:], figure.group.value, figure.sweep)
+    if figure.layout == STUDY:
         whole = import_module("hessfig.theory.studies.kept").is_whole
-        asked = FigureAsked(**{**vars(asked), "ready": whole(Path(job.config.output_dir) / name)})
-    is_shown = asked.group != "own" or _is_measured(job, figure.sweep)
-    place = (0, natural(name)) if asked.group == FigureGroup.paper else (1, figure.order, name)
-    return (place, asked) if is_shown else None
+        return FigureAsked(*about, command, ready=whole(Path(job.config.output_dir) / figure.name))
+    if not _is_measured(job, figure.sweep):
+        run = _command("run", f"sweep={figure.sweep}", *_place(job))
+        return FigureAsked(*about, f"{run} && {command}")
+    return FigureAsked(*about, command, *_spec(job, f"figure={figure.name}"))
 
 
-def _spec(job: Job, of_figure: Job, sweep: str) -> tuple[FigureSpec | None, UserError | None]:
-    if not _is_measured(job, sweep):
-        return None, None
+def _spec(job: Job, *words: str) -> tuple[FigureSpec | None, UserError | None]:
+    """Return how to draw a figure, or why it cannot be."""
     try:
-        return spec_of(of_figure, PAPER), None
+        return spec_of(_composed(job, *words), PAPER), None
     except UserError as error:
         return None, error
 
@@ -112,15 +121,11 @@ def _plain_figure(job: Job, sweep: str) -> FigureAsked | None:
         return None
     layout = "lines" if _has_curves(Path(job.config.output_dir) / sweep) else "bars"
     words = [f"figure.sweep={sweep}", f"figure.layout={layout}", f"figure.name={sweep}"]
-    spec, problem = _spec(job, _composed(job, *words), sweep)
     command = _command("plot", *words, *_place(job))
-    return FigureAsked(sweep, "Everything that was measured", "own", sweep, command, spec, problem)
+    return FigureAsked(sweep, "Everything that was measured", "own", sweep, command, *_spec(job, *words))
 
 
 def _has_curves(folder: Path) -> bool:
-    from hessfig.analysis.axis import X, along
-    from hessfig.analysis.manifest import read_run
-
     try:
         run = read_run(folder)
         return bool(along(run.table, run.axis)[X].nunique() > 1)

@@ -17,7 +17,7 @@ STUDY = "study"
 class FigureAsked:
     """A figure that the settings know: `spec` draws it where its sweep was measured, `command` makes it.
 
-    `problem` says why it cannot be asked for. A study has no sweep and no spec; it is `ready` when its tables are whole.
+    `problem` says why it cannot be asked for. A study has no sweep and no spec; it is `ready` with whole tables.
     """
 
     name: str

@@ -70,7 +70,9 @@ class Contents:
                 yield ToDo(drawn.asked.command, f"{drawn.asked.label}: not measured yet")
         for ledger in (self.theory, self.claims):
             if ledger.frame is None and (ledger is self.theory or ledger.problem):
-                yield ToDo(ledger.command, ledger.problem or "the statements of the theory are not checked yet")
+                yield ToDo(
+                    ledger.command, ledger.problem or "the statements of the theory are not checked yet"
+                )
 
 
 def gather(asked: Asked, root: Path) -> Contents:

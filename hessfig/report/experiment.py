@@ -78,7 +78,9 @@ def _listed(section: Mapping[str, Any], names: tuple[str, ...], config: Mapping[
     vary = config.get("sweep", {}).get("vary") or {}
     shown = {name: vary.get(f"{group}.{name}", section.get(name)) for name in names}
     return ", ".join(
-        f"{_WORDS.get(name, name)} {text(value).strip('[]')}".strip() for name, value in shown.items() if value is not None
+        f"{_WORDS.get(name, name)} {text(value).strip('[]')}".strip()
+        for name, value in shown.items()
+        if value is not None
     )
 
 
@@ -113,4 +115,6 @@ def _places(table: pd.DataFrame) -> str:
 
 def _probes(table: pd.DataFrame) -> str:
     counts = sorted({int(count) for count in table["num_probes"] if count > 0})
-    return f"{counts[0]} to {counts[-1]} probes" if len(counts) > 1 else f"{counts[0]} probes" if counts else ""
+    return (
+        f"{counts[0]} to {counts[-1]} probes" if len(counts) > 1 else f"{counts[0]} probes" if counts else ""
+    )

@@ -1,4 +1,4 @@
-"""What numbers say, in sentences: of a sweep's slopes, of its comparison, and of each picture (its alternative text)."""
+"""What numbers say, in sentences: of a sweep's slopes, its comparison, and each picture (the alternative text)."""
 
 from __future__ import annotations
 
@@ -56,7 +56,10 @@ def results(sweep: SweepFound) -> list[str]:
         return []
     first = sweep.slopes.drop_duplicates(CURVE)
     said = list(_by_block(first))
-    return [*said[:_MOST_BLOCKS], *([f"and {len(said) - _MOST_BLOCKS} more below"] if len(said) > _MOST_BLOCKS else [])]
+    return [
+        *said[:_MOST_BLOCKS],
+        *([f"and {len(said) - _MOST_BLOCKS} more below"] if len(said) > _MOST_BLOCKS else []),
+    ]
 
 
 def outside(sweep: SweepFound, tolerance: float) -> list[str]:
@@ -78,7 +81,9 @@ def on_paper(sweep: SweepFound, tolerance: float) -> Verdict:
     error = shown["slope_se"].fillna(math.inf) * 2
     off = (shown["slope"] - shown["published"]).abs()
     near, known = int((off <= tolerance + error).sum()), int((error <= tolerance).sum())
-    words = f"{near} of {len(shown)} slopes within {tolerance:g} (and 2 standard errors) of the published curve's"
+    words = (
+        f"{near} of {len(shown)} slopes within {tolerance:g} (and 2 standard errors) of the published curve's"
+    )
     if near < len(shown):
         return Verdict("differs", "bad", words)
     return Verdict("agrees", "good", words) if known == len(shown) else Verdict("undecided", "open", words)
@@ -148,8 +153,9 @@ def _medians(numbers: pd.DataFrame) -> str:
     said = []
     for (variant, block), one in numbers.groupby(["variant", "block"], sort=False):
         share = one["share"].cumsum()
-        middle = one[share >= share.max() / 2].iloc[0]
-        said.append(f"{short_variant(str(variant))} {block} near {math.sqrt(abs(middle['bin_low'] * middle['bin_high'])):.2g}".strip())
+        low, high = one.loc[share >= share.max() / 2, ["bin_low", "bin_high"]].iloc[0].abs()
+        name = f"{short_variant(str(variant))} {block}".strip()
+        said.append(f"{name} near {math.sqrt(low * high):.2g}")
     return f"Median sizes of entries: {'; '.join(said[:_MOST_BLOCKS])}."
 
 

@@ -97,7 +97,7 @@ def _front(contents: Contents) -> dict[str, Any]:
             for sweep in _in_order(contents)
         ],
         "drawn": sum(len(figure.pictures) for figure in contents.figures),
-        "times": sorted(str(sweep.manifest["end"]) for sweep in contents.sweeps if _has_end(sweep)),
+        "times": sorted(filter(None, map(_end, contents.sweeps))),
     }
 
 
@@ -108,8 +108,9 @@ def _in_order(contents: Contents) -> Iterator[SweepFound]:
     yield from sorted(contents.sweeps, key=lambda sweep: (ranks.get(sweep.name, len(ranks)), sweep.name))
 
 
-def _has_end(sweep: SweepFound) -> bool:
-    return sweep.manifest is not None and bool(sweep.manifest.get("end"))
+def _end(sweep: SweepFound) -> str:
+    """Return when a sweep was measured; nothing where its manifest does not tell."""
+    return str((sweep.manifest or {}).get("end") or "")
 
 
 def _sweep_page(contents: Contents, sweep: SweepFound) -> Page:
@@ -127,12 +128,18 @@ def _sweep_page(contents: Contents, sweep: SweepFound) -> Page:
         "outside": findings.outside(sweep, asked.tolerance),
         "slopes": tables.slopes_table(sweep),
         "compared": tables.compared_table(sweep.compared) if sweep.compared else None,
-        "claims": None if claims is None else tables.any_table("claims", "Claims judged from this sweep", claims),
+        "claims": None
+        if claims is None
+        else tables.any_table("claims", "Claims judged from this sweep", claims),
         "settings": settings_table(sweep, asked.help) if sweep.config else None,
         "manifest": manifest_table(sweep.manifest) if sweep.manifest else None,
         "numbers": [
-            [tables.any_table(f"numbers-{n}-{m}", f"Numbers of {picture.title}", picture.numbers)
-             if len(picture.numbers) <= PREVIEW else None for m, picture in enumerate(figure.pictures)]
+            [
+                tables.any_table(f"numbers-{n}-{m}", f"Numbers of {picture.title}", picture.numbers)
+                if len(picture.numbers) <= PREVIEW
+                else None
+                for m, picture in enumerate(figure.pictures)
+            ]
             for n, figure in enumerate(figures)
         ],
         "reread": run_command(asked.outputs / sweep.name),
@@ -142,5 +149,8 @@ def _sweep_page(contents: Contents, sweep: SweepFound) -> Page:
 
 def _ledger(contents: Contents, name: str) -> tables.Table | None:
     ledger = contents.theory if name == "theory" else contents.claims
-    captions = {"theory": "Every statement, checked against automatic differentiation", "claims": "Every claim"}
+    captions = {
+        "theory": "Every statement, checked against automatic differentiation",
+        "claims": "Every claim",
+    }
     return None if ledger.frame is None else tables.any_table(name, captions[name], ledger.frame)

@@ -1,4 +1,4 @@
-"""The pictures of a report: figures drawn anew from their tables, each as PNG and SVG with a small copy for the front."""
+"""The pictures of a report: figures drawn anew from their tables, each as PNG and SVG, with a small copy."""
 
 from __future__ import annotations
 
