@@ -116,7 +116,7 @@ VERBS = {
             name="report",
             about="write a site of all that is measured: figures, slopes, verdicts, settings (opens from disk)",
             examples=("hessfig report", "hessfig report single_file=true    (one file to mail)"),
-            does="hessfig.cli.site:report",
+            does="hessfig.cli.report.site:report",
             reads=("single_file", "tolerance", "resamples", "output_dir"),
         ),
         Verb(

@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from hessfig.record import FROBENIUS
 from hessfig.report.sweeps import SweepFound
 from hessfig.report.tables import Cell, Table
 
@@ -90,12 +91,16 @@ def _varied(config: Mapping[str, Any]) -> str:
 
 
 def _measured(table: pd.DataFrame) -> str:
-    quantities = ", ".join(name.replace("_", " ") for name in table["quantity"].unique())
+    quantities = ", ".join(map(_quantity, table["quantity"].unique()))
     blocks = [row if row == col else f"({row}, {col})" for row, col in _pairs(table)]
     more = f" and {len(blocks) - 6} more" if len(blocks) > 6 else ""
     parts = ", ".join(part for part in table["part"].unique() if part)
     of = f" of {', '.join(blocks[:6])}{more}" if any(blocks) else ""
     return f"{quantities}{of}" + (f"; {parts}" if parts else "")
+
+
+def _quantity(name: str) -> str:
+    return "Frobenius norms" if name == FROBENIUS else name.replace("_", " ")
 
 
 def _pairs(table: pd.DataFrame) -> list[tuple[str, str]]:

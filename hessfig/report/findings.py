@@ -9,8 +9,10 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from hessfig.analysis.axis import Axis
 from hessfig.analysis.slopes import gate
 from hessfig.analysis.variants import short_variant
+from hessfig.analysis.windows import as_window, label
 from hessfig.predictions.growth_rates import Prediction
 from hessfig.record import CURVE
 from hessfig.report.sweeps import SweepFound
@@ -60,6 +62,14 @@ def results(sweep: SweepFound) -> list[str]:
         *said[:_MOST_BLOCKS],
         *([f"and {len(said) - _MOST_BLOCKS} more below"] if len(said) > _MOST_BLOCKS else []),
     ]
+
+
+def first_window(sweep: SweepFound) -> str:
+    """Return the window of `results` in words."""
+    if sweep.slopes is None:
+        return ""
+    first = sweep.slopes.iloc[0]
+    return label(as_window(first["window_low"], first["window_high"]), Axis(first["axis"]).symbol)
 
 
 def outside(sweep: SweepFound, tolerance: float) -> list[str]:

@@ -125,6 +125,7 @@ def _sweep_page(contents: Contents, sweep: SweepFound) -> Page:
         "theory": findings.on_theory(sweep, asked.tolerance),
         "paper": findings.on_paper(sweep, asked.tolerance),
         "results": findings.results(sweep),
+        "window": findings.first_window(sweep),
         "outside": findings.outside(sweep, asked.tolerance),
         "slopes": tables.slopes_table(sweep),
         "compared": tables.compared_table(sweep.compared) if sweep.compared else None,
