@@ -69,7 +69,7 @@ def state_of(folder: Path, manifest: Mapping[str, Any] | None, *, is_readable: b
     """Return how far a sweep is, and the words for it."""
     if not (folder / TABLE).is_file():
         count = cells_in(folder)
-        return State.unfinished, f"no table yet: {count} cells are stored"
+        return State.unfinished, f"no table yet; cells stored: {count}"
     if not is_readable:
         return State.unreadable, "the table or its manifest cannot be read"
     if manifest is None:

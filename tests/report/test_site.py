@@ -92,7 +92,7 @@ def test_an_older_folder_says_what_to_do(site: Path) -> None:
 
 
 def test_a_sweep_that_was_begun_names_the_command(site: Path) -> None:
-    assert "no table yet: 1 cells are stored" in read(site / "sweeps/mlp.html").text
+    assert "no table yet; cells stored: 1" in read(site / "sweeps/mlp.html").text
     assert "hessfig run sweep=mlp" in read(site / "index.html").text
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import hessfig
 from hessfig.analysis.axis import X, along
 from hessfig.analysis.manifest import read_run
+from hessfig.analysis.windows import WHOLE
 from hessfig.cli.report.sweeps import asked_of, command, composed, is_measured, place
 from hessfig.cli.results import spec_of
 from hessfig.config.choices import FigureGroup
@@ -119,7 +120,8 @@ def _plain_figure(job: Job, sweep: str) -> FigureAsked | None:
     layout = "lines" if _has_curves(Path(job.config.output_dir) / sweep) else "bars"
     words = [f"figure.sweep={sweep}", f"figure.layout={layout}", f"figure.name={sweep}"]
     made_by = command("plot", *words, *place(job))
-    return FigureAsked(sweep, "Everything that was measured", "own", sweep, made_by, *_spec(job, *words))
+    spec = FigureSpec(sweep, sweep, layout, [WHOLE], resamples=job.config.resamples, paper=PAPER)
+    return FigureAsked(sweep, "Everything that was measured", "own", sweep, made_by, spec)
 
 
 def _has_curves(folder: Path) -> bool:

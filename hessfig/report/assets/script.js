@@ -35,7 +35,7 @@ function makeSortable(table) {
   });
 }
 
-// A row stays when it holds every word; "part:" style is not needed: words are looked for in all cells.
+// A row stays when it holds every word, in whichever cells.
 function filter(table, text, count) {
   const wanted = text.toLowerCase().split(/\s+/).filter(Boolean);
   let shown = 0;
@@ -45,7 +45,8 @@ function filter(table, text, count) {
     shown += !row.hidden;
   }
   const all = table.tBodies[0].rows.length;
-  count.textContent = shown === all ? `${all} rows` : `${shown} of ${all} rows`;
+  const rows = all === 1 ? "row" : "rows";
+  count.textContent = shown === all ? `${all} ${rows}` : `${shown} of ${all} ${rows}`;
 }
 
 function asCsv(table) {
