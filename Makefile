@@ -11,7 +11,7 @@ sweep_of = $(shell sed -n 's/^sweep: "*\([^"]*\)"*$$/\1/p' conf/figure/$(1).yaml
 measure = $(if $(1),$(RUN) run sweep=$(1))
 
 .DEFAULT_GOAL := help
-.PHONY: help figures figures-paper figures-beyond figures-follow-up figures-all figures-study test test-slow test-attack test-slurm lint slopes check verify bench clean
+.PHONY: help figures figures-paper figures-beyond figures-follow-up figures-all figures-study test test-slow test-attack test-slurm test-browser lint slopes check verify bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | sort | awk -F'\t' '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -36,13 +36,17 @@ test: $(READY) ## run the fast test suite
 	$(BIN)/python -m pytest
 
 test-slow: $(READY) ## run the paper-scale witnesses too (minutes each)
-	$(BIN)/python -m pytest -m "slow or not slow" --ignore tests/attack --ignore tests/slurm
+	$(BIN)/python -m pytest -m "slow or not slow" --ignore tests/attack --ignore tests/slurm --ignore tests/browser
 
 test-attack: $(READY) ## kills, bit flips, full disks, hostile files, bad inputs (10 minutes; ATTACK_SEED=7 for others)
 	$(BIN)/python -m pytest -m slow tests/attack
 
 test-slurm: $(READY) ## run sweeps as Slurm job arrays (needs sbatch here; docs/cluster.md)
 	$(BIN)/python -m pytest -m slow -rs tests/slurm
+
+test-browser: $(READY) ## open the report in headless Chromium (needs chromium; a minute)
+	$(BIN)/python -m pip install --quiet -e '.[dev,browser]' -c constraints.txt
+	$(BIN)/python -m pytest -m browser -rs tests/browser
 
 lint: $(READY) ## check style, format and types
 	$(BIN)/ruff check .

@@ -20,7 +20,7 @@ MEASURING = (
     *("config", "tasks", "models", "states", "curvature", "measurements", "sweep"),
 )
 VOCABULARY = MEASURING[: MEASURING.index("rng")]
-READING = ("analysis", "figures")
+READING = ("analysis", "figures", "report")
 LIGHT = (
     "hessfig.terms",
     "hessfig.record",
@@ -42,6 +42,8 @@ DOORS = {
     "hydra": ("hessfig.config.compose",),
     "omegaconf": ("hessfig.config.compose",),
     "matplotlib": ("hessfig.figures.",),
+    "jinja2": ("hessfig.report.pages",),
+    "PIL": ("hessfig.report.pictures",),
     "tueplots": ("hessfig.figures.parts.paper",),
 }
 MOST_FILES = 13
@@ -96,7 +98,7 @@ def test_the_reading_wing_needs_only_the_table(path: Path) -> None:
         assert imported.partition(".")[0] != "torch", imported
         assert wing_of(imported) not in MEASURING[len(VOCABULARY) :], imported
         assert wing_of(imported) not in ("theory", "predictions") or imported in LIGHT, imported
-        assert (wing, wing_of(imported)) != ("analysis", "figures"), imported
+        assert wing_of(imported) not in READING[READING.index(wing) + 1 :], imported
 
 
 @every_module

@@ -13,6 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 SHIPPED = ["hessfig/conf/config.yaml", "hessfig/conf/sweep/sigma.yaml", "hessfig/data/published_slopes.csv"]
+SHIPPED += ["hessfig/report/templates/index.html", "hessfig/report/assets/style.css"]
 pytestmark = pytest.mark.slow
 
 

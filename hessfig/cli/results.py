@@ -133,11 +133,11 @@ def _compute(name: str, outputs: Path) -> None:
 def _drawn(job: Job) -> list[Path]:
     from hessfig.figures.sheets import draw
 
-    return draw(_spec(job), Path(job.config.output_dir))
+    return draw(spec_of(job), Path(job.config.output_dir))
 
 
-def _spec(job: Job) -> FigureSpec:
-    """Return what to draw: slopes are fitted as the sweep says, or as the command line does."""
+def spec_of(job: Job, paper: Paper | None = None) -> FigureSpec:
+    """Return what to draw, for a paper (None: as the settings say); slopes are fitted as the sweep or the words say."""
     from hessfig.figures.sheets import FigureSpec
 
     figure, asked = job.config.figure, _of_its_sweep(job)
@@ -153,7 +153,7 @@ def _spec(job: Job) -> FigureSpec:
         colour=figure.colour,
         dashes=figure.dashes,
         resamples=asked.config.resamples,
-        paper=_paper(job),
+        paper=paper or _paper(job),
     )
 
 

@@ -123,6 +123,13 @@ VERBS = {
             ignores=("sweep.about", "sweep.windows", "sweep.average"),
         ),
         Verb(
+            name="report",
+            about="write a site of all that is measured: figures, slopes, verdicts, settings (opens from disk)",
+            examples=("hessfig report", "hessfig report single_file=true    (one file to mail)"),
+            does="hessfig.cli.report.site:report",
+            reads=("single_file", "tolerance", "resamples", "output_dir"),
+        ),
+        Verb(
             name="verify",
             about="check every statement of the theory against automatic differentiation",
             examples=("hessfig verify statement=thm31,lem41",),

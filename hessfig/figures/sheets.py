@@ -60,8 +60,8 @@ LAYOUTS: dict[str, Layout] = {
 }
 
 
-def draw(spec: FigureSpec, outputs: Path) -> list[Path]:
-    """Draw `spec` from outputs/<sweep> into outputs/figures and return the paths written.
+def draw(spec: FigureSpec, outputs: Path, *, into: Path | None = None) -> list[Path]:
+    """Draw `spec` from outputs/<sweep> into a folder (None: outputs/figures) and return the paths written.
 
     Width, note, formats and panels are those of `spec.paper`. Raises UserError for an unknown layout, for settings that
     the layout does not take, for panels that are not there, and for a sweep that was not run or whose table is bad.
@@ -69,7 +69,7 @@ def draw(spec: FigureSpec, outputs: Path) -> list[Path]:
     check(spec)
     with styled(spec.paper):
         pages = LAYOUTS[spec.layout].draw(spec, outputs / spec.sweep)
-        return save_sheets(pages, outputs / "figures", spec.name)
+        return save_sheets(pages, into or outputs / "figures", spec.name)
 
 
 def check(spec: FigureSpec) -> None:

@@ -15,7 +15,7 @@ from hessfig.errors import UserError
 from hessfig.files import check_writable, is_file, remove_leftovers, write_together
 from hessfig.measurements.frobenius.allocation import Allocation
 from hessfig.record import MANIFEST, TABLE
-from hessfig.sweep.launchers.failures import Launch
+from hessfig.sweep.launchers.failures import FAILURES, Failures, Launch
 from hessfig.sweep.launchers.local import Outcome, Pool
 from hessfig.sweep.manifest import config_hash, manifest_text, now, read_hash
 from hessfig.sweep.pilots import allocations, pilot_cells, settled_by
@@ -65,7 +65,8 @@ def on_this_machine(cells: list[Cell], store: CellStore) -> Generator[Outcome, N
 def run_sweep(variants: Variants, launch: Launch = on_this_machine, command: str = "") -> Summary:
     """Measure every cell of the sweep that is not finished; write table.csv and manifest.json (with the `command`).
 
-    A failed cell is reported and left out of the table, the others go on; without a finished cell no table is written.
+    A failed cell is reported, its cause noted in folder failures, and left out of the table, the others go on; without
+    a finished cell no table is written.
     Raises UserError when something cannot be had, or nothing can be stored (checked before the first cell).
     """
     setups, started, start = setups_of(variants), time.perf_counter(), now()
@@ -74,6 +75,7 @@ def run_sweep(variants: Variants, launch: Launch = on_this_machine, command: str
     store = CellStore(folder / "cells")
     check_writable(store.folder)
     remove_leftovers(folder)
+    launch = Failures(folder / FAILURES).noting(launch)
     pilots = pilot_cells(setups)
     pilot = measure_cells(f"{config.sweep.name}: pilot", pilots, store, launch)
     chosen = allocations(setups, store)

@@ -54,6 +54,7 @@ class Config:
     reference: Annotated[
         str | None, "published values: a CSV file, or a folder of the authors' result files"
     ] = None
+    single_file: Annotated[bool, "the report as one file to mail, in place of a folder of pages"] = False
     tolerance: Annotated[float, "how far a slope may be from its prediction"] = 0.1
     resamples: Annotated[int, "bootstrap resamples behind a slope's error"] = 2000
     levels: Annotated[

@@ -29,8 +29,8 @@ BLOCKS = {
 }
 
 
-def draw(outputs: Path, paper: Paper | None = None) -> list[Path]:
-    """Read outputs/bounds/looseness.csv and write outputs/figures/figbounds.{pdf,png,svg,csv}.
+def draw(outputs: Path, paper: Paper | None = None, *, into: Path | None = None) -> list[Path]:
+    """Read outputs/bounds/looseness.csv and write outputs/figures (or `into`)/figbounds.{pdf,png,svg,csv}.
 
     How to read it: a bound divided by the true spectral norm, median and quartiles over problems with tokens
     of size sigma; one is tight, below one would be a violation. (a) The whole Hessian. (b, c) Its blocks,
@@ -42,7 +42,7 @@ def draw(outputs: Path, paper: Paper | None = None) -> list[Path]:
     path = outputs / "bounds" / "looseness.csv"
     table = read_study(path)
     with styled(paper):
-        return save_sheets([Page("", sheet(table), table)], outputs / "figures", "bounds")
+        return save_sheets([Page("", sheet(table), table)], into or outputs / "figures", "bounds")
 
 
 def sheet(table: pd.DataFrame) -> Figure:

@@ -28,8 +28,8 @@ PLACES = {"random weights": "#444444", "critical points": "#e08214"}
 FLOOR = 2e-3
 
 
-def draw(outputs: Path, paper: Paper | None = None) -> list[Path]:
-    """Read outputs/scalar/*.csv and write outputs/figures/figscalar.{pdf,png,svg,csv}.
+def draw(outputs: Path, paper: Paper | None = None, *, into: Path | None = None) -> list[Path]:
+    """Read outputs/scalar/*.csv and write outputs/figures (or `into`)/figscalar.{pdf,png,svg,csv}.
 
     How to read it: (a) every eigenvalue of one problem, computed and from the closed form: 2 (d_K - 1) of
     them sit at +-b, three stand out. (b) The same network with unbalanced query and key weights is ever worse
@@ -42,7 +42,7 @@ def draw(outputs: Path, paper: Paper | None = None) -> list[Path]:
     tables = {name: read_study(outputs / "scalar" / f"{name}.csv") for name in TABLES}
     with styled(paper):
         page = Page("", sheet(tables), numbers(tables))
-        return save_sheets([page], outputs / "figures", "scalar")
+        return save_sheets([page], into or outputs / "figures", "scalar")
 
 
 def numbers(tables: dict[str, pd.DataFrame]) -> pd.DataFrame:

@@ -12,6 +12,7 @@ from hessfig.sweep.launchers.local import Outcome
 from hessfig.sweep.plan import Cell
 from hessfig.sweep.store import CellStore
 
+FAILURES = "failures"  # the folder, below that of the sweep
 Launch = Callable[[list[Cell], CellStore], Generator[Outcome, None, None]]
 
 

@@ -31,8 +31,10 @@ _STEP = 0.14  # between the layers of one network, in units of one depth
 def growth_by_depth(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     """Draw a growth sheet for every depth (Figures 6 and 7), then the overview of their slopes.
 
-    How to read it: the sheets are read as growth sheets. In the overview a dot is the slope fitted to one
-    layer of one network, with its error; the grey bar at its place is the predicted exponent.
+    How to read it: on a sheet, a straight line of slope p means ||block||_F ~ sigma^p; each panel prints the
+    fitted slopes with their errors over seeds beside the predicted powers (grey dashed guides), later layers are
+    darker. In the overview a dot is the slope fitted to one layer of one network, with its error; the grey bar
+    at its place is the predicted exponent.
     Requires: the sweep's table.csv with diagonal blocks of several depths; manifest.json for predictions.
     """
     measured = read_measured(spec, folder)

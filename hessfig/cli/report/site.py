@@ -1,0 +1,132 @@
+"""What `hessfig report` does: say what the settings know of figures and sweeps, and have the report written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import hessfig
+from hessfig.analysis.axis import X, along
+from hessfig.analysis.manifest import read_run
+from hessfig.analysis.windows import WHOLE
+from hessfig.cli.report.sweeps import asked_of, command, composed, is_measured, place
+from hessfig.cli.results import spec_of
+from hessfig.config.choices import FigureGroup
+from hessfig.config.compose import Job
+from hessfig.config.schema import FigureConfig
+from hessfig.config.settings import settings
+from hessfig.config.shipped import STUDY, ShippedFigure, choices, natural, shipped_figures, studies
+from hessfig.errors import UserError
+from hessfig.figures.parts.paper import Paper
+from hessfig.figures.sheets import FigureSpec
+from hessfig.report.asked import Asked, FigureAsked
+from hessfig.report.contents import Contents
+from hessfig.report.folders import find_sweeps
+from hessfig.report.written import Written, write_report
+
+PAPER = Paper(formats=("png", "svg"))
+
+
+def report(job: Job) -> int:
+    """Write the report of what is in output_dir; name it, and what is not there yet."""
+    written = write_report(_asked(job), single_file=job.config.single_file)
+    print("\n".join(_summary(written)))
+    return 0
+
+
+def _summary(written: Written) -> Iterator[str]:
+    contents = written.contents
+    drawn = [figure for figure in contents.figures if figure.pictures]
+    pictures = sum(len(figure.pictures) for figure in drawn)
+    yield f"{len(contents.sweeps)} sweeps, {len(drawn)} of {len(contents.figures)} figures ({pictures} pictures)"
+    yield from _problems(contents)
+    todo = contents.todo()
+    if todo:
+        yield f"not there yet: {len(todo)} (the front page lists the commands), first: {todo[0].command}"
+    more = f", {written.files} files in {written.path.parent}" if written.files > 1 else ""
+    yield f"written: {written.path}{more} ({written.size / 2**20:.1f} MiB)"
+
+
+def _problems(contents: Contents) -> Iterator[str]:
+    for sweep in contents.sweeps:
+        if sweep.problem:
+            yield f"note: {sweep.problem.what}: {sweep.problem.remedy}"
+        elif sweep.failures:
+            yield f"note: {sweep.name}: {sum(one.count for one in sweep.failures)} cells failed"
+    for figure in contents.figures:
+        if figure.problem and figure.asked.sweep not in [one.name for one in contents.sweeps if one.problem]:
+            yield f"note: {figure.asked.label} is not drawn: {figure.problem.what}"
+
+
+def _asked(job: Job) -> Asked:
+    outputs = Path(job.config.output_dir)
+    names = [name for name in find_sweeps(outputs) if name not in studies()]
+    figures = _figures(job)
+    drawn = {figure.sweep for figure in figures}
+    others = [_plain_figure(job, name) for name in names if name not in drawn]
+    return Asked(
+        outputs,
+        [*figures, *(one for one in others if one)],
+        {name: asked_of(job, name) for name in names},
+        {key: one.about for key, one in settings().items()},
+        job.config.tolerance,
+        job.config.resamples,
+        hessfig.__version__,
+        [command("report", f"output_dir={path}") for path in sorted((outputs / "multirun").glob("*"))],
+    )
+
+
+def _figures(job: Job) -> list[FigureAsked]:
+    """Return every figure that the settings know, the paper's first and by name; the user's own where measured."""
+    of_the_user = sorted(set(choices("figure", job.own)) - set(choices("figure")))
+    known: list[ShippedFigure | FigureConfig] = [*shipped_figures()]
+    known += (composed(job, f"figure={name}").config.figure for name in of_the_user)
+    shown = [one for one in known if one.group != FigureGroup.own or is_measured(job, one.sweep)]
+    return [_figure(job, one) for one in sorted(shown, key=_place_of)]
+
+
+def _place_of(figure: Any) -> tuple[Any, ...]:
+    return (0, natural(figure.name)) if figure.group == FigureGroup.paper else (1, figure.order, figure.name)
+
+
+def _figure(job: Job, figure: ShippedFigure | FigureConfig) -> FigureAsked:
+    """Return what is asked of a figure: how it is drawn if its sweep is measured, and the command for it."""
+    title = choices("figure", job.own)[figure.name].removeprefix(f"Figure {figure.name}:").strip()
+    made_by = command("plot", f"figure={figure.name}", *place(job))
+    about = (figure.name, title[:1].upper() + title[1:], figure.group.value, figure.sweep)
+    if figure.layout == STUDY:
+        whole = import_module("hessfig.theory.studies.kept").is_whole
+        return FigureAsked(*about, made_by, ready=whole(Path(job.config.output_dir) / figure.name))
+    if not is_measured(job, figure.sweep):
+        run = command("run", f"sweep={figure.sweep}", *place(job))
+        return FigureAsked(*about, f"{run} && {made_by}")
+    return FigureAsked(*about, made_by, *_spec(job, f"figure={figure.name}"))
+
+
+def _spec(job: Job, *words: str) -> tuple[FigureSpec | None, UserError | None]:
+    """Return how to draw a figure, or why it cannot be."""
+    try:
+        return spec_of(composed(job, *words), PAPER), None
+    except UserError as error:
+        return None, error
+
+
+def _plain_figure(job: Job, sweep: str) -> FigureAsked | None:
+    """Return a figure of a sweep that none is known of: its curves, or its numbers as bars."""
+    if not is_measured(job, sweep):
+        return None
+    layout = "lines" if _has_curves(Path(job.config.output_dir) / sweep) else "bars"
+    words = [f"figure.sweep={sweep}", f"figure.layout={layout}", f"figure.name={sweep}"]
+    made_by = command("plot", *words, *place(job))
+    spec = FigureSpec(sweep, sweep, layout, [WHOLE], resamples=job.config.resamples, paper=PAPER)
+    return FigureAsked(sweep, "Everything that was measured", "own", sweep, made_by, spec)
+
+
+def _has_curves(folder: Path) -> bool:
+    try:
+        run = read_run(folder)
+        return bool(along(run.table, run.axis)[X].nunique() > 1)
+    except UserError:  # the figure says why
+        return False
