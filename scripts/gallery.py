@@ -17,11 +17,21 @@ from hessfig.config.choices import FigureGroup
 from hessfig.config.shipped import ShippedFigure, natural, shipped_figures
 
 ROOT = Path(__file__).parent.parent
-GROUPS = [FigureGroup.paper, FigureGroup.beyond, FigureGroup.follow_up, FigureGroup.study]
-HEAD = """# Gallery
+PAGES = {
+    "gallery.md": [FigureGroup.paper, FigureGroup.beyond, FigureGroup.study],
+    "gallery-follow-ups.md": [FigureGroup.follow_up],
+}
+HEADS: dict[str, str] = {}
+HEADS["gallery.md"] = """# Gallery
 
 Every figure as `make figures` made it at full size (20 values of sigma, 20 seeds, d_model 128, 64 sequences unless the
 title says otherwise), on 2 cores without a GPU. Written by `scripts/gallery.py` from the manifests of the sweeps.
+What goes beyond the paper: [gallery-follow-ups.md](gallery-follow-ups.md).
+"""
+HEADS["gallery-follow-ups.md"] = """# Gallery of follow-ups
+
+Spectra, training, landscape, size: figures beyond the paper, as `make figures-follow-up` makes them on 2 cores without a
+GPU. Written by `scripts/gallery.py --page gallery-follow-ups.md` from the manifests of the sweeps.
 """
 
 
@@ -30,20 +40,29 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--outputs", type=Path, default=Path("outputs"))
-    outputs = parser.parse_args().outputs
-    sections = [section(figure, outputs) for figure in in_gallery_order(shipped_figures())]
-    (ROOT / "docs" / "gallery.md").write_text("\n".join([HEAD, *sections]))
+    parser.add_argument("--page", choices=list(PAGES), default="gallery.md")
+    options = parser.parse_args()
+    figures = in_gallery_order(shipped_figures(), PAGES[options.page])
+    sections = [section(figure, options.outputs) for figure in figures]
+    (ROOT / "docs" / options.page).write_text("\n".join([HEADS[options.page], *sections]))
 
 
-def in_gallery_order(figures: list[ShippedFigure]) -> list[ShippedFigure]:
-    """Return those that `make figures` draws, group by group, each group by number or name."""
-    drawn = [figure for figure in figures if figure.group in GROUPS]
-    return sorted(drawn, key=lambda figure: (GROUPS.index(figure.group), natural(figure.name)))
+def in_gallery_order(figures: list[ShippedFigure], groups: list[FigureGroup]) -> list[ShippedFigure]:
+    """Return those of some groups, group by group: follow-ups in their order, others by number or name."""
+    drawn = [figure for figure in figures if figure.group in groups]
+    if groups == [FigureGroup.follow_up]:
+        return drawn
+    return sorted(drawn, key=lambda figure: (groups.index(figure.group), natural(figure.name)))
 
 
 def section(figure: ShippedFigure, outputs: Path) -> str:
     """Return one figure's part of the page; copies its pictures."""
-    pictures = [copied(path) for path in pictures_of(figure.name, outputs / "figures")]
+    found = pictures_of(figure.name, outputs / "figures")
+    if not found and figure.group == FigureGroup.follow_up:
+        return f"## {figure.title}\n\nNot drawn here yet: `make figure-{figure.name}`.\n"
+    if not found:
+        raise SystemExit(f"{outputs}: no picture of figure {figure.name}; run make figure-{figure.name}")
+    pictures = [copied(path) for path in found]
     made = f"{cost(outputs, figure.sweep)}." if figure.sweep else "computed in seconds."
     images = [f"![{figure.title}](img/{picture})" for picture in pictures]
     return "\n\n".join([f"## {figure.title}", *images, f"`make figure-{figure.name}`: {made}", ""])
@@ -51,10 +70,10 @@ def section(figure: ShippedFigure, outputs: Path) -> str:
 
 def pictures_of(name: str, folder: Path) -> list[Path]:
     """Return the figure's pictures, the overview first."""
-    found = sorted(folder.glob(f"fig{name}.png")) + sorted(folder.glob(f"fig{name}_*.png"))
-    if not found:
-        raise SystemExit(f"{folder}: no picture of figure {name}; run make figure-{name}")
-    return found
+    others = {f"fig{one.name}" for one in shipped_figures()} - {f"fig{name}"}
+    pages = sorted(folder.glob(f"fig{name}_*.png"))
+    apart = [page for page in pages if not any(page.stem.startswith(other) for other in others)]
+    return sorted(folder.glob(f"fig{name}.png")) + apart
 
 
 def copied(path: Path) -> str:
