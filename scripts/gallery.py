@@ -30,8 +30,8 @@ What goes beyond the paper: [gallery-follow-ups.md](gallery-follow-ups.md).
 """
 HEADS["gallery-follow-ups.md"] = """# Gallery of follow-ups
 
-Spectra, training, landscape, size: figures beyond the paper, as `make figures-follow-up` makes them on 2 cores without a
-GPU. Written by `scripts/gallery.py --page gallery-follow-ups.md` from the manifests of the sweeps.
+Spectra, training, landscape, size: figures beyond the paper, as `make figures-follow-up` makes them on 2 cores without
+a GPU. Written by `scripts/gallery.py --page gallery-follow-ups.md` from the manifests of the sweeps.
 """
 
 
