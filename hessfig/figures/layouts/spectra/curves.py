@@ -28,7 +28,7 @@ _OUTER, _INNER = 40, 80  # ranks drawn at either end, and between
 _BINS = 60
 _DASHED, _DOTTED = (0, (4, 1.5)), (0, (1, 1))
 _HALF = "#2166ac"
-_SHARES = {0.001: "0.1%", 0.1: "10", 0.5: "50", 0.9: "90", 0.999: "99.9%"}
+_SHARES = {0.001: "0.1%", 0.1: "", 0.5: "50%", 0.9: "", 0.999: "99.9%"}
 
 
 @dataclass(frozen=True)
