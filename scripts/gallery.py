@@ -70,7 +70,7 @@ def section(figure: ShippedFigure, outputs: Path) -> str:
 
 def pictures_of(name: str, folder: Path) -> list[Path]:
     """Return the figure's pictures, the overview first."""
-    others = {f"fig{one.name}" for one in shipped_figures()} - {f"fig{name}"}
+    others = {f"fig{one.name}" for one in shipped_figures() if one.name.startswith(f"{name}_")}
     pages = sorted(folder.glob(f"fig{name}_*.png"))
     apart = [page for page in pages if not any(page.stem.startswith(other) for other in others)]
     return sorted(folder.glob(f"fig{name}.png")) + apart

@@ -82,7 +82,8 @@ def _draw_page(table: pd.DataFrame, axis: Axis, suffix: str) -> Page:
             _draw_panel(ax, here, column)
     set_x_scale(axes[-1, 0], counted[X])
     labels = [
-        f"{_block_words(row, layer)} {plain(quantity_words(quantity))}" for quantity, layer, row in rows
+        f"{_block_words(row, layer)} {plain(quantity_words(quantity))}".strip()
+        for quantity, layer, row in rows
     ]
     only_outer_labels(axes, x=plain(axis.symbol), y=labels)
     for ax, column in zip(axes[0], columns, strict=True):
@@ -99,7 +100,7 @@ def _draw_panel(ax: Axes, points: pd.DataFrame, column: str) -> None:
 
 
 def _block_words(row: str, layer: int) -> str:
-    name = "whole network:" if row == Group.all else block_words(row, row)
+    name = "" if row == Group.all else block_words(row, row)  # the whole network needs no name
     return name + (f" {layer}" if layer > 1 else "")
 
 
