@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -55,6 +56,14 @@ class Problem:
         """Return the same problem on `device`."""
         more = tuple(batch.to(device) for batch in self.more)
         return replace(self, network=self.network.to(device), batch=self.batch.to(device), more=more)
+
+    def cast(self, dtype: torch.dtype) -> Problem:
+        """Return the same problem in another floating-point type, with a network of its own."""
+        if self.dtype == dtype:
+            return self
+        more = tuple(batch.cast(dtype) for batch in self.more)
+        network = copy.deepcopy(self.network).to(dtype)
+        return replace(self, network=network, batch=self.batch.cast(dtype), more=more)
 
     def weight(self, layer: int, name: str) -> nn.Parameter:
         """Return the parameter that holds a weight of `layer` whole."""

@@ -29,6 +29,13 @@ class Batch:
         """Return the same batch on `device`."""
         return Batch(self.inputs.to(device), self.targets.to(device), self.scored)
 
+    def cast(self, dtype: torch.dtype) -> Batch:
+        """Return the same batch with its floating-point numbers in another type."""
+        inputs, targets = (
+            given.to(dtype) if given.is_floating_point() else given for given in (self.inputs, self.targets)
+        )
+        return Batch(inputs, targets, self.scored)
+
     @property
     def length(self) -> int:
         return self.inputs.shape[1]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -21,7 +19,6 @@ from hessfig.curvature.exact.support import Route, check_exact, route_of
 from hessfig.curvature.problem import Problem
 from hessfig.curvature.products.linearised.column import LinearisedNetwork
 from hessfig.models.matrices import matrices_of
-from hessfig.tasks.batch import Batch
 from hessfig.terms import Block, Matrix, Part
 
 _COLUMNS_AT_ONCE = 64
@@ -33,7 +30,7 @@ class ExactEngine:
     """Exact norms of the blocks of `problem`, column by column; float64 whatever the problem's own type."""
 
     def __init__(self, problem: Problem, model: ModelConfig) -> None:
-        self.problem, self.model = _in_double(problem), model
+        self.problem, self.model = problem.cast(torch.float64), model
         self._held: tuple[int, LowerScores] | None = None
         self._columns: dict[tuple[int, str, bool], dict[tuple[str, Part], float]] = {}
 
@@ -113,17 +110,3 @@ class ExactEngine:
     @cached_property
     def _rows(self) -> OutputRows:
         return OutputRows(self.problem, self._network.tape)
-
-
-def _in_double(problem: Problem) -> Problem:
-    if problem.dtype == torch.float64:
-        return problem
-    targets = problem.batch.targets
-    targets = targets.double() if targets.is_floating_point() else targets
-    inputs = problem.batch.inputs
-    inputs = inputs.double() if inputs.is_floating_point() else inputs
-    return replace(
-        problem,
-        network=copy.deepcopy(problem.network).double(),
-        batch=Batch(inputs, targets, problem.batch.scored),
-    )

@@ -47,7 +47,8 @@ class Run:
     ) -> None:
         self.dim = len(start) - (0 if locked is None else locked.shape[1])
         self.size = min(size, self.dim)
-        self.basis = torch.zeros(self.size, len(start), dtype=torch.float64)
+        # Memory that no vector fills is never touched, and costs nothing.
+        self.basis = torch.empty(self.size, len(start), dtype=torch.float64)
         self.projection = torch.zeros(self.size, self.size, dtype=torch.float64)
         self.length, self.reach = 0, 0.0
         self._locked, self._fresh = locked, fresh
@@ -110,9 +111,16 @@ class Run:
         if self.length == self.dim:
             return
         if size > rounding * self.reach:
-            self._link[-1], self.vector = size, rest / size
+            self._link[-1], self.vector = size, self._unit(rest / size)
         elif self._fresh is not None:  # an invariant subspace
             self._renew()
+
+    def _unit(self, vector: Tensor) -> Tensor:
+        """Return a unit vector without what rounding has left in it of `locked`: much, where it was short before."""
+        if self._locked is None:
+            return vector
+        vector = self._unlocked(vector)
+        return vector / vector.norm()
 
     def _renew(self) -> None:
         """Take a random vector outside the basis."""

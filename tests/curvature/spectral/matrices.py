@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from hessfig.curvature.spectral.operator import NotFinite
 from hessfig.rng import stream
 
 
@@ -23,6 +24,26 @@ class Explicit:
 
     def check_symmetric(self, asymmetry: float, size: float) -> None:
         if asymmetry > 1e-7 * size:
+            raise ArithmeticError("not those of a symmetric operator")
+
+
+class InFloat32(Explicit):
+    """The same matrix with products in float32; `overflow` makes them infinite, `skew` adds what is not symmetric."""
+
+    def __init__(self, exact: Explicit, *, overflow: bool = False, skew: float = 0.0) -> None:
+        super().__init__(exact.matrix)
+        self.rounding = 100 * torch.finfo(torch.float32).eps
+        self.overflow, skewed = overflow, torch.ones_like(exact.matrix).triu(1)
+        self.single = (exact.matrix + skew * (skewed - skewed.T)).float()
+
+    def matmat(self, vectors: Tensor) -> Tensor:
+        self.products += vectors.shape[1]
+        if self.overflow:
+            raise NotFinite("products are not finite")
+        return (self.single @ vectors.float()).double()
+
+    def check_symmetric(self, asymmetry: float, size: float) -> None:
+        if asymmetry > 5e-3 * size:
             raise ArithmeticError("not those of a symmetric operator")
 
 

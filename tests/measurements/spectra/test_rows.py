@@ -17,6 +17,7 @@ from hessfig.config import (
     Method,
     ModelConfig,
     Probes,
+    Products,
     SpectrumConfig,
 )
 from hessfig.errors import UserError
@@ -186,6 +187,28 @@ def test_float32_products_serve_float64_recurrences(name: str) -> None:
         if row["quantity"] != "density_quantile":
             assert row["value"] == pytest.approx(truth["value"], rel=1e-3, abs=1e-4)
     assert all(value.dtype == np.float64 for key, value in rough.arrays.items() if key != "entries")
+
+
+@pytest.mark.parametrize("end", ["largest", "smallest"])
+def test_large_blocks_on_the_tape_take_products_in_float32_first(
+    end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Large ones alone, in float64, on the tape; the numbers agree with float64's within both residuals."""
+    from hessfig.curvature import routes
+
+    model = ARCHITECTURES["softmax"]
+    asked: dict[str, Any] = {"blocks": ["all"], "parts": ["H"], "spectrum": SpectrumConfig()}
+    fine = found(f"{end}_eigenvalue", model, **asked)
+    monkeypatch.setattr(routes, "LARGE", 1)
+    rough = found(f"{end}_eigenvalue", model, **asked)
+    labels = [json.loads(str(one.arrays["entries"]))[0] for one in (fine, rough)]
+    assert labels[0]["rough_products"] == 0 < labels[1]["rough_products"]
+    assert labels[1]["products"] < labels[0]["products"]
+    assert fine.rows[0]["status"] == rough.rows[0]["status"] == "ok"
+    assert abs(fine.rows[0]["value"] - rough.rows[0]["value"]) <= 1e-6 * labels[0]["scale"]
+    for change in ({"dtype": DType.float32}, {"estimator": EstimatorConfig(products=Products.curvlinops)}):
+        other = found(f"{end}_eigenvalue", model, **{**asked, "blocks": ["W_V"], **change})
+        assert json.loads(str(other.arrays["entries"]))[0]["rough_products"] == 0
 
 
 def test_the_same_settings_give_the_same_bits() -> None:

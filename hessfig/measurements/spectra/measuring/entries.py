@@ -24,11 +24,12 @@ _NOTHING = float("nan")
 
 @dataclass(frozen=True)
 class Entry:
-    """A part of a diagonal block as an operator."""
+    """A part of a diagonal block as an operator; `rough` has its products in float32 where these are cheaper."""
 
     block: Block
     part: Part
     operator: Square
+    rough: Square | None = None
 
 
 class Spectra:
@@ -78,18 +79,33 @@ class Spectra:
 
 
 def square_columns(problem: Problem, request: Request) -> Iterator[tuple[Block, Column]]:
-    """Yield every diagonal block that is asked for with its column, from engines that are built once."""
-    engines = Engines(problem, request.model, request.estimator.products)
-    for layer, col, blocks in columns(request.blocks):
-        for block in blocks:
-            yield block, engines.column(layer, col, [block])
+    """Yield every diagonal block that is asked for with its column."""
+    for block, column, _ in _squares(problem, request):
+        yield block, column
 
 
 def entries(problem: Problem, request: Request) -> Iterator[Entry]:
     """Yield every part of every diagonal block that is asked for."""
-    for block, column in square_columns(problem, request):
+    for block, column, _ in _squares(problem, request):
         for part in request.parts:
             yield Entry(block, part, Square(column, block, part))
+
+
+def paired_entries(problem: Problem, request: Request) -> Iterator[Entry]:
+    """Yield every part of every diagonal block that is asked for, with its rough operator."""
+    for block, column, engines in _squares(problem, request):
+        rough = engines.rough(column, block.layer, block.col, [block])
+        for part in request.parts:
+            beside = None if rough is None else Square(rough, block, part)
+            yield Entry(block, part, Square(column, block, part), beside)
+
+
+def _squares(problem: Problem, request: Request) -> Iterator[tuple[Block, Column, Engines]]:
+    """Yield every diagonal block with its column and the engines, built once, that it is from."""
+    engines = Engines(problem, request.model, request.estimator.products)
+    for layer, col, blocks in columns(request.blocks):
+        for block in blocks:
+            yield block, engines.column(layer, col, [block]), engines
 
 
 def indices(k: int) -> list[int | None]:

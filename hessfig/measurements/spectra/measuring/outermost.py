@@ -6,7 +6,7 @@ from hessfig.curvature.problem import Problem
 from hessfig.curvature.spectral.extremes import End, Extremes, extremes
 from hessfig.curvature.spectral.operator import NotFinite
 from hessfig.measurements.protocol import Arrays, Measured, Request
-from hessfig.measurements.spectra.measuring.entries import Entry, Spectra, entries, indices
+from hessfig.measurements.spectra.measuring.entries import Entry, Spectra, indices, paired_entries
 from hessfig.record import Status
 
 _MOST_KEPT = 2**20  # entries of vectors that are kept, for warm starts
@@ -15,7 +15,7 @@ _MOST_KEPT = 2**20  # entries of vectors that are kept, for warm starts
 def measure(problem: Problem, request: Request, end: End) -> Measured:
     """Return `k` rows for every part of every block; values, residuals and vectors as arrays."""
     spectra, name = Spectra(request, "lanczos"), f"{end}_eigenvalue"
-    for entry in entries(problem, request):
+    for entry in paired_entries(problem, request):
         at = (entry.block, entry.part)
         try:
             found = _extremes(entry, request, end)
@@ -26,7 +26,8 @@ def measure(problem: Problem, request: Request, end: End) -> Measured:
         for place, index in enumerate(indices(request.spectrum.k)):
             value, residual = float(found.values[place]), float(found.residuals[place])
             spectra.row(name, at, value, residual, index=index, status=status)
-        label = {"products": found.products, "scale": found.scale, "converged": found.converged}
+        counted = {"products": found.products, "rough_products": found.rough_products}
+        label = {**counted, "scale": found.scale, "converged": found.converged}
         spectra.keep(at, entry.operator.dim, label, _arrays(found))
     return Measured(spectra.rows, spectra.arrays)
 
@@ -40,6 +41,7 @@ def _extremes(entry: Entry, request: Request, end: End) -> Extremes:
         tolerance=settings.tolerance,
         steps=settings.steps,
         generator=request.stream(entry.block.layer, entry.block.col),
+        rough=entry.rough,
     )
 
 

@@ -1,0 +1,57 @@
+"""When runs stop: the one ahead at its residual, the other when its values can be off by no more."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from hessfig.curvature.spectral.lanczos import Run
+from hessfig.curvature.spectral.pursuit import Goal, begin, pursue, starts_of, unfinished
+from hessfig.curvature.spectral.verdict import End
+from hessfig.rng import stream
+from tests.curvature.spectral.matrices import Explicit, with_eigenvalues
+
+VALUES = [*torch.linspace(0, 1, 300, dtype=torch.float64).tolist(), 1.1, 1.2]
+
+
+def runs_for(operator: Explicit, goal: Goal, seed: int) -> list[Run]:
+    generator, none = stream(seed, "pursuit"), torch.zeros(operator.dim, 0, dtype=torch.float64)
+    runs = begin(goal, starts_of(operator.dim, generator, None), generator, none)
+    pursue(runs, operator, goal)
+    return runs
+
+
+@pytest.mark.parametrize("k", [1, 2])
+@pytest.mark.parametrize("tolerance", [1e-3, 1e-6, 1e-10])
+def test_one_run_reaches_the_residual_and_all_the_values(k: int, tolerance: float) -> None:
+    truth, shorter = torch.tensor(sorted(VALUES)[::-1][:k], dtype=torch.float64), 0
+    for seed in range(5):
+        goal = Goal(End.largest, k, tolerance, 100)
+        runs = runs_for(with_eigenvalues(VALUES), goal, seed)
+        assert not unfinished(runs, goal)
+        ritz = [run.ritz() for run in runs]
+        residuals = [float(one.residuals[-k:].max()) for one in ritz]
+        assert min(residuals) <= tolerance * max(VALUES)
+        for one in ritz:
+            assert float((one.values.flip(0)[:k] - truth).abs().max()) <= tolerance * max(VALUES)
+        shorter += max(residuals) > tolerance * max(VALUES)
+    assert shorter > 0
+
+
+def test_a_run_that_ended_has_found_all_there_is() -> None:
+    goal = Goal(End.largest, 3, 1e-6, 10)
+    runs = runs_for(with_eigenvalues([1.0, 2.0]), goal, 0)
+    assert [run.length for run in runs] == [2, 2] and not unfinished(runs, goal)
+
+
+def test_a_strict_goal_is_reached_by_every_run() -> None:
+    goal = Goal(End.largest, 1, 1e-6, 100)
+    strict = replace(goal, strict=True)
+    operator = with_eigenvalues(VALUES)
+    runs = runs_for(operator, goal, 0)
+    assert not unfinished(runs, goal) and len(unfinished(runs, strict)) == 1
+    pursue(runs, operator, strict)
+    assert not unfinished(runs, strict)
+    assert all(float(run.ritz().residuals[-1]) <= 1e-6 * max(VALUES) for run in runs)
