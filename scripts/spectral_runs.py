@@ -57,15 +57,18 @@ def long_density(cell: Cell, steps: int, probes: int) -> Nodes:
 
 
 def _ours(cell: Cell, target: float) -> Found:
-    """As `hessfig run` does it, the drawing of the network included: two starts, a residual of products made for it."""
-    from hessfig.sweep.measure import measure
+    """As `hessfig run` does it: engines built anew, two starts, a residual of products made for it."""
+    from hessfig.sweep.measure import draw_problem, request_of
 
     asked = _asking(cell, "largest_eigenvalue", tolerance=target)
-    measure(asked)
-    found, seconds = _timed(partial(measure, asked))
+    problem = draw_problem(asked)
+    run = partial(asked.setup.quantity(asked.quantity).measure, problem, request_of(asked, problem))
+    run()
+    found, seconds = _timed(run)
     (entry,) = json.loads(str(found.arrays["entries"]))
     vector, value = _torch(found.arrays["vectors_0"][:, 0]), found.rows[0]["value"]
-    return _costs(seconds, seconds, entry["products"]) | _accuracy(cell, value, vector)
+    products = entry["products"] + entry["rough_products"]
+    return _costs(seconds, seconds, products) | _accuracy(cell, value, vector)
 
 
 def _peer(name: str, cell: Cell, target: float) -> Found:
