@@ -138,6 +138,14 @@ VERBS = {
             composed=False,
         ),
         Verb(
+            name="claims",
+            about="judge the literature's empirical claims from the tables on disk",
+            examples=("hessfig claims", "hessfig claims claim=sinks-stretch"),
+            does="hessfig.cli.claims.verb:run",
+            reads=("claim", "output_dir"),
+            composed=False,
+        ),
+        Verb(
             name="status",
             about="say how much of a sweep is measured, and what table is there",
             examples=("hessfig status sweep=sigma",),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,10 @@ _FORM = Form(HESSIAN, "Hessian", f"{HESSIAN} (n, n), names, sizes and label", la
 
 @dataclass(frozen=True)
 class StoredHessian:
-    """A whole Hessian; parameter k of `names` owns `sizes[k]` rows and columns. sigma is nan where it means nothing."""
+    """A whole Hessian; parameter k of `names` owns `sizes[k]` rows and columns.
+
+    sigma and step are nan where they mean nothing.
+    """
 
     variant: str
     sigma: float
@@ -27,6 +30,7 @@ class StoredHessian:
     matrix: NDArray[np.float32]
     names: list[str]
     sizes: list[int]
+    step: float = math.nan
 
     def borders(self) -> NDArray[np.int64]:
         """Return where the parameters begin, and the end: len(names) + 1 numbers."""
@@ -41,7 +45,7 @@ class StoredHessian:
         index = np.concatenate([np.arange(borders[k], borders[k + 1]) for k in kept])
         matrix = self.matrix[np.ix_(index, index)]
         chosen = [self.names[k] for k in kept], [self.sizes[k] for k in kept]
-        return StoredHessian(self.variant, self.sigma, self.seed, matrix, *chosen)
+        return StoredHessian(self.variant, self.sigma, self.seed, matrix, *chosen, self.step)
 
     def block(self, name: str) -> NDArray[np.float32]:
         """Return one parameter's diagonal block. Raises UserError for a parameter that is not there."""
@@ -70,6 +74,12 @@ def read_hessians(folder: Path) -> list[StoredHessian]:
     variants = dict.fromkeys(entry["variant"] for entry in entries)
     chosen = (min((e for e in entries if e["variant"] == variant), key=_rank) for variant in variants)
     return [_read(folder, entry) for entry in chosen]
+
+
+def each_hessian(folder: Path) -> Iterator[StoredHessian]:
+    """Yield every stored Hessian, one at a time, in the manifest's order. Raises UserError as `read_hessians` does."""
+    for entry in listed(folder, _FORM):
+        yield _read(folder, entry)
 
 
 def histogram(entries: NDArray[np.floating], edges: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -104,8 +114,8 @@ def _rank(entry: Entry) -> tuple[float, ...]:
 
 def _read(folder: Path, entry: Entry) -> StoredHessian:
     matrix, names, sizes = read(folder, entry, _FORM, _take)
-    sigma = math.nan if entry["sigma"] is None else float(entry["sigma"])
-    return StoredHessian(entry["variant"], sigma, entry["seed"], matrix, names, sizes)
+    sigma, step = (math.nan if entry[key] is None else float(entry[key]) for key in ("sigma", "step"))
+    return StoredHessian(entry["variant"], sigma, entry["seed"], matrix, names, sizes, step)
 
 
 def _take(stored: Stored) -> tuple[NDArray[np.float32], list[str], list[int]]:

@@ -36,7 +36,7 @@ class Finding:
 class Claim:
     """An empirical claim: who says what, the sweep that decides it, the figure that shows it, and its rule.
 
-    The first paragraph of the rule's docstring is the rule in words.
+    `beside` names further sweeps that the rule needs. The first paragraph of the rule's docstring is the rule in words.
     """
 
     id: str
@@ -45,6 +45,12 @@ class Claim:
     sweep: str
     figure: str
     rule: Callable[[Evidence], Finding]
+    beside: tuple[str, ...] = ()
+
+    @property
+    def sweeps(self) -> tuple[str, ...]:
+        """Every sweep it needs."""
+        return (self.sweep, *self.beside)
 
     @property
     def rule_words(self) -> str:
@@ -73,6 +79,20 @@ def departs(interval: Interval, least: float) -> Verdict:
         return Verdict.holds
     inside = -least < interval.low and interval.high < least
     return Verdict.does_not_hold if inside else Verdict.undecided
+
+
+def alike(interval: Interval, least: float) -> Verdict:
+    """Judge whether an effect is too small to matter: the other way round than `departs`."""
+    opposite = {Verdict.holds: Verdict.does_not_hold, Verdict.does_not_hold: Verdict.holds}
+    found = departs(interval, least)
+    return opposite.get(found, found)
+
+
+def stays_below(interval: Interval, most: float) -> Verdict:
+    """Judge whether an effect lies below `most`, on which side the whole interval must be."""
+    if interval.high < most:
+        return Verdict.holds
+    return Verdict.does_not_hold if interval.low > most else Verdict.undecided
 
 
 def all_of(verdicts: Iterable[Verdict]) -> Verdict:

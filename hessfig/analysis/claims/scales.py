@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 
 from hessfig.analysis.claims.evidence import Evidence
+from hessfig.analysis.claims.exponents import least_squares
 from hessfig.analysis.claims.rule import (
     Claim,
     Finding,
@@ -70,7 +71,9 @@ def sensitivity(evidence: Evidence) -> Finding:
     samples: dict[str, list[float]] = {}
     for (weight, row, _), one in logs.groupby([WEIGHT, "row", "seed"], sort=True):
         curve = one.groupby("alpha")["log"].mean()
-        samples.setdefault(f"exponent of kappa({row}) in |{weight}|", []).append(_exponent(curve))
+        samples.setdefault(f"exponent of kappa({row}) in |{weight}|", []).append(
+            least_squares(np.log10(curve.index.to_numpy()), curve.to_numpy())
+        )
         samples.setdefault(f"bend of kappa({row}) in |{weight}|", []).append(_bend(curve))
     contrasts = {name: student_interval(values, tests=len(samples)) for name, values in samples.items()}
     verdict = any_of(departs(one, LEAST_EXPONENT) for one in contrasts.values())
@@ -104,13 +107,6 @@ def _changes(both: pd.DataFrame) -> pd.DataFrame:
     logs = np.log10(both.where(both > 0))
     betas = sorted(logs.index.get_level_values(BETA).unique())
     return logs.xs(betas[-1], level=BETA) - logs.xs(betas[0], level=BETA)
-
-
-def _exponent(curve: pd.Series) -> float:
-    alpha = np.log10(curve.index.to_numpy())
-    centred = alpha - alpha.mean()
-    spread = float(centred @ centred)
-    return float(centred @ curve.to_numpy()) / spread if spread > 0 else float("nan")
 
 
 def _bend(curve: pd.Series) -> float:

@@ -1,0 +1,1 @@
+"""`hessfig claims`: the literature's empirical claims, judged from the tables on disk."""

@@ -1,0 +1,66 @@
+"""What `hessfig claims` does: every claim judged and written down, or one explained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from hessfig.errors import UserError, did_you_mean
+
+KEYS = ("claim", "output_dir")
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Judge every claim and write output_dir/claims.csv and claims.md; with claim=ID explain that one, writing nothing.
+
+    Raises UserError for a word that is none of its own, an unknown claim, a folder that is not there, and a damaged
+    table.
+    """
+    from hessfig.analysis.claims.catalogue import claim_of, claims
+    from hessfig.analysis.claims.ledger import page, printed
+    from hessfig.analysis.claims.ledger.judging import judge
+    from hessfig.cli.terminal import show
+
+    given = dict(_key_value(word) for word in arguments)
+    outputs = Path(given.get("output_dir", "outputs"))
+    if "claim" in given:
+        (one,) = judge([claim_of(given["claim"])], outputs, _departures)
+        show(printed.explanation_table(one))
+        if page.contrasts(one):
+            show(printed.contrast_table(one))
+        return 0
+    judged = judge(claims().values(), outputs, _departures)
+    paths = page.write(judged, outputs)
+    show(printed.verdict_table(judged))
+    print(f"{page.summary(judged)}\nwritten: {', '.join(map(str, paths))}")
+    return 0
+
+
+def _departures(folder: Path, sweep: str) -> list[str]:
+    """Return the settings of network and task in which a table is not the shipped sweep's."""
+    from hessfig.config.compose import departures
+    from hessfig.config.shipped import choices
+    from hessfig.record import MANIFEST
+
+    known = (folder / MANIFEST).exists() and sweep in choices("sweep")
+    return departures(folder / MANIFEST, sweep) if known else []
+
+
+def _key_value(word: str) -> tuple[str, str]:
+    key, equals, value = word.partition("=")
+    if not equals or not value:
+        raise UserError(
+            f"claims: cannot read {word!r}",
+            got=word,
+            allowed="key=value",
+            remedy="for example claim=sinks-stretch",
+        )
+    if key not in KEYS:
+        raise UserError(
+            f"claims: there is no setting {key!r}",
+            got=word,
+            allowed=", ".join(KEYS),
+            remedy=did_you_mean(key, KEYS)
+            or "leave it out: `hessfig run` takes settings, this verb reads tables",
+        )
+    return key, value
