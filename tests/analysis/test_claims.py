@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,18 +14,23 @@ import pytest
 from hessfig.analysis.arrays.spectra import Place, Spectrum
 from hessfig.analysis.claims.catalogue import claim_of, claims
 from hessfig.analysis.claims.evidence import Evidence
-from hessfig.analysis.claims.rule import Verdict, all_of, any_of, by_condition, departs, exceeds
+from hessfig.analysis.claims.rule import (
+    Verdict,
+    alike,
+    all_of,
+    any_of,
+    by_condition,
+    departs,
+    exceeds,
+    stays_below,
+)
 from hessfig.analysis.interval import Interval
 from hessfig.errors import UserError
+from tests.analysis import claim_tables as tables
+from tests.analysis.claim_tables import SEEDS, normal
 from tests.analysis.spectral import spectral_table
 
-SEEDS = range(6)
 HOLDS, NOT, OPEN = Verdict.holds, Verdict.does_not_hold, Verdict.undecided
-
-
-def normal(seed: int, *words: object) -> float:
-    """Return a standard normal number of its own for these words."""
-    return float(np.random.default_rng([seed, *map(ord, repr(words))]).normal())
 
 
 def of_kinds(shift: float, noise: float) -> Evidence:
@@ -114,6 +120,50 @@ def of_norms(shift: float, noise: float, *, bend: float = 0.0) -> Evidence:
         ("condition-norms", of_norms(0.0, 0.5, bend=3.0), HOLDS),
         ("condition-norms", of_norms(0.0, 0.01), NOT),
         ("condition-norms", of_norms(0.0, 0.6), OPEN),
+        ("softmax-heterogeneity", tables.softmax(3.0, 0.0, 0.02), HOLDS),
+        ("softmax-heterogeneity", tables.softmax(3.0, 2.0, 0.02), NOT),
+        ("softmax-heterogeneity", tables.softmax(0.0, 0.0, 0.02), NOT),
+        ("softmax-heterogeneity", tables.softmax(3.0, 0.0, 0.5), OPEN),
+        ("depth-data", tables.depths(12.0, 0.0, 0.1), HOLDS),
+        ("depth-data", tables.depths(12.0, 3.0, 0.1), NOT),
+        ("depth-data", tables.depths(0.2, 0.0, 0.1), NOT),
+        ("depth-data", tables.depths(12.0, 1.0, 1.0), OPEN),
+        ("prenorm-blocks", tables.prenorm(3.0, lambda s: 0.0, 0.02), HOLDS),
+        ("prenorm-blocks", tables.prenorm(3.0, lambda s: 1.0, 0.02), NOT),
+        ("prenorm-blocks", tables.prenorm(0.0, lambda s: 0.0, 0.02), NOT),
+        ("prenorm-blocks", tables.prenorm(3.0, lambda s: 0.2, 0.5), OPEN),
+        ("temperature", tables.shares("model.temperature", {0.1: (0.2, 0.8)}, 0.02), HOLDS),
+        ("temperature", tables.shares("model.temperature", {0.1: (0.7, 0.9)}, 0.02), NOT),
+        ("temperature", tables.shares("model.temperature", {0.1: (0.4, 0.6)}, 0.3), OPEN),
+        ("heads", tables.shares("model.n_heads", {0.1: (0.8, 0.2)}, 0.02), HOLDS),
+        ("heads", tables.shares("model.n_heads", {0.1: (0.9, 0.7)}, 0.02), NOT),
+        ("heads", tables.shares("model.n_heads", {0.1: (0.5, 0.4)}, 0.3), OPEN),
+        ("single-matrix", tables.single(0.6, 0.3, 0.02), HOLDS),
+        ("single-matrix", tables.single(0.3, 0.3, 0.02), NOT),
+        ("single-matrix", tables.single(0.4, 0.35, 0.3), OPEN),
+        ("landscape-rate", tables.landscape(-1.0, 1.0, 0.5, 0.01), HOLDS),
+        ("landscape-rate", tables.landscape(-0.5, -1.0, 0.0, 0.01), NOT),
+        ("landscape-rate", tables.landscape(-1.0, 0.1, 0.1, 0.5), OPEN),
+        ("stationarity-data", tables.stationarity(-0.8, 0.02), HOLDS),
+        ("stationarity-data", tables.stationarity(-0.5, 0.02), NOT),
+        ("stationarity-data", tables.stationarity(-0.55, 0.3), OPEN),
+        ("hessian-data", tables.data(-0.5, -0.5, 0.02), HOLDS),
+        ("hessian-data", tables.data(0.0, -0.5, 0.02), NOT),
+        ("hessian-data", tables.data(-0.5, 0.0, 0.02), NOT),
+        ("hessian-data", tables.data(-0.5, -0.5, 0.4), OPEN),
+        ("values-largest", tables.sublayers({**tables.QKVO, "W_V": 1.0}, 0.02), HOLDS),
+        ("values-largest", tables.sublayers({**tables.QKVO, "W_V": 1.0, "W_O": 1.5}, 0.02), NOT),
+        ("values-largest", tables.sublayers({**tables.QKVO, "W_V": 0.3}, 0.5), OPEN),
+        ("keys-values-highest", tables.sublayers({**tables.BLOCKS, "W_V": 1.0, "W_K": 1.2}, 0.02), HOLDS),
+        ("keys-values-highest", tables.sublayers({**tables.BLOCKS, "W_V": 1.0}, 0.02), NOT),
+        ("keys-values-highest", tables.sublayers({**tables.BLOCKS, "W_V": 1.0, "W_K": 0.7}, 0.6), OPEN),
+        ("block-independence", tables.coupled(0.1, 0.01), HOLDS),
+        ("block-independence", tables.coupled(0.8, 0.01), NOT),
+        ("block-independence", tables.coupled(0.3, 0.2), OPEN),
+        ("block-order", tables.ordered(tables.ORDER, 0.02), HOLDS),
+        ("block-order", tables.ordered({**tables.ORDER, "W_in": 2.5}, 0.02), NOT),
+        ("block-order", tables.ordered(tables.EQUAL, 0.02), NOT),
+        ("block-order", tables.ordered(tables.ORDER, 1.0), OPEN),
     ],
 )
 def test_every_rule_can_come_out_either_way(name: str, evidence: Evidence, verdict: Verdict) -> None:
@@ -134,6 +184,47 @@ def test_a_claim_may_hold_for_one_kind_of_sink() -> None:
     assert finding.verdict == Verdict.holds_only_if and finding.effect == pytest.approx(2, abs=0.1)
     assert finding.words == "model.sink=embedding (model.sink=scores: does not hold)"
     assert {name for name, _ in finding.contrasts} >= {"embedding: growth", "scores: shrinkage"}
+
+
+def test_pre_ln_may_serve_in_one_window_only() -> None:
+    """The exponent bends upwards at sigma = 1: alike below 0.1, apart above."""
+    finding = claim_of("prenorm-blocks").rule(tables.prenorm(3.0, lambda s: 0.0 if s < 1 else 1.0, 0.01))
+    assert finding.verdict == Verdict.holds_only_if and finding.effect == pytest.approx(0, abs=0.05)
+    assert finding.words.startswith("σ ≤ 0.1 (")
+
+
+def test_a_claim_may_hold_at_one_sigma() -> None:
+    ends = {0.1: (0.9, 0.95), 1.0: (0.2, 0.8)}
+    finding = claim_of("temperature").rule(tables.shares("model.temperature", ends, 0.01))
+    assert finding.verdict == Verdict.holds_only_if and finding.effect == pytest.approx(0.6, abs=0.03)
+    assert finding.words == "sigma = 1 (sigma = 0.1: does not hold)"
+
+
+def test_chance_may_explain_a_rate() -> None:
+    finding = claim_of("landscape-rate").rule(tables.landscape(-1.0, 1.0, 0.0, 0.01))
+    assert finding.verdict == Verdict.holds_only_if
+    assert finding.words == "the rate or the bound (more than chance: does not hold)"
+    assert "exponent, random: at w*" in dict(finding.contrasts)
+    assert dict(finding.contrasts)["margin, gradient: |w - w*| = 0.5"].mean == pytest.approx(1, abs=0.03)
+
+
+def test_keys_and_values_may_be_highest_after_training_only() -> None:
+    trained = {"W_V": 1.0, "W_K": 1.0}
+    finding = claim_of("keys-values-highest").rule(tables.sublayers(tables.BLOCKS, 0.02, trained))
+    assert finding.verdict == Verdict.holds_only_if and finding.effect == pytest.approx(1, abs=0.05)
+    assert finding.words == "step = 1000 (step = 0: does not hold)"
+
+
+def test_numbers_behind_findings_are_the_ones_put_in() -> None:
+    assert claim_of("block-independence").rule(tables.coupled(0.25, 0.0)).effect == pytest.approx(0.25)
+    assert claim_of("single-matrix").rule(tables.single(0.6, 0.3, 0.0)).effect == pytest.approx(0.3)
+    assert claim_of("depth-data").rule(tables.depths(12.0, 0.0, 0.0)).effect == pytest.approx(12.0)
+    assert claim_of("values-largest").rule(
+        tables.sublayers({**tables.QKVO, "W_V": 0.7}, 0.0)
+    ).effect == pytest.approx(0.7)
+    order = claim_of("block-order").rule(tables.ordered(tables.ORDER, 0.0))
+    assert order.effect == pytest.approx(0.5)
+    assert order.words.endswith("embeddings < query and key < feed-forward < value and output < norms")
 
 
 def test_what_a_contrast_is_worth() -> None:
@@ -169,8 +260,15 @@ def test_intervals_become_verdicts() -> None:
     assert [departs(one(*ends), 0.1) for ends in ((-0.3, -0.05), (-0.05, 0.09), (-0.3, 0.2))] == [
         *[HOLDS, NOT, OPEN],
     ]
+    assert [alike(one(*ends), 0.1) for ends in ((-0.05, 0.09), (-0.3, -0.05), (-0.3, 0.2))] == [
+        *[HOLDS, NOT, OPEN],
+    ]
+    assert [stays_below(one(*ends), 0.1) for ends in ((-0.3, 0.09), (0.11, 0.3), (0.0, 0.2))] == [
+        *[HOLDS, NOT, OPEN],
+    ]
     nothing = Interval(1.0, math.nan, math.nan, math.nan, 1)
-    assert exceeds(nothing, 0.1) == departs(nothing, 0.1) == OPEN
+    for judge in (exceeds, departs, alike, stays_below):
+        assert judge(nothing, 0.1) == OPEN
     assert [all_of(found) for found in ([HOLDS, HOLDS], [HOLDS, NOT], [HOLDS, OPEN], [])] == [
         *[HOLDS, NOT, OPEN, OPEN],
     ]
@@ -183,8 +281,7 @@ def test_intervals_become_verdicts() -> None:
 def test_claims_say_who_claims_what_and_how_it_is_judged() -> None:
     for name, claim in claims().items():
         assert name == claim.id and claim.source and claim.statement and claim.sweep and claim.figure
-        assert "effect" in claim.rule_words and (
-            "holds when" in claim.rule_words.replace("it holds", "holds")
-        )
+        assert "effect" in claim.rule_words
+        assert re.search(r"holds (at a \w+ )?when", claim.rule_words), claim.rule_words
     with pytest.raises(UserError, match=r"did you mean 'sinks-stretch'\?"):
         claim_of("sink-stretch")

@@ -37,9 +37,9 @@ def rate(evidence: Evidence) -> Finding:
     """For each direction and distance from w*, seed by seed, k >= 10: the exponent of |L_{k+1}(w) - L_k(w)| in k, the
     margin (smallest log10 over k of the bound over it) and the excess (mean log10 of its root mean square over what
     independent losses give). The rate holds when all intervals of exponents (95 % of all together, Bonferroni) lie
-    within 0.1 of -1, the bound when all margins are above 0, and `more than chance` when an interval of the excess
-    excludes 0 with a mean of at least 0.05 in size. The claim holds when all three do; `holds only if` names those that
-    do. The effect is the exponent that is farthest from -1.
+    within 0.1 of -1, the bound when all margins are above 0, and `more than chance` when all intervals of the
+    excess exclude 0 with means of at least 0.05 in size. The claim holds when all three do; `holds only if` names those
+    that do. The effect is the exponent that is farthest from -1.
     """
     curves = {name: evidence.numbers(f"landscape_{name}", *_PLACE) for name in _CURVES}
     if any(one.empty for one in curves.values()):

@@ -38,12 +38,14 @@ def run(arguments: Sequence[str]) -> int:
 
 def _departures(folder: Path, sweep: str) -> list[str]:
     """Return the settings of network and task in which a table is not the shipped sweep's."""
-    from hessfig.config.compose import departures
     from hessfig.config.shipped import choices
     from hessfig.record import MANIFEST
 
-    known = (folder / MANIFEST).exists() and sweep in choices("sweep")
-    return departures(folder / MANIFEST, sweep) if known else []
+    if not (folder / MANIFEST).exists() or sweep not in choices("sweep"):
+        return []
+    from hessfig.config.compose import departures  # slow to import
+
+    return departures(folder / MANIFEST, sweep)
 
 
 def _key_value(word: str) -> tuple[str, str]:

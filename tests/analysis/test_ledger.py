@@ -1,0 +1,143 @@
+"""The ledger of claims on disk: every claim judged, its files and tables, what is missing, and bad input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from hessfig.analysis.claims.catalogue import claim_of, claims
+from hessfig.analysis.claims.ledger import page, printed
+from hessfig.analysis.claims.ledger.judging import NOT_RUN, judge
+from hessfig.config.shipped import choices
+from hessfig.errors import UserError
+from tests.analysis import claim_tables as tables
+from tests.analysis.synthetic import write_sweep
+from tests.conftest import Answer
+from tests.test_cli import imported
+
+Cli = Callable[..., Answer]
+# Sweeps and figures that come with the loss landscape.
+AWAITED = {"landscape", "stationarity", "data_size", "sublayers"}
+
+
+def none(folder: Path, sweep: str) -> list[str]:
+    del folder, sweep
+    return []
+
+
+def write_softmax(outputs: Path) -> Path:
+    """Write the table of a claim that holds; return its folder."""
+    return write_sweep(tables.softmax(3.0, 0.0, 0.02).table.assign(sweep="eq5"), outputs)
+
+
+def test_a_claim_is_judged_when_all_its_tables_are_there(tmp_path: Path) -> None:
+    both = tables.depths(12.0, 0.0, 0.1)
+    write_sweep(both.table.assign(sweep="softmax"), tmp_path)
+    (lacking,) = judge([claim_of("depth-data")], tmp_path, none)
+    assert lacking.verdict == NOT_RUN and lacking.finding is None
+    assert lacking.words == f"hessfig run sweep=mlp output_dir={tmp_path}"
+    write_sweep(both.other("mlp").table.assign(sweep="mlp"), tmp_path)
+    (found,) = judge([claim_of("depth-data")], tmp_path, none)
+    assert found.verdict == "holds" and found.finding == claim_of("depth-data").rule(both)
+
+
+def test_both_files_say_the_same_and_nothing_else_is_written(tmp_path: Path) -> None:
+    write_softmax(tmp_path)
+    judged = judge(claims().values(), tmp_path, lambda folder, sweep: ["model.d_model=4"])
+    paths = page.write(judged, tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["claims.csv", "claims.md", "eq5"]
+    frame = pd.read_csv(paths[0], keep_default_na=False).set_index("id")
+    assert list(frame.index) == list(claims()) and list(frame.columns) == page.COLUMNS[1:]
+    one = frame.loc["softmax-heterogeneity"]
+    assert one["verdict"] == "holds" and float(one["effect"]) == pytest.approx(3.0, abs=0.1)
+    assert one["departures"] == "eq5: model.d_model=4" and one["run"] == ""
+    assert frame.loc["depth-data", "run"].count("hessfig run sweep=") == 2
+    assert frame.loc["depth-data", "effect"] == "" and frame.loc["depth-data", "departures"] == ""
+    text = paths[1].read_text()
+    assert f"{len(claims())} claims: 1 holds, {len(claims()) - 1} not run." in text
+    assert all(f"## {name}\n" in text and f"(#{name})" in text for name in claims())
+    assert (
+        "| gap of exponents, softmax attention | 3" in text and "measured with eq5: model.d_model=4" in text
+    )
+    assert all(
+        line.count("|") - line.count("\\|") == 5 for line in text.splitlines() if line.startswith("| ")
+    )
+
+
+def test_tables_for_the_terminal(tmp_path: Path) -> None:
+    write_softmax(tmp_path)
+    judged = judge([claim_of("softmax-heterogeneity"), claim_of("heads")], tmp_path, none)
+    table = printed.verdict_table(judged)
+    cells = [list(column.cells) for column in table.columns]
+    assert cells[0] == ["softmax-heterogeneity", "heads"]
+    assert cells[3] == ["[green]holds[/]", "[dim]not run[/]"] and "sweep=heads" in cells[4][1]
+    words = list(printed.explanation_table(judged[0]).columns[0].cells)
+    assert words == ["claim", "source", "sweeps", "rule", "effect", "verdict", "figure"]
+    behind = printed.contrast_table(judged[0])
+    assert list(behind.columns[3].cells) == ["6", "6"]
+
+
+def test_every_claim_names_a_sweep_and_a_figure_that_are_shipped() -> None:
+    for claim in claims().values():
+        assert set(claim.sweeps) <= {*choices("sweep"), *AWAITED}, claim.id
+        assert claim.figure in {*choices("figure"), *AWAITED}, claim.id
+
+
+def test_every_claim_is_documented() -> None:
+    text = (Path(__file__).parents[2] / "docs/claims.md").read_text()
+    lines = {line.split("|")[1].strip() for line in text.splitlines() if line.startswith("| ")}
+    assert set(claims()) <= lines
+    assert len(text.splitlines()) < 100
+
+
+def test_a_damaged_table_and_a_missing_folder_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no such folder"):
+        judge(claims().values(), tmp_path / "nowhere", none)
+    folder = write_softmax(tmp_path)
+    (folder / "table.csv").write_text("sweep,variant\na,b\n")
+    (folder / "manifest.json").unlink()
+    with pytest.raises(UserError, match=r"lacks columns"):
+        judge(claims().values(), tmp_path, none)
+
+
+def test_claims_are_judged_without_torch(tmp_path: Path) -> None:
+    (write_softmax(tmp_path) / "manifest.json").unlink()
+    modules = imported("claims", "claim=softmax-heterogeneity", f"output_dir={tmp_path}")
+    assert "pandas" in modules and not modules & {"torch", "hydra", "transformer_lens", "matplotlib"}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["claim=sink-stretch"], "did you mean 'sinks-stretch'?"),
+        (["claim="], "cannot read 'claim='"),
+        (["claims"], "key=value"),
+        (["clam=heads"], "did you mean 'claim'?"),
+        (["seeds=3"], "this verb reads tables"),
+        (["output_dir=nowhere"], "no such folder"),
+        ([], "run a sweep first, for example hessfig run sweep=sigma"),
+    ],
+)
+def test_bad_words_are_refused_and_nothing_is_written(
+    words: list[str], said: str, cli: Cli, tmp_path: Path
+) -> None:
+    answer = cli("claims", *words)
+    assert answer.code == 2 and said in answer.err and "\n  remedy: " in answer.err
+    assert list(tmp_path.rglob("*")) == []
+
+
+def test_the_verb_judges_all_and_explains_one(cli: Cli, tmp_path: Path) -> None:
+    write_softmax(tmp_path / "outputs")
+    (tmp_path / "outputs/eq5/manifest.json").unlink()
+    answer = cli("claims")
+    assert answer.code == 0, answer.err
+    assert "written: outputs/claims.csv, outputs/claims.md" in answer.out
+    assert "hessfig run sweep=softmax && hessfig run sweep=mlp" in " ".join(answer.out.split())
+    for name in ("claims.csv", "claims.md"):
+        (tmp_path / "outputs" / name).unlink()
+    one = cli("claims", "claim=softmax-heterogeneity")
+    assert one.code == 0 and "hessfig plot figure=eq5" in one.out and "gap of exponents" in one.out
+    assert not (tmp_path / "outputs/claims.csv").exists()
