@@ -232,7 +232,7 @@ def test_scaled_weights_are_columns_and_means_geometric(tmp_path: Path) -> None:
     (page,) = drawn("weight_norms", folder)
     axes = np.reshape(page.figure.axes, (2, 2))
     assert [ax.get_title() for ax in axes[0]] == [r"scaled: $W_{\mathrm{Q}}$", "scaled: mlp"]
-    assert axes[0, 0].get_ylabel() == "whole network: largest eigenvalue"
+    assert axes[0, 0].get_ylabel() == "largest eigenvalue"
     assert axes[1, 0].get_xscale() == axes[1, 0].get_yscale() == "log"
     np.testing.assert_allclose(axes[1, 0].lines[0].get_ydata(), [1 / 64, 1, 64])
     np.testing.assert_allclose(axes[1, 1].lines[0].get_ydata(), 1)
