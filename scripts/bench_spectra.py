@@ -1,6 +1,6 @@
 """Largest eigenvalue and density of a whole network's Hessian, by hessfig and by its peers, at equal accuracy.
 
-    python scripts/bench_spectra.py [--n-layers 1 2] [--rounds 3] [--output outputs/benchmarks/spectra.json]
+    python scripts/bench_spectra.py [--n-layers 1 2] [--rounds 3] [--only largest] [--output outputs/benchmarks/spectra.json]
 
 writes the JSON and prints a table. Peers come with `pip install -e '.[bench]'` (see docs/performance.md); one that is
 not installed, or does not run on this torch, is named with the reason. Every contender runs in a fresh process, all in
@@ -43,8 +43,10 @@ def main(words: Sequence[str] | None = None) -> None:
     report["largest"], report["density"] = [], []
     for layers in options.n_layers:
         cells = [_cell(options, layers, FIRST_SEED + number) for number in range(options.rounds)]
-        report["largest"] += [row for target in TARGETS for row in _largest(cells, layers, target)]
-        report["density"] += _density(cells, layers, options.steps, options.num_probes)
+        if options.only != "density":
+            report["largest"] += [row for target in TARGETS for row in _largest(cells, layers, target)]
+        if options.only != "largest":
+            report["density"] += _density(cells, layers, options.steps, options.num_probes)
     benchmarking.write_report(options.output or Path("outputs/benchmarks/spectra.json"), report)
     _print("largest eigenvalue", report["largest"])
     _print("density", report["density"])
@@ -111,6 +113,7 @@ def _print(title: str, rows: Runs) -> None:
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--n-layers", type=int, nargs="+", default=[1, 2], help="depths (1 2)")
+    parser.add_argument("--only", choices=("largest", "density"), help="one of the two comparisons (both)")
     parser.add_argument("--d-model", type=int, default=128, help="width (128)")
     parser.add_argument("--digits", type=int, default=5, help="digits of the summands (5)")
     parser.add_argument("--batch-size", type=int, default=64, help="sequences (64)")
