@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from hessfig.analysis.claims import kinds, scales
+from hessfig.analysis.claims import along, kinds, scales
 from hessfig.analysis.claims.rule import Claim
 from hessfig.errors import UserError, did_you_mean
 
-_FAMILIES = (kinds, scales)
+_FAMILIES = (kinds, scales, along)
 
 
 def claims() -> dict[str, Claim]:

@@ -12,25 +12,27 @@ from hessfig.models.protocol import Layout
 if TYPE_CHECKING:
     from hessfig.curvature.problem import Problem
 
-NAME, PRODUCTS, UPDATE, LOOK = "training_cost", "hessian_products", "update_seconds", "look_seconds"
+NAME, PRODUCTS, LOOKS = "training_cost", "hessian_products", "looks"
+UPDATE, LOOK = "update_seconds", "look_seconds"
 
 
 def _measure(problem: Problem, request: Request) -> Measured:
-    """Return the seconds of all updates and looks at the curvature so far, the products, and the seconds of one each.
+    """Return the seconds of all updates and looks at the curvature so far, the products
+    and looks, and the seconds of one update and one look.
 
-    An update and a look are timed on a copy of this network (the median of five of each); the sum is what that many
+    An update and a look are timed on a copy of this network (the median of three of each); the sum is what that many
     would take. Seconds are of this machine, and differ from run to run.
     """
     from hessfig.measurements.at_state.measuring.costs import cost_of
     from hessfig.measurements.at_state.measuring.rows import state_row
 
     spent = cost_of(problem, request.at)
-    values = {NAME: spent.seconds, PRODUCTS: spent.products, UPDATE: spent.update, LOOK: spent.look}
-    known = {PRODUCTS: 0.0}
+    counts = {PRODUCTS: spent.products, LOOKS: spent.looks}
+    timed = {NAME: spent.seconds, UPDATE: spent.update, LOOK: spent.look}
     return Measured(
         [
-            state_row(name, request, float(value), error=known.get(name), estimator="clock")
-            for name, value in values.items()
+            *(state_row(name, request, float(count)) for name, count in counts.items()),
+            *(state_row(name, request, value, error=None, estimator="clock") for name, value in timed.items()),
         ]
     )
 
@@ -41,5 +43,5 @@ def _check(config: Config, layout: Layout) -> None:
 
 
 QUANTITY = Quantity(
-    NAME, _measure, settings=training_settings, check=_check, gives=(NAME, PRODUCTS, UPDATE, LOOK)
+    NAME, _measure, settings=training_settings, check=_check, gives=(NAME, PRODUCTS, LOOKS, UPDATE, LOOK)
 )

@@ -19,7 +19,7 @@ from hessfig.states.training.rule import Rule
 from hessfig.states.training.steepest import products_of_a_look
 from hessfig.tasks.examples import training_batch
 
-_REPEATS = 5
+_REPEATS = 3
 
 
 @dataclass(frozen=True)

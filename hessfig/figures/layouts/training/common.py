@@ -1,0 +1,76 @@
+"""What sheets along a training share: lines of a quantity of the whole network, and words of variants."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from hessfig.analysis.variants import short_variant
+from hessfig.errors import UserError
+from hessfig.figures.layouts.spectra.changes import draw_line, seed_means
+from hessfig.figures.parts.looks import set_x_scale, set_y_scale
+from hessfig.figures.parts.words import estimator_words, left_out_words, seeds_words
+from hessfig.record import LEFT_OUT
+
+STEP, MEANS = "step", ["mean", "low", "high", "count"]
+
+
+def counted(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows that count."""
+    return table[~table["status"].isin(LEFT_OUT)]
+
+
+def of_whole(table: pd.DataFrame, quantity: str, part: str = "") -> pd.DataFrame:
+    """Return the numbers of a quantity of the whole network, the first of several."""
+    rows = table[(table["quantity"] == quantity) & table["row"].isin(["", "all"]) & (table["index"] <= 1)]
+    return rows[(rows["part"] == part) | (rows["part"] == "")]
+
+
+def check_steps(table: pd.DataFrame) -> None:
+    """Raise UserError for a table without steps."""
+    if table[STEP].notna().sum() == 0:
+        raise UserError(
+            f"{table['sweep'].iloc[0]}: no number of this table has a step",
+            got="initialised or loaded states",
+            allowed="a sweep along a training",
+            remedy="hessfig run sweep=training",
+        )
+
+
+def draw_means(
+    ax: Axes, rows: pd.DataFrame, *, colour: str, label: str = "", x: str = STEP, **line: object
+) -> pd.DataFrame:
+    """Draw means over seeds along the steps and return them; the axis is scaled beforehand (`scale`)."""
+    points = seed_means(rows, [x])
+    if points["mean"].notna().any():
+        draw_line(ax, points, x, colour=colour, label=label, **line)
+    return points
+
+
+def scale(ax: Axes, rows: Sequence[pd.DataFrame], x: str = STEP) -> None:
+    """Set both scales of a panel to what all its rows need."""
+    every = pd.concat([one[[x, "value"]] for one in rows])
+    if len(every):
+        set_x_scale(ax, every[x])
+        set_y_scale(ax, every["value"])
+
+
+def how(table: pd.DataFrame, words: str) -> str:
+    """Return the note of a sheet: `words`, then repeats, estimators and what was left out."""
+    return (
+        f"{words} Mean over {seeds_words(table)}, band: 95% interval (Student's t)."
+        f" {estimator_words(table)}.{left_out_words(table)}"
+    )
+
+
+def named(variant: str) -> str:
+    """Return the words of a variant for a title."""
+    return short_variant(variant).replace(",", ", ") or "as configured"
+
+
+def finite(values: pd.Series) -> pd.Series:
+    """Return what is a number."""
+    return values[np.isfinite(values)]
