@@ -52,20 +52,24 @@ def values_largest(evidence: Evidence) -> Finding:
 
 
 def heterogeneity_at_end(evidence: Evidence) -> Finding:
-    """As zhang-heterogeneity, from the spectra at the last step of the training."""
+    """The effect and its rule are those of zhang-heterogeneity (it holds when the interval is
+    above 0 and the effect at least 0.02), from the spectra at the last step of the training.
+    """
     return heterogeneity(at_end(evidence))
 
 
 def proxy_at_end(evidence: Evidence) -> Finding:
-    """As gauss-newton-worse, from the eigenvalues at the last step of the training."""
+    """The effect and its rule are those of gauss-newton-worse (it holds when the interval is above
+    0 and the effect at least 0.05), from the eigenvalues at the last step of the training.
+    """
     return proxy(at_end(evidence))
 
 
 def stand_ins(evidence: Evidence) -> Finding:
     """For gradient norm, trace of the gradients' covariance and spread of attention scores and mixing weights: Spearman
     correlation along the training, seed by seed, with the largest eigenvalue of the whole Hessian, and with the mean
-    over weights of the log of the block norms. A stand-in tracks a curvature when the interval (95 % of all together,
-    Bonferroni) is above 0 and its mean at least 0.5; it does not when the interval is below 0.5. The effect is the
+    over weights of the log of the block norms. For a stand-in it holds when the interval (95 % of all together,
+    Bonferroni) is above 0 and the mean at least 0.5, and does not when the interval is below 0.5. The effect is the
     smallest of the correlations.
     """
     targets = {"largest eigenvalue": _largest(evidence), "block norms": _block_norms(evidence)}
