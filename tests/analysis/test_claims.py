@@ -135,7 +135,14 @@ def of_stand_ins(shift: float, noise: float) -> Evidence:
             for step in range(12):
                 place = {"seed": seed, "step": float(step)}
                 yield {**place, "value": 1.0 + step}
-                yield {**place, "row": "W_V", "layer": 1, "row_layer": 1, "quantity": "frobenius", "value": 1 + step}
+                yield {
+                    **place,
+                    "row": "W_V",
+                    "layer": 1,
+                    "row_layer": 1,
+                    "quantity": "frobenius",
+                    "value": 1 + step,
+                }
                 for name in STAND_INS:
                     value = 100 + shift * step + noise * normal(seed, step, name)
                     yield {**place, "row": "", "part": "", "quantity": name, "value": value}
@@ -151,7 +158,11 @@ def of_norm_layers(shift: float, noise: float) -> Evidence:
             for seed in SEEDS:
                 end = 1 + shift * (norm == "none") + noise * normal(seed, norm)
                 for step, log in ((0.0, 0.0), (5.0, end / 2), (9.0, end)):
-                    place = {"variant": f"model.norm={norm},model.attention=softmax", "seed": seed, "step": step}
+                    place = {
+                        "variant": f"model.norm={norm},model.attention=softmax",
+                        "seed": seed,
+                        "step": step,
+                    }
                     place |= {"row": "W_V", "layer": 1, "row_layer": 1, "quantity": "frobenius"}
                     yield {**place, "value": 10**log}
 
@@ -207,7 +218,9 @@ def test_every_claim_is_tried_for_each_outcome_here() -> None:
 def test_stand_ins_are_told_apart() -> None:
     sound = of_stand_ins(1.0, 0.1).table
     wrong = sound["quantity"] == "score_spread"
-    finding = claim_of("proxies").rule(Evidence(sound.assign(value=sound["value"].where(~wrong, -sound["value"]))))
+    finding = claim_of("proxies").rule(
+        Evidence(sound.assign(value=sound["value"].where(~wrong, -sound["value"])))
+    )
     assert finding.verdict == Verdict.holds_only_if and finding.effect == pytest.approx(-1)
     assert "score_spread for largest eigenvalue: does not hold" in finding.words
 

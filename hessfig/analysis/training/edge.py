@@ -24,8 +24,7 @@ def settled(table: pd.DataFrame, quantity: str) -> dict[str, Interval]:
     late = every[every["step"] >= 2 / 3 * table["step"].max()]
     means = late.groupby(["variant", "seed"], sort=False)["share"].mean().reset_index()
     return {
-        str(variant): student_interval(one["share"])
-        for variant, one in means.groupby("variant", sort=False)
+        str(variant): student_interval(one["share"]) for variant, one in means.groupby("variant", sort=False)
     }
 
 

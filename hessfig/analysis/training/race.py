@@ -42,7 +42,9 @@ def race(table: pd.DataFrame) -> Race:
             remedy="hessfig run sweep=steps",
         )
     timed = _seconds(counted)
-    losses = losses.drop(columns="seconds").merge(timed, on=["rule", "step"])[[*_RUN, "step", "seconds", "value"]]
+    losses = losses.drop(columns="seconds").merge(timed, on=["rule", "step"])[
+        [*_RUN, "step", "seconds", "value"]
+    ]
     losses = losses.rename(columns={"value": "loss"})
     totals = losses.groupby("rule")["seconds"].max()
     budget = {"step": float(losses["step"].max()), "seconds": float(totals.min())}

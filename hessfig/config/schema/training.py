@@ -29,7 +29,8 @@ class TrainingConfig:
     )
     momentum: Annotated[float, "for sgd"] = 0.0
     curvature: Annotated[
-        Curvature, "what divides the learning rate: nothing, the largest eigenvalue, its blocks', or a stand-in"
+        Curvature,
+        "what divides the learning rate: nothing, the largest eigenvalue, its blocks', or a stand-in",
     ] = Curvature.none
     refresh: Annotated[int, "updates between two looks at the curvature"] = 100
     schedule: Annotated[Schedule, "after the warm-up: cosine to zero at the last step, or constant"] = (

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
+from hessfig.analysis.axis import Axis, along
 from hessfig.analysis.variants import short_variant
 from hessfig.errors import UserError
 from hessfig.figures.layouts.spectra.changes import draw_line, seed_means
@@ -15,7 +15,7 @@ from hessfig.figures.parts.looks import set_x_scale, set_y_scale
 from hessfig.figures.parts.words import estimator_words, left_out_words, seeds_words
 from hessfig.record import LEFT_OUT
 
-STEP, MEANS = "step", ["mean", "low", "high", "count"]
+STEP = "step"
 
 
 def counted(table: pd.DataFrame) -> pd.DataFrame:
@@ -60,6 +60,7 @@ def scale(ax: Axes, rows: Sequence[pd.DataFrame], x: str = STEP) -> None:
 
 def how(table: pd.DataFrame, words: str) -> str:
     """Return the note of a sheet: `words`, then repeats, estimators and what was left out."""
+    table = along(table, Axis(STEP))
     return (
         f"{words} Mean over {seeds_words(table)}, band: 95% interval (Student's t)."
         f" {estimator_words(table)}.{left_out_words(table)}"
@@ -69,8 +70,3 @@ def how(table: pd.DataFrame, words: str) -> str:
 def named(variant: str) -> str:
     """Return the words of a variant for a title."""
     return short_variant(variant).replace(",", ", ") or "as configured"
-
-
-def finite(values: pd.Series) -> pd.Series:
-    """Return what is a number."""
-    return values[np.isfinite(values)]

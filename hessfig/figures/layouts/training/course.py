@@ -74,9 +74,7 @@ def _draw_page(table: pd.DataFrame, suffix: str) -> Page:
     figure, axes = panel_grid(
         max(rows, 1), _COLUMNS, note=how(table, ""), margins=margins, share_x=False, share_y=False
     )
-    drawn = [
-        _draw_panel(ax, title, lines) for ax, (title, lines) in zip(axes.flat, panels, strict=False)
-    ]
+    drawn = [_draw_panel(ax, title, lines) for ax, (title, lines) in zip(axes.flat, panels, strict=False)]
     for ax in axes.flat[len(panels) :]:
         ax.set_axis_off()
         if not panels:

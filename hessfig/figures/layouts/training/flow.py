@@ -95,11 +95,13 @@ def _points(table: pd.DataFrame, name: str) -> pd.DataFrame:
 
 def _places(rows: pd.DataFrame, several: bool) -> list[str]:
     pairs = zip(rows["row"], rows["layer"], strict=True)
-    return [f"{weight_words(row)} {layer}" if several and layer else weight_words(row) for row, layer in pairs]
+    return [
+        f"{weight_words(row)} {layer}" if several and layer else weight_words(row) for row, layer in pairs
+    ]
 
 
 def _heat(ax: Axes, points: pd.DataFrame, name: str) -> None:
-    wide = points.pivot(index="place", columns="step", values="log10")
+    wide = points.pivot_table(index="place", columns="step", values="log10")
     wide = wide.loc[list(dict.fromkeys(points["place"]))]
     ax.imshow(wide.to_numpy(), aspect="auto", interpolation="nearest", cmap="viridis")
     ax.set_yticks(range(len(wide)), list(wide.index), fontsize=TINY)
@@ -112,7 +114,10 @@ def _heat(ax: Axes, points: pd.DataFrame, name: str) -> None:
 
 def _bars(ax: Axes, last: pd.DataFrame) -> None:
     mean = 10 ** last["log10"]
-    below, above = mean - 10 ** last["low"].fillna(last["log10"]), 10 ** last["high"].fillna(last["log10"]) - mean
+    below, above = (
+        mean - 10 ** last["low"].fillna(last["log10"]),
+        10 ** last["high"].fillna(last["log10"]) - mean,
+    )
     places = range(len(last))
     ax.barh(
         list(places),

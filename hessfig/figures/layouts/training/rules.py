@@ -73,7 +73,11 @@ def _results(ax: Axes, tuned: pd.DataFrame, rules: list[str]) -> pd.DataFrame:
         interval = student_interval(one["loss"])
         half = interval.high - interval.mean
         ax.errorbar(
-            [interval.mean], [rank], xerr=[[half], [half]] if half == half else None, fmt="o", color=tone(rank)
+            [interval.mean],
+            [rank],
+            xerr=[[half], [half]] if half == half else None,
+            fmt="o",
+            color=tone(rank),
         )
         rates = sorted(one["rate"].unique())
         words = " or ".join(f"{rate:g}" for rate in rates) + "*" * bool(one["at_edge"].any())
