@@ -64,7 +64,7 @@ def _rule(optimiser: str, curvature: str) -> str:
 
 def _seconds(counted: pd.DataFrame) -> pd.DataFrame:
     """Return the seconds of each rule up to each step: counts times the median time of an update and of a look."""
-    of = {name: rows for name, rows in counted.groupby("quantity")}
+    of = dict(list(counted.groupby("quantity")))
     update, look = (of[name].groupby("rule")["value"].median() for name in ("update_seconds", "look_seconds"))
     looks = of["looks"].groupby(["rule", "step"])["value"].median().rename("looks").reset_index()
     seconds = looks["step"] * looks["rule"].map(update) + looks["looks"] * looks["rule"].map(look)
@@ -84,7 +84,7 @@ def _at(losses: pd.DataFrame, along: str, place: float) -> pd.DataFrame:
 def _tuned(at: pd.DataFrame, along: str) -> pd.DataFrame:
     found = []
     for rule, runs in at.groupby("rule", sort=False):
-        wide = runs.pivot(index="rate", columns="seed", values="loss").fillna(np.inf)
+        wide = runs.pivot_table(index="rate", columns="seed", values="loss").fillna(np.inf)
         for seed in wide.columns:
             others = wide.drop(columns=seed) if len(wide.columns) > 1 else wide
             rate = float(others.mean(axis=1).idxmin())

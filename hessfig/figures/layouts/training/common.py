@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import pandas as pd
 from matplotlib.axes import Axes
 
 from hessfig.analysis.axis import Axis, along
-from hessfig.analysis.variants import short_variant
+from hessfig.analysis.variants import assignments, short_variant
 from hessfig.errors import UserError
 from hessfig.figures.layouts.spectra.changes import draw_line, seed_means
+from hessfig.figures.parts.grid import width_in
 from hessfig.figures.parts.looks import set_x_scale, set_y_scale
+from hessfig.figures.parts.style import fitting, points
 from hessfig.figures.parts.words import estimator_words, left_out_words, seeds_words
 from hessfig.record import LEFT_OUT
 
@@ -44,10 +46,10 @@ def draw_means(
     ax: Axes, rows: pd.DataFrame, *, colour: str, label: str = "", x: str = STEP, **line: object
 ) -> pd.DataFrame:
     """Draw means over seeds along the steps and return them; the axis is scaled beforehand (`scale`)."""
-    points = seed_means(rows, [x])
-    if points["mean"].notna().any():
-        draw_line(ax, points, x, colour=colour, label=label, **line)
-    return points
+    means = seed_means(rows, [x])
+    if means["mean"].notna().any():
+        draw_line(ax, means, x, colour=colour, label=label, **line)
+    return means
 
 
 def scale(ax: Axes, rows: Sequence[pd.DataFrame], x: str = STEP) -> None:
@@ -55,7 +57,8 @@ def scale(ax: Axes, rows: Sequence[pd.DataFrame], x: str = STEP) -> None:
     every = pd.concat([one[[x, "value"]] for one in rows])
     if len(every):
         set_x_scale(ax, every[x])
-        set_y_scale(ax, every["value"])
+        if not set_y_scale(ax, every["value"]):
+            ax.ticklabel_format(axis="y", scilimits=(-3, 5))
 
 
 def how(table: pd.DataFrame, words: str) -> str:
@@ -67,6 +70,9 @@ def how(table: pd.DataFrame, words: str) -> str:
     )
 
 
-def named(variant: str) -> str:
-    """Return the words of a variant for a title."""
-    return short_variant(variant).replace(",", ", ") or "as configured"
+def name_columns(panels: Iterable[Axes], variants: Sequence[str]) -> None:
+    """Write a variant over each of a row of panels: its settings, or its values alone where there is less room."""
+    for ax, variant in zip(panels, variants, strict=True):
+        settings = assignments(variant)
+        names = [short_variant(variant).replace(",", ", "), ", ".join(settings.values())]
+        ax.set_title(fitting(names, width_in(ax), points("axes.titlesize")) if settings else "as configured")

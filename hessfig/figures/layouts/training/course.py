@@ -15,11 +15,14 @@ from hessfig.figures.parts.grid import Margins, panel_grid, say
 from hessfig.figures.parts.save import Page, page_suffix
 from hessfig.figures.parts.spec import FigureSpec
 from hessfig.figures.parts.style import GUIDE
+from hessfig.figures.parts.words import symbol
+from hessfig.terms import Part
 
+_SHARE = "Share of unseen sums right"
 # Panels: title, and the lines in it (quantity, part, name).
 _PANELS = (
     ("Loss", (("loss", "", ""),)),
-    ("Share of unseen sums right", (("accuracy", "", "all"), ("cascade_accuracy", "", "three carries"))),
+    (_SHARE, (("accuracy", "", "all"), ("cascade_accuracy", "", "three carries"))),
     ("Norms", (("gradient_norm", "", "gradient"), ("weight_norm", "", "weights"))),
     (
         "Outermost eigenvalues",
@@ -97,9 +100,17 @@ def _draw_panel(ax: Axes, title: str, lines: list[tuple[str, str, pd.DataFrame]]
     for rank, (quantity, name, rows) in enumerate(lines):
         guide = quantity == "stability_threshold"
         style = {"linestyle": "--", "marker": ""} if guide else {}
-        points = draw_means(ax, rows, colour=GUIDE if guide else tone(rank), label=name, **style)
+        points = draw_means(ax, rows, colour=GUIDE if guide else tone(rank), label=_words(name), **style)
         found.append(points.assign(panel=title, quantity=quantity, line=name))
+    if title == _SHARE:
+        ax.set_ylim(-0.02, 1.02)
     ax.set_title(title)
     if len(lines) > 1:
         ax.legend(loc="best")
     return pd.concat(found)
+
+
+def _words(name: str) -> str:
+    """Return the name of a line with its part, if it ends with one, as a symbol."""
+    before, _, part = name.rpartition(" ")
+    return f"{before} {symbol(part)}".strip() if part in list(Part) else name

@@ -52,8 +52,8 @@ def curvature_flow(spec: FigureSpec, folder: Path) -> Iterator[Page]:
 
 
 def _draw_page(table: pd.DataFrame, wanted: list[str], suffix: str) -> Page:
-    margins = Margins(across=0.75, down=0.42, right=0.12)
-    note = how(table, "Colour: log10 of the geometric mean; the largest in the title.")
+    margins = Margins(left=0.8, across=0.85, down=0.42, right=0.12)
+    note = how(table, "Colour: log10 of the geometric mean; its range in the title.")
     figure, axes = panel_grid(
         len(wanted), 2, note=note, margins=margins, share_x=False, share_y=False, panel_height=1.25
     )

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from hessfig.analysis.manifest import read_run
 from hessfig.errors import UserError
 from hessfig.figures.layouts.spectra.changes import draw_line, seed_means
-from hessfig.figures.layouts.training.common import check_steps, counted, how, named, scale
+from hessfig.figures.layouts.training.common import check_steps, counted, how, name_columns, scale
 from hessfig.figures.parts.grid import only_outer_labels, panel_grid, say
 from hessfig.figures.parts.save import Page
 from hessfig.figures.parts.spec import FigureSpec
@@ -65,8 +65,7 @@ def _draw_page(table: pd.DataFrame, ratios: pd.DataFrame, quantity: str) -> Page
     axes[0, 0].legend(loc="best")
     words = f"{_OVER[0][2:]} / {_OVER[1][2:]}: {plain(quantity_words(quantity))}"
     only_outer_labels(axes, x="step", y=[words] * len(layers))
-    for ax, variant in zip(axes[0], variants, strict=True):
-        ax.set_title(named(variant))
+    name_columns(axes[0], variants)
     return Page("", figure, points)
 
 

@@ -17,7 +17,7 @@ from hessfig.figures.layouts.training.common import (
     counted,
     draw_means,
     how,
-    named,
+    name_columns,
     of_whole,
     scale,
 )
@@ -76,8 +76,7 @@ def _draw_page(table: pd.DataFrame, wanted: list[str]) -> Page:
             _mark(panels, variants, table, name)
     labels = [plain(quantity_words(name)) + (" / threshold" if name != "loss" else "") for name in rows]
     only_outer_labels(axes, x="step", y=labels)
-    for ax, variant in zip(axes[0], variants, strict=True):
-        ax.set_title(named(variant))
+    name_columns(axes[0], variants)
     return Page("", figure, pd.concat(found, ignore_index=True))
 
 
@@ -102,4 +101,4 @@ def _mark(panels: list[Axes], variants: list[str], table: pd.DataFrame, name: st
             one = ends[variant]
             half = (one.high - one.low) / 2
             words = f"{one.mean:.3g}" + (f" ± {half:.2g}" if half == half else "")
-            ax.text(0.97, 0.05, words, transform=ax.transAxes, ha="right", fontsize=TINY)
+            ax.text(0.97, 0.9, words, transform=ax.transAxes, ha="right", fontsize=TINY)
