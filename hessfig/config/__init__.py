@@ -3,6 +3,7 @@
 from hessfig.config.choices import (
     MLP,
     Attention,
+    Curvature,
     Data,
     DType,
     Initialisation,
@@ -44,6 +45,7 @@ __all__ = [
     "MLP",
     "Attention",
     "Config",
+    "Curvature",
     "DType",
     "Data",
     "EstimatorConfig",

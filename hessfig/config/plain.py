@@ -20,6 +20,8 @@ ADDED: tuple[str, ...] = (
     "model.weight_scale",
     "model.patch",
     "task.path",
+    "training.curvature",
+    "training.refresh",
 )
 
 

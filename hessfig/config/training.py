@@ -50,7 +50,14 @@ def check_training(config: Config) -> None:
 
 
 def _check_counts(training: TrainingConfig) -> None:
-    fewest = {"steps": 1, "batch_size": 1, "evaluate_every": 1, "evaluation_size": 1, "warmup": 0}
+    fewest = {
+        "steps": 1,
+        "batch_size": 1,
+        "evaluate_every": 1,
+        "evaluation_size": 1,
+        "refresh": 1,
+        "warmup": 0,
+    }
     for name, least in fewest.items():
         value = getattr(training, name)
         if not least <= value <= MOST_STEPS:

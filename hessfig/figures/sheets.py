@@ -23,6 +23,11 @@ from hessfig.figures.layouts.spectra.eigenvalues import spectra
 from hessfig.figures.layouts.spectra.proxies import gauss_newton
 from hessfig.figures.layouts.spectra.scaled import weight_norms
 from hessfig.figures.layouts.spectra.stretch import sinks
+from hessfig.figures.layouts.training.course import training
+from hessfig.figures.layouts.training.flow import curvature_flow
+from hessfig.figures.layouts.training.rules import steps
+from hessfig.figures.layouts.training.survival import heterogeneity_trained
+from hessfig.figures.layouts.training.thresholds import edge
 from hessfig.figures.parts.save import Page, save_sheets
 from hessfig.figures.parts.spec import FigureSpec
 from hessfig.figures.parts.style import styled
@@ -57,6 +62,11 @@ LAYOUTS: dict[str, Layout] = {
     "sinks": Layout(sinks, options=("block",)),
     "gauss_newton": Layout(gauss_newton, options=("block",)),
     "weight_norms": Layout(weight_norms, options=("quantity", "columns")),
+    "training": Layout(training, options=()),
+    "curvature_flow": Layout(curvature_flow, options=("quantity",)),
+    "heterogeneity_trained": Layout(heterogeneity_trained, options=("quantity",)),
+    "edge": Layout(edge, options=("quantity",)),
+    "steps": Layout(steps, options=()),
 }
 
 

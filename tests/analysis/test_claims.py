@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pandas as pd
 import pytest
 
 from hessfig.analysis.arrays.spectra import Place, Spectrum
+from hessfig.analysis.claims.along import STAND_INS
 from hessfig.analysis.claims.catalogue import claim_of, claims
 from hessfig.analysis.claims.evidence import Evidence
 from hessfig.analysis.claims.rule import (
@@ -104,6 +106,75 @@ def of_norms(shift: float, noise: float, *, bend: float = 0.0) -> Evidence:
     return Evidence(spectral_table(list(rows())))
 
 
+def trained(evidence: Callable[[float, float], Evidence], shift: float, noise: float) -> Evidence:
+    """Return the evidence of an end of a training, beside a start at which there is neither noise nor a shift."""
+    start, end = evidence(0.0, 0.0), evidence(shift, noise)
+    table = pd.concat([start.table.assign(step=0.0), end.table.assign(step=9.0)], ignore_index=True)
+
+    def spectra(wanted: Callable[[Place], bool]) -> list[Spectrum]:
+        both = [(0.0, one) for one in start.spectra(lambda place: True)]
+        both += [(9.0, one) for one in end.spectra(lambda place: True)]
+        placed = [replace(one, place=replace(one.place, step=step)) for step, one in both]
+        return [one for one in placed if wanted(one.place)]
+
+    return Evidence(table, spectra)
+
+
+def of_values(shift: float, noise: float) -> Evidence:
+    """Return blocks of which values have norms `shift` decades above the larger of queries' and keys'."""
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for seed in SEEDS:
+            for row, level in (("W_Q", 0.0), ("W_K", -1.0), ("W_V", shift + noise * normal(seed))):
+                for layer in (1, 2):
+                    place = {"row": row, "layer": layer, "row_layer": layer, "num_layers": 2, "seed": seed}
+                    yield {**place, "step": 9.0, "quantity": "frobenius", "value": 10**level}
+
+    return Evidence(spectral_table(list(rows())))
+
+
+def of_stand_ins(shift: float, noise: float) -> Evidence:
+    """Return stand-ins that follow a growing curvature by `shift`, beside noise."""
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for seed in SEEDS:
+            for step in range(12):
+                place = {"seed": seed, "step": float(step)}
+                yield {**place, "value": 1.0 + step}
+                yield {
+                    **place,
+                    "row": "W_V",
+                    "layer": 1,
+                    "row_layer": 1,
+                    "quantity": "frobenius",
+                    "value": 1 + step,
+                }
+                for name in STAND_INS:
+                    value = 100 + shift * step + noise * normal(seed, step, name)
+                    yield {**place, "row": "", "part": "", "quantity": name, "value": value}
+
+    return Evidence(spectral_table(list(rows())))
+
+
+def of_norm_layers(shift: float, noise: float) -> Evidence:
+    """Return block norms that range `shift` decades further without LayerNorm than with it."""
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for norm in ("none", "pre"):
+            for seed in SEEDS:
+                end = 1 + shift * (norm == "none") + noise * normal(seed, norm)
+                for step, log in ((0.0, 0.0), (5.0, end / 2), (9.0, end)):
+                    place = {
+                        "variant": f"model.norm={norm},model.attention=softmax",
+                        "seed": seed,
+                        "step": step,
+                    }
+                    place |= {"row": "W_V", "layer": 1, "row_layer": 1, "quantity": "frobenius"}
+                    yield {**place, "value": 10**log}
+
+    return Evidence(spectral_table(list(rows())))
+
+
 @pytest.mark.parametrize(
     ("name", "evidence", "verdict"),
     [
@@ -164,6 +235,21 @@ def of_norms(shift: float, noise: float, *, bend: float = 0.0) -> Evidence:
         ("block-order", tables.ordered({**tables.ORDER, "W_in": 2.5}, 0.02), NOT),
         ("block-order", tables.ordered(tables.EQUAL, 0.02), NOT),
         ("block-order", tables.ordered(tables.ORDER, 1.0), OPEN),
+        ("zhang-heterogeneity-trained", trained(of_kinds, 1.0, 0.01), HOLDS),
+        ("zhang-heterogeneity-trained", trained(of_kinds, 0.0, 0.001), NOT),
+        ("zhang-heterogeneity-trained", trained(of_kinds, 0.3, 2.0), OPEN),
+        ("gauss-newton-worse-trained", trained(of_proxies, 0.5, 0.01), HOLDS),
+        ("gauss-newton-worse-trained", trained(of_proxies, 0.0, 0.01), NOT),
+        ("gauss-newton-worse-trained", trained(of_proxies, 0.02, 0.3), OPEN),
+        ("values-trained", of_values(1.0, 0.1), HOLDS),
+        ("values-trained", of_values(-0.5, 0.1), NOT),
+        ("values-trained", of_values(0.1, 0.5), OPEN),
+        ("proxies", of_stand_ins(1.0, 0.5), HOLDS),
+        ("proxies", of_stand_ins(-1.0, 0.5), NOT),
+        ("proxies", of_stand_ins(0.1, 1.5), OPEN),
+        ("layernorm-stabilises", of_norm_layers(1.0, 0.1), HOLDS),
+        ("layernorm-stabilises", of_norm_layers(-0.5, 0.1), NOT),
+        ("layernorm-stabilises", of_norm_layers(0.1, 1.0), OPEN),
     ],
 )
 def test_every_rule_can_come_out_either_way(name: str, evidence: Evidence, verdict: Verdict) -> None:
@@ -177,6 +263,16 @@ def test_every_claim_is_tried_for_each_outcome_here() -> None:
     marks = test_every_rule_can_come_out_either_way.pytestmark[0].args[1]
     for name in claims():
         assert {verdict for one, _, verdict in marks if one == name} == {HOLDS, NOT, OPEN}
+
+
+def test_stand_ins_are_told_apart() -> None:
+    sound = of_stand_ins(1.0, 0.1).table
+    wrong = sound["quantity"] == "score_spread"
+    finding = claim_of("proxies").rule(
+        Evidence(sound.assign(value=sound["value"].where(~wrong, -sound["value"])))
+    )
+    assert finding.verdict == Verdict.holds_only_if and finding.effect == pytest.approx(-1)
+    assert "score_spread for largest eigenvalue: does not hold" in finding.words
 
 
 def test_a_claim_may_hold_for_one_kind_of_sink() -> None:

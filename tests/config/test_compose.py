@@ -33,7 +33,7 @@ MOST_VARIANTS = 7  # of a sweep, evenly spread: the others differ from these in 
 # Of sweeps over a training.
 TOY_TRAINING = {
     **{"state.step": "[1,3]", "training.steps": 3, "training.warmup": 1, "training.batch_size": 4},
-    **{"training.evaluation_size": 8, "blocks": "[W_V]"},
+    **{"training.evaluation_size": 8, "blocks": "[W_U]"},
 }
 # What `make figures` drew, in this order, when the Makefile still listed it.
 IN_ORDER = [

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from hessfig.analysis.claims import growth, kinds, samples, scales, shares, sublayers
+from hessfig.analysis.claims import along, growth, kinds, samples, scales, shares, sublayers
 from hessfig.analysis.claims.rule import Claim
 from hessfig.errors import UserError, did_you_mean
 
-_FAMILIES = (growth, shares, kinds, scales, samples, sublayers)
+_FAMILIES = (growth, shares, kinds, scales, samples, sublayers, along)
 
 
 def claims() -> dict[str, Claim]:

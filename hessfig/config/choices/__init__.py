@@ -17,12 +17,13 @@ from hessfig.config.choices.network import (
     State,
 )
 from hessfig.config.choices.reading import Average, FigureGroup, Format, Published, Style
-from hessfig.config.choices.training import Optimiser, Schedule, TrainingData
+from hessfig.config.choices.training import Curvature, Optimiser, Schedule, TrainingData
 
 __all__ = [
     "MLP",
     "Attention",
     "Average",
+    "Curvature",
     "DType",
     "Data",
     "FigureGroup",

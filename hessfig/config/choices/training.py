@@ -14,6 +14,16 @@ class Optimiser(StrEnum):
     gd = "gd"
 
 
+class Curvature(StrEnum):
+    """What a learning rate is divided by, refreshed on the way: the largest eigenvalue of the loss's Hessian in all
+    parameters, or in each by itself (of mean 1); or a stand-in from gradient norms."""
+
+    none = "none"
+    whole = "whole"
+    blocks = "blocks"
+    gradient_norm = "gradient_norm"
+
+
 class Schedule(StrEnum):
     """What the learning rate does after its warm-up: falls as a cosine to zero at the last step, or stays."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from hessfig.config.choices import DType, Optimiser, Schedule, TrainingData
+from hessfig.config.choices import Curvature, DType, Optimiser, Schedule, TrainingData
 
 
 @dataclass
@@ -28,6 +28,11 @@ class TrainingConfig:
         0.1
     )
     momentum: Annotated[float, "for sgd"] = 0.0
+    curvature: Annotated[
+        Curvature,
+        "what divides the learning rate: nothing, the largest eigenvalue, its blocks', or a stand-in",
+    ] = Curvature.none
+    refresh: Annotated[int, "updates between two looks at the curvature"] = 100
     schedule: Annotated[Schedule, "after the warm-up: cosine to zero at the last step, or constant"] = (
         Schedule.cosine
     )

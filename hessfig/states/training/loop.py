@@ -97,13 +97,18 @@ class _Run:
         step = self.step + 1
         batch = training_batch(self.config, seed=self.seed, step=step)
         self.network.zero_grad(set_to_none=True)
+
+        def of_batch() -> Tensor:
+            return self.loss(scored_outputs(self.network, batch.inputs, batch.scored), batch.targets)
+
         with torch.enable_grad():
-            loss = self.loss(scored_outputs(self.network, batch.inputs, batch.scored), batch.targets)
+            loss = of_batch()
             loss.backward()
         value = float(loss.detach())
         if not math.isfinite(value):
             self._diverge(step, f"the loss at step {self.step} is {value}")
         norm = get_total_norm([p.grad for p in self.network.parameters() if p.grad is not None])
+        self.rule.look(step, of_batch, seed=self.seed)
         rate = self.rule.update(step)
         self.step, self.updates = step, self.updates + 1
         self.log.append([step, value, rate, float(norm), self._accuracy()])

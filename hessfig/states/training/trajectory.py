@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hessfig.config import Config, Optimiser, Schedule, TrainingData, with_defaults
+from hessfig.config import Config, Curvature, Optimiser, Schedule, TrainingData, with_defaults
 from hessfig.config.plain import as_plain, without_added
 from hessfig.models.registry import kind
 
@@ -90,4 +90,5 @@ def _read(config: Config, training: dict[str, Any]) -> dict[str, Any]:
     unread = {*_WATCHING, *_UNREAD[chosen.optimiser]}
     unread |= {"steps"} if chosen.schedule == Schedule.constant else set()
     unread |= {"cascades"} if chosen.data == TrainingData.fixed else set()
+    unread |= {"curvature", "refresh"} if chosen.curvature == Curvature.none else set()
     return {name: value for name, value in training.items() if name not in unread}

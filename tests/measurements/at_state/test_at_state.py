@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hessfig.config import Config, DType, Norm, Optimiser, TaskConfig, TrainingData
+from hessfig.config import Config, Curvature, DType, Norm, Optimiser, TaskConfig, TrainingData
 from hessfig.curvature.problem import Problem
 from hessfig.curvature.slope import Slope, loss_of
 from hessfig.errors import UserError
@@ -284,3 +284,51 @@ def test_post_norm_and_no_norm_have_them_too(tmp_path: Path) -> None:
         config.model.norm = norm
         for quantity in ("loss", "gradient_norm", "residual_norm", "critical_step", "batch_sharpness"):
             assert {row["status"] for row in rows(config, quantity, 2)} == {"ok"}, (norm, quantity)
+
+
+def test_the_gradients_covariance_is_that_of_the_sums_own_gradients(config: Config) -> None:
+    problem = draw_problem(cell(config, "loss"))
+    batch, slopes = problem.batch, []
+    for i in range(len(batch.inputs)):
+        single = Batch(batch.inputs[i : i + 1], batch.targets[i : i + 1], batch.scored)
+        slopes.append(dense(replace(problem, batch=single))[0])
+    covariance = torch.stack(slopes).T.cov()
+    found = {row["quantity"]: row["value"] for row in rows(config, "gradient_covariance")}
+    assert found["gradient_covariance"] == pytest.approx(float(covariance.trace()), rel=1e-8)
+    largest = float(torch.linalg.eigvalsh(covariance)[-1])
+    assert found["gradient_covariance_eigenvalue"] == pytest.approx(largest, rel=1e-8)
+
+
+def test_spreads_are_those_of_scores_written_out(config: Config) -> None:
+    problem = draw_problem(cell(config, "loss"))
+    network, tokens = problem.network, problem.batch.inputs
+    layer = network.layers[0]
+    seen = layer.ln1(network.hidden(tokens, 0))
+    length, heads = tokens.shape[1], 2
+    query, key = ((p(seen).unflatten(-1, (heads, -1)).transpose(1, 2)) for p in (layer.attn.q, layer.attn.k))
+    scores = query @ key.transpose(-2, -1) / query.shape[-1] ** 0.5
+    allowed = torch.ones(length, length).tril().bool()
+    pattern = scores.masked_fill(~allowed, -math.inf).softmax(dim=-1)
+    found = {(row["quantity"], row["layer"]): row["value"] for row in rows(config, "score_spread")}
+    assert found["score_spread", 1] == pytest.approx(float(scores[..., allowed].std()), rel=1e-10)
+    assert found["pattern_spread", 1] == pytest.approx(float(pattern.std()), rel=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("optimiser", "factor"), [("adamw", 38.0), ("adam", 38.0), ("sgd", 3.0), ("gd", 2.0)]
+)
+def test_the_threshold_is_of_the_next_update(config: Config, optimiser: str, factor: float) -> None:
+    data = TrainingData.fixed if optimiser == "gd" else TrainingData.fresh
+    chosen = replace(config.training, optimiser=Optimiser(optimiser), momentum=0.5, warmup=40, data=data)
+    changed = replace(config, training=replace(chosen, steps=60, learning_rate=0.4))
+    found = {row["quantity"]: row["value"] for row in rows(changed, "stability_threshold", step=9)}
+    assert found["learning_rate"] == pytest.approx(0.1)
+    assert found["stability_threshold"] == pytest.approx(factor / 0.1)
+
+
+def test_a_trainings_cost_is_its_counts_times_the_time_of_one(config: Config) -> None:
+    changed = replace(config, training=replace(config.training, curvature=Curvature.whole, refresh=8))
+    found = {row["quantity"]: row["value"] for row in rows(changed, "training_cost")}
+    assert (found["looks"], found["hessian_products"]) == (3, 36)
+    total = STEP * found["update_seconds"] + 3 * found["look_seconds"]
+    assert found["training_cost"] == pytest.approx(total) and found["look_seconds"] > 0

@@ -1,0 +1,113 @@
+"""What is read off trainings, on synthetic tables whose answer is known."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from hessfig.analysis.training.correlation import rank_correlations
+from hessfig.analysis.training.edge import settled, shares
+from hessfig.analysis.training.race import race
+from hessfig.errors import UserError
+from tests.analysis.spectral import spectral_table
+
+WHOLE = {"row": "", "part": ""}
+
+
+def of_edge() -> pd.DataFrame:
+    """Return eigenvalues at 2 / eta from step 60 of 90 on, half as large before, seeds 2 % apart."""
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for rate in (0.5, 2.0):
+            for seed, factor in ((1, 0.99), (2, 1.01)):
+                for step in range(0, 91, 10):
+                    place = {"variant": f"training.learning_rate={rate}", "seed": seed, "step": float(step)}
+                    value = factor * 2 / rate * (1 if step >= 60 else 0.5)
+                    yield {**place, "quantity": "largest_eigenvalue", "value": value}
+                    yield {**place, "quantity": "largest_eigenvalue", "part": "H_o", "value": 77.0}
+                    yield {**place, **WHOLE, "quantity": "stability_threshold", "value": 2 / rate}
+
+    return spectral_table(list(rows()))
+
+
+def test_where_a_sharpness_settles_is_the_mean_over_the_last_third() -> None:
+    found = settled(of_edge(), "largest_eigenvalue")
+    assert [one.mean for one in found.values()] == pytest.approx([1.0, 1.0])
+    assert [one.count for one in found.values()] == [2, 2]
+    every = shares(of_edge(), "largest_eigenvalue")
+    assert every[every["step"] == 0]["share"].mean() == pytest.approx(0.5)
+
+
+def of_race(losses: dict[tuple[str, str, float], float]) -> pd.DataFrame:
+    """Return runs of 100 steps whose log loss falls linearly to the given one; an update takes 1 s, a look 50 s."""
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for (optimiser, curvature, rate), loss in losses.items():
+            variant = (
+                f"training.optimiser={optimiser},training.curvature={curvature},training.learning_rate={rate}"
+            )
+            for seed in (1, 2, 3):
+                for step in (0, 50, 100):
+                    place = {**WHOLE, "variant": variant, "seed": seed, "step": float(step)}
+                    looks = (step + 99) // 100 * (curvature != "none")
+                    numbers = {"loss": math.exp(math.log(loss) * step / 100), "looks": looks}
+                    numbers |= {"update_seconds": 1.0, "look_seconds": 50.0}
+                    yield from (
+                        {**place, "quantity": name, "value": value} for name, value in numbers.items()
+                    )
+
+    return spectral_table(list(rows()))
+
+
+def test_rules_are_raced_at_their_best_rates_with_their_looks_paid_for() -> None:
+    found = race(
+        of_race(
+            {
+                **{("sgd", "none", 0.1): 0.9, ("sgd", "none", 1.0): 0.5},
+                **{("sgd", "whole", 0.1): 0.25, ("sgd", "whole", 1.0): 0.8},
+            }
+        )
+    )
+    assert found.budget == {"step": 100.0, "seconds": 100.0}
+    by = found.tuned.groupby(["budget", "rule"])[["rate", "loss"]].mean()
+    assert by.loc[("step", "sgd"), "loss"] == pytest.approx(0.5)
+    assert by.loc[("step", "sgd, whole"), "loss"] == pytest.approx(0.25)
+    assert by.loc[("seconds", "sgd"), "loss"] == pytest.approx(0.5)
+    # after 100 s it has done 50 updates, at half the logarithm
+    assert by.loc[("seconds", "sgd, whole"), "loss"] == pytest.approx(0.5)
+    assert sorted(set(found.tuned["rate"])) == [0.1, 1.0] and found.tuned["at_edge"].all()
+
+
+def test_no_seed_is_judged_by_the_rate_it_chose_itself() -> None:
+    table = of_race({("sgd", "none", 0.1): 0.5, ("sgd", "none", 1.0): 0.6})
+    lucky = (table["seed"] == 1) & table["variant"].str.endswith("rate=1.0") & (table["quantity"] == "loss")
+    lucky &= table["step"] == 100
+    found = race(table.assign(value=table["value"].where(~lucky, 0.01)))
+    of_seed = found.tuned[found.tuned["budget"] == "step"].set_index("seed")
+    assert of_seed.loc[1, "rate"] == 0.1 and of_seed.loc[1, "loss"] == pytest.approx(0.5)
+    assert of_seed.loc[2, "rate"] == 1.0 and of_seed.loc[2, "loss"] == pytest.approx(0.6)
+
+
+def test_a_run_that_was_lost_counts_as_the_worst() -> None:
+    table = of_race({("sgd", "none", 0.1): 0.5, ("sgd", "none", 1.0): 0.1})
+    kept = ~((table["seed"] == 2) & table["variant"].str.endswith("rate=1.0"))
+    tuned = race(table[kept]).tuned
+    assert set(tuned[tuned["seed"] != 2]["rate"]) == {0.1}
+
+
+def test_a_race_without_costs_is_refused() -> None:
+    with pytest.raises(UserError, match="losses and costs"):
+        race(spectral_table([{**WHOLE, "quantity": "loss", "value": 1.0, "step": 0.0}]))
+
+
+def test_rank_correlations_are_spearmans_seed_by_seed() -> None:
+    places = pd.MultiIndex.from_product([[1, 2], range(4)], names=["seed", "step"])
+    one = pd.Series([1.0, 2, 3, 4, 1, 2, 3, 4], places)
+    other = pd.Series([1.0, 8, 27, 64, 4, 3, 2, 1], places)
+    assert dict(rank_correlations(one, other)) == {1: pytest.approx(1.0), 2: pytest.approx(-1.0)}
+    assert rank_correlations(one, other * 0).isna().all()
+    assert rank_correlations(one[:2], other[:2]).isna().all()
