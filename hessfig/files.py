@@ -13,7 +13,8 @@ from typing import IO, Any
 
 from hessfig.errors import UserError
 
-_TEMPORARY = re.compile(r"\.[^.]+\.(json|npz|csv)\.[a-z0-9_]{8}")  # as `_temporary` names them
+# as `_temporary` names them
+_TEMPORARY = re.compile(r"\.[^.]+(\.optimiser)?\.(json|npz|csv|safetensors)\.[a-z0-9_]{8}")
 _OLD = 3600.0  # seconds after which no writer is still at it
 
 

@@ -21,7 +21,7 @@ from hessfig.config import (
 )
 from hessfig.errors import UserError, did_you_mean
 from hessfig.measurements.blocks import check_served
-from hessfig.measurements.protocol import Measured, Request
+from hessfig.measurements.protocol import At, Measured, Request
 from hessfig.measurements.registry import quantity
 from hessfig.models.blocks import blocks_of
 from hessfig.record import COLUMNS
@@ -177,6 +177,7 @@ def _request(config: Config, blocks: Sequence[Block], name: str) -> Request:
         model=config.model,
         dtype=config.dtype,
         stream=partial(probe_stream, config.first_seed, name, None),
+        at=At(config, seed=config.first_seed),
         spectrum=config.spectrum,
     )
 

@@ -20,7 +20,10 @@ from hessfig.config import (
     ModelConfig,
     Norm,
     QueryKey,
+    State,
+    StateConfig,
     TaskConfig,
+    TrainingConfig,
 )
 from hessfig.curvature.exact.engine import ExactEngine
 from hessfig.curvature.problem import Problem
@@ -109,3 +112,20 @@ def toy_config(output_dir: object = "outputs", **settings: object) -> Config:
         "output_dir": str(output_dir),
     }
     return Config(**{**chosen, **settings})  # type: ignore[arg-type]
+
+
+def training_config(output_dir: object, *, step: object = None, **settings: object) -> Config:
+    """Return a sweep at one sigma over a training of thirty updates, two digits, a pre-LN network of width 4."""
+    training = {"steps": 30, "warmup": 5, "batch_size": 4, "evaluate_every": 10, "evaluation_size": 20}
+    known = set(vars(TrainingConfig())) - {"dtype"}
+    asked = {name: settings.pop(name) for name in list(settings) if name in known}
+    chosen = {
+        "model": ModelConfig(d_model=4, d_mlp=6, n_heads=2, norm=Norm.pre),
+        "task": TaskConfig(digits=2, batch_size=6),
+        "grid": GridConfig(values=[0.3]),
+        "state": StateConfig(State.trained, step=step),
+        "training": TrainingConfig(**{**training, **asked}),
+        "blocks": ["W_V"],
+        "estimator": EstimatorConfig(Method.dense),
+    }
+    return toy_config(output_dir, **{**chosen, **settings})

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from hessfig.errors import UserError, plain
-from hessfig.record import FROBENIUS, NETWORK, NUMBER, Status
+from hessfig.record import FROBENIUS, NETWORK, NUMBER, OF_WEIGHTS, Status
 from hessfig.terms import Part
 
 Broken = Callable[[str, str, str], UserError]
@@ -51,7 +51,7 @@ def _check_values(table: pd.DataFrame, broken: Broken) -> None:
         "there is no quantity": table["quantity"] == "",
         "there is no config: the row is cut short": table["config"] == "",
         "a block has two sides": one_side,
-        "unknown part": (table["part"] == "") & ~no_block,
+        "unknown part": (table["part"] == "") & ~no_block & ~table["quantity"].isin(OF_WEIGHTS),
         "sigma must be positive and finite": ~(
             table["sigma"].isna() | (np.isfinite(table["sigma"]) & (table["sigma"] > 0))
         ),

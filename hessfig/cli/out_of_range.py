@@ -60,9 +60,10 @@ def _group(row: Row) -> str:
 
 
 def _of(rows: Iterable[Row], group: str) -> tuple[str, list[float]]:
-    """Return what the rows of a group lie along (sigma, else step, else nothing), and their places in rising order."""
+    """Return what the rows of a group lie along (of sigma and step what has more places), and these in rising order."""
     here = [row for row in rows if _group(row) == group]
-    axis = next((name for name in ("sigma", "step") if any(row[name] for row in here)), "")
+    found = {name: len({row[name] for row in here} - {""}) for name in ("sigma", "step")}
+    axis = max(found, key=lambda name: found[name]) if any(found.values()) else ""
     return axis, sorted({float(row[axis]) for row in here if row[axis]}) if axis else []
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 # Settings that make a table, by their groups.
 TABLE = (
-    *("sweep", "task", "model", "state", "grid", "estimator", "spectrum"),
+    *("sweep", "task", "model", "state", "training", "grid", "estimator", "spectrum"),
     *("quantities", "blocks", "parts", "seeds", "first_seed", "dtype"),
 )
 
@@ -48,7 +48,17 @@ VERBS = {
                 "hessfig run 'sweep.vary={model.n_heads: [1, 2, 4]}' sweep.name=few_heads",
             ),
             does="hessfig.cli.experiment:run",
-            groups=("sweep", "estimator", "spectrum", "grid", "launcher", "model", "state", "task"),
+            groups=(
+                "sweep",
+                "estimator",
+                "spectrum",
+                "grid",
+                "launcher",
+                "model",
+                "state",
+                "training",
+                "task",
+            ),
             reads=(
                 *TABLE,
                 "device",

@@ -11,15 +11,18 @@ from hessfig.config.choices import (
     Loss,
     Method,
     Norm,
+    Optimiser,
     Probes,
     Products,
     QueryKey,
     ScaledWeight,
+    Schedule,
     Scored,
     SigmaScales,
     Sink,
     Spacing,
     State,
+    TrainingData,
 )
 from hessfig.config.grid import sigma_values
 from hessfig.config.schema import (
@@ -33,6 +36,7 @@ from hessfig.config.schema import (
     StateConfig,
     SweepConfig,
     TaskConfig,
+    TrainingConfig,
     with_defaults,
 )
 
@@ -53,10 +57,12 @@ __all__ = [
     "Method",
     "ModelConfig",
     "Norm",
+    "Optimiser",
     "Probes",
     "Products",
     "QueryKey",
     "ScaledWeight",
+    "Schedule",
     "Scored",
     "SigmaScales",
     "Sink",
@@ -66,6 +72,8 @@ __all__ = [
     "StateConfig",
     "SweepConfig",
     "TaskConfig",
+    "TrainingConfig",
+    "TrainingData",
     "sigma_values",
     "with_defaults",
 ]

@@ -12,6 +12,7 @@ from hessfig.config.launcher_checks import check_launcher
 from hessfig.config.model_checks import check_model
 from hessfig.config.schema import Config, SweepConfig
 from hessfig.config.spectrum_checks import check_spectrum
+from hessfig.config.training import check_training
 from hessfig.errors import UserError
 
 FEWEST_ALIGNED = 4
@@ -28,6 +29,7 @@ def check(config: Config) -> None:
     _check_estimator(config)
     check_spectrum(config.spectrum)
     _check_task(config)
+    check_training(config)
     _check_sweep(config.sweep)
     _check_seeds(config)
     check_launcher(config)

@@ -93,10 +93,34 @@ class Data(StrEnum):
 
 
 class State(StrEnum):
-    """A point of weight space: drawn from sigma and seed, or read from a file."""
+    """A point of weight space: drawn from sigma and seed, trained from there, or read from a file."""
 
     initialised = "initialised"
+    trained = "trained"
     loaded = "loaded"
+
+
+class Optimiser(StrEnum):
+    """The rule of a training; `gd` is plain gradient descent on the whole of a fixed set."""
+
+    adamw = "adamw"
+    adam = "adam"
+    sgd = "sgd"
+    gd = "gd"
+
+
+class Schedule(StrEnum):
+    """What the learning rate does after its warm-up: falls as a cosine to zero at the last step, or stays."""
+
+    cosine = "cosine"
+    constant = "constant"
+
+
+class TrainingData(StrEnum):
+    """What a training sees: fresh sums at every step, or the task's own batch over and over."""
+
+    fresh = "fresh"
+    fixed = "fixed"
 
 
 class FigureGroup(StrEnum):

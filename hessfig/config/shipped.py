@@ -13,7 +13,18 @@ from typing import Any
 from hessfig.config.choices import FigureGroup, Published
 from hessfig.config.schema import FigureConfig
 
-GROUPS = ("task", "model", "state", "grid", "estimator", "spectrum", "launcher", "sweep", "figure")
+GROUPS = (
+    "task",
+    "model",
+    "state",
+    "training",
+    "grid",
+    "estimator",
+    "spectrum",
+    "launcher",
+    "sweep",
+    "figure",
+)
 STUDY = "study"
 
 

@@ -20,12 +20,22 @@ Arrays = dict[str, Any]
 
 
 @dataclass(frozen=True)
+class At:
+    """Where a network stands, for quantities that ask more than its weights: its settings, sigma, seed and step."""
+
+    config: Config
+    sigma: float | None = None
+    seed: int = 0
+    step: int | None = None
+
+
+@dataclass(frozen=True)
 class Request:
     """What is asked of a network: which blocks and parts, by which estimator, from whose streams.
 
     `model` holds the settings of the network, for engines that know its kind. `stream` returns the generator of a
     column's probes. `settled` is what pilots settled for this cell (see Quantity.pilots); `spectrum` is how eigenvalues
-    are found.
+    are found; `at` is the place the cell is about.
     """
 
     blocks: Sequence[Block]
@@ -35,6 +45,7 @@ class Request:
     dtype: DType
     stream: Callable[[int, str], Generator]
     settled: Mapping[str, Any] = field(default_factory=dict)
+    at: At = field(default_factory=lambda: At(Config()))
     spectrum: SpectrumConfig = field(default_factory=SpectrumConfig)
 
 

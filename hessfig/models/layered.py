@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
-from torch import Tensor
+from torch import Tensor, nn
 
 
 @runtime_checkable
@@ -16,3 +16,10 @@ class Layered(Protocol):
 
     def from_hidden(self, hidden: Tensor, depth: int, scored: slice) -> Tensor:
         """Return the outputs at the scored positions, given the activations after `depth` layers."""
+
+
+def scored_outputs(network: nn.Module, inputs: Tensor, scored: slice) -> Tensor:
+    """Return the outputs that enter the loss: those at the scored positions, or all of a network that has no layers."""
+    if not isinstance(network, Layered):
+        return network(inputs)
+    return network.from_hidden(network.hidden(inputs, 0), 0, scored)

@@ -1,4 +1,4 @@
-"""The point of weight space a cell is about: the configured state, for a sigma and a seed."""
+"""The point of weight space a cell is about: the configured state, for a sigma, a seed and a step."""
 
 from __future__ import annotations
 
@@ -9,14 +9,20 @@ from typing import Any
 
 from hessfig.config.choices import State
 from hessfig.config.schema import Config
+from hessfig.config.training import step_values
 from hessfig.errors import UserError
 from hessfig.files import is_file
 from hessfig.models.protocol import Drawn
 from hessfig.models.registry import kind
+from hessfig.states.training import trajectory
 
 
-def drawn(config: Config, *, sigma: float | None, seed: int) -> Drawn:
+def drawn(config: Config, *, sigma: float | None, seed: int, step: int | None = None) -> Drawn:
     """Return network, data and loss at the configured state. Raises UserError for weights that do not fit."""
+    if config.state.kind == State.trained:
+        from hessfig.states.trained import trained
+
+        return trained(config, sigma=sigma, seed=seed, step=step_values(config)[-1] if step is None else step)
     from hessfig.states.initialised import initialised
 
     found = initialised(config, sigma=sigma, seed=seed)
@@ -32,8 +38,15 @@ def axes(config: Config) -> frozenset[str]:
     return frozenset() if config.state.kind == State.loaded else kind(config.model.kind).axes(config)
 
 
+def steps(config: Config) -> list[int | None]:
+    """Return the steps of a trained state; None alone for states that have none."""
+    return [*step_values(config)] if config.state.kind == State.trained else [None]
+
+
 def science(config: Config) -> dict[str, Any]:
-    """Return what tells this state from others, beside sigma and seed: a file counts by its content."""
+    """Return what tells this state from others, beside sigma, seed and step: a file counts by its content."""
+    if config.state.kind == State.trained:
+        return {"kind": State.trained.value, "training": trajectory.science(config)["training"]}
     if config.state.kind == State.initialised:
         return {"kind": State.initialised.value}
     return {"kind": State.loaded.value, "sha256": _fingerprint(_path(config))}

@@ -21,6 +21,7 @@ from hessfig.sweep.manifest import config_hash, manifest_text, now, read_hash
 from hessfig.sweep.pilots import allocations, pilot_cells, settled_by
 from hessfig.sweep.plan import Cell, Setup, Variants, plan, setups_of
 from hessfig.sweep.progress import Reporter
+from hessfig.sweep.stages.trainings import trained_for
 from hessfig.sweep.store import CellStore, CorruptCell
 from hessfig.sweep.table import Gathered, gather
 
@@ -51,10 +52,12 @@ class Summary:
 
 
 def on_this_machine(cells: list[Cell], store: CellStore) -> Generator[Outcome, None, None]:
-    """Yield the outcome of every cell, measured by workers of this machine."""
-    pool = Pool(worker_count(cells[0].config, len(cells)), store)
+    """Yield the outcome of every cell, measured by workers of this machine; what they need is trained first."""
+    count = worker_count(cells[0].config, len(cells))
+    ready = yield from trained_for(cells, store, count)
+    pool = Pool(min(count, len(ready)), store)
     try:
-        yield from pool.run(cells)
+        yield from pool.run(ready)
     finally:
         pool.stop()
 

@@ -67,7 +67,7 @@ def check_cost(setups: Sequence[Setup]) -> None:
 
 def number_of_cells(setup: Setup) -> int:
     """Return the cells of one variant."""
-    return setup.config.seeds * setup.num_sigmas * len(setup.config.quantities)
+    return setup.config.seeds * setup.num_sigmas * len(setup.steps()) * len(setup.config.quantities)
 
 
 def _held(setup: Setup) -> Iterator[tuple[str, str, int]]:
@@ -103,7 +103,7 @@ def _seconds(setup: Setup) -> float:
     """Return the work of one variant on one core; 0 where nobody knows."""
     config = setup.config
     each = sum(setup.quantity(name).operations(config, setup.layout) for name in config.quantities)
-    return each * config.seeds * setup.num_sigmas / ASSUMED_FLOPS
+    return each * config.seeds * setup.num_sigmas * len(setup.steps()) / ASSUMED_FLOPS
 
 
 def _too_large(key: str, what: str, size: int, most: int) -> UserError:

@@ -9,7 +9,7 @@ import torch
 from torch import Generator
 
 from hessfig.curvature.problem import Problem
-from hessfig.measurements.protocol import Measured, Request
+from hessfig.measurements.protocol import At, Measured, Request
 from hessfig.models.blocks import blocks_of
 from hessfig.record import FROBENIUS
 from hessfig.rng import stream
@@ -29,7 +29,7 @@ def measure(cell: Cell) -> Measured:
 
 def draw_problem(cell: Cell) -> Problem:
     """Return the network at the cell's state with its data and loss, on the configured device."""
-    problem = Problem.of(drawn(cell.config, sigma=cell.sigma, seed=cell.seed))
+    problem = Problem.of(drawn(cell.config, sigma=cell.sigma, seed=cell.seed, step=cell.step))
     return problem.to(torch.device(cell.config.device))
 
 
@@ -42,13 +42,17 @@ def request_of(cell: Cell, problem: Problem) -> Request:
         estimator=config.estimator,
         model=config.model,
         dtype=config.dtype,
-        stream=partial(probe_stream, cell.seed, cell.quantity, cell.sigma),
+        stream=partial(probe_stream, cell.seed, cell.quantity, cell.sigma, step=cell.step),
         settled=cell.settled,
+        at=At(config, cell.sigma, cell.seed, cell.step),
         spectrum=config.spectrum,
     )
 
 
-def probe_stream(seed: int, name: str, sigma: float | None, layer: int, col: str) -> Generator:
+def probe_stream(
+    seed: int, name: str, sigma: float | None, layer: int, col: str, *, step: int | None = None
+) -> Generator:
     """Return the generator of a column's probes: every quantity, state and column has its own."""
     names = ("probes",) if name == FROBENIUS else ("probes", name)
-    return stream(seed, *names, sigma, layer, str(col))
+    steps = () if step is None else ("step", step)
+    return stream(seed, *names, sigma, layer, str(col), *steps)

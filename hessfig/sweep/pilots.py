@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from hessfig.config import Config, sigma_values
+from hessfig.config import Config, State, sigma_values
 from hessfig.measurements.frobenius.allocation import (
     PILOT_PROBES,
     PILOT_REPEATS,
@@ -24,7 +24,8 @@ def pilot_cells(setups: list[Setup]) -> list[Cell]:
     """Return the cells that say how the probes' error compares with the spread over seeds, for variants that probe.
 
     A few values of the grid, at each PILOT_REPEATS networks of their own. Their seeds are negative, which no sweep's
-    are. A network that does not change with sigma and seed has no such spread, and no pilots.
+    are. A network that does not change with sigma and seed has no such spread, and no pilots; nor has a trained state,
+    for which every pilot would be a training.
     """
     return [cell for setup in setups if _has_pilots(setup) for cell in _of_setup(setup)]
 
@@ -42,7 +43,7 @@ def settled_by(setups: list[Setup], chosen: list[Allocation]) -> Settled:
 
 def _has_pilots(setup: Setup) -> bool:
     config = setup.config
-    spreads = {"sigma", "seed"} <= setup.axes
+    spreads = {"sigma", "seed"} <= setup.axes and config.state.kind != State.trained
     return FROBENIUS in config.quantities and spreads and needs_pilots(config, setup.layout)
 
 

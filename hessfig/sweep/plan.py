@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import product
 from typing import Any
 
 from hessfig.config import Config, sigma_values, with_defaults
@@ -20,6 +19,8 @@ from hessfig.models.protocol import Layout
 from hessfig.models.registry import kind
 from hessfig.record import FROBENIUS
 from hessfig.states import point
+from hessfig.sweep.cell import Cell
+from hessfig.sweep.cell import digest as digest
 from hessfig.sweep.feasible import check_cost, check_distinct, check_number
 from hessfig.terms import Block
 
@@ -71,6 +72,10 @@ class Setup:
         """Return the swept scales; None alone where sigma means nothing."""
         return [*sigma_values(self.config.grid)] if "sigma" in self.axes else [None]
 
+    def steps(self) -> list[int | None]:
+        """Return the steps of a trained state; None alone where there are none."""
+        return point.steps(self.config)
+
     @property
     def num_sigmas(self) -> int:
         """How many scales are swept: counted, for a grid may be too long to be listed."""
@@ -114,58 +119,6 @@ class Setup:
         }
 
 
-@dataclass(frozen=True, eq=False)
-class Cell:
-    """One quantity of one network at one state. Its key names its stored result.
-
-    `settled`: what pilots settled for it, by name (probes of a column, for norms by estimator=auto).
-    """
-
-    setup: Setup
-    sigma: float | None
-    seed: int
-    quantity: str = FROBENIUS
-    settled: Mapping[str, int] = field(default_factory=dict)
-    step: int | None = None
-
-    @property
-    def config(self) -> Config:
-        return self.setup.config
-
-    @cached_property
-    def science(self) -> dict[str, Any]:
-        """Everything that changes the numbers of this cell."""
-        settled = {"settled": dict(self.settled)} if self.settled else {}
-        return {**self.setup.science(self.quantity), "sigma": self.sigma, "seed": self.seed, **settled}
-
-    @cached_property
-    def key(self) -> str:
-        return digest(self.science)
-
-    @property
-    def labels(self) -> dict[str, Any]:
-        """What tells this cell from the others of its sweep."""
-        return {
-            "variant": self.setup.name,
-            "num_layers": self.num_layers,
-            "sigma": self.sigma,
-            "step": self.step,
-            "seed": self.seed,
-            "quantity": self.quantity,
-        }
-
-    @property
-    def num_layers(self) -> int:
-        """Layers of the network: as configured for the package's own, as named by its user for another."""
-        return self.setup.layout.num_layers
-
-    def __str__(self) -> str:
-        variant = f"{self.setup.name}, " if self.setup.name else ""
-        sigma = "" if self.sigma is None else f"sigma={self.sigma:g}, "
-        quantity = "" if self.quantity == FROBENIUS else f", {self.quantity}"
-        return f"{variant}n_layers={self.num_layers}, {sigma}seed={self.seed}{quantity}"
-
-
 def setups_of(variants: Variants) -> list[Setup]:
     """Return the variants ready to be planned. Raises UserError for the first thing that cannot be had."""
     setups = [Setup(name, config) for name, config in variants]
@@ -190,11 +143,7 @@ def plan(setups: list[Setup], settled: Settled = nothing_settled) -> list[Cell]:
 def _cells(setups: list[Setup], settled: Settled) -> Iterator[Cell]:
     for seed in setups[0].seeds():
         for setup in setups:
-            for sigma in setup.sigmas():
+            for sigma, step in product(setup.sigmas(), setup.steps()):
                 for name in setup.config.quantities:
-                    yield Cell(setup, sigma, seed, name, settled(setup, sigma) if name == FROBENIUS else {})
-
-
-def digest(settings: object) -> str:
-    """Return a hash of `settings` that does not depend on the order of keys."""
-    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:24]
+                    chosen = settled(setup, sigma) if name == FROBENIUS else {}
+                    yield Cell(setup, sigma, seed, name, chosen, step)

@@ -11,6 +11,7 @@ from hessfig.sweep.feasible import ASSUMED_FLOPS
 from hessfig.sweep.launchers.one_shard import Share
 from hessfig.sweep.pilots import allocations, pilot_cells, settled_by
 from hessfig.sweep.plan import Cell, Setup, Variants, plan, setups_of
+from hessfig.sweep.stages.trainings import needs
 from hessfig.sweep.store import CellStore
 
 WORKER_START = 8.0  # seconds: the imports of a first worker
@@ -31,6 +32,7 @@ def describe(variants: Variants) -> str:
     ]
     if pilot:
         lines.append(_pilot_line(pilot, pilot_todo))
+    lines += _training_lines(todo)
     counts = f"{len(cells) - len(todo)} done, {len(todo)} to do"
     kinds = "seeds x sigmas x variants" + " x quantities" * (len(config.quantities) > 1)
     lines.append(f"cells: {len(cells)} ({kinds}): {counts}")
@@ -80,7 +82,16 @@ def _variant_line(setup: Setup, allocation: Allocation) -> str:
 
 def _span(setup: Setup) -> str:
     sigmas = [sigma for sigma in setup.sigmas() if sigma is not None]
-    return f"{len(sigmas)} sigmas {sigmas[0]:g}..{sigmas[-1]:g}; " if sigmas else "one state; "
+    steps = [step for step in setup.steps() if step is not None]
+    along = f"{len(steps)} steps {steps[0]}..{steps[-1]}; " if steps else ""
+    return (f"{len(sigmas)} sigmas {sigmas[0]:g}..{sigmas[-1]:g}; " if sigmas else "one state; ") + along
+
+
+def _training_lines(todo: list[Cell]) -> list[str]:
+    """Say which trainings come first; those whose states are kept already take no time."""
+    wanted = needs(todo)
+    longest = max((need.steps[-1] for need in wanted), default=0)
+    return [f"trainings: {len(wanted)}, of {longest} steps or fewer, before the cells"] if wanted else []
 
 
 def _blocks(setup: Setup) -> str:

@@ -12,6 +12,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from hessfig.sweep.launchers.local import Outcome
 
+TELL_EVERY = 20.0  # seconds between two lines about a training, where no bar shows them
+
 
 class Reporter:
     """Counts outcomes and shows them; use as a context manager."""
@@ -20,6 +22,7 @@ class Reporter:
         self.counts = {"measured": 0, "reused": reused, "failed": 0}
         self.peak = 0
         self._name, self._causes = name, Counter[str]()
+        self._told: dict[str, float] = {}
         self._errors = Console(stderr=True, highlight=False)
         self._started = time.perf_counter()
         self._bar = Progress(
@@ -54,7 +57,10 @@ class Reporter:
         return time.perf_counter() - self._started
 
     def show(self, outcome: Outcome) -> None:
-        """Count one outcome; print a failure with its cause at once."""
+        """Count one outcome; print a failure with its cause at once, and now and then how trainings go."""
+        if outcome.kind in ("training", "trained"):
+            self._show_training(outcome)
+            return
         self.counts["reused" if outcome.kind == "met" else outcome.kind] += 1
         self.peak = max(self.peak, outcome.peak)
         if outcome.kind == "failed":
@@ -62,6 +68,14 @@ class Reporter:
             if self._causes[outcome.cause] == 1:
                 self._say(f"failed: {outcome.cell}: {outcome.cause}")
         self._bar.update(self._task, advance=1, note=self._note())
+
+    def _show_training(self, outcome: Outcome) -> None:
+        self.peak = max(self.peak, outcome.peak)
+        self._bar.update(self._task, note=f"{outcome.cell}: {outcome.cause}")
+        told, now = self._told.get(str(outcome.cell), self._started), time.perf_counter()
+        if outcome.kind == "trained" or (self._bar.disable and now - told > TELL_EVERY):
+            self._told[str(outcome.cell)] = now
+            self._say(f"{outcome.cell}: {outcome.cause}")
 
     def _say(self, words: str) -> None:
         self._errors.print(words, markup=False, soft_wrap=True)

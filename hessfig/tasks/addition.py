@@ -33,7 +33,12 @@ def addition_batch(batch_size: int, digits: int, *, generator: Generator) -> Int
     y = torch.randint(0, 10, (batch_size, digits), generator=generator)
     if _one_in(ENRICHMENT_CHANCE, generator):
         x, y = _with_nines(x, y, generator)
-    signs = [torch.full((batch_size, 1), sign) for sign in (PLUS, EQUALS)]
+    return sequences(x, y)
+
+
+def sequences(x: Int[Tensor, "batch digits"], y: Int[Tensor, "batch digits"]) -> Int[Tensor, "batch length"]:
+    """Return the tokens of `x + y = answer`."""
+    signs = [torch.full((len(x), 1), sign) for sign in (PLUS, EQUALS)]
     return torch.cat([x, signs[0], y, signs[1], _digit_sums(x, y)], dim=1)
 
 

@@ -42,6 +42,11 @@ def draw_batch(task: TaskConfig, *, width: int, dtype: DType) -> Batch:
     if task.data == Data.digits:
         return _picture_batch(task, getattr(torch, dtype), generator)
     tokens = addition_batch(task.batch_size, task.digits, generator=generator)
+    return batch_of(tokens, task, dtype=dtype)
+
+
+def batch_of(tokens: Tensor, task: TaskConfig, *, dtype: DType) -> Batch:
+    """Return sums as a batch of `task`: scored positions, and targets that fit its loss."""
     scored = scored_positions(task.digits, task.scored)
     return Batch(tokens, _targets(tokens, scored, task.loss, getattr(torch, dtype)), scored)
 

@@ -182,3 +182,10 @@ def test_columns_of_a_foreign_table(tmp_path: Path, old: str, new: str, message:
     (folder / "table.csv").write_text(text.replace(old, new))
     with pytest.raises(UserError, match=message):
         read_table(folder / "table.csv")
+
+
+def test_norms_of_weights_have_no_part(tmp_path: Path) -> None:
+    made = make_table()
+    made = made[made["part"] == "H"].assign(part="", quantity="weight_norm")
+    table = read_table(write_sweep(made, tmp_path) / "table.csv")
+    assert set(table["part"]) == {""}

@@ -23,6 +23,11 @@ from tests.config.composing import configs, job
 SWEEPS = list(choices("sweep"))
 FIGURES = [name for name in choices("figure") if name != "none"]
 TOY = {"task.digits": 1, "task.batch_size": 2, "estimator.num_probes": 9, "seeds": 1}
+# Of sweeps over a training.
+TOY_TRAINING = {
+    **{"state.step": "[1,3]", "training.steps": 3, "training.warmup": 1, "training.batch_size": 4},
+    **{"training.evaluation_size": 8, "blocks": "[W_V]"},
+}
 # What `make figures` drew, in this order, when the Makefile still listed it.
 IN_ORDER = [
     *["scalar", "bounds", "3a", "3b", "5a", "5b", "8", "eq5", "1", "4"],
@@ -43,7 +48,11 @@ def toy_cells(sweep: str, folder: Path) -> list[Cell]:
     (folder / "network.py").write_text(NETWORK)
     narrow = {**TOY, "model.d_model": 16 if sweep == "heads" else 4}
     given = [f"model.factory={quoted(f'{folder}/network.py:make')}"] if sweep == "network" else []
-    found = configs(f"sweep={sweep}", *(f"{key}={value}" for key, value in narrow.items()), *given)
+    narrow |= (
+        TOY_TRAINING if "override /state: trained" in Path(f"conf/sweep/{sweep}.yaml").read_text() else {}
+    )
+    words = [f"output_dir={folder}", *(f"{key}={value}" for key, value in narrow.items())]
+    found = configs(f"sweep={sweep}", *words, *given)
     for _, config in found:
         config.grid = GridConfig(points=1, low=0.3)
     return plan(setups_of(found))
@@ -75,6 +84,7 @@ def test_estimators_and_types_are_those_make_figures_used() -> None:
     assert {name for name, config in made.items() if config.quantities != ["frobenius"]} == {
         "entries",
         "network",
+        "training",
     }
 
 

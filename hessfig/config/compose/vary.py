@@ -11,7 +11,7 @@ from hessfig.config.settings import is_setting, meant, settings, siblings
 from hessfig.errors import UserError
 
 # A variant is other networks, data or estimators; seeds and sigmas are no variants, and the rest changes no number.
-VARIABLE = ("task.", "model.", "state.", "grid.", "estimator.", "dtype")
+VARIABLE = ("task.", "model.", "state.", "training.", "grid.", "estimator.", "dtype")
 MOST_VARIANTS = 10_000
 Vary = dict[str, list[Any]]
 

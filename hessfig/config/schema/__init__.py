@@ -6,6 +6,7 @@ from hessfig.config.schema.launcher import LauncherConfig
 from hessfig.config.schema.measuring import EstimatorConfig, GridConfig
 from hessfig.config.schema.network import ModelConfig, StateConfig, TaskConfig, with_defaults
 from hessfig.config.schema.spectrum import SpectrumConfig
+from hessfig.config.schema.training import TrainingConfig
 
 __all__ = [
     "Config",
@@ -18,5 +19,6 @@ __all__ = [
     "StateConfig",
     "SweepConfig",
     "TaskConfig",
+    "TrainingConfig",
     "with_defaults",
 ]

@@ -11,6 +11,7 @@ from hessfig.config.schema.launcher import LauncherConfig
 from hessfig.config.schema.measuring import EstimatorConfig, GridConfig
 from hessfig.config.schema.network import ModelConfig, StateConfig, TaskConfig
 from hessfig.config.schema.spectrum import SpectrumConfig
+from hessfig.config.schema.training import TrainingConfig
 from hessfig.terms import Part
 
 
@@ -21,10 +22,11 @@ class Config:
     task: TaskConfig = field(default_factory=TaskConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     state: StateConfig = field(default_factory=StateConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
     grid: GridConfig = field(default_factory=GridConfig)
     estimator: EstimatorConfig = field(default_factory=EstimatorConfig)
-    launcher: LauncherConfig = field(default_factory=LauncherConfig)
     spectrum: SpectrumConfig = field(default_factory=SpectrumConfig)
+    launcher: LauncherConfig = field(default_factory=LauncherConfig)
     sweep: SweepConfig = field(default_factory=SweepConfig)
     figure: FigureConfig = field(default_factory=FigureConfig)
     quantities: Annotated[list[str], "what is measured: frobenius, trace, spectrum, density, ..."] = field(

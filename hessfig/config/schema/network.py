@@ -88,10 +88,15 @@ class ModelConfig:
 
 @dataclass
 class StateConfig:
-    """The point of weight space: drawn anew for every sigma and seed, or loaded from the file `path`."""
+    """The point of weight space: drawn anew for every sigma and seed, trained from there, or loaded from `path`."""
 
-    kind: Annotated[State, "weights drawn from sigma and seed, or read from a file"] = State.initialised
+    kind: Annotated[State, "weights drawn from sigma and seed, trained from there, or read from a file"] = (
+        State.initialised
+    )
     path: Annotated[str | None, "for kind loaded, the file: safetensors, or a state_dict"] = None
+    step: Annotated[
+        Any, "for kind trained: the steps of the training; null: the last", "null, a step, or a list of steps"
+    ] = None
 
 
 def with_defaults(model: ModelConfig) -> ModelConfig:

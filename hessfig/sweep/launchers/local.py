@@ -9,20 +9,22 @@ import signal
 import sys
 import traceback
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from hessfig.errors import UserError
 from hessfig.sweep.plan import Cell
 from hessfig.sweep.shelter import start_process
 from hessfig.sweep.store import CellStore, CorruptCell
 
-Kind = Literal["measured", "reused", "met", "failed", "unwritable"]
+Serve = Callable[[Connection, CellStore], None]
+Kind = Literal["measured", "reused", "met", "failed", "unwritable", "training", "trained"]
+Answer = tuple[Kind, str]
 
 
 @dataclass(frozen=True)
@@ -30,10 +32,11 @@ class Outcome:
     """What became of a cell; `cause` says why it failed, or why no cell can be stored any more.
 
     It was `met` when another run stored it while it was being measured here. `peak` is the most memory its worker has
-    held so far, in bytes (0: not known).
+    held so far, in bytes (0: not known). A stage's work stands in the place of a cell: on its way (`training`, with
+    words in `cause`), then done (`trained`).
     """
 
-    cell: Cell
+    cell: Any
     kind: Kind
     cause: str = ""
     peak: int = 0
@@ -43,19 +46,22 @@ class Outcome:
 class _Worker:
     process: BaseProcess
     pipe: Connection
-    cell: Cell | None = None
+    cell: Any = None
 
 
 class Pool:
-    """`count` workers. A worker that dies fails its cell only; when the parent dies, the workers end by themselves."""
+    """`count` workers. A worker that dies fails its cell only; when the parent dies, the workers end by themselves.
 
-    def __init__(self, count: int, store: CellStore) -> None:
-        self._store = store
+    `serve` is what they do: measure cells, or the work of a stage, which comes to them as cells do.
+    """
+
+    def __init__(self, count: int, store: CellStore, serve: Serve | None = None) -> None:
+        self._store, self._serve = store, serve or measure_all
         self._workers: list[_Worker] = []
         for _ in range(count):
             self._workers.append(self._start())
 
-    def run(self, cells: list[Cell]) -> Iterator[Outcome]:
+    def run(self, cells: Sequence[Any]) -> Iterator[Outcome]:
         """Yield the outcome of every cell, in the order in which they end.
 
         A run that meets another one goes on elsewhere among the cells that wait: so they share them, without a lock.
@@ -70,7 +76,8 @@ class Pool:
                 if outcome.kind == "met":
                     waiting.rotate(-random.SystemRandom().randrange(len(waiting) or 1))
                 yield outcome
-                self._give(worker, waiting)
+                if outcome.kind != "training":
+                    self._give(worker, waiting)
 
     def stop(self) -> None:
         """End all workers now; cells in flight are lost, finished ones are on disk."""
@@ -82,11 +89,11 @@ class Pool:
 
     def _start(self) -> _Worker:
         ours, theirs = multiprocessing.Pipe()
-        process = start_process(serve, theirs, self._store)
+        process = start_process(self._serve, theirs, self._store)
         theirs.close()
         return _Worker(process, ours)
 
-    def _give(self, worker: _Worker, waiting: deque[Cell]) -> None:
+    def _give(self, worker: _Worker, waiting: deque[Any]) -> None:
         worker.cell = waiting.popleft() if waiting else None
         if worker.cell is not None:
             with suppress(OSError):  # it died meanwhile, which `_collect` finds
@@ -108,18 +115,22 @@ class Pool:
         return cause
 
 
-def serve(pipe: Connection, store: CellStore) -> None:
-    """Measure the cells that come through `pipe` until it closes (the parent ended)."""
+def measure_all(pipe: Connection, store: CellStore) -> None:
+    """Measure the cells that come through `pipe` until it closes."""
+    answer_all(pipe, lambda cell: _outcome(cell, store))
+
+
+def answer_all(pipe: Connection, answer: Callable[[Any], Answer]) -> None:
+    """Answer what comes through `pipe` until it closes (the parent ended)."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     while True:
         try:
-            cell = pipe.recv()
-            pipe.send((*_outcome(cell, store), _peak_memory()))
+            pipe.send((*answer(pipe.recv()), _peak_memory()))
         except (EOFError, BrokenPipeError, ConnectionResetError):
             return
 
 
-def _outcome(cell: Cell, store: CellStore) -> tuple[Kind, str]:
+def _outcome(cell: Cell, store: CellStore) -> Answer:
     from hessfig.sweep.worker import measure
 
     try:
@@ -127,7 +138,7 @@ def _outcome(cell: Cell, store: CellStore) -> tuple[Kind, str]:
             return "reused", ""
         found = measure(cell)
     except Exception as error:
-        return "failed", _brief(error)
+        return "failed", brief(error)
     if _is_sound(cell, store):
         return "met", ""
     try:
@@ -149,7 +160,8 @@ def _is_sound(cell: Cell, store: CellStore) -> bool:
         return False
 
 
-def _brief(error: Exception) -> str:
+def brief(error: Exception) -> str:
+    """Return an error as the cause of a failure: where it was raised, unless it says what to do."""
     if isinstance(error, UserError):
         return str(error)
     where = traceback.extract_tb(error.__traceback__)[-1]

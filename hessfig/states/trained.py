@@ -1,0 +1,56 @@
+"""A trained state: weights from the checkpoint of its step, trained for when it is not there."""
+
+from __future__ import annotations
+
+from hessfig.config import Config, State
+from hessfig.errors import UserError
+from hessfig.models.protocol import Drawn
+from hessfig.states.initialised import initialised
+from hessfig.states.training.checkpoint import Tensors
+from hessfig.states.training.kept import Folder
+from hessfig.states.training.loop import ensure
+from hessfig.states.training.trajectory import Trajectory
+
+
+def trained(config: Config, *, sigma: float | None, seed: int, step: int) -> Drawn:
+    """Return network, data and loss after `step` updates, weights rounded to the configured type.
+
+    Raises Diverged when the training does not reach `step`.
+    """
+    import torch
+
+    found, folder = initialised(config, sigma=sigma, seed=seed), _with(config, sigma, seed, step)
+    weights = folder.weights(step)
+    assert weights is not None, "it was trained for just now"
+    with torch.no_grad():
+        for name, parameter in found.network.named_parameters():
+            parameter.copy_(weights[name])
+    return found
+
+
+def moments(config: Config, *, sigma: float | None, seed: int, step: int | None) -> Tensors:
+    """Return {moment/parameter: tensor} of the optimiser at the configured state; none before the first update.
+
+    Raises UserError for a loaded state, of which nobody knows them.
+    """
+    if config.state.kind == State.loaded:
+        raise UserError(
+            "a loaded state has no moments of an optimiser",
+            got="state=loaded",
+            allowed="state=trained, or state=initialised",
+            remedy="leave out the quantities that need them",
+        )
+    if not step:
+        return {}
+    found = _with(config, sigma, seed, step).moments(step)
+    assert found is not None, "it was trained for just now"
+    return found
+
+
+def _with(config: Config, sigma: float | None, seed: int, step: int) -> Folder:
+    """Return the folder of the training, the state at `step` in it."""
+    trajectory = Trajectory(config, sigma, seed)
+    folder = Folder(trajectory)
+    if folder.at(step) is None:
+        ensure(trajectory, [step])
+    return folder

@@ -1,0 +1,176 @@
+"""The folder of one training: states by step, where to go on from, the log, and where it diverged."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from hessfig.files import write_text
+from hessfig.record import CHECKSUM, checksum, read_checked
+from hessfig.states.training.checkpoint import Damaged, Tensors, read, write
+from hessfig.states.training.trajectory import Trajectory
+
+COLUMNS = ("step", "loss", "learning_rate", "gradient_norm", "accuracy")
+_WEIGHT, _LOG = "weight/", "log"
+Found = TypeVar("Found")
+
+
+@dataclass
+class Moment:
+    """A training after `step` updates: weights and moments by name, and the log up to there (steps x COLUMNS)."""
+
+    step: int
+    weights: Tensors
+    moments: Tensors
+    log: Tensor
+
+
+class Folder:
+    """What is kept of `trajectory`. Files that cannot be trusted are named on stderr and count as not there."""
+
+    def __init__(self, trajectory: Trajectory) -> None:
+        self.trajectory, self.path, self.key = trajectory, trajectory.folder, trajectory.key
+
+    def weights_path(self, step: int) -> Path:
+        """Where the weights after `step` updates are, under the network's own names."""
+        return self.path / f"step_{step:06d}.safetensors"
+
+    def optimiser_path(self, step: int) -> Path:
+        """Where the moments after `step` updates are, and the log up to there."""
+        return self.path / f"step_{step:06d}.optimiser.safetensors"
+
+    def weights(self, step: int) -> Tensors | None:
+        """Return the weights after `step` updates, if they are there and sound."""
+        return _trusted(lambda: _tensors(read(self.weights_path(step), key=self.key, step=step)))
+
+    def moments(self, step: int) -> Tensors | None:
+        """Return the optimiser's moments after `step` updates, if they are there and sound."""
+        found = _trusted(lambda: _tensors(read(self.optimiser_path(step), key=self.key, step=step)))
+        return None if found is None else {name: value for name, value in found.items() if name != _LOG}
+
+    def missing(self, steps: Iterable[int]) -> list[int]:
+        """Return those of `steps` that are not there, or not sound, in rising order."""
+        return [step for step in sorted(steps) if self.at(step) is None]
+
+    def at(self, step: int) -> Moment | None:
+        """Return the training after `step` updates, if that state is kept."""
+        weights = self.weights(step)
+        beside = _trusted(lambda: _tensors(read(self.optimiser_path(step), key=self.key, step=step)))
+        if weights is None or beside is None or _LOG not in beside:
+            return None
+        moments = {name: value for name, value in beside.items() if name != _LOG}
+        return Moment(step, weights, moments, beside[_LOG])
+
+    def nearest(self, step: int) -> Moment | None:
+        """Return the latest point of the training at or before `step` to go on from: a kept state, or `resume`."""
+        on_the_way = self._resume()
+        if on_the_way is not None and on_the_way.step > step:
+            on_the_way = None
+        least = on_the_way.step if on_the_way else -1
+        for kept in sorted((one for one in self._steps() if least < one <= step), reverse=True):
+            found = self.at(kept)
+            if found is not None:
+                return found
+        return on_the_way
+
+    def keep(self, now: Moment) -> None:
+        """Keep a state for good: moments first, so that a state that is there can be gone on from."""
+        write(self.optimiser_path(now.step), {**now.moments, _LOG: now.log}, key=self.key, step=now.step)
+        write(self.weights_path(now.step), now.weights, key=self.key, step=now.step)
+
+    def keep_for_resuming(self, now: Moment) -> None:
+        """Leave where this training is, unless another run of it is further."""
+        there = self._resume()
+        if there is None or there.step < now.step:
+            weights = {f"{_WEIGHT}{name}": value for name, value in now.weights.items()}
+            write(self._resume_path, {**weights, **now.moments, _LOG: now.log}, key=self.key, step=now.step)
+
+    def forget_resuming(self, step: int) -> None:
+        """Remove what `keep_for_resuming` left, when it is not beyond `step`."""
+        there = self._resume()
+        if there is not None and there.step <= step:
+            self._resume_path.unlink(missing_ok=True)
+
+    def describe(self) -> None:
+        """Write training.json: what this training is."""
+        content = {"key": self.key, "label": self.trajectory.label, "settings": self.trajectory.science}
+        self._write_json("training.json", content)
+
+    def log(self, now: Moment) -> None:
+        """Write training.csv, unless it reaches further already."""
+        path = self.path / "training.csv"
+        if _last_step(path) <= now.step:
+            write_text(path, log_text(now.log))
+
+    def note_divergence(self, step: int, cause: str) -> None:
+        """Record that there is no state at `step` and beyond, and why."""
+        self._write_json("diverged.json", {"key": self.key, "step": step, "cause": cause})
+
+    def divergence(self) -> tuple[int, str] | None:
+        """Return the first step that this training does not reach, and why; None if none is known."""
+        try:
+            found = read_checked(self.path / "diverged.json")
+            return (int(found["step"]), str(found["cause"])) if found["key"] == self.key else None
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return None
+
+    @property
+    def _resume_path(self) -> Path:
+        return self.path / "resume.safetensors"
+
+    def _resume(self) -> Moment | None:
+        found = _trusted(lambda: read(self._resume_path, key=self.key))
+        if found is None or _LOG not in found[0]:
+            return None
+        tensors, step = found
+        weights = {n.removeprefix(_WEIGHT): t for n, t in tensors.items() if n.startswith(_WEIGHT)}
+        moments = {n: t for n, t in tensors.items() if not n.startswith(_WEIGHT) and n != _LOG}
+        return Moment(step, weights, moments, tensors[_LOG])
+
+    def _steps(self) -> list[int]:
+        names = (
+            path.name.split(".")[0].removeprefix("step_") for path in self.path.glob("step_*.safetensors")
+        )
+        return sorted({int(name) for name in names if name.isdigit()})
+
+    def _write_json(self, name: str, content: dict[str, Any]) -> None:
+        whole = {**content, CHECKSUM: checksum(content)}
+        write_text(self.path / name, json.dumps(whole, indent=1, sort_keys=True) + "\n")
+
+
+def log_text(log: Tensor) -> str:
+    """Return the log as CSV; a step without a test has no accuracy."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for step, *values in log.tolist():
+        writer.writerow([int(step), *("" if value != value else f"{value:.9g}" for value in values)])
+    return buffer.getvalue()
+
+
+def _tensors(found: tuple[Tensors, int] | None) -> Tensors | None:
+    return None if found is None else found[0]
+
+
+def _trusted(reading: Callable[[], Found | None]) -> Found | None:
+    try:
+        return reading()
+    except Damaged as error:
+        print(f"warning: {error}; it counts as not there, and is computed again", file=sys.stderr)
+        return None
+
+
+def _last_step(path: Path) -> int:
+    """Return the last step of a log; -1 where there is none that can be read."""
+    try:
+        return int(path.read_text("utf-8").splitlines()[-1].partition(",")[0])
+    except (OSError, ValueError, IndexError):
+        return -1

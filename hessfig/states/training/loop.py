@@ -1,0 +1,171 @@
+"""The training itself: update by update to the steps that are asked for, from the latest point that is kept."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn.utils import get_total_norm
+
+from hessfig.config import DType
+from hessfig.models.layered import scored_outputs
+from hessfig.states.initialised import initialised
+from hessfig.states.training.answers import right_digits
+from hessfig.states.training.kept import COLUMNS, Folder, Moment
+from hessfig.states.training.rule import Rule
+from hessfig.states.training.trajectory import Trajectory
+from hessfig.tasks.examples import training_batch, unseen_sums
+
+SAVE_EVERY, REPORT_EVERY = 5.0, 0.5  # seconds
+
+
+class Diverged(ArithmeticError):
+    """A training whose loss or weights are not finite: it has no state at `step` and beyond."""
+
+    def __init__(self, step: int, cause: str) -> None:
+        super().__init__(f"the training has no state at step {step} and beyond: {cause}")
+        self.step, self.cause = step, cause
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a training is: updates done of those to do, loss, latest accuracy (NaN: none yet), updates a second."""
+
+    step: int
+    until: int
+    loss: float
+    accuracy: float
+    rate: float
+
+
+def ensure(
+    trajectory: Trajectory, steps: Iterable[int], report: Callable[[Progress], None] = lambda progress: None
+) -> int:
+    """Train until the states at `steps` are kept; return how many updates that took here.
+
+    The bits of a state depend on trajectory.science alone: not on where it went on from, nor on what else is kept.
+    Raises Diverged when one of them cannot be reached; those before it are kept.
+    """
+    folder = Folder(trajectory)
+    missing, known = folder.missing(steps), folder.divergence()
+    if not missing:
+        return 0
+    folder.describe()
+    with _one_thread():
+        run = _Run(folder, missing[-1], report)
+        for step in missing:
+            if known is not None and step >= known[0]:
+                raise Diverged(*known)
+            run.to(step)
+    folder.forget_resuming(missing[-1])
+    return run.updates
+
+
+class _Run:
+    """A network on its way; `until` is where it will end."""
+
+    def __init__(self, folder: Folder, until: int, report: Callable[[Progress], None]) -> None:
+        self.folder, self.until, self.report = folder, until, report
+        self.config, self.seed = folder.trajectory.config, folder.trajectory.seed
+        drawn = initialised(
+            replace(self.config, dtype=DType.float64), sigma=folder.trajectory.sigma, seed=self.seed
+        )
+        self.drawn_weights = {name: p.detach().clone() for name, p in drawn.network.named_parameters()}
+        self.network = drawn.network.to(getattr(torch, self.config.training.dtype)).requires_grad_(True)
+        self.loss, self.rule = drawn.loss, Rule(self.network, self.config.training)
+        self.step, self.updates, self.log = 0, 0, list[list[float]]()
+        self.started = self.saved = self.reported = time.monotonic()
+
+    def to(self, step: int) -> None:
+        """Go on to `step`, from where it is or from the latest point kept before it, and keep the state there."""
+        nearest = self.folder.nearest(step)
+        if nearest is not None and nearest.step > self.step:
+            self._restore(nearest)
+        while self.step < step:
+            self._update()
+            self._look_at_the_clock()
+        self._check_finite()
+        self.folder.keep(self._now())
+        self.folder.log(self._now())
+
+    def _update(self) -> None:
+        step = self.step + 1
+        batch = training_batch(self.config, seed=self.seed, step=step)
+        self.network.zero_grad(set_to_none=True)
+        with torch.enable_grad():
+            loss = self.loss(scored_outputs(self.network, batch.inputs, batch.scored), batch.targets)
+            loss.backward()
+        value = float(loss.detach())
+        if not math.isfinite(value):
+            self._diverge(step, f"the loss at step {self.step} is {value}")
+        norm = get_total_norm([p.grad for p in self.network.parameters() if p.grad is not None])
+        rate = self.rule.update(step)
+        self.step, self.updates = step, self.updates + 1
+        self.log.append([step, value, rate, float(norm), self._accuracy()])
+
+    def _accuracy(self) -> float:
+        """Return the share of whole answers right on unseen sums, at the steps where that is looked at."""
+        training, task = self.config.training, self.config.task
+        if self.step % training.evaluate_every and self.step != training.steps:
+            return math.nan
+        sums = unseen_sums(task, training.evaluation_size)
+        return float(right_digits(self.network, sums, task.digits).all(dim=1).double().mean())
+
+    def _look_at_the_clock(self) -> None:
+        now = time.monotonic()
+        if now - self.saved > SAVE_EVERY:
+            self._check_finite()
+            self.folder.keep_for_resuming(self._now())
+            self.folder.log(self._now())
+            self.saved = time.monotonic()
+        if now - self.reported > REPORT_EVERY:
+            self.reported = now
+            self.report(self._progress(now))
+
+    def _progress(self, now: float) -> Progress:
+        tests = (row[-1] for row in reversed(self.log) if not math.isnan(row[-1]))
+        rate = self.updates / (now - self.started)
+        return Progress(self.step, self.until, self.log[-1][1], next(tests, math.nan), rate)
+
+    def _check_finite(self) -> None:
+        if not all(bool(p.isfinite().all()) for p in self.network.parameters()):
+            self._diverge(self.step, f"weights at step {self.step} are not finite")
+
+    def _diverge(self, step: int, cause: str) -> None:
+        self.folder.log(self._now())
+        self.folder.note_divergence(step, cause)
+        raise Diverged(step, cause)
+
+    def _now(self) -> Moment:
+        """Return copies of nothing: what is written is read at once. At step 0 weights are those drawn, unrounded."""
+        weights = dict(self.network.named_parameters()) if self.step else self.drawn_weights
+        log = torch.tensor(self.log, dtype=torch.float64).reshape(-1, len(COLUMNS))
+        return Moment(self.step, {name: p.detach() for name, p in weights.items()}, self.rule.moments(), log)
+
+    def _restore(self, kept: Moment) -> None:
+        with torch.no_grad():
+            for name, parameter in self.network.named_parameters():
+                parameter.copy_(kept.weights[name])
+        self.rule.restore(kept.moments, kept.step)
+        self.step, self.log = kept.step, _rows(kept.log)
+
+
+def _rows(log: Tensor) -> list[list[float]]:
+    rows: list[list[float]] = log.tolist()
+    return rows
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Hold torch to one thread: sums over more would be split otherwise, and round otherwise."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,93 @@
+"""Which training a state belongs to: everything that changes its trajectory, under one hash; no torch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from hessfig.config import Config, Optimiser, Schedule, TrainingData, with_defaults
+from hessfig.config.plain import as_plain, without_added
+from hessfig.models.registry import kind
+
+ALGORITHM_VERSION = 1
+FOLDER = "states"
+# Settings that change nothing of the trajectory: what is kept, and how it is tested on the way.
+_WATCHING = ("checkpoints", "evaluate_every", "evaluation_size")
+_UNREAD: dict[Optimiser, tuple[str, ...]] = {
+    Optimiser.adamw: ("momentum",),
+    Optimiser.adam: ("momentum",),
+    Optimiser.sgd: ("betas", "eps"),
+    Optimiser.gd: ("betas", "eps", "momentum", "batch_size"),
+}
+# What of the task is about its measuring batch alone.
+_MEASURING = ("batch_size", "seed")
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """One training: the network of `seed` at `sigma` (None: it has none), trained as the settings say."""
+
+    config: Config
+    sigma: float | None
+    seed: int
+
+    @cached_property
+    def science(self) -> dict[str, Any]:
+        """Everything that changes a weight at some step, as plain values."""
+        return {**science(self.config), "sigma": self.sigma, "seed": self.seed}
+
+    @cached_property
+    def key(self) -> str:
+        """The name of its folder."""
+        text = json.dumps(self.science, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+    @property
+    def folder(self) -> Path:
+        """Where its states are."""
+        return Path(self.config.output_dir) / FOLDER / self.key
+
+    @property
+    def label(self) -> dict[str, Any]:
+        """What it is, in a line a setting, for those who find the folder."""
+        model, training = self.config.model, self.config.training
+        words = {
+            "model": model.kind,
+            "n_layers": model.n_layers,
+            "d_model": model.d_model,
+            "norm": model.norm,
+        }
+        optimiser = {"optimiser": training.optimiser, "learning_rate": training.learning_rate}
+        return {**words, **optimiser, "sigma": self.sigma, "seed": self.seed}
+
+    def __str__(self) -> str:
+        sigma = "" if self.sigma is None else f"sigma={self.sigma:g}, "
+        return f"training {self.key[:8]} ({sigma}seed={self.seed})"
+
+
+def science(config: Config) -> dict[str, Any]:
+    """Return what tells the trainings of `config` from others, beside sigma and seed."""
+    whole = replace(config, model=with_defaults(config.model))
+    plain = without_added(as_plain(whole))
+    fixed = config.training.data == TrainingData.fixed
+    task = {name: value for name, value in plain["task"].items() if fixed or name not in _MEASURING}
+    return {
+        "algorithm": ALGORITHM_VERSION,
+        "task": task,
+        "model": plain["model"],
+        "source": kind(config.model.kind).source(config),
+        "training": _read(config, plain["training"]),
+    }
+
+
+def _read(config: Config, training: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings that this training reads: a constant schedule has no end, a fixed set no enrichment."""
+    chosen = config.training
+    unread = {*_WATCHING, *_UNREAD[chosen.optimiser]}
+    unread |= {"steps"} if chosen.schedule == Schedule.constant else set()
+    unread |= {"cascades"} if chosen.data == TrainingData.fixed else set()
+    return {name: value for name, value in training.items() if name not in unread}

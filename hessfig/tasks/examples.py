@@ -1,0 +1,74 @@
+"""The sums that networks are trained and tested on: each from a stream of its own, found by its place in it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Int
+from torch import Generator, Tensor
+
+from hessfig.config import Optimiser, TaskConfig, TrainingData
+from hessfig.rng import stream
+from hessfig.tasks.addition import sequences
+from hessfig.tasks.batch import Batch, batch_of, draw_batch
+from hessfig.tasks.cascades import has_cascade, with_cascades
+
+if TYPE_CHECKING:
+    from hessfig.config import Config
+
+AT_ONCE = 4096  # sums that are looked through for cascades in one go
+
+
+def training_batch(config: Config, *, seed: int, step: int, name: str = "training") -> Batch:
+    """Return the batch that update `step` (from 1) of the training of `seed` sees; nothing else is drawn for it.
+
+    Fresh sums, a share of them with cascades; or, of a fixed set (the task's own batch), a part chosen anew at every
+    step, all of it when training.batch_size is no smaller. `name` tells streams apart: "training" is the training's.
+    """
+    task, training = config.task, config.training
+    generator = stream(seed, name, task.data.value, step)
+    if is_full_batch(config):
+        return _whole(config)
+    if training.data == TrainingData.fixed:
+        return _part(_whole(config), training.batch_size, generator)
+    x, y = _operands(training.batch_size, task.digits, generator)
+    x, y = with_cascades(x, y, training.cascades, generator=generator)
+    return batch_of(sequences(x, y), task, dtype=training.dtype)
+
+
+def is_full_batch(config: Config) -> bool:
+    """Whether every update sees the whole of a fixed set."""
+    training, size = config.training, config.task.batch_size
+    whole = training.optimiser == Optimiser.gd or training.batch_size >= size
+    return whole and training.data == TrainingData.fixed
+
+
+def unseen_sums(task: TaskConfig, size: int) -> Int[Tensor, "size length"]:
+    """Return uniform sums of a stream that no training and no measuring batch draws from."""
+    return sequences(*_operands(size, task.digits, stream(task.seed, "unseen", task.data.value)))
+
+
+def unseen_cascades(task: TaskConfig, size: int) -> Int[Tensor, "size length"]:
+    """Return sums that hold a cascade of carries (see has_cascade), uniform among those, of a stream of their own."""
+    generator = stream(task.seed, "unseen cascades", task.data.value)
+    found: list[Tensor] = []
+    while sum(map(len, found)) < size:
+        x, y = _operands(AT_ONCE, task.digits, generator)
+        kept = has_cascade(x, y)
+        found.append(sequences(x[kept], y[kept]))
+    return torch.cat(found)[:size]
+
+
+def _operands(size: int, digits: int, generator: Generator) -> tuple[Tensor, Tensor]:
+    x, y = torch.randint(0, 10, (2, size, digits), generator=generator)
+    return x, y
+
+
+def _whole(config: Config) -> Batch:
+    return draw_batch(config.task, width=config.model.d_model, dtype=config.training.dtype)
+
+
+def _part(whole: Batch, size: int, generator: Generator) -> Batch:
+    chosen = torch.randperm(len(whole.inputs), generator=generator)[:size]
+    return Batch(whole.inputs[chosen], whole.targets[chosen], whole.scored)

@@ -1,0 +1,82 @@
+"""Settings of a training: which steps are measured and kept, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from hessfig.config import Config
+from hessfig.config.training import kept_steps, step_values
+from hessfig.errors import UserError
+from tests.config.composing import job
+
+TRAINED = ("state=trained", "training.steps=50")
+
+
+def config(*words: str) -> Config:
+    return job(*TRAINED, *words).config
+
+
+def test_the_last_step_is_measured_unless_others_are_asked_for() -> None:
+    assert step_values(config()) == [50]
+    assert step_values(config("state.step=7")) == [7]
+    assert step_values(config("state.step=[30,0,3]")) == [0, 3, 30]
+
+
+def test_states_are_kept_where_they_are_asked_for_and_listed_on_the_way() -> None:
+    assert kept_steps(config("state.step=[0,30]", "training.checkpoints=[10,40]")) == [0, 10, 30]
+
+
+def test_a_trained_state_has_one_sigma_and_three_seeds() -> None:
+    found = config()
+    assert (found.grid.values, found.seeds) == ([0.1], 3)
+    assert job(*TRAINED, "grid.values=[1,2]", "seeds=1").config.grid.values == [1, 2]
+
+
+BAD: dict[tuple[str, ...], list[str]] = {
+    ("state.step=51",): ["state.step is beyond the end", "0 to 50", "training.steps=51"],
+    ("state.step=[0,99]",): ["state.step is beyond the end", "got:     99"],
+    ("state.step=-1",): ["state.step", "whole number >= 0"],
+    ("state.step=1.5",): ["state.step", "whole number >= 0"],
+    ("state.step=last",): ["state.step", "got:     last"],
+    ("state.step=true",): ["state.step", "whole number >= 0"],
+    ("state.step=[3,3]",): ["state.step", "named once", "got:     3"],
+    ("training.checkpoints=[51]",): ["training.checkpoints is beyond the end"],
+    ("training.checkpoints=[-1]",): ["training.checkpoints", ">= 0"],
+    ("training.steps=0",): ["training.steps", "from 1"],
+    ("training.steps=-5",): ["training.steps", "from 1"],
+    ("training.steps=1.5",): ["training.steps", "whole number"],
+    ("training.learning_rate=0",): ["training.learning_rate", "> 0"],
+    ("training.learning_rate=-1",): ["training.learning_rate", "> 0"],
+    ("training.learning_rate=nan",): ["training.learning_rate", "nan"],
+    ("training.learning_rate=inf",): ["training.learning_rate", "inf"],
+    ("training.learning_rate=x",): ["training.learning_rate", "a number"],
+    ("training.eps=0",): ["training.eps", "> 0"],
+    ("training.betas=[0.9]",): ["training.betas", "two numbers"],
+    ("training.betas=[0.9,1]",): ["training.betas[1]", "0 <= beta < 1"],
+    ("training.weight_decay=-1",): ["training.weight_decay", ">= 0"],
+    ("training.momentum=1",): ["training.momentum", "< 1"],
+    ("training.cascades=2",): ["training.cascades", "share from 0 to 1"],
+    ("training.batch_size=0",): ["training.batch_size", "from 1"],
+    ("training.warmup=-1",): ["training.warmup", "from 0"],
+    ("training.evaluate_every=0",): ["training.evaluate_every"],
+    ("training.evaluation_size=0",): ["training.evaluation_size"],
+    ("training.optimiser=lion",): ["training.optimiser", "adamw, adam, sgd, gd"],
+    ("training.optimiser=gd",): ["full batch", "training=gd"],
+    ("training=lion",): ["there is no training 'lion'", "addition"],
+    ("model=self_attention", "task=gaussian"): ["no task to train on", "task.data=gaussian"],
+    ("model=python", "task=python", "model.factory=a.py:f"): ["no task to train on", "task.data=python"],
+    ("state=initialised", "state.step=3"): ["only a trained state has steps", "state=trained"],
+    ("state=loaded", "state.path=x", "state.step=3"): ["only a trained state has steps"],
+}
+
+
+@pytest.mark.parametrize("words", BAD, ids=" ".join)
+def test_what_cannot_be_run_is_named(words: tuple[str, ...]) -> None:
+    from hessfig.config.compose.overrides import check_words
+
+    with pytest.raises(UserError) as caught:
+        check_words([*TRAINED, *words], None, several=False)
+        config(*words)
+    for word in BAD[words]:
+        assert word in str(caught.value)
+    assert caught.value.allowed and caught.value.remedy

@@ -1,0 +1,286 @@
+"""Quantities of a state against dense automatic differentiation, plain torch and closed forms."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hessfig.config import Config, DType, Norm, Optimiser, TaskConfig, TrainingData
+from hessfig.curvature.problem import Problem
+from hessfig.curvature.slope import Slope, loss_of
+from hessfig.errors import UserError
+from hessfig.measurements.at_state.measuring.line import crossing
+from hessfig.measurements.at_state.measuring.minibatches import along_gradient
+from hessfig.measurements.at_state.measuring.update import next_update, preconditioner
+from hessfig.measurements.protocol import At
+from hessfig.models.protocol import every_parameter
+from hessfig.states.trained import moments
+from hessfig.sweep.measure import draw_problem, measure
+from hessfig.sweep.plan import Cell, Setup
+from hessfig.tasks.batch import Batch
+from hessfig.tasks.losses import LOSSES
+from tests.toys import training_config
+
+STEP = 20
+DOUBLE = {"dtype": DType.float64}
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
+    """A training of thirty updates in float64, so that plain torch meets the same numbers."""
+    found = training_config(
+        tmp_path_factory.mktemp("states"), step=[0, STEP], blocks=["W_V", ["W_Q", "W_V"], "mlp"]
+    )
+    return replace(found, training=replace(found.training, dtype=DType.float64))
+
+
+def cell(config: Config, quantity: str, step: int = STEP) -> Cell:
+    return Cell(Setup("", replace(config, quantities=[quantity])), 0.3, 1, quantity, {}, step)
+
+
+def rows(config: Config, quantity: str, step: int = STEP) -> list[dict[str, Any]]:
+    return measure(cell(config, quantity, step)).rows
+
+
+def dense(problem: Problem) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Return gradient and Hessian of the loss in all parameters as dense tensors, by torch.autograd alone."""
+    held = {name: p.detach().clone() for name, p in problem.network.named_parameters()}
+    sizes = [p.numel() for p in held.values()]
+
+    def value(flat: Tensor) -> Tensor:
+        pieces = flat.split(sizes)
+        at = {name: piece.view_as(held[name]) for name, piece in zip(held, pieces, strict=True)}
+        logits = torch.func.functional_call(problem.network, at, (problem.batch.inputs,))
+        scored = logits[:, problem.batch.scored]
+        return F.cross_entropy(scored.flatten(0, -2), problem.batch.targets.flatten())
+
+    flat = torch.cat([p.flatten() for p in held.values()]).requires_grad_()
+    (gradient,) = torch.autograd.grad(value(flat), flat)
+    return gradient, torch.autograd.functional.hessian(value, flat), held
+
+
+def test_loss_gradient_and_products_are_those_of_dense_differentiation(config: Config) -> None:
+    problem = draw_problem(cell(config, "loss"))
+    gradient, hessian, _ = dense(problem)
+    slope = Slope(problem)
+    torch.testing.assert_close(slope.flat, gradient, rtol=1e-10, atol=1e-14)
+    vector = torch.randn(len(gradient), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(slope.product(vector), hessian @ vector, rtol=1e-8, atol=1e-11)
+    (row,) = rows(config, "loss")
+    assert row["value"] == pytest.approx(slope.loss, rel=1e-14)
+    assert (row["error"], row["layer"], row["row"], row["status"]) == (0.0, 0, "", "ok")
+
+
+def test_norms_are_of_all_parameters_and_of_the_weights_that_are_asked_for(config: Config) -> None:
+    problem = draw_problem(cell(config, "loss"))
+    gradient, _, held = dense(problem)
+    by_name = dict(zip(held, gradient.split([p.numel() for p in held.values()]), strict=True))
+    mlp = [name for name in held if ".mlp." in name]
+    for quantity, tensors in (("gradient_norm", by_name), ("weight_norm", held)):
+        found = {(row["layer"], row["row"], row["col"]): row["value"] for row in rows(config, quantity)}
+        expected = {
+            (0, "", ""): math.sqrt(sum(float(t.square().sum()) for t in tensors.values())),
+            (1, "W_V", "W_V"): float(tensors["layers.0.attn.v.weight"].norm()),
+            (1, "mlp", "mlp"): math.sqrt(sum(float(tensors[name].square().sum()) for name in mlp)),
+        }
+        assert found == pytest.approx(expected, rel=1e-9)
+
+
+def test_the_residual_stream_has_a_length_after_every_layer(config: Config) -> None:
+    problem = draw_problem(cell(config, "loss"))
+    found = {row["layer"]: row["value"] for row in rows(config, "residual_norm")}
+    tokens, network = problem.batch.inputs, problem.network
+    embedded = network.tok_embed.weight[tokens] + network.pos.weight[: tokens.shape[1]]
+    assert found == pytest.approx(
+        {0: float(embedded.norm(dim=-1).mean()), 1: float(network.layers[0](embedded).norm(dim=-1).mean())}
+    )
+
+
+def test_accuracy_counts_whole_answers_and_digits(config: Config) -> None:
+    found = {row["index"]: row for row in rows(config, "accuracy")}
+    assert list(found) == [None, 1, 2, 3]  # two digits: no cascade of three
+    assert all(0 <= row["value"] <= 1 for row in found.values())
+    assert found[None]["value"] <= min(found[index]["value"] for index in (1, 2, 3))
+    share = found[3]["value"]
+    assert found[3]["error"] == pytest.approx(math.sqrt(share * (1 - share) / 20))
+
+
+def test_a_network_that_knows_the_answers_has_no_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Knows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(1))
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            following = tokens.roll(-1, dims=1)[:, 7:11].clone()
+            following[:, -1] = (
+                following[:, -1] + (tokens[:, 0] < 5).long()
+            ) % 10  # wrong for half of the sums
+            return F.one_hot(following, 12).float()
+
+    from hessfig.states.training.answers import right_digits
+    from hessfig.tasks.examples import unseen_sums
+
+    sums = unseen_sums(TaskConfig(digits=3), 1500)
+    right = right_digits(Knows(), sums, 3)
+    assert right[:, :3].all()
+    assert torch.equal(right[:, 3], sums[:, 0] >= 5)
+
+
+def test_five_digits_have_cascades(tmp_path: Path) -> None:
+    config = training_config(tmp_path, step=0, task=TaskConfig(digits=3, batch_size=2))
+    names = [(row["quantity"], row["index"]) for row in rows(config, "accuracy", 0)]
+    indices = [None, 1, 2, 3, 4]
+    assert names == [(name, index) for name in ("accuracy", "cascade_accuracy") for index in indices]
+
+
+def test_the_quotient_along_the_gradient_is_that_of_the_dense_hessian(config: Config) -> None:
+    problem = draw_problem(cell(config, "loss"))
+    gradient, hessian, _ = dense(problem)
+    expected = float(gradient @ hessian @ gradient / gradient.square().sum())
+    assert along_gradient(problem) == pytest.approx(expected, rel=1e-8)
+
+
+def test_batch_sharpness_is_a_mean_over_minibatches_with_its_error(config: Config) -> None:
+    (row,) = rows(config, "batch_sharpness")
+    assert row["num_probes"] == config.estimator.num_probes == 20
+    assert row["error"] > 0 and row["value"] != 0
+    full = replace(config, training=replace(config.training, optimiser=Optimiser.gd, data=TrainingData.fixed))
+    (whole,) = rows(full, "batch_sharpness")
+    problem = draw_problem(cell(full, "loss"))
+    assert (whole["value"], whole["error"], whole["num_probes"]) == (
+        pytest.approx(along_gradient(problem), rel=1e-12),
+        0.0,
+        0,
+    )
+
+
+@pytest.mark.parametrize("first", [1e-6, 0.3, 1.0, 1e4])
+def test_a_crossing_is_bracketed_from_wherever_it_is_looked_for(first: float) -> None:
+    found = crossing(lambda step: step * (step - 0.7) > 0, first=first)
+    assert abs(found.value - 0.7) <= found.error <= 0.7 / 64
+
+
+@pytest.mark.parametrize("rises", [True, False])
+def test_a_line_without_a_crossing_has_no_error(rises: bool) -> None:
+    assert crossing(lambda step: rises, first=1.0).error == 0.0
+
+
+def quadratic(at: list[float], curvatures: list[float]) -> Problem:
+    """Return 1/2 sum c_i w_i^2 at `at` as a problem: a linear map of fixed inputs under a square loss."""
+    network = nn.Linear(len(at), 1, bias=False).double()
+    with torch.no_grad():
+        network.weight.copy_(torch.tensor([at]))
+    inputs = torch.diag(torch.tensor(curvatures, dtype=torch.float64).div(2).sqrt())
+    batch = Batch(inputs, torch.zeros(len(at), 1, dtype=torch.float64), slice(None))
+    layout = every_parameter((name, p.numel()) for name, p in network.named_parameters())
+    return Problem(network, batch, LOSSES["mse_sum"](), layout)
+
+
+def test_the_critical_step_of_a_quadratic_is_two_over_its_curvature_along_the_gradient(
+    config: Config,
+) -> None:
+    from hessfig.measurements.at_state.measuring.line import critical_step
+
+    problem = quadratic([1.0, 2.0, -1.0], [1.0, 3.0, 8.0])
+    at = At(replace(config, training=replace(config.training, optimiser=Optimiser.gd)), 0.3, 1, STEP)
+    before = float(loss_of(problem))
+    found = critical_step(problem, at)
+    g, h = Slope(problem).flat, torch.tensor([1.0, 3.0, 8.0], dtype=torch.float64)
+    expected = 2 * float(g @ g) / float(g @ (h * g))
+    assert abs(found.value - expected) <= found.error <= expected / 64
+    assert float(loss_of(problem)) == before  # the weights are put back
+
+
+def test_critical_sharpness_is_two_over_the_step(config: Config) -> None:
+    step, sharpness = rows(config, "critical_step")
+    assert sharpness["value"] == pytest.approx(2 / step["value"])
+    assert sharpness["error"] / sharpness["value"] == pytest.approx(step["error"] / step["value"])
+    assert {step["status"], sharpness["status"]} == {"ok"}
+
+
+@pytest.mark.parametrize("step", [0, STEP])
+@pytest.mark.parametrize("optimiser", [Optimiser.adamw, Optimiser.adam, Optimiser.sgd, Optimiser.gd])
+def test_the_next_update_is_torchs_own(config: Config, optimiser: Optimiser, step: int) -> None:
+    data = TrainingData.fixed if optimiser == Optimiser.gd else TrainingData.fresh
+    changes = {"optimiser": optimiser, "data": data, "weight_decay": 0.0, "momentum": 0.7}
+    chosen = replace(config, training=replace(config.training, **changes))
+    problem = draw_problem(cell(chosen, "loss", step))
+    gradient = Slope(problem).gradient
+    update = next_update(At(chosen, 0.3, 1, step), gradient)
+    leaf = nn.Parameter(problem.network.get_parameter("head.weight").detach().clone())
+    leaf.grad = gradient["head.weight"]
+    rule = torch.optim.SGD([leaf], 1.0, momentum=0.7 * (optimiser == Optimiser.sgd))
+    if optimiser in (Optimiser.adamw, Optimiser.adam):
+        rule = torch.optim.AdamW([leaf], 1.0, betas=(0.9, 0.98), weight_decay=0.0)
+    kept = {
+        name.partition("/")[0]: tensor
+        for name, tensor in moments(chosen, sigma=0.3, seed=1, step=step).items()
+        if name.endswith("/head.weight")
+    }
+    if kept:
+        rule.state[leaf] = {**kept, "step": torch.tensor(float(step))}
+    before = leaf.detach().clone()
+    rule.step()
+    torch.testing.assert_close(before - update["head.weight"], leaf.detach(), rtol=1e-9, atol=1e-11)
+
+
+def test_the_preconditioned_eigenvalue_is_that_of_the_dense_matrix(config: Config) -> None:
+    problem = draw_problem(cell(config, "loss"))
+    _, hessian, held = dense(problem)
+    kept = moments(config, sigma=0.3, seed=1, step=STEP)
+    second = torch.cat([kept[f"exp_avg_sq/{name}"].flatten() for name in held])
+    diagonal = (1 - 0.9**STEP) * ((second / (1 - 0.98**STEP)).sqrt() + 1e-8)
+    expected = torch.linalg.eigvals(hessian / diagonal[:, None]).real.max()
+    (row,) = rows(config, "preconditioned_eigenvalue")
+    assert row["value"] == pytest.approx(float(expected), rel=1e-6)
+    assert (row["part"], row["row"], row["col"], row["status"]) == ("H", "all", "all", "ok")
+    assert 0 < row["error"] <= 1e-5 * row["value"]
+    found = preconditioner(At(config, 0.3, 1, STEP), held)
+    torch.testing.assert_close(torch.cat([found[name].flatten() for name in held]), diagonal)
+
+
+def test_there_is_no_preconditioner_before_the_first_update(config: Config) -> None:
+    assert rows(config, "preconditioned_eigenvalue", 0) == []
+
+
+REFUSED = {
+    "accuracy": ({"task": "gaussian"}, "no examples beside its batch"),
+    "batch_sharpness": ({"task": "gaussian"}, "no examples beside its batch"),
+    "critical_step": ({"state": "loaded"}, "comes without the moments of adamw"),
+    "residual_norm": ({"model": "python"}, "does not show what is between its layers"),
+    "preconditioned_eigenvalue": ({"state": "initialised"}, "that of a training with adam or adamw"),
+}
+
+
+@pytest.mark.parametrize("quantity", REFUSED)
+def test_what_cannot_be_had_is_refused_before_anything_runs(quantity: str) -> None:
+    from hessfig.config import Data, Kind, State
+    from hessfig.measurements.registry import quantity as quantity_of
+    from hessfig.models.protocol import Layout
+
+    config, (setting, message) = Config(), REFUSED[quantity]
+    if "task" in setting:
+        config.task.data = Data.gaussian
+    if "state" in setting:
+        config.state.kind = State(setting["state"])
+    if "model" in setting:
+        config.model.kind = Kind.python
+    with pytest.raises(UserError, match=message) as caught:
+        quantity_of(quantity).check(config, Layout(()))
+    assert caught.value.got and caught.value.allowed and caught.value.remedy
+
+
+def test_post_norm_and_no_norm_have_them_too(tmp_path: Path) -> None:
+    for norm in (Norm.none, Norm.post):
+        config = training_config(tmp_path, step=2)
+        config.model.norm = norm
+        for quantity in ("loss", "gradient_norm", "residual_norm", "critical_step", "batch_sharpness"):
+            assert {row["status"] for row in rows(config, quantity, 2)} == {"ok"}, (norm, quantity)

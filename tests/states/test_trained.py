@@ -1,0 +1,278 @@
+"""Trainings: the same bits however they are interrupted, plain torch's numbers, and files that vouch for themselves."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.nn import functional as F
+
+from hessfig.config import (
+    Attention,
+    Config,
+    DType,
+    Kind,
+    Optimiser,
+    State,
+    StateConfig,
+    TaskConfig,
+    TrainingData,
+)
+from hessfig.config.schema import ModelConfig
+from hessfig.states.initialised import build_network
+from hessfig.states.point import drawn
+from hessfig.states.training import loop
+from hessfig.states.training.kept import COLUMNS, Folder
+from hessfig.states.training.loop import Diverged, ensure
+from hessfig.states.training.rule import learning_rate
+from hessfig.states.training.trajectory import Trajectory
+from hessfig.sweep.measure import measure
+from hessfig.sweep.plan import Cell, Setup
+from hessfig.tasks.examples import training_batch
+from tests.toys import ARCHITECTURES, training_config
+
+STEPS = (0, 3, 30)
+
+
+def trajectory(folder: Path, **settings: object) -> Trajectory:
+    return Trajectory(training_config(folder, **settings), 0.3, 1)
+
+
+def files(one: Trajectory) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(one.folder.iterdir())}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Trajectory:
+    """A training kept at three steps, in one go."""
+    one = trajectory(tmp_path_factory.mktemp("whole"))
+    assert ensure(one, STEPS) == 30
+    return one
+
+
+@pytest.fixture
+def copied(whole: Trajectory, tmp_path: Path) -> Trajectory:
+    """A copy of it, to be damaged."""
+    shutil.copytree(whole.folder.parent, tmp_path / "states")
+    return trajectory(tmp_path)
+
+
+def test_nothing_is_trained_twice(whole: Trajectory) -> None:
+    assert ensure(whole, STEPS) == 0
+    assert not (whole.folder / "resume.safetensors").exists()
+
+
+@pytest.mark.parametrize("stops", [(3,), (0, 30), (3, 17, 29)], ids=str)
+def test_the_same_bits_after_stops_anywhere(
+    whole: Trajectory, tmp_path: Path, stops: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "SAVE_EVERY", 0.0)
+    other = trajectory(tmp_path)
+    assert sum(ensure(other, [stop]) for stop in stops) == stops[-1]
+    ensure(other, STEPS)
+    found = files(other)
+    assert {name: found[name] for name in files(whole)} == files(whole)
+
+
+def test_what_is_left_for_resuming_is_gone_on_from(
+    whole: Trajectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "SAVE_EVERY", 0.0)
+    other = trajectory(tmp_path)
+
+    class Stopped(Exception):
+        pass
+
+    def stop(progress: loop.Progress) -> None:
+        if progress.step == 12:
+            raise Stopped
+
+    monkeypatch.setattr(loop, "REPORT_EVERY", 0.0)
+    with pytest.raises(Stopped):
+        ensure(other, [30], stop)
+    assert [path.name for path in other.folder.glob("*.safetensors")] == ["resume.safetensors"]
+    assert ensure(other, [30]) == 18
+    ensure(other, STEPS)
+    assert files(other) == files(whole)
+
+
+def test_a_state_asked_for_later_comes_from_the_nearest_before_it(copied: Trajectory) -> None:
+    assert ensure(copied, [10]) == 7
+    assert ensure(copied, [8, 12]) == 5 + 2
+
+
+def test_step_zero_is_the_initial_network_bit_by_bit(whole: Trajectory) -> None:
+    config = whole.config
+    first = replace(config, state=StateConfig())
+    states = [
+        dict(drawn(one, sigma=0.3, seed=1, step=0).network.named_parameters()) for one in (config, first)
+    ]
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[1])
+    assert load_file(Folder(whole).weights_path(0))["head.weight"].dtype == torch.float64
+
+
+@pytest.mark.parametrize("optimiser", ["adamw", "adam", "sgd", "gd"])
+def test_a_training_is_that_of_a_plain_loop(tmp_path: Path, optimiser: str) -> None:
+    data = TrainingData.fixed if optimiser == "gd" else TrainingData.fresh
+    # a large eps: the keys' biases have no gradient but rounding, which adam would blow up to steps
+    one = trajectory(tmp_path, optimiser=Optimiser(optimiser), eps=1e-3, momentum=0.5, data=data)
+    one = Trajectory(replace(one.config, training=replace(one.config.training, dtype=DType.float64)), 0.3, 1)
+    ensure(one, [20])
+    network = build_network(replace(one.config, dtype=DType.float64), sigma=0.3, seed=1).requires_grad_(True)
+    settings = {"lr": 1e-3, "weight_decay": 0.1}
+    if optimiser in ("adamw", "adam"):
+        kind = torch.optim.AdamW if optimiser == "adamw" else torch.optim.Adam
+        plain: torch.optim.Optimizer = kind(network.parameters(), betas=(0.9, 0.98), eps=1e-3, **settings)
+    else:
+        plain = torch.optim.SGD(network.parameters(), momentum=0.5 * (optimiser == "sgd"), **settings)
+    for step in range(1, 21):
+        batch = training_batch(one.config, seed=1, step=step)
+        plain.zero_grad()
+        logits = network(batch.inputs)[:, batch.scored]
+        F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten()).backward()
+        plain.param_groups[0]["lr"] = learning_rate(one.config.training, step)
+        plain.step()
+    kept = Folder(one).weights(20) or {}
+    for name, parameter in network.named_parameters():
+        torch.testing.assert_close(kept[name], parameter.detach(), rtol=1e-9, atol=1e-12)
+
+
+def test_the_log_says_what_every_update_did(whole: Trajectory) -> None:
+    lines = (whole.folder / "training.csv").read_text().splitlines()
+    assert lines[0].split(",") == list(COLUMNS)
+    assert [int(line.partition(",")[0]) for line in lines[1:]] == list(range(1, 31))
+    rates = [float(line.split(",")[2]) for line in lines[1:]]
+    assert rates[:5] == pytest.approx([2e-4, 4e-4, 6e-4, 8e-4, 1e-3])
+    assert rates[5] == pytest.approx(1e-3) and rates[-1] < rates[-2] < rates[10]
+    assert [bool(line.split(",")[4]) for line in lines[1:]] == [step % 10 == 0 for step in range(1, 31)]
+
+
+def test_what_it_is_stands_beside_it(whole: Trajectory) -> None:
+    said = json.loads((whole.folder / "training.json").read_text())
+    assert said["key"] == whole.folder.name and said["settings"]["training"]["betas"] == [0.9, 0.98]
+    assert said["label"]["seed"] == 1 and said["checksum"]
+
+
+SAME: list[dict[str, object]] = [
+    {"checkpoints": [5]},
+    {"evaluate_every": 3},
+    {"evaluation_size": 7},
+    {"momentum": 0.5},
+    {"step": [1, 2]},
+    {"dtype": DType.float32, "workers": 7},
+    {"blocks": ["W_Q"]},
+    {"task": TaskConfig(digits=2, batch_size=9, seed=4)},
+]
+OTHER: list[dict[str, object]] = [
+    {"learning_rate": 2e-3},
+    {"steps": 31},
+    {"batch_size": 5},
+    {"betas": [0.9, 0.99]},
+    {"cascades": 0.3},
+    {"optimiser": Optimiser.adam},
+    {"data": TrainingData.fixed},
+    {"task": TaskConfig(digits=3)},
+    {"model": ModelConfig(d_model=4)},
+]
+
+
+@pytest.mark.parametrize("settings", SAME, ids=str)
+def test_the_key_ignores_what_does_not_move_a_weight(settings: dict[str, object], tmp_path: Path) -> None:
+    assert trajectory(tmp_path, **settings).key == trajectory(tmp_path).key
+
+
+@pytest.mark.parametrize("settings", OTHER, ids=str)
+def test_the_key_sees_what_does(settings: dict[str, object], tmp_path: Path) -> None:
+    assert trajectory(tmp_path, **settings).key != trajectory(tmp_path).key
+
+
+def test_a_constant_schedule_has_no_end_and_a_fixed_set_is_the_tasks(tmp_path: Path) -> None:
+    keys = {trajectory(tmp_path, schedule="constant", steps=steps).key for steps in (30, 60)}
+    assert len(keys) == 1
+    fixed = {"data": TrainingData.fixed}
+    tasks = [TaskConfig(digits=2, batch_size=6, seed=seed) for seed in (0, 1)]
+    assert len({trajectory(tmp_path, task=task, **fixed).key for task in tasks}) == 2
+
+
+def test_cells_of_other_steps_have_other_keys_and_other_probes(tmp_path: Path) -> None:
+    setup = Setup("", training_config(tmp_path, step=[0, 3]))
+    assert setup.steps() == [0, 3]
+    assert len({Cell(setup, 0.3, 1, step=step).key for step in (0, 3)}) == 2
+    assert str(Cell(setup, 0.3, 1, step=3)) == "n_layers=1, sigma=0.3, step=3, seed=1"
+
+
+DAMAGES = {
+    "truncated": lambda path: path.write_bytes(path.read_bytes()[:-9]),
+    "empty": lambda path: path.write_bytes(b""),
+    "altered": lambda path: path.write_bytes(path.read_bytes()[:-1] + b"\x01"),
+    "of another step": lambda path: shutil.copy(path.with_name(path.name.replace("030", "003")), path),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", ["step_000030.safetensors", "step_000030.optimiser.safetensors"])
+def test_a_damaged_checkpoint_is_named_and_computed_again(
+    copied: Trajectory, damage: str, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sound = files(copied)
+    DAMAGES[damage](copied.folder / name)
+    assert ensure(copied, STEPS) == 27
+    assert name in capsys.readouterr().err
+    assert files(copied) == sound
+
+
+def test_a_checkpoint_of_other_settings_is_not_believed(
+    whole: Trajectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = trajectory(tmp_path, learning_rate=2e-3)
+    shutil.copytree(whole.folder, other.folder)
+    assert ensure(other, [3]) == 3
+    assert "key or step is not that of its content" in capsys.readouterr().err
+    assert Folder(other).weights(3) is not None
+
+
+def test_a_diverged_training_keeps_its_states_up_to_there(tmp_path: Path) -> None:
+    one = trajectory(tmp_path, optimiser=Optimiser.sgd, learning_rate=1e30, warmup=0)
+    with pytest.raises(Diverged, match=r"no state at step \d and beyond: ") as caught:
+        ensure(one, [0, 1, 30])
+    assert Folder(one).missing([0, 30]) == [30]
+    assert Folder(one).divergence() == (caught.value.step, caught.value.cause)
+    assert (one.folder / "training.csv").exists()
+    with pytest.raises(Diverged, match=f"step {caught.value.step} and beyond"):
+        ensure(one, [30])
+
+
+TRAINED = {name: model for name, model in ARCHITECTURES.items() if model.kind != Kind.self_attention}
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_every_ablation_can_be_trained(name: str, tmp_path: Path) -> None:
+    config = training_config(tmp_path, step=3, model=TRAINED[name], learning_rate=1e-2, warmup=0)
+    first, last = (drawn(config, sigma=0.3, seed=1, step=step).network.state_dict() for step in (0, 3))
+    assert all(tensor.isfinite().all() for tensor in last.values() if tensor.is_floating_point())
+    assert not torch.equal(first["tok_embed.weight"], last["tok_embed.weight"])
+
+
+def test_linear_attention_takes_another_way(tmp_path: Path) -> None:
+    softmax = training_config(tmp_path).model
+    models = (softmax, replace(softmax, attention=Attention.linear))
+    assert len({trajectory(tmp_path, model=model).key for model in models}) == 2
+
+
+def test_a_checkpoint_is_a_file_that_state_loaded_takes(whole: Trajectory) -> None:
+    config = replace(whole.config, dtype=DType.float64)
+    path = Folder(whole).weights_path(30)
+    file = replace(config, state=StateConfig(State.loaded, str(path)))
+    found = [row["value"] for row in measure(Cell(Setup("", config), 0.3, 1, step=30)).rows]
+    assert [row["value"] for row in measure(Cell(Setup("", file), None, 1)).rows] == found
+
+
+def test_measuring_a_state_trains_for_it(tmp_path: Path) -> None:
+    config: Config = training_config(tmp_path, step=2)
+    assert measure(Cell(Setup("", config), 0.3, 1, step=2)).rows
+    assert Folder(Trajectory(config, 0.3, 1)).missing([2]) == []
