@@ -8,6 +8,7 @@ from typing import Any
 
 from hessfig.config.choices import Data, Kind, Loss, Method
 from hessfig.config.grid import check_grid
+from hessfig.config.landscape_checks import check_landscape
 from hessfig.config.launcher_checks import check_launcher
 from hessfig.config.model_checks import check_model
 from hessfig.config.schema import Config, SweepConfig
@@ -28,6 +29,7 @@ def check(config: Config) -> None:
     check_model(config.model)
     _check_estimator(config)
     check_spectrum(config.spectrum)
+    check_landscape(config.landscape)
     _check_task(config)
     check_training(config)
     _check_sweep(config.sweep)

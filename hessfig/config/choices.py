@@ -75,6 +75,13 @@ class ScaledWeight(StrEnum):
     mlp = "mlp"
 
 
+class Direction(StrEnum):
+    """Which way from the state the landscape is looked at."""
+
+    random = "random"
+    gradient = "gradient"
+
+
 class Loss(StrEnum):
     """Cross-entropy on the answer; the published code's unshifted sum of squares; the textbook MSE."""
 
