@@ -71,7 +71,7 @@ class Reporter:
 
     def _show_training(self, outcome: Outcome) -> None:
         self.peak = max(self.peak, outcome.peak)
-        self._bar.update(self._task, note=f"{outcome.cell}: {outcome.cause}")
+        self._bar.update(self._task, note=outcome.cause if outcome.kind == "training" else self._note())
         told, now = self._told.get(str(outcome.cell), self._started), time.perf_counter()
         if outcome.kind == "trained" or (self._bar.disable and now - told > TELL_EVERY):
             self._told[str(outcome.cell)] = now
