@@ -27,12 +27,12 @@ def check_landscape(landscape: LandscapeConfig) -> None:
             _refuse(name, length, f"a finite number > 0{at}")
 
 
-def number_of_samples(config: Config) -> int:
-    """Return how many samples of the task's batch the landscape is of.
+def number_of_samples(config: Config, *, size: int | None = None) -> int:
+    """Return how many samples of the task's batch (of `size` samples, where no setting says it) the landscape is of.
 
     Raises UserError for more samples than there are, a first k beyond them, and a loss that is no mean over samples.
     """
-    landscape, size = config.landscape, config.task.batch_size
+    landscape, size = config.landscape, size or config.task.batch_size
     count = size if landscape.samples is None else landscape.samples
     if count > size:
         raise UserError(

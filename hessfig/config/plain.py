@@ -20,6 +20,7 @@ ADDED: tuple[str, ...] = (
     "model.weight_scale",
     "model.patch",
     "task.path",
+    "task.base",
 )
 
 

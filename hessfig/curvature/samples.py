@@ -62,8 +62,9 @@ class Samples:
     def along(self, direction: Point) -> Along:
         """Return losses, slopes and curvatures of all samples along a direction at w*.
 
-        By reverse mode alone, which is right for every network: with weights v_i = 1 on the samples and s = v.l(w + tu),
-        l_i' = d/dv_i ds/dt and l_i'' = d/dv_i d2s/dt2. (Forward mode in forward mode is wrong through LayerNorm here.)
+        By reverse mode alone, which is right for every network: with weights v_i = 1 on the samples and s = v.l(w +
+        tu), l_i' = d/dv_i ds/dt and l_i'' = d/dv_i d2s/dt2. (Forward mode in forward mode is wrong through LayerNorm
+        here.)
         """
         with torch.enable_grad(), differentiable_twice():
             pieces = [self._along(direction, *rows) for rows in self._pieces(0, self.count)]
@@ -94,7 +95,9 @@ class Samples:
         return self._losses(at, inputs.unsqueeze(0), targets.unsqueeze(0))[0]
 
     def _along(self, direction: Point, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        step = torch.zeros((), dtype=next(iter(self.at.values())).dtype, device=self._device, requires_grad=True)
+        step = torch.zeros(
+            (), dtype=next(iter(self.at.values())).dtype, device=self._device, requires_grad=True
+        )
         at = {name: one + step * direction[name] for name, one in self.at.items()}
         losses = self._losses(at, inputs, targets)
         weights = torch.ones_like(losses, requires_grad=True)

@@ -25,4 +25,6 @@ class LandscapeConfig:
     points: Annotated[int, "places of k"] = 25
     draws: Annotated[int, "random w of the integrals Delta_1 and Delta_2"] = 20
     spread: Annotated[float, "standard deviation s of these w, N(w*, s^2 I)"] = 0.01
-    curvatures: Annotated[int, "samples whose Hessian's largest eigenvalue in size is found, for the bound"] = 8
+    curvatures: Annotated[
+        int, "samples whose Hessian's largest eigenvalue in size is found, for the bound"
+    ] = 8

@@ -23,9 +23,9 @@ from hessfig.measurements.protocol import Measured, Request
 def measure(problem: Problem, request: Request) -> Measured:
     """Return rows along k of |grad L_k(w*)|, up to all samples, and its numbers order by order.
 
-    `stationarity` and `stationarity_rms`: mean and root mean square over orders; `stationarity_null`: sd / sqrt(k), what
-    independent gradients of mean zero would give; `stationarity_expected`: what random orders of these gradients give,
-    exactly (orders.expected_gradient). sd^2 is the summed variance of the gradient's entries over samples.
+    `stationarity` and `stationarity_rms`: mean and root mean square over orders; `stationarity_null`: sd / sqrt(k),
+    what independent gradients of mean zero would give; `stationarity_expected`: what random orders of these gradients
+    give, exactly (orders.expected_gradient). sd^2 is the summed variance of the gradient's entries over samples.
     """
     samples, settings = samples_of(problem, request), request.at.config.landscape
     at = places(settings.first, samples.count, settings.points)

@@ -32,10 +32,11 @@ def measure(problem: Problem, request: Request) -> Measured:
     """Return rows along k, up to all N samples, of every block and part.
 
     `hessian_distance` = ||H_k - H_N||_F / ||H_N||_F, H_k of the first k samples; `subset_norm` = ||H_k||_F.
-    `hessian_distance_null` is the root mean square that N independent samples give, sqrt(S^2 (1/k - 1/N)) / ||H_N||_F, S^2
-    being the spread of single samples' Hessians found from the distances of the disjoint pieces between neighbouring k.
-    With estimator=dense all are exact, and diagonal blocks have `subset_largest_eigenvalue`, `subset_smallest_eigenvalue`
-    and `subset_condition_number`; otherwise they are estimates from the same test vectors at every k, with standard errors.
+    `hessian_distance_null` is the root mean square that N independent samples give, sqrt(S^2 (1/k - 1/N)) /
+    ||H_N||_F, S^2 being the spread of single samples' Hessians found from the distances of the disjoint pieces
+    between neighbouring k. With estimator=dense all are exact, and diagonal blocks have `subset_largest_eigenvalue`,
+    `subset_smallest_eigenvalue` and `subset_condition_number`; otherwise they are estimates from the same test
+    vectors at every k, with standard errors.
     """
     settings, number = request.at.config.landscape, samples_of(problem, request).count
     at = places(settings.first, number, settings.points)
@@ -66,7 +67,9 @@ def _sums(
             column = Engines(piece, request.model, request.estimator.products).column(layer, col, blocks)
             vectors = _vectors(request, layer, col, column.dim) if vectors is None else vectors
             at_once = COLUMNS_AT_ONCE if is_dense(request) else PROBES_AT_ONCE
-            made = [column.split_matmat(one, SPLIT) for one in chunks(vectors.to(column.dtype), column, at_once)]
+            made = [
+                column.split_matmat(one, SPLIT) for one in chunks(vectors.to(column.dtype), column, at_once)
+            ]
             whole = {key: torch.cat([one[key] for one in made], dim=1).double().cpu() for key in made[0]}
             for key, product in completed(whole, request.parts).items():
                 total[key] = total.get(key, 0.0) + size * product

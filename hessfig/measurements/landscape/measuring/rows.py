@@ -27,10 +27,7 @@ def samples_of(problem: Problem, request: Request) -> Samples:
             allowed="inputs and targets that are tensors",
             remedy="concatenate the batches",
         )
-    asked = request.at.config.landscape.samples
-    # A network of one's own brings its data, whose number no setting says.
-    count = len(problem.batch.inputs) if asked is None else number_of_samples(request.at.config)
-    return Samples(problem, min(count, len(problem.batch.inputs)))
+    return Samples(problem, number_of_samples(request.at.config, size=len(problem.batch.inputs)))
 
 
 def orders_of(request: Request, count: int) -> list[torch.Tensor]:
