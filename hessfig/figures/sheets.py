@@ -48,7 +48,7 @@ LAYOUTS: dict[str, Layout] = {
     "pairs": Layout(pairs),
     "lines": Layout(lines, takes=("x", "colour", "dashes")),
     "landscape": Layout(landscape, options=()),
-    "power_laws": Layout(power_laws, options=("quantity", "null", "published")),
+    "power_laws": Layout(power_laws, options=("quantity", "chance", "published")),
     "bars": Layout(bars, options=("quantity", "index", "at")),
 }
 

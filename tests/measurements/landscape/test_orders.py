@@ -52,9 +52,7 @@ def test_the_expected_gradient_is_exact_over_all_orders() -> None:
     at = np.arange(1, 6)
     means = np.cumsum(every, axis=1) / at[:, None]
     rms = np.sqrt((means**2).sum(axis=2).mean(axis=0))
-    np.testing.assert_allclose(
-        expected_gradient(float(np.linalg.norm(mean)), spread, 5, at), rms, rtol=1e-12
-    )
+    np.testing.assert_allclose(expected_gradient(float(np.linalg.norm(mean)), spread, 5, at), rms, rtol=1e-12)
     np.testing.assert_allclose(null_gradient(spread, at), spread / np.sqrt(at))
 
 

@@ -51,9 +51,11 @@ def test_losses_slopes_and_curvatures_are_those_of_every_sample_alone(name: str)
     flat = direction(samples)
     found = samples.along(samples.shaped(flat))
     slopes = [Slope(alone(problem, sample)) for sample in range(samples.count)]
-    expected = torch.tensor([[s.loss, float(flat @ s.flat), float(flat @ s.product(flat))] for s in slopes])
+    expected = torch.tensor(
+        [[s.loss, float(flat @ s.flat), float(flat @ s.product(flat))] for s in slopes], dtype=torch.float64
+    )
     measured = torch.stack([found.losses, found.slopes, found.curvatures], dim=1)
-    torch.testing.assert_close(measured, expected.to(measured), rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(measured, expected, rtol=1e-9, atol=1e-11)
     torch.testing.assert_close(samples.losses(), found.losses)
     assert float(found.losses.mean()) == pytest.approx(float(loss_of(problem)), rel=1e-13)
     lengths = torch.stack([s.flat.square().sum() for s in slopes])

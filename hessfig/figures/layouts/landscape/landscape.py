@@ -30,6 +30,7 @@ DISTANCE, DIRECTION = "landscape.distance", "landscape.direction"
 _SIZE, _RMS, _NULL = "landscape_difference", "landscape_rms", "landscape_null"
 _ALONG_K = (_SIZE, _RMS, "landscape_prediction", _NULL, "landscape_bound")
 _SINGLE = ("largest_loss", "largest_curvature", "prediction_correlation", "prediction_slope")
+_ROOM = 30.0  # below the curves, for words
 _TONE, _BOUND = "#4575b4", "#d73027"
 
 
@@ -66,7 +67,12 @@ def landscape(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     for other in others.unique():
         table = run.table[others == other]
         yield _page(
-            spec, table, axis, other, f"_{file_words(other)}" if len(others.unique()) > 1 else "", run.first_seed
+            spec,
+            table,
+            axis,
+            other,
+            f"_{file_words(other)}" if len(others.unique()) > 1 else "",
+            run.first_seed,
         )
 
 
@@ -88,13 +94,16 @@ def _page(
                 curve.assign(slope=place.slopes[name][0], slope_se=place.slopes[name][1])
                 for name, curve in place.curves.items()
             ]
-            if row is axes[0]:
-                ax.set_title(f"distance {plain(distance)}" if distance not in ("", "None") else "at $w^*$")
+    for ax, distance in zip(axes[0], distances, strict=True):
+        ax.set_title(f"distance {plain(distance)}" if distance not in ("", "None") else "at $w^*$")
     set_decades(axes[0, 0], "x")
     set_decades(axes[0, 0], "y")
     names = [f"{plain(one)}: " if one else "" for one in directions]
     only_outer_labels(axes, x="k", y=[f"{name}$|L_{{k+1}} - L_k|$" for name in names])
-    axes[0, 0].legend(loc="upper right", fontsize=4.6)
+    low, high = axes[0, 0].get_ylim()
+    axes[0, 0].set_ylim(low / _ROOM, high)
+    handles, named = axes[0, -1].get_legend_handles_labels()
+    axes[0, 0].legend(handles, named, loc="upper right", ncols=2, columnspacing=0.4, handlelength=0.9)
     return Page(suffix, figure, as_written(pd.concat(drawn), axis))
 
 
@@ -161,7 +170,7 @@ def _note(spec: FigureSpec, table: pd.DataFrame, axis: Axis, other: str) -> str:
     chosen = along(table[table["quantity"] == _SIZE], axis)
     window = label((list(spec.windows) or [WHOLE])[0], axis.symbol)
     words = note_words(chosen, axis, [other], several_points=True)
-    return f"{words} Slopes: {window}; chance has slope -1 whatever the network."
+    return f"{words} Slopes: {window}; chance has slope −1 whatever the network."
 
 
 def _values(table: pd.DataFrame, key: str) -> list[str]:

@@ -51,7 +51,7 @@ def power_laws(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     How to read it: a dot is a mean over seeds, its band one standard error; slopes are least squares in logarithms on
     the sweep's first window, with errors from resampling seeds. Colours are parts of the Hessian (shades: variants).
     Grey lines are what chance alone gives, with their own slopes: a slope that is theirs says nothing of the network.
-    Options: `quantity` (one, or a list, a column each), `null` ({quantity: [quantities]}), `published` ({quantity:
+    Options: `quantity` (one, or a list, a column each), `chance` ({quantity: [quantities]}), `published` ({quantity:
     slope}). Requires: the sweep's table.csv.
     """
     run = read_run(folder)
@@ -68,7 +68,7 @@ def power_laws(spec: FigureSpec, folder: Path) -> Iterator[Page]:
 
 
 def _laws(spec: FigureSpec, run: Run, quantities: Sequence[str]) -> Laws:
-    nulls = {name: list(spec.options.get("null", {}).get(name, ())) for name in quantities}
+    nulls = {name: list(spec.options.get("chance", {}).get(name, ())) for name in quantities}
     windows = list(spec.windows) or [WHOLE]
     every = [*quantities, *(name for names in nulls.values() for name in names)]
     curves, slopes = [], []
@@ -132,7 +132,7 @@ def _panel(ax: Axes, laws: Laws, block: tuple[Any, ...], quantity: str) -> pd.Da
             draw_curve(ax, curve, colour=tone, label=f"{name}: {value}" if name else value)
     published = laws.published.get(quantity)
     said = f"\npublished: {published:g}" if published is not None else ""
-    ax.legend(loc="best", fontsize=TINY, title=plain("slopes" + said), alignment="left")
+    ax.legend(loc="best", fontsize=TINY, title=plain("slopes" + said.replace("-", "−")), alignment="left")
     if words:
         corner(ax, plain("\n".join(words)), "lower left", colour="#555555")
     return _beside(shown, laws)
