@@ -74,7 +74,7 @@ def rows_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def test_a_short_way_off_the_prediction_is_the_truth() -> None:
-    near = config(distance=1e-3, direction=Direction.gradient)
+    near = config(distance=1e-4, direction=Direction.gradient)
     truth, predicted = (numbers(near, "landscape_difference", name) for name in ("", "landscape_prediction"))
     assert predicted == pytest.approx(truth, rel=1e-6)
     assert numbers(near, "landscape_difference", "prediction_slope")[None] == pytest.approx(1, abs=1e-4)

@@ -19,7 +19,15 @@ from hessfig.analysis.windows import WHOLE, Window, label
 from hessfig.figures.parts.grid import Margins, only_outer_labels, panel_grid, say
 from hessfig.figures.parts.looks import set_x_scale
 from hessfig.figures.parts.numbers import as_written
-from hessfig.figures.parts.panels import corner, draw_curve, fitted, positive, set_decades, why_no_line
+from hessfig.figures.parts.panels import (
+    between_decades,
+    corner,
+    draw_curve,
+    fitted,
+    positive,
+    set_decades,
+    why_no_line,
+)
 from hessfig.figures.parts.save import Page
 from hessfig.figures.parts.spec import FigureSpec
 from hessfig.figures.parts.style import GUIDE, TINY, part_colour, shades
@@ -29,6 +37,7 @@ from hessfig.terms import name_order
 
 _ROWS = 6  # of panels on a page
 _BLOCK = ["layer", "row_layer", "row", "col"]
+_SHORT = 30  # ratio below which powers of ten are too far apart for ticks
 _COLOUR = "#4575b4"
 _STROKES: Sequence[Any] = ("-", (0, (4, 1.5)), (0, (1.2, 1.2)))
 
@@ -117,6 +126,9 @@ def _panel(ax: Axes, laws: Laws, block: tuple[Any, ...], quantity: str) -> pd.Da
         say(ax, why_no_line(curves))
         return _beside(shown, laws)
     set_decades(ax, "y")
+    drawn = shown.loc[positive(shown), "mean"]
+    if drawn.max() < _SHORT * drawn.min():
+        between_decades(ax, "y")
     words = [
         _draw_null(ax, laws, block, null, rank)
         for rank, (_, null) in enumerate(nulls.groupby("quantity", sort=False))
@@ -144,7 +156,7 @@ def _draw_null(ax: Axes, laws: Laws, block: tuple[Any, ...], null: pd.DataFrame,
         ax.plot(line[X], line["mean"], color=GUIDE, linestyle=_STROKES[rank % 3], linewidth=1.2, zorder=1)
     name = str(null["quantity"].iloc[0])
     slope = _of(laws.slopes, block, name).iloc[0]
-    return f"{quantity_words(name)}: {fitted(slope['slope'], slope['slope_se'])}"
+    return f"{name.rpartition('_')[2]}: {fitted(slope['slope'], slope['slope_se'])}"
 
 
 def _beside(curves: pd.DataFrame, laws: Laws) -> pd.DataFrame:
