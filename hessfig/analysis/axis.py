@@ -14,6 +14,7 @@ from hessfig.record import CURVE
 X = "x"
 POINT = [*CURVE, X]
 DEPTH = "model.n_layers"
+COUNT = "index"  # of quantities that are measured at several places each, such as numbers of samples k
 _COORDINATES = ("sigma", "step")
 
 
@@ -26,7 +27,7 @@ class Axis:
     @property
     def symbol(self) -> str:
         """What labels and windows call it."""
-        return "σ" if self.is_sigma else last_word(self.name)
+        return {"sigma": "σ", COUNT: "k"}.get(self.name, last_word(self.name))
 
     @property
     def is_sigma(self) -> bool:
@@ -81,6 +82,8 @@ def fixed_words(table: pd.DataFrame, axis: Axis) -> str:
 def _placed(table: pd.DataFrame, axis: Axis, asked: str) -> pd.DataFrame:
     if axis.name in _COORDINATES:
         return table.assign(**{X: _whole(table, axis.name, asked)})
+    if axis.name == COUNT:
+        return table.assign(**{X: table[COUNT].astype(float), COUNT: 0})
     if axis.name in (DEPTH, "num_layers"):
         return table.assign(**{X: table["num_layers"].astype(float), "num_layers": table["num_layers"].max()})
     variants = list(table["variant"].unique())

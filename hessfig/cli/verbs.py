@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 # Settings that make a table, by their groups.
 TABLE = (
-    *("sweep", "task", "model", "state", "training", "grid", "estimator", "spectrum"),
+    *("sweep", "task", "model", "state", "training", "grid", "estimator", "spectrum", "landscape"),
     *("quantities", "blocks", "parts", "seeds", "first_seed", "dtype"),
 )
 
@@ -52,6 +52,7 @@ VERBS = {
                 "sweep",
                 "estimator",
                 "spectrum",
+                "landscape",
                 "grid",
                 "launcher",
                 "model",

@@ -22,6 +22,7 @@ ADDED: tuple[str, ...] = (
     "task.path",
     "training.curvature",
     "training.refresh",
+    "task.base",
 )
 
 

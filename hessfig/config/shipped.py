@@ -21,6 +21,7 @@ GROUPS = (
     "grid",
     "estimator",
     "spectrum",
+    "landscape",
     "launcher",
     "sweep",
     "figure",

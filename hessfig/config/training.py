@@ -11,7 +11,7 @@ from hessfig.config.schema import Config, TrainingConfig
 from hessfig.errors import UserError
 
 MOST_STEPS, MOST_KEPT = 100_000_000, 10_000
-TRAINABLE = (Data.addition,)
+TRAINABLE = (Data.addition, Data.digits)
 
 
 def step_values(config: Config) -> list[int]:

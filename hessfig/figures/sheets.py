@@ -16,6 +16,8 @@ from hessfig.figures.layouts.growth.log_axes import growth
 from hessfig.figures.layouts.growth.one_panel import one_panel
 from hessfig.figures.layouts.growth.overview import growth_by_depth
 from hessfig.figures.layouts.histograms import histograms
+from hessfig.figures.layouts.landscape.landscape import landscape
+from hessfig.figures.layouts.landscape.power_laws import power_laws
 from hessfig.figures.layouts.lines import lines
 from hessfig.figures.layouts.pairs import pairs
 from hessfig.figures.layouts.spectra.distances import heterogeneity
@@ -56,6 +58,8 @@ LAYOUTS: dict[str, Layout] = {
     "one_panel": Layout(one_panel, options=(*_GROWTH, "part")),
     "pairs": Layout(pairs),
     "lines": Layout(lines, takes=("x", "colour", "dashes")),
+    "landscape": Layout(landscape, options=()),
+    "power_laws": Layout(power_laws, options=("quantity", "chance", "published")),
     "bars": Layout(bars, options=("quantity", "index", "at")),
     "spectra": Layout(spectra, options=("width", "variance", "part", "floor")),
     "heterogeneity": Layout(heterogeneity, options=("variance", "width")),

@@ -13,7 +13,7 @@ from hessfig.measurements.protocol import Quantity
 
 KEY = "quantities"
 _NOT_QUANTITIES = ("protocol", "registry", "estimate", "blocks")
-_ROOMS = ("spectra", "at_state")  # folders that hold quantities, beside what these share:
+_ROOMS = ("spectra", "at_state", "landscape")  # folders that hold quantities, beside what these share:
 _SHARED = ("settings", "checks", "measuring")
 
 

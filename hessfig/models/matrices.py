@@ -6,8 +6,6 @@ from hessfig.config.choices import MLP, Kind, QueryKey
 from hessfig.config.schema import ModelConfig, TaskConfig, with_defaults
 from hessfig.terms import Matrix
 
-VOCABULARY = 12
-
 
 def matrices_of(model: ModelConfig) -> list[Matrix]:
     """Return the weight matrices this architecture has, in the order of its parameters."""
@@ -29,12 +27,12 @@ def weight_size(matrix: str, model: ModelConfig, task: TaskConfig, layer: int = 
     inner = m.n_heads * (m.d_head or 0)
     is_readout = m.kind == Kind.linear_mlp and layer == m.n_layers
     sizes: dict[str, int] = {
-        Matrix.W_E: VOCABULARY * m.d_model,
+        Matrix.W_E: task.vocabulary * m.d_model,
         Matrix.W_pos: (3 * task.digits + 3) * m.d_model,
         Matrix.W_QK: m.d_model**2 * m.n_heads,
         Matrix.W_in: m.d_model * (m.d_mlp or 0),
         Matrix.W_out: m.d_model * (m.d_mlp or 0),
-        Matrix.W_U: VOCABULARY * m.d_model,
-        Matrix.W: m.d_model * (VOCABULARY if is_readout else m.d_model),
+        Matrix.W_U: task.vocabulary * m.d_model,
+        Matrix.W: m.d_model * (task.vocabulary if is_readout else m.d_model),
     }
     return sizes.get(matrix, m.d_model * inner)

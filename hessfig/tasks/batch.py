@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from hessfig.config import Data, DType, Loss, TaskConfig
 from hessfig.rng import stream
-from hessfig.tasks.addition import VOCABULARY, addition_batch, scored_positions, sequence_length
+from hessfig.tasks.addition import addition_batch, scored_positions, sequence_length
 from hessfig.tasks.digits import CLASSES, split
 
 
@@ -47,34 +47,34 @@ def draw_batch(task: TaskConfig, *, width: int, dtype: DType) -> Batch:
     if task.data == Data.gaussian:
         return _gaussian_batch(task, width, getattr(torch, dtype), generator)
     if task.data == Data.digits:
-        return _picture_batch(task, getattr(torch, dtype), generator)
-    tokens = addition_batch(task.batch_size, task.digits, generator=generator)
+        return picture_batch(task, task.batch_size, generator, dtype=dtype)
+    tokens = addition_batch(task.batch_size, task.digits, generator=generator, base=task.base)
     return batch_of(tokens, task, dtype=dtype)
 
 
 def batch_of(tokens: Tensor, task: TaskConfig, *, dtype: DType) -> Batch:
     """Return sums as a batch of `task`: scored positions, and targets that fit its loss."""
     scored = scored_positions(task.digits, task.scored)
-    return Batch(tokens, _targets(tokens, scored, task.loss, getattr(torch, dtype)), scored)
+    return Batch(tokens, _targets(tokens, scored, task, getattr(torch, dtype)), scored)
 
 
-def _targets(tokens: Tensor, scored: slice, loss: Loss, dtype: torch.dtype) -> Tensor:
+def picture_batch(task: TaskConfig, size: int, generator: torch.Generator, *, dtype: DType) -> Batch:
+    """Choose training pictures without replacement: a larger batch of the same seed holds the smaller one."""
+    training, kind = split(task.path)[0], getattr(torch, dtype)
+    chosen = torch.randperm(len(training), generator=generator)[:size]
+    images = torch.from_numpy(training.images)[chosen].to(kind)
+    labels = torch.from_numpy(training.labels)[chosen].unsqueeze(1)
+    targets = labels if task.loss == Loss.cross_entropy else F.one_hot(labels, CLASSES).to(kind)
+    return Batch(images, targets, slice(0, 1))
+
+
+def _targets(tokens: Tensor, scored: slice, task: TaskConfig, dtype: torch.dtype) -> Tensor:
     following = tokens[:, scored.start + 1 : scored.stop + 1]
-    if loss == Loss.cross_entropy:
+    if task.loss == Loss.cross_entropy:
         return following
     # NOTE(paper): the published code compares logits[11..16] with the tokens at the same positions.
-    labels = tokens[:, scored] if loss == Loss.mse_sum_unshifted else following
-    return F.one_hot(labels, VOCABULARY).to(dtype)
-
-
-def _picture_batch(task: TaskConfig, dtype: torch.dtype, generator: torch.Generator) -> Batch:
-    """Choose training pictures without replacement: a larger batch of the same seed holds the smaller one."""
-    training = split(task.path)[0]
-    chosen = torch.randperm(len(training), generator=generator)[: task.batch_size]
-    images = torch.from_numpy(training.images)[chosen].to(dtype)
-    labels = torch.from_numpy(training.labels)[chosen].unsqueeze(1)
-    targets = labels if task.loss == Loss.cross_entropy else F.one_hot(labels, CLASSES).to(dtype)
-    return Batch(images, targets, slice(0, 1))
+    labels = tokens[:, scored] if task.loss == Loss.mse_sum_unshifted else following
+    return F.one_hot(labels, task.vocabulary).to(dtype)
 
 
 def _gaussian_batch(task: TaskConfig, width: int, dtype: torch.dtype, generator: torch.Generator) -> Batch:

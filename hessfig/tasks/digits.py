@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -58,6 +59,7 @@ def pictures(path: str | None) -> Pictures:
     return _bundled() if path is None else _checked(Path(path), *_read(Path(path)))
 
 
+@cache
 def _bundled() -> Pictures:
     from sklearn.datasets import load_digits
 

@@ -1,4 +1,4 @@
-"""The sums that networks are trained and tested on: each from a stream of its own, found by its place in it."""
+"""The examples that networks are trained and tested on: each from a stream of its own, found by its place in it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import torch
 from jaxtyping import Int
 from torch import Generator, Tensor
 
-from hessfig.config import Optimiser, TaskConfig, TrainingData
+from hessfig.config import Data, Optimiser, TaskConfig, TrainingData
 from hessfig.rng import stream
 from hessfig.tasks.addition import sequences
-from hessfig.tasks.batch import Batch, batch_of, draw_batch
+from hessfig.tasks.batch import Batch, batch_of, draw_batch, picture_batch
 from hessfig.tasks.cascades import has_cascade, with_cascades
 
 if TYPE_CHECKING:
@@ -23,8 +23,9 @@ AT_ONCE = 4096  # sums that are looked through for cascades in one go
 def training_batch(config: Config, *, seed: int, step: int, name: str = "training") -> Batch:
     """Return the batch that update `step` (from 1) of the training of `seed` sees; nothing else is drawn for it.
 
-    Fresh sums, a share of them with cascades; or, of a fixed set (the task's own batch), a part chosen anew at every
-    step, all of it when training.batch_size is no smaller. `name` tells streams apart: "training" is the training's.
+    Fresh sums, a share of them with cascades (or training pictures, chosen anew without replacement); or, of a fixed
+    set (the task's own batch), a part chosen anew at every step, all of it when training.batch_size is no smaller.
+    `name` tells streams apart: "training" is the training's.
     """
     task, training = config.task, config.training
     generator = stream(seed, name, task.data.value, step)
@@ -32,9 +33,11 @@ def training_batch(config: Config, *, seed: int, step: int, name: str = "trainin
         return _whole(config)
     if training.data == TrainingData.fixed:
         return _part(_whole(config), training.batch_size, generator)
-    x, y = _operands(training.batch_size, task.digits, generator)
-    x, y = with_cascades(x, y, training.cascades, generator=generator)
-    return batch_of(sequences(x, y), task, dtype=training.dtype)
+    if task.data == Data.digits:
+        return picture_batch(task, training.batch_size, generator, dtype=training.dtype)
+    x, y = _operands(training.batch_size, task, generator)
+    x, y = with_cascades(x, y, training.cascades, generator=generator, base=task.base)
+    return batch_of(sequences(x, y, task.base), task, dtype=training.dtype)
 
 
 def is_full_batch(config: Config) -> bool:
@@ -46,7 +49,7 @@ def is_full_batch(config: Config) -> bool:
 
 def unseen_sums(task: TaskConfig, size: int) -> Int[Tensor, "size length"]:
     """Return uniform sums of a stream that no training and no measuring batch draws from."""
-    return sequences(*_operands(size, task.digits, stream(task.seed, "unseen", task.data.value)))
+    return sequences(*_operands(size, task, stream(task.seed, "unseen", task.data.value)), task.base)
 
 
 def unseen_cascades(task: TaskConfig, size: int) -> Int[Tensor, "size length"]:
@@ -54,14 +57,14 @@ def unseen_cascades(task: TaskConfig, size: int) -> Int[Tensor, "size length"]:
     generator = stream(task.seed, "unseen cascades", task.data.value)
     found: list[Tensor] = []
     while sum(map(len, found)) < size:
-        x, y = _operands(AT_ONCE, task.digits, generator)
-        kept = has_cascade(x, y)
-        found.append(sequences(x[kept], y[kept]))
+        x, y = _operands(AT_ONCE, task, generator)
+        kept = has_cascade(x, y, base=task.base)
+        found.append(sequences(x[kept], y[kept], task.base))
     return torch.cat(found)[:size]
 
 
-def _operands(size: int, digits: int, generator: Generator) -> tuple[Tensor, Tensor]:
-    x, y = torch.randint(0, 10, (2, size, digits), generator=generator)
+def _operands(size: int, task: TaskConfig, generator: Generator) -> tuple[Tensor, Tensor]:
+    x, y = torch.randint(0, task.base, (2, size, task.digits), generator=generator)
     return x, y
 
 

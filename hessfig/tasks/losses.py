@@ -12,6 +12,7 @@ from torch.nn import Module
 from torch.nn import functional as F
 
 from hessfig.config import Loss
+from hessfig.errors import UserError
 
 
 class CrossEntropy(Module):
@@ -72,6 +73,25 @@ def loss_module(loss: Loss) -> Module:
     if loss == Loss.cross_entropy:
         return CrossEntropy()
     return SquaredError("sum" if loss == Loss.mse_sum_unshifted else "mean")
+
+
+def per_sample(loss: Module, output: Tensor, target: Tensor) -> Float[Tensor, " batch"]:
+    """Return the loss of each sample, whose mean over the batch is the loss.
+
+    Raises UserError for a loss that is no mean over samples.
+    """
+    if isinstance(loss, CrossEntropy):
+        single = F.cross_entropy(output.flatten(0, -2), target.flatten(), reduction="none")
+    elif isinstance(loss, SquaredError) and loss.reduction == "mean":
+        single = (output - target).square()
+    else:
+        raise UserError(
+            "this loss is no mean over samples: L_k, the mean of the first k, has none of its own to take",
+            got=f"{type(loss).__name__} with reduction {getattr(loss, 'reduction', None)!r}",
+            allowed="cross_entropy, or mse, which is a mean over everything",
+            remedy="task.loss=cross_entropy",
+        )
+    return single.reshape(len(output), -1).mean(dim=1)
 
 
 def output_gradient(loss: Module, output: Tensor, target: Tensor) -> Tensor:

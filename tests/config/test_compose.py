@@ -35,6 +35,11 @@ TOY_TRAINING = {
     **{"state.step": "[1,3]", "training.steps": 3, "training.warmup": 1, "training.batch_size": 4},
     **{"training.evaluation_size": 8, "blocks": "[W_U]"},
 }
+# Of sweeps along k, on top.
+TOY_SAMPLES = {
+    **{"task.batch_size": 6, "landscape.permutations": 5, "landscape.points": 4, "landscape.draws": 2},
+    **{"landscape.first": 1, "landscape.curvatures": 1},
+}
 # What `make figures` drew, in this order, when the Makefile still listed it.
 IN_ORDER = [
     *["scalar", "bounds", "3a", "3b", "5a", "5b", "8", "eq5", "1", "4"],
@@ -43,6 +48,10 @@ IN_ORDER = [
 SPECTRA = [
     *["spectra", "spectra_large", "heterogeneity", "sinks", "sinks_large"],
     *["gauss_newton", "weight_norms", "weight_norms_whole"],
+]
+LANDSCAPE = [
+    *["landscape", "landscape_integrals", "stationarity", "data_size"],
+    *["model_size_width", "model_size_depth", "model_size_heads", "model_size_vocabulary", "sublayers"],
 ]
 NETWORK = """
 import torch
@@ -57,11 +66,13 @@ def make(seed):
 def toy_cells(sweep: str, folder: Path) -> list[Cell]:
     """Return one cell a variant and quantity of `sweep`: one sigma, one seed, a narrow network."""
     (folder / "network.py").write_text(NETWORK)
-    narrow = {**TOY, "model.d_model": 16 if sweep == "heads" else 4}
+    narrow = {**TOY, "model.d_model": 16 if sweep in ("heads", "model_size_heads") else 4}
     given = [f"model.factory={quoted(f'{folder}/network.py:make')}"] if sweep == "network" else []
     narrow |= (
         TOY_TRAINING if "override /state: trained" in Path(f"conf/sweep/{sweep}.yaml").read_text() else {}
     )
+    if "axis: index" in Path(f"conf/sweep/{sweep}.yaml").read_text():
+        narrow |= TOY_SAMPLES
     words = [f"output_dir={folder}", *(f"{key}={value}" for key, value in narrow.items())]
     found = configs(f"sweep={sweep}", *words, *given)
     for _, config in found:
@@ -90,14 +101,18 @@ def test_every_sweep_names_estimator_type_quantities_and_windows(sweep: str) -> 
 
 def test_estimators_and_types_are_those_make_figures_used() -> None:
     made = {name: configs(f"sweep={name}", *_network(name))[0][1] for name in SWEEPS}
-    assert {name for name, config in made.items() if config.estimator.method == "dense"} == {"entries", "eq5"}
-    assert {config.estimator.method for config in made.values()} == {"dense", "auto"}
+    assert {name for name, config in made.items() if config.estimator.method == "dense"} == {
+        *("entries", "eq5", "data_size", "sublayers"),
+    }
+    assert {config.estimator.method for config in made.values()} == {"dense", "auto", "hutchinson"}
     assert {name for name, config in made.items() if config.dtype == "float32"} == {"depth"}
     assert {name for name, config in made.items() if config.quantities != ["frobenius"]} == {
         "entries",
         "network",
         *SPECTRA,
         "training",
+        *LANDSCAPE,
+        "sublayers_steps",
     }
 
 
@@ -119,6 +134,8 @@ def test_figures_come_in_the_order_of_their_configuration() -> None:
     follow_ups = [figure for figure in found if figure.group == FigureGroup.follow_up]
     assert [figure.name for figure in follow_ups if figure.order < 210] == SPECTRA
     assert all(figure.order >= 200 for figure in follow_ups)
+    here = [figure.name for figure in follow_ups if 220 <= figure.order < 230]
+    assert here == [*LANDSCAPE, "sublayers_groups"]
     assert len({figure.order for figure in found}) == len(found)
     assert studies() == ["scalar", "bounds"]
     by_group = {group: [one.name for one in found if one.group == group] for group in FigureGroup}

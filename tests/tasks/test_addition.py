@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hessfig.config import DType, Scored, TaskConfig
 from hessfig.rng import stream
-from hessfig.tasks.addition import EQUALS, PLUS, addition_batch, scored_positions, sequence_length
+from hessfig.tasks.addition import addition_batch, scored_positions, sequence_length
 from hessfig.tasks.batch import draw_batch
 
 
@@ -33,8 +33,8 @@ def test_every_answer_is_the_sum(digits: int, seed: int) -> None:
     """Eight seeds hold enriched batches too, as the next test of frequency shows."""
     tokens = batch(200, digits, seed=seed)
     x, y, answer = tokens[:, :digits], tokens[:, digits + 1 : 2 * digits + 1], tokens[:, 2 * digits + 2 :]
-    assert (tokens[:, digits] == PLUS).all()
-    assert (tokens[:, 2 * digits + 1] == EQUALS).all()
+    assert (tokens[:, digits] == 10).all()
+    assert (tokens[:, 2 * digits + 1] == 11).all()
     assert [a + b for a, b in zip(numbers(x), numbers(y), strict=True)] == numbers(answer)
 
 
@@ -43,7 +43,7 @@ def test_the_scored_positions_predict_the_answer_and_nothing_else() -> None:
     assert (scored.start, scored.stop) == (11, 17)
     following = batch()[:, scored.start + 1 : scored.stop + 1]
     assert torch.equal(following, batch()[:, 12:18])
-    assert batch()[0, scored.start] == EQUALS
+    assert batch()[0, scored.start] == 11
 
 
 def test_all_scored_positions_are_those_with_a_next_token() -> None:

@@ -7,19 +7,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from hessfig.config.checks.figure import check_figure, check_filters
+from hessfig.config.checks.landscape import check_landscape
 from hessfig.config.checks.launcher import check_launcher
 from hessfig.config.checks.model import check_model
 from hessfig.config.checks.spectrum import check_spectrum
 from hessfig.config.choices import Data, Kind, Loss, Method
 from hessfig.config.grid import check_grid
-from hessfig.config.schema import Config, SweepConfig
+from hessfig.config.schema import Config, SweepConfig, TaskConfig
 from hessfig.config.training import check_training
 from hessfig.errors import UserError
 
 FEWEST_ALIGNED = 4
+_SMALLEST_BASE = 2
 LARGEST_SEED = 2**53  # a table holds whole numbers up to here
 # Beyond these, sizes are slips: resamples are held in memory at once, and no table has more layers.
-_MOST = {"resamples": 100_000, "model.n_layers": 10_000}
+_MOST = {"task.base": 1_000_000, "resamples": 100_000, "model.n_layers": 10_000}
 
 
 def check(config: Config) -> None:
@@ -29,6 +31,7 @@ def check(config: Config) -> None:
     check_model(config.model)
     _check_estimator(config)
     check_spectrum(config.spectrum)
+    check_landscape(config.landscape)
     _check_task(config)
     check_training(config)
     _check_sweep(config.sweep)
@@ -64,6 +67,7 @@ def _check_counts(config: Config) -> None:
         "model.patch": config.model.patch,
         "task.batch_size": config.task.batch_size,
         "task.digits": config.task.digits,
+        "task.base": config.task.base,
         "estimator.num_probes": config.estimator.num_probes,
         "resamples": config.resamples,
     }
@@ -159,6 +163,13 @@ def _check_task(config: Config) -> None:
             got=f"task.data={task.data}, model.kind={kind}",
             allowed="gaussian with self_attention; digits with vit; addition with transformer, mlp or linear_mlp",
             remedy=f"task={data}",
+        )
+    if task.base < _SMALLEST_BASE or (task.base != TaskConfig.base and data != Data.addition):
+        raise UserError(
+            "task.base: the base of the numbers that are added",
+            got=f"task.base={task.base}, task.data={data}",
+            allowed=f"a whole number >= {_SMALLEST_BASE} with task=addition",
+            remedy="task.base=10",
         )
     if task.path is not None and data != Data.digits:
         raise UserError(

@@ -17,7 +17,7 @@ from hessfig.config.choices.network import (
     State,
 )
 from hessfig.config.choices.reading import Average, FigureGroup, Format, Published, Style
-from hessfig.config.choices.training import Curvature, Optimiser, Schedule, TrainingData
+from hessfig.config.choices.training import Curvature, Direction, Optimiser, Schedule, TrainingData
 
 __all__ = [
     "MLP",
@@ -26,6 +26,7 @@ __all__ = [
     "Curvature",
     "DType",
     "Data",
+    "Direction",
     "FigureGroup",
     "Format",
     "Initialisation",

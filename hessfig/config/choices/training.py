@@ -1,4 +1,4 @@
-"""The values of settings of trainings."""
+"""The values of settings of trainings, and of the landscape around a state."""
 
 from __future__ import annotations
 
@@ -36,3 +36,10 @@ class TrainingData(StrEnum):
 
     fresh = "fresh"
     fixed = "fixed"
+
+
+class Direction(StrEnum):
+    """Which way from the state the landscape is looked at."""
+
+    random = "random"
+    gradient = "gradient"

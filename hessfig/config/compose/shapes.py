@@ -48,7 +48,7 @@ def _is_a(value: Any, kind: Any) -> bool:
 
 
 def _check_axis(config: Config) -> None:
-    allowed = ["sigma", "step", *config.sweep.vary]
+    allowed = ["sigma", "step", "index", *config.sweep.vary]
     if config.sweep.axis not in allowed:
         raise UserError(
             "sweep.axis is not what this sweep runs along",

@@ -11,7 +11,7 @@ from hessfig.config.settings import is_setting, meant, settings, siblings
 from hessfig.errors import UserError
 
 # A variant is other networks, data or estimators; seeds and sigmas are no variants, and the rest changes no number.
-VARIABLE = ("task.", "model.", "state.", "training.", "grid.", "estimator.", "dtype")
+VARIABLE = ("task.", "model.", "state.", "training.", "grid.", "estimator.", "landscape.", "dtype")
 MOST_VARIANTS = 10_000
 Vary = dict[str, list[Any]]
 
@@ -108,7 +108,7 @@ def _check_key(key: str) -> None:
         raise UserError(
             f"sweep.vary: {key} cannot be varied",
             got=key,
-            allowed="settings of task, model, state, grid and estimator, and dtype",
+            allowed="settings of task, model, state, training, grid, estimator and landscape, and dtype",
             remedy=f"hessfig run -m {key}=A,B makes one table a value",
         )
 

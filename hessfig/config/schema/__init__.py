@@ -2,6 +2,7 @@
 
 from hessfig.config.schema.everything import Config
 from hessfig.config.schema.experiment import FigureConfig, SweepConfig
+from hessfig.config.schema.landscape import LandscapeConfig
 from hessfig.config.schema.launcher import LauncherConfig
 from hessfig.config.schema.measuring import EstimatorConfig, GridConfig
 from hessfig.config.schema.network import ModelConfig, StateConfig, TaskConfig, with_defaults
@@ -13,6 +14,7 @@ __all__ = [
     "EstimatorConfig",
     "FigureConfig",
     "GridConfig",
+    "LandscapeConfig",
     "LauncherConfig",
     "ModelConfig",
     "SpectrumConfig",

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from hessfig.config.choices import DType, Style
 from hessfig.config.schema.experiment import FigureConfig, SweepConfig
+from hessfig.config.schema.landscape import LandscapeConfig
 from hessfig.config.schema.launcher import LauncherConfig
 from hessfig.config.schema.measuring import EstimatorConfig, GridConfig
 from hessfig.config.schema.network import ModelConfig, StateConfig, TaskConfig
@@ -26,6 +27,7 @@ class Config:
     grid: GridConfig = field(default_factory=GridConfig)
     estimator: EstimatorConfig = field(default_factory=EstimatorConfig)
     spectrum: SpectrumConfig = field(default_factory=SpectrumConfig)
+    landscape: LandscapeConfig = field(default_factory=LandscapeConfig)
     launcher: LauncherConfig = field(default_factory=LauncherConfig)
     sweep: SweepConfig = field(default_factory=SweepConfig)
     figure: FigureConfig = field(default_factory=FigureConfig)

@@ -23,7 +23,7 @@ class SweepConfig:
         "settings it varies beside sigma, in every combination: {model.n_heads: [1, 2], ...}",
         "{setting: values}",
     ] = field(default_factory=dict)
-    axis: Annotated[str, "what curves run along: sigma, step, or a varied setting"] = "sigma"
+    axis: Annotated[str, "what curves run along: sigma, step, index (k), or a varied setting"] = "sigma"
     windows: Annotated[
         list[Any], "ranges of the axis that slopes are fitted on; null: open", "a list of [low, high]"
     ] = field(default_factory=lambda: [[None, 1.0]])

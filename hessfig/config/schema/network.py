@@ -37,9 +37,15 @@ class TaskConfig:
         Loss.cross_entropy
     )
     scored: Annotated[Scored, "positions whose next token enters the loss"] = Scored.answer
+    base: Annotated[int, "for addition, the base of the numbers; the network knows base + 2 tokens"] = 10
     path: Annotated[
         str | None, "for data digits, pictures of your own: FILE.npz with images (n, 8, 8) and labels (n)"
     ] = None
+
+    @property
+    def vocabulary(self) -> int:
+        """Tokens of the addition task: the digits, + and =."""
+        return self.base + 2
 
 
 @dataclass

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hessfig.config.choices import MLP, Kind, Norm, Scored
 from hessfig.config.schema import ModelConfig, TaskConfig, with_defaults
 from hessfig.curvature.exact.support import Route, route_of
-from hessfig.models.matrices import VOCABULARY, weight_size
+from hessfig.models.matrices import weight_size
 from hessfig.terms import Block, Matrix, Part
 
 _SCORE_LIKE = (Matrix.W_Q, Matrix.W_K, Matrix.W_QK)
@@ -19,7 +19,7 @@ def cost(model: ModelConfig, task: TaskConfig, block: Block, part: Part) -> floa
     if route == Route.last_layer:
         return _last_layer_cost(model, sizes, block, part)
     if route == Route.tokens:
-        return 2.0 * sizes.items * VOCABULARY * sizes.width * sizes.width
+        return 2.0 * sizes.items * sizes.vocabulary * sizes.width * sizes.width
     if route == Route.columns:
         fewest = min(weight_size(matrix, model, task) for matrix in (block.row, block.col))
         return fewest * probe_cost(model, task, block)
@@ -41,6 +41,7 @@ class _Sizes:
     width: int
     inner: int
     hidden: int
+    vocabulary: int
 
     @classmethod
     def of(cls, model: ModelConfig, task: TaskConfig) -> _Sizes:
@@ -49,7 +50,16 @@ class _Sizes:
         scored = length if m.kind == Kind.self_attention else _scored(task)
         hidden = 0 if m.mlp == MLP.none or m.kind == Kind.self_attention else m.d_mlp or 0
         inner = m.n_heads * (m.d_head or 0)
-        return cls(task.batch_size, task.batch_size * scored, scored, length, m.d_model, inner, hidden)
+        return cls(
+            task.batch_size,
+            task.batch_size * scored,
+            scored,
+            length,
+            m.d_model,
+            inner,
+            hidden,
+            task.vocabulary,
+        )
 
 
 def _scored(task: TaskConfig) -> int:
@@ -59,7 +69,7 @@ def _scored(task: TaskConfig) -> int:
 def _last_layer_cost(model: ModelConfig, sizes: _Sizes, block: Block, part: Part) -> float:
     """Tail Jacobians once, then Gram matrices of the items (symmetric blocks cost half)."""
     curved = model.norm != Norm.none and part != Part.H_o
-    tail = 2.0 * sizes.items * sizes.hidden * sizes.width * (sizes.width if curved else VOCABULARY)
+    tail = 2.0 * sizes.items * sizes.hidden * sizes.width * (sizes.width if curved else sizes.vocabulary)
     tail += 6.0 * sizes.items * sizes.width**3 if curved else 0.0
     row, col = (_side(model, sizes, matrix) for matrix in (block.row, block.col))
     if block.is_diagonal:
@@ -76,14 +86,14 @@ def _side(model: ModelConfig, sizes: _Sizes, matrix: str) -> int:
         Matrix.W_O: sizes.width,
         Matrix.W_in: sizes.hidden,
         Matrix.W_out: sizes.width,
-        Matrix.W_U: VOCABULARY,
+        Matrix.W_U: sizes.vocabulary,
     }
     return sides.get(matrix, sizes.width * model.n_heads)
 
 
 def _outer_cost(model: ModelConfig, sizes: _Sizes, block: Block) -> float:
     """One pass down for every output of a sequence, then Gram matrices of the pairs of sequences."""
-    rank = sizes.scored * VOCABULARY
+    rank = sizes.scored * sizes.vocabulary
     sides = {_side(model, sizes, matrix) for matrix in (block.row, block.col)}
     pairs = (
         sizes.sequences**2

@@ -87,9 +87,9 @@ def set_log_range(axes: Sequence[Axes], curves: pd.DataFrame, axis: Axis = SIGMA
         axes[0].set_xlim(*_padded(drawn[X], 0.04))
         axes[0].set_ylim(*_padded(drawn["mean"], 0.07))
         if drawn["mean"].max() < 30 * drawn["mean"].min():
-            _between_decades(axes[0], "y")
+            between_decades(axes[0], "y")
         if not axis.is_sigma and drawn[X].max() < 30 * drawn[X].min():
-            _between_decades(axes[0], "x")
+            between_decades(axes[0], "x")
 
 
 def set_decades(ax: Axes, which: str) -> None:
@@ -102,7 +102,7 @@ def set_decades(ax: Axes, which: str) -> None:
         axis.set_major_formatter(FuncFormatter(_power_of_ten))
 
 
-def _between_decades(ax: Axes, which: str) -> None:
+def between_decades(ax: Axes, which: str) -> None:
     """Put ticks at 1, 2 and 5 times powers of ten on an axis (and those that share it), for short ranges."""
     for sibling in getattr(ax, f"get_shared_{which}_axes")().get_siblings(ax):
         axis = getattr(sibling, f"{which}axis")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hessfig.config import Config
+from hessfig.config import Config, Data
 from hessfig.measurements.at_state.checks import check_task
 from hessfig.measurements.protocol import Measured, Quantity, Request, Row
 from hessfig.models.protocol import Layout
@@ -21,15 +21,16 @@ def _measure(problem: Problem, request: Request) -> Measured:
     """Return shares of training.evaluation_size sums, each with its standard error sqrt(p (1 - p) / n).
 
     `accuracy`: whole answers (no index), then digits, 1 the most significant. `cascade_accuracy`: whole answers, and
-    digits, of as many sums with three carries in a row (tasks.cascades.has_cascade), uniform among those.
+    digits, of as many sums with three carries in a row (tasks.cascades.has_cascade), uniform among those. Of pictures:
+    the share of the test pictures that are classified rightly.
     """
-    from hessfig.states.training.answers import right_digits
+    from hessfig.states.training.answers import right_answers, right_digits
     from hessfig.tasks.cascades import LONG
-    from hessfig.tasks.examples import unseen_cascades, unseen_sums
+    from hessfig.tasks.examples import unseen_cascades
 
     task, size = request.at.config.task, request.at.config.training.evaluation_size
-    rows = _rows(NAME, request, right_digits(problem.network, unseen_sums(task, size), task.digits))
-    if task.digits >= LONG:
+    rows = _rows(NAME, request, right_answers(problem.network, task, size))
+    if task.data == Data.addition and task.digits >= LONG:
         hard = right_digits(problem.network, unseen_cascades(task, size), task.digits)
         rows += _rows(CASCADE, request, hard)
     return Measured(rows)
@@ -38,7 +39,8 @@ def _measure(problem: Problem, request: Request) -> Measured:
 def _rows(name: str, request: Request, right: Tensor) -> list[Row]:
     from hessfig.measurements.at_state.measuring.rows import state_row
 
-    shares = [(None, right.all(dim=1)), *enumerate(right.unbind(1), 1)]
+    places = right.unbind(1) if right.shape[1] > 1 else ()
+    shares = [(None, right.all(dim=1)), *enumerate(places, 1)]
     rows = []
     for index, hits in shares:
         share = float(hits.double().mean())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hessfig.config.schema import Config
-from hessfig.models.matrices import VOCABULARY, weight_size
+from hessfig.models.matrices import weight_size
 from hessfig.models.protocol import Kind, Layout, Weight
 from hessfig.models.structure import is_structural_zero
 from hessfig.terms import Group, Matrix
@@ -20,7 +20,7 @@ def layout(config: Config) -> Layout:
     table = Weight(
         Matrix.W_E.value,
         "tok_embed.weight",
-        VOCABULARY * model.d_model,
+        task.vocabulary * model.d_model,
         0,
         (Group.embeddings.value,),
         is_main=False,
@@ -41,7 +41,7 @@ def layout(config: Config) -> Layout:
 def _skeleton(config: Config) -> nn.Module:
     from hessfig.models.linear_mlp.network import LinearMLP
 
-    return LinearMLP(config.model, vocabulary=VOCABULARY)
+    return LinearMLP(config.model, vocabulary=config.task.vocabulary)
 
 
 KIND = Kind(layout=layout, skeleton=_skeleton, is_structural_zero=is_structural_zero)

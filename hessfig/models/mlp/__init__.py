@@ -16,10 +16,11 @@ if TYPE_CHECKING:
 
 
 def _skeleton(config: Config) -> nn.Module:
-    from hessfig.models.matrices import VOCABULARY
     from hessfig.models.mlp.network import PrefixMLP
 
-    return PrefixMLP(config.model, width=width(config), vocabulary=VOCABULARY, reach=reach(config.task))
+    return PrefixMLP(
+        config.model, width=width(config), vocabulary=config.task.vocabulary, reach=reach(config.task)
+    )
 
 
 def _check(config: Config) -> None:

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from hessfig.config.choices import MLP, Kind, Sink
-from hessfig.config.schema import Config, ModelConfig, TaskConfig
+from hessfig.config.schema import Config, TaskConfig
 from hessfig.models import transformer
-from hessfig.models.matrices import VOCABULARY
 from hessfig.models.protocol import Layout, Weight
 from hessfig.terms import Group, Matrix
 
@@ -17,7 +16,7 @@ _MLP, _EMBEDDINGS, _BIASES = ((group.value,) for group in (Group.mlp, Group.embe
 
 def layout(config: Config) -> Layout:
     """Return embedding, hidden layers (W_in is the first, W the further ones) and read-out; biases as others."""
-    return Layout(tuple(_weights(config.model, width(config), reach(config.task))))
+    return Layout(tuple(_weights(config, width(config))))
 
 
 def reach(task: TaskConfig) -> int:
@@ -44,7 +43,7 @@ def width(config: Config) -> int:
 
 
 def _size(config: Config, hidden: int) -> int:
-    return sum(weight.size for weight in _weights(config.model, hidden, reach(config.task)))
+    return sum(weight.size for weight in _weights(config, hidden))
 
 
 def _transformer_size(config: Config) -> int:
@@ -52,12 +51,13 @@ def _transformer_size(config: Config) -> int:
     return sum(weight.size for weight in transformer.layout(replace(config, model=model)).weights)
 
 
-def _weights(model: ModelConfig, hidden: int, reach: int) -> Iterator[Weight]:
-    yield Weight(Matrix.W_E.value, "tok_embed.weight", VOCABULARY * model.d_model, 0, _EMBEDDINGS)
+def _weights(config: Config, hidden: int) -> Iterator[Weight]:
+    model, vocabulary = config.model, config.task.vocabulary
+    yield Weight(Matrix.W_E.value, "tok_embed.weight", vocabulary * model.d_model, 0, _EMBEDDINGS)
     for layer in range(1, model.n_layers + 1):
-        name, inputs = (Matrix.W_in, reach * model.d_model) if layer == 1 else (Matrix.W, hidden)
+        name, inputs = (Matrix.W_in, reach(config.task) * model.d_model) if layer == 1 else (Matrix.W, hidden)
         yield Weight(name.value, f"layers.{layer - 1}.weight", inputs * hidden, layer, _MLP)
         bias = name.value.replace("W", "b", 1)
         yield Weight(bias, f"layers.{layer - 1}.bias", hidden, layer, (*_MLP, *_BIASES), is_main=False)
-    yield Weight(Matrix.W_U.value, "head.weight", VOCABULARY * hidden)
-    yield Weight("b_U", "head.bias", VOCABULARY, 0, _BIASES, is_main=False)
+    yield Weight(Matrix.W_U.value, "head.weight", vocabulary * hidden)
+    yield Weight("b_U", "head.bias", vocabulary, 0, _BIASES, is_main=False)

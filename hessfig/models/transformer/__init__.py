@@ -14,11 +14,12 @@ if TYPE_CHECKING:
 
 
 def _skeleton(config: Config) -> nn.Module:
-    from hessfig.models.matrices import VOCABULARY
     from hessfig.models.transformer.network import Transformer
     from hessfig.tasks.addition import sequence_length
 
-    return Transformer(config.model, vocabulary=VOCABULARY, length=sequence_length(config.task.digits))
+    return Transformer(
+        config.model, vocabulary=config.task.vocabulary, length=sequence_length(config.task.digits)
+    )
 
 
 KIND = Kind(layout=layout, skeleton=_skeleton, is_structural_zero=is_structural_zero)

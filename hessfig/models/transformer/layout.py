@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from hessfig.config.choices import MLP, Norm, QueryKey
 from hessfig.config.schema import Config, ModelConfig, with_defaults
-from hessfig.models.matrices import VOCABULARY, matrices_of, weight_size
+from hessfig.models.matrices import matrices_of, weight_size
 from hessfig.models.protocol import Layout, Weight
 from hessfig.terms import Group, Matrix
 
@@ -30,7 +30,7 @@ def _weights(config: Config) -> Iterator[Weight]:
     if model.norm == Norm.pre:
         yield from norm_weights("ln_out", model, 0)
     yield Weight(Matrix.W_U.value, "head.weight", weight_size(Matrix.W_U, model, task))
-    yield Weight("b_U", "head.bias", VOCABULARY, 0, (Group.biases.value,), is_main=False)
+    yield Weight("b_U", "head.bias", task.vocabulary, 0, (Group.biases.value,), is_main=False)
 
 
 def layer_weights(config: Config, model: ModelConfig, layer: int) -> Iterator[Weight]:

@@ -1,4 +1,4 @@
-"""Which digits of which sums a network gets right."""
+"""Which digits of which sums a network gets right, and which pictures."""
 
 from __future__ import annotations
 
@@ -6,11 +6,29 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
-from hessfig.config import Scored
+from hessfig.config import Data, Scored, TaskConfig
 from hessfig.models.layered import scored_outputs
 from hessfig.tasks.addition import scored_positions
+from hessfig.tasks.digits import split
+from hessfig.tasks.examples import unseen_sums
 
 AT_ONCE = 1000  # sums a forward pass; part of what the bits of their logits depend on
+
+
+def right_answers(network: nn.Module, task: TaskConfig, size: int) -> Bool[Tensor, "examples places"]:
+    """Return where answers to unseen examples are right: `size` sums, digit by digit, or the test pictures."""
+    if task.data == Data.digits:
+        return right_classes(network, task)
+    return right_digits(network, unseen_sums(task, size), task.digits)
+
+
+@torch.no_grad()
+def right_classes(network: nn.Module, task: TaskConfig) -> Bool[Tensor, "pictures 1"]:
+    """Return which test pictures (tasks.digits.split) have their own class as the likeliest."""
+    held, test = next(network.parameters()), split(task.path)[1]
+    images = torch.from_numpy(test.images).to(held)
+    outputs = [scored_outputs(network, some, slice(0, 1)).cpu() for some in images.split(AT_ONCE)]
+    return torch.cat(outputs).argmax(dim=-1) == torch.from_numpy(test.labels).unsqueeze(1)
 
 
 @torch.no_grad()

@@ -15,11 +15,11 @@ from torch.nn.utils import get_total_norm
 from hessfig.config import DType
 from hessfig.models.layered import scored_outputs
 from hessfig.states.initialised import initialised
-from hessfig.states.training.answers import right_digits
+from hessfig.states.training.answers import right_answers
 from hessfig.states.training.kept import COLUMNS, Folder, Moment
 from hessfig.states.training.rule import Rule
 from hessfig.states.training.trajectory import Trajectory
-from hessfig.tasks.examples import training_batch, unseen_sums
+from hessfig.tasks.examples import training_batch
 
 SAVE_EVERY, REPORT_EVERY = 5.0, 0.5  # seconds
 
@@ -114,12 +114,12 @@ class _Run:
         self.log.append([step, value, rate, float(norm), self._accuracy()])
 
     def _accuracy(self) -> float:
-        """Return the share of whole answers right on unseen sums, at the steps where that is looked at."""
+        """Return the share of whole answers right on unseen examples, at the steps where that is looked at."""
         training, task = self.config.training, self.config.task
         if self.step % training.evaluate_every and self.step != training.steps:
             return math.nan
-        sums = unseen_sums(task, training.evaluation_size)
-        return float(right_digits(self.network, sums, task.digits).all(dim=1).double().mean())
+        right = right_answers(self.network, task, training.evaluation_size)
+        return float(right.all(dim=1).double().mean())
 
     def _look_at_the_clock(self) -> None:
         now = time.monotonic()

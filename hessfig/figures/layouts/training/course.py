@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
-from matplotlib.axes import Axes
 
 from hessfig.analysis.manifest import read_run
 from hessfig.figures.layouts.spectra.changes import tone
@@ -94,7 +94,7 @@ def _found(
     return [(quantity, name, rows[rows["index"] == 0]) for quantity, name, rows in chosen if len(rows)]
 
 
-def _draw_panel(ax: Axes, title: str, lines: list[tuple[str, str, pd.DataFrame]]) -> pd.DataFrame:
+def _draw_panel(ax: Any, title: str, lines: list[tuple[str, str, pd.DataFrame]]) -> pd.DataFrame:
     scale(ax, [rows for _, _, rows in lines])
     found = []
     for rank, (quantity, name, rows) in enumerate(lines):

@@ -1,0 +1,1 @@
+"""What the quantities of the landscape share, and their arithmetic."""

@@ -1,0 +1,168 @@
+"""Hessians of nested subsets of a batch, times the same test vectors: one pass over the samples for all k."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hessfig.config import Method
+from hessfig.curvature.column import PROBES_AT_ONCE, SPLIT, chunks, completed
+from hessfig.curvature.probes import rademacher
+from hessfig.curvature.problem import Problem
+from hessfig.curvature.routes import Engines
+from hessfig.measurements.blocks import block_row, columns
+from hessfig.measurements.estimate import Estimate
+from hessfig.measurements.frobenius.dense import COLUMNS_AT_ONCE
+from hessfig.measurements.landscape.measuring.orders import Places, places
+from hessfig.measurements.landscape.measuring.rows import samples_of
+from hessfig.measurements.protocol import Measured, Request, Row
+from hessfig.measurements.spectra.measuring.statistics import condition_number
+from hessfig.tasks.batch import Batch
+from hessfig.terms import Block, Part
+
+AT_ONCE = 512  # samples of a problem
+Key = tuple[Block, Part]
+
+
+def measure(problem: Problem, request: Request) -> Measured:
+    """Return rows along k, up to all N samples, of every block and part.
+
+    `hessian_distance` = ||H_k - H_N||_F / ||H_N||_F, H_k of the first k samples; `subset_norm` = ||H_k||_F.
+    `hessian_distance_null` is the root mean square that N independent samples give, sqrt(S^2 (1/k - 1/N)) /
+    ||H_N||_F, S^2 being the spread of single samples' Hessians found from the distances of the disjoint pieces
+    between neighbouring k. With estimator=dense all are exact, and diagonal blocks have `subset_largest_eigenvalue`,
+    `subset_smallest_eigenvalue` and `subset_condition_number`; otherwise they are estimates from the same test
+    vectors at every k, with standard errors.
+    """
+    settings, number = request.at.config.landscape, samples_of(problem, request).count
+    at = places(settings.first, number, settings.points)
+    rows: list[Row] = []
+    for layer, col, blocks in columns(request.blocks):
+        sums = _sums(problem, request, (layer, col, blocks), at)
+        for block in blocks:
+            for part in request.parts:
+                rows += _rows(request, (block, part), at, [one[block, part] for one in sums])
+    return Measured(rows)
+
+
+def is_dense(request: Request) -> bool:
+    """Whether the test vectors are the unit vectors, hence every number exact."""
+    return request.estimator.method == Method.dense
+
+
+def _sums(
+    problem: Problem, request: Request, place: tuple[int, str, list[Block]], at: Places
+) -> list[dict[Key, Tensor]]:
+    """Return k H_k V at every place k."""
+    layer, col, blocks = place
+    vectors: Tensor | None = None
+    total: dict[Key, Tensor] = {}
+    found, start = [], 0
+    for k in map(int, at):
+        for piece, size in _pieces(problem, start, k):
+            column = Engines(piece, request.model, request.estimator.products).column(layer, col, blocks)
+            vectors = _vectors(request, layer, col, column.dim) if vectors is None else vectors
+            at_once = COLUMNS_AT_ONCE if is_dense(request) else PROBES_AT_ONCE
+            made = [
+                column.split_matmat(one, SPLIT) for one in chunks(vectors.to(column.dtype), column, at_once)
+            ]
+            whole = {key: torch.cat([one[key] for one in made], dim=1).double().cpu() for key in made[0]}
+            for key, product in completed(whole, request.parts).items():
+                block, part = key
+                assert isinstance(block, Block)
+                before = total.get((block, part))
+                total[block, part] = size * product if before is None else before + size * product
+        found.append(dict(total))
+        start = k
+    return found
+
+
+def _pieces(problem: Problem, start: int, stop: int) -> Iterator[tuple[Problem, int]]:
+    """Yield the problem on some samples, at most AT_ONCE at once, with their number."""
+    batch = problem.batch
+    for first in range(start, stop, AT_ONCE):
+        rows = slice(first, min(first + AT_ONCE, stop))
+        part = Batch(batch.inputs[rows], batch.targets[rows], batch.scored)
+        yield replace(problem, batch=part), rows.stop - rows.start
+
+
+def _vectors(request: Request, layer: int, col: str, dim: int) -> Tensor:
+    if is_dense(request):
+        return torch.eye(dim, dtype=torch.float64)
+    number = request.estimator.num_probes
+    return rademacher(dim, number, generator=request.stream(layer, col), dtype=torch.float64)
+
+
+def _rows(request: Request, of: Key, at: Places, sums: list[Tensor]) -> list[Row]:
+    whole, last = sums[-1] / int(at[-1]), int(at[-1])
+    null = _spread(sums, at, whole, request)
+    rows = []
+    for k, one in zip(map(int, at), sums, strict=True):
+        here = one / k
+        numbers = {
+            "hessian_distance": _ratio(here - whole, whole, request),
+            "subset_norm": _norm(here, request),
+            "hessian_distance_null": _estimate(null * max(1 / k - 1 / last, 0.0) ** 0.5, 0.0, request),
+            **_eigenvalues(here, of[0], request),
+        }
+        rows += [{**block_row(name, request, *of, found), "index": k} for name, found in numbers.items()]
+    return rows
+
+
+def _spread(sums: list[Tensor], at: Places, whole: Tensor, request: Request) -> float:
+    """Return S / ||H_N||_F: each disjoint piece of m samples has E ||H_piece - H_N||^2 = S^2 (1/m - 1/N)."""
+    size = _norm(whole, request).value
+    starts = [0, *map(int, at[:-1])]
+    before = [torch.zeros_like(whole), *sums[:-1]]
+    found = []
+    for start, stop, low, high in zip(starts, map(int, at), before, sums, strict=True):
+        share = 1 / (stop - start) - 1 / int(at[-1])
+        if share > 0:
+            found.append(_norm((high - low) / (stop - start) - whole, request).value ** 2 / share)
+    return float(np.mean(found)) ** 0.5 / size if found and size else 0.0
+
+
+def _norm(products: Tensor, request: Request) -> Estimate:
+    """Return ||A||_F from A V."""
+    squares = products.square().sum(dim=0)
+    if is_dense(request):
+        return _estimate(float(squares.sum()) ** 0.5, 0.0, request)
+    value = float(squares.mean()) ** 0.5
+    return _estimate(value, _deviation(squares) / (2 * value) if value else 0.0, request)
+
+
+def _ratio(difference: Tensor, whole: Tensor, request: Request) -> Estimate:
+    """Return ||D||_F / ||A||_F from D V and A V, with its standard error to first order; 0 for a zero block."""
+    above, below = _norm(difference, request).value, _norm(whole, request).value
+    value = above / below if below else 0.0
+    if is_dense(request) or not value:
+        return _estimate(value, 0.0, request)
+    relative = difference.square().sum(dim=0) / above**2 - whole.square().sum(dim=0) / below**2
+    return _estimate(value, value * _deviation(relative) / 2, request)
+
+
+def _deviation(values: Tensor) -> float:
+    """Return the standard error of a mean; nan for a single number."""
+    return float(values.std()) / len(values) ** 0.5 if len(values) > 1 else float("nan")
+
+
+def _eigenvalues(matrix: Tensor, block: Block, request: Request) -> dict[str, Estimate]:
+    if not (is_dense(request) and block.is_diagonal and bool(matrix.any())):
+        return {}
+    values = torch.linalg.eigvalsh((matrix + matrix.T) / 2).numpy()
+    numbers = {
+        "subset_largest_eigenvalue": float(values[-1]),
+        "subset_smallest_eigenvalue": float(values[0]),
+        "subset_condition_number": condition_number(values, request.at.config.spectrum.cut),
+    }
+    return {name: _estimate(value, 0.0, request) for name, value in numbers.items()}
+
+
+def _estimate(value: float, error: float, request: Request) -> Estimate:
+    dense = is_dense(request)
+    probes = 0 if dense else request.estimator.num_probes
+    return Estimate(value, error, probes, "dense" if dense else Method.hutchinson.value)

@@ -1,0 +1,124 @@
+"""Power laws and the landscape by the data of their artists."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from hessfig.errors import UserError
+from hessfig.record import COLUMNS
+from tests.analysis.synthetic import CONFIG, make_table
+from tests.figures.conftest import Draw, curves, words
+
+PLACES = (8, 16, 32, 64, 128)
+ALONG_K = {**CONFIG, "sweep": {"axis": "index"}}
+
+
+def k_rows(values: dict[str, Any], variant: str = "", single: dict[str, float] | None = None) -> pd.DataFrame:
+    """Return a table of quantities of the network along k, three seeds; `values` are laws of k."""
+    shared = {
+        **{
+            "sweep": "sigma",
+            "variant": variant,
+            "num_layers": 1,
+            "layer": 0,
+            "row_layer": 0,
+            "row": "",
+            "col": "",
+        },
+        **{
+            "part": "",
+            "error": 0.0,
+            "sigma": 0.1,
+            "step": float("nan"),
+            "num_probes": 0,
+            "estimator": "orders",
+        },
+        **{"dtype": "float64", "status": "ok", "seconds": 0.1, "config": f"c{variant}"},
+    }
+    numbers = [(name, k, law(k)) for name, law in values.items() for k in PLACES]
+    numbers += [(name, 0, value) for name, value in (single or {}).items()]
+    rows = [
+        {**shared, "quantity": name, "index": k, "value": value * (1 + 0.1 * seed), "seed": 1234 + seed}
+        for name, k, value in numbers
+        for seed in range(3)
+    ]
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def test_curves_along_k_with_chance_beside_them(pages: Draw) -> None:
+    table = k_rows({"stationarity": lambda k: 3 * k**-0.5, "chance": lambda k: 2 * k**-0.5})
+    (page,) = pages(
+        "power_laws",
+        table,
+        settings=ALONG_K,
+        windows=[(None, None)],
+        quantity=["stationarity"],
+        chance={"stationarity": ["chance"]},
+        published={"stationarity": -2.0},
+    )
+    (ax,) = page.figure.axes
+    (curve,) = curves(ax)
+    np.testing.assert_allclose(curve.get_ydata(), [3.3 * k**-0.5 for k in PLACES])
+    (grey,) = [line for line in ax.lines if line.get_marker() == "None"]
+    np.testing.assert_allclose(grey.get_ydata(), [2.2 * k**-0.5 for k in PLACES])
+    assert "−0.500" in words(ax) and "published: −2" in words(ax) and "chance: −0.500" in words(ax)
+    assert ax.get_xlabel() == "k" and ax.get_xscale() == ax.get_yscale() == "log"
+    assert page.numbers.query("quantity == 'stationarity'")["slope"].iloc[0] == pytest.approx(-0.5)
+    assert set(page.numbers["index"]) == set(PLACES)
+
+
+def test_blocks_are_rows_and_quantities_columns(pages: Draw) -> None:
+    table = make_table(
+        networks=[(f"model.d_model={d}", 1) for d in (16, 32, 64)],
+        sigma=(0.1,),
+        parts=("H",),
+        law=lambda b, p, a, s: s,
+        noise=0,
+        wander=0,
+    )
+    table["value"] *= table["variant"].str.extract(r"=(\d+)")[0].astype(float)
+    both = pd.concat([table, table.assign(quantity="trace", value=table["value"] ** 2)])
+    settings = {**CONFIG, "sweep": {"axis": "model.d_model"}}
+    (page,) = pages(
+        "power_laws", both, settings=settings, windows=[(None, None)], quantity=["frobenius", "trace"]
+    )
+    axes = page.figure.axes
+    assert len(axes) == 4 and axes[-1].get_xlabel() == "d_model"
+    assert "1.000" in words(axes[0]) and "2.000" in words(axes[1])
+
+
+def landscape_table() -> pd.DataFrame:
+    laws = {
+        "landscape_difference": lambda k: 0.8 / (k + 1),
+        "landscape_rms": lambda k: 1 / (k + 1),
+        "landscape_null": lambda k: (1 + 1 / k) ** 0.5 / (k + 1),
+        "landscape_bound": lambda k: 20 / (k + 1),
+    }
+    far = {**laws, "landscape_prediction": lambda k: 0.7 / (k + 1)}
+    numbers = {"largest_loss": 4.0, "largest_curvature": 12.0}
+    agreed = {**numbers, "prediction_correlation": 0.9, "prediction_slope": 0.5}
+    places = [("None", laws, {"largest_loss": 4.0}), ("0.5", far, agreed)]
+    return pd.concat([k_rows(rows, f"landscape.distance={d}", one) for d, rows, one in places])
+
+
+def test_the_landscape_has_a_panel_a_distance_with_bound_and_prediction(pages: Draw) -> None:
+    (page,) = pages("landscape", landscape_table(), settings=ALONG_K, windows=[(None, None)])
+    at_state, far = page.figure.axes
+    assert at_state.get_title() == "at $w^*$" and far.get_title() == "distance 0.5"
+    lines = {line.get_label(): np.asarray(line.get_ydata()) for line in far.lines}
+    k = np.array(PLACES)
+    np.testing.assert_allclose(lines["mean"], 1.1 * 0.8 / (k + 1))
+    np.testing.assert_allclose(lines["2nd order"], 1.1 * 0.7 / (k + 1))
+    np.testing.assert_allclose(lines["loss term"], 1.1 * 8 / (k + 1))
+    np.testing.assert_allclose(lines["curvature term"], 1.1 * 12 * 0.25 / (k + 1))
+    assert "r = 0.99, b = 0.55" in words(far) and "bound / mean: 25" in words(far)
+    assert "2nd order" not in {line.get_label() for line in at_state.lines}
+
+
+def test_a_table_without_a_landscape_says_what_to_run(pages: Draw) -> None:
+    with pytest.raises(UserError, match=r"landscape_difference[\s\S]*hessfig run"):
+        pages("landscape", make_table())
