@@ -53,6 +53,10 @@ LANDSCAPE = [
     *["landscape", "landscape_integrals", "stationarity", "data_size"],
     *["model_size_width", "model_size_depth", "model_size_heads", "model_size_vocabulary", "sublayers"],
 ]
+ALONG = [
+    *["training", "curvature_flow", "heterogeneity_trained", "edge", "edge_adamw", "edge_batches", "steps"],
+    *["heterogeneity_after", "gauss_newton_after", "spectra_after", "entries_after"],
+]
 NETWORK = """
 import torch
 
@@ -101,18 +105,17 @@ def test_every_sweep_names_estimator_type_quantities_and_windows(sweep: str) -> 
 
 def test_estimators_and_types_are_those_make_figures_used() -> None:
     made = {name: configs(f"sweep={name}", *_network(name))[0][1] for name in SWEEPS}
-    assert {name for name, config in made.items() if config.estimator.method == "dense"} == {
-        *("entries", "eq5", "data_size", "sublayers"),
-    }
+    dense = {name for name, config in made.items() if config.estimator.method == "dense"}
+    assert dense == {"entries", "entries_after", "eq5", "data_size", "sublayers"}
     assert {config.estimator.method for config in made.values()} == {"dense", "auto", "hutchinson"}
     assert {name for name, config in made.items() if config.dtype == "float32"} == {"depth"}
     assert {name for name, config in made.items() if config.quantities != ["frobenius"]} == {
         "entries",
         "network",
         *SPECTRA,
-        "training",
         *LANDSCAPE,
         "sublayers_steps",
+        *ALONG,
     }
 
 

@@ -10,7 +10,7 @@ import pandas as pd
 
 from hessfig.analysis.manifest import read_run
 from hessfig.figures.layouts.spectra.changes import tone
-from hessfig.figures.layouts.training.common import check_steps, counted, draw_means, how, of_whole, scale
+from hessfig.figures.layouts.training.means import check_steps, counted, draw_means, how, of_whole, scale
 from hessfig.figures.parts.grid import Margins, panel_grid, say
 from hessfig.figures.parts.save import Page, page_suffix
 from hessfig.figures.parts.spec import FigureSpec
@@ -77,14 +77,15 @@ def _draw_page(table: pd.DataFrame, suffix: str) -> Page:
     figure, axes = panel_grid(
         max(rows, 1), _COLUMNS, note=how(table, ""), margins=margins, share_x=False, share_y=False
     )
-    drawn = [_draw_panel(ax, title, lines) for ax, (title, lines) in zip(axes.flat, panels, strict=False)]
-    for ax in axes.flat[len(panels) :]:
+    places: list[Axes] = list(axes.ravel())
+    drawn = [_draw_panel(ax, title, lines) for ax, (title, lines) in zip(places, panels, strict=False)]
+    for ax in places[len(panels) :]:
         ax.set_axis_off()
         if not panels:
             say(ax, "(nothing of the whole network)")
     for ax in axes[-1]:
         ax.set_xlabel("step")
-    return Page(suffix, figure, pd.concat(drawn, ignore_index=True))
+    return Page(suffix, figure, pd.concat([pd.DataFrame(), *drawn], ignore_index=True))
 
 
 def _found(

@@ -13,7 +13,7 @@ from matplotlib.ticker import NullLocator
 from hessfig.analysis.interval import student_interval
 from hessfig.analysis.manifest import read_run
 from hessfig.errors import UserError
-from hessfig.figures.layouts.training.common import check_steps, counted, how
+from hessfig.figures.layouts.training.means import check_steps, counted, how
 from hessfig.figures.parts.grid import Margins, panel_grid, say
 from hessfig.figures.parts.save import Page, page_suffix
 from hessfig.figures.parts.spec import FigureSpec

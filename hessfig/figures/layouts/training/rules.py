@@ -12,7 +12,7 @@ from hessfig.analysis.interval import student_interval
 from hessfig.analysis.manifest import read_run
 from hessfig.analysis.training.race import Race, race
 from hessfig.figures.layouts.spectra.changes import draw_line, seed_means, tone
-from hessfig.figures.layouts.training.common import check_steps, how
+from hessfig.figures.layouts.training.means import check_steps, how
 from hessfig.figures.parts.grid import Margins, panel_grid
 from hessfig.figures.parts.looks import set_y_scale
 from hessfig.figures.parts.save import Page

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from hessfig.analysis.manifest import read_run
 from hessfig.errors import UserError
 from hessfig.figures.layouts.spectra.changes import draw_line, seed_means
-from hessfig.figures.layouts.training.common import check_steps, counted, how, name_columns, scale
+from hessfig.figures.layouts.training.means import check_steps, counted, how, name_columns, scale
 from hessfig.figures.parts.grid import only_outer_labels, panel_grid, say
 from hessfig.figures.parts.save import Page
 from hessfig.figures.parts.spec import FigureSpec

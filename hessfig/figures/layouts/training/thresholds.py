@@ -12,7 +12,7 @@ from hessfig.analysis.manifest import read_run
 from hessfig.analysis.training.edge import THRESHOLD, settled, shares
 from hessfig.errors import UserError
 from hessfig.figures.layouts.spectra.changes import tone
-from hessfig.figures.layouts.training.common import (
+from hessfig.figures.layouts.training.means import (
     check_steps,
     counted,
     draw_means,
