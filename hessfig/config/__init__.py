@@ -4,7 +4,6 @@ from hessfig.config.choices import (
     MLP,
     Attention,
     Data,
-    Direction,
     DType,
     Initialisation,
     Kind,
@@ -12,20 +11,18 @@ from hessfig.config.choices import (
     Loss,
     Method,
     Norm,
-    Optimiser,
     Probes,
     Products,
     QueryKey,
     ScaledWeight,
-    Schedule,
     Scored,
     SigmaScales,
     Sink,
     Spacing,
     State,
-    TrainingData,
 )
 from hessfig.config.grid import sigma_values
+from hessfig.config.optimisation import Direction, Optimiser, Schedule, TrainingData
 from hessfig.config.schema import (
     Config,
     EstimatorConfig,

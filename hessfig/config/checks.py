@@ -8,11 +8,11 @@ from typing import Any
 
 from hessfig.config.choices import Data, Kind, Loss, Method
 from hessfig.config.grid import check_grid
-from hessfig.config.landscape_checks import check_landscape
 from hessfig.config.launcher_checks import check_launcher
+from hessfig.config.limits.landscape import check_landscape
+from hessfig.config.limits.spectrum import check_spectrum
 from hessfig.config.model_checks import check_model
 from hessfig.config.schema import Config, SweepConfig, TaskConfig
-from hessfig.config.spectrum_checks import check_spectrum
 from hessfig.config.training import check_training
 from hessfig.errors import UserError
 

@@ -75,13 +75,6 @@ class ScaledWeight(StrEnum):
     mlp = "mlp"
 
 
-class Direction(StrEnum):
-    """Which way from the state the landscape is looked at."""
-
-    random = "random"
-    gradient = "gradient"
-
-
 class Loss(StrEnum):
     """Cross-entropy on the answer; the published code's unshifted sum of squares; the textbook MSE."""
 
@@ -105,29 +98,6 @@ class State(StrEnum):
     initialised = "initialised"
     trained = "trained"
     loaded = "loaded"
-
-
-class Optimiser(StrEnum):
-    """The rule of a training; `gd` is plain gradient descent on the whole of a fixed set."""
-
-    adamw = "adamw"
-    adam = "adam"
-    sgd = "sgd"
-    gd = "gd"
-
-
-class Schedule(StrEnum):
-    """What the learning rate does after its warm-up: falls as a cosine to zero at the last step, or stays."""
-
-    cosine = "cosine"
-    constant = "constant"
-
-
-class TrainingData(StrEnum):
-    """What a training sees: fresh sums at every step, or the task's own batch over and over."""
-
-    fresh = "fresh"
-    fixed = "fixed"
 
 
 class FigureGroup(StrEnum):

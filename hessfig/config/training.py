@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from hessfig.config.choices import Data, Optimiser, State, TrainingData
+from hessfig.config.choices import Data, State
+from hessfig.config.optimisation import Optimiser, TrainingData
 from hessfig.config.schema import Config, TrainingConfig
 from hessfig.errors import UserError
 

@@ -84,7 +84,7 @@ class Samples:
 
     def gradient_lengths(self) -> Float[Tensor, " samples"]:
         """Return |grad l_i|^2 of every sample (torch.func.grad, mapped over samples)."""
-        width = self.at and next(iter(self.at.values())).element_size()
+        width = next(iter(self.at.values())).element_size()
         at_once = max(1, min(AT_ONCE, GRADIENT_BYTES // (self.dim * width)))
         each = vmap(grad(self._single), in_dims=(None, 0, 0))
         with torch.enable_grad(), differentiable_twice():

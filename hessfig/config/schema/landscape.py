@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from hessfig.config.choices import Direction
+from hessfig.config.optimisation import Direction
 
 
 @dataclass

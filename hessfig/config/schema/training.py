@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from hessfig.config.choices import DType, Optimiser, Schedule, TrainingData
+from hessfig.config.choices import DType
+from hessfig.config.optimisation import Optimiser, Schedule, TrainingData
 
 
 @dataclass

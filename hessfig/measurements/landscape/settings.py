@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hessfig.config import Config, Data
-from hessfig.config.landscape_checks import number_of_samples
+from hessfig.config.limits.landscape import number_of_samples
 from hessfig.config.plain import as_plain
 from hessfig.models.protocol import Layout
 

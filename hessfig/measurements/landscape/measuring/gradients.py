@@ -48,7 +48,8 @@ def measure(problem: Problem, request: Request) -> Measured:
 
 def _lengths(samples: Samples, order: torch.Tensor, at: Places) -> Array:
     """Return |grad L_k| at the places k of one order: the last of them are all samples."""
-    total, start, found = 0.0, 0, []
+    total = samples.summed_gradient(order[:0])
+    start, found = 0, []
     for k in map(int, at):
         total = total + samples.summed_gradient(order[start:k])
         found.append(float(total.norm()) / k)

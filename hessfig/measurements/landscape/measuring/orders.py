@@ -71,7 +71,7 @@ def rank_correlation(one: Array, other: Array) -> tuple[float, float]:
     ranks = [np.argsort(np.argsort(values, kind="stable"), kind="stable") for values in (one, other)]
     if min(np.ptp(one), np.ptp(other)) == 0 or len(one) < 3:
         return float("nan"), float("nan")
-    found = float(np.corrcoef(*ranks)[0, 1])
+    found = float(np.corrcoef(ranks[0], ranks[1])[0, 1])
     return found, float(np.sqrt(max(1 - found**2, 0.0) / (len(one) - 2)))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 
-from hessfig.config.landscape_checks import number_of_samples
+from hessfig.config.limits.landscape import number_of_samples
 from hessfig.curvature.problem import Problem
 from hessfig.curvature.samples import Samples
 from hessfig.errors import UserError

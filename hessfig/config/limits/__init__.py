@@ -1,0 +1,1 @@
+"""Which values settings of single groups may have."""
