@@ -60,6 +60,9 @@ def toy_cells(sweep: str, folder: Path) -> list[Cell]:
     narrow |= (
         TOY_TRAINING if "override /state: trained" in Path(f"conf/sweep/{sweep}.yaml").read_text() else {}
     )
+    if sweep == "model_size_width":
+        narrow |= {"sweep.vary": "{model.d_model: [4, 6]}"}
+        del narrow["model.d_model"]
     if "axis: index" in Path(f"conf/sweep/{sweep}.yaml").read_text():
         narrow |= TOY_SAMPLES
     words = [f"output_dir={folder}", *(f"{key}={value}" for key, value in narrow.items())]
