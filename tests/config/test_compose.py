@@ -75,6 +75,9 @@ def toy_cells(sweep: str, folder: Path) -> list[Cell]:
     narrow |= (
         TOY_TRAINING if "override /state: trained" in Path(f"conf/sweep/{sweep}.yaml").read_text() else {}
     )
+    if sweep == "model_size_width":
+        narrow |= {"sweep.vary": "{model.d_model: [4, 6]}"}
+        del narrow["model.d_model"]
     if "axis: index" in Path(f"conf/sweep/{sweep}.yaml").read_text():
         narrow |= TOY_SAMPLES
     words = [f"output_dir={folder}", *(f"{key}={value}" for key, value in narrow.items())]
@@ -137,8 +140,8 @@ def test_figures_come_in_the_order_of_their_configuration() -> None:
     follow_ups = [figure for figure in found if figure.group == FigureGroup.follow_up]
     assert [figure.name for figure in follow_ups if figure.order < 210] == SPECTRA
     assert all(figure.order >= 200 for figure in follow_ups)
-    here = [figure.name for figure in follow_ups if 220 <= figure.order < 230]
-    assert here == [*LANDSCAPE, "sublayers_groups"]
+    here = [figure.name for figure in follow_ups if 220 <= figure.order < 230 or figure.order == 240]
+    assert here == [*LANDSCAPE, "sublayers_groups", "sublayers_steps"]
     assert len({figure.order for figure in found}) == len(found)
     assert studies() == ["scalar", "bounds"]
     by_group = {group: [one.name for one in found if one.group == group] for group in FigureGroup}

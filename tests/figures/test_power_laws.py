@@ -14,7 +14,7 @@ from tests.analysis.synthetic import CONFIG, make_table
 from tests.figures.conftest import Draw, curves, words
 
 PLACES = (8, 16, 32, 64, 128)
-ALONG_K = {**CONFIG, "sweep": {"axis": "index"}}
+ALONG_K = {**CONFIG, "sweep": {"axis": "index"}, "landscape": {"distance": None, "direction": "random"}}
 
 
 def k_rows(values: dict[str, Any], variant: str = "", single: dict[str, float] | None = None) -> pd.DataFrame:

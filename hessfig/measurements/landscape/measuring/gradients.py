@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 import numpy as np
 import torch
 
@@ -48,9 +50,6 @@ def measure(problem: Problem, request: Request) -> Measured:
 
 def _lengths(samples: Samples, order: torch.Tensor, at: Places) -> Array:
     """Return |grad L_k| at the places k of one order: the last of them are all samples."""
-    total, start, found = torch.zeros(samples.dim, dtype=torch.float64), 0, []
-    for k in map(int, at):
-        total = total + samples.summed_gradient(order[start:k]).to(total)
-        found.append(float(total.norm()) / k)
-        start = k
-    return np.array(found)
+    pieces = torch.tensor_split(order, [int(k) for k in at[:-1]])
+    sums = accumulate(samples.summed_gradient(piece) for piece in pieces)
+    return np.array([float(total.norm()) / k for total, k in zip(sums, at, strict=True)])

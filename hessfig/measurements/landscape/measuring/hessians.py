@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -25,7 +25,7 @@ from hessfig.tasks.batch import Batch
 from hessfig.terms import Block, Part
 
 AT_ONCE = 512  # samples of a problem
-Key = tuple[Block, Part]
+Key = tuple[Hashable, Part]
 
 
 def measure(problem: Problem, request: Request) -> Measured:
@@ -97,7 +97,7 @@ def _vectors(request: Request, layer: int, col: str, dim: int) -> Tensor:
     return rademacher(dim, number, generator=request.stream(layer, col), dtype=torch.float64)
 
 
-def _rows(request: Request, of: Key, at: Places, sums: list[Tensor]) -> list[Row]:
+def _rows(request: Request, of: tuple[Block, Part], at: Places, sums: list[Tensor]) -> list[Row]:
     whole, last = sums[-1] / int(at[-1]), int(at[-1])
     null = _spread(sums, at, whole, request)
     rows = []
