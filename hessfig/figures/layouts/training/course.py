@@ -77,7 +77,7 @@ def _draw_page(table: pd.DataFrame, suffix: str) -> Page:
     figure, axes = panel_grid(
         max(rows, 1), _COLUMNS, note=how(table, ""), margins=margins, share_x=False, share_y=False
     )
-    places: list[Axes] = list(axes.ravel())
+    places = list(axes.ravel())
     drawn = [_draw_panel(ax, title, lines) for ax, (title, lines) in zip(places, panels, strict=False)]
     for ax in places[len(panels) :]:
         ax.set_axis_off()
