@@ -110,6 +110,6 @@ def check(spec: FigureSpec) -> None:
             raise UserError(
                 f"figure.options.{key}: the layout {spec.layout} does not take it",
                 got=f"figure.options.{key}={spec.options[key]}",
-                allowed=", ".join(layout.options),
+                allowed=", ".join(layout.options) or "none: it takes no options",
                 remedy=did_you_mean(key, layout.options) or "leave it out",
             )

@@ -92,9 +92,10 @@ def test_settings_without_an_effect_are_refused(layout: str, key: str, tmp_path:
 
 @pytest.mark.parametrize("layout", sorted(LAYOUTS))
 def test_options_that_a_layout_does_not_know_are_refused(layout: str, tmp_path: Path) -> None:
-    first = LAYOUTS[layout].options[0]
-    with pytest.raises(UserError, match=rf"figure\.options\.{first}x: [\s\S]*did you mean '{first}'"):
-        draw(FigureSpec("3a", "sigma", layout, options={f"{first}x": 1}), tmp_path)
+    known = LAYOUTS[layout].options
+    wrong, hint = (f"{known[0]}x", f"did you mean '{known[0]}'") if known else ("colour", "none")
+    with pytest.raises(UserError, match=rf"figure\.options\.{wrong}: [\s\S]*{hint}"):
+        draw(FigureSpec("3a", "sigma", layout, options={wrong: 1}), tmp_path)
 
 
 @pytest.mark.parametrize(
