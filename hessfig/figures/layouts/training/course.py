@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
+from matplotlib.axes import Axes
 
 from hessfig.analysis.manifest import read_run
 from hessfig.figures.layouts.spectra.changes import tone
@@ -18,7 +18,8 @@ from hessfig.figures.parts.style import GUIDE
 from hessfig.figures.parts.words import symbol
 from hessfig.terms import Part
 
-_SHARE = "Share of unseen sums right"
+_SHARE, _THRESHOLD = "Share of unseen sums right", "Preconditioned, and threshold"
+_HEADROOM = 1e3  # times the largest value that a threshold is drawn for
 # Panels: title, and the lines in it (quantity, part, name).
 _PANELS = (
     ("Loss", (("loss", "", ""),)),
@@ -34,7 +35,7 @@ _PANELS = (
         ),
     ),
     (
-        "Preconditioned, and threshold",
+        _THRESHOLD,
         (("preconditioned_eigenvalue", "H", "of P⁻¹H"), ("stability_threshold", "", "threshold")),
     ),
     (
@@ -95,8 +96,10 @@ def _found(
     return [(quantity, name, rows[rows["index"] == 0]) for quantity, name, rows in chosen if len(rows)]
 
 
-def _draw_panel(ax: Any, title: str, lines: list[tuple[str, str, pd.DataFrame]]) -> pd.DataFrame:
+def _draw_panel(ax: Axes, title: str, lines: list[tuple[str, str, pd.DataFrame]]) -> pd.DataFrame:
     scale(ax, [rows for _, _, rows in lines])
+    if title == _SHARE:
+        ax.set_yscale("linear")
     found = []
     for rank, (quantity, name, rows) in enumerate(lines):
         guide = quantity == "stability_threshold"
@@ -105,10 +108,20 @@ def _draw_panel(ax: Any, title: str, lines: list[tuple[str, str, pd.DataFrame]])
         found.append(points.assign(panel=title, quantity=quantity, line=name))
     if title == _SHARE:
         ax.set_ylim(-0.02, 1.02)
+    if title == _THRESHOLD:
+        _keep_in_sight(
+            ax, pd.concat([rows for quantity, _, rows in lines if quantity != "stability_threshold"])
+        )
     ax.set_title(title)
     if len(lines) > 1:
         ax.legend(loc="best")
     return pd.concat(found)
+
+
+def _keep_in_sight(ax: Axes, rows: pd.DataFrame) -> None:
+    """End the axis above what is compared with a threshold: a rate that falls to zero has none in the end."""
+    if len(rows) and ax.get_ylim()[1] > _HEADROOM * rows["value"].max() > 0:
+        ax.set_ylim(top=_HEADROOM * rows["value"].max())
 
 
 def _words(name: str) -> str:
