@@ -27,6 +27,7 @@ from hessfig.figures.parts.words import (
     seeds_words,
     setting_words,
     symbol,
+    variant_words,
     weight_words,
 )
 from hessfig.record import FROBENIUS, NETWORK
@@ -56,7 +57,8 @@ def blocks(spec: FigureSpec, folder: Path) -> Iterator[Page]:
         for layer in sorted(set(network["layer"]) - {0}) or [0]:
             one = as_written(network[network["layer"].isin([0, layer])], run.axis)
             suffix = page_suffix(variant, depth, networks) + (f"_layer{layer}" if depth > 1 else "")
-            yield from draw_blocks(one, note=note, suffix=suffix)
+            which = f" {variant_words(variant)}." if len(networks) > 1 and variant else ""
+            yield from draw_blocks(one, note=note + which, suffix=suffix)
 
 
 def draw_blocks(norms: pd.DataFrame, *, note: str, suffix: str = "") -> Iterator[Page]:

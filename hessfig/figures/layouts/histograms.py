@@ -104,7 +104,8 @@ def _legend(hessian: StoredHessian, weight: str, shares: NDArray[Any], edges: ND
 def describe(hessian: StoredHessian) -> str:
     """Return which Hessian is drawn, for the note."""
     where = "" if np.isnan(hessian.sigma) else f" at σ = {hessian.sigma:g}"
-    return f"Full Hessian{where}, seed {hessian.seed}."
+    when = "" if np.isnan(hessian.step) else f", step {hessian.step:g}"
+    return f"Full Hessian{where}, seed {hessian.seed}{when}."
 
 
 def setting_of(folder: Path) -> str:

@@ -148,7 +148,7 @@ def variant_words(variant: str) -> str:
     if settings.get("model.kind") == "mlp":
         settings.pop("model.attention", None)
     named = [_SETTINGS.get((key, value), f"{last_word(key)}={value}") for key, value in settings.items()]
-    return plain(", ".join(named))
+    return plain(", ".join(dict.fromkeys(named)))
 
 
 def seeds_words(table: pd.DataFrame) -> str:

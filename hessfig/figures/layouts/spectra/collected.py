@@ -50,6 +50,14 @@ class Collected:
         """The repeats, the first one first."""
         return sorted({place.seed for place in self.places})
 
+    @cached_property
+    def where(self) -> str:
+        """The sigma and step that all of it is at, in words: ' σ = 0.2, step 300.', or nothing."""
+        place = self.places[0]
+        words = [f"σ = {place.sigma:g}"] * (_key(place.sigma) is not None)
+        words += [f"step {place.step:g}"] * (_key(place.step) is not None)
+        return f" {', '.join(words)}." if words else ""
+
     def blocks(self, *, whole: bool) -> list[BlockName]:
         """Return (layer, name) of groups of weights (`whole`) or of single weights, in the network's order."""
         found = {(place.layer, place.row) for place in self.places if (place.row in list(Group)) == whole}

@@ -46,7 +46,7 @@ def heterogeneity(spec: FigureSpec, folder: Path) -> Iterator[Page]:
             note = (
                 f"{part_words(part)}, {'exact eigenvalues' if one.spectra else 'Lanczos densities'}, mean over"
                 f" {len(one.seeds)} seeds. Divided by the 10th largest in size; {kernel.words}, one grid a network;"
-                " natural logarithms."
+                f" natural logarithms.{one.where}"
             )
             here, total = pairs[pairs["part"] == part], means[means["part"] == part]
             yield _draw_page(one, here, total, note=note, suffix=end)

@@ -175,8 +175,7 @@ def _legend(ax: Axes, parts: list[str]) -> None:
 
 def _note(one: Collected, kernel: Kernel, part: str, kinds: set[str]) -> str:
     """Return what the marks of a page's panels mean, and what was measured."""
-    place, count = one.places[0], len(one.seeds)
-    where = "" if place.sigma != place.sigma else f" σ = {place.sigma:g}."
+    count = len(one.seeds)
     words = []
     if _SORTED in kinds:
         words.append(
@@ -194,4 +193,4 @@ def _note(one: Collected, kernel: Kernel, part: str, kinds: set[str]) -> str:
         words.append(
             f"Densities of the {Part(part).label}, seed {one.seeds[0]} (faint: others): {exact}{band}{kernel.words}."
         )
-    return " ".join(words) + where
+    return " ".join(words) + one.where

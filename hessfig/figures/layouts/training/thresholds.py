@@ -69,6 +69,7 @@ def _draw_page(table: pd.DataFrame, wanted: list[str]) -> Page:
         values = _values(table, name)
         for ax in panels:
             scale(ax, [values])
+            ax.set_xscale("linear")  # looked at every so many steps
         for ax, variant in zip(panels, variants, strict=True):
             points = _draw_panel(ax, values[values["variant"] == variant], rows.index(name))
             found.append(points.assign(quantity=name, variant=variant))
@@ -101,4 +102,5 @@ def _mark(panels: list[Axes], variants: list[str], table: pd.DataFrame, name: st
             one = ends[variant]
             half = (one.high - one.low) / 2
             words = f"{one.mean:.3g}" + (f" ± {half:.2g}" if half == half else "")
-            ax.text(0.97, 0.9, words, transform=ax.transAxes, ha="right", fontsize=TINY)
+            box = {"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 1}
+            ax.text(0.97, 0.9, words, transform=ax.transAxes, ha="right", fontsize=TINY, bbox=box)
