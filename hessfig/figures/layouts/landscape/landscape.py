@@ -30,7 +30,7 @@ DISTANCE, DIRECTION = "landscape.distance", "landscape.direction"
 _SIZE, _RMS, _NULL = "landscape_difference", "landscape_rms", "landscape_null"
 _ALONG_K = (_SIZE, _RMS, "landscape_prediction", _NULL, "landscape_bound")
 _SINGLE = ("largest_loss", "largest_curvature", "prediction_correlation", "prediction_slope")
-_ROOM = 30.0  # below the curves, for words
+_ROOM = 1e3  # below the curves, for words
 _TONE, _BOUND = "#4575b4", "#d73027"
 
 
@@ -82,7 +82,7 @@ def _page(
     directions, distances = (_values(table, key) for key in (DIRECTION, DISTANCE))
     note = _note(spec, table, axis, other)
     figure, axes = panel_grid(
-        len(directions), len(distances), note=note, margins=Margins(top=0.32, down=0.3), share_y="all"
+        len(directions), len(distances), note=note, margins=Margins(top=0.62, down=0.3), share_y="all"
     )
     drawn = []
     for row, direction in zip(axes, directions, strict=True):
@@ -103,7 +103,7 @@ def _page(
     low, high = axes[0, 0].get_ylim()
     axes[0, 0].set_ylim(low / _ROOM, high)
     handles, named = axes[0, -1].get_legend_handles_labels()
-    axes[0, 0].legend(handles, named, loc="upper right", ncols=2, columnspacing=0.4, handlelength=0.9)
+    figure.legend(handles, named, loc="upper center", ncols=4, columnspacing=1.0, handlelength=1.2)
     return Page(suffix, figure, as_written(pd.concat(drawn), axis))
 
 

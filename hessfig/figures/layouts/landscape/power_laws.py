@@ -21,7 +21,6 @@ from hessfig.figures.parts.looks import set_x_scale
 from hessfig.figures.parts.numbers import as_written
 from hessfig.figures.parts.panels import (
     between_decades,
-    corner,
     draw_curve,
     fitted,
     positive,
@@ -39,6 +38,8 @@ _ROWS = 6  # of panels on a page
 _BLOCK = ["layer", "row_layer", "row", "col"]
 _SHORT = 30  # ratio below which powers of ten are too far apart for ticks
 _COLOUR = "#4575b4"
+_LINE = 0.125  # inches that a line of a legend takes
+_MOST = 0.6  # share of a panel that a legend gets at most
 _STROKES: Sequence[Any] = ("-", (0, (4, 1.5)), (0, (1.2, 1.2)))
 
 
@@ -143,11 +144,19 @@ def _panel(ax: Axes, laws: Laws, block: tuple[Any, ...], quantity: str) -> pd.Da
             value = fitted(slope["slope"], slope["slope_se"])
             draw_curve(ax, curve, colour=tone, label=f"{name}: {value}" if name else value)
     published = laws.published.get(quantity)
-    said = f"\npublished: {published:g}" if published is not None else ""
-    ax.legend(loc="best", fontsize=TINY, title=plain("slopes" + said.replace("-", "−")), alignment="left")
-    if words:
-        corner(ax, plain("\n".join(words)), "lower left", colour="#555555")
+    said = [f"published: {published:g}".replace("-", "−")] if published is not None else []
+    title = plain("\n".join(["slopes", *said, *words]))
+    legend = ax.legend(loc="lower left", fontsize=TINY, title=title, alignment="left")
+    _make_room(ax, title.count("\n") + 1 + len(legend.get_texts()))
     return _beside(shown, laws)
+
+
+def _make_room(ax: Axes, lines: int) -> None:
+    """Lower the end of a logarithmic axis so that `lines` of words stand below what is drawn."""
+    low, high = ax.get_ylim()
+    height = ax.get_figure().get_size_inches()[1] * ax.get_position().height  # type: ignore[union-attr]
+    share = min(lines * _LINE / height, _MOST)
+    ax.set_ylim(high * (low / high) ** (1 / (1 - share)), high)
 
 
 def _draw_null(ax: Axes, laws: Laws, block: tuple[Any, ...], null: pd.DataFrame, rank: int) -> str:
