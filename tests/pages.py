@@ -55,12 +55,12 @@ def spans(text: str) -> list[str]:
     return [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", prose(text))]
 
 
-def commands(text: str) -> list[str]:
-    """Return every command of a page: the lines of its shell blocks, and what stands in code marks in the prose."""
-    blocks = [block["text"].splitlines() for block in BLOCK.finditer(text) if block["language"] in SHELL]
-    inline = [span for span in spans(text) if _program(span) in PROGRAMS]
-    lines = [line for block in blocks for line in block if line.strip() not in ("", "...")]
-    return [part for line in (*lines, *inline) for part in _parts(line)]
+def commands(text: str, *, inline: bool = False) -> list[str]:
+    """Return every command of a page: the lines of its shell blocks (not with `inline`), and those in the prose."""
+    blocks = [block["text"] for block in BLOCK.finditer(text) if block["language"] in SHELL and not inline]
+    lines = [line for block in blocks for line in block.splitlines() if line.strip() not in ("", "...")]
+    lines += [span for span in spans(text) if _program(span) in PROGRAMS]
+    return [part for line in lines for part in _parts(line)]
 
 
 def settings_named(text: str) -> list[str]:
@@ -106,8 +106,8 @@ def check_command(command: str) -> None:
 
 def _parts(line: str) -> Iterator[str]:
     """Yield the commands of a line: those that && joins, and the one that is inside of an eval."""
-    inside = re.findall(r"\$\(([^)]*)\)", line)
-    yield from inside or (part.strip() for part in line.split("&&"))
+    code = re.sub(r"(^|\s)#\s.*", "", line)
+    yield from re.findall(r"\$\(([^)]*)\)", code) or (part.strip() for part in code.split("&&"))
 
 
 def _program(span: str) -> str:
