@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
+from functools import cache
 from typing import Any
+
+from hessfig.config.schema import Config
+
+# Settings of network and task that version 0.1 had not. A cell keeps the key it had before them as long as they stand
+# at their default, and a manifest without them was made with that default. Add every new one here.
+ADDED: tuple[str, ...] = ()
 
 
 def as_plain(config: Any) -> Any:
@@ -13,3 +21,24 @@ def as_plain(config: Any) -> Any:
     Through JSON, for speed: OmegaConf.to_container gives the same, 70 times slower, and plans ask often.
     """
     return json.loads(json.dumps(config, default=asdict))
+
+
+def without_added(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """Return plain settings by group, those of ADDED left out where they stand at their default."""
+    return {
+        group: {name: value for name, value in entries.items() if not _is_untouched(f"{group}.{name}", value)}
+        if isinstance(entries, Mapping)
+        else entries
+        for group, entries in plain.items()
+    }
+
+
+@cache
+def added_defaults() -> dict[str, Any]:
+    """Return {dotted key: plain default} of the settings in ADDED."""
+    plain = as_plain(Config())
+    return {key: plain[group][name] for key in ADDED for group, _, name in [key.partition(".")]}
+
+
+def _is_untouched(key: str, value: Any) -> bool:
+    return key in added_defaults() and added_defaults()[key] == value

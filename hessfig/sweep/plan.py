@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 from hessfig.config import Config, sigma_values, with_defaults
-from hessfig.config.plain import as_plain
+from hessfig.config.plain import as_plain, without_added
 from hessfig.errors import UserError
 from hessfig.measurements.blocks import check_served
 from hessfig.measurements.protocol import Quantity
@@ -102,11 +102,11 @@ class Setup:
 
     @cached_property
     def _network(self) -> dict[str, Any]:
-        plain = as_plain(self.config)
+        plain = without_added(as_plain(replace(self.config, model=with_defaults(self.config.model))))
         return {
             "algorithm": ALGORITHM_VERSION,
             "task": plain["task"],
-            "model": as_plain(with_defaults(self.config.model)),
+            "model": plain["model"],
             "source": kind(self.config.model.kind).source(self.config),
             "state": point.science(self.config),
             "dtype": plain["dtype"],

@@ -11,7 +11,7 @@ from typing import Any
 
 from hessfig.config.choices import Average
 from hessfig.config.compose.job import Job, compose
-from hessfig.config.plain import as_plain
+from hessfig.config.plain import added_defaults, as_plain
 from hessfig.config.settings import settings
 from hessfig.config.shipped import GROUPS
 from hessfig.errors import UserError, run_command
@@ -154,14 +154,14 @@ def _is_named(key: str, keys: Collection[str], vary: Collection[str]) -> bool:
 
 
 def _values(config: Mapping[str, Any], key: str) -> Any:
-    """Return the value of `key`, or its values where the sweep varies it."""
+    """Return the value of `key`, or its values where the sweep varies it; a manifest from before it had its default."""
     varied = (config["sweep"].get("vary") or {}).get(key)
     if varied is not None:
         return varied
     found: Any = config
     for name in key.split("."):
         found = found.get(name, _UNKNOWN) if isinstance(found, Mapping) else _UNKNOWN
-    return found
+    return added_defaults().get(key, _UNKNOWN) if found is _UNKNOWN else found
 
 
 def _text(value: Any) -> str:
