@@ -13,6 +13,7 @@ from hessfig.terms import Part
 
 PROBES_AT_ONCE = 5
 MEMORY_BOUND = 1 * 2**30
+SPLIT = (Part.H_o, Part.H_f)
 Products = dict[tuple[Hashable, Part], Float[Tensor, "n k"]]
 Rows = Mapping[Any, tuple[int, str]]
 
@@ -42,8 +43,12 @@ class Column(Protocol):
     def bytes_per_probe(self) -> int:
         """Memory the products of one probe take, counted from above."""
 
-    def split_matmat(self, probes: Float[Tensor, "dim k"]) -> Products:
-        """Return H_o V and H_f V for every row of the column."""
+    def split_matmat(self, probes: Float[Tensor, "dim k"], parts: Sequence[Part] = SPLIT) -> Products:
+        """Return A V, keyed (row, part), for every row of the column and exactly the `parts` asked for.
+
+        What is not asked for is not computed. H V comes from one product of its own, cheaper than H_o V and H_f V
+        together and equal to their sum up to rounding; where all three are asked for it is that sum, to the bit.
+        """
 
 
 def chunks(probes: Float[Tensor, "dim k"], column: Column, at_once: int) -> Iterator[Tensor]:
@@ -60,7 +65,23 @@ def squared_norms(
     column: Column, parts: Sequence[Part], probes: Float[Tensor, "dim k"]
 ) -> dict[tuple[Hashable, Part], Float[Tensor, " k"]]:
     """Return ||A v_k||^2 for every row and part."""
-    return lengths(column.split_matmat(probes), parts)
+    return lengths(column.split_matmat(probes, summands(parts)), parts)
+
+
+def summands(parts: Sequence[Part]) -> tuple[Part, ...]:
+    """Return the products that give `parts` when H V is taken as H_o V + H_f V."""
+    return SPLIT if Part.H in parts else tuple(parts)
+
+
+def to_multiply(parts: Sequence[Part]) -> list[Part]:
+    """Return the products an engine makes for `parts`: H V is not made where both of its summands are."""
+    return [part for part in dict.fromkeys(parts) if part != Part.H or not {*SPLIT} <= {*parts}]
+
+
+def completed(products: Products, parts: Sequence[Part]) -> Products:
+    """Return `products` with the sums H V that `parts` has beside its summands."""
+    rows = dict.fromkeys(row for row, _ in products)
+    return {(row, part): _part_of(products, row, part) for row in rows for part in parts}
 
 
 def lengths(products: Products, parts: Sequence[Part]) -> dict[tuple[Hashable, Part], Float[Tensor, " k"]]:
@@ -70,7 +91,7 @@ def lengths(products: Products, parts: Sequence[Part]) -> dict[tuple[Hashable, P
 
 
 def _part_of(products: Products, row: Hashable, part: Part) -> Tensor:
-    if part == Part.H:
+    if part == Part.H and (row, part) not in products:
         return products[row, Part.H_o] + products[row, Part.H_f]
     return products[row, part]
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +13,10 @@ from hessfig.models.layered import Layered
 from hessfig.models.protocol import Drawn, Layout, Weight
 from hessfig.tasks.batch import Batch
 from hessfig.tasks.losses import output_gradient
+from hessfig.terms import Part
 
 Data = list[tuple[Tensor, Tensor]]
+Scalar = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -87,12 +90,18 @@ class Suffix(nn.Module):
             output_gradient(self.loss, output, batch.targets)
             for output, batch in zip(outputs, batches, strict=True)
         ]
-        self.gradient = slopes[0]
+        self.gradient, self._share = slopes[0], self._shares(starts)
         self.data: Data = [(start, batch.targets) for start, batch in zip(starts, batches, strict=True)]
         self.gradients: Data = [
-            (start, share * slope)
-            for start, share, slope in zip(starts, self._shares(starts), slopes, strict=True)
+            (start, share * slope) for start, share, slope in zip(starts, self._share, slopes, strict=True)
         ]
+
+    def terms(self, part: Part) -> list[tuple[Tensor, Scalar]]:
+        """Return the inputs of every batch and the scalar of its outputs whose Hessian is the batch's H or H_f."""
+        if part == Part.H_f:
+            return [(start, partial(_along, slope)) for start, slope in self.gradients]
+        shares = zip(self.data, self._share, strict=True)
+        return [(start, partial(_loss, self.loss, share, targets)) for (start, targets), share in shares]
 
     @property
     def bytes_per_probe(self) -> int:
@@ -118,6 +127,14 @@ class Suffix(nn.Module):
         if len(starts) == 1 or self.loss.reduction == "sum":
             return [1.0] * len(starts)
         return [len(start) / total for start in starts]
+
+
+def _along(slope: Tensor, outputs: Tensor) -> Tensor:
+    return (outputs * slope).sum()
+
+
+def _loss(loss: nn.Module, share: float, targets: Tensor, outputs: Tensor) -> Tensor:
+    return share * loss(outputs, targets)
 
 
 def _entries_per_position(module: nn.Module) -> int:

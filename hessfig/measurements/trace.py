@@ -84,15 +84,13 @@ def _along(column: Column, block: Block, probes: Tensor, request: Request) -> di
     """Return v.A v for every column v of `probes`, in chunks that bound memory."""
     import torch
 
-    from hessfig.curvature.column import PROBES_AT_ONCE, chunks
+    from hessfig.curvature.column import PROBES_AT_ONCE, chunks, completed, summands
 
     pieces: dict[Part, list[Tensor]] = {part: [] for part in request.parts}
     for chunk in chunks(probes, column, PROBES_AT_ONCE):
-        products = column.split_matmat(chunk)
-        outer, functional = products[block, Part.H_o], products[block, Part.H_f]
-        for part, product in ((Part.H_o, outer), (Part.H_f, functional), (Part.H, outer + functional)):
-            if part in pieces:
-                pieces[part].append((chunk.to(product) * product).sum(dim=0))
+        products = completed(column.split_matmat(chunk, summands(request.parts)), request.parts)
+        for (_, part), product in products.items():
+            pieces[part].append((chunk.to(product) * product).sum(dim=0))
     return {part: torch.cat(found) for part, found in pieces.items()}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from hessfig.config import Kind, ModelConfig, TaskConfig
 from hessfig.curvature import column as module
-from hessfig.curvature.column import chunks, squared_norms
+from hessfig.curvature.column import SPLIT, chunks, completed, squared_norms
 from hessfig.curvature.probes import rademacher
 from hessfig.curvature.products.linearised.column import LinearisedColumn, LinearisedNetwork
 from hessfig.measurements.frobenius.dense import dense_norms
@@ -42,8 +43,11 @@ class MatrixColumn:
     def shape(self) -> torch.Size:
         return torch.Size(self.weight or (self.dim, 1))
 
-    def split_matmat(self, probes: Tensor) -> dict[tuple[Matrix, Part], Tensor]:
-        return {key: block @ probes for key, block in self.blocks.items()}
+    def split_matmat(
+        self, probes: Tensor, parts: Sequence[Part] = SPLIT
+    ) -> dict[tuple[Matrix, Part], Tensor]:
+        both = {key: block @ probes for key, block in self.blocks.items()}
+        return completed(both, parts)
 
 
 def random_column(dim: int) -> MatrixColumn:

@@ -11,7 +11,7 @@ from curvlinops._torch_base import PyTorchLinearOperator
 from jaxtyping import Float
 from torch import Generator, Tensor, nn
 
-from hessfig.curvature.column import Products, Rows, rows_of
+from hessfig.curvature.column import SPLIT, Products, Rows, completed, rows_of, to_multiply
 from hessfig.curvature.problem import Data, Problem, Suffix
 from hessfig.curvature.products.belief import Operator, believed, symmetric
 from hessfig.curvature.products.double_backward import DoubleBackward, differentiable_twice
@@ -29,7 +29,8 @@ class ColumnOperator:
     A side of a block is one weight or several (a group), each a parameter or a view of one. An off-diagonal block
     costs no more products than the diagonal one: one product with a vector that is zero outside `col` gives every
     row. H_f is the Hessian of the loss linearised in the outputs (eq. 2), so H_o + H_f serves the full Hessian
-    without a third product. Where nobody vouches for them, operators are asked before they are believed.
+    without a third product. An operator is made when its part is first asked for; where nobody vouches for it, it is
+    asked before it is believed.
     """
 
     def __init__(self, problem: Problem, layer: int, col: str, rows: Sequence[str] | Rows) -> None:
@@ -39,7 +40,7 @@ class ColumnOperator:
         self._places = {path: place for place, path in enumerate(dict.fromkeys(w.parameter for w in weights))}
         self.parameters = [problem.network.get_parameter(path) for path in self._places]
         self._suffix = problem.suffix(weights)
-        self._operators = _operators(self._suffix, self.parameters, asked=not _vouched_for(problem, weights))
+        self._is_vouched_for, self._operators = _vouched_for(problem, weights), dict[Part, Operator]()
 
     @property
     def dim(self) -> int:
@@ -61,23 +62,43 @@ class ColumnOperator:
     def dtype(self) -> torch.dtype:
         return self.parameters[0].dtype
 
-    def split_matmat(self, probes: Float[Tensor, "dim k"]) -> Products:
-        """Return H_o V and H_f V of every row, all columns of `probes` in one product each."""
+    def split_matmat(self, probes: Float[Tensor, "dim k"], parts: Sequence[Part] = SPLIT) -> Products:
+        """Return A V of every row, all columns of `probes` in one product for each of `parts`."""
         columns = self._spread(probes.to(self.parameters[0].device))
+        operators = {part: self._operator(part) for part in to_multiply(parts)}
         with differentiable_twice():
-            products = {part: operator @ columns for part, operator in self._operators.items()}
-        return {
-            (key, part): self._gather(found, row)
+            found = {part: operator @ columns for part, operator in operators.items()}
+        products = {
+            (key, part): self._gather(product, row)
             for key, row in self.rows.items()
-            for part, found in products.items()
+            for part, product in found.items()
         }
+        return completed(products, parts)
 
     def square_operator(self, part: Part) -> PyTorchLinearOperator:
         """Return the diagonal block of `part` as one curvlinops operator (the column has that block alone)."""
-        outer, functional = self._operators[Part.H_o], self._operators[Part.H_f]
-        assert isinstance(outer, PyTorchLinearOperator)
-        assert isinstance(functional, PyTorchLinearOperator)
-        return outer + functional if part == Part.H else {Part.H_o: outer, Part.H_f: functional}[part]
+        if part == Part.H:
+            return self.square_operator(Part.H_o) + self.square_operator(Part.H_f)
+        operator = self._operator(part)
+        assert isinstance(operator, PyTorchLinearOperator)
+        return operator
+
+    def _operator(self, part: Part) -> Operator:
+        """Return the operator of a part over the whole of the column's and rows' parameters, made once."""
+        if part not in self._operators:
+            self._operators[part] = self._made(part)
+        return self._operators[part]
+
+    def _made(self, part: Part) -> Operator:
+        fast = _operator_of(part, self._suffix, self.parameters)
+        if self._is_vouched_for:
+            return fast
+        with differentiable_twice():
+            if part == Part.H_o:
+                return symmetric(fast, self.parameters, part)
+            sure = DoubleBackward(self._suffix, part, self.parameters)
+            beside = self._operator(Part.H_o) if part == Part.H_f else sure
+            return believed(fast, sure, beside, self.parameters, part)
 
     def _spread(self, probes: Float[Tensor, "dim k"]) -> list[Tensor]:
         """Put the probes where the column's weights stand in their parameters, zeros elsewhere."""
@@ -121,15 +142,11 @@ def whole_hessian(problem: Problem, weights: Sequence[Weight]) -> Float[Tensor, 
     return torch.cat([operator @ columns for columns in identity.split(COLUMNS_AT_ONCE, dim=1)], dim=1)
 
 
-def _operators(suffix: Suffix, parameters: list[nn.Parameter], *, asked: bool) -> dict[Part, Operator]:
-    outer = _operator(GGNLinearOperator, suffix, suffix.loss, parameters, suffix.data)
-    functional = _operator(HessianLinearOperator, suffix, Linearised(), parameters, suffix.gradients)
-    if not asked:
-        return {Part.H_o: outer, Part.H_f: functional}
-    with differentiable_twice():
-        sound = symmetric(outer, parameters, "H_o")
-        sure = DoubleBackward(suffix, parameters)
-        return {Part.H_o: sound, Part.H_f: believed(functional, sure, sound, parameters, "H_f")}
+def _operator_of(part: Part, suffix: Suffix, parameters: list[nn.Parameter]) -> PyTorchLinearOperator:
+    if part == Part.H_f:
+        return _operator(HessianLinearOperator, suffix, Linearised(), parameters, suffix.gradients)
+    kind = GGNLinearOperator if part == Part.H_o else HessianLinearOperator
+    return _operator(kind, suffix, suffix.loss, parameters, suffix.data)
 
 
 def _vouched_for(problem: Problem, weights: Sequence[Weight]) -> bool:

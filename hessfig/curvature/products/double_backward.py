@@ -1,4 +1,4 @@
-"""H_f by plain double backward, a vector at a time: slow, and right for every twice differentiable network."""
+"""H or H_f by plain double backward, a vector at a time: slow, and right for every twice differentiable network."""
 
 from __future__ import annotations
 
@@ -10,26 +10,28 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from hessfig.curvature.problem import Suffix
+from hessfig.curvature.problem import Scalar, Suffix
+from hessfig.terms import Part
 
 
 class DoubleBackward:
-    """The functional Hessian in some parameters of a suffix, with the interface of curvlinops' operators."""
+    """H or H_f in some parameters of a suffix, with the interface of curvlinops' operators."""
 
-    def __init__(self, suffix: Suffix, parameters: Sequence[nn.Parameter]) -> None:
+    def __init__(self, suffix: Suffix, part: Part, parameters: Sequence[nn.Parameter]) -> None:
         names = {parameter: name for name, parameter in suffix.named_parameters()}
-        self._suffix, self._names = suffix, [names[parameter] for parameter in parameters]
+        self._suffix, self._terms = suffix, suffix.terms(part)
+        self._names = [names[parameter] for parameter in parameters]
         self._at = [parameter.detach().clone().requires_grad_() for parameter in parameters]
 
     def __matmul__(self, columns: Sequence[Tensor]) -> list[Tensor]:
         """Multiply: one tensor (*shape, k) a parameter in and out."""
         with torch.enable_grad(), differentiable_twice():
-            pieces = [self._of_batch(start, slope, columns) for start, slope in self._suffix.gradients]
+            pieces = [self._of_batch(start, scalar, columns) for start, scalar in self._terms]
         return [torch.stack(of_parameter).sum(dim=0) for of_parameter in zip(*pieces, strict=True)]
 
-    def _of_batch(self, start: Tensor, slope: Tensor, columns: Sequence[Tensor]) -> list[Tensor]:
+    def _of_batch(self, start: Tensor, scalar: Scalar, columns: Sequence[Tensor]) -> list[Tensor]:
         at = dict(zip(self._names, self._at, strict=True))
-        value = (functional_call(self._suffix, at, (start,)) * slope).sum()
+        value = scalar(functional_call(self._suffix, at, (start,)))
         slopes = torch.autograd.grad(value, self._at, create_graph=True, materialize_grads=True)
         products = [
             self._product(slopes, [column[..., k] for column in columns]) for k in range(columns[0].shape[-1])

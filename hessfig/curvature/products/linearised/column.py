@@ -9,11 +9,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hessfig.config import ModelConfig
-from hessfig.curvature.column import Products, Rows, rows_of
+from hessfig.curvature.column import SPLIT, Products, Rows, completed, rows_of, to_multiply
 from hessfig.curvature.problem import Problem
 from hessfig.curvature.products.linearised.network import build_tape
-from hessfig.curvature.products.linearised.node import Tangent
-from hessfig.curvature.products.linearised.tape import Tape, Weight, zeros_like_weight
+from hessfig.curvature.products.linearised.tape import Tangents, Tape, Weight, zeros_like_weight
 from hessfig.curvature.products.linearised.weights import Probes
 from hessfig.curvature.same_network import check_same
 from hessfig.models.protocol import Weight as NamedWeight
@@ -72,22 +71,26 @@ class LinearisedColumn:
         return 3 * entries * self.weights[0].element_size()
 
     @torch.no_grad()
-    def split_matmat(self, probes: Float[Tensor, "dim k"]) -> Products:
-        """Return H_o V and H_f V of every row, for all columns of `probes`."""
-        tape, dw = self.network.tape, self._perturbations(probes)
-        rows = list(dict.fromkeys(weight for row in self.rows.values() for weight in row))
-        tangents = tape.push(dw)
-        df = tangents[tape.nodes[-1].output]
-        df_bar: Tangent = None if df is None else self.network.output_hessian(df)
-        outer = tape.pull_back(df_bar, None, rows)
-        functional = tape.pull_back(None, tangents, rows)
+    def split_matmat(self, probes: Float[Tensor, "dim k"], parts: Sequence[Part] = SPLIT) -> Products:
+        """Return A V of every row for all columns of `probes`: one pass up, then one down for each of `parts`."""
+        tape = self.network.tape
+        tangents = tape.push(self._perturbations(probes))
+        found = {part: self._pulled(tangents, part) for part in to_multiply(parts)}
         tape.release(self.col)
-        products = {Part.H_o: outer, Part.H_f: functional}
-        return {
-            (key, part): self._flat([(at, found[at]) for at in row], probes.shape[1])
+        products = {
+            (key, part): self._flat([(at, product[at]) for at in row], probes.shape[1])
             for key, row in self.rows.items()
-            for part, found in products.items()
+            for part, product in found.items()
         }
+        return completed(products, parts)
+
+    def _pulled(self, tangents: Tangents, part: Part) -> dict[Weight, Probes | None]:
+        """Pull back the tangents of dl/df for H_o, those of the steps' own cotangents for H_f, both at once for H."""
+        tape = self.network.tape
+        rows = list(dict.fromkeys(weight for row in self.rows.values() for weight in row))
+        df = None if part == Part.H_f else tangents[tape.nodes[-1].output]
+        df_bar = None if df is None else self.network.output_hessian(df)
+        return tape.pull_back(df_bar, None if part == Part.H_o else tangents, rows)
 
     def _perturbations(self, probes: Float[Tensor, "dim k"]) -> dict[Weight, Probes]:
         pieces = probes.to(self.weights[0].device).T.split([weight.numel() for weight in self.weights], dim=1)
