@@ -52,7 +52,9 @@ def _check_counts(config: Config) -> None:
         "model.d_model": config.model.d_model,
         "model.d_head": config.model.d_head,
         "model.d_mlp": config.model.d_mlp,
+        "model.vocabulary": config.model.vocabulary,
         "task.batch_size": config.task.batch_size,
+        "task.length": config.task.length,
         "task.digits": config.task.digits,
         "estimator.num_probes": config.estimator.num_probes,
         "resamples": config.resamples,
@@ -134,6 +136,13 @@ def _check_task(config: Config) -> None:
             got=f"task.data={config.task.data}, model.kind={config.model.kind}",
             allowed="python with python",
             remedy="model=python task=python, or sweep=network, which has both",
+        )
+    if (config.task.data == Data.tokens) != (config.model.kind == Kind.huggingface):
+        raise UserError(
+            "task.data and model.kind do not fit: networks of transformers read tokens of their vocabulary",
+            got=f"task.data={config.task.data}, model.kind={config.model.kind}",
+            allowed="tokens with huggingface",
+            remedy="model=huggingface task=tokens, or sweep=gpt2, which has both",
         )
     if gaussian != (config.model.kind == Kind.self_attention):
         raise UserError(

@@ -12,6 +12,10 @@ class Kind(StrEnum):
     self_attention = "self_attention"
     linear_mlp = "linear_mlp"
     python = "python"
+    huggingface = "huggingface"
+
+
+FOREIGN = (Kind.python, Kind.huggingface)  # networks that bring their own sizes and data
 
 
 class Attention(StrEnum):
@@ -54,11 +58,12 @@ class Loss(StrEnum):
 
 
 class Data(StrEnum):
-    """Digit addition; Gaussian inputs and targets for a single self-attention layer (eq. 5); those of model.factory."""
+    """Digit addition; Gaussian inputs for a single self-attention layer (eq. 5); those of model.factory; token ids."""
 
     addition = "addition"
     gaussian = "gaussian"
     python = "python"
+    tokens = "tokens"
 
 
 class State(StrEnum):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 
-from hessfig.config.choices import Kind, Norm
+from hessfig.config.choices import FOREIGN, Kind, Norm
 from hessfig.config.schema import ModelConfig
 from hessfig.errors import UserError
 
 
 def check_model(model: ModelConfig) -> None:
     """Raise UserError for the first setting of the network that cannot be built."""
-    if model.kind != Kind.python and model.d_head is None and model.d_model % model.n_heads:
+    if model.kind not in FOREIGN and model.d_head is None and model.d_model % model.n_heads:
         raise UserError(
             "model.n_heads does not divide model.d_model",
             got=f"d_model={model.d_model}, n_heads={model.n_heads}",
@@ -25,7 +25,7 @@ def check_model(model: ModelConfig) -> None:
             allowed="a finite number > 0",
             remedy="model.temperature=1",
         )
-    if model.kind == Kind.python:
+    if model.kind in FOREIGN:
         return
     if model.kind == Kind.self_attention:
         _check_self_attention(model)

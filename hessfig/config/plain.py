@@ -12,7 +12,12 @@ from hessfig.config.schema import Config
 
 # Settings of network and task that version 0.1 had not. A cell keeps the key it had before them as long as they stand
 # at their default, and a manifest without them was made with that default. Add every new one here.
-ADDED: tuple[str, ...] = ()
+ADDED: tuple[str, ...] = (
+    *("model.path", "model.random", "model.download", "model.architecture", "model.vocabulary"),
+    *("task.path", "task.length", "task.first_scored"),
+)
+# Settings that say where something is: what is there counts by its content (see models.protocol.Kind.source).
+PLACES = ("model.path", "model.download", "task.path")
 
 
 def as_plain(config: Any) -> Any:
@@ -27,6 +32,16 @@ def without_added(plain: Mapping[str, Any]) -> dict[str, Any]:
     """Return plain settings by group, those of ADDED left out where they stand at their default."""
     return {
         group: {name: value for name, value in entries.items() if not _is_untouched(f"{group}.{name}", value)}
+        if isinstance(entries, Mapping)
+        else entries
+        for group, entries in plain.items()
+    }
+
+
+def without_places(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """Return plain settings by group without those that say where something is."""
+    return {
+        group: {name: value for name, value in entries.items() if f"{group}.{name}" not in PLACES}
         if isinstance(entries, Mapping)
         else entries
         for group, entries in plain.items()

@@ -13,7 +13,7 @@ from hessfig.models.layered import Layered
 from hessfig.models.protocol import Drawn, Layout, Weight
 from hessfig.tasks.batch import Batch
 from hessfig.tasks.losses import output_gradient
-from hessfig.terms import Part
+from hessfig.terms import Group, Part
 
 Data = list[tuple[Tensor, Tensor]]
 Scalar = Callable[[Tensor], Tensor]
@@ -64,10 +64,14 @@ class Problem:
 
     def suffix(self, weights: Sequence[Weight]) -> Suffix:
         """Return the part of the network that depends on `weights`, with its input computed once."""
-        if not isinstance(self.network, Layered) or any(w.name in ("W_E", "W_pos") for w in weights):
-            return Suffix(self, None)
+        return Suffix(self, self.depth(weights))
+
+    def depth(self, weights: Sequence[Weight]) -> int | None:
+        """Return how many layers lie below all of `weights`; None where the network cannot be cut below them."""
+        if not isinstance(self.network, Layered) or any(Group.embeddings in w.groups for w in weights):
+            return None
         layers = [weight.layer for weight in weights if weight.layer]
-        return Suffix(self, min(layers) - 1 if layers else len(self.layers))
+        return min(layers) - 1 if layers else len(self.layers)
 
 
 class Suffix(nn.Module):

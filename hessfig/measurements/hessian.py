@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hessfig.config import Config, Kind
+from hessfig.config import Config
+from hessfig.config.choices import FOREIGN
 from hessfig.curvature.exact.cost import probe_cost
 from hessfig.measurements.frobenius.checks import check_dense
 from hessfig.measurements.protocol import Arrays, Measured, Quantity, Request
@@ -21,10 +22,10 @@ def _measure(problem: Problem, request: Request) -> Measured:
     A transformer's is in the order and orientation of Figure 1 (see curvature.whole); other networks' parameters come
     in their own order, flattened as they are.
     """
-    del request
     from hessfig.models.layered import Layered
 
-    return Measured([], _published(problem) if isinstance(problem.network, Layered) else _plain(problem))
+    is_own = isinstance(problem.network, Layered) and request.model.kind not in FOREIGN
+    return Measured([], _published(problem) if is_own else _plain(problem))
 
 
 def _published(problem: Problem) -> Arrays:
@@ -48,7 +49,7 @@ def _plain(problem: Problem) -> Arrays:
 
 def _check(config: Config, layout: Layout) -> None:
     side = layout.side(0, Group.all)
-    number = sum(weight.size for weight in side if _is_drawn(weight) or config.model.kind == Kind.python)
+    number = sum(weight.size for weight in side if _is_drawn(weight) or config.model.kind in FOREIGN)
     check_dense("quantities=[hessian]", f"the Hessian of {number} parameters", config, number**2)
 
 
@@ -59,7 +60,7 @@ def _is_drawn(weight: Weight) -> bool:
 
 def _operations(config: Config, layout: Layout) -> float:
     """One product of the whole network a parameter."""
-    if config.model.kind == Kind.python:
+    if config.model.kind in FOREIGN:
         return 0.0
     first = layout.weights[0]
     return layout.size(0, Group.all) * probe_cost(config.model, config.task, Block(0, first.name, first.name))

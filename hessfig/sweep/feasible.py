@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from hessfig.config import Config, DType, Kind, Method
+from hessfig.config.choices import FOREIGN
 from hessfig.config.machine import cores, memory
 from hessfig.errors import UserError
 
@@ -74,9 +75,9 @@ def _held(setup: Setup) -> Iterator[tuple[str, str, int]]:
     config, layout = setup.config, setup.layout
     number = 8 if config.dtype == DType.float64 else 4
     weights = sum(weight.size for weight in layout.parameters or layout.weights)
-    known = config.model.kind != Kind.python
+    known = config.model.kind not in FOREIGN
     yield from _activations(config, number) if known else ()
-    key = "model.d_model" if known else "model.factory"
+    key = {Kind.python: "model.factory", Kind.huggingface: "model.path"}.get(config.model.kind, "model.d_model")  # type: ignore[call-overload]
     yield key, f"a network of {weights} weights", number * weights
     if config.estimator.method in _PROBING:
         widest = max(layout.size(block.layer, block.col) for block in setup.blocks)

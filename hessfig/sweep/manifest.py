@@ -14,7 +14,7 @@ from typing import Any
 
 import hessfig
 from hessfig.config import Config
-from hessfig.config.plain import as_plain
+from hessfig.config.plain import as_plain, without_added
 from hessfig.measurements.frobenius.allocation import Allocation
 from hessfig.record import CHECKSUM, checksum
 from hessfig.sweep.plan import Setup, digest
@@ -23,7 +23,7 @@ from hessfig.sweep.shelter import THREADS
 _PACKAGES = ("torch", "transformer-lens", "curvlinops-for-pytorch", "numpy", "hydra-core")
 _NOT_SETTINGS = (
     *("output_dir", "config_dir", "dry_run", "reference", "figure"),
-    *("workers", "force_workers", "tolerance", "resamples"),
+    *("workers", "force_workers", "memory", "tolerance", "resamples"),
 )
 
 
@@ -51,7 +51,7 @@ def config_hash(setups: Sequence[Setup]) -> str:
     """Return a hash of everything that makes a table what it is."""
     config = setups[0].config
     sciences = [setup.science(name) for setup in setups for name in setup.config.quantities]
-    return digest([_settings(config), sciences])
+    return digest([without_added(_settings(config)), sciences])
 
 
 def read_hash(path: Path) -> str | None:

@@ -20,6 +20,11 @@ class TaskConfig:
         Loss.cross_entropy
     )
     scored: Annotated[Scored, "positions whose next token enters the loss"] = Scored.answer
+    path: Annotated[
+        str | None, "for data tokens, the file: .npy of ids, or text for the model's tokenizer; null: random ids"
+    ] = None
+    length: Annotated[int | None, "for data tokens, tokens of a sequence; null: as the file has it"] = None
+    first_scored: Annotated[int, "for data tokens, the first position whose next token enters the loss"] = 0
 
 
 @dataclass
@@ -51,7 +56,20 @@ class ModelConfig:
     factory: Annotated[
         str | None, "for kind python, the function that makes it: FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION"
     ] = None
-    options: Annotated[dict[str, Any], "arguments of model.factory by name"] = field(default_factory=dict)
+    options: Annotated[
+        dict[str, Any], "arguments of model.factory by name; for kind huggingface, settings of its random weights"
+    ] = field(default_factory=dict)
+    path: Annotated[
+        str | None, "for kind huggingface, the folder with config.json (or a name); null: random weights"
+    ] = None
+    random: Annotated[bool, "for kind huggingface, random weights for the config.json of model.path"] = False
+    download: Annotated[bool, "for kind huggingface, whether a name may be fetched from the hub"] = False
+    architecture: Annotated[str, "for kind huggingface without model.path: gpt2, gpt_neox, llama, ..."] = (
+        "gpt2"
+    )
+    vocabulary: Annotated[
+        int | None, "for kind huggingface without model.path: words; null: the architecture's"
+    ] = None
 
 
 @dataclass
