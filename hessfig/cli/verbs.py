@@ -49,7 +49,7 @@ VERBS = {
             ),
             does="hessfig.cli.experiment:run",
             groups=("sweep", "estimator", "grid", "model", "state", "task"),
-            reads=(*TABLE, "device", "workers", "force_workers", "output_dir", "dry_run"),
+            reads=(*TABLE, "device", "memory", "workers", "force_workers", "output_dir", "dry_run"),
             makes_table=True,
         ),
         Verb(
@@ -108,7 +108,7 @@ VERBS = {
             examples=("hessfig status sweep=sigma",),
             does="hessfig.cli.experiment:status",
             groups=("sweep",),
-            reads=(*TABLE, "device", "workers", "force_workers", "output_dir"),
+            reads=(*TABLE, "device", "memory", "workers", "force_workers", "output_dir"),
             makes_table=True,
         ),
         Verb(

@@ -15,6 +15,7 @@ from hessfig.figures.layouts.growth.linear_axes import linear_axes
 from hessfig.figures.layouts.growth.log_axes import growth
 from hessfig.figures.layouts.growth.one_panel import one_panel
 from hessfig.figures.layouts.growth.overview import growth_by_depth
+from hessfig.figures.layouts.heat import heat
 from hessfig.figures.layouts.histograms import histograms
 from hessfig.figures.layouts.lines import lines
 from hessfig.figures.layouts.pairs import pairs
@@ -45,6 +46,7 @@ LAYOUTS: dict[str, Layout] = {
     "one_panel": Layout(one_panel, options=("quantity", "index", "part")),
     "pairs": Layout(pairs),
     "lines": Layout(lines, takes=("x", "colour", "dashes")),
+    "heat": Layout(heat, options=("quantity", "quantities", "index", "at")),
     "bars": Layout(bars, options=("quantity", "index", "at")),
 }
 
