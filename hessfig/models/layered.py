@@ -1,4 +1,4 @@
-"""Networks made of layers: cut behind a layer, or before their unembedding, they cost no more than what a weight reaches."""
+"""Networks made of layers: cut behind a layer, or before their unembedding, so that a weight costs what it reaches."""
 
 from __future__ import annotations
 

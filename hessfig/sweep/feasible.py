@@ -77,7 +77,9 @@ def _held(setup: Setup) -> Iterator[tuple[str, str, int]]:
     weights = sum(weight.size for weight in layout.parameters or layout.weights)
     known = config.model.kind not in FOREIGN
     yield from _activations(config, number) if known else ()
-    key = {Kind.python: "model.factory", Kind.huggingface: "model.path"}.get(config.model.kind, "model.d_model")  # type: ignore[call-overload]
+    key = {Kind.python: "model.factory", Kind.huggingface: "model.path"}.get(
+        config.model.kind, "model.d_model"
+    )  # type: ignore[call-overload]
     yield key, f"a network of {weights} weights", number * weights
     if config.estimator.method in _PROBING:
         widest = max(layout.size(block.layer, block.col) for block in setup.blocks)

@@ -18,7 +18,9 @@ from hessfig.files import is_file
 Encode = Callable[[str], Sequence[int]]
 Ids = NDArray[np.int64]
 _IDS = ".npy"
-_FORMS = "a .npy file of whole numbers, (sequences, length) or one long row; or a text for the model's tokenizer"
+_FORMS = (
+    "a .npy file of whole numbers, (sequences, length) or one long row; or a text for the model's tokenizer"
+)
 
 
 def sequences(task: TaskConfig, *, vocabulary: int, context: int, encode: Callable[[], Encode]) -> Ids:
@@ -30,7 +32,7 @@ def sequences(task: TaskConfig, *, vocabulary: int, context: int, encode: Callab
     """
     found = _drawn(task, vocabulary, context) if task.path is None else _cut(task, _ids(task, encode))
     _check(task, found, vocabulary, context)
-    return found[: task.batch_size]
+    return np.array(found[: task.batch_size], dtype=np.int64)
 
 
 def source(task: TaskConfig) -> str:

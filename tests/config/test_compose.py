@@ -27,6 +27,7 @@ TOY = {"task.digits": 1, "task.batch_size": 2, "estimator.num_probes": 9, "seeds
 IN_ORDER = [
     *["scalar", "bounds", "3a", "3b", "5a", "5b", "8", "eq5", "1", "4"],
     *["temperature", "heads", "single_matrix", "post_layernorm", "blocks", "7", "6"],
+    "gpt2",
 ]
 NETWORK = """
 import torch
@@ -42,6 +43,8 @@ def toy_cells(sweep: str, folder: Path) -> list[Cell]:
     """Return one cell a variant and quantity of `sweep`: one sigma, one seed, a narrow network."""
     (folder / "network.py").write_text(NETWORK)
     narrow = {**TOY, "model.d_model": 16 if sweep == "heads" else 4}
+    if sweep == "gpt2":
+        narrow |= {"model.n_layers": 2, "model.n_heads": 2, "model.vocabulary": 5, "task.length": 4}
     given = [f"model.factory={quoted(f'{folder}/network.py:make')}"] if sweep == "network" else []
     found = configs(f"sweep={sweep}", *(f"{key}={value}" for key, value in narrow.items()), *given)
     for _, config in found:

@@ -39,9 +39,9 @@ class Config:
     workers: Annotated[Any, "worker processes; auto: one a core", "auto or a whole number"] = "auto"
     force_workers: Annotated[bool, "take more workers than there are cores"] = False
     output_dir: Annotated[str, "folder of all results"] = "outputs"
-    memory: Annotated[str, "for kind huggingface, what the products of a worker may take: its micro-batches"] = (
-        "8GB"
-    )
+    memory: Annotated[
+        str, "for kind huggingface, what the products of a worker may take: its micro-batches"
+    ] = "8GB"
     dry_run: Annotated[bool, "say what would be measured, and measure nothing"] = False
     config_dir: Annotated[str | None, "set by --config-dir"] = None
     reference: Annotated[

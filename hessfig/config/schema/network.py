@@ -21,7 +21,8 @@ class TaskConfig:
     )
     scored: Annotated[Scored, "positions whose next token enters the loss"] = Scored.answer
     path: Annotated[
-        str | None, "for data tokens, the file: .npy of ids, or text for the model's tokenizer; null: random ids"
+        str | None,
+        "for data tokens, the file: .npy of ids, or text for the model's tokenizer; null: random ids",
     ] = None
     length: Annotated[int | None, "for data tokens, tokens of a sequence; null: as the file has it"] = None
     first_scored: Annotated[int, "for data tokens, the first position whose next token enters the loss"] = 0
@@ -57,7 +58,8 @@ class ModelConfig:
         str | None, "for kind python, the function that makes it: FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION"
     ] = None
     options: Annotated[
-        dict[str, Any], "arguments of model.factory by name; for kind huggingface, settings of its random weights"
+        dict[str, Any],
+        "arguments of model.factory by name; for kind huggingface, settings of its random weights",
     ] = field(default_factory=dict)
     path: Annotated[
         str | None, "for kind huggingface, the folder with config.json (or a name); null: random weights"

@@ -25,7 +25,9 @@ class Sides:
         self.col = problem.layout.side(layer, col)
         self.rows = {key: problem.layout.side(*at) for key, at in rows_of(layer, rows).items()}
         self.weights = [*self.col, *(weight for row in self.rows.values() for weight in row)]
-        self.places = {path: place for place, path in enumerate(dict.fromkeys(w.parameter for w in self.weights))}
+        self.places = {
+            path: place for place, path in enumerate(dict.fromkeys(w.parameter for w in self.weights))
+        }
         self.parameters = [problem.network.get_parameter(path) for path in self.places]
 
     @property

@@ -74,12 +74,10 @@ def _pages(spec: FigureSpec, folder: Path, *, several: bool) -> Iterator[Page]:
 def draw_heat(points: pd.DataFrame, quantity: str, note: str) -> Figure:
     """Draw one network's panels beside each other, with one colour bar."""
     layers, names, parts = sorted(points["layer"].unique()), in_order(points["row"]), parts_of(points)
-    longest = max((len(name) for name in names if weight_words(name) == plain(name)), default=4)
-    margins = Margins(left=0.36, right=0.66, top=0.24, bottom=0.12 + _LETTER * longest, across=0.1)
+    longest = max((len(name) for name in names if weight_words(name) == plain(name)), default=6)
+    margins = Margins(left=0.36, right=0.66, top=0.24, bottom=0.22 + _LETTER * longest, across=0.1)
     height = _ROW * max(len(layers), 4)
-    figure, axes = panel_grid(
-        1, len(parts), note=note, panel_height=height, margins=margins, share_y="all"
-    )
+    figure, axes = panel_grid(1, len(parts), note=note, panel_height=height, margins=margins, share_y="all")
     signed = bool((points["mean"] < 0).any())
     scale = _scale(points["mean"], signed)
     for ax, part in zip(axes[0], parts, strict=True):
@@ -95,7 +93,9 @@ def draw_heat(points: pd.DataFrame, quantity: str, note: str) -> Figure:
     return figure
 
 
-def _matrix(points: pd.DataFrame, layers: Sequence[int], names: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+def _matrix(
+    points: pd.DataFrame, layers: Sequence[int], names: Sequence[str]
+) -> tuple[np.ndarray, np.ndarray]:
     """Return means by layer and weight, nan where there is none, and which of them are zeros."""
     square = np.full((len(layers), len(names)), np.nan)
     for row in points.itertuples():
@@ -135,11 +135,15 @@ def _write_numbers(ax: Axes, shown: np.ndarray, zero: np.ndarray, scale: Normali
             words = "= 0" if zero[i, j] else f"{value:z.1f}" if not signed else f"{value:.0e}"
             dark = not zero[i, j] and not signed and scale(value) < 0.55
             colour = "white" if dark else "black"
-            ax.text(j, i, words.replace("-", "−"), ha="center", va="center", color=colour, fontsize=TINY - 1.4)
+            ax.text(
+                j, i, words.replace("-", "−"), ha="center", va="center", color=colour, fontsize=TINY - 1.4
+            )
 
 
 def _note(quantity: str, numbers: pd.DataFrame, where: str) -> str:
-    what = f"Mean {quantity_words(quantity)} of every weight's block over {seeds_words(numbers)}"
+    repeats = seeds_words(numbers)
+    over = "one seed" if repeats == "1 seeds" else f"{repeats} (means)"
+    what = f"{quantity_words(quantity).capitalize()} of every weight, {over}"
     return f"{what}{', ' * bool(where)}{where}; grey: no such weight. {estimator_words(numbers)}."
 
 

@@ -1,4 +1,4 @@
-"""The architectures by their names in `transformers`: where sizes stand in config.json, where weights in the network."""
+"""The architectures by their names in transformers: where sizes stand in config.json, weights in the network."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class Plan:
 
     sequences: int
     total: int
-    bytes: float
+    bytes: int
 
     def __str__(self) -> str:
         number = math.ceil(self.total / self.sequences)
@@ -65,14 +65,18 @@ def bytes_of(text: str) -> float:
     """Return the bytes that '16GB' or '512MiB' means. Raises UserError for another form."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]i?B)\s*", text, flags=re.IGNORECASE)
     if found is None or float(found[1]) <= 0:
-        raise UserError("memory", got=text, allowed="a number and KB, MB, GB, TB (or GiB, ...)", remedy="memory=8GB")
+        raise UserError(
+            "memory", got=text, allowed="a number and KB, MB, GB, TB (or GiB, ...)", remedy="memory=8GB"
+        )
     return float(found[1]) * _UNITS[found[2].upper()]
 
 
-def _fixed(blocks: list[Block], layout: Layout, sizes: Sizes, number: int) -> float:
+def _fixed(blocks: list[Block], layout: Layout, sizes: Sizes, number: int) -> int:
     """Return the bytes that do not grow with the batch: the network, a column's directions and products, logits."""
     network = sum(weight.size for weight in layout.parameters)
-    columns = max(layout.size(block.layer, block.col) + layout.size(block.row_layer, block.row) for block in blocks)
+    columns = max(
+        layout.size(block.layer, block.col) + layout.size(block.row_layer, block.row) for block in blocks
+    )
     chunk = max(2**26, sizes.vocabulary * number)
     return number * (network + _COPIES * columns) + _READOUT * chunk
 
@@ -87,10 +91,10 @@ def _layers_reached(blocks: list[Block], layout: Layout, sizes: Sizes) -> int:
     return sizes.n_layers + 1 - lowest
 
 
-def _per_token(layers: int, sizes: Sizes, length: int) -> float:
+def _per_token(layers: int, sizes: Sizes, length: int) -> int:
     of_layer = _OF_WIDTH * sizes.d_model + _OF_MLP * sizes.d_mlp + _OF_SCORES * sizes.n_heads * length
     return layers * of_layer + _OF_WIDTH * sizes.d_model
 
 
-def _rounded_up(size: float) -> str:
+def _rounded_up(size: int) -> str:
     return f"{math.ceil(size / 1e8) / 10:g}GB"

@@ -55,7 +55,9 @@ def _layer(sizes: Sizes, layer: int, place: str) -> Iterator[Weight]:
             yield _bias(name, f"{place}.{path}", entries, layer, Group.mlp)
 
 
-def _projection(name: str, place: str, sizes: Sizes, layer: int, heads: int, position: int) -> Iterator[Weight]:
+def _projection(
+    name: str, place: str, sizes: Sizes, layer: int, heads: int, position: int
+) -> Iterator[Weight]:
     """Yield W_Q, W_K or W_V, its bias, and its heads (counted from 1)."""
     width, group = heads * sizes.d_head, (Group.attention.value,)
     path, axes = _path(place, "weight"), _axes(sizes)
@@ -116,9 +118,7 @@ def _norm(name: str, place: str, sizes: Sizes, layer: int) -> Iterator[Weight]:
 
 
 def _bias(name: str, place: str, size: int, layer: int, group: Group) -> Weight:
-    return Weight(
-        name.replace("W", "b", 1), _path(place, "bias"), size, layer, (group.value,), is_main=False
-    )
+    return Weight(name.replace("W", "b", 1), _path(place, "bias"), size, layer, (group.value,), is_main=False)
 
 
 def _whole(weights: tuple[Weight, ...]) -> Iterator[Weight]:

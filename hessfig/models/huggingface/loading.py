@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -74,8 +75,8 @@ def encoder(config: Config) -> Callable[[str], Sequence[int]]:
         ) from error
 
     def encode(text: str) -> list[int]:
-        logging.set_verbosity_error()  # a text longer than the context is meant to be cut
-        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+        with _quiet():  # a text longer than the context is meant to be cut
+            return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
     return encode
 
@@ -84,8 +85,8 @@ def _random(config: Config, seed: int) -> PreTrainedModel:
     settings, where = settings_of(config)
     words = {key: value for key, value in settings.items() if key != "model_type"}
     try:
-        made = AutoConfig.for_model(settings["model_type"], **words)
-        with torch.random.fork_rng(devices=[]):
+        with _quiet(), torch.random.fork_rng(devices=[]):
+            made = AutoConfig.for_model(settings["model_type"], **words)
             torch.manual_seed(int(torch.randint(2**62, (), generator=stream(seed, "huggingface"))))
             return AutoModelForCausalLM.from_config(made, attn_implementation="eager", dtype=torch.float32)
     except (ValueError, TypeError, KeyError, ImportError) as error:
@@ -94,23 +95,34 @@ def _random(config: Config, seed: int) -> PreTrainedModel:
 
 def _read(config: Config) -> PreTrainedModel:
     place = folder(str(config.model.path), config.model.download)
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # what does not fit is said once, below
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(
-            str(place),
-            local_files_only=True,
-            attn_implementation="eager",
-            dtype=getattr(torch, config.dtype),
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-        )
+        with _quiet():
+            model, report = AutoModelForCausalLM.from_pretrained(
+                str(place),
+                local_files_only=True,
+                attn_implementation="eager",
+                dtype=getattr(torch, config.dtype),
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+            )
     except (ValueError, TypeError, KeyError, OSError, RuntimeError, ImportError) as error:
         raise _unmade(str(place), error) from error
-    finally:
-        logging.set_verbosity(verbosity)
     _check_report(str(place), report)
     return model
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep transformers from reporting on stderr: what does not fit is said by an error."""
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
 
 
 def _check_report(place: str, report: dict[str, Any]) -> None:

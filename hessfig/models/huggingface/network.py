@@ -56,7 +56,9 @@ class CausalNetwork(nn.Module):
         hidden = self._through(hidden, depth, len(self.layers))
         return self.model.get_submodule(self._names.norm)(hidden[:, scored])
 
-    def from_hidden(self, hidden: Tensor, depth: int, scored: slice) -> Float[Tensor, "batch scored vocabulary"]:
+    def from_hidden(
+        self, hidden: Tensor, depth: int, scored: slice
+    ) -> Float[Tensor, "batch scored vocabulary"]:
         """Return the logits at the scored positions, given the residual stream after `depth` layers."""
         return self.model.get_submodule("lm_head")(self.features(hidden, depth, scored))
 
