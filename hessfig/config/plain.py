@@ -38,8 +38,9 @@ def without_added(plain: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def without_places(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """Return plain settings by group without those that say where something is."""
+def in_key(config: Config) -> dict[str, Any]:
+    """Return a configuration's plain settings by group: no ADDED ones at their default, and no PLACES."""
+    plain = without_added(as_plain(config))
     return {
         group: {name: value for name, value in entries.items() if f"{group}.{name}" not in PLACES}
         if isinstance(entries, Mapping)

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from hessfig.config import Config, sigma_values, with_defaults
-from hessfig.config.plain import as_plain, without_added, without_places
+from hessfig.config.plain import in_key
 from hessfig.errors import UserError
 from hessfig.measurements.blocks import check_served
 from hessfig.measurements.protocol import Quantity
@@ -102,8 +102,7 @@ class Setup:
 
     @cached_property
     def _network(self) -> dict[str, Any]:
-        settled = replace(self.config, model=with_defaults(self.config.model))
-        plain = without_places(without_added(as_plain(settled)))
+        plain = in_key(replace(self.config, model=with_defaults(self.config.model)))
         return {
             "algorithm": ALGORITHM_VERSION,
             "task": plain["task"],

@@ -84,7 +84,7 @@ def test_ids_beyond_the_vocabulary_are_named(home: Path, tmp_path: Path) -> None
 
 def test_folders_that_hold_something_else(home: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match="has no config.json"):
+    with pytest.raises(UserError, match=r"has no config\.json"):
         KIND.check(config_of(tmp_path / "empty", home / "ids.npy"))
     other = damaged(home, tmp_path / "bert", model_type="bert")
     with pytest.raises(UserError, match="not known here\n  got:     bert\n  allowed: gpt2, gpt_neox"):
@@ -96,7 +96,7 @@ def test_folders_that_hold_something_else(home: Path, tmp_path: Path) -> None:
         KIND.check(config_of(other, home / "ids.npy"))
     bare = damaged(home, tmp_path / "bare")
     (bare / "model.safetensors").unlink()
-    with pytest.raises(UserError, match="no weights[\\s\\S]*model.random=true"):
+    with pytest.raises(UserError, match=r"no weights[\s\S]*model\.random=true"):
         KIND.check(config_of(bare, home / "ids.npy"))
 
 
@@ -109,7 +109,7 @@ def test_missing_weights_and_other_shapes_are_named(home: Path, tmp_path: Path) 
     with pytest.raises(UserError, match=r"missing: transformer.h.0.ln_1.bias, [\s\S]*save_pretrained"):
         drawn(config_of(lacking, home / "ids.npy"), sigma=None, seed=0)
     wider = damaged(home, tmp_path / "wider", n_inner=8)
-    with pytest.raises(UserError, match="of another shape: transformer.h.0.mlp.c_fc.bias"):
+    with pytest.raises(UserError, match=r"of another shape: transformer\.h\.0\.mlp\.c_fc\.bias"):
         drawn(config_of(wider, home / "ids.npy"), sigma=None, seed=0)
 
 

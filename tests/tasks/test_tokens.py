@@ -34,7 +34,7 @@ def test_rows_are_taken_from_the_first_and_cut(tmp_path: Path) -> None:
 def test_a_long_row_is_cut_into_pieces(tmp_path: Path) -> None:
     np.save(tmp_path / "ids.npy", np.arange(9))
     np.testing.assert_array_equal(read(tmp_path / "ids.npy", length=4), [[0, 1, 2, 3], [4, 5, 6, 7]])
-    with pytest.raises(UserError, match="task.length is missing"):
+    with pytest.raises(UserError, match=r"task\.length is missing"):
         read(tmp_path / "ids.npy")
 
 

@@ -9,10 +9,10 @@ from functools import cache
 from hessfig.config.choices import Loss, Method, Scored, State
 from hessfig.config.schema import Config
 from hessfig.errors import UserError
-from hessfig.models.huggingface.architecture import Sizes, sizes_of
 from hessfig.models.huggingface.batches import Plan, planned
 from hessfig.models.huggingface.folder import fingerprint, is_random, settings_of
 from hessfig.models.huggingface.layout import layout_of
+from hessfig.models.huggingface.sizes import Sizes, sizes_of
 from hessfig.models.protocol import Drawn, Kind, Layout
 from hessfig.tasks.tokens import Encode, Ids, length_of, sequences
 from hessfig.tasks.tokens import source as source_of_tokens

@@ -10,7 +10,7 @@ from hessfig.config.choices import DType
 from hessfig.config.schema import Config
 from hessfig.errors import UserError
 from hessfig.models.blocks import blocks_of
-from hessfig.models.huggingface.architecture import Sizes
+from hessfig.models.huggingface.sizes import Sizes
 from hessfig.models.protocol import Layout
 from hessfig.terms import Block, Group
 

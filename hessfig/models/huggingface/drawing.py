@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from hessfig.config.schema import Config
-from hessfig.models.huggingface.architecture import Sizes
 from hessfig.models.huggingface.loading import check_layout, check_logits, load
 from hessfig.models.huggingface.network import CausalNetwork
+from hessfig.models.huggingface.sizes import Sizes
 from hessfig.models.protocol import Drawn, Layout
 from hessfig.tasks.batch import Batch
 from hessfig.tasks.losses import CrossEntropy

@@ -11,7 +11,7 @@ from typing import Any
 from hessfig.config.schema import Config
 from hessfig.errors import UserError
 from hessfig.files import is_file
-from hessfig.models.huggingface.architecture import architecture
+from hessfig.models.huggingface.sizes import architecture
 
 CONFIG = "config.json"
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")

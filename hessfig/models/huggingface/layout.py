@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from hessfig.models.huggingface.architecture import Sizes
+from hessfig.models.huggingface.sizes import Sizes
 from hessfig.models.protocol import Layout, Weight
 from hessfig.terms import Group, Matrix
 
