@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import subprocess
 import sys
 import time
@@ -37,18 +36,21 @@ def main(words: Sequence[str] | None = None) -> None:
     """Measure every contender on every case, print the table, write the JSON."""
     options = _options(words)
     if options.one is not None:
-        print(json.dumps(_measured(options, *options.one)))
+        print(json.dumps(measured(options, *options.one)))
         return
-    runs = [_in_a_process(options, contender, case) for case in options.cases for contender in options.contenders]
-    report = {"sizes": _sizes(options), "environment": benchmarking.environment(), "runs": _compared(runs)}
-    _print(report["runs"])
+    runs = [
+        _in_a_process(options, contender, case) for case in options.cases for contender in options.contenders
+    ]
+    _print(_compared(runs))
     if options.output is not None:
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(json.dumps(report, indent=2) + "\n")
+        report = {**benchmarking.heading(options), "settings": _sizes(options), "runs": runs}
+        benchmarking.write_report(options.output, report)
 
 
 def _options(words: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     for name, value in SIZES.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=None, help=f"({value})")
     parser.add_argument("--batch-size", type=int, default=1)
@@ -59,6 +61,7 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="toy sizes")
     parser.add_argument("--output", type=Path, default=None)
     parser.add_argument("--one", nargs=2, default=None, help=argparse.SUPPRESS)
+    parser.set_defaults(allocator="system")
     options = parser.parse_args(words)
     for name, value in (QUICK if options.quick else SIZES).items():
         if getattr(options, name) is None:
@@ -73,7 +76,9 @@ def _sizes(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _in_a_process(options: argparse.Namespace, contender: str, case: str) -> dict[str, Any]:
-    sizes = [f"--{name.replace('_', '-')}={getattr(options, name)}" for name in (*SIZES, "batch_size", "products")]
+    sizes = [
+        f"--{name.replace('_', '-')}={getattr(options, name)}" for name in (*SIZES, "batch_size", "products")
+    ]
     words = [*sizes, f"--dtype={options.dtype}", "--one", contender, case]
     done = subprocess.run(
         [sys.executable, __file__, *words],
@@ -91,7 +96,7 @@ def _in_a_process(options: argparse.Namespace, contender: str, case: str) -> dic
     return found
 
 
-def _measured(options: argparse.Namespace, contender: str, case: str) -> dict[str, Any]:
+def measured(options: argparse.Namespace, contender: str, case: str) -> dict[str, Any]:
     """Measure one contender on one case in this process."""
     import torch
 
@@ -99,8 +104,10 @@ def _measured(options: argparse.Namespace, contender: str, case: str) -> dict[st
     problem = _problem(options)
     name, _, layer = case.partition("@")
     side = problem.layout.side(int(layer or 0), name)
-    probe = torch.randn(sum(w.size for w in side), 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    base, start = _held(), time.perf_counter()
+    probe = torch.randn(
+        sum(w.size for w in side), 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
+    base, start = benchmarking.peak_gib(), time.perf_counter()
     product = _contender(contender, problem, int(layer or 0), name)
     built = time.perf_counter() - start
     times, curvature = [], 0.0
@@ -115,7 +122,7 @@ def _measured(options: argparse.Namespace, contender: str, case: str) -> dict[st
         "first": times[0],
         "seconds": median(times[1:]),
         "base_gib": base,
-        "peak_gib": _held(),
+        "peak_gib": benchmarking.peak_gib(),
         "curvature": curvature,
     }
 
@@ -174,11 +181,6 @@ def _Scored(network: Any) -> Any:
     return Scored()
 
 
-def _held() -> float:
-    """Return the most memory this process has held, in GiB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-
-
 def _compared(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Add to every run how far its v.Hv is from the first contender's."""
     first = {}
@@ -190,7 +192,9 @@ def _compared(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _print(runs: list[dict[str, Any]]) -> None:
-    print(f"{'case':8} {'contender':14} {'seconds':>9} {'first':>9} {'peak GiB':>9} {'base GiB':>9} {'v.Hv off':>9}")
+    print(
+        f"{'case':8} {'contender':14} {'seconds':>9} {'first':>9} {'peak GiB':>9} {'base GiB':>9} {'v.Hv off':>9}"
+    )
     for run in runs:
         if "failed" in run:
             print(f"{run['case']:8} {run['contender']:14} failed: {run['failed']}")

@@ -50,7 +50,9 @@ def pyhessian(
 
     only(network, parameters)
     found = hessian(network, cross_entropy, data=(inputs, targets), cuda=False)
-    return lambda vectors: hessian_vector_product(found.gradsH, found.params, list(vectors))
+    return reordered(
+        parameters, found.params, lambda vectors: hessian_vector_product(found.gradsH, found.params, vectors)
+    )
 
 
 def eigenthings(
@@ -61,20 +63,26 @@ def eigenthings(
     from hessian_eigenthings.operators import HessianOperator
 
     only(network, parameters)
-    chosen = {id(parameter) for parameter in parameters}
-    operator = HessianOperator(
-        network,
-        [(inputs, targets)],
-        supervised_loss(cross_entropy),
-        param_filter=lambda name, parameter: id(parameter) in chosen,
-    )
+    operator = HessianOperator(network, [(inputs, targets)], supervised_loss(cross_entropy))
+    own = [parameter for parameter in network.parameters() if parameter.requires_grad]
 
     def product(vectors: Sequence[Tensor]) -> Sequence[Tensor]:
         flat = operator.matvec(torch.cat([vector.flatten() for vector in vectors]))
-        pieces = flat.split([parameter.numel() for parameter in parameters])
-        return [piece.view(parameter.shape) for piece, parameter in zip(pieces, parameters, strict=True)]
+        pieces = flat.split([parameter.numel() for parameter in own])
+        return [piece.view(parameter.shape) for piece, parameter in zip(pieces, own, strict=True)]
 
-    return product
+    return reordered(parameters, own, product)
+
+
+def reordered(parameters: Sequence[nn.Parameter], own: Sequence[nn.Parameter], product: Product) -> Product:
+    """Return a product that takes and gives the order of `parameters` where the package has its `own`."""
+    places = [next(i for i, one in enumerate(parameters) if one is parameter) for parameter in own]
+
+    def multiply(vectors: Sequence[Tensor]) -> Sequence[Tensor]:
+        found = dict(zip(places, product([vectors[place] for place in places]), strict=True))
+        return [found[place] for place in range(len(parameters))]
+
+    return multiply
 
 
 def only(network: nn.Module, parameters: Sequence[nn.Parameter]) -> None:

@@ -245,3 +245,21 @@ def test_other_kinds_keep_their_keys() -> None:
     assert not {"path", "random", "download", "architecture", "vocabulary"} & set(plain["model"])
     assert not {"path", "length", "first_scored"} & set(plain["task"])
     assert isinstance(TaskConfig().length, type(None))
+
+
+def test_a_text_goes_through_the_tokenizer_of_the_folder(home: Path, tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    shutil.copytree(str(saved("gpt2", home).model.path), tmp_path / "model")
+    (tmp_path / "text.txt").write_text("a b c d d c b a a a a a b b b b")
+    config = config_of(tmp_path / "model", tmp_path / "text.txt", task={"length": CONTEXT})
+    with pytest.raises(hessfig.errors.UserError, match="needs the tokenizer of the model's folder"):
+        KIND.check(config)
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1, "c": 2, "d": 3, "?": 4}, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?").save_pretrained(tmp_path / "model")
+    KIND.check(config)
+    found = drawn(config, sigma=None, seed=0).batch
+    assert found.inputs.tolist() == [[0, 1, 2, 3], [3, 2, 1, 0], [0, 0, 0, 0], [1, 1, 1, 1]]
+    assert found.targets.tolist() == [row[1:] for row in found.inputs.tolist()]

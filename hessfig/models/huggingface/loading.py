@@ -19,6 +19,7 @@ from hessfig.models.protocol import Layout
 from hessfig.rng import stream
 
 _NAMED = 5
+_VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model")
 _SEQUENCES = 2
 _ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-3}
 
@@ -64,21 +65,29 @@ def check_logits(network: CausalNetwork, tokens: Tensor, where: str) -> None:
 def encoder(config: Config) -> Callable[[str], Sequence[int]]:
     """Return what turns a text into ids: the tokenizer in the model's folder. Raises UserError when it has none."""
     path = None if config.model.path is None else folder(str(config.model.path), config.model.download)
+    if path is None or not any((path / name).exists() for name in _VOCABULARIES):
+        raise _no_tokenizer(
+            config, f"none of {', '.join(_VOCABULARIES)}"
+        )  # transformers would make an empty one
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            "task.path: a text needs the tokenizer of the model's folder, and there is none",
-            got=f"model.path={config.model.path}",
-            allowed="a folder that tokenizer.save_pretrained wrote too; or task.path=FILE.npy of ids",
-            remedy="tokenizer.save_pretrained(DIR), or give the ids as .npy",
-        ) from error
+        raise _no_tokenizer(config, f"{type(error).__name__}: {error}"[:200]) from error
 
     def encode(text: str) -> list[int]:
         with _quiet():  # a text longer than the context is meant to be cut
             return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
     return encode
+
+
+def _no_tokenizer(config: Config, why: str) -> UserError:
+    return UserError(
+        "task.path: a text needs the tokenizer of the model's folder, and there is none",
+        got=f"model.path={config.model.path}: {why}",
+        allowed="a folder that tokenizer.save_pretrained wrote too; or task.path=FILE.npy of ids",
+        remedy="tokenizer.save_pretrained(DIR), or give the ids as .npy",
+    )
 
 
 def _random(config: Config, seed: int) -> PreTrainedModel:
