@@ -183,7 +183,7 @@ def _Scored(network: Any) -> Any:
 
 def _compared(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Add to every run how far its v.Hv is from the first contender's."""
-    first = {}
+    first: dict[str, float] = {}
     for run in runs:
         if "curvature" in run:
             truth = first.setdefault(run["case"], run["curvature"])

@@ -120,17 +120,29 @@ def test_layers_below_a_weight_are_computed_once_and_never_again(home: Path) -> 
     assert calls == []
 
 
-def test_a_part_alone_is_the_same_part(home: Path) -> None:
-    problem, _ = truth("gpt2", home)
-    block = Block(0, "W_E+W_U", "W_E+W_U")
+@pytest.mark.parametrize(
+    ("name", "block"),
+    [
+        ("gpt2", Block(0, "W_E+W_U", "W_E+W_U")),
+        ("gpt2", Block(1, "W_O", "W_E+W_U", 2)),
+        ("gpt2 untied", Block(0, "W_U", "W_U")),
+        ("gpt2 untied", Block(0, "ln_out_gain", "W_U")),
+        ("gpt2 untied", Block(0, "W_E", "W_U")),
+        ("gpt2 untied", Block(2, "W_V", "W_Q", 1)),
+    ],
+    ids=str,
+)
+def test_a_part_alone_is_the_same_part(name: str, block: Block, home: Path) -> None:
+    problem, parts = truth(name, home)
     engine = Engines(problem, ModelConfig(kind="huggingface"), Products.linearised).column(
-        0, block.col, [block]
+        block.layer, block.col, [block]
     )
     every = engine.split_matmat(probes(engine.dim), PARTS)
+    assert off(every, block, problem, parts) < 1e-10
     for part in PARTS:
         alone = engine.split_matmat(probes(engine.dim), [part])
         assert list(alone) == [(block, part)]
-        torch.testing.assert_close(alone[block, part], every[block, part])
+        torch.testing.assert_close(alone[block, part], every[block, part], rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.filterwarnings("ignore:.*curvlinops' product is off:RuntimeWarning")

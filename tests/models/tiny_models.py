@@ -47,7 +47,9 @@ def save(name: str, folder: Path) -> Path:
 
     words = {"vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 0, **SETTINGS[name]}
     made = AutoConfig.for_model(name.partition(" ")[0], **words)
-    model = AutoModelForCausalLM.from_config(made, dtype=torch.float64)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(made, dtype=torch.float64)
     generator = torch.Generator().manual_seed(0)
     for parameter in model.parameters():
         parameter.data += 0.4 * torch.randn(parameter.shape, dtype=torch.float64, generator=generator)

@@ -44,7 +44,7 @@ class HeadedColumn:
             (self._features.start(batch.inputs), batch.targets) for batch in (problem.batch, *problem.more)
         ]
         self._total = sum(targets.numel() for _, targets in self._batches)
-        self._kept: tuple[Graphs, Readout] | None = None
+        self._kept: Graphs | None = None
 
     @property
     def dim(self) -> int:
@@ -72,32 +72,41 @@ class HeadedColumn:
         wanted = to_multiply(parts)
         found = {part: [torch.zeros_like(column) for column in columns] for part in wanted}
         for number in range(len(self._batches)):
-            graphs, readout = self._linearised(number)
-            self._add(found, columns, graphs, readout)
+            graphs = self._graphs(number)
+            if wanted == [Part.H] and self._body:
+                self._add_whole(found[Part.H], columns, graphs)
+            else:
+                self._add(found, columns, graphs)
         return completed(self.sides.gathered(found), parts)
 
-    def _linearised(self, number: int) -> tuple[Graphs, Readout]:
+    def _graphs(self, number: int) -> Graphs:
+        """Return the graphs of a batch: kept where it is the only one, made anew else."""
         if self._kept is not None:
             return self._kept
         start, targets = self._batches[number]
         at = {path: self.sides.parameters[place] for place, path in self._body.items()}
-        graphs = Graphs(self._features, at, start)
         readout = Readout(self._network.unembedding.detach(), targets.flatten(), self._total)
-        if self._body:
-            graphs.linearise(readout.cotangent(graphs.value))
-        if len(self._batches) == 1:
-            self._kept = (graphs, readout)
-        return graphs, readout
+        graphs = Graphs(self._features, at, start, readout)
+        self._kept = graphs if len(self._batches) == 1 else None
+        return graphs
 
-    def _add(
-        self, found: dict[Part, list[Tensor]], columns: list[Tensor], graphs: Graphs, readout: Readout
-    ) -> None:
+    def _add_whole(self, totals: list[Tensor], columns: list[Tensor], graphs: Graphs) -> None:
+        """Add one batch's H v of all columns: a single double backward each."""
+        for k in range(columns[0].shape[-1]):
+            weight = None if self._head is None else columns[self._head][..., k]
+            direction = [columns[place][..., k] for place in self._body]
+            pieces, to_weight = graphs.multiply(direction, weight, with_weight=self._head is not None)
+            self._into(totals, k, pieces)
+            if to_weight is not None and self._head is not None:
+                totals[self._head][..., k] += to_weight
+
+    def _add(self, found: dict[Part, list[Tensor]], columns: list[Tensor], graphs: Graphs) -> None:
         """Add one batch's products of all columns to `found`."""
         tangents, seconds = self._pushed(columns, graphs, second=set(found) != {Part.H_o})
         if tangents is None:
             return
         for part, totals in found.items():
-            down, to_weight = readout.products(
+            down, to_weight = graphs.readout.products(
                 graphs.value, tangents, part, with_weight=self._head is not None
             )
             if to_weight is not None and self._head is not None:

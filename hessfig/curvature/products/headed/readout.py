@@ -34,6 +34,7 @@ class Readout:
     unembedding: Float[Tensor, "vocabulary width"]
     targets: Int[Tensor, " tokens"]
     total: int
+    _probabilities: Tensor | None = None
 
     def cotangent(self, features: Float[Tensor, "tokens width"]) -> Float[Tensor, "tokens width"]:
         """Return the loss's gradient in the features: W^T g."""
@@ -52,7 +53,7 @@ class Readout:
                 None if tangents.features is None else tangents.features[:, chunk], tangents.unembedding
             )
             if part != Part.H_f:
-                curved = self._curved(features[chunk], here)
+                curved = self._curved(features, chunk, here)
                 to_features[:, chunk] += curved @ self.unembedding
                 if to_weight is not None:
                     to_weight += curved.transpose(1, 2) @ features[chunk]
@@ -60,12 +61,14 @@ class Readout:
                 self._mix(self._slope(features, chunk), here, to_features[:, chunk], to_weight)
         return to_features, to_weight
 
-    def _curved(self, features: Tensor, tangents: Tangents) -> Float[Tensor, "k chunk vocabulary"]:
-        """Return B dz."""
-        p = (features @ self.unembedding.T).softmax(-1)
+    def _curved(
+        self, features: Tensor, chunk: slice, tangents: Tangents
+    ) -> Float[Tensor, "k chunk vocabulary"]:
+        """Return B dz of a chunk of tokens."""
+        p = self._softmax(features, chunk)
         dz = None if tangents.features is None else tangents.features @ self.unembedding.T
         if tangents.unembedding is not None:
-            along = features @ tangents.unembedding.transpose(1, 2)
+            along = features[chunk] @ tangents.unembedding.transpose(1, 2)
             dz = along if dz is None else dz.add_(along)
         assert dz is not None
         dz -= (p * dz).sum(-1, keepdim=True)
@@ -80,14 +83,24 @@ class Readout:
 
     def _slope(self, features: Tensor, chunk: slice) -> Float[Tensor, "chunk vocabulary"]:
         """Return g of a chunk of tokens."""
-        p = (features[chunk] @ self.unembedding.T).softmax(-1)
-        targets = self.targets[chunk]
+        p, targets = self._softmax(features, chunk).clone(), self.targets[chunk]
         p[torch.arange(len(targets), device=p.device), targets] -= 1.0
         return p.div_(self.total)
 
+    def _softmax(self, features: Tensor, chunk: slice) -> Float[Tensor, "chunk vocabulary"]:
+        """Return p of a chunk of tokens; those of a batch that is a single chunk are kept."""
+        if self._bytes_per_token * len(self.targets) > CHUNK_BYTES:
+            return (features[chunk] @ self.unembedding.T).softmax(-1)
+        if self._probabilities is None:
+            self._probabilities = (features @ self.unembedding.T).softmax(-1)
+        return self._probabilities[chunk]
+
+    @property
+    def _bytes_per_token(self) -> int:
+        return len(self.unembedding) * self.unembedding.element_size()
+
     def _chunks(self, k: int) -> Iterator[slice]:
         """Yield slices of tokens, so many that k tensors of their logits take CHUNK_BYTES."""
-        each = len(self.unembedding) * self.unembedding.element_size() * k
-        size = max(1, CHUNK_BYTES // each)
+        size = max(1, CHUNK_BYTES // (self._bytes_per_token * k))
         for start in range(0, len(self.targets), size):
             yield slice(start, min(start + size, len(self.targets)))
