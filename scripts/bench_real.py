@@ -4,8 +4,9 @@
 
 12 layers, 12 heads, width 768, 50 257 words, random weights: a probe of W_Q and of W_V of layers 1, 6 and 12, and one
 product of the whole Hessian, each by every contender in a process of its own (which alone gives a peak of memory), in
-turn. `seconds` is the median of --products products after the first, `first` that of the first one, `build` what came
-before; `peak_gib` what the process held at most, `base_gib` what it held with network and data and nothing else.
+turn. `seconds` is the median of --products products after the first, `cpu_seconds` those of this process alone, to be
+compared where others compute beside it; `first` is the first product, `build` what came before. `peak_gib` is what the
+process held at most, `base_gib` what it held with network and data and nothing else.
 `agrees` compares v.Hv with that of the first contender, for the same v. hessfig multiplies by H; hessfig_split by H_o
 and H_f at once, which no other package here offers.
 """
@@ -92,7 +93,8 @@ def _in_a_process(options: argparse.Namespace, contender: str, case: str) -> dic
         last = (done.stderr.strip().splitlines() or ["killed"])[-1]
         return {"contender": contender, "case": case, "failed": last[:300]}
     found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    print(f"{case:8} {contender:14} {found['seconds']:9.3f} s {found['peak_gib']:7.2f} GiB", flush=True)
+    times = f"{found['seconds']:9.3f} s {found['cpu_seconds']:9.3f} s CPU"
+    print(f"{case:8} {contender:14} {times} {found['peak_gib']:7.2f} GiB", flush=True)
     return found
 
 
@@ -104,23 +106,24 @@ def measured(options: argparse.Namespace, contender: str, case: str) -> dict[str
     problem = _problem(options)
     name, _, layer = case.partition("@")
     side = problem.layout.side(int(layer or 0), name)
-    probe = torch.randn(
-        sum(w.size for w in side), 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64
-    )
+    generator = torch.Generator().manual_seed(0)
+    probe = torch.randn(sum(w.size for w in side), 1, generator=generator, dtype=problem.dtype)
     base, start = benchmarking.peak_gib(), time.perf_counter()
     product = _contender(contender, problem, int(layer or 0), name)
     built = time.perf_counter() - start
-    times, curvature = [], 0.0
+    times, cpu, curvature = [], [], 0.0
     for _ in range(1 + options.products):
-        start = time.perf_counter()
-        curvature = product(probe.to(problem.dtype))
+        start, busy = time.perf_counter(), time.process_time()
+        curvature = product(probe)
         times.append(time.perf_counter() - start)
+        cpu.append(time.process_time() - busy)
     return {
         "contender": contender,
         "case": case,
         "build": built,
         "first": times[0],
         "seconds": median(times[1:]),
+        "cpu_seconds": median(cpu[1:]),
         "base_gib": base,
         "peak_gib": benchmarking.peak_gib(),
         "curvature": curvature,
@@ -192,17 +195,11 @@ def _compared(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _print(runs: list[dict[str, Any]]) -> None:
-    print(
-        f"{'case':8} {'contender':14} {'seconds':>9} {'first':>9} {'peak GiB':>9} {'base GiB':>9} {'v.Hv off':>9}"
-    )
+    columns = ("seconds", "cpu_seconds", "first", "peak_gib", "base_gib", "agrees")
+    print(f"{'case':8} {'contender':14} {' '.join(f'{name:>11}' for name in columns)}")
     for run in runs:
-        if "failed" in run:
-            print(f"{run['case']:8} {run['contender']:14} failed: {run['failed']}")
-            continue
-        print(
-            f"{run['case']:8} {run['contender']:14} {run['seconds']:9.3f} {run['first']:9.3f} "
-            f"{run['peak_gib']:9.2f} {run['base_gib']:9.2f} {run['agrees']:9.1e}"
-        )
+        numbers = " ".join(f"{run[name]:11.3g}" for name in columns) if "agrees" in run else run["failed"]
+        print(f"{run['case']:8} {run['contender']:14} {numbers}")
 
 
 if __name__ == "__main__":

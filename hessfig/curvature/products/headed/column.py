@@ -18,6 +18,33 @@ from hessfig.tasks.losses import CrossEntropy
 from hessfig.terms import Part
 
 
+class Totals:
+    """Sums of products, one tensor (*shape, k) a parameter, made when something is first added to them.
+
+    Nothing is added in place to what autograd returned: two weights may have been given the same tensor. A single
+    direction's pieces are taken as they are, for those of a whole network are as large as it.
+    """
+
+    def __init__(self, columns: Sequence[Tensor]) -> None:
+        self._columns = columns
+        self._sums: list[Tensor | None] = [None for _ in columns]
+
+    def add(self, place: int, k: int, piece: Tensor) -> None:
+        """Add direction k's piece."""
+        held, width = self._sums[place], self._columns[place].shape[-1]
+        if width == 1:
+            self._sums[place] = piece.unsqueeze(-1) if held is None else held + piece.unsqueeze(-1)
+            return
+        if held is None:
+            held = self._sums[place] = torch.zeros_like(self._columns[place])
+        held[..., k] += piece
+
+    def tensors(self) -> list[Tensor]:
+        """Return the sums, zeros where nothing was added."""
+        pairs = zip(self._sums, self._columns, strict=True)
+        return [torch.zeros_like(column) if held is None else held for held, column in pairs]
+
+
 def can_take(problem: Problem) -> bool:
     """Whether this engine serves a problem: a network with a head under cross-entropy."""
     return isinstance(problem.network, Headed) and type(problem.loss) is CrossEntropy
@@ -70,14 +97,15 @@ class HeadedColumn:
         """Return A V, keyed (row, part), for every row and each of `parts`: one double backward a batch and probe."""
         columns = self.sides.spread(probes.to(self.sides.parameters[0].device))
         wanted = to_multiply(parts)
-        found = {part: [torch.zeros_like(column) for column in columns] for part in wanted}
+        found = {part: Totals(columns) for part in wanted}
         for number in range(len(self._batches)):
             graphs = self._graphs(number)
             if wanted == [Part.H] and self._body:
                 self._add_whole(found[Part.H], columns, graphs)
             else:
                 self._add(found, columns, graphs)
-        return completed(self.sides.gathered(found), parts)
+        products = {part: totals.tensors() for part, totals in found.items()}
+        return completed(self.sides.gathered(products), parts)
 
     def _graphs(self, number: int) -> Graphs:
         """Return the graphs of a batch: kept where it is the only one, made anew else."""
@@ -90,7 +118,7 @@ class HeadedColumn:
         self._kept = graphs if len(self._batches) == 1 else None
         return graphs
 
-    def _add_whole(self, totals: list[Tensor], columns: list[Tensor], graphs: Graphs) -> None:
+    def _add_whole(self, totals: Totals, columns: list[Tensor], graphs: Graphs) -> None:
         """Add one batch's H v of all columns: a single double backward each."""
         for k in range(columns[0].shape[-1]):
             weight = None if self._head is None else columns[self._head][..., k]
@@ -98,9 +126,9 @@ class HeadedColumn:
             pieces, to_weight = graphs.multiply(direction, weight, with_weight=self._head is not None)
             self._into(totals, k, pieces)
             if to_weight is not None and self._head is not None:
-                totals[self._head][..., k] += to_weight
+                totals.add(self._head, k, to_weight)
 
-    def _add(self, found: dict[Part, list[Tensor]], columns: list[Tensor], graphs: Graphs) -> None:
+    def _add(self, found: dict[Part, Totals], columns: list[Tensor], graphs: Graphs) -> None:
         """Add one batch's products of all columns to `found`."""
         tangents, seconds = self._pushed(columns, graphs, second=set(found) != {Part.H_o})
         if tangents is None:
@@ -110,7 +138,8 @@ class HeadedColumn:
                 graphs.value, tangents, part, with_weight=self._head is not None
             )
             if to_weight is not None and self._head is not None:
-                totals[self._head] += to_weight.movedim(0, -1)
+                for k, piece in enumerate(to_weight):
+                    totals.add(self._head, k, piece)
             if self._body:
                 self._pull(totals, down, graphs)
             if part != Part.H_o:
@@ -134,12 +163,12 @@ class HeadedColumn:
             return None, []
         return Tangents(features, weight), [found for _, found in pushed if second]
 
-    def _pull(self, totals: list[Tensor], down: Tensor, graphs: Graphs) -> None:
+    def _pull(self, totals: Totals, down: Tensor, graphs: Graphs) -> None:
         """Send every column's cotangent down to the weights below the head; exact zeros need no pass."""
         for k, cotangent in enumerate(down):
             if cotangent.any():
                 self._into(totals, k, graphs.pull(cotangent))
 
-    def _into(self, totals: list[Tensor], k: int, pieces: Sequence[Tensor]) -> None:
+    def _into(self, totals: Totals, k: int, pieces: Sequence[Tensor]) -> None:
         for place, piece in zip(self._body, pieces, strict=True):
-            totals[place][..., k] += piece
+            totals.add(place, k, piece)

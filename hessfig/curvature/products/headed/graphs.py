@@ -91,7 +91,10 @@ class Graphs:
         """Return the gradient of <pulled, direction>."""
         with torch.enable_grad(), differentiable_twice():
             pairs = zip(pulled, direction, strict=True)
-            along = sum(((g * v).sum() for g, v in pairs if g.requires_grad), wanted[0].new_zeros(()))
+            along = sum(
+                (torch.dot(g.flatten(), v.flatten()) for g, v in pairs if g.requires_grad),
+                wanted[0].new_zeros(()),
+            )
             if not along.requires_grad:
                 return [torch.zeros_like(tensor) for tensor in wanted]
             return list(torch.autograd.grad(along, wanted, retain_graph=True, materialize_grads=True))
