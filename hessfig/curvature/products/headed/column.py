@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -26,23 +27,26 @@ class Totals:
     """
 
     def __init__(self, columns: Sequence[Tensor]) -> None:
-        self._columns = columns
+        self._empty = [
+            partial(torch.zeros, column.shape, dtype=column.dtype, device=column.device) for column in columns
+        ]
+        self._width = columns[0].shape[-1]
         self._sums: list[Tensor | None] = [None for _ in columns]
 
     def add(self, place: int, k: int, piece: Tensor) -> None:
         """Add direction k's piece."""
-        held, width = self._sums[place], self._columns[place].shape[-1]
-        if width == 1:
+        held = self._sums[place]
+        if self._width == 1:
             self._sums[place] = piece.unsqueeze(-1) if held is None else held + piece.unsqueeze(-1)
             return
         if held is None:
-            held = self._sums[place] = torch.zeros_like(self._columns[place])
+            held = self._sums[place] = self._empty[place]()
         held[..., k] += piece
 
     def tensors(self) -> list[Tensor]:
         """Return the sums, zeros where nothing was added."""
-        pairs = zip(self._sums, self._columns, strict=True)
-        return [torch.zeros_like(column) if held is None else held for held, column in pairs]
+        pairs = zip(self._sums, self._empty, strict=True)
+        return [empty() if held is None else held for held, empty in pairs]
 
 
 def can_take(problem: Problem) -> bool:
@@ -104,6 +108,7 @@ class HeadedColumn:
                 self._add_whole(found[Part.H], columns, graphs)
             else:
                 self._add(found, columns, graphs)
+        del columns  # as large as the products, which are read off next
         products = {part: totals.tensors() for part, totals in found.items()}
         return completed(self.sides.gathered(products), parts)
 
