@@ -75,6 +75,7 @@ def off(
     return max(float((found[block, part] - cut[part]).abs().max() / scale) for part in PARTS)
 
 
+@pytest.mark.timeout(900)  # ten seconds of one idle core: every weight is held against dense autodiff
 @pytest.mark.parametrize("name", ["gpt2", "gpt2 untied"])
 def test_every_weight_head_group_and_pair_is_dense_autodiffs(name: str, home: Path) -> None:
     problem, parts = truth(name, home)
