@@ -29,7 +29,11 @@ from tests.test_architecture import tracked
 # Pages whose shell blocks are run word for word, in an empty folder that holds the files they show.
 RUN = ["docs/extending.md", "docs/own-model.md"]
 # Commands that cannot be composed here, and why.
-NOT_COMPOSED: dict[str, str] = {}
+NOT_COMPOSED = {
+    "hessfig run model=huggingface model.path=DIR task=tokens task.path=ids.npy sweep.name=mine blocks=each": (
+        "the folder of a model and its ids are the reader's"
+    ),
+}
 # key=value in code marks that is no setting of `hessfig`, and what it is.
 NO_SETTINGS = {
     "estimator=deflated": "removed in 0.2.0",
