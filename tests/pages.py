@@ -148,18 +148,26 @@ def _composed(verb: Verb, words: list[str]) -> None:
 
 
 def _plain(verb: Verb, words: list[str]) -> None:
-    from hessfig.analysis.claims.catalogue import claim_of
-    from hessfig.theory.verify.arguments import parse
-    from hessfig.theory.verify.run import statement_ids
-
     if verb.name == "completion":
         completion(words)
     elif verb.name == "verify":
-        assert set(parse(words)["statement_ids"] or []) <= set(statement_ids()), words
+        _verify(words)
     else:
+        from hessfig.analysis.claims.catalogue import claim_of
+
         given = dict(word.split("=", 1) for word in words)
         assert set(given) <= set(verb.reads), words
         claim_of(given.get("claim", "heads"))
+
+
+def _verify(words: list[str]) -> None:
+    from hessfig.theory.verify.arguments import parse
+
+    asked = parse(words)["statement_ids"]
+    if asked:
+        from hessfig.theory.verify.run import statement_ids
+
+        assert set(asked) <= set(statement_ids()), words
 
 
 def _make(words: list[str]) -> None:

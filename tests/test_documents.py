@@ -192,7 +192,10 @@ def test_a_new_kind_of_network_is_one_file(tmp_path: Path, monkeypatch: pytest.M
 def test_the_readmes_first_minutes(
     background: Background, undisturbed: Path, cli: Cli, tmp_path: Path
 ) -> None:
-    """`make figure-3a` runs what the README says, and prints what it shows, numbers aside (here from the toy sweep)."""
+    """`make figure-3a` runs what the README says, and prints what it shows, numbers aside (here from the toy sweep).
+
+    Seconds long: it draws Figure 3a, and the report, as the reader does.
+    """
     commands, printed = sections("README.md")["The first five minutes"]
     first, *others = [shlex.split(line, comments=True) for line in commands["text"].splitlines()]
     shown = subprocess.run(
