@@ -6,7 +6,7 @@ if TYPE_CHECKING:
     from hessfig.interface import Problem, measure
 
 __all__ = ["Problem", "__version__", "measure"]
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 def __getattr__(name: str) -> Any:

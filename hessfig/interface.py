@@ -90,7 +90,7 @@ def measure(
     the same bits, here and on the command line. Arrays of a quantity are in `table.attrs["arrays"]`, by its name.
 
     Raises UserError for what cannot be measured. Warns where curvlinops' products are wrong and a slower route is
-    taken (networks with LayerNorm: see docs/extending.md).
+    taken (networks with LayerNorm: see docs/own-model.md).
     """
     import torch
 

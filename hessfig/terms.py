@@ -104,11 +104,15 @@ def weight_label(name: str) -> str:
 
 
 def name_order(names: Iterable[str]) -> Callable[[str], int]:
-    """Return a rank for sorting: the paper's weights as they are listed, then others as given, then groups."""
+    """Return a rank for sorting: the paper's weights as they are listed, then others as given, then groups.
+
+    A weight in several roles (W_E+W_U) stands where the first of them does.
+    """
     known, groups = [matrix.value for matrix in Matrix], [group.value for group in Group]
-    others = [name for name in dict.fromkeys(names) if name not in known and name not in groups]
+    first = {name: name.partition("+")[0] for name in names}
+    others = [head for head in dict.fromkeys(first.values()) if head not in known and head not in groups]
     order = {name: rank for rank, name in enumerate([*known, *others, *groups])}
-    return lambda name: order[name]
+    return lambda name: order[name.partition("+")[0]]
 
 
 _PART_LABELS = {Part.H: "full Hessian", Part.H_o: "outer-product Hessian", Part.H_f: "functional Hessian"}

@@ -6,14 +6,16 @@ Run it after `make figures`; times, counts and memory are read from the manifest
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from PIL import Image
 
-from hessfig.config.choices import FigureGroup
+from hessfig.config.choices import FigureGroup, Published
 from hessfig.config.shipped import ShippedFigure, natural, shipped_figures
 
 ROOT = Path(__file__).parent.parent
@@ -21,12 +23,14 @@ PAGES = {
     "gallery.md": [FigureGroup.paper, FigureGroup.beyond, FigureGroup.study],
     "gallery-follow-ups.md": [FigureGroup.follow_up],
 }
+HEADINGS = ["Figures of the paper", "Figures of the paper's claims", "Beyond the paper", "Theory alone"]
 HEADS: dict[str, str] = {}
 HEADS["gallery.md"] = """# Gallery
 
 Every figure as `make figures` made it at full size (20 values of sigma, 20 seeds, d_model 128, 64 sequences unless the
 title says otherwise), on 2 cores without a GPU. Written by `scripts/gallery.py` from the manifests of the sweeps.
-What goes beyond the paper: [gallery-follow-ups.md](gallery-follow-ups.md).
+How to read them: [figures.md](figures.md). Spectra, training, landscape, size:
+[gallery-follow-ups.md](gallery-follow-ups.md).
 """
 HEADS["gallery-follow-ups.md"] = """# Gallery of follow-ups
 
@@ -42,30 +46,49 @@ def main() -> None:
     parser.add_argument("--outputs", type=Path, default=Path("outputs"))
     parser.add_argument("--page", choices=list(PAGES), default="gallery.md")
     options = parser.parse_args()
-    figures = in_gallery_order(shipped_figures(), PAGES[options.page])
-    sections = [section(figure, options.outputs) for figure in figures]
+    sections = list(parts(in_gallery_order(shipped_figures(), PAGES[options.page]), options.outputs))
     (ROOT / "docs" / options.page).write_text("\n".join([HEADS[options.page], *sections]))
 
 
 def in_gallery_order(figures: list[ShippedFigure], groups: list[FigureGroup]) -> list[ShippedFigure]:
-    """Return those of some groups, group by group: follow-ups in their order, others by number or name."""
+    """Return those of some groups, heading by heading: follow-ups in their order, others by number or name."""
     drawn = [figure for figure in figures if figure.group in groups]
     if groups == [FigureGroup.follow_up]:
         return drawn
-    return sorted(drawn, key=lambda figure: (groups.index(figure.group), natural(figure.name)))
+    return sorted(drawn, key=lambda figure: (HEADINGS.index(heading_of(figure)), natural(figure.name)))
 
 
-def section(figure: ShippedFigure, outputs: Path) -> str:
-    """Return one figure's part of the page; copies its pictures."""
+def parts(figures: list[ShippedFigure], outputs: Path) -> Iterator[str]:
+    """Yield the figures' parts of the page, each group of them under its heading; follow-ups have none."""
+    for heading, group in itertools.groupby(figures, heading_of):
+        if heading:
+            yield f"## {heading}\n"
+        yield from (section(figure, outputs, "###" if heading else "##") for figure in group)
+
+
+def heading_of(figure: ShippedFigure) -> str:
+    """Return the heading that a figure stands under."""
+    if figure.group == FigureGroup.follow_up:
+        return ""
+    of_group = {
+        FigureGroup.paper: HEADINGS[1],
+        FigureGroup.beyond: HEADINGS[2],
+        FigureGroup.study: HEADINGS[3],
+    }
+    return of_group[figure.group] if figure.published == Published.nothing else HEADINGS[0]
+
+
+def section(figure: ShippedFigure, outputs: Path, level: str) -> str:
+    """Return one figure's part of the page, under a heading of this level; copies its pictures."""
     found = pictures_of(figure.name, outputs / "figures")
     if not found and figure.group == FigureGroup.follow_up:
-        return f"## {figure.title}\n\nNot drawn here yet: `make figure-{figure.name}`.\n"
+        return f"{level} {figure.title}\n\nNot drawn here yet: `make figure-{figure.name}`.\n"
     if not found:
         raise SystemExit(f"{outputs}: no picture of figure {figure.name}; run make figure-{figure.name}")
     pictures = [copied(path) for path in found]
     made = f"{cost(outputs, figure.sweep)}." if figure.sweep else "computed in seconds."
     images = [f"![{figure.title}](img/{picture})" for picture in pictures]
-    return "\n\n".join([f"## {figure.title}", *images, f"`make figure-{figure.name}`: {made}", ""])
+    return "\n\n".join([f"{level} {figure.title}", *images, f"`make figure-{figure.name}`: {made}", ""])
 
 
 def pictures_of(name: str, folder: Path) -> list[Path]:

@@ -38,6 +38,7 @@ WITHOUT_TORCH = (
 DOORS = {
     "curvlinops": ("hessfig.curvature.products.curvlinops",),
     "transformer_lens": ("hessfig.models.",),
+    "transformers": ("hessfig.models.huggingface.loading",),
     "safetensors": ("hessfig.states.",),
     "hydra": ("hessfig.config.compose",),
     "omegaconf": ("hessfig.config.compose",),

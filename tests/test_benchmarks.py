@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -124,3 +125,22 @@ def test_spectra_beside_peers_judge_everybody_alike(tmp_path: Path) -> None:
     values = [row["value"] for row in report["largest"] if "value" in row]
     assert max(values) - min(values) <= 1e-4 * max(values)
     assert {row["name"] for row in report["density"]} >= {"hessfig", "hessfig, float32 products", "PyHessian"}
+
+
+def test_real_models_are_measured_beside_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every contender multiplies by the same Hessian; here in this process, and those alone that are installed."""
+    import bench_real
+
+    monkeypatch.setattr(bench_real, "_in_a_process", bench_real.measured)
+    output, contenders = tmp_path / "real.json", ["hessfig", "hessfig_split", "curvlinops"]
+    contenders += [
+        peer
+        for peer, module in {"pyhessian": "pyhessian", "eigenthings": "hessian_eigenthings"}.items()
+        if find_spec(module)
+    ]
+    words = ["--cases", "W_V@2", "--products=1", f"--output={output}", "--contenders", *contenders]
+    bench_real.main(["--quick", *words])
+    report = json.loads(output.read_text())
+    assert [run["contender"] for run in report["runs"]] == contenders
+    assert all(run["agrees"] < 1e-5 and run["peak_gib"] >= run["base_gib"] > 0 for run in report["runs"])
+    assert set(report["environment"]) >= ENVIRONMENT

@@ -1,45 +1,63 @@
-"""The documents are true: the files they show are written, the commands they show are run, in an empty folder."""
+"""The documents are true: the files they show are written, their commands composed or run, their links followed."""
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+import tomllib
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pandas as pd
 import pytest
+import yaml
 
-from tests.conftest import Answer
+import hessfig
+from hessfig.config.compose.overrides import check_words
+from hessfig.config.shipped import shipped_figures
+from hessfig.errors import UserError
+from tests import pages
+from tests.conftest import Answer, Background
+from tests.pages import PAGES, ROOT, check_command, sections, text_of, write_files
 from tests.test_architecture import tracked
 
-ROOT = Path(__file__).parent.parent
-BLOCK = re.compile(r"(?:`(?P<file>[^`\n]+)`\n)?```(?P<language>\w*)\n(?P<text>.*?)```", re.DOTALL)
+# Pages whose shell blocks are run word for word, in an empty folder that holds the files they show.
+RUN = ["docs/extending.md", "docs/own-model.md"]
+# Commands that cannot be composed here, and why.
+NOT_COMPOSED = {
+    "hessfig run model=huggingface model.path=DIR task=tokens task.path=ids.npy sweep.name=mine blocks=each": (
+        "the folder of a model and its ids are the reader's"
+    ),
+}
+# key=value in code marks that is no setting of `hessfig`, and what it is.
+NO_SETTINGS = {
+    "estimator=deflated": "removed in 0.2.0",
+    "claim=ID": "a word of hessfig claims",
+    "launcher=mine": "a file of the reader's own",
+    "statement=thm31,lem41": "a word of hessfig verify",
+}
 Cli = Callable[..., Answer]
 
 
-def sections(page: str) -> dict[str, list[re.Match[str]]]:
-    """Return the code blocks of a page by the heading they stand under."""
-    pieces = re.split(r"^## (.+)$", (ROOT / page).read_text(), flags=re.MULTILINE)
-    return {title: list(BLOCK.finditer(body)) for title, body in zip(pieces[1::2], pieces[2::2], strict=True)}
-
-
-def write_files(page: str, folder: Path) -> None:
-    for blocks in sections(page).values():
-        for block in blocks:
-            if block["file"] and block["language"] in ("yaml", "python"):
-                path = folder / block["file"]
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(block["text"])
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], None]]:
+    """Check a command in a folder that holds the files the pages show; equal commands are checked once."""
+    folder = tmp_path_factory.mktemp("reader")
+    for page in PAGES:
+        write_files(page, folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        yield cache(check_command)
 
 
 def run(command: str, cli: Cli, folder: Path) -> str:
     """Run one line of a document as its reader would (hessfig in this process: its imports are slow)."""
-    import shlex
-
-    words = shlex.split(command)
+    words = shlex.split(command, comments=True)
     if words[0] == "hessfig":
         answer = cli(*words[1:])
         assert answer.code == 0, answer.err
@@ -59,20 +77,21 @@ def run(command: str, cli: Cli, folder: Path) -> str:
 
 
 @pytest.mark.usefixtures("workers")
-@pytest.mark.parametrize("title", sections("docs/extending.md"))
-def test_what_extending_shows_works(
-    title: str, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("page", "title"), [(page, title) for page in RUN for title in sections(page)])
+def test_what_a_page_shows_works(
+    page: str, title: str, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
-    write_files("docs/extending.md", tmp_path)
-    for block in sections("docs/extending.md")[title]:
+    write_files(page, tmp_path)
+    for block in sections(page)[title]:
         for command in block["text"].splitlines() if block["language"] == "sh" else ():
             run(command, cli, tmp_path)
     outcomes = {
         "A sweep, and its figure": _width,
         "A quantity": _quantities,
-        "A network": _network,
-        "An ablation": _gate,
+        "In two minutes": _own,
+        "Names, slices, layers": _named,
+        "An ablation of it": _gate,
     }
     outcomes.get(title, lambda folder: None)(tmp_path)
 
@@ -94,9 +113,17 @@ def _quantities(folder: Path) -> None:
     assert len(lines) < 40
 
 
-def _network(folder: Path) -> None:
+def _own(folder: Path) -> None:
+    table = pd.read_csv(folder / "outputs/network/table.csv")
+    assert set(table["row"]) == {"0.weight", "0.bias", "1.weight", "1.bias", "3.weight", "3.bias"}
+    assert list((folder / "outputs/figures").glob("fignetwork*.png"))
+
+
+def _named(folder: Path) -> None:
     table = pd.read_csv(folder / "outputs/network/table.csv")
     assert set(table["row"]) == {"filters", "readout"} and set(table["quantity"]) == {"frobenius", "trace"}
+    assert dict(zip(table["row"], table["layer"], strict=True)) == {"filters": 1, "readout": 2}
+    assert set(table["seed"]) == {1234, 1235}
     assert list((folder / "outputs/figures").glob("fignetwork*.png"))
 
 
@@ -162,25 +189,46 @@ def test_a_new_kind_of_network_is_one_file(tmp_path: Path, monkeypatch: pytest.M
     )
 
 
-@pytest.mark.usefixtures("workers")
-def test_the_readmes_way_for_ones_own_network(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_readmes_first_minutes(
+    background: Background, undisturbed: Path, cli: Cli, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    factory, commands, program = sections("README.md")["Your own network"]
-    (tmp_path / "mynet.py").write_text(factory["text"])
-    for command in commands["text"].splitlines():
-        run(command, cli, tmp_path)
-    assert list((tmp_path / "outputs/figures").glob("fignetwork*.png"))
-    (tmp_path / "program.py").write_text(program["text"])
-    assert "frob" not in run("python program.py", cli, tmp_path)
+    """`make figure-3a` runs what the README says, and prints what it shows, numbers aside (here from the toy sweep).
+
+    Seconds long: it draws Figure 3a, and the report, as the reader does.
+    """
+    commands, printed = sections("README.md")["The first five minutes"]
+    first, *others = [shlex.split(line, comments=True) for line in commands["text"].splitlines()]
+    shown = subprocess.run(
+        ["make", "-n", *first[1:]], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    measured, drawn = [line for line in shown.splitlines() if line.startswith(".venv/bin/hessfig ")]
+    assert (measured, drawn) == (".venv/bin/hessfig run sweep=sigma", ".venv/bin/hessfig plot figure=3a")
+    shutil.copytree(undisturbed / "outputs", tmp_path / "outputs")
+    said = [
+        *background["undisturbed"].result().stdout.splitlines()[-2:],
+        drawn,
+        *cli("plot", "figure=3a").out.splitlines(),
+    ]
+    assert [_shape(line) for line in said] == [_shape(line) for line in printed["text"].splitlines()]
+    after = [words[1:] for words in others if words[0] == "hessfig"]
+    assert len(after) == 2
+    for words in after:
+        assert cli(*words).code in ((0, 1) if words[0] == "check" else (0,))
+    assert (tmp_path / "outputs/report/index.html").is_file()
 
 
-@pytest.mark.parametrize("page", ["docs/architecture.md", "docs/extending.md", "docs/theory.md"])
+def _shape(line: str) -> str:
+    """Return a line with its numbers left out, but for those of names."""
+    return re.sub(r"(?<![\w.])\d+(\.\d+)?(?![\w.])", "#", line)
+
+
+@pytest.mark.parametrize(
+    "page", ["docs/architecture.md", "docs/extending.md", "docs/own-model.md", "docs/theory.md"]
+)
 def test_files_a_page_names_are_there(page: str) -> None:
     """Paths in code marks: of the package where it names no folder of the repository."""
     named = re.findall(r"`((?:[\w.-]+/)*[\w.-]+\.(?:py|yaml|md)|(?:[\w.-]+/)+)`", (ROOT / page).read_text())
-    mine = {"my", "outputs", "largest_entry.py", "mynet.py", "report.md"}
+    mine = {"my", "outputs", "largest_entry.py", "mynet.py", "in_python.py", "pictures.py", "report.md"}
     there = {path.relative_to(ROOT).as_posix() for path in tracked()}
     folders = {parent.as_posix() for name in there for parent in Path(name).parents}
     missing = [name for name in named if not mine & set(Path(name).parts)]
@@ -190,3 +238,137 @@ def test_files_a_page_names_are_there(page: str) -> None:
         if not any(f"/{one}".endswith(f"/{name.rstrip('/')}") for one in there | folders)
     ]
     assert len(named) > 0 and not missing
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_command_of_a_page_could_be_run(page: str, reader: Callable[[str], None]) -> None:
+    """Blocks of the pages that are run above are left out."""
+    wrong = {}
+    for command in pages.commands(text_of(page), inline=page in RUN):
+        try:
+            if command not in NOT_COMPOSED:
+                reader(command)
+        except (UserError, AssertionError) as error:
+            wrong[command] = str(error).splitlines()[0]
+    assert not wrong
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_setting_that_a_page_names_is_one(page: str) -> None:
+    wrong = {}
+    for word in pages.settings_named(text_of(page)):
+        try:
+            if word not in NO_SETTINGS:
+                check_words([word], None, several=True)
+        except UserError as error:
+            wrong[word] = str(error).splitlines()[0]
+    assert not wrong
+
+
+def test_exceptions_are_still_needed() -> None:
+    said = [*(line for page in PAGES for line in pages.commands(text_of(page)))]
+    words = [*(word for page in PAGES for word in pages.settings_named(text_of(page)))]
+    assert set(NOT_COMPOSED) <= set(said) and set(NO_SETTINGS) <= set(words)
+    assert len(set(said)) > 80
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("hessfig rum sweep=sigma", "no verb rum"),
+        ("hessfig run sweep=sigmas", "there is no sweep 'sigmas'"),
+        ("hessfig run sed=3", "no setting 'sed'"),
+        ("hessfig run sweep=sigma seeds=0", "seeds"),
+        ("hessfig run 'blocks=[W_X]'", "W_X"),
+        ("hessfig plot figure=99", "no figure '99'"),
+        ("hessfig slopes sweep=sigma dry_run=true", "does not read dry_run"),
+        ("hessfig run --config-dir nowhere sweep=sigma", "no such folder"),
+        ("hessfig run model.factory=nowhere.py:make sweep=network", "nowhere.py"),
+        ("hessfig verify statements=thm31", "no setting 'statements'"),
+        ("hessfig verify statement=thm99", "thm99"),
+        ("hessfig claims claim=nope", "no such claim"),
+        ("hessfig completion tcsh", "completion"),
+        ("make figure-99", "no target figure-99"),
+        ("make tests", "no target tests"),
+        ("python scripts/nowhere.py", "no script"),
+        ("python scripts/coverage.py --nothing", "takes no"),
+        ("pip install nothing==1.0", "nothing==1.0"),
+        ("brew install hessfig", "no such program"),
+    ],
+)
+def test_a_wrong_command_is_found(command: str, said: str, reader: Callable[[str], None]) -> None:
+    with pytest.raises((UserError, AssertionError), match=re.escape(said)):
+        reader(command)
+
+
+def test_commands_are_found_wherever_they_stand() -> None:
+    text = "Say `hessfig status sweep=a` or `seeds=3`.\n\n```sh\nmake x && hessfig run  # b\n```\n"
+    text += "```python\nmake = 1\n```\n"
+    assert pages.commands(text) == ["make x", "hessfig run", "hessfig status sweep=a"]
+    assert pages.settings_named(text) == ["seeds=3"]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_and_pictures_of_a_page_are_there(page: str) -> None:
+    text = text_of(page)
+    assert not pages.broken(page, text)
+    assert all(paragraph.count("`") % 2 == 0 for paragraph in pages.prose(text).split("\n\n"))
+
+
+def test_broken_links_are_found() -> None:
+    good = "# A b, c?\n[a](#a-b-c) ![b](img/fig3a.png) [c](table.md#arrays) [d](https://example.org)"
+    assert not pages.broken("docs/x.md", good)
+    bad = "[a](#nothing) ![b](img/none.png) [c](table.md#nothing) [d](nothing.md)"
+    assert len(pages.broken("docs/x.md", bad)) == 4
+
+
+def test_every_page_and_picture_can_be_reached_from_the_readme() -> None:
+    reached, new = set[Path](), {ROOT / "README.md"}
+    while new:
+        reached |= new
+        told = {
+            (page, link.partition("#")[0]) for page in new if page.suffix == ".md" for link in _links(page)
+        }
+        new = {(page.parent / name).resolve() for page, name in told if name} - reached
+    here = {ROOT / page for page in PAGES} | set((ROOT / "docs/img").glob("*.png"))
+    assert not {path.name for path in here - reached}
+
+
+def _links(page: Path) -> list[str]:
+    return pages.links(page.read_text("utf-8"))
+
+
+def test_pages_that_files_name_are_there() -> None:
+    """Names of pages in messages, comments and settings."""
+    texts = {
+        path: path.read_text(errors="ignore")
+        for path in tracked()
+        if path.suffix in (".py", ".yaml", ".md", "")
+    }
+    named = {
+        (path.name, page) for path, text in texts.items() for page in re.findall(r"\bdocs/[\w-]+\.md", text)
+    }
+    assert {page for _, page in named if not (ROOT / page).is_file()} <= {"docs/x.md"}
+
+
+def test_the_readme_is_one_screen() -> None:
+    assert len(text_of("README.md").splitlines()) <= 70
+
+
+def test_the_gallery_shows_every_figure_in_order() -> None:
+    titles = re.findall(r"^### (.+)$", text_of("docs/gallery.md"), flags=re.MULTILINE)
+    known = [figure.title for figure in shipped_figures() if figure.group in ("paper", "beyond", "study")]
+    assert sorted(titles) == sorted(known)
+
+
+def test_the_version_is_one() -> None:
+    """In the package, in pyproject.toml, in CITATION.cff and at the top of the changelog."""
+    cited = yaml.safe_load(text_of("CITATION.cff"))
+    project = tomllib.loads(text_of("pyproject.toml"))["project"]
+    (latest, *_) = re.findall(r"^## (.+)$", text_of("CHANGELOG.md"), flags=re.MULTILINE)
+    assert {hessfig.__version__, project["version"], latest} == {cited["version"]}
+    assert cited["license"] == project["license"] and cited["cff-version"] == "1.2.0"
+    paper = cited["preferred-citation"]
+    assert paper["title"].lower() in text_of("README.md").replace("\n", " ").lower() and paper["year"] == 2025
+    assert all(author["family-names"] in text_of("README.md") for author in paper["authors"])
+    assert {"message", "title", "authors"} <= set(cited)

@@ -8,7 +8,7 @@ from pathlib import Path
 from hessfig.cli.flags import FLAGS, read
 from hessfig.cli.verbs import VERBS
 from hessfig.config.settings import settings
-from hessfig.config.shipped import GROUPS, choices
+from hessfig.config.shipped import GROUPS, names
 from hessfig.errors import UserError
 
 _SCRIPT = """\
@@ -85,7 +85,7 @@ def candidates(line: Sequence[str]) -> list[str]:
 
 def _values(key: str, own: Path | None) -> Sequence[str]:
     if key in GROUPS:
-        return list(choices(key, own))
+        return names(key, own)
     return settings()[key].choices if key in settings() else ()
 
 

@@ -63,6 +63,7 @@ VERBS = {
             reads=(
                 *TABLE,
                 "device",
+                "memory",
                 "workers",
                 "force_workers",
                 "shard",
@@ -152,7 +153,7 @@ VERBS = {
             examples=("hessfig status sweep=sigma",),
             does="hessfig.cli.experiment:status",
             groups=("sweep",),
-            reads=(*TABLE, "device", "workers", "force_workers", "output_dir"),
+            reads=(*TABLE, "device", "memory", "workers", "force_workers", "output_dir"),
             makes_table=True,
         ),
         Verb(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from hessfig.config.shipped import GROUPS, choices
+from hessfig.config.shipped import GROUPS, names
 from hessfig.errors import UserError
 
 # What may become part of a path: sweeps and figures are names of folders and files.
@@ -32,13 +32,13 @@ def own_folder(text: str) -> Path:
             remedy=f"mkdir -p {text or 'FOLDER'}/sweep, and put your sweeps there",
         )
     for group in GROUPS:
-        shipped = choices(group)
+        shipped = names(group)
         for path in sorted((folder / group).glob("*.yaml")):
             _check_file(path, group, shipped)
     return folder
 
 
-def _check_file(path: Path, group: str, shipped: dict[str, str]) -> None:
+def _check_file(path: Path, group: str, shipped: list[str]) -> None:
     if path.stem in shipped:
         raise UserError(
             f"{path}: hessfig has a {group} of this name already",

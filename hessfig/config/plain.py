@@ -19,11 +19,16 @@ ADDED: tuple[str, ...] = (
     "model.scaled_weight",
     "model.weight_scale",
     "model.patch",
+    *("model.path", "model.random", "model.download", "model.architecture", "model.vocabulary"),
     "task.path",
+    "task.length",
+    "task.first_scored",
     "training.curvature",
     "training.refresh",
     "task.base",
 )
+# Settings that say where something is: what is there counts by its content (see models.protocol.Kind.source).
+PLACES = ("model.path", "model.download", "task.path")
 
 
 def as_plain(config: Any) -> Any:
@@ -38,6 +43,17 @@ def without_added(plain: Mapping[str, Any]) -> dict[str, Any]:
     """Return plain settings by group, those of ADDED left out where they stand at their default."""
     return {
         group: {name: value for name, value in entries.items() if not _is_untouched(f"{group}.{name}", value)}
+        if isinstance(entries, Mapping)
+        else entries
+        for group, entries in plain.items()
+    }
+
+
+def in_key(config: Config) -> dict[str, Any]:
+    """Return a configuration's plain settings by group: no ADDED ones at their default, and no PLACES."""
+    plain = without_added(as_plain(config))
+    return {
+        group: {name: value for name, value in entries.items() if f"{group}.{name}" not in PLACES}
         if isinstance(entries, Mapping)
         else entries
         for group, entries in plain.items()

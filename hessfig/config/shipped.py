@@ -44,8 +44,12 @@ class ShippedFigure:
 
 def choices(group: str, own: Path | None = None) -> dict[str, str]:
     """Return {choice: one line about it} of a group: the shipped ones, then those in the user's folder `own`."""
-    folders: list[Traversable | Path] = [_shipped(group), *([own / group] if own else [])]
-    return {name: _about(path.read_text("utf-8")) for folder in folders for name, path in _files(folder)}
+    return {name: _about(path.read_text("utf-8")) for name, path in _of_group(group, own)}
+
+
+def names(group: str, own: Path | None = None) -> list[str]:
+    """Return the choices of a group alone, in the same order: no file is read."""
+    return list(dict(_of_group(group, own)))
 
 
 def shipped_figures() -> list[ShippedFigure]:
@@ -63,6 +67,12 @@ def natural(name: str) -> list[tuple[bool, int, str]]:
     """Return a key that sorts 3b before 10, and numbers before words."""
     pieces = re.findall(r"\d+|\D+", name)
     return [(not piece.isdigit(), int(piece) if piece.isdigit() else 0, piece) for piece in pieces]
+
+
+def _of_group(group: str, own: Path | None) -> Iterator[tuple[str, Traversable | Path]]:
+    """Yield (name, file) of every choice, those of the user's folder last."""
+    folders: list[Traversable | Path] = [_shipped(group), *([own / group] if own else [])]
+    return (found for folder in folders for found in _files(folder))
 
 
 def _shipped(group: str) -> Traversable:

@@ -73,10 +73,14 @@ class Problem:
 
     def suffix(self, weights: Sequence[Weight]) -> Suffix:
         """Return the part of the network that depends on `weights`, with its input computed once."""
+        return Suffix(self, self.depth(weights))
+
+    def depth(self, weights: Sequence[Weight]) -> int | None:
+        """Return how many layers lie below all of `weights`; None where the network cannot be cut below them."""
         if not isinstance(self.network, Layered) or any(map(_is_embedding, weights)):
-            return Suffix(self, None)
+            return None
         layers = [weight.layer for weight in weights if weight.layer]
-        return Suffix(self, min(layers) - 1 if layers else len(self.layers))
+        return min(layers) - 1 if layers else len(self.layers)
 
 
 class Suffix(nn.Module):

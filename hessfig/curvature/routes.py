@@ -1,4 +1,4 @@
-"""Whose products a problem gets: those of its tape where it has one and it is the same network, else curvlinops'."""
+"""Whose products a problem gets: those of its tape or of its head, where it has one, else curvlinops'."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from hessfig.config import ModelConfig, Products
 from hessfig.curvature.column import Column
 from hessfig.curvature.problem import Problem
 from hessfig.curvature.products.curvlinops import ColumnOperator
+from hessfig.curvature.products.headed.column import HeadedColumn, can_take
 from hessfig.curvature.same_network import OtherNetwork
 from hessfig.models.layered import Layered
 from hessfig.terms import Block
@@ -45,6 +46,8 @@ class Engines:
     def column(self, layer: int, col: str, blocks: Sequence[Block]) -> Column:
         """Return the blocks of one column as operators, keyed by block."""
         rows = {block: (block.row_layer, str(block.row)) for block in blocks}
+        if self.products == Products.linearised and can_take(self.problem):
+            return HeadedColumn(self.problem, layer, col, rows)
         network = self._linearised if self.products == Products.linearised else None
         if network is None or not all(network.holds(*side) for side in [(layer, col), *rows.values()]):
             return ColumnOperator(self.problem, layer, col, rows)

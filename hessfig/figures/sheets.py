@@ -15,6 +15,7 @@ from hessfig.figures.layouts.growth.linear_axes import linear_axes
 from hessfig.figures.layouts.growth.log_axes import growth
 from hessfig.figures.layouts.growth.one_panel import one_panel
 from hessfig.figures.layouts.growth.overview import growth_by_depth
+from hessfig.figures.layouts.heat import heat
 from hessfig.figures.layouts.histograms import histograms
 from hessfig.figures.layouts.landscape.landscape import landscape
 from hessfig.figures.layouts.landscape.power_laws import power_laws
@@ -60,6 +61,7 @@ LAYOUTS: dict[str, Layout] = {
     "lines": Layout(lines, takes=("x", "colour", "dashes")),
     "landscape": Layout(landscape, options=()),
     "power_laws": Layout(power_laws, options=("quantity", "chance", "published")),
+    "heat": Layout(heat, options=("quantity", "quantities", "index", "at")),
     "bars": Layout(bars, options=("quantity", "index", "at")),
     "spectra": Layout(spectra, options=("width", "variance", "part", "floor")),
     "heterogeneity": Layout(heterogeneity, options=("variance", "width")),

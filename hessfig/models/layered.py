@@ -1,4 +1,4 @@
-"""Networks made of layers: cut behind a layer, they cost no more than what a weight reaches."""
+"""Networks made of layers: cut behind a layer, or before their unembedding, so that a weight costs what it reaches."""
 
 from __future__ import annotations
 
@@ -16,6 +16,18 @@ class Layered(Protocol):
 
     def from_hidden(self, hidden: Tensor, depth: int, scored: slice) -> Tensor:
         """Return the outputs at the scored positions, given the activations after `depth` layers."""
+
+
+@runtime_checkable
+class Headed(Layered, Protocol):
+    """A layered network whose outputs are features @ unembedding^T: with a large vocabulary they need not be held."""
+
+    @property
+    def unembedding(self) -> nn.Parameter:
+        """The matrix (vocabulary, width) that turns features into outputs; it may be that of the embedding too."""
+
+    def features(self, hidden: Tensor, depth: int, scored: slice) -> Tensor:
+        """Return what the unembedding is applied to, (batch, scored, width)."""
 
 
 def scored_outputs(network: nn.Module, inputs: Tensor, scored: slice) -> Tensor:

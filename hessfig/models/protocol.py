@@ -24,7 +24,9 @@ class Weight:
     """A named weight of `layer` (1-based; 0: outside the layers): `parameter`, or parameter[index] for a view.
 
     `size` counts its entries, `groups` are those it belongs to. Weights that are not `is_main` (biases, gains of
-    norms) are reached by name and through groups, but are left out where every weight is meant.
+    norms) are reached by name and through groups, but are left out where every weight is meant. `axes`: the lengths
+    that the parameter's first axis is taken apart into before it is indexed. `is_finer` tells a part of another named
+    weight (a head), which belongs to no group.
     """
 
     name: str
@@ -34,6 +36,8 @@ class Weight:
     groups: tuple[str, ...] = ()
     index: Any = None
     is_main: bool = True
+    axes: tuple[int, ...] = ()
+    is_finer: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,7 +83,7 @@ class Layout:
         if name == Group.all:
             return (self.parameters or self.weights) if layer == 0 else ()
         if name == Group.layer:
-            return here if layer else ()
+            return tuple(weight for weight in here if not weight.is_finer) if layer else ()
         return tuple(weight for weight in here if name in weight.groups)
 
     def side(self, layer: int, name: str) -> tuple[Weight, ...]:
@@ -145,7 +149,8 @@ class Kind:
     sequences of a length; weights are then drawn as the paper draws them, see states.initialised) or `draw` (network,
     data and loss from sigma and seed, for kinds that make all of it themselves). `check` raises UserError for
     settings that cannot be built. `axes` says which of sigma and seed change the network. `is_structural_zero` says
-    which blocks vanish by the shape of the network. `source` tells code of the user's own apart, for cells' keys.
+    which blocks vanish by the shape of the network. `source` tells code and files of the user's own apart, for cells'
+    keys. `about` says how the data are held, for previews and manifests.
     """
 
     layout: Callable[[Config], Layout]
@@ -155,6 +160,7 @@ class Kind:
     axes: Callable[[Config], frozenset[str]] = lambda config: frozenset({"sigma", "seed"})
     is_structural_zero: Callable[[ModelConfig, Block, Part], bool] = no_zeros
     source: Callable[[Config], str] = lambda config: ""
+    about: Callable[[Config], str] = lambda config: ""
 
 
 def every_parameter(named: Iterable[tuple[str, int]]) -> Layout:

@@ -16,6 +16,10 @@ ASSUMED_FLOPS = 2.5e10  # of one core
 MOST_CELLS, MOST_YEARS = 1_000_000, 100
 _YEAR = 365 * 24 * 3600.0
 _PROBING = (Method.hutchinson, Method.aligned, Method.xtrace, Method.auto)
+_SIZED_BY: dict[str, str] = {
+    Kind.python: "model.factory",
+    Kind.huggingface: "model.path",
+}  # others: their width
 
 
 def check_number(setups: Sequence[Setup]) -> None:
@@ -76,7 +80,7 @@ def _held(setup: Setup) -> Iterator[tuple[str, str, int]]:
     number = 8 if config.dtype == DType.float64 else 4
     weights = sum(weight.size for weight in layout.parameters or layout.weights)
     yield from _activations(config, number) if config.task.data in (Data.addition, Data.gaussian) else ()
-    key = "model.factory" if config.model.kind == Kind.python else "model.d_model"
+    key = _SIZED_BY.get(config.model.kind, "model.d_model")
     yield key, f"a network of {weights} weights", number * weights
     if config.estimator.method in _PROBING:
         widest = max(layout.size(block.layer, block.col) for block in setup.blocks)

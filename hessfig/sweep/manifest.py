@@ -14,16 +14,17 @@ from typing import Any
 
 import hessfig
 from hessfig.config import Config
-from hessfig.config.plain import as_plain
+from hessfig.config.plain import as_plain, without_added
 from hessfig.measurements.frobenius.allocation import Allocation
+from hessfig.models.registry import kind
 from hessfig.record import CHECKSUM, checksum
 from hessfig.sweep.plan import Setup, digest
 from hessfig.sweep.shelter import THREADS
 
-_PACKAGES = ("torch", "transformer-lens", "curvlinops-for-pytorch", "numpy", "hydra-core")
+_PACKAGES = ("torch", "transformer-lens", "curvlinops-for-pytorch", "numpy", "hydra-core", "transformers")
 _NOT_SETTINGS = (
     *("output_dir", "config_dir", "dry_run", "reference", "figure", "launcher", "shard"),
-    *("workers", "force_workers", "tolerance", "resamples"),
+    *("workers", "force_workers", "memory", "tolerance", "resamples"),
     *("yes", "levels", "rows", "part", "style", "single_file"),
 )
 
@@ -52,7 +53,7 @@ def config_hash(setups: Sequence[Setup]) -> str:
     """Return a hash of everything that makes a table what it is."""
     config = setups[0].config
     sciences = [setup.science(name) for setup in setups for name in setup.config.quantities]
-    return digest([_settings(config), sciences])
+    return digest([without_added(_settings(config)), sciences])
 
 
 def read_hash(path: Path) -> str | None:
@@ -79,7 +80,9 @@ def _short_hashes(setup: Setup) -> dict[str, str]:
 
 
 def _axes(config: Config, allocation: Allocation) -> dict[str, Any]:
-    return {"model": as_plain(config)["model"], "probes": allocation.probes or config.estimator.num_probes}
+    data = kind(config.model.kind).about(config)
+    probes = allocation.probes or config.estimator.num_probes
+    return {"model": as_plain(config)["model"], "probes": probes, **({"data": data} if data else {})}
 
 
 def _provenance(config: Config) -> dict[str, Any]:

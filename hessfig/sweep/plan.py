@@ -9,7 +9,7 @@ from itertools import product
 from typing import Any
 
 from hessfig.config import Config, sigma_values, with_defaults
-from hessfig.config.plain import as_plain, without_added
+from hessfig.config.plain import in_key
 from hessfig.errors import UserError
 from hessfig.measurements.blocks import check_served
 from hessfig.measurements.protocol import Quantity
@@ -107,7 +107,7 @@ class Setup:
 
     @cached_property
     def _network(self) -> dict[str, Any]:
-        plain = without_added(as_plain(replace(self.config, model=with_defaults(self.config.model))))
+        plain = in_key(replace(self.config, model=with_defaults(self.config.model)))
         return {
             "algorithm": ALGORITHM_VERSION,
             "task": plain["task"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hessfig.config import Config, Method
 from hessfig.files import check_place, is_file
 from hessfig.measurements.frobenius.allocation import Allocation
+from hessfig.models.registry import kind
 from hessfig.record import FROBENIUS
 from hessfig.sweep.engine import Summary, sweep_folder, unfinished, worker_count
 from hessfig.sweep.feasible import ASSUMED_FLOPS
@@ -76,8 +77,13 @@ def _variant_line(setup: Setup, allocation: Allocation) -> str:
     span = _span(setup)
     return (
         f"  {label}n_layers={setup.layout.num_layers}: {span}{_blocks(setup)}{quantities}; "
-        f"{estimator}, {config.dtype}"
+        f"{estimator}, {config.dtype}" + f"; {_data(setup)}" * bool(_data(setup))
     )
+
+
+def _data(setup: Setup) -> str:
+    """Return how the kind of network holds its data, if it says so."""
+    return kind(setup.config.model.kind).about(setup.config)
 
 
 def _span(setup: Setup) -> str:

@@ -71,6 +71,8 @@ def toy_cells(sweep: str, folder: Path) -> list[Cell]:
     """Return one cell a variant and quantity of `sweep`: one sigma, one seed, a narrow network."""
     (folder / "network.py").write_text(NETWORK)
     narrow = {**TOY, "model.d_model": 16 if sweep in ("heads", "model_size_heads") else 4}
+    if sweep == "gpt2":
+        narrow |= {"model.n_layers": 2, "model.n_heads": 2, "model.vocabulary": 5, "task.length": 4}
     given = [f"model.factory={quoted(f'{folder}/network.py:make')}"] if sweep == "network" else []
     narrow |= (
         TOY_TRAINING if "override /state: trained" in Path(f"conf/sweep/{sweep}.yaml").read_text() else {}
@@ -143,7 +145,7 @@ def test_figures_come_in_the_order_of_their_configuration() -> None:
     along = [figure.name for figure in follow_ups if 210 <= figure.order < 220 or figure.order >= 240]
     assert along == [*(name for name in ALONG if name != "entries_after"), "entries_after", "blocks_after"]
     here = [figure.name for figure in follow_ups if 220 <= figure.order < 240]
-    assert here == [*LANDSCAPE, "sublayers_groups", "sublayers_steps"]
+    assert here == [*LANDSCAPE, "sublayers_groups", "gpt2", "sublayers_steps"]
     assert len({figure.order for figure in found}) == len(found)
     assert studies() == ["scalar", "bounds"]
     by_group = {group: [one.name for one in found if one.group == group] for group in FigureGroup}

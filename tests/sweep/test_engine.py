@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+import hessfig
+from hessfig.analysis.manifest import read_run
 from hessfig.config import Config, EstimatorConfig, GridConfig, Kind, Method, ModelConfig, TaskConfig
 from hessfig.errors import UserError
 from hessfig.record import COLUMNS
@@ -90,6 +92,18 @@ def test_the_manifest_says_what_was_run_and_names_nobody(reference: Path) -> Non
 
 def test_a_second_run_measures_nothing(copied: Path) -> None:
     before = (copied / "sigma/table.csv").read_bytes()
+    summary = run(copied)
+    assert (summary.measured, summary.reused) == (0, CELLS)
+    assert (copied / "sigma/table.csv").read_bytes() == before
+
+
+def test_what_another_version_wrote_is_read_and_reused(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hessfig, "__version__", "0.1.0")
+    run(copied)
+    assert json.loads((copied / "sigma/manifest.json").read_text())["hessfig"] == "0.1.0"
+    monkeypatch.undo()
+    before = (copied / "sigma/table.csv").read_bytes()
+    assert len(read_run(copied / "sigma").table) == CELLS * 3 * 3
     summary = run(copied)
     assert (summary.measured, summary.reused) == (0, CELLS)
     assert (copied / "sigma/table.csv").read_bytes() == before

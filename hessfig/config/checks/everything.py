@@ -65,7 +65,9 @@ def _check_counts(config: Config) -> None:
         "model.d_head": config.model.d_head,
         "model.d_mlp": config.model.d_mlp,
         "model.patch": config.model.patch,
+        "model.vocabulary": config.model.vocabulary,
         "task.batch_size": config.task.batch_size,
+        "task.length": config.task.length,
         "task.digits": config.task.digits,
         "task.base": config.task.base,
         "estimator.num_probes": config.estimator.num_probes,
@@ -144,7 +146,9 @@ _DATA_OF = {
     Kind.python: Data.python,
     Kind.self_attention: Data.gaussian,
     Kind.vit: Data.digits,
+    Kind.huggingface: Data.tokens,
 }  # others: addition
+_READ = (Data.digits, Data.tokens)
 
 
 def _check_task(config: Config) -> None:
@@ -161,7 +165,8 @@ def _check_task(config: Config) -> None:
         raise UserError(
             "task.data and model.kind do not fit",
             got=f"task.data={task.data}, model.kind={kind}",
-            allowed="gaussian with self_attention; digits with vit; addition with transformer, mlp or linear_mlp",
+            allowed="gaussian with self_attention; digits with vit; tokens with huggingface; "
+            "addition with transformer, mlp or linear_mlp",
             remedy=f"task={data}",
         )
     if task.base < _SMALLEST_BASE or (task.base != TaskConfig.base and data != Data.addition):
@@ -171,12 +176,12 @@ def _check_task(config: Config) -> None:
             allowed=f"a whole number >= {_SMALLEST_BASE} with task=addition",
             remedy="task.base=10",
         )
-    if task.path is not None and data != Data.digits:
+    if task.path is not None and data not in _READ:
         raise UserError(
-            "task.path: only pictures are read from a file",
+            "task.path: only pictures and tokens are read from a file",
             got=f"task.data={data}",
-            allowed="task=digits",
-            remedy="leave task.path out, or model=vit task=digits",
+            allowed="task=digits, task=tokens",
+            remedy="leave task.path out, or model=vit task=digits, or model=huggingface task=tokens",
         )
     if data == Data.gaussian and task.loss == Loss.cross_entropy:
         raise UserError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from hessfig.config.choices import MLP, Attention, Kind, Norm, QueryKey, ScaledWeight, Sink
+from hessfig.config.choices import FOREIGN, MLP, Attention, Kind, Norm, QueryKey, ScaledWeight, Sink
 from hessfig.config.schema import ModelConfig
 from hessfig.errors import UserError
 
@@ -18,7 +18,7 @@ _ATTENTION = (ScaledWeight.W_Q, ScaledWeight.W_K, ScaledWeight.W_V)
 
 def check_model(model: ModelConfig) -> None:
     """Raise UserError for the first setting of the network that cannot be built."""
-    if model.kind != Kind.python and model.d_head is None and model.d_model % model.n_heads:
+    if model.kind not in FOREIGN and model.d_head is None and model.d_model % model.n_heads:
         raise UserError(
             "model.n_heads does not divide model.d_model",
             got=f"d_model={model.d_model}, n_heads={model.n_heads}",
@@ -34,7 +34,7 @@ def check_model(model: ModelConfig) -> None:
         )
     _check_sink(model)
     _check_scaled(model)
-    if model.kind == Kind.python:
+    if model.kind in FOREIGN:
         return
     if model.kind == Kind.self_attention:
         _check_self_attention(model)
@@ -115,7 +115,7 @@ def _scalable(model: ModelConfig) -> list[ScaledWeight]:
         return [ScaledWeight.W_in, ScaledWeight.mlp]
     if model.kind == Kind.linear_mlp:
         return [ScaledWeight.mlp]
-    if model.kind == Kind.python:
+    if model.kind in FOREIGN:
         return []
     single = model.query_key == QueryKey.single
     found = [weight for weight in _ATTENTION if not single or weight == ScaledWeight.W_V]

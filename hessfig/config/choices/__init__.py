@@ -2,6 +2,7 @@
 
 from hessfig.config.choices.measuring import DType, Launcher, Method, Probes, Products, Spacing
 from hessfig.config.choices.network import (
+    FOREIGN,
     MLP,
     Attention,
     Data,
@@ -20,6 +21,7 @@ from hessfig.config.choices.reading import Average, FigureGroup, Format, Publish
 from hessfig.config.choices.training import Curvature, Direction, Optimiser, Schedule, TrainingData
 
 __all__ = [
+    "FOREIGN",
     "MLP",
     "Attention",
     "Average",

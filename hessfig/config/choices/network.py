@@ -14,6 +14,10 @@ class Kind(StrEnum):
     mlp = "mlp"
     vit = "vit"
     python = "python"
+    huggingface = "huggingface"
+
+
+FOREIGN = (Kind.python, Kind.huggingface)  # networks that bring their own sizes and data
 
 
 class Attention(StrEnum):
@@ -83,12 +87,13 @@ class SigmaScales(StrEnum):
 
 
 class Data(StrEnum):
-    """Digit addition; Gaussian inputs and targets (eq. 5); pictures of digits; those of model.factory."""
+    """Digit addition; Gaussian inputs and targets (eq. 5); pictures of digits; those of model.factory; token ids."""
 
     addition = "addition"
     gaussian = "gaussian"
     digits = "digits"
     python = "python"
+    tokens = "tokens"
 
 
 class Loss(StrEnum):

@@ -19,7 +19,7 @@ from hessfig.config.compose.refusals import REFUSED, refusal
 from hessfig.config.compose.shapes import check_shapes
 from hessfig.config.compose.vary import combinations, settled, variant_name
 from hessfig.config.schema import Config
-from hessfig.config.shipped import choices
+from hessfig.config.shipped import names
 from hessfig.errors import UserError
 
 Variants = list[tuple[str, Config]]
@@ -133,7 +133,7 @@ def _check_own_names(job: Job) -> None:
     """A user's file must name its sweep or figure: what it leaves out would be the default's, and so its folder."""
     for group in ("sweep", "figure") if job.own else ():
         chosen, name = job.given.get(group), job.composed[group].name
-        if chosen in choices(group) or chosen is None or f"{group}.name" in job.given or name == chosen:
+        if chosen in names(group) or chosen is None or f"{group}.name" in job.given or name == chosen:
             continue
         raise UserError(
             f"{job.own}/{group}/{chosen}.yaml does not name itself",

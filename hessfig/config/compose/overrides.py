@@ -15,7 +15,7 @@ from hydra.errors import HydraException
 
 from hessfig.config.own import NAME
 from hessfig.config.settings import NOT_GIVEN, OPEN, is_setting, meant, siblings
-from hessfig.config.shipped import GROUPS, choices
+from hessfig.config.shipped import GROUPS, choices, names
 from hessfig.errors import UserError, did_you_mean
 
 QUOTE = "'"
@@ -115,7 +115,7 @@ def _value(word: str) -> str:
 
 
 def _check_choices(override: Override, own: Path | None) -> None:
-    group, known = override.key_or_group, choices(override.key_or_group, own)
+    group, known = override.key_or_group, names(override.key_or_group, own)
     value = override.value()
     for entry in getattr(value, "list", [value]):
         choice = str(getattr(entry, "text", entry))

@@ -39,8 +39,12 @@ class TaskConfig:
     scored: Annotated[Scored, "positions whose next token enters the loss"] = Scored.answer
     base: Annotated[int, "for addition, the base of the numbers; the network knows base + 2 tokens"] = 10
     path: Annotated[
-        str | None, "for data digits, pictures of your own: FILE.npz with images (n, 8, 8) and labels (n)"
+        str | None,
+        "for data digits, pictures of your own: FILE.npz with images (n, 8, 8) and labels (n); for data tokens, "
+        "FILE.npy of ids, or a text for the model's tokenizer (null: random ids)",
     ] = None
+    length: Annotated[int | None, "for data tokens, tokens of a sequence; null: as the file has it"] = None
+    first_scored: Annotated[int, "for data tokens, the first position whose next token enters the loss"] = 0
 
     @property
     def vocabulary(self) -> int:
@@ -89,7 +93,21 @@ class ModelConfig:
     factory: Annotated[
         str | None, "for kind python, the function that makes it: FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION"
     ] = None
-    options: Annotated[dict[str, Any], "arguments of model.factory by name"] = field(default_factory=dict)
+    options: Annotated[
+        dict[str, Any],
+        "arguments of model.factory by name; for kind huggingface, settings of its random weights",
+    ] = field(default_factory=dict)
+    path: Annotated[
+        str | None, "for kind huggingface, the folder with config.json (or a name); null: random weights"
+    ] = None
+    random: Annotated[bool, "for kind huggingface, random weights for the config.json of model.path"] = False
+    download: Annotated[bool, "for kind huggingface, whether a name may be fetched from the hub"] = False
+    architecture: Annotated[str, "for kind huggingface without model.path: gpt2, gpt_neox, llama, ..."] = (
+        "gpt2"
+    )
+    vocabulary: Annotated[
+        int | None, "for kind huggingface without model.path: words; null: the architecture's"
+    ] = None
 
 
 @dataclass

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 
 import torch
 from curvlinops import GGNLinearOperator, HessianLinearOperator, xtrace
@@ -11,11 +10,12 @@ from curvlinops._torch_base import PyTorchLinearOperator
 from jaxtyping import Float
 from torch import Generator, Tensor, nn
 
-from hessfig.curvature.column import SPLIT, Products, Rows, completed, rows_of, to_multiply
+from hessfig.curvature.column import SPLIT, Products, Rows, completed, to_multiply
 from hessfig.curvature.problem import Data, Problem, Suffix
 from hessfig.curvature.products.belief import Operator, believed, symmetric
 from hessfig.curvature.products.double_backward import DoubleBackward, differentiable_twice
-from hessfig.models.layered import Layered
+from hessfig.curvature.products.sides import Sides
+from hessfig.models.layered import Headed, Layered
 from hessfig.models.protocol import Weight
 from hessfig.tasks.losses import Linearised
 from hessfig.terms import Part
@@ -34,25 +34,20 @@ class ColumnOperator:
     """
 
     def __init__(self, problem: Problem, layer: int, col: str, rows: Sequence[str] | Rows) -> None:
-        self.col = problem.layout.side(layer, col)
-        self.rows = {key: problem.layout.side(*at) for key, at in rows_of(layer, rows).items()}
-        weights = [*self.col, *(weight for row in self.rows.values() for weight in row)]
-        self._places = {path: place for place, path in enumerate(dict.fromkeys(w.parameter for w in weights))}
-        self.parameters = [problem.network.get_parameter(path) for path in self._places]
+        self.sides = Sides(problem, layer, col, rows)
+        self.parameters, weights = self.sides.parameters, self.sides.weights
         self._suffix = problem.suffix(weights)
         self._is_vouched_for, self._operators = _vouched_for(problem, weights), dict[Part, Operator]()
 
     @property
     def dim(self) -> int:
         """Number of columns: entries of `col`."""
-        return sum(weight.size for weight in self.col)
+        return self.sides.dim
 
     @property
     def shape(self) -> torch.Size:
         """Shape of the column's weight; (dim,) for several."""
-        if len(self.col) > 1:
-            return torch.Size([self.dim])
-        return self._view(self.parameters[0], self.col[0]).shape
+        return self.sides.shape
 
     @property
     def bytes_per_probe(self) -> int:
@@ -64,16 +59,11 @@ class ColumnOperator:
 
     def split_matmat(self, probes: Float[Tensor, "dim k"], parts: Sequence[Part] = SPLIT) -> Products:
         """Return A V of every row, all columns of `probes` in one product for each of `parts`."""
-        columns = self._spread(probes.to(self.parameters[0].device))
+        columns = self.sides.spread(probes.to(self.parameters[0].device))
         operators = {part: self._operator(part) for part in to_multiply(parts)}
         with differentiable_twice():
             found = {part: operator @ columns for part, operator in operators.items()}
-        products = {
-            (key, part): self._gather(product, row)
-            for key, row in self.rows.items()
-            for part, product in found.items()
-        }
-        return completed(products, parts)
+        return completed(self.sides.gathered(found), parts)
 
     def square_operator(self, part: Part) -> PyTorchLinearOperator:
         """Return the diagonal block of `part` as one curvlinops operator (the column has that block alone)."""
@@ -99,26 +89,6 @@ class ColumnOperator:
             sure = DoubleBackward(self._suffix, part, self.parameters)
             beside = self._operator(Part.H_o) if part == Part.H_f else sure
             return believed(fast, sure, beside, self.parameters, part)
-
-    def _spread(self, probes: Float[Tensor, "dim k"]) -> list[Tensor]:
-        """Put the probes where the column's weights stand in their parameters, zeros elsewhere."""
-        k, pieces = probes.shape[1], probes.split([weight.size for weight in self.col])
-        columns = [
-            torch.zeros(*p.shape, k, dtype=probes.dtype, device=probes.device) for p in self.parameters
-        ]
-        for weight, piece in zip(self.col, pieces, strict=True):
-            target = self._view(columns[self._places[weight.parameter]], weight)
-            target += piece.unflatten(0, target.shape[:-1])
-        return columns
-
-    def _gather(self, products: Sequence[Tensor], row: Sequence[Weight]) -> Float[Tensor, "n k"]:
-        views = [self._view(products[self._places[weight.parameter]], weight) for weight in row]
-        flat = [view.reshape(prod(view.shape[:-1]), -1) for view in views]
-        return flat[0] if len(flat) == 1 else torch.cat(flat)
-
-    @staticmethod
-    def _view(tensor: Tensor, weight: Weight) -> Tensor:
-        return tensor if weight.index is None else tensor[weight.index]
 
 
 def xtrace_squared_frobenius(
@@ -151,7 +121,8 @@ def _operator_of(part: Part, suffix: Suffix, parameters: list[nn.Parameter]) -> 
 
 def _vouched_for(problem: Problem, weights: Sequence[Weight]) -> bool:
     """Whether tests hold these products: weight matrices of the package's own networks."""
-    return isinstance(problem.network, Layered) and all(weight.is_main for weight in weights)
+    is_own = isinstance(problem.network, Layered) and not isinstance(problem.network, Headed)
+    return is_own and all(weight.is_main for weight in weights)
 
 
 def _operator(

@@ -54,8 +54,9 @@ def pair_words(row: str, col: str) -> str:
 
 
 def weight_words(name: str) -> str:
-    """Return a weight of the paper's networks as mathtext, any other name as it is."""
-    return f"${weight_label(name)}$" if _are_known([name]) else plain(name)
+    """Return a weight of the paper's networks (or several in one, W_E+W_U) as mathtext, any other name as it is."""
+    roles = name.split("+")
+    return f"${'+'.join(map(weight_label, roles))}$" if _are_known(roles) else plain(name)
 
 
 def norm_label(row: str, col: str = "", quantity: str = FROBENIUS) -> str:

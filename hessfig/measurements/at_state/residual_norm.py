@@ -24,11 +24,11 @@ def _measure(problem: Problem, request: Request) -> Measured:
 
     if not isinstance(problem.network, Layered):
         raise _without_layers(type(problem.network).__name__)
-    rows = []
+    rows, batches = [], (problem.batch, *problem.more)
     with torch.no_grad():
         for layer in range(len(problem.layers) + 1):
-            lengths = problem.network.hidden(problem.batch.inputs, layer).norm(dim=-1)
-            rows.append(state_row(NAME, request, float(lengths.mean()), layer=layer))
+            lengths = [problem.network.hidden(one.inputs, layer).norm(dim=-1).flatten() for one in batches]
+            rows.append(state_row(NAME, request, float(torch.cat(lengths).mean()), layer=layer))
     return Measured(rows)
 
 

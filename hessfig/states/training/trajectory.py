@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hessfig.config import Config, Curvature, Optimiser, Schedule, TrainingData, with_defaults
-from hessfig.config.plain import as_plain, without_added
+from hessfig.config.plain import in_key
 from hessfig.models.registry import kind
 
 ALGORITHM_VERSION = 1
@@ -72,7 +72,7 @@ class Trajectory:
 def science(config: Config) -> dict[str, Any]:
     """Return what tells the trainings of `config` from others, beside sigma and seed."""
     whole = replace(config, model=with_defaults(config.model))
-    plain = without_added(as_plain(whole))
+    plain = in_key(whole)
     fixed = config.training.data == TrainingData.fixed
     task = {name: value for name, value in plain["task"].items() if fixed or name not in _MEASURING}
     return {

@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hessfig.curvature.problem import Problem
+from hessfig.curvature.products.sides import view_of
 from hessfig.curvature.routes import Engines
 from hessfig.curvature.spectral.extremes import End, extremes
 from hessfig.curvature.spectral.operator import NotFinite, Square
@@ -71,7 +72,5 @@ def _scale(problem: Problem, request: Request) -> Float[Tensor, " n"]:
     held = {name: parameter.detach().double() for name, parameter in problem.network.named_parameters()}
     diagonal = preconditioner(request.at, held)
     side = problem.layout.side(0, Group.all.value)
-    pieces = [
-        diagonal[one.parameter] if one.index is None else diagonal[one.parameter][one.index] for one in side
-    ]
+    pieces = [view_of(diagonal[one.parameter], one) for one in side]
     return torch.cat([piece.flatten() for piece in pieces]).rsqrt().cpu()

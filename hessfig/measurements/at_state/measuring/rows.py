@@ -7,8 +7,8 @@ import math
 from torch import Tensor
 
 from hessfig.curvature.problem import Problem
+from hessfig.curvature.products.sides import view_of
 from hessfig.measurements.protocol import Request, Row, row_of
-from hessfig.models.protocol import Weight
 from hessfig.record import Status
 from hessfig.terms import Block
 
@@ -51,11 +51,8 @@ def norm_rows(quantity: str, problem: Problem, request: Request, tensors: dict[s
     for block in request.blocks:
         if block.is_diagonal:
             side = problem.layout.side(block.layer, block.col)
-            squares = [float(_view(tensors, weight).double().square().sum()) for weight in side]
+            squares = [
+                float(view_of(tensors[weight.parameter], weight).double().square().sum()) for weight in side
+            ]
             rows.append(state_row(quantity, request, sum(squares) ** 0.5, block=block))
     return rows
-
-
-def _view(tensors: dict[str, Tensor], weight: Weight) -> Tensor:
-    tensor = tensors[weight.parameter]
-    return tensor if weight.index is None else tensor[weight.index]

@@ -25,7 +25,7 @@ def samples_of(problem: Problem, request: Request) -> Samples:
             "the landscape is of one batch, whose samples have an order",
             got=f"{1 + len(problem.more)} batches",
             allowed="inputs and targets that are tensors",
-            remedy="concatenate the batches",
+            remedy="concatenate the batches; those of model=huggingface are one with a larger memory=...",
         )
     return Samples(problem, number_of_samples(request.at.config, size=len(problem.batch.inputs)))
 

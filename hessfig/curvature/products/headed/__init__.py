@@ -1,0 +1,1 @@
+"""Products of networks whose outputs are features times an unembedding: nothing of the size of all outputs is held."""

@@ -1,0 +1,31 @@
+"""The network of transformers with its data and loss, ready to be measured: everything that needs torch."""
+
+from __future__ import annotations
+
+import torch
+
+from hessfig.config.schema import Config
+from hessfig.models.huggingface.loading import check_layout, check_logits, load
+from hessfig.models.huggingface.network import CausalNetwork
+from hessfig.models.huggingface.sizes import Sizes
+from hessfig.models.protocol import Drawn, Layout
+from hessfig.tasks.batch import Batch
+from hessfig.tasks.losses import CrossEntropy
+from hessfig.tasks.tokens import Ids
+
+
+def drawn(config: Config, seed: int, sizes: Sizes, layout: Layout, ids: Ids, at_once: int) -> Drawn:
+    """Return the model with its sequences in micro-batches of `at_once` (the last may be smaller).
+
+    Raises UserError when the folder holds something else than its config.json says.
+    """
+    where = str(config.model.path or config.model.architecture)
+    model = load(config, seed)
+    check_layout(model, layout, where)
+    network, tokens = CausalNetwork(model, sizes.names), torch.tensor(ids)
+    check_logits(network, tokens, where)
+    scored = slice(config.task.first_scored, tokens.shape[1] - 1)
+    batches = [
+        Batch(piece, piece[:, scored.start + 1 : scored.stop + 1], scored) for piece in tokens.split(at_once)
+    ]
+    return Drawn(network, batches[0], CrossEntropy(), layout, tuple(batches[1:]))

@@ -1,0 +1,53 @@
+"""Heat maps layer by weight: what stands where, on which scale, and what is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from hessfig.errors import UserError
+from tests.analysis.synthetic import make_table
+from tests.figures.conftest import Draw, words
+
+
+def deep_table(**columns: object) -> pd.DataFrame:
+    """Return a table of one network of three layers at one sigma."""
+    table = make_table(networks=[("", 3)], seeds=2, sigma=[1.0], noise=0, wander=0)
+    return table.assign(**columns)
+
+
+def test_layers_run_down_and_weights_across(pages: Draw) -> None:
+    table = deep_table()
+    (page,) = pages("heat", table)
+    panels = [ax for ax in page.figure.axes if ax.images]
+    names = list(dict.fromkeys(table[table["row"] == table["col"]]["row"]))
+    for ax, part in zip(panels, ("H_o", "H_f", "H"), strict=False):
+        square = ax.images[0].get_array()
+        assert square.shape == (3, len(names))
+        for (i, j), value in np.ndenumerate(square):
+            here = page.numbers
+            row = here[(here["part"] == part) & (here["layer"] == i + 1)].iloc[j]
+            assert row["is_zero"] or value == pytest.approx(np.log10(row["mean"]))
+    assert [tick.get_text() for tick in panels[0].get_yticklabels()] == ["1", "2", "3"]
+
+
+def test_negative_values_are_coloured_themselves(pages: Draw) -> None:
+    table = deep_table()
+    table["value"] *= np.where(table["part"] == "H", -1.0, 1.0)
+    table["quantity"] = "smallest_eigenvalue"
+    (page,) = pages("heat", table, quantities=["smallest_eigenvalue"])
+    last = [ax for ax in page.figure.axes if ax.images][-1]
+    assert np.nanmax(last.images[0].get_array()) < 0
+    assert "smallest eigenvalue" in page.figure.axes[-1].get_ylabel()
+
+
+def test_few_weights_carry_their_numbers(pages: Draw) -> None:
+    (page,) = pages("heat", deep_table())
+    assert "−" in words(page.figure.axes[0]) or "." in words(page.figure.axes[0])
+
+
+def test_pairs_alone_are_refused(pages: Draw) -> None:
+    table = deep_table()
+    with pytest.raises(UserError, match="blocks=each"):
+        pages("heat", table.assign(col="W_K", row="W_Q").drop_duplicates(["layer", "part", "seed"]))

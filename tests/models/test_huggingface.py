@@ -1,0 +1,278 @@
+"""Networks of transformers, loaded as a user would: every block is dense autodiff's, whatever batch or route."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hessfig
+from hessfig.config import Config, EstimatorConfig, Method, ModelConfig, Products, TaskConfig
+from hessfig.curvature.problem import Problem
+from hessfig.curvature.routes import Engines
+from hessfig.models.registry import kind
+from hessfig.states.point import drawn
+from hessfig.sweep.measure import measure
+from hessfig.sweep.plan import Setup, plan, setups_of
+from hessfig.terms import Block, Part
+from tests.models.tiny_models import CONTEXT, config_of, dense, places, save, save_ids
+
+PARTS = list(Part)
+KIND = kind("huggingface")
+# What a float64 network of these gives: transformers takes their softmax and RMS norms in float32.
+IN_FLOAT32 = {"gpt_neox": "attention", "llama": "self_attn", "qwen2": "self_attn", "mistral": "self_attn"}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+@cache
+def saved(name: str, home: Path) -> Config:
+    """Return the settings that measure a saved model on saved ids."""
+    return config_of(save(name, home / name.replace(" ", "_")), save_ids(home / "ids.npy"))
+
+
+@cache
+def truth(name: str, home: Path, only: str = "") -> tuple[Problem, dict[Part, Tensor]]:
+    problem = Problem.of(drawn(saved(name, home), sigma=None, seed=0))
+    return problem, dense(problem.network.model, problem.batch.inputs, only)  # type: ignore[arg-type]
+
+
+def probes(dim: int) -> Tensor:
+    """Return four directions: what is wrong in a block is wrong along them, for all but a null set."""
+    return torch.randn(dim, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(dim))
+
+
+def column(
+    problem: Problem, layer: int, col: str, rows: list[Block], products: Products = Products.linearised
+) -> dict[Any, Tensor]:
+    engine = Engines(problem, ModelConfig(kind="huggingface"), products).column(layer, col, rows)
+    return engine.split_matmat(probes(engine.dim), PARTS)
+
+
+def off(
+    found: dict[Any, Tensor], block: Block, problem: Problem, parts: dict[Part, Tensor], only: str = ""
+) -> float:
+    """Return the largest error of a block's parts, relative to the largest of H_o and H_f.
+
+    A block that vanishes (that of the keys' bias, which no softmax sees) counts beside the whole Hessian.
+    """
+    rows, cols = (
+        places(problem.network.model, problem.layout.side(*at), only)  # type: ignore[arg-type]
+        for at in ((block.row_layer, block.row), (block.layer, block.col))
+    )
+    cut = {part: matrix[rows][:, cols] @ probes(len(cols)) for part, matrix in parts.items()}
+    scale = max(cut[Part.H_o].abs().max(), cut[Part.H_f].abs().max(), 1e-4 * parts[Part.H].abs().max())
+    return max(float((found[block, part] - cut[part]).abs().max() / scale) for part in PARTS)
+
+
+@pytest.mark.timeout(900)  # ten seconds of one idle core: every weight is held against dense autodiff
+@pytest.mark.parametrize("name", ["gpt2", "gpt2 untied"])
+def test_every_weight_head_group_and_pair_is_dense_autodiffs(name: str, home: Path) -> None:
+    problem, parts = truth(name, home)
+    whole = Block(0, "all", "all")
+    assert off(column(problem, 0, "all", [whole]), whole, problem, parts) < 1e-10
+    for weight in {(w.layer, w.name) for w in problem.layout.weights}:
+        layer, col = weight
+        rows = [Block(layer, col, col), Block(layer, "W_out", col, 1), Block(layer, "W_K.head2", col, 2)]
+        found = column(problem, layer, col, rows)
+        assert max(off(found, block, problem, parts) for block in rows) < 1e-10, weight
+    for layer, group in [(1, "attention"), (2, "layer"), (2, "norms"), (0, "norms"), (0, "embeddings")]:
+        block = Block(layer, group, group)
+        assert off(column(problem, layer, group, [block]), block, problem, parts) < 1e-10, group
+
+
+@pytest.mark.parametrize("name", IN_FLOAT32)
+def test_rotary_gated_and_grouped_networks_up_to_the_float32_inside_them(name: str, home: Path) -> None:
+    only = IN_FLOAT32[name]
+    problem, parts = truth(name, home, only)
+    names = ["W_Q", "W_K", "W_V", "W_Q.head2", "W_K.head2", "W_O.head1", "attention"]
+    for col in [*names, *(["b_V"] if "b_V" in problem.layout.others else [])]:
+        block = Block(1, col, col)
+        assert off(column(problem, 1, col, [block]), block, problem, parts, only) < 2e-5, col
+
+
+def test_a_layer_is_its_weights_and_not_their_heads_again(home: Path) -> None:
+    layout = saved("gpt2", home) and KIND.layout(saved("gpt2", home))
+    held = {weight.parameter for weight in layout.parameters if weight.layer == 1}
+    assert layout.size(1, "layer") == sum(w.size for w in layout.parameters if w.parameter in held)
+    assert layout.size(1, "W_Q") == 2 * layout.size(1, "W_Q.head1") == 16
+    assert layout.names == ["W_E+W_U", "W_pos", "W_Q", "W_K", "W_V", "W_O", "W_in", "W_out"]
+    assert layout.num_layers == 2
+
+
+def test_layers_below_a_weight_are_computed_once_and_never_again(home: Path) -> None:
+    problem, _ = truth("gpt2", home)
+    calls, block = [], Block(2, "W_V", "W_V")
+    layer = problem.network.layers[0]  # type: ignore[index]
+    engine = Engines(problem, ModelConfig(kind="huggingface"), Products.linearised).column(2, "W_V", [block])
+    hook = layer.register_forward_hook(lambda *_: calls.append(1))  # type: ignore[operator]
+    engine.split_matmat(probes(engine.dim))
+    hook.remove()
+    assert calls == []
+
+
+@pytest.mark.parametrize(
+    ("name", "block"),
+    [
+        ("gpt2", Block(0, "W_E+W_U", "W_E+W_U")),
+        ("gpt2", Block(1, "W_O", "W_E+W_U", 2)),
+        ("gpt2 untied", Block(0, "W_U", "W_U")),
+        ("gpt2 untied", Block(0, "ln_out_gain", "W_U")),
+        ("gpt2 untied", Block(0, "W_E", "W_U")),
+        ("gpt2 untied", Block(2, "W_V", "W_Q", 1)),
+    ],
+    ids=str,
+)
+def test_a_part_alone_is_the_same_part(name: str, block: Block, home: Path) -> None:
+    problem, parts = truth(name, home)
+    engine = Engines(problem, ModelConfig(kind="huggingface"), Products.linearised).column(
+        block.layer, block.col, [block]
+    )
+    every = engine.split_matmat(probes(engine.dim), PARTS)
+    assert off(every, block, problem, parts) < 1e-10
+    for part in PARTS:
+        alone = engine.split_matmat(probes(engine.dim), [part])
+        assert list(alone) == [(block, part)]
+        torch.testing.assert_close(alone[block, part], every[block, part], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore:.*curvlinops' product is off:RuntimeWarning")
+def test_curvlinops_gives_the_same_blocks(home: Path) -> None:
+    problem, parts = truth("gpt2", home)
+    for block in (Block(1, "W_Q", "W_V"), Block(0, "W_E+W_U", "W_E+W_U")):
+        found = column(problem, block.layer, block.col, [block], Products.curvlinops)
+        assert off(found, block, problem, parts) < 1e-10
+
+
+@pytest.mark.parametrize("sequences", [1, 3])
+def test_micro_batches_weigh_what_they_hold(home: Path, sequences: int) -> None:
+    config, block = saved("gpt2", home), Block(0, "all", "all")
+    from hessfig.models.huggingface import _ids, _sizes
+    from hessfig.models.huggingface.drawing import drawn as split
+
+    found = split(config, 0, _sizes(config), KIND.layout(config), _ids(config), sequences)
+    assert [len(batch.inputs) for batch in (found.batch, *found.more)] == (
+        [1] * 4 if sequences == 1 else [3, 1]
+    )
+    problem, parts = truth("gpt2", home)
+    assert off(column(Problem.of(found), 0, "all", [block]), block, problem, parts) < 1e-10
+
+
+def test_logits_in_chunks_are_the_whole(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, parts = truth("gpt2", home)
+    monkeypatch.setattr("hessfig.curvature.products.headed.readout.CHUNK_BYTES", 3 * 5 * 8 * 5)
+    block = Block(0, "W_E+W_U", "W_E+W_U")
+    assert off(column(problem, 0, block.col, [block]), block, problem, parts) < 1e-10
+
+
+class Logits(nn.Module):
+    """What a user writes around a model for the Python interface."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.model(input_ids=tokens, use_cache=False).logits[:, :-1]
+
+
+@pytest.mark.filterwarnings("ignore:.*curvlinops' product is off:RuntimeWarning")
+def test_the_command_and_the_python_interface_agree(home: Path) -> None:
+    blocks = ["W_Q", "W_V.head2", ["W_Q", "W_V"], "W_out"]
+    config = replace(
+        saved("gpt2", home),
+        estimator=EstimatorConfig(method=Method.dense),
+        blocks=blocks,
+        quantities=["frobenius"],
+    )
+    (cell,) = plan(setups_of([("", config)]))
+    rows = {(r["layer"], r["row"], r["col"], r["part"]): r["value"] for r in measure(cell).rows}
+    from transformers import GPT2LMHeadModel
+
+    model = GPT2LMHeadModel.from_pretrained(config.model.path, dtype=torch.float64).eval()
+    ids = torch.tensor(np.load(str(config.task.path)))
+    fused = "model.transformer.h.{}.attn.c_attn.weight"
+    weights: dict[str, Any] = {}
+    for layer in (1, 2):
+        path = fused.format(layer - 1)
+        weights |= {
+            f"W_Q@{layer}": (path, np.s_[:, :4]),
+            f"W_V@{layer}": (path, np.s_[:, 8:]),
+            f"W_V.head2@{layer}": (path, np.s_[:, 10:]),
+            f"W_out@{layer}": f"model.transformer.h.{layer - 1}.mlp.c_proj.weight",
+        }
+    problem = hessfig.Problem(Logits(model), ids, ids[:, 1:], "cross_entropy", weights)
+    table = hessfig.measure(problem, blocks=blocks, estimator="dense")
+    assert len(table) == len(rows) == 24
+    for row in table.itertuples():
+        assert row.value == pytest.approx(rows[row.layer, row.row, row.col, row.part], rel=1e-10), row
+
+
+def test_random_weights_follow_the_seed(home: Path) -> None:
+    sized = {"n_layers": 1, "n_heads": 2, "d_model": 4, "vocabulary": 7}
+    config = config_of(home, save_ids(home / "ids.npy"), model={**sized, "path": None})
+    config = replace(config, task=replace(config.task, path=None, length=CONTEXT))
+    first, again, other = (
+        drawn(config, sigma=None, seed=seed).network.get_parameter("lm_head.weight".join(["model.", ""]))
+        for seed in (3, 3, 4)
+    )
+    assert torch.equal(first, again) and not torch.equal(first, other)
+    assert KIND.axes(config) == {"seed"} and KIND.axes(saved("gpt2", home)) == frozenset()
+    path = saved("gpt2", home).model.path
+    read = drawn(
+        replace(saved("gpt2", home), model=ModelConfig("huggingface", path=path)), sigma=None, seed=0
+    )
+    drawn_anew = replace(saved("gpt2", home), model=ModelConfig("huggingface", path=path, random=True))
+    anew = drawn(drawn_anew, sigma=None, seed=0).network
+    assert anew.unembedding.shape == read.network.unembedding.shape  # type: ignore[union-attr]
+    assert not torch.equal(anew.unembedding, read.network.unembedding)  # type: ignore[arg-type]
+
+
+def test_a_key_knows_the_content_of_files_and_not_their_place(home: Path, tmp_path: Path) -> None:
+    config = saved("gpt2", home)
+    key = Setup("", config).science("frobenius")
+    shutil.copytree(str(config.model.path), tmp_path / "elsewhere")
+    shutil.copy(str(config.task.path), tmp_path / "other.npy")
+    model = replace(config.model, path=str(tmp_path / "elsewhere"))
+    moved = replace(config, model=model, task=replace(config.task, path=str(tmp_path / "other.npy")))
+    assert Setup("", moved).science("frobenius") == key
+    assert Setup("", replace(moved, memory="9GB")).science("frobenius") == key
+    np.save(tmp_path / "other.npy", np.zeros((4, CONTEXT), dtype=int))
+    assert Setup("", moved).science("frobenius") != key
+    save("gpt2 untied", tmp_path / "elsewhere")
+    assert Setup("", replace(config, model=model)).science("frobenius") != key
+
+
+def test_other_kinds_keep_their_keys() -> None:
+    plain = Setup("", Config()).science("frobenius")
+    assert not {"path", "random", "download", "architecture", "vocabulary"} & set(plain["model"])
+    assert not {"path", "length", "first_scored"} & set(plain["task"])
+    assert isinstance(TaskConfig().length, type(None))
+
+
+def test_a_text_goes_through_the_tokenizer_of_the_folder(home: Path, tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    shutil.copytree(str(saved("gpt2", home).model.path), tmp_path / "model")
+    (tmp_path / "text.txt").write_text("a b c d d c b a a a a a b b b b")
+    config = config_of(tmp_path / "model", tmp_path / "text.txt", task={"length": CONTEXT})
+    with pytest.raises(hessfig.errors.UserError, match="needs the tokenizer of the model's folder"):
+        KIND.check(config)
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1, "c": 2, "d": 3, "?": 4}, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?").save_pretrained(tmp_path / "model")
+    KIND.check(config)
+    found = drawn(config, sigma=None, seed=0).batch
+    assert found.inputs.tolist() == [[0, 1, 2, 3], [3, 2, 1, 0], [0, 0, 0, 0], [1, 1, 1, 1]]
+    assert found.targets.tolist() == [row[1:] for row in found.inputs.tolist()]

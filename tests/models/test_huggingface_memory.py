@@ -1,0 +1,51 @@
+"""What a product really takes stays below what was planned for it (a process of its own: seconds of imports)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import re
+import torch
+from hessfig.config import Config, Data, ModelConfig, Scored, TaskConfig
+from hessfig.curvature.problem import Problem
+from hessfig.curvature.products.headed.column import HeadedColumn
+from hessfig.models.huggingface import _plan, loading
+from hessfig.states.point import drawn
+from hessfig.terms import Part
+
+def held(key):
+    return int(re.search(key + r":\\s+(\\d+)", open("/proc/self/status").read())[1]) * 1024
+
+torch.set_num_threads(1)
+task = TaskConfig(data=Data.tokens, scored=Scored.all, length={length}, batch_size={batch})
+model = ModelConfig("huggingface", architecture="{name}", n_layers=4, n_heads=4, d_model=96, vocabulary={words})
+config = Config(task=task, model=model, blocks=["{block}"], memory="1TB")
+before = held("VmRSS")
+problem = Problem.of(drawn(config, sigma=None, seed=0))
+name, _, layer = "{block}".partition("@")
+column = HeadedColumn(problem, int(layer or 0), name, [name])
+column.split_matmat(torch.randn(column.dim, 2, dtype=problem.dtype), [Part.H_o, Part.H_f])
+print((held("VmHWM") - before) / _plan(config).bytes)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
+@pytest.mark.parametrize(
+    ("name", "block", "length", "batch", "words"),
+    [
+        ("gpt2", "all", 256, 8, 500),  # scores
+        ("gpt2", "W_V@1", 32, 64, 500),  # MLP
+        ("llama", "all", 64, 16, 500),
+        ("gpt_neox", "W_Q@3", 128, 8, 500),
+        ("gpt2", "all", 64, 4, 50257),  # logits
+    ],
+)
+def test_the_plan_counts_from_above(name: str, block: str, length: int, batch: int, words: int) -> None:
+    program = PROGRAM.format(name=name, block=block, length=length, batch=batch, words=words)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert 0.1 < float(done.stdout) < 1.0

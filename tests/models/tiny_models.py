@@ -1,0 +1,120 @@
+"""Tiny models of transformers saved to a folder, and their whole Hessians by dense double backward, without hessfig."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from hessfig.config import Config, Data, ModelConfig, Scored, TaskConfig
+from hessfig.curvature.products.sides import view_of
+from hessfig.models.protocol import Weight
+from hessfig.terms import Part
+
+VOCABULARY, CONTEXT, SEQUENCES = 5, 4, 4
+_LLAMA = {
+    "hidden_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 6,
+    "max_position_embeddings": CONTEXT,
+}
+_GPT2 = {"n_embd": 4, "n_layer": 2, "n_head": 2, "n_inner": 6, "n_positions": CONTEXT}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "gpt2": _GPT2,
+    "gpt2 untied": {**_GPT2, "tie_word_embeddings": False},
+    "gpt_neox": {
+        "hidden_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 6,
+        "max_position_embeddings": CONTEXT,
+    },
+    "llama": _LLAMA,
+    "mistral": _LLAMA,
+    "qwen2": _LLAMA,
+}
+
+
+def save(name: str, folder: Path) -> Path:
+    """Write a model with weights, gains and biases far from their defaults, as model.save_pretrained does."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    words = {"vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 0, **SETTINGS[name]}
+    made = AutoConfig.for_model(name.partition(" ")[0], **words)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(made, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        parameter.data += 0.4 * torch.randn(parameter.shape, dtype=torch.float64, generator=generator)
+    model.save_pretrained(folder)
+    return folder
+
+
+def save_ids(path: Path) -> Path:
+    """Write SEQUENCES rows of CONTEXT ids."""
+    np.save(path, np.random.default_rng(0).integers(VOCABULARY, size=(SEQUENCES, CONTEXT)))
+    return path
+
+
+def config_of(folder: Path, ids: Path, **settings: Any) -> Config:
+    """Return what `model=huggingface model.path=FOLDER task=tokens task.path=IDS` means."""
+    model = {"kind": "huggingface", "path": str(folder), **settings.pop("model", {})}
+    task = {"data": Data.tokens, "scored": Scored.all, "path": str(ids), "batch_size": SEQUENCES}
+    task |= settings.pop("task", {})
+    return Config(
+        model=ModelConfig(**model), task=TaskConfig(**task), **{"blocks": "each", "seeds": 1, **settings}
+    )
+
+
+def dense(model: torch.nn.Module, tokens: Tensor, only: str = "") -> dict[Part, Tensor]:
+    """Return H, H_f and H_o of the mean cross-entropy of every next token, in the order of named_parameters.
+
+    H and H_f by double backward, entry by entry; H_o = J^T B J from the logits' Jacobian, on its own. `only` the
+    parameters with this text in their names.
+    """
+    at = {name: p.detach() for name, p in model.named_parameters() if only in name}
+    point = torch.cat([p.flatten() for p in at.values()])
+
+    def logits(flat: Tensor) -> Tensor:
+        pieces = flat.split([p.numel() for p in at.values()])
+        weights = {name: piece.view(p.shape) for (name, p), piece in zip(at.items(), pieces, strict=True)}
+        words = {"input_ids": tokens, "use_cache": False}
+        return functional_call(model, weights, (), words).logits[:, :-1].flatten(0, 1)
+
+    def loss(outputs: Tensor) -> Tensor:
+        return torch.nn.functional.cross_entropy(outputs, tokens[:, 1:].flatten())
+
+    outputs = logits(point).detach()
+    slope = torch.autograd.functional.jacobian(loss, outputs)
+    curved = torch.autograd.functional.hessian(loss, outputs).reshape(outputs.numel(), -1)
+    jacobian = torch.autograd.functional.jacobian(logits, point).reshape(outputs.numel(), -1)
+    return {
+        Part.H: _hessian(lambda w: loss(logits(w)), point),
+        Part.H_f: _hessian(lambda w: (logits(w) * slope).sum(), point),
+        Part.H_o: jacobian.T @ curved @ jacobian,
+    }
+
+
+def places(model: torch.nn.Module, weights: tuple[Weight, ...], only: str = "") -> Tensor:
+    """Return where the entries of some weights stand among the parameters of `dense`."""
+    start, found = 0, {}
+    for name, parameter in model.named_parameters():
+        if only not in name:
+            continue
+        whole = torch.arange(start, start + parameter.numel()).reshape(parameter.shape)
+        found[f"model.{name}"], start = whole, start + parameter.numel()
+    return torch.cat([view_of(found[weight.parameter], weight).flatten() for weight in weights])
+
+
+def _hessian(scalar: Any, point: Tensor) -> Tensor:
+    at = point.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(scalar(at), at, create_graph=True)
+    rows = [torch.autograd.grad(entry, at, retain_graph=True)[0] for entry in slope]
+    return torch.stack(rows)
