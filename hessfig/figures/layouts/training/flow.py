@@ -15,6 +15,7 @@ from hessfig.analysis.manifest import read_run
 from hessfig.errors import UserError
 from hessfig.figures.layouts.training.means import check_steps, counted, how
 from hessfig.figures.parts.grid import Margins, panel_grid, say
+from hessfig.figures.parts.panels import between_decades, set_decades
 from hessfig.figures.parts.save import Page, page_suffix
 from hessfig.figures.parts.spec import FigureSpec
 from hessfig.figures.parts.style import TINY, matrix_colour
@@ -23,6 +24,7 @@ from hessfig.terms import name_order
 
 _QUANTITIES = ("frobenius", "largest_eigenvalue", "gradient_norm", "weight_norm", "residual_norm")
 _RESIDUAL = "residual_norm"
+_SHORT = 30  # ratio below which powers of ten are too far apart for ticks
 
 
 def curvature_flow(spec: FigureSpec, folder: Path) -> Iterator[Page]:
@@ -128,4 +130,7 @@ def _bars(ax: Axes, last: pd.DataFrame) -> None:
     )
     ax.set_yticks(list(places), list(last["place"]), fontsize=TINY)
     ax.set_ylim(len(last) - 0.5, -0.5)
-    ax.set_xscale("log")
+    set_decades(ax, "x")
+    low, high = ax.get_xlim()
+    if high < _SHORT * low:
+        between_decades(ax, "x")
