@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hessfig.errors import UserError, did_you_mean
-
-if TYPE_CHECKING:
-    from hessfig.analysis.claims.rule import Claim
 
 KEYS = ("claim", "output_dir")
 
@@ -27,39 +23,17 @@ def run(arguments: Sequence[str]) -> int:
 
     given = dict(_key_value(word) for word in arguments)
     outputs = Path(given.get("output_dir", "outputs"))
-    waiting = [claim.id for claim in claims().values() if not _is_shipped(claim)]
     if "claim" in given:
-        asked = claim_of(given["claim"])
-        _check_shipped(asked)
-        (one,) = judge([asked], outputs, _departures)
+        (one,) = judge([claim_of(given["claim"])], outputs, _departures)
         show(printed.explanation_table(one))
         if page.contrasts(one):
             show(printed.contrast_table(one))
         return 0
-    judged = judge(filter(_is_shipped, claims().values()), outputs, _departures)
+    judged = judge(list(claims().values()), outputs, _departures)
     paths = page.write(judged, outputs)
     show(printed.verdict_table(judged))
-    if waiting:
-        print(f"not judged, for this version has not their sweeps: {', '.join(waiting)}")
     print(f"{page.summary(judged)}\nwritten: {', '.join(map(str, paths))}")
     return 0
-
-
-def _is_shipped(claim: Claim) -> bool:
-    """Whether this version has all sweeps that decide the claim."""
-    from hessfig.config.shipped import choices
-
-    return set(claim.sweeps) <= set(choices("sweep"))
-
-
-def _check_shipped(claim: Claim) -> None:
-    if not _is_shipped(claim):
-        raise UserError(
-            f"claim: this version has not the sweep that decides {claim.id}",
-            got=claim.id,
-            allowed="claims that `hessfig claims` lists",
-            remedy="hessfig claims",
-        )
 
 
 def _departures(folder: Path, sweep: str) -> list[str]:
