@@ -118,7 +118,7 @@ def cost(outputs: Path, sweep: str) -> str:
     """Return networks, estimators, types and wall time of a sweep, from its manifest and table."""
     manifest = json.loads((outputs / sweep / "manifest.json").read_text())
     table = pd.read_csv(outputs / sweep / "table.csv")
-    networks = sum(manifest["cells"][kind] for kind in ("measured", "reused"))
+    networks = table.groupby(["variant", "num_layers", "sigma", "seed", "step"], dropna=False).ngroups
     words = [f"`{'`, `'.join(sorted(table[name].unique()))}`" for name in ("estimator", "dtype")]
     probes = sorted(set(table["num_probes"]) - {0})
     counts = f", {_span(probes)} probes where it probes" if probes else ""
