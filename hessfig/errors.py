@@ -6,7 +6,7 @@ import difflib
 import re
 import shlex
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 _UNPRINTABLE = ("Zl", "Zp")  # and every category C: controls, directions, halves of pairs, private
@@ -43,6 +43,13 @@ def plain(text: object, *, most: int = 200) -> str:
     whole = str(text)
     shown = "".join("?" if _steers(letter) else letter for letter in whole[:most])
     return shown + "..." * (len(whole) > most)
+
+
+def first_few(names: Sequence[str], *, most: int = 5) -> str:
+    """Return the first of some names, and how many more there are."""
+    if not names:
+        return "none"
+    return ", ".join(names[:most]) + f" and {len(names) - most} more" * (len(names) > most)
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
@@ -64,6 +66,12 @@ def is_file(path: Path) -> bool:
     return False
 
 
+def fingerprint(path: Path) -> str:
+    """Return the SHA-256 of a file's content; it is read again when the file changes."""
+    found = path.stat()
+    return _content(path, found.st_mtime_ns, found.st_size)
+
+
 def check_place(folder: Path) -> None:
     """Raise UserError when `folder` could not be one: a file is in the way, or its name is too long."""
     with _unwritable_at(folder):
@@ -112,6 +120,13 @@ def unwritable(path: Path, error: OSError) -> UserError:
     return UserError(
         f"{what}: {path}", got=error.strerror, allowed="a writable folder with space", remedy=remedy
     )
+
+
+@cache
+def _content(path: Path, changed: int, size: int) -> str:
+    del changed, size
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 @contextmanager

@@ -39,7 +39,7 @@ DOORS = {
     "curvlinops": ("hessfig.curvature.products.curvlinops",),
     "transformer_lens": ("hessfig.models.",),
     "transformers": ("hessfig.models.huggingface.loading",),
-    "safetensors": ("hessfig.states.",),
+    "safetensors": ("hessfig.models.stored", "hessfig.states."),
     "hydra": ("hessfig.config.compose",),
     "omegaconf": ("hessfig.config.compose",),
     "matplotlib": ("hessfig.figures.",),

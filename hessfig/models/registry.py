@@ -10,7 +10,7 @@ from hessfig import models
 from hessfig.errors import UserError, did_you_mean
 from hessfig.models.protocol import Kind
 
-_NOT_KINDS = ("protocol", "registry", "matrices", "structure", "blocks", "layered", "activations")
+_NOT_KINDS = ("protocol", "registry", "matrices", "structure", "blocks", "layered", "activations", "stored")
 
 
 def kinds() -> list[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,7 @@ from hessfig.config.choices import State
 from hessfig.config.schema import Config
 from hessfig.config.training import step_values
 from hessfig.errors import UserError
-from hessfig.files import is_file
+from hessfig.files import fingerprint, is_file
 from hessfig.models.protocol import Drawn
 from hessfig.models.registry import kind
 from hessfig.states.training import trajectory
@@ -49,13 +47,7 @@ def science(config: Config) -> dict[str, Any]:
         return {"kind": State.trained.value, "training": trajectory.science(config)["training"]}
     if config.state.kind == State.initialised:
         return {"kind": State.initialised.value}
-    return {"kind": State.loaded.value, "sha256": _fingerprint(_path(config))}
-
-
-@cache
-def _fingerprint(path: Path) -> str:
-    with path.open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
+    return {"kind": State.loaded.value, "sha256": fingerprint(_path(config))}
 
 
 def _path(config: Config) -> Path:

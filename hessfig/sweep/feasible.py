@@ -19,6 +19,7 @@ _PROBING = (Method.hutchinson, Method.aligned, Method.xtrace, Method.auto)
 _SIZED_BY: dict[str, str] = {
     Kind.python: "model.factory",
     Kind.huggingface: "model.path",
+    Kind.transformer_lens: "model.path",
 }  # others: their width
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ from numpy.typing import NDArray
 
 from hessfig.config.schema import TaskConfig
 from hessfig.errors import UserError
-from hessfig.files import is_file
+from hessfig.files import fingerprint, is_file
 
 Encode = Callable[[str], Sequence[int]]
 Ids = NDArray[np.int64]
@@ -39,8 +37,7 @@ def source(task: TaskConfig) -> str:
     """Return the SHA-256 of the file of ids or text; nothing for random ids."""
     if task.path is None:
         return ""
-    path = _there(task.path)
-    return _content(path, path.stat().st_mtime_ns, path.stat().st_size)
+    return fingerprint(_there(task.path))
 
 
 def length_of(task: TaskConfig, context: int) -> int:
@@ -140,11 +137,3 @@ def _unreadable(path: Path, why: str) -> UserError:
         allowed=_FORMS,
         remedy="numpy.save(FILE, ids)",
     )
-
-
-@cache
-def _content(path: Path, changed: int, size: int) -> str:
-    """Return the SHA-256 of a file, read again when it changes."""
-    del changed, size
-    with path.open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()

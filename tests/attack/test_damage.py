@@ -117,7 +117,7 @@ def test_weights(tmp_path: Path, dice: random.Random, ledger: Ledger, form: str)
     import torch
     from safetensors.torch import save_file
 
-    from hessfig.states.loaded import read_weights
+    from hessfig.models.stored import read_weights
 
     path = tmp_path / f"weights.{form}"
     tensors = {"W": torch.ones(4, 4), "b": torch.zeros(4)}

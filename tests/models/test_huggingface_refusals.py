@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from hessfig.config import Config
@@ -100,17 +103,102 @@ def test_folders_that_hold_something_else(home: Path, tmp_path: Path) -> None:
         KIND.check(config_of(bare, home / "ids.npy"))
 
 
-def test_missing_weights_and_other_shapes_are_named(home: Path, tmp_path: Path) -> None:
+def read_alone(config: Config) -> None:
+    """Read a model as its worker does, without the look at headers before it."""
+    drawn(config, sigma=None, seed=0)
+
+
+@pytest.mark.parametrize("read", [KIND.check, read_alone], ids=["headers", "transformers"])
+def test_missing_weights_and_other_shapes_are_named(
+    home: Path, tmp_path: Path, read: Callable[[Config], None]
+) -> None:
     lacking = damaged(home, tmp_path / "lacking")
     tensors = load_file(lacking / "model.safetensors")
-    gone = [name for name in tensors if ".ln_1." in name]
-    kept = {name: tensor for name, tensor in tensors.items() if name not in gone}
+    kept = {name: tensor for name, tensor in tensors.items() if ".ln_1." not in name}
+    kept |= {"transformer.h.0.ln_1.gamma": torch.ones(4)}
     save_file(kept, lacking / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(UserError, match=r"missing: transformer.h.0.ln_1.bias, [\s\S]*save_pretrained"):
-        drawn(config_of(lacking, home / "ids.npy"), sigma=None, seed=0)
+    with pytest.raises(
+        UserError,
+        match=r"missing: transformer.h.0.ln_1.bias, [\s\S]*surplus: transformer.h.0.ln_1.gamma[\s\S]*save_pretrained",
+    ):
+        read(config_of(lacking, home / "ids.npy"))
     wider = damaged(home, tmp_path / "wider", n_inner=8)
     with pytest.raises(UserError, match=r"of another shape: transformer\.h\.0\.mlp\.c_fc\.bias"):
-        drawn(config_of(wider, home / "ids.npy"), sigma=None, seed=0)
+        read(config_of(wider, home / "ids.npy"))
+
+
+def test_weights_of_another_architecture_are_named(home: Path, tmp_path: Path) -> None:
+    save("llama", tmp_path / "llama")
+    (tmp_path / "llama/config.json").write_bytes((home / "gpt2/config.json").read_bytes())
+    message = r"missing: transformer\.h\.0\.attn\.c_attn\.bias, [\s\S]* more[\s\S]*surplus: lm_head\.weight"
+    with pytest.raises(UserError, match=message):
+        KIND.check(config_of(tmp_path / "llama", home / "ids.npy"))
+
+
+def test_weights_without_the_base_models_name_are_the_same(home: Path, tmp_path: Path) -> None:
+    bare = damaged(home, tmp_path / "bare")
+    tensors = load_file(bare / "model.safetensors")
+    short = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
+    save_file(short, bare / "model.safetensors", metadata={"format": "pt"})
+    config = config_of(bare, home / "ids.npy")
+    KIND.check(config)
+    network = drawn(config, sigma=None, seed=0).network
+    whole = drawn(settings(home), sigma=None, seed=0).network
+    assert torch.equal(network.unembedding, whole.unembedding)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("keep", [0, 4, 40, -8])
+def test_files_that_are_cut_short_are_named(home: Path, tmp_path: Path, keep: int) -> None:
+    cut = damaged(home, tmp_path / "cut")
+    path = cut / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(
+        UserError, match=r"model\.safetensors cannot be read as safetensors[\s\S]*save it again"
+    ):
+        KIND.check(config_of(cut, home / "ids.npy"))
+
+
+def test_pickles_are_read_as_tensors_or_not_at_all(home: Path, tmp_path: Path) -> None:
+    old = damaged(home, tmp_path / "old")
+    tensors = load_file(old / "model.safetensors")
+    (old / "model.safetensors").unlink()
+    torch.save(tensors, old / "pytorch_model.bin")
+    config = config_of(old, home / "ids.npy")
+    KIND.check(config)
+    assert drawn(config, sigma=None, seed=0).network
+    (old / "pytorch_model.bin").write_bytes(pickle.dumps(Path, protocol=2))
+    with pytest.raises(UserError, match=r"transformers cannot make this model[\s\S]*safetensors"):
+        drawn(config, sigma=None, seed=0)
+
+
+@pytest.mark.parametrize("changes", [{"activation_function": "nope"}, {"activation_function": 3}])
+def test_what_transformers_refuses_is_told_in_its_words(
+    home: Path, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    odd = damaged(home, tmp_path / "odd", **changes)
+    with pytest.raises(UserError, match=r"transformers cannot make this model"):
+        drawn(config_of(odd, home / "ids.npy"), sigma=None, seed=0)
+
+
+def test_a_folder_that_asks_for_a_fused_kernel_gets_the_eager_one(home: Path, tmp_path: Path) -> None:
+    fused = damaged(home, tmp_path / "fused", attn_implementation="sdpa", _attn_implementation="sdpa")
+    network = drawn(config_of(fused, home / "ids.npy"), sigma=None, seed=0).network
+    assert network.model.config._attn_implementation == "eager"  # type: ignore[union-attr]
+
+
+def test_sequences_of_a_file_that_are_too_long(home: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "long.npy", np.zeros((4, CONTEXT + 2), dtype=int))
+    with pytest.raises(UserError, match=rf"longer than the network's context[\s\S]*task\.length={CONTEXT}"):
+        KIND.check(config_of(home / "gpt2", tmp_path / "long.npy"))
+    KIND.check(config_of(home / "gpt2", tmp_path / "long.npy", task={"length": CONTEXT}))
+
+
+def test_the_memory_that_is_said_to_be_needed_is_enough(home: Path) -> None:
+    words: dict[str, Any] = {"model": BIG, "task": {"path": None}, "blocks": ["all"]}
+    with pytest.raises(UserError) as refused:
+        KIND.check(settings(home, memory="4GB", **words))
+    needed = refused.value.remedy.partition(",")[0].removeprefix("memory=")
+    KIND.check(settings(home, memory=needed, **words))
 
 
 def test_tokens_and_huggingface_belong_together(home: Path) -> None:

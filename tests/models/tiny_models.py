@@ -102,14 +102,16 @@ def dense(model: torch.nn.Module, tokens: Tensor, only: str = "") -> dict[Part, 
     }
 
 
-def places(model: torch.nn.Module, weights: tuple[Weight, ...], only: str = "") -> Tensor:
+def places(
+    model: torch.nn.Module, weights: tuple[Weight, ...], only: str = "", prefix: str = "model."
+) -> Tensor:
     """Return where the entries of some weights stand among the parameters of `dense`."""
     start, found = 0, {}
     for name, parameter in model.named_parameters():
         if only not in name:
             continue
         whole = torch.arange(start, start + parameter.numel()).reshape(parameter.shape)
-        found[f"model.{name}"], start = whole, start + parameter.numel()
+        found[f"{prefix}{name}"], start = whole, start + parameter.numel()
     return torch.cat([view_of(found[weight.parameter], weight).flatten() for weight in weights])
 
 

@@ -147,6 +147,7 @@ _DATA_OF = {
     Kind.self_attention: Data.gaussian,
     Kind.vit: Data.digits,
     Kind.huggingface: Data.tokens,
+    Kind.transformer_lens: Data.tokens,
 }  # others: addition
 _READ = (Data.digits, Data.tokens)
 
@@ -165,7 +166,7 @@ def _check_task(config: Config) -> None:
         raise UserError(
             "task.data and model.kind do not fit",
             got=f"task.data={task.data}, model.kind={kind}",
-            allowed="gaussian with self_attention; digits with vit; tokens with huggingface; "
+            allowed="gaussian with self_attention; digits with vit; tokens with huggingface, transformer_lens; "
             "addition with transformer, mlp or linear_mlp",
             remedy=f"task={data}",
         )

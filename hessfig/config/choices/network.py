@@ -15,9 +15,11 @@ class Kind(StrEnum):
     vit = "vit"
     python = "python"
     huggingface = "huggingface"
+    transformer_lens = "transformer_lens"
 
 
-FOREIGN = (Kind.python, Kind.huggingface)  # networks that bring their own sizes and data
+# Networks that bring their own sizes, and their data or its vocabulary.
+FOREIGN = (Kind.python, Kind.huggingface, Kind.transformer_lens)
 
 
 class Attention(StrEnum):

@@ -50,9 +50,9 @@ class Config:
         str | None, "measure a share of the cells only: 2/8 is the second of eight", "K/N or null"
     ] = None
     output_dir: Annotated[str, "folder of all results"] = "outputs"
-    memory: Annotated[
-        str, "for kind huggingface, what the products of a worker may take: its micro-batches"
-    ] = "8GB"
+    memory: Annotated[str, "for task=tokens, what the products of a worker may take: its micro-batches"] = (
+        "8GB"
+    )
     dry_run: Annotated[bool, "say what would be done, and do nothing"] = False
     yes: Annotated[bool, "remove what `clean` lists without asking"] = False
     config_dir: Annotated[str | None, "set by --config-dir"] = None

@@ -98,7 +98,9 @@ class ModelConfig:
         "arguments of model.factory by name; for kind huggingface, settings of its random weights",
     ] = field(default_factory=dict)
     path: Annotated[
-        str | None, "for kind huggingface, the folder with config.json (or a name); null: random weights"
+        str | None,
+        "for kinds huggingface and transformer_lens, the folder with config.json and weights (or a name of the hub); "
+        "null: random weights",
     ] = None
     random: Annotated[bool, "for kind huggingface, random weights for the config.json of model.path"] = False
     download: Annotated[bool, "for kind huggingface, whether a name may be fetched from the hub"] = False

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from functools import cache
+from pathlib import Path
 
-from hessfig.config.choices import Loss, Method, Scored, State
 from hessfig.config.schema import Config
 from hessfig.errors import UserError
-from hessfig.models.huggingface.batches import Plan, planned
-from hessfig.models.huggingface.folder import fingerprint, is_random, settings_of
+from hessfig.models.huggingface.batches import Plan
+from hessfig.models.huggingface.data import check_measured, ids_of, plan_of, source_of
+from hessfig.models.huggingface.folder import fingerprint, folder, is_random, settings_of, weight_files
+from hessfig.models.huggingface.header import check_weights
 from hessfig.models.huggingface.layout import layout_of
 from hessfig.models.huggingface.sizes import Sizes, sizes_of
 from hessfig.models.protocol import Drawn, Kind, Layout
-from hessfig.tasks.tokens import Encode, Ids, length_of, sequences
-from hessfig.tasks.tokens import source as source_of_tokens
+from hessfig.tasks.tokens import Ids
 
 
 def layout(config: Config) -> Layout:
@@ -39,10 +39,7 @@ def axes(config: Config) -> frozenset[str]:
 
 def source(config: Config) -> str:
     """Return a hash of the files (model and tokens) by content, and of the micro-batch where there are several."""
-    plan = _plan(config)
-    batches = [] if plan.sequences == plan.total else [plan.sequences]
-    found = [fingerprint(config), source_of_tokens(config.task), *batches]
-    return hashlib.sha256(json.dumps(found).encode()).hexdigest()
+    return source_of(config, fingerprint(config), _plan(config))
 
 
 def about(config: Config) -> str:
@@ -53,13 +50,16 @@ def about(config: Config) -> str:
 def _check(config: Config) -> None:
     """Raise UserError for settings under which no such network, or no such data, can be had."""
     _check_settings(config)
-    fingerprint(config)
+    check_measured(config, is_random=is_random(config))
+    place, known = _place(config), layout(config)
+    if place is not None and not is_random(config):
+        check_weights(weight_files(place), known, str(place))
     _ids(config)
     _plan(config)
 
 
 def _check_settings(config: Config) -> None:
-    model, task = config.model, config.task
+    model = config.model
     kernel = model.options.get("attn_implementation", "eager")
     if kernel != "eager":
         raise UserError(
@@ -75,28 +75,12 @@ def _check_settings(config: Config) -> None:
             allowed="{}",
             remedy="model.random=true, or leave model.options out",
         )
-    if model.random and model.path is None and model.download:
-        raise UserError("model.download: there is no name to fetch", got="model.path=null", allowed="a name")
-    if task.loss != Loss.cross_entropy or task.scored != Scored.all:
+    if model.download and model.path is None:
         raise UserError(
-            "task: tokens are scored by cross-entropy, at every position from task.first_scored on",
-            got=f"task.loss={task.loss}, task.scored={task.scored}",
-            allowed="task.loss=cross_entropy, task.scored=all",
-            remedy="task=tokens",
-        )
-    if config.state.kind == State.loaded and not is_random(config):
-        raise UserError(
-            "state=loaded: the weights are those of model.path already",
-            got=f"model.path={model.path}, state.path={config.state.path}",
-            allowed="one of them",
-            remedy="leave state=loaded out, or model.random=true",
-        )
-    if config.estimator.method == Method.exact:
-        raise UserError(
-            "estimator=exact knows the package's own networks alone",
-            got="model.kind=huggingface",
-            allowed="auto, hutchinson, aligned, dense, xtrace",
-            remedy="estimator=auto",
+            "model.download: there is no name to fetch",
+            got="model.path=null",
+            allowed="model.path=NAME, as the hub has it",
+            remedy="name the model, or leave model.download out",
         )
 
 
@@ -110,25 +94,17 @@ def _layout(settings: str) -> Layout:
 
 
 def _plan(config: Config) -> Plan:
-    sizes = _sizes(config)
-    return planned(config, sizes, layout(config), length_of(config.task, sizes.context))
+    return plan_of(config, _sizes(config), layout(config))
 
 
 def _ids(config: Config) -> Ids:
     """Return the configured sequences."""
-    sizes = _sizes(config)
-    return sequences(
-        config.task,
-        vocabulary=sizes.vocabulary,
-        context=sizes.context,
-        encode=lambda: _encoder(config),
-    )
+    return ids_of(config, _sizes(config), _place(config))
 
 
-def _encoder(config: Config) -> Encode:
-    from hessfig.models.huggingface.loading import encoder
-
-    return encoder(config)
+def _place(config: Config) -> Path | None:
+    """Return the folder of the model; None where its sizes follow from settings alone."""
+    return None if config.model.path is None else folder(str(config.model.path), config.model.download)
 
 
 KIND = Kind(layout=layout, draw=draw, axes=axes, check=_check, source=source, about=about)

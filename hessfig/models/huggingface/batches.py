@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 from hessfig.config.choices import DType
 from hessfig.config.schema import Config
 from hessfig.errors import UserError
 from hessfig.models.blocks import blocks_of
-from hessfig.models.huggingface.sizes import Sizes
 from hessfig.models.protocol import Layout
 from hessfig.terms import Block, Group
 
@@ -19,6 +19,22 @@ _UNITS = {"KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KIB": 2**10, "MIB": 2**2
 _OF_WIDTH, _OF_MLP, _OF_SCORES = 60, 45, 16
 _COPIES = 6  # of the column's parameters: directions, products of both parts, rows
 _READOUT = 6  # chunks of logits, 64 MiB each
+
+
+@runtime_checkable
+class Shape(Protocol):
+    """The numbers of a network that its products' memory follows from."""
+
+    @property
+    def n_layers(self) -> int: ...
+    @property
+    def n_heads(self) -> int: ...
+    @property
+    def d_model(self) -> int: ...
+    @property
+    def d_mlp(self) -> int: ...
+    @property
+    def vocabulary(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -38,7 +54,7 @@ class Plan:
         ) + f", about {self.bytes / 1e9:.2g} GB"
 
 
-def planned(config: Config, sizes: Sizes, layout: Layout, length: int) -> Plan:
+def planned(config: Config, sizes: Shape, layout: Layout, length: int) -> Plan:
     """Return the largest micro-batch that config.memory allows for the blocks that are asked for.
 
     The estimate follows from settings alone, never from the machine, and counts from above: a number's last bits
@@ -71,7 +87,7 @@ def bytes_of(text: str) -> float:
     return float(found[1]) * _UNITS[found[2].upper()]
 
 
-def _fixed(blocks: list[Block], layout: Layout, sizes: Sizes, number: int) -> int:
+def _fixed(blocks: list[Block], layout: Layout, sizes: Shape, number: int) -> int:
     """Return the bytes that do not grow with the batch: the network, a column's directions and products, logits."""
     network = sum(weight.size for weight in layout.parameters)
     columns = max(
@@ -81,7 +97,7 @@ def _fixed(blocks: list[Block], layout: Layout, sizes: Sizes, number: int) -> in
     return number * (network + _COPIES * columns) + _READOUT * chunk
 
 
-def _layers_reached(blocks: list[Block], layout: Layout, sizes: Sizes) -> int:
+def _layers_reached(blocks: list[Block], layout: Layout, sizes: Shape) -> int:
     """Return how many layers the lowest of the weights passes through."""
     sides = [(b.layer, b.col) for b in blocks] + [(b.row_layer, b.row) for b in blocks]
     weights = [weight for side in sides for weight in layout.side(*side)]
@@ -91,7 +107,7 @@ def _layers_reached(blocks: list[Block], layout: Layout, sizes: Sizes) -> int:
     return sizes.n_layers + 1 - lowest
 
 
-def _per_token(layers: int, sizes: Sizes, length: int) -> int:
+def _per_token(layers: int, sizes: Shape, length: int) -> int:
     of_layer = _OF_WIDTH * sizes.d_model + _OF_MLP * sizes.d_mlp + _OF_SCORES * sizes.n_heads * length
     return layers * of_layer + _OF_WIDTH * sizes.d_model
 

@@ -9,7 +9,7 @@ from hessfig.models.huggingface.loading import check_layout, check_logits, load
 from hessfig.models.huggingface.network import CausalNetwork
 from hessfig.models.huggingface.sizes import Sizes
 from hessfig.models.protocol import Drawn, Layout
-from hessfig.tasks.batch import Batch
+from hessfig.tasks.batch import micro_batches
 from hessfig.tasks.losses import CrossEntropy
 from hessfig.tasks.tokens import Ids
 
@@ -24,8 +24,5 @@ def drawn(config: Config, seed: int, sizes: Sizes, layout: Layout, ids: Ids, at_
     check_layout(model, layout, where)
     network, tokens = CausalNetwork(model, sizes.names), torch.tensor(ids)
     check_logits(network, tokens, where)
-    scored = slice(config.task.first_scored, tokens.shape[1] - 1)
-    batches = [
-        Batch(piece, piece[:, scored.start + 1 : scored.stop + 1], scored) for piece in tokens.split(at_once)
-    ]
+    batches = micro_batches(tokens, config.task.first_scored, at_once)
     return Drawn(network, batches[0], CrossEntropy(), layout, tuple(batches[1:]))

@@ -10,12 +10,14 @@ from typing import Any
 
 from hessfig.config.schema import Config
 from hessfig.errors import UserError
+from hessfig.files import fingerprint as content
 from hessfig.files import is_file
 from hessfig.models.huggingface.sizes import architecture
 
 CONFIG = "config.json"
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 _KEY = "model.path"
+_FORM = f"a folder that model.save_pretrained wrote: {CONFIG}, *.safetensors"
 
 
 def settings_of(config: Config) -> tuple[dict[str, Any], str]:
@@ -60,13 +62,13 @@ def folder(path: str, download: bool) -> Path:
         ) from error
 
 
-def json_of(path: Path) -> dict[str, Any]:
-    """Return a config.json. Raises UserError when it is missing or no JSON object."""
+def json_of(path: Path, form: str = _FORM) -> dict[str, Any]:
+    """Return a config.json; `form` says what its folder is. Raises UserError when it is missing or no JSON object."""
     if not is_file(path):
         raise UserError(
             f"{_KEY}: the folder has no {CONFIG}",
             got=path.parent,
-            allowed=f"a folder that model.save_pretrained wrote: {CONFIG}, *.safetensors",
+            allowed=form,
             remedy="name the folder itself, or save the model with its config",
         )
     try:
@@ -76,7 +78,9 @@ def json_of(path: Path) -> dict[str, Any]:
             f"{_KEY}: {path} cannot be read", got=str(error)[:200], allowed="JSON", remedy="save it again"
         ) from error
     if not isinstance(found, dict):
-        raise UserError(f"{_KEY}: {path} is no object", got=type(found).__name__, allowed="{...}", remedy="")
+        raise UserError(
+            f"{_KEY}: {path} is no object", got=type(found).__name__, allowed=form, remedy="save it again"
+        )
     return found
 
 
@@ -86,7 +90,7 @@ def fingerprint(config: Config) -> str:
     found = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
     if not is_random(config):
         for path in weight_files(folder(str(config.model.path), config.model.download)):
-            found.update(_content(path, path.stat().st_mtime_ns, path.stat().st_size).encode())
+            found.update(content(path).encode())
     return found.hexdigest()
 
 
@@ -101,14 +105,6 @@ def weight_files(place: Path) -> list[Path]:
         allowed=", ".join(_WEIGHTS),
         remedy="model.random=true for random weights of this config.json, or save the model there",
     )
-
-
-@cache
-def _content(path: Path, changed: int, size: int) -> str:
-    """Return the SHA-256 of a file, read again when it changes."""
-    del changed, size
-    with path.open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def _sized(config: Config) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from hessfig.models.huggingface.sizes import Sizes
@@ -65,8 +66,7 @@ def _projection(
     index = None if whole is None else _by(sizes, whole)
     yield Weight(name, path, width * sizes.d_model, layer, group, index=index, axes=axes)
     if sizes.biases["attention"]:
-        bias = name.replace("W", "b", 1)
-        yield Weight(bias, _path(place, "bias"), width, layer, group, index=whole, is_main=False, axes=axes)
+        yield replace(_bias(name, place, width, layer, Group.attention), index=whole, axes=axes)
     for head in range(heads):
         index = _by(sizes, _outputs(sizes, position, head * sizes.d_head, (head + 1) * sizes.d_head))
         yield _head(name, head, path, sizes, layer, index, axes)
@@ -118,7 +118,8 @@ def _norm(name: str, place: str, sizes: Sizes, layer: int) -> Iterator[Weight]:
 
 
 def _bias(name: str, place: str, size: int, layer: int, group: Group) -> Weight:
-    return Weight(name.replace("W", "b", 1), _path(place, "bias"), size, layer, (group.value,), is_main=False)
+    groups, bias = (group.value, Group.biases.value), name.replace("W", "b", 1)
+    return Weight(bias, _path(place, "bias"), size, layer, groups, is_main=False)
 
 
 def _whole(weights: tuple[Weight, ...]) -> Iterator[Weight]:

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging
 
 from hessfig.config.schema import Config
-from hessfig.errors import UserError
+from hessfig.errors import UserError, first_few
 from hessfig.models.huggingface.folder import folder, is_random, settings_of
+from hessfig.models.huggingface.header import misfit
 from hessfig.models.huggingface.network import CausalNetwork
 from hessfig.models.protocol import Layout
 from hessfig.rng import stream
 
-_NAMED = 5
 _VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model")
 _SEQUENCES = 2
+_UNMADE = (StrictDataclassError, ValueError, TypeError, KeyError, OSError, RuntimeError, ImportError)
+_UNREAD = (*_UNMADE, UnpicklingError)
 _ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-3}
 
 
@@ -32,6 +37,7 @@ def load(config: Config, seed: int) -> PreTrainedModel:
     """
     dtype = getattr(torch, config.dtype)
     model = _random(config, seed) if is_random(config) else _read(config)
+    model.set_attn_implementation("eager")  # whatever config.json asks for
     return model.to(dtype).eval().requires_grad_(False)
 
 
@@ -43,8 +49,8 @@ def check_layout(model: PreTrainedModel, layout: Layout, where: str) -> None:
     if odd:
         raise UserError(
             f"{where}: the model's parameters are not those that its config.json calls for",
-            got=_some(odd),
-            allowed=f"{len(named)} parameters: {_some(list(named))}",
+            got=first_few(odd),
+            allowed=f"{len(named)} parameters: {first_few(list(named))}",
             remedy="check model_type and sizes in config.json",
         )
 
@@ -62,17 +68,15 @@ def check_logits(network: CausalNetwork, tokens: Tensor, where: str) -> None:
         )
 
 
-def encoder(config: Config) -> Callable[[str], Sequence[int]]:
+def encoder(place: Path | None) -> Callable[[str], Sequence[int]]:
     """Return what turns a text into ids: the tokenizer in the model's folder. Raises UserError when it has none."""
-    path = None if config.model.path is None else folder(str(config.model.path), config.model.download)
-    if path is None or not any((path / name).exists() for name in _VOCABULARIES):
-        raise _no_tokenizer(
-            config, f"none of {', '.join(_VOCABULARIES)}"
-        )  # transformers would make an empty one
+    if place is None or not any((place / name).exists() for name in _VOCABULARIES):
+        # transformers would make an empty one
+        raise _no_tokenizer(place, f"none of {', '.join(_VOCABULARIES)}")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(str(place), local_files_only=True)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise _no_tokenizer(config, f"{type(error).__name__}: {error}"[:200]) from error
+        raise _no_tokenizer(place, f"{type(error).__name__}: {error}"[:200]) from error
 
     def encode(text: str) -> list[int]:
         with _quiet():  # a text longer than the context is meant to be cut
@@ -81,10 +85,10 @@ def encoder(config: Config) -> Callable[[str], Sequence[int]]:
     return encode
 
 
-def _no_tokenizer(config: Config, why: str) -> UserError:
+def _no_tokenizer(place: Path | None, why: str) -> UserError:
     return UserError(
         "task.path: a text needs the tokenizer of the model's folder, and there is none",
-        got=f"model.path={config.model.path}: {why}",
+        got=f"{place or 'model.path=null'}: {why}",
         allowed="a folder that tokenizer.save_pretrained wrote too; or task.path=FILE.npy of ids",
         remedy="tokenizer.save_pretrained(DIR), or give the ids as .npy",
     )
@@ -98,7 +102,7 @@ def _random(config: Config, seed: int) -> PreTrainedModel:
             made = AutoConfig.for_model(settings["model_type"], **words)
             torch.manual_seed(int(torch.randint(2**62, (), generator=stream(seed, "huggingface"))))
             return AutoModelForCausalLM.from_config(made, attn_implementation="eager", dtype=torch.float32)
-    except (ValueError, TypeError, KeyError, ImportError) as error:
+    except _UNMADE as error:
         raise _unmade(where, error) from error
 
 
@@ -114,7 +118,7 @@ def _read(config: Config) -> PreTrainedModel:
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,
             )
-    except (ValueError, TypeError, KeyError, OSError, RuntimeError, ImportError) as error:
+    except _UNREAD as error:
         raise _unmade(str(place), error) from error
     _check_report(str(place), report)
     return model
@@ -137,14 +141,8 @@ def _quiet() -> Iterator[None]:
 def _check_report(place: str, report: dict[str, Any]) -> None:
     """Raise UserError for weights that were not in the file, or had another shape: transformers draws those anew."""
     missing, other = _names(report["missing_keys"]), _names(report["mismatched_keys"])
-    surplus = _names(report["unexpected_keys"])
     if missing or other:
-        raise UserError(
-            f"model.path: the weights in {place} are not those of its config.json",
-            got=f"missing: {_some(missing)}; of another shape: {_some(other)}; surplus: {_some(surplus)}",
-            allowed="every weight of the architecture that config.json names",
-            remedy="save the model again: model.save_pretrained(DIR)",
-        )
+        raise misfit(place, missing, other, _names(report["unexpected_keys"]))
 
 
 def _names(keys: Iterable[Any]) -> list[str]:
@@ -159,9 +157,3 @@ def _unmade(where: str, error: Exception) -> UserError:
         allowed="a causal language model that transformers knows, with weights in safetensors",
         remedy="python -c 'from transformers import AutoModelForCausalLM as A; A.from_pretrained(\"DIR\")'",
     )
-
-
-def _some(names: list[str]) -> str:
-    if not names:
-        return "none"
-    return ", ".join(names[:_NAMED]) + f" and {len(names) - _NAMED} more" * (len(names) > _NAMED)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hessfig.config.schema import Config
 from hessfig.errors import UserError
+from hessfig.files import fingerprint
 from hessfig.models.protocol import Kind
 from hessfig.models.structure import is_structural_zero
 from hessfig.models.vit.layout import layout
@@ -44,13 +43,7 @@ def _check(config: Config) -> None:
 
 def _source(config: Config) -> str:
     """Return the hash of the user's own pictures; none for the bundled ones."""
-    return "" if config.task.path is None else _fingerprint(Path(config.task.path))
-
-
-@cache
-def _fingerprint(path: Path) -> str:
-    with path.open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
+    return "" if config.task.path is None else fingerprint(Path(config.task.path))
 
 
 KIND = Kind(

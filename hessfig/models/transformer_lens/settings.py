@@ -1,0 +1,112 @@
+"""A TransformerLens network's numbers from its config.json, and what of TransformerLens's configurations is served."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hessfig.errors import UserError
+
+ACTIVATIONS = ("relu", "gelu", "gelu_new", "silu")
+NORMS = ("LN", "LNPre", None)
+_COUNTS = ("n_layers", "n_heads", "d_model", "d_head", "d_mlp", "d_vocab", "n_ctx")
+_FLAGS = (
+    *("parallel_attn_mlp", "gated_mlp", "use_local_attn", "scale_attn_by_inverse_layer_idx"),
+    *("final_rms", "post_embedding_ln", "use_normalization_before_and_after", "use_qk_norm"),
+)
+# Settings of architectures that are not written out here, with the values that mean their absence.
+_ABSENT: dict[str, tuple[Any, ...]] = {
+    "positional_embedding_type": ("standard",),
+    "attention_dir": ("causal",),
+    "use_attn_scale": (True,),
+    "n_key_value_heads": (None,),
+    **dict.fromkeys(_FLAGS, (False, None)),
+    **dict.fromkeys(("attn_scores_soft_cap", "output_logits_soft_cap"), (-1, 0, None)),
+    **dict.fromkeys(("num_experts", "experts_per_token"), (None,)),
+}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """A network's numbers; `d_mlp` is 0 without MLPs, `norm` None without LayerNorms, `scale` divides the scores."""
+
+    n_layers: int
+    n_heads: int
+    d_model: int
+    d_head: int
+    d_mlp: int
+    vocabulary: int
+    context: int
+    activation: str
+    norm: str | None
+    scale: float
+    eps: float
+
+
+def sizes_of(settings: Mapping[str, Any], where: str) -> Sizes:
+    """Return the sizes that TransformerLens means by these settings; its defaults stand for what is left out.
+
+    Raises UserError for what is no size, and for architectures that are not served.
+    """
+    _check_served(settings, where)
+    width = _count(settings.get("d_model"), "d_model", where)
+    heads = settings.get("n_heads")
+    head = settings.get("d_head") or (width // heads if type(heads) is int and heads > 0 else None)
+    given = {**settings, "d_head": head, "d_mlp": settings.get("d_mlp") or 4 * width}
+    found = {name: _count(given.get(name), name, where) for name in _COUNTS}
+    return Sizes(
+        n_layers=found["n_layers"],
+        n_heads=found["n_heads"],
+        d_model=width,
+        d_head=found["d_head"],
+        d_mlp=0 if settings.get("attn_only") else found["d_mlp"],
+        vocabulary=found["d_vocab"],
+        context=found["n_ctx"],
+        activation=str(settings.get("act_fn")),
+        norm=_norm(settings),
+        scale=_scale(settings, found["d_head"], where),
+        eps=float(settings.get("eps", 1e-5)),
+    )
+
+
+def _check_served(settings: Mapping[str, Any], where: str) -> None:
+    for key, allowed in _ABSENT.items():
+        if settings.get(key, allowed[0]) not in allowed:
+            raise _unserved(where, key, settings[key], str(allowed[0]).lower())
+    if _norm(settings) not in NORMS:
+        raise _unserved(where, "normalization_type", _norm(settings), "LN, LNPre, null")
+    if not settings.get("attn_only") and settings.get("act_fn") not in ACTIVATIONS:
+        raise _unserved(where, "act_fn", settings.get("act_fn"), ", ".join(ACTIVATIONS))
+    outputs = settings.get("d_vocab_out")
+    if outputs not in (None, -1, settings.get("d_vocab")):
+        raise _unserved(where, "d_vocab_out", outputs, f"d_vocab={settings.get('d_vocab')}")
+
+
+def _norm(settings: Mapping[str, Any]) -> Any:
+    """Return the kind of norm; repositories from before TransformerLens 1 call it `normalization`."""
+    return settings.get("normalization_type", settings.get("normalization", "LN"))
+
+
+def _scale(settings: Mapping[str, Any], d_head: int, where: str) -> float:
+    """Return what the scores are divided by: the square root of d_head unless attn_scale > 0 says something else."""
+    scale = settings.get("attn_scale", -1.0)
+    if isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale):
+        raise _unserved(where, "attn_scale", scale, "a number; -1 for the square root of d_head")
+    return float(scale) if scale > 0 else math.sqrt(d_head)
+
+
+def _count(value: Any, name: str, where: str) -> int:
+    if type(value) is not int or value < 1:
+        raise UserError(f"{where}: {name}", got=value, allowed="a whole number >= 1", remedy="mend the file")
+    return value
+
+
+def _unserved(where: str, key: str, got: Any, allowed: str) -> UserError:
+    return UserError(
+        f"{where}: {key} of another TransformerLens network than is written out here",
+        got=got,
+        allowed=allowed,
+        remedy="model=huggingface for a model of transformers, or model=python model.factory=FILE.py:FUNCTION",
+    )

@@ -1,0 +1,269 @@
+"""A TransformerLens state, converted: TransformerLens's own logits, dense autodiff's blocks, or a refusal."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from hessfig.config import Config, ModelConfig, Products
+from hessfig.config.checks import check
+from hessfig.curvature.problem import Problem
+from hessfig.curvature.routes import Engines
+from hessfig.errors import UserError
+from hessfig.models.registry import kind
+from hessfig.models.transformer_lens.conversion import shapes_of
+from hessfig.models.transformer_lens.network import HookedNetwork
+from hessfig.models.transformer_lens.settings import sizes_of
+from hessfig.states.point import drawn
+from hessfig.sweep.measure import measure
+from hessfig.sweep.plan import Setup, plan, setups_of
+from hessfig.terms import Block, Part
+from tests.models.tiny_models import CONTEXT, VOCABULARY, config_of, dense, places, save, save_ids
+
+KIND = kind("transformer_lens")
+PARTS = list(Part)
+GPT2 = {
+    **{"n_layers": 2, "n_heads": 2, "d_model": 4, "d_head": 3, "d_mlp": 6, "d_vocab": VOCABULARY},
+    **{"n_ctx": CONTEXT + 1, "act_fn": "gelu_new", "normalization_type": "LN", "attn_only": False},
+}
+NETWORKS: dict[str, dict[str, Any]] = {
+    "gpt2": GPT2,
+    "relu without norms": {**GPT2, "act_fn": "relu", "normalization_type": None},
+    "attention only": {**GPT2, "attn_only": True, "attn_scale": 3.0},
+}
+FOLDED = {**GPT2, "normalization_type": "LNPre", "act_fn": "gelu"}
+
+
+class AsModel(HookedNetwork):
+    """The network called as `dense` calls a model of transformers."""
+
+    def forward(self, input_ids: Tensor, use_cache: bool = False) -> Any:  # type: ignore[override]
+        del use_cache
+        return SimpleNamespace(logits=super().forward(input_ids))
+
+
+def state(settings: dict[str, Any]) -> dict[str, Tensor]:
+    """Return random weights by HookedTransformer's names, with its buffers."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = shapes_of(sizes_of(settings, "here"))
+    found = {
+        name: 0.6 * torch.randn(shape, dtype=torch.float64, generator=generator)
+        for name, shape in shapes.items()
+    }
+    return found | {"blocks.0.attn.mask": torch.ones(2, 2), "blocks.0.attn.IGNORE": torch.tensor(-1e5)}
+
+
+def written(
+    folder: Path, settings: dict[str, Any], tensors: dict[str, Tensor], name: str = "state.pth"
+) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(settings))
+    if name.endswith(".safetensors"):
+        save_file(tensors, folder / name)
+    else:
+        torch.save(tensors, folder / name)
+    return folder
+
+
+def config(folder: Path, ids: Path, **changes: Any) -> Config:
+    model = {"kind": "transformer_lens", **changes.pop("model", {})}
+    return config_of(folder, ids, model=model, **changes)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("lens")
+    save_ids(folder / "ids.npy")
+    return folder
+
+
+@cache
+def problem_of(name: str, home: Path) -> Problem:
+    settings = NETWORKS[name]
+    folder = written(home / name.replace(" ", "_"), settings, state(settings))
+    return Problem.of(drawn(config(folder, home / "ids.npy"), sigma=None, seed=0))
+
+
+def bridge_of(settings: dict[str, Any]) -> Any:
+    """Return TransformerLens's own network with the same weights, by its own converter."""
+    from transformer_lens.config import TransformerBridgeConfig
+    from transformer_lens.model_bridge import TransformerBridge
+    from transformer_lens.utilities.tl_checkpoint_conversion import convert_tl_checkpoint
+
+    made = TransformerBridgeConfig(**settings, architecture="TransformerLensNative", device="cpu")
+    bridge = TransformerBridge.boot_native(made, dtype=torch.float64)
+    bridge.load_state_dict(convert_tl_checkpoint(state(settings), made), strict=True)
+    return bridge
+
+
+@pytest.mark.parametrize(
+    ("settings", "digits"), [*((one, 1e-12) for one in NETWORKS.values()), (FOLDED, 1e-6)]
+)
+def test_the_logits_are_transformer_lens_own(
+    settings: dict[str, Any], digits: float, home: Path, tmp_path: Path
+) -> None:
+    """LNPre there is float32 inside, here of the network's type."""
+    bridge = bridge_of(settings)
+    states = {"hooked": state(settings), "bridge": bridge.state_dict(), "params": bridge.tl_parameters()}
+    for name, tensors in states.items():
+        folder = written(tmp_path / name, settings, {key: one.detach() for key, one in tensors.items()})
+        network = drawn(config(folder, home / "ids.npy"), sigma=None, seed=0).network
+        tokens = torch.randint(VOCABULARY, (3, CONTEXT), generator=torch.Generator().manual_seed(1))
+        own = bridge(tokens, return_type="logits").detach()
+        assert (network(tokens) - own).abs().max() < digits * own.abs().max()
+
+
+def test_a_model_of_transformers_through_its_bridge(home: Path, tmp_path: Path) -> None:
+    """Its tl_parameters() are read; its own state has the bridge's names with axes in another order, and is refused."""
+    from transformer_lens.model_bridge import TransformerBridge
+    from transformers import GPT2LMHeadModel
+
+    model = GPT2LMHeadModel.from_pretrained(save("gpt2", tmp_path / "model"), dtype=torch.float64).eval()
+    bridge = TransformerBridge.boot_transformers(
+        str(tmp_path / "model"), hf_model=model, dtype=torch.float64, load_weights=False
+    )
+    plain = (int, float, str, bool, type(None))
+    settings = {key: value for key, value in bridge.cfg.to_dict().items() if isinstance(value, plain)}
+    folder = written(tmp_path / "lens", settings, {k: v.detach() for k, v in bridge.tl_parameters().items()})
+    problem = Problem.of(drawn(config(folder, home / "ids.npy"), sigma=None, seed=0))
+    own = model(problem.batch.inputs).logits.detach()
+    torch.testing.assert_close(problem.network(problem.batch.inputs), own, rtol=1e-10, atol=1e-12)
+    written(folder, settings, dict(bridge.state_dict()))
+    with pytest.raises(UserError, match=r"GPT2LMHeadModel(.|\n)*tl_parameters(.|\n)*model=huggingface"):
+        KIND.check(config(folder, home / "ids.npy"))
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_weight_head_and_group_is_dense_autodiffs(name: str, home: Path) -> None:
+    problem = problem_of(name, home)
+    model = AsModel(sizes_of(NETWORKS[name], name)).double()
+    model.load_state_dict(problem.network.state_dict())
+    parts = dense(model, problem.batch.inputs)
+    weights = {(one.layer, one.name) for one in problem.layout.weights}
+    groups = [(0, "all"), (1, "attention"), (2, "layer"), (1, "biases"), (0, "embeddings")]
+    for layer, col in [*weights, *groups]:
+        block = Block(layer, col, col)
+        found = Engines(problem, ModelConfig("transformer_lens"), Products.linearised).column(
+            layer, col, [block]
+        )
+        side = places(model, problem.layout.side(layer, col), prefix="")
+        assert len(side) == found.dim
+        probes = torch.randn(found.dim, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+        products = found.split_matmat(probes, PARTS)
+        whole = {part: matrix[side][:, side] @ probes for part, matrix in parts.items()}
+        scale = max(
+            float(parts[Part.H].abs().max()) * 1e-4, *(float(one.abs().max()) for one in whole.values())
+        )
+        for part in PARTS:
+            assert (products[block, part] - whole[part]).abs().max() < 1e-10 * scale, (col, part)
+
+
+def test_a_layout_is_every_parameter_once(home: Path) -> None:
+    problem = problem_of("gpt2", home)
+    held = {name: parameter.numel() for name, parameter in problem.network.named_parameters()}
+    assert {one.parameter: one.size for one in problem.layout.parameters} == held
+    assert problem.layout.size(0, "W_U") + problem.layout.size(0, "b_U") == held["unembed.weight"]
+    assert problem.layout.names == ["W_E", "W_pos", "W_Q", "W_K", "W_V", "W_O", "W_in", "W_out", "W_U"]
+
+
+def test_cells_are_measured_and_keyed_by_content(home: Path, tmp_path: Path) -> None:
+    tensors = {name: one.contiguous() for name, one in state(GPT2).items()}
+    folder = written(tmp_path / "one", GPT2, tensors, "state.safetensors")
+    asked = replace(config(folder, home / "ids.npy"), blocks=["W_Q.head2", "W_V"])
+    check(asked)
+    (cell,) = plan(setups_of([("", asked)]))
+    rows = measure(cell).rows
+    assert {row["row"] for row in rows} == {"W_Q.head2", "W_V"} and all(row["value"] > 0 for row in rows)
+    moved = written(tmp_path / "two", {**GPT2, "seed": 3}, tensors, "state.safetensors")
+    model = replace(asked.model, path=str(moved / "state.safetensors"))
+    assert Setup("", replace(asked, model=model)).science("frobenius") == cell.setup.science("frobenius")
+    written(moved, GPT2, {**tensors, "unembed.b_U": torch.zeros(VOCABULARY)}, "state.safetensors")
+    assert Setup("", replace(asked, model=model)).science("frobenius") != cell.setup.science("frobenius")
+
+
+def test_a_state_without_a_last_bias_has_zeros(home: Path, tmp_path: Path) -> None:
+    tensors = state(GPT2)
+    del tensors["unembed.b_U"]
+    folder = written(tmp_path / "bare", GPT2, tensors)
+    network = drawn(config(folder, home / "ids.npy"), sigma=None, seed=0).network
+    assert not network.get_parameter("unembed.weight")[:, -1].any()
+
+
+SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
+    "rotary": ({"positional_embedding_type": "rotary"}, "positional_embedding_type(.|\n)*allowed: standard"),
+    "gated": ({"gated_mlp": True}, "gated_mlp(.|\n)*got:     True"),
+    "grouped": ({"n_key_value_heads": 1}, "n_key_value_heads"),
+    "capped": ({"output_logits_soft_cap": 30.0}, "output_logits_soft_cap"),
+    "solu": ({"act_fn": "solu_ln"}, "act_fn(.|\n)*relu, gelu, gelu_new, silu"),
+    "norm": ({"normalization_type": "RMS"}, "normalization_type(.|\n)*LN, LNPre, null"),
+    "no width": ({"d_model": None}, "d_model(.|\n)*whole number"),
+    "heads": ({"n_heads": "two", "d_head": None}, "d_head|n_heads"),
+    "scale": ({"attn_scale": "sqrt"}, "attn_scale"),
+    "outputs": ({"d_vocab_out": 2}, "d_vocab_out(.|\n)*d_vocab=5"),
+}
+
+
+@pytest.mark.parametrize(("changes", "message"), SETTINGS.values(), ids=SETTINGS)
+def test_networks_that_are_not_served_are_named(
+    changes: dict[str, Any], message: str, home: Path, tmp_path: Path
+) -> None:
+    folder = written(tmp_path / "odd", {**GPT2, **changes}, state(GPT2))
+    with pytest.raises(UserError, match=message):
+        KIND.check(config(folder, home / "ids.npy"))
+
+
+def test_states_that_do_not_fit_are_named(home: Path, tmp_path: Path) -> None:
+    tensors = state(GPT2)
+    lacking = {name: one for name, one in tensors.items() if ".ln2." not in name}
+    odd = {
+        **lacking,
+        "blocks.0.attn.qkv.weight": torch.zeros(2),
+        "blocks.1.mlp.W_in": torch.zeros(6, 4, dtype=torch.float64),
+    }
+    folder = written(tmp_path / "odd", GPT2, odd)
+    message = (
+        r"missing: blocks\.0\.ln2\.w, [\s\S]*surplus: blocks\.0\.attn\.qkv\.weight; "
+        r"of another shape: blocks\.1\.mlp\.W_in \(6, 4\) for \(4, 6\)[\s\S]*tl_parameters"
+    )
+    with pytest.raises(UserError, match=message):
+        KIND.check(config(folder, home / "ids.npy"))
+    written(folder, GPT2, {**tensors, "unembed.b_U": torch.full((VOCABULARY,), float("nan"))})
+    with pytest.raises(UserError, match=r"not finite(.|\n)*unembed\.b_U"):
+        KIND.check(config(folder, home / "ids.npy"))
+    written(folder, GPT2, tensors, "another.pth")
+    with pytest.raises(
+        UserError, match=r"several files(.|\n)*another\.pth, state\.pth(.|\n)*model\.path=.*state\.pth"
+    ):
+        KIND.check(config(folder, home / "ids.npy"))
+
+
+def test_folders_that_hold_no_state(home: Path, tmp_path: Path) -> None:
+    ids = home / "ids.npy"
+    with pytest.raises(UserError, match=r"model\.path is missing(.|\n)*model\.path=DIR"):
+        KIND.check(config(tmp_path, ids, model={"path": None}))
+    with pytest.raises(UserError, match=r"no weights(.|\n)*\*\.safetensors, \*\.pth(.|\n)*state_dict"):
+        KIND.check(config(tmp_path, ids))
+    (tmp_path / "state.pth").write_text("no tensors")
+    with pytest.raises(UserError, match=r"has no config\.json(.|\n)*TransformerLens's configuration"):
+        KIND.check(config(tmp_path, ids))
+    (tmp_path / "config.json").write_text(json.dumps(GPT2))
+    with pytest.raises(UserError, match=r"model\.path: .*state\.pth cannot be read as weights"):
+        KIND.check(config(tmp_path, ids))
+    with pytest.raises(UserError, match=r"there is no such folder"):
+        KIND.check(config(tmp_path / "nowhere", ids))
+
+
+@pytest.mark.parametrize("changes", [{"random": True}, {"download": True}, {"options": {"n_layer": 2}}])
+def test_settings_of_another_kind_are_refused(changes: dict[str, Any], home: Path, tmp_path: Path) -> None:
+    folder = written(tmp_path / "gpt2", GPT2, state(GPT2))
+    with pytest.raises(UserError, match=r"is for model\.kind=huggingface"):
+        KIND.check(config(folder, home / "ids.npy", model=changes))
