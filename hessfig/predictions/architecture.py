@@ -17,6 +17,8 @@ class Kind(StrEnum):
     mlp = "mlp"
     vit = "vit"
     python = "python"
+    huggingface = "huggingface"
+    transformer_lens = "transformer_lens"
 
 
 class Attention(StrEnum):
