@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pandas as pd
 
 VERIFY, CLAIMS = "hessfig verify", "hessfig claims"
 _VERDICTS = ("holds_as_printed", "verdict")
+_SWEEPS = "sweeps"  # names with a space between them
+# As a reader asks: which claim, is it so, by how much, who says it; the rule last, for it is long.
+_CLAIM = ("id", "verdict", "statement", "effect", "low", "high", "words", "source", "figure", "sweeps", "run")
 
 
 @dataclass(frozen=True)
@@ -30,9 +33,9 @@ class Ledger:
 
     def of_sweep(self, sweep: str) -> pd.DataFrame | None:
         """Return the rows that speak of a sweep; None if there are none."""
-        if self.frame is None or "sweep" not in self.frame:
+        if self.frame is None or _SWEEPS not in self.frame:
             return None
-        rows = self.frame[self.frame["sweep"] == sweep]
+        rows = self.frame[[sweep in str(names).split() for names in self.frame[_SWEEPS]]]
         return None if rows.empty else rows
 
 
@@ -42,8 +45,13 @@ def theory(outputs: Path) -> Ledger:
 
 
 def claims(outputs: Path) -> Ledger:
-    """Return the claims that were judged from tables."""
-    return _read(outputs / "claims.csv", CLAIMS)
+    """Return the claims that were judged from tables, columns in a reader's order."""
+    found = _read(outputs / "claims.csv", CLAIMS)
+    if found.frame is None:
+        return found
+    first = [name for name in _CLAIM if name in found.frame]
+    rest = [name for name in found.frame if name not in first]
+    return replace(found, frame=found.frame[[*first, *rest]])
 
 
 def _read(path: Path, command: str) -> Ledger:

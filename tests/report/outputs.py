@@ -61,7 +61,12 @@ def fill(outputs: Path) -> Path:
     (verify / "statements.csv").write_text(
         f'{head}thm31,"Theorem 3.1, p. 4",yes,1e-16,,<i>\neq13,eq. 13,no,3,0,\n'
     )
-    (outputs / "claims.csv").write_text("claim,sweep,effect,verdict\ndepth-data,depth,0.5,holds\n")
+    claims = [
+        "id,source,statement,sweeps,figure,rule,effect,low,high,verdict,words,run,departures",
+        "depth-data,a paper,depth counts,depth mlp,6,a rule,0.5,0.4,0.6,holds,,,",
+        "heads,a paper,heads count,heads,heads,a rule,,,,not run,,hessfig run sweep=heads,",
+    ]
+    (outputs / "claims.csv").write_text("\n".join(claims) + "\n")
     return outputs
 
 
