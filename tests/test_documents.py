@@ -33,6 +33,9 @@ NOT_COMPOSED = {
     "hessfig run model=huggingface model.path=DIR task=tokens task.path=ids.npy sweep.name=mine blocks=each": (
         "the folder of a model and its ids are the reader's"
     ),
+    "hessfig run model=transformer_lens model.path=DIR task=tokens task.path=ids.npy sweep.name=mine blocks=each": (
+        "the folder of a model and its ids are the reader's"
+    ),
 }
 # key=value in code marks that is no setting of `hessfig`, and what it is.
 NO_SETTINGS = {

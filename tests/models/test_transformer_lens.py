@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -123,7 +124,7 @@ def test_the_logits_are_transformer_lens_own(
 
 
 def test_a_model_of_transformers_through_its_bridge(home: Path, tmp_path: Path) -> None:
-    """Its tl_parameters() are read; its own state has the bridge's names with axes in another order, and is refused."""
+    """Saved as docs/real-models.md shows, it is read; its own state has its axes in another order, and is refused."""
     from transformer_lens.model_bridge import TransformerBridge
     from transformers import GPT2LMHeadModel
 
@@ -131,13 +132,14 @@ def test_a_model_of_transformers_through_its_bridge(home: Path, tmp_path: Path) 
     bridge = TransformerBridge.boot_transformers(
         str(tmp_path / "model"), hf_model=model, dtype=torch.float64, load_weights=False
     )
-    plain = (int, float, str, bool, type(None))
-    settings = {key: value for key, value in bridge.cfg.to_dict().items() if isinstance(value, plain)}
-    folder = written(tmp_path / "lens", settings, {k: v.detach() for k, v in bridge.tl_parameters().items()})
+    (shown,) = re.findall(r"```python\n(.*?)```", Path("docs/real-models.md").read_text(), flags=re.DOTALL)
+    folder = tmp_path / "lens"
+    folder.mkdir()
+    exec(shown.replace("DIR", str(folder)), {"model": bridge, "json": json, "torch": torch, "Path": Path})
     problem = Problem.of(drawn(config(folder, home / "ids.npy"), sigma=None, seed=0))
     own = model(problem.batch.inputs).logits.detach()
     torch.testing.assert_close(problem.network(problem.batch.inputs), own, rtol=1e-10, atol=1e-12)
-    written(folder, settings, dict(bridge.state_dict()))
+    torch.save(dict(bridge.state_dict()), folder / "state.pth")
     with pytest.raises(UserError, match=r"GPT2LMHeadModel(.|\n)*tl_parameters(.|\n)*model=huggingface"):
         KIND.check(config(folder, home / "ids.npy"))
 
@@ -202,6 +204,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     "rotary": ({"positional_embedding_type": "rotary"}, "positional_embedding_type(.|\n)*allowed: standard"),
     "gated": ({"gated_mlp": True}, "gated_mlp(.|\n)*got:     True"),
     "grouped": ({"n_key_value_heads": 1}, "n_key_value_heads"),
+    "shortformer": ({"shortformer_pos": True}, "shortformer_pos(.|\n)*model=python"),
     "capped": ({"output_logits_soft_cap": 30.0}, "output_logits_soft_cap"),
     "solu": ({"act_fn": "solu_ln"}, "act_fn(.|\n)*relu, gelu, gelu_new, silu"),
     "norm": ({"normalization_type": "RMS"}, "normalization_type(.|\n)*LN, LNPre, null"),
