@@ -28,7 +28,14 @@ from hessfig.figures.parts.panels import why_no_line
 from hessfig.figures.parts.save import Page, file_words, page_suffix
 from hessfig.figures.parts.spec import FigureSpec
 from hessfig.figures.parts.style import TINY, fitting, shades, width_of
-from hessfig.figures.parts.words import block_title, note_words, part_title, plain, quantity_words
+from hessfig.figures.parts.words import (
+    block_title,
+    note_words,
+    part_title,
+    plain,
+    quantity_words,
+    variant_words,
+)
 from hessfig.record import FROBENIUS
 
 _BLOCK = 0.16  # inches of the page for a block
@@ -69,7 +76,7 @@ def all_bars(
         of_page = dict(zip(_PAGE, key, strict=True))
         words = "".join(f"_{file_words(str(of_page[name]))}" for name in several)
         suffix = page_suffix(of_page["variant"], of_page["num_layers"], networks) + words
-        names = [of_page["variant"], *(f"{name} {of_page[name]}" for name in several)]
+        names = [variant_words(of_page["variant"]), *(f"{name} {of_page[name]}" for name in several)]
         note = note_words(table, axis, names, place=place, config=config)
         yield from _sheets(here, axis, note, suffix)
 
