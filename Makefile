@@ -33,8 +33,8 @@ figure-%: $(READY) ## measure the sweep of one figure and draw it, e.g. make fig
 	$(call measure,$(call sweep_of,$*))
 	$(RUN) plot figure=$*
 
-test: $(READY) ## run the fast test suite, on all cores
-	$(BIN)/python -m pytest -n auto --dist worksteal
+test: $(READY) ## run the fast test suite, on up to four cores
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
 
 test-slow: $(READY) ## run the paper-scale witnesses too (minutes each)
 	$(BIN)/python -m pytest -m "slow or not slow" --ignore tests/attack --ignore tests/slurm --ignore tests/browser
