@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -40,7 +40,7 @@ def pages(contents: Contents) -> list[Page]:
         Page("index", "hessfig report", "index.html", _front(contents)),
         *(_sweep_page(contents, sweep) for sweep in contents.sweeps),
         Page("theory", "Statements of the theory", "theory.html", {"table": _ledger(contents, "theory")}),
-        Page("claims", "Claims of the literature", "claims.html", {"table": _ledger(contents, "claims")}),
+        Page("claims", "Claims of the literature", "claims.html", _claims(contents)),
     ]
 
 
@@ -146,6 +146,16 @@ def _sweep_page(contents: Contents, sweep: SweepFound) -> Page:
         "reread": run_command(asked.outputs / sweep.name),
     }
     return Page(f"sweep-{sweep.name}", f"{contents.label(sweep.name)}: {sweep.name}", "sweep.html", given)
+
+
+def _claims(contents: Contents) -> dict[str, Any]:
+    """Return the table of claims, and their rules apart: a rule is longer than all the rest of its row."""
+    frame = contents.claims.frame
+    if frame is None or "rule" not in frame:
+        return {"table": _ledger(contents, "claims"), "rules": []}
+    short = replace(contents.claims, frame=frame.drop(columns="rule"))
+    table = _ledger(replace(contents, claims=short), "claims")
+    return {"table": table, "rules": list(zip(frame["id"], frame["rule"], strict=True))}
 
 
 def _ledger(contents: Contents, name: str) -> tables.Table | None:

@@ -120,6 +120,7 @@ def test_json_is_of_numbers_and_null_only(site: Path) -> None:
 def test_ledgers_are_there(site: Path) -> None:
     assert "Theorem 3.1, p. 4" in read(site / "theory.html").text
     assert "depth-data" in read(site / "claims.html").text
+    assert "Rules" in read(site / "claims.html").text and "a rule" in read(site / "claims.html").text
     assert "depth counts" in read(site / "sweeps/depth.html").text
     assert "depth counts" not in read(site / "sweeps/sigma.html").text
     assert json.loads((site / "report.json").read_text())["statements"] == {"yes": 1, "no": 1}
