@@ -133,7 +133,7 @@ def _time(manifest: dict[str, Any], table: pd.DataFrame) -> str:
     """Return the wall time, or what the cells took where the last run found them finished."""
     if manifest["cells"]["measured"]:
         return _duration(manifest["seconds"])
-    cells = table.groupby(["variant", "num_layers", "sigma", "seed"], dropna=False)
+    cells = table.groupby(["config", "sigma", "step", "seed"], dropna=False)
     return f"{_duration(cells['seconds'].first().sum())} of computing"
 
 

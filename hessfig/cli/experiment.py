@@ -51,10 +51,10 @@ def report(summary: Summary) -> int:
     from hessfig.sweep import preview
 
     print(preview.summarise(summary), flush=True)
-    found = out_of_range(summary.table) if is_file(summary.table) else []
+    found = out_of_range(summary.table) if summary.is_written else []
     for line in [*(f"note: {note}" for note in summary.notes), *found]:
         print(line)
-    if is_file(summary.table):
+    if summary.is_written:
         print(f"written: {summary.table}, {summary.table.with_name(MANIFEST)}")
     return 0 if summary.is_complete else 1
 
@@ -76,7 +76,8 @@ def clean(job: Job) -> int:
     from hessfig.sweep.upkeep.unused import remove, sweep_folders, unused
 
     outputs = Path(job.config.output_dir)
-    named = [outputs / job.config.sweep.name] if "sweep" in job.given else sweep_folders(outputs)
+    is_named = bool({"sweep", "sweep.name"} & {*job.given})
+    named = [outputs / job.config.sweep.name] if is_named else sweep_folders(outputs)
     found = [one for one in (unused(folder, _current(job, folder.name)) for folder in named) if one.files]
     for one in found:
         rest = f", {len(one.leftovers)} leftovers of interrupted writers" * bool(one.leftovers)

@@ -44,7 +44,12 @@ def steps(config: Config) -> list[int | None]:
 def science(config: Config) -> dict[str, Any]:
     """Return what tells this state from others, beside sigma, seed and step: a file counts by its content."""
     if config.state.kind == State.trained:
-        return {"kind": State.trained.value, "training": trajectory.science(config)["training"]}
+        version = trajectory.ALGORITHM_VERSION
+        trained_by = (
+            {"algorithm": version} if version > 1 else {}
+        )  # cells measured when there was one have none
+        training = trajectory.science(config)["training"]
+        return {"kind": State.trained.value, "training": training, **trained_by}
     if config.state.kind == State.initialised:
         return {"kind": State.initialised.value}
     return {"kind": State.loaded.value, "sha256": fingerprint(_path(config))}

@@ -7,7 +7,7 @@ from hessfig.errors import UserError
 from hessfig.models.protocol import Drawn
 from hessfig.states.initialised import initialised
 from hessfig.states.training.checkpoint import Tensors
-from hessfig.states.training.kept import Folder
+from hessfig.states.training.kept import Folder, Moment
 from hessfig.states.training.loop import ensure
 from hessfig.states.training.trajectory import Trajectory
 
@@ -19,9 +19,7 @@ def trained(config: Config, *, sigma: float | None, seed: int, step: int) -> Dra
     """
     import torch
 
-    found, folder = initialised(config, sigma=sigma, seed=seed), _with(config, sigma, seed, step)
-    weights = folder.weights(step)
-    assert weights is not None, "it was trained for just now"
+    found, weights = initialised(config, sigma=sigma, seed=seed), _at(config, sigma, seed, step).weights
     with torch.no_grad():
         for name, parameter in found.network.named_parameters():
             parameter.copy_(weights[name])
@@ -42,15 +40,16 @@ def moments(config: Config, *, sigma: float | None, seed: int, step: int | None)
         )
     if not step:
         return {}
-    found = _with(config, sigma, seed, step).moments(step)
-    assert found is not None, "it was trained for just now"
-    return found
+    return _at(config, sigma, seed, step).moments
 
 
-def _with(config: Config, sigma: float | None, seed: int, step: int) -> Folder:
-    """Return the folder of the training, the state at `step` in it."""
+def _at(config: Config, sigma: float | None, seed: int, step: int) -> Moment:
+    """Return the training after `step` updates, trained for when it is not kept."""
     trajectory = Trajectory(config, sigma, seed)
     folder = Folder(trajectory)
-    if folder.at(step) is None:
+    found = folder.at(step)
+    if found is None:
         ensure(trajectory, [step])
-    return folder
+        found = folder.at(step)
+    assert found is not None, "it was trained for just now"
+    return found

@@ -34,7 +34,7 @@ class Summary:
     """What a run did: cells measured, reused and failed, wall time in seconds, where the table is.
 
     `peak` is the most memory a worker held, in bytes (0 when nothing was to do). `missing` are cells of the plan that
-    the table lacks, `notes` what else the user should know.
+    the table lacks, `notes` what else the user should know. Without a finished cell no table `is_written`.
     """
 
     measured: int
@@ -45,6 +45,7 @@ class Summary:
     table: Path
     missing: int = 0
     notes: list[str] = field(default_factory=list)
+    is_written: bool = True
 
     @property
     def is_complete(self) -> bool:
@@ -86,14 +87,23 @@ def run_sweep(variants: Variants, launch: Launch = on_this_machine, command: str
     run = {"command": command, "start": start, "end": now(), "seconds": round(seconds, 2), "cells": counts}
     run["peak_worker_memory_mib"] = round(peak / 2**20)
     gathered, lost = gather(cells, store), gather(pilots, store).missing
-    notes = _write(folder, setups, chosen, gathered, run) if len(gathered.missing) < len(cells) else []
+    is_written = len(gathered.missing) < len(cells)
+    notes = _write(folder, setups, chosen, gathered, run) if is_written else []
     notes += _lacks(folder / TABLE, gathered.missing, len(cells))
     if lost:
         notes.append(
             f"{len(lost)} pilot cells are not there: run the same command again, for its number of probes"
         )
     missing = len(gathered.missing) + len(lost)
-    return Summary(**counts, seconds=seconds, peak=peak, table=folder / TABLE, missing=missing, notes=notes)
+    return Summary(
+        **counts,
+        seconds=seconds,
+        peak=peak,
+        table=folder / TABLE,
+        missing=missing,
+        notes=notes,
+        is_written=is_written,
+    )
 
 
 def measure_cells(name: str, cells: list[Cell], store: CellStore, launch: Launch) -> Reporter:

@@ -81,7 +81,8 @@ def _held(setup: Setup) -> Iterator[tuple[str, str, int]]:
     number = 8 if config.dtype == DType.float64 else 4
     weights = sum(weight.size for weight in layout.parameters or layout.weights)
     yield from _activations(config, number) if config.task.data in (Data.addition, Data.gaussian) else ()
-    key = _SIZED_BY.get(config.model.kind, "model.d_model")
+    is_drawn = config.model.path is None and config.model.kind == Kind.huggingface
+    key = "model.d_model" if is_drawn else _SIZED_BY.get(config.model.kind, "model.d_model")
     yield key, f"a network of {weights} weights", number * weights
     if config.estimator.method in _PROBING:
         widest = max(layout.size(block.layer, block.col) for block in setup.blocks)

@@ -94,7 +94,7 @@ def _span(setup: Setup) -> str:
 
 
 def _training_lines(todo: list[Cell]) -> list[str]:
-    """Say which trainings come first; those whose states are kept already take no time."""
+    """Say which trainings the cells need; those whose states are kept already take no time."""
     wanted = needs(todo)
     longest = max((need.steps[-1] for need in wanted), default=0)
     return [f"trainings: {len(wanted)}, of {longest} steps or fewer, before the cells"] if wanted else []
@@ -122,7 +122,8 @@ def _time_line(cells: list[Cell], todo: list[Cell], store: CellStore) -> str:
         if not operations:
             return f"time: not known for this network before a cell is done, with {workers} workers"
         total, basis = operations / ASSUMED_FLOPS, f"a guess: {ASSUMED_FLOPS / 1e9:g} GFLOP/s a core"
-    return f"time: about {_duration(WORKER_START + total / workers)} with {workers} workers ({basis})"
+    beside = ", the trainings not counted" if needs(todo) else ""
+    return f"time: about {_duration(WORKER_START + total / workers)} with {workers} workers ({basis}{beside})"
 
 
 def _operations(cell: Cell) -> float:

@@ -80,7 +80,8 @@ class Reporter:
         if outcome.kind == "failed":
             cause = _NUMBER.sub("#", outcome.cause)
             self._causes[cause] += 1
-            if self._first.setdefault(cause, outcome.cause) == outcome.cause and self._causes[cause] == 1:
+            self._first.setdefault(cause, outcome.cause)
+            if self._causes[cause] == 1:
                 self._say(f"failed: {outcome.cell}: {outcome.cause}")
         self._bar.update(self._task, advance=1, note=self._note())
 

@@ -40,9 +40,14 @@ def source(task: TaskConfig) -> str:
     return fingerprint(_there(task.path))
 
 
+def is_of_ids(path: str) -> bool:
+    """Whether a file holds ids, and no text."""
+    return Path(path).suffix == _IDS
+
+
 def length_of(task: TaskConfig, context: int) -> int:
     """Return the tokens of a sequence, without reading more of a file than its header (a text: as configured)."""
-    if task.length is None and task.path is not None and task.path.endswith(_IDS):
+    if task.length is None and task.path is not None and is_of_ids(task.path):
         shape = _loaded(_there(task.path)).shape
         return int(shape[-1]) if len(shape) == 2 else context
     return task.length or context
@@ -55,7 +60,7 @@ def _drawn(task: TaskConfig, vocabulary: int, context: int) -> Ids:
 
 def _ids(task: TaskConfig, encode: Callable[[], Encode]) -> NDArray[Any]:
     path = _there(str(task.path))
-    if path.suffix == _IDS:
+    if is_of_ids(str(path)):
         return _loaded(path)
     try:
         text = path.read_text("utf-8")
@@ -93,6 +98,13 @@ def _check(task: TaskConfig, ids: NDArray[Any], vocabulary: int, context: int) -
             "task.length: sequences are longer than the network's context",
             got=f"{length} tokens",
             allowed=f"at most {context}",
+            remedy=f"task.length={context}",
+        )
+    if length < 2:
+        raise UserError(
+            "task.length: no token is left to be predicted",
+            got=f"{length} tokens",
+            allowed=f"2 to {context}",
             remedy=f"task.length={context}",
         )
     if not 0 <= task.first_scored < length - 1:

@@ -118,7 +118,7 @@ def landscape(exponent: float, margin: float, excess: float, noise: float) -> Ev
     """Return |L_{k+1} - L_k| ~ k^exponent, a bound so many decades above, and so much more than chance gives."""
 
     def rows() -> Iterable[Row]:
-        for direction, distance in (("random", "null"), ("gradient", "0.5")):
+        for direction, distance in (("random", "None"), ("gradient", "0.5")):
             for seed in SEEDS:
                 off = noise * normal(seed, direction)
                 for k in KS:

@@ -174,3 +174,12 @@ def test_a_density_has_nearly_the_distances_of_the_eigenvalues(both: tuple[Spect
     other, wide = spectrum(VALUES**3), Kernel(width=0.02)
     truth, found = (distances([one, other], wide)[0, 1] for one in (exact, density))
     assert found == pytest.approx(truth, abs=0.1)
+
+
+def test_a_block_of_low_rank_has_no_unit_and_leaves_the_others_alone() -> None:
+    """Its tenth eigenvalue is the rounding of a zero; a grid in units of that would hold nothing of the others."""
+    low = spectrum(np.concatenate([GENERATOR.normal(size=5), 1e-15 * GENERATOR.normal(size=60)]))
+    one, other = spectrum(VALUES), spectrum(np.exp(VALUES / 3))
+    alone, beside = distances([one, other]), distances([one, low, other])
+    assert beside[0, 2] == alone[0, 1] > 0.01
+    assert np.isnan(beside[1]).all()

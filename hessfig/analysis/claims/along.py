@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pandas as pd
 
-from hessfig.analysis.arrays.spectra import Place
 from hessfig.analysis.claims.evidence import Evidence
 from hessfig.analysis.claims.kinds import heterogeneity, proxy
 from hessfig.analysis.claims.rule import Claim, Finding, by_condition, exceeds, found, missing
@@ -22,27 +19,12 @@ STAND_INS = ("gradient_norm", "gradient_covariance", "score_spread", "pattern_sp
 _OTHERS = ("W_Q", "W_K")
 
 
-def at_end(evidence: Evidence) -> Evidence:
-    """Return the evidence of the last step alone."""
-    last = evidence.table["step"].max()
-
-    def here(place: Place) -> bool:
-        return bool(place.step == last)
-
-    table = evidence.table[evidence.table["step"] == last]
-    return replace(
-        evidence,
-        table=table,
-        spectra=lambda wanted: evidence.spectra(lambda place: here(place) and wanted(place)),
-    )
-
-
 def values_largest(evidence: Evidence) -> Finding:
     """At the last step, seed by seed: log10 of the Frobenius norm of the full Hessian's (V, V) block over the larger
     of those of (Q, Q) and (K, K), which are of the same size, averaged over layers; it holds when the interval is above
     0 and the effect at least 0.1 decades, and does not when the interval is below 0.1.
     """
-    rows = at_end(evidence).numbers("frobenius", part=Part.H.value)
+    rows = evidence.at_step(-1).numbers("frobenius", part=Part.H.value)
     wide = _diagonal(rows).pivot_table(index=["seed", "layer"], columns="row", values="value")
     if not {"W_V", *_OTHERS} <= set(wide.columns):
         return missing("norms of the blocks of W_Q, W_K and W_V")
@@ -55,14 +37,14 @@ def heterogeneity_at_end(evidence: Evidence) -> Finding:
     """The effect and its rule are those of zhang-heterogeneity (it holds when the interval is
     above 0 and the effect at least 0.02), from the spectra at the last step of the training.
     """
-    return heterogeneity(at_end(evidence))
+    return heterogeneity(evidence.at_step(-1))
 
 
 def proxy_at_end(evidence: Evidence) -> Finding:
     """The effect and its rule are those of gauss-newton-worse (it holds when the interval is above
     0 and the effect at least 0.05), from the eigenvalues at the last step of the training.
     """
-    return proxy(at_end(evidence))
+    return proxy(evidence.at_step(-1))
 
 
 def stand_ins(evidence: Evidence) -> Finding:

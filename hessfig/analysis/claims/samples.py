@@ -121,8 +121,8 @@ def _intervals(samples: pd.Series, tests: int) -> dict[str, Interval]:
 
 
 def _words(direction: str, distance: str) -> str:
-    """Return a place in words; the distance is empty or no number at w* itself."""
-    at_start = not distance.replace(".", "", 1).isdigit()
+    """Return a place in words; the distance is empty or `None` at w* itself."""
+    at_start = distance in ("", "None")
     return (
         f"{direction or 'random'}: at w*" if at_start else f"{direction or 'random'}: |w - w*| = {distance}"
     )

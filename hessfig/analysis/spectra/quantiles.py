@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from hessfig.analysis.arrays.spectra import Density, Spectrum
 
 Numbers = NDArray[np.float64]
+NOISE = 1e-10  # of the largest in size: a zero up to rounding
 _ROUNDING = 1e-12
 
 
@@ -31,10 +32,12 @@ def quantile(numbers: Numbers, shares: Numbers, level: float) -> float:
 def kth_in_size(block: Spectrum | Density, k: int) -> float:
     """Return the size |lambda| of the k-th largest eigenvalue in size; 0 where a block has fewer.
 
-    By quadrature it is where the shares from the outside reach k - 1/2 eigenvalues of the block's `dim`.
+    By quadrature it is where the shares from the outside reach k - 1/2 eigenvalues of the block's `dim`. What is below
+    NOISE of the largest is the rounding of a zero (a block of rank less than k), and 0.
     """
     if block.place.dim < k:
         return 0.0
     numbers, shares = as_weighted(block)
     sizes = np.abs(numbers)
-    return quantile(-sizes, shares, (k - 0.5) / block.place.dim) * -1.0
+    found = quantile(-sizes, shares, (k - 0.5) / block.place.dim) * -1.0
+    return found if found > NOISE * sizes.max() else 0.0

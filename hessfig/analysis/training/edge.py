@@ -30,5 +30,5 @@ def settled(table: pd.DataFrame, quantity: str) -> dict[str, Interval]:
 
 def _of(table: pd.DataFrame, quantity: str) -> pd.DataFrame:
     chosen = table[(table["quantity"] == quantity) & ~table["status"].isin(LEFT_OUT)]
-    whole = chosen[chosen["row"].isin(["", "all"]) & chosen["part"].isin(["", "H"])]
+    whole = chosen[chosen["row"].isin(["", "all"]) & chosen["part"].isin(["", "H"]) & (chosen["index"] <= 1)]
     return whole[[*_PLACE, "value"]]

@@ -40,7 +40,9 @@ def _summary(written: Written) -> Iterator[str]:
     contents = written.contents
     drawn = [figure for figure in contents.figures if figure.pictures]
     pictures = sum(len(figure.pictures) for figure in drawn)
-    yield f"{len(contents.sweeps)} sweeps, {len(drawn)} of {len(contents.figures)} figures ({pictures} pictures)"
+    sweeps = f"{len(contents.sweeps)} sweep{'s' * (len(contents.sweeps) != 1)}"
+    shown = f"{pictures} picture{'s' * (pictures != 1)}"
+    yield f"{sweeps}, {len(drawn)} of {len(contents.figures)} figures ({shown})"
     yield from _problems(contents)
     todo = contents.todo()
     if todo:

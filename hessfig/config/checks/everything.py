@@ -142,7 +142,7 @@ def _is_window(window: Any) -> bool:
     return all(isinstance(end, int | float) for end in ends) and sorted(set(ends)) == ends
 
 
-_DATA_OF = {
+_DATA_OF: dict[str, Data] = {
     Kind.python: Data.python,
     Kind.self_attention: Data.gaussian,
     Kind.vit: Data.digits,
@@ -161,7 +161,7 @@ def _check_task(config: Config) -> None:
             allowed="python with python",
             remedy="model=python task=python, or sweep=network, which has both",
         )
-    data = {str(one): needed for one, needed in _DATA_OF.items()}.get(kind, Data.addition)
+    data = _DATA_OF.get(kind, Data.addition)
     if task.data != data:
         raise UserError(
             "task.data and model.kind do not fit",
@@ -183,6 +183,16 @@ def _check_task(config: Config) -> None:
             got=f"task.data={data}",
             allowed="task=digits, task=tokens",
             remedy="leave task.path out, or model=vit task=digits, or model=huggingface task=tokens",
+        )
+    if data != Data.tokens and (task.length, task.first_scored) != (
+        TaskConfig.length,
+        TaskConfig.first_scored,
+    ):
+        raise UserError(
+            "task.length, task.first_scored: only sequences of tokens have them",
+            got=f"task.length={task.length}, task.first_scored={task.first_scored}, task.data={data}",
+            allowed="with task=tokens",
+            remedy="leave them out",
         )
     if data == Data.gaussian and task.loss == Loss.cross_entropy:
         raise UserError(

@@ -13,6 +13,8 @@ _WITH_NORM = (
     Kind.vit,
     Kind.mlp,
 )  # kind mlp counts the norms of the transformer that it matches
+_STORED = (Kind.huggingface, Kind.transformer_lens)
+_OF_STORED = ("path", "random", "download", "architecture", "vocabulary")
 _ATTENTION = (ScaledWeight.W_Q, ScaledWeight.W_K, ScaledWeight.W_V)
 
 
@@ -32,6 +34,7 @@ def check_model(model: ModelConfig) -> None:
             allowed="a finite number > 0",
             remedy="model.temperature=1",
         )
+    _check_stored(model)
     _check_sink(model)
     _check_scaled(model)
     if model.kind in FOREIGN:
@@ -52,6 +55,20 @@ def check_model(model: ModelConfig) -> None:
             allowed="attention_skip=true",
             remedy="model.attention_skip=true, or model.norm=pre",
         )
+
+
+def _check_stored(model: ModelConfig) -> None:
+    """Raise UserError for settings of models in a folder that this kind of network does not read."""
+    if model.kind in _STORED or model.kind not in list(Kind):
+        return
+    for name in _OF_STORED:
+        if getattr(model, name) != getattr(ModelConfig(), name):
+            raise UserError(
+                f"model.{name}: kind={model.kind} does not read it",
+                got=f"model.{name}={getattr(model, name)}",
+                allowed="with model=huggingface, model=transformer_lens",
+                remedy=f"leave model.{name} out, or model=huggingface task=tokens",
+            )
 
 
 def _check_sink(model: ModelConfig) -> None:

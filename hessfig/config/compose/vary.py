@@ -10,8 +10,18 @@ from typing import Any
 from hessfig.config.settings import is_setting, meant, settings, siblings
 from hessfig.errors import UserError
 
-# A variant is other networks, data or estimators; seeds and sigmas are no variants, and the rest changes no number.
-VARIABLE = ("task.", "model.", "state.", "training.", "grid.", "estimator.", "landscape.", "dtype")
+# A variant is other networks, data, states or ways to measure; seeds and sigmas are no variants.
+VARIABLE = (
+    "task.",
+    "model.",
+    "state.",
+    "training.",
+    "grid.",
+    "estimator.",
+    "spectrum.",
+    "landscape.",
+    "dtype",
+)
 MOST_VARIANTS = 10_000
 Vary = dict[str, list[Any]]
 
@@ -108,7 +118,7 @@ def _check_key(key: str) -> None:
         raise UserError(
             f"sweep.vary: {key} cannot be varied",
             got=key,
-            allowed="settings of task, model, state, training, grid, estimator and landscape, and dtype",
+            allowed="settings of task, model, state, training, grid, estimator, spectrum and landscape, and dtype",
             remedy=f"hessfig run -m {key}=A,B makes one table a value",
         )
 

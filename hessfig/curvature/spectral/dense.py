@@ -14,6 +14,7 @@ import numpy as np
 import scipy.linalg
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from hessfig.curvature.column import SPLIT, Column, chunks, to_multiply
 from hessfig.curvature.spectral.operator import Square
@@ -43,6 +44,13 @@ def dense_eigenvalues(
     for part in list(made):
         found[part] = _eigenvalues(made.pop(part)) if finite[part] else None
     return {part: found[part] for part in parts}
+
+
+def eigenvalues(matrix: Tensor) -> Tensor:
+    """Return the ascending eigenvalues of a symmetric matrix that is at hand; NaN for one that is not finite."""
+    if not bool(matrix.isfinite().all()):
+        return matrix.new_full((len(matrix),), torch.nan)
+    return torch.linalg.eigvalsh(matrix)
 
 
 def _matrices(column: Column, row: Hashable, parts: Sequence[Part]) -> dict[Part, Matrix]:

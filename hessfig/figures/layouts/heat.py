@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,14 +23,14 @@ from hessfig.figures.parts.spec import FigureSpec
 from hessfig.figures.parts.style import TEXT_WIDTH, TINY
 from hessfig.figures.parts.words import (
     estimator_words,
+    part_title,
     plain,
     quantity_words,
     seeds_words,
-    symbol,
+    variant_words,
     weight_words,
 )
 from hessfig.record import FROBENIUS, NETWORK
-from hessfig.terms import Part
 
 _ROW, _LETTER = 0.13, 0.042  # inches: height of a layer, width of a letter of a name
 _WRITTEN = 0.19  # from this width of a cell on, its number is written in it
@@ -47,7 +48,7 @@ def heat(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     `index`; `at`: the nearest place on the axis is drawn).
     """
     for quantity in spec.words("quantities") or [spec.quantity]:
-        one = FigureSpec(spec.name, spec.sweep, spec.layout, options={**spec.options, "quantity": quantity})
+        one = replace(spec, options={**spec.options, "quantity": quantity})
         yield from _pages(one, folder, several=len(spec.words("quantities") or []) > 1)
 
 
@@ -67,13 +68,14 @@ def _pages(spec: FigureSpec, folder: Path, *, several: bool) -> Iterator[Page]:
     for variant, depth in networks:
         network = here[(here["variant"] == variant) & (here["num_layers"] == depth)]
         suffix = page_suffix(variant, depth, networks) + f"_{file_words(spec.quantity)}" * several
-        note = _note(spec.quantity, diagonal, ", ".join(filter(None, (variant, place))))
+        note = _note(spec.quantity, diagonal, ", ".join(filter(None, (variant_words(variant), place))))
         yield Page(suffix, draw_heat(network, spec.quantity, note), as_written(network, run.axis))
 
 
 def draw_heat(points: pd.DataFrame, quantity: str, note: str) -> Figure:
     """Draw one network's panels beside each other, with one colour bar."""
-    layers, names, parts = sorted(points["layer"].unique()), in_order(points["row"]), parts_of(points)
+    layers, names = sorted(points["layer"].unique()), in_order(points["row"])
+    parts = [*map(str, parts_of(points))] or [""]
     longest = max((len(name) for name in names if weight_words(name) == plain(name)), default=6)
     margins = Margins(left=0.36, right=0.66, top=0.24, bottom=0.22 + _LETTER * longest, across=0.1)
     height = _ROW * max(len(layers), 4)
@@ -84,7 +86,7 @@ def draw_heat(points: pd.DataFrame, quantity: str, note: str) -> Figure:
         square, zero = _matrix(points[points["part"] == part], layers, names)
         image = _draw_panel(ax, square, zero, scale, signed=signed)
         ax.set_xticks(range(len(names)), [weight_words(name) for name in names], rotation=90)
-        ax.set_title(f"{symbol(part)}: {Part(part).label}")
+        ax.set_title(part_title(part))
     axes[0, 0].set_yticks(range(len(layers)), [str(layer) if layer else _OUTSIDE for layer in layers])
     axes[0, 0].set_ylabel("layer")
     box = axes[0, -1].get_position()
@@ -96,11 +98,12 @@ def draw_heat(points: pd.DataFrame, quantity: str, note: str) -> Figure:
 def _matrix(
     points: pd.DataFrame, layers: Sequence[int], names: Sequence[str]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return means by layer and weight, nan where there is none, and which of them are zeros."""
+    """Return means by layer and weight, nan where there is none, and which of the blocks vanish identically."""
     square = np.full((len(layers), len(names)), np.nan)
+    zero = np.zeros(square.shape, dtype=bool)
     for row in points.itertuples():
-        square[layers.index(row.layer), names.index(row.row)] = row.mean
-    zero = square == 0
+        place = layers.index(row.layer), names.index(row.row)
+        square[place], zero[place] = row.mean, row.is_zero
     return square, zero
 
 

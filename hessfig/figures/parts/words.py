@@ -82,8 +82,8 @@ def part_title(part: str) -> str:
 
 
 def part_words(part: str) -> str:
-    """Return a part of the Hessian in words that begin a sentence (a note knows no formulas)."""
-    label = Part(part).label
+    """Return a part of the Hessian in words that begin a sentence (a note knows no formulas); nothing for no part."""
+    label = Part(part).label if part else ""
     return label[:1].upper() + label[1:]
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hessfig.config import Config
+from hessfig.config import Config, Curvature
+from hessfig.errors import UserError
 from hessfig.measurements.at_state.checks import check_moments, check_task, training_settings
 from hessfig.measurements.protocol import Measured, Quantity, Request
 from hessfig.models.protocol import Layout
@@ -41,6 +42,13 @@ def _check(config: Config, layout: Layout) -> None:
     del layout
     check_task(NAME, config)
     check_moments(NAME, config)
+    if config.training.curvature == Curvature.blocks:
+        raise UserError(
+            f"quantities=[{NAME}]: this rule's update has a learning rate for every block",
+            got=f"training.curvature={config.training.curvature}",
+            allowed="; ".join(f"training.curvature={one}" for one in Curvature if one != Curvature.blocks),
+            remedy=f"leave {NAME} out",
+        )
 
 
 QUANTITY = Quantity(NAME, _measure, settings=training_settings, check=_check, gives=(NAME, SHARPNESS))

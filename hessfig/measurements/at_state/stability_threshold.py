@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hessfig.config import Config, Curvature, TrainingConfig
+from hessfig.config import Config, Curvature, Schedule, TrainingConfig
 from hessfig.errors import UserError
 from hessfig.measurements.at_state.checks import ADAPTIVE, check_task, training_settings
 from hessfig.measurements.protocol import Measured, Quantity, Request
@@ -17,7 +17,7 @@ NAME, RATE = "stability_threshold", "learning_rate"
 
 
 def _measure(problem: Problem, request: Request) -> Measured:
-    """Return eta of update step + 1 (of the last one at the end), and the threshold of the largest eigenvalue.
+    """Return eta of update step + 1 (a cosine's last one at its end), and the threshold of the largest eigenvalue.
 
     gd: 2 / eta. sgd: (2 + 2 momentum) / eta. adam, adamw: (2 + 2 beta1) / ((1 - beta1) eta), of P^-1 H (see
     preconditioned_eigenvalue; arXiv 2207.14484). Weight decay is left out.
@@ -27,7 +27,11 @@ def _measure(problem: Problem, request: Request) -> Measured:
 
     del problem
     training = request.at.config.training
-    rate = learning_rate(training, min((request.at.step or 0) + 1, training.steps))
+    coming = (request.at.step or 0) + 1
+    ends = (
+        training.schedule == Schedule.cosine
+    )  # a constant schedule has no end: its length counts for nothing
+    rate = learning_rate(training, min(coming, training.steps) if ends else coming)
     values = {NAME: factor(training) / rate, RATE: rate}
     return Measured([state_row(name, request, value) for name, value in values.items()])
 

@@ -34,7 +34,12 @@ def _settings(config: Config, layout: Layout) -> dict[str, Any]:
     del places["permutations"]
     norms = of_norms(config, layout)
     dense = config.estimator.method == Method.dense
-    method = {**norms["estimator"], "method": "dense" if dense else Method.hutchinson.value}
+    probes = {
+        "method": Method.hutchinson.value,  # whatever norms would be made of: test vectors, the same for all k
+        "num_probes": config.estimator.num_probes,
+        "products": config.estimator.products.value,
+    }
+    method = norms["estimator"] if dense else probes
     return {**norms, "estimator": method, "landscape": places, "cut": config.spectrum.cut if dense else None}
 
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hessfig.config import Config, Kind
+from hessfig.config import Config
 from hessfig.config.plain import as_plain
 from hessfig.curvature.exact.cost import probe_cost
+from hessfig.measurements.frobenius.cost import COUNTED
 from hessfig.models.blocks import blocks_of
 from hessfig.models.protocol import Layout
 from hessfig.terms import Block
 
 _ASSUMED_PRODUCTS = 60  # of an extreme eigenvalue: both starts, at the default tolerance
 _FLOPS = 4 / 3  # of all eigenvalues of a matrix, times its size cubed
-_KNOWN = (Kind.transformer, Kind.self_attention, Kind.linear_mlp)
 
 
 def diagonal(config: Config, layout: Layout) -> list[Block]:
@@ -61,6 +61,6 @@ def extreme_operations(config: Config, layout: Layout) -> float:
 
 def _of_products(config: Config, counts: Sequence[tuple[Block, int]]) -> float:
     """Return the operations of products; 0 for networks whose cost nobody knows."""
-    if config.model.kind not in _KNOWN:
+    if config.model.kind not in COUNTED:
         return 0.0
     return sum(count * probe_cost(config.model, config.task, block) for block, count in counts)

@@ -39,7 +39,7 @@ def axes(config: Config) -> frozenset[str]:
 
 def source(config: Config) -> str:
     """Return a hash of the files (model and tokens) by content, and of the micro-batch where there are several."""
-    return source_of(config, fingerprint(config), _plan(config))
+    return source_of(config, fingerprint(config), _plan(config), lambda: _ids(config))
 
 
 def about(config: Config) -> str:

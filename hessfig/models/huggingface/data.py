@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -12,7 +13,7 @@ from hessfig.config.schema import Config
 from hessfig.errors import UserError
 from hessfig.models.huggingface.batches import Plan, Shape, planned
 from hessfig.models.protocol import Layout
-from hessfig.tasks.tokens import Encode, Ids, length_of, sequences
+from hessfig.tasks.tokens import Encode, Ids, is_of_ids, length_of, sequences
 from hessfig.tasks.tokens import source as source_of_tokens
 
 
@@ -41,10 +42,15 @@ def ids_of(config: Config, sizes: Reader, place: Path | None) -> Ids:
     return sequences(config.task, vocabulary=sizes.vocabulary, context=sizes.context, encode=encode)
 
 
-def source_of(config: Config, weights: str, plan: Plan) -> str:
-    """Return a hash of weights (by their own hash) and tokens, and of the micro-batch where there are several."""
+def source_of(config: Config, weights: str, plan: Plan, ids: Callable[[], Ids]) -> str:
+    """Return a hash of weights (by their own hash) and tokens, and of the micro-batch where there are several.
+
+    A text counts by the ids too that the tokenizer makes of it.
+    """
     batches = [] if plan.sequences == plan.total else [plan.sequences]
-    found = [weights, source_of_tokens(config.task), *batches]
+    is_text = config.task.path is not None and not is_of_ids(config.task.path)
+    encoded = [hashlib.sha256(ids().tobytes()).hexdigest()] if is_text else []
+    found = [weights, source_of_tokens(config.task), *encoded, *batches]
     return hashlib.sha256(json.dumps(found).encode()).hexdigest()
 
 

@@ -49,14 +49,14 @@ def sizes_of(settings: Settings, where: str) -> Sizes:
     """Return the sizes that a config.json (or settings like it) means. Raises UserError for what is no size."""
     known = architecture(str(settings.get("model_type", "")), where)
     found = {word: settings.get(*place) for word, place in known.sizes.items()}
-    heads, width = (_count(found[word], known.sizes[word][0], where) for word in ("n_heads", "d_model"))
+    heads, width = (count_of(found[word], known.sizes[word][0], where) for word in ("n_heads", "d_model"))
     whole = {
         **found,
         "kv_heads": found.get("kv_heads") or heads,
         "d_head": found.get("d_head") or width // heads,
         "d_mlp": found["d_mlp"] or 4 * width,
     }
-    numbers = {word: _count(value, word, where) for word, value in whole.items() if word != "is_tied"}
+    numbers = {word: count_of(value, word, where) for word, value in whole.items() if word != "is_tied"}
     if not found.get("d_head") and width % heads:
         raise UserError(
             f"{where}: the heads do not divide the width",
@@ -69,7 +69,8 @@ def sizes_of(settings: Settings, where: str) -> Sizes:
     return Sizes(str(settings["model_type"]), known.names, **numbers, is_tied=is_tied, biases=biases)
 
 
-def _count(value: Any, name: str, where: str) -> int:
+def count_of(value: Any, name: str, where: str) -> int:
+    """Return a size of a config.json. Raises UserError for what is no whole number >= 1."""
     if type(value) is not int or value < 1:
         raise UserError(f"{where}: {name}", got=value, allowed="a whole number >= 1", remedy="mend the file")
     return value

@@ -41,7 +41,7 @@ def axes(config: Config) -> frozenset[str]:
 def source(config: Config) -> str:
     """Return a hash of sizes, weights and tokens by content, and of the micro-batch where there are several."""
     found = json.dumps([asdict(_sizes(config)), fingerprint(weights_of(config))])
-    return source_of(config, hashlib.sha256(found.encode()).hexdigest(), _plan(config))
+    return source_of(config, hashlib.sha256(found.encode()).hexdigest(), _plan(config), lambda: _ids(config))
 
 
 def about(config: Config) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hessfig.errors import UserError
+from hessfig.models.huggingface.sizes import count_of
 
 ACTIVATIONS = ("relu", "gelu", "gelu_new", "silu")
 NORMS = ("LN", "LNPre", None)
@@ -52,11 +53,11 @@ def sizes_of(settings: Mapping[str, Any], where: str) -> Sizes:
     Raises UserError for what is no size, and for architectures that are not served.
     """
     _check_served(settings, where)
-    width = _count(settings.get("d_model"), "d_model", where)
+    width = count_of(settings.get("d_model"), "d_model", where)
     heads = settings.get("n_heads")
     head = settings.get("d_head") or (width // heads if type(heads) is int and heads > 0 else None)
     given = {**settings, "d_head": head, "d_mlp": settings.get("d_mlp") or 4 * width}
-    found = {name: _count(given.get(name), name, where) for name in _COUNTS}
+    found = {name: count_of(given.get(name), name, where) for name in _COUNTS}
     return Sizes(
         n_layers=found["n_layers"],
         n_heads=found["n_heads"],
@@ -68,7 +69,7 @@ def sizes_of(settings: Mapping[str, Any], where: str) -> Sizes:
         activation=str(settings.get("act_fn")),
         norm=_norm(settings),
         scale=_scale(settings, found["d_head"], where),
-        eps=float(settings.get("eps", 1e-5)),
+        eps=_eps(settings, where),
     )
 
 
@@ -98,10 +99,11 @@ def _scale(settings: Mapping[str, Any], d_head: int, where: str) -> float:
     return float(scale) if scale > 0 else math.sqrt(d_head)
 
 
-def _count(value: Any, name: str, where: str) -> int:
-    if type(value) is not int or value < 1:
-        raise UserError(f"{where}: {name}", got=value, allowed="a whole number >= 1", remedy="mend the file")
-    return value
+def _eps(settings: Mapping[str, Any], where: str) -> float:
+    eps = settings.get("eps", 1e-5)
+    if isinstance(eps, bool) or not isinstance(eps, int | float) or not 0 < eps < math.inf:
+        raise UserError(f"{where}: eps", got=eps, allowed="a number > 0", remedy="mend the file")
+    return float(eps)
 
 
 def _unserved(where: str, key: str, got: Any, allowed: str) -> UserError:

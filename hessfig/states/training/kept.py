@@ -51,11 +51,6 @@ class Folder:
         """Return the weights after `step` updates, if they are there and sound."""
         return _trusted(lambda: _tensors(read(self.weights_path(step), key=self.key, step=step)))
 
-    def moments(self, step: int) -> Tensors | None:
-        """Return the optimiser's moments after `step` updates, if they are there and sound."""
-        found = _trusted(lambda: _tensors(read(self.optimiser_path(step), key=self.key, step=step)))
-        return None if found is None else {name: value for name, value in found.items() if name != _LOG}
-
     def missing(self, steps: Iterable[int]) -> list[int]:
         """Return those of `steps` that are not there, or not sound, in rising order."""
         return [step for step in sorted(steps) if self.at(step) is None]

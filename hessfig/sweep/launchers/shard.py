@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from hessfig.config.checks.launcher import parse_shard
+from hessfig.states.training.trajectory import Trajectory
 from hessfig.sweep.plan import Cell
 
 T = TypeVar("T")
@@ -51,4 +52,4 @@ class Shard:
 
 def _needs(cell: Cell) -> Hashable:
     """Return what a cell shares with others: its trained network, or nothing."""
-    return id(cell) if cell.step is None else (id(cell.setup), cell.sigma, cell.seed)
+    return id(cell) if cell.step is None else Trajectory(cell.config, cell.sigma, cell.seed).key

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hessfig.config import Config, Curvature, DType, Norm, Optimiser, TaskConfig, TrainingData
+from hessfig.config import Config, Curvature, DType, Norm, Optimiser, Schedule, TaskConfig, TrainingData
 from hessfig.curvature.problem import Problem
 from hessfig.curvature.slope import Slope, loss_of
 from hessfig.errors import UserError
@@ -324,6 +324,15 @@ def test_the_threshold_is_of_the_next_update(config: Config, optimiser: str, fac
     found = {row["quantity"]: row["value"] for row in rows(changed, "stability_threshold", step=9)}
     assert found["learning_rate"] == pytest.approx(0.1)
     assert found["stability_threshold"] == pytest.approx(factor / 0.1)
+
+
+def test_a_constant_schedule_has_no_last_update(config: Config) -> None:
+    """Its length is in no key, so no number may depend on it: here the warm-up goes on beyond it."""
+    chosen = replace(config.training, schedule=Schedule.constant, warmup=100)
+    lengths = [replace(config, training=replace(chosen, steps=steps)) for steps in (50, 60)]
+    found = [rows(changed, "stability_threshold", step=50) for changed in lengths]
+    rates = [{row["quantity"]: row["value"] for row in one}["learning_rate"] for one in found]
+    assert rates[0] == rates[1] == pytest.approx(chosen.learning_rate * 51 / 100)
 
 
 def test_a_trainings_cost_is_its_counts_times_the_time_of_one(config: Config) -> None:

@@ -25,6 +25,7 @@ from hessfig.figures.parts.save import Page, file_words
 from hessfig.figures.parts.spec import FigureSpec
 from hessfig.figures.parts.style import GUIDE
 from hessfig.figures.parts.words import note_words, plain
+from hessfig.record import LEFT_OUT
 
 DISTANCE, DIRECTION = "landscape.distance", "landscape.direction"
 _SIZE, _RMS, _NULL = "landscape_difference", "landscape_rms", "landscape_null"
@@ -73,12 +74,14 @@ def landscape(spec: FigureSpec, folder: Path) -> Iterator[Page]:
             other,
             f"_{file_words(other)}" if len(others.unique()) > 1 else "",
             run.first_seed,
+            str((run.config.get("landscape") or {}).get("distance")),
         )
 
 
 def _page(
-    spec: FigureSpec, table: pd.DataFrame, axis: Axis, other: str, suffix: str, first_seed: int
+    spec: FigureSpec, table: pd.DataFrame, axis: Axis, other: str, suffix: str, first_seed: int, fixed: str
 ) -> Page:
+    """Draw a page; `fixed` is the distance of all numbers where the sweep does not vary it ('None': at w*)."""
     directions, distances = (_values(table, key) for key in (DIRECTION, DISTANCE))
     note = _note(spec, table, axis, other)
     figure, axes = panel_grid(
@@ -88,14 +91,15 @@ def _page(
     for row, direction in zip(axes, directions, strict=True):
         for ax, distance in zip(row, distances, strict=True):
             here = table[table["variant"].map(lambda v: _is_at(v, direction, distance))]  # noqa: B023
-            place = _place(spec, here, axis, distance, first_seed)
+            place = _place(spec, here, axis, distance or fixed, first_seed)
             _draw(ax, place)
             drawn += [
                 curve.assign(slope=place.slopes[name][0], slope_se=place.slopes[name][1])
                 for name, curve in place.curves.items()
             ]
     for ax, distance in zip(axes[0], distances, strict=True):
-        ax.set_title(f"distance {plain(distance)}" if distance not in ("", "None") else "at $w^*$")
+        here = distance or fixed
+        ax.set_title(f"distance {plain(here)}" if here != "None" else "at $w^*$")
     set_decades(axes[0, 0], "x")
     set_decades(axes[0, 0], "y")
     names = [f"{plain(one)}: " if one else "" for one in directions]
@@ -124,8 +128,9 @@ def _place(spec: FigureSpec, table: pd.DataFrame, axis: Axis, distance: str, fir
             seed=first_seed if spec.seed is None else spec.seed,
         ).iloc[0]
         slopes[name] = float(fit["slope"]), float(fit["slope_se"])
-    numbers = {name: float(table.loc[table["quantity"] == name, "value"].mean()) for name in _SINGLE}
-    return _Place(curves, numbers, slopes, 0.0 if distance in ("", "None") else float(distance))
+    counted = table[~table["status"].isin(LEFT_OUT)]
+    numbers = {name: float(counted.loc[counted["quantity"] == name, "value"].mean()) for name in _SINGLE}
+    return _Place(curves, numbers, slopes, 0.0 if distance == "None" else float(distance))
 
 
 def _draw(ax: Axes, place: _Place) -> None:

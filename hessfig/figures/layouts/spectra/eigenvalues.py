@@ -105,7 +105,7 @@ def _page(
             found = _draw(ax, one, network, block, kind, kernel, part=part, floor=floor)
             place = {"variant": network[0], "num_layers": network[1], "layer": block[0], "row": block[1]}
             numbers.append(found.assign(**place, panel=kind))
-    several = len({block for block, _ in rows}) > 1
+    several = len({block for block, _ in rows}) > 1 or rows[0][0] != (0, "all")
     labels = [f"{_name(block)}: {_LABELS[kind]}" if several else _LABELS[kind] for block, kind in rows]
     only_outer_labels(axes, x="", y=labels)
     for ax, network in zip(axes[0], networks, strict=True):

@@ -66,8 +66,9 @@ def _draw_page(table: pd.DataFrame, axis: Axis, suffix: str) -> Page:
     counted = table[~table["status"].isin(LEFT_OUT)]
     columns = list(table["column"].unique())
     rows = list(table[_ROW].drop_duplicates().itertuples(index=False, name=None))
+    part = part_words(table["part"].iloc[0])
     note = (
-        f"{part_words(table['part'].iloc[0])}: geometric mean over {seeds_words(table)}, band: 95% interval"
+        f"{f'{part}: geometric' if part else 'Geometric'} mean over {seeds_words(table)}, band: 95% interval"
         f" (Student's t).{fixed_words(table, axis)} {estimator_words(table)}.{left_out_words(table)}"
     )
     margins = Margins(left=0.62, down=0.12)

@@ -93,7 +93,13 @@ def _found(
     table: pd.DataFrame, lines: tuple[tuple[str, str, str], ...]
 ) -> list[tuple[str, str, pd.DataFrame]]:
     chosen = [(quantity, name, of_whole(table, quantity, part)) for quantity, part, name in lines]
-    return [(quantity, name, rows[rows["index"] == 0]) for quantity, name, rows in chosen if len(rows)]
+    return [(quantity, name, _one_a_seed(rows)) for quantity, name, rows in chosen if len(rows)]
+
+
+def _one_a_seed(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return one number a seed and step: of several the first (digits, eigenvalues), of layers the mean."""
+    first = rows[rows["index"] == rows["index"].min()]
+    return first.groupby(["seed", "step"], as_index=False)["value"].mean()
 
 
 def _draw_panel(ax: Axes, title: str, lines: list[tuple[str, str, pd.DataFrame]]) -> pd.DataFrame:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
@@ -27,7 +29,8 @@ def steps(spec: FigureSpec, folder: Path) -> Iterator[Page]:
 
     How to read it: left all rules have the same number of gradients; right the same time, that of the fastest rule,
     with its Hessian products counted. Rates are chosen for every seed by the other seeds, from one grid; a star marks a
-    rule whose rate is at an end of the grid for some seed. Dots below: means with 95 % intervals over seeds.
+    rule whose rate is at an end of the grid for some seed. Dots below: means with 95 % intervals over seeds; a rule
+    of which a seed diverged has none.
     Requires: the sweep's table.csv of losses and costs over training.optimiser, training.curvature and
     training.learning_rate.
     """
@@ -60,6 +63,7 @@ def _curves(ax: Axes, found: Race, rules: list[str], along: str) -> None:
         runs = runs.merge(tuned.loc[tuned["rule"] == rule, ["seed", "rate"]], on=["seed", "rate"])
         if len(runs):
             points = seed_means(runs, [along], "loss")
+            points = points[points["count"] == tuned["seed"].nunique()]  # a mean of survivors is no mean
             draw_line(ax, points, along, colour=tone(rank), label=rule, linestyle="-" if rank < 4 else "--")
     shown = found.losses.loc[found.losses["step"] > 0, along]
     ax.set_xlim(0, 1.02 * (shown.max() if along == "step" else 2 * found.budget["seconds"]))
@@ -70,7 +74,8 @@ def _results(ax: Axes, tuned: pd.DataFrame, rules: list[str]) -> pd.DataFrame:
     found = []
     for rank, rule in enumerate(rules):
         one = tuned[tuned["rule"] == rule]
-        interval = student_interval(one["loss"])
+        lost = int(np.isinf(one["loss"]).sum())  # seeds whose run at the rate of the others diverged
+        interval = student_interval([math.nan] if lost else one["loss"])
         half = interval.high - interval.mean
         ax.errorbar(
             [interval.mean],
@@ -81,6 +86,7 @@ def _results(ax: Axes, tuned: pd.DataFrame, rules: list[str]) -> pd.DataFrame:
         )
         rates = sorted(one["rate"].unique())
         words = " or ".join(f"{rate:g}" for rate in rates) + "*" * bool(one["at_edge"].any())
+        words += f"; {lost} of {len(one)} diverged" * bool(lost)
         found.append(
             {
                 **{"budget": tuned["budget"].iloc[0], "rule": rule, "mean": interval.mean},

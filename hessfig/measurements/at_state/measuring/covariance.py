@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hessfig.curvature.problem import Problem
 from hessfig.curvature.slope import Slope
+from hessfig.curvature.spectral.dense import eigenvalues
 from hessfig.tasks.batch import Batch
 
 EXAMPLES = 64
@@ -24,7 +25,7 @@ def gram(problem: Problem) -> Float[Tensor, " k"]:
         return torch.full((1,), float("nan"), dtype=torch.float64)
     slopes = torch.stack([Slope(replace(problem, batch=one, more=())).flat.double() for one in singles])
     centred = slopes - slopes.mean(dim=0)
-    return torch.linalg.eigvalsh(centred @ centred.T / (len(singles) - 1)).clamp(min=0)
+    return eigenvalues(centred @ centred.T / (len(singles) - 1)).clamp(min=0)
 
 
 def _examples(problem: Problem) -> Iterator[Batch]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
@@ -23,7 +24,10 @@ def critical_step(problem: Problem, at: At) -> Estimate:
     update = next_update(at, slope.gradient)
     with _moving(problem, update) as loss_at:
         start = loss_at(0.0)
-        return crossing(lambda step: loss_at(step) > start, first=at.config.training.learning_rate)
+        if not math.isfinite(start):
+            return Estimate(math.nan, math.nan, 0)
+        # A loss that is no number is beyond every loss.
+        return crossing(lambda step: not loss_at(step) <= start, first=at.config.training.learning_rate)
 
 
 def crossing(is_higher: Callable[[float], bool], *, first: float) -> Estimate:

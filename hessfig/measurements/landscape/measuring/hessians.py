@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from hessfig.config import Method
-from hessfig.curvature.column import PROBES_AT_ONCE, SPLIT, chunks, completed
+from hessfig.curvature.column import PROBES_AT_ONCE, chunks, completed, summands
 from hessfig.curvature.probes import rademacher
 from hessfig.curvature.problem import Problem
 from hessfig.curvature.routes import Engines
+from hessfig.curvature.spectral.dense import eigenvalues
 from hessfig.measurements.blocks import block_row, columns
 from hessfig.measurements.estimate import Estimate
 from hessfig.measurements.frobenius.dense import COLUMNS_AT_ONCE
@@ -68,7 +69,8 @@ def _sums(
             vectors = _vectors(request, layer, col, column.dim) if vectors is None else vectors
             at_once = COLUMNS_AT_ONCE if is_dense(request) else PROBES_AT_ONCE
             made = [
-                column.split_matmat(one, SPLIT) for one in chunks(vectors.to(column.dtype), column, at_once)
+                column.split_matmat(one, summands(request.parts))
+                for one in chunks(vectors.to(column.dtype), column, at_once)
             ]
             whole = {key: torch.cat([one[key] for one in made], dim=1).double().cpu() for key in made[0]}
             for key, product in completed(whole, request.parts).items():
@@ -153,7 +155,7 @@ def _deviation(values: Tensor) -> float:
 def _eigenvalues(matrix: Tensor, block: Block, request: Request) -> dict[str, Estimate]:
     if not (is_dense(request) and block.is_diagonal and bool(matrix.any())):
         return {}
-    values = torch.linalg.eigvalsh((matrix + matrix.T) / 2).numpy()
+    values = eigenvalues((matrix + matrix.T) / 2).numpy()
     numbers = {
         "subset_largest_eigenvalue": float(values[-1]),
         "subset_smallest_eigenvalue": float(values[0]),

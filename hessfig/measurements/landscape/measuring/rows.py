@@ -43,12 +43,14 @@ def in_orders(values: torch.Tensor, orders: Iterable[torch.Tensor]) -> Array:
     return np.stack([held[order.numpy()] for order in orders])
 
 
-def averaged_rows(name: str, request: Request, at: Places, found: Averaged) -> list[Row]:
-    """Return means over orders as rows, `index` = k."""
-    number = request.at.config.landscape.permutations
+def averaged_rows(
+    name: str, request: Request, at: Places, found: Averaged, *, over: str = ORDERS, number: int | None = None
+) -> list[Row]:
+    """Return means as rows, `index` = k: `over` how many (all orders by default), which the errors are of."""
+    count = request.at.config.landscape.permutations if number is None else number
     numbers = zip(at, found.value, found.error, strict=True)
     return [
-        state_row(name, request, float(v), error=float(e), index=int(k), num_probes=number, estimator=ORDERS)
+        state_row(name, request, float(v), error=float(e), index=int(k), num_probes=count, estimator=over)
         for k, v, e in numbers
     ]
 
