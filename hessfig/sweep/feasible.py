@@ -12,7 +12,7 @@ from hessfig.errors import UserError
 if TYPE_CHECKING:
     from hessfig.sweep.plan import Setup
 
-ASSUMED_FLOPS = 2.5e10  # of one core
+_ASSUMED_FLOPS = {DType.float64: 2.5e10, DType.float32: 8e10}  # of one core
 MOST_CELLS, MOST_YEARS = 1_000_000, 100
 _YEAR = 365 * 24 * 3600.0
 _PROBING = (Method.hutchinson, Method.aligned, Method.xtrace, Method.auto)
@@ -62,9 +62,10 @@ def check_cost(setups: Sequence[Setup]) -> None:
                 raise _too_large(key, what, size, most)
     years = sum(map(_seconds, setups)) / cores() / _YEAR
     if years > MOST_YEARS:
+        rate = assumed_flops(setups[0].config) / 1e9
         raise UserError(
             f"this sweep would take about {years:.0f} years on this machine",
-            got=f"{sum(map(number_of_cells, setups))} cells, {ASSUMED_FLOPS / 1e9:g} GFLOP/s a core assumed",
+            got=f"{sum(map(number_of_cells, setups))} cells, {rate:g} GFLOP/s a core assumed",
             allowed=f"at most {MOST_YEARS} years",
             remedy="smaller networks and batches, fewer seeds or probes",
         )
@@ -73,6 +74,11 @@ def check_cost(setups: Sequence[Setup]) -> None:
 def number_of_cells(setup: Setup) -> int:
     """Return the cells of one variant."""
     return setup.config.seeds * setup.num_sigmas * len(setup.steps()) * len(setup.config.quantities)
+
+
+def assumed_flops(config: Config) -> float:
+    """Return the operations a second that a core is taken for where nothing is measured yet."""
+    return _ASSUMED_FLOPS[config.dtype]
 
 
 def _held(setup: Setup) -> Iterator[tuple[str, str, int]]:
@@ -109,7 +115,7 @@ def _seconds(setup: Setup) -> float:
     """Return the work of one variant on one core; 0 where nobody knows."""
     config = setup.config
     each = sum(setup.quantity(name).operations(config, setup.layout) for name in config.quantities)
-    return each * config.seeds * setup.num_sigmas * len(setup.steps()) / ASSUMED_FLOPS
+    return each * config.seeds * setup.num_sigmas * len(setup.steps()) / assumed_flops(config)
 
 
 def _too_large(key: str, what: str, size: int, most: int) -> UserError:

@@ -8,7 +8,7 @@ from hessfig.measurements.frobenius.allocation import Allocation
 from hessfig.models.registry import kind
 from hessfig.record import FROBENIUS
 from hessfig.sweep.engine import Summary, sweep_folder, unfinished, worker_count
-from hessfig.sweep.feasible import ASSUMED_FLOPS
+from hessfig.sweep.feasible import assumed_flops
 from hessfig.sweep.launchers.one_shard import Share
 from hessfig.sweep.pilots import allocations, pilot_cells, settled_by
 from hessfig.sweep.plan import Cell, Setup, Variants, plan, setups_of
@@ -121,7 +121,8 @@ def _time_line(cells: list[Cell], todo: list[Cell], store: CellStore) -> str:
         operations = sum(map(_operations, todo))
         if not operations:
             return f"time: not known for this network before a cell is done, with {workers} workers"
-        total, basis = operations / ASSUMED_FLOPS, f"a guess: {ASSUMED_FLOPS / 1e9:g} GFLOP/s a core"
+        rate = assumed_flops(todo[0].config)
+        total, basis = operations / rate, f"a guess: {rate / 1e9:g} GFLOP/s a core"
     beside = ", the trainings not counted" if needs(todo) else ""
     return f"time: about {_duration(WORKER_START + total / workers)} with {workers} workers ({basis}{beside})"
 

@@ -6,19 +6,20 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from hessfig.config.checks.counts import check_count
 from hessfig.config.checks.figure import check_figure, check_filters
 from hessfig.config.checks.landscape import check_landscape
 from hessfig.config.checks.launcher import check_launcher
 from hessfig.config.checks.model import check_model
 from hessfig.config.checks.spectrum import check_spectrum
-from hessfig.config.choices import Data, Kind, Loss, Method
+from hessfig.config.checks.task import check_task
+from hessfig.config.checks.training import check_training
+from hessfig.config.choices import Method
 from hessfig.config.grid import check_grid
-from hessfig.config.schema import Config, SweepConfig, TaskConfig
-from hessfig.config.training import check_training
+from hessfig.config.schema import Config, SweepConfig
 from hessfig.errors import UserError
 
 FEWEST_ALIGNED = 4
-_SMALLEST_BASE = 2
 LARGEST_SEED = 2**53  # a table holds whole numbers up to here
 # Beyond these, sizes are slips: resamples are held in memory at once, and no table has more layers.
 _MOST = {"task.base": 1_000_000, "resamples": 100_000, "model.n_layers": 10_000}
@@ -32,7 +33,7 @@ def check(config: Config) -> None:
     _check_estimator(config)
     check_spectrum(config.spectrum)
     check_landscape(config.landscape)
-    _check_task(config)
+    check_task(config)
     check_training(config)
     _check_sweep(config.sweep)
     _check_seeds(config)
@@ -74,16 +75,8 @@ def _check_counts(config: Config) -> None:
         "resamples": config.resamples,
     }
     for key, value in counts.items():
-        if value is not None and value < 1:
-            raise UserError(key, got=value, allowed="a whole number >= 1", remedy=f"for example {key}=1")
-        if value is not None and value > _MOST.get(key, value):
-            most = _MOST[key]
-            raise UserError(
-                f"{key} is too large",
-                got=value,
-                allowed=f"1 to {most}",
-                remedy=f"for example {key}={most // 10}",
-            )
+        most = _MOST.get(key)
+        check_count(key, value, most=most, example=1 if most is None else most // 10)
 
 
 def _check_seeds(config: Config) -> None:
@@ -140,64 +133,3 @@ def _is_window(window: Any) -> bool:
         return False
     ends = [end for end in window if end is not None]
     return all(isinstance(end, int | float) for end in ends) and sorted(set(ends)) == ends
-
-
-_DATA_OF: dict[str, Data] = {
-    Kind.python: Data.python,
-    Kind.self_attention: Data.gaussian,
-    Kind.vit: Data.digits,
-    Kind.huggingface: Data.tokens,
-    Kind.transformer_lens: Data.tokens,
-}  # others: addition
-_READ = (Data.digits, Data.tokens)
-
-
-def _check_task(config: Config) -> None:
-    task, kind = config.task, config.model.kind
-    if (task.data == Data.python) != (kind == Kind.python):
-        raise UserError(
-            "task.data and model.kind do not fit: model.factory makes the data too",
-            got=f"task.data={task.data}, model.kind={kind}",
-            allowed="python with python",
-            remedy="model=python task=python, or sweep=network, which has both",
-        )
-    data = _DATA_OF.get(kind, Data.addition)
-    if task.data != data:
-        raise UserError(
-            "task.data and model.kind do not fit",
-            got=f"task.data={task.data}, model.kind={kind}",
-            allowed="gaussian with self_attention; digits with vit; tokens with huggingface, transformer_lens; "
-            "addition with transformer, mlp or linear_mlp",
-            remedy=f"task={data}",
-        )
-    if task.base < _SMALLEST_BASE or (task.base != TaskConfig.base and data != Data.addition):
-        raise UserError(
-            "task.base: the base of the numbers that are added",
-            got=f"task.base={task.base}, task.data={data}",
-            allowed=f"a whole number >= {_SMALLEST_BASE} with task=addition",
-            remedy="task.base=10",
-        )
-    if task.path is not None and data not in _READ:
-        raise UserError(
-            "task.path: only pictures and tokens are read from a file",
-            got=f"task.data={data}",
-            allowed="task=digits, task=tokens",
-            remedy="leave task.path out, or model=vit task=digits, or model=huggingface task=tokens",
-        )
-    if data != Data.tokens and (task.length, task.first_scored) != (
-        TaskConfig.length,
-        TaskConfig.first_scored,
-    ):
-        raise UserError(
-            "task.length, task.first_scored: only sequences of tokens have them",
-            got=f"task.length={task.length}, task.first_scored={task.first_scored}, task.data={data}",
-            allowed="with task=tokens",
-            remedy="leave them out",
-        )
-    if data == Data.gaussian and task.loss == Loss.cross_entropy:
-        raise UserError(
-            "task.loss: Gaussian targets need a square loss",
-            got=task.loss,
-            allowed="mse, mse_sum_unshifted",
-            remedy="task.loss=mse",
-        )

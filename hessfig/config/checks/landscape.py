@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from hessfig.config.checks.counts import check_count
 from hessfig.config.choices import Loss
 from hessfig.config.schema import Config, LandscapeConfig
 from hessfig.errors import UserError
@@ -18,8 +19,7 @@ def check_landscape(landscape: LandscapeConfig) -> None:
     if landscape.samples is not None:
         counts["samples"] = (landscape.samples, 2)
     for name, (value, least) in counts.items():
-        if not least <= value <= _MOST:
-            _refuse(name, value, f"a whole number from {least} to {_MOST}")
+        check_count(f"landscape.{name}", value, fewest=least, most=_MOST, example=_example(name))
     lengths = {"distance": landscape.distance, "spread": landscape.spread}
     for name, length in lengths.items():
         if length is not None and not (math.isfinite(length) and length > 0):
@@ -60,8 +60,10 @@ def number_of_samples(config: Config, *, size: int | None = None) -> int:
 
 
 def _refuse(name: str, got: object, allowed: str) -> None:
+    remedy = f"for example landscape.{name}={_example(name)}"
+    raise UserError(f"landscape.{name}", got=got, allowed=allowed, remedy=remedy)
+
+
+def _example(name: str) -> object:
     default = getattr(LandscapeConfig(), name)
-    example = "null" if default is None else default
-    raise UserError(
-        f"landscape.{name}", got=got, allowed=allowed, remedy=f"for example landscape.{name}={example}"
-    )
+    return "null" if default is None else default

@@ -29,9 +29,9 @@ def can_build(network: nn.Module) -> bool:
 def build_tape(network: nn.Module, batch: Batch, model: ModelConfig, *, merged: bool = False) -> Tape:
     """Evaluate `network` on `batch` step by step; the last layer at the scored positions only.
 
-    `merged`: what depends on a position's token and place alone (embeddings and the first layer's queries, keys and
-    values) is evaluated once for all positions that share them, and positions behind the last scored one, which a
-    causal network never reads, not at all. The same products up to rounding, in fewer operations.
+    Positions behind the last scored one, which a causal network never reads, are not evaluated. `merged`: what depends
+    on a position's token and place alone (embeddings and the first layer's queries, keys and values) is evaluated once
+    for all positions that share them. The same products up to rounding, in fewer operations.
     """
     build = Builder(batch, model, merged=merged)
     if isinstance(network, Transformer):
@@ -49,7 +49,7 @@ def build_tape(network: nn.Module, batch: Batch, model: ModelConfig, *, merged: 
 
 
 def _transformer(build: Builder, network: Transformer) -> None:
-    tokens = build.batch.inputs[:, : build.batch.scored.stop] if build.merged else build.batch.inputs
+    tokens = build.batch.inputs[:, : build.batch.scored.stop]
     positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
     if build.merged:
         pairs, places = torch.stack([tokens, positions]).flatten(1).unique(dim=1, return_inverse=True)

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from hessfig.curvature.products.linearised.multiply import times_transposed
 from hessfig.curvature.products.linearised.node import Node, Tangent, plus
 
 Probes = Float[Tensor, "k *weight"]
@@ -39,10 +40,10 @@ class LinearMap:
         self.perturbed: dict[str, Probes] = {}
 
     def push(self, dxs: Sequence[Tangent]) -> Tangent:
-        dy = None if dxs[0] is None else dxs[0] @ self.weight.T
+        dy = None if dxs[0] is None else times_transposed(dxs[0], self.weight)
         dw, db = self.perturbed.get(WEIGHT), self.perturbed.get(BIAS)
         if dw is not None:
-            dy = plus(dy, (self.x @ dw.flatten(0, 1).T).unflatten(-1, dw.shape[:2]))
+            dy = plus(dy, times_transposed(self.x, dw.flatten(0, 1)).unflatten(-1, dw.shape[:2]))
         return dy if db is None else plus(dy, db.expand(*self.x.shape[:2], *db.shape))
 
     def pull_back(
@@ -50,7 +51,10 @@ class LinearMap:
     ) -> list[Tangent]:
         if not needed[0]:
             return [None]
-        first, dw = None if dy_bar is None else dy_bar @ self.weight, self.perturbed.get(WEIGHT)
+        first, dw = (
+            None if dy_bar is None else times_transposed(dy_bar, self.weight.T),
+            self.perturbed.get(WEIGHT),
+        )
         return [first if dxs is None or dw is None else plus(first, self._from_weight(dw))]
 
     def weight_product(self, name: str, dy_bar: Tangent, dxs: Sequence[Tangent] | None) -> Probes | None:
@@ -59,19 +63,25 @@ class LinearMap:
             return None if dy_bar is None else dy_bar.sum(dim=(0, 1))
         product = None
         if dy_bar is not None:
-            product = (dy_bar.flatten(0, 1).flatten(1).T @ self.x.flatten(0, 1)).unflatten(
-                0, dy_bar.shape[2:]
-            )
+            product = _summed(dy_bar.flatten(2), self.x).unflatten(0, dy_bar.shape[2:])
         if dxs is None or dxs[0] is None:
             return product
         assert self.cotangent is not None
-        mixed = self.cotangent.flatten(0, 1).T @ dxs[0].flatten(0, 1).flatten(1)
+        mixed = _summed(self.cotangent, dxs[0].flatten(2))
         return plus(product, mixed.unflatten(1, dxs[0].shape[2:]).transpose(0, 1))
 
     def _from_weight(self, dw: Probes) -> Float[Tensor, "batch length k inputs"]:
         assert self.cotangent is not None
         k, outputs, inputs = dw.shape
-        return (self.cotangent @ dw.transpose(0, 1).reshape(outputs, k * inputs)).unflatten(-1, (k, inputs))
+        by_input = dw.permute(0, 2, 1).reshape(k * inputs, outputs)
+        return times_transposed(self.cotangent, by_input).unflatten(-1, (k, inputs))
+
+
+def _summed(
+    left: Float[Tensor, "batch length m"], right: Float[Tensor, "batch length n"]
+) -> Float[Tensor, "m n"]:
+    """Return the sum of left^T right over batch and positions."""
+    return times_transposed(left.flatten(0, 1).T, right.flatten(0, 1).T)
 
 
 class Lookup:

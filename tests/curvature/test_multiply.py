@@ -1,0 +1,64 @@
+"""Products by oneDNN are those of plain multiplication, whatever the layout, and other types never go there."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hessfig.curvature.products.linearised import multiply
+from hessfig.curvature.products.linearised.multiply import times_transposed
+
+pytestmark = pytest.mark.skipif(not multiply._BY_ONEDNN, reason="this torch has no oneDNN")
+ROUNDING = 4 * torch.finfo(torch.float32).eps
+
+
+def _layouts() -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    torch.manual_seed(0)
+    rows, matrix = torch.randn(3, 5, 4, 64), torch.randn(48, 64)
+    return {
+        "contiguous": (rows, matrix),
+        "transposed matrix": (rows, torch.randn(64, 48).T),
+        "transposed rows": (torch.randn(64, 60).T, matrix),
+        "both transposed": (torch.randn(64, 60).T, torch.randn(64, 48).T),
+        "selected rows": (rows[:, 1:4], matrix),
+        "expanded rows": (torch.randn(3, 5, 1, 64).expand(3, 5, 4, 64), matrix),
+        "strided matrix": (rows, torch.randn(48, 128)[:, ::2]),
+    }
+
+
+@pytest.mark.parametrize("layout", _layouts())
+def test_every_layout_gives_the_plain_product(layout: str) -> None:
+    rows, matrix = _layouts()[layout]
+    exact = rows.double() @ matrix.double().T
+    scale = rows.double().abs() @ matrix.double().abs().T
+    found = times_transposed(rows, matrix)
+    assert found.dtype == torch.float32 and found.shape == exact.shape
+    assert ((found.double() - exact).abs() <= ROUNDING * scale).all()
+
+
+def test_the_precision_is_that_of_float32_and_the_same_on_every_call() -> None:
+    torch.manual_seed(1)
+    rows, matrix = torch.randn(500, 512), torch.randn(128, 512)
+    found = times_transposed(rows, matrix)
+    error = (found.double() - rows.double() @ matrix.double().T).norm() / found.double().norm()
+    assert 1e-9 < error < 1e-6  # bfloat16 would leave 2e-3
+    assert torch.equal(found, times_transposed(rows, matrix))
+
+
+def test_small_and_large_numbers_survive() -> None:
+    rows = torch.full((2, 8), 1e-30)
+    assert torch.allclose(times_transposed(rows, torch.full((3, 8), 1e20)), torch.full((2, 3), 8e-10))
+    assert not times_transposed(torch.tensor([[float("nan")] * 8]), torch.ones(3, 8)).isfinite().any()
+
+
+def test_float64_is_the_plain_product_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, matrix = torch.randn(20, 16, dtype=torch.float64), torch.randn(8, 16, dtype=torch.float64)
+    monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", None)
+    assert torch.equal(times_transposed(rows, matrix), rows @ matrix.T)
+
+
+def test_without_onednn_it_is_the_plain_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, matrix = torch.randn(20, 16), torch.randn(8, 16)
+    monkeypatch.setattr(multiply, "_BY_ONEDNN", False)
+    monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", None)
+    assert torch.equal(times_transposed(rows, matrix), rows @ matrix.T)
