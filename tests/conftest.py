@@ -44,13 +44,16 @@ def background(
 ) -> Iterator[Background]:
     """Start what some test will wait for: the toy runs, one after the other, and the workers' slow imports."""
     wanted = {name for item in request.session.items for name in getattr(item, "fixturenames", ())}
-    folder = tmp_path_factory.mktemp("runs")
+    folder = _shared_folder(tmp_path_factory)
+    folder.mkdir(exist_ok=True)
     if "workers" in wanted:
         multiprocessing.get_context("forkserver").set_forkserver_preload(["hessfig.sweep.worker"])
         forkserver.ensure_running()
     with ThreadPoolExecutor(max_workers=1) as executor:
         started = {
-            name: partial(executor.submit, run, folder / name) for name, run in RUNS.items() if name in wanted
+            name: partial(executor.submit, runs.once, run, folder / name)
+            for name, run in RUNS.items()
+            if name in wanted
         }
         yield {name: start() for name, start in started.items()}
 
@@ -58,7 +61,7 @@ def background(
 @pytest.fixture(scope="session")
 def runs_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder that holds the folders of the toy runs."""
-    return tmp_path_factory.getbasetemp() / "runs0"
+    return _shared_folder(tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
@@ -80,6 +83,12 @@ def disturbed(background: Background, runs_folder: Path) -> tuple[Path, int]:
 @pytest.fixture(scope="session")
 def workers() -> None:
     """Worker processes of this process start at once: their imports began with the session."""
+
+
+def _shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder that the processes of pytest-xdist share: each toy run is made by one of them."""
+    base = tmp_path_factory.getbasetemp()
+    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "toy_runs"
 
 
 @dataclass(frozen=True)

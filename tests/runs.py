@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import csv
 import os
+import pickle
 import random
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar, cast
+
+T = TypeVar("T")
 
 COMMAND = Path(sys.executable).with_name("hessfig")
 TOY = [
@@ -31,6 +36,22 @@ def hessfig(*arguments: str, folder: Path, timeout: float = 200) -> subprocess.C
     return subprocess.run(
         [COMMAND, *arguments], cwd=folder, capture_output=True, text=True, timeout=timeout, check=False
     )
+
+
+def once(run: Callable[[Path], T], folder: Path) -> T:
+    """Return what `run` leaves behind in `folder`; of several processes that ask, the first runs it."""
+    begun, ended = folder.with_suffix(".begun"), folder.with_suffix(".ended")
+    try:
+        begun.touch(exist_ok=False)
+    except FileExistsError:
+        while not ended.exists():
+            time.sleep(0.1)
+        return cast(T, pickle.loads(ended.read_bytes()))
+    found = run(folder)
+    unfinished = folder.with_suffix(".part")
+    unfinished.write_bytes(pickle.dumps(found))
+    unfinished.replace(ended)
+    return found
 
 
 def undisturbed(folder: Path) -> subprocess.CompletedProcess[str]:

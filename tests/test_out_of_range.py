@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from hessfig.analysis.manifest import read_run
 from hessfig.cli.out_of_range import out_of_range
 from tests.analysis.synthetic import config, make_table, write_sweep
-from tests.runs import hessfig
+from tests.conftest import Answer
 
 DEEP = [
     "sweep=softmax",
@@ -99,10 +100,11 @@ def test_places_without_sigma(tmp_path: Path) -> None:
     assert "1 numbers of 6 are not finite: at the one point measured (n_layers=1)" in line
 
 
-def test_a_network_too_deep_for_float64_runs_to_its_end(tmp_path: Path) -> None:
-    done = hessfig("run", *DEEP, "seeds=1", "grid.points=3", "workers=1", folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+@pytest.mark.usefixtures("workers")
+def test_a_network_too_deep_for_float64_runs_to_its_end(cli: Callable[..., Answer], tmp_path: Path) -> None:
+    done = cli("run", *DEEP, "seeds=1", "grid.points=3", "workers=1")
+    assert done.code == 0, done.err
+    lines = done.out.splitlines()
     measured = [place for place, line in enumerate(lines) if "3 cells measured, 0 reused, 0 failed" in line]
     said = lines[measured[0] + 1 :]
     assert "numbers of 126 are not finite: sigma >= 1 (n_layers=7): recorded as such" in said[0]

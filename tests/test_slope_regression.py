@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 from hessfig.analysis.slopes import gate
+from hessfig.cli.main import main
 
 SMALL = ["sweep=sigma", "estimator=exact", "model.d_model=16", "seeds=4", "grid.high=0.3", "grid.points=6"]
 TOLERANCE = 0.25
@@ -22,10 +23,11 @@ def hessfig(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def outputs(tmp_path_factory: pytest.TempPathFactory, workers: None) -> Path:
     folder = tmp_path_factory.mktemp("slopes")
-    done = hessfig("run", *SMALL, f"output_dir={folder}")
-    assert done.returncode == 0, done.stderr
+    with pytest.raises(SystemExit) as done:
+        main(["run", *SMALL, f"output_dir={folder}"])
+    assert done.value.code == 0
     return folder
 
 

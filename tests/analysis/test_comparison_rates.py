@@ -49,22 +49,22 @@ def judged(ours: pd.DataFrame, theirs: pd.DataFrame, batches: Batches) -> Compar
     return against.compare(ours, Reference(values[names]), batches)
 
 
-def agreeing(ours: int, theirs: int, batches: Batches) -> int:
-    """Return how many of 100 comparisons of equals agree."""
+def agreeing(ours: int, theirs: int, batches: Batches, of: int = 100) -> int:
+    """Return how many of these many comparisons of equals agree."""
     generator = np.random.default_rng(100 * ours + theirs)
     found = (
         judged(networks(ours, generator, batches), networks(theirs, generator, batches), batches)
-        for _ in range(100)
+        for _ in range(of)
     )
     return sum(comparison.verdict == Verdict.agrees for comparison in found)
 
 
 def test_three_seeds_agree_with_twenty() -> None:
-    assert agreeing(3, 20, ONE_BATCH) >= 95
+    assert agreeing(3, 20, ONE_BATCH, of=30) >= 28
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ours", "theirs"), [(10, 10), (4, 20), (20, 20), (2, 20)])
+@pytest.mark.parametrize(("ours", "theirs"), [(3, 20), (10, 10), (4, 20), (20, 20), (2, 20)])
 def test_equals_on_one_batch_agree(ours: int, theirs: int) -> None:
     assert agreeing(ours, theirs, ONE_BATCH) >= 95
 

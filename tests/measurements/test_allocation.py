@@ -101,7 +101,7 @@ def test_a_run_uses_its_pilots_and_a_second_run_finds_everything_done(tmp_path: 
     assert (first.measured, again.measured, again.reused) == (4, 0, 4)
     [chosen] = allocations(variants, CellStore(tmp_path / "sigma" / "cells"))
     counts = chosen.probes["W_Q"]
-    assert 20 >= counts[0.01] > counts[10.0] >= FEWEST_PROBES and len(counts) == 2
+    assert 12 >= counts[0.01] > counts[10.0] >= FEWEST_PROBES and len(counts) == 2
     manifest = json.loads((tmp_path / "sigma" / "manifest.json").read_text())
     assert manifest["config"]["estimator"]["num_probes"] == 20
     assert manifest["variants"][0]["probes"] == {
@@ -126,7 +126,7 @@ def test_only_what_is_probed_decides(tmp_path: Path) -> None:
         rows = [row for cell in cells for row in store.read(cell.key) or []]
         lower = [row for row in rows if row["layer"] == 1]
         assert 0 < len(lower) < len(rows)
-        assert count == probes_needed(lower, 0.01, ceiling=20)
+        assert count == probes_needed(lower, 0.01, ceiling=12)
 
 
 def test_the_allocation_does_not_depend_on_the_sweep_s_own_seeds(tmp_path: Path) -> None:

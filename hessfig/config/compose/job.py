@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +87,7 @@ class Job:
 
     def _checked(self, composed: DictConfig) -> Config:
         try:
-            config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), composed))
+            config = OmegaConf.to_object(composed)
         except REFUSED as error:
             raise refusal(error, self.words, self.own) from error
         assert isinstance(config, Config)
@@ -121,8 +121,13 @@ def compose(words: Sequence[str], own: Path | None = None) -> Job:
     return job
 
 
-def _hydra(words: Sequence[str], own: Path | None) -> DictConfig:
+@cache
+def _register_schema() -> None:
     ConfigStore.instance().store("schema", Config)
+
+
+def _hydra(words: Sequence[str], own: Path | None) -> DictConfig:
+    _register_schema()
     GlobalHydra.instance().clear()
     searched = [f"hydra.searchpath=[{quoted(f'file://{own}')}]"] if own else []
     with hydra.initialize_config_module("hessfig.conf", version_base="1.3"):

@@ -17,7 +17,8 @@ from hessfig.models.blocks import blocks_of
 from hessfig.models.protocol import Layout
 
 PILOT_SIGMAS, PILOT_REPEATS, PILOT_PROBES = 4, 8, 8
-FEWEST_PROBES = 6
+FEWEST_PROBES = 4
+ALIGNED_PER_PLAIN = 0.6  # 12 probes in a block's own axes are as precise as 20 plain ones (docs/benchmarks.md)
 Rows = Sequence[Mapping[str, Any]]
 
 
@@ -45,11 +46,13 @@ def needs_pilots(config: Config, layout: Layout) -> bool:
 def allocation(rows: Mapping[float, Rows], config: Config) -> Allocation:
     """Return the probes that the pilots' rows, by sigma, call for; without any, none.
 
+    At most as many as are as precise as `num_probes` plain ones, the published recipe.
     The rule sees settings and pilot networks only, never a network or a probe of the sweep. So the number of
     probes is a constant as far as the sweep's numbers go, and they stay unbiased; stopping when a number's own
     error looks small enough would favour the numbers that happen to look precise.
     """
-    share, ceiling = config.estimator.variance_share, config.estimator.num_probes
+    share = config.estimator.variance_share
+    ceiling = max(FEWEST_PROBES, math.ceil(ALIGNED_PER_PLAIN * config.estimator.num_probes))
     found: dict[str, dict[float, list[Mapping[str, Any]]]] = defaultdict(lambda: defaultdict(list))
     for sigma, measured in rows.items():
         for row in measured:

@@ -25,11 +25,12 @@ class LinearisedNetwork:
     """The tape of a problem and the Hessian of its loss in the outputs, shared by every column.
 
     Columns of weight matrices alone take `tape`; those with biases or norms `merged`, where equal rows of the first
-    layer are evaluated once. Raises OtherNetwork when a tape does not give the network's own outputs.
+    layer are evaluated once. A float32 problem is evaluated in float64; products are in its own type. Raises
+    OtherNetwork when a tape does not give the network's own outputs.
     """
 
     def __init__(self, problem: Problem, model: ModelConfig) -> None:
-        self.problem, self.model, self.dtype = problem, model, problem.dtype
+        self.problem, self.model, self.dtype = problem.cast(torch.float64), model, problem.dtype
         self.tape = self._tape(merged=False)
 
     @cached_property
@@ -44,6 +45,7 @@ class LinearisedNetwork:
         tape = self.tape if all(weight.is_main for weight in weights) else self.merged
         return LinearisedColumn(
             tape,
+            self.dtype,
             self.problem.loss,
             [_key(weight) for weight in side(layer, col)],
             {key: [_key(weight) for weight in side(*at)] for key, at in sides.items()},
@@ -59,6 +61,8 @@ class LinearisedNetwork:
             tape = build_tape(problem.network, problem.batch, self.model, merged=merged)
         check_same(problem, tape.output, "linearised network")
         tape.record(output_gradient(problem.loss, tape.output, problem.batch.targets))
+        if self.dtype != problem.dtype:
+            tape.narrow(self.dtype)
         return tape
 
     def _is_held(self, weight: NamedWeight) -> bool:
@@ -72,18 +76,23 @@ class LinearisedColumn:
     """The blocks (row, col) of one column as operators on vectors in col's space."""
 
     def __init__(
-        self, tape: Tape, loss: nn.Module, col: list[Weight], rows: Mapping[Hashable, list[Weight]]
+        self,
+        tape: Tape,
+        dtype: torch.dtype,
+        loss: nn.Module,
+        col: list[Weight],
+        rows: Mapping[Hashable, list[Weight]],
     ) -> None:
-        self.tape, self.loss, self.col, self.rows = tape, loss, col, rows
+        self.tape, self.dtype, self.loss, self.col, self.rows = tape, dtype, loss, col, rows
         self.weights = [tape.parameter(weight) for weight in col]
-        self.dim, self.dtype = sum(weight.numel() for weight in self.weights), self.weights[0].dtype
+        self.dim = sum(weight.numel() for weight in self.weights)
         self.shape = self.weights[0].shape if len(self.weights) == 1 else torch.Size([self.dim])
 
     @property
     def bytes_per_probe(self) -> int:
         """Memory of one probe's tangents, counted from above: every variable up and twice down."""
         entries = sum(value.numel() for value in self.tape.values.values())
-        return 3 * entries * self.weights[0].element_size()
+        return 3 * entries * self.dtype.itemsize
 
     @torch.no_grad()
     def split_matmat(self, probes: Float[Tensor, "dim k"], parts: Sequence[Part] = SPLIT) -> Products:
@@ -103,8 +112,13 @@ class LinearisedColumn:
         tape = self.tape
         rows = list(dict.fromkeys(weight for row in self.rows.values() for weight in row))
         df = None if part == Part.H_f else tangents[tape.nodes[-1].output]
-        df_bar = None if df is None else self.loss.hessian_product(tape.output, df)  # type: ignore[operator]
+        df_bar = None if df is None else self._curved(df)
         return tape.pull_back(df_bar, None if part == Part.H_o else tangents, rows)
+
+    def _curved(self, df: Float[Tensor, "batch scored k vocab"]) -> Float[Tensor, "batch scored k vocab"]:
+        """Apply the Hessian of the loss in the outputs, in their type."""
+        product: Tensor = self.loss.hessian_product(self.tape.output, df.to(self.tape.output.dtype))  # type: ignore[operator]
+        return product.to(self.dtype)
 
     def _perturbations(self, probes: Float[Tensor, "dim k"]) -> dict[Weight, Probes]:
         pieces = probes.to(self.weights[0].device).T.split([weight.numel() for weight in self.weights], dim=1)
@@ -115,7 +129,7 @@ class LinearisedColumn:
 
     def _flat(self, products: Sequence[tuple[Weight, Probes | None]], k: int) -> Float[Tensor, "n k"]:
         filled = [
-            zeros_like_weight(self.tape.parameter(at), k) if product is None else product
+            zeros_like_weight(self.tape.parameter(at), k, self.dtype) if product is None else product
             for at, product in products
         ]
         flat = [product.flatten(1) for product in filled]

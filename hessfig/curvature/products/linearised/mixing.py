@@ -15,8 +15,10 @@ from hessfig.models.transformer.sinks import with_sink
 class Mixing:
     """Inputs q, k, v with heads side by side; `allowed` says which keys a query sees.
 
-    `sink` is added to the scores of the first key.
+    `sink` is added to the scores of the first key. Tangents of scores and pattern are in the type of `weights`.
     """
+
+    sharp = ("weights", "_pattern_bar")
 
     def __init__(
         self,
@@ -34,6 +36,7 @@ class Mixing:
         self.is_linear, self.allowed = is_linear, allowed
         self.q, self.k, self.v = (self._split(rows.unsqueeze(2)).squeeze(3) for rows in values)
         self.pattern = self._pattern(with_sink(self.q @ self.k.mT / scale, sink))
+        self.weights = self.pattern  # a_ij again, in the type it was evaluated in
         self.value = self._merge((self.pattern @ self.v).unsqueeze(3)).squeeze(2)
         self.cotangent: Tensor | None = None
 
@@ -76,7 +79,7 @@ class Mixing:
         dscore_bar = None if dpattern_bar is None else self._through_pattern(dpattern_bar)
         if dpattern is None or self.is_linear:
             return dscore_bar
-        pattern, pattern_bar = self.pattern.unsqueeze(3), self._pattern_bar
+        pattern, pattern_bar = self.weights.unsqueeze(3), self._pattern_bar
         mean = (pattern * pattern_bar).sum(-1, keepdim=True)
         spread = (dpattern * pattern_bar).sum(-1, keepdim=True)
         return plus(dscore_bar, dpattern * (pattern_bar - mean) - pattern * spread)
@@ -114,8 +117,8 @@ class Mixing:
         """Apply the (symmetric) Jacobian of scores -> pattern: diag(A) - A A^T per query, or the mask."""
         if self.is_linear:
             return rows * self.allowed.unsqueeze(1)
-        weighted = self.pattern.unsqueeze(3) * rows
-        return weighted - self.pattern.unsqueeze(3) * weighted.sum(-1, keepdim=True)
+        weighted = self.weights.unsqueeze(3) * rows
+        return weighted - self.weights.unsqueeze(3) * weighted.sum(-1, keepdim=True)
 
     def _split_all(self, dxs: Sequence[Tangent]) -> list[Tangent]:
         return [None if dx is None else self._split(dx) for dx in dxs]
@@ -137,8 +140,8 @@ class Mixing:
 def _rows_times(
     rows: Float[Tensor, "b h i k n"], matrix: Float[Tensor, "b h n m"]
 ) -> Float[Tensor, "b h i k m"]:
-    """Multiply every row (i, k) by the matrix of its batch and head."""
-    return (rows.flatten(2, 3) @ matrix).unflatten(2, rows.shape[2:4])
+    """Multiply every row (i, k) by the matrix of its batch and head, in the matrix's type."""
+    return (rows.flatten(2, 3).to(matrix.dtype) @ matrix).unflatten(2, rows.shape[2:4])
 
 
 def _times_rows(

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from hessfig.curvature.products.linearised.narrow import narrow
 from hessfig.curvature.products.linearised.node import Node, Tangent, plus
 from hessfig.curvature.products.linearised.weights import Holder, Probes
 
@@ -56,6 +57,14 @@ class Tape:
             node.cotangent = bar.squeeze(2)
             needed = [True] * len(node.inputs)
             _accumulate(bars, node, node.pull_back(bar, None, needed))
+
+    def narrow(self, dtype: torch.dtype) -> None:
+        """Let products run in `dtype`; the output stays as it was recorded."""
+        output = self.output
+        for node in self.nodes:
+            narrow(node, dtype)
+            self.values[node.output] = node.value
+        self.nodes[-1].value = output
 
     def push(self, dw: Mapping[Weight, Probes]) -> Tangents:
         """Return the tangents of all variables for perturbed weights `dw`."""
@@ -107,6 +116,6 @@ def _accumulate(bars: Tangents, node: Node, contributions: list[Tangent]) -> Non
         bars[name] = plus(bars.get(name), contribution)
 
 
-def zeros_like_weight(weight: Tensor, k: int) -> Probes:
+def zeros_like_weight(weight: Tensor, k: int, dtype: torch.dtype) -> Probes:
     """Return the product of a row that nothing reaches."""
-    return torch.zeros(k, *weight.shape, dtype=weight.dtype, device=weight.device)
+    return torch.zeros(k, *weight.shape, dtype=dtype, device=weight.device)
