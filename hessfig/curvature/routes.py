@@ -45,7 +45,7 @@ class Engines:
 
     def column(self, layer: int, col: str, blocks: Sequence[Block]) -> Column:
         """Return the blocks of one column as operators, keyed by block."""
-        rows = {block: (block.row_layer, str(block.row)) for block in blocks}
+        rows = _rows(blocks)
         if self.products == Products.linearised and can_take(self.problem):
             return HeadedColumn(self.problem, layer, col, rows)
         network = self._linearised if self.products == Products.linearised else None
@@ -65,12 +65,13 @@ class Engines:
 
         if not isinstance(column, LinearisedColumn) or column.dim < LARGE:
             return None
-        found = self._in_float32.column(layer, col, blocks)
-        return found if isinstance(found, LinearisedColumn) else None
+        return self._narrow.column(layer, col, _rows(blocks))
 
     @cached_property
-    def _in_float32(self) -> Engines:
-        return Engines(self.problem.cast(torch.float32), self.model, self.products)
+    def _narrow(self) -> LinearisedNetwork:
+        from hessfig.curvature.products.linearised.column import LinearisedNetwork
+
+        return LinearisedNetwork(self.problem, self.model, products=torch.float32)
 
     @cached_property
     def _linearised(self) -> LinearisedNetwork | None:
@@ -87,3 +88,7 @@ class Engines:
         except OtherNetwork as error:
             warnings.warn(f"{error}; taken here", RuntimeWarning, stacklevel=2)
             return None
+
+
+def _rows(blocks: Sequence[Block]) -> dict[Block, tuple[int, str]]:
+    return {block: (block.row_layer, str(block.row)) for block in blocks}

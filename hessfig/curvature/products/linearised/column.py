@@ -25,12 +25,12 @@ class LinearisedNetwork:
     """The tape of a problem and the Hessian of its loss in the outputs, shared by every column.
 
     Columns of weight matrices alone take `tape`; those with biases or norms `merged`, where equal rows of the first
-    layer are evaluated once. A float32 problem is evaluated in float64; products are in its own type. Raises
-    OtherNetwork when a tape does not give the network's own outputs.
+    layer are evaluated once. The network is evaluated in float64 whatever the problem's type; products are in
+    `products`, or in that type. Raises OtherNetwork when a tape does not give the network's own outputs.
     """
 
-    def __init__(self, problem: Problem, model: ModelConfig) -> None:
-        self.problem, self.model, self.dtype = problem.cast(torch.float64), model, problem.dtype
+    def __init__(self, problem: Problem, model: ModelConfig, *, products: torch.dtype | None = None) -> None:
+        self.problem, self.model, self.dtype = problem.cast(torch.float64), model, products or problem.dtype
         self.tape = self._tape(merged=False)
 
     @cached_property
