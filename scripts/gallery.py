@@ -130,8 +130,8 @@ def _span(counts: list[int]) -> str:
 
 
 def _time(manifest: dict[str, Any], table: pd.DataFrame) -> str:
-    """Return the wall time, or what the cells took where the last run found them finished."""
-    if manifest["cells"]["measured"]:
+    """Return the wall time, or what the cells took where the last run found some of them finished."""
+    if not manifest["cells"]["reused"]:
         return _duration(manifest["seconds"])
     cells = table.groupby(["config", "sigma", "step", "seed"], dropna=False)
     return f"{_duration(cells['seconds'].first().sum())} of computing"
