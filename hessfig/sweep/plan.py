@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import product
 from typing import Any
 
-from hessfig.config import Config, sigma_values, with_defaults
+from hessfig.config import Config, DType, sigma_values, with_defaults
 from hessfig.config.plain import in_key
 from hessfig.errors import UserError
 from hessfig.measurements.blocks import check_served
@@ -25,6 +25,7 @@ from hessfig.sweep.feasible import check_cost, check_distinct, check_number
 from hessfig.terms import Block
 
 ALGORITHM_VERSION = 4
+FLOAT32_VERSION = 2  # since 2, which 1 did not name, networks of the package are evaluated in float64
 Variants = list[tuple[str, Config]]
 Settled = Callable[["Setup", float | None], Mapping[str, int]]
 
@@ -108,6 +109,7 @@ class Setup:
     @cached_property
     def _network(self) -> dict[str, Any]:
         plain = in_key(replace(self.config, model=with_defaults(self.config.model)))
+        narrow = {"float32": FLOAT32_VERSION} if self.config.dtype == DType.float32 else {}
         return {
             "algorithm": ALGORITHM_VERSION,
             "task": plain["task"],
@@ -116,6 +118,7 @@ class Setup:
             "state": point.science(self.config),
             "dtype": plain["dtype"],
             "device": self.config.device.partition(":")[0],
+            **narrow,
         }
 
 

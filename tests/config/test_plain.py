@@ -19,7 +19,6 @@ KEYS_OF_0_1 = [
     (["sweep=single_matrix"], "811234cbd1d6a20d1105c830", "329f169e1914cb9285366f89"),
     (["sweep=mlp"], "7a59ca3e33a0fd7c641d654a", "db78f2640a61afb3a5ecf5b8"),
     (["sweep=eq5"], "2ef77f45e0a653ce5fd2a0bc", "ed308e8bf0e50c50166bb41f"),
-    (["sweep=depth"], "4ea205b9c14138d32301a984", "8f3515d7e76fac797b9b189e"),
     (["sweep=entries"], "882342a15df85b2be485f43b", "43e58f63b56ae3ca17c0871c"),
     (
         ["sweep=sigma", "quantities=[trace]", "blocks=[W_Q]"],
@@ -35,6 +34,15 @@ def test_cells_keep_the_keys_of_0_1(words: list[str], first: str, last: str) -> 
     ends = (setups[0], setups[-1])
     cells = [Cell(setup, setup.sigmas()[0], 1234, setup.config.quantities[0]) for setup in ends]
     assert [cell.key for cell in cells] == [first, last]
+
+
+def test_cells_in_float32_are_measured_again() -> None:
+    """0.1 evaluated their networks in float32, which are others where attention saturates."""
+    of_0_1 = {"4ea205b9c14138d32301a984", "8f3515d7e76fac797b9b189e"}
+    setups = setups_of(configs("sweep=depth"))
+    assert not of_0_1 & {Cell(setup, setup.sigmas()[0], 1234).key for setup in setups}
+    wide = setups_of(configs("sweep=depth", "dtype=float64"))
+    assert all("float32" not in setup.science("frobenius") for setup in wide)
 
 
 def test_added_settings_are_settings() -> None:

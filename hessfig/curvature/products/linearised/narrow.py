@@ -14,8 +14,9 @@ def narrow(node: Node, dtype: torch.dtype) -> None:
     """Cast what a step multiplies tangents with to `dtype`, but for what its class lists as `sharp`.
 
     A float32 network is another one where attention saturates: at sigma = 10 its scores are rounded by more than 1, and
-    1 - p is lost where a weight p is almost 1. So values, cotangents and the Jacobian of the softmax stay float64, and
-    only linear maps are narrow: products are those of the float64 network to float32's rounding (docs/accuracy.md).
+    1 - p is lost where a weight p is almost 1. So values and cotangents are found in float64, the Jacobian of the
+    softmax stays in it, and only linear maps are narrow: products are those of the float64 network to float32's
+    rounding (docs/accuracy.md).
     """
     for name, attribute in vars(type(node)).items():
         if isinstance(attribute, cached_property):

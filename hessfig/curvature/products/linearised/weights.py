@@ -51,10 +51,8 @@ class LinearMap:
     ) -> list[Tangent]:
         if not needed[0]:
             return [None]
-        first, dw = (
-            None if dy_bar is None else times_transposed(dy_bar, self.weight.T),
-            self.perturbed.get(WEIGHT),
-        )
+        first = None if dy_bar is None else times_transposed(dy_bar, self.weight.T)
+        dw = self.perturbed.get(WEIGHT)
         return [first if dxs is None or dw is None else plus(first, self._from_weight(dw))]
 
     def weight_product(self, name: str, dy_bar: Tangent, dxs: Sequence[Tangent] | None) -> Probes | None:
