@@ -41,6 +41,11 @@ def checksum(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
+def digest(settings: object) -> str:
+    """Return the short hash of `settings` that keys have; the order of their names does not count."""
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:24]
+
+
 def read_checked(path: Path) -> dict[str, Any]:
     """Return a JSON object whose `checksum`, if it has one, is true (foreign files and older ones have none).
 

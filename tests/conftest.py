@@ -6,6 +6,7 @@ import os
 
 os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"))
 
+import importlib
 import multiprocessing
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from importlib.abc import MetaPathFinder
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,23 @@ CHECKED = [
     *[f"curvature.{name}" for name in ("column", "probes", "problem", "whole")],
 ]
 install_import_hook([f"hessfig.{name}" for name in CHECKED], "beartype.beartype")
+
+
+class _LibrariesFirst(MetaPathFinder):
+    """Finds nothing, but imports the large libraries before the first checked module asks for them.
+
+    While the hook executes a module, whatever that imports is compiled anew instead of being read from its bytecode:
+    fifteen seconds a process.
+    """
+
+    def find_spec(self, name: str, path: object, target: object = None) -> None:
+        if name.startswith("hessfig.") and name.removeprefix("hessfig.").startswith(tuple(CHECKED)):
+            sys.meta_path.remove(self)
+            for library in ("beartype.door", "curvlinops", "transformer_lens.model_bridge.sources.native"):
+                importlib.import_module(library)
+
+
+sys.meta_path.insert(0, _LibrariesFirst())
 
 RUNS = {"undisturbed": runs.undisturbed, "disturbed": runs.disturbed}
 Background = dict[str, Future[Any]]

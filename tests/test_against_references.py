@@ -12,6 +12,9 @@ import pytest
 
 from hessfig.config.choices import Published
 from hessfig.config.shipped import shipped_figures
+from hessfig.figures.layouts import overlay
+from hessfig.figures.parts.paper import Paper
+from hessfig.figures.parts.style import styled
 from tests.analysis.authors import as_reference, file_name, publish, settings, toy_table, write_toy_sweep
 from tests.analysis.synthetic import write_sweep
 from tests.conftest import Answer
@@ -21,6 +24,12 @@ PUBLISHED = {
     **{"3a": "sigma", "3b": "layernorm", "5a": "linear_axis_short", "5b": "linear_axis"},
     **{"6": "depth", "7": "softmax", "8": "mlp"},
 }
+
+
+@pytest.fixture
+def svg_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Overlays are drawn in one format: these tests are about words."""
+    monkeypatch.setattr(overlay, "styled", lambda: styled(Paper(formats=("svg",))))
 
 
 def files_under(folder: Path) -> set[str]:
@@ -45,6 +54,7 @@ def test_the_figures_that_have_numbers_are_those_of_the_configuration() -> None:
     assert found == PUBLISHED
 
 
+@pytest.mark.usefixtures("svg_alone")
 def test_every_figure_gets_one_verdict(cli: Cli, tmp_path: Path) -> None:
     for sweep in PUBLISHED.values():
         write_toy_sweep(sweep, tmp_path / "outputs")
@@ -57,14 +67,14 @@ def test_every_figure_gets_one_verdict(cli: Cli, tmp_path: Path) -> None:
         assert line.startswith(f"figure {figure} ({sweep}) against the authors' files: {expected}: "), line
     assert "figures 1 and 4: skipped: published as pictures" in answer.out
     assert len([line for line in answer.out.splitlines() if not line.startswith(" ")]) == len(PUBLISHED) + 1
-    endings = "{pdf,png,svg,csv}"
-    for path in ("outputs/mlp/comparison_curves.csv", f"outputs/figures/figcompare_softmax_depth2.{endings}"):
+    for path in ("outputs/mlp/comparison_curves.csv", "outputs/figures/figcompare_softmax_depth2.{svg,csv}"):
         assert path in answer.out
     written = files_under(tmp_path / "outputs")
     assert {f"{sweep}/comparison_curves.csv" for sweep in PUBLISHED.values()} <= written
-    assert {"figures/figcompare_sigma.pdf", "figures/figcompare_softmax_depth2.svg"} <= written
+    assert {"figures/figcompare_sigma.csv", "figures/figcompare_softmax_depth2.svg"} <= written
 
 
+@pytest.mark.usefixtures("svg_alone")
 def test_figures_without_table_or_files_are_skipped_with_the_reason(cli: Cli, tmp_path: Path) -> None:
     for sweep in ("sigma", "softmax"):
         write_toy_sweep(sweep, tmp_path / "outputs")
@@ -78,6 +88,7 @@ def test_figures_without_table_or_files_are_skipped_with_the_reason(cli: Cli, tm
     assert not (tmp_path / "outputs/softmax/comparison.csv").exists()
 
 
+@pytest.mark.usefixtures("svg_alone")
 def test_a_named_sweep_is_compared_alone(cli: Cli, tmp_path: Path) -> None:
     for sweep in ("sigma", "mlp"):
         write_toy_sweep(sweep, tmp_path / "outputs")
@@ -89,6 +100,7 @@ def test_a_named_sweep_is_compared_alone(cli: Cli, tmp_path: Path) -> None:
     assert not (tmp_path / "outputs/sigma/comparison.csv").exists()
 
 
+@pytest.mark.usefixtures("svg_alone")
 def test_lost_numbers_are_named_below_their_figure(cli: Cli, tmp_path: Path) -> None:
     write_toy_sweep("softmax", tmp_path / "outputs")
     publish("softmax", tmp_path / "results")
@@ -108,6 +120,7 @@ def test_lost_numbers_are_named_below_their_figure(cli: Cli, tmp_path: Path) -> 
         assert words in answer.out
 
 
+@pytest.mark.usefixtures("svg_alone")
 def test_a_toy_model_is_called_one(cli: Cli, tmp_path: Path) -> None:
     write_sweep(toy_table("sigma"), tmp_path / "outputs", settings=settings("sigma", "model.d_model=32"))
     publish("sigma", tmp_path / "results")
@@ -133,6 +146,7 @@ def test_another_run_is_called_by_its_folder_and_every_path_written_is_printed(
         assert f"{stem}." in answer.out and ending in answer.out, name
 
 
+@pytest.mark.usefixtures("svg_alone")
 def test_two_batches_are_allowed_for(cli: Cli, tmp_path: Path) -> None:
     write_toy_sweep("sigma", tmp_path / "outputs")
     again = toy_table("sigma").assign(value=lambda table: as_reference(table, seed=3)["value"])

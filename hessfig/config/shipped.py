@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -109,7 +110,8 @@ def _comment(text: str) -> str:
     return next(lines, "")
 
 
-def _parsed(text: str) -> dict[str, Any]:
+@cache
+def _parsed(text: str) -> Mapping[str, Any]:
     """Return the file's settings; none for a file that is no YAML mapping (composing it tells why)."""
     import yaml
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from hessfig.config import Config
-from hessfig.record import FROBENIUS
+from hessfig.record import FROBENIUS, digest
 
 if TYPE_CHECKING:
     from hessfig.sweep.plan import Setup
@@ -74,8 +72,3 @@ class Cell:
         step = "" if self.step is None else f"step={self.step}, "
         quantity = "" if self.quantity == FROBENIUS else f", {self.quantity}"
         return f"{variant}n_layers={self.num_layers}, {sigma}{step}seed={self.seed}{quantity}"
-
-
-def digest(settings: object) -> str:
-    """Return a hash of `settings` that does not depend on the order of keys."""
-    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:24]

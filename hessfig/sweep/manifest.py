@@ -17,8 +17,8 @@ from hessfig.config import Config
 from hessfig.config.plain import as_plain, without_added
 from hessfig.measurements.frobenius.allocation import Allocation
 from hessfig.models.registry import kind
-from hessfig.record import CHECKSUM, checksum
-from hessfig.sweep.plan import Setup, digest
+from hessfig.record import CHECKSUM, checksum, digest
+from hessfig.sweep.plan import Setup
 from hessfig.sweep.shelter import THREADS
 
 _PACKAGES = ("torch", "transformer-lens", "curvlinops-for-pytorch", "numpy", "hydra-core", "transformers")

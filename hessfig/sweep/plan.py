@@ -20,7 +20,6 @@ from hessfig.models.registry import kind
 from hessfig.record import FROBENIUS
 from hessfig.states import point
 from hessfig.sweep.cell import Cell
-from hessfig.sweep.cell import digest as digest
 from hessfig.sweep.feasible import check_cost, check_distinct, check_number
 from hessfig.terms import Block
 

@@ -8,8 +8,8 @@ import io
 from dataclasses import dataclass
 from typing import Any
 
-from hessfig.record import COLUMNS
-from hessfig.sweep.plan import Cell, digest
+from hessfig.record import COLUMNS, digest
+from hessfig.sweep.plan import Cell
 from hessfig.sweep.store import CellStore, CorruptCell, Rows
 
 

@@ -58,6 +58,11 @@ def plateau(block: Block, part: Part, architecture: Architecture, sigma: float) 
 
 def toy_table(sweep: str, *, seeds: int = 8) -> pd.DataFrame:
     """Return a table of `sweep` on the published grid that follows the predictions."""
+    return _made(sweep, seeds).copy()
+
+
+@cache
+def _made(sweep: str, seeds: int) -> pd.DataFrame:
     scale = STEMS[sweep].partition("scale=")[2].partition("_residual")[0] or "log"
     return make_table(
         sweep=sweep,

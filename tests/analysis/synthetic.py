@@ -77,14 +77,17 @@ def make_table(
     generator = np.random.default_rng(0)
     factors = np.exp(wander * generator.normal(size=seeds))
     places = itertools.product(sigma or [math.nan], steps or [math.nan], indices)
+    known = {
+        (variant, depth): Architecture.from_config(varied(settings, variant, num_layers=depth))
+        for variant, depth in networks
+    }
     rows = []
     for (variant, depth), (row, col), part, (s, step, index), k in itertools.product(
         networks, blocks, parts, list(places), range(seeds)
     ):
-        architecture = Architecture.from_config(varied(settings, variant, num_layers=depth))
         for layer in _layers(depth, row, col):
             place = next((x for x in (s, step) if not math.isnan(x)), 1.0)
-            value = law(Block(layer, row, col), Part(part), architecture, place)
+            value = law(Block(layer, row, col), Part(part), known[variant, depth], place)
             value *= factors[k] * np.exp(noise * generator.normal())
             rows.append(
                 {

@@ -60,7 +60,7 @@ def agreeing(ours: int, theirs: int, batches: Batches, of: int = 100) -> int:
 
 
 def test_three_seeds_agree_with_twenty() -> None:
-    assert agreeing(3, 20, ONE_BATCH, of=30) >= 28
+    assert agreeing(3, 20, ONE_BATCH, of=12) >= 11
 
 
 @pytest.mark.slow
@@ -75,24 +75,24 @@ def test_equals_on_two_batches_agree(ours: int, theirs: int) -> None:
     assert agreeing(ours, theirs, TWO_BATCHES) >= 95
 
 
-def found_of_20(block: str, part: str, factor: float, batches: Batches) -> int:
-    """Return how many of 20 comparisons of 3 seeds with 20 find a factor in one curve."""
+def finding(block: str, part: str, factor: float, *, of: int) -> int:
+    """Return how many of these many comparisons of 3 seeds with 20, on two batches, find a factor in one curve."""
     generator = np.random.default_rng(5)
     found = 0
-    for _ in range(20):
-        ours = networks(3, generator, batches)
+    for _ in range(of):
+        ours = networks(3, generator, TWO_BATCHES)
         wrong = (ours["row"] == block) & (ours["part"] == part)
         ours["value"] *= np.where(wrong, factor, 1.0)
-        found += judged(ours, networks(20, generator, batches), batches).verdict == Verdict.differs
+        found += judged(ours, networks(20, generator, TWO_BATCHES), TWO_BATCHES).verdict == Verdict.differs
     return found
 
 
 def test_an_error_of_a_quarter_in_one_curve_is_found_with_three_seeds() -> None:
-    assert found_of_20("W_Q", "H_f", 1.25, TWO_BATCHES) >= 19
+    assert finding("W_Q", "H_f", 1.25, of=8) >= 7
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("factor", [1.25, 0.75])
 @pytest.mark.parametrize(("block", "part"), OWN)
 def test_an_error_of_a_quarter_is_found_in_every_curve(block: str, part: str, factor: float) -> None:
-    assert found_of_20(block, part, factor, TWO_BATCHES) >= 18
+    assert finding(block, part, factor, of=20) >= 18

@@ -10,7 +10,7 @@ import torch
 
 from hessfig.config import Config, GridConfig
 from hessfig.config.choices import FigureGroup, Published
-from hessfig.config.compose import jobs
+from hessfig.config.compose import compose, jobs
 from hessfig.config.compose.overrides import quoted
 from hessfig.config.plain import as_plain
 from hessfig.config.settings import settings
@@ -29,7 +29,8 @@ TOY = {
     "spectrum.num_probes": 2,
     "seeds": 1,
 }
-MOST_VARIANTS = 7  # of a sweep, evenly spread: the others differ from these in a number
+# How many variants of a sweep are measured, evenly spread: the others differ from these in a number.
+VARIANTS = [2, pytest.param(7, marks=pytest.mark.slow)]
 # Of sweeps over a training.
 TOY_TRAINING = {
     **{"state.step": "[1,3]", "training.steps": 3, "training.warmup": 1, "training.batch_size": 4},
@@ -67,8 +68,8 @@ def make(seed):
 """
 
 
-def toy_cells(sweep: str, folder: Path) -> list[Cell]:
-    """Return one cell a variant and quantity of `sweep`: one sigma, one seed, a narrow network."""
+def toy_cells(sweep: str, most: int, folder: Path) -> list[Cell]:
+    """Return a cell of each quantity of at most `most` variants: one sigma, one seed, a narrow network."""
     (folder / "network.py").write_text(NETWORK)
     narrow = {**TOY, "model.d_model": 16 if sweep in ("heads", "model_size_heads") else 4}
     if sweep == "gpt2":
@@ -86,13 +87,14 @@ def toy_cells(sweep: str, folder: Path) -> list[Cell]:
     found = configs(f"sweep={sweep}", *words, *given)
     for _, config in found:
         config.grid = GridConfig(points=1, low=0.3)
-    return plan(setups_of(found[:: -(-len(found) // MOST_VARIANTS)]))
+    return plan(setups_of(found[:: -(-len(found) // most)]))
 
 
+@pytest.mark.parametrize("most", VARIANTS)
 @pytest.mark.parametrize("sweep", SWEEPS)
-def test_every_sweep_measures_at_toy_size(sweep: str, tmp_path: Path) -> None:
+def test_every_sweep_measures_at_toy_size(sweep: str, most: int, tmp_path: Path) -> None:
     torch.set_num_threads(1)
-    for cell in toy_cells(sweep, tmp_path):
+    for cell in toy_cells(sweep, most, tmp_path):
         found = measure(cell)
         assert found.rows or found.arrays
         odd = {row["quantity"] for row in found.rows if row["status"] not in ("ok", "structural_zero")}
@@ -109,7 +111,7 @@ def test_every_sweep_names_estimator_type_quantities_and_windows(sweep: str) -> 
 
 
 def test_estimators_and_types_are_those_make_figures_used() -> None:
-    made = {name: configs(f"sweep={name}", *_network(name))[0][1] for name in SWEEPS}
+    made = {name: compose([f"sweep={name}", *_network(name)]).config for name in SWEEPS}
     dense = {name for name, config in made.items() if config.estimator.method == "dense"}
     assert dense == {"entries", "entries_after", "eq5", "data_size", "sublayers"}
     assert {config.estimator.method for config in made.values()} == {"dense", "auto", "hutchinson"}

@@ -39,17 +39,17 @@ def oracle(problem: Problem) -> dict[Part, Tensor]:
     def outputs() -> Tensor:
         return functional_call(suffix, dict(zip(names, at, strict=True)), (problem.batch.inputs,))
 
-    def flat(value: Tensor) -> Tensor:
-        found = torch.autograd.grad(value, at, create_graph=True, retain_graph=True, materialize_grads=True)
+    def flat(value: Tensor, *, again: bool = False) -> Tensor:
+        found = torch.autograd.grad(value, at, create_graph=again, retain_graph=True, materialize_grads=True)
         return torch.cat([piece.flatten() for piece in found])
 
     def twice(value: Tensor) -> Tensor:
-        return torch.stack([flat(one).detach() for one in flat(value)])
+        return torch.stack([flat(one) for one in flat(value, again=True)])
 
     def loss(z: Tensor) -> Tensor:
         return problem.loss(z.view_as(suffix.outputs), problem.batch.targets)
 
-    jacobian = torch.stack([flat(one).detach() for one in outputs().flatten()])
+    jacobian = torch.stack([flat(one) for one in outputs().flatten()])
     curvature = torch.autograd.functional.hessian(loss, suffix.outputs.flatten())
     return {
         Part.H: twice(problem.loss(outputs(), problem.batch.targets)),

@@ -35,7 +35,7 @@ def made(tmp_path: Path) -> Made:
     return make
 
 
-@pytest.mark.parametrize("width", [3.25, 6.75])
+@pytest.mark.parametrize("width", [3.25, pytest.param(6.75, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("figure", EVERY)
 def test_type_is_readable_and_nothing_overlaps(made: Made, figure: str, width: float) -> None:
     asked = Paper(width=width)

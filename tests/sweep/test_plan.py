@@ -21,7 +21,8 @@ from hessfig.config import (
     TaskConfig,
 )
 from hessfig.measurements.blocks import columns
-from hessfig.sweep.plan import Cell, Setup, digest, plan, setups_of
+from hessfig.record import digest
+from hessfig.sweep.plan import Cell, Setup, plan, setups_of
 from tests.toys import ARCHITECTURES
 
 

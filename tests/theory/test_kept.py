@@ -29,12 +29,12 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("small")
 def test_the_same_command_mends_a_study(cli: Callable[..., Answer], tmp_path: Path) -> None:
-    assert cli("plot", "figure=bounds").code == 0
+    assert cli("plot", "figure=bounds", "figure.formats=[svg]").code == 0
     folder = tmp_path / "outputs/bounds"
     whole = {path.name: path.read_bytes() for path in folder.iterdir()}
     for name, damage in DAMAGES.items():
         damage(folder)
-        answer = cli("plot", "figure=bounds")
+        answer = cli("plot", "figure=bounds", "figure.formats=[svg]")
         assert answer.code == 0, (name, answer.err)
         assert "are not whole, and are computed again" in answer.err
         assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == whole, name
@@ -42,7 +42,7 @@ def test_the_same_command_mends_a_study(cli: Callable[..., Answer], tmp_path: Pa
 
 @pytest.mark.usefixtures("small")
 def test_whole_tables_are_not_computed_again(cli: Callable[..., Answer], tmp_path: Path) -> None:
-    cli("plot", "figure=bounds")
+    cli("plot", "figure=bounds", "figure.formats=[svg]")
     before = (tmp_path / "outputs/bounds/table.csv").stat().st_mtime_ns
-    assert cli("plot", "figure=bounds").err == ""
+    assert cli("plot", "figure=bounds", "figure.formats=[svg]").err == ""
     assert (tmp_path / "outputs/bounds/table.csv").stat().st_mtime_ns == before

@@ -9,7 +9,7 @@ from hessfig.analysis.arrays.spectra import Place
 from hessfig.analysis.claims.evidence import Evidence
 from hessfig.analysis.claims.rule import Claim, Finding, exceeds, found, missing
 from hessfig.analysis.interval import difference_interval
-from hessfig.analysis.spectra.heterogeneity import averages, is_weight
+from hessfig.analysis.spectra.heterogeneity import is_weight, pair_distances
 from hessfig.analysis.variants import assignments
 from hessfig.terms import Part
 
@@ -31,7 +31,7 @@ def heterogeneity(evidence: Evidence) -> Finding:
     def wanted(place: Place) -> bool:
         return is_weight(place) and place.part == Part.H
 
-    every = averages(evidence.spectra(wanted))
+    _, every = pair_distances(evidence.spectra(wanted))
     every = every.assign(kind=[assignments(variant).get(KIND, "") for variant in every["variant"]])
     one, other = (_by_seed(every[every["kind"] == kind], "average") for kind in (TRANSFORMER, MLP))
     if one.empty or other.empty:

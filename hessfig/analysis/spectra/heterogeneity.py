@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import groupby
+from itertools import groupby, product
 
 import pandas as pd
 
@@ -22,24 +22,24 @@ def is_weight(place: Place) -> bool:
     return place.row == place.col and place.row not in list(Group) and place.row_layer == place.layer
 
 
-def pair_distances(blocks: Iterable[Block], kernel: Kernel = PUBLISHED) -> pd.DataFrame:
-    """Return a row for every pair of blocks of a network (both orders), in columns NETWORK, PAIR and `distance`."""
-    rows = []
+def pair_distances(blocks: Iterable[Block], kernel: Kernel = PUBLISHED) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the distances of every network's blocks, and their averages.
+
+    The first table: a row for every pair (both orders), in columns NETWORK, PAIR and `distance`. The second: JS^0, the
+    average over all pairs of different blocks, of every network, in columns NETWORK and `average`.
+    """
+    pairs, means = [], []
     for network, members in _networks(blocks):
         matrix = distances(members, kernel)
-        for i, one in enumerate(members):
-            for j, other in enumerate(members):
-                rows.append({**network, **_pair(one.place, other.place), "distance": matrix[i, j]})
-    return pd.DataFrame(rows, columns=[*NETWORK, *PAIR, "distance"]).astype({"distance": float})
+        means.append({**network, "average": average_distance(matrix)})
+        for (i, one), (j, other) in product(enumerate(members), repeat=2):
+            pairs.append({**network, **_pair(one.place, other.place), "distance": matrix[i, j]})
+    return _table(pairs, [*PAIR, "distance"]), _table(means, ["average"])
 
 
-def averages(blocks: Iterable[Block], kernel: Kernel = PUBLISHED) -> pd.DataFrame:
-    """Return JS^0, the average distance over all pairs of different blocks, of every network, in `average`."""
-    rows = [
-        {**network, "average": average_distance(distances(members, kernel))}
-        for network, members in _networks(blocks)
-    ]
-    return pd.DataFrame(rows, columns=[*NETWORK, "average"]).astype({"average": float})
+def _table(rows: list[dict[str, object]], columns: list[str]) -> pd.DataFrame:
+    """Return rows as a table; its last column holds numbers."""
+    return pd.DataFrame(rows, columns=[*NETWORK, *columns]).astype({columns[-1]: float})
 
 
 def _networks(blocks: Iterable[Block]) -> Iterable[tuple[dict[str, object], Sequence[Block]]]:

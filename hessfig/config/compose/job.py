@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +127,16 @@ def _register_schema() -> None:
 
 
 def _hydra(words: Sequence[str], own: Path | None) -> DictConfig:
+    return _composed(tuple(words), own) if own else _shipped(tuple(words)).copy()
+
+
+@lru_cache(maxsize=256)
+def _shipped(words: tuple[str, ...]) -> DictConfig:
+    """Return what words make of the shipped files, which do not change while hessfig runs."""
+    return _composed(words, None)
+
+
+def _composed(words: tuple[str, ...], own: Path | None) -> DictConfig:
     _register_schema()
     GlobalHydra.instance().clear()
     searched = [f"hydra.searchpath=[{quoted(f'file://{own}')}]"] if own else []

@@ -57,8 +57,13 @@ def starts_of(dim: int, generator: Generator, warm: Tensor | None) -> list[Tenso
 def begin(
     goal: Goal, starts: Sequence[Tensor], generator: Generator, locked: Float[Tensor, "n p"]
 ) -> list[Run]:
-    """Return runs from `starts`, orthogonal to `locked`, that have not taken a step."""
-    size = min(goal.steps, BASIS_BYTES // (8 * STARTS * len(locked)))
+    """Return runs from `starts`, orthogonal to `locked`, that have not taken a step.
+
+    A space of at most twice `goal.steps` dimensions is spanned without a restart: that costs fewer products, and beside
+    a cluster (the zeros of a block without full rank) restarts may not end.
+    """
+    steps = len(locked) if len(locked) <= 2 * goal.steps else goal.steps
+    size = min(steps, BASIS_BYTES // (8 * STARTS * len(locked)))
     size = max(size, 2 * goal.k + 2, min(_FEWEST, goal.steps))
     return [Run(start, size, locked=locked, fresh=generator) for start in starts]
 

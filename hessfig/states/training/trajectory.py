@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any
 from hessfig.config import Config, Curvature, Optimiser, Schedule, TrainingData, with_defaults
 from hessfig.config.plain import in_key
 from hessfig.models.registry import kind
+from hessfig.record import digest
 
 ALGORITHM_VERSION = 1
 FOLDER = "states"
@@ -43,8 +42,7 @@ class Trajectory:
     @cached_property
     def key(self) -> str:
         """The name of its folder."""
-        text = json.dumps(self.science, sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:24]
+        return digest(self.science)
 
     @property
     def folder(self) -> Path:

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from hessfig.files import is_file, leftovers
-from hessfig.record import TABLE
+from hessfig.record import TABLE, digest
 from hessfig.sweep.pilots import allocations, pilot_cells, settled_by
-from hessfig.sweep.plan import Variants, digest, plan, setups_of
+from hessfig.sweep.plan import Variants, plan, setups_of
 from hessfig.sweep.store import CellStore, CorruptCell
 
 _OF_A_CELL = ("sigma", "seed", "settled", "step")

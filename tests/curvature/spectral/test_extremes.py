@@ -106,3 +106,12 @@ def test_what_cannot_be_resolved_says_so() -> None:
     result = found(with_eigenvalues(values), End.smallest, 1, steps=8, tolerance=1e-9)
     assert not result.converged
     assert abs(float(result.values[0])) <= float(result.residuals[0]) + 1e-12
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_zeros_below_a_cluster_are_found_in_a_space_that_the_runs_can_span(seed: int) -> None:
+    """Logits do not see a common shift: W_U's block has zeros, and many values just above them."""
+    values = [0.0] * 4 + torch.logspace(-4, 0.3, 44).tolist()
+    result = found(with_eigenvalues(values), End.smallest, 2, seed, steps=30)
+    check(result, values, End.smallest, 2)
+    assert result.products <= 5 * len(values)  # with restarts 930, or no end

@@ -291,7 +291,7 @@ def test_the_gradients_covariance_is_that_of_the_sums_own_gradients(config: Conf
     batch, slopes = problem.batch, []
     for i in range(len(batch.inputs)):
         single = Batch(batch.inputs[i : i + 1], batch.targets[i : i + 1], batch.scored)
-        slopes.append(dense(replace(problem, batch=single))[0])
+        slopes.append(Slope(replace(problem, batch=single)).flat)
     covariance = torch.stack(slopes).T.cov()
     found = {row["quantity"]: row["value"] for row in rows(config, "gradient_covariance")}
     assert found["gradient_covariance"] == pytest.approx(float(covariance.trace()), rel=1e-8)

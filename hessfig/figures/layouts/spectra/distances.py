@@ -14,7 +14,7 @@ from matplotlib.image import AxesImage
 
 from hessfig.analysis.interval import Interval, student_interval
 from hessfig.analysis.spectra.distances import PUBLISHED
-from hessfig.analysis.spectra.heterogeneity import PAIR, averages, is_weight, pair_distances
+from hessfig.analysis.spectra.heterogeneity import PAIR, is_weight, pair_distances
 from hessfig.figures.layouts.spectra.collected import Collected, Network, collected
 from hessfig.figures.layouts.spectra.eigenvalues import kernel_of
 from hessfig.figures.parts.grid import Margins, panel_grid
@@ -40,7 +40,7 @@ def heterogeneity(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     kernel = kernel_of(spec, PUBLISHED)
     for words, one in collected(folder, is_weight):
         stored = one.spectra or one.densities
-        pairs, means = pair_distances(stored, kernel), averages(stored, kernel)
+        pairs, means = pair_distances(stored, kernel)
         for part in one.parts:
             end = (f"_{part}" if len(one.parts) > 1 else "") + (f"_{words}" if words else "")
             note = (
