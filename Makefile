@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 RUN := $(BIN)/hessfig
+TEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
 
 # What conf/figure/*.yaml says: the figures of some groups in their order, and the sweep of one.
 figures_of = $(shell grep -lE '^group: ($(1))$$' conf/figure/*.yaml | xargs grep -H '^order: ' | sort -t: -k3n | sed 's|.*/\(.*\)\.yaml:.*|\1|')
@@ -12,7 +13,7 @@ sweep_of = $(shell sed -n 's/^sweep: "*\([^"]*\)"*$$/\1/p' conf/figure/$(1).yaml
 measure = $(if $(1),$(RUN) run sweep=$(1) || [ $$? -eq 1 ])
 
 .DEFAULT_GOAL := help
-.PHONY: help figures figures-paper figures-beyond figures-follow-up figures-all figures-study test test-slow test-attack test-slurm test-browser lint slopes check verify bench clean
+.PHONY: help figures figures-paper figures-beyond figures-follow-up figures-all figures-study test test-fast test-slow test-attack test-slurm test-browser lint slopes check verify bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | sort | awk -F'\t' '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -33,8 +34,11 @@ figure-%: $(READY) ## measure the sweep of one figure and draw it, e.g. make fig
 	$(call measure,$(call sweep_of,$*))
 	$(RUN) plot figure=$*
 
-test: $(READY) ## run the fast test suite, on up to four cores
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
+test: $(READY) ## run the test suite, on up to four cores
+	$(TEST)
+
+test-fast: $(READY) ## the same without the longest tests (within three minutes on two cores)
+	$(TEST) -m "not long and not slow and not browser"
 
 test-slow: $(READY) ## run the paper-scale witnesses too (minutes each)
 	$(BIN)/python -m pytest -m "slow or not slow" --ignore tests/attack --ignore tests/slurm --ignore tests/browser

@@ -55,6 +55,7 @@ def test_the_figures_that_have_numbers_are_those_of_the_configuration() -> None:
 
 
 @pytest.mark.usefixtures("svg_alone")
+@pytest.mark.long
 def test_every_figure_gets_one_verdict(cli: Cli, tmp_path: Path) -> None:
     for sweep in PUBLISHED.values():
         write_toy_sweep(sweep, tmp_path / "outputs")
@@ -75,6 +76,7 @@ def test_every_figure_gets_one_verdict(cli: Cli, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("svg_alone")
+@pytest.mark.long
 def test_figures_without_table_or_files_are_skipped_with_the_reason(cli: Cli, tmp_path: Path) -> None:
     for sweep in ("sigma", "softmax"):
         write_toy_sweep(sweep, tmp_path / "outputs")
@@ -89,6 +91,7 @@ def test_figures_without_table_or_files_are_skipped_with_the_reason(cli: Cli, tm
 
 
 @pytest.mark.usefixtures("svg_alone")
+@pytest.mark.long
 def test_a_named_sweep_is_compared_alone(cli: Cli, tmp_path: Path) -> None:
     for sweep in ("sigma", "mlp"):
         write_toy_sweep(sweep, tmp_path / "outputs")
@@ -101,6 +104,7 @@ def test_a_named_sweep_is_compared_alone(cli: Cli, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("svg_alone")
+@pytest.mark.long
 def test_lost_numbers_are_named_below_their_figure(cli: Cli, tmp_path: Path) -> None:
     write_toy_sweep("softmax", tmp_path / "outputs")
     publish("softmax", tmp_path / "results")
@@ -121,6 +125,7 @@ def test_lost_numbers_are_named_below_their_figure(cli: Cli, tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("svg_alone")
+@pytest.mark.long
 def test_a_toy_model_is_called_one(cli: Cli, tmp_path: Path) -> None:
     write_sweep(toy_table("sigma"), tmp_path / "outputs", settings=settings("sigma", "model.d_model=32"))
     publish("sigma", tmp_path / "results")
@@ -128,6 +133,7 @@ def test_a_toy_model_is_called_one(cli: Cli, tmp_path: Path) -> None:
     assert "  measured with model.d_model=32 (the paper: 128)" in answer.out
 
 
+@pytest.mark.long
 def test_another_run_is_called_by_its_folder_and_every_path_written_is_printed(
     cli: Cli, tmp_path: Path
 ) -> None:
@@ -147,6 +153,7 @@ def test_another_run_is_called_by_its_folder_and_every_path_written_is_printed(
 
 
 @pytest.mark.usefixtures("svg_alone")
+@pytest.mark.long
 def test_two_batches_are_allowed_for(cli: Cli, tmp_path: Path) -> None:
     write_toy_sweep("sigma", tmp_path / "outputs")
     again = toy_table("sigma").assign(value=lambda table: as_reference(table, seed=3)["value"])

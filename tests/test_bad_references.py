@@ -37,6 +37,7 @@ BAD: dict[str, tuple[Any, list[str]]] = {
 
 @pytest.mark.parametrize("sweep", [[], ["sweep=layernorm"]], ids=["every figure", "one sweep"])
 @pytest.mark.parametrize("name", BAD)
+@pytest.mark.long
 def test_a_bad_pickle_is_refused_and_nothing_is_written(
     cli: Cli, tmp_path: Path, name: str, sweep: list[str]
 ) -> None:

@@ -39,6 +39,7 @@ def report_of(script: str, folder: Path, *words: str) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("workers")
+@pytest.mark.long
 def test_scaling_measures_every_axis_and_says_what_it_skips(tmp_path: Path) -> None:
     report = report_of("bench_scaling", tmp_path)
     axes = ["d_model", "n_layers", "sequence_length", "batch_size", "num_probes"]
@@ -53,6 +54,7 @@ def test_scaling_measures_every_axis_and_says_what_it_skips(tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("workers")
+@pytest.mark.long
 def test_norms_of_one_layer_compare_every_engine_with_the_exact_values(tmp_path: Path) -> None:
     engines = report_of("bench_norms", tmp_path)["engines"]
     assert all(set(row) >= COSTS and row["numbers"] == 5 for row in engines.values())
@@ -64,6 +66,7 @@ def test_norms_of_one_layer_compare_every_engine_with_the_exact_values(tmp_path:
 
 
 @pytest.mark.usefixtures("workers")
+@pytest.mark.long
 def test_norms_of_three_layers_have_no_exact_engine_to_compare_with(tmp_path: Path) -> None:
     report = report_of("bench_norms", tmp_path, "--n-layers=3")
     engines, auto = report["engines"], report["engines"]["auto, float64"]

@@ -232,6 +232,7 @@ def test_completion_leaves_out_what_a_verb_does_not_read() -> None:
         ("hessfig st", ["status"]),
     ],
 )
+@pytest.mark.long
 def test_completion_works_in_bash(tmp_path: Path, line: str, expected: list[str]) -> None:
     """What pressing Tab at the end of `line` offers."""
     (tmp_path / "my/sweep").mkdir(parents=True)
@@ -282,6 +283,7 @@ def test_another_shell_has_none(cli: Cli) -> None:
     assert answer.code == 2 and "bash, zsh, fish" in answer.err
 
 
+@pytest.mark.long
 def test_cleaning_asks_and_lists(undisturbed: Path, tmp_path: Path) -> None:
     shutil.copytree(undisturbed / "outputs", tmp_path / "outputs")
     assert "nothing to remove" in hessfig("clean", folder=tmp_path).stdout

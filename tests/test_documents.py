@@ -82,6 +82,7 @@ def run(command: str, cli: Cli, folder: Path) -> str:
 
 @pytest.mark.usefixtures("workers")
 @pytest.mark.parametrize(("page", "title"), [(page, title) for page in RUN for title in sections(page)])
+@pytest.mark.long
 def test_what_a_page_shows_works(
     page: str, title: str, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,6 +194,7 @@ def test_a_new_kind_of_network_is_one_file(tmp_path: Path, monkeypatch: pytest.M
     )
 
 
+@pytest.mark.long
 def test_the_readmes_first_minutes(
     background: Background, undisturbed: Path, cli: Cli, tmp_path: Path
 ) -> None:
@@ -247,6 +249,7 @@ def test_files_a_page_names_are_there(page: str) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
+@pytest.mark.long
 def test_every_command_of_a_page_could_be_run(page: str, reader: Callable[[str], None]) -> None:
     """Blocks of the pages that are run above are left out."""
     wrong = {}

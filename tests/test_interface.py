@@ -61,6 +61,7 @@ def places(problem: hessfig.Problem, names: list[str], side: tuple[Any, ...]) ->
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.long
 def test_every_block_and_part_is_the_oracles(name: str) -> None:
     problem, blocks, names, dense = oracle(name)
     table, layout = measure(problem, blocks=blocks), problem.drawn("float64").layout
@@ -76,6 +77,7 @@ def test_every_block_and_part_is_the_oracles(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.long
 def test_traces_are_the_oracles(name: str) -> None:
     problem, blocks, names, dense = oracle(name)
     diagonal = [block for block in blocks if isinstance(block, str)]

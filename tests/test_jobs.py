@@ -39,6 +39,7 @@ def folders(*words: str) -> list[str]:
     return [f"{job.config.output_dir}/{job.config.sweep.name}" for job in found]
 
 
+@pytest.mark.long
 def test_runs_that_would_share_a_table_have_folders_of_their_own() -> None:
     assert folders("seeds=1,2") == ["outputs/multirun/seeds-1/sigma", "outputs/multirun/seeds-2/sigma"]
     assert folders("sweep=sigma,depth", "seeds=1,2", "output_dir=x")[1:3] == [
@@ -48,6 +49,7 @@ def test_runs_that_would_share_a_table_have_folders_of_their_own() -> None:
     assert folders("seeds=1,2", "model.d_model=8")[0] == "outputs/multirun/seeds-1_model.d_model-8/sigma"
 
 
+@pytest.mark.long
 def test_runs_of_different_sweeps_stay_where_they_are() -> None:
     assert folders("sweep=sigma,depth", "seeds=2") == ["outputs/sigma", "outputs/depth"]
     assert folders("seeds=1,2", "sweep.name=a,b")[:2] == [
@@ -60,10 +62,12 @@ def test_runs_of_different_sweeps_stay_where_they_are() -> None:
 @pytest.mark.parametrize(
     "word", ["tolerance=0.1,0.2", "workers=1,2", "figure=3a,3b", "sweep.average=arithmetic,geometric"]
 )
+@pytest.mark.long
 def test_what_makes_no_other_table_needs_no_other_folder(word: str) -> None:
     assert folders(word) == ["outputs/sigma", "outputs/sigma"]
 
 
+@pytest.mark.long
 def test_folders_have_plain_and_different_names() -> None:
     found = folders("blocks=[W_V],[W_Q],[[W_Q,W_V]],[[W_V,W_Q]]", "state.path='/a/../b'")
     assert len(set(found)) == 4
@@ -116,6 +120,7 @@ def test_a_broken_manifest_does_not_stop_status(cli: Cli, undisturbed: Path, tmp
 
 @pytest.mark.usefixtures("workers")
 @pytest.mark.parametrize("flag", [["--config-dir", "my"], ["--config-dir=my"], ["-cd", "my"]], ids=len)
+@pytest.mark.long
 def test_a_folder_of_ones_own(cli: Cli, tmp_path: Path, flag: list[str]) -> None:
     files = {
         "sweep/mine": OWN_SWEEP,
@@ -170,6 +175,7 @@ def test_an_unknown_key_in_ones_own_file(cli: Cli, tmp_path: Path) -> None:
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.long
 def test_windows_given_to_plot_have_an_effect(cli: Cli, undisturbed: Path, tmp_path: Path) -> None:
     shutil.copytree(undisturbed / "outputs", tmp_path / "outputs")
     written = []
@@ -192,6 +198,7 @@ def test_plot_refuses_a_table_of_other_settings(cli: Cli, undisturbed: Path) -> 
     assert not (undisturbed / "outputs/figures").exists()
 
 
+@pytest.mark.long
 def test_a_sweep_named_by_hand_is_drawn_as_it_was_run(cli: Cli, undisturbed: Path, tmp_path: Path) -> None:
     shutil.copytree(undisturbed / "outputs/sigma", tmp_path / "outputs/mine")
     answer = cli("plot", "figure=3a", "figure.sweep=mine", "figure.name=3a_mine")

@@ -101,6 +101,7 @@ def test_places_without_sigma(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("workers")
+@pytest.mark.long
 def test_a_network_too_deep_for_float64_runs_to_its_end(cli: Callable[..., Answer], tmp_path: Path) -> None:
     done = cli("run", *DEEP, "seeds=1", "grid.points=3", "workers=1")
     assert done.code == 0, done.err

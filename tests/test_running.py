@@ -53,6 +53,7 @@ def executed(folder: Path) -> list[str]:
     return [path.name for path in folder.rglob("*.executed")]
 
 
+@pytest.mark.long
 def test_nothing_in_the_current_folder_is_imported(trapped: Path) -> None:
     done = hessfig("run", *SMALL, folder=trapped)
     assert (done.returncode, executed(trapped)) == (0, []), done.stderr
@@ -102,6 +103,7 @@ def stopped(folder: Path, number: signal.Signals, *, delay: float, times: int = 
 
 
 @pytest.mark.parametrize("delay", [1.0, 2.5])
+@pytest.mark.long
 def test_ctrl_c_twice_in_the_first_seconds_says_one_line(tmp_path: Path, delay: float) -> None:
     """While the settings are composed, and while the workers import."""
     assert stopped(tmp_path, signal.SIGINT, delay=delay, times=2) == (130, STOPPED)
@@ -165,6 +167,7 @@ EQUAL = {
 
 @pytest.mark.parametrize("verb", [("run",), ("run", "dry_run=true"), ("status",)], ids=" ".join)
 @pytest.mark.parametrize("words", [*ABSURD, *EQUAL])
+@pytest.mark.long
 def test_what_could_never_be_measured_or_read_is_refused_at_once(
     cli: Cli, words: str, verb: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,6 +211,7 @@ def test_a_name_that_is_too_long_is_no_file(cli: Cli, word: str) -> None:
 
 
 @pytest.mark.parametrize("folder", ["Übung", "Übung 1", "two words"])
+@pytest.mark.long
 def test_a_remedy_can_be_pasted(cli: Cli, folder: str) -> None:
     refused = cli("slopes", f"output_dir={folder}")
     if "cannot read" in refused.err:

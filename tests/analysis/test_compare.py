@@ -55,6 +55,7 @@ def test_the_difference_of_a_point_is_that_of_log_means_with_a_common_spread(tab
 
 
 @pytest.mark.parametrize("count", [16, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.long
 def test_the_error_of_a_shift_knows_that_points_of_a_seed_wander_together(count: int) -> None:
     shifts, errors = [], []
     table = make_table(seeds=12, wander=0.0, blocks=[("W_Q", "W_Q")], parts=["H"])

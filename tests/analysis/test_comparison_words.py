@@ -22,6 +22,7 @@ def table() -> pd.DataFrame:
     return make_table(seeds=12, wander=0.0)
 
 
+@pytest.mark.long
 def test_run_reads_a_file_and_writes_points_curves_ratios_and_figure(
     tmp_path: Path, table: pd.DataFrame
 ) -> None:
@@ -39,6 +40,7 @@ def test_run_reads_a_file_and_writes_points_curves_ratios_and_figure(
     assert "both are zero" in console.export_text()
 
 
+@pytest.mark.long
 def test_the_table_of_another_run_is_a_reference_and_nothing_is_called_published(tmp_path: Path) -> None:
     ours = write_sweep(make_table(seeds=12, wander=0.1), tmp_path / "ours")
     theirs = write_sweep(make_table(seeds=12, wander=0.2), tmp_path / "theirs")
@@ -52,6 +54,7 @@ def test_the_table_of_another_run_is_a_reference_and_nothing_is_called_published
     assert not [text for text in texts if "published" in text]
 
 
+@pytest.mark.long
 def test_two_runs_share_a_batch_if_their_tasks_are_the_same(tmp_path: Path) -> None:
     settings = {**CONFIG, "task": {**CONFIG["task"], "seed": 7}}
     ours = write_sweep(make_table(seeds=12), tmp_path / "ours")
@@ -86,6 +89,7 @@ def test_the_sentence_says_what_the_verdict_rests_on(table: pd.DataFrame) -> Non
         assert words in sentence
 
 
+@pytest.mark.long
 def test_names_of_a_users_own_weights_are_compared_and_drawn(tmp_path: Path) -> None:
     names = {"W_Q": "blocks.0[/x] $a^b", "W_V": "all"}
     mine = make_table(seeds=8).assign(

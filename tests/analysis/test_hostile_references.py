@@ -129,6 +129,7 @@ def read(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, float
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
 @pytest.mark.parametrize("name", [*PICKLES, *TABLES])
+@pytest.mark.long
 def test_a_hostile_file_is_refused_in_words(read: dict[str, tuple[str, float, int]], name: str) -> None:
     said, seconds, peak = read[name]
     for label in ("got: ", "allowed: ", "remedy: "):
@@ -139,6 +140,7 @@ def test_a_hostile_file_is_refused_in_words(read: dict[str, tuple[str, float, in
 
 
 @pytest.mark.parametrize("protocol", range(6))
+@pytest.mark.long
 def test_every_cut_and_every_flipped_byte_is_read_or_refused(tmp_path: Path, protocol: int) -> None:
     import numpy as np
 

@@ -185,6 +185,7 @@ def test_rich_table_shows_predictions_and_zeros() -> None:
     assert "variant" not in text
 
 
+@pytest.mark.long
 def test_depth_five_takes_less_than_two_seconds() -> None:
     table = make_table(
         networks=[("", depth) for depth in range(1, 6)], seeds=20, sigma=np.logspace(-2, 1, 20).tolist()

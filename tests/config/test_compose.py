@@ -92,6 +92,7 @@ def toy_cells(sweep: str, most: int, folder: Path) -> list[Cell]:
 
 @pytest.mark.parametrize("most", VARIANTS)
 @pytest.mark.parametrize("sweep", SWEEPS)
+@pytest.mark.long
 def test_every_sweep_measures_at_toy_size(sweep: str, most: int, tmp_path: Path) -> None:
     torch.set_num_threads(1)
     for cell in toy_cells(sweep, most, tmp_path):
@@ -110,6 +111,7 @@ def test_every_sweep_names_estimator_type_quantities_and_windows(sweep: str) -> 
         assert words in text
 
 
+@pytest.mark.long
 def test_estimators_and_types_are_those_make_figures_used() -> None:
     made = {name: compose([f"sweep={name}", *_network(name)]).config for name in SWEEPS}
     dense = {name for name, config in made.items() if config.estimator.method == "dense"}
@@ -131,6 +133,7 @@ def _network(sweep: str) -> list[str]:
 
 
 @pytest.mark.parametrize("figure", FIGURES)
+@pytest.mark.long
 def test_every_figure_names_itself_and_a_sweep_that_exists(figure: str) -> None:
     config = job(f"figure={figure}").config.figure
     assert config.name == figure
@@ -228,6 +231,7 @@ def test_every_job_is_checked_before_the_first_runs(words: list[str], message: s
         jobs(words, several=True)
 
 
+@pytest.mark.long
 def test_several_jobs_are_every_combination() -> None:
     found = jobs(["seeds=1,2", "sweep=sigma,depth", "grid.points=range(3,5)"], several=True)
     assert [(one.config.seeds, one.config.sweep.name, one.config.grid.points) for one in found][:3] == [
@@ -239,5 +243,6 @@ def test_several_jobs_are_every_combination() -> None:
 
 
 @pytest.mark.parametrize("text", ["a b", "it's", "back\\", "b\\'x", "ü,{}=[]", "'", "''", "\\\\", "a:b#c"])
+@pytest.mark.long
 def test_any_text_can_be_quoted(text: str) -> None:
     assert job(f"output_dir={quoted(text)}").config.output_dir == text

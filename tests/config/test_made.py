@@ -59,6 +59,7 @@ def test_only_what_is_given_is_compared_by_verbs_that_read(tmp_path: Path) -> No
         ("model.attention_skip=false", "model.attention_skip was true"),
     ],
 )
+@pytest.mark.long
 def test_lists_groups_and_variants_are_compared_too(tmp_path: Path, asked: str, message: str) -> None:
     made(tmp_path)
     with pytest.raises(UserError) as caught:
@@ -93,6 +94,7 @@ def test_a_manifest_that_knows_less_is_not_contradicted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "3", "{}", '{"config": 3}', '{"config": {"model": 3}}', "[" * 9999]
 )
+@pytest.mark.long
 def test_a_broken_manifest_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "sigma").mkdir()
     (tmp_path / "sigma/manifest.json").write_text(text)

@@ -71,6 +71,7 @@ BAD: dict[tuple[str, ...], list[str]] = {
 
 
 @pytest.mark.parametrize("words", BAD, ids=" ".join)
+@pytest.mark.long
 def test_what_cannot_be_run_is_named(words: tuple[str, ...]) -> None:
     from hessfig.config.compose.overrides import check_words
 

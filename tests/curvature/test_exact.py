@@ -53,6 +53,7 @@ def assert_exact(problem: Problem, model: ModelConfig, layer: int, tolerance: fl
 
 @settings(max_examples=5, derandomize=True, deadline=None, phases=[Phase.generate])
 @given(transformers, st.sampled_from(Loss), st.sampled_from([0.1, 0.7, 2.0]))
+@pytest.mark.long
 def test_every_supported_block_of_a_transformer(model: ModelConfig, loss: Loss, sigma: float) -> None:
     task = toy_task(model, loss=loss, batch_size=2)
     for layer in range(1, model.n_layers + 1):
@@ -66,6 +67,7 @@ def test_without_the_attention_skip(loss: Loss) -> None:
 
 
 @pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.long
 def test_with_every_position_scored(layers: int) -> None:
     model = ModelConfig(d_model=4, d_mlp=5, n_layers=layers)
     task = toy_task(model, scored=Scored.all, batch_size=2)
@@ -74,6 +76,7 @@ def test_with_every_position_scored(layers: int) -> None:
 
 
 @pytest.mark.parametrize("layer", [1, 2])
+@pytest.mark.long
 def test_lower_layers_of_three(layer: int) -> None:
     model = ModelConfig(d_model=4, d_mlp=5, n_layers=3, norm=Norm.pre)
     assert_exact(toy_problem(model, toy_task(model, batch_size=2)), model, layer)

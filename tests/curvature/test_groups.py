@@ -75,6 +75,7 @@ def case(request: pytest.FixtureRequest) -> tuple[ModelConfig, Problem, dict[Par
 
 @pytest.mark.parametrize("products", Products)
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
+@pytest.mark.long
 def test_every_block_is_the_oracles(
     case: tuple[ModelConfig, Problem, dict[Part, Tensor]], block: Block, products: Products
 ) -> None:

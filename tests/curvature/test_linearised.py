@@ -48,11 +48,13 @@ def assert_same_columns(model: ModelConfig, task: TaskConfig) -> None:
 
 @settings(max_examples=8, derandomize=True, deadline=None)
 @given(transformers, st.sampled_from(Loss))
+@pytest.mark.long
 def test_transformers_agree_with_curvlinops(model: ModelConfig, loss: Loss) -> None:
     assert_same_columns(model, TaskConfig(digits=1, batch_size=2, loss=loss))
 
 
 @pytest.mark.parametrize("depth", [1, 3])
+@pytest.mark.long
 def test_chained_linear_attention_agrees(depth: int) -> None:
     model = ModelConfig(
         n_layers=depth, d_model=4, attention=Attention.linear, attention_skip=False, mlp=MLP.none

@@ -74,12 +74,14 @@ def assert_all_blocks(engine: Engine, name: str, loss: Loss | None = None) -> No
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.long
 def test_every_block_equals_the_dense_oracle(name: str) -> None:
     assert_all_blocks(linearised, name)
 
 
 @pytest.mark.parametrize("loss", Loss)
 @pytest.mark.parametrize("name", ["softmax", "chain"])
+@pytest.mark.long
 def test_every_loss_equals_the_dense_oracle(name: str, loss: Loss) -> None:
     assert_all_blocks(linearised, name, loss)
 

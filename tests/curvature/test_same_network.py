@@ -53,6 +53,7 @@ def test_the_engines_refuse_another_network(changed: Problem) -> None:
 
 
 @pytest.mark.parametrize("method", [Method.hutchinson, Method.aligned, Method.dense, Method.auto])
+@pytest.mark.long
 def test_estimators_fall_back_and_say_so(changed: Problem, method: Method) -> None:
     truth = norms(changed, EstimatorConfig(Method.dense, Products.curvlinops))
     settings = EstimatorConfig(method, num_probes=200)

@@ -64,6 +64,7 @@ def assert_every_column(problem: Problem, model: ModelConfig) -> None:
 @pytest.mark.parametrize("norm", Norm)
 @settings(max_examples=2, derandomize=True, deadline=None)
 @given(architecture=transformers, loss=st.sampled_from(Loss))
+@pytest.mark.long
 def test_every_column_of_a_transformer_is_the_oracles(
     norm: Norm, architecture: ModelConfig, loss: Loss
 ) -> None:
@@ -72,6 +73,7 @@ def test_every_column_of_a_transformer_is_the_oracles(
 
 
 @pytest.mark.parametrize("name", ["chain", "linear mlp", "bare", "bare linear"])
+@pytest.mark.long
 def test_every_column_of_the_other_networks_is_the_oracles(name: str) -> None:
     assert_every_column(toy_problem(ARCHITECTURES[name]), ARCHITECTURES[name])
 

@@ -95,6 +95,7 @@ def test_figure_3b_has_a_guide_and_a_slope_per_window(pages: Draw) -> None:
         assert all("−" in line and "±" in line for line in lines)
 
 
+@pytest.mark.long
 def test_depths_have_their_own_sheets_and_layers_their_shades(pages: Draw, deep: object) -> None:
     found = pages("growth", deep)
     assert [page.suffix for page in found] == ["_depth1", "_depth2", "_depth3"]
@@ -131,6 +132,7 @@ def test_where_no_power_rules_none_is_drawn(pages: Draw, settings: Any) -> None:
     assert words(page.figure.axes[3]) == "slope 6.000 ± 0.001"
 
 
+@pytest.mark.long
 def test_names_that_nobody_knows_have_rows_and_labels(pages: Draw) -> None:
     names = ["blocks.0.attn.qkv", "a$b_{x", "mlp", "W_V"]
     blocks = [(name, name) for name in names]
@@ -142,6 +144,7 @@ def test_names_that_nobody_knows_have_rows_and_labels(pages: Draw) -> None:
     assert [label.partition(" block")[0] for label in labels[1:]] == [names[0], r"a\$b_{x", "mlp"]
 
 
+@pytest.mark.long
 def test_along_steps_there_is_no_sigma(pages: Draw) -> None:
     table = make_table(sigma=[0.1], steps=[1, 10, 100, 1000], law=lambda b, p, a, s: 1.0, noise=0, wander=0)
     table = table.assign(value=table["value"] / table["step"] ** 0.5)
@@ -159,6 +162,7 @@ def test_along_steps_there_is_no_sigma(pages: Draw) -> None:
     ]
 
 
+@pytest.mark.long
 def test_another_quantity_is_named_and_has_no_prediction(pages: Draw) -> None:
     table = make_table(quantity="trace", noise=0, wander=0)
     (page,) = pages("growth", table, quantity="trace")

@@ -27,6 +27,7 @@ def test_linear_axes_draw_the_predicted_power(pages: Draw) -> None:
     assert words(page.figure.axes[1]) == "= 0 (theorem)"
 
 
+@pytest.mark.long
 def test_overview_shows_every_fitted_slope_and_prediction(pages: Draw, deep: pd.DataFrame) -> None:
     *sheets, overview = pages("growth_by_depth", deep)
     assert len(sheets) == 3 and overview.suffix == "_overview"

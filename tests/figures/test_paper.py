@@ -37,6 +37,7 @@ def made(tmp_path: Path) -> Made:
 
 @pytest.mark.parametrize("width", [3.25, pytest.param(6.75, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("figure", EVERY)
+@pytest.mark.long
 def test_type_is_readable_and_nothing_overlaps(made: Made, figure: str, width: float) -> None:
     asked = Paper(width=width)
     for page in made(figure, asked):
@@ -50,6 +51,7 @@ def test_type_is_readable_and_nothing_overlaps(made: Made, figure: str, width: f
 
 @pytest.mark.parametrize(("style", "width"), [("iclr", 5.5), ("icml", 3.25)])
 @pytest.mark.parametrize("figure", ["3a", "3b"])
+@pytest.mark.long
 def test_styles_have_the_width_and_type_of_their_conference(
     made: Made, figure: str, style: str, width: float
 ) -> None:
@@ -69,6 +71,7 @@ def test_a_width_goes_before_the_styles(made: Made) -> None:
 
 @pytest.mark.parametrize("sigma", [SIGMA, SIGMA[:6], np.linspace(0.1, 1, 10).tolist()])
 @pytest.mark.parametrize("width", [3.25, 5.5])
+@pytest.mark.long
 def test_no_power_stands_on_the_line_at_one(tmp_path: Path, sigma: list[float], width: float) -> None:
     figure = "5a" if sigma[-1] == 1 else "6"
     FIGURES["probe"] = (
@@ -132,6 +135,7 @@ def _pages_of(tmp_path: Path, **settings: Any) -> list[Page]:
 
 
 @pytest.mark.parametrize("figure", ["3a", "temperature", "few_blocks", "1"])
+@pytest.mark.long
 def test_every_panel_of_every_layout_can_stand_alone(made: Made, figure: str) -> None:
     asked = Paper()
     made(figure, asked)
@@ -162,6 +166,7 @@ def test_formats_and_a_note_beside_the_figure(tmp_path: Path) -> None:
     assert not page.figure.texts
 
 
+@pytest.mark.long
 def test_bytes_and_numbers_do_not_depend_on_the_paper(tmp_path: Path) -> None:
     spec = sweep(tmp_path, width=3.25, style="icml")
     first = {path.name: path.read_bytes() for path in draw(spec, tmp_path)}
@@ -170,6 +175,7 @@ def test_bytes_and_numbers_do_not_depend_on_the_paper(tmp_path: Path) -> None:
     assert wide["fig3a.csv"] == first["fig3a.csv"] and wide["fig3a.pdf"] != first["fig3a.pdf"]
 
 
+@pytest.mark.long
 def test_the_setting_that_matters_stands_in_the_note(made: Made, tmp_path: Path) -> None:
     notes = {
         figure: made(figure, Paper())[0].figure.get_label()

@@ -25,6 +25,7 @@ from tests.analysis.test_compare import compare
 SPEC = FigureSpec("3a", "sigma", "growth", [(None, 1.0)])
 
 
+@pytest.mark.long
 def test_four_files_the_same_bytes_on_every_run(tmp_path: Path) -> None:
     write_sweep(make_table(seeds=3), tmp_path)
     paths = draw(SPEC, tmp_path)
@@ -44,6 +45,7 @@ def test_the_drawn_numbers_are_written(tmp_path: Path) -> None:
     assert {"sigma", "mean", "sem", "count", "slope", "slope_se", "predicted"} <= set(numbers.columns)
 
 
+@pytest.mark.long
 def test_settings_of_the_caller_stay(tmp_path: Path) -> None:
     write_sweep(make_table(seeds=2), tmp_path)
     with mpl.rc_context({"font.size": 33, "savefig.dpi": 10}):
@@ -66,6 +68,7 @@ def test_unknown_layout(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", [None, 7])
+@pytest.mark.long
 def test_what_a_figure_prints_is_what_slopes_csv_holds(tmp_path: Path, seed: int | None) -> None:
     """The bootstrap's seed is the run's first seed in both, unless both are told another."""
     settings, windows = {**CONFIG, "first_seed": 1234}, [(None, 1.0)]
@@ -136,6 +139,7 @@ def of_strange_variants(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     "layout", ["growth", "growth_by_depth", "linear_axes", "one_panel", "pairs", "lines"]
 )
+@pytest.mark.long
 def test_names_of_pages_are_plain_and_different(layout: str, tmp_path: Path) -> None:
     folder = of_strange_variants(tmp_path)
     with styled():
@@ -145,6 +149,7 @@ def test_names_of_pages_are_plain_and_different(layout: str, tmp_path: Path) -> 
     assert all(re.fullmatch(r"[A-Za-z0-9._=-]{0,150}", suffix) for suffix in suffixes)
 
 
+@pytest.mark.long
 def test_no_text_of_a_table_leads_out_of_the_figures_folder(tmp_path: Path) -> None:
     of_strange_variants(tmp_path)
     before = {path for path in tmp_path.rglob("*") if path.is_file()}
@@ -166,6 +171,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
         draw(SPEC, tmp_path)
 
 
+@pytest.mark.long
 def test_overlay_draws_both_sides_and_their_ratio(tmp_path: Path) -> None:
     table = make_table(seeds=4)
     reference = as_reference(table)

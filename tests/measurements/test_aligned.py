@@ -33,6 +33,7 @@ def columns(network: LinearisedNetwork) -> dict[Matrix, LinearisedColumn]:
 
 
 @pytest.mark.parametrize("matrix", [Matrix.W_V, Matrix.W_Q])
+@pytest.mark.long
 def test_unbiased_with_honest_errors(columns: dict[Matrix, LinearisedColumn], matrix: Matrix) -> None:
     column, parts = columns[matrix], list(Part)
     oracle = dense_norms(column, parts)

@@ -77,6 +77,7 @@ def off(
 
 @pytest.mark.timeout(900)  # ten seconds of one idle core: every weight is held against dense autodiff
 @pytest.mark.parametrize("name", ["gpt2", "gpt2 untied"])
+@pytest.mark.long
 def test_every_weight_head_group_and_pair_is_dense_autodiffs(name: str, home: Path) -> None:
     problem, parts = truth(name, home)
     whole = Block(0, "all", "all")
@@ -92,6 +93,7 @@ def test_every_weight_head_group_and_pair_is_dense_autodiffs(name: str, home: Pa
 
 
 @pytest.mark.parametrize("name", IN_FLOAT32)
+@pytest.mark.long
 def test_rotary_gated_and_grouped_networks_up_to_the_float32_inside_them(name: str, home: Path) -> None:
     only = IN_FLOAT32[name]
     problem, parts = truth(name, home, only)
@@ -110,6 +112,7 @@ def test_a_layer_is_its_weights_and_not_their_heads_again(home: Path) -> None:
     assert layout.num_layers == 2
 
 
+@pytest.mark.long
 def test_layers_below_a_weight_are_computed_once_and_never_again(home: Path) -> None:
     problem, _ = truth("gpt2", home)
     calls, block = [], Block(2, "W_V", "W_V")
@@ -133,6 +136,7 @@ def test_layers_below_a_weight_are_computed_once_and_never_again(home: Path) -> 
     ],
     ids=str,
 )
+@pytest.mark.long
 def test_a_part_alone_is_the_same_part(name: str, block: Block, home: Path) -> None:
     problem, parts = truth(name, home)
     engine = Engines(problem, ModelConfig(kind="huggingface"), Products.linearised).column(
@@ -147,6 +151,7 @@ def test_a_part_alone_is_the_same_part(name: str, block: Block, home: Path) -> N
 
 
 @pytest.mark.filterwarnings("ignore:.*curvlinops' product is off:RuntimeWarning")
+@pytest.mark.long
 def test_curvlinops_gives_the_same_blocks(home: Path) -> None:
     problem, parts = truth("gpt2", home)
     for block in (Block(1, "W_Q", "W_V"), Block(0, "W_E+W_U", "W_E+W_U")):
@@ -187,6 +192,7 @@ class Logits(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore:.*curvlinops' product is off:RuntimeWarning")
+@pytest.mark.long
 def test_the_command_and_the_python_interface_agree(home: Path) -> None:
     blocks = ["W_Q", "W_V.head2", ["W_Q", "W_V"], "W_out"]
     config = replace(

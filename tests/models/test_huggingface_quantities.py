@@ -57,6 +57,7 @@ def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("quantity", [*MEASURED, "gradient_covariance"])
+@pytest.mark.long
 def test_micro_batches_change_no_number(quantity: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = values("gpt2", quantity, home)
     one_by_one(monkeypatch)
@@ -81,6 +82,7 @@ def test_what_needs_a_task_or_a_training_is_refused(quantity: str, message: str,
         setups_of([("", replace(saved("gpt2", home), quantities=[quantity]))])
 
 
+@pytest.mark.long
 def test_the_landscape_is_of_one_batch(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = replace(saved("gpt2", home), quantities=["stationarity"])
     (cell,) = plan(setups_of([("", config)]))

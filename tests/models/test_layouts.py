@@ -49,6 +49,7 @@ def test_the_layout_names_every_parameter_of_the_network_once(name: str) -> None
     assert len(problem.layout.weights) == len(held)
 
 
+@pytest.mark.long
 def test_plans_of_thousands_of_layers_are_made_layer_by_layer() -> None:
     """Work that grew with the square of the number of layers took hours at three thousand."""
     model = replace(ARCHITECTURES["softmax"], n_layers=1000)

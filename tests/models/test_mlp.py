@@ -61,6 +61,7 @@ models = st.builds(
 
 @settings(max_examples=25, derandomize=True, deadline=None)
 @given(models, st.integers(1, 5))
+@pytest.mark.long
 def test_it_has_the_number_of_parameters_of_the_transformer_within_half_a_hidden_unit(
     model: ModelConfig, digits: int
 ) -> None:
@@ -121,6 +122,7 @@ def test_cut_behind_a_layer_it_is_the_same_network(model: ModelConfig) -> None:
 
 @name
 @pytest.mark.parametrize("loss", [Loss.cross_entropy, Loss.mse])
+@pytest.mark.long
 def test_both_routes_give_the_blocks_of_dense_differentiation(model: ModelConfig, loss: Loss) -> None:
     problem = toy_problem(model, toy_task(model, loss=loss))
     with warnings.catch_warnings():
@@ -139,6 +141,7 @@ def test_both_routes_give_the_blocks_of_dense_differentiation(model: ModelConfig
 
 
 @name
+@pytest.mark.long
 def test_zeros_are_exact_where_promised_and_nowhere_else(model: ModelConfig) -> None:
     problem = toy_problem(model, toy_task(model, batch_size=6))
     for weight in problem.layout.weights:

@@ -65,6 +65,7 @@ def test_weights_have_the_layers_their_names_say(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("workers")
+@pytest.mark.long
 def test_the_command_line_gives_the_bits_of_the_python_interface(folder: Path) -> None:
     import hessfig
 

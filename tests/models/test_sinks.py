@@ -67,6 +67,7 @@ def test_each_kind_of_sink_is_a_network_of_its_own() -> None:
 
 @pytest.mark.parametrize("model", SUNK, ids=lambda model: model.sink)
 @pytest.mark.parametrize("layer", [1, 2])
+@pytest.mark.long
 def test_the_tape_gives_the_products_of_dense_differentiation(model: ModelConfig, layer: int) -> None:
     problem, weights = toy_problem(model), matrices_of(model)
     oracle = dense_oracle(problem, layer, weights)
@@ -85,6 +86,7 @@ def test_the_tape_gives_the_products_of_dense_differentiation(model: ModelConfig
     [{"n_layers": 1}, {}, {"norm": Norm.pre, "mlp": MLP.gelu}, {"query_key": QueryKey.single, "n_layers": 1}],
     ids=["one layer", "two layers", "pre-LN", "single matrix"],
 )
+@pytest.mark.long
 def test_exact_norms_are_those_of_dense_blocks(model: ModelConfig, changes: dict[str, object]) -> None:
     model = replace(model, **changes)  # type: ignore[arg-type]
     problem, layer = toy_problem(model), model.n_layers

@@ -49,6 +49,7 @@ def functional_product(network: LinearisedNetwork, layer: int, matrix: Matrix) -
 @settings(max_examples=12, derandomize=True, deadline=None, database=None)
 @given(transformers | bare)
 @example(ModelConfig(kind=Kind.linear_mlp, d_model=4, n_layers=3))
+@pytest.mark.long
 def test_zeros_are_exact_where_promised_and_nowhere_else(model: ModelConfig) -> None:
     network = LinearisedNetwork(toy_problem(model, toy_task(model, digits=2)), model)
     for layer in range(1, model.n_layers + 1):

@@ -117,6 +117,7 @@ def test_sigma_scales_patches_and_positions() -> None:
 
 @shape
 @pytest.mark.parametrize("loss", [Loss.cross_entropy, Loss.mse])
+@pytest.mark.long
 def test_both_routes_give_the_blocks_of_dense_differentiation(model: ModelConfig, loss: Loss) -> None:
     problem, weights = toy_problem(model, replace(TASK, loss=loss)), matrices_of(model)
     with warnings.catch_warnings():
@@ -149,6 +150,7 @@ def config(**settings: object) -> Config:
 
 
 @pytest.mark.filterwarnings("ignore:H_f. curvlinops' product is off:RuntimeWarning")
+@pytest.mark.long
 def test_the_whole_hessian_is_that_of_double_backward_norms_and_biases_with_it() -> None:
     cell = Cell(Setup("", config(quantities=["hessian"])), 0.5, 1, "hessian")
     arrays = measure(cell).arrays

@@ -11,6 +11,7 @@ import pytest
 from tests.report.html import dead_links, read
 from tests.report.outputs import CAUSE, HOSTILE, report
 
+pytestmark = pytest.mark.long
 PAGES = [
     *("index.html", "theory.html", "claims.html"),
     *(f"sweeps/{name}.html" for name in ("sigma", "depth", "mine", "mlp", "layernorm")),

@@ -69,6 +69,7 @@ def test_a_ritz_value_is_never_above_and_soon_near_the_largest_eigenvalue() -> N
 
 @pytest.mark.parametrize("kind", [Curvature.whole, Curvature.blocks, Curvature.gradient_norm])
 @pytest.mark.parametrize("optimiser", [Optimiser.adamw, Optimiser.sgd])
+@pytest.mark.long
 def test_the_same_bits_after_stops_between_two_looks(
     tmp_path: Path, kind: Curvature, optimiser: Optimiser, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -68,6 +68,7 @@ def test_nothing_is_trained_twice(whole: Trajectory) -> None:
 
 
 @pytest.mark.parametrize("stops", [(3,), (0, 30), (3, 17, 29)], ids=str)
+@pytest.mark.long
 def test_the_same_bits_after_stops_anywhere(
     whole: Trajectory, tmp_path: Path, stops: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,6 +217,7 @@ DAMAGES = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("name", ["step_000030.safetensors", "step_000030.optimiser.safetensors"])
+@pytest.mark.long
 def test_a_damaged_checkpoint_is_named_and_computed_again(
     copied: Trajectory, damage: str, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

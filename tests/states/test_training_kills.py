@@ -44,6 +44,7 @@ def files(folder: str, steps: int) -> dict[str, bytes]:
 
 @pytest.mark.usefixtures("workers")
 @pytest.mark.parametrize(("kills", "steps"), [(3, 500), pytest.param(20, 8000, marks=pytest.mark.slow)])
+@pytest.mark.long
 def test_killed_at_any_moment_it_ends_in_the_same_bytes(tmp_path: Path, kills: int, steps: int) -> None:
     disturbed, undisturbed = str(tmp_path / "disturbed"), str(tmp_path / "undisturbed")
     assert killed(disturbed, steps, kills=kills, seed=kills) > kills // 4
@@ -53,6 +54,7 @@ def test_killed_at_any_moment_it_ends_in_the_same_bytes(tmp_path: Path, kills: i
 
 
 @pytest.mark.usefixtures("workers")
+@pytest.mark.long
 def test_two_processes_at_the_same_training_do_no_harm(tmp_path: Path) -> None:
     both, alone = str(tmp_path / "both"), str(tmp_path / "alone")
     running = [start_process(train, both, 200) for _ in range(2)]

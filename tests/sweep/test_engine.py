@@ -181,6 +181,7 @@ def slow_config(folder: Path) -> Config:
     )
 
 
+@pytest.mark.long
 def test_a_killed_worker_fails_its_cell_only(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     killer = threading.Thread(target=_kill_a_worker, args=(tmp_path,))
     killer.start()

@@ -10,6 +10,8 @@ import pytest
 from hessfig.sweep.store import CellStore
 from tests.runs import CELLS, TOY, cell_files, hessfig, killed_anywhere, rows
 
+pytestmark = pytest.mark.long
+
 
 def test_an_interrupted_and_killed_run_ends_in_the_same_table(
     undisturbed: Path, disturbed: tuple[Path, int]

@@ -51,6 +51,7 @@ def test_a_trained_state_has_no_pilots(tmp_path: Path) -> None:
     assert pilot_cells(setups_of([("", config)])) == []
 
 
+@pytest.mark.long
 def test_a_sweep_trains_then_measures_along_steps(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     config = training_config(tmp_path / "one", step=[0, 3, 10], quantities=["frobenius", "loss"])
     summary = run_sweep(variants(config))

@@ -28,6 +28,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small")
+@pytest.mark.long
 def test_the_same_command_mends_a_study(cli: Callable[..., Answer], tmp_path: Path) -> None:
     assert cli("plot", "figure=bounds", "figure.formats=[svg]").code == 0
     folder = tmp_path / "outputs/bounds"

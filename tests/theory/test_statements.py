@@ -18,6 +18,7 @@ ASKED_FOR = """
 
 
 @pytest.mark.parametrize("name", CATALOGUE)
+@pytest.mark.long
 def test_verdict_is_as_recorded(name: str) -> None:
     outcome = check(CATALOGUE[name], SIZES, seeds=1)
     assert outcome.verdict == CATALOGUE[name].recorded

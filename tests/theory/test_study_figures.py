@@ -26,6 +26,7 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("module", "name"), [(scalar, "scalar"), (bounds, "bounds")])
+@pytest.mark.long
 def test_all_formats_are_written(module: object, name: str, outputs: Path) -> None:
     paths = module.draw(outputs)
     assert {path.name for path in paths} == {f"fig{name}.{kind}" for kind in ("pdf", "png", "svg", "csv")}

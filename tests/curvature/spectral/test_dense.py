@@ -48,6 +48,7 @@ def test_every_part_has_numpys_eigenvalues(dim: int, asked: list[Part]) -> None:
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.long
 def test_blocks_of_every_architecture_have_the_oracles_eigenvalues(name: str) -> None:
     model = ARCHITECTURES[name]
     problem = toy_problem(model)

@@ -95,6 +95,7 @@ def drawn_matrix(seed: int) -> Tensor:
 
 
 @pytest.mark.parametrize("count", [60, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.long
 def test_bands_hold_the_exact_cumulative_at_the_nominal_rate(count: int) -> None:
     """Pointwise, at the exact cumulative's 10, 50 and 90 % points, counted over densities of 40 steps, 10 probes.
 

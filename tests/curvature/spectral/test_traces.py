@@ -24,6 +24,7 @@ def test_low_rank_is_exact(values: list[float]) -> None:
 
 
 @pytest.mark.parametrize("values", [FLAT, DECAYING, SIGNED], ids=["flat", "decaying", "signed"])
+@pytest.mark.long
 def test_it_is_unbiased_and_its_error_is_that_of_its_estimates(values: list[float]) -> None:
     """Over 400 seeds: the mean within 4 standard errors; the error between 0.65 and 1.1 times the true spread.
 

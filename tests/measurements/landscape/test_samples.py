@@ -86,6 +86,7 @@ def test_the_second_order_prediction_is_true_up_to_the_third_order() -> None:
     assert float(left[0] / left[1]) == pytest.approx(8, rel=0.1)
 
 
+@pytest.mark.long
 def test_the_largest_curvature_is_that_of_the_dense_hessians() -> None:
     problem, norms = problem_of("pre-LN"), []
     for sample in range(COUNT):

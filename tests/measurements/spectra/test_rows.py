@@ -80,6 +80,7 @@ def test_spectra_have_the_trace_and_the_norm_of_the_other_quantities(name: str) 
 
 @pytest.mark.parametrize("end", ["largest", "smallest"])
 @pytest.mark.parametrize("name", ["softmax", "pre", "heads", "linear", "linear mlp"])
+@pytest.mark.long
 def test_extremes_are_those_of_the_spectrum_within_their_error(name: str, end: str) -> None:
     """An eigenvalue lies within the residual; it is the outermost up to the tolerance (many lie next to zero)."""
     model, quantity = ARCHITECTURES[name], f"{end}_eigenvalue"
@@ -101,6 +102,7 @@ def test_extremes_are_those_of_the_spectrum_within_their_error(name: str, end: s
 
 
 @pytest.mark.parametrize("probes", Probes)
+@pytest.mark.long
 def test_densities_have_mean_and_second_moment_within_their_errors(probes: Probes) -> None:
     model = ARCHITECTURES["softmax"]
     settings = SpectrumConfig(steps=12, num_probes=40, probes=probes)

@@ -82,6 +82,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, workers: None) -> Path:
     return run_sweep([("", config)]).table
 
 
+@pytest.mark.long
 def test_shares_on_one_folder_at_once_make_the_table_of_one_run(whole: Path, tmp_path: Path) -> None:
     variants = [("", with_pilots(tmp_path))]
     with ThreadPoolExecutor(2) as executor:
@@ -93,6 +94,7 @@ def test_shares_on_one_folder_at_once_make_the_table_of_one_run(whole: Path, tmp
     assert rows(collected.table) == rows(whole)
 
 
+@pytest.mark.long
 def test_shares_of_other_folders_are_copied_together(whole: Path, tmp_path: Path) -> None:
     for index in (1, 2, 3):
         run_shard([("", with_pilots(tmp_path / str(index)))], Shard(index, 3))

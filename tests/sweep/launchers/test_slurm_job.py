@@ -96,6 +96,7 @@ def test_a_cancelled_task_is_not_tried_again_until_it_is_asked_for(
 
 
 @pytest.mark.parametrize("end", ["TIMEOUT", "NODE_FAIL", "PREEMPTED"])
+@pytest.mark.long
 def test_a_lost_task_goes_on_while_that_brings_cells(cluster: Cluster, end: str) -> None:
     cluster.ends["1", "2"] = end
     summary = run(cluster)
