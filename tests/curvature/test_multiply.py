@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from hessfig.curvature.products.linearised import multiply
 from hessfig.curvature.products.linearised.multiply import times_transposed
 
-pytestmark = pytest.mark.skipif(not multiply._BY_ONEDNN, reason="this torch has no oneDNN")
+pytestmark = pytest.mark.skipif(not multiply._HAS_ONEDNN, reason="this torch has no oneDNN")
 ROUNDING = 4 * torch.finfo(torch.float32).eps
+
+
+@pytest.fixture(autouse=True)
+def by_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever made the processor."""
+    monkeypatch.setattr(multiply, "_BY_ONEDNN", True)
 
 
 def _layouts() -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
@@ -62,3 +70,17 @@ def test_without_onednn_it_is_the_plain_product(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(multiply, "_BY_ONEDNN", False)
     monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", None)
     assert torch.equal(times_transposed(rows, matrix), rows @ matrix.T)
+
+
+@pytest.mark.parametrize(
+    ("said", "is_intel"),
+    [
+        ("vendor_id\t: GenuineIntel\nflags: fma\n\nprocessor: 1\n", True),
+        ("vendor_id\t: AuthenticAMD\n\nvendor_id\t: GenuineIntel\n", False),
+        ("", False),
+    ],
+)
+def test_processors_of_intel_keep_mkl(tmp_path: Path, said: str, is_intel: bool) -> None:
+    (tmp_path / "cpuinfo").write_text(said)
+    assert multiply._is_intel(tmp_path / "cpuinfo") == is_intel
+    assert not multiply._is_intel(tmp_path / "nowhere")
