@@ -18,6 +18,7 @@ from hessfig.curvature.exact.lower.scores import LowerScores
 from hessfig.curvature.exact.support import Route, check_exact, route_of
 from hessfig.curvature.problem import Problem
 from hessfig.curvature.products.linearised.column import LinearisedNetwork
+from hessfig.curvature.underflow import flushing
 from hessfig.models.matrices import matrices_of
 from hessfig.terms import Block, Matrix, Part
 
@@ -30,7 +31,7 @@ class ExactEngine:
     """Exact norms of the blocks of `problem`, column by column; float64 whatever the problem's own type."""
 
     def __init__(self, problem: Problem, model: ModelConfig) -> None:
-        self.problem, self.model = problem.cast(torch.float64), model
+        self.problem, self.model, self.asked = problem.cast(torch.float64), model, problem.dtype
         self._held: tuple[int, LowerScores] | None = None
         self._columns: dict[tuple[int, str, bool], dict[tuple[str, Part], float]] = {}
 
@@ -40,7 +41,8 @@ class ExactEngine:
         check_exact(self.model, [Block(layer, row, col) for row in rows], parts)
         found: Norms = {}
         for row in rows:
-            values = self._block(Block(layer, row, col), parts)
+            with flushing(self.asked):
+                values = self._block(Block(layer, row, col), parts)
             found.update({(row, part): values[part] for part in parts})
         return found
 

@@ -16,6 +16,7 @@ from hessfig.curvature.products.linearised.network import build_tape
 from hessfig.curvature.products.linearised.tape import Tangents, Tape, Weight, zeros_like_weight
 from hessfig.curvature.products.linearised.weights import Probes
 from hessfig.curvature.same_network import check_same
+from hessfig.curvature.underflow import flushing
 from hessfig.models.protocol import Weight as NamedWeight
 from hessfig.tasks.losses import output_gradient
 from hessfig.terms import Part
@@ -97,8 +98,9 @@ class LinearisedColumn:
     @torch.no_grad()
     def split_matmat(self, probes: Float[Tensor, "dim k"], parts: Sequence[Part] = SPLIT) -> Products:
         """Return A V of every row for all columns of `probes`: one pass up, then one down for each of `parts`."""
-        tangents = self.tape.push(self._perturbations(probes))
-        found = {part: self._pulled(tangents, part) for part in to_multiply(parts)}
+        with flushing(self.dtype):
+            tangents = self.tape.push(self._perturbations(probes))
+            found = {part: self._pulled(tangents, part) for part in to_multiply(parts)}
         self.tape.release(self.col)
         products = {
             (key, part): self._flat([(at, product[at]) for at in row], probes.shape[1])
