@@ -10,10 +10,10 @@ import torch
 
 @contextmanager
 def flushing(dtype: torch.dtype) -> Iterator[None]:
-    """Count numbers below the normal range of their type (1e-38 in float32) as zero, for problems in float32.
+    """Count numbers below the normal range of their type (1e-38 in float32) as zero if `dtype` is float32.
 
-    Attention that saturates leaves many of them, and processors of Intel take microcode for each: beyond sigma = 1 a
-    cell of five layers took three times as long. Problems in float64 keep them: their norms may be as small.
+    Attention that saturates leaves many of them, and processors of Intel take microcode for each: beyond sigma = 2 a
+    cell of five layers took three times as long. In float64 they are kept: norms may be as small.
     """
     if dtype != torch.float32:
         yield

@@ -51,7 +51,7 @@ def assert_exact(problem: Problem, model: ModelConfig, layer: int, tolerance: fl
                 assert norm == pytest.approx(oracle, rel=tolerance, abs=1e-13 * whole), (block, part)
 
 
-@settings(max_examples=5, derandomize=True, deadline=None, phases=[Phase.generate])
+@settings(max_examples=8, derandomize=True, deadline=None, phases=[Phase.generate])
 @given(transformers, st.sampled_from(Loss), st.sampled_from([0.1, 0.7, 2.0]))
 @pytest.mark.long
 def test_every_supported_block_of_a_transformer(model: ModelConfig, loss: Loss, sigma: float) -> None:

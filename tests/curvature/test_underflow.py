@@ -7,7 +7,13 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from hessfig.curvature.exact import engine
+from hessfig.curvature.exact.engine import ExactEngine
+from hessfig.curvature.products.linearised.column import LinearisedNetwork
+from hessfig.curvature.products.linearised.tape import Tape
 from hessfig.curvature.underflow import _flushes, flushing
+from hessfig.terms import Part
+from tests.toys import ARCHITECTURES, toy_problem
 
 pytestmark = pytest.mark.skipif(not torch.set_flush_denormal(False), reason="this processor cannot flush")
 
@@ -28,3 +34,20 @@ def test_only_float32_flushes_and_what_was_set_comes_back(before: bool) -> None:
         assert float(torch.full((1,), 1e-40) * 1.0) == 0.0 and float(torch.full((1,), 1e-37) * 1.0) > 0.0
         raise ZeroDivisionError
     assert _flushes() == before
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_products_and_exact_norms_flush_for_problems_in_float32(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, seen = ARCHITECTURES["softmax"], []
+    problem = toy_problem(model).cast(dtype)
+    for owner, name in ((Tape, "push"), (engine, "last_layer_norms")):
+        whole = getattr(owner, name)
+        monkeypatch.setattr(
+            owner, name, lambda *given, whole=whole: (seen.append(_flushes()), whole(*given))[1]
+        )
+    column = LinearisedNetwork(problem, model).column(1, "W_V", ["W_V"])
+    column.split_matmat(torch.ones(column.dim, 1, dtype=dtype))
+    ExactEngine(problem, model).column(1, "W_V", ["W_V"], list(Part))
+    assert seen == [dtype == torch.float32] * 2 and not _flushes()

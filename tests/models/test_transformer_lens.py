@@ -144,9 +144,7 @@ def test_a_model_of_transformers_through_its_bridge(home: Path, tmp_path: Path) 
         KIND.check(config(folder, home / "ids.npy"))
 
 
-@pytest.mark.parametrize(
-    "name", ["gpt2", "attention only", pytest.param("relu without norms", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.long
 def test_every_weight_head_and_group_is_dense_autodiffs(name: str, home: Path) -> None:
     problem = problem_of(name, home)

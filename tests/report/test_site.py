@@ -136,7 +136,6 @@ def test_one_file_holds_everything(site: Path) -> None:
     assert set(read(site / "index.html").ids) <= set(page.ids)
 
 
-@pytest.mark.slow
 def test_the_same_outputs_make_the_same_bytes(site: Path, tmp_path: Path) -> None:
     before = {path.relative_to(site): path.read_bytes() for path in site.rglob("*") if path.is_file()}
     assert report(site.parent) == 0

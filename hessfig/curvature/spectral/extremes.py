@@ -41,10 +41,10 @@ def extremes(
 ) -> Extremes:
     """Return the k outermost eigenvalues at one `end`, to a residual of `tolerance` times the largest in size.
 
-    Lanczos with full re-orthogonalisation, restarted from Ritz vectors after `steps` vectors (fewer where two bases of
-    as many would exceed BASIS_BYTES). `warm`, an approximate eigenvector such as the last state's, shortens both runs:
-    each starts from it and a random vector of its own. `rough` has the same operator's products in float32. Raises
-    NotFinite, and ArithmeticError for an operator that is not symmetric.
+    Lanczos with full re-orthogonalisation, restarted from Ritz vectors after `steps` vectors (never where twice as many
+    span the space, earlier where two bases would exceed BASIS_BYTES). `warm`, an approximate eigenvector such as the
+    last state's, shortens both runs: each starts from it and a random vector of its own. `rough` has the same
+    operator's products in float32. Raises NotFinite, and ArithmeticError for an operator that is not symmetric.
     """
     goal, before = Goal(end, k, tolerance, steps), operator.products
     starts: Sequence[Tensor] = starts_of(operator.dim, generator, warm)
