@@ -68,8 +68,38 @@ def is_file(path: Path) -> bool:
 
 def fingerprint(path: Path) -> str:
     """Return the SHA-256 of a file's content; it is read again when the file changes."""
+    return _content(path, identity(path))
+
+
+def identity(path: Path) -> tuple[int, ...]:
+    """Return what changes when a file is replaced or written to."""
     found = path.stat()
-    return _content(path, found.st_mtime_ns, found.st_size)
+    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+def read_pinned(path: Path, key: str, sha256: str | None) -> bytes:
+    """Return the content of the file behind setting `key`: what is parsed is what was hashed.
+
+    Raises UserError when its SHA-256 is not `sha256` (None: any). Raises OSError when it cannot be read.
+    """
+    content = path.read_bytes()
+    check_pin(path, key, found=hashlib.sha256(content).hexdigest(), planned=sha256)
+    return content
+
+
+def check_pin(place: object, key: str, *, found: str, planned: str | None) -> None:
+    """Raise UserError when the hash `found` of what setting `key` names is not the one that was planned."""
+    if planned in (None, found):
+        return
+    pin = f"{key.partition('.')[0]}.sha256"
+    raise UserError(
+        f"{key}: the content of {place} is not the one that was planned"
+        if found
+        else f"{pin}: {key} names no file",
+        got=f"SHA-256 {found}" if found else f"{pin}={planned}",
+        allowed=f"{pin}={planned}" if found else "null",
+        remedy=f"run the command again without {pin}: changed files are measured as new ones",
+    )
 
 
 def check_place(folder: Path) -> None:
@@ -123,8 +153,8 @@ def unwritable(path: Path, error: OSError) -> UserError:
 
 
 @cache
-def _content(path: Path, changed: int, size: int) -> str:
-    del changed, size
+def _content(path: Path, identity: tuple[int, ...]) -> str:
+    del identity
     with path.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 

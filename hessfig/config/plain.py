@@ -26,9 +26,10 @@ ADDED: tuple[str, ...] = (
     "training.curvature",
     "training.refresh",
     "task.base",
+    *("task.sha256", "model.sha256", "state.sha256"),
 )
 # Settings that say where something is: what is there counts by its content (see models.protocol.Kind.source).
-PLACES = ("model.path", "model.download", "task.path")
+PLACES = ("model.path", "model.download", "task.path", "task.sha256", "model.sha256")
 
 
 def as_plain(config: Any) -> Any:

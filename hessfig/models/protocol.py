@@ -149,8 +149,9 @@ class Kind:
     sequences of a length; weights are then drawn as the paper draws them, see states.initialised) or `draw` (network,
     data and loss from sigma and seed, for kinds that make all of it themselves). `check` raises UserError for
     settings that cannot be built. `axes` says which of sigma and seed change the network. `is_structural_zero` says
-    which blocks vanish by the shape of the network. `source` tells code and files of the user's own apart, for cells'
-    keys. `about` says how the data are held, for previews and manifests.
+    which blocks vanish by the shape of the network. `files` is a hash of the files behind model.path or model.factory
+    as they are now: planning keeps it in model.sha256, and readers refuse others. `source` tells code and files of the
+    user's own apart, for cells' keys. `about` says how the data are held, for previews and manifests.
     """
 
     layout: Callable[[Config], Layout]
@@ -159,6 +160,7 @@ class Kind:
     check: Callable[[Config], None] = lambda config: None
     axes: Callable[[Config], frozenset[str]] = lambda config: frozenset({"sigma", "seed"})
     is_structural_zero: Callable[[ModelConfig, Block, Part], bool] = no_zeros
+    files: Callable[[Config], str] = lambda config: ""
     source: Callable[[Config], str] = lambda config: ""
     about: Callable[[Config], str] = lambda config: ""
 

@@ -11,13 +11,13 @@ from hessfig.errors import UserError, did_you_mean, first_few
 from hessfig.models.stored import read_weights
 
 
-def load_weights(network: nn.Module, path: Path) -> None:
+def load_weights(network: nn.Module, path: Path, sha256: str | None = None) -> None:
     """Copy the tensors of `path` into `network`, rounded to its type.
 
-    Raises UserError when the file is missing or holds anything but tensors, and when names, shapes or numbers do not
-    fit: missing and surplus names are listed, and nothing is copied.
+    Raises UserError when the file is missing, is not that of `sha256` or holds anything but tensors, and when names,
+    shapes or numbers do not fit: missing and surplus names are listed, and nothing is copied.
     """
-    found, held = read_weights(path), network.state_dict()
+    found, held = read_weights(path, sha256=sha256), network.state_dict()
     _check_names(path, found, [name for name, _ in network.named_parameters()], list(held))
     for name, tensor in found.items():
         _check_tensor(path, name, tensor, held[name])

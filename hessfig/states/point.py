@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from hessfig.config.choices import State
 from hessfig.config.schema import Config
 from hessfig.config.training import step_values
 from hessfig.errors import UserError
-from hessfig.files import fingerprint, is_file
+from hessfig.files import check_pin, fingerprint, is_file
 from hessfig.models.protocol import Drawn
 from hessfig.models.registry import kind
 from hessfig.states.training import trajectory
@@ -27,7 +28,7 @@ def drawn(config: Config, *, sigma: float | None, seed: int, step: int | None = 
     if config.state.kind == State.loaded:
         from hessfig.states.loaded import load_weights
 
-        load_weights(found.network, _path(config))
+        load_weights(found.network, _path(config), config.state.sha256)
     return found
 
 
@@ -52,7 +53,38 @@ def science(config: Config) -> dict[str, Any]:
         return {"kind": State.trained.value, "training": training, **trained_by}
     if config.state.kind == State.initialised:
         return {"kind": State.initialised.value}
-    return {"kind": State.loaded.value, "sha256": fingerprint(_path(config))}
+    return {"kind": State.loaded.value, "sha256": config.state.sha256 or fingerprint(_path(config))}
+
+
+def pinned(config: Config) -> Config:
+    """Return `config` with the hashes of the files that it names, as they are now: readers refuse other content.
+
+    Raises UserError for a file that is not there, for one that is not what a hash in `config` says, and for a hash of
+    no file.
+    """
+    state, task, model = config.state, config.task, config.model
+    is_loaded = state.kind == State.loaded
+    state_hash = fingerprint(_path(config)) if is_loaded else ""
+    is_there = task.path is not None and is_file(Path(task.path))  # else its reader says what is wrong
+    task_hash = fingerprint(Path(str(task.path))) if is_there else ""
+    model_hash = kind(model.kind).files(config)
+    for key, place, found, planned in (
+        ("state.path", state.path, state_hash, state.sha256),
+        ("task.path", task.path, task_hash, task.sha256),
+        (
+            "model.path" if model.path else "model.factory",
+            model.path or model.factory,
+            model_hash,
+            model.sha256,
+        ),
+    ):
+        check_pin(place, key, found=found, planned=planned)
+    return replace(
+        config,
+        state=replace(state, sha256=state_hash or None),
+        task=replace(task, sha256=task_hash or None),
+        model=replace(model, sha256=model_hash or None),
+    )
 
 
 def _path(config: Config) -> Path:

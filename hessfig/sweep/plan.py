@@ -123,7 +123,7 @@ class Setup:
 
 def setups_of(variants: Variants) -> list[Setup]:
     """Return the variants ready to be planned. Raises UserError for the first thing that cannot be had."""
-    setups = [Setup(name, config) for name, config in variants]
+    setups = [Setup(name, point.pinned(config)) for name, config in variants]
     check_number(setups)
     for setup in setups:
         setup.check()

@@ -67,7 +67,7 @@ def micro_batches(tokens: Tensor, first_scored: int, at_once: int) -> list[Batch
 
 def picture_batch(task: TaskConfig, size: int, generator: torch.Generator, *, dtype: DType) -> Batch:
     """Choose training pictures without replacement: a larger batch of the same seed holds the smaller one."""
-    training, kind = split(task.path)[0], getattr(torch, dtype)
+    training, kind = split(task.path, task.sha256)[0], getattr(torch, dtype)
     chosen = torch.randperm(len(training), generator=generator)[:size]
     images = torch.from_numpy(training.images)[chosen].to(kind)
     labels = torch.from_numpy(training.labels)[chosen].unsqueeze(1)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hessfig.errors import UserError
-from hessfig.files import is_file
+from hessfig.files import is_file, read_pinned
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,12 +32,12 @@ class Pictures:
         return len(self.labels)
 
 
-def number_of_training(path: str | None) -> int:
+def number_of_training(path: str | None, sha256: str | None = None) -> int:
     """Return how many pictures batches are drawn from. Raises UserError for a file that holds no such pictures."""
-    return int(TRAINING_SHARE * (BUNDLED if path is None else len(pictures(path))))
+    return int(TRAINING_SHARE * (BUNDLED if path is None else len(pictures(path, sha256))))
 
 
-def split(path: str | None) -> tuple[Pictures, Pictures]:
+def split(path: str | None, sha256: str | None = None) -> tuple[Pictures, Pictures]:
     """Return training and test pictures: the first 80 % of a fixed permutation, and the rest, whatever the seeds.
 
     Of the bundled 1797 these are 1437 and 360.
@@ -45,18 +46,19 @@ def split(path: str | None) -> tuple[Pictures, Pictures]:
 
     from hessfig.rng import stream
 
-    found = pictures(path)
+    found = pictures(path, sha256)
     order = torch.randperm(len(found), generator=stream(0, "digits", "split")).numpy()
     cut = int(TRAINING_SHARE * len(found))
     return tuple(Pictures(found.images[at], found.labels[at]) for at in (order[:cut], order[cut:]))  # type: ignore[return-value]
 
 
-def pictures(path: str | None) -> Pictures:
+def pictures(path: str | None, sha256: str | None = None) -> Pictures:
     """Return all pictures: the bundled ones with brightness 0 to 16 divided by 16, those of a file as they are.
 
-    Raises UserError for a file that cannot be read, pictures of another size, missing values or unknown classes.
+    Raises UserError for a file that cannot be read or is not that of `sha256`, pictures of another size, missing
+    values or unknown classes.
     """
-    return _bundled() if path is None else _checked(Path(path), *_read(Path(path)))
+    return _bundled() if path is None else _checked(Path(path), *_read(Path(path), sha256))
 
 
 @cache
@@ -67,13 +69,13 @@ def _bundled() -> Pictures:
     return Pictures(found.images / _BRIGHTEST, found.target.astype("int64"))
 
 
-def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
+def _read(path: Path, sha256: str | None) -> tuple[np.ndarray, np.ndarray]:
     import numpy as np
 
     if not is_file(path):
         raise _refused("there is no such file", path)
     try:
-        with np.load(path, allow_pickle=False) as held:
+        with np.load(io.BytesIO(read_pinned(path, "task.path", sha256)), allow_pickle=False) as held:
             return held["images"], held["labels"]
     except (OSError, ValueError, KeyError, EOFError, AttributeError, IndexError, _bad_zip()) as error:
         raise _refused("it cannot be read as pictures", f"{type(error).__name__}: {error}"[:300]) from error

@@ -43,6 +43,9 @@ class TaskConfig:
         "for data digits, pictures of your own: FILE.npz with images (n, 8, 8) and labels (n); for data tokens, "
         "FILE.npy of ids, or a text for the model's tokenizer (null: random ids)",
     ] = None
+    sha256: Annotated[
+        str | None, "SHA-256 that the file of task.path must have; null: what it has when planned"
+    ] = None
     length: Annotated[int | None, "for data tokens, tokens of a sequence; null: as the file has it"] = None
     first_scored: Annotated[int, "for data tokens, the first position whose next token enters the loss"] = 0
 
@@ -102,6 +105,10 @@ class ModelConfig:
         "for kinds huggingface and transformer_lens, the folder with config.json and weights (or a name of the hub); "
         "null: random weights",
     ] = None
+    sha256: Annotated[
+        str | None,
+        "hash that the files of model.path or model.factory must have; null: what they have when planned",
+    ] = None
     random: Annotated[bool, "for kind huggingface, random weights for the config.json of model.path"] = False
     download: Annotated[bool, "for kind huggingface, whether a name may be fetched from the hub"] = False
     architecture: Annotated[str, "for kind huggingface without model.path: gpt2, gpt_neox, llama, ..."] = (
@@ -120,6 +127,9 @@ class StateConfig:
         State.initialised
     )
     path: Annotated[str | None, "for kind loaded, the file: safetensors, or a state_dict"] = None
+    sha256: Annotated[
+        str | None, "SHA-256 that the file of state.path must have; null: what it has when planned"
+    ] = None
     step: Annotated[
         Any, "for kind trained: the steps of the training; null: the last", "null, a step, or a list of steps"
     ] = None

@@ -31,7 +31,7 @@ def _check(config: Config) -> None:
             allowed=", ".join(str(patch) for patch in range(1, SIDE + 1) if SIDE % patch == 0),
             remedy="model.patch=2",
         )
-    most = number_of_training(config.task.path)
+    most = number_of_training(config.task.path, config.task.sha256)
     if config.task.batch_size > most:
         raise UserError(
             "task.batch_size: there are not as many training pictures",
@@ -43,7 +43,7 @@ def _check(config: Config) -> None:
 
 def _source(config: Config) -> str:
     """Return the hash of the user's own pictures; none for the bundled ones."""
-    return "" if config.task.path is None else fingerprint(Path(config.task.path))
+    return "" if config.task.path is None else config.task.sha256 or fingerprint(Path(config.task.path))
 
 
 KIND = Kind(
