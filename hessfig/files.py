@@ -91,14 +91,15 @@ def check_pin(place: object, key: str, *, found: str, planned: str | None) -> No
     """Raise UserError when the hash `found` of what setting `key` names is not the one that was planned."""
     if planned in (None, found):
         return
-    pin = f"{key.partition('.')[0]}.sha256"
+    group, dot, _ = key.partition(".")
+    pin = f"{group}.sha256" if dot else "SHA-256"
     raise UserError(
         f"{key}: the content of {place} is not the one that was planned"
         if found
         else f"{pin}: {key} names no file",
         got=f"SHA-256 {found}" if found else f"{pin}={planned}",
         allowed=f"{pin}={planned}" if found else "null",
-        remedy=f"run the command again without {pin}: changed files are measured as new ones",
+        remedy=f"run the command again{f' without {pin}' * bool(dot)}: changed files are measured as new ones",
     )
 
 

@@ -1,8 +1,10 @@
-"""Named random streams: the same seed and name always give the same draws, whatever else is drawn."""
+"""The same bits every time: named random streams, whatever else is drawn, and sums on one thread."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -15,3 +17,14 @@ def stream(seed: int, *names: object) -> torch.Generator:
     """
     digest = hashlib.sha256(repr((int(seed), *map(repr, names))).encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Hold torch to one thread: sums over more would be split otherwise, and round otherwise."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -5,15 +5,25 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import os
 import sys
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
+from importlib import machinery
+from importlib.machinery import ExtensionFileLoader, FileFinder, SourceFileLoader
+from modulefinder import ModuleFinder
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+import hessfig
 from hessfig.errors import UserError, did_you_mean
-from hessfig.files import is_file
+from hessfig.files import fingerprint, identity, is_file
 
 FORM = "FILE.py:NAME, or PACKAGE.MODULE:NAME of an installed package"
+_RUN: dict[str, str] = {}  # the SHA-256 of each file that this process has run, as it was then
 
 
 def find(key: str, spec: str | None, config_dir: str | None) -> object:
@@ -35,10 +45,16 @@ def find(key: str, spec: str | None, config_dir: str | None) -> object:
 
 
 def source(spec: str | None, config_dir: str | None) -> str:
-    """Return the SHA-256 of the file behind `spec`: another text makes other cells. It must have been found before."""
+    """Return a hash of the code behind `spec`: another text makes other cells. It must have been found before.
+
+    A file counts with the modules in its folder (or on PYTHONPATH) that it imports, wherever in its text; a module of
+    an installed package with the whole package.
+    """
     place, _ = _split("", spec)
-    path = _file(place, config_dir) or getattr(sys.modules.get(place), "__file__", None)
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest() if path else ""
+    path = _file(place, config_dir)
+    files = _imported(path.resolve()) if path else _installed(place)
+    hashes = sorted(_RUN.get(str(file)) or fingerprint(file) for file in files)
+    return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
 
 
 def is_own(spec: str) -> bool:
@@ -46,14 +62,29 @@ def is_own(spec: str) -> bool:
     return ":" in spec
 
 
-def failed(key: str, place: str, error: Exception) -> UserError:
+@contextmanager
+def guarded(key: str, place: str) -> Iterator[None]:
+    """Turn whatever the user's code raises, a call of sys.exit too, into a UserError that says where."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise failed(key, place, error) from error
+
+
+def failed(key: str, place: str, error: BaseException) -> UserError:
     """Return the error to show when the user's code raises."""
     code = place.partition(":")[0]
     run = f"python {code}" if code.endswith(".py") else f"python -c 'import {code}'"
+    where = traceback.extract_tb(error.__traceback__)[-1]
     return UserError(
         f"{key}: {place} fails",
-        got=f"{type(error).__name__}: {error}"[:300],
-        allowed=FORM,
+        got=f"{type(error).__name__}: {error}"[:300]
+        + f" ({where.name}, {Path(where.filename).name}:{where.lineno})",
+        allowed="code that runs to its end, and leaves no by sys.exit"
+        if isinstance(error, SystemExit)
+        else FORM,
         remedy=f"mend it: {run}",
     )
 
@@ -72,19 +103,19 @@ def _split(key: str, spec: str | None) -> tuple[str, str]:
 
 def _module(key: str, place: str, config_dir: str | None) -> ModuleType:
     if place.endswith(".py"):
-        return _from_file(key, _found(key, place, config_dir))
-    try:
-        return importlib.import_module(place)
-    except ModuleNotFoundError as error:
-        if error.name is None or not place.startswith(error.name):
-            raise failed(key, place, error) from error
-        file = f"{place.replace('.', '/')}.py"
-        here = f"{key}={file}:NAME (a file here)" if _file(file, config_dir) else f"pip install {place}"
-        raise UserError(
-            f"{key}: there is no module {place!r}", got=place, allowed=FORM, remedy=here
-        ) from error
-    except Exception as error:
-        raise failed(key, place, error) from error
+        path = _found(key, place, config_dir)
+        return _from_file(key, path, identity(path))
+    with guarded(key, place):
+        try:
+            return importlib.import_module(place)
+        except ModuleNotFoundError as error:
+            if error.name is None or not place.startswith(error.name):
+                raise
+            file = f"{place.replace('.', '/')}.py"
+            here = f"{key}={file}:NAME (a file here)" if _file(file, config_dir) else f"pip install {place}"
+            raise UserError(
+                f"{key}: there is no module {place!r}", got=place, allowed=FORM, remedy=here
+            ) from error
 
 
 def _file(place: str, config_dir: str | None) -> Path | None:
@@ -106,17 +137,51 @@ def _found(key: str, place: str, config_dir: str | None) -> Path:
 
 
 @cache
-def _from_file(key: str, path: Path) -> ModuleType:
+def _from_file(key: str, path: Path, identity: tuple[int, ...]) -> ModuleType:
     """Run the file under a name that no import finds; its folder is searched last, so that it shadows nothing."""
+    del identity
     name = f"hessfig_own_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
-    spec = importlib.util.spec_from_file_location(name, path)
+    spec = importlib.util.spec_from_file_location(name, path, loader=_FromText(name, str(path)))
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))
+    folder = str(path.parent)
+    if folder not in sys.path:
+        sys.path.append(folder)
+        extensions = (ExtensionFileLoader, machinery.EXTENSION_SUFFIXES)
+        sys.path_importer_cache[folder] = FileFinder(
+            folder, extensions, (_FromText, machinery.SOURCE_SUFFIXES)
+        )
     sys.modules[name] = module  # dataclasses look their module up there
-    try:
+    with guarded(key, str(path)):
         spec.loader.exec_module(module)
-    except Exception as error:
-        raise failed(key, str(path), error) from error
     return module
+
+
+class _FromText(SourceFileLoader):
+    """Runs the text that is there, and notes its hash; bytecode, perhaps of an older text, is neither kept nor run."""
+
+    def path_stats(self, path: str) -> Mapping[str, Any]:
+        raise OSError(f"{path}: no bytecode")
+
+    def get_data(self, path: str) -> bytes:
+        text = super().get_data(path)
+        _RUN[str(Path(path).resolve())] = hashlib.sha256(text).hexdigest()
+        return text
+
+
+def _imported(path: Path) -> set[Path]:
+    """Return a file and the modules that it imports, directly or not, as far as they are the user's own."""
+    own = str(Path(hessfig.__file__).parents[1])
+    others = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry not in ("", own)]
+    finder = ModuleFinder([str(path.parent), *others])
+    finder.run_script(str(path))
+    files = (getattr(found, "__file__", None) for found in finder.modules.values())
+    return {path, *(Path(file).resolve() for file in files if file)}
+
+
+def _installed(place: str) -> set[Path]:
+    """Return the files of the package that holds module `place`, or of that module alone."""
+    package = sys.modules[place.partition(".")[0]]
+    folders = [Path(folder) for folder in getattr(package, "__path__", ())]
+    inside = {file for folder in folders for file in folder.rglob("*.py")}
+    return inside or ({Path(package.__file__)} if package.__file__ else set())

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import pkgutil
+from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from importlib import import_module
+from typing import Any
 
 from hessfig import measurements
-from hessfig.config.own_code import find, is_own, source
+from hessfig.config.own_code import find, guarded, is_own, source
 from hessfig.errors import UserError, did_you_mean
 from hessfig.measurements.protocol import Quantity
 
@@ -35,14 +38,18 @@ def _places() -> dict[str, str]:
     return found
 
 
-@cache
 def quantity(name: str, config_dir: str | None = None) -> Quantity:
     """Return the quantity called `name`, or that of the user's own code (FILE.py:NAME).
 
     Raises UserError when there is none.
     """
     if is_own(name):
-        return _checked(name, find(KEY, name, config_dir))
+        return _guarded(_checked(name, find(KEY, name, config_dir)), name)
+    return _of_the_package(name)
+
+
+@cache
+def _of_the_package(name: str) -> Quantity:
     known = _places()
     if name not in known:
         raise UserError(
@@ -57,6 +64,26 @@ def quantity(name: str, config_dir: str | None = None) -> Quantity:
 def source_of(name: str, config_dir: str | None) -> str:
     """Return the hash of the file of a quantity of the user's own; none for the package's."""
     return source(name, config_dir) if is_own(name) else ""
+
+
+def _guarded(own: Quantity, name: str) -> Quantity:
+    """Return a user's quantity whose functions fail as UserErrors that name it."""
+
+    def of(function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any) -> Any:
+            with guarded(KEY, name):
+                return function(*arguments)
+
+        return run
+
+    return replace(
+        own,
+        measure=of(own.measure),
+        settings=of(own.settings),
+        check=of(own.check),
+        operations=of(own.operations),
+        serves=of(own.serves),
+    )
 
 
 def _checked(name: str, found: object) -> Quantity:

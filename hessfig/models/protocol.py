@@ -126,13 +126,17 @@ class Layout:
 
 @dataclass(frozen=True)
 class Drawn:
-    """A network at a point of weight space, with data and loss; `more` batches follow the first."""
+    """A network at a point of weight space, with data and loss; `more` batches follow the first.
+
+    `content` is a hash of all of it, for networks of the user's own (see Kind.content).
+    """
 
     network: nn.Module
     batch: Batch
     loss: nn.Module
     layout: Layout
     more: tuple[Batch, ...] = ()
+    content: str = ""
 
 
 def no_zeros(model: ModelConfig, block: Block, part: Part) -> bool:
@@ -151,7 +155,8 @@ class Kind:
     settings that cannot be built. `axes` says which of sigma and seed change the network. `is_structural_zero` says
     which blocks vanish by the shape of the network. `files` is a hash of the files behind model.path or model.factory
     as they are now: planning keeps it in model.sha256, and readers refuse others. `source` tells code and files of the
-    user's own apart, for cells' keys. `about` says how the data are held, for previews and manifests.
+    user's own apart, for cells' keys. `content` is a hash of what the user's code returns for sigma and seed: a cell is
+    reused only if it is what it was. `about` says how the data are held, for previews and manifests.
     """
 
     layout: Callable[[Config], Layout]
@@ -162,6 +167,7 @@ class Kind:
     is_structural_zero: Callable[[ModelConfig, Block, Part], bool] = no_zeros
     files: Callable[[Config], str] = lambda config: ""
     source: Callable[[Config], str] = lambda config: ""
+    content: Callable[[Config, float | None, int], str] | None = None
     about: Callable[[Config], str] = lambda config: ""
 
 

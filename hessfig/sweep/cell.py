@@ -37,12 +37,15 @@ class Cell:
         """Everything that changes the numbers of this cell."""
         settled = {"settled": dict(self.settled)} if self.settled else {}
         step = {} if self.step is None else {"step": self.step}
+        content = self.setup.content(self.sigma, self.seed)
+        own = {"content": content} if content else {}
         return {
             **self.setup.science(self.quantity),
             "sigma": self.sigma,
             "seed": self.seed,
             **step,
             **settled,
+            **own,
         }
 
     @cached_property

@@ -9,7 +9,10 @@ import torch
 from torch import Generator
 
 from hessfig.curvature.problem import Problem
+from hessfig.errors import UserError
+from hessfig.files import check_pin
 from hessfig.measurements.protocol import At, Measured, Request
+from hessfig.measurements.registry import source_of
 from hessfig.models.blocks import blocks_of
 from hessfig.record import FROBENIUS
 from hessfig.rng import stream
@@ -21,7 +24,10 @@ def measure(cell: Cell) -> Measured:
     """Return what was measured of `cell`; the numbers depend on `cell.science` alone."""
     started = time.perf_counter()
     problem = draw_problem(cell)
-    found = cell.setup.quantity(cell.quantity).measure(problem, request_of(cell, problem))
+    quantity = cell.setup.quantity(cell.quantity)
+    own = source_of(cell.quantity, cell.config.config_dir)
+    check_pin(cell.quantity, "quantities", found=own, planned=cell.science["version"][1])
+    found = quantity.measure(problem, request_of(cell, problem))
     seconds = round(time.perf_counter() - started, 4)
     shared = {"num_layers": problem.layout.num_layers, "seconds": seconds}
     return Measured([{**shared, **row} for row in found.rows], found.arrays)
@@ -29,8 +35,15 @@ def measure(cell: Cell) -> Measured:
 
 def draw_problem(cell: Cell) -> Problem:
     """Return the network at the cell's state with its data and loss, on the configured device."""
-    problem = Problem.of(drawn(cell.config, sigma=cell.sigma, seed=cell.seed, step=cell.step))
-    return problem.to(torch.device(cell.config.device))
+    found = drawn(cell.config, sigma=cell.sigma, seed=cell.seed, step=cell.step)
+    if found.content != cell.science.get("content", ""):
+        raise UserError(
+            f"model.factory: {cell.config.model.factory} returned something else than when this run was planned",
+            got=f"content {found.content[:12]}",
+            allowed=f"content {cell.science['content'][:12]}: the same weights, data, loss and names at every call",
+            remedy="torch.manual_seed(seed) at its beginning; run the command again if its files changed meanwhile",
+        )
+    return Problem.of(found).to(torch.device(cell.config.device))
 
 
 def request_of(cell: Cell, problem: Problem) -> Request:

@@ -49,7 +49,7 @@ def _has_pilots(setup: Setup) -> bool:
 
 def _of_setup(setup: Setup) -> list[Cell]:
     count = min(PILOT_PROBES, setup.config.estimator.num_probes)
-    pilot = Setup(setup.name, _with_probes(setup.config, count))
+    pilot = dataclasses.replace(setup, config=_with_probes(setup.config, count), _sciences={})
     return [
         Cell(pilot, sigma, seed)
         for index, sigma in enumerate(few(sigma_values(setup.config.grid)))

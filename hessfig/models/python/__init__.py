@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 
+from hessfig.config.own_code import guarded
 from hessfig.config.schema import Config
 from hessfig.errors import UserError
+from hessfig.files import check_pin
 from hessfig.models.protocol import Drawn, Kind, Layout
-from hessfig.models.python.factory import call_factory, find_factory, source_of
+from hessfig.models.python.factory import KEY, call_factory, find_factory, source_of
 
 
 def layout(config: Config) -> Layout:
@@ -20,9 +23,25 @@ def draw(config: Config, sigma: float | None, seed: int) -> Drawn:
 
     Raises UserError when it cannot be found or returns something else than a network with data and a loss.
     """
+    from hessfig.models.python.content import content_of
     from hessfig.models.python.foreign import as_drawn
+    from hessfig.rng import one_thread
 
-    return as_drawn(call_factory(config, sigma, seed), dtype=config.dtype, source=str(config.model.factory))
+    with one_thread():  # weights that the factory trains, say, have the same bits in every process
+        made = call_factory(config, sigma, seed)
+        drawn = as_drawn(made, dtype=config.dtype, source=str(config.model.factory))
+    check_pin(config.model.factory, KEY, found=source_of(config), planned=config.model.sha256)
+    with guarded(KEY, str(config.model.factory)):
+        return replace(drawn, content=content_of(drawn))
+
+
+def content(config: Config, sigma: float | None, seed: int) -> str:
+    """Return a hash of what the factory returns for `seed` and `sigma`."""
+    return draw(config, sigma, seed).content
+
+
+def _source(config: Config) -> str:
+    return config.model.sha256 or source_of(config)
 
 
 def axes(config: Config) -> frozenset[str]:
@@ -37,4 +56,6 @@ def _check(config: Config) -> None:
         )
 
 
-KIND = Kind(layout=layout, draw=draw, axes=axes, check=_check, source=source_of)
+KIND = Kind(
+    layout=layout, draw=draw, axes=axes, check=_check, files=source_of, source=_source, content=content
+)

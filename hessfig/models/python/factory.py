@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from hessfig.config.own_code import failed, find, source
+from hessfig.config.own_code import find, guarded, source
 from hessfig.config.schema import Config
 from hessfig.errors import UserError
 
@@ -42,15 +42,11 @@ def call_factory(config: Config, sigma: float | None, seed: int) -> Any:
             allowed=str(signature),
             remedy="give its arguments as model.options={NAME: VALUE}",
         ) from error
-    try:
+    with guarded(KEY, str(config.model.factory)):
         return factory(**words)
-    except UserError:
-        raise
-    except Exception as error:
-        raise failed(KEY, str(config.model.factory), error) from error
 
 
 def source_of(config: Config) -> str:
-    """Return the hash of the file that holds the factory."""
+    """Return a hash of the code behind the factory, as far as it is the user's own."""
     find_factory(config)
     return source(config.model.factory, config.config_dir)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import torch
@@ -14,6 +13,7 @@ from torch.nn.utils import get_total_norm
 
 from hessfig.config import DType
 from hessfig.models.layered import scored_outputs
+from hessfig.rng import one_thread
 from hessfig.states.initialised import initialised
 from hessfig.states.training.answers import right_answers
 from hessfig.states.training.kept import COLUMNS, Folder, Moment
@@ -56,7 +56,7 @@ def ensure(
     if not missing:
         return 0
     folder.describe()
-    with _one_thread():
+    with one_thread():
         run = _Run(folder, missing[-1], report)
         for step in missing:
             if known is not None and step >= known[0]:
@@ -163,14 +163,3 @@ class _Run:
 def _rows(log: Tensor) -> list[list[float]]:
     rows: list[list[float]] = log.tolist()
     return rows
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Hold torch to one thread: sums over more would be split otherwise, and round otherwise."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
