@@ -12,19 +12,20 @@ from hessfig.config.machine import check_device_name
 if TYPE_CHECKING:
     from hessfig.sweep.engine import Summary
     from hessfig.sweep.launchers.slurm import SlurmJob
+    from hessfig.sweep.plan import Setup
 
 # Settings of the command that are no share's: who measures, and how many at once.
 _OF_A_MACHINE = ("launcher", "workers", "force_workers")
 _NOT_A_SHARES = (*_OF_A_MACHINE, "shard", "dry_run", "output_dir")
 
 
-def run_shard(job: Job) -> int:
+def run_shard(job: Job, setups: list[Setup]) -> int:
     """Measure one share of the cells and say how to collect; return 1 when a cell of it failed."""
     from hessfig.sweep import preview
     from hessfig.sweep.launchers.one_shard import run_shard as measured
     from hessfig.sweep.launchers.shard import Shard
 
-    done = measured(job.variants, Shard.parse(job.config.shard or ""))
+    done = measured(setups, Shard.parse(job.config.shard or ""))
     print(f"shard {job.config.shard}: {preview.did(done)}; cells: {done.folder}")
     if done.pilots:
         print(f"note: {done.pilots} pilot cells are not there, so no other was measured: run it again")
@@ -42,7 +43,8 @@ def run_slurm(job: Job, command: str) -> Summary | None:
     from hessfig.sweep.plan import setups_of
 
     check_device_name(job.config.device)
-    slurm = SlurmJob(setups_of(job.variants), [*_flags(job), *_words(job)])
+    setups = setups_of(job.variants)
+    slurm = SlurmJob(setups, [*_flags(job), *_words(job)])
     if job.config.dry_run:
         print(slurm.script() if slurm.shards() else "nothing to do\n", end="")
         return None
@@ -50,7 +52,7 @@ def run_slurm(job: Job, command: str) -> Summary | None:
     if not wait and (slurm.is_alive() or (slurm.number is None and slurm.shards())):
         _leave(job, slurm)
         return None
-    summary = run_sweep(job.variants, slurm.run if wait else slurm.collected, command)
+    summary = run_sweep(setups, slurm.run if wait else slurm.collected, command)
     slurm.forget()
     return summary
 

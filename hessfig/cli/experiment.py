@@ -23,12 +23,14 @@ if TYPE_CHECKING:
     from hessfig.sweep.engine import Summary
 
 _SHOWN = 5
+_OTHER_CONTENT = "these settings, but other files or code, or another version of hessfig"
 
 
 def run(job: Job) -> int:
     """Measure what is not finished and write the table; return 1 when a cell failed or is missing."""
     from hessfig.config.machine import check_device, check_workers
     from hessfig.sweep import engine, preview
+    from hessfig.sweep.plan import setups_of
 
     config = job.variants[0][1]
     if config.launcher.kind == Launcher.slurm:
@@ -38,11 +40,12 @@ def run(job: Job) -> int:
     check_workers(config)
     if config.dry_run:
         return status(job)
+    setups = setups_of(job.variants)
     if not sys.stderr.isatty():
-        print(f"start: {command_of(job)}\n{preview.describe(job.variants)}", flush=True)
+        print(f"start: {command_of(job)}\n{preview.describe(setups)}", flush=True)
     if config.shard is not None:
-        return run_shard(job)
-    return report(engine.run_sweep(job.variants, command=command_of(job)))
+        return run_shard(job, setups)
+    return report(engine.run_sweep(setups, command=command_of(job)))
 
 
 def report(summary: Summary) -> int:
@@ -63,11 +66,14 @@ def status(job: Job) -> int:
     """Say what is measured, what is to do, and what table is there."""
     from hessfig.sweep import preview
     from hessfig.sweep.launchers.slurm import said_of
+    from hessfig.sweep.manifest import config_hash
+    from hessfig.sweep.plan import setups_of
 
-    print(preview.describe(job.variants))
+    setups = setups_of(job.variants)
+    print(preview.describe(setups))
     for line in said_of(_table(job).parent):
         print(line)
-    print(f"table: {table_there(job)}")
+    print(f"table: {table_there(job, config_hash(setups))}")
     return 0
 
 
@@ -131,8 +137,11 @@ def _own_name(own: Path) -> str:
     return str(own.relative_to(here)) if own.is_relative_to(here) else own.name
 
 
-def table_there(job: Job) -> str:
-    """Return which table the sweep's folder holds: where, rows, when, and the settings in which it is another one."""
+def table_there(job: Job, planned: str) -> str:
+    """Return which table the sweep's folder holds: where, rows, when, and the settings in which it is another one.
+
+    `planned` is the hash of all that would be measured now: files and the user's own code count too.
+    """
     path = _table(job)
     if not is_file(path):
         return f"none yet ({path})"
@@ -144,7 +153,8 @@ def table_there(job: Job) -> str:
     if manifest is None:
         return f"{what}, without a manifest: its settings are not known"
     other = differences(manifest["config"], job)
-    made = plain(_shortly(other), most=1000) if other else "these settings"
+    same = "these settings" if manifest.get("config_hash") == planned else _OTHER_CONTENT
+    made = plain(_shortly(other), most=1000) if other else same
     return f"{what}, of {plain(manifest.get('end'))}, made with {made}"
 
 

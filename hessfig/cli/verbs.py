@@ -64,6 +64,7 @@ VERBS = {
                 *TABLE,
                 "device",
                 "memory",
+                "reuse",
                 "workers",
                 "force_workers",
                 "shard",
@@ -153,7 +154,7 @@ VERBS = {
             examples=("hessfig status sweep=sigma",),
             does="hessfig.cli.experiment:status",
             groups=("sweep",),
-            reads=(*TABLE, "device", "memory", "workers", "force_workers", "output_dir"),
+            reads=(*TABLE, "device", "memory", "reuse", "workers", "force_workers", "output_dir"),
             makes_table=True,
         ),
         Verb(

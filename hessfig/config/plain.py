@@ -10,6 +10,8 @@ from typing import Any
 
 from hessfig.config.schema import Config
 
+# What the files of a run are by content, filled in when it is planned (see states.point.pinned).
+PINS = ("task.sha256", "model.sha256", "state.sha256")
 # Settings of network and task that version 0.1 had not. A cell keeps the key it had before them as long as they stand
 # at their default, and a manifest without them was made with that default. Add every new one here.
 ADDED: tuple[str, ...] = (
@@ -26,10 +28,10 @@ ADDED: tuple[str, ...] = (
     "training.curvature",
     "training.refresh",
     "task.base",
-    *("task.sha256", "model.sha256", "state.sha256"),
+    *PINS,
 )
 # Settings that say where something is: what is there counts by its content (see models.protocol.Kind.source).
-PLACES = ("model.path", "model.download", "task.path", "task.sha256", "model.sha256")
+PLACES = ("model.path", "model.download", "task.path", *PINS)
 
 
 def as_plain(config: Any) -> Any:

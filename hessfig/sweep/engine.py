@@ -19,7 +19,7 @@ from hessfig.sweep.launchers.failures import FAILURES, Failures, Launch
 from hessfig.sweep.launchers.local import Outcome, Pool
 from hessfig.sweep.manifest import config_hash, manifest_text, now, read_hash
 from hessfig.sweep.pilots import allocations, pilot_cells, settled_by
-from hessfig.sweep.plan import Cell, Setup, Variants, plan, setups_of
+from hessfig.sweep.plan import Cell, Setup, Variants, note_met, plan, setups_of
 from hessfig.sweep.progress import Reporter
 from hessfig.sweep.stages.trainings import trained_for
 from hessfig.sweep.store import CellStore, CorruptCell
@@ -76,6 +76,7 @@ def run_sweep(variants: Variants, launch: Launch = on_this_machine, command: str
     store = CellStore(folder / "cells")
     check_writable(store.folder)
     remove_leftovers(folder)
+    note_met(folder, setups)
     launch = Failures(folder / FAILURES).noting(launch)
     pilots = pilot_cells(setups)
     pilot = measure_cells(f"{config.sweep.name}: pilot", pilots, store, launch)

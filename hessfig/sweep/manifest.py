@@ -24,7 +24,7 @@ from hessfig.sweep.shelter import THREADS
 _PACKAGES = ("torch", "transformer-lens", "curvlinops-for-pytorch", "numpy", "hydra-core", "transformers")
 _NOT_SETTINGS = (
     *("output_dir", "config_dir", "dry_run", "reference", "figure", "launcher", "shard"),
-    *("workers", "force_workers", "memory", "tolerance", "resamples"),
+    *("workers", "force_workers", "memory", "reuse", "tolerance", "resamples"),
     *("yes", "levels", "rows", "part", "style", "single_file"),
 )
 
@@ -32,7 +32,8 @@ _NOT_SETTINGS = (
 def manifest_text(setups: Sequence[Setup], allocations: Sequence[Allocation], run: dict[str, Any]) -> str:
     """Return settings and provenance of a table; `run` adds start, end, counts, arrays and the table's hash.
 
-    Each variant with its probes: one number, or those of its allocation, by column and sigma.
+    Each variant with its probes: one number, or those of its allocation, by column and sigma; and with the content of
+    its networks where they are the user's own.
     """
     config = setups[0].config
     content = {
@@ -40,7 +41,7 @@ def manifest_text(setups: Sequence[Setup], allocations: Sequence[Allocation], ru
         "config": _settings(config),
         "config_hash": config_hash(setups),
         "variants": [
-            {"variant": setup.name, "config": _short_hashes(setup), **_axes(setup.config, allocation)}
+            {"variant": setup.name, "config": _short_hashes(setup), **_axes(setup, allocation)}
             for setup, allocation in zip(setups, allocations, strict=True)
         ],
         **_provenance(config),
@@ -53,7 +54,8 @@ def config_hash(setups: Sequence[Setup]) -> str:
     """Return a hash of everything that makes a table what it is."""
     config = setups[0].config
     sciences = [setup.science(name) for setup in setups for name in setup.config.quantities]
-    return digest([without_added(_settings(config)), sciences])
+    own = [setup.networks() for setup in setups if setup.networks()]
+    return digest([without_added(_settings(config)), sciences, *own])
 
 
 def read_hash(path: Path) -> str | None:
@@ -79,10 +81,12 @@ def _short_hashes(setup: Setup) -> dict[str, str]:
     return {name: digest(setup.science(name))[:12] for name in setup.config.quantities}
 
 
-def _axes(config: Config, allocation: Allocation) -> dict[str, Any]:
+def _axes(setup: Setup, allocation: Allocation) -> dict[str, Any]:
+    config = setup.config
     data = kind(config.model.kind).about(config)
     probes = allocation.probes or config.estimator.num_probes
-    return {"model": as_plain(config)["model"], "probes": probes, **({"data": data} if data else {})}
+    own = {"networks": setup.networks()} if setup.networks() else {}
+    return {"model": as_plain(config)["model"], "probes": probes, **({"data": data} if data else {}), **own}
 
 
 def _provenance(config: Config) -> dict[str, Any]:

@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
+from pathlib import Path
 from typing import Any
 
-from hessfig.config import Config, DType, sigma_values, with_defaults
+from hessfig.config import Config, DType, Reuse, sigma_values, with_defaults
 from hessfig.config.plain import in_key
 from hessfig.errors import UserError
+from hessfig.files import write_text
 from hessfig.measurements.blocks import check_served
 from hessfig.measurements.protocol import Quantity
 from hessfig.measurements.registry import quantity, source_of
 from hessfig.models.blocks import blocks_of
 from hessfig.models.protocol import Layout
 from hessfig.models.registry import kind
-from hessfig.record import FROBENIUS
+from hessfig.record import CHECKSUM, FROBENIUS, checksum, digest, read_checked
 from hessfig.states import point
 from hessfig.sweep.cell import Cell
 from hessfig.sweep.feasible import check_cost, check_distinct, check_number
 from hessfig.terms import Block
 
+MET = "networks.json"
 ALGORITHM_VERSION = 4
 FLOAT32_VERSION = 2  # since 2, which 1 did not name, networks of the package are evaluated in float64
-Variants = list[tuple[str, Config]]
+Variants = Sequence["tuple[str, Config] | Setup"]
 Settled = Callable[["Setup", float | None], Mapping[str, int]]
 
 
@@ -36,7 +40,7 @@ class Setup:
     name: str
     config: Config
     _sciences: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)
-    contents: dict[tuple[float | None, int], str] = field(default_factory=dict, repr=False)
+    _contents: dict[str, str] = field(default_factory=dict, repr=False)
 
     @cached_property
     def layout(self) -> Layout:
@@ -68,10 +72,28 @@ class Setup:
     def content(self, sigma: float | None, seed: int) -> str:
         """Return a hash of what the user's code returns for a network of the user's own; empty for others."""
         maker = kind(self.config.model.kind)
-        at = (sigma, seed if "seed" in self.axes else self.config.first_seed)
-        if maker.content is not None and at not in self.contents:
-            self.contents[at] = maker.content(self.config, *at)
-        return self.contents.get(at, "")
+        if maker.content is None:
+            return ""
+        seed = seed if "seed" in self.axes else self.config.first_seed
+        label = self._label(sigma, seed)
+        if label not in self._contents:
+            known = self._known.get(digest([self._network, label]))
+            self._contents[label] = known or maker.content(self.config, sigma, seed)
+        return self._contents[label]
+
+    def networks(self) -> dict[str, str]:
+        """Return the contents of the variant's networks, where they are the user's own, by sigma and seed."""
+        seeds = (
+            self.seeds() if "seed" in self.axes else range(self.config.first_seed, self.config.first_seed + 1)
+        )
+        found = {
+            self._label(sigma, seed): self.content(sigma, seed) for sigma in self.sigmas() for seed in seeds
+        }
+        return {label: content for label, content in found.items() if content}
+
+    def met(self) -> dict[str, str]:
+        """Return the contents of its networks by settings, sigma and seed, for runs with reuse=sources."""
+        return {digest([self._network, label]): content for label, content in self.networks().items()}
 
     def quantity(self, name: str) -> Quantity:
         """Return the quantity called `name`, of the package or of the user's own files."""
@@ -114,6 +136,16 @@ class Setup:
                 remedy="for example quantities=[frobenius,trace]",
             )
 
+    @staticmethod
+    def _label(sigma: float | None, seed: int) -> str:
+        return f"seed={seed}" if sigma is None else f"sigma={sigma!r}, seed={seed}"
+
+    @cached_property
+    def _known(self) -> dict[str, str]:
+        """What was returned in earlier runs, if that is to be trusted."""
+        folder = Path(self.config.output_dir) / self.config.sweep.name
+        return read_met(folder) if self.config.reuse == Reuse.sources else {}
+
     @cached_property
     def _network(self) -> dict[str, Any]:
         plain = in_key(replace(self.config, model=with_defaults(self.config.model)))
@@ -131,8 +163,33 @@ class Setup:
 
 
 def setups_of(variants: Variants) -> list[Setup]:
-    """Return the variants ready to be planned. Raises UserError for the first thing that cannot be had."""
-    setups = [Setup(name, point.pinned(config)) for name, config in variants]
+    """Return the variants ready to be planned, as they are if they were before.
+
+    Raises UserError for the first thing that cannot be had.
+    """
+    return _checked(
+        [one if isinstance(one, Setup) else Setup(one[0], point.pinned(one[1])) for one in variants]
+    )
+
+
+def read_met(folder: Path) -> dict[str, str]:
+    """Return what `note_met` left in the folder of a sweep."""
+    try:
+        found = read_checked(folder / MET)["networks"]
+        return {str(label): str(content) for label, content in found.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return {}
+
+
+def note_met(folder: Path, setups: list[Setup]) -> None:
+    """Keep, beside the table, what the user's code returned in this run and those before."""
+    met = {label: content for setup in setups for label, content in setup.met().items()}
+    if met:
+        content = {"networks": {**read_met(folder), **met}}
+        write_text(folder / MET, json.dumps({**content, CHECKSUM: checksum(content)}, indent=1) + "\n")
+
+
+def _checked(setups: list[Setup]) -> list[Setup]:
     check_number(setups)
     for setup in setups:
         setup.check()

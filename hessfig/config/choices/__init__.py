@@ -1,6 +1,6 @@
 """The values a setting may take, for settings that are a choice."""
 
-from hessfig.config.choices.measuring import DType, Launcher, Method, Probes, Products, Spacing
+from hessfig.config.choices.measuring import DType, Launcher, Method, Probes, Products, Reuse, Spacing
 from hessfig.config.choices.network import (
     FOREIGN,
     MLP,
@@ -42,6 +42,7 @@ __all__ = [
     "Products",
     "Published",
     "QueryKey",
+    "Reuse",
     "ScaledWeight",
     "Schedule",
     "Scored",

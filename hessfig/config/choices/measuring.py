@@ -49,3 +49,10 @@ class Launcher(StrEnum):
 
     local = "local"
     slurm = "slurm"
+
+
+class Reuse(StrEnum):
+    """What shows that a network of the user's own is one that was measured: what its factory returns, or its code."""
+
+    content = "content"
+    sources = "sources"

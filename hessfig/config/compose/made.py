@@ -11,7 +11,7 @@ from typing import Any
 
 from hessfig.config.choices import Average
 from hessfig.config.compose.job import Job, compose
-from hessfig.config.plain import added_defaults, as_plain
+from hessfig.config.plain import PINS, added_defaults, as_plain
 from hessfig.config.settings import settings
 from hessfig.config.shipped import GROUPS
 from hessfig.errors import UserError, run_command
@@ -88,7 +88,14 @@ def differences(made: Mapping[str, Any], job: Job, keys: Collection[str] | None 
         if (keys is None or _is_named(key, keys, vary))
         for before, now in [(_values(made, key), _values(asked, key))]
     )
-    return [one for one in found if one.made is not _UNKNOWN and not _agree(one, is_part=keys is not None)]
+    unasked = {
+        key for key in PINS if _values(asked, key) is None
+    }  # whatever was there when the table was made
+    return [
+        one
+        for one in found
+        if one.made is not _UNKNOWN and one.key not in unasked and not _agree(one, is_part=keys is not None)
+    ]
 
 
 def matching_folder(job: Job) -> Path:
@@ -128,7 +135,9 @@ def departures(manifest: Path, sweep: str) -> list[str]:
         f"{group}.{key}={made[group][key]} (the paper: {value})"
         for group in ("model", "task")
         for key, value in own[group].items()
-        if (group, key) not in _FREE and made.get(group, {}).get(key, value) != value
+        if (group, key) not in _FREE
+        and f"{group}.{key}" not in PINS
+        and made.get(group, {}).get(key, value) != value
     ]
 
 

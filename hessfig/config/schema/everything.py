@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from hessfig.config.choices import DType, Style
+from hessfig.config.choices import DType, Reuse, Style
 from hessfig.config.schema.experiment import FigureConfig, SweepConfig
 from hessfig.config.schema.landscape import LandscapeConfig
 from hessfig.config.schema.launcher import LauncherConfig
@@ -53,6 +53,11 @@ class Config:
     memory: Annotated[str, "for task=tokens, what the products of a worker may take: its micro-batches"] = (
         "8GB"
     )
+    reuse: Annotated[
+        Reuse,
+        "for model.factory, which finished cells are reused: those of networks that it still returns (content: it is "
+        "called for each), or of unchanged code (sources: for factories that take long)",
+    ] = Reuse.content
     dry_run: Annotated[bool, "say what would be done, and do nothing"] = False
     yes: Annotated[bool, "remove what `clean` lists without asking"] = False
     config_dir: Annotated[str | None, "set by --config-dir"] = None

@@ -11,7 +11,7 @@ from hessfig.sweep.engine import measure_cells, on_this_machine, sweep_folder, u
 from hessfig.sweep.launchers.failures import FAILURES, Failures
 from hessfig.sweep.launchers.shard import Shard
 from hessfig.sweep.pilots import allocations, pilot_cells, settled_by
-from hessfig.sweep.plan import Variants, plan, setups_of
+from hessfig.sweep.plan import Variants, note_met, plan, setups_of
 from hessfig.sweep.store import CellStore
 
 
@@ -45,6 +45,7 @@ def run_shard(variants: Variants, shard: Shard) -> Share:
     folder, name = sweep_folder(setups[0].config), setups[0].config.sweep.name
     store, launch = CellStore(folder / "cells"), Failures(folder / FAILURES).noting(on_this_machine)
     check_writable(store.folder)
+    note_met(folder, setups)
     pilots = shard.turned(pilot_cells(setups))
     measure_cells(f"{name}: pilot", pilots, store, launch)
     lost = len(unfinished(pilots, store))
