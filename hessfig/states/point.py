@@ -32,6 +32,12 @@ def drawn(config: Config, *, sigma: float | None, seed: int, step: int | None = 
     return found
 
 
+def check(config: Config) -> None:
+    """Raise UserError for weights of a file that are not those of the configured network: they are read."""
+    if config.state.kind == State.loaded:
+        drawn(config, sigma=None, seed=config.first_seed)
+
+
 def axes(config: Config) -> frozenset[str]:
     """Return which of sigma and seed change the network at this state."""
     return frozenset() if config.state.kind == State.loaded else kind(config.model.kind).axes(config)

@@ -120,6 +120,7 @@ class Setup:
     def check(self) -> None:
         """Raise UserError when something that is asked for cannot be had."""
         kind(self.config.model.kind).check(self.config)
+        point.check(self.config)
         self._check_quantities()
         check_served([self.quantity(name) for name in self.config.quantities], self.blocks)
         for name in self.config.quantities:

@@ -26,6 +26,13 @@ def check_training(config: Config) -> None:
     _check_numbers(training)
     _check_steps("training.checkpoints", training.checkpoints, training)
     if config.state.kind == State.trained:
+        if config.state.step == []:
+            raise UserError(
+                "state.step names no step",
+                got="[]",
+                allowed="null (the last), a step, or a list of steps",
+                remedy=f"for example state.step=[0,{training.steps}]",
+            )
         _check_steps("state.step", _listed(config.state.step), training)
         _check_task(config)
     elif config.state.step is not None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hessfig.files import write_bytes
 
-_ABOUT = "hessfig"
+_ABOUT, _VERSION = "hessfig", 2
 Tensors = dict[str, Tensor]
 
 
@@ -24,7 +24,7 @@ class Damaged(Exception):
 def write(path: Path, tensors: Mapping[str, Tensor], *, key: str, step: int) -> None:
     """Write tensors under their names, all or nothing."""
     plain = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
-    about = {"key": key, "step": step, "checksum": _checksum(plain)}
+    about = {"key": key, "step": step, "version": _VERSION, "checksum": _checksum(plain, key, step)}
     write_bytes(path, save(plain, {_ABOUT: json.dumps(about, sort_keys=True)}))
 
 
@@ -39,8 +39,9 @@ def read(path: Path, *, key: str, step: int | None = None) -> tuple[Tensors, int
         with safe_open(path, framework="pt") as handle:
             about = json.loads((handle.metadata() or {})[_ABOUT])
             tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
-        sound = about["key"] == key and about["checksum"] == _checksum(tensors)
         found = int(about["step"])
+        vouched = (key, found) if "version" in about else ()  # by 0.2.0, the numbers alone
+        sound = about["key"] == key and about["checksum"] == _checksum(tensors, *vouched)
     except (SafetensorError, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise Damaged(f"{path}: truncated or no checkpoint of a training ({type(error).__name__})") from error
     if not sound or step not in (None, found):
@@ -48,8 +49,8 @@ def read(path: Path, *, key: str, step: int | None = None) -> tuple[Tensors, int
     return tensors, found
 
 
-def _checksum(tensors: Mapping[str, Tensor]) -> str:
-    digest = hashlib.sha256()
+def _checksum(tensors: Mapping[str, Tensor], *about: object) -> str:
+    digest = hashlib.sha256(repr(about).encode() if about else b"")
     for name in sorted(tensors):
         tensor = tensors[name].contiguous()
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())

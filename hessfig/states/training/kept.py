@@ -59,7 +59,7 @@ class Folder:
         """Return the training after `step` updates, if that state is kept."""
         weights = self.weights(step)
         beside = _trusted(lambda: _tensors(read(self.optimiser_path(step), key=self.key, step=step)))
-        if weights is None or beside is None or _LOG not in beside:
+        if weights is None or beside is None or not _reaches(beside, step):
             return None
         moments = {name: value for name, value in beside.items() if name != _LOG}
         return Moment(step, weights, moments, beside[_LOG])
@@ -123,7 +123,7 @@ class Folder:
 
     def _resume(self) -> Moment | None:
         found = _trusted(lambda: read(self._resume_path, key=self.key))
-        if found is None or _LOG not in found[0]:
+        if found is None or not _reaches(*found):
             return None
         tensors, step = found
         weights = {n.removeprefix(_WEIGHT): t for n, t in tensors.items() if n.startswith(_WEIGHT)}
@@ -149,6 +149,12 @@ def log_text(log: Tensor) -> str:
     for step, *values in log.tolist():
         writer.writerow([int(step), *("" if value != value else f"{value:.9g}" for value in values)])
     return buffer.getvalue()
+
+
+def _reaches(tensors: Tensors, step: int) -> bool:
+    """Whether the log among the tensors has a row for each update up to `step`."""
+    log = tensors.get(_LOG)
+    return log is not None and log.shape == (step, len(COLUMNS)) and (step == 0 or int(log[-1, 0]) == step)
 
 
 def _tensors(found: tuple[Tensors, int] | None) -> Tensors | None:
