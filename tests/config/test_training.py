@@ -35,6 +35,7 @@ def test_a_trained_state_has_one_sigma_and_three_seeds() -> None:
 BAD: dict[tuple[str, ...], list[str]] = {
     ("state.step=51",): ["state.step is beyond the end", "0 to 50", "training.steps=51"],
     ("state.step=[0,99]",): ["state.step is beyond the end", "got:     99"],
+    ("state.step=[]",): ["state.step names no step", "got:     []", "state.step=[0,50]"],
     ("state.step=-1",): ["state.step", "whole number >= 0"],
     ("state.step=1.5",): ["state.step", "whole number >= 0"],
     ("state.step=last",): ["state.step", "got:     last"],

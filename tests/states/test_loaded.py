@@ -20,7 +20,7 @@ from hessfig.states.initialised import build_network
 from hessfig.states.loaded import load_weights
 from hessfig.states.point import drawn
 from hessfig.sweep.measure import measure
-from hessfig.sweep.plan import Cell, Setup
+from hessfig.sweep.plan import Cell, Setup, setups_of
 from tests.toys import ARCHITECTURES, toy_task
 
 MODEL = ARCHITECTURES["pre"]
@@ -111,6 +111,13 @@ def test_files_that_are_no_weights_are_refused(
         drawn(loaded(tmp_path / name), sigma=None, seed=1)
     assert caught.value.remedy
     assert "executed" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("misfit", MISFITS)
+def test_what_does_not_fit_is_refused_when_a_run_is_planned(tmp_path: Path, misfit: str) -> None:
+    changed, message = MISFITS[misfit]
+    with pytest.raises(UserError, match=message):
+        setups_of([("", loaded(saved(tmp_path, **changed)))])
 
 
 @pytest.mark.parametrize("path", [None, "nowhere.safetensors"])

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
 from hessfig.config import (
@@ -26,7 +27,7 @@ from hessfig.config import (
 from hessfig.config.schema import ModelConfig
 from hessfig.states.initialised import build_network
 from hessfig.states.point import drawn
-from hessfig.states.training import loop
+from hessfig.states.training import checkpoint, loop
 from hessfig.states.training.kept import COLUMNS, Folder
 from hessfig.states.training.loop import Diverged, ensure
 from hessfig.states.training.rule import learning_rate
@@ -100,6 +101,57 @@ def test_what_is_left_for_resuming_is_gone_on_from(
     assert ensure(other, [30]) == 18
     ensure(other, STEPS)
     assert files(other) == files(whole)
+
+
+def left_for_resuming(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Trajectory:
+    """Return a training that was stopped at step 12, with what it left."""
+    one = trajectory(folder)
+    with monkeypatch.context() as patched:
+        patched.setattr(Folder, "forget_resuming", lambda self, step: None)
+        patched.setattr(loop, "SAVE_EVERY", 0.0)
+        ensure(one, [12])
+    for path in one.folder.glob("step_*"):
+        path.unlink()
+    return one
+
+
+def test_a_flipped_bit_in_the_step_of_what_is_left_for_resuming_is_seen(
+    whole: Trajectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = left_for_resuming(tmp_path, monkeypatch)
+    path = one.folder / "resume.safetensors"
+    content = path.read_bytes()
+    assert content.count(rb"\"step\": 12") == 1
+    path.write_bytes(content.replace(rb"\"step\": 12", rb"\"step\": 10"))  # 2 is 0 with one bit more
+    assert ensure(one, STEPS) == 30 and files(one) == files(whole)
+    assert (
+        "resume.safetensors: its checksum, key or step is not that of its content" in capsys.readouterr().err
+    )
+
+
+def of_version_020(path: Path, step: int) -> None:
+    """Write a checkpoint as 0.2.0 did: its checksum is of the numbers alone."""
+    with safe_open(path, framework="pt") as handle:
+        about = json.loads(handle.metadata()["hessfig"])
+    about = {"key": about["key"], "step": step, "checksum": checkpoint._checksum(load_file(path))}
+    save_file(load_file(path), path, {"hessfig": json.dumps(about, sort_keys=True)})
+
+
+@pytest.mark.parametrize("step", [12, 10])
+def test_checkpoints_of_version_020_are_gone_on_from_where_their_log_ends(
+    whole: Trajectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    one = left_for_resuming(tmp_path, monkeypatch)
+    of_version_020(one.folder / "resume.safetensors", step)
+    assert ensure(one, STEPS) == (18 + 3 if step == 12 else 30)
+    assert Folder(one).missing(STEPS) == []
+
+
+def test_states_of_version_020_are_read(copied: Trajectory) -> None:
+    for step in STEPS:
+        for path in (Folder(copied).weights_path(step), Folder(copied).optimiser_path(step)):
+            of_version_020(path, step)
+    assert ensure(copied, STEPS) == 0
 
 
 def test_a_state_asked_for_later_comes_from_the_nearest_before_it(copied: Trajectory) -> None:

@@ -89,9 +89,9 @@ class Folder:
             write(self._resume_path, {**weights, **now.moments, _LOG: now.log}, key=self.key, step=now.step)
 
     def forget_resuming(self, step: int) -> None:
-        """Remove what `keep_for_resuming` left, when it is not beyond `step`."""
+        """Remove what `keep_for_resuming` left, when it is not beyond `step`, or cannot be trusted."""
         there = self._resume()
-        if there is not None and there.step <= step:
+        if there is None or there.step <= step:
             self._resume_path.unlink(missing_ok=True)
 
     def describe(self) -> None:

@@ -1,0 +1,252 @@
+"""What is measured is what the key says: files, code and data that change between two runs, or during one."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable, Generator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from hessfig.config import (
+    Config,
+    Data,
+    EstimatorConfig,
+    Kind,
+    Method,
+    ModelConfig,
+    Reuse,
+    State,
+    StateConfig,
+    TaskConfig,
+)
+from hessfig.errors import UserError
+from hessfig.states.initialised import build_network
+from hessfig.sweep.cell import Cell
+from hessfig.sweep.engine import on_this_machine, run_sweep
+from hessfig.sweep.launchers.local import Outcome
+from hessfig.sweep.measure import measure
+from hessfig.sweep.plan import plan, setups_of
+from hessfig.sweep.store import CellStore
+from tests.toys import ARCHITECTURES, toy_config, toy_task
+
+FACTORY = """
+import json
+from pathlib import Path
+import torch
+from torch import nn
+
+class Scaled(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) * SCALE
+
+HERE = Path(__file__).parent
+SCALE = json.loads((HERE / "scale.json").read_text()) if (HERE / "scale.json").exists() else 1.0
+
+def make(seed):
+    torch.manual_seed(seed)
+    network = Scaled(3, 2)
+    if (HERE / "weights.pt").exists():
+        network.load_state_dict(torch.load(HERE / "weights.pt"))
+    return network, torch.randn(4, 3), torch.tensor([0, 1, 1, 0]), "cross_entropy"
+
+def unseeded(seed):
+    return nn.Linear(3, 2), torch.ones(4, 3), torch.tensor([0, 1, 1, 0]), "cross_entropy"
+
+def leaves(seed):
+    raise SystemExit(0)
+"""
+QUANTITY = """
+from hessfig.measurements.protocol import Measured, Quantity, row_of
+
+def measure(problem, request):
+    return Measured([row_of(quantity="one", part="H", value=1.0, error=0.0, status="ok")])
+
+QUANTITY = Quantity("one", measure)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "net.py").write_text(FACTORY)
+    (tmp_path / "one.py").write_text(QUANTITY)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return tmp_path
+
+
+def own(factory: str = "net.py:make", **settings: object) -> Config:
+    model = ModelConfig(kind=Kind.python, factory=factory)
+    task, estimator = TaskConfig(data=Data.python), EstimatorConfig(Method.dense)
+    chosen = {"model": model, "task": task, "estimator": estimator, "blocks": ["weight"], "seeds": 1}
+    return toy_config("outputs", **{**chosen, **settings})
+
+
+def loaded(folder: Path) -> Config:
+    return Config(
+        model=ARCHITECTURES["softmax"],
+        task=toy_task(ARCHITECTURES["softmax"]),
+        state=StateConfig(State.loaded, str(folder / "state.safetensors")),
+        estimator=EstimatorConfig(Method.dense),
+        blocks=["W_V"],
+        seeds=1,
+    )
+
+
+def pictures(folder: Path) -> Config:
+    model = ModelConfig(kind=Kind.vit, d_model=4, d_mlp=6, patch=4)
+    task = TaskConfig(data=Data.digits, batch_size=4, path=str(folder / "pictures.npz"))
+    return Config(model=model, task=task, estimator=EstimatorConfig(Method.dense), blocks=["W_V"], seeds=1)
+
+
+def write_state(folder: Path, seed: int) -> None:
+    network = build_network(loaded(folder), sigma=0.3, seed=seed)
+    save_file(
+        {name: p.detach().clone() for name, p in network.named_parameters()}, folder / "state.safetensors"
+    )
+
+
+def write_pictures(folder: Path, seed: int) -> None:
+    images = np.random.default_rng(seed).random((20, 8, 8))
+    np.savez(folder / "pictures.npz", images=images, labels=np.arange(20) % 10)
+
+
+def write_weights(folder: Path, seed: int) -> None:
+    torch.manual_seed(seed)
+    torch.save(torch.nn.Linear(3, 2).state_dict(), folder / "weights.pt")
+
+
+def write_quantity(folder: Path, seed: int) -> None:
+    (folder / "one.py").write_text(QUANTITY.replace("value=1.0", f"value={seed}.0"))
+
+
+def first_cell(config: Config) -> Cell:
+    """Return the first cell of a run as planned now, its key settled."""
+    cell = plan(setups_of([("", config)]))[0]
+    assert cell.key
+    return cell
+
+
+def values(cell: Cell) -> list[float]:
+    return [row["value"] for row in measure(cell).rows]
+
+
+Write = Callable[[Path, int], None]
+FILES: dict[str, tuple[Callable[[Path], Config], Write, str]] = {
+    "state.path": (loaded, write_state, "state.path: the content of .*state.safetensors is not the one that"),
+    "task.path": (pictures, write_pictures, "task.path: the content of .*pictures.npz is not the one that"),
+    "what a factory reads": (
+        lambda folder: own(),
+        write_weights,
+        "returned something else than when this run",
+    ),
+    "a quantity's file": (
+        lambda folder: own(quantities=["one.py:QUANTITY"]),
+        write_quantity,
+        "quantities: the content of one.py:QUANTITY is not the one that",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", FILES)
+def test_a_file_replaced_after_planning_fails_the_cell_by_name_and_is_another_cell_afterwards(
+    folder: Path, what: str
+) -> None:
+    config_of, write, message = FILES[what]
+    write(folder, 1)
+    planned = first_cell(config_of(folder))
+    before = values(planned)
+    write(folder, 2)
+    with pytest.raises(UserError, match=message) as caught:
+        measure(planned)
+    assert caught.value.got and caught.value.allowed and caught.value.remedy
+    again = first_cell(config_of(folder))
+    assert again.key != planned.key and values(again) != before
+    write(folder, 1)
+    assert first_cell(config_of(folder)).key == planned.key and values(planned) == before
+
+
+def test_a_constant_that_no_state_holds_makes_other_cells(folder: Path) -> None:
+    """The file is read when the module is imported: another process, as every command is, imports it anew."""
+    first = first_cell(own())
+    (folder / "scale.json").write_text("1.01")
+    (folder / "net.py").touch()
+    assert first_cell(own()).key != first.key
+    (folder / "scale.json").unlink()
+    (folder / "net.py").touch()
+    assert first_cell(own()).key == first.key
+
+
+def test_the_code_beside_a_factory_counts(folder: Path) -> None:
+    (folder / "net.py").write_text(FACTORY.replace("import json", "import json, helper_of_net"))
+    (folder / "helper_of_net.py").write_text("import other_of_net\n")
+    (folder / "other_of_net.py").write_text("")
+    first = first_cell(own())
+    (folder / "other_of_net.py").write_text("# another text\n")
+    for name in ("helper_of_net", "other_of_net"):
+        sys.modules.pop(name)
+    (folder / "net.py").touch()
+    assert first_cell(own()).key != first.key
+
+
+def test_a_factory_that_draws_anew_at_every_call_fails_its_cells(folder: Path) -> None:
+    with pytest.raises(UserError, match=r"returned something else(.|\n)*torch.manual_seed\(seed\)"):
+        measure(first_cell(own("net.py:unseeded")))
+
+
+def test_a_factory_that_exits_is_an_error(folder: Path) -> None:
+    with pytest.raises(UserError, match=r"net.py:leaves fails(.|\n)*SystemExit: 0 \(leaves, net.py:"):
+        setups_of([("", own("net.py:leaves"))])
+
+
+def test_an_import_that_exits_is_an_error(folder: Path) -> None:
+    (folder / "net.py").write_text("import sys\nsys.exit(0)\n")
+    with pytest.raises(UserError, match=r"net.py fails(.|\n)*SystemExit: 0"):
+        setups_of([("", own())])
+
+
+@pytest.mark.parametrize("group", ["state", "task", "model"])
+def test_a_hash_in_the_settings_pins_a_file(folder: Path, group: str) -> None:
+    config = {"state": loaded, "task": pictures, "model": lambda folder: own()}[group](folder)
+    write_state(folder, 1)
+    write_pictures(folder, 1)
+    pinned = setups_of([("", config)])[0].config
+    found = getattr(pinned, group).sha256
+    assert len(found) == 64 and setups_of([("", pinned)])[0].config == pinned
+    other = replace(config, **{group: replace(getattr(config, group), sha256="0" * 64)})
+    with pytest.raises(UserError, match=rf"is not the one that was planned(.|\n)*{group}.sha256={'0' * 64}"):
+        setups_of([("", other)])
+
+
+def test_a_hash_of_no_file_is_refused() -> None:
+    config = toy_config()
+    with pytest.raises(UserError, match=r"state.sha256: state.path names no file"):
+        setups_of([("", replace(config, state=replace(config.state, sha256="0" * 64)))])
+
+
+def test_a_run_reuses_what_the_factory_still_returns_and_says_so(folder: Path) -> None:
+    def counts(config: Config) -> tuple[int, int, int]:
+        found = run_sweep([("", config)])
+        return found.measured, found.reused, found.failed
+
+    def replaced(cells: list[Cell], store: CellStore) -> Generator[Outcome, None, None]:
+        write_weights(folder, 3)
+        yield from on_this_machine(cells, store)
+
+    config = own(seeds=2)
+    assert counts(config) == (2, 0, 0) and counts(config) == (0, 2, 0)
+    write_weights(folder, 2)
+    found = run_sweep([("", config)], replaced)
+    assert (found.measured, found.failed) == (0, 2)
+    causes = [path.read_text() for path in (folder / "outputs/sigma/failures").glob("*.txt")]
+    assert len(causes) == 2 and all("returned something else than when" in cause for cause in causes)
+    assert counts(config) == (2, 0, 0)
+    # Its code is as it was, so it is not called: 3 is what it returned when it was last measured.
+    write_weights(folder, 4)
+    assert counts(dataclasses.replace(config, reuse=Reuse.sources)) == (0, 2, 0)
+    assert counts(config) == (2, 0, 0)
