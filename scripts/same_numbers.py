@@ -1,10 +1,11 @@
-"""Compare two tables number by number: the largest relative difference, and what only one of them has.
+"""Compare two outputs folders number by number: the largest relative difference, and what only one of them has.
 
-Run it on tables of two versions of hessfig, the older one's columns `frob` and `frob_sem` included:
+Run it on the outputs of two versions of hessfig, the older one's columns `frob` and `frob_sem` included:
 
     python scripts/same_numbers.py old/outputs new/outputs [SWEEP ...]
 
-Prints a line a sweep; exits with 1 when a number differs or is missing.
+Prints a line per sweep, and one for the stored arrays and one for the pictures, which are compared byte by byte; exits
+with 1 when something differs or is missing.
 """
 
 from __future__ import annotations
@@ -14,7 +15,11 @@ import csv
 import math
 from pathlib import Path
 
-NUMBER = ("variant", "num_layers", "layer", "row", "col", "part", "sigma", "seed")
+NUMBER = (
+    *("variant", "num_layers", "layer", "row_layer", "row", "col", "part"),
+    *("quantity", "index", "sigma", "step", "seed"),
+)
+FILES = {"arrays": "*/cells/*/*.npz", "pictures": "figures/*.png"}
 Numbers = dict[tuple[str, ...], tuple[float, float, str]]
 
 
@@ -29,6 +34,8 @@ def main() -> None:
     options = parser.parse_args()
     sweeps = options.sweeps or sorted(path.parent.name for path in options.old.glob("*/table.csv"))
     sound = [report(sweep, options.old / sweep, options.new / sweep) for sweep in sweeps]
+    if not options.sweeps:
+        sound += [report_files(what, options.old, options.new) for what in FILES]
     raise SystemExit(0 if sound and all(sound) else 1)
 
 
@@ -47,11 +54,23 @@ def report(sweep: str, old: Path, new: Path) -> bool:
     return bool(shared) and values == errors == 0 and not statuses and not alone
 
 
+def report_files(what: str, old: Path, new: Path) -> bool:
+    """Print which files of a kind are not the same in both folders; return whether all are."""
+    names = sorted({path.relative_to(root) for root in (old, new) for path in root.glob(FILES[what])})
+    alone = [name for name in names if not ((old / name).exists() and (new / name).exists())]
+    other = [
+        name for name in names if name not in alone and (old / name).read_bytes() != (new / name).read_bytes()
+    ]
+    print(f"{what}: {len(names)} files; {len(other)} differ; {len(alone)} in one folder only")
+    for name in (*other, *alone):
+        print(f"  {name}")
+    return not other and not alone
+
+
 def read(path: Path) -> Numbers:
-    """Return value, error and status of every norm of a table, old or new."""
+    """Return value, error and status of every number of a table, old or new."""
     with path.open(newline="") as handle:
-        rows = [row for row in csv.DictReader(handle) if row.get("quantity", "frobenius") == "frobenius"]
-    return {tuple(row[name] for name in NUMBER): _number(row) for row in rows}
+        return {tuple(row.get(name, "") for name in NUMBER): _number(row) for row in csv.DictReader(handle)}
 
 
 def distance(one: float, other: float) -> float:
@@ -63,7 +82,7 @@ def distance(one: float, other: float) -> float:
 
 def _number(row: dict[str, str]) -> tuple[float, float, str]:
     value, error = row.get("value", row.get("frob", "")), row.get("error", row.get("frob_sem", ""))
-    return float(value), float(error or "nan"), row["status"]
+    return float(value or "nan"), float(error or "nan"), row["status"]
 
 
 if __name__ == "__main__":

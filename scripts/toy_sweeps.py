@@ -1,0 +1,157 @@
+"""Measure every shipped sweep at toy size, by every estimator and with every quantity, and draw every figure from it.
+
+    python scripts/toy_sweeps.py FOLDER [--command PATH/hessfig] [--only NAME ...]
+
+With the command of another version, its numbers and pictures can be compared with those of this one:
+
+    python scripts/same_numbers.py OLD/outputs NEW/outputs
+
+Runs whose outputs are there already say how many of their cells are reused. Prints a line a run, exits with 1 when one
+fails. Twenty minutes on two cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from hessfig.config.shipped import choices
+
+SMALL = {
+    **{"model.d_model": 4, "task.digits": 1, "task.batch_size": 3, "seeds": 2, "grid.values": "[0.1,1.0]"},
+    **{"spectrum.num_probes": 2},
+}
+TRAINED = {
+    **{"state.step": "[1,3]", "training.steps": 3, "training.warmup": 1, "training.batch_size": 4},
+    **{"training.evaluation_size": 8},
+}
+ALONG_SAMPLES = {
+    **{"task.batch_size": 6, "landscape.permutations": 5, "landscape.points": 4, "landscape.draws": 2},
+    **{"landscape.first": 1, "landscape.curvatures": 1},
+}
+GPT2 = {"model.n_layers": 2, "model.n_heads": 2, "model.vocabulary": 5, "task.length": 4}
+ESTIMATORS = ("auto", "aligned", "hutchinson", "dense", "exact", "xtrace")
+NETWORKS: dict[str, dict[str, object]] = {
+    "mlp": {"model.kind": "mlp"},
+    "vit": {"model": "vit", "task": "digits", "task.batch_size": 8},
+    "linear_mlp": {"model": "linear_mlp", "blocks": "[W]"},
+    "self_attention": {"model": "self_attention", "task": "gaussian"},
+    "heads": {"model.n_heads": 2, "model.norm": "post", "model.n_layers": 2},
+    "sink": {"model.sink": "both", "model.sink_beta": 2, "model.norm": "pre"},
+    "float32": {"dtype": "float32"},
+    "pairs": {"blocks": "[all,layer,attention,mlp,[W_V@1,W_V@2]]", "model.n_layers": 2, "model.norm": "pre"},
+}
+TRAININGS: dict[str, dict[str, object]] = {
+    "adamw": {},
+    "adam": {},
+    "sgd": {},
+    "gd": {},
+    "whole": {"training.curvature": "whole"},
+    "blocks": {"training.curvature": "blocks"},
+}
+_STATE = (
+    "loss accuracy gradient_norm weight_norm residual_norm score_spread gradient_covariance batch_sharpness"
+)
+QUANTITIES = {
+    "initial": [
+        "frobenius",
+        "trace",
+        "hessian",
+        "spectrum",
+        "density",
+        "largest_eigenvalue",
+        "smallest_eigenvalue",
+        "loss",
+    ],
+    "trained": [*_STATE.split(), "critical_step", "preconditioned_eigenvalue", "stability_threshold"],
+}
+
+
+def main() -> None:
+    """Run and draw everything, or what `--only` names."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--command", default=Path(sys.executable).with_name("hessfig"))
+    parser.add_argument("--only", nargs="*")
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    sound = [
+        carried_out(name, [str(options.command), *words], options.folder)
+        for name, words in commands()
+        if not options.only or name in options.only
+    ]
+    raise SystemExit(0 if sound and all(sound) else 1)
+
+
+def commands() -> Iterator[tuple[str, list[str]]]:
+    """Yield the name and the words of every run, then of every figure."""
+    for sweep in choices("sweep"):
+        if sweep != "network":
+            yield sweep, ["run", f"sweep={sweep}", *_words(_toy(sweep))]
+    for name, own in _own_runs():
+        settings = {**SMALL, **own}
+        yield name, ["run", "sweep=sigma", f"sweep.name={name}", *_words(settings)]
+    for figure in choices("figure"):
+        if figure != "none":
+            yield f"figure {figure}", ["plot", f"figure={figure}", "figure.formats=[png,csv]"]
+
+
+def carried_out(name: str, command: list[str], folder: Path) -> bool:
+    """Run one command in `folder`; print its name, seconds and what it counted."""
+    started = time.perf_counter()
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    counts = re.findall(r"\d+ cells measured, \d+ reused, \d+ failed", done.stdout)
+    said = counts[-1] if counts else ("drawn" if done.returncode == 0 else done.stderr.strip()[-300:])
+    print(f"{name}: exit {done.returncode}, {time.perf_counter() - started:.1f} s, {said}", flush=True)
+    return done.returncode == 0
+
+
+def _own_runs() -> Iterator[tuple[str, dict[str, object]]]:
+    for estimator in ESTIMATORS:
+        quantity = "trace" if estimator == "xtrace" else "frobenius"
+        probes = {"estimator.num_probes": 10}
+        yield f"by_{estimator}", {"estimator": estimator, **probes, "quantities": f"[{quantity}]"}
+    for network, own in NETWORKS.items():
+        yield f"of_{network}", {"quantities": f"[{','.join(QUANTITIES['initial'])}]", **own}
+    for training, own in TRAININGS.items():
+        chosen = training if training in ("adamw", "adam", "sgd", "gd") else "adamw"
+        quantities = QUANTITIES["trained"] if chosen == "adamw" else ["loss", "largest_eigenvalue"]
+        settings = {"state": "trained", "training": chosen, **TRAINED, **own, "sweep.axis": "step"}
+        yield (
+            f"trained_{training}",
+            {**settings, "blocks": "[all]", "quantities": f"[{','.join(quantities)}]"},
+        )
+
+
+def _toy(sweep: str) -> dict[str, object]:
+    text = (Path(__file__).parents[1] / "conf" / "sweep" / f"{sweep}.yaml").read_text()
+    found: dict[str, object] = dict(SMALL)
+    if sweep in ("heads", "model_size_heads"):
+        found["model.d_model"] = 16
+    if sweep == "model_size_width":
+        del found["model.d_model"]
+        found["sweep.vary"] = "{model.d_model: [4, 6]}"
+    if sweep == "gpt2":
+        found |= GPT2
+    if "override /model: vit" in text:
+        found["task.batch_size"] = 8
+    if "override /state: trained" in text:
+        found |= TRAINED
+    if "axis: index" in text:
+        found |= ALONG_SAMPLES
+    return found
+
+
+def _words(settings: dict[str, object]) -> list[str]:
+    return [f"{key}={value}" for key, value in settings.items()]
+
+
+if __name__ == "__main__":
+    main()
