@@ -99,7 +99,8 @@ def check_pin(place: object, key: str, *, found: str, planned: str | None) -> No
         else f"{pin}: {key} names no file",
         got=f"SHA-256 {found}" if found else f"{pin}={planned}",
         allowed=f"{pin}={planned}" if found else "null",
-        remedy=f"run the command again{f' without {pin}' * bool(dot)}: changed files are measured as new ones",
+        remedy="run the same command again: a changed file is measured as a new one"
+        + f" (where {pin} was given, leave it out)" * bool(dot),
     )
 
 

@@ -1,0 +1,144 @@
+"""Files replaced while a run is at work: the cell fails by name, and the same command again gives the right number."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from hessfig.config import Config, ModelConfig, TaskConfig
+from hessfig.states.initialised import build_network
+from tests.attack.ledger import Ledger
+from tests.runs import COMMAND, hessfig, rows
+
+DURING, BETWEEN = "files replaced during a run", "files replaced between runs"
+ROUNDS = 2
+FACTORY = """
+import torch
+from beside import SCALE
+
+def make(seed):
+    torch.manual_seed(seed)
+    network = torch.nn.Linear(4, 3)
+    network.load_state_dict(torch.load("data.pt"))
+    return network, SCALE * torch.ones(5, 4), torch.zeros(5, dtype=torch.long), "cross_entropy"
+"""
+OWN = ["sweep=network", "model.factory=net.py:make", "seeds=2", "blocks=[weight]"]
+TOY = ["sweep=sigma", "model.d_model=4", "task.batch_size=3", "task.digits=1", "estimator=dense", "parts=[H]"]
+
+
+def write_factory(folder: Path, number: int) -> None:
+    """Write a factory whose inputs have size `number`; the modules and the file it reads stay, once they are there."""
+    (folder / "net.py").write_text(FACTORY.replace("SCALE *", f"{number} * SCALE *"))
+    if not (folder / "beside.py").exists():
+        (folder / "beside.py").write_text("SCALE = 1.0\n")
+    if not (folder / "data.pt").exists():
+        write_data(folder, 0)
+
+
+def write_beside(folder: Path, number: int) -> None:
+    """Write the module that the factory imports."""
+    write_factory(folder, 1)
+    (folder / "beside.py").write_text(f"SCALE = {number}.0\n")
+
+
+def write_data(folder: Path, number: int) -> None:
+    """Write the file that the factory reads."""
+    torch.manual_seed(number)
+    torch.save(torch.nn.Linear(4, 3).state_dict(), folder / "data.pt")
+    if not (folder / "net.py").exists():
+        write_factory(folder, 1)
+
+
+def write_state(folder: Path, number: int) -> None:
+    """Write weights for state.path."""
+    config = Config(model=ModelConfig(d_model=4), task=TaskConfig(digits=1, batch_size=3))
+    network = build_network(config, sigma=0.3, seed=number)
+    save_file({name: p.detach().clone() for name, p in network.named_parameters()}, folder / "w.safetensors")
+
+
+def write_pictures(folder: Path, number: int) -> None:
+    """Write pictures for task.path."""
+    images = np.random.default_rng(number).random((20, 8, 8))
+    np.savez(folder / "p.npz", images=images, labels=np.arange(20) % 10)
+
+
+CLASSES: dict[str, tuple[list[str], Callable[[Path, int], None], str]] = {
+    "model.factory": (OWN, write_factory, "model.factory: the content of net.py:make is not the one"),
+    "a module beside it": (OWN, write_beside, "model.factory: "),
+    "a file it reads": (OWN, write_data, "model.factory: net.py:make returned something else"),
+    "state.path": (
+        [*TOY, "state=loaded", "state.path=w.safetensors"],
+        write_state,
+        "state.path: the content of w.safetensors is not the one",
+    ),
+    "task.path": (
+        [
+            *TOY,
+            "model=vit",
+            "model.patch=4",
+            "task=digits",
+            "task.path=p.npz",
+            "grid.values=[1.0]",
+            "seeds=2",
+        ],
+        write_pictures,
+        "task.path: the content of p.npz is not the one",
+    ),
+}
+
+
+def numbers(folder: Path) -> list[str]:
+    """Return the values of the only table there is."""
+    (table,) = folder.glob("outputs/*/table.csv")
+    return [row["value"] for row in rows(table)]
+
+
+def undisturbed(folder: Path, words: list[str], write: Callable[[Path, int], None], number: int) -> list[str]:
+    """Return the right numbers for one content of the file."""
+    folder.mkdir()
+    write(folder, number)
+    done = hessfig("run", *words, "workers=1", folder=folder)
+    assert done.returncode == 0, done.stderr
+    return numbers(folder)
+
+
+@pytest.mark.parametrize("what", CLASSES)
+def test_files_that_change(what: str, tmp_path: Path, ledger: Ledger, dice: random.Random) -> None:
+    words, write, message = CLASSES[what]
+    right = {number: undisturbed(tmp_path / f"right_{number}", words, write, number) for number in (1, 2)}
+    assert right[1] != right[2]
+    for attempt in range(ROUNDS):
+        folder = tmp_path / f"during_{attempt}"
+        folder.mkdir()
+        write(folder, 1)
+        run = subprocess.Popen(
+            [COMMAND, "run", *words, "workers=1"],
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        while not list(folder.glob("outputs/*/cells")) and run.poll() is None:
+            time.sleep(0.005)
+        time.sleep(dice.uniform(0.0, 0.5))  # planned; the workers are starting
+        write(folder, 2)
+        said, _ = run.communicate(timeout=200)
+        named = run.returncode == 1 and message in said
+        ledger.note(DURING, silent="" if named else f"{what}: exit {run.returncode}: {said[-300:]}")
+        again = hessfig("run", *words, "workers=1", folder=folder)
+        sound = again.returncode == 0 and numbers(folder) == right[2]
+        ledger.note(BETWEEN, silent="" if sound else f"{what}: {again.stdout[-300:]}")
+    write(folder, 1)
+    back = hessfig("run", *words, "workers=1", folder=folder)
+    ledger.note(
+        BETWEEN, silent="" if numbers(folder) == right[1] else f"{what}: put back: {back.stdout[-300:]}"
+    )
+    assert not ledger.wrong(DURING) and not ledger.wrong(BETWEEN)
