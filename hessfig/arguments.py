@@ -45,20 +45,21 @@ def config_of(
     dtype: Any,
 ) -> Config:
     """Return the arguments of hessfig.measure as settings. Raises UserError for the first that does not fit."""
-    from hessfig.config.checks import check
+    from hessfig.config.checks.everything import LARGEST_SEED, MOST_PROBES, check
+    from hessfig.measurements.registry import quantities as known
 
     config = Config(
         task=TaskConfig(data=Data.python),
         model=ModelConfig(kind=Kind.python),
         estimator=EstimatorConfig(
             method=Method(one_of("estimator", estimator, Method)),
-            num_probes=_whole("num_probes", num_probes, "20"),
+            num_probes=_whole("num_probes", num_probes, least=1, most=MOST_PROBES, example=20),
         ),
         spectrum=_spectrum(spectrum),
         blocks=_blocks(blocks),
         parts=[Part(part) for part in _listed("parts", parts, Part)],
-        quantities=_listed("quantities", quantities, []),
-        first_seed=_whole("seed", seed, "0"),
+        quantities=_listed("quantities", quantities, known(), own=True),
+        first_seed=_whole("seed", seed, least=0, most=LARGEST_SEED, example=0),
         seeds=1,
         dtype=DType(one_of("dtype", dtype, DType)),
     )
@@ -66,31 +67,32 @@ def config_of(
     return config
 
 
-def _listed(key: str, given: Any, choices: Iterable[str]) -> list[str]:
-    """Return one or several words as a list; of `choices`, where there are some."""
+def _listed(key: str, given: Any, choices: Iterable[str], *, own: bool = False) -> list[str]:
+    """Return one or several words as a list: of `choices`, or (`own`) names of which others tell what they are."""
     words = [given] if isinstance(given, str) else given
     if not isinstance(words, list | tuple) or not words or not all(isinstance(word, str) for word in words):
         raise UserError(
             f"{key}: a name, or a list of names",
             got=plain(repr(given)),
-            allowed=", ".join(map(str, choices)) or "names of quantities",
+            allowed=", ".join(map(str, choices)),
             remedy=f"for example {_EXAMPLES[key]}",
         )
-    return [one_of(key, word, choices) if choices else str(word) for word in words]
+    return [str(word) if own else one_of(key, word, choices) for word in words]
 
 
-def _whole(key: str, given: Any, example: str) -> int:
+def _whole(key: str, given: Any, *, least: int, most: int, example: int) -> int:
     """Return a whole number of Python's or numpy's; True and 2.0 are none."""
     try:
-        if not isinstance(given, bool):
-            return operator.index(given)
+        number = least - 1 if isinstance(given, bool) else operator.index(given)
     except TypeError:
-        pass
+        number = least - 1
+    if least <= number <= most:
+        return number
     raise UserError(
-        f"{key} is no whole number",
+        f"{key}: a whole number",
         got=plain(repr(given)),
-        allowed="a whole number",
-        remedy=f"{key}={example}",
+        allowed=f"a whole number from {least} to {most}",
+        remedy=f"for example {key}={example}",
     )
 
 

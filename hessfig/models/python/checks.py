@@ -1,19 +1,14 @@
-"""What a network, its data and its loss must be to be measured: each misfit is refused with what would fit."""
+"""What a network, its loss and its data must be before anything is run: misfits are refused with what would fit."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from hessfig.errors import UserError, first_few, plain
-from hessfig.tasks.batch import Batch
-from hessfig.tasks.weights import takes_numbers
 
 _ODD = ("is_sparse", "is_sparse_csr", "is_nested", "is_quantized", "is_meta", "is_complex")
-_REMEDY = "for cross_entropy: outputs (..., classes), targets (...) of class numbers"
 
 
 def check_network(network: Any) -> None:
@@ -25,16 +20,24 @@ def check_network(network: Any) -> None:
             allowed="a torch.nn.Module that maps one tensor to one tensor",
             remedy="wrap a function in a torch.nn.Module whose forward() calls it",
         )
+    parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+    if any(isinstance(module, parallel) for module in network.modules()):
+        raise UserError(
+            "the network is spread over devices",
+            got=type(network).__name__,
+            allowed="the network itself, on one device",
+            remedy="network.module",
+        )
     held = dict(network.named_parameters())
     lazy = [name for name, p in held.items() if isinstance(p, nn.parameter.UninitializedParameter)]
-    odd = [name for name, p in held.items() if name not in lazy and _oddity(p)]
+    odd = [name for name, p in held.items() if name not in lazy and oddity(p)]
     if lazy or odd or not any(p.is_floating_point() for p in held.values()):
         what = (
             "parameters without a shape"
             if lazy
             else "parameters that are no dense real tensors"
             if odd
-            else "none"
+            else "there are none"
         )
         raise UserError(
             f"the network's parameters: {what}",
@@ -61,7 +64,7 @@ def check_mode(network: nn.Module) -> None:
         )
 
 
-def _oddity(tensor: Tensor) -> str:
+def oddity(tensor: Tensor) -> str:
     """Return why a tensor cannot be measured with: sparse, complex, ...; nothing for a plain one."""
     for name in _ODD:
         found = getattr(tensor, name, False)
@@ -71,7 +74,7 @@ def _oddity(tensor: Tensor) -> str:
 
 
 def check_tensor(name: str, tensor: Tensor) -> None:
-    odd = _oddity(tensor)
+    odd = oddity(tensor)
     if odd or tensor.ndim == 0 or tensor.numel() == 0:
         what = f"a tensor that is {odd}" if odd else "no sample" if tensor.ndim else "a single number"
         raise UserError(
@@ -95,100 +98,13 @@ def check_apart(loss: nn.Module, network: nn.Module) -> None:
         )
 
 
-def check_run(network: nn.Module, loss: nn.Module, batch: Batch) -> Tensor:
-    """Run network and loss once and return the outputs.
-
-    They must be a tensor, the same twice, and something the loss can take and be differentiated in.
-    """
-    with torch.no_grad():
-        outputs, again = (_called("the network", network, batch.inputs) for _ in range(2))
-    if not isinstance(outputs, Tensor) or _oddity(outputs) or not outputs.is_floating_point():
-        raise UserError(
-            "the network's output is not a tensor of real numbers",
-            got=shape_of(outputs),
-            allowed="a tensor, floating point",
-            remedy="wrap it in a module that returns the tensor the loss needs",
-        )
-    if outputs.shape != again.shape or not torch.equal(outputs.nan_to_num(), again.nan_to_num()):
-        raise UserError(
-            "the network's outputs change from call to call",
-            got=f"{shape_of(outputs)}, then another",
-            allowed="a deterministic network",
-            remedy="network.eval(), or take the randomness out",
-        )
-    _check_loss(loss, outputs, batch.targets)
-    return outputs
-
-
-def _called(what: str, module: Callable[..., Any], *given: Tensor) -> Any:
-    """Return module(*given). Raises UserError, which says what was raised, when it raises anything."""
-    try:
-        return module(*given)
-    except UserError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise UserError(
-            f"{what} raises {type(error).__name__} when it is called",
-            got=f"{words_of(error)}; given {' and '.join(map(shape_of, given))}",
-            allowed=f"{'loss(outputs, targets)' if len(given) > 1 else 'network(inputs)'} without an error",
-            remedy=_REMEDY
-            if len(given) > 1
-            else "call it yourself: network.double()(inputs), with the same inputs",
-        ) from error
-
-
-def _check_loss(loss: nn.Module, outputs: Tensor, targets: Tensor) -> None:
-    """Raise UserError for a loss that is not one real number, the same twice, with a derivative in the outputs."""
-    if takes_numbers(loss) and outputs.shape != targets.shape:
-        _misfit(outputs, targets, "they differ in shape, and would be broadcast")
-    leaf = outputs.detach().requires_grad_()
-    with torch.enable_grad():
-        value = _called("the loss", loss, leaf, targets)
-        if not isinstance(value, Tensor) or value.shape != () or not value.is_floating_point():
-            _misfit(outputs, targets, f"it returned {shape_of(value)}")
-        if value.requires_grad:
-            _differentiated(value, leaf)
-            again = float(_called("the loss", loss, leaf, targets).detach())
-            if again != float(value.detach()) and again == again:
-                _misfit(outputs, targets, f"it returned {float(value.detach()):.6g}, then {again:.6g}")
-            return
-    raise UserError(
-        "the loss has no derivative in the network's outputs",
-        got=f"{float(value):.6g}, detached from them or constant",
-        allowed="a loss that autograd can follow back to the outputs",
-        remedy="take .detach(), .item(), argmax and torch.no_grad() out of it",
-    )
-
-
-def _differentiated(value: Tensor, leaf: Tensor) -> None:
-    (slope,) = _called(
-        "the loss's backward pass", lambda _: torch.autograd.grad(value, leaf, allow_unused=True), leaf
-    )
-    if slope is None:
-        raise UserError(
-            "the loss does not depend on the network's outputs",
-            got=f"{float(value.detach()):.6g}",
-            allowed="a loss of outputs and targets",
-            remedy="use its first argument",
-        )
-
-
-def _misfit(outputs: Tensor, targets: Tensor, why: str) -> NoReturn:
-    raise UserError(
-        "the loss cannot take the network's output",
-        got=f"outputs {shape_of(outputs)}, targets {shape_of(targets)}: {why}"[:400],
-        allowed="loss(outputs, targets) with one real number as its value: a tensor of shape ()",
-        remedy=f"{_REMEDY}; .squeeze() or .mean() for a loss of several",
-    )
-
-
 def words_of(error: BaseException) -> str:
     return plain(f"{type(error).__name__}: {error}".strip().replace("\n", " "), most=300)
 
 
 def shape_of(thing: Any) -> str:
     if isinstance(thing, Tensor):
-        return f"tensor {tuple(thing.shape)} of {str(thing.dtype).removeprefix('torch.')}"
+        return f"tensor {'' if thing.is_nested else tuple(thing.shape)} of {str(thing.dtype).removeprefix('torch.')}"
     if isinstance(thing, tuple | list):
         return (
             f"a {type(thing).__name__} of {len(thing)}: {first_few([type(part).__name__ for part in thing])}"

@@ -18,12 +18,12 @@ from hessfig.models.python.checks import (
     check_apart,
     check_mode,
     check_network,
-    check_run,
     check_tensor,
     shape_of,
     words_of,
 )
 from hessfig.models.python.naming import Spec, named_layout
+from hessfig.models.python.running import check_reached, check_run
 from hessfig.tasks.batch import Batch
 from hessfig.tasks.losses import LOSSES
 from hessfig.tasks.weights import batch_weights
@@ -62,9 +62,10 @@ def foreign(
     real = getattr(torch, dtype)
     with torch.inference_mode(False):
         check_network(network)
-        network = _differentiable(_cast(network, real, "the network"))
+        network = _cast(_differentiable(network), real, "the network")
         batches, module = _batches(inputs, targets, real), _loss(loss, network, real)
         outputs = [check_run(network, module, batch) for batch in batches]
+        check_reached(network, batches[0])
         batches = _weighed(module, batches, outputs)
         return Drawn(network, batches[0], module, named_layout(network, weights), tuple(batches[1:]))
 
@@ -186,7 +187,7 @@ def _weighed(loss: nn.Module, batches: list[Batch], outputs: list[Tensor]) -> li
     if not counted:
         raise UserError(
             "the loss divides by nothing: no target counts",
-            got=f"{len(batches)} batches whose targets are all ignored, or weigh nothing",
+            got="targets that are all ignored, or weigh nothing",
             allowed="a target that counts",
             remedy="leave ignored samples out",
         )
