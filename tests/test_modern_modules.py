@@ -1,4 +1,4 @@
-"""Modules of modern networks, each against dense double backward of the test's own: H, H_o and H_f, exact and probed."""
+"""Modules of modern networks, each against the test's own dense double backward: H, H_o and H_f, exact and probed."""
 
 from __future__ import annotations
 
@@ -197,10 +197,8 @@ def one_thread() -> Any:
 def problem_of(name: str) -> hessfig.Problem:
     torch.manual_seed(len(name))
     network = NETWORKS[name]().double()
-    if name == "embedding bag":
-        inputs = torch.tensor([[0, 1, 1], [2, 3, 0]])
-    else:
-        inputs = torch.randn(2, LENGTH, 2).double()
+    words = torch.tensor([[0, 1, 1], [2, 3, 0]])
+    inputs = words if name == "embedding bag" else torch.randn(2, LENGTH, 2).double()
     with torch.no_grad():
         targets = torch.randint(0, 3, network(inputs).shape[:-1])
     return hessfig.Problem(network, inputs, targets)

@@ -70,6 +70,7 @@ def _shown_weights(loss: Module, outputs: Sequence[Tensor], targets: Sequence[Te
     sizes = [float(len(output)) for output in outputs]
     if not all(bool(output.isfinite().all()) for output in outputs):
         return sizes  # nothing finite comes of these, whatever they weigh
+    outputs = [_moved(output) for output in outputs]
     try:
         whole, slope = _value_and_slope(loss, torch.cat([*outputs]), torch.cat([*targets]))
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
@@ -88,14 +89,16 @@ def _shown_weights(loss: Module, outputs: Sequence[Tensor], targets: Sequence[Te
 
 
 def _value_and_slope(loss: Module, output: Tensor, target: Tensor) -> tuple[float, Tensor]:
-    """Return the loss and its gradient, a little away from the output: there, a perfect fit has a gradient too."""
-    shrunk = output * torch.linspace(0.9, 1.0, output.numel(), dtype=output.dtype).view_as(output).to(
-        output.device
-    )
-    leaf = shrunk.detach().requires_grad_()
+    leaf = output.detach().requires_grad_()
     with torch.enable_grad():
         value = loss(leaf, target)
-        return float(value), torch.autograd.grad(value, leaf)[0]
+        return float(value.detach()), torch.autograd.grad(value, leaf)[0]
+
+
+def _moved(output: Tensor) -> Tensor:
+    """Return outputs a little nearer to zero: there, a perfect fit has a gradient too."""
+    factors = torch.linspace(0.9, 1.0, output.numel(), dtype=output.dtype, device=output.device)
+    return output.detach() * factors.view_as(output)
 
 
 def _share(piece: Tensor, own: Tensor) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -22,7 +22,7 @@ from hessfig.models.python.checks import (
     shape_of,
     words_of,
 )
-from hessfig.models.python.naming import Spec, named_layout
+from hessfig.models.python.naming import named_layout
 from hessfig.models.python.running import check_reached, check_run
 from hessfig.tasks.batch import Batch
 from hessfig.tasks.losses import LOSSES
@@ -44,11 +44,11 @@ def as_drawn(found: Any, *, dtype: str, source: str) -> Drawn:
 
 
 def foreign(
-    network: nn.Module,
+    network: Any,
     inputs: Any,
     targets: Any,
     loss: Any,
-    weights: Mapping[str, Spec] | None = None,
+    weights: Any = None,
     *,
     dtype: str,
 ) -> Drawn:
@@ -62,8 +62,8 @@ def foreign(
     real = getattr(torch, dtype)
     with torch.inference_mode(False):
         check_network(network)
-        network = _cast(_differentiable(network), real, "the network")
         batches, module = _batches(inputs, targets, real), _loss(loss, network, real)
+        network = _cast(_differentiable(network), real, "the network")
         outputs = [check_run(network, module, batch) for batch in batches]
         check_reached(network, batches[0])
         batches = _weighed(module, batches, outputs)

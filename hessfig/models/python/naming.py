@@ -13,14 +13,13 @@ from torch import Tensor, nn
 from hessfig.errors import UserError, did_you_mean, plain
 from hessfig.models.protocol import Layout, Weight, every_parameter
 
-Spec = str | tuple[str, Any] | list[Any]
 Pair = tuple[Weight, Weight]
 _AT = "@"
 _MOST_LAYER = 10_000  # as model.n_layers
 _REMEDY = 'for example weights={"W_V@1": "layers.0.value.weight"}'
 
 
-def named_layout(network: nn.Module, weights: Mapping[str, Spec] | None) -> Layout:
+def named_layout(network: nn.Module, weights: Any) -> Layout:
     """Return the layout of `weights`, or every parameter by its own name.
 
     A parameter that has several names is held under the first of them. Raises UserError for misfits, and for a group
@@ -63,7 +62,7 @@ class _Known:
             return 0
         if one.index is None or other.index is None:
             return min(one.size, other.size)
-        return int(torch.isin(self._of(one), self._of(other)).sum())
+        return int(torch.isin(self._of(one).flatten(), self._of(other).flatten()).sum())
 
     def _of(self, weight: Weight) -> Tensor:
         path = weight.parameter
@@ -97,7 +96,7 @@ def _shown(index: Any) -> str:
     return f"[{index}]" if not isinstance(index, tuple) else str(list(index))
 
 
-def _named(known: _Known, name: Any, spec: Spec) -> list[Weight]:
+def _named(known: _Known, name: Any, spec: Any) -> list[Weight]:
     bare, at, layer = name.partition(_AT) if isinstance(name, str) else ("", "", "")
     if not bare or any(letter in name for letter in ",'\"[]{}$\\") or (at and not _is_layer(layer)):
         raise UserError(
