@@ -78,11 +78,12 @@ def _shown_weights(loss: Module, outputs: Sequence[Tensor], targets: Sequence[Te
     singles = [_value_and_slope(loss, *pair) for pair in zip(outputs, targets, strict=True)]
     pieces = slope.split([len(output) for output in outputs])
     shown = [_share(piece, own) for piece, (_, own) in zip(pieces, singles, strict=True)]
-    by_size = [1.0] * len(sizes) if loss.reduction == "sum" else [size / sum(sizes) for size in sizes]
-    for shares in (by_size, shown):
-        is_mean = loss.reduction == "sum" or abs(sum(shares) - 1) < 1e-6
-        if is_mean and _add_up(shares, singles, (whole, pieces)):
-            return sizes if shares is by_size else shares
+    is_sum = loss.reduction == "sum"
+    by_size = [1.0 if is_sum else size / sum(sizes) for size in sizes]
+    if _add_up(by_size, singles, (whole, pieces)):
+        return sizes
+    if not is_sum and abs(sum(shown) - 1) < 1e-6 and _add_up(shown, singles, (whole, pieces)):
+        return shown
     raise _apart(
         loss, f"{whole:.6g} of all samples, {', '.join(f'{one:.6g}' for one, _ in singles)} of the batches"
     )
