@@ -26,18 +26,28 @@ if TYPE_CHECKING:
 
     Spec = str | tuple[str, Any] | list[Any]
 
+# of a zero block, or of too few samples: not finite, and nothing is wrong
+_UNDEFINED_AT_TIMES = (
+    *("condition_number", "subset_condition_number"),
+    *("prediction_correlation", "prediction_slope"),
+)
+
 
 @dataclass(frozen=True)
 class Problem:
     """The loss of a network on data: what is differentiated twice.
 
     network   any torch.nn.Module that maps one tensor of inputs to one tensor of outputs, in evaluation mode
-    inputs    a tensor (samples first), or a list of tensors: batches, weighted by their size
-    targets   a tensor, or a list of as many
+    inputs    a tensor (samples first), or a list of tensors: batches, which together are the loss on all samples
+    targets   a tensor, or a list of as many; classes of -100 are ignored, as in torch
     loss      "cross_entropy" (outputs (..., classes), targets (...)), "mse", "mse_sum", or a module
-              loss(outputs, targets) with `reduction` "mean" or "sum"
+              loss(outputs, targets) with `reduction` "mean" or "sum" that returns a tensor of shape ()
     weights   {name: parameter name, (parameter name, index) for a view of it, or a list of these for a group}; a name
-              may carry its layer: "W_V@2". Left out: every parameter by its own name.
+              may carry its layer: "W_V@2". No entry may stand twice in a group. Left out: every parameter by its own
+              name.
+
+    Batches weigh what the mean over each divides by: samples or numbers, or the class weights of targets that are not
+    ignored. A loss of another type must show on all outputs joined that it is such a mean; else it is refused.
     """
 
     network: nn.Module
@@ -73,14 +83,16 @@ def measure(
     """Return a table with the columns of hessfig.record.COLUMNS, one row a measured number; nothing is written.
 
     `blocks`: "each" (every weight's diagonal block), "all" (every pair), or a list of names, groups and pairs:
-    ["W_V", ("W_Q", "W_V"), "all"], where the name "all" is the whole network. H = H_o + H_f, the Gauss-Newton part and
+    ["W_V", ("W_Q", "W_V"), "all"], where the name "all" is the whole network. A single name may stand for a list of
+    it, so too for `parts` and `quantities`. H = H_o + H_f, the Gauss-Newton part and
     the functional part (eq. 2). A trace is measured for the diagonal blocks among them. `estimator`: auto (dense where
     a weight has no more than `num_probes` entries, else Rademacher probes), hutchinson, or dense. `spectrum` holds the
     settings of eigenvalues and densities (hessfig.config.SpectrumConfig): {"k": 3, "steps": 80}. The same seed gives
     the same bits, here and on the command line. Arrays of a quantity are in `table.attrs["arrays"]`, by its name.
 
-    Raises UserError for what cannot be measured. Warns where curvlinops' products are wrong and a slower route is
-    taken (networks with LayerNorm: see docs/own-model.md).
+    Raises UserError, which is a ValueError, for what cannot be measured. Warns where curvlinops' products are wrong or
+    cannot be computed and a slower route is taken (networks with LayerNorm or SiLU: see docs/own-model.md), where no
+    parameter reaches the outputs, and where numbers are not finite: these have the status `nonfinite` and error nan.
     """
     import torch
 
@@ -131,7 +143,7 @@ def _frame(found: Mapping[str, Measured], seed: int) -> pd.DataFrame:
     rows = [{**shared, **row} for measured in found.values() for row in measured.rows]
     frame = pd.DataFrame(rows, columns=[name for name in COLUMNS if name not in ("seconds", "config")])
     frame = frame.astype({"value": float, "error": float, "sigma": float, "step": float})
-    lost = frame[frame["status"] == Status.nonfinite]
+    lost = frame[(frame["status"] == Status.nonfinite) & ~frame["quantity"].isin(_UNDEFINED_AT_TIMES)]
     if len(lost):
         names = first_few(list(dict.fromkeys(lost["quantity"])))
         warnings.warn(
