@@ -120,16 +120,18 @@ def device_of(given: Any) -> torch.device:
     """Return the device. Raises UserError for one that is not there, or cannot hold the numbers."""
     import torch
 
-    here = ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
+    there = {"cpu": 1, "cuda": torch.cuda.device_count()}
     try:
         found = torch.device(given)
-        there = found.type in ("cpu", "cuda") and torch.device(found.type, found.index or 0)
-        if there and str(there).removesuffix(":0" if found.type == "cpu" else " ") in here:
+        if (found.index or 0) < there.get(found.type, 0):
             return found
     except (RuntimeError, TypeError, ValueError, OverflowError):
         pass
     raise UserError(
-        "device: it is not there", got=plain(repr(given)), allowed=", ".join(here), remedy="device='cpu'"
+        "device: it is not there",
+        got=plain(repr(given)),
+        allowed=", ".join(["cpu", *(f"cuda:{number}" for number in range(there["cuda"]))]),
+        remedy="device='cpu'",
     )
 
 
