@@ -13,7 +13,7 @@ _UNPRINTABLE = ("Zl", "Zp")  # and every category C: controls, directions, halve
 _LONGEST_LINE = 2000
 
 
-class UserError(Exception):
+class UserError(ValueError):
     """Bad input found at the border of the program; the command line prints it and exits with 2.
 
     `what` says what is wrong (it names the key or the file), `got` is the offending value,
@@ -55,7 +55,7 @@ def first_few(names: Sequence[str], *, most: int = 5) -> str:
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """Return 'did you mean X?' for the closest of `choices`, or an empty string."""
     close = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else ""
+    return f"did you mean {str(close[0])!r}?" if close else ""
 
 
 def _steers(letter: str) -> bool:

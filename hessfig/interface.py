@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from hessfig.config import (
-    Config,
-    Data,
-    DType,
-    EstimatorConfig,
-    Kind,
-    Method,
-    ModelConfig,
-    Probes,
-    SpectrumConfig,
-    TaskConfig,
-)
-from hessfig.errors import UserError, did_you_mean
+from hessfig.arguments import config_of, device_of, one_of
+from hessfig.config import Config, DType
+from hessfig.errors import UserError, first_few
 from hessfig.measurements.blocks import check_served
 from hessfig.measurements.protocol import At, Measured, Request
 from hessfig.measurements.registry import quantity
 from hessfig.models.blocks import blocks_of
-from hessfig.record import COLUMNS
-from hessfig.terms import Block, Part
+from hessfig.record import COLUMNS, Status
+from hessfig.terms import Block
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,7 +26,11 @@ if TYPE_CHECKING:
 
     Spec = str | tuple[str, Any] | list[Any]
 
-_MODEL = ModelConfig(kind=Kind.python)
+# of a zero block, or of too few samples: not finite, and nothing is wrong
+_UNDEFINED_AT_TIMES = (
+    *("condition_number", "subset_condition_number"),
+    *("prediction_correlation", "prediction_slope"),
+)
 
 
 @dataclass(frozen=True)
@@ -43,12 +38,16 @@ class Problem:
     """The loss of a network on data: what is differentiated twice.
 
     network   any torch.nn.Module that maps one tensor of inputs to one tensor of outputs, in evaluation mode
-    inputs    a tensor (samples first), or a list of tensors: batches, weighted by their size
-    targets   a tensor, or a list of as many
+    inputs    a tensor (samples first), or a list of tensors: batches, which together are the loss on all samples
+    targets   a tensor, or a list of as many; classes of -100 are ignored, as in torch
     loss      "cross_entropy" (outputs (..., classes), targets (...)), "mse", "mse_sum", or a module
-              loss(outputs, targets) with `reduction` "mean" or "sum"
+              loss(outputs, targets) with `reduction` "mean" or "sum" that returns a tensor of shape ()
     weights   {name: parameter name, (parameter name, index) for a view of it, or a list of these for a group}; a name
-              may carry its layer: "W_V@2". Left out: every parameter by its own name.
+              may carry its layer: "W_V@2". No entry may stand twice in a group. Left out: every parameter by its own
+              name.
+
+    Batches weigh what the mean over each divides by: samples or numbers, or the class weights of targets that are not
+    ignored. A loss of another type must show on all outputs joined that it is such a mean; else it is refused.
     """
 
     network: nn.Module
@@ -64,15 +63,16 @@ class Problem:
         """
         from hessfig.models.python.foreign import foreign
 
-        return foreign(self.network, self.inputs, self.targets, self.loss, self.weights, dtype=dtype)
+        real = one_of("dtype", dtype, DType)
+        return foreign(self.network, self.inputs, self.targets, self.loss, self.weights, dtype=real)
 
 
 def measure(
     problem: Problem,
     *,
     blocks: str | Sequence[Any] = "each",
-    parts: Sequence[str] = ("H", "H_o", "H_f"),
-    quantities: Sequence[str] = ("frobenius",),
+    parts: str | Sequence[str] = ("H", "H_o", "H_f"),
+    quantities: str | Sequence[str] = ("frobenius",),
     estimator: str = "auto",
     num_probes: int = 20,
     spectrum: Mapping[str, Any] | None = None,
@@ -83,88 +83,42 @@ def measure(
     """Return a table with the columns of hessfig.record.COLUMNS, one row a measured number; nothing is written.
 
     `blocks`: "each" (every weight's diagonal block), "all" (every pair), or a list of names, groups and pairs:
-    ["W_V", ("W_Q", "W_V"), "all"], where the name "all" is the whole network. H = H_o + H_f, the Gauss-Newton part and
+    ["W_V", ("W_Q", "W_V"), "all"], where the name "all" is the whole network. A single name may stand for a list of
+    it, so too for `parts` and `quantities`. H = H_o + H_f, the Gauss-Newton part and
     the functional part (eq. 2). A trace is measured for the diagonal blocks among them. `estimator`: auto (dense where
     a weight has no more than `num_probes` entries, else Rademacher probes), hutchinson, or dense. `spectrum` holds the
     settings of eigenvalues and densities (hessfig.config.SpectrumConfig): {"k": 3, "steps": 80}. The same seed gives
     the same bits, here and on the command line. Arrays of a quantity are in `table.attrs["arrays"]`, by its name.
 
-    Raises UserError for what cannot be measured. Warns where curvlinops' products are wrong and a slower route is
-    taken (networks with LayerNorm: see docs/own-model.md).
+    Raises UserError, which is a ValueError, for what cannot be measured. Warns where curvlinops' products are wrong or
+    cannot be computed and a slower route is taken (networks with LayerNorm or SiLU: see docs/own-model.md), where no
+    parameter reaches the outputs, and where numbers are not finite: these have the status `nonfinite` and error nan.
     """
     import torch
 
     from hessfig.curvature.problem import Problem as Measurable
 
-    config = _config(blocks, parts, quantities, estimator, num_probes, spectrum or {}, seed, dtype)
-    drawn = problem.drawn(config.dtype)
-    blocks_there = blocks_of(config.blocks, drawn.layout, config.model)
-    check_served([quantity(name) for name in quantities], blocks_there)
-    for name in quantities:
-        quantity(name).check(config, drawn.layout)
-    measurable = Measurable.of(drawn).to(torch.device(device))
-    found = {
-        name: quantity(name).measure(measurable, _request(config, blocks_there, name)) for name in quantities
-    }
-    return _frame(found, seed)
-
-
-def _config(
-    blocks: Any,
-    parts: Sequence[str],
-    quantities: Sequence[str],
-    estimator: str,
-    num_probes: int,
-    spectrum: Mapping[str, Any],
-    seed: int,
-    dtype: str,
-) -> Config:
-    from hessfig.config.checks import check
-
-    config = Config(
-        task=TaskConfig(data=Data.python),
-        model=_MODEL,
-        estimator=EstimatorConfig(
-            method=Method(_one_of("estimator", estimator, list(Method))), num_probes=num_probes
-        ),
-        spectrum=_spectrum(spectrum),
-        blocks=blocks if isinstance(blocks, str) else [_entry(entry) for entry in blocks],
-        parts=[Part(_one_of("parts", part, list(Part))) for part in parts],
-        quantities=list(quantities),
-        first_seed=seed,
-        seeds=1,
-        dtype=DType(_one_of("dtype", dtype, list(DType))),
-    )
-    check(config)
-    return config
-
-
-def _spectrum(given: Mapping[str, Any]) -> SpectrumConfig:
-    known = vars(SpectrumConfig())
-    for key, value in given.items():
-        _one_of("spectrum", key, list(known))
-        kinds = (int, float) if type(known[key]) is float else type(known[key])
-        if key == "probes":
-            _one_of("spectrum.probes", value, list(Probes))
-        elif isinstance(value, bool) or not isinstance(value, kinds):
-            raise UserError(
-                f"spectrum.{key} is of another kind",
-                got=repr(value),
-                allowed="a number" if type(known[key]) is float else "a whole number",
-                remedy=f"for example spectrum={{{key!r}: {known[key]}}}",
-            )
-    return SpectrumConfig(**{**given, **({"probes": Probes(given["probes"])} if "probes" in given else {})})
-
-
-def _entry(entry: Any) -> Any:
-    return list(entry) if isinstance(entry, tuple) else entry
-
-
-def _one_of(key: str, value: str, choices: Sequence[str]) -> str:
-    if value not in choices:
-        hint = did_you_mean(str(value), choices)
-        raise UserError(f"{key}: there is no such choice", got=value, allowed=", ".join(choices), remedy=hint)
-    return value
+    if not isinstance(problem, Problem):
+        raise UserError(
+            "measure: the problem is of another kind",
+            got=type(problem).__name__,
+            allowed="a hessfig.Problem",
+            remedy="hessfig.measure(hessfig.Problem(network, inputs, targets))",
+        )
+    place = device_of(device)
+    config = config_of(blocks, parts, quantities, estimator, num_probes, spectrum, seed, dtype)
+    names = config.quantities
+    with torch.inference_mode(False), torch.autocast("cpu", enabled=False), torch.enable_grad():
+        drawn = problem.drawn(config.dtype)
+        blocks_there = blocks_of(config.blocks, drawn.layout, config.model)
+        check_served([quantity(name) for name in names], blocks_there)
+        for name in names:
+            quantity(name).check(config, drawn.layout)
+        measurable = Measurable.of(drawn).on(place)
+        found = {
+            name: quantity(name).measure(measurable, _request(config, blocks_there, name)) for name in names
+        }
+    return _frame(found, config.first_seed)
 
 
 def _request(config: Config, blocks: Sequence[Block], name: str) -> Request:
@@ -189,5 +143,14 @@ def _frame(found: Mapping[str, Measured], seed: int) -> pd.DataFrame:
     rows = [{**shared, **row} for measured in found.values() for row in measured.rows]
     frame = pd.DataFrame(rows, columns=[name for name in COLUMNS if name not in ("seconds", "config")])
     frame = frame.astype({"value": float, "error": float, "sigma": float, "step": float})
+    lost = frame[(frame["status"] == Status.nonfinite) & ~frame["quantity"].isin(_UNDEFINED_AT_TIMES)]
+    if len(lost):
+        names = first_few(list(dict.fromkeys(lost["quantity"])))
+        warnings.warn(
+            f"{len(lost)} of {len(frame)} numbers are not finite ({names}): look for nan, inf or overflow in inputs, "
+            "targets and weights",
+            RuntimeWarning,
+            stacklevel=3,
+        )
     frame.attrs["arrays"] = {name: measured.arrays for name, measured in found.items() if measured.arrays}
     return frame

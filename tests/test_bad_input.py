@@ -86,7 +86,8 @@ BAD = {
     ("run", "-m", "seeds=glob(*)"): ["cannot run 'seeds=glob(*)'", "key=a,b,c", "list the values"],
     ("run", "-m", "seeds=interval(1,2)"): ["cannot run 'seeds=interval(1,2)'", "key=a,b,c"],
     ("run", "-m", "sweep=sigma,sigm"): ["no sweep 'sigm'", "did you mean 'sigma'?"],
-    ("run", "estimator.num_probes=0"): ["estimator.num_probes", "got:     0", "whole number >= 1"],
+    ("run", "estimator.num_probes=0"): ["estimator.num_probes", "got:     0", "whole number from 1"],
+    ("run", "estimator.num_probes=1000000000"): ["num_probes is too large", "to 100000"],
     ("run", "estimator=xtrace", "estimator.num_probes=7"): ["half its products", "7", "even", "num_probes=8"],
     ("run", "estimator=xtrace", "blocks=[[W_Q,W_V]]"): [
         "symmetric blocks",

@@ -22,7 +22,7 @@ Scalar = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Problem:
-    """Loss of `network` on `batch` (and on `more` batches, weighted by their size); `layout` names its weights."""
+    """Loss of `network` on `batch` (and on `more` batches, see `shares`); `layout` names its weights."""
 
     network: nn.Module
     batch: Batch
@@ -52,10 +52,29 @@ class Problem:
         assert isinstance(self.network, Layered)
         return self.network
 
+    @property
+    def batches(self) -> tuple[Batch, ...]:
+        """Every batch."""
+        return (self.batch, *self.more)
+
+    @property
+    def shares(self) -> list[float]:
+        """Each batch's share of the loss: what it weighs over what all weigh for means, one for sums."""
+        if not self.more or self.loss.reduction == "sum":
+            return [1.0] * len(self.batches)
+        total = sum(batch.size for batch in self.batches)
+        return [batch.size / total for batch in self.batches]
+
     def to(self, device: torch.device) -> Problem:
         """Return the same problem on `device`."""
         more = tuple(batch.to(device) for batch in self.more)
         return replace(self, network=self.network.to(device), batch=self.batch.to(device), more=more)
+
+    def on(self, device: torch.device) -> Problem:
+        """Return the same problem on `device`, with a network of its own where its user's is elsewhere."""
+        if all(parameter.device == device for parameter in self.network.parameters()):
+            return self.to(device)
+        return replace(self, network=copy.deepcopy(self.network)).to(device)
 
     def cast(self, dtype: torch.dtype) -> Problem:
         """Return the same problem in another floating-point type, with a network of its own."""
@@ -94,7 +113,7 @@ class Suffix(nn.Module):
         super().__init__()
         self.network, self.depth, self.loss = problem.network, depth, problem.loss
         self.scored = problem.batch.scored
-        batches = (problem.batch, *problem.more)
+        batches, self.shares = problem.batches, problem.shares
         with torch.no_grad():
             starts = [self._start(batch.inputs) for batch in batches]
             outputs = [self(start) for start in starts]
@@ -103,17 +122,17 @@ class Suffix(nn.Module):
             output_gradient(self.loss, output, batch.targets)
             for output, batch in zip(outputs, batches, strict=True)
         ]
-        self.gradient, self._share = slopes[0], self._shares(starts)
+        self.gradient = slopes[0]
         self.data: Data = [(start, batch.targets) for start, batch in zip(starts, batches, strict=True)]
         self.gradients: Data = [
-            (start, share * slope) for start, share, slope in zip(starts, self._share, slopes, strict=True)
+            (start, share * slope) for start, share, slope in zip(starts, self.shares, slopes, strict=True)
         ]
 
     def terms(self, part: Part) -> list[tuple[Tensor, Scalar]]:
         """Return the inputs of every batch and the scalar of its outputs whose Hessian is the batch's H or H_f."""
         if part == Part.H_f:
             return [(start, partial(_along, slope)) for start, slope in self.gradients]
-        shares = zip(self.data, self._share, strict=True)
+        shares = zip(self.data, self.shares, strict=True)
         return [(start, partial(_loss, self.loss, share, targets)) for (start, targets), share in shares]
 
     @property
@@ -133,13 +152,6 @@ class Suffix(nn.Module):
     def _start(self, inputs: Tensor) -> Tensor:
         layered = isinstance(self.network, Layered) and self.depth is not None
         return self.network.hidden(inputs, self.depth) if layered else inputs  # type: ignore[operator]
-
-    def _shares(self, starts: list[Tensor]) -> list[float]:
-        """Return each batch's share of the loss: its size over all for means, one for sums."""
-        total = sum(len(start) for start in starts)
-        if len(starts) == 1 or self.loss.reduction == "sum":
-            return [1.0] * len(starts)
-        return [len(start) / total for start in starts]
 
 
 def _along(slope: Tensor, outputs: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -11,9 +12,11 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from hessfig.curvature.problem import Problem
-from hessfig.curvature.products.double_backward import differentiable_twice
+from hessfig.curvature.products.double_backward import differentiable_twice, gradients
+from hessfig.errors import plain
 from hessfig.models.layered import scored_outputs
 from hessfig.tasks.losses import per_sample
+from hessfig.tasks.weights import check_even
 
 AT_ONCE = 256  # samples of an evaluation: of the settings alone, so that bits are the same everywhere
 GRADIENT_BYTES = 2**28  # of all single gradients of an evaluation
@@ -34,6 +37,7 @@ class Samples:
     """The losses l_i of the first `count` samples of a problem's batch, as functions of every parameter."""
 
     def __init__(self, problem: Problem, count: int) -> None:
+        check_even(problem.loss, problem.batch.targets)
         self._body, self._batch, self.count = _LossesOf(problem), problem.batch, count
         self._device = problem.batch.inputs.device
         self.at = {name: one.detach() for name, one in problem.network.named_parameters()}
@@ -78,18 +82,36 @@ class Samples:
             at = {name: one.clone().requires_grad_() for name, one in self.at.items()}
             with torch.enable_grad():
                 total = self._losses(at, self._batch.inputs[chosen], self._batch.targets[chosen]).sum()
-                pieces = torch.autograd.grad(total, list(at.values()), materialize_grads=True)
+                pieces = gradients(total, list(at.values()))
             found += torch.cat([piece.flatten() for piece in pieces]).double()
         return found
 
     def gradient_lengths(self) -> Float[Tensor, " samples"]:
-        """Return |grad l_i|^2 of every sample (torch.func.grad, mapped over samples)."""
+        """Return |grad l_i|^2 of every sample: torch.func.grad, mapped over samples.
+
+        A network that vmap cannot map, or maps wrongly (the first sample tells), is differentiated sample by sample.
+        """
         width = next(iter(self.at.values())).element_size()
         at_once = max(1, min(AT_ONCE, GRADIENT_BYTES // (self.dim * width)))
         each = vmap(grad(self._single), in_dims=(None, 0, 0))
-        with torch.enable_grad(), differentiable_twice():
-            pieces = [_lengths(each(self.at, *rows)) for rows in self._pieces(0, self.count, at_once)]
-        return torch.cat(pieces)
+        first = self._gradient_length(0)
+        try:
+            with torch.enable_grad(), differentiable_twice():
+                pieces = [_lengths(each(self.at, *rows)) for rows in self._pieces(0, self.count, at_once)]
+            found = torch.cat(pieces)
+            off = (found[0] - first).abs()
+            why = f"off by {off / first:.1%}" if off > 1e-3 * first + 1e-9 * found.max() else ""
+        except Exception as error:  # a plain gradient was found: it is vmap that fails
+            why = plain(f"{type(error).__name__}: {error}")
+        if not why:
+            return found
+        warnings.warn(
+            f"gradients of single samples under vmap: {why}; one by one", RuntimeWarning, stacklevel=2
+        )
+        return torch.stack([first, *(self._gradient_length(sample) for sample in range(1, self.count))])
+
+    def _gradient_length(self, sample: int) -> Float[Tensor, ""]:
+        return self.summed_gradient(torch.tensor([sample])).square().sum()
 
     def _single(self, at: Point, inputs: Tensor, targets: Tensor) -> Tensor:
         return self._losses(at, inputs.unsqueeze(0), targets.unsqueeze(0))[0]
@@ -101,12 +123,9 @@ class Samples:
         at = {name: one + step * direction[name] for name, one in self.at.items()}
         losses = self._losses(at, inputs, targets)
         weights = torch.ones_like(losses, requires_grad=True)
-        (first,) = torch.autograd.grad((weights * losses).sum(), step, create_graph=True)
-        (second,) = torch.autograd.grad(first, step, create_graph=True, materialize_grads=True)
-        (slopes,) = torch.autograd.grad(first, weights, retain_graph=True, materialize_grads=True)
-        if not second.requires_grad:
-            return losses.detach(), slopes, torch.zeros_like(slopes)
-        (curvatures,) = torch.autograd.grad(second, weights, materialize_grads=True)
+        (first,) = gradients((weights * losses).sum(), [step], create_graph=True)
+        (second,) = gradients(first, [step], create_graph=True)
+        (slopes,), (curvatures,) = gradients(first, [weights]), gradients(second, [weights])
         return losses.detach(), slopes, curvatures
 
     def _losses(self, at: Point, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -129,6 +148,6 @@ class _LossesOf(nn.Module):
         return per_sample(self._loss, scored_outputs(self.network, inputs, self._scored), targets)
 
 
-def _lengths(gradients: Point) -> Float[Tensor, " samples"]:
-    pieces = [one.flatten(1).double().square().sum(dim=1) for one in gradients.values()]
+def _lengths(slopes: Point) -> Float[Tensor, " samples"]:
+    pieces = [one.flatten(1).double().square().sum(dim=1) for one in slopes.values()]
     return torch.stack(pieces).sum(dim=0)

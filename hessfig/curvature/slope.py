@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from hessfig.curvature.problem import Problem
-from hessfig.curvature.products.double_backward import differentiable_twice
+from hessfig.curvature.products.double_backward import differentiable_twice, gradients
 from hessfig.models.layered import scored_outputs
 
 
@@ -26,9 +26,7 @@ class Slope:
         with torch.enable_grad(), differentiable_twice():
             inside = {f"network.{name}": leaf for name, leaf in self._at.items()}
             self._loss = functional_call(_LossOf(problem), inside, ())
-            self._gradient = torch.autograd.grad(
-                self._loss, list(self._at.values()), create_graph=True, materialize_grads=True
-            )
+            self._gradient = gradients(self._loss, list(self._at.values()), create_graph=True)
 
     @property
     def loss(self) -> float:
@@ -53,7 +51,7 @@ class Slope:
             along = torch.stack(
                 [slope.flatten() @ piece for slope, piece in zip(self._gradient, pieces, strict=True)]
             ).sum()
-            found = torch.autograd.grad(along, leaves, retain_graph=True, materialize_grads=True)
+            found = gradients(along, leaves)
         return torch.cat([piece.flatten() for piece in found])
 
 
@@ -67,12 +65,12 @@ class _LossOf(nn.Module):
 
 
 def loss_of(problem: Problem) -> Float[Tensor, ""]:
-    """Return the loss over all batches of the problem, weighted by their sizes where it is a mean."""
-    batches = (problem.batch, *problem.more)
+    """Return the loss over all batches of the problem, each weighted by its size where it is a mean."""
     losses = [
-        problem.loss(scored_outputs(problem.network, one.inputs, one.scored), one.targets) for one in batches
+        problem.loss(scored_outputs(problem.network, one.inputs, one.scored), one.targets)
+        for one in problem.batches
     ]
     if problem.loss.reduction == "sum":
         return torch.stack(losses).sum()
-    sizes = torch.tensor([float(len(one.inputs)) for one in batches]).to(losses[0])
+    sizes = torch.tensor([one.size for one in problem.batches], dtype=torch.float64).to(losses[0])
     return (torch.stack(losses) * sizes / sizes.sum()).sum()

@@ -65,11 +65,18 @@ def block_row(quantity: str, request: Request, block: Block, part: Part, found: 
         part=part.value,
         quantity=quantity,
         value=found.value,
-        error=None if math.isnan(found.error) and math.isfinite(found.value) else found.error,
+        error=_error(found),
         num_probes=found.num_probes,
         **_made_by(request, found),
         status=_status(quantity, request, block, part, found.value).value,
     )
+
+
+def _error(found: Estimate) -> float | None:
+    """Return the error: none where the estimator gives none, nan for a number that is not finite."""
+    if not math.isfinite(found.value):
+        return math.nan
+    return None if math.isnan(found.error) else found.error
 
 
 def _made_by(request: Request, found: Estimate) -> dict[str, str]:

@@ -9,6 +9,7 @@ from hessfig.curvature.exact.support import Level, Route, exactness
 from hessfig.errors import UserError
 from hessfig.measurements.blocks import block_row, columns
 from hessfig.measurements.estimate import Estimate
+from hessfig.measurements.frobenius.checks import check_probes
 from hessfig.measurements.frobenius.cost import operations
 from hessfig.measurements.frobenius.settings import settings
 from hessfig.measurements.protocol import Measured, Quantity, Request
@@ -117,7 +118,9 @@ def _check(config: Config, layout: Layout) -> None:
             allowed=", ".join(f"estimator={method}" for method in _METHODS),
             remedy="estimator=auto",
         )
-    for block in filter(_is_diagonal, blocks_of(config.blocks, layout, config.model)):
+    blocks = [block for block in blocks_of(config.blocks, layout, config.model) if block.is_diagonal]
+    check_probes(config, blocks, layout)
+    for block in blocks:
         _check_block(config, block)
 
 

@@ -13,6 +13,7 @@ from hessfig.models.protocol import Layout
 from hessfig.terms import Block, Matrix
 
 EVERY_PAIR, EVERY_WEIGHT, AT, ANY = "all", "each", "@", "*"
+MOST = 20_000
 Pair = tuple[str, str]
 
 
@@ -26,13 +27,16 @@ def blocks_of(setting: Any, layout: Layout, model: ModelConfig) -> list[Block]:
     """
     pairs = _pairs(setting, layout, model)
     plain = [pair for pair in pairs if AT not in "".join(pair)]
-    pinned = [block for pair in pairs if pair not in plain for block in _pinned(pair, layout)]
-    return list(dict.fromkeys([*_layer_by_layer(plain, layout), *pinned]))
+    pinned = [block for pair in pairs if AT in "".join(pair) for block in _pinned(pair, layout)]
+    found = list(dict.fromkeys([*_layer_by_layer(plain, layout), *pinned]))
+    _check_number(len(found))
+    return found
 
 
 def _pairs(setting: Any, layout: Layout, model: ModelConfig) -> list[Pair]:
     names = layout.names
     if setting == EVERY_PAIR:
+        _check_number(len(names) * (len(names) + 1) // 2)
         return [(row, col) for i, row in enumerate(names) for col in names[i:]]
     if setting == EVERY_WEIGHT:
         return [(name, name) for name in names]
@@ -40,7 +44,18 @@ def _pairs(setting: Any, layout: Layout, model: ModelConfig) -> list[Pair]:
     if not isinstance(entries, list | tuple) or not entries:
         what = "blocks is empty" if entries in ([], (), None) else "blocks is not a list of names"
         raise UserError(what, got=setting, allowed=_allowed(layout), remedy="for example blocks=[W_V,W_Q]")
+    _check_number(len(entries))
     return list(dict.fromkeys(_pair(entry, layout, model) for entry in entries))
+
+
+def _check_number(number: int) -> None:
+    if number > MOST:
+        raise UserError(
+            "blocks: too many for one run",
+            got=f"{number} blocks",
+            allowed=f"at most {MOST}",
+            remedy="name fewer, or give each part of them to a run with a sweep.name of its own",
+        )
 
 
 def _pair(entry: Any, layout: Layout, model: ModelConfig) -> Pair:
@@ -62,6 +77,9 @@ def _pair(entry: Any, layout: Layout, model: ModelConfig) -> Pair:
 def _check_name(name: Any, entry: Any, layout: Layout, model: ModelConfig) -> None:
     bare, at, layer = str(name).partition(AT)
     layers = layout.layers_of(bare)
+    for one in layers:
+        if not at or layer in (ANY, str(one)):
+            _check_apart(bare, one, layout)
     if not layers:
         is_other = name in list(Matrix) and model.kind in (
             Kind.transformer,
@@ -71,7 +89,7 @@ def _check_name(name: Any, entry: Any, layout: Layout, model: ModelConfig) -> No
             Kind.vit,
         )
         raise _not_of_this_model(Matrix(name), entry, layout, model) if is_other else _no_weight(name, layout)
-    if at and layer != ANY and not (layer.isdigit() and int(layer) in layers):
+    if at and layer != ANY and layer not in map(str, layers):
         raise UserError(
             f"blocks: {bare} is not in layer {layer or '(none)'}",
             got=name,
@@ -80,12 +98,27 @@ def _check_name(name: Any, entry: Any, layout: Layout, model: ModelConfig) -> No
         )
 
 
+def _check_apart(name: str, layer: int, layout: Layout) -> None:
+    """Raise UserError for a layer as a group where names of its weights overlap: it would count entries twice."""
+    members = layout.members(layer, name)
+    for pair in layout.shared:
+        if all(weight in members for weight in pair):
+            raise UserError(
+                f"blocks: {name} of layer {layer} holds entries twice",
+                got=f"{pair[0].name} and {pair[1].name} have entries in common",
+                allowed="groups of weights without a common entry",
+                remedy="name a group of your own: weights={NAME@LAYER: [parameter, parameter, ...]}",
+            )
+
+
 def _layer_by_layer(pairs: Sequence[Pair], layout: Layout) -> list[Block]:
-    repeated = [pair for pair in pairs if any(map(layout.has_layer, pair))]
-    found = [Block(0, row, col) for row, col in pairs if (row, col) not in repeated]
-    for layer in range(1, layout.num_layers + 1):
-        found += [Block(layer, row, col) for row, col in repeated if _is_there(layer, (row, col), layout)]
-    return found
+    found: dict[int, list[Block]] = {0: []}
+    for row, col in pairs:
+        layers = {*layout.layers_of(row), *layout.layers_of(col)} - {0}
+        for layer in layers or {0}:
+            if not layer or _is_there(layer, (row, col), layout):
+                found.setdefault(layer, []).append(Block(layer, row, col))
+    return [block for layer in sorted(found) for block in found[layer]]
 
 
 def _is_there(layer: int, pair: Pair, layout: Layout) -> bool:

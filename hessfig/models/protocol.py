@@ -45,11 +45,13 @@ class Layout:
     """The weights of a network in the order of its parameters, and the groups they form.
 
     Weights that share name and layer form a group of that name. `parameters`: every parameter once, which is what
-    the group `all` means where `weights` are views, or not all there is.
+    the group `all` means where `weights` are views, or not all there is. `shared`: weights of a layer under different
+    names that have entries in common, so that the layer as a group would count these twice.
     """
 
     weights: tuple[Weight, ...]
     parameters: tuple[Weight, ...] = ()
+    shared: tuple[tuple[Weight, Weight], ...] = ()
 
     @property
     def num_layers(self) -> int:

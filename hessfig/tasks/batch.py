@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -18,23 +18,30 @@ from hessfig.tasks.digits import CLASSES, split
 class Batch:
     """`inputs`: tokens (batch, length), Gaussian rows (batch, length, d_model) or pictures; `targets` fit the loss.
 
-    `scored` are the positions whose outputs enter the loss (a picture has one, which gives its class).
+    `scored` are the positions whose outputs enter the loss (a picture has one, which gives its class). `weight` is what
+    the mean over this batch divides by, where that is not in proportion to its samples (tasks.weights.batch_weights).
     """
 
     inputs: Tensor
     targets: Tensor
     scored: slice
+    weight: float | None = None
+
+    @property
+    def size(self) -> float:
+        """What the mean over this batch weighs beside those over others: its samples, unless `weight` says else."""
+        return float(len(self.inputs)) if self.weight is None else self.weight
 
     def to(self, device: torch.device) -> Batch:
         """Return the same batch on `device`."""
-        return Batch(self.inputs.to(device), self.targets.to(device), self.scored)
+        return replace(self, inputs=self.inputs.to(device), targets=self.targets.to(device))
 
     def cast(self, dtype: torch.dtype) -> Batch:
         """Return the same batch with its floating-point numbers in another type."""
         inputs, targets = (
             given.to(dtype) if given.is_floating_point() else given for given in (self.inputs, self.targets)
         )
-        return Batch(inputs, targets, self.scored)
+        return replace(self, inputs=inputs, targets=targets)
 
     @property
     def length(self) -> int:

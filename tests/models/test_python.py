@@ -31,6 +31,17 @@ def with_sigma(sigma):
 def wrong():
     return "a network"
 
+def stumbles():
+    class Stumbling(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(4, 2)
+
+        def forward(self, x):
+            raise KeyError("no such layer")
+
+    return Stumbling(), torch.ones(3, 4), torch.zeros(3, dtype=torch.long), "cross_entropy"
+
 def breaks():
     raise RuntimeError("no data here")
 """
@@ -111,6 +122,7 @@ REFUSED = {
     "mynet.py:mak": "did you mean 'make'",
     "mynet.py:wrong": "returned something else than a problem",
     "mynet.py:breaks": "no data here",
+    "mynet.py:stumbles": "the network raises KeyError(.|\n)*no such layer",
 }
 
 

@@ -20,9 +20,15 @@ from hessfig.config.schema import Config, SweepConfig
 from hessfig.errors import UserError
 
 FEWEST_ALIGNED = 4
+MOST_PROBES = 100_000  # far beyond what an error of a thousandth takes
 LARGEST_SEED = 2**53  # a table holds whole numbers up to here
 # Beyond these, sizes are slips: resamples are held in memory at once, and no table has more layers.
-_MOST = {"task.base": 1_000_000, "resamples": 100_000, "model.n_layers": 10_000}
+_MOST = {
+    "task.base": 1_000_000,
+    "resamples": 100_000,
+    "model.n_layers": 10_000,
+    "estimator.num_probes": MOST_PROBES,
+}
 
 
 def check(config: Config) -> None:
@@ -76,7 +82,7 @@ def _check_counts(config: Config) -> None:
     }
     for key, value in counts.items():
         most = _MOST.get(key)
-        check_count(key, value, most=most, example=1 if most is None else most // 10)
+        check_count(key, value, most=most, example=most // 10 if most and value and value > most else 1)
 
 
 def _check_seeds(config: Config) -> None:

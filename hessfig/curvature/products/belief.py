@@ -1,7 +1,8 @@
-"""Operators are asked for their symmetry before they are believed, and for one product by another route.
+"""Operators are checked for symmetry before use, and compared with one product by another route.
 
 On torch 2.15 products under vmap through the native LayerNorm are wrong by 5 to 20 % as soon as its gain and something
-upstream of it are perturbed together; nothing but such a question tells.
+upstream of it are perturbed together; nothing but such a check shows it. SiLU, Mish and others have no derivative in
+forward mode, and raise.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from hessfig.errors import UserError, plain
 from hessfig.rng import stream
 
 _ROUNDING = {torch.float64: 1e-7, torch.float32: 5e-3}
@@ -28,29 +30,57 @@ class Operator(Protocol):
         """Multiply."""
 
 
-def symmetric(operator: Operator, parameters: Sequence[nn.Parameter], name: str) -> Operator:
-    """Return `operator`. Raises ArithmeticError when u.Av differs from v.Au on two random vectors."""
-    first, second = (_random(parameters, word) for word in ("u", "v"))
-    return _sound(operator, _is_symmetric(first, second, (operator @ first, operator @ second), 0.0), name)
-
-
 def believed(
     fast: Operator, sure: Operator, beside: Operator, parameters: Sequence[nn.Parameter], name: str
 ) -> Operator:
-    """Return `fast` if it is symmetric and agrees with `sure` on a random vector, else `sure`, and say so.
+    """Return `fast` if it is symmetric and agrees with `sure` on a random vector, else `sure`, with a warning.
 
-    What is small beside the products of `beside` (the other part of the Hessian) counts as rounding. Raises
-    ArithmeticError when the one that is left is not symmetric.
+    So too where `fast` cannot multiply at all (an operation without a derivative in forward mode, or one that vmap does
+    not know). What is small beside the products of `beside` (the other part of the Hessian) counts as rounding. Raises
+    UserError where `sure` cannot multiply, and ArithmeticError where the one that is left is not symmetric.
     """
     first, second = (_random(parameters, word) for word in ("u", "v"))
+    truth = _surely(sure, second)
     floor = 1e-6 * _norm(beside @ second)
-    image, truth = fast @ second, sure @ second
-    off = _norm(_difference(image, truth)) / max(_norm(truth), _norm(image), floor, _TINY)
-    if off <= _rounding(first) and _is_symmetric(first, second, (fast @ first, image), floor):
-        return fast
-    message = f"{name}: curvlinops' product is off by {off:.1%} here; plain double backward is used instead"
+    images = _attempted(fast, first, second)
+    if isinstance(images, Exception):
+        why = f"curvlinops cannot differentiate this network ({type(images).__name__}: {images})"
+    else:
+        off = _norm(_difference(images[1], truth)) / max(_norm(truth), _norm(images[1]), floor, _TINY)
+        agrees = off <= _rounding(first) or not (_is_finite(truth) or _is_finite(images[1]))
+        if agrees and _is_symmetric(first, second, images, floor):
+            return fast
+        why = f"curvlinops' product is off by {off:.1%} here"
+    message = f"{name}: {plain(why)}; plain double backward is used instead"
     warnings.warn(message, RuntimeWarning, stacklevel=2)
     return _sound(sure, _is_symmetric(first, second, (sure @ first, truth), floor), name)
+
+
+def _surely(sure: Operator, vector: Tensors) -> Tensors:
+    try:
+        return sure @ vector
+    except (UserError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise UserError(
+            "the network or its loss cannot be differentiated twice",
+            got=plain(f"{type(error).__name__}: {error}", most=300),
+            allowed="operations that have a derivative of their derivative",
+            remedy="write the operation in elementary ones; choose no attention kernel in forward()",
+        ) from error
+
+
+def _attempted(fast: Operator, *vectors: Tensors) -> tuple[Tensors, Tensors] | Exception:
+    """Return the products by both vectors, or what was raised: `sure` has multiplied, so the network is sound."""
+    try:
+        first, second = (fast @ vector for vector in vectors)
+        return first, second
+    except Exception as error:
+        return error
+
+
+def _is_finite(columns: Tensors) -> bool:
+    return all(bool(column.isfinite().all()) for column in columns)
 
 
 def _sound(operator: Operator, is_symmetric: bool, name: str) -> Operator:

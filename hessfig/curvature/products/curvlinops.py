@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial, reduce
+from operator import add
 
 import torch
 from curvlinops import GGNLinearOperator, HessianLinearOperator, xtrace
@@ -12,7 +14,7 @@ from torch import Generator, Tensor, nn
 
 from hessfig.curvature.column import SPLIT, Products, Rows, completed, to_multiply
 from hessfig.curvature.problem import Data, Problem, Suffix
-from hessfig.curvature.products.belief import Operator, believed, symmetric
+from hessfig.curvature.products.belief import Operator, believed
 from hessfig.curvature.products.double_backward import DoubleBackward, differentiable_twice
 from hessfig.curvature.products.sides import Sides
 from hessfig.models.layered import Headed, Layered
@@ -70,8 +72,7 @@ class ColumnOperator:
         if part == Part.H:
             return self.square_operator(Part.H_o) + self.square_operator(Part.H_f)
         operator = self._operator(part)
-        assert isinstance(operator, PyTorchLinearOperator)
-        return operator
+        return operator if isinstance(operator, PyTorchLinearOperator) else _Surely(operator, self.parameters)
 
     def _operator(self, part: Part) -> Operator:
         """Return the operator of a part over the whole of the column's and rows' parameters, made once."""
@@ -84,11 +85,31 @@ class ColumnOperator:
         if self._is_vouched_for:
             return fast
         with differentiable_twice():
-            if part == Part.H_o:
-                return symmetric(fast, self.parameters, part)
             sure = DoubleBackward(self._suffix, part, self.parameters)
             beside = self._operator(Part.H_o) if part == Part.H_f else sure
             return believed(fast, sure, beside, self.parameters, part)
+
+
+class _Surely(PyTorchLinearOperator):
+    """Another operator, by double backward, as one of curvlinops'."""
+
+    SELF_ADJOINT = True
+
+    def __init__(self, operator: Operator, parameters: Sequence[nn.Parameter]) -> None:
+        shapes = [tuple(parameter.shape) for parameter in parameters]
+        super().__init__(shapes, shapes)
+        self._operator, self._parameter = operator, parameters[0]
+
+    @property
+    def device(self) -> torch.device:
+        return self._parameter.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._parameter.dtype
+
+    def _matmat(self, X: list[Tensor]) -> list[Tensor]:
+        return list(self._operator @ X)
 
 
 def xtrace_squared_frobenius(
@@ -127,6 +148,12 @@ def _vouched_for(problem: Problem, weights: Sequence[Weight]) -> bool:
 
 def _operator(
     kind: type, suffix: Suffix, loss: nn.Module, parameters: list[nn.Parameter], data: Data
-) -> GGNLinearOperator | HessianLinearOperator:
-    num_data = sum(len(inputs) for inputs, _ in data)
-    return kind(suffix, loss, parameters, data, num_data=num_data, check_deterministic=False)
+) -> PyTorchLinearOperator:
+    """Return curvlinops' operator, which weighs the mean over a batch by its samples; else their weighted sum."""
+    sizes = [len(inputs) for inputs, _ in data]
+    of = partial(kind, suffix, loss, parameters, check_deterministic=False)
+    by_size = [size / sum(sizes) for size in sizes]
+    if len(data) == 1 or loss.reduction == "sum" or suffix.shares == by_size:
+        return of(data, num_data=sum(sizes))
+    shared = zip(suffix.shares, data, sizes, strict=True)
+    return reduce(add, [share * of([one], num_data=size) for share, one, size in shared])

@@ -12,6 +12,7 @@ from hessfig.models.protocol import Layout
 from hessfig.terms import Block
 
 DENSE_BOUND = 8e9
+MANY = 1000  # probes
 COPIES = 4  # H_o and H_f, each once more while its columns are put together
 
 
@@ -19,6 +20,7 @@ def check(config: Config, layout: Layout) -> None:
     """Raise UserError for blocks that the configured estimator cannot serve, or that would not fit into memory."""
     blocks = blocks_of(config.blocks, layout, config.model)
     method = config.estimator.method
+    check_probes(config, blocks, layout)
     if method == Method.exact:
         check_exact(config.model, blocks, config.parts)
     if method in (Method.xtrace, Method.aligned):
@@ -27,6 +29,16 @@ def check(config: Config, layout: Layout) -> None:
     if method == Method.dense:
         column, entries = max(_columns(blocks, layout).items(), key=lambda item: item[1])
         check_dense("estimator=dense", f"the column of blocks of {column}", config, entries)
+
+
+def check_probes(config: Config, blocks: Sequence[Block], layout: Layout) -> None:
+    """Raise UserError for more than MANY probes that would not fit into memory; they are drawn at once."""
+    count = config.estimator.num_probes
+    if count <= MANY or config.estimator.method not in (Method.hutchinson, Method.aligned, Method.auto):
+        return
+    largest = max(layout.size(block.layer, block.col) for block in blocks)
+    if config.estimator.method != Method.auto or largest > count:
+        check_dense("estimator.num_probes", f"{count} probes of {largest} entries", config, count * largest)
 
 
 def check_dense(key: str, what: str, config: Config, entries: int) -> None:

@@ -14,6 +14,7 @@ from hessfig.curvature.column import Column
 from hessfig.curvature.exact.support import Level, exactness
 from hessfig.curvature.problem import Problem
 from hessfig.curvature.products.curvlinops import ColumnOperator, xtrace_squared_frobenius
+from hessfig.curvature.products.double_backward import differentiable_twice
 from hessfig.curvature.routes import Engines
 from hessfig.curvature.same_network import OtherNetwork
 from hessfig.measurements.estimate import Estimate
@@ -140,7 +141,8 @@ def _xtrace_norm(column: ColumnOperator, part: Part, num_probes: int, generator:
     """Take the root of XTrace's estimate of ||A||_F^2; curvlinops gives no error with it (NaN)."""
 
     operator, sketch = column.square_operator(part), torch.ones(column.dim, 1, dtype=column.dtype)
-    if not (operator @ sketch).any():
-        return Estimate(0.0, 0.0, 0)
-    squared = xtrace_squared_frobenius(operator, num_probes, generator=generator)
+    with differentiable_twice():
+        if not (operator @ sketch).any():
+            return Estimate(0.0, 0.0, 0)
+        squared = xtrace_squared_frobenius(operator, num_probes, generator=generator)
     return Estimate(max(squared, 0.0) ** 0.5, float("nan"), num_probes)

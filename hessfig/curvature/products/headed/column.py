@@ -16,6 +16,7 @@ from hessfig.curvature.products.headed.readout import Readout, Tangents
 from hessfig.curvature.products.sides import Sides
 from hessfig.models.layered import Headed
 from hessfig.tasks.losses import CrossEntropy
+from hessfig.tasks.weights import IGNORED
 from hessfig.terms import Part
 
 
@@ -50,8 +51,12 @@ class Totals:
 
 
 def can_take(problem: Problem) -> bool:
-    """Whether this engine serves a problem: a network with a head under cross-entropy."""
-    return isinstance(problem.network, Headed) and type(problem.loss) is CrossEntropy
+    """Whether this engine serves a problem: a network with a head under cross-entropy of every scored token."""
+    return (
+        isinstance(problem.network, Headed)
+        and type(problem.loss) is CrossEntropy
+        and not any(bool((batch.targets == IGNORED).any()) for batch in problem.batches)
+    )
 
 
 class HeadedColumn:

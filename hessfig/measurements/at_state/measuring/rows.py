@@ -36,7 +36,7 @@ def state_row(
         quantity=quantity,
         index=index,
         value=value,
-        error=error,
+        error=error if error is None or math.isfinite(value) else math.nan,
         num_probes=num_probes,
         estimator=estimator,
         dtype=request.dtype.value,

@@ -1,0 +1,360 @@
+"""Every argument of hessfig.Problem and hessfig.measure: what cannot be meant is refused with what would fit."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hessfig
+from hessfig.errors import UserError
+
+torch.manual_seed(0)
+X, Y = torch.randn(4, 3), torch.tensor([0, 1, 1, 0])
+NET = nn.Linear(3, 2)
+
+
+class Then(nn.Module):
+    """A linear map, and what is done with its outputs."""
+
+    def __init__(self, then: Callable[[Tensor], Any], **held: Any) -> None:
+        super().__init__()
+        self.linear, self.then = nn.Linear(3, 2), then
+        for name, one in held.items():
+            setattr(self, name, one)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.then(self.linear(x))
+
+
+class Loss(nn.Module):
+    """A loss of the user's own."""
+
+    def __init__(self, value: Callable[[Tensor, Tensor], Any], reduction: Any = "mean") -> None:
+        super().__init__()
+        self.value, self.reduction = value, reduction
+
+    def forward(self, output: Tensor, target: Tensor) -> Any:
+        return self.value(output, target)
+
+
+class Around(nn.Module):
+    """A network that holds itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+        self.me = self
+
+
+def fails(*given: Tensor) -> Any:
+    raise RuntimeError(f"nothing for {len(given)}")
+
+
+def exits(*given: Tensor) -> Any:
+    sys.exit(0)
+
+
+def held(parameter: Tensor) -> nn.Parameter:
+    return nn.Parameter(parameter, requires_grad=False)
+
+
+def tied() -> nn.Module:
+    network = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    network[1].weight = network[0].weight
+    return network
+
+
+def penalised() -> dict[str, Any]:
+    network, loss = nn.Linear(3, 2), Loss(lambda output, _: output.mean())
+    loss.network = network
+    return {"network": network, "loss": loss}
+
+
+PROBLEMS: dict[str, tuple[dict[str, Any], str]] = {
+    "no names": ({"weights": {}}, "weights: no names"),
+    "a list of names": ({"weights": ["weight"]}, "weights: no names"),
+    "a number for names": ({"weights": 3}, "weights: no names"),
+    "a name that is a number": ({"weights": {1: "weight"}}, "a name is plain text"),
+    "a name without a parameter": ({"weights": {"a": None}}, "no parameter None"),
+    "an empty group": ({"weights": {"a": []}}, "group a is empty"),
+    "a group with a weight twice": (
+        {"weights": {"a": ["weight", "weight"]}},
+        "a holds entries twice(.|\n)*6 entries",
+    ),
+    "a group of overlapping slices": (
+        {"weights": {"a@2": [("weight", numpy.s_[:, :2]), ("weight", numpy.s_[:, 1:])]}},
+        "a@2 holds entries twice(.|\n)*have 2 entries",
+    ),
+    "a group with a tied weight twice": (
+        {"network": tied(), "weights": {"a": ["0.weight", "1.weight"]}},
+        "twice",
+    ),
+    "three for a view": ({"weights": {"a": ("weight", 0, 1)}}, "no parameter"),
+    "a module for a weight": ({"weights": {"a": NET}}, "no parameter"),
+    "a layer beyond all": ({"weights": {"a@99999999999999999999": "weight"}}, "a name is plain text"),
+    "a layer in small digits": ({"weights": {"a@²": "weight"}}, "a name is plain text"),
+    "an empty slice": ({"weights": {"a": ("weight", numpy.s_[2:2])}}, "slice of a is not one"),
+    "a backward slice": ({"weights": {"a": ("weight", numpy.s_[::-1])}}, "slice of a is not one"),
+    "a word for a slice": ({"weights": {"a": ("weight", 10**30)}}, "slice of a is not one"),
+    "no network": ({"network": None}, "network is no module"),
+    "a function": ({"network": lambda x: x}, "network is no module"),
+    "a class": ({"network": nn.Linear}, "network is no module"),
+    "no parameters": ({"network": nn.Tanh()}, "there are none"),
+    "complex parameters": (
+        {"network": Then(lambda f: f, k=held(torch.ones(1, dtype=torch.cfloat)))},
+        "no dense real",
+    ),
+    "sparse parameters": ({"network": Then(lambda f: f, k=held(torch.eye(2).to_sparse()))}, "no dense real"),
+    "a lazy network": ({"network": nn.LazyLinear(2)}, "without a shape(.|\n)*call the network once"),
+    "a network without numbers": ({"network": nn.Linear(3, 2, device="meta")}, "no dense real"),
+    "several devices": ({"network": nn.DataParallel(NET)}, "spread over devices"),
+    "a network of itself": ({"network": Around()}, "holds itself"),
+    "a network that raises": ({"network": Then(fails)}, "network raises RuntimeError(.|\n)*nothing for 1"),
+    "a network that exits": ({"network": Then(exits)}, "network raises SystemExit"),
+    "no outputs": ({"network": Then(lambda f: None)}, "output is not a tensor"),
+    "complex outputs": ({"network": Then(lambda f: f.to(torch.cfloat))}, "output is not a tensor of real"),
+    "whole outputs": ({"network": Then(lambda f: f.long())}, "output is not a tensor of real"),
+    "random outputs": ({"network": Then(lambda f: f + torch.rand(2))}, "change from call to call"),
+    "no inputs": ({"inputs": None}, "are not tensors"),
+    "numpy's arrays": ({"inputs": X.numpy()}, "are not tensors(.|\n)*torch.as_tensor"),
+    "no batches": ({"inputs": [], "targets": []}, "are not tensors"),
+    "no samples": ({"inputs": X[:0], "targets": Y[:0]}, "inputs: no sample"),
+    "an empty batch among others": ({"inputs": [X, X[:0]], "targets": [Y, Y[:0]]}, "inputs: no sample"),
+    "a batch that is none": ({"inputs": [X, None], "targets": [Y, Y]}, "are not tensors"),
+    "more targets than inputs": ({"targets": [Y, Y]}, "are not tensors"),
+    "batches of odd shapes": ({"inputs": [X, X[:, :2]], "targets": [Y, Y]}, "network raises RuntimeError"),
+    "a single number": ({"inputs": torch.tensor(1.0)}, "a single number"),
+    "sparse inputs": ({"inputs": X.to_sparse()}, "that is sparse"),
+    "complex inputs": ({"inputs": X.to(torch.cfloat)}, "that is complex"),
+    "inputs without numbers": ({"inputs": X.to("meta")}, "that is meta"),
+    "whole numbers as inputs": ({"inputs": X.long()}, "network raises RuntimeError"),
+    "a class that is not there": ({"targets": Y + 5}, "loss raises IndexError"),
+    "too few targets": ({"targets": Y[:2]}, "loss raises ValueError"),
+    "every target ignored": ({"targets": torch.full((4,), -100)}, "divides by nothing"),
+    "no loss": ({"loss": None}, "loss is not known"),
+    "a loss that is a function": ({"loss": nn.functional.mse_loss}, "loss is not known"),
+    "a loss without reduction": ({"loss": nn.CrossEntropyLoss(reduction="none")}, "loss is not known"),
+    "an odd reduction": ({"loss": Loss(lambda f, y: f.mean(), reduction=torch.ones(2))}, "loss is not known"),
+    "a constant loss": ({"loss": Loss(lambda f, y: torch.tensor(1.0))}, "no derivative(.|\n)*detached"),
+    "a detached loss": ({"loss": Loss(lambda f, y: f.detach().mean())}, "no derivative"),
+    "a loss of targets alone": (
+        {"loss": Loss(lambda f, y: torch.ones((), requires_grad=True))},
+        "does not depend",
+    ),
+    "a complex loss": (
+        {"loss": Loss(lambda f, y: f.mean().to(torch.cfloat))},
+        "cannot take the network's output",
+    ),
+    "a loss of shape (1,)": ({"loss": Loss(lambda f, y: f.mean().view(1))}, "shape ..(.|\n)*squeeze"),
+    "a loss of several": ({"loss": Loss(lambda f, y: f.mean(1))}, "tensor .4,.(.|\n)*mean"),
+    "a loss that is no tensor": ({"loss": Loss(lambda f, y: 3.0)}, "returned float"),
+    "a loss that raises": ({"loss": Loss(fails)}, "loss raises RuntimeError(.|\n)*nothing for 2"),
+    "a loss that exits": ({"loss": Loss(exits)}, "loss raises SystemExit"),
+    "a random loss": ({"loss": Loss(lambda f, y: f.mean() * torch.rand(()))}, "it returned .*, then"),
+    "a loss that broadcasts": ({"loss": nn.MSELoss(), "targets": torch.randn(4, 1)}, "would be broadcast"),
+    "a loss with the network's weights": (penalised(), "holds parameters of the network"),
+}
+REQUESTS: dict[str, tuple[dict[str, Any], str]] = {
+    "blocks=3": ({"blocks": 3}, "blocks: a name, or a list"),
+    "blocks=None": ({"blocks": None}, "blocks: a name, or a list"),
+    "blocks=[]": ({"blocks": []}, "blocks: a name, or a list"),
+    "blocks of three": ({"blocks": [("weight", "weight", "bias")]}, "blocks: a name, or a list"),
+    "blocks of lists": ({"blocks": [[["weight"]]]}, "blocks: a name, or a list"),
+    "blocks of numpy": ({"blocks": numpy.array(["weight"])}, "blocks: a name, or a list"),
+    "blocks misspelt": ({"blocks": "wieght"}, "did you mean 'weight'"),
+    "blocks of no layer": ({"blocks": ["weight@²"]}, "not in layer ²"),
+    "blocks of a long layer": ({"blocks": ["weight@" + "9" * 5000]}, "not in layer 999"),
+    "30 000 blocks": ({"blocks": ["weight"] * 30_000}, "too many"),
+    "parts=None": ({"parts": None}, "parts: a name, or a list"),
+    "parts of sets": ({"parts": {"H"}}, "parts: a name, or a list"),
+    "parts of lists": ({"parts": [["H"]]}, "parts: a name, or a list"),
+    "parts misspelt": ({"parts": ["Ho"]}, "did you mean 'H_o'"),
+    "parts twice": ({"parts": ["H", "H"]}, "parts: each is named once"),
+    "quantities=None": ({"quantities": None}, "quantities: a name, or a list"),
+    "quantities=[]": ({"quantities": []}, "quantities: a name, or a list"),
+    "quantities of lists": ({"quantities": [["trace"]]}, "quantities: a name, or a list"),
+    "quantities misspelt": ({"quantities": "trac"}, "did you mean 'trace'"),
+    "quantities without a task": ({"quantities": "accuracy"}, "no examples beside"),
+    "estimator=None": ({"estimator": None}, "estimator: there is no such choice"),
+    "estimator misspelt": ({"estimator": "hutchison"}, "did you mean 'hutchinson'"),
+    "num_probes=1.5": ({"num_probes": 1.5}, "num_probes: a whole number"),
+    "num_probes=None": ({"num_probes": None}, "num_probes: a whole number"),
+    "num_probes=True": ({"num_probes": True}, "num_probes: a whole number"),
+    "num_probes=-1": ({"num_probes": -1}, "num_probes: a whole number"),
+    "num_probes=0": ({"num_probes": 0}, "num_probes: a whole number"),
+    "num_probes=10**9": ({"num_probes": 10**9}, "num_probes: a whole number(.|\n)*from 1 to"),
+    "num_probes=2": ({"num_probes": 2}, "a third of its probes"),
+    "seed=x": ({"seed": "x"}, "seed: a whole number"),
+    "seed=True": ({"seed": True}, "seed: a whole number"),
+    "seed=-1": ({"seed": -1}, "seed: a whole number(.|\n)*from 0 to"),
+    "seed=10**30": ({"seed": 10**30}, "seed: a whole number(.|\n)*from 0 to"),
+    "device=meta": ({"device": "meta"}, "device: it is not there"),
+    "device=nonsense": ({"device": "nonsense"}, "device: it is not there"),
+    "device=cuda:99": ({"device": "cuda:99"}, "device: it is not there"),
+    "device=None": ({"device": None}, "device: it is not there"),
+    "dtype=float16": ({"dtype": "float16"}, "did you mean 'float64'"),
+    "dtype of torch": ({"dtype": torch.float64}, "dtype: there is no such choice(.|\n)*float32"),
+    "spectrum=3": ({"spectrum": 3}, "spectrum: no settings"),
+    "spectrum by number": ({"spectrum": {1: 2}}, "spectrum: there is no such choice"),
+    "spectrum.k=True": ({"spectrum": {"k": True}}, "spectrum.k is of another kind"),
+    "spectrum.k=10**30": ({"spectrum": {"k": 10**30}}, "spectrum.k is too large"),
+    "spectrum.tolerance=nan": ({"spectrum": {"tolerance": float("nan")}}, "spectrum.tolerance"),
+    "spectrum.probes of lists": ({"spectrum": {"probes": ["gaussian"]}}, "spectrum.probes: there is no such"),
+}
+
+
+def problem(**changed: Any) -> hessfig.Problem:
+    return hessfig.Problem(**{"network": NET, "inputs": X, "targets": Y, **changed})
+
+
+@pytest.mark.parametrize("case", PROBLEMS)
+@pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning")
+def test_problems_that_cannot_be_measured_are_refused(case: str) -> None:
+    changed, said = PROBLEMS[case]
+    with pytest.raises(UserError, match=said) as caught:
+        hessfig.measure(problem(**changed))
+    assert caught.value.got is not None and caught.value.allowed and caught.value.remedy
+
+
+@pytest.mark.parametrize("case", REQUESTS)
+def test_requests_that_cannot_be_served_are_refused(case: str) -> None:
+    settings, said = REQUESTS[case]
+    with pytest.raises(ValueError, match=said) as caught:
+        hessfig.measure(problem(), **settings)
+    assert isinstance(caught.value, UserError)
+    assert caught.value.got is not None and caught.value.allowed and caught.value.remedy
+
+
+def test_another_thing_than_a_problem_is_refused() -> None:
+    with pytest.raises(UserError, match="problem is of another kind"):
+        hessfig.measure((NET, X, Y))  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="dtype: there is no such choice"):
+        problem().drawn("float128")
+
+
+def test_a_layer_whose_names_overlap_is_no_group() -> None:
+    weights = {"W@1": "weight", "row@1": ("weight", 0), "b@1": "bias"}
+    apart = hessfig.measure(problem(weights=weights), blocks=["W", "row", ("W", "row")])
+    assert len(apart) == 9 and apart["value"][0] > 0
+    with pytest.raises(UserError, match=r"layer of layer 1 holds entries twice(.|\n)*W and row"):
+        hessfig.measure(problem(weights=weights), blocks="layer")
+
+
+def test_views_of_few_axes_are_those_of_slices() -> None:
+    """An ellipsis, and a single entry: products have the probes on an axis of their own, behind."""
+    views = {
+        "ellipsis": numpy.s_[..., 0],
+        "column": numpy.s_[:, 0:1],
+        "entry": (0, 1),
+        "square": numpy.s_[0:1, 1:2],
+    }
+    weights = {name: ("weight", index) for name, index in views.items()}
+    found = hessfig.measure(problem(weights=weights), estimator="dense")["value"].tolist()
+    assert found[:3] == found[3:6] and found[6:9] == found[9:]
+
+
+def test_a_tied_weight_is_one_under_both_of_its_names() -> None:
+    weights = {"first": "0.weight", "second": "1.weight"}
+    table = hessfig.measure(
+        problem(network=tied(), weights=weights), blocks=["first", "second", ("first", "second")]
+    )
+    assert table["value"][:3].tolist() == pytest.approx(table["value"][3:6].tolist(), rel=1e-12)
+    assert table["value"][:3].tolist() == pytest.approx(table["value"][6:].tolist(), rel=1e-12)
+
+
+SAME: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "one quantity": ({}, {"quantities": "frobenius"}),
+    "one block": ({}, {"blocks": "weight"}),
+    "numpy's numbers": ({}, {"num_probes": numpy.int64(20), "seed": numpy.int32(0)}),
+    "a device": ({}, {"device": torch.device("cpu")}),
+    "no spectrum": ({}, {"spectrum": None}),
+    "inputs with gradients": ({"inputs": X.clone().requires_grad_()}, {}),
+    "batches in a tuple": ({"inputs": (X[:1], X[1:]), "targets": (Y[:1], Y[1:])}, {}),
+    "a whole parameter beside": (
+        {"network": Then(lambda f: f, k=held(torch.arange(2)))},
+        {"blocks": "linear.weight"},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SAME)
+def test_what_is_meant_alike_is_measured_alike(case: str) -> None:
+    changed, settings = SAME[case]
+    if "network" in changed:
+        changed["network"].linear.load_state_dict(NET.state_dict())
+    found = hessfig.measure(problem(**changed), **settings)
+    plain = hessfig.measure(problem())[: len(found)]
+    assert found["value"].tolist() == pytest.approx(plain["value"].tolist(), rel=1e-12)
+
+
+def test_one_part_is_a_list_of_it() -> None:
+    assert set(hessfig.measure(problem(), parts="H_o")["part"]) == {"H_o"}
+
+
+def test_frozen_networks_and_inference_tensors_are_measured() -> None:
+    with torch.inference_mode():
+        inputs, network = X.clone(), nn.Linear(3, 2)
+        network.load_state_dict(NET.state_dict())
+        inside = hessfig.measure(problem())["value"].tolist()
+    frozen = nn.Linear(3, 2).requires_grad_(False)
+    frozen.load_state_dict(NET.state_dict())
+    plain = hessfig.measure(problem())["value"].tolist()
+    for changed in ({"inputs": inputs}, {"network": network}, {"network": frozen}):
+        assert hessfig.measure(problem(**changed))["value"].tolist() == plain
+    assert inside == plain
+
+
+@pytest.mark.parametrize("quantity", ["frobenius", "trace", "spectrum", "gradient_norm", "hessian"])
+def test_parameters_that_are_not_reached_have_zeros(quantity: str) -> None:
+    network = Then(lambda f: f, k=nn.Parameter(torch.ones(3)))
+    table = hessfig.measure(problem(network=network), blocks="k", quantities=quantity)
+    block = table[table["row"] == "k"]
+    finite = block[block["quantity"] != "condition_number"]
+    assert (finite["value"] == 0).all() and (finite["error"] == 0).all()
+
+
+def test_a_network_that_no_parameter_reaches_is_zero_and_said() -> None:
+    with pytest.warns(RuntimeWarning, match="no parameter reaches the network's outputs"):
+        table = hessfig.measure(
+            problem(network=Then(Tensor.detach)), quantities=["frobenius", "gradient_norm"]
+        )
+    assert (table["value"] == 0).all()
+
+
+def test_a_linear_loss_has_no_curvature() -> None:
+    table = hessfig.measure(
+        problem(loss=Loss(lambda f, y: f.mean())), quantities=["frobenius", "largest_eigenvalue"]
+    )
+    assert table["value"].abs().max() < 1e-15
+
+
+QUANTITIES = (
+    *("frobenius", "trace", "spectrum", "largest_eigenvalue", "density", "loss", "gradient_norm"),
+    *(
+        "gradient_covariance",
+        "stationarity",
+        "landscape_difference",
+        "landscape_integrals",
+        "hessian_distance",
+    ),
+)
+
+
+@pytest.mark.parametrize("quantity", QUANTITIES)
+@pytest.mark.parametrize("place", ["inputs", "weights"])
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning", "ignore:.*gradients of single samples")
+def test_what_is_not_finite_is_said_with_every_number(place: str, quantity: str) -> None:
+    network, inputs = nn.Linear(3, 2), X.clone()
+    with torch.no_grad():
+        (inputs if place == "inputs" else network.weight)[0, 0] = torch.nan
+    with pytest.warns(RuntimeWarning, match="numbers are not finite .*look for nan"):
+        table = hessfig.measure(problem(network=network, inputs=inputs), blocks="weight", quantities=quantity)
+    lost = table[table["value"].isna()]
+    assert len(lost) and set(lost["status"]) == {"nonfinite"}
+    assert lost["error"].isna().all()

@@ -1,0 +1,360 @@
+"""Modules of modern networks, each against the test's own dense double backward: H, H_o and H_f, exact and probed."""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import hessfig
+from hessfig.errors import UserError
+from hessfig.terms import Part
+from tests.foreign_networks import dense_parts
+
+WIDTH, LENGTH = 4, 3
+Make = Callable[[], nn.Module]
+
+
+class Around(nn.Module):
+    """A module between two linear maps, whose first sees it change and whose second turns it into three classes."""
+
+    def __init__(self, inner: nn.Module, *, pick: Callable[[Any], Tensor] = lambda found: found) -> None:
+        super().__init__()
+        self.first, self.inner, self.last, self.pick = nn.Linear(2, WIDTH), inner, nn.Linear(WIDTH, 3), pick
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.pick(self.inner(self.first(x))))
+
+
+class SwiGLU(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.up, self.down = nn.Linear(WIDTH, 3), nn.Linear(WIDTH, 3), nn.Linear(3, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+class Attention(nn.Module):
+    """Two heads of queries on one of keys and values (grouped), with rotary positions and a causal mask."""
+
+    def __init__(self, *, rotary: bool = False, grouped: bool = False, fused: bool = False) -> None:
+        super().__init__()
+        self.rotary, self.fused, self.groups = rotary, fused, 2 if grouped else 1
+        self.q = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.k, self.v = (nn.Linear(WIDTH, WIDTH // self.groups, bias=False) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (one(x).unflatten(-1, (-1, 2)).transpose(1, 2) for one in (self.q, self.k, self.v))
+        if self.rotary:
+            q, k = rotated(q), rotated(k)
+        if self.fused:
+            found = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.groups > 1)
+        else:
+            k, v = (one.repeat_interleave(self.groups, dim=1) for one in (k, v))
+            mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
+            found = (q @ k.mT / math.sqrt(2)).masked_fill(~mask, -math.inf).softmax(-1) @ v
+        return found.transpose(1, 2).flatten(2)
+
+
+def rotated(x: Tensor) -> Tensor:
+    angles = torch.arange(x.shape[-2], dtype=x.dtype)[:, None]
+    even, odd = x[..., ::2], x[..., 1::2]
+    return torch.cat([even * angles.cos() - odd * angles.sin(), even * angles.sin() + odd * angles.cos()], -1)
+
+
+class Twice(nn.Module):
+    """The same linear map at two places of the forward pass; `names` is under how many names it stands."""
+
+    def __init__(self, *, names: int) -> None:
+        super().__init__()
+        self.one = nn.Linear(WIDTH, WIDTH)
+        self.other = self.one if names == 2 else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        again = self.one if self.other is None else self.other
+        return again(torch.tanh(self.one(x)))
+
+
+class Tied(nn.Module):
+    """Two maps with one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.other.weight = self.one.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.other(torch.tanh(self.one(x)))
+
+
+class InPlace(nn.Module):
+    """Operations that vmap does not know, or not so: in place into a plain tensor, and steered by the data."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = torch.zeros_like(x.detach())
+        found[:] = torch.tanh(x)
+        return found if float(found.detach().sum()) < 1e9 else x
+
+
+class Steered(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x) if float(x.sum()) < 1e9 else x
+
+
+class PlainBag(nn.EmbeddingBag):
+    def forward(self, words: Tensor) -> Tensor:
+        return self.weight[words].mean(dim=1)
+
+
+class PlainWeightNorm(nn.utils.parametrizations._WeightNorm):
+    def forward(self, weight_g: Tensor, weight_v: Tensor) -> Tensor:
+        return weight_g * weight_v / weight_v.square().sum(dim=1, keepdim=True).sqrt()
+
+
+def recurrent(kind: type[nn.RNNBase]) -> nn.Module:
+    return Around(kind(WIDTH, WIDTH, batch_first=True), pick=lambda found: found[0])
+
+
+def attending() -> nn.Module:
+    class Self(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.attention(x, x, x)[0]
+
+    return Around(Self())
+
+
+def encoder(**settings: Any) -> nn.Module:
+    return Around(nn.TransformerEncoderLayer(WIDTH, 2, 3, dropout=0.1, batch_first=True, **settings)).eval()
+
+
+def normed() -> nn.Module:
+    norm = nn.BatchNorm1d(LENGTH)
+    norm(torch.randn(9, LENGTH, WIDTH))
+    return Around(norm).eval()
+
+
+def bagged() -> nn.Module:
+    return nn.Sequential(nn.EmbeddingBag(5, WIDTH, mode="mean"), nn.SiLU(), nn.Linear(WIDTH, 3))
+
+
+def convolutional() -> nn.Module:
+    return nn.Sequential(nn.Conv1d(LENGTH, 3, 2), nn.SiLU(), nn.Flatten(), nn.Linear(3, 3))
+
+
+NETWORKS: dict[str, Make] = {
+    "silu": lambda: Around(nn.SiLU()),
+    "mish": lambda: Around(nn.Mish()),
+    "gelu": lambda: Around(nn.GELU()),
+    "swiglu": lambda: Around(SwiGLU()),
+    "rms norm": lambda: Around(nn.RMSNorm(WIDTH)),
+    "layer norm": lambda: Around(nn.LayerNorm(WIDTH)),
+    "group norm": lambda: Around(nn.GroupNorm(1, LENGTH)),
+    "batch norm": normed,
+    "attention": lambda: Around(Attention()),
+    "rotary": lambda: Around(Attention(rotary=True)),
+    "grouped queries": lambda: Around(Attention(grouped=True)),
+    "fused attention": lambda: Around(Attention(fused=True)),
+    "fused grouped rotary": lambda: Around(Attention(fused=True, grouped=True, rotary=True)),
+    "multihead attention": attending,
+    "encoder layer": encoder,
+    "encoder layer, pre-norm": lambda: encoder(norm_first=True, activation="gelu"),
+    "applied twice": lambda: Around(Twice(names=1)),
+    "two names": lambda: Around(Twice(names=2)),
+    "two names with silu": lambda: Around(nn.Sequential(Twice(names=2), nn.SiLU())),
+    "tied": lambda: Around(Tied()),
+    "tied with silu": lambda: Around(nn.Sequential(Tied(), nn.SiLU())),
+    "lstm": lambda: recurrent(nn.LSTM),
+    "gru": lambda: recurrent(nn.GRU),
+    "convolution": convolutional,
+    "embedding bag": bagged,
+    "in place": lambda: Around(InPlace()),
+    "steered by data": lambda: Around(Steered()),
+    "weight norm": lambda: Around(nn.utils.parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH))),
+}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Any:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def problem_of(name: str) -> hessfig.Problem:
+    torch.manual_seed(len(name))
+    network = NETWORKS[name]().double()
+    words = torch.tensor([[0, 1, 1], [2, 3, 0]])
+    inputs = words if name == "embedding bag" else torch.randn(2, LENGTH, 2).double()
+    with torch.no_grad():
+        targets = torch.randint(0, 3, network(inputs).shape[:-1])
+    return hessfig.Problem(network, inputs, targets)
+
+
+def truth_of(problem: hessfig.Problem, names: list[str]) -> dict[Part, Tensor]:
+    """Return the dense parts, of a copy: functional_call leaves a module under two names changed.
+
+    Two modules of torch have no second derivatives, or wrong ones (2.15): the oracle has them written out.
+    """
+    network = copy.deepcopy(problem.network)
+    for module in network.modules():
+        if isinstance(module, nn.EmbeddingBag):
+            module.__class__ = PlainBag
+        if isinstance(module, nn.utils.parametrizations._WeightNorm):
+            module.__class__ = PlainWeightNorm
+    return dense_parts(replace(problem, network=network), names)
+
+
+def measure(problem: hessfig.Problem, **settings: Any) -> Any:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*plain double backward is used instead", RuntimeWarning)
+        return hessfig.measure(problem, **settings)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_part_is_that_of_dense_double_backward(name: str) -> None:
+    problem = problem_of(name)
+    names = [path for path, _ in problem.network.named_parameters()]
+    before = {id(p) for p in problem.network.parameters()}
+    dense = truth_of(problem, names)
+    size = dense[Part.H].norm().item()
+    exact = measure(problem, blocks=["all"], quantities=["frobenius", "trace"], estimator="dense")
+    probed = measure(
+        problem, blocks=["all"], quantities=["frobenius", "trace"], estimator="hutchinson", num_probes=16
+    )
+    for part, matrix in dense.items():
+        truth = {"frobenius": matrix.norm().item(), "trace": matrix.trace().item()}
+        for row in exact[exact["part"] == part].itertuples():
+            assert row.value == pytest.approx(truth[row.quantity], rel=1e-10, abs=1e-10 * size), row
+        for row in probed[probed["part"] == part].itertuples():
+            assert abs(row.value - truth[row.quantity]) <= 3 * row.error + 1e-10 * size, row
+    assert {id(p) for p in problem.network.parameters()} == before
+
+
+@pytest.mark.parametrize("name", ["silu", "two names", "lstm"])
+def test_single_blocks_are_pieces_of_the_dense_ones(name: str) -> None:
+    problem = problem_of(name)
+    names = [path for path, _ in problem.network.named_parameters()]
+    sizes = [problem.network.get_parameter(path).numel() for path in names]
+    dense = {part: matrix.split(sizes) for part, matrix in truth_of(problem, names).items()}
+    table = measure(
+        problem, blocks=["each", *[(names[0], name) for name in names[1:]]][1:] + names, estimator="dense"
+    )
+    for row in table.itertuples():
+        block = dense[Part(row.part)][names.index(row.row)].split(sizes, dim=1)[names.index(row.col)]
+        scale = max(dense[Part.H][names.index(row.row)].norm().item(), 1e-3)
+        assert row.value == pytest.approx(block.norm().item(), rel=1e-10, abs=1e-10 * scale), row
+
+
+QUANTITIES = {
+    "spectrum": "dense",
+    "hessian": "dense",
+    "largest_eigenvalue": "dense",
+    "smallest_eigenvalue": "dense",
+    "density": "auto",
+    "gradient_norm": "auto",
+    "weight_norm": "auto",
+    "loss": "auto",
+    "gradient_covariance": "auto",
+    "stationarity": "auto",
+    "landscape_difference": "auto",
+    "landscape_integrals": "auto",
+    "hessian_distance": "hutchinson",
+}
+
+
+PAIRS = [
+    *(("silu", quantity) for quantity in QUANTITIES),
+    *(
+        ("two names", quantity)
+        for quantity in ("hessian", "gradient_norm", "stationarity", "landscape_difference")
+    ),
+    *(("steered by data", quantity) for quantity in ("spectrum", "stationarity", "landscape_difference")),
+    *(("lstm", quantity) for quantity in ("stationarity", "landscape_difference")),
+]
+
+
+@pytest.mark.parametrize(("name", "quantity"), PAIRS)
+def test_every_quantity_is_measured(name: str, quantity: str) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "gradients of single samples under vmap", RuntimeWarning)
+        table = measure(
+            problem_of(name),
+            blocks=["all"],
+            quantities=[quantity],
+            estimator=QUANTITIES[quantity],
+            spectrum={"num_probes": 2},
+        )
+    assert set(table["status"]) <= {"ok"} and table["value"].notna().all()
+
+
+def test_xtrace_takes_double_backward_too() -> None:
+    problem = problem_of("silu")
+    names = [path for path, _ in problem.network.named_parameters()]
+    truth = dense_parts(problem, names)[Part.H][:8, :8].norm().item()
+    with pytest.warns(
+        RuntimeWarning, match="H_f: curvlinops cannot differentiate this network .NotImplementedError"
+    ):
+        table = hessfig.measure(problem, blocks="first.weight", estimator="xtrace", num_probes=6, parts="H")
+    assert table["value"][0] == pytest.approx(truth, rel=0.3)
+
+
+def test_gradients_of_single_samples_are_those_one_by_one() -> None:
+    problem = problem_of("steered by data")
+    with pytest.warns(RuntimeWarning, match="gradients of single samples under vmap: RuntimeError"):
+        found = measure(problem, quantities="stationarity").attrs["arrays"]["stationarity"]["squares"]
+    for sample, square in enumerate(found):
+        alone = hessfig.Problem(
+            problem.network, problem.inputs[sample : sample + 1], problem.targets[sample : sample + 1]
+        )
+        table = measure(alone, quantities="gradient_norm")
+        assert square == pytest.approx(table["value"][0] ** 2, rel=1e-10)
+
+
+class Once(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.square()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> Tensor:
+        return 2 * ctx.saved_tensors[0] * slope
+
+
+class OnlyOnce(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return Once.apply(x)
+
+
+class Flash(nn.Module):
+    """An attention that insists on a kernel without a second derivative."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = x.unsqueeze(1)
+        with torch.nn.attention.sdpa_kernel([torch.nn.attention.SDPBackend.FLASH_ATTENTION]):
+            return F.scaled_dot_product_attention(q, q, q)[:, 0]
+
+
+@pytest.mark.parametrize("inner", [OnlyOnce, Flash])
+def test_what_cannot_be_differentiated_twice_is_refused_by_name(inner: Make) -> None:
+    problem = hessfig.Problem(
+        Around(inner()), torch.randn(2, LENGTH, 2), torch.zeros(2, LENGTH, dtype=torch.long)
+    )
+    with pytest.raises(UserError, match="cannot be differentiated twice") as caught:
+        hessfig.measure(problem, blocks="first.weight")
+    assert caught.value.got and caught.value.allowed and caught.value.remedy
