@@ -43,14 +43,14 @@ def ids_of(config: Config, sizes: Reader, place: Path | None) -> Ids:
     return sequences(config.task, vocabulary=sizes.vocabulary, context=sizes.context, encode=encode)
 
 
-def source_of(config: Config, weights: str, plan: Plan, ids: Callable[[], Ids]) -> str:
+def source_of(config: Config, weights: str, plan: Plan, ids: Callable[[], Ids], *marks: str) -> str:
     """Return a hash of weights (by their own hash) and tokens, and of the micro-batch where there are several.
 
-    A text counts by the ids too that the tokenizer makes of it.
+    A text counts by the ids too that the tokenizer makes of it. `marks`: what else tells the cell from others.
     """
     batches = [] if plan.sequences == plan.total else [plan.sequences]
     encoded = [hashlib.sha256(ids().tobytes()).hexdigest()] if is_text(config.task) else []
-    found = [weights, source_of_tokens(config.task), *encoded, *batches]
+    found = [weights, source_of_tokens(config.task), *encoded, *batches, *marks]
     return hashlib.sha256(json.dumps(found).encode()).hexdigest()
 
 
