@@ -47,7 +47,8 @@ class TaskConfig:
         str | None, "SHA-256 that the file of task.path must have; null: what it has when planned"
     ] = None
     length: Annotated[
-        int | None, "for data tokens, tokens of a sequence, at most those of a file's rows; null: as the file has it"
+        int | None,
+        "for data tokens, tokens of a sequence, at most those of a file's rows; null: as the file has it",
     ] = None
     first_scored: Annotated[int, "for data tokens, the first position whose next token enters the loss"] = 0
 

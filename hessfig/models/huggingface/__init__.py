@@ -52,8 +52,9 @@ def _marks(config: Config) -> list[str]:
     NOTE: transformers' embedding withholds that word's derivatives, and so did 0.2.0: the Hessians of W_E were wrong.
     """
     pad, sizes = settings_of(config)[0].get("pad_token_id"), _sizes(config)
-    is_withheld = type(pad) is int and sizes.names.withholds_padding
-    return ["padding"] if is_withheld and (_ids(config) == pad % sizes.vocabulary).any() else []
+    if not isinstance(pad, int) or not sizes.names.withholds_padding:
+        return []
+    return ["padding"] if pad % sizes.vocabulary in _ids(config) else []
 
 
 def _check(config: Config) -> None:
