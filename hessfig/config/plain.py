@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache
 from typing import Any
 
@@ -50,6 +50,15 @@ def without_added(plain: Mapping[str, Any]) -> dict[str, Any]:
         else entries
         for group, entries in plain.items()
     }
+
+
+def unpinned(config: Config) -> Config:
+    """Return a configuration without the hashes of its files."""
+    bare = {
+        group: replace(getattr(config, group), sha256=None)
+        for group, _, _ in (key.partition(".") for key in PINS)
+    }
+    return replace(config, **bare)
 
 
 def in_key(config: Config) -> dict[str, Any]:

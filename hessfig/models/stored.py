@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import pickle
 from collections.abc import Mapping
@@ -11,10 +12,11 @@ import torch
 from torch import Tensor
 
 from hessfig.errors import UserError
-from hessfig.files import is_file, read_pinned
+from hessfig.files import check_pin, is_file
 
 FORMS = "a .safetensors file, or a state_dict saved by torch.save"
 FILE = "state.path"
+FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 def read_weights(path: Path, key: str = FILE, *, sha256: str | None = None) -> dict[str, Tensor]:
@@ -22,17 +24,36 @@ def read_weights(path: Path, key: str = FILE, *, sha256: str | None = None) -> d
 
     Raises UserError when it is not such a file, or when its SHA-256 is not `sha256`.
     """
+    content, found = hashed(path, key)
+    check_pin(path, key, found=found, planned=sha256)
+    return tensors_of(content, path, key)
+
+
+def hashed(path: Path, key: str = FILE) -> tuple[bytes, str]:
+    """Return the bytes of a file of weights and their SHA-256. Raises UserError when it cannot be read."""
     if not is_file(path):
         raise UserError(f"{key}: there is no such file", got=path, allowed=FORMS, remedy="check the path")
     try:
-        content = read_pinned(path, key, sha256)
+        content = path.read_bytes()
     except OSError as error:
         raise _unreadable(path, key, str(error)) from error
-    read = _safetensors if path.suffix == ".safetensors" else _state_dict
-    found = read(content, path, key)
+    return content, hashlib.sha256(content).hexdigest()
+
+
+def tensors_of(content: bytes, path: Path, key: str = FILE) -> dict[str, Tensor]:
+    """Return the tensors in the content of `path`. Raises UserError when it is anything else."""
+    found = (_safetensors if path.suffix == ".safetensors" else _state_dict)(content, path, key)
     if not isinstance(found, Mapping) or not found or not all(isinstance(t, Tensor) for t in found.values()):
         raise _unreadable(path, key, "it holds something else than named tensors")
+    if odd := [name for name, tensor in found.items() if not _is_whole(tensor)]:
+        raise _unreadable(path, key, f"{odd[0]} is not stored entry by entry")
     return {str(name): tensor for name, tensor in found.items()}
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    """Whether every entry is there: not sparse, quantised or on no device, nor repeated beyond what is stored."""
+    plain = tensor.layout == torch.strided and tensor.device.type == "cpu" and not tensor.is_quantized
+    return plain and tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()
 
 
 def _safetensors(content: bytes, path: Path, key: str) -> object:
@@ -41,21 +62,25 @@ def _safetensors(content: bytes, path: Path, key: str) -> object:
 
     try:
         return load(content)
-    except (SafetensorError, ValueError) as error:
+    except (SafetensorError, ValueError, TypeError, KeyError, AssertionError, RuntimeError) as error:
         raise _unreadable(path, key, str(error)) from error
 
 
 def _state_dict(content: bytes, path: Path, key: str) -> object:
     try:
         return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, ValueError, EOFError, KeyError, OSError) as error:
+    except pickle.UnpicklingError as error:
+        raise _unreadable(path, key, "a pickle of more than tensors, or no pickle at all") from error
+    except (ArithmeticError, AttributeError, EOFError, LookupError) as error:
+        raise _unreadable(path, key, str(error).partition("\n")[0]) from error
+    except (AssertionError, OSError, MemoryError, RuntimeError, TypeError, ValueError) as error:
         raise _unreadable(path, key, str(error).partition("\n")[0]) from error
 
 
 def _unreadable(path: Path, key: str, why: str) -> UserError:
     return UserError(
         f"{key}: {path} cannot be read as weights",
-        got=why[:300],
+        got=why[:300] or "it is empty, or cut short",
         allowed=FORMS,
         remedy="save the network with safetensors.torch.save_file(network.state_dict(), FILE)",
     )

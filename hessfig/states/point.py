@@ -70,9 +70,9 @@ def pinned(config: Config) -> Config:
     """
     state, task, model = config.state, config.task, config.model
     is_loaded = state.kind == State.loaded
-    state_hash = fingerprint(_path(config)) if is_loaded else ""
+    state_hash = _hash("state.path", _path(config)) if is_loaded else ""
     is_there = task.path is not None and is_file(Path(task.path))  # else its reader says what is wrong
-    task_hash = fingerprint(Path(str(task.path))) if is_there else ""
+    task_hash = _hash("task.path", Path(str(task.path))) if is_there else ""
     model_hash = kind(model.kind).files(config)
     for key, place, found, planned in (
         ("state.path", state.path, state_hash, state.sha256),
@@ -91,6 +91,18 @@ def pinned(config: Config) -> Config:
         task=replace(task, sha256=task_hash or None),
         model=replace(model, sha256=model_hash or None),
     )
+
+
+def _hash(key: str, path: Path) -> str:
+    try:
+        return fingerprint(path)
+    except OSError as error:
+        raise UserError(
+            f"{key}: {path} cannot be read",
+            got=error.strerror,
+            allowed="a file that you may read",
+            remedy="check its rights",
+        ) from error
 
 
 def _path(config: Config) -> Path:

@@ -14,7 +14,7 @@ from typing import Any
 
 import hessfig
 from hessfig.config import Config
-from hessfig.config.plain import as_plain, without_added
+from hessfig.config.plain import as_plain, unpinned, without_added
 from hessfig.measurements.frobenius.allocation import Allocation
 from hessfig.models.registry import kind
 from hessfig.record import CHECKSUM, checksum, digest
@@ -55,7 +55,7 @@ def config_hash(setups: Sequence[Setup]) -> str:
     config = setups[0].config
     sciences = [setup.science(name) for setup in setups for name in setup.config.quantities]
     own = [setup.networks() for setup in setups if setup.networks()]
-    return digest([without_added(_settings(config)), sciences, *own])
+    return digest([without_added(_settings(unpinned(config))), sciences, *own])
 
 
 def read_hash(path: Path) -> str | None:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
+import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
 from pathlib import Path
-from typing import Any
+from tokenize import TokenError
+from typing import IO, Any
 
 import numpy as np
+from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from hessfig.config.schema import TaskConfig
 from hessfig.errors import UserError
-from hessfig.files import fingerprint, is_file
+from hessfig.files import check_pin, fingerprint, is_file, read_pinned
 
 Encode = Callable[[str], Sequence[int]]
 Ids = NDArray[np.int64]
@@ -19,80 +26,158 @@ _IDS = ".npy"
 _FORMS = (
     "a .npy file of whole numbers, (sequences, length) or one long row; or a text for the model's tokenizer"
 )
+_CHUNK = 2**20  # bytes read at once; a header is never longer
+_MOST = 2**28  # ids of a batch
+_HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+_UNPARSED = (ValueError, TypeError, OverflowError, RecursionError, MemoryError, SyntaxError, TokenError)
 
 
 def sequences(task: TaskConfig, *, vocabulary: int, context: int, encode: Callable[[], Encode]) -> Ids:
     """Return task.batch_size sequences of ids, (batch, length).
 
-    A file's first sequences, each cut to task.length; a long row or a text is cut into pieces of task.length. Without
-    a file ids are uniform, drawn from task.seed. `encode` makes the tokenizer, for a text. Raises UserError for what
-    is no such file, for ids that are no words, for sequences that are too long, too short or too few.
+    A file's first sequences, each cut to task.length where it is longer; a long row or a text is cut into pieces of
+    task.length. Without a file ids are uniform, drawn from task.seed. `encode` makes the tokenizer, for a text. Raises
+    UserError for what is no such file or not that of task.sha256, for ids that are no words, for sequences that are
+    too long, too short or too few.
     """
-    found = _drawn(task, vocabulary, context) if task.path is None else _cut(task, _ids(task, encode))
-    _check(task, found, vocabulary, context)
-    return np.array(found[: task.batch_size], dtype=np.int64)
+    if task.path is None:
+        _check_length(task, task.length or context, context)
+        return _drawn(task, vocabulary, task.length or context)
+    found = _cut(task, _ids(task, encode))
+    _check_length(task, found.shape[1], context)
+    used = found[: task.batch_size]
+    _check_words(used, vocabulary)
+    return np.array(used, dtype=np.int64)
 
 
 def source(task: TaskConfig) -> str:
     """Return the SHA-256 of the file of ids or text; nothing for random ids."""
     if task.path is None:
         return ""
-    return fingerprint(_there(task.path))
+    return task.sha256 or fingerprint(_there(task.path))
 
 
-def is_of_ids(path: str) -> bool:
-    """Whether a file holds ids, and no text."""
-    return Path(path).suffix == _IDS
+def is_text(task: TaskConfig) -> bool:
+    """Whether the sequences are a text's, for a tokenizer."""
+    return task.path is not None and Path(task.path).suffix != _IDS
 
 
 def length_of(task: TaskConfig, context: int) -> int:
     """Return the tokens of a sequence, without reading more of a file than its header (a text: as configured)."""
-    if task.length is None and task.path is not None and is_of_ids(task.path):
-        shape = _loaded(_there(task.path)).shape
-        return int(shape[-1]) if len(shape) == 2 else context
-    return task.length or context
+    if task.path is None or is_text(task):
+        return task.length or context
+    path = _there(task.path)
+    with path.open("rb") as handle:
+        shape = _header(path, handle, handle.read(_CHUNK)).shape
+    return min(shape[1], task.length or shape[1]) if len(shape) == 2 else task.length or context
 
 
-def _drawn(task: TaskConfig, vocabulary: int, context: int) -> Ids:
+@dataclass(frozen=True)
+class _Header:
+    """What stands before the numbers of a .npy file, and how many bytes it takes."""
+
+    shape: tuple[int, ...]
+    is_fortran: bool
+    dtype: np.dtype[Any]
+    length: int
+
+
+def _drawn(task: TaskConfig, vocabulary: int, length: int) -> Ids:
     generator = np.random.default_rng([task.seed, int.from_bytes(b"tokens")])
-    return generator.integers(vocabulary, size=(task.batch_size, task.length or context), dtype=np.int64)
+    return generator.integers(vocabulary, size=(task.batch_size, length), dtype=np.int64)
 
 
 def _ids(task: TaskConfig, encode: Callable[[], Encode]) -> NDArray[Any]:
     path = _there(str(task.path))
-    if is_of_ids(str(path)):
-        return _loaded(path)
     try:
-        text = path.read_text("utf-8")
+        if not is_text(task):
+            return _loaded(task, path)
+        content = read_pinned(path, "task.path", task.sha256).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise _unreadable(path, str(error)) from error
-    return np.asarray(encode()(text), dtype=np.int64)
+    return np.asarray(encode()(io.StringIO(content, newline=None).read()), dtype=np.int64)
+
+
+def _loaded(task: TaskConfig, path: Path) -> NDArray[Any]:
+    """Return the ids that are needed of a file: the whole of it is hashed, and no more is held."""
+    with path.open("rb") as handle:
+        start = handle.read(_CHUNK)
+        header = _header(path, handle, start)
+        shape = _needed(task, header)
+        needed, found = header.length + prod(shape) * header.dtype.itemsize, hashlib.sha256(start)
+        held = bytearray(start[:needed])
+        while chunk := handle.read(_CHUNK):
+            found.update(chunk)
+            held += chunk[: needed - len(held)]
+    check_pin(path, "task.path", found=found.hexdigest(), planned=task.sha256)
+    if len(held) < needed:
+        raise _unreadable(path, "it was cut short while it was read")
+    numbers = np.frombuffer(held, header.dtype, prod(shape), offset=header.length)
+    return numbers.reshape(shape, order="F" if header.is_fortran else "C")
+
+
+def _needed(task: TaskConfig, header: _Header) -> tuple[int, ...]:
+    """Return the shape of the part that the batch is taken from; columns one after the other are read whole."""
+    if len(header.shape) == 1:
+        return (min(header.shape[0], task.batch_size * (task.length or 1)),)
+    rows = header.shape[0] if header.is_fortran else min(header.shape[0], task.batch_size)
+    return (rows, header.shape[1])
+
+
+def _header(path: Path, handle: IO[bytes], start: bytes) -> _Header:
+    """Return the header of a .npy file that begins with `start`.
+
+    Raises UserError for anything but one or two axes of whole numbers, and where the file is shorter than it says.
+    """
+    stream = io.BytesIO(start)
+    try:
+        shape, is_fortran, dtype = _HEADERS[npy.read_magic(stream)](stream)
+    except KeyError as error:
+        raise _unreadable(path, f"version {error} of the format") from error
+    except _UNPARSED as error:
+        raise _unreadable(path, f"{type(error).__name__}: {error}") from error
+    if len(shape) not in (1, 2) or not all(type(n) is int and n > 0 for n in shape) or dtype.kind not in "iu":
+        raise _unreadable(path, f"shape {shape}, {dtype}")
+    size, needed = os.fstat(handle.fileno()).st_size, stream.tell() + prod(shape) * dtype.itemsize
+    if size < needed:
+        raise _unreadable(path, f"{size} bytes, where shape {shape}, {dtype} takes {needed}")
+    return _Header(shape, is_fortran, dtype, stream.tell())
 
 
 def _cut(task: TaskConfig, ids: NDArray[Any]) -> NDArray[Any]:
-    """Return rows of task.length ids."""
-    if ids.ndim == 2:
-        return ids[:, : task.length]
+    """Return rows of task.length ids, or of as many as the file's rows have. Raises UserError for too few."""
+    if ids.ndim == 1:
+        ids = _pieces(task, ids)
+    if len(ids) < task.batch_size:
+        raise UserError(
+            "task.path: the file holds too little",
+            got=f"{len(ids)} sequences of {ids.shape[1]} tokens",
+            allowed=f"at least task.batch_size={task.batch_size}",
+            remedy=f"task.batch_size={len(ids)}",
+        )
+    return ids[:, : task.length]
+
+
+def _pieces(task: TaskConfig, ids: NDArray[Any]) -> NDArray[Any]:
     if task.length is None:
         raise UserError(
             "task.length is missing: this file is one long row",
-            got=f"{task.path}: {ids.size} tokens",
+            got=task.path,
             allowed="a whole number >= 2",
             remedy="for example task.length=64",
         )
     rows = ids.size // task.length
+    if not rows:
+        raise UserError(
+            "task.path: the file holds too little",
+            got=f"{ids.size} tokens",
+            allowed=f"at least task.batch_size={task.batch_size} times task.length={task.length}",
+            remedy=f"a longer file, or task.batch_size=1 task.length={max(ids.size, 2)}",
+        )
     return ids[: rows * task.length].reshape(rows, task.length)
 
 
-def _check(task: TaskConfig, ids: NDArray[Any], vocabulary: int, context: int) -> None:
-    rows, length = ids.shape
-    if rows < task.batch_size or length < (task.length or 2):
-        raise UserError(
-            "task.path: the file holds too little",
-            got=f"{rows} sequences of {length} tokens",
-            allowed=f"at least task.batch_size={task.batch_size} of task.length={task.length or 'at least 2'}",
-            remedy=f"task.batch_size={max(rows, 1)}, or a smaller task.length",
-        )
+def _check_length(task: TaskConfig, length: int, context: int) -> None:
     if length > context:
         raise UserError(
             "task.length: sequences are longer than the network's context",
@@ -114,7 +199,16 @@ def _check(task: TaskConfig, ids: NDArray[Any], vocabulary: int, context: int) -
             allowed=f"0 to {length - 2}",
             remedy="task.first_scored=0",
         )
-    used = ids[: task.batch_size]
+    if task.batch_size * length > _MOST:
+        raise UserError(
+            "task.batch_size: too many ids",
+            got=f"{task.batch_size} sequences of {length} tokens",
+            allowed=f"at most {_MOST} ids",
+            remedy=f"task.batch_size={_MOST // length}",
+        )
+
+
+def _check_words(used: NDArray[Any], vocabulary: int) -> None:
     if used.min() < 0 or used.max() >= vocabulary:
         bad = int(used.max() if used.max() >= vocabulary else used.min())
         raise UserError(
@@ -130,16 +224,6 @@ def _there(name: str) -> Path:
     if not is_file(path):
         raise UserError("task.path: there is no such file", got=name, allowed=_FORMS, remedy="check the path")
     return path
-
-
-def _loaded(path: Path) -> NDArray[Any]:
-    try:
-        ids = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise _unreadable(path, str(error)) from error
-    if ids.ndim not in (1, 2) or ids.size == 0 or not np.issubdtype(ids.dtype, np.integer):
-        raise _unreadable(path, f"shape {ids.shape}, {ids.dtype}")
-    return ids
 
 
 def _unreadable(path: Path, why: str) -> UserError:

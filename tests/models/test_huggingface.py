@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -11,18 +13,29 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import hessfig
 from hessfig.config import Config, EstimatorConfig, Method, ModelConfig, Products
 from hessfig.curvature.problem import Problem
 from hessfig.curvature.routes import Engines
+from hessfig.models.huggingface import _marks
 from hessfig.models.registry import kind
 from hessfig.states.point import drawn
 from hessfig.sweep.measure import measure
-from hessfig.sweep.plan import Setup, plan, setups_of
+from hessfig.sweep.plan import Cell, Setup, plan, setups_of
 from hessfig.terms import Block, Part
-from tests.models.tiny_models import CONTEXT, config_of, dense, places, save, save_ids
+from tests.models.tiny_models import (
+    CONTEXT,
+    SETTINGS,
+    config_of,
+    dense,
+    places,
+    save,
+    save_ids,
+    save_tokenizer,
+)
 
 PARTS = list(Part)
 KIND = kind("huggingface")
@@ -266,23 +279,105 @@ def test_other_kinds_keep_their_keys() -> None:
 
 
 def test_a_text_goes_through_the_tokenizer_of_the_folder(home: Path, tmp_path: Path) -> None:
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
     shutil.copytree(str(saved("gpt2", home).model.path), tmp_path / "model")
     (tmp_path / "text.txt").write_text("a b c d d c b a a a a a b b b b")
     config = config_of(tmp_path / "model", tmp_path / "text.txt", task={"length": CONTEXT})
     with pytest.raises(hessfig.errors.UserError, match="needs the tokenizer of the model's folder"):
         KIND.check(config)
-    tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1, "c": 2, "d": 3, "?": 4}, unk_token="?"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?").save_pretrained(tmp_path / "model")
+    save_tokenizer(tmp_path / "model", "abcd")
     KIND.check(config)
     found = drawn(config, sigma=None, seed=0).batch
     assert found.inputs.tolist() == [[0, 1, 2, 3], [3, 2, 1, 0], [0, 0, 0, 0], [1, 1, 1, 1]]
     assert found.targets.tolist() == [row[1:] for row in found.inputs.tolist()]
     before = KIND.source(config)
-    tokenizer = Tokenizer(models.WordLevel({"d": 0, "c": 1, "b": 2, "a": 3, "?": 4}, unk_token="?"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?").save_pretrained(tmp_path / "model")
+    save_tokenizer(tmp_path / "model", "dcba")
     assert KIND.source(config) != before  # other ids of the same text are other data
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_the_logits_are_those_of_from_pretrained(name: str, dtype: str, home: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    config = replace(saved(name, home), dtype=dtype)
+    network = drawn(config, sigma=None, seed=0).network
+    kind_of = getattr(torch, dtype)
+    model = AutoModelForCausalLM.from_pretrained(
+        str(config.model.path), dtype=kind_of, attn_implementation="eager"
+    )
+    held = dict(model.named_parameters())
+    for key, weight in network.model.named_parameters():  # type: ignore[union-attr]
+        assert torch.equal(weight, held[key]), key
+    tokens = torch.tensor(np.load(str(config.task.path)))
+    assert torch.equal(network.model(input_ids=tokens).logits, model.eval()(input_ids=tokens).logits)  # type: ignore[operator]
+
+
+def test_the_words_of_padding_have_derivatives_like_any_other(home: Path, tmp_path: Path) -> None:
+    """transformers' embedding withholds them: the Hessian of W_E would not be that of the loss."""
+    values, keys = [], []
+    shutil.copytree(str(saved("llama", home).model.path), tmp_path / "padded")
+    path = tmp_path / "padded/config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "pad_token_id": 0}))
+    for place in (str(saved("llama", home).model.path), str(tmp_path / "padded")):
+        config = dense_of(config_of(Path(place), home / "ids.npy"), ["W_E"])
+        (cell,) = plan(setups_of([("", config)]))
+        values += [row["value"] for row in measure(cell).rows]
+        keys += [KIND.source(config)]
+    assert values[:3] == values[3:]
+    np.save(tmp_path / "none.npy", np.ones((4, CONTEXT), dtype=int))
+    assert KIND.source(config) == keys[1] != keys[0]
+    assert _marks(config) == ["padding"] and not _marks(config_of(tmp_path / "padded", tmp_path / "none.npy"))
+
+
+def dense_of(config: Config, blocks: list[Any]) -> Config:
+    method = EstimatorConfig(method=Method.dense)
+    return replace(config, estimator=method, blocks=blocks, quantities=["frobenius"])
+
+
+def weights_changed(model: Path) -> None:
+    path = model / "model.safetensors"
+    found = load_file(path)
+    save_file({name: 1.25 * one for name, one in found.items()}, path, metadata={"format": "pt"})
+
+
+def settings_changed(model: Path) -> None:
+    path = model / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "layer_norm_epsilon": 0.5}))
+
+
+REPLACED: dict[str, Callable[[Path], object]] = {
+    "weights": weights_changed,
+    "config.json": settings_changed,
+    "tokenizer": lambda model: save_tokenizer(model, "dcba"),
+    "ids": lambda model: np.save(model / "ids.npy", np.arange(16).reshape(4, 4) % 3),
+    "text": lambda model: (model / "text.txt").write_text("d c b a " * 4),
+}
+
+
+@pytest.mark.parametrize("what", REPLACED)
+def test_a_file_replaced_after_planning_fails_its_cell_and_is_measured_under_another_key(
+    what: str, home: Path, tmp_path: Path
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(str(saved("gpt2", home).model.path), model)
+    save_tokenizer(model, "abcd")
+    save_ids(model / "ids.npy")
+    (model / "text.txt").write_text("a b c d a a b b c c d d a c a d")
+    task = "ids.npy" if what == "ids" else "text.txt"
+    config = dense_of(config_of(model, model / task, task={"length": CONTEXT}), ["W_V"])
+    (cell,) = plan(setups_of([("", config)]))
+    key, before = cell.key, values_of(cell)
+    REPLACED[what](model)
+    with pytest.raises(hessfig.errors.UserError, match="is not the one that was planned"):
+        measure(cell)
+    (again,) = plan(setups_of([("", config)]))
+    shutil.copytree(model, tmp_path / "fresh")
+    fresh = replace(config.model, path=str(tmp_path / "fresh"))
+    path = replace(config.task, path=str(tmp_path / "fresh" / task))
+    (right,) = plan(setups_of([("", replace(config, model=fresh, task=path))]))
+    assert again.key == right.key != key
+    assert values_of(again) == values_of(right) != before
+
+
+def values_of(cell: Cell) -> list[float]:
+    return [row["value"] for row in measure(cell).rows]

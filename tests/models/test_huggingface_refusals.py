@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import pickle
 import re
+import shutil
+import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,7 @@ from hessfig.errors import UserError
 from hessfig.models.huggingface.batches import bytes_of
 from hessfig.models.registry import kind
 from hessfig.states.point import drawn
-from tests.models.tiny_models import CONTEXT, config_of, save, save_ids
+from tests.models.tiny_models import CONTEXT, config_of, save, save_ids, save_tokenizer
 
 KIND = kind("huggingface")
 BIG = {"path": None, "d_model": 768, "n_heads": 12, "n_layers": 12}
@@ -58,7 +61,6 @@ def damaged(home: Path, place: Path, **changes: Any) -> Path:
         ({"model": {"path": None, "d_model": 9, "n_heads": 2}}, "heads do not divide the width"),
         ({"task": {"path": "nowhere.npy"}}, "task.path: there is no such file"),
         ({"task": {"batch_size": 5}}, "holds too little[\\s\\S]*task.batch_size=4"),
-        ({"task": {"length": 6}}, "holds too little"),
         (
             {"task": {"length": 6, "path": None}},
             f"longer than the network's context[\\s\\S]*at most {CONTEXT}",
@@ -105,11 +107,11 @@ def test_folders_that_hold_something_else(home: Path, tmp_path: Path) -> None:
 
 
 def read_alone(config: Config) -> None:
-    """Read a model as its worker does, without the look at headers before it."""
+    """Read a model as its worker does."""
     drawn(config, sigma=None, seed=0)
 
 
-@pytest.mark.parametrize("read", [KIND.check, read_alone], ids=["headers", "transformers"])
+@pytest.mark.parametrize("read", [KIND.check, read_alone], ids=["planning", "worker"])
 def test_missing_weights_and_other_shapes_are_named(
     home: Path, tmp_path: Path, read: Callable[[Config], None]
 ) -> None:
@@ -131,7 +133,9 @@ def test_missing_weights_and_other_shapes_are_named(
 def test_weights_of_another_architecture_are_named(home: Path, tmp_path: Path) -> None:
     save("llama", tmp_path / "llama")
     (tmp_path / "llama/config.json").write_bytes((home / "gpt2/config.json").read_bytes())
-    message = r"missing: transformer\.h\.0\.attn\.c_attn\.bias, [\s\S]* more[\s\S]*surplus: lm_head\.weight"
+    message = (
+        r"missing: transformer\.h\.0\.attn\.c_attn\.bias, [\s\S]* more[\s\S]*surplus: model\.embed_tokens"
+    )
     with pytest.raises(UserError, match=message):
         KIND.check(config_of(tmp_path / "llama", home / "ids.npy"))
 
@@ -153,9 +157,7 @@ def test_files_that_are_cut_short_are_named(home: Path, tmp_path: Path, keep: in
     cut = damaged(home, tmp_path / "cut")
     path = cut / "model.safetensors"
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(
-        UserError, match=r"model\.safetensors cannot be read as safetensors[\s\S]*save it again"
-    ):
+    with pytest.raises(UserError, match=r"model\.safetensors cannot be read as weights[\s\S]*save_file"):
         KIND.check(config_of(cut, home / "ids.npy"))
 
 
@@ -168,23 +170,180 @@ def test_pickles_are_read_as_tensors_or_not_at_all(home: Path, tmp_path: Path) -
     KIND.check(config)
     assert drawn(config, sigma=None, seed=0).network
     (old / "pytorch_model.bin").write_bytes(pickle.dumps(Path, protocol=2))
-    with pytest.raises(UserError, match=r"transformers cannot make this model[\s\S]*safetensors"):
-        drawn(config, sigma=None, seed=0)
+    with pytest.raises(UserError, match=r"cannot be read as weights[\s\S]*more than tensors"):
+        KIND.check(config)
 
 
-@pytest.mark.parametrize("changes", [{"activation_function": "nope"}, {"activation_function": 3}])
-def test_what_transformers_refuses_is_told_in_its_words(
-    home: Path, tmp_path: Path, changes: dict[str, Any]
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"activation_function": "nope"}, "transformers cannot make this model"),
+        ({"activation_function": 3}, "transformers cannot make this model"),
+        ({"resid_pdrop": "much"}, "transformers cannot make this model"),
+        ({"quantization_config": {"load_in_8bit": True}}, "quantization_config is not served"),
+        ({"transformers_weights": "other.safetensors"}, "transformers_weights is not served"),
+        ({"num_hidden_layers": 3}, "n_layer has two values\n  got:     2 and 3"),
+    ],
+)
+@pytest.mark.parametrize("is_random", [False, True])
+def test_configurations_that_make_no_network_are_refused_when_planned(
+    home: Path, tmp_path: Path, changes: dict[str, Any], message: str, is_random: bool
 ) -> None:
     odd = damaged(home, tmp_path / "odd", **changes)
-    with pytest.raises(UserError, match=r"transformers cannot make this model"):
-        drawn(config_of(odd, home / "ids.npy"), sigma=None, seed=0)
+    with pytest.raises(UserError, match=message):
+        KIND.check(config_of(odd, home / "ids.npy", model={"random": is_random}))
 
 
-def test_a_folder_that_asks_for_a_fused_kernel_gets_the_eager_one(home: Path, tmp_path: Path) -> None:
-    fused = damaged(home, tmp_path / "fused", attn_implementation="sdpa", _attn_implementation="sdpa")
-    network = drawn(config_of(fused, home / "ids.npy"), sigma=None, seed=0).network
-    assert network.model.config._attn_implementation == "eager"  # type: ignore[union-attr]
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"n_layer": 10**9}, "more layers and heads than are served"),
+        ({"n_head": 10**9, "n_embd": 10**9}, "more layers and heads than are served"),
+        ({"num_hidden_layers": 10**9}, "n_layer has two values"),
+        ({"vocab_size": 10**12}, "vocabulary[\\s\\S]*1 to 2147483648"),
+        ({"vocab_size": 10**9}, "memory: too little|of another shape"),
+        ({"n_embd": 10**300}, "n_embd[\\s\\S]*1 to 2147483648"),
+        ({"num_labels": 10**9, "id2label": None}, ""),
+    ],
+)
+@pytest.mark.parametrize("is_random", [False, True])
+@pytest.mark.timeout(60)  # without a bound: minutes, and all memory
+def test_sizes_are_bounded_before_anything_of_that_size_is_made(
+    home: Path, tmp_path: Path, changes: dict[str, Any], message: str, is_random: bool
+) -> None:
+    config = config_of(
+        damaged(home, tmp_path / "vast", **changes), home / "ids.npy", model={"random": is_random}
+    )
+    with pytest.raises(UserError, match=message) if message else nullcontext():
+        KIND.check(config)
+
+
+def test_rotary_positions_stay_within_a_head(home: Path, tmp_path: Path) -> None:
+    save("gpt_neox", tmp_path / "neox")
+    path = tmp_path / "neox/config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "rotary_pct": 1e9, "rope_parameters": None}))
+    with pytest.raises(UserError, match="partial_rotary_factor"):
+        KIND.check(config_of(tmp_path / "neox", home / "ids.npy"))
+
+
+def test_weights_that_are_no_finite_floating_point_numbers(home: Path, tmp_path: Path) -> None:
+    name = "transformer.h.0.attn.c_attn.bias"
+    for kind_of, message in {
+        "int32": rf"missing: {name}; [\s\S]*of another type: {name} \(int32\)",
+        "nan": rf"not finite in torch.float64[\s\S]*{name}",
+        "wide": rf"not finite in torch.float32[\s\S]*{name}",
+    }.items():
+        place = damaged(home, tmp_path / kind_of)
+        tensors = load_file(place / "model.safetensors")
+        if kind_of == "int32":
+            tensors[name] = tensors[name].to(torch.int32)
+        else:
+            tensors[name][0] = float("nan") if kind_of == "nan" else 1e300
+        save_file(tensors, place / "model.safetensors", metadata={"format": "pt"})
+        dtype = "float32" if kind_of == "wide" else "float64"
+        with pytest.raises(UserError, match=message):
+            KIND.check(config_of(place, home / "ids.npy", dtype=dtype))
+
+
+def test_masks_beside_the_weights_are_left_alone(home: Path, tmp_path: Path) -> None:
+    place = damaged(home, tmp_path / "masked")
+    masks = {"transformer.h.0.attn.bias": torch.ones(1, 1, 4, 4, dtype=torch.bool)}
+    save_file({**load_file(place / "model.safetensors"), **masks}, place / "model.safetensors")
+    KIND.check(config_of(place, home / "ids.npy"))
+
+
+def shards(place: Path) -> Path:
+    """Cut the weights of a folder into two files with an index, and return the index."""
+    tensors = load_file(place / "model.safetensors")
+    (place / "model.safetensors").unlink()
+    names, index = sorted(tensors), place / "model.safetensors.index.json"
+    parts = {"model-1.safetensors": names[::2], "model-2.safetensors": names[1::2]}
+    for file, held in parts.items():
+        save_file({name: tensors[name] for name in held}, place / file, metadata={"format": "pt"})
+    where = {name: file for file, held in parts.items() for name in held}
+    index.write_text(json.dumps({"metadata": {}, "weight_map": where}))
+    return index
+
+
+def test_what_is_hashed_is_what_transformers_would_read(home: Path, tmp_path: Path) -> None:
+    place = damaged(home, tmp_path / "one")
+    save_file({"other": torch.ones(2)}, place / "adapter.safetensors")
+    whole = settings(home)
+    assert KIND.source(config_of(place, home / "ids.npy")) == KIND.source(whole)  # another file is never read
+    index = shards(place)
+    torch.save({"transformer.wte.weight": torch.zeros(2)}, place / "pytorch_model.bin")
+    config = config_of(place, home / "ids.npy")
+    KIND.check(config)
+    mine, own = (drawn(one, sigma=None, seed=0).network.state_dict() for one in (config, whole))
+    assert mine.keys() == own.keys() and all(torch.equal(mine[name], own[name]) for name in mine)
+    before = KIND.source(config)
+    tensors = load_file(place / "model-2.safetensors")
+    save_file({name: one + 1 for name, one in tensors.items()}, place / "model-2.safetensors")
+    assert KIND.source(config) != before
+    shutil.copy(place / "model-2.safetensors", place / "model-1.safetensors")
+    with pytest.raises(UserError, match="a weight stands in two files"):
+        KIND.check(config)
+    (tmp_path / "evil.safetensors").write_bytes((home / "gpt2/model.safetensors").read_bytes())
+    evil = tmp_path / "evil.safetensors"
+    for name in ("../evil.safetensors", str(evil), "a\\b.safetensors", "a.bin", -1, None, "c:x.safetensors"):
+        index.write_text(json.dumps({"metadata": {}, "weight_map": {"transformer.wte.weight": name}}))
+        with pytest.raises(UserError, match=r"is no index of weights[\s\S]*files in the same folder"):
+            KIND.check(config)
+    for text in ("[]", "{}", '{"weight_map": []}', '{"weight_map": {}}', "null", "{"):
+        index.write_text(text)
+        with pytest.raises(UserError, match=r"index\.json (is no|cannot be read)"):
+            KIND.check(config)
+    index.write_text(json.dumps({"weight_map": {"transformer.wte.weight": "gone.safetensors"}}))
+    with pytest.raises(UserError, match=r"lacks files that model\.safetensors\.index\.json names"):
+        KIND.check(config)
+
+
+@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation", "_experts_implementation"])
+@pytest.mark.parametrize("kernel", ["sdpa", "flash_attention_2", "kernels-community/flash-attn"])
+def test_a_folder_that_asks_for_a_kernel_gets_the_eager_one(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, kernel: str
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(
+        "transformers.modeling_utils.lazy_import_flash_attention", lambda *a, **k: asked.append(a)
+    )
+    monkeypatch.setattr("transformers.modeling_utils.is_kernels_available", lambda: True)
+    config = config_of(damaged(home, tmp_path / "fused", **{key: kernel}), home / "ids.npy")
+    KIND.check(config)
+    for is_random in (False, True):
+        config.model.random = is_random
+        network = drawn(config, sigma=None, seed=0).network
+        assert network.model.config._attn_implementation == "eager"  # type: ignore[union-attr]
+    assert asked == [] and "kernels" not in sys.modules
+
+
+def test_code_in_a_folder_is_never_run(home: Path, tmp_path: Path) -> None:
+    """auto_map of model and tokenizer, a tokenizer's class, its file and its settings elsewhere."""
+    mark = tmp_path / "ran"
+    code = f"open({str(mark)!r}, 'w').close()\nclass Mine: pass\n"
+    wanted = dict.fromkeys(("AutoConfig", "AutoModelForCausalLM"), "mine.Mine")
+    place = damaged(home, tmp_path / "coded", auto_map={**wanted, "AutoTokenizer": ["mine.Mine", None]})
+    (place / "mine.py").write_text(code)
+    save_tokenizer(place, "abcd")
+    path = place / "tokenizer_config.json"
+    asked = {"auto_map": {"AutoTokenizer": ["mine.Mine", "mine.Mine"]}, "tokenizer_file": "/etc/passwd"}
+    path.write_text(json.dumps({**json.loads(path.read_text()), **asked}))
+    (tmp_path / "text.txt").write_text("a b c d " * 4)
+    config = config_of(place, tmp_path / "text.txt", task={"length": CONTEXT})
+    KIND.check(config)
+    assert drawn(config, sigma=None, seed=0).batch.inputs.tolist() == [[0, 1, 2, 3]] * 4
+    path.write_text(json.dumps({"tokenizer_class": "Mine", **asked}))
+    KIND.check(config)
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b"\xff", b'{"version": "1.0", "model": 3}'])
+def test_tokenizers_that_are_none(home: Path, tmp_path: Path, content: bytes) -> None:
+    place = damaged(home, tmp_path / "odd")
+    (place / "tokenizer.json").write_bytes(content)
+    (tmp_path / "text.txt").write_text("a b c d")
+    with pytest.raises(UserError, match="a text needs the tokenizer of the model's folder"):
+        KIND.check(config_of(place, tmp_path / "text.txt", task={"length": 2, "batch_size": 2}))
 
 
 def test_sequences_of_a_file_that_are_too_long(home: Path, tmp_path: Path) -> None:

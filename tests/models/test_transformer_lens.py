@@ -271,3 +271,75 @@ def test_settings_of_another_kind_are_refused(changes: dict[str, Any], home: Pat
     folder = written(tmp_path / "gpt2", GPT2, state(GPT2))
     with pytest.raises(UserError, match=r"is for model\.kind=huggingface"):
         KIND.check(config(folder, home / "ids.npy", model=changes))
+
+
+def test_files_replaced_after_planning_fail_the_cell_and_are_measured_under_another_key(
+    home: Path, tmp_path: Path
+) -> None:
+    folder = written(tmp_path / "one", GPT2, state(GPT2))
+    asked = replace(config(folder, home / "ids.npy"), blocks=["W_V"])
+    changed = {name: 2 * one if one.dim() > 1 else one for name, one in state(GPT2).items()}
+    keys, values = [], []
+    for settings, tensors in (
+        (GPT2, state(GPT2)),
+        ({**GPT2, "act_fn": "relu"}, state(GPT2)),
+        (GPT2, changed),
+    ):
+        if keys:
+            written(folder, settings, tensors)
+            with pytest.raises(UserError, match="is not the one that was planned"):
+                measure(cell)
+        (cell,) = plan(setups_of([("", asked)]))
+        keys.append(cell.key)
+        values.append([row["value"] for row in measure(cell).rows])
+    assert len({*keys}) == len({str(value) for value in values}) == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"n_layers": 10**9}, "more layers and heads than are served"),
+        ({"n_heads": 10**9}, "more layers and heads than are served"),
+        ({"d_vocab": 10**12}, "d_vocab[\\s\\S]*1 to 2147483648"),
+        ({"d_vocab": 2**31}, "memory: too little|of another shape"),
+        ({"d_model": 2**31, "d_head": 3}, "memory: too little|of another shape"),
+    ],
+)
+@pytest.mark.timeout(60)  # without a bound: minutes, and all memory
+def test_sizes_are_bounded_before_anything_of_that_size_is_made(
+    home: Path, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    folder = written(tmp_path / "vast", {**GPT2, **changes}, state(GPT2))
+    with pytest.raises(UserError, match=message):
+        KIND.check(config(folder, home / "ids.npy"))
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        torch.zeros(2, 4, 3, dtype=torch.int32),
+        torch.zeros(2, 4, 3, dtype=torch.float8_e4m3fn),
+        torch.full((2, 4, 3), 1e300, dtype=torch.float64),
+        torch.zeros(2, 4, 3).to_sparse(),
+        torch.zeros(1, 1, 1).expand(2, 4, 3),
+        torch.zeros(2, 4, 3, device="meta"),
+        torch.zeros(2, 4, 3, dtype=torch.complex64),
+    ],
+    ids=lambda odd: f"{odd.layout} {odd.dtype} {odd.device}",
+)
+def test_tensors_that_are_no_weights(home: Path, tmp_path: Path, odd: Tensor) -> None:
+    name = "blocks.0.attn.W_Q"
+    folder = written(tmp_path / "odd", GPT2, {**state(GPT2), name: odd})
+    message = rf"not of a floating-point type[\s\S]*{name}|{name} is not stored entry by entry"
+    with pytest.raises(UserError, match=message):
+        KIND.check(config(folder, home / "ids.npy", dtype="float32"))
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"PK\x05\x06" + bytes(18), b"\x80\x02}q\x00.", b"\x80\x02K\x01.", b"\x80"]
+)
+def test_pickles_of_nothing(home: Path, tmp_path: Path, content: bytes) -> None:
+    folder = written(tmp_path / "odd", GPT2, state(GPT2))
+    (folder / "state.pth").write_bytes(content)
+    with pytest.raises(UserError, match=r"state\.pth cannot be read as weights\n  got:     \S"):
+        KIND.check(config(folder, home / "ids.npy"))

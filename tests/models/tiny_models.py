@@ -63,6 +63,17 @@ def save_ids(path: Path) -> Path:
     return path
 
 
+def save_tokenizer(folder: Path, words: str) -> None:
+    """Write a tokenizer that gives each letter of `words` its place there."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {word: place for place, word in enumerate([*words, "?"])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?").save_pretrained(folder)
+
+
 def config_of(folder: Path, ids: Path, **settings: Any) -> Config:
     """Return what `model=huggingface model.path=FOLDER task=tokens task.path=IDS` means."""
     model = {"kind": "huggingface", "path": str(folder), **settings.pop("model", {})}

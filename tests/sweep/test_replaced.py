@@ -26,12 +26,14 @@ from hessfig.config import (
     TaskConfig,
 )
 from hessfig.errors import UserError
+from hessfig.states import point
 from hessfig.states.initialised import build_network
 from hessfig.sweep.cell import Cell
 from hessfig.sweep.engine import on_this_machine, run_sweep
 from hessfig.sweep.launchers.local import Outcome
+from hessfig.sweep.manifest import config_hash
 from hessfig.sweep.measure import measure
-from hessfig.sweep.plan import plan, setups_of
+from hessfig.sweep.plan import Setup, plan, setups_of
 from hessfig.sweep.store import CellStore
 from tests.toys import ARCHITECTURES, toy_config, toy_task
 
@@ -221,6 +223,24 @@ def test_a_hash_in_the_settings_pins_a_file(folder: Path, group: str) -> None:
     other = replace(config, **{group: replace(getattr(config, group), sha256="0" * 64)})
     with pytest.raises(UserError, match=rf"is not the one that was planned(.|\n)*{group}.sha256={'0' * 64}"):
         setups_of([("", other)])
+
+
+def test_a_file_that_cannot_be_read_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_state(folder, 1)
+
+    def forbidden(path: Path) -> str:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(point, "fingerprint", forbidden)
+    with pytest.raises(UserError, match=r"state.path: .* cannot be read(.|\n)*Permission denied"):
+        setups_of([("", loaded(folder))])
+
+
+def test_pins_alone_make_no_other_table(folder: Path) -> None:
+    write_state(folder, 1)
+    setups = setups_of([("", loaded(folder))])
+    bare = [Setup("", loaded(folder))]
+    assert setups[0].config.state.sha256 and config_hash(setups) == config_hash(bare)
 
 
 def test_a_hash_of_no_file_is_refused() -> None:

@@ -46,7 +46,10 @@ class TaskConfig:
     sha256: Annotated[
         str | None, "SHA-256 that the file of task.path must have; null: what it has when planned"
     ] = None
-    length: Annotated[int | None, "for data tokens, tokens of a sequence; null: as the file has it"] = None
+    length: Annotated[
+        int | None,
+        "for data tokens, tokens of a sequence, at most those of a file's rows; null: as the file has it",
+    ] = None
     first_scored: Annotated[int, "for data tokens, the first position whose next token enters the loss"] = 0
 
     @property

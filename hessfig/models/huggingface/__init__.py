@@ -7,13 +7,12 @@ from functools import cache
 from pathlib import Path
 
 from hessfig.config.schema import Config
-from hessfig.errors import UserError
+from hessfig.errors import UserError, first_few
 from hessfig.models.huggingface.batches import Plan
 from hessfig.models.huggingface.data import check_measured, ids_of, plan_of, source_of
-from hessfig.models.huggingface.folder import fingerprint, folder, is_random, settings_of, weight_files
-from hessfig.models.huggingface.header import check_weights
+from hessfig.models.huggingface.folder import files, fingerprint, folder, is_random, settings_of
 from hessfig.models.huggingface.layout import layout_of
-from hessfig.models.huggingface.sizes import Sizes, sizes_of
+from hessfig.models.huggingface.sizes import Sizes, is_private, public, sizes_of
 from hessfig.models.protocol import Drawn, Kind, Layout
 from hessfig.tasks.tokens import Ids
 
@@ -39,7 +38,7 @@ def axes(config: Config) -> frozenset[str]:
 
 def source(config: Config) -> str:
     """Return a hash of the files (model and tokens) by content, and of the micro-batch where there are several."""
-    return source_of(config, fingerprint(config), _plan(config), lambda: _ids(config))
+    return source_of(config, fingerprint(config), _plan(config), lambda: _ids(config), *_marks(config))
 
 
 def about(config: Config) -> str:
@@ -47,15 +46,31 @@ def about(config: Config) -> str:
     return str(_plan(config))
 
 
+def _marks(config: Config) -> list[str]:
+    """Return what tells cells with the padding's word among their ids from those of hessfig 0.2.0.
+
+    NOTE: transformers' embedding withholds that word's derivatives, and so did 0.2.0: the Hessians of W_E were wrong.
+    """
+    pad, sizes = settings_of(config)[0].get("pad_token_id"), _sizes(config)
+    if not isinstance(pad, int) or not sizes.names.withholds_padding:
+        return []
+    return ["padding"] if pad % sizes.vocabulary in _ids(config) else []
+
+
 def _check(config: Config) -> None:
     """Raise UserError for settings under which no such network, or no such data, can be had."""
     _check_settings(config)
     check_measured(config, is_random=is_random(config))
-    place, known = _place(config), layout(config)
-    if place is not None and not is_random(config):
-        check_weights(weight_files(place), known, str(place))
-    _ids(config)
+    public(*settings_of(config))
     _plan(config)
+    _check_made(config)
+
+
+def _check_made(config: Config) -> None:
+    """Raise UserError when the network cannot be made: weights are read, which takes torch."""
+    from hessfig.models.huggingface.drawing import check
+
+    check(config, _sizes(config), layout(config), _ids(config))
 
 
 def _check_settings(config: Config) -> None:
@@ -67,6 +82,13 @@ def _check_settings(config: Config) -> None:
             got=kernel,
             allowed="eager",
             remedy="leave it out: attention is eager",
+        )
+    if private := [key for key in model.options if is_private(key) and key != "attn_implementation"]:
+        raise UserError(
+            "model.options: what transformers is never given",
+            got=first_few(private),
+            allowed="sizes, activations, positions: what a config.json says of the network",
+            remedy="leave it out",
         )
     if model.options and not is_random(config):
         raise UserError(
@@ -107,4 +129,4 @@ def _place(config: Config) -> Path | None:
     return None if config.model.path is None else folder(str(config.model.path), config.model.download)
 
 
-KIND = Kind(layout=layout, draw=draw, axes=axes, check=_check, source=source, about=about)
+KIND = Kind(layout=layout, draw=draw, axes=axes, check=_check, files=files, source=source, about=about)

@@ -13,6 +13,7 @@ class Names:
 
     `fused`: queries, keys and values are one map; "columns" Q | K | V, or "heads", each head its own q, k, v rows.
     `by_inputs`: maps are stored (inputs, outputs), as GPT-2's Conv1D, instead of (outputs, inputs).
+    `withholds_padding`: the embedding of transformers has no derivatives for the word of pad_token_id.
     """
 
     embedding: str
@@ -25,6 +26,7 @@ class Names:
     positions: str = ""
     fused: str = ""
     by_inputs: bool = False
+    withholds_padding: bool = False
     norm_has_shift: bool = True
 
 
@@ -92,6 +94,7 @@ _LLAMA_NAMES = Names(
     query_key_value=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     output="self_attn.o_proj",
     mlp=(("W_gate", "mlp.gate_proj"), ("W_in", "mlp.up_proj"), ("W_out", "mlp.down_proj")),
+    withholds_padding=True,
     norm_has_shift=False,
 )
 _LLAMA_SIZES: dict[str, tuple[str, Any]] = {

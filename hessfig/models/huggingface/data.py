@@ -12,8 +12,9 @@ from hessfig.config.choices import Loss, Method, Scored, State
 from hessfig.config.schema import Config
 from hessfig.errors import UserError
 from hessfig.models.huggingface.batches import Plan, Shape, planned
+from hessfig.models.huggingface.folder import pin_of
 from hessfig.models.protocol import Layout
-from hessfig.tasks.tokens import Encode, Ids, is_of_ids, length_of, sequences
+from hessfig.tasks.tokens import Encode, Ids, is_text, length_of, sequences
 from hessfig.tasks.tokens import source as source_of_tokens
 
 
@@ -37,20 +38,19 @@ def ids_of(config: Config, sizes: Reader, place: Path | None) -> Ids:
     def encode() -> Encode:
         from hessfig.models.huggingface.loading import encoder
 
-        return encoder(place)
+        return encoder(place, pin_of(config, 1))
 
     return sequences(config.task, vocabulary=sizes.vocabulary, context=sizes.context, encode=encode)
 
 
-def source_of(config: Config, weights: str, plan: Plan, ids: Callable[[], Ids]) -> str:
+def source_of(config: Config, weights: str, plan: Plan, ids: Callable[[], Ids], *marks: str) -> str:
     """Return a hash of weights (by their own hash) and tokens, and of the micro-batch where there are several.
 
-    A text counts by the ids too that the tokenizer makes of it.
+    A text counts by the ids too that the tokenizer makes of it. `marks`: what else tells the cell from others.
     """
     batches = [] if plan.sequences == plan.total else [plan.sequences]
-    is_text = config.task.path is not None and not is_of_ids(config.task.path)
-    encoded = [hashlib.sha256(ids().tobytes()).hexdigest()] if is_text else []
-    found = [weights, source_of_tokens(config.task), *encoded, *batches]
+    encoded = [hashlib.sha256(ids().tobytes()).hexdigest()] if is_text(config.task) else []
+    found = [weights, source_of_tokens(config.task), *encoded, *batches, *marks]
     return hashlib.sha256(json.dumps(found).encode()).hexdigest()
 
 

@@ -1,44 +1,87 @@
-"""The door to transformers: a model read from a folder or drawn from a seed, checked to be the one that was meant."""
+"""The door to transformers: a model made of a config.json and weights that we read ourselves, or drawn from a seed.
+
+transformers is given a configuration without what would run code or choose kernels, and tensors; it reads no file of
+the model's folder.
+"""
 
 from __future__ import annotations
 
+import json
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
+from huggingface_hub import constants
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.utils import logging
 
 from hessfig.config.schema import Config
 from hessfig.errors import UserError, first_few
-from hessfig.models.huggingface.folder import folder, is_random, settings_of
-from hessfig.models.huggingface.header import misfit
+from hessfig.files import check_pin
+from hessfig.models.huggingface.folder import (
+    CONFIG,
+    KEY,
+    digest,
+    folder,
+    hash_of_tokenizer,
+    is_random,
+    json_of,
+    pin_of,
+    settings_of,
+    tokenizer_files,
+    weight_files,
+)
 from hessfig.models.huggingface.network import CausalNetwork
+from hessfig.models.huggingface.sizes import architecture, public
 from hessfig.models.protocol import Layout
+from hessfig.models.stored import FLOATING, hashed, tensors_of
 from hessfig.rng import stream
 
-_VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model")
 _SEQUENCES = 2
 _UNMADE = (StrictDataclassError, ValueError, TypeError, KeyError, OSError, RuntimeError, ImportError)
-_UNREAD = (*_UNMADE, UnpicklingError)
+_ODD = (*_UNMADE, AttributeError, IndexError, AssertionError, ArithmeticError, NotImplementedError)
 _ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-3}
+# Words of tokenizer_config.json that name code or further files.
+_LEADING = ("auto_map", "name_or_path", "fast_tokenizer_files")
 
 
 def load(config: Config, seed: int) -> PreTrainedModel:
     """Return the configured model in evaluation mode: eager attention, no cache, the configured type.
 
     Random weights are those transformers draws for such a config, from a generator seeded with `seed`. Raises
-    UserError when the folder holds something else than this model's weights.
+    UserError when the folder holds something else than this model's weights, all of them finite, and when its files
+    are not those that were planned.
     """
     dtype = getattr(torch, config.dtype)
     model = _random(config, seed) if is_random(config) else _read(config)
-    model.set_attn_implementation("eager")  # whatever config.json asks for
     return model.to(dtype).eval().requires_grad_(False)
+
+
+def made(config: Config, device: str) -> PreTrainedModel:
+    """Return the configured model with weights as transformers makes them, in float32 on `device`.
+
+    Raises UserError for settings that transformers refuses.
+    """
+    known, where = _configuration(config)
+    try:
+        with _alone(), torch.device(device):
+            return AutoModelForCausalLM.from_config(
+                known, attn_implementation="eager", dtype=torch.float32, trust_remote_code=False
+            )
+    except _ODD as error:
+        raise _unmade(where, error) from error
 
 
 def check_layout(model: PreTrainedModel, layout: Layout, where: str) -> None:
@@ -56,33 +99,62 @@ def check_layout(model: PreTrainedModel, layout: Layout, where: str) -> None:
 
 
 def check_logits(network: CausalNetwork, tokens: Tensor, where: str) -> None:
-    """Raise ArithmeticError when the network in pieces is not the model: other logits for the first sequences."""
+    """Raise UserError when the network in pieces is not the model: other logits for the first sequences."""
     tokens = tokens[:_SEQUENCES]
-    with torch.no_grad():
-        found, own = network(tokens), network.model(input_ids=tokens, use_cache=False).logits
+    try:
+        with torch.no_grad():
+            found, own = network(tokens), network.model(input_ids=tokens, use_cache=False).logits
+    except _ODD as error:
+        raise _unmade(where, error) from error
     off, scale = float((found - own).abs().max()), float(own.abs().max())
-    if off > _ROUNDING[own.dtype] * scale:
-        raise ArithmeticError(
-            f"{where}: layer by layer the logits differ by {off / scale:.2g} from the model's own; this architecture "
-            "does more between its layers than is known here"
+    if not off <= _ROUNDING[own.dtype] * scale:
+        raise UserError(
+            f"{where}: layer by layer the logits differ from the model's own; this architecture does more between its "
+            "layers than is known here",
+            got=f"{off:.2g} of {scale:.2g}",
+            allowed=f"{_ROUNDING[own.dtype] * scale:.2g}",
+            remedy="model=python model.factory=FILE.py:FUNCTION",
         )
 
 
-def encoder(place: Path | None) -> Callable[[str], Sequence[int]]:
-    """Return what turns a text into ids: the tokenizer in the model's folder. Raises UserError when it has none."""
-    if place is None or not any((place / name).exists() for name in _VOCABULARIES):
-        # transformers would make an empty one
-        raise _no_tokenizer(place, f"none of {', '.join(_VOCABULARIES)}")
+def encoder(place: Path | None, sha256: str | None) -> Callable[[str], Sequence[int]]:
+    """Return what turns a text into ids: the tokenizer in the model's folder.
+
+    transformers makes it in a folder of its own, of the files that were hashed and without what names code or other
+    files. Raises UserError when there is none, and when it is not that of `sha256`.
+    """
+    held = tokenizer_files(place)
+    if not held:  # transformers would make an empty one
+        raise _no_tokenizer(place, "no vocabulary")
+    check_pin(place, KEY, found=hash_of_tokenizer(held), planned=sha256)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(place), local_files_only=True)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        with _alone(), tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as copy:
+            for name, content in held.items():
+                (Path(copy) / name).write_bytes(content)
+            _write_plain(Path(copy) / "tokenizer_config.json")
+            tokenizer = AutoTokenizer.from_pretrained(copy, local_files_only=True, trust_remote_code=False)
+    except UserError:
+        raise
+    except Exception as error:  # its parsers raise Exception itself
         raise _no_tokenizer(place, f"{type(error).__name__}: {error}"[:200]) from error
 
     def encode(text: str) -> list[int]:
-        with _quiet():  # a text longer than the context is meant to be cut
+        with _alone():  # a text longer than the context is meant to be cut
             return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
     return encode
+
+
+def _write_plain(path: Path) -> None:
+    """Take out of a tokenizer_config.json what names code, or files beside those that were hashed."""
+    if path.exists():
+        found = json_of(path)
+        kept = {
+            key: value
+            for key, value in found.items()
+            if not (key in _LEADING or key.startswith("_") or key.endswith("_file"))
+        }
+        path.write_text(json.dumps(kept), "utf-8")
 
 
 def _no_tokenizer(place: Path | None, why: str) -> UserError:
@@ -94,55 +166,144 @@ def _no_tokenizer(place: Path | None, why: str) -> UserError:
     )
 
 
-def _random(config: Config, seed: int) -> PreTrainedModel:
+def _configuration(config: Config) -> tuple[PreTrainedConfig, str]:
+    """Return the configuration that transformers makes of the public settings, and where they stand.
+
+    Raises UserError when it is refused, or says other sizes than are read of it here.
+    """
     settings, where = settings_of(config)
-    words = {key: value for key, value in settings.items() if key != "model_type"}
+    model_type = str(settings["model_type"])
+    words = public(settings, where)
     try:
-        with _quiet(), torch.random.fork_rng(devices=[]):
-            made = AutoConfig.for_model(settings["model_type"], **words)
-            torch.manual_seed(int(torch.randint(2**62, (), generator=stream(seed, "huggingface"))))
-            return AutoModelForCausalLM.from_config(made, attn_implementation="eager", dtype=torch.float32)
-    except _UNMADE as error:
+        with _alone():
+            found = AutoConfig.for_model(model_type, **words)
+    except _ODD as error:
         raise _unmade(where, error) from error
+    _check_sizes(found, settings, where)
+    return found, where
+
+
+def _check_sizes(found: PreTrainedConfig, settings: dict[str, Any], where: str) -> None:
+    """Raise UserError for sizes under two names, and for rotary positions beyond a head: before anything is made."""
+    for key, default in architecture(str(settings["model_type"]), where).sizes.values():
+        said = settings.get(key, default)
+        if type(said) is int and getattr(found, key, said) != said:
+            raise UserError(
+                f"{where}: {key} has two values",
+                got=f"{said} and {getattr(found, key)}",
+                allowed="one of them",
+                remedy="mend the file",
+            )
+    share = (getattr(found, "rope_parameters", None) or {}).get("partial_rotary_factor", 1.0)
+    if not isinstance(share, int | float) or not 0 < share <= 1:
+        raise UserError(
+            f"{where}: partial_rotary_factor", got=share, allowed="0 < share <= 1", remedy="mend the file"
+        )
+
+
+def _random(config: Config, seed: int) -> PreTrainedModel:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(torch.randint(2**62, (), generator=stream(seed, "huggingface"))))
+        return made(config, "cpu")
 
 
 def _read(config: Config) -> PreTrainedModel:
     place = folder(str(config.model.path), config.model.download)
+    tensors = _tensors(config, place)
+    known, _ = _configuration(config)
+    held = {name: tensor for name, tensor in tensors.items() if tensor.dtype in FLOATING}
     try:
-        with _quiet():
-            model, report = AutoModelForCausalLM.from_pretrained(
-                str(place),
+        with _alone():
+            model, report = MODEL_FOR_CAUSAL_LM_MAPPING[type(known)].from_pretrained(
+                None,
+                config=known,
+                state_dict=held,
                 local_files_only=True,
                 attn_implementation="eager",
                 dtype=getattr(torch, config.dtype),
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,
             )
-    except _UNREAD as error:
+    except _ODD as error:
         raise _unmade(str(place), error) from error
-    _check_report(str(place), report)
+    odd = {name: str(tensor.dtype) for name, tensor in tensors.items() if name not in held}
+    _check_report(str(place), report, odd)
+    _check_finite(model, str(place))
     return model
 
 
+def _tensors(config: Config, place: Path) -> dict[str, Tensor]:
+    """Return the tensors of a folder, parsed from the bytes that are hashed; a file's are freed before the next."""
+    found: dict[str, Tensor] = {}
+    hashes = []
+    for path in weight_files(place):
+        content, own = hashed(path, KEY)
+        hashes.append(own)
+        tensors = tensors_of(content, path, KEY)
+        del content
+        _check_once([*found], [*tensors], path)
+        found |= tensors
+    check_pin(place, KEY, found=digest(json_of(place / CONFIG), hashes), planned=pin_of(config, 0))
+    return found
+
+
+def _check_once(before: list[str], now: list[str], path: Path) -> None:
+    if twice := sorted({*before} & {*now}):
+        raise UserError(
+            f"{KEY}: a weight stands in two files",
+            got=f"{path.name}: {first_few(twice)}",
+            allowed="every weight once",
+            remedy="save the model again: model.save_pretrained(DIR)",
+        )
+
+
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep transformers from reporting on stderr: what does not fit is said by an error."""
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+def _alone() -> Iterator[None]:
+    """Keep transformers from the network, and from reporting on stderr: what does not fit is said by an error."""
+    verbosity, bars, offline = (
+        logging.get_verbosity(),
+        logging.is_progress_bar_enabled(),
+        constants.HF_HUB_OFFLINE,
+    )
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+    constants.HF_HUB_OFFLINE = True
     try:
         yield
     finally:
+        constants.HF_HUB_OFFLINE = offline
         logging.set_verbosity(verbosity)
         if bars:
             logging.enable_progress_bar()
 
 
-def _check_report(place: str, report: dict[str, Any]) -> None:
-    """Raise UserError for weights that were not in the file, or had another shape: transformers draws those anew."""
+def _check_report(place: str, report: dict[str, Any], odd: dict[str, str]) -> None:
+    """Raise UserError for weights that were not in the file, or had another shape: transformers draws those anew.
+
+    `odd` has the types of tensors that are no weights: masks may be among them.
+    """
     missing, other = _names(report["missing_keys"]), _names(report["mismatched_keys"])
     if missing or other:
-        raise misfit(place, missing, other, _names(report["unexpected_keys"]))
+        lists = {"missing": missing, "of another shape": other, "surplus": _names(report["unexpected_keys"])}
+        types = [f"{name} ({kind.removeprefix('torch.')})" for name, kind in sorted(odd.items())]
+        lists |= {"of another type": types} if types else {}
+        raise UserError(
+            f"{KEY}: the weights in {place} are not those of its config.json",
+            got="; ".join(f"{what}: {first_few(names)}" for what, names in lists.items()),
+            allowed="every weight of the architecture that config.json names, in floating point",
+            remedy="save the model again: model.save_pretrained(DIR)",
+        )
+
+
+def _check_finite(model: PreTrainedModel, place: str) -> None:
+    bad = [name for name, weight in model.named_parameters() if not weight.isfinite().all()]
+    if bad:
+        raise UserError(
+            f"{KEY}: {place} holds numbers that are not finite in {next(model.parameters()).dtype}",
+            got=first_few(bad),
+            allowed="finite floating-point numbers",
+            remedy="save the weights again, from before the training diverged; or dtype=float64",
+        )
 
 
 def _names(keys: Iterable[Any]) -> list[str]:

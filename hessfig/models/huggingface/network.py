@@ -23,6 +23,9 @@ class CausalNetwork(nn.Module):
     def __init__(self, model: nn.Module, names: Names) -> None:
         super().__init__()
         self.model, self._names = model, names
+        embedding = model.get_submodule(names.embedding)
+        assert isinstance(embedding, nn.Embedding)
+        embedding.padding_idx = None  # its word has derivatives like any other
         self._calls: dict[tuple[int, torch.device], list[Call]] = {}
 
     @property

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-from dataclasses import asdict
-
 from hessfig.config.schema import Config, ModelConfig
 from hessfig.errors import UserError
-from hessfig.files import fingerprint
 from hessfig.models.huggingface.batches import Plan
 from hessfig.models.huggingface.data import check_measured, ids_of, plan_of, source_of
 from hessfig.models.protocol import Drawn, Kind, Layout
-from hessfig.models.transformer_lens.folder import settings_of, weights_of
+from hessfig.models.transformer_lens.folder import files, fingerprint, settings_of, weights_of
 from hessfig.models.transformer_lens.layout import layout_of
 from hessfig.models.transformer_lens.settings import Sizes, sizes_of
 from hessfig.tasks.tokens import Ids
@@ -29,7 +24,7 @@ def draw(config: Config, sigma: float | None, seed: int) -> Drawn:
     from hessfig.models.transformer_lens.drawing import drawn
 
     at_once = _plan(config).sequences
-    return drawn(config, _sizes(config), layout(config), _ids(config), at_once)
+    return drawn(config, layout(config), _ids(config), at_once)
 
 
 def axes(config: Config) -> frozenset[str]:
@@ -40,8 +35,7 @@ def axes(config: Config) -> frozenset[str]:
 
 def source(config: Config) -> str:
     """Return a hash of sizes, weights and tokens by content, and of the micro-batch where there are several."""
-    found = json.dumps([asdict(_sizes(config)), fingerprint(weights_of(config))])
-    return source_of(config, hashlib.sha256(found.encode()).hexdigest(), _plan(config), lambda: _ids(config))
+    return source_of(config, fingerprint(config), _plan(config), lambda: _ids(config))
 
 
 def about(config: Config) -> str:
@@ -60,16 +54,16 @@ def _check(config: Config) -> None:
                 remedy=f"leave model.{name} out",
             )
     check_measured(config, is_random=False)
+    _plan(config)
     _check_state(config)
     _ids(config)
-    _plan(config)
 
 
 def _check_state(config: Config) -> None:
     """Raise UserError for a state that is not that of its config.json: the file is read, which takes torch."""
-    from hessfig.models.transformer_lens.drawing import tensors
+    from hessfig.models.transformer_lens.drawing import read
 
-    tensors(config)
+    read(config)
 
 
 def _sizes(config: Config) -> Sizes:
@@ -84,4 +78,4 @@ def _ids(config: Config) -> Ids:
     return ids_of(config, _sizes(config), weights_of(config).parent)
 
 
-KIND = Kind(layout=layout, draw=draw, axes=axes, check=_check, source=source, about=about)
+KIND = Kind(layout=layout, draw=draw, axes=axes, check=_check, files=files, source=source, about=about)

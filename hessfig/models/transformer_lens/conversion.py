@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hessfig.errors import UserError, first_few
+from hessfig.models.stored import FLOATING
 from hessfig.models.transformer_lens.layout import HEAD
 from hessfig.models.transformer_lens.settings import Sizes
 
@@ -42,9 +43,11 @@ def converted(
         raise _of_transformers(where, str(architecture))
     named = dict(_named(found, sizes))
     shapes = shapes_of(sizes)
-    named.setdefault(_FOLDED_IN, torch.zeros(shapes[_FOLDED_IN]))
-    _check(named, shapes, where)
-    words, bias = named.pop("unembed.W_U"), named.pop(_FOLDED_IN)
+    _check(
+        named, {name: shape for name, shape in shapes.items() if name != _FOLDED_IN or name in named}, where
+    )
+    words = named.pop("unembed.W_U")
+    bias = named.pop(_FOLDED_IN, torch.zeros(shapes[_FOLDED_IN]))
     return {**named, HEAD: torch.cat([words.T, bias.unsqueeze(1).to(words)], dim=1)}
 
 
@@ -78,7 +81,8 @@ def _norm(place: str, sizes: Sizes) -> dict[str, tuple[int, ...]]:
 def _named(found: Mapping[str, Tensor], sizes: Sizes) -> Iterable[tuple[str, Tensor]]:
     """Yield tensors under HookedTransformer's names, in its shapes."""
     for name, tensor in found.items():
-        filled = not sizes.d_mlp and ".mlp." in name and not tensor.any()  # by bridge.tl_parameters()
+        # bridge.tl_parameters() fills in MLPs that are not there
+        filled = not sizes.d_mlp and ".mlp." in name and tensor.dtype in FLOATING and not tensor.any()
         if not name.endswith(_BUFFERS) and not filled:
             known = _of_bridge(name)
             yield (name, tensor) if known is None else (known, _turned(known, tensor, sizes))
@@ -126,7 +130,7 @@ def _check(named: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], w
             remedy=_SAVE,
         )
     bad = [
-        name for name, tensor in named.items() if not (tensor.is_floating_point() and tensor.isfinite().all())
+        name for name, tensor in named.items() if not (tensor.dtype in FLOATING and tensor.isfinite().all())
     ]
     if bad:
         raise UserError(

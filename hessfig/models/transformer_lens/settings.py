@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hessfig.errors import UserError
-from hessfig.models.huggingface.sizes import count_of
+from hessfig.models.huggingface.sizes import check_pieces, count_of
 
 ACTIVATIONS = ("relu", "gelu", "gelu_new", "silu")
 NORMS = ("LN", "LNPre", None)
@@ -58,6 +58,7 @@ def sizes_of(settings: Mapping[str, Any], where: str) -> Sizes:
     head = settings.get("d_head") or (width // heads if type(heads) is int and heads > 0 else None)
     given = {**settings, "d_head": head, "d_mlp": settings.get("d_mlp") or 4 * width}
     found = {name: count_of(given.get(name), name, where) for name in _COUNTS}
+    check_pieces(found["n_layers"], found["n_heads"], where)
     return Sizes(
         n_layers=found["n_layers"],
         n_heads=found["n_heads"],
