@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from hessfig.files import check_writable, write_text
-from hessfig.report.appearing import appearing
+from hessfig.report.appearing import appearing, check_file, marked
 from hessfig.report.asked import Asked
 from hessfig.report.contents import Contents, gather
 from hessfig.report.findings import on_paper, on_theory
@@ -39,14 +39,15 @@ class Written:
 def write_report(asked: Asked, *, single_file: bool = False) -> Written:
     """Write outputs/report/, or outputs/report.html. Raises UserError for a place that cannot be written.
 
-    Until everything is written the old report stays; one whose making fails stays too.
+    Until everything is written the old report stays; one whose making fails stays too. What hessfig did not write, or
+    what was changed since, is refused before anything is drawn.
     """
     return _write_one_file(asked) if single_file else _write_site(asked)
 
 
 def _write_site(asked: Asked) -> Written:
     folder = asked.outputs / REPORT
-    with appearing(folder, mark=INDEX) as new:
+    with appearing(folder) as new:
         contents = gather(asked, new)
         for page in pages(contents):
             path = page_file(page.id)
@@ -59,11 +60,14 @@ def _write_site(asked: Asked) -> Written:
 
 
 def _write_one_file(asked: Asked) -> Written:
+    path = asked.outputs / f"{REPORT}.html"
+    check_file(path)
     check_writable(asked.outputs)
     with tempfile.TemporaryDirectory() as folder:
         contents = gather(asked, Path(folder))
         text = render_all(contents, InOneFile(Path(folder)))
-    path = write_text(asked.outputs / f"{REPORT}.html", text)
+    check_file(path)
+    write_text(path, marked(text))
     return Written(path, 1, path.stat().st_size, contents)
 
 
