@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from hessfig.cli.cluster import run_shard, run_slurm
 from hessfig.config import Launcher
-from hessfig.config.compose import Job, differences, manifest_of
+from hessfig.config.compose import Job, differences, manifest_of, title
 from hessfig.config.compose.job import Variants
 from hessfig.config.compose.made import Difference
 from hessfig.config.shipped import choices
@@ -39,7 +39,7 @@ def run(job: Job) -> int:
     if config.dry_run:
         return status(job)
     if not sys.stderr.isatty():
-        print(f"start: {command_of(job)}\n{preview.describe(job.variants)}", flush=True)
+        print(f"start: {command_of(job)}\n{preview.describe(job.variants, title=title(job))}", flush=True)
     if config.shard is not None:
         return run_shard(job)
     return report(engine.run_sweep(job.variants, command=command_of(job)))
@@ -64,7 +64,7 @@ def status(job: Job) -> int:
     from hessfig.sweep import preview
     from hessfig.sweep.launchers.slurm import said_of
 
-    print(preview.describe(job.variants))
+    print(preview.describe(job.variants, title=title(job)))
     for line in said_of(_table(job).parent):
         print(line)
     print(f"table: {table_there(job)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,8 @@ import hessfig
 from hessfig.analysis.axis import X, along
 from hessfig.analysis.manifest import read_run
 from hessfig.analysis.windows import WHOLE
+from hessfig.cli.report.plot import changed_settings, spec_of
 from hessfig.cli.report.sweeps import asked_of, command, composed, is_measured, place
-from hessfig.cli.results import spec_of
 from hessfig.config.choices import FigureGroup
 from hessfig.config.compose import Job
 from hessfig.config.schema import FigureConfig
@@ -104,7 +105,10 @@ def _figure(job: Job, figure: ShippedFigure | FigureConfig) -> FigureAsked:
     if not is_measured(job, figure.sweep):
         run = command("run", f"sweep={figure.sweep}", *place(job))
         return FigureAsked(*about, f"{run} && {made_by}")
-    return FigureAsked(*about, made_by, *_spec(job, f"figure={figure.name}"))
+    spec, problem = _spec(job, f"figure={figure.name}")
+    changed = ", ".join(spec.paper.changed) if spec else ""
+    title = f"{about[1]} (changed: {changed})" if changed else about[1]
+    return FigureAsked(about[0], title, *about[2:], made_by, spec, problem)
 
 
 def _spec(job: Job, *words: str) -> tuple[FigureSpec | None, UserError | None]:
@@ -122,7 +126,9 @@ def _plain_figure(job: Job, sweep: str) -> FigureAsked | None:
     layout = "lines" if _has_curves(Path(job.config.output_dir) / sweep) else "bars"
     words = [f"figure.sweep={sweep}", f"figure.layout={layout}", f"figure.name={sweep}"]
     made_by = command("plot", *words, *place(job))
-    spec = FigureSpec(sweep, sweep, layout, [WHOLE], resamples=job.config.resamples, paper=PAPER)
+    folder = Path(job.config.output_dir) / sweep
+    paper = replace(PAPER, changed=changed_settings(folder, job))
+    spec = FigureSpec(sweep, sweep, layout, [WHOLE], resamples=job.config.resamples, paper=paper)
     return FigureAsked(sweep, "Everything that was measured", "own", sweep, made_by, spec)
 
 
