@@ -123,10 +123,11 @@ VERBS = {
         ),
         Verb(
             name="compare",
-            about="compare a sweep's curves with published values",
+            about="compare a sweep's curves with published values, or number by number with another run's table",
             examples=(
                 "hessfig compare reference=results    (a folder of the authors' pickles: every figure measured)",
                 "hessfig compare sweep=sigma reference=published.csv",
+                "hessfig compare sweep=sigma reference=theirs/sigma/table.csv",
             ),
             does="hessfig.cli.results:compare",
             groups=("sweep",),
