@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from hessfig.files import check_writable, write_text
-from hessfig.report.appearing import appearing, check_file, marked
+from hessfig.report.appearing import appearing, check_file, check_folder, marked
 from hessfig.report.asked import Asked
 from hessfig.report.contents import Contents, gather
 from hessfig.report.findings import on_paper, on_theory
@@ -36,6 +36,15 @@ class Written:
     contents: Contents
 
 
+def check_place(outputs: Path, *, single_file: bool) -> None:
+    """Raise UserError for what stands where the report would, and is no report as hessfig left it."""
+    (check_file if single_file else check_folder)(_place(outputs, single_file=single_file))
+
+
+def _place(outputs: Path, *, single_file: bool) -> Path:
+    return outputs / (f"{REPORT}.html" if single_file else REPORT)
+
+
 def write_report(asked: Asked, *, single_file: bool = False) -> Written:
     """Write outputs/report/, or outputs/report.html. Raises UserError for a place that cannot be written.
 
@@ -46,7 +55,7 @@ def write_report(asked: Asked, *, single_file: bool = False) -> Written:
 
 
 def _write_site(asked: Asked) -> Written:
-    folder = asked.outputs / REPORT
+    folder = _place(asked.outputs, single_file=False)
     with appearing(folder) as new:
         contents = gather(asked, new)
         for page in pages(contents):
@@ -60,7 +69,7 @@ def _write_site(asked: Asked) -> Written:
 
 
 def _write_one_file(asked: Asked) -> Written:
-    path = asked.outputs / f"{REPORT}.html"
+    path = _place(asked.outputs, single_file=True)
     check_file(path)
     check_writable(asked.outputs)
     with tempfile.TemporaryDirectory() as folder:

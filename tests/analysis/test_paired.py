@@ -38,7 +38,6 @@ def sampled(true: pd.DataFrame, seed: int, error: float = 0.05) -> pd.DataFrame:
         error=error * true["value"],
         num_probes=40,
         config=str(seed),
-        **columns,
     )
 
 

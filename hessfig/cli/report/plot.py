@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hessfig.cli.results import windows
+from hessfig.config.choices import Average
 from hessfig.config.compose import Job, compose, manifest_of, preset_in, table_folder
+from hessfig.config.plain import as_plain
 from hessfig.config.shipped import STUDY, choices, shipped_figures, studies
 from hessfig.errors import UserError, did_you_mean, first_few, plain
+from hessfig.files import write_text
+from hessfig.record import CHECKSUM, checksum, read_checked
 
 if TYPE_CHECKING:
     from hessfig.figures.parts.paper import Paper
     from hessfig.figures.sheets import FigureSpec
 
+DRAWN = "drawn"  # in a sweep's folder: how figures of the user's own were drawn
 _OF_STUDIES = ("width", "panels", "note", "formats")
 
 
@@ -28,6 +36,10 @@ def plot(job: Job) -> int:
     for path in _study(job) if figure.layout == STUDY else _drawn(job):
         print(path)
     return 0
+
+
+def _end(value: Any) -> float | None:
+    return None if value is None else float(value)
 
 
 def _no_figure(job: Job) -> UserError:
@@ -104,7 +116,45 @@ def _compute(name: str, outputs: Path) -> None:
 def _drawn(job: Job) -> list[Path]:
     from hessfig.figures.sheets import draw
 
-    return draw(spec_of(job), Path(job.config.output_dir))
+    outputs, spec = Path(job.config.output_dir), spec_of(job)
+    paths = draw(spec, outputs)
+    if (spec.name, spec.sweep) not in {(one.name, one.sweep) for one in shipped_figures()}:
+        _remember(job, outputs / spec.sweep / DRAWN)
+    return paths
+
+
+def _remember(job: Job, folder: Path) -> None:
+    """Leave how a figure of the user's own was drawn beside its table: the report shows it on the sweep's page."""
+    from hessfig.figures.parts.save import file_words
+
+    figure, asked = as_plain(job.config.figure), _of_its_sweep(job).config.sweep
+    content = {key: figure[key] for key in ("name", "layout", "options", "x", "colour", "dashes")}
+    content |= {"windows": as_plain(asked.windows), "average": asked.average.value}
+    content["command"] = shlex.join(["hessfig", "plot", *job.words])
+    text = json.dumps({**content, CHECKSUM: checksum(content)}, indent=1) + "\n"
+    write_text(folder / f"{file_words(figure['name'])}.json", text)
+
+
+def remembered(folder: Path, sweep: str, resamples: int) -> Iterator[tuple[FigureSpec | UserError, str, str]]:
+    """Yield (how it was drawn, or why that cannot be read; name; command) of every figure that `_remember` left."""
+    from hessfig.analysis.windows import check_windows
+    from hessfig.figures.sheets import FigureSpec, check
+
+    for path in sorted((folder / DRAWN).glob("*.json")):
+        try:
+            found = read_checked(path)
+            windows = [(_end(low), _end(high)) for low, high in found["windows"]]
+            x, colour, dashes = (found[key] and str(found[key]) for key in ("x", "colour", "dashes"))
+            spec = FigureSpec(path.stem, sweep, str(found["layout"]), windows, dict(found["options"]))
+            spec = replace(spec, x=x, colour=colour, dashes=dashes, average=Average(found["average"]).value)
+            check_windows(windows)
+            check(spec)
+            yield replace(spec, resamples=resamples), path.stem, str(found["command"])
+        except UserError as error:
+            yield error, path.stem, ""
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            got = f"{type(error).__name__}: {error}"[:300]
+            yield UserError(f"{path} cannot be read", got=got, remedy="draw the figure again"), path.stem, ""
 
 
 def _of_its_sweep(job: Job) -> Job:

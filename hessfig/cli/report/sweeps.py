@@ -30,12 +30,13 @@ def asked_of(job: Job, name: str) -> SweepAsked:
     departures = None if preset is None else _departures(preset.changed)
     about = fitted.about if is_known else str((config or {"sweep": {}})["sweep"].get("about") or "")
     other = preset.of_network if preset else []
+    again = quoted_anew((manifest or {}).get("command"), "run")
     return SweepAsked(
         name,
         preset.words(name) if preset else about,
         [(low, high) for low, high in fitted.windows],
         fitted.average.value,
-        _as_it_was(manifest) or _again(job, name, config, departures or [], is_known=is_known),
+        again or _again(job, name, config, departures or [], is_known=is_known),
         departures,
         is_known,
         preset=preset.name if preset else "",
@@ -71,11 +72,11 @@ def _made(folder: Path) -> Mapping[str, Any] | None:
         return None
 
 
-def _as_it_was(manifest: Mapping[str, Any] | None) -> str:
-    """Return the command line in a manifest, quoted anew: pasting it runs hessfig and nothing else."""
+def quoted_anew(found: object, verb: str) -> str:
+    """Return a command line that stands in a file, if it is one of `verb`: pasting it runs hessfig and nothing else."""
     with suppress(ValueError):  # quotes that do not close
-        words = shlex.split(str((manifest or {}).get("command") or ""))
-        return shlex.join(words) if words[:2] == ["hessfig", "run"] else ""
+        words = shlex.split(str(found or ""))
+        return shlex.join(words) if words[:2] == ["hessfig", verb] else ""
     return ""
 
 
