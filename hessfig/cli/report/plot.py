@@ -153,8 +153,13 @@ def remembered(folder: Path, sweep: str, resamples: int) -> Iterator[tuple[Figur
         except UserError as error:
             yield error, path.stem, ""
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            got = f"{type(error).__name__}: {error}"[:300]
-            yield UserError(f"{path} cannot be read", got=got, remedy="draw the figure again"), path.stem, ""
+            spoilt = UserError(
+                f"{path} cannot be read",
+                got=f"{type(error).__name__}: {error}"[:300],
+                allowed="what `hessfig plot` leaves there",
+                remedy="draw the figure again, or take the file away",
+            )
+            yield spoilt, path.stem, ""
 
 
 def _of_its_sweep(job: Job) -> Job:
