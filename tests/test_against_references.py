@@ -139,6 +139,7 @@ def test_another_run_is_called_by_its_folder_and_every_path_written_is_printed(
 ) -> None:
     write_toy_sweep("sigma", tmp_path / "outputs")
     again = toy_table("sigma").assign(value=lambda table: as_reference(table, seed=3)["value"])
+    again["seed"] += 1000
     write_sweep(again[again["sigma"] > 0.02], tmp_path / "elsewhere", settings=settings("sigma"))
     before = files_under(tmp_path)
     answer = cli("compare", "sweep=sigma", "reference=elsewhere/sigma/table.csv")

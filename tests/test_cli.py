@@ -133,8 +133,8 @@ def test_cfg_job_prints_the_settings_and_runs_nothing(cli: Cli, tmp_path: Path) 
 def test_several_runs_in_one_call(cli: Cli) -> None:
     answer = cli("run", "-m", "sweep=sigma,layernorm", "seeds=2", "grid.points=3", "dry_run=true")
     assert answer.code == 0
-    assert "run 1 of 2: sweep=sigma seeds=2 grid.points=3 dry_run=true\nsweep sigma:" in answer.out
-    assert "sweep layernorm:" in answer.out
+    assert "run 1 of 2: sweep=sigma seeds=2 grid.points=3 dry_run=true\nsweep sigma (preset: " in answer.out
+    assert "sweep layernorm (preset: " in answer.out
 
 
 def test_a_dry_run_says_what_there_is_to_do_and_writes_nothing(cli: Cli, tmp_path: Path) -> None:

@@ -6,10 +6,13 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from hessfig.cli.dispatch import apart
+from hessfig.cli.main import main
 from hessfig.config.compose import jobs
+from tests.analysis.synthetic import make_table, write_sweep
 from tests.conftest import Answer
 from tests.runs import TOY, rows
 
@@ -204,3 +207,37 @@ def test_a_sweep_named_by_hand_is_drawn_as_it_was_run(cli: Cli, undisturbed: Pat
     answer = cli("plot", "figure=3a", "figure.sweep=mine", "figure.name=3a_mine")
     assert answer.code == 0, answer.err
     assert (tmp_path / "outputs/figures/fig3a_mine.png").exists()
+
+
+def test_sweep_is_another_word_for_the_sweep_that_a_figure_draws(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_sweep(make_table(seeds=2), tmp_path, settings=None)
+    where = f"output_dir={tmp_path}"
+    assert ended("plot", "figure=3b", "sweep=sigma", "figure.formats=[png]", where) == 0
+    assert (tmp_path / "figures" / "fig3b.png").is_file()
+    assert ended("plot", "sweep=nosuch", "figure=3a", where) == 2
+    assert "there is no sweep 'nosuch'" in capsys.readouterr().err
+    assert ended("plot", "sweep=sigma", where) == 2
+    assert "remedy:  figure=3a" in capsys.readouterr().err
+
+
+def test_slopes_name_the_quantities_that_they_leave_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    two = [make_table(seeds=2).assign(quantity=name) for name in ("frobenius", "erank")]
+    write_sweep(pd.concat(two, ignore_index=True), tmp_path, settings=None)
+    words = ("sweep=sigma", "resamples=10", f"output_dir={tmp_path}")
+    assert ended("slopes", *words) == 0
+    said = capsys.readouterr().out
+    assert "log ||block||_F" in said and "also in the table (quantity=NAME): erank" in said
+    assert ended("slopes", *words, "quantity=erank") == 0
+    assert "slope of log erank" in capsys.readouterr().out
+    assert ended("check", *words, "quantity=erank") == 1
+    assert "no slope has a prediction" in capsys.readouterr().out
+
+
+def ended(*words: str) -> int:
+    with pytest.raises(SystemExit) as found:
+        main(list(words))
+    return int(str(found.value.code))

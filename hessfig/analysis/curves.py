@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 import pandas as pd
 
@@ -54,17 +56,39 @@ def seed_matrix(table: pd.DataFrame, *, axis: Axis = SIGMA, quantity: str = FROB
     return wide.unstack(X)  # noqa: PD010 - one row a number is checked already: nothing to aggregate
 
 
+def quantity_to_fit(
+    table: pd.DataFrame, asked: str | None = None, among: Collection[str] | None = None
+) -> str:
+    """Return the quantity whose curves are fitted: the one asked for, else frobenius, else the only one of the table.
+
+    `among` limits the choice where the table has any of these. Raises UserError where several others are there and none
+    is asked for; an `asked` that the table lacks is refused by `of_quantity`.
+    """
+    measured = list(map(str, table["quantity"].unique()))
+    if asked is not None:
+        return asked
+    left = [name for name in measured if name in (among or measured)] or measured
+    if FROBENIUS not in left and len(left) > 1:
+        raise UserError(
+            f"{table['sweep'].iloc[0]}: the table has several quantities, and none of them is {FROBENIUS}",
+            got=", ".join(left),
+            allowed="one of them at a time",
+            remedy=f"for example quantity={left[0]}",
+        )
+    return FROBENIUS if FROBENIUS in left else left[0]
+
+
 def of_quantity(table: pd.DataFrame, quantity: str = FROBENIUS, index: int | None = None) -> pd.DataFrame:
     """Return the rows of one quantity: figures and slopes never mix two. Raises UserError when there is none."""
     chosen = table[table["quantity"] == quantity]
     measured = list(table["quantity"].unique())
     if chosen.empty:
-        hint = did_you_mean(quantity, measured) or f"in a figure: figure.options.quantity={measured[0]}"
+        hint = did_you_mean(quantity, measured) or f"for example quantity={measured[0]}"
         raise UserError(
             f"{table['sweep'].iloc[0]}: the table has no numbers of this quantity",
             got=quantity,
             allowed=", ".join(measured),
-            remedy=hint,
+            remedy=f"{hint} (in a figure: figure.options.quantity)",
         )
     return chosen if index is None else _of_index(chosen, quantity, index)
 

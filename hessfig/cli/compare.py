@@ -8,6 +8,7 @@ from pathlib import Path
 
 from hessfig.analysis.comparison import against
 from hessfig.analysis.comparison.outcome import Comparison
+from hessfig.analysis.comparison.paired import Paired
 from hessfig.analysis.comparison.references.read import NothingToCompare
 from hessfig.config.choices import Published
 from hessfig.config.compose import departures
@@ -33,7 +34,7 @@ def compare_figures(folder_of: Callable[[str], Path], outputs: Path, reference: 
     `folder_of` gives a sweep's folder in `outputs`. All tables and files are read before anything is written. Raises
     UserError when no figure can be compared.
     """
-    found: dict[str, tuple[Path, Comparison]] = {}
+    found: dict[str, tuple[Path, Comparison | Paired]] = {}
     skipped: dict[str, str] = {}
     for figure, sweep in _published().items():
         try:
@@ -60,7 +61,7 @@ def _pictures() -> str:
     return f"figures {' and '.join(names)}: skipped: published as pictures, without numbers"
 
 
-def _read(folder: Path, reference: Path) -> Comparison:
+def _read(folder: Path, reference: Path) -> Comparison | Paired:
     if not (folder / TABLE).is_file():
         raise NothingToCompare(f"{folder / TABLE} is missing: {run_command(folder)}")
     return against.read(folder, reference)
@@ -81,14 +82,17 @@ def _check_any(found: list[str], skipped: dict[str, str], outputs: Path, referen
         )
 
 
-def _leave(comparison: Comparison, folder: Path) -> list[Path]:
+def _leave(comparison: Comparison | Paired, folder: Path) -> list[Path]:
     """Write the numbers beside the table, and the overlays beside the figures; return their paths."""
     from hessfig.figures.layouts.overlay import draw_overlay
 
-    return [*against.save(comparison, folder), *draw_overlay(comparison, folder.parent / "figures")]
+    saved = against.save(comparison, folder)
+    if isinstance(comparison, Paired):
+        return saved
+    return [*saved, *draw_overlay(comparison, folder.parent / "figures")]
 
 
-def _print(name: str, comparison: Comparison, folder: Path, written: Sequence[Path]) -> None:
+def _print(name: str, comparison: Comparison | Paired, folder: Path, written: Sequence[Path]) -> None:
     print(f"{name} ({comparison.sweep}) against {comparison.reference}: {comparison.sentence()}")
     manifest = folder / MANIFEST
     known = comparison.sweep in _published().values() and manifest.exists()

@@ -28,9 +28,10 @@ def run(verb: Verb, command: Command, action: Action) -> int:
 
     Everything is checked before the first run begins.
     """
-    check_words(command.words, command.own, several=command.several)
-    check_read(verb, command.words)
-    found = jobs(command.words, command.own, several=command.several)
+    words = [verb.meant(word) for word in command.words]
+    check_words(words, command.own, several=command.several)
+    check_read(verb, words)
+    found = jobs(words, command.own, several=command.several)
     if command.shows_settings:
         print("---\n".join(job.yaml() for job in found), end="")
         return 0

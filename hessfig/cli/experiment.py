@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from hessfig.cli.cluster import run_shard, run_slurm
 from hessfig.config import Launcher
-from hessfig.config.compose import Job, differences, manifest_of
+from hessfig.config.compose import Job, differences, manifest_of, title
 from hessfig.config.compose.job import Variants
 from hessfig.config.compose.made import Difference
 from hessfig.config.shipped import choices
@@ -42,7 +42,7 @@ def run(job: Job) -> int:
         return status(job)
     setups = setups_of(job.variants)
     if not sys.stderr.isatty():
-        print(f"start: {command_of(job)}\n{preview.describe(setups)}", flush=True)
+        print(f"start: {command_of(job)}\n{preview.describe(setups, title=title(job))}", flush=True)
     if config.shard is not None:
         return run_shard(job, setups)
     return report(engine.run_sweep(setups, command=command_of(job)))
@@ -70,7 +70,7 @@ def status(job: Job) -> int:
     from hessfig.sweep.plan import setups_of
 
     setups = setups_of(job.variants)
-    print(preview.describe(setups))
+    print(preview.describe(setups, title=title(job)))
     for line in said_of(_table(job).parent):
         print(line)
     print(f"table: {table_there(job, config_hash(setups))}")

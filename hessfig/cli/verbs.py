@@ -17,7 +17,7 @@ class Verb:
 
     `reads` names settings and groups of settings, except those in `ignores`: whatever else is given is refused. A verb
     that is not `composed` from the configuration takes words of its own (those in `reads`). Verbs without `makes_table`
-    compare the settings of TABLE with those it was made with.
+    compare the settings of TABLE with those it was made with. `aliases`: (what may be typed, the setting it is).
     """
 
     name: str
@@ -29,6 +29,12 @@ class Verb:
     ignores: tuple[str, ...] = ()
     composed: bool = True
     makes_table: bool = False
+    aliases: tuple[tuple[str, str], ...] = ()
+
+    def meant(self, word: str) -> str:
+        """Return a key=value word with the setting that an alias stands for."""
+        key, equals, value = word.partition("=")
+        return f"{dict(self.aliases).get(key, key)}{equals}{value}"
 
     def takes(self, key: str) -> bool:
         """Whether a setting or group has an effect on this verb."""
@@ -82,14 +88,16 @@ VERBS = {
                 "hessfig plot figure=3a 'sweep.windows=[[null,0.3]]'",
                 "hessfig plot figure=3a figure.width=3.25 'figure.panels=[W_V:H_o,W_Q:H_o]' figure.note=false",
                 "hessfig plot figure=6 style=icml 'figure.formats=[pdf]'",
+                "hessfig plot figure=3a sweep=mine    (sweep= stands for figure.sweep=)",
             ),
-            does="hessfig.cli.results:plot",
+            does="hessfig.cli.report.plot:plot",
             groups=("figure",),
             reads=("figure", "style", "output_dir", *TABLE),
             ignores=(
                 *("figure.group", "figure.order", "figure.published"),
                 *("sweep", "sweep.name", "sweep.about"),
             ),
+            aliases=(("sweep", "figure.sweep"),),
         ),
         Verb(
             name="slopes",
@@ -98,10 +106,11 @@ VERBS = {
                 "hessfig slopes sweep=sigma 'sweep.windows=[[null,1.0]]'",
                 "hessfig slopes sweep=depth rows=W_Q part=H_o",
                 "hessfig slopes sweep=layernorm levels=true",
+                "hessfig slopes sweep=model_size_width quantity=trace",
             ),
             does="hessfig.cli.results:slopes",
             groups=("sweep",),
-            reads=("tolerance", "resamples", "levels", "rows", "part", "output_dir", *TABLE),
+            reads=("tolerance", "resamples", "levels", "quantity", "rows", "part", "output_dir", *TABLE),
             ignores=("sweep.about",),
         ),
         Verb(
@@ -110,15 +119,16 @@ VERBS = {
             examples=("hessfig check sweep=sigma tolerance=0.1",),
             does="hessfig.cli.results:check",
             groups=("sweep",),
-            reads=("tolerance", "resamples", "output_dir", *TABLE),
+            reads=("tolerance", "resamples", "quantity", "output_dir", *TABLE),
             ignores=("sweep.about",),
         ),
         Verb(
             name="compare",
-            about="compare a sweep's curves with published values",
+            about="compare a sweep's curves with published values, or number by number with another run's table",
             examples=(
                 "hessfig compare reference=results    (a folder of the authors' pickles: every figure measured)",
                 "hessfig compare sweep=sigma reference=published.csv",
+                "hessfig compare sweep=sigma reference=theirs/sigma/table.csv",
             ),
             does="hessfig.cli.results:compare",
             groups=("sweep",),

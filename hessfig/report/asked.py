@@ -53,7 +53,8 @@ class Departure:
 class SweepAsked:
     """A sweep as the settings have it: how slopes are fitted, what departs from the preset, how it is made again.
 
-    `departures` is None where the manifest does not tell.
+    `preset` is the sweep its command named; `departures` is None where the manifest does not tell. `other`: those in
+    which it is another network, task or state, beside which nothing published of the preset's may stand.
     """
 
     name: str
@@ -63,6 +64,8 @@ class SweepAsked:
     command: str
     departures: Sequence[Departure] | None = None
     is_known: bool = True
+    preset: str = ""
+    other: Sequence[Departure] = ()
 
 
 @dataclass(frozen=True)

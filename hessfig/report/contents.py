@@ -44,9 +44,12 @@ class Contents:
         return [drawn for drawn in self.figures if drawn.asked.sweep == sweep]
 
     def groups(self) -> list[tuple[str, list[Drawn]]]:
-        """Return the figures by group, the paper's first; a group without any is left out."""
+        """Return the figures that are there, or could not be drawn, by group, the paper's first; none is empty."""
         found = [
-            (title, [one for one in self.figures if one.asked.group == group])
+            (
+                title,
+                [one for one in self.figures if one.asked.group == group and (one.pictures or one.problem)],
+            )
             for group, title in GROUPS.items()
         ]
         return [(title, figures) for title, figures in found if figures]

@@ -53,7 +53,7 @@ def has_slopes(sweep: SweepFound) -> bool:
 
 
 def results(sweep: SweepFound) -> list[str]:
-    """Return the slopes in a line a block and part: 'W_Q H_f 4.91 to 5.34 in 3 curves (predicted 5)'."""
+    """Return the slopes in a line a block and part: 'W_Q H_f 5.01 ± 0.03 (predicted 5)'."""
     if sweep.slopes is None or not has_slopes(sweep):
         return []
     first = sweep.slopes.drop_duplicates(CURVE)
@@ -102,6 +102,8 @@ def on_paper(sweep: SweepFound, tolerance: float) -> Verdict:
 def of_numbers(numbers: pd.DataFrame) -> str:
     """Return what a picture's numbers show, in a sentence or two."""
     names = set(numbers.columns)
+    if numbers.empty:
+        return "No number is drawn."
     if {"slope", "predicted", "row", "part"} <= names and numbers["slope"].notna().any():
         return _slopes(numbers)
     if {"mean", "row", "col", "part"} <= names and numbers["mean"].notna().any():
@@ -143,9 +145,17 @@ def _by_block(curves: pd.DataFrame) -> Iterator[str]:
             continue
         low, high = slopes.min(), slopes.max()
         span = f"{low:.2f}" if high - low < 0.005 else f"{low:.2f} to {high:.2f} in {len(slopes)} curves"
+        span += _error(one.loc[slopes.index, "slope_se"]) if "slope_se" in one else ""
         powers = sorted({f"{value:g}" for value in one["predicted"].dropna()}, key=float)
         is_exponent = bool(powers) and Prediction.exponent in set(one["prediction"])
         yield f"{row} {part} {span}" + (f" (predicted {' or '.join(powers[:4])})" if is_exponent else "")
+
+
+def _error(errors: pd.Series) -> str:
+    """Return the standard error of a slope, the largest of several; of one seed there is none."""
+    if errors.isna().all():
+        return " (one seed: no error)"
+    return f" ± {errors.max():.1g}" if len(errors) == 1 else f" (± {errors.max():.1g} at most)"
 
 
 def _extremes(numbers: pd.DataFrame) -> str:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
+import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
@@ -131,7 +134,7 @@ def _sweep_page(contents: Contents, sweep: SweepFound) -> Page:
         "compared": tables.compared_table(sweep.compared) if sweep.compared else None,
         "claims": None
         if claims is None
-        else tables.any_table("claims", "Claims judged from this sweep", claims),
+        else tables.any_table("claims", "Claims judged from this sweep", _shown(claims)),
         "settings": settings_table(sweep, asked.help) if sweep.config else None,
         "manifest": manifest_table(sweep.manifest) if sweep.manifest else None,
         "numbers": [
@@ -153,9 +156,34 @@ def _claims(contents: Contents) -> dict[str, Any]:
     frame = contents.claims.frame
     if frame is None or "rule" not in frame:
         return {"table": _ledger(contents, "claims"), "rules": []}
-    short = replace(contents.claims, frame=frame.drop(columns="rule"))
+    short = replace(contents.claims, frame=_shown(frame))
     table = _ledger(replace(contents, claims=short), "claims")
     return {"table": table, "rules": list(zip(frame["id"], frame["rule"], strict=True))}
+
+
+def _shown(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the claims in columns that a page holds: an effect with its interval, a statement with its source."""
+    rows = [
+        {
+            "claim": said["id"],
+            "verdict": said["verdict"],
+            "effect, 95 % interval": said["effect"]
+            + (f" [{said['low']}, {said['high']}]" if said["low"] else ""),
+            "statement": said["statement"] + (f" ({said['source']})" if said["source"] else ""),
+            "note": "; ".join(filter(None, (said["words"], said["run"], said["departures"]))),
+            "sweeps": said["sweeps"],
+        }
+        for row in frame.to_dict("records")
+        for said in [defaultdict(str, {str(key): _short(cell) for key, cell in row.items()})]
+    ]
+    return pd.DataFrame(rows)
+
+
+def _short(cell: Any) -> str:
+    """Return a cell as text, a number (a column that has gaps is text) with three digits."""
+    with suppress(ValueError):
+        return "" if pd.isna(cell) else f"{float(cell):.3g}"
+    return str(cell)
 
 
 def _ledger(contents: Contents, name: str) -> tables.Table | None:

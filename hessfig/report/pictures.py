@@ -93,7 +93,7 @@ def _study(name: str) -> Callable[..., list[Path]]:
 
 def _pictures(asked: FigureAsked, paths: Iterable[Path], root: Path) -> Iterator[Picture]:
     for png in (path for path in paths if path.suffix == ".png"):
-        numbers = pd.read_csv(png.with_suffix(".csv"), keep_default_na=False, na_values=["", "nan"])
+        numbers = _numbers(png.with_suffix(".csv"))
         title = _title(asked, png.stem)
         width, height = _shrink(png, png)
         small = png.parent / "small" / png.name
@@ -109,6 +109,13 @@ def _pictures(asked: FigureAsked, paths: Iterable[Path], root: Path) -> Iterator
             numbers=numbers,
             svg=_kept_svg(png.with_suffix(".svg"), root),
         )
+
+
+def _numbers(path: Path) -> pd.DataFrame:
+    """Return what was drawn; nothing for a page whose panels have no numbers, and whose CSV has no columns."""
+    if not path.read_text("utf-8").strip():
+        return pd.DataFrame()
+    return pd.read_csv(path, keep_default_na=False, na_values=["", "nan"])
 
 
 def _title(asked: FigureAsked, stem: str) -> str:

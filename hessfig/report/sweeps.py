@@ -10,10 +10,10 @@ from typing import Any
 import pandas as pd
 
 from hessfig.analysis.comparison.verdict import judge
+from hessfig.analysis.curves import quantity_to_fit
 from hessfig.analysis.manifest import Run, read_manifest, read_run
 from hessfig.analysis.slopes.fit import fit_slopes
 from hessfig.errors import UserError
-from hessfig.record import FROBENIUS
 from hessfig.report.asked import Asked, SweepAsked
 from hessfig.report.folders import Failure, State, failures_in, made_by, state_of
 
@@ -83,19 +83,24 @@ def _read(folder: Path) -> tuple[Run | None, Mapping[str, Any] | None, UserError
 
 
 def _slopes(run: Run, about: SweepAsked, asked: Asked) -> tuple[pd.DataFrame | None, str]:
-    """Fit what `hessfig slopes` does: the first quantity, on the windows of the sweep."""
-    quantity = (run.config.get("quantities") or [FROBENIUS])[0]
+    """Fit what `hessfig slopes` does, on the windows of the sweep; along training steps no power law is looked for."""
+    if run.axis.name == "step":
+        return (
+            None,
+            f"curves along steps are no power laws (hessfig slopes sweep={about.name} fits them all the same)",
+        )
     try:
         frame = fit_slopes(
             run.table,
             run.architectures,
             about.windows,
             axis=run.axis,
-            quantity=quantity,
+            quantity=quantity_to_fit(run.table),
             tolerance=asked.tolerance,
             resamples=asked.resamples,
             seed=run.first_seed,
             average=about.average,
+            preset="" if about.other else about.preset,
         )
     except UserError as error:
         return None, error.what

@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from hessfig.files import check_writable, write_text
-from hessfig.report.appearing import appearing
+from hessfig.report.appearing import appearing, check_file, check_folder, marked
 from hessfig.report.asked import Asked
 from hessfig.report.contents import Contents, gather
 from hessfig.report.findings import on_paper, on_theory
@@ -36,17 +36,27 @@ class Written:
     contents: Contents
 
 
+def check_place(outputs: Path, *, single_file: bool) -> None:
+    """Raise UserError for what stands where the report would, and is no report as hessfig left it."""
+    (check_file if single_file else check_folder)(_place(outputs, single_file=single_file))
+
+
+def _place(outputs: Path, *, single_file: bool) -> Path:
+    return outputs / (f"{REPORT}.html" if single_file else REPORT)
+
+
 def write_report(asked: Asked, *, single_file: bool = False) -> Written:
     """Write outputs/report/, or outputs/report.html. Raises UserError for a place that cannot be written.
 
-    Until everything is written the old report stays; one whose making fails stays too.
+    Until everything is written the old report stays; one whose making fails stays too. What hessfig did not write, or
+    what was changed since, is refused before anything is drawn.
     """
     return _write_one_file(asked) if single_file else _write_site(asked)
 
 
 def _write_site(asked: Asked) -> Written:
-    folder = asked.outputs / REPORT
-    with appearing(folder, mark=INDEX) as new:
+    folder = _place(asked.outputs, single_file=False)
+    with appearing(folder) as new:
         contents = gather(asked, new)
         for page in pages(contents):
             path = page_file(page.id)
@@ -59,11 +69,14 @@ def _write_site(asked: Asked) -> Written:
 
 
 def _write_one_file(asked: Asked) -> Written:
+    path = _place(asked.outputs, single_file=True)
+    check_file(path)
     check_writable(asked.outputs)
     with tempfile.TemporaryDirectory() as folder:
         contents = gather(asked, Path(folder))
         text = render_all(contents, InOneFile(Path(folder)))
-    path = write_text(asked.outputs / f"{REPORT}.html", text)
+    check_file(path)
+    write_text(path, marked(text))
     return Written(path, 1, path.stat().st_size, contents)
 
 

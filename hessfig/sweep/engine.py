@@ -25,7 +25,10 @@ from hessfig.sweep.stages.trainings import trained_for
 from hessfig.sweep.store import CellStore, CorruptCell
 from hessfig.sweep.table import Gathered, gather
 
-DERIVED = ("slopes.csv", "levels.csv", "trends.csv", "comparison.csv", "comparison_curves.csv")
+DERIVED = (
+    *("slopes.csv", "levels.csv", "trends.csv", "paired.csv", "paired_curves.csv"),
+    *("comparison.csv", "comparison_curves.csv", "comparison_ratios.csv"),
+)
 _NAMED = 5
 
 

@@ -25,7 +25,7 @@ _PACKAGES = ("torch", "transformer-lens", "curvlinops-for-pytorch", "numpy", "hy
 _NOT_SETTINGS = (
     *("output_dir", "config_dir", "dry_run", "reference", "figure", "launcher", "shard"),
     *("workers", "force_workers", "memory", "reuse", "tolerance", "resamples"),
-    *("yes", "levels", "rows", "part", "style", "single_file"),
+    *("yes", "levels", "quantity", "rows", "part", "style", "single_file"),
 )
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hessfig.config import Config, Method
+from hessfig.errors import plain
 from hessfig.files import check_place, is_file
 from hessfig.measurements.frobenius.allocation import Allocation
 from hessfig.models.registry import kind
@@ -14,12 +17,16 @@ from hessfig.sweep.pilots import allocations, pilot_cells, settled_by
 from hessfig.sweep.plan import Cell, Setup, Variants, plan, setups_of
 from hessfig.sweep.stages.trainings import needs
 from hessfig.sweep.store import CellStore
+from hessfig.terms import Block
 
 WORKER_START = 8.0  # seconds: the imports of a first worker
 
 
-def describe(variants: Variants) -> str:
-    """Return the lines of `dry_run=true` and `status`: what is measured, counts done and to do, time to go."""
+def describe(variants: Variants, *, title: str = "") -> str:
+    """Return the lines of `dry_run=true` and `status`: what is measured, counts done and to do, time to go.
+
+    `title` is the first of them: the settings know what a run changes of its preset.
+    """
     setups = setups_of(variants)
     config = setups[0].config
     check_place(sweep_folder(config))
@@ -28,7 +35,7 @@ def describe(variants: Variants) -> str:
     cells, pilot_todo = plan(setups, settled_by(setups, chosen)), unfinished(pilot, store)
     todo = unfinished(cells, store)
     lines = [
-        f"sweep {config.sweep.name}: {config.sweep.about}",
+        title or f"sweep {config.sweep.name}: {plain(config.sweep.about)}",
         *(_variant_line(setup, probes) for setup, probes in zip(setups, chosen, strict=True)),
     ]
     if pilot:
@@ -89,22 +96,43 @@ def _data(setup: Setup) -> str:
 def _span(setup: Setup) -> str:
     sigmas = [sigma for sigma in setup.sigmas() if sigma is not None]
     steps = [step for step in setup.steps() if step is not None]
-    along = f"{len(steps)} steps {steps[0]}..{steps[-1]}; " if steps else ""
-    return (f"{len(sigmas)} sigmas {sigmas[0]:g}..{sigmas[-1]:g}; " if sigmas else "one state; ") + along
+    return (_values("sigma", sigmas) or "one state; ") + _values("step", steps)
+
+
+def _values(name: str, values: Sequence[float]) -> str:
+    """Return 'sigma 0.1; ' for one value, '3 sigmas 0.1..1; ' for several, nothing for none."""
+    if len(values) < 2:
+        return f"{name} {values[0]:.12g}; " if values else ""
+    return f"{len(values)} {name}s {values[0]:.12g}..{values[-1]:.12g}; "
 
 
 def _training_lines(todo: list[Cell]) -> list[str]:
     """Say which trainings the cells need; those whose states are kept already take no time."""
     wanted = needs(todo)
     longest = max((need.steps[-1] for need in wanted), default=0)
-    return [f"trainings: {len(wanted)}, of {longest} steps or fewer, before the cells"] if wanted else []
+    steps = f"{longest} step{'s' * (longest != 1)}"
+    return [f"trainings: {len(wanted)}, of {steps} or fewer, before the cells"] if wanted else []
 
 
 def _blocks(setup: Setup) -> str:
-    pairs = list(dict.fromkeys((block.row, block.col) for block in setup.blocks))
-    names = ", ".join(row if row == col else f"({row},{col})" for row, col in pairs)
-    words = names if len(pairs) <= 6 else f"{len(pairs)} pairs"
-    return words + " of every layer" * (setup.layout.num_layers > 0)
+    """Return the names of the blocks: of every layer, or each with its layers where some are left out."""
+    layers: dict[str, set[int]] = {}
+    for block in setup.blocks:
+        layers.setdefault(_name(block), set()).update([] if block.is_across else [block.layer])
+    inside = [found for found in layers.values() if found - {0}]
+    everywhere = all(found >= set(range(1, setup.layout.num_layers + 1)) for found in inside)
+    names = [
+        name if everywhere or not found - {0} else f"{name}@{','.join(map(str, sorted(found)))}"
+        for name, found in layers.items()
+    ]
+    words = ", ".join(names) if len(names) <= 6 else f"{len(names)} pairs"
+    return words + " of every layer" * (bool(inside) and everywhere)
+
+
+def _name(block: Block) -> str:
+    if block.is_across:
+        return f"({block.row}@{block.row_layer},{block.col}@{block.layer})"
+    return block.row if block.row == block.col else f"({block.row},{block.col})"
 
 
 def _time_line(cells: list[Cell], todo: list[Cell], store: CellStore) -> str:
@@ -120,11 +148,16 @@ def _time_line(cells: list[Cell], todo: list[Cell], store: CellStore) -> str:
     else:
         operations = sum(map(_operations, todo))
         if not operations:
-            return f"time: not known for this network before a cell is done, with {workers} workers"
+            return f"time: not known for this network before a cell is done, with {_workers(workers)}"
         rate = assumed_flops(todo[0].config)
         total, basis = operations / rate, f"a guess: {rate / 1e9:g} GFLOP/s a core"
     beside = ", the trainings not counted" if needs(todo) else ""
-    return f"time: about {_duration(WORKER_START + total / workers)} with {workers} workers ({basis}{beside})"
+    time = _duration(WORKER_START + total / workers)
+    return f"time: about {time} with {_workers(workers)} ({basis}{beside})"
+
+
+def _workers(count: int) -> str:
+    return f"{count} worker{'s' * (count != 1)}"
 
 
 def _operations(cell: Cell) -> float:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 from rich.console import Console
 
 from hessfig.analysis.comparison import against
-from hessfig.analysis.comparison.outcome import Verdict
+from hessfig.analysis.comparison.outcome import Comparison, Verdict
 from hessfig.errors import UserError
 from hessfig.figures.layouts.overlay import draw_overlay
 from tests.analysis.authors import as_reference
@@ -40,11 +41,18 @@ def test_run_reads_a_file_and_writes_points_curves_ratios_and_figure(
     assert "both are zero" in console.export_text()
 
 
+def of_other_seeds(**options: Any) -> pd.DataFrame:
+    """Return a table of other networks: nothing in it is of a seed that make_table has."""
+    table = make_table(**options)
+    return table.assign(seed=table["seed"] + 1000)
+
+
 @pytest.mark.long
 def test_the_table_of_another_run_is_a_reference_and_nothing_is_called_published(tmp_path: Path) -> None:
     ours = write_sweep(make_table(seeds=12, wander=0.1), tmp_path / "ours")
-    theirs = write_sweep(make_table(seeds=12, wander=0.2), tmp_path / "theirs")
+    theirs = write_sweep(of_other_seeds(seeds=12, wander=0.2), tmp_path / "theirs")
     found = against.run(ours, theirs / "table.csv")
+    assert isinstance(found, Comparison)
     assert len(found.points) == 60 and found.reference == f"the run in {theirs}"
     pages = draw_overlay(found, tmp_path / "figures")
     console = Console(width=200, record=True)
@@ -58,11 +66,11 @@ def test_the_table_of_another_run_is_a_reference_and_nothing_is_called_published
 def test_two_runs_share_a_batch_if_their_tasks_are_the_same(tmp_path: Path) -> None:
     settings = {**CONFIG, "task": {**CONFIG["task"], "seed": 7}}
     ours = write_sweep(make_table(seeds=12), tmp_path / "ours")
-    same = write_sweep(make_table(seeds=12), tmp_path / "same")
-    other = write_sweep(make_table(seeds=12), tmp_path / "other", settings=settings)
-    unknown = write_sweep(make_table(seeds=12), tmp_path / "unknown", settings=None)
-    scales = [against.read(ours, folder / "table.csv").batch_scale for folder in (same, other, unknown)]
-    assert scales == [0.0, 2.0, 2.0]
+    same = write_sweep(of_other_seeds(seeds=12), tmp_path / "same")
+    other = write_sweep(of_other_seeds(seeds=12), tmp_path / "other", settings=settings)
+    unknown = write_sweep(of_other_seeds(seeds=12), tmp_path / "unknown", settings=None)
+    found = [against.read(ours, folder / "table.csv") for folder in (same, other, unknown)]
+    assert [one.batch_scale for one in found if isinstance(one, Comparison)] == [0.0, 2.0, 2.0]
 
 
 @pytest.mark.parametrize("name", ["../../evil", "..", "", "a/b", "-rf", "a\x1b[2J", "$(reboot)"])

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from rich.markup import escape
 
 from hessfig.analysis.claims.catalogue import claim_of, claims
 from hessfig.analysis.claims.ledger import page, printed
@@ -72,6 +73,9 @@ def test_tables_for_the_terminal(tmp_path: Path) -> None:
     cells = [list(column.cells) for column in table.columns]
     assert cells[0] == ["softmax-heterogeneity", "heads"]
     assert cells[3] == ["[green]holds[/]", "[dim]not run[/]"] and "sweep=heads" in cells[4][1]
+    assert all(
+        said.startswith(escape(one.claim.statement)) for said, one in zip(cells[4], judged, strict=True)
+    )
     words = list(printed.explanation_table(judged[0]).columns[0].cells)
     assert words == ["claim", "source", "sweeps", "rule", "effect", "verdict", "figure"]
     behind = printed.contrast_table(judged[0])

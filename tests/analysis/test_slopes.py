@@ -14,6 +14,7 @@ from rich.console import Console
 
 from hessfig.analysis.manifest import architectures
 from hessfig.analysis.slopes import fit as slopes
+from hessfig.analysis.slopes import levels
 from hessfig.analysis.slopes.bootstrap import ARITHMETIC, GEOMETRIC, Fit, fit_slope
 from hessfig.analysis.slopes.verdicts import Verdict
 from hessfig.errors import UserError
@@ -97,10 +98,50 @@ def test_paper_preset_agrees_with_its_predictions() -> None:
 
 
 def test_published_slopes_stand_beside() -> None:
-    frame = fitted(make_table(), windows=[(None, 1.0), (None, None), (0.1, None)])
+    frame = fitted(make_table(), windows=[(None, 1.0), (None, None), (0.1, None)], preset="sigma")
     query = frame[(frame["row"] == "W_Q") & (frame["part"] == "H_o")]
     assert list(query["published"])[:2] == [6.01, 5.67]
     assert math.isnan(query["published"].iloc[2])
+
+
+def test_nothing_published_stands_beside_a_network_that_is_no_presets() -> None:
+    """A sweep called sigma may be of any network: its name alone says nothing."""
+    assert fitted(make_table(sweep="sigma"))["published"].isna().all()
+
+
+def of_quantities(*names: str) -> pd.DataFrame:
+    """Return a table with the same numbers under several names."""
+    return pd.concat([make_table(seeds=3).assign(quantity=name) for name in names], ignore_index=True)
+
+
+@pytest.mark.parametrize(
+    ("measured", "asked", "fits", "others"),
+    [
+        (["erank"], {}, "erank", []),
+        (["trace", "frobenius"], {}, "frobenius", ["trace"]),
+        (["frobenius", "erank"], {"quantity": "erank"}, "erank", ["frobenius"]),
+        (["frobenius", "erank"], {"among": ["erank"]}, "erank", ["frobenius"]),
+        (["frobenius", "erank"], {"among": ["frobenius", "mine.py:ERANK"]}, "frobenius", ["erank"]),
+    ],
+)
+def test_slopes_and_levels_are_of_any_quantity(
+    tmp_path: Path, measured: list[str], asked: dict[str, Any], fits: str, others: list[str]
+) -> None:
+    folder = write_sweep(of_quantities(*measured), tmp_path)
+    frame = slopes.run(folder, WINDOW, resamples=10, **asked)
+    assert frame.attrs["others"] == others
+    assert set(pd.read_csv(folder / slopes.SLOPES)["quantity"]) == {fits}
+    assert frame["predicted"].notna().any() == (fits == "frobenius")
+    found, _ = levels.run(folder, WINDOW, resamples=10, **asked)
+    assert set(found["quantity"]) == {fits}
+
+
+def test_one_of_several_quantities_is_asked_for_by_name(tmp_path: Path) -> None:
+    folder = write_sweep(of_quantities("trace", "erank"), tmp_path)
+    with pytest.raises(UserError, match=r"(?s)several quantities.*trace, erank.*quantity=trace"):
+        slopes.run(folder, WINDOW)
+    with pytest.raises(UserError, match=r"(?s)no numbers of this quantity.*did you mean 'erank'"):
+        slopes.run(folder, WINDOW, quantity="erang")
 
 
 def bent(block: Block, part: Part, architecture: Architecture, sigma: float) -> float:
@@ -178,7 +219,7 @@ def test_bad_windows(windows: list[Any]) -> None:
 
 def test_rich_table_shows_predictions_and_zeros() -> None:
     console = Console(width=80, record=True)
-    console.print(slopes.rich_table(fitted(make_table())))
+    console.print(slopes.rich_table(fitted(make_table(), preset="sigma")))
     text = console.export_text()
     for word in ("W_Q", "σ ≤ 1", "agrees", "= 0", "paper"):
         assert word in text

@@ -7,7 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from hessfig.config.compose import Job, departures, differences, manifest_of, matching_folder, table_folder
+from hessfig.config.compose import (
+    Job,
+    departures,
+    differences,
+    manifest_of,
+    matching_folder,
+    preset_in,
+    table_folder,
+    title,
+)
 from hessfig.config.plain import as_plain
 from hessfig.errors import UserError
 from tests.config.composing import job
@@ -106,3 +115,50 @@ def test_a_broken_manifest_is_named(tmp_path: Path, text: str) -> None:
 def test_departures_from_the_paper(tmp_path: Path) -> None:
     path = made(tmp_path, "model.norm=pre", "task.seed=3", "seeds=2")
     assert departures(path, "sigma") == ["model.norm=pre (the paper: none)"]
+
+
+ABOUT = "Figure 3a: one layer, softmax, no LayerNorm, cross-entropy"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["sweep=sigma"], f"sweep sigma: {ABOUT}"),
+        (["sweep=sigma", "sweep.name=mine", "workers=1"], f"sweep mine: {ABOUT}"),
+        (["sweep=sigma", "model.norm=post"], f"sweep sigma (preset: {ABOUT}) with model.norm=post"),
+        (["model.d_model=8", "sweep.name=m"], f"sweep m (preset sigma: {ABOUT}) with model.d_model=8"),
+        (["sweep=depth", "model.n_layers=2"], "with model.n_layers=2"),
+        (["sweep=training", "state.step=[0,1]"], "8 steps) with state.step=[0, 1]"),
+        (["sweep=sigma", "seeds=2", "sweep.about=mine"], "sweep sigma: mine"),
+        (["sweep.about='\x1b[31mred'"], "sweep sigma: ?[31mred"),
+    ],
+)
+def test_the_title_holds_while_settings_are_the_presets(words: list[str], said: str) -> None:
+    assert title(job(*words)).endswith(said)
+
+
+@pytest.mark.parametrize(
+    ("words", "command", "preset", "changed", "other"),
+    [
+        (["sweep=sigma"], "hessfig run sweep=sigma", "sigma", [], []),
+        (["sweep=sigma", "seeds=3"], "", "sigma", ["seeds"], []),
+        (["sweep=layernorm", "sweep.name=mine"], "hessfig run sweep=layernorm", "layernorm", [], []),
+        (["sweep.name=mine", "model.norm=pre"], "hessfig run x=1", "sigma", ["model.norm"], ["model.norm"]),
+        (["sweep=mlp", "model.n_layers=3"], "hessfig run sweep=mlp", "mlp", ["model.n_layers"], []),
+        (["sweep=sigma", "task.seed=3"], "hessfig run sweep='sigma", "sigma", ["task.seed"], []),
+    ],
+)
+def test_the_preset_of_a_table_is_the_sweep_its_command_named(
+    tmp_path: Path, words: list[str], command: str, preset: str, changed: list[str], other: list[str]
+) -> None:
+    path = made(tmp_path, *words)
+    path.write_text(json.dumps({**json.loads(path.read_text()), "command": command}))
+    found = preset_in(path.parent, None)
+    assert found is not None and found.name == preset
+    assert [one.key for one in found.changed] == changed
+    assert [one.key for one in found.of_network] == other
+
+
+def test_a_table_whose_preset_nobody_knows_has_none(tmp_path: Path) -> None:
+    assert preset_in(made(tmp_path, "sweep.name=mine").parent, None) is None
+    assert preset_in(tmp_path, None) is None

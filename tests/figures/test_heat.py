@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
 
 from hessfig.errors import UserError
-from tests.analysis.synthetic import make_table
+from hessfig.figures.layouts.heat import heat
+from hessfig.figures.parts.paper import TEXT_WIDTH, Paper
+from hessfig.figures.parts.save import Page
+from hessfig.figures.parts.style import styled
+from hessfig.figures.sheets import FigureSpec
+from tests.analysis.synthetic import make_table, write_sweep
+from tests.figures import shipped
 from tests.figures.conftest import Draw, words
 
 
@@ -51,3 +59,28 @@ def test_pairs_alone_are_refused(pages: Draw) -> None:
     table = deep_table()
     with pytest.raises(UserError, match="blocks=each"):
         pages("heat", table.assign(col="W_K", row="W_Q").drop_duplicates(["layer", "part", "seed"]))
+
+
+def colour_bar(page: Page) -> tuple[float, float]:
+    """Return how far the colour bar stands from the last map, and how wide it is, in inches."""
+    width = page.figure.get_figwidth()
+    *_, last, bar = (ax.get_position() for ax in page.figure.axes)
+    return (bar.x0 - last.x1) * width, bar.width * width
+
+
+def heat_pages(folder: Path, asked: Paper) -> list[Page]:
+    write_sweep(deep_table(), folder)
+    with styled(asked):
+        return list(heat(FigureSpec("heat", "sigma", "heat", paper=asked), folder / "sigma"))
+
+
+def test_the_colour_bar_is_as_wide_on_every_page(tmp_path: Path) -> None:
+    (narrow,), (wide,) = (heat_pages(tmp_path, Paper(width=width)) for width in (3.25, TEXT_WIDTH))
+    assert colour_bar(narrow) == pytest.approx(colour_bar(wide), rel=1e-6)
+
+
+def test_titles_fit_a_narrow_page(tmp_path: Path) -> None:
+    asked = Paper(width=3.25)
+    (page,) = heat_pages(tmp_path, asked)
+    with styled(asked):
+        assert shipped.overlaps(page.figure) == [] and shipped.outside(page.figure) == []

@@ -15,6 +15,7 @@ from hessfig.figures.parts.panels import beside_one
 from hessfig.figures.parts.paper import SMALLEST, TEXT_WIDTH, Paper, paper
 from hessfig.figures.parts.save import Page
 from hessfig.figures.parts.style import fitting, styled, width_of
+from hessfig.figures.parts.words import changed_words
 from hessfig.figures.sheets import FigureSpec, draw
 from tests.analysis.synthetic import CONFIG, SIGMA, config, make_table, write_sweep
 from tests.figures.conftest import words
@@ -226,3 +227,14 @@ def test_no_settings_are_known_without_a_manifest(tmp_path: Path) -> None:
     write_sweep(pd.DataFrame(make_table(seeds=2, sigma=SIGMA[:4])), tmp_path, settings=None)
     paths = draw(FigureSpec("3a", "sigma", "growth", paper=Paper(note=False, formats=["png"])), tmp_path)
     assert "d_model" not in paths[1].read_text() and CONFIG["model"]["d_model"] == 128
+
+
+def test_every_note_tells_what_is_changed_from_the_preset(tmp_path: Path) -> None:
+    """Settings that a note tells already are not told twice; the page is as much higher as the note is longer."""
+    changed = changed_words(
+        {"model.norm": "post", "model.n_heads": "2", "model.d_model": "128", "model.n_layers": "1"}
+    )
+    assert changed == ("post-LN", "n_heads 2", "d_model 128", "1 layer")
+    for asked, said in ((changed, ["post-LN", "n_heads 2"]), (("d_model 12", "batch 64"), ["d_model 12"])):
+        (page, *_) = pages("3a", tmp_path, Paper(changed=asked))
+        assert page.figure.get_label().endswith(f"Changed from the preset: {', '.join(said)}.")

@@ -15,6 +15,7 @@ from hessfig.errors import UserError
 from hessfig.figures.layouts.spectra.curves import drawn_ranks
 from hessfig.figures.layouts.spectra.proxies import ratios
 from hessfig.figures.layouts.spectra.stretch import outstanding
+from hessfig.figures.parts.paper import Paper
 from hessfig.figures.parts.save import Page
 from hessfig.figures.parts.style import styled
 from hessfig.figures.parts.words import variant_words
@@ -22,6 +23,7 @@ from hessfig.figures.sheets import LAYOUTS, FigureSpec, check
 from tests.analysis.spectral import spectral_table, store_density, store_spectrum
 from tests.analysis.synthetic import config, write_sweep
 from tests.figures.conftest import words
+from tests.figures.test_heat import colour_bar
 
 VARIANTS = ["model.attention=softmax", "model.attention=linear"]
 SINKS = {**config(sink="none", sink_beta=0.0), "sweep": {"axis": "model.sink_beta"}}
@@ -133,6 +135,12 @@ def test_heat_maps_of_distances(tmp_path: Path) -> None:
     transformer = page.numbers[page.numbers["variant"] == "model.kind=transformer"]
     assert transformer["average"].iloc[0] == pytest.approx(transformer["mean"].sum() / 6)
     assert "all" not in set(page.numbers["one"]) and set(page.numbers["count"]) == {3}
+    with styled(narrow := Paper(width=3.25)):
+        spec = FigureSpec("x", folder.name, "heterogeneity", paper=narrow)
+        (small,) = LAYOUTS["heterogeneity"].draw(spec, folder)
+    assert colour_bar(small) == pytest.approx(colour_bar(page), rel=1e-6)
+    room = small.figure.axes[0].get_position(original=True).size * small.figure.get_size_inches()
+    assert room[0] == pytest.approx(room[1])  # a map is square: there is no empty space around it
 
 
 def proxy_rows() -> Iterator[dict[str, Any]]:

@@ -8,8 +8,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from hessfig.cli.main import main
+from tests.analysis.synthetic import make_table
 from tests.report.html import dead_links, read
-from tests.report.outputs import CAUSE, HOSTILE, report
+from tests.report.outputs import CAUSE, HOSTILE, report, written
 
 pytestmark = pytest.mark.long
 PAGES = [
@@ -97,10 +99,65 @@ def test_a_sweep_that_was_begun_names_the_command(site: Path) -> None:
     assert "hessfig run sweep=mlp" in read(site / "index.html").text
 
 
-def test_the_front_page_begins_with_the_paper(site: Path) -> None:
+def test_the_front_page_shows_what_is_there_and_then_what_is_not(site: Path) -> None:
+    """The paper's figures first; no tile stands for a figure whose sweep was not measured."""
     text = read(site / "index.html").text.partition("The paper")[2]
-    places = [text.index(name) for name in ("Figure 1", "Figure 3a", "Figure 5b", "Figure 6", "Beyond")]
+    names = (
+        "Figure 3a",
+        "Figure 6",
+        "Your own",
+        "What is not here yet",
+        "Figure 1: not measured yet",
+        "Figure 5b",
+    )
+    places = [text.index(name) for name in names]
     assert places == sorted(places)
+    assert "not measured" not in text.partition("What is not here yet")[0]
+
+
+def test_a_changed_network_says_so_and_nothing_published_stands_beside_it(site: Path) -> None:
+    text = " ".join(read(site / "sweeps/sigma.html").text.split())
+    about = "Figure 3a: one layer, softmax, no LayerNorm, cross-entropy"
+    assert f"(preset: {about}) with model.d_model=32, seeds=3" in text
+    assert "(changed: d_model 32)" in text
+    assert json.loads((site / "sweeps/sigma.json").read_text())["paper"]["verdict"] == "not compared"
+    assert pd.read_csv(site / "sweeps/sigma/slopes.csv")["published"].isna().all()
+    assert "±" in text.partition("Result: slopes")[2].partition("Verdict")[0]
+
+
+def test_claims_stand_in_columns_that_a_page_holds(site: Path) -> None:
+    text = " ".join(read(site / "claims.html").text.split())
+    assert "depth counts (a paper)" in text and "0.5 [0.4, 0.6]" in text
+    assert list(pd.read_csv(site / "tables/claims.csv"))[:2] == ["id", "verdict"]
+    heads = (site / "claims.html").read_text().partition("<thead>")[2].partition("</thead>")[0]
+    assert heads.count("<th ") == 6
+
+
+def test_along_steps_no_slopes_are_printed(tmp_path: Path) -> None:
+    table = make_table(seeds=2, sigma=None, steps=[1, 10, 100, 1000])
+    written(tmp_path, table.assign(sweep="training"), "sweep=training")
+    assert report(tmp_path) == 0
+    text = " ".join(read(tmp_path / "report/sweeps/training.html").text.split())
+    assert "curves along steps are no power laws" in text and "Result: slopes" not in text
+
+
+def test_figures_drawn_by_hand_are_on_their_sweeps_page(tmp_path: Path) -> None:
+    """Those that hessfig plot drew beside the shipped ones; a record that was spoilt is named, and steers nothing."""
+    written(tmp_path, make_table(seeds=2, sigma=[0.1, 1.0, 2.0]), "sweep=sigma", "seeds=2")
+    words = ["figure.name=mine", "figure.sweep=sigma", "figure.layout=bars", "figure.formats=[png]"]
+    with pytest.raises(SystemExit, match="0"):
+        main(["plot", *words, f"output_dir={tmp_path}"])
+    record = tmp_path / "sigma" / "drawn" / "mine.json"
+    (record.parent / "spoilt.json").write_text(record.read_text().replace("bars", "lines"))
+    (record.parent / "odd.json").write_text(
+        json.dumps({**json.loads(record.read_text()), "checksum": "", "windows": 5, "command": "reboot"})
+    )
+    assert report(tmp_path) == 0
+    page = read(tmp_path / "report/sweeps/sigma.html")
+    assert {"sweep-sigma-figure-3a", "sweep-sigma-figure-mine"} <= set(page.ids)
+    assert any("figmine" in str(image["src"]) for image in page.images)
+    assert "spoilt.json cannot be read" in page.text and "odd.json cannot be read" in page.text
+    assert "hessfig plot figure.name=mine" in page.text and "reboot" not in page.text
 
 
 def test_numbers_are_those_of_slopes_csv(site: Path) -> None:

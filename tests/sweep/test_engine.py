@@ -12,7 +12,9 @@ import subprocess
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -263,6 +265,26 @@ def test_the_preview_counts_and_estimates(copied: Path) -> None:
     assert "6 (seeds x sigmas x variants): 4 done, 2 to do" in lines[-2]
     assert "from the cells done" in lines[-1]
     assert "a guess" in describe([("", toy_config(copied / "fresh"))])
+
+
+@pytest.mark.parametrize(
+    ("blocks", "said"),
+    [
+        (["W@2"], "; W@2; "),
+        (["W@1", "W@3", "W_E"], "; W_E, W@1,3; "),
+        (["W", ["W@1", "W@3"]], "; W, (W@1,W@3) of every layer; "),
+        (["W"], "; W of every layer; "),
+        (["W_E"], "; W_E; "),
+    ],
+)
+def test_the_preview_names_layers_as_they_are(tmp_path: Path, blocks: list[Any], said: str) -> None:
+    assert said in describe([("", toy_config(tmp_path, blocks=blocks))]).splitlines()[1]
+
+
+def test_the_preview_counts_one_as_one(tmp_path: Path) -> None:
+    config = toy_config(tmp_path, workers=1)
+    said = describe([("", replace(config, grid=replace(config.grid, values=[0.5])))])
+    assert "n_layers=3: sigma 0.5; " in said and "with 1 worker (" in said
 
 
 def test_the_closing_line_names_the_table(tmp_path: Path) -> None:

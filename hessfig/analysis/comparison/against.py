@@ -9,12 +9,15 @@ import pandas as pd
 
 from hessfig.analysis.comparison.batch_spread import Batches, batches
 from hessfig.analysis.comparison.flaws import FLOAT32_FLOOR, count_flaws, with_logs
+from hessfig.analysis.comparison.number_by_number import compare_pairs
 from hessfig.analysis.comparison.outcome import Comparison
+from hessfig.analysis.comparison.paired import Paired
 from hessfig.analysis.comparison.points import POINT, averages, compare_points, on_grid
 from hessfig.analysis.comparison.references.read import (
     NothingToCompare,
     Reference,
     comparable,
+    other_run,
     read_reference,
 )
 from hessfig.analysis.comparison.shifts import CURVE, curve_shifts, ratio_shifts, wide
@@ -27,26 +30,30 @@ from hessfig.terms import Part, name_order
 _PARTS = [part.value for part in Part]
 
 
-def run(folder: Path, reference: Path) -> Comparison:
-    """Compare folder/table.csv with `reference`; write folder/comparison*.csv."""
+def run(folder: Path, reference: Path) -> Comparison | Paired:
+    """Compare folder/table.csv with `reference`; write folder/comparison*.csv, or folder/paired*.csv."""
     comparison = read(folder, reference)
     save(comparison, folder)
     return comparison
 
 
-def read(folder: Path, reference: Path) -> Comparison:
-    """Compare folder/table.csv with `reference` and write nothing."""
+def read(folder: Path, reference: Path) -> Comparison | Paired:
+    """Compare folder/table.csv with `reference` and write nothing; number by number if both ran the same networks."""
     run = read_run(folder)
+    _checked_name(run.table)
+    if (other := other_run(reference)) is not None:
+        named = f"the run in {plain(reference.parent)}"
+        if (paired := compare_pairs(run, *other, reference=named)) is not None:
+            return paired
     found = read_reference(reference, run.table, run.architectures)
     return compare(run.table, found, batches(run.architectures, run.config.get("task"), found.task))
 
 
-def save(comparison: Comparison, folder: Path) -> list[Path]:
-    """Write folder/comparison.csv (points), comparison_curves.csv and comparison_ratios.csv; return their paths."""
-    frames = {"": comparison.points, "_curves": comparison.curves, "_ratios": comparison.ratios}
+def save(comparison: Comparison | Paired, folder: Path) -> list[Path]:
+    """Write the files of a comparison beside the table; return their paths."""
     return [
-        write_text(folder / f"comparison{name}.csv", frame.to_csv(index=False, lineterminator="\n"))
-        for name, frame in frames.items()
+        write_text(folder / name, frame.to_csv(index=False, lineterminator="\n"))
+        for name, frame in comparison.files.items()
     ]
 
 

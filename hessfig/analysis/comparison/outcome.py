@@ -40,6 +40,12 @@ class Comparison:
     reasons: list[str]
 
     @property
+    def files(self) -> dict[str, pd.DataFrame]:
+        """The tables to be written, by name."""
+        frames = {"": self.points, "_curves": self.curves, "_ratios": self.ratios}
+        return {f"comparison{name}.csv": frame for name, frame in frames.items()}
+
+    @property
     def share_within_3(self) -> float:
         """Return the share of points whose difference is at most three standard errors."""
         return float((self.points["z"].dropna().abs() <= 3).mean())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from hessfig.analysis.axis import SIGMA, Axis, X, along, check_places
-from hessfig.analysis.curves import of_quantity, seed_matrix
+from hessfig.analysis.curves import of_quantity, quantity_to_fit, seed_matrix
 from hessfig.analysis.manifest import Architectures, read_run
 from hessfig.analysis.slopes.bootstrap import ARITHMETIC, RESAMPLES, fit_slope
 from hessfig.analysis.slopes.printed import rich_table
@@ -47,26 +47,32 @@ def run(
     resamples: int = RESAMPLES,
     seed: int | None = None,
     average: str = ARITHMETIC,
-    quantity: str = FROBENIUS,
+    quantity: str | None = None,
+    among: Collection[str] | None = None,
+    preset: str = "",
 ) -> pd.DataFrame:
     """Fit every curve of folder/table.csv, write folder/slopes.csv and return it as a table.
 
-    `seed` of the bootstrap: the first seed of the run, as in figures, unless told. Raises UserError for a bad table,
+    `seed` of the bootstrap: the first seed of the run, as in figures, unless told. `quantity` and `among`: see
+    quantity_to_fit; the others of the table are listed in `attrs`, under "others". Raises UserError for a bad table,
     manifest or window.
     """
     measured = read_run(folder)
+    fitted = quantity_to_fit(measured.table, quantity, among)
     frame = fit_slopes(
         measured.table,
         measured.architectures,
         windows,
         axis=measured.axis,
-        quantity=quantity,
+        quantity=fitted,
         tolerance=tolerance,
         resamples=resamples,
         seed=measured.first_seed if seed is None else seed,
         average=average,
+        preset=preset,
     )
     write_slopes(frame, folder / SLOPES)
+    frame.attrs["others"] = [name for name in measured.table["quantity"].unique() if name != fitted]
     return frame
 
 
@@ -81,18 +87,20 @@ def fit_slopes(
     resamples: int = RESAMPLES,
     seed: int = 0,
     average: str = ARITHMETIC,
+    preset: str = "",
 ) -> pd.DataFrame:
     """Return one row per curve and window: log-log least squares of the mean over seeds (`average`: which mean).
 
     Errors are those of bootstrap.fit_slope, predicted exponents those of predictions.growth_rates, published
-    slopes those of data/published_slopes.csv; the latter two speak of Frobenius norms along sigma.
+    slopes those of data/published_slopes.csv; the latter two speak of Frobenius norms along sigma. `preset` is the
+    shipped sweep whose network and task these are, "" for others: nobody published their slopes.
     """
     check_windows(windows)
     numbers = along(of_quantity(table, quantity), axis)
     check_places(numbers, axis)
-    sweep, originals = str(table["sweep"].iloc[0]), dict(list(numbers.groupby(CURVE)))
+    originals = dict(list(numbers.groupby(CURVE)))
     rows = [
-        _context(key, sweep, window, architectures, axis)
+        _context(key, preset, window, architectures, axis)
         | _row(values, window, resamples, seed, average)
         | _measure_of(originals[key], window)
         for key, values in seed_matrix(numbers, axis=axis, quantity=quantity).groupby(level=CURVE, sort=False)
@@ -118,7 +126,7 @@ def _row(values: pd.DataFrame, window: Window, resamples: int, seed: int, averag
 
 
 def _context(
-    key: Key, sweep: str, window: Window, architectures: Architectures, axis: Axis
+    key: Key, preset: str, window: Window, architectures: Architectures, axis: Axis
 ) -> dict[str, Any]:
     """Return what the slope is compared with: the prediction and the published slope."""
     variant, num_layers, layer, row_layer, row, col, part, quantity, _ = key
@@ -132,7 +140,7 @@ def _context(
         "prediction": rate.prediction.value,
         "regime": rate.regime.value,
         "reference": rate.reference,
-        "published": published_slope(sweep, row, col, part, window) if shown else math.nan,
+        "published": published_slope(preset, row, col, part, window) if shown else math.nan,
     }
 
 

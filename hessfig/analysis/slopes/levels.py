@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from hessfig.analysis.axis import DEPTH, SIGMA, Axis, X, along, check_places
-from hessfig.analysis.curves import of_quantity, seed_matrix
+from hessfig.analysis.curves import of_quantity, quantity_to_fit, seed_matrix
 from hessfig.analysis.manifest import read_run
 from hessfig.analysis.slopes.bootstrap import ARITHMETIC, GEOMETRIC, RESAMPLES, fit_slope
 from hessfig.analysis.table import in_reading_order
@@ -33,12 +33,17 @@ def run(
     windows: Sequence[Window],
     *,
     average: str = ARITHMETIC,
-    quantity: str = FROBENIUS,
+    quantity: str | None = None,
+    among: Collection[str] | None = None,
     resamples: int = RESAMPLES,
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Write folder/levels.csv and folder/trends.csv and return them. Raises UserError for a bad table or window."""
+    """Write folder/levels.csv and folder/trends.csv and return them. `quantity` and `among`: see quantity_to_fit.
+
+    Raises UserError for a bad table or window.
+    """
     measured = read_run(folder)
-    of_seeds = _of_seeds(measured.table, windows, axis=measured.axis, quantity=quantity, average=average)
+    fitted = quantity_to_fit(measured.table, quantity, among)
+    of_seeds = _of_seeds(measured.table, windows, axis=measured.axis, quantity=fitted, average=average)
     levels = _over_seeds(of_seeds, measured.axis, average)
     trends = _trends(of_seeds, measured.axis, resamples=resamples, seed=measured.first_seed)
     for frame, name in ((levels, LEVELS), (trends, TRENDS)):

@@ -1,1 +1,1 @@
-"""hessfig report: what the settings know of figures and sweeps, given to the report."""
+"""hessfig plot and report: what the settings know of figures and sweeps, given to whoever draws them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,8 @@ import hessfig
 from hessfig.analysis.axis import X, along
 from hessfig.analysis.manifest import read_run
 from hessfig.analysis.windows import WHOLE
-from hessfig.cli.report.sweeps import asked_of, command, composed, is_measured, place
-from hessfig.cli.results import spec_of
+from hessfig.cli.report.plot import changed_settings, remembered, spec_of
+from hessfig.cli.report.sweeps import asked_of, command, composed, is_measured, place, quoted_anew
 from hessfig.config.choices import FigureGroup
 from hessfig.config.compose import Job
 from hessfig.config.schema import FigureConfig
@@ -24,14 +25,16 @@ from hessfig.figures.sheets import FigureSpec
 from hessfig.report.asked import Asked, FigureAsked
 from hessfig.report.contents import Contents
 from hessfig.report.folders import find_sweeps
-from hessfig.report.written import Written, write_report
+from hessfig.report.written import Written, check_place, write_report
 
 PAPER = Paper(formats=("png", "svg"))
 
 
 def report(job: Job) -> int:
     """Write the report of what is in output_dir; name it, and what is not there yet."""
-    written = write_report(_asked(job), single_file=job.config.single_file)
+    single_file = job.config.single_file
+    check_place(Path(job.config.output_dir), single_file=single_file)
+    written = write_report(_asked(job), single_file=single_file)
     print("\n".join(_summary(written)))
     return 0
 
@@ -66,6 +69,7 @@ def _asked(job: Job) -> Asked:
     outputs = Path(job.config.output_dir)
     names = [name for name in find_sweeps(outputs) if name not in studies()]
     figures = _figures(job)
+    figures += [one for name in names for one in _by_hand(job, name, {figure.name for figure in figures})]
     drawn = {figure.sweep for figure in figures}
     others = [_plain_figure(job, name) for name in names if name not in drawn]
     return Asked(
@@ -104,7 +108,10 @@ def _figure(job: Job, figure: ShippedFigure | FigureConfig) -> FigureAsked:
     if not is_measured(job, figure.sweep):
         run = command("run", f"sweep={figure.sweep}", *place(job))
         return FigureAsked(*about, f"{run} && {made_by}")
-    return FigureAsked(*about, made_by, *_spec(job, f"figure={figure.name}"))
+    spec, problem = _spec(job, f"figure={figure.name}")
+    changed = ", ".join(spec.paper.changed) if spec else ""
+    title = f"{about[1]} (changed: {changed})" if changed else about[1]
+    return FigureAsked(about[0], title, *about[2:], made_by, spec, problem)
 
 
 def _spec(job: Job, *words: str) -> tuple[FigureSpec | None, UserError | None]:
@@ -115,6 +122,31 @@ def _spec(job: Job, *words: str) -> tuple[FigureSpec | None, UserError | None]:
         return None, error
 
 
+def _by_hand(job: Job, sweep: str, known: set[str]) -> Iterator[FigureAsked]:
+    """Yield the figures that `hessfig plot` drew of a sweep beside those that the settings know."""
+    if not is_measured(job, sweep):
+        return
+    folder = Path(job.config.output_dir) / sweep
+    paper = replace(PAPER, changed=_changed(folder, job))
+    for found, stem, drawn_by in remembered(folder, sweep, job.config.resamples):
+        own = choices("figure", job.own).keys() - choices("figure").keys()
+        if stem in own:
+            continue  # its file, which is at hand, may have changed since
+        name = f"{stem}_{sweep}" if stem in known else stem
+        about = (name, "A figure of your own", "own", sweep, quoted_anew(drawn_by, "plot"))
+        if isinstance(found, UserError):
+            yield FigureAsked(*about, problem=found)
+        else:
+            yield FigureAsked(*about, replace(found, name=name, paper=paper))
+
+
+def _changed(folder: Path, job: Job) -> tuple[str, ...]:
+    try:
+        return changed_settings(folder, job)
+    except UserError:  # the sweep's page says why
+        return ()
+
+
 def _plain_figure(job: Job, sweep: str) -> FigureAsked | None:
     """Return a figure of a sweep that none is known of: its curves, or its numbers as bars."""
     if not is_measured(job, sweep):
@@ -122,7 +154,9 @@ def _plain_figure(job: Job, sweep: str) -> FigureAsked | None:
     layout = "lines" if _has_curves(Path(job.config.output_dir) / sweep) else "bars"
     words = [f"figure.sweep={sweep}", f"figure.layout={layout}", f"figure.name={sweep}"]
     made_by = command("plot", *words, *place(job))
-    spec = FigureSpec(sweep, sweep, layout, [WHOLE], resamples=job.config.resamples, paper=PAPER)
+    folder = Path(job.config.output_dir) / sweep
+    paper = replace(PAPER, changed=_changed(folder, job))
+    spec = FigureSpec(sweep, sweep, layout, [WHOLE], resamples=job.config.resamples, paper=paper)
     return FigureAsked(sweep, "Everything that was measured", "own", sweep, made_by, spec)
 
 

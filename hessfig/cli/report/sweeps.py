@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hessfig.config.compose import Job, compose, differences, manifest_of
+from hessfig.config.compose import Job, compose, manifest_of, preset_in
+from hessfig.config.compose.made import Difference
 from hessfig.config.shipped import choices
 from hessfig.errors import UserError
 from hessfig.files import is_file
@@ -19,18 +20,28 @@ from hessfig.report.asked import Departure, SweepAsked
 
 def asked_of(job: Job, name: str) -> SweepAsked:
     """Return a sweep as the settings have it; one that was named by hand has its manifest's windows."""
-    is_known = name in choices("sweep", job.own)
+    is_known, folder = name in choices("sweep", job.own), Path(job.config.output_dir) / name
     of_sweep = composed(job, f"sweep={name}" if is_known else f"sweep.name={name}")
-    manifest = _made(Path(job.config.output_dir) / name)
+    manifest = _made(folder)
     config = None if manifest is None else manifest["config"]
     if config and not is_known:
         of_sweep = of_sweep.fitted_as(config["sweep"])
-    fitted = of_sweep.config.sweep
-    departures = None if config is None else _departures(config, of_sweep)
+    fitted, preset = of_sweep.config.sweep, preset_in(folder, job.own) if manifest else None
+    departures = None if preset is None else _departures(preset.changed)
     about = fitted.about if is_known else str((config or {"sweep": {}})["sweep"].get("about") or "")
-    windows = [(low, high) for low, high in fitted.windows]
-    again = _as_it_was(manifest) or _again(job, name, config, departures or [], is_known=is_known)
-    return SweepAsked(name, about, windows, fitted.average.value, again, departures, is_known)
+    other = preset.of_network if preset else []
+    again = quoted_anew((manifest or {}).get("command"), "run")
+    return SweepAsked(
+        name,
+        preset.words(name) if preset else about,
+        [(low, high) for low, high in fitted.windows],
+        fitted.average.value,
+        again or _again(job, name, config, departures or [], is_known=is_known),
+        departures,
+        is_known,
+        preset=preset.name if preset else "",
+        other=_departures(other),
+    )
 
 
 def composed(job: Job, *words: str) -> Job:
@@ -61,16 +72,16 @@ def _made(folder: Path) -> Mapping[str, Any] | None:
         return None
 
 
-def _as_it_was(manifest: Mapping[str, Any] | None) -> str:
-    """Return the command line in a manifest, quoted anew: pasting it runs hessfig and nothing else."""
+def quoted_anew(found: object, verb: str) -> str:
+    """Return a command line that stands in a file, if it is one of `verb`: pasting it runs hessfig and nothing else."""
     with suppress(ValueError):  # quotes that do not close
-        words = shlex.split(str((manifest or {}).get("command") or ""))
-        return shlex.join(words) if words[:2] == ["hessfig", "run"] else ""
+        words = shlex.split(str(found or ""))
+        return shlex.join(words) if words[:2] == ["hessfig", verb] else ""
     return ""
 
 
-def _departures(config: Mapping[str, Any], job: Job) -> list[Departure]:
-    return [Departure(one.key, _text(one.made), _text(one.asked)) for one in differences(config, job)]
+def _departures(found: Sequence[Difference]) -> list[Departure]:
+    return [Departure(one.key, _text(one.made), _text(one.asked)) for one in found]
 
 
 def _again(

@@ -2,14 +2,19 @@
 
 from hessfig.config.compose.job import Job, compose, jobs
 from hessfig.config.compose.made import departures, differences, manifest_of, matching_folder, table_folder
+from hessfig.config.compose.presets import Preset, preset_in, preset_of, title
 
 __all__ = [
     "Job",
+    "Preset",
     "compose",
     "departures",
     "differences",
     "jobs",
     "manifest_of",
     "matching_folder",
+    "preset_in",
+    "preset_of",
     "table_folder",
+    "title",
 ]

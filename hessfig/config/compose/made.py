@@ -23,7 +23,7 @@ _NO_NUMBERS = ("sweep.name", "sweep.about", "sweep.windows", "sweep.average")
 # Words that ask nothing of a table.
 _READING = (
     *("figure", "style=", "tolerance=", "resamples=", "reference=", "sweep.windows=", "sweep.average="),
-    *("levels=", "rows=", "part="),
+    *("levels=", "quantity=", "rows=", "part="),
 )
 _GROUPS = ("task", "model", "grid", "estimator", "sweep")
 _UNKNOWN = object()
@@ -39,8 +39,13 @@ class Difference:
     made: Any
     asked: Any
 
+    @property
+    def value(self) -> str:
+        """What the table was made with, as text."""
+        return _text(self.made)
+
     def __str__(self) -> str:
-        return f"{self.key}={_text(self.made)} (now {_text(self.asked)})"
+        return f"{self.key}={self.value} (now {_text(self.asked)})"
 
 
 def manifest_of(folder: Path) -> dict[str, Any] | None:

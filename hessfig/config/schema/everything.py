@@ -70,6 +70,11 @@ class Config:
     levels: Annotated[
         bool, "in place of slopes, mean levels in each window and how they go with settings"
     ] = False
+    quantity: Annotated[
+        str | None,
+        "fit this quantity of the table; null: frobenius where it was measured, else the only one there is",
+        "a name or null",
+    ] = None
     rows: Annotated[Any, "print blocks of these row weights only: W_Q, or [W_Q, W_V]", "a name or a list"] = (
         None
     )

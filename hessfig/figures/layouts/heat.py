@@ -15,18 +15,21 @@ from matplotlib.image import AxesImage
 
 from hessfig.analysis.curves import growth_curves
 from hessfig.errors import UserError
-from hessfig.figures.parts.grid import Margins, panel_grid
+from hessfig.figures.parts.grid import Margins, panel_grid, panel_width, width_in
 from hessfig.figures.parts.measured import in_order, parts_of
 from hessfig.figures.parts.numbers import as_written, at_one_place, read_numbers
+from hessfig.figures.parts.paper import paper
 from hessfig.figures.parts.save import Page, file_words, page_suffix
 from hessfig.figures.parts.spec import FigureSpec
-from hessfig.figures.parts.style import TEXT_WIDTH, TINY
+from hessfig.figures.parts.style import TINY, width_of
+from hessfig.figures.parts.style import points as points_of
 from hessfig.figures.parts.words import (
     estimator_words,
     part_title,
     plain,
     quantity_words,
     seeds_words,
+    symbol,
     variant_words,
     weight_words,
 )
@@ -80,17 +83,20 @@ def draw_heat(points: pd.DataFrame, quantity: str, note: str) -> Figure:
     margins = Margins(left=0.36, right=0.66, top=0.24, bottom=0.22 + _LETTER * longest, across=0.1)
     height = _ROW * max(len(layers), 4)
     figure, axes = panel_grid(1, len(parts), note=note, panel_height=height, margins=margins, share_y="all")
+    widest = max(width_of(part_title(part), points_of("axes.titlesize")) for part in parts)
+    in_full = widest <= panel_width(len(parts), margins) + margins.across
     signed = bool((points["mean"] < 0).any())
     scale = _scale(points["mean"], signed)
     for ax, part in zip(axes[0], parts, strict=True):
         square, zero = _matrix(points[points["part"] == part], layers, names)
         image = _draw_panel(ax, square, zero, scale, signed=signed)
         ax.set_xticks(range(len(names)), [weight_words(name) for name in names], rotation=90)
-        ax.set_title(part_title(part))
+        ax.set_title(part_title(part) if in_full else symbol(part))
     axes[0, 0].set_yticks(range(len(layers)), [str(layer) if layer else _OUTSIDE for layer in layers])
     axes[0, 0].set_ylabel("layer")
     box = axes[0, -1].get_position()
-    bar = figure.add_axes((box.x1 + 0.08 / TEXT_WIDTH, box.y0, 0.09 / TEXT_WIDTH, box.height))
+    page = paper().inches
+    bar = figure.add_axes((box.x1 + 0.08 / page, box.y0, 0.09 / page, box.height))
     figure.colorbar(image, cax=bar, label=_label(quantity, signed))
     return figure
 
@@ -125,7 +131,7 @@ def _draw_panel(
     shown = np.where(np.isfinite(shown), shown, np.nan)
     image = ax.imshow(shown, cmap="RdBu_r" if signed else "viridis", norm=scale, aspect="auto")
     ax.set_facecolor("#e6e6e6")
-    if ax.get_position().width * TEXT_WIDTH / square.shape[1] >= _WRITTEN:
+    if width_in(ax) / square.shape[1] >= _WRITTEN:
         _write_numbers(ax, shown, zero, scale, signed)
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)

@@ -7,6 +7,7 @@ figure from here obeys `figure.width`, `figure.note`, `figure.formats` and `styl
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -111,16 +112,22 @@ def note_height(note: str) -> float:
 def noted_figure(height: float, note: str) -> Figure:
     """Return an empty figure of the paper's width with a note at its foot; its label is the note, for its .txt."""
     figure = Figure(figsize=(paper().inches, height))
-    figure.set_label(note)
+    figure.set_label(whole_note(note))
     for index, line in enumerate(reversed(note_lines(note) if paper().note else [])):
         y = (_EDGE + _LINE * index) / height
         figure.text(_EDGE / paper().inches, y, line, fontsize=TINY, color="#555555", va="bottom")
     return figure
 
 
+def whole_note(note: str) -> str:
+    """Return a note with the settings at its end in which the network is not the preset's, unless it tells them."""
+    untold = [words for words in paper().changed if not re.search(rf"(?<!\w){re.escape(words)}(?!\w)", note)]
+    return f"{note} Changed from the preset: {', '.join(untold)}.".strip() if untold else note
+
+
 def note_lines(note: str) -> list[str]:
     """Return a note broken into lines that the page holds."""
-    room, lines = paper().inches - 2 * _EDGE, [""]
+    room, lines, note = paper().inches - 2 * _EDGE, [""], whole_note(note)
     for word in plain(note).split(" ") if note else []:
         longer = f"{lines[-1]} {word}".strip()
         if width_of(longer) <= room:

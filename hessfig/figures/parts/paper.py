@@ -29,6 +29,7 @@ class Paper:
 
     `width` in inches; None: the style's. Without `note` the words stand in a .txt beside the figure. `panels` are names
     of panels, none: all. `offered` collects the names of the panels that a figure has, as its sheets are laid out.
+    `changed`: what is drawn is not of the preset's network, but of one with these settings, as every note then says.
     """
 
     width: float | None = None
@@ -36,6 +37,7 @@ class Paper:
     formats: Sequence[str] = FORMATS
     panels: Sequence[str] = ()
     style: str = "default"
+    changed: Sequence[str] = ()
     offered: dict[str, None] = field(default_factory=dict)
 
     @property

@@ -83,8 +83,7 @@ def part_title(part: str) -> str:
 
 def part_words(part: str) -> str:
     """Return a part of the Hessian in words that begin a sentence (a note knows no formulas); nothing for no part."""
-    label = Part(part).label if part else ""
-    return label[:1].upper() + label[1:]
+    return Part(part).label[:1].upper() + Part(part).label[1:] if part else ""
 
 
 def unit_label(quantity: str) -> str:
@@ -123,10 +122,8 @@ def setting_words(config: Mapping[str, Any], table: pd.DataFrame, axis: Axis) ->
     of one's own.
     """
     model, task, sweep = (config.get(group) or {} for group in ("model", "task", "sweep"))
-    depths = (
-        sorted(int(depth) for depth in table["num_layers"].unique())
-        if "num_layers" in table
-        else [model.get("n_layers", 1)]
+    depths = sorted(
+        map(int, table["num_layers"].unique() if "num_layers" in table else [model.get("n_layers", 1)])
     )
     told = {axis.name, *(sweep.get("vary") or {})}
     words = {
@@ -152,6 +149,17 @@ def variant_words(variant: str) -> str:
     return plain(", ".join(dict.fromkeys(named)))
 
 
+def changed_words(settings: Mapping[str, str]) -> tuple[str, ...]:
+    """Return changed settings in words: 'post-LN', 'n_heads 2'; where a file lies is no word for a figure."""
+    layers = "1 layer" if settings.get("model.n_layers") == "1" else "{} layers"
+    named = {"task.batch_size": "batch {}", "model.n_layers": layers}
+    return tuple(
+        _SETTINGS.get((key, value), named.get(key, f"{last_word(key)} {{}}").format(value))
+        for key, value in settings.items()
+        if not key.endswith((".path", ".factory", ".options"))
+    )
+
+
 def seeds_words(table: pd.DataFrame) -> str:
     """Return how many seeds a point rests on."""
     per_point = table.groupby(POINT, dropna=False)["seed"].nunique()
@@ -163,13 +171,8 @@ def estimator_words(table: pd.DataFrame) -> str:
     """Return which quantity was estimated how: every estimator and type among the numbers, and their probes."""
     probes = sorted({int(count) for count in table["num_probes"] if count > 0})
     how = "/".join(sorted(table["estimator"].unique()))
-    count = (
-        f", {probes[0]} probes"
-        if len(probes) == 1
-        else f", {probes[0]} to {probes[-1]} probes"
-        if probes
-        else ""
-    )
+    span = " to ".join(map(str, sorted({*probes[:1], *probes[-1:]})))
+    count = f", {span} probes" if probes else ""
     return f"{_measured(table)}: {how}{count}, {'/'.join(sorted(table['dtype'].unique()))}"
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from hessfig.files import write_text
 from hessfig.theory.verify.errata import markdown, number, summary
@@ -28,15 +29,20 @@ def statements_csv(outcomes: list[Outcome]) -> str:
     return csv_text(COLUMNS, (_row(outcome) for outcome in outcomes))
 
 
-def print_table(outcomes: list[Outcome], paths: list[Path]) -> None:
-    """Print one row per statement, the count of verdicts, and what differs from the record."""
+def print_table(outcomes: list[Outcome], paths: list[Path], show: Callable[[Table], None]) -> None:
+    """Print one row per statement (by `show`), the count of verdicts, and what differs from the record."""
     console = Console()
-    table = Table("statement", "reference", "as printed", "error as printed", "error corrected")
+    table = Table(
+        *(Column(name, no_wrap=True, overflow="fold") for name in ("statement", "reference", "as printed")),
+        *("error as printed", "error corrected"),
+    )
     for outcome in outcomes:
         statement, reference, verdict, *errors, _ = _row(outcome)
         table.add_row(statement, reference, f"[{_COLOURS[outcome.verdict]}]{verdict}[/]", *errors)
-    console.print(table)
-    console.print(f"{summary(outcomes)}; {sum(o.seconds for o in outcomes):.0f} s", highlight=False)
+    show(table)
+    console.print(
+        f"{summary(outcomes)}; {sum(o.seconds for o in outcomes):.0f} s", soft_wrap=True, highlight=False
+    )
     for outcome in outcomes:
         if not outcome.as_recorded:
             console.print(f"[bold red]changed:[/] {_change(outcome)}")

@@ -4,10 +4,12 @@ sheet.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import track
+from rich.table import Table
 
 from hessfig.errors import UserError, did_you_mean
 from hessfig.theory.formulas.attention.literal import literal_bytes
@@ -19,12 +21,20 @@ LITERAL_LIMIT = 2**30
 MOST_SEEDS = 1000
 
 
-def run(statement_ids: list[str] | None, *, output_dir: Path, dims: Dims, seeds: int, dtype: str) -> int:
+def run(
+    statement_ids: list[str] | None,
+    *,
+    output_dir: Path,
+    dims: Dims,
+    seeds: int,
+    dtype: str,
+    show: Callable[[Table], None] | None = None,
+) -> int:
     """Check `statement_ids` (None: all) at `dims` and with d_K on the other side of d_V, `seeds` draws each.
 
-    Writes output_dir/verify/statements.csv and report.md. Returns 0, or 1 when a verdict differs from the
-    recorded one or a correction fails. Raises UserError for an unknown id, L < 3, equal or huge dims, seeds <
-    1, or float32.
+    Writes output_dir/verify/statements.csv and report.md; `show` prints the table. Returns 0, or 1 when a verdict
+    differs from the recorded one or a correction fails. Raises UserError for an unknown id, L < 3, equal or huge dims,
+    seeds < 1, or float32.
     """
     chosen = _chosen(statement_ids)
     check_settings(dims, seeds, dtype)
@@ -34,7 +44,7 @@ def run(statement_ids: list[str] | None, *, output_dir: Path, dims: Dims, seeds:
     )
     outcomes = [check(statement, sizes, seeds) for statement in statements]
     paths = report.write(outcomes, output_dir / "verify", sizes, seeds)
-    report.print_table(outcomes, paths)
+    report.print_table(outcomes, paths, show or Console().print)
     return int(not all(outcome.as_recorded for outcome in outcomes))
 
 

@@ -19,11 +19,12 @@ _COLOURS = {
 
 
 def verdict_table(judged: Sequence[Judged]) -> Table:
-    """Return a row a claim: effect, interval, verdict, and what stands beside it."""
+    """Return a row a claim: effect, interval, verdict, what it states, and below it a note or what to run."""
     rows = [
-        (one.claim.id, effect(one), interval(one), _coloured(one.verdict), _safe(one.words)) for one in judged
+        (one.claim.id, effect(one), interval(one), _coloured(one.verdict), _stated(one)) for one in judged
     ]
-    return _table(("claim", "effect", "95 % interval", "verdict", "note, or what to run"), rows, wrapped=4)
+    heads = ("claim", "effect", "95 % interval", "verdict", "statement; note, or what to run")
+    return _table(heads, rows, wrapped=4)
 
 
 def explanation_table(one: Judged) -> Table:
@@ -48,6 +49,10 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, wrapped: int)
     for row in rows:
         table.add_row(*row)
     return table
+
+
+def _stated(one: Judged) -> str:
+    return "\n".join(_safe(text) for text in (one.claim.statement, one.words) if text)
 
 
 def _coloured(verdict: str) -> str:

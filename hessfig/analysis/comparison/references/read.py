@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import pandas as pd
 from hessfig.analysis.comparison.references.plain_csv import Row, column_names, read_columns, refused
 from hessfig.analysis.comparison.references.results_folder import NothingToCompare, read_results
 from hessfig.analysis.manifest import Architectures, read_manifest
+from hessfig.analysis.table import read_table
 from hessfig.errors import UserError, plain
 from hessfig.record import COLUMNS, FROBENIUS, MANIFEST, TABLE, Status
 from hessfig.terms import Part
@@ -56,9 +57,18 @@ def read_reference(path: Path, table: pd.DataFrame, architectures: Architectures
             remedy="check the path",
         )
     names = column_names(path)
-    if {"row", "col", "seed", "quantity"} <= set(names):
+    if _is_run(names):
         return _run(path, names)
     return Reference(_published(path, names, sorted(table["num_layers"].unique())))
+
+
+def other_run(path: Path) -> tuple[pd.DataFrame, Mapping[str, Any] | None] | None:
+    """Return the table of another run and the settings in the manifest beside it; None for any other reference."""
+    if path.is_dir() or not path.exists() or not _is_run(column_names(path)):
+        return None
+    read_columns(path, [], {}, lambda row: False)  # within bounds, before it is read as a whole
+    manifest = _manifest_beside(path)
+    return read_table(path), manifest["config"] if manifest else None
 
 
 def comparable(table: pd.DataFrame) -> pd.DataFrame:
@@ -104,8 +114,17 @@ def _run(path: Path, names: list[str]) -> Reference:
     return Reference(values, f"the run in {plain(path.parent)}", _task_beside(path), aside)
 
 
+def _is_run(names: Sequence[str]) -> bool:
+    return {"row", "col", "seed", "quantity"} <= set(names)
+
+
 def _task_beside(path: Path) -> Mapping[str, Any] | None:
     """Return the task settings of the run whose table this is, None if no manifest says."""
+    found = _manifest_beside(path)
+    return found["config"]["task"] if found else None
+
+
+def _manifest_beside(path: Path) -> Mapping[str, Any] | None:
     manifest = path.parent / MANIFEST
     if path.name != TABLE or not manifest.exists():
         return None
@@ -114,8 +133,7 @@ def _task_beside(path: Path) -> Mapping[str, Any] | None:
         raise refused(
             manifest, "is too large", got=f"{size} bytes", allowed=f"at most {LARGEST_MANIFEST} bytes"
         )
-    found = read_manifest(path.parent)
-    return found["config"]["task"] if found else None
+    return read_manifest(path.parent)
 
 
 def _published(path: Path, names: list[str], depths: list[int]) -> pd.DataFrame:

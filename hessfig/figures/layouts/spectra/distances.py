@@ -17,13 +17,15 @@ from hessfig.analysis.spectra.distances import PUBLISHED
 from hessfig.analysis.spectra.heterogeneity import PAIR, is_weight, pair_distances
 from hessfig.figures.layouts.spectra.collected import Collected, Network, collected
 from hessfig.figures.layouts.spectra.eigenvalues import kernel_of
-from hessfig.figures.parts.grid import Margins, panel_grid
+from hessfig.figures.parts.grid import Margins, panel_grid, panel_width, width_in
+from hessfig.figures.parts.paper import paper
 from hessfig.figures.parts.save import Page
 from hessfig.figures.parts.spec import FigureSpec
 from hessfig.figures.parts.style import TEXT_WIDTH, TINY
 from hessfig.figures.parts.words import part_words, variant_words, weight_words
 
 _COLUMNS = 2
+_WRITTEN = 0.13  # inches: from this width of a cell on, its number is written in it
 _NETWORK = ["variant", "num_layers", "part"]
 _MARGINS = Margins(left=0.42, right=0.5, top=0.36, bottom=0.42, across=0.5, down=0.7)
 
@@ -54,9 +56,14 @@ def heterogeneity(spec: FigureSpec, folder: Path) -> Iterator[Page]:
 
 def _draw_page(one: Collected, pairs: pd.DataFrame, means: pd.DataFrame, *, note: str, suffix: str) -> Page:
     rows = math.ceil(len(one.networks) / _COLUMNS)
-    side = (TEXT_WIDTH - _MARGINS.left - _MARGINS.right - (_COLUMNS - 1) * _MARGINS.across) / _COLUMNS
     figure, axes = panel_grid(
-        rows, _COLUMNS, note=note, panel_height=side, margins=_MARGINS, share_x=False, share_y=False
+        rows,
+        _COLUMNS,
+        note=note,
+        panel_height=panel_width(_COLUMNS, _MARGINS),
+        margins=_MARGINS,
+        share_x=False,
+        share_y=False,
     )
     numbers, panels = [], axes.ravel()
     for ax, network in zip(panels, one.networks, strict=False):
@@ -84,7 +91,7 @@ def _draw_map(ax: Axes, pairs: pd.DataFrame) -> AxesImage:
     ax.set_xticks(range(len(names)), labels, rotation=90)
     ax.set_yticks(range(len(names)), labels)
     ax.tick_params(length=0, labelsize=TINY)
-    if len(names) <= 12:
+    if len(names) <= 12 and width_in(ax) / len(names) >= _WRITTEN:
         for i, j in np.argwhere(np.isfinite(square)):
             dark = square[i, j] < 0.6 * math.log(2)
             ax.text(j, i, f"{square[i, j]:.2f}", ha="center", va="center", size=4, color="w" if dark else "k")
@@ -111,5 +118,6 @@ def _is_of(frame: pd.DataFrame, network: Network) -> pd.Series:
 
 def _colour_bar(figure: Figure, ax: Axes, image: AxesImage) -> None:
     box = ax.get_position()
-    bar = figure.add_axes((box.x1 + 0.015, box.y0, 0.015, box.height))
+    wide = 0.015 * (TEXT_WIDTH / paper().inches)  # as wide in inches on every page
+    bar = figure.add_axes((box.x1 + wide, box.y0, wide, box.height))
     figure.colorbar(image, cax=bar)
