@@ -6,6 +6,7 @@ import errno
 import hashlib
 import os
 import re
+import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -57,6 +58,20 @@ def write_together(contents: Mapping[Path, str]) -> None:
                 _settle(handle)
         for path, temporary in written.items():
             _appear(temporary, path)
+
+
+def read_small(path: Path, most: int) -> bytes:
+    """Return the content of a regular file of at most `most` bytes.
+
+    Raises OSError where there is none, and ValueError for a larger one, or for a pipe or device, which may never end.
+    """
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise ValueError("a folder, a pipe or a device, where a file should be")
+    if found.st_size > most:
+        raise ValueError(f"{found.st_size} bytes, where at most {most} are read")
+    with path.open("rb") as handle:
+        return handle.read(most + 1)[:most]
 
 
 def is_file(path: Path) -> bool:
