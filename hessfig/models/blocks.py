@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import product
 from typing import Any
@@ -13,6 +14,7 @@ from hessfig.models.protocol import Layout
 from hessfig.terms import Block, Matrix
 
 EVERY_PAIR, EVERY_WEIGHT, AT, ANY = "all", "each", "@", "*"
+MOST_BLOCKS = 20_000  # of a network; a plan of as many takes some seconds
 Pair = tuple[str, str]
 
 
@@ -26,8 +28,23 @@ def blocks_of(setting: Any, layout: Layout, model: ModelConfig) -> list[Block]:
     """
     pairs = _pairs(setting, layout, model)
     plain = [pair for pair in pairs if AT not in "".join(pair)]
-    pinned = [block for pair in pairs if pair not in plain for block in _pinned(pair, layout)]
+    reaching = [pair for pair in pairs if AT in "".join(pair)]
+    _check_number(plain, reaching, layout)
+    pinned = [block for pair in reaching for block in _pinned(pair, layout)]
     return list(dict.fromkeys([*_layer_by_layer(plain, layout), *pinned]))
+
+
+def _check_number(plain: Sequence[Pair], reaching: Sequence[Pair], layout: Layout) -> None:
+    """Raise UserError for more blocks than any table should hold; counted, not listed."""
+    across = sum(math.prod(len(_at(name, layout)[1]) for name in pair) for pair in reaching)
+    count = len(plain) * max(1, layout.num_layers) + across
+    if count > MOST_BLOCKS:
+        raise UserError(
+            "blocks: more than any table should hold",
+            got=f"{count} blocks of {layout.num_layers} layers",
+            allowed=f"at most {MOST_BLOCKS} blocks",
+            remedy="fewer layers or weights, or a layer of each: for example blocks=[W_V@1]",
+        )
 
 
 def _pairs(setting: Any, layout: Layout, model: ModelConfig) -> list[Pair]:

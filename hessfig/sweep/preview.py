@@ -118,7 +118,7 @@ def _time_line(cells: list[Cell], todo: list[Cell], store: CellStore) -> str:
     if seconds:
         total, basis = sum(seconds) / len(seconds) * len(todo), "from the cells done"
     else:
-        operations = sum(map(_operations, todo))
+        operations = _operations(todo)
         if not operations:
             return f"time: not known for this network before a cell is done, with {workers} workers"
         rate = assumed_flops(todo[0].config)
@@ -127,8 +127,14 @@ def _time_line(cells: list[Cell], todo: list[Cell], store: CellStore) -> str:
     return f"time: about {_duration(WORKER_START + total / workers)} with {workers} workers ({basis}{beside})"
 
 
-def _operations(cell: Cell) -> float:
-    return cell.setup.quantity(cell.quantity).operations(cell.config, cell.setup.layout)
+def _operations(cells: list[Cell]) -> float:
+    """Return what the cells take, in operations: counted once for all of a variant and quantity, for they are alike."""
+    alike = {(id(cell.setup), cell.quantity): cell for cell in cells}
+    each = {
+        key: cell.setup.quantity(cell.quantity).operations(cell.config, cell.setup.layout)
+        for key, cell in alike.items()
+    }
+    return sum(each[id(cell.setup), cell.quantity] for cell in cells)
 
 
 def _probes(config: Config, allocation: Allocation) -> str:
