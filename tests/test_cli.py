@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -290,6 +291,14 @@ def test_cleaning_asks_and_lists(undisturbed: Path, tmp_path: Path) -> None:
     table = tmp_path / "outputs" / "sigma" / "table.csv"
     first, *rows = table.read_text().splitlines()
     table.write_text("\n".join([first, *(row for row in rows if ",1234," in row)]) + "\n")
+    assert "every cell stays: nobody can say" in hessfig("clean", folder=tmp_path).stdout
+    manifest = json.loads(table.with_name("manifest.json").read_text())
+    manifest["table_sha256"] = hashlib.sha256(table.read_bytes()).hexdigest()
+    del manifest["checksum"]
+    table.with_name("manifest.json").write_text(json.dumps(manifest))
+    assert "15 unused cells stay: they were written less than a day ago" in hessfig("clean", folder=tmp_path).stdout
+    for path in cell_files(tmp_path):
+        os.utime(path, (time.time() - 25 * 3600,) * 2)
     before = len(cell_files(tmp_path))
     listed = hessfig("clean", "dry_run=true", folder=tmp_path)
     assert (listed.returncode, len(cell_files(tmp_path))) == (

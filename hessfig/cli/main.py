@@ -14,7 +14,7 @@ from typing import Any
 
 from hessfig.cli.flags import read
 from hessfig.cli.stopping import take_signals
-from hessfig.cli.terminal import take_streams
+from hessfig.cli.terminal import say, take_streams
 from hessfig.cli.verbs import VERBS, Verb
 from hessfig.errors import UserError, did_you_mean, too_few_files
 
@@ -112,7 +112,7 @@ def _run(verb: Verb, rest: list[str]) -> int:
         return _function(verb.does)(rest)
     command = read(rest)
     if command.asks_help or not verb.composed:
-        print(import_module("hessfig.cli.help").verb_help(verb, command.own))
+        say(import_module("hessfig.cli.help").verb_help(verb, command.own))
         return 0
     return import_module("hessfig.cli.dispatch").run(verb, command, _function(verb.does))
 

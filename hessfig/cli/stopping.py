@@ -8,6 +8,8 @@ import sys
 from contextlib import suppress
 from types import FrameType
 
+from hessfig.files import leave_all
+
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 WORDS = b"interrupted: finished cells are kept; run the same command to go on\n"
 _SHOW_CURSOR = b"\n\x1b[?25h"  # a progress bar hides it, and leaves its line open
@@ -28,6 +30,8 @@ def _stop(number: int, frame: FrameType | None) -> None:
     del frame
     for each in SIGNALS:
         signal.signal(each, signal.SIG_IGN)
+    with suppress(Exception):
+        leave_all()
     with suppress(Exception):
         _end_workers()
     with suppress(OSError):

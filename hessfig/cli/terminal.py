@@ -18,7 +18,7 @@ WIDTH_OF_A_FILE = 160
 def say(*texts: object) -> None:
     """Print texts, a line each or several, in which words of foreign files may stand: nothing in them steers."""
     for text in texts:
-        print(plain_lines(text))
+        print(plain_lines(text), flush=True)
 
 
 def show(table: Table) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from hessfig.config import Config
 from hessfig.config.machine import cores
 from hessfig.errors import UserError
-from hessfig.files import check_writable, is_file, remove_leftovers, write_together
+from hessfig.files import at_work, check_writable, is_file, remove_leftovers, write_together
 from hessfig.measurements.frobenius.allocation import Allocation
 from hessfig.record import MANIFEST, TABLE
 from hessfig.sweep.launchers.failures import FAILURES, Failures, Launch
@@ -76,7 +76,15 @@ def run_sweep(variants: Variants, launch: Launch = on_this_machine, command: str
     store = CellStore(folder / "cells")
     check_writable(store.folder)
     remove_leftovers(folder)
-    launch = Failures(folder / FAILURES).noting(launch)
+    with at_work(folder):
+        return _carried_out(setups, store, Failures(folder / FAILURES).noting(launch), command, start, started)
+
+
+def _carried_out(
+    setups: list[Setup], store: CellStore, launch: Launch, command: str, start: str, started: float
+) -> Summary:
+    """Measure pilots, then cells, and write the table; `start` and `started` are now, as a text and in seconds."""
+    config, folder = setups[0].config, store.folder.parent
     pilots = pilot_cells(setups)
     pilot = measure_cells(f"{config.sweep.name}: pilot", pilots, store, launch)
     chosen = allocations(setups, store)

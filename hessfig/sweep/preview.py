@@ -9,12 +9,14 @@ from hessfig.models.registry import kind
 from hessfig.record import FROBENIUS
 from hessfig.sweep.engine import Summary, sweep_folder, unfinished, worker_count
 from hessfig.sweep.feasible import assumed_flops
+from hessfig.sweep.launchers.failures import FAILURES, Failures
 from hessfig.sweep.launchers.one_shard import Share
 from hessfig.sweep.pilots import allocations, pilot_cells, settled_by
 from hessfig.sweep.plan import Cell, Setup, Variants, plan, setups_of
 from hessfig.sweep.stages.trainings import needs
 from hessfig.sweep.store import CellStore
 
+_CAUSES, _LONGEST_CAUSE = 5, 600  # that are shown, in characters
 WORKER_START = 8.0  # seconds: the imports of a first worker
 
 
@@ -37,6 +39,7 @@ def describe(variants: Variants) -> str:
     counts = f"{len(cells) - len(todo)} done, {len(todo)} to do"
     kinds = "seeds x sigmas x variants" + " x quantities" * (len(config.quantities) > 1)
     lines.append(f"cells: {len(cells)} ({kinds}): {counts}")
+    lines += _failure_lines(Failures(sweep_folder(config) / FAILURES), [*pilot_todo, *todo])
     lines.append(_time_line([*pilot, *cells], [*pilot_todo, *todo], store))
     return "\n".join(lines)
 
@@ -98,6 +101,20 @@ def _training_lines(todo: list[Cell]) -> list[str]:
     wanted = needs(todo)
     longest = max((need.steps[-1] for need in wanted), default=0)
     return [f"trainings: {len(wanted)}, of {longest} steps or fewer, before the cells"] if wanted else []
+
+
+def _failure_lines(failures: Failures, todo: list[Cell]) -> list[str]:
+    """Say why cells failed when they were last tried: every kind of cause once, with a cell that failed so."""
+    found = failures.reasons(todo)
+    if not found:
+        return []
+    count = sum(len(cells) for _, cells in found)
+    lines = [f"failed when last tried: {count} of these cells; `hessfig run` with the same settings tries them again"]
+    for cause, cells in found[:_CAUSES]:
+        first, *rest = cause[:_LONGEST_CAUSE].splitlines() or [""]
+        lines += [f"  {len(cells)} cells, such as {cells[0]}: {first}", *(f"    {line}" for line in rest)]
+    more = len(found) - _CAUSES
+    return [*lines, *([f"  and {more} more causes"] if more > 0 else []), f"  the causes of each: {failures.folder}"]
 
 
 def _blocks(setup: Setup) -> str:

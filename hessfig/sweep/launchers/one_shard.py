@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from hessfig.files import check_writable
+from hessfig.files import at_work, check_writable
 from hessfig.sweep.engine import measure_cells, on_this_machine, sweep_folder, unfinished
 from hessfig.sweep.launchers.failures import FAILURES, Failures
 from hessfig.sweep.launchers.shard import Shard
@@ -45,9 +45,10 @@ def run_shard(variants: Variants, shard: Shard) -> Share:
     folder, name = sweep_folder(setups[0].config), setups[0].config.sweep.name
     store, launch = CellStore(folder / "cells"), Failures(folder / FAILURES).noting(on_this_machine)
     check_writable(store.folder)
-    pilots = shard.turned(pilot_cells(setups))
-    measure_cells(f"{name}: pilot", pilots, store, launch)
-    lost = len(unfinished(pilots, store))
-    cells = shard.cells(plan(setups, settled_by(setups, allocations(setups, store))))
-    counts = measure_cells(f"{name}: shard {shard}", [] if lost else cells, store, launch).counts
+    with at_work(folder):
+        pilots = shard.turned(pilot_cells(setups))
+        measure_cells(f"{name}: pilot", pilots, store, launch)
+        lost = len(unfinished(pilots, store))
+        cells = shard.cells(plan(setups, settled_by(setups, allocations(setups, store))))
+        counts = measure_cells(f"{name}: shard {shard}", [] if lost else cells, store, launch).counts
     return Share(**counts, seconds=time.perf_counter() - started, folder=store.folder, pilots=lost)
