@@ -6,7 +6,6 @@ import errno
 import hashlib
 import os
 import re
-import secrets
 import stat
 import tempfile
 import time
@@ -14,16 +13,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from threading import Event, Thread
 from typing import IO, Any
 
 from hessfig.errors import UserError
 
 # as `_temporary` names them
 _TEMPORARY = re.compile(r"\.[^.]+(\.optimiser)?\.(json|npz|csv|safetensors)\.[a-z0-9_]{8}")
-_OLD = 3600.0  # seconds after which no writer is still at it
-_MARK, _FRESHENED = re.compile(r"\.running\.[0-9a-f]{16}"), 60.0  # a run's mark, and the seconds it is renewed after
-_OURS: set[Path] = set()  # marks of this process
+OLD = 3600.0  # seconds after which no writer is still at it
+MARK = re.compile(r"\.running\.[0-9a-f]{16}")  # of a run at work: sweep.upkeep.mark
 
 
 @contextmanager
@@ -110,36 +107,6 @@ def check_writable(folder: Path) -> None:
             handle.flush()
 
 
-@contextmanager
-def at_work(folder: Path) -> Iterator[None]:
-    """Tell other commands, on any machine, that a run is at work in `folder`: by a mark that is renewed every minute.
-
-    Who is killed leaves it behind; an hour later it counts no more.
-    """
-    mark, ended = folder / f".running.{secrets.token_hex(8)}", Event()
-    keeper = Thread(target=_renew, args=(mark, ended), daemon=True)
-    _OURS.add(mark)
-    keeper.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        keeper.join()
-        _leave(mark)
-
-
-def leave_all() -> None:
-    """Take this process's marks away: it ends without unwinding."""
-    for mark in list(_OURS):
-        _leave(mark)
-
-
-def is_at_work(folder: Path) -> bool:
-    """Whether a run has a fresh mark in `folder`."""
-    marks = [path for path in folder.glob(".running.*") if _MARK.fullmatch(path.name)]
-    return bool(marks) and any(age(path, clock_of(folder)) < _OLD for path in marks)
-
-
 def age(path: Path, now: float) -> float:
     """Return the seconds since a file was written, `now` being the time by the clock that dates it; 0 if it is gone."""
     with suppress(OSError):
@@ -169,8 +136,8 @@ def leftovers(folder: Path) -> Iterator[Path]:
     now = clock_of(folder)
     for path in folder.rglob(".*"):
         with suppress(OSError):
-            old = now - path.lstat().st_mtime > _OLD
-            is_ours = _TEMPORARY.fullmatch(path.name) or _MARK.fullmatch(path.name)
+            old = now - path.lstat().st_mtime > OLD
+            is_ours = _TEMPORARY.fullmatch(path.name) or MARK.fullmatch(path.name)
             if old and is_ours and path.is_file() and not path.is_symlink():
                 yield path
 
@@ -212,20 +179,6 @@ def _temporary(path: Path) -> Iterator[Path]:
         yield Path(name)
     finally:
         Path(name).unlink(missing_ok=True)
-
-
-def _renew(mark: Path, ended: Event) -> None:
-    """Renew a mark until the run has ended; a disk that is full or gone is found by whoever writes results."""
-    while not ended.is_set():
-        with suppress(OSError):
-            mark.touch()
-        ended.wait(_FRESHENED)
-
-
-def _leave(mark: Path) -> None:
-    with suppress(OSError):
-        mark.unlink(missing_ok=True)
-    _OURS.discard(mark)
 
 
 def _settle(handle: IO[Any]) -> None:

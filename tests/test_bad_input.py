@@ -94,7 +94,7 @@ BAD = {
         "estimator=hutchinson",
     ],
     ("run", "model.n_heads=3"): ["does not divide", "d_model=128, n_heads=3", "d_head"],
-    ("run", "model.n_layers=0"): ["model.n_layers", "got:     0", "a whole number from 1 to 10000"],
+    ("run", "model.n_layers=0"): ["model.n_layers", "got:     0", "a whole number from 1 to 2000"],
     ("run", "blocks=[W_X]"): ["no weight named 'W_X'", "W_pos", "did you mean"],
     ("run", "blocks=[W_QK]"): ["this model has no weight W_QK", "W_pos", "another model"],
     ("run", "blocks=[[W_Q,W_QK]]"): [

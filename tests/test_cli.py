@@ -296,7 +296,10 @@ def test_cleaning_asks_and_lists(undisturbed: Path, tmp_path: Path) -> None:
     manifest["table_sha256"] = hashlib.sha256(table.read_bytes()).hexdigest()
     del manifest["checksum"]
     table.with_name("manifest.json").write_text(json.dumps(manifest))
-    assert "15 unused cells stay: they were written less than a day ago" in hessfig("clean", folder=tmp_path).stdout
+    assert (
+        "15 unused cells stay: they were written less than a day ago"
+        in hessfig("clean", folder=tmp_path).stdout
+    )
     for path in cell_files(tmp_path):
         os.utime(path, (time.time() - 25 * 3600,) * 2)
     before = len(cell_files(tmp_path))

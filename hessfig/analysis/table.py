@@ -56,6 +56,8 @@ def in_reading_order(frame: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _read_text(path: Path) -> pd.DataFrame:
+    if path.exists() and not is_file(path):
+        raise _broken(path, "cannot be read as a table", got="a folder, a pipe or a device")
     if not is_file(path):
         raise UserError(
             f"{path} is missing: the sweep was not run",

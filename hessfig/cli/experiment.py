@@ -81,7 +81,9 @@ def clean(job: Job) -> int:
     for one in every:
         say(*_of_folder(one))
     if not found:
-        say(f"nothing to remove in {outputs}: every cell is in a table, asked for by a sweep, or kept as said")
+        say(
+            f"nothing to remove in {outputs}: every cell is in a table, asked for by a sweep, or kept as said"
+        )
         return 0
     if job.config.dry_run or not _consents(job, sum(len(one.files) for one in found)):
         print("nothing was removed")

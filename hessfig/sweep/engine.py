@@ -12,7 +12,7 @@ from pathlib import Path
 from hessfig.config import Config
 from hessfig.config.machine import cores
 from hessfig.errors import UserError
-from hessfig.files import at_work, check_writable, is_file, remove_leftovers, write_together
+from hessfig.files import check_writable, is_file, remove_leftovers, write_together
 from hessfig.measurements.frobenius.allocation import Allocation
 from hessfig.record import MANIFEST, TABLE
 from hessfig.sweep.launchers.failures import FAILURES, Failures, Launch
@@ -24,6 +24,7 @@ from hessfig.sweep.progress import Reporter
 from hessfig.sweep.stages.trainings import trained_for
 from hessfig.sweep.store import CellStore, CorruptCell
 from hessfig.sweep.table import Gathered, gather
+from hessfig.sweep.upkeep.mark import at_work
 
 DERIVED = ("slopes.csv", "levels.csv", "trends.csv", "comparison.csv", "comparison_curves.csv")
 _NAMED = 5
@@ -77,7 +78,9 @@ def run_sweep(variants: Variants, launch: Launch = on_this_machine, command: str
     check_writable(store.folder)
     remove_leftovers(folder)
     with at_work(folder):
-        return _carried_out(setups, store, Failures(folder / FAILURES).noting(launch), command, start, started)
+        return _carried_out(
+            setups, store, Failures(folder / FAILURES).noting(launch), command, start, started
+        )
 
 
 def _carried_out(

@@ -109,12 +109,18 @@ def _failure_lines(failures: Failures, todo: list[Cell]) -> list[str]:
     if not found:
         return []
     count = sum(len(cells) for _, cells in found)
-    lines = [f"failed when last tried: {count} of these cells; `hessfig run` with the same settings tries them again"]
+    lines = [
+        f"failed when last tried: {count} of these cells; `hessfig run` with the same settings tries them again"
+    ]
     for cause, cells in found[:_CAUSES]:
         first, *rest = cause[:_LONGEST_CAUSE].splitlines() or [""]
         lines += [f"  {len(cells)} cells, such as {cells[0]}: {first}", *(f"    {line}" for line in rest)]
     more = len(found) - _CAUSES
-    return [*lines, *([f"  and {more} more causes"] if more > 0 else []), f"  the causes of each: {failures.folder}"]
+    return [
+        *lines,
+        *([f"  and {more} more causes"] if more > 0 else []),
+        f"  the causes of each: {failures.folder}",
+    ]
 
 
 def _blocks(setup: Setup) -> str:

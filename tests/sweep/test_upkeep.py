@@ -1,4 +1,4 @@
-"""What `hessfig clean` may remove: nothing that is young, of a run at work, listed, asked for, or that nobody can read."""
+"""What `hessfig clean` may remove: nothing young, of a run at work, listed, asked for, or that nobody can read."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from hessfig.files import at_work, is_at_work
 from hessfig.sweep.engine import run_sweep
+from hessfig.sweep.upkeep.mark import at_work, is_at_work
 from hessfig.sweep.upkeep.unused import YOUNG, remove, sweep_folders, unused
 from tests.toys import toy_config
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import math
 import re
@@ -16,8 +15,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
+from hessfig.config.compose.refusals import lone_word
 from hessfig.config.own import NAME
-from hessfig.config.settings import NOT_GIVEN, OPEN, is_setting, meant, settings, siblings
+from hessfig.config.settings import NOT_GIVEN, OPEN, is_setting, meant, siblings
 from hessfig.config.shipped import GROUPS, names
 from hessfig.errors import UserError, did_you_mean
 
@@ -91,7 +91,7 @@ def _depth(word: str) -> int:
 
 def _parsed(word: str, own: Path | None) -> Override:
     if "=" not in word and not word.startswith(("~", "+")):
-        raise _lone(word, own)
+        raise lone_word(word, own)
     try:
         return _override(word)
     except (HydraException, ValueError, RecursionError) as error:
@@ -109,33 +109,6 @@ def _in_quotes(word: str) -> str:
     if not equals or not is_setting(key) or set(value) & set("\"'\\[]{}"):
         return "quote a value with special characters, and the word for the shell: 'key=\"a, b\"'"
     return shlex.quote(f'{key}="{value}"')
-
-
-def _lone(word: str, own: Path | None) -> UserError:
-    """Return the error to show for a word without a value: a group or a setting alone, or a choice without its group."""
-    if word in GROUPS:
-        known = names(word, own)
-        allowed, remedy = f"key=value: {word}=NAME with one of {', '.join(known)}", f"for example {word}={known[0]}"
-    elif word in settings():
-        allowed, remedy = f"key=value: {word}=VALUE, {settings()[word].kind}", f"for example {word}={_example(word)}"
-    else:
-        allowed, remedy = "key=value", _whole(word, own)
-    return UserError(f"cannot read {word!r}: it has no value", got=word, allowed=allowed, remedy=remedy)
-
-
-def _example(key: str) -> str:
-    setting = settings()[key]
-    return setting.default or next(iter(setting.choices), "VALUE")
-
-
-def _whole(word: str, own: Path | None) -> str:
-    """Return the words that a lone one may stand for: a choice with its group, whichever have one of this name."""
-    groups = ("sweep", "figure", *(group for group in GROUPS if group not in ("sweep", "figure")))
-    known = {group: names(group, own) for group in groups}
-    close = [word] if any(word in those for those in known.values()) else []
-    close = close or difflib.get_close_matches(word, dict.fromkeys(itertools.chain(*known.values())), n=1)
-    whole = [f"{group}={name}" for name in close for group, those in known.items() if name in those]
-    return f"did you mean {' or '.join(whole)}?" if whole else meant(word)
 
 
 def _check_form(word: str, override: Override) -> None:

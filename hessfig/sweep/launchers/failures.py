@@ -32,13 +32,12 @@ class Failures:
 
     def cause(self, cell: Cell) -> str | None:
         """Return why the cell failed, if it did."""
-        with suppress(OSError):
-            with self._path(cell).open(encoding="utf-8", errors="replace") as handle:
-                return handle.read(_LONGEST)
+        with suppress(OSError), self._path(cell).open(encoding="utf-8", errors="replace") as handle:
+            return handle.read(_LONGEST)
         return None
 
     def reasons(self, cells: Iterable[Cell]) -> list[tuple[str, list[Cell]]]:
-        """Return every cause among `cells` and those that failed so, the most frequent first; numbers in it do not count."""
+        """Return every kind of cause among `cells`, the most frequent first: one such cause, and who failed so."""
         noted = {path.stem for path in self.folder.glob("*.txt") if is_file(path)}
         found: dict[str, tuple[str, list[Cell]]] = {}
         for cell in cells:

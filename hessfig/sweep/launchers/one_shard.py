@@ -6,13 +6,14 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from hessfig.files import at_work, check_writable
+from hessfig.files import check_writable
 from hessfig.sweep.engine import measure_cells, on_this_machine, sweep_folder, unfinished
 from hessfig.sweep.launchers.failures import FAILURES, Failures
 from hessfig.sweep.launchers.shard import Shard
 from hessfig.sweep.pilots import allocations, pilot_cells, settled_by
 from hessfig.sweep.plan import Variants, plan, setups_of
 from hessfig.sweep.store import CellStore
+from hessfig.sweep.upkeep.mark import at_work
 
 
 @dataclass(frozen=True)

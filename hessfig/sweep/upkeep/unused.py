@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hessfig.files import age, clock_of, is_at_work, leftovers, read_small, unwritable
+from hessfig.files import age, clock_of, leftovers, read_small, unwritable
 from hessfig.record import MANIFEST, TABLE, digest, read_checked
 from hessfig.sweep.launchers.slurm import is_expected
 from hessfig.sweep.pilots import allocations, pilot_cells, settled_by
 from hessfig.sweep.plan import Variants, plan, setups_of
 from hessfig.sweep.store import CellStore, CorruptCell
+from hessfig.sweep.upkeep.mark import is_at_work
 
 YOUNG = 24 * 3600.0  # seconds; a cell as old was not left by a run that somebody is about to resume
 _LARGEST_TABLE = 2**31  # bytes
