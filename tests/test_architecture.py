@@ -349,7 +349,7 @@ def test_every_name_and_path_in_words_is_there() -> None:
         '"""Counted as violations (theory/bounds.py)."""',
         '"conf/sweep/nowhere.yaml"',
         '"""`attention_literal.py` has the others."""',
-        '"hessfig.cli.results:slope, docs/nowhere.md"',
+        '"hessfig.cli.results:slopes, cli/nowhere.py"',
     ],
 )
 def test_a_name_of_nothing_is_found(text: str, tmp_path: Path) -> None:

@@ -1,1 +1,1 @@
-"""Kills, damage, full disks, hostile files, odd surroundings and bad inputs; `make test-attack`, some twenty minutes."""
+"""Kills, damage, full disks, hostile files, odd surroundings, bad inputs; `make test-attack`, some twenty minutes."""
