@@ -43,7 +43,7 @@ test-fast: $(READY) ## the same without the longest tests (within three minutes 
 test-slow: $(READY) ## run the paper-scale witnesses too (minutes each)
 	$(BIN)/python -m pytest -m "slow or not slow" --ignore tests/attack --ignore tests/slurm --ignore tests/browser
 
-test-attack: $(READY) ## kills, bit flips, full disks, hostile files, bad inputs (10 minutes; ATTACK_SEED=7 for others)
+test-attack: $(READY) ## kills, bit flips, full disks, hostile files, bad inputs (20 minutes; ATTACK_SEED=7 for others)
 	$(BIN)/python -m pytest -m slow tests/attack
 
 test-slurm: $(READY) ## run sweeps as Slurm job arrays (needs sbatch here; docs/cluster.md)

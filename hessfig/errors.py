@@ -35,7 +35,7 @@ class UserError(ValueError):
             lines.append(f"  allowed: {self.allowed}")
         if self.remedy:
             lines.append(f"  remedy:  {self.remedy}")
-        return "\n".join(plain(line, most=_LONGEST_LINE) for line in "\n".join(lines).split("\n"))
+        return plain_lines("\n".join(lines), most=_LONGEST_LINE)
 
 
 def plain(text: object, *, most: int = 200) -> str:
@@ -43,6 +43,12 @@ def plain(text: object, *, most: int = 200) -> str:
     whole = str(text)
     shown = "".join("?" if _steers(letter) else letter for letter in whole[:most])
     return shown + "..." * (len(whole) > most)
+
+
+def plain_lines(text: object, *, most: int | None = None) -> str:
+    """Return text of several lines, each as `plain` gives it; without `most`, as long as they are."""
+    lines = str(text).split("\n")
+    return "\n".join(plain(line, most=len(line) if most is None else most) for line in lines)
 
 
 def first_few(names: Sequence[str], *, most: int = 5) -> str:
@@ -65,6 +71,16 @@ def _steers(letter: str) -> bool:
 
 def _rebuild(what: str, got: object, allowed: str, remedy: str) -> UserError:
     return UserError(what, got=got, allowed=allowed, remedy=remedy)
+
+
+def too_few_files(got: str) -> UserError:
+    """Return the error to show when this process may not open as many files as it needs."""
+    return UserError(
+        "too few files may be open at once",
+        got=got,
+        allowed="a hundred open files and more (the shell's `ulimit -n` says how many)",
+        remedy="ulimit -n 1024, and run the same command again",
+    )
 
 
 def run_command(folder: Path) -> str:

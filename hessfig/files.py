@@ -6,7 +6,9 @@ import errno
 import hashlib
 import os
 import re
+import stat
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
@@ -17,7 +19,8 @@ from hessfig.errors import UserError
 
 # as `_temporary` names them
 _TEMPORARY = re.compile(r"\.[^.]+(\.optimiser)?\.(json|npz|csv|safetensors)\.[a-z0-9_]{8}")
-_OLD = 3600.0  # seconds after which no writer is still at it
+OLD = 3600.0  # seconds after which no writer is still at it
+MARK = re.compile(r"\.running\.[0-9a-f]{16}")  # of a run at work: sweep.upkeep.mark
 
 
 @contextmanager
@@ -57,6 +60,20 @@ def write_together(contents: Mapping[Path, str]) -> None:
                 _settle(handle)
         for path, temporary in written.items():
             _appear(temporary, path)
+
+
+def read_small(path: Path, most: int) -> bytes:
+    """Return the content of a regular file of at most `most` bytes.
+
+    Raises OSError where there is none, and ValueError for a larger one, or for a pipe or device, which may never end.
+    """
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise ValueError("a folder, a pipe or a device, where a file should be")
+    if found.st_size > most:
+        raise ValueError(f"{found.st_size} bytes, where at most {most} are read")
+    with path.open("rb") as handle:
+        return handle.read(most + 1)[:most]
 
 
 def is_file(path: Path) -> bool:
@@ -122,6 +139,20 @@ def check_writable(folder: Path) -> None:
             handle.flush()
 
 
+def age(path: Path, now: float) -> float:
+    """Return the seconds since a file was written, `now` being the time by the clock that dates it; 0 if it is gone."""
+    with suppress(OSError):
+        return now - path.lstat().st_mtime
+    return 0.0
+
+
+def clock_of(folder: Path) -> float:
+    """Return the time as the file system of a folder has it; this machine's where nothing can be written."""
+    with suppress(OSError), tempfile.TemporaryFile(dir=folder) as handle:
+        return os.fstat(handle.fileno()).st_mtime
+    return time.time()
+
+
 def remove_leftovers(folder: Path) -> None:
     """Remove what killed writers left in `folder` and below, once it is too old to be another run's."""
     for path in leftovers(folder):
@@ -134,11 +165,12 @@ def leftovers(folder: Path) -> Iterator[Path]:
 
     Ages are told by the clock that dates the folder's files: on a shared folder that is not this machine's.
     """
-    now = _clock_of(folder)
+    now = clock_of(folder)
     for path in folder.rglob(".*"):
         with suppress(OSError):
-            old = now - path.lstat().st_mtime > _OLD
-            if old and _TEMPORARY.fullmatch(path.name) and path.is_file() and not path.is_symlink():
+            old = now - path.lstat().st_mtime > OLD
+            is_ours = _TEMPORARY.fullmatch(path.name) or MARK.fullmatch(path.name)
+            if old and is_ours and path.is_file() and not path.is_symlink():
                 yield path
 
 
@@ -179,12 +211,6 @@ def _temporary(path: Path) -> Iterator[Path]:
         yield Path(name)
     finally:
         Path(name).unlink(missing_ok=True)
-
-
-def _clock_of(folder: Path) -> float:
-    """Return the time as the file system of a writable folder has it."""
-    with tempfile.TemporaryFile(dir=folder) as handle:
-        return os.fstat(handle.fileno()).st_mtime
 
 
 def _settle(handle: IO[Any]) -> None:

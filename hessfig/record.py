@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import stat
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -51,7 +52,10 @@ def read_checked(path: Path) -> dict[str, Any]:
 
     Raises OSError, ValueError, TypeError or RecursionError for anything else.
     """
-    if path.stat().st_size > LARGEST_MANIFEST:
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise ValueError("a folder, a pipe or a device, where a file should be")
+    if found.st_size > LARGEST_MANIFEST:
         raise ValueError(f"a file of more than {LARGEST_MANIFEST} bytes")
     content = json.loads(path.read_text("utf-8"))
     if not isinstance(content, dict):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ast
+import io
 import multiprocessing
 import re
 import subprocess
 import sys
+import tokenize
 import tomllib
 from collections.abc import Callable, Iterator
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -44,7 +47,7 @@ DOORS = {
     "safetensors": ("hessfig.models.stored", "hessfig.states."),
     "hydra": ("hessfig.config.compose",),
     "omegaconf": ("hessfig.config.compose",),
-    "matplotlib": ("hessfig.figures.",),
+    "matplotlib": ("hessfig.figures",),
     "jinja2": ("hessfig.report.pages",),
     "PIL": ("hessfig.report.pictures",),
     "tueplots": ("hessfig.figures.parts.paper",),
@@ -266,6 +269,92 @@ def test_constraints_hold_versions_only() -> None:
     assert all(
         line.startswith("#") or re.fullmatch(r"[A-Za-z0-9_.-]+==[0-9][0-9a-z.+]*", line) for line in lines
     )
+
+
+# Names and paths as they stand in strings, comments and pages; files of the reader's own are no part of the package.
+DOTTED = re.compile(r"(?<![\w./-])hessfig(?:\.[A-Za-z_]\w*)+")
+NAMED = re.compile(r"(?<![\w./<>*{}-])(?:[\w-]+/)*[\w-]+\.(?:py|md|yaml)(?![\w/(])")
+OF_THE_READER = re.compile(
+    r"(outputs|DIR|my)/|^report\.md$|launcher/mine\.yaml$|FILE\.py$|mynet\.py$|net\.py$|NAME\.yaml$"
+)
+
+
+def texts(path: Path) -> Iterator[str]:
+    """Yield what a file says in words: strings and comments of code, all of a page."""
+    if path.suffix == ".py":
+        tokens = tokenize.generate_tokens(io.StringIO(path.read_text()).readline)
+        words = (tokenize.STRING, tokenize.COMMENT, getattr(tokenize, "FSTRING_MIDDLE", -1))
+        yield from (token.string for token in tokens if token.type in words)
+    else:
+        yield path.read_text()
+
+
+def unknown_names(paths: list[Path]) -> list[str]:
+    """Return every dotted name, file and path in `paths` that stands for nothing."""
+    files = {f"/{path.relative_to(ROOT)}" for path in tracked()}
+    shown = {path.name for page in paths if page.suffix == ".md" for path in _shown(page)}
+    found = ((path.name, text) for path in paths for text in texts(path))
+    return [
+        f"{where}: {name}"
+        for where, text in found
+        for name, is_there in (
+            *((name, _is_object(name)) for name in DOTTED.findall(text)),
+            *((name, Path(name).name in shown or _is_tracked(name, files)) for name in NAMED.findall(text)),
+        )
+        if not is_there and not OF_THE_READER.search(name)
+    ]
+
+
+def _shown(page: Path) -> Iterator[Path]:
+    """Yield the files of the reader's own that a page shows."""
+    yield from map(Path, re.findall(r"^`([\w./-]+)`$", page.read_text(), flags=re.MULTILINE))
+
+
+def _is_tracked(name: str, files: set[str]) -> bool:
+    return any(file.endswith(f"/{name}") for file in files)
+
+
+@cache
+def _is_object(name: str) -> bool:
+    """Whether a dotted name is a module, or something in one."""
+    module, _, attribute = name.rpartition(".")
+    try:
+        import_module(name)
+    except ImportError:
+        return bool(module) and (_is_object(module) and hasattr(_object(module), attribute))
+    return True
+
+
+def _object(name: str) -> object:
+    try:
+        return import_module(name)
+    except ImportError:
+        module, _, attribute = name.rpartition(".")
+        return getattr(_object(module), attribute)
+
+
+SPEAKING = [*MODULES, *sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "SECURITY.md"]
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a checkout: nothing is committed")
+def test_every_name_and_path_in_words_is_there() -> None:
+    assert unknown_names(SPEAKING) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '"see hessfig.theory.attention.attention_hessian"',
+        "# as models/protocols.py has it",
+        '"""Counted as violations (theory/bounds.py)."""',
+        '"conf/sweep/nowhere.yaml"',
+        '"""`attention_literal.py` has the others."""',
+        '"hessfig.cli.results:slopes, cli/nowhere.py"',
+    ],
+)
+def test_a_name_of_nothing_is_found(text: str, tmp_path: Path) -> None:
+    (tmp_path / "planted.py").write_text(f"{text}\n")
+    assert len(unknown_names([tmp_path / "planted.py"])) == 1
 
 
 def _is_text(path: Path) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -290,6 +291,17 @@ def test_cleaning_asks_and_lists(undisturbed: Path, tmp_path: Path) -> None:
     table = tmp_path / "outputs" / "sigma" / "table.csv"
     first, *rows = table.read_text().splitlines()
     table.write_text("\n".join([first, *(row for row in rows if ",1234," in row)]) + "\n")
+    assert "every cell stays: nobody can say" in hessfig("clean", folder=tmp_path).stdout
+    manifest = json.loads(table.with_name("manifest.json").read_text())
+    manifest["table_sha256"] = hashlib.sha256(table.read_bytes()).hexdigest()
+    del manifest["checksum"]
+    table.with_name("manifest.json").write_text(json.dumps(manifest))
+    assert (
+        "15 unused cells stay: they were written less than a day ago"
+        in hessfig("clean", folder=tmp_path).stdout
+    )
+    for path in cell_files(tmp_path):
+        os.utime(path, (time.time() - 25 * 3600,) * 2)
     before = len(cell_files(tmp_path))
     listed = hessfig("clean", "dry_run=true", folder=tmp_path)
     assert (listed.returncode, len(cell_files(tmp_path))) == (
@@ -314,3 +326,47 @@ def test_the_manifest_holds_the_command_line(undisturbed: Path) -> None:
 def test_a_page_that_cannot_be_is_refused(cli: Cli, word: str) -> None:
     answer = cli("plot", "figure=3a", word)
     assert answer.code == 2 and answer.err.startswith(f"error: {word.partition('=')[0]}")
+
+
+@pytest.mark.parametrize("content", ["sweep\n" + "x" * 200_000 + "\n", "\0", "a\nb\n"])
+def test_status_of_a_table_that_is_none(cli: Cli, tmp_path: Path, content: str) -> None:
+    (tmp_path / "outputs/sigma").mkdir(parents=True)
+    (tmp_path / "outputs/sigma/table.csv").write_text(content)
+    answer = cli("status")
+    assert answer.code == 0 and "table: outputs/sigma/table.csv, " in answer.out
+    assert ("cannot be read" in answer.out) == (len(content) > 10)
+
+
+EVIL = "evil \x1b[31m\x1b]0;x\x07\x9b1m\u202e"
+OWN_SWEEP = f"""# @package _global_
+sweep:
+  name: mine
+  about: {json.dumps(EVIL)}
+  vary: {{task.base: [{json.dumps(EVIL)}]}}
+"""
+
+
+SPOKEN = [
+    ("run", "--help"),
+    ("run", "sweep=mine", "sweep.vary={}", "dry_run=true"),
+    ("run", "sweep=mine"),
+    ("run", "sweep=mine", "--cfg", "job"),
+    ("run", "-m", "sweep=mine", "sweep.vary={}", "first_seed=1,2", "dry_run=true"),
+    ("status", "sweep=mine", "sweep.vary={}"),
+    ("clean", "sweep=mine", "sweep.vary={}", "dry_run=true"),
+]
+
+
+@pytest.mark.parametrize("words", SPOKEN, ids=" ".join)
+def test_words_of_foreign_files_steer_no_terminal(cli: Cli, tmp_path: Path, words: tuple[str, ...]) -> None:
+    (tmp_path / "own/sweep").mkdir(parents=True)
+    (tmp_path / "own/sweep/mine.yaml").write_text(OWN_SWEEP)
+    folder = tmp_path / "outputs/mine"
+    (folder / "slurm").mkdir(parents=True)
+    (folder / "slurm/job-1.json").write_text(json.dumps({"job": EVIL}))
+    (folder / "table.csv").write_text("x\n")
+    (folder / "manifest.json").write_text(json.dumps({"config": EVIL}))
+    answer = cli(*words, "--config-dir=own")
+    said = answer.out + answer.err
+    assert "evil" in said or "clean" in words
+    assert not set(said) & set("\x1b\x07\x9b\u202e")

@@ -374,10 +374,10 @@ def test_the_galleries_show_every_figure_in_order(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_version_is_one() -> None:
-    """In the package, in pyproject.toml, in CITATION.cff and at the top of the changelog."""
+    """In the package, in pyproject.toml, in CITATION.cff, and of the latest release in the changelog."""
     cited = yaml.safe_load(text_of("CITATION.cff"))
     project = tomllib.loads(text_of("pyproject.toml"))["project"]
-    (latest, *_) = re.findall(r"^## (?!.*\(unreleased\))(.+)$", text_of("CHANGELOG.md"), flags=re.MULTILINE)
+    (latest, *_) = re.findall(r"^## ([\d.]+)$", text_of("CHANGELOG.md"), flags=re.MULTILINE)
     assert {hessfig.__version__, project["version"], latest} == {cited["version"]}
     assert cited["license"] == project["license"] and cited["cff-version"] == "1.2.0"
     paper = cited["preferred-citation"]

@@ -13,7 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from hessfig.config import machine
+from hessfig.cli.main import _take_environment
+from hessfig.config import Config, machine
+from hessfig.errors import UserError
+from hessfig.sweep import shelter
 from tests.conftest import Answer
 from tests.runs import COMMAND, TOY, hessfig
 
@@ -129,6 +132,63 @@ def test_a_reader_who_has_left_is_no_error(words: tuple[str, ...], tmp_path: Pat
     assert into(writer, *words, folder=tmp_path) == (0, "")
 
 
+CLOSED = """
+import os, sys
+from hessfig.cli.terminal import take_streams
+take_streams()
+print("said"), print("said", file=sys.stderr, flush=True), sys.stderr.isatty(), sys.stdin.isatty()
+lowest = os.open("own", os.O_CREAT | os.O_WRONLY)
+os.write(lowest, str(lowest).encode())
+os.system("echo of a child; echo of a child >&2")
+"""
+
+
+@pytest.mark.parametrize("closed", ["2>&-", ">&-", "<&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_what_the_shell_closed_leads_nowhere(closed: str, tmp_path: Path) -> None:
+    """Not into the next file that is opened, which would take its number; children find it open, too."""
+    command = f'"$0" -c "$1" {closed}'
+    done = subprocess.run(
+        ["sh", "-c", command, sys.executable, CLOSED],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0 and "Traceback" not in done.stderr
+    assert int((tmp_path / "own").read_text()) > 2
+    for name, text in {">&-": done.stdout, "2>&-": done.stderr}.items():
+        assert sorted(text.split()) == ([] if name in closed.split() else ["a", "child", "of", "said"])
+
+
+def test_figures_hear_nothing_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPLBACKEND", "evil")
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "x")
+    _take_environment()
+    assert os.environ["MPLBACKEND"] == "agg" and "SOURCE_DATE_EPOCH" not in os.environ
+
+
+def test_a_matplotlibrc_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "matplotlibrc").write_bytes(b"font.size: \xff")
+    program = "import hessfig.figures"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert "UserError: matplotlib cannot read its settings\n" in done.stderr
+
+
+def test_limits_of_the_machine_are_named_before_a_worker_meets_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    changed: list[tuple[int, int]] = []
+    monkeypatch.setattr(machine.resource, "setrlimit", lambda _, limits: changed.append(limits))
+    monkeypatch.setattr(machine.resource, "getrlimit", lambda _: (12, 12))
+    with pytest.raises(UserError, match=r"too few files(.|\n)*at most 12(.|\n)*ulimit -n 1024"):
+        machine.check_workers(Config(workers=1))
+    monkeypatch.setattr(machine.resource, "getrlimit", lambda _: (12, 4096))
+    machine.check_workers(Config(workers=1))
+    assert changed == [(36, 4096)]
+    long = shelter._unstarted(OSError("AF_UNIX path too long"))
+    assert "TMPDIR" in str(long.got) and long.remedy.startswith("TMPDIR=")
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
 def test_output_that_is_lost_is_an_error_in_words(tmp_path: Path) -> None:
     code, said = into(os.open("/dev/full", os.O_WRONLY), "--help", folder=tmp_path)
@@ -147,13 +207,21 @@ def test_a_deleted_current_folder_is_named(tmp_path: Path) -> None:
 
 
 ABSURD = {
-    "seeds=1000000000": ["this sweep has 20000000000 cells", "seeds=1000000000", "at most 1000000"],
+    "seeds=1000000000": ["this sweep has 20000000000 cells", "seeds=1000000000", "at most 200000"],
     "grid.points=10000000": ["the grid is too large", "10000000", "grid.points=20"],
     "model.d_model=1000000": ["12000051000012 weights take 96.0 TB", "96000408000096 bytes"],
     "task.batch_size=1000000000": ["a batch of 1000000000 sequences of 18 tokens", "bytes"],
     "task.digits=1000000000": ["task.digits: a batch of 64 sequences of 3000000003 tokens", "bytes"],
     "estimator.num_probes=1000000000": ["1000000000 probes of 16384 numbers take 131.1 TB", "bytes"],
-    "model.n_layers=100000000": ["model.n_layers is too large", "1 to 10000"],
+    "model.n_layers=100000000": ["model.n_layers is too large", "1 to 2000"],
+    "model.n_layers=9999": ["model.n_layers is too large", "1 to 2000"],
+    "seeds=10001": ["this sweep has 200020 cells", "at most 200000"],
+    f"sweep.vary={{model.n_heads:[{','.join(map(str, range(1, 502)))}]}}": [
+        "501 combinations",
+        "at most 500",
+    ],
+    "blocks=[[W_V@*,W_Q@*]] model.n_layers=1000": ["1000000 blocks of 1000 layers", "at most 20000"],
+    "blocks=all model.n_layers=1000": ["45000 blocks of 1000 layers"],
     "first_seed=99999999999999999999": ["no table can hold these seeds", "9007199254740992"],
 }
 EQUAL = {

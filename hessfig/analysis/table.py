@@ -9,6 +9,7 @@ import pandas as pd
 
 from hessfig.analysis.rules import check_rows
 from hessfig.errors import UserError, run_command
+from hessfig.files import is_file
 from hessfig.record import COLUMNS, CURVE, TABLE
 from hessfig.terms import Part, name_order
 
@@ -55,7 +56,9 @@ def in_reading_order(frame: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _read_text(path: Path) -> pd.DataFrame:
-    if not path.exists():
+    if path.exists() and not is_file(path):
+        raise _broken(path, "cannot be read as a table", got="a folder, a pipe or a device")
+    if not is_file(path):
         raise UserError(
             f"{path} is missing: the sweep was not run",
             got="no such file",

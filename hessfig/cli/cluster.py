@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
+from hessfig.cli.terminal import say
 from hessfig.config.compose import Job
 from hessfig.config.compose.overrides import quoted
 from hessfig.config.machine import check_device_name
@@ -26,10 +27,10 @@ def run_shard(job: Job, setups: list[Setup]) -> int:
     from hessfig.sweep.launchers.shard import Shard
 
     done = measured(setups, Shard.parse(job.config.shard or ""))
-    print(f"shard {job.config.shard}: {preview.did(done)}; cells: {done.folder}")
+    say(f"shard {job.config.shard}: {preview.did(done)}; cells: {done.folder}")
     if done.pilots:
         print(f"note: {done.pilots} pilot cells are not there, so no other was measured: run it again")
-    print(f"collect, with all shards in one folder: {_command(job)}", flush=True)
+    say(f"collect, with all shards in one folder: {_command(job)}")
     return 0 if done.is_complete else 1
 
 
@@ -64,8 +65,8 @@ def _leave(job: Job, slurm: SlurmJob) -> None:
     else:
         print(f"slurm job {slurm.number} is still at it")
     words = [word for word in job.words if not word.startswith("launcher")]
-    print(f"how far:  {shlex.join(['hessfig', 'status', *_flags(job), *words])}")
-    print(f"collect:  {shlex.join(['hessfig', 'run', *_flags(job), *job.words])}")
+    say(f"how far:  {shlex.join(['hessfig', 'status', *_flags(job), *words])}")
+    say(f"collect:  {shlex.join(['hessfig', 'run', *_flags(job), *job.words])}")
 
 
 def _command(job: Job) -> str:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from hessfig.cli.flags import Command
+from hessfig.cli.terminal import say
 from hessfig.cli.verbs import VERBS, Verb
 from hessfig.config.compose import Job, jobs
 from hessfig.config.compose.overrides import check_words, given
@@ -83,7 +84,7 @@ def _several(found: Sequence[Job], action: Action) -> int:
     """Carry out every run; one that is refused does not stop the others."""
     codes = []
     for number, job in enumerate(found, 1):
-        print(f"run {number} of {len(found)}: {' '.join(job.words)}", flush=True)
+        say(f"run {number} of {len(found)}: {' '.join(job.words)}")
         try:
             codes.append(action(job))
         except UserError as error:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hessfig.cli.cluster import run_shard, run_slurm
+from hessfig.cli.terminal import say
 from hessfig.config import Launcher
 from hessfig.config.compose import Job, differences, manifest_of, title
 from hessfig.config.compose.job import Variants
@@ -21,6 +22,7 @@ from hessfig.record import MANIFEST, TABLE
 
 if TYPE_CHECKING:
     from hessfig.sweep.engine import Summary
+    from hessfig.sweep.upkeep.unused import Unused
 
 _SHOWN = 5
 _OTHER_CONTENT = "these settings, but other files or code, or another version of hessfig"
@@ -42,7 +44,7 @@ def run(job: Job) -> int:
         return status(job)
     setups = setups_of(job.variants)
     if not sys.stderr.isatty():
-        print(f"start: {command_of(job)}\n{preview.describe(setups, title=title(job))}", flush=True)
+        say(f"start: {command_of(job)}\n{preview.describe(setups, title=title(job))}")
     if config.shard is not None:
         return run_shard(job, setups)
     return report(engine.run_sweep(setups, command=command_of(job)))
@@ -53,12 +55,11 @@ def report(summary: Summary) -> int:
     from hessfig.cli.out_of_range import out_of_range
     from hessfig.sweep import preview
 
-    print(preview.summarise(summary), flush=True)
+    say(preview.summarise(summary))
     found = out_of_range(summary.table) if summary.is_written else []
-    for line in [*(f"note: {note}" for note in summary.notes), *found]:
-        print(line)
+    say(*(f"note: {note}" for note in summary.notes), *found)
     if summary.is_written:
-        print(f"written: {summary.table}, {summary.table.with_name(MANIFEST)}")
+        say(f"written: {summary.table}, {summary.table.with_name(MANIFEST)}")
     return 0 if summary.is_complete else 1
 
 
@@ -70,10 +71,8 @@ def status(job: Job) -> int:
     from hessfig.sweep.plan import setups_of
 
     setups = setups_of(job.variants)
-    print(preview.describe(setups, title=title(job)))
-    for line in said_of(_table(job).parent):
-        print(line)
-    print(f"table: {table_there(job, config_hash(setups))}")
+    said = preview.describe(setups, title=title(job))
+    say(said, *said_of(_table(job).parent), f"table: {table_there(job, config_hash(setups))}")
     return 0
 
 
@@ -84,22 +83,37 @@ def clean(job: Job) -> int:
     outputs = Path(job.config.output_dir)
     is_named = bool({"sweep", "sweep.name"} & {*job.given})
     named = [outputs / job.config.sweep.name] if is_named else sweep_folders(outputs)
-    found = [one for one in (unused(folder, _current(job, folder.name)) for folder in named) if one.files]
-    for one in found:
-        rest = f", {len(one.leftovers)} leftovers of interrupted writers" * bool(one.leftovers)
-        files = f"{len(one.cells)} files of unused cells{rest}, {_size(one.size)}"
-        print(f"{one.folder}: {files}; {one.kept} cells stay")
-        print("\n".join(f"  {path}" for path in one.files))
+    every = [unused(folder, _current(job, folder.name)) for folder in named]
+    found = [one for one in every if one.files]
+    for one in every:
+        say(*_of_folder(one))
     if not found:
-        print(f"nothing to remove in {outputs}: every cell is in a table, or asked for by a current sweep")
+        say(
+            f"nothing to remove in {outputs}: every cell is in a table, asked for by a sweep, or kept as said"
+        )
         return 0
     if job.config.dry_run or not _consents(job, sum(len(one.files) for one in found)):
         print("nothing was removed")
         return 0
-    for one in found:
-        remove(one)
-    print(f"removed: {sum(len(one.files) for one in found)} files")
+    print(f"removed: {sum(map(remove, found))} files")
     return 0
+
+
+def _of_folder(found: Unused) -> list[str]:
+    """Return what may go from a folder, and what stays although no table and no sweep uses it."""
+    lines = []
+    if found.why:
+        lines.append(f"{found.folder}: every cell stays: {found.why}")
+    if found.young:
+        lines.append(
+            f"{found.folder}: {found.young} unused cells stay: they were written less than a day ago, perhaps by a "
+            "run that will be resumed"
+        )
+    if found.files:
+        rest = f", {len(found.leftovers)} leftovers of interrupted writers" * bool(found.leftovers)
+        files = f"{len(found.cells)} files of unused cells{rest}, {_size(found.size)}"
+        lines.append(f"{found.folder}: {files}; {found.kept} cells stay")
+    return [*lines, *(f"  {path}" for path in found.files)]
 
 
 def _current(job: Job, sweep: str) -> Variants | None:
@@ -145,7 +159,7 @@ def table_there(job: Job, planned: str) -> str:
     path = _table(job)
     if not is_file(path):
         return f"none yet ({path})"
-    what = f"{path}, {_rows(path)} rows"
+    what = f"{path}, {_rows(path)}"
     try:
         manifest = manifest_of(path.parent)
     except UserError as error:
@@ -162,9 +176,12 @@ def _table(job: Job) -> Path:
     return Path(job.config.output_dir) / job.config.sweep.name / TABLE
 
 
-def _rows(path: Path) -> int:
-    with path.open(newline="", encoding="utf-8", errors="replace") as handle:
-        return sum(1 for _ in csv.reader(handle)) - 1
+def _rows(path: Path) -> str:
+    try:
+        with path.open(newline="", encoding="utf-8", errors="replace") as handle:
+            return f"{sum(1 for _ in csv.reader(handle)) - 1} rows"
+    except (OSError, csv.Error) as error:
+        return f"which cannot be read ({error})"
 
 
 def _shortly(other: Sequence[Difference]) -> str:

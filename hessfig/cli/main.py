@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
@@ -13,9 +14,9 @@ from typing import Any
 
 from hessfig.cli.flags import read
 from hessfig.cli.stopping import take_signals
-from hessfig.cli.terminal import take_streams
+from hessfig.cli.terminal import say, take_streams
 from hessfig.cli.verbs import VERBS, Verb
-from hessfig.errors import UserError, did_you_mean
+from hessfig.errors import UserError, did_you_mean, too_few_files
 
 EXIT_BAD_INPUT, EXIT_DEFECT = 2, 70
 _HELP = ("-h", "--help", "help")
@@ -30,6 +31,7 @@ def main(arguments: list[str] | None = None) -> None:
         take_signals()
         take_streams()
         _leave_current_folder()
+        _take_environment()
     warnings.filterwarnings(
         "ignore", category=FutureWarning, module="torch.jit"
     )  # TransformerLens's, not the user's
@@ -39,10 +41,27 @@ def main(arguments: list[str] | None = None) -> None:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         code = EXIT_BAD_INPUT
+    except OSError as error:
+        code = _out_of_files(error)
     except Exception:  # a defect of ours: never taken for failed cells, whose status is 1
         traceback.print_exc()
         code = EXIT_DEFECT
     sys.exit(code)
+
+
+def _out_of_files(error: OSError) -> int:
+    """Say that this process may open no more files; any other error of the system is a defect of ours."""
+    if error.errno not in (errno.EMFILE, errno.ENFILE):
+        traceback.print_exc()
+        return EXIT_DEFECT
+    print(f"error: {too_few_files(str(error.strerror))}", file=sys.stderr)
+    return EXIT_BAD_INPUT
+
+
+def _take_environment() -> None:
+    """Take out of the environment what would end the drawing library, or reach a figure: none depends on these."""
+    os.environ["MPLBACKEND"] = "agg"
+    os.environ.pop("SOURCE_DATE_EPOCH", None)
 
 
 def _leave_current_folder() -> None:
@@ -93,7 +112,7 @@ def _run(verb: Verb, rest: list[str]) -> int:
         return _function(verb.does)(rest)
     command = read(rest)
     if command.asks_help or not verb.composed:
-        print(import_module("hessfig.cli.help").verb_help(verb, command.own))
+        say(import_module("hessfig.cli.help").verb_help(verb, command.own))
         return 0
     return import_module("hessfig.cli.dispatch").run(verb, command, _function(verb.does))
 

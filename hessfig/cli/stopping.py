@@ -29,10 +29,18 @@ def _stop(number: int, frame: FrameType | None) -> None:
     for each in SIGNALS:
         signal.signal(each, signal.SIG_IGN)
     with suppress(Exception):
+        _leave_marks()
+    with suppress(Exception):
         _end_workers()
     with suppress(OSError):
         os.write(2, (_SHOW_CURSOR if os.isatty(2) else b"") + WORDS)
     os._exit(128 + number)
+
+
+def _leave_marks() -> None:
+    """Take away what tells other commands that a run is at work."""
+    if mark := sys.modules.get("hessfig.sweep.upkeep.mark"):
+        mark.leave_all()
 
 
 def _end_workers() -> None:

@@ -1,4 +1,4 @@
-"""What is printed: tables as wide as the terminal, and streams that survive readers who leave and narrow encodings."""
+"""What is printed: lines and tables that steer no terminal, and streams that survive whatever they lead to."""
 
 from __future__ import annotations
 
@@ -7,12 +7,18 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any, TextIO
 
-from hessfig.errors import UserError
+from hessfig.errors import UserError, plain_lines
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 WIDTH_OF_A_FILE = 160
+
+
+def say(*texts: object) -> None:
+    """Print texts, a line each or several, in which words of foreign files may stand: nothing in them steers."""
+    for text in texts:
+        print(plain_lines(text), flush=True)
 
 
 def show(table: Table) -> None:
@@ -23,17 +29,29 @@ def show(table: Table) -> None:
 
 
 def take_streams() -> None:
-    """Print on through closed pipes, with '?' for what the encoding lacks: a reader who leaves ends no measurement."""
-    sys.stdout, sys.stderr = _patient(sys.stdout), _patient(sys.stderr)
+    """Print on through closed pipes, with '?' for what the encoding lacks: a reader who leaves ends no measurement.
+
+    What the shell closed (2>&-) leads nowhere: the next file that is opened would take its number, and the output.
+    """
+    for descriptor in range(3):
+        _fill(descriptor)
+    sys.stdin = sys.stdin or os.fdopen(0, closefd=False)
+    sys.stdout, sys.stderr = _patient(sys.stdout, 1), _patient(sys.stderr, 2)
 
 
-def _patient(stream: TextIO | None) -> Any:
-    if stream is None:  # closed by the shell; print does without
-        return None
-    buffer = io.BufferedWriter(_Outlet(stream.fileno()))
-    return io.TextIOWrapper(
-        buffer, stream.encoding, errors="replace", line_buffering=getattr(stream, "line_buffering", False)
-    )
+def _fill(descriptor: int) -> None:
+    """Open a descriptor that is closed. Those below it are open, so that it is the lowest number that is free."""
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+
+
+def _patient(stream: TextIO | None, descriptor: int) -> Any:
+    encoding = stream.encoding if stream else "utf-8"
+    is_flushed = getattr(stream, "line_buffering", True)
+    buffer = io.BufferedWriter(_Outlet(descriptor))
+    return io.TextIOWrapper(buffer, encoding, errors="replace", line_buffering=is_flushed)
 
 
 class _Outlet(io.RawIOBase):

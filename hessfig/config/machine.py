@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -10,8 +11,9 @@ from pathlib import Path
 from hessfig.config.checks.launcher import size_in_bytes
 from hessfig.config.choices import Launcher
 from hessfig.config.schema import Config
-from hessfig.errors import UserError
+from hessfig.errors import UserError, too_few_files
 
+_OPEN_FILES = (32, 4)  # in any case, and a worker; a run with one worker has got by with 16
 _OF_THE_CONTAINER = Path("/sys/fs/cgroup/memory.max")
 
 
@@ -35,7 +37,7 @@ def memory_of_worker(config: Config) -> int:
 
 
 def check_workers(config: Config) -> None:
-    """Raise UserError for more workers than cores: they slow each other down, and each needs memory."""
+    """Raise UserError for more workers than cores, which slow each other down, or than may open files."""
     if config.workers != "auto" and config.workers > cores() and not config.force_workers:
         raise UserError(
             "workers: more than this machine has cores",
@@ -43,6 +45,17 @@ def check_workers(config: Config) -> None:
             allowed=f"auto, or 1 to {cores()}",
             remedy=f"workers=auto, or force_workers=true workers={config.workers}",
         )
+    _check_open_files(cores() if config.workers == "auto" else config.workers)
+
+
+def _check_open_files(workers: int) -> None:
+    """Raise the soft limit of open files if need be. Raises UserError where the hard one is lower than workers need."""
+    needed = _OPEN_FILES[0] + _OPEN_FILES[1] * workers
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= soft < needed:
+        if 0 <= hard < needed:
+            raise too_few_files(f"at most {hard}, and {workers} workers need {needed}")
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def check_device(device: str) -> None:

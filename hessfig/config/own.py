@@ -10,10 +10,12 @@ import yaml
 
 from hessfig.config.shipped import GROUPS, names
 from hessfig.errors import UserError
+from hessfig.files import read_small
 
 # What may become part of a path: sweeps and figures are names of folders and files.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-MOST_ENTRIES = 10_000
+MOST_ENTRIES, MOST_BYTES = 10_000, 200_000
+_NULL = "tag:yaml.org,2002:null"  # a file of comments alone
 NAME_IN_WORDS = "letters, digits, '.', '_' and '-', beginning with a letter or a digit"
 
 
@@ -54,13 +56,24 @@ def _check_file(path: Path, group: str, shipped: list[str]) -> None:
             remedy="rename the file",
         )
     try:
-        entries = _entries(yaml.compose(path.read_text("utf-8"), Loader=yaml.SafeLoader), {})
+        root = yaml.compose(read_small(path, MOST_BYTES).decode("utf-8"), Loader=yaml.SafeLoader)
+        entries = _entries(root, {})
     except yaml.YAMLError:  # composing it tells why
         return
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(
-            f"{path} cannot be read", got=str(error), allowed="a YAML file in UTF-8", remedy="mend the file"
+            f"{path} cannot be read",
+            got=str(error),
+            allowed=f"a YAML file in UTF-8, of at most {MOST_BYTES} bytes, not nested hundreds of levels deep",
+            remedy="mend the file",
         ) from error
+    if isinstance(root, yaml.ScalarNode) and root.tag != _NULL:
+        raise UserError(
+            f"{path} does not hold settings by name",
+            got=root.value[:100],
+            allowed="key: value, as in the shipped files",
+            remedy="mend the file",
+        )
     if entries > MOST_ENTRIES:
         raise UserError(
             f"{path} holds more than any settings do, once its aliases are followed",

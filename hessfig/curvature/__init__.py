@@ -1,1 +1,1 @@
-"""Curvature: operators, probes and estimators of block norms."""
+"""Curvature: a problem and its products, exact norms from bottlenecks, eigenvalues and densities; probes."""

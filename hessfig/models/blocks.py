@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import product
 from typing import Any
@@ -13,7 +14,7 @@ from hessfig.models.protocol import Layout
 from hessfig.terms import Block, Matrix
 
 EVERY_PAIR, EVERY_WEIGHT, AT, ANY = "all", "each", "@", "*"
-MOST = 20_000
+MOST_BLOCKS = 20_000  # of a network; a plan of as many takes some seconds
 Pair = tuple[str, str]
 
 
@@ -27,10 +28,22 @@ def blocks_of(setting: Any, layout: Layout, model: ModelConfig) -> list[Block]:
     """
     pairs = _pairs(setting, layout, model)
     plain = [pair for pair in pairs if AT not in "".join(pair)]
-    pinned = [block for pair in pairs if AT in "".join(pair) for block in _pinned(pair, layout)]
-    found = list(dict.fromkeys([*_layer_by_layer(plain, layout), *pinned]))
-    _check_number(len(found))
-    return found
+    reaching = [pair for pair in pairs if AT in "".join(pair)]
+    _check_number(
+        sum(_count(pair, layout) for pair in plain) + sum(_reach(pair, layout) for pair in reaching)
+    )
+    pinned = [block for pair in reaching for block in _pinned(pair, layout)]
+    return list(dict.fromkeys([*_layer_by_layer(plain, layout), *pinned]))
+
+
+def _count(pair: Pair, layout: Layout) -> int:
+    """Return the most blocks that a pair without pinned layers stands for."""
+    return max(1, min(len(layout.layers_of(name)) for name in pair))
+
+
+def _reach(pair: Pair, layout: Layout) -> int:
+    """Return how many blocks a pair with pinned layers stands for."""
+    return math.prod(len(_at(name, layout)[1]) for name in pair)
 
 
 def _pairs(setting: Any, layout: Layout, model: ModelConfig) -> list[Pair]:
@@ -49,11 +62,11 @@ def _pairs(setting: Any, layout: Layout, model: ModelConfig) -> list[Pair]:
 
 
 def _check_number(number: int) -> None:
-    if number > MOST:
+    if number > MOST_BLOCKS:
         raise UserError(
             "blocks: too many for one run",
             got=f"{number} blocks",
-            allowed=f"at most {MOST}",
+            allowed=f"at most {MOST_BLOCKS}",
             remedy="name fewer, or give each part of them to a run with a sweep.name of its own",
         )
 

@@ -24,6 +24,7 @@ from hessfig.sweep.progress import Reporter
 from hessfig.sweep.stages.trainings import trained_for
 from hessfig.sweep.store import CellStore, CorruptCell
 from hessfig.sweep.table import Gathered, gather
+from hessfig.sweep.upkeep.mark import at_work
 
 DERIVED = (
     *("slopes.csv", "levels.csv", "trends.csv", "paired.csv", "paired_curves.csv"),
@@ -80,7 +81,17 @@ def run_sweep(variants: Variants, launch: Launch = on_this_machine, command: str
     check_writable(store.folder)
     remove_leftovers(folder)
     note_met(folder, setups)
-    launch = Failures(folder / FAILURES).noting(launch)
+    with at_work(folder):
+        return _carried_out(
+            setups, store, Failures(folder / FAILURES).noting(launch), command, start, started
+        )
+
+
+def _carried_out(
+    setups: list[Setup], store: CellStore, launch: Launch, command: str, start: str, started: float
+) -> Summary:
+    """Measure pilots, then cells, and write the table; `start` and `started` are now, as a text and in seconds."""
+    config, folder = setups[0].config, store.folder.parent
     pilots = pilot_cells(setups)
     pilot = measure_cells(f"{config.sweep.name}: pilot", pilots, store, launch)
     chosen = allocations(setups, store)

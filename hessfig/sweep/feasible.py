@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from hessfig.sweep.plan import Setup
 
 _ASSUMED_FLOPS = {DType.float64: 2.5e10, DType.float32: 8e10}  # of one core
-MOST_CELLS, MOST_YEARS = 1_000_000, 100
+MOST_CELLS, MOST_YEARS = 200_000, 100  # a plan of as many cells takes some seconds
 _YEAR = 365 * 24 * 3600.0
 _PROBING = (Method.hutchinson, Method.aligned, Method.xtrace, Method.auto)
 _SIZED_BY: dict[str, str] = {

@@ -12,6 +12,7 @@ from hessfig.models.registry import kind
 from hessfig.record import FROBENIUS
 from hessfig.sweep.engine import Summary, sweep_folder, unfinished, worker_count
 from hessfig.sweep.feasible import assumed_flops
+from hessfig.sweep.launchers.failures import FAILURES, Failures
 from hessfig.sweep.launchers.one_shard import Share
 from hessfig.sweep.pilots import allocations, pilot_cells, settled_by
 from hessfig.sweep.plan import Cell, Setup, Variants, plan, setups_of
@@ -19,6 +20,7 @@ from hessfig.sweep.stages.trainings import needs
 from hessfig.sweep.store import CellStore
 from hessfig.terms import Block
 
+_CAUSES, _LONGEST_CAUSE = 5, 600  # that are shown, in characters
 WORKER_START = 8.0  # seconds: the imports of a first worker
 
 
@@ -44,6 +46,7 @@ def describe(variants: Variants, *, title: str = "") -> str:
     counts = f"{len(cells) - len(todo)} done, {len(todo)} to do"
     kinds = "seeds x sigmas x variants" + " x quantities" * (len(config.quantities) > 1)
     lines.append(f"cells: {len(cells)} ({kinds}): {counts}")
+    lines += _failure_lines(Failures(sweep_folder(config) / FAILURES), [*pilot_todo, *todo])
     lines.append(_time_line([*pilot, *cells], [*pilot_todo, *todo], store))
     return "\n".join(lines)
 
@@ -114,6 +117,26 @@ def _training_lines(todo: list[Cell]) -> list[str]:
     return [f"trainings: {len(wanted)}, of {steps} or fewer, before the cells"] if wanted else []
 
 
+def _failure_lines(failures: Failures, todo: list[Cell]) -> list[str]:
+    """Say why cells failed when they were last tried: every kind of cause once, with a cell that failed so."""
+    found = failures.reasons(todo)
+    if not found:
+        return []
+    count = sum(len(cells) for _, cells in found)
+    lines = [
+        f"failed when last tried: {count} of these cells; `hessfig run` with the same settings tries them again"
+    ]
+    for cause, cells in found[:_CAUSES]:
+        first, *rest = cause[:_LONGEST_CAUSE].splitlines() or [""]
+        lines += [f"  {len(cells)} cells, such as {cells[0]}: {first}", *(f"    {line}" for line in rest)]
+    more = len(found) - _CAUSES
+    return [
+        *lines,
+        *([f"  and {more} more causes"] if more > 0 else []),
+        f"  the causes of each: {failures.folder}",
+    ]
+
+
 def _blocks(setup: Setup) -> str:
     """Return the names of the blocks: of every layer, or each with its layers where some are left out."""
     layers: dict[str, set[int]] = {}
@@ -146,7 +169,7 @@ def _time_line(cells: list[Cell], todo: list[Cell], store: CellStore) -> str:
     if seconds:
         total, basis = sum(seconds) / len(seconds) * len(todo), "from the cells done"
     else:
-        operations = sum(map(_operations, todo))
+        operations = _operations(todo)
         if not operations:
             return f"time: not known for this network before a cell is done, with {_workers(workers)}"
         rate = assumed_flops(todo[0].config)
@@ -160,8 +183,14 @@ def _workers(count: int) -> str:
     return f"{count} worker{'s' * (count != 1)}"
 
 
-def _operations(cell: Cell) -> float:
-    return cell.setup.quantity(cell.quantity).operations(cell.config, cell.setup.layout)
+def _operations(cells: list[Cell]) -> float:
+    """Return what the cells take, in operations: counted once for all of a variant and quantity, for they are alike."""
+    alike = {(id(cell.setup), cell.quantity): cell for cell in cells}
+    each = {
+        key: cell.setup.quantity(cell.quantity).operations(cell.config, cell.setup.layout)
+        for key, cell in alike.items()
+    }
+    return sum(each[id(cell.setup), cell.quantity] for cell in cells)
 
 
 def _probes(config: Config, allocation: Allocation) -> str:

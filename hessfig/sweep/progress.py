@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import time
 from collections import Counter
@@ -12,10 +11,11 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from hessfig.errors import plain_lines
+from hessfig.sweep.launchers.failures import kind_of
 from hessfig.sweep.launchers.local import Outcome
 
 EVERY = 30.0  # seconds between lines where no bar is drawn
-_NUMBER = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")
 TELL_EVERY = 20.0  # seconds between two lines about a training, where no bar shows them
 
 
@@ -78,7 +78,7 @@ class Reporter:
         self.counts["reused" if outcome.kind == "met" else outcome.kind] += 1
         self.peak = max(self.peak, outcome.peak)
         if outcome.kind == "failed":
-            cause = _NUMBER.sub("#", outcome.cause)
+            cause = kind_of(outcome.cause)
             self._causes[cause] += 1
             self._first.setdefault(cause, outcome.cause)
             if self._causes[cause] == 1:
@@ -112,7 +112,7 @@ class Reporter:
             self._say(f"{outcome.cell}: {outcome.cause}")
 
     def _say(self, words: str) -> None:
-        self._errors.print(words, markup=False, soft_wrap=True)
+        self._errors.print(plain_lines(words), markup=False, soft_wrap=True)
 
     def _note(self) -> str:
         done, seconds = self.counts["measured"], self.seconds

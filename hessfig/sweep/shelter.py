@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -39,12 +40,24 @@ def start_process(target: Callable[..., None], *arguments: Any) -> BaseProcess:
             time.sleep(_PAUSE)  # until the system knows that it is dead: the next attempt starts another
         else:
             return process
-    raise UserError(
+    raise _unstarted(cause) from cause
+
+
+def _unstarted(cause: Exception) -> UserError:
+    """Return the error to show when no worker could be started: a socket's path has some 100 letters at most."""
+    if "AF_UNIX path too long" in str(cause):
+        return UserError(
+            "the folder for temporary files has too long a name for workers to be reached",
+            got=f"TMPDIR={tempfile.gettempdir()}",
+            allowed="a folder of at most 60 letters",
+            remedy="TMPDIR=/var/tmp hessfig ... (or another short folder that you may write)",
+        )
+    return UserError(
         "no worker process can be started",
         got=f"{type(cause).__name__}: {cause}",
         allowed="a machine that lets this user start processes",
         remedy="rerun the same command (finished cells are kept), perhaps with workers=1",
-    ) from cause
+    )
 
 
 @contextmanager

@@ -1,1 +1,1 @@
-"""Theory: every statement of the paper as code, and the growth rates it predicts."""
+"""Theory: every statement of the paper as code, checked by `hessfig verify` against automatic differentiation."""

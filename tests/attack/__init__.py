@@ -1,1 +1,1 @@
-"""The attack suite: kills, damage, full disks, hostile files and bad inputs; `make test-attack`, some ten minutes."""
+"""Kills, damage, full disks, hostile files, odd surroundings, bad inputs; `make test-attack`, some twenty minutes."""

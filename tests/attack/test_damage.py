@@ -127,6 +127,20 @@ def test_weights(tmp_path: Path, dice: random.Random, ledger: Ledger, form: str)
     assert not ledger.wrong(f"weights (.{form})")
 
 
+def test_pictures(tmp_path: Path, dice: random.Random, ledger: Ledger) -> None:
+    import numpy as np
+
+    from hessfig.tasks.digits import pictures
+
+    path = tmp_path / "own.npz"
+    images, labels = np.random.default_rng(0).random((10, 8, 8)), np.arange(10)
+    for save in (np.savez, np.savez_compressed):
+        save(path, images=images, labels=labels)
+        for where in damaged(path, dice, 1000):
+            note(ledger, "pictures (.npz)", where, lambda: pictures(str(path)), None, UserError)
+    assert not ledger.wrong("pictures (.npz)")
+
+
 def note(
     ledger: Ledger, kind: str, where: str, read: Callable[[], Any], sound: Any, refusal: type[Exception]
 ) -> None:

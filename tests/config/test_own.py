@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -135,3 +137,38 @@ def test_a_file_of_other_bytes(write: Write) -> None:
     (own / "sweep/mine.yaml").write_bytes(b"\xff\xfe")
     with pytest.raises(UserError, match="cannot be read"):
         own_folder(str(own))
+
+
+@pytest.mark.parametrize("text", ["5", "hello", "true", "''", "2001-01-01", "!!binary x", "|\n  a\n"])
+def test_a_file_of_one_value(write: Write, text: str) -> None:
+    with pytest.raises(UserError, match=r"mine\.yaml does not hold settings by name"):
+        write(sweep__mine=text)
+
+
+def listed(count: int) -> str:
+    return f"a: [{','.join('1' * count)}]"
+
+
+ENDLESS: dict[str, Callable[[Path], object]] = {
+    "20 MB": lambda path: path.write_text(listed(10**7)),
+    "many entries": lambda path: path.write_text(listed(90_000)),
+    "depth": lambda path: path.write_text("[" * 9000),
+    "a pipe": os.mkfifo,
+    "a device": lambda path: path.symlink_to("/dev/zero"),
+    "a folder": Path.mkdir,
+    "a link to nowhere": lambda path: path.symlink_to("nowhere"),
+    "a link to itself": lambda path: path.symlink_to(path.name),
+}
+
+
+@pytest.mark.parametrize("kind", ENDLESS)
+def test_files_without_end_are_refused_at_once(write: Write, kind: str) -> None:
+    own, started = write(sweep__mine=MINE), time.perf_counter()
+    ENDLESS[kind](own / "sweep/other.yaml")
+    with pytest.raises(UserError, match=r"other.yaml (cannot be read|holds more than any settings do)"):
+        own_folder(str(own))
+    assert time.perf_counter() - started < 10
+
+
+def test_a_file_of_comments_alone_is_one(write: Write) -> None:
+    assert write(sweep__mine="# nothing yet")

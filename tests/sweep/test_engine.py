@@ -24,6 +24,8 @@ from hessfig.config import Config, EstimatorConfig, GridConfig, Kind, Method, Mo
 from hessfig.errors import UserError
 from hessfig.record import COLUMNS
 from hessfig.sweep.engine import Summary, run_sweep, worker_count
+from hessfig.sweep.launchers.failures import Failures
+from hessfig.sweep.plan import plan, setups_of
 from hessfig.sweep.preview import describe, summarise
 from hessfig.sweep.store import CellStore
 from tests.runs import rows
@@ -339,3 +341,21 @@ def test_arrays_are_listed_with_what_they_are_of(tmp_path: Path) -> None:
         (10.0, 1234, "hessian"),
     ]
     assert all((tmp_path / "sigma" / one["file"]).is_file() for one in listed)
+
+
+def test_status_says_why_cells_failed(tmp_path: Path) -> None:
+    variants = [("", toy_config(tmp_path))]
+    cells, folder = plan(setups_of(variants)), tmp_path / "sigma/failures"
+    folder.mkdir(parents=True)
+    for number, cell in enumerate(cells[:3]):
+        (folder / f"{cell.key}.txt").write_text(f"ValueError: {number}.5 is\n  no number")
+    (folder / f"{cells[3].key}.txt").write_bytes(b"its worker died\xff" + b"x" * 10**6)
+    (folder / "of-another-plan.txt").write_text("nothing")
+    said = describe(variants)
+    assert "failed when last tried: 4 of these cells" in said
+    assert f"  3 cells, such as {cells[0]}: ValueError: 0.5 is\n      no number" in said
+    assert f"  1 cells, such as {cells[3]}: its worker died" in said and len(said) < 3000
+    for number, cell in enumerate(cells):
+        (folder / f"{cell.key}.txt").write_text(f"cause {'abcdefgh'[number] * 3}")
+    assert "failed" not in describe([("", toy_config(tmp_path, first_seed=50))])
+    assert len(Failures(folder).reasons(cells)) == len(cells)

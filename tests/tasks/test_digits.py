@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import random
+import time
+import tracemalloc
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -87,3 +92,67 @@ def test_files_that_are_no_pictures_are_refused(tmp_path: Path, content: bytes) 
     np.savez(tmp_path / "objects.npz", images=np.array([object()]), labels=np.arange(1))
     with pytest.raises(UserError, match="cannot be read as pictures"):
         pictures(str(tmp_path / "objects.npz"))
+
+
+def header(text: str, *, magic: bytes = b"\x93NUMPY\x01\x00") -> bytes:
+    """Return an array file that says `text` and holds nothing."""
+    return magic + len(text).to_bytes(2, "little") + text.encode("latin-1")
+
+
+def says(shape: object, *, descr: object = "<f8") -> bytes:
+    return header(f"{{'descr': {descr!r}, 'fortran_order': False, 'shape': {shape!r}, }}\n")
+
+
+CLAIMS = {
+    "a million pictures": says((10**6, 8, 8)),
+    "more than any machine has": says((10**30, 8, 8)),
+    "wide pixels": says((10, 8, 8), descr="<U99999999"),
+    "a negative number": says((-1, 8, 8)),
+    "two negative numbers": says((-(10**6), -8, 8)),
+    "numbers that are none": says(("a", 8, 8)),
+    "true": says((True, 8, 8)),
+    "no type": says((1, 8, 8), descr="<q9"),
+    "a type without end": says((1, 8, 8), descr=[("a", "<f8", (10**9,))]),
+    "depth": header("[" * 9000),
+    "half a text": header("{'descr': '"),
+    "another version": header("{}", magic=b"\x93NUMPY\x09\x00"),
+    "no magic": b"x" * 200,
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("name", CLAIMS)
+def test_what_a_file_claims_is_looked_at_before_memory_is_taken(tmp_path: Path, name: str) -> None:
+    """Alone, and blown up: zeros that a small file stands for."""
+    for tail in (b"", bytes(10**7)):
+        path = written(tmp_path, CLAIMS[name] + tail)
+        tracemalloc.start()
+        with pytest.raises(UserError, match="cannot be read as pictures"):
+            pictures(path)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 50 * 10**6
+
+
+def test_a_damaged_file_is_refused_whatever_the_damage(tmp_path: Path) -> None:
+    dice, path = random.Random(0), own(tmp_path)
+    sound, refused, started = Path(path).read_bytes(), 0, time.perf_counter()
+    for turn in range(400):
+        damaged = bytearray(sound)
+        for _ in range(1 + turn % 3):
+            damaged[dice.choice([dice.randrange(200), dice.randrange(len(sound))])] = dice.randrange(256)
+        Path(path).write_bytes(damaged[: dice.randrange(len(sound))] if turn % 8 == 0 else damaged)
+        try:
+            pictures(path)
+        except UserError:
+            refused += 1
+    assert refused > 200 and time.perf_counter() - started < 30
+
+
+def written(folder: Path, images: bytes) -> str:
+    labels = io.BytesIO()
+    np.save(labels, np.arange(10))
+    with zipfile.ZipFile(folder / "claims.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("images.npy", images)
+        archive.writestr("labels.npy", labels.getvalue())
+    return str(folder / "claims.npz")

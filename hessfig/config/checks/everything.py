@@ -22,11 +22,11 @@ from hessfig.errors import UserError
 FEWEST_ALIGNED = 4
 MOST_PROBES = 100_000  # far beyond what an error of a thousandth takes
 LARGEST_SEED = 2**53  # a table holds whole numbers up to here
-# Beyond these, sizes are slips: resamples are held in memory at once, and no table has more layers.
+# Beyond these, sizes are slips: resamples are held in memory at once, and deeper networks take minutes to be planned.
 _MOST = {
     "task.base": 1_000_000,
     "resamples": 100_000,
-    "model.n_layers": 10_000,
+    "model.n_layers": 2_000,
     "estimator.num_probes": MOST_PROBES,
 }
 

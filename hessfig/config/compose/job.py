@@ -49,8 +49,10 @@ class Job:
 
         Settings given on the command line are not varied; the number of layers is not part of the name.
         """
+        changed = self.composed.copy()  # once, for that takes longest: every choice has the same keys
         return [
-            (variant_name(choice), self._with(choice)) for choice in combinations(self.composed.sweep.vary)
+            (variant_name(choice), self._with(choice, changed))
+            for choice in combinations(self.composed.sweep.vary)
         ]
 
     def of_sweep(self, sweep: str) -> Job:
@@ -76,8 +78,7 @@ class Job:
         """Return the settings as YAML."""
         return OmegaConf.to_yaml(self.composed)
 
-    def _with(self, choice: dict[str, Any]) -> Config:
-        changed = self.composed.copy()
+    def _with(self, choice: dict[str, Any], changed: DictConfig) -> Config:
         for key, value in choice.items():
             try:
                 OmegaConf.update(changed, key, value, force_add=key.startswith("model.options."))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 import shlex
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,14 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
+from hessfig.config.compose.refusals import lone_word
 from hessfig.config.own import NAME
 from hessfig.config.settings import NOT_GIVEN, OPEN, is_setting, meant, siblings
-from hessfig.config.shipped import GROUPS, choices, names
+from hessfig.config.shipped import GROUPS, names
 from hessfig.errors import UserError, did_you_mean
 
 QUOTE = "'"
+MOST_ENTRIES, DEEPEST, MOST_RUNS = 2_000, 20, 200  # of one word; of one -m
 
 
 def check_words(words: Sequence[str], own: Path | None, *, several: bool) -> None:
@@ -27,17 +31,19 @@ def check_words(words: Sequence[str], own: Path | None, *, several: bool) -> Non
     `several`: whether key=a,b asks for one run a value (-m).
     """
     for word in words:
+        _check_size(word)
         override = _parsed(word, own)
         _check_form(word, override)
-        if override.key_or_group in GROUPS:
-            _check_choices(override, own)
         if override.is_sweep_override():
             _check_values(word, override, several)
+        if override.key_or_group in GROUPS:
+            _check_choices(override, own)
+    _check_runs(words if several else [])
 
 
 def given(words: Sequence[str]) -> dict[str, Any]:
     """Return {key: value} of words that are known to be sound; the last of equal keys counts."""
-    overrides = OverridesParser.create().parse_overrides([for_hydra(word) for word in words])
+    overrides = map(_override, words)
     return {override.key_or_group: override.value() for override in overrides}
 
 
@@ -59,12 +65,36 @@ def quoted(text: str) -> str:
     return "'" + re.sub(r"(\\*)'", r"\1\1\\'", re.sub(r"(\\+)$", r"\1\1", text)) + "'"
 
 
+@lru_cache(maxsize=1024)
+def _override(word: str) -> Override:
+    """Return a word as Hydra reads it, which for a long list takes its time: so each is read once."""
+    return OverridesParser.create().parse_override(for_hydra(word))
+
+
+def _check_size(word: str) -> None:
+    """Raise UserError for a value that Hydra would not read in any time, or not without end."""
+    entries, depth = word.count(",") + 1, _depth(word)
+    if entries > MOST_ENTRIES or depth > DEEPEST:
+        raise UserError(
+            f"the value of {word.partition('=')[0]} is too large for a command line",
+            got=f"{entries} entries, nested {depth} deep",
+            allowed=f"at most {MOST_ENTRIES} entries, nested {DEEPEST} deep",
+            remedy="write it in a YAML file of yours, and name its folder: --config-dir FOLDER",
+        )
+
+
+def _depth(word: str) -> int:
+    """Return how deep brackets nest in a word, those in quotes counted too."""
+    steps = (1 if letter in "([{" else -1 for letter in word if letter in "()[]{}")
+    return max(itertools.accumulate(steps), default=0)
+
+
 def _parsed(word: str, own: Path | None) -> Override:
     if "=" not in word and not word.startswith(("~", "+")):
-        raise UserError(f"cannot read {word!r}", got=word, allowed="key=value", remedy=_whole(word, own))
+        raise lone_word(word, own)
     try:
-        return OverridesParser.create().parse_override(for_hydra(word))
-    except HydraException as error:
+        return _override(word)
+    except (HydraException, ValueError, RecursionError) as error:
         raise UserError(
             f"cannot read {word!r}",
             got=word,
@@ -79,12 +109,6 @@ def _in_quotes(word: str) -> str:
     if not equals or not is_setting(key) or set(value) & set("\"'\\[]{}"):
         return "quote a value with special characters, and the word for the shell: 'key=\"a, b\"'"
     return shlex.quote(f'{key}="{value}"')
-
-
-def _whole(word: str, own: Path | None) -> str:
-    """Return what a lone word may have meant: a choice without its group, or a key without a value."""
-    group = next((group for group in ("sweep", "figure") if word in choices(group, own)), None)
-    return f"{group}={word}" if group else meant(word)
 
 
 def _check_form(word: str, override: Override) -> None:
@@ -137,17 +161,34 @@ def _check_values(word: str, override: Override, several: bool) -> None:
             remedy="add -m for one run a value, or write a list as [a,b]",
         )
     try:
-        _alternatives(word)
+        count = len(_alternatives(word))
     except Exception as error:
         raise UserError(
             f"cannot run {word!r}", got=word, allowed="key=a,b,c or key=range(a,b)", remedy="list the values"
         ) from error
+    _check_number(count, word)
+
+
+def _check_runs(words: Sequence[str]) -> None:
+    """Raise UserError for more combinations of values than a command should run."""
+    _check_number(math.prod(len(_alternatives(word)) for word in words), " ".join(words))
+
+
+def _check_number(count: int, got: str) -> None:
+    if count > MOST_RUNS:
+        raise UserError(
+            "-m asks for too many runs",
+            got=got,
+            allowed=f"at most {MOST_RUNS} combinations of the values given",
+            remedy="fewer values, or several commands",
+        )
 
 
 def _alternatives(word: str) -> list[str]:
-    """Return key=a and key=b of key=a,b."""
-    override = OverridesParser.create().parse_override(for_hydra(word))
+    """Return key=a and key=b of key=a,b: MOST_RUNS of them and one more, if there are so many."""
+    override = _override(word)
     if not override.is_sweep_override():
         return [word]
-    key, values = override.key_or_group, override.sweep_string_iterator()
+    key = override.key_or_group
+    values = itertools.islice(override.sweep_string_iterator(), MOST_RUNS + 1)
     return [f"{key}={value.strip(QUOTE) if key in GROUPS else value}" for value in values]

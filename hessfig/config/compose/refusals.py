@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import itertools
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +18,7 @@ from omegaconf.errors import (
 )
 
 from hessfig.config.settings import is_setting, meant, settings, siblings, wrong_kind
-from hessfig.config.shipped import GROUPS, choices
+from hessfig.config.shipped import GROUPS, choices, names
 from hessfig.errors import UserError, did_you_mean
 
 REFUSED = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, RecursionError)
@@ -36,6 +38,24 @@ def refusal(error: BaseException, words: Sequence[str], own: Path | None) -> Use
     if missing:
         return _missing_choice(missing.group(1), file, own)
     return _value(cause, file, words)
+
+
+def lone_word(word: str, own: Path | None) -> UserError:
+    """Return the error to show for a word without a value: a group, a setting, or a choice without its group."""
+    if word in GROUPS:
+        known = names(word, own)
+        allowed, remedy = (
+            f"key=value: {word}=NAME with one of {', '.join(known)}",
+            f"for example {word}={known[0]}",
+        )
+    elif word in settings():
+        allowed, remedy = (
+            f"key=value: {word}=VALUE, {settings()[word].kind}",
+            f"for example {word}={_example(word)}",
+        )
+    else:
+        allowed, remedy = "key=value", _whole(word, own)
+    return UserError(f"cannot read {word!r}: it has no value", got=word, allowed=allowed, remedy=remedy)
 
 
 def _no_yaml(error: yaml.YAMLError) -> UserError:
@@ -121,3 +141,18 @@ def _said(key: str, text: str) -> str:
 
 def _word(key: str, words: Sequence[str]) -> str | None:
     return next((word for word in reversed(words) if key and word.startswith(f"{key}=")), None)
+
+
+def _example(key: str) -> str:
+    setting = settings()[key]
+    return setting.default or next(iter(setting.choices), "VALUE")
+
+
+def _whole(word: str, own: Path | None) -> str:
+    """Return the words that a lone one may stand for: a choice with its group, whichever have one of this name."""
+    groups = ("sweep", "figure", *(group for group in GROUPS if group not in ("sweep", "figure")))
+    known = {group: names(group, own) for group in groups}
+    close = [word] if any(word in those for those in known.values()) else []
+    close = close or difflib.get_close_matches(word, dict.fromkeys(itertools.chain(*known.values())), n=1)
+    whole = [f"{group}={name}" for name in close for group, those in known.items() if name in those]
+    return f"did you mean {' or '.join(whole)}?" if whole else meant(word)

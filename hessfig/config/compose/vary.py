@@ -22,7 +22,7 @@ VARIABLE = (
     "landscape.",
     "dtype",
 )
-MOST_VARIANTS = 10_000
+MOST_VARIANTS = 500  # each takes some hundredths of a second to be checked
 Vary = dict[str, list[Any]]
 
 

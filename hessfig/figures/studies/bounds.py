@@ -37,7 +37,7 @@ def draw(outputs: Path, paper: Paper | None = None, *, into: Path | None = None)
     bounded from the norm of X alone and from the token diameter; blocks with W_K in place of W_Q look alike
     and are in the CSV.
 
-    Requires the table of hessfig.theory.bounds_study. Raises UserError when it is missing.
+    Requires the table of hessfig.theory.studies.bounds. Raises UserError when it is missing.
     """
     path = outputs / "bounds" / "looseness.csv"
     table = read_study(path)

@@ -37,7 +37,7 @@ def draw(outputs: Path, paper: Paper | None = None, *, into: Path | None = None)
     weights attention fares no worse. (d-f) Three ways to make the first token a sink: dotted lines mark the
     sizes without a sink. Bands: quartiles.
 
-    Requires the tables of hessfig.theory.scalar_study. Raises UserError when one is missing.
+    Requires the tables of hessfig.theory.studies.scalar. Raises UserError when one is missing.
     """
     tables = {name: read_study(outputs / "scalar" / f"{name}.csv") for name in TABLES}
     with styled(paper):

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Generator, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from hessfig.files import write_text
+from hessfig.files import is_file, write_text
 from hessfig.sweep.launchers.local import Outcome
 from hessfig.sweep.plan import Cell
 from hessfig.sweep.store import CellStore
 
 FAILURES = "failures"  # the folder, below that of the sweep
+_LONGEST = 10_000  # characters of a cause
+_NUMBER = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")
 Launch = Callable[[list[Cell], CellStore], Generator[Outcome, None, None]]
+
+
+def kind_of(cause: str) -> str:
+    """Return a cause without its numbers: failures that differ in them alone are told once."""
+    return _NUMBER.sub("#", cause)
 
 
 @dataclass(frozen=True)
@@ -24,9 +32,18 @@ class Failures:
 
     def cause(self, cell: Cell) -> str | None:
         """Return why the cell failed, if it did."""
-        with suppress(OSError):
-            return self._path(cell).read_text("utf-8", errors="replace")
+        with suppress(OSError), self._path(cell).open(encoding="utf-8", errors="replace") as handle:
+            return handle.read(_LONGEST)
         return None
+
+    def reasons(self, cells: Iterable[Cell]) -> list[tuple[str, list[Cell]]]:
+        """Return every kind of cause among `cells`, the most frequent first: one such cause, and who failed so."""
+        noted = {path.stem for path in self.folder.glob("*.txt") if is_file(path)}
+        found: dict[str, tuple[str, list[Cell]]] = {}
+        for cell in cells:
+            if cell.key in noted and (cause := self.cause(cell)) is not None:
+                found.setdefault(kind_of(cause), (cause, []))[1].append(cell)
+        return sorted(found.values(), key=lambda one: -len(one[1]))
 
     def forget(self, cells: Iterable[Cell]) -> None:
         """Forget why these cells failed: they are tried again."""

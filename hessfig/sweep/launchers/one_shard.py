@@ -13,6 +13,7 @@ from hessfig.sweep.launchers.shard import Shard
 from hessfig.sweep.pilots import allocations, pilot_cells, settled_by
 from hessfig.sweep.plan import Variants, note_met, plan, setups_of
 from hessfig.sweep.store import CellStore
+from hessfig.sweep.upkeep.mark import at_work
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,10 @@ def run_shard(variants: Variants, shard: Shard) -> Share:
     store, launch = CellStore(folder / "cells"), Failures(folder / FAILURES).noting(on_this_machine)
     check_writable(store.folder)
     note_met(folder, setups)
-    pilots = shard.turned(pilot_cells(setups))
-    measure_cells(f"{name}: pilot", pilots, store, launch)
-    lost = len(unfinished(pilots, store))
-    cells = shard.cells(plan(setups, settled_by(setups, allocations(setups, store))))
-    counts = measure_cells(f"{name}: shard {shard}", [] if lost else cells, store, launch).counts
+    with at_work(folder):
+        pilots = shard.turned(pilot_cells(setups))
+        measure_cells(f"{name}: pilot", pilots, store, launch)
+        lost = len(unfinished(pilots, store))
+        cells = shard.cells(plan(setups, settled_by(setups, allocations(setups, store))))
+        counts = measure_cells(f"{name}: shard {shard}", [] if lost else cells, store, launch).counts
     return Share(**counts, seconds=time.perf_counter() - started, folder=store.folder, pilots=lost)

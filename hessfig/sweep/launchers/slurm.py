@@ -141,6 +141,12 @@ class SlurmJob:
             self._told = words
 
 
+def is_expected(folder: Path) -> bool:
+    """Whether a job that was submitted for the sweep in `folder` may still measure, as far as Slurm says."""
+    jobs = filter(None, map(_recorded, (folder / LOGS).glob("job-*.json")))
+    return any(_may_measure(queue.states(job)) for job in jobs)
+
+
 def said_of(folder: Path) -> list[str]:
     """Return a line a job that was submitted for the sweep in `folder` and not seen ending: what its tasks do."""
     jobs = filter(None, map(_recorded, sorted((folder / LOGS).glob("job-*.json"))))

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import csv
+import hashlib
+import io
 import json
+import os
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hessfig.files import is_file, leftovers
-from hessfig.record import TABLE, digest
+from hessfig.files import age, clock_of, leftovers, read_small, unwritable
+from hessfig.record import MANIFEST, TABLE, digest, read_checked
+from hessfig.sweep.launchers.slurm import is_expected
 from hessfig.sweep.pilots import allocations, pilot_cells, settled_by
 from hessfig.sweep.plan import Variants, plan, setups_of
 from hessfig.sweep.store import CellStore, CorruptCell
+from hessfig.sweep.upkeep.mark import is_at_work
 
+YOUNG = 24 * 3600.0  # seconds; a cell as old was not left by a run that somebody is about to resume
+_LARGEST_TABLE = 2**31  # bytes
 _OF_A_CELL = ("sigma", "seed", "settled", "step")
 _OF_A_QUANTITY = ("quantity", "version", "settings")
 Listed = tuple[str, float | None, int]  # config, sigma, seed, as a row of a table has them
@@ -23,12 +30,17 @@ Listed = tuple[str, float | None, int]  # config, sigma, seed, as a row of a tab
 
 @dataclass(frozen=True)
 class Unused:
-    """What may go from a sweep's folder: files of cells, and leftovers of killed writers; `kept` counts sound cells."""
+    """What may go from a sweep's folder: files of cells, and leftovers of killed writers; `kept` counts sound cells.
+
+    `young` of these are in no table and in no sweep; `why` says why none at all may go, if so.
+    """
 
     folder: Path
     cells: Sequence[Path]
     leftovers: Sequence[Path]
     kept: int
+    young: int = 0
+    why: str = ""
 
     @property
     def files(self) -> list[Path]:
@@ -44,25 +56,46 @@ def unused(folder: Path, current: Variants | None) -> Unused:
     """Return what nothing uses in the folder of a sweep, whose settings are now `current` (None: there is none).
 
     A cell is kept when the table on disk lists it, when the current settings ask for it, when it is a pilot of a
-    network of either, and when its file cannot be read (nobody knows what it is of).
+    network of either, when its file cannot be read (nobody knows what it is of), and when it was written less than a
+    day ago (YOUNG). Every cell is kept while a run is at work in the folder, and when nobody can say what the table
+    lists.
     """
     store = CellStore(folder / "cells")
-    listed, planned = _listed(folder / TABLE), _planned(current, store) if current else set()
-    sciences = dict(_sciences(store))
+    sciences, old = dict(_sciences(store)), sorted(leftovers(folder))
+    why = "a run is at work there" if _is_busy(folder) else ""
+    try:
+        listed = _listed(folder)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, csv.Error) as error:
+        why = why or f"nobody can say what its table lists ({type(error).__name__}: {error})"
+    if why:
+        return Unused(folder, [], old, len(sciences), why=why)
+    planned = _planned(current, store) if current else set()
     used = {key for key, science in sciences.items() if key in planned or _row(science) in listed}
     networks = {_network(sciences[key]) for key in used}
     used |= {
         key for key, science in sciences.items() if science["seed"] < 0 and _network(science) in networks
     }
-    gone = [path for key in sorted(sciences.keys() - used) for path in _files(store, key)]
-    return Unused(folder, gone, sorted(leftovers(folder)), len(used))
+    now = clock_of(store.folder)
+    young = {key for key in sciences.keys() - used if not _is_old(store, key, now)}
+    gone = [path for key in sorted(sciences.keys() - used - young) for path in _files(store, key)]
+    return Unused(folder, gone, old, len(used | young), len(young))
 
 
-def remove(found: Unused) -> None:
-    """Remove the files; a cell goes before its arrays, so that none is left without what it vouches for."""
-    for path in found.files:
-        with suppress(FileNotFoundError):
-            path.unlink()
+def remove(found: Unused) -> int:
+    """Remove the files and return their number; a cell goes before its arrays, which it vouches for.
+
+    Nothing goes when a run has begun meanwhile, and nothing that it has written. Raises UserError when it cannot.
+    """
+    store, count = CellStore(found.folder / "cells"), 0
+    now, is_busy = clock_of(store.folder), _is_busy(found.folder)
+    cells = [] if is_busy else [one for one in found.cells if _is_old(store, one.stem, now)]
+    for path in [*cells, *found.leftovers]:
+        try:
+            path.unlink(missing_ok=True)
+            count += 1
+        except OSError as error:
+            raise unwritable(path, error) from error
+    return count
 
 
 def sweep_folders(outputs: Path) -> list[Path]:
@@ -78,14 +111,28 @@ def _sciences(store: CellStore) -> Iterator[tuple[str, dict[str, Any]]]:
                 yield path.stem, {**science, "seed": int(science["seed"])}
 
 
-def _listed(table: Path) -> Collection[Listed]:
-    if not is_file(table):
+def _listed(folder: Path) -> Collection[Listed]:
+    """Return what the table lists: nothing where there never was one.
+
+    Raises an error of reading, and ValueError for a table that its manifest does not vouch for: it may be cut short.
+    """
+    table, manifest = folder / TABLE, folder / MANIFEST
+    if not (os.path.lexists(table) or os.path.lexists(manifest)):
         return set()
-    with table.open(newline="", encoding="utf-8") as handle:
-        rows = csv.DictReader(handle)
-        return {
-            (row["config"], float(row["sigma"]) if row["sigma"] else None, int(row["seed"])) for row in rows
-        }
+    content = read_small(table, _LARGEST_TABLE)
+    if hashlib.sha256(content).hexdigest() != read_checked(manifest).get("table_sha256"):
+        raise ValueError("it is not the table of its manifest")
+    rows = csv.DictReader(io.StringIO(content.decode("utf-8"), newline=""))
+    return {(row["config"], float(row["sigma"]) if row["sigma"] else None, int(row["seed"])) for row in rows}
+
+
+def _is_busy(folder: Path) -> bool:
+    return is_at_work(folder) or is_expected(folder)
+
+
+def _is_old(store: CellStore, key: str, now: float) -> bool:
+    """Whether a cell, and its arrays, were written longer ago than YOUNG; what is not there any more was."""
+    return all(age(path, now) > YOUNG for path in _files(store, key))
 
 
 def _planned(current: Variants, store: CellStore) -> set[str]:

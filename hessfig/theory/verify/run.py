@@ -114,7 +114,7 @@ def _check_literal_size(dims: Dims) -> None:
             got=f"{dims}: one matrix of {size / 2**30:,.1f} GiB",
             allowed=f"at most {LITERAL_LIMIT / 2**30:g} GiB",
             remedy="smaller dims; for large ones use the contracted form "
-            "hessfig.theory.attention.attention_hessian, "
+            "hessfig.theory.formulas.attention.softmax.attention_hessian, "
             "whose largest matrix is d_V^2 x d_V^2",
         )
 

@@ -1,4 +1,4 @@
-"""Statements about spectral bounds: validity on random draws, counted as violations (theory/bounds.py)."""
+"""Statements about spectral bounds: validity on random draws, counted as violations (formulas/attention/bounds.py)."""
 
 from __future__ import annotations
 

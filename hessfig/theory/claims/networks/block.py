@@ -133,7 +133,7 @@ STATEMENTS = [
         corrected=_block_formulas,
         correction="H_o(a,b) = c J_a^T J^T J J_b, H_f(a,b) = c (J_a^T Λ J_b + Σ_i g_i·d²S_i), J and Λ the "
         "derivatives of the last norm "
-        "(I and 0 pre-LN), g = J^T r; dZ/dW_Q, dZ/dW_K, dZ/dW_V are in theory/transformer_block.py.",
+        "(I and 0 pre-LN), g = J^T r; dZ/dW_Q, dZ/dW_K, dZ/dW_V are in formulas/sublayers/transformer_block.py.",
         note="Post-LN and pre-LN, ReLU and GELU.",
     ),
 ]

@@ -98,7 +98,7 @@ STATEMENTS = [
         measure=Measure.exponent,
         correction="Predicted for H, H_o and H_f of all block pairs, with Y = 0 and for linear attention as "
         "well, by "
-        "theory/growth_rates.py.",
+        "predictions/growth_rates.py.",
         note=f"In the limit σ → 0 (σ = {TINY:g} to {2 * TINY:g}) with targets of order one. H_f(V,V) is "
         "exactly zero.",
     ),

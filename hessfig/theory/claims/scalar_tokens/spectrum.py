@@ -142,7 +142,7 @@ STATEMENTS = [
         corrected=_spectrum_corrected,
         correction="In closed form: the bulk is ±b with b = (2 w_V/(L sqrt(d_K))) Σ d m', the outliers are "
         "the eigenvalues of a "
-        "3 x 3 matrix (theory/scalar.py).",
+        "3 x 3 matrix (formulas/scalar_tokens/spectrum.py).",
         note="The error as printed counts eigenvalues. The closed form holds for attention with and without "
         "sinks, for linear "
         "attention and for the linear MLP.",

@@ -1,7 +1,7 @@
 """The blocks of Theorems 3.1 and 3.2 as they are printed, with Z_1, Z_2, R_m and S, and the key blocks left
 out.
 
-These build matrices with L d_V^3 rows: for reading and checking. `attention.py` has the contracted forms.
+These build matrices with L d_V^3 rows: for reading and checking. `attention/softmax.py` has the contracted forms.
 """
 
 from __future__ import annotations

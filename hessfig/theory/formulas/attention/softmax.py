@@ -10,7 +10,7 @@ z_ij = x_j - m_i, residual rows d_i, c = 2/(L d_V) and the score scale s = 1/(t 
     H(a, b) = c s^2 R_a^T U R_b  + (a != b) c s B (x) I      for a, b in {Q, K}
     H(V, a) = c s G R_a,   G_o = sum_i m_i x_i^T (x) W_V^T M2_i,   G_f = sum_i (I (x) d_i) (x_i^T (x) M2_i)
 
-The literal forms of the paper are in `attention_literal.py`.
+The literal forms of the paper are in `literal.py`.
 """
 
 from __future__ import annotations
