@@ -212,7 +212,7 @@ ABSURD = {
     "model.d_model=1000000": ["12000051000012 weights take 96.0 TB", "96000408000096 bytes"],
     "task.batch_size=1000000000": ["a batch of 1000000000 sequences of 18 tokens", "bytes"],
     "task.digits=1000000000": ["task.digits: a batch of 64 sequences of 3000000003 tokens", "bytes"],
-    "estimator.num_probes=1000000000": ["1000000000 probes of 16384 numbers take 131.1 TB", "bytes"],
+    "estimator.num_probes=1000000000": ["estimator.num_probes is too large", "1 to 100000"],
     "model.n_layers=100000000": ["model.n_layers is too large", "1 to 2000"],
     "model.n_layers=9999": ["model.n_layers is too large", "1 to 2000"],
     "seeds=10001": ["this sweep has 200020 cells", "at most 200000"],
@@ -220,8 +220,8 @@ ABSURD = {
         "501 combinations",
         "at most 500",
     ],
-    "blocks=[[W_V@*,W_Q@*]] model.n_layers=1000": ["1000000 blocks of 1000 layers", "at most 20000"],
-    "blocks=all model.n_layers=1000": ["45000 blocks of 1000 layers"],
+    "blocks=[[W_V@*,W_Q@*]] model.n_layers=1000": ["1000000 blocks", "at most 20000"],
+    "blocks=all model.n_layers=1000": ["blocks: too many for one run", "39006 blocks"],
     "first_seed=99999999999999999999": ["no table can hold these seeds", "9007199254740992"],
 }
 EQUAL = {

@@ -38,7 +38,7 @@ def blocks_of(setting: Any, layout: Layout, model: ModelConfig) -> list[Block]:
 
 def _count(pair: Pair, layout: Layout) -> int:
     """Return the most blocks that a pair without pinned layers stands for."""
-    return max(1, min(len(layout.layers_of(name)) for name in pair))
+    return min((len(layout.layers_of(name)) for name in pair if layout.has_layer(name)), default=1)
 
 
 def _reach(pair: Pair, layout: Layout) -> int:

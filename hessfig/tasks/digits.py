@@ -84,7 +84,9 @@ def _read(path: Path, sha256: str | None) -> tuple[np.ndarray, np.ndarray]:
     if not is_file(path):
         raise _refused("there is no such file", path)
     if path.stat().st_size > _LARGEST:
-        raise _refused("the file is too large", f"{path.stat().st_size} bytes, where at most {_LARGEST} may be")
+        raise _refused(
+            "the file is too large", f"{path.stat().st_size} bytes, where at most {_LARGEST} may be"
+        )
     content = io.BytesIO(read_pinned(path, "task.path", sha256))
     try:
         with zipfile.ZipFile(content) as held:

@@ -14,6 +14,7 @@ import pytest
 
 from hessfig import files
 from hessfig.analysis.manifest import read_run
+from hessfig.cli import experiment
 from hessfig.cli.experiment import run as run_verb
 from hessfig.errors import UserError
 from hessfig.files import remove_leftovers, write_together
@@ -144,6 +145,7 @@ def test_a_short_table_is_exit_code_1(copied: Path, monkeypatch: pytest.MonkeyPa
         variants = [("", toy_config(copied, quantities=BOTH))]  # noqa: RUF012
         words, own = (), None
 
+    monkeypatch.setattr(experiment, "title", lambda job: "a toy sweep")
     assert run_verb(Asked()) == 0  # type: ignore[arg-type]
     write = CellStore.finished
     lost = found(copied, "json")[0].stem
