@@ -240,9 +240,11 @@ def test_what_could_never_be_measured_or_read_is_refused_at_once(
     cli: Cli, words: str, verb: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hessfig.config.machine.memory", lambda: 64 * 10**9)
-    start = time.perf_counter()
+    start = time.process_time()
     answer = cli(*verb, *words.split())
-    assert time.perf_counter() - start < 3  # a third of it when nothing else runs
+    assert (
+        time.process_time() - start < 10
+    )  # of the processor, the first imports included: other work does not count
     assert answer.code == 2
     for expected in {**ABSURD, **EQUAL}[words]:
         assert expected in answer.err, answer.err
