@@ -111,9 +111,7 @@ def check_pin(place: object, key: str, *, found: str, planned: str | None) -> No
     group, dot, _ = key.partition(".")
     pin = f"{group}.sha256" if dot else "SHA-256"
     raise UserError(
-        f"{key}: the content of {place} is not the one that was planned"
-        if found
-        else f"{pin}: {key} names no file",
+        f"{key}: the content of {place} is not the one that was planned" if found else f"{pin}: {key} names no file",
         got=f"SHA-256 {found}" if found else f"{pin}={planned}",
         allowed=f"{pin}={planned}" if found else "null",
         remedy="run the same command again: a changed file is measured as a new one"
@@ -178,12 +176,8 @@ def unwritable(path: Path, error: OSError) -> UserError:
     """Return the error to show when `path` cannot be written."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     what = "the disk is full" if full else f"cannot write ({error.strerror})"
-    remedy = (
-        "free some space and rerun: finished cells are kept" if full else "choose another output_dir=FOLDER"
-    )
-    return UserError(
-        f"{what}: {path}", got=error.strerror, allowed="a writable folder with space", remedy=remedy
-    )
+    remedy = "free some space and rerun: finished cells are kept" if full else "choose another output_dir=FOLDER"
+    return UserError(f"{what}: {path}", got=error.strerror, allowed="a writable folder with space", remedy=remedy)
 
 
 @cache

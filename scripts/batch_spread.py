@@ -56,9 +56,7 @@ KINDS = [
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("outputs/batches"))
     parser.add_argument("--only", nargs="*", choices=[kind.name for kind in KINDS])
     arguments = parser.parse_args()

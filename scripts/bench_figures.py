@@ -14,10 +14,15 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 from scaling_points import EXACT, TOP, WHOLE
 
-from hessfig.figures.parts.grid import Margins, panel_grid
+from hessfig.figures.parts.page import (
+    BACKING,
+    GUIDE,
+    TINY,
+    save_figure,
+    styled,
+)
+from hessfig.figures.parts.panel_sheet import Margins, panel_grid
 from hessfig.figures.parts.panels import draw_guide, fitted
-from hessfig.figures.parts.save import save_figure
-from hessfig.figures.parts.style import BACKING, GUIDE, TINY, styled
 
 Rows = list[dict[str, Any]]
 COLOURS = {WHOLE: "#7570b3", TOP: "#1b9e77", EXACT: "#d95f02"}
@@ -70,9 +75,7 @@ def scaling_sheet(report: dict[str, Any]) -> Figure:
 def _draw_axis(ax: Axes, report: dict[str, Any], name: str) -> None:
     points = [row for row in report["points"] if row["axis"] == name]
     laws = {f["engine"]: f for f in report["fits"] if (f["axis"], f["clock"]) == (name, "cpu_seconds")}
-    for place, engine in enumerate(
-        engine for engine in COLOURS if any(r["engine"] == engine for r in points)
-    ):
+    for place, engine in enumerate(engine for engine in COLOURS if any(r["engine"] == engine for r in points)):
         _draw_series(ax, [row for row in points if row["engine"] == engine], COLOURS[engine], engine)
         _write_exponent(ax, laws.get(engine), COLOURS[engine], place)
     for law in laws.values():
@@ -94,9 +97,7 @@ def _draw_series(ax: Axes, series: Rows, colour: str, label: str) -> None:
 
 
 def _write_exponent(ax: Axes, law: dict[str, Any] | None, colour: str, place: int) -> None:
-    words = (
-        "(one point: no probes)" if law is None else f"p = {fitted(law['exponent'], law['standard_error'])}"
-    )
+    words = "(one point: no probes)" if law is None else f"p = {fitted(law['exponent'], law['standard_error'])}"
     y = 0.97 - 0.1 * place
     ax.text(0.03, y, words, transform=ax.transAxes, va="top", fontsize=TINY, color=colour, bbox=BACKING)
 

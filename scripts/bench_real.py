@@ -39,9 +39,7 @@ def main(words: Sequence[str] | None = None) -> None:
     if options.one is not None:
         print(json.dumps(measured(options, *options.one)))
         return
-    runs = [
-        _in_a_process(options, contender, case) for case in options.cases for contender in options.contenders
-    ]
+    runs = [_in_a_process(options, contender, case) for case in options.cases for contender in options.contenders]
     _print(_compared(runs))
     if options.output is not None:
         report = {**benchmarking.heading(options), "settings": _sizes(options), "runs": runs}
@@ -49,9 +47,7 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def _options(words: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, value in SIZES.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=None, help=f"({value})")
     parser.add_argument("--batch-size", type=int, default=1)
@@ -77,9 +73,7 @@ def _sizes(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _in_a_process(options: argparse.Namespace, contender: str, case: str) -> dict[str, Any]:
-    sizes = [
-        f"--{name.replace('_', '-')}={getattr(options, name)}" for name in (*SIZES, "batch_size", "products")
-    ]
+    sizes = [f"--{name.replace('_', '-')}={getattr(options, name)}" for name in (*SIZES, "batch_size", "products")]
     words = [*sizes, f"--dtype={options.dtype}", "--one", contender, case]
     done = subprocess.run(
         [sys.executable, __file__, *words],
@@ -136,9 +130,7 @@ def _problem(options: argparse.Namespace) -> Any:
     from hessfig.states.point import drawn
 
     sizes = {name: getattr(options, name) for name in ("n_layers", "n_heads", "d_model", "vocabulary")}
-    task = TaskConfig(
-        data=Data.tokens, scored=Scored.all, length=options.length, batch_size=options.batch_size
-    )
+    task = TaskConfig(data=Data.tokens, scored=Scored.all, length=options.length, batch_size=options.batch_size)
     model = ModelConfig(kind="huggingface", **sizes)
     config = Config(model=model, task=task, dtype=DType(options.dtype), blocks="each", memory="1TB")
     return Problem.of(drawn(config, sigma=None, seed=0))
@@ -146,16 +138,14 @@ def _problem(options: argparse.Namespace) -> Any:
 
 def _contender(contender: str, problem: Any, layer: int, name: str) -> Callable[[Any], float]:
     """Return what takes a probe v of the weight and returns v.Hv."""
-    from hessfig.curvature.products.headed.column import HeadedColumn
-    from hessfig.curvature.products.sides import Sides
+    from hessfig.curvature.curvlinops import Sides
+    from hessfig.curvature.headed import HeadedColumn
     from hessfig.terms import Part
 
     if contender.startswith("hessfig"):
         column = HeadedColumn(problem, layer, name, [name])
         parts = [Part.H] if contender == "hessfig" else [Part.H_o, Part.H_f]
-        return lambda probe: sum(
-            float((probe * one).sum()) for one in column.split_matmat(probe, parts).values()
-        )
+        return lambda probe: sum(float((probe * one).sum()) for one in column.split_matmat(probe, parts).values())
     from peers import PEERS
 
     sides = Sides(problem, layer, name, [name])

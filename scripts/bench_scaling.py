@@ -108,9 +108,7 @@ def _draw(report: dict[str, Any], output: Path) -> None:
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--axes", nargs="+", choices=list(AXES), default=list(AXES), help="which to vary (all)"
-    )
+    parser.add_argument("--axes", nargs="+", choices=list(AXES), default=list(AXES), help="which to vary (all)")
 
 
 if __name__ == "__main__":

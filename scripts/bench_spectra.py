@@ -59,10 +59,7 @@ def _largest(cells: list[Cell], layers: int, target: float) -> Runs:
         for name in LARGEST:
             found = benchmarking.in_fresh_process(measure_largest, name, cell, target)
             rows[name].append(_said(f"largest eigenvalue to {target:g}, {layers} layers, {name}", found))
-    return [
-        {"n_layers": layers, "target": target, **_summary(name, runs, rows[OURS])}
-        for name, runs in rows.items()
-    ]
+    return [{"n_layers": layers, "target": target, **_summary(name, runs, rows[OURS])} for name, runs in rows.items()]
 
 
 def _density(cells: list[Cell], layers: int, steps: int, probes: int) -> Runs:

@@ -29,7 +29,7 @@ from hessfig.config import Config
 from hessfig.config.checks import check
 from hessfig.errors import UserError
 from hessfig.files import write_text
-from hessfig.sweep.shelter import ALLOCATOR, THREADS
+from hessfig.sweep.worker_env import ALLOCATOR, THREADS
 
 PRELOAD = ["hessfig.sweep.worker"]
 PACKAGES = ("hessfig", "torch", "curvlinops-for-pytorch", "transformer-lens", "numpy")
@@ -38,9 +38,7 @@ PRODUCTS = (
     (1024, 1024, 1024),
 )  # positions times d_model times d_mlp of the paper's cell; a large one
 TOY_WORDS = "toy sizes, not the paper's"
-ALLOCATORS = (
-    "memory settings of every process: those of `hessfig run` (sweep, the default) or the system's own"
-)
+ALLOCATORS = "memory settings of every process: those of `hessfig run` (sweep, the default) or the system's own"
 Result = TypeVar("Result")
 
 

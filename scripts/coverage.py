@@ -17,9 +17,7 @@ NORMAL_95 = 1.96
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("exact", type=Path)
     parser.add_argument("probed", type=Path)
     arguments = parser.parse_args()

@@ -15,8 +15,8 @@ from typing import Any
 import pandas as pd
 from PIL import Image
 
-from hessfig.config.choices import FigureGroup, Published
-from hessfig.config.shipped import ShippedFigure, natural, shipped_figures
+from hessfig.config.enums import FigureGroup, Published
+from hessfig.config.shipped_files import ShippedFigure, natural, shipped_figures
 
 ROOT = Path(__file__).parent.parent
 PAGES = {
@@ -48,9 +48,7 @@ shrink too. What large differences there are, training removes first.
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--outputs", type=Path, default=Path("outputs"))
     parser.add_argument("--page", choices=list(PAGES), default="gallery.md")
     options = parser.parse_args()

@@ -40,10 +40,7 @@ def outer_norm(sigma: float, seed: int) -> float:
     generator = torch.Generator().manual_seed(seed)
     tokens, length = sums(generator), 3 * DIGITS + 3
     shapes = {"Q": (D, D), "K": (D, D), "V": (D, D), "O": (D, D), "in": (D, 4 * D), "out": (4 * D, D)}
-    w = {
-        name: torch.randn(*s, generator=generator) * 0.8 / D**0.5
-        for name, s in (shapes | {"U": (D, 12)}).items()
-    }
+    w = {name: torch.randn(*s, generator=generator) * 0.8 / D**0.5 for name, s in (shapes | {"U": (D, 12)}).items()}
     w |= {name: sigma * torch.randn(n, D, generator=generator) for name, n in (("E", 12), ("pos", length))}
     jacobian = jacrev(logits)(w["V"], tokens, w).flatten(0, 1).flatten(2)
     p = logits(w["V"], tokens, w).softmax(-1).flatten(0, 1)

@@ -43,9 +43,7 @@ READINGS = [
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("outputs/readings"))
     parser.add_argument("--only", nargs="*", choices=[reading.name for reading in READINGS])
     arguments = parser.parse_args()

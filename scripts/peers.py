@@ -23,9 +23,7 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     return nn.functional.cross_entropy(outputs.flatten(0, -2), targets.flatten())
 
 
-def curvlinops(
-    network: nn.Module, inputs: Tensor, targets: Tensor, parameters: Sequence[nn.Parameter]
-) -> Product:
+def curvlinops(network: nn.Module, inputs: Tensor, targets: Tensor, parameters: Sequence[nn.Parameter]) -> Product:
     """Multiply by curvlinops.HessianLinearOperator: forward over reverse under vmap."""
     from curvlinops import HessianLinearOperator
 
@@ -42,9 +40,7 @@ def curvlinops(
     return lambda vectors: [one[..., 0] for one in operator @ [vector.unsqueeze(-1) for vector in vectors]]
 
 
-def pyhessian(
-    network: nn.Module, inputs: Tensor, targets: Tensor, parameters: Sequence[nn.Parameter]
-) -> Product:
+def pyhessian(network: nn.Module, inputs: Tensor, targets: Tensor, parameters: Sequence[nn.Parameter]) -> Product:
     """Multiply by PyHessian's hessian_vector_product: double backward from a graph that is kept."""
     from pyhessian import hessian, hessian_vector_product
 
@@ -55,9 +51,7 @@ def pyhessian(
     )
 
 
-def eigenthings(
-    network: nn.Module, inputs: Tensor, targets: Tensor, parameters: Sequence[nn.Parameter]
-) -> Product:
+def eigenthings(network: nn.Module, inputs: Tensor, targets: Tensor, parameters: Sequence[nn.Parameter]) -> Product:
     """Multiply by hessian_eigenthings.HessianOperator: double backward, the graph made anew for every product."""
     from hessian_eigenthings.loss_fns import supervised_loss
     from hessian_eigenthings.operators import HessianOperator

@@ -25,9 +25,7 @@ Numbers = dict[tuple[str, ...], tuple[float, float, str]]
 
 def main() -> None:
     """Compare every sweep that both folders hold, or those named."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("old", type=Path)
     parser.add_argument("new", type=Path)
     parser.add_argument("sweeps", nargs="*")
@@ -58,9 +56,7 @@ def report_files(what: str, old: Path, new: Path) -> bool:
     """Print which files of a kind are not the same in both folders; return whether all are."""
     names = sorted({path.relative_to(root) for root in (old, new) for path in root.glob(FILES[what])})
     alone = [name for name in names if not ((old / name).exists() and (new / name).exists())]
-    other = [
-        name for name in names if name not in alone and (old / name).read_bytes() != (new / name).read_bytes()
-    ]
+    other = [name for name in names if name not in alone and (old / name).read_bytes() != (new / name).read_bytes()]
     print(f"{what}: {len(names)} files; {len(other)} differ; {len(alone)} in one folder only")
     for name in (*other, *alone):
         print(f"  {name}")

@@ -82,9 +82,7 @@ def pyhessian_power(problem: Problem, tolerance: float) -> tuple[float, Tensor, 
     package.hessian_vector_product = counted
     torch.set_default_dtype(torch.float64)  # it draws its start in the default type
     try:
-        found = package.hessian(
-            module, problem.loss, data=(problem.batch.inputs, problem.batch.targets), cuda=False
-        )
+        found = package.hessian(module, problem.loss, data=(problem.batch.inputs, problem.batch.targets), cuda=False)
         values, vectors = found.eigenvalues(maxIter=3000, tol=tolerance, top_n=1)
     finally:
         torch.set_default_dtype(torch.float32)
@@ -97,9 +95,7 @@ def eigenthings_lanczos(problem: Problem, steps: float) -> tuple[float, Tensor, 
     """hessian-eigenthings' Lanczos of `steps` vectors, all of them kept orthogonal."""
     from hessian_eigenthings import lanczos
 
-    found = lanczos(
-        eigenthings_operator(problem), k=1, max_iter=int(steps), which="LA", seed=0, reorthogonalize=True
-    )
+    found = lanczos(eigenthings_operator(problem), k=1, max_iter=int(steps), which="LA", seed=0, reorthogonalize=True)
     return float(found.eigenvalues[0]), found.eigenvectors[0], found.iterations
 
 

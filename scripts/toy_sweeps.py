@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from hessfig.config.shipped import choices
+from hessfig.config.shipped_files import choices
 
 SMALL = {
     **{"model.d_model": 4, "task.digits": 1, "task.batch_size": 3, "seeds": 2, "grid.values": "[0.1,1.0]"},
@@ -54,9 +54,7 @@ INITIAL = {
     "spectrum": "spectrum,density",
     "extremes": "largest_eigenvalue,smallest_eigenvalue",
 }
-_STATE = (
-    "loss,accuracy,gradient_norm,weight_norm,residual_norm,score_spread,gradient_covariance,batch_sharpness"
-)
+_STATE = "loss,accuracy,gradient_norm,weight_norm,residual_norm,score_spread,gradient_covariance,batch_sharpness"
 TRAININGS: dict[str, tuple[str, dict[str, object]]] = {
     "adamw": (f"{_STATE},critical_step,preconditioned_eigenvalue,stability_threshold", {}),
     "sgd": (f"{_STATE},critical_step,stability_threshold", {}),
@@ -68,9 +66,7 @@ TRAININGS: dict[str, tuple[str, dict[str, object]]] = {
 
 def main() -> None:
     """Run and draw everything, or what `--only` names."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--command", default=Path(sys.executable).with_name("hessfig"))
     parser.add_argument("--only", nargs="*")
@@ -102,11 +98,7 @@ def carried_out(name: str, command: list[str], folder: Path) -> bool:
     started = time.perf_counter()
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     counts = re.findall(r"\d+ cells measured, \d+ reused, \d+ failed", done.stdout)
-    said = (
-        counts[-1]
-        if counts
-        else ("drawn" if done.returncode == 0 else done.stderr.strip().partition(chr(10))[0])
-    )
+    said = counts[-1] if counts else ("drawn" if done.returncode == 0 else done.stderr.strip().partition(chr(10))[0])
     print(f"{name}: exit {done.returncode}, {time.perf_counter() - started:.1f} s, {said}", flush=True)
     return done.returncode == 0
 

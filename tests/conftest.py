@@ -58,9 +58,7 @@ Background = dict[str, Future[Any]]
 
 
 @pytest.fixture(scope="session", autouse=True)
-def background(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Background]:
+def background(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Background]:
     """Start what some test will wait for: the toy runs, one after the other, and the workers' slow imports."""
     wanted = {name for item in request.session.items for name in getattr(item, "fixturenames", ())}
     folder = _shared_folder(tmp_path_factory)
@@ -120,9 +118,7 @@ class Answer:
 
 
 @pytest.fixture
-def cli(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Callable[..., Answer]:
+def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Answer]:
     """Call the command line in this process, in an empty folder."""
     from hessfig.cli.main import main
 

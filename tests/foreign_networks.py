@@ -27,12 +27,8 @@ def mlp() -> Case:
 
 def convolutional() -> Case:
     torch.manual_seed(1)
-    network = nn.Sequential(
-        nn.Conv2d(1, 3, 3), nn.GELU(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(3 * 4, 2)
-    ).double()
-    problem = hessfig.Problem(
-        network, torch.randn(4, 1, 6, 6).double(), torch.randn(4, 2).double(), loss="mse"
-    )
+    network = nn.Sequential(nn.Conv2d(1, 3, 3), nn.GELU(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(3 * 4, 2)).double()
+    problem = hessfig.Problem(network, torch.randn(4, 1, 6, 6).double(), torch.randn(4, 2).double(), loss="mse")
     return problem, ["0.weight", "0.bias", ("0.weight", "4.weight"), "all"]
 
 
@@ -75,9 +71,7 @@ def encoder() -> Case:
         "W_QKV@2": "0.layers.1.self_attn.in_proj_weight",
         "first": ["0.layers.0.linear1.weight", "0.layers.0.linear2.weight"],
     }
-    problem = hessfig.Problem(
-        network, torch.randn(2, 3, 4).double(), torch.randint(0, 3, (2, 3)), weights=weights
-    )
+    problem = hessfig.Problem(network, torch.randn(2, 3, 4).double(), torch.randint(0, 3, (2, 3)), weights=weights)
     return problem, ["W_QKV", ("W_QKV@1", "W_QKV@2"), "first"]
 
 
@@ -100,11 +94,7 @@ def dense_parts(problem: hessfig.Problem, names: Sequence[str]) -> dict[Part, Te
             return functional_call(network, dict(zip(names, at, strict=True)), (x,))
 
     def loss(f: Tensor) -> Tensor:
-        return (
-            F.cross_entropy(f.flatten(0, -2), y.flatten())
-            if problem.loss == "cross_entropy"
-            else F.mse_loss(f, y)
-        )
+        return F.cross_entropy(f.flatten(0, -2), y.flatten()) if problem.loss == "cross_entropy" else F.mse_loss(f, y)
 
     f = outputs()
     leaf = f.detach().requires_grad_()

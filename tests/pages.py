@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from hessfig.cli.completion import run as completion
 from hessfig.cli.flags import read
+from hessfig.cli.help import run as completion
 from hessfig.cli.verbs import VERBS, Verb
 
 ROOT = Path(__file__).parent.parent
@@ -153,7 +153,7 @@ def _plain(verb: Verb, words: list[str]) -> None:
     elif verb.name == "verify":
         _verify(words)
     else:
-        from hessfig.analysis.claims.catalogue import claim_of
+        from hessfig.analysis.claims.ledger import claim_of
 
         given = dict(word.split("=", 1) for word in words)
         assert set(given) <= set(verb.reads), words
@@ -161,11 +161,11 @@ def _plain(verb: Verb, words: list[str]) -> None:
 
 
 def _verify(words: list[str]) -> None:
-    from hessfig.theory.verify.arguments import parse
+    from hessfig.theory.verification import parse
 
     asked = parse(words)["statement_ids"]
     if asked:
-        from hessfig.theory.verify.run import statement_ids
+        from hessfig.theory.verification import statement_ids
 
         assert set(asked) <= set(statement_ids()), words
 

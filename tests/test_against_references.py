@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hessfig.config.choices import Published
-from hessfig.config.shipped import shipped_figures
+from hessfig.config.enums import Published
+from hessfig.config.shipped_files import shipped_figures
 from hessfig.figures.layouts import overlay
-from hessfig.figures.parts.paper import Paper
-from hessfig.figures.parts.style import styled
+from hessfig.figures.parts.page import Paper, styled
 from tests.analysis.authors import as_reference, file_name, publish, settings, toy_table, write_toy_sweep
 from tests.analysis.synthetic import write_sweep
 from tests.conftest import Answer
@@ -48,9 +47,7 @@ def change(path: Path, edit: Callable[[Any], object]) -> None:
 
 
 def test_the_figures_that_have_numbers_are_those_of_the_configuration() -> None:
-    found = {
-        figure.name: figure.sweep for figure in shipped_figures() if figure.published == Published.numbers
-    }
+    found = {figure.name: figure.sweep for figure in shipped_figures() if figure.published == Published.numbers}
     assert found == PUBLISHED
 
 
@@ -134,9 +131,7 @@ def test_a_toy_model_is_called_one(cli: Cli, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_another_run_is_called_by_its_folder_and_every_path_written_is_printed(
-    cli: Cli, tmp_path: Path
-) -> None:
+def test_another_run_is_called_by_its_folder_and_every_path_written_is_printed(cli: Cli, tmp_path: Path) -> None:
     write_toy_sweep("sigma", tmp_path / "outputs")
     again = toy_table("sigma").assign(value=lambda table: as_reference(table, seed=3)["value"])
     again["seed"] += 1000

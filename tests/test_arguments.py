@@ -261,9 +261,7 @@ def test_views_of_few_axes_are_those_of_slices() -> None:
 
 def test_a_tied_weight_is_one_under_both_of_its_names() -> None:
     weights = {"first": "0.weight", "second": "1.weight"}
-    table = hessfig.measure(
-        problem(network=tied(), weights=weights), blocks=["first", "second", ("first", "second")]
-    )
+    table = hessfig.measure(problem(network=tied(), weights=weights), blocks=["first", "second", ("first", "second")])
     assert table["value"][:3].tolist() == pytest.approx(table["value"][3:6].tolist(), rel=1e-12)
     assert table["value"][:3].tolist() == pytest.approx(table["value"][6:].tolist(), rel=1e-12)
 
@@ -321,16 +319,12 @@ def test_parameters_that_are_not_reached_have_zeros(quantity: str) -> None:
 
 def test_a_network_that_no_parameter_reaches_is_zero_and_said() -> None:
     with pytest.warns(RuntimeWarning, match="no parameter reaches the network's outputs"):
-        table = hessfig.measure(
-            problem(network=Then(Tensor.detach)), quantities=["frobenius", "gradient_norm"]
-        )
+        table = hessfig.measure(problem(network=Then(Tensor.detach)), quantities=["frobenius", "gradient_norm"])
     assert (table["value"] == 0).all()
 
 
 def test_a_linear_loss_has_no_curvature() -> None:
-    table = hessfig.measure(
-        problem(loss=Loss(lambda f, y: f.mean())), quantities=["frobenius", "largest_eigenvalue"]
-    )
+    table = hessfig.measure(problem(loss=Loss(lambda f, y: f.mean())), quantities=["frobenius", "largest_eigenvalue"])
     assert table["value"].abs().max() < 1e-15
 
 

@@ -234,9 +234,7 @@ BAD = {
 
 @pytest.mark.parametrize("arguments", BAD, ids=" ".join)
 @pytest.mark.long
-def test_bad_input_is_explained_and_nothing_is_written(
-    cli: Cli, arguments: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_bad_input_is_explained_and_nothing_is_written(cli: Cli, arguments: tuple[str, ...], tmp_path: Path) -> None:
     answer = cli(*arguments)
     assert answer.code == 2, answer.err
     assert answer.err.startswith("error: ")
@@ -279,9 +277,7 @@ def test_a_file_as_output_folder(cli: Cli, tmp_path: Path) -> None:
 @pytest.mark.parametrize("verb", [("slopes",), ("check",), ("plot", "figure=3a")], ids=" ".join)
 def test_a_table_with_missing_columns(cli: Cli, tmp_path: Path, verb: tuple[str, ...]) -> None:
     (tmp_path / "outputs/sigma").mkdir(parents=True)
-    (tmp_path / "outputs/sigma/table.csv").write_text(
-        "sweep,layer,row,col,part,sigma\nsigma,1,W_V,W_V,H,0.1\n"
-    )
+    (tmp_path / "outputs/sigma/table.csv").write_text("sweep,layer,row,col,part,sigma\nsigma,1,W_V,W_V,H,0.1\n")
     answer = cli(*verb)
     assert answer.code == 2
     for words in ("table.csv", "value", "hessfig run sweep=sigma"):

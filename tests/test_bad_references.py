@@ -38,9 +38,7 @@ BAD: dict[str, tuple[Any, list[str]]] = {
 @pytest.mark.parametrize("sweep", [[], ["sweep=layernorm"]], ids=["every figure", "one sweep"])
 @pytest.mark.parametrize("name", BAD)
 @pytest.mark.long
-def test_a_bad_pickle_is_refused_and_nothing_is_written(
-    cli: Cli, tmp_path: Path, name: str, sweep: list[str]
-) -> None:
+def test_a_bad_pickle_is_refused_and_nothing_is_written(cli: Cli, tmp_path: Path, name: str, sweep: list[str]) -> None:
     content, words = BAD[name]
     for good in ("sigma", "layernorm"):
         write_toy_sweep(good, tmp_path / "outputs")

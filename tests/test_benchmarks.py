@@ -29,9 +29,7 @@ def report_of(script: str, folder: Path, *words: str) -> dict[str, Any]:
     output = folder / f"{script}.json"
     __import__(script)
     sys.modules[script].main(["--quick", f"--output={output}", *words])
-    assert {f"{script}.{kind}" for kind in ("json", "png", "pdf", "svg")} == {
-        p.name for p in folder.iterdir()
-    }
+    assert {f"{script}.{kind}" for kind in ("json", "png", "pdf", "svg")} == {p.name for p in folder.iterdir()}
     report = json.loads(output.read_text())
     assert report["quick"] and "not the paper's" in report["sizes"]
     assert set(report["environment"]) >= ENVIRONMENT and report["environment"]["threads"] == 1
@@ -76,9 +74,7 @@ def test_norms_of_three_layers_have_no_exact_engine_to_compare_with(tmp_path: Pa
     assert len(report["product_gflops"]) == 4 and all(rate > 0 for rate in report["product_gflops"].values())
 
 
-def test_bad_sizes_are_told_and_nothing_is_measured(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_sizes_are_told_and_nothing_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit:
         report_of("bench_norms", tmp_path, "--d-model=0")
     assert exit.value.code == 2 and "model.d_model" in capsys.readouterr().err

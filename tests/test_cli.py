@@ -20,11 +20,11 @@ import yaml
 
 import hessfig as hessfig_package
 from hessfig import __version__
-from hessfig.cli.completion import candidates
+from hessfig.cli.help import candidates
 from hessfig.cli.verbs import VERBS, Verb
 from hessfig.config.settings import settings
-from hessfig.config.shipped import GROUPS, choices
-from hessfig.theory.verify.arguments import _KEYS as VERIFY_KEYS
+from hessfig.config.shipped_files import GROUPS, choices
+from hessfig.theory.verification import _KEYS as VERIFY_KEYS
 from tests.conftest import Answer
 from tests.runs import CELLS, COMMAND, TOY, cell_files, hessfig, rows
 
@@ -37,9 +37,7 @@ def imported(*arguments: str) -> set[str]:
     found = subprocess.run(
         [sys.executable, "-X", "importtime", COMMAND, *arguments], capture_output=True, text=True, check=True
     )
-    return {
-        line.rpartition("|")[2].strip().partition(".")[0] for line in found.stderr.splitlines() if "|" in line
-    }
+    return {line.rpartition("|")[2].strip().partition(".")[0] for line in found.stderr.splitlines() if "|" in line}
 
 
 @pytest.mark.parametrize("arguments", [(), ("--help",), ("--version",)], ids=["none", "help", "version"])
@@ -102,9 +100,7 @@ def test_the_record_of_verify_names_its_settings() -> None:
 
 def test_no_module_of_the_command_line_imports_in_a_circle() -> None:
     folder = Path(hessfig_package.__file__).parent / "cli"
-    arrows = {
-        path.stem: set(re.findall(r"hessfig\.cli\.(\w+)", path.read_text())) for path in folder.glob("*.py")
-    }
+    arrows = {path.stem: set(re.findall(r"hessfig\.cli\.(\w+)", path.read_text())) for path in folder.glob("*.py")}
     del arrows["verbs"]  # names functions, as text
     assert list(TopologicalSorter(arrows).static_order())
 
@@ -150,9 +146,7 @@ def test_a_dry_run_says_what_there_is_to_do_and_writes_nothing(cli: Cli, tmp_pat
 def test_a_finished_run_leaves_table_and_manifest_and_no_stray_file(undisturbed: Path) -> None:
     assert len(rows(undisturbed / "outputs/sigma/table.csv")) == CELLS * 6
     assert {path.name for path in undisturbed.iterdir()} == {"outputs"}
-    assert {"table.csv", "manifest.json", "cells"} <= {
-        p.name for p in (undisturbed / "outputs/sigma").iterdir()
-    }
+    assert {"table.csv", "manifest.json", "cells"} <= {p.name for p in (undisturbed / "outputs/sigma").iterdir()}
     manifest = json.loads((undisturbed / "outputs/sigma/manifest.json").read_text())
     assert manifest["cells"] == {"measured": CELLS, "reused": 0, "failed": 0}
 
@@ -182,11 +176,9 @@ def test_status_counts(cli: Cli, undisturbed: Path) -> None:
 @pytest.mark.usefixtures("workers")
 def test_a_failed_cell_makes_exit_code_one(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     from hessfig.sweep import engine
-    from hessfig.sweep.launchers.local import Outcome
+    from hessfig.sweep.pool import Outcome
 
-    monkeypatch.setattr(
-        engine.Pool, "run", lambda self, cells: (Outcome(cell, "failed", "why") for cell in cells)
-    )
+    monkeypatch.setattr(engine.Pool, "run", lambda self, cells: (Outcome(cell, "failed", "why") for cell in cells))
     answer = cli("run", "seeds=1", "grid.points=2", "workers=1")
     assert answer.code == 1
     assert "2 failed" in answer.out
@@ -296,10 +288,7 @@ def test_cleaning_asks_and_lists(undisturbed: Path, tmp_path: Path) -> None:
     manifest["table_sha256"] = hashlib.sha256(table.read_bytes()).hexdigest()
     del manifest["checksum"]
     table.with_name("manifest.json").write_text(json.dumps(manifest))
-    assert (
-        "15 unused cells stay: they were written less than a day ago"
-        in hessfig("clean", folder=tmp_path).stdout
-    )
+    assert "15 unused cells stay: they were written less than a day ago" in hessfig("clean", folder=tmp_path).stdout
     for path in cell_files(tmp_path):
         os.utime(path, (time.time() - 25 * 3600,) * 2)
     before = len(cell_files(tmp_path))
@@ -320,9 +309,7 @@ def test_the_manifest_holds_the_command_line(undisturbed: Path) -> None:
     assert manifest["command"].startswith("hessfig run sweep=sigma estimator=hutchinson model.d_model=32")
 
 
-@pytest.mark.parametrize(
-    "word", ["figure.width=1.5", "figure.width=21", "figure.formats=[]", "figure.panels=[a,a]"]
-)
+@pytest.mark.parametrize("word", ["figure.width=1.5", "figure.width=21", "figure.formats=[]", "figure.panels=[a,a]"])
 def test_a_page_that_cannot_be_is_refused(cli: Cli, word: str) -> None:
     answer = cli("plot", "figure=3a", word)
     assert answer.code == 2 and answer.err.startswith(f"error: {word.partition('=')[0]}")

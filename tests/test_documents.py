@@ -20,7 +20,7 @@ import yaml
 
 import hessfig
 from hessfig.config.compose.overrides import check_words
-from hessfig.config.shipped import shipped_figures
+from hessfig.config.shipped_files import shipped_figures
 from hessfig.errors import UserError
 from tests import pages
 from tests.conftest import Answer, Background
@@ -186,27 +186,19 @@ def test_a_new_kind_of_network_is_one_file(tmp_path: Path, monkeypatch: pytest.M
     assert [str(block) for block in setup.blocks] == ["(A, A) of layer 1", "(B, B) of layer 2"]
     rows = measure(Cell(setup, 0.3, 1)).rows
     assert {row["status"] for row in rows} == {"ok"} and all(row["value"] >= 0 for row in rows)
-    probed = measure(
-        Cell(Setup("", Config(**{**vars(config), "estimator": EstimatorConfig(num_probes=6)})), 0.3, 1)
-    )
-    assert all(
-        abs(p["value"] / r["value"] - 1) < 1 for p, r in zip(probed.rows, rows, strict=True) if r["value"]
-    )
+    probed = measure(Cell(Setup("", Config(**{**vars(config), "estimator": EstimatorConfig(num_probes=6)})), 0.3, 1))
+    assert all(abs(p["value"] / r["value"] - 1) < 1 for p, r in zip(probed.rows, rows, strict=True) if r["value"])
 
 
 @pytest.mark.long
-def test_the_readmes_first_minutes(
-    background: Background, undisturbed: Path, cli: Cli, tmp_path: Path
-) -> None:
+def test_the_readmes_first_minutes(background: Background, undisturbed: Path, cli: Cli, tmp_path: Path) -> None:
     """`make figure-3a` runs what the README says, and prints what it shows, numbers aside (here from the toy sweep).
 
     Seconds long: it draws Figure 3a, and the report, as the reader does.
     """
     commands, printed = sections("README.md")["The first five minutes"]
     first, *others = [shlex.split(line, comments=True) for line in commands["text"].splitlines()]
-    shown = subprocess.run(
-        ["make", "-n", *first[1:]], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout
+    shown = subprocess.run(["make", "-n", *first[1:]], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     measured, drawn = [line for line in shown.splitlines() if line.startswith(".venv/bin/hessfig ")]
     run, _, otherwise = measured.partition(" || ")
     assert (run, drawn) == (".venv/bin/hessfig run sweep=sigma", ".venv/bin/hessfig plot figure=3a")
@@ -230,9 +222,7 @@ def _shape(line: str) -> str:
     return re.sub(r"(?<![\w.])\d+(\.\d+)?(?![\w.])", "#", line)
 
 
-@pytest.mark.parametrize(
-    "page", ["docs/architecture.md", "docs/extending.md", "docs/own-model.md", "docs/theory.md"]
-)
+@pytest.mark.parametrize("page", ["docs/architecture.md", "docs/extending.md", "docs/own-model.md", "docs/theory.md"])
 def test_files_a_page_names_are_there(page: str) -> None:
     """Paths in code marks: of the package where it names no folder of the repository."""
     named = re.findall(r"`((?:[\w.-]+/)*[\w.-]+\.(?:py|yaml|md)|(?:[\w.-]+/)+)`", (ROOT / page).read_text())
@@ -241,9 +231,7 @@ def test_files_a_page_names_are_there(page: str) -> None:
     folders = {parent.as_posix() for name in there for parent in Path(name).parents}
     missing = [name for name in named if not mine & set(Path(name).parts)]
     missing = [
-        name
-        for name in missing
-        if not any(f"/{one}".endswith(f"/{name.rstrip('/')}") for one in there | folders)
+        name for name in missing if not any(f"/{one}".endswith(f"/{name.rstrip('/')}") for one in there | folders)
     ]
     assert len(named) > 0 and not missing
 
@@ -335,9 +323,7 @@ def test_every_page_and_picture_can_be_reached_from_the_readme() -> None:
     reached, new = set[Path](), {ROOT / "README.md"}
     while new:
         reached |= new
-        told = {
-            (page, link.partition("#")[0]) for page in new if page.suffix == ".md" for link in _links(page)
-        }
+        told = {(page, link.partition("#")[0]) for page in new if page.suffix == ".md" for link in _links(page)}
         new = {(page.parent / name).resolve() for page, name in told if name} - reached
     here = {ROOT / page for page in PAGES} | set((ROOT / "docs/img").glob("*.png"))
     assert not {path.name for path in here - reached}
@@ -349,14 +335,8 @@ def _links(page: Path) -> list[str]:
 
 def test_pages_that_files_name_are_there() -> None:
     """Names of pages in messages, comments and settings."""
-    texts = {
-        path: path.read_text(errors="ignore")
-        for path in tracked()
-        if path.suffix in (".py", ".yaml", ".md", "")
-    }
-    named = {
-        (path.name, page) for path, text in texts.items() for page in re.findall(r"\bdocs/[\w-]+\.md", text)
-    }
+    texts = {path: path.read_text(errors="ignore") for path in tracked() if path.suffix in (".py", ".yaml", ".md", "")}
+    named = {(path.name, page) for path, text in texts.items() for page in re.findall(r"\bdocs/[\w-]+\.md", text)}
     assert {page for _, page in named if not (ROOT / page).is_file()} <= {"docs/x.md"}
 
 

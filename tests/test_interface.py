@@ -27,9 +27,7 @@ def measure(problem: hessfig.Problem, **settings: Any) -> pd.DataFrame:
     return hessfig.measure(problem, **{"estimator": "dense", **settings})
 
 
-def value(
-    table: pd.DataFrame, quantity: str, part: str, row: str, col: str, layers: tuple[int, int]
-) -> float:
+def value(table: pd.DataFrame, quantity: str, part: str, row: str, col: str, layers: tuple[int, int]) -> float:
     chosen = table[
         (table["quantity"] == quantity)
         & (table["part"] == part)
@@ -67,10 +65,7 @@ def test_every_block_and_part_is_the_oracles(name: str) -> None:
     table, layout = measure(problem, blocks=blocks), problem.drawn("float64").layout
     assert len(table) == 3 * len(table[["row", "col", "row_layer", "layer"]].drop_duplicates())
     for row in table.itertuples():
-        at = [
-            places(problem, names, layout.side(*side))
-            for side in ((row.row_layer, row.row), (row.layer, row.col))
-        ]
+        at = [places(problem, names, layout.side(*side)) for side in ((row.row_layer, row.row), (row.layer, row.col))]
         truth = dense[Part(row.part)][at[0]][:, at[1]].norm().item()
         scale = dense[Part.H][at[0]][:, at[1]].norm().item()
         assert row.value == pytest.approx(truth, rel=1e-10, abs=1e-10 * scale), row
@@ -90,9 +85,7 @@ def test_traces_are_the_oracles(name: str) -> None:
 
 def test_probes_cover_the_truth_within_their_error() -> None:
     problem, _, _, dense = oracle("mlp")
-    table = measure(
-        problem, blocks=["all"], quantities=["frobenius", "trace"], estimator="hutchinson", num_probes=60
-    )
+    table = measure(problem, blocks=["all"], quantities=["frobenius", "trace"], estimator="hutchinson", num_probes=60)
     for part in Part:
         for quantity, truth in (
             ("frobenius", dense[part].norm().item()),
@@ -121,9 +114,7 @@ def test_batches_are_weighted_by_their_size() -> None:
     numpy.testing.assert_allclose(pieces["value"], whole["value"], rtol=1e-12)
 
 
-def test_the_table_is_the_record_and_nothing_is_written(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_table_is_the_record_and_nothing_is_written(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     problem, blocks, _, _ = oracle("mlp")
     table = measure(problem, blocks=blocks)

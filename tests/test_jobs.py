@@ -76,9 +76,7 @@ def test_folders_have_plain_and_different_names() -> None:
     assert len(set(found)) == 4
     for folder in found:
         assert len(Path(folder).parts) == 4
-        assert set(Path(folder).parts[2]) <= set(
-            "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-"
-        )
+        assert set(Path(folder).parts[2]) <= set("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
 
 
 @pytest.mark.usefixtures("workers")
@@ -222,9 +220,7 @@ def test_sweep_is_another_word_for_the_sweep_that_a_figure_draws(
     assert "remedy:  figure=3a" in capsys.readouterr().err
 
 
-def test_slopes_name_the_quantities_that_they_leave_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_slopes_name_the_quantities_that_they_leave_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     two = [make_table(seeds=2).assign(quantity=name) for name in ("frobenius", "erank")]
     write_sweep(pd.concat(two, ignore_index=True), tmp_path, settings=None)
     words = ("sweep=sigma", "resamples=10", f"output_dir={tmp_path}")

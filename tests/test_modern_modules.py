@@ -232,9 +232,7 @@ def test_every_part_is_that_of_dense_double_backward(name: str) -> None:
     dense = truth_of(problem, names)
     size = dense[Part.H].norm().item()
     exact = measure(problem, blocks=["all"], quantities=["frobenius", "trace"], estimator="dense")
-    probed = measure(
-        problem, blocks=["all"], quantities=["frobenius", "trace"], estimator="hutchinson", num_probes=16
-    )
+    probed = measure(problem, blocks=["all"], quantities=["frobenius", "trace"], estimator="hutchinson", num_probes=16)
     for part, matrix in dense.items():
         truth = {"frobenius": matrix.norm().item(), "trace": matrix.trace().item()}
         for row in exact[exact["part"] == part].itertuples():
@@ -250,9 +248,7 @@ def test_single_blocks_are_pieces_of_the_dense_ones(name: str) -> None:
     names = [path for path, _ in problem.network.named_parameters()]
     sizes = [problem.network.get_parameter(path).numel() for path in names]
     dense = {part: matrix.split(sizes) for part, matrix in truth_of(problem, names).items()}
-    table = measure(
-        problem, blocks=["each", *[(names[0], name) for name in names[1:]]][1:] + names, estimator="dense"
-    )
+    table = measure(problem, blocks=["each", *[(names[0], name) for name in names[1:]]][1:] + names, estimator="dense")
     for row in table.itertuples():
         block = dense[Part(row.part)][names.index(row.row)].split(sizes, dim=1)[names.index(row.col)]
         scale = max(dense[Part.H][names.index(row.row)].norm().item(), 1e-3)
@@ -278,10 +274,7 @@ QUANTITIES = {
 
 PAIRS = [
     *(("silu", quantity) for quantity in QUANTITIES),
-    *(
-        ("two names", quantity)
-        for quantity in ("hessian", "gradient_norm", "stationarity", "landscape_difference")
-    ),
+    *(("two names", quantity) for quantity in ("hessian", "gradient_norm", "stationarity", "landscape_difference")),
     *(("steered by data", quantity) for quantity in ("spectrum", "stationarity", "landscape_difference")),
     *(("lstm", quantity) for quantity in ("stationarity", "landscape_difference")),
 ]
@@ -305,9 +298,7 @@ def test_xtrace_takes_double_backward_too() -> None:
     problem = problem_of("silu")
     names = [path for path, _ in problem.network.named_parameters()]
     truth = dense_parts(problem, names)[Part.H][:8, :8].norm().item()
-    with pytest.warns(
-        RuntimeWarning, match="H_f: curvlinops cannot differentiate this network .NotImplementedError"
-    ):
+    with pytest.warns(RuntimeWarning, match="H_f: curvlinops cannot differentiate this network .NotImplementedError"):
         table = hessfig.measure(problem, blocks="first.weight", estimator="xtrace", num_probes=6, parts="H")
     assert table["value"][0] == pytest.approx(truth, rel=0.3)
 
@@ -352,9 +343,7 @@ class Flash(nn.Module):
 
 @pytest.mark.parametrize("inner", [OnlyOnce, Flash])
 def test_what_cannot_be_differentiated_twice_is_refused_by_name(inner: Make) -> None:
-    problem = hessfig.Problem(
-        Around(inner()), torch.randn(2, LENGTH, 2), torch.zeros(2, LENGTH, dtype=torch.long)
-    )
+    problem = hessfig.Problem(Around(inner()), torch.randn(2, LENGTH, 2), torch.zeros(2, LENGTH, dtype=torch.long))
     with pytest.raises(UserError, match="cannot be differentiated twice") as caught:
         hessfig.measure(problem, blocks="first.weight")
     assert caught.value.got and caught.value.allowed and caught.value.remedy

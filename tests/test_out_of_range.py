@@ -84,9 +84,7 @@ def test_what_did_not_converge_is_said(tmp_path: Path) -> None:
     table = make_table(seeds=1, sigma=[0.1, 1.0])
     table.loc[table["sigma"] == 0.1, "status"] = "not_converged"
     (line,) = said(tmp_path, table)
-    assert (
-        line == "6 numbers of 12 did not converge: sigma <= 0.1 (n_layers=1): recorded and left out of means"
-    )
+    assert line == "6 numbers of 12 did not converge: sigma <= 0.1 (n_layers=1): recorded and left out of means"
 
 
 def test_places_without_sigma(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 from hessfig.cli.main import _take_environment
 from hessfig.config import Config, machine
 from hessfig.errors import UserError
-from hessfig.sweep import shelter
+from hessfig.sweep import worker_env
 from tests.conftest import Answer
 from tests.runs import COMMAND, TOY, hessfig
 
@@ -123,9 +123,7 @@ def into(stdout: int, *words: str, folder: Path) -> tuple[int, str]:
     return run.returncode, said
 
 
-@pytest.mark.parametrize(
-    "words", [("--help",), ("run", "--help"), ("run", "-m", "dry_run=true", "seeds=1,2")]
-)
+@pytest.mark.parametrize("words", [("--help",), ("run", "--help"), ("run", "-m", "dry_run=true", "seeds=1,2")])
 def test_a_reader_who_has_left_is_no_error(words: tuple[str, ...], tmp_path: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
@@ -170,9 +168,7 @@ def test_figures_hear_nothing_of_the_environment(monkeypatch: pytest.MonkeyPatch
 def test_a_matplotlibrc_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "matplotlibrc").write_bytes(b"font.size: \xff")
     program = "import hessfig.figures"
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert "UserError: matplotlib cannot read its settings\n" in done.stderr
 
 
@@ -185,7 +181,7 @@ def test_limits_of_the_machine_are_named_before_a_worker_meets_them(monkeypatch:
     monkeypatch.setattr(machine.resource, "getrlimit", lambda _: (12, 4096))
     machine.check_workers(Config(workers=1))
     assert changed == [(36, 4096)]
-    long = shelter._unstarted(OSError("AF_UNIX path too long"))
+    long = worker_env._unstarted(OSError("AF_UNIX path too long"))
     assert "TMPDIR" in str(long.got) and long.remedy.startswith("TMPDIR=")
 
 
@@ -242,9 +238,7 @@ def test_what_could_never_be_measured_or_read_is_refused_at_once(
     monkeypatch.setattr("hessfig.config.machine.memory", lambda: 64 * 10**9)
     start = time.process_time()
     answer = cli(*verb, *words.split())
-    assert (
-        time.process_time() - start < 10
-    )  # of the processor, the first imports included: other work does not count
+    assert time.process_time() - start < 10  # of the processor, the first imports included: other work does not count
     assert answer.code == 2
     for expected in {**ABSURD, **EQUAL}[words]:
         assert expected in answer.err, answer.err

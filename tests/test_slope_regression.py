@@ -17,9 +17,7 @@ TOLERANCE = 0.25
 
 
 def hessfig(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [Path(sys.executable).parent / "hessfig", *arguments], capture_output=True, text=True
-    )
+    return subprocess.run([Path(sys.executable).parent / "hessfig", *arguments], capture_output=True, text=True)
 
 
 @pytest.fixture(scope="module")

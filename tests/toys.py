@@ -40,9 +40,7 @@ ARCHITECTURES = {
     "two layers": ModelConfig(d_model=4, d_mlp=6, n_layers=2, temperature=1.7),
     "heads": ModelConfig(d_model=4, d_mlp=6, n_heads=2, d_head=3, mlp=MLP.gelu),
     "linear": ModelConfig(d_model=4, d_mlp=6, attention=Attention.linear),
-    "chain": ModelConfig(
-        d_model=4, n_layers=2, attention=Attention.linear, attention_skip=False, mlp=MLP.none
-    ),
+    "chain": ModelConfig(d_model=4, n_layers=2, attention=Attention.linear, attention_skip=False, mlp=MLP.none),
     "single": ModelConfig(d_model=4, d_mlp=6, query_key=QueryKey.single, n_heads=2),
     "linear mlp": ModelConfig(kind=Kind.linear_mlp, d_model=4, n_layers=3),
     "bare": ModelConfig(kind=Kind.self_attention, d_model=4),

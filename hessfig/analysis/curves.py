@@ -1,4 +1,4 @@
-"""Curves: the mean over seeds of every number at every place on the axis, with its standard error."""
+"""Means over seeds along an axis, and the functional share."""
 
 from __future__ import annotations
 
@@ -7,10 +7,17 @@ from collections.abc import Collection
 import numpy as np
 import pandas as pd
 
-from hessfig.analysis.axis import POINT, SIGMA, Axis, X, along
+from hessfig.analysis.axis import (
+    POINT,
+    SIGMA,
+    Axis,
+    X,
+    along,
+)
 from hessfig.analysis.table import in_reading_order
 from hessfig.errors import UserError, did_you_mean
-from hessfig.record import CURVE, FROBENIUS, LEFT_OUT, Status
+from hessfig.record import BLOCK, CURVE, FROBENIUS, LEFT_OUT, NETWORK, Status
+from hessfig.terms import Part
 
 
 def growth_curves(
@@ -56,9 +63,7 @@ def seed_matrix(table: pd.DataFrame, *, axis: Axis = SIGMA, quantity: str = FROB
     return wide.unstack(X)  # noqa: PD010 - one row a number is checked already: nothing to aggregate
 
 
-def quantity_to_fit(
-    table: pd.DataFrame, asked: str | None = None, among: Collection[str] | None = None
-) -> str:
+def quantity_to_fit(table: pd.DataFrame, asked: str | None = None, among: Collection[str] | None = None) -> str:
     """Return the quantity whose curves are fitted: the one asked for, else frobenius, else the only one of the table.
 
     `among` limits the choice where the table has any of these. Raises UserError where several others are there and none
@@ -103,3 +108,26 @@ def _of_index(chosen: pd.DataFrame, quantity: str, index: int) -> pd.DataFrame:
             remedy="figure.options.index",
         )
     return chosen[chosen["index"] == index]
+
+
+_PLACE = [*NETWORK, *BLOCK, X]
+
+
+def functional_shares(table: pd.DataFrame, axis: Axis = SIGMA) -> pd.DataFrame:
+    """Return mean, sem and count over seeds of ||H_f||_F / (||H_o||_F + ||H_f||_F) for every block and place x.
+
+    The ratio is taken seed by seed, so that what both norms share (the weights) does not blur it. Blocks for which
+    one of the two was not measured are left out.
+    """
+    by_seed = seed_shares(table, axis)
+    shares = by_seed.groupby(_PLACE, sort=False, dropna=False)["share"].agg(["mean", "sem", "count"])
+    return shares.reset_index()
+
+
+def seed_shares(table: pd.DataFrame, axis: Axis = SIGMA) -> pd.DataFrame:
+    """Return the shares of `functional_shares` seed by seed, in columns `seed` and `share` beside block and place."""
+    numbers = along(of_quantity(table), axis)
+    counted = numbers[~numbers["status"].isin(LEFT_OUT)].set_index([*_PLACE, "seed"])
+    functional, outer = (counted[counted["part"] == part]["value"] for part in (Part.H_f, Part.H_o))
+    both = functional + outer
+    return (functional / both.where(both > 0)).dropna().rename("share").reset_index()

@@ -12,9 +12,8 @@ from typing import Any, TypeVar
 
 import pandas as pd
 
-from hessfig.analysis.axis import SIGMA, Axis
+from hessfig.analysis.axis import SIGMA, Axis, assignments
 from hessfig.analysis.table import read_table
-from hessfig.analysis.variants import assignments
 from hessfig.errors import UserError, run_command
 from hessfig.predictions.architecture import Architecture
 from hessfig.record import MANIFEST, NETWORK, TABLE, read_checked
@@ -73,9 +72,7 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
 def architectures(table: pd.DataFrame, manifest: Mapping[str, Any]) -> Architectures:
     """Return the architecture of every (variant, num_layers) in the table."""
     networks = table[NETWORK].drop_duplicates().itertuples(index=False)
-    return {
-        (variant, layers): _architecture(manifest["config"], variant, layers) for variant, layers in networks
-    }
+    return {(variant, layers): _architecture(manifest["config"], variant, layers) for variant, layers in networks}
 
 
 def varied(config: Mapping[str, Any], variant: str, *, num_layers: int) -> dict[str, Any]:

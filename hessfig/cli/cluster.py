@@ -12,8 +12,8 @@ from hessfig.config.machine import check_device_name
 
 if TYPE_CHECKING:
     from hessfig.sweep.engine import Summary
-    from hessfig.sweep.launchers.slurm import SlurmJob
     from hessfig.sweep.plan import Setup
+    from hessfig.sweep.slurm import SlurmJob
 
 # Settings of the command that are no share's: who measures, and how many at once.
 _OF_A_MACHINE = ("launcher", "workers", "force_workers")
@@ -23,8 +23,8 @@ _NOT_A_SHARES = (*_OF_A_MACHINE, "shard", "dry_run", "output_dir")
 def run_shard(job: Job, setups: list[Setup]) -> int:
     """Measure one share of the cells and say how to collect; return 1 when a cell of it failed."""
     from hessfig.sweep import preview
-    from hessfig.sweep.launchers.one_shard import run_shard as measured
-    from hessfig.sweep.launchers.shard import Shard
+    from hessfig.sweep.shards import Shard
+    from hessfig.sweep.shards import run_shard as measured
 
     done = measured(setups, Shard.parse(job.config.shard or ""))
     say(f"shard {job.config.shard}: {preview.did(done)}; cells: {done.folder}")
@@ -40,8 +40,8 @@ def run_slurm(job: Job, command: str) -> Summary | None:
     `command` goes into the manifest. Returns what was collected; None when the job is left alone or only shown.
     """
     from hessfig.sweep.engine import run_sweep
-    from hessfig.sweep.launchers.slurm import SlurmJob
     from hessfig.sweep.plan import setups_of
+    from hessfig.sweep.slurm import SlurmJob
 
     check_device_name(job.config.device)
     setups = setups_of(job.variants)

@@ -7,12 +7,12 @@ from itertools import groupby
 from pathlib import Path
 
 from hessfig.analysis.comparison import against
-from hessfig.analysis.comparison.outcome import Comparison
+from hessfig.analysis.comparison.against import Comparison
 from hessfig.analysis.comparison.paired import Paired
-from hessfig.analysis.comparison.references.read import NothingToCompare
-from hessfig.config.choices import Published
+from hessfig.analysis.comparison.references import NothingToCompare
 from hessfig.config.compose import departures
-from hessfig.config.shipped import shipped_figures
+from hessfig.config.enums import Published
+from hessfig.config.shipped_files import shipped_figures
 from hessfig.errors import UserError, run_command
 from hessfig.record import MANIFEST, TABLE
 

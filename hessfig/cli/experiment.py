@@ -14,15 +14,15 @@ from hessfig.cli.terminal import say
 from hessfig.config import Launcher
 from hessfig.config.compose import Job, differences, manifest_of, title
 from hessfig.config.compose.job import Variants
-from hessfig.config.compose.made import Difference
-from hessfig.config.shipped import choices
+from hessfig.config.compose.provenance import Difference
+from hessfig.config.shipped_files import choices
 from hessfig.errors import UserError, plain
 from hessfig.files import is_file
 from hessfig.record import MANIFEST, TABLE
 
 if TYPE_CHECKING:
     from hessfig.sweep.engine import Summary
-    from hessfig.sweep.upkeep.unused import Unused
+    from hessfig.sweep.garbage import Unused
 
 _SHOWN = 5
 _OTHER_CONTENT = "these settings, but other files or code, or another version of hessfig"
@@ -66,9 +66,9 @@ def report(summary: Summary) -> int:
 def status(job: Job) -> int:
     """Say what is measured, what is to do, and what table is there."""
     from hessfig.sweep import preview
-    from hessfig.sweep.launchers.slurm import said_of
-    from hessfig.sweep.manifest import config_hash
+    from hessfig.sweep.outputs import config_hash
     from hessfig.sweep.plan import setups_of
+    from hessfig.sweep.slurm import said_of
 
     setups = setups_of(job.variants)
     said = preview.describe(setups, title=title(job))
@@ -78,7 +78,7 @@ def status(job: Job) -> int:
 
 def clean(job: Job) -> int:
     """List what nothing uses any more, and remove it once told so; the folder of one sweep if one is named."""
-    from hessfig.sweep.upkeep.unused import remove, sweep_folders, unused
+    from hessfig.sweep.garbage import remove, sweep_folders, unused
 
     outputs = Path(job.config.output_dir)
     is_named = bool({"sweep", "sweep.name"} & {*job.given})
@@ -88,9 +88,7 @@ def clean(job: Job) -> int:
     for one in every:
         say(*_of_folder(one))
     if not found:
-        say(
-            f"nothing to remove in {outputs}: every cell is in a table, asked for by a sweep, or kept as said"
-        )
+        say(f"nothing to remove in {outputs}: every cell is in a table, asked for by a sweep, or kept as said")
         return 0
     if job.config.dry_run or not _consents(job, sum(len(one.files) for one in found)):
         print("nothing was removed")

@@ -66,6 +66,6 @@ def _flag(word: str, rest: Iterator[str]) -> tuple[str, str]:
 
 
 def _folder(text: str) -> Path:
-    from hessfig.config.own import own_folder
+    from hessfig.config.user_dir import own_folder
 
     return own_folder(text)

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hessfig.cli.flags import read
-from hessfig.cli.stopping import take_signals
-from hessfig.cli.terminal import say, take_streams
+from hessfig.cli.terminal import say, take_signals, take_streams
 from hessfig.cli.verbs import VERBS, Verb
 from hessfig.errors import UserError, did_you_mean, too_few_files
 
@@ -32,9 +31,7 @@ def main(arguments: list[str] | None = None) -> None:
         take_streams()
         _leave_current_folder()
         _take_environment()
-    warnings.filterwarnings(
-        "ignore", category=FutureWarning, module="torch.jit"
-    )  # TransformerLens's, not the user's
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.jit")  # TransformerLens's, not the user's
     try:
         code = _dispatch(sys.argv[1:] if arguments is None else arguments)
         print(end="", flush=True)

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 def slopes(job: Job) -> int:
     """Fit the sweep's curves and print the slopes."""
     from hessfig.analysis.slopes import printed
-    from hessfig.analysis.slopes.fit import SLOPES, rich_table
+    from hessfig.analysis.slopes.fit import SLOPES
+    from hessfig.analysis.slopes.printed import rich_table
     from hessfig.cli.terminal import show
 
     config = job.config
@@ -74,9 +75,7 @@ def compare(job: Job) -> int:
         )
     reference = Path(config.reference)
     if "sweep" not in job.given and reference.is_dir():
-        compare_figures(
-            lambda sweep: matching_folder(job.of_sweep(sweep)), Path(config.output_dir), reference
-        )
+        compare_figures(lambda sweep: matching_folder(job.of_sweep(sweep)), Path(config.output_dir), reference)
     else:
         compare_sweep(table_folder(job), reference)
     return 0
@@ -85,8 +84,8 @@ def compare(job: Job) -> int:
 def verify(arguments: list[str]) -> int:
     """Check statements of the theory; the settings are words of its own."""
     from hessfig.cli.terminal import show
-    from hessfig.theory.verify.arguments import parse
-    from hessfig.theory.verify.run import run as run_statements
+    from hessfig.theory.verification import parse
+    from hessfig.theory.verification import run as run_statements
 
     return run_statements(**parse(arguments), show=show)
 

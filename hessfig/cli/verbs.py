@@ -90,7 +90,7 @@ VERBS = {
                 "hessfig plot figure=6 style=icml 'figure.formats=[pdf]'",
                 "hessfig plot figure=3a sweep=mine    (sweep= stands for figure.sweep=)",
             ),
-            does="hessfig.cli.report.plot:plot",
+            does="hessfig.cli.plot:plot",
             groups=("figure",),
             reads=("figure", "style", "output_dir", *TABLE),
             ignores=(
@@ -139,7 +139,7 @@ VERBS = {
             name="report",
             about="write a site of all that is measured: figures, slopes, verdicts, settings (opens from disk)",
             examples=("hessfig report", "hessfig report single_file=true    (one file to mail)"),
-            does="hessfig.cli.report.site:report",
+            does="hessfig.cli.report:report",
             reads=("single_file", "tolerance", "resamples", "output_dir"),
         ),
         Verb(
@@ -154,7 +154,7 @@ VERBS = {
             name="claims",
             about="judge the literature's empirical claims from the tables on disk",
             examples=("hessfig claims", "hessfig claims claim=sinks-stretch"),
-            does="hessfig.cli.claims.verb:run",
+            does="hessfig.cli.claims:run",
             reads=("claim", "output_dir"),
             composed=False,
         ),
@@ -184,7 +184,7 @@ VERBS = {
                 'eval "$(hessfig completion zsh)"',
                 "hessfig completion fish | source",
             ),
-            does="hessfig.cli.completion:run",
+            does="hessfig.cli.help:run",
             composed=False,
         ),
     )

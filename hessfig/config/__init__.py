@@ -1,6 +1,6 @@
 """Configuration: schema, checks, and the only doors to Hydra beside the command line."""
 
-from hessfig.config.choices import (
+from hessfig.config.enums import (
     MLP,
     Attention,
     Curvature,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 
-from hessfig.config.choices import Spacing
+from hessfig.config.enums import Spacing
 from hessfig.config.schema import GridConfig
 from hessfig.errors import UserError
 

@@ -8,8 +8,8 @@ from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
-from hessfig.config.checks.launcher import size_in_bytes
-from hessfig.config.choices import Launcher
+from hessfig.config.enums import Launcher
+from hessfig.config.range_checks import size_in_bytes
 from hessfig.config.schema import Config
 from hessfig.errors import UserError, too_few_files
 

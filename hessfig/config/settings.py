@@ -12,7 +12,7 @@ from types import NoneType, UnionType
 from typing import Any
 
 from hessfig.config.schema import Config
-from hessfig.config.shipped import GROUPS
+from hessfig.config.shipped_files import GROUPS
 from hessfig.errors import UserError, did_you_mean
 
 # Settings whose entries have names of the user's own, and the one that --config-dir sets.

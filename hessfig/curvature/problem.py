@@ -1,4 +1,4 @@
-"""The function whose curvature is measured: a network, its data and a loss, cut down to what a weight can reach."""
+"""What is differentiated twice: a network cut down to what its weights reach, its data and its loss."""
 
 from __future__ import annotations
 
@@ -8,13 +8,54 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from jaxtyping import Float
+from torch import Generator, Tensor, nn
 
 from hessfig.models.layered import Layered
 from hessfig.models.protocol import Drawn, Layout, Weight
 from hessfig.tasks.batch import Batch
 from hessfig.tasks.losses import output_gradient
 from hessfig.terms import Group, Part
+
+
+def rademacher(
+    dim: int, num_probes: int, *, generator: Generator, dtype: torch.dtype
+) -> Float[Tensor, "dim num_probes"]:
+    """Return independent +1/-1 entries; the first probes do not depend on how many follow.
+
+    Drawn on the CPU whatever the device of the products, so that every device sees the same probes.
+    """
+    bits = torch.randint(0, 2, (num_probes, dim), generator=generator)
+    return (2 * bits - 1).T.to(dtype)
+
+
+SEQUENCES = 2
+_ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-3}
+
+
+class OtherNetwork(ArithmeticError):
+    """The network computes something else than the engine that rebuilt it."""
+
+
+def check_same(problem: Problem, outputs: Tensor, engine: str) -> None:
+    """Compare `outputs` (batch, scored, width) with the network's own at the first SEQUENCES sequences.
+
+    Raises OtherNetwork when they differ by more than rounding, relative to the largest; numbers that are not finite
+    cannot tell.
+    """
+    with torch.no_grad():
+        network, inputs = problem.layered, problem.batch.inputs[:SEQUENCES]
+        own = network.from_hidden(network.hidden(inputs, 0), 0, problem.batch.scored)
+    found = outputs[: len(own)].reshape(own.shape).to(own)
+    finite = own.isfinite() & found.isfinite()
+    off = float((own - found).abs()[finite].max()) if finite.any() else 0.0
+    scale = float(own.abs()[finite].max()) if finite.any() else 0.0
+    if off > _ROUNDING.get(own.dtype, 1e-2) * scale:
+        raise OtherNetwork(
+            f"the network's outputs differ from those of the {engine} by {off / scale:.2g}: its forward pass is not "
+            "the one the engine knows; estimator=hutchinson estimator.products=curvlinops differentiates it as it is"
+        )
+
 
 Data = list[tuple[Tensor, Tensor]]
 Scalar = Callable[[Tensor], Tensor]
@@ -119,8 +160,7 @@ class Suffix(nn.Module):
             outputs = [self(start) for start in starts]
         self.inputs, self.outputs, self.targets = starts[0], outputs[0], problem.batch.targets
         slopes = [
-            output_gradient(self.loss, output, batch.targets)
-            for output, batch in zip(outputs, batches, strict=True)
+            output_gradient(self.loss, output, batch.targets) for output, batch in zip(outputs, batches, strict=True)
         ]
         self.gradient = slopes[0]
         self.data: Data = [(start, batch.targets) for start, batch in zip(starts, batches, strict=True)]

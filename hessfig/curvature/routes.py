@@ -1,30 +1,32 @@
-"""Whose products a problem gets: those of its tape or of its head, where it has one, else curvlinops'."""
+"""Which route a column of blocks takes, and whole Hessians from the columns."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
+from jaxtyping import Float
+from torch import Tensor, nn
 
 from hessfig.config import ModelConfig, Products
 from hessfig.curvature.column import Column
-from hessfig.curvature.problem import Problem
-from hessfig.curvature.products.curvlinops import ColumnOperator
-from hessfig.curvature.products.headed.column import HeadedColumn, can_take
-from hessfig.curvature.same_network import OtherNetwork
+from hessfig.curvature.curvlinops import ColumnOperator, whole_hessian
+from hessfig.curvature.headed import HeadedColumn, can_take
+from hessfig.curvature.problem import OtherNetwork, Problem
 from hessfig.models.layered import Layered
+from hessfig.models.protocol import Weight
 from hessfig.terms import Block
 
 if TYPE_CHECKING:
     from hessfig.curvature.exact.engine import ExactEngine
-    from hessfig.curvature.products.linearised.column import LinearisedNetwork
+    from hessfig.curvature.tape.columns import LinearisedNetwork
 
-LARGE = (
-    2**14
-)  # parameters of a column from where on products in float32 take half the time of those in float64
+
+LARGE = 2**14  # parameters of a column from where on products in float32 take half the time of those in float64
 
 
 class Engines:
@@ -61,7 +63,7 @@ class Engines:
         """
         if not isinstance(self.problem.network, Layered) or column.dtype != torch.float64:
             return None
-        from hessfig.curvature.products.linearised.column import LinearisedColumn
+        from hessfig.curvature.tape.columns import LinearisedColumn
 
         if not isinstance(column, LinearisedColumn) or column.dim < LARGE:
             return None
@@ -69,7 +71,7 @@ class Engines:
 
     @cached_property
     def _narrow(self) -> LinearisedNetwork:
-        from hessfig.curvature.products.linearised.column import LinearisedNetwork
+        from hessfig.curvature.tape.columns import LinearisedNetwork
 
         return LinearisedNetwork(self.problem, self.model, products=torch.float32)
 
@@ -78,8 +80,8 @@ class Engines:
         """The tape; None for a network that has none, for several batches, or for something else (which is said)."""
         if self.problem.more or not isinstance(self.problem.network, Layered):
             return None
-        from hessfig.curvature.products.linearised.column import LinearisedNetwork
-        from hessfig.curvature.products.linearised.network import can_build
+        from hessfig.curvature.tape.columns import LinearisedNetwork
+        from hessfig.curvature.tape.recording import can_build
 
         if not can_build(self.problem.network):
             return None
@@ -92,3 +94,58 @@ class Engines:
 
 def _rows(blocks: Sequence[Block]) -> dict[Block, tuple[int, str]]:
     return {block: (block.row_layer, str(block.row)) for block in blocks}
+
+
+_PER_LAYER = {
+    "W_Q": "attn.q.weight",
+    "W_K": "attn.k.weight",
+    "W_V": "attn.v.weight",
+    "W_O": "attn.o.weight",
+    "W_in": "mlp.fc_in.weight",
+    "b_in": "mlp.fc_in.bias",
+    "W_out": "mlp.fc_out.weight",
+    "b_out": "mlp.fc_out.bias",
+}
+
+
+@dataclass(frozen=True)
+class WholeHessian:
+    """`matrix` is symmetric; parameter `names[i]` takes `sizes[i]` rows, row by row of its (inputs, outputs) matrix."""
+
+    matrix: Float[Tensor, "parameters parameters"]
+    names: list[str]
+    sizes: list[int]
+
+
+def dense_hessian(problem: Problem) -> WholeHessian:
+    """Return the full Hessian of a transformer without LayerNorm.
+
+    Order: W_E, W_pos, then W_Q, W_K, W_V, W_O, W_in, b_in, W_out, b_out of each layer, W_U, b_U (Figure 1); the
+    attention's biases are left out. Linear maps are stored (outputs, inputs) and transposed here.
+    """
+    paths = _paths(problem.network)
+    parameters = [problem.network.get_parameter(path) for path in paths.values()]
+    weights = [Weight(name, path, p.numel()) for (name, path), p in zip(paths.items(), parameters, strict=True)]
+    matrix = whole_hessian(problem, weights)
+    order = torch.cat(_published_order(list(paths.values()), parameters))
+    return WholeHessian(matrix[order][:, order], list(paths), [p.numel() for p in parameters])
+
+
+def _paths(network: nn.Module) -> dict[str, str]:
+    paths = {"W_E": "tok_embed.weight", "W_pos": "pos.weight"}
+    held = dict(network.named_parameters())
+    for index in range(len(network.layers)):  # type: ignore[arg-type]
+        suffix = "" if len(network.layers) == 1 else f"_{index + 1}"  # type: ignore[arg-type]
+        paths |= {f"{name}{suffix}": f"layers.{index}.{path}" for name, path in _PER_LAYER.items()}
+    paths |= {"W_U": "head.weight", "b_U": "head.bias"}
+    return {name: path for name, path in paths.items() if path in held}
+
+
+def _published_order(paths: list[str], parameters: list[nn.Parameter]) -> list[Tensor]:
+    start, order = 0, []
+    for path, parameter in zip(paths, parameters, strict=True):
+        index = torch.arange(start, start + parameter.numel()).reshape(parameter.shape)
+        is_table = path in ("tok_embed.weight", "pos.weight") or parameter.ndim == 1
+        order.append((index if is_table else index.T).flatten())
+        start += parameter.numel()
+    return order

@@ -8,32 +8,17 @@ from pathlib import Path
 
 from hessfig.errors import UserError, did_you_mean
 from hessfig.figures.layouts.ablation import ablation
-from hessfig.figures.layouts.bars import bars
-from hessfig.figures.layouts.blocks import blocks
-from hessfig.figures.layouts.entries import entries
-from hessfig.figures.layouts.growth.linear_axes import linear_axes
-from hessfig.figures.layouts.growth.log_axes import growth
-from hessfig.figures.layouts.growth.one_panel import one_panel
-from hessfig.figures.layouts.growth.overview import growth_by_depth
-from hessfig.figures.layouts.heat import heat
-from hessfig.figures.layouts.histograms import histograms
-from hessfig.figures.layouts.landscape.landscape import landscape
-from hessfig.figures.layouts.landscape.power_laws import power_laws
-from hessfig.figures.layouts.lines import lines
-from hessfig.figures.layouts.pairs import pairs
-from hessfig.figures.layouts.spectra.distances import heterogeneity
-from hessfig.figures.layouts.spectra.eigenvalues import spectra
-from hessfig.figures.layouts.spectra.proxies import gauss_newton
-from hessfig.figures.layouts.spectra.scaled import weight_norms
-from hessfig.figures.layouts.spectra.stretch import sinks
-from hessfig.figures.layouts.training.course import training
-from hessfig.figures.layouts.training.flow import curvature_flow
-from hessfig.figures.layouts.training.rules import steps
-from hessfig.figures.layouts.training.survival import heterogeneity_trained
-from hessfig.figures.layouts.training.thresholds import edge
-from hessfig.figures.parts.save import Page, save_sheets
-from hessfig.figures.parts.spec import FigureSpec
-from hessfig.figures.parts.style import styled
+from hessfig.figures.layouts.block_maps import blocks, pairs
+from hessfig.figures.layouts.comparisons import bars, lines
+from hessfig.figures.layouts.courses import curvature_flow, training
+from hessfig.figures.layouts.distance_maps import heat, heterogeneity
+from hessfig.figures.layouts.eigenvalue_plots import spectra
+from hessfig.figures.layouts.growth_curves import growth, growth_by_depth, linear_axes, one_panel
+from hessfig.figures.layouts.hessian_maps import entries, histograms
+from hessfig.figures.layouts.landscapes import landscape, power_laws
+from hessfig.figures.layouts.races import edge, heterogeneity_trained, steps
+from hessfig.figures.layouts.scaling import gauss_newton, sinks, weight_norms
+from hessfig.figures.parts.page import FigureSpec, Page, save_sheets, styled
 
 __all__ = ["LAYOUTS", "FigureSpec", "Layout", "draw"]
 

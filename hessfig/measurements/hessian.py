@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hessfig.config import Config, Kind
-from hessfig.curvature.exact.cost import probe_cost
+from hessfig.curvature.exact.support import probe_cost
 from hessfig.measurements.frobenius.checks import check_dense
 from hessfig.measurements.frobenius.cost import COUNTED
 from hessfig.measurements.protocol import Arrays, Measured, Quantity, Request
@@ -27,7 +27,7 @@ def _measure(problem: Problem, request: Request) -> Measured:
 
 
 def _published(problem: Problem) -> Arrays:
-    from hessfig.curvature.whole import dense_hessian
+    from hessfig.curvature.routes import dense_hessian
 
     whole = dense_hessian(problem)
     return {"hessian": whole.matrix.cpu().float().numpy(), "names": whole.names, "sizes": whole.sizes}

@@ -10,7 +10,12 @@ from importlib import import_module
 from typing import Any
 
 from hessfig import measurements
-from hessfig.config.own_code import find, guarded, is_own, source
+from hessfig.config.user_code import (
+    find,
+    guarded,
+    is_own,
+    source,
+)
 from hessfig.errors import UserError, did_you_mean
 from hessfig.measurements.protocol import Quantity
 

@@ -69,7 +69,7 @@ def _summed(column: Column, block: Block, request: Request) -> Traces:
 
 def _sampled(column: Column, block: Block, request: Request, generator: Generator) -> Traces:
     """Average v.A v over Rademacher probes; its error is their standard deviation over the root of their number."""
-    from hessfig.curvature.probes import rademacher
+    from hessfig.curvature.problem import rademacher
 
     count = request.estimator.num_probes
     probes = rademacher(column.dim, count, generator=generator, dtype=column.dtype)
@@ -79,8 +79,8 @@ def _sampled(column: Column, block: Block, request: Request, generator: Generato
 
 def _by_xtrace(column: Column, block: Block, part: Part, request: Request) -> Estimate:
     """Estimate with leave-one-out ranges of the same test vectors for every part."""
-    from hessfig.curvature.spectral.operator import NotFinite, Square
-    from hessfig.curvature.spectral.traces import xtrace
+    from hessfig.curvature.spectral.densities import xtrace
+    from hessfig.curvature.spectral.lanczos import NotFinite, Square
 
     count, generator = request.estimator.num_probes, request.stream(block.layer, block.col)
     try:
@@ -144,13 +144,9 @@ def _settings(config: Config, layout: Layout) -> dict[str, Any]:
     diagonal = [block for block in blocks_of(config.blocks, layout, config.model) if block.is_diagonal]
     places = [[block.layer, block.row_layer, str(block.row), str(block.col)] for block in diagonal]
     found = {**settings(config, layout), "blocks": places}
-    if (
-        config.estimator.method == Method.xtrace
-    ):  # of traces: by the configured products, unlike that of norms
+    if config.estimator.method == Method.xtrace:  # of traces: by the configured products, unlike that of norms
         found["estimator"]["products"] = config.estimator.products.value
     return found
 
 
-QUANTITY = Quantity(
-    "trace", _measure, settings=_settings, check=_check, operations=operations, serves=_is_diagonal
-)
+QUANTITY = Quantity("trace", _measure, settings=_settings, check=_check, operations=operations, serves=_is_diagonal)

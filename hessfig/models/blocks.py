@@ -1,4 +1,4 @@
-"""From the setting `blocks` to blocks of the Hessian of a network with known weights."""
+"""Blocks of the Hessian by name, and which vanish by the shape of the network."""
 
 from __future__ import annotations
 
@@ -7,11 +7,80 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
-from hessfig.config.choices import MLP, Kind, QueryKey
-from hessfig.config.schema import ModelConfig
+from hessfig.config import (
+    MLP,
+    Attention,
+    Kind,
+    ModelConfig,
+    Norm,
+    QueryKey,
+    TaskConfig,
+    with_defaults,
+)
 from hessfig.errors import UserError, did_you_mean
 from hessfig.models.protocol import Layout
-from hessfig.terms import Block, Matrix
+from hessfig.terms import Block, Matrix, Part
+
+
+def matrices_of(model: ModelConfig) -> list[Matrix]:
+    """Return the weight matrices this architecture has, in the order of its parameters."""
+    if model.kind == Kind.linear_mlp:
+        return [Matrix.W]
+    if model.kind == Kind.mlp:
+        return [Matrix.W_E, Matrix.W_in, *([Matrix.W] if model.n_layers > 1 else []), Matrix.W_U]
+    query_key = [Matrix.W_QK] if model.query_key == QueryKey.single else [Matrix.W_Q, Matrix.W_K]
+    if model.kind == Kind.self_attention:
+        return [*query_key, Matrix.W_V]
+    mlp = [] if model.mlp == MLP.none else [Matrix.W_in, Matrix.W_out]
+    tokens = Matrix.W_patch if model.kind == Kind.vit else Matrix.W_E
+    return [tokens, Matrix.W_pos, *query_key, Matrix.W_V, Matrix.W_O, *mlp, Matrix.W_U]
+
+
+def weight_size(matrix: str, model: ModelConfig, task: TaskConfig, layer: int = 1) -> int:
+    """Return the entries of `matrix`: the dimension of its block (`layer` tells a linear MLP's weights apart)."""
+    m = with_defaults(model)
+    inner = m.n_heads * (m.d_head or 0)
+    is_readout = m.kind == Kind.linear_mlp and layer == m.n_layers
+    sizes: dict[str, int] = {
+        Matrix.W_E: task.vocabulary * m.d_model,
+        Matrix.W_pos: (3 * task.digits + 3) * m.d_model,
+        Matrix.W_QK: m.d_model**2 * m.n_heads,
+        Matrix.W_in: m.d_model * (m.d_mlp or 0),
+        Matrix.W_out: m.d_model * (m.d_mlp or 0),
+        Matrix.W_U: task.vocabulary * m.d_model,
+        Matrix.W: m.d_model * (task.vocabulary if is_readout else m.d_model),
+    }
+    return sizes.get(matrix, m.d_model * inner)
+
+
+_ALWAYS = {Matrix.W_U, Matrix.W}
+_VALUE_LIKE = {Matrix.W_V, Matrix.W_O}
+_SCORE_LIKE = {Matrix.W_Q, Matrix.W_K, Matrix.W_QK}
+
+
+def is_structural_zero(model: ModelConfig, block: Block, part: Part) -> bool:
+    """Whether H_f(W, W) = 0 because the outputs are affine (or piecewise affine) in W.
+
+    True for W_U and for linear MLPs always; without LayerNorm, in the last layer: for W_out always, for W_in
+    unless the activation is smooth, for W_V and W_O (Theorem 3.2) and, under linear attention, for W_Q and W_K
+    (Remark 4.1) unless a smooth activation follows.
+    """
+    if part != Part.H_f or not block.is_diagonal:
+        return False
+    if block.row in _ALWAYS:
+        return True
+    if model.norm != Norm.none or block.layer != model.n_layers:
+        return False
+    return block.row in _affine_in_last_layer(model)
+
+
+def _affine_in_last_layer(model: ModelConfig) -> set[Matrix]:
+    affine = {Matrix.W_out}
+    if model.mlp == MLP.gelu and model.kind != Kind.self_attention:
+        return affine
+    affine |= {Matrix.W_in} | _VALUE_LIKE
+    return affine | _SCORE_LIKE if model.attention == Attention.linear else affine
+
 
 EVERY_PAIR, EVERY_WEIGHT, AT, ANY = "all", "each", "@", "*"
 MOST_BLOCKS = 20_000  # of a network; a plan of as many takes some seconds
@@ -29,9 +98,7 @@ def blocks_of(setting: Any, layout: Layout, model: ModelConfig) -> list[Block]:
     pairs = _pairs(setting, layout, model)
     plain = [pair for pair in pairs if AT not in "".join(pair)]
     reaching = [pair for pair in pairs if AT in "".join(pair)]
-    _check_number(
-        sum(_count(pair, layout) for pair in plain) + sum(_reach(pair, layout) for pair in reaching)
-    )
+    _check_number(sum(_count(pair, layout) for pair in plain) + sum(_reach(pair, layout) for pair in reaching))
     pinned = [block for pair in reaching for block in _pinned(pair, layout)]
     return list(dict.fromkeys([*_layer_by_layer(plain, layout), *pinned]))
 

@@ -1,4 +1,4 @@
-"""The kinds of networks: every module or folder of hessfig.models that holds a KIND; a new file is a new kind."""
+"""The kinds of networks: the modules of hessfig.models.kinds; a new file there is a new kind."""
 
 from __future__ import annotations
 
@@ -6,17 +6,14 @@ import pkgutil
 from functools import cache
 from importlib import import_module
 
-from hessfig import models
 from hessfig.errors import UserError, did_you_mean
+from hessfig.models import kinds as folder
 from hessfig.models.protocol import Kind
-
-_NOT_KINDS = ("protocol", "registry", "matrices", "structure", "blocks", "layered", "activations", "stored")
 
 
 def kinds() -> list[str]:
     """Return the names of all kinds, without importing one."""
-    found = pkgutil.iter_modules(models.__path__)
-    return [module.name for module in found if module.name not in _NOT_KINDS]
+    return [module.name for module in pkgutil.iter_modules(folder.__path__)]
 
 
 @cache
@@ -30,6 +27,6 @@ def kind(name: str) -> Kind:
             allowed=", ".join(known),
             remedy=did_you_mean(name, known) or "your own: model=python model.factory=FILE.py:FUNCTION",
         )
-    found = import_module(f"hessfig.models.{name}").KIND
+    found = import_module(f"{folder.__name__}.{name}").KIND
     assert isinstance(found, Kind)
     return found

@@ -1,18 +1,4 @@
-"""Growth rates: how the norm of every Hessian block scales with sigma, by counting powers of the input.
-
-The one place where predictions live; figures, slopes and `verify` take them from here. As sigma -> 0 the
-output of a network without LayerNorm is a sum of monomials in the input and the weights. Differentiating a
-monomial with respect to a weight keeps its power of the input, so that with
-
-    e(A)    = the lowest input power among the monomials that hold A         (df/dA ~ sigma^e(A))
-    e(A, B) = the lowest input power among those that hold both A and B      (d2f/dAdB ~ sigma^e(A, B))
-
-H_o(A, B) ~ sigma^(e(A) + e(B)) and H_f(A, B) ~ sigma^(e(A, B) + r), where the loss gradient is ~ sigma^r
-(r = 0 unless the targets are zero). The larger term rules: H has the smaller exponent of the two. A block
-whose weights share no monomial has H_f identically zero. This gives eq. 5, Remark 4.1, Table 1, the 2 * 3^D
-of Section 4.1, and what the paper leaves out. A softmax counts as 1 + s + s^2 + ... in its scores s, a ReLU
-as its (piecewise constant) slope. Scale factors - temperature, heads, widths - change no exponent.
-"""
+"""Growth rates of blocks by counting powers."""
 
 from __future__ import annotations
 
@@ -22,8 +8,53 @@ from enum import StrEnum
 from functools import cache
 
 from hessfig.predictions.architecture import MLP, Architecture, Attention, Kind, Norm, QueryKey
-from hessfig.predictions.monomials import Monomials
 from hessfig.terms import Block, Matrix, Part
+
+Powers = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Monomials:
+    """The lowest power of the input for every pair of powers of a block's two weights."""
+
+    table: dict[Powers, int]
+
+    @classmethod
+    def one(cls) -> Monomials:
+        """Return the constant."""
+        return cls({(0, 0): 0})
+
+    @classmethod
+    def input(cls) -> Monomials:
+        """Return one power of the input."""
+        return cls({(0, 0): 1})
+
+    @classmethod
+    def weight(cls, block: Block, matrix: Matrix, layer: int) -> Monomials:
+        """Return `matrix` of `layer` (0: none), marked if it is the block's row or off-diagonal column."""
+        here = layer in (0, block.layer)
+        is_row = here and matrix == block.row
+        is_col = here and matrix == block.col and not block.is_diagonal
+        return cls({(int(is_row), int(is_col)): 0})
+
+    def __add__(self, other: Monomials) -> Monomials:
+        table = dict(self.table)
+        for key, power in other.table.items():
+            table[key] = min(table.get(key, power), power)
+        return Monomials(table)
+
+    def __mul__(self, other: Monomials) -> Monomials:
+        table: dict[Powers, int] = {}
+        for (row, col), power in self.table.items():
+            for (other_row, other_col), other_power in other.table.items():
+                key = (min(row + other_row, 2), min(col + other_col, 2))
+                table[key] = min(table.get(key, power + other_power), power + other_power)
+        return Monomials(table)
+
+    def lowest(self, *, row: int = 0, col: int = 0) -> float:
+        """Return the lowest input power among monomials with at least these powers of the weights, or inf."""
+        powers = (power for (r, c), power in self.table.items() if r >= row and c >= col)
+        return float(min(powers, default=math.inf))
 
 
 class Prediction(StrEnum):
@@ -96,9 +127,7 @@ def _counted(block: Block, part: Part, architecture: Architecture) -> GrowthRate
     outer, functional = first - taken, second - taken + gradient
     exponent = {Part.H_o: outer, Part.H_f: functional, Part.H: min(outer, functional)}[part]
     if exponent == math.inf:
-        return GrowthRate(
-            Prediction.structural_zero, None, Regime.every_sigma, _zero_reference(block, architecture)
-        )
+        return GrowthRate(Prediction.structural_zero, None, Regime.every_sigma, _zero_reference(block, architecture))
     outer_only = part == Part.H_o or functional == math.inf
     exact = architecture.is_homogeneous and architecture.square_loss and outer_only
     regime = Regime.every_sigma if exact else Regime.small_sigma
@@ -114,9 +143,7 @@ def _output(block: Block, architecture: Architecture) -> Monomials:
     """Return the monomials of the network's output, with the powers of the block's two weights marked."""
     if architecture.kind == Kind.self_attention:
         return _attention(Monomials.input(), block, 1, architecture)
-    hidden = (
-        Monomials.weight(block, Matrix.W_E, 0) + Monomials.weight(block, Matrix.W_pos, 0)
-    ) * Monomials.input()
+    hidden = (Monomials.weight(block, Matrix.W_E, 0) + Monomials.weight(block, Matrix.W_pos, 0)) * Monomials.input()
     for layer in range(1, architecture.num_layers + 1):
         hidden = _layer(hidden, block, layer, architecture)
     return hidden * Monomials.weight(block, Matrix.W_U, 0)
@@ -137,9 +164,7 @@ def _layer(hidden: Monomials, block: Block, layer: int, architecture: Architectu
 
 def _attention(hidden: Monomials, block: Block, layer: int, architecture: Architecture) -> Monomials:
     scores = hidden * hidden * _query_key(block, layer, architecture)
-    mixed = (
-        scores if architecture.attention == Attention.linear else Monomials.one() + scores + scores * scores
-    )
+    mixed = scores if architecture.attention == Attention.linear else Monomials.one() + scores + scores * scores
     return mixed * hidden * Monomials.weight(block, Matrix.W_V, layer)
 
 
@@ -158,11 +183,7 @@ def _reference(block: Block, part: Part, architecture: Architecture) -> str:
     last = block.layer == architecture.num_layers
     if architecture.kind == Kind.linear_mlp:
         return "Section 4.1, Table 1 (MLP)"
-    if (
-        not {block.row, block.col} <= _ATTENTION_WEIGHTS
-        or architecture.zero_targets
-        or architecture.mlp == MLP.gelu
-    ):
+    if not {block.row, block.col} <= _ATTENTION_WEIGHTS or architecture.zero_targets or architecture.mlp == MLP.gelu:
         return _COUNTING
     if architecture.attention == Attention.linear:
         return "Remark 4.1, Section 4.1 (2 * 3^D)" if last or part == Part.H_o else _COUNTING

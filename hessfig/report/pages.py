@@ -1,7 +1,9 @@
-"""Pages from templates (the door to Jinja2): everything that comes from a table is escaped."""
+"""Pages of the report and their tables."""
 
 from __future__ import annotations
 
+import base64
+import json
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -9,19 +11,174 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from hessfig.errors import run_command
-from hessfig.report import findings, tables
-from hessfig.report.contents import Contents
-from hessfig.report.experiment import in_short, manifest_table, settings_table
-from hessfig.report.folders import State
-from hessfig.report.places import InOneFile, InSite
-from hessfig.report.sweeps import SweepFound
+from hessfig.record import FROBENIUS
+from hessfig.report import page_tables, readings
+from hessfig.report.drawn_figures import Contents
+from hessfig.report.gathered import State
+from hessfig.report.page_tables import Cell, Table
+from hessfig.report.readings import SweepFound
+
+_KINDS = {".png": "image/png", ".svg": "image/svg+xml", ".csv": "text/csv", ".json": "application/json"}
+PAGES = {"index": "index.html", "theory": "theory.html", "claims": "claims.html"}
+
+
+def page_file(page: str) -> str:
+    """Return the file of a page: those of sweeps are named 'sweep-NAME'."""
+    return PAGES.get(page) or f"sweeps/{page.removeprefix('sweep-')}.html"
+
+
+@dataclass(frozen=True)
+class InSite:
+    """Links of a page of a site, `depth` folders below its root."""
+
+    depth: int = 0
+    one_file: bool = False
+
+    def page(self, page: str, part: str = "") -> str:
+        """Return the link to a page, or to a part of it."""
+        return self.file(page_file(page)) + (f"#{page}-{part}" if part else "")
+
+    def file(self, path: str) -> str:
+        """Return the link to a file of the site."""
+        return "../" * self.depth + quote(path)
+
+
+@dataclass(frozen=True)
+class InOneFile:
+    """Links of the one file: pages are its parts, and what lies in `folder` is written into it."""
+
+    folder: Path
+    one_file: bool = True
+
+    def page(self, page: str, part: str = "") -> str:
+        """Return the link to a page, or to a part of it."""
+        return f"#{page}-{part}" if part else f"#{page}"
+
+    def file(self, path: str) -> str:
+        """Return the file as a data URI."""
+        content = base64.b64encode((self.folder / path).read_bytes()).decode()
+        return f"data:{_KINDS.get(Path(path).suffix, 'application/octet-stream')};base64,{content}"
+
+
+_SHOWN = 400
+_LEFT_OUT = ("config", "variants", "arrays", "checksum", "sweep")
+_NETWORK = ("kind", "d_model", "n_layers", "n_heads", "attention", "norm", "mlp")
+_TASK = ("data", "digits", "batch_size", "loss", "scored")
+_WORDS = {"n_layers": "layers", "n_heads": "heads", "batch_size": "batch", "kind": "", "data": ""}
+
+
+def in_short(sweep: SweepFound) -> list[tuple[str, str]]:
+    """Return what was measured on what, a few lines with a name each."""
+    if sweep.run is None:
+        return []
+    config, table = sweep.config, sweep.run.table
+    lines = {
+        "network": _listed(config.get("model", {}), _NETWORK, config),
+        "data": _listed(config.get("task", {}), _TASK, config),
+        "varied": _varied(config),
+        "measured": _measured(table),
+        "places": _places(table),
+        "seeds": str(table["seed"].nunique()),
+        "estimator": ", ".join(
+            [*map(str, table["estimator"].unique()), *map(str, table["dtype"].unique()), _probes(table)]
+        ).strip(", "),
+    }
+    return [(name, words) for name, words in lines.items() if words]
+
+
+def settings_table(sweep: SweepFound, about: Mapping[str, str]) -> Table:
+    """Return every setting of the manifest with its line of help, and the preset's value where it is another one."""
+    usual = {one.key: one.usual for one in sweep.asked.departures or ()}
+    rows = [
+        [Cell(key), Cell(text(value)), Cell(usual.get(key, "")), Cell(about.get(key, ""))]
+        for key, value in flat(sweep.config)
+    ]
+    titles = ["setting", "value", "in the preset", "meaning"]
+    return Table("settings", "Every setting of this run", titles, [False] * 4, rows)
+
+
+def manifest_table(manifest: Mapping[str, Any]) -> Table:
+    """Return the provenance in a manifest: versions, times, counts; not the settings, which have a table."""
+    rows = [
+        [Cell(key), Cell(text(value))]
+        for key, value in flat({key: value for key, value in manifest.items() if key not in _LEFT_OUT})
+    ]
+    return Table("manifest", "Manifest", ["entry", "value"], [False, False], rows)
+
+
+def flat(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (dotted key, value) of nested settings."""
+    for key, value in section.items():
+        if isinstance(value, Mapping) and value and not prefix.endswith("vary."):
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def text(value: Any) -> str:
+    """Return a setting's value as one would type it, cut where it is very long."""
+    words = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False).replace('"', "")
+    return words if len(words) <= _SHOWN else f"{words[:_SHOWN]}..."
+
+
+def _listed(section: Mapping[str, Any], names: tuple[str, ...], config: Mapping[str, Any]) -> str:
+    """Return 'd_model 16, heads 1': what is set, what a sweep varies as the range it has there."""
+    group = "model" if names is _NETWORK else "task"
+    vary = config.get("sweep", {}).get("vary") or {}
+    shown = {name: vary.get(f"{group}.{name}", section.get(name)) for name in names}
+    return ", ".join(
+        f"{_WORDS.get(name, name)} {text(value).strip('[]')}".strip()
+        for name, value in shown.items()
+        if value is not None
+    )
+
+
+def _varied(config: Mapping[str, Any]) -> str:
+    vary = config.get("sweep", {}).get("vary") or {}
+    return ", ".join(f"{key}: {text(values).strip('[]')}" for key, values in vary.items())
+
+
+def _measured(table: pd.DataFrame) -> str:
+    quantities = ", ".join(map(_quantity, table["quantity"].unique()))
+    blocks = [row if row == col else f"({row}, {col})" for row, col in _pairs(table)]
+    more = f" and {len(blocks) - 6} more" if len(blocks) > 6 else ""
+    parts = ", ".join(part for part in table["part"].unique() if part)
+    of = f" of {', '.join(blocks[:6])}{more}" if any(blocks) else ""
+    return f"{quantities}{of}" + (f"; {parts}" if parts else "")
+
+
+def _quantity(name: str) -> str:
+    return "Frobenius norms" if name == FROBENIUS else name.replace("_", " ")
+
+
+def _pairs(table: pd.DataFrame) -> list[tuple[str, str]]:
+    return list(table[["row", "col"]].drop_duplicates().itertuples(index=False, name=None))
+
+
+def _places(table: pd.DataFrame) -> str:
+    shown = []
+    for name, symbol in (("sigma", "σ"), ("step", "step")):
+        values = sorted(table[name].dropna().unique())
+        if len(values) == 1:
+            shown.append(f"{symbol} = {values[0]:g}")
+        elif values:
+            shown.append(f"{symbol} from {values[0]:g} to {values[-1]:g} ({len(values)} values)")
+    return ", ".join(shown)
+
+
+def _probes(table: pd.DataFrame) -> str:
+    counts = sorted({int(count) for count in table["num_probes"] if count > 0})
+    return f"{counts[0]} to {counts[-1]} probes" if len(counts) > 1 else f"{counts[0]} probes" if counts else ""
+
 
 PREVIEW = 60  # rows of a picture's numbers that a page shows
 Place = InSite | InOneFile
@@ -78,7 +235,7 @@ def _templates() -> Environment:
         lstrip_blocks=True,
     )
     made.filters["prose"] = _prose
-    made.filters["kind"] = lambda word: tables.KINDS.get(str(word), "none")
+    made.filters["kind"] = lambda word: page_tables.KINDS.get(str(word), "none")
     return made
 
 
@@ -94,8 +251,8 @@ def _front(contents: Contents) -> dict[str, Any]:
             {
                 "sweep": sweep,
                 "label": contents.label(sweep.name),
-                "theory": findings.on_theory(sweep, tolerance),
-                "paper": findings.on_paper(sweep, tolerance),
+                "theory": readings.on_theory(sweep, tolerance),
+                "paper": readings.on_paper(sweep, tolerance),
             }
             for sweep in _in_order(contents)
         ],
@@ -125,21 +282,21 @@ def _sweep_page(contents: Contents, sweep: SweepFound) -> Page:
         "label": contents.label(sweep.name),
         "figures": figures,
         "short": in_short(sweep),
-        "theory": findings.on_theory(sweep, asked.tolerance),
-        "paper": findings.on_paper(sweep, asked.tolerance),
-        "results": findings.results(sweep),
-        "window": findings.first_window(sweep),
-        "outside": findings.outside(sweep, asked.tolerance),
-        "slopes": tables.slopes_table(sweep),
-        "compared": tables.compared_table(sweep.compared) if sweep.compared else None,
+        "theory": readings.on_theory(sweep, asked.tolerance),
+        "paper": readings.on_paper(sweep, asked.tolerance),
+        "results": readings.results(sweep),
+        "window": readings.first_window(sweep),
+        "outside": readings.outside(sweep, asked.tolerance),
+        "slopes": page_tables.slopes_table(sweep),
+        "compared": page_tables.compared_table(sweep.compared) if sweep.compared else None,
         "claims": None
         if claims is None
-        else tables.any_table("claims", "Claims judged from this sweep", _shown(claims)),
+        else page_tables.any_table("claims", "Claims judged from this sweep", _shown(claims)),
         "settings": settings_table(sweep, asked.help) if sweep.config else None,
         "manifest": manifest_table(sweep.manifest) if sweep.manifest else None,
         "numbers": [
             [
-                tables.any_table(f"numbers-{n}-{m}", f"Numbers of {picture.title}", picture.numbers)
+                page_tables.any_table(f"numbers-{n}-{m}", f"Numbers of {picture.title}", picture.numbers)
                 if len(picture.numbers) <= PREVIEW
                 else None
                 for m, picture in enumerate(figure.pictures)
@@ -167,8 +324,7 @@ def _shown(frame: pd.DataFrame) -> pd.DataFrame:
         {
             "claim": said["id"],
             "verdict": said["verdict"],
-            "effect, 95 % interval": said["effect"]
-            + (f" [{said['low']}, {said['high']}]" if said["low"] else ""),
+            "effect, 95 % interval": said["effect"] + (f" [{said['low']}, {said['high']}]" if said["low"] else ""),
             "statement": said["statement"] + (f" ({said['source']})" if said["source"] else ""),
             "note": "; ".join(filter(None, (said["words"], said["run"], said["departures"]))),
             "sweeps": said["sweeps"],
@@ -186,10 +342,10 @@ def _short(cell: Any) -> str:
     return str(cell)
 
 
-def _ledger(contents: Contents, name: str) -> tables.Table | None:
+def _ledger(contents: Contents, name: str) -> page_tables.Table | None:
     ledger = contents.theory if name == "theory" else contents.claims
     captions = {
         "theory": "Every statement, checked against automatic differentiation",
         "claims": "Every claim",
     }
-    return None if ledger.frame is None else tables.any_table(name, captions[name], ledger.frame)
+    return None if ledger.frame is None else page_tables.any_table(name, captions[name], ledger.frame)

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from hessfig.config import Config, DType, Initialisation, Kind, ModelConfig, SigmaScales
+from hessfig.models.networks import BareAttention
 from hessfig.models.protocol import Drawn, Layout
 from hessfig.models.registry import kind
-from hessfig.models.self_attention.network import BareAttention
 from hessfig.rng import stream
 from hessfig.tasks.batch import draw_batch
 from hessfig.tasks.losses import loss_module
@@ -103,8 +103,6 @@ def _weight(model: ModelConfig, name: str, shape: torch.Size, generator: torch.G
 def _scaled(model: ModelConfig, layout: Layout) -> frozenset[str]:
     """Return the parameters that `scaled_weight` means: the weights of that name, or those of the MLP."""
     chosen = (
-        weight
-        for weight in layout.weights
-        if weight.is_main and model.scaled_weight in (weight.name, *weight.groups)
+        weight for weight in layout.weights if weight.is_main and model.scaled_weight in (weight.name, *weight.groups)
     )
     return frozenset(weight.parameter for weight in chosen)

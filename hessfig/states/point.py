@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hessfig.config.choices import State
+from hessfig.config.enums import State
+from hessfig.config.keys import step_values
 from hessfig.config.schema import Config
-from hessfig.config.training import step_values
 from hessfig.errors import UserError
 from hessfig.files import check_pin, fingerprint, is_file
 from hessfig.models.protocol import Drawn
@@ -19,14 +19,14 @@ from hessfig.states.training import trajectory
 def drawn(config: Config, *, sigma: float | None, seed: int, step: int | None = None) -> Drawn:
     """Return network, data and loss at the configured state. Raises UserError for weights that do not fit."""
     if config.state.kind == State.trained:
-        from hessfig.states.trained import trained
+        from hessfig.states.stored_states import trained
 
         return trained(config, sigma=sigma, seed=seed, step=step_values(config)[-1] if step is None else step)
     from hessfig.states.initialised import initialised
 
     found = initialised(config, sigma=sigma, seed=seed)
     if config.state.kind == State.loaded:
-        from hessfig.states.loaded import load_weights
+        from hessfig.states.stored_states import load_weights
 
         load_weights(found.network, _path(config), config.state.sha256)
     return found
@@ -52,9 +52,7 @@ def science(config: Config) -> dict[str, Any]:
     """Return what tells this state from others, beside sigma, seed and step: a file counts by its content."""
     if config.state.kind == State.trained:
         version = trajectory.ALGORITHM_VERSION
-        trained_by = (
-            {"algorithm": version} if version > 1 else {}
-        )  # cells measured when there was one have none
+        trained_by = {"algorithm": version} if version > 1 else {}  # cells measured when there was one have none
         training = trajectory.science(config)["training"]
         return {"kind": State.trained.value, "training": training, **trained_by}
     if config.state.kind == State.initialised:

@@ -16,15 +16,26 @@ from hessfig.files import check_writable, is_file, remove_leftovers, write_toget
 from hessfig.measurements.frobenius.allocation import Allocation
 from hessfig.record import MANIFEST, TABLE
 from hessfig.sweep.launchers.failures import FAILURES, Failures, Launch
-from hessfig.sweep.launchers.local import Outcome, Pool
-from hessfig.sweep.manifest import config_hash, manifest_text, now, read_hash
-from hessfig.sweep.pilots import allocations, pilot_cells, settled_by
-from hessfig.sweep.plan import Cell, Setup, Variants, note_met, plan, setups_of
+from hessfig.sweep.outputs import (
+    Gathered,
+    config_hash,
+    gather,
+    manifest_text,
+    now,
+    read_hash,
+)
+from hessfig.sweep.plan import (
+    Cell,
+    Setup,
+    Variants,
+    note_met,
+    plan,
+    setups_of,
+)
+from hessfig.sweep.pool import Outcome, Pool
 from hessfig.sweep.progress import Reporter
-from hessfig.sweep.stages.trainings import trained_for
-from hessfig.sweep.store import CellStore, CorruptCell
-from hessfig.sweep.table import Gathered, gather
-from hessfig.sweep.upkeep.mark import at_work
+from hessfig.sweep.stages import allocations, pilot_cells, settled_by, trained_for
+from hessfig.sweep.store import CellStore, CorruptCell, at_work
 
 DERIVED = (
     *("slopes.csv", "levels.csv", "trends.csv", "paired.csv", "paired_curves.csv"),
@@ -82,9 +93,7 @@ def run_sweep(variants: Variants, launch: Launch = on_this_machine, command: str
     remove_leftovers(folder)
     note_met(folder, setups)
     with at_work(folder):
-        return _carried_out(
-            setups, store, Failures(folder / FAILURES).noting(launch), command, start, started
-        )
+        return _carried_out(setups, store, Failures(folder / FAILURES).noting(launch), command, start, started)
 
 
 def _carried_out(
@@ -106,9 +115,7 @@ def _carried_out(
     notes = _write(folder, setups, chosen, gathered, run) if is_written else []
     notes += _lacks(folder / TABLE, gathered.missing, len(cells))
     if lost:
-        notes.append(
-            f"{len(lost)} pilot cells are not there: run the same command again, for its number of probes"
-        )
+        notes.append(f"{len(lost)} pilot cells are not there: run the same command again, for its number of probes")
     missing = len(gathered.missing) + len(lost)
     return Summary(
         **counts,
@@ -166,9 +173,7 @@ def _lacks(table: Path, missing: list[Cell], planned: int) -> list[str]:
         return []
     if len(missing) == planned:
         return [f"no cell is finished: {table} is left as it was"] if is_file(table) else []
-    some = "; ".join(map(str, missing[:_NAMED])) + f"; and {len(missing) - _NAMED} more" * (
-        len(missing) > _NAMED
-    )
+    some = "; ".join(map(str, missing[:_NAMED])) + f"; and {len(missing) - _NAMED} more" * (len(missing) > _NAMED)
     return [f"{len(missing)} of {planned} cells are not in the table ({some}): run the same command again"]
 
 

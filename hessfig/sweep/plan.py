@@ -1,4 +1,4 @@
-"""From a configuration to cells: one network at one state and one quantity, keyed by what changes its numbers."""
+"""From a configuration to cells."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hessfig.config import Config, DType, Reuse, sigma_values, with_defaults
-from hessfig.config.plain import in_key
+from hessfig.config.keys import in_key
 from hessfig.errors import UserError
 from hessfig.files import write_text
 from hessfig.measurements.blocks import check_served
@@ -22,9 +22,72 @@ from hessfig.models.protocol import Layout
 from hessfig.models.registry import kind
 from hessfig.record import CHECKSUM, FROBENIUS, checksum, digest, read_checked
 from hessfig.states import point
-from hessfig.sweep.cell import Cell
-from hessfig.sweep.feasible import check_cost, check_distinct, check_number
+from hessfig.sweep.limits import check_cost, check_distinct, check_number
 from hessfig.terms import Block
+
+
+@dataclass(frozen=True, eq=False)
+class Cell:
+    """One quantity of one network at one state. Its key names its stored result.
+
+    `settled`: what pilots settled for it, by name (probes of a column, for norms by estimator=auto).
+    """
+
+    setup: Setup
+    sigma: float | None
+    seed: int
+    quantity: str = FROBENIUS
+    settled: Mapping[str, int] = field(default_factory=dict)
+    step: int | None = None
+
+    @property
+    def config(self) -> Config:
+        return self.setup.config
+
+    @cached_property
+    def science(self) -> dict[str, Any]:
+        """Everything that changes the numbers of this cell."""
+        settled = {"settled": dict(self.settled)} if self.settled else {}
+        step = {} if self.step is None else {"step": self.step}
+        content = self.setup.content(self.sigma, self.seed)
+        own = {"content": content} if content else {}
+        return {
+            **self.setup.science(self.quantity),
+            "sigma": self.sigma,
+            "seed": self.seed,
+            **step,
+            **settled,
+            **own,
+        }
+
+    @cached_property
+    def key(self) -> str:
+        return digest(self.science)
+
+    @property
+    def labels(self) -> dict[str, Any]:
+        """What tells this cell from the others of its sweep."""
+        return {
+            "variant": self.setup.name,
+            "num_layers": self.num_layers,
+            "sigma": self.sigma,
+            "step": self.step,
+            "seed": self.seed,
+            "quantity": self.quantity,
+        }
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the network: as configured for the package's own, as named by its user for another."""
+        return self.setup.layout.num_layers
+
+    def __str__(self) -> str:
+        variant = f"{self.setup.name}, " if self.setup.name else ""
+        sigma = "" if self.sigma is None else f"sigma={self.sigma:g}, "
+        step = "" if self.step is None else f"step={self.step}, "
+        quantity = "" if self.quantity == FROBENIUS else f", {self.quantity}"
+        return f"{variant}n_layers={self.num_layers}, {sigma}{step}seed={self.seed}{quantity}"
+
 
 MET = "networks.json"
 ALGORITHM_VERSION = 4
@@ -83,12 +146,8 @@ class Setup:
 
     def networks(self) -> dict[str, str]:
         """Return the contents of the variant's networks, where they are the user's own, by sigma and seed."""
-        seeds = (
-            self.seeds() if "seed" in self.axes else range(self.config.first_seed, self.config.first_seed + 1)
-        )
-        found = {
-            self._label(sigma, seed): self.content(sigma, seed) for sigma in self.sigmas() for seed in seeds
-        }
+        seeds = self.seeds() if "seed" in self.axes else range(self.config.first_seed, self.config.first_seed + 1)
+        found = {self._label(sigma, seed): self.content(sigma, seed) for sigma in self.sigmas() for seed in seeds}
         return {label: content for label, content in found.items() if content}
 
     def met(self) -> dict[str, str]:
@@ -168,9 +227,7 @@ def setups_of(variants: Variants) -> list[Setup]:
 
     Raises UserError for the first thing that cannot be had.
     """
-    return _checked(
-        [one if isinstance(one, Setup) else Setup(one[0], point.pinned(one[1])) for one in variants]
-    )
+    return _checked([one if isinstance(one, Setup) else Setup(one[0], point.pinned(one[1])) for one in variants])
 
 
 def read_met(folder: Path) -> dict[str, str]:

@@ -11,12 +11,17 @@ from hessfig.measurements.frobenius.allocation import Allocation
 from hessfig.models.registry import kind
 from hessfig.record import FROBENIUS
 from hessfig.sweep.engine import Summary, sweep_folder, unfinished, worker_count
-from hessfig.sweep.feasible import assumed_flops
 from hessfig.sweep.launchers.failures import FAILURES, Failures
-from hessfig.sweep.launchers.one_shard import Share
-from hessfig.sweep.pilots import allocations, pilot_cells, settled_by
-from hessfig.sweep.plan import Cell, Setup, Variants, plan, setups_of
-from hessfig.sweep.stages.trainings import needs
+from hessfig.sweep.limits import assumed_flops
+from hessfig.sweep.plan import (
+    Cell,
+    Setup,
+    Variants,
+    plan,
+    setups_of,
+)
+from hessfig.sweep.shards import Share
+from hessfig.sweep.stages import allocations, needs, pilot_cells, settled_by
 from hessfig.sweep.store import CellStore
 from hessfig.terms import Block
 
@@ -66,11 +71,7 @@ def did(done: Summary | Share) -> str:
 
 
 def _pilot_line(pilot: list[Cell], todo: list[Cell]) -> str:
-    still = (
-        "until they are done the number of probes above may change"
-        if todo
-        else "the probes above follow from them"
-    )
+    still = "until they are done the number of probes above may change" if todo else "the probes above follow from them"
     return f"pilot: {len(pilot)} cells of other seeds, {len(pilot) - len(todo)} done; {still}"
 
 
@@ -123,9 +124,7 @@ def _failure_lines(failures: Failures, todo: list[Cell]) -> list[str]:
     if not found:
         return []
     count = sum(len(cells) for _, cells in found)
-    lines = [
-        f"failed when last tried: {count} of these cells; `hessfig run` with the same settings tries them again"
-    ]
+    lines = [f"failed when last tried: {count} of these cells; `hessfig run` with the same settings tries them again"]
     for cause, cells in found[:_CAUSES]:
         first, *rest = cause[:_LONGEST_CAUSE].splitlines() or [""]
         lines += [f"  {len(cells)} cells, such as {cells[0]}: {first}", *(f"    {line}" for line in rest)]
@@ -162,9 +161,7 @@ def _time_line(cells: list[Cell], todo: list[Cell], store: CellStore) -> str:
     if not todo:
         return "nothing to do"
     todo_keys = {cell.key for cell in todo}
-    seconds = [
-        rows[0]["seconds"] for cell in cells if cell.key not in todo_keys and (rows := store.read(cell.key))
-    ]
+    seconds = [rows[0]["seconds"] for cell in cells if cell.key not in todo_keys and (rows := store.read(cell.key))]
     workers = worker_count(todo[0].config, len(todo))
     if seconds:
         total, basis = sum(seconds) / len(seconds) * len(todo), "from the cells done"

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from hessfig.errors import plain_lines
 from hessfig.sweep.launchers.failures import kind_of
-from hessfig.sweep.launchers.local import Outcome
+from hessfig.sweep.pool import Outcome
 
 EVERY = 30.0  # seconds between lines where no bar is drawn
 TELL_EVERY = 20.0  # seconds between two lines about a training, where no bar shows them

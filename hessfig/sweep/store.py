@@ -1,15 +1,18 @@
-"""Results on disk: one file a cell (and one for its arrays), written whole or not at all, checked when read."""
+"""Results on disk: one file per cell, written whole or not at all; and the mark of a run at work."""
 
 from __future__ import annotations
 
 import hashlib
 import io
 import json
-from collections.abc import Mapping
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
-from hessfig.files import replacing, write_bytes
+from hessfig.files import MARK, OLD, age, clock_of, replacing, write_bytes
 from hessfig.record import COLUMNS
 
 Rows = list[dict[str, Any]]
@@ -117,10 +120,56 @@ def _verified(text: str, key: str, path: Path) -> dict[str, Any]:
 
 def _has_rows(payload: dict[str, Any]) -> bool:
     rows = payload["rows"]
-    return isinstance(rows, list) and all(
-        isinstance(row, dict) and row.keys() <= set(COLUMNS) for row in rows
-    )
+    return isinstance(rows, list) and all(isinstance(row, dict) and row.keys() <= set(COLUMNS) for row in rows)
 
 
 def _checksum(payload: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(payload, sort_keys=True).encode()).hexdigest()
+
+
+_RENEWED = 60.0  # seconds; a mark counts for an hour
+_OURS: set[Path] = set()  # marks of this process
+
+
+@contextmanager
+def at_work(folder: Path) -> Iterator[None]:
+    """Tell other commands, on any machine, that a run is at work in `folder`: by a mark that is renewed every minute.
+
+    Who is killed leaves it behind; an hour later it counts no more.
+    """
+    mark, ended = folder / f".running.{secrets.token_hex(8)}", Event()
+    keeper = Thread(target=_renew, args=(mark, ended), daemon=True)
+    _OURS.add(mark)
+    keeper.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        keeper.join()
+        _leave(mark)
+
+
+def leave_all() -> None:
+    """Take this process's marks away: it ends without unwinding."""
+    for mark in list(_OURS):
+        _leave(mark)
+
+
+def is_at_work(folder: Path) -> bool:
+    """Whether a run has a fresh mark in `folder`."""
+    marks = [path for path in folder.glob(".running.*") if MARK.fullmatch(path.name)]
+    return bool(marks) and any(age(path, clock_of(folder)) < OLD for path in marks)
+
+
+def _renew(mark: Path, ended: Event) -> None:
+    """Renew a mark until the run has ended; a disk that is full or gone is found by whoever writes results."""
+    while not ended.is_set():
+        with suppress(OSError):
+            mark.touch()
+        ended.wait(_RENEWED)
+
+
+def _leave(mark: Path) -> None:
+    with suppress(OSError):
+        mark.unlink(missing_ok=True)
+    _OURS.discard(mark)

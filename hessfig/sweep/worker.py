@@ -8,7 +8,7 @@ warnings.filterwarnings("ignore", category=FutureWarning, module="torch.jit")
 
 import torch  # noqa: E402
 
-import hessfig.models.transformer.network  # noqa: E402, F401  (the slow import of TransformerLens, once for all workers)
+import hessfig.models.networks  # noqa: E402, F401  (the slow import of TransformerLens, once for all workers)
 from hessfig.sweep.measure import measure  # noqa: E402
 
 torch.set_num_threads(1)

@@ -84,9 +84,7 @@ def _read(path: Path, sha256: str | None) -> tuple[np.ndarray, np.ndarray]:
     if not is_file(path):
         raise _refused("there is no such file", path)
     if path.stat().st_size > _LARGEST:
-        raise _refused(
-            "the file is too large", f"{path.stat().st_size} bytes, where at most {_LARGEST} may be"
-        )
+        raise _refused("the file is too large", f"{path.stat().st_size} bytes, where at most {_LARGEST} may be")
     content = io.BytesIO(read_pinned(path, "task.path", sha256))
     try:
         with zipfile.ZipFile(content) as held:
@@ -121,13 +119,9 @@ def _checked(path: Path, images: np.ndarray, labels: np.ndarray) -> Pictures:
     if labels.dtype.kind not in "iu" or labels.min() < 0:
         raise _refused("labels are no classes", f"{labels.dtype} from {labels.min()}")
     if labels.max() >= CLASSES:
-        raise _refused(
-            f"more classes than the network has outputs ({CLASSES})", f"labels up to {labels.max()}"
-        )
+        raise _refused(f"more classes than the network has outputs ({CLASSES})", f"labels up to {labels.max()}")
     return Pictures(images.astype("float64"), labels.astype("int64"))
 
 
 def _refused(what: str, got: object) -> UserError:
-    return UserError(
-        f"task.path: {what}", got=got, allowed=_FORM, remedy="numpy.savez(FILE, images=..., labels=...)"
-    )
+    return UserError(f"task.path: {what}", got=got, allowed=_FORM, remedy="numpy.savez(FILE, images=..., labels=...)")

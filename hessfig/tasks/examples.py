@@ -10,9 +10,8 @@ from torch import Generator, Tensor
 
 from hessfig.config import Data, Optimiser, TaskConfig, TrainingData
 from hessfig.rng import stream
-from hessfig.tasks.addition import sequences
+from hessfig.tasks.addition import has_cascade, sequences, with_cascades
 from hessfig.tasks.batch import Batch, batch_of, draw_batch, picture_batch
-from hessfig.tasks.cascades import has_cascade, with_cascades
 
 if TYPE_CHECKING:
     from hessfig.config import Config

@@ -1,13 +1,13 @@
-"""Losses on the scored logits, and the linearised loss whose Hessian is the functional Hessian."""
+"""Losses, and what the mean over a batch divides by."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import Module
 from torch.nn import functional as F
 
@@ -100,3 +100,119 @@ def output_gradient(loss: Module, output: Tensor, target: Tensor) -> Tensor:
         output = output.detach().requires_grad_()
         (gradient,) = torch.autograd.grad(loss(output, target), output)
     return gradient.detach()
+
+
+IGNORED = -100  # the class that torch's cross-entropy leaves out
+_OF_NUMBERS = (
+    *(SquaredError, nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCELoss, nn.BCEWithLogitsLoss),
+    *(nn.KLDivLoss, nn.PoissonNLLLoss, nn.SoftMarginLoss),
+)
+_OF_CLASSES = (CrossEntropy, nn.CrossEntropyLoss, nn.NLLLoss)
+_ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-4}
+
+
+def takes_numbers(loss: Module) -> bool:
+    """Whether a loss is one of those that compare outputs with as many numbers."""
+    return type(loss) in _OF_NUMBERS
+
+
+def divisor(loss: Module, output: Tensor, target: Tensor) -> float | None:
+    """Return what the mean over a batch divides by; None for a loss of a type that is not known here.
+
+    Of numbers: how many there are. Of classes: the weights of the targets that are not ignored.
+    """
+    if type(loss) in _OF_NUMBERS:
+        return float(output.numel())
+    if type(loss) not in _OF_CLASSES:
+        return None
+    if target.is_floating_point():  # probabilities of all classes
+        return output.numel() / output.shape[min(1, output.ndim - 1)]
+    kept = target[target != getattr(loss, "ignore_index", IGNORED)]
+    weight = getattr(loss, "weight", None)
+    return float(kept.numel()) if weight is None else float(weight[kept].double().sum())
+
+
+def batch_weights(loss: Module, outputs: Sequence[Tensor], targets: Sequence[Tensor]) -> list[float]:
+    """Return what every batch's mean weighs in the mean over all batches: what each divides by.
+
+    A loss of a type that is not known must show that it is such a mean (or sum): its value and gradient on all outputs
+    joined are compared with those of the batches. Raises UserError where these do not add up.
+    """
+    known = [divisor(loss, *pair) for pair in zip(outputs, targets, strict=True)]
+    if len(outputs) == 1 or None not in known:
+        return [float(len(output)) if one is None else one for one, output in zip(known, outputs, strict=True)]
+    return _shown_weights(loss, outputs, targets)
+
+
+def check_even(loss: Module, target: Tensor) -> None:
+    """Raise UserError where samples do not count alike in the mean: some of their targets are ignored."""
+    if type(loss) in _OF_CLASSES and bool((target == IGNORED).any()):
+        raise UserError(
+            "some targets are ignored, so the loss is no mean over samples that count alike",
+            got=f"{int((target == IGNORED).sum())} targets of {IGNORED}",
+            allowed="a target for every output",
+            remedy="leave the quantities of single samples out, or give samples of which every target counts",
+        )
+
+
+def _shown_weights(loss: Module, outputs: Sequence[Tensor], targets: Sequence[Tensor]) -> list[float]:
+    sizes = [float(len(output)) for output in outputs]
+    if not all(bool(output.isfinite().all()) for output in outputs):
+        return sizes  # nothing finite comes of these, whatever they weigh
+    outputs = [_moved(output) for output in outputs]
+    try:
+        whole, slope = _value_and_slope(loss, torch.cat([*outputs]), torch.cat([*targets]))
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        raise _apart(loss, f"batches cannot be joined: {error}"[:200]) from error
+    singles = [_value_and_slope(loss, *pair) for pair in zip(outputs, targets, strict=True)]
+    pieces = slope.split([len(output) for output in outputs])
+    shown = [_share(piece, own) for piece, (_, own) in zip(pieces, singles, strict=True)]
+    is_sum = loss.reduction == "sum"
+    by_size = [1.0 if is_sum else size / sum(sizes) for size in sizes]
+    if _add_up(by_size, singles, (whole, pieces)):
+        return sizes
+    if not is_sum and abs(sum(shown) - 1) < 1e-6 and _add_up(shown, singles, (whole, pieces)):
+        return shown
+    raise _apart(loss, f"{whole:.6g} of all samples, {', '.join(f'{one:.6g}' for one, _ in singles)} of the batches")
+
+
+def _value_and_slope(loss: Module, output: Tensor, target: Tensor) -> tuple[float, Tensor]:
+    leaf = output.detach().requires_grad_()
+    with torch.enable_grad():
+        value = loss(leaf, target)
+        return float(value.detach()), torch.autograd.grad(value, leaf)[0]
+
+
+def _moved(output: Tensor) -> Tensor:
+    """Return outputs a little nearer to zero: there, a perfect fit has a gradient too."""
+    factors = torch.linspace(0.9, 1.0, output.numel(), dtype=output.dtype, device=output.device)
+    return output.detach() * factors.view_as(output)
+
+
+def _share(piece: Tensor, own: Tensor) -> float:
+    """Return how much of a batch's own gradient is in that of all; 0 for a batch that counts for nothing."""
+    length = float(own.square().sum())
+    return float((piece * own).sum()) / length if length > 0 else 0.0
+
+
+def _add_up(
+    shares: Sequence[float], singles: Sequence[tuple[float, Tensor]], whole: tuple[float, Sequence[Tensor]]
+) -> bool:
+    counted = [(share, value, own) for share, (value, own) in zip(shares, singles, strict=True)]
+    value = sum(share * value for share, value, _ in counted if share)
+    rounding = _ROUNDING.get(singles[0][1].dtype, 1e-2)
+    off = [(piece - share * own if share else piece) for piece, (share, _, own) in zip(whole[1], counted, strict=True)]
+    length = sum(float(piece.square().sum()) for piece in whole[1]) ** 0.5
+    return abs(value - whole[0]) <= rounding * max(abs(whole[0]), abs(value)) and all(
+        float(one.norm()) <= rounding * length for one in off
+    )
+
+
+def _apart(loss: Module, got: str) -> UserError:
+    return UserError(
+        f"the losses of the batches do not add up to that of all samples: {type(loss).__name__} with reduction "
+        f"{loss.reduction!r}",
+        got=got,
+        allowed="a loss that is a mean over samples (weighted, perhaps), or with reduction 'sum' a sum",
+        remedy="give one batch, or write the loss with reduction='sum'",
+    )

@@ -23,9 +23,7 @@ from hessfig.files import check_pin, fingerprint, is_file, read_pinned
 Encode = Callable[[str], Sequence[int]]
 Ids = NDArray[np.int64]
 _IDS = ".npy"
-_FORMS = (
-    "a .npy file of whole numbers, (sequences, length) or one long row; or a text for the model's tokenizer"
-)
+_FORMS = "a .npy file of whole numbers, (sequences, length) or one long row; or a text for the model's tokenizer"
 _CHUNK = 2**20  # bytes read at once; a header is never longer
 _MOST = 2**28  # ids of a batch
 _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from hessfig.config.compose import compose
-from hessfig.config.plain import as_plain
+from hessfig.config.keys import as_plain
 from hessfig.predictions.architecture import Architecture
 from hessfig.terms import Block, Matrix, Part
 from tests.analysis.synthetic import make_table, predicted_law, write_sweep

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from hessfig.analysis.arrays.hessian import StoredHessian
-from hessfig.analysis.claims.evidence import Evidence
+from hessfig.analysis.arrays import StoredHessian
+from hessfig.analysis.claims.rule import Evidence
 from tests.analysis.spectral import spectral_table
 
 SEEDS = range(6)

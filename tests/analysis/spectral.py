@@ -87,9 +87,7 @@ def write_manifest(
     return folder
 
 
-def _store(
-    folder: Path, quantity: str, variant: str, held: dict[str, Any], changes: dict[str, Any]
-) -> dict[str, Any]:
+def _store(folder: Path, quantity: str, variant: str, held: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     said = {"variant": variant, "num_layers": 1, "sigma": 0.2, "step": None, "seed": 1234}
     said = {**said, "quantity": quantity}
     said |= {key: value for key, value in changes.items() if key in said}

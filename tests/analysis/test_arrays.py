@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hessfig.analysis.arrays import stored
-from hessfig.analysis.arrays.hessian import histogram, log_bins, read_hessians
+from hessfig.analysis import arrays
+from hessfig.analysis.arrays import histogram, log_bins, read_hessians
 from hessfig.errors import UserError
 from tests.analysis.synthetic import CONFIG
 
@@ -130,7 +130,7 @@ def test_contents_that_are_no_hessian(tmp_path: Path, held: dict[str, Any], mess
 
 def test_a_claim_of_absurd_size_takes_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     entry = store(tmp_path)
-    monkeypatch.setattr(stored, "_LARGEST", 100)
+    monkeypatch.setattr(arrays, "_LARGEST", 100)
     with pytest.raises(UserError, match=r"hessian claims \d+ bytes"):
         read_hessians(listed(tmp_path, entry))
 

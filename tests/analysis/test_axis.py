@@ -9,12 +9,19 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from hessfig.analysis.axis import Axis, along, fixed_words
+from hessfig.analysis.axis import (
+    Axis,
+    along,
+    as_variant,
+    assignments,
+    fixed_words,
+    short_variant,
+    varied_key,
+)
 from hessfig.analysis.curves import growth_curves, seed_matrix
 from hessfig.analysis.slopes import fit as slopes
 from hessfig.analysis.slopes.gate import summary
-from hessfig.analysis.variants import as_variant, assignments, short_variant, varied_key
-from hessfig.analysis.windows import label
+from hessfig.analysis.slopes.printed import label
 from hessfig.errors import UserError
 from hessfig.terms import Block, Part
 from tests.analysis.synthetic import CONFIG, make_table, write_sweep
@@ -32,9 +39,7 @@ def widths(**options: Any) -> pd.DataFrame:
     """Return a table that varies the width, whose values are three times its square root."""
     networks = [(f"model.d_model={width},model.n_heads={heads}", 1) for width in WIDTHS for heads in (1, 2)]
     table = make_table(networks=networks, law=lambda b, p, a, s: 3.0, noise=0, wander=0, **options)
-    return table.assign(
-        value=table["value"] * table["variant"].str.extract(r"=(\d+)")[0].astype(float) ** 0.5
-    )
+    return table.assign(value=table["value"] * table["variant"].str.extract(r"=(\d+)")[0].astype(float) ** 0.5)
 
 
 def test_sigma_is_the_axis_unless_told_otherwise() -> None:
@@ -102,9 +107,7 @@ def test_words_are_no_axis_and_neither_is_a_half_empty_column() -> None:
 
 def test_words_for_an_axis() -> None:
     assert [axis.symbol for axis in (Axis(), STEP, WIDTH)] == ["σ", "step", "d_model"]
-    assert (
-        label((None, 100.0), STEP.symbol) == "step ≤ 100" and label((None, None), "d_model") == "all d_model"
-    )
+    assert label((None, 100.0), STEP.symbol) == "step ≤ 100" and label((None, None), "d_model") == "all d_model"
     assert fixed_words(widths(sigma=[0.1]), WIDTH) == " At σ = 0.1."
     assert fixed_words(make_table(), Axis()) == ""
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from hessfig.analysis.comparison import against
-from hessfig.analysis.comparison.batch_spread import Batches, batches, network_of
-from hessfig.analysis.comparison.outcome import Verdict
-from hessfig.analysis.comparison.references.read import Reference
+from hessfig.analysis.comparison.against import Verdict
+from hessfig.analysis.comparison.agreement import Batches, batches, network_of
+from hessfig.analysis.comparison.references import Reference
 from hessfig.predictions.architecture import MLP, Architecture, Attention, Kind, Norm
 from tests.analysis.authors import as_reference, toy_table
 
@@ -34,9 +34,7 @@ LINEAR_MLP = Architecture(kind=Kind.linear_mlp, square_loss=True)
         (Architecture(norm=Norm.post), 1, "W_Q", "H", 4.3),  # a network on no record: the largest of all
     ],
 )
-def test_what_is_on_record(
-    architecture: Architecture, depth: int, block: str, part: str, percent: float
-) -> None:
+def test_what_is_on_record(architecture: Architecture, depth: int, block: str, part: str, percent: float) -> None:
     spread = Batches({("", depth): architecture}, scale=1.0).spread(depth, block, part)
     assert 100 * spread.curve == pytest.approx(percent, abs=0.05)
     assert spread.point >= spread.curve and spread.dof >= 7
@@ -58,8 +56,7 @@ def test_figure_8_on_another_batch_agrees_though_its_seeds_hardly_spread() -> No
     )
     networks = {("", depth): LINEAR_MLP for depth in (1, 2)}
     verdicts = [
-        against.compare(table, Reference(reference), Batches(networks, scale=scale)).verdict
-        for scale in (0.0, 2.0)
+        against.compare(table, Reference(reference), Batches(networks, scale=scale)).verdict for scale in (0.0, 2.0)
     ]
     assert verdicts == [Verdict.differs, Verdict.agrees]
 

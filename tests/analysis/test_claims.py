@@ -12,11 +12,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from hessfig.analysis.arrays.spectra import Place, Spectrum
-from hessfig.analysis.claims.along import STAND_INS
-from hessfig.analysis.claims.catalogue import claim_of, claims
-from hessfig.analysis.claims.evidence import Evidence
+from hessfig.analysis.claims.ledger import claim_of, claims
 from hessfig.analysis.claims.rule import (
+    Evidence,
+    Interval,
     Verdict,
     alike,
     all_of,
@@ -26,7 +25,8 @@ from hessfig.analysis.claims.rule import (
     exceeds,
     stays_below,
 )
-from hessfig.analysis.interval import Interval
+from hessfig.analysis.claims.training_rules import STAND_INS
+from hessfig.analysis.stored_spectra import Place, Spectrum
 from hessfig.errors import UserError
 from tests.analysis import claim_tables as tables
 from tests.analysis.claim_tables import SEEDS, normal
@@ -269,9 +269,7 @@ def test_every_claim_is_tried_for_each_outcome_here() -> None:
 def test_stand_ins_are_told_apart() -> None:
     sound = of_stand_ins(1.0, 0.1).table
     wrong = sound["quantity"] == "score_spread"
-    finding = claim_of("proxies").rule(
-        Evidence(sound.assign(value=sound["value"].where(~wrong, -sound["value"])))
-    )
+    finding = claim_of("proxies").rule(Evidence(sound.assign(value=sound["value"].where(~wrong, -sound["value"]))))
     assert finding.verdict == Verdict.holds_only_if and finding.effect == pytest.approx(-1)
     assert "score_spread for largest eigenvalue: does not hold" in finding.words
 
@@ -316,9 +314,9 @@ def test_numbers_behind_findings_are_the_ones_put_in() -> None:
     assert claim_of("block-independence").rule(tables.coupled(0.25, 0.0)).effect == pytest.approx(0.25)
     assert claim_of("single-matrix").rule(tables.single(0.6, 0.3, 0.0)).effect == pytest.approx(0.3)
     assert claim_of("depth-data").rule(tables.depths(12.0, 0.0, 0.0)).effect == pytest.approx(12.0)
-    assert claim_of("values-largest").rule(
-        tables.sublayers({**tables.QKVO, "W_V": 0.7}, 0.0)
-    ).effect == pytest.approx(0.7)
+    assert claim_of("values-largest").rule(tables.sublayers({**tables.QKVO, "W_V": 0.7}, 0.0)).effect == pytest.approx(
+        0.7
+    )
     order = claim_of("block-order").rule(tables.ordered(tables.ORDER, 0.0))
     assert order.effect == pytest.approx(0.5)
     assert order.words.endswith("embeddings < query and key < feed-forward < value and output < norms")

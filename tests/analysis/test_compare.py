@@ -7,9 +7,9 @@ import pandas as pd
 import pytest
 
 from hessfig.analysis.comparison import against
-from hessfig.analysis.comparison.batch_spread import Batches
-from hessfig.analysis.comparison.outcome import Comparison, Verdict
-from hessfig.analysis.comparison.references.read import Reference
+from hessfig.analysis.comparison.against import Comparison, Verdict
+from hessfig.analysis.comparison.agreement import Batches
+from hessfig.analysis.comparison.references import Reference
 from hessfig.errors import UserError
 from tests.analysis.authors import as_reference
 from tests.analysis.synthetic import make_table

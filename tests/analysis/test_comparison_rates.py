@@ -11,9 +11,9 @@ import pandas as pd
 import pytest
 
 from hessfig.analysis.comparison import against
-from hessfig.analysis.comparison.batch_spread import Batches
-from hessfig.analysis.comparison.outcome import Comparison, Verdict
-from hessfig.analysis.comparison.references.read import Reference
+from hessfig.analysis.comparison.against import Comparison, Verdict
+from hessfig.analysis.comparison.agreement import Batches
+from hessfig.analysis.comparison.references import Reference
 from hessfig.predictions.architecture import Architecture
 from hessfig.record import COLUMNS
 
@@ -53,8 +53,7 @@ def agreeing(ours: int, theirs: int, batches: Batches, of: int = 100) -> int:
     """Return how many of these many comparisons of equals agree."""
     generator = np.random.default_rng(100 * ours + theirs)
     found = (
-        judged(networks(ours, generator, batches), networks(theirs, generator, batches), batches)
-        for _ in range(of)
+        judged(networks(ours, generator, batches), networks(theirs, generator, batches), batches) for _ in range(of)
     )
     return sum(comparison.verdict == Verdict.agrees for comparison in found)
 

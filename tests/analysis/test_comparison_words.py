@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from hessfig.analysis.comparison import against
-from hessfig.analysis.comparison.outcome import Comparison, Verdict
+from hessfig.analysis.comparison.against import Comparison, Verdict
 from hessfig.errors import UserError
 from hessfig.figures.layouts.overlay import draw_overlay
 from tests.analysis.authors import as_reference
@@ -24,9 +24,7 @@ def table() -> pd.DataFrame:
 
 
 @pytest.mark.long
-def test_run_reads_a_file_and_writes_points_curves_ratios_and_figure(
-    tmp_path: Path, table: pd.DataFrame
-) -> None:
+def test_run_reads_a_file_and_writes_points_curves_ratios_and_figure(tmp_path: Path, table: pd.DataFrame) -> None:
     folder = write_sweep(table, tmp_path)
     as_reference(table).drop(columns="num_layers").to_csv(tmp_path / "reference.csv", index=False)
     found = against.run(folder, tmp_path / "reference.csv")
@@ -100,9 +98,7 @@ def test_the_sentence_says_what_the_verdict_rests_on(table: pd.DataFrame) -> Non
 @pytest.mark.long
 def test_names_of_a_users_own_weights_are_compared_and_drawn(tmp_path: Path) -> None:
     names = {"W_Q": "blocks.0[/x] $a^b", "W_V": "all"}
-    mine = make_table(seeds=8).assign(
-        row=lambda t: t["row"].map(names), col=lambda t: t["col"].map(names), status="ok"
-    )
+    mine = make_table(seeds=8).assign(row=lambda t: t["row"].map(names), col=lambda t: t["col"].map(names), status="ok")
     found = compare(mine, as_reference(mine))
     assert set(found.curves["block"]) == set(names.values())
     console = Console(width=120, record=True)

@@ -43,9 +43,7 @@ def test_structural_zeros_are_marked() -> None:
 
 def test_reading_order() -> None:
     variants = ["model.temperature=10.0", "model.temperature=2.0"]
-    table = make_table(networks=[(variants[0], 1), (variants[1], 1)], sigma=[0.1]).sample(
-        frac=1, random_state=0
-    )
+    table = make_table(networks=[(variants[0], 1), (variants[1], 1)], sigma=[0.1]).sample(frac=1, random_state=0)
     table = table.sort_values("variant", key=lambda column: column.map(variants.index), kind="stable")
     curves = growth_curves(table)
     assert list(curves["variant"].unique()) == variants
@@ -79,9 +77,7 @@ def test_quantities_are_never_mixed() -> None:
     both = pd.concat([norms, traces], ignore_index=True)
     pd.testing.assert_frame_equal(growth_curves(both), growth_curves(norms))
     assert set(growth_curves(both, quantity="trace")["mean"]) == {-7.0}
-    with pytest.raises(
-        UserError, match=r"no numbers of this quantity[\s\S]*trase[\s\S]*did you mean 'trace'"
-    ):
+    with pytest.raises(UserError, match=r"no numbers of this quantity[\s\S]*trase[\s\S]*did you mean 'trace'"):
         growth_curves(both, quantity="trase")
 
 

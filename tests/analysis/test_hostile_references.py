@@ -15,16 +15,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hessfig.analysis.comparison.references import pickle_machine
-from hessfig.analysis.comparison.references.numbers_only import LARGEST_FILE, load
+from hessfig.analysis.comparison import pickles
+from hessfig.analysis.comparison.pickles import LARGEST_FILE, load
 from hessfig.errors import UserError
 
 HEAD, MIB = b"\x80\x04", 2**20
 READER = r"""
 import json, re, sys, time
 from pathlib import Path
-from hessfig.analysis.comparison.references.numbers_only import load
-from hessfig.analysis.comparison.references.read import read_reference
+from hessfig.analysis.comparison.pickles import load
+from hessfig.analysis.comparison.references import read_reference
 from hessfig.errors import UserError
 import pandas as pd
 table = pd.DataFrame({"sigma": [0.1], "num_layers": [1]})
@@ -156,14 +156,8 @@ OPCODES = st.sampled_from([bytes([code]) for code in range(256)])
 
 
 @settings(max_examples=300, deadline=None)
-@given(
-    st.lists(
-        st.one_of(OPCODES, st.sampled_from([b"K\x01", b"h\x00", b"q\x00", b"\x85", b"(", b"]"])), max_size=30
-    )
-)
-def test_any_opcodes_are_read_or_refused(
-    tmp_path_factory: pytest.TempPathFactory, words: list[bytes]
-) -> None:
+@given(st.lists(st.one_of(OPCODES, st.sampled_from([b"K\x01", b"h\x00", b"q\x00", b"\x85", b"(", b"]"])), max_size=30))
+def test_any_opcodes_are_read_or_refused(tmp_path_factory: pytest.TempPathFactory, words: list[bytes]) -> None:
     path = tmp_path_factory.getbasetemp() / "opcodes.pickle"
     read_or_refused(path, HEAD + b"".join(words) + b".")
 
@@ -178,5 +172,5 @@ def read_or_refused(path: Path, content: bytes) -> None:
 
 def test_the_bounds_leave_room_for_the_largest_published_file() -> None:
     numbers = 5 * 20 * 20  # five layers, repeats and sigmas
-    assert 20 * 10 * numbers < pickle_machine.MOST_STEPS
+    assert 20 * 10 * numbers < pickles.MOST_STEPS
     assert 20 * 40 * numbers < LARGEST_FILE

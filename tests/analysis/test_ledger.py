@@ -9,10 +9,9 @@ import pandas as pd
 import pytest
 from rich.markup import escape
 
-from hessfig.analysis.claims.catalogue import claim_of, claims
-from hessfig.analysis.claims.ledger import page, printed
-from hessfig.analysis.claims.ledger.judging import NOT_RUN, judge
-from hessfig.config.shipped import choices
+from hessfig.analysis.claims import ledger
+from hessfig.analysis.claims.ledger import NOT_RUN, claim_of, claims, judge
+from hessfig.config.shipped_files import choices
 from hessfig.errors import UserError
 from tests.analysis import claim_tables as tables
 from tests.analysis.synthetic import write_sweep
@@ -46,10 +45,10 @@ def test_a_claim_is_judged_when_all_its_tables_are_there(tmp_path: Path) -> None
 def test_both_files_say_the_same_and_nothing_else_is_written(tmp_path: Path) -> None:
     write_softmax(tmp_path)
     judged = judge(claims().values(), tmp_path, lambda folder, sweep: ["model.d_model=4"])
-    paths = page.write(judged, tmp_path)
+    paths = ledger.write(judged, tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["claims.csv", "claims.md", "eq5"]
     frame = pd.read_csv(paths[0], keep_default_na=False).set_index("id")
-    assert list(frame.index) == list(claims()) and list(frame.columns) == page.COLUMNS[1:]
+    assert list(frame.index) == list(claims()) and list(frame.columns) == ledger.COLUMNS[1:]
     one = frame.loc["softmax-heterogeneity"]
     assert one["verdict"] == "holds" and float(one["effect"]) == pytest.approx(3.0, abs=0.1)
     assert one["departures"] == "eq5: model.d_model=4" and one["run"] == ""
@@ -58,27 +57,21 @@ def test_both_files_say_the_same_and_nothing_else_is_written(tmp_path: Path) -> 
     text = paths[1].read_text()
     assert f"{len(claims())} claims: 1 holds, {len(claims()) - 1} not run." in text
     assert all(f"## {name}\n" in text and f"(#{name})" in text for name in claims())
-    assert (
-        "| gap of exponents, softmax attention | 3" in text and "measured with eq5: model.d_model=4" in text
-    )
-    assert all(
-        line.count("|") - line.count("\\|") == 5 for line in text.splitlines() if line.startswith("| ")
-    )
+    assert "| gap of exponents, softmax attention | 3" in text and "measured with eq5: model.d_model=4" in text
+    assert all(line.count("|") - line.count("\\|") == 5 for line in text.splitlines() if line.startswith("| "))
 
 
 def test_tables_for_the_terminal(tmp_path: Path) -> None:
     write_softmax(tmp_path)
     judged = judge([claim_of("softmax-heterogeneity"), claim_of("heads")], tmp_path, none)
-    table = printed.verdict_table(judged)
+    table = ledger.verdict_table(judged)
     cells = [list(column.cells) for column in table.columns]
     assert cells[0] == ["softmax-heterogeneity", "heads"]
     assert cells[3] == ["[green]holds[/]", "[dim]not run[/]"] and "sweep=heads" in cells[4][1]
-    assert all(
-        said.startswith(escape(one.claim.statement)) for said, one in zip(cells[4], judged, strict=True)
-    )
-    words = list(printed.explanation_table(judged[0]).columns[0].cells)
+    assert all(said.startswith(escape(one.claim.statement)) for said, one in zip(cells[4], judged, strict=True))
+    words = list(ledger.explanation_table(judged[0]).columns[0].cells)
     assert words == ["claim", "source", "sweeps", "rule", "effect", "verdict", "figure"]
-    behind = printed.contrast_table(judged[0])
+    behind = ledger.contrast_table(judged[0])
     assert list(behind.columns[3].cells) == ["6", "6"]
 
 
@@ -123,9 +116,7 @@ def test_claims_are_judged_without_torch(tmp_path: Path) -> None:
         ([], "run a sweep first, for example hessfig run sweep=sigma"),
     ],
 )
-def test_bad_words_are_refused_and_nothing_is_written(
-    words: list[str], said: str, cli: Cli, tmp_path: Path
-) -> None:
+def test_bad_words_are_refused_and_nothing_is_written(words: list[str], said: str, cli: Cli, tmp_path: Path) -> None:
     answer = cli("claims", *words)
     assert answer.code == 2 and said in answer.err and "\n  remedy: " in answer.err
     assert list(tmp_path.rglob("*")) == []

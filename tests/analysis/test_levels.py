@@ -18,9 +18,7 @@ ONE = {"blocks": [("W_Q", "W_Q")], "parts": ["H"]}
 
 
 def test_a_plateau_and_its_error_over_seeds() -> None:
-    table = make_table(
-        **ONE, sigma=[0.01, 0.1, 1.0, 10.0], law=lambda b, p, a, s: 7.0 if s < 1 else 1.0, seeds=4
-    )
+    table = make_table(**ONE, sigma=[0.01, 0.1, 1.0, 10.0], law=lambda b, p, a, s: 7.0 if s < 1 else 1.0, seeds=4)
     low, every = window_levels(table, [(None, 0.5), (None, None)]).to_dict("records")
     of_seeds = table[table["sigma"] < 0.5].groupby("seed")["value"].mean()
     assert low["level"] == pytest.approx(of_seeds.mean())

@@ -12,9 +12,8 @@ import pytest
 from rich.console import Console
 
 from hessfig.analysis.comparison import against
-from hessfig.analysis.comparison.number_by_number import compare_pairs
-from hessfig.analysis.comparison.outcome import Comparison
-from hessfig.analysis.comparison.paired import Paired
+from hessfig.analysis.comparison.against import Comparison
+from hessfig.analysis.comparison.paired import Paired, compare_pairs
 from hessfig.analysis.manifest import Run
 from hessfig.errors import UserError
 from tests.analysis.synthetic import CONFIG, config, make_table, write_sweep
@@ -59,9 +58,7 @@ def paired(ours: pd.DataFrame, theirs: pd.DataFrame, settings: Any = CONFIG) -> 
     ],
 )
 @pytest.mark.parametrize("made", [exact, lambda: make_table(seeds=3)], ids=["exact", "same probes"])
-def test_what_must_be_equal_is(
-    made: Callable[[], pd.DataFrame], change: Change, verdict: str, curve: str
-) -> None:
+def test_what_must_be_equal_is(made: Callable[[], pd.DataFrame], change: Change, verdict: str, curve: str) -> None:
     ours = made()
     if "float32" in str(change(ours)["dtype"].iloc[0]):
         ours = ours.assign(error=0.0)

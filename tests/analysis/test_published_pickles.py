@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 
 from hessfig.analysis.comparison import against
-from hessfig.analysis.comparison.batch_spread import Batches
-from hessfig.analysis.comparison.references.numbers_only import load
-from hessfig.analysis.comparison.references.read import read_reference
-from hessfig.analysis.comparison.references.results_folder import GRIDS, NothingToCompare, read_results
+from hessfig.analysis.comparison.agreement import Batches
+from hessfig.analysis.comparison.pickles import load
+from hessfig.analysis.comparison.references import GRIDS, NothingToCompare, read_reference, read_results
 from hessfig.analysis.manifest import architectures
 from hessfig.errors import UserError
 from hessfig.predictions.architecture import MLP, Architecture, Attention, Kind, Norm
@@ -39,9 +38,7 @@ def write(path: Path, content: Any, protocol: int = 4) -> Path:
 
 @pytest.mark.parametrize("protocol", range(6))
 def test_numbers_and_containers_are_read(tmp_path: Path, protocol: int) -> None:
-    content = {
-        0: OrderedDict({0: [np.float32(1.5), np.float64(2.5), 3, 4.5], 1: (np.int64(-7), np.float32("inf"))})
-    }
+    content = {0: OrderedDict({0: [np.float32(1.5), np.float64(2.5), 3, 4.5], 1: (np.int64(-7), np.float32("inf"))})}
     found = load(write(tmp_path / "x.pickle", content, protocol))
     assert found == content
     assert [type(number) for number in found[0][0]] == [np.float32, np.float64, int, float]
@@ -70,9 +67,7 @@ def test_a_command_is_refused_by_name_and_not_run(tmp_path: Path) -> None:
     assert not marker.exists()
 
 
-@pytest.mark.parametrize(
-    "thing", [Path("x"), Fraction(1, 2), np.random.default_rng, eval, type(None), getattr]
-)
+@pytest.mark.parametrize("thing", [Path("x"), Fraction(1, 2), np.random.default_rng, eval, type(None), getattr])
 def test_everything_else_is_refused_by_name(tmp_path: Path, thing: Any) -> None:
     with pytest.raises(UserError, match="refused to load"):
         load(write(tmp_path / "x.pickle", [thing]))

@@ -11,8 +11,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from hessfig.analysis.comparison.references import plain_csv
-from hessfig.analysis.comparison.references.read import Reference, read_reference
+from hessfig.analysis.comparison import references
+from hessfig.analysis.comparison.references import Reference, read_reference
 from hessfig.errors import UserError
 from tests.analysis.authors import as_reference
 from tests.analysis.synthetic import make_table, write_sweep
@@ -34,9 +34,7 @@ def written(path: Path, *rows: str, header: str = HEADER) -> Path:
     return path
 
 
-def test_published_values_are_read_with_or_without_a_byte_order_mark(
-    tmp_path: Path, table: pd.DataFrame
-) -> None:
+def test_published_values_are_read_with_or_without_a_byte_order_mark(tmp_path: Path, table: pd.DataFrame) -> None:
     values = as_reference(table)
     for encoding in ("utf-8", "utf-8-sig"):
         values.to_csv(tmp_path / "x.csv", index=False, encoding=encoding)
@@ -64,9 +62,7 @@ CELLS = [(name, cell) for name, cells in BAD_CELLS.items() for cell in cells]
 
 
 @pytest.mark.parametrize(("name", "cell"), CELLS, ids=[f"{name}={cell[:12]!r}" for name, cell in CELLS])
-def test_a_bad_cell_is_refused_with_its_line(
-    tmp_path: Path, table: pd.DataFrame, name: str, cell: str
-) -> None:
+def test_a_bad_cell_is_refused_with_its_line(tmp_path: Path, table: pd.DataFrame, name: str, cell: str) -> None:
     good = {"block": "W_Q", "part": "H", "layer": "1", "repeat": "0", "sigma": "0.1", "value": "1.5"}
     rows = [",".join(good.values()), ",".join({**good, "repeat": "1", name: cell}.values())]
     with pytest.raises(UserError, match=r"line 3 cannot be used") as caught:
@@ -125,14 +121,12 @@ def test_files_that_are_no_text(
         read(tmp_path / name, table)
 
 
-def test_long_and_large_files_are_refused(
-    tmp_path: Path, table: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_and_large_files_are_refused(tmp_path: Path, table: pd.DataFrame, monkeypatch: pytest.MonkeyPatch) -> None:
     path = written(tmp_path / "x.csv", *[f"W_Q,H,1,{k},0.1,1" for k in range(20)])
-    monkeypatch.setattr(plain_csv, "MOST_ROWS", 19)
+    monkeypatch.setattr(references, "MOST_ROWS", 19)
     with pytest.raises(UserError, match="is too long"):
         read(path, table)
-    monkeypatch.setattr(plain_csv, "LARGEST_FILE", 100)
+    monkeypatch.setattr(references, "LARGEST_FILE", 100)
     with pytest.raises(UserError, match="is too large"):
         read(path, table)
 

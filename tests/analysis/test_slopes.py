@@ -15,8 +15,13 @@ from rich.console import Console
 from hessfig.analysis.manifest import architectures
 from hessfig.analysis.slopes import fit as slopes
 from hessfig.analysis.slopes import levels
-from hessfig.analysis.slopes.bootstrap import ARITHMETIC, GEOMETRIC, Fit, fit_slope
-from hessfig.analysis.slopes.verdicts import Verdict
+from hessfig.analysis.slopes.fit import (
+    ARITHMETIC,
+    GEOMETRIC,
+    Fit,
+    fit_slope,
+)
+from hessfig.analysis.slopes.printed import Verdict
 from hessfig.errors import UserError
 from hessfig.predictions.architecture import Architecture
 from hessfig.terms import Block, Part
@@ -202,9 +207,7 @@ def test_run_writes_the_contract(tmp_path: Path) -> None:
     folder = write_sweep(make_table(), tmp_path)
     frame = slopes.run(folder, [(None, 0.1), (1.0, None)], tolerance=0.1, resamples=100, seed=0)
     written = pd.read_csv(folder / "slopes.csv", keep_default_na=False)
-    contract = (
-        "num_layers layer row col part window_low window_high slope slope_se ci_low ci_high predicted verdict"
-    )
+    contract = "num_layers layer row col part window_low window_high slope slope_se ci_low ci_high predicted verdict"
     assert [name for name in written.columns if name in contract.split()] == contract.split()
     assert len(frame) == len(written) == 12
     assert list(written["window_low"][:2]) == ["", "1"]
@@ -228,9 +231,7 @@ def test_rich_table_shows_predictions_and_zeros() -> None:
 
 @pytest.mark.long
 def test_depth_five_takes_less_than_two_seconds() -> None:
-    table = make_table(
-        networks=[("", depth) for depth in range(1, 6)], seeds=20, sigma=np.logspace(-2, 1, 20).tolist()
-    )
+    table = make_table(networks=[("", depth) for depth in range(1, 6)], seeds=20, sigma=np.logspace(-2, 1, 20).tolist())
     started = time.process_time()
     frame = fitted(table)
     assert len(frame) == 90

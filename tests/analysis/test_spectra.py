@@ -9,30 +9,30 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from hessfig.analysis.arrays.spectra import (
+from hessfig.analysis.claims.rule import difference_interval, student_band, student_interval
+from hessfig.analysis.spectral_distances import (
+    PUBLISHED,
+    Kernel,
+    as_weighted,
+    average_distance,
+    cumulative,
+    distances,
+    grid_over,
+    jensen_shannon,
+    kth_in_size,
+    of_eigenvalues,
+    on_common_grid,
+    quantile,
+    smoothed,
+    span,
+)
+from hessfig.analysis.stored_spectra import (
     Density,
     Place,
     Quadrature,
     Spectrum,
     read_densities,
     read_spectra,
-)
-from hessfig.analysis.interval import difference_interval, student_band, student_interval
-from hessfig.analysis.spectra.distances import (
-    PUBLISHED,
-    average_distance,
-    distances,
-    jensen_shannon,
-    on_common_grid,
-)
-from hessfig.analysis.spectra.quantiles import as_weighted, kth_in_size, quantile
-from hessfig.analysis.spectra.smoothing import (
-    Kernel,
-    cumulative,
-    grid_over,
-    of_eigenvalues,
-    smoothed,
-    span,
 )
 from tests.analysis.spectral import store_density, store_spectrum, write_manifest
 
@@ -107,9 +107,7 @@ def test_bands_hold_the_exact_curves_at_their_rate(both: tuple[Spectrum, Density
     for curve, values in zip((smoothed, cumulative), truth, strict=True):
         found = curve(density, grid, deviation)
         inside = np.abs(found.mean - values) <= found.margin + 1e-9
-        assert (
-            inside.mean() > 0.8
-        )  # of correlated places: the rate itself is counted where densities are made
+        assert inside.mean() > 0.8  # of correlated places: the rate itself is counted where densities are made
         assert found.steps_error < found.probes_error
 
 

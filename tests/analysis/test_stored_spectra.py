@@ -9,8 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hessfig.analysis.arrays import stored
-from hessfig.analysis.arrays.spectra import has_densities, has_spectra, read_densities, read_spectra
+from hessfig.analysis import arrays
+from hessfig.analysis.stored_spectra import (
+    has_densities,
+    has_spectra,
+    read_densities,
+    read_spectra,
+)
 from hessfig.errors import UserError
 from tests.analysis.spectral import entry_of, store_density, store_spectrum, write_manifest
 
@@ -116,9 +121,9 @@ def test_contents_that_are_no_density(tmp_path: Path, held: dict[str, Any], mess
 
 def test_claims_of_absurd_size_take_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_manifest(tmp_path, [store_spectrum(tmp_path, BLOCKS)])
-    monkeypatch.setattr(stored, "_TOGETHER", 1000)
+    monkeypatch.setattr(arrays, "_TOGETHER", 1000)
     with pytest.raises(UserError, match=r"arrays claim \d+ bytes"):
         read_spectra(tmp_path)
-    monkeypatch.setattr(stored, "_SMALL", 100)
+    monkeypatch.setattr(arrays, "_SMALL", 100)
     with pytest.raises(UserError, match=r"claims \d+ bytes"):
         read_spectra(tmp_path)

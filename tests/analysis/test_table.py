@@ -99,9 +99,7 @@ def test_an_empty_file_is_not_read(tmp_path: Path) -> None:
 
 
 def test_what_may_be_empty(tmp_path: Path) -> None:
-    made = make_table(sigma=None, steps=[0, 10], indices=[0, 1, 2], seeds=1, parts=["H"]).astype(
-        {"value": float}
-    )
+    made = make_table(sigma=None, steps=[0, 10], indices=[0, 1, 2], seeds=1, parts=["H"]).astype({"value": float})
     made.loc[:, "error"] = float("nan")
     table = read_table(write_sweep(made, tmp_path) / "table.csv")
     assert table["sigma"].isna().all() and table["error"].isna().all()
@@ -136,9 +134,7 @@ def test_two_numbers_without_sigma_may_not_claim_to_be_one(tmp_path: Path) -> No
 
 def test_a_table_of_the_first_version_names_what_it_lacks(tmp_path: Path) -> None:
     old = make_table().rename(columns={"value": "frob", "error": "frob_sem"}).drop(columns=["quantity"])
-    with pytest.raises(
-        UserError, match=r"lacks columns: quantity, value, error[\s\S]*hessfig run sweep=sigma"
-    ):
+    with pytest.raises(UserError, match=r"lacks columns: quantity, value, error[\s\S]*hessfig run sweep=sigma"):
         read_table(write_sweep(old, tmp_path, settings=None) / "table.csv")
 
 

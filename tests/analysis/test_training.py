@@ -9,9 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from hessfig.analysis.training.correlation import rank_correlations
-from hessfig.analysis.training.edge import settled, shares
-from hessfig.analysis.training.race import race
+from hessfig.analysis.training_runs import race, rank_correlations, settled, shares
 from hessfig.errors import UserError
 from tests.analysis.spectral import spectral_table
 
@@ -47,18 +45,14 @@ def of_race(losses: dict[tuple[str, str, float], float]) -> pd.DataFrame:
 
     def rows() -> Iterator[dict[str, Any]]:
         for (optimiser, curvature, rate), loss in losses.items():
-            variant = (
-                f"training.optimiser={optimiser},training.curvature={curvature},training.learning_rate={rate}"
-            )
+            variant = f"training.optimiser={optimiser},training.curvature={curvature},training.learning_rate={rate}"
             for seed in (1, 2, 3):
                 for step in (0, 50, 100):
                     place = {**WHOLE, "variant": variant, "seed": seed, "step": float(step)}
                     looks = (step + 99) // 100 * (curvature != "none")
                     numbers = {"loss": math.exp(math.log(loss) * step / 100), "looks": looks}
                     numbers |= {"update_seconds": 1.0, "look_seconds": 50.0}
-                    yield from (
-                        {**place, "quantity": name, "value": value} for name, value in numbers.items()
-                    )
+                    yield from ({**place, "quantity": name, "value": value} for name, value in numbers.items())
 
     return spectral_table(list(rows()))
 

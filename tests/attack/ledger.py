@@ -39,9 +39,7 @@ class Ledger:
 
     def wrong(self, kind: str) -> list[str]:
         """Return what went wrong with one kind of fault."""
-        return [
-            line for line in (*self.tracebacks, *self.silent, *self.unclear) if line.startswith(f"{kind}: ")
-        ]
+        return [line for line in (*self.tracebacks, *self.silent, *self.unclear) if line.startswith(f"{kind}: ")]
 
     def lines(self) -> list[str]:
         """Return the summary."""

@@ -67,9 +67,7 @@ def called(words: tuple[str, ...], capfd: Any) -> Answer:
 
 def command(*words: str, folder: Path, timeout: float = 300) -> subprocess.CompletedProcess[str]:
     """Run the installed command in `folder`."""
-    return subprocess.run(
-        [COMMAND, *words], cwd=folder, capture_output=True, text=True, timeout=timeout, check=False
-    )
+    return subprocess.run([COMMAND, *words], cwd=folder, capture_output=True, text=True, timeout=timeout, check=False)
 
 
 def weighed(*words: str, folder: Path) -> tuple[int, str, int]:
@@ -93,9 +91,7 @@ def write_references(folder: Path) -> None:
     for weight, letter in (("W_V", "v"), ("W_Q", "q")):
         for part, suffix in (("H_o", "_outer"), ("H_f", "_func"), ("H", "")):
             chosen = [r for r in rows if (r["row"], r["col"], r["part"]) == (weight, weight, part)]
-            content = {
-                0: {k: _along(chosen, seed) for k, seed in enumerate(sorted({r["seed"] for r in chosen}))}
-            }
+            content = {0: {k: _along(chosen, seed) for k, seed in enumerate(sorted({r["seed"] for r in chosen}))}}
             (folder / RESULTS / f"{STEM}_{letter}{suffix}.pickle").write_bytes(pickle.dumps(content))
 
 

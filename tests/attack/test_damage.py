@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from hessfig.analysis.arrays.hessian import read_hessians
+from hessfig.analysis.arrays import read_hessians
 from hessfig.errors import UserError
 from hessfig.sweep.store import CellStore, CorruptCell
-from hessfig.theory.studies import kept
+from hessfig.theory import studies
 from tests.attack.ledger import Ledger
 from tests.attack.target import CSV, RESULTS, STEM, Answer
 
@@ -62,12 +62,12 @@ def matrices(folder: Path) -> list[bytes]:
 
 
 def test_tables_of_studies(tmp_path: Path, dice: random.Random, ledger: Ledger) -> None:
-    kept.keep(tmp_path, {"a": "x,y\n1,2\n3,4\n", "b": "x\n" + "0.25\n" * 50})
+    studies.keep(tmp_path, {"a": "x,y\n1,2\n3,4\n", "b": "x\n" + "0.25\n" * 50})
     for path in sorted(tmp_path.iterdir()):
         for where in damaged(path, dice, 300):
-            silent = f"{where}: taken for whole" if kept.is_whole(tmp_path) and path.suffix == ".csv" else ""
+            silent = f"{where}: taken for whole" if studies.is_whole(tmp_path) and path.suffix == ".csv" else ""
             ledger.note("tables of studies (.csv)", silent=silent)
-    assert kept.is_whole(tmp_path) and not ledger.wrong("tables of studies (.csv)")
+    assert studies.is_whole(tmp_path) and not ledger.wrong("tables of studies (.csv)")
 
 
 @pytest.mark.parametrize("name", ["table.csv", "manifest.json", "slopes.csv"])
@@ -77,9 +77,7 @@ def test_what_a_run_left(place: Path, call: Call, dice: random.Random, ledger: L
     for where in damaged(place / "outputs/sigma" / name, dice, TURNS):
         answer = call(*SLOPES)
         differs = answer.code == 0 and answer.out != sound.out
-        ledger.note(
-            name, traceback=answer.traceback and f"{where}: {answer.traceback}", silent=where * differs
-        )
+        ledger.note(name, traceback=answer.traceback and f"{where}: {answer.traceback}", silent=where * differs)
     assert not ledger.wrong(name)
 
 
@@ -117,7 +115,7 @@ def test_weights(tmp_path: Path, dice: random.Random, ledger: Ledger, form: str)
     import torch
     from safetensors.torch import save_file
 
-    from hessfig.models.stored import read_weights
+    from hessfig.models.stored.weight_files import read_weights
 
     path = tmp_path / f"weights.{form}"
     tensors = {"W": torch.ones(4, 4), "b": torch.zeros(4)}
@@ -141,9 +139,7 @@ def test_pictures(tmp_path: Path, dice: random.Random, ledger: Ledger) -> None:
     assert not ledger.wrong("pictures (.npz)")
 
 
-def note(
-    ledger: Ledger, kind: str, where: str, read: Callable[[], Any], sound: Any, refusal: type[Exception]
-) -> None:
+def note(ledger: Ledger, kind: str, where: str, read: Callable[[], Any], sound: Any, refusal: type[Exception]) -> None:
     """Read a damaged file: a refusal is right, so is what was written (`sound`; None: anything)."""
     try:
         found = read()

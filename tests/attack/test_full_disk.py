@@ -37,9 +37,7 @@ def test_a_full_disk(pristine: Path, disk: Path, tmp_path: Path, ledger: Ledger)
     assert not ledger.wrong("full disks")
 
 
-@pytest.mark.parametrize(
-    "verb", [("slopes", "sweep=sigma"), ("plot", "figure=3a"), ("plot", "figure=bounds")]
-)
+@pytest.mark.parametrize("verb", [("slopes", "sweep=sigma"), ("plot", "figure=3a"), ("plot", "figure=bounds")])
 def test_readers_on_a_full_disk(pristine: Path, disk: Path, ledger: Ledger, verb: tuple[str, ...]) -> None:
     _mount(disk, "remount,size=8m")
     for name in ("table.csv", "manifest.json"):
@@ -48,9 +46,7 @@ def test_readers_on_a_full_disk(pristine: Path, disk: Path, ledger: Ledger, verb
     _fill(disk)
     done = command(*verb, folder=disk)
     said = done.returncode == 2 and "disk is full" in done.stderr and "Traceback" not in done.stderr
-    ledger.note(
-        "full disks", traceback="" if said else f"{verb}: exit {done.returncode}: {done.stderr[-300:]}"
-    )
+    ledger.note("full disks", traceback="" if said else f"{verb}: exit {done.returncode}: {done.stderr[-300:]}")
     assert not [path for path in disk.rglob("*") if path.name.startswith(".")]
     assert not ledger.wrong("full disks")
 

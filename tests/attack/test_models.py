@@ -214,9 +214,7 @@ def test_damage(
         answer = plan(call, home, folder or "gpt2", ids)
         left = [one.name for one in tmp_path.iterdir() if one != home]
         silent = f"{file}, turn {turn}: wrote {left}" * bool(left)
-        unclear = f"{file}, turn {turn}: {answer.err[-200:]!r}" * (
-            answer.code == 2 and "remedy" not in answer.err
-        )
+        unclear = f"{file}, turn {turn}: {answer.err[-200:]!r}" * (answer.code == 2 and "remedy" not in answer.err)
         ledger.note(kind, traceback=answer.traceback, silent=silent, unclear=unclear)
     assert not ledger.wrong(kind)
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as some
 
-from hessfig.analysis.comparison.references.numbers_only import load
+from hessfig.analysis.comparison.pickles import load
 from hessfig.errors import UserError
 from tests.attack.conftest import SEED
 from tests.attack.ledger import LEDGER, Ledger
@@ -53,8 +53,7 @@ STEPS = some.one_of(*map(one, pickletools.opcodes), CALLS)
 PICKLES = some.lists(STEPS, max_size=40).map(lambda steps: b"\x80\x04" + b"".join(steps) + b".")
 FAMOUS = {
     "nine bytes": bytes.fromhex("80044e7200000010") + b"\x2e",
-    "shared lists": b"\x80\x04]"
-    + b"".join(b"q" + bytes([n]) + b"](h" + bytes([n]) * 2 + b"e" for n in range(50)),
+    "shared lists": b"\x80\x04]" + b"".join(b"q" + bytes([n]) + b"](h" + bytes([n]) * 2 + b"e" for n in range(50)),
     "deep tuple": b"\x80\x04N" + b"\x85" * 200_000 + b".",
     "deep tuple as a key": b"\x80\x04}N" + b"\x85" * 200_000 + b"K\x01s.",
     "shared tuples as a key": b"\x80\x04}(K\x01t" + b"2\x86" * 60 + b"K\x01s.",

@@ -138,7 +138,5 @@ def test_files_that_change(what: str, tmp_path: Path, ledger: Ledger, dice: rand
         ledger.note(BETWEEN, silent="" if sound else f"{what}: {again.stdout[-300:]}")
     write(folder, 1)
     back = hessfig("run", *words, "workers=1", folder=folder)
-    ledger.note(
-        BETWEEN, silent="" if numbers(folder) == right[1] else f"{what}: put back: {back.stdout[-300:]}"
-    )
+    ledger.note(BETWEEN, silent="" if numbers(folder) == right[1] else f"{what}: put back: {back.stdout[-300:]}")
     assert not ledger.wrong(DURING) and not ledger.wrong(BETWEEN)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from hessfig.analysis.arrays.hessian import read_hessians
+from hessfig.analysis.arrays import read_hessians
 from tests.attack.ledger import Ledger
 from tests.attack.target import ENTRIES, command
 
@@ -42,9 +42,7 @@ def test_swapped_files_are_refused_and_measured_again(place: Path, ledger: Ledge
     shutil.copy(place / "kept", two)
     done = command("plot", "figure=1", folder=place)
     refused = done.returncode == 2 and "swapped" in done.stderr and "hessfig run sweep=entries" in done.stderr
-    ledger.note(
-        KIND, silent="" if refused else f"swapped files: exit {done.returncode}: {done.stderr[-200:]}"
-    )
+    ledger.note(KIND, silent="" if refused else f"swapped files: exit {done.returncode}: {done.stderr[-200:]}")
     run(place)
     assert drawn(place) == sound and command("plot", "figure=1", folder=place).returncode == 0
     assert not ledger.wrong(KIND)

@@ -15,7 +15,7 @@ import pytest
 
 from hessfig.analysis.manifest import read_run
 from hessfig.errors import UserError
-from hessfig.sweep.upkeep.unused import YOUNG, remove, unused
+from hessfig.sweep.garbage import YOUNG, remove, unused
 from tests.attack.ledger import Ledger
 from tests.attack.target import SIGMA, Answer
 from tests.runs import COMMAND, rows
@@ -146,9 +146,7 @@ def test_limits(tmp_path: Path, ledger: Ledger, limit: str) -> None:
     done = subprocess.run(
         ["/bin/sh", "-c", line], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
     )
-    helps = done.returncode == 0 or (
-        "ulimit -n" in done.stderr or "TMPDIR=" in done.stderr.partition("remedy:")[2]
-    )
+    helps = done.returncode == 0 or ("ulimit -n" in done.stderr or "TMPDIR=" in done.stderr.partition("remedy:")[2])
     ledger.note(
         "limits",
         traceback=escaped(done) and f"{limit}: {escaped(done)}",
@@ -226,9 +224,7 @@ def page(dice: random.Random, depth: int = 0) -> str:
         inner = depth < 3 and dice.random() < 0.4
         value = "\n" + page(dice, depth + 1) if inner else f" {dice.choice(VALUES)}"
         lines.append(
-            f"{'  ' * depth}{dice.choice(KEYS)}:{value}"
-            if dice.random() < 0.95
-            else f"{'  ' * depth}- {value}"
+            f"{'  ' * depth}{dice.choice(KEYS)}:{value}" if dice.random() < 0.95 else f"{'  ' * depth}- {value}"
         )
     return "\n".join(lines)
 
@@ -312,9 +308,7 @@ def test_what_clean_may_take(pristine: Path, tmp_path: Path, dice: random.Random
             (folder / "table.csv").write_text(dice.choice(["", "x", "config,sigma,seed\nx,y,z\n", "\0"]))
         if is_busy:
             (folder / ".running.0123456789abcdef").touch()
-        cells = {
-            path: dice.choice([0, YOUNG / 2, 2 * YOUNG, 20 * YOUNG]) for path in folder.glob("cells/*/*.json")
-        }
+        cells = {path: dice.choice([0, YOUNG / 2, 2 * YOUNG, 20 * YOUNG]) for path in folder.glob("cells/*/*.json")}
         for path, age in cells.items():
             os.utime(path, (time.time() - age,) * 2)
         remove(unused(folder, None))
@@ -324,7 +318,5 @@ def test_what_clean_may_take(pristine: Path, tmp_path: Path, dice: random.Random
             else set()
         )
         gone = {path for path in cells if not path.exists()}
-        ledger.note(
-            "victims of clean", silent=f"turn {turn}: {len(gone - may_go)} files" * bool(gone != may_go)
-        )
+        ledger.note("victims of clean", silent=f"turn {turn}: {len(gone - may_go)} files" * bool(gone != may_go))
     assert not ledger.wrong("victims of clean")

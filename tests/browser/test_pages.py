@@ -12,9 +12,7 @@ import pytest
 from tests.report.outputs import fill, report
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-playwright = pytest.importorskip(
-    "playwright.sync_api", reason="pip install playwright (make test-browser does)"
-)
+playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright (make test-browser does)")
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine: apt install chromium"),

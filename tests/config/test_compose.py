@@ -9,12 +9,18 @@ import pytest
 import torch
 
 from hessfig.config import Config, GridConfig
-from hessfig.config.choices import FigureGroup, Published
 from hessfig.config.compose import compose, jobs
 from hessfig.config.compose.overrides import quoted
-from hessfig.config.plain import as_plain
+from hessfig.config.enums import FigureGroup, Published
+from hessfig.config.keys import as_plain
 from hessfig.config.settings import settings
-from hessfig.config.shipped import GROUPS, choices, natural, shipped_figures, studies
+from hessfig.config.shipped_files import (
+    GROUPS,
+    choices,
+    natural,
+    shipped_figures,
+    studies,
+)
 from hessfig.errors import UserError
 from hessfig.sweep.measure import measure
 from hessfig.sweep.plan import Cell, plan, setups_of
@@ -75,9 +81,7 @@ def toy_cells(sweep: str, most: int, folder: Path) -> list[Cell]:
     if sweep == "gpt2":
         narrow |= {"model.n_layers": 2, "model.n_heads": 2, "model.vocabulary": 5, "task.length": 4}
     given = [f"model.factory={quoted(f'{folder}/network.py:make')}"] if sweep == "network" else []
-    narrow |= (
-        TOY_TRAINING if "override /state: trained" in Path(f"conf/sweep/{sweep}.yaml").read_text() else {}
-    )
+    narrow |= TOY_TRAINING if "override /state: trained" in Path(f"conf/sweep/{sweep}.yaml").read_text() else {}
     if sweep == "model_size_width":
         narrow |= {"sweep.vary": "{model.d_model: [4, 6]}"}
         del narrow["model.d_model"]
@@ -184,9 +188,7 @@ def test_every_choice_has_a_line_of_help(group: str) -> None:
 
 def test_every_setting_has_a_line_of_help() -> None:
     groups = [
-        field.name
-        for field in dataclasses.fields(Config)
-        if dataclasses.is_dataclass(getattr(Config(), field.name))
+        field.name for field in dataclasses.fields(Config) if dataclasses.is_dataclass(getattr(Config(), field.name))
     ]
     assert groups == list(GROUPS)
     for key, setting in settings().items():

@@ -17,7 +17,7 @@ from hessfig.config.compose import (
     table_folder,
     title,
 )
-from hessfig.config.plain import as_plain
+from hessfig.config.keys import as_plain
 from hessfig.errors import UserError
 from tests.config.composing import job
 
@@ -100,9 +100,7 @@ def test_a_manifest_that_knows_less_is_not_contradicted(tmp_path: Path) -> None:
     assert other(tmp_path, job()) == []
 
 
-@pytest.mark.parametrize(
-    "text", ["", "{", "[]", "3", "{}", '{"config": 3}', '{"config": {"model": 3}}', "[" * 9999]
-)
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", "{}", '{"config": 3}', '{"config": {"model": 3}}', "[" * 9999])
 @pytest.mark.long
 def test_a_broken_manifest_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "sigma").mkdir()

@@ -11,8 +11,8 @@ import pytest
 
 from hessfig.config.compose import jobs
 from hessfig.config.compose.overrides import check_words
-from hessfig.config.own import own_folder
-from hessfig.config.shipped import choices
+from hessfig.config.shipped_files import choices
+from hessfig.config.user_dir import own_folder
 from hessfig.errors import UserError
 from tests.config.composing import job
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hessfig.config import plain
-from hessfig.config.plain import added_defaults, as_plain, without_added
+from hessfig.config import keys
+from hessfig.config.keys import added_defaults, as_plain, without_added
 from hessfig.config.schema import Config, ModelConfig
 from hessfig.config.settings import settings
 from hessfig.sweep.plan import Cell, setups_of
@@ -46,11 +46,11 @@ def test_cells_in_float32_are_measured_again() -> None:
 
 
 def test_added_settings_are_settings() -> None:
-    assert set(plain.ADDED) <= set(settings())
+    assert set(keys.ADDED) <= set(settings())
 
 
 def test_an_added_setting_is_left_out_at_its_default_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plain, "ADDED", ("model.temperature",))
+    monkeypatch.setattr(keys, "ADDED", ("model.temperature",))
     added_defaults.cache_clear()
     try:
         default = without_added(as_plain(Config()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hessfig.config import Config
-from hessfig.config.training import kept_steps, step_values
+from hessfig.config.keys import kept_steps, step_values
 from hessfig.errors import UserError
 from tests.config.composing import job
 

@@ -106,6 +106,4 @@ def test_what_cannot_be_varied(words: list[str], message: str) -> None:
 def test_too_many_combinations_are_counted_not_listed() -> None:
     many = ",".join(str(0.5 + i / 1000) for i in range(300))
     with pytest.raises(UserError, match=r"sweep\.vary: 27000000 combinations"):
-        configs(
-            f"sweep.vary={{model.temperature: [{many}], grid.low: [{many}], estimator.variance_share: [{many}]}}"
-        )
+        configs(f"sweep.vary={{model.temperature: [{many}], grid.low: [{many}], estimator.variance_share: [{many}]}}")

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.func import functional_call, hessian, jvp
 
 from hessfig.curvature.problem import Problem
-from hessfig.models.transformer.network import Transformer
+from hessfig.models.networks import Transformer
 from hessfig.terms import Matrix, Part
 
 Weights = dict[str, Tensor]
@@ -66,7 +66,5 @@ def _functions(
 
 def _as_matrices(blocks: dict[str, Weights], names: dict[Matrix, str], at: Weights) -> Blocks:
     return {
-        (row, col): blocks[names[row]][names[col]].reshape(at[names[row]].numel(), -1)
-        for row in names
-        for col in names
+        (row, col): blocks[names[row]][names[col]].reshape(at[names[row]].numel(), -1) for row in names for col in names
     }

@@ -7,15 +7,14 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from hessfig.config import MLP, Attention, DType, Kind, Loss, ModelConfig, Norm, QueryKey, Scored, TaskConfig
+from hessfig.curvature.curvlinops import ColumnOperator
 from hessfig.curvature.exact.engine import ExactEngine
 from hessfig.curvature.exact.support import Level, exactness
 from hessfig.curvature.problem import Problem
-from hessfig.curvature.products.curvlinops import ColumnOperator
 from hessfig.errors import UserError
 from hessfig.measurements.frobenius.dense import dense_norms
 from hessfig.measurements.frobenius.hutchinson import hutchinson
-from hessfig.models.matrices import matrices_of
-from hessfig.models.structure import is_structural_zero
+from hessfig.models.blocks import is_structural_zero, matrices_of
 from hessfig.rng import stream
 from hessfig.terms import Block, Matrix, Part
 from tests.toys import ARCHITECTURES, exact_norms, toy_problem, toy_task
@@ -93,9 +92,7 @@ def test_a_block_and_its_transpose_have_one_norm() -> None:
 @pytest.mark.parametrize("query_key", list(QueryKey))
 @pytest.mark.parametrize("attention", list(Attention))
 def test_bare_attention(attention: Attention, query_key: QueryKey) -> None:
-    model = ModelConfig(
-        kind=Kind.self_attention, d_model=4, n_heads=2, attention=attention, query_key=query_key
-    )
+    model = ModelConfig(kind=Kind.self_attention, d_model=4, n_heads=2, attention=attention, query_key=query_key)
     assert_exact(toy_problem(model), model, 1)
 
 
@@ -135,9 +132,7 @@ def test_a_part_alone_is_the_part_among_all() -> None:
 
 def test_float32_problems_are_measured_in_float64() -> None:
     model, task = ARCHITECTURES["heads"], TaskConfig(digits=1, batch_size=3)
-    single = exact_norms(
-        toy_problem(model, task, dtype=DType.float32), 1, Matrix.W_Q, [Matrix.W_Q], PARTS, model=model
-    )
+    single = exact_norms(toy_problem(model, task, dtype=DType.float32), 1, Matrix.W_Q, [Matrix.W_Q], PARTS, model=model)
     double = exact_norms(toy_problem(model, task), 1, Matrix.W_Q, [Matrix.W_Q], PARTS, model=model)
     for key, norm in single.items():
         assert norm == pytest.approx(double[key], rel=1e-5)
@@ -175,8 +170,6 @@ def test_gpu_agrees(name: str) -> None:
     for layer in range(1, model.n_layers + 1):
         rows, parts = [Matrix.W_Q], PARTS
         here = exact_norms(toy_problem(model), layer, Matrix.W_Q, rows, parts, model=model)
-        there = exact_norms(
-            toy_problem(model).to(torch.device("cuda")), layer, Matrix.W_Q, rows, parts, model=model
-        )
+        there = exact_norms(toy_problem(model).to(torch.device("cuda")), layer, Matrix.W_Q, rows, parts, model=model)
         for key, value in here.items():
             assert there[key] == pytest.approx(value, rel=1e-10)

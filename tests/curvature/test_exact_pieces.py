@@ -13,15 +13,18 @@ from torch.func import hessian, jacrev, vmap
 
 from hessfig.config import MLP, ModelConfig, Norm, TaskConfig
 from hessfig.curvature.exact import kronecker
-from hessfig.curvature.exact.cost import cost
-from hessfig.curvature.exact.grouping import has_repeats, labels_of, one_of_each
-from hessfig.curvature.exact.items import ItemMatrices
-from hessfig.curvature.exact.last_layer.layer import LastLayer
-from hessfig.curvature.exact.last_layer.normaliser import LayerNormAt
-from hessfig.curvature.exact.last_layer.places import Place
-from hessfig.curvature.exact.support import Level, Route, check_exact, exactness
+from hessfig.curvature.exact.kronecker import ItemMatrices, has_repeats, labels_of, one_of_each
+from hessfig.curvature.exact.scored_attention import LastLayer
+from hessfig.curvature.exact.scored_layer import LayerNormAt, Place
+from hessfig.curvature.exact.support import (
+    Level,
+    Route,
+    check_exact,
+    cost,
+    exactness,
+)
 from hessfig.errors import UserError
-from hessfig.models.matrices import matrices_of
+from hessfig.models.blocks import matrices_of
 from hessfig.terms import Block, Matrix, Part
 from tests.toys import ARCHITECTURES, toy_problem
 

@@ -8,7 +8,7 @@ from hessfig.config import MLP, ModelConfig, Products
 from hessfig.curvature.exact.engine import ExactEngine
 from hessfig.curvature.routes import Engines
 from hessfig.measurements.frobenius.dense import dense_norms
-from hessfig.models.matrices import matrices_of
+from hessfig.models.blocks import matrices_of
 from hessfig.terms import Block, Matrix, Part
 from tests.toys import toy_problem
 
@@ -19,9 +19,7 @@ def test_a_gelu_layer_of_any_width(d_mlp: int, row: Matrix) -> None:
     model = ModelConfig(d_model=6, d_mlp=d_mlp, mlp=MLP.gelu)
     problem = toy_problem(model)
     block = Block(1, row, Matrix.W_in)
-    dense = dense_norms(
-        Engines(problem, model, Products.linearised).column(1, Matrix.W_in, [block]), list(Part)
-    )
+    dense = dense_norms(Engines(problem, model, Products.linearised).column(1, Matrix.W_in, [block]), list(Part))
     exact = ExactEngine(problem, model).column(1, Matrix.W_in, [row], list(Part))
     for part in Part:
         assert exact[row, part] == pytest.approx(dense[block, part].value, rel=1e-10)

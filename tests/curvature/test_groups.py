@@ -9,8 +9,8 @@ from torch.func import functional_call
 
 from hessfig.config import ModelConfig, Norm, Products
 from hessfig.curvature.problem import Problem, Suffix
-from hessfig.curvature.products.linearised.column import LinearisedColumn
 from hessfig.curvature.routes import Engines
+from hessfig.curvature.tape.columns import LinearisedColumn
 from hessfig.measurements.frobenius.dense import dense_blocks
 from hessfig.terms import Block, Group, Part
 from tests.toys import ARCHITECTURES, toy_problem
@@ -85,9 +85,7 @@ def test_every_block_is_the_oracles(
     rows, cols = places(problem, block.row_layer, block.row), places(problem, block.layer, block.col)
     scale = float(dense[Part.H][rows][:, cols].abs().max())
     for part in (Part.H_o, Part.H_f):
-        torch.testing.assert_close(
-            found[block, part], dense[part][rows][:, cols], rtol=1e-10, atol=1e-11 * scale
-        )
+        torch.testing.assert_close(found[block, part], dense[part][rows][:, cols], rtol=1e-10, atol=1e-11 * scale)
 
 
 @pytest.mark.parametrize("name", ["two layers", "pre", "post", "single", "linear mlp"])

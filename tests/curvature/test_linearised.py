@@ -8,11 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hessfig.config import MLP, Attention, Data, DType, Kind, Loss, ModelConfig, Norm, QueryKey, TaskConfig
-from hessfig.curvature.products.curvlinops import ColumnOperator
-from hessfig.curvature.products.linearised.column import LinearisedNetwork
+from hessfig.curvature.curvlinops import ColumnOperator
+from hessfig.curvature.tape.columns import LinearisedNetwork
 from hessfig.measurements.frobenius.dense import dense_blocks
-from hessfig.models.matrices import matrices_of
-from hessfig.models.structure import is_structural_zero
+from hessfig.models.blocks import is_structural_zero, matrices_of
 from hessfig.terms import Block, Part
 from tests.toys import toy_problem
 
@@ -56,9 +55,7 @@ def test_transformers_agree_with_curvlinops(model: ModelConfig, loss: Loss) -> N
 @pytest.mark.parametrize("depth", [1, 3])
 @pytest.mark.long
 def test_chained_linear_attention_agrees(depth: int) -> None:
-    model = ModelConfig(
-        n_layers=depth, d_model=4, attention=Attention.linear, attention_skip=False, mlp=MLP.none
-    )
+    model = ModelConfig(n_layers=depth, d_model=4, attention=Attention.linear, attention_skip=False, mlp=MLP.none)
     assert_same_columns(model, TaskConfig(digits=1, batch_size=2, loss=Loss.mse_sum_unshifted))
 
 

@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from hessfig.curvature.products.linearised import multiply
-from hessfig.curvature.products.linearised.multiply import times_transposed
+from hessfig.curvature.tape import tape
+from hessfig.curvature.tape.tape import times_transposed
 
-pytestmark = pytest.mark.skipif(not multiply._HAS_ONEDNN, reason="this torch has no oneDNN")
+pytestmark = pytest.mark.skipif(not tape._HAS_ONEDNN, reason="this torch has no oneDNN")
 ROUNDING = 4 * torch.finfo(torch.float32).eps
 
 
 @pytest.fixture(autouse=True)
 def by_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever made the processor."""
-    monkeypatch.setattr(multiply, "_BY_ONEDNN", True)
+    monkeypatch.setattr(tape, "_BY_ONEDNN", True)
 
 
 def _layouts() -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
@@ -67,7 +67,7 @@ def test_float64_is_the_plain_product_to_the_bit(monkeypatch: pytest.MonkeyPatch
 
 def test_without_onednn_it_is_the_plain_product(monkeypatch: pytest.MonkeyPatch) -> None:
     rows, matrix = torch.randn(20, 16), torch.randn(8, 16)
-    monkeypatch.setattr(multiply, "_BY_ONEDNN", False)
+    monkeypatch.setattr(tape, "_BY_ONEDNN", False)
     monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", None)
     assert torch.equal(times_transposed(rows, matrix), rows @ matrix.T)
 
@@ -82,5 +82,5 @@ def test_without_onednn_it_is_the_plain_product(monkeypatch: pytest.MonkeyPatch)
 )
 def test_processors_of_intel_keep_mkl(tmp_path: Path, said: str, is_intel: bool) -> None:
     (tmp_path / "cpuinfo").write_text(said)
-    assert multiply._is_intel(tmp_path / "cpuinfo") == is_intel
-    assert not multiply._is_intel(tmp_path / "nowhere")
+    assert tape._is_intel(tmp_path / "cpuinfo") == is_intel
+    assert not tape._is_intel(tmp_path / "nowhere")

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from hessfig.config import ModelConfig, Norm, TaskConfig
+from hessfig.curvature.curvlinops import ColumnOperator
 from hessfig.curvature.problem import Problem
-from hessfig.curvature.products.curvlinops import ColumnOperator
-from hessfig.curvature.products.linearised.column import LinearisedNetwork
+from hessfig.curvature.tape.columns import LinearisedNetwork
 from hessfig.terms import Part
 from tests.toys import toy_problem
 

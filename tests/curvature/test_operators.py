@@ -12,12 +12,11 @@ from torch import Tensor
 
 from hessfig.config import Loss, ModelConfig
 from hessfig.curvature.column import Column
-from hessfig.curvature.probes import rademacher
-from hessfig.curvature.problem import Problem
-from hessfig.curvature.products.curvlinops import ColumnOperator, xtrace_squared_frobenius
-from hessfig.curvature.products.linearised.column import LinearisedNetwork
+from hessfig.curvature.curvlinops import ColumnOperator, xtrace_squared_frobenius
+from hessfig.curvature.problem import Problem, rademacher
+from hessfig.curvature.tape.columns import LinearisedNetwork
 from hessfig.measurements.frobenius.dense import dense_blocks
-from hessfig.models.matrices import matrices_of
+from hessfig.models.blocks import matrices_of
 from hessfig.rng import stream
 from hessfig.tasks.batch import Batch
 from hessfig.terms import Matrix, Part
@@ -47,9 +46,7 @@ def measured(engine: Engine, problem: Problem, model: ModelConfig, layer: int) -
         blocks = dense_blocks(engine(problem, model, layer, col, matrices))
         for row in matrices:
             outer, functional = blocks[row, Part.H_o], blocks[row, Part.H_f]
-            for part, block in zip(
-                (Part.H_o, Part.H_f, Part.H), (outer, functional, outer + functional), strict=True
-            ):
+            for part, block in zip((Part.H_o, Part.H_f, Part.H), (outer, functional, outer + functional), strict=True):
                 found[part][row, col] = block
     return found
 

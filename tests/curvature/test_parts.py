@@ -10,11 +10,10 @@ import torch
 import hessfig
 from hessfig.config import Products
 from hessfig.curvature.column import SPLIT, Column
-from hessfig.curvature.probes import rademacher
-from hessfig.curvature.problem import Problem
-from hessfig.curvature.products.curvlinops import ColumnOperator
-from hessfig.curvature.products.linearised.tape import Tape
+from hessfig.curvature.curvlinops import ColumnOperator
+from hessfig.curvature.problem import Problem, rademacher
 from hessfig.curvature.routes import Engines
+from hessfig.curvature.tape.tape import Tape
 from hessfig.rng import stream
 from hessfig.terms import Block, Part
 from tests.foreign_networks import dense_parts, mlp
@@ -50,9 +49,7 @@ def test_every_choice_of_parts_gives_the_same_products(products: Products, parts
 
 
 @pytest.mark.parametrize(("part", "passes"), [(Part.H_o, 1), (Part.H_f, 1), (Part.H, 1), (None, 2)])
-def test_the_tape_is_swept_once_a_part(
-    part: Part | None, passes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_tape_is_swept_once_a_part(part: Part | None, passes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     found, made, sweep = column(Products.linearised), [], Tape.pull_back
     monkeypatch.setattr(Tape, "pull_back", lambda *given: made.append(1) or sweep(*given))
     found.split_matmat(probes_of(found), SPLIT if part is None else (part,))

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from hessfig.curvature.probes import rademacher
+from hessfig.curvature.problem import rademacher
 from hessfig.rng import stream
 
 

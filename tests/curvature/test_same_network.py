@@ -11,12 +11,10 @@ from torch import Tensor
 
 from hessfig.config import EstimatorConfig, Kind, Method, ModelConfig, Norm, Products
 from hessfig.curvature.exact.engine import ExactEngine
-from hessfig.curvature.problem import Problem
-from hessfig.curvature.products.linearised.column import LinearisedNetwork
-from hessfig.curvature.same_network import OtherNetwork
+from hessfig.curvature.problem import OtherNetwork, Problem
+from hessfig.curvature.tape.columns import LinearisedNetwork
 from hessfig.measurements.frobenius.estimator import Estimator
-from hessfig.models.linear_mlp.network import LinearMLP
-from hessfig.models.transformer.attention import SelfAttention
+from hessfig.models.networks import LinearMLP, SelfAttention
 from hessfig.rng import stream
 from hessfig.terms import Block, Matrix, Part
 from tests.toys import ARCHITECTURES, toy_problem
@@ -46,9 +44,7 @@ def norms(problem: Problem, settings: EstimatorConfig, model: ModelConfig = MODE
 def test_the_engines_refuse_another_network(changed: Problem) -> None:
     with pytest.raises(OtherNetwork, match="differ from those of the linearised network"):
         LinearisedNetwork(changed, MODEL)
-    with pytest.raises(
-        OtherNetwork, match=r"differ from those of the exact engine(.|\n)*products=curvlinops"
-    ):
+    with pytest.raises(OtherNetwork, match=r"differ from those of the exact engine(.|\n)*products=curvlinops"):
         ExactEngine(changed, MODEL).column(1, Matrix.W_Q, [Matrix.W_Q], [Part.H])
 
 
@@ -90,11 +86,7 @@ def test_known_networks_pass_without_a_word(name: str) -> None:
 
 def test_numbers_beyond_the_range_of_floats_cannot_tell() -> None:
     problem = toy_problem(replace(ARCHITECTURES["chain"], n_layers=3), sigma=1e80)
-    assert (
-        not LinearisedNetwork(problem, replace(ARCHITECTURES["chain"], n_layers=3))
-        .tape.output.isfinite()
-        .all()
-    )
+    assert not LinearisedNetwork(problem, replace(ARCHITECTURES["chain"], n_layers=3)).tape.output.isfinite().all()
 
 
 @pytest.mark.parametrize("norm", Norm)

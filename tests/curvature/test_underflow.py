@@ -9,9 +9,8 @@ import torch
 
 from hessfig.curvature.exact import engine
 from hessfig.curvature.exact.engine import ExactEngine
-from hessfig.curvature.products.linearised.column import LinearisedNetwork
-from hessfig.curvature.products.linearised.tape import Tape
-from hessfig.curvature.underflow import _flushes, flushing
+from hessfig.curvature.tape.columns import LinearisedNetwork, _flushes, flushing
+from hessfig.curvature.tape.tape import Tape
 from hessfig.terms import Part
 from tests.toys import ARCHITECTURES, toy_problem
 
@@ -44,9 +43,7 @@ def test_products_and_exact_norms_flush_for_problems_in_float32(
     problem = toy_problem(model).cast(dtype)
     for owner, name in ((Tape, "push"), (engine, "last_layer_norms")):
         whole = getattr(owner, name)
-        monkeypatch.setattr(
-            owner, name, lambda *given, whole=whole: (seen.append(_flushes()), whole(*given))[1]
-        )
+        monkeypatch.setattr(owner, name, lambda *given, whole=whole: (seen.append(_flushes()), whole(*given))[1])
     column = LinearisedNetwork(problem, model).column(1, "W_V", ["W_V"])
     column.split_matmat(torch.ones(column.dim, 1, dtype=dtype))
     ExactEngine(problem, model).column(1, "W_V", ["W_V"], list(Part))

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hessfig.config import MLP, Attention, Loss, ModelConfig, Norm, Products, QueryKey
+from hessfig.curvature.curvlinops import ColumnOperator
 from hessfig.curvature.problem import Problem
-from hessfig.curvature.products.curvlinops import ColumnOperator
-from hessfig.curvature.products.linearised.column import LinearisedColumn, LinearisedNetwork
 from hessfig.curvature.routes import Engines
+from hessfig.curvature.tape.columns import LinearisedColumn, LinearisedNetwork
 from hessfig.measurements.frobenius.dense import dense_blocks
 from hessfig.rng import stream
 from hessfig.terms import Block, Group, Part
@@ -40,9 +40,7 @@ def moved(problem: Problem) -> Problem:
     with torch.no_grad():
         for name, parameter in problem.network.named_parameters():
             if parameter.ndim == 1:
-                parameter += 0.3 * torch.randn(
-                    parameter.shape, dtype=torch.float64, generator=stream(0, name)
-                )
+                parameter += 0.3 * torch.randn(parameter.shape, dtype=torch.float64, generator=stream(0, name))
     return problem
 
 
@@ -65,9 +63,7 @@ def assert_every_column(problem: Problem, model: ModelConfig) -> None:
 @settings(max_examples=2, derandomize=True, deadline=None)
 @given(architecture=transformers, loss=st.sampled_from(Loss))
 @pytest.mark.long
-def test_every_column_of_a_transformer_is_the_oracles(
-    norm: Norm, architecture: ModelConfig, loss: Loss
-) -> None:
+def test_every_column_of_a_transformer_is_the_oracles(norm: Norm, architecture: ModelConfig, loss: Loss) -> None:
     model = replace(architecture, norm=norm)
     assert_every_column(moved(toy_problem(model, toy_task(model, batch_size=2, loss=loss))), model)
 

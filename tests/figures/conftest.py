@@ -10,8 +10,7 @@ import pandas as pd
 import pytest
 from matplotlib.axes import Axes
 
-from hessfig.figures.parts.save import Page
-from hessfig.figures.parts.style import styled
+from hessfig.figures.parts.page import Page, styled
 from hessfig.figures.sheets import LAYOUTS, FigureSpec, check
 from tests.analysis.synthetic import CONFIG, make_table, write_sweep
 
@@ -44,9 +43,7 @@ def deep() -> pd.DataFrame:
 def words(ax: Axes) -> str:
     """Return everything written in a panel: texts and legend entries."""
     legend = ax.get_legend()
-    entries = (
-        [] if legend is None else [legend.get_title().get_text(), *(t.get_text() for t in legend.get_texts())]
-    )
+    entries = [] if legend is None else [legend.get_title().get_text(), *(t.get_text() for t in legend.get_texts())]
     return "\n".join([*(text.get_text() for text in ax.texts), *entries])
 
 

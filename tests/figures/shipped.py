@@ -13,9 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
-from hessfig.figures.parts.paper import Paper
-from hessfig.figures.parts.save import Page
-from hessfig.figures.parts.style import styled
+from hessfig.figures.parts.page import Page, Paper, styled
 from hessfig.figures.sheets import LAYOUTS, FigureSpec
 from hessfig.terms import Matrix
 from tests.analysis.synthetic import CONFIG, SIGMA, config, make_table, write_sweep
@@ -98,9 +96,7 @@ FIGURES: dict[str, tuple[str, Any, dict[str, Any], Any, dict[str, Any]]] = {
     "temperature": (
         "ablation",
         OPEN,
-        {
-            "claim": "the functional part dominates the query-key blocks as the temperature grows (Section 4.2)"
-        },
+        {"claim": "the functional part dominates the query-key blocks as the temperature grows (Section 4.2)"},
         CONFIG,
         {
             "networks": [(f"model.temperature={t}", 1) for t in (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)],

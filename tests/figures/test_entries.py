@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from hessfig.errors import UserError
-from hessfig.figures.parts.save import Page
-from hessfig.figures.parts.style import styled
+from hessfig.figures.parts.page import Page, styled
 from hessfig.figures.sheets import LAYOUTS, FigureSpec
 from tests.analysis.test_arrays import listed, store
 

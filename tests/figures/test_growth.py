@@ -114,16 +114,13 @@ def test_chain_draws_both_powers_of_the_full_hessian(pages: Draw) -> None:
     (page,) = pages("growth", table, settings=settings)
     full = page.figure.axes[5]
     powers = sorted(
-        round(float(np.diff(np.log(g.get_ydata()))[0] / np.diff(np.log(g.get_xdata()))[0]))
-        for g in guides(full)
+        round(float(np.diff(np.log(g.get_ydata()))[0] / np.diff(np.log(g.get_xdata()))[0])) for g in guides(full)
     )
     assert powers == [9, 18]
     assert all(re.search(rf"σ\S+ \((layer )?{layer}\)", words(full)) for layer in (1, 2))
 
 
-@pytest.mark.parametrize(
-    "settings", [config(sigma_scales="tokens"), {**config(), "state": {"kind": "loaded"}}]
-)
+@pytest.mark.parametrize("settings", [config(sigma_scales="tokens"), {**config(), "state": {"kind": "loaded"}}])
 def test_where_no_power_rules_none_is_drawn(pages: Draw, settings: Any) -> None:
     (page,) = pages("growth", make_table(noise=0, wander=0), settings=settings)
     for ax in page.figure.axes:

@@ -9,10 +9,8 @@ import pandas as pd
 import pytest
 
 from hessfig.errors import UserError
-from hessfig.figures.layouts.heat import heat
-from hessfig.figures.parts.paper import TEXT_WIDTH, Paper
-from hessfig.figures.parts.save import Page
-from hessfig.figures.parts.style import styled
+from hessfig.figures.layouts.distance_maps import heat
+from hessfig.figures.parts.page import TEXT_WIDTH, Page, Paper, styled
 from hessfig.figures.sheets import FigureSpec
 from tests.analysis.synthetic import make_table, write_sweep
 from tests.figures import shipped

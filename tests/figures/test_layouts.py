@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from hessfig.analysis.shares import functional_shares
-from hessfig.analysis.variants import short_variant, varied_setting
-from hessfig.figures.layouts.blocks import norm_matrix
+from hessfig.analysis.axis import short_variant, varied_setting
+from hessfig.analysis.curves import functional_shares
+from hessfig.figures.layouts.block_maps import norm_matrix
 from hessfig.terms import Matrix
 from tests.analysis.synthetic import config, make_table
 from tests.figures.conftest import Draw, curves, guides, words
@@ -95,9 +95,7 @@ def test_ablation_draws_shares_against_the_varied_setting(pages: Draw) -> None:
 
 
 def test_share_is_taken_seed_by_seed() -> None:
-    table = make_table(
-        blocks=[("W_Q", "W_Q")], sigma=[0.1], law=lambda b, p, a, s: {"H_f": 1.0}.get(p, 2.0), noise=0
-    )
+    table = make_table(blocks=[("W_Q", "W_Q")], sigma=[0.1], law=lambda b, p, a, s: {"H_f": 1.0}.get(p, 2.0), noise=0)
     (row,) = functional_shares(table).to_dict("records")
     assert row["mean"] == pytest.approx(1 / 3) and row["sem"] == pytest.approx(0, abs=1e-12)
 

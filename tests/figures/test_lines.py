@@ -27,9 +27,7 @@ def width_table(sigma: tuple[float, ...] = (0.1, 1.0)) -> pd.DataFrame:
     """Return a table that varies width and heads: sigma^2 times the root of the width, times the heads."""
     networks = [(f"model.d_model={d},model.n_heads={h}", 1) for d in WIDTHS for h in (1, 2)]
     table = make_table(networks=networks, sigma=sigma, law=lambda b, p, a, s: s**2, noise=0, wander=0)
-    width, heads = (
-        table["variant"].str.extract(rf"{name}=(\d+)")[0].astype(float) for name in ("model", "heads")
-    )
+    width, heads = (table["variant"].str.extract(rf"{name}=(\d+)")[0].astype(float) for name in ("model", "heads"))
     return table.assign(value=table["value"] * width**0.5 * heads)
 
 
@@ -39,9 +37,7 @@ def test_lines_along_a_setting_with_colour_and_dashes(pages: Draw) -> None:
     assert len(axes) == 6 and axes[-1].get_xlabel() == "d_model"
     assert axes[0].get_xscale() == axes[0].get_yscale() == "log"
     for ax in axes:
-        found = {
-            (line.get_color(), str(line.get_linestyle())): np.asarray(line.get_ydata()) for line in drawn(ax)
-        }
+        found = {(line.get_color(), str(line.get_linestyle())): np.asarray(line.get_ydata()) for line in drawn(ax)}
         assert len(found) == 4
         expected = [s**2 * h * np.sqrt(WIDTHS) for s in (0.1, 1.0) for h in (1, 2)]
         for values, truth in zip(sorted(found.values(), key=lambda v: v[0]), expected, strict=True):

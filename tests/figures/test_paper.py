@@ -11,10 +11,17 @@ import pandas as pd
 import pytest
 
 from hessfig.errors import UserError
+from hessfig.figures.parts.page import (
+    SMALLEST,
+    TEXT_WIDTH,
+    Page,
+    Paper,
+    fitting,
+    paper,
+    styled,
+    width_of,
+)
 from hessfig.figures.parts.panels import beside_one
-from hessfig.figures.parts.paper import SMALLEST, TEXT_WIDTH, Paper, paper
-from hessfig.figures.parts.save import Page
-from hessfig.figures.parts.style import fitting, styled, width_of
 from hessfig.figures.parts.words import changed_words
 from hessfig.figures.sheets import FigureSpec, draw
 from tests.analysis.synthetic import CONFIG, SIGMA, config, make_table, write_sweep
@@ -53,9 +60,7 @@ def test_type_is_readable_and_nothing_overlaps(made: Made, figure: str, width: f
 @pytest.mark.parametrize(("style", "width"), [("iclr", 5.5), ("icml", 3.25)])
 @pytest.mark.parametrize("figure", ["3a", "3b"])
 @pytest.mark.long
-def test_styles_have_the_width_and_type_of_their_conference(
-    made: Made, figure: str, style: str, width: float
-) -> None:
+def test_styles_have_the_width_and_type_of_their_conference(made: Made, figure: str, style: str, width: float) -> None:
     asked = Paper(style=style)
     (page, *_) = made(figure, asked)
     with styled(asked):
@@ -150,9 +155,7 @@ def test_every_panel_of_every_layout_can_stand_alone(made: Made, figure: str) ->
 
 
 def test_a_panel_that_is_not_there_lists_those_that_are(tmp_path: Path) -> None:
-    with pytest.raises(
-        UserError, match=r"no panel 'W_V:Ho'[\s\S]*W_V:H_o, W_V:H_f, W_V:H, W_Q:H_o[\s\S]*'W_V:H_o'\?"
-    ):
+    with pytest.raises(UserError, match=r"no panel 'W_V:Ho'[\s\S]*W_V:H_o, W_V:H_f, W_V:H, W_Q:H_o[\s\S]*'W_V:H_o'\?"):
         draw(sweep(tmp_path, panels=["W_Q:H", "W_V:Ho"]), tmp_path)
     assert not (tmp_path / "figures").exists()
 
@@ -178,16 +181,11 @@ def test_bytes_and_numbers_do_not_depend_on_the_paper(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_the_setting_that_matters_stands_in_the_note(made: Made, tmp_path: Path) -> None:
-    notes = {
-        figure: made(figure, Paper())[0].figure.get_label()
-        for figure in ("6", "7", "lines", "blocks", "network")
-    }
+    notes = {figure: made(figure, Paper())[0].figure.get_label() for figure in ("6", "7", "lines", "blocks", "network")}
     assert "d_model 128, 1 layer, batch 64" in notes["6"] and "1 to 2 layers" in notes["lines"]
     assert "d_model 128" in notes["blocks"] and "d_model" not in notes["network"]
     varied = {**config(), "sweep": {"vary": {"model.d_model": [8, 16]}, "axis": "model.d_model"}}
-    table = make_table(
-        networks=[("model.d_model=8", 1), ("model.d_model=16", 1), ("model.d_model=32", 1)], seeds=2
-    )
+    table = make_table(networks=[("model.d_model=8", 1), ("model.d_model=16", 1), ("model.d_model=32", 1)], seeds=2)
     folder = write_sweep(table, tmp_path / "wide", settings=varied)
     draw(FigureSpec("x", folder.name, "lines", paper=Paper(note=False, formats=["png"])), tmp_path / "wide")
     (note,) = (tmp_path / "wide" / "figures").glob("*.txt")
@@ -231,9 +229,7 @@ def test_no_settings_are_known_without_a_manifest(tmp_path: Path) -> None:
 
 def test_every_note_tells_what_is_changed_from_the_preset(tmp_path: Path) -> None:
     """Settings that a note tells already are not told twice; the page is as much higher as the note is longer."""
-    changed = changed_words(
-        {"model.norm": "post", "model.n_heads": "2", "model.d_model": "128", "model.n_layers": "1"}
-    )
+    changed = changed_words({"model.norm": "post", "model.n_heads": "2", "model.d_model": "128", "model.n_layers": "1"})
     assert changed == ("post-LN", "n_heads 2", "d_model 128", "1 layer")
     for asked, said in ((changed, ["post-LN", "n_heads 2"]), (("d_model 12", "batch 64"), ["d_model 12"])):
         (page, *_) = pages("3a", tmp_path, Paper(changed=asked))

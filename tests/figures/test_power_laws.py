@@ -83,9 +83,7 @@ def test_blocks_are_rows_and_quantities_columns(pages: Draw) -> None:
     table["value"] *= table["variant"].str.extract(r"=(\d+)")[0].astype(float)
     both = pd.concat([table, table.assign(quantity="trace", value=table["value"] ** 2)])
     settings = {**CONFIG, "sweep": {"axis": "model.d_model"}}
-    (page,) = pages(
-        "power_laws", both, settings=settings, windows=[(None, None)], quantity=["frobenius", "trace"]
-    )
+    (page,) = pages("power_laws", both, settings=settings, windows=[(None, None)], quantity=["frobenius", "trace"])
     axes = page.figure.axes
     assert len(axes) == 4 and axes[-1].get_xlabel() == "d_model"
     assert "1.000" in words(axes[0]) and "2.000" in words(axes[1])

@@ -15,8 +15,7 @@ import pytest
 from hessfig.analysis.slopes import fit as slopes
 from hessfig.errors import UserError
 from hessfig.figures.layouts.overlay import draw_overlay
-from hessfig.figures.parts.save import page_suffix
-from hessfig.figures.parts.style import styled
+from hessfig.figures.parts.page import page_suffix, styled
 from hessfig.figures.sheets import LAYOUTS, FigureSpec, draw
 from tests.analysis.authors import as_reference
 from tests.analysis.synthetic import CONFIG, make_table, write_sweep
@@ -33,9 +32,7 @@ def test_four_files_the_same_bytes_on_every_run(tmp_path: Path) -> None:
     first = [path.read_bytes() for path in paths]
     assert first == [path.read_bytes() for path in draw(SPEC, tmp_path)]
     assert b"CreationDate" not in first[0] and b"<dc:date>" not in first[2]
-    assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == sorted(
-        path.name for path in paths
-    )
+    assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == sorted(path.name for path in paths)
 
 
 def test_the_drawn_numbers_are_written(tmp_path: Path) -> None:
@@ -114,9 +111,7 @@ def test_options_that_a_layout_does_not_know_are_refused(layout: str, tmp_path: 
         ("growth", {"quantity": "trase"}),
     ],
 )
-def test_options_of_other_types_are_explained(
-    layout: str, options: dict[str, object], tmp_path: Path
-) -> None:
+def test_options_of_other_types_are_explained(layout: str, options: dict[str, object], tmp_path: Path) -> None:
     write_sweep(make_table(seeds=2), tmp_path)
     with pytest.raises(UserError, match="allowed"):
         draw(FigureSpec("3a", "sigma", layout, [(None, 1.0)], options), tmp_path)
@@ -136,9 +131,7 @@ def of_strange_variants(tmp_path: Path) -> Path:
     return write_sweep(pd.concat(every, ignore_index=True), tmp_path, settings=None)
 
 
-@pytest.mark.parametrize(
-    "layout", ["growth", "growth_by_depth", "linear_axes", "one_panel", "pairs", "lines"]
-)
+@pytest.mark.parametrize("layout", ["growth", "growth_by_depth", "linear_axes", "one_panel", "pairs", "lines"])
 @pytest.mark.long
 def test_names_of_pages_are_plain_and_different(layout: str, tmp_path: Path) -> None:
     folder = of_strange_variants(tmp_path)
@@ -176,9 +169,7 @@ def test_overlay_draws_both_sides_and_their_ratio(tmp_path: Path) -> None:
     table = make_table(seeds=4)
     reference = as_reference(table)
     paths = draw_overlay(compare(table, reference), tmp_path)
-    assert [path.name for path in paths] == [
-        f"figcompare_sigma.{kind}" for kind in ("pdf", "png", "svg", "csv")
-    ]
+    assert [path.name for path in paths] == [f"figcompare_sigma.{kind}" for kind in ("pdf", "png", "svg", "csv")]
     numbers = pd.read_csv(paths[-1])
     assert {"mean", "mean_reference", "log_ratio", "log_ratio_se", "z"} <= set(numbers.columns)
 

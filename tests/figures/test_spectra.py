@@ -10,14 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hessfig.analysis.spectra.smoothing import Kernel, of_eigenvalues
+from hessfig.analysis.spectral_distances import Kernel, of_eigenvalues
 from hessfig.errors import UserError
-from hessfig.figures.layouts.spectra.curves import drawn_ranks
-from hessfig.figures.layouts.spectra.proxies import ratios
-from hessfig.figures.layouts.spectra.stretch import outstanding
-from hessfig.figures.parts.paper import Paper
-from hessfig.figures.parts.save import Page
-from hessfig.figures.parts.style import styled
+from hessfig.figures.layouts.eigenvalue_plots import drawn_ranks
+from hessfig.figures.layouts.scaling import outstanding, ratios
+from hessfig.figures.parts.page import Page, Paper, styled
 from hessfig.figures.parts.words import variant_words
 from hessfig.figures.sheets import LAYOUTS, FigureSpec, check
 from tests.analysis.spectral import spectral_table, store_density, store_spectrum
@@ -104,9 +101,7 @@ def test_the_table_holds_means_and_errors(tmp_path: Path) -> None:
 def test_a_table_without_arrays_says_what_to_measure(tmp_path: Path) -> None:
     folder = write_sweep(spectral_table([{"value": 1.0}]), tmp_path)
     for layout in ("spectra", "heterogeneity"):
-        with pytest.raises(
-            UserError, match=r"neither eigenvalues nor densities[\s\S]*quantities=\[spectrum\]"
-        ):
+        with pytest.raises(UserError, match=r"neither eigenvalues nor densities[\s\S]*quantities=\[spectrum\]"):
             drawn(layout, folder)
 
 
@@ -126,9 +121,7 @@ def test_heat_maps_of_distances(tmp_path: Path) -> None:
     write_sweep(spectral_table([{"value": 1.0}]), tmp_path, arrays=entries)
     (page,) = drawn("heterogeneity", folder)
     one, other, bar = page.figure.axes
-    assert (
-        one.get_title().splitlines()[0] == "transformer" and other.get_title() == "MLP\nJS⁰ = 0.000 ± 0.000"
-    )
+    assert one.get_title().splitlines()[0] == "transformer" and other.get_title() == "MLP\nJS⁰ = 0.000 ± 0.000"
     square = one.images[0].get_array()
     assert square.shape == (3, 3) and square[0, 2] > 0.3 and square[0, 1] == pytest.approx(0, abs=1e-9)
     assert one.images[0].get_clim() == (0, math.log(2)) and bar.images is not None

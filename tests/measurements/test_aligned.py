@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hessfig.config import ModelConfig, TaskConfig
-from hessfig.curvature.products.linearised.column import LinearisedColumn, LinearisedNetwork
+from hessfig.curvature.tape.columns import LinearisedColumn, LinearisedNetwork
 from hessfig.measurements.estimate import Estimate
 from hessfig.measurements.frobenius.aligned import aligned
 from hessfig.measurements.frobenius.dense import dense_norms

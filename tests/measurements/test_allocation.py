@@ -14,9 +14,14 @@ import torch
 from hessfig.config import Config, EstimatorConfig, GridConfig, Method, ModelConfig, TaskConfig
 from hessfig.measurements.frobenius.allocation import FEWEST_PROBES, PILOT_REPEATS, Allocation, probes_needed
 from hessfig.rng import stream
-from hessfig.sweep import pilots, preview
+from hessfig.sweep import preview, stages
 from hessfig.sweep.engine import run_sweep
-from hessfig.sweep.plan import Cell, Variants, plan, setups_of
+from hessfig.sweep.plan import (
+    Cell,
+    Variants,
+    plan,
+    setups_of,
+)
 from hessfig.sweep.store import CellStore
 
 TWO_LAYERS = ModelConfig(n_layers=2, d_model=6)
@@ -37,11 +42,11 @@ def config(folder: Path | str = "outputs", **settings: Any) -> Config:
 
 
 def pilot_cells(variants: Variants) -> list[Cell]:
-    return pilots.pilot_cells(setups_of(variants))
+    return stages.pilot_cells(setups_of(variants))
 
 
 def allocations(variants: Variants, store: CellStore) -> list[Allocation]:
-    return pilots.allocations(setups_of(variants), store)
+    return stages.allocations(setups_of(variants), store)
 
 
 def numbers(error: float, spread: float, probes: int = 8, repeats: int = 4000) -> list[dict[str, Any]]:
@@ -61,9 +66,7 @@ def numbers(error: float, spread: float, probes: int = 8, repeats: int = 4000) -
 
 
 @pytest.mark.parametrize(("error", "spread", "share"), [(0.1, 0.2, 0.1), (0.05, 0.2, 0.1), (0.1, 0.2, 0.5)])
-def test_the_rule_gives_the_probes_at_which_error_is_its_share(
-    error: float, spread: float, share: float
-) -> None:
+def test_the_rule_gives_the_probes_at_which_error_is_its_share(error: float, spread: float, share: float) -> None:
     expected = max(8 * error**2 / (share * spread**2), FEWEST_PROBES)
     found = probes_needed(numbers(error, spread), share, ceiling=100)
     assert found == pytest.approx(expected, rel=0.1, abs=1)
@@ -104,9 +107,7 @@ def test_a_run_uses_its_pilots_and_a_second_run_finds_everything_done(tmp_path: 
     assert 12 >= counts[0.01] > counts[10.0] >= FEWEST_PROBES and len(counts) == 2
     manifest = json.loads((tmp_path / "sigma" / "manifest.json").read_text())
     assert manifest["config"]["estimator"]["num_probes"] == 20
-    assert manifest["variants"][0]["probes"] == {
-        "W_Q": {str(sigma): count for sigma, count in counts.items()}
-    }
+    assert manifest["variants"][0]["probes"] == {"W_Q": {str(sigma): count for sigma, count in counts.items()}}
     assert f"auto, W_Q {counts[0.01]} to {counts[10.0]} probes" in preview.describe(variants)
     written = pd.read_csv(first.table)
     lower = written[written["layer"] == 1]

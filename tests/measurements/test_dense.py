@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hessfig.curvature import column as hutchinson
-from hessfig.curvature.products.linearised.column import LinearisedColumn, LinearisedNetwork
+from hessfig.curvature.tape.columns import LinearisedColumn, LinearisedNetwork
 from hessfig.measurements.frobenius.dense import dense_blocks, dense_norms
 from hessfig.terms import Matrix, Part
 from tests.curvature.oracle import dense_oracle

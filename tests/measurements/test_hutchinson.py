@@ -14,8 +14,8 @@ from torch import Tensor
 from hessfig.config import Kind, ModelConfig, TaskConfig
 from hessfig.curvature import column as module
 from hessfig.curvature.column import SPLIT, chunks, completed, squared_norms
-from hessfig.curvature.probes import rademacher
-from hessfig.curvature.products.linearised.column import LinearisedColumn, LinearisedNetwork
+from hessfig.curvature.problem import rademacher
+from hessfig.curvature.tape.columns import LinearisedColumn, LinearisedNetwork
 from hessfig.measurements.frobenius.dense import dense_norms
 from hessfig.measurements.frobenius.hutchinson import hutchinson
 from hessfig.measurements.frobenius.norms import frobenius
@@ -43,9 +43,7 @@ class MatrixColumn:
     def shape(self) -> torch.Size:
         return torch.Size(self.weight or (self.dim, 1))
 
-    def split_matmat(
-        self, probes: Tensor, parts: Sequence[Part] = SPLIT
-    ) -> dict[tuple[Matrix, Part], Tensor]:
+    def split_matmat(self, probes: Tensor, parts: Sequence[Part] = SPLIT) -> dict[tuple[Matrix, Part], Tensor]:
         both = {key: block @ probes for key, block in self.blocks.items()}
         return completed(both, parts)
 
@@ -134,9 +132,7 @@ def test_chunks_depend_on_the_problem_alone(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
-def test_the_size_of_a_chunk_changes_a_norm_by_rounding_only(
-    size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_size_of_a_chunk_changes_a_norm_by_rounding_only(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     column = real_column("two layers", Matrix.W_V, [Matrix.W_V, Matrix.W_Q])
     reference = hutchinson(column, PARTS, 15, generator=stream(5))
     monkeypatch.setattr(module, "PROBES_AT_ONCE", size)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hessfig.curvature.probes import rademacher
+from hessfig.curvature.problem import rademacher
 from hessfig.measurements.estimate import Estimate
 from hessfig.measurements.frobenius.norms import frobenius
 from hessfig.rng import stream

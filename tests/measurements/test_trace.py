@@ -57,9 +57,7 @@ def test_the_last_layer_is_exact_whatever_its_size() -> None:
 
 
 def test_sampled_traces_cover_the_truth_within_their_error() -> None:
-    settings = config(
-        ARCHITECTURES["two layers"], estimator=EstimatorConfig(Method.hutchinson, num_probes=300)
-    )
+    settings = config(ARCHITECTURES["two layers"], estimator=EstimatorConfig(Method.hutchinson, num_probes=300))
     truth = dense_traces(settings)
     for key, row in traces(settings).items():
         assert abs(row["value"] - truth[key]) <= 4 * row["error"], key
@@ -95,9 +93,7 @@ def test_what_has_no_trace_is_refused(settings: dict[str, object], message: str)
 
 
 def test_pairs_beside_diagonal_blocks_have_their_norm_and_no_trace() -> None:
-    settings = config(
-        ModelConfig(d_model=4), blocks=["W_V", ["W_Q", "W_V"]], quantities=["frobenius", "trace"]
-    )
+    settings = config(ModelConfig(d_model=4), blocks=["W_V", ["W_Q", "W_V"]], quantities=["frobenius", "trace"])
     Setup("", settings).check()
     found = {name: measure(Cell(Setup("", settings), 0.7, 1, name)).rows for name in settings.quantities}
     assert {(row["row"], row["col"]) for row in found["trace"]} == {("W_V", "W_V")}

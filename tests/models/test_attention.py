@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hessfig.config import Attention, DType, ModelConfig, QueryKey
-from hessfig.models.transformer.attention import SelfAttention
+from hessfig.models.networks import SelfAttention
 from hessfig.rng import stream
 from tests.toys import build_model
 

@@ -19,9 +19,7 @@ def outputs(problem: Problem) -> torch.Tensor:
 def test_the_linear_mlp_is_a_product_of_matrices(depth: int) -> None:
     problem = toy_problem(ModelConfig(kind=Kind.linear_mlp, d_model=4, n_layers=2))
     network, batch = problem.network, problem.batch
-    expected = (
-        network.tok_embed.weight[batch.inputs] @ network.layers[0].weight.T @ network.layers[1].weight.T
-    )
+    expected = network.tok_embed.weight[batch.inputs] @ network.layers[0].weight.T @ network.layers[1].weight.T
     found = network.from_hidden(network.hidden(batch.inputs, depth), depth, batch.scored)
     torch.testing.assert_close(found, expected[:, batch.scored])
 
@@ -49,8 +47,5 @@ def test_heads_work_on_their_own_columns() -> None:
     problem = toy_problem(ModelConfig(kind=Kind.self_attention, d_model=4, n_heads=2))
     x, network = 0.7 * problem.batch.inputs, problem.network
     q, k, v = (x @ linear.weight.T for linear in (network.q, network.k, network.v))
-    heads = [
-        (q[..., s] @ k[..., s].transpose(1, 2) / 2**0.5).softmax(-1) @ v[..., s]
-        for s in (slice(2), slice(2, 4))
-    ]
+    heads = [(q[..., s] @ k[..., s].transpose(1, 2) / 2**0.5).softmax(-1) @ v[..., s] for s in (slice(2), slice(2, 4))]
     torch.testing.assert_close(outputs(problem), torch.cat(heads, dim=-1))

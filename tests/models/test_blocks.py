@@ -8,8 +8,7 @@ import pytest
 
 from hessfig.config import MLP, Kind, ModelConfig, QueryKey
 from hessfig.errors import UserError
-from hessfig.models.blocks import blocks_of
-from hessfig.models.matrices import matrices_of
+from hessfig.models.blocks import blocks_of, matrices_of
 from hessfig.terms import Block, Matrix
 from tests.toys import ARCHITECTURES, layout_of
 

@@ -14,9 +14,7 @@ from tests.toys import build_model
 EMBEDDINGS = {"tok_embed.weight", "pos.weight"}
 
 
-def built(
-    model: ModelConfig, *, sigma: float = 0.3, seed: int = 1234, dtype: DType = DType.float64
-) -> nn.Module:
+def built(model: ModelConfig, *, sigma: float = 0.3, seed: int = 1234, dtype: DType = DType.float64) -> nn.Module:
     return build_model(model, sigma=sigma, seed=seed, length=9, dtype=dtype)
 
 
@@ -96,9 +94,7 @@ def test_nothing_asks_for_gradients_and_the_global_generator_does_not_matter() -
     first = parameters(ModelConfig(d_model=8))
     torch.manual_seed(99)
     second = parameters(ModelConfig(d_model=8))
-    assert all(
-        torch.equal(weight, second[name]) and not weight.requires_grad for name, weight in first.items()
-    )
+    assert all(torch.equal(weight, second[name]) and not weight.requires_grad for name, weight in first.items())
 
 
 def test_gpt2_draws_everything_at_a_fiftieth_and_the_residual_maps_smaller() -> None:
@@ -129,9 +125,7 @@ def test_gpt2_leaves_embeddings_to_sigma_and_takes_positions_where_sigma_means_t
         (ScaledWeight.mlp, ("mlp.fc_in.weight", "mlp.fc_out.weight")),
     ],
 )
-def test_a_scaled_weight_is_its_draw_times_alpha_in_every_layer(
-    scaled: ScaledWeight, paths: tuple[str, ...]
-) -> None:
+def test_a_scaled_weight_is_its_draw_times_alpha_in_every_layer(scaled: ScaledWeight, paths: tuple[str, ...]) -> None:
     plain = parameters(ModelConfig(d_model=8, n_layers=2))
     found = parameters(ModelConfig(d_model=8, n_layers=2, scaled_weight=scaled, weight_scale=0.25))
     assert sum(name.endswith(paths) for name in plain) == 2 * len(paths)

@@ -20,11 +20,16 @@ import hessfig
 from hessfig.config import Config, EstimatorConfig, Method, ModelConfig, Products
 from hessfig.curvature.problem import Problem
 from hessfig.curvature.routes import Engines
-from hessfig.models.huggingface import _marks
+from hessfig.models.kinds.huggingface import _marks
 from hessfig.models.registry import kind
 from hessfig.states.point import drawn
 from hessfig.sweep.measure import measure
-from hessfig.sweep.plan import Cell, Setup, plan, setups_of
+from hessfig.sweep.plan import (
+    Cell,
+    Setup,
+    plan,
+    setups_of,
+)
 from hessfig.terms import Block, Part
 from tests.models.tiny_models import (
     CONTEXT,
@@ -72,9 +77,7 @@ def column(
     return engine.split_matmat(probes(engine.dim), PARTS)
 
 
-def off(
-    found: dict[Any, Tensor], block: Block, problem: Problem, parts: dict[Part, Tensor], only: str = ""
-) -> float:
+def off(found: dict[Any, Tensor], block: Block, problem: Problem, parts: dict[Part, Tensor], only: str = "") -> float:
     """Return the largest error of a block's parts, relative to the largest of H_o and H_f.
 
     A block that vanishes (that of the keys' bias, which no softmax sees) counts beside the whole Hessian.
@@ -175,20 +178,18 @@ def test_curvlinops_gives_the_same_blocks(home: Path) -> None:
 @pytest.mark.parametrize("sequences", [1, 3])
 def test_micro_batches_weigh_what_they_hold(home: Path, sequences: int) -> None:
     config, block = saved("gpt2", home), Block(0, "all", "all")
-    from hessfig.models.huggingface import _ids, _sizes
-    from hessfig.models.huggingface.drawing import drawn as split
+    from hessfig.models.kinds.huggingface import _ids, _sizes
+    from hessfig.models.stored.causal_model import drawn as split
 
     found = split(config, 0, _sizes(config), KIND.layout(config), _ids(config), sequences)
-    assert [len(batch.inputs) for batch in (found.batch, *found.more)] == (
-        [1] * 4 if sequences == 1 else [3, 1]
-    )
+    assert [len(batch.inputs) for batch in (found.batch, *found.more)] == ([1] * 4 if sequences == 1 else [3, 1])
     problem, parts = truth("gpt2", home)
     assert off(column(Problem.of(found), 0, "all", [block]), block, problem, parts) < 1e-10
 
 
 def test_logits_in_chunks_are_the_whole(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     problem, parts = truth("gpt2", home)
-    monkeypatch.setattr("hessfig.curvature.products.headed.readout.CHUNK_BYTES", 3 * 5 * 8 * 5)
+    monkeypatch.setattr("hessfig.curvature.headed.CHUNK_BYTES", 3 * 5 * 8 * 5)
     block = Block(0, "W_E+W_U", "W_E+W_U")
     assert off(column(problem, 0, block.col, [block]), block, problem, parts) < 1e-10
 
@@ -242,15 +243,12 @@ def test_random_weights_follow_the_seed(home: Path) -> None:
     config = config_of(home, save_ids(home / "ids.npy"), model={**sized, "path": None})
     config = replace(config, task=replace(config.task, path=None, length=CONTEXT))
     first, again, other = (
-        drawn(config, sigma=None, seed=seed).network.get_parameter("model.lm_head.weight")
-        for seed in (3, 3, 4)
+        drawn(config, sigma=None, seed=seed).network.get_parameter("model.lm_head.weight") for seed in (3, 3, 4)
     )
     assert torch.equal(first, again) and not torch.equal(first, other)
     assert KIND.axes(config) == {"seed"} and KIND.axes(saved("gpt2", home)) == frozenset()
     path = saved("gpt2", home).model.path
-    read = drawn(
-        replace(saved("gpt2", home), model=ModelConfig("huggingface", path=path)), sigma=None, seed=0
-    )
+    read = drawn(replace(saved("gpt2", home), model=ModelConfig("huggingface", path=path)), sigma=None, seed=0)
     drawn_anew = replace(saved("gpt2", home), model=ModelConfig("huggingface", path=path, random=True))
     anew = drawn(drawn_anew, sigma=None, seed=0).network
     assert anew.unembedding.shape == read.network.unembedding.shape  # type: ignore[union-attr]
@@ -302,9 +300,7 @@ def test_the_logits_are_those_of_from_pretrained(name: str, dtype: str, home: Pa
     config = replace(saved(name, home), dtype=dtype)
     network = drawn(config, sigma=None, seed=0).network
     kind_of = getattr(torch, dtype)
-    model = AutoModelForCausalLM.from_pretrained(
-        str(config.model.path), dtype=kind_of, attn_implementation="eager"
-    )
+    model = AutoModelForCausalLM.from_pretrained(str(config.model.path), dtype=kind_of, attn_implementation="eager")
     held = dict(model.named_parameters())
     for key, weight in network.model.named_parameters():  # type: ignore[union-attr]
         assert torch.equal(weight, held[key]), key

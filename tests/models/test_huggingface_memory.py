@@ -12,8 +12,8 @@ import re
 import torch
 from hessfig.config import Config, Data, ModelConfig, Scored, TaskConfig
 from hessfig.curvature.problem import Problem
-from hessfig.curvature.products.headed.column import HeadedColumn
-from hessfig.models.huggingface import _plan, loading
+from hessfig.curvature.headed import HeadedColumn
+from hessfig.models.kinds.huggingface import _plan, loading
 from hessfig.states.point import drawn
 from hessfig.terms import Part
 

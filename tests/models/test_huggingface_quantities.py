@@ -14,7 +14,7 @@ import torch
 from hessfig.config import Config
 from hessfig.curvature.problem import Problem
 from hessfig.errors import UserError
-from hessfig.models.huggingface.batches import Plan
+from hessfig.models.stored.token_batches import Plan
 from hessfig.states.point import drawn
 from hessfig.sweep.measure import measure
 from hessfig.sweep.plan import plan, setups_of
@@ -53,7 +53,7 @@ def values(name: str, quantity: str, home: Path) -> dict[Key, float]:
 
 def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every sequence be a micro-batch, as a small bound on memory does."""
-    monkeypatch.setattr("hessfig.models.huggingface._plan", lambda config: Plan(1, SEQUENCES, 0))
+    monkeypatch.setattr("hessfig.models.kinds.huggingface._plan", lambda config: Plan(1, SEQUENCES, 0))
 
 
 @pytest.mark.parametrize("quantity", [*MEASURED, "gradient_covariance"])

@@ -20,8 +20,8 @@ from safetensors.torch import load_file, save_file
 from hessfig.config import Config
 from hessfig.config.checks import check
 from hessfig.errors import UserError
-from hessfig.models.huggingface.batches import bytes_of
 from hessfig.models.registry import kind
+from hessfig.models.stored.token_batches import bytes_of
 from hessfig.states.point import drawn
 from tests.models.tiny_models import CONTEXT, config_of, save, save_ids, save_tokenizer
 
@@ -82,9 +82,7 @@ def test_settings_that_cannot_be_had(home: Path, changes: dict[str, Any], messag
 
 def test_ids_beyond_the_vocabulary_are_named(home: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "ids.npy", np.full((4, CONTEXT), 5))
-    with pytest.raises(
-        UserError, match="no words of the network's vocabulary\n  got:     5\n  allowed: 0 to 4"
-    ):
+    with pytest.raises(UserError, match="no words of the network's vocabulary\n  got:     5\n  allowed: 0 to 4"):
         KIND.check(config_of(home / "gpt2", tmp_path / "ids.npy"))
 
 
@@ -112,9 +110,7 @@ def read_alone(config: Config) -> None:
 
 
 @pytest.mark.parametrize("read", [KIND.check, read_alone], ids=["planning", "worker"])
-def test_missing_weights_and_other_shapes_are_named(
-    home: Path, tmp_path: Path, read: Callable[[Config], None]
-) -> None:
+def test_missing_weights_and_other_shapes_are_named(home: Path, tmp_path: Path, read: Callable[[Config], None]) -> None:
     lacking = damaged(home, tmp_path / "lacking")
     tensors = load_file(lacking / "model.safetensors")
     kept = {name: tensor for name, tensor in tensors.items() if ".ln_1." not in name}
@@ -133,9 +129,7 @@ def test_missing_weights_and_other_shapes_are_named(
 def test_weights_of_another_architecture_are_named(home: Path, tmp_path: Path) -> None:
     save("llama", tmp_path / "llama")
     (tmp_path / "llama/config.json").write_bytes((home / "gpt2/config.json").read_bytes())
-    message = (
-        r"missing: transformer\.h\.0\.attn\.c_attn\.bias, [\s\S]* more[\s\S]*surplus: model\.embed_tokens"
-    )
+    message = r"missing: transformer\.h\.0\.attn\.c_attn\.bias, [\s\S]* more[\s\S]*surplus: model\.embed_tokens"
     with pytest.raises(UserError, match=message):
         KIND.check(config_of(tmp_path / "llama", home / "ids.npy"))
 
@@ -211,9 +205,7 @@ def test_configurations_that_make_no_network_are_refused_when_planned(
 def test_sizes_are_bounded_before_anything_of_that_size_is_made(
     home: Path, tmp_path: Path, changes: dict[str, Any], message: str, is_random: bool
 ) -> None:
-    config = config_of(
-        damaged(home, tmp_path / "vast", **changes), home / "ids.npy", model={"random": is_random}
-    )
+    config = config_of(damaged(home, tmp_path / "vast", **changes), home / "ids.npy", model={"random": is_random})
     with pytest.raises(UserError, match=message) if message else nullcontext():
         KIND.check(config)
 
@@ -304,9 +296,7 @@ def test_a_folder_that_asks_for_a_kernel_gets_the_eager_one(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, kernel: str
 ) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr(
-        "transformers.modeling_utils.lazy_import_flash_attention", lambda *a, **k: asked.append(a)
-    )
+    monkeypatch.setattr("transformers.modeling_utils.lazy_import_flash_attention", lambda *a, **k: asked.append(a))
     monkeypatch.setattr("transformers.modeling_utils.is_kernels_available", lambda: True)
     config = config_of(damaged(home, tmp_path / "fused", **{key: kernel}), home / "ids.npy")
     KIND.check(config)

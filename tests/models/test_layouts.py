@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 from hessfig.config import Config
-from hessfig.models.blocks import blocks_of
-from hessfig.models.matrices import matrices_of, weight_size
-from hessfig.models.transformer.layout import layout
+from hessfig.models.blocks import blocks_of, matrices_of, weight_size
+from hessfig.models.kinds.transformer import layout
 from hessfig.terms import Block, Matrix
 from tests.toys import ARCHITECTURES, toy_problem, toy_task
 

@@ -23,15 +23,14 @@ from hessfig.config import (
     QueryKey,
     TaskConfig,
 )
-from hessfig.curvature.products.curvlinops import ColumnOperator
-from hessfig.curvature.products.linearised.column import LinearisedNetwork
+from hessfig.curvature.curvlinops import ColumnOperator
 from hessfig.curvature.routes import Engines
+from hessfig.curvature.tape.columns import LinearisedNetwork
 from hessfig.errors import UserError
 from hessfig.measurements.frobenius.dense import dense_blocks
-from hessfig.models.matrices import matrices_of
-from hessfig.models.mlp import is_structural_zero
-from hessfig.models.mlp.layout import width
-from hessfig.models.mlp.network import PrefixMLP
+from hessfig.models.blocks import matrices_of
+from hessfig.models.kinds.mlp import is_structural_zero, width
+from hessfig.models.networks import PrefixMLP
 from hessfig.models.registry import kind
 from hessfig.sweep.plan import Cell, Setup, setups_of
 from hessfig.terms import Block, Group, Part
@@ -69,18 +68,12 @@ def test_it_has_the_number_of_parameters_of_the_transformer_within_half_a_hidden
     goal = size(Config(model=model, task=task))
     mlp = Config(model=replace(model, kind=Kind.mlp), task=task)
     units = width(mlp)
-    around = [
-        size(replace(mlp, model=replace(mlp.model, d_mlp=units + step)))
-        for step in (-1, 0, 1)
-        if units + step
-    ]
+    around = [size(replace(mlp, model=replace(mlp.model, d_mlp=units + step))) for step in (-1, 0, 1) if units + step]
     assert abs(size(mlp) - goal) == min(abs(found - goal) for found in around)
 
 
 def test_the_published_size_is_matched() -> None:
-    found = {
-        one: size(Config(model=ModelConfig(kind=one, n_layers=2))) for one in (Kind.transformer, Kind.mlp)
-    }
+    found = {one: size(Config(model=ModelConfig(kind=one, n_layers=2))) for one in (Kind.transformer, Kind.mlp)}
     assert abs(found[Kind.mlp] / found[Kind.transformer] - 1) < 0.005
 
 
@@ -113,10 +106,7 @@ def test_later_tokens_change_nothing_at_earlier_positions(model: ModelConfig) ->
 def test_cut_behind_a_layer_it_is_the_same_network(model: ModelConfig) -> None:
     problem = toy_problem(model)
     network, inputs, scored = problem.layered, problem.batch.inputs, problem.batch.scored
-    outputs = [
-        network.from_hidden(network.hidden(inputs, depth), depth, scored)
-        for depth in range(model.n_layers + 1)
-    ]
+    outputs = [network.from_hidden(network.hidden(inputs, depth), depth, scored) for depth in range(model.n_layers + 1)]
     assert all(torch.allclose(one, outputs[0], rtol=1e-13, atol=1e-15) for one in outputs)
 
 
@@ -129,9 +119,7 @@ def test_both_routes_give_the_blocks_of_dense_differentiation(model: ModelConfig
         warnings.simplefilter("error", RuntimeWarning)
         tape = LinearisedNetwork(problem, model)
     for layer in range(1, model.n_layers + 1):
-        weights = [
-            one for one in matrices_of(model) if layout_of(model).members(layer, one) or not one.has_layer
-        ]
+        weights = [one for one in matrices_of(model) if layout_of(model).members(layer, one) or not one.has_layer]
         oracle = dense_oracle(problem, layer, weights)
         for col in weights:
             for column in (tape.column(layer, col, weights), ColumnOperator(problem, layer, col, weights)):
@@ -186,8 +174,7 @@ def test_an_mlp_without_an_activation_is_refused_and_the_matched_width_has_a_key
         setups_of([("", Config(model=replace(DEEP, mlp=MLP.none), task=toy_task(DEEP), blocks=["W_in"]))])
     model = ModelConfig(kind=Kind.mlp, d_model=8)
     keys = {
-        Cell(Setup("", Config(model=one, blocks=["W_in"])), 0.1, 1).key
-        for one in (model, replace(model, d_mlp=32))
+        Cell(Setup("", Config(model=one, blocks=["W_in"])), 0.1, 1).key for one in (model, replace(model, d_mlp=32))
     }
     assert len(keys) == 2
 

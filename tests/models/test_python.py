@@ -10,7 +10,7 @@ import pytest
 
 from hessfig.config import Config, Data, Kind, ModelConfig, TaskConfig
 from hessfig.errors import UserError
-from hessfig.models.python.factory import find_factory
+from hessfig.models.kinds.python import find_factory
 from hessfig.models.registry import kind, kinds
 from hessfig.sweep.engine import run_sweep
 from hessfig.sweep.plan import Setup, plan, setups_of

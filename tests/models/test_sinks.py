@@ -10,10 +10,10 @@ import torch
 
 from hessfig.config import MLP, DType, ModelConfig, Norm, QueryKey, Sink
 from hessfig.curvature.exact.support import Level, exactness
-from hessfig.curvature.products.linearised.column import LinearisedNetwork
+from hessfig.curvature.tape.columns import LinearisedNetwork
 from hessfig.measurements.frobenius.dense import dense_blocks
-from hessfig.models.matrices import matrices_of
-from hessfig.models.transformer.network import Transformer
+from hessfig.models.blocks import matrices_of
+from hessfig.models.networks import Transformer
 from hessfig.rng import stream
 from hessfig.terms import Block, Part
 from tests.curvature.oracle import dense_oracle

@@ -8,11 +8,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hessfig.config import MLP, Attention, Kind, ModelConfig, Norm, QueryKey
-from hessfig.curvature.probes import rademacher
-from hessfig.curvature.products.curvlinops import ColumnOperator
-from hessfig.curvature.products.linearised.column import LinearisedNetwork
-from hessfig.models.matrices import matrices_of
-from hessfig.models.structure import is_structural_zero
+from hessfig.curvature.curvlinops import ColumnOperator
+from hessfig.curvature.problem import rademacher
+from hessfig.curvature.tape.columns import LinearisedNetwork
+from hessfig.models.blocks import is_structural_zero, matrices_of
 from hessfig.rng import stream
 from hessfig.terms import Block, Matrix, Part
 from tests.toys import ARCHITECTURES, toy_problem, toy_task

@@ -9,7 +9,7 @@ import torch
 from transformer_lens.model_bridge.sources.native import NativeModel
 
 from hessfig.config import MLP, Attention, DType, ModelConfig, Norm, QueryKey
-from hessfig.models.transformer.network import Transformer, native_config
+from hessfig.models.networks import Transformer, native_config
 from hessfig.rng import stream
 from tests.toys import ARCHITECTURES, build_model, toy_problem
 
@@ -77,9 +77,7 @@ def test_post_norm_normalises_each_residual_sum() -> None:
     network = build_model(model, sigma=0.7, seed=1, length=LENGTH, dtype=DType.float64)
     hidden = network.hidden(tokens(), 1)
     torch.testing.assert_close(hidden.mean(-1), torch.zeros(5, LENGTH).double(), rtol=0, atol=1e-12)
-    torch.testing.assert_close(
-        hidden.var(-1, unbiased=False), torch.ones(5, LENGTH).double(), rtol=0, atol=1e-3
-    )
+    torch.testing.assert_close(hidden.var(-1, unbiased=False), torch.ones(5, LENGTH).double(), rtol=0, atol=1e-3)
 
 
 def test_without_skip_and_mlp_only_the_attention_output_is_left() -> None:

@@ -21,9 +21,8 @@ from hessfig.curvature.problem import Problem
 from hessfig.curvature.routes import Engines
 from hessfig.errors import UserError
 from hessfig.models.registry import kind
-from hessfig.models.transformer_lens.conversion import shapes_of
-from hessfig.models.transformer_lens.network import HookedNetwork
-from hessfig.models.transformer_lens.settings import sizes_of
+from hessfig.models.stored.lens_network import HookedNetwork, shapes_of
+from hessfig.models.stored.lens_settings import sizes_of
 from hessfig.states.point import drawn
 from hessfig.sweep.measure import measure
 from hessfig.sweep.plan import Setup, plan, setups_of
@@ -56,16 +55,11 @@ def state(settings: dict[str, Any]) -> dict[str, Tensor]:
     """Return random weights by HookedTransformer's names, with its buffers."""
     generator = torch.Generator().manual_seed(0)
     shapes = shapes_of(sizes_of(settings, "here"))
-    found = {
-        name: 0.6 * torch.randn(shape, dtype=torch.float64, generator=generator)
-        for name, shape in shapes.items()
-    }
+    found = {name: 0.6 * torch.randn(shape, dtype=torch.float64, generator=generator) for name, shape in shapes.items()}
     return found | {"blocks.0.attn.mask": torch.ones(2, 2), "blocks.0.attn.IGNORE": torch.tensor(-1e5)}
 
 
-def written(
-    folder: Path, settings: dict[str, Any], tensors: dict[str, Tensor], name: str = "state.pth"
-) -> Path:
+def written(folder: Path, settings: dict[str, Any], tensors: dict[str, Tensor], name: str = "state.pth") -> Path:
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(settings))
     if name.endswith(".safetensors"):
@@ -106,9 +100,7 @@ def bridge_of(settings: dict[str, Any]) -> Any:
     return bridge
 
 
-@pytest.mark.parametrize(
-    ("settings", "digits"), [*((one, 1e-12) for one in NETWORKS.values()), (FOLDED, 1e-6)]
-)
+@pytest.mark.parametrize(("settings", "digits"), [*((one, 1e-12) for one in NETWORKS.values()), (FOLDED, 1e-6)])
 def test_the_logits_are_transformer_lens_own(
     settings: dict[str, Any], digits: float, home: Path, tmp_path: Path
 ) -> None:
@@ -155,17 +147,13 @@ def test_every_weight_head_and_group_is_dense_autodiffs(name: str, home: Path) -
     groups = [(0, "all"), (1, "attention"), (2, "layer"), (1, "biases"), (0, "embeddings")]
     for layer, col in [*weights, *groups]:
         block = Block(layer, col, col)
-        found = Engines(problem, ModelConfig("transformer_lens"), Products.linearised).column(
-            layer, col, [block]
-        )
+        found = Engines(problem, ModelConfig("transformer_lens"), Products.linearised).column(layer, col, [block])
         side = places(model, problem.layout.side(layer, col), prefix="")
         assert len(side) == found.dim
         probes = torch.randn(found.dim, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
         products = found.split_matmat(probes, PARTS)
         whole = {part: matrix[side][:, side] @ probes for part, matrix in parts.items()}
-        scale = max(
-            float(parts[Part.H].abs().max()) * 1e-4, *(float(one.abs().max()) for one in whole.values())
-        )
+        scale = max(float(parts[Part.H].abs().max()) * 1e-4, *(float(one.abs().max()) for one in whole.values()))
         for part in PARTS:
             assert (products[block, part] - whole[part]).abs().max() < 1e-10 * scale, (col, part)
 
@@ -244,9 +232,7 @@ def test_states_that_do_not_fit_are_named(home: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"not finite(.|\n)*unembed\.b_U"):
         KIND.check(config(folder, home / "ids.npy"))
     written(folder, GPT2, tensors, "another.pth")
-    with pytest.raises(
-        UserError, match=r"several files(.|\n)*another\.pth, state\.pth(.|\n)*model\.path=.*state\.pth"
-    ):
+    with pytest.raises(UserError, match=r"several files(.|\n)*another\.pth, state\.pth(.|\n)*model\.path=.*state\.pth"):
         KIND.check(config(folder, home / "ids.npy"))
 
 
@@ -335,9 +321,7 @@ def test_tensors_that_are_no_weights(home: Path, tmp_path: Path, odd: Tensor) ->
         KIND.check(config(folder, home / "ids.npy", dtype="float32"))
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"PK\x05\x06" + bytes(18), b"\x80\x02}q\x00.", b"\x80\x02K\x01.", b"\x80"]
-)
+@pytest.mark.parametrize("content", [b"", b"PK\x05\x06" + bytes(18), b"\x80\x02}q\x00.", b"\x80\x02K\x01.", b"\x80"])
 def test_pickles_of_nothing(home: Path, tmp_path: Path, content: bytes) -> None:
     folder = written(tmp_path / "odd", GPT2, state(GPT2))
     (folder / "state.pth").write_bytes(content)

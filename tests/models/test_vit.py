@@ -23,13 +23,12 @@ from hessfig.config import (
     Norm,
     TaskConfig,
 )
-from hessfig.curvature.products.curvlinops import ColumnOperator
-from hessfig.curvature.products.linearised.column import LinearisedNetwork
+from hessfig.curvature.curvlinops import ColumnOperator
+from hessfig.curvature.tape.columns import LinearisedNetwork
 from hessfig.errors import UserError
 from hessfig.measurements.frobenius.dense import dense_blocks
-from hessfig.models.matrices import matrices_of
-from hessfig.models.structure import is_structural_zero
-from hessfig.models.vit.network import VisionTransformer
+from hessfig.models.blocks import is_structural_zero, matrices_of
+from hessfig.models.networks import VisionTransformer
 from hessfig.rng import stream
 from hessfig.states.initialised import build_network
 from hessfig.sweep.measure import measure
@@ -46,9 +45,7 @@ SHAPES = [
     replace(VIT, norm=Norm.none, mlp=MLP.relu),
     replace(VIT, norm=Norm.none, attention=Attention.linear, mlp=MLP.none),
 ]
-shape = pytest.mark.parametrize(
-    "model", SHAPES, ids=lambda model: f"{model.norm} {model.mlp} {model.n_layers}"
-)
+shape = pytest.mark.parametrize("model", SHAPES, ids=lambda model: f"{model.norm} {model.mlp} {model.n_layers}")
 
 
 def built(model: ModelConfig, *, sigma: float = 0.7) -> VisionTransformer:
@@ -90,9 +87,7 @@ def test_the_layout_names_every_parameter_once(model: ModelConfig) -> None:
     held = {path: parameter.numel() for path, parameter in problem.network.named_parameters()}
     assert {weight.parameter: weight.size for weight in problem.layout.weights} == held
     assert problem.layout.names == [str(matrix) for matrix in matrices_of(model)]
-    biases = {
-        w.name for layer in range(model.n_layers + 1) for w in problem.layout.members(layer, Group.biases)
-    }
+    biases = {w.name for layer in range(model.n_layers + 1) for w in problem.layout.members(layer, Group.biases)}
     assert {"b_patch", "b_Q", "b_O", "b_U"} <= biases
     assert not any("ln" in name for name in biases)
 
@@ -189,9 +184,7 @@ BAD = {
 
 
 @pytest.mark.parametrize(("settings", "message"), BAD.values(), ids=BAD)
-def test_what_cannot_be_built_is_refused_before_anything_is_measured(
-    settings: dict[str, object], message: str
-) -> None:
+def test_what_cannot_be_built_is_refused_before_anything_is_measured(settings: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message):
         setups_of([("", config(**settings))])
 

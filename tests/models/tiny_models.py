@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from hessfig.config import Config, Data, ModelConfig, Scored, TaskConfig
-from hessfig.curvature.products.sides import view_of
+from hessfig.curvature.curvlinops import view_of
 from hessfig.models.protocol import Weight
 from hessfig.terms import Part
 
@@ -79,9 +79,7 @@ def config_of(folder: Path, ids: Path, **settings: Any) -> Config:
     model = {"kind": "huggingface", "path": str(folder), **settings.pop("model", {})}
     task = {"data": Data.tokens, "scored": Scored.all, "path": str(ids), "batch_size": SEQUENCES}
     task |= settings.pop("task", {})
-    return Config(
-        model=ModelConfig(**model), task=TaskConfig(**task), **{"blocks": "each", "seeds": 1, **settings}
-    )
+    return Config(model=ModelConfig(**model), task=TaskConfig(**task), **{"blocks": "each", "seeds": 1, **settings})
 
 
 def dense(model: torch.nn.Module, tokens: Tensor, only: str = "") -> dict[Part, Tensor]:
@@ -113,9 +111,7 @@ def dense(model: torch.nn.Module, tokens: Tensor, only: str = "") -> dict[Part, 
     }
 
 
-def places(
-    model: torch.nn.Module, weights: tuple[Weight, ...], only: str = "", prefix: str = "model."
-) -> Tensor:
+def places(model: torch.nn.Module, weights: tuple[Weight, ...], only: str = "", prefix: str = "model.") -> Tensor:
     """Return where the entries of some weights stand among the parameters of `dense`."""
     start, found = 0, {}
     for name, parameter in model.named_parameters():

@@ -11,7 +11,7 @@ import pytest
 
 from hessfig.cli.main import main
 from hessfig.config.compose import compose
-from hessfig.config.plain import as_plain
+from hessfig.config.keys import as_plain
 from hessfig.record import COLUMNS, MANIFEST, TABLE
 from tests.analysis.synthetic import SIGMA, make_table, write_sweep
 
@@ -58,9 +58,7 @@ def fill(outputs: Path) -> Path:
     verify = outputs / "verify"
     verify.mkdir()
     head = "statement,reference,holds_as_printed,error_as_printed,error_corrected,note\n"
-    (verify / "statements.csv").write_text(
-        f'{head}thm31,"Theorem 3.1, p. 4",yes,1e-16,,<i>\neq13,eq. 13,no,3,0,\n'
-    )
+    (verify / "statements.csv").write_text(f'{head}thm31,"Theorem 3.1, p. 4",yes,1e-16,,<i>\neq13,eq. 13,no,3,0,\n')
     claims = [
         "id,source,statement,sweeps,figure,rule,effect,low,high,verdict,words,run,departures",
         "depth-data,a paper,depth counts,depth mlp,6,a rule,0.5,0.4,0.6,holds,,,",

@@ -12,7 +12,12 @@ import pytest
 
 from hessfig.errors import UserError
 from hessfig.record import CHECKSUM, checksum
-from hessfig.report.appearing import SEAL, appearing, check_file, marked
+from hessfig.report.written import (
+    SEAL,
+    appearing,
+    check_file,
+    marked,
+)
 from tests.report.html import read
 from tests.report.outputs import cell, report
 

@@ -47,16 +47,10 @@ def test_hostile_names_are_shown_as_they_are(site: Path) -> None:
 
 def test_pictures_say_their_finding_and_have_a_small_copy(site: Path) -> None:
     images = read(site / "sweeps/sigma.html").images
-    assert images and all(
-        "W_V H_o 1.9" in (one["alt"] or "") or "W_V H_o 2" in (one["alt"] or "") for one in images
-    )
+    assert images and all("W_V H_o 1.9" in (one["alt"] or "") or "W_V H_o 2" in (one["alt"] or "") for one in images)
     assert "predicted 2" in (images[0]["alt"] or "")
-    assert {"fig3a.png", "fig3a.svg", "fig3a.csv", "small"} <= {
-        path.name for path in (site / "sweeps/sigma").iterdir()
-    }
-    assert (site / "sweeps/sigma/small/fig3a.png").stat().st_size < (
-        site / "sweeps/sigma/fig3a.png"
-    ).stat().st_size
+    assert {"fig3a.png", "fig3a.svg", "fig3a.csv", "small"} <= {path.name for path in (site / "sweeps/sigma").iterdir()}
+    assert (site / "sweeps/sigma/small/fig3a.png").stat().st_size < (site / "sweeps/sigma/fig3a.png").stat().st_size
 
 
 def test_a_sweep_says_what_it_is(site: Path) -> None:
@@ -70,10 +64,7 @@ def test_a_sweep_says_what_it_is(site: Path) -> None:
 
 def test_a_command_of_the_manifest_is_quoted_anew(site: Path) -> None:
     """Whoever pastes it runs hessfig, and nothing else."""
-    assert (
-        json.loads((site / "sweeps/depth.json").read_text())["command"]
-        == "hessfig run 'sweep=depth;' echo harm"
-    )
+    assert json.loads((site / "sweeps/depth.json").read_text())["command"] == "hessfig run 'sweep=depth;' echo harm"
 
 
 def test_departures_become_the_command(site: Path) -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from hessfig.report.findings import of_numbers
-from hessfig.report.folders import Failure, failures_in, find_sweeps
+from hessfig.report.drawn_figures import about_and_how
+from hessfig.report.gathered import Failure, failures_in, find_sweeps
+from hessfig.report.page_tables import MOST_ROWS, any_table, number
 from hessfig.report.pages import asset
-from hessfig.report.pictures import about_and_how
-from hessfig.report.tables import MOST_ROWS, any_table, number
+from hessfig.report.readings import of_numbers
 from tests.report.outputs import cell, fail
 
 CURVE = {"num_layers": 1, "layer": 1, "prediction": "exponent"}
@@ -25,10 +25,7 @@ MEANS = [
     {"row": "W_V", "col": "W_V", "part": "H", "mean": 4.0},
     {"row": "W_V", "col": "W_Q", "part": "H", "mean": 0.0},
 ]
-BINS = [
-    {"variant": "", "block": "W_V", "bin_low": low, "bin_high": 4 * low, "share": 0.4}
-    for low in (1.0, 4.0, 16.0)
-]
+BINS = [{"variant": "", "block": "W_V", "bin_low": low, "bin_high": 4 * low, "share": 0.4} for low in (1.0, 4.0, 16.0)]
 
 
 @pytest.mark.parametrize(
@@ -90,11 +87,7 @@ def test_colours_can_be_read() -> None:
 
 def _colours(text: str) -> list[tuple[str, str]]:
     pieces = [piece.strip() for piece in text.replace("{", ";").split(";")]
-    return [
-        (name[2:], value.strip())
-        for name, _, value in (p.partition(":") for p in pieces)
-        if name.startswith("--")
-    ]
+    return [(name[2:], value.strip()) for name, _, value in (p.partition(":") for p in pieces) if name.startswith("--")]
 
 
 def _contrast(one: str, other: str) -> float:

@@ -17,8 +17,8 @@ from torch import Tensor
 from hessfig.config import Config, EstimatorConfig, Method, Norm, State, StateConfig
 from hessfig.errors import UserError
 from hessfig.states.initialised import build_network
-from hessfig.states.loaded import load_weights
 from hessfig.states.point import drawn
+from hessfig.states.stored_states import load_weights
 from hessfig.sweep.measure import measure
 from hessfig.sweep.plan import Cell, Setup, setups_of
 from tests.toys import ARCHITECTURES, toy_task
@@ -103,9 +103,7 @@ FILES: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_files_that_are_no_weights_are_refused(
-    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_files_that_are_no_weights_are_refused(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / name).write_bytes(FILES[name])
     with pytest.raises(UserError, match=r"state\.path: .* cannot be read as weights") as caught:
         drawn(loaded(tmp_path / name), sigma=None, seed=1)

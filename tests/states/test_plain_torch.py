@@ -48,9 +48,7 @@ def loss(w: dict[str, Tensor], tokens: Tensor) -> Tensor:
     length, answer = tokens.shape[1], slice(2 * DIGITS + 1, 3 * DIGITS + 2)
     h = w["tok_embed.weight"][tokens] + w["pos.weight"][:length]
     x = norm(h, "layers.0.ln1")
-    q, k, v = (
-        linear(x, f"layers.0.attn.{one}").reshape(SUMS, length, HEADS, -1).transpose(1, 2) for one in "qkv"
-    )
+    q, k, v = (linear(x, f"layers.0.attn.{one}").reshape(SUMS, length, HEADS, -1).transpose(1, 2) for one in "qkv")
     scores = q @ k.transpose(2, 3) / q.shape[-1] ** 0.5
     later = torch.ones(length, length).triu(1).bool()
     mixed = scores.masked_fill(later, float("-inf")).softmax(-1) @ v

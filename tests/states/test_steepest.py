@@ -12,9 +12,15 @@ from safetensors.torch import load_file
 from hessfig.config import Curvature, DType, Optimiser
 from hessfig.states.training import loop
 from hessfig.states.training.kept import Folder
-from hessfig.states.training.loop import ensure
-from hessfig.states.training.rule import FACTORS, is_look
-from hessfig.states.training.steepest import FLATTEST, factors, largest_ritz, products_of_a_look
+from hessfig.states.training.loop import (
+    FACTORS,
+    FLATTEST,
+    ensure,
+    factors,
+    is_look,
+    largest_ritz,
+    products_of_a_look,
+)
 from hessfig.states.training.trajectory import Trajectory
 from tests.toys import training_config
 
@@ -23,9 +29,7 @@ def two_parameters() -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tenso
     """Return parameters a and b, and the Hessian of 1/2 x.A x + the flat b in all of them."""
     generator = torch.Generator().manual_seed(0)
     root = torch.randn(5, 5, dtype=torch.float64, generator=generator)
-    named = {
-        name: torch.ones(size, dtype=torch.float64, requires_grad=True) for name, size in (("a", 3), ("b", 2))
-    }
+    named = {name: torch.ones(size, dtype=torch.float64, requires_grad=True) for name, size in (("a", 3), ("b", 2))}
     return named, root @ root.T, root
 
 
@@ -88,10 +92,7 @@ def test_a_look_changes_the_training_and_its_key_and_none_changes_neither(tmp_pa
     plain = Trajectory(training_config(tmp_path), 0.3, 1)
     assert not {"curvature", "refresh"} & set(plain.science["training"])
     assert Trajectory(training_config(tmp_path, refresh=7), 0.3, 1).key == plain.key
-    looks = [
-        Trajectory(training_config(tmp_path, curvature=Curvature.whole, refresh=n), 0.3, 1).key
-        for n in (7, 8)
-    ]
+    looks = [Trajectory(training_config(tmp_path, curvature=Curvature.whole, refresh=n), 0.3, 1).key for n in (7, 8)]
     assert len({plain.key, *looks}) == 3
 
 

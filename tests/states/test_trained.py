@@ -27,10 +27,9 @@ from hessfig.config import (
 from hessfig.config.schema import ModelConfig
 from hessfig.states.initialised import build_network
 from hessfig.states.point import drawn
-from hessfig.states.training import checkpoint, loop
+from hessfig.states.training import kept, loop
 from hessfig.states.training.kept import COLUMNS, Folder
-from hessfig.states.training.loop import Diverged, ensure
-from hessfig.states.training.rule import learning_rate
+from hessfig.states.training.loop import Diverged, ensure, learning_rate
 from hessfig.states.training.trajectory import Trajectory
 from hessfig.sweep.measure import measure
 from hessfig.sweep.plan import Cell, Setup
@@ -124,16 +123,14 @@ def test_a_flipped_bit_in_the_step_of_what_is_left_for_resuming_is_seen(
     assert content.count(rb"\"step\": 12") == 1
     path.write_bytes(content.replace(rb"\"step\": 12", rb"\"step\": 10"))  # 2 is 0 with one bit more
     assert ensure(one, STEPS) == 30 and files(one) == files(whole)
-    assert (
-        "resume.safetensors: its checksum, key or step is not that of its content" in capsys.readouterr().err
-    )
+    assert "resume.safetensors: its checksum, key or step is not that of its content" in capsys.readouterr().err
 
 
 def of_version_020(path: Path, step: int) -> None:
     """Write a checkpoint as 0.2.0 did: its checksum is of the numbers alone."""
     with safe_open(path, framework="pt") as handle:
         about = json.loads(handle.metadata()["hessfig"])
-    about = {"key": about["key"], "step": step, "checksum": checkpoint._checksum(load_file(path))}
+    about = {"key": about["key"], "step": step, "checksum": kept._checksum(load_file(path))}
     save_file(load_file(path), path, {"hessfig": json.dumps(about, sort_keys=True)})
 
 
@@ -162,9 +159,7 @@ def test_a_state_asked_for_later_comes_from_the_nearest_before_it(copied: Trajec
 def test_step_zero_is_the_initial_network_bit_by_bit(whole: Trajectory) -> None:
     config = whole.config
     first = replace(config, state=StateConfig())
-    states = [
-        dict(drawn(one, sigma=0.3, seed=1, step=0).network.named_parameters()) for one in (config, first)
-    ]
+    states = [dict(drawn(one, sigma=0.3, seed=1, step=0).network.named_parameters()) for one in (config, first)]
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[1])
     assert load_file(Folder(whole).weights_path(0))["head.weight"].dtype == torch.float64
 

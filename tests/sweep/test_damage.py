@@ -156,9 +156,7 @@ def test_a_short_table_is_exit_code_1(copied: Path, monkeypatch: pytest.MonkeyPa
 
 def test_leftovers_of_killed_writers_are_swept_once_they_are_old(copied: Path) -> None:
     cell = found(copied, "json")[0]
-    old, new, own = (
-        cell.with_name(name) for name in (f".{cell.name}.a1b2c3d4", f".{cell.name}.e5f6a7b8", ".notes")
-    )
+    old, new, own = (cell.with_name(name) for name in (f".{cell.name}.a1b2c3d4", f".{cell.name}.e5f6a7b8", ".notes"))
     for path in (old, new, own, copied / "sigma/.table.csv.abcd_f12"):
         path.write_text("half")
     for path in (old, own, copied / "sigma/.table.csv.abcd_f12"):

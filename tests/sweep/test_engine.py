@@ -159,9 +159,7 @@ def test_leftovers_of_a_killed_writer_do_no_harm(copied: Path, reference: Path) 
     assert table(copied) == table(reference)
 
 
-def test_a_failing_cell_is_reported_and_the_others_are_kept(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_failing_cell_is_reported_and_the_others_are_kept(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     impossible = toy_config(tmp_path, model=ModelConfig(kind=Kind.self_attention), blocks=["W_V"])
     summary = run_sweep([("sound", toy_config(tmp_path)), ("impossible", impossible)])
     assert (summary.measured, summary.failed) == (CELLS, CELLS)
@@ -318,9 +316,7 @@ def test_what_was_derived_from_another_table_goes_with_it(copied: Path) -> None:
     assert (copied / "sigma/slopes.csv").exists()
     (note,) = run(copied, seeds=3).notes
     assert "made with other settings and is replaced" in note
-    assert not list((copied / "sigma").glob("slopes.csv")) and not list(
-        (copied / "sigma").glob("comparison.csv")
-    )
+    assert not list((copied / "sigma").glob("slopes.csv")) and not list((copied / "sigma").glob("comparison.csv"))
 
 
 def test_one_quantity_more_measures_no_other_again(copied: Path) -> None:

@@ -69,9 +69,7 @@ def test_the_same_cell_gives_the_same_bits() -> None:
 
 def test_a_layer_more_does_not_change_the_probes_or_weights_of_another() -> None:
     """Same weights and embeddings below, so layer 1's problem differs only by what lies above it."""
-    cells = [
-        Cell(Setup("", Config(model=ModelConfig(d_model=4, n_layers=n), task=TASK)), 0.3, 7) for n in (1, 2)
-    ]
+    cells = [Cell(Setup("", Config(model=ModelConfig(d_model=4, n_layers=n), task=TASK)), 0.3, 7) for n in (1, 2)]
     one, two = (draw_problem(cell).network for cell in cells)
     for name, parameter in one.named_parameters():
         assert (parameter == two.get_parameter(name)).all(), name

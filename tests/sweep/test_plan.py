@@ -22,7 +22,12 @@ from hessfig.config import (
 )
 from hessfig.measurements.blocks import columns
 from hessfig.record import digest
-from hessfig.sweep.plan import Cell, Setup, plan, setups_of
+from hessfig.sweep.plan import (
+    Cell,
+    Setup,
+    plan,
+    setups_of,
+)
 from tests.toys import ARCHITECTURES
 
 
@@ -109,9 +114,7 @@ def test_a_digest_does_not_depend_on_the_order_of_keys() -> None:
 
 def test_columns_share_their_products() -> None:
     config = Config(blocks=["W_V", ["W_Q", "W_V"], "W_Q"])
-    found = [
-        (layer, col, [b.row for b in members]) for layer, col, members in columns(Setup("", config).blocks)
-    ]
+    found = [(layer, col, [b.row for b in members]) for layer, col, members in columns(Setup("", config).blocks)]
     assert found == [(1, "W_V", ["W_V", "W_Q"]), (1, "W_Q", ["W_Q"])]
 
 
@@ -128,7 +131,4 @@ def test_every_layer_has_its_blocks_and_shared_weights_none() -> None:
 
 
 def test_a_cell_says_where_it_is() -> None:
-    assert (
-        str(Cell(Setup("model.norm=pre", Config()), 0.1, 7))
-        == "model.norm=pre, n_layers=1, sigma=0.1, seed=7"
-    )
+    assert str(Cell(Setup("model.norm=pre", Config()), 0.1, 7)) == "model.norm=pre, n_layers=1, sigma=0.1, seed=7"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hessfig.sweep.launchers.local import Outcome
+from hessfig.sweep.pool import Outcome
 from hessfig.sweep.progress import Reporter
 
 

@@ -28,12 +28,11 @@ from hessfig.config import (
 from hessfig.errors import UserError
 from hessfig.states import point
 from hessfig.states.initialised import build_network
-from hessfig.sweep.cell import Cell
 from hessfig.sweep.engine import on_this_machine, run_sweep
-from hessfig.sweep.launchers.local import Outcome
-from hessfig.sweep.manifest import config_hash
 from hessfig.sweep.measure import measure
-from hessfig.sweep.plan import Setup, plan, setups_of
+from hessfig.sweep.outputs import config_hash
+from hessfig.sweep.plan import Cell, Setup, plan, setups_of
+from hessfig.sweep.pool import Outcome
 from hessfig.sweep.store import CellStore
 from tests.toys import ARCHITECTURES, toy_config, toy_task
 
@@ -108,9 +107,7 @@ def pictures(folder: Path) -> Config:
 
 def write_state(folder: Path, seed: int) -> None:
     network = build_network(loaded(folder), sigma=0.3, seed=seed)
-    save_file(
-        {name: p.detach().clone() for name, p in network.named_parameters()}, folder / "state.safetensors"
-    )
+    save_file({name: p.detach().clone() for name, p in network.named_parameters()}, folder / "state.safetensors")
 
 
 def write_pictures(folder: Path, seed: int) -> None:

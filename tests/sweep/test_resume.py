@@ -13,9 +13,7 @@ from tests.runs import CELLS, TOY, cell_files, hessfig, killed_anywhere, rows
 pytestmark = pytest.mark.long
 
 
-def test_an_interrupted_and_killed_run_ends_in_the_same_table(
-    undisturbed: Path, disturbed: tuple[Path, int]
-) -> None:
+def test_an_interrupted_and_killed_run_ends_in_the_same_table(undisturbed: Path, disturbed: tuple[Path, int]) -> None:
     """The undisturbed run has one worker; the last of the disturbed ones has two."""
     folder, _ = disturbed
     expected, found = (rows(f / "outputs/sigma/table.csv") for f in (undisturbed, folder))

@@ -12,10 +12,10 @@ import pytest
 
 from hessfig.errors import UserError
 from hessfig.measurements.protocol import Measured
-from hessfig.sweep import shelter, worker
-from hessfig.sweep.launchers import local as pools
-from hessfig.sweep.launchers.local import Pool
+from hessfig.sweep import pool as pools
+from hessfig.sweep import worker, worker_env
 from hessfig.sweep.plan import Cell, plan, setups_of
+from hessfig.sweep.pool import Pool
 from hessfig.sweep.store import CellStore
 from tests.toys import toy_config
 
@@ -45,9 +45,7 @@ def test_a_run_that_meets_another_goes_on_elsewhere(
     cells: list[Cell], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a meeting, cells come in the order of the plan, so that an early stop leaves whole curves."""
-    monkeypatch.setattr(
-        pools.random, "SystemRandom", lambda: SimpleNamespace(randrange=lambda size: size // 2)
-    )
+    monkeypatch.setattr(pools.random, "SystemRandom", lambda: SimpleNamespace(randrange=lambda size: size // 2))
     assert _order(cells, CellStore(tmp_path), "measured") == [0, 1, 2, 3, 4, 5, 6, 7]
     assert _order(cells, CellStore(tmp_path), "met", "measured") == [0, 4, 5, 6, 7, 1, 2, 3]
 
@@ -82,7 +80,7 @@ def test_processes_that_cannot_be_had_are_named(monkeypatch: pytest.MonkeyPatch,
 
     monkeypatch.setattr(multiprocessing.context.ForkServerProcess, "start", fails)
     with pytest.raises(UserError, match="no worker process can be started") as caught:
-        shelter.start_process(print)
+        worker_env.start_process(print)
     assert len(tried) == 3
     assert type(error).__name__ in str(caught.value.got)
     assert "finished cells are kept" in caught.value.remedy
@@ -94,7 +92,7 @@ def test_the_shelter_leaves_the_environment_as_it_was(monkeypatch: pytest.Monkey
     seen = {}
     monkeypatch.setenv("PYTHONPATH", "mine")
     monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
-    with shelter._sheltered():
+    with worker_env._sheltered():
         seen = {name: os.environ[name] for name in ("PYTHONPATH", "PYTHONSAFEPATH")}
     assert seen["PYTHONSAFEPATH"] == "1" and seen["PYTHONPATH"].endswith("mine")
     assert os.environ["PYTHONPATH"] == "mine" and "PYTHONSAFEPATH" not in os.environ

@@ -12,10 +12,9 @@ import pytest
 from hessfig.config import Config, EstimatorConfig, Method, Optimiser
 from hessfig.states.training.loop import Progress
 from hessfig.sweep.engine import run_sweep
-from hessfig.sweep.pilots import pilot_cells
 from hessfig.sweep.plan import plan, setups_of
 from hessfig.sweep.preview import describe
-from hessfig.sweep.stages.trainings import needs, words
+from hessfig.sweep.stages import needs, pilot_cells, words
 from tests.runs import COMMAND, hessfig, rows
 from tests.toys import training_config
 
@@ -67,9 +66,7 @@ def test_a_sweep_trains_then_measures_along_steps(tmp_path: Path, capfd: pytest.
     assert (again.measured, again.reused) == (0, 24)
 
 
-def test_cells_beyond_a_divergence_fail_with_its_cause(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_cells_beyond_a_divergence_fail_with_its_cause(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     wild = {"optimiser": Optimiser.sgd, "learning_rate": 1e30, "warmup": 0, "seeds": 1}
     summary = run_sweep([("", training_config(tmp_path, step=[0, 1, 20, 30], **wild))])
     said = capfd.readouterr().err

@@ -7,7 +7,7 @@ import itertools
 import torch
 
 from hessfig.rng import stream
-from hessfig.tasks.cascades import has_cascade, with_cascades
+from hessfig.tasks.addition import has_cascade, with_cascades
 
 
 def carries_in_a_row(x: int, y: int, digits: int) -> int:

@@ -72,9 +72,7 @@ BAD = {
 
 
 @pytest.mark.parametrize(("held", "message"), BAD.values(), ids=BAD)
-def test_pictures_that_cannot_be_taken_are_refused(
-    tmp_path: Path, held: dict[str, object], message: str
-) -> None:
+def test_pictures_that_cannot_be_taken_are_refused(tmp_path: Path, held: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=rf"task.path(.|\n)*{message}"):
         pictures(own(tmp_path, **held))
 

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from hessfig.config import Config, Optimiser, TaskConfig, TrainingConfig, TrainingData
-from hessfig.tasks.addition import sequences
+from hessfig.tasks.addition import has_cascade, sequences
 from hessfig.tasks.batch import draw_batch
-from hessfig.tasks.cascades import has_cascade
 from hessfig.tasks.examples import is_full_batch, training_batch, unseen_cascades, unseen_sums
 
 FRESH = Config(task=TaskConfig(digits=5, batch_size=8), training=TrainingConfig(batch_size=16))
@@ -39,9 +38,7 @@ def test_fresh_sums_are_sums() -> None:
 def test_a_fixed_set_is_the_measuring_batch() -> None:
     whole = draw_batch(FIXED.task, width=1, dtype=FIXED.dtype)
     known = {tuple(row) for row in whole.inputs.tolist()}
-    seen = [
-        tuple(row) for step in range(20) for row in training_batch(FIXED, seed=0, step=step).inputs.tolist()
-    ]
+    seen = [tuple(row) for step in range(20) for row in training_batch(FIXED, seed=0, step=step).inputs.tolist()]
     assert set(seen) == known
     assert all(len(set(seen[at : at + 3])) == 3 for at in range(0, len(seen), 3))  # without replacement
 
@@ -67,7 +64,5 @@ def test_unseen_sums_are_of_streams_of_their_own() -> None:
     assert torch.equal(unseen_sums(FRESH.task, 20), unseen_sums(FRESH.task, 20))
     assert has_cascade(*operands(hard, 5)).all() and len(hard) == 50
     assert torch.equal(sequences(*operands(hard, 5)), hard)
-    trained = {
-        tuple(row) for step in range(20) for row in training_batch(FRESH, seed=0, step=step).inputs.tolist()
-    }
+    trained = {tuple(row) for step in range(20) for row in training_batch(FRESH, seed=0, step=step).inputs.tolist()}
     assert not trained & {tuple(row) for row in unseen.tolist()}

@@ -109,9 +109,7 @@ def test_random_ids_are_counted_before_they_are_drawn() -> None:
         read(None, batch_size=10**13)
 
 
-def npy(
-    start: bytes = b"\x93NUMPY\x01\x00", data: bytes = bytes(128), text: bytes = b"", **changes: Any
-) -> bytes:
+def npy(start: bytes = b"\x93NUMPY\x01\x00", data: bytes = bytes(128), text: bytes = b"", **changes: Any) -> bytes:
     """Return a .npy file of (4, 4) zeros whose header says something else."""
     said = text or repr({"descr": "<i8", "fortran_order": False, "shape": (4, 4), **changes}).encode() + b"\n"
     return start + len(said).to_bytes(2, "little") + said + data
@@ -129,14 +127,8 @@ def archive() -> bytes:
         archive(),
         *(npy()[:cut] for cut in (0, 4, 9, 40, -1)),
         *(npy(shape=shape) for shape in ((10**30, 4), (4, 10**30), (10**30,), (2**33, 4), (2**62, 4))),
-        *(
-            npy(shape=shape)
-            for shape in ((-4, 4), (-4, -4), (True, 4), (4.0, 4), [4, 4], (), (2, 2, 2), (0, 4))
-        ),
-        *(
-            npy(descr=descr)
-            for descr in ("|O", "<M8[s]", "<m8[s]", "|b1", "|V8", "<U2", "<f8", "<c16", "nope")
-        ),
+        *(npy(shape=shape) for shape in ((-4, 4), (-4, -4), (True, 4), (4.0, 4), [4, 4], (), (2, 2, 2), (0, 4))),
+        *(npy(descr=descr) for descr in ("|O", "<M8[s]", "<m8[s]", "|b1", "|V8", "<U2", "<f8", "<c16", "nope")),
         *(npy(descr=descr) for descr in ([("a", "<i8")], ("<i8", (2,)), "<i99999999999", None, 3)),
         *(npy(extra=1), npy(fortran_order=3), npy(text=b"{1}\n"), npy(text=b"{"), npy(text=b"(" * 9000)),
         *(npy(text=b"\xff\xfe\x00"), npy(text=b"__import__('os').getpid()\n"), npy(text=b"[" * 60000)),

@@ -71,9 +71,7 @@ def numbers(network: nn.Module, inputs: Any, targets: Any, loss: Any) -> list[fl
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*plain double backward is used", RuntimeWarning)
         problem = hessfig.Problem(network, inputs, targets, loss)
-        return hessfig.measure(problem, blocks="0.weight", quantities=QUANTITIES, estimator="dense")[
-            "value"
-        ].tolist()
+        return hessfig.measure(problem, blocks="0.weight", quantities=QUANTITIES, estimator="dense")["value"].tolist()
 
 
 @pytest.mark.parametrize("network", [NET, SMOOTH], ids=["curvlinops", "double backward"])

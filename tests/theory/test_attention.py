@@ -8,19 +8,17 @@ from hypothesis import strategies as st
 from hessfig.errors import UserError
 from hessfig.rng import stream
 from hessfig.terms import Block, Matrix, Part
-from hessfig.theory.autodiff import networks
-from hessfig.theory.autodiff.draws import attention_point
-from hessfig.theory.autodiff.oracle import dense_hessian, hessian_blocks, square_loss
-from hessfig.theory.formulas.attention import literal
-from hessfig.theory.formulas.attention.softmax import MATRICES, AttentionPoint, attention_hessian
-from hessfig.theory.verify.statement import Dims
+from hessfig.theory import attention_formulas, autodiff
+from hessfig.theory.attention_formulas import MATRICES, AttentionPoint, attention_hessian
+from hessfig.theory.autodiff import dense_hessian, hessian_blocks, square_loss
+from hessfig.theory.statement import Dims, attention_point
 
 TIGHT = {"rtol": 1e-9, "atol": 1e-12}
 
 
 def oracle(point: AttentionPoint, part: Part) -> dict[tuple[Matrix, Matrix], torch.Tensor]:
     return hessian_blocks(
-        lambda weights: networks.attention(point.X, weights, point.temperature),
+        lambda weights: autodiff.attention(point.X, weights, point.temperature),
         square_loss(point.Y),
         point.weights,
         part,
@@ -35,9 +33,7 @@ def test_contracted_hessian_equals_autodiff(L: int, d_V: int, d_K: int, temperat
     for part in Part:
         for (row, col), truth in oracle(point, part).items():
             block = Block(1, row, col)
-            found = attention_hessian(
-                point.X, point.Y, point.weights, part=part, block=block, temperature=temperature
-            )
+            found = attention_hessian(point.X, point.Y, point.weights, part=part, block=block, temperature=temperature)
             torch.testing.assert_close(found, truth, **TIGHT)
 
 
@@ -46,8 +42,8 @@ def test_contracted_hessian_equals_autodiff(L: int, d_V: int, d_K: int, temperat
 def test_literal_theorems_equal_autodiff(L: int, d_V: int, d_K: int) -> None:
     point = attention_point(Dims(L, d_V, d_K), stream(0, "literal", L, d_V, d_K))
     printed = {
-        Part.H_o: {**literal.theorem_31(point), **literal.theorem_31_keys(point)},
-        Part.H_f: {**literal.theorem_32(point), **literal.theorem_32_keys(point)},
+        Part.H_o: {**attention_formulas.theorem_31(point), **attention_formulas.theorem_31_keys(point)},
+        Part.H_f: {**attention_formulas.theorem_32(point), **attention_formulas.theorem_32_keys(point)},
     }
     for part, blocks in printed.items():
         truth = oracle(point, part)
@@ -59,7 +55,7 @@ def test_gauss_newton_parts_add_up() -> None:
     point = attention_point(Dims(), stream(0, "split"))
 
     def network(weights: dict[Matrix, torch.Tensor]) -> torch.Tensor:
-        return networks.attention(point.X, weights)
+        return autodiff.attention(point.X, weights)
 
     parts = [dense_hessian(network, square_loss(point.Y), point.weights, part) for part in Part]
     outer, functional, full = parts
@@ -77,9 +73,7 @@ def test_blocks_are_transposes_of_each_other() -> None:
     point = attention_point(Dims(), stream(0, "symmetry"))
     for row in MATRICES:
         for col in MATRICES:
-            torch.testing.assert_close(
-                point.hessian(Part.H, row, col), point.hessian(Part.H, col, row).T, **TIGHT
-            )
+            torch.testing.assert_close(point.hessian(Part.H, row, col), point.hessian(Part.H, col, row).T, **TIGHT)
 
 
 def test_large_sizes_stay_cheap() -> None:

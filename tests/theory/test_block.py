@@ -5,13 +5,23 @@ import torch
 
 from hessfig.rng import stream
 from hessfig.terms import Matrix, Part
-from hessfig.theory.autodiff import networks
-from hessfig.theory.autodiff.oracle import hessian_blocks, jacobian, square_loss, weight_jacobian
-from hessfig.theory.claims.networks.block import NETWORKS, draw_block
-from hessfig.theory.formulas.sublayers import layernorm
-from hessfig.theory.formulas.sublayers.feedforward import GELU, IN, OUT, RELU, Activation
-from hessfig.theory.formulas.sublayers.transformer_block import Placement
-from hessfig.theory.verify.statement import Dims
+from hessfig.theory import autodiff, sublayer_formulas
+from hessfig.theory.autodiff import (
+    hessian_blocks,
+    jacobian,
+    square_loss,
+    weight_jacobian,
+)
+from hessfig.theory.network_claims import NETWORKS, draw_block
+from hessfig.theory.statement import Dims
+from hessfig.theory.sublayer_formulas import (
+    GELU,
+    IN,
+    OUT,
+    RELU,
+    Activation,
+    Placement,
+)
 
 TIGHT = {"rtol": 1e-9, "atol": 1e-12}
 DIMS = Dims(L=3, d_V=4, d_K=2, d_ff=5)
@@ -28,15 +38,15 @@ def test_activations_have_the_derivatives_they_say() -> None:
 
 def test_layer_norm_contraction_is_the_full_second_derivative() -> None:
     problem = draw_block(DIMS, stream(0, "norm"))
-    full = torch.einsum("ia,iabg->ibg", problem.target, layernorm.second_derivative(problem.X))
-    contracted = layernorm.contracted_second_derivative(problem.X, problem.target)
+    full = torch.einsum("ia,iabg->ibg", problem.target, sublayer_formulas.second_derivative(problem.X))
+    contracted = sublayer_formulas.contracted_second_derivative(problem.X, problem.target)
     torch.testing.assert_close(torch.block_diag(*full), contracted, **TIGHT)
 
 
 def test_freezing_the_scale_is_far_off() -> None:
     X = draw_block(DIMS, stream(0, "norm")).X
-    true = jacobian(networks.layer_norm, X)
-    assert (layernorm.jacobian_with_frozen_scale(X) - true).abs().max() > 0.2 * true.abs().max()
+    true = jacobian(autodiff.layer_norm, X)
+    assert (sublayer_formulas.jacobian_with_frozen_scale(X) - true).abs().max() > 0.2 * true.abs().max()
 
 
 @pytest.mark.parametrize("placement", Placement)
@@ -45,9 +55,7 @@ def test_block_derivatives_and_hessian(placement: Placement, activation: Activat
     problem = draw_block(DIMS, stream(0, "block", placement, activation.name))
     point, network = problem.point(placement, activation), problem.network(placement, activation)
     for matrix in problem.weights:
-        torch.testing.assert_close(
-            point.jacobian(matrix), weight_jacobian(network, problem.weights, matrix), **TIGHT
-        )
+        torch.testing.assert_close(point.jacobian(matrix), weight_jacobian(network, problem.weights, matrix), **TIGHT)
     for part in Part:
         truth = hessian_blocks(network, square_loss(problem.target), problem.weights, part)
         for pair, block in point.feed_forward_hessian(part).items():
@@ -57,9 +65,7 @@ def test_block_derivatives_and_hessian(placement: Placement, activation: Activat
 @pytest.mark.parametrize("placement", Placement)
 def test_relu_leaves_no_functional_hessian_before_but_not_after_the_norm(placement: Placement) -> None:
     problem = draw_block(DIMS, stream(0, "relu"))
-    blocks = hessian_blocks(
-        problem.network(placement, RELU), square_loss(problem.target), problem.weights, Part.H_f
-    )
+    blocks = hessian_blocks(problem.network(placement, RELU), square_loss(problem.target), problem.weights, Part.H_f)
     assert bool(blocks[IN, IN].any()) == (placement == Placement.post)
     assert blocks[IN, OUT].any()
 

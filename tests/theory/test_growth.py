@@ -8,11 +8,10 @@ from hessfig.predictions.architecture import Architecture, Attention, Kind, Quer
 from hessfig.predictions.growth_rates import Prediction, growth_rate
 from hessfig.rng import stream
 from hessfig.terms import Block, Matrix, Part
-from hessfig.theory.autodiff import networks
-from hessfig.theory.autodiff.draws import attention_point, normal
-from hessfig.theory.autodiff.scaling import ScaledNetwork
-from hessfig.theory.claims.networks.growth import attention_nets, measured, predicted
-from hessfig.theory.verify.statement import Dims
+from hessfig.theory import autodiff
+from hessfig.theory.autodiff import ScaledNetwork
+from hessfig.theory.growth_claims import attention_nets, measured, predicted
+from hessfig.theory.statement import Dims, attention_point, normal
 
 TINY = 1e-5
 
@@ -31,7 +30,7 @@ def test_single_matrix_grows_as_predicted() -> None:
     generator = stream(0, "single")
     point = attention_point(Dims(), generator)
     weights = {Matrix.W_QK: normal(5, 5, generator=generator), Matrix.W_V: point.weights[Matrix.W_V]}
-    net = ScaledNetwork(point.X, point.Y, weights, networks.single_matrix_attention)
+    net = ScaledNetwork(point.X, point.Y, weights, autodiff.single_matrix_attention)
     architecture = Architecture(kind=Kind.self_attention, query_key=QueryKey.single, square_loss=True)
     for part in Part:
         for (row, col), exponent in net.exponents(part, TINY).items():

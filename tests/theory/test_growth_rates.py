@@ -145,9 +145,7 @@ def test_settings_of_the_first_manifests_are_read_as_they_were() -> None:
         (built(sigma_scales="tokens"), "model.sigma_scales=tokens"),
     ],
 )
-def test_no_power_is_predicted_where_nobody_counted_or_none_rules(
-    architecture: Architecture, reason: str
-) -> None:
+def test_no_power_is_predicted_where_nobody_counted_or_none_rules(architecture: Architecture, reason: str) -> None:
     for part in Part:
         rate = growth_rate(Block(1, Q, Q), part, architecture)
         assert (rate.prediction, rate.exponent) == (Prediction.unknown, None)

@@ -7,24 +7,24 @@ from pathlib import Path
 
 import pytest
 
-from hessfig.theory.studies import bounds, kept
+from hessfig.theory import studies
 from tests.conftest import Answer
 
 DAMAGES: dict[str, Callable[[Path], object]] = {
-    "killed after the first table": lambda folder: [(folder / n).unlink() for n in ("table.csv", kept.SEAL)],
+    "killed after the first table": lambda folder: [(folder / n).unlink() for n in ("table.csv", studies.SEAL)],
     "altered": lambda folder: (folder / "looseness.csv").write_text("sigma,bound\n1,2\n"),
     "empty": lambda folder: (folder / "looseness.csv").write_bytes(b""),
-    "of an unsealed version": lambda folder: (folder / kept.SEAL).unlink(),
-    "a broken seal": lambda folder: (folder / kept.SEAL).write_text('{"tables": [' * 1000),
-    "a seal of nothing": lambda folder: (folder / kept.SEAL).write_text('{"tables": {}}'),
-    "a seal that is a folder": lambda folder: ((folder / kept.SEAL).unlink(), (folder / kept.SEAL).mkdir()),
+    "of an unsealed version": lambda folder: (folder / studies.SEAL).unlink(),
+    "a broken seal": lambda folder: (folder / studies.SEAL).write_text('{"tables": [' * 1000),
+    "a seal of nothing": lambda folder: (folder / studies.SEAL).write_text('{"tables": {}}'),
+    "a seal that is a folder": lambda folder: ((folder / studies.SEAL).unlink(), (folder / studies.SEAL).mkdir()),
 }
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"PROBLEMS": 2, "RANDOM_SCALES": 2, "SIGMAS": (0.1, 1.0)}.items():
-        monkeypatch.setattr(bounds, name, value)
+        monkeypatch.setattr(studies, name, value)
 
 
 @pytest.mark.usefixtures("small")

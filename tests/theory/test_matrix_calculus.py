@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hessfig.rng import stream
-from hessfig.theory.autodiff.draws import normal
-from hessfig.theory.autodiff.oracle import jacobian
-from hessfig.theory.formulas import matrix_calculus as mc
+from hessfig.theory import matrix_formulas as mc
+from hessfig.theory.autodiff import jacobian
+from hessfig.theory.statement import normal
 
 sizes = st.integers(1, 5)
 

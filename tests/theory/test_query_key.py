@@ -6,10 +6,9 @@ from hypothesis import strategies as st
 
 from hessfig.rng import stream
 from hessfig.terms import Part
-from hessfig.theory.autodiff.draws import attention_point, normal
-from hessfig.theory.claims.attention.query_key import score_split
-from hessfig.theory.formulas.attention import query_key as qk
-from hessfig.theory.verify.statement import Dims
+from hessfig.theory import attention_formulas as qk
+from hessfig.theory.attention_claims import score_split
+from hessfig.theory.statement import Dims, attention_point, normal
 
 
 @settings(derandomize=True, deadline=None, max_examples=8)

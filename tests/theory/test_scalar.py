@@ -9,15 +9,18 @@ from hypothesis import strategies as st
 
 from hessfig.rng import stream
 from hessfig.terms import Part
-from hessfig.theory.autodiff.scalar_problems import (
+from hessfig.theory import studies as scalar_study
+from hessfig.theory.scalar_formulas import (
     MIXINGS,
+    Sink,
     draw_scalar_problem,
     outer_product_gap,
-    outer_product_top,
+    sink_effect,
+    sink_mixing,
+    sink_response,
     spectrum,
+    top_of_outer_product,
 )
-from hessfig.theory.formulas.scalar_tokens.sinks import Sink, sink_effect, sink_mixing, sink_response
-from hessfig.theory.studies import scalar as scalar_study
 
 TIGHT = {"rtol": 1e-9, "atol": 1e-11}
 
@@ -29,7 +32,7 @@ def test_closed_form_spectrum(L: int, d_K: int, model: str) -> None:
     response, mixing = problem.response(model), MIXINGS[model](problem.x)
     torch.testing.assert_close(problem.hessian(response).eigenvalues, spectrum(problem, mixing), **TIGHT)
     top = float(spectrum(problem, mixing, Part.H_o)[-1])
-    assert outer_product_top(problem, response) == pytest.approx(top, rel=1e-9)
+    assert top_of_outer_product(problem, response) == pytest.approx(top, rel=1e-9)
 
 
 @pytest.mark.parametrize("sink", Sink)
@@ -76,7 +79,7 @@ def test_outer_product_is_exact_at_critical_points_of_the_mlp_only() -> None:
 def test_study_writes_its_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scalar_study, "PROBLEMS", 4)
     monkeypatch.setattr(scalar_study, "CONDITION_PROBLEMS", 2)
-    paths = scalar_study.run(tmp_path)
+    paths = scalar_study.run_scalar(tmp_path)
     assert [path.name for path in paths] == ["spectrum.csv", "condition.csv", "ggn.csv", "sinks.csv"]
     assert all(path.parent == tmp_path / "scalar" for path in paths)
     header = (tmp_path / "scalar" / "sinks.csv").read_text().splitlines()[0]

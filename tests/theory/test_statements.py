@@ -5,8 +5,15 @@ import math
 import pytest
 import torch
 
-from hessfig.theory.verify.catalogue import CATALOGUE
-from hessfig.theory.verify.statement import Dims, Measure, Outcome, Statement, Verdict, check
+from hessfig.theory.statement import (
+    Dims,
+    Measure,
+    Outcome,
+    Statement,
+    Verdict,
+    check,
+)
+from hessfig.theory.verification import CATALOGUE
 
 SIZES = [Dims(), Dims().other_side()]
 EXACT_ZEROS = ["onehot", "ffn-relu-pre", "eq15", "eq16", "eq17", "eq18", "lemB2", "lemB3"]
@@ -23,10 +30,7 @@ def test_verdict_is_as_recorded(name: str) -> None:
     outcome = check(CATALOGUE[name], SIZES, seeds=1)
     assert outcome.verdict == CATALOGUE[name].recorded
     assert outcome.correction_holds
-    if (
-        CATALOGUE[name].measure in (Measure.relative, Measure.absolute)
-        and outcome.error_corrected is not None
-    ):
+    if CATALOGUE[name].measure in (Measure.relative, Measure.absolute) and outcome.error_corrected is not None:
         assert outcome.error_corrected < 1e-10
     if CATALOGUE[name].measure == Measure.integer:
         errors = [e for e in (outcome.error_as_printed, outcome.error_corrected) if e is not None]

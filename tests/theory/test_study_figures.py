@@ -6,9 +6,9 @@ import pandas as pd
 import pytest
 
 from hessfig.errors import UserError
-from hessfig.figures.studies import bounds, scalar
-from hessfig.theory.studies import bounds as bounds_study
-from hessfig.theory.studies import scalar as scalar_study
+from hessfig.figures import study_figures
+from hessfig.theory import studies as bounds_study
+from hessfig.theory import studies as scalar_study
 
 
 @pytest.fixture(scope="module")
@@ -20,12 +20,12 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setattr(bounds_study, "PROBLEMS", 2)
         patch.setattr(bounds_study, "RANDOM_SCALES", 2)
         patch.setattr(bounds_study, "SIGMAS", (0.1, 1.0))
-        scalar_study.run(folder)
-        bounds_study.run(folder)
+        scalar_study.run_scalar(folder)
+        bounds_study.run_bounds(folder)
     return folder
 
 
-@pytest.mark.parametrize(("module", "name"), [(scalar, "scalar"), (bounds, "bounds")])
+@pytest.mark.parametrize(("module", "name"), [(study_figures, "scalar"), (study_figures, "bounds")])
 @pytest.mark.long
 def test_all_formats_are_written(module: object, name: str, outputs: Path) -> None:
     paths = module.draw(outputs)
@@ -34,8 +34,8 @@ def test_all_formats_are_written(module: object, name: str, outputs: Path) -> No
 
 
 def test_spectrum_panel_draws_every_eigenvalue_twice(outputs: Path) -> None:
-    tables = {name: pd.read_csv(outputs / "scalar" / f"{name}.csv") for name in scalar.TABLES}
-    ax = scalar.sheet(tables).axes[0]
+    tables = {name: pd.read_csv(outputs / "scalar" / f"{name}.csv") for name in study_figures.TABLES}
+    ax = study_figures.sheet(tables).axes[0]
     drawn = [line.get_ydata() for line in ax.lines if len(line.get_ydata())]
     assert sorted(y for part in drawn for y in part) == pytest.approx(
         sorted([*tables["spectrum"]["autodiff"], *tables["spectrum"]["closed_form"]])
@@ -43,31 +43,31 @@ def test_spectrum_panel_draws_every_eigenvalue_twice(outputs: Path) -> None:
 
 
 def test_sink_panels_draw_bulk_and_three_outliers_for_each_kind(outputs: Path) -> None:
-    tables = {name: pd.read_csv(outputs / "scalar" / f"{name}.csv") for name in scalar.TABLES}
-    for ax in scalar.sheet(tables).axes[3:]:
+    tables = {name: pd.read_csv(outputs / "scalar" / f"{name}.csv") for name in study_figures.TABLES}
+    for ax in study_figures.sheet(tables).axes[3:]:
         labels = [line.get_label() for line in ax.lines if not line.get_label().startswith("_")]
         assert labels == ["bulk", "outlier 1", "outlier 2", "outlier 3"]
 
 
 def test_numbers_hold_all_that_is_drawn(outputs: Path) -> None:
-    tables = {name: pd.read_csv(outputs / "scalar" / f"{name}.csv") for name in scalar.TABLES}
-    numbers = scalar.numbers(tables)
+    tables = {name: pd.read_csv(outputs / "scalar" / f"{name}.csv") for name in study_figures.TABLES}
+    numbers = study_figures.numbers(tables)
     assert {"spectrum", "condition number", "GGN", "sink: value"} <= set(numbers["panel"])
-    assert len(numbers) == 2 * len(tables["spectrum"]) + 3 * len(tables["condition"]) + len(
-        tables["ggn"]
-    ) + len(tables["sinks"])
+    assert len(numbers) == 2 * len(tables["spectrum"]) + 3 * len(tables["condition"]) + len(tables["ggn"]) + len(
+        tables["sinks"]
+    )
 
 
 def test_bounds_are_drawn_against_sigma(outputs: Path) -> None:
     table = pd.read_csv(outputs / "bounds" / "looseness.csv")
-    whole = bounds.sheet(table).axes[0]
+    whole = study_figures.sheet(table).axes[0]
     curves = {line.get_label(): line for line in whole.lines if not line.get_label().startswith("_")}
-    assert set(curves) == {label for _, label in bounds.WHOLE.values()}
+    assert set(curves) == {label for _, label in study_figures.WHOLE.values()}
     for line in curves.values():
         assert list(line.get_xdata()) == sorted(set(table["sigma"]))
 
 
-@pytest.mark.parametrize(("module", "table"), [(scalar, "spectrum.csv"), (bounds, "looseness.csv")])
+@pytest.mark.parametrize(("module", "table"), [(study_figures, "spectrum.csv"), (study_figures, "looseness.csv")])
 def test_a_missing_table_is_named(module: object, table: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=rf"(?s){table} is missing.*hessfig plot"):
         module.draw(tmp_path)

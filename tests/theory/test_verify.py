@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 
 from hessfig.errors import UserError
-from hessfig.theory.verify import run as verify
-from hessfig.theory.verify.arguments import parse
-from hessfig.theory.verify.catalogue import CATALOGUE
-from hessfig.theory.verify.statement import Dims, Statement, Verdict
+from hessfig.theory import verification as verify
+from hessfig.theory.statement import Dims, Statement, Verdict
+from hessfig.theory.verification import CATALOGUE, parse
 
 COLUMNS = ["statement", "reference", "holds_as_printed", "error_as_printed", "error_corrected", "note"]
 
@@ -27,9 +26,7 @@ def rows(folder: Path) -> list[dict[str, str]]:
         return list(reader)
 
 
-def test_chosen_statements_are_checked_and_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_chosen_statements_are_checked_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["lem41", "thm31", "rem31-Z2", "thm31-K"], tmp_path) == 0
     found = {row["statement"]: row for row in rows(tmp_path)}
     verdicts = {name: row["holds_as_printed"] for name, row in found.items()}

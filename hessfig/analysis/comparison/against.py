@@ -1,31 +1,257 @@
-"""A sweep against a reference: point by point, curve by curve, and the ratios of curves of one layer."""
+"""A sweep's curves against published values, point by point."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
 
-from hessfig.analysis.comparison.batch_spread import Batches, batches
-from hessfig.analysis.comparison.flaws import FLOAT32_FLOOR, count_flaws, with_logs
-from hessfig.analysis.comparison.number_by_number import compare_pairs
-from hessfig.analysis.comparison.outcome import Comparison
-from hessfig.analysis.comparison.paired import Paired
-from hessfig.analysis.comparison.points import POINT, averages, compare_points, on_grid
-from hessfig.analysis.comparison.references.read import (
+from hessfig.analysis.comparison.agreement import (
+    CURVE,
+    Batches,
+    Sample,
+    Verdict,
+    batches,
+    curve_name,
+    curve_shifts,
+    difference,
+    found_from,
+    judge,
+    percent,
+    ratio_shifts,
+    wide,
+)
+from hessfig.analysis.comparison.paired import Paired, compare_pairs
+from hessfig.analysis.comparison.references import (
     NothingToCompare,
     Reference,
     comparable,
     other_run,
     read_reference,
 )
-from hessfig.analysis.comparison.shifts import CURVE, curve_shifts, ratio_shifts, wide
-from hessfig.analysis.comparison.verdict import judge
 from hessfig.analysis.manifest import read_run
 from hessfig.errors import UserError, plain
 from hessfig.files import write_text
 from hessfig.terms import Part, name_order
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+# NOTE(paper): published norms are roots of mean squares in float32: below this, squares lose digits or vanish.
+FLOAT32_FLOOR = float(np.sqrt(np.finfo(np.float32).tiny))
+_GROUP = ["side", "num_layers", "flaw"]
+_KEPT = [*_GROUP, "count_", "sigma_low", "sigma_high"]
+
+
+def with_logs(values: pd.DataFrame, *, floor: float) -> pd.DataFrame:
+    """Return the values with their logs, nan where a flaw keeps one from being compared, and the flaw ("" if none)."""
+    found = flaws(values["value"], floor)
+    return values.assign(flaw=found, log=np.log(values["value"].where(found == "")))
+
+
+def flaws(values: pd.Series, floor: float) -> pd.Series:
+    """Return what keeps each number from being compared, "" if nothing does."""
+    tests = {
+        "NaN": values.isna(),
+        "infinite": np.isinf(values),
+        "negative": values < 0,
+        "zero": values == 0,
+        "underflowed": values < floor,
+    }
+    return pd.Series(np.select(list(tests.values()), list(tests), ""), index=values.index)
+
+
+def count_flaws(sides: Mapping[str, pd.DataFrame], compared: pd.DataFrame) -> pd.DataFrame:
+    """Return how many numbers of each side, network and flaw there are at the points compared, and at which sigmas."""
+    labelled = [values.merge(compared).assign(side=side) for side, values in sides.items()]
+    everything = pd.concat(labelled, ignore_index=True)
+    flawed = everything[everything["flaw"] != ""]
+    counted = flawed.groupby(_GROUP, sort=False)["sigma"].agg(["size", "min", "max"]).reset_index()
+    return counted.set_axis(_KEPT, axis=1)
+
+
+POINT = [*CURVE, "sigma"]
+SAME_SIGMA = 1e-6
+
+
+def on_grid(values: pd.DataFrame, sigma: np.ndarray) -> pd.DataFrame:
+    """Return the rows whose sigma is one of `sigma`, spelt as there. Raises UserError for two that become one."""
+    grid = np.sort(sigma)
+    if not len(grid):
+        return values.iloc[:0]
+    theirs = values["sigma"].to_numpy()
+    above = np.clip(np.searchsorted(grid, theirs), 1, len(grid) - 1) if len(grid) > 1 else np.zeros(len(theirs), int)
+    below = np.maximum(above - 1, 0)
+    nearest = np.where(theirs - grid[below] < grid[above] - theirs, grid[below], grid[above])
+    kept = values.assign(sigma=nearest)[np.isclose(nearest, theirs, rtol=SAME_SIGMA, atol=0)]
+    if kept.duplicated([*POINT, "repeat"]).any():
+        raise UserError(
+            "the reference has two sigmas that are one to a millionth",
+            got=f"{kept[kept.duplicated([*POINT, 'repeat'])]['sigma'].iloc[0]:g}",
+            allowed="one number a repeat at each sigma",
+            remedy="mend the file, or give another",
+        )
+    return kept
+
+
+def averages(values: pd.DataFrame) -> pd.DataFrame:
+    """Return mean and standard error of value and log over repeats; nan where a repeat cannot be compared."""
+    points = (
+        values.groupby(POINT)
+        .agg(
+            mean=("value", "mean"),
+            sem=("value", "sem"),
+            count=("value", "size"),
+            largest=("value", "max"),
+            usable=("log", "count"),
+            log_mean=("log", "mean"),
+            log_se=("log", "sem"),
+        )
+        .reset_index()
+    )
+    whole = points.pop("usable") == points["count"]
+    averages = points[["mean", "sem", "log_mean", "log_se"]].where(whole)
+    return points.assign(zero=points.pop("largest") < FLOAT32_FLOOR, **averages)
+
+
+def compare_points(both: pd.DataFrame, between: Batches) -> pd.DataFrame:
+    """Return the points with their log ratio, its error with the batches', and its p and z; nan where there is none."""
+    spreads = [between.spread(row.num_layers, row.block, row.part) for row in both.itertuples()]
+    found = difference(
+        *(_sample(both, side) for side in ("", "_reference")),
+        batch_sd=np.array([spread.point for spread in spreads]),
+        batch_dof=np.array([spread.dof for spread in spreads]),
+    )
+    return both.assign(log_ratio=found.shift, log_ratio_se=found.error, dof=found.dof, p=found.p, z=found.z)
+
+
+def _sample(both: pd.DataFrame, side: str) -> Sample:
+    count, mean, error = (both[f"{name}{side}"].to_numpy(float) for name in ("count", "log_mean", "log_se"))
+    return Sample(count, mean, error**2 * count * (count - 1))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The outcome, with what the reference is called.
+
+    `points`: a row a sigma; `curves`: a row a curve, `shift` = mean log ratio; `ratios`: a row for two curves of a
+    layer; `left_out`: how many numbers of which side and network are zero, underflowed, infinite or NaN, and where;
+    `unmatched`: points of each side that the other has not; `aside`: rows of each side that are no norms of diagonal
+    blocks of the plain variant; `batch_scale`: 0 if both sides measure one batch; `reasons`: what differs.
+    """
+
+    sweep: str
+    reference: str
+    points: pd.DataFrame
+    curves: pd.DataFrame
+    ratios: pd.DataFrame
+    left_out: pd.DataFrame
+    unmatched: tuple[int, int]
+    aside: tuple[int, int]
+    batch_scale: float
+    verdict: Verdict
+    reasons: list[str]
+
+    @property
+    def files(self) -> dict[str, pd.DataFrame]:
+        """The tables to be written, by name."""
+        frames = {"": self.points, "_curves": self.curves, "_ratios": self.ratios}
+        return {f"comparison{name}.csv": frame for name, frame in frames.items()}
+
+    @property
+    def share_within_3(self) -> float:
+        """Return the share of points whose difference is at most three standard errors."""
+        return float((self.points["z"].dropna().abs() <= 3).mean())
+
+    def sentence(self) -> str:
+        """Return the verdict and what it rests on, in one line."""
+        found = self.reasons or [_largest_shift(self.curves), _reach(self.curves)]
+        return f"{self.verdict}: {'; '.join(filter(None, [_share(self), *found]))}"
+
+    def notes(self) -> list[str]:
+        """Return a line for what was compared with what, and one a side and network for numbers left out."""
+        ours, theirs = self.unmatched
+        lines = [
+            f"without a partner: {ours} points of ours, {theirs} of {self.reference}",
+            "one batch, shared by both sides"
+            if self.batch_scale == 0
+            else "two batches: their spread is allowed for (data/batch_spread.csv)",
+        ]
+        if any(self.aside):
+            lines.append(
+                f"no norms of diagonal blocks of the plain variant, so not compared: {self.aside[0]} rows of ours, "
+                f"{self.aside[1]} of {self.reference}"
+            )
+        return [*lines, *self._left_out_lines()]
+
+    def rich_table(self) -> Table:
+        """Return the curves as a table for a terminal."""
+        from rich import box
+        from rich.table import Table
+        from rich.text import Text
+
+        title = Text(f"{self.sweep} against {self.reference}")
+        table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        for name in ("layer", "block", "part", "points", "|z| ≤ 3", "mean shift ± se", "z of the shift"):
+            table.add_column(name, no_wrap=True)
+        for row in self.curves.itertuples():
+            table.add_row(*map(Text, _cells(row)))  # as Text, nothing in a name is markup
+        return table
+
+    def _left_out_lines(self) -> list[str]:
+        groups = self.left_out.groupby(["side", "num_layers"], sort=False)
+        return [
+            f"left out of {side} at n_layers={layers}: {', '.join(map(_flawed, rows.itertuples()))}"
+            for (side, layers), rows in groups
+        ]
+
+
+def _share(comparison: Comparison) -> str:
+    count = int(comparison.points["z"].notna().sum())
+    if count:
+        return f"{100 * comparison.share_within_3:.1f} % of {count} points within 3 standard errors"
+    if comparison.verdict == Verdict.undecided:
+        return "no point has standard errors on both sides"
+    return "" if comparison.reasons else "every curve is zero on both sides"
+
+
+def _largest_shift(curves: pd.DataFrame) -> str:
+    known = curves[curves["z"].notna()]
+    if known.empty:
+        return ""
+    row = known.loc[known["z"].abs().idxmax()]
+    return f"largest shift {percent(row['shift'])} (z {row['z']:+.1f}, {curve_name(row)})"
+
+
+def _reach(curves: pd.DataFrame) -> str:
+    """Return which shifts of a curve would have been called different: of the best known curve and of the worst."""
+    found = found_from(curves).dropna()
+    if found.empty:
+        return ""
+    best, worst = (percent(found.agg(which)).lstrip("+") for which in ("min", "max"))
+    return f"a shift of {best} (best known curve) to {worst} (worst) would have been found"
+
+
+def _flawed(row: Any) -> str:
+    return f"{row.count_} {row.flaw} (sigma {row.sigma_low:.3g} to {row.sigma_high:.3g})"
+
+
+def _cells(row: Any) -> list[str]:
+    names = [f"{row.layer}/{row.num_layers}", plain(row.block), row.part]
+    if row.zero or row.zero_reference:
+        both = row.zero and row.zero_reference
+        return [*names, "", "", "both are zero" if both else "one side is zero", ""]
+    if not row.num_points:
+        return [*names, "0", "", "left out", ""]
+    shift = f"{100 * np.expm1(row.shift):+.1f} ± {100 * row.shift_se:.1f} %"
+    return [*names, str(row.num_points), f"{100 * row.share_within_3:.0f} %", shift, f"{row.z:+.1f}"]
+
 
 _PARTS = [part.value for part in Part]
 

@@ -1,20 +1,142 @@
-"""What a comparison of two runs of the same networks found, number by number, and the words that say it."""
+"""Two runs of the same networks, number by number and curve by curve."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+from scipy.special import stdtr, stdtrit
 
-from hessfig.analysis.comparison.verdict import Verdict
-from hessfig.analysis.variants import short_variant
+from hessfig.analysis.axis import short_variant
+from hessfig.analysis.comparison.agreement import CURVES, POINTS, Verdict
+from hessfig.analysis.manifest import Run
 from hessfig.errors import plain
+from hessfig.record import CURVE, LEFT_OUT, NUMBER
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+
+# Relative differences between machines, by type: what is exact in float64, and whatever passes through float32.
+ROUNDING = {"float64": 1e-9, "float32": 1e-3}
+_PLACES = ["sigma", "step"]
+_PLACED = ["sigma_text", "step_text"]
+_BESIDE = ["value", "error", "num_probes", "estimator", "dtype", "status", "config"]
+_GROUPS = ("model", "task", "state", "training")
+_FREE = ("n_layers",)  # a column of the table
+_FROM_FILES = ("path", "factory")  # settings that name a file, whose content only the column `config` tells
+
+
+def compare_pairs(
+    ours: Run, theirs: pd.DataFrame, config: Mapping[str, Any] | None, *, reference: str
+) -> Paired | None:
+    """Compare two runs number by number; None unless both have numbers of the same networks, by settings and seeds.
+
+    A number is outside when it is exact, or sampled with the same probes, and differs by more than rounding; or when
+    other probes were drawn and z = (a - b)/sqrt(ea^2 + eb^2) lies beyond what chance explains (Student's t).
+    A curve is different when one of its numbers is outside, or when its shift, the mean over seeds of the paired
+    log-differences, is beyond chance by Student's t over seeds.
+    """
+    keys = [name for name in NUMBER if name not in _PLACES]
+    sides = [_placed(side)[[*NUMBER, *_PLACED, *_BESIDE]] for side in (ours.table, theirs)]
+    pairs = sides[0].merge(sides[1].drop(columns=_PLACES), on=[*keys, *_PLACED], suffixes=("", "_reference"))
+    if pairs.empty or not _are_same(pairs, ours.config, config):
+        return None
+    points = _judged(pairs.drop(columns=_PLACED))
+    curves = pd.DataFrame(list(_curves(points)))
+    unmatched = len(ours.table) - len(pairs), len(theirs) - len(pairs)
+    return Paired(str(ours.table["sweep"].iloc[0]), reference, points, curves, unmatched)
+
+
+def _placed(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the table with its places as text of nine digits: a sigma is one, however it was written."""
+    return table.assign(**{f"{name}_text": table[name].map("{:.9g}".format) for name in _PLACES})
+
+
+def _are_same(pairs: pd.DataFrame, ours: Mapping[str, Any], theirs: Mapping[str, Any] | None) -> bool:
+    """Whether numbers of equal names are of the same networks, as the manifests say, and the hashes of the cells.
+
+    Manifests alone do where no setting names a file: float32 and float64, or two numbers of probes, have other hashes.
+    """
+    same_hashes = bool((pairs["config"] == pairs["config_reference"]).all())
+    if not ours or theirs is None:
+        return same_hashes
+    from_files = any((ours.get(group) or {}).get(name) for group in _GROUPS for name in _FROM_FILES)
+    same = all(_without_free(ours, name) == _without_free(theirs, name) for name in _GROUPS)
+    return same and (same_hashes or not from_files)
+
+
+def _without_free(config: Mapping[str, Any], group: str) -> dict[str, Any]:
+    return {name: value for name, value in (config.get(group) or {}).items() if name not in _FREE}
+
+
+def _judged(pairs: pd.DataFrame) -> pd.DataFrame:
+    """Return the pairs with their differences, z where probes differ, and whether they are outside."""
+    a, b = pairs["value"].to_numpy(float), pairs["value_reference"].to_numpy(float)
+    size = np.maximum(np.abs(a), np.abs(b))
+    identical = (a == b) | (np.isnan(a) & np.isnan(b))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        relative = np.where(identical, 0.0, (a - b) / size)
+        ratio = np.where((a > 0) & (b > 0), np.log(a / b), 2 * (a - b) / (np.abs(a) + np.abs(b)))
+    usable = ~(pairs["status"].isin(LEFT_OUT) | pairs["status_reference"].isin(LEFT_OUT)).to_numpy()
+    one_sided = (pairs["status"].isin(LEFT_OUT) != pairs["status_reference"].isin(LEFT_OUT)).to_numpy()
+    single = (pairs["dtype"] != "float64") | (pairs["dtype_reference"] != "float64")
+    rounding = np.where(single, ROUNDING["float32"], ROUNDING["float64"])
+    alike = [pairs[name] == pairs[f"{name}_reference"] for name in ("config", "num_probes", "estimator")]
+    exact = (pairs["error"] == 0) & (pairs["error_reference"] == 0)
+    must_agree = (exact | np.logical_and.reduce(alike)).to_numpy()
+    error = np.sqrt(pairs["error"] ** 2 + pairs["error_reference"] ** 2 + (rounding * size) ** 2).to_numpy(float)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        z = np.where(usable & ~must_agree, (a - b) / error, np.nan)
+    probes = pairs[["num_probes", "num_probes_reference"]].replace(0, np.nan).min(axis=1).fillna(np.inf)
+    p = 2 * stdtr(np.maximum(probes - 1, 1).clip(upper=1e6), -np.abs(z))
+    beyond = p < POINTS / max(int(np.isfinite(z).sum()), 1)
+    unequal = must_agree & usable & (np.abs(relative) > rounding)
+    return pairs.assign(
+        relative=relative,
+        log_ratio=np.where(usable, np.where(identical, 0.0, ratio), np.nan),
+        z=z,
+        rounding=rounding,
+        is_identical=identical & (pairs["status"] == pairs["status_reference"]),
+        must_agree=must_agree,
+        is_outside=unequal | beyond | (one_sided & must_agree),
+    )
+
+
+def _curves(points: pd.DataFrame) -> Iterator[dict[str, Any]]:
+    """Yield every curve with its shift, the interval of it, and its verdict."""
+    groups = list(points.groupby(CURVE, sort=False, dropna=False))
+    for key, here in groups:
+        of_seeds = here.groupby("seed")["log_ratio"].mean().dropna().to_numpy(float)
+        shift = float(of_seeds.mean()) if len(of_seeds) else np.nan
+        dof = len(of_seeds) - 1
+        se = float(of_seeds.std(ddof=1) / len(of_seeds) ** 0.5) if dof > 0 else np.nan
+        reach = float(stdtrit(dof, 0.975)) * se if dof > 0 else np.nan
+        p = float(2 * stdtr(dof, -abs(shift) / se)) if dof > 0 and se > 0 else np.nan
+        found = {"num_points": len(here), "num_seeds": len(of_seeds), "largest": here["relative"].abs().max()}
+        found |= {"shift": shift, "shift_low": shift - reach, "shift_high": shift + reach, "p": p}
+        found |= {"largest_z": here["z"].abs().max(), "num_outside": int(here["is_outside"].sum())}
+        yield {
+            **dict(zip(CURVE, key, strict=True)),
+            **found,
+            "verdict": _verdict(here, found, CURVES / len(groups)),
+        }
+
+
+def _verdict(here: pd.DataFrame, found: Mapping[str, Any], level: float) -> str:
+    if here["is_identical"].all():
+        return IDENTICAL
+    drawn_anew = not here["must_agree"].all()
+    if here["is_outside"].any() or (drawn_anew and found["p"] < level and abs(found["shift"]) > here["rounding"].max()):
+        return DIFFERENT
+    if not drawn_anew:
+        return ROUNDED
+    return AGREES if np.isfinite(found["p"]) or here["z"].notna().any() else UNDECIDED
+
 
 IDENTICAL, ROUNDED, AGREES, DIFFERENT, UNDECIDED = (
     "identical",
@@ -59,14 +181,10 @@ class Paired:
         if self.verdict == IDENTICAL:
             return f"identical: all {count} numbers are equal to the bit (difference 0)"
         worst = self.curves.loc[self.curves["shift"].abs().fillna(0.0).idxmax()]
-        kinds = ", ".join(
-            f"{number} {word}" for word, number in self.curves["verdict"].value_counts().items()
-        )
+        kinds = ", ".join(f"{number} {word}" for word, number in self.curves["verdict"].value_counts().items())
         largest = f"largest difference of a number {self.points['relative'].abs().max():.2g} (relative)"
         shift = f"largest shift of a curve {_interval(worst)} ({_name(worst)})"
-        return (
-            f"{self.verdict}: curves: {kinds}; {same} of {count} numbers equal to the bit; {largest}; {shift}"
-        )
+        return f"{self.verdict}: curves: {kinds}; {same} of {count} numbers equal to the bit; {largest}; {shift}"
 
     def notes(self) -> list[str]:
         """Return a line for how it was compared, and one for what was not."""

@@ -1,31 +1,161 @@
-"""Fitted growth rates: slope, error and verdict of every curve on every window."""
+"""Growth rates: slopes of means over seeds, their errors, and predictions and published values beside them."""
 
 from __future__ import annotations
 
+import csv
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
-from hessfig.analysis.axis import SIGMA, Axis, X, along, check_places
+from hessfig.analysis.axis import (
+    SIGMA,
+    Axis,
+    X,
+    along,
+    check_places,
+)
 from hessfig.analysis.curves import of_quantity, quantity_to_fit, seed_matrix
 from hessfig.analysis.manifest import Architectures, read_run
-from hessfig.analysis.slopes.bootstrap import ARITHMETIC, RESAMPLES, fit_slope
-from hessfig.analysis.slopes.printed import rich_table
-from hessfig.analysis.slopes.published import published_slope
-from hessfig.analysis.slopes.verdicts import judge
+from hessfig.analysis.slopes.printed import Window, check_windows, judge, within
 from hessfig.analysis.table import in_reading_order
-from hessfig.analysis.windows import Window, check_windows, within
 from hessfig.files import write_text
 from hessfig.predictions.architecture import Architecture
-from hessfig.predictions.growth_rates import GrowthRate, Prediction, Regime, growth_rate
+from hessfig.predictions.growth_rates import (
+    GrowthRate,
+    Prediction,
+    Regime,
+    growth_rate,
+)
 from hessfig.record import CURVE, FROBENIUS, Status
 from hessfig.terms import Block, Part
 
-__all__ = ["SLOPES", "fit_slopes", "rich_table", "run", "write_slopes"]
+PublishedKey = tuple[str, str, str, str, Window]
+
+
+def published_slope(sweep: str, row: str, col: str, part: str, window: Window) -> float:
+    """Return the slope of the published mean curve on exactly this window; nan if none is on record.
+
+    The record holds for every layer and depth the paper shows for that block.
+    """
+    return _records().get((sweep, row, col, part, window), math.nan)
+
+
+@cache
+def _records() -> dict[PublishedKey, float]:
+    text = files("hessfig.data").joinpath("published_slopes.csv").read_text()
+    return {
+        (r["sweep"], r["row"], r["col"], r["part"], (_end(r["window_low"]), _end(r["window_high"]))): float(r["slope"])
+        for r in csv.DictReader(text.splitlines())
+    }
+
+
+def _end(text: str) -> float | None:
+    return float(text) if text else None
+
+
+Array = NDArray[np.float64]
+MIN_POINTS = 3
+ARITHMETIC, GEOMETRIC = "arithmetic", "geometric"
+RESAMPLES = 2000
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A fitted slope: its bootstrap standard error and percentile 95 % interval, and what it rests on.
+
+    `lower_half` and `lower_half_se` belong to the lower half of the points (the smaller sigmas); they tell an
+    exponent that is reached as sigma -> 0 from a wrong one. Everything that cannot be had is nan.
+    """
+
+    slope: float = math.nan
+    slope_se: float = math.nan
+    ci_low: float = math.nan
+    ci_high: float = math.nan
+    lower_half: float = math.nan
+    lower_half_se: float = math.nan
+    num_points: int = 0
+    num_seeds: int = 0
+
+
+def fit_slope(values: Array, sigma: Array, *, resamples: int, seed: int, average: str = ARITHMETIC) -> Fit:
+    """Fit log(mean over seeds) = a + slope * log(sigma) by least squares; rows of `values` are seeds.
+
+    The mean is arithmetic or geometric. Norms that go with sigma^54 spread over decades from seed to seed: their
+    arithmetic mean is that of one or two seeds, and no resampling tells its error; the geometric mean is well known.
+    Points of one seed share their weights along sigma and are not independent, so whole seeds are drawn with
+    replacement, the same ones at every sigma. A missing value (nan) is left out of its mean.
+    """
+    log_means, sigma, values = _usable(values, sigma, average)
+    if sigma.size < MIN_POINTS:
+        return Fit(num_points=sigma.size)
+    num_seeds = int(np.isfinite(values).any(axis=1).sum())
+    replicates = _resampled_log_means(values[np.isfinite(values).any(axis=1)], resamples, seed, average)
+    half = math.ceil(sigma.size / 2)
+    lower = _slopes(replicates[:, :half], sigma[:half])
+    spread = _slopes(replicates, sigma)
+    low, high = np.percentile(spread, [2.5, 97.5]) if spread.size else (math.nan, math.nan)
+    return Fit(
+        slope=float(_slopes(log_means[None], sigma)[0]),
+        slope_se=_deviation(spread),
+        ci_low=float(low),
+        ci_high=float(high),
+        lower_half=float(_slopes(log_means[None, :half], sigma[:half])[0]) if half >= MIN_POINTS else math.nan,
+        lower_half_se=_deviation(lower) if half >= MIN_POINTS else math.nan,
+        num_points=sigma.size,
+        num_seeds=num_seeds,
+    )
+
+
+def _usable(values: Array, sigma: Array, average: str) -> tuple[Array, Array, Array]:
+    """Return log means, sigmas and values at the sigmas where a positive mean exists; zeros have no geometric mean."""
+    values = np.where(values > 0, values, np.nan) if average == GEOMETRIC else values
+    known = np.isfinite(values)
+    keep = known.any(axis=0) & (np.where(known, values, 0.0).sum(axis=0) > 0)
+    log_means = _log_means(np.ones((1, len(values))), values[:, keep], average)[0]
+    return log_means, sigma[keep], values[:, keep]
+
+
+def _resampled_log_means(values: Array, resamples: int, seed: int, average: str) -> Array:
+    """Return log means of `resamples` draws of seeds; none for a single seed, whose spread is unknown."""
+    num_seeds = len(values)
+    if num_seeds < 2:
+        return np.empty((0, values.shape[1]))
+    log_means = _log_means(_weights(num_seeds, resamples, seed), values, average)
+    return log_means[np.isfinite(log_means).all(axis=1)]
+
+
+def _log_means(weights: Array, values: Array, average: str) -> Array:
+    """Return the log of the weighted mean over seeds, for each row of `weights`; nan or -inf where there is none."""
+    known = np.isfinite(values)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        terms = np.log(values) if average == GEOMETRIC else values
+        means = (weights @ np.where(known, terms, 0.0)) / (weights @ known.astype(float))
+        return means if average == GEOMETRIC else np.log(means)
+
+
+@cache
+def _weights(num_seeds: int, resamples: int, seed: int) -> Array:
+    """Return how often each seed is drawn in each resample."""
+    draws = np.random.default_rng(seed).multinomial(num_seeds, np.full(num_seeds, 1 / num_seeds), size=resamples)
+    return draws.astype(float)
+
+
+def _slopes(log_means: Array, sigma: Array) -> Array:
+    centred = np.log(sigma) - np.log(sigma).mean()
+    return log_means @ (centred / (centred @ centred))
+
+
+def _deviation(spread: Array) -> float:
+    return float(spread.std(ddof=1)) if spread.size > 1 else math.nan
+
 
 Key = tuple[str, int, int, int, str, str, str, str, int]
 SLOPES = "slopes.csv"
@@ -125,9 +255,7 @@ def _row(values: pd.DataFrame, window: Window, resamples: int, seed: int, averag
     return {"window_low": low, "window_high": high, **asdict(fit)}
 
 
-def _context(
-    key: Key, preset: str, window: Window, architectures: Architectures, axis: Axis
-) -> dict[str, Any]:
+def _context(key: Key, preset: str, window: Window, architectures: Architectures, axis: Axis) -> dict[str, Any]:
     """Return what the slope is compared with: the prediction and the published slope."""
     variant, num_layers, layer, row_layer, row, col, part, quantity, _ = key
     block, of_norms = Block(layer, row, col, row_layer), quantity == FROBENIUS and axis.is_sigma

@@ -7,8 +7,7 @@ from typing import Any
 import pandas as pd
 
 from hessfig.analysis.axis import Axis
-from hessfig.analysis.slopes.verdicts import Verdict, judge
-from hessfig.analysis.windows import as_window, label
+from hessfig.analysis.slopes.printed import Verdict, as_window, judge, label
 from hessfig.predictions.growth_rates import Prediction, Regime
 
 _PASSES = (Verdict.agrees, Verdict.structural_zero, Verdict.no_prediction, Verdict.drifts)

@@ -12,13 +12,26 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from hessfig.analysis.axis import DEPTH, SIGMA, Axis, X, along, check_places
+from hessfig.analysis.axis import (
+    DEPTH,
+    SIGMA,
+    Axis,
+    X,
+    along,
+    as_numbers,
+    assignments,
+    check_places,
+)
 from hessfig.analysis.curves import of_quantity, quantity_to_fit, seed_matrix
 from hessfig.analysis.manifest import read_run
-from hessfig.analysis.slopes.bootstrap import ARITHMETIC, GEOMETRIC, RESAMPLES, fit_slope
+from hessfig.analysis.slopes.fit import (
+    ARITHMETIC,
+    GEOMETRIC,
+    RESAMPLES,
+    fit_slope,
+)
+from hessfig.analysis.slopes.printed import Window, check_windows, within
 from hessfig.analysis.table import in_reading_order
-from hessfig.analysis.variants import as_numbers, assignments
-from hessfig.analysis.windows import Window, check_windows, within
 from hessfig.files import write_text
 from hessfig.record import CURVE, FROBENIUS
 
@@ -66,9 +79,7 @@ def window_levels(
     for one seed). Places without any number are left out, and so are seeds that lack one of the others. With
     average=geometric both means are geometric, and the interval is that of the logarithm.
     """
-    return _over_seeds(
-        _of_seeds(table, windows, axis=axis, quantity=quantity, average=average), axis, average
-    )
+    return _over_seeds(_of_seeds(table, windows, axis=axis, quantity=quantity, average=average), axis, average)
 
 
 def _of_seeds(
@@ -115,12 +126,8 @@ def _over_seeds(of_seeds: pd.DataFrame, axis: Axis, average: str) -> pd.DataFram
     rows = []
     for key, seeds in of_seeds.groupby([*CURVE, "rank"], sort=False):
         level = seeds["level"].dropna().to_numpy(float)
-        shared = dict(zip(CURVE, key, strict=False)) | {
-            name: seeds[name].iloc[0] for name in (*_WINDOW, "num_points")
-        }
-        rows.append(
-            shared | _found(level, average) | {"num_seeds": len(level), "average": average, "axis": axis.name}
-        )
+        shared = dict(zip(CURVE, key, strict=False)) | {name: seeds[name].iloc[0] for name in (*_WINDOW, "num_points")}
+        rows.append(shared | _found(level, average) | {"num_seeds": len(level), "average": average, "axis": axis.name})
     return pd.DataFrame(rows, columns=[*CURVE, *_WINDOW, *_FOUND])
 
 
@@ -171,9 +178,7 @@ def _settings(of_seeds: pd.DataFrame) -> Iterator[str]:
         yield DEPTH
 
 
-def _trend(
-    levels: pd.DataFrame, setting: str, axis: Axis, *, resamples: int, seed: int
-) -> Iterator[dict[str, Any]]:
+def _trend(levels: pd.DataFrame, setting: str, axis: Axis, *, resamples: int, seed: int) -> Iterator[dict[str, Any]]:
     for key, curve in levels.groupby([*CURVE, "rank"], sort=False):
         wide = curve.set_index(["seed", X])["level"].unstack(X)  # noqa: PD010 - one level a seed and place
         fit = fit_slope(wide.to_numpy(float), wide.columns.to_numpy(float), resamples=resamples, seed=seed)

@@ -1,23 +1,127 @@
-"""Slopes, and levels, as tables for a terminal: all of them, or those of some rows and parts."""
+"""Windows, verdicts on slopes, and slopes in print."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pandas as pd
 
-from hessfig.analysis.axis import Axis
-from hessfig.analysis.slopes.verdicts import Verdict
-from hessfig.analysis.variants import short_variant
-from hessfig.analysis.windows import as_window, label
+from hessfig.analysis.axis import Axis, short_variant
 from hessfig.errors import UserError, did_you_mean
-from hessfig.predictions.growth_rates import Prediction
+from hessfig.predictions.growth_rates import Prediction, Regime
 from hessfig.record import FROBENIUS
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+
+Window = tuple[float | None, float | None]
+WHOLE: Window = (None, None)
+
+
+def within(x: Any, window: Window) -> Any:
+    """Return whether x (number, array or column; positive) lies in the window, up to rounding."""
+    low, high = window
+    above = x >= (0.0 if low is None else low * (1 - 1e-9))
+    return above & (x <= (math.inf if high is None else high * (1 + 1e-9)))
+
+
+def label(window: Window, symbol: str = "σ") -> str:
+    """Return the window in words that fit a figure, e.g. 'σ ≤ 0.1'; `symbol` is the axis'."""
+    low, high = window
+    if low is None and high is None:
+        return f"all {symbol}"
+    if low is None:
+        return f"{symbol} ≤ {high:g}"
+    return f"{symbol} ≥ {low:g}" if high is None else f"{low:g} ≤ {symbol} ≤ {high:g}"
+
+
+def as_window(low: float, high: float) -> Window:
+    """Return the window of a row of slopes.csv, where nan stands for an open end."""
+    return (None if math.isnan(low) else low, None if math.isnan(high) else high)
+
+
+def check_windows(windows: Sequence[Window]) -> None:
+    """Raise UserError for windows that hold no interval."""
+    bad = [w for w in windows if len(w) != 2 or (None not in w and not w[0] < w[1])]  # type: ignore[operator]
+    if bad or not windows:
+        raise UserError(
+            "sweep.windows: a fit needs windows [low, high]",
+            got=[list(w) for w in bad] or "none",
+            allowed="pairs with low < high; null leaves an end open",
+            remedy="for example sweep.windows=[[null,1.0]]",
+        )
+
+
+class Verdict(StrEnum):
+    """Outcome of comparing a slope with its prediction, at a tolerance t.
+
+    agrees           |slope - predicted| <= t, and the slope is known well enough (2 se <= t)
+    deviates         it is further off than t, and not by its own error alone; or a block does not vanish
+                     that should
+    drifts           as `deviates`, but the exponent is a limit for sigma -> 0 and the smaller half of the
+                     sigmas agrees with it, known to se <= t: the curve bends away inside the window
+    undecided        the standard error is too large for t to tell anything (or there is one seed only)
+    structural zero  every number is exactly zero, as predicted
+    no prediction    theory is silent
+    too few points   fewer than three sigmas with a positive mean in the window
+    """
+
+    agrees = "agrees"
+    deviates = "deviates"
+    drifts = "drifts"
+    undecided = "undecided"
+    structural_zero = "structural zero"
+    no_prediction = "no prediction"
+    too_few_points = "too few points"
+
+
+class SlopeRow(Protocol):
+    """The columns of slopes.csv that a verdict rests on."""
+
+    slope: float
+    slope_se: float
+    lower_half: float
+    lower_half_se: float
+    num_points: int
+    is_zero: bool
+    predicted: float
+    prediction: str
+    regime: str
+
+
+def judge(row: SlopeRow, tolerance: float) -> Verdict:
+    """Return the verdict on one row of the slopes table."""
+    if row.prediction == Prediction.structural_zero:
+        return Verdict.structural_zero if row.is_zero else Verdict.deviates
+    if row.is_zero:
+        return Verdict.deviates if row.prediction == Prediction.exponent else Verdict.structural_zero
+    if row.num_points < 3:
+        return Verdict.too_few_points
+    if row.prediction == Prediction.unknown:
+        return Verdict.no_prediction
+    return _judge_exponent(row, tolerance)
+
+
+def _judge_exponent(row: SlopeRow, tolerance: float) -> Verdict:
+    distance = abs(row.slope - row.predicted)
+    error = 2 * row.slope_se if math.isfinite(row.slope_se) else math.inf
+    if distance > tolerance + error:
+        return Verdict.drifts if _lower_half_agrees(row, tolerance) else Verdict.deviates
+    if error > tolerance:
+        return Verdict.undecided
+    if distance > tolerance:
+        return Verdict.drifts if _lower_half_agrees(row, tolerance) else Verdict.deviates
+    return Verdict.agrees
+
+
+def _lower_half_agrees(row: SlopeRow, tolerance: float) -> bool:
+    if row.regime != Regime.small_sigma or not row.lower_half_se <= tolerance:
+        return False
+    return abs(row.lower_half - row.predicted) <= max(tolerance, 2 * row.lower_half_se)
 
 
 def rich_table(frame: pd.DataFrame) -> Table:
@@ -84,9 +188,7 @@ def _number(value: float, digits: int = 2) -> str:
 
 
 def _slope(row: Any) -> str:
-    return (
-        "= 0" if row.is_zero else _number(row.slope) + (f" ± {row.slope_se:.2f}" if row.slope_se >= 0 else "")
-    )
+    return "= 0" if row.is_zero else _number(row.slope) + (f" ± {row.slope_se:.2f}" if row.slope_se >= 0 else "")
 
 
 def _interval(row: Any) -> str:
@@ -127,9 +229,7 @@ _LEVELS: dict[str, Callable[[Any], str]] = {
 _TRENDS: dict[str, Callable[[Any], str]] = {
     **_CURVE,
     "setting": lambda row: row.setting,
-    "exponent ± se": lambda row: (
-        _number(row.exponent) + (f" ± {row.exponent_se:.2f}" if row.exponent_se >= 0 else "")
-    ),
+    "exponent ± se": lambda row: _number(row.exponent) + (f" ± {row.exponent_se:.2f}" if row.exponent_se >= 0 else ""),
     "95 % interval": _interval,
     "values": lambda row: str(row.num_values),
 }

@@ -1,8 +1,17 @@
 """Composition: from key=value words, the shipped YAML files and a user's own to checked settings. The door to Hydra."""
 
 from hessfig.config.compose.job import Job, compose, jobs
-from hessfig.config.compose.made import departures, differences, manifest_of, matching_folder, table_folder
-from hessfig.config.compose.presets import Preset, preset_in, preset_of, title
+from hessfig.config.compose.provenance import (
+    Preset,
+    departures,
+    differences,
+    manifest_of,
+    matching_folder,
+    preset_in,
+    preset_of,
+    table_folder,
+    title,
+)
 
 __all__ = [
     "Job",

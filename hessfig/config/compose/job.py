@@ -16,10 +16,9 @@ from omegaconf import DictConfig, OmegaConf
 from hessfig.config.checks import check
 from hessfig.config.compose.overrides import for_hydra, given, quoted, runs
 from hessfig.config.compose.refusals import REFUSED, refusal
-from hessfig.config.compose.shapes import check_shapes
-from hessfig.config.compose.vary import combinations, settled, variant_name
+from hessfig.config.compose.vary import check_shapes, combinations, settled, variant_name
 from hessfig.config.schema import Config
-from hessfig.config.shipped import names
+from hessfig.config.shipped_files import names
 from hessfig.errors import UserError
 
 Variants = list[tuple[str, Config]]
@@ -51,8 +50,7 @@ class Job:
         """
         changed = self.composed.copy()  # once, for that takes longest: every choice has the same keys
         return [
-            (variant_name(choice), self._with(choice, changed))
-            for choice in combinations(self.composed.sweep.vary)
+            (variant_name(choice), self._with(choice, changed)) for choice in combinations(self.composed.sweep.vary)
         ]
 
     def of_sweep(self, sweep: str) -> Job:

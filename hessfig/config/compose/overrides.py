@@ -16,9 +16,9 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
 from hessfig.config.compose.refusals import lone_word
-from hessfig.config.own import NAME
 from hessfig.config.settings import NOT_GIVEN, OPEN, is_setting, meant, siblings
-from hessfig.config.shipped import GROUPS, names
+from hessfig.config.shipped_files import GROUPS, names
+from hessfig.config.user_dir import NAME
 from hessfig.errors import UserError, did_you_mean
 
 QUOTE = "'"
@@ -114,17 +114,11 @@ def _in_quotes(word: str) -> str:
 def _check_form(word: str, override: Override) -> None:
     key = override.key_or_group
     if key == NOT_GIVEN:
-        raise UserError(
-            f"{key} is not given so", got=word, allowed="--config-dir", remedy="--config-dir FOLDER"
-        )
+        raise UserError(f"{key} is not given so", got=word, allowed="--config-dir", remedy="--config-dir FOLDER")
     if key not in GROUPS and not is_setting(key):
-        raise UserError(
-            f"there is no setting {key!r}", got=word, allowed=", ".join(siblings(key)), remedy=meant(key)
-        )
+        raise UserError(f"there is no setting {key!r}", got=word, allowed=", ".join(siblings(key)), remedy=meant(key))
     if override.is_delete():
-        raise UserError(
-            f"{key} cannot be taken away", got=word, allowed=f"{key}=VALUE", remedy="give it another value"
-        )
+        raise UserError(f"{key} cannot be taken away", got=word, allowed=f"{key}=VALUE", remedy="give it another value")
     if override.package is not None or (word.startswith("+") and not key.startswith(OPEN)):
         raise UserError(
             f"{key} is a setting: no + is needed",

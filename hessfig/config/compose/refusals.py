@@ -18,7 +18,7 @@ from omegaconf.errors import (
 )
 
 from hessfig.config.settings import is_setting, meant, settings, siblings, wrong_kind
-from hessfig.config.shipped import GROUPS, choices, names
+from hessfig.config.shipped_files import GROUPS, choices, names
 from hessfig.errors import UserError, did_you_mean
 
 REFUSED = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, RecursionError)
@@ -92,9 +92,7 @@ def _unknown_key(key: str, file: Path | None) -> UserError:
         f"{f'{file}: ' if file else ''}there is no setting {key!r}",
         got=key,
         allowed=", ".join(siblings(key)),
-        remedy=f"begin the file with '# @package _global_' if {leaf} stands at its top"
-        if misplaced
-        else meant(key),
+        remedy=f"begin the file with '# @package _global_' if {leaf} stands at its top" if misplaced else meant(key),
     )
 
 

@@ -10,16 +10,13 @@ import torch
 
 from hessfig.config import ModelConfig
 from hessfig.curvature.column import chunks, squared_norms
-from hessfig.curvature.exact.last_layer.blocks import last_layer_norms, last_layer_traces
-from hessfig.curvature.exact.last_layer.layer import LastLayer
-from hessfig.curvature.exact.linear_mlp import linear_mlp_norms, linear_mlp_traces
-from hessfig.curvature.exact.lower.outer import OutputRows
-from hessfig.curvature.exact.lower.scores import LowerScores
+from hessfig.curvature.exact.lower_blocks import LowerScores, OutputRows
+from hessfig.curvature.exact.scored_attention import LastLayer
 from hessfig.curvature.exact.support import Route, check_exact, route_of
+from hessfig.curvature.exact.top_blocks import last_layer_norms, last_layer_traces, linear_mlp_norms, linear_mlp_traces
 from hessfig.curvature.problem import Problem
-from hessfig.curvature.products.linearised.column import LinearisedNetwork
-from hessfig.curvature.underflow import flushing
-from hessfig.models.matrices import matrices_of
+from hessfig.curvature.tape.columns import LinearisedNetwork, flushing
+from hessfig.models.blocks import matrices_of
 from hessfig.terms import Block, Matrix, Part
 
 _COLUMNS_AT_ONCE = 64
@@ -65,9 +62,7 @@ class ExactEngine:
         squares: dict[Part, float] = {}
         others = [part for part in parts if part != Part.H_o]
         if Part.H_o in parts:
-            squares[Part.H_o] = self._rows.outer_squared_norm(
-                block.layer, Matrix(block.row), Matrix(block.col)
-            )
+            squares[Part.H_o] = self._rows.outer_squared_norm(block.layer, Matrix(block.row), Matrix(block.col))
         if others:
             scores = self._scores(block.layer)
             squares |= scores.squared_norms(Matrix(block.row), self._rows.mixed(block.layer), others)
@@ -75,9 +70,7 @@ class ExactEngine:
 
     def _by_columns(self, block: Block, parts: Sequence[Part]) -> dict[Part, float]:
         """Find the block (or its transpose) among the rows of the smaller weight's column."""
-        small, large = sorted(
-            (block.row, block.col), key=lambda m: self.problem.weight(block.layer, m).numel()
-        )
+        small, large = sorted((block.row, block.col), key=lambda m: self.problem.weight(block.layer, m).numel())
         key = (block.layer, small, block.is_diagonal)
         if key not in self._columns:
             others = [matrix for matrix in matrices_of(self.model) if matrix != small]

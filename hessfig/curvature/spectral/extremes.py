@@ -1,28 +1,212 @@
-"""The outermost eigenvalues of a symmetric operator, from two seeded starts that must agree.
-
-A residual certifies *an* eigenvalue, never that it is the largest, and a Krylov space holds one vector of every
-eigenspace however large it is. So two runs from independent starts, advanced in the same products, must find the same
-values, and so must the space that both span together (it holds two vectors of an eigenspace). Where they differ, what
-was found is locked and two new starts look for more in its complement.
-
-Where the same operator can be had in lower precision, the runs go there first. What they find is judged by products in
-full precision all the same; where that is not good enough, each run goes on in full precision from what it has found.
-"""
+"""The outermost eigenvalues of an operator: two starts that must agree, and residuals that certify."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from enum import StrEnum
 
+import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-from hessfig.curvature.spectral.lanczos import Run
-from hessfig.curvature.spectral.operator import Operator
-from hessfig.curvature.spectral.pursuit import Goal, begin, pursue, starts_of, unfinished
-from hessfig.curvature.spectral.verdict import End, Extremes, judged, nothing, outer
+from hessfig.curvature.spectral.lanczos import Operator, Run, advance
 
-__all__ = ["End", "Extremes", "extremes"]
+_ALIKE = 1e-4  # what unit vectors differ by is another direction from here on
+
+
+class End(StrEnum):
+    """Which end of the spectrum, algebraically."""
+
+    largest = "largest"
+    smallest = "smallest"
+
+    def order(self, values: Float[Tensor, " j"]) -> Tensor:
+        """Return the places of `values`, the outermost first."""
+        return values.argsort(descending=self == End.largest, stable=True)
+
+
+@dataclass(frozen=True)
+class Extremes:
+    """The k outermost eigenvalues, the outermost first, with orthonormal vectors.
+
+    `residuals` are ||A v - value v||, of products made for it: within so much of each value there is an eigenvalue.
+    `scale` is the largest eigenvalue in size that was seen; `converged`: all residuals and the disagreement of the two
+    starts are below tolerance * scale. `products` counts all products that were spent, `rough_products` those of an
+    operator of lower precision beside them.
+    """
+
+    values: Float[Tensor, " k"]
+    residuals: Float[Tensor, " k"]
+    vectors: Float[Tensor, "n k"]
+    scale: float
+    converged: bool = False
+    products: int = 0
+    rough_products: int = 0
+
+
+def nothing(dim: int) -> Extremes:
+    """Return what is known before anything was found."""
+    none = torch.zeros(0, dtype=torch.float64)
+    return Extremes(none, none, torch.zeros(dim, 0, dtype=torch.float64), 0.0)
+
+
+def judged(operator: Operator, end: End, k: int, before: Extremes, runs: Sequence[Run], tolerance: float) -> Extremes:
+    """Return what was found before or by a run alone if nothing is to be added, else what all have found together.
+
+    Nothing is to be added when the values of the runs (or those found before) are those of the space that all vectors
+    span together. All residuals come from products made for them, and so do the sizes that `scale` is the largest of:
+    the runs may have had an operator of lower precision, whose rounding must not pass for a size.
+    """
+    pieces = [before.vectors, *(outer(run, end, k) for run in runs), _longest(runs, end, k)]
+    product = operator.matmat(torch.cat(pieces, dim=1))
+    *images, image = product.split([piece.shape[1] for piece in pieces], dim=1)
+    *found, peak = pieces
+    alone = [pairs(v, p, end, k) for v, p in zip(found, images, strict=True) if v.numel()]
+    together = pairs(torch.cat(found, dim=1), torch.cat(images, dim=1), end, k)
+    sizes = (peak * image).sum(dim=0).abs().tolist()
+    scale = max([before.scale, *(one.scale for one in (together, *alone)), *sizes])
+    claims = alone[:1] if before.vectors.numel() else alone
+    agree = all(_agree(one, together, tolerance * scale) for one in claims)
+    best = min(claims, key=lambda one: float(one.residuals.max())) if agree else together
+    small = bool((best.residuals <= tolerance * scale).all())
+    return replace(best, scale=scale, converged=agree and small)
+
+
+def outer(run: Run, end: End, k: int) -> Float[Tensor, "n k"]:
+    """Return the k outermost Ritz vectors of a run."""
+    ritz = run.ritz()
+    return run.vectors(ritz.coefficients[:, end.order(ritz.values)[:k]])
+
+
+def pairs(vectors: Float[Tensor, "n p"], product: Float[Tensor, "n p"], end: End, k: int) -> Extremes:
+    """Return the outermost Ritz pairs of the space that `vectors` span, whose products are given."""
+    left, sizes, right = torch.linalg.svd(vectors, full_matrices=False)
+    is_new = sizes > _ALIKE
+    basis, image = left[:, is_new], product @ (right[is_new].T / sizes[is_new])
+    values, coefficients = torch.linalg.eigh((basis.T @ image + image.T @ basis) / 2)
+    order = end.order(values)[:k]
+    chosen = coefficients[:, order]
+    found = basis @ chosen
+    residuals = (image @ chosen - found * values[order]).norm(dim=0)
+    return Extremes(values[order], residuals, found, float(values.abs().max()))
+
+
+def _longest(runs: Sequence[Run], end: End, k: int) -> Float[Tensor, "n p"]:
+    """Return the Ritz vector of the largest value in size; none where it is among the k outermost of its run."""
+    run = max(runs, key=lambda run: float(run.ritz().values.abs().max()))
+    ritz = run.ritz()
+    longest = int(ritz.values.abs().argmax())
+    is_outer = longest in end.order(ritz.values)[:k].tolist()
+    return run.vectors(ritz.coefficients[:, [] if is_outer else [longest]])
+
+
+def _agree(one: Extremes, other: Extremes, allowed: float) -> bool:
+    same = len(one.values) == len(other.values)
+    return same and bool(((one.values - other.values).abs() <= allowed).all())
+
+
+STARTS = 2
+BASIS_BYTES = 2**30  # of the vectors that the two runs keep
+_FEWEST, _CHECK_EVERY, _RESTARTS = 20, 2, 30
+_WARMTH = 3.0  # how much of a warm start is the vector given, the rest of it random
+_SPARE = 0.5  # the share of the tolerance that a run may spend
+_DOUBT = 4.0  # for the gap, which is one to a Ritz value that has not converged
+
+
+@dataclass(frozen=True)
+class Goal:
+    """The `k` outermost values at one `end`, to `tolerance` times the largest in size, by runs of `steps` vectors.
+
+    `strict`: every run is to reach the residuals, not only the one that is ahead.
+    """
+
+    end: End
+    k: int
+    tolerance: float
+    steps: int
+    strict: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class _Claim:
+    """The largest residual of a run's outermost Ritz pairs, how far their values may be off, and their scale."""
+
+    residual: float
+    off: float
+    scale: float
+
+
+def starts_of(dim: int, generator: Generator, warm: Tensor | None) -> list[Tensor]:
+    """Return a start for each run: random, or near `warm`."""
+    return [_start(dim, generator, warm) for _ in range(STARTS)]
+
+
+def begin(goal: Goal, starts: Sequence[Tensor], generator: Generator, locked: Float[Tensor, "n p"]) -> list[Run]:
+    """Return runs from `starts`, orthogonal to `locked`, that have not taken a step.
+
+    A space of at most twice `goal.steps` dimensions is spanned without a restart: that costs fewer products, and beside
+    a cluster (the zeros of a block without full rank) restarts may not end.
+    """
+    steps = len(locked) if len(locked) <= 2 * goal.steps else goal.steps
+    size = min(steps, BASIS_BYTES // (8 * STARTS * len(locked)))
+    size = max(size, 2 * goal.k + 2, min(_FEWEST, goal.steps))
+    return [Run(start, size, locked=locked, fresh=generator) for start in starts]
+
+
+def pursue(runs: Sequence[Run], operator: Operator, goal: Goal) -> None:
+    """Advance runs until none is to go on, or their restarts are spent."""
+    going, taken, restarts = unfinished(runs, goal), 0, 0
+    while advance(going, operator):
+        taken += 1
+        if taken % _CHECK_EVERY and not any(run.is_full for run in going):
+            continue
+        going = unfinished(runs, goal)
+        for run in going:
+            if run.is_full and restarts < STARTS * _RESTARTS:
+                run.restart(_kept(run, goal))
+                restarts += 1
+
+
+def unfinished(runs: Sequence[Run], goal: Goal) -> list[Run]:
+    """Return the runs that have not found what is asked of them."""
+    claims = [_claim(run, goal) for run in runs]
+    ahead = min(claims, key=lambda claim: claim.residual)
+    allowed = _SPARE * goal.tolerance * max(claim.scale for claim in claims)
+    return [
+        run
+        for run, claim in zip(runs, claims, strict=True)
+        if (claim.residual if goal.strict or claim is ahead else claim.off) > allowed
+    ]
+
+
+def _claim(run: Run, goal: Goal) -> _Claim:
+    if run.vector is None:
+        return _Claim(0.0, 0.0, 0.0)
+    if run.length < goal.k:
+        return _Claim(torch.inf, torch.inf, 0.0)
+    ritz = run.ritz()
+    order = goal.end.order(ritz.values)
+    residuals, values = ritz.residuals[order[: goal.k]], ritz.values[order]
+    largest, scale = float(residuals.max()), float(values.abs().max())
+    gap = float((values[goal.k - 1] - values[goal.k]).abs()) if run.length > goal.k else 0.0
+    off = _DOUBT * float(residuals.square().sum()) / gap if gap > 0.0 else torch.inf
+    return _Claim(largest, min(largest, off), scale)
+
+
+def _start(dim: int, generator: Generator, warm: Tensor | None) -> Tensor:
+    drawn = torch.randn(dim, dtype=torch.float64, generator=generator)
+    drawn = drawn / drawn.norm()
+    if warm is None or not float(warm.norm()) > 0.0:
+        return drawn
+    return drawn + _WARMTH * warm.to(drawn) / warm.norm().to(drawn)
+
+
+def _kept(run: Run, goal: Goal) -> list[int]:
+    """Return which Ritz vectors a run goes on with: the outermost, and some more for speed."""
+    kept = min(goal.k + (run.size - goal.k) // 3 + 1, run.size - 1)
+    return [int(index) for index in goal.end.order(run.ritz().values)[:kept]]
+
 
 _ROUNDS = 8
 _ROUGHEST = 2e-7  # the least relative residual asked of runs over float32: below it is their rounding

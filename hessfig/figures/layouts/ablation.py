@@ -10,13 +10,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator
 
-from hessfig.analysis.axis import X
-from hessfig.analysis.shares import functional_shares
-from hessfig.analysis.variants import as_numbers, varied_setting
-from hessfig.figures.parts.folding import panel_sheet
-from hessfig.figures.parts.grid import Margins, say
-from hessfig.figures.parts.measured import Measured, drawn_numbers, read_measured
-from hessfig.figures.parts.numbers import as_written
+from hessfig.analysis.axis import X, as_numbers, varied_setting
+from hessfig.analysis.curves import functional_shares
+from hessfig.figures.parts.measured import Measured, as_written, drawn_numbers, read_measured
+from hessfig.figures.parts.page import FigureSpec, Page, matrix_colour, shades
+from hessfig.figures.parts.panel_sheet import Margins, panel_sheet, say
 from hessfig.figures.parts.panels import (
     draw_curve,
     mark_one,
@@ -24,9 +22,6 @@ from hessfig.figures.parts.panels import (
     set_log_range,
     why_empty,
 )
-from hessfig.figures.parts.save import Page
-from hessfig.figures.parts.spec import FigureSpec
-from hessfig.figures.parts.style import matrix_colour, shades
 from hessfig.figures.parts.words import block_words, norm_label, part_title, plain, symbol
 from hessfig.terms import Part
 
@@ -140,9 +135,7 @@ def _claim(spec: FigureSpec, shares: pd.DataFrame, measured: Measured, places: l
     variants = list(measured.curves["variant"].unique())
     name, values = varied_setting(variants)
     ends = alive[alive["variant"].isin([variants[0], variants[-1]])].groupby(["row", "col"], sort=False)
-    found = ", ".join(
-        f"{row} {group['mean'].iloc[0]:.2f} to {group['mean'].iloc[-1]:.2f}" for (row, _), group in ends
-    )
+    found = ", ".join(f"{row} {group['mean'].iloc[0]:.2f} to {group['mean'].iloc[-1]:.2f}" for (row, _), group in ends)
     where = f"{name} {values[0]} to {values[-1]}, {measured.axis.symbol} = {max(places):g}"
     return f" Claim: {spec.options['claim']}. Shares from {where}: {found}."
 

@@ -13,11 +13,18 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from hessfig.analysis.axis import X
-from hessfig.analysis.comparison.outcome import Comparison
-from hessfig.figures.parts.grid import Margins, panel_grid, say
+from hessfig.analysis.comparison.against import Comparison
+from hessfig.figures.parts.page import (
+    GUIDE,
+    PUBLISHED,
+    Page,
+    matrix_colour,
+    save_page,
+    shades,
+    styled,
+)
+from hessfig.figures.parts.panel_sheet import Margins, panel_grid, say
 from hessfig.figures.parts.panels import draw_curve, mark_one, set_log_range
-from hessfig.figures.parts.save import Page, save_page
-from hessfig.figures.parts.style import GUIDE, PUBLISHED, matrix_colour, shades, styled
 from hessfig.figures.parts.words import norm_label, plain, symbol
 from hessfig.terms import Matrix, Part, name_order
 
@@ -91,9 +98,7 @@ def _note(comparison: Comparison) -> str:
 
 def _grid(rows: int, cols: int, note: str) -> tuple[Figure, np.ndarray]:
     ratios = [1.25, 0.55] * rows
-    return panel_grid(
-        2 * rows, cols, note=note, panel_height=0.9, margins=Margins(down=0.11), height_ratios=ratios
-    )
+    return panel_grid(2 * rows, cols, note=note, panel_height=0.9, margins=Margins(down=0.11), height_ratios=ratios)
 
 
 def _draw_panel(above: Axes, below: Axes, points: pd.DataFrame, curves: pd.DataFrame, colour: str) -> None:
@@ -117,9 +122,7 @@ def _draw_layer(above: Axes, below: Axes, points: pd.DataFrame, tone: Any, label
     open_circles: dict[str, Any] = {"fillstyle": "none", "markersize": 3, "markeredgewidth": 0.4}
     above.plot(points["sigma"], points["mean_reference"], "o", color=PUBLISHED, **open_circles)
     ratio = np.exp(points["log_ratio"])
-    below.errorbar(
-        points["sigma"], ratio, ratio * points["log_ratio_se"], fmt="o", color=tone, elinewidth=0.6
-    )
+    below.errorbar(points["sigma"], ratio, ratio * points["log_ratio_se"], fmt="o", color=tone, elinewidth=0.6)
 
 
 def _shift(summary: pd.DataFrame, *, alone: bool) -> str:

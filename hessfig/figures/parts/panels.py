@@ -12,11 +12,15 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from hessfig.analysis.axis import SIGMA, Axis, X
-from hessfig.analysis.windows import Window, as_window, within
-from hessfig.figures.parts.grid import width_in
-from hessfig.figures.parts.measured import Measured
-from hessfig.figures.parts.numbers import SUPERSCRIPTS
-from hessfig.figures.parts.style import BACKING, GUIDE, TINY, width_of
+from hessfig.analysis.slopes.printed import Window, as_window, within
+from hessfig.figures.parts.measured import SUPERSCRIPTS, Measured
+from hessfig.figures.parts.page import (
+    BACKING,
+    GUIDE,
+    TINY,
+    width_of,
+)
+from hessfig.figures.parts.panel_sheet import width_in
 from hessfig.predictions.growth_rates import Prediction
 
 _GAP = 0.05  # inches between words and the line at sigma = 1
@@ -152,9 +156,7 @@ def beside_one(ax: Axes, words: Sequence[str], axis: Axis = SIGMA) -> None:
     texts = (",  ".join(words), lines, lines.replace("layers ", "").replace("layer ", ""))
     widths = [(width_of(text) + _GAP) / width_in(ax) for text in texts]
     free = not axis.is_sigma or not 0 <= line <= 1
-    right = next(
-        (text for text, wide in zip(texts, widths, strict=True) if free or line + wide <= 0.97), None
-    )
+    right = next((text for text, wide in zip(texts, widths, strict=True) if free or line + wide <= 0.97), None)
     left = next((text for text, wide in zip(texts, widths, strict=True) if line >= wide), texts[-1])
     end = 0.97 if right else line - _GAP / width_in(ax)
     corner(ax, right or left, "lower right", colour=GUIDE, right=end)

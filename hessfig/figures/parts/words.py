@@ -7,8 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from hessfig.analysis.axis import POINT, Axis, fixed_words
-from hessfig.analysis.variants import assignments, last_word
+from hessfig.analysis.axis import POINT, Axis, assignments, fixed_words, last_word
 from hessfig.record import FROBENIUS, Status
 from hessfig.terms import Matrix, Part, weight_label
 
@@ -122,9 +121,7 @@ def setting_words(config: Mapping[str, Any], table: pd.DataFrame, axis: Axis) ->
     of one's own.
     """
     model, task, sweep = (config.get(group) or {} for group in ("model", "task", "sweep"))
-    depths = sorted(
-        map(int, table["num_layers"].unique() if "num_layers" in table else [model.get("n_layers", 1)])
-    )
+    depths = sorted(map(int, table["num_layers"].unique() if "num_layers" in table else [model.get("n_layers", 1)]))
     told = {axis.name, *(sweep.get("vary") or {})}
     words = {
         "model.d_model": f"d_model {model.get('d_model')}",

@@ -24,8 +24,8 @@ def _measure(problem: Problem, request: Request) -> Measured:
     digits, of as many sums with three carries in a row (tasks.cascades.has_cascade), uniform among those. Of pictures:
     the share of the test pictures that are classified rightly.
     """
-    from hessfig.states.training.answers import right_answers, right_digits
-    from hessfig.tasks.cascades import LONG
+    from hessfig.states.training.loop import right_answers, right_digits
+    from hessfig.tasks.addition import LONG
     from hessfig.tasks.examples import unseen_cascades
 
     task, size = request.at.config.task, request.at.config.training.evaluation_size

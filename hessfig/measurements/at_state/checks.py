@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hessfig.config import Config, Optimiser, State
-from hessfig.config.training import TRAINABLE
+from hessfig.config.keys import TRAINABLE
 from hessfig.errors import UserError
 from hessfig.models.blocks import blocks_of
 from hessfig.models.protocol import Layout

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def _measure(problem: Problem, request: Request) -> Measured:
-    from hessfig.curvature.slope import Slope
+    from hessfig.curvature.gradients import Slope
     from hessfig.measurements.at_state.measuring.rows import norm_rows
 
     return Measured(norm_rows("gradient_norm", problem, request, Slope(problem).gradient))

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def _measure(problem: Problem, request: Request) -> Measured:
     import torch
 
-    from hessfig.curvature.slope import loss_of
+    from hessfig.curvature.gradients import loss_of
     from hessfig.measurements.at_state.measuring.rows import state_row
 
     with torch.no_grad():

@@ -23,14 +23,12 @@ def _measure(problem: Problem, request: Request) -> Measured:
     preconditioned_eigenvalue; arXiv 2207.14484). Weight decay is left out.
     """
     from hessfig.measurements.at_state.measuring.rows import state_row
-    from hessfig.states.training.rule import learning_rate
+    from hessfig.states.training.loop import learning_rate
 
     del problem
     training = request.at.config.training
     coming = (request.at.step or 0) + 1
-    ends = (
-        training.schedule == Schedule.cosine
-    )  # a constant schedule has no end: its length counts for nothing
+    ends = training.schedule == Schedule.cosine  # a constant schedule has no end: its length counts for nothing
     rate = learning_rate(training, min(coming, training.steps) if ends else coming)
     values = {NAME: factor(training) / rate, RATE: rate}
     return Measured([state_row(name, request, value) for name, value in values.items()])

@@ -32,10 +32,7 @@ def _measure(problem: Problem, request: Request) -> Measured:
     return Measured(
         [
             *(state_row(name, request, float(count)) for name, count in counts.items()),
-            *(
-                state_row(name, request, value, error=None, estimator="clock")
-                for name, value in timed.items()
-            ),
+            *(state_row(name, request, value, error=None, estimator="clock") for name, value in timed.items()),
         ]
     )
 

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Generator, Tensor
 
 from hessfig.curvature.column import PROBES_AT_ONCE, Column, Products, chunks, lengths, squared_norms
-from hessfig.curvature.probes import rademacher
+from hessfig.curvature.problem import rademacher
 from hessfig.measurements.estimate import Estimate
 from hessfig.measurements.frobenius.norms import frobenius
 from hessfig.terms import Part

@@ -18,9 +18,7 @@ from hessfig.models.protocol import Layout
 
 PILOT_SIGMAS, PILOT_REPEATS, PILOT_PROBES = 4, 8, 8
 FEWEST_PROBES = 4
-ALIGNED_PER_PLAIN = (
-    0.6  # 12 probes in a block's own axes are as precise as 20 plain ones (docs/benchmarks.md)
-)
+ALIGNED_PER_PLAIN = 0.6  # 12 probes in a block's own axes are as precise as 20 plain ones (docs/benchmarks.md)
 Rows = Sequence[Mapping[str, Any]]
 
 
@@ -93,9 +91,7 @@ def _needed(rows: Rows, share: float) -> float:
     if not repeated:
         return math.inf
     error = statistics.fmean((row["error"] / row["value"]) ** 2 for numbers in repeated for row in numbers)
-    spread = statistics.fmean(
-        statistics.variance(math.log(row["value"]) for row in numbers) for numbers in repeated
-    )
+    spread = statistics.fmean(statistics.variance(math.log(row["value"]) for row in numbers) for numbers in repeated)
     over_seeds = spread - error
     return error * rows[0]["num_probes"] / (share * over_seeds) if over_seeds > 0 else math.inf
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hessfig.config import Config, Kind, Method
-from hessfig.curvature.exact.cost import cost, probe_cost
-from hessfig.curvature.exact.support import Level, exactness
+from hessfig.curvature.exact.support import Level, cost, exactness, probe_cost
 from hessfig.measurements.blocks import columns
 from hessfig.models.blocks import blocks_of
 from hessfig.models.protocol import Layout
@@ -30,9 +29,7 @@ def is_exact(config: Config, block: Block, part: Part) -> bool:
     return cheap or method == Method.exact
 
 
-def _column_operations(
-    config: Config, layout: Layout, layer: int, col: str, blocks: Sequence[Block]
-) -> float:
+def _column_operations(config: Config, layout: Layout, layer: int, col: str, blocks: Sequence[Block]) -> float:
     by_block = {
         (block, part): cost(config.model, config.task, block, part)
         for block in blocks
@@ -40,8 +37,7 @@ def _column_operations(
         if is_exact(config, block, part)
     }
     exact = sum(
-        max(value for (one, _), value in by_block.items() if one == block)
-        for block in {b for b, _ in by_block}
+        max(value for (one, _), value in by_block.items() if one == block) for block in {b for b, _ in by_block}
     )
     is_probed = len(by_block) < len(blocks) * len(config.parts)
     return exact + (_product_operations(config, layout, layer, col) if is_probed else 0.0)

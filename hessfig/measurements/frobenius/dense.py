@@ -28,7 +28,5 @@ def dense_norms(column: Column, parts: Sequence[Part]) -> dict[tuple[Hashable, P
     for row in dict.fromkeys(row for row, _ in blocks):
         blocks[row, Part.H] = blocks[row, Part.H_o] + blocks[row, Part.H_f]
     return {
-        (row, part): Estimate(float(block.norm()), 0.0, 0)
-        for (row, part), block in blocks.items()
-        if part in parts
+        (row, part): Estimate(float(block.norm()), 0.0, 0) for (row, part), block in blocks.items() if part in parts
     }

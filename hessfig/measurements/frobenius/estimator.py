@@ -11,12 +11,10 @@ from torch import Generator
 
 from hessfig.config import EstimatorConfig, Method, ModelConfig
 from hessfig.curvature.column import Column
+from hessfig.curvature.curvlinops import ColumnOperator, differentiable_twice, xtrace_squared_frobenius
 from hessfig.curvature.exact.support import Level, exactness
-from hessfig.curvature.problem import Problem
-from hessfig.curvature.products.curvlinops import ColumnOperator, xtrace_squared_frobenius
-from hessfig.curvature.products.double_backward import differentiable_twice
+from hessfig.curvature.problem import OtherNetwork, Problem
 from hessfig.curvature.routes import Engines
-from hessfig.curvature.same_network import OtherNetwork
 from hessfig.measurements.estimate import Estimate
 from hessfig.measurements.frobenius.aligned import aligned
 from hessfig.measurements.frobenius.dense import dense_norms
@@ -69,9 +67,7 @@ class Estimator:
     def _exact(self, layer: int, col: str, blocks: Sequence[Block], parts: Sequence[Part]) -> Norms:
         norms = self.engines.exact.column(layer, col, [block.row for block in blocks], parts)
         return {
-            (block, part): Estimate(norms[block.row, part], 0.0, 0, Method.exact)
-            for block in blocks
-            for part in parts
+            (block, part): Estimate(norms[block.row, part], 0.0, 0, Method.exact) for block in blocks for part in parts
         }
 
     def _auto(
@@ -112,9 +108,7 @@ class Estimator:
             return _as_norms(aligned(column, diagonal, parts, count, generator=generator))
         return _as_norms(hutchinson(column, parts, count, generator=generator))
 
-    def _by_cheap_parts(
-        self, blocks: Sequence[Block], parts: Sequence[Part]
-    ) -> dict[tuple[Part, ...], list[Block]]:
+    def _by_cheap_parts(self, blocks: Sequence[Block], parts: Sequence[Part]) -> dict[tuple[Part, ...], list[Block]]:
         """Group the blocks by the parts whose exact norm is cheap."""
         groups: dict[tuple[Part, ...], list[Block]] = {}
         for block in blocks:
@@ -128,9 +122,7 @@ class Estimator:
     def _xtrace(self, blocks: Sequence[Block], parts: Sequence[Part], generator: Generator) -> Norms:
         (block,) = blocks
         column = ColumnOperator(self.problem, block.layer, block.col, [block.col])
-        return {
-            (block, part): _xtrace_norm(column, part, self.settings.num_probes, generator) for part in parts
-        }
+        return {(block, part): _xtrace_norm(column, part, self.settings.num_probes, generator) for part in parts}
 
 
 def _as_norms(found: Mapping[tuple[object, Part], Estimate]) -> Norms:

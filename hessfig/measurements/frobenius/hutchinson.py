@@ -8,7 +8,7 @@ import torch
 from torch import Generator
 
 from hessfig.curvature.column import PROBES_AT_ONCE, Column, chunks, squared_norms
-from hessfig.curvature.probes import rademacher
+from hessfig.curvature.problem import rademacher
 from hessfig.measurements.estimate import Estimate
 from hessfig.measurements.frobenius.norms import frobenius
 from hessfig.terms import Part

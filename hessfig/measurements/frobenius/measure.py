@@ -14,8 +14,6 @@ def measure(problem: Problem, request: Request) -> Measured:
     estimator = Estimator(problem, request.model, request.estimator, request.settled)
     rows = []
     for layer, col, blocks in columns(request.blocks):
-        norms = estimator.column_norms(
-            layer, col, blocks, request.parts, generator=request.stream(layer, col)
-        )
+        norms = estimator.column_norms(layer, col, blocks, request.parts, generator=request.stream(layer, col))
         rows += [block_row(FROBENIUS, request, *key, norm) for key, norm in norms.items()]
     return Measured(rows)

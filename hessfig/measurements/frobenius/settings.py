@@ -13,9 +13,7 @@ def settings(config: Config, layout: Layout) -> dict[str, Any]:
     """Return estimator, blocks and parts as plain values; settings the estimator does not read are left out."""
     method, estimator = config.estimator.method, {"method": config.estimator.method.value}
     probes = {} if method in (Method.dense, Method.exact) else {"num_probes": config.estimator.num_probes}
-    products = (
-        {} if method in (Method.xtrace, Method.exact) else {"products": config.estimator.products.value}
-    )
+    products = {} if method in (Method.xtrace, Method.exact) else {"products": config.estimator.products.value}
     return {
         "estimator": {**estimator, **probes, **products},
         "blocks": [

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from hessfig.config import Config, Data
-from hessfig.config.checks.landscape import number_of_samples
-from hessfig.config.plain import as_plain
+from hessfig.config.keys import as_plain
+from hessfig.config.range_checks import number_of_samples
 from hessfig.models.protocol import Layout
 
 PLACES = ("samples", "first", "points", "permutations")

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hessfig.config import Config
-from hessfig.config.plain import as_plain
-from hessfig.curvature.exact.cost import probe_cost
+from hessfig.config.keys import as_plain
+from hessfig.curvature.exact.support import probe_cost
 from hessfig.measurements.frobenius.cost import COUNTED
 from hessfig.models.blocks import blocks_of
 from hessfig.models.protocol import Layout

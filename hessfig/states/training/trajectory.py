@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hessfig.config import Config, Curvature, Optimiser, Schedule, TrainingData, with_defaults
-from hessfig.config.plain import in_key
+from hessfig.config.keys import in_key
 from hessfig.models.registry import kind
 from hessfig.record import digest
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hessfig.files import is_file, write_text
-from hessfig.sweep.launchers.local import Outcome
 from hessfig.sweep.plan import Cell
+from hessfig.sweep.pool import Outcome
 from hessfig.sweep.store import CellStore
 
 FAILURES = "failures"  # the folder, below that of the sweep

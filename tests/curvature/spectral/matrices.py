@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hessfig.curvature.spectral.operator import NotFinite
+from hessfig.curvature.spectral.lanczos import NotFinite
 from hessfig.rng import stream
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hessfig.curvature.column import SPLIT, completed, to_multiply
 from hessfig.curvature.routes import Engines
-from hessfig.curvature.spectral.dense import dense_eigenvalues
+from hessfig.curvature.spectral.densities import dense_eigenvalues
 from hessfig.terms import Block, Matrix, Part
 from tests.curvature.oracle import dense_oracle
 from tests.curvature.spectral.matrices import rotated

@@ -57,18 +57,14 @@ def test_any_spectrum(values: list[float], k: int, end: End, seed: int) -> None:
     result = found(with_eigenvalues(values, seed=seed), end, count, seed, steps=12)
     scale = max(max(map(abs, values)), 1e-30)
     truth = torch.tensor(sorted(values, reverse=end == End.largest)[:count], dtype=torch.float64)
-    if (
-        result.converged
-    ):  # values that close together cannot be told apart are within the tolerance of each other
+    if result.converged:  # values that close together cannot be told apart are within the tolerance of each other
         assert float((result.values - truth).abs().max()) <= 2e-6 * scale
 
 
 def test_vectors_are_orthonormal_and_residuals_their_own() -> None:
     operator = with_eigenvalues(SPECTRA["close"])
     result = found(operator, End.largest, 3)
-    torch.testing.assert_close(
-        result.vectors.T @ result.vectors, torch.eye(3, dtype=torch.float64), rtol=0, atol=1e-12
-    )
+    torch.testing.assert_close(result.vectors.T @ result.vectors, torch.eye(3, dtype=torch.float64), rtol=0, atol=1e-12)
     own = (operator.matrix @ result.vectors - result.vectors * result.values).norm(dim=0)
     torch.testing.assert_close(result.residuals, own, rtol=1e-6, atol=1e-13)
 
@@ -93,9 +89,7 @@ def test_a_warm_start_shortens_the_runs_and_cannot_mislead_them() -> None:
 
 
 def test_the_same_seed_gives_the_same_bits() -> None:
-    first, again, other = (
-        found(with_eigenvalues(SPECTRA["close"]), End.largest, 2, seed) for seed in (1, 1, 2)
-    )
+    first, again, other = (found(with_eigenvalues(SPECTRA["close"]), End.largest, 2, seed) for seed in (1, 1, 2))
     assert torch.equal(first.values, again.values) and torch.equal(first.vectors, again.vectors)
     assert not torch.equal(first.vectors, other.vectors)
 

@@ -28,9 +28,7 @@ def test_the_basis_stays_orthonormal_and_the_projection_is_the_operator_on_it() 
     run = Run(start(80), 60)
     finished(operator, run)
     assert run.length == 60 and run.is_full
-    torch.testing.assert_close(
-        run.basis @ run.basis.T, torch.eye(60, dtype=torch.float64), rtol=0, atol=1e-13
-    )
+    torch.testing.assert_close(run.basis @ run.basis.T, torch.eye(60, dtype=torch.float64), rtol=0, atol=1e-13)
     truth = run.basis @ operator.matrix @ run.basis.T
     torch.testing.assert_close(run.projection, truth, rtol=0, atol=1e-12)
 
@@ -68,9 +66,7 @@ def test_an_invariant_subspace_ends_a_run_with_its_exact_values(values: list[flo
     finished(operator, run)
     assert run.length == length and run.vector is None
     found = run.ritz()
-    torch.testing.assert_close(
-        found.values, torch.tensor(sorted(set(values)), dtype=torch.float64), rtol=0, atol=1e-14
-    )
+    torch.testing.assert_close(found.values, torch.tensor(sorted(set(values)), dtype=torch.float64), rtol=0, atol=1e-14)
     assert not found.residuals.any()
 
 

@@ -8,7 +8,7 @@ import torch
 from scipy.stats import t as student
 from torch import Tensor
 
-from hessfig.curvature.spectral.quadrature import Quadrature, quadrature
+from hessfig.curvature.spectral.densities import Quadrature, quadrature
 from hessfig.rng import stream
 from tests.curvature.spectral.matrices import Explicit, rotated, with_eigenvalues
 
@@ -41,9 +41,7 @@ def test_half_the_steps_are_those_of_a_run_of_half_the_length() -> None:
     torch.testing.assert_close(long.half_weights, short.weights)
 
 
-@pytest.mark.parametrize(
-    ("values", "distinct"), [([0.0] * 8, 1), ([5.0] + [0.0] * 7, 2), ([1.0] * 4 + [2.0] * 4, 2)]
-)
+@pytest.mark.parametrize(("values", "distinct"), [([0.0] * 8, 1), ([5.0] + [0.0] * 7, 2), ([1.0] * 4 + [2.0] * 4, 2)])
 def test_breakdown_is_exact_and_fills_up_with_weights_of_zero(values: list[float], distinct: int) -> None:
     found = quadrature(with_eigenvalues(values), starts(8, 4), 6)
     assert found.nodes.shape == (4, 6) and found.half_nodes.shape == (4, 3)
@@ -62,7 +60,7 @@ def test_more_steps_than_there_are_eigenvalues_give_the_eigenvalues() -> None:
 def test_probes_that_do_not_fit_at_once_are_taken_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     operator, probes = with_eigenvalues(torch.linspace(-1, 2, 40).tolist()), starts(40, 5)
     whole = quadrature(operator, probes, 10)
-    monkeypatch.setattr("hessfig.curvature.spectral.quadrature.BASIS_BYTES", 2 * 8 * 40 * 10)
+    monkeypatch.setattr("hessfig.curvature.spectral.densities.BASIS_BYTES", 2 * 8 * 40 * 10)
     parts = quadrature(operator, probes, 10)
     torch.testing.assert_close(parts.nodes, whole.nodes, rtol=1e-9, atol=1e-12)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from hessfig.curvature.spectral.traces import xtrace
+from hessfig.curvature.spectral.densities import xtrace
 from hessfig.rng import stream
 from tests.curvature.spectral.matrices import with_eigenvalues
 

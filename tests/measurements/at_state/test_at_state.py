@@ -13,15 +13,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hessfig.config import Config, Curvature, DType, Norm, Optimiser, Schedule, TaskConfig, TrainingData
+from hessfig.curvature.gradients import Slope, loss_of
 from hessfig.curvature.problem import Problem
-from hessfig.curvature.slope import Slope, loss_of
 from hessfig.errors import UserError
 from hessfig.measurements.at_state.measuring.line import crossing
 from hessfig.measurements.at_state.measuring.minibatches import along_gradient
 from hessfig.measurements.at_state.measuring.update import next_update, preconditioner
 from hessfig.measurements.protocol import At
 from hessfig.models.protocol import every_parameter
-from hessfig.states.trained import moments
+from hessfig.states.stored_states import moments
 from hessfig.sweep.measure import draw_problem, measure
 from hessfig.sweep.plan import Cell, Setup
 from hessfig.tasks.batch import Batch
@@ -35,9 +35,7 @@ DOUBLE = {"dtype": DType.float64}
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
     """A training of thirty updates in float64, so that plain torch meets the same numbers."""
-    found = training_config(
-        tmp_path_factory.mktemp("states"), step=[0, STEP], blocks=["W_V", ["W_Q", "W_V"], "mlp"]
-    )
+    found = training_config(tmp_path_factory.mktemp("states"), step=[0, STEP], blocks=["W_V", ["W_Q", "W_V"], "mlp"])
     return replace(found, training=replace(found.training, dtype=DType.float64))
 
 
@@ -120,12 +118,10 @@ def test_a_network_that_knows_the_answers_has_no_errors(monkeypatch: pytest.Monk
 
         def forward(self, tokens: Tensor) -> Tensor:
             following = tokens.roll(-1, dims=1)[:, 7:11].clone()
-            following[:, -1] = (
-                following[:, -1] + (tokens[:, 0] < 5).long()
-            ) % 10  # wrong for half of the sums
+            following[:, -1] = (following[:, -1] + (tokens[:, 0] < 5).long()) % 10  # wrong for half of the sums
             return F.one_hot(following, 12).float()
 
-    from hessfig.states.training.answers import right_digits
+    from hessfig.states.training.loop import right_digits
     from hessfig.tasks.examples import unseen_sums
 
     sums = unseen_sums(TaskConfig(digits=3), 1500)
@@ -314,9 +310,7 @@ def test_spreads_are_those_of_scores_written_out(config: Config) -> None:
     assert found["pattern_spread", 1] == pytest.approx(float(pattern.std()), rel=1e-10)
 
 
-@pytest.mark.parametrize(
-    ("optimiser", "factor"), [("adamw", 38.0), ("adam", 38.0), ("sgd", 3.0), ("gd", 2.0)]
-)
+@pytest.mark.parametrize(("optimiser", "factor"), [("adamw", 38.0), ("adam", 38.0), ("sgd", 3.0), ("gd", 2.0)])
 def test_the_threshold_is_of_the_next_update(config: Config, optimiser: str, factor: float) -> None:
     data = TrainingData.fixed if optimiser == "gd" else TrainingData.fresh
     chosen = replace(config.training, optimiser=Optimiser(optimiser), momentum=0.5, warmup=40, data=data)

@@ -20,7 +20,7 @@ from hessfig.config import (
     TaskConfig,
 )
 from hessfig.config.checks import check
-from hessfig.curvature.slope import Slope
+from hessfig.curvature.gradients import Slope
 from hessfig.errors import UserError
 from hessfig.sweep.measure import draw_problem, measure
 from hessfig.sweep.plan import Cell, Setup, setups_of
@@ -47,11 +47,7 @@ def cell(settings: Config, quantity: str) -> Cell:
 
 def numbers(settings: Config, quantity: str, name: str = "", part: str = "") -> dict[Any, float]:
     rows = measure(cell(settings, quantity)).rows
-    return {
-        row["index"]: row["value"]
-        for row in rows
-        if row["quantity"] == (name or quantity) and row["part"] == part
-    }
+    return {row["index"]: row["value"] for row in rows if row["quantity"] == (name or quantity) and row["part"] == part}
 
 
 def test_at_the_state_itself_differences_are_those_of_its_losses() -> None:
@@ -112,9 +108,7 @@ def test_hessians_of_nested_subsets_against_dense_ones() -> None:
 
     def block(count: int) -> torch.Tensor:
         batch = problem.batch
-        slope = Slope(
-            replace(problem, batch=Batch(batch.inputs[:count], batch.targets[:count], batch.scored))
-        )
+        slope = Slope(replace(problem, batch=Batch(batch.inputs[:count], batch.targets[:count], batch.scored)))
         unit = torch.eye(sum(sizes), dtype=torch.float64)[rows]
         return torch.stack([slope.product(one)[rows] for one in unit])
 
@@ -141,12 +135,8 @@ def test_shared_test_vectors_estimate_the_distance() -> None:
     found = measure(cell(probed, "hessian_distance")).rows
     place = ("quantity", "row", "col", "part", "index")
     truth = {tuple(row[name] for name in place): row["value"] for row in exact}
-    compared = [
-        row for row in found if row["quantity"] in ("hessian_distance", "subset_norm") and row["value"]
-    ]
-    assert all(
-        abs(row["value"] - truth[tuple(row[n] for n in place)]) < 5 * row["error"] + 1e-12 for row in compared
-    )
+    compared = [row for row in found if row["quantity"] in ("hessian_distance", "subset_norm") and row["value"]]
+    assert all(abs(row["value"] - truth[tuple(row[n] for n in place)]) < 5 * row["error"] + 1e-12 for row in compared)
     assert not any(row["quantity"].endswith("eigenvalue") for row in found)
 
 
@@ -173,9 +163,7 @@ def test_a_distance_is_positive(distance: float) -> None:
         check(config(distance=distance))
 
 
-@pytest.mark.parametrize(
-    "setting", [{"permutations": 1}, {"points": 1}, {"first": 0}, {"samples": 1}, {"spread": 0.0}]
-)
+@pytest.mark.parametrize("setting", [{"permutations": 1}, {"points": 1}, {"first": 0}, {"samples": 1}, {"spread": 0.0}])
 def test_settings_that_mean_nothing(setting: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=f"landscape.{next(iter(setting))}"):
         check(config(**setting))

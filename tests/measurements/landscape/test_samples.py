@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from hessfig.config import Attention, Kind, Loss, ModelConfig, Norm, TaskConfig
+from hessfig.curvature.gradients import AT_ONCE, Samples, Slope, loss_of
 from hessfig.curvature.problem import Problem
-from hessfig.curvature.samples import AT_ONCE, Samples
-from hessfig.curvature.slope import Slope, loss_of
 from hessfig.errors import UserError
 from hessfig.measurements.landscape.measuring.difference import largest_curvature
 from hessfig.tasks.batch import Batch

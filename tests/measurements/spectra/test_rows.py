@@ -69,9 +69,7 @@ def test_spectra_have_the_trace_and_the_norm_of_the_other_quantities(name: str) 
     for k, label in enumerate(labels):
         values, at = spectrum.arrays[f"eigenvalues_{k}"], (label["layer"], label["col"], label["part"], None)
         norm, trace = norms[at]["value"], traces[at]["value"]
-        assert (
-            values.dtype == np.float64 and len(values) == label["dim"] and bool((np.diff(values) >= 0).all())
-        )
+        assert values.dtype == np.float64 and len(values) == label["dim"] and bool((np.diff(values) >= 0).all())
         assert np.sqrt(np.square(values).sum()) == pytest.approx(norm, rel=1e-11, abs=1e-15)
         assert values.sum() == pytest.approx(trace, rel=1e-9, abs=1e-12 * len(values) * norm + 1e-15)
         rank = by_place(spectrum, "effective_rank")[at]["value"]
@@ -119,9 +117,7 @@ def test_densities_have_mean_and_second_moment_within_their_errors(probes: Probe
         np.testing.assert_allclose(weights.sum(axis=1), 1.0, rtol=1e-12)
         for power, quantity in ((1, "density_mean"), (2, "density_second_moment")):
             row = by_place(density, quantity)[label["layer"], label["col"], label["part"], None]
-            assert (
-                abs(row["value"] - (values**power).mean()) <= 4 * row["error"] + 1e-12 * np.abs(values).max()
-            )
+            assert abs(row["value"] - (values**power).mean()) <= 4 * row["error"] + 1e-12 * np.abs(values).max()
             assert row["num_probes"] == 40
 
 
@@ -172,9 +168,7 @@ def test_a_block_that_is_not_finite_says_so_and_the_rest_goes_on(name: str) -> N
     table = hessfig.measure(problem, blocks=["first", "second"], parts=["H_o"], quantities=[name])
     status = {col: set(rows["status"]) for col, rows in table.groupby("col")}
     assert status == {"first": {"nonfinite"}, "second": {"ok"}}
-    given = {
-        col: set(zip(rows["quantity"], rows["index"], strict=True)) for col, rows in table.groupby("col")
-    }
+    given = {col: set(zip(rows["quantity"], rows["index"], strict=True)) for col, rows in table.groupby("col")}
     assert len(given["first"]) == len(given["second"])
     assert len(json.loads(str(table.attrs["arrays"][name]["entries"]))) == 1
 
@@ -192,9 +186,7 @@ def test_float32_products_serve_float64_recurrences(name: str) -> None:
 
 
 @pytest.mark.parametrize("end", ["largest", "smallest"])
-def test_large_blocks_on_the_tape_take_products_in_float32_first(
-    end: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_blocks_on_the_tape_take_products_in_float32_first(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Large ones alone, in float64, on the tape; the numbers agree with float64's within both residuals."""
     from hessfig.curvature import routes
 
@@ -222,7 +214,7 @@ def test_the_same_settings_give_the_same_bits() -> None:
 
 def test_vectors_are_kept_for_warm_starts() -> None:
     from hessfig.curvature.routes import Engines
-    from hessfig.curvature.spectral.operator import Square
+    from hessfig.curvature.spectral.lanczos import Square
 
     asked = cell("largest_eigenvalue", ARCHITECTURES["softmax"], blocks=["W_Q"], parts=["H"])
     kept = measure(asked).arrays

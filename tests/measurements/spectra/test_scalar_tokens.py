@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 import hessfig
 from hessfig.rng import stream
-from hessfig.theory.autodiff.scalar_problems import MIXINGS, ScalarProblem, draw_scalar_problem
-from hessfig.theory.formulas.scalar_tokens.spectrum import scalar_outer_product
+from hessfig.theory.scalar_formulas import MIXINGS, ScalarProblem, draw_scalar_problem, scalar_outer_product
 
 
 class ScalarTokens(nn.Module):
@@ -34,16 +33,12 @@ class ScalarTokens(nn.Module):
 def test_the_measured_spectrum_is_the_closed_form(model: str, seed: int) -> None:
     scalar = draw_scalar_problem(8, 6, stream(seed, "scalar tokens"))
     problem = hessfig.Problem(ScalarTokens(scalar, model), scalar.x[None], scalar.y[None], loss="mse")
-    table = hessfig.measure(
-        problem, blocks=["all"], parts=["H", "H_o"], quantities=["spectrum"], spectrum={"k": 2}
-    )
+    table = hessfig.measure(problem, blocks=["all"], parts=["H", "H_o"], quantities=["spectrum"], spectrum={"k": 2})
     found, response = table.attrs["arrays"]["spectrum"], scalar.response(model)
     truth = [scalar.hessian(response), scalar_outer_product(response, scalar.w_V, scalar.w_Q, scalar.w_K)]
     for k, closed in enumerate(truth):
         values = closed.eigenvalues.numpy()
-        np.testing.assert_allclose(
-            found[f"eigenvalues_{k}"], values, rtol=0, atol=1e-10 * np.abs(values).max()
-        )
+        np.testing.assert_allclose(found[f"eigenvalues_{k}"], values, rtol=0, atol=1e-10 * np.abs(values).max())
 
 
 def test_lanczos_finds_the_ends_of_the_closed_form_and_their_copies() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hessfig.config import Launcher, LauncherConfig
-from hessfig.sweep.launchers.script import sbatch_script
+from hessfig.sweep.slurm import sbatch_script
 from tests.toys import toy_config
 
 

@@ -13,10 +13,9 @@ import pytest
 from hessfig.config import Config, EstimatorConfig, Method, ModelConfig
 from hessfig.errors import UserError
 from hessfig.sweep.engine import run_sweep
-from hessfig.sweep.launchers.one_shard import run_shard
-from hessfig.sweep.launchers.shard import Shard
-from hessfig.sweep.pilots import pilot_cells
 from hessfig.sweep.plan import plan, setups_of
+from hessfig.sweep.shards import Shard, run_shard
+from hessfig.sweep.stages import pilot_cells
 from tests.runs import rows
 from tests.toys import toy_config
 
@@ -106,10 +105,10 @@ def test_shares_of_other_folders_are_copied_together(whole: Path, tmp_path: Path
 
 def test_a_share_whose_pilots_fail_measures_no_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under another number of probes its cells would be no part of the sweep that others measure."""
-    from hessfig.sweep.launchers import local, one_shard
+    from hessfig.sweep import pool, shards
 
-    failing = lambda cells, store: (local.Outcome(cell, "failed", "why") for cell in cells)  # noqa: E731
-    monkeypatch.setattr(one_shard, "on_this_machine", failing)
+    failing = lambda cells, store: (pool.Outcome(cell, "failed", "why") for cell in cells)  # noqa: E731
+    monkeypatch.setattr(shards, "on_this_machine", failing)
     done = run_shard([("", with_pilots(tmp_path))], Shard(1, 2))
     assert done.pilots > 0 and not done.is_complete and (done.measured, done.failed) == (0, 0)
     assert {path.read_text() for path in (tmp_path / "sigma/failures").glob("*.txt")} == {"why"}

@@ -12,12 +12,11 @@ import pytest
 
 from hessfig.config import Config, Kind, Launcher, LauncherConfig, ModelConfig
 from hessfig.errors import UserError
+from hessfig.sweep import slurm
 from hessfig.sweep.engine import Summary, run_sweep
-from hessfig.sweep.launchers import queue, slurm
-from hessfig.sweep.launchers.one_shard import run_shard
-from hessfig.sweep.launchers.shard import Shard
-from hessfig.sweep.launchers.slurm import SlurmJob, said_of
 from hessfig.sweep.plan import setups_of
+from hessfig.sweep.shards import Shard, run_shard
+from hessfig.sweep.slurm import SlurmJob, said_of
 from tests.conftest import Answer
 from tests.runs import rows
 from tests.toys import toy_config
@@ -58,8 +57,8 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
 
 
 def installed(found: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    monkeypatch.setattr(queue, "submit", found.submit)
-    monkeypatch.setattr(queue, "states", found.states)
+    monkeypatch.setattr(slurm, "submit", found.submit)
+    monkeypatch.setattr(slurm, "states", found.states)
     monkeypatch.setattr(slurm, "_LATE", (0.0,))
     monkeypatch.setattr(slurm, "_SHORTEST", 0.01)
     return found
@@ -122,13 +121,9 @@ def test_a_cell_that_failed_in_a_task_is_reported_with_its_cause(
     assert len(list((tmp_path / "sigma/failures").glob("*.txt"))) == CELLS
 
 
-def test_a_running_job_is_waited_for_and_not_submitted_twice(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_running_job_is_waited_for_and_not_submitted_twice(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     first = job(cluster)
-    monkeypatch.setattr(
-        queue, "submit", lambda script: cluster.jobs.setdefault("1", {"1": "RUNNING"}) and "1"
-    )
+    monkeypatch.setattr(slurm, "submit", lambda script: cluster.jobs.setdefault("1", {"1": "RUNNING"}) and "1")
     first.submit()
     assert job(cluster).is_alive() and said_of(first.folder) == ["slurm job 1: 1 running"]
 
@@ -137,8 +132,8 @@ def test_a_running_job_is_waited_for_and_not_submitted_twice(
             run_shard(cluster.variants, Shard(index, 2))
         return {"1": "RUNNING"}
 
-    monkeypatch.setattr(queue, "states", states)
-    monkeypatch.setattr(queue, "submit", lambda script: pytest.fail("submitted twice"))
+    monkeypatch.setattr(slurm, "states", states)
+    monkeypatch.setattr(slurm, "submit", lambda script: pytest.fail("submitted twice"))
     assert run(cluster).is_complete
 
 
@@ -146,7 +141,7 @@ def test_while_slurm_does_not_answer_the_job_is_taken_to_be_alive(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job(cluster).submit()
-    monkeypatch.setattr(queue, "states", lambda number: None)
+    monkeypatch.setattr(slurm, "states", lambda number: None)
     assert job(cluster).is_alive()
     assert said_of(job(cluster).folder) == ["slurm job 1: Slurm does not answer here"]
 
@@ -169,34 +164,32 @@ ANSWERS: dict[str, tuple[int, str, str, object]] = {
 def test_what_squeue_says(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     code, out, err, expected = ANSWERS[case]
     _answers(monkeypatch, code, out, err)
-    assert queue.states("7") == expected
+    assert slurm.states("7") == expected
 
 
 def test_a_refusal_is_in_slurms_words_on_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     _answers(monkeypatch, 1, "", "sbatch: error: invalid partition\nsbatch: error: Batch job failed\n")
     with pytest.raises(UserError, match="Slurm refuses the job") as caught:
-        queue.submit("")
+        slurm.submit("")
     assert caught.value.got == "invalid partition; Batch job failed"
 
 
 def test_the_number_of_a_job_of_a_federation(monkeypatch: pytest.MonkeyPatch) -> None:
     _answers(monkeypatch, 0, "12;here\n", "")
-    assert queue.submit("") == "12"
+    assert slurm.submit("") == "12"
 
 
 def _answers(monkeypatch: pytest.MonkeyPatch, code: int, out: str, err: str) -> None:
-    monkeypatch.setattr(queue.shutil, "which", lambda name: name)
+    monkeypatch.setattr(slurm.shutil, "which", lambda name: name)
     answer = subprocess.CompletedProcess([], code, out, err)
-    monkeypatch.setattr(queue.subprocess, "run", lambda *_, **__: answer)
+    monkeypatch.setattr(slurm.subprocess, "run", lambda *_, **__: answer)
 
 
 TOY = ["model=linear_mlp", "task.digits=1", "task.batch_size=2", "blocks=[W]", "seeds=1", "grid.points=2"]
 
 
-def test_without_sbatch_nothing_is_written(
-    cli: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(queue.shutil, "which", lambda name: None)
+def test_without_sbatch_nothing_is_written(cli: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm.shutil, "which", lambda name: None)
     answer = cli("run", *TOY, "launcher=slurm")
     assert answer.code == 2
     assert "sbatch is not found" in answer.err and "launcher=local, or shard=1/8" in answer.err

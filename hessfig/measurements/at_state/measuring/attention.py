@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from hessfig.curvature.problem import Problem
-from hessfig.models.transformer.attention import SelfAttention
+from hessfig.models.networks import SelfAttention
 
 
 def spreads(problem: Problem) -> list[tuple[float, float]]:

@@ -15,8 +15,7 @@ from hessfig.config import Curvature, DType
 from hessfig.curvature.problem import Problem
 from hessfig.measurements.protocol import At
 from hessfig.models.layered import scored_outputs
-from hessfig.states.training.rule import Rule
-from hessfig.states.training.steepest import products_of_a_look
+from hessfig.states.training.loop import Rule, products_of_a_look
 from hessfig.tasks.examples import training_batch
 
 _REPEATS = 3

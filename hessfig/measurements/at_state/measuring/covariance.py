@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from hessfig.curvature.gradients import Slope
 from hessfig.curvature.problem import Problem
-from hessfig.curvature.slope import Slope
-from hessfig.curvature.spectral.dense import eigenvalues
+from hessfig.curvature.spectral.densities import eigenvalues
 from hessfig.tasks.batch import Batch
 
 EXAMPLES = 64

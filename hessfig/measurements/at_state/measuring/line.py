@@ -9,8 +9,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from hessfig.curvature.gradients import Slope, loss_of
 from hessfig.curvature.problem import Problem
-from hessfig.curvature.slope import Slope, loss_of
 from hessfig.measurements.at_state.measuring.update import next_update
 from hessfig.measurements.estimate import Estimate
 from hessfig.measurements.protocol import At

@@ -6,8 +6,8 @@ import math
 import statistics
 from dataclasses import replace
 
+from hessfig.curvature.gradients import Slope
 from hessfig.curvature.problem import Problem
-from hessfig.curvature.slope import Slope
 from hessfig.measurements.estimate import Estimate
 from hessfig.measurements.protocol import Request
 from hessfig.tasks.examples import is_full_batch, training_batch

@@ -6,11 +6,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from hessfig.curvature.curvlinops import view_of
 from hessfig.curvature.problem import Problem
-from hessfig.curvature.products.sides import view_of
 from hessfig.curvature.routes import Engines
 from hessfig.curvature.spectral.extremes import End, extremes
-from hessfig.curvature.spectral.operator import NotFinite, Square
+from hessfig.curvature.spectral.lanczos import NotFinite, Square
 from hessfig.measurements.at_state.measuring.rows import state_row
 from hessfig.measurements.at_state.measuring.update import preconditioner
 from hessfig.measurements.protocol import Measured, Request

@@ -6,8 +6,8 @@ import math
 
 from torch import Tensor
 
+from hessfig.curvature.curvlinops import view_of
 from hessfig.curvature.problem import Problem
-from hessfig.curvature.products.sides import view_of
 from hessfig.measurements.protocol import Request, Row, row_of
 from hessfig.record import Status
 from hessfig.terms import Block
@@ -51,8 +51,6 @@ def norm_rows(quantity: str, problem: Problem, request: Request, tensors: dict[s
     for block in request.blocks:
         if block.is_diagonal:
             side = problem.layout.side(block.layer, block.col)
-            squares = [
-                float(view_of(tensors[weight.parameter], weight).double().square().sum()) for weight in side
-            ]
+            squares = [float(view_of(tensors[weight.parameter], weight).double().square().sum()) for weight in side]
             rows.append(state_row(quantity, request, sum(squares) ** 0.5, block=block))
     return rows

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hessfig.config import Optimiser
 from hessfig.measurements.protocol import At
-from hessfig.states.trained import moments
+from hessfig.states.stored_states import moments
 
 Named = dict[str, Tensor]
 
@@ -42,8 +42,7 @@ def preconditioner(at: At, like: Mapping[str, Tensor]) -> Named:
     training, t = at.config.training, at.step or 0
     (first, second), (_, squares) = training.betas, _kept(at, like)
     return {
-        name: (1 - first**t) * ((square / (1 - second**t)).sqrt() + training.eps)
-        for name, square in squares.items()
+        name: (1 - first**t) * ((square / (1 - second**t)).sqrt() + training.eps) for name, square in squares.items()
     }
 
 
@@ -51,9 +50,7 @@ def _kept(at: At, like: Mapping[str, Tensor]) -> tuple[Named, Named]:
     """Return the first and second moments (a momentum buffer counts as the first), zeros where there is none yet."""
     found = moments(at.config, sigma=at.sigma, seed=at.seed, step=at.step)
     names = (("exp_avg", "momentum_buffer"), ("exp_avg_sq",))
-    first, second = (
-        {name: _one(found, kinds, name, tensor) for name, tensor in like.items()} for kinds in names
-    )
+    first, second = ({name: _one(found, kinds, name, tensor) for name, tensor in like.items()} for kinds in names)
     return first, second
 
 

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from hessfig.config import Direction
+from hessfig.curvature.gradients import Along, Samples, Slope
 from hessfig.curvature.problem import Problem
-from hessfig.curvature.samples import Along, Samples
-from hessfig.curvature.slope import Slope
 from hessfig.measurements.at_state.measuring.rows import state_row
 from hessfig.measurements.landscape.measuring.orders import (
     Places,
@@ -53,9 +52,7 @@ def measure(problem: Problem, request: Request) -> Measured:
     at, orders = places(settings.first, samples.count - 1, settings.points), orders_of(request, samples.count)
     if settings.distance is None:
         losses = samples.losses()
-        return Measured(
-            _rows(request, losses, orders, at, _loss_row(request, losses), 0.0), _kept(losses=losses)
-        )
+        return Measured(_rows(request, losses, orders, at, _loss_row(request, losses), 0.0), _kept(losses=losses))
     direction, distance = direction_of(samples, request), settings.distance
     found, losses = samples.along(direction), samples.losses(samples.moved(direction, distance))
     change = distance * found.slopes + distance**2 / 2 * found.curvatures
@@ -90,9 +87,7 @@ def largest_curvature(problem: Problem, chosen: list[int]) -> float:
 
 def _spectral_norm(problem: Problem, sample: int) -> float:
     slope = Slope(problem)
-    vector = torch.randn(len(slope.flat), dtype=torch.float64, generator=stream(sample, "power")).to(
-        slope.flat
-    )
+    vector = torch.randn(len(slope.flat), dtype=torch.float64, generator=stream(sample, "power")).to(slope.flat)
     norm = vector.norm()
     for _ in range(_PRODUCTS):
         vector = slope.product(vector / norm)
@@ -108,9 +103,7 @@ def _of_sample(problem: Problem, sample: int) -> Problem:
     return replace(problem, batch=Batch(batch.inputs[rows], batch.targets[rows], batch.scored))
 
 
-def _rows(
-    request: Request, losses: Tensor, orders: list[Tensor], at: Places, largest: Row, term: float
-) -> list[Row]:
+def _rows(request: Request, losses: Tensor, orders: list[Tensor], at: Places, largest: Row, term: float) -> list[Row]:
     """Return what every distance has; `largest` holds L_max, `term` is M d^2."""
     true = differences(in_orders(losses, orders), at)
     return [
@@ -143,8 +136,7 @@ def _agreement(request: Request, predicted: np.ndarray, true: np.ndarray) -> lis
         "prediction_slope": regression(predicted, true),
     }
     return [
-        state_row(name, request, value, error=error, estimator="samples")
-        for name, (value, error) in compared.items()
+        state_row(name, request, value, error=error, estimator="samples") for name, (value, error) in compared.items()
     ]
 
 

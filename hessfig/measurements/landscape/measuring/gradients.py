@@ -7,8 +7,8 @@ from itertools import accumulate
 import numpy as np
 import torch
 
+from hessfig.curvature.gradients import Samples
 from hessfig.curvature.problem import Problem
-from hessfig.curvature.samples import Samples
 from hessfig.measurements.landscape.measuring.orders import (
     Array,
     Places,

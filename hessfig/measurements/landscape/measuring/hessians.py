@@ -11,10 +11,9 @@ from torch import Tensor
 
 from hessfig.config import Method
 from hessfig.curvature.column import PROBES_AT_ONCE, chunks, completed, summands
-from hessfig.curvature.probes import rademacher
-from hessfig.curvature.problem import Problem
+from hessfig.curvature.problem import Problem, rademacher
 from hessfig.curvature.routes import Engines
-from hessfig.curvature.spectral.dense import eigenvalues
+from hessfig.curvature.spectral.densities import eigenvalues
 from hessfig.measurements.blocks import block_row, columns
 from hessfig.measurements.estimate import Estimate
 from hessfig.measurements.frobenius.dense import COLUMNS_AT_ONCE

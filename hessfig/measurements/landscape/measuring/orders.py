@@ -68,9 +68,7 @@ def root_mean_square(values: Array) -> Averaged:
 
 def rank_correlation(one: Array, other: Array) -> tuple[float, float]:
     """Return Spearman's correlation and its standard error sqrt((1 - r^2) / (n - 2)); nan where one is constant."""
-    ranks = [
-        np.argsort(np.argsort(values, kind="stable"), kind="stable").astype(float) for values in (one, other)
-    ]
+    ranks = [np.argsort(np.argsort(values, kind="stable"), kind="stable").astype(float) for values in (one, other)]
     if min(np.ptp(one), np.ptp(other)) == 0 or len(one) < 3:
         return float("nan"), float("nan")
     found = float(np.corrcoef(ranks[0], ranks[1])[0, 1])

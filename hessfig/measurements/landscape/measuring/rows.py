@@ -7,9 +7,9 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 
-from hessfig.config.checks.landscape import number_of_samples
+from hessfig.config.range_checks import number_of_samples
+from hessfig.curvature.gradients import Samples
 from hessfig.curvature.problem import Problem
-from hessfig.curvature.samples import Samples
 from hessfig.errors import UserError
 from hessfig.measurements.at_state.measuring.rows import EXACT, state_row
 from hessfig.measurements.landscape.measuring.orders import Array, Averaged, Places

@@ -12,7 +12,7 @@ import numpy as np
 from hessfig.curvature.column import Column
 from hessfig.curvature.problem import Problem
 from hessfig.curvature.routes import Engines
-from hessfig.curvature.spectral.operator import Square
+from hessfig.curvature.spectral.lanczos import Square
 from hessfig.measurements.blocks import block_row, columns
 from hessfig.measurements.estimate import Estimate
 from hessfig.measurements.protocol import Arrays, Request, Row

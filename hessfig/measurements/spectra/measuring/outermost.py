@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hessfig.curvature.problem import Problem
 from hessfig.curvature.spectral.extremes import End, Extremes, extremes
-from hessfig.curvature.spectral.operator import NotFinite
+from hessfig.curvature.spectral.lanczos import NotFinite
 from hessfig.measurements.protocol import Arrays, Measured, Request
 from hessfig.measurements.spectra.measuring.entries import Entry, Spectra, indices, paired_entries
 from hessfig.record import Status

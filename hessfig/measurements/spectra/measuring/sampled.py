@@ -9,10 +9,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hessfig.config import Probes
-from hessfig.curvature.probes import rademacher
-from hessfig.curvature.problem import Problem
-from hessfig.curvature.spectral.operator import NotFinite
-from hessfig.curvature.spectral.quadrature import Quadrature, quadrature
+from hessfig.curvature.problem import Problem, rademacher
+from hessfig.curvature.spectral.densities import Quadrature, quadrature
+from hessfig.curvature.spectral.lanczos import NotFinite
 from hessfig.measurements.protocol import Measured, Request
 from hessfig.measurements.spectra.measuring.entries import Entry, Spectra, entries
 from hessfig.measurements.spectra.measuring.statistics import PERCENT, Sampled, moment, sampled_quantile

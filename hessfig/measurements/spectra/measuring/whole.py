@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from hessfig.config import SpectrumConfig
 from hessfig.curvature.problem import Problem
-from hessfig.curvature.spectral.dense import dense_eigenvalues
+from hessfig.curvature.spectral.densities import dense_eigenvalues
 from hessfig.measurements.protocol import Measured, Request
 from hessfig.measurements.spectra.measuring.entries import Spectra, indices, square_columns
 from hessfig.measurements.spectra.measuring.statistics import (

@@ -1,0 +1,259 @@
+"""Arrays stored beside cells: found through the manifest, checked by hash and by their labels."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hessfig.analysis.manifest import read_manifest
+from hessfig.errors import UserError, run_command
+
+Entry = dict[str, Any]
+Stored = Mapping[str, Any]
+Found = TypeVar("Found")
+
+_NAMED: dict[str, tuple[type, ...]] = {
+    "variant": (str,),
+    "num_layers": (int,),
+    "seed": (int,),
+    "quantity": (str,),
+}
+_NAMED |= {"sigma": (int, float, type(None)), "step": (int, float, type(None))}
+_FILED: dict[str, tuple[type, ...]] = {**_NAMED, "file": (str,), "sha256": (str,)}
+_LARGEST = 8 * 2**30  # bytes of a matrix; `run` stores none as large
+_SMALL = 2**24  # bytes of names, sizes, label, eigenvalues, nodes
+_TOGETHER = 2**30  # bytes of all arrays of a file without a matrix
+_DAMAGES = (
+    *(OSError, ValueError, KeyError, TypeError, EOFError, MemoryError, OverflowError),
+    *(RecursionError, NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error),
+)
+
+
+@dataclass(frozen=True)
+class Form:
+    """What the files of a quantity hold: what one is called, its arrays in words, and the array that may be large."""
+
+    quantity: str
+    name: str
+    arrays: str
+    large: str = ""
+
+    def check_claims(self, claimed: Mapping[str, int]) -> None:
+        """Raise ValueError for arrays that claim more bytes than `run` would have written."""
+        for name, size in claimed.items():
+            if size > (_LARGEST if name == self.large else _SMALL):
+                raise ValueError(f"{name} claims {size} bytes")
+        if not self.large and sum(claimed.values()) > _TOGETHER:
+            raise ValueError(f"its {len(claimed)} arrays claim {sum(claimed.values())} bytes")
+
+
+def listed(folder: Path, form: Form) -> list[Entry]:
+    """Return the files of a quantity in the manifest's list of arrays, in its order.
+
+    Raises UserError for a list whose entries are none, and when it has no file of this quantity.
+    """
+    found = [entry for entry in _every(folder, form) if entry["quantity"] == form.quantity]
+    if not found:
+        raise UserError(
+            f"{folder} holds no stored {form.name}: the sweep was not run, or keeps none",
+            got="no array of this quantity in manifest.json",
+            allowed=f"a sweep with {form.quantity} among its quantities",
+            remedy=f"{run_command(folder)} 'quantities=[{form.quantity}]'",
+        )
+    return found
+
+
+def is_listed(folder: Path, form: Form) -> bool:
+    """Return whether the manifest lists a file of this quantity. Raises UserError as `listed` does."""
+    return any(entry["quantity"] == form.quantity for entry in _every(folder, form))
+
+
+def read(folder: Path, entry: Entry, form: Form, take: Callable[[Stored], Found]) -> Found:
+    """Return what `take` makes of the arrays of one listed file.
+
+    Raises UserError for a file that is missing, damaged or swapped (its content or its own label is not what the
+    manifest says), that claims absurd sizes, or of which `take` says by a ValueError that it is of another form.
+    Nothing is unpickled, and claims are looked at before memory is taken for them.
+    """
+    path = folder / entry["file"]
+    if not path.is_file():
+        raise _broken(folder, form, f"{path} is missing", "no such file")
+    try:
+        _check_content(path, entry)
+        _check_sizes(path, form)
+        with np.load(path, allow_pickle=False) as stored:
+            _check_label(stored, entry)
+            return take(stored)
+    except _DAMAGES as error:
+        what = f"{path} is damaged, swapped or not a stored {form.name}"
+        raise _broken(folder, form, what, str(error)) from error
+
+
+def _every(folder: Path, form: Form) -> list[Entry]:
+    """Return the manifest's list of arrays, each entry checked."""
+    manifest = read_manifest(folder) or {}
+    entries = manifest.get("arrays") or []
+    for entry in entries:
+        wrong = _misfit(entry)
+        if wrong:
+            raise _broken(folder, form, "manifest.json lists an array that is none", wrong)
+    return entries
+
+
+def _misfit(entry: Any) -> str:
+    """Return what is wrong with an entry, or nothing; its file must lie in the sweep's folder."""
+    if not isinstance(entry, dict):
+        return repr(entry)[:100]
+    odd = [key for key, kinds in _FILED.items() if not isinstance(entry.get(key), kinds)]
+    if odd:
+        return f"{odd[0]}={entry.get(odd[0])!r}"[:100]
+    path = PurePosixPath(entry["file"])
+    return entry["file"] if path.is_absolute() or ".." in path.parts or "\0" in entry["file"] else ""
+
+
+def _check_content(path: Path, entry: Entry) -> None:
+    with path.open("rb") as handle:
+        digest = hashlib.file_digest(handle, "sha256").hexdigest()
+    if digest != entry["sha256"]:
+        raise ValueError("its sha256 is not the one in manifest.json")
+
+
+def _check_sizes(path: Path, form: Form) -> None:
+    with zipfile.ZipFile(path) as archive:
+        form.check_claims({Path(info.filename).stem: info.file_size for info in archive.infolist()})
+
+
+def _check_label(stored: Stored, entry: Entry) -> None:
+    label = json.loads(str(stored["label"].item()))
+    wrong = [key for key in _NAMED if label[key] != entry[key]]
+    if wrong:
+        raise ValueError(f"it says {wrong[0]}={label[wrong[0]]}, manifest.json says {entry[wrong[0]]}")
+
+
+def _broken(folder: Path, form: Form, what: str, got: str) -> UserError:
+    allowed = f"arrays {form.arrays}, as manifest.json describes them"
+    return UserError(what, got=got, allowed=allowed, remedy=f"measure it again: {run_command(folder)}")
+
+
+HESSIAN = "hessian"
+_FORM = Form(HESSIAN, "Hessian", f"{HESSIAN} (n, n), names, sizes and label", large=HESSIAN)
+
+
+@dataclass(frozen=True)
+class StoredHessian:
+    """A whole Hessian; parameter k of `names` owns `sizes[k]` rows and columns.
+
+    sigma and step are nan where they mean nothing.
+    """
+
+    variant: str
+    sigma: float
+    seed: int
+    matrix: NDArray[np.float32]
+    names: list[str]
+    sizes: list[int]
+    step: float = math.nan
+
+    def borders(self) -> NDArray[np.int64]:
+        """Return where the parameters begin, and the end: len(names) + 1 numbers."""
+        return np.concatenate([[0], np.cumsum(self.sizes)])
+
+    def restricted(self, names: Sequence[str]) -> StoredHessian:
+        """Return the Hessian of some of the parameters alone, in the stored order. Raises UserError for none."""
+        kept = [k for k, name in enumerate(self.names) if name in names]
+        if not kept:
+            raise self._no_parameter(", ".join(names))
+        borders = self.borders()
+        index = np.concatenate([np.arange(borders[k], borders[k + 1]) for k in kept])
+        matrix = self.matrix[np.ix_(index, index)]
+        chosen = [self.names[k] for k in kept], [self.sizes[k] for k in kept]
+        return StoredHessian(self.variant, self.sigma, self.seed, matrix, *chosen, self.step)
+
+    def block(self, name: str) -> NDArray[np.float32]:
+        """Return one parameter's diagonal block. Raises UserError for a parameter that is not there."""
+        if name not in self.names:
+            raise self._no_parameter(name)
+        k, borders = self.names.index(name), self.borders()
+        return self.matrix[borders[k] : borders[k + 1], borders[k] : borders[k + 1]]
+
+    def _no_parameter(self, name: str) -> UserError:
+        return UserError(
+            f"the stored Hessian has no parameter {name}",
+            got=name,
+            allowed=", ".join(self.names),
+            remedy="name others: figure.options.blocks, figure.options.weights",
+        )
+
+
+def read_hessians(folder: Path) -> list[StoredHessian]:
+    """Return the stored Hessian of the lowest sigma and first seed of every variant, in the manifest's order.
+
+    Raises UserError when there is none, and for files that are missing, damaged, swapped (their content or their own
+    label is not what the manifest says) or not of the documented form: arrays `hessian` (n, n), `names`, `sizes` and
+    `label`; nothing is unpickled.
+    """
+    entries = listed(folder, _FORM)
+    variants = dict.fromkeys(entry["variant"] for entry in entries)
+    chosen = (min((e for e in entries if e["variant"] == variant), key=_rank) for variant in variants)
+    return [_read(folder, entry) for entry in chosen]
+
+
+def each_hessian(folder: Path) -> Iterator[StoredHessian]:
+    """Yield every stored Hessian, one at a time, in the manifest's order. Raises UserError as `read_hessians` does."""
+    for entry in listed(folder, _FORM):
+        yield _read(folder, entry)
+
+
+def histogram(entries: NDArray[np.floating], edges: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the share of all entries whose absolute value falls into each bin; zeros fall into none."""
+    counts, _ = np.histogram(np.abs(entries), bins=edges)
+    return counts / entries.size
+
+
+def log_bins(blocks: Sequence[NDArray[np.floating]], *, per_decade: int = 12) -> NDArray[np.float64]:
+    """Return logarithmic bin edges that hold all but the smallest 0.1 % of the nonzero entries.
+
+    Raises UserError for a block without any.
+    """
+    sizes = [np.abs(block[(block != 0) & np.isfinite(block)]) for block in blocks]
+    if not all(size.size for size in sizes):
+        raise UserError(
+            "a block of the stored Hessian has no entry that is finite and not zero: nothing to count",
+            got=f"{sum(not size.size for size in sizes)} of {len(sizes)} blocks without any",
+            allowed="blocks with at least one such entry",
+            remedy="name others: figure.options.blocks",
+        )
+    low = np.floor(np.log10(min(np.quantile(size, 0.001) for size in sizes)))
+    high = np.ceil(np.log10(max(size.max() for size in sizes)))
+    return np.logspace(low, high, int(high - low) * per_decade + 1)
+
+
+def _rank(entry: Entry) -> tuple[float, ...]:
+    """Order by numbers: depth, sigma, step, seed."""
+    coordinates = [entry[key] for key in ("num_layers", "sigma", "step", "seed")]
+    return tuple(-math.inf if value is None else value for value in coordinates)
+
+
+def _read(folder: Path, entry: Entry) -> StoredHessian:
+    matrix, names, sizes = read(folder, entry, _FORM, _take)
+    sigma, step = (math.nan if entry[key] is None else float(entry[key]) for key in ("sigma", "step"))
+    return StoredHessian(entry["variant"], sigma, entry["seed"], matrix, names, sizes, step)
+
+
+def _take(stored: Stored) -> tuple[NDArray[np.float32], list[str], list[int]]:
+    """Return matrix, names and sizes."""
+    names, sizes, matrix = stored["names"].tolist(), stored["sizes"].tolist(), stored[HESSIAN]
+    whole = len(names) == len(sizes) and all(isinstance(size, int) and size > 0 for size in sizes)
+    if not whole or matrix.shape != (sum(sizes), sum(sizes)) or matrix.dtype.kind != "f" or not sizes:
+        raise ValueError(f"shape {matrix.shape}, sizes {sizes}"[:300])
+    return matrix, [str(name) for name in names], sizes

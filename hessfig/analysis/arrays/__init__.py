@@ -1,1 +1,0 @@
-"""Arrays stored beside a table: whole Hessians, eigenvalues and densities, each checked before it is believed."""

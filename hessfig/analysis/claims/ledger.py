@@ -1,0 +1,258 @@
+"""All claims judged: catalogue, verdicts, and how they are printed and written."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from hessfig.analysis.claims.growth_rules import GROWTH, SCALES, SHARES
+from hessfig.analysis.claims.network_rules import KINDS, SUBLAYERS
+from hessfig.analysis.claims.rule import Claim, Evidence, Finding, Verdict, evidence_in
+from hessfig.analysis.claims.training_rules import ALONG, SAMPLES
+from hessfig.errors import UserError, did_you_mean, run_command
+from hessfig.files import is_file, write_together
+from hessfig.record import TABLE
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+_FAMILIES = (GROWTH, SHARES, KINDS, SCALES, SAMPLES, SUBLAYERS, ALONG)
+
+
+def claims() -> dict[str, Claim]:
+    """Return every claim by its id."""
+    return {claim.id: claim for family in _FAMILIES for claim in family}
+
+
+def claim_of(name: str) -> Claim:
+    """Return the claim of this id. Raises UserError when there is none."""
+    known = claims()
+    if name not in known:
+        raise UserError(
+            "claim: there is no such claim",
+            got=name,
+            allowed=", ".join(known),
+            remedy=did_you_mean(name, known) or f"for example claim={next(iter(known))}",
+        )
+    return known[name]
+
+
+NOT_RUN = "not run"
+Departures = Callable[[Path, str], list[str]]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A claim with its finding, or with the commands that make the tables it lacks.
+
+    `departures` are the settings in which its tables differ from the shipped sweeps.
+    """
+
+    claim: Claim
+    finding: Finding | None = None
+    commands: tuple[str, ...] = ()
+    departures: tuple[str, ...] = ()
+
+    @property
+    def verdict(self) -> str:
+        """The verdict in words."""
+        return self.finding.verdict.value if self.finding else NOT_RUN
+
+    @property
+    def words(self) -> str:
+        """What stands beside the verdict."""
+        if self.finding is None:
+            return " && ".join(self.commands)
+        notes = [f"measured with {', '.join(self.departures)}"] if self.departures else []
+        return "; ".join([*filter(None, [self.finding.words]), *notes])
+
+
+def judge(claims: Iterable[Claim], outputs: Path, departures: Departures) -> list[Judged]:
+    """Return every claim judged from outputs/<sweep>/; each table is read once, and nothing is written.
+
+    `departures(folder, sweep)` says in which settings a table is not the shipped sweep's. Raises UserError when
+    `outputs` is no folder, and as the reading of tables and arrays does for one that is damaged.
+    """
+    _check(outputs)
+    read = cache(lambda sweep: evidence_in(outputs / sweep))
+    return [_judged(claim, outputs, read, departures) for claim in claims]
+
+
+def counts(judged: Iterable[Judged]) -> Mapping[str, int]:
+    """Return how many claims have each verdict, those that occur."""
+    found = [one.verdict for one in judged]
+    return {word: found.count(word) for word in (*(verdict.value for verdict in Verdict), NOT_RUN) if word in found}
+
+
+def _check(outputs: Path) -> None:
+    if not outputs.is_dir():
+        raise UserError(
+            "output_dir: there is no such folder, hence no table to judge by",
+            got=f"output_dir={outputs}",
+            allowed="the folder in which `hessfig run` wrote its tables",
+            remedy=f"run a sweep first, for example {run_command(outputs / 'sigma')}",
+        )
+
+
+def _judged(claim: Claim, outputs: Path, read: Callable[[str], Evidence], departures: Departures) -> Judged:
+    lacking = [sweep for sweep in claim.sweeps if not is_file(outputs / sweep / TABLE)]
+    if lacking:
+        return Judged(claim, commands=tuple(run_command(outputs / sweep) for sweep in lacking))
+    beside = {sweep: read(sweep) for sweep in claim.beside}
+    other = [f"{sweep}: {one}" for sweep in claim.sweeps for one in departures(outputs / sweep, sweep)]
+    finding = claim.rule(replace(read(claim.sweep), beside=beside))
+    return Judged(claim, finding, departures=tuple(other))
+
+
+CSV, PAGE = "claims.csv", "claims.md"
+COLUMNS = [
+    *["id", "source", "statement", "sweeps", "figure", "rule", "effect", "low", "high", "verdict", "words"],
+    *["run", "departures"],
+]
+
+
+def write(judged: Sequence[Judged], outputs: Path) -> list[Path]:
+    """Write outputs/claims.csv and outputs/claims.md, both or none; return their paths."""
+    texts = {outputs / CSV: as_csv(judged), outputs / PAGE: as_markdown(judged)}
+    write_together(texts)
+    return list(texts)
+
+
+def as_csv(judged: Iterable[Judged]) -> str:
+    """Return a line a claim in COLUMNS; effect and interval are empty where there is none."""
+    frame = pd.DataFrame([_row(one) for one in judged], columns=COLUMNS)
+    return frame.to_csv(index=False, float_format="%.10g", lineterminator="\n")
+
+
+def as_markdown(judged: Sequence[Judged]) -> str:
+    """Return the page: a table of verdicts, then a section a claim."""
+    lines = ["# Empirical claims of the literature, judged from the tables here", "", summary(judged), ""]
+    lines += ["| claim | effect | 95 % interval | verdict |", "|---|---|---|---|"]
+    lines += [
+        f"| [{one.claim.id}](#{one.claim.id}) | {effect(one)} | {interval(one)} | {one.verdict} |" for one in judged
+    ]
+    return "\n".join([*lines, "", *(line for one in judged for line in _section(one))])
+
+
+def explanation(one: Judged) -> list[tuple[str, str]]:
+    """Return what there is to say of one claim, as pairs of a word and a text."""
+    claim = one.claim
+    said = [("claim", claim.statement), ("source", claim.source), ("sweeps", ", ".join(claim.sweeps))]
+    said += [("rule", claim.rule_words)]
+    if one.finding:
+        said += [("effect", f"{effect(one)}, 95 % interval {interval(one) or 'none'}")]
+    said += [
+        ("verdict", one.verdict),
+        *([("note" if one.finding else "run", one.words)] if one.words else []),
+    ]
+    return [*said, ("figure", f"hessfig plot figure={claim.figure}")]
+
+
+def contrasts(one: Judged) -> list[tuple[str, str, str, str]]:
+    """Return the intervals behind a verdict in words: name, mean, interval, number of seeds."""
+    behind = one.finding.contrasts if one.finding else ()
+    return [(name, number(found.mean), ends(found.low, found.high), str(found.count)) for name, found in behind]
+
+
+def effect(one: Judged) -> str:
+    """Return the effect in words."""
+    return number(one.finding.effect) if one.finding else ""
+
+
+def interval(one: Judged) -> str:
+    """Return the interval of the effect in words."""
+    return ends(one.finding.low, one.finding.high) if one.finding else ""
+
+
+def number(value: float) -> str:
+    """Return a number in three digits; nothing for nan."""
+    return "" if math.isnan(value) else f"{value:.3g}"
+
+
+def ends(low: float, high: float) -> str:
+    """Return an interval in words; nothing where there is none."""
+    return "" if math.isnan(low) else f"[{low:.3g}, {high:.3g}]"
+
+
+def summary(judged: Sequence[Judged]) -> str:
+    """Return how many claims have which verdict."""
+    return f"{len(judged)} claims: {', '.join(f'{count} {word}' for word, count in counts(judged).items())}."
+
+
+def _row(one: Judged) -> dict[str, object]:
+    claim, finding = one.claim, one.finding
+    said = {"id": claim.id, "source": claim.source, "statement": claim.statement, "figure": claim.figure}
+    said |= {"sweeps": " ".join(claim.sweeps), "rule": claim.rule_words, "verdict": one.verdict}
+    numbers = {name: getattr(finding, name) for name in ("effect", "low", "high")} if finding else {}
+    told = {"words": finding.words if finding else "", "run": " && ".join(one.commands)}
+    return {**said, **numbers, **told, "departures": "; ".join(one.departures)}
+
+
+def _section(one: Judged) -> list[str]:
+    said = [f"- {word}: {_cell(text)}" for word, text in explanation(one)]
+    table = [f"| {' | '.join(map(_cell, row))} |" for row in contrasts(one)]
+    head = ["", "| contrast | mean | interval | seeds |", "|---|---|---|---|"] if table else []
+    return [f"## {one.claim.id}", "", *said, *head, *table, ""]
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;")
+
+
+_COLOURS = {
+    **{Verdict.holds.value: "green", Verdict.does_not_hold.value: "red"},
+    **{Verdict.holds_only_if.value: "yellow", NOT_RUN: "dim"},
+}
+
+
+def verdict_table(judged: Sequence[Judged]) -> Table:
+    """Return a row a claim: effect, interval, verdict, what it states, and below it a note or what to run."""
+    rows = [(one.claim.id, effect(one), interval(one), _coloured(one.verdict), _stated(one)) for one in judged]
+    heads = ("claim", "effect", "95 % interval", "verdict", "statement; note, or what to run")
+    return _table(heads, rows, wrapped=4)
+
+
+def explanation_table(one: Judged) -> Table:
+    """Return what one claim says, its rule and its verdict."""
+    rows = [(word, _safe(text)) for word, text in explanation(one)]
+    return _table(("", one.claim.id), rows, wrapped=1)
+
+
+def contrast_table(one: Judged) -> Table:
+    """Return the intervals behind the verdict."""
+    rows = [(_safe(name), *numbers) for name, *numbers in contrasts(one)]
+    return _table(("contrast", "mean", "interval", "seeds"), rows, wrapped=0)
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, wrapped: int) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for place, head in enumerate(heads):
+        table.add_column(head, no_wrap=place != wrapped, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _stated(one: Judged) -> str:
+    return "\n".join(_safe(text) for text in (one.claim.statement, one.words) if text)
+
+
+def _coloured(verdict: str) -> str:
+    colour = _COLOURS.get(verdict)
+    return f"[{colour}]{verdict}[/]" if colour else verdict
+
+
+def _safe(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)

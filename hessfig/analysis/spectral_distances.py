@@ -1,0 +1,276 @@
+"""Spectra smoothed, their quantiles and distances, and how much blocks differ."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import combinations, groupby, product
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from hessfig.analysis.claims.rule import student_band
+from hessfig.analysis.stored_spectra import Density, Place, Quadrature, Spectrum
+from hessfig.terms import Group
+
+Numbers = NDArray[np.float64]
+Profile = Callable[[Numbers, float], Numbers]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """The Gaussian that takes the place of every node.
+
+    Its standard deviation is `width` times the range of the numbers, or follows from a `variance` as in the published
+    protocol (arXiv 2402.16788, after arXiv 1901.10159): variance * max(1, range).
+    """
+
+    width: float = 0.01
+    variance: float | None = None
+
+    def deviation(self, low: float, high: float) -> float:
+        """Return the standard deviation for numbers between `low` and `high`."""
+        if self.variance is not None:
+            return math.sqrt(self.variance * max(1.0, high - low))
+        return self.width * (high - low) or self.width
+
+    @property
+    def words(self) -> str:
+        """What a figure's note says of it."""
+        if self.variance is not None:
+            return f"Gaussian kernel of variance {self.variance:g} max(1, range)"
+        return f"Gaussian kernel of standard deviation {self.width:g} of the range"
+
+
+@dataclass(frozen=True)
+class Banded:
+    """A curve over `grid`: the mean over probes, and half the width of its 95 % interval (Student's t; nan for one).
+
+    `half` is the same mean by half the Lanczos steps: what it differs by is the error of the steps, not of the probes.
+    """
+
+    grid: Numbers
+    mean: Numbers
+    margin: Numbers
+    half: Numbers
+
+    @property
+    def steps_error(self) -> float:
+        """The largest difference between half the steps and all of them."""
+        return float(np.abs(self.half - self.mean).max())
+
+    @property
+    def probes_error(self) -> float:
+        """The largest half-width of the interval over probes."""
+        return float(self.margin.max())
+
+
+def span(density: Density) -> tuple[float, float]:
+    """Return the smallest and largest node that has weight."""
+    used = density.whole.nodes[density.whole.weights > 0]
+    return float(used.min()), float(used.max())
+
+
+def grid_over(low: float, high: float, deviation: float, *, points: int = 400) -> Numbers:
+    """Return evenly spaced places from three deviations below `low` to three above `high`."""
+    return np.linspace(low - 3 * deviation, high + 3 * deviation, points)
+
+
+def smoothed(density: Density, grid: Numbers, deviation: float) -> Banded:
+    """Return the density phi(t) = sum_i w_i N(t; theta_i, deviation^2) over `grid`."""
+    every, half = (_per_probe(one, grid, deviation, _bell) for one in (density.whole, density.half))
+    return Banded(grid, *student_band(every), half.mean(axis=0))
+
+
+def cumulative(density: Density, grid: Numbers, deviation: float) -> Banded:
+    """Return the share of eigenvalues below each place: sum_i w_i Phi((t - theta_i) / deviation)."""
+    every, half = (_per_probe(one, grid, deviation, _share_below) for one in (density.whole, density.half))
+    return Banded(grid, *student_band(every), half.mean(axis=0))
+
+
+def of_eigenvalues(eigenvalues: Numbers, grid: Numbers, deviation: float) -> tuple[Numbers, Numbers]:
+    """Return density and cumulative of all eigenvalues under the same kernel: what the bands are to hold."""
+    weights = np.full((1, len(eigenvalues)), 1 / len(eigenvalues))
+    exact = Quadrature(eigenvalues[None], weights)
+    return _per_probe(exact, grid, deviation, _bell)[0], _per_probe(exact, grid, deviation, _share_below)[0]
+
+
+def _per_probe(quadrature: Quadrature, grid: Numbers, deviation: float, kernel: Profile) -> Numbers:
+    """Return sum_i w_i kernel((t - theta_i) / deviation), a row a probe."""
+    rows = []
+    for nodes, weights in zip(quadrature.nodes, quadrature.weights, strict=True):
+        used = weights > 0
+        rows.append(_sum(grid, nodes[used], weights[used], deviation, kernel))
+    return np.stack(rows)
+
+
+def _sum(grid: Numbers, nodes: Numbers, weights: Numbers, deviation: float, kernel: Profile) -> Numbers:
+    total = np.zeros_like(grid)
+    for start in range(0, len(nodes), 512):  # a table of 512 x 400 numbers at a time
+        piece = slice(start, start + 512)
+        total += kernel((grid[:, None] - nodes[piece]) / deviation, deviation) @ weights[piece]
+    return total
+
+
+def _bell(z: Numbers, deviation: float) -> Numbers:
+    return np.asarray(np.exp(-0.5 * z**2) / (deviation * math.sqrt(2 * math.pi)))
+
+
+def _share_below(z: Numbers, deviation: float) -> Numbers:
+    from scipy.special import ndtr
+
+    del deviation
+    return np.asarray(ndtr(z))
+
+
+NOISE = 1e-10  # of the largest in size: a zero up to rounding
+_ROUNDING = 1e-12
+
+
+def as_weighted(block: Spectrum | Density) -> tuple[Numbers, Numbers]:
+    """Return (numbers, shares) of a spectrum, exact or by quadrature; probes count alike, shares sum to 1."""
+    if isinstance(block, Spectrum):
+        return block.eigenvalues, np.full(len(block.eigenvalues), 1 / len(block.eigenvalues))
+    nodes, weights = block.whole.nodes, block.whole.weights
+    used = weights > 0
+    return nodes[used], weights[used] / weights.sum()
+
+
+def quantile(numbers: Numbers, shares: Numbers, level: float) -> float:
+    """Return the smallest number with at least `level` of all shares at or below it."""
+    order = np.argsort(numbers, kind="stable")
+    below = np.cumsum(shares[order])
+    place = np.searchsorted(below, level * below[-1] * (1 - _ROUNDING))
+    return float(numbers[order][min(int(place), len(numbers) - 1)])
+
+
+def kth_in_size(block: Spectrum | Density, k: int) -> float:
+    """Return the size |lambda| of the k-th largest eigenvalue in size; 0 where a block has fewer.
+
+    By quadrature it is where the shares from the outside reach k - 1/2 eigenvalues of the block's `dim`. What is below
+    NOISE of the largest is the rounding of a zero (a block of rank less than k), and 0.
+    """
+    if block.place.dim < k:
+        return 0.0
+    numbers, shares = as_weighted(block)
+    sizes = np.abs(numbers)
+    found = quantile(-sizes, shares, (k - 0.5) / block.place.dim) * -1.0
+    return found if found > NOISE * sizes.max() else 0.0
+
+
+PUBLISHED = Kernel(variance=1e-5)
+UNIT = 10  # which eigenvalue, by size, is the unit
+_CELLS = 4  # grid cells a kernel's standard deviation
+_MOST_CELLS = 2**20
+_REACH = 6.0  # standard deviations that the grid goes beyond the outermost eigenvalue
+
+
+def distances(blocks: Sequence[Spectrum | Density], kernel: Kernel = PUBLISHED) -> Numbers:
+    """Return the matrix of distances, 0 .. ln 2, between the blocks of one network.
+
+    nan for a block whose 10th largest eigenvalue is zero (or missing): it has no unit.
+    """
+    units = [kth_in_size(block, UNIT) for block in blocks]
+    usable = [k for k, unit in enumerate(units) if unit > 0]
+    scaled = [(numbers / units[k], shares) for k in usable for numbers, shares in [as_weighted(blocks[k])]]
+    found = np.full((len(blocks), len(blocks)), math.nan)
+    probabilities = on_common_grid(scaled, kernel)
+    for place, i in enumerate(usable):
+        found[i, i] = 0.0
+        for other, j in enumerate(usable[:place]):
+            found[i, j] = found[j, i] = jensen_shannon(probabilities[place], probabilities[other])
+    return found
+
+
+def average_distance(matrix: Numbers) -> float:
+    """Return the mean over all pairs of different blocks that have a distance (untrained: JS^0); nan for none."""
+    pairs = [matrix[i, j] for i, j in combinations(range(len(matrix)), 2)]
+    known = [value for value in pairs if math.isfinite(value)]
+    return float(np.mean(known)) if known else math.nan
+
+
+def on_common_grid(spectra: Sequence[tuple[Numbers, Numbers]], kernel: Kernel) -> list[Numbers]:
+    """Return each spectrum's probabilities, smoothed, in the cells of one even grid that holds them all.
+
+    A cell is a quarter of the kernel's standard deviation, unless that makes more than a million of them.
+    """
+    if not spectra:
+        return []
+    low, high = min(x.min() for x, _ in spectra), max(x.max() for x, _ in spectra)
+    deviation = kernel.deviation(float(low), float(high))
+    low, high = low - _REACH * deviation, high + _REACH * deviation
+    cells = min(_MOST_CELLS, math.ceil((high - low) / deviation * _CELLS))
+    edges = np.linspace(low, high, cells + 1)
+    return [_smooth(numbers, shares, edges, deviation) for numbers, shares in spectra]
+
+
+def jensen_shannon(p: Numbers, q: Numbers) -> float:
+    """Return (KL(p || m) + KL(q || m)) / 2 with m = (p + q) / 2, in natural logarithms: 0 .. ln 2."""
+    middle = (p + q) / 2
+    return float((_kl(p, middle) + _kl(q, middle)) / 2)
+
+
+def _kl(p: Numbers, m: Numbers) -> float:
+    there = p > 0
+    return float((p[there] * np.log(p[there] / m[there])).sum())
+
+
+def _smooth(numbers: Numbers, shares: Numbers, edges: Numbers, deviation: float) -> Numbers:
+    from scipy.ndimage import gaussian_filter1d
+
+    counts, _ = np.histogram(numbers, bins=edges, weights=shares)
+    cell = edges[1] - edges[0]
+    density = gaussian_filter1d(counts, deviation / cell, mode="constant", truncate=_REACH)
+    return np.asarray(density / density.sum())
+
+
+Block = Spectrum | Density
+NETWORK = ["variant", "num_layers", "part", "sigma", "step", "seed"]
+PAIR = ["one_layer", "one", "other_layer", "other"]
+
+
+def is_weight(place: Place) -> bool:
+    """Return whether a place is one weight's own block: no group, no pair."""
+    return place.row == place.col and place.row not in list(Group) and place.row_layer == place.layer
+
+
+def pair_distances(blocks: Iterable[Block], kernel: Kernel = PUBLISHED) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the distances of every network's blocks, and their averages.
+
+    The first table: a row for every pair (both orders), in columns NETWORK, PAIR and `distance`. The second: JS^0, the
+    average over all pairs of different blocks, of every network, in columns NETWORK and `average`.
+    """
+    pairs, means = [], []
+    for network, members in _networks(blocks):
+        matrix = distances(members, kernel)
+        means.append({**network, "average": average_distance(matrix)})
+        for (i, one), (j, other) in product(enumerate(members), repeat=2):
+            pairs.append({**network, **_pair(one.place, other.place), "distance": matrix[i, j]})
+    return _table(pairs, [*PAIR, "distance"]), _table(means, ["average"])
+
+
+def _table(rows: list[dict[str, object]], columns: list[str]) -> pd.DataFrame:
+    """Return rows as a table; its last column holds numbers."""
+    return pd.DataFrame(rows, columns=[*NETWORK, *columns]).astype({columns[-1]: float})
+
+
+def _networks(blocks: Iterable[Block]) -> Iterable[tuple[dict[str, object], Sequence[Block]]]:
+    """Yield what names a network, state and part, and its blocks in the order they were stored."""
+
+    def key(block: Block) -> str:
+        return repr([getattr(block.place, name) for name in NETWORK])  # nan equals nan, as text
+
+    stored = list(blocks)
+    order = {name: rank for rank, name in enumerate(dict.fromkeys(map(key, stored)))}
+    for _, group in groupby(sorted(stored, key=lambda block: order[key(block)]), key):
+        members = list(group)
+        yield {name: getattr(members[0].place, name) for name in NETWORK}, members
+
+
+def _pair(one: Place, other: Place) -> dict[str, object]:
+    return {
+        **{"one_layer": one.layer, "one": one.row},
+        **{"other_layer": other.layer, "other": other.row},
+    }

@@ -1,0 +1,181 @@
+"""Stored eigenvalues and densities, checked."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hessfig.analysis.arrays import (
+    Entry,
+    Form,
+    Stored,
+    is_listed,
+    listed,
+    read,
+)
+from hessfig.errors import plain
+from hessfig.terms import Part
+
+Numbers = NDArray[np.float64]
+Found = TypeVar("Found")
+
+SPECTRUM, DENSITY = "spectrum", "density"
+_SPECTRUM = Form(SPECTRUM, "spectrum", "entries, eigenvalues_0 (n,), eigenvalues_1, ... and label")
+_DENSITY = Form(DENSITY, "density", "entries, nodes_0 and weights_0 (probes, steps), half_nodes_0, ... and label")
+_COUNTS, _NAMES = ("layer", "row_layer", "dim"), ("row", "col", "part")
+_LONGEST = 1000
+_ONE = 1e-6  # how far the weights of a probe may sum from one
+
+
+@dataclass(frozen=True)
+class Place:
+    """Of which part of which block of which network these numbers are; sigma and step are nan where they mean nothing.
+
+    `dim` is the side of the block.
+    """
+
+    variant: str
+    num_layers: int
+    sigma: float
+    step: float
+    seed: int
+    layer: int
+    row_layer: int
+    row: str
+    col: str
+    part: str
+    dim: int
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """All eigenvalues of a block, rising."""
+
+    place: Place
+    eigenvalues: Numbers
+
+
+@dataclass(frozen=True)
+class Quadrature:
+    """Nodes and weights (probes, steps) of a density by stochastic Lanczos quadrature; a probe's weights sum to 1."""
+
+    nodes: Numbers
+    weights: Numbers
+
+
+@dataclass(frozen=True)
+class Density:
+    """A block's density by all Lanczos steps, and by the first half of the same runs."""
+
+    place: Place
+    whole: Quadrature
+    half: Quadrature
+
+
+def every(place: Place) -> bool:
+    """Want every block."""
+    del place
+    return True
+
+
+def read_spectra(folder: Path, wanted: Callable[[Place], bool] = every) -> list[Spectrum]:
+    """Return the stored eigenvalues of the blocks that are wanted, in the manifest's order.
+
+    Raises UserError where no spectrum is stored, and as `stored.read` does.
+    """
+    return _read(folder, _SPECTRUM, wanted, _spectrum)
+
+
+def read_densities(folder: Path, wanted: Callable[[Place], bool] = every) -> list[Density]:
+    """Return the stored densities of the blocks that are wanted. Raises UserError as `read_spectra` does."""
+    return _read(folder, _DENSITY, wanted, _density)
+
+
+def has_spectra(folder: Path) -> bool:
+    """Return whether eigenvalues are stored. Raises UserError for a broken manifest."""
+    return is_listed(folder, _SPECTRUM)
+
+
+def has_densities(folder: Path) -> bool:
+    """Return whether densities are stored. Raises UserError for a broken manifest."""
+    return is_listed(folder, _DENSITY)
+
+
+def _read(
+    folder: Path,
+    form: Form,
+    wanted: Callable[[Place], bool],
+    one: Callable[[Stored, int, Place], Found],
+) -> list[Found]:
+    found: list[Found] = []
+    for entry in listed(folder, form):
+        found += read(folder, entry, form, _taker(entry, wanted, one))
+    return found
+
+
+def _taker(
+    entry: Entry, wanted: Callable[[Place], bool], one: Callable[[Stored, int, Place], Found]
+) -> Callable[[Stored], list[Found]]:
+    def take(stored: Stored) -> list[Found]:
+        places = [_place(entry, said) for said in _said(stored)]
+        return [one(stored, k, place) for k, place in enumerate(places) if wanted(place)]
+
+    return take
+
+
+def _said(stored: Stored) -> list[Any]:
+    said = json.loads(str(stored["entries"].item()))
+    if not isinstance(said, list):
+        raise TypeError("entries is no list")
+    return said
+
+
+def _place(entry: Entry, said: Any) -> Place:
+    """Return what one entry says it is of. Raises ValueError or TypeError for words that are none."""
+    odd = [key for key in _COUNTS if type(said[key]) is not int or said[key] < 0]
+    odd += [key for key in _NAMES if not isinstance(said[key], str) or not _is_plain(said[key])]
+    if odd or said["dim"] < 1:
+        raise ValueError(f"entries: {odd[0] if odd else 'dim'}={said[odd[0] if odd else 'dim']!r}"[:200])
+    sigma, step = (math.nan if entry[key] is None else float(entry[key]) for key in ("sigma", "step"))
+    block = {key: said[key] for key in ("layer", "row_layer", "row", "col", "dim")}
+    network = {key: entry[key] for key in ("variant", "num_layers", "seed")}
+    return Place(**network, sigma=sigma, step=step, part=Part(said["part"]).value, **block)
+
+
+def _is_plain(name: str) -> bool:
+    return plain(name, most=_LONGEST) == name
+
+
+def _spectrum(stored: Stored, k: int, place: Place) -> Spectrum:
+    values = _reals(stored, f"eigenvalues_{k}", [(place.dim,)])
+    if (np.diff(values) < 0).any():
+        raise ValueError(f"eigenvalues_{k} do not rise")
+    return Spectrum(place, values)
+
+
+def _density(stored: Stored, k: int, place: Place) -> Density:
+    return Density(place, _quadrature(stored, "", k), _quadrature(stored, "half_", k))
+
+
+def _quadrature(stored: Stored, which: str, k: int) -> Quadrature:
+    nodes = _reals(stored, f"{which}nodes_{k}", [])
+    weights = _reals(stored, f"{which}weights_{k}", [nodes.shape])
+    sums = weights.sum(axis=-1)
+    if nodes.ndim != 2 or not nodes.size or (weights < 0).any() or (np.abs(sums - 1) > _ONE).any():
+        raise ValueError(f"{which}weights_{k}: shape {nodes.shape}, sums {sums}"[:200])
+    return Quadrature(nodes, weights)
+
+
+def _reals(stored: Stored, name: str, shapes: Sequence[tuple[int, ...]]) -> Numbers:
+    """Return an array of finite float64. Raises ValueError for anything else; any shape will do where none is named."""
+    found = stored[name]
+    if found.dtype != np.float64 or (shapes and found.shape not in shapes) or not np.isfinite(found).all():
+        raise ValueError(f"{name}: {found.dtype} {found.shape}, or numbers that are not finite")
+    return np.asarray(found)

@@ -1,0 +1,131 @@
+"""Readings of trainings: the edge of stability, races of step rules, correlations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from hessfig.analysis.axis import assignments
+from hessfig.analysis.claims.rule import Interval, student_interval
+from hessfig.errors import UserError
+from hessfig.record import LEFT_OUT
+
+
+def rank_correlations(one: pd.Series, other: pd.Series) -> pd.Series:
+    """Return Spearman's correlation along steps for every seed of two series indexed by (seed, step).
+
+    NaN for a seed of fewer than three common steps, or where one of the two does not change.
+    """
+    both = pd.concat({"one": one, "other": other}, axis=1).dropna()
+    found = {seed: _spearman(rows) for seed, rows in both.groupby(level="seed")}
+    return pd.Series(found, dtype=float)
+
+
+def _spearman(rows: pd.DataFrame) -> float:
+    ranks = rows.rank()
+    flat = (ranks.nunique() < 2).any()
+    return float("nan") if len(rows) < 3 or flat else float(ranks["one"].corr(ranks["other"]))
+
+
+THRESHOLD = "stability_threshold"
+_PLACE = ["variant", "sigma", "seed", "step"]
+
+
+def shares(table: pd.DataFrame, quantity: str) -> pd.DataFrame:
+    """Return the numbers of a quantity of the whole network with `threshold` and `share` = value / threshold."""
+    values, thresholds = (_of(table, name) for name in (quantity, THRESHOLD))
+    merged = values.merge(thresholds.rename(columns={"value": "threshold"}), on=_PLACE)
+    return merged.assign(share=merged["value"] / merged["threshold"])
+
+
+def settled(table: pd.DataFrame, quantity: str) -> dict[str, Interval]:
+    """Return, by variant, the interval over seeds of the mean share over the last third of the steps."""
+    every = shares(table, quantity)
+    late = every[every["step"] >= 2 / 3 * table["step"].max()]
+    means = late.groupby(["variant", "seed"], sort=False)["share"].mean().reset_index()
+    return {str(variant): student_interval(one["share"]) for variant, one in means.groupby("variant", sort=False)}
+
+
+def _of(table: pd.DataFrame, quantity: str) -> pd.DataFrame:
+    chosen = table[(table["quantity"] == quantity) & ~table["status"].isin(LEFT_OUT)]
+    whole = chosen[chosen["row"].isin(["", "all"]) & chosen["part"].isin(["", "H"]) & (chosen["index"] <= 1)]
+    return whole[[*_PLACE, "value"]]
+
+
+OPTIMISER, CURVATURE, RATE = "training.optimiser", "training.curvature", "training.learning_rate"
+_RUN = ["rule", "rate", "seed"]
+
+
+@dataclass(frozen=True)
+class Race:
+    """`losses`: rule, rate, seed, step, seconds, loss. `tuned`: rule, seed, rate and loss for both kinds of budget.
+
+    `budget` says how many gradients and seconds each has; `tuned.at_edge` whether the rate is an end of the grid.
+    """
+
+    losses: pd.DataFrame
+    tuned: pd.DataFrame
+    budget: dict[str, float]
+
+
+def race(table: pd.DataFrame) -> Race:
+    """Return the race of a sweep over rules and learning rates. Raises UserError where it has no costs or losses."""
+    counted = _named(table[~table["status"].isin(LEFT_OUT)])
+    losses = counted[counted["quantity"] == "loss"]
+    if losses.empty or not (counted["quantity"] == "update_seconds").any():
+        raise UserError(
+            "a race needs losses and costs",
+            got=", ".join(table["quantity"].unique()),
+            allowed="quantities=[loss,training_cost]",
+            remedy="hessfig run sweep=steps",
+        )
+    timed = _seconds(counted)
+    losses = losses.drop(columns="seconds").merge(timed, on=["rule", "step"])[[*_RUN, "step", "seconds", "value"]]
+    losses = losses.rename(columns={"value": "loss"})
+    totals = losses.groupby("rule")["seconds"].max()
+    budget = {"step": float(losses["step"].max()), "seconds": float(totals.min())}
+    tuned = [_tuned(_at(losses, along, least), along) for along, least in budget.items()]
+    return Race(losses, pd.concat(tuned, ignore_index=True), budget)
+
+
+def _named(table: pd.DataFrame) -> pd.DataFrame:
+    given = [assignments(variant) for variant in table["variant"]]
+    rules = [_rule(one.get(OPTIMISER, ""), one.get(CURVATURE, "none")) for one in given]
+    return table.assign(rule=rules, rate=[float(one.get(RATE, "nan")) for one in given])
+
+
+def _rule(optimiser: str, curvature: str) -> str:
+    return optimiser if curvature == "none" else f"{optimiser}, {curvature.replace('_', ' ')}"
+
+
+def _seconds(counted: pd.DataFrame) -> pd.DataFrame:
+    """Return the seconds of each rule up to each step: counts times the median time of an update and of a look."""
+    of = dict(list(counted.groupby("quantity")))
+    update, look = (of[name].groupby("rule")["value"].median() for name in ("update_seconds", "look_seconds"))
+    looks = of["looks"].groupby(["rule", "step"])["value"].median().rename("looks").reset_index()
+    seconds = looks["step"] * looks["rule"].map(update) + looks["looks"] * looks["rule"].map(look)
+    return looks.assign(seconds=seconds)[["rule", "step", "seconds"]]
+
+
+def _at(losses: pd.DataFrame, along: str, place: float) -> pd.DataFrame:
+    """Return the loss of every run at a place along `along`, between two measured ones linear in its logarithm."""
+    found = []
+    for key, run in losses.sort_values(along).groupby(_RUN):
+        inside = run[along].min() <= place <= run[along].max() * (1 + 1e-9)
+        log = np.interp(place, run[along], np.log(run["loss"])) if inside else np.inf
+        found.append((*key, float(np.exp(log))))
+    return pd.DataFrame(found, columns=[*_RUN, "loss"])
+
+
+def _tuned(at: pd.DataFrame, along: str) -> pd.DataFrame:
+    found = []
+    for rule, runs in at.groupby("rule", sort=False):
+        wide = runs.pivot_table(index="rate", columns="seed", values="loss").fillna(np.inf)
+        for seed in wide.columns:
+            others = wide.drop(columns=seed) if len(wide.columns) > 1 else wide
+            rate = float(others.mean(axis=1).idxmin())
+            at_edge = rate in (wide.index[0], wide.index[-1])
+            found.append((along, rule, seed, rate, at_edge, float(wide.loc[rate, seed])))
+    return pd.DataFrame(found, columns=["budget", "rule", "seed", "rate", "at_edge", "loss"])

@@ -1,0 +1,66 @@
+"""`hessfig claims`: the literature's claims judged."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from hessfig.errors import UserError, did_you_mean
+
+KEYS = ("claim", "output_dir")
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Judge every claim and write output_dir/claims.csv and claims.md; with claim=ID explain that one, writing nothing.
+
+    Raises UserError for a word that is none of its own, an unknown claim, a folder that is not there, and a damaged
+    table.
+    """
+    from hessfig.analysis.claims import ledger
+    from hessfig.analysis.claims.ledger import claim_of, claims, judge
+    from hessfig.cli.terminal import show
+
+    given = dict(_key_value(word) for word in arguments)
+    outputs = Path(given.get("output_dir", "outputs"))
+    if "claim" in given:
+        (one,) = judge([claim_of(given["claim"])], outputs, _departures)
+        show(ledger.explanation_table(one))
+        if ledger.contrasts(one):
+            show(ledger.contrast_table(one))
+        return 0
+    judged = judge(list(claims().values()), outputs, _departures)
+    paths = ledger.write(judged, outputs)
+    show(ledger.verdict_table(judged))
+    print(f"{ledger.summary(judged)}\nwritten: {', '.join(map(str, paths))}")
+    return 0
+
+
+def _departures(folder: Path, sweep: str) -> list[str]:
+    """Return the settings of network and task in which a table is not the shipped sweep's."""
+    from hessfig.config.shipped_files import choices
+    from hessfig.record import MANIFEST
+
+    if not (folder / MANIFEST).exists() or sweep not in choices("sweep"):
+        return []
+    from hessfig.config.compose import departures  # slow to import
+
+    return departures(folder / MANIFEST, sweep)
+
+
+def _key_value(word: str) -> tuple[str, str]:
+    key, equals, value = word.partition("=")
+    if not equals or not value:
+        raise UserError(
+            f"claims: cannot read {word!r}",
+            got=word,
+            allowed="key=value",
+            remedy="for example claim=sinks-stretch",
+        )
+    if key not in KEYS:
+        raise UserError(
+            f"claims: there is no setting {key!r}",
+            got=word,
+            allowed=", ".join(KEYS),
+            remedy=did_you_mean(key, KEYS) or "leave it out: `hessfig run` takes settings, this verb reads tables",
+        )
+    return key, value

@@ -1,0 +1,274 @@
+"""The settings a table was made with, as its manifest has them, beside those asked for now."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hessfig.config.compose.job import Job, compose
+from hessfig.config.enums import Average
+from hessfig.config.keys import PINS, added_defaults, as_plain
+from hessfig.config.settings import settings
+from hessfig.config.shipped_files import GROUPS, names
+from hessfig.errors import UserError, first_few, plain, run_command
+from hessfig.files import is_file
+from hessfig.record import MANIFEST, TABLE, read_checked
+
+# Settings that a manifest holds without their changing a number; those that say how the table is read are no others.
+_NO_NUMBERS = ("sweep.name", "sweep.about", "sweep.windows", "sweep.average")
+# Words that ask nothing of a table.
+_READING = (
+    *("figure", "style=", "tolerance=", "resamples=", "reference=", "sweep.windows=", "sweep.average="),
+    *("levels=", "quantity=", "rows=", "part="),
+)
+_GROUPS = ("task", "model", "grid", "estimator", "sweep")
+_UNKNOWN = object()
+# Settings of network and task that may differ without measuring something else: depths are compared one by one.
+_FREE = (("model", "n_layers"), ("task", "seed"))
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A setting whose value now, `asked`, is not the one a table was `made` with; several values where it varies."""
+
+    key: str
+    made: Any
+    asked: Any
+
+    @property
+    def value(self) -> str:
+        """What the table was made with, as text."""
+        return _text(self.made)
+
+    def __str__(self) -> str:
+        return f"{self.key}={self.value} (now {_text(self.asked)})"
+
+
+def manifest_of(folder: Path) -> dict[str, Any] | None:
+    """Return the manifest in `folder`, or None if there is none. Raises UserError for a broken one."""
+    path = folder / MANIFEST
+    if not path.exists():
+        return None
+    try:
+        manifest = read_checked(path)
+        if not all(isinstance(manifest["config"][group], dict) for group in _GROUPS):
+            raise TypeError("its config has no groups of settings")
+        _check_sweep(manifest["config"]["sweep"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UserError(
+            f"{path} is not a manifest of this version",
+            got=f"{type(error).__name__}: {error}"[:300],
+            allowed="the file that `hessfig run` left beside the table",
+            remedy=f"{run_command(folder)} (finished cells are reused)",
+        ) from error
+    return manifest
+
+
+def _check_sweep(sweep: Mapping[str, Any]) -> None:
+    """Raise TypeError unless what is taken over from a manifest is plain: lists of values, windows of numbers."""
+    vary, windows = sweep.get("vary") or {}, sweep.get("windows", [])
+    if not isinstance(vary, dict) or not all(isinstance(values, list) for values in vary.values()):
+        raise TypeError("config.sweep.vary is no dict of lists")
+    if not isinstance(windows, list) or not all(_is_window(window) for window in windows):
+        raise TypeError("config.sweep.windows is no list of windows")
+    if sweep.get("average", Average.arithmetic) not in list(Average):
+        raise TypeError("config.sweep.average is no average")
+
+
+def _is_window(window: Any) -> bool:
+    return isinstance(window, list) and all(end is None or type(end) in (int, float) for end in window)
+
+
+def differences(made: Mapping[str, Any], job: Job, keys: Collection[str] | None = None) -> list[Difference]:
+    """Return the settings that change numbers and are not those a table was made with; of `keys` only, if given."""
+    asked = as_plain(job.variants[0][1])
+    vary = {key: None for config in (made, asked) for key in (config["sweep"].get("vary") or {})}
+    found = (
+        Difference(key, before, now)
+        for key in dict.fromkeys([*_table_settings(), *vary])
+        if (keys is None or _is_named(key, keys, vary))
+        for before, now in [(_values(made, key), _values(asked, key))]
+    )
+    unasked = {key for key in PINS if _values(asked, key) is None}  # whatever was there when the table was made
+    return [
+        one
+        for one in found
+        if one.made is not _UNKNOWN and one.key not in unasked and not _agree(one, is_part=keys is not None)
+    ]
+
+
+def matching_folder(job: Job) -> Path:
+    """Return outputs/<sweep>. Raises UserError when a setting given now is not the one the table was made with."""
+    folder = Path(job.config.output_dir) / job.config.sweep.name
+    manifest = manifest_of(folder)
+    other = differences(manifest["config"], job, set(job.given)) if manifest else []
+    if other:
+        first = other[0]
+        raise UserError(
+            f"{folder / TABLE} is from another config: {first.key} was {_text(first.made)}",
+            got=f"{first.key}={_text(first.asked)}",
+            allowed=f"{first.key}={_text(first.made)}",
+            remedy=f"leave it out, or measure that: {_run_command(job)}",
+        )
+    return folder
+
+
+def table_folder(job: Job) -> Path:
+    """Return outputs/<sweep> with a table in it. Raises UserError where there is none, or one of other settings."""
+    folder = matching_folder(job)
+    if not is_file(folder / TABLE):
+        raise UserError(
+            f"{folder / TABLE} is missing: the sweep was not run",
+            got="no table",
+            allowed="the table that `hessfig run` writes",
+            remedy=_run_command(job),
+        )
+    return folder
+
+
+def departures(manifest: Path, sweep: str) -> list[str]:
+    """Return the settings of network and task in a manifest that are not those of the shipped sweep."""
+    made = (manifest_of(manifest.parent) or {"config": {}})["config"]
+    own = as_plain(compose([f"sweep={sweep}"]).variants[0][1])
+    return [
+        f"{group}.{key}={made[group][key]} (the paper: {value})"
+        for group in ("model", "task")
+        for key, value in own[group].items()
+        if (group, key) not in _FREE and f"{group}.{key}" not in PINS and made.get(group, {}).get(key, value) != value
+    ]
+
+
+def _agree(one: Difference, *, is_part: bool) -> bool:
+    """Whether the values are equal; a reader may ask for some of a table's quantities."""
+    some = is_part and one.key == "quantities" and bool(one.asked)
+    return set(one.asked) <= set(one.made) if some else one.made == one.asked
+
+
+def _table_settings() -> Iterator[str]:
+    """Yield the settings that change numbers."""
+    single = ("quantities", "blocks", "parts", "seeds", "first_seed", "dtype", "device")
+    for key in settings():
+        group = key.partition(".")[0]
+        is_read = group in GROUPS and group not in ("figure", "sweep", "launcher") and key not in _NO_NUMBERS
+        if is_read or key in single or key == "sweep.axis":
+            yield key
+
+
+def _is_named(key: str, keys: Collection[str], vary: Collection[str]) -> bool:
+    """Whether `key` is one of `keys`, in a group that is, or one of those varied where `sweep.vary` is among them."""
+    by_vary = key in vary and any(one.startswith("sweep.vary") for one in keys)
+    return by_vary or any(key == one or key.startswith(f"{one}.") or one.startswith(f"{key}.") for one in keys)
+
+
+def _values(config: Mapping[str, Any], key: str) -> Any:
+    """Return the value of `key`, or its values where the sweep varies it; a manifest from before it had its default."""
+    varied = (config["sweep"].get("vary") or {}).get(key)
+    if varied is not None:
+        return varied
+    found: Any = config
+    for name in key.split("."):
+        found = found.get(name, _UNKNOWN) if isinstance(found, Mapping) else _UNKNOWN
+    return added_defaults().get(key, _UNKNOWN) if found is _UNKNOWN else found
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value).replace('"', "") if isinstance(value, list | dict | bool | None) else str(value)
+
+
+def _run_command(job: Job) -> str:
+    """Return the command that measures what `job` asks for."""
+    sweep = next((word for word in job.words if word.startswith("sweep=")), f"sweep={job.config.sweep.name}")
+    kept = [word for word in job.words if word != sweep and not word.startswith(_READING)]
+    own = ["--config-dir", str(job.own)] if job.own else []
+    return shlex.join(["hessfig", "run", sweep, *sorted(kept, key=lambda word: word.startswith("output_dir=")), *own])
+
+
+# Settings of what is measured; the others say how, how often and where on the axis.
+_OF_NETWORK = ("task.", "model.", "state.", "training.")
+_FREE_OF_PRESETS = ("task.seed",)  # other draws of the same task
+_SHOWN = 8
+
+
+@dataclass(frozen=True)
+class Preset:
+    """The sweep that a run began with, a line about it, and the settings in which the run is another.
+
+    `says_itself`: the line is the run's own (sweep.about=...), which holds whatever it changes.
+    """
+
+    name: str
+    about: str
+    changed: Sequence[Difference]
+    says_itself: bool = False
+
+    @property
+    def of_network(self) -> list[Difference]:
+        """The changed settings of network, task and state; a part of what the preset varies is no change."""
+        return [
+            one
+            for one in self.changed
+            if one.key.startswith(_OF_NETWORK) and one.key not in _FREE_OF_PRESETS and not _is_part(one)
+        ]
+
+    def words(self, name: str) -> str:
+        """Return a line about the run `name`: its preset's, and what it changes of that."""
+        about = plain(self.about)
+        if self.says_itself or not self.changed:
+            return about
+        said = first_few([plain(f"{one.key}={one.value}") for one in self.changed], most=_SHOWN)
+        return f"({'preset' if self.name == name else f'preset {self.name}'}: {about}) with {said}"
+
+
+def preset_of(job: Job) -> Preset:
+    """Return the preset of what is asked for."""
+    return _preset(job.words, _named(job.words), job.own, as_plain(job.variants[0][1]))
+
+
+def preset_in(folder: Path, own: Path | None) -> Preset | None:
+    """Return the preset of the table in a folder, by the command in its manifest, else by the folder's name.
+
+    None where no manifest tells, or no such sweep is known. Raises UserError for a broken manifest.
+    """
+    manifest = manifest_of(folder)
+    if manifest is None:
+        return None
+    words, by_folder = _words(manifest), [f"sweep={folder.name}"]
+    for named in (by_folder if words is None else _named(words), by_folder):
+        if all(word.removeprefix("sweep=") in names("sweep", own) for word in named):
+            return _preset(words or [], named, own, manifest["config"])
+    return None
+
+
+def title(job: Job) -> str:
+    """Return the first line on a run: its name, and what it is."""
+    name, words = job.config.sweep.name, preset_of(job).words(job.config.sweep.name)
+    return f"sweep {name}{'' if words.startswith('(preset') else ':'} {words}"
+
+
+def _preset(words: Sequence[str], named: Sequence[str], own: Path | None, made: Mapping[str, Any]) -> Preset:
+    job = compose(named, own)
+    sweep, says_itself = job.config.sweep, any(word.startswith("sweep.about=") for word in words)
+    about = str(made["sweep"].get("about") or "") if says_itself else sweep.about
+    return Preset(sweep.name, about, differences(made, job), says_itself)
+
+
+def _named(words: Sequence[str]) -> list[str]:
+    """Return the word that names a sweep; none for the sweep that is run without one."""
+    return [word for word in words if word.startswith("sweep=")][-1:]
+
+
+def _words(manifest: Mapping[str, Any]) -> list[str] | None:
+    with suppress(ValueError):  # quotes that do not close
+        words = shlex.split(str(manifest.get("command") or ""))
+        return words[2:] if words[:2] == ["hessfig", "run"] else None
+    return None
+
+
+def _is_part(one: Difference) -> bool:
+    made, usual = (value if isinstance(value, list) else [value] for value in (one.made, one.asked))
+    return isinstance(one.asked, list) and all(value in usual for value in made)

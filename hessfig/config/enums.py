@@ -1,0 +1,256 @@
+"""The values a setting may take, for settings that are a choice."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Spacing(StrEnum):
+    """How the values of sigma are spread between `low` and `high`."""
+
+    log = "log"
+    linear = "linear"
+
+
+class Method(StrEnum):
+    """How a block norm is found."""
+
+    hutchinson = "hutchinson"
+    aligned = "aligned"
+    xtrace = "xtrace"
+    dense = "dense"
+    exact = "exact"
+    auto = "auto"
+
+
+class Products(StrEnum):
+    """Whose Hessian-vector products: our linearised network, or curvlinops (reference; any differentiable model)."""
+
+    linearised = "linearised"
+    curvlinops = "curvlinops"
+
+
+class Probes(StrEnum):
+    """Random start vectors of Lanczos runs: entries +1 or -1, or normal ones."""
+
+    rademacher = "rademacher"
+    gaussian = "gaussian"
+
+
+class DType(StrEnum):
+    """Floating-point type of model and products."""
+
+    float64 = "float64"
+    float32 = "float32"
+
+
+class Launcher(StrEnum):
+    """Who measures: worker processes of this machine, or the tasks of a Slurm job array."""
+
+    local = "local"
+    slurm = "slurm"
+
+
+class Reuse(StrEnum):
+    """What shows that a network of the user's own is one that was measured: what its factory returns, or its code."""
+
+    content = "content"
+    sources = "sources"
+
+
+class Kind(StrEnum):
+    """The kinds of networks whose structure the engines know; `model.kind` may name any module of hessfig.models."""
+
+    transformer = "transformer"
+    self_attention = "self_attention"
+    linear_mlp = "linear_mlp"
+    mlp = "mlp"
+    vit = "vit"
+    python = "python"
+    huggingface = "huggingface"
+    transformer_lens = "transformer_lens"
+
+
+# Networks that bring their own sizes, and their data or its vocabulary.
+FOREIGN = (Kind.python, Kind.huggingface, Kind.transformer_lens)
+
+
+class Attention(StrEnum):
+    """What turns scores into mixing weights; `linear` leaves the masked scores as they are."""
+
+    softmax = "softmax"
+    linear = "linear"
+
+
+class Norm(StrEnum):
+    """Where LayerNorm sits: nowhere, before each sublayer and the unembedding, or after each residual sum."""
+
+    none = "none"
+    pre = "pre"
+    post = "post"
+
+
+class MLP(StrEnum):
+    """Activation of the MLP sublayer; `none` leaves the sublayer out."""
+
+    relu = "relu"
+    gelu = "gelu"
+    linear = "linear"
+    none = "none"
+
+
+class QueryKey(StrEnum):
+    """Scores from two weights W_Q W_K^T, or from the single weight W_QK (Section 4.2)."""
+
+    separate = "separate"
+    single = "single"
+
+
+class Initialisation(StrEnum):
+    """Scales of the drawn weights: the paper's N(0, 0.64 / d_model), or GPT-2's N(0, 0.02^2), residual maps smaller."""
+
+    paper = "paper"
+    gpt2 = "gpt2"
+
+
+class Sink(StrEnum):
+    """An attention sink put in by hand: on the scores of the first key, in the first embedding, or both."""
+
+    none = "none"
+    scores = "scores"
+    embedding = "embedding"
+    both = "both"
+
+
+class ScaledWeight(StrEnum):
+    """Which drawn weight is multiplied by model.weight_scale, in every layer; `mlp`: all those of the MLP."""
+
+    W_Q = "W_Q"
+    W_K = "W_K"
+    W_V = "W_V"
+    W_O = "W_O"
+    W_in = "W_in"
+    W_out = "W_out"
+    mlp = "mlp"
+
+
+class SigmaScales(StrEnum):
+    """Embeddings of scale sigma: tokens and positions (the published code), or tokens alone."""
+
+    both = "both"
+    tokens = "tokens"
+
+
+class Data(StrEnum):
+    """Digit addition; Gaussian inputs and targets (eq. 5); pictures of digits; those of model.factory; token ids."""
+
+    addition = "addition"
+    gaussian = "gaussian"
+    digits = "digits"
+    python = "python"
+    tokens = "tokens"
+
+
+class Loss(StrEnum):
+    """Cross-entropy on the answer; the published code's unshifted sum of squares; the textbook MSE."""
+
+    cross_entropy = "cross_entropy"
+    mse_sum_unshifted = "mse_sum_unshifted"
+    mse = "mse"
+
+
+class Scored(StrEnum):
+    """Positions whose next token enters the loss: the answer's (the published code), or all (the text's L = 17)."""
+
+    answer = "answer"
+    all = "all"
+
+
+class State(StrEnum):
+    """A point of weight space: drawn from sigma and seed, trained from there, or read from a file."""
+
+    initialised = "initialised"
+    trained = "trained"
+    loaded = "loaded"
+
+
+class Average(StrEnum):
+    """Whose logarithm slopes are fitted to: the mean over seeds, or the geometric mean (for norms of many decades)."""
+
+    arithmetic = "arithmetic"
+    geometric = "geometric"
+
+
+class FigureGroup(StrEnum):
+    """Figures of the paper, of its claims beyond it, of follow-ups, and of theory studies that need no sweep."""
+
+    paper = "paper"
+    beyond = "beyond"
+    follow_up = "follow_up"
+    study = "study"
+    own = "own"
+
+
+class Published(StrEnum):
+    """What the authors published of a figure: numbers, pictures alone, or nothing."""
+
+    numbers = "numbers"
+    pictures = "pictures"
+    nothing = "nothing"
+
+
+class Style(StrEnum):
+    """Type and width of a figure: our own, or those of a conference (by tueplots)."""
+
+    default = "default"
+    iclr = "iclr"
+    neurips = "neurips"
+    icml = "icml"
+
+
+class Format(StrEnum):
+    """The files of a figure; its numbers are written as CSV beside them."""
+
+    pdf = "pdf"
+    png = "png"
+    svg = "svg"
+
+
+class Optimiser(StrEnum):
+    """The rule of a training; `gd` is plain gradient descent on the whole of a fixed set."""
+
+    adamw = "adamw"
+    adam = "adam"
+    sgd = "sgd"
+    gd = "gd"
+
+
+class Curvature(StrEnum):
+    """What a learning rate is divided by, refreshed on the way: the largest eigenvalue of the loss's Hessian in all
+    parameters, or in each by itself (of mean 1); or a stand-in from gradient norms."""
+
+    none = "none"
+    whole = "whole"
+    blocks = "blocks"
+    gradient_norm = "gradient_norm"
+
+
+class Schedule(StrEnum):
+    """What the learning rate does after its warm-up: falls as a cosine to zero at the last step, or stays."""
+
+    cosine = "cosine"
+    constant = "constant"
+
+
+class TrainingData(StrEnum):
+    """What a training sees: fresh sums at every step, or the task's own batch over and over."""
+
+    fresh = "fresh"
+    fixed = "fixed"
+
+
+class Direction(StrEnum):
+    """Which way from the state the landscape is looked at."""
+
+    random = "random"
+    gradient = "gradient"

@@ -1,0 +1,122 @@
+"""The shipped configuration files, read as they stand: the choices of every group, and the figures in their order."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
+
+from hessfig.config.enums import FigureGroup, Published
+from hessfig.config.schema import FigureConfig
+
+GROUPS = (
+    "task",
+    "model",
+    "state",
+    "training",
+    "grid",
+    "estimator",
+    "spectrum",
+    "landscape",
+    "launcher",
+    "sweep",
+    "figure",
+)
+STUDY = "study"
+
+
+@dataclass(frozen=True)
+class ShippedFigure:
+    """What a figure's file says of it; `title` is its first line. A study has no sweep."""
+
+    name: str
+    title: str
+    sweep: str
+    layout: str
+    group: FigureGroup
+    order: int
+    published: Published
+
+
+def choices(group: str, own: Path | None = None) -> dict[str, str]:
+    """Return {choice: one line about it} of a group: the shipped ones, then those in the user's folder `own`."""
+    return {name: _about(path.read_text("utf-8")) for name, path in _of_group(group, own)}
+
+
+def names(group: str, own: Path | None = None) -> list[str]:
+    """Return the choices of a group alone, in the same order: no file is read."""
+    return list(dict(_of_group(group, own)))
+
+
+def shipped_figures() -> list[ShippedFigure]:
+    """Return the shipped figures in the order in which `make figures` draws them (all but group own)."""
+    texts = {name: path.read_text("utf-8") for name, path in _files(_shipped("figure")) if name != "none"}
+    return sorted((_figure(text) for text in texts.values()), key=lambda figure: figure.order)
+
+
+def studies() -> list[str]:
+    """Return the names of the figures that are computed without a sweep."""
+    return [figure.name for figure in shipped_figures() if figure.layout == STUDY]
+
+
+def natural(name: str) -> list[tuple[bool, int, str]]:
+    """Return a key that sorts 3b before 10, and numbers before words."""
+    pieces = re.findall(r"\d+|\D+", name)
+    return [(not piece.isdigit(), int(piece) if piece.isdigit() else 0, piece) for piece in pieces]
+
+
+def _of_group(group: str, own: Path | None) -> Iterator[tuple[str, Traversable | Path]]:
+    """Yield (name, file) of every choice, those of the user's folder last."""
+    folders: list[Traversable | Path] = [_shipped(group), *([own / group] if own else [])]
+    return (found for folder in folders for found in _files(folder))
+
+
+def _shipped(group: str) -> Traversable:
+    return files("hessfig.conf").joinpath(group)
+
+
+def _files(folder: Traversable | Path) -> Iterator[tuple[str, Traversable | Path]]:
+    entries = folder.iterdir() if folder.is_dir() else iter(())
+    for entry in sorted(entries, key=lambda entry: entry.name):
+        if entry.name.endswith(".yaml"):
+            yield entry.name.removesuffix(".yaml"), entry
+
+
+def _figure(text: str) -> ShippedFigure:
+    body = _parsed(text)
+    return ShippedFigure(
+        name=body["name"],
+        title=_comment(text),
+        sweep=body["sweep"],
+        layout=body["layout"],
+        group=FigureGroup(body["group"]),
+        order=body.get("order", FigureConfig.order),
+        published=Published(body.get("published", FigureConfig.published)),
+    )
+
+
+def _about(text: str) -> str:
+    sweep = _parsed(text).get("sweep")
+    return str((sweep.get("about") if isinstance(sweep, dict) else "") or _comment(text))
+
+
+def _comment(text: str) -> str:
+    lines = (line[2:] for line in text.splitlines() if line.startswith("# ") and "@package" not in line)
+    return next(lines, "")
+
+
+@cache
+def _parsed(text: str) -> Mapping[str, Any]:
+    """Return the file's settings; none for a file that is no YAML mapping (composing it tells why)."""
+    import yaml
+
+    try:
+        body = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return {}
+    return body if isinstance(body, dict) else {}

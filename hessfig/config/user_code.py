@@ -1,0 +1,178 @@
+"""Code of the user's own, named in a setting: FILE.py:NAME, or PACKAGE.MODULE:NAME of an installed package."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import os
+import sys
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from importlib import machinery
+from importlib.machinery import ExtensionFileLoader, FileFinder, SourceFileLoader
+from modulefinder import ModuleFinder
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import hessfig
+from hessfig.errors import UserError, did_you_mean
+from hessfig.files import fingerprint, identity, is_file
+
+FORM = "FILE.py:NAME, or PACKAGE.MODULE:NAME of an installed package"
+_RUN: dict[str, str] = {}  # the SHA-256 of each file that this process has run, as it was then
+
+
+def find(key: str, spec: str | None, config_dir: str | None) -> object:
+    """Return what `spec` names, a file being looked for in `config_dir` first, then in the current folder.
+
+    `key` is the setting, for messages. Raises UserError when there is no such thing, or the code fails.
+    """
+    place, name = _split(key, spec)
+    module = _module(key, place, config_dir)
+    if not hasattr(module, name):
+        there = [word for word in vars(module) if not word.startswith("_")]
+        raise UserError(
+            f"{key}: {place} has no {name!r}",
+            got=spec,
+            allowed=", ".join(there) or "a module that defines something",
+            remedy=did_you_mean(name, there) or f"define {name} in {place}",
+        )
+    return getattr(module, name)
+
+
+def source(spec: str | None, config_dir: str | None) -> str:
+    """Return a hash of the code behind `spec`: another text makes other cells. It must have been found before.
+
+    A file counts with the modules in its folder (or on PYTHONPATH) that it imports, wherever in its text; a module of
+    an installed package with the whole package.
+    """
+    place, _ = _split("", spec)
+    path = _file(place, config_dir)
+    files = _imported(path.resolve()) if path else _installed(place)
+    hashes = sorted(_RUN.get(str(file)) or fingerprint(file) for file in files)
+    return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
+
+
+def is_own(spec: str) -> bool:
+    """Whether a name is one of the user's own code."""
+    return ":" in spec
+
+
+@contextmanager
+def guarded(key: str, place: str) -> Iterator[None]:
+    """Turn whatever the user's code raises, a call of sys.exit too, into a UserError that says where."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise failed(key, place, error) from error
+
+
+def failed(key: str, place: str, error: BaseException) -> UserError:
+    """Return the error to show when the user's code raises."""
+    code = place.partition(":")[0]
+    run = f"python {code}" if code.endswith(".py") else f"python -c 'import {code}'"
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    return UserError(
+        f"{key}: {place} fails",
+        got=f"{type(error).__name__}: {error}"[:300] + f" ({where.name}, {Path(where.filename).name}:{where.lineno})",
+        allowed="code that runs to its end, and leaves no by sys.exit" if isinstance(error, SystemExit) else FORM,
+        remedy=f"mend it: {run}",
+    )
+
+
+def _split(key: str, spec: str | None) -> tuple[str, str]:
+    place, colon, name = (spec or "").rpartition(":")
+    if not (place and colon and name.isidentifier()):
+        raise UserError(
+            f"{key} names nothing",
+            got=spec,
+            allowed=FORM,
+            remedy=f"for example {key}=mynet.py:make",
+        )
+    return place, name
+
+
+def _module(key: str, place: str, config_dir: str | None) -> ModuleType:
+    if place.endswith(".py"):
+        path = _found(key, place, config_dir)
+        return _from_file(key, path, identity(path))
+    with guarded(key, place):
+        try:
+            return importlib.import_module(place)
+        except ModuleNotFoundError as error:
+            if error.name is None or not place.startswith(error.name):
+                raise
+            file = f"{place.replace('.', '/')}.py"
+            here = f"{key}={file}:NAME (a file here)" if _file(file, config_dir) else f"pip install {place}"
+            raise UserError(f"{key}: there is no module {place!r}", got=place, allowed=FORM, remedy=here) from error
+
+
+def _file(place: str, config_dir: str | None) -> Path | None:
+    return next((path for path in _candidates(place, config_dir) if is_file(path)), None)
+
+
+def _candidates(place: str, config_dir: str | None) -> list[Path]:
+    return [folder / place for folder in (*([Path(config_dir)] if config_dir else []), Path())]
+
+
+def _found(key: str, place: str, config_dir: str | None) -> Path:
+    found = _file(place, config_dir)
+    if found is None:
+        tried = " and ".join(str(path) for path in _candidates(place, config_dir))
+        raise UserError(f"{key}: there is no such file", got=place, allowed=FORM, remedy=f"looked for {tried}")
+    return found.resolve()
+
+
+@cache
+def _from_file(key: str, path: Path, identity: tuple[int, ...]) -> ModuleType:
+    """Run the file under a name that no import finds; its folder is searched last, so that it shadows nothing."""
+    del identity
+    name = f"hessfig_own_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+    spec = importlib.util.spec_from_file_location(name, path, loader=_FromText(name, str(path)))
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    folder = str(path.parent)
+    if folder not in sys.path:
+        sys.path.append(folder)
+        extensions = (ExtensionFileLoader, machinery.EXTENSION_SUFFIXES)
+        sys.path_importer_cache[folder] = FileFinder(folder, extensions, (_FromText, machinery.SOURCE_SUFFIXES))
+    sys.modules[name] = module  # dataclasses look their module up there
+    with guarded(key, str(path)):
+        spec.loader.exec_module(module)
+    return module
+
+
+class _FromText(SourceFileLoader):
+    """Runs the text that is there, and notes its hash; bytecode, perhaps of an older text, is neither kept nor run."""
+
+    def path_stats(self, path: str) -> Mapping[str, Any]:
+        raise OSError(f"{path}: no bytecode")
+
+    def get_data(self, path: str) -> bytes:
+        text = super().get_data(path)
+        _RUN[str(Path(path).resolve())] = hashlib.sha256(text).hexdigest()
+        return text
+
+
+def _imported(path: Path) -> set[Path]:
+    """Return a file and the modules that it imports, directly or not, as far as they are the user's own."""
+    own = str(Path(hessfig.__file__).parents[1])
+    others = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry not in ("", own)]
+    finder = ModuleFinder([str(path.parent), *others])
+    finder.run_script(str(path))
+    files = (getattr(found, "__file__", None) for found in finder.modules.values())
+    return {path, *(Path(file).resolve() for file in files if file)}
+
+
+def _installed(place: str) -> set[Path]:
+    """Return the files of the package that holds module `place`, or of that module alone."""
+    package = sys.modules[place.partition(".")[0]]
+    folders = [Path(folder) for folder in getattr(package, "__path__", ())]
+    inside = {file for folder in folders for file in folder.rglob("*.py")}
+    return inside or ({Path(package.__file__)} if package.__file__ else set())

@@ -1,1 +1,0 @@
-"""Exact norms of the last layer's blocks, item by item."""

@@ -1,1 +1,0 @@
-"""Exact norms below the last layer: few outputs, causal scores."""

@@ -1,0 +1,239 @@
+"""Exact norms of weights below the last layer: outer-product blocks, and functional blocks of the scores."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from hessfig.curvature.exact.scored_layer import loss_rows
+from hessfig.curvature.problem import Problem
+from hessfig.curvature.tape.steps import Mixing
+from hessfig.curvature.tape.tape import LinearMap, Tangent, Tangents, Tape, plus
+from hessfig.terms import Matrix, Part
+
+
+def push_from(tape: Tape, tangents: Tangents) -> Tangents:
+    """Return the tangents of everything that depends on the variables in `tangents`, those included."""
+    known = dict(tangents)
+    for node in tape.nodes:
+        if node.output not in tangents and any(name in known for name in node.inputs):
+            known[node.output] = node.push([known.get(name) for name in node.inputs])
+    return known
+
+
+def pull_to(tape: Tape, names: Collection[str], df_bar: Tangent, tangents: Tangents | None) -> Tangents:
+    """Return the tangents of the cotangents of `names`, given that of the outputs.
+
+    Without `tangents` these are the rows df_bar df/d(name); with them the second-order terms of H_f are added.
+    """
+    reached = _descendants(tape, names)
+    bars: Tangents = {tape.nodes[-1].output: df_bar}
+    for node in reversed(tape.nodes):
+        needed = [name in reached for name in node.inputs]
+        if node.output not in reached or not any(needed):
+            continue
+        bar = bars.get(node.output) if node.output in names else bars.pop(node.output, None)
+        dxs = None if tangents is None else [tangents.get(name) for name in node.inputs]
+        for name, part in zip(node.inputs, node.pull_back(bar, dxs, needed), strict=True):
+            bars[name] = plus(bars.get(name), part)
+    return {name: bars.get(name) for name in names}
+
+
+def _descendants(tape: Tape, names: Collection[str]) -> set[str]:
+    reached = set(names)
+    for node in tape.nodes:
+        if reached.intersection(node.inputs):
+            reached.add(node.output)
+    return reached
+
+
+_ATTENTION = (Matrix.W_Q, Matrix.W_K, Matrix.W_QK, Matrix.W_V, Matrix.W_O)
+_MLP = (Matrix.W_in, Matrix.W_out)
+
+Rows = Float[Tensor, "batch rank length m"]
+
+
+class OutputRows:
+    """R df/dy for the weights of one layer at a time; 72 rows a sequence for five-digit addition."""
+
+    def __init__(self, problem: Problem, tape: Tape) -> None:
+        self.tape = tape
+        batch, scored = tape.output.shape[:2]
+        root = loss_rows(problem, tape.output)[1].expand(batch * scored, -1, -1)
+        self.root: Float[Tensor, "batch scored outputs outputs"] = root.unflatten(0, (batch, scored))
+        self._held: tuple[int, tuple[Matrix, ...]] = (0, ())
+        self._rows: dict[str, Rows] = {}
+
+    def outer_squared_norm(self, layer: int, row: Matrix, col: Matrix) -> float:
+        """Return ||H_o(row, col)||_F^2 of `layer`."""
+        first, second = self.factor(layer, row), self.factor(layer, col)
+        total = 0.0
+        for b in range(len(self.root)):
+            gram = _gram(*first, b)
+            other = gram if row == col else _gram(*second, b)
+            products = (gram * other).sum(dim=(1, 2))
+            total += float(2 * products.sum() - products[0])
+        return total
+
+    def mixed(self, layer: int) -> Rows:
+        """Return the rows R df/dz of the mixed values z of `layer`."""
+        return self._at(layer, Matrix.W_V)[f"m{layer}"]
+
+    def factor(self, layer: int, matrix: Matrix) -> tuple[Float[Tensor, "batch length v"], Rows]:
+        """Return the inputs of `matrix` and the rows R df/dy of its outputs y."""
+        holder = self.tape.holders[layer, matrix]
+        assert isinstance(holder, LinearMap)
+        return holder.x, self._at(layer, matrix)[holder.output]
+
+    def _at(self, layer: int, matrix: Matrix) -> dict[str, Rows]:
+        """Pull the rows back to all weights of the attention or of the MLP of `layer` at once; keep the last ones."""
+        group = _MLP if matrix in _MLP else _ATTENTION
+        if self._held != (layer, group):
+            self._held, self._rows = (layer, group), {}
+            self._rows = self._pulled(self._names(layer, group))
+        return self._rows
+
+    def _pulled(self, names: list[str]) -> dict[str, Rows]:
+        """Fill in place: the rows are the largest thing here, (positions times outputs) of every variable."""
+        scored, outputs = self.root.shape[1:3]
+        shapes = {name: self.tape.values[name].shape for name in names}
+        rows = {
+            name: self.root.new_zeros(batch, scored, outputs, length, m) for name, (batch, length, m) in shapes.items()
+        }
+        for position in range(scored):
+            for name, piece in pull_to(self.tape, names, self._seed(position), None).items():
+                if piece is not None:
+                    rows[name][:, position] = piece.transpose(1, 2)
+        return {name: filled.flatten(1, 2) for name, filled in rows.items()}
+
+    def _names(self, layer: int, group: tuple[Matrix, ...]) -> list[str]:
+        names = [self.tape.holders[layer, m].output for m in group if (layer, m) in self.tape.holders]
+        return names if group == _MLP else [*names, f"m{layer}"]
+
+    def _seed(self, position: int) -> Float[Tensor, "batch scored outputs outputs"]:
+        seed = torch.zeros_like(self.root)
+        seed[:, position] = self.root[:, position]
+        return seed
+
+
+def _gram(inputs: Float[Tensor, "batch length v"], rows: Rows, b: int) -> Float[Tensor, "later rank rank"]:
+    """Return F_b F_c^T for every c >= b."""
+    pieces = [
+        _products(inputs[b], rows[b], *piece) for piece in zip(inputs[b:].split(16), rows[b:].split(16), strict=True)
+    ]
+    return torch.cat(pieces)
+
+
+def _products(x: Tensor, rows: Tensor, others: Tensor, other_rows: Rows) -> Tensor:
+    mixed = (others @ x.T)[:, None] @ rows
+    return other_rows.flatten(2) @ mixed.flatten(2).mT
+
+
+_AT_ONCE = 5
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The scores s_hij listed: heads, queries i, keys j <= i."""
+
+    head: Int[Tensor, " p"]
+    query: Int[Tensor, " p"]
+    key: Int[Tensor, " p"]
+
+
+class LowerScores:
+    """The scores of one layer below the last, up to the last scored position, and the loss's curvature in them."""
+
+    def __init__(self, tape: Tape, layer: int, length: int) -> None:
+        self.tape, self.name = tape, f"m{layer}"
+        self.mixing = next(node for node in tape.nodes if isinstance(node, Mixing) and node.output == self.name)
+        self.inputs = _inputs(tape, layer)[:, :length]
+        self.scores, self.length = _causal_scores(self.mixing.heads, length, self.inputs.device), length
+
+    def squared_norms(self, matrix: Matrix, rows: Rows, parts: Sequence[Part]) -> dict[Part, float]:
+        """Return ||H||_F^2 and ||H_f||_F^2 of `matrix`; `rows` are R df/dz of the mixed values z."""
+        curvatures = {Part.H_f: self.functional} if Part.H_f in parts else {}
+        if Part.H in parts:
+            jacobian = self._by_score(rows[:, :, : self.length].transpose(1, 2))
+            curvatures[Part.H] = self.functional + jacobian @ jacobian.mT
+        totals = dict.fromkeys(curvatures, 0.0)
+        for b in range(len(self.inputs)):
+            gram = self._gram(matrix, b)
+            for part, curvature in curvatures.items():
+                products = ((curvature[b] @ gram) * (gram @ curvature[b:])).sum(dim=(1, 2))
+                totals[part] += float(2 * products.sum() - products[0])
+        return totals
+
+    @cached_property
+    def functional(self) -> Float[Tensor, "batch p p"]:
+        """P_f: what follows the mixed values, column by column, and softmax's own diag(g) - g A^T - A g^T."""
+        columns = [
+            self._columns(chosen)
+            for chosen in torch.arange(len(self.scores.head), device=self.inputs.device).split(_AT_ONCE)
+        ]
+        behind = torch.cat(columns, dim=2)
+        if self.mixing.is_linear:
+            return behind
+        at = self.scores
+        assert self.mixing.cotangent is not None
+        gradient = self._by_score(self.mixing.cotangent[:, : self.length, None])
+        pattern = self.mixing.pattern[:, at.head, at.query, at.key, None]
+        same_query = (at.head[:, None] == at.head) & (at.query[:, None] == at.query)
+        own = torch.diag_embed(gradient[..., 0]) - same_query * (gradient @ pattern.mT + pattern @ gradient.mT)
+        return behind + own
+
+    @cached_property
+    def _slopes(self) -> Float[Tensor, "batch heads query key d_head"]:
+        """dz_hi/ds_hij: A_hij (v_hj - z_hi), or v_hj for linear attention."""
+        mixing, known = self.mixing, slice(self.length)
+        values = mixing.v[:, :, None, known]
+        if mixing.is_linear:
+            return mixing.allowed[known, known, None] * values
+        pattern = mixing.pattern[:, :, known, known]
+        return pattern[..., None] * (values - (pattern @ mixing.v[:, :, known])[:, :, :, None])
+
+    def _columns(self, chosen: Int[Tensor, " k"]) -> Float[Tensor, "batch p k"]:
+        """Return the columns of d2<dl/df, f>/ds2 that belong to `chosen` scores, softmax itself left out."""
+        at, mixing = self.scores, self.mixing
+        head, query, key = at.head[chosen], at.query[chosen], at.key[chosen]
+        seeds = mixing.value.new_zeros(*mixing.value.shape[:2], len(chosen), mixing.heads, mixing.v.shape[-1])
+        seeds[:, query, torch.arange(len(chosen), device=chosen.device), head] = self._slopes[:, head, query, key]
+        tangents = push_from(self.tape, {self.name: seeds.flatten(3)})
+        bar = pull_to(self.tape, [self.name], None, tangents)[self.name]
+        if bar is None:
+            return mixing.value.new_zeros(len(mixing.value), len(at.head), len(chosen))
+        return self._by_score(bar[:, : self.length])
+
+    def _by_score(self, rows: Float[Tensor, "batch length k mixed"]) -> Float[Tensor, "batch p k"]:
+        """Return dz/ds^T rows."""
+        by_head = rows.unflatten(3, (self.mixing.heads, -1)).permute(0, 3, 1, 4, 2)
+        products = self._slopes @ by_head
+        return products[:, self.scores.head, self.scores.query, self.scores.key]
+
+    def _gram(self, matrix: Matrix, b: int) -> Float[Tensor, "later p p"]:
+        """G_bc for every c >= b: a score's feature is x_i (x) k_hj / scale for W_Q, x_j (x) q_hi / scale for W_K."""
+        at, mixing, known = self.scores, self.mixing, slice(self.length)
+        outer, inner = (at.key, at.query) if matrix == Matrix.W_K else (at.query, at.key)
+        vectors = (mixing.q if matrix == Matrix.W_K else mixing.k)[:, :, known] / mixing.scale
+        of_inputs = self.inputs[b] @ self.inputs[b:].mT
+        of_vectors = vectors[b] @ vectors[b:].mT
+        same_head = at.head[:, None] == at.head
+        picked = of_vectors[:, at.head[:, None], inner[:, None], inner] * same_head
+        return picked * of_inputs[:, outer[:, None], outer]
+
+
+def _inputs(tape: Tape, layer: int) -> Tensor:
+    holder = tape.holders[layer, Matrix.W_V]
+    assert isinstance(holder, LinearMap)
+    return holder.x
+
+
+def _causal_scores(heads: int, length: int, device: torch.device) -> Scores:
+    query, key = torch.tril_indices(length, length, device=device)
+    head = torch.arange(heads, device=device).repeat_interleave(len(query))
+    return Scores(head, query.repeat(heads), key.repeat(heads))

@@ -1,0 +1,263 @@
+"""Attention of the last layer, seen from the scored positions: its derivatives by query, key and value."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from hessfig.config import Attention, Kind, ModelConfig, Norm, QueryKey
+from hessfig.curvature.exact.kronecker import ItemMatrices
+from hessfig.curvature.exact.scored_layer import LayerNormAt, Place, Tail, loss_rows
+from hessfig.curvature.problem import Problem, check_same
+from hessfig.models.networks import score_sink, with_sink
+
+
+class Mixing:
+    """z_h = sum_j A_hj x_j W_V^h with A = pattern(s), s_hj = q_h.k_hj / scale, for the query of each item.
+
+    An item is a scored position of a sequence. Its output depends on the scores of its own query alone; the keys
+    reach up to the last scored position.
+    """
+
+    def __init__(self, problem: Problem, model: ModelConfig) -> None:
+        scored, network = problem.batch.scored, problem.network
+        hidden, inputs, self.weights, self.scale, mask = _read(network, model, problem.batch.inputs)
+        self.heads, self.per_sequence = model.n_heads, scored.stop - scored.start
+        self.is_linear, self.is_single = (
+            model.attention == Attention.linear,
+            model.query_key == QueryKey.single,
+        )
+        self.sink = score_sink(model)
+        self.stream, self.inputs = hidden[:, scored].flatten(0, 1), inputs[:, scored].flatten(0, 1)
+        known = inputs[:, : scored.stop]
+        self.keys_in = self._per_item(known)
+        self.query = self.weights.q(self.inputs).unflatten(-1, (self.heads, -1))
+        self.keys = self._keys(known)
+        self.values = self._by_head(self.weights.v(known))
+        self.pattern = self._pattern(~mask[scored, : scored.stop].repeat(len(inputs), 1)[:, None])
+
+    @cached_property
+    def mean(self) -> Float[Tensor, "#n heads d"]:
+        """m_h = sum_j A_hj x_j."""
+        return self.pattern @ self.keys_in
+
+    @cached_property
+    def mixed(self) -> Float[Tensor, "#n heads d_head"]:
+        """z_h = sum_j A_hj v_hj."""
+        return (self.pattern[:, :, None] @ self.values).squeeze(2)
+
+    @cached_property
+    def value_slopes(self) -> Float[Tensor, "#n heads keys d_head"]:
+        """dz_h/ds_hj = A_hj (v_hj - z_h), or v_hj for linear attention."""
+        centred = self.values if self.is_linear else self.values - self.mixed[:, :, None]
+        return self._pattern_slope[..., None] * centred
+
+    @cached_property
+    def input_slopes(self) -> Float[Tensor, "#n heads keys d"]:
+        """dm_h/ds_hj = A_hj (x_j - m_h), or x_j for linear attention."""
+        inputs = self.keys_in[:, None].expand(-1, self.heads, -1, -1)
+        return self._pattern_slope[..., None] * (inputs if self.is_linear else inputs - self.mean[:, :, None])
+
+    def pull(self, rows: Float[Tensor, "#n r mixed"]) -> Float[Tensor, "#n r scores"]:
+        """Return rows dz/ds, heads side by side."""
+        by_head = rows.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        return (by_head @ self.value_slopes.mT).transpose(1, 2).flatten(2)
+
+    def curvature(self, gradient: Float[Tensor, "n scores"]) -> Float[Tensor, "#n scores scores"] | None:
+        """Return d2<dl/dz, z>/ds2 from g = dl/ds: diag(g) - g A^T - A g^T in each head; None for linear attention."""
+        if self.is_linear:
+            return None
+        by_head = gradient.unflatten(-1, (self.heads, -1))
+        mixed = by_head[..., :, None] * self.pattern[..., None, :]
+        return block_diagonal(torch.diag_embed(by_head) - mixed - mixed.mT)
+
+    def score_features(self, keys: Float[Tensor, "#n heads keys k"]) -> Float[Tensor, "#n scores heads_k"]:
+        """Return ds/du for a u whose heads meet their own `keys`."""
+        return block_diagonal(keys) / self.scale
+
+    def head_scores(self, head: int) -> slice:
+        """Return where the scores of `head` stand."""
+        count = self.keys_in.shape[1]
+        return slice(head * count, (head + 1) * count)
+
+    def _keys(self, known: Float[Tensor, "batch keys d"]) -> Float[Tensor, "#n heads keys k"]:
+        if self.is_single:
+            return self.keys_in[:, None].expand(-1, self.heads, -1, -1)
+        return self._by_head(self.weights.k(known))
+
+    def _by_head(self, rows: Float[Tensor, "batch keys heads_k"]) -> Float[Tensor, "#n heads keys k"]:
+        return self._per_item(rows.unflatten(-1, (self.heads, -1)).transpose(1, 2))
+
+    def _per_item(self, by_sequence: Float[Tensor, "batch ..."]) -> Float[Tensor, "n ..."]:
+        return by_sequence.repeat_interleave(self.per_sequence, dim=0)
+
+    def _pattern(self, allowed: Bool[Tensor, "#n 1 keys"]) -> Float[Tensor, "#n heads keys"]:
+        scores = with_sink((self.keys @ self.query[..., None]).squeeze(-1) / self.scale, self.sink)
+        if self.is_linear:
+            self._pattern_slope = allowed.to(scores)
+            return scores * allowed
+        self._pattern_slope = torch.softmax(scores.masked_fill(~allowed, float("-inf")), dim=-1)
+        return self._pattern_slope
+
+
+def block_diagonal(blocks: Float[Tensor, "#n heads a b"]) -> Float[Tensor, "#n heads_a heads_b"]:
+    """Put the heads' blocks along the diagonal of one matrix per item."""
+    if blocks.shape[1] == 1:
+        return blocks[:, 0]
+    identity = torch.eye(blocks.shape[1]).to(blocks)
+    return torch.einsum("nhab,hg->nhagb", blocks, identity).flatten(3, 4).flatten(1, 2)
+
+
+def _read(network: Any, model: ModelConfig, tokens: Tensor) -> tuple[Tensor, Tensor, Any, float, Tensor]:
+    """Return the residual stream, the attention's inputs, the module of its weights, its scale and its mask."""
+    hidden = network.hidden(tokens, model.n_layers - 1)
+    if model.kind == Kind.self_attention:
+        length = hidden.shape[1]
+        return (
+            hidden,
+            hidden,
+            network,
+            network.scale,
+            torch.zeros(length, length, dtype=torch.bool, device=hidden.device),
+        )
+    layer = network.layers[-1]
+    inputs = hidden if model.norm == Norm.post else layer.ln1(hidden)
+    return hidden, inputs, layer.attn, layer.attn.scale * layer.attn.temperature, layer.attn.causal_mask
+
+
+class LastLayer:
+    """Scores -> mixed values -> attention output -> ... -> logits; items are the scored positions of all sequences.
+
+    In the last layer the loss is a sum over items, and a second derivative in two places is a sum over the
+    nonlinearities behind both: (d input/d first)^T Lambda (d input/d second), Lambda the nonlinearity's second
+    derivative contracted with the gradient of its output. The loss, with Lambda = d2l/df2 = R^T R, gives H_o;
+    LayerNorms, a smooth activation and softmax give H_f.
+    """
+
+    def __init__(self, problem: Problem, model: ModelConfig) -> None:
+        self.mixing = Mixing(problem, model)
+        self.mixed = self.mixing.mixed.flatten(1)
+        self.tail = None if model.kind == Kind.self_attention else self._tail(problem.network, model)
+        outputs = self.mixed if self.tail is None else self.tail.logits
+        check_same(problem, outputs.unflatten(0, (-1, self.mixing.per_sequence)), "exact engine")
+        gradient, self.root = loss_rows(problem, outputs.unflatten(0, (-1, self.mixing.per_sequence)))
+        self.gradients = self._gradients(gradient)
+        self._jacobians: dict[Place, Tensor] = {}
+
+    def jacobian(self, place: Place) -> Float[Tensor, "#n r place"]:
+        """Return R d outputs/d place of each item, computed once."""
+        if place not in self._jacobians:
+            self._jacobians[place] = self._jacobian(place)
+        return self._jacobians[place]
+
+    def curvature(self, later: Place, earlier: Place) -> ItemMatrices:
+        """Return d2<dl/df, f>/d later d earlier of each item."""
+        if later == Place.logits:
+            return ItemMatrices()
+        if later == Place.output:
+            return self._final_curvature(None, earlier)
+        if later == Place.hidden:
+            return self._hidden_curvature(earlier)
+        total, scores = self._attention_curvature(later, earlier), self._score_curvature
+        return total if later != Place.scores or scores is None else total + _formed(scores)
+
+    def derivative(self, of: Place, by: Place) -> ItemMatrices:
+        """Return d of/d by of each item, for `by` before `of`."""
+        if (of, by) == (Place.active, Place.hidden):
+            return ItemMatrices(diagonal=self.ahead.slope)
+        columns = self._columns(of, by)
+        if by == Place.scores:
+            return ItemMatrices(((columns.mT, torch.eye(columns.shape[-1]).to(columns)),))
+        return _formed(columns)
+
+    @property
+    def ahead(self) -> Tail:
+        """The map from the attention output to the logits."""
+        assert self.tail is not None, "bare attention has no weights behind the mixed values"
+        return self.tail
+
+    @cached_property
+    def _mixed_slopes(self) -> Float[Tensor, "#n mixed scores"]:
+        """dz/ds, heads along the diagonal."""
+        return block_diagonal(self.mixing.value_slopes.mT)
+
+    @cached_property
+    def _output_weight(self) -> Float[Tensor, "d mixed"]:
+        return self.mixing.weights.o.weight
+
+    @cached_property
+    def _tail_curvature(self) -> Tensor | None:
+        return None if self.tail is None else self.tail.curvature(self.gradients)
+
+    @cached_property
+    def _score_curvature(self) -> Tensor | None:
+        return self.mixing.curvature(self.gradients[Place.scores])
+
+    def _tail(self, network: Any, model: ModelConfig) -> Tail:
+        attended = network.layers[-1].attn.o(self.mixed)
+        return Tail(network, model, attended + self.mixing.stream if model.attention_skip else attended)
+
+    def _gradients(self, of_outputs: Float[Tensor, "n v"]) -> dict[Place, Tensor]:
+        if self.tail is None:
+            found = {Place.mixed: of_outputs}
+        else:
+            found = self.tail.gradients(of_outputs)
+            found[Place.mixed] = found[Place.attended] @ self._output_weight
+        return {**found, Place.scores: self.mixing.pull(found[Place.mixed][:, None])[:, 0]}
+
+    def _jacobian(self, place: Place) -> Tensor:
+        if place == Place.scores:
+            return self.mixing.pull(self.jacobian(Place.mixed))
+        if self.tail is None or place == Place.logits:
+            return self.root.expand(len(self.mixed), -1, -1)
+        if place == Place.mixed:
+            return self.jacobian(Place.attended) @ self._output_weight
+        if place == Place.hidden:
+            return self.jacobian(Place.output) @ self.tail.mlp.fc_out.weight * self.tail.slope[:, None]
+        return self.root @ (self.tail.logits_by_output if place == Place.output else self.tail.logits_by_attended)
+
+    def _attention_curvature(self, later: Place, earlier: Place) -> ItemMatrices:
+        if self._tail_curvature is None:
+            return ItemMatrices()
+        right, left = self._tail_curvature, self._attended_columns(later)
+        if earlier != Place.attended:
+            right = right @ self._attended_columns(earlier)
+        return _formed(right if later == Place.attended else left.mT @ right)
+
+    def _hidden_curvature(self, earlier: Place) -> ItemMatrices:
+        total = self._final_curvature(self.ahead.output_by_hidden, earlier)
+        if not self.ahead.is_smooth:
+            return total
+        bent = self.ahead.bend * self.gradients[Place.active]
+        if earlier == Place.hidden:
+            return total + ItemMatrices(diagonal=bent)
+        return total + _formed(bent[:, :, None] * self._columns(Place.hidden, earlier))
+
+    def _final_curvature(self, left: Tensor | None, earlier: Place) -> ItemMatrices:
+        """left^T Lambda do/d earlier, Lambda that of the last normaliser."""
+        second = self.ahead.second
+        if not isinstance(second, LayerNormAt):
+            return ItemMatrices()
+        return ItemMatrices(((left, second.bend(self.gradients[Place.final], self._columns(Place.output, earlier))),))
+
+    def _columns(self, of: Place, by: Place) -> Float[Tensor, "#n of by"]:
+        if of == Place.mixed:
+            return self._mixed_slopes if by == Place.scores else torch.eye(self.mixed.shape[1]).to(self.mixed)[None]
+        if by in (Place.scores, Place.mixed, Place.attended):
+            return self.ahead.push(of, self._attended_columns(by))
+        output = self.ahead.identity[None] if by == Place.output else self.ahead.output_by_hidden
+        return output if of == Place.output else self.ahead.second.push(output)
+
+    def _attended_columns(self, by: Place) -> Float[Tensor, "#n d by"]:
+        """da/d by."""
+        if by == Place.attended:
+            return self.ahead.identity[None]
+        return self._output_weight @ self._mixed_slopes if by == Place.scores else self._output_weight[None]
+
+
+def _formed(matrices: Tensor) -> ItemMatrices:
+    return ItemMatrices(((None, matrices),))

@@ -1,0 +1,284 @@
+"""The last layer at the scored positions: attention, normalisation and what lies above it, with their derivatives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from hessfig.config import MLP, ModelConfig, Norm
+from hessfig.curvature.problem import Problem
+from hessfig.tasks.losses import CrossEntropy, output_gradient
+
+
+def loss_rows(problem: Problem, outputs: Float[Tensor, "batch scored v"]) -> tuple[Tensor, Tensor]:
+    """Return (dl/df of each item, R of each item) with R^T R = d2l/df2; shapes (n, v) and (n or 1, v, v).
+
+    Cross-entropy over n items: d2l/df2 = (diag(p) - p p^T)/n, R = diag(sqrt(p)) (I - 1 p^T)/sqrt(n).
+    Squared errors: d2l/df2 = 2 I, or 2 I / (n v) for their mean.
+    """
+    with torch.enable_grad():
+        gradient = output_gradient(problem.loss, outputs, problem.batch.targets).flatten(0, 1)
+    identity = torch.eye(outputs.shape[-1]).to(outputs)
+    if isinstance(problem.loss, CrossEntropy):
+        chances = torch.softmax(outputs.flatten(0, 1), dim=-1)
+        return gradient, (chances / len(chances)).sqrt()[:, :, None] * (identity - chances[:, None, :])
+    scale = 2.0 if problem.loss.reduction == "sum" else 2.0 / outputs.numel()
+    return gradient, scale**0.5 * identity[None]
+
+
+class Place(StrEnum):
+    """Vectors of one item, in the order of the forward pass.
+
+    `inputs` are the attention's own, which no weight of the layer changes; `mean` are the inputs mixed by the pattern,
+    `mixed` the values mixed by it; `hidden` and `active` lie before and after the activation of the MLP.
+    """
+
+    inputs = "inputs"
+    query = "query"
+    scores = "scores"
+    mean = "mean"
+    mixed = "mixed"
+    attended = "attended"
+    normed = "normed"
+    hidden = "hidden"
+    active = "active"
+    output = "output"
+    final = "final"
+    logits = "logits"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A weight, or the part of it that belongs to `head`, enters item n as u_n = W inputs_n.
+
+    The inputs are the item's vector at `source`; `place` depends linearly on u_n: `feature` = d place/du (None: the
+    identity). `labels` groups items of equal inputs.
+    """
+
+    inputs: Float[Tensor, "n v"]
+    source: Place
+    place: Place
+    feature: Float[Tensor, "#n place m"] | None = None
+    labels: Int[Tensor, " n"] | None = None
+    head: int = 0
+
+
+class Identity:
+    """No normalisation."""
+
+    is_curved = False
+
+    def __init__(self, rows: Float[Tensor, "n d"]) -> None:
+        self.output = rows
+
+    def push(self, columns: Float[Tensor, "#n d k"]) -> Float[Tensor, "#n d k"]:
+        """Return J columns."""
+        return columns
+
+    def pull(self, rows: Float[Tensor, "#n r d"]) -> Float[Tensor, "#n r d"]:
+        """Return rows J."""
+        return rows
+
+
+class LayerNormAt:
+    """LayerNorm y = g o n + b, n = C x / s, s^2 = |C x|^2 / d + eps, C = I - 1 1^T / d, at rows x.
+
+    J = diag(g / s) (I - B B^T) with B = [1, n] / sqrt(d) (theory: ln1).
+    """
+
+    is_curved = True
+
+    def __init__(self, norm: nn.LayerNorm, rows: Float[Tensor, "n d"]) -> None:
+        self.gain, self.dim = norm.weight, rows.shape[-1]
+        centred = rows - rows.mean(dim=-1, keepdim=True)
+        self.scale = (centred.square().mean(dim=-1, keepdim=True) + norm.eps).sqrt()
+        self.direction = centred / self.scale
+        self.output = self.gain * self.direction + norm.bias
+        self._ones = torch.ones_like(rows)
+        self._basis = torch.stack([self._ones, self.direction], dim=-1) / self.dim**0.5
+        self._stretch = self.gain / self.scale
+
+    def push(self, columns: Float[Tensor, "#n d k"]) -> Float[Tensor, "#n d k"]:
+        """Return J columns (columns may have one item for all)."""
+        columns = columns.expand(len(self.scale), -1, -1)
+        tangent = torch.baddbmm(columns, self._basis, self._basis.mT @ columns, alpha=-1)
+        return tangent.mul_(self._stretch[:, :, None])
+
+    def pull(self, rows: Float[Tensor, "#n r d"]) -> Float[Tensor, "#n r d"]:
+        """Return rows J (rows may have one item for all)."""
+        stretched = rows * self._stretch[:, None]
+        return stretched.baddbmm_(stretched @ self._basis, self._basis.mT, alpha=-1)
+
+    def bend(self, gradient: Float[Tensor, "n d"], columns: Float[Tensor, "#n d k"]) -> Float[Tensor, "#n d k"]:
+        """Return Lambda columns: Lambda is the second derivative contracted with the output's gradient (theory: ln2).
+
+        Lambda = -[(r.n) C + n (C r)^T + (C r) n^T] / (d s^2) + 3 (r.n) n n^T / (d^2 s^2) with r = g o gradient,
+        written as a I + W S W^T with W = [1, n, C r].
+        """
+        pulled, square = gradient * self.gain, self.dim * self.scale.square()
+        along = (pulled * self.direction).sum(dim=-1, keepdim=True)
+        directions = torch.stack([self._ones, self.direction, pulled - pulled.mean(dim=-1, keepdim=True)], dim=-1)
+        small = torch.zeros(len(square), 3, 3).to(square)
+        small[:, 0, 0], small[:, 1, 1] = (
+            (along / square / self.dim)[:, 0],
+            (3 * along / square / self.dim)[:, 0],
+        )
+        small[:, 1, 2] = small[:, 2, 1] = -1 / square[:, 0]
+        bent = columns * (-along / square)[:, :, None]
+        return bent.baddbmm_(directions, small @ (directions.mT @ columns))
+
+
+Normaliser = Identity | LayerNormAt
+
+
+class Tail:
+    """The map from the attention output a to the logits of the last layer, linearised and bent once for all items.
+
+    With e = a plus the skip: y = first(e), h = y W_in, o = carry + phi(h) W_out, f = second(o), logits = f W_U.
+    The carry is e (no norm, pre-LN) or y (post-LN); `first` and `second` are LayerNorm or nothing.
+    """
+
+    def __init__(self, network: Any, model: ModelConfig, entering: Float[Tensor, "n d"]) -> None:
+        layer, self.model, self.head = network.layers[-1], model, network.head
+        self.mlp: Any = layer.mlp if model.mlp != MLP.none else None
+        self.carries_normed = model.norm == Norm.post
+        self.first = _normaliser(_first_norm(layer, model), entering)
+        output = self.first.output if self.carries_normed else entering
+        if self.mlp is not None:
+            self.hidden = self.mlp.fc_in(self.first.output)
+            self.active = self.mlp.act(self.hidden)
+            output = output + self.mlp.fc_out(self.active)
+        self.second = _normaliser(_second_norm(network, layer, model), output)
+        self.logits = self.head(self.second.output)
+
+    @property
+    def is_smooth(self) -> bool:
+        """Whether the activation has a second derivative."""
+        return self.mlp is not None and self.model.mlp == MLP.gelu
+
+    @cached_property
+    def identity(self) -> Float[Tensor, "d d"]:
+        return torch.eye(self.head.in_features).to(self.head.weight)
+
+    @cached_property
+    def slope(self) -> Float[Tensor, "n d_mlp"]:
+        """phi'(h)."""
+        if self.model.mlp == MLP.relu:
+            return (self.hidden > 0).to(self.hidden)
+        if self.model.mlp == MLP.linear:
+            return torch.ones_like(self.hidden)
+        return torch.special.ndtr(self.hidden) + self.hidden * _normal_density(self.hidden)
+
+    @cached_property
+    def bend(self) -> Float[Tensor, "n d_mlp"]:
+        """phi''(h) of GELU: (2 - h^2) times the normal density."""
+        return (2 - self.hidden.square()) * _normal_density(self.hidden)
+
+    @cached_property
+    def logits_by_output(self) -> Float[Tensor, "#n vocab d"]:
+        """d logits/do."""
+        return self.second.pull(self.head.weight[None])
+
+    @cached_property
+    def output_by_hidden(self) -> Float[Tensor, "#n d d_mlp"]:
+        """do/dh = W_out^T diag(phi')."""
+        return self.mlp.fc_out.weight * self.slope[:, None, :]
+
+    @cached_property
+    def output_by_attended(self) -> Float[Tensor, "#n d d"]:
+        """do/da."""
+        return self._rows_by_attended(self.identity)
+
+    @cached_property
+    def logits_by_attended(self) -> Float[Tensor, "#n vocab d"]:
+        """d logits/da."""
+        if self.second.is_curved:
+            return self.logits_by_output @ self.output_by_attended
+        return self._rows_by_attended(self.head.weight)
+
+    def gradients(self, of_logits: Float[Tensor, "n vocab"]) -> dict[Place, Float[Tensor, "n _"]]:
+        """Return dl/d(place) for every place from the logits back to a."""
+        final = of_logits @ self.head.weight
+        output = self.second.pull(final[:, None])[:, 0]
+        found = {Place.logits: of_logits, Place.final: final, Place.output: output}
+        normed = output if self.carries_normed else torch.zeros_like(output)
+        if self.mlp is not None:
+            found[Place.active] = output @ self.mlp.fc_out.weight
+            found[Place.hidden] = found[Place.active] * self.slope
+            normed = normed + found[Place.hidden] @ self.mlp.fc_in.weight
+        entering = self.first.pull(normed[:, None])[:, 0]
+        found[Place.attended] = entering if self.carries_normed else entering + output
+        return {**found, Place.normed: normed}
+
+    def curvature(self, gradients: dict[Place, Float[Tensor, "n _"]]) -> Float[Tensor, "#n d d"] | None:
+        """Return d2<dl/df, f>/da2 from dl/d(place), or None where it vanishes.
+
+        The sum over the nonlinearities of J^T Lambda J, with J from a to the nonlinearity's input.
+        """
+        terms = []
+        if isinstance(self.second, LayerNormAt):
+            jacobian = self.output_by_attended
+            terms.append(jacobian.mT @ self.second.bend(gradients[Place.final], jacobian))
+        if isinstance(self.first, LayerNormAt):
+            terms.append(self.first.bend(gradients[Place.normed], self.identity[None]))
+        if self.is_smooth:
+            inner = self.mlp.fc_in.weight
+            bent = sandwich(inner.T, self.bend * gradients[Place.active], inner)
+            terms.append(self.first.pull(self.first.pull(bent).mT))
+        return sum(terms[1:], start=terms[0]) if terms else None
+
+    def push(self, place: Place, columns: Float[Tensor, "#n d k"]) -> Float[Tensor, "#n _ k"]:
+        """Return d place/da columns, for the places after a."""
+        if place == Place.final:
+            return self.second.push(self.push(Place.output, columns))
+        if place == Place.output:
+            return self.output_by_attended @ columns
+        normed = self.first.push(columns)
+        if place == Place.normed:
+            return normed
+        hidden = self.mlp.fc_in.weight @ normed
+        return hidden if place == Place.hidden else self.slope[:, :, None] * hidden
+
+    def _rows_by_attended(self, rows: Float[Tensor, "p d"]) -> Float[Tensor, "#n p d"]:
+        """Return rows do/da for rows shared by all items."""
+        if self.mlp is None:
+            return self.first.pull(rows[None]) if self.carries_normed else rows[None]
+        through = sandwich(rows @ self.mlp.fc_out.weight, self.slope, self.mlp.fc_in.weight)
+        return self.first.pull(through.add_(rows)) if self.carries_normed else self.first.pull(through).add_(rows)
+
+
+def sandwich(
+    left: Float[Tensor, "p k"], middle: Float[Tensor, "n k"], right: Float[Tensor, "k q"]
+) -> Float[Tensor, "#n p q"]:
+    """Return left diag(middle_n) right for all items: one product of `middle` for a few rows of `left` at a time."""
+    out = middle.new_empty(len(middle), len(left), right.shape[1])
+    for start in range(0, len(left), 16):
+        pairs = left[start : start + 16].T[:, :, None] * right[:, None, :]
+        out[:, start : start + 16] = (middle @ pairs.flatten(1)).unflatten(1, pairs.shape[1:])
+    return out
+
+
+def _normaliser(norm: nn.Module | None, rows: Tensor) -> Normaliser:
+    return LayerNormAt(norm, rows) if isinstance(norm, nn.LayerNorm) else Identity(rows)
+
+
+def _first_norm(layer: Any, model: ModelConfig) -> nn.Module | None:
+    if model.norm == Norm.post:
+        return layer.ln1
+    return layer.ln2 if model.mlp != MLP.none else None
+
+
+def _second_norm(network: Any, layer: Any, model: ModelConfig) -> nn.Module | None:
+    if model.norm == Norm.post:
+        return layer.ln2 if model.mlp != MLP.none else None
+    return network.ln_out
+
+
+def _normal_density(x: Tensor) -> Tensor:
+    return torch.exp(-x.square() / 2) / (2 * torch.pi) ** 0.5

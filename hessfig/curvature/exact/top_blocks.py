@@ -1,0 +1,271 @@
+"""Exact blocks of the last layer's weights, and of a linear MLP, as sums of Kronecker products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from hessfig.curvature.exact.kronecker import (
+    ItemMatrices,
+    cross_product,
+    has_repeats,
+    kronecker_squared_norm,
+    labels_of,
+    one_of_each,
+)
+from hessfig.curvature.exact.scored_attention import LastLayer
+from hessfig.curvature.exact.scored_layer import Entry, Place, loss_rows
+from hessfig.curvature.problem import Problem, check_same
+from hessfig.terms import Matrix, Part
+
+
+def entries(layer: LastLayer, matrix: Matrix) -> list[Entry]:
+    """Return the entries of `matrix`: one, or one for each head where the heads act on inputs of their own."""
+    return _ENTRIES[matrix](layer)
+
+
+def outer(layer: LastLayer, first: Entry, second: Entry) -> ItemMatrices:
+    """Return J_1^T (d2l/df2) J_2 of each item, J the Jacobians of the outputs in the entries' u."""
+    left = _jacobian(layer, first)
+    return ItemMatrices(((left, left if first is second else _jacobian(layer, second)),))
+
+
+def functional(layer: LastLayer, later: Entry, earlier: Entry) -> ItemMatrices:
+    """Return d2<dl/df, f>/du_later du_earlier of each item."""
+    return layer.curvature(later.place, earlier.place).between(later.feature, earlier.feature)
+
+
+def gradient(layer: LastLayer, entry: Entry) -> Tensor:
+    """Return dl/du of each item."""
+    rows = layer.gradients[entry.place]
+    return rows if entry.feature is None else (rows[:, None] @ entry.feature).squeeze(1)
+
+
+def input_derivative(layer: LastLayer, later: Entry, earlier: Entry) -> ItemMatrices:
+    """Return d inputs_later/du_earlier of each item."""
+    if later.source == Place.query:
+        return ItemMatrices(((None, _head_columns(layer, later.head, later.inputs.shape[1]).mT),))
+    if later.source == Place.mean:
+        assert earlier.feature is not None
+        slopes, keys = layer.mixing.input_slopes[:, later.head], layer.mixing.head_scores(later.head)
+        return ItemMatrices(((slopes, earlier.feature[:, keys]),))
+    return layer.derivative(later.source, earlier.place).between(None, earlier.feature)
+
+
+def _query(layer: LastLayer) -> list[Entry]:
+    mixing = layer.mixing
+    return [Entry(mixing.inputs, Place.inputs, Place.scores, mixing.score_features(mixing.keys), _labels(layer))]
+
+
+def _key(layer: LastLayer) -> list[Entry]:
+    mixing, labels = layer.mixing, _labels(layer)
+    features = mixing.score_features(mixing.keys_in[:, None].expand(-1, mixing.heads, -1, -1)).tensor_split(
+        mixing.heads, -1
+    )
+    return [
+        Entry(mixing.query[:, head], Place.query, Place.scores, feature, labels, head)
+        for head, feature in enumerate(features)
+    ]
+
+
+def _value(layer: LastLayer) -> list[Entry]:
+    mixing = layer.mixing
+    return [
+        Entry(mixing.mean[:, head], Place.mean, Place.mixed, _own_columns(layer, head), head=head)
+        for head in range(mixing.heads)
+    ]
+
+
+def _attention_output(layer: LastLayer) -> list[Entry]:
+    return [Entry(layer.mixed, Place.mixed, Place.attended)]
+
+
+def _mlp_input(layer: LastLayer) -> list[Entry]:
+    return [Entry(layer.ahead.first.output, Place.normed, Place.hidden)]
+
+
+def _mlp_output(layer: LastLayer) -> list[Entry]:
+    return [Entry(layer.ahead.active, Place.active, Place.output)]
+
+
+def _unembedding(layer: LastLayer) -> list[Entry]:
+    return [Entry(layer.ahead.second.output, Place.final, Place.logits)]
+
+
+def _jacobian(layer: LastLayer, entry: Entry) -> Tensor:
+    rows = layer.jacobian(entry.place)
+    return rows if entry.feature is None else rows @ entry.feature
+
+
+def _own_columns(layer: LastLayer, head: int) -> Tensor | None:
+    mixing = layer.mixing
+    return None if mixing.heads == 1 else _head_columns(layer, head, mixing.mixed.shape[-1])
+
+
+def _head_columns(layer: LastLayer, head: int, width: int) -> Tensor:
+    """Return the columns of the identity that belong to `head`."""
+    identity = torch.eye(layer.mixing.heads * width).to(layer.mixed)
+    return identity[None, :, head * width : (head + 1) * width]
+
+
+def _labels(layer: LastLayer) -> Int[Tensor, " n"] | None:
+    """Group queries with equal inputs, if any: equal tokens at equal positions of the first layer."""
+    labels = labels_of(layer.mixing.inputs)
+    return labels if has_repeats(labels) else None
+
+
+_ENTRIES: dict[Matrix, Callable[[LastLayer], list[Entry]]] = {
+    Matrix.W_Q: _query,
+    Matrix.W_QK: _query,
+    Matrix.W_K: _key,
+    Matrix.W_V: _value,
+    Matrix.W_O: _attention_output,
+    Matrix.W_in: _mlp_input,
+    Matrix.W_out: _mlp_output,
+    Matrix.W_U: _unembedding,
+}
+
+
+_DEPTH = (Matrix.W_Q, Matrix.W_QK, Matrix.W_K, Matrix.W_V, Matrix.W_O, Matrix.W_in, Matrix.W_out, Matrix.W_U)
+
+Squares = dict[Part, Float[Tensor, ""]]
+T = TypeVar("T")
+
+
+def last_layer_norms(layer: LastLayer, row: Matrix, col: Matrix, parts: Sequence[Part]) -> dict[Part, float]:
+    """Return the exact Frobenius norm of every part of the block (row, col)."""
+    later, earlier = sorted((row, col), key=_DEPTH.index, reverse=True)
+    squares = _diagonal(layer, row, parts) if row == col else _pair(layer, later, earlier, parts)
+    return {part: float(square.clamp(min=0).sqrt()) for part, square in squares.items()}
+
+
+def last_layer_traces(layer: LastLayer, matrix: Matrix, parts: Sequence[Part]) -> dict[Part, float]:
+    """Return the exact trace of every part of a diagonal block: sum_n |c_n|^2 tr M_n, head by head."""
+    totals = dict.fromkeys(parts, 0.0)
+    for entry in entries(layer, matrix):
+        sizes = entry.inputs.square().sum(dim=1)
+        for part, matrices in _matrices(layer, entry, entry, parts).items():
+            totals[part] += 0.0 if matrices.is_zero else float((sizes * matrices.traces()).sum())
+    return totals
+
+
+def _diagonal(layer: LastLayer, matrix: Matrix, parts: Sequence[Part]) -> Squares:
+    """||sum_n (c_ng c_nh^T) (x) M_n^gh||^2, summed over the pairs of heads g, h: each pair is a block of its own."""
+    heads = entries(layer, matrix)
+    pairs = [(first, second) for index, first in enumerate(heads) for second in heads[index:]]
+    squares = [_heads(layer, first, second, parts) for first, second in pairs]
+    doubled = [1 if first is second else 2 for first, second in pairs]
+    return {
+        part: _sum([factor * square[part] for factor, square in zip(doubled, squares, strict=True)]) for part in parts
+    }
+
+
+def _heads(layer: LastLayer, first: Entry, second: Entry, parts: Sequence[Part]) -> Squares:
+    symmetric, labels = first is second, first.labels
+    matrices, inputs = _matrices(layer, first, second, parts, labels), (first.inputs, second.inputs)
+    if labels is not None:
+        inputs = one_of_each(first.inputs, labels), one_of_each(second.inputs, labels)
+    weights = _gram(inputs[0]) * _gram(inputs[1])
+    return _once(matrices, lambda item_matrices: kronecker_squared_norm(weights, item_matrices, symmetric=symmetric))
+
+
+def _pair(layer: LastLayer, later: Matrix, earlier: Matrix, parts: Sequence[Part]) -> Squares:
+    """A later weight acts on inputs that the earlier one moves, which adds a crossed product to H_f.
+
+    H_f = sum_n c_n^earlier (x) (c_n^later (x) M_n + g_n (x) N_n), M_n = d2<dl/df, f>/du_later du_earlier,
+    g_n = dl/du_later, N_n = dc_n^later/du_earlier; the row index of M_n meets g_n, that of N_n meets c_n^later.
+    """
+    pairs = [(first, second) for first in entries(layer, later) for second in entries(layer, earlier)]
+    squares = [_crossed(layer, first, second, parts) for first, second in pairs]
+    return {part: _sum([square[part] for square in squares]) for part in parts}
+
+
+def _crossed(layer: LastLayer, later: Entry, earlier: Entry, parts: Sequence[Part]) -> Squares:
+    matrices, slopes = _matrices(layer, later, earlier, parts), input_derivative(layer, later, earlier)
+    slope, shared = gradient(layer, later), _gram(earlier.inputs)
+    plain, crossed = shared * _gram(later.inputs), shared * _gram(slope)
+    squares = _once(matrices, lambda item_matrices: kronecker_squared_norm(plain, item_matrices, symmetric=False))
+    if set(parts) == {Part.H_o}:
+        return squares
+    own = kronecker_squared_norm(crossed, slopes, symmetric=False)
+    both = _once(matrices, lambda m: 2 * cross_product(shared, (m, later.inputs), (slopes, slope)))
+    return {part: square if part == Part.H_o else square + own + both[part] for part, square in squares.items()}
+
+
+def _matrices(
+    layer: LastLayer, first: Entry, second: Entry, parts: Sequence[Part], labels: Tensor | None = None
+) -> dict[Part, ItemMatrices]:
+    """M_n of every part, summed over each of `labels`; where H_f has none, H shares the object of H_o."""
+    H_o = _merged(outer(layer, first, second), labels)
+    if set(parts) == {Part.H_o}:
+        return {Part.H_o: H_o}
+    H_f = _merged(functional(layer, first, second), labels)
+    by_part = {Part.H_o: H_o, Part.H_f: H_f, Part.H: H_o if H_f.is_zero else H_o + H_f}
+    return {part: by_part[part] for part in parts}
+
+
+def _merged(matrices: ItemMatrices, labels: Tensor | None) -> ItemMatrices:
+    return matrices if labels is None or matrices.is_zero else matrices.merged(labels)
+
+
+def _once(by_part: dict[Part, ItemMatrices], function: Callable[[ItemMatrices], T]) -> dict[Part, T]:
+    """Apply `function` to each part, once to an object that two parts share."""
+    results = {id(matrices): function(matrices) for matrices in {id(m): m for m in by_part.values()}.values()}
+    return {part: results[id(matrices)] for part, matrices in by_part.items()}
+
+
+def _sum(squares: list[Tensor]) -> Tensor:
+    return torch.stack(squares).sum()
+
+
+def _gram(rows: Float[Tensor, "n v"]) -> Float[Tensor, "n n"]:
+    return rows @ rows.T
+
+
+def linear_mlp_norms(problem: Problem, layer: int, parts: Sequence[Part]) -> dict[Part, float]:
+    """Return the norms of the diagonal block of W_layer: H = H_o and H_f = 0, the outputs being linear in W.
+
+    H = sum_n h_n h_n^T (x) J^T (d2l/df2) J with h_n the inputs of the layer and J = W_{layer+1} ... W_D; equal tokens
+    share their h_n.
+    """
+    hidden, rows = _factors(problem, layer)
+    labels = labels_of(hidden.flatten(0, 1))
+    matrices = ItemMatrices(((rows, rows),)).merged(labels)
+    inputs = one_of_each(hidden.flatten(0, 1), labels)
+    square = kronecker_squared_norm((inputs @ inputs.T).square(), matrices, symmetric=True)
+    return _parts(float(square.sqrt()), parts)
+
+
+def linear_mlp_traces(problem: Problem, layer: int, parts: Sequence[Part]) -> dict[Part, float]:
+    """Return the traces of the same block: sum_n |h_n|^2 tr(J^T (d2l/df2) J)."""
+    hidden, rows = _factors(problem, layer)
+    sizes = hidden.flatten(0, 1).square().sum(dim=1)
+    return _parts(float((sizes * ItemMatrices(((rows, rows),)).traces()).sum()), parts)
+
+
+def _factors(problem: Problem, layer: int) -> tuple[Tensor, Tensor]:
+    """Return h_n at the scored positions and R J with R^T R = d2l/df2."""
+    network: Any = problem.network
+    hidden = network.hidden(problem.batch.inputs, layer - 1)[:, problem.batch.scored]
+    root, behind = (
+        loss_rows(problem, network.from_hidden(hidden, layer - 1, slice(None)))[1],
+        _behind(network, layer),
+    )
+    check_same(problem, hidden @ network.layers[layer - 1].weight.T @ behind.T, "exact engine")
+    return hidden, root @ behind
+
+
+def _parts(value: float, parts: Sequence[Part]) -> dict[Part, float]:
+    values = {Part.H_o: value, Part.H_f: 0.0, Part.H: value}
+    return {part: values[part] for part in parts}
+
+
+def _behind(network: Any, layer: int) -> Float[Tensor, "outputs m"]:
+    product = torch.eye(network.layers[-1].out_features).to(network.layers[-1].weight)
+    for linear in reversed(network.layers[layer:]):
+        product = product @ linear.weight
+    return product

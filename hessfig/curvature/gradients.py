@@ -1,0 +1,208 @@
+"""Losses and gradients: of a batch, and of single samples."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from hessfig.curvature.curvlinops import differentiable_twice, gradients
+from hessfig.curvature.problem import Problem
+from hessfig.errors import plain
+from hessfig.models.layered import scored_outputs
+from hessfig.tasks.losses import check_even, per_sample
+
+
+class Slope:
+    """Loss, gradient and Hessian products of `problem` in every parameter, by the parameters' names.
+
+    Plain double backward: one product costs about two gradients, and is right for every twice differentiable network.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        held = problem.network.named_parameters()
+        self._at = {name: parameter.detach().clone().requires_grad_() for name, parameter in held}
+        with torch.enable_grad(), differentiable_twice():
+            inside = {f"network.{name}": leaf for name, leaf in self._at.items()}
+            self._loss = functional_call(_LossOf(problem), inside, ())
+            self._gradient = gradients(self._loss, list(self._at.values()), create_graph=True)
+
+    @property
+    def loss(self) -> float:
+        """The loss itself."""
+        return float(self._loss.detach())
+
+    @property
+    def gradient(self) -> dict[str, Tensor]:
+        """The gradient in every parameter."""
+        return dict(zip(self._at, (piece.detach() for piece in self._gradient), strict=True))
+
+    @property
+    def flat(self) -> Float[Tensor, " n"]:
+        """The gradient as one vector, parameter by parameter."""
+        return torch.cat([piece.detach().flatten() for piece in self._gradient])
+
+    def product(self, vector: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+        """Return H v, in the order of `flat`."""
+        leaves = list(self._at.values())
+        pieces = vector.split([leaf.numel() for leaf in leaves])
+        with torch.enable_grad(), differentiable_twice():
+            along = torch.stack(
+                [slope.flatten() @ piece for slope, piece in zip(self._gradient, pieces, strict=True)]
+            ).sum()
+            found = gradients(along, leaves)
+        return torch.cat([piece.flatten() for piece in found])
+
+
+class _LossOf(nn.Module):
+    def __init__(self, problem: Problem) -> None:
+        super().__init__()
+        self.network, self._problem = problem.network, problem
+
+    def forward(self) -> Tensor:
+        return loss_of(replace(self._problem, network=self.network))
+
+
+def loss_of(problem: Problem) -> Float[Tensor, ""]:
+    """Return the loss over all batches of the problem, each weighted by its size where it is a mean."""
+    losses = [
+        problem.loss(scored_outputs(problem.network, one.inputs, one.scored), one.targets) for one in problem.batches
+    ]
+    if problem.loss.reduction == "sum":
+        return torch.stack(losses).sum()
+    sizes = torch.tensor([one.size for one in problem.batches], dtype=torch.float64).to(losses[0])
+    return (torch.stack(losses) * sizes / sizes.sum()).sum()
+
+
+AT_ONCE = 256  # samples of an evaluation: of the settings alone, so that bits are the same everywhere
+GRADIENT_BYTES = 2**28  # of all single gradients of an evaluation
+
+Point = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Along:
+    """Of every sample: l_i, u.grad l_i and u.H_i u at one point, for one direction u."""
+
+    losses: Float[Tensor, " samples"]
+    slopes: Float[Tensor, " samples"]
+    curvatures: Float[Tensor, " samples"]
+
+
+class Samples:
+    """The losses l_i of the first `count` samples of a problem's batch, as functions of every parameter."""
+
+    def __init__(self, problem: Problem, count: int) -> None:
+        check_even(problem.loss, problem.batch.targets)
+        self._body, self._batch, self.count = _LossesOf(problem), problem.batch, count
+        self._device = problem.batch.inputs.device
+        self.at = {name: one.detach() for name, one in problem.network.named_parameters()}
+
+    @property
+    def dim(self) -> int:
+        """How many parameters there are."""
+        return sum(one.numel() for one in self.at.values())
+
+    def shaped(self, flat: Float[Tensor, " n"]) -> dict[str, Tensor]:
+        """Return a vector in the order of the parameters as one tensor each."""
+        pieces = flat.to(next(iter(self.at.values()))).split([one.numel() for one in self.at.values()])
+        named = zip(self.at.items(), pieces, strict=True)
+        return {name: piece.view_as(one) for (name, one), piece in named}
+
+    def moved(self, direction: Point, distance: float) -> dict[str, Tensor]:
+        """Return w* + distance * direction."""
+        return {name: one + distance * direction[name] for name, one in self.at.items()}
+
+    def losses(self, at: Point | None = None) -> Float[Tensor, " samples"]:
+        """Return l_i at a point, w* by default."""
+        with torch.no_grad():
+            pieces = [self._losses(at or self.at, *rows) for rows in self._pieces(0, self.count)]
+        return torch.cat(pieces)
+
+    def along(self, direction: Point) -> Along:
+        """Return losses, slopes and curvatures of all samples along a direction at w*.
+
+        By reverse mode alone, which is right for every network: with weights v_i = 1 on the samples and s = v.l(w +
+        tu), l_i' = d/dv_i ds/dt and l_i'' = d/dv_i d2s/dt2. (Forward mode in forward mode is wrong through LayerNorm
+        here.)
+        """
+        with torch.enable_grad(), differentiable_twice():
+            pieces = [self._along(direction, *rows) for rows in self._pieces(0, self.count)]
+        losses, slopes, curvatures = (torch.cat(one) for one in zip(*pieces, strict=True))
+        return Along(losses, slopes, curvatures)
+
+    def summed_gradient(self, order: Tensor) -> Float[Tensor, " n"]:
+        """Return the sum of the gradients of the samples in `order`, as one vector in the parameters' order."""
+        found = torch.zeros(self.dim, dtype=torch.float64, device=self._device)
+        for chosen in order.split(AT_ONCE):
+            at = {name: one.clone().requires_grad_() for name, one in self.at.items()}
+            with torch.enable_grad():
+                total = self._losses(at, self._batch.inputs[chosen], self._batch.targets[chosen]).sum()
+                pieces = gradients(total, list(at.values()))
+            found += torch.cat([piece.flatten() for piece in pieces]).double()
+        return found
+
+    def gradient_lengths(self) -> Float[Tensor, " samples"]:
+        """Return |grad l_i|^2 of every sample: torch.func.grad, mapped over samples.
+
+        A network that vmap cannot map, or maps wrongly (the first sample tells), is differentiated sample by sample.
+        """
+        width = next(iter(self.at.values())).element_size()
+        at_once = max(1, min(AT_ONCE, GRADIENT_BYTES // (self.dim * width)))
+        each = vmap(grad(self._single), in_dims=(None, 0, 0))
+        first = self._gradient_length(0)
+        try:
+            with torch.enable_grad(), differentiable_twice():
+                pieces = [_lengths(each(self.at, *rows)) for rows in self._pieces(0, self.count, at_once)]
+            found = torch.cat(pieces)
+            off = (found[0] - first).abs()
+            why = f"off by {off / first:.1%}" if off > 1e-3 * first + 1e-9 * found.max() else ""
+        except Exception as error:  # a plain gradient was found: it is vmap that fails
+            why = plain(f"{type(error).__name__}: {error}")
+        if not why:
+            return found
+        warnings.warn(f"gradients of single samples under vmap: {why}; one by one", RuntimeWarning, stacklevel=2)
+        return torch.stack([first, *(self._gradient_length(sample) for sample in range(1, self.count))])
+
+    def _gradient_length(self, sample: int) -> Float[Tensor, ""]:
+        return self.summed_gradient(torch.tensor([sample])).square().sum()
+
+    def _single(self, at: Point, inputs: Tensor, targets: Tensor) -> Tensor:
+        return self._losses(at, inputs.unsqueeze(0), targets.unsqueeze(0))[0]
+
+    def _along(self, direction: Point, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        step = torch.zeros((), dtype=next(iter(self.at.values())).dtype, device=self._device, requires_grad=True)
+        at = {name: one + step * direction[name] for name, one in self.at.items()}
+        losses = self._losses(at, inputs, targets)
+        weights = torch.ones_like(losses, requires_grad=True)
+        (first,) = gradients((weights * losses).sum(), [step], create_graph=True)
+        (second,) = gradients(first, [step], create_graph=True)
+        (slopes,), (curvatures,) = gradients(first, [weights]), gradients(second, [weights])
+        return losses.detach(), slopes, curvatures
+
+    def _losses(self, at: Point, inputs: Tensor, targets: Tensor) -> Tensor:
+        return functional_call(self._body, {f"network.{name}": one for name, one in at.items()}, (inputs, targets))
+
+    def _pieces(self, start: int, stop: int, at_once: int = AT_ONCE) -> Iterator[tuple[Tensor, Tensor]]:
+        for first in range(start, stop, at_once):
+            rows = slice(first, min(first + at_once, stop))
+            yield self._batch.inputs[rows], self._batch.targets[rows]
+
+
+class _LossesOf(nn.Module):
+    def __init__(self, problem: Problem) -> None:
+        super().__init__()
+        self.network, self._loss, self._scored = problem.network, problem.loss, problem.batch.scored
+
+    def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        return per_sample(self._loss, scored_outputs(self.network, inputs, self._scored), targets)
+
+
+def _lengths(slopes: Point) -> Float[Tensor, " samples"]:
+    pieces = [one.flatten(1).double().square().sum(dim=1) for one in slopes.values()]
+    return torch.stack(pieces).sum(dim=0)

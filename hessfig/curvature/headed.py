@@ -1,0 +1,383 @@
+"""Products of networks with a large vocabulary: double backward below the head, which is taken in chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from hessfig.curvature.column import SPLIT, Products, Rows, completed, to_multiply
+from hessfig.curvature.curvlinops import Sides, differentiable_twice
+from hessfig.curvature.problem import Problem
+from hessfig.models.layered import Headed
+from hessfig.tasks.losses import IGNORED, CrossEntropy
+from hessfig.terms import Part
+
+CHUNK_BYTES = 2**26  # of one tensor of logits
+
+
+@dataclass(frozen=True)
+class Tangents:
+    """Directions: of the features, (k, tokens, width), and of the unembedding, (k, vocabulary, width), or neither."""
+
+    features: Tensor | None
+    unembedding: Tensor | None
+
+
+@dataclass
+class Readout:
+    """The mean loss over `total` scored tokens, `targets` of which belong to this batch; W is the `unembedding`.
+
+    With g = (p - y) / total the gradient and B = (diag(p) - p p^T) / total the Hessian in a token's logits z = W h, a
+    direction has dz = W dh + dW h. Then H_o has B dz, pulled back to h and W, and H_f has g, paired with the mixed
+    term dW dh of z: the only second-order term that the unembedding has.
+    """
+
+    unembedding: Float[Tensor, "vocabulary width"]
+    targets: Int[Tensor, " tokens"]
+    total: int
+    _probabilities: Tensor | None = None
+
+    def cotangent(self, features: Float[Tensor, "tokens width"]) -> Float[Tensor, "tokens width"]:
+        """Return the loss's gradient in the features: W^T g."""
+        pieces = [self._slope(features, chunk) @ self.unembedding for chunk in self._chunks(1)]
+        return torch.cat(pieces)
+
+    def products(
+        self, features: Float[Tensor, "tokens width"], tangents: Tangents, part: Part, *, with_weight: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return what `part` sends back to the features, (k, tokens, width), and (`with_weight`) to the unembedding."""
+        k = next(len(one) for one in (tangents.features, tangents.unembedding) if one is not None)
+        to_features = torch.zeros(k, *features.shape, dtype=features.dtype, device=features.device)
+        to_weight = self.unembedding.new_zeros(k, *self.unembedding.shape) if with_weight else None
+        for chunk in self._chunks(k):
+            here = Tangents(None if tangents.features is None else tangents.features[:, chunk], tangents.unembedding)
+            if part != Part.H_f:
+                curved = self._curved(features, chunk, here)
+                to_features[:, chunk] += curved @ self.unembedding
+                if to_weight is not None:
+                    to_weight += curved.transpose(1, 2) @ features[chunk]
+            if part != Part.H_o:
+                self._mix(self._slope(features, chunk), here, to_features[:, chunk], to_weight)
+        return to_features, to_weight
+
+    def _curved(self, features: Tensor, chunk: slice, tangents: Tangents) -> Float[Tensor, "k chunk vocabulary"]:
+        """Return B dz of a chunk of tokens."""
+        p = self._softmax(features, chunk)
+        dz = None if tangents.features is None else tangents.features @ self.unembedding.T
+        if tangents.unembedding is not None:
+            along = features[chunk] @ tangents.unembedding.transpose(1, 2)
+            dz = along if dz is None else dz.add_(along)
+        assert dz is not None
+        dz -= (p * dz).sum(-1, keepdim=True)
+        return dz.mul_(p).div_(self.total)
+
+    def _mix(self, slope: Tensor, tangents: Tangents, to_features: Tensor, to_weight: Tensor | None) -> None:
+        """Add the mixed second derivatives of z = W h, weighted with g."""
+        if tangents.unembedding is not None:
+            to_features += slope @ tangents.unembedding
+        if to_weight is not None and tangents.features is not None:
+            to_weight += slope.T @ tangents.features
+
+    def _slope(self, features: Tensor, chunk: slice) -> Float[Tensor, "chunk vocabulary"]:
+        """Return g of a chunk of tokens."""
+        p, targets = self._softmax(features, chunk).clone(), self.targets[chunk]
+        p[torch.arange(len(targets), device=p.device), targets] -= 1.0
+        return p.div_(self.total)
+
+    def _softmax(self, features: Tensor, chunk: slice) -> Float[Tensor, "chunk vocabulary"]:
+        """Return p of a chunk of tokens; those of a batch that is a single chunk are kept."""
+        if self._bytes_per_token * len(self.targets) > CHUNK_BYTES:
+            return (features[chunk] @ self.unembedding.T).softmax(-1)
+        if self._probabilities is None:
+            self._probabilities = (features @ self.unembedding.T).softmax(-1)
+        return self._probabilities[chunk]
+
+    @property
+    def _bytes_per_token(self) -> int:
+        return len(self.unembedding) * self.unembedding.element_size()
+
+    def _chunks(self, k: int) -> Iterator[slice]:
+        """Yield slices of tokens, so many that k tensors of their logits take CHUNK_BYTES."""
+        size = max(1, CHUNK_BYTES // (self._bytes_per_token * k))
+        for start in range(0, len(self.targets), size):
+            yield slice(start, min(start + size, len(self.targets)))
+
+
+class Features(nn.Module):
+    """The network without its unembedding, from the activations after `depth` layers (None: from the inputs) on."""
+
+    def __init__(self, network: Headed, depth: int | None, scored: slice) -> None:
+        super().__init__()
+        self.network, self.depth, self.scored = network, depth, scored
+
+    def start(self, inputs: Tensor) -> Tensor:
+        """Return what `forward` takes: the activations below the weights, computed once."""
+        with torch.no_grad():
+            return inputs if self.depth is None else self.network.hidden(inputs, self.depth)
+
+    def forward(self, start: Tensor) -> Tensor:
+        """Return the features of every scored token of the batch, (tokens, width)."""
+        depth = self.depth or 0
+        hidden = self.network.hidden(start, 0) if self.depth is None else start
+        return self.network.features(hidden, depth, self.scored).flatten(0, 1)
+
+
+class Graphs:
+    """Features h(w) at `start`, and G(w, c) = dh^T c: the pull-back as a function of weights and cotangent.
+
+    With c held fixed, the gradient of <G, v> gives both what a direction v does to the features (in c: dh v) and the
+    second derivatives of <c, h> along v (in w): H_f, and the tangent that H_o needs. With c the loss's gradient at
+    h(w), it is H v at once. Each graph is made once for all directions, when it is first asked for.
+    """
+
+    def __init__(self, features: Features, at: Mapping[str, Tensor], start: Tensor, readout: Readout) -> None:
+        self.readout, self._at = readout, [tensor.detach().requires_grad_() for tensor in at.values()]
+        with torch.enable_grad(), differentiable_twice():
+            named = dict(zip((f"network.{path}" for path in at), self._at, strict=True))
+            self._value = functional_call(features, named, (start,))
+        self.value = self._value.detach()
+        self._split: tuple[Tensor, Sequence[Tensor]] | None = None
+        self._whole: tuple[_Direction, Sequence[Tensor]] | None = None
+
+    def push(self, direction: Sequence[Tensor], *, second: bool) -> tuple[Tensor, list[Tensor]]:
+        """Return dh along `direction` (one tensor a weight) and, if `second`, the second derivatives of <c, h>."""
+        if self._split is None:
+            cotangent = self.readout.cotangent(self.value).requires_grad_()
+            self._split = (cotangent, self._pulled(cotangent))
+        cotangent, pulled = self._split
+        found = self._along(pulled, direction, [cotangent, *(self._at if second else [])])
+        return found[0], found[1:]
+
+    def multiply(
+        self, direction: Sequence[Tensor], unembedding: Tensor | None, *, with_weight: bool
+    ) -> tuple[list[Tensor], Tensor | None]:
+        """Return H v, one tensor a weight, and that of the unembedding, along `direction` and `unembedding`."""
+        if self._whole is None:
+            seen = _Direction()
+            with torch.enable_grad():
+                cotangent = _Slope.apply(self._value, self.readout, seen)
+            self._whole = (seen, self._pulled(cotangent))
+        seen, pulled = self._whole
+        seen.unembedding, seen.with_weight, seen.to_weight = unembedding, with_weight, None
+        return self._along(pulled, direction, self._at), seen.to_weight
+
+    def pull(self, cotangent: Tensor) -> list[Tensor]:
+        """Return dh^T `cotangent`, one tensor a weight."""
+        words: dict[str, Any] = {"retain_graph": True, "materialize_grads": True}
+        with differentiable_twice():
+            return list(torch.autograd.grad(self._value, self._at, cotangent, **words))
+
+    def _pulled(self, cotangent: Tensor) -> Sequence[Tensor]:
+        words: dict[str, Any] = {"create_graph": True, "materialize_grads": True}
+        with torch.enable_grad(), differentiable_twice():
+            return torch.autograd.grad(self._value, self._at, cotangent, **words)
+
+    @staticmethod
+    def _along(pulled: Sequence[Tensor], direction: Sequence[Tensor], wanted: Sequence[Tensor]) -> list[Tensor]:
+        """Return the gradient of <pulled, direction>."""
+        with torch.enable_grad(), differentiable_twice():
+            pairs = zip(pulled, direction, strict=True)
+            along = sum(
+                (torch.dot(g.flatten(), v.flatten()) for g, v in pairs if g.requires_grad),
+                wanted[0].new_zeros(()),
+            )
+            if not along.requires_grad:
+                return [torch.zeros_like(tensor) for tensor in wanted]
+            return list(torch.autograd.grad(along, wanted, retain_graph=True, materialize_grads=True))
+
+
+class _Direction:
+    """What a product by H has beside the features: the unembedding's direction, and what is sent back to it."""
+
+    unembedding: Tensor | None = None
+    to_weight: Tensor | None = None
+    with_weight: bool = False
+
+
+class _Slope(torch.autograd.Function):
+    """The loss's gradient in the features; its derivative is the loss's Hessian, a chunk of tokens at a time."""
+
+    @staticmethod
+    def forward(ctx: Any, features: Tensor, readout: Readout, seen: _Direction) -> Tensor:
+        ctx.readout, ctx.seen = readout, seen
+        ctx.save_for_backward(features)
+        return readout.cotangent(features)
+
+    @staticmethod
+    def backward(ctx: Any, tangent: Tensor) -> tuple[Tensor, None, None]:
+        (features,) = ctx.saved_tensors
+        weight = None if ctx.seen.unembedding is None else ctx.seen.unembedding.unsqueeze(0)
+        tangents = Tangents(tangent.unsqueeze(0), weight)
+        with torch.no_grad():
+            found, to_weight = ctx.readout.products(features, tangents, Part.H, with_weight=ctx.seen.with_weight)
+        ctx.seen.to_weight = None if to_weight is None else to_weight[0]
+        return found[0], None, None
+
+
+class Totals:
+    """Sums of products, one tensor (*shape, k) a parameter, made when something is first added to them.
+
+    Nothing is added in place to what autograd returned: two weights may have been given the same tensor. A single
+    direction's pieces are taken as they are, for those of a whole network are as large as it.
+    """
+
+    def __init__(self, columns: Sequence[Tensor]) -> None:
+        self._empty = [
+            partial(torch.zeros, column.shape, dtype=column.dtype, device=column.device) for column in columns
+        ]
+        self._width = columns[0].shape[-1]
+        self._sums: list[Tensor | None] = [None for _ in columns]
+
+    def add(self, place: int, k: int, piece: Tensor) -> None:
+        """Add direction k's piece."""
+        held = self._sums[place]
+        if self._width == 1:
+            self._sums[place] = piece.unsqueeze(-1) if held is None else held + piece.unsqueeze(-1)
+            return
+        if held is None:
+            held = self._sums[place] = self._empty[place]()
+        held[..., k] += piece
+
+    def tensors(self) -> list[Tensor]:
+        """Return the sums, zeros where nothing was added."""
+        pairs = zip(self._sums, self._empty, strict=True)
+        return [empty() if held is None else held for held, empty in pairs]
+
+
+def can_take(problem: Problem) -> bool:
+    """Whether this engine serves a problem: a network with a head under cross-entropy of every scored token."""
+    return (
+        isinstance(problem.network, Headed)
+        and type(problem.loss) is CrossEntropy
+        and not any(bool((batch.targets == IGNORED).any()) for batch in problem.batches)
+    )
+
+
+class HeadedColumn:
+    """The blocks (row, col) for one `col` of `layer` and several rows, by plain double backward below the head.
+
+    Batches come one after the other, so memory is that of one; the graphs of a single batch are kept between calls.
+    No vmap is used, under which products through LayerNorm are wrong (see products.belief).
+    """
+
+    def __init__(self, problem: Problem, layer: int, col: str, rows: Sequence[str] | Rows) -> None:
+        network = problem.network
+        assert isinstance(network, Headed)
+        self.sides, self._network = Sides(problem, layer, col, rows), network
+        places = enumerate(zip(self.sides.places, self.sides.parameters, strict=True))
+        # A tied embedding stands in both lists: it is reached from below and from above.
+        self._head = next((i for i, p in enumerate(self.sides.parameters) if p is network.unembedding), None)
+        is_tied = problem.depth(self.sides.weights) is None
+        self._body = {i: path for i, (path, _) in places if i != self._head or is_tied}
+        self._features = Features(network, problem.depth(self.sides.weights), problem.batch.scored)
+        self._batches = [
+            (self._features.start(batch.inputs), batch.targets) for batch in (problem.batch, *problem.more)
+        ]
+        self._total = sum(targets.numel() for _, targets in self._batches)
+        self._kept: Graphs | None = None
+
+    @property
+    def dim(self) -> int:
+        """Entries of the column's weights."""
+        return self.sides.dim
+
+    @property
+    def shape(self) -> torch.Size:
+        """Shape of the column's weight; (dim,) for several."""
+        return self.sides.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.sides.parameters[0].dtype
+
+    @property
+    def bytes_per_probe(self) -> int:
+        """Memory that grows with the probes: directions, products of two parts, and rows read off them."""
+        entries = sum(parameter.numel() for parameter in self.sides.parameters)
+        return 4 * entries * self.dtype.itemsize
+
+    def split_matmat(self, probes: Float[Tensor, "dim k"], parts: Sequence[Part] = SPLIT) -> Products:
+        """Return A V, keyed (row, part), for every row and each of `parts`: one double backward a batch and probe."""
+        columns = self.sides.spread(probes.to(self.sides.parameters[0].device))
+        wanted = to_multiply(parts)
+        found = {part: Totals(columns) for part in wanted}
+        for number in range(len(self._batches)):
+            graphs = self._graphs(number)
+            if wanted == [Part.H] and self._body:
+                self._add_whole(found[Part.H], columns, graphs)
+            else:
+                self._add(found, columns, graphs)
+        del columns  # as large as the products, which are read off next
+        products = {part: totals.tensors() for part, totals in found.items()}
+        return completed(self.sides.gathered(products), parts)
+
+    def _graphs(self, number: int) -> Graphs:
+        """Return the graphs of a batch: kept where it is the only one, made anew else."""
+        if self._kept is not None:
+            return self._kept
+        start, targets = self._batches[number]
+        at = {path: self.sides.parameters[place] for place, path in self._body.items()}
+        readout = Readout(self._network.unembedding.detach(), targets.flatten(), self._total)
+        graphs = Graphs(self._features, at, start, readout)
+        self._kept = graphs if len(self._batches) == 1 else None
+        return graphs
+
+    def _add_whole(self, totals: Totals, columns: list[Tensor], graphs: Graphs) -> None:
+        """Add one batch's H v of all columns: a single double backward each."""
+        for k in range(columns[0].shape[-1]):
+            weight = None if self._head is None else columns[self._head][..., k]
+            direction = [columns[place][..., k] for place in self._body]
+            pieces, to_weight = graphs.multiply(direction, weight, with_weight=self._head is not None)
+            self._into(totals, k, pieces)
+            if to_weight is not None and self._head is not None:
+                totals.add(self._head, k, to_weight)
+
+    def _add(self, found: dict[Part, Totals], columns: list[Tensor], graphs: Graphs) -> None:
+        """Add one batch's products of all columns to `found`."""
+        tangents, seconds = self._pushed(columns, graphs, second=set(found) != {Part.H_o})
+        if tangents is None:
+            return
+        for part, totals in found.items():
+            down, to_weight = graphs.readout.products(graphs.value, tangents, part, with_weight=self._head is not None)
+            if to_weight is not None and self._head is not None:
+                for k, piece in enumerate(to_weight):
+                    totals.add(self._head, k, piece)
+            if self._body:
+                self._pull(totals, down, graphs)
+            if part != Part.H_o:
+                for k, second in enumerate(seconds):
+                    self._into(totals, k, second)
+
+    def _pushed(
+        self, columns: list[Tensor], graphs: Graphs, *, second: bool
+    ) -> tuple[Tangents | None, list[list[Tensor]]]:
+        """Send every column up: tangents of features and unembedding, and second derivatives by column."""
+        pushed = [
+            graphs.push([columns[place][..., k] for place in self._body], second=second)
+            for k in range(columns[0].shape[-1])
+            if self._body
+        ]
+        features = torch.stack([dh for dh, _ in pushed]) if pushed else None
+        weight = None if self._head is None else columns[self._head].movedim(-1, 0)
+        if weight is not None and not weight.any():
+            weight = None
+        if features is None and weight is None:
+            return None, []
+        return Tangents(features, weight), [found for _, found in pushed if second]
+
+    def _pull(self, totals: Totals, down: Tensor, graphs: Graphs) -> None:
+        """Send every column's cotangent down to the weights below the head; exact zeros need no pass."""
+        for k, cotangent in enumerate(down):
+            if cotangent.any():
+                self._into(totals, k, graphs.pull(cotangent))
+
+    def _into(self, totals: Totals, k: int, pieces: Sequence[Tensor]) -> None:
+        for place, piece in zip(self._body, pieces, strict=True):
+            totals.add(place, k, piece)

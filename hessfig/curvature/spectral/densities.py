@@ -1,0 +1,177 @@
+"""Whole spectra: all eigenvalues of a dense matrix, densities by stochastic Lanczos quadrature, traces by XTrace."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import scipy.linalg
+import torch
+from jaxtyping import Float
+from numpy.typing import NDArray
+from torch import Generator, Tensor
+
+from hessfig.curvature.column import SPLIT, Column, chunks, to_multiply
+from hessfig.curvature.spectral.lanczos import Operator, Run, Square, advance
+from hessfig.terms import Part
+
+COLUMNS_AT_ONCE = 64
+Matrix = NDArray[np.float64]
+_ROWS = 512
+
+
+def dense_eigenvalues(column: Column, row: Hashable, parts: Sequence[Part]) -> dict[Part, NDArray[np.float64] | None]:
+    """Return the ascending eigenvalues of each part of the square block `row` of `column`; None where not finite.
+
+    Raises ArithmeticError for a part that is not symmetric up to rounding. The matrices must be known to fit.
+    """
+    made = _matrices(column, row, to_multiply(parts))
+    finite = {part: bool(np.isfinite(matrix.sum())) for part, matrix in made.items()}
+    for part, matrix in made.items():
+        if finite[part]:
+            _symmetrise(matrix, Square(column, row, part))
+    found: dict[Part, Matrix | None] = {}
+    if Part.H in parts and Part.H not in made:
+        outer, functional = (made[part] for part in SPLIT)
+        found[Part.H] = _of_sum(outer, functional) if all(finite.values()) else None
+    for part in list(made):
+        found[part] = _eigenvalues(made.pop(part)) if finite[part] else None
+    return {part: found[part] for part in parts}
+
+
+def eigenvalues(matrix: Tensor) -> Tensor:
+    """Return the ascending eigenvalues of a symmetric matrix that is at hand; NaN for one that is not finite."""
+    if not bool(matrix.isfinite().all()):
+        return matrix.new_full((len(matrix),), torch.nan)
+    return torch.linalg.eigvalsh(matrix)
+
+
+def _matrices(column: Column, row: Hashable, parts: Sequence[Part]) -> dict[Part, Matrix]:
+    dim = column.dim
+    made = {part: np.empty((dim, dim), order="F") for part in parts}
+    at = 0
+    while at < dim:
+        unit = torch.zeros(dim, min(COLUMNS_AT_ONCE, dim - at), dtype=column.dtype)
+        unit[range(at, at + unit.shape[1]), range(unit.shape[1])] = 1.0
+        for chunk in chunks(unit, column, COLUMNS_AT_ONCE):
+            products = column.split_matmat(chunk, parts=parts)
+            for part, matrix in made.items():
+                matrix[:, at : at + chunk.shape[1]] = products[row, part].cpu().double().numpy()
+            at += chunk.shape[1]
+    return made
+
+
+def _symmetrise(matrix: Matrix, square: Square) -> None:
+    """Take the mean of matrix and transpose, in place, band by band; the difference must be rounding."""
+    asymmetry, size = 0.0, float(np.linalg.norm(matrix))
+    for low in range(0, len(matrix), _ROWS):
+        band = slice(low, low + _ROWS)
+        below, right = matrix[low:, band], matrix[band, low:].T
+        asymmetry = float(np.hypot(asymmetry, np.linalg.norm(below - right)))
+        mean = (below + right) / 2
+        matrix[low:, band], matrix[band, low:] = mean, mean.T
+    square.check_symmetric(asymmetry, size)
+
+
+def _of_sum(outer: Matrix, functional: Matrix) -> Matrix:
+    """Return the eigenvalues of the sum, which is put into the lower triangle of `outer` and taken out again."""
+    diagonal = outer.diagonal().copy()
+    for column in range(len(outer)):
+        outer[column:, column] += functional[column:, column]
+    values = _eigenvalues(outer)
+    for column in range(len(outer)):
+        outer[column + 1 :, column] = outer[column, column + 1 :]
+    np.fill_diagonal(outer, diagonal)
+    return values
+
+
+def _eigenvalues(matrix: Matrix) -> Matrix:
+    """Return the eigenvalues; the lower triangle and the diagonal are destroyed."""
+    if not matrix.any():
+        return np.zeros(len(matrix))
+    found: Matrix = scipy.linalg.eigh(
+        matrix, lower=True, eigvals_only=True, overwrite_a=True, check_finite=False, driver="ev"
+    )
+    return found
+
+
+BASIS_BYTES = 2**30  # of the vectors that the runs at once keep
+
+
+@dataclass(frozen=True)
+class Quadrature:
+    """Nodes and weights of every probe, and those of the first half of the same runs.
+
+    Weights of a probe sum to 1. A run that broke down early is exact and has fewer: the rest have weight and node 0.
+    """
+
+    nodes: Float[Tensor, "num_probes steps"]
+    weights: Float[Tensor, "num_probes steps"]
+    half_nodes: Float[Tensor, "num_probes half"]
+    half_weights: Float[Tensor, "num_probes half"]
+
+
+def quadrature(operator: Operator, starts: Float[Tensor, "n num_probes"], steps: int) -> Quadrature:
+    """Return the quadrature of `steps` Lanczos steps from every column of `starts`.
+
+    Runs advance together, as many as keep their vectors within BASIS_BYTES. Raises NotFinite, and ArithmeticError for
+    an operator that is not symmetric.
+    """
+    at_once = max(1, BASIS_BYTES // (8 * min(steps, operator.dim) * operator.dim))
+    full, half = [], []
+    for group in starts.split(at_once, dim=1):
+        runs = [Run(start, steps) for start in group.T]
+        while advance(runs, operator):
+            pass
+        full += [_rule(run, steps, steps) for run in runs]
+        half += [_rule(run, steps // 2, steps // 2) for run in runs]
+    return Quadrature(*_stacked(full), *_stacked(half))
+
+
+def _rule(run: Run, steps: int, size: int) -> Float[Tensor, "2 size"]:
+    """Return nodes and weights of the first `steps` steps of a run, filled up with zeros."""
+    length = min(run.length, steps)
+    values, coefficients = torch.linalg.eigh(run.projection[:length, :length])
+    rule = torch.zeros(2, size, dtype=torch.float64)
+    rule[0, :length], rule[1, :length] = values, coefficients[0].square()
+    return rule
+
+
+def _stacked(rules: list[Tensor]) -> tuple[Tensor, Tensor]:
+    nodes, weights = torch.stack(rules, dim=1)
+    return nodes, weights
+
+
+_RANK = 1e-12  # directions below this share of the largest are no part of a range
+
+
+def xtrace(operator: Operator, num_products: int, *, generator: Generator) -> tuple[float, float]:
+    """Return the trace and its standard error, from `num_products` products (an even number, less than 2 dim).
+
+    Test vectors are uniform on the sphere of radius sqrt(n); what is left of one outside a range is scaled to the
+    sphere of that complement (the paper's improved version, section 2.3). The error is nan with a single test vector.
+    """
+    count = num_products // 2
+    drawn = torch.randn(count, operator.dim, dtype=torch.float64, generator=generator).T
+    tests = drawn * (operator.dim**0.5 / drawn.norm(dim=0))
+    image = operator.matmat(tests)
+    basis, sizes, _ = torch.linalg.svd(image, full_matrices=False)
+    basis = basis[:, sizes > _RANK * sizes[0]] if float(sizes[0]) > 0.0 else basis[:, :0]
+    inner = basis.T @ operator.matmat(basis) if basis.shape[1] else image.new_zeros(0, 0)
+    estimates = torch.stack([_left_out(i, tests, image, basis, inner) for i in range(count)])
+    error = float(estimates.std()) / count**0.5 if count > 1 else float("nan")
+    return float(estimates.mean()), error
+
+
+def _left_out(i: int, tests: Tensor, image: Tensor, basis: Tensor, inner: Tensor) -> Float[Tensor, ""]:
+    """Return tr(Q'AQ) + w'(1 - QQ')A(1 - QQ')w, w test vector i and Q the range of the others' images."""
+    others = torch.cat([image[:, :i], image[:, i + 1 :]], dim=1)
+    left, sizes, _ = torch.linalg.svd(basis.T @ others, full_matrices=False)
+    within = left[:, sizes > _RANK * sizes.max()] if sizes.numel() and float(sizes.max()) > 0.0 else left[:, :0]
+    inside = within @ (within.T @ (basis.T @ tests[:, i]))
+    outside = tests[:, i].square().sum() - inside.square().sum()
+    left_over = tests[:, i] @ image[:, i] - 2 * inside @ (basis.T @ image[:, i]) + inside @ inner @ inside
+    dim, rank = len(tests), within.shape[1]
+    scale = (dim - rank) / outside if rank < dim else torch.zeros_like(outside)
+    return (within.T @ inner @ within).trace() + scale * left_over

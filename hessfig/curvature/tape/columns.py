@@ -1,0 +1,169 @@
+"""Columns of Hessian blocks on the tape: a batch of probes in, products of H, H_o and H_f out."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from hessfig.config import ModelConfig
+from hessfig.curvature.column import SPLIT, Products, Rows, completed, rows_of, to_multiply
+from hessfig.curvature.problem import Problem, check_same
+from hessfig.curvature.tape.recording import build_tape
+from hessfig.curvature.tape.tape import (
+    Probes,
+    Tangents,
+    Tape,
+    Weight,
+    zeros_like_weight,
+)
+from hessfig.models.protocol import Weight as NamedWeight
+from hessfig.tasks.losses import output_gradient
+from hessfig.terms import Part
+
+
+@contextmanager
+def flushing(dtype: torch.dtype) -> Iterator[None]:
+    """Count numbers below the normal range of their type (1e-38 in float32) as zero if `dtype` is float32.
+
+    Attention that saturates leaves many of them, and processors of Intel take microcode for each: beyond sigma = 2 a
+    cell of five layers took three times as long. In float64 they are kept: norms may be as small.
+    """
+    if dtype != torch.float32:
+        yield
+        return
+    before = _flushes()
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(before)
+
+
+def _flushes() -> bool:
+    """Whether they count as zero here already."""
+    return float(torch.full((1,), 1e-310, dtype=torch.float64) * 1.0) == 0.0
+
+
+class LinearisedNetwork:
+    """The tape of a problem and the Hessian of its loss in the outputs, shared by every column.
+
+    Columns of weight matrices alone take `tape`; those with biases or norms `merged`, where equal rows of the first
+    layer are evaluated once. The network is evaluated in float64 whatever the problem's type; products are in
+    `products`, or in that type. Raises OtherNetwork when a tape does not give the network's own outputs.
+    """
+
+    def __init__(self, problem: Problem, model: ModelConfig, *, products: torch.dtype | None = None) -> None:
+        self.problem, self.model, self.dtype = problem.cast(torch.float64), model, products or problem.dtype
+        self.tape = self._tape(merged=False)
+
+    @cached_property
+    def merged(self) -> Tape:
+        """The tape with equal rows merged, made when a column first asks for it."""
+        return self._tape(merged=True)
+
+    def column(self, layer: int, col: str, rows: Sequence[str] | Rows) -> LinearisedColumn:
+        """Return the blocks (row, col) of `layer`; a side may be any group of weights that the tape holds."""
+        side, sides = self.problem.layout.side, rows_of(layer, rows)
+        weights = [*side(layer, col), *(weight for at in sides.values() for weight in side(*at))]
+        tape = self.tape if all(weight.is_main for weight in weights) else self.merged
+        return LinearisedColumn(
+            tape,
+            self.dtype,
+            self.problem.loss,
+            [_key(weight) for weight in side(layer, col)],
+            {key: [_key(weight) for weight in side(*at)] for key, at in sides.items()},
+        )
+
+    def holds(self, layer: int, name: str) -> bool:
+        """Whether every weight behind a name is a step of the tape."""
+        return all(self._is_held(weight) for weight in self.problem.layout.side(layer, name))
+
+    def _tape(self, *, merged: bool) -> Tape:
+        problem = self.problem
+        with torch.no_grad():
+            tape = build_tape(problem.network, problem.batch, self.model, merged=merged)
+        check_same(problem, tape.output, "linearised network")
+        tape.record(output_gradient(problem.loss, tape.output, problem.batch.targets))
+        if self.dtype != problem.dtype:
+            tape.narrow(self.dtype)
+        return tape
+
+    def _is_held(self, weight: NamedWeight) -> bool:
+        """Whether a weight is a whole parameter, and the very one a step holds under its name."""
+        if weight.index is not None or _key(weight) not in self.tape.holders:
+            return False
+        return self.tape.parameter(_key(weight)) is self.problem.network.get_parameter(weight.parameter)
+
+
+class LinearisedColumn:
+    """The blocks (row, col) of one column as operators on vectors in col's space."""
+
+    def __init__(
+        self,
+        tape: Tape,
+        dtype: torch.dtype,
+        loss: nn.Module,
+        col: list[Weight],
+        rows: Mapping[Hashable, list[Weight]],
+    ) -> None:
+        self.tape, self.dtype, self.loss, self.col, self.rows = tape, dtype, loss, col, rows
+        self.weights = [tape.parameter(weight) for weight in col]
+        self.dim = sum(weight.numel() for weight in self.weights)
+        self.shape = self.weights[0].shape if len(self.weights) == 1 else torch.Size([self.dim])
+
+    @property
+    def bytes_per_probe(self) -> int:
+        """Memory of one probe's tangents, counted from above: every variable up and twice down."""
+        entries = sum(value.numel() for value in self.tape.values.values())
+        return 3 * entries * self.dtype.itemsize
+
+    @torch.no_grad()
+    def split_matmat(self, probes: Float[Tensor, "dim k"], parts: Sequence[Part] = SPLIT) -> Products:
+        """Return A V of every row for all columns of `probes`: one pass up, then one down for each of `parts`."""
+        with flushing(self.dtype):
+            tangents = self.tape.push(self._perturbations(probes))
+            found = {part: self._pulled(tangents, part) for part in to_multiply(parts)}
+        self.tape.release(self.col)
+        products = {
+            (key, part): self._flat([(at, product[at]) for at in row], probes.shape[1])
+            for key, row in self.rows.items()
+            for part, product in found.items()
+        }
+        return completed(products, parts)
+
+    def _pulled(self, tangents: Tangents, part: Part) -> dict[Weight, Probes | None]:
+        """Pull back the tangents of dl/df for H_o, those of the steps' own cotangents for H_f, both at once for H."""
+        tape = self.tape
+        rows = list(dict.fromkeys(weight for row in self.rows.values() for weight in row))
+        df = None if part == Part.H_f else tangents[tape.nodes[-1].output]
+        df_bar = None if df is None else self._curved(df)
+        return tape.pull_back(df_bar, None if part == Part.H_o else tangents, rows)
+
+    def _curved(self, df: Float[Tensor, "batch scored k vocab"]) -> Float[Tensor, "batch scored k vocab"]:
+        """Apply the Hessian of the loss in the outputs, in their type."""
+        product: Tensor = self.loss.hessian_product(self.tape.output, df.to(self.tape.output.dtype))  # type: ignore[operator]
+        return product.to(self.dtype)
+
+    def _perturbations(self, probes: Float[Tensor, "dim k"]) -> dict[Weight, Probes]:
+        pieces = probes.to(self.weights[0].device).T.split([weight.numel() for weight in self.weights], dim=1)
+        return {
+            name: piece.unflatten(1, weight.shape)
+            for name, weight, piece in zip(self.col, self.weights, pieces, strict=True)
+        }
+
+    def _flat(self, products: Sequence[tuple[Weight, Probes | None]], k: int) -> Float[Tensor, "n k"]:
+        filled = [
+            zeros_like_weight(self.tape.parameter(at), k, self.dtype) if product is None else product
+            for at, product in products
+        ]
+        flat = [product.flatten(1) for product in filled]
+        return flat[0].T if len(flat) == 1 else torch.cat(flat, dim=1).T
+
+
+def _key(weight: NamedWeight) -> Weight:
+    return (weight.layer, weight.name)

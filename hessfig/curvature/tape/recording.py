@@ -1,0 +1,284 @@
+"""The package's networks recorded on a tape, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from hessfig.config import MLP, ModelConfig, Norm, QueryKey
+from hessfig.curvature.tape.steps import (
+    Activate,
+    Gather,
+    Mixing,
+    Normalise,
+    Repeat,
+    Select,
+    Sum,
+)
+from hessfig.curvature.tape.tape import BIAS, WEIGHT, LinearMap, Lookup, Node, Tangent, Tape, Weight
+from hessfig.models.networks import (
+    BareAttention,
+    Layer,
+    LinearMLP,
+    PrefixMLP,
+    Transformer,
+    VisionTransformer,
+    embedding_sink,
+    known,
+    position_factors,
+    prefixes,
+    score_sink,
+)
+from hessfig.tasks.batch import Batch
+from hessfig.terms import Matrix
+
+EVERY = slice(None)
+
+
+class Builder:
+    """Adds the steps of one network to a tape; methods take and return names of variables.
+
+    `index` says for variables that hold every distinct row once where the rows of the batch stand in them.
+    """
+
+    def __init__(self, batch: Batch, model: ModelConfig, *, merged: bool) -> None:
+        self.tape, self.batch, self.model, self.merged = Tape(), batch, model, merged
+        self.index: dict[str, Tensor] = {}
+
+    def layer(self, layer: Layer, index: int, hidden: str, queries: slice) -> str:
+        """Add a layer of a transformer, its outputs at the positions `queries`."""
+        norm, attention = self.model.norm, layer.attn
+        x = self.normalise(hidden, f"norm{index}", layer.ln1, (index, "ln1")) if norm == Norm.pre else hidden
+        length = self.index.get(hidden, self.tape.values[hidden]).shape[1]
+        allowed = ~attention.causal_mask[:length, :length][queries]
+        scale = attention.scale * attention.temperature
+        mixed = self.attention(attention, index, x, queries, scale=scale, allowed=allowed)
+        residual = self.linear(mixed, f"attended{index}", attention.o, (index, Matrix.W_O))
+        if self.model.attention_skip:
+            kept = self.spread(self._select(hidden, queries))
+            residual = self.sum(kept, residual, f"residual{index}")
+        if norm == Norm.post:
+            residual = self.normalise(residual, f"norm{index}", layer.ln1, (index, "ln1"))
+        return residual if self.model.mlp == MLP.none else self._feed_forward(layer, index, residual)
+
+    def attention(self, attention: Any, index: int, x: str, queries: slice, *, scale: float, allowed: Tensor) -> str:
+        """Add queries, keys, values and their mixing."""
+        single, heads = self.model.query_key == QueryKey.single, self.model.n_heads
+        matrix = Matrix.W_QK if single else Matrix.W_Q
+        query = self.spread(self.linear(self._select(x, queries), f"q{index}", attention.q, (index, matrix)))
+        if single:
+            x_keys = self.spread(x)
+            key = self.tape.add(Repeat((x_keys,), f"k{index}", self.tape.values[x_keys], heads))
+        else:
+            key = self.spread(self.linear(x, f"k{index}", attention.k, (index, Matrix.W_K)))
+        value = self.spread(self.linear(x, f"v{index}", attention.v, (index, Matrix.W_V)))
+        values = [self.tape.values[name] for name in (query, key, value)]
+        is_linear = bool(attention.is_linear)
+        step = Mixing(
+            (query, key, value),
+            f"m{index}",
+            values,
+            heads=heads,
+            scale=scale,
+            is_linear=is_linear,
+            allowed=allowed,
+            sink=score_sink(self.model),
+        )
+        return self.tape.add(step)
+
+    def _feed_forward(self, layer: Layer, index: int, residual: str) -> str:
+        pre, post = self.model.norm == Norm.pre, self.model.norm == Norm.post
+        y = self.normalise(residual, f"norm_mlp{index}", layer.ln2, (index, "ln2")) if pre else residual
+        z = self.linear(y, f"z{index}", layer.mlp.fc_in, (index, Matrix.W_in))
+        p = self.tape.add(Activate((z,), f"p{index}", self.tape.values[z], layer.mlp, self.model.mlp))
+        output = self.linear(p, f"mlp{index}", layer.mlp.fc_out, (index, Matrix.W_out))
+        total = self.sum(residual, output, f"hidden{index}")
+        return self.normalise(total, f"norm_mlp{index}", layer.ln2, (index, "ln2")) if post else total
+
+    def linear(self, x: str, output: str, linear: nn.Linear, weight: tuple[int, Matrix]) -> str:
+        """Add a linear map with its bias, if it has one."""
+        layer, matrix = weight
+        names = {WEIGHT: weight, BIAS: (layer, matrix.replace("W", "b", 1))}
+        return self.alike(LinearMap((x,), output, self.tape.values[x], linear), names)
+
+    def normalise(self, x: str, output: str, norm: nn.Module, weights: tuple[int, str]) -> str:
+        """Add a LayerNorm with its gain and shift."""
+        assert isinstance(norm, nn.LayerNorm)
+        layer, name = weights
+        names = {WEIGHT: (layer, f"{name}_gain"), BIAS: (layer, f"{name}_shift")}
+        return self.alike(Normalise((x,), output, self.tape.values[x], norm), names)
+
+    def sum(self, left: str, right: str, output: str) -> str:
+        """Add a sum of two variables whose rows stand alike."""
+        return self.alike(Sum((left, right), output, [self.tape.values[left], self.tape.values[right]]))
+
+    def alike(self, node: Node, weights: Mapping[str, Weight] | None = None) -> str:
+        """Add a step that acts on every row alone: its rows stand where those of its input do."""
+        if node.inputs[0] in self.index:
+            self.index[node.output] = self.index[node.inputs[0]]
+        return self.tape.add(node, weights)
+
+    def _select(self, x: str, positions: slice) -> str:
+        """Return the rows of x at `positions`: as they are, or every distinct one once."""
+        name = f"{x}@{positions.start}:{positions.stop}"
+        if positions == EVERY or name in self.tape.values:
+            return x if positions == EVERY else name
+        if x not in self.index:
+            return self.tape.add(Select((x,), name, self.tape.values[x], positions))
+        rows, self.index[name] = self.index[x][:, positions].unique(return_inverse=True)
+        return self.tape.add(Gather((x,), name, self.tape.values[x], rows.unsqueeze(0)))
+
+    def spread(self, x: str) -> str:
+        """Return x with a row a position of every sequence."""
+        name = f"{x}*"
+        if x not in self.index or name in self.tape.values:
+            return x if x not in self.index else name
+        return self.tape.add(Gather((x,), name, self.tape.values[x], self.index[x]))
+
+
+class Scale:
+    """y = c x with a fixed factor c for every position."""
+
+    cotangent: Tensor | None = None
+
+    def __init__(self, inputs: tuple[str, ...], output: str, x: Tensor, factors: Float[Tensor, "length 1"]) -> None:
+        self.inputs, self.output, self.value = inputs, output, x * factors
+        self.factors = factors.unsqueeze(1)
+
+    def push(self, dxs: Sequence[Tangent]) -> Tangent:
+        return None if dxs[0] is None else dxs[0] * self.factors
+
+    def pull_back(self, dy_bar: Tangent, dxs: Sequence[Tangent] | None, needed: Sequence[bool]) -> list[Tangent]:
+        return [None if dy_bar is None else dy_bar * self.factors]
+
+
+class Prefixes:
+    """y_p = (x_1, ..., x_p, 0, ..., 0) side by side, for chosen positions p (the inputs of an MLP)."""
+
+    cotangent: Tensor | None = None
+
+    def __init__(self, inputs: tuple[str, ...], output: str, x: Tensor, positions: slice) -> None:
+        self.inputs, self.output, self.value = inputs, output, prefixes(x, positions)
+        self.known = known(x, positions)[:, None, :, None]
+
+    def push(self, dxs: Sequence[Tangent]) -> Tangent:
+        return None if dxs[0] is None else (dxs[0].transpose(1, 2)[:, None] * self.known).flatten(3)
+
+    def pull_back(self, dy_bar: Tangent, dxs: Sequence[Tangent] | None, needed: Sequence[bool]) -> list[Tangent]:
+        if dy_bar is None:
+            return [None]
+        rows = dy_bar.unflatten(-1, (self.known.shape[2], -1)) * self.known
+        return [rows.sum(dim=1).transpose(1, 2)]
+
+
+class Mean:
+    """y = the mean over positions, as one position."""
+
+    cotangent: Tensor | None = None
+
+    def __init__(self, inputs: tuple[str, ...], output: str, x: Tensor) -> None:
+        self.inputs, self.output, self.length = inputs, output, x.shape[1]
+        self.value = x.mean(dim=1, keepdim=True)
+
+    def push(self, dxs: Sequence[Tangent]) -> Tangent:
+        return None if dxs[0] is None else dxs[0].mean(dim=1, keepdim=True)
+
+    def pull_back(self, dy_bar: Tangent, dxs: Sequence[Tangent] | None, needed: Sequence[bool]) -> list[Tangent]:
+        return [None if dy_bar is None else dy_bar.expand(-1, self.length, -1, -1) / self.length]
+
+
+def can_build(network: nn.Module) -> bool:
+    """Whether the steps of this kind of network are known."""
+    return isinstance(network, Transformer | LinearMLP | PrefixMLP | VisionTransformer | BareAttention)
+
+
+def build_tape(network: nn.Module, batch: Batch, model: ModelConfig, *, merged: bool = False) -> Tape:
+    """Evaluate `network` on `batch` step by step; the last layer at the scored positions only.
+
+    Positions behind the last scored one, which a causal network never reads, are not evaluated. `merged`: what depends
+    on a position's token and place alone (embeddings and the first layer's queries, keys and values) is evaluated once
+    for all positions that share them. The same products up to rounding, in fewer operations.
+    """
+    build = Builder(batch, model, merged=merged)
+    if isinstance(network, Transformer):
+        _transformer(build, network)
+    elif isinstance(network, LinearMLP):
+        _linear_mlp(build, network)
+    elif isinstance(network, PrefixMLP):
+        _mlp(build, network)
+    elif isinstance(network, VisionTransformer):
+        _vision_transformer(build, network)
+    else:
+        assert isinstance(network, BareAttention), "can_build says which networks have a tape"
+        _bare_attention(build, network)
+    return build.tape
+
+
+def _transformer(build: Builder, network: Transformer) -> None:
+    tokens = build.batch.inputs[:, : build.batch.scored.stop]
+    positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+    if build.merged:
+        pairs, places = torch.stack([tokens, positions]).flatten(1).unique(dim=1, return_inverse=True)
+        build.index["tokens"] = places.view(tokens.shape)
+        tokens, positions = pairs[:1], pairs[1:]
+    build.tape.add(Lookup("tokens", tokens, network.tok_embed.weight), {WEIGHT: (0, Matrix.W_E)})
+    build.tape.add(Lookup("positions", positions, network.pos.weight), {WEIGHT: (0, Matrix.W_pos)})
+    hidden = build.sum("tokens", "positions", "hidden0")
+    if embedding_sink(build.model):
+        factors = position_factors(positions[0], embedding_sink(build.model), build.tape.values[hidden])
+        hidden = build.alike(Scale((hidden,), "sunk0", build.tape.values[hidden], factors))
+    for index, layer in enumerate(network.layers, start=1):
+        queries = build.batch.scored if index == len(network.layers) else EVERY
+        hidden = build.layer(layer, index, hidden, queries)  # type: ignore[arg-type]
+    if build.model.norm == Norm.pre:
+        hidden = build.normalise(hidden, "final", network.ln_out, (0, "ln_out"))
+    build.linear(hidden, "outputs", network.head, (0, Matrix.W_U))
+
+
+def _linear_mlp(build: Builder, network: LinearMLP) -> None:
+    tokens = build.batch.inputs[:, build.batch.scored]
+    if build.merged:
+        tokens, build.index["tokens"] = tokens.unique(return_inverse=True)
+        tokens = tokens.unsqueeze(0)
+    embedding = Lookup("tokens", tokens, network.tok_embed.weight)
+    hidden = build.tape.add(embedding, {WEIGHT: (0, Matrix.W_E)})
+    for index, layer in enumerate(network.layers, start=1):
+        hidden = build.linear(hidden, f"hidden{index}", layer, (index, Matrix.W))  # type: ignore[arg-type]
+    build.spread(hidden)
+
+
+def _mlp(build: Builder, network: PrefixMLP) -> None:
+    embedding = Lookup("tokens", build.batch.inputs[:, : network.reach], network.tok_embed.weight)
+    rows = build.tape.add(embedding, {WEIGHT: (0, Matrix.W_E)})
+    rows = build.tape.add(Prefixes((rows,), "prefixes", build.tape.values[rows], build.batch.scored))
+    for index, layer in enumerate(network.layers, start=1):
+        weight = (index, Matrix.W_in if index == 1 else Matrix.W)
+        z = build.linear(rows, f"z{index}", layer, weight)  # type: ignore[arg-type]
+        rows = build.tape.add(Activate((z,), f"p{index}", build.tape.values[z], network, build.model.mlp))
+    build.linear(rows, "outputs", network.head, (0, Matrix.W_U))
+
+
+def _vision_transformer(build: Builder, network: VisionTransformer) -> None:
+    build.tape.values["pixels"] = network.patches(build.batch.inputs)
+    patches = build.linear("pixels", "patches", network.patch, (0, Matrix.W_patch))
+    rows = build.tape.values[patches]
+    positions = torch.arange(rows.shape[1], device=rows.device).expand(rows.shape[:2])
+    build.tape.add(Lookup("positions", positions, network.pos.weight), {WEIGHT: (0, Matrix.W_pos)})
+    hidden = build.sum(patches, "positions", "hidden0")
+    for index, layer in enumerate(network.layers, start=1):
+        hidden = build.layer(layer, index, hidden, EVERY)  # type: ignore[arg-type]
+    if build.model.norm == Norm.pre:
+        hidden = build.normalise(hidden, "final", network.ln_out, (0, "ln_out"))
+    mean = build.tape.add(Mean((hidden,), "mean", build.tape.values[hidden]))
+    build.linear(mean, "outputs", network.head, (0, Matrix.W_U))
+
+
+def _bare_attention(build: Builder, network: BareAttention) -> None:
+    build.tape.values["inputs"] = network.hidden(build.batch.inputs, 0)
+    length = build.batch.length
+    allowed = torch.ones(length, length, dtype=torch.bool, device=build.batch.inputs.device)
+    build.attention(network, 1, "inputs", EVERY, scale=network.scale, allowed=allowed)

@@ -1,0 +1,320 @@
+"""Steps of the tape: linear maps, activations, LayerNorm and attention, with first and second derivatives."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from hessfig.config import MLP
+from hessfig.curvature.tape.tape import BIAS, WEIGHT, Probes, Tangent, plus
+from hessfig.models.networks import with_sink
+
+
+class Sum:
+    """y = x1 + x2 (a skip connection)."""
+
+    cotangent: Tensor | None = None
+
+    def __init__(self, inputs: tuple[str, ...], output: str, values: Sequence[Tensor]) -> None:
+        self.inputs, self.output, self.value = inputs, output, values[0] + values[1]
+
+    def push(self, dxs: Sequence[Tangent]) -> Tangent:
+        return plus(dxs[0], dxs[1])
+
+    def pull_back(self, dy_bar: Tangent, dxs: Sequence[Tangent] | None, needed: Sequence[bool]) -> list[Tangent]:
+        return [dy_bar if need else None for need in needed]
+
+
+class Select:
+    """y = the rows of x at `positions`."""
+
+    cotangent: Tensor | None = None
+
+    def __init__(self, inputs: tuple[str, ...], output: str, x: Tensor, positions: slice) -> None:
+        self.inputs, self.output, self.positions, self.length = inputs, output, positions, x.shape[1]
+        self.value = x[:, positions]
+
+    def push(self, dxs: Sequence[Tangent]) -> Tangent:
+        return None if dxs[0] is None else dxs[0][:, self.positions]
+
+    def pull_back(self, dy_bar: Tangent, dxs: Sequence[Tangent] | None, needed: Sequence[bool]) -> list[Tangent]:
+        if dy_bar is None:
+            return [None]
+        rows = dy_bar.new_zeros(dy_bar.shape[0], self.length, *dy_bar.shape[2:])
+        rows[:, self.positions] = dy_bar
+        return [rows]
+
+
+class Gather:
+    """y = the rows of x that `index` names (batch, length); x holds every row once, in a batch of one."""
+
+    cotangent: Tensor | None = None
+
+    def __init__(self, inputs: tuple[str, ...], output: str, x: Tensor, index: Tensor) -> None:
+        self.inputs, self.output, self.number, self.index = inputs, output, x.shape[1], index
+        self.value = self._rows(x)
+
+    def push(self, dxs: Sequence[Tangent]) -> Tangent:
+        return None if dxs[0] is None else self._rows(dxs[0])
+
+    def pull_back(self, dy_bar: Tangent, dxs: Sequence[Tangent] | None, needed: Sequence[bool]) -> list[Tangent]:
+        if dy_bar is None:
+            return [None]
+        rows = dy_bar.new_zeros(self.number, *dy_bar.shape[2:])
+        return [rows.index_add_(0, self.index.flatten(), dy_bar.flatten(0, 1)).unsqueeze(0)]
+
+    def _rows(self, x: Tensor) -> Tensor:
+        return x[0].index_select(0, self.index.flatten()).unflatten(0, self.index.shape)
+
+
+class Repeat:
+    """y = x once per head (the keys of the single-matrix query-key form)."""
+
+    cotangent: Tensor | None = None
+
+    def __init__(self, inputs: tuple[str, ...], output: str, x: Tensor, heads: int) -> None:
+        self.inputs, self.output, self.heads, self.value = inputs, output, heads, x.repeat(1, 1, heads)
+
+    def push(self, dxs: Sequence[Tangent]) -> Tangent:
+        return None if dxs[0] is None else dxs[0].repeat(1, 1, 1, self.heads)
+
+    def pull_back(self, dy_bar: Tangent, dxs: Sequence[Tangent] | None, needed: Sequence[bool]) -> list[Tangent]:
+        return [None if dy_bar is None else dy_bar.unflatten(-1, (self.heads, -1)).sum(-2)]
+
+
+class Activate:
+    """Elementwise activation of the MLP; `curvature` (phi'') is None when it is piecewise linear."""
+
+    cotangent: Tensor | None = None
+
+    def __init__(self, inputs: tuple[str, ...], output: str, z: Tensor, mlp: Any, kind: MLP) -> None:
+        self.inputs, self.output, self.value = inputs, output, mlp.act(z)
+        slope, self.curvature = _DERIVATIVES[kind](z)
+        self.slope = slope.unsqueeze(2)
+
+    def push(self, dxs: Sequence[Tangent]) -> Tangent:
+        return None if dxs[0] is None else self.slope * dxs[0]
+
+    def pull_back(self, dy_bar: Tangent, dxs: Sequence[Tangent] | None, needed: Sequence[bool]) -> list[Tangent]:
+        first = None if dy_bar is None else self.slope * dy_bar
+        if dxs is None or dxs[0] is None or self.curvature is None or self.cotangent is None:
+            return [first]
+        return [plus(first, (self.curvature * self.cotangent).unsqueeze(2) * dxs[0])]
+
+
+def _relu(z: Tensor) -> tuple[Tensor, Tensor | None]:
+    return (z > 0).to(z.dtype), None
+
+
+def _gelu(z: Tensor) -> tuple[Tensor, Tensor | None]:
+    density = torch.exp(-z.square() / 2) / math.sqrt(2 * math.pi)
+    return torch.special.ndtr(z) + z * density, (2 - z.square()) * density
+
+
+def _linear(z: Tensor) -> tuple[Tensor, Tensor | None]:
+    return torch.ones_like(z[..., :1]), None
+
+
+_DERIVATIVES = {MLP.relu: _relu, MLP.gelu: _gelu, MLP.linear: _linear}
+
+
+class Normalise:
+    """y = w n + b with n = C x / s, C the centring matrix and s^2 = |C x|^2 / d + eps."""
+
+    cotangent: Tensor | None = None
+
+    def __init__(self, inputs: tuple[str, ...], output: str, x: Tensor, norm: nn.LayerNorm) -> None:
+        self.inputs, self.output, self.value, self.weight = inputs, output, norm(x), norm.weight
+        self.parameters, self.perturbed = dict[str, Tensor](norm.named_parameters()), dict[str, Probes]()
+        centred = x - x.mean(-1, keepdim=True)
+        self.s = (centred.square().mean(-1, keepdim=True) + norm.eps).sqrt().unsqueeze(2)
+        self.n = centred.unsqueeze(2) / self.s
+
+    def push(self, dxs: Sequence[Tangent]) -> Tangent:
+        """Return w dn + dw n + db with dn = (C - n n^T / d) dx / s."""
+        dw, db = self.perturbed.get(WEIGHT), self.perturbed.get(BIAS)
+        dy = None if dxs[0] is None else self.weight * self._project(dxs[0])
+        dy = dy if dw is None else plus(dy, dw * self.n)
+        return dy if db is None else plus(dy, db.expand(*self.n.shape[:2], *db.shape))
+
+    def pull_back(self, dy_bar: Tangent, dxs: Sequence[Tangent] | None, needed: Sequence[bool]) -> list[Tangent]:
+        """Return the Jacobian times w dybar + dw ybar, and the Jacobian's own tangent times w ybar."""
+        dn_bar, dw = None if dy_bar is None else self.weight * dy_bar, self.perturbed.get(WEIGHT)
+        if dxs is not None and dw is not None:
+            dn_bar = plus(dn_bar, dw * self._y_bar)
+        first = None if dn_bar is None else self._project(dn_bar)
+        return [first if dxs is None or dxs[0] is None else plus(first, self._second_order(dxs[0]))]
+
+    def weight_product(self, name: str, dy_bar: Tangent, dxs: Sequence[Tangent] | None) -> Probes | None:
+        """Return the tangent of wbar, n dybar + ybar dn, or of bbar, dybar, summed over batch and positions."""
+        if name == BIAS:
+            return None if dy_bar is None else dy_bar.sum(dim=(0, 1))
+        product = None if dy_bar is None else self.n * dy_bar
+        if dxs is not None and dxs[0] is not None:
+            product = plus(product, self._y_bar * self._project(dxs[0]))
+        return None if product is None else product.sum(dim=(0, 1))
+
+    @property
+    def _y_bar(self) -> Float[Tensor, "batch length 1 d"]:
+        assert self.cotangent is not None
+        return self.cotangent.unsqueeze(2)
+
+    @cached_property
+    def _centred(self) -> tuple[Float[Tensor, "batch length 1 d"], Float[Tensor, "batch length 1 1"]]:
+        """C r and r.n of r = w ybar."""
+        r = self.weight * self._y_bar
+        return r - r.mean(-1, keepdim=True), (r * self.n).sum(-1, keepdim=True)
+
+    def _second_order(self, dx: Float[Tensor, "batch length k d"]) -> Float[Tensor, "batch length k d"]:
+        """Apply the second derivative contracted with r = w ybar (theory.md, ln2).
+
+        Lambda = (3 (r.n) n n^T / d - (r.n) C - n (C r)^T - (C r) n^T) / (d s^2).
+        """
+        (centred_r, rn), d = self._centred, dx.shape[-1]
+        ndx = (self.n * dx).sum(-1, keepdim=True)
+        along_n = 3 * rn * ndx / d - (centred_r * dx).sum(-1, keepdim=True)
+        centred_dx = dx - dx.mean(-1, keepdim=True)
+        return (along_n * self.n - rn * centred_dx - ndx * centred_r) / (d * self.s.square())
+
+    def _project(self, rows: Tensor) -> Tensor:
+        centred = rows - rows.mean(-1, keepdim=True)
+        return (centred - self.n * (self.n * rows).mean(-1, keepdim=True)) / self.s
+
+
+class Mixing:
+    """Inputs q, k, v with heads side by side; `allowed` says which keys a query sees.
+
+    `sink` is added to the scores of the first key. Tangents of scores and pattern are in the type of `weights`.
+    """
+
+    sharp = ("weights", "_pattern_bar")
+
+    def __init__(
+        self,
+        inputs: tuple[str, ...],
+        output: str,
+        values: Sequence[Tensor],
+        *,
+        heads: int,
+        scale: float,
+        is_linear: bool,
+        allowed: Bool[Tensor, "queries length"],
+        sink: float = 0.0,
+    ) -> None:
+        self.inputs, self.output, self.heads, self.scale = inputs, output, heads, scale
+        self.is_linear, self.allowed = is_linear, allowed
+        self.q, self.k, self.v = (self._split(rows.unsqueeze(2)).squeeze(3) for rows in values)
+        self.pattern = self._pattern(with_sink(self.q @ self.k.mT / scale, sink))
+        self.weights = self.pattern  # a_ij again, in the type it was evaluated in
+        self.value = self._merge((self.pattern @ self.v).unsqueeze(3)).squeeze(2)
+        self.cotangent: Tensor | None = None
+
+    def push(self, dxs: Sequence[Tangent]) -> Tangent:
+        """Return dm = dA v + A dv with dA = a'(dq k^T / c + q dk^T / c)."""
+        dq, dk, dv = self._split_all(dxs)
+        dpattern = self._dpattern(dq, dk)
+        dm = None if dpattern is None else _rows_times(dpattern, self.v)
+        return self._merged(dm if dv is None else plus(dm, _times_rows(self.pattern, dv)))
+
+    def pull_back(self, dy_bar: Tangent, dxs: Sequence[Tangent] | None, needed: Sequence[bool]) -> list[Tangent]:
+        dm_bar = None if dy_bar is None else self._split(dy_bar)
+        dq, dk, dv = (None, None, None) if dxs is None else self._split_all(dxs)
+        dpattern = self._dpattern(dq, dk)
+        dv_bar = self._value_cotangent(dm_bar, dpattern) if needed[2] else None
+        if not (needed[0] or needed[1]):
+            return [None, None, self._merged(dv_bar)]
+        dscore_bar = self._score_cotangent(dm_bar, dpattern, dv)
+        flipped = None if dscore_bar is None else _swapped(dscore_bar)
+        dq_bar = self._first_order(dscore_bar, self.k) if needed[0] else None
+        dk_bar = self._first_order(flipped, self.q) if needed[1] else None
+        if needed[0] and dk is not None:
+            dq_bar = plus(dq_bar, _times_rows(self._score_bar, dk) / self.scale)
+        if needed[1] and dq is not None:
+            dk_bar = plus(dk_bar, _times_rows(self._score_bar.mT, dq) / self.scale)
+        return [self._merged(rows) for rows in (dq_bar, dk_bar, dv_bar)]
+
+    def _value_cotangent(self, dm_bar: Tangent, dpattern: Tangent) -> Tangent:
+        """Return A^T dmbar + dA^T mbar."""
+        dv_bar = None if dm_bar is None else _times_rows(self.pattern.mT, dm_bar)
+        return dv_bar if dpattern is None else plus(dv_bar, _rows_times(_swapped(dpattern), self._m_bar))
+
+    def _score_cotangent(self, dm_bar: Tangent, dpattern: Tangent, dv: Tangent) -> Tangent:
+        """Return a'(dAbar) + a''[ds](Abar) with dAbar = dmbar v^T + mbar dv^T (Lemma C.1 for a'')."""
+        dpattern_bar = None if dm_bar is None else _rows_times(dm_bar, self.v.mT)
+        if dv is not None:
+            dpattern_bar = plus(dpattern_bar, _swapped(_rows_times(dv, self._m_bar.mT)))
+        dscore_bar = None if dpattern_bar is None else self._through_pattern(dpattern_bar)
+        if dpattern is None or self.is_linear:
+            return dscore_bar
+        pattern, pattern_bar = self.weights.unsqueeze(3), self._pattern_bar
+        mean = (pattern * pattern_bar).sum(-1, keepdim=True)
+        spread = (dpattern * pattern_bar).sum(-1, keepdim=True)
+        return plus(dscore_bar, dpattern * (pattern_bar - mean) - pattern * spread)
+
+    def _first_order(self, dscore_bar: Tangent, other: Tensor) -> Tangent:
+        return None if dscore_bar is None else _rows_times(dscore_bar, other) / self.scale
+
+    @cached_property
+    def _m_bar(self) -> Float[Tensor, "batch heads queries d_head"]:
+        assert self.cotangent is not None
+        return self._split(self.cotangent.unsqueeze(2)).squeeze(3)
+
+    @cached_property
+    def _pattern_bar(self) -> Float[Tensor, "batch heads queries 1 length"]:
+        return (self._m_bar @ self.v.mT).unsqueeze(3)
+
+    @cached_property
+    def _score_bar(self) -> Float[Tensor, "batch heads queries length"]:
+        return self._through_pattern(self._pattern_bar).squeeze(3)
+
+    def _dpattern(self, dq: Tangent, dk: Tangent) -> Tangent:
+        dscore = None if dq is None else _rows_times(dq, self.k.mT) / self.scale
+        if dk is not None:
+            dscore = plus(dscore, _swapped(_rows_times(dk, self.q.mT)) / self.scale)
+        return None if dscore is None else self._through_pattern(dscore)
+
+    def _pattern(
+        self, scores: Float[Tensor, "batch heads queries length"]
+    ) -> Float[Tensor, "batch heads queries length"]:
+        if self.is_linear:
+            return scores.masked_fill(~self.allowed, 0.0)
+        return scores.masked_fill(~self.allowed, float("-inf")).softmax(-1)
+
+    def _through_pattern(self, rows: Float[Tensor, "batch heads queries k length"]) -> Tensor:
+        """Apply the (symmetric) Jacobian of scores -> pattern: diag(A) - A A^T per query, or the mask."""
+        if self.is_linear:
+            return rows * self.allowed.unsqueeze(1)
+        weighted = self.weights.unsqueeze(3) * rows
+        return weighted - self.weights.unsqueeze(3) * weighted.sum(-1, keepdim=True)
+
+    def _split_all(self, dxs: Sequence[Tangent]) -> list[Tangent]:
+        return [None if dx is None else self._split(dx) for dx in dxs]
+
+    def _split(self, rows: Float[Tensor, "batch length k inner"]) -> Float[Tensor, "batch heads length k d_head"]:
+        return rows.unflatten(-1, (self.heads, -1)).movedim(3, 1)
+
+    def _merge(self, rows: Float[Tensor, "batch heads length k d_head"]) -> Float[Tensor, "batch length k inner"]:
+        return rows.movedim(1, 3).flatten(3)
+
+    def _merged(self, rows: Tangent) -> Tangent:
+        return None if rows is None else self._merge(rows)
+
+
+def _rows_times(rows: Float[Tensor, "b h i k n"], matrix: Float[Tensor, "b h n m"]) -> Float[Tensor, "b h i k m"]:
+    """Multiply every row (i, k) by the matrix of its batch and head, in the matrix's type."""
+    return (rows.flatten(2, 3).to(matrix.dtype) @ matrix).unflatten(2, rows.shape[2:4])
+
+
+def _times_rows(matrix: Float[Tensor, "b h i j"], rows: Float[Tensor, "b h j k n"]) -> Float[Tensor, "b h i k n"]:
+    """Mix positions: out_i = sum_j matrix_ij rows_j."""
+    return (matrix @ rows.flatten(3)).unflatten(3, rows.shape[3:])
+
+
+def _swapped(rows: Float[Tensor, "b h i k j"]) -> Float[Tensor, "b h j k i"]:
+    return rows.transpose(2, 4)

@@ -1,0 +1,237 @@
+"""Spectra collected for a figure, and the numbers beside them."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from hessfig.analysis.axis import SIGMA, X
+from hessfig.analysis.curves import growth_curves
+from hessfig.analysis.manifest import read_run
+from hessfig.analysis.stored_spectra import (
+    Density,
+    Place,
+    Spectrum,
+    has_densities,
+    has_spectra,
+    read_densities,
+    read_spectra,
+)
+from hessfig.errors import UserError
+from hessfig.figures.parts.page import SMALL, Page
+from hessfig.figures.parts.panel_sheet import Margins, panel_grid
+from hessfig.figures.parts.words import symbol, variant_words
+from hessfig.terms import Group, Part, name_order
+
+Network = tuple[str, int]
+BlockName = tuple[int, str]
+Wanted = Callable[[Place], bool]
+
+
+@dataclass(frozen=True)
+class Collected:
+    """Stored spectra and densities of diagonal blocks at one sigma and step; one of the two lists may be empty."""
+
+    spectra: list[Spectrum]
+    densities: list[Density]
+
+    @cached_property
+    def places(self) -> list[Place]:
+        """Of what the numbers are."""
+        return [*(one.place for one in self.spectra), *(one.place for one in self.densities)]
+
+    @cached_property
+    def networks(self) -> list[Network]:
+        """(variant, num_layers) of every network, as stored."""
+        return list(dict.fromkeys((place.variant, place.num_layers) for place in self.places))
+
+    @cached_property
+    def seeds(self) -> list[int]:
+        """The repeats, the first one first."""
+        return sorted({place.seed for place in self.places})
+
+    @cached_property
+    def where(self) -> str:
+        """The sigma and step that all of it is at, in words: ' σ = 0.2, step 300.', or nothing."""
+        place = self.places[0]
+        words = [f"σ = {place.sigma:g}"] * (_key(place.sigma) is not None)
+        words += [f"step {place.step:g}"] * (_key(place.step) is not None)
+        return f" {', '.join(words)}." if words else ""
+
+    def blocks(self, *, whole: bool) -> list[BlockName]:
+        """Return (layer, name) of groups of weights (`whole`) or of single weights, in the network's order."""
+        found = {(place.layer, place.row) for place in self.places if (place.row in list(Group)) == whole}
+        rank = name_order([name for _, name in found])
+        return sorted(found, key=lambda block: (block[0], rank(block[1])))
+
+    @cached_property
+    def parts(self) -> list[str]:
+        """The parts, the full Hessian last."""
+        return [part.value for part in Part if any(place.part == part for place in self.places)]
+
+    def spectra_of(self, network: Network, block: BlockName, part: str) -> list[Spectrum]:
+        """Return a block's eigenvalues, a spectrum a seed."""
+        return [one for one in self.spectra if _is_of(one.place, network, block, part)]
+
+    def densities_of(self, network: Network, block: BlockName, part: str) -> list[Density]:
+        """Return a block's densities, one a seed."""
+        return [one for one in self.densities if _is_of(one.place, network, block, part)]
+
+
+def collected(folder: Path, wanted: Wanted | None = None) -> Iterator[tuple[str, Collected]]:
+    """Yield (words, what is stored) for every sigma and step of a sweep; the words are "" where there is one alone.
+
+    Raises UserError for a sweep that was not run, and where neither spectra nor densities of diagonal blocks are kept.
+    """
+    read_run(folder)
+    every = Collected(
+        read_spectra(folder, _both(wanted)) if has_spectra(folder) else [],
+        read_densities(folder, _both(wanted)) if has_densities(folder) else [],
+    )
+    if not every.places:
+        table = read_run(folder).table
+        raise UserError(
+            f"{folder} holds neither eigenvalues nor densities of such blocks",
+            got=f"quantities {', '.join(table['quantity'].unique())}",
+            allowed="a sweep with spectrum or density among its quantities",
+            remedy=f"hessfig run sweep={folder.name} 'quantities=[spectrum]'",
+        )
+    coordinates = list(dict.fromkeys((_key(place.sigma), _key(place.step)) for place in every.places))
+    for one in coordinates:
+        yield (_words(one) if len(coordinates) > 1 else ""), _at(every, one)
+
+
+def by_rank(spectra: list[Spectrum], ranks: list[int]) -> pd.DataFrame:
+    """Return mean, sem and count over seeds of the eigenvalues of these ranks (0: the smallest)."""
+    values = pd.DataFrame([one.eigenvalues[ranks] for one in spectra])
+    return pd.DataFrame(
+        {
+            "rank": [rank + 1 for rank in ranks],
+            "mean": values.mean(),
+            "sem": values.sem(),
+            "count": len(values),
+        }
+    )
+
+
+def _both(wanted: Wanted | None) -> Wanted:
+    """Want blocks on the diagonal alone, and of those the ones that are wanted."""
+
+    def both(place: Place) -> bool:
+        diagonal = place.row == place.col and place.row_layer == place.layer
+        return diagonal and (wanted is None or wanted(place))
+
+    return both
+
+
+def _is_of(place: Place, network: Network, block: BlockName, part: str) -> bool:
+    mine = (place.variant, place.num_layers), (place.layer, place.row), place.part
+    return mine == (network, block, part)
+
+
+def _key(coordinate: float) -> float | None:
+    return None if math.isnan(coordinate) else coordinate
+
+
+def _words(coordinates: tuple[float | None, float | None]) -> str:
+    named = zip(("sigma", "step"), coordinates, strict=True)
+    return "_".join(f"{name}_{value:g}" for name, value in named if value is not None)
+
+
+def _at(every: Collected, coordinates: tuple[float | None, float | None]) -> Collected:
+    def here(place: Place) -> bool:
+        return (_key(place.sigma), _key(place.step)) == coordinates
+
+    return Collected(
+        [one for one in every.spectra if here(one.place)],
+        [one for one in every.densities if here(one.place)],
+    )
+
+
+_WORDS = {
+    "largest_eigenvalue": "largest",
+    "smallest_eigenvalue": "smallest",
+    "share_negative": "share < 0",
+    "effective_rank": "effective rank",
+    "condition_number": "condition number",
+    "density_mean": "trace / n",
+    "density_second_moment": "norm² / n",
+}
+_KEY = ["variant", "num_layers", "layer", "row", "part", X]
+_LINE = 0.12  # height of a row in inches
+_FIRST = 0.27  # share of the page that the first column takes
+_MOMENTS = ("density_mean", "density_second_moment")  # shown where there is nothing exact
+
+
+def extremes_page(folder: Path) -> Iterator[Page]:
+    """Yield a table: mean ± standard error over seeds, the whole network's as text, all blocks' in the CSV.
+
+    A quantity with several numbers (index) is the outermost one here. A table without such quantities gives no page.
+    """
+    table = read_run(folder).table
+    names = [name for name in _WORDS if name in set(table["quantity"])]
+    names = [name for name in names if name not in _MOMENTS] if len(names) > len(_MOMENTS) else names
+    if not names:
+        return
+    first = table[table["quantity"].isin(names) & (table["index"] <= 1)]
+    points = pd.concat([growth_curves(first, axis=SIGMA, quantity=name) for name in names])
+    whole = points[points["row"].isin(list(Group)) & (points["layer"] == 0)]
+    yield _draw(whole if len(whole) else points, points, names, len(set(table["seed"])))
+
+
+def _draw(shown: pd.DataFrame, points: pd.DataFrame, names: list[str], seeds: int) -> Page:
+    keys = list(shown[_KEY].drop_duplicates().itertuples(index=False, name=None))
+    note = f"Mean ± standard error over {seeds} seeds. Every block's numbers are in the file of this page."
+    margins = Margins(left=0.08, right=0.08, top=0.1, bottom=0.05)
+    figure, axes = panel_grid(1, 1, note=note, panel_height=_LINE * (len(keys) + 2), margins=margins)
+    ax = axes[0, 0]
+    ax.set_axis_off()
+    ax.set(xlim=(0, 1), ylim=(len(keys) + 1.5, -0.5))
+    width = (1 - _FIRST) / len(names)
+    places = [0.0, *(_FIRST + width * (np.arange(len(names)) + 0.5))]
+    header = ["", *(_WORDS[name] for name in names)]
+    for x, word in zip(places, header, strict=True):
+        ax.text(x, 0, word, weight="bold", ha="left" if x == 0 else "center", size=SMALL)
+    ax.axhline(0.6, color="black", linewidth=0.5)
+    for line, key in enumerate(keys, start=1):
+        ax.text(0, line + 0.2, _row_words(key, keys), size=SMALL)
+        for x, name in zip(places[1:], names, strict=True):
+            ax.text(x, line + 0.2, _number(shown, key, name), ha="center", size=SMALL)
+    written = points.drop(columns="is_zero").rename(columns={X: "sigma"})
+    return Page("_table", figure, written)
+
+
+def _row_words(key: tuple[object, ...], keys: list[tuple[object, ...]]) -> str:
+    """Return which network and part a row is of, with its block, depth and sigma where several are shown."""
+    variant, depth, layer, row, part, sigma = key
+    several = [len({str(one[k]) for one in keys}) > 1 for k in range(len(key))]
+    more = [
+        f"{depth} layers" if several[1] else "",
+        f"{row} {layer or ''}".strip() if several[3] else "",
+        f"σ = {sigma:g}" if several[5] else "",
+    ]
+    return f"{symbol(str(part))}  " + ", ".join(filter(None, [variant_words(str(variant)), *more]))
+
+
+def _number(points: pd.DataFrame, key: tuple[object, ...], name: str) -> str:
+    chosen = points[points["quantity"] == name]
+    for column, value in zip(_KEY, key, strict=True):
+        same = chosen[column].isna() if value != value else chosen[column] == value
+        chosen = chosen[same]
+    if chosen.empty or not np.isfinite(chosen["mean"].iloc[0]):
+        return "—"
+    mean, error = chosen[["mean", "sem"]].iloc[0]
+    return _short(mean) + (f" ± {_short(error, digits=1)}" if np.isfinite(error) else "")
+
+
+def _short(value: float, *, digits: int = 3) -> str:
+    """Return a number of so many digits: 1.23e7, 0.0012, −4e−16."""
+    words = f"{value:.0f}" if 10 <= abs(value) < 100 and digits == 1 else f"{value:.{digits}g}"
+    return re.sub(r"e([+-])0?", lambda found: "e" + found[1].strip("+"), words).replace("-", "−")

@@ -1,0 +1,316 @@
+"""Quantities along training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.ticker import NullLocator
+
+from hessfig.analysis.axis import Axis, along, assignments, short_variant
+from hessfig.analysis.claims.rule import student_interval
+from hessfig.analysis.manifest import read_run
+from hessfig.errors import UserError
+from hessfig.figures.layouts.scaling import draw_line, seed_means, tone
+from hessfig.figures.parts.encoding import set_x_scale, set_y_scale
+from hessfig.figures.parts.page import GUIDE, TINY, FigureSpec, Page, fitting, matrix_colour, page_suffix, points
+from hessfig.figures.parts.panel_sheet import Margins, panel_grid, say, width_in
+from hessfig.figures.parts.panels import between_decades, set_decades
+from hessfig.figures.parts.words import (
+    estimator_words,
+    left_out_words,
+    plain,
+    quantity_words,
+    seeds_words,
+    symbol,
+    weight_words,
+)
+from hessfig.record import LEFT_OUT
+from hessfig.terms import Part, name_order
+
+STEP = "step"
+
+
+def counted(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows that count."""
+    return table[~table["status"].isin(LEFT_OUT)]
+
+
+def of_whole(table: pd.DataFrame, quantity: str, part: str = "") -> pd.DataFrame:
+    """Return the numbers of a quantity of the whole network, the first of several."""
+    rows = table[(table["quantity"] == quantity) & table["row"].isin(["", "all"]) & (table["index"] <= 1)]
+    return rows[(rows["part"] == part) | (rows["part"] == "")]
+
+
+def check_steps(table: pd.DataFrame) -> None:
+    """Raise UserError for a table without steps."""
+    if table[STEP].notna().sum() == 0:
+        raise UserError(
+            f"{table['sweep'].iloc[0]}: no number of this table has a step",
+            got="initialised or loaded states",
+            allowed="a sweep along a training",
+            remedy="hessfig run sweep=training",
+        )
+
+
+def draw_means(
+    ax: Axes, rows: pd.DataFrame, *, colour: str, label: str = "", x: str = STEP, **line: object
+) -> pd.DataFrame:
+    """Draw means over seeds along the steps and return them; the axis is scaled beforehand (`scale`)."""
+    means = seed_means(rows, [x])
+    if means["mean"].notna().any():
+        draw_line(ax, means, x, colour=colour, label=label, **line)
+    return means
+
+
+def scale(ax: Axes, rows: Sequence[pd.DataFrame], x: str = STEP) -> None:
+    """Set both scales of a panel to what all its rows need."""
+    every = pd.concat([one[[x, "value"]] for one in rows])
+    if len(every):
+        set_x_scale(ax, every[x])
+        if not set_y_scale(ax, every["value"]):
+            ax.ticklabel_format(axis="y", scilimits=(-3, 5))
+
+
+def how(table: pd.DataFrame, words: str) -> str:
+    """Return the note of a sheet: `words`, then repeats, estimators and what was left out."""
+    table = along(table, Axis(STEP))
+    return (
+        f"{words} Mean over {seeds_words(table)}, band: 95% interval (Student's t)."
+        f" {estimator_words(table)}.{left_out_words(table)}"
+    )
+
+
+def name_columns(panels: Iterable[Axes], variants: Sequence[str]) -> None:
+    """Write a variant over each of a row of panels: its settings, or its values alone where there is less room."""
+    for ax, variant in zip(panels, variants, strict=True):
+        settings = assignments(variant)
+        names = [short_variant(variant).replace(",", ", "), ", ".join(settings.values())]
+        ax.set_title(fitting(names, width_in(ax), points("axes.titlesize")) if settings else "as configured")
+
+
+_SHARE, _THRESHOLD = "Share of unseen sums right", "Preconditioned, and threshold"
+_HEADROOM = 1e3  # times the largest value that a threshold is drawn for
+# Panels: title, and the lines in it (quantity, part, name).
+_PANELS = (
+    ("Loss", (("loss", "", ""),)),
+    (_SHARE, (("accuracy", "", "all"), ("cascade_accuracy", "", "three carries"))),
+    ("Norms", (("gradient_norm", "", "gradient"), ("weight_norm", "", "weights"))),
+    (
+        "Outermost eigenvalues",
+        (
+            ("largest_eigenvalue", "H", "largest, H"),
+            ("largest_eigenvalue", "H_o", "largest, H_o"),
+            ("smallest_eigenvalue", "H", "smallest, H"),
+            ("smallest_eigenvalue", "H_o", "smallest, H_o"),
+        ),
+    ),
+    (
+        _THRESHOLD,
+        (("preconditioned_eigenvalue", "H", "of P⁻¹H"), ("stability_threshold", "", "threshold")),
+    ),
+    (
+        "Sharpness along the steps",
+        (("batch_sharpness", "", "of batches"), ("critical_sharpness", "", "2 / critical step")),
+    ),
+    (
+        "Noise of gradients",
+        (
+            ("gradient_covariance", "", "tr C"),
+            ("gradient_covariance_eigenvalue", "", "largest of C"),
+        ),
+    ),
+    ("Spread of attention", (("score_spread", "", "scores"), ("pattern_spread", "", "weights"))),
+    ("Trace", (("trace", "H", "H"), ("trace", "H_o", "H_o"))),
+)
+_COLUMNS = 3
+
+
+def training(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+    """Draw what a training does, a page a network: a panel for each group of quantities that was measured.
+
+    How to read it: means over seeds along the steps, bands are 95 % intervals; scales are logarithmic where the numbers
+    span them. The dashed line is the sharpness from which on a step of that size does not settle in a quadratic.
+    Requires: the sweep's table.csv along `state.step`.
+    """
+    del spec
+    run = read_run(folder)
+    check_steps(run.table)
+    networks = list(run.table[["variant", "num_layers"]].drop_duplicates().itertuples(index=False, name=None))
+    for variant, depth in networks:
+        here = run.table[(run.table["variant"] == variant) & (run.table["num_layers"] == depth)]
+        yield _draw_course(here, page_suffix(variant, depth, networks))
+
+
+def _draw_course(table: pd.DataFrame, suffix: str) -> Page:
+    panels = [(title, found) for title, lines in _PANELS if (found := _found(counted(table), lines))]
+    rows = -(-len(panels) // _COLUMNS)
+    margins = Margins(across=0.42, down=0.34)
+    figure, axes = panel_grid(
+        max(rows, 1), _COLUMNS, note=how(table, ""), margins=margins, share_x=False, share_y=False
+    )
+    places = list(axes.ravel())
+    drawn = [_draw_panel(ax, title, lines) for ax, (title, lines) in zip(places, panels, strict=False)]
+    for ax in places[len(panels) :]:
+        ax.set_axis_off()
+        if not panels:
+            say(ax, "(nothing of the whole network)")
+    for ax in axes[-1]:
+        ax.set_xlabel("step")
+    return Page(suffix, figure, pd.concat([pd.DataFrame(), *drawn], ignore_index=True))
+
+
+def _found(table: pd.DataFrame, lines: tuple[tuple[str, str, str], ...]) -> list[tuple[str, str, pd.DataFrame]]:
+    chosen = [(quantity, name, of_whole(table, quantity, part)) for quantity, part, name in lines]
+    return [(quantity, name, _one_a_seed(rows)) for quantity, name, rows in chosen if len(rows)]
+
+
+def _one_a_seed(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return one number a seed and step: of several the first (digits, eigenvalues), of layers the mean."""
+    first = rows[rows["index"] == rows["index"].min()]
+    return first.groupby(["seed", "step"], as_index=False)["value"].mean()
+
+
+def _draw_panel(ax: Axes, title: str, lines: list[tuple[str, str, pd.DataFrame]]) -> pd.DataFrame:
+    scale(ax, [rows for _, _, rows in lines])
+    if title == _SHARE:
+        ax.set_yscale("linear")
+    found = []
+    for rank, (quantity, name, rows) in enumerate(lines):
+        guide = quantity == "stability_threshold"
+        style = {"linestyle": "--", "marker": ""} if guide else {}
+        points = draw_means(ax, rows, colour=GUIDE if guide else tone(rank), label=_words(name), **style)
+        found.append(points.assign(panel=title, quantity=quantity, line=name))
+    if title == _SHARE:
+        ax.set_ylim(-0.02, 1.02)
+    if title == _THRESHOLD:
+        _keep_in_sight(ax, pd.concat([rows for quantity, _, rows in lines if quantity != "stability_threshold"]))
+    ax.set_title(title)
+    if len(lines) > 1:
+        ax.legend(loc="best")
+    return pd.concat(found)
+
+
+def _keep_in_sight(ax: Axes, rows: pd.DataFrame) -> None:
+    """End the axis above what is compared with a threshold: a rate that falls to zero has none in the end."""
+    if len(rows) and ax.get_ylim()[1] > _HEADROOM * rows["value"].max() > 0:
+        ax.set_ylim(top=_HEADROOM * rows["value"].max())
+
+
+def _words(name: str) -> str:
+    """Return the name of a line with its part, if it ends with one, as a symbol."""
+    before, _, part = name.rpartition(" ")
+    return f"{before} {symbol(part)}".strip() if part in list(Part) else name
+
+
+_QUANTITIES = ("frobenius", "largest_eigenvalue", "gradient_norm", "weight_norm", "residual_norm")
+_RESIDUAL = "residual_norm"
+_SHORT = 30  # ratio below which powers of ten are too far apart for ticks
+
+
+def curvature_flow(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+    """Draw weights (layers, for the residual stream) against steps as heat maps, with the last step as bars beside.
+
+    How to read it: colour is log10 of the geometric mean over seeds, its scale each panel's own; grey: nothing
+    positive. Bars: the last step, with 95 % intervals over seeds.
+    Requires: the sweep's table.csv along `state.step` (option `quantity`: a list; by default norms and largest
+    eigenvalues of blocks of H, norms of gradient and weights, lengths of the residual stream, whichever are there).
+    """
+    run = read_run(folder)
+    check_steps(run.table)
+    measured = list(run.table["quantity"].unique())
+    wanted = spec.words("quantity") or [name for name in _QUANTITIES if name in measured]
+    missing = [name for name in wanted if name not in measured]
+    if missing or not wanted:
+        raise UserError(
+            "figure.options.quantity: the table has no numbers of these quantities",
+            got=", ".join(missing) or "none that has a place in the network",
+            allowed=", ".join(measured),
+            remedy=f"for example figure.options.quantity={measured[0]}",
+        )
+    networks = list(run.table[["variant", "num_layers"]].drop_duplicates().itertuples(index=False, name=None))
+    for variant, depth in networks:
+        here = run.table[(run.table["variant"] == variant) & (run.table["num_layers"] == depth)]
+        yield _draw_flow(here, wanted, page_suffix(variant, depth, networks))
+
+
+def _draw_flow(table: pd.DataFrame, wanted: list[str], suffix: str) -> Page:
+    margins = Margins(left=0.8, across=0.85, down=0.42, right=0.12)
+    note = how(table, "Colour: log10 of the geometric mean; its range in the title.")
+    figure, axes = panel_grid(
+        len(wanted), 2, note=note, margins=margins, share_x=False, share_y=False, panel_height=1.25
+    )
+    found = []
+    for name, (left, right) in zip(wanted, axes, strict=True):
+        points = _points(counted(table), name)
+        if points.empty:
+            for ax in (left, right):
+                say(ax, "(nothing positive)")
+            continue
+        _heat(left, points, name)
+        _bars(right, points[points["step"] == points["step"].max()])
+        found.append(points.drop(columns="colour").assign(quantity=name))
+    axes[-1, 0].set_xlabel("step")
+    axes[-1, 1].set_xlabel("at the last step")
+    return Page(suffix, figure, pd.concat(found, ignore_index=True) if found else pd.DataFrame())
+
+
+def _points(table: pd.DataFrame, name: str) -> pd.DataFrame:
+    """Return the geometric mean with its interval by place (weight or layer) and step, places in order."""
+    rows = table[(table["quantity"] == name) & table["part"].isin(["", "H"]) & (table["index"] <= 1)]
+    if name == _RESIDUAL:
+        rows = rows.assign(place=rows["layer"].map("after layer {:d}".format), colour="W_O")
+    else:
+        rows = rows[(rows["row"] == rows["col"]) & rows["row"].str.startswith("W_")]
+        several = table["num_layers"].max() > 1
+        rows = rows.assign(place=_places(rows, several), colour=rows["row"])
+        rank = name_order(rows["row"].unique())
+        rows = rows.sort_values("row", key=lambda names: names.map(rank), kind="stable")
+    rows = rows[rows["value"] > 0].sort_values("layer", kind="stable")
+    found = []
+    for (place, step), one in rows.groupby(["place", "step"], sort=False):
+        interval = student_interval(np.log10(one["value"]))
+        found.append((place, one["colour"].iloc[0], step, interval.mean, interval.low, interval.high, interval.count))
+    return pd.DataFrame(found, columns=["place", "colour", "step", "log10", "low", "high", "count"])
+
+
+def _places(rows: pd.DataFrame, several: bool) -> list[str]:
+    pairs = zip(rows["row"], rows["layer"], strict=True)
+    return [f"{weight_words(row)} {layer}" if several and layer else weight_words(row) for row, layer in pairs]
+
+
+def _heat(ax: Axes, points: pd.DataFrame, name: str) -> None:
+    wide = points.pivot_table(index="place", columns="step", values="log10")
+    wide = wide.loc[list(dict.fromkeys(points["place"]))]
+    ax.imshow(wide.to_numpy(), aspect="auto", interpolation="nearest", cmap="viridis")
+    ax.set_yticks(range(len(wide)), list(wide.index), fontsize=TINY)
+    shown = range(0, len(wide.columns), -(-len(wide.columns) // 6))
+    ax.set_xticks(list(shown), [f"{wide.columns[k]:g}" for k in shown])
+    ax.xaxis.set_minor_locator(NullLocator())
+    low, high = np.nanmin(wide.to_numpy()), np.nanmax(wide.to_numpy())
+    ax.set_title(f"{plain(quantity_words(name))}: {10**low:.2g} to {10**high:.2g}")
+
+
+def _bars(ax: Axes, last: pd.DataFrame) -> None:
+    mean = 10 ** last["log10"]
+    below, above = (
+        mean - 10 ** last["low"].fillna(last["log10"]),
+        10 ** last["high"].fillna(last["log10"]) - mean,
+    )
+    places = range(len(last))
+    ax.barh(
+        list(places),
+        mean,
+        xerr=[below, above],
+        color=[matrix_colour(name) for name in last["colour"]],
+        error_kw={"elinewidth": 0.7},
+    )
+    ax.set_yticks(list(places), list(last["place"]), fontsize=TINY)
+    ax.set_ylim(len(last) - 0.5, -0.5)
+    set_decades(ax, "x")
+    low, high = ax.get_xlim()
+    if high < _SHORT * low:
+        between_decades(ax, "x")

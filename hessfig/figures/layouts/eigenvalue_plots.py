@@ -1,0 +1,340 @@
+"""Eigenvalues and densities."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, NullLocator
+
+from hessfig.analysis.spectral_distances import (
+    Banded,
+    Kernel,
+    cumulative,
+    grid_over,
+    of_eigenvalues,
+    smoothed,
+    span,
+)
+from hessfig.analysis.stored_spectra import Density, Spectrum
+from hessfig.figures.layouts.collected_spectra import (
+    BlockName,
+    Collected,
+    Network,
+    by_rank,
+    collected,
+    extremes_page,
+)
+from hessfig.figures.parts.page import TINY, FigureSpec, Page, matrix_colour, part_colour
+from hessfig.figures.parts.panel_sheet import (
+    Margins,
+    only_outer_labels,
+    panel_grid,
+    say,
+)
+from hessfig.figures.parts.panels import set_decades
+from hessfig.figures.parts.words import symbol, variant_words, weight_words
+from hessfig.terms import Part
+
+_OUTER, _INNER = 40, 80  # ranks drawn at either end, and between
+_BINS = 60
+_DASHED, _DOTTED = (0, (4, 1.5)), (0, (1, 1))
+_HALF = "#2166ac"
+_SHARES = {0.001: "0.1%", 0.1: "", 0.5: "50%", 0.9: "", 0.999: "99.9%"}
+
+
+@dataclass(frozen=True)
+class Panel:
+    """What is known of one block and part: exact eigenvalues and densities, seed by seed, and the kernel."""
+
+    spectra: list[Spectrum]
+    densities: list[Density]
+    kernel: Kernel
+
+    @property
+    def exact(self) -> Spectrum | None:
+        """The exact eigenvalues of the network that the density is of (or of the first one)."""
+        seeds = {one.place.seed: one for one in self.spectra}
+        wanted = self.densities[0].place.seed if self.densities else next(iter(seeds), None)
+        return seeds.get(wanted) if wanted is not None else None
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """The smallest and largest eigenvalue."""
+        if self.exact is not None:
+            return float(self.exact.eigenvalues[0]), float(self.exact.eigenvalues[-1])
+        return span(self.densities[0])
+
+
+def draw_sorted(ax: Axes, spectra: list[Spectrum], part: str) -> pd.DataFrame:
+    """Draw the eigenvalues against the share that is smaller, mean over seeds with a band of one standard error."""
+    count = len(spectra[0].eigenvalues)
+    points = by_rank(spectra, drawn_ranks(count))
+    shares = (points["rank"] - 0.5) / count
+    ax.plot(shares, points["mean"], color=part_colour(part), linewidth=0.9)
+    low, high = points["mean"] - points["sem"], points["mean"] + points["sem"]
+    ax.fill_between(shares, low, high, color=part_colour(part), alpha=0.25, linewidth=0)
+    return points.assign(share=shares)
+
+
+def drawn_ranks(count: int) -> list[int]:
+    """Return all ranks at either end and some between: more cannot be told apart in print."""
+    ends = [*range(min(count, _OUTER)), *range(max(0, count - _OUTER), count)]
+    return sorted({*ends, *np.linspace(0, count - 1, _INNER).round().astype(int).tolist()})
+
+
+def set_sorted_scales(ax: Axes, largest: float, *, floor: float) -> None:
+    """Make x logit, so that both ends are seen, and y symlog, linear below `floor` times the largest eigenvalue."""
+    ax.set_xscale("logit")
+    ax.set_xlim(1e-4, 1 - 1e-4)
+    ax.xaxis.set_major_locator(FixedLocator(list(_SHARES)))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.set_xticklabels(list(_SHARES.values()))
+    low = floor * largest or 1.0
+    ax.set_yscale("symlog", linthresh=low, linscale=0.5)
+    top = int(np.floor(np.log10(largest or 1.0)))
+    ticks = [10.0**power for power in range(top, int(np.ceil(np.log10(low))) - 1, -2)]
+    ax.set_yticks([*(-tick for tick in ticks), 0.0, *ticks])
+    ax.yaxis.set_minor_locator(NullLocator())
+    ax.axhline(0, color="#999999", linewidth=0.4, zorder=0)
+
+
+def draw_density(ax: Axes, panel: Panel, colour: str) -> pd.DataFrame:
+    """Draw the histogram of exact eigenvalues under the Lanczos density with its band over probes; return its numbers.
+
+    Dashed: the exact eigenvalues under the same kernel. Dotted: half the Lanczos steps. Faint: the other seeds.
+    """
+    deviation = panel.kernel.deviation(*panel.range)
+    grid, numbers = grid_over(*panel.range, deviation), pd.DataFrame()
+    peak = [0.0]
+    if panel.exact is not None:
+        values = panel.exact.eigenvalues
+        heights, edges = np.histogram(values, bins=_BINS, range=(grid[0], grid[-1]), density=True)
+        ax.stairs(heights, edges, fill=True, color="#d9d9d9")
+        exact, _ = of_eigenvalues(values, grid, deviation)
+        ax.plot(grid, exact, color="black", linestyle=_DASHED, linewidth=0.6)
+        numbers, peak = pd.DataFrame({"eigenvalue": grid, "exact": exact}), [exact.max(), heights.max()]
+    for one in panel.densities[1:]:
+        ax.plot(grid, smoothed(one, grid, deviation).mean, color=colour, linewidth=0.4, alpha=0.5)
+    if panel.densities:
+        found = smoothed(panel.densities[0], grid, deviation)
+        _draw_banded(ax, found, 0.0, colour)
+        numbers = _with_band(numbers, found)
+        peak.append(found.mean.max())
+    _set_density_scale(ax, max(peak), panel, deviation)
+    return numbers
+
+
+def draw_cumulative_error(ax: Axes, panel: Panel, colour: str) -> pd.DataFrame:
+    """Draw the cumulative's error with its band over probes: less the exact one, or of half the steps less all."""
+    if not panel.densities:
+        say(ax, "(no density)")
+        return pd.DataFrame()
+    deviation = panel.kernel.deviation(*panel.range)
+    grid = grid_over(*panel.range, deviation)
+    found = cumulative(panel.densities[0], grid, deviation)
+    truth = found.mean
+    if panel.exact is not None:
+        truth = of_eigenvalues(panel.exact.eigenvalues, grid, deviation)[1]
+    _draw_banded(ax, found, truth, colour)
+    ax.axhline(0, color="black", linestyle=_DASHED, linewidth=0.6)
+    reach = np.nanmax([np.abs(found.mean - truth) + np.nan_to_num(found.margin), np.abs(found.half - truth)])
+    ax.set_ylim(-1.2 * reach or -1.0, 1.2 * reach or 1.0)
+    ax.ticklabel_format(axis="y", style="sci", scilimits=(-1, 1))
+    ax.yaxis.get_offset_text().set_fontsize(TINY)
+    return _with_band(pd.DataFrame({"eigenvalue": grid, "exact": truth}), found)
+
+
+def _draw_banded(ax: Axes, found: Banded, less: np.ndarray | float, colour: str) -> None:
+    middle = found.mean - less
+    ax.plot(found.grid, middle, color=colour, linewidth=0.8)
+    ax.fill_between(found.grid, middle - found.margin, middle + found.margin, color=colour, alpha=0.3, linewidth=0)
+    ax.plot(found.grid, found.half - less, color=_HALF, linestyle=_DOTTED, linewidth=0.8)
+
+
+def _with_band(numbers: pd.DataFrame, found: Banded) -> pd.DataFrame:
+    band = {"lanczos": found.mean, "margin": found.margin, "half_the_steps": found.half}
+    return numbers.assign(**band) if len(numbers) else pd.DataFrame({"eigenvalue": found.grid, **band})
+
+
+def _set_density_scale(ax: Axes, peak: float, panel: Panel, deviation: float) -> None:
+    """Go down to a tenth of what a single eigenvalue adds."""
+    dim = (panel.spectra[0] if panel.spectra else panel.densities[0]).place.dim
+    single = 1 / (dim * deviation * np.sqrt(2 * np.pi))
+    set_decades(ax, "y")
+    ax.set_ylim(single / 10, 3 * max(peak, single))
+
+
+_COLUMNS, _ROWS = 4, 10  # of panels on a page
+_FLOOR = 1e-6
+_SORTED, _DENSITY, _CUMULATIVE = "sorted", "density", "cumulative"
+_LABELS = {_SORTED: "eigenvalue", _DENSITY: "density", _CUMULATIVE: "cumulative: error"}
+_MARGINS = Margins(left=0.62, across=0.34, down=0.32, bottom=0.36)
+
+
+def spectra(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+    """Draw sorted eigenvalues and densities: the whole network's, then every weight's, a column a network; a table.
+
+    How to read it: eigenvalues stand over the share of them that is smaller, both ends stretched; they are linear
+    below the floor. Densities: grey bars are the exact eigenvalues, dashed the same under the kernel, the band the
+    95 % interval over probes of the Lanczos density (first seed; others faint), dotted half its steps. The
+    cumulative's panel shows how far it is from the exact one (or half the steps from all): a band that leaves zero is
+    an error that probes do not explain.
+    Requires: a sweep with `spectrum`, `density` or both; the sweep's table.csv for the table (options `width` or
+    `variance` of the kernel, `part` of the densities, `floor` relative to the largest eigenvalue).
+    """
+    part = spec.choice("part", [one.value for one in Part], Part.H.value)
+    kernel, floor = kernel_of(spec), spec.number("floor") or _FLOOR
+    for words, one in collected(folder):
+        suffix = f"_{words}" if words else ""
+        for columns, beside in _pieces(one.networks, _COLUMNS, "columns"):
+            for block in one.blocks(whole=True):
+                name = "" if block == (0, "all") else f"_{block[1]}{block[0] or ''}"
+                kinds = [kind for kind in _LABELS if kind != _SORTED or one.spectra]
+                rows = [(block, kind) for kind in kinds]
+                yield _page(one, columns, rows, kernel, part=part, floor=floor, suffix=suffix + beside + name)
+            for kind, name in ((_SORTED, "_weights"), (_DENSITY, "_densities")):
+                weights = one.blocks(whole=False) if kind == _DENSITY or one.spectra else []
+                for some, below in _pieces(weights, _ROWS, "rows"):
+                    rows, end = [(block, kind) for block in some], suffix + beside + name + below
+                    yield _page(one, columns, rows, kernel, part=part, floor=floor, suffix=end)
+    yield from extremes_page(folder)
+
+
+def kernel_of(spec: FigureSpec, default: Kernel | None = None) -> Kernel:
+    """Return the kernel that the options `width` and `variance` ask for."""
+    variance, width = spec.number("variance"), spec.number("width")
+    if variance is None and width is None:
+        return default or Kernel()
+    return Kernel(width or Kernel.width, variance)
+
+
+def _pieces(items: list[Any], most: int, name: str) -> Iterator[tuple[list[Any], str]]:
+    """Yield lists of at most `most` items, and the words that tell them apart."""
+    starts = range(0, len(items), most)
+    for number, start in enumerate(starts, start=1):
+        yield items[start : start + most], f"_{name}{number}" if len(starts) > 1 else ""
+
+
+def _page(
+    one: Collected,
+    networks: list[Network],
+    rows: list[tuple[BlockName, str]],
+    kernel: Kernel,
+    *,
+    part: str,
+    floor: float,
+    suffix: str,
+) -> Page:
+    """Draw a page: a row a block and kind of panel, a column a network."""
+    height = 1.15 if len(rows) <= 4 else 0.8
+    figure, axes = panel_grid(
+        len(rows),
+        len(networks),
+        note=_note(one, kernel, part, {kind for _, kind in rows}),
+        panel_height=height,
+        margins=_MARGINS,
+        share_x=False,
+        share_y=False,
+    )
+    numbers = []
+    for panels, (block, kind) in zip(axes, rows, strict=True):
+        for ax, network in zip(panels, networks, strict=True):
+            found = _draw(ax, one, network, block, kind, kernel, part=part, floor=floor)
+            place = {"variant": network[0], "num_layers": network[1], "layer": block[0], "row": block[1]}
+            numbers.append(found.assign(**place, panel=kind))
+    several = len({block for block, _ in rows}) > 1 or rows[0][0] != (0, "all")
+    labels = [f"{_name(block)}: {_LABELS[kind]}" if several else _LABELS[kind] for block, kind in rows]
+    only_outer_labels(axes, x="", y=labels)
+    for ax, network in zip(axes[0], networks, strict=True):
+        ax.set_title(_title(network, one.networks))
+    for panels, (_, kind) in zip(axes, rows, strict=True):
+        for ax in panels if kind != _SORTED or not several else ():
+            ax.set_xlabel("share below" if kind == _SORTED else "eigenvalue", labelpad=0)
+    _legend(axes[0, 0], one.parts if rows[0][1] == _SORTED else [])
+    return Page(suffix, figure, pd.concat(numbers, ignore_index=True))
+
+
+def _draw(
+    ax: Axes,
+    one: Collected,
+    network: Network,
+    block: BlockName,
+    kind: str,
+    kernel: Kernel,
+    *,
+    part: str,
+    floor: float,
+) -> pd.DataFrame:
+    if kind == _SORTED:
+        return _draw_parts(ax, one, network, block, floor)
+    panel = Panel(one.spectra_of(network, block, part), one.densities_of(network, block, part), kernel)
+    if not (panel.spectra or panel.densities):
+        say(ax, "(not measured)")
+        return pd.DataFrame()
+    if panel.range == (0.0, 0.0):
+        say(ax, "= 0 (every eigenvalue)")
+        return pd.DataFrame()
+    colour = part_colour(part) if block[1] == "all" else matrix_colour(block[1])
+    draw = draw_density if kind == _DENSITY else draw_cumulative_error
+    return draw(ax, panel, colour).assign(part=part)
+
+
+def _draw_parts(ax: Axes, one: Collected, network: Network, block: BlockName, floor: float) -> pd.DataFrame:
+    numbers, largest = [], 0.0
+    for part in one.parts:
+        spectra = one.spectra_of(network, block, part)
+        if spectra:
+            numbers.append(draw_sorted(ax, spectra, part).assign(part=part))
+            largest = max(largest, float(numbers[-1]["mean"].abs().max()))
+    set_sorted_scales(ax, largest, floor=floor)
+    if not numbers:
+        say(ax, "(not measured)")
+        return pd.DataFrame()
+    return pd.concat(numbers)
+
+
+def _title(network: Network, every: list[Network]) -> str:
+    depths = len({depth for _, depth in every}) > 1
+    words = variant_words(network[0])
+    return words + (f"{', ' if words else ''}{network[1]} layers" if depths else "")
+
+
+def _name(block: BlockName) -> str:
+    layer = f" {block[0]}" if block[0] > 1 else ""
+    return weight_words(block[1]) + layer
+
+
+def _legend(ax: Axes, parts: list[str]) -> None:
+    handles = [Line2D([], [], color=part_colour(part)) for part in parts]
+    if len(parts) > 1:
+        ax.legend(handles, [symbol(part) for part in parts], loc="upper left")
+
+
+def _note(one: Collected, kernel: Kernel, part: str, kinds: set[str]) -> str:
+    """Return what the marks of a page's panels mean, and what was measured."""
+    count = len(one.seeds)
+    words = []
+    if _SORTED in kinds:
+        words.append(
+            f"Sorted eigenvalues: mean over {count} seed{'s' * (count > 1)}, band: ± standard error, x: share below."
+        )
+    if kinds - {_SORTED}:
+        exact = "grey: exact eigenvalues, dashed: the same under the kernel; " if one.spectra else ""
+        probes = one.densities[0].whole.nodes.shape if one.densities else (0, 0)
+        band = (
+            f"band: Lanczos, {probes[0]} probes of {probes[1]} steps, 95% interval over probes (Student's t); "
+            "dotted: half the steps. "
+            if one.densities
+            else ""
+        )
+        words.append(
+            f"Densities of the {Part(part).label}, seed {one.seeds[0]} (faint: others): {exact}{band}{kernel.words}."
+        )
+    return " ".join(words) + one.where

@@ -1,0 +1,440 @@
+"""Growth-rate figures: log axes, linear axes, one panel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+
+from hessfig.analysis.axis import X
+from hessfig.analysis.slopes.fit import ARITHMETIC, MIN_POINTS
+from hessfig.analysis.slopes.printed import WHOLE, Window, as_window, label, within
+from hessfig.figures.parts.measured import (
+    LEVEL,
+    Measured,
+    drawn_numbers,
+    in_digits,
+    parts_of,
+    read_measured,
+    windows_in_words,
+)
+from hessfig.figures.parts.page import GUIDE, FigureSpec, Page, matrix_colour, page_suffix, shades
+from hessfig.figures.parts.panel_sheet import Margins, Sheet, panel_sheet, say, width_in
+from hessfig.figures.parts.panels import (
+    beside_one,
+    coefficient,
+    corner,
+    draw_curve,
+    draw_guide,
+    fitted,
+    is_rising,
+    mark_one,
+    positive,
+    power,
+    set_log_range,
+    why_empty,
+)
+from hessfig.figures.parts.words import norm_label, part_title, symbol, unit_label, weight_words
+from hessfig.predictions.growth_rates import Prediction
+from hessfig.terms import Matrix, Part
+
+_BELOW = 0.06  # guides run below their curve by this share of the panel: slopes can be told apart by eye
+
+
+def draw_guides(ax: Axes, measured: Measured) -> None:
+    """Draw predicted power laws below their curves, or, where theory is silent, the fits themselves."""
+    predicted = measured.slopes[measured.slopes["prediction"] == Prediction.exponent]
+    if (measured.slopes["prediction"] == Prediction.unknown).all():
+        _draw_fits(ax, measured)
+        return
+    groups = predicted.groupby("predicted", sort=True)["layer"].unique()
+    x = np.sort(measured.curves[X].unique())
+    for style, (exponent, layers) in enumerate(groups.items()):
+        curves = [measured.of(layer=layer).curves for layer in layers]
+        constants = [coefficient(curve, exponent, measured.windows[0]) for curve in curves]
+        draw_guide(ax, x, exponent, _drop(ax) * np.nanmin(constants), style=style)
+    write_powers(ax, measured)
+
+
+def write_powers(ax: Axes, measured: Measured) -> None:
+    """Write the predicted powers into the lower right corner, and which layers they are for."""
+    predicted = measured.slopes[measured.slopes["prediction"] == Prediction.exponent]
+    groups = predicted.groupby("predicted", sort=True)["layer"].unique()
+    words = [power(exponent) + _for_layers(layers, measured) for exponent, layers in groups.items()]
+    if words:
+        beside_one(ax, words, measured.axis)
+
+
+def _draw_fits(ax: Axes, measured: Measured) -> None:
+    """Draw the fitted power law of every window along that window, below the curve unless it spans the grid."""
+    for style, window in enumerate(measured.windows):
+        for layer in measured.layers():
+            one = measured.of(layer=layer)
+            slope = _slope_on(one, window)
+            x = one.curves[X].to_numpy()
+            c = coefficient(one.curves, slope, window) * (1.0 if window == WHOLE else _drop(ax))
+            draw_guide(ax, x[within(x, window)], slope, c, style=style)
+
+
+def _drop(ax: Axes) -> float:
+    low, high = ax.get_ylim()
+    return float((low / high) ** _BELOW)
+
+
+def _for_layers(layers: np.ndarray, measured: Measured) -> str:
+    """Return which layers an exponent is for, when it is not for all."""
+    if set(layers) == set(measured.layers()):
+        return ""
+    return f" (layer {layers[0]})" if len(layers) == 1 else f" (layers {min(layers)}–{max(layers)})"
+
+
+def _slope_on(measured: Measured, window: Window) -> float:
+    index = measured.windows.index(window)
+    return float(measured.slopes["slope"].iloc[index])
+
+
+DAGGER = "†"  # a slope on another window than the first, which the note names
+
+
+def how(measured: Measured) -> str:
+    """Return the note of a growth sheet: how the numbers were measured, and how what is printed was found."""
+    if measured.said == LEVEL:
+        means = "arithmetic" if measured.average == ARITHMETIC else "geometric"
+        windows = windows_in_words(measured.windows, measured.axis)
+        return f"{measured.how()} Levels: {means} mean over {windows}; ± standard error over seeds."
+    other = next(
+        (window for window in map(_window, _rows(measured.telling_slopes())) if window != measured.windows[0]),
+        None,
+    )
+    dagger = f" {DAGGER}: {label(other, measured.axis.symbol)}." if other and len(measured.layers()) > 1 else ""
+    layers = " Beside powers: their layers." if len(measured.layers()) > 1 else ""
+    return f"{measured.how()} {slope_words(measured)}{dagger}{layers}"
+
+
+def slope_words(measured: Measured) -> str:
+    """Return how slopes were found."""
+    means = "" if measured.average == ARITHMETIC else " of geometric means"
+    windows = windows_in_words(measured.windows, measured.axis)
+    return f"Slopes: least squares{means} in log-log, {windows}; ± bootstrap over seeds."
+
+
+def window_words(measured: Measured) -> list[str]:
+    """Return 'slope ± error' (or the level) of a single curve on each window."""
+    rows = _rows(measured.levels if measured.said == LEVEL else measured.slopes)
+    if len(rows) == 1 and rows[0].num_points >= MIN_POINTS:
+        return [f"{measured.said} {_number(rows[0], measured)}"]
+    return [f"{label(_window(row), measured.axis.symbol)}: {_number(row, measured)}" for row in rows]
+
+
+def layer_words(measured: Measured, layer: int) -> str:
+    """Return the layer and its telling slope (or its level in the first window)."""
+    if not positive(measured.curves).any():
+        return f"{layer}: {why_empty(measured)}"
+    telling = measured.levels if measured.said == LEVEL else measured.telling_slopes()
+    row = _rows(telling)[0]
+    return f"{layer}: {_number(row, measured)}{DAGGER * (_window(row) != measured.windows[0])}"
+
+
+def _number(row: Any, measured: Measured) -> str:
+    if measured.said == LEVEL:
+        return in_digits(row.level, row.level_se)
+    return fitted(row.slope, row.slope_se)
+
+
+def _window(row: Any) -> Window:
+    return as_window(row.window_low, row.window_high)
+
+
+def _rows(frame: pd.DataFrame) -> list[Any]:
+    return list(frame.itertuples())
+
+
+def growth(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+    """Draw the norms of diagonal blocks against sigma in log-log axes (Figures 3, 6, 7): a page per network.
+
+    How to read it: a straight line of slope p means ||block||_F ~ sigma^p. Each panel prints the fitted
+    slope with its bootstrap error over seeds and, in the corner, the predicted power, drawn as a grey dashed
+    guide a little below the curve. Without a prediction the guides are the fits themselves, one a window.
+    Later layers are darker. A block that vanishes says so.
+    Requires: the sweep's table.csv with diagonal blocks; manifest.json for predictions (option `words`: level prints
+    the mean level in each window in place of the slope, as levels.csv has it).
+    """
+    yield from growth_pages(read_measured(spec, folder))
+
+
+def growth_pages(measured: Measured) -> Iterator[Page]:
+    """Draw a page for each network of a sweep."""
+    networks = measured.networks()
+    for variant, num_layers in networks:
+        one = measured.of(variant=variant, num_layers=num_layers)
+        yield draw_growth(one, suffix=page_suffix(variant, num_layers, networks))
+
+
+def draw_growth(measured: Measured, *, suffix: str = "") -> Page:
+    """Draw one network: rows W_V, W_Q (and whatever else was measured), columns H_o, H_f, H."""
+    matrices = measured.matrices() or [Matrix.W_V.value, Matrix.W_Q.value]
+    sheet = panel_sheet(by_part(matrices), note=how(measured))
+    for row, matrix in enumerate(matrices):
+        block = measured.of(row=matrix, col=matrix)
+        if sheet.row(row):
+            set_log_range(sheet.row(row), block.curves, measured.axis)
+    for row, column, ax in sheet:
+        block = measured.of(row=matrices[row], col=matrices[row], part=list(Part)[column])
+        draw_panel(ax, block, matrix_colour(matrices[row]))
+    label_parts(sheet, matrices, measured)
+    return Page(suffix, sheet.figure, drawn_numbers(measured))
+
+
+def by_part(names: Sequence[str]) -> list[list[str]]:
+    """Return the names of panels with a row for each weight and a column for each part: W_V:H_o, ..."""
+    return [[f"{name}:{part.value}" for part in Part] for name in names]
+
+
+def label_parts(sheet: Sheet, matrices: Sequence[str], measured: Measured) -> None:
+    """Label rows by their weights and columns by their parts."""
+    sheet.label(
+        x=measured.axis.symbol,
+        columns=[(part_title(part), symbol(part)) for part in Part],
+        rows=[norm_label(matrix, quantity=measured.quantity) for matrix in matrices],
+        names=[weight_words(matrix) for matrix in matrices],
+        unit=unit_label(measured.quantity),
+    )
+
+
+def draw_panel(ax: Axes, measured: Measured, colour: str, *, nested: bool = False) -> None:
+    """Draw one block's curves, a shade per layer, with guides and fitted slopes; never an empty panel.
+
+    `nested` draws early layers wide and later ones narrow, for curves that lie on top of each other.
+    """
+    mark_one(ax, measured.axis)
+    if not positive(measured.curves).any():
+        say(ax, why_empty(measured))
+        return
+    layers = measured.layers()
+    for index, (shade, layer) in enumerate(zip(shades(colour, len(layers)), layers, strict=True)):
+        curve, alone = measured.of(layer=layer), len(layers) == 1
+        width = 0.8 + 0.7 * (len(layers) - 1 - index) if nested else 1.0
+        label = "" if alone else layer_words(curve, layer)
+        draw_curve(ax, curve.curves, colour=shade, label=label, linewidth=width)
+    draw_guides(ax, measured)
+    rising = is_rising(measured.curves)
+    if len(layers) == 1:
+        corner(ax, "\n".join(window_words(measured)), "upper left" if rising else "lower left")
+    else:
+        legend = ax.legend(title=f"Layer: {measured.said}", loc=2 if rising else 3, alignment="left", handlelength=0.9)
+        for line in legend.get_lines():
+            line.set_linewidth(1.2)
+
+
+def linear_axes(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+    """Draw the norms of diagonal blocks along the axis on linear axes: a page per network.
+
+    How to read it: the same numbers as in a growth sheet, but each panel has its own scale. The grey dashed
+    curve is c * sigma^p with the predicted p and the c of least squares on these axes. Where the curve leaves
+    it (sigma > 1), attention saturates and the power law ends.
+    Requires: the sweep's table.csv with diagonal blocks; manifest.json for predictions.
+    """
+    measured = read_measured(spec, folder)
+    networks = measured.networks()
+    for variant, num_layers in networks:
+        one = measured.of(variant=variant, num_layers=num_layers)
+        yield draw_linear(one, suffix=page_suffix(variant, num_layers, networks))
+
+
+def draw_linear(measured: Measured, *, suffix: str = "") -> Page:
+    """Draw one network: rows W_V, W_Q (and whatever else was measured), columns H_o, H_f, H."""
+    matrices = measured.matrices() or [Matrix.W_V.value, Matrix.W_Q.value]
+    sheet = panel_sheet(
+        by_part(matrices), note=how(measured), margins=Margins(across=0.36, top=0.36, down=0.3), share_y=False
+    )
+    for row, column, ax in sheet:
+        block = measured.of(row=matrices[row], col=matrices[row], part=list(Part)[column])
+        _draw_panel(ax, block, matrix_colour(matrices[row]))
+    label_parts(sheet, matrices, measured)
+    for ax in sheet.panels.values():
+        ax.set_title(ax.get_title(), pad=11)  # above the power of ten of the y axis
+    return Page(suffix, sheet.figure, drawn_numbers(measured))
+
+
+def _draw_panel(ax: Axes, measured: Measured, colour: str) -> None:
+    if not positive(measured.curves).any():
+        ax.set_yticks([])
+        say(ax, why_empty(measured))
+        return
+    mark_one(ax, measured.axis)
+    layers = measured.layers()
+    for shade, layer in zip(shades(colour, len(layers)), layers, strict=True):
+        draw_curve(ax, measured.of(layer=layer).curves, colour=shade)
+        _draw_guide(ax, measured.of(layer=layer))
+    ax.set_xlim(0, 1.04 * measured.curves[X].max())
+    ax.set_ylim(0, 1.12 * (measured.curves["mean"] + measured.curves["sem"].fillna(0)).max())
+    ax.ticklabel_format(axis="y", scilimits=(-2, 3))
+    corner(ax, "\n".join(window_words(measured)), "upper left")
+    write_powers(ax, measured)
+
+
+def _draw_guide(ax: Axes, measured: Measured) -> None:
+    """Draw c * x^p, c by least squares on the linear axes."""
+    first = measured.slopes.iloc[0]
+    exponent = first["predicted"] if first["prediction"] == Prediction.exponent else first["slope"]
+    if np.isnan(exponent):
+        return
+    x = measured.curves[X].to_numpy()
+    draw_guide(ax, np.linspace(x.min(), x.max(), 200), exponent, _constant(measured.curves, exponent))
+
+
+def _constant(curve: pd.DataFrame, exponent: float) -> float:
+    drawn = curve[positive(curve)]
+    power = drawn[X] ** exponent
+    return float((drawn["mean"] * power).sum() / (power**2).sum())
+
+
+_NARROWEST = 0.88  # inches: a panel that holds a legend of layers and slopes
+
+
+def one_panel(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+    """Draw the full Hessian's blocks against sigma, a panel per depth, all layers in it.
+
+    How to read it: a straight line of slope p means ||block||_F ~ sigma^p. Early layers are drawn wide and
+    light, later ones narrow and dark on top, so that curves that coincide can still be counted.
+    Requires: the sweep's table.csv with diagonal blocks of H (option `part` chooses another); manifest.json
+    for predictions.
+    """
+    measured = read_measured(spec, folder)
+    found = parts_of(measured.curves)
+    part = Part(spec.choice("part", found, Part.H if Part.H in found else found[0]))
+    variants = [(variant, 0) for variant in measured.curves["variant"].unique()]
+    for variant, depth in variants:
+        one = measured.of(variant=variant, part=part)
+        yield draw_depths(one, part, suffix=page_suffix(variant, depth, variants))
+
+
+def draw_depths(measured: Measured, part: Part, *, suffix: str = "") -> Page:
+    """Draw a row of panels per weight, one panel per number of layers."""
+    matrices = measured.matrices() or [Matrix.W_V.value]
+    depths = sorted(measured.curves["num_layers"].unique())
+    names = [[f"{matrix}:{depth}" for depth in depths] for matrix in matrices]
+    sheet = panel_sheet(names, note=how(measured), height=1.8, margins=Margins(across=0.09), narrowest=_NARROWEST)
+    for row, matrix in enumerate(matrices):
+        if sheet.row(row):
+            set_log_range(sheet.row(row), measured.of(row=matrix).curves, measured.axis)
+    for row, column, ax in sheet:
+        block = measured.of(row=matrices[row], col=matrices[row], num_layers=depths[column])
+        draw_panel(ax, block, matrix_colour(matrices[row]), nested=True)
+    sheet.label(
+        x=measured.axis.symbol,
+        columns=[(f"{symbol(part)}, {depth} layer{'' if depth == 1 else 's'}",) for depth in depths],
+        rows=[norm_label(matrix, quantity=measured.quantity) for matrix in matrices],
+        names=[weight_words(matrix) if len(matrices) > 1 else "" for matrix in matrices],
+        unit=norm_label(matrices[0], quantity=measured.quantity)
+        if len(matrices) == 1
+        else unit_label(measured.quantity),
+    )
+    return Page(suffix, sheet.figure, drawn_numbers(measured))
+
+
+_NAME = 0.27  # inches that a layer takes in the legend
+_STEP = 0.14  # between the layers of one network, in units of one depth
+
+
+def growth_by_depth(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+    """Draw a growth sheet for every depth (Figures 6 and 7), then the overview of their slopes.
+
+    How to read it: on a sheet, a straight line of slope p means ||block||_F ~ sigma^p; each panel prints the
+    fitted slopes with their errors over seeds beside the predicted powers (grey dashed guides), later layers are
+    darker. In the overview a dot is the slope fitted to one layer of one network, with its error; the grey bar
+    at its place is the predicted exponent.
+    Requires: the sweep's table.csv with diagonal blocks of several depths; manifest.json for predictions.
+    """
+    measured = read_measured(spec, folder)
+    yield from growth_pages(measured)
+    variants = [(variant, 0) for variant in measured.curves["variant"].unique()]
+    for variant, depth in variants:
+        suffix = f"{page_suffix(variant, depth, variants)}_overview"
+        yield draw_overview(measured.of(variant=variant), suffix=suffix)
+
+
+def draw_overview(measured: Measured, *, suffix: str = "_overview") -> Page:
+    """Draw the telling slopes against the number of layers: rows W_V, W_Q, columns H_o, H_f, H."""
+    first = measured.telling_slopes()
+    measured = replace(measured, slopes=first)
+    matrices = measured.matrices() or [Matrix.W_V.value, Matrix.W_Q.value]
+    note = f"{_words(measured)} Layers stand side by side, darker for later ones.{measured.setting}"
+    sheet = panel_sheet(by_part(matrices), note=note)
+    for row, matrix in enumerate(matrices):
+        if sheet.row(row):
+            _set_ranges(sheet.row(row), first[first["row"] == matrix])
+            _name_layers(sheet.row(row)[0], int(first["layer"].max()), matrix_colour(matrix))
+    for row, column, ax in sheet:
+        block = measured.of(row=matrices[row], col=matrices[row], part=list(Part)[column])
+        _draw_depth_panel(ax, block, matrix_colour(matrices[row]))
+    sheet.label(
+        x="number of layers",
+        columns=[(part_title(part), symbol(part)) for part in Part],
+        rows=[f"slope of {weight_words(matrix)}" for matrix in matrices],
+        names=[weight_words(matrix) for matrix in matrices],
+        unit="slope",
+    )
+    return Page(suffix, sheet.figure, first)
+
+
+def _words(measured: Measured) -> str:
+    windows = [as_window(row.window_low, row.window_high) for row in measured.slopes.itertuples()]
+    axis = measured.axis.symbol
+    others = "".join(
+        f" ({label(window, axis)} for limits of small σ)"
+        for window in dict.fromkeys(windows)
+        if window != measured.windows[0]
+    )
+    where = label(measured.windows[0], axis) + others
+    return f"Dots: slope on {where}, ± bootstrap over seeds; grey bars: predicted."
+
+
+def _draw_depth_panel(ax: Axes, measured: Measured, colour: str) -> None:
+    slopes = measured.slopes
+    if slopes["slope"].isna().all():
+        say(ax, why_empty(measured))
+        return
+    tones = shades(colour, max(1, int(slopes["layer"].max())))
+    place = slopes["num_layers"] + _STEP * (slopes["layer"] - (slopes["num_layers"] + 1) / 2)
+    _draw_predictions(ax, slopes.assign(place=place))
+    for x, row in zip(place, slopes.itertuples(), strict=True):
+        tone = tones[max(row.layer, 1) - 1]
+        ax.errorbar(x, row.slope, row.slope_se, fmt="o", color=tone, elinewidth=0.8, markersize=2.6)
+    if slopes["is_zero"].any():
+        corner(ax, "last layer: = 0 (theorem)", "lower left")
+
+
+def _draw_predictions(ax: Axes, slopes: pd.DataFrame) -> None:
+    """Draw a grey bar at every predicted exponent of a network, from its first to its last layer of that exponent."""
+    predicted = slopes[slopes["prediction"] == Prediction.exponent]
+    for (_, exponent), layers in predicted.groupby(["num_layers", "predicted"]):
+        ends = [layers["place"].min() - 0.14, layers["place"].max() + 0.14]
+        ax.plot(ends, [exponent] * 2, color=GUIDE, linewidth=0.8, zorder=1)
+
+
+def _set_ranges(axes: Sequence[Axes], slopes: pd.DataFrame) -> None:
+    """Leave room above the highest slope for the legend, and beside the first and last depth."""
+    values = slopes[["slope", "predicted"]].to_numpy(float)
+    if np.isfinite(values).any():
+        low, high = np.nanmin(values), np.nanmax(values)
+        spread = max(high - low, 1.0)
+        axes[0].set_ylim(low - 0.2 * spread, high + 0.4 * spread)
+    axes[0].set_xlim(slopes["num_layers"].min() - 0.6, slopes["num_layers"].max() + 0.6)
+    axes[0].set_xticks(sorted(slopes["num_layers"].unique()))
+
+
+def _name_layers(ax: Axes, count: int, colour: str) -> None:
+    if not count:
+        return  # nothing but weights without a layer
+    tones = shades(colour, count)
+    handles = [Line2D([], [], marker="o", linestyle="", color=tone, markersize=2.6) for tone in tones]
+    names = [str(layer) for layer in range(1, count + 1)]
+    columns = min(count, int(width_in(ax) / _NAME))
+    ax.legend(handles, names, title="Layer:", ncols=columns, loc="upper left", columnspacing=0.4, alignment="left")

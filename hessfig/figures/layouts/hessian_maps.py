@@ -1,0 +1,231 @@
+"""Stored Hessians: heat maps and histograms of their entries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+from numpy.typing import NDArray
+
+from hessfig.analysis.arrays import (
+    StoredHessian,
+    histogram,
+    log_bins,
+    read_hessians,
+)
+from hessfig.analysis.axis import SIGMA
+from hessfig.analysis.manifest import read_manifest
+from hessfig.errors import UserError
+from hessfig.figures.parts.page import TINY, FigureSpec, Page, matrix_colour, page_suffix, width_of
+from hessfig.figures.parts.panel_sheet import (
+    Margins,
+    fitting_columns,
+    label_side,
+    panel_sheet,
+    panel_width,
+    width_in,
+)
+from hessfig.figures.parts.panels import set_decades
+from hessfig.figures.parts.words import pair_words, plain, setting_words, weight_words
+from hessfig.terms import Matrix
+
+BLOCKS = (Matrix.W_V.value, Matrix.W_Q.value)
+
+
+def histograms(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+    """Draw histograms of |entries| of (V, V) and (Q, Q) for two variants, one opaque, one faded (Figure 4).
+
+    How to read it: opaque bars are linear attention, faded ones softmax. Where the two opaque humps lie close
+    together and the faded ones far apart, it is softmax that makes the blocks differ.
+    Requires: stored Hessians of both variants (options `opaque` and `faded` name others, `blocks` other weights).
+    """
+    hessians = {hessian.variant: hessian for hessian in read_hessians(folder)}
+    names = [
+        spec.options.get("opaque", "model.attention=linear"),
+        spec.options.get("faded", "model.attention=softmax"),
+    ]
+    opaque, faded = (picked(list(hessians.values()), name)[0] for name in names)
+    yield draw_histograms(opaque, faded, blocks_of(spec), setting=setting_of(folder))
+
+
+def blocks_of(spec: FigureSpec) -> list[str]:
+    """Return the weights whose blocks are counted (option `blocks`), W_V and W_Q unless told otherwise."""
+    return spec.words("blocks") or list(BLOCKS)
+
+
+def draw_histograms(opaque: StoredHessian, faded: StoredHessian, blocks: Sequence[str], *, setting: str = "") -> Page:
+    """Draw the histograms of two networks in one panel."""
+    note = f"{describe(opaque)}{setting} Opaque: {opaque.variant}; faded: {faded.variant}."
+    sheet = panel_sheet([["histogram"]], note=note, height=1.9, margins=Margins(right=0.15))
+    return Page("", sheet.figure, draw_bars(sheet.first, [opaque, faded], blocks))
+
+
+def draw_bars(ax: Axes, hessians: list[StoredHessian], weights: Sequence[str]) -> pd.DataFrame:
+    """Draw each network's histograms, e.g. of (V, V) and (Q, Q), the first opaque and on top; return the shares."""
+    blocks = [(hessian, name, hessian.block(name)) for hessian in hessians for name in weights]
+    edges = log_bins([block for *_, block in blocks])
+    rows = []
+    for rank, (hessian, matrix, block) in reversed(list(enumerate(blocks))):
+        shares, first = histogram(block, edges), rank < len(weights)
+        ax.stairs(
+            shares,
+            edges,
+            fill=True,
+            color=matrix_colour(matrix),
+            alpha=0.75 if first else 0.25,
+            label=_legend(hessian, matrix, shares, edges),
+        )
+        ax.stairs(shares, edges, color=matrix_colour(matrix), alpha=1.0 if first else 0.4, linewidth=0.6)
+        rows.append(
+            pd.DataFrame(
+                {
+                    "variant": hessian.variant,
+                    "block": matrix,
+                    "bin_low": edges[:-1],
+                    "bin_high": edges[1:],
+                    "share": shares,
+                }
+            )
+        )
+    set_decades(ax, "x")
+    ax.set_xlim(edges[0], edges[-1])
+    ax.set_xlabel("absolute value of an entry")
+    label_side(ax, "share of entries")
+    ax.set_ylim(0, ax.get_ylim()[1] * (1 + 0.1 * len(blocks)))  # room for the legend above the bars
+    ax.legend(loc="upper left", reverse=True)
+    return pd.concat(rows[::-1], ignore_index=True)
+
+
+def _legend(hessian: StoredHessian, weight: str, shares: NDArray[Any], edges: NDArray[Any]) -> str:
+    peak = float(np.sqrt(edges[:-1] * edges[1:])[shares.argmax()])
+    name = hessian.variant.rpartition("=")[2]
+    block = pair_words(weight, weight) + (f", {plain(name)}" if name else "")
+    zeros = 100 * float((hessian.block(weight) == 0).mean())
+    return f"{block}: peak at {peak:.1e}" + (f", {zeros:.0f} % exactly 0" if zeros >= 0.5 else "")
+
+
+def describe(hessian: StoredHessian) -> str:
+    """Return which Hessian is drawn, for the note."""
+    where = "" if np.isnan(hessian.sigma) else f" at σ = {hessian.sigma:g}"
+    when = "" if np.isnan(hessian.step) else f", step {hessian.step:g}"
+    return f"Full Hessian{where}, seed {hessian.seed}{when}."
+
+
+def setting_of(folder: Path) -> str:
+    """Return the settings that matter, for the note."""
+    return setting_words((read_manifest(folder) or {}).get("config", {}), pd.DataFrame(), SIGMA)
+
+
+def picked(hessians: list[StoredHessian], variant: str | None) -> list[StoredHessian]:
+    """Return the Hessians of a variant (None: all). Raises UserError when there is none."""
+    chosen = [hessian for hessian in hessians if variant in (None, hessian.variant)]
+    if not chosen:
+        raise UserError(
+            "the figure's variant was not measured",
+            got=variant,
+            allowed=", ".join(hessian.variant or "(none)" for hessian in hessians),
+            remedy="run the sweep with its own sweep.vary, or set figure.options",
+        )
+    return chosen
+
+
+ATTENTION = ("W_Q", "W_K", "W_V", "W_O")
+_FLOOR, _RANGE = 1e-6, (-6.0, -1.0)
+_PIXELS = 960
+_NARROWEST = 1.6  # inches of a heat map whose weights are named
+_SMALLEST_LABEL = 0.04  # parameters that own less of the axis than this carry no name
+
+
+def entries(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+    """Draw the Hessian of the whole model and of attention alone, and histograms of |entries| (Figure 1).
+
+    How to read it: bright squares are pairs of parameters whose loss curvature is strong; dashed lines
+    separate the weights, the smallest of which are not named. The histograms show how much smaller the
+    entries of the (Q, Q) block are than those of (V, V).
+    Requires: stored Hessians (a sweep with `hessian` among its quantities; of one layer for the paper's weights).
+    Options: `variant` picks one (all by default), `weights` those of the second heat map, `blocks` the two histograms.
+    """
+    picture = picked(read_hessians(folder), spec.options.get("variant"))
+    networks, weights = [(hessian.variant, 0) for hessian in picture], spec.words("weights") or ATTENTION
+    for hessian in picture:
+        suffix = page_suffix(hessian.variant, 0, networks)
+        yield draw_entries(hessian, weights, blocks_of(spec), suffix=suffix, setting=setting_of(folder))
+
+
+def draw_entries(
+    hessian: StoredHessian,
+    weights: Sequence[str],
+    blocks: Sequence[str],
+    *,
+    suffix: str = "",
+    setting: str = "",
+) -> Page:
+    """Draw the two heat maps with one colour bar, and the histograms below them."""
+    whole, some = hessian, hessian.restricted(weights)
+    name = "attention" if set(weights) == set(ATTENTION) else "some weights"
+    margins = Margins(left=0.54, right=0.5, across=0.42, down=0.5)
+    side = panel_width(min(2, fitting_columns(margins, _NARROWEST)), margins)
+    sheet = panel_sheet(
+        [["whole", "attention" if name == "attention" else "some"], ["histogram"]],
+        note=f"{describe(hessian)}{setting} Heat maps: log10(|H| + 1e-6), smoothed over 5 x 5 entries.",
+        height=[side, 1.1],
+        margins=margins,
+        narrowest=_NARROWEST,
+        share_x=False,
+        share_y=False,
+    )
+    pictures = {(0, 0): (whole, "whole model"), (0, 1): (some, name)}
+    for row, column, ax in sheet:
+        if row == 0:
+            one, title = pictures[row, column]
+            image = draw_heat_map(ax, one.matrix, one.borders(), one.names)
+            ax.set_title(f"{title}: {len(one.matrix)} parameters")
+    numbers = draw_bars(sheet.panels.get((1, 0)) or Figure().subplots(), [hessian], blocks)
+    heat_maps = [cell for line in sheet.lines for cell in line if cell[0] == 0 and cell in sheet.lines[0]]
+    if heat_maps:
+        _colour_bar(sheet.figure, sheet.panels[heat_maps[-1]], image)
+    return Page(suffix, sheet.figure, numbers)
+
+
+def draw_heat_map(ax: Axes, matrix: NDArray[Any], borders: NDArray[Any], names: Sequence[str]) -> AxesImage:
+    """Draw log10(|matrix| + 1e-6), smoothed over 5 x 5 entries, with dashed lines between the parameters."""
+    from scipy.ndimage import uniform_filter
+
+    logs = uniform_filter(np.log10(np.abs(matrix) + np.float32(_FLOOR)), size=5, mode="nearest")
+    size = len(matrix)
+    image = ax.imshow(_reduced(logs), cmap="viridis", vmin=_RANGE[0], vmax=_RANGE[1], extent=(0, size, size, 0))
+    for border in borders[1:-1]:
+        ax.axhline(border, color="white", linestyle="--", linewidth=0.4)
+        ax.axvline(border, color="white", linestyle="--", linewidth=0.4)
+    middles, widths = (borders[:-1] + borders[1:]) / 2, np.diff(borders)
+    named = [
+        (m, weight_words(n))
+        for m, w, n in zip(middles, widths, names, strict=True)
+        if w * width_in(ax) >= max(_SMALLEST_LABEL * size * width_in(ax), 1.1 * size * width_of(weight_words(n)))
+    ]
+    ax.set_xticks([m for m, _ in named], [n for _, n in named])
+    ax.set_yticks([m for m, _ in named], [n for _, n in named])
+    ax.tick_params(length=0, labelsize=TINY)
+    return image
+
+
+def _reduced(logs: NDArray[Any]) -> NDArray[Any]:
+    """Average over squares of neighbours until a side has at most _PIXELS: more cannot be printed."""
+    edges = np.arange(0, len(logs), -(-len(logs) // _PIXELS))
+    widths = np.diff([*edges, len(logs)])
+    sums = np.add.reduceat(np.add.reduceat(logs, edges, axis=0), edges, axis=1)
+    return sums / (widths[:, None] * widths)
+
+
+def _colour_bar(figure: Figure, ax: Axes, image: AxesImage) -> None:
+    box = ax.get_position()
+    page = figure.get_figwidth()
+    bar = figure.add_axes((box.x1 + 0.08 / page, box.y0, 0.08 / page, box.height), label="<colorbar>")
+    figure.colorbar(image, cax=bar)
+    bar.set_title(r"$\log_{10}$", fontsize=TINY, pad=6)

@@ -1,1 +1,0 @@
-"""Sheets along a training: its course, its curvature by layer, its thresholds, and a race of rules."""

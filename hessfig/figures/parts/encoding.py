@@ -1,0 +1,192 @@
+"""What colours and dashes tell apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.ticker import NullLocator
+
+from hessfig.analysis.axis import (
+    DEPTH,
+    Axis,
+    as_numbers,
+    as_variant,
+    assignments,
+    last_word,
+    varied_key,
+)
+from hessfig.errors import UserError
+from hessfig.figures.parts.page import FigureSpec, matrix_colour, part_colour, shades
+from hessfig.figures.parts.panels import set_decades
+from hessfig.figures.parts.words import plain, symbol
+
+COLUMNS = ("layer", "num_layers", "part", "index")
+MOST_DASHES = 4
+_DEPTHS = (DEPTH, last_word(DEPTH))
+
+
+def seen(spec: FigureSpec, curves: pd.DataFrame) -> tuple[str, str]:
+    """Return what colour and dashes stand for: what the figure names, else what varies first; "" for nothing.
+
+    Raises UserError for names of nothing that varies, and when both are the same.
+    """
+    named = {key: _canonical(spec, key, curves) for key in ("colour", "dashes")}
+    if named["colour"] and named["colour"] == named["dashes"]:
+        raise UserError(
+            "figure.colour and figure.dashes are the same",
+            got=named["colour"],
+            allowed=", ".join(_varying(curves)) or "nothing varies here",
+            remedy="leave one of them out",
+        )
+    free = [name for name in _varying(curves) if name not in named.values() and name != "part"]
+    colour = named["colour"] or next(iter(free), "")
+    few = [name for name in free if name != colour and len(ordered(values_of(curves, name))) <= MOST_DASHES]
+    return colour, named["dashes"] or next(iter(few), "")
+
+
+def values_of(curves: pd.DataFrame, name: str) -> pd.Series:
+    """Return what `name` is for each point: a column's value, or the value of a setting as text."""
+    if name in COLUMNS:
+        return curves[name]
+    return curves["variant"].map(lambda variant: assignments(variant).get(name, "") if name else "")
+
+
+def ordered(values: pd.Series) -> list[Any]:
+    """Return the different values, numbers in rising order, words as they come."""
+    found = list(values.unique())
+    numbers = as_numbers(map(str, found))
+    return found if numbers is None else [found[k] for k in sorted(range(len(found)), key=numbers.__getitem__)]
+
+
+def unseen(curves: pd.DataFrame, used: Sequence[str]) -> pd.DataFrame:
+    """Return what else tells the points apart, in columns variant, num_layers, layer, part and index."""
+    rest = {name: curves[name] if name not in used else 0 for name in COLUMNS}
+    return pd.DataFrame({"variant": curves["variant"].map(lambda one: _without(one, used)), **rest})
+
+
+def _canonical(spec: FigureSpec, key: str, curves: pd.DataFrame) -> str:
+    word = getattr(spec, key)
+    if word is None:
+        return ""
+    if word in (*COLUMNS, *_DEPTHS):
+        return "num_layers" if word in _DEPTHS else word
+    return varied_key(word, curves["variant"].unique(), asked=f"figure.{key}", others=COLUMNS)
+
+
+def _varying(curves: pd.DataFrame) -> list[str]:
+    keys = dict.fromkeys(key for variant in curves["variant"].unique() for key in assignments(variant))
+    return [name for name in (*keys, *COLUMNS) if len(values_of(curves, name).unique()) > 1]
+
+
+def _without(variant: str, used: Sequence[str]) -> str:
+    return as_variant({key: value for key, value in assignments(variant).items() if key not in used})
+
+
+_DASHES = ("-", (0, (4, 1.5)), (0, (1.2, 1.2)), (0, (5, 1.5, 1, 1.5)))
+_NAMED = 8  # so many values are named in a legend, and so many places on an axis by a tick of their own
+_WIDE_X, _WIDE_Y = 8, 30  # ranges from which on a scale is logarithmic
+_LETTER = 0.045  # inches of a figure in a tick's label
+_NARROW = 1 / 14  # neighbouring ticks closer than this share of the axis would collide
+_NEUTRAL = "#555555"
+
+
+@dataclass(frozen=True)
+class Look:
+    """What lines run along, and what colour, dashes and columns of panels stand for ("": nothing)."""
+
+    axis: Axis
+    colour: str
+    dashes: str
+    column: str
+
+    def tones(self, page: pd.DataFrame, weight: str) -> dict[Any, Any]:
+        """Return the colour of each value: shades of the weight's own (of grey for ""), darker for later values."""
+        values = ordered(values_of(page, self.colour))
+        if self.colour == "part":
+            return {value: part_colour(value) if value else "black" for value in values}
+        colour = matrix_colour(weight) if weight else _NEUTRAL
+        return dict(zip(values, shades(colour, len(values)), strict=True))
+
+    def widths(self, page: pd.DataFrame) -> dict[Any, float]:
+        """Return the width of each colour's lines, narrower for later values: lines that coincide stay countable."""
+        values = ordered(values_of(page, self.colour))
+        return dict(zip(values, np.linspace(1.6, 0.8, len(values)) if len(values) > 1 else [1.0], strict=True))
+
+    def strokes(self, page: pd.DataFrame) -> dict[Any, Any]:
+        """Return the dashes of each value."""
+        values = ordered(values_of(page, self.dashes))
+        return {value: _DASHES[rank % MOST_DASHES] for rank, value in enumerate(values)}
+
+    def name(self, ax: Axes, page: pd.DataFrame) -> None:
+        """Write the legend: a few of the colours when there are many, every kind of dashes."""
+        tones, strokes = self.tones(page, ""), self.strokes(page)
+        some = list(tones)[:: -(-len(tones) // _NAMED)] if self.colour else []
+        entries = [(Line2D([], [], color=tones[value], marker="o"), _value(self.colour, value)) for value in some]
+        for value in strokes if self.dashes else ():
+            words = f"{plain(last_word(self.dashes))} {_value(self.dashes, value)}"
+            entries.append((Line2D([], [], color=_NEUTRAL, linestyle=strokes[value]), words))
+        if entries:
+            handles, names = zip(*entries, strict=True)
+            title = f"{plain(last_word(self.colour))}:" if self.colour else None
+            ax.legend(handles, names, title=title, loc="best", alignment="left", handlelength=2.2)
+
+
+def set_x_scale(ax: Axes, places: pd.Series) -> bool:
+    """Make the x axis logarithmic if the places span it (linear below the first of them where one is 0).
+
+    A few places have a tick each. Return whether the axis is logarithmic all along.
+    """
+    different = np.sort(places.unique())
+    positive = different[different > 0]
+    spans = bool(different[0] >= 0 and len(positive) and positive[-1] >= _WIDE_X * positive[0])
+    is_log = spans and different[0] > 0
+    if is_log:
+        set_decades(ax, "x")
+    elif spans:
+        ax.set_xscale("symlog", linthresh=positive[0], linscale=0.4)
+    labelled = _labelled(ax, different) if len(different) <= _NAMED else None
+    if labelled is not None:
+        ax.set_xticks(different, [f"{place:g}" * (place in labelled) for place in different])
+        ax.xaxis.set_minor_locator(NullLocator())
+    return is_log
+
+
+def set_y_scale(ax: Axes, means: pd.Series) -> bool:
+    """Make the y axis logarithmic if the means are positive (or zero, which is left out) and span it."""
+    finite = means[np.isfinite(means)]
+    positive = finite[finite > 0]
+    is_log = bool(len(positive) and finite.min() >= 0 and positive.max() >= _WIDE_Y * positive.min())
+    if is_log:
+        set_decades(ax, "y")
+    else:
+        ax.ticklabel_format(axis="y", scilimits=(-2, 4))
+    return is_log
+
+
+def _labelled(ax: Axes, places: np.ndarray) -> np.ndarray | None:
+    """Return the places whose labels stand apart on the axis as it is scaled: all, or every second; else None."""
+    drawn = ax.xaxis.get_transform().transform(places)
+    spanned = drawn[-1] - drawn[0]
+    if len(drawn) > 1 and np.diff(drawn).min() < _NARROW * spanned:
+        return None
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    inches = ax.get_position().width * figure.get_figwidth() / (spanned or 1.0)
+    for chosen in (slice(None), slice(None, None, 2)):
+        gap = np.diff(drawn[chosen]).min(initial=np.inf) * inches
+        if gap >= _LETTER * (1 + max(len(f"{place:g}") for place in places[chosen])):
+            return places[chosen]
+    return None
+
+
+def _value(name: str, value: Any) -> str:
+    if name == "part":
+        return symbol(value) or "(whole)"
+    text = str(value)
+    return f"{float(text):.3g}" if name == "sigma" and text else plain(text) or "(none)"

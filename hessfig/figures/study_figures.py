@@ -1,0 +1,248 @@
+"""The two figures of theory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from hessfig.errors import UserError
+from hessfig.figures.parts.page import (
+    GUIDE,
+    TINY,
+    Page,
+    Paper,
+    matrix_colour,
+    save_sheets,
+    shades,
+    styled,
+)
+from hessfig.figures.parts.panel_sheet import Margins, label_side, panel_sheet
+from hessfig.terms import Matrix
+
+
+def read_study(path: Path) -> pd.DataFrame:
+    """Return outputs/<study>/<table>.csv. Raises UserError when it is missing or no table."""
+    try:
+        return pd.read_csv(path)
+    except (OSError, ValueError) as error:  # what pandas raises for broken text are ValueErrors
+        raise UserError(
+            f"{path} is missing" if not path.exists() else f"{path} is not a study's table",
+            got=f"{type(error).__name__}: {error}",
+            allowed="a table that `hessfig plot` computed",
+            remedy=f"`hessfig plot figure={path.parent.name}` computes it and draws",
+        ) from error
+
+
+WHOLE = {
+    "arXiv 2510.16927": ("#b2182b", "arXiv 2510.16927"),
+    "norm": ("#444444", r"from $\|X\|$"),
+    "diameter": ("#e08214", "from the diameter"),
+}
+BLOCKS = {
+    "W_Q W_Q": (matrix_colour(Matrix.W_Q), "Q, Q"),
+    "W_Q W_K": (matrix_colour(Matrix.W_K), "Q, K"),
+    "W_Q W_V": ("#a6761d", "Q, V"),
+    "W_V W_V": (matrix_colour(Matrix.W_V), "V, V"),
+}
+
+
+def draw_bounds(outputs: Path, paper: Paper | None = None, *, into: Path | None = None) -> list[Path]:
+    """Read outputs/bounds/looseness.csv and write outputs/figures (or `into`)/figbounds.{pdf,png,svg,csv}.
+
+    How to read it: a bound divided by the true spectral norm, median and quartiles over problems with tokens
+    of size sigma; one is tight, below one would be a violation. (a) The whole Hessian. (b, c) Its blocks,
+    bounded from the norm of X alone and from the token diameter; blocks with W_K in place of W_Q look alike
+    and are in the CSV.
+
+    Requires the table of hessfig.theory.studies. Raises UserError when it is missing.
+    """
+    path = outputs / "bounds" / "looseness.csv"
+    table = read_study(path)
+    with styled(paper):
+        return save_sheets([Page("", bounds_sheet(table), table)], into or outputs / "figures", "bounds")
+
+
+def bounds_sheet(table: pd.DataFrame) -> Figure:
+    """Three panels; those of the blocks share their y axis."""
+    margins = Margins(across=0.36, down=0.56)
+    bounds_sheet = panel_sheet([["a", "b", "c"]], height=1.45, margins=margins, share_y=False)
+    table = table.assign(block=table["row"] + " " + table["col"])
+    kinds: list[tuple[pd.DataFrame, str, dict[str, tuple[str, str]]]] = [
+        (table[table["row"] == "whole"], "bound", WHOLE),
+        (table[table["bound"] == "norm"], "block", BLOCKS),
+        (table[table["bound"] == "diameter"], "block", BLOCKS),
+    ]
+    titles = ("(a) whole Hessian", r"(b) blocks, from $\|X\|$", "(c) blocks, from the diameter")
+    for _, column, ax in bounds_sheet:
+        draw_looseness(ax, *kinds[column])
+        ax.set_title(titles[column], loc="left")
+        ax.legend(loc="upper left", ncols=1 + (column > 0))
+    blocks = [ax for (_, column), ax in bounds_sheet.panels.items() if column > 0]
+    blocks[-1].sharey(blocks[0]) if blocks else None
+    for line in bounds_sheet.lines:
+        label_side(bounds_sheet.panels[line[0]], "bound / spectral norm")
+    return bounds_sheet.figure
+
+
+def draw_looseness(ax: Axes, table: pd.DataFrame, key: str, series: dict[str, tuple[str, str]]) -> None:
+    """One curve with a band of quartiles for each entry of `series`; the dashed line is tightness."""
+    for name, (colour, label) in series.items():
+        curve = table[table[key] == name]
+        ax.plot(curve["sigma"], curve["median"], "o-", color=colour, markeredgewidth=0, label=label)
+        ax.fill_between(curve["sigma"], curve["q25"], curve["q75"], color=colour, alpha=0.2, linewidth=0)
+    ax.axhline(1, color=GUIDE, linestyle="--", linewidth=0.8)
+    ax.set(xscale="log", yscale="log", xlabel=r"token scale $\sigma$")
+    ax.minorticks_off()
+
+
+BULK, OUTLIER, PLAIN = "#2166ac", "#b2182b", "#444444"
+TABLES = ("spectrum", "condition", "ggn", "sinks")
+SINKS = {"input": "sink in the input", "score": "sink in the score", "value": "sink in score and value"}
+MODELS = {
+    "attention": "softmax\nattention",
+    "linear attention": "linear\nattention",
+    "linear MLP": "linear\nMLP",
+}
+PLACES = {"random weights": "#444444", "critical points": "#e08214"}
+FLOOR = 2e-3
+
+
+def draw_scalar(outputs: Path, paper: Paper | None = None, *, into: Path | None = None) -> list[Path]:
+    """Read outputs/scalar/*.csv and write outputs/figures (or `into`)/figscalar.{pdf,png,svg,csv}.
+
+    How to read it: (a) every eigenvalue of one problem, computed and from the closed form: 2 (d_K - 1) of
+    them sit at +-b, three stand out. (b) The same network with unbalanced query and key weights is ever worse
+    conditioned. (c) The GGN's top eigenvalue is exact at critical points of networks linear in s; at random
+    weights attention fares no worse. (d-f) Three ways to make the first token a sink: dotted lines mark the
+    sizes without a sink. Bands: quartiles.
+
+    Requires the tables of hessfig.theory.studies. Raises UserError when one is missing.
+    """
+    tables = {name: read_study(outputs / "scalar" / f"{name}.csv") for name in TABLES}
+    with styled(paper):
+        page = Page("", scalar_sheet(tables), numbers(tables))
+        return save_sheets([page], into or outputs / "figures", "scalar")
+
+
+def numbers(tables: dict[str, pd.DataFrame]) -> pd.DataFrame:
+    """Every drawn number: panel, series, x, median (or value) y, quartiles."""
+    spectrum, condition, ggn, sinks = (tables[name] for name in TABLES)
+    frames = [
+        _tidy("spectrum", spectrum["kind"] + ", autodiff", spectrum["index"], spectrum["autodiff"]),
+        _tidy("spectrum", spectrum["kind"] + ", closed form", spectrum["index"], spectrum["closed_form"]),
+        _tidy("condition number", "autodiff", condition["norm_squared"], condition["median"], condition),
+        _tidy("condition number", "closed form", condition["norm_squared"], condition["closed_form"]),
+        _tidy("condition number", "limit", condition["norm_squared"], condition["limit"]),
+        _tidy("GGN", ggn["model"] + ", " + ggn["where"], np.nan, ggn["median"], ggn),
+        _tidy("sink: " + sinks["sink"], sinks["quantity"], sinks["beta"], sinks["median"], sinks),
+    ]
+    return pd.concat(frames, ignore_index=True)
+
+
+def scalar_sheet(tables: dict[str, pd.DataFrame]) -> Figure:
+    """Two rows of three panels."""
+    margins = Margins(across=0.46, down=0.56)
+    scalar_sheet = panel_sheet([list("abc"), list("def")], height=1.35, margins=margins, share_x=False, share_y=False)
+    upper = (draw_spectrum, draw_condition, draw_ggn)
+    names = ("spectrum", "condition", "ggn")
+    for row, column, ax in scalar_sheet:
+        if row == 0:
+            upper[column](ax, tables[names[column]])
+            label_side(ax, ax.get_ylabel())
+        else:
+            sink, title = list(SINKS.items())[column]
+            draw_sink(ax, tables["sinks"][tables["sinks"]["sink"] == sink])
+            ax.set_title(f"({'def'[column]}) {title}", loc="left")
+    _share_sink_axes(scalar_sheet.row(1))
+    return scalar_sheet.figure
+
+
+def draw_spectrum(ax: Axes, spectrum: pd.DataFrame) -> None:
+    """Eigenvalues in ascending order: rings computed, dots from the closed form."""
+    for kind, colour in (("bulk", BULK), ("outlier", OUTLIER)):
+        part = spectrum[spectrum["kind"] == kind]
+        ax.plot(part["index"], part["autodiff"], "o", mfc="none", mec=colour, mew=0.7, ms=4.5)
+        ax.plot(part["index"], part["closed_form"], "o", color=colour, mew=0, ms=1.8)
+    ax.plot([], [], "o", mfc="none", mec=PLAIN, mew=0.7, ms=4.5, label="automatic differentiation")
+    ax.plot([], [], "o", color=PLAIN, mew=0, ms=1.8, label="closed form")
+    b = float(spectrum.loc[spectrum["kind"] == "bulk", "closed_form"].max())
+    for size, name in ((b, "$+b$"), (-b, "$-b$")):
+        level = spectrum[(spectrum["closed_form"] - size).abs() < 1e-9]
+        ax.annotate(name, (level["index"].mean(), size), (0, 4), textcoords="offset points", color=BULK, ha="center")
+    ax.set(xlabel="eigenvalue number, ascending", ylabel="eigenvalue")
+    ax.set_title("(a) spectrum of one problem", loc="left")
+    ax.legend(loc="upper left")
+
+
+def draw_condition(ax: Axes, condition: pd.DataFrame) -> None:
+    """Condition number against |w_Q|^2 + |w_K|^2 at fixed w_Q . w_K."""
+    N = condition["norm_squared"]
+    ax.fill_between(N, condition["q25"], condition["q75"], color=PLAIN, alpha=0.18, linewidth=0)
+    ax.plot(N, condition["limit"], "--", color=GUIDE, linewidth=0.8, label=r"limit, $\propto N^2$")
+    ax.plot(N, condition["closed_form"], color=PLAIN, label="closed form")
+    ax.plot(N, condition["median"], "o", mfc="none", mec=PLAIN, mew=0.7, ms=4, label="automatic diff.")
+    ax.set(xscale="log", yscale="log", ylabel="condition number")
+    ax.set_xlabel(r"$N = |w_\mathrm{Q}|^2 + |w_\mathrm{K}|^2$ at fixed $w_\mathrm{Q} \cdot w_\mathrm{K}$")
+    ax.set_title("(b) conditioning", loc="left")
+    ax.minorticks_off()
+    ax.legend(loc="upper left")
+
+
+def draw_ggn(ax: Axes, ggn: pd.DataFrame) -> None:
+    """Relative error of the GGN's top eigenvalue: median and quartiles; zeros are written out."""
+    for offset, (where, colour) in zip((-0.14, 0.14), PLACES.items(), strict=True):
+        for place, model in enumerate(MODELS):
+            row = ggn[(ggn["where"] == where) & (ggn["model"] == model)].iloc[0]
+            _draw_quartiles(ax, place + offset, row, colour)
+        ax.plot([], [], "o", color=colour, ms=3, mew=0, label=where)
+    ax.set(yscale="log", ylim=(FLOOR, 2.2), xlim=(-0.6, 2.6), ylabel="relative error of top eigenvalue")
+    ax.set_xticks(range(len(MODELS)), list(MODELS.values()))
+    ax.tick_params(axis="x", length=0)
+    ax.set_title("(c) GGN as a proxy", loc="left")
+    ax.minorticks_off()
+    ax.legend(loc="upper right", handlelength=0.6)
+
+
+def draw_sink(ax: Axes, sink: pd.DataFrame) -> None:
+    """Bulk and the three outliers against the sink's size; dotted: bulk and largest outlier without it."""
+    ranks = [f"outlier {rank}" for rank in (1, 2, 3)]
+    colours = dict(zip(["bulk", *ranks], [BULK, *reversed(shades(OUTLIER, 3))], strict=True))
+    for quantity, colour in colours.items():
+        curve = sink[sink["quantity"] == quantity]
+        ax.plot(curve["beta"], curve["median"], color=colour, label=quantity)
+        if quantity in ("bulk", "outlier 1"):
+            ax.fill_between(curve["beta"], curve["q25"], curve["q75"], color=colour, alpha=0.15, linewidth=0)
+            ax.axhline(curve["median"].iloc[0], color=colour, linestyle=":", linewidth=0.7)
+    ax.set(yscale="log", xlabel=r"size of the sink, $\beta$")
+
+
+def _share_sink_axes(axes: list[Axes]) -> None:
+    if not axes:
+        return
+    low = min(ax.get_ylim()[0] for ax in axes)
+    high = max(ax.get_ylim()[1] for ax in axes)
+    for ax in axes:
+        ax.set_ylim(max(low, 1e-5), high)
+        ax.set(xlim=(0, 12), xticks=range(0, 13, 3))
+    label_side(axes[0], "size of eigenvalue")
+    axes[len(axes) // 2].legend(loc="lower left")
+
+
+def _draw_quartiles(ax: Axes, x: float, row: pd.Series, colour: str) -> None:
+    if row["q75"] < FLOOR:
+        ax.text(x, FLOOR * 1.15, "exact", color=colour, fontsize=TINY, ha="center", va="bottom", rotation=90)
+        return
+    ax.plot([x, x], [max(row["q25"], FLOOR), row["q75"]], color=colour, linewidth=1.2, solid_capstyle="butt")
+    ax.plot([x], [row["median"]], "o", color=colour, ms=3.2, mew=0)
+
+
+def _tidy(panel: object, series: object, x: object, y: object, spread: pd.DataFrame | None = None) -> pd.DataFrame:
+    quartiles = {"q25": np.nan, "q75": np.nan} if spread is None else {"q25": spread["q25"], "q75": spread["q75"]}
+    return pd.DataFrame({"panel": panel, "series": series, "x": x, "y": y, **quartiles})
+
+
+DRAWN = {"bounds": draw_bounds, "scalar": draw_scalar}

@@ -1,0 +1,1 @@
+"""The kinds of networks: every module here holds a KIND."""

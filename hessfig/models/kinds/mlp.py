@@ -1,0 +1,100 @@
+"""MLPs with as many parameters as a transformer of the same settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from hessfig.config.enums import MLP, Sink
+from hessfig.config.enums import Kind as KindName
+from hessfig.config.schema import Config, ModelConfig, TaskConfig
+from hessfig.errors import UserError
+from hessfig.models.kinds import transformer
+from hessfig.models.protocol import Kind, Layout, Weight
+from hessfig.terms import Block, Group, Matrix, Part
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+_MLP, _EMBEDDINGS, _BIASES = ((group.value,) for group in (Group.mlp, Group.embeddings, Group.biases))
+
+
+def layout(config: Config) -> Layout:
+    """Return embedding, hidden layers (W_in is the first, W the further ones) and read-out; biases as others."""
+    return Layout(tuple(_weights(config, width(config))))
+
+
+def reach(task: TaskConfig) -> int:
+    """Return how many tokens of a sequence the inputs hold: all but the last, which predicts nothing."""
+    return 3 * task.digits + 2
+
+
+def width(config: Config) -> int:
+    """Return model.d_mlp; null: the hidden units h whose number of parameters comes closest to the transformer's.
+
+    n(h) = V d + (L d + 1) h + (D - 1)(h + 1) h + (h + 1) V for V tokens, width d, prefixes of L tokens and D layers
+    grows with h. The transformer has the same settings (d_mlp = 4 d_model, its biases and norms counted).
+    """
+    if config.model.d_mlp:
+        return config.model.d_mlp
+    goal, high = _transformer_size(config), 1
+    while _size(config, high) < goal:
+        high *= 2
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if _size(config, middle) < goal else (low, middle)
+    return high if low == 0 or _size(config, high) - goal < goal - _size(config, low) else low
+
+
+def _size(config: Config, hidden: int) -> int:
+    return sum(weight.size for weight in _weights(config, hidden))
+
+
+def _transformer_size(config: Config) -> int:
+    model = replace(config.model, kind=KindName.transformer.value, sink=Sink.none, mlp=MLP.relu)
+    return sum(weight.size for weight in transformer.layout(replace(config, model=model)).weights)
+
+
+def _weights(config: Config, hidden: int) -> Iterator[Weight]:
+    model, vocabulary = config.model, config.task.vocabulary
+    yield Weight(Matrix.W_E.value, "tok_embed.weight", vocabulary * model.d_model, 0, _EMBEDDINGS)
+    for layer in range(1, model.n_layers + 1):
+        name, inputs = (Matrix.W_in, reach(config.task) * model.d_model) if layer == 1 else (Matrix.W, hidden)
+        yield Weight(name.value, f"layers.{layer - 1}.weight", inputs * hidden, layer, _MLP)
+        bias = name.value.replace("W", "b", 1)
+        yield Weight(bias, f"layers.{layer - 1}.bias", hidden, layer, (*_MLP, *_BIASES), is_main=False)
+    yield Weight(Matrix.W_U.value, "head.weight", vocabulary * hidden)
+    yield Weight("b_U", "head.bias", vocabulary, 0, _BIASES, is_main=False)
+
+
+def _skeleton(config: Config) -> nn.Module:
+    from hessfig.models.networks import PrefixMLP
+
+    return PrefixMLP(config.model, width=width(config), vocabulary=config.task.vocabulary, reach=reach(config.task))
+
+
+def _check(config: Config) -> None:
+    if config.model.mlp == MLP.none:
+        raise UserError(
+            "model.mlp: kind=mlp is nothing but an MLP",
+            got=MLP.none,
+            allowed="relu, gelu, linear",
+            remedy="model.mlp=relu",
+        )
+
+
+def is_structural_zero(model: ModelConfig, block: Block, part: Part) -> bool:
+    """Whether H_f(W, W) = 0: for W_U always; for every weight and bias while the activation is piecewise linear.
+
+    With ReLU (or none) the outputs are piecewise affine in each weight alone, embeddings included: between two kinks
+    the network is a product of matrices. Groups of weights are not: their products bend.
+    """
+    if part != Part.H_f or not block.is_diagonal or block.row in list(Group):
+        return False
+    return model.mlp != MLP.gelu or block.row in (Matrix.W_U, "b_U")
+
+
+KIND = Kind(layout=layout, skeleton=_skeleton, check=_check, is_structural_zero=is_structural_zero)

@@ -1,0 +1,98 @@
+"""Anybody's network: model.factory=FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION makes network, data and loss."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from hessfig.config.schema import Config
+from hessfig.config.user_code import find, guarded, source
+from hessfig.errors import UserError
+from hessfig.files import check_pin
+from hessfig.models.protocol import Drawn, Kind, Layout
+
+KEY = "model.factory"
+
+
+def find_factory(config: Config) -> Callable[..., Any]:
+    """Return the function that model.factory names. Raises UserError when there is none."""
+    found = find(KEY, config.model.factory, config.config_dir)
+    if not callable(found):
+        raise UserError(
+            f"{KEY}: {config.model.factory} is no function",
+            got=type(found).__name__,
+            allowed="a function that returns (network, inputs, targets, loss) or (..., weights), or a hessfig.Problem",
+            remedy="write def make(): return network, inputs, targets, loss",
+        )
+    return found
+
+
+def call_factory(config: Config, sigma: float | None, seed: int) -> Any:
+    """Call the factory with model.options, and with sigma and seed if it takes them."""
+    factory = find_factory(config)
+    signature = inspect.signature(factory)
+    offered = {"sigma": 1.0 if sigma is None else sigma, "seed": seed}
+    words = {key: value for key, value in offered.items() if key in signature.parameters}
+    words |= dict(config.model.options)
+    try:
+        signature.bind(**words)
+    except TypeError as error:
+        raise UserError(
+            f"{KEY}: {config.model.factory} cannot be called: {error}",
+            got=", ".join(f"{key}={value}" for key, value in words.items()) or "no arguments",
+            allowed=str(signature),
+            remedy="give its arguments as model.options={NAME: VALUE}",
+        ) from error
+    with guarded(KEY, str(config.model.factory)):
+        return factory(**words)
+
+
+def source_of(config: Config) -> str:
+    """Return a hash of the code behind the factory, as far as it is the user's own."""
+    find_factory(config)
+    return source(config.model.factory, config.config_dir)
+
+
+def layout(config: Config) -> Layout:
+    """Return the weights of the network that the factory makes first."""
+    return draw(config, None, config.first_seed).layout
+
+
+def draw(config: Config, sigma: float | None, seed: int) -> Drawn:
+    """Call the factory with those of `seed` and `sigma` that it takes, in the configured type.
+
+    Raises UserError when it cannot be found or returns something else than a network with data and a loss.
+    """
+    from hessfig.models.own_network import as_drawn, content_of
+    from hessfig.rng import one_thread
+
+    with one_thread():  # weights that the factory trains, say, have the same bits in every process
+        made = call_factory(config, sigma, seed)
+        drawn = as_drawn(made, dtype=config.dtype, source=str(config.model.factory))
+    check_pin(config.model.factory, KEY, found=source_of(config), planned=config.model.sha256)
+    with guarded(KEY, str(config.model.factory)):
+        return replace(drawn, content=content_of(drawn))
+
+
+def content(config: Config, sigma: float | None, seed: int) -> str:
+    """Return a hash of what the factory returns for `seed` and `sigma`."""
+    return draw(config, sigma, seed).content
+
+
+def _source(config: Config) -> str:
+    return config.model.sha256 or source_of(config)
+
+
+def axes(config: Config) -> frozenset[str]:
+    """Return which of sigma and seed the factory takes."""
+    return frozenset({"sigma", "seed"} & set(inspect.signature(find_factory(config)).parameters))
+
+
+def _check(config: Config) -> None:
+    if config.model.options and not config.model.factory:
+        raise UserError("model.options are for model.factory", got=config.model.options, allowed="{}", remedy="")
+
+
+KIND = Kind(layout=layout, draw=draw, axes=axes, check=_check, files=source_of, source=_source, content=content)

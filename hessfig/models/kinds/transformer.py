@@ -1,0 +1,85 @@
+"""GPT-2-style transformers: the layout of their weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from hessfig.config.enums import MLP, Norm, QueryKey
+from hessfig.config.schema import Config, ModelConfig, with_defaults
+from hessfig.models.blocks import is_structural_zero, matrices_of, weight_size
+from hessfig.models.protocol import Kind, Layout, Weight
+from hessfig.terms import Group, Matrix
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+_ATTENTION = {Matrix.W_Q: "q", Matrix.W_QK: "q", Matrix.W_K: "k", Matrix.W_V: "v", Matrix.W_O: "o"}
+_MLP = {Matrix.W_in: "fc_in", Matrix.W_out: "fc_out"}
+
+
+def layout(config: Config) -> Layout:
+    """Return every parameter of the network in the order of its modules: weights, then biases and norms as others."""
+    return Layout(tuple(_weights(config)))
+
+
+def _weights(config: Config) -> Iterator[Weight]:
+    model, task = with_defaults(config.model), config.task
+    for matrix, path in ((Matrix.W_E, "tok_embed"), (Matrix.W_pos, "pos")):
+        yield Weight(matrix.value, f"{path}.weight", weight_size(matrix, model, task), 0, (Group.embeddings.value,))
+    for layer in range(1, model.n_layers + 1):
+        yield from layer_weights(config, model, layer)
+    if model.norm == Norm.pre:
+        yield from norm_weights("ln_out", model, 0)
+    yield Weight(Matrix.W_U.value, "head.weight", weight_size(Matrix.W_U, model, task))
+    yield Weight("b_U", "head.bias", task.vocabulary, 0, (Group.biases.value,), is_main=False)
+
+
+def layer_weights(config: Config, model: ModelConfig, layer: int) -> Iterator[Weight]:
+    """Yield the weights of one layer; `model` has its defaults resolved."""
+    held = matrices_of(model)
+    if model.norm != Norm.none:
+        yield from norm_weights("ln1", model, layer)
+    for matrix, path in _ATTENTION.items():
+        if matrix in held:
+            yield from _linear(config, matrix, f"attn.{path}", layer, Group.attention)
+    if model.mlp == MLP.none:
+        return
+    if model.norm != Norm.none:
+        yield from norm_weights("ln2", model, layer)
+    for matrix, path in _MLP.items():
+        yield from _linear(config, matrix, f"mlp.{path}", layer, Group.mlp)
+
+
+def _linear(config: Config, matrix: Matrix, path: str, layer: int, group: Group) -> Iterator[Weight]:
+    model, place = with_defaults(config.model), f"layers.{layer - 1}.{path}"
+    yield Weight(matrix.value, f"{place}.weight", weight_size(matrix, model, config.task), layer, (group.value,))
+    bias = matrix.value.replace("W", "b", 1)
+    groups = (group.value, Group.biases.value)
+    yield Weight(bias, f"{place}.bias", _outputs(matrix, model), layer, groups, is_main=False)
+
+
+def _outputs(matrix: Matrix, model: ModelConfig) -> int:
+    """Return the length of the vector a weight produces."""
+    inner = model.n_heads * (model.d_head or 0)
+    single = model.n_heads * model.d_model if model.query_key == QueryKey.single else inner
+    lengths = {Matrix.W_Q: inner, Matrix.W_QK: single, Matrix.W_K: inner, Matrix.W_V: inner}
+    return lengths.get(matrix, (model.d_mlp or 0) if matrix == Matrix.W_in else model.d_model)
+
+
+def norm_weights(name: str, model: ModelConfig, layer: int) -> Iterator[Weight]:
+    """Yield gain and shift of one LayerNorm."""
+    place = f"layers.{layer - 1}.{name}" if layer else name
+    for kind, word in (("weight", "gain"), ("bias", "shift")):
+        yield Weight(f"{name}_{word}", f"{place}.{kind}", model.d_model, layer, (Group.norms.value,), is_main=False)
+
+
+def _skeleton(config: Config) -> nn.Module:
+    from hessfig.models.networks import Transformer
+    from hessfig.tasks.addition import sequence_length
+
+    return Transformer(config.model, vocabulary=config.task.vocabulary, length=sequence_length(config.task.digits))
+
+
+KIND = Kind(layout=layout, skeleton=_skeleton, is_structural_zero=is_structural_zero)

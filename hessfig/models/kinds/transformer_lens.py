@@ -1,0 +1,159 @@
+"""TransformerLens networks: a state as HookedTransformer or the bridge saves it, converted to plain torch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from hessfig.config.schema import Config, ModelConfig
+from hessfig.errors import UserError, first_few
+from hessfig.files import fingerprint as content
+from hessfig.files import is_file
+from hessfig.models.protocol import Drawn, Kind, Layout
+from hessfig.models.stored.lens_settings import Sizes, layout_of, sizes_of
+from hessfig.models.stored.model_folder import (
+    CONFIG,
+    KEY,
+    joined,
+    json_of,
+    pin_of,
+)
+from hessfig.models.stored.token_batches import (
+    Plan,
+    check_measured,
+    ids_of,
+    plan_of,
+    source_of,
+)
+from hessfig.tasks.tokens import Ids
+
+_PATTERNS = ("*.safetensors", "*.pth", "*.pt")
+_FORM = f"a folder with {CONFIG} (TransformerLens's configuration as JSON) and the state, {', '.join(_PATTERNS)}"
+
+
+def settings_of(config: Config) -> tuple[dict[str, Any], str]:
+    """Return the configuration, and where it stands, for messages. Raises UserError when there is none."""
+    path = weights_of(config).parent / CONFIG
+    return json_of(path, _FORM), str(path)
+
+
+def files(config: Config) -> str:
+    """Return a hash of sizes and weights by content; joined to it, a text's tokenizer's."""
+    path = weights_of(config)
+    return joined(config, path.parent, digest(sizes_of(*settings_of(config)), content(path)))
+
+
+def fingerprint(config: Config) -> str:
+    """Return a hash of sizes and weights by content."""
+    return pin_of(config, 0) or files(config).partition("+")[0]
+
+
+def digest(sizes: Sizes, weights: str) -> str:
+    """Return one hash of sizes and of the hash of the weights' file."""
+    return hashlib.sha256(json.dumps([asdict(sizes), weights]).encode()).hexdigest()
+
+
+def weights_of(config: Config) -> Path:
+    """Return the file of weights: model.path itself, or the only one in that folder.
+
+    Raises UserError when there is none, or when there are several.
+    """
+    if config.model.path is None:
+        raise UserError(
+            f"{KEY} is missing",
+            got="model=transformer_lens without model.path",
+            allowed=f"{_FORM}, or that file",
+            remedy="model.path=DIR",
+        )
+    place = Path(config.model.path)
+    if is_file(place):
+        return place
+    found = sorted(path for pattern in _PATTERNS for path in place.glob(pattern)) if place.is_dir() else []
+    if len(found) != 1:
+        raise UserError(
+            f"{KEY}: {_odd(place, bool(found))}",
+            got=first_few([path.name for path in found]) if found else place,
+            allowed=f"{_FORM}, or that file",
+            remedy=f"for example model.path={found[-1]}" if found else _HOW,
+        )
+    return found[0]
+
+
+_HOW = "torch.save(model.state_dict(), 'DIR/state.pth'), and the configuration's numbers as DIR/config.json"
+
+
+def _odd(place: Path, several: bool) -> str:
+    if several:
+        return "the folder has several files of weights"
+    return "the folder has no weights" if place.is_dir() else "there is no such folder"
+
+
+def layout(config: Config) -> Layout:
+    """Return the weights that config.json calls for."""
+    return layout_of(_sizes(config))
+
+
+def draw(config: Config, sigma: float | None, seed: int) -> Drawn:
+    """Return the network with the state's weights, its sequences in micro-batches, and cross-entropy."""
+    del sigma, seed
+    from hessfig.models.stored.lens_network import drawn
+
+    at_once = _plan(config).sequences
+    return drawn(config, layout(config), _ids(config), at_once)
+
+
+def axes(config: Config) -> frozenset[str]:
+    """Return that neither sigma nor seed changes a stored network."""
+    del config
+    return frozenset()
+
+
+def source(config: Config) -> str:
+    """Return a hash of sizes, weights and tokens by content, and of the micro-batch where there are several."""
+    return source_of(config, fingerprint(config), _plan(config), lambda: _ids(config))
+
+
+def about(config: Config) -> str:
+    """Return how the sequences are held."""
+    return str(_plan(config))
+
+
+def _check(config: Config) -> None:
+    """Raise UserError for settings under which no such network, or no such data, can be had."""
+    for name in ("random", "download", "options"):
+        if getattr(config.model, name) != getattr(ModelConfig(), name):
+            raise UserError(
+                f"model.{name} is for model.kind=huggingface",
+                got=getattr(config.model, name),
+                allowed="model=transformer_lens reads the state of model.path as it is",
+                remedy=f"leave model.{name} out",
+            )
+    check_measured(config, is_random=False)
+    _plan(config)
+    _check_state(config)
+    _ids(config)
+
+
+def _check_state(config: Config) -> None:
+    """Raise UserError for a state that is not that of its config.json: the file is read, which takes torch."""
+    from hessfig.models.stored.lens_network import read
+
+    read(config)
+
+
+def _sizes(config: Config) -> Sizes:
+    return sizes_of(*settings_of(config))
+
+
+def _plan(config: Config) -> Plan:
+    return plan_of(config, _sizes(config), layout(config))
+
+
+def _ids(config: Config) -> Ids:
+    return ids_of(config, _sizes(config), weights_of(config).parent)
+
+
+KIND = Kind(layout=layout, draw=draw, axes=axes, check=_check, files=files, source=source, about=about)

@@ -1,0 +1,74 @@
+"""A small vision transformer on 8 x 8 pictures of digits: patches, learned positions, mean over tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hessfig.config.enums import Norm
+from hessfig.config.schema import Config, with_defaults
+from hessfig.errors import UserError
+from hessfig.files import fingerprint
+from hessfig.models.blocks import is_structural_zero
+from hessfig.models.kinds.transformer import layer_weights, norm_weights
+from hessfig.models.protocol import Kind, Layout, Weight
+from hessfig.tasks.digits import CLASSES, SIDE, number_of_training
+from hessfig.terms import Group, Matrix
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+_EMBEDDINGS, _BIASES = (Group.embeddings.value,), (Group.biases.value,)
+
+
+def layout(config: Config) -> Layout:
+    """Return every parameter of the network in the order of its modules: weights, then biases and norms as others."""
+    return Layout(tuple(_weights(config)))
+
+
+def _weights(config: Config) -> Iterator[Weight]:
+    model = with_defaults(config.model)
+    pixels, width = model.patch**2, model.d_model
+    yield Weight(Matrix.W_patch.value, "patch.weight", pixels * width, 0, _EMBEDDINGS)
+    yield Weight("b_patch", "patch.bias", width, 0, (*_EMBEDDINGS, *_BIASES), is_main=False)
+    yield Weight(Matrix.W_pos.value, "pos.weight", SIDE**2 // pixels * width, 0, _EMBEDDINGS)
+    for layer in range(1, model.n_layers + 1):
+        yield from layer_weights(config, model, layer)
+    if model.norm == Norm.pre:
+        yield from norm_weights("ln_out", model, 0)
+    yield Weight(Matrix.W_U.value, "head.weight", CLASSES * width)
+    yield Weight("b_U", "head.bias", CLASSES, 0, _BIASES, is_main=False)
+
+
+def _skeleton(config: Config) -> nn.Module:
+    from hessfig.models.networks import VisionTransformer
+
+    return VisionTransformer(config.model, side=SIDE, classes=CLASSES)
+
+
+def _check(config: Config) -> None:
+    if SIDE % config.model.patch:
+        raise UserError(
+            f"model.patch does not divide the pictures' side of {SIDE} pixels",
+            got=config.model.patch,
+            allowed=", ".join(str(patch) for patch in range(1, SIDE + 1) if SIDE % patch == 0),
+            remedy="model.patch=2",
+        )
+    most = number_of_training(config.task.path, config.task.sha256)
+    if config.task.batch_size > most:
+        raise UserError(
+            "task.batch_size: there are not as many training pictures",
+            got=config.task.batch_size,
+            allowed=f"1 to {most}",
+            remedy=f"task.batch_size={min(most, 128)}",
+        )
+
+
+def _source(config: Config) -> str:
+    """Return the hash of the user's own pictures; none for the bundled ones."""
+    return "" if config.task.path is None else config.task.sha256 or fingerprint(Path(config.task.path))
+
+
+KIND = Kind(layout=layout, skeleton=_skeleton, check=_check, is_structural_zero=is_structural_zero, source=_source)

@@ -1,0 +1,321 @@
+"""The package's networks in torch: transformer, MLPs, vision transformer, and a bare attention layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformer_lens.config import TransformerBridgeConfig
+from transformer_lens.model_bridge.sources.native import NativeAttention, NativeBlock, NativeModel
+
+from hessfig.config import MLP, Attention, ModelConfig, Norm, QueryKey, Sink, with_defaults
+
+ACTIVATIONS: dict[MLP, Callable[[Tensor], Tensor]] = {
+    MLP.relu: F.relu,
+    MLP.gelu: F.gelu,
+    MLP.linear: lambda x: x,
+}
+
+
+def score_sink(model: ModelConfig) -> float:
+    """Return what is added to every head's score of the first key, before mask and softmax."""
+    return model.sink_beta if model.sink in (Sink.scores, Sink.both) else 0.0
+
+
+def embedding_sink(model: ModelConfig) -> float:
+    """Return by how much more than itself the first position's embedding counts."""
+    return model.sink_beta if model.sink in (Sink.embedding, Sink.both) else 0.0
+
+
+def with_sink(scores: Float[Tensor, "*rows keys"], beta: float) -> Float[Tensor, "*rows keys"]:
+    """Return scores + beta e_1^T: a constant, so that every derivative is that of softmax at other scores."""
+    return scores + beta * at_first(scores.shape[-1], scores) if beta else scores
+
+
+def position_factors(positions: Int[Tensor, " rows"], beta: float, like: Tensor) -> Float[Tensor, "rows 1"]:
+    """Return 1 + beta at position 0, else 1: a fixed factor of the network; W_E and W_pos stay its parameters."""
+    return (1 + beta * (positions == 0).to(like.dtype)).unsqueeze(1)
+
+
+def at_first(length: int, like: Tensor) -> Float[Tensor, " length"]:
+    """Return (1, 0, 0, ...) with the type and device of `like`."""
+    return (torch.arange(length, device=like.device) == 0).to(like.dtype)
+
+
+class SelfAttention(NativeAttention):
+    """Causal self-attention: pattern(X W_Q W_K^T X^T / (t sqrt(d_head))) X W_V W_O (eq. 1 with a mask).
+
+    Differs from the native class by `temperature` t, a linear pattern (scores kept, masked ones 0), the
+    single-matrix query-key form X W_QK X^T, a sink on the first key, and an output at chosen query positions only.
+    """
+
+    def __init__(self, native: object, model: ModelConfig) -> None:
+        super().__init__(native)
+        self.temperature = model.temperature
+        self.is_linear = model.attention == Attention.linear
+        self.is_single = model.query_key == QueryKey.single
+        self.sink = score_sink(model)
+        if self.is_single:
+            self.q = nn.Linear(self.d_model, self.n_heads * self.d_model)
+            del self.k
+
+    def forward(
+        self, hidden: Float[Tensor, "batch length d_model"], queries: slice = slice(None)
+    ) -> Float[Tensor, "batch queries d_model"]:
+        """Return the attention output at the positions `queries`."""
+        pattern = self.pattern(self.scores(hidden, queries), queries)
+        mixed = pattern @ self._heads(self.v(hidden))
+        return self.o(mixed.transpose(1, 2).flatten(2))
+
+    def scores(self, hidden: Tensor, queries: slice) -> Float[Tensor, "batch n_heads queries length"]:
+        """Return X W_Q W_K^T X^T / (t sqrt(d_head)), plus the sink, for the query positions, unmasked."""
+        query = self._heads(self.q(hidden[:, queries]))
+        key = hidden[:, None] if self.is_single else self._heads(self.k(hidden))
+        return with_sink(query @ key.transpose(-2, -1) / (self.scale * self.temperature), self.sink)
+
+    def pattern(self, scores: Tensor, queries: slice) -> Float[Tensor, "batch n_heads queries length"]:
+        """Return the mixing weights: softmax over allowed keys, or the allowed scores themselves."""
+        masked = self.causal_mask[queries, : scores.shape[-1]]
+        if self.is_linear:
+            return scores.masked_fill(masked, 0.0)
+        return torch.softmax(scores.masked_fill(masked, float("-inf")), dim=-1)
+
+    def _heads(self, rows: Tensor) -> Float[Tensor, "batch n_heads length d"]:
+        return rows.unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
+
+
+class Layer(NativeBlock):
+    """Attention and MLP sublayers with LayerNorm before, after or nowhere, and an optional attention skip."""
+
+    def __init__(self, native: TransformerBridgeConfig, model: ModelConfig) -> None:
+        super().__init__(native)
+        self.attn = SelfAttention(native, model)
+        self.norm, self.attention_skip, self.has_mlp = model.norm, model.attention_skip, model.mlp != MLP.none
+        if self.has_mlp:
+            self.mlp.act = ACTIVATIONS[model.mlp]
+        elif model.norm == Norm.post:
+            self.ln2 = nn.Identity()
+
+    def forward(
+        self, hidden: Float[Tensor, "batch length d_model"], queries: slice = slice(None)
+    ) -> Float[Tensor, "batch queries d_model"]:
+        """Return the layer's output at the positions `queries`."""
+        after = self.norm == Norm.post
+        attended = self.attn(hidden if after else self.ln1(hidden), queries)
+        residual = hidden[:, queries] + attended if self.attention_skip else attended
+        residual = self.ln1(residual) if after else residual
+        return self.feed_forward(residual) if self.has_mlp else residual
+
+    def feed_forward(self, residual: Float[Tensor, "batch queries d_model"]) -> Tensor:
+        """Return the residual stream after the MLP sublayer."""
+        if self.norm == Norm.post:
+            return self.ln2(residual + self.mlp(residual))
+        return residual + self.mlp(self.ln2(residual))
+
+
+class Transformer(NativeModel):
+    """Token and position embeddings, `n_layers` layers, final norm (pre-LN only), unembedding with bias.
+
+    Equals TransformerLens's native model, given equal weights, for softmax attention with
+    norm `none` or `pre` (tests/models/test_transformer.py).
+    """
+
+    def __init__(self, model: ModelConfig, *, vocabulary: int, length: int) -> None:
+        native = native_config(model, vocabulary=vocabulary, length=length)
+        super().__init__(native)
+        self.layers = nn.ModuleList(Layer(native, model) for _ in range(model.n_layers))
+        self.head = nn.Linear(model.d_model, vocabulary, bias=True)
+        self.sink = embedding_sink(model)
+        if model.norm == Norm.post:
+            self.ln_out = nn.Identity()
+
+    def forward(self, tokens: Int[Tensor, "batch length"]) -> Float[Tensor, "batch length vocab"]:
+        """Return the logits at every position."""
+        return self.head(self.ln_out(self.hidden(tokens, len(self.layers))))
+
+    def hidden(self, tokens: Int[Tensor, "batch length"], depth: int) -> Float[Tensor, "batch length d_model"]:
+        """Return the residual stream after `depth` layers (0: the embeddings)."""
+        hidden = self.tok_embed(tokens) + self.pos.weight[: tokens.shape[1]]
+        if self.sink:
+            positions = torch.arange(tokens.shape[1], device=tokens.device)
+            hidden = hidden * position_factors(positions, self.sink, hidden)
+        for layer in self.layers[:depth]:
+            hidden = layer(hidden)
+        return hidden
+
+    def from_hidden(
+        self, hidden: Float[Tensor, "batch length d_model"], depth: int, scored: slice
+    ) -> Float[Tensor, "batch scored vocab"]:
+        """Return the logits at the scored positions, given the residual stream after `depth` layers.
+
+        The last layer is computed at the scored positions only: no other position enters the loss.
+        """
+        for layer in self.layers[depth:-1]:
+            hidden = layer(hidden)
+        hidden = self.layers[-1](hidden, scored) if depth < len(self.layers) else hidden[:, scored]
+        return self.head(self.ln_out(hidden))
+
+
+def native_config(model: ModelConfig, *, vocabulary: int, length: int) -> TransformerBridgeConfig:
+    """Translate a model configuration into TransformerLens's."""
+    model = with_defaults(model)
+    return TransformerBridgeConfig(
+        n_layers=model.n_layers,
+        n_heads=model.n_heads,
+        d_model=model.d_model,
+        d_head=model.d_head,
+        d_mlp=model.d_mlp,
+        d_vocab=vocabulary,
+        n_ctx=length,
+        act_fn="gelu" if model.mlp == MLP.gelu else "relu",
+        attn_only=model.mlp == MLP.none,
+        normalization_type=None if model.norm == Norm.none else "LN",
+    )
+
+
+class PrefixMLP(nn.Module):
+    """logits_p = W_U phi(W ... phi(W_in x_p + b_in) ... + b) + b_U, x_p = (e_1, ..., e_p, 0, ..., 0).
+
+    e_t is the embedding of token t; the first `reach` tokens have a place in x. A token's position is told by the
+    columns of W_in that it meets, so there is no W_pos.
+    """
+
+    def __init__(self, model: ModelConfig, *, width: int, vocabulary: int, reach: int) -> None:
+        super().__init__()
+        self.tok_embed = nn.Embedding(vocabulary, model.d_model)
+        widths = [reach * model.d_model] + [width] * model.n_layers
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
+        self.head = nn.Linear(width, vocabulary)
+        self.act, self.reach = ACTIVATIONS[model.mlp], reach
+
+    def hidden(self, tokens: Int[Tensor, "batch length"], depth: int) -> Float[Tensor, "batch reach width"]:
+        """Return the activations after `depth` layers (0: the embeddings) of the first `reach` positions."""
+        embedded = self.tok_embed(tokens[:, : self.reach])
+        return self._layers(prefixes(embedded, slice(None)), 0, depth) if depth else embedded
+
+    def from_hidden(self, hidden: Tensor, depth: int, scored: slice) -> Float[Tensor, "batch scored vocab"]:
+        """Return the logits at the scored positions, given the activations after `depth` layers."""
+        rows = hidden[:, scored] if depth else prefixes(hidden, scored)
+        return self.head(self._layers(rows, depth, len(self.layers)))
+
+    def _layers(self, rows: Tensor, start: int, stop: int) -> Tensor:
+        for layer in self.layers[start:stop]:
+            rows = self.act(layer(rows))
+        return rows
+
+
+def prefixes(embedded: Float[Tensor, "batch reach d"], positions: slice) -> Float[Tensor, "batch positions reach_d"]:
+    """Return x_p for the chosen positions p: the rows up to p side by side, zeros in the place of later ones."""
+    return (embedded[:, None] * known(embedded, positions)[..., None]).flatten(2)
+
+
+def known(embedded: Float[Tensor, "batch reach ..."], positions: slice) -> Float[Tensor, "positions reach"]:
+    """Return 1 where a position sees a token, 0 for later tokens."""
+    reach = embedded.shape[1]
+    return torch.ones(reach, reach, dtype=embedded.dtype, device=embedded.device).tril()[positions]
+
+
+class LinearMLP(nn.Module):
+    """Embedding, n_layers - 1 square linear maps and a linear read-out, without biases (Figure 8)."""
+
+    def __init__(self, model: ModelConfig, *, vocabulary: int) -> None:
+        super().__init__()
+        self.tok_embed = nn.Embedding(vocabulary, model.d_model)
+        widths = [model.d_model] * model.n_layers + [vocabulary]
+        self.layers = nn.ModuleList(nn.Linear(a, b, bias=False) for a, b in pairwise(widths))
+
+    def hidden(self, tokens: Int[Tensor, "batch length"], depth: int) -> Float[Tensor, "batch length d_model"]:
+        """Return the activations after `depth` layers (0: the embeddings)."""
+        hidden = self.tok_embed(tokens)
+        for layer in self.layers[:depth]:
+            hidden = layer(hidden)
+        return hidden
+
+    def from_hidden(self, hidden: Tensor, depth: int, scored: slice) -> Float[Tensor, "batch scored vocab"]:
+        """Return the outputs at the scored positions, given the activations after `depth` layers."""
+        hidden = hidden[:, scored]
+        for layer in self.layers[depth:]:
+            hidden = layer(hidden)
+        return hidden
+
+
+class BareAttention(nn.Module):
+    """F(X) = a(X W_Q W_K^T X^T / (t sqrt(d_K))) X W_V (eq. 1): no mask, skip, bias or output projection.
+
+    The inputs are `sigma` times a fixed Gaussian sample. Several heads split W_V's columns.
+    """
+
+    def __init__(self, model: ModelConfig) -> None:
+        super().__init__()
+        d_head = model.d_head or model.d_model // model.n_heads
+        self.n_heads, self.is_linear = model.n_heads, model.attention == Attention.linear
+        self.is_single, self.scale = model.query_key == QueryKey.single, d_head**0.5 * model.temperature
+        inner = model.n_heads * (model.d_model if self.is_single else d_head)
+        self.q = nn.Linear(model.d_model, inner, bias=False)
+        if not self.is_single:
+            self.k = nn.Linear(model.d_model, inner, bias=False)
+        self.v = nn.Linear(model.d_model, model.d_model, bias=False)
+        self.sigma = 1.0
+
+    def hidden(self, inputs: Float[Tensor, "batch length d_model"], depth: int) -> Tensor:
+        """Return the scaled inputs (depth 0 is the only one)."""
+        del depth
+        return self.sigma * inputs
+
+    def from_hidden(self, hidden: Float[Tensor, "batch length d_model"], depth: int, scored: slice) -> Tensor:
+        """Return F at the scored positions."""
+        del depth
+        query = self._heads(self.q(hidden[:, scored]))
+        key = hidden[:, None] if self.is_single else self._heads(self.k(hidden))
+        scores = query @ key.transpose(-2, -1) / self.scale
+        pattern = scores if self.is_linear else torch.softmax(scores, dim=-1)
+        return (pattern @ self._heads(self.v(hidden))).transpose(1, 2).flatten(2)
+
+    def _heads(self, rows: Tensor) -> Float[Tensor, "batch n_heads length d"]:
+        return rows.unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
+
+
+class VisionTransformer(nn.Module):
+    """logits = W_U mean_t h_t + b_U, h the tokens W_patch x_t + b_patch + W_pos[t] after `n_layers` layers.
+
+    x_t are the pixels of patch t, row by row. Layers as the transformer's, without its mask; with pre-LN a last
+    LayerNorm stands before the mean. The one output position is the picture's class.
+    """
+
+    def __init__(self, model: ModelConfig, *, side: int, classes: int) -> None:
+        super().__init__()
+        self.patches_a_side = side // model.patch
+        tokens = self.patches_a_side**2
+        native = native_config(model, vocabulary=classes, length=tokens)
+        self.patch = nn.Linear(model.patch**2, model.d_model)
+        self.pos = nn.Embedding(tokens, model.d_model)
+        self.layers = nn.ModuleList(Layer(native, model) for _ in range(model.n_layers))
+        for layer in self.layers:
+            layer.attn.causal_mask.fill_(False)  # type: ignore[union-attr, operator]
+        self.ln_out = nn.LayerNorm(model.d_model, eps=native.eps) if model.norm == Norm.pre else nn.Identity()
+        self.head = nn.Linear(model.d_model, classes)
+
+    def patches(self, images: Float[Tensor, "batch side side"]) -> Float[Tensor, "batch tokens pixels"]:
+        """Cut pictures into squares, row by row of squares."""
+        count = self.patches_a_side
+        squares = images.unflatten(1, (count, -1)).unflatten(3, (count, -1)).transpose(2, 3)
+        return squares.flatten(3).flatten(1, 2)
+
+    def hidden(self, images: Float[Tensor, "batch side side"], depth: int) -> Float[Tensor, "batch tokens d_model"]:
+        """Return the residual stream after `depth` layers (0: the embedded patches)."""
+        hidden = self.patch(self.patches(images)) + self.pos.weight
+        for layer in self.layers[:depth]:
+            hidden = layer(hidden)
+        return hidden
+
+    def from_hidden(
+        self, hidden: Float[Tensor, "batch tokens d_model"], depth: int, scored: slice
+    ) -> Float[Tensor, "batch 1 classes"]:
+        """Return the logits of every picture, given the residual stream after `depth` layers."""
+        for layer in self.layers[depth:]:
+            hidden = layer(hidden)
+        return self.head(self.ln_out(hidden).mean(dim=1, keepdim=True))[:, scored]

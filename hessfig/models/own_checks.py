@@ -1,0 +1,271 @@
+"""A user's network checked: its modules, one run of it, and modules that torch cannot differentiate twice."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+from torch.nn.utils import parametrizations
+
+from hessfig.errors import UserError, first_few, plain
+from hessfig.tasks.batch import Batch
+from hessfig.tasks.losses import takes_numbers
+
+_ODD = ("is_sparse", "is_sparse_csr", "is_nested", "is_quantized", "is_meta", "is_complex")
+
+
+def check_network(network: Any) -> None:
+    """Raise UserError for what is no network with real numbers as parameters, ready to be evaluated."""
+    if not isinstance(network, nn.Module):
+        raise UserError(
+            "the network is no module",
+            got=shape_of(network),
+            allowed="a torch.nn.Module that maps one tensor to one tensor",
+            remedy="wrap a function in a torch.nn.Module whose forward() calls it",
+        )
+    parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+    if any(isinstance(module, parallel) for module in network.modules()):
+        raise UserError(
+            "the network is spread over devices",
+            got=type(network).__name__,
+            allowed="the network itself, on one device",
+            remedy="network.module",
+        )
+    held = dict(network.named_parameters())
+    lazy = [name for name, p in held.items() if isinstance(p, nn.parameter.UninitializedParameter)]
+    odd = [name for name, p in held.items() if name not in lazy and oddity(p)]
+    if lazy or odd or not any(p.is_floating_point() for p in held.values()):
+        what = (
+            "parameters without a shape"
+            if lazy
+            else "parameters that are no dense real tensors"
+            if odd
+            else "there are none"
+        )
+        raise UserError(
+            f"the network's parameters: {what}",
+            got=first_few(lazy or odd),
+            allowed="parameters of real numbers, floating point",
+            remedy="call the network once, network(inputs)" if lazy else "hold them as real tensors",
+        )
+    check_mode(network)
+
+
+def check_mode(network: nn.Module) -> None:
+    random = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)
+    loose = [
+        name
+        for name, module in network.named_modules()
+        if isinstance(module, random) and module.training and getattr(module, "p", 1.0) > 0
+    ]
+    if loose:
+        raise UserError(
+            "the network is in training mode: its outputs are random or depend on the whole batch",
+            got=f"training: {', '.join(loose[:3])}",
+            allowed="dropout and batch norms in evaluation mode",
+            remedy="network.eval()",
+        )
+
+
+def oddity(tensor: Tensor) -> str:
+    """Return why a tensor cannot be measured with: sparse, complex, ...; nothing for a plain one."""
+    for name in _ODD:
+        found = getattr(tensor, name, False)
+        if found() if callable(found) else found:
+            return name.removeprefix("is_")
+    return ""
+
+
+def check_tensor(name: str, tensor: Tensor) -> None:
+    odd = oddity(tensor)
+    if odd or tensor.ndim == 0 or tensor.numel() == 0:
+        what = f"a tensor that is {odd}" if odd else "no sample" if tensor.ndim else "a single number"
+        raise UserError(
+            f"{name}: {what}",
+            got=shape_of(tensor),
+            allowed="dense tensors of real or whole numbers whose first axis runs over one sample or more",
+            remedy="torch.view_as_real(...) or .to_dense()" if odd else "leave empty batches out",
+        )
+
+
+def check_apart(loss: nn.Module, network: nn.Module) -> None:
+    """Raise UserError for a loss that holds parameters of the network: outputs are all that a loss may depend on."""
+    own = {id(parameter) for parameter in network.parameters()}
+    shared = [name for name, parameter in loss.named_parameters() if id(parameter) in own]
+    if shared:
+        raise UserError(
+            "the loss holds parameters of the network",
+            got=first_few(shared),
+            allowed="a loss of outputs and targets alone",
+            remedy="measure the loss without its penalty: a penalty's own Hessian is known",
+        )
+
+
+def words_of(error: BaseException) -> str:
+    return plain(f"{type(error).__name__}: {error}".strip().replace("\n", " "), most=300)
+
+
+def shape_of(thing: Any) -> str:
+    if isinstance(thing, Tensor):
+        return f"tensor {'' if thing.is_nested else tuple(thing.shape)} of {str(thing.dtype).removeprefix('torch.')}"
+    if isinstance(thing, tuple | list):
+        return f"a {type(thing).__name__} of {len(thing)}: {first_few([type(part).__name__ for part in thing])}"
+    return f"{type(thing).__name__}" if thing is not None else "None"
+
+
+_REMEDY = "for cross_entropy: outputs (..., classes), targets (...) of class numbers"
+
+
+def check_run(network: nn.Module, loss: nn.Module, batch: Batch) -> Tensor:
+    """Run network and loss once and return the outputs.
+
+    They must be a tensor, the same twice, and something the loss can take and be differentiated in.
+    """
+    with torch.no_grad():
+        outputs, again = (_called("the network", network, batch.inputs) for _ in range(2))
+    if not isinstance(outputs, Tensor) or oddity(outputs) or not outputs.is_floating_point():
+        raise UserError(
+            "the network's output is not a tensor of real numbers",
+            got=shape_of(outputs),
+            allowed="a tensor, floating point",
+            remedy="wrap it in a module that returns the tensor the loss needs",
+        )
+    if outputs.shape != again.shape or not torch.equal(outputs.nan_to_num(), again.nan_to_num()):
+        raise UserError(
+            "the network's outputs change from call to call",
+            got=f"{shape_of(outputs)}, then another",
+            allowed="a deterministic network",
+            remedy="network.eval(), or take the randomness out",
+        )
+    _check_loss(loss, outputs, batch.targets)
+    return outputs
+
+
+def check_reached(network: nn.Module, batch: Batch) -> None:
+    """Warn where no parameter reaches the outputs: every number will be zero, which is rarely meant."""
+    at = {name: p.detach().requires_grad_() for name, p in network.named_parameters() if p.is_floating_point()}
+    with torch.enable_grad():
+        outputs = _called("the network", partial(functional_call, network, at), (batch.inputs,))
+    if not outputs.requires_grad:
+        warnings.warn(
+            "no parameter reaches the network's outputs (detached, or under torch.no_grad()): all derivatives are zero",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+def _called(what: str, module: Callable[..., Any], *given: Any) -> Any:
+    """Return module(*given). Raises UserError, which says what was raised, when it raises anything."""
+    try:
+        return module(*given)
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise UserError(
+            f"{what} raises {type(error).__name__} when it is called",
+            got=f"{words_of(error)}; given {' and '.join(map(shape_of, given))}",
+            allowed=f"{'loss(outputs, targets)' if len(given) > 1 else 'network(inputs)'} without an error",
+            remedy=_REMEDY if len(given) > 1 else "call it yourself: network.double()(inputs), with the same inputs",
+        ) from error
+
+
+def _check_loss(loss: nn.Module, outputs: Tensor, targets: Tensor) -> None:
+    """Raise UserError for a loss that is not one real number, the same twice, with a derivative in the outputs."""
+    if takes_numbers(loss) and outputs.shape != targets.shape:
+        _misfit(outputs, targets, "they differ in shape, and would be broadcast")
+    leaf = outputs.detach().requires_grad_()
+    with torch.enable_grad():
+        value = _called("the loss", loss, leaf, targets)
+        if not isinstance(value, Tensor) or value.shape != () or not value.is_floating_point():
+            _misfit(outputs, targets, f"it returned {shape_of(value)}")
+        if value.requires_grad:
+            _differentiated(value, leaf)
+            again = float(_called("the loss", loss, leaf, targets).detach())
+            if again != float(value.detach()) and again == again:
+                _misfit(outputs, targets, f"it returned {float(value.detach()):.6g}, then {again:.6g}")
+            return
+    raise UserError(
+        "the loss has no derivative in the network's outputs",
+        got=f"{float(value):.6g}, detached from them or constant",
+        allowed="a loss that autograd can follow back to the outputs",
+        remedy="take .detach(), .item(), argmax and torch.no_grad() out of it",
+    )
+
+
+def _differentiated(value: Tensor, leaf: Tensor) -> None:
+    (slope,) = _called("the loss's backward pass", lambda _: torch.autograd.grad(value, leaf, allow_unused=True), leaf)
+    if slope is None:
+        raise UserError(
+            "the loss does not depend on the network's outputs",
+            got=f"{float(value.detach()):.6g}",
+            allowed="a loss of outputs and targets",
+            remedy="use its first argument",
+        )
+
+
+def _misfit(outputs: Tensor, targets: Tensor, why: str) -> NoReturn:
+    raise UserError(
+        "the loss cannot take the network's output",
+        got=f"outputs {shape_of(outputs)}, targets {shape_of(targets)}: {why}"[:400],
+        allowed="loss(outputs, targets) with one real number as its value: a tensor of shape ()",
+        remedy=f"{_REMEDY}; .squeeze() or .mean() for a loss of several",
+    )
+
+
+class Bag(nn.EmbeddingBag):
+    """EmbeddingBag by gathering and adding: the gradient of torch's own cannot be differentiated."""
+
+    def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
+        """Return the sum or mean of every bag's embeddings; the largest, and norms kept small, as torch does."""
+        if self.mode == "max" or self.max_norm is not None:
+            return super().forward(input, offsets, per_sample_weights)
+        bag, count = _bags(input, offsets, last=bool(self.include_last_offset))
+        words = input.flatten()
+        factors = torch.ones_like(words, dtype=self.weight.dtype)
+        if self.padding_idx is not None:
+            factors = (words != self.padding_idx).to(self.weight)
+        if self.mode == "mean":
+            held = torch.zeros(count, dtype=factors.dtype, device=factors.device).index_add(0, bag, factors)
+            factors = factors / held.clamp(min=1.0)[bag]
+        elif per_sample_weights is not None:
+            factors = factors * per_sample_weights.flatten()
+        found = torch.zeros(count, self.weight.shape[1], dtype=factors.dtype, device=factors.device)
+        return found.index_add(0, bag, factors[:, None] * F.embedding(words, self.weight))
+
+
+class WeightNorm(parametrizations._WeightNorm):
+    """Weight norm v g / |v|: the second derivatives of torch's fused one are wrong (2.15)."""
+
+    def forward(self, weight_g: Tensor, weight_v: Tensor) -> Tensor:
+        """Return v g / |v|, the norms taken over every axis but one."""
+        return weight_v * (weight_g / torch.norm_except_dim(weight_v, 2, self.dim))
+
+
+OF: dict[type, type] = {nn.EmbeddingBag: Bag, parametrizations._WeightNorm: WeightNorm}
+
+
+def differ(network: nn.Module) -> bool:
+    """Whether a network has a module that is replaced."""
+    return any(type(module) in OF for module in network.modules())
+
+
+def replace_in(network: nn.Module) -> None:
+    """Turn such modules of a network into these, in place."""
+    for module in network.modules():
+        if type(module) in OF:
+            module.__class__ = OF[type(module)]
+
+
+def _bags(words: Tensor, offsets: Any, *, last: bool) -> tuple[Tensor, int]:
+    """Return the bag of every word, and how many bags there are."""
+    if offsets is None:
+        return torch.arange(len(words), device=words.device).repeat_interleave(words.shape[1]), len(words)
+    starts = offsets[:-1] if last else offsets
+    places = torch.arange(len(words), device=words.device)
+    return torch.searchsorted(starts.contiguous(), places.to(starts), right=True) - 1, len(starts)

@@ -1,0 +1,406 @@
+"""A network of the user's own with its data and loss: its weights named, its batches weighed, its content hashed."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain, combinations
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hessfig.errors import UserError, did_you_mean, plain
+from hessfig.models import own_checks
+from hessfig.models.own_checks import (
+    check_apart,
+    check_mode,
+    check_network,
+    check_reached,
+    check_run,
+    check_tensor,
+    shape_of,
+    words_of,
+)
+from hessfig.models.protocol import Drawn, Layout, Weight, every_parameter
+from hessfig.rng import one_thread
+from hessfig.tasks.batch import Batch
+from hessfig.tasks.losses import LOSSES, batch_weights
+
+Pair = tuple[Weight, Weight]
+_AT = "@"
+_MOST_LAYER = 10_000  # as model.n_layers
+_REMEDY = 'for example weights={"W_V@1": "layers.0.value.weight"}'
+
+
+def named_layout(network: nn.Module, weights: Any) -> Layout:
+    """Return the layout of `weights`, or every parameter by its own name.
+
+    A parameter that has several names is held under the first of them. Raises UserError for misfits, and for a group
+    that holds an entry twice.
+    """
+    whole = every_parameter((name, p.numel()) for name, p in network.named_parameters() if p.is_floating_point())
+    if weights is None:
+        return whole
+    if not isinstance(weights, Mapping) or not weights:
+        raise UserError(
+            "weights: no names of weights",
+            got=plain(repr(weights)),
+            allowed="{name: parameter}, or None for every parameter by its own name",
+            remedy=_REMEDY,
+        )
+    known = _Known(network)
+    named = [weight for name, spec in weights.items() for weight in _named(known, name, spec)]
+    for name, layer, pair in _overlapping(named, known, "name"):
+        raise _twice(f"{name}{_AT}{layer}" if layer else str(name), pair, known)
+    shared = [pair for _, layer, pair in _overlapping(named, known, "parameter") if layer]
+    return Layout(tuple(named), whole.weights, shared=tuple(shared))
+
+
+class _Known:
+    """The parameters of a network: what each is called first, and which entries a view of it has."""
+
+    def __init__(self, network: nn.Module) -> None:
+        self.first = {id(p): name for name, p in network.named_parameters()}
+        every = network.named_parameters(remove_duplicate=False)
+        self.parameters = {name: p for name, p in every if p.is_floating_point()}
+        self.names = [name for name, p in network.named_parameters() if p.is_floating_point()]
+        self._entries: dict[str, Tensor] = {}
+
+    def overlap(self, pair: Pair) -> int:
+        """Return how many entries two weights have in common."""
+        one, other = pair
+        if one.parameter != other.parameter:
+            return 0
+        if one.index is None or other.index is None:
+            return min(one.size, other.size)
+        return int(torch.isin(self._of(one).flatten(), self._of(other).flatten()).sum())
+
+    def _of(self, weight: Weight) -> Tensor:
+        path = weight.parameter
+        if path not in self._entries:
+            parameter = self.parameters[path]
+            self._entries[path] = torch.arange(parameter.numel()).view(parameter.shape)
+        return self._entries[path][weight.index]
+
+
+def _overlapping(named: Sequence[Weight], known: _Known, alike: str) -> Iterator[tuple[str, int, Pair]]:
+    """Yield the pairs of weights that share entries, of those alike in layer, parameter and `alike`."""
+    groups = defaultdict(list)
+    for weight in named:
+        groups[getattr(weight, alike), weight.layer, weight.parameter].append(weight)
+    for (name, layer, _), members in groups.items():
+        yield from ((name, layer, pair) for pair in combinations(members, 2) if known.overlap(pair))
+
+
+def _twice(name: str, pair: Pair, known: _Known) -> UserError:
+    """Return the error of a group that counts entries twice: its norm would be that of another matrix."""
+    views = [one.parameter if one.index is None else f"{one.parameter}{_shown(one.index)}" for one in pair]
+    return UserError(
+        f"weights: the group {name} holds entries twice",
+        got=f"{' and '.join(views)} have {known.overlap(pair)} entries in common",
+        allowed="parameters or slices without a common entry",
+        remedy="name every entry once in a group; other names may overlap with it",
+    )
+
+
+def _shown(index: Any) -> str:
+    return f"[{index}]" if not isinstance(index, tuple) else str(list(index))
+
+
+def _named(known: _Known, name: Any, spec: Any) -> list[Weight]:
+    bare, at, layer = name.partition(_AT) if isinstance(name, str) else ("", "", "")
+    if not bare or any(letter in name for letter in ",'\"[]{}$\\") or (at and not _is_layer(layer)):
+        raise UserError(
+            "weights: a name is plain text, perhaps with its layer behind @",
+            got=plain(repr(name)),
+            allowed=f"no commas, quotes, brackets, $ or backslashes; W_V, W_V@2, with a layer up to {_MOST_LAYER}",
+            remedy="rename it",
+        )
+    specs = spec if isinstance(spec, list) else [spec]
+    if not specs:
+        raise UserError(f"weights: the group {name} is empty", got="[]", allowed="a list of parameters", remedy=_REMEDY)
+    return [_weight(known, bare, int(layer or 0), one) for one in specs]
+
+
+def _is_layer(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= len(str(_MOST_LAYER)) and int(text) <= _MOST_LAYER
+
+
+def _weight(known: _Known, name: str, layer: int, spec: Any) -> Weight:
+    path, index = spec if isinstance(spec, tuple) and len(spec) == 2 else (spec, None)
+    if not isinstance(path, str) or path not in known.parameters:
+        held = known.names
+        raise UserError(
+            f"weights: the network has no parameter {plain(repr(path))}",
+            got=plain(f"{name}: {path}"),
+            allowed=", ".join(held[:12]) + ", ..." * (len(held) > 12),
+            remedy=did_you_mean(str(path)[:200], held) or "see network.named_parameters()",
+        )
+    parameter = known.parameters[path]
+    size = _size(name, parameter, index)
+    return Weight(name, known.first[id(parameter)], size, layer, index=_from_the_front(index, parameter.ndim))
+
+
+def _size(name: str, parameter: Tensor, index: Any) -> int:
+    """Return the entries of the view. Raises UserError where it lies outside its parameter, or is no view."""
+    try:
+        view = parameter if index is None else parameter[index]
+        inside = view.numel() > 0 and _within(parameter, index)
+        shared = inside and view.untyped_storage().data_ptr() == parameter.untyped_storage().data_ptr()
+    except (IndexError, TypeError, RuntimeError, ValueError, OverflowError):
+        inside = shared = False
+    if not (inside and shared):
+        raise UserError(
+            f"weights: the slice of {name} is not one of its parameter",
+            got=plain(repr(index)),
+            allowed=f"a slice within shape {tuple(parameter.shape)}, e.g. numpy.s_[:4, :]",
+            remedy="count rows and columns again: PyTorch's Linear stores (outputs, inputs)",
+        )
+    return int(view.numel())
+
+
+def _from_the_front(index: Any, ndim: int) -> Any:
+    """Return an index without an ellipsis, with an axis at least: products have the probes on an axis of their own."""
+    if not (index is Ellipsis or isinstance(index, tuple | int)):
+        return index
+    given: list[Any] = list(index) if isinstance(index, tuple) else [index]
+    places = list(given)
+    if Ellipsis in places:
+        at, missing = places.index(Ellipsis), ndim + 1 - sum(one is not None for one in places)
+        places[at : at + 1] = [slice(None)] * missing
+    if len(places) == ndim and all(isinstance(one, int) for one in places):
+        places[-1] = slice(places[-1], places[-1] + 1 or None)
+    return index if places == given else tuple(places)
+
+
+def _within(parameter: Tensor, index: Any) -> bool:
+    """Whether the slices end inside the parameter: Python's slices would be cut short silently."""
+    slices = index if isinstance(index, tuple) else (index,)
+    ends = zip(slices, parameter.shape, strict=False)
+    return all(not isinstance(one, slice) or one.stop is None or -n <= one.stop <= n for one, n in ends)
+
+
+def as_drawn(found: Any, *, dtype: str, source: str) -> Drawn:
+    """Return what a factory made as a checked problem. Raises UserError when it made something else."""
+    if hasattr(found, "network") and hasattr(found, "targets"):
+        found = (found.network, found.inputs, found.targets, found.loss, found.weights)
+    if not isinstance(found, tuple) or len(found) not in (4, 5) or not isinstance(found[0], nn.Module):
+        raise UserError(
+            f"model.factory: {source} returned something else than a problem",
+            got=shape_of(found),
+            allowed="(network, inputs, targets, loss), (network, inputs, targets, loss, weights) or a hessfig.Problem",
+            remedy="return a torch.nn.Module, its inputs, the targets and a loss",
+        )
+    return foreign(*found, dtype=dtype)
+
+
+def foreign(
+    network: Any,
+    inputs: Any,
+    targets: Any,
+    loss: Any,
+    weights: Any = None,
+    *,
+    dtype: str,
+) -> Drawn:
+    """Check and name everything.
+
+    The network is copied when it is not of type `dtype`, or has a module under two names. `inputs` and `targets` are
+    tensors or lists of them (batches, which weigh what the loss's mean divides by). `loss`: cross_entropy, mse,
+    mse_sum, or a module with `reduction`. `weights`: {name: parameter, (parameter, index) or a list of these}; a name
+    may be pinned to a layer (W_V@2). Raises UserError for what does not fit.
+    """
+    real = getattr(torch, dtype)
+    with torch.inference_mode(False):
+        check_network(network)
+        batches, module = _batches(inputs, targets, real), _loss(loss, network, real)
+        network = _cast(_differentiable(network), real, "the network")
+        outputs = [check_run(network, module, batch) for batch in batches]
+        check_reached(network, batches[0])
+        batches = _weighed(module, batches, outputs)
+        return Drawn(network, batches[0], module, named_layout(network, weights), tuple(batches[1:]))
+
+
+def _cast(module: nn.Module, real: torch.dtype, what: str) -> nn.Module:
+    """Return the module in a floating-point type: a copy, unless it has that type."""
+    held = [p for p in module.parameters() if p.is_floating_point()]
+    if not any(p.dtype != real or p.is_inference() for p in held):
+        return module
+    return _copied(module, what).to(real)
+
+
+def _copied(module: nn.Module, what: str) -> nn.Module:
+    try:
+        return copy.deepcopy(module)
+    except Exception as error:
+        raise UserError(
+            f"{what} cannot be copied",
+            got=words_of(error),
+            allowed="a module that copy.deepcopy copies",
+            remedy="convert it yourself (module.double()), without a module under two names",
+        ) from error
+
+
+def _differentiable(network: nn.Module) -> nn.Module:
+    """Return the network as torch can differentiate it: the network itself, or a copy where something is changed.
+
+    A module under two names becomes two that share their parameters: torch.func.functional_call does not put back those
+    of one. Modules that torch cannot differentiate twice are replaced (see `elementary`).
+    """
+    if len(list(_modules(network))) == len(list(network.modules())) and not own_checks.differ(network):
+        return network
+    network = _copied(network, "the network")
+    _split(network, {id(network)})
+    own_checks.replace_in(network)
+    return network
+
+
+def _split(module: nn.Module, seen: set[int]) -> None:
+    for name, child in module._modules.items():
+        if child is not None and id(child) in seen:
+            module._modules[name] = _twin(child)
+        elif child is not None:
+            seen.add(id(child))
+            _split(child, seen)
+
+
+def _modules(module: nn.Module, above: tuple[int, ...] = ()) -> Iterator[nn.Module]:
+    """Yield every module once for each of its names. Raises UserError for one that holds itself."""
+    yield module
+    for name, child in module._modules.items():
+        if child is None:
+            continue
+        if id(child) in (*above, id(module)):
+            raise UserError(
+                "the network holds itself",
+                got=name,
+                allowed="modules that form a tree",
+                remedy="keep the reference outside of nn.Module's attributes, in a tuple or list",
+            )
+        yield from _modules(child, (*above, id(module)))
+
+
+def _twin(module: nn.Module) -> nn.Module:
+    """Return another module with the same parameters, buffers and attributes."""
+    twin = object.__new__(type(module))
+    twin.__dict__.update(module.__dict__)
+    for held in ("_parameters", "_buffers"):
+        twin.__dict__[held] = dict(module.__dict__[held])
+    twin.__dict__["_modules"] = {
+        name: None if child is None else _twin(child) for name, child in module._modules.items()
+    }
+    return twin
+
+
+def _batches(inputs: Any, targets: Any, real: torch.dtype) -> list[Batch]:
+    xs, ys = (list(side) if isinstance(side, list | tuple) else [side] for side in (inputs, targets))
+    if len(xs) != len(ys) or not xs or not all(isinstance(x, Tensor) for x in (*xs, *ys)):
+        raise UserError(
+            "inputs and targets are not tensors, or lists of as many tensors",
+            got=f"{shape_of(inputs)} and {shape_of(targets)}",
+            allowed="tensors whose first axis runs over samples",
+            remedy="torch.as_tensor(array); wrap networks of other inputs in a module that takes one tensor",
+        )
+    for name, side in (("inputs", xs), ("targets", ys)):
+        for tensor in side:
+            check_tensor(name, tensor)
+    return [Batch(_typed(x, real), _typed(y, real), slice(None)) for x, y in zip(xs, ys, strict=True)]
+
+
+def _typed(tensor: Tensor, real: torch.dtype) -> Tensor:
+    found = tensor.detach().to(real) if tensor.is_floating_point() else tensor.detach()
+    return found.clone() if found.is_inference() else found
+
+
+def _loss(loss: Any, network: nn.Module, real: torch.dtype) -> nn.Module:
+    if isinstance(loss, str) and loss in LOSSES:
+        return LOSSES[loss]()
+    reduction = getattr(loss, "reduction", None)
+    if isinstance(loss, nn.Module) and isinstance(reduction, str) and reduction in ("mean", "sum"):
+        check_mode(loss)
+        check_apart(loss, network)
+        floating = [t for t in chain(loss.parameters(), loss.buffers()) if t.is_floating_point()]
+        return _copied(loss, "the loss").to(real) if any(t.dtype != real for t in floating) else loss
+    raise UserError(
+        "loss is not known",
+        got=plain(loss) if isinstance(loss, str) else shape_of(loss),
+        allowed=f"{', '.join(LOSSES)}, or a torch.nn.Module loss(outputs, targets) with reduction 'mean' or 'sum'",
+        remedy=did_you_mean(loss[:100], LOSSES) or f"for example loss={next(iter(LOSSES))!r}"
+        if isinstance(loss, str)
+        else "set .reduction on your loss module",
+    )
+
+
+def _weighed(loss: nn.Module, batches: list[Batch], outputs: list[Tensor]) -> list[Batch]:
+    """Return the batches that count, with what the mean over each divides by where that is not the samples."""
+    found = batch_weights(loss, outputs, [batch.targets for batch in batches])
+    counted = [(batch, weight) for batch, weight in zip(batches, found, strict=True) if weight]
+    if not counted:
+        raise UserError(
+            "the loss divides by nothing: no target counts",
+            got="targets that are all ignored, or weigh nothing",
+            allowed="a target that counts",
+            remedy="leave ignored samples out",
+        )
+    sizes = [len(batch.inputs) for batch, _ in counted]
+    if all(one * sizes[0] == counted[0][1] * size for (_, one), size in zip(counted, sizes, strict=True)):
+        return [batch for batch, _ in counted]
+    return [replace(batch, weight=float(one)) for batch, one in counted]
+
+
+_DIGITS = {
+    torch.float64: 6,
+    torch.float32: 3,
+}  # of outputs and losses: the others differ from machine to machine
+
+
+def content_of(drawn: Drawn) -> str:
+    """Return a hash of a network (its weights and buffers), its batches, its loss and the names of its weights.
+
+    Code and constants that no state holds count by what they do: the size of the outputs and the loss of every batch,
+    to six digits (float32: three).
+    """
+    found = hashlib.sha256()
+    for label, thing in _parts(drawn):
+        found.update(f"{label}\n".encode())
+        found.update(_bytes(thing) if isinstance(thing, Tensor) else f"{thing}\n".encode())
+    return found.hexdigest()
+
+
+def _parts(drawn: Drawn) -> Iterator[tuple[str, Any]]:
+    """Yield everything that counts: tensors, and what is printed of the rest."""
+    yield from _module("network", drawn.network)
+    yield from _module("loss", drawn.loss)
+    for name, value in sorted(vars(drawn.loss).items()):
+        if isinstance(value, bool | int | float | str | None):
+            yield f"loss.{name}", value
+    for weight in (*drawn.layout.weights, "all", *drawn.layout.parameters):
+        yield "weight", weight
+    for batch in (drawn.batch, *drawn.more):
+        yield "inputs", batch.inputs
+        yield "targets", batch.targets
+    yield from _answers(drawn)
+
+
+def _module(label: str, module: nn.Module) -> Iterator[tuple[str, Any]]:
+    yield label, [(name, type(one).__qualname__) for name, one in module.named_modules()]
+    yield from ((f"{label}.{name}", one) for name, one in module.named_parameters(remove_duplicate=False))
+    yield from ((f"{label}.{name}", one) for name, one in module.named_buffers(remove_duplicate=False))
+
+
+def _answers(drawn: Drawn) -> Iterator[tuple[str, Any]]:
+    with one_thread(), torch.no_grad():
+        for batch in (drawn.batch, *drawn.more):
+            outputs = drawn.network(batch.inputs)
+            digits = _DIGITS.get(outputs.dtype, 2)
+            numbers = (outputs.double().square().mean().sqrt(), drawn.loss(outputs, batch.targets))
+            yield "answers", [f"{float(number):.{digits - 1}e}" for number in numbers]
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    plain = tensor.detach().cpu().contiguous().reshape(-1)
+    return f"{tensor.dtype} {tuple(tensor.shape)}\n".encode() + plain.view(torch.uint8).numpy().tobytes()

@@ -1,0 +1,372 @@
+"""Architectures of causal language models: their sizes by config.json, and the layout of their weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hessfig.errors import UserError, did_you_mean, plain
+from hessfig.models.protocol import Layout, Weight
+from hessfig.terms import Group, Matrix
+
+
+@dataclass(frozen=True)
+class Names:
+    """Paths of the pieces below the causal language model, and of the pieces of a layer below the layer.
+
+    `fused`: queries, keys and values are one map; "columns" Q | K | V, or "heads", each head its own q, k, v rows.
+    `by_inputs`: maps are stored (inputs, outputs), as GPT-2's Conv1D, instead of (outputs, inputs).
+    `withholds_padding`: the embedding of transformers has no derivatives for the word of pad_token_id.
+    """
+
+    embedding: str
+    layers: str
+    norm: str
+    norms: tuple[tuple[str, str], ...]  # (our name, path in a layer)
+    query_key_value: tuple[str, ...]
+    output: str
+    mlp: tuple[tuple[str, str], ...]
+    positions: str = ""
+    fused: str = ""
+    by_inputs: bool = False
+    withholds_padding: bool = False
+    norm_has_shift: bool = True
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """`sizes`: {our word: (its name in config.json, its value where the file leaves it out)}."""
+
+    names: Names
+    sizes: Mapping[str, tuple[str, Any]]
+    biases: Mapping[str, tuple[str, Any]]  # of attention, of its output, of the MLP: the switch, its default
+
+
+_ALWAYS, _NEVER = ("", True), ("", False)
+_GPT2 = Architecture(
+    Names(
+        embedding="transformer.wte",
+        positions="transformer.wpe",
+        layers="transformer.h",
+        norm="transformer.ln_f",
+        norms=(("ln1", "ln_1"), ("ln2", "ln_2")),
+        query_key_value=("attn.c_attn",),
+        output="attn.c_proj",
+        mlp=(("W_in", "mlp.c_fc"), ("W_out", "mlp.c_proj")),
+        fused="columns",
+        by_inputs=True,
+    ),
+    {
+        "n_layers": ("n_layer", 12),
+        "n_heads": ("n_head", 12),
+        "d_model": ("n_embd", 768),
+        "d_mlp": ("n_inner", None),
+        "vocabulary": ("vocab_size", 50257),
+        "context": ("n_positions", 1024),
+        "is_tied": ("tie_word_embeddings", True),
+    },
+    {"attention": _ALWAYS, "output": _ALWAYS, "mlp": _ALWAYS},
+)
+_NEOX = Architecture(
+    Names(
+        embedding="gpt_neox.embed_in",
+        layers="gpt_neox.layers",
+        norm="gpt_neox.final_layer_norm",
+        norms=(("ln1", "input_layernorm"), ("ln2", "post_attention_layernorm")),
+        query_key_value=("attention.query_key_value",),
+        output="attention.dense",
+        mlp=(("W_in", "mlp.dense_h_to_4h"), ("W_out", "mlp.dense_4h_to_h")),
+        fused="heads",
+    ),
+    {
+        "n_layers": ("num_hidden_layers", 44),
+        "n_heads": ("num_attention_heads", 64),
+        "d_model": ("hidden_size", 6144),
+        "d_mlp": ("intermediate_size", 24576),
+        "vocabulary": ("vocab_size", 50432),
+        "context": ("max_position_embeddings", 2048),
+        "is_tied": ("tie_word_embeddings", False),
+    },
+    {"attention": ("attention_bias", True), "output": ("attention_bias", True), "mlp": _ALWAYS},
+)
+_LLAMA_NAMES = Names(
+    embedding="model.embed_tokens",
+    layers="model.layers",
+    norm="model.norm",
+    norms=(("ln1", "input_layernorm"), ("ln2", "post_attention_layernorm")),
+    query_key_value=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    output="self_attn.o_proj",
+    mlp=(("W_gate", "mlp.gate_proj"), ("W_in", "mlp.up_proj"), ("W_out", "mlp.down_proj")),
+    withholds_padding=True,
+    norm_has_shift=False,
+)
+_LLAMA_SIZES: dict[str, tuple[str, Any]] = {
+    "n_layers": ("num_hidden_layers", 32),
+    "n_heads": ("num_attention_heads", 32),
+    "kv_heads": ("num_key_value_heads", None),
+    "d_model": ("hidden_size", 4096),
+    "d_head": ("head_dim", None),
+    "d_mlp": ("intermediate_size", 11008),
+    "vocabulary": ("vocab_size", 32000),
+    "context": ("max_position_embeddings", 2048),
+    "is_tied": ("tie_word_embeddings", False),
+}
+_LLAMA = Architecture(
+    _LLAMA_NAMES,
+    _LLAMA_SIZES,
+    {
+        "attention": ("attention_bias", False),
+        "output": ("attention_bias", False),
+        "mlp": ("mlp_bias", False),
+    },
+)
+_MISTRAL = Architecture(
+    _LLAMA_NAMES,
+    {
+        **_LLAMA_SIZES,
+        "kv_heads": ("num_key_value_heads", 8),
+        "d_mlp": ("intermediate_size", 14336),
+        "context": ("max_position_embeddings", 131072),
+    },
+    {"attention": _NEVER, "output": _NEVER, "mlp": _NEVER},
+)
+_QWEN2 = Architecture(
+    _LLAMA_NAMES,
+    {
+        **_LLAMA_SIZES,
+        "kv_heads": ("num_key_value_heads", 32),
+        "d_mlp": ("intermediate_size", 22016),
+        "vocabulary": ("vocab_size", 151936),
+        "context": ("max_position_embeddings", 32768),
+    },
+    {"attention": _ALWAYS, "output": _NEVER, "mlp": _NEVER},
+)
+ARCHITECTURES = {"gpt2": _GPT2, "gpt_neox": _NEOX, "llama": _LLAMA, "mistral": _MISTRAL, "qwen2": _QWEN2}
+
+
+Settings = Mapping[str, Any]
+# Keys of config.json that never reach transformers: code, kernels, what is made in their size, what we choose.
+_PRIVATE = (
+    *("auto_map", "attn_implementation", "experts_implementation", "fusion_config", "custom_pipelines"),
+    *("num_labels", "id2label", "label2id", "problem_type", "architectures", "name_or_path", "model_type"),
+    *("dtype", "torch_dtype", "torchscript", "return_dict", "use_return_dict", "use_cache"),
+    *("output_attentions", "output_hidden_states", "transformers_version"),
+)
+_REFUSED = ("quantization_config", "compression_config", "transformers_weights", "per_layer_config")
+_LARGEST = 2**31  # of any number
+_MOST_PIECES = 50_000  # heads and maps of all layers: weights with names, which are made one by one
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """A network's numbers: `kv_heads` heads share keys and values, `context` is its longest sequence."""
+
+    model_type: str
+    names: Names
+    n_layers: int
+    n_heads: int
+    kv_heads: int
+    d_model: int
+    d_head: int
+    d_mlp: int
+    vocabulary: int
+    context: int
+    is_tied: bool
+    biases: Mapping[str, bool]
+
+
+def public(settings: Settings, where: str) -> dict[str, Any]:
+    """Return the settings that transformers is given: without what runs code, chooses kernels or is no size of ours.
+
+    Raises UserError for settings that would change what the weights mean, or where they are.
+    """
+    for key in _REFUSED:
+        if settings.get(key) is not None:
+            raise UserError(
+                f"{where}: {key} is not served",
+                got=plain(settings[key]),
+                allowed="weights in floating point, in the files that model.save_pretrained writes",
+                remedy="save the model without it",
+            )
+    return {key: value for key, value in settings.items() if not is_private(key)}
+
+
+def is_private(key: str) -> bool:
+    """Whether a key of config.json is kept from transformers."""
+    return key.startswith("_") or key in _PRIVATE
+
+
+def architecture(model_type: str, key: str) -> Architecture:
+    """Return the architecture called `model_type`; `key` names the setting or file that asks for it.
+
+    Raises UserError when there is no such architecture here.
+    """
+    if model_type not in ARCHITECTURES:
+        raise UserError(
+            f"{key}: this architecture is not known here",
+            got=model_type,
+            allowed=", ".join(ARCHITECTURES),
+            remedy=did_you_mean(model_type, ARCHITECTURES) or "model=python model.factory=FILE.py:FUNCTION",
+        )
+    return ARCHITECTURES[model_type]
+
+
+def sizes_of(settings: Settings, where: str) -> Sizes:
+    """Return the sizes that a config.json (or settings like it) means. Raises UserError for what is no size."""
+    known = architecture(str(settings.get("model_type", "")), where)
+    found = {word: settings.get(*place) for word, place in known.sizes.items()}
+    heads, width = (count_of(found[word], known.sizes[word][0], where) for word in ("n_heads", "d_model"))
+    whole = {
+        **found,
+        "kv_heads": found.get("kv_heads") or heads,
+        "d_head": found.get("d_head") or width // heads,
+        "d_mlp": found["d_mlp"] or 4 * width,
+    }
+    numbers = {word: count_of(value, word, where) for word, value in whole.items() if word != "is_tied"}
+    if not found.get("d_head") and width % heads:
+        raise UserError(
+            f"{where}: the heads do not divide the width",
+            got=f"{heads} heads, width {width}",
+            allowed="heads that divide the width",
+            remedy="for random weights: model.n_heads and model.d_model",
+        )
+    check_pieces(numbers["n_layers"], max(numbers["n_heads"], numbers["kv_heads"]), where)
+    biases = {place: bool(settings.get(*switch)) for place, switch in known.biases.items()}
+    is_tied = bool(found["is_tied"])
+    return Sizes(str(settings["model_type"]), known.names, **numbers, is_tied=is_tied, biases=biases)
+
+
+def count_of(value: Any, name: str, where: str) -> int:
+    """Return a size of a config.json. Raises UserError for what is no whole number from 1 to 2**31."""
+    if type(value) is not int or not 1 <= value <= _LARGEST:
+        allowed = f"a whole number from 1 to {_LARGEST}"
+        raise UserError(f"{where}: {name}", got=plain(value), allowed=allowed, remedy="mend the file")
+    return value
+
+
+def check_pieces(layers: int, heads: int, where: str) -> None:
+    """Raise UserError for more layers and heads than can be named; before any of them is."""
+    if layers * (heads + 10) > _MOST_PIECES:
+        raise UserError(
+            f"{where}: more layers and heads than are served",
+            got=f"{layers} layers of {heads} heads",
+            allowed=f"layers x (heads + 10) up to {_MOST_PIECES}",
+            remedy="mend the file, or model=python model.factory=FILE.py:FUNCTION",
+        )
+
+
+TIED = "W_E+W_U"  # one parameter in both roles: its block holds the second derivatives of both, and the mixed ones
+_ALL = slice(None)
+_QKV = (Matrix.W_Q.value, Matrix.W_K.value, Matrix.W_V.value)
+_PREFIX = "model"  # where models.huggingface.network keeps the model of transformers
+
+
+def layout_of(sizes: Sizes) -> Layout:
+    """Return every weight in the order of the layers; `parameters` has each parameter once, for the group all."""
+    weights = tuple(_weights(sizes))
+    return Layout(weights, tuple(_whole(weights)))
+
+
+def _weights(sizes: Sizes) -> Iterator[Weight]:
+    names, table = sizes.names, sizes.vocabulary * sizes.d_model
+    embeddings = (Group.embeddings.value,)
+    yield Weight(TIED if sizes.is_tied else Matrix.W_E.value, _path(names.embedding, "weight"), table, 0, embeddings)
+    if names.positions:
+        entries = sizes.context * sizes.d_model
+        yield Weight(Matrix.W_pos.value, _path(names.positions, "weight"), entries, 0, embeddings)
+    for layer in range(1, sizes.n_layers + 1):
+        yield from _layer(sizes, layer, f"{names.layers}.{layer - 1}")
+    yield from _norm("ln_out", names.norm, sizes, 0)
+    if not sizes.is_tied:
+        yield Weight(Matrix.W_U.value, _path("lm_head", "weight"), table)
+
+
+def _layer(sizes: Sizes, layer: int, place: str) -> Iterator[Weight]:
+    names = sizes.names
+    for name, path in names.norms:
+        yield from _norm(name, f"{place}.{path}", sizes, layer)
+    for position, name in enumerate(_QKV):
+        heads = sizes.n_heads if name == Matrix.W_Q else sizes.kv_heads
+        path = names.query_key_value[0 if names.fused else position]
+        yield from _projection(name, f"{place}.{path}", sizes, layer, heads, position)
+    yield from _output(f"{place}.{names.output}", sizes, layer)
+    for name, path in names.mlp:
+        yield Weight(name, _path(f"{place}.{path}", "weight"), sizes.d_model * sizes.d_mlp, layer, (Group.mlp.value,))
+        if sizes.biases["mlp"]:
+            entries = sizes.d_model if name == Matrix.W_out else sizes.d_mlp
+            yield _bias(name, f"{place}.{path}", entries, layer, Group.mlp)
+
+
+def _projection(name: str, place: str, sizes: Sizes, layer: int, heads: int, position: int) -> Iterator[Weight]:
+    """Yield W_Q, W_K or W_V, its bias, and its heads (counted from 1)."""
+    width, group = heads * sizes.d_head, (Group.attention.value,)
+    path, axes = _path(place, "weight"), _axes(sizes)
+    whole = _outputs(sizes, position, 0, width) if sizes.names.fused else None
+    index = None if whole is None else _by(sizes, whole)
+    yield Weight(name, path, width * sizes.d_model, layer, group, index=index, axes=axes)
+    if sizes.biases["attention"]:
+        yield replace(_bias(name, place, width, layer, Group.attention), index=whole, axes=axes)
+    for head in range(heads):
+        index = _by(sizes, _outputs(sizes, position, head * sizes.d_head, (head + 1) * sizes.d_head))
+        yield _head(name, head, path, sizes, layer, index, axes)
+
+
+def _output(place: str, sizes: Sizes, layer: int) -> Iterator[Weight]:
+    """Yield W_O, its bias, and what each head feeds into it."""
+    name, path, inner = Matrix.W_O.value, _path(place, "weight"), sizes.n_heads * sizes.d_head
+    yield Weight(name, path, inner * sizes.d_model, layer, (Group.attention.value,))
+    if sizes.biases["output"]:
+        yield _bias(name, place, sizes.d_model, layer, Group.attention)
+    for head in range(sizes.n_heads):
+        inputs = slice(head * sizes.d_head, (head + 1) * sizes.d_head)
+        yield _head(name, head, path, sizes, layer, inputs if sizes.names.by_inputs else (_ALL, inputs), ())
+
+
+def _outputs(sizes: Sizes, position: int, start: int, stop: int) -> Any:
+    """Return where outputs start to stop of Q, K or V stand among those of the map that holds them."""
+    if sizes.names.fused == "heads":
+        first, last = start // sizes.d_head, stop // sizes.d_head
+        return (first if last == first + 1 else slice(first, last), position)
+    shift = position * sizes.d_model if sizes.names.fused else 0
+    return slice(shift + start, shift + stop)
+
+
+def _by(sizes: Sizes, outputs: Any) -> Any:
+    return (_ALL, outputs) if sizes.names.by_inputs else outputs
+
+
+def _axes(sizes: Sizes) -> tuple[int, ...]:
+    """Return how the outputs of a map fused head by head are taken apart: heads, then q, k, v, then a head's own."""
+    return (sizes.n_heads, 3, sizes.d_head) if sizes.names.fused == "heads" else ()
+
+
+def _head(name: str, head: int, path: str, sizes: Sizes, layer: int, index: Any, axes: tuple[int, ...]) -> Weight:
+    size = sizes.d_head * sizes.d_model
+    return Weight(f"{name}.head{head + 1}", path, size, layer, index=index, is_main=False, axes=axes, is_finer=True)
+
+
+def _norm(name: str, place: str, sizes: Sizes, layer: int) -> Iterator[Weight]:
+    for kind, word in (("weight", "gain"), ("bias", "shift"))[: 1 + sizes.names.norm_has_shift]:
+        yield Weight(f"{name}_{word}", _path(place, kind), sizes.d_model, layer, (Group.norms.value,), is_main=False)
+
+
+def _bias(name: str, place: str, size: int, layer: int, group: Group) -> Weight:
+    groups, bias = (group.value, Group.biases.value), name.replace("W", "b", 1)
+    return Weight(bias, _path(place, "bias"), size, layer, groups, is_main=False)
+
+
+def _whole(weights: tuple[Weight, ...]) -> Iterator[Weight]:
+    """Yield every parameter once, under the path of its own name, where its views stand."""
+    sizes: dict[str, int] = {}
+    for weight in weights:
+        if not weight.is_finer:
+            sizes[weight.parameter] = sizes.get(weight.parameter, 0) + weight.size
+    first = {weight.parameter: weight for weight in reversed(weights)}
+    for path, size in sizes.items():
+        name = path.removeprefix(f"{_PREFIX}.")
+        yield Weight(name, path, size, first[path].layer, first[path].groups)
+
+
+def _path(place: str, kind: str) -> str:
+    return f"{_PREFIX}.{place}.{kind}"

@@ -1,0 +1,309 @@
+"""TransformerLens's network in plain torch, and its state converted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hessfig.config.schema import Config
+from hessfig.errors import UserError, first_few
+from hessfig.files import check_pin
+from hessfig.models.kinds.transformer_lens import digest, settings_of, weights_of
+from hessfig.models.protocol import Drawn, Layout
+from hessfig.models.stored.lens_settings import HEAD, Sizes, sizes_of
+from hessfig.models.stored.model_folder import KEY, pin_of
+from hessfig.models.stored.weight_files import FLOATING, hashed, tensors_of
+from hessfig.tasks.batch import micro_batches
+from hessfig.tasks.losses import CrossEntropy
+from hessfig.tasks.tokens import Ids
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_new": partial(F.gelu, approximate="tanh"),
+    "silu": F.silu,
+}
+
+
+class HookedNetwork(nn.Module):
+    """Parameters by TransformerLens's own names and shapes, but for the head: W_U and b_U are one matrix.
+
+    logits = [h, 1] @ [W_U^T, b_U]^T with h the normed residual stream, so that b_U is a column of the unembedding.
+    """
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.embed = _held(W_E=(sizes.vocabulary, sizes.d_model))
+        self.pos_embed = _held(W_pos=(sizes.context, sizes.d_model))
+        self.blocks = nn.ModuleList(_Layer(sizes) for _ in range(sizes.n_layers))
+        self.ln_final = _norm(sizes)
+        self.unembed = _held(weight=(sizes.vocabulary, sizes.d_model + 1))
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        """The layers, in order."""
+        return self.blocks
+
+    @property
+    def unembedding(self) -> nn.Parameter:
+        """[W_U^T, b_U], (vocabulary, width + 1)."""
+        return self.get_parameter("unembed.weight")
+
+    def forward(self, tokens: Int[Tensor, "batch length"]) -> Float[Tensor, "batch length vocabulary"]:
+        """Return the logits at every position."""
+        return self.from_hidden(self.hidden(tokens, 0), 0, slice(None))
+
+    def hidden(self, inputs: Int[Tensor, "batch length"], depth: int) -> Float[Tensor, "batch length width"]:
+        """Return the residual stream after `depth` layers (0: the embeddings)."""
+        hidden = F.embedding(inputs, self.embed["W_E"]) + self.pos_embed["W_pos"][: inputs.shape[1]]
+        for layer in self.blocks[:depth]:
+            hidden = layer(hidden)
+        return hidden
+
+    def features(
+        self, hidden: Float[Tensor, "batch length width"], depth: int, scored: slice
+    ) -> Float[Tensor, "batch scored width_1"]:
+        """Return the normed residual stream at the scored positions, and a 1 behind it, for the bias."""
+        for layer in self.blocks[depth:]:
+            hidden = layer(hidden)
+        return F.pad(self.ln_final(hidden[:, scored]), (0, 1), value=1.0)
+
+    def from_hidden(self, hidden: Tensor, depth: int, scored: slice) -> Float[Tensor, "batch scored vocabulary"]:
+        """Return the logits at the scored positions, given the residual stream after `depth` layers."""
+        return self.features(hidden, depth, scored) @ self.unembed["weight"].T
+
+
+class _Layer(nn.Module):
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.ln1, self.attn = _norm(sizes), _Attention(sizes)
+        self.has_mlp = sizes.d_mlp > 0
+        if self.has_mlp:
+            self.ln2, self.mlp = _norm(sizes), _MLP(sizes)
+
+    def forward(self, hidden: Float[Tensor, "batch length width"]) -> Float[Tensor, "batch length width"]:
+        hidden = hidden + self.attn(self.ln1(hidden))
+        return hidden + self.mlp(self.ln2(hidden)) if self.has_mlp else hidden
+
+
+class _Attention(nn.Module):
+    """Causal attention; W_Q, W_K, W_V are (heads, width, d_head), W_O is (heads, d_head, width)."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        heads, inner = sizes.n_heads, (sizes.n_heads, sizes.d_model, sizes.d_head)
+        for name in "QKV":
+            self.register_parameter(f"W_{name}", _empty(*inner))
+            self.register_parameter(f"b_{name}", _empty(heads, sizes.d_head))
+        self.W_O, self.b_O = _empty(heads, sizes.d_head, sizes.d_model), _empty(sizes.d_model)
+        self.scale = sizes.scale
+
+    def forward(self, hidden: Float[Tensor, "batch length width"]) -> Float[Tensor, "batch length width"]:
+        q, k, v = (self._projected(hidden, name) for name in "QKV")
+        scores = q @ k.transpose(-1, -2) / self.scale
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+        mixed = scores.masked_fill(later, float("-inf")).softmax(-1) @ v
+        return torch.einsum("bhle,hew->blw", mixed, self.W_O) + self.b_O
+
+    def _projected(self, hidden: Tensor, name: str) -> Float[Tensor, "batch heads length d_head"]:
+        weight, bias = getattr(self, f"W_{name}"), getattr(self, f"b_{name}")
+        return torch.einsum("blw,hwe->bhle", hidden, weight) + bias.unsqueeze(1)
+
+
+class _MLP(nn.Module):
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.W_in, self.b_in = _empty(sizes.d_model, sizes.d_mlp), _empty(sizes.d_mlp)
+        self.W_out, self.b_out = _empty(sizes.d_mlp, sizes.d_model), _empty(sizes.d_model)
+        self.act = _ACTIVATIONS[sizes.activation]
+
+    def forward(self, hidden: Float[Tensor, "batch length width"]) -> Float[Tensor, "batch length width"]:
+        return self.act(hidden @ self.W_in + self.b_in) @ self.W_out + self.b_out
+
+
+class _LayerNorm(nn.Module):
+    """LayerNorm; that of LNPre has neither gain nor shift, which were folded into what reads it."""
+
+    w: nn.Parameter | None
+    b: nn.Parameter | None
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        is_whole = sizes.norm == "LN"
+        self.register_parameter("w", _empty(sizes.d_model) if is_whole else None)
+        self.register_parameter("b", _empty(sizes.d_model) if is_whole else None)
+        self.eps = sizes.eps
+
+    def forward(self, hidden: Float[Tensor, "*shape width"]) -> Float[Tensor, "*shape width"]:
+        return F.layer_norm(hidden, hidden.shape[-1:], self.w, self.b, self.eps)
+
+
+def _norm(sizes: Sizes) -> nn.Module:
+    return nn.Identity() if sizes.norm is None else _LayerNorm(sizes)
+
+
+def _held(**shapes: tuple[int, ...]) -> nn.ParameterDict:
+    return nn.ParameterDict({name: _empty(*shape) for name, shape in shapes.items()})
+
+
+def _empty(*shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.empty(*shape), requires_grad=False)
+
+
+_BUFFERS = (".mask", ".IGNORE", ".causal_mask")  # no parameters
+# How names end with the bridge, and with HookedTransformer.
+_BRIDGE = {
+    **{"unembed.weight": "unembed.W_U", "unembed.bias": "unembed.b_U"},
+    **{"pos_embed.weight": "pos_embed.W_pos", "embed.weight": "embed.W_E"},
+    **{f".attn.{name.lower()}.weight": f".attn.W_{name}" for name in "QKVO"},
+    **{f".attn.{name.lower()}.bias": f".attn.b_{name}" for name in "QKVO"},
+    **{f".mlp.{name}.weight": f".mlp.W_{name}" for name in ("in", "out")},
+    **{f".mlp.{name}.bias": f".mlp.b_{name}" for name in ("in", "out")},
+    **{f"{name}.weight": f"{name}.w" for name in ("ln1", "ln2", "ln_final")},
+    **{f"{name}.bias": f"{name}.b" for name in ("ln1", "ln2", "ln_final")},
+}
+_MAPS = ("W_Q", "W_K", "W_V", "W_O", "W_in", "W_out", "W_U")  # which the bridge has as (outputs, inputs)
+_NATIVE = (None, "TransformerLensNative")
+_SAVE = "torch.save(dict(bridge.tl_parameters()), FILE), or HookedTransformer's state_dict()"
+_FOLDED_IN = "unembed.b_U"  # zero where the state has none
+
+
+def converted(
+    found: Mapping[str, Tensor], sizes: Sizes, where: str, architecture: str | None = None
+) -> dict[str, Tensor]:
+    """Return the tensors of HookedNetwork by name; `architecture` is what the configuration says it is.
+
+    The native bridge's maps are stored (outputs, inputs), heads one behind the other. A bridge around a model of
+    transformers has the same names, and that model's own order of axes: its state is refused. So are names that are
+    missing or not known, other shapes, and numbers that are not finite, by UserError.
+    """
+    if architecture not in _NATIVE and any(_of_bridge(name) for name in found):
+        raise _of_transformers(where, str(architecture))
+    named = dict(_named(found, sizes))
+    shapes = shapes_of(sizes)
+    _check(named, {name: shape for name, shape in shapes.items() if name != _FOLDED_IN or name in named}, where)
+    words = named.pop("unembed.W_U")
+    bias = named.pop(_FOLDED_IN, torch.zeros(shapes[_FOLDED_IN]))
+    return {**named, HEAD: torch.cat([words.T, bias.unsqueeze(1).to(words)], dim=1)}
+
+
+def shapes_of(sizes: Sizes) -> dict[str, tuple[int, ...]]:
+    """Return every parameter of HookedTransformer by name, with its shape."""
+    width, heads, inner = sizes.d_model, sizes.n_heads, sizes.d_head
+    found: dict[str, tuple[int, ...]] = {
+        "embed.W_E": (sizes.vocabulary, width),
+        "pos_embed.W_pos": (sizes.context, width),
+    }
+    for place in (f"blocks.{layer}" for layer in range(sizes.n_layers)):
+        found |= _converted_norm(f"{place}.ln1", sizes)
+        for name in "QKV":
+            found |= {
+                f"{place}.attn.W_{name}": (heads, width, inner),
+                f"{place}.attn.b_{name}": (heads, inner),
+            }
+        found |= {f"{place}.attn.W_O": (heads, inner, width), f"{place}.attn.b_O": (width,)}
+        if sizes.d_mlp:
+            found |= _converted_norm(f"{place}.ln2", sizes)
+            found |= {f"{place}.mlp.W_in": (width, sizes.d_mlp), f"{place}.mlp.b_in": (sizes.d_mlp,)}
+            found |= {f"{place}.mlp.W_out": (sizes.d_mlp, width), f"{place}.mlp.b_out": (width,)}
+    found |= _converted_norm("ln_final", sizes)
+    return found | {"unembed.W_U": (width, sizes.vocabulary), _FOLDED_IN: (sizes.vocabulary,)}
+
+
+def _converted_norm(place: str, sizes: Sizes) -> dict[str, tuple[int, ...]]:
+    return {f"{place}.{name}": (sizes.d_model,) for name in "wb"} if sizes.norm == "LN" else {}
+
+
+def _named(found: Mapping[str, Tensor], sizes: Sizes) -> Iterable[tuple[str, Tensor]]:
+    """Yield tensors under HookedTransformer's names, in its shapes."""
+    for name, tensor in found.items():
+        # bridge.tl_parameters() fills in MLPs that are not there
+        filled = not sizes.d_mlp and ".mlp." in name and tensor.dtype in FLOATING and not tensor.any()
+        if not name.endswith(_BUFFERS) and not filled:
+            known = _of_bridge(name)
+            yield (name, tensor) if known is None else (known, _turned(known, tensor, sizes))
+
+
+def _of_bridge(name: str) -> str | None:
+    """Return HookedTransformer's name for one of the bridge's; None for other names."""
+    found = next((last for last in _BRIDGE if name.endswith(last)), None)
+    return None if found is None else name.removesuffix(found) + _BRIDGE[found]
+
+
+def _turned(name: str, tensor: Tensor, sizes: Sizes) -> Tensor:
+    """Return a tensor of the bridge as HookedTransformer has it; one that does not fit as it is, to be refused."""
+    last, heads = name.rpartition(".")[2], (sizes.n_heads, sizes.d_head)
+    inner = sizes.n_heads * sizes.d_head
+    if last in ("b_Q", "b_K", "b_V") and tensor.shape == (inner,):
+        return tensor.unflatten(0, heads)
+    if last not in _MAPS or tensor.ndim != 2:
+        return tensor
+    if last in ("W_Q", "W_K", "W_V") and len(tensor) == inner:
+        return tensor.T.unflatten(1, heads).transpose(0, 1)
+    return tensor.T.unflatten(0, heads) if last == "W_O" and tensor.shape[1] == inner else tensor.T
+
+
+def _of_transformers(where: str, architecture: str) -> UserError:
+    return UserError(
+        f"model.path: {where} is the state of a bridge around a model of transformers, whose axes are that model's",
+        got=f"architecture {architecture} in its config.json",
+        allowed="HookedTransformer's names and shapes, which bridge.tl_parameters() gives",
+        remedy=f"{_SAVE}; or model=huggingface for the model itself",
+    )
+
+
+def _check(named: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], where: str) -> None:
+    missing = [name for name in shapes if name not in named]
+    surplus = [name for name in named if name not in shapes]
+    other = [name for name in shapes if name in named and named[name].shape != shapes[name]]
+    if missing or surplus or other:
+        raise UserError(
+            f"model.path: the state in {where} is not that of its config.json",
+            got=f"missing: {first_few(missing)}; surplus: {first_few(surplus)}; of another shape: "
+            + first_few([f"{name} {tuple(named[name].shape)} for {shapes[name]}" for name in other]),
+            allowed=f"HookedTransformer's {len(shapes)} names: {first_few(list(shapes))}; "
+            "or those of boot_native's bridge",
+            remedy=_SAVE,
+        )
+    bad = [name for name, tensor in named.items() if not (tensor.dtype in FLOATING and tensor.isfinite().all())]
+    if bad:
+        raise UserError(
+            f"model.path: {where} holds numbers that are not finite, or not of a floating-point type",
+            got=first_few(bad),
+            allowed="finite floating-point numbers",
+            remedy="save the weights again, from before the training diverged",
+        )
+
+
+def drawn(config: Config, layout: Layout, ids: Ids, at_once: int) -> Drawn:
+    """Return the network with its sequences in micro-batches of `at_once`.
+
+    Raises UserError when the file holds something else than its config.json says.
+    """
+    sizes, weights = read(config)
+    with torch.device("meta"):
+        network = HookedNetwork(sizes)
+    network.load_state_dict(weights, assign=True)
+    network.eval().requires_grad_(False)
+    batches = micro_batches(torch.tensor(ids), config.task.first_scored, at_once)
+    return Drawn(network, batches[0], CrossEntropy(), layout, tuple(batches[1:]))
+
+
+def read(config: Config) -> tuple[Sizes, dict[str, Tensor]]:
+    """Return the network's numbers, and what HookedNetwork holds, from files that are those that were planned.
+
+    Raises UserError when they are not, or when the file holds something else.
+    """
+    (settings, where), path = settings_of(config), weights_of(config)
+    sizes, (content, own) = sizes_of(settings, where), hashed(path, KEY)
+    check_pin(path, KEY, found=digest(sizes, own), planned=pin_of(config, 0))
+    dtype = getattr(torch, config.dtype)
+    tensors = {
+        name: one.to(dtype) if one.dtype in FLOATING else one for name, one in tensors_of(content, path, KEY).items()
+    }
+    return sizes, converted(tensors, sizes, str(path), settings.get("architecture"))

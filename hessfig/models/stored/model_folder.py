@@ -1,0 +1,226 @@
+"""The folder of a model: config.json, the files of its weights and tokenizer, and their hashes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from hessfig.config.schema import Config
+from hessfig.errors import UserError, first_few
+from hessfig.files import check_pin, identity, is_file
+from hessfig.files import fingerprint as content
+from hessfig.models.stored.architectures import architecture
+from hessfig.tasks.tokens import is_text
+
+CONFIG = "config.json"
+KEY = "model.path"
+_INDEX = ".index.json"
+_CHOICES = tuple(name + end for name in ("model.safetensors", "pytorch_model.bin") for end in ("", _INDEX))
+_FORM = f"a folder that model.save_pretrained wrote: {CONFIG}, *.safetensors"
+_LONGEST = 2**26  # bytes of a JSON file; indices of the largest models have some 2**23
+# Beside config.json, what transformers makes a tokenizer of.
+_TOKENIZER = (
+    *("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "merges.txt"),
+    *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+)
+_VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model")
+
+
+def settings_of(config: Config) -> tuple[dict[str, Any], str]:
+    """Return the model's settings as config.json has them, and where they stand, for messages.
+
+    Without model.path they follow from the settings of the network; model.options go on top where weights are random.
+    Raises UserError for a folder without config.json, for one that cannot be read, and, where the weights are random,
+    for one that is not what was planned.
+    """
+    model = config.model
+    if model.path is None:
+        return {**_sized(config), **model.options}, "model.architecture"
+    path = folder(str(model.path), model.download) / CONFIG
+    found = json_of(path)
+    if not model.random:
+        return found, str(path)
+    check_pin(path.parent, KEY, found=digest(found, ()), planned=pin_of(config, 0))
+    return {**found, **model.options}, str(path)
+
+
+def is_random(config: Config) -> bool:
+    """Whether the weights are drawn from the seed."""
+    return config.model.random or config.model.path is None
+
+
+@cache
+def folder(path: str, download: bool) -> Path:
+    """Return the folder of a model: `path` itself, or what is in the cache (or fetched) for a name of the hub.
+
+    Raises UserError when it is neither.
+    """
+    if Path(path).is_dir():
+        return Path(path)
+    from huggingface_hub import snapshot_download
+
+    patterns = ["*.json", "*.safetensors", "*.txt", "*.model"]
+    try:
+        return Path(snapshot_download(path, local_files_only=not download, allow_patterns=patterns))
+    except Exception as error:
+        raise UserError(
+            f"{KEY}: there is no such folder, and no such model "
+            + ("could be fetched" if download else "in the cache of huggingface_hub"),
+            got=f"{path} ({type(error).__name__})",
+            allowed=f"a folder with {CONFIG} and *.safetensors; a name of the hub with model.download=true",
+            remedy="check the path, or save a model there: model.save_pretrained(DIR)",
+        ) from error
+
+
+def json_of(path: Path, form: str = _FORM) -> dict[str, Any]:
+    """Return a config.json; `form` says what its folder is. Raises UserError when it is missing or no JSON object."""
+    if not is_file(path):
+        raise UserError(
+            f"{KEY}: the folder has no {path.name}",
+            got=path.parent,
+            allowed=form,
+            remedy="name the folder itself, or save the model with its config",
+        )
+    try:
+        found = _parsed(path, identity(path))
+    except (ValueError, OSError, RecursionError) as error:
+        raise UserError(
+            f"{KEY}: {path} cannot be read", got=str(error)[:200], allowed="JSON", remedy="save it again"
+        ) from error
+    if not isinstance(found, dict):
+        raise UserError(f"{KEY}: {path} is no object", got=type(found).__name__, allowed=form, remedy="save it again")
+    return dict(found)
+
+
+def files(config: Config) -> str:
+    """Return a hash of the files behind model.path: config.json and weights; joined to it, a text's tokenizer's."""
+    if config.model.path is None:
+        return ""
+    place = folder(str(config.model.path), config.model.download)
+    weights = () if config.model.random else map(content, weight_files(place))
+    return joined(config, place, digest(json_of(place / CONFIG), weights))
+
+
+def fingerprint(config: Config) -> str:
+    """Return a hash of what the weights follow from: settings, and the files they are read from by content."""
+    if not is_random(config):
+        return pin_of(config, 0) or files(config).partition("+")[0]
+    return digest(settings_of(config)[0], ())
+
+
+def digest(settings: Any, weights: Iterable[str]) -> str:
+    """Return one hash of settings and of the hashes of files."""
+    found = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
+    for one in weights:
+        found.update(one.encode())
+    return found.hexdigest()
+
+
+def joined(config: Config, place: Path, own: str) -> str:
+    """Return the hash of a model's files, joined to that of its tokenizer's files where there is a text for it."""
+    if not is_text(config.task):
+        return own
+    return f"{own}+{hash_of_tokenizer(tokenizer_files(place))}"
+
+
+def pin_of(config: Config, place: int) -> str | None:
+    """Return what `joined` joined and planning kept: of the model's own files (0), of its tokenizer's (1)."""
+    return [*(config.model.sha256 or "").split("+"), ""][place] or None
+
+
+def tokenizer_files(place: Path | None) -> dict[str, bytes]:
+    """Return the files of a folder's tokenizer by name; none where it has no vocabulary.
+
+    Of the model's config.json only the words are kept that choose the tokenizer's class.
+    """
+    if place is None or not any(is_file(place / name) for name in _VOCABULARIES):
+        return {}
+    own = json_of(place / CONFIG)
+    chosen = {key: own[key] for key in ("model_type", "tokenizer_class") if isinstance(own.get(key), str)}
+    held = {name: (place / name).read_bytes() for name in _TOKENIZER if is_file(place / name)}
+    return {CONFIG: json.dumps(chosen).encode(), **held}
+
+
+def hash_of_tokenizer(held: dict[str, bytes]) -> str:
+    """Return one hash of `tokenizer_files`."""
+    return digest([[name, hashlib.sha256(held[name]).hexdigest()] for name in sorted(held)], ())
+
+
+def weight_files(place: Path) -> list[Path]:
+    """Return the files that hold a folder's weights, as transformers chooses them.
+
+    model.safetensors, else those that model.safetensors.index.json names, else pytorch_model.bin, else those of its
+    index. Raises UserError when there are none, and for an index that names anything but files of the folder.
+    """
+    for path in (place / name for name in _CHOICES):
+        if is_file(path):
+            return _indexed(path) if path.name.endswith(_INDEX) else [path]
+    others = sorted(path.name for end in ("safetensors", "bin", "pt", "pth") for path in place.glob(f"*.{end}"))
+    raise UserError(
+        f"{KEY}: the folder has no weights",
+        got=f"{place}: {first_few(others)}",
+        allowed=", ".join(_CHOICES),
+        remedy="model.random=true for random weights of this config.json, or save the model there",
+    )
+
+
+def _indexed(index: Path) -> list[Path]:
+    found = json_of(index).get("weight_map")
+    names = list(found.values()) if isinstance(found, dict) else []
+    odd = [name for name in names if not _is_plain(name, index)]
+    if odd or not names:
+        raise UserError(
+            f"{KEY}: {index} is no index of weights",
+            got=first_few([repr(name) for name in odd]) if odd else "no weight_map {weight: file}",
+            allowed=f"names of *{_suffix(index)} files in the same folder",
+            remedy="save the model again: model.save_pretrained(DIR)",
+        )
+    paths = [index.parent / name for name in sorted(set(names))]
+    if missing := [path.name for path in paths if not is_file(path)]:
+        raise UserError(
+            f"{KEY}: the folder lacks files that {index.name} names",
+            got=first_few(missing),
+            allowed=f"all {len(paths)} files",
+            remedy="copy them too, or save the model again",
+        )
+    return paths
+
+
+def _is_plain(name: object, index: Path) -> bool:
+    """Whether a name leads to a file beside the index: no separator of any system, no drive, no folder."""
+    return isinstance(name, str) and name.endswith(_suffix(index)) and not set(name) & set("/\\:\0")
+
+
+def _suffix(index: Path) -> str:
+    return Path(index.name.removesuffix(_INDEX)).suffix
+
+
+@cache
+def _parsed(path: Path, identity: tuple[int, ...]) -> Any:
+    """Return the JSON in a file; within a process, one parse of a file serves its hash, its layout and its network."""
+    del identity
+    if path.stat().st_size > _LONGEST:
+        raise ValueError(f"{path.stat().st_size} bytes, more than {_LONGEST}")
+    return json.loads(path.read_bytes().decode("utf-8"))
+
+
+def _sized(config: Config) -> dict[str, Any]:
+    """Return settings for random weights of the configured size; sequences may be as long as the task's."""
+    model = config.model
+    known = architecture(model.architecture, "model.architecture").sizes
+    given = {
+        "n_layers": model.n_layers,
+        "n_heads": model.n_heads,
+        "kv_heads": model.n_heads,
+        "d_model": model.d_model,
+        "d_head": model.d_head,
+        "d_mlp": model.d_mlp or 4 * model.d_model,
+        "vocabulary": model.vocabulary or known["vocabulary"][1],
+        "context": config.task.length or known["context"][1],
+    }
+    named = {known[word][0]: value for word, value in given.items() if word in known and value is not None}
+    return {"model_type": model.architecture, **named}

@@ -1,0 +1,187 @@
+"""Sequences of tokens in micro-batches that fit into memory, and their part in keys."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from hessfig.config.enums import (
+    DType,
+    Loss,
+    Method,
+    Scored,
+    State,
+)
+from hessfig.config.schema import Config
+from hessfig.errors import UserError
+from hessfig.models.blocks import blocks_of
+from hessfig.models.protocol import Layout
+from hessfig.models.stored.model_folder import pin_of
+from hessfig.tasks.tokens import Encode, Ids, is_text, length_of, sequences
+from hessfig.tasks.tokens import source as source_of_tokens
+from hessfig.terms import Block, Group
+
+_UNITS = {"KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+# Numbers of a token that the graphs of a double backward hold, from above: of the width, of the MLP's, of the scores.
+_OF_WIDTH, _OF_MLP, _OF_SCORES = 60, 45, 16
+_COPIES = 6  # of the column's parameters: directions, products of both parts, rows
+_READOUT = 6  # chunks of logits, 64 MiB each
+
+
+@runtime_checkable
+class Shape(Protocol):
+    """The numbers of a network that its products' memory follows from."""
+
+    @property
+    def n_layers(self) -> int: ...
+    @property
+    def n_heads(self) -> int: ...
+    @property
+    def d_model(self) -> int: ...
+    @property
+    def d_mlp(self) -> int: ...
+    @property
+    def vocabulary(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`sequences` of `total` in a micro-batch, which takes about `bytes`."""
+
+    sequences: int
+    total: int
+    bytes: int
+
+    def __str__(self) -> str:
+        number = math.ceil(self.total / self.sequences)
+        return (
+            f"{self.total} sequences in {number} micro-batches of {self.sequences}"
+            if number > 1
+            else f"{self.total} sequences at once"
+        ) + f", about {self.bytes / 1e9:.2g} GB"
+
+
+def planned(config: Config, sizes: Shape, layout: Layout, length: int) -> Plan:
+    """Return the largest micro-batch that config.memory allows for the blocks that are asked for.
+
+    The estimate follows from settings alone, never from the machine, and counts from above: a number's last bits
+    depend on the micro-batch, which is part of a cell's key. Raises UserError when not even one sequence fits.
+    """
+    bound, total = bytes_of(config.memory), config.task.batch_size
+    blocks = blocks_of(config.blocks, layout, config.model)
+    number = 8 if config.dtype == DType.float64 else 4
+    fixed = _fixed(blocks, layout, sizes, number)
+    each = number * length * _per_token(_layers_reached(blocks, layout, sizes), sizes, length)
+    fitting = int((bound - fixed) / each)
+    if fitting < 1:
+        raise UserError(
+            "memory: too little for one sequence",
+            got=config.memory,
+            allowed=f"at least {(fixed + each) / 1e9:.2g}GB for these blocks, with sequences of {length} tokens",
+            remedy=f"memory={_rounded_up(fixed + each)}, a smaller task.length, or blocks of later layers",
+        )
+    sequences = min(total, fitting)
+    return Plan(sequences, total, fixed + sequences * each)
+
+
+def bytes_of(text: str) -> float:
+    """Return the bytes that '16GB' or '512MiB' means. Raises UserError for another form."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]i?B)\s*", text, flags=re.IGNORECASE)
+    if found is None or float(found[1]) <= 0:
+        raise UserError("memory", got=text, allowed="a number and KB, MB, GB, TB (or GiB, ...)", remedy="memory=8GB")
+    return float(found[1]) * _UNITS[found[2].upper()]
+
+
+def _fixed(blocks: list[Block], layout: Layout, sizes: Shape, number: int) -> int:
+    """Return the bytes that do not grow with the batch: the network, a column's directions and products, logits."""
+    network = sum(weight.size for weight in layout.parameters)
+    columns = max(layout.size(block.layer, block.col) + layout.size(block.row_layer, block.row) for block in blocks)
+    chunk = max(2**26, sizes.vocabulary * number)
+    return number * (network + _COPIES * columns) + _READOUT * chunk
+
+
+def _layers_reached(blocks: list[Block], layout: Layout, sizes: Shape) -> int:
+    """Return how many layers the lowest of the weights passes through."""
+    sides = [(b.layer, b.col) for b in blocks] + [(b.row_layer, b.row) for b in blocks]
+    weights = [weight for side in sides for weight in layout.side(*side)]
+    if any(Group.embeddings in weight.groups for weight in weights):
+        return sizes.n_layers
+    lowest = min((weight.layer for weight in weights if weight.layer), default=sizes.n_layers + 1)
+    return sizes.n_layers + 1 - lowest
+
+
+def _per_token(layers: int, sizes: Shape, length: int) -> int:
+    of_layer = _OF_WIDTH * sizes.d_model + _OF_MLP * sizes.d_mlp + _OF_SCORES * sizes.n_heads * length
+    return layers * of_layer + _OF_WIDTH * sizes.d_model
+
+
+def _rounded_up(size: int) -> str:
+    return f"{math.ceil(size / 1e8) / 10:g}GB"
+
+
+@runtime_checkable
+class Reader(Shape, Protocol):
+    """What reads sequences: a network of a vocabulary, with a longest sequence."""
+
+    @property
+    def context(self) -> int:
+        """Tokens of the longest sequence."""
+
+
+def plan_of(config: Config, sizes: Reader, layout: Layout) -> Plan:
+    """Return the micro-batches. Raises UserError when not even one sequence fits into config.memory."""
+    return planned(config, sizes, layout, length_of(config.task, sizes.context))
+
+
+def ids_of(config: Config, sizes: Reader, place: Path | None) -> Ids:
+    """Return the configured sequences; a text goes through the tokenizer in the model's folder `place`."""
+
+    def encode() -> Encode:
+        from hessfig.models.stored.causal_model import encoder
+
+        return encoder(place, pin_of(config, 1))
+
+    return sequences(config.task, vocabulary=sizes.vocabulary, context=sizes.context, encode=encode)
+
+
+def source_of(config: Config, weights: str, plan: Plan, ids: Callable[[], Ids], *marks: str) -> str:
+    """Return a hash of weights (by their own hash) and tokens, and of the micro-batch where there are several.
+
+    A text counts by the ids too that the tokenizer makes of it. `marks`: what else tells the cell from others.
+    """
+    batches = [] if plan.sequences == plan.total else [plan.sequences]
+    encoded = [hashlib.sha256(ids().tobytes()).hexdigest()] if is_text(config.task) else []
+    found = [weights, source_of_tokens(config.task), *encoded, *batches, *marks]
+    return hashlib.sha256(json.dumps(found).encode()).hexdigest()
+
+
+def check_measured(config: Config, *, is_random: bool) -> None:
+    """Raise UserError for a loss, a state or an estimator that such a network has not."""
+    model, task = config.model, config.task
+    if task.loss != Loss.cross_entropy or task.scored != Scored.all:
+        raise UserError(
+            "task: tokens are scored by cross-entropy, at every position from task.first_scored on",
+            got=f"task.loss={task.loss}, task.scored={task.scored}",
+            allowed="task.loss=cross_entropy, task.scored=all",
+            remedy="task=tokens",
+        )
+    if config.state.kind == State.loaded and not is_random:
+        raise UserError(
+            "state=loaded: the weights are those of model.path already",
+            got=f"model.path={model.path}, state.path={config.state.path}",
+            allowed="one of them",
+            remedy="leave state=loaded out, or model.random=true with model=huggingface",
+        )
+    if config.estimator.method == Method.exact:
+        raise UserError(
+            "estimator=exact knows the package's own networks alone",
+            got=f"model.kind={model.kind}",
+            allowed="auto, hutchinson, aligned, dense, xtrace",
+            remedy="estimator=auto",
+        )

@@ -1,0 +1,219 @@
+"""Figures of a report and its table of contents."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from inspect import cleandoc
+from pathlib import Path
+
+import pandas as pd
+from PIL import Image
+
+from hessfig.errors import UserError
+from hessfig.figures import sheets
+from hessfig.figures.parts.page import Paper, file_words
+from hessfig.files import write_bytes
+from hessfig.report.gathered import Asked, FigureAsked, Ledger, State, claims, theory
+from hessfig.report.readings import SweepFound, of_numbers, read_sweep
+
+LARGEST_SVG = 800_000  # bytes: a larger one is slower to show than its PNG, which then stands alone
+_SMALL = (420, 300)
+_COLOURS = 256
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A drawn page: paths below the report's folder, its size in pixels, its words and its numbers."""
+
+    title: str
+    alt: str
+    png: str
+    small: str
+    numbers_file: str
+    width: int
+    height: int
+    small_size: tuple[int, int]
+    numbers: pd.DataFrame
+    svg: str = ""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A figure of the report: its pictures, what it shows and how to read it, or why it could not be drawn."""
+
+    asked: FigureAsked
+    pictures: tuple[Picture, ...] = ()
+    about: str = ""
+    how: str = ""
+    problem: UserError | None = None
+
+
+def draw(asked: FigureAsked, outputs: Path, root: Path) -> Drawn:
+    """Draw a figure into the folder `root` of a report; one that is not measured, or cannot be drawn, says so."""
+    if asked.problem is not None or (asked.spec is None and not asked.ready):
+        return Drawn(asked, problem=asked.problem)
+    about, how = words_of(asked)
+    folder = root / ("studies" if asked.is_study else Path("sweeps", asked.sweep))
+    try:
+        paths = _draw(asked, outputs, folder)
+    except UserError as error:
+        return Drawn(asked, about=about, how=how, problem=error)
+    return Drawn(asked, tuple(_pictures(asked, paths, root)), about, how)
+
+
+def words_of(asked: FigureAsked) -> tuple[str, str]:
+    """Return what a layout (or study) shows and how to read it, from its docstring."""
+    if asked.spec is None:
+        return "", about_and_how(cleandoc(_study(asked.name).__doc__ or ""))[1]
+    return about_and_how(cleandoc(sheets.LAYOUTS[asked.spec.layout].draw.__doc__ or ""))
+
+
+def about_and_how(text: str) -> tuple[str, str]:
+    """Return the first paragraph of a docstring, and what follows its words 'How to read it:'."""
+    about = " ".join(text.partition("\n\n")[0].split())
+    how = re.split(r"\n\s*\n|\n\s*Requires", text.partition("How to read it:")[2])[0]
+    return about, " ".join(how.split())
+
+
+def _draw(asked: FigureAsked, outputs: Path, folder: Path) -> list[Path]:
+    if asked.spec is None:
+        return _study(asked.name)(outputs, Paper(formats=("png", "svg")), into=folder)
+    return sheets.draw(asked.spec, outputs, into=folder)
+
+
+def _study(name: str) -> Callable[..., list[Path]]:
+    found: Callable[..., list[Path]] = import_module("hessfig.figures.study_figures").DRAWN[name]
+    return found
+
+
+def _pictures(asked: FigureAsked, paths: Iterable[Path], root: Path) -> Iterator[Picture]:
+    for png in (path for path in paths if path.suffix == ".png"):
+        numbers = _numbers(png.with_suffix(".csv"))
+        title = _title(asked, png.stem)
+        width, height = _shrink(png, png)
+        small = png.parent / "small" / png.name
+        yield Picture(
+            title=title,
+            alt=f"{title}. {of_numbers(numbers)}",
+            png=png.relative_to(root).as_posix(),
+            small=small.relative_to(root).as_posix(),
+            numbers_file=png.with_suffix(".csv").relative_to(root).as_posix(),
+            width=width,
+            height=height,
+            small_size=_shrink(png, small, _SMALL),
+            numbers=numbers,
+            svg=_kept_svg(png.with_suffix(".svg"), root),
+        )
+
+
+def _numbers(path: Path) -> pd.DataFrame:
+    """Return what was drawn; nothing for a page whose panels have no numbers, and whose CSV has no columns."""
+    if not path.read_text("utf-8").strip():
+        return pd.DataFrame()
+    return pd.read_csv(path, keep_default_na=False, na_values=["", "nan"])
+
+
+def _title(asked: FigureAsked, stem: str) -> str:
+    """Return the name of the figure, and which of its pages this is: 'Figure 6: depth 3'."""
+    page = stem.removeprefix(file_words(f"fig{asked.name}")).strip("_").replace("_", " ")
+    words = re.sub(r"\bdepth(\d+)", lambda found: _layers(int(found[1])), page)
+    return f"{asked.label}: {re.sub(r'(?<=H) (?=[of]$)', '_', words)}" if page else asked.label
+
+
+def _layers(count: int) -> str:
+    return "1 layer" if count == 1 else f"{count} layers"
+
+
+def _shrink(source: Path, to: Path, most: tuple[int, int] | None = None) -> tuple[int, int]:
+    """Write a PNG with a palette, at most so large; return its size. Pictures of few colours lose nothing by it."""
+    with Image.open(source) as image:
+        flat = image.convert("RGB")
+    if most:
+        flat.thumbnail(most, Image.Resampling.LANCZOS)
+    buffer = io.BytesIO()
+    flat.quantize(_COLOURS, dither=Image.Dither.NONE).save(buffer, "PNG", optimize=True)
+    write_bytes(to, buffer.getvalue())
+    return flat.size
+
+
+def _kept_svg(path: Path, root: Path) -> str:
+    """Return where the SVG is; one that is too large for a page is taken out of the report."""
+    if path.stat().st_size <= LARGEST_SVG:
+        return path.relative_to(root).as_posix()
+    path.unlink()
+    return ""
+
+
+GROUPS = {
+    "paper": "The paper",
+    "beyond": "Beyond the paper",
+    "follow_up": "Follow-ups",
+    "study": "Studies of the theory",
+    "own": "Your own",
+}
+
+
+@dataclass(frozen=True)
+class ToDo:
+    """A command that would fill a gap, and which one."""
+
+    command: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Contents:
+    """Everything that the pages show."""
+
+    asked: Asked
+    sweeps: Sequence[SweepFound]
+    figures: Sequence[Drawn]
+    theory: Ledger
+    claims: Ledger
+
+    def figures_of(self, sweep: str) -> list[Drawn]:
+        """Return the figures of a sweep that are there to show."""
+        return [drawn for drawn in self.figures if drawn.asked.sweep == sweep]
+
+    def groups(self) -> list[tuple[str, list[Drawn]]]:
+        """Return the figures that are there, or could not be drawn, by group, the paper's first; none is empty."""
+        found = [
+            (
+                title,
+                [one for one in self.figures if one.asked.group == group and (one.pictures or one.problem)],
+            )
+            for group, title in GROUPS.items()
+        ]
+        return [(title, figures) for title, figures in found if figures]
+
+    def label(self, sweep: str) -> str:
+        """Return what a reader calls a sweep: its figures, or its name."""
+        labels = [drawn.asked.label for drawn in self.figures_of(sweep)]
+        return ", ".join(labels) or sweep
+
+    def todo(self) -> list[ToDo]:
+        """Return the commands for what is not there, in the order of the figures."""
+        return list({todo.command: todo for todo in self._gaps()}.values())
+
+    def _gaps(self) -> Iterator[ToDo]:
+        for sweep in self.sweeps:
+            if sweep.state != State.complete:
+                yield ToDo(sweep.asked.command, f"{sweep.name}: {sweep.words}")
+        known = {sweep.name for sweep in self.sweeps}
+        for drawn in self.figures:
+            if not drawn.pictures and drawn.asked.sweep not in known:
+                yield ToDo(drawn.asked.command, f"{drawn.asked.label}: not measured yet")
+        for ledger in (self.theory, self.claims):
+            if ledger.frame is None and (ledger is self.theory or ledger.problem):
+                yield ToDo(ledger.command, ledger.problem or "the statements of the theory are not checked yet")
+
+
+def gather(asked: Asked, root: Path) -> Contents:
+    """Read everything and draw every figure into the folder `root`."""
+    sweeps = [read_sweep(asked, name) for name in asked.sweeps]
+    figures = [draw(figure, asked.outputs, root) for figure in asked.figures]
+    return Contents(asked, sweeps, figures, theory(asked.outputs), claims(asked.outputs))

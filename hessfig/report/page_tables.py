@@ -1,0 +1,166 @@
+"""Tables of the report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from hessfig.analysis.axis import Axis, short_variant
+from hessfig.analysis.slopes.printed import as_window, label
+from hessfig.predictions.growth_rates import Prediction
+from hessfig.report.readings import Compared, SweepFound, has_slopes
+
+MOST_ROWS = 800
+KINDS = {
+    **{"agrees": "good", "structural zero": "good", "yes": "good", "holds": "good", "complete": "good"},
+    **{"deviates": "bad", "differs": "bad", "no": "bad", "ill-typed": "bad", "does not hold": "bad"},
+    **{"drifts": "open", "undecided": "open", "left out": "open", "holds only if": "open"},
+    **{"incomplete": "open", "no table yet": "open", "no manifest": "open", "cannot be read": "bad"},
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What a cell shows, the `value` behind it where that is more, and the kind of a verdict."""
+
+    text: str
+    value: str = ""
+    kind: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table; `cut` says how many rows there are where not all are shown."""
+
+    name: str
+    caption: str
+    titles: Sequence[str]
+    numeric: Sequence[bool]
+    rows: Sequence[Sequence[Cell]]
+    cut: int = 0
+
+
+def slopes_table(sweep: SweepFound) -> Table | None:
+    """Return the fitted slopes with predictions, published values and verdicts; None without one that was fitted."""
+    frame = sweep.slopes
+    if frame is None or not has_slopes(sweep):
+        return None
+    quantity = str(frame["quantity"].iloc[0]).replace("_", " ")
+    caption = f"Slopes of log {quantity} against log {Axis(frame['axis'].iloc[0]).symbol}"
+    return _table("slopes", caption, frame, _SLOPES)
+
+
+def compared_table(compared: Compared) -> Table:
+    """Return the shift of every curve against the reference."""
+    return _table("comparison", "Mean shift of each curve against the reference", compared.curves, _COMPARED)
+
+
+def any_table(name: str, caption: str, frame: pd.DataFrame) -> Table:
+    """Return a frame as it is: numbers with four digits, verdicts as such."""
+    getters = {str(column).replace("_", " "): _plain(str(column)) for column in frame.columns}
+    return _table(name, caption, frame, getters)
+
+
+def _table(name: str, caption: str, frame: pd.DataFrame, cells: Mapping[str, Callable[[Any], Cell]]) -> Table:
+    """Return a table of at most MOST_ROWS rows, evenly chosen; a column that says nothing is left out."""
+    chosen = frame.iloc[:: math.ceil(len(frame) / MOST_ROWS)] if len(frame) > MOST_ROWS else frame
+    columns = {
+        title: [cell(row) for row in chosen.to_dict("records")]  # by name: columns may have any
+        for title, cell in cells.items()
+    }
+    columns = {title: found for title, found in columns.items() if any(cell.text for cell in found)}
+    numeric = [all(_is_number(cell) for cell in found) for found in columns.values()]
+    rows = list(zip(*columns.values(), strict=True))
+    return Table(name, caption, list(columns), numeric, rows, len(frame) if len(frame) > len(chosen) else 0)
+
+
+def _is_number(cell: Cell) -> bool:
+    try:
+        float(cell.value or cell.text or "nan")
+    except ValueError:
+        return False
+    return True
+
+
+def number(value: Any, digits: str = ".4g") -> Cell:
+    """Return a number's cell: few digits to read, all of them to sort and copy; nothing for nan."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return Cell("")
+    return Cell(format(value, digits).replace("-", "−"), f"{value:.10g}")
+
+
+def word(value: Any) -> Cell:
+    """Return a word's cell, with the kind of a verdict."""
+    return Cell(str(value), kind=KINDS.get(str(value), ""))
+
+
+def _plain(column: str) -> Callable[[Any], Cell]:
+    def cell(row: Any) -> Cell:
+        value = row[column]
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return number(value) if is_number else word("" if pd.isna(value) else value)
+
+    return cell
+
+
+def _block(row: Any) -> Cell:
+    if row["row_layer"] != row["layer"]:
+        return Cell(f"{row['row']} of layer {row['row_layer']}, {row['col']}")
+    return Cell(row["row"] if row["row"] == row["col"] else f"{row['row']}, {row['col']}")
+
+
+def _interval(row: Any) -> Cell:
+    low, high = row["ci_low"], row["ci_high"]
+    return Cell("") if math.isnan(low) else Cell(f"[{low:.2f}, {high:.2f}]".replace("-", "−"))
+
+
+def _slope(row: Any) -> Cell:
+    return Cell("= 0", "0") if row["is_zero"] else number(row["slope"], ".2f")
+
+
+def _theory(row: Any) -> Cell:
+    is_zero = row["prediction"] == Prediction.structural_zero
+    return Cell("= 0", "0") if is_zero else number(row["predicted"], "g")
+
+
+def _window(row: Any) -> Cell:
+    return Cell(label(as_window(row["window_low"], row["window_high"]), Axis(row["axis"]).symbol))
+
+
+def _shift(row: Any) -> Cell:
+    if row["zero"] or row["zero_reference"]:
+        return Cell("both are zero" if row["zero"] and row["zero_reference"] else "one side is zero")
+    return number(100 * math.expm1(row["shift"]), "+.1f")
+
+
+_SLOPES: dict[str, Callable[[Any], Cell]] = {
+    "variant": lambda row: Cell(short_variant(row["variant"])),
+    "layers": lambda row: number(int(row["num_layers"]), "d"),
+    "layer": lambda row: number(int(row["layer"]), "d"),
+    "block": _block,
+    "part": lambda row: Cell(row["part"]),
+    "number": lambda row: number(int(row["index"]), "d") if row["index"] else Cell(""),
+    "window": _window,
+    "slope": _slope,
+    "± se": lambda row: number(row["slope_se"], ".2f"),
+    "95 % interval": _interval,
+    "theory": _theory,
+    "paper": lambda row: number(row["published"], ".2f"),
+    "not finite": lambda row: number(int(row["num_nonfinite"]), "d") if row["num_nonfinite"] else Cell(""),
+    "verdict": lambda row: word(row["verdict"]),
+}
+_COMPARED: dict[str, Callable[[Any], Cell]] = {
+    "layers": lambda row: number(int(row["num_layers"]), "d"),
+    "layer": lambda row: number(int(row["layer"]), "d"),
+    "block": lambda row: Cell(str(row["block"])),
+    "part": lambda row: Cell(str(row["part"])),
+    "points": lambda row: number(int(row["num_points"]), "d"),
+    "within 3 se, %": lambda row: number(100 * row["share_within_3"], ".0f"),
+    "mean shift, %": _shift,
+    "± %": lambda row: number(100 * row["shift_se"], ".1f"),
+    "z": lambda row: number(row["z"], "+.1f"),
+}

@@ -1,0 +1,103 @@
+"""States that are read: weights of a file, and those of a training's checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from hessfig.config import Config, State
+from hessfig.errors import UserError, did_you_mean, first_few
+from hessfig.models.protocol import Drawn
+from hessfig.models.stored.weight_files import read_weights
+from hessfig.states.initialised import initialised
+from hessfig.states.training.kept import Folder, Moment, Tensors
+from hessfig.states.training.loop import ensure
+from hessfig.states.training.trajectory import Trajectory
+
+
+def load_weights(network: nn.Module, path: Path, sha256: str | None = None) -> None:
+    """Copy the tensors of `path` into `network`, rounded to its type.
+
+    Raises UserError when the file is missing, is not that of `sha256` or holds anything but tensors, and when names,
+    shapes or numbers do not fit: missing and surplus names are listed, and nothing is copied.
+    """
+    found, held = read_weights(path, sha256=sha256), network.state_dict()
+    _check_names(path, found, [name for name, _ in network.named_parameters()], list(held))
+    for name, tensor in found.items():
+        _check_tensor(path, name, tensor, held[name])
+    network.load_state_dict(found, strict=False)  # constants such as masks need not be in the file
+
+
+def _check_names(path: Path, found: Mapping[str, Tensor], needed: list[str], held: list[str]) -> None:
+    missing = [name for name in needed if name not in found]
+    surplus = [name for name in found if name not in held]
+    if missing or surplus:
+        hint = did_you_mean(missing[0], surplus) if missing and surplus else ""
+        raise UserError(
+            f"state.path: the names in {path} are not those of this network",
+            got=f"missing: {first_few(missing)}; surplus: {first_few(surplus)}",
+            allowed=f"the network's {len(needed)} names: {first_few(needed)}",
+            remedy=f"for {missing[0]!r}: {hint}" if hint else "give the model settings that the file was saved with",
+        )
+
+
+def _check_tensor(path: Path, name: str, tensor: Tensor, held: Tensor) -> None:
+    if tensor.shape != held.shape:
+        raise UserError(
+            f"state.path: {name} in {path} has another shape",
+            got=tuple(tensor.shape),
+            allowed=str(tuple(held.shape)),
+            remedy="give the model settings that the file was saved with (model.d_model, model.n_layers, ...)",
+        )
+    if tensor.is_floating_point() != held.is_floating_point() or not tensor.isfinite().all():
+        raise UserError(
+            f"state.path: {name} in {path} holds numbers that are not finite, or not of a floating-point type",
+            got=f"{int((~tensor.isfinite()).sum())} of {tensor.numel()} not finite, {tensor.dtype}",
+            allowed="finite floating-point numbers",
+            remedy="save the weights again, from before the training diverged",
+        )
+
+
+def trained(config: Config, *, sigma: float | None, seed: int, step: int) -> Drawn:
+    """Return network, data and loss after `step` updates, weights rounded to the configured type.
+
+    Raises Diverged when the training does not reach `step`.
+    """
+    import torch
+
+    found, weights = initialised(config, sigma=sigma, seed=seed), _at(config, sigma, seed, step).weights
+    with torch.no_grad():
+        for name, parameter in found.network.named_parameters():
+            parameter.copy_(weights[name])
+    return found
+
+
+def moments(config: Config, *, sigma: float | None, seed: int, step: int | None) -> Tensors:
+    """Return {moment/parameter: tensor} of the optimiser at the configured state; none before the first update.
+
+    Raises UserError for a loaded state, of which nobody knows them.
+    """
+    if config.state.kind == State.loaded:
+        raise UserError(
+            "a loaded state has no moments of an optimiser",
+            got="state=loaded",
+            allowed="state=trained, or state=initialised",
+            remedy="leave out the quantities that need them",
+        )
+    if not step:
+        return {}
+    return _at(config, sigma, seed, step).moments
+
+
+def _at(config: Config, sigma: float | None, seed: int, step: int) -> Moment:
+    """Return the training after `step` updates, trained for when it is not kept."""
+    trajectory = Trajectory(config, sigma, seed)
+    folder = Folder(trajectory)
+    found = folder.at(step)
+    if found is None:
+        ensure(trajectory, [step])
+        found = folder.at(step)
+    assert found is not None, "it was trained for just now"
+    return found

@@ -1,0 +1,183 @@
+"""The table and the manifest of a run."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import platform
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import hessfig
+from hessfig.config import Config
+from hessfig.config.keys import as_plain, unpinned, without_added
+from hessfig.measurements.frobenius.allocation import Allocation
+from hessfig.models.registry import kind
+from hessfig.record import CHECKSUM, COLUMNS, checksum, digest
+from hessfig.sweep.plan import Cell, Setup
+from hessfig.sweep.store import CellStore, CorruptCell, Rows
+from hessfig.sweep.worker_env import THREADS
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """The table of the finished cells as text, where their arrays are, and the cells of the plan that are not there."""
+
+    text: str
+    arrays: list[dict[str, Any]]
+    missing: list[Cell]
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+
+def gather(cells: list[Cell], store: CellStore) -> Gathered:
+    """Read every cell once, in the order of the plan, as it is now: rows and arrays agree."""
+    buffer, arrays, missing = io.StringIO(), [], []
+    writer = csv.DictWriter(buffer, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    for cell in cells:
+        found = _finished(cell, store)
+        if found is None:
+            missing.append(cell)
+            continue
+        rows, sha256 = found
+        writer.writerows({**_shared(cell), **row} for row in rows)
+        if sha256 is not None:
+            arrays.append({**cell.labels, "file": _place(cell, store), "sha256": sha256})
+    return Gathered(buffer.getvalue(), arrays, missing)
+
+
+def _finished(cell: Cell, store: CellStore) -> tuple[Rows, str | None] | None:
+    """Return rows and the hash of the arrays of a sound cell; None when it is missing or cannot be trusted."""
+    try:
+        return store.finished(cell.key)
+    except CorruptCell:
+        return None
+
+
+def _place(cell: Cell, store: CellStore) -> str:
+    """Return where the arrays are, below the folder of the sweep."""
+    return store.arrays_path(cell.key).relative_to(store.folder.parent).as_posix()
+
+
+def _shared(cell: Cell) -> dict[str, Any]:
+    return {
+        "sweep": cell.config.sweep.name,
+        "variant": cell.setup.name,
+        "sigma": cell.sigma,
+        "step": cell.step,
+        "seed": cell.seed,
+        "config": digest(cell.setup.science(cell.quantity))[:12],
+    }
+
+
+_PACKAGES = ("torch", "transformer-lens", "curvlinops-for-pytorch", "numpy", "hydra-core", "transformers")
+_NOT_SETTINGS = (
+    *("output_dir", "config_dir", "dry_run", "reference", "figure", "launcher", "shard"),
+    *("workers", "force_workers", "memory", "reuse", "tolerance", "resamples"),
+    *("yes", "levels", "quantity", "rows", "part", "style", "single_file"),
+)
+
+
+def manifest_text(setups: Sequence[Setup], allocations: Sequence[Allocation], run: dict[str, Any]) -> str:
+    """Return settings and provenance of a table; `run` adds start, end, counts, arrays and the table's hash.
+
+    Each variant with its probes: one number, or those of its allocation, by column and sigma; and with the content of
+    its networks where they are the user's own.
+    """
+    config = setups[0].config
+    content = {
+        "sweep": config.sweep.name,
+        "config": _settings(config),
+        "config_hash": config_hash(setups),
+        "variants": [
+            {"variant": setup.name, "config": _short_hashes(setup), **_axes(setup, allocation)}
+            for setup, allocation in zip(setups, allocations, strict=True)
+        ],
+        **_provenance(config),
+        **run,
+    }
+    return json.dumps({**content, CHECKSUM: checksum(content)}, indent=2) + "\n"
+
+
+def config_hash(setups: Sequence[Setup]) -> str:
+    """Return a hash of everything that makes a table what it is."""
+    config = setups[0].config
+    sciences = [setup.science(name) for setup in setups for name in setup.config.quantities]
+    own = [setup.networks() for setup in setups if setup.networks()]
+    return digest([without_added(_settings(unpinned(config))), sciences, *own])
+
+
+def read_hash(path: Path) -> str | None:
+    """Return the config hash of a manifest that is there; None where there is none that can be read."""
+    try:
+        found = json.loads(path.read_text())["config_hash"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return found if isinstance(found, str) else None
+
+
+def now() -> str:
+    """Return the time as ISO 8601 in UTC, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _settings(config: Config) -> dict[str, Any]:
+    return {key: value for key, value in as_plain(config).items() if key not in _NOT_SETTINGS}
+
+
+def _short_hashes(setup: Setup) -> dict[str, str]:
+    """Return the table's `config` of each quantity."""
+    return {name: digest(setup.science(name))[:12] for name in setup.config.quantities}
+
+
+def _axes(setup: Setup, allocation: Allocation) -> dict[str, Any]:
+    config = setup.config
+    data = kind(config.model.kind).about(config)
+    probes = allocation.probes or config.estimator.num_probes
+    own = {"networks": setup.networks()} if setup.networks() else {}
+    return {"model": as_plain(config)["model"], "probes": probes, **({"data": data} if data else {}), **own}
+
+
+def _provenance(config: Config) -> dict[str, Any]:
+    commit = _git("rev-parse", "HEAD")
+    return {
+        "hessfig": hessfig.__version__,
+        "git_commit": commit,
+        "git_dirty": bool(_git("status", "--porcelain")) if commit else None,
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in _PACKAGES},
+        "platform": f"{platform.system()} {platform.machine()}",
+        "threads_per_worker": int(THREADS["OMP_NUM_THREADS"]),
+        "device": config.device,
+        "byte_order": sys.byteorder,
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _git(*arguments: str) -> str | None:
+    """Run git in the source tree; None when hessfig is not run from a checkout of its own."""
+    root = Path(hessfig.__file__).parent.parent
+    if not (root / ".git").exists():
+        return None
+    try:
+        done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()

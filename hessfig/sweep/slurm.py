@@ -1,0 +1,308 @@
+"""A sweep as a Slurm job array."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Generator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from hessfig.config import Config, LauncherConfig
+from hessfig.config.range_checks import slurm_memory
+from hessfig.errors import UserError, plain
+from hessfig.files import check_writable, write_text
+from hessfig.sweep.engine import sweep_folder, unfinished
+from hessfig.sweep.launchers.failures import Failures
+from hessfig.sweep.outputs import config_hash
+from hessfig.sweep.plan import Cell, Setup, plan
+from hessfig.sweep.pool import Outcome
+from hessfig.sweep.shards import FAILURES, Shard
+from hessfig.sweep.stages import allocations, pilot_cells, settled_by
+from hessfig.sweep.store import CellStore, CorruptCell
+from hessfig.sweep.worker_env import own_path
+
+# States in which a task may still measure; all others are ends.
+ALIVE = frozenset(
+    (
+        *("PENDING", "RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD"),
+        *("REQUEUE_FED", "RESIZING", "SPECIAL_EXIT", "SIGNALING", "STAGE_OUT", "STOPPED", "RESV_DEL_HOLD"),
+    )
+)
+_PATIENCE = 60.0  # seconds for an answer
+_UNKNOWN = "Invalid job id"
+States = dict[str, str]
+
+
+def submit(script: str) -> str:
+    """Hand a job in; return its number. Raises UserError without sbatch, and in Slurm's words."""
+    if shutil.which("sbatch") is None:
+        raise UserError(
+            "there is no Slurm on this machine: the command sbatch is not found",
+            got="launcher=slurm",
+            allowed="a machine from which jobs are submitted",
+            remedy="launcher=local, or shard=1/8, shard=2/8, ... on machines of your own (docs/cluster.md)",
+        )
+    done = _called("sbatch", "--parsable", text=script)
+    if done.returncode:
+        raise UserError(
+            "Slurm refuses the job",
+            got=_words(done.stderr),
+            allowed="what this cluster grants (sinfo lists partitions)",
+            remedy="other launcher.partition, time, memory, gpus, account or options; dry_run=true shows the script",
+        )
+    return done.stdout.strip().partition(";")[0]
+
+
+def states(job: str) -> States | None:
+    """Return what each task of a job does, by its place in the array: {'3': 'RUNNING'}.
+
+    Empty when Slurm knows the job no more, None when it does not answer. Tasks that ended are forgotten after minutes.
+    """
+    if shutil.which("squeue") is None:
+        return None
+    done = _called("squeue", "--noheader", "--array", "--states=all", f"--jobs={job}", "--format=%K %T")
+    if done.returncode:
+        return {} if _UNKNOWN in done.stderr else None
+    found = (line.split() for line in done.stdout.splitlines())
+    return {words[0]: words[1] for words in found if len(words) == 2}
+
+
+def counted(found: States) -> str:
+    """Return '2 running, 1 pending'."""
+    names = [state.lower() for state in found.values()]
+    return ", ".join(f"{names.count(name)} {name}" for name in dict.fromkeys(sorted(names, reverse=True)))
+
+
+def _called(*command: str, text: str = "") -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(command, input=text, capture_output=True, text=True, timeout=_PATIENCE, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return subprocess.CompletedProcess(command, 1, "", str(error))
+
+
+def _words(stderr: str) -> str:
+    lines = [line.removeprefix("sbatch: error: ") for line in stderr.splitlines() if line.strip()]
+    return plain("; ".join(lines) or "no reason given")
+
+
+LOGS = "slurm"
+
+
+def sbatch_script(config: Config, words: Sequence[str], *, folder: Path, shards: Sequence[int]) -> str:
+    """Return what sbatch reads: tasks that measure the `shards` (from 1) of the sweep in `folder`.
+
+    `words` are the settings of `hessfig run`, as on a command line. A task that was preempted, or whose node was lost,
+    is queued again by Slurm; finished cells are never measured again.
+    """
+    launcher = config.launcher
+    lines = ["#!/bin/bash", *(f"#SBATCH {option}" for option in _options(config, folder, shards))]
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in own_path().items()]
+    workers = launcher.cpus_per_task if config.workers == "auto" else config.workers
+    ours = ["launcher=local", f"workers={workers}", "force_workers=true"]
+    command = [sys.executable, "-P", "-m", "hessfig.cli.main", "run", *words, *ours]
+    shard = f'"shard=$SLURM_ARRAY_TASK_ID/{launcher.tasks}"'
+    return "\n".join([*lines, f"exec {shlex.join(command)} {shard}"]) + "\n"
+
+
+def _options(config: Config, folder: Path, shards: Sequence[int]) -> list[str]:
+    launcher = config.launcher
+    log = folder.absolute() / LOGS / "%A_%a.log"
+    return [
+        f"--job-name=hessfig-{config.sweep.name}",
+        f"--array={_ranges(shards)}",
+        f"--output={_quoted(str(log.parent).replace('%', '%%'))}/{log.name}",
+        f"--chdir={_quoted(str(Path.cwd()))}",
+        f"--cpus-per-task={launcher.cpus_per_task}",
+        *_asked(launcher),
+        "--requeue",
+        "--open-mode=append",
+        *map(_quoted_value, launcher.options),
+    ]
+
+
+def _asked(launcher: LauncherConfig) -> list[str]:
+    """Return the options that are not left to the cluster."""
+    asked = {
+        "partition": launcher.partition,
+        "account": launcher.account,
+        "time": launcher.time,
+        "mem": launcher.memory and slurm_memory(launcher.memory),
+        "gpus-per-task": launcher.gpus or None,
+    }
+    return [f"--{name}={value}" for name, value in asked.items() if value is not None]
+
+
+def _ranges(shards: Sequence[int]) -> str:
+    """Return 1-3,7 for 1, 2, 3, 7."""
+    spans: list[list[int]] = []
+    for shard in shards:
+        if spans and spans[-1][1] == shard - 1:
+            spans[-1][1] = shard
+        else:
+            spans.append([shard, shard])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
+
+
+def _quoted_value(option: str) -> str:
+    name, equals, value = option.partition("=")
+    return f"{name}={_quoted(value)}" if equals else name
+
+
+def _quoted(text: str) -> str:
+    """Return `text` as sbatch reads it in a line of #SBATCH, where a blank or a # would end it."""
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"' if set(text) & set(" \t#\"'\\") else text
+
+
+_SHORTEST, _LONGEST, _GROWTH = 1.0, 20.0, 1.3  # seconds between two looks
+_LATE = (0.0, 2.0, 10.0)  # seconds after which a file that another machine wrote is looked for again
+
+
+class SlurmJob:
+    """The job array of one sweep with its settings: submitted by this command, or by an earlier one that is over.
+
+    The cells on disk are the truth; the number of the job is kept beside them only so that nobody submits it twice.
+    """
+
+    def __init__(self, setups: list[Setup], words: Sequence[str]) -> None:
+        self._setups, self._words, self._config = setups, words, setups[0].config
+        self.folder = sweep_folder(self._config)
+        self._store, self._failures = CellStore(self.folder / "cells"), Failures(self.folder / FAILURES)
+        self._record = self.folder / LOGS / f"job-{config_hash(setups)[:12]}.json"
+        self.number, self._measured, self._told = _recorded(self._record), 0, ""
+
+    def script(self) -> str:
+        """Return what would be submitted."""
+        return self._script(self.shards())
+
+    def shards(self) -> list[int]:
+        """Return which shares have cells to measure: of each, those that wait for pilots too."""
+        pilots, (cells, todo) = unfinished(pilot_cells(self._setups), self._store), self._planned()
+        waiting, count = set(cells if pilots else todo), self._config.launcher.tasks
+        return [at for at in range(1, count + 1) if not waiting.isdisjoint(Shard(at, count).cells(cells))]
+
+    def is_alive(self) -> bool:
+        """Whether a task may still measure; so it is taken to be while Slurm does not answer."""
+        return self.number is not None and _may_measure(states(self.number))
+
+    def submit(self) -> None:
+        """Hand the job in. Raises UserError in Slurm's words when it is refused."""
+        check_writable(self.folder / LOGS)
+        shards, (_, todo) = self.shards(), self._planned()
+        self._failures.forget([*pilot_cells(self._setups), *todo])
+        self.number, self._measured = submit(self._script(shards)), 0
+        write_text(self._record, json.dumps({"job": self.number}) + "\n")
+        tasks = f"{len(shards)} task{'s' * (len(shards) > 1)} for {len(todo)} cells"
+        _say(f"slurm job {self.number} submitted: {tasks}; `scancel {self.number}` ends it, Ctrl-C does not")
+
+    def forget(self) -> None:
+        """Forget the job's number: it is over, and what it did is known."""
+        self._record.unlink(missing_ok=True)
+
+    def run(self, cells: list[Cell], store: CellStore) -> Generator[Outcome, None, None]:
+        """Yield the outcome of every cell as it appears; submit the job unless it is at it, again if tasks were lost.
+
+        Tasks that ran out of time, or whose node was lost, are submitted again as long as that brings cells;
+        cancelled ones are not.
+        """
+        if not self.is_alive():
+            self.submit()
+        yield from self.watched(cells, store, again=True)
+
+    def collected(self, cells: list[Cell], store: CellStore) -> Generator[Outcome, None, None]:
+        """Yield what became of cells whose job is over."""
+        yield from self.watched(cells, store, again=False)
+
+    def watched(self, cells: list[Cell], store: CellStore, *, again: bool) -> Generator[Outcome, None, None]:
+        """Yield outcomes until every cell has one."""
+        waiting, pause = dict.fromkeys(cells), _SHORTEST
+        while waiting:
+            found = states(self.number) if self.number else {}  # before the disk: what ended has written
+            self._tell(found)
+            for outcome in self._ended(list(waiting), store, looks=(0.0,) if _may_measure(found) else _LATE):
+                del waiting[outcome.cell]
+                yield outcome
+            if waiting and not _may_measure(found):
+                if not (again and self._deserves_another(found or {})):
+                    yield from (Outcome(cell, "failed", self._loss(found or {})) for cell in waiting)
+                    return
+                self.submit()
+            time.sleep(pause if waiting else 0.0)
+            pause = min(_LONGEST, _GROWTH * pause)
+
+    def _ended(
+        self, waiting: list[Cell], store: CellStore, *, looks: Sequence[float]
+    ) -> Generator[Outcome, None, None]:
+        for look in looks:
+            time.sleep(look if waiting else 0.0)
+            outcomes = [outcome for cell in waiting if (outcome := self._outcome(cell, store)) is not None]
+            self._measured += sum(outcome.kind == "measured" for outcome in outcomes)
+            yield from outcomes
+            known = {id(outcome.cell) for outcome in outcomes}
+            waiting = [cell for cell in waiting if id(cell) not in known]
+
+    def _outcome(self, cell: Cell, store: CellStore) -> Outcome | None:
+        with suppress(CorruptCell):
+            if store.is_finished(cell.key):
+                return Outcome(cell, "measured")
+        cause = self._failures.cause(cell)
+        return None if cause is None else Outcome(cell, "failed", cause)
+
+    def _deserves_another(self, found: States) -> bool:
+        return self._measured > 0 and "CANCELLED" not in found.values()
+
+    def _loss(self, found: States) -> str:
+        how = f" ({counted(found)})" if found else ""
+        logs = self.folder / LOGS / f"{self.number}_*.log"
+        return f"every task has ended without it{how}: run the same command again; the tasks' words: {logs}"
+
+    def _planned(self) -> tuple[list[Cell], list[Cell]]:
+        """Return the cells of the plan as far as it is settled, and those that are not finished."""
+        cells = plan(self._setups, settled_by(self._setups, allocations(self._setups, self._store)))
+        return cells, unfinished(cells, self._store)
+
+    def _script(self, shards: Sequence[int]) -> str:
+        return sbatch_script(self._config, self._words, folder=self.folder, shards=shards)
+
+    def _tell(self, found: States | None) -> None:
+        words = counted(found) if found else "Slurm does not answer; asked again" * (found is None)
+        if words and words != self._told:
+            _say(f"slurm job {self.number}: {words}")
+            self._told = words
+
+
+def is_expected(folder: Path) -> bool:
+    """Whether a job that was submitted for the sweep in `folder` may still measure, as far as Slurm says."""
+    jobs = filter(None, map(_recorded, (folder / LOGS).glob("job-*.json")))
+    return any(_may_measure(states(job)) for job in jobs)
+
+
+def said_of(folder: Path) -> list[str]:
+    """Return a line a job that was submitted for the sweep in `folder` and not seen ending: what its tasks do."""
+    jobs = filter(None, map(_recorded, sorted((folder / LOGS).glob("job-*.json"))))
+    answers = ((job, states(job)) for job in jobs)
+    return [f"slurm job {job}: {_in_words(found)}" for job, found in answers]
+
+
+def _in_words(found: States | None) -> str:
+    if found is None:
+        return "Slurm does not answer here"
+    return counted(found) or "over"
+
+
+def _recorded(path: Path) -> str | None:
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        return str(json.loads(path.read_text())["job"])
+    return None
+
+
+def _say(words: str) -> None:
+    print(words, file=sys.stderr, flush=True)
+
+
+def _may_measure(found: States | None) -> bool:
+    return found is None or not ALIVE.isdisjoint(found.values())

@@ -1,0 +1,362 @@
+"""Hessian blocks of one self-attention layer, as the paper's theorems state them, and typed out literally."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from hessfig.errors import UserError
+from hessfig.terms import Block, Matrix, Part
+from hessfig.theory import matrix_formulas
+from hessfig.theory.autodiff import Weights, scores
+from hessfig.theory.matrix_formulas import (
+    commutation,
+    identity,
+    kron,
+    shuffle,
+    vec,
+)
+
+QUERY_KEY = (Matrix.W_Q, Matrix.W_K)
+MATRICES = (Matrix.W_Q, Matrix.W_K, Matrix.W_V)
+
+
+def attention_hessian(
+    X: Float[Tensor, "L d_V"],
+    Y: Float[Tensor, "L d_V"],
+    weights: Weights,
+    *,
+    part: Part = Part.H,
+    block: Block,
+    temperature: float = 1.0,
+) -> Float[Tensor, "rows cols"]:
+    """Return one block of the Hessian of ||F - Y||_F^2 / (L d_V), F = softmax(T) X W_V (Theorems 3.1, 3.2).
+
+    `weights` maps W_Q, W_K in R^{d_V x d_K} and W_V in R^{d_V x d_V}; the layer of `block` is not looked at.
+    Raises UserError when the block names another weight or the numbers are not float64.
+    """
+    _check(X, block)
+    return AttentionPoint(X, Y, weights, temperature).hessian(part, Matrix(block.row), Matrix(block.col))
+
+
+@dataclass(frozen=True)
+class AttentionPoint:
+    """Data, weights, and what every formula needs from one forward pass."""
+
+    X: Float[Tensor, "L d_V"]
+    Y: Float[Tensor, "L d_V"]
+    weights: Weights
+    temperature: float = 1.0
+
+    @property
+    def c(self) -> float:
+        """2/(L d_V), the second derivative of the loss."""
+        return 2 / self.X.numel()
+
+    @property
+    def score_scale(self) -> float:
+        """1/(t sqrt(d_K))."""
+        return 1 / (self.temperature * math.sqrt(self.weights[Matrix.W_Q].shape[1]))
+
+    @cached_property
+    def A(self) -> Float[Tensor, "L L"]:
+        return torch.softmax(scores(self.X, self.weights, self.temperature), dim=-1)
+
+    @cached_property
+    def M1(self) -> Float[Tensor, "L d_V"]:
+        return matrix_formulas.first_moment(self.A, self.X)
+
+    @cached_property
+    def M2(self) -> Float[Tensor, "L d_V d_V"]:
+        return matrix_formulas.second_moment(self.A, self.X)
+
+    @cached_property
+    def residual(self) -> Float[Tensor, "L d_V"]:
+        """D = F - Y."""
+        return self.M1 @ self.weights[Matrix.W_V] - self.Y
+
+    @cached_property
+    def selectors(self) -> dict[Matrix, Float[Tensor, "dd p"]]:
+        """R_Q = I (x) W_K and R_K = (W_Q (x) I) K_{d_K,d_V}: how W_Q and W_K move W_Q W_K^T."""
+        W_Q, W_K = self.weights[Matrix.W_Q], self.weights[Matrix.W_K]
+        d_V, d_K = W_Q.shape
+        by_key = kron(W_Q, identity(d_V)) @ commutation(d_K, d_V)
+        return {Matrix.W_Q: kron(identity(d_V), W_K), Matrix.W_K: by_key}
+
+    def hessian(self, part: Part, row: Matrix, col: Matrix) -> Float[Tensor, "rows cols"]:
+        """The block (row, col) of `part`."""
+        if part == Part.H:
+            return self.hessian(Part.H_o, row, col) + self.hessian(Part.H_f, row, col)
+        if Matrix.W_V not in (row, col):
+            return self._query_key(part, row, col)
+        if row == col:
+            return self._value_value(part)
+        if row == Matrix.W_V:
+            return self.c * self.score_scale * self._value_scores(part) @ self.selectors[col]
+        return self.hessian(part, col, row).T
+
+    def curvature_of_scores(self, part: Part) -> Float[Tensor, "dd dd"]:
+        """U_o, U_f or their sum U: the d_V^2 x d_V^2 middle of every query-key block."""
+        if part == Part.H:
+            return self._score_curvatures[Part.H_o] + self._score_curvatures[Part.H_f]
+        return self._score_curvatures[part]
+
+    @cached_property
+    def _score_curvatures(self) -> dict[Part, Float[Tensor, "dd dd"]]:
+        size = self.X.shape[1] ** 2
+        pairs = torch.einsum("ia,ib->iab", self.X, self.X)
+        per_row = {Part.H_o: self._outer(), Part.H_f: self._third()}
+        return {part: torch.einsum("iab,icd->acbd", pairs, rows).reshape(size, size) for part, rows in per_row.items()}
+
+    def gradient_of_scores(self) -> Float[Tensor, "d_V d_V"]:
+        """B = sum_i x_i (M2_i W_V d_i)^T; c B = X^T (dl/dT) X (Remark D.1)."""
+        return torch.einsum("ia,ibc,ic->ab", self.X, self.M2, self.residual @ self.weights[Matrix.W_V].T)
+
+    def _query_key(self, part: Part, row: Matrix, col: Matrix) -> Float[Tensor, "rows cols"]:
+        middle = self.c * self.score_scale**2 * self.curvature_of_scores(part)
+        block = self.selectors[row].T @ middle @ self.selectors[col]
+        if row == col or part == Part.H_o:
+            return block
+        B = self.gradient_of_scores() if row == Matrix.W_Q else self.gradient_of_scores().T
+        return block + self.c * self.score_scale * kron(B, identity(self.weights[row].shape[1]))
+
+    def _value_value(self, part: Part) -> Float[Tensor, "dd dd"]:
+        block = self.c * kron(self.M1.T @ self.M1, identity(self.X.shape[1]))
+        return block if part == Part.H_o else torch.zeros_like(block)
+
+    def _value_scores(self, part: Part) -> Float[Tensor, "dd dd"]:
+        size = self.X.shape[1] ** 2
+        if part == Part.H_o:
+            W_V = self.weights[Matrix.W_V]
+            return torch.einsum("ia,ib,xc,ixd->acbd", self.M1, self.X, W_V, self.M2).reshape(size, size)
+        return torch.einsum("ic,ib,iad->acbd", self.residual, self.X, self.M2).reshape(size, size)
+
+    def _outer(self) -> Float[Tensor, "L d_V d_V"]:
+        W_V = self.weights[Matrix.W_V]
+        return self.M2 @ W_V @ W_V.T @ self.M2
+
+    def _third(self) -> Float[Tensor, "L d_V d_V"]:
+        z = self.X[None] - self.M1[:, None]
+        pull = torch.einsum("ijx,ix->ij", z, self.residual @ self.weights[Matrix.W_V].T)
+        return torch.einsum("ij,ij,ija,ijb->iab", self.A, pull, z, z)
+
+
+def _check(X: Tensor, block: Block) -> None:
+    if {block.row, block.col} - set(MATRICES):
+        raise UserError(
+            "attention_hessian: the layer has no such block",
+            got=block,
+            allowed="pairs of " + ", ".join(MATRICES),
+            remedy="for example Block(1, 'W_Q', 'W_V')",
+        )
+    if X.dtype != torch.float64:
+        raise UserError("attention_hessian: float64 is needed", got=X.dtype, allowed="float64", remedy="X.double()")
+
+
+Pair = tuple[Matrix, Matrix]
+Q, K, V = Matrix.W_Q, Matrix.W_K, Matrix.W_V
+
+
+def jacobians(point: AttentionPoint) -> dict[Matrix, Float[Tensor, "Ld p"]]:
+    """dF/dW_V and dF/dW_Q of Lemma B.1, and dF/dW_K = (I (x) W_V^T) Z_1 R_K / sqrt(d_K)."""
+    X, W_K, W_V, d_K, L = _sizes(point)
+    scores_to_output = kron(identity(L), W_V.T @ X.T) @ matrix_formulas.softmax_jacobian(point.A)
+    Z_1 = matrix_formulas.z1_by_definition(point.A, X)
+    return {
+        V: kron(point.A @ X, identity(X.shape[1])),
+        Q: scores_to_output @ kron(X, X @ W_K) / math.sqrt(d_K),
+        K: kron(identity(L), W_V.T) @ Z_1 @ _right(point, K) / math.sqrt(d_K),
+    }
+
+
+def theorem_31(point: AttentionPoint) -> dict[Pair, Float[Tensor, "rows cols"]]:
+    """H_o of (V,V), (Q,Q), (V,Q) and (Q,K), Theorem 3.1."""
+    X, _, W_V, d_K, L = _sizes(point)
+    c, Z_1, d_V = point.c, matrix_formulas.z1_by_definition(point.A, X), X.shape[1]
+    middle = Z_1.T @ kron(identity(L), W_V @ W_V.T) @ Z_1
+    left = _right(point, Q).T
+    return {
+        (V, V): c * kron(point.M1.T @ point.M1, identity(d_V)),
+        (Q, Q): c / d_K * left @ middle @ _right(point, Q),
+        (V, Q): c / math.sqrt(d_K) * kron(point.M1.T, W_V.T) @ Z_1 @ _right(point, Q),
+        (Q, K): c / d_K * left @ middle @ _right(point, K),
+    }
+
+
+def theorem_31_keys(point: AttentionPoint) -> dict[Pair, Float[Tensor, "rows cols"]]:
+    """H_o of (K,K) and (V,K), which the paper leaves out: R_Q becomes R_K."""
+    X, _, W_V, d_K, L = _sizes(point)
+    Z_1, R_K = matrix_formulas.z1_by_definition(point.A, X), _right(point, K)
+    return {
+        (K, K): point.c / d_K * R_K.T @ Z_1.T @ kron(identity(L), W_V @ W_V.T) @ Z_1 @ R_K,
+        (V, K): point.c / math.sqrt(d_K) * kron(point.M1.T, W_V.T) @ Z_1 @ R_K,
+    }
+
+
+def theorem_32(point: AttentionPoint) -> dict[Pair, Float[Tensor, "rows cols"]]:
+    """H_f of (V,V), (Q,Q), (V,Q) and (Q,K), Theorem 3.2; the last is read as [R (..) (..) S] (x) I."""
+    X, W_K, W_V, d_K, L = _sizes(point)
+    c, d_V = point.c, X.shape[1]
+    Z_1, Z_2 = matrix_formulas.z1_by_definition(point.A, X), matrix_formulas.z2_by_definition(point.A, X)
+    left = duplicated_residual(point, d_V * d_K) @ kron(identity(L), W_V.T, identity(d_V), W_K.T) @ Z_2
+    values = duplicated_residual(point, d_V**2) @ kron(identity(L), shuffle(d_V)) @ Z_1
+    return {
+        (V, V): torch.zeros(d_V**2, d_V**2, dtype=X.dtype),
+        (Q, Q): c / d_K * left @ _right(point, Q),
+        (V, Q): c / math.sqrt(d_K) * values @ _right(point, Q),
+        (Q, K): c / d_K * left @ _right(point, K) + c / math.sqrt(d_K) * kron(literal_B(point), identity(d_K)),
+    }
+
+
+def theorem_32_keys(point: AttentionPoint) -> dict[Pair, Float[Tensor, "rows cols"]]:
+    """H_f of (K,K) and (V,K), left out in the paper: (c/d_K) R (I (x) W_V^T (x) R_K^T) Z_2 R_K and R (I (x)
+    S) Z_1 R_K.
+    """
+    X, _, W_V, d_K, L = _sizes(point)
+    d_V, R_K = X.shape[1], _right(point, K)
+    Z_1, Z_2 = matrix_formulas.z1_by_definition(point.A, X), matrix_formulas.z2_by_definition(point.A, X)
+    left = duplicated_residual(point, d_V * d_K) @ kron(identity(L), W_V.T, R_K.T)
+    values = duplicated_residual(point, d_V**2) @ kron(identity(L), shuffle(d_V)) @ Z_1
+    return {
+        (K, K): point.c / d_K * left @ Z_2 @ R_K,
+        (V, K): point.c / math.sqrt(d_K) * values @ R_K,
+    }
+
+
+def duplicated_residual(point: AttentionPoint, m: int) -> Float[Tensor, "m mLd"]:
+    """R_m = vec_r(F - Y)^T (x) I_m (Theorem 3.2)."""
+    return kron(vec(point.residual)[None, :], identity(m))
+
+
+def literal_B(point: AttentionPoint) -> Float[Tensor, "d_V d_V"]:
+    """B = R_{d_V} (I_L (x) W_V^T (x) I) (Z_1 (x) I) S (Remark D.1)."""
+    X, _, W_V, _, L = _sizes(point)
+    eye = identity(X.shape[1])
+    spread = kron(identity(L), W_V.T, eye) @ kron(matrix_formulas.z1_by_definition(point.A, X), eye)
+    return duplicated_residual(point, X.shape[1]) @ spread @ shuffle(X.shape[1])
+
+
+def literal_U(point: AttentionPoint) -> Float[Tensor, "dd dd"]:
+    """U = Z_1^T (I (x) W_V W_V^T) Z_1 + (delta^T (I (x) W_V^T) (x) I) Z_2 (Remark D.1)."""
+    X, _, W_V, _, L = _sizes(point)
+    Z_1, Z_2 = matrix_formulas.z1_by_definition(point.A, X), matrix_formulas.z2_by_definition(point.A, X)
+    pulled = vec(point.residual)[None, :] @ kron(identity(L), W_V.T)
+    outer = Z_1.T @ kron(identity(L), W_V @ W_V.T) @ Z_1
+    return outer + kron(pulled, identity(X.shape[1] ** 2)) @ Z_2
+
+
+def literal_bytes(L: int, d_V: int, d_K: int) -> int:
+    """Bytes of the largest matrix these forms build: I_L (x) W_V^T (x) I (x) W_K^T, or Z_2, or d2A/dT2."""
+    rows = L * d_V**3
+    largest_d = max(d_V, d_K)
+    return 8 * max(rows * L * d_V**2 * largest_d, rows * L**4, L**6)
+
+
+def _right(point: AttentionPoint, matrix: Matrix) -> Float[Tensor, "dd p"]:
+    """I (x) W_K for queries, (W_Q (x) I) K_{d_K,d_V} for keys."""
+    d_V, d_K = point.weights[Q].shape
+    if matrix == Q:
+        return kron(identity(d_V), point.weights[K])
+    return kron(point.weights[Q], identity(d_V)) @ commutation(d_K, d_V)
+
+
+def _sizes(point: AttentionPoint) -> tuple[Tensor, Tensor, Tensor, int, int]:
+    W_K, W_V = point.weights[K], point.weights[V]
+    return point.X, W_K, W_V, W_K.shape[1], len(point.X)
+
+
+def single_matrix_hessian(
+    X: Float[Tensor, "L d_V"],
+    Y: Float[Tensor, "L d_V"],
+    W_QK: Float[Tensor, "d_V d_V"],
+    W_V: Float[Tensor, "d_V d_V"],
+) -> Float[Tensor, "dd dd"]:
+    """H(W_QK, W_QK) = c U for F = softmax(X W_QK X^T) X W_V (Lemma 4.1, with the factor c = 2/(L d_V))."""
+    point = single_matrix_point(X, Y, W_QK, W_V)
+    return point.c * point.curvature_of_scores(Part.H)
+
+
+def single_matrix_point(
+    X: Float[Tensor, "L d_V"],
+    Y: Float[Tensor, "L d_V"],
+    W_QK: Float[Tensor, "d_V d_V"],
+    W_V: Float[Tensor, "d_V d_V"],
+) -> AttentionPoint:
+    """The same attention map written with two matrices: W_Q = sqrt(d_V) W_QK, W_K = I."""
+    size = X.shape[1]
+    weights = {Matrix.W_Q: math.sqrt(size) * W_QK, Matrix.W_K: identity(size), Matrix.W_V: W_V}
+    return AttentionPoint(X, Y, weights)
+
+
+def score_outer_product(point: AttentionPoint) -> Float[Tensor, "both both"]:
+    """H_o^T of Remark D.1 in the order [W_Q; W_K]: c s^2 V^T U V."""
+    selector = torch.cat([point.selectors[Matrix.W_Q], point.selectors[Matrix.W_K]], dim=1)
+    return point.c * point.score_scale**2 * selector.T @ point.curvature_of_scores(Part.H) @ selector
+
+
+def score_functional(point: AttentionPoint) -> Float[Tensor, "both both"]:
+    """H_f^T of Remark D.1 in the order [W_Q; W_K]: c s [[0, B], [B^T, 0]] (x) I_{d_K}."""
+    d_K = point.weights[Matrix.W_Q].shape[1]
+    return point.c * point.score_scale * kron(_hollow(point.gradient_of_scores()), identity(d_K))
+
+
+def printed_score_split(point: AttentionPoint) -> dict[Part, Float[Tensor, "both both"]]:
+    """Remark D.1 as printed: no factor c, V = [R_K R_Q], [[0, B^T], [B, 0]]."""
+    d_K = point.weights[Matrix.W_Q].shape[1]
+    selector = torch.cat([point.selectors[Matrix.W_K], point.selectors[Matrix.W_Q]], dim=1)
+    return {
+        Part.H_o: selector.T @ literal_U(point) @ selector / d_K,
+        Part.H_f: kron(_hollow(literal_B(point).T), identity(d_K)) / math.sqrt(d_K),
+    }
+
+
+def score_functional_eigenvalues(point: AttentionPoint) -> Float[Tensor, " both"]:
+    """Ascending eigenvalues of H_f^T: +- c s times the singular values of B, each d_K times (Appendix D)."""
+    values = point.c * point.score_scale * torch.linalg.svdvals(point.gradient_of_scores())
+    d_K = point.weights[Matrix.W_Q].shape[1]
+    return torch.cat([values, -values]).sort().values.repeat_interleave(d_K)
+
+
+def stacked_kronecker(A: Float[Tensor, "m n"], B: Float[Tensor, "p q"]) -> Float[Tensor, "rows qn"]:
+    """[I_q (x) A; B (x) I_n], the matrix of Lemma D.1."""
+    return torch.cat([kron(identity(B.shape[1]), A), kron(B, identity(A.shape[1]))])
+
+
+def stacked_kronecker_rank(A: Float[Tensor, "m n"], B: Float[Tensor, "p q"]) -> int:
+    """q rk(A) + n rk(B) - rk(A) rk(B) (Lemma D.1)."""
+    rank_a, rank_b = numerical_rank(A), numerical_rank(B)
+    return B.shape[1] * rank_a + A.shape[1] * rank_b - rank_a * rank_b
+
+
+def rank_bound(d_V: int, d_K: int) -> int:
+    """2 d_K d_V - d_K^2 for d_K < d_V and d_V^2 otherwise: bounds rk(H_o^T) (Lemma D.2)."""
+    return 2 * d_K * d_V - d_K**2 if d_K < d_V else d_V**2
+
+
+def token_rank_bound(L: int, d_V: int) -> int:
+    """min(L, d_V) min(L - 1, d_V): rk(U), since U acts on tokens (x) centred tokens; sharper for short
+    sequences.
+    """
+    return min(L, d_V) * min(L - 1, d_V)
+
+
+def numerical_rank(matrix: Float[Tensor, "n m"], tolerance: float = 1e-10) -> int:
+    """The number of singular values above `tolerance` times the largest."""
+    values = torch.linalg.svdvals(matrix)
+    return int((values > tolerance * values.max()).sum())
+
+
+def multiplicities(eigenvalues: Float[Tensor, " n"], tolerance: float = 1e-10) -> list[int]:
+    """Sizes of the groups of equal numbers, in ascending order of the number."""
+    ordered = eigenvalues.sort().values
+    breaks = (ordered.diff() > tolerance * ordered.abs().max()).nonzero().flatten() + 1
+    return [len(group) for group in torch.tensor_split(ordered, breaks)]
+
+
+def _hollow(B: Float[Tensor, "d_V d_V"]) -> Float[Tensor, "two_d two_d"]:
+    return torch.cat([torch.cat([torch.zeros_like(B), B], 1), torch.cat([B.T, torch.zeros_like(B)], 1)])

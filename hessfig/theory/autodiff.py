@@ -1,0 +1,210 @@
+"""Dense derivatives by automatic differentiation, the networks they are taken of, and exponents by scaling."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.func import grad, hessian, jacfwd, jacrev, jvp
+
+from hessfig.terms import Matrix, Part
+
+Weights = Mapping[Matrix, Tensor]
+IndexedWeights = Mapping[tuple[int, Matrix], Tensor]
+
+
+def scores(X: Float[Tensor, "L d_V"], weights: Weights, temperature: float = 1.0) -> Float[Tensor, "L L"]:
+    """T = X W_Q W_K^T X^T / (t sqrt(d_K)) (Section 2; temperature t of Section 4.3)."""
+    d_K = weights[Matrix.W_Q].shape[1]
+    return X @ weights[Matrix.W_Q] @ weights[Matrix.W_K].T @ X.T / (temperature * math.sqrt(d_K))
+
+
+def attention(X: Float[Tensor, "L d_V"], weights: Weights, temperature: float = 1.0) -> Float[Tensor, "L d_V"]:
+    """F = softmax(T) X W_V (eq. 1)."""
+    return torch.softmax(scores(X, weights, temperature), dim=-1) @ X @ weights[Matrix.W_V]
+
+
+def linear_attention(X: Float[Tensor, "L d_V"], weights: Weights) -> Float[Tensor, "L d_V"]:
+    """F = T X W_V: attention with the softmax taken out (Remark 4.1)."""
+    return scores(X, weights) @ X @ weights[Matrix.W_V]
+
+
+def single_matrix_attention(X: Float[Tensor, "L d_V"], weights: Weights) -> Float[Tensor, "L d_V"]:
+    """F = softmax(X W_QK X^T) X W_V (Section 4.2)."""
+    return torch.softmax(X @ weights[Matrix.W_QK] @ X.T, dim=-1) @ X @ weights[Matrix.W_V]
+
+
+def low_rank_attention(X: Float[Tensor, "L d_V"], weights: Weights) -> Float[Tensor, "L d_V"]:
+    """Attention with W_V = W_O W_U, W_O in R^{d_V x r} (Appendix E.1, eq. 24)."""
+    return attention(X, {**weights, Matrix.W_V: weights[Matrix.W_O] @ weights[Matrix.W_U]})
+
+
+def multi_head_attention(X: Float[Tensor, "L d_V"], weights: IndexedWeights) -> Float[Tensor, "L d_V"]:
+    """F = sum_h A^h X W_V^h with keys (head, Matrix) (Appendix E)."""
+    heads = sorted({head for head, _ in weights})
+    return torch.stack([attention(X, at_index(weights, head)) for head in heads]).sum(0)
+
+
+def stacked(
+    layer: Callable[[Tensor, Weights], Tensor], X: Float[Tensor, "L d_V"], weights: IndexedWeights
+) -> Float[Tensor, "L d_V"]:
+    """Feed the output of one layer to the next; keys are (layer, Matrix), 1-based (footnote 3, Section
+    4.1).
+    """
+    for number in sorted({number for number, _ in weights}):
+        X = layer(X, at_index(weights, number))
+    return X
+
+
+def linear_mlp(X: Float[Tensor, "L d_in"], weights: Mapping[int, Tensor]) -> Float[Tensor, "L d_out"]:
+    """Rows x -> W^D ... W^1 x, weights keyed by layer, W^i in R^{out x in} (Section 2)."""
+    for number in sorted(weights):
+        X = X @ weights[number].T
+    return X
+
+
+def layer_norm(X: Float[Tensor, "L d"], eps: float = 1e-5) -> Float[Tensor, "L d"]:
+    """Rows centred and divided by s, s^2 = variance + eps; no gain, no bias."""
+    return torch.nn.functional.layer_norm(X, X.shape[-1:], eps=eps)
+
+
+def feed_forward(
+    X: Float[Tensor, "L d"], weights: Weights, activation: Callable[[Tensor], Tensor]
+) -> Float[Tensor, "L d"]:
+    """phi(X W_in) W_out, W_in in R^{d x d_ff}."""
+    return activation(X @ weights[Matrix.W_in]) @ weights[Matrix.W_out]
+
+
+def post_norm_block(
+    X: Float[Tensor, "L d"], weights: Weights, activation: Callable[[Tensor], Tensor]
+) -> Float[Tensor, "L d"]:
+    """Z = LN(Y + FFN(Y)), Y = LN(X + F(X))."""
+    Y = layer_norm(X + attention(X, weights))
+    return layer_norm(Y + feed_forward(Y, weights, activation))
+
+
+def pre_norm_block(
+    X: Float[Tensor, "L d"], weights: Weights, activation: Callable[[Tensor], Tensor]
+) -> Float[Tensor, "L d"]:
+    """Z = X' + FFN(LN(X')), X' = X + F(LN(X))."""
+    summed = X + attention(layer_norm(X), weights)
+    return summed + feed_forward(layer_norm(summed), weights, activation)
+
+
+def at_index(weights: IndexedWeights, index: int) -> dict[Matrix, Tensor]:
+    """The weights of one layer or head."""
+    return {matrix: w for (number, matrix), w in weights.items() if number == index}
+
+
+Key = TypeVar("Key", bound=Hashable)
+Network = Callable[[Mapping[Key, Tensor]], Tensor]
+Loss = Callable[[Tensor], Tensor]
+
+
+def square_loss(Y: Tensor) -> Loss:
+    """F -> ||F - Y||^2 / (L d_V), the paper's loss (Section 2)."""
+
+    def loss(F: Tensor) -> Tensor:
+        return (F - Y).square().mean()
+
+    return loss
+
+
+def dense_hessian(
+    network: Network[Key], loss: Loss, weights: Mapping[Key, Tensor], part: Part = Part.H
+) -> Float[Tensor, "p p"]:
+    """The Hessian of loss(network(weights)), or a part of it, rows and columns in the order of `weights`."""
+    point = torch.cat([w.reshape(-1) for w in weights.values()])
+
+    def output(flat: Tensor) -> Tensor:
+        return network(_unflatten(flat, weights))
+
+    return hessian(_PART_FUNCTIONS[part](output, loss, point))(point)
+
+
+def hessian_blocks(
+    network: Network[Key], loss: Loss, weights: Mapping[Key, Tensor], part: Part = Part.H
+) -> dict[tuple[Key, Key], Float[Tensor, "_ _"]]:
+    """`dense_hessian` cut into blocks, one per ordered pair of weights."""
+    dense = dense_hessian(network, loss, weights, part)
+    slices = _slices(weights)
+    return {(a, b): dense[slices[a], slices[b]] for a, b in itertools.product(weights, weights)}
+
+
+def jacobian(function: Callable[[Tensor], Tensor], at: Tensor) -> Float[Tensor, "outputs inputs"]:
+    """d vec_r(function) / d vec_r(argument) in numerator layout (eq. 4)."""
+    return jacrev(function)(at).reshape(-1, at.numel())
+
+
+def weight_jacobian(network: Network[Key], weights: Mapping[Key, Tensor], key: Key) -> Float[Tensor, "outputs inputs"]:
+    """The Jacobian of a network with respect to one of its weights."""
+    return jacobian(lambda weight: network({**weights, key: weight}), weights[key])
+
+
+def second_derivative(function: Callable[[Tensor], Tensor], at: Tensor) -> Float[Tensor, "_ inputs"]:
+    """The second derivative as a column of blocks, one Hessian per output entry (eq. 4, Fig. 2)."""
+    return jacfwd(jacrev(function))(at).reshape(-1, at.numel())
+
+
+def _full(output: Callable[[Tensor], Tensor], loss: Loss, point: Tensor) -> Callable[[Tensor], Tensor]:
+    return lambda flat: loss(output(flat))
+
+
+def _outer_product(output: Callable[[Tensor], Tensor], loss: Loss, point: Tensor) -> Callable[[Tensor], Tensor]:
+    def linearised_loss(flat: Tensor) -> Tensor:
+        linearised = jvp(output, (point,), (flat - point,))
+        return loss(linearised[0] + linearised[1])
+
+    return linearised_loss
+
+
+def _functional(output: Callable[[Tensor], Tensor], loss: Loss, point: Tensor) -> Callable[[Tensor], Tensor]:
+    residual = grad(loss)(output(point))
+    return lambda flat: (residual * output(flat)).sum()
+
+
+_PART_FUNCTIONS = {Part.H: _full, Part.H_o: _outer_product, Part.H_f: _functional}
+
+
+def _slices(weights: Mapping[Key, Tensor]) -> dict[Key, slice]:
+    ends = list(itertools.accumulate(w.numel() for w in weights.values()))
+    return {key: slice(end - w.numel(), end) for (key, w), end in zip(weights.items(), ends, strict=True)}
+
+
+def _unflatten(flat: Tensor, weights: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
+    slices = _slices(weights)
+    return {key: flat[slices[key]].reshape(w.shape) for key, w in weights.items()}
+
+
+@dataclass(frozen=True)
+class ScaledNetwork(Generic[Key]):
+    """A network at fixed weights under ||F - Y||^2/(L d), read as a function of the size of its input.
+
+    With `at_fixed_residual` the targets move along so that F - Y = `Y` at every scale.
+    """
+
+    X: Float[Tensor, "L d_in"]
+    Y: Float[Tensor, "L d_out"]
+    weights: Mapping[Key, Tensor]
+    network: Callable[[Tensor, Mapping[Key, Tensor]], Tensor]
+    at_fixed_residual: bool = False
+
+    def exponents(self, part: Part, sigma: float) -> dict[tuple[Key, Key], Tensor]:
+        """log2 of the growth of every block's Frobenius norm from sigma X to 2 sigma X; zero blocks are left
+        out.
+        """
+        low, high = (self.norms(part, scale) for scale in (sigma, 2 * sigma))
+        return {pair: torch.log2(high[pair] / low[pair]) for pair in low if low[pair] > 0}
+
+    def norms(self, part: Part, sigma: float) -> dict[tuple[Key, Key], Tensor]:
+        """The Frobenius norm of every block at the input sigma X."""
+        X = sigma * self.X
+        Y = self.network(X, self.weights) - self.Y if self.at_fixed_residual else self.Y
+        blocks = hessian_blocks(lambda weights: self.network(X, weights), square_loss(Y), self.weights, part)
+        return {pair: torch.linalg.matrix_norm(block) for pair, block in blocks.items()}

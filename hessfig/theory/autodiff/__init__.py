@@ -1,1 +1,0 @@
-"""Truth by automatic differentiation, and the random problems it is asked on."""

@@ -1,1 +1,0 @@
-"""Statements on self-attention."""

@@ -1,1 +1,0 @@
-"""Statements on whole layers and stacks of them."""

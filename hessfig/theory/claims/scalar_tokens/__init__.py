@@ -1,1 +1,0 @@
-"""Statements on the scalar-token model."""

@@ -1,1 +1,0 @@
-"""Closed forms for self-attention: softmax, linear, several heads, bounds."""

@@ -1,1 +1,0 @@
-"""The scalar-token model of the slides: its spectrum, and attention sinks."""

@@ -1,1 +1,0 @@
-"""Closed forms for what surrounds attention: feed-forward, LayerNorm, whole blocks, linear MLPs."""

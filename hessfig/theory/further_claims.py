@@ -1,0 +1,246 @@
+"""Statements about linear attention and several heads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hessfig.terms import Matrix, Part
+from hessfig.theory import autodiff, sublayer_formulas
+from hessfig.theory import further_formulas as la
+from hessfig.theory.attention_claims import named
+from hessfig.theory.attention_formulas import MATRICES
+from hessfig.theory.autodiff import (
+    IndexedWeights,
+    Loss,
+    hessian_blocks,
+    multi_head_attention,
+    square_loss,
+    weight_jacobian,
+)
+from hessfig.theory.further_formulas import LinearPoint, head_jacobians, low_rank_blocks, low_rank_point
+from hessfig.theory.statement import (
+    Dims,
+    Statement,
+    Values,
+    Verdict,
+    attention_point,
+    attention_weights,
+    normal,
+)
+
+Q, K, V = MATRICES
+
+
+def _linear_draw(dims: Dims, generator: torch.Generator) -> LinearPoint:
+    point = attention_point(dims, generator)
+    return LinearPoint(point.X, point.Y, point.weights)
+
+
+def _remark_oracle(point: LinearPoint) -> Values:
+    values: dict[str, Tensor] = {}
+    for part in (Part.H_o, Part.H_f):
+        blocks = hessian_blocks(
+            lambda w: autodiff.linear_attention(point.X, w), square_loss(point.Y), point.weights, part
+        )
+        values |= named(part, blocks)
+    return values
+
+
+def _remark_printed(point: LinearPoint) -> Values:
+    hollow = {(m, m): torch.zeros(2 * (point.weights[m].numel(),), dtype=point.X.dtype) for m in MATRICES}
+    return {
+        **named(Part.H_o, la.outer_product_blocks(point)),
+        **named(Part.H_f, {**la.functional_blocks(point), **hollow}),
+    }
+
+
+def _remark_keys(point: LinearPoint) -> Values:
+    functional = {**la.functional_key_block(point), **la.contracted_functional_blocks(point)}
+    return {
+        **named(Part.H_o, la.outer_product_key_blocks(point)),
+        **named(Part.H_f, functional),
+    }
+
+
+def _mlp_draw(dims: Dims, generator: torch.Generator) -> tuple[Tensor, Tensor, dict[int, Tensor]]:
+    widths = (dims.d_V, dims.d_K, dims.d_ff, dims.d_V + dims.L)
+    layers = {i + 1: normal(widths[i + 1], widths[i], generator=generator) for i in range(3)}
+    X, Y = (normal(dims.L, width, generator=generator) for width in (widths[0], widths[-1]))
+    return X, Y, layers
+
+
+def _mlp_oracle(problem: tuple[Tensor, Tensor, dict[int, Tensor]]) -> Values:
+    X, Y, weights = problem
+    losses = {"half": lambda F: (F - Y).square().sum() / (2 * len(X)), "mean": square_loss(Y)}
+    values: dict[str, Tensor] = {}
+    for name, loss in losses.items():
+        for part in (Part.H_o, Part.H_f):
+            blocks = hessian_blocks(lambda w: autodiff.linear_mlp(X, w), loss, weights, part)
+            values |= {f"{name} {part}{pair}": block for pair, block in blocks.items()}
+    return values
+
+
+def _mlp_blocks(problem: tuple[Tensor, Tensor, dict[int, Tensor]], name: str, scale: float) -> dict[str, Tensor]:
+    X, _, weights = problem
+    outer = {f"{name} H_o{(i, i)}": scale * sublayer_formulas.outer_product_block(X, weights, i) for i in weights}
+    zeros = {f"{name} H_f{(i, i)}": torch.zeros(2 * (w.numel(),), dtype=X.dtype) for i, w in weights.items()}
+    return {**outer, **zeros}
+
+
+def _mlp_corrected(problem: tuple[Tensor, Tensor, dict[int, Tensor]]) -> Values:
+    X, Y, weights = problem
+    scale, D = 2 / Y.shape[1], autodiff.linear_mlp(X, weights) - Y
+    pairs = [(i, j) for i in weights for j in weights if i > j]
+    mixed = {f"mean H_f{pair}": scale * sublayer_formulas.functional_block(X, D, weights, pair) for pair in pairs}
+    return {**_mlp_blocks(problem, "mean", scale), **mixed}
+
+
+LINEAR = [
+    Statement(
+        "rem41",
+        "Remark 4.1, p. 8",
+        "Blocks of linear attention: H_o cubic in Σ; H_f zero on the diagonal.",
+        Verdict.yes,
+        _linear_draw,
+        oracle=_remark_oracle,
+        printed=_remark_printed,
+        corrected=_remark_keys,
+        correction="Added: H_o(K,K) = c' K^T (W_Q^T Σ W_Q ⊗ Σ W_V W_V^T Σ) K, H_o(V,K) = c' (Σ W_K W_Q^T Σ "
+        "W_Q ⊗ W_V^T Σ) K, and H_f(Q,K) = "
+        "(2L/(d_V sqrt(d_K))) (Ω W_V^T Σ) ⊗ I, with c' = 2L²/(d_V d_K), K = K_{d_K,d_V}.",
+        note="The sentence before the remark has dA/dT = I of size d_V²: the size is L².",
+    ),
+    Statement(
+        "mlp",
+        "Section 2, p. 4",
+        "Linear MLP: H_o(W^i,W^i) = above^T above ⊗ below Σ below^T, H_f(W^i,W^i) = 0.",
+        Verdict.yes,
+        _mlp_draw,
+        oracle=_mlp_oracle,
+        printed=lambda p: _mlp_blocks(p, "half", 1.0),
+        corrected=_mlp_corrected,
+        correction="For the paper's own loss ||F - Y||²/(L d_out) the blocks are 2/d_out times larger.",
+        note="Above and below are the products of the weights above and below layer i. As printed it is for "
+        "half the squared "
+        "norm, averaged over tokens.",
+    ),
+]
+
+
+HEADS = (1, 2, 3)
+Q, K = Matrix.W_Q, Matrix.W_K
+
+
+@dataclass(frozen=True)
+class _Problem:
+    X: Tensor
+    Y: Tensor
+    labels: Tensor
+    weights: dict[tuple[int, Matrix], Tensor]
+
+    @property
+    def losses(self) -> dict[str, Loss]:
+        """Square loss, and cross-entropy with the outputs as logits."""
+        return {"MSE": square_loss(self.Y), "CE": lambda F: torch.nn.functional.cross_entropy(F, self.labels)}
+
+
+def _draw(dims: Dims, generator: torch.Generator) -> _Problem:
+    X, Y = (normal(dims.L, dims.d_V, generator=generator) for _ in range(2))
+    labels = torch.randint(dims.d_V, (dims.L,), generator=generator)
+    heads = {h: attention_weights(dims, generator) for h in HEADS}
+    return _Problem(X, Y, labels, {(h, m): w for h, head in heads.items() for m, w in head.items()})
+
+
+def _heads_oracle(p: _Problem) -> Values:
+    def network(weights: IndexedWeights) -> Tensor:
+        return multi_head_attention(p.X, weights)
+
+    values = {f"dF/d{key}": weight_jacobian(network, p.weights, key) for key in p.weights}
+    for name, loss in p.losses.items():
+        blocks = hessian_blocks(network, loss, p.weights, Part.H_f)
+        values |= {f"{name} {a}{b}": block for (a, b), block in blocks.items()}
+    return values
+
+
+def _heads_printed(p: _Problem) -> Values:
+    jacobians = {f"dF/d{(h, m)}": block for h in HEADS for m, block in head_jacobians(p.X, p.weights, h).items()}
+    zeros = {
+        f"{name} {a}{b}": torch.zeros(wa.numel(), wb.numel(), dtype=wa.dtype)
+        for name in p.losses
+        for a, wa in p.weights.items()
+        for b, wb in p.weights.items()
+        if a[0] != b[0]
+    }
+    return {**jacobians, **zeros}
+
+
+@dataclass(frozen=True)
+class _LowRank:
+    X: Tensor
+    Y: Tensor
+    weights: dict[Matrix, Tensor]
+
+
+def _low_rank_draw(dims: Dims, generator: torch.Generator) -> _LowRank:
+    X, Y = (normal(dims.L, dims.d_V, generator=generator) for _ in range(2))
+    W_O, W_U = (normal(*shape, generator=generator) for shape in ((dims.d_V, dims.d_K), (dims.d_K, dims.d_V)))
+    query_key = {m: w for m, w in attention_weights(dims, generator).items() if m in (Q, K)}
+    return _LowRank(X, Y, {**query_key, Matrix.W_O: W_O, Matrix.W_U: W_U})
+
+
+def _low_rank_oracle(p: _LowRank) -> Values:
+    values: dict[str, Tensor] = {}
+    for part in Part:
+        values |= named(
+            part,
+            hessian_blocks(lambda w: autodiff.low_rank_attention(p.X, w), square_loss(p.Y), p.weights, part),
+        )
+    return values
+
+
+def _low_rank_printed(p: _LowRank) -> Values:
+    """Query-key blocks are those of the product W_O W_U; H_f is zero on the diagonal of (O, U)."""
+    point, O, U = low_rank_point(p.X, p.Y, p.weights), Matrix.W_O, Matrix.W_U  # noqa: E741
+    values: dict[str, Tensor] = {}
+    for part in Part:
+        values |= named(part, {(a, b): point.hessian(part, a, b) for a in (Q, K) for b in (Q, K)})
+    hollow = low_rank_blocks(p.X, p.Y, p.weights, Part.H_f)
+    return {**values, **named(Part.H_f, {pair: hollow[pair] for pair in ((O, O), (U, U))})}
+
+
+def _low_rank_corrected(p: _LowRank) -> Values:
+    values: dict[str, Tensor] = {}
+    for part in Part:
+        values |= named(part, low_rank_blocks(p.X, p.Y, p.weights, part))
+    return values
+
+
+HEAD_STATEMENTS = [
+    Statement(
+        "remE1",
+        "Remark E.1, p. 29",
+        "A head's Jacobian depends on that head alone; H_f between heads is zero.",
+        Verdict.yes,
+        _draw,
+        oracle=_heads_oracle,
+        printed=_heads_printed,
+        note=f"{len(HEADS)} heads; square loss and cross-entropy. The zeros are exact.",
+    ),
+    Statement(
+        "E1-low",
+        "Appendix E.1, p. 29",
+        "W_V = W_O W_U leaves query-key blocks as they are; H_f(O,O) = H_f(U,U) = 0.",
+        Verdict.yes,
+        _low_rank_draw,
+        oracle=_low_rank_oracle,
+        printed=_low_rank_printed,
+        corrected=_low_rank_corrected,
+        correction="Added: H_f(O,U) = c (M_1^T D ⊗ I) K_{d_V,d_K}, H_o(O,O) = c G ⊗ W_U W_U^T, H_o(U,U) = c "
+        "W_O^T G W_O ⊗ I, H_o(O,U) = "
+        "c G W_O ⊗ W_U, G = M_1^T M_1.",
+        note="'Quadratic in M_1' is an upper degree: H_f(O,U) is homogeneous in M_1 for Y = 0 only.",
+    ),
+]

@@ -1,0 +1,259 @@
+"""Hessian blocks of linear attention and of several heads, and bounds on their norms."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import combinations_with_replacement
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from hessfig.terms import Matrix, Part
+from hessfig.theory.attention_formulas import MATRICES, AttentionPoint, jacobians
+from hessfig.theory.autodiff import IndexedWeights, Weights, at_index, linear_attention
+from hessfig.theory.matrix_formulas import (
+    commutation,
+    identity,
+    kron,
+    shuffle,
+    softmax_jacobian,
+    vec,
+)
+
+Pair = tuple[Matrix, Matrix]
+Q, K, V = Matrix.W_Q, Matrix.W_K, Matrix.W_V
+
+
+@dataclass(frozen=True)
+class LinearPoint:
+    """Data, weights and the two covariances."""
+
+    X: Float[Tensor, "L d_V"]
+    Y: Float[Tensor, "L d_V"]
+    weights: Weights
+
+    @property
+    def Sigma(self) -> Float[Tensor, "d_V d_V"]:
+        return self.X.T @ self.X / len(self.X)
+
+    @property
+    def residual(self) -> Float[Tensor, "L d_V"]:
+        return linear_attention(self.X, self.weights) - self.Y
+
+    @property
+    def Omega(self) -> Float[Tensor, "d_V d_V"]:
+        return self.X.T @ self.residual / len(self.X)
+
+    @property
+    def outer_scale(self) -> float:
+        """2 L^2 / (d_V d_K)."""
+        d_V, d_K = self.weights[Q].shape
+        return 2 * len(self.X) ** 2 / (d_V * d_K)
+
+    @property
+    def functional_scale(self) -> float:
+        """2 / (d_V sqrt(d_K))."""
+        d_V, d_K = self.weights[Q].shape
+        return 2 / (d_V * math.sqrt(d_K))
+
+
+def outer_product_blocks(point: LinearPoint) -> dict[Pair, Float[Tensor, "rows cols"]]:
+    """H_o of (V,V), (Q,Q), (V,Q), (Q,K) as printed in Remark 4.1."""
+    W_Q, W_K, W_V = (point.weights[m] for m in (Q, K, V))
+    S, c, (d_V, d_K) = point.Sigma, point.outer_scale, W_Q.shape
+    chain, values = S @ W_K @ W_Q.T @ S, S @ W_V @ W_V.T @ S
+    return {
+        (V, V): c * kron(chain @ W_Q @ W_K.T @ S, identity(d_V)),
+        (Q, Q): c * kron(S, W_K.T @ values @ W_K),
+        (V, Q): c * kron(chain, W_V.T @ S @ W_K),
+        (Q, K): c * kron(S @ W_Q, W_K.T @ values) @ commutation(d_K, d_V),
+    }
+
+
+def outer_product_key_blocks(point: LinearPoint) -> dict[Pair, Float[Tensor, "rows cols"]]:
+    """H_o of (K,K) and (V,K), left out of Remark 4.1, with K = K_{d_K,d_V}."""
+    W_Q, W_K, W_V = (point.weights[m] for m in (Q, K, V))
+    S, c, (d_V, d_K) = point.Sigma, point.outer_scale, W_Q.shape
+    permute = commutation(d_K, d_V)
+    return {
+        (K, K): c * permute.T @ kron(W_Q.T @ S @ W_Q, S @ W_V @ W_V.T @ S) @ permute,
+        (V, K): c * kron(S @ W_K @ W_Q.T @ S @ W_Q, W_V.T @ S) @ permute,
+    }
+
+
+def functional_blocks(point: LinearPoint) -> dict[Pair, Float[Tensor, "rows cols"]]:
+    """H_f of (V,Q) and (Q,K) as printed in Remark 4.1; the second is read as [(..) S] (x) I."""
+    W_K, W_V, (d_V, d_K) = point.weights[K], point.weights[V], point.weights[Q].shape
+    delta, c, S = vec(point.residual)[None, :], point.functional_scale, point.Sigma
+    values = kron(delta, identity(d_V**2)) @ kron(identity(len(point.X)), shuffle(d_V))
+    keys = kron(delta @ kron(point.X, W_V.T @ S), identity(d_V)) @ shuffle(d_V)
+    return {
+        (V, Q): c * values @ kron(point.X, S @ W_K),
+        (Q, K): c * kron(keys, identity(d_K)),
+    }
+
+
+def functional_key_block(point: LinearPoint) -> dict[Pair, Float[Tensor, "rows cols"]]:
+    """H_f of (V,K), left out of Remark 4.1: (delta^T (x) I) (I (x) S) (X W_Q (x) Sigma) K_{d_K,d_V}."""
+    d_V, d_K = point.weights[Q].shape
+    delta = kron(vec(point.residual)[None, :], identity(d_V**2))
+    spread = kron(identity(len(point.X)), shuffle(d_V)) @ kron(point.X @ point.weights[Q], point.Sigma)
+    return {(V, K): point.functional_scale * delta @ spread @ commutation(d_K, d_V)}
+
+
+def contracted_functional_blocks(point: LinearPoint) -> dict[Pair, Float[Tensor, "rows cols"]]:
+    """H_f in Omega and Sigma alone: (Q,K) is (2 L/(d_V sqrt(d_K))) (Omega W_V^T Sigma) (x) I_{d_K} (Table 1).
+
+    (V,Q) and (V,K) are the second derivatives of <Omega, W_Q W_K^T Sigma W_V>, an L^2-free bilinear form.
+    """
+    W_Q, W_K, W_V = (point.weights[m] for m in (Q, K, V))
+    c, S, Omega, d_K = len(point.X) * point.functional_scale, point.Sigma, point.Omega, W_Q.shape[1]
+    permute = commutation(Omega.shape[1], Omega.shape[0])
+    by_query = c * permute @ kron(Omega.T, S @ W_K)
+    by_key = c * permute @ kron(Omega.T @ W_Q, S) @ commutation(d_K, len(S))
+    return {(Q, K): c * kron(Omega @ W_V.T @ S, identity(d_K)), (V, Q): by_query, (V, K): by_key}
+
+
+O, U = Matrix.W_O, Matrix.W_U  # noqa: E741
+
+
+def head_jacobians(X: Float[Tensor, "L d_V"], weights: IndexedWeights, head: int) -> dict[Matrix, Tensor]:
+    """dF/dW^h: the single-head Jacobians of Lemma B.1 with the weights of that head alone (Remark E.1)."""
+    return jacobians(AttentionPoint(X, 0 * X, at_index(weights, head)))
+
+
+def low_rank_blocks(
+    X: Float[Tensor, "L d_V"], Y: Float[Tensor, "L d_V"], weights: Weights, part: Part
+) -> dict[tuple[Matrix, Matrix], Float[Tensor, "rows cols"]]:
+    """Blocks of W_O in R^{d_V x r} and W_U in R^{r x d_V}, G = M_1^T M_1, residual D (Appendix E.1):
+
+    H_o(O,O) = c G (x) W_U W_U^T, H_o(U,U) = c W_O^T G W_O (x) I, H_o(O,U) = c G W_O (x) W_U, H_f(O,O) =
+    H_f(U,U) = 0, H_f(O,U) = c (M_1^T D (x) I_r) K_{d_V,r}.
+    """
+    point = low_rank_point(X, Y, weights)
+    W_O, W_U, c, M1 = weights[O], weights[U], point.c, point.M1
+    if part == Part.H:
+        outer, functional = (low_rank_blocks(X, Y, weights, p) for p in (Part.H_o, Part.H_f))
+        return {pair: outer[pair] + functional[pair] for pair in outer}
+    outer_product = {
+        (O, O): c * kron(M1.T @ M1, W_U @ W_U.T),
+        (U, U): c * kron(W_O.T @ M1.T @ M1 @ W_O, identity(W_U.shape[1])),
+        (O, U): c * kron(M1.T @ M1 @ W_O, W_U),
+    }
+    if part == Part.H_o:
+        return outer_product
+    mixed = c * kron(M1.T @ point.residual, identity(W_O.shape[1])) @ commutation(W_U.shape[1], W_O.shape[1])
+    return {(O, O): 0 * outer_product[O, O], (U, U): 0 * outer_product[U, U], (O, U): mixed}
+
+
+def low_rank_point(X: Float[Tensor, "L d_V"], Y: Float[Tensor, "L d_V"], weights: Weights) -> AttentionPoint:
+    """The same layer with the product W_V = W_O W_U: its query-key blocks are those of any W_V."""
+    full = {
+        Matrix.W_Q: weights[Matrix.W_Q],
+        Matrix.W_K: weights[Matrix.W_K],
+        Matrix.W_V: weights[O] @ weights[U],
+    }
+    return AttentionPoint(X, Y, full)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """What a bound assumes about attention-weighted tokens: mu, m_2 and m_3 of the module docstring."""
+
+    mixed: float
+    second: float
+    third: float
+
+
+def spread_from_norm(point: AttentionPoint) -> Spread:
+    """From ||X||_2 alone: sqrt(L) x, x^2/2, sqrt(6) x^3/9."""
+    x = spectral_norm(point.X)
+    return _spread(math.sqrt(len(point.X)) * x, math.sqrt(2) * x)
+
+
+def spread_from_diameter(point: AttentionPoint) -> Spread:
+    """From the token diameter R and the mixed tokens themselves: ||A X||_2, R^2/4, R^3/(6 sqrt(3))."""
+    return _spread(spectral_norm(point.M1), float(torch.cdist(point.X, point.X).max()))
+
+
+def block_bounds(point: AttentionPoint, spread: Spread, part: Part = Part.H) -> dict[Pair, float]:
+    """A bound on the spectral norm of every block; the functional part of (V, V) is zero."""
+    if part == Part.H:
+        outer, functional = (block_bounds(point, spread, p) for p in (Part.H_o, Part.H_f))
+        return {pair: outer[pair] + functional[pair] for pair in outer}
+    x, c, s = spectral_norm(point.X), point.c, point.score_scale
+    pull = {Q: spectral_norm(point.weights[K]), K: spectral_norm(point.weights[Q])}
+    core, values, hollow = _factors(point, spread, part)
+    scores = {(a, b): c * s**2 * x**2 * pull[a] * pull[b] * core for a in pull for b in pull}
+    for pair in ((Q, K), (K, Q)):
+        scores[pair] += c * s * x * hollow
+    mixed = {pair: c * s * x * spread.second * pull[a] * values for a in pull for pair in ((V, a), (a, V))}
+    return {**scores, **mixed, (V, V): c * spread.mixed**2 if part == Part.H_o else 0.0}
+
+
+def whole_bound(blocks: dict[Pair, float]) -> float:
+    """The spectral norm of the 3 x 3 matrix of block bounds bounds that of the whole."""
+    rows = [[blocks[a, b] for b in MATRICES] for a in MATRICES]
+    return spectral_norm(torch.tensor(rows, dtype=torch.float64))
+
+
+def true_norms(point: AttentionPoint, part: Part = Part.H) -> tuple[dict[Pair, float], float]:
+    """The spectral norms the bounds are about: of every block, and of the whole."""
+    blocks = {(a, b): point.hessian(part, a, b) for a, b in combinations_with_replacement(MATRICES, 2)}
+    blocks |= {(b, a): block.T for (a, b), block in blocks.items()}
+    whole = torch.cat([torch.cat([blocks[a, b] for b in MATRICES], dim=1) for a in MATRICES])
+    return {pair: spectral_norm(block) for pair, block in blocks.items()}, spectral_norm(whole)
+
+
+def published_terms(point: AttentionPoint) -> dict[Pair, float]:
+    """The four block terms of arXiv 2510.16927, Theorem 1 (one head, r = min(L, d_V), rho' = L x v +
+    ||Y||_2).
+
+    NOTE(paper): there is no term for (K, K) or (V, K), so W_Q -> t W_Q, W_K -> W_K/t, which leaves the
+    network as it is, breaks the bound for large t; and the step ||dA/dT||_2 <= 1/L of its proof is false.
+    """
+    L, d_V = point.X.shape
+    d_K = point.weights[Q].shape[1]
+    x, q, k, v = (spectral_norm(m) for m in (point.X, *(point.weights[m] for m in MATRICES)))
+    root, far = math.sqrt(min(L, d_V)), L * x * v + spectral_norm(point.Y)
+    mixed = v * (3 * L * k * q * x**5 + d_V / L * x**3)
+    return {
+        (V, V): 2 * L / d_V * x**2,
+        (Q, Q): 8 / (L**3 * d_V * d_K) * k**2 * v**2 * x**6 + 12 / (d_V * d_K) * root * far * v * k**2 * x**5,
+        (V, Q): 4 / (L * d_V * math.sqrt(d_K)) * v * k * x**4 + 4 * root / (L**2 * math.sqrt(d_K)) * far * k * x**3,
+        (Q, K): 8 / (L**3 * d_V * d_K) * k * q * v**2 * x**6 + 4 * root * far / (L * d_V * math.sqrt(d_K)) * mixed,
+    }
+
+
+def published_bound(point: AttentionPoint) -> float:
+    """Three times the largest of the four terms (arXiv 2510.16927, Theorem 1)."""
+    return 3 * max(published_terms(point).values())
+
+
+def softmax_jacobian_excess(point: AttentionPoint) -> float:
+    """||dA/dT||_2 times L: the published proof takes it to be at most 1; any L allows up to L/2."""
+    return spectral_norm(softmax_jacobian(point.A)) * len(point.X)
+
+
+def spectral_norm(matrix: Float[Tensor, "n m"]) -> float:
+    """The largest singular value."""
+    return float(torch.linalg.matrix_norm(matrix, ord=2))
+
+
+def _spread(mixed: float, interval: float) -> Spread:
+    return Spread(mixed=mixed, second=interval**2 / 4, third=interval**3 / (6 * math.sqrt(3)))
+
+
+def _factors(point: AttentionPoint, spread: Spread, part: Part) -> tuple[float, float, float]:
+    """Per part: what multiplies s^2 x^2 |.| |.| in query-key blocks, s x m_2 in value blocks, s x in (Q,
+    K).
+    """
+    v = spectral_norm(point.weights[V])
+    if part == Part.H_o:
+        return spread.second**2 * v**2, spread.mixed * v, 0.0
+    D = point.residual
+    farthest = float(torch.linalg.vector_norm(D, dim=1).max())
+    hollow = spread.second * v * float(torch.linalg.matrix_norm(D))
+    return spread.third * v * farthest, spectral_norm(D), hollow

@@ -1,0 +1,175 @@
+"""Matrix calculus and moments: commutation, vectorisation, and the moments of the attention matrix."""
+
+from __future__ import annotations
+
+from functools import reduce
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+DTYPE = torch.float64
+
+
+def vec(matrix: Float[Tensor, "n m"]) -> Float[Tensor, " nm"]:
+    """vec_r: the rows of `matrix` one after another."""
+    return matrix.reshape(-1)
+
+
+def identity(size: int) -> Float[Tensor, "size size"]:
+    """I_size in float64."""
+    return torch.eye(size, dtype=DTYPE)
+
+
+def kron(*factors: Float[Tensor, "_ _"]) -> Float[Tensor, "_ _"]:
+    """The Kronecker product of all factors, left to right (Definition A.1)."""
+    return reduce(_kron, factors)
+
+
+def block_diagonal(blocks: Float[Tensor, "m q r"]) -> Float[Tensor, "mq mr"]:
+    """blockdiag(A_1, ..., A_m)."""
+    return torch.block_diag(*blocks)
+
+
+def khatri_rao(left: Float[Tensor, "n m p q"], right: Float[Tensor, "k l r s"]) -> Float[Tensor, "npr mqs"]:
+    """The block-wise Kronecker product (A_ij (x) B_ij)_ij (Definition A.2); the first two axes number the
+    blocks.
+
+    Raises ValueError when the two block layouts differ: then the product is not defined.
+    """
+    if left.shape[:2] != right.shape[:2]:
+        layouts = f"{tuple(left.shape[:2])} and {tuple(right.shape[:2])}"
+        raise ValueError(f"Khatri-Rao product of block layouts {layouts}")
+    n, m, p, q = left.shape
+    r, s = right.shape[2:]
+    return torch.einsum("nmpq,nmrs->nprmqs", left, right).reshape(n * p * r, m * q * s)
+
+
+def commutation(m: int, n: int) -> Float[Tensor, "mn mn"]:
+    """K_{m,n}: K_{m,n} vec_r(B) = vec_r(B^T) for every B in R^{n x m}."""
+    source = torch.arange(n * m).reshape(n, m).T.reshape(-1)
+    return identity(n * m)[source]
+
+
+def shuffle(size: int) -> Float[Tensor, "size_cubed size"]:
+    """S = (I (x) K_{d,d}) (vec_r I (x) I), the shuffling matrix of Theorem 3.2, with d = `size`."""
+    eye = identity(size)
+    return kron(eye, commutation(size, size)) @ kron(vec(eye)[:, None], eye)
+
+
+def row_times_kron(A: Float[Tensor, "p q"], v: Float[Tensor, " n"], B: Float[Tensor, "q r"]) -> Float[Tensor, "p nr"]:
+    """Eq. 12: A (v^T (x) B) = v^T (x) A B."""
+    return kron(v[None, :], A @ B)
+
+
+def vec_by_identity(A: Float[Tensor, "n m"]) -> Float[Tensor, " nm"]:
+    """Eq. 13 corrected: vec_r A = (A (x) I_m) vec_r I_m."""
+    eye = identity(A.shape[1])
+    return kron(A, eye) @ vec(eye)
+
+
+def block_diagonal_times_kron(
+    blocks: Float[Tensor, "m q r"], B: Float[Tensor, "m n"], C: Float[Tensor, "r t"]
+) -> Float[Tensor, "mq nt"]:
+    """Eq. 14: blockdiag(A_i) (B (x) C) has the block rows b_i^T (x) A_i C."""
+    return torch.cat([kron(row[None, :], block @ C) for row, block in zip(B, blocks, strict=True)])
+
+
+def product_jacobian(A: Float[Tensor, "p n"], B: Float[Tensor, "q r"]) -> Float[Tensor, "pr nq"]:
+    """Eq. 15: the derivative of A X B with respect to X is A (x) B^T."""
+    return kron(A, B.T)
+
+
+def kron_jacobian_left(X: Float[Tensor, "n q"], Y: Float[Tensor, "p r"]) -> Float[Tensor, "npqr nq"]:
+    """Eq. 16: d(X (x) Y)/dX = (I_n (x) K_{p,q} (x) I_r) (I_nq (x) vec_r Y)."""
+    (n, q), (p, r) = X.shape, Y.shape
+    return kron(identity(n), commutation(p, q), identity(r)) @ kron(identity(n * q), vec(Y)[:, None])
+
+
+def kron_jacobian_right(X: Float[Tensor, "n q"], Y: Float[Tensor, "p r"]) -> Float[Tensor, "npqr pr"]:
+    """Eq. 17: d(X (x) Y)/dY = (I_n (x) K_{p,q} (x) I_r) (vec_r X (x) I_pr)."""
+    (n, q), (p, r) = X.shape, Y.shape
+    return kron(identity(n), commutation(p, q), identity(r)) @ kron(vec(X)[:, None], identity(p * r))
+
+
+def transpose_jacobian(n: int, q: int) -> Float[Tensor, "nq nq"]:
+    """Eq. 18: the derivative of X^T with respect to X in R^{n x q} is K_{q,n}."""
+    return commutation(q, n)
+
+
+def _kron(A: Float[Tensor, "m n"], B: Float[Tensor, "p q"]) -> Float[Tensor, "mp nq"]:
+    """torch.kron, which (2.13) fails on transposed matrices with an axis of length one."""
+    (m, n), (p, q) = A.shape, B.shape
+    return (A[:, None, :, None] * B[None, :, None, :]).reshape(m * p, n * q)
+
+
+def first_moment(A: Float[Tensor, "L L"], X: Float[Tensor, "L d"]) -> Float[Tensor, "L d"]:
+    """M_1 = A X (Definition 3.1)."""
+    return A @ X
+
+
+def second_moment(A: Float[Tensor, "L L"], X: Float[Tensor, "L d"]) -> Float[Tensor, "L d d"]:
+    """M_2: one covariance sum_j A_ij z_ij z_ij^T per row of A (Definition 3.1)."""
+    z = _centred(A, X)
+    return torch.einsum("ij,ija,ijb->iab", A, z, z)
+
+
+def third_moment(A: Float[Tensor, "L L"], X: Float[Tensor, "L d"]) -> Float[Tensor, "L dd d"]:
+    """M_3: one matrix sum_j A_ij z_ij (x) z_ij z_ij^T per row of A (Definition 3.1)."""
+    z = _centred(A, X)
+    return torch.einsum("ij,ija,ijb,ijc->iabc", A, z, z, z).flatten(1, 2)
+
+
+def softmax_jacobian(A: Float[Tensor, "L L"]) -> Float[Tensor, "LL LL"]:
+    """dA/dT = blockdiag(diag(a_i) - a_i a_i^T) for row-wise softmax (eq. 19)."""
+    return block_diagonal(torch.stack([torch.diag(row) - torch.outer(row, row) for row in A]))
+
+
+def softmax_entry_hessian(row: Float[Tensor, " L"], j: int) -> Float[Tensor, "L L"]:
+    """Second derivative of entry j of one softmax row with respect to the scores of that row (Lemma C.1)."""
+    e = identity(len(row))[j]
+    square = 2 * torch.outer(row, row) + torch.outer(e, e) - torch.diag(row)
+    return row[j] * (square - torch.outer(e, row) - torch.outer(row, e))
+
+
+def softmax_second_derivative(A: Float[Tensor, "L L"]) -> Float[Tensor, "LLLL LL"]:
+    """d2A/dT2 = blockdiag(D_i) with D_i = (1_L (x) e_i) * d2a_i/dt_i2 (eq. 23)."""
+    length = len(A)
+    blocks = []
+    for i, row in enumerate(A):
+        unit = identity(length)[i].reshape(1, 1, length, 1).expand(length, 1, length, 1)
+        hessians = torch.stack([softmax_entry_hessian(row, j) for j in range(length)])
+        blocks.append(khatri_rao(unit, hessians[:, None]))
+    return block_diagonal(torch.stack(blocks))
+
+
+def z1_by_definition(A: Float[Tensor, "L L"], X: Float[Tensor, "L d"]) -> Float[Tensor, "Ld dd"]:
+    """Z_1 = (I_L (x) X^T) (dA/dT) (X (x) X) (Theorem 3.1)."""
+    return kron(identity(len(X)), X.T) @ softmax_jacobian(A) @ kron(X, X)
+
+
+def z2_by_definition(A: Float[Tensor, "L L"], X: Float[Tensor, "L d"]) -> Float[Tensor, "Lddd dd"]:
+    """Z_2 = (I_L (x) X^T (x) X^T (x) X^T) (d2A/dT2) (X (x) X) (Theorem 3.2)."""
+    outer = kron(identity(len(X)), X.T, X.T, X.T)
+    return outer @ softmax_second_derivative(A) @ kron(X, X)
+
+
+def z1_by_moments(A: Float[Tensor, "L L"], X: Float[Tensor, "L d"]) -> Float[Tensor, "Ld dd"]:
+    """Z_1 = X * M_2, both split by rows of A (Remark 3.1)."""
+    return khatri_rao(X[:, None, None, :], second_moment(A, X)[:, None])
+
+
+def z2_by_moments(A: Float[Tensor, "L L"], X: Float[Tensor, "L d"]) -> Float[Tensor, "Lddd dd"]:
+    """Z_2 = (I_L (x) K_{d,d} (x) I_d) [x_i x_i^T (x) M_3,i]_i (Remark 3.1).
+
+    NOTE(paper): the bracket is printed as X * X^T * M_3, whose block layouts do not match; the
+    proof's last display but one has the blocks that are meant.
+    """
+    length, size = X.shape
+    outer_products = torch.einsum("ia,ib->iab", X, X)[:, None]
+    bracket = khatri_rao(outer_products, third_moment(A, X)[:, None])
+    return kron(identity(length), commutation(size, size), identity(size)) @ bracket
+
+
+def _centred(A: Float[Tensor, "L L"], X: Float[Tensor, "L d"]) -> Float[Tensor, "L L d"]:
+    return X[None, :, :] - (A @ X)[:, None, :]

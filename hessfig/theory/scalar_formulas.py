@@ -1,0 +1,283 @@
+"""Attention over scalar tokens: spectra in closed form, and attention sinks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from hessfig.terms import Part
+from hessfig.theory.autodiff import dense_hessian, square_loss
+from hessfig.theory.statement import normal
+
+
+@dataclass(frozen=True)
+class Response:
+    """What the tokens answer to the score scale s: m(s), m'(s), m''(s), one number per token."""
+
+    value: Float[Tensor, " L"]
+    first: Float[Tensor, " L"]
+    second: Float[Tensor, " L"]
+
+
+def attention_response(
+    x: Float[Tensor, " L"],
+    s: Tensor | float,
+    *,
+    values: Float[Tensor, " L"] | None = None,
+    score_bias: Float[Tensor, " L"] | None = None,
+) -> Response:
+    """m = A v, m'_i = x_i Cov_{A_i}(x, v), m''_i = x_i^2 E_{A_i}[(x - mean)^2 (v - mean)].
+
+    `values` v defaults to x; `score_bias` is added to the score of each token as a key.
+    """
+    v = x if values is None else values
+    bias = torch.zeros_like(x) if score_bias is None else score_bias
+    A = torch.softmax(s * torch.outer(x, x) + bias, dim=1)
+    x_c, v_c = x - (A @ x)[:, None], v - (A @ v)[:, None]
+    return Response(A @ v, x * (A * x_c * v_c).sum(1), x.square() * (A * x_c.square() * v_c).sum(1))
+
+
+def linear_attention_response(x: Float[Tensor, " L"], s: Tensor | float) -> Response:
+    """m = s x |x|^2: the softmax taken out."""
+    slope = x * x.square().sum()
+    return Response(s * slope, slope, torch.zeros_like(x))
+
+
+def linear_mlp_response(x: Float[Tensor, " L"], s: Tensor | float) -> Response:
+    """m = s x: three linear layers, the first two meeting in s."""
+    return Response(s * x, x, torch.zeros_like(x))
+
+
+@dataclass(frozen=True)
+class ScalarHessian:
+    """The five numbers that fix the spectrum: a, b, e, k and the geometry p, n of w_Q and w_K."""
+
+    a: float
+    b: float
+    e: float
+    k: float
+    p: float
+    n: float
+    d_K: int
+
+    @property
+    def outliers(self) -> Float[Tensor, 3]:
+        """Ascending eigenvalues of the 3 x 3 matrix."""
+        a, b, e, k, p, n = self.a, self.b, self.e, self.k, self.p, self.n
+        rows = [[a, e * p, e * n], [e * p, k * p**2 + b, k * p * n], [e * n, k * p * n, k * n**2 - b]]
+        return torch.linalg.eigvalsh(torch.tensor(rows, dtype=torch.float64))
+
+    @property
+    def eigenvalues(self) -> Float[Tensor, " n"]:
+        """All 2 d_K + 1 eigenvalues, ascending."""
+        bulk = torch.tensor([self.b, -self.b], dtype=torch.float64).repeat_interleave(self.d_K - 1)
+        return torch.cat([bulk, self.outliers]).sort().values
+
+    @property
+    def condition_number(self) -> float:
+        """Largest over smallest absolute eigenvalue."""
+        size = self.eigenvalues.abs()
+        return float(size.max() / size.min())
+
+    @property
+    def condition_growth(self) -> float:
+        """Limit of condition_number / N^2 as N grows at fixed w_Q . w_K: |k (a k - e^2)| / |b (a b + 2
+        w_Q.w_K (a k - e^2))|.
+
+        The outliers tend to k N, (a k - e^2)/k and det/((a k - e^2) N), and det = -b (a b + (p^2 - n^2)(a k
+        - e^2)) stays.
+        """
+        minor = self.a * self.k - self.e**2
+        return abs(self.k * minor / (self.b * (self.a * self.b + (self.p**2 - self.n**2) * minor)))
+
+
+def scalar_hessian(
+    response: Response,
+    y: Float[Tensor, " L"],
+    w_V: float,
+    w_Q: Float[Tensor, " d_K"],
+    w_K: Float[Tensor, " d_K"],
+) -> ScalarHessian:
+    """The full Hessian of |w_V m - y|^2/L in (w_V, w_Q, w_K)."""
+    return _assemble(response, w_V * response.value - y, w_V, w_Q, w_K)
+
+
+def scalar_outer_product(
+    response: Response, w_V: float, w_Q: Float[Tensor, " d_K"], w_K: Float[Tensor, " d_K"]
+) -> ScalarHessian:
+    """H_o: the same formulas with the residual d set to zero."""
+    return _assemble(response, torch.zeros_like(response.value), w_V, w_Q, w_K)
+
+
+def outer_product_top(point: ScalarHessian) -> float:
+    """Top eigenvalue of H_o: (a + k N + sqrt((a + k N)^2 - 4 (a k - e^2) N))/2, `point` from
+    `scalar_outer_product`.
+    """
+    N = point.p**2 + point.n**2
+    trace, minor = point.a + point.k * N, (point.a * point.k - point.e**2) * N
+    return (trace + math.sqrt(trace**2 - 4 * minor)) / 2
+
+
+def score_scale(w_Q: Float[Tensor, " d_K"], w_K: Float[Tensor, " d_K"]) -> Tensor:
+    """s = w_Q . w_K / sqrt(d_K)."""
+    return w_Q @ w_K / math.sqrt(len(w_Q))
+
+
+def _assemble(response: Response, d: Tensor, w_V: float, w_Q: Tensor, w_K: Tensor) -> ScalarHessian:
+    m, m1, m2 = response.value, response.first, response.second
+    per_token, root = 2 / len(m), math.sqrt(len(w_Q))
+    return ScalarHessian(
+        a=per_token * float(m @ m),
+        b=per_token / root * w_V * float(d @ m1),
+        e=per_token / root * float((d + w_V * m) @ m1),
+        k=per_token / len(w_Q) * w_V * float(w_V * m1 @ m1 + d @ m2),
+        p=float(torch.linalg.vector_norm(w_Q + w_K)) / math.sqrt(2),
+        n=float(torch.linalg.vector_norm(w_Q - w_K)) / math.sqrt(2),
+        d_K=len(w_Q),
+    )
+
+
+Mixing = Callable[[Tensor], Tensor]
+
+RESPONSES: dict[str, Callable[[Tensor, Tensor], Response]] = {
+    "attention": attention_response,
+    "linear attention": linear_attention_response,
+    "linear MLP": linear_mlp_response,
+}
+"""m, m', m'' in closed form."""
+
+MIXINGS: dict[str, Callable[[Tensor], Mixing]] = {
+    "attention": lambda x: lambda s: torch.softmax(s * torch.outer(x, x), 1) @ x,
+    "linear attention": lambda x: lambda s: s * torch.outer(x, x) @ x,
+    "linear MLP": lambda x: lambda s: s * x,
+}
+"""The same maps written plainly, for automatic differentiation."""
+
+
+@dataclass(frozen=True)
+class ScalarProblem:
+    """Tokens x, targets y and the weights w_V, w_Q, w_K of the scalar-token model."""
+
+    x: Float[Tensor, " L"]
+    y: Float[Tensor, " L"]
+    w_V: float
+    w_Q: Float[Tensor, " d_K"]
+    w_K: Float[Tensor, " d_K"]
+
+    @property
+    def s(self) -> Tensor:
+        """The score scale w_Q . w_K / sqrt(d_K)."""
+        return score_scale(self.w_Q, self.w_K)
+
+    def response(self, model: str) -> Response:
+        """m, m', m'' of one of `RESPONSES`."""
+        return RESPONSES[model](self.x, self.s)
+
+    def hessian(self, response: Response) -> ScalarHessian:
+        """The closed form for any response of the tokens to s."""
+        return scalar_hessian(response, self.y, self.w_V, self.w_Q, self.w_K)
+
+    def unbalanced(self, factor: float) -> ScalarProblem:
+        """The same network with w_Q times and w_K over `factor`: s stays, |w_Q|^2 + |w_K|^2 grows."""
+        return replace(self, w_Q=factor * self.w_Q, w_K=self.w_K / factor)
+
+    def at_critical_point(self, response: Response, noise: Float[Tensor, " L"]) -> ScalarProblem:
+        """The problem with targets moved so that the residual, `noise` less m and m', leaves no gradient."""
+        span = torch.stack([response.value, response.first], 1)
+        residual = noise - span @ torch.linalg.pinv(span) @ noise
+        return replace(self, y=self.w_V * response.value - residual)
+
+
+def draw_scalar_problem(L: int, d_K: int, generator: torch.Generator, *, w_V: float | None = None) -> ScalarProblem:
+    """Standard normal tokens, targets and weights."""
+    x, y = (normal(L, generator=generator) for _ in range(2))
+    w_Q, w_K = (normal(d_K, generator=generator) for _ in range(2))
+    drawn = float(normal(1, generator=generator))
+    return ScalarProblem(x, y, drawn if w_V is None else w_V, w_Q, w_K)
+
+
+def spectrum(problem: ScalarProblem, mixing: Mixing, part: Part = Part.H) -> Float[Tensor, " n"]:
+    """Ascending eigenvalues of the Hessian of |w_V mixing(s) - y|^2/L in (w_V, w_Q, w_K), by automatic
+    differentiation.
+    """
+
+    def network(weights: Mapping[str, Tensor]) -> Tensor:
+        return weights["w_V"] * mixing(score_scale(weights["w_Q"], weights["w_K"]))
+
+    w_V = torch.tensor([problem.w_V], dtype=problem.x.dtype)
+    weights = {"w_V": w_V, "w_Q": problem.w_Q, "w_K": problem.w_K}
+    return torch.linalg.eigvalsh(dense_hessian(network, square_loss(problem.y), weights, part))
+
+
+def condition_number(problem: ScalarProblem) -> Tensor:
+    """Largest over smallest absolute eigenvalue for softmax attention, by automatic differentiation."""
+    size = spectrum(problem, MIXINGS["attention"](problem.x)).abs()
+    return size.max() / size.min()
+
+
+def outer_product_gap(problem: ScalarProblem, response: Response) -> float:
+    """Relative error of the top eigenvalue of H_o (the GGN) as a proxy for that of H."""
+    top = float(problem.hessian(response).eigenvalues.max())
+    return abs(top_of_outer_product(problem, response) - top) / top
+
+
+def top_of_outer_product(problem: ScalarProblem, response: Response) -> float:
+    """The top eigenvalue of H_o in closed form."""
+    point = scalar_outer_product(response, problem.w_V, problem.w_Q, problem.w_K)
+    return outer_product_top(point)
+
+
+class Sink(StrEnum):
+    """Where the bias of the first token enters."""
+
+    input = "input"
+    score = "score"
+    value = "value"
+
+
+@dataclass(frozen=True)
+class SinkEffect:
+    """Size of the bulk |b|, and of the three outliers, largest first."""
+
+    bulk: float
+    outliers: Float[Tensor, 3]
+
+
+def sink_inputs(sink: Sink, x: Float[Tensor, " L"], beta: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens, values and score biases with a sink of size beta at the first token."""
+    bias = torch.zeros_like(x)
+    bias[0] = beta
+    tokens = x + bias if sink == Sink.input else x
+    values = x if sink == Sink.score else x + bias
+    return tokens, values, torch.zeros_like(x) if sink == Sink.input else bias
+
+
+def sink_response(sink: Sink, x: Float[Tensor, " L"], s: Tensor | float, beta: float) -> Response:
+    """m, m', m'' of softmax attention with the sink, in closed form."""
+    tokens, values, score_bias = sink_inputs(sink, x, beta)
+    return attention_response(tokens, s, values=values, score_bias=score_bias)
+
+
+def sink_mixing(sink: Sink, x: Float[Tensor, " L"], beta: float) -> Mixing:
+    """The same map s -> m written plainly, for automatic differentiation."""
+    tokens, values, bias = sink_inputs(sink, x, beta)
+    return lambda s: torch.softmax(s * torch.outer(tokens, tokens) + bias, 1) @ values
+
+
+def sink_effect(problem: ScalarProblem, sink: Sink, beta: float) -> SinkEffect:
+    """The spectrum's bulk and outliers under a sink."""
+    hessian = problem.hessian(sink_response(sink, problem.x, problem.s, beta))
+    return SinkEffect(abs(hessian.b), hessian.outliers.abs().sort(descending=True).values)
+
+
+def median_effect(problems: list[ScalarProblem], sink: Sink, beta: float) -> SinkEffect:
+    """Medians over problems."""
+    effects = [sink_effect(problem, sink, beta) for problem in problems]
+    bulk = torch.tensor([effect.bulk for effect in effects], dtype=torch.float64).median()
+    return SinkEffect(float(bulk), torch.stack([effect.outliers for effect in effects]).median(0).values)

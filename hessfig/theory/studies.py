@@ -1,0 +1,183 @@
+"""Tables behind the two figures of theory that need no sweep."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import combinations_with_replacement
+from pathlib import Path
+
+import torch
+
+import hessfig
+from hessfig.files import write_text
+from hessfig.rng import stream
+from hessfig.theory import further_formulas as bounds
+from hessfig.theory.attention_formulas import MATRICES, AttentionPoint
+from hessfig.theory.bound_claims import SLACK, scaled
+from hessfig.theory.scalar_formulas import (
+    MIXINGS,
+    RESPONSES,
+    ScalarProblem,
+    Sink,
+    condition_number,
+    draw_scalar_problem,
+    outer_product_gap,
+    sink_effect,
+    spectrum,
+)
+from hessfig.theory.statement import Dims, attention_point, normal
+from hessfig.theory.verification import csv_text, quartiles
+
+SEAL = "sha256.json"
+
+
+def keep(folder: Path, tables: Mapping[str, str]) -> list[Path]:
+    """Write folder/<name>.csv for every table, then the seal (an older one is no longer true); return the paths."""
+    paths = [write_text(folder / f"{name}.csv", text) for name, text in tables.items()]
+    write_text(folder / SEAL, json.dumps(_seal(paths), indent=2) + "\n")
+    return paths
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether the tables that this version of hessfig writes are there, every byte of them."""
+    try:
+        seal = json.loads((folder / SEAL).read_text("utf-8"))
+        return bool(seal["tables"]) and seal == _seal([folder / name for name in seal["tables"]])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return False
+
+
+def _seal(paths: list[Path]) -> dict[str, object]:
+    tables = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+    return {"hessfig": hessfig.__version__, "tables": tables}
+
+
+DIMS = Dims(L=8, d_V=6, d_K=4)
+BOUNDS_SEED = 1234
+BOUNDS_PROBLEMS, RANDOM_SCALES = 30, 150
+SIGMAS = tuple(10 ** (-2 + k / 5) for k in range(13))
+
+WHOLE = ("whole", "whole")
+Ratios = dict[tuple[str, str, str], list[float]]
+
+
+def run_bounds(output_dir: Path) -> list[Path]:
+    """Compute and write both tables; return their paths."""
+    looseness = ("sigma", "bound", "row", "col", "q25", "median", "q75", "count")
+    table = ("bound", "row", "col", "minimum", "q25", "median", "q75", "violations", "count")
+    folder = output_dir / "bounds"
+    tables = {"looseness": (looseness, _against_sigma()), "table": (table, _over_scales())}
+    return keep(folder, {name: csv_text(*content) for name, content in tables.items()})
+
+
+def ratios(points: list[AttentionPoint]) -> Ratios:
+    """Bound over true spectral norm, by (bound, row, col) with row and col a weight, or both 'whole'."""
+    found: Ratios = defaultdict(list)
+    for point in points:
+        blocks, whole = bounds.true_norms(point)
+        for name, spread in (("norm", bounds.spread_from_norm), ("diameter", bounds.spread_from_diameter)):
+            claimed = bounds.block_bounds(point, spread(point))
+            for row, col in combinations_with_replacement(MATRICES, 2):
+                found[name, row, col].append(claimed[row, col] / blocks[row, col])
+            found[name, *WHOLE].append(bounds.whole_bound(claimed) / whole)
+        found["arXiv 2510.16927", *WHOLE].append(bounds.published_bound(point) / whole)
+    return found
+
+
+def _against_sigma() -> Iterator[tuple[object, ...]]:
+    points = [attention_point(DIMS, stream(BOUNDS_SEED, "bounds", k)) for k in range(BOUNDS_PROBLEMS)]
+    for sigma in SIGMAS:
+        for names, values in ratios([scaled(point, sigma, 1.0, 1.0) for point in points]).items():
+            yield (sigma, *names, *quartiles(values), len(values))
+
+
+def _over_scales() -> Iterator[tuple[object, ...]]:
+    """Tokens, query-key weights and targets of sizes 0.1 to 3, log-uniform and independent."""
+    points = []
+    for k in range(RANDOM_SCALES):
+        generator = stream(BOUNDS_SEED, "bounds", "scales", k)
+        sizes = 10 ** (1.5 * torch.rand(3, generator=generator, dtype=torch.float64) - 1)
+        points.append(scaled(attention_point(DIMS, generator), *sizes.tolist()))
+    for names, values in ratios(points).items():
+        violations = sum(value * SLACK < 1 for value in values)
+        yield (*names, min(values), *quartiles(values), violations, len(values))
+
+
+L, D_K, SEED = 16, 8, 1234
+PROBLEMS, CONDITION_PROBLEMS = 200, 40
+NORM_FACTORS = tuple(2.0**k for k in range(8))
+BETAS = tuple(0.75 * k for k in range(17))
+
+Rows = Iterator[tuple[object, ...]]
+
+
+def run_scalar(output_dir: Path) -> list[Path]:
+    """Compute and write the four tables; return their paths."""
+    problems = [draw_scalar_problem(L, D_K, stream(SEED, "scalar", k), w_V=1.0) for k in range(PROBLEMS)]
+    spread = ("q25", "median", "q75", "count")
+    tables: dict[str, tuple[Sequence[str], Rows]] = {
+        "spectrum": (("index", "kind", "autodiff", "closed_form"), _spectrum(problems[0])),
+        "condition": (
+            ("norm_squared", *spread, "closed_form", "limit"),
+            _condition(problems[:CONDITION_PROBLEMS]),
+        ),
+        "ggn": (("where", "model", *spread), _ggn(problems)),
+        "sinks": (("sink", "beta", "quantity", *spread), _sinks(problems[: PROBLEMS // 2])),
+    }
+    return keep(output_dir / "scalar", {name: csv_text(*table) for name, table in tables.items()})
+
+
+def _spectrum(problem: ScalarProblem) -> Rows:
+    """Ascending eigenvalues of the full Hessian; a bulk eigenvalue is one of +-b."""
+    closed = problem.hessian(problem.response("attention"))
+    found = spectrum(problem, MIXINGS["attention"](problem.x))
+    pairs = zip(found.tolist(), closed.eigenvalues.tolist(), strict=True)
+    for index, (value, formula) in enumerate(pairs, start=1):
+        kind = "bulk" if abs(abs(formula) - abs(closed.b)) < 1e-12 else "outlier"
+        yield index, kind, value, formula
+
+
+def _condition(problems: list[ScalarProblem]) -> Rows:
+    """Medians of the autodiff number, of the closed form, and of its limit for large N."""
+    balanced = [_balanced(problem) for problem in problems]
+    for factor in NORM_FACTORS:
+        moved = [problem.unbalanced(factor) for problem in balanced]
+        N = float(moved[0].w_Q.square().sum() + moved[0].w_K.square().sum())
+        closed = [problem.hessian(problem.response("attention")) for problem in moved]
+        formula = quartiles([hessian.condition_number for hessian in closed])[1]
+        limit = quartiles([hessian.condition_growth * N**2 for hessian in closed])[1]
+        yield N, *quartiles([float(condition_number(p)) for p in moved]), len(moved), formula, limit
+
+
+def _balanced(problem: ScalarProblem) -> ScalarProblem:
+    """Both weight vectors at norm sqrt(d_K), so that every problem starts at N = 2 d_K."""
+    w_Q, w_K = (D_K**0.5 * w / torch.linalg.vector_norm(w) for w in (problem.w_Q, problem.w_K))
+    return replace(problem, w_Q=w_Q, w_K=w_K)
+
+
+def _ggn(problems: list[ScalarProblem]) -> Rows:
+    """At random weights, and with targets moved so that the gradient vanishes."""
+    noise = [normal(L, generator=stream(SEED, "scalar", "noise", k)) for k in range(len(problems))]
+    for model in RESPONSES:
+        responses = [problem.response(model) for problem in problems]
+        critical = [p.at_critical_point(r, d) for p, r, d in zip(problems, responses, noise, strict=True)]
+        for where, points in (("random weights", problems), ("critical points", critical)):
+            gaps = [outer_product_gap(point, r) for point, r in zip(points, responses, strict=True)]
+            yield where, model, *quartiles(gaps), len(gaps)
+
+
+def _sinks(problems: list[ScalarProblem]) -> Rows:
+    for sink in Sink:
+        for beta in BETAS:
+            effects = [sink_effect(problem, sink, beta) for problem in problems]
+            sizes = {"bulk": [effect.bulk for effect in effects]}
+            sizes |= {f"outlier {rank + 1}": [float(e.outliers[rank]) for e in effects] for rank in range(3)}
+            for quantity, values in sizes.items():
+                yield sink, beta, quantity, *quartiles(values), len(values)
+
+
+RUNS = {"bounds": run_bounds, "scalar": run_scalar}

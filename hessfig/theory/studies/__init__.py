@@ -1,1 +1,0 @@
-"""Tables of the theory studies (no sweep)."""

@@ -1,0 +1,369 @@
+"""`hessfig verify`: the statements that are asked for, checked on random instances and printed."""
+
+from __future__ import annotations
+
+import csv
+import io
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Column, Table
+
+from hessfig.errors import UserError, did_you_mean
+from hessfig.files import write_text
+from hessfig.theory.attention_claims import QUERY_KEY, SOFTMAX, THEOREMS
+from hessfig.theory.attention_formulas import literal_bytes
+from hessfig.theory.bound_claims import BOUNDS, RANKS
+from hessfig.theory.calculus_claims import CALCULUS, MOMENTS
+from hessfig.theory.further_claims import HEAD_STATEMENTS, LINEAR
+from hessfig.theory.growth_claims import DEGREES, GROWTH
+from hessfig.theory.network_claims import BLOCK, SUBLAYERS
+from hessfig.theory.scalar_claims import SCALAR, SINKS
+from hessfig.theory.statement import (
+    FIRST_SEED,
+    Dims,
+    Measure,
+    Outcome,
+    Statement,
+    Verdict,
+    check,
+)
+
+
+def csv_text(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Header and rows; floats keep all their digits."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(rows)
+    return buffer.getvalue()
+
+
+def quartiles(values: Sequence[float]) -> list[float]:
+    """Lower quartile, median, upper quartile."""
+    return statistics.quantiles(values, n=4, method="inclusive")
+
+
+DEFAULT_SEEDS = 3
+LARGEST = 10**9
+_SIZES = tuple(vars(Dims()))
+_KEYS = ("statement", "output_dir", "seeds", "dtype", *_SIZES)
+
+
+def parse(arguments: list[str]) -> dict[str, Any]:
+    """Return the keyword arguments of `verify.run`: statement=a,b output_dir=DIR seeds=N dtype=float64 L=
+    d_V= d_K= d_ff=.
+
+    Raises UserError for a word that is not key=value, an unknown key, or a size that is not a whole number.
+    """
+    given = dict(_key_value(word) for word in arguments)
+    names = given.get("statement")
+    sizes = {name: _whole_number(name, given[name]) for name in _SIZES if name in given}
+    return {
+        "statement_ids": None if names is None else [name.strip() for name in names.strip("[]").split(",")],
+        "output_dir": Path(given.get("output_dir", "outputs")),
+        "dims": Dims(**sizes),
+        "seeds": _whole_number("seeds", given.get("seeds", str(DEFAULT_SEEDS))),
+        "dtype": given.get("dtype", "float64"),
+    }
+
+
+def _key_value(word: str) -> tuple[str, str]:
+    key, equals, value = word.partition("=")
+    if not equals:
+        raise UserError(
+            f"verify: cannot read {word!r}",
+            got=word,
+            allowed="key=value",
+            remedy="for example statement=thm31",
+        )
+    if key not in _KEYS:
+        raise UserError(
+            f"verify: there is no setting {key!r}",
+            got=word,
+            allowed=", ".join(_KEYS),
+            remedy=did_you_mean(key, _KEYS) or "leave it out",
+        )
+    return key, value
+
+
+def _whole_number(key: str, text: str) -> int:
+    try:
+        if abs(number := int(text)) > LARGEST:
+            raise ValueError("no size is as large")
+        return number
+    except ValueError as error:
+        example = f"for example {key}={getattr(Dims(), key, DEFAULT_SEEDS)}"
+        raise UserError(f"verify: {key}", got=text[:100], allowed="a whole number", remedy=example) from error
+
+
+CATALOGUE: dict[str, Statement] = {
+    statement.id: statement
+    for family in (
+        *(SOFTMAX, CALCULUS, MOMENTS, THEOREMS, GROWTH, LINEAR, DEGREES, QUERY_KEY, RANKS, HEAD_STATEMENTS),
+        *(SCALAR, SINKS, SUBLAYERS, BLOCK, BOUNDS),
+    )
+    for statement in family
+}
+
+
+_OPENING = """\
+# Errata: *What Does It Mean to Be a Transformer? Insights from a Theoretical Hessian Analysis*
+
+Every formula below was evaluated on random data and compared with automatic differentiation. This sheet
+lists what needs a correction, what the sources leave out, and what holds as it stands. Sources: the paper
+(ICLR 2025 submission, pages of the anonymous version), the talk about it, and the follow-up arXiv 2510.16927
+with a blog post about that (the copy at hand has lost its formulas).
+
+**Notation.** One self-attention layer F = softmax(T) X W_V, T = X W_Q W_K^T X^T / sqrt(d_K), on the L rows
+x_i of X; A = softmax(T); loss ||F - Y||²/(L d_V), c = 2/(L d_V); D = F - Y has rows d_i, δ = vec D. Moments
+of attention: M_1 = A X with rows m_i; z_ij = x_j - m_i; M_2,i = Σ_j A_ij z_ij z_ij^T;
+M_3,i = Σ_j A_ij z_ij ⊗ z_ij z_ij^T. vec stacks rows; K_{m,n} vec B = vec B^T for B with n rows and m columns;
+R_Q = I ⊗ W_K, R_K = (W_Q ⊗ I) K_{d_K,d_V}. H = H_o + H_f, the outer-product (Gauss-Newton) and the functional
+Hessian; H_o^T and H_f^T are split at T instead of F. Z_1, Z_2, S, U, B are the paper's. For linear attention
+Σ = X^T X/L, Ω = X^T D/L. σ is the scale of X.
+"""
+
+
+def markdown(outcomes: list[Outcome], sizes: list[Dims], seeds: int) -> str:
+    """The sheet: corrections first, then what was left out, then what holds, then how it was checked."""
+    groups = {verdict: [o for o in outcomes if o.verdict == verdict] for verdict in Verdict}
+    sections = [
+        _OPENING,
+        f"**Result.** {summary(outcomes)}.\n",
+        *_section("1. What needs a correction", _erratum, groups[Verdict.no] + groups[Verdict.ill_typed]),
+        *_section("2. What the sources leave out", _addition, groups[Verdict.left_out]),
+        *_section("3. What holds as printed", _confirmation, groups[Verdict.yes]),
+        _method(sizes, seeds),
+    ]
+    return "\n".join(sections)
+
+
+def summary(outcomes: list[Outcome]) -> str:
+    """How many statements of each verdict, and how many corrections hold."""
+    counts = {verdict: sum(o.verdict == verdict for o in outcomes) for verdict in Verdict}
+    words = {
+        Verdict.yes: "hold as printed",
+        Verdict.no: "do not",
+        Verdict.ill_typed: "ill-typed",
+        Verdict.left_out: "left out by their source",
+    }
+    listed = ", ".join(f"{counts[v]} {word}" for v, word in words.items() if counts[v])
+    corrections = [o.correction_holds for o in outcomes if o.error_corrected is not None]
+    verified = f"{sum(corrections)} of {len(corrections)} corrected or added forms verified"
+    return f"{len(outcomes)} statements: {listed}; {verified}"
+
+
+def number(error: float | None) -> str:
+    """Three digits; empty for a formula that does not exist or is ill-typed."""
+    return "" if error is None or error == float("inf") else f"{error:.3g}"
+
+
+def _section(title: str, render: Callable[[Outcome], str], outcomes: Iterable[Outcome]) -> list[str]:
+    body = [render(outcome) for outcome in outcomes]
+    return [f"## {title}\n", *body] if body else []
+
+
+def _erratum(outcome: Outcome) -> str:
+    s = outcome.statement
+    lines = [f"- **Printed:** {s.claim}", f"- **Found:** {_found(outcome)}"]
+    if s.correction:
+        lines.append(f"- **Correct:** {s.correction}{_verified(outcome)}")
+    return _entry(outcome, lines)
+
+
+def _addition(outcome: Outcome) -> str:
+    s = outcome.statement
+    lines = [f"- **Missing:** {s.claim}", f"- **Here:** {s.correction}{_verified(outcome)}"]
+    return _entry(outcome, [*lines, *([f"- **Note:** {s.note}"] if s.note else [])])
+
+
+def _entry(outcome: Outcome, lines: list[str]) -> str:
+    return "\n".join([f"### `{outcome.statement.id}`: {outcome.statement.reference}\n", *lines]) + "\n"
+
+
+def _confirmation(outcome: Outcome) -> str:
+    s = outcome.statement
+    meaning = f" ({s.error_is})" if s.error_is else ""
+    text = f"- **`{s.id}`** ({s.reference}): {s.claim} *Error {number(outcome.error_as_printed)}{meaning}.*"
+    text += f" {s.note}" if s.note else ""
+    return text + (f" {s.correction}{_verified(outcome)}" if s.correction else "")
+
+
+def _found(outcome: Outcome) -> str:
+    s = outcome.statement
+    if outcome.verdict == Verdict.ill_typed:
+        return f"not defined as written. {s.note}"
+    return f"error {number(outcome.error_as_printed)} ({s.error_is or s.measure}). {s.note}"
+
+
+def _verified(outcome: Outcome) -> str:
+    if outcome.error_corrected is None:
+        return ""
+    word = "verified" if outcome.correction_holds else "NOT verified"
+    return f" *({word}, error {number(outcome.error_corrected)})*"
+
+
+def _method(sizes: list[Dims], seeds: int) -> str:
+    where = " and ".join(", ".join(f"{name} = {value}" for name, value in vars(size).items()) for size in sizes)
+    allowed = "; ".join(f"{measure} at most {measure.tolerance:g}" for measure in Measure)
+    return f"""
+## How this was checked
+
+Random problems in float64, {seeds} seeds from {FIRST_SEED} on, at {where}: sizes pairwise different and d_K
+on both sides of d_V, so that no transposition hides. The reference is automatic differentiation (torch.func):
+H is the Hessian of the loss, H_o that of the loss of the linearised network, H_f that of the network paired
+with the frozen loss gradient; none is found by subtraction. Errors are the largest over all draws. A statement
+holds when its error is within: {allowed}.
+
+The formulas are in `hessfig/theory`, one module per subject; `hessfig verify statement=ID` repeats one check.
+"""
+
+
+COLUMNS = ("statement", "reference", "holds_as_printed", "error_as_printed", "error_corrected", "note")
+
+_COLOURS = {Verdict.yes: "green", Verdict.no: "red", Verdict.ill_typed: "red", Verdict.left_out: "yellow"}
+
+
+def write(outcomes: list[Outcome], directory: Path, sizes: list[Dims], seeds: int) -> list[Path]:
+    """Write statements.csv and report.md; return their paths."""
+    texts = {"statements.csv": statements_csv(outcomes), "report.md": markdown(outcomes, sizes, seeds)}
+    return [write_text(directory / name, text) for name, text in texts.items()]
+
+
+def statements_csv(outcomes: list[Outcome]) -> str:
+    """Columns as in `COLUMNS`; an error is empty where there is no such formula or it is ill-typed."""
+    return csv_text(COLUMNS, (_row(outcome) for outcome in outcomes))
+
+
+def print_table(outcomes: list[Outcome], paths: list[Path], show: Callable[[Table], None]) -> None:
+    """Print one row per statement (by `show`), the count of verdicts, and what differs from the record."""
+    console = Console()
+    table = Table(
+        *(Column(name, no_wrap=True, overflow="fold") for name in ("statement", "reference", "as printed")),
+        *("error as printed", "error corrected"),
+    )
+    for outcome in outcomes:
+        statement, reference, verdict, *errors, _ = _row(outcome)
+        table.add_row(statement, reference, f"[{_COLOURS[outcome.verdict]}]{verdict}[/]", *errors)
+    show(table)
+    console.print(f"{summary(outcomes)}; {sum(o.seconds for o in outcomes):.0f} s", soft_wrap=True, highlight=False)
+    for outcome in outcomes:
+        if not outcome.as_recorded:
+            console.print(f"[bold red]changed:[/] {_change(outcome)}")
+    console.print("written: " + ", ".join(map(str, paths)), soft_wrap=True, highlight=False)
+
+
+def _row(outcome: Outcome) -> tuple[str, ...]:
+    s = outcome.statement
+    errors = (number(outcome.error_as_printed), number(outcome.error_corrected))
+    return (s.id, s.reference, outcome.verdict.value, *errors, s.note)
+
+
+def _change(outcome: Outcome) -> str:
+    if outcome.verdict != outcome.statement.recorded:
+        return f"{outcome.statement.id} is recorded as {outcome.statement.recorded}, found {outcome.verdict}"
+    return f"{outcome.statement.id}: the correction is off by {number(outcome.error_corrected)}"
+
+
+LITERAL_LIMIT = 2**30
+MOST_SEEDS = 1000
+
+
+def run(
+    statement_ids: list[str] | None,
+    *,
+    output_dir: Path,
+    dims: Dims,
+    seeds: int,
+    dtype: str,
+    show: Callable[[Table], None] | None = None,
+) -> int:
+    """Check `statement_ids` (None: all) at `dims` and with d_K on the other side of d_V, `seeds` draws each.
+
+    Writes output_dir/verify/statements.csv and report.md; `show` prints the table. Returns 0, or 1 when a verdict
+    differs from the recorded one or a correction fails. Raises UserError for an unknown id, L < 3, equal or huge dims,
+    seeds < 1, or float32.
+    """
+    chosen = _chosen(statement_ids)
+    check_settings(dims, seeds, dtype)
+    sizes = [dims, dims.other_side()]
+    statements = track([CATALOGUE[name] for name in chosen], "checking", console=Console(stderr=True), transient=True)
+    outcomes = [check(statement, sizes, seeds) for statement in statements]
+    paths = write(outcomes, output_dir / "verify", sizes, seeds)
+    print_table(outcomes, paths, show or Console().print)
+    return int(not all(outcome.as_recorded for outcome in outcomes))
+
+
+def statement_ids() -> list[str]:
+    """Every id, in the order of the report."""
+    return list(CATALOGUE)
+
+
+def check_settings(dims: Dims, seeds: int, dtype: str) -> None:
+    """Raise UserError for settings under which the checks would mean nothing."""
+    if dtype != "float64":
+        raise UserError(
+            f"dtype: a check in {dtype} proves nothing",
+            got=dtype,
+            allowed="float64",
+            remedy="leave dtype out: rounding of 1e-7, times the cancellation in third moments, hides errors",
+        )
+    if not 1 <= seeds <= MOST_SEEDS:
+        raise UserError(
+            "seeds: no draws, no check" if seeds < 1 else "seeds: that would take days",
+            got=seeds,
+            allowed=f"a whole number from 1 to {MOST_SEEDS}",
+            remedy="for example seeds=3",
+        )
+    _check_dims(dims)
+
+
+def _chosen(names: list[str] | None) -> list[str]:
+    for name in names or []:
+        if name not in CATALOGUE:
+            raise UserError(
+                "statement: there is no such id",
+                got=name,
+                allowed=", ".join(CATALOGUE),
+                remedy=did_you_mean(name, CATALOGUE) or f"for example statement={next(iter(CATALOGUE))}",
+            )
+    return [name for name in CATALOGUE if names is None or name in names]
+
+
+def _check_dims(dims: Dims) -> None:
+    if dims.L < 3:
+        raise UserError(
+            "L: too short a sequence",
+            got=dims.L,
+            allowed="L >= 3",
+            remedy="one token: all query and key blocks are zero; two: M_3 of uniform attention vanishes by accident",
+        )
+    for size in (dims, dims.other_side()):
+        widths = [size.L, size.d_V, size.d_K, size.d_ff]
+        if len(set(widths)) < len(widths) or size.d_V < 3 or min(size.d_K, size.d_ff) < 2:
+            raise UserError(
+                "dims: L, d_V, d_K, d_ff must be pairwise different, d_V at least 3, d_K and d_ff at least 2",
+                got=f"{', '.join(f'{k}={v}' for k, v in vars(dims).items())} (and d_K={dims.other_side().d_K})",
+                allowed="four different widths, also with d_K on the other side of d_V",
+                remedy="equal sizes hide transposed matrices, and LayerNorm of two numbers is a sign; "
+                f"for example {Dims()}",
+            )
+    _check_literal_size(dims)
+
+
+def _check_literal_size(dims: Dims) -> None:
+    size = max(literal_bytes(d.L, d.d_V, d.d_K) for d in (dims, dims.other_side()))
+    if size > LITERAL_LIMIT:
+        raise UserError(
+            "dims: the literal formulas of Theorem 3.2 would not fit",
+            got=f"{dims}: one matrix of {size / 2**30:,.1f} GiB",
+            allowed=f"at most {LITERAL_LIMIT / 2**30:g} GiB",
+            remedy="smaller dims; for large ones use the contracted form "
+            "hessfig.theory.attention_formulas.attention_hessian, "
+            "whose largest matrix is d_V^2 x d_V^2",
+        )

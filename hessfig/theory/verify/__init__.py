@@ -1,1 +1,0 @@
-"""hessfig verify: check every statement and write the errata sheet."""
