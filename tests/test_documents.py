@@ -166,14 +166,14 @@ KIND = Kind(layout=layout, skeleton=skeleton)
 
 
 def test_a_new_kind_of_network_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hessfig import models
     from hessfig.config import Config, EstimatorConfig, Method, ModelConfig, TaskConfig
+    from hessfig.models import kinds as folder
     from hessfig.models.registry import kinds
     from hessfig.sweep.measure import measure
     from hessfig.sweep.plan import Cell, Setup
 
     (tmp_path / "two.py").write_text(KIND)
-    monkeypatch.setattr(models, "__path__", [*models.__path__, str(tmp_path)])
+    monkeypatch.setattr(folder, "__path__", [*folder.__path__, str(tmp_path)])
     assert "two" in kinds()
     config = Config(
         model=ModelConfig(kind="two", d_model=4),

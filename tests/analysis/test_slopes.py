@@ -21,7 +21,7 @@ from hessfig.analysis.slopes.fit import (
     Fit,
     fit_slope,
 )
-from hessfig.analysis.slopes.printed import Verdict
+from hessfig.analysis.slopes.printed import Verdict, rich_table
 from hessfig.errors import UserError
 from hessfig.predictions.architecture import Architecture
 from hessfig.terms import Block, Part
@@ -222,7 +222,7 @@ def test_bad_windows(windows: list[Any]) -> None:
 
 def test_rich_table_shows_predictions_and_zeros() -> None:
     console = Console(width=80, record=True)
-    console.print(slopes.rich_table(fitted(make_table(), preset="sigma")))
+    console.print(rich_table(fitted(make_table(), preset="sigma")))
     text = console.export_text()
     for word in ("W_Q", "σ ≤ 1", "agrees", "= 0", "paper"):
         assert word in text

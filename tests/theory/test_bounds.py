@@ -69,7 +69,7 @@ def test_softmax_jacobian_is_larger_than_one_over_length() -> None:
 
 
 def test_study_finds_no_violation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounds_study, "PROBLEMS", 2)
+    monkeypatch.setattr(bounds_study, "BOUNDS_PROBLEMS", 2)
     monkeypatch.setattr(bounds_study, "RANDOM_SCALES", 5)
     monkeypatch.setattr(bounds_study, "SIGMAS", (0.1, 1.0))
     looseness, table = bounds_study.run_bounds(tmp_path)

@@ -23,7 +23,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"PROBLEMS": 2, "RANDOM_SCALES": 2, "SIGMAS": (0.1, 1.0)}.items():
+    for name, value in {"BOUNDS_PROBLEMS": 2, "RANDOM_SCALES": 2, "SIGMAS": (0.1, 1.0)}.items():
         monkeypatch.setattr(studies, name, value)
 
 

@@ -7,35 +7,34 @@ import pytest
 
 from hessfig.errors import UserError
 from hessfig.figures import study_figures
-from hessfig.theory import studies as bounds_study
-from hessfig.theory import studies as scalar_study
+from hessfig.theory import studies
 
 
 @pytest.fixture(scope="module")
 def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("outputs")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scalar_study, "PROBLEMS", 6)
-        patch.setattr(scalar_study, "CONDITION_PROBLEMS", 3)
-        patch.setattr(bounds_study, "PROBLEMS", 2)
-        patch.setattr(bounds_study, "RANDOM_SCALES", 2)
-        patch.setattr(bounds_study, "SIGMAS", (0.1, 1.0))
-        scalar_study.run_scalar(folder)
-        bounds_study.run_bounds(folder)
+        patch.setattr(studies, "PROBLEMS", 6)
+        patch.setattr(studies, "CONDITION_PROBLEMS", 3)
+        patch.setattr(studies, "BOUNDS_PROBLEMS", 2)
+        patch.setattr(studies, "RANDOM_SCALES", 2)
+        patch.setattr(studies, "SIGMAS", (0.1, 1.0))
+        studies.run_scalar(folder)
+        studies.run_bounds(folder)
     return folder
 
 
-@pytest.mark.parametrize(("module", "name"), [(study_figures, "scalar"), (study_figures, "bounds")])
+@pytest.mark.parametrize("name", study_figures.DRAWN)
 @pytest.mark.long
-def test_all_formats_are_written(module: object, name: str, outputs: Path) -> None:
-    paths = module.draw(outputs)
+def test_all_formats_are_written(name: str, outputs: Path) -> None:
+    paths = study_figures.DRAWN[name](outputs)
     assert {path.name for path in paths} == {f"fig{name}.{kind}" for kind in ("pdf", "png", "svg", "csv")}
     assert all(path.parent == outputs / "figures" and path.stat().st_size for path in paths)
 
 
 def test_spectrum_panel_draws_every_eigenvalue_twice(outputs: Path) -> None:
     tables = {name: pd.read_csv(outputs / "scalar" / f"{name}.csv") for name in study_figures.TABLES}
-    ax = study_figures.sheet(tables).axes[0]
+    ax = study_figures.scalar_sheet(tables).axes[0]
     drawn = [line.get_ydata() for line in ax.lines if len(line.get_ydata())]
     assert sorted(y for part in drawn for y in part) == pytest.approx(
         sorted([*tables["spectrum"]["autodiff"], *tables["spectrum"]["closed_form"]])
@@ -44,7 +43,7 @@ def test_spectrum_panel_draws_every_eigenvalue_twice(outputs: Path) -> None:
 
 def test_sink_panels_draw_bulk_and_three_outliers_for_each_kind(outputs: Path) -> None:
     tables = {name: pd.read_csv(outputs / "scalar" / f"{name}.csv") for name in study_figures.TABLES}
-    for ax in study_figures.sheet(tables).axes[3:]:
+    for ax in study_figures.scalar_sheet(tables).axes[3:]:
         labels = [line.get_label() for line in ax.lines if not line.get_label().startswith("_")]
         assert labels == ["bulk", "outlier 1", "outlier 2", "outlier 3"]
 
@@ -60,14 +59,14 @@ def test_numbers_hold_all_that_is_drawn(outputs: Path) -> None:
 
 def test_bounds_are_drawn_against_sigma(outputs: Path) -> None:
     table = pd.read_csv(outputs / "bounds" / "looseness.csv")
-    whole = study_figures.sheet(table).axes[0]
+    whole = study_figures.bounds_sheet(table).axes[0]
     curves = {line.get_label(): line for line in whole.lines if not line.get_label().startswith("_")}
     assert set(curves) == {label for _, label in study_figures.WHOLE.values()}
     for line in curves.values():
         assert list(line.get_xdata()) == sorted(set(table["sigma"]))
 
 
-@pytest.mark.parametrize(("module", "table"), [(study_figures, "spectrum.csv"), (study_figures, "looseness.csv")])
-def test_a_missing_table_is_named(module: object, table: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "table"), [("scalar", "spectrum.csv"), ("bounds", "looseness.csv")])
+def test_a_missing_table_is_named(name: str, table: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=rf"(?s){table} is missing.*hessfig plot"):
-        module.draw(tmp_path)
+        study_figures.DRAWN[name](tmp_path)
