@@ -1,4 +1,4 @@
-"""Stored eigenvalues and densities, checked."""
+"""Eigenvalues and densities stored beside a table (quantities `spectrum` and `density`), block by block."""
 
 from __future__ import annotations
 

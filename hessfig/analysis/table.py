@@ -1,4 +1,4 @@
-"""A table read and checked row by row."""
+"""Read and check the table of a sweep: one row per measured number, in the columns of the record."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`hessfig claims`: the literature's claims judged."""
+"""What `hessfig claims` does: every claim judged and written down, or one explained."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`hessfig plot`."""
+"""What `hessfig plot` does: a figure drawn from a sweep's table, or a study of the theory computed and drawn."""
 
 from __future__ import annotations
 

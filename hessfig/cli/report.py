@@ -1,4 +1,4 @@
-"""`hessfig report`."""
+"""What `hessfig report` does: say what the settings know of figures and sweeps, and have the report written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,18 @@
-"""Growth rates of blocks by counting powers."""
+"""Growth rates: how the norm of every Hessian block scales with sigma, by counting powers of the input.
+
+The one place where predictions live; figures, slopes and `verify` take them from here. As sigma -> 0 the
+output of a network without LayerNorm is a sum of monomials in the input and the weights. Differentiating a
+monomial with respect to a weight keeps its power of the input, so that with
+
+    e(A)    = the lowest input power among the monomials that hold A         (df/dA ~ sigma^e(A))
+    e(A, B) = the lowest input power among those that hold both A and B      (d2f/dAdB ~ sigma^e(A, B))
+
+H_o(A, B) ~ sigma^(e(A) + e(B)) and H_f(A, B) ~ sigma^(e(A, B) + r), where the loss gradient is ~ sigma^r
+(r = 0 unless the targets are zero). The larger term rules: H has the smaller exponent of the two. A block
+whose weights share no monomial has H_f identically zero. This gives eq. 5, Remark 4.1, Table 1, the 2 * 3^D
+of Section 4.1, and what the paper leaves out. A softmax counts as 1 + s + s^2 + ... in its scores s, a ReLU
+as its (piecewise constant) slope. Scale factors - temperature, heads, widths - change no exponent.
+"""
 
 from __future__ import annotations
 

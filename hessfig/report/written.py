@@ -1,4 +1,4 @@
-"""A report written in one move."""
+"""The report on disk: a folder of pages, pictures, tables and JSON, or one file with everything in it."""
 
 from __future__ import annotations
 

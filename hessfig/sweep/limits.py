@@ -1,4 +1,4 @@
-"""What no sweep can be."""
+"""What no sweep can be: variants that are the same, more cells, bytes or years than there are; found before a plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table and the manifest of a run."""
+"""What a run writes: the table, one row per measured number, and the manifest with settings, versions, times and hashes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a configuration to cells."""
+"""From a configuration to cells: one network at one state and one quantity, keyed by what changes its numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Worker processes."""
+"""Worker processes: one thread each, one cell at a time, results stored by the worker that measured them."""
 
 from __future__ import annotations
 

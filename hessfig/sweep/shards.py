@@ -1,4 +1,4 @@
-"""Shares of a sweep."""
+"""Measure one share of a sweep: cells only; whoever has all shares in one folder makes the table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sweep as a Slurm job array."""
+"""A sweep's Slurm job: its tasks measure shares of the cells in a shared folder, where they are watched appearing."""
 
 from __future__ import annotations
 

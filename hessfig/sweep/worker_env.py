@@ -1,4 +1,4 @@
-"""Where worker processes come from."""
+"""Where worker processes come from: a server that imports nothing from the current folder and hears no Ctrl-C."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Linear MLPs."""
+"""Linear MLPs (Figure 8): an embedding, then n_layers linear maps, the last of them the read-out."""
 
 from __future__ import annotations
 

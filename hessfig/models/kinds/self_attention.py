@@ -1,4 +1,4 @@
-"""One bare self-attention layer on Gaussian rows."""
+"""A single self-attention layer without mask, skip, bias or read-out: the setting of the theorems."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The folder of one training."""
+"""The folder of one training: states by step, where to go on from, the log, and where it diverged."""
 
 from __future__ import annotations
 
