@@ -22,9 +22,8 @@ from hessfig.config import (
     TaskConfig,
 )
 from hessfig.errors import UserError, did_you_mean, first_few, plain
-from hessfig.measurements.blocks import check_served
-from hessfig.measurements.protocol import At, Measured, Request
-from hessfig.measurements.registry import quantity
+from hessfig.measurements.catalogue import quantity
+from hessfig.measurements.quantity import At, Measured, Request, check_served
 from hessfig.models.blocks import blocks_of
 from hessfig.record import COLUMNS, Status
 from hessfig.terms import Block, Part
@@ -59,7 +58,7 @@ def config_of(
 ) -> Config:
     """Return the arguments of hessfig.measure as settings. Raises UserError for the first that does not fit."""
     from hessfig.config.checks import LARGEST_SEED, MOST_PROBES, check
-    from hessfig.measurements.registry import quantities as known
+    from hessfig.measurements.catalogue import quantities as known
 
     config = Config(
         task=TaskConfig(data=Data.python),
@@ -278,7 +277,7 @@ def measure(
         for name in names:
             quantity(name).check(config, drawn.layout)
         measurable = Measurable.of(drawn).on(place)
-        found = {name: quantity(name).measure(measurable, _request(config, blocks_there, name)) for name in names}
+        found = {name: quantity(name).measured(measurable, _request(config, blocks_there, name)) for name in names}
     return _frame(found, config.first_seed)
 
 

@@ -109,11 +109,11 @@ def _estimate(operator: Any) -> dict[str, float]:
     """Let curvlinops estimate the norm; its error comes from the products it makes, watched in passing."""
     from curvlinops import hutchinson_squared_fro
 
-    from hessfig.measurements.frobenius.norms import frobenius
+    from hessfig.measurements.block_norms import root_of_mean
 
     watched = _Watched(operator)
     frob = float(hutchinson_squared_fro(watched, PROBES)) ** 0.5
-    return _number(frob, frobenius(watched.squared_norms).error, PROBES)
+    return _number(frob, root_of_mean(watched.squared_norms).error, PROBES)
 
 
 class _Watched:

@@ -26,7 +26,7 @@ import benchmarking
 from power_law import fits
 from scaling_points import AXES, PAPER, TOY, TOY_AXES, Job, Point, Setting, config_of, plan
 
-from hessfig.measurements.blocks import columns
+from hessfig.measurements.quantity import columns
 from hessfig.record import FROBENIUS
 from hessfig.sweep.plan import Cell, Setup
 
@@ -66,7 +66,7 @@ def measure_job(job: Job) -> dict[str, float]:
 
 def find_norms(job: Job) -> None:
     """Draw the cell and find the norms of the job's layers, as `hessfig run` does."""
-    from hessfig.measurements.frobenius.estimator import Estimator
+    from hessfig.measurements.block_norms import Estimator
     from hessfig.sweep.measure import draw_problem, probe_stream
 
     cell = Cell(Setup("", config_of(job)), SIGMA, SEED)

@@ -62,7 +62,7 @@ def _ours(cell: Cell, target: float) -> Found:
 
     asked = _asking(cell, "largest_eigenvalue", tolerance=target)
     problem = draw_problem(asked)
-    run = partial(asked.setup.quantity(asked.quantity).measure, problem, request_of(asked, problem))
+    run = partial(asked.setup.quantity(asked.quantity).measured, problem, request_of(asked, problem))
     run()
     found, seconds = _timed(run)
     (entry,) = json.loads(str(found.arrays["entries"]))
@@ -102,7 +102,7 @@ def _own_density(cell: Cell, steps: int, probes: int, other: int = 0) -> Nodes:
     problem = draw_problem(asked)
     stream = partial(probe_stream, asked.seed + other, asked.quantity, asked.sigma)
     request = replace(request_of(asked, problem), stream=stream)
-    arrays = asked.setup.quantity(asked.quantity).measure(problem, request).arrays
+    arrays = asked.setup.quantity(asked.quantity).measured(problem, request).arrays
     return arrays["nodes_0"].ravel(), arrays["weights_0"].ravel() / probes
 
 

@@ -13,7 +13,7 @@ from hessfig.config import Config
 from hessfig.config.machine import cores
 from hessfig.errors import UserError
 from hessfig.files import check_writable, is_file, remove_leftovers, write_together
-from hessfig.measurements.frobenius.allocation import Allocation
+from hessfig.measurements.allocation import Allocation
 from hessfig.record import MANIFEST, TABLE
 from hessfig.sweep.launchers.failures import FAILURES, Failures, Launch
 from hessfig.sweep.outputs import (

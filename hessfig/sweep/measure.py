@@ -11,8 +11,8 @@ from torch import Generator
 from hessfig.curvature.problem import Problem
 from hessfig.errors import UserError
 from hessfig.files import check_pin
-from hessfig.measurements.protocol import At, Measured, Request
-from hessfig.measurements.registry import source_of
+from hessfig.measurements.catalogue import source_of
+from hessfig.measurements.quantity import At, Measured, Request
 from hessfig.models.blocks import blocks_of
 from hessfig.record import FROBENIUS
 from hessfig.rng import stream
@@ -27,7 +27,7 @@ def measure(cell: Cell) -> Measured:
     quantity = cell.setup.quantity(cell.quantity)
     own = source_of(cell.quantity, cell.config.config_dir)
     check_pin(cell.quantity, "quantities", found=own, planned=cell.science["version"][1])
-    found = quantity.measure(problem, request_of(cell, problem))
+    found = quantity.measured(problem, request_of(cell, problem))
     seconds = round(time.perf_counter() - started, 4)
     shared = {"num_layers": problem.layout.num_layers, "seconds": seconds}
     return Measured([{**shared, **row} for row in found.rows], found.arrays)

@@ -1,4 +1,4 @@
-"""What a run writes: the table, one row per measured number, and the manifest with settings, versions, times and hashes."""
+"""What a run writes: the table, one row per measured number, and the manifest with settings, versions and hashes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from typing import Any
 import hessfig
 from hessfig.config import Config
 from hessfig.config.keys import as_plain, unpinned, without_added
-from hessfig.measurements.frobenius.allocation import Allocation
+from hessfig.measurements.allocation import Allocation
 from hessfig.models.registry import kind
 from hessfig.record import CHECKSUM, COLUMNS, checksum, digest
 from hessfig.sweep.plan import Cell, Setup

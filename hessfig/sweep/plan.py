@@ -14,9 +14,8 @@ from hessfig.config import Config, DType, Reuse, sigma_values, with_defaults
 from hessfig.config.keys import in_key
 from hessfig.errors import UserError
 from hessfig.files import write_text
-from hessfig.measurements.blocks import check_served
-from hessfig.measurements.protocol import Quantity
-from hessfig.measurements.registry import quantity, source_of
+from hessfig.measurements.catalogue import quantity, source_of
+from hessfig.measurements.quantity import Quantity, check_served
 from hessfig.models.blocks import blocks_of
 from hessfig.models.protocol import Layout
 from hessfig.models.registry import kind

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hessfig.config import Config, Method
 from hessfig.errors import plain
 from hessfig.files import check_place, is_file
-from hessfig.measurements.frobenius.allocation import Allocation
+from hessfig.measurements.allocation import Allocation
 from hessfig.models.registry import kind
 from hessfig.record import FROBENIUS
 from hessfig.sweep.engine import Summary, sweep_folder, unfinished, worker_count

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hessfig.config import Config, State, sigma_values
 from hessfig.config.keys import kept_steps
-from hessfig.measurements.frobenius.allocation import (
+from hessfig.measurements.allocation import (
     PILOT_PROBES,
     PILOT_REPEATS,
     Allocation,

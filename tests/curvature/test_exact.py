@@ -12,8 +12,7 @@ from hessfig.curvature.exact.engine import ExactEngine
 from hessfig.curvature.exact.support import Level, exactness
 from hessfig.curvature.problem import Problem
 from hessfig.errors import UserError
-from hessfig.measurements.frobenius.dense import dense_norms
-from hessfig.measurements.frobenius.hutchinson import hutchinson
+from hessfig.measurements.block_norms import dense_norms, hutchinson
 from hessfig.models.blocks import is_structural_zero, matrices_of
 from hessfig.rng import stream
 from hessfig.terms import Block, Matrix, Part

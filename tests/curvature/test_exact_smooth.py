@@ -7,7 +7,7 @@ import pytest
 from hessfig.config import MLP, ModelConfig, Products
 from hessfig.curvature.exact.engine import ExactEngine
 from hessfig.curvature.routes import Engines
-from hessfig.measurements.frobenius.dense import dense_norms
+from hessfig.measurements.block_norms import dense_norms
 from hessfig.models.blocks import matrices_of
 from hessfig.terms import Block, Matrix, Part
 from tests.toys import toy_problem

@@ -11,7 +11,7 @@ from hessfig.config import ModelConfig, Norm, Products
 from hessfig.curvature.problem import Problem, Suffix
 from hessfig.curvature.routes import Engines
 from hessfig.curvature.tape.columns import LinearisedColumn
-from hessfig.measurements.frobenius.dense import dense_blocks
+from hessfig.measurements.block_norms import dense_blocks
 from hessfig.terms import Block, Group, Part
 from tests.toys import ARCHITECTURES, toy_problem
 

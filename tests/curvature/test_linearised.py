@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hessfig.config import MLP, Attention, Data, DType, Kind, Loss, ModelConfig, Norm, QueryKey, TaskConfig
 from hessfig.curvature.curvlinops import ColumnOperator
 from hessfig.curvature.tape.columns import LinearisedNetwork
-from hessfig.measurements.frobenius.dense import dense_blocks
+from hessfig.measurements.block_norms import dense_blocks
 from hessfig.models.blocks import is_structural_zero, matrices_of
 from hessfig.terms import Block, Part
 from tests.toys import toy_problem

@@ -15,7 +15,7 @@ from hessfig.curvature.column import Column
 from hessfig.curvature.curvlinops import ColumnOperator, xtrace_squared_frobenius
 from hessfig.curvature.problem import Problem, rademacher
 from hessfig.curvature.tape.columns import LinearisedNetwork
-from hessfig.measurements.frobenius.dense import dense_blocks
+from hessfig.measurements.block_norms import dense_blocks
 from hessfig.models.blocks import matrices_of
 from hessfig.rng import stream
 from hessfig.tasks.batch import Batch

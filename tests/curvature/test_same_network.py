@@ -13,7 +13,7 @@ from hessfig.config import EstimatorConfig, Kind, Method, ModelConfig, Norm, Pro
 from hessfig.curvature.exact.engine import ExactEngine
 from hessfig.curvature.problem import OtherNetwork, Problem
 from hessfig.curvature.tape.columns import LinearisedNetwork
-from hessfig.measurements.frobenius.estimator import Estimator
+from hessfig.measurements.block_norms import Estimator
 from hessfig.models.networks import LinearMLP, SelfAttention
 from hessfig.rng import stream
 from hessfig.terms import Block, Matrix, Part

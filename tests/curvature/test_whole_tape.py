@@ -14,7 +14,7 @@ from hessfig.curvature.curvlinops import ColumnOperator
 from hessfig.curvature.problem import Problem
 from hessfig.curvature.routes import Engines
 from hessfig.curvature.tape.columns import LinearisedColumn, LinearisedNetwork
-from hessfig.measurements.frobenius.dense import dense_blocks
+from hessfig.measurements.block_norms import dense_blocks
 from hessfig.rng import stream
 from hessfig.terms import Block, Group, Part
 from tests.curvature.test_groups import oracle, places

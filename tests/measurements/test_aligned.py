@@ -9,10 +9,8 @@ import torch
 
 from hessfig.config import ModelConfig, TaskConfig
 from hessfig.curvature.tape.columns import LinearisedColumn, LinearisedNetwork
-from hessfig.measurements.estimate import Estimate
-from hessfig.measurements.frobenius.aligned import aligned
-from hessfig.measurements.frobenius.dense import dense_norms
-from hessfig.measurements.frobenius.hutchinson import hutchinson
+from hessfig.measurements.block_norms import aligned, dense_norms, hutchinson
+from hessfig.measurements.quantity import Estimate
 from hessfig.rng import stream
 from hessfig.terms import Matrix, Part
 from tests.measurements.test_hutchinson import MatrixColumn

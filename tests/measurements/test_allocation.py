@@ -12,7 +12,12 @@ import pytest
 import torch
 
 from hessfig.config import Config, EstimatorConfig, GridConfig, Method, ModelConfig, TaskConfig
-from hessfig.measurements.frobenius.allocation import FEWEST_PROBES, PILOT_REPEATS, Allocation, probes_needed
+from hessfig.measurements.allocation import (
+    FEWEST_PROBES,
+    PILOT_REPEATS,
+    Allocation,
+    probes_needed,
+)
 from hessfig.rng import stream
 from hessfig.sweep import preview, stages
 from hessfig.sweep.engine import run_sweep

@@ -7,7 +7,7 @@ import torch
 
 from hessfig.curvature import column as hutchinson
 from hessfig.curvature.tape.columns import LinearisedColumn, LinearisedNetwork
-from hessfig.measurements.frobenius.dense import dense_blocks, dense_norms
+from hessfig.measurements.block_norms import dense_blocks, dense_norms
 from hessfig.terms import Matrix, Part
 from tests.curvature.oracle import dense_oracle
 from tests.toys import ARCHITECTURES, toy_problem

@@ -7,8 +7,8 @@ import math
 import pytest
 
 from hessfig.config import EstimatorConfig, Method, ModelConfig, Products
-from hessfig.measurements.estimate import Estimate
-from hessfig.measurements.frobenius.estimator import Estimator
+from hessfig.measurements.block_norms import Estimator
+from hessfig.measurements.quantity import Estimate
 from hessfig.rng import stream
 from hessfig.terms import Block, Matrix, Part
 from tests.toys import ARCHITECTURES, toy_problem, toy_task

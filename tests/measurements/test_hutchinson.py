@@ -16,9 +16,7 @@ from hessfig.curvature import column as module
 from hessfig.curvature.column import SPLIT, chunks, completed, squared_norms
 from hessfig.curvature.problem import rademacher
 from hessfig.curvature.tape.columns import LinearisedColumn, LinearisedNetwork
-from hessfig.measurements.frobenius.dense import dense_norms
-from hessfig.measurements.frobenius.hutchinson import hutchinson
-from hessfig.measurements.frobenius.norms import frobenius
+from hessfig.measurements.block_norms import dense_norms, hutchinson, root_of_mean
 from hessfig.rng import stream
 from hessfig.terms import Matrix, Part
 from tests.toys import ARCHITECTURES, toy_problem
@@ -156,4 +154,4 @@ def test_mean_of_squared_norms_is_what_frobenius_sees() -> None:
     probes = rademacher(6, 7, generator=stream(9), dtype=torch.float64)
     by_hand = (column.blocks[Matrix.W_Q, Part.H_o] @ probes).square().sum(dim=0)
     estimate = hutchinson(column, [Part.H_o], 7, generator=stream(9))[Matrix.W_Q, Part.H_o]
-    assert estimate.value == pytest.approx(frobenius(by_hand).value, rel=1e-14)
+    assert estimate.value == pytest.approx(root_of_mean(by_hand).value, rel=1e-14)

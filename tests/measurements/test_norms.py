@@ -10,36 +10,36 @@ import torch
 from torch import Tensor
 
 from hessfig.curvature.problem import rademacher
-from hessfig.measurements.estimate import Estimate
-from hessfig.measurements.frobenius.norms import frobenius
+from hessfig.measurements.block_norms import root_of_mean
+from hessfig.measurements.quantity import Estimate
 from hessfig.rng import stream
 
 REPEATS = 2000
 
 
 def test_the_formula_by_hand() -> None:
-    norm = frobenius(torch.tensor([1.0, 2.0, 6.0], dtype=torch.float64))
+    norm = root_of_mean(torch.tensor([1.0, 2.0, 6.0], dtype=torch.float64))
     assert norm.value == pytest.approx(math.sqrt(3))
     assert norm.error == pytest.approx(math.sqrt(7 / 3) / (2 * math.sqrt(3)))
     assert norm.num_probes == 3
 
 
 def test_equal_samples_have_no_error() -> None:
-    assert frobenius(torch.full((5,), 4.0)) == Estimate(2.0, 0.0, 5)
+    assert root_of_mean(torch.full((5,), 4.0)) == Estimate(2.0, 0.0, 5)
 
 
 def test_zero_is_exact() -> None:
-    assert frobenius(torch.zeros(5)) == Estimate(0.0, 0.0, 5)
+    assert root_of_mean(torch.zeros(5)) == Estimate(0.0, 0.0, 5)
 
 
 def test_one_probe_has_no_error_to_report() -> None:
-    norm = frobenius(torch.tensor([4.0]))
+    norm = root_of_mean(torch.tensor([4.0]))
     assert norm.value == 2.0
     assert math.isnan(norm.error)
 
 
 def test_overflow_is_reported_not_hidden() -> None:
-    assert frobenius(torch.tensor([1.0, math.inf])).value == math.inf
+    assert root_of_mean(torch.tensor([1.0, math.inf])).value == math.inf
 
 
 @cache
@@ -50,7 +50,7 @@ def estimates(num_probes: int) -> tuple[Tensor, Tensor, float]:
     matrix = root + root.T
     probes = rademacher(12, REPEATS * num_probes, generator=generator, dtype=torch.float64)
     samples = (matrix @ probes).square().sum(dim=0).unflatten(0, (REPEATS, num_probes))
-    norms = [frobenius(sample) for sample in samples]
+    norms = [root_of_mean(sample) for sample in samples]
     frob, sem = (torch.tensor([getattr(n, name) for n in norms]) for name in ("value", "error"))
     return frob, sem, matrix.norm().item()
 

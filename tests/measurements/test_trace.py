@@ -7,7 +7,7 @@ import pytest
 from hessfig.config import Config, DType, EstimatorConfig, Method, ModelConfig
 from hessfig.curvature.routes import Engines
 from hessfig.errors import UserError
-from hessfig.measurements.frobenius.dense import dense_blocks
+from hessfig.measurements.block_norms import dense_blocks
 from hessfig.sweep.measure import draw_problem, measure
 from hessfig.sweep.plan import Cell, Setup
 from hessfig.terms import Part

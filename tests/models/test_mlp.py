@@ -27,7 +27,7 @@ from hessfig.curvature.curvlinops import ColumnOperator
 from hessfig.curvature.routes import Engines
 from hessfig.curvature.tape.columns import LinearisedNetwork
 from hessfig.errors import UserError
-from hessfig.measurements.frobenius.dense import dense_blocks
+from hessfig.measurements.block_norms import dense_blocks
 from hessfig.models.blocks import matrices_of
 from hessfig.models.kinds.mlp import is_structural_zero, width
 from hessfig.models.networks import PrefixMLP

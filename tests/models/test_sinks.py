@@ -11,7 +11,7 @@ import torch
 from hessfig.config import MLP, DType, ModelConfig, Norm, QueryKey, Sink
 from hessfig.curvature.exact.support import Level, exactness
 from hessfig.curvature.tape.columns import LinearisedNetwork
-from hessfig.measurements.frobenius.dense import dense_blocks
+from hessfig.measurements.block_norms import dense_blocks
 from hessfig.models.blocks import matrices_of
 from hessfig.models.networks import Transformer
 from hessfig.rng import stream

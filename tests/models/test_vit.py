@@ -26,7 +26,7 @@ from hessfig.config import (
 from hessfig.curvature.curvlinops import ColumnOperator
 from hessfig.curvature.tape.columns import LinearisedNetwork
 from hessfig.errors import UserError
-from hessfig.measurements.frobenius.dense import dense_blocks
+from hessfig.measurements.block_norms import dense_blocks
 from hessfig.models.blocks import is_structural_zero, matrices_of
 from hessfig.models.networks import VisionTransformer
 from hessfig.rng import stream

@@ -8,7 +8,7 @@ import numpy
 import pytest
 
 from hessfig.config import Attention, Config, DType, EstimatorConfig, Loss, Method, ModelConfig, TaskConfig
-from hessfig.measurements import blocks as module
+from hessfig.measurements import quantity as module
 from hessfig.models.protocol import Kind, Layout
 from hessfig.sweep.measure import draw_problem, measure
 from hessfig.sweep.plan import Cell, Setup

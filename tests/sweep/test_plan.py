@@ -20,7 +20,7 @@ from hessfig.config import (
     SweepConfig,
     TaskConfig,
 )
-from hessfig.measurements.blocks import columns
+from hessfig.measurements.quantity import columns
 from hessfig.record import digest
 from hessfig.sweep.plan import (
     Cell,

@@ -63,7 +63,7 @@ def leaves(seed):
     raise SystemExit(0)
 """
 QUANTITY = """
-from hessfig.measurements.protocol import Measured, Quantity, row_of
+from hessfig.measurements.quantity import Measured, Quantity, row_of
 
 def measure(problem, request):
     return Measured([row_of(quantity="one", part="H", value=1.0, error=0.0, status="ok")])

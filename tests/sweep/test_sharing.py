@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from hessfig.errors import UserError
-from hessfig.measurements.protocol import Measured
+from hessfig.measurements.quantity import Measured
 from hessfig.sweep import pool as pools
 from hessfig.sweep import worker, worker_env
 from hessfig.sweep.plan import Cell, plan, setups_of

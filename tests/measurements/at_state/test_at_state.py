@@ -16,10 +16,8 @@ from hessfig.config import Config, Curvature, DType, Norm, Optimiser, Schedule, 
 from hessfig.curvature.gradients import Slope, loss_of
 from hessfig.curvature.problem import Problem
 from hessfig.errors import UserError
-from hessfig.measurements.at_state.measuring.line import crossing
-from hessfig.measurements.at_state.measuring.minibatches import along_gradient
-from hessfig.measurements.at_state.measuring.update import next_update, preconditioner
-from hessfig.measurements.protocol import At
+from hessfig.measurements.quantity import At
+from hessfig.measurements.stability import along_gradient, crossing, next_update, preconditioner
 from hessfig.models.protocol import every_parameter
 from hessfig.states.stored_states import moments
 from hessfig.sweep.measure import draw_problem, measure
@@ -183,7 +181,7 @@ def quadratic(at: list[float], curvatures: list[float]) -> Problem:
 def test_the_critical_step_of_a_quadratic_is_two_over_its_curvature_along_the_gradient(
     config: Config,
 ) -> None:
-    from hessfig.measurements.at_state.measuring.line import critical_step
+    from hessfig.measurements.stability import critical_step
 
     problem = quadratic([1.0, 2.0, -1.0], [1.0, 3.0, 8.0])
     at = At(replace(config, training=replace(config.training, optimiser=Optimiser.gd)), 0.3, 1, STEP)
@@ -259,7 +257,7 @@ REFUSED = {
 @pytest.mark.parametrize("quantity", REFUSED)
 def test_what_cannot_be_had_is_refused_before_anything_runs(quantity: str) -> None:
     from hessfig.config import Data, Kind, State
-    from hessfig.measurements.registry import quantity as quantity_of
+    from hessfig.measurements.catalogue import quantity as quantity_of
     from hessfig.models.protocol import Layout
 
     config, (setting, message) = Config(), REFUSED[quantity]

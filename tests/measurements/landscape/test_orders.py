@@ -7,7 +7,7 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from hessfig.measurements.landscape.measuring.orders import (
+from hessfig.measurements.landscape import (
     differences,
     expected_gradient,
     mean_size,

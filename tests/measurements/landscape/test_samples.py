@@ -12,7 +12,7 @@ from hessfig.config import Attention, Kind, Loss, ModelConfig, Norm, TaskConfig
 from hessfig.curvature.gradients import AT_ONCE, Samples, Slope, loss_of
 from hessfig.curvature.problem import Problem
 from hessfig.errors import UserError
-from hessfig.measurements.landscape.measuring.difference import largest_curvature
+from hessfig.measurements.landscape import largest_curvature
 from hessfig.tasks.batch import Batch
 from hessfig.tasks.losses import LOSSES, per_sample
 from tests.toys import toy_problem

@@ -21,7 +21,7 @@ from hessfig.config import (
     SpectrumConfig,
 )
 from hessfig.errors import UserError
-from hessfig.measurements.protocol import Measured
+from hessfig.measurements.quantity import Measured
 from hessfig.sweep.measure import draw_problem, measure, request_of
 from hessfig.sweep.plan import Cell, Setup
 from hessfig.terms import Part
@@ -265,7 +265,7 @@ def test_what_cannot_be_had_is_refused(name: str, settings: dict[str, Any], mess
 
 
 def test_every_name_a_quantity_gives_is_in_its_rows_and_no_other() -> None:
-    from hessfig.measurements.registry import quantity
+    from hessfig.measurements.catalogue import quantity
 
     for name in ("spectrum", "density", "largest_eigenvalue", "smallest_eigenvalue"):
         given = {row["quantity"] for row in found(name, ARCHITECTURES["softmax"], blocks=["W_Q"]).rows}

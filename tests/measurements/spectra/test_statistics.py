@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hessfig.measurements.spectra.measuring import statistics as read
+from hessfig.measurements import eigenvalues as read
 
 VALUES = np.array([-2.0, -1e-14, 0.0, 1e-13, 1.0, 4.0])
 

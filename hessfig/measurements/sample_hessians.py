@@ -14,13 +14,10 @@ from hessfig.curvature.column import PROBES_AT_ONCE, chunks, completed, summands
 from hessfig.curvature.problem import Problem, rademacher
 from hessfig.curvature.routes import Engines
 from hessfig.curvature.spectral.densities import eigenvalues
-from hessfig.measurements.blocks import block_row, columns
-from hessfig.measurements.estimate import Estimate
-from hessfig.measurements.frobenius.dense import COLUMNS_AT_ONCE
-from hessfig.measurements.landscape.measuring.orders import Places, places
-from hessfig.measurements.landscape.measuring.rows import samples_of
-from hessfig.measurements.protocol import Measured, Request, Row
-from hessfig.measurements.spectra.measuring.statistics import condition_number
+from hessfig.measurements.block_norms import COLUMNS_AT_ONCE
+from hessfig.measurements.eigenvalues import condition_number
+from hessfig.measurements.landscape import Places, places, samples_of
+from hessfig.measurements.quantity import Estimate, Measured, Request, Row, block_row, columns
 from hessfig.tasks.batch import Batch
 from hessfig.terms import Block, Part
 
@@ -28,7 +25,7 @@ AT_ONCE = 512  # samples of a problem
 Key = tuple[Hashable, Part]
 
 
-def measure(problem: Problem, request: Request) -> Measured:
+def hessian_distance(problem: Problem, request: Request) -> Measured:
     """Return rows along k, up to all N samples, of every block and part.
 
     `hessian_distance` = ||H_k - H_N||_F / ||H_N||_F, H_k of the first k samples; `subset_norm` = ||H_k||_F.

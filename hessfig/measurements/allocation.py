@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from hessfig.config import Config, Method
-from hessfig.measurements.frobenius.cost import is_exact
+from hessfig.measurements.settings_and_costs import is_exact
 from hessfig.models.blocks import blocks_of
 from hessfig.models.protocol import Layout
 

@@ -1,27 +1,38 @@
-"""Block norms of one problem by the configured estimator; what its columns share is computed once."""
+"""Frobenius norms of blocks, column by column: by probes, dense or exact."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
-from torch import Generator
+from jaxtyping import Float
+from torch import Generator, Tensor
 
 from hessfig.config import EstimatorConfig, Method, ModelConfig
-from hessfig.curvature.column import Column
+from hessfig.curvature.column import PROBES_AT_ONCE, Column, Products, chunks, lengths, squared_norms
 from hessfig.curvature.curvlinops import ColumnOperator, differentiable_twice, xtrace_squared_frobenius
 from hessfig.curvature.exact.support import Level, exactness
-from hessfig.curvature.problem import OtherNetwork, Problem
+from hessfig.curvature.problem import OtherNetwork, Problem, rademacher
 from hessfig.curvature.routes import Engines
-from hessfig.measurements.estimate import Estimate
-from hessfig.measurements.frobenius.aligned import aligned
-from hessfig.measurements.frobenius.dense import dense_norms
-from hessfig.measurements.frobenius.hutchinson import hutchinson
+from hessfig.measurements.quantity import Estimate, Measured, Request, block_row, columns
+from hessfig.record import FROBENIUS
 from hessfig.terms import Block, Part
 
+COLUMNS_AT_ONCE = 64
+Axes = tuple[Float[Tensor, "rows rows"], Float[Tensor, "cols cols"]]
 Norms = dict[tuple[Block, Part], Estimate]
+
+
+def frobenius(problem: Problem, request: Request) -> Measured:
+    """Return one row per block and part: ||H_part(row, col)||_F."""
+    estimator = Estimator(problem, request.model, request.estimator, request.settled)
+    rows = []
+    for layer, col, blocks in columns(request.blocks):
+        norms = estimator.column_norms(layer, col, blocks, request.parts, generator=request.stream(layer, col))
+        rows += [block_row(FROBENIUS, request, *key, norm) for key, norm in norms.items()]
+    return Measured(rows)
 
 
 class Estimator:
@@ -123,6 +134,88 @@ class Estimator:
         (block,) = blocks
         column = ColumnOperator(self.problem, block.layer, block.col, [block.col])
         return {(block, part): _xtrace_norm(column, part, self.settings.num_probes, generator) for part in parts}
+
+
+def dense_blocks(column: Column) -> dict[tuple[Hashable, Part], Float[Tensor, "n dim"]]:
+    """Return H_o and H_f of every row of `column` by multiplying with the identity, chunk by chunk."""
+    identity = torch.eye(column.dim, dtype=column.dtype)
+    pieces = [column.split_matmat(chunk) for chunk in chunks(identity, column, COLUMNS_AT_ONCE)]
+    return {key: torch.cat([piece[key] for piece in pieces], dim=1) for key in pieces[0]}
+
+
+def dense_norms(column: Column, parts: Sequence[Part]) -> dict[tuple[Hashable, Part], Estimate]:
+    """Return the exact ||.||_F of every row and part of `column`."""
+    blocks = dense_blocks(column)
+    for row in dict.fromkeys(row for row, _ in blocks):
+        blocks[row, Part.H] = blocks[row, Part.H_o] + blocks[row, Part.H_f]
+    return {
+        (row, part): Estimate(float(block.norm()), 0.0, 0) for (row, part), block in blocks.items() if part in parts
+    }
+
+
+def hutchinson(
+    column: Column, parts: Sequence[Part], num_probes: int, *, generator: Generator
+) -> dict[tuple[Hashable, Part], Estimate]:
+    """Estimate ||.||_F of every row and part of `column` from `num_probes` shared Rademacher probes."""
+    probes = rademacher(column.dim, num_probes, generator=generator, dtype=column.dtype)
+    samples = [squared_norms(column, parts, chunk) for chunk in chunks(probes, column, PROBES_AT_ONCE)]
+    return {key: root_of_mean(torch.cat([sample[key] for sample in samples])) for key in samples[0]}
+
+
+def aligned(
+    column: Column, block: Hashable, parts: Sequence[Part], num_probes: int, *, generator: Generator
+) -> dict[tuple[Hashable, Part], Estimate]:
+    """Estimate ||.||_F of every row and part with `num_probes` products, two thirds in the axes of `block`.
+
+    `block` is the column's diagonal block and must be among its rows.
+
+    With Rademacher v the variance of ||A v||^2 comes from the off-diagonal entries of A^2 alone, and a block of the
+    Hessian of an m x n weight is close to a sum of few Kronecker products G x P. The first third of the probes is
+    plain; the left and right singular vectors L, R of their products, read as m x n matrices, estimate the
+    eigenvectors of G and P, and every further probe is L Z R^T with Z Rademacher. E[v v^T] = I whatever L and R
+    are, so every ||A v||^2 is an unbiased sample of ||A||_F^2, and all are averaged alike (axes as in EKFAC, George
+    et al. 2018).
+    """
+    first = max(1, min(PROBES_AT_ONCE, num_probes // 3))
+    probes = rademacher(column.dim, num_probes, generator=generator, dtype=column.dtype)
+    sketches = column.split_matmat(probes[:, :first])
+    turned = _turn(probes[:, first:], _axes(sketches, block, column.shape))
+    rest = [squared_norms(column, parts, chunk) for chunk in chunks(turned, column, PROBES_AT_ONCE)]
+    samples = [lengths(sketches, parts), *rest]
+    return {key: root_of_mean(torch.cat([sample[key] for sample in samples])) for key in samples[0]}
+
+
+def root_of_mean(squared_norms: Float[Tensor, " num_probes"]) -> Estimate:
+    """Estimate ||A||_F from ||A v_k||^2 of independent probes with E[v v^T] = I (Hutchinson).
+
+    E ||A v||^2 = ||A||_F^2, so frob = sqrt(m) with m the mean. Its standard error is that of m taken through the
+    square root to first order (delta method): std / sqrt(K) / (2 sqrt(m)). NaN for a single probe.
+    """
+    count, mean = len(squared_norms), squared_norms.mean()
+    frob = mean.sqrt().item()
+    if frob == 0.0:
+        return Estimate(0.0, 0.0, count)
+    spread = squared_norms.std().item() if count > 1 else float("nan")
+    return Estimate(frob, spread / count**0.5 / (2 * frob), count)
+
+
+def _axes(sketches: Products, block: Hashable, shape: torch.Size) -> Axes:
+    """Return the left and right singular vectors of the sketches, H_o's and H_f's weighing the same.
+
+    Sketches that are not finite have none: the coordinate axes stand in, and the norm comes out not finite.
+    """
+    split = [sketches[block, part].double().T.unflatten(1, shape) for part in (Part.H_o, Part.H_f)]
+    scaled = torch.cat([images / images.norm().clamp_min(torch.finfo().tiny) for images in split])
+    if not scaled.isfinite().all():
+        return torch.eye(shape[0], dtype=torch.float64), torch.eye(shape[1], dtype=torch.float64)
+    left, right = torch.einsum("kij,klj->il", scaled, scaled), torch.einsum("kij,kil->jl", scaled, scaled)
+    return torch.linalg.eigh(left.cpu())[1], torch.linalg.eigh(right.cpu())[1]
+
+
+def _turn(probes: Float[Tensor, "dim k"], axes: Axes) -> Float[Tensor, "dim k"]:
+    left, right = axes
+    signs = probes.double().T.unflatten(1, (len(left), len(right)))
+    return (left @ signs @ right.T).flatten(1).T.to(probes.dtype)
 
 
 def _as_norms(found: Mapping[tuple[object, Part], Estimate]) -> Norms:

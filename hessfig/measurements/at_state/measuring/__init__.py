@@ -1,1 +1,0 @@
-"""How the quantities of a state are measured: what needs tensors, apart from what plans read."""

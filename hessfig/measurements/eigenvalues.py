@@ -1,0 +1,313 @@
+"""Eigenvalues of diagonal blocks: all of them, the outermost, and densities with errors over probes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hessfig.config import Probes, SpectrumConfig
+from hessfig.curvature.column import Column
+from hessfig.curvature.problem import Problem, rademacher
+from hessfig.curvature.routes import Engines
+from hessfig.curvature.spectral.densities import Quadrature, dense_eigenvalues, quadrature
+from hessfig.curvature.spectral.extremes import End, Extremes, extremes
+from hessfig.curvature.spectral.lanczos import NotFinite, Square
+from hessfig.measurements.quantity import Arrays, Estimate, Measured, Request, Row, block_row, columns
+from hessfig.record import Status
+from hessfig.terms import Block, Part
+
+PERCENT = (5, 25, 50, 75, 95)
+Array = NDArray[np.float64]
+_NOTHING = float("nan")
+_MOST_KEPT = 2**20  # entries of vectors that are kept, for warm starts
+_DENSITY_NAMES = [
+    ("density_mean", None),
+    ("density_second_moment", None),
+    *(("density_quantile", percent) for percent in PERCENT),
+]
+Number = tuple[str, int | None, float]
+
+
+def spectrum(problem: Problem, request: Request) -> Measured:
+    """Return the rows of every part of every block, and its eigenvalues, ascending, as arrays."""
+    spectra = Spectra(request, "dense")
+    for block, column in square_columns(problem, request):
+        found = dense_eigenvalues(column, block, request.parts)
+        for part in request.parts:
+            _add(spectra, (block, part), found[part])
+    return Measured(spectra.rows, spectra.arrays)
+
+
+def outermost(problem: Problem, request: Request, end: End) -> Measured:
+    """Return `k` rows for every part of every block; values, residuals and vectors as arrays."""
+    spectra, name = Spectra(request, "lanczos"), f"{end}_eigenvalue"
+    for entry in paired_entries(problem, request):
+        at = (entry.block, entry.part)
+        try:
+            found = _extremes(entry, request, end)
+        except NotFinite:
+            spectra.nothing([(name, index) for index in indices(request.spectrum.k)], at)
+            continue
+        status = None if found.converged else Status.not_converged
+        for place, index in enumerate(indices(request.spectrum.k)):
+            value, residual = float(found.values[place]), float(found.residuals[place])
+            spectra.row(name, at, value, residual, index=index, status=status)
+        counted = {"products": found.products, "rough_products": found.rough_products}
+        label = {**counted, "scale": found.scale, "converged": found.converged}
+        spectra.keep(at, entry.operator.dim, label, _extreme_arrays(found))
+    return Measured(spectra.rows, spectra.arrays)
+
+
+largest_eigenvalue = partial(outermost, end=End.largest)
+smallest_eigenvalue = partial(outermost, end=End.smallest)
+
+
+def density(problem: Problem, request: Request) -> Measured:
+    """Return the rows of every part of every block, and the nodes and weights of its probes as arrays."""
+    spectra, count = Spectra(request, "lanczos"), request.spectrum.num_probes
+    for entry in entries(problem, request):
+        at = (entry.block, entry.part)
+        try:
+            found = quadrature(entry.operator, _starts(entry, request), request.spectrum.steps)
+        except NotFinite:
+            spectra.nothing(_DENSITY_NAMES, at)
+            continue
+        for quantity, index, number in _density_numbers(found):
+            spectra.row(quantity, at, number.value, number.error, index=index, num_probes=count)
+        label = {"products": entry.operator.products, "num_probes": count, "steps": request.spectrum.steps}
+        arrays = {name: value.numpy() for name, value in vars(found).items()}
+        spectra.keep(at, entry.operator.dim, label, arrays)
+    return Measured(spectra.rows, spectra.arrays)
+
+
+def share_negative(eigenvalues: Array, cut: float) -> float:
+    """Return the share of eigenvalues below minus `cut` times the largest in size."""
+    return float(np.mean(eigenvalues < -cut * np.abs(eigenvalues).max()))
+
+
+def effective_rank(eigenvalues: Array) -> float:
+    """Return (tr)^2 / ||.||_F^2; 0 for a zero matrix."""
+    size = np.abs(eigenvalues).max()
+    if size == 0.0:
+        return 0.0
+    scaled = eigenvalues / size
+    return float(scaled.sum() ** 2 / np.square(scaled).sum())
+
+
+def condition_number(eigenvalues: Array, cut: float) -> float:
+    """Return the largest over the smallest eigenvalue in size above `cut` times the largest; nan for a zero matrix."""
+    sizes = np.abs(eigenvalues)
+    if sizes.max() == 0.0:
+        return float("nan")
+    return float(sizes.max() / sizes[sizes > cut * sizes.max()].min())
+
+
+def quantile(eigenvalues: Array, percent: int) -> float:
+    """Return the smallest eigenvalue that at least `percent` of 100 are no larger than."""
+    place = max(int(np.ceil(percent / 100 * len(eigenvalues) - 1e-9)) - 1, 0)
+    return float(np.sort(eigenvalues)[place])
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """A number and its standard error over probes; nan where there is one probe."""
+
+    value: float
+    error: float
+
+
+SampledNumber = tuple[str, int | None, Sampled]
+
+
+def moment(nodes: Array, weights: Array, power: int) -> Sampled:
+    """Return the mean over probes of sum_i w_i theta_i^power, which is tr A^power / n but for the probes."""
+    return _mean((weights * nodes**power).sum(axis=1))
+
+
+def sampled_quantile(nodes: Array, weights: Array, percent: int) -> Sampled:
+    """Return the smallest node at which the mean cumulative reaches `percent` of 100.
+
+    Its error is half the span of the quantiles at that level more or less one standard error of the cumulative there
+    (Woodruff, J. Am. Stat. Assoc. 47 (1952) 635): no density at the quantile is needed.
+    """
+    share, count = percent / 100, len(nodes)
+    order = np.argsort(nodes, axis=None, kind="stable")
+    pooled, cumulative = nodes.ravel()[order], np.cumsum(weights.ravel()[order]) / count
+
+    def at(level: float) -> float:
+        place = np.searchsorted(cumulative, np.clip(level, 1e-9, 1 - 1e-9) - 1e-9)
+        return float(pooled[min(place, len(pooled) - 1)])
+
+    value = at(share)
+    spread = _mean(np.where(nodes <= value, weights, 0.0).sum(axis=1)).error
+    error = (at(share + spread) - at(share - spread)) / 2 if count > 1 else float("nan")
+    return Sampled(value, error)
+
+
+def _mean(values: Array) -> Sampled:
+    count = len(values)
+    error = float(values.std(ddof=1)) / count**0.5 if count > 1 else float("nan")
+    return Sampled(float(values.mean()), error)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A part of a diagonal block as an operator; `rough` has its products in float32 where these are cheaper."""
+
+    block: Block
+    part: Part
+    operator: Square
+    rough: Square | None = None
+
+
+class Spectra:
+    """Rows and arrays of a cell, entry by entry: array `name_k` belongs to entry k of the list `entries`."""
+
+    def __init__(self, request: Request, estimator: str) -> None:
+        self.request, self.estimator = request, estimator
+        self.rows: list[Row] = []
+        self._labels: list[dict[str, Any]] = []
+        self._arrays: Arrays = {}
+
+    def row(
+        self,
+        quantity: str,
+        at: tuple[Block, Part],
+        value: float,
+        error: float,
+        *,
+        index: int | None = None,
+        num_probes: int = 0,
+        status: Status | None = None,
+    ) -> None:
+        """Add a row; a number that is not finite has that status whatever `status` says."""
+        found = Estimate(float(value), float(error), num_probes, self.estimator)
+        row = {**block_row(quantity, self.request, *at, found), "index": index}
+        if status is not None and row["status"] == Status.ok:
+            row["status"] = status.value
+        self.rows.append(row)
+
+    def nothing(self, quantities: list[tuple[str, int | None]], at: tuple[Block, Part]) -> None:
+        """Add rows without a number, for a block whose products are not finite."""
+        for quantity, index in quantities:
+            self.row(quantity, at, _NOTHING, _NOTHING, index=index)
+
+    def keep(self, at: tuple[Block, Part], dim: int, label: dict[str, Any], arrays: Arrays) -> None:
+        """Add an entry with its arrays."""
+        block, part = at
+        place = {"layer": block.layer, "row_layer": block.row_layer, "row": block.row, "col": block.col}
+        number = len(self._labels)
+        self._labels.append({**place, "part": part.value, "dim": dim, **label})
+        self._arrays |= {f"{name}_{number}": value for name, value in arrays.items()}
+
+    @property
+    def arrays(self) -> Arrays:
+        """The arrays of all entries, and the list `entries` of what they are (JSON)."""
+        return {"entries": np.array(json.dumps(self._labels)), **self._arrays}
+
+
+def square_columns(problem: Problem, request: Request) -> Iterator[tuple[Block, Column]]:
+    """Yield every diagonal block that is asked for with its column."""
+    for block, column, _ in _squares(problem, request):
+        yield block, column
+
+
+def entries(problem: Problem, request: Request) -> Iterator[Entry]:
+    """Yield every part of every diagonal block that is asked for."""
+    for block, column, _ in _squares(problem, request):
+        for part in request.parts:
+            yield Entry(block, part, Square(column, block, part))
+
+
+def paired_entries(problem: Problem, request: Request) -> Iterator[Entry]:
+    """Yield every part of every diagonal block that is asked for, with its rough operator."""
+    for block, column, engines in _squares(problem, request):
+        rough = engines.rough(column, block.layer, block.col, [block])
+        for part in request.parts:
+            beside = None if rough is None else Square(rough, block, part)
+            yield Entry(block, part, Square(column, block, part), beside)
+
+
+def _squares(problem: Problem, request: Request) -> Iterator[tuple[Block, Column, Engines]]:
+    """Yield every diagonal block with its column and the engines, built once, that it is from."""
+    engines = Engines(problem, request.model, request.estimator.products)
+    for layer, col, blocks in columns(request.blocks):
+        for block in blocks:
+            yield block, engines.column(layer, col, [block]), engines
+
+
+def indices(k: int) -> list[int | None]:
+    """Return the index of each of the k outermost eigenvalues: 1, 2, ... from the outside; none for a single one."""
+    return [None] if k == 1 else [*range(1, k + 1)]
+
+
+def _extremes(entry: Entry, request: Request, end: End) -> Extremes:
+    settings = request.spectrum
+    return extremes(
+        entry.operator,
+        end,
+        k=settings.k,
+        tolerance=settings.tolerance,
+        steps=settings.steps,
+        generator=request.stream(entry.block.layer, entry.block.col),
+        rough=entry.rough,
+    )
+
+
+def _extreme_arrays(found: Extremes) -> Arrays:
+    arrays = {"values": found.values.numpy(), "residuals": found.residuals.numpy()}
+    small = found.vectors.numel() <= _MOST_KEPT
+    return {**arrays, "vectors": found.vectors.numpy()} if small else arrays
+
+
+def _starts(entry: Entry, request: Request) -> Float[Tensor, "n num_probes"]:
+    """Return the probes: those of all parts of a block are the same, and the first ones whatever their number."""
+    settings, dim = request.spectrum, entry.operator.dim
+    generator = request.stream(entry.block.layer, entry.block.col)
+    if settings.probes == Probes.rademacher:
+        return rademacher(dim, settings.num_probes, generator=generator, dtype=torch.float64)
+    return torch.randn(settings.num_probes, dim, dtype=torch.float64, generator=generator).T
+
+
+def _density_numbers(found: Quadrature) -> Iterator[SampledNumber]:
+    nodes, weights = found.nodes.numpy(), found.weights.numpy()
+    yield "density_mean", None, moment(nodes, weights, 1)
+    yield "density_second_moment", None, moment(nodes, weights, 2)
+    for percent in PERCENT:
+        yield "density_quantile", percent, sampled_quantile(nodes, weights, percent)
+
+
+def _add(spectra: Spectra, at: tuple[Block, Part], eigenvalues: Array | None) -> None:
+    settings = spectra.request.spectrum
+    if eigenvalues is None:
+        spectra.nothing(_spectrum_names(settings.k), at)
+        return
+    for quantity, index, value in _spectrum_numbers(eigenvalues, settings):
+        spectra.row(quantity, at, value, 0.0, index=index)
+    spectra.keep(at, len(eigenvalues), {"cut": settings.cut}, {"eigenvalues": eigenvalues})
+
+
+def _spectrum_numbers(eigenvalues: Array, settings: SpectrumConfig) -> Iterator[Number]:
+    for index, outermost in enumerate(indices(settings.k)):
+        yield "largest_eigenvalue", outermost, float(eigenvalues[-1 - index])
+        yield "smallest_eigenvalue", outermost, float(eigenvalues[index])
+    yield "share_negative", None, share_negative(eigenvalues, settings.cut)
+    yield "effective_rank", None, effective_rank(eigenvalues)
+    yield "condition_number", None, condition_number(eigenvalues, settings.cut)
+    for percent in PERCENT:
+        yield "eigenvalue_quantile", percent, quantile(eigenvalues, percent)
+
+
+def _spectrum_names(k: int) -> list[tuple[str, int | None]]:
+    ends = [(name, index) for index in indices(k) for name in ("largest_eigenvalue", "smallest_eigenvalue")]
+    single = [(name, None) for name in ("share_negative", "effective_rank", "condition_number")]
+    return [*ends, *single, *(("eigenvalue_quantile", percent) for percent in PERCENT)]

@@ -1,1 +1,0 @@
-"""What the quantities of the landscape share, and their arithmetic."""

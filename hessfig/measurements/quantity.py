@@ -1,0 +1,231 @@
+"""What a quantity is, what it is asked for and gives: names, numbers with errors, rows of the table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from hessfig.config import Config, DType, EstimatorConfig, Method, ModelConfig, SpectrumConfig
+from hessfig.errors import UserError
+from hessfig.models.protocol import Layout
+from hessfig.models.registry import kind
+from hessfig.record import Status
+from hessfig.terms import Block, Part
+
+if TYPE_CHECKING:
+    from torch import Generator
+
+    from hessfig.curvature.problem import Problem
+
+
+Row = dict[str, Any]
+Arrays = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class At:
+    """Where a network stands, for quantities that ask more than its weights: its settings, sigma, seed and step."""
+
+    config: Config
+    sigma: float | None = None
+    seed: int = 0
+    step: int | None = None
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked of a network: which blocks and parts, by which estimator, from whose streams.
+
+    `model` holds the settings of the network, for engines that know its kind. `stream` returns the generator of a
+    column's probes. `settled` is what pilots settled for this cell (see Quantity.pilots); `spectrum` is how eigenvalues
+    are found; `at` is the place the cell is about.
+    """
+
+    blocks: Sequence[Block]
+    parts: Sequence[Part]
+    estimator: EstimatorConfig
+    model: ModelConfig
+    dtype: DType
+    stream: Callable[[int, str], Generator]
+    settled: Mapping[str, Any] = field(default_factory=dict)
+    at: At = field(default_factory=lambda: At(Config()))
+    spectrum: SpectrumConfig = field(default_factory=SpectrumConfig)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Rows of the table (what they share is filled in: see `row_of`), and arrays to be kept beside them."""
+
+    rows: list[Row]
+    arrays: Arrays = field(default_factory=dict)
+
+
+def every_block(block: Block) -> bool:
+    """Serve every block."""
+    del block
+    return True
+
+
+def no_settings(config: Config, layout: Layout) -> dict[str, Any]:
+    """Depend on nothing beside network, task and state."""
+    del config, layout
+    return {}
+
+
+def no_check(config: Config, layout: Layout) -> None:
+    """Accept all settings."""
+    del config, layout
+
+
+def no_estimate(config: Config, layout: Layout) -> float:
+    """Estimate nothing: the first cells will tell."""
+    del config, layout
+    return 0.0
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A number (or several) of a network at a state: a row of hessfig.measurements.catalogue, or of the user's own.
+
+    `measure` returns rows and arrays: a function, or "MODULE:FUNCTION", imported when first asked, so that plans need
+    no torch. `settings` says what enters the key of a cell; `check` raises UserError for settings
+    that cannot be measured, before anything is; `operations` counts floating-point operations of a cell, roughly.
+    `serves` says which blocks have this quantity: asked for beside others, it is measured for those.
+    `version` is part of the key: a change that moves numbers counts it up. `gives` names the rows, where they are not
+    of the quantity's own name: two quantities that give the same are not measured side by side.
+    """
+
+    name: str
+    measure: Callable[[Problem, Request], Measured] | str
+    settings: Callable[[Config, Layout], dict[str, Any]] = no_settings
+    check: Callable[[Config, Layout], None] = no_check
+    operations: Callable[[Config, Layout], float] = no_estimate
+    serves: Callable[[Block], bool] = every_block
+    version: int = 1
+    gives: tuple[str, ...] = ()
+
+    @property
+    def rows(self) -> tuple[str, ...]:
+        """The names its rows have in the table."""
+        return self.gives or (self.name,)
+
+    def measured(self, problem: Problem, request: Request) -> Measured:
+        """Return what `measure`, or the function that it names, makes of a problem."""
+        if not isinstance(self.measure, str):
+            return self.measure(problem, request)
+        module, _, name = self.measure.partition(":")
+        found: Measured = getattr(import_module(module), name)(problem, request)
+        return found
+
+
+def row_of(block: Block | None = None, **columns: Any) -> Row:
+    """Return a row of the table about `block` (None: about the whole network); index and error may be left out."""
+    place: Row = {"layer": 0, "row_layer": 0, "row": "", "col": ""}
+    if block is not None:
+        place = {
+            "layer": block.layer,
+            "row_layer": block.row_layer,
+            "row": str(block.row),
+            "col": str(block.col),
+        }
+    return {**place, "part": "", "index": None, "error": None, "num_probes": 0, **columns}
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """`error` is one standard error, 0 when the value is exact and NaN when the estimator gives none.
+
+    `by` names the estimator that found the number where that is not the configured one.
+    """
+
+    value: float
+    error: float
+    num_probes: int
+    by: str = ""
+
+
+def columns(blocks: Iterable[Block]) -> list[tuple[int, str, list[Block]]]:
+    """Return (layer, col, blocks) for every column of blocks to measure; one column shares its products."""
+    grouped: dict[tuple[int, str], list[Block]] = {}
+    for block in blocks:
+        grouped.setdefault((block.layer, block.col), []).append(block)
+    return [(layer, col, members) for (layer, col), members in grouped.items()]
+
+
+def check_served(quantities: Sequence[Quantity], blocks: Sequence[Block]) -> None:
+    """Raise UserError for a quantity that none of the blocks has, and for a block that has none of the quantities.
+
+    So too for two quantities that would give the same rows: the table could not tell them apart.
+    """
+    _check_apart(quantities)
+    for quantity in quantities:
+        if not any(map(quantity.serves, blocks)):
+            raise _unserved(f"{quantity.name} cannot be had for any of these blocks", blocks[0])
+    for block in blocks:
+        if not any(quantity.serves(block) for quantity in quantities):
+            raise _unserved(f"{', '.join(one.name for one in quantities)} cannot be had for a block", block)
+
+
+def _check_apart(quantities: Sequence[Quantity]) -> None:
+    for place, later in enumerate(quantities):
+        for first in quantities[:place]:
+            same = [name for name in later.rows if name in first.rows and later.name != first.name]
+            if same:
+                raise UserError(
+                    f"quantities: {first.name} and {later.name} give the same rows",
+                    got=f"both give {', '.join(same)}",
+                    allowed="one of the two in a run",
+                    remedy=f"quantities=[{first.name}], and {later.name} in a run with a sweep.name of its own",
+                )
+
+
+def _unserved(what: str, block: Block) -> UserError:
+    return UserError(
+        f"quantities: {what}: a pair of different weights has none",
+        got=f"block {block}",
+        allowed="diagonal blocks",
+        remedy=f"blocks=[{block.row},{block.col}], or quantities=[frobenius] for pairs",
+    )
+
+
+def block_row(quantity: str, request: Request, block: Block, part: Part, found: Estimate) -> Row:
+    """Return the row of one part of one block. Raises ArithmeticError for a number that must vanish and does not."""
+    return row_of(
+        block,
+        part=part.value,
+        quantity=quantity,
+        value=found.value,
+        error=_error(found),
+        num_probes=found.num_probes,
+        **_made_by(request, found),
+        status=_status(quantity, request, block, part, found.value).value,
+    )
+
+
+def _error(found: Estimate) -> float | None:
+    """Return the error: none where the estimator gives none, nan for a number that is not finite."""
+    if not math.isfinite(found.value):
+        return math.nan
+    return None if math.isnan(found.error) else found.error
+
+
+def _made_by(request: Request, found: Estimate) -> dict[str, str]:
+    """Say which estimator and type made this number: exact norms are float64 whatever the probes are."""
+    if found.by == Method.exact:
+        return {"estimator": Method.exact.value, "dtype": DType.float64.value}
+    return {"estimator": found.by or request.estimator.method.value, "dtype": request.dtype.value}
+
+
+def _status(quantity: str, request: Request, block: Block, part: Part, value: float) -> Status:
+    if not math.isfinite(value):
+        return Status.nonfinite
+    if not kind(request.model.kind).is_structural_zero(request.model, block, part):
+        return Status.ok
+    if value != 0.0:
+        raise ArithmeticError(
+            f"{quantity} of {part} of block {block} must vanish by the network's structure but is {value!r}"
+        )
+    return Status.structural_zero

@@ -1,0 +1,288 @@
+"""Settings under which a quantity cannot be had: found before anything is measured, without tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hessfig.config import Config, Curvature, Data, DType, Kind, Method, Optimiser, State
+from hessfig.config.range_checks import number_of_samples
+from hessfig.config.keys import TRAINABLE
+from hessfig.curvature.exact.support import Route, check_exact, exactness
+from hessfig.errors import UserError
+from hessfig.measurements.settings_and_costs import diagonal
+from hessfig.models.blocks import blocks_of
+from hessfig.models.protocol import Layout, Weight
+from hessfig.terms import Block, Group, Part
+
+DENSE_BOUND = 8e9  # bytes of a worker
+MANY = 1000  # probes
+COPIES = 4  # H_o and H_f, each once more while its columns are put together
+MATRIX_BYTES = 1.2e9  # of all matrices of a block at once: two of 8 192 rows, or one of 12 247
+ADAPTIVE = (Optimiser.adam, Optimiser.adamw)
+SUMMABLE = (Route.last_layer, Route.tokens)  # routes whose exact engine gives traces too
+_OF_TRACES = (Method.auto, Method.hutchinson, Method.xtrace, Method.dense, Method.exact)
+_WITH_ATTENTION = (Kind.transformer, Kind.self_attention)
+
+
+def is_diagonal(block: Block) -> bool:
+    """Whether a block has a spectrum: a pair of different weights has none."""
+    return block.is_diagonal
+
+
+def check_norms(config: Config, layout: Layout) -> None:
+    """Raise UserError for blocks that the configured estimator cannot serve, or that would not fit into memory."""
+    blocks = blocks_of(config.blocks, layout, config.model)
+    method = config.estimator.method
+    _check_probes(config, blocks, layout)
+    if method == Method.exact:
+        check_exact(config.model, blocks, config.parts)
+    if method in (Method.xtrace, Method.aligned):
+        for block in blocks:
+            _check_symmetric(config, block, layout)
+    if method == Method.dense:
+        column, entries = max(_column_entries(blocks, layout).items(), key=lambda item: item[1])
+        _check_memory("estimator=dense", f"the column of blocks of {column}", config, entries)
+
+
+def check_trace(config: Config, layout: Layout) -> None:
+    """Raise UserError for an estimator that gives no trace, or none of one of the blocks."""
+    if config.estimator.method not in _OF_TRACES:
+        raise UserError(
+            "quantities=[trace]: this estimator gives no trace",
+            got=f"estimator={config.estimator.method}",
+            allowed=", ".join(f"estimator={method}" for method in _OF_TRACES),
+            remedy="estimator=auto",
+        )
+    blocks = diagonal(config, layout)
+    _check_probes(config, blocks, layout)
+    for block in blocks:
+        _check_summable(config, block)
+
+
+def check_hessian(config: Config, layout: Layout) -> None:
+    """Raise UserError for a Hessian that would not fit into memory."""
+    side = layout.side(0, Group.all)
+    number = sum(weight.size for weight in side if config.model.kind != Kind.transformer or _is_drawn(weight))
+    _check_memory("quantities=[hessian]", f"the Hessian of {number} parameters", config, number**2)
+
+
+def check_count(config: Config, layout: Layout) -> None:
+    """Raise UserError when a block has fewer eigenvalues than are asked for at an end."""
+    sizes = {str(block): layout.size(block.layer, block.col) for block in diagonal(config, layout)}
+    for block, size in sizes.items():
+        if config.spectrum.k > size:
+            raise UserError(
+                f"spectrum.k: block {block} has fewer eigenvalues",
+                got=config.spectrum.k,
+                allowed=f"a whole number from 1 to {min(sizes.values())}",
+                remedy=f"spectrum.k={min(sizes.values())}",
+            )
+
+
+def check_spectrum(config: Config, layout: Layout) -> None:
+    """Raise UserError for a block whose matrices would exceed MATRIX_BYTES in a worker."""
+    check_count(config, layout)
+    for block in diagonal(config, layout):
+        size = layout.size(block.layer, block.col)
+        needed = 8 * size**2 * _matrices(config.parts)
+        if needed > MATRIX_BYTES:
+            most = int((MATRIX_BYTES / (8 * _matrices(config.parts))) ** 0.5)
+            raise UserError(
+                f"quantities=[spectrum]: all eigenvalues of block {block}, {size} parameters, would take "
+                f"{needed / 1e9:.1f} GB of memory in each worker",
+                got=f"{needed / 1e9:.1f} GB for parts=[{','.join(config.parts)}]",
+                allowed=f"at most {MATRIX_BYTES / 1e9:g} GB: blocks of at most {most} parameters",
+                remedy="quantities=[density,largest_eigenvalue,smallest_eigenvalue], which need products alone",
+            )
+
+
+def check_task(quantity: str, config: Config, layout: Layout) -> None:
+    """Raise UserError where there are no further examples: `quantity` needs some beside the measuring batch."""
+    del layout
+    if config.task.data not in TRAINABLE:
+        raise UserError(
+            f"quantities=[{quantity}]: this task has no examples beside its batch",
+            got=f"task.data={config.task.data}",
+            allowed="; ".join(f"task.data={one}" for one in TRAINABLE),
+            remedy=f"leave {quantity} out, or task=addition",
+        )
+
+
+def check_step(quantity: str, config: Config, layout: Layout) -> None:
+    """Raise UserError for a training whose next update is not known at the state, or has many learning rates."""
+    check_task(quantity, config, layout)
+    _check_moments(quantity, config)
+    if config.training.curvature == Curvature.blocks:
+        raise UserError(
+            f"quantities=[{quantity}]: this rule's update has a learning rate for every block",
+            got=f"training.curvature={config.training.curvature}",
+            allowed="; ".join(f"training.curvature={one}" for one in Curvature if one != Curvature.blocks),
+            remedy=f"leave {quantity} out",
+        )
+
+
+def check_rate(quantity: str, config: Config, layout: Layout) -> None:
+    """Raise UserError for a training without a learning rate of its own."""
+    check_task(quantity, config, layout)
+    if config.training.curvature != Curvature.none:
+        raise UserError(
+            f"quantities=[{quantity}]: this rule's learning rate follows the curvature",
+            got=f"training.curvature={config.training.curvature}",
+            allowed="training.curvature=none",
+            remedy=f"leave {quantity} out",
+        )
+
+
+def check_preconditioner(quantity: str, config: Config, layout: Layout) -> None:
+    """Raise UserError for a state without the second moments that make a preconditioner."""
+    del layout
+    if config.state.kind != State.trained or config.training.optimiser not in ADAPTIVE:
+        raise UserError(
+            f"quantities=[{quantity}]: the preconditioner is that of a training with adam or adamw",
+            got=f"state={config.state.kind}, training.optimiser={config.training.optimiser}",
+            allowed="state=trained with training.optimiser=adam or adamw",
+            remedy=f"leave {quantity} out, or state=trained training=adamw",
+        )
+
+
+def check_layers(quantity: str, config: Config, layout: Layout) -> None:
+    """Raise UserError for a network without a residual stream."""
+    if not layout.num_layers or config.model.factory:
+        raise without_layers(quantity, f"model.kind={config.model.kind}")
+
+
+def without_layers(quantity: str, got: str) -> UserError:
+    """Return what is said of a network without a residual stream."""
+    return UserError(
+        f"quantities=[{quantity}]: this network does not show what is between its layers",
+        got=got,
+        allowed="a network with a residual stream, such as model.kind=transformer",
+        remedy=f"leave {quantity} out",
+    )
+
+
+def check_attention(quantity: str, config: Config, layout: Layout) -> None:
+    """Raise UserError for a network whose attention scores cannot be seen."""
+    del layout
+    if config.model.kind not in _WITH_ATTENTION:
+        raise UserError(
+            f"quantities=[{quantity}]: this network shows no attention scores",
+            got=f"model.kind={config.model.kind}",
+            allowed="; ".join(f"model.kind={kind}" for kind in _WITH_ATTENTION),
+            remedy=f"leave {quantity} out",
+        )
+
+
+def check_samples(config: Config, layout: Layout) -> None:
+    """Raise UserError for samples that are not there, and for a loss that single samples have not."""
+    del layout
+    if config.task.data != Data.python:
+        number_of_samples(config)
+
+
+def check_distance(config: Config, layout: Layout) -> None:
+    """Raise UserError as check_samples does, and for matrices that would exceed MATRIX_BYTES in a worker."""
+    check_samples(config, layout)
+    if config.estimator.method != Method.dense:
+        return
+    for block in blocks_of(config.blocks, layout, config.model):
+        sides = layout.size(block.row_layer, str(block.row)) * layout.size(block.layer, str(block.col))
+        needed = 8 * sides * _matrices(config.parts) * (config.landscape.points + 1)
+        if needed > MATRIX_BYTES:
+            raise UserError(
+                f"quantities=[hessian_distance]: the matrices of block {block} at every k would take "
+                f"{needed / 1e9:.1f} GB",
+                got=f"{needed / 1e9:.1f} GB for landscape.points={config.landscape.points}",
+                allowed=f"at most {MATRIX_BYTES / 1e9:g} GB",
+                remedy="estimator=hutchinson, which needs products alone (and gives no eigenvalues)",
+            )
+
+
+def _check_probes(config: Config, blocks: Sequence[Block], layout: Layout) -> None:
+    """Raise UserError for more than MANY probes that would not fit into memory; they are drawn at once."""
+    count = config.estimator.num_probes
+    if count <= MANY or config.estimator.method not in (Method.hutchinson, Method.aligned, Method.auto):
+        return
+    largest = max(layout.size(block.layer, block.col) for block in blocks)
+    if config.estimator.method != Method.auto or largest > count:
+        _check_memory("estimator.num_probes", f"{count} probes of {largest} entries", config, count * largest)
+
+
+def _check_memory(key: str, what: str, config: Config, entries: int) -> None:
+    """Raise UserError when `entries` numbers, with the copies their making takes, exceed DENSE_BOUND bytes."""
+    size = COPIES * entries * (8 if config.dtype == DType.float64 else 4)
+    if size > DENSE_BOUND:
+        raise UserError(
+            f"{key}: {what} would take {size / 1e9:.1f} GB of memory in each worker",
+            got=f"{size / 1e9:.1f} GB",
+            allowed=f"at most {DENSE_BOUND / 1e9:g} GB",
+            remedy="estimator=auto (exact where that is cheap, probes elsewhere), or a smaller model.d_model",
+        )
+
+
+def _check_symmetric(config: Config, block: Block, layout: Layout) -> None:
+    method, size = config.estimator.method, layout.size(block.layer, block.col)
+    side = layout.side(block.layer, block.col)
+    if method == Method.xtrace and config.estimator.num_probes >= size:
+        raise UserError(
+            f"estimator.num_probes: xtrace needs fewer products than {block.col} has entries",
+            got=config.estimator.num_probes,
+            allowed=f"an even number < {size}",
+            remedy="estimator=dense, which is exact and no dearer here",
+        )
+    if not block.is_diagonal:
+        raise UserError(
+            f"estimator={method} needs symmetric blocks",
+            got=f"blocks with ({block.row}, {block.col})",
+            allowed="diagonal blocks",
+            remedy="estimator=hutchinson or estimator=dense for pairs",
+        )
+    if len(side) > 1 or side[0].index is not None or not side[0].is_main:
+        raise UserError(
+            f"estimator={method} needs blocks of single weight matrices",
+            got=block.col,
+            allowed=", ".join(layout.names),
+            remedy="estimator=auto for groups and views",
+        )
+
+
+def _column_entries(blocks: Sequence[Block], layout: Layout) -> dict[str, int]:
+    """Return the entries of all the blocks of each column, which are held together."""
+    entries: dict[tuple[int, str], int] = {}
+    for block in blocks:
+        size = layout.size(block.row_layer, block.row) * layout.size(block.layer, block.col)
+        key = (block.layer, block.col)
+        entries[key] = entries.get(key, 0) + size
+    return {col: max(n for (_, c), n in entries.items() if c == col) for _, col in entries}
+
+
+def _check_summable(config: Config, block: Block) -> None:
+    exact = all(exactness(config.model, block, part).route in SUMMABLE for part in config.parts)
+    if config.estimator.method == Method.exact and not exact:
+        raise UserError(
+            f"estimator=exact: no exact trace of block {block}",
+            got=f"blocks with {block.col}",
+            allowed="blocks of the last layer, and of linear MLPs",
+            remedy="estimator=auto (Hutchinson there), or estimator=dense",
+        )
+
+
+def _is_drawn(weight: Weight) -> bool:
+    """Whether a weight of a transformer stands in Figure 1: the attention's biases and norms do not."""
+    return weight.is_main or weight.name in ("W_E", "b_in", "b_out", "b_U")
+
+
+def _matrices(parts: list[Part]) -> int:
+    """Return how many matrices are held at once: H beside H_o and H_f is their sum, and has none of its own."""
+    return min(len(parts), 2)
+
+
+def _check_moments(quantity: str, config: Config) -> None:
+    """Raise UserError for a loaded state, with which no moments come, where the optimiser has some."""
+    if config.state.kind == State.loaded and config.training.optimiser != Optimiser.gd:
+        raise UserError(
+            f"quantities=[{quantity}]: a loaded state comes without the moments of {config.training.optimiser}",
+            got="state=loaded",
+            allowed="state=trained, state=initialised, or training=gd, which has no moments",
+            remedy=f"leave {quantity} out, or state=trained",
+        )

@@ -1,0 +1,192 @@
+"""What enters the key of a cell with a quantity, and what the cell costs, roughly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hessfig.config import Config, Kind, Method
+from hessfig.config.keys import as_plain
+from hessfig.curvature.exact.support import Level, cost, exactness, probe_cost
+from hessfig.measurements.quantity import columns
+from hessfig.models.blocks import blocks_of
+from hessfig.models.protocol import Layout
+from hessfig.states.training.trajectory import science
+from hessfig.terms import Block, Group, Part
+
+COUNTED = (Kind.transformer, Kind.self_attention, Kind.linear_mlp)  # kinds whose operations are counted
+_ASSUMED_PRODUCTS = 60  # of an extreme eigenvalue: both starts, at the default tolerance
+_FLOPS = 4 / 3  # of all eigenvalues of a matrix, times its size cubed
+_SAMPLES = ("samples", "first", "points", "permutations")
+
+
+def norm_settings(config: Config, layout: Layout) -> dict[str, Any]:
+    """Return estimator, blocks and parts as plain values; settings the estimator does not read are left out."""
+    method, estimator = config.estimator.method, {"method": config.estimator.method.value}
+    probes = {} if method in (Method.dense, Method.exact) else {"num_probes": config.estimator.num_probes}
+    products = {} if method in (Method.xtrace, Method.exact) else {"products": config.estimator.products.value}
+    return {
+        "estimator": {**estimator, **probes, **products},
+        "blocks": [
+            [block.layer, block.row_layer, str(block.row), str(block.col)]
+            for block in blocks_of(config.blocks, layout, config.model)
+        ],
+        "parts": sorted(str(part) for part in config.parts),
+    }
+
+
+def trace_settings(config: Config, layout: Layout) -> dict[str, Any]:
+    """Return the settings of norms, of the diagonal blocks alone."""
+    blocks = diagonal(config, layout)
+    places = [[block.layer, block.row_layer, str(block.row), str(block.col)] for block in blocks]
+    found = {**norm_settings(config, layout), "blocks": places}
+    if config.estimator.method == Method.xtrace:  # of traces: by the configured products, unlike that of norms
+        found["estimator"]["products"] = config.estimator.products.value
+    return found
+
+
+def spectrum_settings(*names: str) -> Callable[[Config, Layout], dict[str, Any]]:
+    """Return the settings of a quantity that reads `names` of the group spectrum."""
+
+    def settings(config: Config, layout: Layout) -> dict[str, Any]:
+        plain = as_plain(config.spectrum)
+        return {
+            "spectrum": {name: plain[name] for name in names},
+            "products": config.estimator.products.value,
+            "blocks": [[block.layer, str(block.col)] for block in diagonal(config, layout)],
+            "parts": sorted(str(part) for part in config.parts),
+        }
+
+    return settings
+
+
+def accuracy_settings(config: Config, layout: Layout) -> dict[str, Any]:
+    """Return how many examples the accuracy is of."""
+    del layout
+    return {"size": config.training.evaluation_size}
+
+
+def diagonal_settings(config: Config, layout: Layout) -> dict[str, Any]:
+    """Return the diagonal blocks, whose weights have rows of their own."""
+    return {"blocks": [[block.layer, str(block.col)] for block in diagonal(config, layout)]}
+
+
+def training_settings(config: Config, layout: Layout) -> dict[str, Any]:
+    """Return the settings of the training, whose rule or batches enter the number at any state."""
+    del layout
+    return {"training": science(config)["training"]}
+
+
+def sharpness_settings(config: Config, layout: Layout) -> dict[str, Any]:
+    """Return the settings of the training, and how many of its mini-batches are drawn."""
+    return {**training_settings(config, layout), "num_probes": config.estimator.num_probes}
+
+
+def preconditioned_settings(config: Config, layout: Layout) -> dict[str, Any]:
+    """Return the settings of the training, and how the eigenvalue is found."""
+    spectrum, products = config.spectrum, config.estimator.products.value
+    lanczos = {"tolerance": spectrum.tolerance, "steps": spectrum.steps, "products": products}
+    return {**training_settings(config, layout), **lanczos}
+
+
+def landscape_settings(*names: str) -> Callable[[Config, Layout], dict[str, Any]]:
+    """Return the settings of a quantity that reads `names` of the group landscape beside samples and places."""
+
+    def settings(config: Config, layout: Layout) -> dict[str, Any]:
+        del layout
+        plain = as_plain(config.landscape)
+        return {"landscape": {name: plain[name] for name in (*_SAMPLES, *names)}}
+
+    return settings
+
+
+def distance_settings(config: Config, layout: Layout) -> dict[str, Any]:
+    """Return the settings of norms at the places k; their test vectors are the same for all k, whatever the method."""
+    places = landscape_settings()(config, layout)["landscape"]
+    del places["permutations"]
+    norms = norm_settings(config, layout)
+    dense = config.estimator.method == Method.dense
+    probes = {
+        "method": Method.hutchinson.value,
+        "num_probes": config.estimator.num_probes,
+        "products": config.estimator.products.value,
+    }
+    method = norms["estimator"] if dense else probes
+    return {**norms, "estimator": method, "landscape": places, "cut": config.spectrum.cut if dense else None}
+
+
+def norm_operations(config: Config, layout: Layout) -> float:
+    """Return a rough count of floating-point operations of one cell; 0 for networks whose cost nobody knows."""
+    if config.model.kind not in COUNTED:
+        return 0.0
+    blocks = blocks_of(config.blocks, layout, config.model)
+    return sum(_column_operations(config, layout, *column) for column in columns(blocks))
+
+
+def is_exact(config: Config, block: Block, part: Part) -> bool:
+    """Whether the configured estimator finds `part` of `block` without probes."""
+    method = config.estimator.method
+    cheap = method == Method.auto and exactness(config.model, block, part).level == Level.cheap
+    return cheap or method == Method.exact
+
+
+def hessian_operations(config: Config, layout: Layout) -> float:
+    """Return a rough count of operations: one product of the whole network a parameter."""
+    if config.model.kind not in COUNTED:
+        return 0.0
+    first = layout.weights[0]
+    return layout.size(0, Group.all) * probe_cost(config.model, config.task, Block(0, first.name, first.name))
+
+
+def dense_operations(config: Config, layout: Layout) -> float:
+    """Return a rough count of operations of all eigenvalues: a product a column, then the eigenvalues."""
+    sizes = [(block, layout.size(block.layer, block.col)) for block in diagonal(config, layout)]
+    solved = sum(_FLOPS * size**3 for _, size in sizes) * len(config.parts)
+    return solved + _of_products(config, [(block, size) for block, size in sizes])
+
+
+def density_operations(config: Config, layout: Layout) -> float:
+    """Return a rough count of operations of a density: products, and orthogonalising against all vectors before."""
+    steps, probes = config.spectrum.steps, config.spectrum.num_probes
+    sizes = [(block, layout.size(block.layer, block.col)) for block in diagonal(config, layout)]
+    inside = sum(2 * min(steps, size) ** 2 * size for _, size in sizes) * probes * len(config.parts)
+    counts = [(block, probes * min(steps, size) * len(config.parts)) for block, size in sizes]
+    return inside + _of_products(config, counts)
+
+
+def extreme_operations(config: Config, layout: Layout) -> float:
+    """Return a rough count of operations of extreme eigenvalues, which no setting fixes."""
+    count = _ASSUMED_PRODUCTS * config.spectrum.k * len(config.parts)
+    return _of_products(config, [(block, count) for block in diagonal(config, layout)])
+
+
+def diagonal(config: Config, layout: Layout) -> list[Block]:
+    """Return the diagonal blocks that are asked for."""
+    return [block for block in blocks_of(config.blocks, layout, config.model) if block.is_diagonal]
+
+
+def _column_operations(config: Config, layout: Layout, layer: int, col: str, blocks: Sequence[Block]) -> float:
+    by_block = {
+        (block, part): cost(config.model, config.task, block, part)
+        for block in blocks
+        for part in config.parts
+        if is_exact(config, block, part)
+    }
+    exact = sum(
+        max(value for (one, _), value in by_block.items() if one == block) for block in {b for b, _ in by_block}
+    )
+    is_probed = len(by_block) < len(blocks) * len(config.parts)
+    return exact + (_product_operations(config, layout, layer, col) if is_probed else 0.0)
+
+
+def _product_operations(config: Config, layout: Layout, layer: int, col: str) -> float:
+    estimator = config.estimator
+    count = layout.size(layer, col) if estimator.method == Method.dense else estimator.num_probes
+    return count * probe_cost(config.model, config.task, Block(layer, col, col))
+
+
+def _of_products(config: Config, counts: Sequence[tuple[Block, int]]) -> float:
+    """Return the operations of products; 0 for networks whose cost nobody knows."""
+    if config.model.kind not in COUNTED:
+        return 0.0
+    return sum(count * probe_cost(config.model, config.task, block) for block, count in counts)

@@ -1,1 +1,0 @@
-"""Spectra of diagonal blocks: all eigenvalues, the outermost, and densities."""

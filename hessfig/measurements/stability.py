@@ -1,0 +1,278 @@
+"""How far a step of the training could go at a state: by losses along it, and by curvature against its rule."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from hessfig.config import Optimiser, Schedule, TrainingConfig
+from hessfig.curvature.curvlinops import view_of
+from hessfig.curvature.gradients import Slope, loss_of
+from hessfig.curvature.problem import Problem
+from hessfig.curvature.routes import Engines
+from hessfig.curvature.spectral.extremes import End, extremes
+from hessfig.curvature.spectral.lanczos import NotFinite, Square
+from hessfig.measurements.quantity import At, Estimate, Measured, Request
+from hessfig.measurements.requirements import ADAPTIVE
+from hessfig.measurements.training_dynamics import state_row
+from hessfig.record import Status
+from hessfig.states.stored_states import moments
+from hessfig.states.training.loop import learning_rate
+from hessfig.tasks.examples import is_full_batch, training_batch
+from hessfig.terms import Block, Group, Part
+
+_DOUBLINGS, _HALVINGS = 40, 6
+Named = dict[str, Tensor]
+
+
+def batch_sharpness(problem: Problem, request: Request) -> Measured:
+    """Return the mean of g.H_B g / |g|^2 over mini-batches B, with its standard error.
+
+    There are estimator.num_probes of them, drawn as the training draws its own, from a stream that it does not see.
+    Full-batch training has one batch, and no error.
+    """
+    found = sharpness(problem, request)
+    row = state_row(
+        "batch_sharpness",
+        request,
+        found.value,
+        error=found.error,
+        num_probes=found.num_probes,
+        estimator="mini-batches",
+    )
+    return Measured([row])
+
+
+def critical_step(problem: Problem, request: Request) -> Measured:
+    """Return eta_c, the smallest step at which L(w - eta u) > L(w), and 2 / eta_c, with half the bracket as error.
+
+    u is the update that the training's rule would make had its batch the measured gradient, without weight decay; L is
+    the loss of the measuring batch. Where u does not lower the loss at all the number did not converge.
+    """
+    found = crossing_step(problem, request.at)
+    status = Status.ok if found.error > 0 else Status.not_converged
+    sharpness = 2 / found.value if found.value else float("nan")
+    beside = sharpness * found.error / found.value if found.value else float("nan")
+    return Measured(
+        [
+            state_row("critical_step", request, found.value, error=found.error, estimator="losses", status=status),
+            state_row("critical_sharpness", request, sharpness, error=beside, estimator="losses", status=status),
+        ]
+    )
+
+
+def stability_threshold(problem: Problem, request: Request) -> Measured:
+    """Return eta of update step + 1 (a cosine's last one at its end), and the threshold of the largest eigenvalue.
+
+    gd: 2 / eta. sgd: (2 + 2 momentum) / eta. adam, adamw: (2 + 2 beta1) / ((1 - beta1) eta), of P^-1 H (see
+    preconditioned_eigenvalue; arXiv 2207.14484). Weight decay is left out.
+    """
+    del problem
+    training = request.at.config.training
+    coming = (request.at.step or 0) + 1
+    ends = training.schedule == Schedule.cosine  # a constant schedule has no end: its length counts for nothing
+    rate = learning_rate(training, min(coming, training.steps) if ends else coming)
+    values = {"stability_threshold": factor(training) / rate, "learning_rate": rate}
+    return Measured([state_row(name, request, value) for name, value in values.items()])
+
+
+def preconditioned_eigenvalue(problem: Problem, request: Request) -> Measured:
+    """Return the largest eigenvalue of P^-1/2 H P^-1/2, which is that of P^-1 H, over every parameter.
+
+    P = (1 - beta1^t) (sqrt(nu_t / (1 - beta2^t)) + eps) after t updates; H is the loss's, without the weight decay. The
+    error is the residual norm in the symmetric form. Before the first update there is no P, and no row.
+    """
+    return _largest(problem, request) if request.at.step else Measured([])
+
+
+def factor(training: TrainingConfig) -> float:
+    """Return threshold times learning rate."""
+    if training.optimiser in ADAPTIVE:
+        first = training.betas[0]
+        return (2 + 2 * first) / (1 - first)
+    return 2 + 2 * training.momentum * (training.optimiser == "sgd")
+
+
+def crossing_step(problem: Problem, at: At) -> Estimate:
+    """Return the step at which the loss along the next update crosses that of the start, with half its bracket."""
+    slope = Slope(problem)
+    update = next_update(at, slope.gradient)
+    with _moving(problem, update) as loss_at:
+        start = loss_at(0.0)
+        if not math.isfinite(start):
+            return Estimate(math.nan, math.nan, 0)
+        # A loss that is no number is beyond every loss.
+        return crossing(lambda step: not loss_at(step) <= start, first=at.config.training.learning_rate)
+
+
+def crossing(is_higher: Callable[[float], bool], *, first: float) -> Estimate:
+    """Return the middle of a bracket [low, high] with the loss higher at `high` and not at `low`, and half of it.
+
+    From `first` on by doubling or halving, then by bisection: the bracket ends at 1 / 64 of `low`. The error is 0
+    where there is no such place within forty doublings: a line that falls for ever, or rises from the start.
+    """
+    up = not is_higher(first)
+    low = high = first
+    for _ in range(_DOUBLINGS):
+        low, high = (high, 2 * high) if up else (low / 2, low)
+        if is_higher(high) if up else not is_higher(low):
+            break
+    else:
+        return Estimate(high if up else low, 0.0, 0)
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if is_higher(middle) else (middle, high)
+    return Estimate((low + high) / 2, (high - low) / 2, 0)
+
+
+@contextmanager
+def _moving(problem: Problem, update: Mapping[str, Tensor]) -> Iterator[Callable[[float], float]]:
+    """Give the loss at w - step * update; the weights are put back in the end."""
+    held = dict(problem.network.named_parameters())
+    before = {name: parameter.detach().clone() for name, parameter in held.items()}
+
+    def loss_at(step: float) -> float:
+        for name, parameter in held.items():
+            parameter.copy_(before[name] - step * update[name])
+        return float(loss_of(problem))
+
+    with torch.no_grad():
+        try:
+            yield loss_at
+        finally:
+            for name, parameter in held.items():
+                parameter.copy_(before[name])
+
+
+def sharpness(problem: Problem, request: Request) -> Estimate:
+    """Return the mean quotient and its standard error (0 for full-batch training, NaN for a single mini-batch)."""
+    at = request.at
+    config = replace(at.config, training=replace(at.config.training, dtype=at.config.dtype))
+    full = is_full_batch(config)
+    name = f"sharpness at {at.step or 0}"
+    found = []
+    for number in range(1 if full else request.estimator.num_probes):
+        batch = training_batch(config, seed=at.seed, step=number, name=name)
+        there = batch.to(next(problem.network.parameters()).device)
+        found.append(along_gradient(replace(problem, batch=there, more=())))
+    error = 0.0 if full else _error(found)
+    return Estimate(statistics.fmean(found), error, 0 if full else len(found))
+
+
+def along_gradient(problem: Problem) -> float:
+    """Return g.H g / |g|^2 of the problem's own loss; NaN where the gradient vanishes."""
+    slope = Slope(problem)
+    squared = float(slope.flat.square().sum())
+    return float(slope.flat @ slope.product(slope.flat)) / squared if squared else math.nan
+
+
+def _error(found: list[float]) -> float:
+    return statistics.stdev(found) / len(found) ** 0.5 if len(found) > 1 else math.nan
+
+
+class Scaled:
+    """S A S for a diagonal S, given as a vector: symmetric as A is."""
+
+    def __init__(self, operator: Square, scale: Float[Tensor, " n"]) -> None:
+        self._operator, self._scale = operator, scale.double()[:, None]
+        self.dim, self.rounding, self.products = operator.dim, operator.rounding, 0
+
+    def matmat(self, vectors: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
+        """Return S A S V."""
+        self.products += vectors.shape[1]
+        return self._scale * self._operator.matmat(self._scale * vectors)
+
+    def check_symmetric(self, asymmetry: float, size: float) -> None:
+        """Ask what the operator inside allows."""
+        self._operator.check_symmetric(asymmetry, size)
+
+
+def _scale(problem: Problem, request: Request) -> Float[Tensor, " n"]:
+    """Return P^-1/2 in the order of the group of all parameters."""
+    held = {name: parameter.detach().double() for name, parameter in problem.network.named_parameters()}
+    diagonal = preconditioner(request.at, held)
+    side = problem.layout.side(0, Group.all.value)
+    pieces = [view_of(diagonal[one.parameter], one) for one in side]
+    return torch.cat([piece.flatten() for piece in pieces]).rsqrt().cpu()
+
+
+def next_update(at: At, gradient: Mapping[str, Tensor]) -> Named:
+    """Return u of the next step w - eta u, had its batch this `gradient`; without the weight decay.
+
+    adam, adamw: m' / (1 - beta1^t) over sqrt(nu' / (1 - beta2^t)) + eps, with t, m', nu' after this update
+    (arXiv 1412.6980, algorithm 1). sgd: momentum times the buffer, plus the gradient. gd: the gradient.
+    """
+    training, kept = at.config.training, _kept(at, gradient)
+    if training.optimiser == Optimiser.gd:
+        return dict(gradient)
+    if training.optimiser == Optimiser.sgd:
+        return {name: training.momentum * kept[0][name] + slope for name, slope in gradient.items()}
+    (first, second), t = training.betas, (at.step or 0) + 1
+    found = {}
+    for name, slope in gradient.items():
+        mean = (first * kept[0][name] + (1 - first) * slope) / (1 - first**t)
+        square = (second * kept[1][name] + (1 - second) * slope.square()) / (1 - second**t)
+        found[name] = mean / (square.sqrt() + training.eps)
+    return found
+
+
+def preconditioner(at: At, like: Mapping[str, Tensor]) -> Named:
+    """Return the diagonal of P = (1 - beta1^t) (sqrt(nu_t / (1 - beta2^t)) + eps) after t = at.step > 0 updates.
+
+    So adam's update is P^-1 m_t, with m_t the moment as it is kept, not corrected for its bias (arXiv 2207.14484).
+    """
+    training, t = at.config.training, at.step or 0
+    (first, second), (_, squares) = training.betas, _kept(at, like)
+    return {
+        name: (1 - first**t) * ((square / (1 - second**t)).sqrt() + training.eps) for name, square in squares.items()
+    }
+
+
+def _kept(at: At, like: Mapping[str, Tensor]) -> tuple[Named, Named]:
+    """Return the first and second moments (a momentum buffer counts as the first), zeros where there is none yet."""
+    found = moments(at.config, sigma=at.sigma, seed=at.seed, step=at.step)
+    names = (("exp_avg", "momentum_buffer"), ("exp_avg_sq",))
+    first, second = ({name: _one(found, kinds, name, tensor) for name, tensor in like.items()} for kinds in names)
+    return first, second
+
+
+def _one(found: Mapping[str, Tensor], kinds: tuple[str, ...], name: str, like: Tensor) -> Tensor:
+    kept = next((found[f"{kind}/{name}"] for kind in kinds if f"{kind}/{name}" in found), None)
+    return torch.zeros_like(like) if kept is None else kept.to(like)
+
+
+def _largest(problem: Problem, request: Request) -> Measured:
+    """Return one row, of the block of all parameters."""
+    block = Block(0, Group.all.value, Group.all.value)
+    engines = Engines(problem, request.model, request.estimator.products)
+    square = Square(engines.column(0, Group.all.value, [block]), block, Part.H)
+    operator, settings = Scaled(square, _scale(problem, request)), request.spectrum
+    try:
+        found = extremes(
+            operator,
+            End.largest,
+            tolerance=settings.tolerance,
+            steps=settings.steps,
+            generator=request.stream(0, Group.all.value),
+        )
+    except NotFinite:
+        nothing = float("nan")
+        row = state_row("preconditioned_eigenvalue", request, nothing, error=nothing, block=block, estimator="lanczos")
+        return Measured([{**row, "part": Part.H.value}])
+    row = state_row(
+        "preconditioned_eigenvalue",
+        request,
+        float(found.values[0]),
+        error=float(found.residuals[0]),
+        block=block,
+        estimator="lanczos",
+        status=Status.ok if found.converged else Status.not_converged,
+    )
+    return Measured([{**row, "part": Part.H.value}])

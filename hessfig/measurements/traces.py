@@ -1,0 +1,114 @@
+"""Traces of diagonal blocks, and the Hessian of every parameter as an array."""
+
+from __future__ import annotations
+
+import torch
+from torch import Generator, Tensor
+
+from hessfig.config import Kind, Method
+from hessfig.curvature.column import PROBES_AT_ONCE, Column, chunks, completed, summands
+from hessfig.curvature.exact.support import Level, exactness
+from hessfig.curvature.problem import Problem, rademacher
+from hessfig.curvature.routes import Engines, dense_hessian
+from hessfig.curvature.spectral.densities import xtrace
+from hessfig.curvature.spectral.lanczos import NotFinite, Square
+from hessfig.measurements.block_norms import dense_blocks
+from hessfig.measurements.quantity import Arrays, Estimate, Measured, Request, block_row, columns
+from hessfig.measurements.requirements import SUMMABLE
+from hessfig.terms import Block, Group, Part
+
+Traces = dict[Part, Estimate]
+
+
+def trace(problem: Problem, request: Request) -> Measured:
+    """Return tr of every part of every (diagonal) block: exact or dense where cheap, by probes elsewhere."""
+    engines, rows = Engines(problem, request.model, request.estimator.products), []
+    for layer, col, blocks in columns(request.blocks):
+        for block in blocks:
+            found = _traces(engines, request, block, request.stream(layer, col))
+            rows += [block_row("trace", request, block, part, found[part]) for part in request.parts]
+    return Measured(rows)
+
+
+def hessian(problem: Problem, request: Request) -> Measured:
+    """Return arrays `hessian` (n, n), `names` and `sizes` of the parameters in its order, and no rows.
+
+    A transformer's is in the order and orientation of Figure 1 (see curvature.whole); other networks' parameters come
+    in their own order, flattened as they are.
+    """
+    published = request.model.kind == Kind.transformer
+    return Measured([], _published(problem) if published else _plain(problem, request))
+
+
+def _traces(engines: Engines, request: Request, block: Block, generator: Generator) -> Traces:
+    method, count = request.estimator.method, request.estimator.num_probes
+    if method in (Method.auto, Method.exact) and all(_is_summable(request, block, p) for p in request.parts):
+        values = engines.exact.traces(block.layer, block.row, request.parts)
+        return {part: Estimate(value, 0.0, 0, Method.exact) for part, value in values.items()}
+    column = engines.column(block.layer, block.col, [block])
+    if method == Method.dense or (method in (Method.auto, Method.xtrace) and column.dim <= count):
+        return _summed(column, block, request)
+    if method == Method.xtrace:
+        return {part: _by_xtrace(column, block, part, request) for part in request.parts}
+    return _sampled(column, block, request, generator)
+
+
+def _is_summable(request: Request, block: Block, part: Part) -> bool:
+    found = exactness(request.model, block, part)
+    return found.level == Level.cheap and found.route in SUMMABLE
+
+
+def _summed(column: Column, block: Block, request: Request) -> Traces:
+    """Sum the diagonal, column by column."""
+    totals = _along(column, block, torch.eye(column.dim, dtype=column.dtype), request)
+    return {part: Estimate(float(total.sum()), 0.0, 0, Method.dense) for part, total in totals.items()}
+
+
+def _sampled(column: Column, block: Block, request: Request, generator: Generator) -> Traces:
+    """Average v.A v over Rademacher probes; its error is their standard deviation over the root of their number."""
+    count = request.estimator.num_probes
+    probes = rademacher(column.dim, count, generator=generator, dtype=column.dtype)
+    samples = _along(column, block, probes, request)
+    return {part: _mean(values) for part, values in samples.items()}
+
+
+def _by_xtrace(column: Column, block: Block, part: Part, request: Request) -> Estimate:
+    """Estimate with leave-one-out ranges of the same test vectors for every part."""
+    count, generator = request.estimator.num_probes, request.stream(block.layer, block.col)
+    try:
+        value, error = xtrace(Square(column, block, part), count, generator=generator)
+    except NotFinite:
+        value = error = float("nan")
+    return Estimate(value, error, count, Method.xtrace)
+
+
+def _mean(values: Tensor) -> Estimate:
+    count = len(values)
+    error = float(values.std()) / count**0.5 if count > 1 else float("nan")
+    return Estimate(float(values.mean()), error, count, Method.hutchinson)
+
+
+def _along(column: Column, block: Block, probes: Tensor, request: Request) -> dict[Part, Tensor]:
+    """Return v.A v for every column v of `probes`, in chunks that bound memory."""
+    pieces: dict[Part, list[Tensor]] = {part: [] for part in request.parts}
+    for chunk in chunks(probes, column, PROBES_AT_ONCE):
+        products = completed(column.split_matmat(chunk, summands(request.parts)), request.parts)
+        for (_, part), product in products.items():
+            pieces[part].append((chunk.to(product) * product).sum(dim=0))
+    return {part: torch.cat(found) for part, found in pieces.items()}
+
+
+def _published(problem: Problem) -> Arrays:
+    whole = dense_hessian(problem)
+    return {"hessian": whole.matrix.cpu().float().numpy(), "names": whole.names, "sizes": whole.sizes}
+
+
+def _plain(problem: Problem, request: Request) -> Arrays:
+    side, every = problem.layout.side(0, Group.all), Block(0, Group.all, Group.all)
+    engines = Engines(problem, request.model, request.estimator.products)
+    blocks = dense_blocks(engines.column(0, Group.all, [every]))
+    whole = blocks[every, Part.H_o] + blocks[every, Part.H_f]
+    deep = problem.layout.num_layers > 1
+    names = [f"{weight.name}_{weight.layer}" if deep and weight.layer else weight.name for weight in side]
+    sizes = [weight.size for weight in side]
+    return {"hessian": whole.cpu().float().numpy(), "names": names, "sizes": sizes}

@@ -1,0 +1,272 @@
+"""Numbers of a state of a training: loss, accuracy, norms, noise of gradients, and what it has cost."""
+
+from __future__ import annotations
+
+import copy
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from hessfig.config import Curvature, Data, DType
+from hessfig.curvature.curvlinops import view_of
+from hessfig.curvature.gradients import Slope, loss_of
+from hessfig.curvature.problem import Problem
+from hessfig.curvature.spectral.densities import eigenvalues
+from hessfig.measurements.quantity import At, Measured, Request, Row, row_of
+from hessfig.measurements.requirements import without_layers
+from hessfig.models.layered import Layered, scored_outputs
+from hessfig.models.networks import SelfAttention
+from hessfig.record import Status
+from hessfig.states.training.loop import Rule, products_of_a_look, right_answers, right_digits
+from hessfig.tasks.addition import LONG
+from hessfig.tasks.batch import Batch
+from hessfig.tasks.examples import training_batch, unseen_cascades
+from hessfig.terms import Block
+
+EXACT = "exact"
+EXAMPLES = 64
+_REPEATS = 3
+
+
+def loss(problem: Problem, request: Request) -> Measured:
+    """Return the loss on the measuring batch: the function whose Hessian is measured."""
+    with torch.no_grad():
+        return Measured([state_row("loss", request, float(loss_of(problem)))])
+
+
+def accuracy(problem: Problem, request: Request) -> Measured:
+    """Return shares of training.evaluation_size sums, each with its standard error sqrt(p (1 - p) / n).
+
+    `accuracy`: whole answers (no index), then digits, 1 the most significant. `cascade_accuracy`: whole answers, and
+    digits, of as many sums with three carries in a row (tasks.cascades.has_cascade), uniform among those. Of pictures:
+    the share of the test pictures that are classified rightly.
+    """
+    task, size = request.at.config.task, request.at.config.training.evaluation_size
+    rows = _accuracy_rows("accuracy", request, right_answers(problem.network, task, size))
+    if task.data == Data.addition and task.digits >= LONG:
+        hard = right_digits(problem.network, unseen_cascades(task, size), task.digits)
+        rows += _accuracy_rows("cascade_accuracy", request, hard)
+    return Measured(rows)
+
+
+def gradient_norm(problem: Problem, request: Request) -> Measured:
+    """Return the norm of the loss's gradient: of all parameters, and of every weight that is asked for."""
+    return Measured(norm_rows("gradient_norm", problem, request, Slope(problem).gradient))
+
+
+def weight_norm(problem: Problem, request: Request) -> Measured:
+    """Return the Euclidean norm of all parameters, and of every weight that is asked for."""
+    held = {name: parameter.detach() for name, parameter in problem.network.named_parameters()}
+    return Measured(norm_rows("weight_norm", problem, request, held))
+
+
+def residual_norm(problem: Problem, request: Request) -> Measured:
+    """Return mean |h| over sequences and positions after layer 0 (the embeddings), 1, ...; `layer` says which."""
+    if not isinstance(problem.network, Layered):
+        raise without_layers("residual_norm", type(problem.network).__name__)
+    rows, batches = [], (problem.batch, *problem.more)
+    with torch.no_grad():
+        for layer in range(len(problem.layers) + 1):
+            lengths = [problem.network.hidden(one.inputs, layer).norm(dim=-1).flatten() for one in batches]
+            rows.append(state_row("residual_norm", request, float(torch.cat(lengths).mean()), layer=layer))
+    return Measured(rows)
+
+
+def score_spread(problem: Problem, request: Request) -> Measured:
+    """Return, layer by layer, the standard deviation over sums, heads and pairs of positions on the measuring batch.
+
+    Of the scores before the softmax (pairs that the mask allows), and of the mixing weights after it (all pairs).
+    """
+    return Measured(
+        [
+            state_row(name, request, value, layer=layer)
+            for layer, pair in enumerate(spreads(problem), start=1)
+            for name, value in zip(("score_spread", "pattern_spread"), pair, strict=True)
+        ]
+    )
+
+
+def gradient_covariance(problem: Problem, request: Request) -> Measured:
+    """Return trace and largest eigenvalue of C = 1/(k - 1) sum_i (g_i - g)(g_i - g)^T, g_i the gradient of example i.
+
+    Of the measuring batch's first k = 64 examples (all, where it has fewer); C of a mini-batch of m is C / m. No error
+    is known of one batch.
+    """
+    eigenvalues = gram(problem)
+    values = {"gradient_covariance": float(eigenvalues.sum()), "gradient_covariance_eigenvalue": float(eigenvalues[-1])}
+    return Measured([state_row(name, request, value, error=None) for name, value in values.items()])
+
+
+def training_cost(problem: Problem, request: Request) -> Measured:
+    """Return the seconds of all updates and looks at the curvature so far, the products
+    and looks, and the seconds of one update and one look.
+
+    An update and a look are timed on a copy of this network (the median of three of each); the sum is what that many
+    would take. Seconds are of this machine, and differ from run to run.
+    """
+    spent = cost_of(problem, request.at)
+    counts = {"hessian_products": spent.products, "looks": spent.looks}
+    timed = {"training_cost": spent.seconds, "update_seconds": spent.update, "look_seconds": spent.look}
+    return Measured(
+        [
+            *(state_row(name, request, float(count)) for name, count in counts.items()),
+            *(state_row(name, request, value, error=None, estimator="clock") for name, value in timed.items()),
+        ]
+    )
+
+
+def state_row(
+    quantity: str,
+    request: Request,
+    value: float,
+    *,
+    error: float | None = 0.0,
+    block: Block | None = None,
+    layer: int = 0,
+    index: int | None = None,
+    num_probes: int = 0,
+    estimator: str = EXACT,
+    status: Status = Status.ok,
+) -> Row:
+    """Return the row of a number; one that is not finite has that status whatever `status` says."""
+    place = {} if block is not None else {"layer": layer, "row_layer": layer}
+    return row_of(
+        block,
+        **place,
+        quantity=quantity,
+        index=index,
+        value=value,
+        error=error if error is None or math.isfinite(value) else math.nan,
+        num_probes=num_probes,
+        estimator=estimator,
+        dtype=request.dtype.value,
+        status=(status if math.isfinite(value) else Status.nonfinite).value,
+    )
+
+
+def norm_rows(quantity: str, problem: Problem, request: Request, tensors: dict[str, Tensor]) -> list[Row]:
+    """Return the Euclidean norm of `tensors`, by parameter: of all of them, then of every diagonal block's weights."""
+    whole = [tensor.double().square().sum() for tensor in tensors.values()]
+    rows = [state_row(quantity, request, float(sum(whole)) ** 0.5)]
+    for block in request.blocks:
+        if block.is_diagonal:
+            side = problem.layout.side(block.layer, block.col)
+            squares = [float(view_of(tensors[weight.parameter], weight).double().square().sum()) for weight in side]
+            rows.append(state_row(quantity, request, sum(squares) ** 0.5, block=block))
+    return rows
+
+
+def spreads(problem: Problem) -> list[tuple[float, float]]:
+    """Return the standard deviations of scores (of allowed pairs) and of mixing weights of every attention layer."""
+    return [_of_layer(attention, hidden) for attention, hidden in _inputs(problem)]
+
+
+@torch.no_grad()
+def _of_layer(attention: SelfAttention, hidden: Tensor) -> tuple[float, float]:
+    scores = attention.scores(hidden, slice(None))
+    allowed = ~attention.causal_mask[: scores.shape[-2], : scores.shape[-1]]
+    pattern = attention.pattern(scores, slice(None))
+    return float(scores[..., allowed].double().std()), float(pattern.double().std())
+
+
+def _inputs(problem: Problem) -> list[tuple[SelfAttention, Tensor]]:
+    """Return every attention layer with what it is given at all positions."""
+    found: list[tuple[SelfAttention, Tensor]] = []
+    modules = [module for module in problem.network.modules() if isinstance(module, SelfAttention)]
+    hooks = [
+        module.register_forward_pre_hook(lambda module, given: found.append((module, given[0].detach())))
+        for module in modules
+    ]
+    try:
+        with torch.no_grad():
+            problem.network(problem.batch.inputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found
+
+
+def gram(problem: Problem) -> Float[Tensor, " k"]:
+    """Return the eigenvalues of C but for zeros, rising: of the Gram matrix of k centred gradients over k - 1."""
+    singles = list(islice(_examples(problem), EXAMPLES))
+    if len(singles) < 2:
+        return torch.full((1,), float("nan"), dtype=torch.float64)
+    slopes = torch.stack([Slope(replace(problem, batch=one, more=())).flat.double() for one in singles])
+    centred = slopes - slopes.mean(dim=0)
+    return eigenvalues(centred @ centred.T / (len(singles) - 1)).clamp(min=0)
+
+
+def _examples(problem: Problem) -> Iterator[Batch]:
+    """Yield every example as a batch of its own."""
+    for batch in (problem.batch, *problem.more):
+        pairs = zip(batch.inputs.split(1), batch.targets.split(1), strict=True)
+        yield from (Batch(inputs, targets, batch.scored) for inputs, targets in pairs)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds of one update and one look, how many of each there were, and the Hessian products of all looks."""
+
+    update: float
+    look: float
+    updates: int
+    looks: int
+    products: int
+
+    @property
+    def seconds(self) -> float:
+        """What they take together."""
+        return self.updates * self.update + self.looks * self.look
+
+
+def cost_of(problem: Problem, at: At) -> Cost:
+    """Return the cost of the training up to its step, timed at its batches' size and in its type."""
+    training, updates = at.config.training, at.step or 0
+    looks = -(-updates // training.refresh) if training.curvature != Curvature.none else 0
+    update, look = _seconds(problem, at)
+    parameters = len(list(problem.network.parameters()))
+    return Cost(update, look, updates, looks, looks * products_of_a_look(training.curvature, parameters))
+
+
+def _seconds(problem: Problem, at: At) -> tuple[float, float]:
+    training = at.config.training
+    network = copy.deepcopy(problem.network).to(getattr(torch, DType(training.dtype))).requires_grad_(True)
+    rule, batch = Rule(network, training), training_batch(at.config, seed=at.seed, step=1)
+    every = Rule(network, replace(training, refresh=1))
+
+    def loss() -> Tensor:
+        return problem.loss(scored_outputs(network, batch.inputs, batch.scored), batch.targets)
+
+    def update() -> None:
+        network.zero_grad(set_to_none=True)
+        loss().backward()
+        rule.update(1)
+
+    with torch.enable_grad():
+        taken = [(_time(update), _time(lambda: every.look(1, loss, seed=at.seed))) for _ in range(_REPEATS)]
+    updates, looks = zip(*taken, strict=True)
+    return statistics.median(updates), statistics.median(looks)
+
+
+def _time(work: Callable[[], None]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def _accuracy_rows(name: str, request: Request, right: Tensor) -> list[Row]:
+    places = right.unbind(1) if right.shape[1] > 1 else ()
+    shares = [(None, right.all(dim=1)), *enumerate(places, 1)]
+    rows = []
+    for index, hits in shares:
+        share = float(hits.double().mean())
+        error = (share * (1 - share) / len(hits)) ** 0.5
+        rows.append(state_row(name, request, share, error=error, index=index, estimator="unseen sums"))
+    return rows
