@@ -36,15 +36,23 @@ def batch_sharpness(problem: Problem, request: Request) -> Measured:
     """Return the mean of g.H_B g / |g|^2 over mini-batches B, with its standard error.
 
     There are estimator.num_probes of them, drawn as the training draws its own, from a stream that it does not see.
-    Full-batch training has one batch, and no error.
+    Full-batch training has one batch, and an error of 0; a single mini-batch has none (NaN).
     """
-    found = sharpness(problem, request)
+    at = request.at
+    config = replace(at.config, training=replace(at.config.training, dtype=at.config.dtype))
+    full = is_full_batch(config)
+    name = f"sharpness at {at.step or 0}"
+    found = []
+    for number in range(1 if full else request.estimator.num_probes):
+        batch = training_batch(config, seed=at.seed, step=number, name=name)
+        there = batch.to(next(problem.network.parameters()).device)
+        found.append(along_gradient(replace(problem, batch=there, more=())))
     row = state_row(
         "batch_sharpness",
         request,
-        found.value,
-        error=found.error,
-        num_probes=found.num_probes,
+        statistics.fmean(found),
+        error=0.0 if full else _error(found),
+        num_probes=0 if full else len(found),
         estimator="mini-batches",
     )
     return Measured([row])
@@ -89,7 +97,33 @@ def preconditioned_eigenvalue(problem: Problem, request: Request) -> Measured:
     P = (1 - beta1^t) (sqrt(nu_t / (1 - beta2^t)) + eps) after t updates; H is the loss's, without the weight decay. The
     error is the residual norm in the symmetric form. Before the first update there is no P, and no row.
     """
-    return _largest(problem, request) if request.at.step else Measured([])
+    if not request.at.step:
+        return Measured([])
+    name, block = "preconditioned_eigenvalue", Block(0, Group.all.value, Group.all.value)
+    engines = Engines(problem, request.model, request.estimator.products)
+    square = Square(engines.column(0, Group.all.value, [block]), block, Part.H)
+    operator, settings = Scaled(square, _scale(problem, request)), request.spectrum
+    try:
+        found = extremes(
+            operator,
+            End.largest,
+            tolerance=settings.tolerance,
+            steps=settings.steps,
+            generator=request.stream(0, Group.all.value),
+        )
+    except NotFinite:
+        row = state_row(name, request, math.nan, error=math.nan, block=block, estimator="lanczos")
+        return Measured([{**row, "part": Part.H.value}])
+    row = state_row(
+        name,
+        request,
+        float(found.values[0]),
+        error=float(found.residuals[0]),
+        block=block,
+        estimator="lanczos",
+        status=Status.ok if found.converged else Status.not_converged,
+    )
+    return Measured([{**row, "part": Part.H.value}])
 
 
 def factor(training: TrainingConfig) -> float:
@@ -149,21 +183,6 @@ def _moving(problem: Problem, update: Mapping[str, Tensor]) -> Iterator[Callable
         finally:
             for name, parameter in held.items():
                 parameter.copy_(before[name])
-
-
-def sharpness(problem: Problem, request: Request) -> Estimate:
-    """Return the mean quotient and its standard error (0 for full-batch training, NaN for a single mini-batch)."""
-    at = request.at
-    config = replace(at.config, training=replace(at.config.training, dtype=at.config.dtype))
-    full = is_full_batch(config)
-    name = f"sharpness at {at.step or 0}"
-    found = []
-    for number in range(1 if full else request.estimator.num_probes):
-        batch = training_batch(config, seed=at.seed, step=number, name=name)
-        there = batch.to(next(problem.network.parameters()).device)
-        found.append(along_gradient(replace(problem, batch=there, more=())))
-    error = 0.0 if full else _error(found)
-    return Estimate(statistics.fmean(found), error, 0 if full else len(found))
 
 
 def along_gradient(problem: Problem) -> float:
@@ -246,33 +265,3 @@ def _kept(at: At, like: Mapping[str, Tensor]) -> tuple[Named, Named]:
 def _one(found: Mapping[str, Tensor], kinds: tuple[str, ...], name: str, like: Tensor) -> Tensor:
     kept = next((found[f"{kind}/{name}"] for kind in kinds if f"{kind}/{name}" in found), None)
     return torch.zeros_like(like) if kept is None else kept.to(like)
-
-
-def _largest(problem: Problem, request: Request) -> Measured:
-    """Return one row, of the block of all parameters."""
-    block = Block(0, Group.all.value, Group.all.value)
-    engines = Engines(problem, request.model, request.estimator.products)
-    square = Square(engines.column(0, Group.all.value, [block]), block, Part.H)
-    operator, settings = Scaled(square, _scale(problem, request)), request.spectrum
-    try:
-        found = extremes(
-            operator,
-            End.largest,
-            tolerance=settings.tolerance,
-            steps=settings.steps,
-            generator=request.stream(0, Group.all.value),
-        )
-    except NotFinite:
-        nothing = float("nan")
-        row = state_row("preconditioned_eigenvalue", request, nothing, error=nothing, block=block, estimator="lanczos")
-        return Measured([{**row, "part": Part.H.value}])
-    row = state_row(
-        "preconditioned_eigenvalue",
-        request,
-        float(found.values[0]),
-        error=float(found.residuals[0]),
-        block=block,
-        estimator="lanczos",
-        status=Status.ok if found.converged else Status.not_converged,
-    )
-    return Measured([{**row, "part": Part.H.value}])

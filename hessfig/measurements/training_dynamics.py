@@ -45,8 +45,8 @@ def accuracy(problem: Problem, request: Request) -> Measured:
     """Return shares of training.evaluation_size sums, each with its standard error sqrt(p (1 - p) / n).
 
     `accuracy`: whole answers (no index), then digits, 1 the most significant. `cascade_accuracy`: whole answers, and
-    digits, of as many sums with three carries in a row (tasks.cascades.has_cascade), uniform among those. Of pictures:
-    the share of the test pictures that are classified rightly.
+    digits, of as many sums with three carries in a row (hessfig.tasks.addition.has_cascade), uniform among those. Of
+    pictures: the share of the test pictures that are classified rightly.
     """
     task, size = request.at.config.task, request.at.config.training.evaluation_size
     rows = _accuracy_rows("accuracy", request, right_answers(problem.network, task, size))

@@ -181,12 +181,12 @@ def quadratic(at: list[float], curvatures: list[float]) -> Problem:
 def test_the_critical_step_of_a_quadratic_is_two_over_its_curvature_along_the_gradient(
     config: Config,
 ) -> None:
-    from hessfig.measurements.stability import critical_step
+    from hessfig.measurements.stability import crossing_step
 
     problem = quadratic([1.0, 2.0, -1.0], [1.0, 3.0, 8.0])
     at = At(replace(config, training=replace(config.training, optimiser=Optimiser.gd)), 0.3, 1, STEP)
     before = float(loss_of(problem))
-    found = critical_step(problem, at)
+    found = crossing_step(problem, at)
     g, h = Slope(problem).flat, torch.tensor([1.0, 3.0, 8.0], dtype=torch.float64)
     expected = 2 * float(g @ g) / float(g @ (h * g))
     assert abs(found.value - expected) <= found.error <= expected / 64

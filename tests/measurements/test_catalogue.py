@@ -1,0 +1,69 @@
+"""The catalogue: every row names a function that measures, and gives the rows that it promises."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from hessfig.config import (
+    Config,
+    EstimatorConfig,
+    GridConfig,
+    LandscapeConfig,
+    ModelConfig,
+    State,
+    StateConfig,
+    TaskConfig,
+    TrainingConfig,
+)
+from hessfig.curvature.problem import Problem
+from hessfig.measurements.catalogue import quantities, quantity
+from hessfig.measurements.quantity import Measured, Quantity, Request, row_of
+from hessfig.sweep.measure import draw_problem, measure, request_of
+from hessfig.sweep.plan import plan, setups_of
+
+CONFIG = Config(
+    model=ModelConfig(d_model=2),
+    task=TaskConfig(digits=3, batch_size=4),  # long enough for cascades of carries
+    state=StateConfig(State.trained, step=[1]),
+    training=TrainingConfig(steps=2, warmup=1, batch_size=3, evaluation_size=4),
+    estimator=EstimatorConfig(num_probes=2),
+    landscape=LandscapeConfig(distance=0.1, permutations=3, points=3, draws=2, curvatures=1),
+    blocks=["W_V"],
+    grid=GridConfig(values=[1.0]),
+    seeds=1,
+)
+ONLY_DENSE = {"subset_largest_eigenvalue", "subset_smallest_eigenvalue", "subset_condition_number"}
+
+
+def twice(problem: Problem, request: Request) -> Measured:
+    return Measured([row_of(quantity="twice", value=2.0)])
+
+
+@pytest.mark.parametrize("name", quantities())
+def test_a_quantity_gives_the_rows_of_its_row(name: str, one_state: str) -> None:
+    (cell,) = plan(setups_of([("", replace(CONFIG, quantities=[name], output_dir=one_state))]))
+    found = measure(cell)
+    given = {row["quantity"] for row in found.rows} | ({name} if name == "hessian" and found.arrays else set())
+    assert given == set(quantity(name).rows) - (ONLY_DENSE if name == "hessian_distance" else set())
+
+
+@pytest.fixture(scope="module")
+def one_state(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tmp_path_factory.mktemp("trained"))
+
+
+@pytest.mark.parametrize("way", [twice, f"{__name__}:twice"])
+def test_a_quantity_is_a_function_or_the_name_of_one(way: Callable[[Problem, Request], Measured] | str) -> None:
+    (cell,) = plan(setups_of([("", replace(CONFIG, state=StateConfig()))]))
+    problem = draw_problem(cell)
+    assert Quantity("twice", way).measured(problem, request_of(cell, problem)).rows[0]["value"] == 2.0
+
+
+def test_the_catalogue_is_read_without_torch() -> None:
+    program = "import sys, hessfig.measurements.catalogue; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
