@@ -40,8 +40,8 @@ class Request:
     """What is asked of a network: which blocks and parts, by which estimator, from whose streams.
 
     `model` holds the settings of the network, for engines that know its kind. `stream` returns the generator of a
-    column's probes. `settled` is what pilots settled for this cell (see Quantity.pilots); `spectrum` is how eigenvalues
-    are found; `at` is the place the cell is about.
+    column's probes. `settled` is what pilots settled for this cell (see hessfig.measurements.allocation); `spectrum` is
+    how eigenvalues are found; `at` is the place the cell is about.
     """
 
     blocks: Sequence[Block]
@@ -90,9 +90,9 @@ def no_estimate(config: Config, layout: Layout) -> float:
 class Quantity:
     """A number (or several) of a network at a state: a row of hessfig.measurements.catalogue, or of the user's own.
 
-    `measure` returns rows and arrays: a function, or "MODULE:FUNCTION", imported when first asked, so that plans need
-    no torch. `settings` says what enters the key of a cell; `check` raises UserError for settings
-    that cannot be measured, before anything is; `operations` counts floating-point operations of a cell, roughly.
+    `measure` returns rows and arrays: a function, or "MODULE:FUNCTION", imported when it is called, so that plans need
+    no torch. `settings` says what enters the key of a cell; `check` raises UserError for settings that cannot be
+    measured, before anything is; `operations` counts floating-point operations of a cell, roughly.
     `serves` says which blocks have this quantity: asked for beside others, it is measured for those.
     `version` is part of the key: a change that moves numbers counts it up. `gives` names the rows, where they are not
     of the quantity's own name: two quantities that give the same are not measured side by side.

@@ -33,8 +33,8 @@ def trace(problem: Problem, request: Request) -> Measured:
 def hessian(problem: Problem, request: Request) -> Measured:
     """Return arrays `hessian` (n, n), `names` and `sizes` of the parameters in its order, and no rows.
 
-    A transformer's is in the order and orientation of Figure 1 (see curvature.whole); other networks' parameters come
-    in their own order, flattened as they are.
+    A transformer's is in the order and orientation of Figure 1 (see hessfig.curvature.routes); other networks'
+    parameters come in their own order, flattened as they are.
     """
     published = request.model.kind == Kind.transformer
     return Measured([], _published(problem) if published else _plain(problem, request))
