@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -9,6 +10,7 @@ from typing import Any
 
 from hessfig.config.user_code import find, guarded, is_own, source
 from hessfig.errors import UserError, did_you_mean
+from hessfig.measurements import quantity as names
 from hessfig.measurements import requirements as need
 from hessfig.measurements import settings_and_costs as of
 from hessfig.measurements.quantity import Quantity
@@ -173,6 +175,8 @@ _ROWS = (
 )
 CATALOGUE = {row.name: row for row in _ROWS}
 
+_MODULES_OF_0_2_0 = ("protocol", "blocks", "estimate")  # files written for it import from there what is in quantity now
+
 
 def quantities() -> list[str]:
     """Return the names of the package's quantities."""
@@ -185,6 +189,8 @@ def quantity(name: str, config_dir: str | None = None) -> Quantity:
     Raises UserError when there is none.
     """
     if is_own(name):
+        for module in _MODULES_OF_0_2_0:
+            sys.modules.setdefault(f"hessfig.measurements.{module}", names)
         return _guarded(_checked(name, find(KEY, name, config_dir)), name)
     if name not in CATALOGUE:
         raise UserError(

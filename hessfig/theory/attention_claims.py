@@ -159,7 +159,7 @@ _KEY_PAIRS: list[Pair] = [(K, K), (V, K)]
 
 
 def contracted(point: AttentionPoint, part: Part, pairs: list[Pair]) -> Values:
-    """The contracted forms of `attention.py`."""
+    """The contracted forms of `theory/attention_formulas.py`."""
     return named(part, {(row, col): point.hessian(part, row, col) for row, col in pairs})
 
 

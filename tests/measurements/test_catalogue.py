@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -67,3 +68,15 @@ def test_a_quantity_is_a_function_or_the_name_of_one(way: Callable[[Problem, Req
 def test_the_catalogue_is_read_without_torch() -> None:
     program = "import sys, hessfig.measurements.catalogue; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_files_written_for_0_2_0_find_the_names_they_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("protocol", "blocks", "estimate"):
+        monkeypatch.delitem(sys.modules, f"hessfig.measurements.{module}", raising=False)
+    (tmp_path / "old.py").write_text(
+        "from hessfig.measurements.blocks import block_row, columns\n"
+        "from hessfig.measurements.estimate import Estimate\n"
+        "from hessfig.measurements.protocol import Measured, Quantity, row_of\n\n"
+        "QUANTITY = Quantity('old', lambda problem, request: Measured([]))\n"
+    )
+    assert quantity("old.py:QUANTITY", str(tmp_path)).name == "old"
