@@ -81,7 +81,7 @@ def failed(key: str, place: str, error: BaseException) -> UserError:
     return UserError(
         f"{key}: {place} fails",
         got=f"{type(error).__name__}: {error}"[:300] + f" ({where.name}, {Path(where.filename).name}:{where.lineno})",
-        allowed="code that runs to its end, and leaves no by sys.exit" if isinstance(error, SystemExit) else FORM,
+        allowed="code that runs to its end, without sys.exit" if isinstance(error, SystemExit) else FORM,
         remedy=f"mend it: {run}",
     )
 
