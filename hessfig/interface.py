@@ -47,14 +47,7 @@ _EXAMPLES = {
 
 
 def config_of(
-    blocks: Any,
-    parts: Any,
-    quantities: Any,
-    estimator: Any,
-    num_probes: Any,
-    spectrum: Any,
-    seed: Any,
-    dtype: Any,
+    blocks: Any, parts: Any, quantities: Any, estimator: Any, num_probes: Any, spectrum: Any, seed: Any, dtype: Any
 ) -> Config:
     """Return the arguments of hessfig.measure as settings. Raises UserError for the first that does not fit."""
     from hessfig.config.checks import LARGEST_SEED, MOST_PROBES, check

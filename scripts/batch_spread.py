@@ -38,10 +38,7 @@ KINDS = [
     Kind("layernorm", "pre-LN", ("sweep=layernorm", "estimator=exact", "seeds=3", "grid.points=6"), 12),
     Kind("mlp", "linear MLP", ("sweep=mlp", "estimator=exact", "seeds=4", "grid.points=6"), 12),
     Kind(
-        "chain",
-        "linear chain",
-        ("sweep=softmax", "model.n_layers=1", "estimator=exact", "seeds=8", "grid.points=4"),
-        8,
+        "chain", "linear chain", ("sweep=softmax", "model.n_layers=1", "estimator=exact", "seeds=8", "grid.points=4"), 8
     ),
     Kind(
         "two_layers",

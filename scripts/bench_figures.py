@@ -14,23 +14,13 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 from scaling_points import EXACT, TOP, WHOLE
 
-from hessfig.figures.parts.page import (
-    BACKING,
-    GUIDE,
-    TINY,
-    save_figure,
-    styled,
-)
+from hessfig.figures.parts.page import BACKING, GUIDE, TINY, save_figure, styled
 from hessfig.figures.parts.panel_sheet import Margins, panel_grid
 from hessfig.figures.parts.panels import draw_guide, fitted
 
 Rows = list[dict[str, Any]]
 COLOURS = {WHOLE: "#7570b3", TOP: "#1b9e77", EXACT: "#d95f02"}
-BARS = {
-    "seconds": "seconds per cell",
-    "cost_at_equal_error": "seconds at equal error",
-    "peak_gib": "peak memory, GiB",
-}
+BARS = {"seconds": "seconds per cell", "cost_at_equal_error": "seconds at equal error", "peak_gib": "peak memory, GiB"}
 
 
 def draw_scaling(report: dict[str, Any], output: Path) -> list[Path]:

@@ -76,11 +76,7 @@ def heading_of(figure: ShippedFigure) -> str:
     """Return the heading that a figure stands under."""
     if figure.group == FigureGroup.follow_up:
         return ""
-    of_group = {
-        FigureGroup.paper: HEADINGS[1],
-        FigureGroup.beyond: HEADINGS[2],
-        FigureGroup.study: HEADINGS[3],
-    }
+    of_group = {FigureGroup.paper: HEADINGS[1], FigureGroup.beyond: HEADINGS[2], FigureGroup.study: HEADINGS[3]}
     return of_group[figure.group] if figure.published == Published.nothing else HEADINGS[0]
 
 

@@ -30,12 +30,7 @@ def curvlinops(network: nn.Module, inputs: Tensor, targets: Tensor, parameters: 
     from hessfig.tasks.losses import CrossEntropy
 
     operator = HessianLinearOperator(
-        network,
-        CrossEntropy(),
-        list(parameters),
-        [(inputs, targets)],
-        num_data=len(inputs),
-        check_deterministic=False,
+        network, CrossEntropy(), list(parameters), [(inputs, targets)], num_data=len(inputs), check_deterministic=False
     )
     return lambda vectors: [one[..., 0] for one in operator @ [vector.unsqueeze(-1) for vector in vectors]]
 

@@ -136,12 +136,7 @@ def _problem(cell: Cell) -> Problem:
 
 
 def _costs(seconds: float, with_search: float, products: int) -> Found:
-    return {
-        "seconds": seconds,
-        "seconds_with_search": with_search,
-        "products": float(products),
-        "peak_gib": peak_gib(),
-    }
+    return {"seconds": seconds, "seconds_with_search": with_search, "products": float(products), "peak_gib": peak_gib()}
 
 
 def _timed(run: Callable[[], Any]) -> tuple[Any, float]:

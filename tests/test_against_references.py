@@ -107,11 +107,7 @@ def test_lost_numbers_are_named_below_their_figure(cli: Cli, tmp_path: Path) -> 
     publish("softmax", tmp_path / "results")
 
     def lose(content: Any) -> None:
-        content[0][0][0], content[0][1][0], content[1][2][19] = (
-            np.float32(0),
-            np.float32("nan"),
-            np.float32("inf"),
-        )
+        content[0][0][0], content[0][1][0], content[1][2][19] = (np.float32(0), np.float32("nan"), np.float32("inf"))
 
     change(tmp_path / "results" / file_name("softmax", 2, "W_V", "H_o"), lose)
     answer = cli("compare", "sweep=softmax", "reference=results")
@@ -188,11 +184,7 @@ def test_a_folder_without_matching_files_says_what_it_holds(cli: Cli, tmp_path: 
     for sweep in ([], ["sweep=sigma"]):
         answer = cli("compare", "reference=results", *sweep)
         assert answer.code == 2
-        for words in (
-            "no result file for this sweep",
-            "mlp_num_layers=1_frob_mlp.pickle",
-            "norm=none_num_layers=1",
-        ):
+        for words in ("no result file for this sweep", "mlp_num_layers=1_frob_mlp.pickle", "norm=none_num_layers=1"):
             assert words in answer.err, answer.err
         assert files_under(tmp_path) == before
 

@@ -34,12 +34,7 @@ LIGHT = (
     "hessfig.predictions.growth_rates",
 )
 # What plans and previews read of the measuring wing: names and sizes, never tensors.
-WITHOUT_TORCH = (
-    "hessfig.sweep.plan",
-    "hessfig.sweep.preview",
-    "hessfig.sweep.engine",
-    "hessfig.models.registry",
-)
+WITHOUT_TORCH = ("hessfig.sweep.plan", "hessfig.sweep.preview", "hessfig.sweep.engine", "hessfig.models.registry")
 DOORS = {
     "curvlinops": ("hessfig.curvature.curvlinops",),
     "transformer_lens": ("hessfig.models.",),

@@ -83,18 +83,12 @@ PROBLEMS: dict[str, tuple[dict[str, Any], str]] = {
     "a name that is a number": ({"weights": {1: "weight"}}, "a name is plain text"),
     "a name without a parameter": ({"weights": {"a": None}}, "no parameter None"),
     "an empty group": ({"weights": {"a": []}}, "group a is empty"),
-    "a group with a weight twice": (
-        {"weights": {"a": ["weight", "weight"]}},
-        "a holds entries twice(.|\n)*6 entries",
-    ),
+    "a group with a weight twice": ({"weights": {"a": ["weight", "weight"]}}, "a holds entries twice(.|\n)*6 entries"),
     "a group of overlapping slices": (
         {"weights": {"a@2": [("weight", numpy.s_[:, :2]), ("weight", numpy.s_[:, 1:])]}},
         "a@2 holds entries twice(.|\n)*have 2 entries",
     ),
-    "a group with a tied weight twice": (
-        {"network": tied(), "weights": {"a": ["0.weight", "1.weight"]}},
-        "twice",
-    ),
+    "a group with a tied weight twice": ({"network": tied(), "weights": {"a": ["0.weight", "1.weight"]}}, "twice"),
     "three for a view": ({"weights": {"a": ("weight", 0, 1)}}, "no parameter"),
     "a module for a weight": ({"weights": {"a": NET}}, "no parameter"),
     "a layer beyond all": ({"weights": {"a@99999999999999999999": "weight"}}, "a name is plain text"),
@@ -106,10 +100,7 @@ PROBLEMS: dict[str, tuple[dict[str, Any], str]] = {
     "a function": ({"network": lambda x: x}, "network is no module"),
     "a class": ({"network": nn.Linear}, "network is no module"),
     "no parameters": ({"network": nn.Tanh()}, "there are none"),
-    "complex parameters": (
-        {"network": Then(lambda f: f, k=held(torch.ones(1, dtype=torch.cfloat)))},
-        "no dense real",
-    ),
+    "complex parameters": ({"network": Then(lambda f: f, k=held(torch.ones(1, dtype=torch.cfloat)))}, "no dense real"),
     "sparse parameters": ({"network": Then(lambda f: f, k=held(torch.eye(2).to_sparse()))}, "no dense real"),
     "a lazy network": ({"network": nn.LazyLinear(2)}, "without a shape(.|\n)*call the network once"),
     "a network without numbers": ({"network": nn.Linear(3, 2, device="meta")}, "no dense real"),
@@ -143,14 +134,8 @@ PROBLEMS: dict[str, tuple[dict[str, Any], str]] = {
     "an odd reduction": ({"loss": Loss(lambda f, y: f.mean(), reduction=torch.ones(2))}, "loss is not known"),
     "a constant loss": ({"loss": Loss(lambda f, y: torch.tensor(1.0))}, "no derivative(.|\n)*detached"),
     "a detached loss": ({"loss": Loss(lambda f, y: f.detach().mean())}, "no derivative"),
-    "a loss of targets alone": (
-        {"loss": Loss(lambda f, y: torch.ones((), requires_grad=True))},
-        "does not depend",
-    ),
-    "a complex loss": (
-        {"loss": Loss(lambda f, y: f.mean().to(torch.cfloat))},
-        "cannot take the network's output",
-    ),
+    "a loss of targets alone": ({"loss": Loss(lambda f, y: torch.ones((), requires_grad=True))}, "does not depend"),
+    "a complex loss": ({"loss": Loss(lambda f, y: f.mean().to(torch.cfloat))}, "cannot take the network's output"),
     "a loss of shape (1,)": ({"loss": Loss(lambda f, y: f.mean().view(1))}, "shape ..(.|\n)*squeeze"),
     "a loss of several": ({"loss": Loss(lambda f, y: f.mean(1))}, "tensor .4,.(.|\n)*mean"),
     "a loss that is no tensor": ({"loss": Loss(lambda f, y: 3.0)}, "returned float"),
@@ -248,12 +233,7 @@ def test_a_layer_whose_names_overlap_is_no_group() -> None:
 
 def test_views_of_few_axes_are_those_of_slices() -> None:
     """An ellipsis, and a single entry: products have the probes on an axis of their own, behind."""
-    views = {
-        "ellipsis": numpy.s_[..., 0],
-        "column": numpy.s_[:, 0:1],
-        "entry": (0, 1),
-        "square": numpy.s_[0:1, 1:2],
-    }
+    views = {"ellipsis": numpy.s_[..., 0], "column": numpy.s_[:, 0:1], "entry": (0, 1), "square": numpy.s_[0:1, 1:2]}
     weights = {name: ("weight", index) for name, index in views.items()}
     found = hessfig.measure(problem(weights=weights), estimator="dense")["value"].tolist()
     assert found[:3] == found[3:6] and found[6:9] == found[9:]
@@ -274,10 +254,7 @@ SAME: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "no spectrum": ({}, {"spectrum": None}),
     "inputs with gradients": ({"inputs": X.clone().requires_grad_()}, {}),
     "batches in a tuple": ({"inputs": (X[:1], X[1:]), "targets": (Y[:1], Y[1:])}, {}),
-    "a whole parameter beside": (
-        {"network": Then(lambda f: f, k=held(torch.arange(2)))},
-        {"blocks": "linear.weight"},
-    ),
+    "a whole parameter beside": ({"network": Then(lambda f: f, k=held(torch.arange(2)))}, {"blocks": "linear.weight"}),
 }
 
 
@@ -330,13 +307,7 @@ def test_a_linear_loss_has_no_curvature() -> None:
 
 QUANTITIES = (
     *("frobenius", "trace", "spectrum", "largest_eigenvalue", "density", "loss", "gradient_norm"),
-    *(
-        "gradient_covariance",
-        "stationarity",
-        "landscape_difference",
-        "landscape_integrals",
-        "hessian_distance",
-    ),
+    *("gradient_covariance", "stationarity", "landscape_difference", "landscape_integrals", "hessian_distance"),
 )
 
 

@@ -20,11 +20,7 @@ CHECKED = sorted(path for path in ROOT.rglob("*.py") if not path.as_posix().ends
 BAD = {
     ("run", "sweep=sigm"): ["no sweep 'sigm'", "sweep=sigm", "layernorm, ", "did you mean 'sigma'?"],
     ("run", "modl=gpt2"): ["no setting 'modl'", "did you mean 'model'?"],
-    ("run", "model.d_modl=4"): [
-        "no setting 'model.d_modl'",
-        "model.n_heads",
-        "did you mean 'model.d_model'?",
-    ],
+    ("run", "model.d_modl=4"): ["no setting 'model.d_modl'", "model.n_heads", "did you mean 'model.d_model'?"],
     ("run", "d_model=4"): ["no setting 'd_model'", "did you mean 'model.d_model'?"],
     ("run", "+seeeds=4"): ["no setting 'seeeds'", "did you mean 'seeds'?"],
     ("run", "+seeds=4"): ["no + is needed", "got:     +seeds=4", "remedy:  seeds=4"],
@@ -59,27 +55,16 @@ BAD = {
     ("run", "parts=null"): ["parts must be a list", "parts=null", "parts=[H_o,H_f,H]"],
     ("run", "grid.values=[[1]]"): ["grid.values must be a list of numbers", "[[1]]", "grid.values=null"],
     ("run", "grid.values=[a]"): ["grid.values must be a list of numbers", "grid.values=[a]"],
-    ("run", "output_dir=${nope}"): [
-        "output_dir: interpolation key 'nope'",
-        "output_dir=${nope}",
-        "plain value",
-    ],
+    ("run", "output_dir=${nope}"): ["output_dir: interpolation key 'nope'", "output_dir=${nope}", "plain value"],
     ("run", "seeds=${seeds}"): ["seeds: recursive interpolation", "seeds=${seeds}", "plain value"],
     ("run", "output_dir=${output_dir}"): ["recursive", "output_dir=${output_dir}"],
     ("run", "sweep.name=.."): ["sweep.name is the name of a folder", "'..'", "sweep.name=mine"],
     ("run", "sweep.name=../x"): ["sweep.name is the name of a folder", "'../x'"],
     ("run", "sweep.name="): ["sweep.name is the name of a folder", "''"],
-    ("run", "sweep.vary={model.n_hed: [1, 2]}"): [
-        "no setting 'model.n_hed'",
-        "did you mean 'model.n_heads'?",
-    ],
+    ("run", "sweep.vary={model.n_hed: [1, 2]}"): ["no setting 'model.n_hed'", "did you mean 'model.n_heads'?"],
     ("run", "sweep.vary={seeds: [1, 2]}"): ["seeds cannot be varied", "hessfig run -m seeds=A,B"],
     ("run", "sweep.vary={model: {}}"): ["no setting 'model'", "model.n_heads"],
-    ("run", "sweep.axis=model.d_model"): [
-        "sweep.axis is not",
-        "sigma, step",
-        "sweep.vary={model.d_model: [VALUES]}",
-    ],
+    ("run", "sweep.axis=model.d_model"): ["sweep.axis is not", "sigma, step", "sweep.vary={model.d_model: [VALUES]}"],
     ("run", "sweep.vary=3"): ["sweep.vary must be", "{setting: values}"],
     ("run", "tolerance=0.2"): ["run does not read tolerance", "tolerance=0.2", "hessfig slopes, check"],
     ("run", "figure=3a"): ["run does not read figure", "hessfig plot"],
@@ -100,11 +85,7 @@ BAD = {
     ("run", "estimator.num_probes=0"): ["estimator.num_probes", "got:     0", "whole number from 1"],
     ("run", "estimator.num_probes=1000000000"): ["num_probes is too large", "to 100000"],
     ("run", "estimator=xtrace", "estimator.num_probes=7"): ["half its products", "7", "even", "num_probes=8"],
-    ("run", "estimator=xtrace", "blocks=[[W_Q,W_V]]"): [
-        "symmetric blocks",
-        "W_Q, W_V",
-        "estimator=hutchinson",
-    ],
+    ("run", "estimator=xtrace", "blocks=[[W_Q,W_V]]"): ["symmetric blocks", "W_Q, W_V", "estimator=hutchinson"],
     ("run", "model.n_heads=3"): ["does not divide", "d_model=128, n_heads=3", "d_head"],
     ("run", "model.n_layers=0"): ["model.n_layers", "got:     0", "a whole number from 1 to 2000"],
     ("run", "blocks=[W_X]"): ["no weight named 'W_X'", "W_pos", "did you mean"],
@@ -115,17 +96,9 @@ BAD = {
         "W_pos",
         "take another model: model.query_key=single",
     ],
-    ("run", "model.query_key=single", "blocks=[W_K]"): [
-        "no weight W_K",
-        "got:     W_K",
-        "model.query_key=separate",
-    ],
+    ("run", "model.query_key=single", "blocks=[W_K]"): ["no weight W_K", "got:     W_K", "model.query_key=separate"],
     ("run", "sweep=softmax", "blocks=[W_in]"): ["no weight W_in (model.mlp=none)", "W_O", "model.mlp=relu"],
-    ("run", "sweep=mlp", "blocks=[W_V]"): [
-        "no weight W_V (model.kind=linear_mlp)",
-        "pairs of W",
-        "model=gpt2",
-    ],
+    ("run", "sweep=mlp", "blocks=[W_V]"): ["no weight W_V (model.kind=linear_mlp)", "pairs of W", "model=gpt2"],
     ("run", "estimator=dense"): ["estimator=dense", "got:     8.6 GB", "at most 8 GB", "estimator=auto"],
     ("run", "sweep=entries", "model.d_model=64", "blocks=[W_V]"): [
         "hessian",
@@ -133,11 +106,7 @@ BAD = {
         "got:     8",
         "estimator=auto",
     ],
-    ("run", "model.sink=heads"): [
-        "model.sink must be",
-        "got:     model.sink=heads",
-        "none, scores, embedding",
-    ],
+    ("run", "model.sink=heads"): ["model.sink must be", "got:     model.sink=heads", "none, scores, embedding"],
     ("run", "model.sink_beta=3"): ["there is none", "model.sink=scores model.sink_beta=3"],
     ("run", "model.sink=both", "model.sink_beta=-1"): ["model.sink_beta", "got:     -1.0", ">= 0"],
     ("run", "model.sink=both", "model.attention=linear"): ["no softmax", "model.sink=embedding"],
@@ -149,11 +118,7 @@ BAD = {
     ("run", "model.initialisation=xavier"): ["model.initialisation must be", "paper, gpt2"],
     ("run", "model=mlp", "model.mlp=none", "blocks=[W_in]"): ["nothing but an MLP", "model.mlp=relu"],
     ("run", "model=mlp"): ["no weight W_V (model.kind=mlp)", "W_E, W_in, W_U", "model=gpt2"],
-    ("run", "model=mlp", "estimator=exact", "blocks=[W_in]"): [
-        "no exact H_o",
-        "model.kind=mlp",
-        "estimator=auto",
-    ],
+    ("run", "model=mlp", "estimator=exact", "blocks=[W_in]"): ["no exact H_o", "model.kind=mlp", "estimator=auto"],
     ("run", "model=vit"): ["do not fit", "task.data=addition, model.kind=vit", "remedy:  task=digits"],
     ("run", "task=digits"): ["do not fit", "digits with vit", "remedy:  task=addition"],
     ("run", "task.path=own.npz"): ["only pictures and tokens are read from a file", "task=tokens"],
@@ -175,11 +140,7 @@ BAD = {
     ("run", "sweep=gpt2", "model.download=true"): ["no name to fetch", "model.path=NAME"],
     ("run", "sweep=gpt2", "estimator=exact"): ["own networks alone", "estimator=auto"],
     ("run", "sweep=gpt2", "state=trained"): ["no task to train on", "task.data=addition"],
-    ("run", "model=transformer_lens", "task=tokens"): [
-        "model.path is missing",
-        "config.json",
-        "model.path=DIR",
-    ],
+    ("run", "model=transformer_lens", "task=tokens"): ["model.path is missing", "config.json", "model.path=DIR"],
     ("run", "model=transformer_lens", "task=tokens", "model.path=nowhere"): ["no such folder", "state.pth"],
     ("run", "dtype=float16"): ["dtype", "float16", "float64, float32"],
     ("run", "shard=9/8"): ["shard: there is no such share", "got:     9/8", "1 <= K <= N", "shard=8/8"],
@@ -188,22 +149,14 @@ BAD = {
     ("run", "shard=1/2", "launcher=slurm"): ["are shards themselves", "leave shard out"],
     ("run", "launcher=slrm"): ["no launcher 'slrm'", "local, slurm", "did you mean 'slurm'?"],
     ("run", "launcher=slurm", "launcher.time=1:30"): ["launcher.time", "got:     1:30", "HH:MM:SS"],
-    ("run", "launcher=slurm", "launcher.memory=16"): [
-        "launcher.memory",
-        "got:     16",
-        "launcher.memory=16GB",
-    ],
+    ("run", "launcher=slurm", "launcher.memory=16"): ["launcher.memory", "got:     16", "launcher.memory=16GB"],
     ("run", "launcher=slurm", "launcher.partition='a b'"): ["launcher.partition", "a b", "without blanks"],
     ("run", "launcher=slurm", "launcher.tasks=0"): ["launcher.tasks", "got:     0", "launcher.tasks=1"],
     ("run", "launcher=slurm", "launcher.options=[qos]"): ["launcher.options", "got:     qos", "--qos=short"],
     ("run", "launcher=slurm", "device=gpu"): ["device", "got:     gpu", "cuda"],
     ("status", "shard=1/2"): ["status does not read shard", "hessfig run"],
     ("plot", "figure=3z"): ["no figure '3z'", "3a", "did you mean"],
-    ("plot", "figure=3a", "workers=2"): [
-        "plot does not read workers",
-        "workers=2",
-        "for hessfig run, status",
-    ],
+    ("plot", "figure=3a", "workers=2"): ["plot does not read workers", "workers=2", "for hessfig run, status"],
     ("plot", "figure=3a", "dry_run=true"): ["plot does not read dry_run"],
     ("plot", "figure=3a", "tolerance=1"): ["plot does not read tolerance"],
     ("plot", "figure=3a", "reference=x"): ["plot does not read reference", "hessfig compare"],
@@ -298,12 +251,7 @@ def test_a_table_from_another_config(cli: Cli, undisturbed: Path) -> None:
     before = _files_in(undisturbed / "outputs/sigma")
     answer = cli("slopes", f"output_dir={undisturbed}/outputs", "model.d_model=128")
     assert answer.code == 2
-    for words in (
-        "is from another config",
-        "model.d_model was 32",
-        "model.d_model=128",
-        "hessfig run sweep=sigma",
-    ):
+    for words in ("is from another config", "model.d_model was 32", "model.d_model=128", "hessfig run sweep=sigma"):
         assert words in answer.err
     assert _files_in(undisturbed / "outputs/sigma") == before
 

@@ -119,11 +119,7 @@ def test_the_help_of_run_lists_sweeps_and_settings(cli: Cli) -> None:
 def test_cfg_job_prints_the_settings_and_runs_nothing(cli: Cli, tmp_path: Path) -> None:
     answer = cli("run", "sweep=layernorm", "seeds=3", "--cfg", "job")
     settings = yaml.safe_load(answer.out)
-    assert (settings["seeds"], settings["model"]["norm"], settings["sweep"]["name"]) == (
-        3,
-        "pre",
-        "layernorm",
-    )
+    assert (settings["seeds"], settings["model"]["norm"], settings["sweep"]["name"]) == (3, "pre", "layernorm")
     assert list(tmp_path.rglob("*")) == []
 
 
@@ -248,12 +244,7 @@ def test_completion_works_in_bash(tmp_path: Path, line: str, expected: list[str]
 
 def test_a_reader_that_stops_early_sees_no_traceback(tmp_path: Path) -> None:
     found = subprocess.run(
-        f"'{COMMAND}' run --help | head -n 1",
-        shell=True,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
+        f"'{COMMAND}' run --help | head -n 1", shell=True, cwd=tmp_path, capture_output=True, text=True, check=True
     )
     assert found.stderr == ""
 
@@ -293,10 +284,7 @@ def test_cleaning_asks_and_lists(undisturbed: Path, tmp_path: Path) -> None:
         os.utime(path, (time.time() - 25 * 3600,) * 2)
     before = len(cell_files(tmp_path))
     listed = hessfig("clean", "dry_run=true", folder=tmp_path)
-    assert (listed.returncode, len(cell_files(tmp_path))) == (
-        0,
-        before,
-    ) and "nothing was removed" in listed.stdout
+    assert (listed.returncode, len(cell_files(tmp_path))) == (0, before) and "nothing was removed" in listed.stdout
     refused = hessfig("clean", folder=tmp_path)
     assert refused.returncode == 2 and "hessfig clean yes=true" in refused.stderr
     assert len(cell_files(tmp_path)) == before

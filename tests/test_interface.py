@@ -87,10 +87,7 @@ def test_probes_cover_the_truth_within_their_error() -> None:
     problem, _, _, dense = oracle("mlp")
     table = measure(problem, blocks=["all"], quantities=["frobenius", "trace"], estimator="hutchinson", num_probes=60)
     for part in Part:
-        for quantity, truth in (
-            ("frobenius", dense[part].norm().item()),
-            ("trace", dense[part].trace().item()),
-        ):
+        for quantity, truth in (("frobenius", dense[part].norm().item()), ("trace", dense[part].trace().item())):
             (row,) = table[(table["part"] == part) & (table["quantity"] == quantity)].itertuples()
             assert abs(row.value - truth) < 4 * row.error and row.num_probes == 60
 
@@ -153,10 +150,7 @@ def test_importing_the_package_imports_no_torch() -> None:
 X, Y = torch.randn(4, 3), torch.randint(0, 2, (4,))
 NET = nn.Linear(3, 2)
 BAD = {
-    "a weight it has not": (
-        {"weights": {"W": "wieght"}},
-        "no parameter 'wieght'(.|\n)*did you mean 'weight'",
-    ),
+    "a weight it has not": ({"weights": {"W": "wieght"}}, "no parameter 'wieght'(.|\n)*did you mean 'weight'"),
     "a slice outside": ({"weights": {"W": ("weight", numpy.s_[:9, :])}}, "slice of W is not one of its"),
     "a copy": ({"weights": {"W": ("weight", [0, 1])}}, "slice of W is not one of its"),
     "a name with commas": ({"weights": {"a,b": "weight"}}, "a name is plain text"),

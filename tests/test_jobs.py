@@ -55,10 +55,7 @@ def test_runs_that_would_share_a_table_have_folders_of_their_own() -> None:
 @pytest.mark.long
 def test_runs_of_different_sweeps_stay_where_they_are() -> None:
     assert folders("sweep=sigma,depth", "seeds=2") == ["outputs/sigma", "outputs/depth"]
-    assert folders("seeds=1,2", "sweep.name=a,b")[:2] == [
-        "outputs/multirun/seeds-1/a",
-        "outputs/multirun/seeds-1/b",
-    ]
+    assert folders("seeds=1,2", "sweep.name=a,b")[:2] == ["outputs/multirun/seeds-1/a", "outputs/multirun/seeds-1/b"]
     assert folders("output_dir=a,b") == ["a/sigma", "b/sigma"]
 
 
@@ -150,12 +147,7 @@ def test_a_shipped_name_in_ones_own_folder(cli: Cli, tmp_path: Path) -> None:
     before = sorted(tmp_path.rglob("*"))
     answer = cli("run", "sweep=depth", "--config-dir", "my")
     assert answer.code == 2
-    for words in (
-        "my/sweep/sigma.yaml",
-        "got:     sigma",
-        "allowed: names other than",
-        "remedy:  rename the file",
-    ):
+    for words in ("my/sweep/sigma.yaml", "got:     sigma", "allowed: names other than", "remedy:  rename the file"):
         assert words in answer.err
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -166,12 +158,7 @@ def test_an_unknown_key_in_ones_own_file(cli: Cli, tmp_path: Path) -> None:
     before = sorted(tmp_path.rglob("*"))
     answer = cli("run", "sweep=mine", "--config-dir", "my", "model=linear_mlp")
     assert answer.code == 2
-    for words in (
-        "my/sweep/mine.yaml",
-        "no setting 'sedes'",
-        "allowed: task, model",
-        "did you mean 'seeds'?",
-    ):
+    for words in ("my/sweep/mine.yaml", "no setting 'sedes'", "allowed: task, model", "did you mean 'seeds'?"):
         assert words in answer.err
     assert sorted(tmp_path.rglob("*")) == before
 

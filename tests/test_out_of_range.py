@@ -15,14 +15,7 @@ from hessfig.cli.out_of_range import out_of_range
 from tests.analysis.synthetic import config, make_table, write_sweep
 from tests.conftest import Answer
 
-DEEP = [
-    "sweep=softmax",
-    "model.n_layers=7",
-    "model.d_model=4",
-    "task.digits=1",
-    "task.batch_size=2",
-    "grid.high=10",
-]
+DEEP = ["sweep=softmax", "model.n_layers=7", "model.d_model=4", "task.digits=1", "task.batch_size=2", "grid.high=10"]
 
 
 def lines(tmp_path: Path, bad: dict[float, tuple[str, float]]) -> list[str]:

@@ -30,14 +30,7 @@ def make(seed):
     return torch.nn.Linear(3, 2), torch.ones(4, 3), torch.zeros(4, 2), torch.nn.MSELoss()
 """
 SMALL = [
-    *(
-        "sweep=mlp",
-        "model.d_model=4",
-        "model.n_layers=2",
-        "task.digits=1",
-        "task.batch_size=2",
-        "grid.points=2",
-    ),
+    *("sweep=mlp", "model.d_model=4", "model.n_layers=2", "task.digits=1", "task.batch_size=2", "grid.points=2"),
     *("estimator=exact", "seeds=1", "workers=1"),
 ]
 STOPPED = "interrupted: finished cells are kept; run the same command to go on\n"
@@ -66,14 +59,7 @@ def test_nothing_in_the_current_folder_is_imported(trapped: Path) -> None:
 @pytest.mark.slow
 def test_nothing_in_the_current_folder_is_imported_but_the_factory(trapped: Path) -> None:
     (trapped / "net.py").write_text(FACTORY)
-    words = [
-        "model=python",
-        "task=python",
-        "model.factory=net.py:make",
-        "blocks=each",
-        "seeds=1",
-        "workers=1",
-    ]
+    words = ["model=python", "task=python", "model.factory=net.py:make", "blocks=each", "seeds=1", "workers=1"]
     done = hessfig("run", *words, "sweep.name=mine", folder=trapped)
     assert (done.returncode, executed(trapped)) == (0, []), done.stderr
     assert "1 cells measured" in done.stdout
@@ -146,11 +132,7 @@ def test_what_the_shell_closed_leads_nowhere(closed: str, tmp_path: Path) -> Non
     """Not into the next file that is opened, which would take its number; children find it open, too."""
     command = f'"$0" -c "$1" {closed}'
     done = subprocess.run(
-        ["sh", "-c", command, sys.executable, CLOSED],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
+        ["sh", "-c", command, sys.executable, CLOSED], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0 and "Traceback" not in done.stderr
     assert int((tmp_path / "own").read_text()) > 2
@@ -212,10 +194,7 @@ ABSURD = {
     "model.n_layers=100000000": ["model.n_layers is too large", "1 to 2000"],
     "model.n_layers=9999": ["model.n_layers is too large", "1 to 2000"],
     "seeds=10001": ["this sweep has 200020 cells", "at most 200000"],
-    f"sweep.vary={{model.n_heads:[{','.join(map(str, range(1, 502)))}]}}": [
-        "501 combinations",
-        "at most 500",
-    ],
+    f"sweep.vary={{model.n_heads:[{','.join(map(str, range(1, 502)))}]}}": ["501 combinations", "at most 500"],
     "blocks=[[W_V@*,W_Q@*]] model.n_layers=1000": ["1000000 blocks", "at most 20000"],
     "blocks=all model.n_layers=1000": ["blocks: too many for one run", "39006 blocks"],
     "first_seed=99999999999999999999": ["no table can hold these seeds", "9007199254740992"],

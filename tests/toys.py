@@ -85,13 +85,7 @@ def toy_problem(
 
 
 def exact_norms(
-    problem: Problem,
-    layer: int,
-    col: str,
-    rows: Sequence[str],
-    parts: Sequence[Part],
-    *,
-    model: ModelConfig,
+    problem: Problem, layer: int, col: str, rows: Sequence[str], parts: Sequence[Part], *, model: ModelConfig
 ) -> dict[tuple[str, Part], float]:
     """Return the exact norms of a column of blocks by an engine of their own."""
     return ExactEngine(problem, model).column(layer, col, rows, parts)

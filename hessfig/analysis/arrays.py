@@ -22,12 +22,7 @@ Entry = dict[str, Any]
 Stored = Mapping[str, Any]
 Found = TypeVar("Found")
 
-_NAMED: dict[str, tuple[type, ...]] = {
-    "variant": (str,),
-    "num_layers": (int,),
-    "seed": (int,),
-    "quantity": (str,),
-}
+_NAMED: dict[str, tuple[type, ...]] = {"variant": (str,), "num_layers": (int,), "seed": (int,), "quantity": (str,)}
 _NAMED |= {"sigma": (int, float, type(None)), "step": (int, float, type(None))}
 _FILED: dict[str, tuple[type, ...]] = {**_NAMED, "file": (str,), "sha256": (str,)}
 _LARGEST = 8 * 2**30  # bytes of a matrix; `run` stores none as large

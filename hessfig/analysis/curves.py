@@ -7,13 +7,7 @@ from collections.abc import Collection
 import numpy as np
 import pandas as pd
 
-from hessfig.analysis.axis import (
-    POINT,
-    SIGMA,
-    Axis,
-    X,
-    along,
-)
+from hessfig.analysis.axis import POINT, SIGMA, Axis, X, along
 from hessfig.analysis.table import in_reading_order
 from hessfig.errors import UserError, did_you_mean
 from hessfig.record import BLOCK, CURVE, FROBENIUS, LEFT_OUT, NETWORK, Status

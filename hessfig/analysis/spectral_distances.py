@@ -270,7 +270,4 @@ def _networks(blocks: Iterable[Block]) -> Iterable[tuple[dict[str, object], Sequ
 
 
 def _pair(one: Place, other: Place) -> dict[str, object]:
-    return {
-        **{"one_layer": one.layer, "one": one.row},
-        **{"other_layer": other.layer, "other": other.row},
-    }
+    return {**{"one_layer": one.layer, "one": one.row}, **{"other_layer": other.layer, "other": other.row}}

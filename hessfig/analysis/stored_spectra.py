@@ -12,14 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hessfig.analysis.arrays import (
-    Entry,
-    Form,
-    Stored,
-    is_listed,
-    listed,
-    read,
-)
+from hessfig.analysis.arrays import Entry, Form, Stored, is_listed, listed, read
 from hessfig.errors import plain
 from hessfig.terms import Part
 
@@ -109,10 +102,7 @@ def has_densities(folder: Path) -> bool:
 
 
 def _read(
-    folder: Path,
-    form: Form,
-    wanted: Callable[[Place], bool],
-    one: Callable[[Stored, int, Place], Found],
+    folder: Path, form: Form, wanted: Callable[[Place], bool], one: Callable[[Stored, int, Place], Found]
 ) -> list[Found]:
     found: list[Found] = []
     for entry in listed(folder, form):

@@ -169,10 +169,7 @@ def _read_text(path: Path) -> pd.DataFrame:
 def _with_header(raw: pd.DataFrame, path: Path) -> pd.DataFrame:
     """Return the rows under the names of the first; every column once."""
     names = [str(name) for name in raw.iloc[0]]
-    missing, twice = (
-        [name for name in COLUMNS if name not in names],
-        [n for n in COLUMNS if names.count(n) > 1],
-    )
+    missing, twice = ([name for name in COLUMNS if name not in names], [n for n in COLUMNS if names.count(n) > 1])
     if missing or twice:
         what = f"lacks columns: {', '.join(missing)}" if missing else f"has columns twice: {', '.join(twice)}"
         raise _broken(path, what, got=", ".join(names), allowed=", ".join(COLUMNS))

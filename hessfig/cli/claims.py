@@ -51,10 +51,7 @@ def _key_value(word: str) -> tuple[str, str]:
     key, equals, value = word.partition("=")
     if not equals or not value:
         raise UserError(
-            f"claims: cannot read {word!r}",
-            got=word,
-            allowed="key=value",
-            remedy="for example claim=sinks-stretch",
+            f"claims: cannot read {word!r}", got=word, allowed="key=value", remedy="for example claim=sinks-stretch"
         )
     if key not in KEYS:
         raise UserError(

@@ -21,14 +21,7 @@ from hessfig.config.compose.provenance import Difference
 from hessfig.config.enums import FigureGroup
 from hessfig.config.schema import FigureConfig
 from hessfig.config.settings import settings
-from hessfig.config.shipped_files import (
-    STUDY,
-    ShippedFigure,
-    choices,
-    natural,
-    shipped_figures,
-    studies,
-)
+from hessfig.config.shipped_files import STUDY, ShippedFigure, choices, natural, shipped_figures, studies
 from hessfig.errors import UserError
 from hessfig.figures.parts.page import Paper
 from hessfig.figures.sheets import FigureSpec

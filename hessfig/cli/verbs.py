@@ -93,10 +93,7 @@ VERBS = {
             does="hessfig.cli.plot:plot",
             groups=("figure",),
             reads=("figure", "style", "output_dir", *TABLE),
-            ignores=(
-                *("figure.group", "figure.order", "figure.published"),
-                *("sweep", "sweep.name", "sweep.about"),
-            ),
+            ignores=(*("figure.group", "figure.order", "figure.published"), *("sweep", "sweep.name", "sweep.about")),
             aliases=(("sweep", "figure.sweep"),),
         ),
         Verb(

@@ -29,10 +29,7 @@ def check_figure(figure: FigureConfig) -> None:
     _check_once("figure.formats", list(figure.formats), "pdf, png, svg", "figure.formats=[pdf]")
     if not figure.formats:
         raise UserError(
-            "figure.formats is empty",
-            got="[]",
-            allowed="pdf, png, svg",
-            remedy="for example figure.formats=[pdf]",
+            "figure.formats is empty", got="[]", allowed="pdf, png, svg", remedy="for example figure.formats=[pdf]"
         )
     _check_once("figure.panels", figure.panels, "names of panels", "for example figure.panels=[W_V:H_o]")
 
@@ -59,21 +56,14 @@ FEWEST_STEPS, MOST = 2, 1_000_000  # beyond, a number is a slip
 
 def check_spectrum(spectrum: SpectrumConfig) -> None:
     """Raise UserError for the first setting of a spectrum that cannot be run."""
-    counts = {
-        "k": (spectrum.k, 1),
-        "steps": (spectrum.steps, FEWEST_STEPS),
-        "num_probes": (spectrum.num_probes, 1),
-    }
+    counts = {"k": (spectrum.k, 1), "steps": (spectrum.steps, FEWEST_STEPS), "num_probes": (spectrum.num_probes, 1)}
     for name, (value, fewest) in counts.items():
         key = f"spectrum.{name}"
         check_count(key, value, fewest=fewest, most=MOST, example=_default(key))
     for key, share in {"spectrum.tolerance": spectrum.tolerance, "spectrum.cut": spectrum.cut}.items():
         if not (math.isfinite(share) and 0 < share < 1):
             raise UserError(
-                key,
-                got=share,
-                allowed="a number between 0 and 1",
-                remedy=f"for example {key}={_default(key):g}",
+                key, got=share, allowed="a number between 0 and 1", remedy=f"for example {key}={_default(key):g}"
             )
 
 
@@ -86,12 +76,7 @@ FEWEST_ALIGNED = 4
 MOST_PROBES = 100_000  # far beyond what an error of a thousandth takes
 LARGEST_SEED = 2**53  # a table holds whole numbers up to here
 # Beyond these, sizes are slips: resamples are held in memory at once, and deeper networks take minutes to be planned.
-_MOST = {
-    "task.base": 1_000_000,
-    "resamples": 100_000,
-    "model.n_layers": 2_000,
-    "estimator.num_probes": MOST_PROBES,
-}
+_MOST = {"task.base": 1_000_000, "resamples": 100_000, "model.n_layers": 2_000, "estimator.num_probes": MOST_PROBES}
 
 
 def check(config: Config) -> None:

@@ -34,10 +34,7 @@ def check_grid(grid: GridConfig) -> None:
     for key, value in [*ends.items(), *(("grid.values", v) for v in grid.values or [])]:
         if not (math.isfinite(value) and value > 0):
             raise UserError(
-                f"{key}: sigma must be positive and finite",
-                got=value,
-                allowed="sigma > 0",
-                remedy="for example 0.01",
+                f"{key}: sigma must be positive and finite", got=value, allowed="sigma > 0", remedy="for example 0.01"
             )
     if grid.values is None and grid.low > grid.high:
         raise UserError(
@@ -52,10 +49,7 @@ def check_grid(grid: GridConfig) -> None:
 def _check_number(grid: GridConfig) -> None:
     if grid.values is not None and not grid.values:
         raise UserError(
-            "grid.values is empty",
-            got="[]",
-            allowed="at least one sigma > 0",
-            remedy="for example grid.values=[0.1,1]",
+            "grid.values is empty", got="[]", allowed="at least one sigma > 0", remedy="for example grid.values=[0.1,1]"
         )
     if grid.values is None and not 1 <= grid.points <= MOST_POINTS:
         raise UserError(

@@ -64,10 +64,7 @@ def check_device(device: str) -> None:
     kind = device.partition(":")[0]
     if kind == "cuda" and not import_module("torch").cuda.is_available():
         raise UserError(
-            "device: there is no usable CUDA GPU on this machine",
-            got=device,
-            allowed="cpu",
-            remedy="device=cpu",
+            "device: there is no usable CUDA GPU on this machine", got=device, allowed="cpu", remedy="device=cpu"
         )
 
 

@@ -26,11 +26,7 @@ from hessfig.config.range_checks import check_count
 from hessfig.config.schema import Config, ModelConfig, TaskConfig, TrainingConfig
 from hessfig.errors import UserError
 
-_WITH_NORM = (
-    Kind.transformer,
-    Kind.vit,
-    Kind.mlp,
-)  # kind mlp counts the norms of the transformer that it matches
+_WITH_NORM = (Kind.transformer, Kind.vit, Kind.mlp)  # kind mlp counts the norms of the transformer that it matches
 _STORED = (Kind.huggingface, Kind.transformer_lens)
 _OF_STORED = ("path", "random", "download", "architecture", "vocabulary")
 _ATTENTION = (ScaledWeight.W_Q, ScaledWeight.W_K, ScaledWeight.W_V)
@@ -47,10 +43,7 @@ def check_model(model: ModelConfig) -> None:
         )
     if not (math.isfinite(model.temperature) and model.temperature > 0):
         raise UserError(
-            "model.temperature",
-            got=model.temperature,
-            allowed="a finite number > 0",
-            remedy="model.temperature=1",
+            "model.temperature", got=model.temperature, allowed="a finite number > 0", remedy="model.temperature=1"
         )
     _check_stored(model)
     _check_sink(model)
@@ -122,10 +115,7 @@ def _check_scaled(model: ModelConfig) -> None:
     """Raise UserError for a factor that is none, or for a weight that this network has not."""
     if not (math.isfinite(model.weight_scale) and model.weight_scale > 0):
         raise UserError(
-            "model.weight_scale",
-            got=model.weight_scale,
-            allowed="a finite number > 0",
-            remedy="model.weight_scale=2",
+            "model.weight_scale", got=model.weight_scale, allowed="a finite number > 0", remedy="model.weight_scale=2"
         )
     if model.scaled_weight is None and model.weight_scale != 1:
         raise UserError(
@@ -225,10 +215,7 @@ def check_task(config: Config) -> None:
             allowed="task=digits, task=tokens",
             remedy="leave task.path out, or model=vit task=digits, or model=huggingface task=tokens",
         )
-    if data != Data.tokens and (task.length, task.first_scored) != (
-        TaskConfig.length,
-        TaskConfig.first_scored,
-    ):
+    if data != Data.tokens and (task.length, task.first_scored) != (TaskConfig.length, TaskConfig.first_scored):
         raise UserError(
             "task.length, task.first_scored: only sequences of tokens have them",
             got=f"task.length={task.length}, task.first_scored={task.first_scored}, task.data={data}",

@@ -61,8 +61,7 @@ class TaskConfig:
     ] = None
     sha256: Annotated[str | None, "SHA-256 that the file of task.path must have; null: what it has when planned"] = None
     length: Annotated[
-        int | None,
-        "for data tokens, tokens of a sequence, at most those of a file's rows; null: as the file has it",
+        int | None, "for data tokens, tokens of a sequence, at most those of a file's rows; null: as the file has it"
     ] = None
     first_scored: Annotated[int, "for data tokens, the first position whose next token enters the loss"] = 0
 
@@ -106,8 +105,7 @@ class ModelConfig:
         str | None, "for kind python, the function that makes it: FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION"
     ] = None
     options: Annotated[
-        dict[str, Any],
-        "arguments of model.factory by name; for kind huggingface, settings of its random weights",
+        dict[str, Any], "arguments of model.factory by name; for kind huggingface, settings of its random weights"
     ] = field(default_factory=dict)
     path: Annotated[
         str | None,
@@ -115,8 +113,7 @@ class ModelConfig:
         "null: random weights",
     ] = None
     sha256: Annotated[
-        str | None,
-        "hash that the files of model.path or model.factory must have; null: what they have when planned",
+        str | None, "hash that the files of model.path or model.factory must have; null: what they have when planned"
     ] = None
     random: Annotated[bool, "for kind huggingface, random weights for the config.json of model.path"] = False
     download: Annotated[bool, "for kind huggingface, whether a name may be fetched from the hub"] = False
@@ -270,14 +267,12 @@ class SpectrumConfig:
         float, "residual at which an extreme eigenvalue is found, relative to the largest eigenvalue in size"
     ] = 1e-6
     steps: Annotated[
-        int,
-        "Lanczos steps: nodes of a probe of a density; of an extreme eigenvalue, vectors before a restart",
+        int, "Lanczos steps: nodes of a probe of a density; of an extreme eigenvalue, vectors before a restart"
     ] = 100
     num_probes: Annotated[int, "random start vectors of a density"] = 10
     probes: Annotated[Probes, "how the start vectors of a density are drawn"] = Probes.rademacher
     cut: Annotated[
-        float,
-        "eigenvalues below this share of the largest in size count as zero in shares and condition numbers",
+        float, "eigenvalues below this share of the largest in size count as zero in shares and condition numbers"
     ] = 1e-10
 
 
@@ -300,8 +295,7 @@ class TrainingConfig:
     weight_decay: Annotated[float, "of every parameter: decoupled for adamw, added to the gradient else"] = 0.1
     momentum: Annotated[float, "for sgd"] = 0.0
     curvature: Annotated[
-        Curvature,
-        "what divides the learning rate: nothing, the largest eigenvalue, its blocks', or a stand-in",
+        Curvature, "what divides the learning rate: nothing, the largest eigenvalue, its blocks', or a stand-in"
     ] = Curvature.none
     refresh: Annotated[int, "updates between two looks at the curvature"] = 100
     schedule: Annotated[Schedule, "after the warm-up: cosine to zero at the last step, or constant"] = Schedule.cosine

@@ -89,12 +89,7 @@ def failed(key: str, place: str, error: BaseException) -> UserError:
 def _split(key: str, spec: str | None) -> tuple[str, str]:
     place, colon, name = (spec or "").rpartition(":")
     if not (place and colon and name.isidentifier()):
-        raise UserError(
-            f"{key} names nothing",
-            got=spec,
-            allowed=FORM,
-            remedy=f"for example {key}=mynet.py:make",
-        )
+        raise UserError(f"{key} names nothing", got=spec, allowed=FORM, remedy=f"for example {key}=mynet.py:make")
     return place, name
 
 

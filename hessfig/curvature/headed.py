@@ -185,8 +185,7 @@ class Graphs:
         with torch.enable_grad(), differentiable_twice():
             pairs = zip(pulled, direction, strict=True)
             along = sum(
-                (torch.dot(g.flatten(), v.flatten()) for g, v in pairs if g.requires_grad),
-                wanted[0].new_zeros(()),
+                (torch.dot(g.flatten(), v.flatten()) for g, v in pairs if g.requires_grad), wanted[0].new_zeros(())
             )
             if not along.requires_grad:
                 return [torch.zeros_like(tensor) for tensor in wanted]

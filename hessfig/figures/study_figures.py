@@ -10,16 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from hessfig.errors import UserError
-from hessfig.figures.parts.page import (
-    GUIDE,
-    TINY,
-    Page,
-    Paper,
-    matrix_colour,
-    save_sheets,
-    shades,
-    styled,
-)
+from hessfig.figures.parts.page import GUIDE, TINY, Page, Paper, matrix_colour, save_sheets, shades, styled
 from hessfig.figures.parts.panel_sheet import Margins, label_side, panel_sheet
 from hessfig.terms import Matrix
 
@@ -102,11 +93,7 @@ def draw_looseness(ax: Axes, table: pd.DataFrame, key: str, series: dict[str, tu
 BULK, OUTLIER, PLAIN = "#2166ac", "#b2182b", "#444444"
 TABLES = ("spectrum", "condition", "ggn", "sinks")
 SINKS = {"input": "sink in the input", "score": "sink in the score", "value": "sink in score and value"}
-MODELS = {
-    "attention": "softmax\nattention",
-    "linear attention": "linear\nattention",
-    "linear MLP": "linear\nMLP",
-}
+MODELS = {"attention": "softmax\nattention", "linear attention": "linear\nattention", "linear MLP": "linear\nMLP"}
 PLACES = {"random weights": "#444444", "critical points": "#e08214"}
 FLOOR = 2e-3
 

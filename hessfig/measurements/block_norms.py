@@ -42,11 +42,7 @@ class Estimator:
     """
 
     def __init__(
-        self,
-        problem: Problem,
-        model: ModelConfig,
-        settings: EstimatorConfig,
-        allotted: Mapping[str, int] | None = None,
+        self, problem: Problem, model: ModelConfig, settings: EstimatorConfig, allotted: Mapping[str, int] | None = None
     ) -> None:
         self.problem, self.model, self.settings = problem, model, settings
         self.engines = Engines(problem, model, settings.products)
@@ -104,12 +100,7 @@ class Estimator:
             return {}
 
     def _auto_probed(
-        self,
-        column: Column,
-        diagonal: Block,
-        blocks: Sequence[Block],
-        parts: Sequence[Part],
-        generator: Generator,
+        self, column: Column, diagonal: Block, blocks: Sequence[Block], parts: Sequence[Part], generator: Generator
     ) -> Norms:
         count = self.allotted.get(str(diagonal.col), self.settings.num_probes)
         if column.dim <= count:

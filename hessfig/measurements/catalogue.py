@@ -25,10 +25,7 @@ _ROWS = (
         operations=of.norm_operations,
     ),
     Quantity(
-        "hessian",
-        "hessfig.measurements.traces:hessian",
-        check=need.check_hessian,
-        operations=of.hessian_operations,
+        "hessian", "hessfig.measurements.traces:hessian", check=need.check_hessian, operations=of.hessian_operations
     ),
     Quantity(
         "trace",
@@ -99,11 +96,7 @@ _ROWS = (
         "hessfig.measurements.training_dynamics:gradient_covariance",
         gives=("gradient_covariance", "gradient_covariance_eigenvalue"),
     ),
-    Quantity(
-        "gradient_norm",
-        "hessfig.measurements.training_dynamics:gradient_norm",
-        settings=of.diagonal_settings,
-    ),
+    Quantity("gradient_norm", "hessfig.measurements.training_dynamics:gradient_norm", settings=of.diagonal_settings),
     Quantity("loss", "hessfig.measurements.training_dynamics:loss"),
     Quantity(
         "preconditioned_eigenvalue",

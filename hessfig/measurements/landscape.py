@@ -98,12 +98,7 @@ def stationarity(problem: Problem, request: Request) -> Measured:
     rows = [
         *averaged_rows("stationarity", request, at, mean_size(lengths)),
         *averaged_rows("stationarity_rms", request, at, root_mean_square(lengths)),
-        *exact_rows(
-            "stationarity_expected",
-            request,
-            at,
-            expected_gradient(mean, spread**0.5, samples.count, at),
-        ),
+        *exact_rows("stationarity_expected", request, at, expected_gradient(mean, spread**0.5, samples.count, at)),
         *exact_rows("stationarity_null", request, at, null_gradient(spread**0.5, at)),
     ]
     return Measured(rows, {"k": at, "lengths": lengths, "squares": squares.cpu().numpy()})

@@ -125,12 +125,7 @@ def row_of(block: Block | None = None, **columns: Any) -> Row:
     """Return a row of the table about `block` (None: about the whole network); index and error may be left out."""
     place: Row = {"layer": 0, "row_layer": 0, "row": "", "col": ""}
     if block is not None:
-        place = {
-            "layer": block.layer,
-            "row_layer": block.row_layer,
-            "row": str(block.row),
-            "col": str(block.col),
-        }
+        place = {"layer": block.layer, "row_layer": block.row_layer, "row": str(block.row), "col": str(block.col)}
     return {**place, "part": "", "index": None, "error": None, "num_probes": 0, **columns}
 
 

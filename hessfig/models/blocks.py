@@ -7,16 +7,7 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
-from hessfig.config import (
-    MLP,
-    Attention,
-    Kind,
-    ModelConfig,
-    Norm,
-    QueryKey,
-    TaskConfig,
-    with_defaults,
-)
+from hessfig.config import MLP, Attention, Kind, ModelConfig, Norm, QueryKey, TaskConfig, with_defaults
 from hessfig.errors import UserError, did_you_mean
 from hessfig.models.protocol import Layout
 from hessfig.terms import Block, Matrix, Part

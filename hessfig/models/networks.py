@@ -14,11 +14,7 @@ from transformer_lens.model_bridge.sources.native import NativeAttention, Native
 
 from hessfig.config import MLP, Attention, ModelConfig, Norm, QueryKey, Sink, with_defaults
 
-ACTIVATIONS: dict[MLP, Callable[[Tensor], Tensor]] = {
-    MLP.relu: F.relu,
-    MLP.gelu: F.gelu,
-    MLP.linear: lambda x: x,
-}
+ACTIVATIONS: dict[MLP, Callable[[Tensor], Tensor]] = {MLP.relu: F.relu, MLP.gelu: F.gelu, MLP.linear: lambda x: x}
 
 
 def score_sink(model: ModelConfig) -> float:

@@ -198,15 +198,7 @@ def as_drawn(found: Any, *, dtype: str, source: str) -> Drawn:
     return foreign(*found, dtype=dtype)
 
 
-def foreign(
-    network: Any,
-    inputs: Any,
-    targets: Any,
-    loss: Any,
-    weights: Any = None,
-    *,
-    dtype: str,
-) -> Drawn:
+def foreign(network: Any, inputs: Any, targets: Any, loss: Any, weights: Any = None, *, dtype: str) -> Drawn:
     """Check and name everything.
 
     The network is copied when it is not of type `dtype`, or has a module under two names. `inputs` and `targets` are
@@ -352,10 +344,7 @@ def _weighed(loss: nn.Module, batches: list[Batch], outputs: list[Tensor]) -> li
     return [replace(batch, weight=float(one)) for batch, one in counted]
 
 
-_DIGITS = {
-    torch.float64: 6,
-    torch.float32: 3,
-}  # of outputs and losses: the others differ from machine to machine
+_DIGITS = {torch.float64: 6, torch.float32: 3}  # of outputs and losses: the others differ from machine to machine
 
 
 def content_of(drawn: Drawn) -> str:

@@ -182,10 +182,7 @@ class Contents:
     def groups(self) -> list[tuple[str, list[Drawn]]]:
         """Return the figures that are there, or could not be drawn, by group, the paper's first; none is empty."""
         found = [
-            (
-                title,
-                [one for one in self.figures if one.asked.group == group and (one.pictures or one.problem)],
-            )
+            (title, [one for one in self.figures if one.asked.group == group and (one.pictures or one.problem)])
             for group, title in GROUPS.items()
         ]
         return [(title, figures) for title, figures in found if figures]

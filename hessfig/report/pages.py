@@ -344,8 +344,5 @@ def _short(cell: Any) -> str:
 
 def _ledger(contents: Contents, name: str) -> page_tables.Table | None:
     ledger = contents.theory if name == "theory" else contents.claims
-    captions = {
-        "theory": "Every statement, checked against automatic differentiation",
-        "claims": "Every claim",
-    }
+    captions = {"theory": "Every statement, checked against automatic differentiation", "claims": "Every claim"}
     return None if ledger.frame is None else page_tables.any_table(name, captions[name], ledger.frame)

@@ -21,15 +21,7 @@ from hessfig.analysis.slopes.printed import as_window, label
 from hessfig.errors import UserError
 from hessfig.predictions.growth_rates import Prediction
 from hessfig.record import CURVE
-from hessfig.report.gathered import (
-    Asked,
-    Failure,
-    State,
-    SweepAsked,
-    failures_in,
-    made_by,
-    state_of,
-)
+from hessfig.report.gathered import Asked, Failure, State, SweepAsked, failures_in, made_by, state_of
 
 
 @dataclass(frozen=True)
@@ -172,10 +164,7 @@ def results(sweep: SweepFound) -> list[str]:
         return []
     first = sweep.slopes.drop_duplicates(CURVE)
     said = list(_by_block(first))
-    return [
-        *said[:_MOST_BLOCKS],
-        *([f"and {len(said) - _MOST_BLOCKS} more below"] if len(said) > _MOST_BLOCKS else []),
-    ]
+    return [*said[:_MOST_BLOCKS], *([f"and {len(said) - _MOST_BLOCKS} more below"] if len(said) > _MOST_BLOCKS else [])]
 
 
 def first_window(sweep: SweepFound) -> str:

@@ -23,15 +23,7 @@ from hessfig.files import check_writable, fingerprint, unwritable, write_text
 from hessfig.record import CHECKSUM, checksum, read_checked
 from hessfig.report.drawn_figures import Contents, gather
 from hessfig.report.gathered import Asked
-from hessfig.report.pages import (
-    InOneFile,
-    InSite,
-    asset,
-    page_file,
-    pages,
-    render_all,
-    render_page,
-)
+from hessfig.report.pages import InOneFile, InSite, asset, page_file, pages, render_all, render_page
 from hessfig.report.readings import SweepFound, on_paper, on_theory
 
 SEAL = "written-by-hessfig.json"

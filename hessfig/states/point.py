@@ -75,12 +75,7 @@ def pinned(config: Config) -> Config:
     for key, place, found, planned in (
         ("state.path", state.path, state_hash, state.sha256),
         ("task.path", task.path, task_hash, task.sha256),
-        (
-            "model.path" if model.path else "model.factory",
-            model.path or model.factory,
-            model_hash,
-            model.sha256,
-        ),
+        ("model.path" if model.path else "model.factory", model.path or model.factory, model_hash, model.sha256),
     ):
         check_pin(place, key, found=found, planned=planned)
     return replace(

@@ -16,22 +16,8 @@ from hessfig.files import check_writable, is_file, remove_leftovers, write_toget
 from hessfig.measurements.allocation import Allocation
 from hessfig.record import MANIFEST, TABLE
 from hessfig.sweep.launchers.failures import FAILURES, Failures, Launch
-from hessfig.sweep.outputs import (
-    Gathered,
-    config_hash,
-    gather,
-    manifest_text,
-    now,
-    read_hash,
-)
-from hessfig.sweep.plan import (
-    Cell,
-    Setup,
-    Variants,
-    note_met,
-    plan,
-    setups_of,
-)
+from hessfig.sweep.outputs import Gathered, config_hash, gather, manifest_text, now, read_hash
+from hessfig.sweep.plan import Cell, Setup, Variants, note_met, plan, setups_of
 from hessfig.sweep.pool import Outcome, Pool
 from hessfig.sweep.progress import Reporter
 from hessfig.sweep.stages import allocations, pilot_cells, settled_by, trained_for
@@ -118,13 +104,7 @@ def _carried_out(
         notes.append(f"{len(lost)} pilot cells are not there: run the same command again, for its number of probes")
     missing = len(gathered.missing) + len(lost)
     return Summary(
-        **counts,
-        seconds=seconds,
-        peak=peak,
-        table=folder / TABLE,
-        missing=missing,
-        notes=notes,
-        is_written=is_written,
+        **counts, seconds=seconds, peak=peak, table=folder / TABLE, missing=missing, notes=notes, is_written=is_written
     )
 
 

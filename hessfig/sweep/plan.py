@@ -50,14 +50,7 @@ class Cell:
         step = {} if self.step is None else {"step": self.step}
         content = self.setup.content(self.sigma, self.seed)
         own = {"content": content} if content else {}
-        return {
-            **self.setup.science(self.quantity),
-            "sigma": self.sigma,
-            "seed": self.seed,
-            **step,
-            **settled,
-            **own,
-        }
+        return {**self.setup.science(self.quantity), "sigma": self.sigma, "seed": self.seed, **step, **settled, **own}
 
     @cached_property
     def key(self) -> str:

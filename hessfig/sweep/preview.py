@@ -13,13 +13,7 @@ from hessfig.record import FROBENIUS
 from hessfig.sweep.engine import Summary, sweep_folder, unfinished, worker_count
 from hessfig.sweep.launchers.failures import FAILURES, Failures
 from hessfig.sweep.limits import assumed_flops
-from hessfig.sweep.plan import (
-    Cell,
-    Setup,
-    Variants,
-    plan,
-    setups_of,
-)
+from hessfig.sweep.plan import Cell, Setup, Variants, plan, setups_of
 from hessfig.sweep.shards import Share
 from hessfig.sweep.stages import allocations, needs, pilot_cells, settled_by
 from hessfig.sweep.store import CellStore
@@ -129,11 +123,7 @@ def _failure_lines(failures: Failures, todo: list[Cell]) -> list[str]:
         first, *rest = cause[:_LONGEST_CAUSE].splitlines() or [""]
         lines += [f"  {len(cells)} cells, such as {cells[0]}: {first}", *(f"    {line}" for line in rest)]
     more = len(found) - _CAUSES
-    return [
-        *lines,
-        *([f"  and {more} more causes"] if more > 0 else []),
-        f"  the causes of each: {failures.folder}",
-    ]
+    return [*lines, *([f"  and {more} more causes"] if more > 0 else []), f"  the causes of each: {failures.folder}"]
 
 
 def _blocks(setup: Setup) -> str:

@@ -13,13 +13,7 @@ from hessfig.files import check_writable
 from hessfig.states.training.trajectory import Trajectory
 from hessfig.sweep.engine import measure_cells, on_this_machine, sweep_folder, unfinished
 from hessfig.sweep.launchers.failures import FAILURES, Failures
-from hessfig.sweep.plan import (
-    Cell,
-    Variants,
-    note_met,
-    plan,
-    setups_of,
-)
+from hessfig.sweep.plan import Cell, Variants, note_met, plan, setups_of
 from hessfig.sweep.stages import allocations, pilot_cells, settled_by
 from hessfig.sweep.store import CellStore, at_work
 

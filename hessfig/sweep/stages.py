@@ -12,24 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from hessfig.config import Config, State, sigma_values
 from hessfig.config.keys import kept_steps
-from hessfig.measurements.allocation import (
-    PILOT_PROBES,
-    PILOT_REPEATS,
-    Allocation,
-    allocation,
-    few,
-    needs_pilots,
-)
+from hessfig.measurements.allocation import PILOT_PROBES, PILOT_REPEATS, Allocation, allocation, few, needs_pilots
 from hessfig.record import FROBENIUS
 from hessfig.states.training.trajectory import Trajectory
 from hessfig.sweep.plan import Cell, Settled, Setup
-from hessfig.sweep.pool import (
-    Answer,
-    Outcome,
-    Pool,
-    answer_all,
-    brief,
-)
+from hessfig.sweep.pool import Answer, Outcome, Pool, answer_all, brief
 from hessfig.sweep.store import CellStore, CorruptCell
 
 if TYPE_CHECKING:

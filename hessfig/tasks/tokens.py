@@ -225,9 +225,4 @@ def _there(name: str) -> Path:
 
 
 def _unreadable(path: Path, why: str) -> UserError:
-    return UserError(
-        f"task.path: {path} holds no ids",
-        got=why[:200],
-        allowed=_FORMS,
-        remedy="numpy.save(FILE, ids)",
-    )
+    return UserError(f"task.path: {path} holds no ids", got=why[:200], allowed=_FORMS, remedy="numpy.save(FILE, ids)")

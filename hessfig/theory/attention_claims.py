@@ -22,15 +22,7 @@ from hessfig.theory.autodiff import (
     weight_jacobian,
 )
 from hessfig.theory.matrix_formulas import identity, kron, softmax_jacobian, softmax_second_derivative
-from hessfig.theory.statement import (
-    Dims,
-    Statement,
-    Values,
-    Verdict,
-    attention_point,
-    attention_weights,
-    normal,
-)
+from hessfig.theory.statement import Dims, Statement, Values, Verdict, attention_point, attention_weights, normal
 
 Q, K, V = MATRICES
 Pair = tuple[Matrix, Matrix]
@@ -287,9 +279,7 @@ def _single_draw(dims: Dims, generator: torch.Generator) -> _SingleMatrix:
 
 def _single_oracle(p: _SingleMatrix) -> Values:
     hessian = dense_hessian(
-        lambda w: autodiff.single_matrix_attention(p.X, {**w, V: p.W_V}),
-        square_loss(p.Y),
-        {Matrix.W_QK: p.W_QK},
+        lambda w: autodiff.single_matrix_attention(p.X, {**w, V: p.W_V}), square_loss(p.Y), {Matrix.W_QK: p.W_QK}
     )
     return {"H": hessian}
 
@@ -328,10 +318,7 @@ def _temperature_oracle(point: AttentionPoint) -> Values:
 
 
 def _temperature_printed(point: AttentionPoint) -> Values:
-    return {
-        "H_o": score_split(point, Part.H_o) / TEMPERATURE**2,
-        "H_f": score_split(point, Part.H_f) / TEMPERATURE,
-    }
+    return {"H_o": score_split(point, Part.H_o) / TEMPERATURE**2, "H_f": score_split(point, Part.H_f) / TEMPERATURE}
 
 
 def _temperature_corrected(point: AttentionPoint) -> Values:

@@ -14,13 +14,7 @@ from hessfig.errors import UserError
 from hessfig.terms import Block, Matrix, Part
 from hessfig.theory import matrix_formulas
 from hessfig.theory.autodiff import Weights, scores
-from hessfig.theory.matrix_formulas import (
-    commutation,
-    identity,
-    kron,
-    shuffle,
-    vec,
-)
+from hessfig.theory.matrix_formulas import commutation, identity, kron, shuffle, vec
 
 QUERY_KEY = (Matrix.W_Q, Matrix.W_K)
 MATRICES = (Matrix.W_Q, Matrix.W_K, Matrix.W_V)
@@ -222,10 +216,7 @@ def theorem_32_keys(point: AttentionPoint) -> dict[Pair, Float[Tensor, "rows col
     Z_1, Z_2 = matrix_formulas.z1_by_definition(point.A, X), matrix_formulas.z2_by_definition(point.A, X)
     left = duplicated_residual(point, d_V * d_K) @ kron(identity(L), W_V.T, R_K.T)
     values = duplicated_residual(point, d_V**2) @ kron(identity(L), shuffle(d_V)) @ Z_1
-    return {
-        (K, K): point.c / d_K * left @ Z_2 @ R_K,
-        (V, K): point.c / math.sqrt(d_K) * values @ R_K,
-    }
+    return {(K, K): point.c / d_K * left @ Z_2 @ R_K, (V, K): point.c / math.sqrt(d_K) * values @ R_K}
 
 
 def duplicated_residual(point: AttentionPoint, m: int) -> Float[Tensor, "m mLd"]:
@@ -271,10 +262,7 @@ def _sizes(point: AttentionPoint) -> tuple[Tensor, Tensor, Tensor, int, int]:
 
 
 def single_matrix_hessian(
-    X: Float[Tensor, "L d_V"],
-    Y: Float[Tensor, "L d_V"],
-    W_QK: Float[Tensor, "d_V d_V"],
-    W_V: Float[Tensor, "d_V d_V"],
+    X: Float[Tensor, "L d_V"], Y: Float[Tensor, "L d_V"], W_QK: Float[Tensor, "d_V d_V"], W_V: Float[Tensor, "d_V d_V"]
 ) -> Float[Tensor, "dd dd"]:
     """H(W_QK, W_QK) = c U for F = softmax(X W_QK X^T) X W_V (Lemma 4.1, with the factor c = 2/(L d_V))."""
     point = single_matrix_point(X, Y, W_QK, W_V)
@@ -282,10 +270,7 @@ def single_matrix_hessian(
 
 
 def single_matrix_point(
-    X: Float[Tensor, "L d_V"],
-    Y: Float[Tensor, "L d_V"],
-    W_QK: Float[Tensor, "d_V d_V"],
-    W_V: Float[Tensor, "d_V d_V"],
+    X: Float[Tensor, "L d_V"], Y: Float[Tensor, "L d_V"], W_QK: Float[Tensor, "d_V d_V"], W_V: Float[Tensor, "d_V d_V"]
 ) -> AttentionPoint:
     """The same attention map written with two matrices: W_Q = sqrt(d_V) W_QK, W_K = I."""
     size = X.shape[1]

@@ -14,15 +14,7 @@ from hessfig.theory import further_formulas as bounds
 from hessfig.theory.attention_claims import score_split
 from hessfig.theory.attention_formulas import AttentionPoint
 from hessfig.theory.further_formulas import Spread
-from hessfig.theory.statement import (
-    Dims,
-    Measure,
-    Statement,
-    Values,
-    Verdict,
-    attention_point,
-    normal,
-)
+from hessfig.theory.statement import Dims, Measure, Statement, Values, Verdict, attention_point, normal
 
 Q = Matrix.W_Q
 

@@ -11,21 +11,8 @@ from hessfig.theory import matrix_formulas
 from hessfig.theory import matrix_formulas as mc
 from hessfig.theory.attention_formulas import AttentionPoint
 from hessfig.theory.autodiff import jacobian
-from hessfig.theory.matrix_formulas import (
-    commutation,
-    identity,
-    khatri_rao,
-    kron,
-    vec,
-)
-from hessfig.theory.statement import (
-    Dims,
-    Statement,
-    Values,
-    Verdict,
-    attention_point,
-    normal,
-)
+from hessfig.theory.matrix_formulas import commutation, identity, khatri_rao, kron, vec
+from hessfig.theory.statement import Dims, Statement, Values, Verdict, attention_point, normal
 
 
 @dataclass(frozen=True)

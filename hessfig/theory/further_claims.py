@@ -21,15 +21,7 @@ from hessfig.theory.autodiff import (
     weight_jacobian,
 )
 from hessfig.theory.further_formulas import LinearPoint, head_jacobians, low_rank_blocks, low_rank_point
-from hessfig.theory.statement import (
-    Dims,
-    Statement,
-    Values,
-    Verdict,
-    attention_point,
-    attention_weights,
-    normal,
-)
+from hessfig.theory.statement import Dims, Statement, Values, Verdict, attention_point, attention_weights, normal
 
 Q, K, V = MATRICES
 
@@ -59,10 +51,7 @@ def _remark_printed(point: LinearPoint) -> Values:
 
 def _remark_keys(point: LinearPoint) -> Values:
     functional = {**la.functional_key_block(point), **la.contracted_functional_blocks(point)}
-    return {
-        **named(Part.H_o, la.outer_product_key_blocks(point)),
-        **named(Part.H_f, functional),
-    }
+    return {**named(Part.H_o, la.outer_product_key_blocks(point)), **named(Part.H_f, functional)}
 
 
 def _mlp_draw(dims: Dims, generator: torch.Generator) -> tuple[Tensor, Tensor, dict[int, Tensor]]:
@@ -195,8 +184,7 @@ def _low_rank_oracle(p: _LowRank) -> Values:
     values: dict[str, Tensor] = {}
     for part in Part:
         values |= named(
-            part,
-            hessian_blocks(lambda w: autodiff.low_rank_attention(p.X, w), square_loss(p.Y), p.weights, part),
+            part, hessian_blocks(lambda w: autodiff.low_rank_attention(p.X, w), square_loss(p.Y), p.weights, part)
         )
     return values
 

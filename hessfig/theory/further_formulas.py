@@ -13,14 +13,7 @@ from torch import Tensor
 from hessfig.terms import Matrix, Part
 from hessfig.theory.attention_formulas import MATRICES, AttentionPoint, jacobians
 from hessfig.theory.autodiff import IndexedWeights, Weights, at_index, linear_attention
-from hessfig.theory.matrix_formulas import (
-    commutation,
-    identity,
-    kron,
-    shuffle,
-    softmax_jacobian,
-    vec,
-)
+from hessfig.theory.matrix_formulas import commutation, identity, kron, shuffle, softmax_jacobian, vec
 
 Pair = tuple[Matrix, Matrix]
 Q, K, V = Matrix.W_Q, Matrix.W_K, Matrix.W_V
@@ -89,10 +82,7 @@ def functional_blocks(point: LinearPoint) -> dict[Pair, Float[Tensor, "rows cols
     delta, c, S = vec(point.residual)[None, :], point.functional_scale, point.Sigma
     values = kron(delta, identity(d_V**2)) @ kron(identity(len(point.X)), shuffle(d_V))
     keys = kron(delta @ kron(point.X, W_V.T @ S), identity(d_V)) @ shuffle(d_V)
-    return {
-        (V, Q): c * values @ kron(point.X, S @ W_K),
-        (Q, K): c * kron(keys, identity(d_K)),
-    }
+    return {(V, Q): c * values @ kron(point.X, S @ W_K), (Q, K): c * kron(keys, identity(d_K))}
 
 
 def functional_key_block(point: LinearPoint) -> dict[Pair, Float[Tensor, "rows cols"]]:
@@ -150,11 +140,7 @@ def low_rank_blocks(
 
 def low_rank_point(X: Float[Tensor, "L d_V"], Y: Float[Tensor, "L d_V"], weights: Weights) -> AttentionPoint:
     """The same layer with the product W_V = W_O W_U: its query-key blocks are those of any W_V."""
-    full = {
-        Matrix.W_Q: weights[Matrix.W_Q],
-        Matrix.W_K: weights[Matrix.W_K],
-        Matrix.W_V: weights[O] @ weights[U],
-    }
+    full = {Matrix.W_Q: weights[Matrix.W_Q], Matrix.W_K: weights[Matrix.W_K], Matrix.W_V: weights[O] @ weights[U]}
     return AttentionPoint(X, Y, full)
 
 

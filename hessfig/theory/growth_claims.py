@@ -30,10 +30,7 @@ SIGMA = 4e-3
 
 def _table_draw(dims: Dims, generator: torch.Generator) -> dict[str, ScaledNetwork]:
     point = attention_point(dims, generator)
-    layers = {
-        1: normal(dims.d_K, dims.d_V, generator=generator),
-        2: normal(dims.d_V, dims.d_K, generator=generator),
-    }
+    layers = {1: normal(dims.d_K, dims.d_V, generator=generator), 2: normal(dims.d_V, dims.d_K, generator=generator)}
     return {
         "attention": ScaledNetwork(point.X, point.Y, point.weights, autodiff.linear_attention, True),
         "MLP": ScaledNetwork(point.X, point.Y, layers, autodiff.linear_mlp, True),
@@ -45,10 +42,7 @@ def _table_oracle(nets: dict[str, ScaledNetwork]) -> Values:
     for name, net in nets.items():
         for part in (Part.H_o, Part.H_f):
             degrees = list(net.exponents(part, 1.0).values())
-            values |= {
-                f"{part} of the {name}, lowest": min(degrees),
-                f"{part} of the {name}, highest": max(degrees),
-            }
+            values |= {f"{part} of the {name}, lowest": min(degrees), f"{part} of the {name}, highest": max(degrees)}
     return values
 
 

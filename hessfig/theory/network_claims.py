@@ -11,31 +11,9 @@ from torch import Tensor
 from hessfig.terms import Matrix, Part
 from hessfig.theory import autodiff, sublayer_formulas
 from hessfig.theory.attention_claims import named
-from hessfig.theory.autodiff import (
-    hessian_blocks,
-    jacobian,
-    second_derivative,
-    square_loss,
-    weight_jacobian,
-)
-from hessfig.theory.statement import (
-    Dims,
-    Measure,
-    Statement,
-    Values,
-    Verdict,
-    block_weights,
-    normal,
-)
-from hessfig.theory.sublayer_formulas import (
-    GELU,
-    IN,
-    OUT,
-    RELU,
-    Activation,
-    BlockPoint,
-    Placement,
-)
+from hessfig.theory.autodiff import hessian_blocks, jacobian, second_derivative, square_loss, weight_jacobian
+from hessfig.theory.statement import Dims, Measure, Statement, Values, Verdict, block_weights, normal
+from hessfig.theory.sublayer_formulas import GELU, IN, OUT, RELU, Activation, BlockPoint, Placement
 
 NETWORKS = {Placement.post: autodiff.post_norm_block, Placement.pre: autodiff.pre_norm_block}
 CASES = [(placement, activation) for placement in Placement for activation in (RELU, GELU)]

@@ -24,14 +24,7 @@ from hessfig.theory.scalar_formulas import (
     spectrum,
     top_of_outer_product,
 )
-from hessfig.theory.statement import (
-    Dims,
-    Measure,
-    Statement,
-    Values,
-    Verdict,
-    normal,
-)
+from hessfig.theory.statement import Dims, Measure, Statement, Values, Verdict, normal
 
 BETA = 2.0
 TOKENS, PROBLEMS, CONDITION_PROBLEMS = 8, 40, 11

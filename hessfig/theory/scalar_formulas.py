@@ -98,11 +98,7 @@ class ScalarHessian:
 
 
 def scalar_hessian(
-    response: Response,
-    y: Float[Tensor, " L"],
-    w_V: float,
-    w_Q: Float[Tensor, " d_K"],
-    w_K: Float[Tensor, " d_K"],
+    response: Response, y: Float[Tensor, " L"], w_V: float, w_Q: Float[Tensor, " d_K"], w_K: Float[Tensor, " d_K"]
 ) -> ScalarHessian:
     """The full Hessian of |w_V m - y|^2/L in (w_V, w_Q, w_K)."""
     return _assemble(response, w_V * response.value - y, w_V, w_Q, w_K)

@@ -121,10 +121,7 @@ def run_scalar(output_dir: Path) -> list[Path]:
     spread = ("q25", "median", "q75", "count")
     tables: dict[str, tuple[Sequence[str], Rows]] = {
         "spectrum": (("index", "kind", "autodiff", "closed_form"), _spectrum(problems[0])),
-        "condition": (
-            ("norm_squared", *spread, "closed_form", "limit"),
-            _condition(problems[:CONDITION_PROBLEMS]),
-        ),
+        "condition": (("norm_squared", *spread, "closed_form", "limit"), _condition(problems[:CONDITION_PROBLEMS])),
         "ggn": (("where", "model", *spread), _ggn(problems)),
         "sinks": (("sink", "beta", "quantity", *spread), _sinks(problems[: PROBLEMS // 2])),
     }

@@ -169,10 +169,7 @@ def outer_product_block(X: Float[Tensor, "L d_in"], weights: Mapping[int, Tensor
 
 
 def functional_block(
-    X: Float[Tensor, "L d_in"],
-    residual: Float[Tensor, "L d_out"],
-    weights: Mapping[int, Tensor],
-    pair: tuple[int, int],
+    X: Float[Tensor, "L d_in"], residual: Float[Tensor, "L d_out"], weights: Mapping[int, Tensor], pair: tuple[int, int]
 ) -> Float[Tensor, "p q"]:
     """H_f(W^i, W^j), i > j, for half the mean squared error: linear in Omega = X^T D / L (Section 2, Table
     1).

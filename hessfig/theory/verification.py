@@ -23,15 +23,7 @@ from hessfig.theory.further_claims import HEAD_STATEMENTS, LINEAR
 from hessfig.theory.growth_claims import DEGREES, GROWTH
 from hessfig.theory.network_claims import BLOCK, SUBLAYERS
 from hessfig.theory.scalar_claims import SCALAR, SINKS
-from hessfig.theory.statement import (
-    FIRST_SEED,
-    Dims,
-    Measure,
-    Outcome,
-    Statement,
-    Verdict,
-    check,
-)
+from hessfig.theory.statement import FIRST_SEED, Dims, Measure, Outcome, Statement, Verdict, check
 
 
 def csv_text(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -76,10 +68,7 @@ def _key_value(word: str) -> tuple[str, str]:
     key, equals, value = word.partition("=")
     if not equals:
         raise UserError(
-            f"verify: cannot read {word!r}",
-            got=word,
-            allowed="key=value",
-            remedy="for example statement=thm31",
+            f"verify: cannot read {word!r}", got=word, allowed="key=value", remedy="for example statement=thm31"
         )
     if key not in _KEYS:
         raise UserError(

@@ -40,13 +40,7 @@ def of(rows: Iterable[Row], **beside: Evidence) -> Evidence:
 def gaps(gap_of: Mapping[str, Law], noise: float, setting: str = "model.attention") -> Evidence:
     """Return norms of W_V and W_Q whose exponents in sigma differ by a gap, which may depend on sigma."""
     return of(
-        block(
-            row,
-            sigma ** (2 + extra + noise * normal(seed, name, row)),
-            variant=variant,
-            seed=seed,
-            sigma=sigma,
-        )
+        block(row, sigma ** (2 + extra + noise * normal(seed, name, row)), variant=variant, seed=seed, sigma=sigma)
         for name, gap in gap_of.items()
         for variant in [f"{setting}={name}" if name else ""]
         for seed in SEEDS
@@ -143,13 +137,7 @@ def stationarity(exponent: float, noise: float) -> Evidence:
                 for k in KS:
                     place = {"variant": f"state.step={step}", "step": step, "seed": seed, "index": k}
                     for name, value in (("rms", k**p), ("null", k**-0.5)):
-                        yield {
-                            **place,
-                            "quantity": f"stationarity_{name}",
-                            "value": value,
-                            "row": "",
-                            "part": "",
-                        }
+                        yield {**place, "quantity": f"stationarity_{name}", "value": value, "row": "", "part": ""}
 
     return of(rows())
 
@@ -157,12 +145,7 @@ def stationarity(exponent: float, noise: float) -> Evidence:
 def data(norm: float, condition: float, noise: float) -> Evidence:
     """Return norms and condition numbers of the Hessian of k samples with these exponents."""
     return of(
-        {
-            **block(row, 3 * k ** (p + noise * normal(seed, name, row))),
-            "quantity": name,
-            "seed": seed,
-            "index": k,
-        }
+        {**block(row, 3 * k ** (p + noise * normal(seed, name, row))), "quantity": name, "seed": seed, "index": k}
         for name, p in (("subset_norm", norm), ("subset_condition_number", condition))
         for row in ("W_Q", "W_V")
         for seed in SEEDS
@@ -173,13 +156,7 @@ def data(norm: float, condition: float, noise: float) -> Evidence:
 def sublayers(logs: Mapping[str, float], noise: float, last: Mapping[str, float] | None = None) -> Evidence:
     """Return norms of blocks, log10, before and after a training."""
     return of(
-        block(
-            row,
-            10 ** (log + noise * normal(seed, row, step)),
-            seed=seed,
-            step=step,
-            variant=f"state.step={step}",
-        )
+        block(row, 10 ** (log + noise * normal(seed, row, step)), seed=seed, step=step, variant=f"state.step={step}")
         for step, found in ((0, logs), (1000, {**logs, **(last or {})}))
         for row, log in found.items()
         for seed in SEEDS

@@ -97,11 +97,7 @@ def _store(folder: Path, quantity: str, variant: str, held: dict[str, Any], chan
     path = folder / "cells" / name[:2] / f"{name}.npz"
     path.parent.mkdir(parents=True, exist_ok=True)
     np.savez_compressed(path, **{key: value for key, value in held.items() if value is not None})
-    return {
-        **said,
-        "file": str(path.relative_to(folder)),
-        "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
-    }
+    return {**said, "file": str(path.relative_to(folder)), "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
 
 
 def spectral_table(rows: Sequence[Mapping[str, Any]], sweep: str = "spectra") -> pd.DataFrame:
@@ -114,6 +110,5 @@ def spectral_table(rows: Sequence[Mapping[str, Any]], sweep: str = "spectra") ->
     }
     found = [{**shared, **row} for row in rows]
     return pd.DataFrame(
-        [{"col": row["row"], "config": f"{row['variant']}{row['num_layers']}", **row} for row in found],
-        columns=COLUMNS,
+        [{"col": row["row"], "config": f"{row['variant']}{row['num_layers']}", **row} for row in found], columns=COLUMNS
     )

@@ -31,10 +31,7 @@ MODEL = {
     "query_key": "separate",
     "temperature": 1.0,
 }
-CONFIG: dict[str, Any] = {
-    "model": MODEL,
-    "task": {"loss": "cross_entropy", "seed": 0, "batch_size": 64, "digits": 5},
-}
+CONFIG: dict[str, Any] = {"model": MODEL, "task": {"loss": "cross_entropy", "seed": 0, "batch_size": 64, "digits": 5}}
 VALUE_AND_QUERY = [("W_V", "W_V"), ("W_Q", "W_Q")]
 SIGMA = [float(f"{s:.12g}") for s in np.logspace(-2, 1, 10)]
 Law = Callable[[Block, Part, Architecture, float], float]

@@ -23,14 +23,7 @@ def store(folder: Path, variant: str = "", **changes: Any) -> dict[str, Any]:
 
     `changes`: seed, sigma, step or other words of the label; hessian, names, sizes or label (arrays) themselves.
     """
-    said = {
-        "variant": variant,
-        "num_layers": 1,
-        "sigma": 0.2,
-        "step": None,
-        "seed": 1234,
-        "quantity": "hessian",
-    }
+    said = {"variant": variant, "num_layers": 1, "sigma": 0.2, "step": None, "seed": 1234, "quantity": "hessian"}
     said |= {key: value for key, value in changes.items() if key in said}
     matrix = np.arange(36, dtype=np.float32).reshape(6, 6) + said["seed"]
     held = {"hessian": matrix, "names": NAMES, "sizes": SIZES, "label": json.dumps({"key": "k", **said})}

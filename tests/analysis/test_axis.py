@@ -9,15 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from hessfig.analysis.axis import (
-    Axis,
-    along,
-    as_variant,
-    assignments,
-    fixed_words,
-    short_variant,
-    varied_key,
-)
+from hessfig.analysis.axis import Axis, along, as_variant, assignments, fixed_words, short_variant, varied_key
 from hessfig.analysis.curves import growth_curves, seed_matrix
 from hessfig.analysis.slopes import fit as slopes
 from hessfig.analysis.slopes.gate import summary

@@ -141,14 +141,7 @@ def of_stand_ins(shift: float, noise: float) -> Evidence:
             for step in range(12):
                 place = {"seed": seed, "step": float(step)}
                 yield {**place, "value": 1.0 + step}
-                yield {
-                    **place,
-                    "row": "W_V",
-                    "layer": 1,
-                    "row_layer": 1,
-                    "quantity": "frobenius",
-                    "value": 1 + step,
-                }
+                yield {**place, "row": "W_V", "layer": 1, "row_layer": 1, "quantity": "frobenius", "value": 1 + step}
                 for name in STAND_INS:
                     value = 100 + shift * step + noise * normal(seed, step, name)
                     yield {**place, "row": "", "part": "", "quantity": name, "value": value}
@@ -164,11 +157,7 @@ def of_norm_layers(shift: float, noise: float) -> Evidence:
             for seed in SEEDS:
                 end = 1 + shift * (norm == "none") + noise * normal(seed, norm)
                 for step, log in ((0.0, 0.0), (5.0, end / 2), (9.0, end)):
-                    place = {
-                        "variant": f"model.norm={norm},model.attention=softmax",
-                        "seed": seed,
-                        "step": step,
-                    }
+                    place = {"variant": f"model.norm={norm},model.attention=softmax", "seed": seed, "step": step}
                     place |= {"row": "W_V", "layer": 1, "row_layer": 1, "quantity": "frobenius"}
                     yield {**place, "value": 10**log}
 
@@ -350,26 +339,16 @@ def test_intervals_become_verdicts() -> None:
         return Interval((low + high) / 2, 1.0, low, high, 5)
 
     assert [exceeds(one(*ends), 0.1) for ends in ((0.05, 0.3), (-1, 0.05), (-0.1, 0.3), (0.01, 0.12))] == [
-        *[HOLDS, NOT, OPEN, OPEN],
+        *[HOLDS, NOT, OPEN, OPEN]
     ]
-    assert [departs(one(*ends), 0.1) for ends in ((-0.3, -0.05), (-0.05, 0.09), (-0.3, 0.2))] == [
-        *[HOLDS, NOT, OPEN],
-    ]
-    assert [alike(one(*ends), 0.1) for ends in ((-0.05, 0.09), (-0.3, -0.05), (-0.3, 0.2))] == [
-        *[HOLDS, NOT, OPEN],
-    ]
-    assert [stays_below(one(*ends), 0.1) for ends in ((-0.3, 0.09), (0.11, 0.3), (0.0, 0.2))] == [
-        *[HOLDS, NOT, OPEN],
-    ]
+    assert [departs(one(*ends), 0.1) for ends in ((-0.3, -0.05), (-0.05, 0.09), (-0.3, 0.2))] == [*[HOLDS, NOT, OPEN]]
+    assert [alike(one(*ends), 0.1) for ends in ((-0.05, 0.09), (-0.3, -0.05), (-0.3, 0.2))] == [*[HOLDS, NOT, OPEN]]
+    assert [stays_below(one(*ends), 0.1) for ends in ((-0.3, 0.09), (0.11, 0.3), (0.0, 0.2))] == [*[HOLDS, NOT, OPEN]]
     nothing = Interval(1.0, math.nan, math.nan, math.nan, 1)
     for judge in (exceeds, departs, alike, stays_below):
         assert judge(nothing, 0.1) == OPEN
-    assert [all_of(found) for found in ([HOLDS, HOLDS], [HOLDS, NOT], [HOLDS, OPEN], [])] == [
-        *[HOLDS, NOT, OPEN, OPEN],
-    ]
-    assert [any_of(found) for found in ([OPEN, HOLDS], [NOT, NOT], [NOT, OPEN], [])] == [
-        *[HOLDS, NOT, OPEN, OPEN],
-    ]
+    assert [all_of(found) for found in ([HOLDS, HOLDS], [HOLDS, NOT], [HOLDS, OPEN], [])] == [*[HOLDS, NOT, OPEN, OPEN]]
+    assert [any_of(found) for found in ([OPEN, HOLDS], [NOT, NOT], [NOT, OPEN], [])] == [*[HOLDS, NOT, OPEN, OPEN]]
     assert by_condition({"a": NOT, "b": NOT}) == (NOT, "") and by_condition({"a": OPEN})[0] == OPEN
 
 

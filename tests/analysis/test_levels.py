@@ -33,10 +33,7 @@ def test_a_plateau_and_its_error_over_seeds() -> None:
 
 def test_seeds_that_lack_a_number_and_places_without_any() -> None:
     table = make_table(**ONE, sigma=[0.1, 1.0], law=lambda b, p, a, s: 1.0, seeds=3)
-    table.loc[(table["seed"] == 1234) & (table["sigma"] == 0.1), ["value", "status"]] = [
-        math.inf,
-        "nonfinite",
-    ]
+    table.loc[(table["seed"] == 1234) & (table["sigma"] == 0.1), ["value", "status"]] = [math.inf, "nonfinite"]
     assert window_levels(table, [(None, None)])["num_seeds"].tolist() == [2]
     table.loc[table["sigma"] == 0.1, ["value", "status"]] = [math.inf, "nonfinite"]
     (level,) = window_levels(table, [(None, None)]).to_dict("records")
@@ -48,13 +45,7 @@ def test_seeds_that_lack_a_number_and_places_without_any() -> None:
 def test_the_level_goes_with_a_varied_setting(tmp_path: Path) -> None:
     networks = [(f"model.d_mlp={width}", 1) for width in (8, 16, 32)]
     table = make_table(
-        **ONE,
-        networks=networks,
-        settings=config(d_mlp=8),
-        law=lambda b, p, a, s: 2.0,
-        noise=0,
-        wander=0.3,
-        seeds=3,
+        **ONE, networks=networks, settings=config(d_mlp=8), law=lambda b, p, a, s: 2.0, noise=0, wander=0.3, seeds=3
     )
     width = table["variant"].str.partition("=")[2].astype(float)
     folder = write_sweep(table.assign(value=table["value"] * width**1.5), tmp_path, settings=None)

@@ -33,10 +33,7 @@ def sampled(true: pd.DataFrame, seed: int, error: float = 0.05) -> pd.DataFrame:
     """Return estimates of the same numbers by probes of their own, each with its standard error."""
     noise = np.random.default_rng(seed).normal(size=len(true))
     return true.assign(
-        value=true["value"] * (1 + error * noise),
-        error=error * true["value"],
-        num_probes=40,
-        config=str(seed),
+        value=true["value"] * (1 + error * noise), error=error * true["value"], num_probes=40, config=str(seed)
     )
 
 

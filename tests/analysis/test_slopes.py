@@ -15,12 +15,7 @@ from rich.console import Console
 from hessfig.analysis.manifest import architectures
 from hessfig.analysis.slopes import fit as slopes
 from hessfig.analysis.slopes import levels
-from hessfig.analysis.slopes.fit import (
-    ARITHMETIC,
-    GEOMETRIC,
-    Fit,
-    fit_slope,
-)
+from hessfig.analysis.slopes.fit import ARITHMETIC, GEOMETRIC, Fit, fit_slope
 from hessfig.analysis.slopes.printed import Verdict, rich_table
 from hessfig.errors import UserError
 from hessfig.predictions.architecture import Architecture

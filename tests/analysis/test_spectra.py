@@ -26,14 +26,7 @@ from hessfig.analysis.spectral_distances import (
     smoothed,
     span,
 )
-from hessfig.analysis.stored_spectra import (
-    Density,
-    Place,
-    Quadrature,
-    Spectrum,
-    read_densities,
-    read_spectra,
-)
+from hessfig.analysis.stored_spectra import Density, Place, Quadrature, Spectrum, read_densities, read_spectra
 from tests.analysis.spectral import store_density, store_spectrum, write_manifest
 
 GENERATOR = np.random.default_rng(7)
@@ -49,10 +42,7 @@ def spectrum(values: np.ndarray) -> Spectrum:
 def both(tmp_path: Path) -> tuple[Spectrum, Density]:
     """Return a spectrum and its density by 12 probes of 30 steps."""
     blocks = {("W_Q", "H"): VALUES}
-    entries = [
-        store_spectrum(tmp_path, blocks),
-        store_density(tmp_path, blocks, num_probes=12, steps=30),
-    ]
+    entries = [store_spectrum(tmp_path, blocks), store_density(tmp_path, blocks, num_probes=12, steps=30)]
     write_manifest(tmp_path, entries)
     return read_spectra(tmp_path)[0], read_densities(tmp_path)[0]
 

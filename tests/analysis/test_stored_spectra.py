@@ -10,12 +10,7 @@ import numpy as np
 import pytest
 
 from hessfig.analysis import arrays
-from hessfig.analysis.stored_spectra import (
-    has_densities,
-    has_spectra,
-    read_densities,
-    read_spectra,
-)
+from hessfig.analysis.stored_spectra import has_densities, has_spectra, read_densities, read_spectra
 from hessfig.errors import UserError
 from tests.analysis.spectral import entry_of, store_density, store_spectrum, write_manifest
 

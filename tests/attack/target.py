@@ -18,14 +18,7 @@ from tests.runs import COMMAND
 
 SMALL = ["model.d_model=8", "task.batch_size=8", "task.digits=2", "workers=2"]
 SIGMA = ["sweep=sigma", *SMALL, "grid.points=20", "seeds=2", "estimator=hutchinson", "estimator.num_probes=4"]
-ENTRIES = [
-    "sweep=entries",
-    "model.d_model=4",
-    "model.d_mlp=6",
-    "task.batch_size=4",
-    "task.digits=1",
-    "workers=2",
-]
+ENTRIES = ["sweep=entries", "model.d_model=4", "model.d_mlp=6", "task.batch_size=4", "task.digits=1", "workers=2"]
 CSV, RESULTS = "reference.csv", "results"
 STEM = "norm=none_num_layers=1_scale=log_residual_scaling=1.0_linear_attention=False_loss=ce_frob"
 

@@ -87,11 +87,7 @@ def test_what_a_run_left(place: Path, call: Call, dice: random.Random, ledger: L
         ("table.csv without a manifest", "outputs/sigma/table.csv", SLOPES),
         ("reference CSV", CSV, COMPARE),
         ("reference pickles", f"{RESULTS}/{STEM}_v_outer.pickle", PICKLES),
-        (
-            "YAML of the user's",
-            "own/sweep/mine.yaml",
-            ("run", "--config-dir=own", "sweep=mine", "dry_run=true"),
-        ),
+        ("YAML of the user's", "own/sweep/mine.yaml", ("run", "--config-dir=own", "sweep=mine", "dry_run=true")),
     ],
 )
 def test_files_of_the_users(

@@ -88,15 +88,7 @@ def hostile(mark: Path) -> Iterator[tuple[str, str, Callable[[Path], object]]]:
         ("add_cross_attention", True, "crossattention"),
     ):
         yield f"config.json {key}={str(value)[:20]}", wanted, lambda at, k=key, v=value: said(at, **{k: v})
-    for place in (
-        "../evil.safetensors",
-        "/etc/passwd",
-        "..",
-        "a\\b.safetensors",
-        "x.bin",
-        "a\0.safetensors",
-        3,
-    ):
+    for place in ("../evil.safetensors", "/etc/passwd", "..", "a\\b.safetensors", "x.bin", "a\0.safetensors", 3):
         yield f"index to {place!r}", "is no index of weights", lambda at, p=place: indexed(at, {"a": p})
     yield "index to itself", "is no index of weights", lambda at: indexed(at, {"a": INDEX})
     yield "index to nothing", "lacks files", lambda at: indexed(at, {"a": "gone.safetensors"})

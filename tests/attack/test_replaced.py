@@ -80,15 +80,7 @@ CLASSES: dict[str, tuple[list[str], Callable[[Path, int], None], str]] = {
         "state.path: the content of w.safetensors is not the one",
     ),
     "task.path": (
-        [
-            *TOY,
-            "model=vit",
-            "model.patch=4",
-            "task=digits",
-            "task.path=p.npz",
-            "grid.values=[1.0]",
-            "seeds=2",
-        ],
+        [*TOY, "model=vit", "model.patch=4", "task=digits", "task.path=p.npz", "grid.values=[1.0]", "seeds=2"],
         write_pictures,
         "task.path: the content of p.npz is not the one",
     ),

@@ -233,13 +233,7 @@ def test_pages_of_yaml(place: Path, call: Call, dice: random.Random, ledger: Led
     (place / "own/sweep").mkdir(parents=True)
     for turn in range(400):
         head = dice.choice(
-            [
-                "# @package _global_\n",
-                "# @package _global_\nsweep: {name: mine}\n",
-                "",
-                "---\n",
-                "%YAML 1.1\n",
-            ]
+            ["# @package _global_\n", "# @package _global_\nsweep: {name: mine}\n", "", "---\n", "%YAML 1.1\n"]
         )
         text = head + page(dice)
         (place / "own/sweep/mine.yaml").write_text(text)

@@ -14,13 +14,7 @@ from hessfig.config.compose.overrides import quoted
 from hessfig.config.enums import FigureGroup, Published
 from hessfig.config.keys import as_plain
 from hessfig.config.settings import settings
-from hessfig.config.shipped_files import (
-    GROUPS,
-    choices,
-    natural,
-    shipped_figures,
-    studies,
-)
+from hessfig.config.shipped_files import GROUPS, choices, natural, shipped_figures, studies
 from hessfig.errors import UserError
 from hessfig.sweep.measure import measure
 from hessfig.sweep.plan import Cell, plan, setups_of
@@ -28,13 +22,7 @@ from tests.config.composing import configs, job
 
 SWEEPS = list(choices("sweep"))
 FIGURES = [name for name in choices("figure") if name != "none"]
-TOY = {
-    "task.digits": 1,
-    "task.batch_size": 2,
-    "estimator.num_probes": 9,
-    "spectrum.num_probes": 2,
-    "seeds": 1,
-}
+TOY = {"task.digits": 1, "task.batch_size": 2, "estimator.num_probes": 9, "spectrum.num_probes": 2, "seeds": 1}
 # How many variants of a sweep are measured, evenly spread: the others differ from these in a number.
 VARIANTS = [2, pytest.param(7, marks=pytest.mark.slow)]
 # Of sweeps over a training.
@@ -197,12 +185,7 @@ def test_every_setting_has_a_line_of_help() -> None:
 
 def test_the_defaults_are_the_papers() -> None:
     config = job().config
-    assert (config.seeds, config.first_seed, config.dtype, config.estimator.num_probes) == (
-        20,
-        1234,
-        "float64",
-        20,
-    )
+    assert (config.seeds, config.first_seed, config.dtype, config.estimator.num_probes) == (20, 1234, "float64", 20)
     assert (config.model.d_model, config.task.batch_size, config.task.digits) == (128, 64, 5)
     assert (config.grid.low, config.grid.high, config.grid.points) == (0.01, 10.0, 20)
     assert config.estimator.method == "auto"
@@ -222,11 +205,7 @@ def test_the_schema_and_the_plain_form_agree() -> None:
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [
-        (["seeds=1,x"], "seeds"),
-        (["seeds=1,0"], "whole number"),
-        (["dtype=float16,float64"], "float64, float32"),
-    ],
+    [(["seeds=1,x"], "seeds"), (["seeds=1,0"], "whole number"), (["dtype=float16,float64"], "float64, float32")],
 )
 def test_every_job_is_checked_before_the_first_runs(words: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):

@@ -23,12 +23,7 @@ def test_the_published_sigmas_are_met() -> None:
 
 
 def test_linear_spacing() -> None:
-    assert sigma_values(GridConfig(spacing=Spacing.linear, low=0.1, high=1.0, points=4)) == [
-        0.1,
-        0.4,
-        0.7,
-        1.0,
-    ]
+    assert sigma_values(GridConfig(spacing=Spacing.linear, low=0.1, high=1.0, points=4)) == [0.1, 0.4, 0.7, 1.0]
 
 
 def test_given_values_are_sorted() -> None:

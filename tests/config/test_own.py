@@ -52,9 +52,7 @@ def test_own_choices_come_after_the_shipped_ones(write: Write) -> None:
 
 def test_own_files_compose(write: Write) -> None:
     own = write(
-        sweep__mine=MINE,
-        model__tiny="# Tiny\nd_model: 8\n",
-        figure__f="name: f\nsweep: mine\nlayout: growth\n",
+        sweep__mine=MINE, model__tiny="# Tiny\nd_model: 8\n", figure__f="name: f\nsweep: mine\nlayout: growth\n"
     )
     found = job("sweep=mine", "figure=f", own=own)
     config = found.config
@@ -73,11 +71,7 @@ def test_own_choices_are_meant_too(write: Write) -> None:
 
 
 BAD = {
-    "nam": (
-        "# @package _global_\nsweep: {name: bad, nam: x}",
-        "no setting 'sweep.nam'",
-        "did you mean 'sweep.name'",
-    ),
+    "nam": ("# @package _global_\nsweep: {name: bad, nam: x}", "no setting 'sweep.nam'", "did you mean 'sweep.name'"),
     "top": ("# @package _global_\nseds: 3", "no setting 'seds'", "did you mean 'seeds'"),
     "package": ("seeds: 3", "no setting 'sweep.seeds'", "# @package _global_"),
     "value": ("# @package _global_\nseeds: x", "seeds must be a whole number", "seeds: x"),
@@ -85,11 +79,7 @@ BAD = {
     "yaml": ("# @package _global_\nseeds: [", "is not YAML (line 2", "mend line 2"),
     "twice": ("# @package _global_\nseeds: 1\nseeds: 2", "is not YAML (line 3", "duplicate key seeds"),
     "list": ("- 3", "does not hold settings by name", "key: value"),
-    "choice": (
-        "# @package _global_\ndefaults:\n  - override /model: gpt",
-        "no model 'gpt'",
-        "did you mean 'gpt2'",
-    ),
+    "choice": ("# @package _global_\ndefaults:\n  - override /model: gpt", "no model 'gpt'", "did you mean 'gpt2'"),
     "name": ("# @package _global_\nsweep: {name: sigma}", "does not name itself", "sweep.name: bad"),
     "nameless": ("# @package _global_\nseeds: 3", "does not name itself", "sweep.name: bad"),
 }

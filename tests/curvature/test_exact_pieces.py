@@ -16,13 +16,7 @@ from hessfig.curvature.exact import kronecker
 from hessfig.curvature.exact.kronecker import ItemMatrices, has_repeats, labels_of, one_of_each
 from hessfig.curvature.exact.scored_attention import LastLayer
 from hessfig.curvature.exact.scored_layer import LayerNormAt, Place
-from hessfig.curvature.exact.support import (
-    Level,
-    Route,
-    check_exact,
-    cost,
-    exactness,
-)
+from hessfig.curvature.exact.support import Level, Route, check_exact, cost, exactness
 from hessfig.errors import UserError
 from hessfig.models.blocks import matrices_of
 from hessfig.terms import Block, Matrix, Part

@@ -62,10 +62,7 @@ def test_groups_with_norms_and_biases_are_right_too() -> None:
 def test_saturated_attention_costs_few_digits(col: str, part: Part) -> None:
     """What reaches the first layer is 1 - p of attention weights p near 1, which a float32 network does not have."""
     problem = saturated(DEEP, 30.0)
-    rounded, probes = (
-        problem.cast(torch.float32),
-        torch.randn(32 * 32, 2, dtype=torch.float64, generator=seeded(0)),
-    )
+    rounded, probes = (problem.cast(torch.float32), torch.randn(32 * 32, 2, dtype=torch.float64, generator=seeded(0)))
     exact = LinearisedNetwork(problem, DEEP).column(1, col, [col]).split_matmat(probes)[col, part]
     found = LinearisedNetwork(rounded, DEEP).column(1, col, [col]).split_matmat(probes.float())[col, part]
     float32 = ColumnOperator(rounded, 1, col, [col]).split_matmat(probes.float())[col, part]

@@ -41,13 +41,7 @@ def _pairs(names: Any) -> list[tuple[str, str]]:
 # By figure: layout, windows, options, settings of the run, the table.
 FIGURES: dict[str, tuple[str, Any, dict[str, Any], Any, dict[str, Any]]] = {
     "3a": ("growth", [(None, 1.0)], {}, CONFIG, {}),
-    "3b": (
-        "growth",
-        THREE,
-        {},
-        config(norm="pre"),
-        {"law": lambda b, p, a, s: 1 / (1 + 3 * s) ** 1.5},
-    ),
+    "3b": ("growth", THREE, {}, config(norm="pre"), {"law": lambda b, p, a, s: 1 / (1 + 3 * s) ** 1.5}),
     "3b_levels": (
         "growth",
         THREE,
@@ -57,13 +51,7 @@ FIGURES: dict[str, tuple[str, Any, dict[str, Any], Any, dict[str, Any]]] = {
     ),
     "5a": ("linear_axes", OPEN, {}, CONFIG, {"sigma": np.linspace(0.1, 1, 10).tolist()}),
     "5b": ("linear_axes", OPEN, {}, CONFIG, {"sigma": np.linspace(0.1, 10, 10).tolist()}),
-    "6": (
-        "growth_by_depth",
-        [(None, 1.0)],
-        {},
-        CONFIG,
-        {"networks": [("", 1), ("", 5)], "sigma": SIGMA[::3]},
-    ),
+    "6": ("growth_by_depth", [(None, 1.0)], {}, CONFIG, {"networks": [("", 1), ("", 5)], "sigma": SIGMA[::3]}),
     "7": (
         "growth_by_depth",
         [(None, None), (None, 0.3)],
@@ -76,13 +64,7 @@ FIGURES: dict[str, tuple[str, Any, dict[str, Any], Any, dict[str, Any]]] = {
         OPEN,
         {},
         _LINEAR,
-        {
-            "networks": _depths(5),
-            "sigma": SIGMA[::3],
-            "blocks": [("W", "W")],
-            "parts": ["H"],
-            "settings": _LINEAR,
-        },
+        {"networks": _depths(5), "sigma": SIGMA[::3], "blocks": [("W", "W")], "parts": ["H"], "settings": _LINEAR},
     ),
     "eq5": ("pairs", [(None, 0.1)], {}, _BARE, {"blocks": _pairs(_ATTENTION), "settings": _BARE}),
     "blocks": (
@@ -176,10 +158,7 @@ def _beyond(figure: Figure) -> Iterator[Text]:
             slack = 1e-9 * (high - low)
             for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks()):
                 inside = low - slack <= scaled(np.array([tick.get_loc()]))[0] <= high + slack
-                for label, on in (
-                    (tick.label1, tick.label1.get_visible()),
-                    (tick.label2, tick.label2.get_visible()),
-                ):
+                for label, on in ((tick.label1, tick.label1.get_visible()), (tick.label2, tick.label2.get_visible())):
                     if not (inside and on):
                         yield label
 

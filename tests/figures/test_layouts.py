@@ -106,8 +106,5 @@ def test_a_short_variant_keeps_its_numbers_whole() -> None:
 
 
 def test_varied_setting() -> None:
-    assert varied_setting(["model.attention=softmax", "model.attention=linear"]) == (
-        "attention",
-        ["softmax", "linear"],
-    )
+    assert varied_setting(["model.attention=softmax", "model.attention=linear"]) == ("attention", ["softmax", "linear"])
     assert varied_setting(["a.x=1,b.y=2"]) == ("x, y", ["1, 2"])

@@ -66,11 +66,7 @@ def test_layers_and_depths(pages: Draw) -> None:
     assert len(drawn(page.figure.axes[0])) == 6
     (page,) = pages("lines", table, x="num_layers", colour="sigma", dashes="layer")
     assert sorted(len(line.get_xdata()) for line in drawn(page.figure.axes[0])) == [1, 1, 1, 2, 2, 2, 3, 3, 3]
-    assert list(page.numbers.columns).count("num_layers") == 1 and set(page.numbers["num_layers"]) == {
-        1,
-        2,
-        3,
-    }
+    assert list(page.numbers.columns).count("num_layers") == 1 and set(page.numbers["num_layers"]) == {1, 2, 3}
 
 
 def test_points_are_means_with_a_band_of_one_standard_error(pages: Draw) -> None:
@@ -156,10 +152,7 @@ def test_pairs_across_layers_and_numbers_of_no_block(pages: Draw) -> None:
     across = table[table["layer"] == 2].assign(row_layer=1)
     (page,) = pages("bars", pd.concat([table, across], ignore_index=True))
     labels = [label.get_text() for label in page.figure.axes[-1].get_xticklabels()]
-    assert labels == [
-        r"$W_{\mathrm{V}}, W_{\mathrm{Q}}$",
-        r"$W_{\mathrm{V}}$ of layer 1, $W_{\mathrm{Q}}$ of layer 2",
-    ]
+    assert labels == [r"$W_{\mathrm{V}}, W_{\mathrm{Q}}$", r"$W_{\mathrm{V}}$ of layer 1, $W_{\mathrm{Q}}$ of layer 2"]
     with pytest.raises(UserError, match=r"draws blocks within a layer[\s\S]*figure.layout=lines"):
         pages("growth", across)
     loss = make_table(quantity="loss").assign(row="", col="", part="", layer=0, row_layer=0)

@@ -11,16 +11,7 @@ import pandas as pd
 import pytest
 
 from hessfig.errors import UserError
-from hessfig.figures.parts.page import (
-    SMALLEST,
-    TEXT_WIDTH,
-    Page,
-    Paper,
-    fitting,
-    paper,
-    styled,
-    width_of,
-)
+from hessfig.figures.parts.page import SMALLEST, TEXT_WIDTH, Page, Paper, fitting, paper, styled, width_of
 from hessfig.figures.parts.panels import beside_one
 from hessfig.figures.parts.words import changed_words
 from hessfig.figures.sheets import FigureSpec, draw
@@ -80,10 +71,7 @@ def test_a_width_goes_before_the_styles(made: Made) -> None:
 @pytest.mark.long
 def test_no_power_stands_on_the_line_at_one(tmp_path: Path, sigma: list[float], width: float) -> None:
     figure = "5a" if sigma[-1] == 1 else "6"
-    FIGURES["probe"] = (
-        *FIGURES[figure][:4],
-        {"networks": [("", 2)] if figure == "6" else [("", 1)], "sigma": sigma},
-    )
+    FIGURES["probe"] = (*FIGURES[figure][:4], {"networks": [("", 2)] if figure == "6" else [("", 1)], "sigma": sigma})
     try:
         found = pages("probe", tmp_path, Paper(width=width))
     finally:

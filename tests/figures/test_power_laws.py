@@ -20,23 +20,8 @@ ALONG_K = {**CONFIG, "sweep": {"axis": "index"}, "landscape": {"distance": None,
 def k_rows(values: dict[str, Any], variant: str = "", single: dict[str, float] | None = None) -> pd.DataFrame:
     """Return a table of quantities of the network along k, three seeds; `values` are laws of k."""
     shared = {
-        **{
-            "sweep": "sigma",
-            "variant": variant,
-            "num_layers": 1,
-            "layer": 0,
-            "row_layer": 0,
-            "row": "",
-            "col": "",
-        },
-        **{
-            "part": "",
-            "error": 0.0,
-            "sigma": 0.1,
-            "step": float("nan"),
-            "num_probes": 0,
-            "estimator": "orders",
-        },
+        **{"sweep": "sigma", "variant": variant, "num_layers": 1, "layer": 0, "row_layer": 0, "row": "", "col": ""},
+        **{"part": "", "error": 0.0, "sigma": 0.1, "step": float("nan"), "num_probes": 0, "estimator": "orders"},
         **{"dtype": "float64", "status": "ok", "seconds": 0.1, "config": f"c{variant}"},
     }
     numbers = [(name, k, law(k)) for name, law in values.items() for k in PLACES]

@@ -145,11 +145,7 @@ def proxy_rows() -> Iterator[dict[str, Any]]:
     ):
         for seed in range(3):
             for sigma in (0.1, 1.0, 10.0):
-                here = {
-                    "variant": f"model.kind={kind},model.attention={attention}",
-                    "sigma": sigma,
-                    "seed": seed,
-                }
+                here = {"variant": f"model.kind={kind},model.attention={attention}", "sigma": sigma, "seed": seed}
                 yield {**here, "part": "H", "value": 2.0 + seed}
                 yield {**here, "part": "H_o", "value": ratio * (2.0 + seed)}
 

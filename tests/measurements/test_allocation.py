@@ -12,21 +12,11 @@ import pytest
 import torch
 
 from hessfig.config import Config, EstimatorConfig, GridConfig, Method, ModelConfig, TaskConfig
-from hessfig.measurements.allocation import (
-    FEWEST_PROBES,
-    PILOT_REPEATS,
-    Allocation,
-    probes_needed,
-)
+from hessfig.measurements.allocation import FEWEST_PROBES, PILOT_REPEATS, Allocation, probes_needed
 from hessfig.rng import stream
 from hessfig.sweep import preview, stages
 from hessfig.sweep.engine import run_sweep
-from hessfig.sweep.plan import (
-    Cell,
-    Variants,
-    plan,
-    setups_of,
-)
+from hessfig.sweep.plan import Cell, Variants, plan, setups_of
 from hessfig.sweep.store import CellStore
 
 TWO_LAYERS = ModelConfig(n_layers=2, d_model=6)
@@ -58,15 +48,7 @@ def numbers(error: float, spread: float, probes: int = 8, repeats: int = 4000) -
     """Return rows of one block at one sigma with the given relative standard deviations."""
     draw = torch.randn(repeats, generator=stream(0, error, spread), dtype=torch.float64)
     frobs = (math.hypot(error, spread) * draw).exp().tolist()
-    shared = {
-        "layer": 1,
-        "row_layer": 1,
-        "row": "W_Q",
-        "col": "W_Q",
-        "part": "H",
-        "sigma": 1.0,
-        "status": "ok",
-    }
+    shared = {"layer": 1, "row_layer": 1, "row": "W_Q", "col": "W_Q", "part": "H", "sigma": 1.0, "status": "ok"}
     return [{**shared, "value": f, "error": error * f, "num_probes": probes} for f in frobs]
 
 

@@ -75,38 +75,13 @@ def test_a_misspelt_weight_gets_a_suggestion() -> None:
 @pytest.mark.parametrize(
     ("model", "blocks", "message", "remedy"),
     [
-        (
-            MODEL,
-            [["W_Q", "W_QK"]],
-            r"\(model.query_key=separate\): \[W_Q, W_QK\] is not a pair",
-            "query_key=single",
-        ),
+        (MODEL, [["W_Q", "W_QK"]], r"\(model.query_key=separate\): \[W_Q, W_QK\] is not a pair", "query_key=single"),
         (MODEL, [["W_V", "W"]], r"\(model.kind=transformer\): \[W_V, W\] is not a pair", "model=linear_mlp"),
-        (
-            ModelConfig(query_key=QueryKey.single),
-            ["W_K"],
-            r"no weight W_K \(model.query_key=single\)$",
-            "=separate",
-        ),
+        (ModelConfig(query_key=QueryKey.single), ["W_K"], r"no weight W_K \(model.query_key=single\)$", "=separate"),
         (ModelConfig(mlp=MLP.none), ["W_in"], r"no weight W_in \(model.mlp=none\)$", "model.mlp=relu"),
-        (
-            ModelConfig(kind=Kind.linear_mlp),
-            ["W_V"],
-            r"no weight W_V \(model.kind=linear_mlp\)$",
-            "model=gpt2",
-        ),
-        (
-            ModelConfig(kind=Kind.self_attention),
-            ["W_O"],
-            r"no weight W_O \(model.kind=self_att",
-            "model=gpt2",
-        ),
-        (
-            ModelConfig(kind=Kind.self_attention),
-            ["W_QK"],
-            r"\(model.query_key=separate\)$",
-            "query_key=single",
-        ),
+        (ModelConfig(kind=Kind.linear_mlp), ["W_V"], r"no weight W_V \(model.kind=linear_mlp\)$", "model=gpt2"),
+        (ModelConfig(kind=Kind.self_attention), ["W_O"], r"no weight W_O \(model.kind=self_att", "model=gpt2"),
+        (ModelConfig(kind=Kind.self_attention), ["W_QK"], r"\(model.query_key=separate\)$", "query_key=single"),
     ],
 )
 def test_the_setting_that_leaves_a_weight_out_is_named(

@@ -24,23 +24,9 @@ from hessfig.models.kinds.huggingface import _marks
 from hessfig.models.registry import kind
 from hessfig.states.point import drawn
 from hessfig.sweep.measure import measure
-from hessfig.sweep.plan import (
-    Cell,
-    Setup,
-    plan,
-    setups_of,
-)
+from hessfig.sweep.plan import Cell, Setup, plan, setups_of
 from hessfig.terms import Block, Part
-from tests.models.tiny_models import (
-    CONTEXT,
-    SETTINGS,
-    config_of,
-    dense,
-    places,
-    save,
-    save_ids,
-    save_tokenizer,
-)
+from tests.models.tiny_models import CONTEXT, SETTINGS, config_of, dense, places, save, save_ids, save_tokenizer
 
 PARTS = list(Part)
 KIND = kind("huggingface")
@@ -210,10 +196,7 @@ class Logits(nn.Module):
 def test_the_command_and_the_python_interface_agree(home: Path) -> None:
     blocks = ["W_Q", "W_V.head2", ["W_Q", "W_V"], "W_out"]
     config = replace(
-        saved("gpt2", home),
-        estimator=EstimatorConfig(method=Method.dense),
-        blocks=blocks,
-        quantities=["frobenius"],
+        saved("gpt2", home), estimator=EstimatorConfig(method=Method.dense), blocks=blocks, quantities=["frobenius"]
     )
     (cell,) = plan(setups_of([("", config)]))
     rows = {(r["layer"], r["row"], r["col"], r["part"]): r["value"] for r in measure(cell).rows}

@@ -61,18 +61,12 @@ def damaged(home: Path, place: Path, **changes: Any) -> Path:
         ({"model": {"path": None, "d_model": 9, "n_heads": 2}}, "heads do not divide the width"),
         ({"task": {"path": "nowhere.npy"}}, "task.path: there is no such file"),
         ({"task": {"batch_size": 5}}, "holds too little[\\s\\S]*task.batch_size=4"),
-        (
-            {"task": {"length": 6, "path": None}},
-            f"longer than the network's context[\\s\\S]*at most {CONTEXT}",
-        ),
+        ({"task": {"length": 6, "path": None}}, f"longer than the network's context[\\s\\S]*at most {CONTEXT}"),
         ({"task": {"first_scored": 3}}, "first_scored[\\s\\S]*0 to 2"),
         ({"task": {"scored": "answer"}}, "task.scored=all"),
         ({"memory": "lots"}, "memory[\\s\\S]*memory=8GB"),
         ({"memory": "1MB"}, "too little for one sequence[\\s\\S]*at least"),
-        (
-            {"model": BIG, "task": {"path": None}, "blocks": ["all"], "memory": "4GB"},
-            "too little[\\s\\S]*at least",
-        ),
+        ({"model": BIG, "task": {"path": None}, "blocks": ["all"], "memory": "4GB"}, "too little[\\s\\S]*at least"),
     ],
 )
 def test_settings_that_cannot_be_had(home: Path, changes: dict[str, Any], message: str) -> None:

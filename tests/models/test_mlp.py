@@ -10,19 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hessfig.config import (
-    MLP,
-    Attention,
-    Config,
-    DType,
-    Kind,
-    Loss,
-    Method,
-    ModelConfig,
-    Norm,
-    QueryKey,
-    TaskConfig,
-)
+from hessfig.config import MLP, Attention, Config, DType, Kind, Loss, Method, ModelConfig, Norm, QueryKey, TaskConfig
 from hessfig.curvature.curvlinops import ColumnOperator
 from hessfig.curvature.routes import Engines
 from hessfig.curvature.tape.columns import LinearisedNetwork

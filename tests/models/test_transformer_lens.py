@@ -266,11 +266,7 @@ def test_files_replaced_after_planning_fail_the_cell_and_are_measured_under_anot
     asked = replace(config(folder, home / "ids.npy"), blocks=["W_V"])
     changed = {name: 2 * one if one.dim() > 1 else one for name, one in state(GPT2).items()}
     keys, values = [], []
-    for settings, tensors in (
-        (GPT2, state(GPT2)),
-        ({**GPT2, "act_fn": "relu"}, state(GPT2)),
-        (GPT2, changed),
-    ):
+    for settings, tensors in ((GPT2, state(GPT2)), ({**GPT2, "act_fn": "relu"}, state(GPT2)), (GPT2, changed)):
         if keys:
             written(folder, settings, tensors)
             with pytest.raises(UserError, match="is not the one that was planned"):

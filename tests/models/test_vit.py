@@ -10,19 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from hessfig.config import (
-    MLP,
-    Attention,
-    Config,
-    Data,
-    DType,
-    Kind,
-    Loss,
-    Method,
-    ModelConfig,
-    Norm,
-    TaskConfig,
-)
+from hessfig.config import MLP, Attention, Config, Data, DType, Kind, Loss, Method, ModelConfig, Norm, TaskConfig
 from hessfig.curvature.curvlinops import ColumnOperator
 from hessfig.curvature.tape.columns import LinearisedNetwork
 from hessfig.errors import UserError
@@ -174,10 +162,7 @@ def test_groups_and_norms_are_measured() -> None:
 BAD = {
     "patch": ({"model": replace(VIT, patch=3)}, r"does not divide the pictures' side of 8"),
     "batch": ({"task": replace(TASK, batch_size=1438)}, r"not as many training pictures(.|\n)*1 to 1437"),
-    "exact": (
-        {"estimator": replace(Config().estimator, method=Method.exact)},
-        r"no exact H_o(.|\n)*model.kind=trans",
-    ),
+    "exact": ({"estimator": replace(Config().estimator, method=Method.exact)}, r"no exact H_o(.|\n)*model.kind=trans"),
     "embedding": ({"blocks": ["W_E"]}, r"no weight W_E \(model.kind=vit\)"),
     "file": ({"task": replace(TASK, path="nowhere.npz")}, "task.path: there is no such file"),
 }

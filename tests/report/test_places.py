@@ -12,12 +12,7 @@ import pytest
 
 from hessfig.errors import UserError
 from hessfig.record import CHECKSUM, checksum
-from hessfig.report.written import (
-    SEAL,
-    appearing,
-    check_file,
-    marked,
-)
+from hessfig.report.written import SEAL, appearing, check_file, marked
 from tests.report.html import read
 from tests.report.outputs import cell, report
 
@@ -187,10 +182,7 @@ def test_a_forged_seal_removes_nothing_elsewhere(tmp_path: Path) -> None:
 
 def test_a_file_in_the_way_is_refused(tmp_path: Path) -> None:
     (tmp_path / "outputs").write_text("")
-    with (
-        pytest.raises(UserError, match=r"a file is in the way"),
-        appearing(tmp_path / "outputs/report"),
-    ):
+    with pytest.raises(UserError, match=r"a file is in the way"), appearing(tmp_path / "outputs/report"):
         raise AssertionError
 
 

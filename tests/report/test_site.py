@@ -93,14 +93,7 @@ def test_a_sweep_that_was_begun_names_the_command(site: Path) -> None:
 def test_the_front_page_shows_what_is_there_and_then_what_is_not(site: Path) -> None:
     """The paper's figures first; no tile stands for a figure whose sweep was not measured."""
     text = read(site / "index.html").text.partition("The paper")[2]
-    names = (
-        "Figure 3a",
-        "Figure 6",
-        "Your own",
-        "What is not here yet",
-        "Figure 1: not measured yet",
-        "Figure 5b",
-    )
+    names = ("Figure 3a", "Figure 6", "Your own", "What is not here yet", "Figure 1: not measured yet", "Figure 5b")
     places = [text.index(name) for name in names]
     assert places == sorted(places)
     assert "not measured" not in text.partition("What is not here yet")[0]

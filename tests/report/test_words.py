@@ -21,10 +21,7 @@ SLOPES = [
     {**CURVE, "row": "W_V", "col": "W_V", "part": "H", "slope": 2.1, "predicted": 2.0, "layer": 2},
     {**CURVE, "row": "W_Q", "col": "W_Q", "part": "H", "slope": math.nan, "predicted": 4.0},
 ]
-MEANS = [
-    {"row": "W_V", "col": "W_V", "part": "H", "mean": 4.0},
-    {"row": "W_V", "col": "W_Q", "part": "H", "mean": 0.0},
-]
+MEANS = [{"row": "W_V", "col": "W_V", "part": "H", "mean": 4.0}, {"row": "W_V", "col": "W_Q", "part": "H", "mean": 0.0}]
 BINS = [{"variant": "", "block": "W_V", "bin_low": low, "bin_high": 4 * low, "share": 0.4} for low in (1.0, 4.0, 16.0)]
 
 

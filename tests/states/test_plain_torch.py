@@ -59,11 +59,7 @@ def loss(w: dict[str, Tensor], tokens: Tensor) -> Tensor:
     return -logits.log_softmax(-1).gather(-1, right[..., None]).mean()
 
 
-PATHS = {
-    "W_V": "layers.0.attn.v.weight",
-    "W_Q": "layers.0.attn.q.weight",
-    "W_in": "layers.0.mlp.fc_in.weight",
-}
+PATHS = {"W_V": "layers.0.attn.v.weight", "W_Q": "layers.0.attn.q.weight", "W_in": "layers.0.mlp.fc_in.weight"}
 
 
 def test_block_norms_and_eigenvalues_at_a_checkpoint_are_those_of_plain_torch(tmp_path: Path) -> None:

@@ -12,15 +12,7 @@ from safetensors.torch import load_file
 from hessfig.config import Curvature, DType, Optimiser
 from hessfig.states.training import loop
 from hessfig.states.training.kept import Folder
-from hessfig.states.training.loop import (
-    FACTORS,
-    FLATTEST,
-    ensure,
-    factors,
-    is_look,
-    largest_ritz,
-    products_of_a_look,
-)
+from hessfig.states.training.loop import FACTORS, FLATTEST, ensure, factors, is_look, largest_ritz, products_of_a_look
 from hessfig.states.training.trajectory import Trajectory
 from tests.toys import training_config
 

@@ -13,17 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
-from hessfig.config import (
-    Attention,
-    Config,
-    DType,
-    Kind,
-    Optimiser,
-    State,
-    StateConfig,
-    TaskConfig,
-    TrainingData,
-)
+from hessfig.config import Attention, Config, DType, Kind, Optimiser, State, StateConfig, TaskConfig, TrainingData
 from hessfig.config.schema import ModelConfig
 from hessfig.states.initialised import build_network
 from hessfig.states.point import drawn

@@ -79,16 +79,7 @@ def test_the_manifest_says_what_was_run_and_names_nobody(reference: Path) -> Non
     assert manifest["cells"] == {"measured": CELLS, "reused": 0, "failed": 0}
     assert manifest["config"]["model"]["d_model"] == 4
     assert manifest["versions"]["torch"]
-    for key in (
-        "hessfig",
-        "git_commit",
-        "python",
-        "platform",
-        "threads_per_worker",
-        "start",
-        "end",
-        "device",
-    ):
+    for key in ("hessfig", "git_commit", "python", "platform", "threads_per_worker", "start", "end", "device"):
         assert key in manifest
     for private in (os.uname().nodename, str(reference), str(Path.home())):
         assert private not in text

@@ -22,12 +22,7 @@ from hessfig.config import (
 )
 from hessfig.measurements.quantity import columns
 from hessfig.record import digest
-from hessfig.sweep.plan import (
-    Cell,
-    Setup,
-    plan,
-    setups_of,
-)
+from hessfig.sweep.plan import Cell, Setup, plan, setups_of
 from tests.toys import ARCHITECTURES
 
 
@@ -121,13 +116,7 @@ def test_columns_share_their_products() -> None:
 def test_every_layer_has_its_blocks_and_shared_weights_none() -> None:
     config = Config(model=ARCHITECTURES["two layers"], blocks=["W_V", "W_E", ["W_E", "W_V"]])
     found = [(b.layer, b.row, b.col) for b in Setup("", config).blocks]
-    assert found == [
-        (0, "W_E", "W_E"),
-        (1, "W_V", "W_V"),
-        (1, "W_E", "W_V"),
-        (2, "W_V", "W_V"),
-        (2, "W_E", "W_V"),
-    ]
+    assert found == [(0, "W_E", "W_E"), (1, "W_V", "W_V"), (1, "W_E", "W_V"), (2, "W_V", "W_V"), (2, "W_E", "W_V")]
 
 
 def test_a_cell_says_where_it_is() -> None:

@@ -139,11 +139,7 @@ Write = Callable[[Path, int], None]
 FILES: dict[str, tuple[Callable[[Path], Config], Write, str]] = {
     "state.path": (loaded, write_state, "state.path: the content of .*state.safetensors is not the one that"),
     "task.path": (pictures, write_pictures, "task.path: the content of .*pictures.npz is not the one that"),
-    "what a factory reads": (
-        lambda folder: own(),
-        write_weights,
-        "returned something else than when this run",
-    ),
+    "what a factory reads": (lambda folder: own(), write_weights, "returned something else than when this run"),
     "a quantity's file": (
         lambda folder: own(quantities=["one.py:QUANTITY"]),
         write_quantity,

@@ -39,10 +39,7 @@ def test_cells_share_their_trainings(tmp_path: Path) -> None:
     cells = plan(setups_of(variants(config)))
     found = needs(cells)
     assert len(cells) == 2 * 2 * 3 * 2
-    assert [(need.trajectory.seed, need.steps) for need in found] == [
-        (1234, (0, 1, 3, 10)),
-        (1235, (0, 1, 3, 10)),
-    ]
+    assert [(need.trajectory.seed, need.steps) for need in found] == [(1234, (0, 1, 3, 10)), (1235, (0, 1, 3, 10))]
 
 
 def test_a_trained_state_has_no_pilots(tmp_path: Path) -> None:

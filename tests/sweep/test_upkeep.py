@@ -11,12 +11,7 @@ from pathlib import Path
 import pytest
 
 from hessfig.sweep.engine import run_sweep
-from hessfig.sweep.garbage import (
-    YOUNG,
-    remove,
-    sweep_folders,
-    unused,
-)
+from hessfig.sweep.garbage import YOUNG, remove, sweep_folders, unused
 from hessfig.sweep.store import at_work, is_at_work
 from tests.toys import toy_config
 

@@ -86,22 +86,12 @@ def test_large_sizes_stay_cheap() -> None:
 def test_other_weights_are_refused() -> None:
     point = attention_point(Dims(), stream(0, "bad"))
     with pytest.raises(UserError, match="no such block"):
-        attention_hessian(
-            point.X,
-            point.Y,
-            point.weights,
-            part=Part.H,
-            block=Block(1, Matrix.W_in, Matrix.W_in),
-        )
+        attention_hessian(point.X, point.Y, point.weights, part=Part.H, block=Block(1, Matrix.W_in, Matrix.W_in))
 
 
 def test_float32_is_refused() -> None:
     point = attention_point(Dims(), stream(0, "bad"))
     with pytest.raises(UserError, match="float64 is needed"):
         attention_hessian(
-            point.X.float(),
-            point.Y.float(),
-            point.weights,
-            part=Part.H,
-            block=Block(1, Matrix.W_V, Matrix.W_V),
+            point.X.float(), point.Y.float(), point.weights, part=Part.H, block=Block(1, Matrix.W_V, Matrix.W_V)
         )

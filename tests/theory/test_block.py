@@ -6,22 +6,10 @@ import torch
 from hessfig.rng import stream
 from hessfig.terms import Matrix, Part
 from hessfig.theory import autodiff, sublayer_formulas
-from hessfig.theory.autodiff import (
-    hessian_blocks,
-    jacobian,
-    square_loss,
-    weight_jacobian,
-)
+from hessfig.theory.autodiff import hessian_blocks, jacobian, square_loss, weight_jacobian
 from hessfig.theory.network_claims import NETWORKS, draw_block
 from hessfig.theory.statement import Dims
-from hessfig.theory.sublayer_formulas import (
-    GELU,
-    IN,
-    OUT,
-    RELU,
-    Activation,
-    Placement,
-)
+from hessfig.theory.sublayer_formulas import GELU, IN, OUT, RELU, Activation, Placement
 
 TIGHT = {"rtol": 1e-9, "atol": 1e-12}
 DIMS = Dims(L=3, d_V=4, d_K=2, d_ff=5)

@@ -22,14 +22,7 @@ def rates(architecture: Architecture, row: Matrix, col: Matrix, layer: int = 1) 
 
 @pytest.mark.parametrize(
     ("row", "col", "expected"),
-    [
-        (V, V, (2, 0, 2)),
-        (Q, V, (4, 3, 3)),
-        (K, V, (4, 3, 3)),
-        (Q, Q, (6, 5, 5)),
-        (K, K, (6, 5, 5)),
-        (Q, K, (6, 3, 3)),
-    ],
+    [(V, V, (2, 0, 2)), (Q, V, (4, 3, 3)), (K, V, (4, 3, 3)), (Q, Q, (6, 5, 5)), (K, K, (6, 5, 5)), (Q, K, (6, 3, 3))],
 )
 def test_equation_5(row: Matrix, col: Matrix, expected: tuple[int, int, int]) -> None:
     assert rates(BARE, row, col) == expected
@@ -44,14 +37,7 @@ def test_equation_5_with_zero_targets(row: Matrix, col: Matrix, functional: int)
 
 @pytest.mark.parametrize(
     ("row", "col", "expected"),
-    [
-        (V, V, (6, 0, 6)),
-        (Q, Q, (6, 0, 6)),
-        (K, K, (6, 0, 6)),
-        (Q, V, (6, 3, 3)),
-        (K, V, (6, 3, 3)),
-        (Q, K, (6, 3, 3)),
-    ],
+    [(V, V, (6, 0, 6)), (Q, Q, (6, 0, 6)), (K, K, (6, 0, 6)), (Q, V, (6, 3, 3)), (K, V, (6, 3, 3)), (Q, K, (6, 3, 3))],
 )
 def test_linear_attention_remark_4_1(row: Matrix, col: Matrix, expected: tuple[int, int, int]) -> None:
     linear = Architecture(**{**vars(BARE), "attention": Attention.linear})

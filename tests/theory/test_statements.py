@@ -5,14 +5,7 @@ import math
 import pytest
 import torch
 
-from hessfig.theory.statement import (
-    Dims,
-    Measure,
-    Outcome,
-    Statement,
-    Verdict,
-    check,
-)
+from hessfig.theory.statement import Dims, Measure, Outcome, Statement, Verdict, check
 from hessfig.theory.verification import CATALOGUE
 
 SIZES = [Dims(), Dims().other_side()]

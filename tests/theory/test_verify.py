@@ -40,11 +40,7 @@ def test_chosen_statements_are_checked_and_written(tmp_path: Path, capsys: pytes
 def test_errata_sheet_has_every_section_and_nothing_else_is_left(tmp_path: Path) -> None:
     run(["lem41", "thm31", "thm31-K"], tmp_path)
     text = (tmp_path / "verify" / "report.md").read_text()
-    for heading in (
-        "1. What needs a correction",
-        "2. What the sources leave out",
-        "3. What holds as printed",
-    ):
+    for heading in ("1. What needs a correction", "2. What the sources leave out", "3. What holds as printed"):
         assert f"## {heading}" in text
     assert sorted(p.name for p in (tmp_path / "verify").iterdir()) == ["report.md", "statements.csv"]
 

@@ -148,10 +148,7 @@ def explanation(one: Judged) -> list[tuple[str, str]]:
     said += [("rule", claim.rule_words)]
     if one.finding:
         said += [("effect", f"{effect(one)}, 95 % interval {interval(one) or 'none'}")]
-    said += [
-        ("verdict", one.verdict),
-        *([("note" if one.finding else "run", one.words)] if one.words else []),
-    ]
+    said += [("verdict", one.verdict), *([("note" if one.finding else "run", one.words)] if one.words else [])]
     return [*said, ("figure", f"hessfig plot figure={claim.figure}")]
 
 

@@ -169,11 +169,7 @@ def coupling(evidence: Evidence) -> Finding:
     rows = evidence.numbers(FROBENIUS, part=Part.H.value)
     squares = {
         pair: _squares(rows, *groups)
-        for pair, groups in {
-            "aa": (_ATTENTION, _ATTENTION),
-            "af": (_ATTENTION, _FFN),
-            "ff": (_FFN, _FFN),
-        }.items()
+        for pair, groups in {"aa": (_ATTENTION, _ATTENTION), "af": (_ATTENTION, _FFN), "ff": (_FFN, _FFN)}.items()
     }
     if any(one.empty for one in squares.values()):
         return missing("norms of every pair of attention and feed-forward weights")

@@ -27,13 +27,7 @@ from hessfig.analysis.comparison.agreement import (
     wide,
 )
 from hessfig.analysis.comparison.paired import Paired, compare_pairs
-from hessfig.analysis.comparison.references import (
-    NothingToCompare,
-    Reference,
-    comparable,
-    other_run,
-    read_reference,
-)
+from hessfig.analysis.comparison.references import NothingToCompare, Reference, comparable, other_run, read_reference
 from hessfig.analysis.manifest import read_run
 from hessfig.errors import UserError, plain
 from hessfig.files import write_text
@@ -302,24 +296,13 @@ def compare(table: pd.DataFrame, reference: Reference, between: Batches) -> Comp
     wides = (wide(ours, used), wide(theirs, used))
     curves, ratios = _curves(points, curve_shifts(*wides, between)), ratio_shifts(*wides, between)
     left_out = count_flaws(
-        {"ours": ours, reference.name: theirs},
-        points.loc[~(points["zero"] & points["zero_reference"]), POINT],
+        {"ours": ours, reference.name: theirs}, points.loc[~(points["zero"] & points["zero_reference"]), POINT]
     )
     unmatched = (len(mine) - len(both), len(reference.values[POINT].drop_duplicates()) - len(both))
     aside = (len(table) - len(ours), reference.aside)
     verdict, reasons = judge(points, curves, ratios)
     return Comparison(
-        name,
-        reference.name,
-        points,
-        curves,
-        ratios,
-        left_out,
-        unmatched,
-        aside,
-        between.scale,
-        verdict,
-        reasons,
+        name, reference.name, points, curves, ratios, left_out, unmatched, aside, between.scale, verdict, reasons
     )
 
 

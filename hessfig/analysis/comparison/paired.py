@@ -120,11 +120,7 @@ def _curves(points: pd.DataFrame) -> Iterator[dict[str, Any]]:
         found = {"num_points": len(here), "num_seeds": len(of_seeds), "largest": here["relative"].abs().max()}
         found |= {"shift": shift, "shift_low": shift - reach, "shift_high": shift + reach, "p": p}
         found |= {"largest_z": here["z"].abs().max(), "num_outside": int(here["is_outside"].sum())}
-        yield {
-            **dict(zip(CURVE, key, strict=True)),
-            **found,
-            "verdict": _verdict(here, found, CURVES / len(groups)),
-        }
+        yield {**dict(zip(CURVE, key, strict=True)), **found, "verdict": _verdict(here, found, CURVES / len(groups))}
 
 
 def _verdict(here: pd.DataFrame, found: Mapping[str, Any], level: float) -> str:
@@ -205,13 +201,7 @@ class Paired:
         for name in ("curve", "numbers", "largest difference", "shift [95 %]", "verdict"):
             table.add_column(name, no_wrap=name != "curve")
         for _, row in self.curves.iterrows():
-            cells = (
-                _name(row),
-                str(row["num_points"]),
-                f"{row['largest']:.2g}",
-                _interval(row),
-                row["verdict"],
-            )
+            cells = (_name(row), str(row["num_points"]), f"{row['largest']:.2g}", _interval(row), row["verdict"])
             table.add_row(*map(Text, cells))
         return table
 

@@ -27,13 +27,7 @@ MOST_ROWS = 300_000
 LONGEST_LINE = 10_000  # characters
 LONGEST_NAME = 100
 LARGEST_COUNT = 2**31
-_COMPRESSED = {
-    b"\x1f\x8b": "gzip",
-    b"BZh": "bzip2",
-    b"PK": "zip",
-    b"\xfd7zXZ": "xz",
-    b"(\xb5/\xfd": "zstandard",
-}
+_COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"PK": "zip", b"\xfd7zXZ": "xz", b"(\xb5/\xfd": "zstandard"}
 Row = Mapping[str, str]
 
 

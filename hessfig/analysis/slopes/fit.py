@@ -15,25 +15,14 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from hessfig.analysis.axis import (
-    SIGMA,
-    Axis,
-    X,
-    along,
-    check_places,
-)
+from hessfig.analysis.axis import SIGMA, Axis, X, along, check_places
 from hessfig.analysis.curves import of_quantity, quantity_to_fit, seed_matrix
 from hessfig.analysis.manifest import Architectures, read_run
 from hessfig.analysis.slopes.printed import Window, check_windows, judge, within
 from hessfig.analysis.table import in_reading_order
 from hessfig.files import write_text
 from hessfig.predictions.architecture import Architecture
-from hessfig.predictions.growth_rates import (
-    GrowthRate,
-    Prediction,
-    Regime,
-    growth_rate,
-)
+from hessfig.predictions.growth_rates import GrowthRate, Prediction, Regime, growth_rate
 from hessfig.record import CURVE, FROBENIUS, Status
 from hessfig.terms import Block, Part
 

@@ -12,24 +12,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from hessfig.analysis.axis import (
-    DEPTH,
-    SIGMA,
-    Axis,
-    X,
-    along,
-    as_numbers,
-    assignments,
-    check_places,
-)
+from hessfig.analysis.axis import DEPTH, SIGMA, Axis, X, along, as_numbers, assignments, check_places
 from hessfig.analysis.curves import of_quantity, quantity_to_fit, seed_matrix
 from hessfig.analysis.manifest import read_run
-from hessfig.analysis.slopes.fit import (
-    ARITHMETIC,
-    GEOMETRIC,
-    RESAMPLES,
-    fit_slope,
-)
+from hessfig.analysis.slopes.fit import ARITHMETIC, GEOMETRIC, RESAMPLES, fit_slope
 from hessfig.analysis.slopes.printed import Window, check_windows, within
 from hessfig.analysis.table import in_reading_order
 from hessfig.files import write_text
@@ -99,11 +85,7 @@ def _of_seeds(
             level = _mean(known.to_numpy(float), average)
             frames.append(
                 curve.index.to_frame(index=False).assign(
-                    level=level,
-                    num_points=known.shape[1],
-                    rank=rank,
-                    window_low=window[0],
-                    window_high=window[1],
+                    level=level, num_points=known.shape[1], rank=rank, window_low=window[0], window_high=window[1]
                 )
             )
     frame = pd.concat(frames, ignore_index=True).astype(dict.fromkeys(_WINDOW, float))

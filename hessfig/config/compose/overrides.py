@@ -95,12 +95,7 @@ def _parsed(word: str, own: Path | None) -> Override:
     try:
         return _override(word)
     except (HydraException, ValueError, RecursionError) as error:
-        raise UserError(
-            f"cannot read {word!r}",
-            got=word,
-            allowed="key=value",
-            remedy=_in_quotes(word),
-        ) from error
+        raise UserError(f"cannot read {word!r}", got=word, allowed="key=value", remedy=_in_quotes(word)) from error
 
 
 def _in_quotes(word: str) -> str:
@@ -121,10 +116,7 @@ def _check_form(word: str, override: Override) -> None:
         raise UserError(f"{key} cannot be taken away", got=word, allowed=f"{key}=VALUE", remedy="give it another value")
     if override.package is not None or (word.startswith("+") and not key.startswith(OPEN)):
         raise UserError(
-            f"{key} is a setting: no + is needed",
-            got=word,
-            allowed=f"{key}=VALUE",
-            remedy=f"{key}={_value(word)}",
+            f"{key} is a setting: no + is needed", got=word, allowed=f"{key}=VALUE", remedy=f"{key}={_value(word)}"
         )
 
 

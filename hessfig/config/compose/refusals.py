@@ -10,12 +10,7 @@ from pathlib import Path
 
 import yaml
 from hydra.errors import HydraException
-from omegaconf.errors import (
-    ConfigAttributeError,
-    ConfigKeyError,
-    InterpolationResolutionError,
-    OmegaConfBaseException,
-)
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, InterpolationResolutionError, OmegaConfBaseException
 
 from hessfig.config.settings import is_setting, meant, settings, siblings, wrong_kind
 from hessfig.config.shipped_files import GROUPS, choices, names
@@ -44,15 +39,9 @@ def lone_word(word: str, own: Path | None) -> UserError:
     """Return the error to show for a word without a value: a group, a setting, or a choice without its group."""
     if word in GROUPS:
         known = names(word, own)
-        allowed, remedy = (
-            f"key=value: {word}=NAME with one of {', '.join(known)}",
-            f"for example {word}={known[0]}",
-        )
+        allowed, remedy = (f"key=value: {word}=NAME with one of {', '.join(known)}", f"for example {word}={known[0]}")
     elif word in settings():
-        allowed, remedy = (
-            f"key=value: {word}=VALUE, {settings()[word].kind}",
-            f"for example {word}={_example(word)}",
-        )
+        allowed, remedy = (f"key=value: {word}=VALUE, {settings()[word].kind}", f"for example {word}={_example(word)}")
     else:
         allowed, remedy = "key=value", _whole(word, own)
     return UserError(f"cannot read {word!r}: it has no value", got=word, allowed=allowed, remedy=remedy)

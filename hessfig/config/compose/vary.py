@@ -71,17 +71,7 @@ def _check_name(key: str, name: str) -> None:
 
 
 # A variant is other networks, data, states or ways to measure; seeds and sigmas are no variants.
-VARIABLE = (
-    "task.",
-    "model.",
-    "state.",
-    "training.",
-    "grid.",
-    "estimator.",
-    "spectrum.",
-    "landscape.",
-    "dtype",
-)
+VARIABLE = ("task.", "model.", "state.", "training.", "grid.", "estimator.", "spectrum.", "landscape.", "dtype")
 MOST_VARIANTS = 500  # each takes some hundredths of a second to be checked
 Vary = dict[str, list[Any]]
 

@@ -27,10 +27,7 @@ class Mixing:
         scored, network = problem.batch.scored, problem.network
         hidden, inputs, self.weights, self.scale, mask = _read(network, model, problem.batch.inputs)
         self.heads, self.per_sequence = model.n_heads, scored.stop - scored.start
-        self.is_linear, self.is_single = (
-            model.attention == Attention.linear,
-            model.query_key == QueryKey.single,
-        )
+        self.is_linear, self.is_single = (model.attention == Attention.linear, model.query_key == QueryKey.single)
         self.sink = score_sink(model)
         self.stream, self.inputs = hidden[:, scored].flatten(0, 1), inputs[:, scored].flatten(0, 1)
         known = inputs[:, : scored.stop]

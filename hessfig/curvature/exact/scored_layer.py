@@ -125,10 +125,7 @@ class LayerNormAt:
         along = (pulled * self.direction).sum(dim=-1, keepdim=True)
         directions = torch.stack([self._ones, self.direction, pulled - pulled.mean(dim=-1, keepdim=True)], dim=-1)
         small = torch.zeros(len(square), 3, 3).to(square)
-        small[:, 0, 0], small[:, 1, 1] = (
-            (along / square / self.dim)[:, 0],
-            (3 * along / square / self.dim)[:, 0],
-        )
+        small[:, 0, 0], small[:, 1, 1] = ((along / square / self.dim)[:, 0], (3 * along / square / self.dim)[:, 0])
         small[:, 1, 2] = small[:, 2, 1] = -1 / square[:, 0]
         bent = columns * (-along / square)[:, :, None]
         return bent.baddbmm_(directions, small @ (directions.mT @ columns))

@@ -6,12 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from hessfig.config.enums import (
-    MLP,
-    Kind,
-    Norm,
-    Scored,
-)
+from hessfig.config.enums import MLP, Kind, Norm, Scored
 from hessfig.config.schema import ModelConfig, TaskConfig, with_defaults
 from hessfig.errors import UserError
 from hessfig.models.blocks import matrices_of, weight_size
@@ -154,16 +149,7 @@ class _Sizes:
         scored = length if m.kind == Kind.self_attention else _scored(task)
         hidden = 0 if m.mlp == MLP.none or m.kind == Kind.self_attention else m.d_mlp or 0
         inner = m.n_heads * (m.d_head or 0)
-        return cls(
-            task.batch_size,
-            task.batch_size * scored,
-            scored,
-            length,
-            m.d_model,
-            inner,
-            hidden,
-            task.vocabulary,
-        )
+        return cls(task.batch_size, task.batch_size * scored, scored, length, m.d_model, inner, hidden, task.vocabulary)
 
 
 def _scored(task: TaskConfig) -> int:

@@ -251,10 +251,7 @@ def _factors(problem: Problem, layer: int) -> tuple[Tensor, Tensor]:
     """Return h_n at the scored positions and R J with R^T R = d2l/df2."""
     network: Any = problem.network
     hidden = network.hidden(problem.batch.inputs, layer - 1)[:, problem.batch.scored]
-    root, behind = (
-        loss_rows(problem, network.from_hidden(hidden, layer - 1, slice(None)))[1],
-        _behind(network, layer),
-    )
+    root, behind = (loss_rows(problem, network.from_hidden(hidden, layer - 1, slice(None)))[1], _behind(network, layer))
     check_same(problem, hidden @ network.layers[layer - 1].weight.T @ behind.T, "exact engine")
     return hidden, root @ behind
 

@@ -14,13 +14,7 @@ from hessfig.config import ModelConfig
 from hessfig.curvature.column import SPLIT, Products, Rows, completed, rows_of, to_multiply
 from hessfig.curvature.problem import Problem, check_same
 from hessfig.curvature.tape.recording import build_tape
-from hessfig.curvature.tape.tape import (
-    Probes,
-    Tangents,
-    Tape,
-    Weight,
-    zeros_like_weight,
-)
+from hessfig.curvature.tape.tape import Probes, Tangents, Tape, Weight, zeros_like_weight
 from hessfig.models.protocol import Weight as NamedWeight
 from hessfig.tasks.losses import output_gradient
 from hessfig.terms import Part
@@ -104,12 +98,7 @@ class LinearisedColumn:
     """The blocks (row, col) of one column as operators on vectors in col's space."""
 
     def __init__(
-        self,
-        tape: Tape,
-        dtype: torch.dtype,
-        loss: nn.Module,
-        col: list[Weight],
-        rows: Mapping[Hashable, list[Weight]],
+        self, tape: Tape, dtype: torch.dtype, loss: nn.Module, col: list[Weight], rows: Mapping[Hashable, list[Weight]]
     ) -> None:
         self.tape, self.dtype, self.loss, self.col, self.rows = tape, dtype, loss, col, rows
         self.weights = [tape.parameter(weight) for weight in col]

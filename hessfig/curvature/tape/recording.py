@@ -10,15 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hessfig.config import MLP, ModelConfig, Norm, QueryKey
-from hessfig.curvature.tape.steps import (
-    Activate,
-    Gather,
-    Mixing,
-    Normalise,
-    Repeat,
-    Select,
-    Sum,
-)
+from hessfig.curvature.tape.steps import Activate, Gather, Mixing, Normalise, Repeat, Select, Sum
 from hessfig.curvature.tape.tape import BIAS, WEIGHT, LinearMap, Lookup, Node, Tangent, Tape, Weight
 from hessfig.models.networks import (
     BareAttention,

@@ -15,13 +15,7 @@ from hessfig.analysis.curves import functional_shares
 from hessfig.figures.parts.measured import Measured, as_written, drawn_numbers, read_measured
 from hessfig.figures.parts.page import FigureSpec, Page, matrix_colour, shades
 from hessfig.figures.parts.panel_sheet import Margins, panel_sheet, say
-from hessfig.figures.parts.panels import (
-    draw_curve,
-    mark_one,
-    positive,
-    set_log_range,
-    why_empty,
-)
+from hessfig.figures.parts.panels import draw_curve, mark_one, positive, set_log_range, why_empty
 from hessfig.figures.parts.words import block_words, norm_label, part_title, plain, symbol
 from hessfig.terms import Part
 
@@ -119,11 +113,7 @@ def _draw_curves(panels: Mapping[int, Axes], block: Measured) -> None:
             say(ax, why_empty(one))
     if any(values):
         axes[0].legend(
-            title=f"{plain(name)}:",
-            loc="upper left",
-            ncols=1 + len(values) // 5,
-            alignment="left",
-            columnspacing=0.6,
+            title=f"{plain(name)}:", loc="upper left", ncols=1 + len(values) // 5, alignment="left", columnspacing=0.6
         )
 
 
@@ -183,7 +173,6 @@ def _name_values(ax: Axes, values: list[str], numbers: list[float] | None) -> No
         ax.set_xscale("log")
         ax.xaxis.set_minor_locator(NullLocator())
     ax.set_xticks(
-        numbers or range(len(values)),
-        [f"{number:g}" for number in numbers] if numbers else list(map(plain, values)),
+        numbers or range(len(values)), [f"{number:g}" for number in numbers] if numbers else list(map(plain, values))
     )
     ax.margins(x=0.1)

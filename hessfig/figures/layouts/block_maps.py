@@ -26,23 +26,8 @@ from hessfig.figures.parts.measured import (
     read_numbers,
 )
 from hessfig.figures.parts.page import TINY, FigureSpec, Page, fitting, page_suffix, paper, part_colour, width_of
-from hessfig.figures.parts.panel_sheet import (
-    Margins,
-    fitting_columns,
-    panel_sheet,
-    panel_width,
-    say,
-    width_in,
-)
-from hessfig.figures.parts.panels import (
-    draw_curve,
-    draw_fit,
-    fitted,
-    mark_one,
-    positive,
-    set_log_range,
-    why_empty,
-)
+from hessfig.figures.parts.panel_sheet import Margins, fitting_columns, panel_sheet, panel_width, say, width_in
+from hessfig.figures.parts.panels import draw_curve, draw_fit, fitted, mark_one, positive, set_log_range, why_empty
 from hessfig.figures.parts.words import (
     norm_label,
     pair_words,

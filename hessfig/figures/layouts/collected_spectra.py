@@ -112,12 +112,7 @@ def by_rank(spectra: list[Spectrum], ranks: list[int]) -> pd.DataFrame:
     """Return mean, sem and count over seeds of the eigenvalues of these ranks (0: the smallest)."""
     values = pd.DataFrame([one.eigenvalues[ranks] for one in spectra])
     return pd.DataFrame(
-        {
-            "rank": [rank + 1 for rank in ranks],
-            "mean": values.mean(),
-            "sem": values.sem(),
-            "count": len(values),
-        }
+        {"rank": [rank + 1 for rank in ranks], "mean": values.mean(), "sem": values.sem(), "count": len(values)}
     )
 
 
@@ -150,8 +145,7 @@ def _at(every: Collected, coordinates: tuple[float | None, float | None]) -> Col
         return (_key(place.sigma), _key(place.step)) == coordinates
 
     return Collected(
-        [one for one in every.spectra if here(one.place)],
-        [one for one in every.densities if here(one.place)],
+        [one for one in every.spectra if here(one.place)], [one for one in every.densities if here(one.place)]
     )
 
 

@@ -10,51 +10,13 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from hessfig.analysis.axis import (
-    Axis,
-    X,
-    along,
-    check_places,
-    has_places,
-)
+from hessfig.analysis.axis import Axis, X, along, check_places, has_places
 from hessfig.analysis.curves import growth_curves, of_quantity
 from hessfig.analysis.manifest import read_run
-from hessfig.figures.parts.encoding import (
-    Look,
-    ordered,
-    seen,
-    set_x_scale,
-    set_y_scale,
-    unseen,
-    values_of,
-)
-from hessfig.figures.parts.measured import (
-    BLOCK_KEY,
-    BlockKey,
-    as_written,
-    at_one_place,
-    blocks_in_order,
-    with_pairs,
-)
-from hessfig.figures.parts.page import (
-    TINY,
-    FigureSpec,
-    Page,
-    file_words,
-    fitting,
-    page_suffix,
-    shades,
-    width_of,
-)
-from hessfig.figures.parts.panel_sheet import (
-    MARGINS,
-    Margins,
-    Share,
-    label_side,
-    panel_sheet,
-    panel_width,
-    say,
-)
+from hessfig.figures.parts.encoding import Look, ordered, seen, set_x_scale, set_y_scale, unseen, values_of
+from hessfig.figures.parts.measured import BLOCK_KEY, BlockKey, as_written, at_one_place, blocks_in_order, with_pairs
+from hessfig.figures.parts.page import TINY, FigureSpec, Page, file_words, fitting, page_suffix, shades, width_of
+from hessfig.figures.parts.panel_sheet import MARGINS, Margins, Share, label_side, panel_sheet, panel_width, say
 from hessfig.figures.parts.panels import mark_one, why_no_line
 from hessfig.figures.parts.words import (
     block_title,
@@ -147,12 +109,7 @@ def _draw_bar_panel(ax: Axes, points: pd.DataFrame, page: pd.DataFrame) -> None:
     without_dot = points["is_zero"] | ((points["mean"] == 0) & log_y)
     for row in points[without_dot].drop_duplicates("place").itertuples():
         ax.text(
-            row.place,
-            0.03 if log_y else 0.1,
-            "= 0",
-            transform=ax.get_xaxis_transform(),
-            fontsize=TINY,
-            ha="center",
+            row.place, 0.03 if log_y else 0.1, "= 0", transform=ax.get_xaxis_transform(), fontsize=TINY, ha="center"
         )
     if len(layers) > 1:
         ax.legend(title="Layer:", ncols=len(layers), loc="best", alignment="left", columnspacing=0.4)

@@ -108,20 +108,14 @@ _PANELS = (
             ("smallest_eigenvalue", "H_o", "smallest, H_o"),
         ),
     ),
-    (
-        _THRESHOLD,
-        (("preconditioned_eigenvalue", "H", "of P⁻¹H"), ("stability_threshold", "", "threshold")),
-    ),
+    (_THRESHOLD, (("preconditioned_eigenvalue", "H", "of P⁻¹H"), ("stability_threshold", "", "threshold"))),
     (
         "Sharpness along the steps",
         (("batch_sharpness", "", "of batches"), ("critical_sharpness", "", "2 / critical step")),
     ),
     (
         "Noise of gradients",
-        (
-            ("gradient_covariance", "", "tr C"),
-            ("gradient_covariance_eigenvalue", "", "largest of C"),
-        ),
+        (("gradient_covariance", "", "tr C"), ("gradient_covariance_eigenvalue", "", "largest of C")),
     ),
     ("Spread of attention", (("score_spread", "", "scores"), ("pattern_spread", "", "weights"))),
     ("Trace", (("trace", "H", "H"), ("trace", "H_o", "H_o"))),
@@ -296,10 +290,7 @@ def _heat(ax: Axes, points: pd.DataFrame, name: str) -> None:
 
 def _bars(ax: Axes, last: pd.DataFrame) -> None:
     mean = 10 ** last["log10"]
-    below, above = (
-        mean - 10 ** last["low"].fillna(last["log10"]),
-        10 ** last["high"].fillna(last["log10"]) - mean,
-    )
+    below, above = (mean - 10 ** last["low"].fillna(last["log10"]), 10 ** last["high"].fillna(last["log10"]) - mean)
     places = range(len(last))
     ax.barh(
         list(places),

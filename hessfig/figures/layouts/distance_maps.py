@@ -23,12 +23,7 @@ from hessfig.figures.layouts.eigenvalue_plots import kernel_of
 from hessfig.figures.parts.measured import as_written, at_one_place, in_order, parts_of, read_numbers
 from hessfig.figures.parts.page import TEXT_WIDTH, TINY, FigureSpec, Page, file_words, page_suffix, paper, width_of
 from hessfig.figures.parts.page import points as points_of
-from hessfig.figures.parts.panel_sheet import (
-    Margins,
-    panel_grid,
-    panel_width,
-    width_in,
-)
+from hessfig.figures.parts.panel_sheet import Margins, panel_grid, panel_width, width_in
 from hessfig.figures.parts.words import (
     estimator_words,
     part_title,

@@ -13,31 +13,11 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, NullLocator
 
-from hessfig.analysis.spectral_distances import (
-    Banded,
-    Kernel,
-    cumulative,
-    grid_over,
-    of_eigenvalues,
-    smoothed,
-    span,
-)
+from hessfig.analysis.spectral_distances import Banded, Kernel, cumulative, grid_over, of_eigenvalues, smoothed, span
 from hessfig.analysis.stored_spectra import Density, Spectrum
-from hessfig.figures.layouts.collected_spectra import (
-    BlockName,
-    Collected,
-    Network,
-    by_rank,
-    collected,
-    extremes_page,
-)
+from hessfig.figures.layouts.collected_spectra import BlockName, Collected, Network, by_rank, collected, extremes_page
 from hessfig.figures.parts.page import TINY, FigureSpec, Page, matrix_colour, part_colour
-from hessfig.figures.parts.panel_sheet import (
-    Margins,
-    only_outer_labels,
-    panel_grid,
-    say,
-)
+from hessfig.figures.parts.panel_sheet import Margins, only_outer_labels, panel_grid, say
 from hessfig.figures.parts.panels import set_decades
 from hessfig.figures.parts.words import symbol, variant_words, weight_words
 from hessfig.terms import Part
@@ -262,15 +242,7 @@ def _page(
 
 
 def _draw(
-    ax: Axes,
-    one: Collected,
-    network: Network,
-    block: BlockName,
-    kind: str,
-    kernel: Kernel,
-    *,
-    part: str,
-    floor: float,
+    ax: Axes, one: Collected, network: Network, block: BlockName, kind: str, kernel: Kernel, *, part: str, floor: float
 ) -> pd.DataFrame:
     if kind == _SORTED:
         return _draw_parts(ax, one, network, block, floor)

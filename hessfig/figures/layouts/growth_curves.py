@@ -109,8 +109,7 @@ def how(measured: Measured) -> str:
         windows = windows_in_words(measured.windows, measured.axis)
         return f"{measured.how()} Levels: {means} mean over {windows}; ± standard error over seeds."
     other = next(
-        (window for window in map(_window, _rows(measured.telling_slopes())) if window != measured.windows[0]),
-        None,
+        (window for window in map(_window, _rows(measured.telling_slopes())) if window != measured.windows[0]), None
     )
     dagger = f" {DAGGER}: {label(other, measured.axis.symbol)}." if other and len(measured.layers()) > 1 else ""
     layers = " Beside powers: their layers." if len(measured.layers()) > 1 else ""

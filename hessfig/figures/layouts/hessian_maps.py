@@ -13,24 +13,12 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from numpy.typing import NDArray
 
-from hessfig.analysis.arrays import (
-    StoredHessian,
-    histogram,
-    log_bins,
-    read_hessians,
-)
+from hessfig.analysis.arrays import StoredHessian, histogram, log_bins, read_hessians
 from hessfig.analysis.axis import SIGMA
 from hessfig.analysis.manifest import read_manifest
 from hessfig.errors import UserError
 from hessfig.figures.parts.page import TINY, FigureSpec, Page, matrix_colour, page_suffix, width_of
-from hessfig.figures.parts.panel_sheet import (
-    Margins,
-    fitting_columns,
-    label_side,
-    panel_sheet,
-    panel_width,
-    width_in,
-)
+from hessfig.figures.parts.panel_sheet import Margins, fitting_columns, label_side, panel_sheet, panel_width, width_in
 from hessfig.figures.parts.panels import set_decades
 from hessfig.figures.parts.words import pair_words, plain, setting_words, weight_words
 from hessfig.terms import Matrix
@@ -46,10 +34,7 @@ def histograms(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     Requires: stored Hessians of both variants (options `opaque` and `faded` name others, `blocks` other weights).
     """
     hessians = {hessian.variant: hessian for hessian in read_hessians(folder)}
-    names = [
-        spec.options.get("opaque", "model.attention=linear"),
-        spec.options.get("faded", "model.attention=softmax"),
-    ]
+    names = [spec.options.get("opaque", "model.attention=linear"), spec.options.get("faded", "model.attention=softmax")]
     opaque, faded = (picked(list(hessians.values()), name)[0] for name in names)
     yield draw_histograms(opaque, faded, blocks_of(spec), setting=setting_of(folder))
 
@@ -159,12 +144,7 @@ def entries(spec: FigureSpec, folder: Path) -> Iterator[Page]:
 
 
 def draw_entries(
-    hessian: StoredHessian,
-    weights: Sequence[str],
-    blocks: Sequence[str],
-    *,
-    suffix: str = "",
-    setting: str = "",
+    hessian: StoredHessian, weights: Sequence[str], blocks: Sequence[str], *, suffix: str = "", setting: str = ""
 ) -> Page:
     """Draw the two heat maps with one colour bar, and the histograms below them."""
     whole, some = hessian, hessian.restricted(weights)

@@ -11,15 +11,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from hessfig.analysis.axis import (
-    Axis,
-    X,
-    along,
-    as_variant,
-    assignments,
-    check_places,
-    short_variant,
-)
+from hessfig.analysis.axis import Axis, X, along, as_variant, assignments, check_places, short_variant
 from hessfig.analysis.curves import growth_curves, of_quantity
 from hessfig.analysis.manifest import Run, read_run
 from hessfig.analysis.slopes.fit import fit_slopes
@@ -27,30 +19,9 @@ from hessfig.analysis.slopes.printed import WHOLE, Window, label
 from hessfig.errors import UserError, run_command
 from hessfig.figures.parts.encoding import set_x_scale
 from hessfig.figures.parts.measured import as_written
-from hessfig.figures.parts.page import (
-    GUIDE,
-    TINY,
-    FigureSpec,
-    Page,
-    file_words,
-    part_colour,
-    shades,
-)
-from hessfig.figures.parts.panel_sheet import (
-    Margins,
-    only_outer_labels,
-    panel_grid,
-    say,
-)
-from hessfig.figures.parts.panels import (
-    between_decades,
-    corner,
-    draw_curve,
-    fitted,
-    positive,
-    set_decades,
-    why_no_line,
-)
+from hessfig.figures.parts.page import GUIDE, TINY, FigureSpec, Page, file_words, part_colour, shades
+from hessfig.figures.parts.panel_sheet import Margins, only_outer_labels, panel_grid, say
+from hessfig.figures.parts.panels import between_decades, corner, draw_curve, fitted, positive, set_decades, why_no_line
 from hessfig.figures.parts.words import block_title, note_words, plain, quantity_words, symbol
 from hessfig.record import CURVE, FROBENIUS, LEFT_OUT
 from hessfig.terms import name_order

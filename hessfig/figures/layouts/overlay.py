@@ -14,15 +14,7 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 
 from hessfig.analysis.axis import X
 from hessfig.analysis.comparison.against import Comparison
-from hessfig.figures.parts.page import (
-    GUIDE,
-    PUBLISHED,
-    Page,
-    matrix_colour,
-    save_page,
-    shades,
-    styled,
-)
+from hessfig.figures.parts.page import GUIDE, PUBLISHED, Page, matrix_colour, save_page, shades, styled
 from hessfig.figures.parts.panel_sheet import Margins, panel_grid, say
 from hessfig.figures.parts.panels import draw_curve, mark_one, set_log_range
 from hessfig.figures.parts.words import norm_label, plain, symbol

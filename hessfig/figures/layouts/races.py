@@ -14,15 +14,7 @@ from hessfig.analysis.claims.rule import student_interval
 from hessfig.analysis.manifest import read_run
 from hessfig.analysis.training_runs import THRESHOLD, Race, race, settled, shares
 from hessfig.errors import UserError
-from hessfig.figures.layouts.courses import (
-    check_steps,
-    counted,
-    draw_means,
-    how,
-    name_columns,
-    of_whole,
-    scale,
-)
+from hessfig.figures.layouts.courses import check_steps, counted, draw_means, how, name_columns, of_whole, scale
 from hessfig.figures.layouts.scaling import draw_line, seed_means, tone
 from hessfig.figures.parts.encoding import set_y_scale
 from hessfig.figures.parts.page import GUIDE, TINY, FigureSpec, Page, part_colour
@@ -86,13 +78,7 @@ def _results(ax: Axes, tuned: pd.DataFrame, rules: list[str]) -> pd.DataFrame:
         lost = int(np.isinf(one["loss"]).sum())  # seeds whose run at the rate of the others diverged
         interval = student_interval([math.nan] if lost else one["loss"])
         half = interval.high - interval.mean
-        ax.errorbar(
-            [interval.mean],
-            [rank],
-            xerr=[[half], [half]] if half == half else None,
-            fmt="o",
-            color=tone(rank),
-        )
+        ax.errorbar([interval.mean], [rank], xerr=[[half], [half]] if half == half else None, fmt="o", color=tone(rank))
         rates = sorted(one["rate"].unique())
         words = " or ".join(f"{rate:g}" for rate in rates) + "*" * bool(one["at_edge"].any())
         words += f"; {lost} of {len(one)} diverged" * bool(lost)
@@ -168,12 +154,7 @@ def _draw_survival_panel(ax: Axes, points: pd.DataFrame) -> None:
             draw_line(ax, one, "step", colour=part_colour(part.value), label=symbol(part.value))
 
 
-_QUANTITIES = (
-    "largest_eigenvalue",
-    "preconditioned_eigenvalue",
-    "batch_sharpness",
-    "critical_sharpness",
-)
+_QUANTITIES = ("largest_eigenvalue", "preconditioned_eigenvalue", "batch_sharpness", "critical_sharpness")
 
 
 def edge(spec: FigureSpec, folder: Path) -> Iterator[Page]:

@@ -11,15 +11,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator
 
-from hessfig.analysis.axis import (
-    Axis,
-    X,
-    along,
-    assignments,
-    check_places,
-    fixed_words,
-    varied_key,
-)
+from hessfig.analysis.axis import Axis, X, along, assignments, check_places, fixed_words, varied_key
 from hessfig.analysis.claims.rule import student_interval
 from hessfig.analysis.curves import of_quantity
 from hessfig.analysis.manifest import read_run
@@ -27,12 +19,7 @@ from hessfig.errors import UserError
 from hessfig.figures.parts.encoding import set_x_scale
 from hessfig.figures.parts.measured import as_written
 from hessfig.figures.parts.page import TONES, FigureSpec, Page, matrix_colour, shades
-from hessfig.figures.parts.panel_sheet import (
-    Margins,
-    only_outer_labels,
-    panel_grid,
-    say,
-)
+from hessfig.figures.parts.panel_sheet import Margins, only_outer_labels, panel_grid, say
 from hessfig.figures.parts.panels import mark_one, set_decades
 from hessfig.figures.parts.words import (
     block_words,

@@ -12,15 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 
-from hessfig.analysis.axis import (
-    DEPTH,
-    Axis,
-    as_numbers,
-    as_variant,
-    assignments,
-    last_word,
-    varied_key,
-)
+from hessfig.analysis.axis import DEPTH, Axis, as_numbers, as_variant, assignments, last_word, varied_key
 from hessfig.errors import UserError
 from hessfig.figures.parts.page import FigureSpec, matrix_colour, part_colour, shades
 from hessfig.figures.parts.panels import set_decades

@@ -11,13 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from hessfig.analysis.axis import (
-    Axis,
-    X,
-    along,
-    check_places,
-    fixed_words,
-)
+from hessfig.analysis.axis import Axis, X, along, check_places, fixed_words
 from hessfig.analysis.curves import growth_curves, of_quantity
 from hessfig.analysis.manifest import Architectures, Run, read_run
 from hessfig.analysis.slopes.fit import fit_slopes
@@ -193,10 +187,7 @@ def read_measured(spec: FigureSpec, folder: Path) -> Measured:
     if said == LEVEL:
         levels = window_levels(table, used, axis=axis, quantity=quantity, average=spec.average)
     return Measured(
-        *(table, curves, slopes, run.architectures, used, spec.average, axis, quantity),
-        levels,
-        said,
-        run.config,
+        *(table, curves, slopes, run.architectures, used, spec.average, axis, quantity), levels, said, run.config
     )
 
 

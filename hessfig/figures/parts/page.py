@@ -33,14 +33,7 @@ TEXT_WIDTH = 5.5  # inches: the text of an ICLR page
 FORMATS = ("pdf", "png", "svg")
 SMALLEST, LARGEST = 7.0, 9.0  # points: nothing is set smaller, whatever a style asks for
 _BUNDLES = {"iclr": "iclr2024", "neurips": "neurips2024", "icml": "icml2024"}
-_SIZES = (
-    "font.size",
-    "axes.labelsize",
-    "axes.titlesize",
-    "legend.fontsize",
-    "xtick.labelsize",
-    "ytick.labelsize",
-)
+_SIZES = ("font.size", "axes.labelsize", "axes.titlesize", "legend.fontsize", "xtick.labelsize", "ytick.labelsize")
 _FAMILIES = ["STIXGeneral", "DejaVu Serif"]
 
 

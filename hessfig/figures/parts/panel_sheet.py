@@ -13,14 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from hessfig.figures.parts.page import (
-    BACKING,
-    TINY,
-    fitting,
-    paper,
-    points,
-    width_of,
-)
+from hessfig.figures.parts.page import BACKING, TINY, fitting, paper, points, width_of
 from hessfig.figures.parts.words import plain
 
 _LINE = 0.125  # height of a line of the note in inches
@@ -181,13 +174,7 @@ class Sheet:
         return self.panels[self.lines[0][0]]
 
     def label(
-        self,
-        *,
-        x: str,
-        columns: Sequence[Sequence[str]],
-        rows: Sequence[str],
-        names: Sequence[str],
-        unit: str = "",
+        self, *, x: str, columns: Sequence[Sequence[str]], rows: Sequence[str], names: Sequence[str], unit: str = ""
     ) -> None:
         """Write what columns and rows are: titles above and y labels at the left, or all of it above each panel.
 
@@ -246,11 +233,7 @@ def panel_sheet(
 
 
 def _arranged(
-    names: Sequence[Sequence[str]],
-    margins: Margins,
-    narrowest: float,
-    left_out: Sequence[str],
-    share_y: Share,
+    names: Sequence[Sequence[str]], margins: Margins, narrowest: float, left_out: Sequence[str], share_y: Share
 ) -> tuple[list[list[Cell]], bool]:
     """Return the places of the panels line by line, and whether they are other lines than those of the matrix."""
     cells = {name: (i, j) for i, row in enumerate(names) for j, name in enumerate(row)}

@@ -14,12 +14,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from hessfig.analysis.axis import SIGMA, Axis, X
 from hessfig.analysis.slopes.printed import Window, as_window, within
 from hessfig.figures.parts.measured import SUPERSCRIPTS, Measured
-from hessfig.figures.parts.page import (
-    BACKING,
-    GUIDE,
-    TINY,
-    width_of,
-)
+from hessfig.figures.parts.page import BACKING, GUIDE, TINY, width_of
 from hessfig.figures.parts.panel_sheet import width_in
 from hessfig.predictions.growth_rates import Prediction
 

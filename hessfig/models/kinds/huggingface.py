@@ -9,27 +9,9 @@ from pathlib import Path
 from hessfig.config.schema import Config
 from hessfig.errors import UserError, first_few
 from hessfig.models.protocol import Drawn, Kind, Layout
-from hessfig.models.stored.architectures import (
-    Sizes,
-    is_private,
-    layout_of,
-    public,
-    sizes_of,
-)
-from hessfig.models.stored.model_folder import (
-    files,
-    fingerprint,
-    folder,
-    is_random,
-    settings_of,
-)
-from hessfig.models.stored.token_batches import (
-    Plan,
-    check_measured,
-    ids_of,
-    plan_of,
-    source_of,
-)
+from hessfig.models.stored.architectures import Sizes, is_private, layout_of, public, sizes_of
+from hessfig.models.stored.model_folder import files, fingerprint, folder, is_random, settings_of
+from hessfig.models.stored.token_batches import Plan, check_measured, ids_of, plan_of, source_of
 from hessfig.tasks.tokens import Ids
 
 

@@ -14,20 +14,8 @@ from hessfig.files import fingerprint as content
 from hessfig.files import is_file
 from hessfig.models.protocol import Drawn, Kind, Layout
 from hessfig.models.stored.lens_settings import Sizes, layout_of, sizes_of
-from hessfig.models.stored.model_folder import (
-    CONFIG,
-    KEY,
-    joined,
-    json_of,
-    pin_of,
-)
-from hessfig.models.stored.token_batches import (
-    Plan,
-    check_measured,
-    ids_of,
-    plan_of,
-    source_of,
-)
+from hessfig.models.stored.model_folder import CONFIG, KEY, joined, json_of, pin_of
+from hessfig.models.stored.token_batches import Plan, check_measured, ids_of, plan_of, source_of
 from hessfig.tasks.tokens import Ids
 
 _PATTERNS = ("*.safetensors", "*.pth", "*.pt")

@@ -115,11 +115,7 @@ _LLAMA_SIZES: dict[str, tuple[str, Any]] = {
 _LLAMA = Architecture(
     _LLAMA_NAMES,
     _LLAMA_SIZES,
-    {
-        "attention": ("attention_bias", False),
-        "output": ("attention_bias", False),
-        "mlp": ("mlp_bias", False),
-    },
+    {"attention": ("attention_bias", False), "output": ("attention_bias", False), "mlp": ("mlp_bias", False)},
 )
 _MISTRAL = Architecture(
     _LLAMA_NAMES,

@@ -339,11 +339,7 @@ def _check_once(before: list[str], now: list[str], path: Path) -> None:
 @contextmanager
 def _alone() -> Iterator[None]:
     """Keep transformers from the network, and from reporting on stderr: what does not fit is said by an error."""
-    verbosity, bars, offline = (
-        logging.get_verbosity(),
-        logging.is_progress_bar_enabled(),
-        constants.HF_HUB_OFFLINE,
-    )
+    verbosity, bars, offline = (logging.get_verbosity(), logging.is_progress_bar_enabled(), constants.HF_HUB_OFFLINE)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     constants.HF_HUB_OFFLINE = True

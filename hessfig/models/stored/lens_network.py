@@ -202,10 +202,7 @@ def shapes_of(sizes: Sizes) -> dict[str, tuple[int, ...]]:
     for place in (f"blocks.{layer}" for layer in range(sizes.n_layers)):
         found |= _converted_norm(f"{place}.ln1", sizes)
         for name in "QKV":
-            found |= {
-                f"{place}.attn.W_{name}": (heads, width, inner),
-                f"{place}.attn.b_{name}": (heads, inner),
-            }
+            found |= {f"{place}.attn.W_{name}": (heads, width, inner), f"{place}.attn.b_{name}": (heads, inner)}
         found |= {f"{place}.attn.W_O": (heads, inner, width), f"{place}.attn.b_O": (width,)}
         if sizes.d_mlp:
             found |= _converted_norm(f"{place}.ln2", sizes)

@@ -11,13 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from hessfig.config.enums import (
-    DType,
-    Loss,
-    Method,
-    Scored,
-    State,
-)
+from hessfig.config.enums import DType, Loss, Method, Scored, State
 from hessfig.config.schema import Config
 from hessfig.errors import UserError
 from hessfig.models.blocks import blocks_of

@@ -53,12 +53,7 @@ class Trajectory:
     def label(self) -> dict[str, Any]:
         """What it is, in a line a setting, for those who find the folder."""
         model, training = self.config.model, self.config.training
-        words = {
-            "model": model.kind,
-            "n_layers": model.n_layers,
-            "d_model": model.d_model,
-            "norm": model.norm,
-        }
+        words = {"model": model.kind, "n_layers": model.n_layers, "d_model": model.d_model, "norm": model.norm}
         optimiser = {"optimiser": training.optimiser, "learning_rate": training.learning_rate}
         return {**words, **optimiser, "sigma": self.sigma, "seed": self.seed}
 

@@ -7,14 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hessfig.curvature.spectral.extremes import (
-    End,
-    Goal,
-    begin,
-    pursue,
-    starts_of,
-    unfinished,
-)
+from hessfig.curvature.spectral.extremes import End, Goal, begin, pursue, starts_of, unfinished
 from hessfig.curvature.spectral.lanczos import Run
 from hessfig.rng import stream
 from tests.curvature.spectral.matrices import Explicit, with_eigenvalues

@@ -178,9 +178,7 @@ def quadratic(at: list[float], curvatures: list[float]) -> Problem:
     return Problem(network, batch, LOSSES["mse_sum"](), layout)
 
 
-def test_the_critical_step_of_a_quadratic_is_two_over_its_curvature_along_the_gradient(
-    config: Config,
-) -> None:
+def test_the_critical_step_of_a_quadratic_is_two_over_its_curvature_along_the_gradient(config: Config) -> None:
     from hessfig.measurements.stability import crossing_step
 
     problem = quadratic([1.0, 2.0, -1.0], [1.0, 3.0, 8.0])

@@ -145,10 +145,7 @@ def test_shared_test_vectors_estimate_the_distance() -> None:
     [
         (config(samples=COUNT + 1), rf"beyond the data[\s\S]*2 to {COUNT}[\s\S]*task.batch_size={COUNT + 1}"),
         (config(first=COUNT), "the smallest k is beyond the data"),
-        (
-            replace(config(), task=TaskConfig(batch_size=4, loss=Loss.mse_sum_unshifted)),
-            "sum over everything",
-        ),
+        (replace(config(), task=TaskConfig(batch_size=4, loss=Loss.mse_sum_unshifted)), "sum over everything"),
     ],
 )
 @pytest.mark.parametrize("quantity", ["landscape_difference", "stationarity", "hessian_distance"])

@@ -32,13 +32,7 @@ EXACT = EstimatorConfig(Method.dense)
 
 
 def cell(name: str, model: ModelConfig, **settings: Any) -> Cell:
-    chosen = {
-        "model": model,
-        "task": toy_task(model),
-        "blocks": "each",
-        "spectrum": SMALL,
-        "quantities": [name],
-    }
+    chosen = {"model": model, "task": toy_task(model), "blocks": "each", "spectrum": SMALL, "quantities": [name]}
     parts = [Part(part) for part in settings.pop("parts", list(Part))]
     config = Config(**{**chosen, "estimator": EXACT, "parts": parts, **settings})
     setup = Setup("", config)
@@ -224,9 +218,7 @@ def test_vectors_are_kept_for_warm_starts() -> None:
     operator = Square(engines.column(block.layer, block.col, [block]), block, asked.config.parts[0])
     vectors = torch.from_numpy(kept["vectors_0"])
     np.testing.assert_allclose(
-        operator.matmat(vectors).numpy(),
-        kept["vectors_0"] * kept["values_0"],
-        atol=1e-6 * kept["values_0"][0],
+        operator.matmat(vectors).numpy(), kept["vectors_0"] * kept["values_0"], atol=1e-6 * kept["values_0"][0]
     )
 
 
