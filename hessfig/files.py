@@ -20,7 +20,7 @@ from hessfig.errors import UserError
 # as `_temporary` names them
 _TEMPORARY = re.compile(r"\.[^.]+(\.optimiser)?\.(json|npz|csv|safetensors)\.[a-z0-9_]{8}")
 OLD = 3600.0  # seconds after which no writer is still at it
-MARK = re.compile(r"\.running\.[0-9a-f]{16}")  # of a run at work: sweep.upkeep.mark
+MARK = re.compile(r"\.running\.[0-9a-f]{16}")  # of a run at work: sweep.store.at_work
 
 
 @contextmanager

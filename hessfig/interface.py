@@ -275,7 +275,7 @@ def measure(
 
 
 def _request(config: Config, blocks: Sequence[Block], name: str) -> Request:
-    from hessfig.sweep.measure import probe_stream
+    from hessfig.rng import probe_stream
 
     return Request(
         blocks=[block for block in blocks if quantity(name).serves(block)],

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 
 import torch
 
+from hessfig.record import FROBENIUS
+
 
 def stream(seed: int, *names: object) -> torch.Generator:
     """Return a CPU generator whose state depends on `seed` and `names` alone.
@@ -17,6 +19,15 @@ def stream(seed: int, *names: object) -> torch.Generator:
     """
     digest = hashlib.sha256(repr((int(seed), *map(repr, names))).encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+
+
+def probe_stream(
+    seed: int, quantity: str, sigma: float | None, layer: int, col: str, *, step: int | None = None
+) -> torch.Generator:
+    """Return the generator of a column's probes: every quantity, state and column has its own."""
+    names = ("probes",) if quantity == FROBENIUS else ("probes", quantity)
+    steps = () if step is None else ("step", step)
+    return stream(seed, *names, sigma, layer, str(col), *steps)
 
 
 @contextmanager

@@ -27,7 +27,8 @@ from bench_engines import ENGINES, EXACT, PROBES, PUBLISHED_2, measure_engine
 from bench_summary import Runs, print_table, summaries
 
 from hessfig.config import Config, EstimatorConfig, Method, ModelConfig, Norm, TaskConfig
-from hessfig.sweep.plan import Cell, Setup
+from hessfig.sweep.plan import Cell
+from hessfig.sweep.variant import Variant
 
 FIRST_SEED = 1234
 TOY = {"d_model": 8, "digits": 1, "batch_size": 4, "rounds": 1}
@@ -77,7 +78,7 @@ def _cell(options: argparse.Namespace, name: str, seed: int) -> Cell:
         estimator=EstimatorConfig(engine.method or Method.hutchinson, engine.products, PROBES),
         dtype=engine.dtype,
     )
-    return Cell(Setup("", benchmarking.checked(config)), options.sigma, seed)
+    return Cell(Variant("", benchmarking.checked(config)), options.sigma, seed)
 
 
 def _settings(options: argparse.Namespace) -> dict[str, Any]:

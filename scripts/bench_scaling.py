@@ -28,7 +28,8 @@ from scaling_points import AXES, PAPER, TOY, TOY_AXES, Job, Point, Setting, conf
 
 from hessfig.measurements.quantity import columns
 from hessfig.record import FROBENIUS
-from hessfig.sweep.plan import Cell, Setup
+from hessfig.sweep.plan import Cell
+from hessfig.sweep.variant import Variant
 
 SIGMA, SEED = 0.5, 1234
 OUTPUT = Path("outputs/benchmarks/scaling.json")
@@ -67,11 +68,12 @@ def measure_job(job: Job) -> dict[str, float]:
 def find_norms(job: Job) -> None:
     """Draw the cell and find the norms of the job's layers, as `hessfig run` does."""
     from hessfig.measurements.block_norms import Estimator
-    from hessfig.sweep.measure import draw_problem, probe_stream
+    from hessfig.rng import probe_stream
+    from hessfig.sweep.measure import draw_problem
 
-    cell = Cell(Setup("", config_of(job)), SIGMA, SEED)
+    cell = Cell(Variant("", config_of(job)), SIGMA, SEED)
     estimator = Estimator(draw_problem(cell), cell.config.model, cell.config.estimator)
-    for layer, col, members in columns(cell.setup.blocks):
+    for layer, col, members in columns(cell.variant.blocks):
         if layer in job.layers:
             generator = probe_stream(SEED, FROBENIUS, SIGMA, layer, col)
             estimator.column_norms(layer, col, members, cell.config.parts, generator=generator)

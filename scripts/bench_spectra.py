@@ -27,7 +27,8 @@ import benchmarking
 from spectral_runs import DENSITY, LARGEST, LONG, OURS, long_density, measure_density, measure_largest
 
 from hessfig.config import Config, ModelConfig, TaskConfig
-from hessfig.sweep.plan import Cell, Setup
+from hessfig.sweep.plan import Cell
+from hessfig.sweep.variant import Variant
 
 FIRST_SEED, SIGMA = 1234, 0.5
 TARGETS = (1e-3, 1e-6)
@@ -96,7 +97,7 @@ def _cell(options: argparse.Namespace, layers: int, seed: int) -> Cell:
         task=TaskConfig(digits=options.digits, batch_size=options.batch_size),
         model=ModelConfig(n_layers=layers, d_model=options.d_model),
     )
-    return Cell(Setup("", benchmarking.checked(config)), SIGMA, seed)
+    return Cell(Variant("", benchmarking.checked(config)), SIGMA, seed)
 
 
 def _print(title: str, rows: Runs) -> None:

@@ -29,9 +29,8 @@ from hessfig.config import Config
 from hessfig.config.checks import check
 from hessfig.errors import UserError
 from hessfig.files import write_text
-from hessfig.sweep.worker_env import ALLOCATOR, THREADS
+from hessfig.sweep.pool import ALLOCATOR, PRELOAD, THREADS
 
-PRELOAD = ["hessfig.sweep.worker"]
 PACKAGES = ("hessfig", "torch", "curvlinops-for-pytorch", "transformer-lens", "numpy")
 PRODUCTS = (
     (1152, 128, 512),

@@ -8,7 +8,7 @@ from typing import Any
 
 from hessfig.config import Config, EstimatorConfig, Method, ModelConfig, TaskConfig
 from hessfig.curvature.exact.support import Level, exactness
-from hessfig.sweep.plan import Setup
+from hessfig.sweep.variant import Variant
 
 WHOLE, TOP, EXACT = "hutchinson", "hutchinson, top layer", "exact"
 
@@ -99,7 +99,7 @@ def _dear_layers(setting: Setting, *, only_probes_vary: bool) -> dict[int, str]:
         return {1: "exact norms take no probes: one point serves the whole axis"}
     config = config_of(Job(Method.exact, setting, ()))
     reasons: dict[int, list[str]] = {}
-    for block in Setup("", config).blocks:
+    for block in Variant("", config).blocks:
         found = {part: exactness(config.model, block, part) for part in config.parts}
         dear = [f"{part} ({e.level}, {e.reason})" for part, e in found.items() if e.level != Level.cheap]
         if dear:

@@ -13,7 +13,8 @@ import numpy as np
 from benchmarking import peak_gib
 
 from hessfig.config import DType
-from hessfig.sweep.plan import Cell, Setup
+from hessfig.sweep.plan import Cell
+from hessfig.sweep.variant import Variant
 from hessfig.terms import Part
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def _ours(cell: Cell, target: float) -> Found:
 
     asked = _asking(cell, "largest_eigenvalue", tolerance=target)
     problem = draw_problem(asked)
-    run = partial(asked.setup.quantity(asked.quantity).measured, problem, request_of(asked, problem))
+    run = partial(asked.variant.quantity(asked.quantity).measured, problem, request_of(asked, problem))
     run()
     found, seconds = _timed(run)
     (entry,) = json.loads(str(found.arrays["entries"]))
@@ -89,27 +90,28 @@ def _density_of(name: str, cell: Cell, steps: int, probes: int) -> Callable[[], 
         return partial(_own_density, cell, steps, probes)
     if name == OURS_FLOAT32:
         config = replace(cell.config, dtype=DType.float32)
-        return partial(_own_density, replace(cell, setup=Setup("", config)), steps, probes)
+        return partial(_own_density, replace(cell, variant=Variant("", config)), steps, probes)
     from spectral_peers import DENSITIES
 
     return lambda: DENSITIES[name](_problem(cell), steps, probes)
 
 
 def _own_density(cell: Cell, steps: int, probes: int, other: int = 0) -> Nodes:
-    from hessfig.sweep.measure import draw_problem, probe_stream, request_of
+    from hessfig.rng import probe_stream
+    from hessfig.sweep.measure import draw_problem, request_of
 
     asked = _asking(cell, "density", steps=steps, num_probes=probes)
     problem = draw_problem(asked)
     stream = partial(probe_stream, asked.seed + other, asked.quantity, asked.sigma)
     request = replace(request_of(asked, problem), stream=stream)
-    arrays = asked.setup.quantity(asked.quantity).measured(problem, request).arrays
+    arrays = asked.variant.quantity(asked.quantity).measured(problem, request).arrays
     return arrays["nodes_0"].ravel(), arrays["weights_0"].ravel() / probes
 
 
 def _asking(cell: Cell, quantity: str, **spectrum: Any) -> Cell:
     settings = replace(cell.config.spectrum, **spectrum)
     config = replace(cell.config, quantities=[quantity], blocks=["all"], parts=[Part.H], spectrum=settings)
-    return replace(cell, setup=Setup("", config), quantity=quantity)
+    return replace(cell, variant=Variant("", config), quantity=quantity)
 
 
 def _accuracy(cell: Cell, value: float, vector: Tensor) -> Found:

@@ -64,7 +64,9 @@ def background(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     folder = _shared_folder(tmp_path_factory)
     folder.mkdir(exist_ok=True)
     if "workers" in wanted:
-        multiprocessing.get_context("forkserver").set_forkserver_preload(["hessfig.sweep.worker"])
+        from hessfig.sweep.pool import PRELOAD
+
+        multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
         forkserver.ensure_running()
     with ThreadPoolExecutor(max_workers=1) as executor:
         started = {

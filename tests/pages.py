@@ -135,13 +135,13 @@ def _composed(verb: Verb, words: list[str]) -> None:
     """Do all that the command does before it acts: overrides, composition, checks, and the plan of its cells."""
     from hessfig.cli.dispatch import run
     from hessfig.cli.help import verb_help
-    from hessfig.sweep.plan import setups_of
+    from hessfig.sweep.plan import Sweep
 
     command = read(words)
     if command.asks_help:
         assert verb_help(verb, command.own)
     elif not command.shows_settings:
-        run(verb, command, lambda job: len(setups_of(job.variants)) * 0 if verb.makes_table else 0)
+        run(verb, command, lambda job: len(Sweep(job.variants).variants) * 0 if verb.makes_table else 0)
 
 
 def _plain(verb: Verb, words: list[str]) -> None:

@@ -34,7 +34,7 @@ LIGHT = (
     "hessfig.predictions.growth_rates",
 )
 # What plans and previews read of the measuring wing: names and sizes, never tensors.
-WITHOUT_TORCH = ("hessfig.sweep.plan", "hessfig.sweep.preview", "hessfig.sweep.engine", "hessfig.models.registry")
+WITHOUT_TORCH = ("hessfig.sweep.plan", "hessfig.sweep.preview", "hessfig.sweep.runner", "hessfig.models.registry")
 DOORS = {
     "curvlinops": ("hessfig.curvature.curvlinops",),
     "transformer_lens": ("hessfig.models.",),
@@ -171,7 +171,7 @@ def test_workers_need_no_hydra(workers: None) -> None:
     """The server that workers are forked from has imported what they import, and nothing else."""
     with multiprocessing.get_context("forkserver").Pool(1) as pool:
         loaded = set(pool.apply(eval, ("list(__import__('sys').modules)",)))
-    assert "hessfig.sweep.worker" in loaded
+    assert "hessfig.models.networks" in loaded
     assert not {"hydra", "omegaconf", "matplotlib"} & loaded
 
 

@@ -170,7 +170,8 @@ def test_a_new_kind_of_network_is_one_file(tmp_path: Path, monkeypatch: pytest.M
     from hessfig.models import kinds as folder
     from hessfig.models.registry import kinds
     from hessfig.sweep.measure import measure
-    from hessfig.sweep.plan import Cell, Setup
+    from hessfig.sweep.plan import Cell
+    from hessfig.sweep.variant import Variant
 
     (tmp_path / "two.py").write_text(KIND)
     monkeypatch.setattr(folder, "__path__", [*folder.__path__, str(tmp_path)])
@@ -182,11 +183,11 @@ def test_a_new_kind_of_network_is_one_file(tmp_path: Path, monkeypatch: pytest.M
         blocks="all",
         quantities=["frobenius", "trace"],
     )
-    setup = Setup("", config)
-    assert [str(block) for block in setup.blocks] == ["(A, A) of layer 1", "(B, B) of layer 2"]
-    rows = measure(Cell(setup, 0.3, 1)).rows
+    variant = Variant("", config)
+    assert [str(block) for block in variant.blocks] == ["(A, A) of layer 1", "(B, B) of layer 2"]
+    rows = measure(Cell(variant, 0.3, 1)).rows
     assert {row["status"] for row in rows} == {"ok"} and all(row["value"] >= 0 for row in rows)
-    probed = measure(Cell(Setup("", Config(**{**vars(config), "estimator": EstimatorConfig(num_probes=6)})), 0.3, 1))
+    probed = measure(Cell(Variant("", Config(**{**vars(config), "estimator": EstimatorConfig(num_probes=6)})), 0.3, 1))
     assert all(abs(p["value"] / r["value"] - 1) < 1 for p, r in zip(probed.rows, rows, strict=True) if r["value"])
 
 

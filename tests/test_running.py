@@ -16,7 +16,7 @@ import pytest
 from hessfig.cli.main import _take_environment
 from hessfig.config import Config, machine
 from hessfig.errors import UserError
-from hessfig.sweep import worker_env
+from hessfig.sweep import pool
 from tests.conftest import Answer
 from tests.runs import COMMAND, TOY, hessfig
 
@@ -163,7 +163,7 @@ def test_limits_of_the_machine_are_named_before_a_worker_meets_them(monkeypatch:
     monkeypatch.setattr(machine.resource, "getrlimit", lambda _: (12, 4096))
     machine.check_workers(Config(workers=1))
     assert changed == [(36, 4096)]
-    long = worker_env._unstarted(OSError("AF_UNIX path too long"))
+    long = pool._unstarted(OSError("AF_UNIX path too long"))
     assert "TMPDIR" in str(long.got) and long.remedy.startswith("TMPDIR=")
 
 

@@ -11,8 +11,8 @@ from hessfig.config.compose.overrides import quoted
 from hessfig.config.machine import check_device_name
 
 if TYPE_CHECKING:
-    from hessfig.sweep.engine import Summary
-    from hessfig.sweep.plan import Setup
+    from hessfig.sweep.plan import Sweep
+    from hessfig.sweep.runner import Summary
     from hessfig.sweep.slurm import SlurmJob
 
 # Settings of the command that are no share's: who measures, and how many at once.
@@ -20,16 +20,14 @@ _OF_A_MACHINE = ("launcher", "workers", "force_workers")
 _NOT_A_SHARES = (*_OF_A_MACHINE, "shard", "dry_run", "output_dir")
 
 
-def run_shard(job: Job, setups: list[Setup]) -> int:
+def run_shard(job: Job, sweep: Sweep) -> int:
     """Measure one share of the cells and say how to collect; return 1 when a cell of it failed."""
-    from hessfig.sweep import preview
-    from hessfig.sweep.shards import Shard
-    from hessfig.sweep.shards import run_shard as measured
+    from hessfig.sweep import preview, shards
 
-    done = measured(setups, Shard.parse(job.config.shard or ""))
-    say(f"shard {job.config.shard}: {preview.did(done)}; cells: {done.folder}")
-    if done.pilots:
-        print(f"note: {done.pilots} pilot cells are not there, so no other was measured: run it again")
+    done = shards.run_shard(sweep, shards.Shard.parse(job.config.shard or ""))
+    say(f"shard {job.config.shard}: {preview.did(done)}; cells: {sweep.store.folder}")
+    if done.missing:
+        print(f"note: {done.missing} pilot cells are not there, so no other was measured: run it again")
     say(f"collect, with all shards in one folder: {_command(job)}")
     return 0 if done.is_complete else 1
 
@@ -39,13 +37,13 @@ def run_slurm(job: Job, command: str) -> Summary | None:
 
     `command` goes into the manifest. Returns what was collected; None when the job is left alone or only shown.
     """
-    from hessfig.sweep.engine import run_sweep
-    from hessfig.sweep.plan import setups_of
+    from hessfig.sweep.plan import Sweep
+    from hessfig.sweep.runner import run_sweep
     from hessfig.sweep.slurm import SlurmJob
 
     check_device_name(job.config.device)
-    setups = setups_of(job.variants)
-    slurm = SlurmJob(setups, [*_flags(job), *_words(job)])
+    sweep = Sweep(job.variants)
+    slurm = SlurmJob(sweep, [*_flags(job), *_words(job)])
     if job.config.dry_run:
         print(slurm.script() if slurm.shards() else "nothing to do\n", end="")
         return None
@@ -53,7 +51,7 @@ def run_slurm(job: Job, command: str) -> Summary | None:
     if not wait and (slurm.is_alive() or (slurm.number is None and slurm.shards())):
         _leave(job, slurm)
         return None
-    summary = run_sweep(setups, slurm.run if wait else slurm.collected, command)
+    summary = run_sweep(sweep, slurm.run if wait else slurm.watched, command)
     slurm.forget()
     return summary
 

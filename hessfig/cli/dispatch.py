@@ -66,10 +66,10 @@ def apart(found: Sequence[Job]) -> list[Job]:
 
 def _check_plans(found: Sequence[Job]) -> None:
     """Raise UserError for blocks or quantities that cannot be had, in whichever run: not after hours of the first."""
-    from hessfig.sweep.plan import setups_of
+    from hessfig.sweep.plan import Sweep
 
     for job in found:
-        setups_of(job.variants)
+        Sweep(job.variants)
 
 
 def _place(job: Job) -> tuple[str, str]:

@@ -21,8 +21,9 @@ from hessfig.files import is_file
 from hessfig.record import MANIFEST, TABLE
 
 if TYPE_CHECKING:
-    from hessfig.sweep.engine import Summary
     from hessfig.sweep.garbage import Unused
+    from hessfig.sweep.plan import Sweep
+    from hessfig.sweep.runner import Summary
 
 _SHOWN = 5
 _OTHER_CONTENT = "these settings, but other files or code, or another version of hessfig"
@@ -31,8 +32,8 @@ _OTHER_CONTENT = "these settings, but other files or code, or another version of
 def run(job: Job) -> int:
     """Measure what is not finished and write the table; return 1 when a cell failed or is missing."""
     from hessfig.config.machine import check_device, check_workers
-    from hessfig.sweep import engine, preview
-    from hessfig.sweep.plan import setups_of
+    from hessfig.sweep import preview, runner
+    from hessfig.sweep.plan import Sweep
 
     config = job.variants[0][1]
     if config.launcher.kind == Launcher.slurm:
@@ -42,12 +43,12 @@ def run(job: Job) -> int:
     check_workers(config)
     if config.dry_run:
         return status(job)
-    setups = setups_of(job.variants)
+    sweep = Sweep(job.variants)
     if not sys.stderr.isatty():
-        say(f"start: {command_of(job)}\n{preview.describe(setups, title=title(job))}")
+        say(f"start: {command_of(job)}\n{preview.describe(sweep, title=title(job))}")
     if config.shard is not None:
-        return run_shard(job, setups)
-    return report(engine.run_sweep(setups, command=command_of(job)))
+        return run_shard(job, sweep)
+    return report(runner.run_sweep(sweep, command=command_of(job)))
 
 
 def report(summary: Summary) -> int:
@@ -66,13 +67,12 @@ def report(summary: Summary) -> int:
 def status(job: Job) -> int:
     """Say what is measured, what is to do, and what table is there."""
     from hessfig.sweep import preview
-    from hessfig.sweep.outputs import config_hash
-    from hessfig.sweep.plan import setups_of
+    from hessfig.sweep.plan import Sweep
     from hessfig.sweep.slurm import said_of
 
-    setups = setups_of(job.variants)
-    said = preview.describe(setups, title=title(job))
-    say(said, *said_of(_table(job).parent), f"table: {table_there(job, config_hash(setups))}")
+    sweep = Sweep(job.variants)
+    said = preview.describe(sweep, title=title(job))
+    say(said, *said_of(sweep.folder), f"table: {table_there(job, sweep)}")
     return 0
 
 
@@ -149,12 +149,11 @@ def _own_name(own: Path) -> str:
     return str(own.relative_to(here)) if own.is_relative_to(here) else own.name
 
 
-def table_there(job: Job, planned: str) -> str:
-    """Return which table the sweep's folder holds: where, rows, when, and the settings in which it is another one.
+def table_there(job: Job, sweep: Sweep) -> str:
+    """Return which table the sweep's folder holds: where, rows, when, and the settings in which it is another one."""
+    from hessfig.sweep.outputs import config_hash
 
-    `planned` is the hash of all that would be measured now: files and the user's own code count too.
-    """
-    path = _table(job)
+    path = sweep.folder / TABLE
     if not is_file(path):
         return f"none yet ({path})"
     what = f"{path}, {_rows(path)}"
@@ -165,13 +164,10 @@ def table_there(job: Job, planned: str) -> str:
     if manifest is None:
         return f"{what}, without a manifest: its settings are not known"
     other = differences(manifest["config"], job)
-    same = "these settings" if manifest.get("config_hash") == planned else _OTHER_CONTENT
+    is_same = manifest.get("config_hash") == config_hash(sweep.variants)
+    same = "these settings" if is_same else _OTHER_CONTENT
     made = plain(_shortly(other), most=1000) if other else same
     return f"{what}, of {plain(manifest.get('end'))}, made with {made}"
-
-
-def _table(job: Job) -> Path:
-    return Path(job.config.output_dir) / job.config.sweep.name / TABLE
 
 
 def _rows(path: Path) -> str:

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hessfig.config import Config
 from hessfig.files import age, clock_of, leftovers, read_small, unwritable
 from hessfig.record import MANIFEST, TABLE, digest, read_checked
-from hessfig.sweep.plan import Variants, plan, setups_of
+from hessfig.sweep.plan import Sweep
 from hessfig.sweep.slurm import is_expected
-from hessfig.sweep.stages import allocations, pilot_cells, settled_by
 from hessfig.sweep.store import CellStore, CorruptCell, is_at_work
 
 YOUNG = 24 * 3600.0  # seconds; a cell as old was not left by a run that somebody is about to resume
@@ -51,7 +51,7 @@ class Unused:
         return sum(path.stat().st_size for path in self.files if path.exists())
 
 
-def unused(folder: Path, current: Variants | None) -> Unused:
+def unused(folder: Path, current: Sequence[tuple[str, Config]] | None) -> Unused:
     """Return what nothing uses in the folder of a sweep, whose settings are now `current` (None: there is none).
 
     A cell is kept when the table on disk lists it, when the current settings ask for it, when it is a pilot of a
@@ -68,7 +68,7 @@ def unused(folder: Path, current: Variants | None) -> Unused:
         why = why or f"nobody can say what its table lists ({type(error).__name__}: {error})"
     if why:
         return Unused(folder, [], old, len(sciences), why=why)
-    planned = _planned(current, store) if current else set()
+    planned = _planned(Sweep(current)) if current else set()
     used = {key for key, science in sciences.items() if key in planned or _row(science) in listed}
     networks = {_network(sciences[key]) for key in used}
     used |= {key for key, science in sciences.items() if science["seed"] < 0 and _network(science) in networks}
@@ -132,11 +132,9 @@ def _is_old(store: CellStore, key: str, now: float) -> bool:
     return all(age(path, now) > YOUNG for path in _files(store, key))
 
 
-def _planned(current: Variants, store: CellStore) -> set[str]:
-    """Return the keys of the cells that the current settings ask for, pilots included."""
-    setups = setups_of(current)
-    cells = plan(setups, settled_by(setups, allocations(setups, store)))
-    return {cell.key for cell in (*cells, *pilot_cells(setups))}
+def _planned(sweep: Sweep) -> set[str]:
+    """Return the keys of the cells that the sweep asks for, pilots included."""
+    return {cell.key for cell in (*sweep.cells, *sweep.pilots)}
 
 
 def _row(science: dict[str, Any]) -> Listed:

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from hessfig.config import Config, Data, DType, Kind, Method
 from hessfig.config.machine import cores, memory_of_worker
 from hessfig.errors import UserError
-
-if TYPE_CHECKING:
-    from hessfig.sweep.plan import Setup
-
+from hessfig.sweep.variant import Variant
 
 _ASSUMED_FLOPS = {DType.float64: 2.5e10, DType.float32: 8e10}  # of one core
 MOST_CELLS, MOST_YEARS = 200_000, 100  # a plan of as many cells takes some seconds
@@ -24,23 +20,32 @@ _SIZED_BY: dict[str, str] = {
 }  # others: their width
 
 
-def check_number(setups: Sequence[Setup]) -> None:
+def check(variants: Sequence[Variant]) -> None:
+    """Raise UserError for the first thing that cannot be had, of a variant or of all together."""
+    _check_number(variants)
+    for variant in variants:
+        variant.check()
+    _check_distinct(variants)
+    _check_cost(variants)
+
+
+def _check_number(variants: Sequence[Variant]) -> None:
     """Raise UserError for more cells than any folder should hold; counted, not listed."""
-    count = sum(number_of_cells(setup) for setup in setups)
+    count = sum(variant.num_cells for variant in variants)
     if count > MOST_CELLS:
-        config = setups[0].config
+        config = variants[0].config
         raise UserError(
             f"this sweep has {count} cells",
-            got=f"seeds={config.seeds}, grid.points={setups[0].num_sigmas}, {len(setups)} variants, "
+            got=f"seeds={config.seeds}, grid.points={variants[0].num_sigmas}, {len(variants)} variants, "
             f"{len(config.quantities)} quantities",
             allowed=f"at most {MOST_CELLS} cells (seeds x sigmas x variants x quantities)",
             remedy="for example seeds=20 grid.points=20, or sweeps of their own for some of the variants",
         )
 
 
-def check_distinct(setups: Sequence[Setup]) -> None:
+def _check_distinct(variants: Sequence[Variant]) -> None:
     """Raise UserError for two variants of one name and depth (n_layers 1 and +1): each would claim the other's rows."""
-    names = [(setup.name, setup.layout.num_layers) for setup in setups]
+    names = [(variant.name, variant.layout.num_layers) for variant in variants]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise UserError(
@@ -51,30 +56,25 @@ def check_distinct(setups: Sequence[Setup]) -> None:
         )
 
 
-def check_cost(setups: Sequence[Setup]) -> None:
+def _check_cost(variants: Sequence[Variant]) -> None:
     """Raise UserError for a network, batch or probes that need more memory than there is, and for work of centuries.
 
     The bytes are a lower bound for one worker: what is held for certain, not what products take beside it.
     """
-    for setup in setups:
-        most = memory_of_worker(setup.config)
-        for key, what, size in _held(setup):
+    for variant in variants:
+        most = memory_of_worker(variant.config)
+        for key, what, size in _held(variant):
             if size > most:
                 raise _too_large(key, what, size, most)
-    years = sum(map(_seconds, setups)) / cores() / _YEAR
+    years = sum(map(_seconds, variants)) / cores() / _YEAR
     if years > MOST_YEARS:
-        rate = assumed_flops(setups[0].config) / 1e9
+        rate = assumed_flops(variants[0].config) / 1e9
         raise UserError(
             f"this sweep would take about {years:.0f} years on this machine",
-            got=f"{sum(map(number_of_cells, setups))} cells, {rate:g} GFLOP/s a core assumed",
+            got=f"{sum(variant.num_cells for variant in variants)} cells, {rate:g} GFLOP/s a core assumed",
             allowed=f"at most {MOST_YEARS} years",
             remedy="smaller networks and batches, fewer seeds or probes",
         )
-
-
-def number_of_cells(setup: Setup) -> int:
-    """Return the cells of one variant."""
-    return setup.config.seeds * setup.num_sigmas * len(setup.steps()) * len(setup.config.quantities)
 
 
 def assumed_flops(config: Config) -> float:
@@ -82,9 +82,9 @@ def assumed_flops(config: Config) -> float:
     return _ASSUMED_FLOPS[config.dtype]
 
 
-def _held(setup: Setup) -> Iterator[tuple[str, str, int]]:
+def _held(variant: Variant) -> Iterator[tuple[str, str, int]]:
     """Yield what a worker holds: the setting, what it makes, its bytes."""
-    config, layout = setup.config, setup.layout
+    config, layout = variant.config, variant.layout
     number = 8 if config.dtype == DType.float64 else 4
     weights = sum(weight.size for weight in layout.parameters or layout.weights)
     yield from _activations(config, number) if config.task.data in (Data.addition, Data.gaussian) else ()
@@ -92,11 +92,11 @@ def _held(setup: Setup) -> Iterator[tuple[str, str, int]]:
     key = "model.d_model" if is_drawn else _SIZED_BY.get(config.model.kind, "model.d_model")
     yield key, f"a network of {weights} weights", number * weights
     if config.estimator.method in _PROBING:
-        widest = max(layout.size(block.layer, block.col) for block in setup.blocks)
+        widest = max(layout.size(block.layer, block.col) for block in variant.blocks)
         count = config.estimator.num_probes
         yield "estimator.num_probes", f"{count} probes of {widest} numbers", number * count * widest
     if "density" in config.quantities:
-        widest = max(layout.size(block.layer, block.col) for block in setup.blocks)
+        widest = max(layout.size(block.layer, block.col) for block in variant.blocks)
         steps = min(config.spectrum.steps, widest)
         yield "spectrum.steps", f"{steps} Lanczos vectors of {widest} numbers", 8 * steps * widest
 
@@ -112,11 +112,11 @@ def _activations(config: Config, number: int) -> Iterator[tuple[str, str, int]]:
         yield key, f"the attention scores of {shape}, {model.n_heads} heads", number * scores
 
 
-def _seconds(setup: Setup) -> float:
+def _seconds(variant: Variant) -> float:
     """Return the work of one variant on one core; 0 where nobody knows."""
-    config = setup.config
-    each = sum(setup.quantity(name).operations(config, setup.layout) for name in config.quantities)
-    return each * config.seeds * setup.num_sigmas * len(setup.steps()) / assumed_flops(config)
+    config = variant.config
+    each = sum(variant.quantity(name).operations(config, variant.layout) for name in config.quantities)
+    return each * config.seeds * variant.num_sigmas * len(variant.steps()) / assumed_flops(config)
 
 
 def _too_large(key: str, what: str, size: int, most: int) -> UserError:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
+import warnings
 from functools import partial
 
 import torch
-from torch import Generator
 
 from hessfig.curvature.problem import Problem
 from hessfig.errors import UserError
@@ -14,17 +14,18 @@ from hessfig.files import check_pin
 from hessfig.measurements.catalogue import source_of
 from hessfig.measurements.quantity import At, Measured, Request
 from hessfig.models.blocks import blocks_of
-from hessfig.record import FROBENIUS
-from hessfig.rng import stream
+from hessfig.rng import probe_stream
 from hessfig.states.point import drawn
 from hessfig.sweep.plan import Cell
+
+warnings.filterwarnings("ignore", category=FutureWarning, module="torch.jit")  # TransformerLens's, not the user's
 
 
 def measure(cell: Cell) -> Measured:
     """Return what was measured of `cell`; the numbers depend on `cell.science` alone."""
     started = time.perf_counter()
     problem = draw_problem(cell)
-    quantity = cell.setup.quantity(cell.quantity)
+    quantity = cell.variant.quantity(cell.quantity)
     own = source_of(cell.quantity, cell.config.config_dir)
     check_pin(cell.quantity, "quantities", found=own, planned=cell.science["version"][1])
     found = quantity.measured(problem, request_of(cell, problem))
@@ -50,7 +51,7 @@ def request_of(cell: Cell, problem: Problem) -> Request:
     """Return what a cell asks of its problem."""
     config, blocks = cell.config, blocks_of(cell.config.blocks, problem.layout, cell.config.model)
     return Request(
-        blocks=[block for block in blocks if cell.setup.quantity(cell.quantity).serves(block)],
+        blocks=[block for block in blocks if cell.variant.quantity(cell.quantity).serves(block)],
         parts=config.parts,
         estimator=config.estimator,
         model=config.model,
@@ -60,12 +61,3 @@ def request_of(cell: Cell, problem: Problem) -> Request:
         at=At(config, cell.sigma, cell.seed, cell.step),
         spectrum=config.spectrum,
     )
-
-
-def probe_stream(
-    seed: int, name: str, sigma: float | None, layer: int, col: str, *, step: int | None = None
-) -> Generator:
-    """Return the generator of a column's probes: every quantity, state and column has its own."""
-    names = ("probes",) if name == FROBENIUS else ("probes", name)
-    steps = () if step is None else ("step", step)
-    return stream(seed, *names, sigma, layer, str(col), *steps)

@@ -22,9 +22,10 @@ from hessfig.config.keys import as_plain, unpinned, without_added
 from hessfig.measurements.allocation import Allocation
 from hessfig.models.registry import kind
 from hessfig.record import CHECKSUM, COLUMNS, checksum, digest
-from hessfig.sweep.plan import Cell, Setup
-from hessfig.sweep.store import CellStore, CorruptCell, Rows
-from hessfig.sweep.worker_env import THREADS
+from hessfig.sweep.plan import Cell, Sweep
+from hessfig.sweep.pool import THREADS
+from hessfig.sweep.store import CellStore
+from hessfig.sweep.variant import Variant
 
 
 @dataclass(frozen=True)
@@ -46,38 +47,26 @@ def gather(cells: list[Cell], store: CellStore) -> Gathered:
     writer = csv.DictWriter(buffer, COLUMNS, lineterminator="\n")
     writer.writeheader()
     for cell in cells:
-        found = _finished(cell, store)
+        found = store.sound(cell.key)
         if found is None:
             missing.append(cell)
             continue
         rows, sha256 = found
         writer.writerows({**_shared(cell), **row} for row in rows)
         if sha256 is not None:
-            arrays.append({**cell.labels, "file": _place(cell, store), "sha256": sha256})
+            file = store.arrays_path(cell.key).relative_to(store.folder.parent).as_posix()
+            arrays.append({**cell.labels, "file": file, "sha256": sha256})
     return Gathered(buffer.getvalue(), arrays, missing)
-
-
-def _finished(cell: Cell, store: CellStore) -> tuple[Rows, str | None] | None:
-    """Return rows and the hash of the arrays of a sound cell; None when it is missing or cannot be trusted."""
-    try:
-        return store.finished(cell.key)
-    except CorruptCell:
-        return None
-
-
-def _place(cell: Cell, store: CellStore) -> str:
-    """Return where the arrays are, below the folder of the sweep."""
-    return store.arrays_path(cell.key).relative_to(store.folder.parent).as_posix()
 
 
 def _shared(cell: Cell) -> dict[str, Any]:
     return {
         "sweep": cell.config.sweep.name,
-        "variant": cell.setup.name,
+        "variant": cell.variant.name,
         "sigma": cell.sigma,
         "step": cell.step,
         "seed": cell.seed,
-        "config": digest(cell.setup.science(cell.quantity))[:12],
+        "config": _short_hash(cell.variant, cell.quantity),
     }
 
 
@@ -89,33 +78,28 @@ _NOT_SETTINGS = (
 )
 
 
-def manifest_text(setups: Sequence[Setup], allocations: Sequence[Allocation], run: dict[str, Any]) -> str:
+def manifest_text(sweep: Sweep, run: dict[str, Any]) -> str:
     """Return settings and provenance of a table; `run` adds start, end, counts, arrays and the table's hash.
 
     Each variant with its probes: one number, or those of its allocation, by column and sigma; and with the content of
     its networks where they are the user's own.
     """
-    config = setups[0].config
     content = {
-        "sweep": config.sweep.name,
-        "config": _settings(config),
-        "config_hash": config_hash(setups),
-        "variants": [
-            {"variant": setup.name, "config": _short_hashes(setup), **_axes(setup, allocation)}
-            for setup, allocation in zip(setups, allocations, strict=True)
-        ],
-        **_provenance(config),
+        "sweep": sweep.name,
+        "config": _settings(sweep.config),
+        "config_hash": config_hash(sweep.variants),
+        "variants": list(map(_described, sweep.variants, sweep.allocations)),
+        **_provenance(sweep.config),
         **run,
     }
     return json.dumps({**content, CHECKSUM: checksum(content)}, indent=2) + "\n"
 
 
-def config_hash(setups: Sequence[Setup]) -> str:
+def config_hash(variants: Sequence[Variant]) -> str:
     """Return a hash of everything that makes a table what it is."""
-    config = setups[0].config
-    sciences = [setup.science(name) for setup in setups for name in setup.config.quantities]
-    own = [setup.networks() for setup in setups if setup.networks()]
-    return digest([without_added(_settings(unpinned(config))), sciences, *own])
+    sciences = [variant.science(name) for variant in variants for name in variant.config.quantities]
+    own = [networks for variant in variants if (networks := variant.networks())]
+    return digest([without_added(_settings(unpinned(variants[0].config))), sciences, *own])
 
 
 def read_hash(path: Path) -> str | None:
@@ -136,17 +120,21 @@ def _settings(config: Config) -> dict[str, Any]:
     return {key: value for key, value in as_plain(config).items() if key not in _NOT_SETTINGS}
 
 
-def _short_hashes(setup: Setup) -> dict[str, str]:
-    """Return the table's `config` of each quantity."""
-    return {name: digest(setup.science(name))[:12] for name in setup.config.quantities}
+def _described(variant: Variant, allocation: Allocation) -> dict[str, Any]:
+    """Return what the manifest says of a variant; its `config` is the table's, for each quantity."""
+    config = variant.config
+    found = {
+        "variant": variant.name,
+        "config": {name: _short_hash(variant, name) for name in config.quantities},
+        "model": as_plain(config)["model"],
+        "probes": allocation.probes or config.estimator.num_probes,
+    }
+    extra = {"data": kind(config.model.kind).about(config), "networks": variant.networks()}
+    return {**found, **{key: value for key, value in extra.items() if value}}
 
 
-def _axes(setup: Setup, allocation: Allocation) -> dict[str, Any]:
-    config = setup.config
-    data = kind(config.model.kind).about(config)
-    probes = allocation.probes or config.estimator.num_probes
-    own = {"networks": setup.networks()} if setup.networks() else {}
-    return {"model": as_plain(config)["model"], "probes": probes, **({"data": data} if data else {}), **own}
+def _short_hash(variant: Variant, quantity: str) -> str:
+    return digest(variant.science(quantity))[:12]
 
 
 def _provenance(config: Config) -> dict[str, Any]:

@@ -1,28 +1,23 @@
-"""From a configuration to cells: one network at one state and one quantity, keyed by what changes its numbers."""
+"""From settings to cells: a sweep with its variants, its folder, its pilots, and its cells as these call for them."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from hessfig.config import Config, DType, Reuse, sigma_values, with_defaults
-from hessfig.config.keys import in_key
-from hessfig.errors import UserError
-from hessfig.files import write_text
-from hessfig.measurements.catalogue import quantity, source_of
-from hessfig.measurements.quantity import Quantity, check_served
-from hessfig.models.blocks import blocks_of
-from hessfig.models.protocol import Layout
-from hessfig.models.registry import kind
-from hessfig.record import CHECKSUM, FROBENIUS, checksum, digest, read_checked
+from hessfig.config import Config, State, sigma_values
+from hessfig.measurements.allocation import PILOT_PROBES, PILOT_REPEATS, Allocation, allocation, few, needs_pilots
+from hessfig.record import FROBENIUS, digest
 from hessfig.states import point
-from hessfig.sweep.limits import check_cost, check_distinct, check_number
-from hessfig.terms import Block
+from hessfig.states.training.trajectory import Trajectory
+from hessfig.sweep.limits import check
+from hessfig.sweep.store import CellStore, Failures, Rows
+from hessfig.sweep.variant import Variant
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +27,7 @@ class Cell:
     `settled`: what pilots settled for it, by name (probes of a column, for norms by estimator=auto).
     """
 
-    setup: Setup
+    variant: Variant
     sigma: float | None
     seed: int
     quantity: str = FROBENIUS
@@ -41,26 +36,31 @@ class Cell:
 
     @property
     def config(self) -> Config:
-        return self.setup.config
+        return self.variant.config
 
     @cached_property
     def science(self) -> dict[str, Any]:
         """Everything that changes the numbers of this cell."""
         settled = {"settled": dict(self.settled)} if self.settled else {}
         step = {} if self.step is None else {"step": self.step}
-        content = self.setup.content(self.sigma, self.seed)
+        content = self.variant.content(self.sigma, self.seed)
         own = {"content": content} if content else {}
-        return {**self.setup.science(self.quantity), "sigma": self.sigma, "seed": self.seed, **step, **settled, **own}
+        return {**self.variant.science(self.quantity), "sigma": self.sigma, "seed": self.seed, **step, **settled, **own}
 
     @cached_property
     def key(self) -> str:
         return digest(self.science)
 
+    @cached_property
+    def trajectory(self) -> Trajectory | None:
+        """The training behind the cell; None where the network is not trained."""
+        return None if self.step is None else Trajectory(self.config, self.sigma, self.seed)
+
     @property
     def labels(self) -> dict[str, Any]:
         """What tells this cell from the others of its sweep."""
         return {
-            "variant": self.setup.name,
+            "variant": self.variant.name,
             "num_layers": self.num_layers,
             "sigma": self.sigma,
             "step": self.step,
@@ -71,197 +71,98 @@ class Cell:
     @property
     def num_layers(self) -> int:
         """Layers of the network: as configured for the package's own, as named by its user for another."""
-        return self.setup.layout.num_layers
+        return self.variant.layout.num_layers
 
     def __str__(self) -> str:
-        variant = f"{self.setup.name}, " if self.setup.name else ""
+        variant = f"{self.variant.name}, " if self.variant.name else ""
         sigma = "" if self.sigma is None else f"sigma={self.sigma:g}, "
         step = "" if self.step is None else f"step={self.step}, "
         quantity = "" if self.quantity == FROBENIUS else f", {self.quantity}"
         return f"{variant}n_layers={self.num_layers}, {sigma}{step}seed={self.seed}{quantity}"
 
 
-MET = "networks.json"
-ALGORITHM_VERSION = 4
-FLOAT32_VERSION = 2  # since 2, which 1 did not name, networks of the package are evaluated in float64
-Variants = Sequence["tuple[str, Config] | Setup"]
-Settled = Callable[["Setup", float | None], Mapping[str, int]]
+class Sweep:
+    """One sweep: its `variants`, its `folder` with the `store` of finished cells and the causes of `failures`.
 
+    `pilots` say how many probes its `cells` take: these are planned once, from the pilots that are finished then;
+    `reread` plans them again. Raises UserError for the first thing that is asked for and cannot be had.
+    """
 
-@dataclass(frozen=True, eq=False)
-class Setup:
-    """One variant of a sweep: its name, its settings, and what follows from them, found once for all its cells."""
-
-    name: str
-    config: Config
-    _sciences: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)
-    _contents: dict[str, str] = field(default_factory=dict, repr=False)
-
-    @cached_property
-    def layout(self) -> Layout:
-        """The weights of the configured network."""
-        return kind(self.config.model.kind).layout(self.config)
-
-    @cached_property
-    def blocks(self) -> list[Block]:
-        """The blocks that are asked for."""
-        return blocks_of(self.config.blocks, self.layout, self.config.model)
-
-    @cached_property
-    def axes(self) -> frozenset[str]:
-        """Which of sigma and seed change the network."""
-        return point.axes(self.config)
-
-    def science(self, name: str) -> dict[str, Any]:
-        """Return everything that changes the numbers of a quantity, without sigma and seed, as plain values."""
-        if name not in self._sciences:
-            chosen = self.quantity(name)
-            self._sciences[name] = {
-                **self._network,
-                "quantity": chosen.name,
-                "version": [chosen.version, source_of(name, self.config.config_dir)],
-                "settings": chosen.settings(self.config, self.layout),
-            }
-        return self._sciences[name]
-
-    def content(self, sigma: float | None, seed: int) -> str:
-        """Return a hash of what the user's code returns for a network of the user's own; empty for others."""
-        maker = kind(self.config.model.kind)
-        if maker.content is None:
-            return ""
-        seed = seed if "seed" in self.axes else self.config.first_seed
-        label = self._label(sigma, seed)
-        if label not in self._contents:
-            known = self._known.get(digest([self._network, label]))
-            self._contents[label] = known or maker.content(self.config, sigma, seed)
-        return self._contents[label]
-
-    def networks(self) -> dict[str, str]:
-        """Return the contents of the variant's networks, where they are the user's own, by sigma and seed."""
-        seeds = self.seeds() if "seed" in self.axes else range(self.config.first_seed, self.config.first_seed + 1)
-        found = {self._label(sigma, seed): self.content(sigma, seed) for sigma in self.sigmas() for seed in seeds}
-        return {label: content for label, content in found.items() if content}
-
-    def met(self) -> dict[str, str]:
-        """Return the contents of its networks by settings, sigma and seed, for runs with reuse=sources."""
-        return {digest([self._network, label]): content for label, content in self.networks().items()}
-
-    def quantity(self, name: str) -> Quantity:
-        """Return the quantity called `name`, of the package or of the user's own files."""
-        return quantity(name, self.config.config_dir)
-
-    def sigmas(self) -> list[float | None]:
-        """Return the swept scales; None alone where sigma means nothing."""
-        return [*sigma_values(self.config.grid)] if "sigma" in self.axes else [None]
-
-    def steps(self) -> list[int | None]:
-        """Return the steps of a trained state; None alone where there are none."""
-        return point.steps(self.config)
+    def __init__(self, asked: Sequence[tuple[str, Config]]) -> None:
+        self.variants = [Variant(name, point.pinned(config)) for name, config in asked]
+        check(self.variants)
+        self.config = self.variants[0].config
+        self.name = self.config.sweep.name
+        self.folder = Path(self.config.output_dir) / self.name
+        self.store = CellStore(self.folder / "cells")
+        self.failures = Failures(self.folder / "failures")
 
     @property
-    def num_sigmas(self) -> int:
-        """How many scales are swept: counted, for a grid may be too long to be listed."""
-        grid = self.config.grid
-        return len(grid.values or range(grid.points)) if "sigma" in self.axes else 1
+    def pilots(self) -> list[Cell]:
+        """The cells that say how the probes' error compares with the spread over seeds, for variants that probe.
 
-    def seeds(self) -> range:
-        """Return the repeats."""
-        return range(self.config.first_seed, self.config.first_seed + self.config.seeds)
-
-    def check(self) -> None:
-        """Raise UserError when something that is asked for cannot be had."""
-        kind(self.config.model.kind).check(self.config)
-        point.check(self.config)
-        self._check_quantities()
-        check_served([self.quantity(name) for name in self.config.quantities], self.blocks)
-        for name in self.config.quantities:
-            self.quantity(name).check(self.config, self.layout)
-            self.science(name)
-
-    def _check_quantities(self) -> None:
-        names = self.config.quantities
-        if not names or len({self.quantity(name).name for name in names}) < len(names):
-            raise UserError(
-                "quantities: each is named once",
-                got=names,
-                allowed="a list of names",
-                remedy="for example quantities=[frobenius,trace]",
-            )
-
-    @staticmethod
-    def _label(sigma: float | None, seed: int) -> str:
-        return f"seed={seed}" if sigma is None else f"sigma={sigma!r}, seed={seed}"
+        A few values of the grid, at each PILOT_REPEATS networks of their own. Their seeds are negative, which no
+        sweep's are. A network that does not change with sigma and seed has no such spread, and no pilots; nor has a
+        trained state, for which every pilot would be a training.
+        """
+        return [cell for pilots in self._pilots for cell in pilots]
 
     @cached_property
-    def _known(self) -> dict[str, str]:
-        """What was returned in earlier runs, if that is to be trusted."""
-        folder = Path(self.config.output_dir) / self.config.sweep.name
-        return read_met(folder) if self.config.reuse == Reuse.sources else {}
+    def allocations(self) -> list[Allocation]:
+        """The probes that the finished pilots of each variant call for; without one, none."""
+        return [
+            allocation(self._rows_by_sigma(pilots), variant.config)
+            for variant, pilots in zip(self.variants, self._pilots, strict=True)
+        ]
 
     @cached_property
-    def _network(self) -> dict[str, Any]:
-        plain = in_key(replace(self.config, model=with_defaults(self.config.model)))
-        narrow = {"float32": FLOAT32_VERSION} if self.config.dtype == DType.float32 else {}
-        return {
-            "algorithm": ALGORITHM_VERSION,
-            "task": plain["task"],
-            "model": plain["model"],
-            "source": kind(self.config.model.kind).source(self.config),
-            "state": point.science(self.config),
-            "dtype": plain["dtype"],
-            "device": self.config.device.partition(":")[0],
-            **narrow,
-        }
+    def cells(self) -> list[Cell]:
+        """The cells, repeat by repeat, so that an early stop leaves whole curves."""
+        planned = list(zip(self.variants, self.allocations, strict=True))
+        return [
+            Cell(variant, sigma, seed, name, chosen.at(sigma) if name == FROBENIUS else {}, step)
+            for seed in self.variants[0].seeds()
+            for variant, chosen in planned
+            for sigma, step in product(variant.sigmas(), variant.steps())
+            for name in variant.config.quantities
+        ]
+
+    def reread(self) -> Sweep:
+        """Return the same sweep with its cells planned anew, from the pilots that are finished now."""
+        fresh = copy(self)
+        for name in ("allocations", "cells"):
+            fresh.__dict__.pop(name, None)
+        return fresh
+
+    def unfinished(self, cells: Iterable[Cell]) -> list[Cell]:
+        """Return the cells without a sound result; a corrupt file is named on stderr and counts as none."""
+        return [cell for cell in cells if self.store.sound(cell.key, warns=True) is None]
+
+    @cached_property
+    def _pilots(self) -> list[list[Cell]]:
+        return [_pilots(variant) if _has_pilots(variant) else [] for variant in self.variants]
+
+    def _rows_by_sigma(self, pilots: list[Cell]) -> dict[float, Rows]:
+        found: dict[float, Rows] = {}
+        for cell in pilots:
+            assert cell.sigma is not None
+            rows, _ = self.store.sound(cell.key) or ([], None)
+            found.setdefault(cell.sigma, []).extend(rows)
+        return found
 
 
-def setups_of(variants: Variants) -> list[Setup]:
-    """Return the variants ready to be planned, as they are if they were before.
-
-    Raises UserError for the first thing that cannot be had.
-    """
-    return _checked([one if isinstance(one, Setup) else Setup(one[0], point.pinned(one[1])) for one in variants])
+def _has_pilots(variant: Variant) -> bool:
+    config = variant.config
+    spreads = {"sigma", "seed"} <= variant.axes and config.state.kind != State.trained
+    return FROBENIUS in config.quantities and spreads and needs_pilots(config, variant.layout)
 
 
-def read_met(folder: Path) -> dict[str, str]:
-    """Return what `note_met` left in the folder of a sweep."""
-    try:
-        found = read_checked(folder / MET)["networks"]
-        return {str(label): str(content) for label, content in found.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return {}
-
-
-def note_met(folder: Path, setups: list[Setup]) -> None:
-    """Keep, beside the table, what the user's code returned in this run and those before."""
-    met = {label: content for setup in setups for label, content in setup.met().items()}
-    if met:
-        content = {"networks": {**read_met(folder), **met}}
-        write_text(folder / MET, json.dumps({**content, CHECKSUM: checksum(content)}, indent=1) + "\n")
-
-
-def _checked(setups: list[Setup]) -> list[Setup]:
-    check_number(setups)
-    for setup in setups:
-        setup.check()
-    check_distinct(setups)
-    check_cost(setups)
-    return setups
-
-
-def nothing_settled(setup: Setup, sigma: float | None) -> Mapping[str, int]:
-    """Settle nothing: no pilots were needed, or none are finished."""
-    return {}
-
-
-def plan(setups: list[Setup], settled: Settled = nothing_settled) -> list[Cell]:
-    """Return the cells of a sweep, repeat by repeat, so that an early stop leaves whole curves."""
-    return list(_cells(setups, settled))
-
-
-def _cells(setups: list[Setup], settled: Settled) -> Iterator[Cell]:
-    for seed in setups[0].seeds():
-        for setup in setups:
-            for sigma, step in product(setup.sigmas(), setup.steps()):
-                for name in setup.config.quantities:
-                    chosen = settled(setup, sigma) if name == FROBENIUS else {}
-                    yield Cell(setup, sigma, seed, name, chosen, step)
+def _pilots(variant: Variant) -> list[Cell]:
+    estimator = variant.config.estimator
+    few_probes = replace(estimator, num_probes=min(PILOT_PROBES, estimator.num_probes))
+    pilot = replace(variant, config=replace(variant.config, estimator=few_probes), _sciences={})
+    return [
+        Cell(pilot, sigma, seed)
+        for index, sigma in enumerate(few(sigma_values(variant.config.grid)))
+        for seed in range(-1 - index * PILOT_REPEATS, -1 - (index + 1) * PILOT_REPEATS, -1)
+    ]

@@ -10,43 +10,39 @@ from hessfig.files import check_place, is_file
 from hessfig.measurements.allocation import Allocation
 from hessfig.models.registry import kind
 from hessfig.record import FROBENIUS
-from hessfig.sweep.engine import Summary, sweep_folder, unfinished, worker_count
-from hessfig.sweep.launchers.failures import FAILURES, Failures
 from hessfig.sweep.limits import assumed_flops
-from hessfig.sweep.plan import Cell, Setup, Variants, plan, setups_of
-from hessfig.sweep.shards import Share
-from hessfig.sweep.stages import allocations, needs, pilot_cells, settled_by
-from hessfig.sweep.store import CellStore
+from hessfig.sweep.plan import Cell, Sweep
+from hessfig.sweep.progress import kind_of
+from hessfig.sweep.runner import Summary, worker_count
+from hessfig.sweep.store import CellStore, Failures
+from hessfig.sweep.trainings import needs
+from hessfig.sweep.variant import Variant
 from hessfig.terms import Block
 
 _CAUSES, _LONGEST_CAUSE = 5, 600  # that are shown, in characters
 WORKER_START = 8.0  # seconds: the imports of a first worker
 
 
-def describe(variants: Variants, *, title: str = "") -> str:
+def describe(sweep: Sweep, *, title: str = "") -> str:
     """Return the lines of `dry_run=true` and `status`: what is measured, counts done and to do, time to go.
 
     `title` is the first of them: the settings know what a run changes of its preset.
     """
-    setups = setups_of(variants)
-    config = setups[0].config
-    check_place(sweep_folder(config))
-    store = CellStore(sweep_folder(config) / "cells")
-    chosen, pilot = allocations(setups, store), pilot_cells(setups)
-    cells, pilot_todo = plan(setups, settled_by(setups, chosen)), unfinished(pilot, store)
-    todo = unfinished(cells, store)
+    check_place(sweep.folder)
+    config, pilots, cells = sweep.config, sweep.pilots, sweep.cells
+    pilots_todo, todo = sweep.unfinished(pilots), sweep.unfinished(cells)
     lines = [
-        title or f"sweep {config.sweep.name}: {plain(config.sweep.about)}",
-        *(_variant_line(setup, probes) for setup, probes in zip(setups, chosen, strict=True)),
+        title or f"sweep {sweep.name}: {plain(config.sweep.about)}",
+        *map(_variant_line, sweep.variants, sweep.allocations),
     ]
-    if pilot:
-        lines.append(_pilot_line(pilot, pilot_todo))
+    if pilots:
+        lines.append(_pilot_line(pilots, pilots_todo))
     lines += _training_lines(todo)
     counts = f"{len(cells) - len(todo)} done, {len(todo)} to do"
     kinds = "seeds x sigmas x variants" + " x quantities" * (len(config.quantities) > 1)
     lines.append(f"cells: {len(cells)} ({kinds}): {counts}")
-    lines += _failure_lines(Failures(sweep_folder(config) / FAILURES), [*pilot_todo, *todo])
-    lines.append(_time_line([*pilot, *cells], [*pilot_todo, *todo], store))
+    lines += _failure_lines(sweep.failures, [*pilots_todo, *todo])
+    lines.append(_time_line([*pilots, *cells], [*pilots_todo, *todo], sweep.store))
     return "\n".join(lines)
 
 
@@ -58,7 +54,7 @@ def summarise(summary: Summary) -> str:
     return f"{did(summary)}{memory}; {where}"
 
 
-def did(done: Summary | Share) -> str:
+def did(done: Summary) -> str:
     """Return how many cells were measured, reused and failed, and how long it took."""
     counts = f"{done.measured} cells measured, {done.reused} reused, {done.failed} failed"
     return f"{counts} in {_duration(done.seconds)}"
@@ -69,31 +65,26 @@ def _pilot_line(pilot: list[Cell], todo: list[Cell]) -> str:
     return f"pilot: {len(pilot)} cells of other seeds, {len(pilot) - len(todo)} done; {still}"
 
 
-def _variant_line(setup: Setup, allocation: Allocation) -> str:
-    config = setup.config
+def _variant_line(variant: Variant, allocation: Allocation) -> str:
+    config = variant.config
     estimator = (
         f"{config.estimator.method}, {_probes(config, allocation)} probes"
         if config.estimator.method not in (Method.dense, Method.exact)
         else config.estimator.method
     )
-    label = f"{setup.name}, " if setup.name else ""
+    label = f"{variant.name}, " if variant.name else ""
     others = [name for name in config.quantities if name != FROBENIUS]
     quantities = f"; {', '.join(config.quantities)}" if others else ""
-    span = _span(setup)
+    data = kind(config.model.kind).about(config)
     return (
-        f"  {label}n_layers={setup.layout.num_layers}: {span}{_blocks(setup)}{quantities}; "
-        f"{estimator}, {config.dtype}" + f"; {_data(setup)}" * bool(_data(setup))
+        f"  {label}n_layers={variant.layout.num_layers}: {_span(variant)}{_blocks(variant)}{quantities}; "
+        f"{estimator}, {config.dtype}" + f"; {data}" * bool(data)
     )
 
 
-def _data(setup: Setup) -> str:
-    """Return how the kind of network holds its data, if it says so."""
-    return kind(setup.config.model.kind).about(setup.config)
-
-
-def _span(setup: Setup) -> str:
-    sigmas = [sigma for sigma in setup.sigmas() if sigma is not None]
-    steps = [step for step in setup.steps() if step is not None]
+def _span(variant: Variant) -> str:
+    sigmas = [sigma for sigma in variant.sigmas() if sigma is not None]
+    steps = [step for step in variant.steps() if step is not None]
     return (_values("sigma", sigmas) or "one state; ") + _values("step", steps)
 
 
@@ -114,7 +105,7 @@ def _training_lines(todo: list[Cell]) -> list[str]:
 
 def _failure_lines(failures: Failures, todo: list[Cell]) -> list[str]:
     """Say why cells failed when they were last tried: every kind of cause once, with a cell that failed so."""
-    found = failures.reasons(todo)
+    found = reasons(failures, todo)
     if not found:
         return []
     count = sum(len(cells) for _, cells in found)
@@ -126,13 +117,23 @@ def _failure_lines(failures: Failures, todo: list[Cell]) -> list[str]:
     return [*lines, *([f"  and {more} more causes"] if more > 0 else []), f"  the causes of each: {failures.folder}"]
 
 
-def _blocks(setup: Setup) -> str:
+def reasons(failures: Failures, cells: Sequence[Cell]) -> list[tuple[str, list[Cell]]]:
+    """Return every kind of cause among `cells`, the most frequent first: one such cause, and who failed so."""
+    causes, found = failures.causes(cell.key for cell in cells), dict[str, tuple[str, list[Cell]]]()
+    for cell in cells:
+        if cell.key in causes:
+            cause = causes[cell.key]
+            found.setdefault(kind_of(cause), (cause, []))[1].append(cell)
+    return sorted(found.values(), key=lambda one: -len(one[1]))
+
+
+def _blocks(variant: Variant) -> str:
     """Return the names of the blocks: of every layer, or each with its layers where some are left out."""
     layers: dict[str, set[int]] = {}
-    for block in setup.blocks:
+    for block in variant.blocks:
         layers.setdefault(_name(block), set()).update([] if block.is_across else [block.layer])
     inside = [found for found in layers.values() if found - {0}]
-    everywhere = all(found >= set(range(1, setup.layout.num_layers + 1)) for found in inside)
+    everywhere = all(found >= set(range(1, variant.layout.num_layers + 1)) for found in inside)
     names = [
         name if everywhere or not found - {0} else f"{name}@{','.join(map(str, sorted(found)))}"
         for name, found in layers.items()
@@ -172,12 +173,12 @@ def _workers(count: int) -> str:
 
 def _operations(cells: list[Cell]) -> float:
     """Return what the cells take, in operations: counted once for all of a variant and quantity, for they are alike."""
-    alike = {(id(cell.setup), cell.quantity): cell for cell in cells}
+    alike = {(id(cell.variant), cell.quantity): cell for cell in cells}
     each = {
-        key: cell.setup.quantity(cell.quantity).operations(cell.config, cell.setup.layout)
+        key: cell.variant.quantity(cell.quantity).operations(cell.config, cell.variant.layout)
         for key, cell in alike.items()
     }
-    return sum(each[id(cell.setup), cell.quantity] for cell in cells)
+    return sum(each[id(cell.variant), cell.quantity] for cell in cells)
 
 
 def _probes(config: Config, allocation: Allocation) -> str:

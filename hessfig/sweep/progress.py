@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections import Counter
@@ -12,11 +13,16 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from hessfig.errors import plain_lines
-from hessfig.sweep.launchers.failures import kind_of
 from hessfig.sweep.pool import Outcome
 
 EVERY = 30.0  # seconds between lines where no bar is drawn
 TELL_EVERY = 20.0  # seconds between two lines about a training, where no bar shows them
+_NUMBER = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")
+
+
+def kind_of(cause: str) -> str:
+    """Return a cause without its numbers: failures that differ in them alone are told once."""
+    return _NUMBER.sub("#", cause)
 
 
 class Reporter:

@@ -5,17 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
 
 from hessfig.config.range_checks import parse_shard
-from hessfig.files import check_writable
-from hessfig.states.training.trajectory import Trajectory
-from hessfig.sweep.engine import measure_cells, on_this_machine, sweep_folder, unfinished
-from hessfig.sweep.launchers.failures import FAILURES, Failures
-from hessfig.sweep.plan import Cell, Variants, note_met, plan, setups_of
-from hessfig.sweep.stages import allocations, pilot_cells, settled_by
-from hessfig.sweep.store import CellStore, at_work
+from hessfig.record import TABLE
+from hessfig.sweep.plan import Cell, Sweep
+from hessfig.sweep.runner import Summary, begun, measure_cells, on_this_machine
 
 T = TypeVar("T")
 
@@ -59,44 +54,24 @@ class Shard:
 
 def _needs(cell: Cell) -> Hashable:
     """Return what a cell shares with others: its trained network, or nothing."""
-    return id(cell) if cell.step is None else Trajectory(cell.config, cell.sigma, cell.seed).key
+    return cell.trajectory.key if cell.trajectory else id(cell)
 
 
-@dataclass(frozen=True)
-class Share:
-    """What was done of a share: its cells by what became of them, seconds, and where the cells are.
-
-    `pilots` are those that are missing: without them it is not known how many probes the cells take, and none of them
-    is measured.
-    """
-
-    measured: int
-    reused: int
-    failed: int
-    seconds: float
-    folder: Path
-    pilots: int = 0
-
-    @property
-    def is_complete(self) -> bool:
-        return self.failed == 0 and self.pilots == 0
-
-
-def run_shard(variants: Variants, shard: Shard) -> Share:
+def run_shard(sweep: Sweep, shard: Shard) -> Summary:
     """Measure the cells of `shard` that are not finished, and the pilots that every share needs.
 
     Pilots are cells: on a shared folder each share begins with others of them, elsewhere each measures all; either way
-    all settle the same probes. Raises UserError as `run_sweep` does.
+    all settle the same probes. While one is missing it is not known how many probes the cells take, and none of them
+    is measured. Raises UserError as `run_sweep` does.
     """
-    started, setups = time.perf_counter(), setups_of(variants)
-    folder, name = sweep_folder(setups[0].config), setups[0].config.sweep.name
-    store, launch = CellStore(folder / "cells"), Failures(folder / FAILURES).noting(on_this_machine)
-    check_writable(store.folder)
-    note_met(folder, setups)
-    with at_work(folder):
-        pilots = shard.turned(pilot_cells(setups))
-        measure_cells(f"{name}: pilot", pilots, store, launch)
-        lost = len(unfinished(pilots, store))
-        cells = shard.cells(plan(setups, settled_by(setups, allocations(setups, store))))
-        counts = measure_cells(f"{name}: shard {shard}", [] if lost else cells, store, launch).counts
-    return Share(**counts, seconds=time.perf_counter() - started, folder=store.folder, pilots=lost)
+    started = time.perf_counter()
+    with begun(sweep):
+        pilots = shard.turned(sweep.pilots)
+        pilot = measure_cells(sweep, f"{sweep.name}: pilot", pilots, on_this_machine)
+        sweep = sweep.reread()
+        lost = len(sweep.unfinished(pilots))
+        cells = [] if lost else shard.cells(sweep.cells)
+        main = measure_cells(sweep, f"{sweep.name}: shard {shard}", cells, on_this_machine)
+    seconds, peak = time.perf_counter() - started, max(main.peak, pilot.peak)
+    table = sweep.folder / TABLE
+    return Summary(**main.counts, seconds=seconds, peak=peak, table=table, missing=lost, notes=[], is_written=False)

@@ -16,15 +16,11 @@ from hessfig.config import Config, LauncherConfig
 from hessfig.config.range_checks import slurm_memory
 from hessfig.errors import UserError, plain
 from hessfig.files import check_writable, write_text
-from hessfig.sweep.engine import sweep_folder, unfinished
-from hessfig.sweep.launchers.failures import Failures
 from hessfig.sweep.outputs import config_hash
-from hessfig.sweep.plan import Cell, Setup, plan
-from hessfig.sweep.pool import Outcome
-from hessfig.sweep.shards import FAILURES, Shard
-from hessfig.sweep.stages import allocations, pilot_cells, settled_by
-from hessfig.sweep.store import CellStore, CorruptCell
-from hessfig.sweep.worker_env import own_path
+from hessfig.sweep.plan import Cell, Sweep
+from hessfig.sweep.pool import Outcome, own_path
+from hessfig.sweep.shards import Shard
+from hessfig.sweep.store import CellStore
 
 # States in which a task may still measure; all others are ends.
 ALIVE = frozenset(
@@ -168,11 +164,9 @@ class SlurmJob:
     The cells on disk are the truth; the number of the job is kept beside them only so that nobody submits it twice.
     """
 
-    def __init__(self, setups: list[Setup], words: Sequence[str]) -> None:
-        self._setups, self._words, self._config = setups, words, setups[0].config
-        self.folder = sweep_folder(self._config)
-        self._store, self._failures = CellStore(self.folder / "cells"), Failures(self.folder / FAILURES)
-        self._record = self.folder / LOGS / f"job-{config_hash(setups)[:12]}.json"
+    def __init__(self, sweep: Sweep, words: Sequence[str]) -> None:
+        self._sweep, self._words, self.folder = sweep, words, sweep.folder
+        self._record = self.folder / LOGS / f"job-{config_hash(sweep.variants)[:12]}.json"
         self.number, self._measured, self._told = _recorded(self._record), 0, ""
 
     def script(self) -> str:
@@ -181,9 +175,9 @@ class SlurmJob:
 
     def shards(self) -> list[int]:
         """Return which shares have cells to measure: of each, those that wait for pilots too."""
-        pilots, (cells, todo) = unfinished(pilot_cells(self._setups), self._store), self._planned()
-        waiting, count = set(cells if pilots else todo), self._config.launcher.tasks
-        return [at for at in range(1, count + 1) if not waiting.isdisjoint(Shard(at, count).cells(cells))]
+        sweep, count = self._sweep.reread(), self._sweep.config.launcher.tasks
+        waiting = set(sweep.cells if sweep.unfinished(sweep.pilots) else sweep.unfinished(sweep.cells))
+        return [at for at in range(1, count + 1) if not waiting.isdisjoint(Shard(at, count).cells(sweep.cells))]
 
     def is_alive(self) -> bool:
         """Whether a task may still measure; so it is taken to be while Slurm does not answer."""
@@ -192,8 +186,9 @@ class SlurmJob:
     def submit(self) -> None:
         """Hand the job in. Raises UserError in Slurm's words when it is refused."""
         check_writable(self.folder / LOGS)
-        shards, (_, todo) = self.shards(), self._planned()
-        self._failures.forget([*pilot_cells(self._setups), *todo])
+        sweep, shards = self._sweep.reread(), self.shards()
+        todo = sweep.unfinished(sweep.cells)
+        sweep.failures.forget(cell.key for cell in (*sweep.pilots, *todo))
         self.number, self._measured = submit(self._script(shards)), 0
         write_text(self._record, json.dumps({"job": self.number}) + "\n")
         tasks = f"{len(shards)} task{'s' * (len(shards) > 1)} for {len(todo)} cells"
@@ -213,12 +208,8 @@ class SlurmJob:
             self.submit()
         yield from self.watched(cells, store, again=True)
 
-    def collected(self, cells: list[Cell], store: CellStore) -> Generator[Outcome, None, None]:
-        """Yield what became of cells whose job is over."""
-        yield from self.watched(cells, store, again=False)
-
-    def watched(self, cells: list[Cell], store: CellStore, *, again: bool) -> Generator[Outcome, None, None]:
-        """Yield outcomes until every cell has one."""
+    def watched(self, cells: list[Cell], store: CellStore, *, again: bool = False) -> Generator[Outcome, None, None]:
+        """Yield outcomes until every cell has one; lost tasks are submitted `again`, or what they leave has failed."""
         waiting, pause = dict.fromkeys(cells), _SHORTEST
         while waiting:
             found = states(self.number) if self.number else {}  # before the disk: what ended has written
@@ -246,10 +237,9 @@ class SlurmJob:
             waiting = [cell for cell in waiting if id(cell) not in known]
 
     def _outcome(self, cell: Cell, store: CellStore) -> Outcome | None:
-        with suppress(CorruptCell):
-            if store.is_finished(cell.key):
-                return Outcome(cell, "measured")
-        cause = self._failures.cause(cell)
+        if store.sound(cell.key):
+            return Outcome(cell, "measured")
+        cause = self._sweep.failures.cause(cell.key)
         return None if cause is None else Outcome(cell, "failed", cause)
 
     def _deserves_another(self, found: States) -> bool:
@@ -260,13 +250,8 @@ class SlurmJob:
         logs = self.folder / LOGS / f"{self.number}_*.log"
         return f"every task has ended without it{how}: run the same command again; the tasks' words: {logs}"
 
-    def _planned(self) -> tuple[list[Cell], list[Cell]]:
-        """Return the cells of the plan as far as it is settled, and those that are not finished."""
-        cells = plan(self._setups, settled_by(self._setups, allocations(self._setups, self._store)))
-        return cells, unfinished(cells, self._store)
-
     def _script(self, shards: Sequence[int]) -> str:
-        return sbatch_script(self._config, self._words, folder=self.folder, shards=shards)
+        return sbatch_script(self._sweep.config, self._words, folder=self.folder, shards=shards)
 
     def _tell(self, found: States | None) -> None:
         words = counted(found) if found else "Slurm does not answer; asked again" * (found is None)

@@ -1,4 +1,4 @@
-"""Results on disk: one file per cell, written whole or not at all; and the mark of a run at work."""
+"""What a sweep keeps on disk: one file per finished cell, why others failed, and the mark of a run at work."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import hashlib
 import io
 import json
 import secrets
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
-from hessfig.files import MARK, OLD, age, clock_of, replacing, write_bytes
+from hessfig.files import MARK, OLD, age, clock_of, is_file, replacing, write_bytes, write_text
 from hessfig.record import COLUMNS
 
 Rows = list[dict[str, Any]]
@@ -70,9 +71,14 @@ class CellStore:
             self._check_arrays(self.arrays_path(key), cell["arrays"])
         return cell["rows"], cell["arrays"]
 
-    def is_finished(self, key: str) -> bool:
-        """Whether the cell and its arrays are there and sound. Raises CorruptCell for a file that is not."""
-        return self.finished(key) is not None
+    def sound(self, key: str, *, warns: bool = False) -> tuple[Rows, str | None] | None:
+        """Return what `finished` does; None too for a corrupt cell, which is named on stderr if this `warns`."""
+        try:
+            return self.finished(key)
+        except CorruptCell as error:
+            if warns:
+                print(f"warning: {error}; it counts as not measured", file=sys.stderr)
+            return None
 
     def _check_arrays(self, path: Path, digest: str) -> None:
         try:
@@ -125,6 +131,43 @@ def _has_rows(payload: dict[str, Any]) -> bool:
 
 def _checksum(payload: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(payload, sort_keys=True).encode()).hexdigest()
+
+
+_LONGEST = 10_000  # characters of a cause
+
+
+class Failures:
+    """Why cells failed when they were last tried, as files under `folder`, by key.
+
+    The cause of a cell that was measured since means nothing.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def note(self, key: str, cause: str) -> None:
+        """Keep why a cell failed."""
+        write_text(self._path(key), cause)
+
+    def cause(self, key: str) -> str | None:
+        """Return why the cell failed, if it did."""
+        with suppress(OSError), self._path(key).open(encoding="utf-8", errors="replace") as handle:
+            return handle.read(_LONGEST)
+        return None
+
+    def causes(self, keys: Iterable[str]) -> dict[str, str]:
+        """Return why cells failed, by key, for those of `keys` that did."""
+        noted = {path.stem for path in self.folder.glob("*.txt") if is_file(path)}
+        found = ((key, self.cause(key)) for key in keys if key in noted)
+        return {key: cause for key, cause in found if cause is not None}
+
+    def forget(self, keys: Iterable[str]) -> None:
+        """Forget why these cells failed: they are tried again."""
+        for key in keys:
+            self._path(key).unlink(missing_ok=True)
+
+    def _path(self, key: str) -> Path:
+        return self.folder / f"{key}.txt"
 
 
 _RENEWED = 60.0  # seconds; a mark counts for an hour

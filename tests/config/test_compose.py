@@ -17,7 +17,7 @@ from hessfig.config.settings import settings
 from hessfig.config.shipped_files import GROUPS, choices, natural, shipped_figures, studies
 from hessfig.errors import UserError
 from hessfig.sweep.measure import measure
-from hessfig.sweep.plan import Cell, plan, setups_of
+from hessfig.sweep.plan import Cell, Sweep
 from tests.config.composing import configs, job
 
 SWEEPS = list(choices("sweep"))
@@ -79,7 +79,7 @@ def toy_cells(sweep: str, most: int, folder: Path) -> list[Cell]:
     found = configs(f"sweep={sweep}", *words, *given)
     for _, config in found:
         config.grid = GridConfig(points=1, low=0.3)
-    return plan(setups_of(found[:: -(-len(found) // most)]))
+    return Sweep(found[:: -(-len(found) // most)]).cells
 
 
 @pytest.mark.parametrize("most", VARIANTS)

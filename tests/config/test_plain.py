@@ -8,7 +8,7 @@ from hessfig.config import keys
 from hessfig.config.keys import added_defaults, as_plain, without_added
 from hessfig.config.schema import Config, ModelConfig
 from hessfig.config.settings import settings
-from hessfig.sweep.plan import Cell, setups_of
+from hessfig.sweep.plan import Cell, Sweep
 from tests.config.composing import configs
 
 # Keys of first cells as version 0.1 gave them: (words of the command, key of its first, of its last variant).
@@ -26,19 +26,19 @@ KEYS_OF_0_1 = [
 
 @pytest.mark.parametrize(("words", "first", "last"), KEYS_OF_0_1, ids=lambda words: str(words))
 def test_cells_keep_the_keys_of_0_1(words: list[str], first: str, last: str) -> None:
-    setups = setups_of(configs(*words))
-    ends = (setups[0], setups[-1])
-    cells = [Cell(setup, setup.sigmas()[0], 1234, setup.config.quantities[0]) for setup in ends]
+    variants = Sweep(configs(*words)).variants
+    ends = (variants[0], variants[-1])
+    cells = [Cell(one, one.sigmas()[0], 1234, one.config.quantities[0]) for one in ends]
     assert [cell.key for cell in cells] == [first, last]
 
 
 def test_cells_in_float32_are_measured_again() -> None:
     """0.1 evaluated their networks in float32, which are others where attention saturates."""
     of_0_1 = {"4ea205b9c14138d32301a984", "8f3515d7e76fac797b9b189e"}
-    setups = setups_of(configs("sweep=depth"))
-    assert not of_0_1 & {Cell(setup, setup.sigmas()[0], 1234).key for setup in setups}
-    wide = setups_of(configs("sweep=depth", "dtype=float64"))
-    assert all("float32" not in setup.science("frobenius") for setup in wide)
+    variants = Sweep(configs("sweep=depth")).variants
+    assert not of_0_1 & {Cell(one, one.sigmas()[0], 1234).key for one in variants}
+    wide = Sweep(configs("sweep=depth", "dtype=float64")).variants
+    assert all("float32" not in one.science("frobenius") for one in wide)
 
 
 def test_added_settings_are_settings() -> None:

@@ -14,10 +14,9 @@ import torch
 from hessfig.config import Config, EstimatorConfig, GridConfig, Method, ModelConfig, TaskConfig
 from hessfig.measurements.allocation import FEWEST_PROBES, PILOT_REPEATS, Allocation, probes_needed
 from hessfig.rng import stream
-from hessfig.sweep import preview, stages
-from hessfig.sweep.engine import run_sweep
-from hessfig.sweep.plan import Cell, Variants, plan, setups_of
-from hessfig.sweep.store import CellStore
+from hessfig.sweep import preview
+from hessfig.sweep.plan import Sweep
+from hessfig.sweep.runner import run_sweep
 
 TWO_LAYERS = ModelConfig(n_layers=2, d_model=6)
 
@@ -34,14 +33,6 @@ def config(folder: Path | str = "outputs", **settings: Any) -> Config:
         "output_dir": str(folder),
     }
     return Config(**{**chosen, **settings})
-
-
-def pilot_cells(variants: Variants) -> list[Cell]:
-    return stages.pilot_cells(setups_of(variants))
-
-
-def allocations(variants: Variants, store: CellStore) -> list[Allocation]:
-    return stages.allocations(setups_of(variants), store)
 
 
 def numbers(error: float, spread: float, probes: int = 8, repeats: int = 4000) -> list[dict[str, Any]]:
@@ -77,25 +68,25 @@ def test_probes_are_linear_in_log_sigma_between_the_pilots() -> None:
 
 
 def test_pilots_are_other_networks_and_only_for_variants_that_probe() -> None:
-    cells = pilot_cells([("", config())])
+    cells = Sweep([("", config())]).pilots
     assert len(cells) == 2 * PILOT_REPEATS == len({cell.seed for cell in cells})
     assert all(cell.seed < 0 for cell in cells) and {cell.sigma for cell in cells} == {0.01, 10.0}
-    assert not pilot_cells([("", config(model=ModelConfig(d_model=6)))])
-    assert not pilot_cells([("", config(estimator=EstimatorConfig(Method.hutchinson)))])
+    assert not Sweep([("", config(model=ModelConfig(d_model=6)))]).pilots
+    assert not Sweep([("", config(estimator=EstimatorConfig(Method.hutchinson)))]).pilots
 
 
 def test_a_run_uses_its_pilots_and_a_second_run_finds_everything_done(tmp_path: Path) -> None:
     variants = [("", config(tmp_path))]
-    assert "16 cells of other seeds, 0 done" in preview.describe(variants)
-    first, again = run_sweep(variants), run_sweep(variants)
+    assert "16 cells of other seeds, 0 done" in preview.describe(Sweep(variants))
+    first, again = run_sweep(Sweep(variants)), run_sweep(Sweep(variants))
     assert (first.measured, again.measured, again.reused) == (4, 0, 4)
-    [chosen] = allocations(variants, CellStore(tmp_path / "sigma" / "cells"))
+    [chosen] = Sweep(variants).allocations
     counts = chosen.probes["W_Q"]
     assert 12 >= counts[0.01] > counts[10.0] >= FEWEST_PROBES and len(counts) == 2
     manifest = json.loads((tmp_path / "sigma" / "manifest.json").read_text())
     assert manifest["config"]["estimator"]["num_probes"] == 20
     assert manifest["variants"][0]["probes"] == {"W_Q": {str(sigma): count for sigma, count in counts.items()}}
-    assert f"auto, W_Q {counts[0.01]} to {counts[10.0]} probes" in preview.describe(variants)
+    assert f"auto, W_Q {counts[0.01]} to {counts[10.0]} probes" in preview.describe(Sweep(variants))
     written = pd.read_csv(first.table)
     lower = written[written["layer"] == 1]
     assert {sigma: set(rows["num_probes"]) for sigma, rows in lower.groupby("sigma")} == {
@@ -107,19 +98,18 @@ def test_a_run_uses_its_pilots_and_a_second_run_finds_everything_done(tmp_path: 
 def test_only_what_is_probed_decides(tmp_path: Path) -> None:
     """The last layer's norms are exact, without error and without probes: the rule must not see them."""
     variants = [("", config(tmp_path))]
-    run_sweep(variants)
-    store = CellStore(tmp_path / "sigma" / "cells")
-    for sigma, count in allocations(variants, store)[0].probes["W_Q"].items():
-        cells = [cell for cell in pilot_cells(variants) if cell.sigma == sigma]
-        rows = [row for cell in cells for row in store.read(cell.key) or []]
+    run_sweep(Sweep(variants))
+    sweep = Sweep(variants)
+    for sigma, count in sweep.allocations[0].probes["W_Q"].items():
+        cells = [cell for cell in sweep.pilots if cell.sigma == sigma]
+        rows = [row for cell in cells for row in sweep.store.read(cell.key) or []]
         lower = [row for row in rows if row["layer"] == 1]
         assert 0 < len(lower) < len(rows)
         assert count == probes_needed(lower, 0.01, ceiling=12)
 
 
 def test_the_allocation_does_not_depend_on_the_sweep_s_own_seeds(tmp_path: Path) -> None:
-    run_sweep([("", config(tmp_path))])
-    store = CellStore(tmp_path / "sigma" / "cells")
-    found = [allocations([("", config(tmp_path, first_seed=seed))], store)[0] for seed in (0, 1234)]
+    run_sweep(Sweep([("", config(tmp_path))]))
+    found = [Sweep([("", config(tmp_path, first_seed=seed))]).allocations[0] for seed in (0, 1234)]
     assert found[0] == found[1] != Allocation()
-    assert plan(setups_of([("", config(tmp_path))]))[0].seed == 1234
+    assert Sweep([("", config(tmp_path))]).cells[0].seed == 1234

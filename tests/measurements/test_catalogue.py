@@ -25,7 +25,7 @@ from hessfig.curvature.problem import Problem
 from hessfig.measurements.catalogue import quantities, quantity
 from hessfig.measurements.quantity import Measured, Quantity, Request, row_of
 from hessfig.sweep.measure import draw_problem, measure, request_of
-from hessfig.sweep.plan import plan, setups_of
+from hessfig.sweep.plan import Sweep
 
 CONFIG = Config(
     model=ModelConfig(d_model=2),
@@ -47,7 +47,7 @@ def twice(problem: Problem, request: Request) -> Measured:
 
 @pytest.mark.parametrize("name", quantities())
 def test_a_quantity_gives_the_rows_of_its_row(name: str, one_state: str) -> None:
-    (cell,) = plan(setups_of([("", replace(CONFIG, quantities=[name], output_dir=one_state))]))
+    (cell,) = Sweep([("", replace(CONFIG, quantities=[name], output_dir=one_state))]).cells
     found = measure(cell)
     given = {row["quantity"] for row in found.rows} | ({name} if name == "hessian" and found.arrays else set())
     assert given == set(quantity(name).rows) - (ONLY_DENSE if name == "hessian_distance" else set())
@@ -60,7 +60,7 @@ def one_state(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.parametrize("way", [twice, f"{__name__}:twice"])
 def test_a_quantity_is_a_function_or_the_name_of_one(way: Callable[[Problem, Request], Measured] | str) -> None:
-    (cell,) = plan(setups_of([("", replace(CONFIG, state=StateConfig()))]))
+    (cell,) = Sweep([("", replace(CONFIG, state=StateConfig()))]).cells
     problem = draw_problem(cell)
     assert Quantity("twice", way).measured(problem, request_of(cell, problem)).rows[0]["value"] == 2.0
 

@@ -6,11 +6,11 @@ import pytest
 
 from hessfig.config import Config, DType, EstimatorConfig, Method, ModelConfig
 from hessfig.errors import UserError
-from hessfig.sweep.plan import Setup
+from hessfig.sweep.variant import Variant
 
 
 def check(config: Config) -> None:
-    Setup("", config).check()
+    Variant("", config).check()
 
 
 DENSE = EstimatorConfig(method=Method.dense)

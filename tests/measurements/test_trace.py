@@ -9,7 +9,8 @@ from hessfig.curvature.routes import Engines
 from hessfig.errors import UserError
 from hessfig.measurements.block_norms import dense_blocks
 from hessfig.sweep.measure import draw_problem, measure
-from hessfig.sweep.plan import Cell, Setup
+from hessfig.sweep.plan import Cell
+from hessfig.sweep.variant import Variant
 from hessfig.terms import Part
 from tests.toys import ARCHITECTURES, toy_task
 
@@ -22,14 +23,14 @@ def config(model: ModelConfig, **settings: object) -> Config:
 
 
 def traces(found: Config) -> Rows:
-    rows = measure(Cell(Setup("", found), 0.7, 1234, "trace")).rows
+    rows = measure(Cell(Variant("", found), 0.7, 1234, "trace")).rows
     return {(row["layer"], row["col"], row["part"]): row for row in rows}
 
 
 def dense_traces(found: Config) -> dict[tuple[int, str, str], float]:
-    cell = Cell(Setup("", found), 0.7, 1234, "trace")
+    cell = Cell(Variant("", found), 0.7, 1234, "trace")
     engines, values = Engines(draw_problem(cell), found.model, found.estimator.products), {}
-    for block in cell.setup.blocks:
+    for block in cell.variant.blocks:
         pieces = dense_blocks(engines.column(block.layer, block.col, [block]))
         outer, functional = (float(pieces[block, part].trace()) for part in (Part.H_o, Part.H_f))
         for part, value in ((Part.H_o, outer), (Part.H_f, functional), (Part.H, outer + functional)):
@@ -89,15 +90,15 @@ def test_float32_says_so() -> None:
 )
 def test_what_has_no_trace_is_refused(settings: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        Setup("", config(**{"model": ModelConfig(d_model=4), **settings})).check()  # type: ignore[arg-type]
+        Variant("", config(**{"model": ModelConfig(d_model=4), **settings})).check()  # type: ignore[arg-type]
 
 
 def test_pairs_beside_diagonal_blocks_have_their_norm_and_no_trace() -> None:
     settings = config(ModelConfig(d_model=4), blocks=["W_V", ["W_Q", "W_V"]], quantities=["frobenius", "trace"])
-    Setup("", settings).check()
-    found = {name: measure(Cell(Setup("", settings), 0.7, 1, name)).rows for name in settings.quantities}
+    Variant("", settings).check()
+    found = {name: measure(Cell(Variant("", settings), 0.7, 1, name)).rows for name in settings.quantities}
     assert {(row["row"], row["col"]) for row in found["trace"]} == {("W_V", "W_V")}
     assert {(row["row"], row["col"]) for row in found["frobenius"]} == {("W_V", "W_V"), ("W_Q", "W_V")}
     alone = config(ModelConfig(d_model=4), blocks=["W_V", ["W_Q", "W_V"]])
     with pytest.raises(UserError, match="trace cannot be had for a block"):
-        Setup("", alone).check()
+        Variant("", alone).check()

@@ -24,7 +24,8 @@ from hessfig.models.kinds.huggingface import _marks
 from hessfig.models.registry import kind
 from hessfig.states.point import drawn
 from hessfig.sweep.measure import measure
-from hessfig.sweep.plan import Cell, Setup, plan, setups_of
+from hessfig.sweep.plan import Cell, Sweep
+from hessfig.sweep.variant import Variant
 from hessfig.terms import Block, Part
 from tests.models.tiny_models import CONTEXT, SETTINGS, config_of, dense, places, save, save_ids, save_tokenizer
 
@@ -198,7 +199,7 @@ def test_the_command_and_the_python_interface_agree(home: Path) -> None:
     config = replace(
         saved("gpt2", home), estimator=EstimatorConfig(method=Method.dense), blocks=blocks, quantities=["frobenius"]
     )
-    (cell,) = plan(setups_of([("", config)]))
+    (cell,) = Sweep([("", config)]).cells
     rows = {(r["layer"], r["row"], r["col"], r["part"]): r["value"] for r in measure(cell).rows}
     from transformers import GPT2LMHeadModel
 
@@ -240,21 +241,21 @@ def test_random_weights_follow_the_seed(home: Path) -> None:
 
 def test_a_key_knows_the_content_of_files_and_not_their_place(home: Path, tmp_path: Path) -> None:
     config = saved("gpt2", home)
-    key = Setup("", config).science("frobenius")
+    key = Variant("", config).science("frobenius")
     shutil.copytree(str(config.model.path), tmp_path / "elsewhere")
     shutil.copy(str(config.task.path), tmp_path / "other.npy")
     model = replace(config.model, path=str(tmp_path / "elsewhere"))
     moved = replace(config, model=model, task=replace(config.task, path=str(tmp_path / "other.npy")))
-    assert Setup("", moved).science("frobenius") == key
-    assert Setup("", replace(moved, memory="9GB")).science("frobenius") == key
+    assert Variant("", moved).science("frobenius") == key
+    assert Variant("", replace(moved, memory="9GB")).science("frobenius") == key
     np.save(tmp_path / "other.npy", np.zeros((4, CONTEXT), dtype=int))
-    assert Setup("", moved).science("frobenius") != key
+    assert Variant("", moved).science("frobenius") != key
     save("gpt2 untied", tmp_path / "elsewhere")
-    assert Setup("", replace(config, model=model)).science("frobenius") != key
+    assert Variant("", replace(config, model=model)).science("frobenius") != key
 
 
 def test_other_kinds_keep_their_keys() -> None:
-    plain = Setup("", Config()).science("frobenius")
+    plain = Variant("", Config()).science("frobenius")
     assert not {"path", "random", "download", "architecture", "vocabulary"} & set(plain["model"])
     assert not {"path", "length", "first_scored"} & set(plain["task"])
 
@@ -299,7 +300,7 @@ def test_the_words_of_padding_have_derivatives_like_any_other(home: Path, tmp_pa
     path.write_text(json.dumps({**json.loads(path.read_text()), "pad_token_id": 0}))
     for place in (str(saved("llama", home).model.path), str(tmp_path / "padded")):
         config = dense_of(config_of(Path(place), home / "ids.npy"), ["W_E"])
-        (cell,) = plan(setups_of([("", config)]))
+        (cell,) = Sweep([("", config)]).cells
         values += [row["value"] for row in measure(cell).rows]
         keys += [KIND.source(config)]
     assert values[:3] == values[3:]
@@ -344,16 +345,16 @@ def test_a_file_replaced_after_planning_fails_its_cell_and_is_measured_under_ano
     (model / "text.txt").write_text("a b c d a a b b c c d d a c a d")
     task = "ids.npy" if what == "ids" else "text.txt"
     config = dense_of(config_of(model, model / task, task={"length": CONTEXT}), ["W_V"])
-    (cell,) = plan(setups_of([("", config)]))
+    (cell,) = Sweep([("", config)]).cells
     key, before = cell.key, values_of(cell)
     REPLACED[what](model)
     with pytest.raises(hessfig.errors.UserError, match="is not the one that was planned"):
         measure(cell)
-    (again,) = plan(setups_of([("", config)]))
+    (again,) = Sweep([("", config)]).cells
     shutil.copytree(model, tmp_path / "fresh")
     fresh = replace(config.model, path=str(tmp_path / "fresh"))
     path = replace(config.task, path=str(tmp_path / "fresh" / task))
-    (right,) = plan(setups_of([("", replace(config, model=fresh, task=path))]))
+    (right,) = Sweep([("", replace(config, model=fresh, task=path))]).cells
     assert again.key == right.key != key
     assert values_of(again) == values_of(right) != before
 

@@ -17,7 +17,7 @@ from hessfig.errors import UserError
 from hessfig.models.stored.token_batches import Plan
 from hessfig.states.point import drawn
 from hessfig.sweep.measure import measure
-from hessfig.sweep.plan import plan, setups_of
+from hessfig.sweep.plan import Sweep
 from tests.models.tiny_models import SEQUENCES, config_of, save, save_ids
 
 MEASURED = ["trace", "largest_eigenvalue", "loss", "gradient_norm", "weight_norm", "residual_norm"]
@@ -45,7 +45,7 @@ def saved(name: str, home: Path) -> Config:
 
 
 def values(name: str, quantity: str, home: Path) -> dict[Key, float]:
-    (cell,) = plan(setups_of([("", replace(saved(name, home), quantities=[quantity]))]))
+    (cell,) = Sweep([("", replace(saved(name, home), quantities=[quantity]))]).cells
     rows = measure(cell).rows
     assert rows and all(row["status"] == "ok" for row in rows)
     return {(row["quantity"], row["layer"], row["row"], row["part"]): row["value"] for row in rows}
@@ -79,13 +79,13 @@ def test_loss_and_norms_are_the_models_own(home: Path) -> None:
 @pytest.mark.parametrize(("quantity", "message"), REFUSED.items(), ids=REFUSED)
 def test_what_needs_a_task_or_a_training_is_refused(quantity: str, message: str, home: Path) -> None:
     with pytest.raises(UserError, match=message):
-        setups_of([("", replace(saved("gpt2", home), quantities=[quantity]))])
+        Sweep([("", replace(saved("gpt2", home), quantities=[quantity]))])
 
 
 @pytest.mark.long
 def test_the_landscape_is_of_one_batch(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = replace(saved("gpt2", home), quantities=["stationarity"])
-    (cell,) = plan(setups_of([("", config)]))
+    (cell,) = Sweep([("", config)]).cells
     assert measure(cell).rows
     one_by_one(monkeypatch)
     with pytest.raises(UserError, match=r"4 batches[\s\S]*a larger memory="):

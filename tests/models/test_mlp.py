@@ -20,7 +20,8 @@ from hessfig.models.blocks import matrices_of
 from hessfig.models.kinds.mlp import is_structural_zero, width
 from hessfig.models.networks import PrefixMLP
 from hessfig.models.registry import kind
-from hessfig.sweep.plan import Cell, Setup, setups_of
+from hessfig.sweep.plan import Cell, Sweep
+from hessfig.sweep.variant import Variant
 from hessfig.terms import Block, Group, Part
 from tests.curvature.oracle import dense_oracle
 from tests.toys import build_model, layout_of, toy_problem, toy_task
@@ -140,18 +141,18 @@ def test_weights_keep_the_scale_of_their_inputs() -> None:
 
 def test_auto_probes_it_and_exact_is_refused() -> None:
     config = Config(model=DEEP, task=toy_task(DEEP), blocks="each", seeds=1)
-    setup = setups_of([("", config)])[0]
-    assert [block.row for block in setup.blocks] == ["W_E", "W_U", "W_in", "W", "W"]
+    variant = Sweep([("", config)]).variants[0]
+    assert [block.row for block in variant.blocks] == ["W_E", "W_U", "W_in", "W", "W"]
     exact = replace(config, estimator=replace(config.estimator, method=Method.exact))
     with pytest.raises(UserError, match=r"no exact H_o(.|\n)*linear MLPs"):
-        setups_of([("", exact)])
+        Sweep([("", exact)])
 
 
 def test_the_whole_hessian_has_every_parameter() -> None:
     from hessfig.sweep.measure import measure
 
     config = Config(model=DEEP, task=toy_task(DEEP), blocks=["W_in"], quantities=["hessian"], seeds=1)
-    arrays = measure(Cell(Setup("", config), 0.5, 1, "hessian")).arrays
+    arrays = measure(Cell(Variant("", config), 0.5, 1, "hessian")).arrays
     problem = toy_problem(DEEP)
     assert sum(arrays["sizes"]) == len(arrays["hessian"]) == sum(w.size for w in problem.layout.weights)
     assert arrays["names"] == ["W_E", "W_in_1", "b_in_1", "W_2", "b_2", "W_3", "b_3", "W_U", "b_U"]
@@ -159,10 +160,10 @@ def test_the_whole_hessian_has_every_parameter() -> None:
 
 def test_an_mlp_without_an_activation_is_refused_and_the_matched_width_has_a_key_of_its_own() -> None:
     with pytest.raises(UserError, match="nothing but an MLP"):
-        setups_of([("", Config(model=replace(DEEP, mlp=MLP.none), task=toy_task(DEEP), blocks=["W_in"]))])
+        Sweep([("", Config(model=replace(DEEP, mlp=MLP.none), task=toy_task(DEEP), blocks=["W_in"]))])
     model = ModelConfig(kind=Kind.mlp, d_model=8)
     keys = {
-        Cell(Setup("", Config(model=one, blocks=["W_in"])), 0.1, 1).key for one in (model, replace(model, d_mlp=32))
+        Cell(Variant("", Config(model=one, blocks=["W_in"])), 0.1, 1).key for one in (model, replace(model, d_mlp=32))
     }
     assert len(keys) == 2
 

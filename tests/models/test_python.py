@@ -12,8 +12,9 @@ from hessfig.config import Config, Data, Kind, ModelConfig, TaskConfig
 from hessfig.errors import UserError
 from hessfig.models.kinds.python import find_factory
 from hessfig.models.registry import kind, kinds
-from hessfig.sweep.engine import run_sweep
-from hessfig.sweep.plan import Setup, plan, setups_of
+from hessfig.sweep.plan import Sweep
+from hessfig.sweep.runner import run_sweep
+from hessfig.sweep.variant import Variant
 
 NETWORK = """
 import numpy, torch
@@ -69,10 +70,10 @@ def config(factory: str | None, folder: Path | None = None, **model: object) -> 
 
 
 def test_weights_have_the_layers_their_names_say(folder: Path) -> None:
-    setup = Setup("", config("mynet.py:make"))
-    assert [(b.layer, b.row) for b in setup.blocks] == [(1, "W"), (1, "half"), (2, "W")]
-    assert setup.layout.size(0, "all") == 4 * 5 + 5 + 5 * 2 + 2
-    assert setup.axes == {"seed"} and setup.sigmas() == [None]
+    variant = Variant("", config("mynet.py:make"))
+    assert [(b.layer, b.row) for b in variant.blocks] == [(1, "W"), (1, "half"), (2, "W")]
+    assert variant.layout.size(0, "all") == 4 * 5 + 5 + 5 * 2 + 2
+    assert variant.axes == {"seed"} and variant.sigmas() == [None]
 
 
 @pytest.mark.usefixtures("workers")
@@ -80,7 +81,7 @@ def test_weights_have_the_layers_their_names_say(folder: Path) -> None:
 def test_the_command_line_gives_the_bits_of_the_python_interface(folder: Path) -> None:
     import hessfig
 
-    summary = run_sweep([("", config("mynet.py:make", folder / "results"))])
+    summary = run_sweep(Sweep([("", config("mynet.py:make", folder / "results"))]))
     assert (summary.measured, summary.failed) == (4, 0)
     with summary.table.open() as handle:
         rows = list(csv.DictReader(handle))
@@ -96,7 +97,7 @@ def test_the_command_line_gives_the_bits_of_the_python_interface(folder: Path) -
 
 
 def test_a_factory_that_takes_sigma_is_swept(folder: Path) -> None:
-    cells = plan(setups_of([("", config("mynet.py:with_sigma"))]))
+    cells = Sweep([("", config("mynet.py:with_sigma"))]).cells
     assert len({cell.sigma for cell in cells}) == 20
 
 
@@ -104,12 +105,12 @@ def test_another_text_of_the_file_makes_other_cells(folder: Path) -> None:
     keys = []
     for name in ("one.py", "two.py", "same.py"):
         (folder / name).write_text(NETWORK + "# changed" * (name == "two.py"))
-        keys.append(plan(setups_of([("", config(f"{name}:make"))]))[0].setup.science("frobenius")["source"])
+        keys.append(Sweep([("", config(f"{name}:make"))]).cells[0].variant.science("frobenius")["source"])
     assert keys[0] == keys[2] != keys[1]
 
 
 def test_options_are_arguments(folder: Path) -> None:
-    wide = Setup("", config("mynet.py:make", options={"width": 7}))
+    wide = Variant("", config("mynet.py:make", options={"width": 7}))
     assert wide.layout.size(1, "W") == 28
 
 
@@ -129,13 +130,13 @@ REFUSED = {
 @pytest.mark.parametrize("factory", REFUSED, ids=str)
 def test_factories_that_cannot_serve_are_explained(folder: Path, factory: str | None) -> None:
     with pytest.raises(UserError, match=REFUSED[factory]) as caught:
-        Setup("", config(factory)).check()
+        Variant("", config(factory)).check()
     assert caught.value.allowed and caught.value.remedy
 
 
 def test_options_the_factory_does_not_take_are_refused(folder: Path) -> None:
     with pytest.raises(UserError, match=r"cannot be called(.|\n)*depth"):
-        Setup("", config("mynet.py:make", options={"depth": 3})).check()
+        Variant("", config("mynet.py:make", options={"depth": 3})).check()
 
 
 def test_no_unknown_kind_is_taken_for_a_transformer() -> None:

@@ -25,7 +25,8 @@ from hessfig.models.stored.lens_network import HookedNetwork, shapes_of
 from hessfig.models.stored.lens_settings import sizes_of
 from hessfig.states.point import drawn
 from hessfig.sweep.measure import measure
-from hessfig.sweep.plan import Setup, plan, setups_of
+from hessfig.sweep.plan import Sweep
+from hessfig.sweep.variant import Variant
 from hessfig.terms import Block, Part
 from tests.models.tiny_models import CONTEXT, VOCABULARY, config_of, dense, places, save, save_ids
 
@@ -171,14 +172,14 @@ def test_cells_are_measured_and_keyed_by_content(home: Path, tmp_path: Path) -> 
     folder = written(tmp_path / "one", GPT2, tensors, "state.safetensors")
     asked = replace(config(folder, home / "ids.npy"), blocks=["W_Q.head2", "W_V"])
     check(asked)
-    (cell,) = plan(setups_of([("", asked)]))
+    (cell,) = Sweep([("", asked)]).cells
     rows = measure(cell).rows
     assert {row["row"] for row in rows} == {"W_Q.head2", "W_V"} and all(row["value"] > 0 for row in rows)
     moved = written(tmp_path / "two", {**GPT2, "seed": 3}, tensors, "state.safetensors")
     model = replace(asked.model, path=str(moved / "state.safetensors"))
-    assert Setup("", replace(asked, model=model)).science("frobenius") == cell.setup.science("frobenius")
+    assert Variant("", replace(asked, model=model)).science("frobenius") == cell.variant.science("frobenius")
     written(moved, GPT2, {**tensors, "unembed.b_U": torch.zeros(VOCABULARY)}, "state.safetensors")
-    assert Setup("", replace(asked, model=model)).science("frobenius") != cell.setup.science("frobenius")
+    assert Variant("", replace(asked, model=model)).science("frobenius") != cell.variant.science("frobenius")
 
 
 def test_a_state_without_a_last_bias_has_zeros(home: Path, tmp_path: Path) -> None:
@@ -271,7 +272,7 @@ def test_files_replaced_after_planning_fail_the_cell_and_are_measured_under_anot
             written(folder, settings, tensors)
             with pytest.raises(UserError, match="is not the one that was planned"):
                 measure(cell)
-        (cell,) = plan(setups_of([("", asked)]))
+        (cell,) = Sweep([("", asked)]).cells
         keys.append(cell.key)
         values.append([row["value"] for row in measure(cell).rows])
     assert len({*keys}) == len({str(value) for value in values}) == 3

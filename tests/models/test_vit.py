@@ -20,7 +20,8 @@ from hessfig.models.networks import VisionTransformer
 from hessfig.rng import stream
 from hessfig.states.initialised import build_network
 from hessfig.sweep.measure import measure
-from hessfig.sweep.plan import Cell, Setup, setups_of
+from hessfig.sweep.plan import Cell, Sweep
+from hessfig.sweep.variant import Variant
 from hessfig.terms import Block, Group, Part
 from tests.curvature.oracle import dense_oracle
 from tests.toys import toy_problem
@@ -135,7 +136,7 @@ def config(**settings: object) -> Config:
 @pytest.mark.filterwarnings("ignore:H_f. curvlinops' product is off:RuntimeWarning")
 @pytest.mark.long
 def test_the_whole_hessian_is_that_of_double_backward_norms_and_biases_with_it() -> None:
-    cell = Cell(Setup("", config(quantities=["hessian"])), 0.5, 1, "hessian")
+    cell = Cell(Variant("", config(quantities=["hessian"])), 0.5, 1, "hessian")
     arrays = measure(cell).arrays
     problem = toy_problem(VIT, TASK, sigma=0.5, seed=1)
     parameters = dict(problem.network.named_parameters())
@@ -154,7 +155,7 @@ def test_the_whole_hessian_is_that_of_double_backward_norms_and_biases_with_it()
 @pytest.mark.filterwarnings("ignore:H_f. curvlinops' product is off:RuntimeWarning")
 def test_groups_and_norms_are_measured() -> None:
     blocks = ["attention", "mlp", "norms", "biases", "biases@0", "embeddings", "ln1_gain", ["W_patch", "W_U"]]
-    found = measure(Cell(Setup("", config(blocks=blocks)), 0.5, 1)).rows
+    found = measure(Cell(Variant("", config(blocks=blocks)), 0.5, 1)).rows
     assert {(row["row"], row["layer"]) for row in found} >= {("biases", 0), ("biases", 1), ("norms", 1)}
     assert all(np.isfinite(row["value"]) and row["status"] == "ok" for row in found)
 
@@ -171,16 +172,16 @@ BAD = {
 @pytest.mark.parametrize(("settings", "message"), BAD.values(), ids=BAD)
 def test_what_cannot_be_built_is_refused_before_anything_is_measured(settings: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        setups_of([("", config(**settings))])
+        Sweep([("", config(**settings))])
 
 
 def test_pictures_of_ones_own_count_by_their_content(tmp_path: Path) -> None:
     def key() -> str:
-        return Cell(Setup("", config(task=replace(TASK, path=str(path)))), 0.5, 1).key
+        return Cell(Variant("", config(task=replace(TASK, path=str(path)))), 0.5, 1).key
 
     path, keys = tmp_path / "own.npz", []
     for brightness in (0.2, 0.3):
         np.savez(path, images=np.full((10, 8, 8), brightness), labels=np.arange(10))
         keys.append(key())
         path = tmp_path / "other.npz"
-    assert len({*keys, Cell(Setup("", config()), 0.5, 1).key}) == 3
+    assert len({*keys, Cell(Variant("", config()), 0.5, 1).key}) == 3

@@ -20,7 +20,8 @@ from hessfig.states.initialised import build_network
 from hessfig.states.point import drawn
 from hessfig.states.stored_states import load_weights
 from hessfig.sweep.measure import measure
-from hessfig.sweep.plan import Cell, Setup, setups_of
+from hessfig.sweep.plan import Cell, Sweep
+from hessfig.sweep.variant import Variant
 from tests.toys import ARCHITECTURES, toy_task
 
 MODEL = ARCHITECTURES["pre"]
@@ -44,14 +45,14 @@ def loaded(path: Path) -> Config:
 
 
 def values(config: Config, sigma: float | None, seed: int) -> list[float]:
-    return [row["value"] for row in measure(Cell(Setup("", config), sigma, seed)).rows]
+    return [row["value"] for row in measure(Cell(Variant("", config), sigma, seed)).rows]
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
 def test_a_loaded_network_has_the_norms_of_the_one_that_was_saved(tmp_path: Path, suffix: str) -> None:
     config = loaded(saved(tmp_path, suffix=suffix))
     assert values(config, None, 1234) == values(CONFIG, 0.3, 7)
-    assert Setup("", config).sigmas() == [None]
+    assert Variant("", config).sigmas() == [None]
 
 
 def test_the_key_is_the_files_content_not_its_name(tmp_path: Path) -> None:
@@ -60,7 +61,7 @@ def test_the_key_is_the_files_content_not_its_name(tmp_path: Path) -> None:
     other.write_bytes(first.read_bytes())
     (tmp_path / "changed").mkdir()
     changed = saved(tmp_path / "changed", **{"head.bias": torch.ones(12, dtype=torch.float64)})
-    keys = [Cell(Setup("", loaded(path)), None, 1).key for path in (first, other, changed)]
+    keys = [Cell(Variant("", loaded(path)), None, 1).key for path in (first, other, changed)]
     assert keys[0] == keys[1] != keys[2]
 
 
@@ -115,14 +116,14 @@ def test_files_that_are_no_weights_are_refused(tmp_path: Path, name: str, capsys
 def test_what_does_not_fit_is_refused_when_a_run_is_planned(tmp_path: Path, misfit: str) -> None:
     changed, message = MISFITS[misfit]
     with pytest.raises(UserError, match=message):
-        setups_of([("", loaded(saved(tmp_path, **changed)))])
+        Sweep([("", loaded(saved(tmp_path, **changed)))])
 
 
 @pytest.mark.parametrize("path", [None, "nowhere.safetensors"])
 def test_a_path_that_names_no_file_is_refused_before_anything_runs(path: str | None) -> None:
     config = replace(CONFIG, state=StateConfig(State.loaded, path))
     with pytest.raises(UserError, match=r"state\.path") as caught:
-        Setup("", config).check()
+        Variant("", config).check()
     assert caught.value.allowed and caught.value.remedy
 
 

@@ -15,7 +15,8 @@ from hessfig.config import DType, Norm, TaskConfig
 from hessfig.states.training.kept import Folder
 from hessfig.states.training.trajectory import Trajectory
 from hessfig.sweep.measure import measure
-from hessfig.sweep.plan import Cell, Setup
+from hessfig.sweep.plan import Cell
+from hessfig.sweep.variant import Variant
 from tests.toys import training_config
 
 DIGITS, SUMS, HEADS, STEP, TASK_SEED = 2, 6, 2, 25, 2
@@ -70,7 +71,7 @@ def test_block_norms_and_eigenvalues_at_a_checkpoint_are_those_of_plain_torch(tm
     found = {
         (row["quantity"], row["col"]): row["value"]
         for name in asked
-        for row in measure(Cell(Setup("", config), 0.3, 1, name, {}, STEP)).rows
+        for row in measure(Cell(Variant("", config), 0.3, 1, name, {}, STEP)).rows
         if row["part"] in ("H", "")
     }
     file = Folder(Trajectory(config, 0.3, 1)).weights_path(STEP)

@@ -22,7 +22,8 @@ from hessfig.states.training.kept import COLUMNS, Folder
 from hessfig.states.training.loop import Diverged, ensure, learning_rate
 from hessfig.states.training.trajectory import Trajectory
 from hessfig.sweep.measure import measure
-from hessfig.sweep.plan import Cell, Setup
+from hessfig.sweep.plan import Cell
+from hessfig.sweep.variant import Variant
 from hessfig.tasks.examples import training_batch
 from tests.toys import ARCHITECTURES, training_config
 
@@ -238,10 +239,10 @@ def test_a_constant_schedule_has_no_end_and_a_fixed_set_is_the_tasks(tmp_path: P
 
 
 def test_cells_of_other_steps_have_other_keys_and_other_probes(tmp_path: Path) -> None:
-    setup = Setup("", training_config(tmp_path, step=[0, 3]))
-    assert setup.steps() == [0, 3]
-    assert len({Cell(setup, 0.3, 1, step=step).key for step in (0, 3)}) == 2
-    assert str(Cell(setup, 0.3, 1, step=3)) == "n_layers=1, sigma=0.3, step=3, seed=1"
+    variant = Variant("", training_config(tmp_path, step=[0, 3]))
+    assert variant.steps() == [0, 3]
+    assert len({Cell(variant, 0.3, 1, step=step).key for step in (0, 3)}) == 2
+    assert str(Cell(variant, 0.3, 1, step=3)) == "n_layers=1, sigma=0.3, step=3, seed=1"
 
 
 DAMAGES = {
@@ -307,11 +308,11 @@ def test_a_checkpoint_is_a_file_that_state_loaded_takes(whole: Trajectory) -> No
     config = replace(whole.config, dtype=DType.float64)
     path = Folder(whole).weights_path(30)
     file = replace(config, state=StateConfig(State.loaded, str(path)))
-    found = [row["value"] for row in measure(Cell(Setup("", config), 0.3, 1, step=30)).rows]
-    assert [row["value"] for row in measure(Cell(Setup("", file), None, 1)).rows] == found
+    found = [row["value"] for row in measure(Cell(Variant("", config), 0.3, 1, step=30)).rows]
+    assert [row["value"] for row in measure(Cell(Variant("", file), None, 1)).rows] == found
 
 
 def test_measuring_a_state_trains_for_it(tmp_path: Path) -> None:
     config: Config = training_config(tmp_path, step=2)
-    assert measure(Cell(Setup("", config), 0.3, 1, step=2)).rows
+    assert measure(Cell(Variant("", config), 0.3, 1, step=2)).rows
     assert Folder(Trajectory(config, 0.3, 1)).missing([2]) == []

@@ -11,7 +11,7 @@ import pytest
 from hessfig.states.training import loop
 from hessfig.states.training.loop import ensure
 from hessfig.states.training.trajectory import Trajectory
-from hessfig.sweep.worker_env import start_process
+from hessfig.sweep.pool import start_process
 from tests.toys import training_config
 
 

@@ -18,9 +18,10 @@ from hessfig.cli import experiment
 from hessfig.cli.experiment import run as run_verb
 from hessfig.errors import UserError
 from hessfig.files import remove_leftovers, write_together
-from hessfig.sweep import engine
-from hessfig.sweep.engine import Summary, run_sweep
+from hessfig.sweep import runner
+from hessfig.sweep.plan import Sweep
 from hessfig.sweep.preview import summarise
+from hessfig.sweep.runner import Summary, run_sweep
 from hessfig.sweep.store import CellStore, CorruptCell
 from tests.runs import rows
 from tests.toys import toy_config
@@ -31,7 +32,7 @@ BOTH = ["frobenius", "hessian"]
 
 
 def run(folder: Path) -> Summary:
-    return run_sweep([("", toy_config(folder, quantities=BOTH))])
+    return run_sweep(Sweep([("", toy_config(folder, quantities=BOTH))]))
 
 
 @pytest.fixture(scope="module")
@@ -118,18 +119,18 @@ def test_cells_that_vanish_during_a_run_are_missing_and_named(
     copied: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """One is removed, one damaged, and one loses its arrays, after they were measured and before the table is made."""
-    measure, arrays = engine.measure_cells, found(copied, "npz")
+    measure, arrays = runner.measure_cells, found(copied, "npz")
     norms = [path for path in found(copied, "json") if path.with_suffix(".npz") not in arrays]
 
-    def then_damage(name: str, cells: list[object], store: CellStore, launch: object) -> object:
-        reporter = measure(name, cells, store, launch)  # type: ignore[arg-type]
+    def then_damage(sweep: Sweep, name: str, cells: list[object], launch: object) -> object:
+        reporter = measure(sweep, name, cells, launch)  # type: ignore[arg-type]
         if cells:
             norms[0].unlink()
             norms[1].write_text("{}")
             arrays[0].unlink()
         return reporter
 
-    monkeypatch.setattr(engine, "measure_cells", then_damage)
+    monkeypatch.setattr(runner, "measure_cells", then_damage)
     summary = run(copied)
     assert (summary.failed, summary.missing, summary.is_complete) == (0, 3, False)
     assert any("3 of 8 cells are not in the table (n_layers=3, sigma=" in note for note in summary.notes)
@@ -149,7 +150,7 @@ def test_a_short_table_is_exit_code_1(copied: Path, monkeypatch: pytest.MonkeyPa
     assert run_verb(Asked()) == 0  # type: ignore[arg-type]
     write = CellStore.finished
     lost = found(copied, "json")[0].stem
-    monkeypatch.setattr(engine, "unfinished", lambda cells, store: [])
+    monkeypatch.setattr(Sweep, "unfinished", lambda self, cells: [])
     monkeypatch.setattr(CellStore, "finished", lambda self, key: None if key == lost else write(self, key))
     assert run_verb(Asked()) == 1  # type: ignore[arg-type]
 

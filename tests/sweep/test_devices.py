@@ -10,7 +10,8 @@ import torch
 
 from hessfig.config import Config, DType, EstimatorConfig, Method, ModelConfig, Norm, Products, TaskConfig
 from hessfig.sweep.measure import measure
-from hessfig.sweep.plan import Cell, Setup
+from hessfig.sweep.plan import Cell
+from hessfig.sweep.variant import Variant
 
 TOLERANCE = {DType.float64: 1e-10, DType.float32: 2e-3}
 ENGINES = {
@@ -24,7 +25,7 @@ ENGINES = {
 
 
 def numbers(config: Config, device: str) -> list[dict[str, Any]]:
-    return measure(Cell(Setup("", dataclasses.replace(config, device=device)), 0.5, 1234)).rows
+    return measure(Cell(Variant("", dataclasses.replace(config, device=device)), 0.5, 1234)).rows
 
 
 @pytest.mark.cuda

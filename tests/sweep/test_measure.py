@@ -11,7 +11,8 @@ from hessfig.config import Attention, Config, DType, EstimatorConfig, Loss, Meth
 from hessfig.measurements import quantity as module
 from hessfig.models.protocol import Kind, Layout
 from hessfig.sweep.measure import draw_problem, measure
-from hessfig.sweep.plan import Cell, Setup
+from hessfig.sweep.plan import Cell
+from hessfig.sweep.variant import Variant
 from tests.toys import ARCHITECTURES
 
 Rows = dict[tuple[int, str, str, str], dict[str, object]]
@@ -20,7 +21,7 @@ TASK = TaskConfig(digits=1, batch_size=3)
 
 def measured(*, sigma: float = 0.3, seed: int = 1234, **settings: object) -> Rows:
     config = Config(**{"model": ARCHITECTURES["softmax"], "task": TASK, **settings})  # type: ignore[arg-type]
-    rows = measure(Cell(Setup("", config), sigma, seed)).rows
+    rows = measure(Cell(Variant("", config), sigma, seed)).rows
     return {(row["layer"], row["row"], row["col"], row["part"]): row for row in rows}
 
 
@@ -69,7 +70,7 @@ def test_the_same_cell_gives_the_same_bits() -> None:
 
 def test_a_layer_more_does_not_change_the_probes_or_weights_of_another() -> None:
     """Same weights and embeddings below, so layer 1's problem differs only by what lies above it."""
-    cells = [Cell(Setup("", Config(model=ModelConfig(d_model=4, n_layers=n), task=TASK)), 0.3, 7) for n in (1, 2)]
+    cells = [Cell(Variant("", Config(model=ModelConfig(d_model=4, n_layers=n), task=TASK)), 0.3, 7) for n in (1, 2)]
     one, two = (draw_problem(cell).network for cell in cells)
     for name, parameter in one.named_parameters():
         assert (parameter == two.get_parameter(name)).all(), name
@@ -96,6 +97,6 @@ def test_float32_is_close_to_float64() -> None:
 @pytest.mark.parametrize("attention", Attention)
 def test_the_whole_hessian_is_plain_arrays(attention: Attention) -> None:
     model = ModelConfig(d_model=4, d_mlp=6, attention=attention)
-    arrays = measure(Cell(Setup("", Config(model=model, task=TASK)), 0.3, 1234, "hessian")).arrays
+    arrays = measure(Cell(Variant("", Config(model=model, task=TASK)), 0.3, 1234, "hessian")).arrays
     assert arrays["hessian"].dtype == numpy.float32
     assert arrays["hessian"].shape == (sum(arrays["sizes"]),) * 2

@@ -22,20 +22,21 @@ from hessfig.config import (
 )
 from hessfig.measurements.quantity import columns
 from hessfig.record import digest
-from hessfig.sweep.plan import Cell, Setup, plan, setups_of
+from hessfig.sweep.plan import Cell, Sweep
+from hessfig.sweep.variant import Variant
 from tests.toys import ARCHITECTURES
 
 
 def keys(config: Config) -> list[str]:
-    return [cell.key for cell in plan(setups_of([("", config)]))]
+    return [cell.key for cell in Sweep([("", config)]).cells]
 
 
 def key(**settings: object) -> str:
-    return Cell(Setup("", Config(**settings)), 0.1, 1234).key  # type: ignore[arg-type]
+    return Cell(Variant("", Config(**settings)), 0.1, 1234).key  # type: ignore[arg-type]
 
 
 def test_cells_come_repeat_by_repeat() -> None:
-    cells = plan(setups_of([("", Config(seeds=2, grid=GridConfig(points=3)))]))
+    cells = Sweep([("", Config(seeds=2, grid=GridConfig(points=3)))]).cells
     assert [(cell.seed, cell.sigma) for cell in cells] == [
         (seed, sigma) for seed in (1234, 1235) for sigma in (0.01, 0.316227766017, 10.0)
     ]
@@ -99,7 +100,7 @@ def test_whose_products_matters_to_the_dense_method_too() -> None:
 
 
 def test_sigma_and_seed_are_part_of_the_key() -> None:
-    cell = Cell(Setup("", Config()), 0.1, 1234)
+    cell = Cell(Variant("", Config()), 0.1, 1234)
     assert len({cell.key, replace(cell, sigma=0.2).key, replace(cell, seed=1235).key}) == 3
 
 
@@ -109,15 +110,15 @@ def test_a_digest_does_not_depend_on_the_order_of_keys() -> None:
 
 def test_columns_share_their_products() -> None:
     config = Config(blocks=["W_V", ["W_Q", "W_V"], "W_Q"])
-    found = [(layer, col, [b.row for b in members]) for layer, col, members in columns(Setup("", config).blocks)]
+    found = [(layer, col, [b.row for b in members]) for layer, col, members in columns(Variant("", config).blocks)]
     assert found == [(1, "W_V", ["W_V", "W_Q"]), (1, "W_Q", ["W_Q"])]
 
 
 def test_every_layer_has_its_blocks_and_shared_weights_none() -> None:
     config = Config(model=ARCHITECTURES["two layers"], blocks=["W_V", "W_E", ["W_E", "W_V"]])
-    found = [(b.layer, b.row, b.col) for b in Setup("", config).blocks]
+    found = [(b.layer, b.row, b.col) for b in Variant("", config).blocks]
     assert found == [(0, "W_E", "W_E"), (1, "W_V", "W_V"), (1, "W_E", "W_V"), (2, "W_V", "W_V"), (2, "W_E", "W_V")]
 
 
 def test_a_cell_says_where_it_is() -> None:
-    assert str(Cell(Setup("model.norm=pre", Config()), 0.1, 7)) == "model.norm=pre, n_layers=1, sigma=0.1, seed=7"
+    assert str(Cell(Variant("model.norm=pre", Config()), 0.1, 7)) == "model.norm=pre, n_layers=1, sigma=0.1, seed=7"

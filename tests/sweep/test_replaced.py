@@ -28,12 +28,13 @@ from hessfig.config import (
 from hessfig.errors import UserError
 from hessfig.states import point
 from hessfig.states.initialised import build_network
-from hessfig.sweep.engine import on_this_machine, run_sweep
 from hessfig.sweep.measure import measure
 from hessfig.sweep.outputs import config_hash
-from hessfig.sweep.plan import Cell, Setup, plan, setups_of
+from hessfig.sweep.plan import Cell, Sweep
 from hessfig.sweep.pool import Outcome
+from hessfig.sweep.runner import on_this_machine, run_sweep
 from hessfig.sweep.store import CellStore
+from hessfig.sweep.variant import Variant
 from tests.toys import ARCHITECTURES, toy_config, toy_task
 
 FACTORY = """
@@ -126,7 +127,7 @@ def write_quantity(folder: Path, seed: int) -> None:
 
 def first_cell(config: Config) -> Cell:
     """Return the first cell of a run as planned now, its key settled."""
-    cell = plan(setups_of([("", config)]))[0]
+    cell = Sweep([("", config)]).cells[0]
     assert cell.key
     return cell
 
@@ -196,13 +197,13 @@ def test_a_factory_that_draws_anew_at_every_call_fails_its_cells(folder: Path) -
 
 def test_a_factory_that_exits_is_an_error(folder: Path) -> None:
     with pytest.raises(UserError, match=r"net.py:leaves fails(.|\n)*SystemExit: 0 \(leaves, net.py:"):
-        setups_of([("", own("net.py:leaves"))])
+        Sweep([("", own("net.py:leaves"))])
 
 
 def test_an_import_that_exits_is_an_error(folder: Path) -> None:
     (folder / "net.py").write_text("import sys\nsys.exit(0)\n")
     with pytest.raises(UserError, match=r"net.py fails(.|\n)*SystemExit: 0"):
-        setups_of([("", own())])
+        Sweep([("", own())])
 
 
 @pytest.mark.parametrize("group", ["state", "task", "model"])
@@ -210,12 +211,12 @@ def test_a_hash_in_the_settings_pins_a_file(folder: Path, group: str) -> None:
     config = {"state": loaded, "task": pictures, "model": lambda folder: own()}[group](folder)
     write_state(folder, 1)
     write_pictures(folder, 1)
-    pinned = setups_of([("", config)])[0].config
+    pinned = Sweep([("", config)]).variants[0].config
     found = getattr(pinned, group).sha256
-    assert len(found) == 64 and setups_of([("", pinned)])[0].config == pinned
+    assert len(found) == 64 and Sweep([("", pinned)]).variants[0].config == pinned
     other = replace(config, **{group: replace(getattr(config, group), sha256="0" * 64)})
     with pytest.raises(UserError, match=rf"is not the one that was planned(.|\n)*{group}.sha256={'0' * 64}"):
-        setups_of([("", other)])
+        Sweep([("", other)])
 
 
 def test_a_file_that_cannot_be_read_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,25 +227,25 @@ def test_a_file_that_cannot_be_read_is_refused(folder: Path, monkeypatch: pytest
 
     monkeypatch.setattr(point, "fingerprint", forbidden)
     with pytest.raises(UserError, match=r"state.path: .* cannot be read(.|\n)*Permission denied"):
-        setups_of([("", loaded(folder))])
+        Sweep([("", loaded(folder))])
 
 
 def test_pins_alone_make_no_other_table(folder: Path) -> None:
     write_state(folder, 1)
-    setups = setups_of([("", loaded(folder))])
-    bare = [Setup("", loaded(folder))]
-    assert setups[0].config.state.sha256 and config_hash(setups) == config_hash(bare)
+    variants = Sweep([("", loaded(folder))]).variants
+    bare = [Variant("", loaded(folder))]
+    assert variants[0].config.state.sha256 and config_hash(variants) == config_hash(bare)
 
 
 def test_a_hash_of_no_file_is_refused() -> None:
     config = toy_config()
     with pytest.raises(UserError, match=r"state.sha256: state.path names no file"):
-        setups_of([("", replace(config, state=replace(config.state, sha256="0" * 64)))])
+        Sweep([("", replace(config, state=replace(config.state, sha256="0" * 64)))])
 
 
 def test_a_run_reuses_what_the_factory_still_returns_and_says_so(folder: Path) -> None:
     def counts(config: Config) -> tuple[int, int, int]:
-        found = run_sweep([("", config)])
+        found = run_sweep(Sweep([("", config)]))
         return found.measured, found.reused, found.failed
 
     def replaced(cells: list[Cell], store: CellStore) -> Generator[Outcome, None, None]:
@@ -254,7 +255,7 @@ def test_a_run_reuses_what_the_factory_still_returns_and_says_so(folder: Path) -
     config = own(seeds=2)
     assert counts(config) == (2, 0, 0) and counts(config) == (0, 2, 0)
     write_weights(folder, 2)
-    found = run_sweep([("", config)], replaced)
+    found = run_sweep(Sweep([("", config)]), replaced)
     assert (found.measured, found.failed) == (0, 2)
     causes = [path.read_text() for path in (folder / "outputs/sigma/failures").glob("*.txt")]
     assert len(causes) == 2 and all("returned something else than when" in cause for cause in causes)

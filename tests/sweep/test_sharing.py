@@ -12,9 +12,9 @@ import pytest
 
 from hessfig.errors import UserError
 from hessfig.measurements.quantity import Measured
+from hessfig.sweep import measure as measuring
 from hessfig.sweep import pool as pools
-from hessfig.sweep import worker, worker_env
-from hessfig.sweep.plan import Cell, plan, setups_of
+from hessfig.sweep.plan import Cell, Sweep
 from hessfig.sweep.pool import Pool
 from hessfig.sweep.store import CellStore
 from tests.toys import toy_config
@@ -23,7 +23,7 @@ from tests.toys import toy_config
 @pytest.fixture
 def cells(tmp_path: Path) -> list[Cell]:
     """Eight cells of a toy sweep."""
-    return plan(setups_of([("", toy_config(tmp_path, seeds=4))]))
+    return Sweep([("", toy_config(tmp_path, seeds=4))]).cells
 
 
 def test_a_cell_that_another_run_stored_meanwhile_was_met_and_is_kept(
@@ -35,7 +35,7 @@ def test_a_cell_that_another_run_stored_meanwhile_was_met_and_is_kept(
         store.write(cell.key, cell.science, [{"value": 1.0}])  # the other run's
         return Measured([{"value": 2.0}])
 
-    monkeypatch.setattr(worker, "measure", slowly)
+    monkeypatch.setattr(measuring, "measure", slowly)
     assert pools._outcome(cell, store) == ("met", "")
     assert store.read(cell.key) == [{"value": 1.0}]
     assert pools._outcome(cell, store) == ("reused", "")
@@ -80,7 +80,7 @@ def test_processes_that_cannot_be_had_are_named(monkeypatch: pytest.MonkeyPatch,
 
     monkeypatch.setattr(multiprocessing.context.ForkServerProcess, "start", fails)
     with pytest.raises(UserError, match="no worker process can be started") as caught:
-        worker_env.start_process(print)
+        pools.start_process(print)
     assert len(tried) == 3
     assert type(error).__name__ in str(caught.value.got)
     assert "finished cells are kept" in caught.value.remedy
@@ -92,7 +92,7 @@ def test_the_shelter_leaves_the_environment_as_it_was(monkeypatch: pytest.Monkey
     seen = {}
     monkeypatch.setenv("PYTHONPATH", "mine")
     monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
-    with worker_env._sheltered():
+    with pools._sheltered():
         seen = {name: os.environ[name] for name in ("PYTHONPATH", "PYTHONSAFEPATH")}
     assert seen["PYTHONSAFEPATH"] == "1" and seen["PYTHONPATH"].endswith("mine")
     assert os.environ["PYTHONPATH"] == "mine" and "PYTHONSAFEPATH" not in os.environ

@@ -147,7 +147,7 @@ def test_arrays_need_no_pickle_and_carry_their_label(with_arrays: CellStore) -> 
         assert arrays["names"].tolist() == ["W_Q"]
         assert arrays["hessian"].sum() == 2
         assert json.loads(str(arrays["label"])) == {"key": OTHER, **LABEL}
-    assert with_arrays.is_finished(OTHER)
+    assert with_arrays.finished(OTHER)
     (_, ours), (_, none) = (with_arrays.finished(key) or ([], "") for key in (OTHER, KEY))
     assert len(ours or "") == 64 and none is None
 
@@ -158,10 +158,10 @@ def test_a_cell_vouches_for_its_arrays(with_arrays: CellStore) -> None:
     sound = bytearray(path.read_bytes())
     path.write_bytes(bytes([*sound[:100], sound[100] ^ 1, *sound[101:]]))
     with pytest.raises(CorruptCell, match="its checksum does not match its cell"):
-        with_arrays.is_finished(OTHER)
+        with_arrays.finished(OTHER)
     path.unlink()
     with pytest.raises(CorruptCell, match="are missing"):
-        with_arrays.is_finished(OTHER)
+        with_arrays.finished(OTHER)
 
 
 def test_a_folder_in_a_cells_place_is_damaged_not_a_crash(store: CellStore) -> None:

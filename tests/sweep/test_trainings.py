@@ -11,10 +11,10 @@ import pytest
 
 from hessfig.config import Config, EstimatorConfig, Method, Optimiser
 from hessfig.states.training.loop import Progress
-from hessfig.sweep.engine import run_sweep
-from hessfig.sweep.plan import plan, setups_of
+from hessfig.sweep.plan import Sweep
 from hessfig.sweep.preview import describe
-from hessfig.sweep.stages import needs, pilot_cells, words
+from hessfig.sweep.runner import run_sweep
+from hessfig.sweep.trainings import needs, words
 from tests.runs import COMMAND, hessfig, rows
 from tests.toys import training_config
 
@@ -36,7 +36,7 @@ def variants(config: Config) -> list[tuple[str, Config]]:
 
 def test_cells_share_their_trainings(tmp_path: Path) -> None:
     config = training_config(tmp_path, step=[0, 3, 10], checkpoints=[1, 20], quantities=["frobenius", "loss"])
-    cells = plan(setups_of(variants(config)))
+    cells = Sweep(variants(config)).cells
     found = needs(cells)
     assert len(cells) == 2 * 2 * 3 * 2
     assert [(need.trajectory.seed, need.steps) for need in found] == [(1234, (0, 1, 3, 10)), (1235, (0, 1, 3, 10))]
@@ -44,28 +44,28 @@ def test_cells_share_their_trainings(tmp_path: Path) -> None:
 
 def test_a_trained_state_has_no_pilots(tmp_path: Path) -> None:
     config = training_config(tmp_path, estimator=EstimatorConfig(Method.auto))
-    assert pilot_cells(setups_of([("", config)])) == []
+    assert Sweep([("", config)]).pilots == []
 
 
 @pytest.mark.long
 def test_a_sweep_trains_then_measures_along_steps(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     config = training_config(tmp_path / "one", step=[0, 3, 10], quantities=["frobenius", "loss"])
-    summary = run_sweep(variants(config))
+    summary = run_sweep(Sweep(variants(config)))
     assert (summary.measured, summary.failed) == (24, 0)
     found = table(tmp_path / "one")
     assert {row["step"] for row in found} == {"0", "3", "10"}
     assert len(list((tmp_path / "one/states").iterdir())) == 2
     assert "trained to step 10 (10 steps in " in capfd.readouterr().err
     other = replace(config, output_dir=str(tmp_path / "two"), workers=2, force_workers=True)
-    run_sweep(variants(other))
+    run_sweep(Sweep(variants(other)))
     assert table(tmp_path / "two") == found
-    again = run_sweep(variants(config))
+    again = run_sweep(Sweep(variants(config)))
     assert (again.measured, again.reused) == (0, 24)
 
 
 def test_cells_beyond_a_divergence_fail_with_its_cause(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     wild = {"optimiser": Optimiser.sgd, "learning_rate": 1e30, "warmup": 0, "seeds": 1}
-    summary = run_sweep([("", training_config(tmp_path, step=[0, 1, 20, 30], **wild))])
+    summary = run_sweep(Sweep([("", training_config(tmp_path, step=[0, 1, 20, 30], **wild))]))
     said = capfd.readouterr().err
     assert summary.failed >= 2 and summary.measured >= 1 and not summary.is_complete
     assert "diverged: the training has no state at step" in said
@@ -74,7 +74,7 @@ def test_cells_beyond_a_divergence_fail_with_its_cause(tmp_path: Path, capfd: py
 
 
 def test_a_dry_run_names_the_trainings(tmp_path: Path) -> None:
-    said = describe([("", training_config(tmp_path, step=[0, 3]))])
+    said = describe(Sweep([("", training_config(tmp_path, step=[0, 3]))]))
     assert "trainings: 2, of 3 steps" in said and "2 steps 0..3" in said
     assert not (tmp_path / "states").exists()
 

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from hessfig.sweep.engine import run_sweep
 from hessfig.sweep.garbage import YOUNG, remove, sweep_folders, unused
+from hessfig.sweep.plan import Sweep
+from hessfig.sweep.runner import run_sweep
 from hessfig.sweep.store import at_work, is_at_work
 from tests.toys import toy_config
 
@@ -29,12 +30,12 @@ def age(paths: set[Path], seconds: float = YOUNG + 60) -> None:
 def twice(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, set[str]]:
     """Results of a sweep that was run twice, with other seeds, and the names of the first run's cells."""
     outputs = tmp_path_factory.mktemp("outputs")
-    run_sweep([("", toy_config(outputs, first_seed=1))])
+    run_sweep(Sweep([("", toy_config(outputs, first_seed=1))]))
     (folder,) = sweep_folders(outputs)
     old = files(folder)
     age(old)
     assert unused(folder, None).files == []  # the table lists them
-    run_sweep([("", toy_config(outputs, first_seed=5))])
+    run_sweep(Sweep([("", toy_config(outputs, first_seed=5))]))
     return outputs, {path.name for path in old}
 
 
@@ -123,7 +124,7 @@ def test_a_table_that_cannot_be_trusted_keeps_every_cell(
 
 def test_a_run_that_never_ended_has_no_table_and_keeps_what_its_settings_ask_for(tmp_path: Path) -> None:
     config = toy_config(tmp_path)
-    run_sweep([("", config)])
+    run_sweep(Sweep([("", config)]))
     (folder,) = sweep_folders(tmp_path)
     (folder / "table.csv").unlink()
     (folder / "manifest.json").unlink()

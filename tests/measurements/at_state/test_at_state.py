@@ -21,7 +21,8 @@ from hessfig.measurements.stability import along_gradient, crossing, next_update
 from hessfig.models.protocol import every_parameter
 from hessfig.states.stored_states import moments
 from hessfig.sweep.measure import draw_problem, measure
-from hessfig.sweep.plan import Cell, Setup
+from hessfig.sweep.plan import Cell
+from hessfig.sweep.variant import Variant
 from hessfig.tasks.batch import Batch
 from hessfig.tasks.losses import LOSSES
 from tests.toys import training_config
@@ -38,7 +39,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
 
 
 def cell(config: Config, quantity: str, step: int = STEP) -> Cell:
-    return Cell(Setup("", replace(config, quantities=[quantity])), 0.3, 1, quantity, {}, step)
+    return Cell(Variant("", replace(config, quantities=[quantity])), 0.3, 1, quantity, {}, step)
 
 
 def rows(config: Config, quantity: str, step: int = STEP) -> list[dict[str, Any]]:

@@ -23,7 +23,8 @@ from hessfig.config.checks import check
 from hessfig.curvature.gradients import Slope
 from hessfig.errors import UserError
 from hessfig.sweep.measure import draw_problem, measure
-from hessfig.sweep.plan import Cell, Setup, setups_of
+from hessfig.sweep.plan import Cell, Sweep
+from hessfig.sweep.variant import Variant
 from hessfig.tasks.batch import Batch
 from tests.toys import toy_config
 
@@ -42,7 +43,7 @@ def config(**landscape: Any) -> Config:
 
 
 def cell(settings: Config, quantity: str) -> Cell:
-    return Cell(Setup("", replace(settings, quantities=[quantity])), 0.4, 1, quantity)
+    return Cell(Variant("", replace(settings, quantities=[quantity])), 0.4, 1, quantity)
 
 
 def numbers(settings: Config, quantity: str, name: str = "", part: str = "") -> dict[Any, float]:
@@ -151,7 +152,7 @@ def test_shared_test_vectors_estimate_the_distance() -> None:
 @pytest.mark.parametrize("quantity", ["landscape_difference", "stationarity", "hessian_distance"])
 def test_samples_that_are_not_there(settings: Config, message: str, quantity: str) -> None:
     with pytest.raises(UserError, match=message):
-        setups_of([("", replace(settings, quantities=[quantity]))])
+        Sweep([("", replace(settings, quantities=[quantity]))])
 
 
 @pytest.mark.parametrize("distance", [0.0, -1.0, float("nan"), float("inf")])

@@ -23,7 +23,8 @@ from hessfig.config import (
 from hessfig.errors import UserError
 from hessfig.measurements.quantity import Measured
 from hessfig.sweep.measure import draw_problem, measure, request_of
-from hessfig.sweep.plan import Cell, Setup
+from hessfig.sweep.plan import Cell
+from hessfig.sweep.variant import Variant
 from hessfig.terms import Part
 from tests.toys import ARCHITECTURES, toy_task
 
@@ -35,9 +36,9 @@ def cell(name: str, model: ModelConfig, **settings: Any) -> Cell:
     chosen = {"model": model, "task": toy_task(model), "blocks": "each", "spectrum": SMALL, "quantities": [name]}
     parts = [Part(part) for part in settings.pop("parts", list(Part))]
     config = Config(**{**chosen, "estimator": EXACT, "parts": parts, **settings})
-    setup = Setup("", config)
-    setup.check()
-    return Cell(setup, 0.7, 1234, name)
+    variant = Variant("", config)
+    variant.check()
+    return Cell(variant, 0.7, 1234, name)
 
 
 def found(name: str, model: ModelConfig, **settings: Any) -> Measured:
@@ -264,7 +265,7 @@ def test_every_name_a_quantity_gives_is_in_its_rows_and_no_other() -> None:
         assert given == set(quantity(name).rows)
         assert (
             quantity(name).operations(
-                cell(name, ARCHITECTURES["softmax"]).config, cell(name, ARCHITECTURES["softmax"]).setup.layout
+                cell(name, ARCHITECTURES["softmax"]).config, cell(name, ARCHITECTURES["softmax"]).variant.layout
             )
             > 0
         )

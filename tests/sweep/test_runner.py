@@ -23,11 +23,10 @@ from hessfig.analysis.manifest import read_run
 from hessfig.config import Config, EstimatorConfig, GridConfig, Kind, Method, ModelConfig, TaskConfig
 from hessfig.errors import UserError
 from hessfig.record import COLUMNS
-from hessfig.sweep.engine import Summary, run_sweep, worker_count
-from hessfig.sweep.launchers.failures import Failures
-from hessfig.sweep.plan import plan, setups_of
-from hessfig.sweep.preview import describe, summarise
-from hessfig.sweep.store import CellStore
+from hessfig.sweep.plan import Sweep
+from hessfig.sweep.preview import describe, reasons, summarise
+from hessfig.sweep.runner import Summary, run_sweep, worker_count
+from hessfig.sweep.store import CellStore, Failures
 from tests.runs import rows
 from tests.toys import toy_config
 
@@ -36,7 +35,7 @@ CELLS = 4
 
 
 def run(folder: Path, **settings: object) -> Summary:
-    return run_sweep([("", toy_config(folder, **settings))])
+    return run_sweep(Sweep([("", toy_config(folder, **settings))]))
 
 
 def table(folder: Path) -> list[dict[str, str]]:
@@ -140,7 +139,7 @@ def test_a_damaged_cell_never_reaches_the_table(copied: Path) -> None:
     """`status` and a plan that shares the cell only read: they count it as not measured."""
     path = cell_files(copied)[0]
     path.write_text(path.read_text()[:-20])
-    assert f"{CELLS - 1} done, 1 to do" in describe([("", toy_config(copied))])
+    assert f"{CELLS - 1} done, 1 to do" in describe(Sweep([("", toy_config(copied))]))
 
 
 def test_leftovers_of_a_killed_writer_do_no_harm(copied: Path, reference: Path) -> None:
@@ -152,7 +151,7 @@ def test_leftovers_of_a_killed_writer_do_no_harm(copied: Path, reference: Path) 
 
 def test_a_failing_cell_is_reported_and_the_others_are_kept(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     impossible = toy_config(tmp_path, model=ModelConfig(kind=Kind.self_attention), blocks=["W_V"])
-    summary = run_sweep([("sound", toy_config(tmp_path)), ("impossible", impossible)])
+    summary = run_sweep(Sweep([("sound", toy_config(tmp_path)), ("impossible", impossible)]))
     assert (summary.measured, summary.failed) == (CELLS, CELLS)
     errors = capfd.readouterr().err
     assert errors.count("failed: impossible, n_layers=1, sigma=") == 1
@@ -178,12 +177,12 @@ def slow_config(folder: Path) -> Config:
 def test_a_killed_worker_fails_its_cell_only(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     killer = threading.Thread(target=_kill_a_worker, args=(tmp_path,))
     killer.start()
-    summary = run_sweep([("", slow_config(tmp_path))])
+    summary = run_sweep(Sweep([("", slow_config(tmp_path))]))
     killer.join()
     assert (summary.measured, summary.failed) == (2, 1)
     assert "its worker process died (SIGKILL, perhaps out of memory)" in capfd.readouterr().err
     assert len({row["sigma"] for row in table(tmp_path)}) == 2
-    again = run_sweep([("", slow_config(tmp_path))])
+    again = run_sweep(Sweep([("", slow_config(tmp_path))]))
     assert (again.measured, again.reused, again.failed) == (1, 2, 0)
 
 
@@ -221,7 +220,7 @@ def tiny_disk(tmp_path: Path) -> Path:
 def test_a_full_disk_stops_the_run_and_keeps_what_fits(tiny_disk: Path) -> None:
     config = toy_config(tiny_disk, seeds=20)
     with pytest.raises(UserError, match="the disk is full"):
-        run_sweep([("", config)])
+        run_sweep(Sweep([("", config)]))
     store = CellStore(tiny_disk / "sigma/cells")
     kept = cell_files(tiny_disk)
     assert kept
@@ -252,10 +251,10 @@ def test_workers_are_never_more_than_cells() -> None:
 
 
 def test_the_preview_counts_and_estimates(copied: Path) -> None:
-    lines = describe([("", toy_config(copied, seeds=3))]).splitlines()
+    lines = describe(Sweep([("", toy_config(copied, seeds=3))])).splitlines()
     assert "6 (seeds x sigmas x variants): 4 done, 2 to do" in lines[-2]
     assert "from the cells done" in lines[-1]
-    assert "a guess" in describe([("", toy_config(copied / "fresh"))])
+    assert "a guess" in describe(Sweep([("", toy_config(copied / "fresh"))]))
 
 
 @pytest.mark.parametrize(
@@ -269,12 +268,12 @@ def test_the_preview_counts_and_estimates(copied: Path) -> None:
     ],
 )
 def test_the_preview_names_layers_as_they_are(tmp_path: Path, blocks: list[Any], said: str) -> None:
-    assert said in describe([("", toy_config(tmp_path, blocks=blocks))]).splitlines()[1]
+    assert said in describe(Sweep([("", toy_config(tmp_path, blocks=blocks))])).splitlines()[1]
 
 
 def test_the_preview_counts_one_as_one(tmp_path: Path) -> None:
     config = toy_config(tmp_path, workers=1)
-    said = describe([("", replace(config, grid=replace(config.grid, values=[0.5])))])
+    said = describe(Sweep([("", replace(config, grid=replace(config.grid, values=[0.5])))]))
     assert "n_layers=3: sigma 0.5; " in said and "with 1 worker (" in said
 
 
@@ -287,7 +286,7 @@ def test_the_closing_line_names_the_table(tmp_path: Path) -> None:
 
 def test_a_run_without_a_finished_cell_leaves_no_table(tmp_path: Path) -> None:
     impossible = toy_config(tmp_path, model=ModelConfig(kind=Kind.self_attention), blocks=["W_V"])
-    summary = run_sweep([("", impossible)])
+    summary = run_sweep(Sweep([("", impossible)]))
     assert (summary.failed, summary.missing) == (CELLS, CELLS)
     assert not summary.table.exists() and "no table: no cell is finished" in summarise(summary)
 
@@ -295,7 +294,7 @@ def test_a_run_without_a_finished_cell_leaves_no_table(tmp_path: Path) -> None:
 def test_a_run_without_a_finished_cell_keeps_the_table_there_was(copied: Path) -> None:
     before = (copied / "sigma/table.csv").read_bytes()
     impossible = toy_config(copied, model=ModelConfig(kind=Kind.self_attention), blocks=["W_V"])
-    summary = run_sweep([("", impossible)])
+    summary = run_sweep(Sweep([("", impossible)]))
     assert (copied / "sigma/table.csv").read_bytes() == before
     assert any("is left as it was" in note for note in summary.notes)
 
@@ -321,7 +320,7 @@ def test_one_quantity_more_measures_no_other_again(copied: Path) -> None:
 def test_arrays_are_listed_with_what_they_are_of(tmp_path: Path) -> None:
     model = ModelConfig(d_model=4, d_mlp=6)
     config = toy_config(tmp_path, model=model, quantities=["frobenius", "hessian"], blocks=["W_V"], seeds=1)
-    run_sweep([("", config)])
+    run_sweep(Sweep([("", config)]))
     listed = json.loads((tmp_path / "sigma/manifest.json").read_text())["arrays"]
     assert [(one["sigma"], one["seed"], one["quantity"]) for one in listed] == [
         (0.01, 1234, "hessian"),
@@ -332,17 +331,17 @@ def test_arrays_are_listed_with_what_they_are_of(tmp_path: Path) -> None:
 
 def test_status_says_why_cells_failed(tmp_path: Path) -> None:
     variants = [("", toy_config(tmp_path))]
-    cells, folder = plan(setups_of(variants)), tmp_path / "sigma/failures"
+    cells, folder = Sweep(variants).cells, tmp_path / "sigma/failures"
     folder.mkdir(parents=True)
     for number, cell in enumerate(cells[:3]):
         (folder / f"{cell.key}.txt").write_text(f"ValueError: {number}.5 is\n  no number")
     (folder / f"{cells[3].key}.txt").write_bytes(b"its worker died\xff" + b"x" * 10**6)
     (folder / "of-another-plan.txt").write_text("nothing")
-    said = describe(variants)
+    said = describe(Sweep(variants))
     assert "failed when last tried: 4 of these cells" in said
     assert f"  3 cells, such as {cells[0]}: ValueError: 0.5 is\n      no number" in said
     assert f"  1 cells, such as {cells[3]}: its worker died" in said and len(said) < 3000
     for number, cell in enumerate(cells):
         (folder / f"{cell.key}.txt").write_text(f"cause {'abcdefgh'[number] * 3}")
-    assert "failed" not in describe([("", toy_config(tmp_path, first_seed=50))])
-    assert len(Failures(folder).reasons(cells)) == len(cells)
+    assert "failed" not in describe(Sweep([("", toy_config(tmp_path, first_seed=50))]))
+    assert len(reasons(Failures(folder), cells)) == len(cells)

@@ -13,8 +13,8 @@ import pytest
 from hessfig.config import Config, Kind, Launcher, LauncherConfig, ModelConfig
 from hessfig.errors import UserError
 from hessfig.sweep import slurm
-from hessfig.sweep.engine import Summary, run_sweep
-from hessfig.sweep.plan import setups_of
+from hessfig.sweep.plan import Sweep
+from hessfig.sweep.runner import Summary, run_sweep
 from hessfig.sweep.shards import Shard, run_shard
 from hessfig.sweep.slurm import SlurmJob, said_of
 from tests.conftest import Answer
@@ -44,7 +44,7 @@ class Cluster:
         self.jobs[number] = {task: self.ends.get((number, task), "COMPLETED") for task in tasks}
         for task, end in self.jobs[number].items():
             if end == "COMPLETED":
-                run_shard(self.variants, Shard(int(task), 2))
+                run_shard(Sweep(self.variants), Shard(int(task), 2))
         return number
 
     def states(self, job: str) -> dict[str, str] | None:
@@ -65,17 +65,17 @@ def installed(found: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
 
 
 def run(cluster: Cluster) -> Summary:
-    return run_sweep(cluster.variants, job(cluster).run)
+    return run_sweep(Sweep(cluster.variants), job(cluster).run)
 
 
 def job(cluster: Cluster) -> SlurmJob:
-    return SlurmJob(setups_of(cluster.variants), [])
+    return SlurmJob(Sweep(cluster.variants), [])
 
 
 def test_a_job_array_makes_the_table_of_a_local_run(cluster: Cluster, tmp_path: Path) -> None:
     summary = run(cluster)
     assert (summary.measured, summary.failed, summary.is_complete) == (CELLS, 0, True)
-    local = run_sweep([("", toy_config(tmp_path / "local"))])
+    local = run_sweep(Sweep([("", toy_config(tmp_path / "local"))]))
     assert rows(summary.table) == rows(local.table)
     again = run(cluster)
     assert (again.measured, again.reused, len(cluster.jobs)) == (0, CELLS, 1)
@@ -129,7 +129,7 @@ def test_a_running_job_is_waited_for_and_not_submitted_twice(cluster: Cluster, m
 
     def states(number: str) -> dict[str, str]:
         for index in (1, 2):
-            run_shard(cluster.variants, Shard(index, 2))
+            run_shard(Sweep(cluster.variants), Shard(index, 2))
         return {"1": "RUNNING"}
 
     monkeypatch.setattr(slurm, "states", states)
@@ -148,7 +148,7 @@ def test_while_slurm_does_not_answer_the_job_is_taken_to_be_alive(
 
 def test_another_sweep_of_the_same_name_has_a_job_of_its_own(cluster: Cluster, tmp_path: Path) -> None:
     job(cluster).submit()
-    assert SlurmJob(setups_of([("", configured(tmp_path, seeds=3))]), []).number is None
+    assert SlurmJob(Sweep([("", configured(tmp_path, seeds=3))]), []).number is None
     job(cluster).forget()
     assert job(cluster).number is None
 

@@ -12,10 +12,9 @@ import pytest
 
 from hessfig.config import Config, EstimatorConfig, Method, ModelConfig
 from hessfig.errors import UserError
-from hessfig.sweep.engine import run_sweep
-from hessfig.sweep.plan import plan, setups_of
+from hessfig.sweep.plan import Sweep
+from hessfig.sweep.runner import run_sweep
 from hessfig.sweep.shards import Shard, run_shard
-from hessfig.sweep.stages import pilot_cells
 from tests.runs import rows
 from tests.toys import toy_config
 
@@ -53,7 +52,7 @@ def test_what_belongs_together_is_dealt_as_one() -> None:
 
 
 def test_the_steps_of_one_network_stay_together(tmp_path: Path) -> None:
-    cells = plan(setups_of([("", toy_config(tmp_path))]))
+    cells = Sweep([("", toy_config(tmp_path))]).cells
     trained = [replace(cell, step=step) for cell in cells for step in (0, 1, 2)]
     for index in (1, 2, 3):
         dealt = Counter((cell.sigma, cell.seed) for cell in Shard(index, 3).cells(trained))
@@ -77,18 +76,18 @@ def whole(tmp_path_factory: pytest.TempPathFactory, workers: None) -> Path:
     """The table of a sweep with pilots, measured in one go."""
     folder = tmp_path_factory.mktemp("whole")
     config = with_pilots(folder)
-    assert pilot_cells(setups_of([("", config)]))
-    return run_sweep([("", config)]).table
+    assert Sweep([("", config)]).pilots
+    return run_sweep(Sweep([("", config)])).table
 
 
 @pytest.mark.long
 def test_shares_on_one_folder_at_once_make_the_table_of_one_run(whole: Path, tmp_path: Path) -> None:
     variants = [("", with_pilots(tmp_path))]
     with ThreadPoolExecutor(2) as executor:
-        done = list(executor.map(lambda index: run_shard(variants, Shard(index, 2)), (1, 2)))
+        done = list(executor.map(lambda index: run_shard(Sweep(variants), Shard(index, 2)), (1, 2)))
     assert [(share.measured, share.is_complete) for share in done] == [(2, True), (2, True)]
     assert not (tmp_path / "sigma/table.csv").exists()
-    collected = run_sweep(variants)
+    collected = run_sweep(Sweep(variants))
     assert (collected.measured, collected.reused) == (0, 4)
     assert rows(collected.table) == rows(whole)
 
@@ -96,9 +95,9 @@ def test_shares_on_one_folder_at_once_make_the_table_of_one_run(whole: Path, tmp
 @pytest.mark.long
 def test_shares_of_other_folders_are_copied_together(whole: Path, tmp_path: Path) -> None:
     for index in (1, 2, 3):
-        run_shard([("", with_pilots(tmp_path / str(index)))], Shard(index, 3))
+        run_shard(Sweep([("", with_pilots(tmp_path / str(index)))]), Shard(index, 3))
         shutil.copytree(tmp_path / str(index), tmp_path / "all", dirs_exist_ok=True)
-    collected = run_sweep([("", with_pilots(tmp_path / "all"))])
+    collected = run_sweep(Sweep([("", with_pilots(tmp_path / "all"))]))
     assert (collected.measured, collected.reused) == (0, 4)
     assert rows(collected.table) == rows(whole)
 
@@ -109,6 +108,6 @@ def test_a_share_whose_pilots_fail_measures_no_cell(tmp_path: Path, monkeypatch:
 
     failing = lambda cells, store: (pool.Outcome(cell, "failed", "why") for cell in cells)  # noqa: E731
     monkeypatch.setattr(shards, "on_this_machine", failing)
-    done = run_shard([("", with_pilots(tmp_path))], Shard(1, 2))
-    assert done.pilots > 0 and not done.is_complete and (done.measured, done.failed) == (0, 0)
+    done = run_shard(Sweep([("", with_pilots(tmp_path))]), Shard(1, 2))
+    assert done.missing > 0 and not done.is_complete and (done.measured, done.failed) == (0, 0)
     assert {path.read_text() for path in (tmp_path / "sigma/failures").glob("*.txt")} == {"why"}

@@ -1,0 +1,144 @@
+"""Run a sweep: reuse what is finished, measure the rest in workers, then write table and manifest."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hessfig.config import Config
+from hessfig.config.machine import cores
+from hessfig.errors import UserError
+from hessfig.files import check_writable, is_file, remove_leftovers, write_together
+from hessfig.record import MANIFEST, TABLE
+from hessfig.sweep.outputs import Gathered, config_hash, gather, manifest_text, now, read_hash
+from hessfig.sweep.plan import Cell, Sweep
+from hessfig.sweep.pool import Outcome, Pool
+from hessfig.sweep.progress import Reporter
+from hessfig.sweep.store import CellStore, at_work
+from hessfig.sweep.trainings import trained_for
+from hessfig.sweep.variant import note_met
+
+DERIVED = (
+    *("slopes.csv", "levels.csv", "trends.csv", "paired.csv", "paired_curves.csv"),
+    *("comparison.csv", "comparison_curves.csv", "comparison_ratios.csv"),
+)
+_NAMED = 5
+Launch = Callable[[list[Cell], CellStore], Generator[Outcome, None, None]]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a run did: cells measured, reused and failed, wall time in seconds, where the table is.
+
+    `peak` is the most memory a worker held, in bytes (0 when nothing was to do). `missing` are cells of the plan that
+    the table lacks (of a share: pilots), `notes` what else the user should know. Without a finished cell no table
+    `is_written`, nor by a share.
+    """
+
+    measured: int
+    reused: int
+    failed: int
+    seconds: float
+    peak: int
+    table: Path
+    missing: int = 0
+    notes: list[str] = field(default_factory=list)
+    is_written: bool = True
+
+    @property
+    def is_complete(self) -> bool:
+        return self.failed == 0 and self.missing == 0
+
+
+def on_this_machine(cells: list[Cell], store: CellStore) -> Generator[Outcome, None, None]:
+    """Yield the outcome of every cell, measured by workers of this machine; what they need is trained first."""
+    count = worker_count(cells[0].config, len(cells))
+    ready = yield from trained_for(cells, store, count)
+    pool = Pool(min(count, len(ready)), store)
+    try:
+        yield from pool.run(ready)
+    finally:
+        pool.stop()
+
+
+def run_sweep(sweep: Sweep, launch: Launch = on_this_machine, command: str = "") -> Summary:
+    """Measure every cell of the sweep that is not finished; write table.csv and manifest.json (with the `command`).
+
+    A failed cell is reported, its cause noted in folder failures, and left out of the table, the others go on; without
+    a finished cell no table is written.
+    Raises UserError when nothing can be stored (checked before the first cell).
+    """
+    started, start = time.perf_counter(), now()
+    with begun(sweep):
+        remove_leftovers(sweep.folder)
+        pilot = measure_cells(sweep, f"{sweep.name}: pilot", sweep.pilots, launch)
+        sweep = sweep.reread()
+        main = measure_cells(sweep, sweep.name, sweep.cells, launch)
+        counts = {**main.counts, "failed": main.counts["failed"] + pilot.counts["failed"]}
+        peak, seconds = max(main.peak, pilot.peak), time.perf_counter() - started
+        run = {"command": command, "start": start, "end": now(), "seconds": round(seconds, 2), "cells": counts}
+        run["peak_worker_memory_mib"] = round(peak / 2**20)
+        gathered, lost = gather(sweep.cells, sweep.store), gather(sweep.pilots, sweep.store).missing
+        table, missing = sweep.folder / TABLE, len(gathered.missing) + len(lost)
+        is_written = len(gathered.missing) < len(sweep.cells)
+        notes = [*(_write(sweep, gathered, run) if is_written else []), *_lacks(table, gathered.missing, sweep.cells)]
+    if lost:
+        notes.append(f"{len(lost)} pilot cells are not there: run the same command again, for its number of probes")
+    return Summary(
+        **counts, seconds=seconds, peak=peak, table=table, missing=missing, notes=notes, is_written=is_written
+    )
+
+
+@contextmanager
+def begun(sweep: Sweep) -> Iterator[None]:
+    """Tell other commands that a run is at work in the sweep's folder. Raises UserError when it cannot be written."""
+    check_writable(sweep.store.folder)
+    note_met(sweep.folder, sweep.variants)
+    with at_work(sweep.folder):
+        yield
+
+
+def measure_cells(sweep: Sweep, name: str, cells: list[Cell], launch: Launch) -> Reporter:
+    """Measure what is not finished; return the counts of cells measured, reused and failed, and the peak memory."""
+    todo = sweep.unfinished(cells)
+    with Reporter(name, len(cells), len(cells) - len(todo)) as reporter:
+        if todo:
+            with closing(launch(todo, sweep.store)) as outcomes:
+                for outcome in outcomes:
+                    if outcome.kind == "unwritable":
+                        raise UserError(outcome.cause)
+                    if outcome.kind == "failed":
+                        sweep.failures.note(outcome.cell.key, outcome.cause)
+                    reporter.show(outcome)
+    return reporter
+
+
+def worker_count(config: Config, cells: int) -> int:
+    """Return how many worker processes to start: at most one a cell."""
+    return max(1, min(cells, cores() if config.workers == "auto" else config.workers))
+
+
+def _write(sweep: Sweep, gathered: Gathered, run: dict[str, object]) -> list[str]:
+    """Write table and manifest and take away what was derived from another table; return notes."""
+    path, manifest, notes = sweep.folder / TABLE, sweep.folder / MANIFEST, []
+    if read_hash(manifest) not in (None, config_hash(sweep.variants)):
+        notes.append(f"{path} was made with other settings and is replaced; its finished cells are kept")
+    if not is_file(path) or path.read_bytes() != gathered.text.encode():
+        for name in DERIVED:
+            path.with_name(name).unlink(missing_ok=True)
+    made = {"missing_cells": len(gathered.missing), "arrays": gathered.arrays, "table_sha256": gathered.sha256}
+    write_together({path: gathered.text, manifest: manifest_text(sweep, {**run, **made})})
+    return notes
+
+
+def _lacks(table: Path, missing: list[Cell], planned: Sequence[Cell]) -> list[str]:
+    """Return what to say of cells that the table lacks: because they failed, or were removed or damaged meanwhile."""
+    if not missing:
+        return []
+    if len(missing) == len(planned):
+        return [f"no cell is finished: {table} is left as it was"] if is_file(table) else []
+    some = "; ".join(map(str, missing[:_NAMED])) + f"; and {len(missing) - _NAMED} more" * (len(missing) > _NAMED)
+    return [f"{len(missing)} of {len(planned)} cells are not in the table ({some}): run the same command again"]

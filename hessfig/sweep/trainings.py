@@ -1,0 +1,95 @@
+"""What cells of trained networks need first: their trainings, each once, carried out by workers."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Generator, Iterable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING
+
+from hessfig.config.keys import kept_steps
+from hessfig.states.training.trajectory import Trajectory
+from hessfig.sweep.plan import Cell
+from hessfig.sweep.pool import Answer, Outcome, Pool, answer_all, brief
+from hessfig.sweep.store import CellStore
+
+if TYPE_CHECKING:
+    from hessfig.states.training.loop import Progress
+
+
+_LOST = (BrokenPipeError, ConnectionResetError)  # the parent ended: so does the worker
+
+
+@dataclass(frozen=True)
+class Need:
+    """A training, and the steps whose states are to be there."""
+
+    trajectory: Trajectory
+    steps: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return str(self.trajectory)
+
+
+def needs(cells: Iterable[Cell]) -> list[Need]:
+    """Return the trainings behind `cells`, each once, in the order in which they are first needed."""
+    found: dict[str, tuple[Trajectory, set[int]]] = {}
+    for cell in cells:
+        if cell.step is not None and cell.trajectory is not None:
+            _, steps = found.setdefault(cell.trajectory.key, (cell.trajectory, set()))
+            steps.update({cell.step, *(step for step in kept_steps(cell.config) if step <= cell.step)})
+    return [Need(trajectory, tuple(sorted(steps))) for trajectory, steps in found.values()]
+
+
+def trained_for(cells: list[Cell], store: CellStore, workers: int) -> Generator[Outcome, None, list[Cell]]:
+    """Train what `cells` need; yield how it goes, and cells whose training failed; return the others.
+
+    A training that diverges leaves its states up to there: cells beyond fail by themselves, with its cause.
+    """
+    wanted, lost = needs(cells), dict[str, str]()
+    if not wanted:
+        return cells
+    pool = Pool(min(workers, len(wanted)), store, serve_trainings)
+    try:
+        for outcome in pool.run(wanted):
+            if outcome.kind == "failed":
+                lost[outcome.cell.trajectory.key] = outcome.cause
+            else:
+                yield outcome
+    finally:
+        pool.stop()
+    causes = {cell: lost[cell.trajectory.key] for cell in cells if cell.trajectory and cell.trajectory.key in lost}
+    for cell, cause in causes.items():
+        yield Outcome(cell, "failed", f"its training failed: {cause}")
+    return [cell for cell in cells if cell not in causes]
+
+
+def serve_trainings(pipe: Connection, store: CellStore) -> None:
+    """Train what comes through `pipe` until it closes; say how it goes on the way."""
+    del store
+    answer_all(pipe, lambda need: _train(need, pipe))
+
+
+def _train(need: Need, pipe: Connection) -> Answer:
+    from hessfig.states.training.loop import Diverged, ensure
+
+    started = time.monotonic()
+    try:
+        updates = ensure(need.trajectory, need.steps, lambda now: pipe.send(("training", words(now), 0)))
+    except Diverged as error:
+        return "trained", f"diverged: {error}"
+    except _LOST:
+        raise
+    except Exception as error:
+        return "failed", brief(error)
+    done = f"{updates} steps in {time.monotonic() - started:.3g} s" if updates else "reused"
+    return "trained", f"trained to step {need.steps[-1]} ({done})"
+
+
+def words(now: Progress) -> str:
+    """Return how far a training is, in a line."""
+    left = (now.until - now.step) / now.rate if now.rate else math.inf
+    accuracy = "" if math.isnan(now.accuracy) else f", accuracy {now.accuracy:.4g}"
+    return f"step {now.step} of {now.until}, loss {now.loss:.4g}{accuracy}, {now.rate:.3g} steps/s, {left:.0f} s left"

@@ -1,0 +1,175 @@
+"""A variant of a sweep: its settings, and all that follows from them: weights, blocks, and what enters a cell's key."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from hessfig.config import Config, DType, Reuse, sigma_values, with_defaults
+from hessfig.config.keys import in_key
+from hessfig.errors import UserError
+from hessfig.files import write_text
+from hessfig.measurements.catalogue import quantity, source_of
+from hessfig.measurements.quantity import Quantity, check_served
+from hessfig.models.blocks import blocks_of
+from hessfig.models.protocol import Layout
+from hessfig.models.registry import kind
+from hessfig.record import CHECKSUM, checksum, digest, read_checked
+from hessfig.states import point
+from hessfig.terms import Block
+
+MET = "networks.json"
+ALGORITHM_VERSION = 4
+FLOAT32_VERSION = 2  # since 2, which 1 did not name, networks of the package are evaluated in float64
+
+
+@dataclass(frozen=True, eq=False)
+class Variant:
+    """One variant of a sweep: its name, its settings, and what follows from them, found once for all its cells."""
+
+    name: str
+    config: Config
+    _sciences: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)
+    _contents: dict[str, str] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def layout(self) -> Layout:
+        """The weights of the configured network."""
+        return kind(self.config.model.kind).layout(self.config)
+
+    @cached_property
+    def blocks(self) -> list[Block]:
+        """The blocks that are asked for."""
+        return blocks_of(self.config.blocks, self.layout, self.config.model)
+
+    @cached_property
+    def axes(self) -> frozenset[str]:
+        """Which of sigma and seed change the network."""
+        return point.axes(self.config)
+
+    def science(self, name: str) -> dict[str, Any]:
+        """Return everything that changes the numbers of a quantity, without sigma and seed, as plain values."""
+        if name not in self._sciences:
+            chosen = self.quantity(name)
+            self._sciences[name] = {
+                **self._network,
+                "quantity": chosen.name,
+                "version": [chosen.version, source_of(name, self.config.config_dir)],
+                "settings": chosen.settings(self.config, self.layout),
+            }
+        return self._sciences[name]
+
+    def content(self, sigma: float | None, seed: int) -> str:
+        """Return a hash of what the user's code returns for a network of the user's own; empty for others."""
+        maker = kind(self.config.model.kind)
+        if maker.content is None:
+            return ""
+        seed = seed if "seed" in self.axes else self.config.first_seed
+        label = self._label(sigma, seed)
+        if label not in self._contents:
+            known = self._known.get(digest([self._network, label]))
+            self._contents[label] = known or maker.content(self.config, sigma, seed)
+        return self._contents[label]
+
+    def networks(self) -> dict[str, str]:
+        """Return the contents of the variant's networks, where they are the user's own, by sigma and seed."""
+        seeds = self.seeds() if "seed" in self.axes else range(self.config.first_seed, self.config.first_seed + 1)
+        found = {self._label(sigma, seed): self.content(sigma, seed) for sigma in self.sigmas() for seed in seeds}
+        return {label: content for label, content in found.items() if content}
+
+    def met(self) -> dict[str, str]:
+        """Return the contents of its networks by settings, sigma and seed, for runs with reuse=sources."""
+        return {digest([self._network, label]): content for label, content in self.networks().items()}
+
+    def quantity(self, name: str) -> Quantity:
+        """Return the quantity called `name`, of the package or of the user's own files."""
+        return quantity(name, self.config.config_dir)
+
+    def sigmas(self) -> list[float | None]:
+        """Return the swept scales; None alone where sigma means nothing."""
+        return [*sigma_values(self.config.grid)] if "sigma" in self.axes else [None]
+
+    def steps(self) -> list[int | None]:
+        """Return the steps of a trained state; None alone where there are none."""
+        return point.steps(self.config)
+
+    def seeds(self) -> range:
+        """Return the repeats."""
+        return range(self.config.first_seed, self.config.first_seed + self.config.seeds)
+
+    @property
+    def num_sigmas(self) -> int:
+        """How many scales are swept: counted, for a grid may be too long to be listed."""
+        grid = self.config.grid
+        return len(grid.values or range(grid.points)) if "sigma" in self.axes else 1
+
+    @property
+    def num_cells(self) -> int:
+        """How many cells the variant has."""
+        return self.config.seeds * self.num_sigmas * len(self.steps()) * len(self.config.quantities)
+
+    def check(self) -> None:
+        """Raise UserError when something that is asked for cannot be had."""
+        kind(self.config.model.kind).check(self.config)
+        point.check(self.config)
+        self._check_quantities()
+        check_served([self.quantity(name) for name in self.config.quantities], self.blocks)
+        for name in self.config.quantities:
+            self.quantity(name).check(self.config, self.layout)
+            self.science(name)
+
+    def _check_quantities(self) -> None:
+        names = self.config.quantities
+        if not names or len({self.quantity(name).name for name in names}) < len(names):
+            raise UserError(
+                "quantities: each is named once",
+                got=names,
+                allowed="a list of names",
+                remedy="for example quantities=[frobenius,trace]",
+            )
+
+    @staticmethod
+    def _label(sigma: float | None, seed: int) -> str:
+        return f"seed={seed}" if sigma is None else f"sigma={sigma!r}, seed={seed}"
+
+    @cached_property
+    def _known(self) -> dict[str, str]:
+        """What was returned in earlier runs, if that is to be trusted."""
+        folder = Path(self.config.output_dir) / self.config.sweep.name
+        return _read_met(folder) if self.config.reuse == Reuse.sources else {}
+
+    @cached_property
+    def _network(self) -> dict[str, Any]:
+        plain = in_key(replace(self.config, model=with_defaults(self.config.model)))
+        narrow = {"float32": FLOAT32_VERSION} if self.config.dtype == DType.float32 else {}
+        return {
+            "algorithm": ALGORITHM_VERSION,
+            "task": plain["task"],
+            "model": plain["model"],
+            "source": kind(self.config.model.kind).source(self.config),
+            "state": point.science(self.config),
+            "dtype": plain["dtype"],
+            "device": self.config.device.partition(":")[0],
+            **narrow,
+        }
+
+
+def note_met(folder: Path, variants: Sequence[Variant]) -> None:
+    """Keep, beside the table, what the user's code returned in this run and those before."""
+    met = {label: content for variant in variants for label, content in variant.met().items()}
+    if met:
+        content = {"networks": {**_read_met(folder), **met}}
+        write_text(folder / MET, json.dumps({**content, CHECKSUM: checksum(content)}, indent=1) + "\n")
+
+
+def _read_met(folder: Path) -> dict[str, str]:
+    """Return what `note_met` left in the folder of a sweep."""
+    try:
+        found = read_checked(folder / MET)["networks"]
+        return {str(label): str(content) for label, content in found.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return {}
