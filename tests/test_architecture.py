@@ -73,13 +73,21 @@ def wing_of(module: str) -> str:
 
 
 def top_imports(path: Path) -> Iterator[str]:
-    """Yield what a module imports when it is imported, submodules named by `from package import module` included."""
-    for node in ast.parse(path.read_text()).body:
+    """Yield what a module imports when it is imported, or for its types: submodules that `from` names included."""
+    for node in _top_of(ast.parse(path.read_text()).body):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             inside = {f"{node.module}.{alias.name}" for alias in node.names}
             yield from inside & NAMES or {node.module}
+
+
+def _top_of(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yield the statements of a module, those below `if TYPE_CHECKING` included."""
+    for node in body:
+        yield node
+        if isinstance(node, ast.If):
+            yield from _top_of(node.body)
 
 
 NAMES = {name_of(path) for path in MODULES}
@@ -115,6 +123,14 @@ def test_the_reading_wing_needs_only_the_table() -> None:
     assert broken(is_allowed) == []
 
 
+def test_the_interface_needs_no_sweep() -> None:
+    """One network of the reader's own is measured without variants, cells, stores and workers."""
+    assert (
+        broken(lambda module, imported: module != "hessfig.interface" or wing_of(imported) not in ("sweep", "cli"))
+        == []
+    )
+
+
 def test_theory_knows_nothing_of_the_runner() -> None:
     known = ("", "theory", "predictions", *VOCABULARY, "rng")
     assert broken(lambda module, imported: wing_of(module) not in known[1:3] or wing_of(imported) in known) == []
@@ -128,6 +144,7 @@ def test_theory_knows_nothing_of_the_runner() -> None:
         ("hessfig.figures.x", "torch.nn", "test_the_reading_wing_needs_only_the_table"),
         ("hessfig.analysis.x", "hessfig.figures.sheets", "test_the_reading_wing_needs_only_the_table"),
         ("hessfig.report.x", "hessfig.models.blocks", "test_the_reading_wing_needs_only_the_table"),
+        ("hessfig.interface", "hessfig.sweep.plan", "test_the_interface_needs_no_sweep"),
         ("hessfig.theory.x", "hessfig.sweep.plan", "test_theory_knows_nothing_of_the_runner"),
         ("hessfig.cli.x", "hydra.core", "test_each_library_has_one_door"),
     ],
@@ -145,8 +162,13 @@ def test_a_forbidden_import_is_found(
 
 
 def test_no_module_is_in_a_circle() -> None:
-    """Imports at the top of modules form no circle, packages' own names included."""
-    arrows = {name_of(path): {one for one in top_imports(path) if one in NAMES} for path in MODULES}
+    """Imports at the top of modules, those for types included, form no circle; packages' own names count too.
+
+    The package itself imports nothing: what it hands out (Problem, measure) it names for type checkers alone.
+    """
+    arrows = {name_of(path): {one for one in top_imports(path) if one in NAMES} for path in MODULES} | {
+        "hessfig": set()
+    }
     done: set[str] = set()
 
     def visit(module: str, above: tuple[str, ...]) -> None:
