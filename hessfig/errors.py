@@ -28,13 +28,8 @@ class UserError(ValueError):
         return (_rebuild, (self.what, self.got, self.allowed, self.remedy))
 
     def _render(self) -> str:
-        lines = [self.what]
-        if self.got is not None:
-            lines.append(f"  got:     {self.got}")
-        if self.allowed:
-            lines.append(f"  allowed: {self.allowed}")
-        if self.remedy:
-            lines.append(f"  remedy:  {self.remedy}")
+        rows = {"got": self.got, "allowed": self.allowed or None, "remedy": self.remedy or None}
+        lines = [self.what, *(f"  {f'{name}:':8} {value}" for name, value in rows.items() if value is not None)]
         return plain_lines("\n".join(lines), most=_LONGEST_LINE)
 
 

@@ -76,12 +76,7 @@ def _listed(key: str, given: Any, choices: Iterable[str], *, own: bool = False) 
     """Return one or several words as a list: of `choices`, or (`own`) names of which others tell what they are."""
     words = [given] if isinstance(given, str) else given
     if not isinstance(words, list | tuple) or not words or not all(isinstance(word, str) for word in words):
-        raise UserError(
-            f"{key}: a name, or a list of names",
-            got=plain(repr(given)),
-            allowed=", ".join(map(str, choices)),
-            remedy=f"for example {_EXAMPLES[key]}",
-        )
+        raise _refusal(f"{key}: a name, or a list of names", given, ", ".join(map(str, choices)), _EXAMPLES[key])
     return [str(word) if own else one_of(key, word, choices) for word in words]
 
 
@@ -93,12 +88,7 @@ def _whole(key: str, given: Any, *, least: int, most: int, example: int) -> int:
         number = least - 1
     if least <= number <= most:
         return number
-    raise UserError(
-        f"{key}: a whole number",
-        got=plain(repr(given)),
-        allowed=f"a whole number from {least} to {most}",
-        remedy=f"for example {key}={example}",
-    )
+    raise _refusal(f"{key}: a whole number", given, f"a whole number from {least} to {most}", f"{key}={example}")
 
 
 def _blocks(given: Any) -> Any:
@@ -107,12 +97,8 @@ def _blocks(given: Any) -> Any:
         return given
     if isinstance(given, list | tuple) and given and all(map(_is_entry, given)):
         return [list(entry) if isinstance(entry, tuple) else entry for entry in given]
-    raise UserError(
-        "blocks: a name, or a list of names and pairs",
-        got=plain(repr(given)),
-        allowed="each, all, a name, or a list of names and (row, column) pairs",
-        remedy=f"for example {_EXAMPLES['blocks']}",
-    )
+    allowed = "each, all, a name, or a list of names and (row, column) pairs"
+    raise _refusal("blocks: a name, or a list of names and pairs", given, allowed, _EXAMPLES["blocks"])
 
 
 def _is_entry(entry: Any) -> bool:
@@ -143,12 +129,8 @@ def device_of(given: Any) -> torch.device:
 def _spectrum(given: Any) -> SpectrumConfig:
     known = vars(SpectrumConfig())
     if given is not None and not isinstance(given, Mapping):
-        raise UserError(
-            "spectrum: no settings by name",
-            got=plain(repr(given)),
-            allowed=f"a dict with keys of {', '.join(known)}",
-            remedy=f"for example {_EXAMPLES['spectrum']}",
-        )
+        allowed = f"a dict with keys of {', '.join(known)}"
+        raise _refusal("spectrum: no settings by name", given, allowed, _EXAMPLES["spectrum"])
     found = dict(given or {})
     for key, value in found.items():
         one_of("spectrum", key, known)
@@ -156,13 +138,13 @@ def _spectrum(given: Any) -> SpectrumConfig:
         if key == "probes":
             found[key] = Probes(one_of("spectrum.probes", value, Probes))
         elif isinstance(value, bool) or not isinstance(value, kinds):
-            raise UserError(
-                f"spectrum.{key} is of another kind",
-                got=plain(repr(value)),
-                allowed="a number" if type(known[key]) is float else "a whole number",
-                remedy=f"for example spectrum={{{key!r}: {known[key]}}}",
-            )
+            allowed = "a number" if type(known[key]) is float else "a whole number"
+            raise _refusal(f"spectrum.{key} is of another kind", value, allowed, f"spectrum={{{key!r}: {known[key]}}}")
     return SpectrumConfig(**found)
+
+
+def _refusal(what: str, given: Any, allowed: str, example: str) -> UserError:
+    return UserError(what, got=plain(repr(given)), allowed=allowed, remedy=f"for example {example}")
 
 
 def one_of(key: str, value: Any, choices: Iterable[str]) -> str:

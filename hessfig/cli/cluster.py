@@ -45,7 +45,8 @@ def run_slurm(job: Job, command: str) -> Summary | None:
     sweep = Sweep(job.variants)
     slurm = SlurmJob(sweep, [*_flags(job), *_words(job)])
     if job.config.dry_run:
-        print(slurm.script() if slurm.shards() else "nothing to do\n", end="")
+        shards = slurm.shards()
+        print(slurm.script(shards) if shards else "nothing to do\n", end="")
         return None
     wait = job.config.launcher.wait
     if not wait and (slurm.is_alive() or (slurm.number is None and slurm.shards())):

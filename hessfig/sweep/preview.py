@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from hessfig.config import Config, Method
@@ -173,12 +174,11 @@ def _workers(count: int) -> str:
 
 def _operations(cells: list[Cell]) -> float:
     """Return what the cells take, in operations: counted once for all of a variant and quantity, for they are alike."""
-    alike = {(id(cell.variant), cell.quantity): cell for cell in cells}
-    each = {
-        key: cell.variant.quantity(cell.quantity).operations(cell.config, cell.variant.layout)
-        for key, cell in alike.items()
-    }
-    return sum(each[id(cell.variant), cell.quantity] for cell in cells)
+    alike = Counter((cell.variant, cell.quantity) for cell in cells)
+    return sum(
+        count * variant.quantity(name).operations(variant.config, variant.layout)
+        for (variant, name), count in alike.items()
+    )
 
 
 def _probes(config: Config, allocation: Allocation) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Generator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from hessfig.config import Config, LauncherConfig
+from hessfig.config import Config
 from hessfig.config.range_checks import slurm_memory
 from hessfig.errors import UserError, plain
 from hessfig.files import check_writable, write_text
@@ -23,12 +23,10 @@ from hessfig.sweep.shards import Shard
 from hessfig.sweep.store import CellStore
 
 # States in which a task may still measure; all others are ends.
-ALIVE = frozenset(
-    (
-        *("PENDING", "RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD"),
-        *("REQUEUE_FED", "RESIZING", "SPECIAL_EXIT", "SIGNALING", "STAGE_OUT", "STOPPED", "RESV_DEL_HOLD"),
-    )
-)
+ALIVE = {
+    *("PENDING", "RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD"),
+    *("REQUEUE_FED", "RESIZING", "SPECIAL_EXIT", "SIGNALING", "STAGE_OUT", "STOPPED", "RESV_DEL_HOLD"),
+}
 _PATIENCE = 60.0  # seconds for an answer
 _UNKNOWN = "Invalid job id"
 States = dict[str, str]
@@ -106,31 +104,23 @@ def sbatch_script(config: Config, words: Sequence[str], *, folder: Path, shards:
 
 
 def _options(config: Config, folder: Path, shards: Sequence[int]) -> list[str]:
+    """Return the options of sbatch: those without a value are left to the cluster."""
     launcher = config.launcher
     log = folder.absolute() / LOGS / "%A_%a.log"
-    return [
-        f"--job-name=hessfig-{config.sweep.name}",
-        f"--array={_ranges(shards)}",
-        f"--output={_quoted(str(log.parent).replace('%', '%%'))}/{log.name}",
-        f"--chdir={_quoted(str(Path.cwd()))}",
-        f"--cpus-per-task={launcher.cpus_per_task}",
-        *_asked(launcher),
-        "--requeue",
-        "--open-mode=append",
-        *map(_quoted_value, launcher.options),
-    ]
-
-
-def _asked(launcher: LauncherConfig) -> list[str]:
-    """Return the options that are not left to the cluster."""
     asked = {
+        "job-name": f"hessfig-{config.sweep.name}",
+        "array": _ranges(shards),
+        "output": f"{_quoted(str(log.parent).replace('%', '%%'))}/{log.name}",
+        "chdir": _quoted(str(Path.cwd())),
+        "cpus-per-task": launcher.cpus_per_task,
         "partition": launcher.partition,
         "account": launcher.account,
         "time": launcher.time,
         "mem": launcher.memory and slurm_memory(launcher.memory),
         "gpus-per-task": launcher.gpus or None,
     }
-    return [f"--{name}={value}" for name, value in asked.items() if value is not None]
+    found = [f"--{name}={value}" for name, value in asked.items() if value is not None]
+    return [*found, "--requeue", "--open-mode=append", *map(_quoted_value, launcher.options)]
 
 
 def _ranges(shards: Sequence[int]) -> str:
@@ -169,9 +159,9 @@ class SlurmJob:
         self._record = self.folder / LOGS / f"job-{config_hash(sweep.variants)[:12]}.json"
         self.number, self._measured, self._told = _recorded(self._record), 0, ""
 
-    def script(self) -> str:
-        """Return what would be submitted."""
-        return self._script(self.shards())
+    def script(self, shards: Sequence[int]) -> str:
+        """Return what would be submitted for these shares."""
+        return sbatch_script(self._sweep.config, self._words, folder=self.folder, shards=shards)
 
     def shards(self) -> list[int]:
         """Return which shares have cells to measure: of each, those that wait for pilots too."""
@@ -189,7 +179,7 @@ class SlurmJob:
         sweep, shards = self._sweep.reread(), self.shards()
         todo = sweep.unfinished(sweep.cells)
         sweep.failures.forget(cell.key for cell in (*sweep.pilots, *todo))
-        self.number, self._measured = submit(self._script(shards)), 0
+        self.number, self._measured = submit(self.script(shards)), 0
         write_text(self._record, json.dumps({"job": self.number}) + "\n")
         tasks = f"{len(shards)} task{'s' * (len(shards) > 1)} for {len(todo)} cells"
         _say(f"slurm job {self.number} submitted: {tasks}; `scancel {self.number}` ends it, Ctrl-C does not")
@@ -249,9 +239,6 @@ class SlurmJob:
         how = f" ({counted(found)})" if found else ""
         logs = self.folder / LOGS / f"{self.number}_*.log"
         return f"every task has ended without it{how}: run the same command again; the tasks' words: {logs}"
-
-    def _script(self, shards: Sequence[int]) -> str:
-        return sbatch_script(self._sweep.config, self._words, folder=self.folder, shards=shards)
 
     def _tell(self, found: States | None) -> None:
         words = counted(found) if found else "Slurm does not answer; asked again" * (found is None)
