@@ -316,7 +316,10 @@ def _object(name: str) -> object:
         return getattr(_object(module), attribute)
 
 
-SPEAKING = [*MODULES, *sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "SECURITY.md"]
+SPEAKING = [
+    *(*MODULES, ROOT / "hessfig" / "theory" / "statements.toml"),
+    *(*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "SECURITY.md"),
+]
 
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a checkout: nothing is committed")
