@@ -18,7 +18,7 @@ from hessfig.models.layered import scored_outputs
 from hessfig.tasks.losses import check_even, per_sample
 
 
-class Slope:
+class LossGradient:
     """Loss, gradient and Hessian products of `problem` in every parameter, by the parameters' names.
 
     Plain double backward: one product costs about two gradients, and is right for every twice differentiable network.

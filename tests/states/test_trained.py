@@ -18,7 +18,7 @@ from hessfig.config.schema import ModelConfig
 from hessfig.states.initialised import build_network
 from hessfig.states.point import drawn
 from hessfig.states.training import kept, loop
-from hessfig.states.training.kept import COLUMNS, Folder
+from hessfig.states.training.checkpoints import COLUMNS, Folder
 from hessfig.states.training.loop import Diverged, ensure, learning_rate
 from hessfig.states.training.trajectory import Trajectory
 from hessfig.sweep.measure import measure

@@ -71,7 +71,7 @@ Found = TypeVar("Found")
 
 
 @dataclass
-class Moment:
+class TrainingState:
     """A training after `step` updates: weights and moments by name, and the log up to there (steps x COLUMNS)."""
 
     step: int
@@ -102,16 +102,16 @@ class Folder:
         """Return those of `steps` that are not there, or not sound, in rising order."""
         return [step for step in sorted(steps) if self.at(step) is None]
 
-    def at(self, step: int) -> Moment | None:
+    def at(self, step: int) -> TrainingState | None:
         """Return the training after `step` updates, if that state is kept."""
         weights = self.weights(step)
         beside = _trusted(lambda: _tensors(read(self.optimiser_path(step), key=self.key, step=step)))
         if weights is None or beside is None or not _reaches(beside, step):
             return None
         moments = {name: value for name, value in beside.items() if name != _LOG}
-        return Moment(step, weights, moments, beside[_LOG])
+        return TrainingState(step, weights, moments, beside[_LOG])
 
-    def nearest(self, step: int) -> Moment | None:
+    def nearest(self, step: int) -> TrainingState | None:
         """Return the latest point of the training at or before `step` to go on from: a kept state, or `resume`."""
         on_the_way = self._resume()
         if on_the_way is not None and on_the_way.step > step:
@@ -123,12 +123,12 @@ class Folder:
                 return found
         return on_the_way
 
-    def keep(self, now: Moment) -> None:
+    def keep(self, now: TrainingState) -> None:
         """Keep a state for good: moments first, so that a state that is there can be gone on from."""
         write(self.optimiser_path(now.step), {**now.moments, _LOG: now.log}, key=self.key, step=now.step)
         write(self.weights_path(now.step), now.weights, key=self.key, step=now.step)
 
-    def keep_for_resuming(self, now: Moment) -> None:
+    def keep_for_resuming(self, now: TrainingState) -> None:
         """Leave where this training is, unless another run of it is further."""
         there = self._resume()
         if there is None or there.step < now.step:
@@ -146,7 +146,7 @@ class Folder:
         content = {"key": self.key, "label": self.trajectory.label, "settings": self.trajectory.science}
         self._write_json("training.json", content)
 
-    def log(self, now: Moment) -> None:
+    def log(self, now: TrainingState) -> None:
         """Write training.csv, unless it reaches further already."""
         path = self.path / "training.csv"
         if _last_step(path) <= now.step:
@@ -168,14 +168,14 @@ class Folder:
     def _resume_path(self) -> Path:
         return self.path / "resume.safetensors"
 
-    def _resume(self) -> Moment | None:
+    def _resume(self) -> TrainingState | None:
         found = _trusted(lambda: read(self._resume_path, key=self.key))
         if found is None or not _reaches(*found):
             return None
         tensors, step = found
         weights = {n.removeprefix(_WEIGHT): t for n, t in tensors.items() if n.startswith(_WEIGHT)}
         moments = {n: t for n, t in tensors.items() if not n.startswith(_WEIGHT) and n != _LOG}
-        return Moment(step, weights, moments, tensors[_LOG])
+        return TrainingState(step, weights, moments, tensors[_LOG])
 
     def _steps(self) -> list[int]:
         names = (path.name.split(".")[0].removeprefix("step_") for path in self.path.glob("step_*.safetensors"))
