@@ -317,7 +317,7 @@ def _object(name: str) -> object:
 
 
 SPEAKING = [
-    *(*MODULES, ROOT / "hessfig" / "theory" / "statements.toml"),
+    *(*MODULES, ROOT / "hessfig" / "theory" / "statement_texts.toml"),
     *(*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "SECURITY.md"),
 ]
 

@@ -28,10 +28,12 @@ from hessfig.tasks.losses import Linearised
 from hessfig.terms import Part
 
 
-class Sides:
-    """A column's weights and its rows', each a parameter or a view of one, one weight or several (a group).
+class SidedColumn:
+    """The blocks (row, col) for one `col` of `layer` and several rows, acting on vectors in col's space.
 
-    `parameters` are those that hold them, each once: what is differentiated.
+    A side of a block is one weight or several (a group), each a parameter or a view of one. `parameters` are those
+    that hold the weights of all sides, each once: what is differentiated. `dim` counts the entries of `col`; `shape` is
+    that of its weight, (dim,) for several.
     """
 
     def __init__(self, problem: Problem, layer: int, col: str, rows: Sequence[str] | Rows) -> None:
@@ -40,18 +42,9 @@ class Sides:
         self.weights = [*self.col, *(weight for row in self.rows.values() for weight in row)]
         self.places = {path: place for place, path in enumerate(dict.fromkeys(w.parameter for w in self.weights))}
         self.parameters = [problem.network.get_parameter(path) for path in self.places]
-
-    @property
-    def dim(self) -> int:
-        """Number of columns: entries of `col`."""
-        return sum(weight.size for weight in self.col)
-
-    @property
-    def shape(self) -> torch.Size:
-        """Shape of the column's weight; (dim,) for several."""
-        if len(self.col) > 1:
-            return torch.Size([self.dim])
-        return view_of(self.parameters[0], self.col[0]).shape
+        self.dim, self.dtype = sum(weight.size for weight in self.col), self.parameters[0].dtype
+        alone = len(self.col) == 1
+        self.shape = view_of(self.parameters[0], self.col[0]).shape if alone else torch.Size([self.dim])
 
     def spread(self, probes: Float[Tensor, "dim k"]) -> list[Tensor]:
         """Put the probes where the column's weights stand in their parameters, zeros elsewhere: (*shape, k) each."""
@@ -276,18 +269,6 @@ def _rounding(columns: Tensors) -> float:
 COLUMNS_AT_ONCE = 64
 
 
-class SidedColumn:
-    """The blocks (row, col) for one `col` of `layer` and several rows, acting on vectors in col's space.
-
-    A side of a block is one weight or several (a group), each a parameter or a view of one.
-    """
-
-    def __init__(self, problem: Problem, layer: int, col: str, rows: Sequence[str] | Rows) -> None:
-        self.sides = Sides(problem, layer, col, rows)
-        self.parameters = self.sides.parameters
-        self.dim, self.shape, self.dtype = self.sides.dim, self.sides.shape, self.parameters[0].dtype
-
-
 class ColumnOperator(SidedColumn):
     """The blocks of a column by curvlinops.
 
@@ -299,9 +280,8 @@ class ColumnOperator(SidedColumn):
 
     def __init__(self, problem: Problem, layer: int, col: str, rows: Sequence[str] | Rows) -> None:
         super().__init__(problem, layer, col, rows)
-        weights = self.sides.weights
-        self._suffix = problem.suffix(weights)
-        self._is_tested, self._operators = _is_tested(problem, weights), dict[Part, Operator]()
+        self._suffix = problem.suffix(self.weights)
+        self._is_tested, self._operators = _is_tested(problem, self.weights), dict[Part, Operator]()
 
     @property
     def bytes_per_probe(self) -> int:
@@ -310,11 +290,11 @@ class ColumnOperator(SidedColumn):
 
     def split_matmat(self, probes: Float[Tensor, "dim k"], parts: Sequence[Part] = SPLIT) -> Products:
         """Return A V of every row, all columns of `probes` in one product for each of `parts`."""
-        columns = self.sides.spread(probes.to(self.parameters[0].device))
+        columns = self.spread(probes.to(self.parameters[0].device))
         operators = {part: self._operator(part) for part in to_multiply(parts)}
         with differentiable_twice():
             found = {part: operator @ columns for part, operator in operators.items()}
-        return completed(self.sides.gathered(found), parts)
+        return completed(self.gathered(found), parts)
 
     def square_operator(self, part: Part) -> PyTorchLinearOperator:
         """Return the diagonal block of `part` as one curvlinops operator (the column has that block alone)."""

@@ -267,12 +267,12 @@ class HeadedColumn(SidedColumn):
         network = problem.network
         assert isinstance(network, Headed)
         self._network = network
-        places = enumerate(zip(self.sides.places, self.parameters, strict=True))
+        places = enumerate(zip(self.places, self.parameters, strict=True))
         # A tied embedding stands in both lists: it is reached from below and from above.
         self._head = next((i for i, p in enumerate(self.parameters) if p is network.unembedding), None)
-        is_tied = problem.depth(self.sides.weights) is None
+        is_tied = problem.depth(self.weights) is None
         self._body = {i: path for i, (path, _) in places if i != self._head or is_tied}
-        self._features = Features(network, problem.depth(self.sides.weights), problem.batch.scored)
+        self._features = Features(network, problem.depth(self.weights), problem.batch.scored)
         self._batches = [
             (self._features.start(batch.inputs), batch.targets) for batch in (problem.batch, *problem.more)
         ]
@@ -287,7 +287,7 @@ class HeadedColumn(SidedColumn):
 
     def split_matmat(self, probes: Float[Tensor, "dim k"], parts: Sequence[Part] = SPLIT) -> Products:
         """Return A V, keyed (row, part), for every row and each of `parts`: one double backward a batch and probe."""
-        columns = self.sides.spread(probes.to(self.parameters[0].device))
+        columns = self.spread(probes.to(self.parameters[0].device))
         wanted = to_multiply(parts)
         found = {part: Totals(columns) for part in wanted}
         for number in range(len(self._batches)):
@@ -298,7 +298,7 @@ class HeadedColumn(SidedColumn):
                 self._add(found, columns, graphs)
         del columns  # as large as the products, which are read off next
         products = {part: totals.tensors() for part, totals in found.items()}
-        return completed(self.sides.gathered(products), parts)
+        return completed(self.gathered(products), parts)
 
     def _graphs(self, number: int) -> Graphs:
         """Return the graphs of a batch: kept where it is the only one, made anew else."""

@@ -103,7 +103,7 @@ class Check:
 
 
 def stated(name: str, check: Check, *, recorded: str, measure: str = "relative", **texts: str) -> Statement:
-    """Return a check with its text, as statements.toml has it."""
+    """Return a check with its text, as statement_texts.toml has it."""
     numbers = {key: f"{value:g}" for key, value in check.numbers.items()}
     words: dict[str, Any] = {key: Template(text).substitute(numbers) for key, text in texts.items()}
     formulas = {key: getattr(check, key) for key in ("draw", "oracle", "printed", "corrected")}

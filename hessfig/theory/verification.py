@@ -95,7 +95,7 @@ _CHECKS = {
     **{**SOFTMAX, **CALCULUS, **MOMENTS, **THEOREMS, **GROWTH, **LINEAR, **DEGREES, **QUERY_KEY, **RANKS},
     **{**HEAD_STATEMENTS, **SCALAR, **SINKS, **SUBLAYERS, **BLOCK, **BOUNDS},
 }
-_TEXTS = tomllib.loads(Path(__file__).with_name("statements.toml").read_text("utf-8"))
+_TEXTS = tomllib.loads(Path(__file__).with_name("statement_texts.toml").read_text("utf-8"))
 CATALOGUE: dict[str, Statement] = {name: stated(name, _CHECKS[name], **text) for name, text in _TEXTS.items()}
 
 

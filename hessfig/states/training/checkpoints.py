@@ -7,10 +7,10 @@ import hashlib
 import io
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
@@ -67,7 +67,6 @@ def _checksum(tensors: Mapping[str, Tensor], *about: object) -> str:
 
 COLUMNS = ("step", "loss", "learning_rate", "gradient_norm", "accuracy")
 _WEIGHT, _LOG = "weight/", "log"
-Found = TypeVar("Found")
 
 
 @dataclass
@@ -96,7 +95,7 @@ class Folder:
 
     def weights(self, step: int) -> Tensors | None:
         """Return the weights after `step` updates, if they are there and sound."""
-        return _trusted(lambda: _tensors(read(self.weights_path(step), key=self.key, step=step)))
+        return self._read(self.weights_path(step), step)[0]
 
     def missing(self, steps: Iterable[int]) -> list[int]:
         """Return those of `steps` that are not there, or not sound, in rising order."""
@@ -105,7 +104,7 @@ class Folder:
     def at(self, step: int) -> TrainingState | None:
         """Return the training after `step` updates, if that state is kept."""
         weights = self.weights(step)
-        beside = _trusted(lambda: _tensors(read(self.optimiser_path(step), key=self.key, step=step)))
+        beside = self._read(self.optimiser_path(step), step)[0]
         if weights is None or beside is None or not _reaches(beside, step):
             return None
         moments = {name: value for name, value in beside.items() if name != _LOG}
@@ -169,13 +168,20 @@ class Folder:
         return self.path / "resume.safetensors"
 
     def _resume(self) -> TrainingState | None:
-        found = _trusted(lambda: read(self._resume_path, key=self.key))
-        if found is None or not _reaches(*found):
+        tensors, step = self._read(self._resume_path)
+        if tensors is None or not _reaches(tensors, step):
             return None
-        tensors, step = found
         weights = {n.removeprefix(_WEIGHT): t for n, t in tensors.items() if n.startswith(_WEIGHT)}
         moments = {n: t for n, t in tensors.items() if not n.startswith(_WEIGHT) and n != _LOG}
         return TrainingState(step, weights, moments, tensors[_LOG])
+
+    def _read(self, path: Path, step: int | None = None) -> tuple[Tensors, int] | tuple[None, int]:
+        """Return the tensors of a file and their step; no tensors, with a warning, where it cannot be trusted."""
+        try:
+            return read(path, key=self.key, step=step) or (None, -1)
+        except Damaged as error:
+            print(f"warning: {error}; it counts as not there, and is computed again", file=sys.stderr)
+            return None, -1
 
     def _steps(self) -> list[int]:
         names = (path.name.split(".")[0].removeprefix("step_") for path in self.path.glob("step_*.safetensors"))
@@ -200,18 +206,6 @@ def _reaches(tensors: Tensors, step: int) -> bool:
     """Whether the log among the tensors has a row for each update up to `step`."""
     log = tensors.get(_LOG)
     return log is not None and log.shape == (step, len(COLUMNS)) and (step == 0 or int(log[-1, 0]) == step)
-
-
-def _tensors(found: tuple[Tensors, int] | None) -> Tensors | None:
-    return None if found is None else found[0]
-
-
-def _trusted(reading: Callable[[], Found | None]) -> Found | None:
-    try:
-        return reading()
-    except Damaged as error:
-        print(f"warning: {error}; it counts as not there, and is computed again", file=sys.stderr)
-        return None
 
 
 def _last_step(path: Path) -> int:

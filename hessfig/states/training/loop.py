@@ -32,25 +32,27 @@ def right_answers(network: nn.Module, task: TaskConfig, size: int) -> Bool[Tenso
     return right_digits(network, unseen_sums(task, size), task.digits)
 
 
-@torch.no_grad()
 def right_classes(network: nn.Module, task: TaskConfig) -> Bool[Tensor, "pictures 1"]:
     """Return which test pictures (tasks.digits.split) have their own class as the likeliest."""
     held, test = next(network.parameters()), split(task.path, task.sha256)[1]
-    images = torch.from_numpy(test.images).to(held)
-    outputs = [scored_outputs(network, some, slice(0, 1)).cpu() for some in images.split(AT_ONCE)]
-    return torch.cat(outputs).argmax(dim=-1) == torch.from_numpy(test.labels).unsqueeze(1)
+    found = _likeliest(network, torch.from_numpy(test.images).to(held), slice(0, 1))
+    return found == torch.from_numpy(test.labels).unsqueeze(1)
 
 
-@torch.no_grad()
 def right_digits(
     network: nn.Module, tokens: Int[Tensor, "sums length"], digits: int
 ) -> Bool[Tensor, "sums digits_plus_1"]:
     """Return where the likeliest token is the answer's digit, most significant first, each given those before it."""
     places = scored_positions(digits, Scored.answer)
-    answers = tokens[:, places.start + 1 : places.stop + 1]
+    return _likeliest(network, tokens, places) == tokens[:, places.start + 1 : places.stop + 1]
+
+
+@torch.no_grad()
+def _likeliest(network: nn.Module, inputs: Tensor, places: slice) -> Int[Tensor, "examples places"]:
+    """Return the likeliest output at each of `places`."""
     device = next(network.parameters()).device
-    logits = [scored_outputs(network, some.to(device), places).cpu() for some in tokens.split(AT_ONCE)]
-    return torch.cat(logits).argmax(dim=-1) == answers
+    outputs = [scored_outputs(network, some.to(device), places).cpu() for some in inputs.split(AT_ONCE)]
+    return torch.cat(outputs).argmax(dim=-1)
 
 
 PRODUCTS = 12  # Hessian products of a largest eigenvalue: enough for a few per cent
@@ -358,9 +360,4 @@ class _Run:
             for name, parameter in self.network.named_parameters():
                 parameter.copy_(kept.weights[name])
         self.rule.restore(kept.moments, kept.step)
-        self.step, self.log = kept.step, _rows(kept.log)
-
-
-def _rows(log: Tensor) -> list[list[float]]:
-    rows: list[list[float]] = log.tolist()
-    return rows
+        self.step, self.log = kept.step, kept.log.tolist()
