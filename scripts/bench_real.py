@@ -138,7 +138,7 @@ def _problem(options: argparse.Namespace) -> Any:
 
 def _contender(contender: str, problem: Any, layer: int, name: str) -> Callable[[Any], float]:
     """Return what takes a probe v of the weight and returns v.Hv."""
-    from hessfig.curvature.curvlinops import Sides
+    from hessfig.curvature.curvlinops import SidedColumn
     from hessfig.curvature.headed import HeadedColumn
     from hessfig.terms import Part
 
@@ -148,7 +148,7 @@ def _contender(contender: str, problem: Any, layer: int, name: str) -> Callable[
         return lambda probe: sum(float((probe * one).sum()) for one in column.split_matmat(probe, parts).values())
     from peers import PEERS
 
-    sides = Sides(problem, layer, name, [name])
+    sides = SidedColumn(problem, layer, name, [name])
     make = PEERS[contender]
     product = make(_Scored(problem.network), problem.batch.inputs, problem.batch.targets, sides.parameters)
 

@@ -69,9 +69,9 @@ def plan(base: Setting, axes: Mapping[str, tuple[int, ...]]) -> tuple[list[Point
     points, skipped = [], []
     for axis, value in ((axis, value) for axis, values in axes.items() for value in values):
         setting, x = _varied(base, axis, value)
-        dear = _dear_layers(setting, only_probes_vary=axis == "num_probes" and setting != base)
-        points += [Point(axis, x, engine, job) for engine, job in _jobs(axis, setting, dear).items()]
-        reasons = [{"layer": layer, "reason": reason} for layer, reason in dear.items()]
+        expensive = _expensive_layers(setting, only_probes_vary=axis == "num_probes" and setting != base)
+        points += [Point(axis, x, engine, job) for engine, job in _jobs(axis, setting, expensive).items()]
+        reasons = [{"layer": layer, "reason": reason} for layer, reason in expensive.items()]
         skipped += [{"axis": axis, "x": x, "engine": EXACT, **reason} for reason in reasons]
     return points, skipped
 
@@ -83,17 +83,17 @@ def _varied(base: Setting, axis: str, value: int) -> tuple[Setting, int]:
     return replace(base, **{axis: value}), value
 
 
-def _jobs(axis: str, setting: Setting, dear: Mapping[int, str]) -> dict[str, Job]:
+def _jobs(axis: str, setting: Setting, expensive: Mapping[int, str]) -> dict[str, Job]:
     every = tuple(range(1, setting.n_layers + 1))
     jobs = {WHOLE: Job(Method.hutchinson, setting, every)}
     if axis == "n_layers":
         jobs[TOP] = Job(Method.hutchinson, setting, every[-1:])
-    if cheap := tuple(layer for layer in every if layer not in dear):
+    if cheap := tuple(layer for layer in every if layer not in expensive):
         jobs[EXACT] = Job(Method.exact, setting, cheap)
     return jobs
 
 
-def _dear_layers(setting: Setting, *, only_probes_vary: bool) -> dict[int, str]:
+def _expensive_layers(setting: Setting, *, only_probes_vary: bool) -> dict[int, str]:
     """Return the layers whose exact norms are not all cheap, or not worth measuring, and why."""
     if only_probes_vary:
         return {1: "exact norms take no probes: one point serves the whole axis"}
@@ -101,9 +101,9 @@ def _dear_layers(setting: Setting, *, only_probes_vary: bool) -> dict[int, str]:
     reasons: dict[int, list[str]] = {}
     for block in Variant("", config).blocks:
         found = {part: exactness(config.model, block, part) for part in config.parts}
-        dear = [f"{part} ({e.level}, {e.reason})" for part, e in found.items() if e.level != Level.cheap]
-        if dear:
-            reasons.setdefault(block.layer, []).append(f"{block.row}: {', '.join(dear)}")
+        expensive = [f"{part} ({e.level}, {e.reason})" for part, e in found.items() if e.level != Level.cheap]
+        if expensive:
+            reasons.setdefault(block.layer, []).append(f"{block.row}: {', '.join(expensive)}")
     return {layer: "; ".join(words) for layer, words in reasons.items()}
 
 

@@ -47,13 +47,9 @@ def exact_product(problem: Problem, vector: Tensor) -> Tensor:
 
 def eigsh_on_curvlinops(problem: Problem, tolerance: float) -> tuple[float, Tensor, int]:
     """scipy's implicitly restarted Lanczos with its own number of vectors (20), from a seeded start."""
-    from curvlinops import HessianLinearOperator
     from scipy.sparse.linalg import LinearOperator, eigsh
 
-    module = scored_network(problem)
-    data = [(problem.batch.inputs, problem.batch.targets)]
-    settings = {"check_deterministic": False, "num_data": len(problem.batch.inputs)}
-    operator = HessianLinearOperator(module, problem.loss, list(module.parameters()), data, **settings)
+    operator = curvlinops_operator(problem)
     count = [0]
 
     def product(vector: np.ndarray) -> np.ndarray:
@@ -113,12 +109,9 @@ def eigenthings_density(problem: Problem, steps: int, probes: int) -> Density:
 
 def curvlinops_density(problem: Problem, steps: int, probes: int) -> Density:
     """curvlinops' smoothed spectrum on a grid (its Lanczos does not re-orthogonalise)."""
-    from curvlinops import HessianLinearOperator, lanczos_approximate_spectrum
+    from curvlinops import lanczos_approximate_spectrum
 
-    module = scored_network(problem)
-    data = [(problem.batch.inputs, problem.batch.targets)]
-    settings = {"check_deterministic": False, "num_data": len(problem.batch.inputs)}
-    operator = HessianLinearOperator(module, problem.loss, list(module.parameters()), data, **settings)
+    operator = curvlinops_operator(problem)
     torch.manual_seed(0)
     grid, density = lanczos_approximate_spectrum(operator, steps, num_points=4096, num_repeats=probes)
     weights = density.clamp(min=0)
@@ -137,6 +130,16 @@ def pyhessian_density(problem: Problem, steps: int, probes: int) -> Density:
     finally:
         torch.set_default_dtype(torch.float32)
     return np.concatenate(nodes), np.concatenate(weights) / probes
+
+
+def curvlinops_operator(problem: Problem) -> Any:
+    """Return the Hessian as curvlinops' operator."""
+    from curvlinops import HessianLinearOperator
+
+    module = scored_network(problem)
+    data = [(problem.batch.inputs, problem.batch.targets)]
+    settings = {"check_deterministic": False, "num_data": len(problem.batch.inputs)}
+    return HessianLinearOperator(module, problem.loss, list(module.parameters()), data, **settings)
 
 
 def eigenthings_operator(problem: Problem) -> Any:

@@ -338,7 +338,10 @@ def _object(name: str) -> object:
         return getattr(_object(module), attribute)
 
 
-SPEAKING = [*MODULES, *sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "SECURITY.md"]
+SPEAKING = [
+    *(*MODULES, ROOT / "hessfig" / "theory" / "statement_texts.toml"),
+    *(*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "SECURITY.md"),
+]
 
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a checkout: nothing is committed")

@@ -93,7 +93,7 @@ def test_probes_cover_the_truth_within_their_error() -> None:
 
 
 def test_a_wrong_operator_is_noticed_and_said() -> None:
-    """The products of curvlinops under vmap are wrong here (see curvature.products.belief)."""
+    """The products of curvlinops under vmap are wrong here (see hessfig.curvature.curvlinops.verified_or_fallback)."""
     problem, _, _, _ = oracle("mlp")
     with pytest.warns(RuntimeWarning, match=r"curvlinops' product is off by \d"):
         measure(problem, blocks=["all"])

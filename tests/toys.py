@@ -25,7 +25,7 @@ from hessfig.config import (
     TaskConfig,
     TrainingConfig,
 )
-from hessfig.curvature.exact.engine import ExactEngine
+from hessfig.curvature.exact.exact_blocks import ExactEngine
 from hessfig.curvature.problem import Problem
 from hessfig.models.protocol import Layout
 from hessfig.models.registry import kind

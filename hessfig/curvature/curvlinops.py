@@ -28,10 +28,12 @@ from hessfig.tasks.losses import Linearised
 from hessfig.terms import Part
 
 
-class Sides:
-    """A column's weights and its rows', each a parameter or a view of one, one weight or several (a group).
+class SidedColumn:
+    """The blocks (row, col) for one `col` of `layer` and several rows, acting on vectors in col's space.
 
-    `parameters` are those that hold them, each once: what is differentiated.
+    A side of a block is one weight or several (a group), each a parameter or a view of one. `parameters` are those
+    that hold the weights of all sides, each once: what is differentiated. `dim` counts the entries of `col`; `shape` is
+    that of its weight, (dim,) for several.
     """
 
     def __init__(self, problem: Problem, layer: int, col: str, rows: Sequence[str] | Rows) -> None:
@@ -40,18 +42,9 @@ class Sides:
         self.weights = [*self.col, *(weight for row in self.rows.values() for weight in row)]
         self.places = {path: place for place, path in enumerate(dict.fromkeys(w.parameter for w in self.weights))}
         self.parameters = [problem.network.get_parameter(path) for path in self.places]
-
-    @property
-    def dim(self) -> int:
-        """Number of columns: entries of `col`."""
-        return sum(weight.size for weight in self.col)
-
-    @property
-    def shape(self) -> torch.Size:
-        """Shape of the column's weight; (dim,) for several."""
-        if len(self.col) > 1:
-            return torch.Size([self.dim])
-        return view_of(self.parameters[0], self.col[0]).shape
+        self.dim, self.dtype = sum(weight.size for weight in self.col), self.parameters[0].dtype
+        alone = len(self.col) == 1
+        self.shape = view_of(self.parameters[0], self.col[0]).shape if alone else torch.Size([self.dim])
 
     def spread(self, probes: Float[Tensor, "dim k"]) -> list[Tensor]:
         """Put the probes where the column's weights stand in their parameters, zeros elsewhere: (*shape, k) each."""
@@ -192,35 +185,38 @@ class Operator(Protocol):
         """Multiply."""
 
 
-def believed(
-    fast: Operator, sure: Operator, beside: Operator, parameters: Sequence[nn.Parameter], name: str
+def verified_or_fallback(
+    fast: Operator, reliable: Operator, other_part: Operator, parameters: Sequence[nn.Parameter], name: str
 ) -> Operator:
-    """Return `fast` if it is symmetric and agrees with `sure` on a random vector, else `sure`, with a warning.
+    """Return `fast` if it is symmetric and agrees with `reliable` on a random vector, else `reliable`, with a warning.
 
     So too where `fast` cannot multiply at all (an operation without a derivative in forward mode, or one that vmap does
-    not know). What is small beside the products of `beside` (the other part of the Hessian) counts as rounding. Raises
-    UserError where `sure` cannot multiply, and ArithmeticError where the one that is left is not symmetric.
+    not know). What is small beside the products of `other_part` of the Hessian counts as rounding. Raises UserError
+    where `reliable` cannot multiply, and ArithmeticError where the one that is left is not symmetric.
     """
     first, second = (_random(parameters, word) for word in ("u", "v"))
-    truth = _surely(sure, second)
-    floor = 1e-6 * _norm(beside @ second)
+    truth = _multiplied(reliable, second)
+    floor = 1e-6 * _norm(other_part @ second)
     images = _attempted(fast, first, second)
     if isinstance(images, Exception):
         why = f"curvlinops cannot differentiate this network ({type(images).__name__}: {images})"
     else:
-        off = _norm(_difference(images[1], truth)) / max(_norm(truth), _norm(images[1]), floor, _TINY)
+        difference = [a - b for a, b in zip(images[1], truth, strict=True)]
+        off = _norm(difference) / max(_norm(truth), _norm(images[1]), floor, _TINY)
         agrees = off <= _rounding(first) or not (_is_finite(truth) or _is_finite(images[1]))
         if agrees and _is_symmetric(first, second, images, floor):
             return fast
         why = f"curvlinops' product is off by {off:.1%} here"
     message = f"{name}: {plain(why)}; plain double backward is used instead"
     warnings.warn(message, RuntimeWarning, stacklevel=2)
-    return _sound(sure, _is_symmetric(first, second, (sure @ first, truth), floor), name)
+    if not _is_symmetric(first, second, (reliable @ first, truth), floor):
+        raise ArithmeticError(f"the products of {name} are not those of a symmetric operator: u.Av differs from v.Au")
+    return reliable
 
 
-def _surely(sure: Operator, vector: Tensors) -> Tensors:
+def _multiplied(reliable: Operator, vector: Tensors) -> Tensors:
     try:
-        return sure @ vector
+        return reliable @ vector
     except (UserError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
@@ -233,7 +229,7 @@ def _surely(sure: Operator, vector: Tensors) -> Tensors:
 
 
 def _attempted(fast: Operator, *vectors: Tensors) -> tuple[Tensors, Tensors] | Exception:
-    """Return the products by both vectors, or what was raised: `sure` has multiplied, so the network is sound."""
+    """Return the products by both vectors, or what was raised: `reliable` has multiplied, so the network is sound."""
     try:
         first, second = (fast @ vector for vector in vectors)
         return first, second
@@ -245,14 +241,8 @@ def _is_finite(columns: Tensors) -> bool:
     return all(bool(column.isfinite().all()) for column in columns)
 
 
-def _sound(operator: Operator, is_symmetric: bool, name: str) -> Operator:
-    if not is_symmetric:
-        raise ArithmeticError(f"the products of {name} are not those of a symmetric operator: u.Av differs from v.Au")
-    return operator
-
-
 def _random(parameters: Sequence[nn.Parameter], name: str) -> list[Tensor]:
-    generator = stream(0, "belief", name)
+    generator = stream(0, "belief", name)  # the name of the stream is part of the numbers
     draws = [torch.randn((*p.shape, 1), dtype=torch.float64, generator=generator) for p in parameters]
     return [draw.to(p) for draw, p in zip(draws, parameters, strict=True)]
 
@@ -262,10 +252,6 @@ def _is_symmetric(u: Tensors, v: Tensors, images: tuple[Tensors, Tensors], floor
     difference = abs(_dot(v, images[0]) - _dot(u, images[1]))
     scale = _norm(u) * max(_norm(images[0]), _norm(images[1]), floor)
     return not difference > _rounding(u) * scale
-
-
-def _difference(left: Tensors, right: Tensors) -> list[Tensor]:
-    return [a - b for a, b in zip(left, right, strict=True)]
 
 
 def _norm(columns: Tensors) -> float:
@@ -283,54 +269,39 @@ def _rounding(columns: Tensors) -> float:
 COLUMNS_AT_ONCE = 64
 
 
-class ColumnOperator:
-    """The blocks (row, col) for one `col` of `layer` and several rows, acting on vectors in col's space.
+class ColumnOperator(SidedColumn):
+    """The blocks of a column by curvlinops.
 
-    A side of a block is one weight or several (a group), each a parameter or a view of one. An off-diagonal block
-    costs no more products than the diagonal one: one product with a vector that is zero outside `col` gives every
-    row. H_f is the Hessian of the loss linearised in the outputs (eq. 2), so H_o + H_f serves the full Hessian
-    without a third product. An operator is made when its part is first asked for; where nobody vouches for it, it is
-    asked before it is believed.
+    An off-diagonal block costs no more products than the diagonal one: one product with a vector that is zero outside
+    `col` gives every row. H_f is the Hessian of the loss linearised in the outputs (eq. 2), so H_o + H_f serves the
+    full Hessian without a third product. An operator is made when its part is first needed, and verified then where no
+    test of this package holds its products.
     """
 
     def __init__(self, problem: Problem, layer: int, col: str, rows: Sequence[str] | Rows) -> None:
-        self.sides = Sides(problem, layer, col, rows)
-        self.parameters, weights = self.sides.parameters, self.sides.weights
-        self._suffix = problem.suffix(weights)
-        self._is_vouched_for, self._operators = _vouched_for(problem, weights), dict[Part, Operator]()
-
-    @property
-    def dim(self) -> int:
-        """Number of columns: entries of `col`."""
-        return self.sides.dim
-
-    @property
-    def shape(self) -> torch.Size:
-        """Shape of the column's weight; (dim,) for several."""
-        return self.sides.shape
+        super().__init__(problem, layer, col, rows)
+        self._suffix = problem.suffix(self.weights)
+        self._is_tested, self._operators = _is_tested(problem, self.weights), dict[Part, Operator]()
 
     @property
     def bytes_per_probe(self) -> int:
+        """Memory the products of one probe take, counted from above."""
         return self._suffix.bytes_per_probe
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.parameters[0].dtype
 
     def split_matmat(self, probes: Float[Tensor, "dim k"], parts: Sequence[Part] = SPLIT) -> Products:
         """Return A V of every row, all columns of `probes` in one product for each of `parts`."""
-        columns = self.sides.spread(probes.to(self.parameters[0].device))
+        columns = self.spread(probes.to(self.parameters[0].device))
         operators = {part: self._operator(part) for part in to_multiply(parts)}
         with differentiable_twice():
             found = {part: operator @ columns for part, operator in operators.items()}
-        return completed(self.sides.gathered(found), parts)
+        return completed(self.gathered(found), parts)
 
     def square_operator(self, part: Part) -> PyTorchLinearOperator:
         """Return the diagonal block of `part` as one curvlinops operator (the column has that block alone)."""
         if part == Part.H:
             return self.square_operator(Part.H_o) + self.square_operator(Part.H_f)
         operator = self._operator(part)
-        return operator if isinstance(operator, PyTorchLinearOperator) else _Surely(operator, self.parameters)
+        return operator if isinstance(operator, PyTorchLinearOperator) else _AsLinearOperator(operator, self.parameters)
 
     def _operator(self, part: Part) -> Operator:
         """Return the operator of a part over the whole of the column's and rows' parameters, made once."""
@@ -340,15 +311,15 @@ class ColumnOperator:
 
     def _made(self, part: Part) -> Operator:
         fast = _operator_of(part, self._suffix, self.parameters)
-        if self._is_vouched_for:
+        if self._is_tested:
             return fast
         with differentiable_twice():
-            sure = DoubleBackward(self._suffix, part, self.parameters)
-            beside = self._operator(Part.H_o) if part == Part.H_f else sure
-            return believed(fast, sure, beside, self.parameters, part)
+            reliable = DoubleBackward(self._suffix, part, self.parameters)
+            other_part = self._operator(Part.H_o) if part == Part.H_f else reliable
+            return verified_or_fallback(fast, reliable, other_part, self.parameters, part)
 
 
-class _Surely(PyTorchLinearOperator):
+class _AsLinearOperator(PyTorchLinearOperator):
     """Another operator, by double backward, as one of curvlinops'."""
 
     SELF_ADJOINT = True
@@ -358,13 +329,8 @@ class _Surely(PyTorchLinearOperator):
         super().__init__(shapes, shapes)
         self._operator, self._parameter = operator, parameters[0]
 
-    @property
-    def device(self) -> torch.device:
-        return self._parameter.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._parameter.dtype
+    device = property(lambda self: self._parameter.device)
+    dtype = property(lambda self: self._parameter.dtype)
 
     def _matmat(self, X: list[Tensor]) -> list[Tensor]:
         return list(self._operator @ X)
@@ -396,7 +362,7 @@ def _operator_of(part: Part, suffix: Suffix, parameters: list[nn.Parameter]) -> 
     return _operator(kind, suffix, suffix.loss, parameters, suffix.data)
 
 
-def _vouched_for(problem: Problem, weights: Sequence[Weight]) -> bool:
+def _is_tested(problem: Problem, weights: Sequence[Weight]) -> bool:
     """Whether tests hold these products: weight matrices of the package's own networks."""
     is_own = isinstance(problem.network, Layered) and not isinstance(problem.network, Headed)
     return is_own and all(weight.is_main for weight in weights)

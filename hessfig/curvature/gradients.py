@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,18 +18,21 @@ from hessfig.models.layered import scored_outputs
 from hessfig.tasks.losses import check_even, per_sample
 
 
-class Slope:
+class LossGradient:
     """Loss, gradient and Hessian products of `problem` in every parameter, by the parameters' names.
 
     Plain double backward: one product costs about two gradients, and is right for every twice differentiable network.
     """
 
     def __init__(self, problem: Problem) -> None:
+        def loss_in(network: nn.Module) -> Tensor:
+            return loss_of(replace(problem, network=network))
+
         held = problem.network.named_parameters()
         self._at = {name: parameter.detach().clone().requires_grad_() for name, parameter in held}
         with torch.enable_grad(), differentiable_twice():
             inside = {f"network.{name}": leaf for name, leaf in self._at.items()}
-            self._loss = functional_call(_LossOf(problem), inside, ())
+            self._loss = functional_call(_Evaluated(problem.network, loss_in), inside, ())
             self._gradient = gradients(self._loss, list(self._at.values()), create_graph=True)
 
     @property
@@ -59,13 +62,15 @@ class Slope:
         return torch.cat([piece.flatten() for piece in found])
 
 
-class _LossOf(nn.Module):
-    def __init__(self, problem: Problem) -> None:
-        super().__init__()
-        self.network, self._problem = problem.network, problem
+class _Evaluated(nn.Module):
+    """A function of a network as a module, so that functional_call reaches the network's parameters."""
 
-    def forward(self) -> Tensor:
-        return loss_of(replace(self._problem, network=self.network))
+    def __init__(self, network: nn.Module, function: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.network, self._function = network, function
+
+    def forward(self, *given: Tensor) -> Tensor:
+        return self._function(self.network, *given)
 
 
 def loss_of(problem: Problem) -> Float[Tensor, ""]:
@@ -99,7 +104,11 @@ class Samples:
 
     def __init__(self, problem: Problem, count: int) -> None:
         check_even(problem.loss, problem.batch.targets)
-        self._body, self._batch, self.count = _LossesOf(problem), problem.batch, count
+
+        def losses_in(network: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+            return per_sample(problem.loss, scored_outputs(network, inputs, problem.batch.scored), targets)
+
+        self._body, self._batch, self.count = _Evaluated(problem.network, losses_in), problem.batch, count
         self._device = problem.batch.inputs.device
         self.at = {name: one.detach() for name, one in problem.network.named_parameters()}
 
@@ -192,15 +201,6 @@ class Samples:
         for first in range(start, stop, at_once):
             rows = slice(first, min(first + at_once, stop))
             yield self._batch.inputs[rows], self._batch.targets[rows]
-
-
-class _LossesOf(nn.Module):
-    def __init__(self, problem: Problem) -> None:
-        super().__init__()
-        self.network, self._loss, self._scored = problem.network, problem.loss, problem.batch.scored
-
-    def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        return per_sample(self._loss, scored_outputs(self.network, inputs, self._scored), targets)
 
 
 def _lengths(slopes: Point) -> Float[Tensor, " samples"]:

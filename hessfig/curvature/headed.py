@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from hessfig.curvature.column import SPLIT, Products, Rows, completed, to_multiply
-from hessfig.curvature.curvlinops import Sides, differentiable_twice
+from hessfig.curvature.curvlinops import SidedColumn, differentiable_twice, gradients
 from hessfig.curvature.problem import Problem
 from hessfig.models.layered import Headed
 from hessfig.tasks.losses import IGNORED, CrossEntropy
@@ -170,14 +170,12 @@ class Graphs:
 
     def pull(self, cotangent: Tensor) -> list[Tensor]:
         """Return dh^T `cotangent`, one tensor a weight."""
-        words: dict[str, Any] = {"retain_graph": True, "materialize_grads": True}
         with differentiable_twice():
-            return list(torch.autograd.grad(self._value, self._at, cotangent, **words))
+            return gradients(self._value, self._at, cotangent)
 
     def _pulled(self, cotangent: Tensor) -> Sequence[Tensor]:
-        words: dict[str, Any] = {"create_graph": True, "materialize_grads": True}
         with torch.enable_grad(), differentiable_twice():
-            return torch.autograd.grad(self._value, self._at, cotangent, **words)
+            return gradients(self._value, self._at, cotangent, create_graph=True)
 
     @staticmethod
     def _along(pulled: Sequence[Tensor], direction: Sequence[Tensor], wanted: Sequence[Tensor]) -> list[Tensor]:
@@ -187,9 +185,7 @@ class Graphs:
             along = sum(
                 (torch.dot(g.flatten(), v.flatten()) for g, v in pairs if g.requires_grad), wanted[0].new_zeros(())
             )
-            if not along.requires_grad:
-                return [torch.zeros_like(tensor) for tensor in wanted]
-            return list(torch.autograd.grad(along, wanted, retain_graph=True, materialize_grads=True))
+            return gradients(along, wanted)
 
 
 class _Direction:
@@ -259,23 +255,24 @@ def can_take(problem: Problem) -> bool:
     )
 
 
-class HeadedColumn:
-    """The blocks (row, col) for one `col` of `layer` and several rows, by plain double backward below the head.
+class HeadedColumn(SidedColumn):
+    """The blocks of a column by plain double backward below the head.
 
     Batches come one after the other, so memory is that of one; the graphs of a single batch are kept between calls.
-    No vmap is used, under which products through LayerNorm are wrong (see products.belief).
+    No vmap is used, under which products through LayerNorm are wrong (see curvlinops.verified_or_fallback).
     """
 
     def __init__(self, problem: Problem, layer: int, col: str, rows: Sequence[str] | Rows) -> None:
+        super().__init__(problem, layer, col, rows)
         network = problem.network
         assert isinstance(network, Headed)
-        self.sides, self._network = Sides(problem, layer, col, rows), network
-        places = enumerate(zip(self.sides.places, self.sides.parameters, strict=True))
+        self._network = network
+        places = enumerate(zip(self.places, self.parameters, strict=True))
         # A tied embedding stands in both lists: it is reached from below and from above.
-        self._head = next((i for i, p in enumerate(self.sides.parameters) if p is network.unembedding), None)
-        is_tied = problem.depth(self.sides.weights) is None
+        self._head = next((i for i, p in enumerate(self.parameters) if p is network.unembedding), None)
+        is_tied = problem.depth(self.weights) is None
         self._body = {i: path for i, (path, _) in places if i != self._head or is_tied}
-        self._features = Features(network, problem.depth(self.sides.weights), problem.batch.scored)
+        self._features = Features(network, problem.depth(self.weights), problem.batch.scored)
         self._batches = [
             (self._features.start(batch.inputs), batch.targets) for batch in (problem.batch, *problem.more)
         ]
@@ -283,28 +280,14 @@ class HeadedColumn:
         self._kept: Graphs | None = None
 
     @property
-    def dim(self) -> int:
-        """Entries of the column's weights."""
-        return self.sides.dim
-
-    @property
-    def shape(self) -> torch.Size:
-        """Shape of the column's weight; (dim,) for several."""
-        return self.sides.shape
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.sides.parameters[0].dtype
-
-    @property
     def bytes_per_probe(self) -> int:
         """Memory that grows with the probes: directions, products of two parts, and rows read off them."""
-        entries = sum(parameter.numel() for parameter in self.sides.parameters)
+        entries = sum(parameter.numel() for parameter in self.parameters)
         return 4 * entries * self.dtype.itemsize
 
     def split_matmat(self, probes: Float[Tensor, "dim k"], parts: Sequence[Part] = SPLIT) -> Products:
         """Return A V, keyed (row, part), for every row and each of `parts`: one double backward a batch and probe."""
-        columns = self.sides.spread(probes.to(self.sides.parameters[0].device))
+        columns = self.spread(probes.to(self.parameters[0].device))
         wanted = to_multiply(parts)
         found = {part: Totals(columns) for part in wanted}
         for number in range(len(self._batches)):
@@ -315,14 +298,14 @@ class HeadedColumn:
                 self._add(found, columns, graphs)
         del columns  # as large as the products, which are read off next
         products = {part: totals.tensors() for part, totals in found.items()}
-        return completed(self.sides.gathered(products), parts)
+        return completed(self.gathered(products), parts)
 
     def _graphs(self, number: int) -> Graphs:
         """Return the graphs of a batch: kept where it is the only one, made anew else."""
         if self._kept is not None:
             return self._kept
         start, targets = self._batches[number]
-        at = {path: self.sides.parameters[place] for place, path in self._body.items()}
+        at = {path: self.parameters[place] for place, path in self._body.items()}
         readout = Readout(self._network.unembedding.detach(), targets.flatten(), self._total)
         graphs = Graphs(self._features, at, start, readout)
         self._kept = graphs if len(self._batches) == 1 else None

@@ -22,7 +22,7 @@ from hessfig.models.protocol import Weight
 from hessfig.terms import Block
 
 if TYPE_CHECKING:
-    from hessfig.curvature.exact.engine import ExactEngine
+    from hessfig.curvature.exact.exact_blocks import ExactEngine
     from hessfig.curvature.tape.columns import LinearisedNetwork
 
 
@@ -41,7 +41,7 @@ class Engines:
     @cached_property
     def exact(self) -> ExactEngine:
         """The exact engine, for networks it knows."""
-        from hessfig.curvature.exact.engine import ExactEngine
+        from hessfig.curvature.exact.exact_blocks import ExactEngine
 
         return ExactEngine(self.problem, self.model)
 
@@ -55,7 +55,7 @@ class Engines:
             return ColumnOperator(self.problem, layer, col, rows)
         return network.column(layer, col, rows)
 
-    def rough(self, column: Column, layer: int, col: str, blocks: Sequence[Block]) -> Column | None:
+    def low_precision(self, column: Column, layer: int, col: str, blocks: Sequence[Block]) -> Column | None:
         """Return the blocks of `column`, one of these engines', with products in float32.
 
         None where they would not be much cheaper: half the time on the tape, for columns of LARGE parameters and more

@@ -161,12 +161,12 @@ def _mean(values: Array) -> Sampled:
 
 @dataclass(frozen=True)
 class Entry:
-    """A part of a diagonal block as an operator; `rough` has its products in float32 where these are cheaper."""
+    """A part of a diagonal block as an operator; `low_precision` multiplies in float32 where that is cheaper."""
 
     block: Block
     part: Part
     operator: Square
-    rough: Square | None = None
+    low_precision: Square | None = None
 
 
 class Spectra:
@@ -229,12 +229,12 @@ def entries(problem: Problem, request: Request) -> Iterator[Entry]:
 
 
 def paired_entries(problem: Problem, request: Request) -> Iterator[Entry]:
-    """Yield every part of every diagonal block that is asked for, with its rough operator."""
+    """Yield every part of every diagonal block that is asked for, with its operator of low precision."""
     for block, column, engines in _squares(problem, request):
-        rough = engines.rough(column, block.layer, block.col, [block])
+        narrow = engines.low_precision(column, block.layer, block.col, [block])
         for part in request.parts:
-            beside = None if rough is None else Square(rough, block, part)
-            yield Entry(block, part, Square(column, block, part), beside)
+            low_precision = None if narrow is None else Square(narrow, block, part)
+            yield Entry(block, part, Square(column, block, part), low_precision)
 
 
 def _squares(problem: Problem, request: Request) -> Iterator[tuple[Block, Column, Engines]]:
@@ -259,7 +259,7 @@ def _extremes(entry: Entry, request: Request, end: End) -> Extremes:
         tolerance=settings.tolerance,
         steps=settings.steps,
         generator=request.stream(entry.block.layer, entry.block.col),
-        rough=entry.rough,
+        low_precision=entry.low_precision,
     )
 
 

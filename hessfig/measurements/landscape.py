@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hessfig.config import Direction
 from hessfig.config.range_checks import number_of_samples
-from hessfig.curvature.gradients import Along, Samples, Slope
+from hessfig.curvature.gradients import Along, LossGradient, Samples
 from hessfig.curvature.problem import Problem
 from hessfig.errors import UserError
 from hessfig.measurements.quantity import Measured, Request, Row
@@ -247,7 +247,7 @@ def largest_curvature(problem: Problem, chosen: list[int]) -> float:
 
 
 def _spectral_norm(problem: Problem, sample: int) -> float:
-    slope = Slope(problem)
+    slope = LossGradient(problem)
     vector = torch.randn(len(slope.flat), dtype=torch.float64, generator=stream(sample, "power")).to(slope.flat)
     norm = vector.norm()
     for _ in range(_PRODUCTS):

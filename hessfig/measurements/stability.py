@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hessfig.config import Optimiser, Schedule, TrainingConfig
 from hessfig.curvature.curvlinops import view_of
-from hessfig.curvature.gradients import Slope, loss_of
+from hessfig.curvature.gradients import LossGradient, loss_of
 from hessfig.curvature.problem import Problem
 from hessfig.curvature.routes import Engines
 from hessfig.curvature.spectral.extremes import End, extremes
@@ -136,7 +136,7 @@ def factor(training: TrainingConfig) -> float:
 
 def crossing_step(problem: Problem, at: At) -> Estimate:
     """Return the step at which the loss along the next update crosses that of the start, with half its bracket."""
-    slope = Slope(problem)
+    slope = LossGradient(problem)
     update = next_update(at, slope.gradient)
     with _moving(problem, update) as loss_at:
         start = loss_at(0.0)
@@ -187,7 +187,7 @@ def _moving(problem: Problem, update: Mapping[str, Tensor]) -> Iterator[Callable
 
 def along_gradient(problem: Problem) -> float:
     """Return g.H g / |g|^2 of the problem's own loss; NaN where the gradient vanishes."""
-    slope = Slope(problem)
+    slope = LossGradient(problem)
     squared = float(slope.flat.square().sum())
     return float(slope.flat @ slope.product(slope.flat)) / squared if squared else math.nan
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hessfig.config import Curvature, Data, DType
 from hessfig.curvature.curvlinops import view_of
-from hessfig.curvature.gradients import Slope, loss_of
+from hessfig.curvature.gradients import LossGradient, loss_of
 from hessfig.curvature.problem import Problem
 from hessfig.curvature.spectral.densities import eigenvalues
 from hessfig.measurements.quantity import At, Measured, Request, Row, row_of
@@ -24,7 +24,7 @@ from hessfig.measurements.requirements import without_layers
 from hessfig.models.layered import Layered, scored_outputs
 from hessfig.models.networks import SelfAttention
 from hessfig.record import Status
-from hessfig.states.training.loop import Rule, products_of_a_look, right_answers, right_digits
+from hessfig.states.training.loop import Rule, products_of_a_refresh, right_answers, right_digits
 from hessfig.tasks.addition import LONG
 from hessfig.tasks.batch import Batch
 from hessfig.tasks.examples import training_batch, unseen_cascades
@@ -58,7 +58,7 @@ def accuracy(problem: Problem, request: Request) -> Measured:
 
 def gradient_norm(problem: Problem, request: Request) -> Measured:
     """Return the norm of the loss's gradient: of all parameters, and of every weight that is asked for."""
-    return Measured(norm_rows("gradient_norm", problem, request, Slope(problem).gradient))
+    return Measured(norm_rows("gradient_norm", problem, request, LossGradient(problem).gradient))
 
 
 def weight_norm(problem: Problem, request: Request) -> Measured:
@@ -105,15 +105,15 @@ def gradient_covariance(problem: Problem, request: Request) -> Measured:
 
 
 def training_cost(problem: Problem, request: Request) -> Measured:
-    """Return the seconds of all updates and looks at the curvature so far, the products
-    and looks, and the seconds of one update and one look.
+    """Return the seconds of all updates and curvature refreshes so far, the counts of products
+    and refreshes, and the seconds of one update and one refresh.
 
-    An update and a look are timed on a copy of this network (the median of three of each); the sum is what that many
+    An update and a refresh are timed on a copy of this network (the median of three of each); the sum is what that many
     would take. Seconds are of this machine, and differ from run to run.
     """
     spent = cost_of(problem, request.at)
-    counts = {"hessian_products": spent.products, "looks": spent.looks}
-    timed = {"training_cost": spent.seconds, "update_seconds": spent.update, "look_seconds": spent.look}
+    counts = {"hessian_products": spent.products, "looks": spent.num_refreshes}
+    timed = {"training_cost": spent.seconds, "update_seconds": spent.update, "look_seconds": spent.refresh}
     return Measured(
         [
             *(state_row(name, request, float(count)) for name, count in counts.items()),
@@ -198,7 +198,7 @@ def gram(problem: Problem) -> Float[Tensor, " k"]:
     singles = list(islice(_examples(problem), EXAMPLES))
     if len(singles) < 2:
         return torch.full((1,), float("nan"), dtype=torch.float64)
-    slopes = torch.stack([Slope(replace(problem, batch=one, more=())).flat.double() for one in singles])
+    slopes = torch.stack([LossGradient(replace(problem, batch=one, more=())).flat.double() for one in singles])
     centred = slopes - slopes.mean(dim=0)
     return eigenvalues(centred @ centred.T / (len(singles) - 1)).clamp(min=0)
 
@@ -212,27 +212,27 @@ def _examples(problem: Problem) -> Iterator[Batch]:
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds of one update and one look, how many of each there were, and the Hessian products of all looks."""
+    """Seconds of one update and one curvature refresh, the count of each, and the products of all refreshes."""
 
     update: float
-    look: float
+    refresh: float
     updates: int
-    looks: int
+    num_refreshes: int
     products: int
 
     @property
     def seconds(self) -> float:
         """What they take together."""
-        return self.updates * self.update + self.looks * self.look
+        return self.updates * self.update + self.num_refreshes * self.refresh
 
 
 def cost_of(problem: Problem, at: At) -> Cost:
     """Return the cost of the training up to its step, timed at its batches' size and in its type."""
     training, updates = at.config.training, at.step or 0
-    looks = -(-updates // training.refresh) if training.curvature != Curvature.none else 0
-    update, look = _seconds(problem, at)
+    refreshes = -(-updates // training.refresh) if training.curvature != Curvature.none else 0
+    update, refresh = _seconds(problem, at)
     parameters = len(list(problem.network.parameters()))
-    return Cost(update, look, updates, looks, looks * products_of_a_look(training.curvature, parameters))
+    return Cost(update, refresh, updates, refreshes, refreshes * products_of_a_refresh(training.curvature, parameters))
 
 
 def _seconds(problem: Problem, at: At) -> tuple[float, float]:
@@ -250,9 +250,11 @@ def _seconds(problem: Problem, at: At) -> tuple[float, float]:
         rule.update(1)
 
     with torch.enable_grad():
-        taken = [(_time(update), _time(lambda: every.look(1, loss, seed=at.seed))) for _ in range(_REPEATS)]
-    updates, looks = zip(*taken, strict=True)
-    return statistics.median(updates), statistics.median(looks)
+        taken = [
+            (_time(update), _time(lambda: every.refresh_curvature(1, loss, seed=at.seed))) for _ in range(_REPEATS)
+        ]
+    updates, refreshes = zip(*taken, strict=True)
+    return statistics.median(updates), statistics.median(refreshes)
 
 
 def _time(work: Callable[[], None]) -> float:

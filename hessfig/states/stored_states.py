@@ -12,7 +12,7 @@ from hessfig.errors import UserError, did_you_mean, first_few
 from hessfig.models.protocol import Drawn
 from hessfig.models.stored.weight_files import read_weights
 from hessfig.states.initialised import initialised
-from hessfig.states.training.kept import Folder, Moment, Tensors
+from hessfig.states.training.checkpoints import Folder, Tensors, TrainingState
 from hessfig.states.training.loop import ensure
 from hessfig.states.training.trajectory import Trajectory
 
@@ -91,7 +91,7 @@ def moments(config: Config, *, sigma: float | None, seed: int, step: int | None)
     return _at(config, sigma, seed, step).moments
 
 
-def _at(config: Config, sigma: float | None, seed: int, step: int) -> Moment:
+def _at(config: Config, sigma: float | None, seed: int, step: int) -> TrainingState:
     """Return the training after `step` updates, trained for when it is not kept."""
     trajectory = Trajectory(config, sigma, seed)
     folder = Folder(trajectory)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -22,7 +21,17 @@ from hessfig.theory.autodiff import (
     weight_jacobian,
 )
 from hessfig.theory.matrix_formulas import identity, kron, softmax_jacobian, softmax_second_derivative
-from hessfig.theory.statement import Dims, Statement, Values, Verdict, attention_point, attention_weights, normal
+from hessfig.theory.statement import (
+    Check,
+    Dims,
+    Instance,
+    Values,
+    attention_point,
+    attention_weights,
+    autodiff_blocks,
+    named,
+    normal,
+)
 
 Q, K, V = MATRICES
 Pair = tuple[Matrix, Matrix]
@@ -30,12 +39,7 @@ Pair = tuple[Matrix, Matrix]
 
 def oracle_blocks(point: AttentionPoint, part: Part) -> dict[str, Tensor]:
     """All blocks of one part by automatic differentiation, named."""
-    return named(part, hessian_blocks(_network(point), square_loss(point.Y), point.weights, part))
-
-
-def named(part: Part, blocks: Mapping[Pair, Tensor]) -> dict[str, Tensor]:
-    """Blocks keyed by words instead of pairs."""
-    return {f"{part}({row}, {col})": block for (row, col), block in blocks.items()}
+    return autodiff_blocks(_network(point), point.Y, point.weights, [part])
 
 
 def _network(point: AttentionPoint) -> Callable[[Mapping[Matrix, Tensor]], Tensor]:
@@ -111,39 +115,11 @@ def _remark_c1(A: Tensor) -> Tensor:
     return matrix
 
 
-SOFTMAX = [
-    Statement(
-        "eq2",
-        "eq. 2, p. 3",
-        "H = J^T (d²l/dF²) J + (dl/dF ⊗ I) d²F/dW², the Gauss-Newton split.",
-        Verdict.yes,
-        attention_point,
-        oracle=_eq2_oracle,
-        printed=_eq2_printed,
-    ),
-    Statement(
-        "lemB1",
-        "Lemma B.1 and eq. 19, p. 16",
-        "Jacobians of F in W_V and W_Q, and of the row-wise softmax.",
-        Verdict.yes,
-        attention_point,
-        oracle=_lemma_b1_oracle,
-        printed=_lemma_b1_printed,
-        corrected=_lemma_b1_all,
-        correction="Added: dF/dW_K = (I ⊗ W_V^T) Z_1 R_K / sqrt(d_K).",
-        note="The Jacobian in W_K is left out.",
-    ),
-    Statement(
-        "lemC1",
-        "Lemma C.1, eq. 23 and Remark C.1, p. 21-22",
-        "The second derivative of the row-wise softmax.",
-        Verdict.yes,
-        _lemma_c1_draw,
-        oracle=_lemma_c1_oracle,
-        printed=_lemma_c1_printed,
-        note="Labelled d²F/dT² in the paper: it is d²A/dT².",
-    ),
-]
+SOFTMAX = {
+    "eq2": Check(attention_point, _eq2_oracle, _eq2_printed),
+    "lemB1": Check(attention_point, _lemma_b1_oracle, _lemma_b1_printed, _lemma_b1_all),
+    "lemC1": Check(_lemma_c1_draw, _lemma_c1_oracle, _lemma_c1_printed),
+}
 
 
 _PRINTED_PAIRS: list[Pair] = [(V, V), (Q, Q), (V, Q), (Q, K)]
@@ -155,108 +131,62 @@ def contracted(point: AttentionPoint, part: Part, pairs: list[Pair]) -> Values:
     return named(part, {(row, col): point.hessian(part, row, col) for row, col in pairs})
 
 
-def _deep_draw(dims: Dims, generator: torch.Generator) -> tuple[Tensor, Tensor, dict[tuple[int, Matrix], Tensor]]:
+def _deep_draw(dims: Dims, generator: torch.Generator) -> Instance:
     X, Y = (normal(dims.L, dims.d_V, generator=generator) for _ in range(2))
     layers = {n: attention_weights(dims, generator) for n in (1, 2)}
-    return X, Y, {(n, m): w for n, layer in layers.items() for m, w in layer.items()}
+    return Instance(X, Y, {(n, m): w for n, layer in layers.items() for m, w in layer.items()})
 
 
-def _footnote_oracle(problem: tuple[Tensor, Tensor, dict[tuple[int, Matrix], Tensor]]) -> Values:
-    X, Y, weights = problem
+def _footnote_oracle(p: Instance) -> Values:
     values: dict[str, Tensor] = {}
     for part in Part:
-        blocks = hessian_blocks(lambda w: autodiff.stacked(autodiff.attention, X, w), square_loss(Y), weights, part)
+        blocks = hessian_blocks(
+            lambda w: autodiff.stacked(autodiff.attention, p.X, w), square_loss(p.Y), p.weights, part
+        )
         values |= named(part, {(a, b): blocks[(2, a), (2, b)] for a in MATRICES for b in MATRICES})
     return values
 
 
-def _footnote_printed(problem: tuple[Tensor, Tensor, dict[tuple[int, Matrix], Tensor]]) -> Values:
-    X, Y, weights = problem
-    entering = autodiff.attention(X, autodiff.at_index(weights, 1))
-    point = AttentionPoint(entering, Y, autodiff.at_index(weights, 2))
+def _footnote_printed(p: Instance) -> Values:
+    entering = autodiff.attention(p.X, autodiff.at_index(p.weights, 1))
+    point = AttentionPoint(entering, p.Y, autodiff.at_index(p.weights, 2))
     return {
         **named(Part.H_o, {**attention_formulas.theorem_31(point), **attention_formulas.theorem_31_keys(point)}),
         **named(Part.H_f, {**attention_formulas.theorem_32(point), **attention_formulas.theorem_32_keys(point)}),
     }
 
 
-THEOREMS = [
-    Statement(
-        "thm31",
-        "Theorem 3.1, p. 4",
-        "H_o of (V,V), (Q,Q), (V,Q) and (Q,K) in terms of M_1 and Z_1.",
-        Verdict.yes,
+THEOREMS = {
+    "thm31": Check(
         attention_point,
-        oracle=lambda p: oracle_blocks(p, Part.H_o),
-        printed=lambda p: named(Part.H_o, attention_formulas.theorem_31(p)),
-        corrected=lambda p: contracted(p, Part.H_o, _PRINTED_PAIRS),
-        correction="Contracted, with no matrix larger than d_V² x d_V²: (c/d_K) R^T U_o R, U_o = Σ_i x_i "
-        "x_i^T ⊗ M_2,i W_V W_V^T M_2,i, "
-        "and (c/sqrt(d_K)) (Σ_i m_i x_i^T ⊗ W_V^T M_2,i) R_Q.",
-        note="The third line of the proof has a spurious 1/sqrt(d_K), and T_1 for M_1.",
+        lambda p: oracle_blocks(p, Part.H_o),
+        lambda p: named(Part.H_o, attention_formulas.theorem_31(p)),
+        lambda p: contracted(p, Part.H_o, _PRINTED_PAIRS),
     ),
-    Statement(
-        "thm31-K",
-        "left out of Theorem 3.1, p. 4",
-        "H_o of (K,K) and (V,K).",
-        Verdict.left_out,
+    "thm31-K": Check(
         attention_point,
-        oracle=lambda p: oracle_blocks(p, Part.H_o),
-        printed=None,
-        corrected=lambda p: named(Part.H_o, attention_formulas.theorem_31_keys(p)),
-        correction="(c/d_K) R_K^T Z_1^T (I ⊗ W_V W_V^T) Z_1 R_K and (c/sqrt(d_K)) (M_1^T ⊗ W_V^T) Z_1 R_K.",
-        note="The paper calls them essentially symmetric: R_Q becomes R_K.",
+        lambda p: oracle_blocks(p, Part.H_o),
+        None,
+        lambda p: named(Part.H_o, attention_formulas.theorem_31_keys(p)),
     ),
-    Statement(
-        "thm32",
-        "Theorem 3.2, p. 5",
-        "H_f of (V,V) = 0, (Q,Q), (V,Q) and (Q,K) in terms of Z_1, Z_2, R_m and S.",
-        Verdict.yes,
+    "thm32": Check(
         attention_point,
-        oracle=lambda p: oracle_blocks(p, Part.H_f),
-        printed=lambda p: named(Part.H_f, attention_formulas.theorem_32(p)),
-        corrected=lambda p: contracted(p, Part.H_f, _PRINTED_PAIRS),
-        correction="Contracted: (c/d_K) R^T U_f R, U_f = Σ_i x_i x_i^T ⊗ Σ_j A_ij (z_ij·W_V d_i) z_ij "
-        "z_ij^T; (Q,K) adds "
-        "(c/sqrt(d_K)) B ⊗ I, B = Σ_i x_i (M_2,i W_V d_i)^T.",
-        note="The second term of (Q,K) has to be read as [R (..)(..) S] ⊗ I.",
+        lambda p: oracle_blocks(p, Part.H_f),
+        lambda p: named(Part.H_f, attention_formulas.theorem_32(p)),
+        lambda p: contracted(p, Part.H_f, _PRINTED_PAIRS),
     ),
-    Statement(
-        "thm32-K",
-        "left out of Theorem 3.2, p. 5",
-        "H_f of (K,K) and (V,K).",
-        Verdict.left_out,
+    "thm32-K": Check(
         attention_point,
-        oracle=lambda p: oracle_blocks(p, Part.H_f),
-        printed=None,
-        corrected=lambda p: named(Part.H_f, attention_formulas.theorem_32_keys(p)),
-        correction="(c/d_K) R_{d_V d_K} (I ⊗ W_V^T ⊗ R_K^T) Z_2 R_K and (c/sqrt(d_K)) R_{d_V²} (I ⊗ S) Z_1 "
-        "R_K, R_m the paper's "
-        "duplicated residual.",
+        lambda p: oracle_blocks(p, Part.H_f),
+        None,
+        lambda p: named(Part.H_f, attention_formulas.theorem_32_keys(p)),
     ),
-    Statement(
-        "foot3",
-        "footnote 3, p. 10",
-        "The theorems hold for the last layer of a deep attention network.",
-        Verdict.yes,
-        _deep_draw,
-        oracle=_footnote_oracle,
-        printed=_footnote_printed,
-        note="Two layers, all blocks with the keys'; X becomes the output of the layer below.",
-    ),
-]
+    "foot3": Check(_deep_draw, _footnote_oracle, _footnote_printed),
+}
 
 
 TEMPERATURE = 2.0
 HOT = 1e7
-
-
-@dataclass(frozen=True)
-class _SingleMatrix:
-    X: Tensor
-    Y: Tensor
-    W_QK: Tensor
-    W_V: Tensor
 
 
 def score_split(point: AttentionPoint, part: Part, order: tuple[Matrix, Matrix] = (Q, K)) -> Tensor:
@@ -271,21 +201,25 @@ def score_split(point: AttentionPoint, part: Part, order: tuple[Matrix, Matrix] 
     )
 
 
-def _single_draw(dims: Dims, generator: torch.Generator) -> _SingleMatrix:
+def _single_draw(dims: Dims, generator: torch.Generator) -> Instance:
     shapes = ((dims.L, dims.d_V), (dims.L, dims.d_V), (dims.d_V, dims.d_V), (dims.d_V, dims.d_V))
     X, Y, W_QK, W_V = (normal(*shape, generator=generator) for shape in shapes)
-    return _SingleMatrix(X, Y, W_QK / dims.d_V, W_V)
+    return Instance(X, Y, {Matrix.W_QK: W_QK / dims.d_V, V: W_V})
 
 
-def _single_oracle(p: _SingleMatrix) -> Values:
-    hessian = dense_hessian(
-        lambda w: autodiff.single_matrix_attention(p.X, {**w, V: p.W_V}), square_loss(p.Y), {Matrix.W_QK: p.W_QK}
-    )
-    return {"H": hessian}
+def _single_oracle(p: Instance) -> Values:
+    def network(weights: Mapping[Matrix, Tensor]) -> Tensor:
+        return autodiff.single_matrix_attention(p.X, {**p.weights, **weights})
+
+    return {"H": dense_hessian(network, square_loss(p.Y), {Matrix.W_QK: p.weights[Matrix.W_QK]})}
 
 
-def _single_printed(p: _SingleMatrix) -> Values:
-    return {"H": literal_U(qk.single_matrix_point(p.X, p.Y, p.W_QK, p.W_V))}
+def _single_printed(p: Instance) -> Values:
+    return {"H": literal_U(qk.single_matrix_point(p.X, p.Y, p.weights[Matrix.W_QK], p.weights[V]))}
+
+
+def _single_corrected(p: Instance) -> Values:
+    return {"H": qk.single_matrix_hessian(p.X, p.Y, p.weights[Matrix.W_QK], p.weights[V])}
 
 
 def _remark_oracle(point: AttentionPoint) -> Values:
@@ -327,45 +261,14 @@ def _temperature_corrected(point: AttentionPoint) -> Values:
     return {"H_o": qk.score_outer_product(warm), "H_f": qk.score_functional(warm), **slopes}
 
 
-QUERY_KEY = [
-    Statement(
-        "lem41",
-        "Lemma 4.1, p. 9",
-        "H(W_QK, W_QK) = U, U = Z_1^T (I ⊗ W_V W_V^T) Z_1 + (δ^T (I ⊗ W_V^T) ⊗ I) Z_2.",
-        Verdict.no,
-        _single_draw,
-        oracle=_single_oracle,
-        printed=_single_printed,
-        corrected=lambda p: {"H": qk.single_matrix_hessian(p.X, p.Y, p.W_QK, p.W_V)},
-        correction="H(W_QK, W_QK) = c U.",
-        note="The factor c = 2/(L d_V) of the loss is missing.",
-    ),
-    Statement(
-        "remD1",
-        "Remark D.1, p. 26",
-        "For [W_Q; W_K]: H_o^T = V^T U V/d_K, V = [R_K R_Q], and H_f^T = [[0, B^T], [B, 0]] ⊗ I/sqrt(d_K).",
-        Verdict.no,
+QUERY_KEY = {
+    "lem41": Check(_single_draw, _single_oracle, _single_printed, _single_corrected),
+    "remD1": Check(attention_point, _remark_oracle, _remark_printed, _remark_corrected),
+    "temp": Check(
         attention_point,
-        oracle=_remark_oracle,
-        printed=_remark_printed,
-        corrected=_remark_corrected,
-        correction="c times that, for the order [W_K; W_Q]. For [W_Q; W_K]: (c/d_K) V^T U V with V = [R_Q "
-        "R_K], and "
-        "(c/sqrt(d_K)) [[0, B], [B^T, 0]] ⊗ I.",
-        note="The factor c is missing, and the order of the blocks is the other one.",
+        _temperature_oracle,
+        _temperature_printed,
+        _temperature_corrected,
+        numbers={"warm": TEMPERATURE, "hot": HOT},
     ),
-    Statement(
-        "temp",
-        "Section 4.3, p. 9-10",
-        "A temperature t scales H_o^T by 1/t² and H_f^T by 1/t.",
-        Verdict.no,
-        attention_point,
-        oracle=_temperature_oracle,
-        printed=_temperature_printed,
-        corrected=_temperature_corrected,
-        correction="Only the prefactors scale: H_o^T = (c/(d_K t²)) V^T U(A_t) V with A_t = softmax(T/t), "
-        "and likewise H_f^T. The slopes "
-        "-2 and -1 are reached as t → ∞.",
-        note=f"A changes with t as well. Tried at t = {TEMPERATURE:g}; slopes at t = {HOT:g}, to three digits.",
-    ),
-]
+}

@@ -164,7 +164,7 @@ def jacobians(point: AttentionPoint) -> dict[Matrix, Float[Tensor, "Ld p"]]:
     return {
         V: kron(point.A @ X, identity(X.shape[1])),
         Q: scores_to_output @ kron(X, X @ W_K) / math.sqrt(d_K),
-        K: kron(identity(L), W_V.T) @ Z_1 @ _right(point, K) / math.sqrt(d_K),
+        K: kron(identity(L), W_V.T) @ Z_1 @ point.selectors[K] / math.sqrt(d_K),
     }
 
 
@@ -173,19 +173,19 @@ def theorem_31(point: AttentionPoint) -> dict[Pair, Float[Tensor, "rows cols"]]:
     X, _, W_V, d_K, L = _sizes(point)
     c, Z_1, d_V = point.c, matrix_formulas.z1_by_definition(point.A, X), X.shape[1]
     middle = Z_1.T @ kron(identity(L), W_V @ W_V.T) @ Z_1
-    left = _right(point, Q).T
+    left = point.selectors[Q].T
     return {
         (V, V): c * kron(point.M1.T @ point.M1, identity(d_V)),
-        (Q, Q): c / d_K * left @ middle @ _right(point, Q),
-        (V, Q): c / math.sqrt(d_K) * kron(point.M1.T, W_V.T) @ Z_1 @ _right(point, Q),
-        (Q, K): c / d_K * left @ middle @ _right(point, K),
+        (Q, Q): c / d_K * left @ middle @ point.selectors[Q],
+        (V, Q): c / math.sqrt(d_K) * kron(point.M1.T, W_V.T) @ Z_1 @ point.selectors[Q],
+        (Q, K): c / d_K * left @ middle @ point.selectors[K],
     }
 
 
 def theorem_31_keys(point: AttentionPoint) -> dict[Pair, Float[Tensor, "rows cols"]]:
     """H_o of (K,K) and (V,K), which the paper leaves out: R_Q becomes R_K."""
     X, _, W_V, d_K, L = _sizes(point)
-    Z_1, R_K = matrix_formulas.z1_by_definition(point.A, X), _right(point, K)
+    Z_1, R_K = matrix_formulas.z1_by_definition(point.A, X), point.selectors[K]
     return {
         (K, K): point.c / d_K * R_K.T @ Z_1.T @ kron(identity(L), W_V @ W_V.T) @ Z_1 @ R_K,
         (V, K): point.c / math.sqrt(d_K) * kron(point.M1.T, W_V.T) @ Z_1 @ R_K,
@@ -201,9 +201,9 @@ def theorem_32(point: AttentionPoint) -> dict[Pair, Float[Tensor, "rows cols"]]:
     values = duplicated_residual(point, d_V**2) @ kron(identity(L), shuffle(d_V)) @ Z_1
     return {
         (V, V): torch.zeros(d_V**2, d_V**2, dtype=X.dtype),
-        (Q, Q): c / d_K * left @ _right(point, Q),
-        (V, Q): c / math.sqrt(d_K) * values @ _right(point, Q),
-        (Q, K): c / d_K * left @ _right(point, K) + c / math.sqrt(d_K) * kron(literal_B(point), identity(d_K)),
+        (Q, Q): c / d_K * left @ point.selectors[Q],
+        (V, Q): c / math.sqrt(d_K) * values @ point.selectors[Q],
+        (Q, K): c / d_K * left @ point.selectors[K] + c / math.sqrt(d_K) * kron(literal_B(point), identity(d_K)),
     }
 
 
@@ -212,7 +212,7 @@ def theorem_32_keys(point: AttentionPoint) -> dict[Pair, Float[Tensor, "rows col
     S) Z_1 R_K.
     """
     X, _, W_V, d_K, L = _sizes(point)
-    d_V, R_K = X.shape[1], _right(point, K)
+    d_V, R_K = X.shape[1], point.selectors[K]
     Z_1, Z_2 = matrix_formulas.z1_by_definition(point.A, X), matrix_formulas.z2_by_definition(point.A, X)
     left = duplicated_residual(point, d_V * d_K) @ kron(identity(L), W_V.T, R_K.T)
     values = duplicated_residual(point, d_V**2) @ kron(identity(L), shuffle(d_V)) @ Z_1
@@ -246,14 +246,6 @@ def literal_bytes(L: int, d_V: int, d_K: int) -> int:
     rows = L * d_V**3
     largest_d = max(d_V, d_K)
     return 8 * max(rows * L * d_V**2 * largest_d, rows * L**4, L**6)
-
-
-def _right(point: AttentionPoint, matrix: Matrix) -> Float[Tensor, "dd p"]:
-    """I (x) W_K for queries, (W_Q (x) I) K_{d_K,d_V} for keys."""
-    d_V, d_K = point.weights[Q].shape
-    if matrix == Q:
-        return kron(identity(d_V), point.weights[K])
-    return kron(point.weights[Q], identity(d_V)) @ commutation(d_K, d_V)
 
 
 def _sizes(point: AttentionPoint) -> tuple[Tensor, Tensor, Tensor, int, int]:

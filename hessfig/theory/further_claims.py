@@ -10,7 +10,6 @@ from torch import Tensor
 from hessfig.terms import Matrix, Part
 from hessfig.theory import autodiff, sublayer_formulas
 from hessfig.theory import further_formulas as la
-from hessfig.theory.attention_claims import named
 from hessfig.theory.attention_formulas import MATRICES
 from hessfig.theory.autodiff import (
     IndexedWeights,
@@ -21,7 +20,17 @@ from hessfig.theory.autodiff import (
     weight_jacobian,
 )
 from hessfig.theory.further_formulas import LinearPoint, head_jacobians, low_rank_blocks, low_rank_point
-from hessfig.theory.statement import Dims, Statement, Values, Verdict, attention_point, attention_weights, normal
+from hessfig.theory.statement import (
+    Check,
+    Dims,
+    Instance,
+    Values,
+    attention_point,
+    attention_weights,
+    autodiff_blocks,
+    named,
+    normal,
+)
 
 Q, K, V = MATRICES
 
@@ -32,13 +41,9 @@ def _linear_draw(dims: Dims, generator: torch.Generator) -> LinearPoint:
 
 
 def _remark_oracle(point: LinearPoint) -> Values:
-    values: dict[str, Tensor] = {}
-    for part in (Part.H_o, Part.H_f):
-        blocks = hessian_blocks(
-            lambda w: autodiff.linear_attention(point.X, w), square_loss(point.Y), point.weights, part
-        )
-        values |= named(part, blocks)
-    return values
+    return autodiff_blocks(
+        lambda w: autodiff.linear_attention(point.X, w), point.Y, point.weights, (Part.H_o, Part.H_f)
+    )
 
 
 def _remark_printed(point: LinearPoint) -> Values:
@@ -54,69 +59,42 @@ def _remark_keys(point: LinearPoint) -> Values:
     return {**named(Part.H_o, la.outer_product_key_blocks(point)), **named(Part.H_f, functional)}
 
 
-def _mlp_draw(dims: Dims, generator: torch.Generator) -> tuple[Tensor, Tensor, dict[int, Tensor]]:
+def _mlp_draw(dims: Dims, generator: torch.Generator) -> Instance:
     widths = (dims.d_V, dims.d_K, dims.d_ff, dims.d_V + dims.L)
     layers = {i + 1: normal(widths[i + 1], widths[i], generator=generator) for i in range(3)}
     X, Y = (normal(dims.L, width, generator=generator) for width in (widths[0], widths[-1]))
-    return X, Y, layers
+    return Instance(X, Y, layers)
 
 
-def _mlp_oracle(problem: tuple[Tensor, Tensor, dict[int, Tensor]]) -> Values:
-    X, Y, weights = problem
-    losses = {"half": lambda F: (F - Y).square().sum() / (2 * len(X)), "mean": square_loss(Y)}
+def _mlp_oracle(p: Instance) -> Values:
+    losses = {"half": lambda F: (F - p.Y).square().sum() / (2 * len(p.X)), "mean": square_loss(p.Y)}
     values: dict[str, Tensor] = {}
     for name, loss in losses.items():
         for part in (Part.H_o, Part.H_f):
-            blocks = hessian_blocks(lambda w: autodiff.linear_mlp(X, w), loss, weights, part)
+            blocks = hessian_blocks(lambda w: autodiff.linear_mlp(p.X, w), loss, p.weights, part)
             values |= {f"{name} {part}{pair}": block for pair, block in blocks.items()}
     return values
 
 
-def _mlp_blocks(problem: tuple[Tensor, Tensor, dict[int, Tensor]], name: str, scale: float) -> dict[str, Tensor]:
-    X, _, weights = problem
+def _mlp_blocks(p: Instance, name: str, scale: float) -> dict[str, Tensor]:
+    X, weights = p.X, p.weights
     outer = {f"{name} H_o{(i, i)}": scale * sublayer_formulas.outer_product_block(X, weights, i) for i in weights}
     zeros = {f"{name} H_f{(i, i)}": torch.zeros(2 * (w.numel(),), dtype=X.dtype) for i, w in weights.items()}
     return {**outer, **zeros}
 
 
-def _mlp_corrected(problem: tuple[Tensor, Tensor, dict[int, Tensor]]) -> Values:
-    X, Y, weights = problem
+def _mlp_corrected(p: Instance) -> Values:
+    X, Y, weights = p.X, p.Y, p.weights
     scale, D = 2 / Y.shape[1], autodiff.linear_mlp(X, weights) - Y
     pairs = [(i, j) for i in weights for j in weights if i > j]
     mixed = {f"mean H_f{pair}": scale * sublayer_formulas.functional_block(X, D, weights, pair) for pair in pairs}
-    return {**_mlp_blocks(problem, "mean", scale), **mixed}
+    return {**_mlp_blocks(p, "mean", scale), **mixed}
 
 
-LINEAR = [
-    Statement(
-        "rem41",
-        "Remark 4.1, p. 8",
-        "Blocks of linear attention: H_o cubic in Σ; H_f zero on the diagonal.",
-        Verdict.yes,
-        _linear_draw,
-        oracle=_remark_oracle,
-        printed=_remark_printed,
-        corrected=_remark_keys,
-        correction="Added: H_o(K,K) = c' K^T (W_Q^T Σ W_Q ⊗ Σ W_V W_V^T Σ) K, H_o(V,K) = c' (Σ W_K W_Q^T Σ "
-        "W_Q ⊗ W_V^T Σ) K, and H_f(Q,K) = "
-        "(2L/(d_V sqrt(d_K))) (Ω W_V^T Σ) ⊗ I, with c' = 2L²/(d_V d_K), K = K_{d_K,d_V}.",
-        note="The sentence before the remark has dA/dT = I of size d_V²: the size is L².",
-    ),
-    Statement(
-        "mlp",
-        "Section 2, p. 4",
-        "Linear MLP: H_o(W^i,W^i) = above^T above ⊗ below Σ below^T, H_f(W^i,W^i) = 0.",
-        Verdict.yes,
-        _mlp_draw,
-        oracle=_mlp_oracle,
-        printed=lambda p: _mlp_blocks(p, "half", 1.0),
-        corrected=_mlp_corrected,
-        correction="For the paper's own loss ||F - Y||²/(L d_out) the blocks are 2/d_out times larger.",
-        note="Above and below are the products of the weights above and below layer i. As printed it is for "
-        "half the squared "
-        "norm, averaged over tokens.",
-    ),
-]
+LINEAR = {
+    "rem41": Check(_linear_draw, _remark_oracle, _remark_printed, _remark_keys),
+    "mlp": Check(_mlp_draw, _mlp_oracle, lambda p: _mlp_blocks(p, "half", 1.0), _mlp_corrected),
+}
 
 
 HEADS = (1, 2, 3)
@@ -166,30 +144,18 @@ def _heads_printed(p: _Problem) -> Values:
     return {**jacobians, **zeros}
 
 
-@dataclass(frozen=True)
-class _LowRank:
-    X: Tensor
-    Y: Tensor
-    weights: dict[Matrix, Tensor]
-
-
-def _low_rank_draw(dims: Dims, generator: torch.Generator) -> _LowRank:
+def _low_rank_draw(dims: Dims, generator: torch.Generator) -> Instance:
     X, Y = (normal(dims.L, dims.d_V, generator=generator) for _ in range(2))
     W_O, W_U = (normal(*shape, generator=generator) for shape in ((dims.d_V, dims.d_K), (dims.d_K, dims.d_V)))
     query_key = {m: w for m, w in attention_weights(dims, generator).items() if m in (Q, K)}
-    return _LowRank(X, Y, {**query_key, Matrix.W_O: W_O, Matrix.W_U: W_U})
+    return Instance(X, Y, {**query_key, Matrix.W_O: W_O, Matrix.W_U: W_U})
 
 
-def _low_rank_oracle(p: _LowRank) -> Values:
-    values: dict[str, Tensor] = {}
-    for part in Part:
-        values |= named(
-            part, hessian_blocks(lambda w: autodiff.low_rank_attention(p.X, w), square_loss(p.Y), p.weights, part)
-        )
-    return values
+def _low_rank_oracle(p: Instance) -> Values:
+    return autodiff_blocks(lambda w: autodiff.low_rank_attention(p.X, w), p.Y, p.weights)
 
 
-def _low_rank_printed(p: _LowRank) -> Values:
+def _low_rank_printed(p: Instance) -> Values:
     """Query-key blocks are those of the product W_O W_U; H_f is zero on the diagonal of (O, U)."""
     point, O, U = low_rank_point(p.X, p.Y, p.weights), Matrix.W_O, Matrix.W_U  # noqa: E741
     values: dict[str, Tensor] = {}
@@ -199,36 +165,14 @@ def _low_rank_printed(p: _LowRank) -> Values:
     return {**values, **named(Part.H_f, {pair: hollow[pair] for pair in ((O, O), (U, U))})}
 
 
-def _low_rank_corrected(p: _LowRank) -> Values:
+def _low_rank_corrected(p: Instance) -> Values:
     values: dict[str, Tensor] = {}
     for part in Part:
         values |= named(part, low_rank_blocks(p.X, p.Y, p.weights, part))
     return values
 
 
-HEAD_STATEMENTS = [
-    Statement(
-        "remE1",
-        "Remark E.1, p. 29",
-        "A head's Jacobian depends on that head alone; H_f between heads is zero.",
-        Verdict.yes,
-        _draw,
-        oracle=_heads_oracle,
-        printed=_heads_printed,
-        note=f"{len(HEADS)} heads; square loss and cross-entropy. The zeros are exact.",
-    ),
-    Statement(
-        "E1-low",
-        "Appendix E.1, p. 29",
-        "W_V = W_O W_U leaves query-key blocks as they are; H_f(O,O) = H_f(U,U) = 0.",
-        Verdict.yes,
-        _low_rank_draw,
-        oracle=_low_rank_oracle,
-        printed=_low_rank_printed,
-        corrected=_low_rank_corrected,
-        correction="Added: H_f(O,U) = c (M_1^T D ⊗ I) K_{d_V,d_K}, H_o(O,O) = c G ⊗ W_U W_U^T, H_o(U,U) = c "
-        "W_O^T G W_O ⊗ I, H_o(O,U) = "
-        "c G W_O ⊗ W_U, G = M_1^T M_1.",
-        note="'Quadratic in M_1' is an upper degree: H_f(O,U) is homogeneous in M_1 for Y = 0 only.",
-    ),
-]
+HEAD_STATEMENTS = {
+    "remE1": Check(_draw, _heads_oracle, _heads_printed, numbers={"heads": len(HEADS)}),
+    "E1-low": Check(_low_rank_draw, _low_rank_oracle, _low_rank_printed, _low_rank_corrected),
+}

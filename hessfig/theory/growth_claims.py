@@ -14,16 +14,7 @@ from hessfig.terms import Block, Matrix, Part
 from hessfig.theory import autodiff
 from hessfig.theory.attention_formulas import MATRICES
 from hessfig.theory.autodiff import ScaledNetwork
-from hessfig.theory.statement import (
-    Dims,
-    Measure,
-    Statement,
-    Values,
-    Verdict,
-    attention_point,
-    attention_weights,
-    normal,
-)
+from hessfig.theory.statement import Check, Dims, Values, attention_point, attention_weights, normal
 
 SIGMA = 4e-3
 
@@ -96,31 +87,10 @@ def _number(value: float | int) -> Tensor:
     return torch.tensor(float(value), dtype=torch.float64)
 
 
-DEGREES = [
-    Statement(
-        "tab1",
-        "Table 1, p. 9",
-        "H_o = O(Σ³), H_f = O(Ω Σ) for linear attention; O(Σ), O(Ω) for the linear MLP.",
-        Verdict.yes,
-        _table_draw,
-        oracle=_table_oracle,
-        printed=_table_printed,
-        note="Measured as degrees in X at a fixed residual: 6 and 3 against 2 and 1, for every non-zero block.",
-    ),
-    Statement(
-        "depth",
-        "Section 4.1, p. 9",
-        "Diagonal blocks of D stacked linear attention layers hold 3^D factors Σ: degree 2·3^D in X.",
-        Verdict.yes,
-        _depth_draw,
-        oracle=_depth_oracle,
-        printed=_depth_printed,
-        corrected=_depth_corrected,
-        correction="H of earlier layers has exponent 3^D as σ → 0: it comes from H_f, which is zero in the "
-        "last layer only.",
-        note="True of H_o in every layer, and of H in the last; D = 1, 2, 3.",
-    ),
-]
+DEGREES = {
+    "tab1": Check(_table_draw, _table_oracle, _table_printed),
+    "depth": Check(_depth_draw, _depth_oracle, _depth_printed, _depth_corrected),
+}
 
 
 Q, K, V = MATRICES
@@ -186,32 +156,12 @@ def _equation_5(nets: Nets) -> Values:
     }
 
 
-GROWTH = [
-    Statement(
-        "eq5",
-        "eq. 5, p. 5",
-        "Powers of X in every block of H_o and H_f of softmax attention.",
-        Verdict.yes,
+GROWTH = {
+    "eq5": Check(attention_nets, measured, _equation_5, predicted, numbers={"sigma": TINY, "twice": 2 * TINY}),
+    "eq5-large": Check(
         attention_nets,
-        oracle=measured,
-        printed=_equation_5,
-        corrected=predicted,
-        measure=Measure.exponent,
-        correction="Predicted for H, H_o and H_f of all block pairs, with Y = 0 and for linear attention as "
-        "well, by "
-        "predictions/growth_rates.py.",
-        note=f"In the limit σ → 0 (σ = {TINY:g} to {2 * TINY:g}) with targets of order one. H_f(V,V) is exactly zero.",
+        lambda nets: measured({"softmax": nets["softmax"]}, LARGE),
+        _equation_5,
+        numbers={"sigma": LARGE, "twice": 2 * LARGE},
     ),
-    Statement(
-        "eq5-large",
-        "eq. 5, p. 5",
-        "Blocks keep growing with the powers of eq. 5 when X is large.",
-        Verdict.no,
-        attention_nets,
-        oracle=lambda nets: measured({"softmax": nets["softmax"]}, LARGE),
-        printed=_equation_5,
-        measure=Measure.exponent,
-        note=f"Between σ = {LARGE:g} and {2 * LARGE:g} the softmax saturates, M_2 and M_3 die out, and "
-        "query and key blocks shrink.",
-    ),
-]
+}

@@ -24,7 +24,7 @@ from hessfig.theory.scalar_formulas import (
     spectrum,
     top_of_outer_product,
 )
-from hessfig.theory.statement import Dims, Measure, Statement, Values, Verdict, normal
+from hessfig.theory.statement import Check, Dims, Values, normal
 
 BETA = 2.0
 TOKENS, PROBLEMS, CONDITION_PROBLEMS = 8, 40, 11
@@ -131,60 +131,18 @@ def _ggn_corrected(comparison: _Comparison) -> Values:
     return {**closed, "share at critical points": torch.ones((), dtype=torch.float64)}
 
 
-SCALAR = [
-    Statement(
-        "scalar",
-        "talk, slide 'What about Hessian eigenvalues?'",
-        "d_K - 1 pairs of bulk eigenvalues symmetric around zero, and 3 outliers.",
-        Verdict.yes,
-        _draw,
-        oracle=_spectrum_oracle,
-        printed=_spectrum_printed,
-        corrected=_spectrum_corrected,
-        correction="In closed form: the bulk is ±b with b = (2 w_V/(L sqrt(d_K))) Σ d m', the outliers are "
-        "the eigenvalues of a "
-        "3 x 3 matrix (theory/scalar_formulas.py).",
-        note="The error as printed counts eigenvalues. The closed form holds for attention with and without "
-        "sinks, for linear "
-        "attention and for the linear MLP.",
+SCALAR = {
+    "scalar": Check(_draw, _spectrum_oracle, _spectrum_printed, _spectrum_corrected),
+    "scalar-cond": Check(
+        _condition_draw, _condition_oracle, lambda problems: {"median exponent": torch.tensor(2.0, dtype=torch.float64)}
     ),
-    Statement(
-        "scalar-cond",
-        "talk, slide 'We learn that'",
-        "The condition number depends on the norms of w_Q and w_K.",
-        Verdict.yes,
-        _condition_draw,
-        oracle=_condition_oracle,
-        printed=lambda problems: {"median exponent": torch.tensor(2.0, dtype=torch.float64)},
-        measure=Measure.exponent,
-        note="Checked as: at fixed w_Q·w_K it grows like N², N = |w_Q|² + |w_K|²; the error is the distance "
-        "of the median "
-        "exponent from 2.",
-    ),
-    Statement(
-        "scalar-ggn",
-        "talk, slide 'We learn that'",
-        "The top eigenvalue of the GGN (H_o) is a worse proxy for that of H in transformers than in MLPs.",
-        Verdict.no,
-        _comparison_draw,
-        oracle=_ggn_oracle,
-        printed=_ggn_printed,
-        corrected=_ggn_corrected,
-        measure=Measure.absolute,
-        error_is="one minus the share of random problems in which attention fares worse",
-        correction="True at critical points, where the linear MLP has H = H_o and attention has not; not at "
-        "random weights. With "
-        "the residual d = 0 in a, k, e the top eigenvalue of H_o is (a + k N + sqrt((a + k N)² - 4 (a k - "
-        "e²) N))/2.",
-        note="How often attention fares worse at random weights depends on the scales of weights and targets.",
-    ),
-]
+    "scalar-ggn": Check(_comparison_draw, _ggn_oracle, _ggn_printed, _ggn_corrected),
+}
 
 
 STRONG_BETA = 12.0
 MANY_TOKENS, MANY_PROBLEMS = 16, 60
 CLAIM = "bulk shrinks, largest outlier grows"
-REFERENCE = "talk, slide 'Outliers in activations'"
 
 
 def _draw_many(dims: Dims, generator: torch.Generator) -> list[ScalarProblem]:
@@ -205,54 +163,13 @@ def _table(changes: Mapping[Sink, tuple[int, int]]) -> Callable[[list[ScalarProb
     return lambda problems: {f"{sink}: {CLAIM}": torch.tensor(row).int() for sink, row in changes.items()}
 
 
-def _statement(sink: Sink, recorded: Verdict, claim: str, note: str) -> Statement:
-    return Statement(
-        f"sink-{sink}",
-        REFERENCE,
-        claim,
-        recorded,
+SINKS = {
+    "sink": Check(
         _draw_many,
-        oracle=_measured(sink),
-        printed=_table({sink: (1, 1)}),
-        measure=Measure.integer,
-        error_is="1 where the claim fails",
-        note=note,
-    )
-
-
-SINKS = [
-    Statement(
-        "sink",
-        REFERENCE,
-        "A larger attention sink shrinks the bulk and grows the outliers.",
-        Verdict.no,
-        _draw_many,
-        oracle=_measured(*Sink),
-        printed=_table(dict.fromkeys(Sink, (1, 1))),
-        corrected=_table({Sink.input: (0, 1), Sink.score: (1, 0), Sink.value: (1, 1)}),
-        measure=Measure.integer,
-        error_is="1 where the claim fails",
-        correction="It depends on the sink. β on the token everywhere: bulk and largest outlier grow. β on "
-        "its score: both "
-        "shrink. β on its score and its value: bulk shrinks and the largest outlier grows, for large β only.",
-        note=f"Medians over {MANY_PROBLEMS} problems of the scalar-token model, β = {STRONG_BETA:g} against none.",
+        _measured(*Sink),
+        _table(dict.fromkeys(Sink, (1, 1))),
+        _table({Sink.input: (0, 1), Sink.score: (1, 0), Sink.value: (1, 1)}),
+        numbers={"problems": MANY_PROBLEMS, "beta": STRONG_BETA},
     ),
-    _statement(
-        Sink.input,
-        Verdict.no,
-        "With β added to the first token everywhere, the bulk shrinks and the outliers grow.",
-        "The bulk grows as well.",
-    ),
-    _statement(
-        Sink.score,
-        Verdict.no,
-        "With β added to the first token's score, the bulk shrinks and the outliers grow.",
-        "The bulk shrinks like exp(-β), and the outliers shrink too.",
-    ),
-    _statement(
-        Sink.value,
-        Verdict.yes,
-        "With β added to the first token's score and value, the bulk shrinks and the outliers grow.",
-        "For large β and not monotonically: at moderate β the bulk grows. Only the largest outlier grows.",
-    ),
-]
+    **{f"sink-{sink}": Check(_draw_many, _measured(sink), _table({sink: (1, 1)})) for sink in Sink},
+}

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from string import Template
 from typing import Any
 
 import torch
@@ -14,8 +15,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hessfig.rng import stream
-from hessfig.terms import Matrix
+from hessfig.terms import Matrix, Part
 from hessfig.theory.attention_formulas import AttentionPoint
+from hessfig.theory.autodiff import Network, hessian_blocks, square_loss
 from hessfig.theory.matrix_formulas import DTYPE
 
 Values = Mapping[str, Tensor]
@@ -84,6 +86,28 @@ class Statement:
     note: str = ""
     error_is: str = ""
     measure: Measure = Measure.relative
+
+
+@dataclass(frozen=True)
+class Check:
+    """How a statement is checked: random instances, automatic differentiation, and the formulas it is compared with.
+
+    `printed` is None when the source left the formula out; `numbers` are those that its text names.
+    """
+
+    draw: Callable[[Dims, torch.Generator], Any]
+    oracle: Callable[[Any], Values]
+    printed: Callable[[Any], Values] | None = None
+    corrected: Callable[[Any], Values] | None = None
+    numbers: Mapping[str, float | int] = field(default_factory=dict)
+
+
+def stated(name: str, check: Check, *, recorded: str, measure: str = "relative", **texts: str) -> Statement:
+    """Return a check with its text, as statement_texts.toml has it."""
+    numbers = {key: f"{value:g}" for key, value in check.numbers.items()}
+    words: dict[str, Any] = {key: Template(text).substitute(numbers) for key, text in texts.items()}
+    formulas = {key: getattr(check, key) for key in ("draw", "oracle", "printed", "corrected")}
+    return Statement(name, recorded=Verdict(recorded), measure=Measure[measure], **words, **formulas)
 
 
 @dataclass(frozen=True)
@@ -159,9 +183,36 @@ def _worst(errors: list[float]) -> float:
     return math.nan if any(math.isnan(error) for error in errors) else max(errors)
 
 
+def named(part: Part, blocks: Mapping[tuple[Any, Any], Tensor]) -> dict[str, Tensor]:
+    """Blocks keyed by words instead of pairs."""
+    return {f"{part}({row}, {col})": block for (row, col), block in blocks.items()}
+
+
+def prefixed(name: str, values: Values) -> dict[str, Tensor]:
+    """The same values, their words preceded by `name`."""
+    return {f"{name} {key}": value for key, value in values.items()}
+
+
+def autodiff_blocks(
+    network: Network[Any], Y: Tensor, weights: Mapping[Any, Tensor], parts: Iterable[Part] = tuple(Part)
+) -> dict[str, Tensor]:
+    """All Hessian blocks under the square loss by automatic differentiation, named."""
+    found = [named(part, hessian_blocks(network, square_loss(Y), weights, part)) for part in parts]
+    return {key: block for blocks in found for key, block in blocks.items()}
+
+
 def normal(*shape: int, generator: torch.Generator, scale: float = 1.0) -> Float[Tensor, ...]:
     """Independent N(0, scale^2) entries."""
     return scale * torch.randn(*shape, dtype=DTYPE, generator=generator)
+
+
+@dataclass(frozen=True)
+class Instance:
+    """Tokens, targets and the weights of a network by name."""
+
+    X: Tensor
+    Y: Tensor
+    weights: dict[Any, Tensor]
 
 
 def attention_weights(dims: Dims, generator: torch.Generator) -> dict[Matrix, Tensor]:

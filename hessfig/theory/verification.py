@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import statistics
+import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from hessfig.theory.further_claims import HEAD_STATEMENTS, LINEAR
 from hessfig.theory.growth_claims import DEGREES, GROWTH
 from hessfig.theory.network_claims import BLOCK, SUBLAYERS
 from hessfig.theory.scalar_claims import SCALAR, SINKS
-from hessfig.theory.statement import FIRST_SEED, Dims, Measure, Outcome, Statement, Verdict, check
+from hessfig.theory.statement import FIRST_SEED, Dims, Measure, Outcome, Statement, Verdict, check, stated
 
 
 def csv_text(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -90,14 +91,12 @@ def _whole_number(key: str, text: str) -> int:
         raise UserError(f"verify: {key}", got=text[:100], allowed="a whole number", remedy=example) from error
 
 
-CATALOGUE: dict[str, Statement] = {
-    statement.id: statement
-    for family in (
-        *(SOFTMAX, CALCULUS, MOMENTS, THEOREMS, GROWTH, LINEAR, DEGREES, QUERY_KEY, RANKS, HEAD_STATEMENTS),
-        *(SCALAR, SINKS, SUBLAYERS, BLOCK, BOUNDS),
-    )
-    for statement in family
+_CHECKS = {
+    **{**SOFTMAX, **CALCULUS, **MOMENTS, **THEOREMS, **GROWTH, **LINEAR, **DEGREES, **QUERY_KEY, **RANKS},
+    **{**HEAD_STATEMENTS, **SCALAR, **SINKS, **SUBLAYERS, **BLOCK, **BOUNDS},
 }
+_TEXTS = tomllib.loads(Path(__file__).with_name("statement_texts.toml").read_text("utf-8"))
+CATALOGUE: dict[str, Statement] = {name: stated(name, _CHECKS[name], **text) for name, text in _TEXTS.items()}
 
 
 _OPENING = """\

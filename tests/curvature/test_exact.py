@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hessfig.config import MLP, Attention, DType, Kind, Loss, ModelConfig, Norm, QueryKey, Scored, TaskConfig
 from hessfig.curvature.curvlinops import ColumnOperator
-from hessfig.curvature.exact.engine import ExactEngine
+from hessfig.curvature.exact.exact_blocks import ExactEngine
 from hessfig.curvature.exact.support import Level, exactness
 from hessfig.curvature.problem import Problem
 from hessfig.errors import UserError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hessfig.config import MLP, ModelConfig, Products
-from hessfig.curvature.exact.engine import ExactEngine
+from hessfig.curvature.exact.exact_blocks import ExactEngine
 from hessfig.curvature.routes import Engines
 from hessfig.measurements.block_norms import dense_norms
 from hessfig.models.blocks import matrices_of

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hessfig.config import EstimatorConfig, Kind, Method, ModelConfig, Norm, Products
-from hessfig.curvature.exact.engine import ExactEngine
+from hessfig.curvature.exact.exact_blocks import ExactEngine
 from hessfig.curvature.problem import OtherNetwork, Problem
 from hessfig.curvature.tape.columns import LinearisedNetwork
 from hessfig.measurements.block_norms import Estimator

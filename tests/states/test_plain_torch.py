@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from hessfig.config import DType, Norm, TaskConfig
-from hessfig.states.training.kept import Folder
+from hessfig.states.training.checkpoints import Folder
 from hessfig.states.training.trajectory import Trajectory
 from hessfig.sweep.measure import measure
 from hessfig.sweep.plan import Cell

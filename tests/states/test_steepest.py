@@ -1,4 +1,4 @@
-"""Rules that look at the curvature: factors against dense Hessians, and the same bits however they are interrupted."""
+"""Rules that use the curvature: factors against dense Hessians, and the same bits however they are interrupted."""
 
 from __future__ import annotations
 
@@ -11,8 +11,16 @@ from safetensors.torch import load_file
 
 from hessfig.config import Curvature, DType, Optimiser
 from hessfig.states.training import loop
-from hessfig.states.training.kept import Folder
-from hessfig.states.training.loop import FACTORS, FLATTEST, ensure, factors, is_look, largest_ritz, products_of_a_look
+from hessfig.states.training.checkpoints import Folder
+from hessfig.states.training.loop import (
+    FACTORS,
+    FLATTEST,
+    ensure,
+    factors,
+    largest_ritz,
+    products_of_a_refresh,
+    refreshes_curvature,
+)
 from hessfig.states.training.trajectory import Trajectory
 from tests.toys import training_config
 
@@ -66,7 +74,7 @@ def test_a_ritz_value_is_never_above_and_soon_near_the_largest_eigenvalue() -> N
 @pytest.mark.parametrize("kind", [Curvature.whole, Curvature.blocks, Curvature.gradient_norm])
 @pytest.mark.parametrize("optimiser", [Optimiser.adamw, Optimiser.sgd])
 @pytest.mark.long
-def test_the_same_bits_after_stops_between_two_looks(
+def test_the_same_bits_after_stops_between_two_refreshes(
     tmp_path: Path, kind: Curvature, optimiser: Optimiser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop, "SAVE_EVERY", 0.0)
@@ -105,6 +113,6 @@ def test_sgd_divided_by_the_largest_eigenvalue_is_a_plain_step_of_that_size(tmp_
 
 def test_looks_and_their_products_are_counted(tmp_path: Path) -> None:
     training = training_config(tmp_path, refresh=10).training
-    assert [step for step in range(1, 31) if is_look(training, step)] == [1, 11, 21]
+    assert [step for step in range(1, 31) if refreshes_curvature(training, step)] == [1, 11, 21]
     kinds = (Curvature.none, Curvature.gradient_norm, Curvature.whole, Curvature.blocks)
-    assert [products_of_a_look(kind, 5) for kind in kinds] == [0, 0, 12, 60]
+    assert [products_of_a_refresh(kind, 5) for kind in kinds] == [0, 0, 12, 60]

@@ -17,8 +17,8 @@ from hessfig.config import Attention, Config, DType, Kind, Optimiser, State, Sta
 from hessfig.config.schema import ModelConfig
 from hessfig.states.initialised import build_network
 from hessfig.states.point import drawn
-from hessfig.states.training import kept, loop
-from hessfig.states.training.kept import COLUMNS, Folder
+from hessfig.states.training import checkpoints, loop
+from hessfig.states.training.checkpoints import COLUMNS, Folder
 from hessfig.states.training.loop import Diverged, ensure, learning_rate
 from hessfig.states.training.trajectory import Trajectory
 from hessfig.sweep.measure import measure
@@ -121,7 +121,7 @@ def of_version_020(path: Path, step: int) -> None:
     """Write a checkpoint as 0.2.0 did: its checksum is of the numbers alone."""
     with safe_open(path, framework="pt") as handle:
         about = json.loads(handle.metadata()["hessfig"])
-    about = {"key": about["key"], "step": step, "checksum": kept._checksum(load_file(path))}
+    about = {"key": about["key"], "step": step, "checksum": checkpoints._checksum(load_file(path))}
     save_file(load_file(path), path, {"hessfig": json.dumps(about, sort_keys=True)})
 
 

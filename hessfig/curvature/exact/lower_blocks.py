@@ -17,21 +17,12 @@ from hessfig.curvature.tape.tape import LinearMap, Tangent, Tangents, Tape, plus
 from hessfig.terms import Matrix, Part
 
 
-def push_from(tape: Tape, tangents: Tangents) -> Tangents:
-    """Return the tangents of everything that depends on the variables in `tangents`, those included."""
-    known = dict(tangents)
-    for node in tape.nodes:
-        if node.output not in tangents and any(name in known for name in node.inputs):
-            known[node.output] = node.push([known.get(name) for name in node.inputs])
-    return known
-
-
 def pull_to(tape: Tape, names: Collection[str], df_bar: Tangent, tangents: Tangents | None) -> Tangents:
     """Return the tangents of the cotangents of `names`, given that of the outputs.
 
     Without `tangents` these are the rows df_bar df/d(name); with them the second-order terms of H_f are added.
     """
-    reached = _descendants(tape, names)
+    reached = tape.descendants(names)
     bars: Tangents = {tape.nodes[-1].output: df_bar}
     for node in reversed(tape.nodes):
         needed = [name in reached for name in node.inputs]
@@ -42,14 +33,6 @@ def pull_to(tape: Tape, names: Collection[str], df_bar: Tangent, tangents: Tange
         for name, part in zip(node.inputs, node.pull_back(bar, dxs, needed), strict=True):
             bars[name] = plus(bars.get(name), part)
     return {name: bars.get(name) for name in names}
-
-
-def _descendants(tape: Tape, names: Collection[str]) -> set[str]:
-    reached = set(names)
-    for node in tape.nodes:
-        if reached.intersection(node.inputs):
-            reached.add(node.output)
-    return reached
 
 
 _ATTENTION = (Matrix.W_Q, Matrix.W_K, Matrix.W_QK, Matrix.W_V, Matrix.W_O)
@@ -203,7 +186,7 @@ class LowerScores:
         head, query, key = at.head[chosen], at.query[chosen], at.key[chosen]
         seeds = mixing.value.new_zeros(*mixing.value.shape[:2], len(chosen), mixing.heads, mixing.v.shape[-1])
         seeds[:, query, torch.arange(len(chosen), device=chosen.device), head] = self._slopes[:, head, query, key]
-        tangents = push_from(self.tape, {self.name: seeds.flatten(3)})
+        tangents = self.tape.push_from({self.name: seeds.flatten(3)}, self.tape.descendants([self.name]))
         bar = pull_to(self.tape, [self.name], None, tangents)[self.name]
         if bar is None:
             return mixing.value.new_zeros(len(mixing.value), len(at.head), len(chosen))

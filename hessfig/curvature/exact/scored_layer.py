@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from hessfig.config import MLP, ModelConfig, Norm
 from hessfig.curvature.problem import Problem
+from hessfig.curvature.tape.steps import DERIVATIVES
 from hessfig.tasks.losses import CrossEntropy, output_gradient
 
 
@@ -166,16 +167,14 @@ class Tail:
     @cached_property
     def slope(self) -> Float[Tensor, "n d_mlp"]:
         """phi'(h)."""
-        if self.model.mlp == MLP.relu:
-            return (self.hidden > 0).to(self.hidden)
-        if self.model.mlp == MLP.linear:
-            return torch.ones_like(self.hidden)
-        return torch.special.ndtr(self.hidden) + self.hidden * _normal_density(self.hidden)
+        return DERIVATIVES[self.model.mlp](self.hidden)[0].expand_as(self.hidden).contiguous()
 
     @cached_property
     def bend(self) -> Float[Tensor, "n d_mlp"]:
-        """phi''(h) of GELU: (2 - h^2) times the normal density."""
-        return (2 - self.hidden.square()) * _normal_density(self.hidden)
+        """phi''(h) of a smooth activation."""
+        bend = DERIVATIVES[self.model.mlp](self.hidden)[1]
+        assert bend is not None
+        return bend
 
     @cached_property
     def logits_by_output(self) -> Float[Tensor, "#n vocab d"]:
@@ -275,7 +274,3 @@ def _second_norm(network: Any, layer: Any, model: ModelConfig) -> nn.Module | No
     if model.norm == Norm.post:
         return layer.ln2 if model.mlp != MLP.none else None
     return network.ln_out
-
-
-def _normal_density(x: Tensor) -> Tensor:
-    return torch.exp(-x.square() / 2) / (2 * torch.pi) ** 0.5

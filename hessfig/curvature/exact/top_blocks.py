@@ -23,11 +23,6 @@ from hessfig.curvature.problem import Problem, check_same
 from hessfig.terms import Matrix, Part
 
 
-def entries(layer: LastLayer, matrix: Matrix) -> list[Entry]:
-    """Return the entries of `matrix`: one, or one for each head where the heads act on inputs of their own."""
-    return _ENTRIES[matrix](layer)
-
-
 def outer(layer: LastLayer, first: Entry, second: Entry) -> ItemMatrices:
     """Return J_1^T (d2l/df2) J_2 of each item, J the Jacobians of the outputs in the entries' u."""
     left = _jacobian(layer, first)
@@ -73,37 +68,14 @@ def _key(layer: LastLayer) -> list[Entry]:
 
 
 def _value(layer: LastLayer) -> list[Entry]:
-    mixing = layer.mixing
-    return [
-        Entry(mixing.mean[:, head], Place.mean, Place.mixed, _own_columns(layer, head), head=head)
-        for head in range(mixing.heads)
-    ]
-
-
-def _attention_output(layer: LastLayer) -> list[Entry]:
-    return [Entry(layer.mixed, Place.mixed, Place.attended)]
-
-
-def _mlp_input(layer: LastLayer) -> list[Entry]:
-    return [Entry(layer.ahead.first.output, Place.normed, Place.hidden)]
-
-
-def _mlp_output(layer: LastLayer) -> list[Entry]:
-    return [Entry(layer.ahead.active, Place.active, Place.output)]
-
-
-def _unembedding(layer: LastLayer) -> list[Entry]:
-    return [Entry(layer.ahead.second.output, Place.final, Place.logits)]
+    mixing, width = layer.mixing, layer.mixing.mixed.shape[-1]
+    columns = [_head_columns(layer, head, width) if mixing.heads > 1 else None for head in range(mixing.heads)]
+    return [Entry(mixing.mean[:, head], Place.mean, Place.mixed, own, head=head) for head, own in enumerate(columns)]
 
 
 def _jacobian(layer: LastLayer, entry: Entry) -> Tensor:
     rows = layer.jacobian(entry.place)
     return rows if entry.feature is None else rows @ entry.feature
-
-
-def _own_columns(layer: LastLayer, head: int) -> Tensor | None:
-    mixing = layer.mixing
-    return None if mixing.heads == 1 else _head_columns(layer, head, mixing.mixed.shape[-1])
 
 
 def _head_columns(layer: LastLayer, head: int, width: int) -> Tensor:
@@ -118,19 +90,20 @@ def _labels(layer: LastLayer) -> Int[Tensor, " n"] | None:
     return labels if has_repeats(labels) else None
 
 
+# The entries of each weight: one, or one per head where the heads act on inputs of their own.
 _ENTRIES: dict[Matrix, Callable[[LastLayer], list[Entry]]] = {
     Matrix.W_Q: _query,
     Matrix.W_QK: _query,
     Matrix.W_K: _key,
     Matrix.W_V: _value,
-    Matrix.W_O: _attention_output,
-    Matrix.W_in: _mlp_input,
-    Matrix.W_out: _mlp_output,
-    Matrix.W_U: _unembedding,
+    Matrix.W_O: lambda layer: [Entry(layer.mixed, Place.mixed, Place.attended)],
+    Matrix.W_in: lambda layer: [Entry(layer.ahead.first.output, Place.normed, Place.hidden)],
+    Matrix.W_out: lambda layer: [Entry(layer.ahead.active, Place.active, Place.output)],
+    Matrix.W_U: lambda layer: [Entry(layer.ahead.second.output, Place.final, Place.logits)],
 }
 
 
-_DEPTH = (Matrix.W_Q, Matrix.W_QK, Matrix.W_K, Matrix.W_V, Matrix.W_O, Matrix.W_in, Matrix.W_out, Matrix.W_U)
+_DEPTH = list(_ENTRIES)  # in the order of the forward pass
 
 Squares = dict[Part, Float[Tensor, ""]]
 T = TypeVar("T")
@@ -146,7 +119,7 @@ def last_layer_norms(layer: LastLayer, row: Matrix, col: Matrix, parts: Sequence
 def last_layer_traces(layer: LastLayer, matrix: Matrix, parts: Sequence[Part]) -> dict[Part, float]:
     """Return the exact trace of every part of a diagonal block: sum_n |c_n|^2 tr M_n, head by head."""
     totals = dict.fromkeys(parts, 0.0)
-    for entry in entries(layer, matrix):
+    for entry in _ENTRIES[matrix](layer):
         sizes = entry.inputs.square().sum(dim=1)
         for part, matrices in _matrices(layer, entry, entry, parts).items():
             totals[part] += 0.0 if matrices.is_zero else float((sizes * matrices.traces()).sum())
@@ -155,7 +128,7 @@ def last_layer_traces(layer: LastLayer, matrix: Matrix, parts: Sequence[Part]) -
 
 def _diagonal(layer: LastLayer, matrix: Matrix, parts: Sequence[Part]) -> Squares:
     """||sum_n (c_ng c_nh^T) (x) M_n^gh||^2, summed over the pairs of heads g, h: each pair is a block of its own."""
-    heads = entries(layer, matrix)
+    heads = _ENTRIES[matrix](layer)
     pairs = [(first, second) for index, first in enumerate(heads) for second in heads[index:]]
     squares = [_heads(layer, first, second, parts) for first, second in pairs]
     doubled = [1 if first is second else 2 for first, second in pairs]
@@ -179,7 +152,7 @@ def _pair(layer: LastLayer, later: Matrix, earlier: Matrix, parts: Sequence[Part
     H_f = sum_n c_n^earlier (x) (c_n^later (x) M_n + g_n (x) N_n), M_n = d2<dl/df, f>/du_later du_earlier,
     g_n = dl/du_later, N_n = dc_n^later/du_earlier; the row index of M_n meets g_n, that of N_n meets c_n^later.
     """
-    pairs = [(first, second) for first in entries(layer, later) for second in entries(layer, earlier)]
+    pairs = [(first, second) for first in _ENTRIES[later](layer) for second in _ENTRIES[earlier](layer)]
     squares = [_crossed(layer, first, second, parts) for first, second in pairs]
     return {part: _sum([square[part] for square in squares]) for part in parts}
 

@@ -45,13 +45,13 @@ class Extremes:
     rough_products: int = 0
 
 
-def nothing(dim: int) -> Extremes:
+def nothing_found(dim: int) -> Extremes:
     """Return what is known before anything was found."""
     none = torch.zeros(0, dtype=torch.float64)
     return Extremes(none, none, torch.zeros(dim, 0, dtype=torch.float64), 0.0)
 
 
-def judged(operator: Operator, end: End, k: int, before: Extremes, runs: Sequence[Run], tolerance: float) -> Extremes:
+def certify(operator: Operator, end: End, k: int, before: Extremes, runs: Sequence[Run], tolerance: float) -> Extremes:
     """Return what was found before or by a run alone if nothing is to be added, else what all have found together.
 
     Nothing is to be added when the values of the runs (or those found before) are those of the space that all vectors
@@ -154,7 +154,7 @@ def begin(goal: Goal, starts: Sequence[Tensor], generator: Generator, locked: Fl
     return [Run(start, size, locked=locked, fresh=generator) for start in starts]
 
 
-def pursue(runs: Sequence[Run], operator: Operator, goal: Goal) -> None:
+def run_until_converged(runs: Sequence[Run], operator: Operator, goal: Goal) -> None:
     """Advance runs until none is to go on, or their restarts are spent."""
     going, taken, restarts = unfinished(runs, goal), 0, 0
     while advance(going, operator):
@@ -209,7 +209,7 @@ def _kept(run: Run, goal: Goal) -> list[int]:
 
 
 _ROUNDS = 8
-_ROUGHEST = 2e-7  # the least relative residual asked of runs over float32: below it is their rounding
+_LEAST_RESIDUAL = 2e-7  # the least relative residual asked of runs over float32: below it is their rounding
 
 
 def extremes(
@@ -221,63 +221,63 @@ def extremes(
     steps: int = 100,
     generator: Generator,
     warm: Float[Tensor, " n"] | None = None,
-    rough: Operator | None = None,
+    low_precision: Operator | None = None,
 ) -> Extremes:
     """Return the k outermost eigenvalues at one `end`, to a residual of `tolerance` times the largest in size.
 
     Lanczos with full re-orthogonalisation, restarted from Ritz vectors after `steps` vectors (never where twice as many
     span the space, earlier where two bases would exceed BASIS_BYTES). `warm`, an approximate eigenvector such as the
-    last state's, shortens both runs: each starts from it and a random vector of its own. `rough` has the same
+    last state's, shortens both runs: each starts from it and a random vector of its own. `low_precision` has the same
     operator's products in float32. Raises NotFinite, and ArithmeticError for an operator that is not symmetric.
     """
     goal, before = Goal(end, k, tolerance, steps), operator.products
     starts: Sequence[Tensor] = starts_of(operator.dim, generator, warm)
-    found, spent = nothing(operator.dim), 0
-    if rough is not None:
-        found, starts, spent = _roughly(operator, rough, goal, starts, generator)
+    found, spent = nothing_found(operator.dim), 0
+    if low_precision is not None:
+        found, starts, spent = _in_low_precision(operator, low_precision, goal, starts, generator)
     if not found.converged:
-        found = _finely(operator, goal, starts, generator)
+        found = _in_full_precision(operator, goal, starts, generator)
     return replace(found, products=operator.products - before, rough_products=spent)
 
 
-def _finely(operator: Operator, goal: Goal, starts: Sequence[Tensor], generator: Generator) -> Extremes:
+def _in_full_precision(operator: Operator, goal: Goal, starts: Sequence[Tensor], generator: Generator) -> Extremes:
     """Return what runs find in full precision from `starts`; where they disagree, also in its complement.
 
     What is locked is never improved again, so runs that disagree reach their residuals, every one, before it is.
     """
-    none = nothing(operator.dim)
+    none = nothing_found(operator.dim)
     runs = begin(goal, starts, generator, none.vectors)
-    found = _pursued(operator, goal, none, runs)
+    found = _converged(operator, goal, none, runs)
     if found.converged or unfinished(runs, goal):
         return found
     found, goal = none, replace(goal, strict=True)
     for _ in range(_ROUNDS):
-        found = _pursued(operator, goal, found, runs)
+        found = _converged(operator, goal, found, runs)
         if found.converged or unfinished(runs, goal) or found.vectors.shape[1] == operator.dim:
             break
         runs = begin(goal, starts_of(operator.dim, generator, None), generator, found.vectors)
     return found
 
 
-def _pursued(operator: Operator, goal: Goal, before: Extremes, runs: Sequence[Run]) -> Extremes:
-    pursue(runs, operator, goal)
-    return judged(operator, goal.end, goal.k, before, runs, goal.tolerance)
+def _converged(operator: Operator, goal: Goal, before: Extremes, runs: Sequence[Run]) -> Extremes:
+    run_until_converged(runs, operator, goal)
+    return certify(operator, goal.end, goal.k, before, runs, goal.tolerance)
 
 
-def _roughly(
-    operator: Operator, rough: Operator, goal: Goal, starts: Sequence[Tensor], generator: Generator
+def _in_low_precision(
+    operator: Operator, low_precision: Operator, goal: Goal, starts: Sequence[Tensor], generator: Generator
 ) -> tuple[Extremes, Sequence[Tensor], int]:
-    """Return what runs find with products in float32, judged by `operator`, their vectors, and the products spent.
+    """Return what runs find with products in float32, certified by `operator`, their vectors, and the products spent.
 
     A network that float32 cannot hold (it overflows, or rounding leaves nothing of the symmetry) is no error: its runs
     have their `starts` still before them.
     """
-    before, none = rough.products, nothing(operator.dim)
+    before, none = low_precision.products, nothing_found(operator.dim)
     runs = begin(goal, starts, generator, none.vectors)
     try:
-        pursue(runs, rough, replace(goal, tolerance=max(goal.tolerance, _ROUGHEST)))
+        run_until_converged(runs, low_precision, replace(goal, tolerance=max(goal.tolerance, _LEAST_RESIDUAL)))
     except ArithmeticError:
-        return none, starts, rough.products - before
-    found = judged(operator, goal.end, goal.k, none, runs, goal.tolerance)
+        return none, starts, low_precision.products - before
+    found = certify(operator, goal.end, goal.k, none, runs, goal.tolerance)
     warm = [outer(run, goal.end, goal.k).sum(dim=1) for run in runs]
-    return found, warm, rough.products - before
+    return found, warm, low_precision.products - before

@@ -21,7 +21,7 @@ from hessfig.terms import Part
 
 
 @contextmanager
-def flushing(dtype: torch.dtype) -> Iterator[None]:
+def flush_denormals(dtype: torch.dtype) -> Iterator[None]:
     """Count numbers below the normal range of their type (1e-38 in float32) as zero if `dtype` is float32.
 
     Attention that saturates leaves many of them, and processors of Intel take microcode for each: beyond sigma = 2 a
@@ -30,7 +30,7 @@ def flushing(dtype: torch.dtype) -> Iterator[None]:
     if dtype != torch.float32:
         yield
         return
-    before = _flushes()
+    before = _flushes_denormals()
     torch.set_flush_denormal(True)
     try:
         yield
@@ -38,7 +38,7 @@ def flushing(dtype: torch.dtype) -> Iterator[None]:
         torch.set_flush_denormal(before)
 
 
-def _flushes() -> bool:
+def _flushes_denormals() -> bool:
     """Whether they count as zero here already."""
     return float(torch.full((1,), 1e-310, dtype=torch.float64) * 1.0) == 0.0
 
@@ -114,7 +114,7 @@ class LinearisedColumn:
     @torch.no_grad()
     def split_matmat(self, probes: Float[Tensor, "dim k"], parts: Sequence[Part] = SPLIT) -> Products:
         """Return A V of every row for all columns of `probes`: one pass up, then one down for each of `parts`."""
-        with flushing(self.dtype):
+        with flush_denormals(self.dtype):
             tangents = self.tape.push(self._perturbations(probes))
             found = {part: self._pulled(tangents, part) for part in to_multiply(parts)}
         self.tape.release(self.col)

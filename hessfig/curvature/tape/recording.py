@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -41,6 +41,18 @@ class Builder:
         self.tape, self.batch, self.model, self.merged = Tape(), batch, model, merged
         self.index: dict[str, Tensor] = {}
 
+    def step(
+        self,
+        make: Callable[..., Node],
+        output: str,
+        *inputs: str,
+        weights: Mapping[str, Weight] | None = None,
+        **settings: Any,
+    ) -> str:
+        """Add a step of named inputs, which is made from names, values and its own settings."""
+        values = [self.tape.values[name] for name in inputs]
+        return self.tape.add(make(inputs, output, *values, **settings), weights)
+
     def layer(self, layer: Layer, index: int, hidden: str, queries: slice) -> str:
         """Add a layer of a transformer, its outputs at the positions `queries`."""
         norm, attention = self.model.norm, layer.attn
@@ -63,30 +75,22 @@ class Builder:
         matrix = Matrix.W_QK if single else Matrix.W_Q
         query = self.spread(self.linear(self._select(x, queries), f"q{index}", attention.q, (index, matrix)))
         if single:
-            x_keys = self.spread(x)
-            key = self.tape.add(Repeat((x_keys,), f"k{index}", self.tape.values[x_keys], heads))
+            key = self.step(Repeat, f"k{index}", self.spread(x), heads=heads)
         else:
             key = self.spread(self.linear(x, f"k{index}", attention.k, (index, Matrix.W_K)))
         value = self.spread(self.linear(x, f"v{index}", attention.v, (index, Matrix.W_V)))
-        values = [self.tape.values[name] for name in (query, key, value)]
-        is_linear = bool(attention.is_linear)
-        step = Mixing(
-            (query, key, value),
-            f"m{index}",
-            values,
-            heads=heads,
-            scale=scale,
-            is_linear=is_linear,
-            allowed=allowed,
-            sink=score_sink(self.model),
-        )
-        return self.tape.add(step)
+        settings: dict[str, Any] = {
+            "is_linear": bool(attention.is_linear),
+            "allowed": allowed,
+            "sink": score_sink(self.model),
+        }
+        return self.step(Mixing, f"m{index}", query, key, value, heads=heads, scale=scale, **settings)
 
     def _feed_forward(self, layer: Layer, index: int, residual: str) -> str:
         pre, post = self.model.norm == Norm.pre, self.model.norm == Norm.post
         y = self.normalise(residual, f"norm_mlp{index}", layer.ln2, (index, "ln2")) if pre else residual
         z = self.linear(y, f"z{index}", layer.mlp.fc_in, (index, Matrix.W_in))
-        p = self.tape.add(Activate((z,), f"p{index}", self.tape.values[z], layer.mlp, self.model.mlp))
+        p = self.step(Activate, f"p{index}", z, mlp=layer.mlp, kind=self.model.mlp)
         output = self.linear(p, f"mlp{index}", layer.mlp.fc_out, (index, Matrix.W_out))
         total = self.sum(residual, output, f"hidden{index}")
         return self.normalise(total, f"norm_mlp{index}", layer.ln2, (index, "ln2")) if post else total
@@ -95,24 +99,24 @@ class Builder:
         """Add a linear map with its bias, if it has one."""
         layer, matrix = weight
         names = {WEIGHT: weight, BIAS: (layer, matrix.replace("W", "b", 1))}
-        return self.alike(LinearMap((x,), output, self.tape.values[x], linear), names)
+        return self.alike(LinearMap, output, x, weights=names, linear=linear)
 
     def normalise(self, x: str, output: str, norm: nn.Module, weights: tuple[int, str]) -> str:
         """Add a LayerNorm with its gain and shift."""
         assert isinstance(norm, nn.LayerNorm)
         layer, name = weights
         names = {WEIGHT: (layer, f"{name}_gain"), BIAS: (layer, f"{name}_shift")}
-        return self.alike(Normalise((x,), output, self.tape.values[x], norm), names)
+        return self.alike(Normalise, output, x, weights=names, norm=norm)
 
     def sum(self, left: str, right: str, output: str) -> str:
         """Add a sum of two variables whose rows stand alike."""
-        return self.alike(Sum((left, right), output, [self.tape.values[left], self.tape.values[right]]))
+        return self.alike(Sum, output, left, right)
 
-    def alike(self, node: Node, weights: Mapping[str, Weight] | None = None) -> str:
+    def alike(self, make: Callable[..., Node], output: str, *inputs: str, **settings: Any) -> str:
         """Add a step that acts on every row alone: its rows stand where those of its input do."""
-        if node.inputs[0] in self.index:
-            self.index[node.output] = self.index[node.inputs[0]]
-        return self.tape.add(node, weights)
+        if inputs[0] in self.index:
+            self.index[output] = self.index[inputs[0]]
+        return self.step(make, output, *inputs, **settings)
 
     def _select(self, x: str, positions: slice) -> str:
         """Return the rows of x at `positions`: as they are, or every distinct one once."""
@@ -120,16 +124,16 @@ class Builder:
         if positions == EVERY or name in self.tape.values:
             return x if positions == EVERY else name
         if x not in self.index:
-            return self.tape.add(Select((x,), name, self.tape.values[x], positions))
+            return self.step(Select, name, x, positions=positions)
         rows, self.index[name] = self.index[x][:, positions].unique(return_inverse=True)
-        return self.tape.add(Gather((x,), name, self.tape.values[x], rows.unsqueeze(0)))
+        return self.step(Gather, name, x, index=rows.unsqueeze(0))
 
     def spread(self, x: str) -> str:
         """Return x with a row a position of every sequence."""
         name = f"{x}*"
         if x not in self.index or name in self.tape.values:
             return x if x not in self.index else name
-        return self.tape.add(Gather((x,), name, self.tape.values[x], self.index[x]))
+        return self.step(Gather, name, x, index=self.index[x])
 
 
 class Scale:
@@ -222,13 +226,19 @@ def _transformer(build: Builder, network: Transformer) -> None:
     hidden = build.sum("tokens", "positions", "hidden0")
     if embedding_sink(build.model):
         factors = position_factors(positions[0], embedding_sink(build.model), build.tape.values[hidden])
-        hidden = build.alike(Scale((hidden,), "sunk0", build.tape.values[hidden], factors))
+        hidden = build.alike(Scale, "sunk0", hidden, factors=factors)
+    hidden = _layers(build, network, hidden, last=build.batch.scored)
+    build.linear(hidden, "outputs", network.head, (0, Matrix.W_U))
+
+
+def _layers(build: Builder, network: Transformer | VisionTransformer, hidden: str, *, last: slice) -> str:
+    """Add all layers, the last one's outputs at the positions `last`, and the final norm of a pre-LN network."""
     for index, layer in enumerate(network.layers, start=1):
-        queries = build.batch.scored if index == len(network.layers) else EVERY
+        queries = last if index == len(network.layers) else EVERY
         hidden = build.layer(layer, index, hidden, queries)  # type: ignore[arg-type]
     if build.model.norm == Norm.pre:
         hidden = build.normalise(hidden, "final", network.ln_out, (0, "ln_out"))
-    build.linear(hidden, "outputs", network.head, (0, Matrix.W_U))
+    return hidden
 
 
 def _linear_mlp(build: Builder, network: LinearMLP) -> None:
@@ -246,11 +256,11 @@ def _linear_mlp(build: Builder, network: LinearMLP) -> None:
 def _mlp(build: Builder, network: PrefixMLP) -> None:
     embedding = Lookup("tokens", build.batch.inputs[:, : network.reach], network.tok_embed.weight)
     rows = build.tape.add(embedding, {WEIGHT: (0, Matrix.W_E)})
-    rows = build.tape.add(Prefixes((rows,), "prefixes", build.tape.values[rows], build.batch.scored))
+    rows = build.step(Prefixes, "prefixes", rows, positions=build.batch.scored)
     for index, layer in enumerate(network.layers, start=1):
         weight = (index, Matrix.W_in if index == 1 else Matrix.W)
         z = build.linear(rows, f"z{index}", layer, weight)  # type: ignore[arg-type]
-        rows = build.tape.add(Activate((z,), f"p{index}", build.tape.values[z], network, build.model.mlp))
+        rows = build.step(Activate, f"p{index}", z, mlp=network, kind=build.model.mlp)
     build.linear(rows, "outputs", network.head, (0, Matrix.W_U))
 
 
@@ -261,11 +271,8 @@ def _vision_transformer(build: Builder, network: VisionTransformer) -> None:
     positions = torch.arange(rows.shape[1], device=rows.device).expand(rows.shape[:2])
     build.tape.add(Lookup("positions", positions, network.pos.weight), {WEIGHT: (0, Matrix.W_pos)})
     hidden = build.sum(patches, "positions", "hidden0")
-    for index, layer in enumerate(network.layers, start=1):
-        hidden = build.layer(layer, index, hidden, EVERY)  # type: ignore[arg-type]
-    if build.model.norm == Norm.pre:
-        hidden = build.normalise(hidden, "final", network.ln_out, (0, "ln_out"))
-    mean = build.tape.add(Mean((hidden,), "mean", build.tape.values[hidden]))
+    hidden = _layers(build, network, hidden, last=EVERY)
+    mean = build.step(Mean, "mean", hidden)
     build.linear(mean, "outputs", network.head, (0, Matrix.W_U))
 
 

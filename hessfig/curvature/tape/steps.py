@@ -21,8 +21,8 @@ class Sum:
 
     cotangent: Tensor | None = None
 
-    def __init__(self, inputs: tuple[str, ...], output: str, values: Sequence[Tensor]) -> None:
-        self.inputs, self.output, self.value = inputs, output, values[0] + values[1]
+    def __init__(self, inputs: tuple[str, ...], output: str, left: Tensor, right: Tensor) -> None:
+        self.inputs, self.output, self.value = inputs, output, left + right
 
     def push(self, dxs: Sequence[Tangent]) -> Tangent:
         return plus(dxs[0], dxs[1])
@@ -95,7 +95,7 @@ class Activate:
 
     def __init__(self, inputs: tuple[str, ...], output: str, z: Tensor, mlp: Any, kind: MLP) -> None:
         self.inputs, self.output, self.value = inputs, output, mlp.act(z)
-        slope, self.curvature = _DERIVATIVES[kind](z)
+        slope, self.curvature = DERIVATIVES[kind](z)
         self.slope = slope.unsqueeze(2)
 
     def push(self, dxs: Sequence[Tangent]) -> Tangent:
@@ -121,7 +121,8 @@ def _linear(z: Tensor) -> tuple[Tensor, Tensor | None]:
     return torch.ones_like(z[..., :1]), None
 
 
-_DERIVATIVES = {MLP.relu: _relu, MLP.gelu: _gelu, MLP.linear: _linear}
+# phi'(z), of one column where it is constant, and phi''(z), None where it vanishes.
+DERIVATIVES = {MLP.relu: _relu, MLP.gelu: _gelu, MLP.linear: _linear}
 
 
 class Normalise:
@@ -199,8 +200,7 @@ class Mixing:
         self,
         inputs: tuple[str, ...],
         output: str,
-        values: Sequence[Tensor],
-        *,
+        *values: Tensor,
         heads: int,
         scale: float,
         is_linear: bool,

@@ -242,12 +242,15 @@ class Tape:
 
     def push(self, dw: Mapping[Weight, Probes]) -> Tangents:
         """Return the tangents of all variables for perturbed weights `dw`."""
-        tangents: Tangents = {}
         for weight, probes in dw.items():
             self.holders[weight].perturbed[self.names[weight]] = probes
-        reached = self.reach(dw)
+        return self.push_from({}, self.reach(dw))
+
+    def push_from(self, known: Tangents, reached: Collection[str]) -> Tangents:
+        """Return the tangents in `known`, and those of the other variables in `reached`."""
+        tangents = dict(known)
         for node in self.nodes:
-            if node.output in reached:
+            if node.output in reached and node.output not in known:
                 tangents[node.output] = node.push([tangents.get(name) for name in node.inputs])
         return tangents
 
@@ -278,7 +281,11 @@ class Tape:
 
     def reach(self, weights: Collection[Weight]) -> set[str]:
         """Return the variables that depend on `weights`."""
-        reached = {self.holders[weight].output for weight in weights}
+        return self.descendants({self.holders[weight].output for weight in weights})
+
+    def descendants(self, names: Collection[str]) -> set[str]:
+        """Return the variables in `names`, and all that depend on them."""
+        reached = set(names)
         for node in self.nodes:
             if reached.intersection(node.inputs):
                 reached.add(node.output)

@@ -16,7 +16,7 @@ from hessfig.config import Curvature, Data, DType, Optimiser, Schedule, Scored, 
 from hessfig.models.layered import scored_outputs
 from hessfig.rng import one_thread, stream
 from hessfig.states.initialised import initialised
-from hessfig.states.training.kept import COLUMNS, Folder, Moment
+from hessfig.states.training.checkpoints import COLUMNS, Folder, TrainingState
 from hessfig.states.training.trajectory import Trajectory
 from hessfig.tasks.addition import scored_positions
 from hessfig.tasks.digits import split
@@ -32,25 +32,27 @@ def right_answers(network: nn.Module, task: TaskConfig, size: int) -> Bool[Tenso
     return right_digits(network, unseen_sums(task, size), task.digits)
 
 
-@torch.no_grad()
 def right_classes(network: nn.Module, task: TaskConfig) -> Bool[Tensor, "pictures 1"]:
     """Return which test pictures (tasks.digits.split) have their own class as the likeliest."""
     held, test = next(network.parameters()), split(task.path, task.sha256)[1]
-    images = torch.from_numpy(test.images).to(held)
-    outputs = [scored_outputs(network, some, slice(0, 1)).cpu() for some in images.split(AT_ONCE)]
-    return torch.cat(outputs).argmax(dim=-1) == torch.from_numpy(test.labels).unsqueeze(1)
+    found = _likeliest(network, torch.from_numpy(test.images).to(held), slice(0, 1))
+    return found == torch.from_numpy(test.labels).unsqueeze(1)
 
 
-@torch.no_grad()
 def right_digits(
     network: nn.Module, tokens: Int[Tensor, "sums length"], digits: int
 ) -> Bool[Tensor, "sums digits_plus_1"]:
     """Return where the likeliest token is the answer's digit, most significant first, each given those before it."""
     places = scored_positions(digits, Scored.answer)
-    answers = tokens[:, places.start + 1 : places.stop + 1]
+    return _likeliest(network, tokens, places) == tokens[:, places.start + 1 : places.stop + 1]
+
+
+@torch.no_grad()
+def _likeliest(network: nn.Module, inputs: Tensor, places: slice) -> Int[Tensor, "examples places"]:
+    """Return the likeliest output at each of `places`."""
     device = next(network.parameters()).device
-    logits = [scored_outputs(network, some.to(device), places).cpu() for some in tokens.split(AT_ONCE)]
-    return torch.cat(logits).argmax(dim=-1) == answers
+    outputs = [scored_outputs(network, some.to(device), places).cpu() for some in inputs.split(AT_ONCE)]
+    return torch.cat(outputs).argmax(dim=-1)
 
 
 PRODUCTS = 12  # Hessian products of a largest eigenvalue: enough for a few per cent
@@ -62,8 +64,8 @@ Loss = Callable[[], Tensor]
 Product = Callable[[Tensor], Tensor]
 
 
-def products_of_a_look(kind: Curvature, parameters: int) -> int:
-    """Return how many Hessian products one look takes in a network of so many parameters (tensors)."""
+def products_of_a_refresh(kind: Curvature, parameters: int) -> int:
+    """Return how many Hessian products one refresh takes in a network of so many parameters (tensors)."""
     return {Curvature.whole: PRODUCTS, Curvature.blocks: PRODUCTS * parameters}.get(kind, 0)
 
 
@@ -153,8 +155,8 @@ def learning_rate(training: TrainingConfig, step: int) -> float:
     return training.learning_rate * 0.5 * (1 + math.cos(math.pi * share))
 
 
-def is_look(training: TrainingConfig, step: int) -> bool:
-    """Whether the curvature is looked at before update `step`."""
+def refreshes_curvature(training: TrainingConfig, step: int) -> bool:
+    """Whether the curvature is estimated anew before update `step`."""
     return (step - 1) % training.refresh == 0
 
 
@@ -181,13 +183,13 @@ class Rule:
             self._optimiser = torch.optim.SGD(groups, rate, momentum=momentum, weight_decay=decay, fused=True)
         self._factors = torch.ones(len(self._optimiser.param_groups), dtype=torch.float64)
 
-    def look(self, step: int, loss: Callable[[], Tensor], *, seed: int) -> None:
-        """Look at the curvature if update `step` is one to look at: at the first, and every training.refresh from it.
+    def refresh_curvature(self, step: int, loss: Callable[[], Tensor], *, seed: int) -> None:
+        """Estimate the curvature before update `step` if due: at the first, and every training.refresh after it.
 
         The gradients of `loss` are there; they stay.
         """
         kind = self._training.curvature
-        if kind != Curvature.none and is_look(self._training, step):
+        if kind != Curvature.none and refreshes_curvature(self._training, step):
             self._factors = factors(kind, self._named, loss, seed=seed, step=step)
 
     def update(self, step: int) -> float:
@@ -201,7 +203,7 @@ class Rule:
     def moments(self) -> dict[str, Tensor]:
         """Return {moment/parameter: tensor}; none before the first update, or where the rule keeps none.
 
-        A rule that looks at the curvature adds FACTORS: by what it multiplies each group's learning rate.
+        A rule that uses the curvature adds FACTORS: by what it multiplies each group's learning rate.
         """
         looked = {} if self._training.curvature == Curvature.none else {FACTORS: self._factors}
         return looked | {
@@ -289,7 +291,7 @@ class _Run:
             self._restore(nearest)
         while self.step < step:
             self._update()
-            self._look_at_the_clock()
+            self._save_and_report()
         self._check_finite()
         self.folder.keep(self._now())
         self.folder.log(self._now())
@@ -309,7 +311,7 @@ class _Run:
         if not math.isfinite(value):
             self._diverge(step, f"the loss at step {self.step} is {value}")
         norm = get_total_norm([p.grad for p in self.network.parameters() if p.grad is not None])
-        self.rule.look(step, of_batch, seed=self.seed)
+        self.rule.refresh_curvature(step, of_batch, seed=self.seed)
         rate = self.rule.update(step)
         self.step, self.updates = step, self.updates + 1
         self.log.append([step, value, rate, float(norm), self._accuracy()])
@@ -322,7 +324,7 @@ class _Run:
         right = right_answers(self.network, task, training.evaluation_size)
         return float(right.all(dim=1).double().mean())
 
-    def _look_at_the_clock(self) -> None:
+    def _save_and_report(self) -> None:
         now = time.monotonic()
         if now - self.saved > SAVE_EVERY:
             self._check_finite()
@@ -347,20 +349,15 @@ class _Run:
         self.folder.note_divergence(step, cause)
         raise Diverged(step, cause)
 
-    def _now(self) -> Moment:
+    def _now(self) -> TrainingState:
         """Return copies of nothing: what is written is read at once. At step 0 weights are those drawn, unrounded."""
         weights = dict(self.network.named_parameters()) if self.step else self.drawn_weights
         log = torch.tensor(self.log, dtype=torch.float64).reshape(-1, len(COLUMNS))
-        return Moment(self.step, {name: p.detach() for name, p in weights.items()}, self.rule.moments(), log)
+        return TrainingState(self.step, {name: p.detach() for name, p in weights.items()}, self.rule.moments(), log)
 
-    def _restore(self, kept: Moment) -> None:
+    def _restore(self, kept: TrainingState) -> None:
         with torch.no_grad():
             for name, parameter in self.network.named_parameters():
                 parameter.copy_(kept.weights[name])
         self.rule.restore(kept.moments, kept.step)
-        self.step, self.log = kept.step, _rows(kept.log)
-
-
-def _rows(log: Tensor) -> list[list[float]]:
-    rows: list[list[float]] = log.tolist()
-    return rows
+        self.step, self.log = kept.step, kept.log.tolist()

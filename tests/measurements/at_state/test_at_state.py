@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hessfig.config import Config, Curvature, DType, Norm, Optimiser, Schedule, TaskConfig, TrainingData
-from hessfig.curvature.gradients import Slope, loss_of
+from hessfig.curvature.gradients import LossGradient, loss_of
 from hessfig.curvature.problem import Problem
 from hessfig.errors import UserError
 from hessfig.measurements.quantity import At
@@ -66,7 +66,7 @@ def dense(problem: Problem) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
 def test_loss_gradient_and_products_are_those_of_dense_differentiation(config: Config) -> None:
     problem = draw_problem(cell(config, "loss"))
     gradient, hessian, _ = dense(problem)
-    slope = Slope(problem)
+    slope = LossGradient(problem)
     torch.testing.assert_close(slope.flat, gradient, rtol=1e-10, atol=1e-14)
     vector = torch.randn(len(gradient), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(slope.product(vector), hessian @ vector, rtol=1e-8, atol=1e-11)
@@ -186,7 +186,7 @@ def test_the_critical_step_of_a_quadratic_is_two_over_its_curvature_along_the_gr
     at = At(replace(config, training=replace(config.training, optimiser=Optimiser.gd)), 0.3, 1, STEP)
     before = float(loss_of(problem))
     found = crossing_step(problem, at)
-    g, h = Slope(problem).flat, torch.tensor([1.0, 3.0, 8.0], dtype=torch.float64)
+    g, h = LossGradient(problem).flat, torch.tensor([1.0, 3.0, 8.0], dtype=torch.float64)
     expected = 2 * float(g @ g) / float(g @ (h * g))
     assert abs(found.value - expected) <= found.error <= expected / 64
     assert float(loss_of(problem)) == before  # the weights are put back
@@ -206,7 +206,7 @@ def test_the_next_update_is_torchs_own(config: Config, optimiser: Optimiser, ste
     changes = {"optimiser": optimiser, "data": data, "weight_decay": 0.0, "momentum": 0.7}
     chosen = replace(config, training=replace(config.training, **changes))
     problem = draw_problem(cell(chosen, "loss", step))
-    gradient = Slope(problem).gradient
+    gradient = LossGradient(problem).gradient
     update = next_update(At(chosen, 0.3, 1, step), gradient)
     leaf = nn.Parameter(problem.network.get_parameter("head.weight").detach().clone())
     leaf.grad = gradient["head.weight"]
@@ -284,7 +284,7 @@ def test_the_gradients_covariance_is_that_of_the_sums_own_gradients(config: Conf
     batch, slopes = problem.batch, []
     for i in range(len(batch.inputs)):
         single = Batch(batch.inputs[i : i + 1], batch.targets[i : i + 1], batch.scored)
-        slopes.append(Slope(replace(problem, batch=single)).flat)
+        slopes.append(LossGradient(replace(problem, batch=single)).flat)
     covariance = torch.stack(slopes).T.cov()
     found = {row["quantity"]: row["value"] for row in rows(config, "gradient_covariance")}
     assert found["gradient_covariance"] == pytest.approx(float(covariance.trace()), rel=1e-8)

@@ -20,7 +20,7 @@ from hessfig.config import (
     TaskConfig,
 )
 from hessfig.config.checks import check
-from hessfig.curvature.gradients import Slope
+from hessfig.curvature.gradients import LossGradient
 from hessfig.errors import UserError
 from hessfig.sweep.measure import draw_problem, measure
 from hessfig.sweep.plan import Cell, Sweep
@@ -54,7 +54,7 @@ def numbers(settings: Config, quantity: str, name: str = "", part: str = "") -> 
 def test_at_the_state_itself_differences_are_those_of_its_losses() -> None:
     found = measure(cell(config(), "landscape_difference"))
     losses = found.arrays["losses"]
-    assert losses.mean() == pytest.approx(Slope(draw_problem(cell(config(), "landscape_difference"))).loss)
+    assert losses.mean() == pytest.approx(LossGradient(draw_problem(cell(config(), "landscape_difference"))).loss)
     null = {row["index"]: row["value"] for row in found.rows if row["quantity"] == "landscape_null"}
     assert list(null) == [1, 2, 5, 11]
     assert null[5] == pytest.approx(losses.std(ddof=1) * (1 + 1 / 5) ** 0.5 / 6)
@@ -90,7 +90,7 @@ def test_integrals_of_a_vanishing_spread_are_the_differences_themselves() -> Non
 def test_the_last_gradient_is_that_of_all_samples_and_the_first_those_of_single_ones() -> None:
     every = cell(config(permutations=100), "stationarity")
     by_name = {(row["quantity"], row["index"]): row for row in measure(every).rows}
-    whole = float(Slope(draw_problem(every)).flat.norm())
+    whole = float(LossGradient(draw_problem(every)).flat.norm())
     assert by_name["stationarity", COUNT]["value"] == pytest.approx(whole, rel=1e-10)
     for k in (1, 2, 5):
         rms, expected = by_name["stationarity_rms", k], by_name["stationarity_expected", k]
@@ -109,7 +109,7 @@ def test_hessians_of_nested_subsets_against_dense_ones() -> None:
 
     def block(count: int) -> torch.Tensor:
         batch = problem.batch
-        slope = Slope(replace(problem, batch=Batch(batch.inputs[:count], batch.targets[:count], batch.scored)))
+        slope = LossGradient(replace(problem, batch=Batch(batch.inputs[:count], batch.targets[:count], batch.scored)))
         unit = torch.eye(sum(sizes), dtype=torch.float64)[rows]
         return torch.stack([slope.product(one)[rows] for one in unit])
 

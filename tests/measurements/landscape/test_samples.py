@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hessfig.config import Attention, Kind, Loss, ModelConfig, Norm, TaskConfig
-from hessfig.curvature.gradients import AT_ONCE, Samples, Slope, loss_of
+from hessfig.curvature.gradients import AT_ONCE, LossGradient, Samples, loss_of
 from hessfig.curvature.problem import Problem
 from hessfig.errors import UserError
 from hessfig.measurements.landscape import largest_curvature
@@ -49,7 +49,7 @@ def test_losses_slopes_and_curvatures_are_those_of_every_sample_alone(name: str)
     samples = Samples(problem, len(problem.batch.inputs))
     flat = direction(samples)
     found = samples.along(samples.shaped(flat))
-    slopes = [Slope(alone(problem, sample)) for sample in range(samples.count)]
+    slopes = [LossGradient(alone(problem, sample)) for sample in range(samples.count)]
     expected = torch.tensor(
         [[s.loss, float(flat @ s.flat), float(flat @ s.product(flat))] for s in slopes], dtype=torch.float64
     )
@@ -68,7 +68,7 @@ def test_samples_come_in_the_order_of_the_batch_across_evaluations() -> None:
     problem = toy_problem(MODELS["pre-LN"], TaskConfig(digits=1, batch_size=count, seed=1))
     samples = Samples(problem, count)
     for sample in (0, AT_ONCE - 1, AT_ONCE, count - 1):
-        assert float(samples.losses()[sample]) == pytest.approx(Slope(alone(problem, sample)).loss, rel=1e-12)
+        assert float(samples.losses()[sample]) == pytest.approx(LossGradient(alone(problem, sample)).loss, rel=1e-12)
     assert Samples(problem, AT_ONCE + 1).losses().tolist() == samples.losses()[:-2].tolist()
 
 
@@ -89,7 +89,7 @@ def test_the_second_order_prediction_is_true_up_to_the_third_order() -> None:
 def test_the_largest_curvature_is_that_of_the_dense_hessians() -> None:
     problem, norms = problem_of("pre-LN"), []
     for sample in range(COUNT):
-        slope = Slope(alone(problem, sample))
+        slope = LossGradient(alone(problem, sample))
         dense = torch.stack([slope.product(one) for one in torch.eye(len(slope.flat), dtype=torch.float64)])
         norms.append(float(torch.linalg.eigvalsh(dense).abs().max()))
     found = largest_curvature(problem, list(range(COUNT)))

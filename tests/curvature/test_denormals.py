@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from hessfig.curvature.exact import engine
-from hessfig.curvature.exact.engine import ExactEngine
-from hessfig.curvature.tape.columns import LinearisedNetwork, _flushes, flushing
+from hessfig.curvature.exact import exact_blocks
+from hessfig.curvature.exact.exact_blocks import ExactEngine
+from hessfig.curvature.tape.columns import LinearisedNetwork, _flushes_denormals, flush_denormals
 from hessfig.curvature.tape.tape import Tape
 from hessfig.terms import Part
 from tests.toys import ARCHITECTURES, toy_problem
@@ -26,13 +26,13 @@ def as_it_was() -> Iterator[None]:
 @pytest.mark.parametrize("before", [False, True])
 def test_only_float32_flushes_and_what_was_set_comes_back(before: bool) -> None:
     torch.set_flush_denormal(before)
-    with flushing(torch.float64):
-        assert _flushes() == before
-    with pytest.raises(ZeroDivisionError), flushing(torch.float32):
-        assert _flushes()
+    with flush_denormals(torch.float64):
+        assert _flushes_denormals() == before
+    with pytest.raises(ZeroDivisionError), flush_denormals(torch.float32):
+        assert _flushes_denormals()
         assert float(torch.full((1,), 1e-40) * 1.0) == 0.0 and float(torch.full((1,), 1e-37) * 1.0) > 0.0
         raise ZeroDivisionError
-    assert _flushes() == before
+    assert _flushes_denormals() == before
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -41,10 +41,12 @@ def test_products_and_exact_norms_flush_for_problems_in_float32(
 ) -> None:
     model, seen = ARCHITECTURES["softmax"], []
     problem = toy_problem(model).cast(dtype)
-    for owner, name in ((Tape, "push"), (engine, "last_layer_norms")):
+    for owner, name in ((Tape, "push"), (exact_blocks, "last_layer_norms")):
         whole = getattr(owner, name)
-        monkeypatch.setattr(owner, name, lambda *given, whole=whole: (seen.append(_flushes()), whole(*given))[1])
+        monkeypatch.setattr(
+            owner, name, lambda *given, whole=whole: (seen.append(_flushes_denormals()), whole(*given))[1]
+        )
     column = LinearisedNetwork(problem, model).column(1, "W_V", ["W_V"])
     column.split_matmat(torch.ones(column.dim, 1, dtype=dtype))
     ExactEngine(problem, model).column(1, "W_V", ["W_V"], list(Part))
-    assert seen == [dtype == torch.float32] * 2 and not _flushes()
+    assert seen == [dtype == torch.float32] * 2 and not _flushes_denormals()

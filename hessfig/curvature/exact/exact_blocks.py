@@ -15,7 +15,7 @@ from hessfig.curvature.exact.scored_attention import LastLayer
 from hessfig.curvature.exact.support import Route, check_exact, route_of
 from hessfig.curvature.exact.top_blocks import last_layer_norms, last_layer_traces, linear_mlp_norms, linear_mlp_traces
 from hessfig.curvature.problem import Problem
-from hessfig.curvature.tape.columns import LinearisedNetwork, flushing
+from hessfig.curvature.tape.columns import LinearisedNetwork, flush_denormals
 from hessfig.models.blocks import matrices_of
 from hessfig.terms import Block, Matrix, Part
 
@@ -28,7 +28,7 @@ class ExactEngine:
     """Exact norms of the blocks of `problem`, column by column; float64 whatever the problem's own type."""
 
     def __init__(self, problem: Problem, model: ModelConfig) -> None:
-        self.problem, self.model, self.asked = problem.cast(torch.float64), model, problem.dtype
+        self.problem, self.model, self.given_dtype = problem.cast(torch.float64), model, problem.dtype
         self._held: tuple[int, LowerScores] | None = None
         self._columns: dict[tuple[int, str, bool], dict[tuple[str, Part], float]] = {}
 
@@ -38,7 +38,7 @@ class ExactEngine:
         check_exact(self.model, [Block(layer, row, col) for row in rows], parts)
         found: Norms = {}
         for row in rows:
-            with flushing(self.asked):
+            with flush_denormals(self.given_dtype):
                 values = self._block(Block(layer, row, col), parts)
             found.update({(row, part): values[part] for part in parts})
         return found

@@ -1,4 +1,4 @@
-"""Runs over products in float32 first: judged in float64 alone, and gone on with there where they are not enough."""
+"""Runs over products in float32 first: certified in float64 alone, and gone on with there where they are not enough."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ BULK = [*torch.linspace(-0.5, 1, 300, dtype=torch.float64).tolist(), 1.2, 1.3, 1
 
 
 def found(
-    exact: Explicit, rough: Explicit | None, end: End = End.largest, k: int = 1, tolerance: float = 1e-6
+    exact: Explicit, low_precision: Explicit | None, end: End = End.largest, k: int = 1, tolerance: float = 1e-6
 ) -> Extremes:
-    return extremes(exact, end, k=k, tolerance=tolerance, generator=stream(0, "rough"), rough=rough)
+    return extremes(exact, end, k=k, tolerance=tolerance, generator=stream(0, "rough"), low_precision=low_precision)
 
 
 @pytest.mark.parametrize("end", End)
@@ -33,12 +33,12 @@ def test_values_are_within_their_float64_residual_of_the_truth(name: str, end: E
 
 
 @pytest.mark.parametrize("end", End)
-def test_float64_only_judges_where_float32_reaches_the_tolerance(end: End) -> None:
+def test_float64_only_certifies_where_float32_reaches_the_tolerance(end: End) -> None:
     exact = with_eigenvalues(BULK)
-    rough = InFloat32(exact)
-    result, alone = found(exact, rough, end), found(with_eigenvalues(BULK), None, end)
+    low_precision = InFloat32(exact)
+    result, alone = found(exact, low_precision, end), found(with_eigenvalues(BULK), None, end)
     check(result, BULK, end, 1)
-    assert result.products == exact.products <= 3 and result.rough_products == rough.products > 10
+    assert result.products == exact.products <= 3 and result.rough_products == low_precision.products > 10
     assert alone.products >= result.rough_products and alone.rough_products == 0
     assert abs(float(result.values[0] - alone.values[0])) <= 1e-6 * result.scale
     assert result.scale == pytest.approx(1.5, rel=1e-6)
@@ -46,7 +46,7 @@ def test_float64_only_judges_where_float32_reaches_the_tolerance(end: End) -> No
 
 def test_a_tolerance_beyond_float32_is_reached_in_float64_from_there() -> None:
     exact = with_eigenvalues(BULK)
-    result, alone = (found(exact, rough, tolerance=1e-11) for rough in (InFloat32(exact), None))
+    result, alone = (found(exact, low_precision, tolerance=1e-11) for low_precision in (InFloat32(exact), None))
     check(result, BULK, End.largest, 1, 1e-11)
     assert 3 < result.products < alone.products
 
@@ -54,7 +54,7 @@ def test_a_tolerance_beyond_float32_is_reached_in_float64_from_there() -> None:
 @pytest.mark.parametrize("options", [{"overflow": True}, {"skew": 1.0}], ids=["overflow", "not symmetric"])
 def test_what_float32_cannot_hold_is_measured_in_float64_to_the_bit(options: dict[str, bool]) -> None:
     exact = with_eigenvalues(BULK)
-    result, alone = (found(exact, rough) for rough in (InFloat32(exact, **options), None))  # type: ignore[arg-type]
+    result, alone = (found(exact, low_precision) for low_precision in (InFloat32(exact, **options), None))  # type: ignore[arg-type]
     assert torch.equal(result.values, alone.values) and torch.equal(result.vectors, alone.vectors)
     assert result.products == alone.products and result.rough_products > 0
 

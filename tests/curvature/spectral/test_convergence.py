@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hessfig.curvature.spectral.extremes import End, Goal, begin, pursue, starts_of, unfinished
+from hessfig.curvature.spectral.extremes import End, Goal, begin, run_until_converged, starts_of, unfinished
 from hessfig.curvature.spectral.lanczos import Run
 from hessfig.rng import stream
 from tests.curvature.spectral.matrices import Explicit, with_eigenvalues
@@ -18,7 +18,7 @@ VALUES = [*torch.linspace(0, 1, 300, dtype=torch.float64).tolist(), 1.1, 1.2]
 def runs_for(operator: Explicit, goal: Goal, seed: int) -> list[Run]:
     generator, none = stream(seed, "pursuit"), torch.zeros(operator.dim, 0, dtype=torch.float64)
     runs = begin(goal, starts_of(operator.dim, generator, None), generator, none)
-    pursue(runs, operator, goal)
+    run_until_converged(runs, operator, goal)
     return runs
 
 
@@ -51,6 +51,6 @@ def test_a_strict_goal_is_reached_by_every_run() -> None:
     operator = with_eigenvalues(VALUES)
     runs = runs_for(operator, goal, 0)
     assert not unfinished(runs, goal) and len(unfinished(runs, strict)) == 1
-    pursue(runs, operator, strict)
+    run_until_converged(runs, operator, strict)
     assert not unfinished(runs, strict)
     assert all(float(run.ritz().residuals[-1]) <= 1e-6 * max(VALUES) for run in runs)

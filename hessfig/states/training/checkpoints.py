@@ -7,10 +7,10 @@ import hashlib
 import io
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
@@ -67,11 +67,10 @@ def _checksum(tensors: Mapping[str, Tensor], *about: object) -> str:
 
 COLUMNS = ("step", "loss", "learning_rate", "gradient_norm", "accuracy")
 _WEIGHT, _LOG = "weight/", "log"
-Found = TypeVar("Found")
 
 
 @dataclass
-class Moment:
+class TrainingState:
     """A training after `step` updates: weights and moments by name, and the log up to there (steps x COLUMNS)."""
 
     step: int
@@ -96,22 +95,22 @@ class Folder:
 
     def weights(self, step: int) -> Tensors | None:
         """Return the weights after `step` updates, if they are there and sound."""
-        return _trusted(lambda: _tensors(read(self.weights_path(step), key=self.key, step=step)))
+        return self._read(self.weights_path(step), step)[0]
 
     def missing(self, steps: Iterable[int]) -> list[int]:
         """Return those of `steps` that are not there, or not sound, in rising order."""
         return [step for step in sorted(steps) if self.at(step) is None]
 
-    def at(self, step: int) -> Moment | None:
+    def at(self, step: int) -> TrainingState | None:
         """Return the training after `step` updates, if that state is kept."""
         weights = self.weights(step)
-        beside = _trusted(lambda: _tensors(read(self.optimiser_path(step), key=self.key, step=step)))
+        beside = self._read(self.optimiser_path(step), step)[0]
         if weights is None or beside is None or not _reaches(beside, step):
             return None
         moments = {name: value for name, value in beside.items() if name != _LOG}
-        return Moment(step, weights, moments, beside[_LOG])
+        return TrainingState(step, weights, moments, beside[_LOG])
 
-    def nearest(self, step: int) -> Moment | None:
+    def nearest(self, step: int) -> TrainingState | None:
         """Return the latest point of the training at or before `step` to go on from: a kept state, or `resume`."""
         on_the_way = self._resume()
         if on_the_way is not None and on_the_way.step > step:
@@ -123,12 +122,12 @@ class Folder:
                 return found
         return on_the_way
 
-    def keep(self, now: Moment) -> None:
+    def keep(self, now: TrainingState) -> None:
         """Keep a state for good: moments first, so that a state that is there can be gone on from."""
         write(self.optimiser_path(now.step), {**now.moments, _LOG: now.log}, key=self.key, step=now.step)
         write(self.weights_path(now.step), now.weights, key=self.key, step=now.step)
 
-    def keep_for_resuming(self, now: Moment) -> None:
+    def keep_for_resuming(self, now: TrainingState) -> None:
         """Leave where this training is, unless another run of it is further."""
         there = self._resume()
         if there is None or there.step < now.step:
@@ -146,7 +145,7 @@ class Folder:
         content = {"key": self.key, "label": self.trajectory.label, "settings": self.trajectory.science}
         self._write_json("training.json", content)
 
-    def log(self, now: Moment) -> None:
+    def log(self, now: TrainingState) -> None:
         """Write training.csv, unless it reaches further already."""
         path = self.path / "training.csv"
         if _last_step(path) <= now.step:
@@ -168,14 +167,21 @@ class Folder:
     def _resume_path(self) -> Path:
         return self.path / "resume.safetensors"
 
-    def _resume(self) -> Moment | None:
-        found = _trusted(lambda: read(self._resume_path, key=self.key))
-        if found is None or not _reaches(*found):
+    def _resume(self) -> TrainingState | None:
+        tensors, step = self._read(self._resume_path)
+        if tensors is None or not _reaches(tensors, step):
             return None
-        tensors, step = found
         weights = {n.removeprefix(_WEIGHT): t for n, t in tensors.items() if n.startswith(_WEIGHT)}
         moments = {n: t for n, t in tensors.items() if not n.startswith(_WEIGHT) and n != _LOG}
-        return Moment(step, weights, moments, tensors[_LOG])
+        return TrainingState(step, weights, moments, tensors[_LOG])
+
+    def _read(self, path: Path, step: int | None = None) -> tuple[Tensors, int] | tuple[None, int]:
+        """Return the tensors of a file and their step; no tensors, with a warning, where it cannot be trusted."""
+        try:
+            return read(path, key=self.key, step=step) or (None, -1)
+        except Damaged as error:
+            print(f"warning: {error}; it counts as not there, and is computed again", file=sys.stderr)
+            return None, -1
 
     def _steps(self) -> list[int]:
         names = (path.name.split(".")[0].removeprefix("step_") for path in self.path.glob("step_*.safetensors"))
@@ -200,18 +206,6 @@ def _reaches(tensors: Tensors, step: int) -> bool:
     """Whether the log among the tensors has a row for each update up to `step`."""
     log = tensors.get(_LOG)
     return log is not None and log.shape == (step, len(COLUMNS)) and (step == 0 or int(log[-1, 0]) == step)
-
-
-def _tensors(found: tuple[Tensors, int] | None) -> Tensors | None:
-    return None if found is None else found[0]
-
-
-def _trusted(reading: Callable[[], Found | None]) -> Found | None:
-    try:
-        return reading()
-    except Damaged as error:
-        print(f"warning: {error}; it counts as not there, and is computed again", file=sys.stderr)
-        return None
 
 
 def _last_step(path: Path) -> int:

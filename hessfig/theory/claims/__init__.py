@@ -1,1 +1,0 @@
-"""Statements as data: printed formula, corrected formula, oracle."""

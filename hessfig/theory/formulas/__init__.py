@@ -1,1 +1,0 @@
-"""Closed forms of the paper's statements, corrected where they need it."""
