@@ -6,6 +6,8 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
+from types import MappingProxyType
 
 import pandas as pd
 
@@ -15,10 +17,24 @@ from hessfig.record import CURVE
 _BETWEEN = re.compile(r",(?=[A-Za-z_][\w.]*=)")  # a value may hold commas of its own
 
 
-def assignments(variant: str) -> dict[str, str]:
-    """Return the settings of a variant by their dotted keys; none for the plain one."""
+@cache
+def assignments(variant: str) -> Mapping[str, str]:
+    """Return the settings of a variant by their dotted keys; none for the plain one. A text is parsed once."""
     pairs = (part.partition("=") for part in _BETWEEN.split(variant) if part)
-    return {key: value for key, _, value in pairs}
+    return MappingProxyType({key: value for key, _, value in pairs})
+
+
+def with_settings(rows: pd.DataFrame, *keys: str, default: str = "") -> pd.DataFrame:
+    """Return the rows with a column of texts for each setting: its value in the row's variant, else `default`."""
+    varied = [assignments(variant) for variant in rows["variant"]]
+    return rows.assign(**{key: [one.get(key, default) for one in varied] for key in keys})
+
+
+def varied_settings(variants: Iterable[str]) -> dict[str, list[str]]:
+    """Return the values of every varied setting by its dotted key: one for each variant, "" where it has none."""
+    parsed = [assignments(variant) for variant in variants]
+    keys = dict.fromkeys(key for one in parsed for key in one)
+    return {key: [one.get(key, "") for one in parsed] for key in keys}
 
 
 def as_variant(settings: Mapping[str, str]) -> str:
@@ -56,7 +72,7 @@ def varied_key(word: str, variants: Iterable[str], *, asked: str, others: Iterab
 
     Raises UserError when no variant has it; `asked` is who wants to know, `others` what may be named as well.
     """
-    keys = list(dict.fromkeys(key for variant in variants for key in assignments(variant)))
+    keys = list(varied_settings(variants))
     found = [key for key in keys if word in (key, last_word(key))]
     if len(found) == 1:
         return found[0]
@@ -165,7 +181,7 @@ def _whole(table: pd.DataFrame, name: str, asked: str) -> pd.Series:
 
 
 def _numbers(key: str, variants: list[str], asked: str) -> list[float]:
-    values = [assignments(variant).get(key, "") for variant in variants]
+    values = varied_settings(variants)[key]
     numbers = as_numbers(values)
     if numbers is None:
         raise UserError(

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from hessfig.analysis.claims.rule import student_band
+from hessfig.analysis.intervals import student_band
 from hessfig.analysis.stored_spectra import Density, Place, Quadrature, Spectrum
 from hessfig.terms import Group
 

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from hessfig.analysis.axis import assignments
-from hessfig.analysis.claims.rule import Interval, student_interval
+from hessfig.analysis.intervals import Interval, student_interval
 from hessfig.errors import UserError
 from hessfig.record import LEFT_OUT
 

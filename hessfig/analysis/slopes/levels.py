@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from hessfig.analysis.axis import DEPTH, SIGMA, Axis, X, along, as_numbers, assignments, check_places
+from hessfig.analysis.axis import DEPTH, SIGMA, Axis, X, along, as_numbers, check_places, varied_settings
 from hessfig.analysis.curves import of_quantity, quantity_to_fit, seed_matrix
 from hessfig.analysis.manifest import read_run
 from hessfig.analysis.slopes.fit import ARITHMETIC, GEOMETRIC, RESAMPLES, fit_slope
@@ -151,9 +151,8 @@ def _trends(of_seeds: pd.DataFrame, axis: Axis, *, resamples: int, seed: int) ->
 
 def _settings(of_seeds: pd.DataFrame) -> Iterator[str]:
     """Yield the varied settings along which there is a curve: numbers, at least three of them, all above zero."""
-    settings = [assignments(variant) for variant in of_seeds["variant"].unique()]
-    for key in dict.fromkeys(key for one in settings for key in one):
-        values = as_numbers({one.get(key, "") for one in settings})
+    for key, texts in varied_settings(of_seeds["variant"].unique()).items():
+        values = as_numbers(set(texts))
         if values and len(values) > 2 and min(values) > 0:
             yield key
     if len(of_seeds["num_layers"].unique()) > 2:
