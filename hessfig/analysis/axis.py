@@ -1,4 +1,4 @@
-"""What curves run along, and the variants of a sweep."""
+"""What curves run along; and variants, texts of the settings in which the networks of a sweep differ."""
 
 from __future__ import annotations
 

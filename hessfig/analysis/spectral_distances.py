@@ -1,4 +1,4 @@
-"""Spectra smoothed, their quantiles and distances, and how much blocks differ."""
+"""Spectra smoothed by a kernel, their quantiles, and Jensen-Shannon distances between blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Readings of trainings: the edge of stability, races of step rules, correlations."""
+"""Readings of trainings: shares of the threshold of stability, races of step rules, rank correlations."""
 
 from __future__ import annotations
 

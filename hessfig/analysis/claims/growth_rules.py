@@ -1,4 +1,4 @@
-"""Rules of claims about growth rates, scales and shares."""
+"""Rules of claims about growth rates in sigma, scales of weights, and shares of the functional part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules of claims about kinds of networks and sublayers."""
+"""Rules of claims about transformers beside MLPs, and about sublayers."""
 
 from __future__ import annotations
 

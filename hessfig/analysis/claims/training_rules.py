@@ -1,4 +1,4 @@
-"""Rules of claims about trainings, samples, kinds of networks and sublayers."""
+"""Rules of claims along trainings, and against the number of samples."""
 
 from __future__ import annotations
 

@@ -133,13 +133,8 @@ def _verdict(here: pd.DataFrame, found: Mapping[str, Any], level: float) -> str:
     return AGREES if np.isfinite(found["p"]) or here["z"].notna().any() else UNDECIDED
 
 
-IDENTICAL, ROUNDED, AGREES, DIFFERENT, UNDECIDED = (
-    "identical",
-    "equal to rounding",
-    "agrees",
-    "different",
-    "undecided",
-)
+IDENTICAL, ROUNDED, DIFFERENT = "identical", "equal to rounding", "different"
+AGREES, UNDECIDED = "agrees", "undecided"
 
 
 @dataclass(frozen=True)
@@ -193,15 +188,14 @@ class Paired:
         """Return the curves as a table for a terminal."""
         from rich.text import Text
 
-        rows = [
-            list(
-                map(Text, (_name(row), str(row["num_points"]), f"{row['largest']:.2g}", _interval(row), row["verdict"]))
-            )
-            for _, row in self.curves.iterrows()
-        ]
+        rows = [list(map(Text, _cells(row))) for _, row in self.curves.iterrows()]
         title = Text(f"{self.sweep} against {self.reference}, number by number")
         heads = ("curve", "numbers", "largest difference", "shift [95 %]", "verdict")
         return terminal_table(heads, rows, title=title, wrapped=["curve"])
+
+
+def _cells(row: pd.Series) -> tuple[str, ...]:
+    return _name(row), str(row["num_points"]), f"{row['largest']:.2g}", _interval(row), row["verdict"]
 
 
 def _interval(row: pd.Series) -> str:
