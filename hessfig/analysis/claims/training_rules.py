@@ -151,9 +151,9 @@ def rate(evidence: Evidence) -> Finding:
     that do. The effect is the exponent that is farthest from -1.
     """
     curves = {name: evidence.numbers(f"landscape_{name}", *_PLACE) for name in _CURVES}
-    if any(one.empty for one in curves.values()):
-        return missing("differences of losses against k beside their null and bound")
     rates = exponents(curves["difference"], K, *_PLACE, window=SMALLEST_K)
+    if rates.empty or any(one.empty for one in curves.values()):
+        return missing("differences of losses against k beside their null and bound")
     logs = {name: _logs(one) for name, one in curves.items()}
     each = [*_PLACE, "seed"]
     margins = (logs["bound"] - logs["difference"]).groupby(level=each).min()
