@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from scripts import house_tree
+
 ROOT = Path(__file__).parent.parent
 MODULES = sorted((ROOT / "hessfig").rglob("*.py"))
 # Arrows point from right to left: a room may use those before it.
@@ -336,6 +338,17 @@ def _object(name: str) -> object:
     except ImportError:
         module, _, attribute = name.rpartition(".")
         return getattr(_object(module), attribute)
+
+
+def test_the_page_shows_the_tree_as_it_is() -> None:
+    """Every room stands on the page with what it says it is for."""
+    page = house_tree.PAGE.read_text()
+    assert page == house_tree.with_tree(page), f"docs/architecture.md is behind: run {house_tree.COMMAND}"
+
+
+def test_the_tree_has_a_line_for_every_room() -> None:
+    lines = house_tree.tree().splitlines()
+    assert len(lines) == len(MODULES) and not [line for line in lines if line.endswith(": ")]
 
 
 SPEAKING = [

@@ -8,7 +8,7 @@ import math
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
@@ -94,6 +94,11 @@ def read(folder: Path, entry: Entry, form: Form, take: Callable[[Stored], Found]
         raise _broken(folder, form, what, str(error)) from error
 
 
+def place_of(entry: Entry) -> dict[str, float]:
+    """Return sigma and step of a listed file; nan where they mean nothing."""
+    return {key: math.nan if entry[key] is None else float(entry[key]) for key in ("sigma", "step")}
+
+
 def _every(folder: Path, form: Form) -> list[Entry]:
     """Return the manifest's list of arrays, each entry checked."""
     manifest = read_manifest(folder) or {}
@@ -171,8 +176,7 @@ class StoredHessian:
         borders = self.borders()
         index = np.concatenate([np.arange(borders[k], borders[k + 1]) for k in kept])
         matrix = self.matrix[np.ix_(index, index)]
-        chosen = [self.names[k] for k in kept], [self.sizes[k] for k in kept]
-        return StoredHessian(self.variant, self.sigma, self.seed, matrix, *chosen, self.step)
+        return replace(self, matrix=matrix, names=[self.names[k] for k in kept], sizes=[self.sizes[k] for k in kept])
 
     def block(self, name: str) -> NDArray[np.float32]:
         """Return one parameter's diagonal block. Raises UserError for a parameter that is not there."""
@@ -241,8 +245,8 @@ def _rank(entry: Entry) -> tuple[float, ...]:
 
 def _read(folder: Path, entry: Entry) -> StoredHessian:
     matrix, names, sizes = read(folder, entry, _FORM, _take)
-    sigma, step = (math.nan if entry[key] is None else float(entry[key]) for key in ("sigma", "step"))
-    return StoredHessian(entry["variant"], sigma, entry["seed"], matrix, names, sizes, step)
+    variant, seed = entry["variant"], entry["seed"]
+    return StoredHessian(variant, seed=seed, matrix=matrix, names=names, sizes=sizes, **place_of(entry))
 
 
 def _take(stored: Stored) -> tuple[NDArray[np.float32], list[str], list[int]]:

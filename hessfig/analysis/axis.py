@@ -1,4 +1,4 @@
-"""What curves run along, and the variants of a sweep."""
+"""What curves run along; and variants, texts of the settings in which the networks of a sweep differ."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
+from types import MappingProxyType
 
 import pandas as pd
 
@@ -15,20 +17,39 @@ from hessfig.record import CURVE
 _BETWEEN = re.compile(r",(?=[A-Za-z_][\w.]*=)")  # a value may hold commas of its own
 
 
-def assignments(variant: str) -> dict[str, str]:
-    """Return the settings of a variant by their dotted keys; none for the plain one."""
+@cache
+def settings_of(variant: str) -> Mapping[str, str]:
+    """Return the settings of a variant by their dotted keys; none for the plain one. Each text is parsed once."""
     pairs = (part.partition("=") for part in _BETWEEN.split(variant) if part)
-    return {key: value for key, _, value in pairs}
+    return MappingProxyType({key: value for key, _, value in pairs})
+
+
+def assignments(variant: str) -> dict[str, str]:
+    """Return `settings_of` a variant as a dictionary of the caller's own."""
+    return dict(settings_of(variant))
+
+
+def with_settings(rows: pd.DataFrame, *keys: str, default: str = "") -> pd.DataFrame:
+    """Return the rows with a column of texts for each setting: its value in the row's variant, else `default`."""
+    varied = [settings_of(variant) for variant in rows["variant"]]
+    return rows.assign(**{key: [one.get(key, default) for one in varied] for key in keys})
+
+
+def varied_settings(variants: Iterable[str]) -> dict[str, list[str]]:
+    """Return the values of every varied setting by its dotted key: one for each variant, "" where it has none."""
+    parsed = [settings_of(variant) for variant in variants]
+    keys = dict.fromkeys(key for one in parsed for key in one)
+    return {key: [one.get(key, "") for one in parsed] for key in keys}
 
 
 def as_variant(settings: Mapping[str, str]) -> str:
-    """Return the text of a variant, the inverse of `assignments`."""
+    """Return the text of a variant, the inverse of `settings_of`."""
     return ",".join(f"{key}={value}" for key, value in settings.items())
 
 
 def short_variant(variant: str) -> str:
     """Return a variant without its groups: 'model.temperature=0.25' becomes 'temperature=0.25'."""
-    return as_variant({last_word(key): value for key, value in assignments(variant).items()})
+    return as_variant({last_word(key): value for key, value in settings_of(variant).items()})
 
 
 def last_word(key: str) -> str:
@@ -38,7 +59,7 @@ def last_word(key: str) -> str:
 
 def varied_setting(variants: Iterable[str]) -> tuple[str, list[str]]:
     """Return the name of what the variants vary and each one's value, e.g. ('temperature', ['0.5', '1.0'])."""
-    settings = [assignments(variant) for variant in variants]
+    settings = [settings_of(variant) for variant in variants]
     names = dict.fromkeys(last_word(key) for one in settings for key in one)
     return ", ".join(names), [", ".join(one.values()) for one in settings]
 
@@ -56,7 +77,7 @@ def varied_key(word: str, variants: Iterable[str], *, asked: str, others: Iterab
 
     Raises UserError when no variant has it; `asked` is who wants to know, `others` what may be named as well.
     """
-    keys = list(dict.fromkeys(key for variant in variants for key in assignments(variant)))
+    keys = list(varied_settings(variants))
     found = [key for key in keys if word in (key, last_word(key))]
     if len(found) == 1:
         return found[0]
@@ -165,7 +186,7 @@ def _whole(table: pd.DataFrame, name: str, asked: str) -> pd.Series:
 
 
 def _numbers(key: str, variants: list[str], asked: str) -> list[float]:
-    values = [assignments(variant).get(key, "") for variant in variants]
+    values = varied_settings(variants)[key]
     numbers = as_numbers(values)
     if numbers is None:
         raise UserError(
@@ -178,7 +199,7 @@ def _numbers(key: str, variants: list[str], asked: str) -> list[float]:
 
 
 def _without(variant: str, key: str) -> str:
-    return as_variant({name: value for name, value in assignments(variant).items() if name != key})
+    return as_variant({name: value for name, value in settings_of(variant).items() if name != key})
 
 
 def _joined(table: pd.DataFrame, name: str) -> pd.Series:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import pandas as pd
 
-from hessfig.analysis.axis import SIGMA, Axis, assignments
+from hessfig.analysis.axis import SIGMA, Axis, settings_of
 from hessfig.analysis.table import read_table
 from hessfig.errors import UserError, run_command
 from hessfig.predictions.architecture import Architecture
@@ -82,7 +82,7 @@ def varied(config: Mapping[str, Any], variant: str, *, num_layers: int) -> dict[
     """
     changed = deepcopy(dict(config))
     changed["model"]["n_layers"] = num_layers
-    for key, value in assignments(variant).items():
+    for key, value in settings_of(variant).items():
         *groups, name = key.split(".")
         section = changed
         for group in groups:

@@ -1,4 +1,4 @@
-"""Spectra smoothed, their quantiles and distances, and how much blocks differ."""
+"""Spectra smoothed by a kernel, their quantiles, and Jensen-Shannon distances between blocks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from hessfig.analysis.claims.rule import student_band
+from hessfig.analysis.intervals import student_band
 from hessfig.analysis.stored_spectra import Density, Place, Quadrature, Spectrum
 from hessfig.terms import Group
 
@@ -80,13 +80,16 @@ def grid_over(low: float, high: float, deviation: float, *, points: int = 400) -
 
 def smoothed(density: Density, grid: Numbers, deviation: float) -> Banded:
     """Return the density phi(t) = sum_i w_i N(t; theta_i, deviation^2) over `grid`."""
-    every, half = (_per_probe(one, grid, deviation, _bell) for one in (density.whole, density.half))
-    return Banded(grid, *student_band(every), half.mean(axis=0))
+    return _banded(density, grid, deviation, _bell)
 
 
 def cumulative(density: Density, grid: Numbers, deviation: float) -> Banded:
     """Return the share of eigenvalues below each place: sum_i w_i Phi((t - theta_i) / deviation)."""
-    every, half = (_per_probe(one, grid, deviation, _share_below) for one in (density.whole, density.half))
+    return _banded(density, grid, deviation, _share_below)
+
+
+def _banded(density: Density, grid: Numbers, deviation: float, kernel: Profile) -> Banded:
+    every, half = (_per_probe(one, grid, deviation, kernel) for one in (density.whole, density.half))
     return Banded(grid, *student_band(every), half.mean(axis=0))
 
 

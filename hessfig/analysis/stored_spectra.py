@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hessfig.analysis.arrays import Entry, Form, Stored, is_listed, listed, read
+from hessfig.analysis.arrays import Entry, Form, Stored, is_listed, listed, place_of, read
 from hessfig.errors import plain
 from hessfig.terms import Part
 
@@ -106,41 +106,29 @@ def _read(
 ) -> list[Found]:
     found: list[Found] = []
     for entry in listed(folder, form):
-        found += read(folder, entry, form, _taker(entry, wanted, one))
+        found += read(folder, entry, form, partial(_take, entry, wanted, one))
     return found
 
 
-def _taker(
-    entry: Entry, wanted: Callable[[Place], bool], one: Callable[[Stored, int, Place], Found]
-) -> Callable[[Stored], list[Found]]:
-    def take(stored: Stored) -> list[Found]:
-        places = [_place(entry, said) for said in _said(stored)]
-        return [one(stored, k, place) for k, place in enumerate(places) if wanted(place)]
-
-    return take
-
-
-def _said(stored: Stored) -> list[Any]:
+def _take(
+    entry: Entry, wanted: Callable[[Place], bool], one: Callable[[Stored, int, Place], Found], stored: Stored
+) -> list[Found]:
     said = json.loads(str(stored["entries"].item()))
     if not isinstance(said, list):
         raise TypeError("entries is no list")
-    return said
+    places = [_place(entry, one_said) for one_said in said]
+    return [one(stored, k, place) for k, place in enumerate(places) if wanted(place)]
 
 
 def _place(entry: Entry, said: Any) -> Place:
     """Return what one entry says it is of. Raises ValueError or TypeError for words that are none."""
     odd = [key for key in _COUNTS if type(said[key]) is not int or said[key] < 0]
-    odd += [key for key in _NAMES if not isinstance(said[key], str) or not _is_plain(said[key])]
+    odd += [key for key in _NAMES if not isinstance(said[key], str) or plain(said[key], most=_LONGEST) != said[key]]
     if odd or said["dim"] < 1:
         raise ValueError(f"entries: {odd[0] if odd else 'dim'}={said[odd[0] if odd else 'dim']!r}"[:200])
-    sigma, step = (math.nan if entry[key] is None else float(entry[key]) for key in ("sigma", "step"))
     block = {key: said[key] for key in ("layer", "row_layer", "row", "col", "dim")}
-    network = {key: entry[key] for key in ("variant", "num_layers", "seed")}
-    return Place(**network, sigma=sigma, step=step, part=Part(said["part"]).value, **block)
-
-
-def _is_plain(name: str) -> bool:
-    return plain(name, most=_LONGEST) == name
+    network = {key: entry[key] for key in ("variant", "num_layers", "seed")} | place_of(entry)
+    return Place(**network, part=Part(said["part"]).value, **block)
 
 
 def _spectrum(stored: Stored, k: int, place: Place) -> Spectrum:

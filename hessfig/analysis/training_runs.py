@@ -1,4 +1,4 @@
-"""Readings of trainings: the edge of stability, races of step rules, correlations."""
+"""Readings of trainings: shares of the threshold of stability, races of step rules, rank correlations."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from hessfig.analysis.axis import assignments
-from hessfig.analysis.claims.rule import Interval, student_interval
+from hessfig.analysis.axis import settings_of
+from hessfig.analysis.intervals import Interval, student_interval
 from hessfig.errors import UserError
 from hessfig.record import LEFT_OUT
 
@@ -91,7 +91,7 @@ def race(table: pd.DataFrame) -> Race:
 
 
 def _named(table: pd.DataFrame) -> pd.DataFrame:
-    given = [assignments(variant) for variant in table["variant"]]
+    given = [settings_of(variant) for variant in table["variant"]]
     rules = [_rule(one.get(OPTIMISER, ""), one.get(CURVATURE, "none")) for one in given]
     return table.assign(rule=rules, rate=[float(one.get(RATE, "nan")) for one in given])
 

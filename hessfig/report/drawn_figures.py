@@ -1,4 +1,4 @@
-"""Figures of a report and its table of contents."""
+"""Figures of a report, drawn with their words; and everything that its pages show, put together."""
 
 from __future__ import annotations
 

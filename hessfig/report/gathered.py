@@ -1,4 +1,4 @@
-"""What an outputs folder holds for a report: sweeps, figures, claims."""
+"""What lies in an outputs folder for a report: sweeps and their state, failures, and tables of claims."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables of the report."""
+"""Tables on the pages of the report: slopes, comparisons, claims and numbers, cell by cell."""
 
 from __future__ import annotations
 

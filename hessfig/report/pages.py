@@ -1,4 +1,4 @@
-"""Pages of the report and their tables."""
+"""Pages of the report: what each one shows, and its HTML for a site or for one file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from markupsafe import Markup, escape
 from hessfig.errors import run_command
 from hessfig.record import FROBENIUS
 from hessfig.report import page_tables, readings
-from hessfig.report.drawn_figures import Contents
+from hessfig.report.drawn_figures import Contents, Picture
 from hessfig.report.gathered import State
 from hessfig.report.page_tables import Cell, Table
 from hessfig.report.readings import SweepFound
@@ -81,16 +81,16 @@ def in_short(sweep: SweepFound) -> list[tuple[str, str]]:
     if sweep.run is None:
         return []
     config, table = sweep.config, sweep.run.table
+    vary = config.get("sweep", {}).get("vary") or {}
+    estimator = [*map(str, table["estimator"].unique()), *map(str, table["dtype"].unique()), _probes(table)]
     lines = {
-        "network": _listed(config.get("model", {}), _NETWORK, config),
-        "data": _listed(config.get("task", {}), _TASK, config),
-        "varied": _varied(config),
+        "network": _listed(config, "model", _NETWORK, vary),
+        "data": _listed(config, "task", _TASK, vary),
+        "varied": ", ".join(f"{key}: {text(values).strip('[]')}" for key, values in vary.items()),
         "measured": _measured(table),
         "places": _places(table),
         "seeds": str(table["seed"].nunique()),
-        "estimator": ", ".join(
-            [*map(str, table["estimator"].unique()), *map(str, table["dtype"].unique()), _probes(table)]
-        ).strip(", "),
+        "estimator": ", ".join(estimator).strip(", "),
     }
     return [(name, words) for name, words in lines.items() if words]
 
@@ -130,10 +130,9 @@ def text(value: Any) -> str:
     return words if len(words) <= _SHOWN else f"{words[:_SHOWN]}..."
 
 
-def _listed(section: Mapping[str, Any], names: tuple[str, ...], config: Mapping[str, Any]) -> str:
+def _listed(config: Mapping[str, Any], group: str, names: tuple[str, ...], vary: Mapping[str, Any]) -> str:
     """Return 'd_model 16, heads 1': what is set, what a sweep varies as the range it has there."""
-    group = "model" if names is _NETWORK else "task"
-    vary = config.get("sweep", {}).get("vary") or {}
+    section = config.get(group, {})
     shown = {name: vary.get(f"{group}.{name}", section.get(name)) for name in names}
     return ", ".join(
         f"{_WORDS.get(name, name)} {text(value).strip('[]')}".strip()
@@ -142,14 +141,10 @@ def _listed(section: Mapping[str, Any], names: tuple[str, ...], config: Mapping[
     )
 
 
-def _varied(config: Mapping[str, Any]) -> str:
-    vary = config.get("sweep", {}).get("vary") or {}
-    return ", ".join(f"{key}: {text(values).strip('[]')}" for key, values in vary.items())
-
-
 def _measured(table: pd.DataFrame) -> str:
     quantities = ", ".join(map(_quantity, table["quantity"].unique()))
-    blocks = [row if row == col else f"({row}, {col})" for row, col in _pairs(table)]
+    pairs = table[["row", "col"]].drop_duplicates().itertuples(index=False, name=None)
+    blocks = [row if row == col else f"({row}, {col})" for row, col in pairs]
     more = f" and {len(blocks) - 6} more" if len(blocks) > 6 else ""
     parts = ", ".join(part for part in table["part"].unique() if part)
     of = f" of {', '.join(blocks[:6])}{more}" if any(blocks) else ""
@@ -158,10 +153,6 @@ def _measured(table: pd.DataFrame) -> str:
 
 def _quantity(name: str) -> str:
     return "Frobenius norms" if name == FROBENIUS else name.replace("_", " ")
-
-
-def _pairs(table: pd.DataFrame) -> list[tuple[str, str]]:
-    return list(table[["row", "col"]].drop_duplicates().itertuples(index=False, name=None))
 
 
 def _places(table: pd.DataFrame) -> str:
@@ -257,7 +248,7 @@ def _front(contents: Contents) -> dict[str, Any]:
             for sweep in _in_order(contents)
         ],
         "drawn": sum(len(figure.pictures) for figure in contents.figures),
-        "times": sorted(filter(None, map(_end, contents.sweeps))),
+        "times": sorted(filter(None, (str((sweep.manifest or {}).get("end") or "") for sweep in contents.sweeps))),
     }
 
 
@@ -268,15 +259,12 @@ def _in_order(contents: Contents) -> Iterator[SweepFound]:
     yield from sorted(contents.sweeps, key=lambda sweep: (ranks.get(sweep.name, len(ranks)), sweep.name))
 
 
-def _end(sweep: SweepFound) -> str:
-    """Return when a sweep was measured; nothing where its manifest does not tell."""
-    return str((sweep.manifest or {}).get("end") or "")
-
-
 def _sweep_page(contents: Contents, sweep: SweepFound) -> Page:
     asked = contents.asked
     figures = contents.figures_of(sweep.name)
-    claims = contents.claims.of_sweep(sweep.name)
+    of_sweep = contents.claims.of_sweep(sweep.name)
+    caption = "Claims judged from this sweep"
+    claims = None if of_sweep is None else page_tables.any_table("claims", caption, _shown(of_sweep))
     given = {
         "sweep": sweep,
         "label": contents.label(sweep.name),
@@ -289,23 +277,23 @@ def _sweep_page(contents: Contents, sweep: SweepFound) -> Page:
         "outside": readings.outside(sweep, asked.tolerance),
         "slopes": page_tables.slopes_table(sweep),
         "compared": page_tables.compared_table(sweep.compared) if sweep.compared else None,
-        "claims": None
-        if claims is None
-        else page_tables.any_table("claims", "Claims judged from this sweep", _shown(claims)),
+        "claims": claims,
         "settings": settings_table(sweep, asked.help) if sweep.config else None,
         "manifest": manifest_table(sweep.manifest) if sweep.manifest else None,
         "numbers": [
-            [
-                page_tables.any_table(f"numbers-{n}-{m}", f"Numbers of {picture.title}", picture.numbers)
-                if len(picture.numbers) <= PREVIEW
-                else None
-                for m, picture in enumerate(figure.pictures)
-            ]
+            [_preview(picture, f"{n}-{m}") for m, picture in enumerate(figure.pictures)]
             for n, figure in enumerate(figures)
         ],
         "reread": run_command(asked.outputs / sweep.name),
     }
     return Page(f"sweep-{sweep.name}", f"{contents.label(sweep.name)}: {sweep.name}", "sweep.html", given)
+
+
+def _preview(picture: Picture, number: str) -> Table | None:
+    """Return the numbers of a picture; None where they are more than a page shows."""
+    caption = f"Numbers of {picture.title}"
+    few = len(picture.numbers) <= PREVIEW
+    return page_tables.any_table(f"numbers-{number}", caption, picture.numbers) if few else None
 
 
 def _claims(contents: Contents) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Sweeps read for the report, and findings in words."""
+"""Sweeps read for a report: their slopes and comparisons, and what these say in a sentence."""
 
 from __future__ import annotations
 

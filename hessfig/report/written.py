@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
+from hessfig.analysis.presented import write_csv
 from hessfig.errors import UserError
 from hessfig.files import check_writable, fingerprint, unwritable, write_text
 from hessfig.record import CHECKSUM, checksum, read_checked
@@ -236,12 +235,12 @@ def _write_json(contents: Contents, folder: Path) -> None:
         place = folder / "sweeps" / sweep.name
         write_text(place.with_name(f"{sweep.name}.json"), _json(_of_sweep(contents, sweep)))
         if sweep.slopes is not None:
-            write_text(place / "slopes.csv", _csv(sweep.slopes))
+            write_csv(sweep.slopes, place / "slopes.csv")
         if sweep.compared is not None:
-            write_text(place / "comparison_curves.csv", _csv(sweep.compared.curves))
+            write_csv(sweep.compared.curves, place / "comparison_curves.csv")
     for ledger, name in ((contents.theory, "statements.csv"), (contents.claims, "claims.csv")):
         if ledger.frame is not None:
-            write_text(folder / "tables" / name, _csv(ledger.frame))
+            write_csv(ledger.frame, folder / "tables" / name)
     write_text(folder / INDEX, _json(_index(contents)))
 
 
@@ -285,10 +284,6 @@ def _of_sweep(contents: Contents, sweep: SweepFound) -> dict[str, Any]:
         "settings": sweep.config,
         "manifest": manifest,
     }
-
-
-def _csv(frame: pd.DataFrame) -> str:
-    return str(frame.to_csv(index=False, float_format="%.10g", lineterminator="\n"))
 
 
 def _json(content: Mapping[str, Any]) -> str:

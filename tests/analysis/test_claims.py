@@ -15,7 +15,6 @@ import pytest
 from hessfig.analysis.claims.ledger import claim_of, claims
 from hessfig.analysis.claims.rule import (
     Evidence,
-    Interval,
     Verdict,
     alike,
     all_of,
@@ -26,6 +25,7 @@ from hessfig.analysis.claims.rule import (
     stays_below,
 )
 from hessfig.analysis.claims.training_rules import STAND_INS
+from hessfig.analysis.intervals import Interval
 from hessfig.analysis.stored_spectra import Place, Spectrum
 from hessfig.errors import UserError
 from tests.analysis import claim_tables as tables

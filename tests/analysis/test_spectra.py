@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from hessfig.analysis.claims.rule import difference_interval, student_band, student_interval
+from hessfig.analysis.intervals import difference_interval, student_band, student_interval
 from hessfig.analysis.spectral_distances import (
     PUBLISHED,
     Kernel,

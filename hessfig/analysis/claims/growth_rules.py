@@ -1,33 +1,30 @@
-"""Rules of claims about growth rates, scales and shares."""
+"""Rules of claims about growth rates in sigma, scales of weights, and shares of the functional part."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from hessfig.analysis.axis import X, assignments
+from hessfig.analysis.axis import X, with_settings
+from hessfig.analysis.claims import rule
 from hessfig.analysis.claims.rule import (
-    Claim,
+    Condition,
     Evidence,
     Finding,
-    Interval,
-    Verdict,
     alike,
     all_of,
-    any_of,
-    by_condition,
+    claim,
+    concluded,
     departs,
-    difference_interval,
     exceeds,
     found,
     missing,
-    stays_below,
-    student_interval,
 )
 from hessfig.analysis.curves import seed_shares
+from hessfig.analysis.intervals import Interval, difference_interval, student_interval
 from hessfig.analysis.slopes.fit import MIN_POINTS
 from hessfig.analysis.slopes.printed import WHOLE, Window, label, within
 from hessfig.record import FROBENIUS
@@ -72,8 +69,11 @@ WINDOWS: tuple[Window, ...] = ((None, 0.1), (1.0, None), (None, None))
 _PAIR = ("W_Q", "W_V")
 
 
+@claim("softmax-heterogeneity", "Ormaniec et al. (ICLR 2025), section 4.1", "eq5")
 def softmax(evidence: Evidence) -> Finding:
-    """Exponents of ||H||_F in sigma of the query and value blocks of one bare self-attention layer, sigma <= 0.1, seed
+    """Claim: without softmax the query and value blocks depend alike on the data; with softmax they differ.
+
+    Exponents of ||H||_F in sigma of the query and value blocks of one bare self-attention layer, sigma <= 0.1, seed
     by seed; the gap is that of W_Q less that of W_V. The claim holds when with softmax the interval of the gap (95 %
     of both together, Bonferroni) excludes 0 with a mean of at least 0.25 in size, and without softmax it lies within
     0.25 of 0; it does not when one of the two is the other way round. The effect is the gap with softmax.
@@ -87,8 +87,11 @@ def softmax(evidence: Evidence) -> Finding:
     return found(kinds["softmax"], verdict, contrasts=contrasts)
 
 
+@claim("depth-data", "Ormaniec et al. (ICLR 2025), section 4.1", "softmax", "mlp", figure="7")
 def depth(evidence: Evidence) -> Finding:
-    """Exponents of ||H||_F in sigma, averaged over diagonal blocks, seed by seed; the growth is that of the deepest
+    """Claim: the data dependence of linear attention grows with depth, that of linear MLPs does not.
+
+    Exponents of ||H||_F in sigma, averaged over diagonal blocks, seed by seed; the growth is that of the deepest
     networks less that of one layer. The claim holds when for linear attention the interval of the growth (95 % of both
     together, Bonferroni) is above 0 with a mean of at least 1, a power of the data, and for linear MLPs it is below 1;
     it does not when attention's is below 1 or that of MLPs above. The effect is the growth for linear attention.
@@ -97,32 +100,33 @@ def depth(evidence: Evidence) -> Finding:
     if not (len(attention) and len(mlp)):
         return missing("norms of linear attention and of linear MLPs for several depths")
     ours, theirs = (student_interval(one, tests=2) for one in (attention, mlp))
-    verdict = all_of([exceeds(ours, LEAST_GROWTH), stays_below(theirs, LEAST_GROWTH)])
+    verdict = all_of([exceeds(ours, LEAST_GROWTH), rule.stays_below(theirs, LEAST_GROWTH)])
     contrasts = {"growth, linear attention": ours, "growth, linear MLP": theirs}
     return found(ours, verdict, contrasts=contrasts)
 
 
+@claim("prenorm-blocks", "Ormaniec et al. (ICLR 2025), section 4.3", "layernorm", "sigma", figure="3b")
 def prenorm(evidence: Evidence) -> Finding:
-    """The gap between the exponents of ||H||_F in sigma of the query and value blocks, seed by seed, for sigma <= 0.1,
+    """Claim: pre-LN removes the different dependence of the query and value blocks on sigma.
+
+    The gap between the exponents of ||H||_F in sigma of the query and value blocks, seed by seed, for sigma <= 0.1,
     for sigma >= 1 and for all sigma. In a window the claim holds when without LayerNorm the interval of the gap (95 %
     of all together, Bonferroni) excludes 0 with a mean of at least 0.25 in size and with pre-LN it lies within 0.25 of
     0, and does not when one of the two is the other way round. The effect is the gap with pre-LN in the first window
     where it holds, else over all sigma.
     """
     networks = {"no norm": evidence.other("sigma"), "pre-LN": evidence}
-    contrasts: dict[str, Interval] = {}
-    verdicts: dict[str, Verdict] = {}
+    conditions: dict[str, Condition] = {}
     for window in WINDOWS:
         gaps = [_gaps(one.numbers("frobenius", part=Part.H.value), window=window) for one in networks.values()]
         if not all(len(gap) for gap in gaps):
             return missing("norms of the blocks of W_Q and W_V with pre-LN and without a norm")
         without, normed = (student_interval(gap, tests=2 * len(WINDOWS)) for gap in gaps)
         name = label(window)
-        verdicts[name] = all_of([departs(without, LEAST_GAP), alike(normed, LEAST_GAP)])
-        contrasts |= {f"{name}: gap, no norm": without, f"{name}: gap, pre-LN": normed}
-    verdict, words = by_condition(verdicts)
-    shown = next((name for name, one in verdicts.items() if one == Verdict.holds), label(WINDOWS[-1]))
-    return found(contrasts[f"{shown}: gap, pre-LN"], verdict, words, contrasts)
+        verdict = all_of([departs(without, LEAST_GAP), alike(normed, LEAST_GAP)])
+        contrasts = {f"{name}: gap, no norm": without, f"{name}: gap, pre-LN": normed}
+        conditions[name] = Condition(normed, verdict, contrasts)
+    return concluded(conditions, rule.first_that_holds(conditions, label(WINDOWS[-1])), note="")
 
 
 def _gaps(rows: pd.DataFrame, *by: str, window: Window) -> pd.Series:
@@ -137,9 +141,8 @@ def _gaps(rows: pd.DataFrame, *by: str, window: Window) -> pd.Series:
 
 def _growth(evidence: Evidence) -> pd.Series:
     """Return the mean exponent of the deepest networks less that of the shallowest, by seed."""
-    rows = evidence.numbers("frobenius", part=Part.H.value)
-    diagonal = rows[(rows["row"] == rows["col"]) & (rows["row_layer"] == rows["layer"])]
-    slopes = exponents(diagonal, "sigma", "num_layers", "layer", "row")
+    rows = rule.diagonal(evidence.numbers("frobenius", part=Part.H.value))
+    slopes = exponents(rows, "sigma", "num_layers", "layer", "row")
     depths = sorted(set(slopes.index.get_level_values("num_layers")))
     if len(depths) < 2:
         return pd.Series(dtype=float)
@@ -147,34 +150,7 @@ def _growth(evidence: Evidence) -> pd.Series:
     return (means.loc[depths[-1]] - means.loc[depths[0]]).dropna()
 
 
-GROWTH = (
-    Claim(
-        "softmax-heterogeneity",
-        "Ormaniec et al. (ICLR 2025), section 4.1",
-        "without softmax the query and value blocks depend alike on the data; with softmax they differ",
-        sweep="eq5",
-        figure="eq5",
-        rule=softmax,
-    ),
-    Claim(
-        "depth-data",
-        "Ormaniec et al. (ICLR 2025), section 4.1",
-        "the data dependence of linear attention grows with depth, that of linear MLPs does not",
-        sweep="softmax",
-        figure="7",
-        rule=depth,
-        beside=("mlp",),
-    ),
-    Claim(
-        "prenorm-blocks",
-        "Ormaniec et al. (ICLR 2025), section 4.3",
-        "pre-LN removes the different dependence of the query and value blocks on sigma",
-        sweep="layernorm",
-        figure="3b",
-        rule=prenorm,
-        beside=("sigma",),
-    ),
-)
+GROWTH = (softmax, depth, prenorm)
 
 
 SINK, BETA = "model.sink", "model.sink_beta"
@@ -184,8 +160,11 @@ LEAST_EXPONENT = 0.1
 _QUERY_KEY = ("W_Q", "W_K")
 
 
+@claim("sinks-stretch", "slides", "sinks")
 def stretch(evidence: Evidence) -> Finding:
-    """For each kind of sink, seed by seed: growth = log10 of the outermost eigenvalue of H (in size) at the largest
+    """Claim: larger attention sinks stretch the spectrum: the bulk shrinks and the outliers grow.
+
+    For each kind of sink, seed by seed: growth = log10 of the outermost eigenvalue of H (in size) at the largest
     beta over that at the smallest, shrinkage = log10 of the bulk's width (95 % less 5 % quantile, exact) at the
     smallest beta over that at the largest. A kind holds when the 95 % intervals (of all kinds together, Bonferroni)
     of both are above 0 and both means at least 0.1 decades, and does not when one interval is below 0.1. The effect is
@@ -197,22 +176,25 @@ def stretch(evidence: Evidence) -> Finding:
     if not kinds:
         return missing("largest and smallest eigenvalues and quantiles of the whole network against beta")
     changes = {kind: _changes(both.xs(kind, level=SINK)) for kind in kinds}
-    contrasts: dict[str, Interval] = {}
-    verdicts, stretches = {}, {}
+    conditions: dict[str, Condition] = {}
     for kind, change in changes.items():
-        parts = {"growth": change["outer"], "shrinkage": -change["width"]}
-        ours = {f"{kind}: {name}": student_interval(part, tests=len(kinds)) for name, part in parts.items()}
-        verdicts[f"{SINK}={kind}"] = all_of(exceeds(one, LEAST_DECADES) for one in ours.values())
-        stretches[f"{SINK}={kind}"] = student_interval(change["outer"] - change["width"], tests=len(kinds))
-        contrasts |= ours
-    verdict, words = by_condition(verdicts)
-    shown = next((k for k, one in verdicts.items() if one == Verdict.holds), None)
-    shown = shown or max(stretches, key=lambda kind: np.nan_to_num(stretches[kind].mean, nan=-np.inf))
-    return found(stretches[shown], verdict, words or shown, contrasts)
+        parts = {f"{kind}: growth": change["outer"], f"{kind}: shrinkage": -change["width"]}
+        effect = student_interval(change["outer"] - change["width"], tests=len(kinds))
+        conditions[f"{SINK}={kind}"] = _all_exceed(effect, parts, LEAST_DECADES, tests=len(kinds))
+    return concluded(conditions, rule.first_that_holds(conditions))
 
 
+def _all_exceed(effect: Interval, parts: dict[str, pd.Series], least: float, *, tests: int) -> Condition:
+    """Return a condition under which the mean of every part must be at least `least`."""
+    contrasts = {name: student_interval(part, tests=tests) for name, part in parts.items()}
+    return Condition(effect, all_of(exceeds(one, least) for one in contrasts.values()), contrasts)
+
+
+@claim("condition-norms", "slides", "weight_norms")
 def sensitivity(evidence: Evidence) -> Finding:
-    """Condition numbers of the query and key blocks of H against the scale alpha of W_Q and of W_K, seed by seed, in
+    """Claim: the condition number is sensitive to the norms of query and key weights, beyond the scalar model.
+
+    Condition numbers of the query and key blocks of H against the scale alpha of W_Q and of W_K, seed by seed, in
     two contrasts each: the exponent (least squares of log kappa on log alpha) and the bend (mean over alpha of log10
     of sqrt(kappa(alpha) kappa(1/alpha)) / kappa(1)). The claim holds when one of these intervals (95 % for all
     together, Bonferroni) excludes 0 with a mean of at least 0.1 in size, and does not when all lie within 0.1 of 0.
@@ -231,8 +213,8 @@ def sensitivity(evidence: Evidence) -> Finding:
         )
         samples.setdefault(f"bend of kappa({row}) in |{weight}|", []).append(_bend(curve))
     contrasts = {name: student_interval(values, tests=len(samples)) for name, values in samples.items()}
-    verdict = any_of(departs(one, LEAST_EXPONENT) for one in contrasts.values())
-    shown = max(contrasts, key=lambda name: np.nan_to_num(abs(contrasts[name].mean), nan=-1.0))
+    verdict = rule.any_of(departs(one, LEAST_EXPONENT) for one in contrasts.values())
+    shown = rule.largest(contrasts, abs)
     return found(contrasts[shown], verdict, shown, contrasts)
 
 
@@ -270,24 +252,7 @@ def _bend(curve: pd.Series) -> float:
     return float(np.mean(mirrored) - curve[1.0]) if mirrored and 1.0 in curve else float("nan")
 
 
-SCALES = (
-    Claim(
-        "sinks-stretch",
-        "slides",
-        "larger attention sinks stretch the spectrum: the bulk shrinks and the outliers grow",
-        sweep="sinks",
-        figure="sinks",
-        rule=stretch,
-    ),
-    Claim(
-        "condition-norms",
-        "slides",
-        "the condition number is sensitive to the norms of query and key weights, beyond the scalar model",
-        sweep="weight_norms",
-        figure="weight_norms",
-        rule=sensitivity,
-    ),
-)
+SCALES = (stretch, sensitivity)
 
 
 TEMPERATURE, HEADS, ATTENTION = "model.temperature", "model.n_heads", "model.attention"
@@ -295,8 +260,11 @@ LEAST_SHARE = 0.05
 _SPLIT = (Part.H_o, Part.H_f)
 
 
+@claim("temperature", "Ormaniec et al. (ICLR 2025), section 4.3", "temperature")
 def temperature(evidence: Evidence) -> Finding:
-    """The share of a block is ||H_f||_F / (||H_o||_F + ||H_f||_F), averaged over the query and key blocks that were
+    """Claim: the functional part dominates the query-key blocks at high temperature, the outer-product part at low.
+
+    The share of a block is ||H_f||_F / (||H_o||_F + ||H_f||_F), averaged over the query and key blocks that were
     measured, seed by seed, at each sigma. The claim holds at a sigma when the share at the highest temperature less 1/2
     and 1/2 less the share at the lowest both have intervals (95 % of all together, Bonferroni) above 0 and means of at
     least 0.05, and does not when one interval is below 0.05. The effect is the rise of the share from the lowest to the
@@ -310,8 +278,11 @@ def temperature(evidence: Evidence) -> Finding:
     return _by_sigma(parts, high - low)
 
 
+@claim("heads", "Ormaniec et al. (ICLR 2025), appendix E", "heads")
 def heads(evidence: Evidence) -> Finding:
-    """The share of a block is ||H_f||_F / (||H_o||_F + ||H_f||_F), averaged over the diagonal blocks that have a
+    """Claim: with an increasing number of heads the outer-product part dominates the Hessian.
+
+    The share of a block is ||H_f||_F / (||H_o||_F + ||H_f||_F), averaged over the diagonal blocks that have a
     functional part, seed by seed, at each sigma. The claim holds at a sigma when the share with the fewest heads less
     that with the most, and 1/2 less that with the most, both have intervals (95 % of all together, Bonferroni) above 0
     and means of at least 0.05, and does not when one interval is below 0.05. The effect is the fall of the share at the
@@ -325,8 +296,11 @@ def heads(evidence: Evidence) -> Finding:
     return _by_sigma({"fall": fall, "1/2 - share with the most": 0.5 - most}, fall)
 
 
+@claim("single-matrix", "Ormaniec et al. (ICLR 2025), section 4.2", "single_matrix", "blocks")
 def single(evidence: Evidence) -> Finding:
-    """The share ||H_f||_F / (||H_o||_F + ||H_f||_F) of the query-key part of the Hessian: of all blocks of W_Q and W_K
+    """Claim: one weight W_QK in place of W_Q W_K^T makes the functional share of the query-key blocks smaller.
+
+    The share ||H_f||_F / (||H_o||_F + ||H_f||_F) of the query-key part of the Hessian: of all blocks of W_Q and W_K
     together (their norms squared and added, the pair twice), and of the one block of W_QK at the same sigma (norms
     interpolated in log-log), softmax attention. The effect is the mean over seeds of the first less that of the second,
     with Welch's interval (95 % of all sigmas together, Bonferroni); at a sigma the claim holds when the interval is
@@ -342,10 +316,8 @@ def single(evidence: Evidence) -> Finding:
         )
         for sigma in places
     }
-    verdicts = {name: exceeds(interval, LEAST_SHARE) for name, interval in contrasts.items()}
-    verdict, words = by_condition(verdicts)
-    shown = _shown(verdicts, contrasts)
-    return found(contrasts[shown], verdict, words or shown, contrasts)
+    conditions = rule.each(contrasts, partial(exceeds, least=LEAST_SHARE))
+    return concluded(conditions, rule.first_that_holds(conditions))
 
 
 def _by_setting(evidence: Evidence, setting: str, rows: tuple[str, ...] = ()) -> pd.DataFrame:
@@ -354,33 +326,21 @@ def _by_setting(evidence: Evidence, setting: str, rows: tuple[str, ...] = ()) ->
     diagonal = table[(table["row"] == table["col"]) & (table["row"].isin(rows) if rows else True)]
     if diagonal.empty:
         return pd.DataFrame()
-    shares = seed_shares(diagonal)
-    values = [assignments(variant).get(setting, "nan") for variant in shares["variant"]]
-    shares = shares.assign(setting=np.asarray(values, dtype=float))
+    shares = with_settings(seed_shares(diagonal), setting, default="nan")
+    shares = shares.assign(setting=shares[setting].astype(float))
     alive = shares[shares.groupby(["row", "layer"])["share"].transform("max") > 0]
     return alive.pivot_table(index=[X, "seed"], columns="setting", values="share").dropna()
 
 
-def _by_sigma(parts: Mapping[str, pd.Series], effect: pd.Series) -> Finding:
+def _by_sigma(parts: dict[str, pd.Series], effect: pd.Series) -> Finding:
     """Return the finding of a claim that needs all `parts` at a sigma; each is a number a (sigma, seed)."""
     places = list(dict.fromkeys(effect.index.get_level_values(X)))
-    contrasts: dict[str, Interval] = {}
-    verdicts, effects = {}, {}
+    conditions: dict[str, Condition] = {}
     for place in places:
-        name, tests = f"sigma = {place:g}", len(parts) * len(places)
-        ours = {f"{name}: {k}": student_interval(one.loc[place], tests=tests) for k, one in parts.items()}
-        verdicts[name] = all_of(exceeds(one, LEAST_SHARE) for one in ours.values())
-        effects[name] = student_interval(effect.loc[place], tests=len(places))
-        contrasts |= ours
-    verdict, words = by_condition(verdicts)
-    shown = _shown(verdicts, effects)
-    return found(effects[shown], verdict, words or shown, contrasts)
-
-
-def _shown(verdicts: Mapping[str, Verdict], effects: Mapping[str, Interval]) -> str:
-    """Return the first place where the claim holds, else the one with the largest effect."""
-    first = next((name for name, one in verdicts.items() if one == Verdict.holds), None)
-    return first or max(effects, key=lambda name: np.nan_to_num(effects[name].mean, nan=-np.inf))
+        ours = {f"sigma = {place:g}: {name}": part.loc[place] for name, part in parts.items()}
+        shown = student_interval(effect.loc[place], tests=len(places))
+        conditions[f"sigma = {place:g}"] = _all_exceed(shown, ours, LEAST_SHARE, tests=len(parts) * len(places))
+    return concluded(conditions, rule.first_that_holds(conditions))
 
 
 def _pairs(evidence: Evidence) -> pd.DataFrame:
@@ -415,30 +375,4 @@ def _share(norms: pd.DataFrame) -> pd.Series:
     return functional / (outer + functional)
 
 
-SHARES = (
-    Claim(
-        "temperature",
-        "Ormaniec et al. (ICLR 2025), section 4.3",
-        "the functional part dominates the query-key blocks at high temperature, the outer-product part at low",
-        sweep="temperature",
-        figure="temperature",
-        rule=temperature,
-    ),
-    Claim(
-        "heads",
-        "Ormaniec et al. (ICLR 2025), appendix E",
-        "with an increasing number of heads the outer-product part dominates the Hessian",
-        sweep="heads",
-        figure="heads",
-        rule=heads,
-    ),
-    Claim(
-        "single-matrix",
-        "Ormaniec et al. (ICLR 2025), section 4.2",
-        "one weight W_QK in place of W_Q W_K^T makes the functional share of the query-key blocks smaller",
-        sweep="single_matrix",
-        figure="single_matrix",
-        rule=single,
-        beside=("blocks",),
-    ),
-)
+SHARES = (temperature, heads, single)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from hessfig.analysis import presented
 from hessfig.analysis.claims.growth_rules import GROWTH, SCALES, SHARES
 from hessfig.analysis.claims.network_rules import KINDS, SUBLAYERS
 from hessfig.analysis.claims.rule import Claim, Evidence, Finding, Verdict, evidence_in
@@ -127,8 +128,7 @@ def write(judged: Sequence[Judged], outputs: Path) -> list[Path]:
 
 def as_csv(judged: Iterable[Judged]) -> str:
     """Return a line a claim in COLUMNS; effect and interval are empty where there is none."""
-    frame = pd.DataFrame([_row(one) for one in judged], columns=COLUMNS)
-    return frame.to_csv(index=False, float_format="%.10g", lineterminator="\n")
+    return presented.as_csv(pd.DataFrame([_row(one) for one in judged], columns=COLUMNS))
 
 
 def as_markdown(judged: Sequence[Judged]) -> str:
@@ -212,32 +212,21 @@ _COLOURS = {
 def verdict_table(judged: Sequence[Judged]) -> Table:
     """Return a row a claim: effect, interval, verdict, what it states, and below it a note or what to run."""
     rows = [(one.claim.id, effect(one), interval(one), _coloured(one.verdict), _stated(one)) for one in judged]
-    heads = ("claim", "effect", "95 % interval", "verdict", "statement; note, or what to run")
-    return _table(heads, rows, wrapped=4)
+    last = "statement; note, or what to run"
+    heads = ("claim", "effect", "95 % interval", "verdict", last)
+    return presented.terminal_table(heads, rows, wrapped=[last], fold=True)
 
 
 def explanation_table(one: Judged) -> Table:
     """Return what one claim says, its rule and its verdict."""
     rows = [(word, _safe(text)) for word, text in explanation(one)]
-    return _table(("", one.claim.id), rows, wrapped=1)
+    return presented.terminal_table(("", one.claim.id), rows, wrapped=[one.claim.id], fold=True)
 
 
 def contrast_table(one: Judged) -> Table:
     """Return the intervals behind the verdict."""
     rows = [(_safe(name), *numbers) for name, *numbers in contrasts(one)]
-    return _table(("contrast", "mean", "interval", "seeds"), rows, wrapped=0)
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, wrapped: int) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for place, head in enumerate(heads):
-        table.add_column(head, no_wrap=place != wrapped, overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    return table
+    return presented.terminal_table(("contrast", "mean", "interval", "seeds"), rows, wrapped=["contrast"], fold=True)
 
 
 def _stated(one: Judged) -> str:

@@ -1,29 +1,19 @@
-"""Rules of claims about kinds of networks and sublayers."""
+"""Rules of claims about transformers beside MLPs, and about sublayers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
 import pandas as pd
 
 from hessfig.analysis.arrays import StoredHessian
-from hessfig.analysis.axis import assignments
-from hessfig.analysis.claims.rule import (
-    Claim,
-    Evidence,
-    Finding,
-    Interval,
-    all_of,
-    by_condition,
-    difference_interval,
-    exceeds,
-    found,
-    missing,
-    stays_below,
-    student_interval,
-)
+from hessfig.analysis.axis import with_settings
+from hessfig.analysis.claims import rule
+from hessfig.analysis.claims.rule import Evidence, Finding, claim, exceeds, found, missing
+from hessfig.analysis.intervals import Interval, difference_interval, student_interval
 from hessfig.analysis.spectral_distances import is_weight, pair_distances
 from hessfig.analysis.stored_spectra import Place
 from hessfig.record import FROBENIUS
@@ -36,8 +26,11 @@ LEAST_MISFIT = 0.05  # in natural logarithms: 5 %
 _PAIR = [KIND, ATTENTION, "sigma", "seed"]
 
 
+@claim("zhang-heterogeneity", "arXiv 2402.16788", "heterogeneity")
 def heterogeneity(evidence: Evidence) -> Finding:
-    """The effect is the mean over seeds of JS^0 (the average Jensen-Shannon distance between the spectra of the
+    """Claim: untrained, the spectra of a transformer's blocks differ more from each other than those of an MLP's.
+
+    The effect is the mean over seeds of JS^0 (the average Jensen-Shannon distance between the spectra of the
     full Hessian's blocks) of transformers less that of MLPs, with Welch's interval; it holds when the interval is
     above 0 and the effect at least 0.02, and does not when the interval is below 0.02.
 
@@ -48,16 +41,15 @@ def heterogeneity(evidence: Evidence) -> Finding:
         return is_weight(place) and place.part == Part.H
 
     _, every = pair_distances(evidence.spectra(wanted))
-    every = every.assign(kind=[assignments(variant).get(KIND, "") for variant in every["variant"]])
-    one, other = (_by_seed(every[every["kind"] == kind], "average") for kind in (TRANSFORMER, MLP))
-    if one.empty or other.empty:
-        return missing(f"spectra of {KIND}={TRANSFORMER} and {KIND}={MLP}")
-    interval = difference_interval(one, other)
-    return found(interval, exceeds(interval, LEAST_DISTANCE), _means(one, other))
+    every = with_settings(every, KIND)
+    return _compared(every.rename(columns={"average": "value"}), "spectra", LEAST_DISTANCE)
 
 
+@claim("gauss-newton-worse", "slides", "gauss_newton")
 def proxy(evidence: Evidence) -> Finding:
-    """The misfit of the proxy is |log(largest eigenvalue of H_o / largest eigenvalue of H)| of the whole network,
+    """Claim: the Gauss-Newton part is a worse proxy of the largest eigenvalue for transformers than for MLPs.
+
+    The misfit of the proxy is |log(largest eigenvalue of H_o / largest eigenvalue of H)| of the whole network,
     averaged over all sigmas of a seed; the effect is its mean over seeds for transformers with softmax less that for
     MLPs, with Welch's interval; it holds when the interval is above 0 and the effect at least 0.05 (5 %), and does
     not when the interval is below 0.05.
@@ -70,44 +62,22 @@ def proxy(evidence: Evidence) -> Finding:
     if not {Part.H, Part.H_o} <= set(wide.columns):
         return missing("largest eigenvalues of H_o and H of the whole network")
     with np.errstate(divide="ignore", invalid="ignore"):
-        misfits = np.abs(np.log(wide[Part.H_o] / wide[Part.H])).rename("misfit").reset_index()
-    is_transformer = (misfits[KIND] == TRANSFORMER) & misfits[ATTENTION].isin(["softmax", ""])
-    is_mlp = (misfits[KIND] == MLP) & (misfits[ATTENTION].isin(["softmax", ""]))
-    one, other = (_by_seed(misfits[chosen], "misfit") for chosen in (is_transformer, is_mlp))
+        misfits = np.abs(np.log(wide[Part.H_o] / wide[Part.H])).rename("value").reset_index()
+    return _compared(misfits[misfits[ATTENTION].isin(["softmax", ""])], "eigenvalues", LEAST_MISFIT)
+
+
+def _compared(rows: pd.DataFrame, what: str, least: float) -> Finding:
+    """Return the finding of transformers less MLPs: of each, the mean of the finite numbers of each seed."""
+    finite = rows[np.isfinite(rows["value"])]
+    one, other = (finite[finite[KIND] == kind].groupby("seed")["value"].mean() for kind in (TRANSFORMER, MLP))
     if one.empty or other.empty:
-        return missing(f"eigenvalues of {KIND}={TRANSFORMER} and {KIND}={MLP}")
+        return missing(f"{what} of {KIND}={TRANSFORMER} and {KIND}={MLP}")
     interval = difference_interval(one, other)
-    return found(interval, exceeds(interval, LEAST_MISFIT), _means(one, other))
+    words = f"{TRANSFORMER} {one.mean():.3g} ({len(one)} seeds), {MLP.upper()} {other.mean():.3g} ({len(other)})"
+    return found(interval, exceeds(interval, least), words)
 
 
-def _by_seed(rows: pd.DataFrame, name: str) -> pd.Series:
-    """Return the mean of the finite numbers of each seed."""
-    finite = rows[np.isfinite(rows[name])]
-    return finite.groupby("seed")[name].mean()
-
-
-def _means(one: pd.Series, other: pd.Series) -> str:
-    return f"{TRANSFORMER} {one.mean():.3g} ({len(one)} seeds), {MLP.upper()} {other.mean():.3g} ({len(other)})"
-
-
-KINDS = (
-    Claim(
-        "zhang-heterogeneity",
-        "arXiv 2402.16788",
-        "untrained, the spectra of a transformer's blocks differ more from each other than those of an MLP's",
-        sweep="heterogeneity",
-        figure="heterogeneity",
-        rule=heterogeneity,
-    ),
-    Claim(
-        "gauss-newton-worse",
-        "slides",
-        "the Gauss-Newton part is a worse proxy of the largest eigenvalue for transformers than for MLPs",
-        sweep="gauss_newton",
-        figure="gauss_newton",
-        rule=proxy,
-    ),
-)
+KINDS = (heterogeneity, proxy)
 
 
 LEAST_DECADES = 0.1  # a quarter more
@@ -125,8 +95,11 @@ _GROUPS = {
 _FAR = ("query and key",)  # the steps that are told as "much less" end there
 
 
+@claim("values-largest", "arXiv 2510.16927", "sublayers")
 def values_largest(evidence: Evidence) -> Finding:
-    """Before training, seed by seed: log10 of the Frobenius norm of the full Hessian's (V, V) block over the largest of
+    """Claim: the value block has the largest entries among the attention's blocks.
+
+    Before training, seed by seed: log10 of the Frobenius norm of the full Hessian's (V, V) block over the largest of
     those of (Q, Q), (K, K) and (O, O), which have as many entries. The effect is its mean over seeds; the claim holds
     when the interval is above 0 and the effect at least 0.1 decades, and does not when the interval is below 0.1.
     """
@@ -137,8 +110,11 @@ def values_largest(evidence: Evidence) -> Finding:
     return found(interval, exceeds(interval, LEAST_DECADES))
 
 
+@claim("keys-values-highest", "arXiv 2510.16927", "sublayers")
 def keys_values(evidence: Evidence) -> Finding:
-    """Seed by seed, before and after training: log10 of the smaller of the norms of the full Hessian's key and value
+    """Claim: keys and values have the highest Hessian norms among the parameter groups of a vision transformer.
+
+    Seed by seed, before and after training: log10 of the smaller of the norms of the full Hessian's key and value
     blocks over the largest of those of every other block within the layer. At a step the claim holds when the interval
     (95 % of both together, Bonferroni) is above 0 and the mean at least 0.1 decades, and does not when the interval is
     below 0.1. The effect is that of the last step.
@@ -155,13 +131,14 @@ def keys_values(evidence: Evidence) -> Finding:
         contrasts[f"step = {step:g}"] = student_interval(logs, tests=len(ends))
     if not contrasts:
         return missing("norms of the blocks of a layer at steps of a training")
-    verdict, words = by_condition({name: exceeds(one, LEAST_DECADES) for name, one in contrasts.items()})
-    last = list(contrasts)[-1]
-    return found(contrasts[last], verdict, words or last, contrasts)
+    return rule.concluded(rule.each(contrasts, partial(exceeds, least=LEAST_DECADES)), list(contrasts)[-1])
 
 
+@claim("block-independence", "blog on arXiv 2510.16927", "blocks")
 def coupling(evidence: Evidence) -> Finding:
-    """The coupling of attention and feed-forward weights of a layer is ||H(a, f)||_F / sqrt(||H(a, a)||_F
+    """Claim: attention and feed-forward curvature are relatively independent: their off-diagonal blocks are small.
+
+    The coupling of attention and feed-forward weights of a layer is ||H(a, f)||_F / sqrt(||H(a, a)||_F
     ||H(f, f)||_F), the norms of their pairs of weights squared and added, seed by seed, at each sigma. The effect is
     the largest mean over sigmas; at a sigma the claim holds when the interval (95 % of all together, Bonferroni) is
     below 0.3, and does not when it is above.
@@ -176,14 +153,15 @@ def coupling(evidence: Evidence) -> Finding:
     strength = np.sqrt(squares["af"]) / (squares["aa"] * squares["ff"]) ** 0.25
     by_sigma = strength.groupby(level="sigma")
     contrasts = {f"sigma = {sigma:g}": student_interval(one, tests=by_sigma.ngroups) for sigma, one in by_sigma}
-    verdicts = {name: stays_below(one, MOST_COUPLING) for name, one in contrasts.items()}
-    verdict, words = by_condition(verdicts)
-    worst = max(contrasts, key=lambda name: contrasts[name].mean)
-    return found(contrasts[worst], verdict, words or worst, contrasts)
+    conditions = rule.each(contrasts, partial(rule.stays_below, most=MOST_COUPLING))
+    return rule.concluded(conditions, rule.largest(contrasts))
 
 
+@claim("block-order", "arXiv 2502.19002", "sublayers")
 def order(evidence: Evidence) -> Finding:
-    """The sharpness of a group of weights is the mean diagonal entry of its block of the full Hessian, trace over
+    """Claim: sharpness by group: embeddings << query and key < feed-forward < value and output << norms.
+
+    The sharpness of a group of weights is the mean diagonal entry of its block of the full Hessian, trace over
     number of parameters, at the last step of the training, seed by seed. Each step of the order (embeddings much less
     than query and key, less than feed-forward, less than value and output, much less than norms) is log10 of the later
     over the earlier; the claim holds when every interval (95 % of all together, Bonferroni) is above 0 with a mean of
@@ -200,17 +178,15 @@ def order(evidence: Evidence) -> Finding:
         one = student_interval(logs[after] - logs[before], tests=len(names) - 1)
         contrasts[f"{after} over {before}"] = one
         verdicts.append(exceeds(one, LEAST_FAR if far else LEAST_DECADES))
-    least = min(contrasts, key=lambda name: np.nan_to_num(contrasts[name].mean, nan=np.inf))
+    least = rule.largest(contrasts, lambda mean: -mean)
     found_order = " < ".join(logs.mean().sort_values().index)
-    return found(contrasts[least], all_of(verdicts), f"{least}; found: {found_order}", contrasts)
+    return found(contrasts[least], rule.all_of(verdicts), f"{least}; found: {found_order}", contrasts)
 
 
 def _norms(evidence: Evidence) -> pd.DataFrame:
     """Return the norm of every diagonal block of a layer, averaged over layers in its logarithm: a row a seed."""
-    rows = evidence.numbers(FROBENIUS, part=Part.H.value)
-    inside = (rows["row"] == rows["col"]) & (rows["row_layer"] == rows["layer"]) & (rows["layer"] > 0)
-    positive = rows[inside & (rows["value"] > 0)]
-    logs = positive.assign(value=np.log(positive["value"]))
+    rows = rule.diagonal(evidence.numbers(FROBENIUS, part=Part.H.value))
+    logs = rule.in_logs(rows[rows["layer"] > 0], np.log)
     return np.exp(logs.pivot_table(index="seed", columns="row", values="value"))
 
 
@@ -235,37 +211,4 @@ def _sharpness(hessians: Iterable[StoredHessian], steps: list[float]) -> pd.Data
     return pd.DataFrame.from_dict(found, orient="index")
 
 
-SUBLAYERS = (
-    Claim(
-        "values-largest",
-        "arXiv 2510.16927",
-        "the value block has the largest entries among the attention's blocks",
-        sweep="sublayers",
-        figure="sublayers",
-        rule=values_largest,
-    ),
-    Claim(
-        "keys-values-highest",
-        "arXiv 2510.16927",
-        "keys and values have the highest Hessian norms among the parameter groups of a vision transformer",
-        sweep="sublayers",
-        figure="sublayers",
-        rule=keys_values,
-    ),
-    Claim(
-        "block-independence",
-        "blog on arXiv 2510.16927",
-        "attention and feed-forward curvature are relatively independent: their off-diagonal blocks are small",
-        sweep="blocks",
-        figure="blocks",
-        rule=coupling,
-    ),
-    Claim(
-        "block-order",
-        "arXiv 2502.19002",
-        "sharpness by group: embeddings << query and key < feed-forward < value and output << norms",
-        sweep="sublayers",
-        figure="sublayers",
-        rule=order,
-    ),
-)
+SUBLAYERS = (values_largest, keys_values, coupling, order)

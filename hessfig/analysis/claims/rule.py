@@ -10,70 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from hessfig.analysis.arrays import StoredHessian, each_hessian
-from hessfig.analysis.axis import assignments
+from hessfig.analysis.axis import with_settings
+from hessfig.analysis.intervals import Interval
 from hessfig.analysis.manifest import read_run
 from hessfig.analysis.stored_spectra import Place, Spectrum, read_spectra
 from hessfig.record import LEFT_OUT
-
-LEVEL = 0.95
-Numbers = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A mean, its standard error and its interval; nan where there is none (an interval needs two numbers)."""
-
-    mean: float
-    se: float
-    low: float
-    high: float
-    count: int
-
-
-def student_interval(values: Iterable[float], *, level: float = LEVEL, tests: int = 1) -> Interval:
-    """Return mean +- t s / sqrt(count) of the finite values; of `tests` intervals all hold at `level` (Bonferroni)."""
-    sample = np.asarray(list(values), dtype=float)
-    sample = sample[np.isfinite(sample)]
-    count = len(sample)
-    mean = float(sample.mean()) if count else math.nan
-    se = float(sample.std(ddof=1) / math.sqrt(count)) if count > 1 else math.nan
-    return _interval(mean, se, count - 1, count, level, tests)
-
-
-def difference_interval(
-    ours: Iterable[float], theirs: Iterable[float], *, level: float = LEVEL, tests: int = 1
-) -> Interval:
-    """Return the difference of two means of independent samples, with Welch's degrees of freedom."""
-    one, other = student_interval(ours), student_interval(theirs)
-    se = math.hypot(one.se, other.se)
-    shares = [one.se**4 / max(one.count - 1, 1), other.se**4 / max(other.count - 1, 1)]
-    dof = se**4 / sum(shares) if se > 0 else float(min(one.count, other.count) - 1)
-    return _interval(one.mean - other.mean, se, dof, min(one.count, other.count), level, tests)
-
-
-def student_band(samples: Numbers, *, level: float = LEVEL) -> tuple[Numbers, Numbers]:
-    """Return mean and half-width of its interval over the first axis; a single sample has half-width nan."""
-    count = len(samples)
-    mean = samples.mean(axis=0)
-    if count < 2:
-        return mean, np.full_like(mean, math.nan)
-    return mean, _deviate(count - 1, level) * samples.std(axis=0, ddof=1) / math.sqrt(count)
-
-
-def _interval(mean: float, se: float, dof: float, count: int, level: float, tests: int) -> Interval:
-    if not (math.isfinite(mean) and math.isfinite(se) and dof > 0):
-        return Interval(mean, se, math.nan, math.nan, count)
-    half = _deviate(dof, 1 - (1 - level) / tests) * se
-    return Interval(mean, se, mean - half, mean + half, count)
-
-
-def _deviate(dof: float, level: float) -> float:
-    from scipy.special import stdtrit  # slow to import, and most figures need none
-
-    return float(stdtrit(dof, (1 + level) / 2))
 
 
 class Verdict(StrEnum):
@@ -101,7 +44,7 @@ class Finding:
 class Claim:
     """An empirical claim: who says what, the sweep that decides it, the figure that shows it, and its rule.
 
-    `beside` names further sweeps that the rule needs. The first paragraph of the rule's docstring is the rule in words.
+    `beside` names further sweeps that the rule needs; `statement` and `rule_words` are the claim and the rule in words.
     """
 
     id: str
@@ -110,6 +53,7 @@ class Claim:
     sweep: str
     figure: str
     rule: Callable[[Evidence], Finding]
+    rule_words: str
     beside: tuple[str, ...] = ()
 
     @property
@@ -117,10 +61,21 @@ class Claim:
         """Every sweep it needs."""
         return (self.sweep, *self.beside)
 
-    @property
-    def rule_words(self) -> str:
-        """The rule in words."""
-        return " ".join((self.rule.__doc__ or "").split("\n\n")[0].split())
+
+def claim(
+    name: str, source: str, sweep: str, *beside: str, figure: str = ""
+) -> Callable[[Callable[[Evidence], Finding]], Claim]:
+    """Make a rule the claim that it decides; the figure has the name of the sweep unless told.
+
+    The rule's docstring begins with 'Claim: ' and the statement; its second paragraph is the rule in words.
+    """
+
+    def made(rule: Callable[[Evidence], Finding]) -> Claim:
+        said, words = (" ".join(one.split()) for one in [*(rule.__doc__ or "").split("\n\n"), ""][:2])
+        statement = said.removeprefix("Claim: ").removesuffix(".")
+        return Claim(name, source, statement, sweep, figure or sweep, rule, words, beside)
+
+    return made
 
 
 def exceeds(interval: Interval, least: float) -> Verdict:
@@ -162,18 +117,20 @@ def stays_below(interval: Interval, most: float) -> Verdict:
 
 def all_of(verdicts: Iterable[Verdict]) -> Verdict:
     """Return the verdict of a claim whose every part must hold."""
-    found = list(verdicts)
-    if Verdict.does_not_hold in found:
-        return Verdict.does_not_hold
-    return Verdict.holds if found and set(found) == {Verdict.holds} else Verdict.undecided
+    return _decided(verdicts, Verdict.does_not_hold, otherwise=Verdict.holds)
 
 
 def any_of(verdicts: Iterable[Verdict]) -> Verdict:
     """Return the verdict of a claim one part of which is enough."""
-    found = list(verdicts)
-    if Verdict.holds in found:
-        return Verdict.holds
-    return Verdict.does_not_hold if found and set(found) == {Verdict.does_not_hold} else Verdict.undecided
+    return _decided(verdicts, Verdict.holds, otherwise=Verdict.does_not_hold)
+
+
+def _decided(verdicts: Iterable[Verdict], by_one: Verdict, *, otherwise: Verdict) -> Verdict:
+    """Return the verdict that one part decides, the other one if all parts have it, else undecided."""
+    found = set(verdicts)
+    if by_one in found:
+        return by_one
+    return otherwise if found == {otherwise} else Verdict.undecided
 
 
 def by_condition(verdicts: Mapping[str, Verdict]) -> tuple[Verdict, str]:
@@ -185,12 +142,46 @@ def by_condition(verdicts: Mapping[str, Verdict]) -> tuple[Verdict, str]:
     return any_of(verdicts.values()), ""
 
 
+@dataclass(frozen=True)
+class Condition:
+    """One condition under which a claim was tested: the effect there, the verdict, and the intervals it rests on."""
+
+    effect: Interval
+    verdict: Verdict
+    contrasts: Mapping[str, Interval]
+
+
+def each(contrasts: Mapping[str, Interval], judge: Callable[[Interval], Verdict]) -> dict[str, Condition]:
+    """Return conditions that rest on one interval each, under its name."""
+    return {name: Condition(one, judge(one), {name: one}) for name, one in contrasts.items()}
+
+
+def concluded(conditions: Mapping[str, Condition], shown: str, note: str | None = None) -> Finding:
+    """Return the finding of a claim that was tested under several conditions; its effect is that of the one `shown`.
+
+    The words name the conditions under which it holds; where they do not differ, they are `note`, or `shown`.
+    """
+    verdict, words = by_condition({name: one.verdict for name, one in conditions.items()})
+    contrasts = {name: one for condition in conditions.values() for name, one in condition.contrasts.items()}
+    return found(conditions[shown].effect, verdict, words or (shown if note is None else note), contrasts)
+
+
+def largest(effects: Mapping[str, Interval], size: Callable[[float], float] = float) -> str:
+    """Return the name of the effect whose mean is largest by `size`; one without a mean comes last."""
+    return max(effects, key=lambda name: np.nan_to_num(size(effects[name].mean), nan=-np.inf))
+
+
+def first_that_holds(conditions: Mapping[str, Condition], otherwise: str = "") -> str:
+    """Return the first condition under which a claim holds, else the one `otherwise`, or with the largest effect."""
+    holding = (name for name, one in conditions.items() if one.verdict == Verdict.holds)
+    return next(holding, otherwise) or largest({name: one.effect for name, one in conditions.items()})
+
+
 def found(
     interval: Interval, verdict: Verdict, words: str = "", contrasts: Mapping[str, Interval] | None = None
 ) -> Finding:
     """Return a finding whose effect is `interval`."""
-    behind = tuple((contrasts or {}).items())
-    return Finding(interval.mean, interval.low, interval.high, verdict, words, behind)
+    return Finding(interval.mean, interval.low, interval.high, verdict, words, tuple((contrasts or {}).items()))
 
 
 def missing(what: str) -> Finding:
@@ -198,19 +189,15 @@ def missing(what: str) -> Finding:
     return Finding(math.nan, math.nan, math.nan, Verdict.undecided, f"the table has no {what}")
 
 
-Spectra = Callable[[Callable[[Place], bool]], list[Spectrum]]
-Hessians = Callable[[], Iterable[StoredHessian]]
+def diagonal(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of diagonal blocks within a layer."""
+    return rows[(rows["row"] == rows["col"]) & (rows["row_layer"] == rows["layer"])]
 
 
-def no_spectra(wanted: Callable[[Place], bool]) -> list[Spectrum]:
-    """Have no stored spectra."""
-    del wanted
-    return []
-
-
-def no_hessians() -> Iterable[StoredHessian]:
-    """Have no stored Hessians."""
-    return ()
+def in_logs(rows: pd.DataFrame, log: np.ufunc = np.log10) -> pd.DataFrame:
+    """Return the rows whose value is positive, with its logarithm in its place."""
+    positive = rows[rows["value"] > 0]
+    return positive.assign(value=log(positive["value"]))
 
 
 @dataclass(frozen=True)
@@ -221,8 +208,8 @@ class Evidence:
     """
 
     table: pd.DataFrame
-    spectra: Spectra = no_spectra
-    hessians: Hessians = no_hessians
+    spectra: Callable[[Callable[[Place], bool]], list[Spectrum]] = lambda wanted: []
+    hessians: Callable[[], Iterable[StoredHessian]] = tuple
     beside: Mapping[str, Evidence] = field(default_factory=dict)
 
     def other(self, sweep: str) -> Evidence:
@@ -255,8 +242,7 @@ class Evidence:
         table = self.table[~self.table["status"].isin(LEFT_OUT) & (self.table["quantity"] == quantity)]
         chosen = [table[name] == value for name, value in columns.items()]
         rows = table[np.logical_and.reduce(chosen)] if chosen else table
-        varied = [assignments(variant) for variant in rows["variant"]]
-        return rows.assign(**{key: [one.get(key, "") for one in varied] for key in settings})
+        return with_settings(rows, *settings)
 
 
 def evidence_in(folder: Path) -> Evidence:

@@ -1,29 +1,18 @@
-"""Rules of claims about trainings, samples, kinds of networks and sublayers."""
+"""Rules of claims along trainings, and against the number of samples."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pandas as pd
 
+from hessfig.analysis.claims import rule
 from hessfig.analysis.claims.growth_rules import exponents
 from hessfig.analysis.claims.network_rules import heterogeneity, proxy
-from hessfig.analysis.claims.rule import (
-    Claim,
-    Evidence,
-    Finding,
-    Interval,
-    alike,
-    all_of,
-    by_condition,
-    departs,
-    difference_interval,
-    exceeds,
-    found,
-    missing,
-    student_interval,
-)
+from hessfig.analysis.claims.rule import Evidence, Finding, alike, all_of, claim, exceeds, found, missing
+from hessfig.analysis.intervals import Interval, difference_interval, student_interval
 from hessfig.analysis.slopes.printed import Window
 from hessfig.analysis.training_runs import rank_correlations
 from hessfig.terms import Part
@@ -35,13 +24,16 @@ STAND_INS = ("gradient_norm", "gradient_covariance", "score_spread", "pattern_sp
 _OTHERS = ("W_Q", "W_K")
 
 
+@claim("values-trained", "arXiv 2510.16927", "curvature_flow")
 def values_largest(evidence: Evidence) -> Finding:
-    """At the last step, seed by seed: log10 of the Frobenius norm of the full Hessian's (V, V) block over the larger
+    """Claim: after training the (V, V) block is the largest of the attention's query, key and value blocks.
+
+    At the last step, seed by seed: log10 of the Frobenius norm of the full Hessian's (V, V) block over the larger
     of those of (Q, Q) and (K, K), which are of the same size, averaged over layers; it holds when the interval is above
     0 and the effect at least 0.1 decades, and does not when the interval is below 0.1.
     """
     rows = evidence.at_step(-1).numbers("frobenius", part=Part.H.value)
-    wide = _diagonal(rows).pivot_table(index=["seed", "layer"], columns="row", values="value")
+    wide = _weights(rows).pivot_table(index=["seed", "layer"], columns="row", values="value")
     if not {"W_V", *_OTHERS} <= set(wide.columns):
         return missing("norms of the blocks of W_Q, W_K and W_V")
     logs = np.log10(wide["W_V"] / wide[list(_OTHERS)].max(axis=1))
@@ -49,22 +41,31 @@ def values_largest(evidence: Evidence) -> Finding:
     return found(interval, exceeds(interval, LEAST_DECADES))
 
 
+@claim("zhang-heterogeneity-trained", "arXiv 2402.16788", "heterogeneity_after")
 def heterogeneity_at_end(evidence: Evidence) -> Finding:
-    """The effect and its rule are those of zhang-heterogeneity (it holds when the interval is
+    """Claim: trained, the spectra of a transformer's blocks differ more from each other than those of an MLP's.
+
+    The effect and its rule are those of zhang-heterogeneity (it holds when the interval is
     above 0 and the effect at least 0.02), from the spectra at the last step of the training.
     """
-    return heterogeneity(evidence.at_step(-1))
+    return heterogeneity.rule(evidence.at_step(-1))
 
 
+@claim("gauss-newton-worse-trained", "slides", "gauss_newton_after")
 def proxy_at_end(evidence: Evidence) -> Finding:
-    """The effect and its rule are those of gauss-newton-worse (it holds when the interval is above
+    """Claim: after training too the Gauss-Newton part is the worse proxy for transformers than for MLPs.
+
+    The effect and its rule are those of gauss-newton-worse (it holds when the interval is above
     0 and the effect at least 0.05), from the eigenvalues at the last step of the training.
     """
-    return proxy(evidence.at_step(-1))
+    return proxy.rule(evidence.at_step(-1))
 
 
+@claim("proxies", "blog on arXiv 2510.16927", "curvature_flow")
 def stand_ins(evidence: Evidence) -> Finding:
-    """For gradient norm, trace of the gradients' covariance and spread of attention scores and mixing weights: Spearman
+    """Claim: gradient norm, gradient covariance and spread of attention scores track the curvature along training.
+
+    For gradient norm, trace of the gradients' covariance and spread of attention scores and mixing weights: Spearman
     correlation along the training, seed by seed, with the largest eigenvalue of the whole Hessian, and with the mean
     over weights of the log of the block norms. For a stand-in it holds when the interval (95 % of all together,
     Bonferroni) is above 0 and the mean at least 0.5, and does not when the interval is below 0.5. The effect is the
@@ -81,21 +82,21 @@ def stand_ins(evidence: Evidence) -> Finding:
     if not pairs:
         return missing("stand-ins beside largest eigenvalues or block norms along a training")
     contrasts = {name: student_interval(values, tests=len(pairs)) for name, values in pairs.items()}
-    verdicts = {name: exceeds(one, LEAST_CORRELATION) for name, one in contrasts.items()}
-    verdict, words = by_condition(verdicts)
-    worst = min(contrasts, key=lambda name: np.nan_to_num(contrasts[name].mean, nan=np.inf))
-    return found(contrasts[worst], verdict, words or worst, contrasts)
+    conditions = rule.each(contrasts, partial(exceeds, least=LEAST_CORRELATION))
+    return rule.concluded(conditions, rule.largest(contrasts, lambda mean: -mean))
 
 
+@claim("layernorm-stabilises", "blog on arXiv 2510.16927", "heterogeneity_trained")
 def steadier(evidence: Evidence) -> Finding:
-    """The range of a block is log10 of the largest over the smallest Frobenius norm of its full Hessian along the
+    """Claim: LayerNorm bounds the terms that depend on the input: block norms range less along training.
+
+    The range of a block is log10 of the largest over the smallest Frobenius norm of its full Hessian along the
     training, averaged over blocks; the effect is its mean over seeds without LayerNorm less that with pre-LN, softmax
     attention, with Welch's interval; it holds when the interval is above 0 and the effect at least 0.1 decades, and
     does not when the interval is below 0.1.
     """
-    rows = _diagonal(evidence.numbers("frobenius", NORM, ATTENTION, part=Part.H.value))
-    rows = rows[(rows["value"] > 0) & rows[ATTENTION].isin(["softmax", ""])]
-    logs = rows.assign(value=np.log10(rows["value"]))
+    rows = _weights(evidence.numbers("frobenius", NORM, ATTENTION, part=Part.H.value))
+    logs = rule.in_logs(rows[rows[ATTENTION].isin(["softmax", ""])])
     ranges = logs.groupby([NORM, "seed", "layer", "row"])["value"].agg(np.ptp)
     by_seed = ranges.groupby([NORM, "seed"]).mean()
     norms = by_seed.index.get_level_values(NORM)
@@ -105,10 +106,9 @@ def steadier(evidence: Evidence) -> Finding:
     return found(interval, exceeds(interval, LEAST_DECADES))
 
 
-def _diagonal(rows: pd.DataFrame) -> pd.DataFrame:
+def _weights(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of single weights' diagonal blocks within a layer."""
-    weights = rows["row"].str.startswith("W_")
-    return rows[weights & (rows["row"] == rows["col"]) & (rows["row_layer"] == rows["layer"])]
+    return rule.diagonal(rows[rows["row"].str.startswith("W_")])
 
 
 def _whole(evidence: Evidence, quantity: str) -> pd.Series:
@@ -123,53 +123,11 @@ def _largest(evidence: Evidence) -> pd.Series:
 
 
 def _block_norms(evidence: Evidence) -> pd.Series:
-    rows = _diagonal(evidence.numbers("frobenius", part=Part.H.value))
-    positive = rows[rows["value"] > 0]
-    return positive.assign(value=np.log(positive["value"])).groupby(["seed", "step"])["value"].mean()
+    rows = _weights(evidence.numbers("frobenius", part=Part.H.value))
+    return rule.in_logs(rows, np.log).groupby(["seed", "step"])["value"].mean()
 
 
-ALONG = (
-    Claim(
-        "values-trained",
-        "arXiv 2510.16927",
-        "after training the (V, V) block is the largest of the attention's query, key and value blocks",
-        sweep="curvature_flow",
-        figure="curvature_flow",
-        rule=values_largest,
-    ),
-    Claim(
-        "zhang-heterogeneity-trained",
-        "arXiv 2402.16788",
-        "trained, the spectra of a transformer's blocks differ more from each other than those of an MLP's",
-        sweep="heterogeneity_after",
-        figure="heterogeneity_after",
-        rule=heterogeneity_at_end,
-    ),
-    Claim(
-        "gauss-newton-worse-trained",
-        "slides",
-        "after training too the Gauss-Newton part is the worse proxy for transformers than for MLPs",
-        sweep="gauss_newton_after",
-        figure="gauss_newton_after",
-        rule=proxy_at_end,
-    ),
-    Claim(
-        "proxies",
-        "blog on arXiv 2510.16927",
-        "gradient norm, gradient covariance and spread of attention scores track the curvature along training",
-        sweep="curvature_flow",
-        figure="curvature_flow",
-        rule=stand_ins,
-    ),
-    Claim(
-        "layernorm-stabilises",
-        "blog on arXiv 2510.16927",
-        "LayerNorm bounds the terms that depend on the input: block norms range less along training",
-        sweep="heterogeneity_trained",
-        figure="heterogeneity_trained",
-        rule=steadier,
-    ),
-)
+ALONG = (values_largest, heterogeneity_at_end, proxy_at_end, stand_ins, steadier)
 
 
 K = "index"
@@ -181,8 +139,11 @@ _CURVES = ("difference", "rms", "null", "bound")
 _PLACE = [DIRECTION, DISTANCE]
 
 
+@claim("landscape-rate", "arXiv 2510.16927, theorem 7", "landscape")
 def rate(evidence: Evidence) -> Finding:
-    """For each direction and distance from w*, seed by seed, k >= 10: the exponent of |L_{k+1}(w) - L_k(w)| in k, the
+    """Claim: |L_{k+1} - L_k| falls as 1/k, more than chance explains, and the bound holds.
+
+    For each direction and distance from w*, seed by seed, k >= 10: the exponent of |L_{k+1}(w) - L_k(w)| in k, the
     margin (smallest log10 over k of the bound over it) and the excess (mean log10 of its root mean square over what
     independent losses give). The rate holds when all intervals of exponents (95 % of all together, Bonferroni) lie
     within 0.1 of -1, the bound when all margins are above 0, and `more than chance` when all intervals of the
@@ -190,9 +151,9 @@ def rate(evidence: Evidence) -> Finding:
     that do. The effect is the exponent that is farthest from -1.
     """
     curves = {name: evidence.numbers(f"landscape_{name}", *_PLACE) for name in _CURVES}
-    if any(one.empty for one in curves.values()):
-        return missing("differences of losses against k beside their null and bound")
     rates = exponents(curves["difference"], K, *_PLACE, window=SMALLEST_K)
+    if rates.empty or any(one.empty for one in curves.values()):
+        return missing("differences of losses against k beside their null and bound")
     logs = {name: _logs(one) for name, one in curves.items()}
     each = [*_PLACE, "seed"]
     margins = (logs["bound"] - logs["difference"]).groupby(level=each).min()
@@ -203,17 +164,20 @@ def rate(evidence: Evidence) -> Finding:
     verdicts = {
         "the rate": all_of(alike(_shifted(one, 1.0), LEAST_EXPONENT) for one in found_of["exponent"].values()),
         "the bound": all_of(exceeds(one, 0.0) for one in found_of["margin"].values()),
-        "more than chance": all_of(departs(one, LEAST_BEYOND) for one in found_of["excess"].values()),
+        "more than chance": all_of(rule.departs(one, LEAST_BEYOND) for one in found_of["excess"].values()),
     }
-    verdict, words = by_condition(verdicts)
+    verdict, words = rule.by_condition(verdicts)
     worst = _farthest(found_of["exponent"], -1.0)
     contrasts = {f"{name}, {place}": one for name, ours in found_of.items() for place, one in ours.items()}
     verdict = verdict if words else all_of(verdicts.values())
     return found(found_of["exponent"][worst], verdict, words or worst, contrasts)
 
 
+@claim("stationarity-data", "arXiv 2510.16927, assumption 1", "stationarity")
 def stationarity(evidence: Evidence) -> Finding:
-    """At the last step of the training, k at most a tenth of all samples, seed by seed: the exponent in k of what
+    """Claim: gradients at w* vanish better with more samples than chance alone would make them.
+
+    At the last step of the training, k at most a tenth of all samples, seed by seed: the exponent in k of what
     independent gradients of mean zero give (-1/2) less that of the root mean square of |grad L_k(w*)|. The effect is
     its mean over seeds; the claim holds when the interval is above 0 and the effect at least 0.05, and does not when
     the interval is below 0.05.
@@ -229,8 +193,11 @@ def stationarity(evidence: Evidence) -> Finding:
     return found(interval, exceeds(interval, LEAST_BEYOND), contrasts=contrasts)
 
 
+@claim("hessian-data", "blog on arXiv 2510.16927", "data_size")
 def hessian(evidence: Evidence) -> Finding:
-    """Exponents in k of the norm and of the condition number of H_k, the Hessian of the first k samples, block by
+    """Claim: the norm and the condition number of the Hessian go as 1/sqrt(number of samples).
+
+    Exponents in k of the norm and of the condition number of H_k, the Hessian of the first k samples, block by
     block, seed by seed. The claim holds when the intervals of all of them (95 % together, Bonferroni) lie within 0.1 of
     -1/2, and does not when one is another exponent: its interval excludes -1/2 and its mean is at least 0.1 off. The
     effect is the exponent that is farthest from -1/2.
@@ -270,36 +237,11 @@ def _words(direction: str, distance: str) -> str:
 
 
 def _shifted(interval: Interval, by: float) -> Interval:
-    return Interval(interval.mean + by, interval.se, interval.low + by, interval.high + by, interval.count)
+    return replace(interval, mean=interval.mean + by, low=interval.low + by, high=interval.high + by)
 
 
-def _farthest(intervals: Mapping[str, Interval], target: float) -> str:
-    return max(intervals, key=lambda name: np.nan_to_num(abs(intervals[name].mean - target), nan=-1.0))
+def _farthest(intervals: dict[str, Interval], target: float) -> str:
+    return rule.largest(intervals, lambda mean: abs(mean - target))
 
 
-SAMPLES = (
-    Claim(
-        "landscape-rate",
-        "arXiv 2510.16927, theorem 7",
-        "|L_{k+1} - L_k| falls as 1/k, more than chance explains, and the bound holds",
-        sweep="landscape",
-        figure="landscape",
-        rule=rate,
-    ),
-    Claim(
-        "stationarity-data",
-        "arXiv 2510.16927, assumption 1",
-        "gradients at w* vanish better with more samples than chance alone would make them",
-        sweep="stationarity",
-        figure="stationarity",
-        rule=stationarity,
-    ),
-    Claim(
-        "hessian-data",
-        "blog on arXiv 2510.16927",
-        "the norm and the condition number of the Hessian go as 1/sqrt(number of samples)",
-        sweep="data_size",
-        figure="data_size",
-        rule=hessian,
-    ),
-)
+SAMPLES = (rate, stationarity, hessian)

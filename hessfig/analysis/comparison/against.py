@@ -29,6 +29,7 @@ from hessfig.analysis.comparison.agreement import (
 from hessfig.analysis.comparison.paired import Paired, compare_pairs
 from hessfig.analysis.comparison.references import NothingToCompare, Reference, comparable, other_run, read_reference
 from hessfig.analysis.manifest import read_run
+from hessfig.analysis.presented import terminal_table
 from hessfig.errors import UserError, plain
 from hessfig.files import write_text
 from hessfig.terms import Part, name_order
@@ -186,17 +187,11 @@ class Comparison:
 
     def rich_table(self) -> Table:
         """Return the curves as a table for a terminal."""
-        from rich import box
-        from rich.table import Table
         from rich.text import Text
 
-        title = Text(f"{self.sweep} against {self.reference}")
-        table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        for name in ("layer", "block", "part", "points", "|z| ≤ 3", "mean shift ± se", "z of the shift"):
-            table.add_column(name, no_wrap=True)
-        for row in self.curves.itertuples():
-            table.add_row(*map(Text, _cells(row)))  # as Text, nothing in a name is markup
-        return table
+        heads = ("layer", "block", "part", "points", "|z| ≤ 3", "mean shift ± se", "z of the shift")
+        rows = [list(map(Text, _cells(row))) for row in self.curves.itertuples()]  # as Text, no name is markup
+        return terminal_table(heads, rows, title=Text(f"{self.sweep} against {self.reference}"))
 
     def _left_out_lines(self) -> list[str]:
         groups = self.left_out.groupby(["side", "num_layers"], sort=False)

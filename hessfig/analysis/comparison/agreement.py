@@ -1,4 +1,4 @@
-"""Statistics of comparisons: Student's t, shifts that would be found, verdicts, spread between batches."""
+"""Statistics of comparisons: shifts with their errors, the spread between batches, and verdicts."""
 
 from __future__ import annotations
 
@@ -146,11 +146,8 @@ def percent(log: float) -> str:
 
 
 def _outside(points: pd.DataFrame, curves: pd.DataFrame, ratios: pd.DataFrame) -> Iterator[str]:
-    for rows, rate, what, size in (
-        (curves, CURVES, "curve", "shift"),
-        (ratios, RATIOS, "ratio", "shift"),
-        (points, POINTS, "point", "log_ratio"),
-    ):
+    shifts = ((curves, CURVES, "curve", "shift"), (ratios, RATIOS, "ratio", "shift"))
+    for rows, rate, what, size in (*shifts, (points, POINTS, "point", "log_ratio")):
         beyond = rows[rows["p"] < rate / max(int(rows["p"].notna().sum()), 1)]
         if len(beyond):
             row = beyond.loc[beyond["z"].abs().idxmax()]
@@ -224,22 +221,19 @@ def _on_record(network: str, num_layers: int, block: str, part: str) -> Spread:
     found = [row[4] for row in rows if row[3] == deepest] or [
         spread for name, *_, spread in _record() if name == network or not network
     ]
-    return Spread(
-        max(spread.curve for spread in found),
-        max(spread.point for spread in found),
-        min(spread.dof for spread in found),
-    )
+    curve, point = (max(getattr(spread, name) for spread in found) for name in ("curve", "point"))
+    return Spread(curve, point, min(spread.dof for spread in found))
 
 
 @cache
 def _record() -> tuple[tuple[str, str, str, int, Spread], ...]:
-    return tuple(_rows(files("hessfig.data").joinpath("batch_spread.csv").read_text("utf-8")))
+    """Return network, block, part, number of layers and spread of every curve on record."""
+    rows = csv.DictReader(files("hessfig.data").joinpath("batch_spread.csv").read_text("utf-8").splitlines())
+    return tuple((row["network"], row["block"], row["part"], int(row["num_layers"]), _spread(row)) for row in rows)
 
 
-def _rows(text: str) -> Iterator[tuple[str, str, str, int, Spread]]:
-    for row in csv.DictReader(text.splitlines()):
-        spread = Spread(float(row["curve_sd"]), float(row["point_sd"]), int(row["num_batches"]) - 1)
-        yield row["network"], row["block"], row["part"], int(row["num_layers"]), spread
+def _spread(row: Mapping[str, str]) -> Spread:
+    return Spread(float(row["curve_sd"]), float(row["point_sd"]), int(row["num_batches"]) - 1)
 
 
 LAYER = ["num_layers", "layer"]

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-from scipy.special import stdtr, stdtrit
+from scipy.special import stdtr
 
 from hessfig.analysis.axis import short_variant
 from hessfig.analysis.comparison.agreement import CURVES, POINTS, Verdict
+from hessfig.analysis.intervals import student_interval
 from hessfig.analysis.manifest import Run
+from hessfig.analysis.presented import terminal_table
 from hessfig.errors import plain
 from hessfig.record import CURVE, LEFT_OUT, NUMBER
 
@@ -112,13 +114,10 @@ def _curves(points: pd.DataFrame) -> Iterator[dict[str, Any]]:
     groups = list(points.groupby(CURVE, sort=False, dropna=False))
     for key, here in groups:
         of_seeds = here.groupby("seed")["log_ratio"].mean().dropna().to_numpy(float)
-        shift = float(of_seeds.mean()) if len(of_seeds) else np.nan
-        dof = len(of_seeds) - 1
-        se = float(of_seeds.std(ddof=1) / len(of_seeds) ** 0.5) if dof > 0 else np.nan
-        reach = float(stdtrit(dof, 0.975)) * se if dof > 0 else np.nan
-        p = float(2 * stdtr(dof, -abs(shift) / se)) if dof > 0 and se > 0 else np.nan
+        one = student_interval(of_seeds)
+        p = float(2 * stdtr(one.count - 1, -abs(one.mean) / one.se)) if one.se > 0 else np.nan
         found = {"num_points": len(here), "num_seeds": len(of_seeds), "largest": here["relative"].abs().max()}
-        found |= {"shift": shift, "shift_low": shift - reach, "shift_high": shift + reach, "p": p}
+        found |= {"shift": one.mean, "shift_low": one.low, "shift_high": one.high, "p": p}
         found |= {"largest_z": here["z"].abs().max(), "num_outside": int(here["is_outside"].sum())}
         yield {**dict(zip(CURVE, key, strict=True)), **found, "verdict": _verdict(here, found, CURVES / len(groups))}
 
@@ -134,13 +133,8 @@ def _verdict(here: pd.DataFrame, found: Mapping[str, Any], level: float) -> str:
     return AGREES if np.isfinite(found["p"]) or here["z"].notna().any() else UNDECIDED
 
 
-IDENTICAL, ROUNDED, AGREES, DIFFERENT, UNDECIDED = (
-    "identical",
-    "equal to rounding",
-    "agrees",
-    "different",
-    "undecided",
-)
+IDENTICAL, ROUNDED, DIFFERENT = "identical", "equal to rounding", "different"
+AGREES, UNDECIDED = "agrees", "undecided"
 
 
 @dataclass(frozen=True)
@@ -192,18 +186,16 @@ class Paired:
 
     def rich_table(self) -> Table:
         """Return the curves as a table for a terminal."""
-        from rich import box
-        from rich.table import Table
         from rich.text import Text
 
+        rows = [list(map(Text, _cells(row))) for _, row in self.curves.iterrows()]
         title = Text(f"{self.sweep} against {self.reference}, number by number")
-        table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        for name in ("curve", "numbers", "largest difference", "shift [95 %]", "verdict"):
-            table.add_column(name, no_wrap=name != "curve")
-        for _, row in self.curves.iterrows():
-            cells = (_name(row), str(row["num_points"]), f"{row['largest']:.2g}", _interval(row), row["verdict"])
-            table.add_row(*map(Text, cells))
-        return table
+        heads = ("curve", "numbers", "largest difference", "shift [95 %]", "verdict")
+        return terminal_table(heads, rows, title=title, wrapped=["curve"])
+
+
+def _cells(row: pd.Series) -> tuple[str, ...]:
+    return _name(row), str(row["num_points"]), f"{row['largest']:.2g}", _interval(row), row["verdict"]
 
 
 def _interval(row: pd.Series) -> str:

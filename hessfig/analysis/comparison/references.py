@@ -38,18 +38,24 @@ def column_names(path: Path) -> list[str]:
 
 
 def read_columns(
-    path: Path, words: Sequence[str], numbers: Mapping[str, str], kept: Callable[[Row], bool]
+    path: Path,
+    words: Sequence[str],
+    numbers: Mapping[str, str],
+    kept: Callable[[Row], bool],
+    required: Sequence[str] = (),
 ) -> pd.DataFrame:
-    """Return the rows that `kept` keeps: the columns `words` as text, `numbers` as floats.
+    """Return the rows that `kept` keeps: the columns `words` as text, `numbers` as floats, those that are there.
 
     A kind of number is `count` (whole, not negative), `scale` (positive) or `norm` (not negative; infinite or nan
-    is let through, to be counted). Raises UserError with the line of the first cell that is something else.
+    is let through, to be counted). Raises UserError for a file without one of the columns `required`, and with the line
+    of the first cell that is something else.
     """
-    texts: dict[str, list[str]] = {name: [] for name in words}
-    floats = {name: array("d") for name in numbers}
     with _opened(path) as handle:
         rows = _rows(path, handle)
         _, header = next(rows)
+        _check_columns(path, header, required)
+        texts: dict[str, list[str]] = {name: [] for name in words}
+        floats = {name: array("d") for name in numbers if name in header}
         for line, cells in rows:
             row = dict(zip(header, cells, strict=True))
             if not kept(row):
@@ -318,10 +324,9 @@ def read_reference(path: Path, table: pd.DataFrame, architectures: Architectures
             allowed="a CSV file, the table.csv of another run, or a folder of the authors' result files",
             remedy="check the path",
         )
-    names = column_names(path)
-    if _is_run(names):
-        return _run(path, names)
-    return Reference(_published(path, names, sorted(table["num_layers"].unique())))
+    if _is_run(column_names(path)):
+        return _run(path)
+    return Reference(_published(path, sorted(table["num_layers"].unique())))
 
 
 def other_run(path: Path) -> tuple[pd.DataFrame, Mapping[str, Any] | None] | None:
@@ -360,9 +365,8 @@ def _is_comparable(row: Row) -> bool:
     )
 
 
-def _run(path: Path, names: list[str]) -> Reference:
+def _run(path: Path) -> Reference:
     """Read the table of another run, and the task from the manifest beside it if there is one."""
-    _check_columns(path, names, COLUMNS)
     aside = 0
 
     def kept(row: Row) -> bool:
@@ -371,19 +375,15 @@ def _run(path: Path, names: list[str]) -> Reference:
         return chosen
 
     kinds = {_RUN.get(name, name): kind for name, kind in _KINDS.items()}
-    raw = read_columns(path, ["row", "part"], kinds, kept)
+    raw = read_columns(path, ["row", "part"], kinds, kept, COLUMNS)
     values = _checked(path, raw.rename(columns={there: name for name, there in _RUN.items()}))
-    return Reference(values, f"the run in {plain(path.parent)}", _task_beside(path), aside)
+    manifest = _manifest_beside(path)
+    task = manifest["config"]["task"] if manifest else None
+    return Reference(values, f"the run in {plain(path.parent)}", task, aside)
 
 
 def _is_run(names: Sequence[str]) -> bool:
     return {"row", "col", "seed", "quantity"} <= set(names)
-
-
-def _task_beside(path: Path) -> Mapping[str, Any] | None:
-    """Return the task settings of the run whose table this is, None if no manifest says."""
-    found = _manifest_beside(path)
-    return found["config"]["task"] if found else None
 
 
 def _manifest_beside(path: Path) -> Mapping[str, Any] | None:
@@ -396,18 +396,16 @@ def _manifest_beside(path: Path) -> Mapping[str, Any] | None:
     return read_manifest(path.parent)
 
 
-def _published(path: Path, names: list[str], depths: list[int]) -> pd.DataFrame:
-    _check_columns(path, names, [name for name in (*NUMBER, "value") if name != "num_layers"])
-    kinds = {name: kind for name, kind in _KINDS.items() if name in names}
-    values = read_columns(path, ["block", "part"], kinds, lambda row: True)
-    if "num_layers" not in names:
+def _published(path: Path, depths: list[int]) -> pd.DataFrame:
+    values = read_columns(path, ["block", "part"], _KINDS, lambda row: True, [*NUMBER[1:], "value"])
+    if "num_layers" not in values:
         if len(depths) != 1:
             raise refused(path, "needs a column num_layers, for the sweep has several depths", got="no such column")
         values = values.assign(num_layers=depths[0])
     return _checked(path, values)
 
 
-def _check_columns(path: Path, names: list[str], wanted: list[str]) -> None:
+def _check_columns(path: Path, names: Sequence[str], wanted: Sequence[str]) -> None:
     missing = [name for name in wanted if name not in names]
     if missing:
         raise refused(path, f"lacks columns: {', '.join(missing)}", got=", ".join(names), allowed=_ALLOWED)

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from hessfig.analysis.axis import SIGMA, Axis, X, along, check_places
 from hessfig.analysis.curves import of_quantity, quantity_to_fit, seed_matrix
 from hessfig.analysis.manifest import Architectures, read_run
+from hessfig.analysis.presented import write_csv
 from hessfig.analysis.slopes.printed import Window, check_windows, judge, within
 from hessfig.analysis.table import in_reading_order
-from hessfig.files import write_text
 from hessfig.predictions.architecture import Architecture
 from hessfig.predictions.growth_rates import GrowthRate, Prediction, Regime, growth_rate
 from hessfig.record import CURVE, FROBENIUS, Status
@@ -190,7 +190,7 @@ def run(
         average=average,
         preset=preset,
     )
-    write_slopes(frame, folder / SLOPES)
+    write_csv(frame, folder / SLOPES)
     frame.attrs["others"] = [name for name in measured.table["quantity"].unique() if name != fitted]
     return frame
 
@@ -228,11 +228,6 @@ def fit_slopes(
     frame = pd.DataFrame(rows).astype({"predicted": float, "window_low": float, "window_high": float})
     frame = in_reading_order(frame, numbers)
     return frame.assign(verdict=[judge(row, tolerance).value for row in frame.itertuples()])[COLUMNS]
-
-
-def write_slopes(frame: pd.DataFrame, path: Path) -> None:
-    """Write the table as CSV, in one move."""
-    write_text(path, frame.to_csv(index=False, float_format="%.10g", lineterminator="\n"))
 
 
 def _row(values: pd.DataFrame, window: Window, resamples: int, seed: int, average: str) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,14 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from hessfig.analysis.axis import DEPTH, SIGMA, Axis, X, along, as_numbers, assignments, check_places
+from hessfig.analysis.axis import DEPTH, SIGMA, Axis, X, along, as_numbers, check_places, varied_settings
 from hessfig.analysis.curves import of_quantity, quantity_to_fit, seed_matrix
+from hessfig.analysis.intervals import student_interval
 from hessfig.analysis.manifest import read_run
+from hessfig.analysis.presented import write_csv
 from hessfig.analysis.slopes.fit import ARITHMETIC, GEOMETRIC, RESAMPLES, fit_slope
 from hessfig.analysis.slopes.printed import Window, check_windows, within
 from hessfig.analysis.table import in_reading_order
-from hessfig.files import write_text
 from hessfig.record import CURVE, FROBENIUS
 
 LEVELS, TRENDS = "levels.csv", "trends.csv"
@@ -45,8 +45,8 @@ def run(
     of_seeds = _of_seeds(measured.table, windows, axis=measured.axis, quantity=fitted, average=average)
     levels = _over_seeds(of_seeds, measured.axis, average)
     trends = _trends(of_seeds, measured.axis, resamples=resamples, seed=measured.first_seed)
-    for frame, name in ((levels, LEVELS), (trends, TRENDS)):
-        write_text(folder / name, frame.to_csv(index=False, float_format="%.10g", lineterminator="\n"))
+    write_csv(levels, folder / LEVELS)
+    write_csv(trends, folder / TRENDS)
     return levels, trends
 
 
@@ -114,25 +114,11 @@ def _over_seeds(of_seeds: pd.DataFrame, axis: Axis, average: str) -> pd.DataFram
 
 
 def _found(level: NDArray[np.float64], average: str) -> dict[str, float]:
-    if not level.size:
-        return dict.fromkeys(("level", "level_se", "ci_low", "ci_high"), math.nan)
-    terms = np.log(level) if average == GEOMETRIC else level
-    mean, several = float(terms.mean()), level.size > 1
-    se = float(terms.std(ddof=1) / math.sqrt(level.size)) if several else math.nan
-    reach = _t(level.size - 1) * se if several else math.nan
-    low, high = mean - reach, mean + reach
-    if average == GEOMETRIC:
-        mean, low, high = math.exp(mean), math.exp(low), math.exp(high)
-        se *= mean
+    one = student_interval(np.log(level) if average == GEOMETRIC else level)
+    ends = (one.mean, one.low, one.high)
+    mean, low, high = map(math.exp, ends) if average == GEOMETRIC else ends
+    se = one.se * mean if average == GEOMETRIC else one.se
     return {"level": mean, "level_se": se, "ci_low": low, "ci_high": high}
-
-
-@cache
-def _t(dof: int) -> float:
-    """Return the 97.5 % quantile of Student's t."""
-    from scipy.special import stdtrit  # when it is needed: the import takes half a second
-
-    return float(stdtrit(dof, 0.975))
 
 
 def _trends(of_seeds: pd.DataFrame, axis: Axis, *, resamples: int, seed: int) -> pd.DataFrame:
@@ -151,9 +137,8 @@ def _trends(of_seeds: pd.DataFrame, axis: Axis, *, resamples: int, seed: int) ->
 
 def _settings(of_seeds: pd.DataFrame) -> Iterator[str]:
     """Yield the varied settings along which there is a curve: numbers, at least three of them, all above zero."""
-    settings = [assignments(variant) for variant in of_seeds["variant"].unique()]
-    for key in dict.fromkeys(key for one in settings for key in one):
-        values = as_numbers({one.get(key, "") for one in settings})
+    for key, texts in varied_settings(of_seeds["variant"].unique()).items():
+        values = as_numbers(set(texts))
         if values and len(values) > 2 and min(values) > 0:
             yield key
     if len(of_seeds["num_layers"].unique()) > 2:
@@ -165,15 +150,7 @@ def _trend(levels: pd.DataFrame, setting: str, axis: Axis, *, resamples: int, se
         wide = curve.set_index(["seed", X])["level"].unstack(X)  # noqa: PD010 - one level a seed and place
         fit = fit_slope(wide.to_numpy(float), wide.columns.to_numpy(float), resamples=resamples, seed=seed)
         if fit.num_points:
-            found = [
-                setting,
-                fit.slope,
-                fit.slope_se,
-                fit.ci_low,
-                fit.ci_high,
-                fit.num_points,
-                fit.num_seeds,
-                axis.name,
-            ]
+            slope = (fit.slope, fit.slope_se, fit.ci_low, fit.ci_high, fit.num_points, fit.num_seeds)
+            found = (setting, *slope, axis.name)
             windows = {name: curve[name].iloc[0] for name in _WINDOW}
             yield dict(zip(CURVE, key, strict=False)) | windows | dict(zip(_TREND, found, strict=True))

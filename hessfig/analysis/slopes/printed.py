@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pandas as pd
 
 from hessfig.analysis.axis import Axis, short_variant
+from hessfig.analysis.presented import terminal_table
 from hessfig.errors import UserError, did_you_mean
 from hessfig.predictions.growth_rates import Prediction, Regime
 from hessfig.record import FROBENIUS
@@ -157,18 +158,12 @@ def chosen(frame: pd.DataFrame, *, rows: Any = None, parts: Any = None) -> pd.Da
 
 
 def _table(frame: pd.DataFrame, title: str, columns: dict[str, Callable[[Any], str]]) -> Table:
-    from rich import box
     from rich.markup import escape
-    from rich.table import Table
 
     shown = {name: [cell(row) for row in frame.itertuples()] for name, cell in columns.items()}
-    shown = {title: cells for title, cells in shown.items() if any(cells)}
-    table = Table(title=escape(title), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for name in shown:
-        table.add_column(name, no_wrap=name not in ("variant", "verdict"))
-    for cells in zip(*shown.values(), strict=True):
-        table.add_row(*map(escape, cells))
-    return table
+    shown = {name: list(map(escape, cells)) for name, cells in shown.items() if any(cells)}
+    rows = zip(*shown.values(), strict=True)
+    return terminal_table(list(shown), rows, title=escape(title), wrapped=("variant", "verdict"))
 
 
 def _title(frame: pd.DataFrame) -> str:
@@ -181,6 +176,10 @@ def _block(row: Any) -> str:
     if row.row_layer != row.layer:
         return f"{row.row} of {row.row_layer}, {row.col}"
     return row.row if row.row == row.col else f"{row.row}, {row.col}"
+
+
+def _window(row: Any) -> str:
+    return label(as_window(row.window_low, row.window_high), Axis(row.axis).symbol)
 
 
 def _number(value: float, digits: int = 2) -> str:
@@ -206,7 +205,7 @@ _CELLS: dict[str, Callable[[Any], str]] = {
     "block": _block,
     "part": lambda row: row.part,
     "number": lambda row: str(row.index or ""),
-    "window": lambda row: label(as_window(row.window_low, row.window_high), Axis(row.axis).symbol),
+    "window": _window,
     "slope ± se": _slope,
     "95 % interval": _interval,
     "theory": _predicted,
@@ -216,8 +215,7 @@ _CELLS: dict[str, Callable[[Any], str]] = {
 }
 
 _CURVE: dict[str, Callable[[Any], str]] = {
-    **{name: _CELLS[name] for name in ("variant", "layer", "block", "part", "number")},
-    "window": lambda row: label(as_window(row.window_low, row.window_high), _axis(row).symbol),
+    name: _CELLS[name] for name in ("variant", "layer", "block", "part", "number", "window")
 }
 _LEVELS: dict[str, Callable[[Any], str]] = {
     **_CURVE,
@@ -233,7 +231,3 @@ _TRENDS: dict[str, Callable[[Any], str]] = {
     "95 % interval": _interval,
     "values": lambda row: str(row.num_values),
 }
-
-
-def _axis(row: Any) -> Axis:
-    return Axis(getattr(row, "axis", Axis().name))

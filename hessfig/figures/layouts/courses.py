@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator
 
 from hessfig.analysis.axis import Axis, along, assignments, short_variant
-from hessfig.analysis.claims.rule import student_interval
+from hessfig.analysis.intervals import student_interval
 from hessfig.analysis.manifest import read_run
 from hessfig.errors import UserError
 from hessfig.figures.layouts.scaling import draw_line, seed_means, tone

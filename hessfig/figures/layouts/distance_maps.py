@@ -14,8 +14,8 @@ from matplotlib.colors import Normalize, SymLogNorm
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
-from hessfig.analysis.claims.rule import Interval, student_interval
 from hessfig.analysis.curves import growth_curves
+from hessfig.analysis.intervals import Interval, student_interval
 from hessfig.analysis.spectral_distances import PAIR, PUBLISHED, is_weight, pair_distances
 from hessfig.errors import UserError
 from hessfig.figures.layouts.collected_spectra import Collected, Network, collected

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from hessfig.analysis.claims.rule import student_interval
+from hessfig.analysis.intervals import student_interval
 from hessfig.analysis.manifest import read_run
 from hessfig.analysis.training_runs import THRESHOLD, Race, race, settled, shares
 from hessfig.errors import UserError

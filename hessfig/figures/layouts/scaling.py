@@ -12,8 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator
 
 from hessfig.analysis.axis import Axis, X, along, assignments, check_places, fixed_words, varied_key
-from hessfig.analysis.claims.rule import student_interval
 from hessfig.analysis.curves import of_quantity
+from hessfig.analysis.intervals import student_interval
 from hessfig.analysis.manifest import read_run
 from hessfig.errors import UserError
 from hessfig.figures.parts.encoding import set_x_scale

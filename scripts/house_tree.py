@@ -1,0 +1,67 @@
+"""Print the tree of the package with the opening sentence of every module, or write it into docs/architecture.md.
+
+    python scripts/house_tree.py            # the tree
+    python scripts/house_tree.py --write    # put it between the two marks of the page
+
+A module says in its first sentence what it is for; the page repeats it, and a test compares the two.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "architecture.md"
+PACKAGE = ROOT / "hessfig"
+COMMAND = "python scripts/house_tree.py --write"
+BEGIN, END = f"<!-- tree: {COMMAND} -->\n", "<!-- end of the tree -->\n"
+
+
+def main() -> None:
+    """Print the tree, or write it."""
+    if sys.argv[1:] == ["--write"]:
+        PAGE.write_text(with_tree(PAGE.read_text()))
+    else:
+        sys.stdout.write(tree())
+
+
+def tree() -> str:
+    """Return a line for every folder and every module, folders last, each with its opening sentence."""
+    return "\n".join([_line("hessfig/", PACKAGE / "__init__.py", 0), *_lines(PACKAGE, 1)]) + "\n"
+
+
+def with_tree(page: str) -> str:
+    """Return the page with the tree of today between its marks. Raises ValueError for a page without them."""
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise ValueError(f"{PAGE.name} lacks the marks between which the tree stands")
+    return before + BEGIN + tree() + END + after
+
+
+def _lines(folder: Path, depth: int) -> Iterator[str]:
+    for path in sorted(folder.glob("*.py")):
+        if path.stem != "__init__":
+            yield _line(path.name, path, depth)
+    for inner in sorted(path.parent for path in folder.glob("*/__init__.py")):
+        yield _line(f"{inner.name}/", inner / "__init__.py", depth)
+        yield from _lines(inner, depth + 1)
+
+
+def _line(name: str, module: Path, depth: int) -> str:
+    sentence = opening_sentence(module).replace("`", "")  # in marks a page shows commands that could be run
+    return f"{'  ' * depth}- `{name}`: {sentence}"
+
+
+def opening_sentence(module: Path) -> str:
+    """Return the first sentence of a module's docstring, on one line; nothing where it has none."""
+    paragraph = (ast.get_docstring(ast.parse(module.read_text("utf-8"))) or "").partition("\n\n")[0]
+    return re.split(r"(?<=[.!?])\s+(?=[A-Z`])", " ".join(paragraph.split()))[0]
+
+
+if __name__ == "__main__":
+    main()
