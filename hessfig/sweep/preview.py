@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hessfig.config import Config, Method
+from hessfig.config import Config
 from hessfig.errors import plain
 from hessfig.files import check_place, is_file
 from hessfig.measurements.allocation import Allocation
@@ -73,7 +73,7 @@ def _variant_line(setup: Setup, allocation: Allocation) -> str:
     config = setup.config
     estimator = (
         f"{config.estimator.method}, {_probes(config, allocation)} probes"
-        if config.estimator.method not in (Method.dense, Method.exact)
+        if config.estimator.method.facts.fewest
         else config.estimator.method
     )
     label = f"{setup.name}, " if setup.name else ""

@@ -6,11 +6,12 @@ import json
 from functools import cache
 from pathlib import Path
 
+from hessfig.config.enums import Data
 from hessfig.config.schema import Config
 from hessfig.errors import UserError, first_few
 from hessfig.models.protocol import Drawn, Kind, Layout
 from hessfig.models.stored.architectures import Sizes, is_private, layout_of, public, sizes_of
-from hessfig.models.stored.model_folder import files, fingerprint, folder, is_random, settings_of
+from hessfig.models.stored.model_folder import KEY, files, fingerprint, folder, is_random, settings_of
 from hessfig.models.stored.token_batches import Plan, check_measured, ids_of, plan_of, source_of
 from hessfig.tasks.tokens import Ids
 
@@ -127,4 +128,14 @@ def _place(config: Config) -> Path | None:
     return None if config.model.path is None else folder(str(config.model.path), config.model.download)
 
 
-KIND = Kind(layout=layout, draw=draw, axes=axes, check=_check, files=files, source=source, about=about)
+KIND = Kind(
+    layout=layout,
+    draw=draw,
+    axes=axes,
+    check=_check,
+    files=files,
+    source=source,
+    about=about,
+    data=Data.tokens,
+    place=KEY,
+)

@@ -11,7 +11,7 @@ from hessfig.config.enums import Kind as KindName
 from hessfig.config.schema import Config, ModelConfig, TaskConfig
 from hessfig.errors import UserError
 from hessfig.models.kinds import transformer
-from hessfig.models.protocol import Kind, Layout, Weight
+from hessfig.models.protocol import Draw, Kind, Layout, Weight
 from hessfig.terms import Block, Group, Matrix, Part
 
 if TYPE_CHECKING:
@@ -97,4 +97,16 @@ def is_structural_zero(model: ModelConfig, block: Block, part: Part) -> bool:
     return model.mlp != MLP.gelu or block.row in (Matrix.W_U, "b_U")
 
 
-KIND = Kind(layout=layout, skeleton=_skeleton, check=_check, is_structural_zero=is_structural_zero)
+def _matrices(model: ModelConfig) -> list[Matrix]:
+    return [Matrix.W_E, Matrix.W_in, *([Matrix.W] if model.n_layers > 1 else []), Matrix.W_U]
+
+
+KIND = Kind(
+    layout=layout,
+    skeleton=_skeleton,
+    check=_check,
+    is_structural_zero=is_structural_zero,
+    matrices=_matrices,
+    has_norms=True,  # those of the transformer that it matches are counted
+    weights_drawn=Draw.inputs,
+)

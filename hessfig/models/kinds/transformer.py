@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from hessfig.config.enums import MLP, Norm, QueryKey
 from hessfig.config.schema import Config, ModelConfig, with_defaults
-from hessfig.models.blocks import is_structural_zero, matrices_of, weight_size
-from hessfig.models.protocol import Kind, Layout, Weight
+from hessfig.models.blocks import is_structural_zero, layer_matrices, weight_size
+from hessfig.models.protocol import Kind, Layout, Structure, Weight
 from hessfig.terms import Group, Matrix
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def _weights(config: Config) -> Iterator[Weight]:
 
 def layer_weights(config: Config, model: ModelConfig, layer: int) -> Iterator[Weight]:
     """Yield the weights of one layer; `model` has its defaults resolved."""
-    held = matrices_of(model)
+    held = layer_matrices(model)
     if model.norm != Norm.none:
         yield from norm_weights("ln1", model, layer)
     for matrix, path in _ATTENTION.items():
@@ -82,4 +82,12 @@ def _skeleton(config: Config) -> nn.Module:
     return Transformer(config.model, vocabulary=config.task.vocabulary, length=sequence_length(config.task.digits))
 
 
-KIND = Kind(layout=layout, skeleton=_skeleton, is_structural_zero=is_structural_zero)
+KIND = Kind(
+    layout=layout,
+    skeleton=_skeleton,
+    is_structural_zero=is_structural_zero,
+    matrices=lambda model: [Matrix.W_E, Matrix.W_pos, *layer_matrices(model), Matrix.W_U],
+    has_norms=True,
+    has_sink=True,
+    structure=Structure.layers,
+)

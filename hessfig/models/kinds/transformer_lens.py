@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from hessfig.config.enums import Data
 from hessfig.config.schema import Config, ModelConfig
 from hessfig.errors import UserError, first_few
 from hessfig.files import fingerprint as content
@@ -144,4 +145,14 @@ def _ids(config: Config) -> Ids:
     return ids_of(config, _sizes(config), weights_of(config).parent)
 
 
-KIND = Kind(layout=layout, draw=draw, axes=axes, check=_check, files=files, source=source, about=about)
+KIND = Kind(
+    layout=layout,
+    draw=draw,
+    axes=axes,
+    check=_check,
+    files=files,
+    source=source,
+    about=about,
+    data=Data.tokens,
+    place=KEY,
+)

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hessfig.config.enums import Norm
+from hessfig.config.enums import Data, Norm
 from hessfig.config.schema import Config, with_defaults
 from hessfig.errors import UserError
 from hessfig.files import fingerprint
-from hessfig.models.blocks import is_structural_zero
+from hessfig.models.blocks import is_structural_zero, layer_matrices
 from hessfig.models.kinds.transformer import layer_weights, norm_weights
 from hessfig.models.protocol import Kind, Layout, Weight
 from hessfig.tasks.digits import CLASSES, SIDE, number_of_training
@@ -71,4 +71,13 @@ def _source(config: Config) -> str:
     return "" if config.task.path is None else config.task.sha256 or fingerprint(Path(config.task.path))
 
 
-KIND = Kind(layout=layout, skeleton=_skeleton, check=_check, is_structural_zero=is_structural_zero, source=_source)
+KIND = Kind(
+    layout=layout,
+    skeleton=_skeleton,
+    check=_check,
+    is_structural_zero=is_structural_zero,
+    source=_source,
+    data=Data.digits,
+    matrices=lambda model: [Matrix.W_patch, Matrix.W_pos, *layer_matrices(model), Matrix.W_U],
+    has_norms=True,
+)
