@@ -90,9 +90,10 @@ def no_estimate(config: Config, layout: Layout) -> float:
 class Quantity:
     """A number (or several) of a network at a state: a row of hessfig.measurements.catalogue, or of the user's own.
 
-    `measure` returns rows and arrays: a function, or "MODULE:FUNCTION", imported when it is called, so that plans need
-    no torch. `settings` says what enters the key of a cell; `check` raises UserError for settings that cannot be
-    measured, before anything is; `operations` counts floating-point operations of a cell, roughly.
+    `measure` returns rows and arrays: a function, or "MODULE:FUNCTION" ("MODULE" where the function has the quantity's
+    name), imported when it is called, so that plans need no torch. `settings` says what enters the key of a cell;
+    `check` raises UserError for settings that cannot be measured, before anything is; `operations` counts
+    floating-point operations of a cell, roughly.
     `serves` says which blocks have this quantity: asked for beside others, it is measured for those.
     `version` is part of the key: a change that moves numbers counts it up. `gives` names the rows, where they are not
     of the quantity's own name: two quantities that give the same are not measured side by side.
@@ -117,7 +118,7 @@ class Quantity:
         if not isinstance(self.measure, str):
             return self.measure(problem, request)
         module, _, name = self.measure.partition(":")
-        found: Measured = getattr(import_module(module), name)(problem, request)
+        found: Measured = getattr(import_module(module), name or self.name)(problem, request)
         return found
 
 

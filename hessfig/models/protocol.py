@@ -213,6 +213,21 @@ class Kind:
         return self.structure in (Structure.layers, Structure.attention)
 
 
+def bias_of(name: str, parameter: str, size: int, layer: int = 0, *groups: Group) -> Weight:
+    """Return the bias that goes with the weight called `name`: that of W_V is b_V."""
+    held = tuple(group.value for group in (*groups, Group.biases))
+    return Weight(name.replace("W", "b", 1), parameter, size, layer, held, is_main=False)
+
+
+def norm_of(
+    name: str, place: str, size: int, layer: int = 0, paths: Iterable[str] = ("weight", "bias")
+) -> list[Weight]:
+    """Return gain and shift of the LayerNorm at `place`; `paths` are its parameters, as far as there are any."""
+    held = (Group.norms.value,)
+    named = zip(("gain", "shift"), paths, strict=False)
+    return [Weight(f"{name}_{word}", f"{place}.{path}", size, layer, held, is_main=False) for word, path in named]
+
+
 def every_parameter(named: Iterable[tuple[str, int]]) -> Layout:
     """Return the layout of a network that nobody knows: every parameter by its own name, none in a layer."""
     whole = tuple(Weight(name, name, size) for name, size in named)

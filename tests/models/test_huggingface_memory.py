@@ -13,7 +13,8 @@ import torch
 from hessfig.config import Config, Data, ModelConfig, Scored, TaskConfig
 from hessfig.curvature.problem import Problem
 from hessfig.curvature.headed import HeadedColumn
-from hessfig.models.kinds.huggingface import _plan, loading
+from hessfig.models.kinds.huggingface import _plan
+from hessfig.models.stored import causal_model
 from hessfig.states.point import drawn
 from hessfig.terms import Part
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hessfig.errors import UserError, did_you_mean, plain
-from hessfig.models.protocol import Layout, Weight
+from hessfig.models.protocol import Layout, Weight, bias_of, norm_of
 from hessfig.terms import Group, Matrix
 
 
@@ -255,7 +255,7 @@ def check_pieces(layers: int, heads: int, where: str) -> None:
 TIED = "W_E+W_U"  # one parameter in both roles: its block holds the second derivatives of both, and the mixed ones
 _ALL = slice(None)
 _QKV = (Matrix.W_Q.value, Matrix.W_K.value, Matrix.W_V.value)
-_PREFIX = "model"  # where models.huggingface.network keeps the model of transformers
+_PREFIX = "model"  # where causal_model.CausalNetwork keeps the model of transformers
 
 
 def layout_of(sizes: Sizes) -> Layout:
@@ -342,14 +342,13 @@ def _head(name: str, head: int, path: str, sizes: Sizes, layer: int, index: Any,
     return Weight(f"{name}.head{head + 1}", path, size, layer, index=index, is_main=False, axes=axes, is_finer=True)
 
 
-def _norm(name: str, place: str, sizes: Sizes, layer: int) -> Iterator[Weight]:
-    for kind, word in (("weight", "gain"), ("bias", "shift"))[: 1 + sizes.names.norm_has_shift]:
-        yield Weight(f"{name}_{word}", _path(place, kind), sizes.d_model, layer, (Group.norms.value,), is_main=False)
+def _norm(name: str, place: str, sizes: Sizes, layer: int) -> list[Weight]:
+    paths = ("weight", "bias")[: 1 + sizes.names.norm_has_shift]
+    return norm_of(name, f"{_PREFIX}.{place}", sizes.d_model, layer, paths)
 
 
 def _bias(name: str, place: str, size: int, layer: int, group: Group) -> Weight:
-    groups, bias = (group.value, Group.biases.value), name.replace("W", "b", 1)
-    return Weight(bias, _path(place, "bias"), size, layer, groups, is_main=False)
+    return bias_of(name, _path(place, "bias"), size, layer, group)
 
 
 def _whole(weights: tuple[Weight, ...]) -> Iterator[Weight]:

@@ -17,9 +17,7 @@ from hessfig.models.kinds.transformer_lens import digest, settings_of, weights_o
 from hessfig.models.protocol import Drawn, Layout
 from hessfig.models.stored.lens_settings import HEAD, Sizes, sizes_of
 from hessfig.models.stored.model_folder import KEY, pin_of
-from hessfig.models.stored.weight_files import FLOATING, hashed, tensors_of
-from hessfig.tasks.batch import micro_batches
-from hessfig.tasks.losses import CrossEntropy
+from hessfig.models.stored.weight_files import FLOATING, hashed, in_batches, tensors_of
 from hessfig.tasks.tokens import Ids
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -287,8 +285,7 @@ def drawn(config: Config, layout: Layout, ids: Ids, at_once: int) -> Drawn:
         network = HookedNetwork(sizes)
     network.load_state_dict(weights, assign=True)
     network.eval().requires_grad_(False)
-    batches = micro_batches(torch.tensor(ids), config.task.first_scored, at_once)
-    return Drawn(network, batches[0], CrossEntropy(), layout, tuple(batches[1:]))
+    return in_batches(network, layout, ids, config.task.first_scored, at_once)
 
 
 def read(config: Config) -> tuple[Sizes, dict[str, Tensor]]:
