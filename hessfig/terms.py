@@ -67,8 +67,8 @@ class Kind(StrEnum):
 
     transformer = "transformer"
     self_attention = "self_attention"
-    linear_mlp = "linear_mlp"
     mlp = "mlp"
+    linear_mlp = "linear_mlp"
     vit = "vit"
     python = "python"
     huggingface = "huggingface"
