@@ -143,12 +143,6 @@ class Drawn:
     content: str = ""
 
 
-def no_zeros(model: ModelConfig, block: Block, part: Part) -> bool:
-    """Promise no block of a network that nobody knows to vanish."""
-    del model, block, part
-    return False
-
-
 class Structure(StrEnum):
     """Networks whose structure the exact engine, the counts of operations and the spread of scores know.
 
@@ -193,7 +187,7 @@ class Kind:
     draw: Callable[[Config, float | None, int], Drawn] | None = None
     check: Callable[[Config], None] = lambda config: None
     axes: Callable[[Config], frozenset[str]] = lambda config: frozenset({"sigma", "seed"})
-    is_structural_zero: Callable[[ModelConfig, Block, Part], bool] = no_zeros
+    is_structural_zero: Callable[[ModelConfig, Block, Part], bool] = lambda model, block, part: False
     files: Callable[[Config], str] = lambda config: ""
     source: Callable[[Config], str] = lambda config: ""
     content: Callable[[Config, float | None, int], str] | None = None
