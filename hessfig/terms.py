@@ -1,4 +1,4 @@
-"""The vocabulary shared by everything: parts of the Hessian, names of weights and groups of weights, blocks."""
+"""The vocabulary shared by everything: parts of the Hessian, weights, groups and blocks, shapes of networks."""
 
 from __future__ import annotations
 
@@ -60,6 +60,50 @@ class Group(StrEnum):
     biases = "biases"
     layer = "layer"
     all = "all"
+
+
+class Kind(StrEnum):
+    """The shipped kinds of networks, by name; `model.kind` may name any module of hessfig.models.kinds."""
+
+    transformer = "transformer"
+    self_attention = "self_attention"
+    mlp = "mlp"
+    linear_mlp = "linear_mlp"
+    vit = "vit"
+    python = "python"
+    huggingface = "huggingface"
+    transformer_lens = "transformer_lens"
+
+
+class Attention(StrEnum):
+    """What turns scores into mixing weights; `linear` leaves the masked scores as they are."""
+
+    softmax = "softmax"
+    linear = "linear"
+
+
+class Norm(StrEnum):
+    """Where LayerNorm sits: nowhere, before each sublayer and the unembedding, or after each residual sum."""
+
+    none = "none"
+    pre = "pre"
+    post = "post"
+
+
+class MLP(StrEnum):
+    """Activation of the MLP sublayer; `none` leaves the sublayer out."""
+
+    relu = "relu"
+    gelu = "gelu"
+    linear = "linear"
+    none = "none"
+
+
+class QueryKey(StrEnum):
+    """Scores from two weights W_Q W_K^T, or from the single weight W_QK (Section 4.2)."""
+
+    separate = "separate"
+    single = "single"
 
 
 @dataclass(frozen=True, order=True)

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from hessfig.config.enums import Method
 from hessfig.config.grid import check_grid
 from hessfig.config.network_checks import check_model, check_task, check_training
 from hessfig.config.range_checks import check_count, check_landscape, check_launcher
@@ -72,7 +71,6 @@ def _default(key: str) -> float:
     return found
 
 
-FEWEST_ALIGNED = 4
 MOST_PROBES = 100_000  # far beyond what an error of a thousandth takes
 LARGEST_SEED = 2**53  # a table holds whole numbers up to here
 # Beyond these, sizes are slips: resamples are held in memory at once, and deeper networks take minutes to be planned.
@@ -143,20 +141,20 @@ def _check_seeds(config: Config) -> None:
 
 
 def _check_estimator(config: Config) -> None:
-    estimator = config.estimator
-    if estimator.method == Method.xtrace and estimator.num_probes % 2:
+    estimator, facts = config.estimator, config.estimator.method.facts
+    if estimator.num_probes % facts.multiple:
         raise UserError(
             "estimator.num_probes: xtrace spends half its products on a sketch",
             got=estimator.num_probes,
             allowed="an even number >= 2",
             remedy=f"estimator.num_probes={estimator.num_probes + 1}",
         )
-    if estimator.method in (Method.aligned, Method.auto) and estimator.num_probes < FEWEST_ALIGNED:
+    if estimator.num_probes < facts.fewest:
         raise UserError(
             f"estimator.num_probes: {estimator.method} spends a third of its probes on finding the block's axes",
             got=estimator.num_probes,
-            allowed=f"a whole number >= {FEWEST_ALIGNED}",
-            remedy=f"estimator.num_probes={FEWEST_ALIGNED}",
+            allowed=f"a whole number >= {facts.fewest}",
+            remedy=f"estimator.num_probes={facts.fewest}",
         )
     if not 0 < estimator.variance_share < 1:
         raise UserError(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
+
+from hessfig.terms import MLP, Attention, Kind, Norm, QueryKey  # noqa: F401 - settings too, of the common vocabulary
 
 
 class Spacing(StrEnum):
@@ -12,15 +15,40 @@ class Spacing(StrEnum):
     linear = "linear"
 
 
-class Method(StrEnum):
-    """How a block norm is found."""
+@dataclass(frozen=True)
+class Estimation:
+    """What is true of a method of estimation.
 
-    hutchinson = "hutchinson"
-    aligned = "aligned"
-    xtrace = "xtrace"
-    dense = "dense"
-    exact = "exact"
-    auto = "auto"
+    `fewest`: the probes it takes at least, 0 for a method without probes; `multiple`: what divides their number;
+    `at_once`: whether all of them are held at once. `symmetric`: it serves diagonal blocks of single weight matrices
+    alone. `traces`: it gives traces beside norms. `products`: its norms depend on estimator.products.
+    """
+
+    fewest: int = 1
+    multiple: int = 1
+    at_once: bool = False
+    symmetric: bool = False
+    traces: bool = True
+    products: bool = True
+
+
+class Method(StrEnum):
+    """How a block norm is found: a row for each method; its function is in hessfig.measurements.block_norms."""
+
+    facts: Estimation
+
+    hutchinson = "hutchinson", Estimation(at_once=True)
+    aligned = "aligned", Estimation(fewest=4, at_once=True, symmetric=True, traces=False)
+    xtrace = "xtrace", Estimation(fewest=2, multiple=2, symmetric=True, products=False)
+    dense = "dense", Estimation(fewest=0)
+    exact = "exact", Estimation(fewest=0, products=False)
+    auto = "auto", Estimation(fewest=4, at_once=True)
+
+    def __new__(cls, value: str, *facts: Estimation) -> Method:
+        """Return the member of a row; its value is its name, as that of every choice."""
+        member = str.__new__(cls, value)
+        member._value_, (member.facts,) = value, facts
+        return member
 
 
 class Products(StrEnum):
@@ -56,54 +84,6 @@ class Reuse(StrEnum):
 
     content = "content"
     sources = "sources"
-
-
-class Kind(StrEnum):
-    """The kinds of networks whose structure the engines know; `model.kind` may name any module of hessfig.models."""
-
-    transformer = "transformer"
-    self_attention = "self_attention"
-    linear_mlp = "linear_mlp"
-    mlp = "mlp"
-    vit = "vit"
-    python = "python"
-    huggingface = "huggingface"
-    transformer_lens = "transformer_lens"
-
-
-# Networks that bring their own sizes, and their data or its vocabulary.
-FOREIGN = (Kind.python, Kind.huggingface, Kind.transformer_lens)
-
-
-class Attention(StrEnum):
-    """What turns scores into mixing weights; `linear` leaves the masked scores as they are."""
-
-    softmax = "softmax"
-    linear = "linear"
-
-
-class Norm(StrEnum):
-    """Where LayerNorm sits: nowhere, before each sublayer and the unembedding, or after each residual sum."""
-
-    none = "none"
-    pre = "pre"
-    post = "post"
-
-
-class MLP(StrEnum):
-    """Activation of the MLP sublayer; `none` leaves the sublayer out."""
-
-    relu = "relu"
-    gelu = "gelu"
-    linear = "linear"
-    none = "none"
-
-
-class QueryKey(StrEnum):
-    """Scores from two weights W_Q W_K^T, or from the single weight W_QK (Section 4.2)."""
-
-    separate = "separate"
-    single = "single"
 
 
 class Initialisation(StrEnum):

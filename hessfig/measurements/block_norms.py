@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
@@ -35,6 +35,22 @@ def frobenius(problem: Problem, request: Request) -> Measured:
     return Measured(rows)
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What is asked of one column: the norms of these blocks and parts, with probes from this generator."""
+
+    layer: int
+    col: str
+    blocks: Sequence[Block]
+    parts: Sequence[Part]
+    generator: Generator
+
+    @property
+    def diagonal(self) -> Block:
+        """The column's diagonal block."""
+        return Block(self.layer, self.col, self.col)
+
+
 class Estimator:
     """Frobenius norms of the blocks of `problem`, column by column.
 
@@ -53,78 +69,83 @@ class Estimator:
         self, layer: int, col: str, blocks: Sequence[Block], parts: Sequence[Part], *, generator: Generator
     ) -> Norms:
         """Return ||H_part(block)||_F for every block of one column and every part."""
-        method = self.settings.method
-        if method == Method.exact:
-            return self._exact(layer, col, blocks, parts)
-        if method == Method.auto:
-            return self._auto(layer, col, blocks, parts, generator)
-        if method == Method.xtrace:
-            return self._xtrace(blocks, parts, generator)
-        column = self.engines.column(layer, col, blocks)
-        if method == Method.dense:
-            return _as_norms(dense_norms(column, parts))
-        return self._probed(column, Block(layer, col, col), parts, generator)
+        found: Norms = getattr(self, f"by_{self.settings.method}")(Asked(layer, col, blocks, parts, generator))
+        return found
 
-    def _probed(self, column: Column, diagonal: Block, parts: Sequence[Part], generator: Generator) -> Norms:
-        count = self.settings.num_probes
-        if self.settings.method == Method.aligned:
-            return _as_norms(aligned(column, diagonal, parts, count, generator=generator))
-        return _as_norms(hutchinson(column, parts, count, generator=generator))
+    def column(self, asked: Asked) -> Column:
+        """Return the operator of the column."""
+        return self.engines.column(asked.layer, asked.col, asked.blocks)
 
-    def _exact(self, layer: int, col: str, blocks: Sequence[Block], parts: Sequence[Part]) -> Norms:
-        norms = self.engines.exact.column(layer, col, [block.row for block in blocks], parts)
-        return {
-            (block, part): Estimate(norms[block.row, part], 0.0, 0, Method.exact) for block in blocks for part in parts
-        }
+    def by_hutchinson(self, asked: Asked) -> Norms:
+        """Return norms by plain probes."""
+        return self._probed(asked, self.column(asked), self.settings.num_probes, is_aligned=False)
 
-    def _auto(
-        self, layer: int, col: str, blocks: Sequence[Block], parts: Sequence[Part], generator: Generator
-    ) -> Norms:
+    def by_aligned(self, asked: Asked) -> Norms:
+        """Return norms by probes in the axes of the diagonal block."""
+        return self._probed(asked, self.column(asked), self.settings.num_probes, is_aligned=True)
+
+    def by_dense(self, asked: Asked) -> Norms:
+        """Return norms of whole matrices."""
+        return _as_norms(dense_norms(self.column(asked), asked.parts))
+
+    def by_xtrace(self, asked: Asked) -> Norms:
+        """Return norms by XTrace of the squared block."""
+        (block,), count = asked.blocks, self.settings.num_probes
+        column = ColumnOperator(self.problem, block.layer, block.col, [block.col])
+        return {(block, part): _xtrace_norm(column, part, count, asked.generator) for part in asked.parts}
+
+    def by_exact(self, asked: Asked) -> Norms:
+        """Return norms by the exact engine."""
+        rows = [block.row for block in asked.blocks]
+        norms = self.engines.exact.column(asked.layer, asked.col, rows, asked.parts)
+        return {key: Estimate(norms[key[0].row, key[1]], 0.0, 0, Method.exact) for key in _keys(asked)}
+
+    def by_auto(self, asked: Asked) -> Norms:
         """Take exact norms where they are cheaper than probing; the other rows of the column share their probes."""
         norms: Norms = {}
-        for cheap, alike in self._by_cheap_parts(blocks, parts).items():
+        for cheap, alike in self._by_cheap_parts(asked).items():
             if cheap:
-                norms |= self._exact_if_same(layer, col, alike, cheap)
-            probed = [part for part in parts if (alike[0], part) not in norms]
+                norms |= self._exact_if_same(replace(asked, blocks=alike, parts=cheap))
+            probed = [part for part in asked.parts if (alike[0], part) not in norms]
             if probed:
-                column = self.engines.column(layer, col, alike)
-                norms |= self._auto_probed(column, Block(layer, col, col), alike, probed, generator)
-        return {(block, part): norms[block, part] for block in blocks for part in parts}
+                norms |= self._auto_probed(replace(asked, blocks=alike, parts=probed))
+        return {key: norms[key] for key in _keys(asked)}
 
-    def _exact_if_same(self, layer: int, col: str, blocks: Sequence[Block], parts: Sequence[Part]) -> Norms:
+    def _exact_if_same(self, asked: Asked) -> Norms:
         try:
-            return self._exact(layer, col, blocks, parts)
+            return self.by_exact(asked)
         except OtherNetwork as error:
             self._takes_exact = False
             warnings.warn(f"{error}; auto probes it", RuntimeWarning, stacklevel=2)
             return {}
 
-    def _auto_probed(
-        self, column: Column, diagonal: Block, blocks: Sequence[Block], parts: Sequence[Part], generator: Generator
-    ) -> Norms:
-        count = self.allotted.get(str(diagonal.col), self.settings.num_probes)
+    def _auto_probed(self, asked: Asked) -> Norms:
+        column, count = self.column(asked), self.allotted.get(str(asked.col), self.settings.num_probes)
         if column.dim <= count:
-            dense = _as_norms(dense_norms(column, parts))
+            dense = _as_norms(dense_norms(column, asked.parts))
             return {key: replace(norm, by=Method.dense.value) for key, norm in dense.items()}
-        if diagonal in blocks and len(column.shape) == 2:
-            return _as_norms(aligned(column, diagonal, parts, count, generator=generator))
-        return _as_norms(hutchinson(column, parts, count, generator=generator))
+        is_aligned = asked.diagonal in asked.blocks and len(column.shape) == 2
+        return self._probed(asked, column, count, is_aligned=is_aligned)
 
-    def _by_cheap_parts(self, blocks: Sequence[Block], parts: Sequence[Part]) -> dict[tuple[Part, ...], list[Block]]:
+    def _probed(self, asked: Asked, column: Column, count: int, *, is_aligned: bool) -> Norms:
+        if is_aligned:
+            return _as_norms(aligned(column, asked.diagonal, asked.parts, count, generator=asked.generator))
+        return _as_norms(hutchinson(column, asked.parts, count, generator=asked.generator))
+
+    def _by_cheap_parts(self, asked: Asked) -> dict[tuple[Part, ...], list[Block]]:
         """Group the blocks by the parts whose exact norm is cheap."""
         groups: dict[tuple[Part, ...], list[Block]] = {}
-        for block in blocks:
-            cheap = tuple(part for part in parts if self._is_cheap(block, part))
+        for block in asked.blocks:
+            cheap = tuple(part for part in asked.parts if self._is_cheap(block, part))
             groups.setdefault(cheap, []).append(block)
         return groups
 
     def _is_cheap(self, block: Block, part: Part) -> bool:
         return self._takes_exact and exactness(self.model, block, part).level == Level.cheap
 
-    def _xtrace(self, blocks: Sequence[Block], parts: Sequence[Part], generator: Generator) -> Norms:
-        (block,) = blocks
-        column = ColumnOperator(self.problem, block.layer, block.col, [block.col])
-        return {(block, part): _xtrace_norm(column, part, self.settings.num_probes, generator) for part in parts}
+
+def _keys(asked: Asked) -> list[tuple[Block, Part]]:
+    return [(block, part) for block in asked.blocks for part in asked.parts]
 
 
 def dense_blocks(column: Column) -> dict[tuple[Hashable, Part], Float[Tensor, "n dim"]]:

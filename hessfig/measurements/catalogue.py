@@ -16,20 +16,16 @@ from hessfig.measurements import settings_and_costs as of
 from hessfig.measurements.quantity import Quantity
 
 KEY = "quantities"
+_NORMS, _TRACES = "hessfig.measurements.block_norms", "hessfig.measurements.traces"
+_EIGENVALUES, _SAMPLES = "hessfig.measurements.eigenvalues", "hessfig.measurements.sample_hessians"
+_STATES, _STABILITY = "hessfig.measurements.training_dynamics", "hessfig.measurements.stability"
+_LANDSCAPE = "hessfig.measurements.landscape"
 _ROWS = (
-    Quantity(
-        "frobenius",
-        "hessfig.measurements.block_norms:frobenius",
-        settings=of.norm_settings,
-        check=need.check_norms,
-        operations=of.norm_operations,
-    ),
-    Quantity(
-        "hessian", "hessfig.measurements.traces:hessian", check=need.check_hessian, operations=of.hessian_operations
-    ),
+    Quantity("frobenius", _NORMS, settings=of.norm_settings, check=need.check_norms, operations=of.norm_operations),
+    Quantity("hessian", _TRACES, check=need.check_hessian, operations=of.hessian_operations),
     Quantity(
         "trace",
-        "hessfig.measurements.traces:trace",
+        _TRACES,
         settings=of.trace_settings,
         check=need.check_trace,
         operations=of.norm_operations,
@@ -37,31 +33,26 @@ _ROWS = (
     ),
     Quantity(
         "density",
-        "hessfig.measurements.eigenvalues:density",
+        _EIGENVALUES,
         settings=of.spectrum_settings("steps", "num_probes", "probes"),
         operations=of.density_operations,
         serves=need.is_diagonal,
         gives=("density_mean", "density_second_moment", "density_quantile"),
     ),
-    Quantity(
-        "largest_eigenvalue",
-        "hessfig.measurements.eigenvalues:largest_eigenvalue",
-        settings=of.spectrum_settings("k", "tolerance", "steps"),
-        check=need.check_count,
-        operations=of.extreme_operations,
-        serves=need.is_diagonal,
-    ),
-    Quantity(
-        "smallest_eigenvalue",
-        "hessfig.measurements.eigenvalues:smallest_eigenvalue",
-        settings=of.spectrum_settings("k", "tolerance", "steps"),
-        check=need.check_count,
-        operations=of.extreme_operations,
-        serves=need.is_diagonal,
+    *(
+        Quantity(
+            f"{end}_eigenvalue",
+            _EIGENVALUES,
+            settings=of.spectrum_settings("k", "tolerance", "steps"),
+            check=need.check_count,
+            operations=of.extreme_operations,
+            serves=need.is_diagonal,
+        )
+        for end in ("largest", "smallest")
     ),
     Quantity(
         "spectrum",
-        "hessfig.measurements.eigenvalues:spectrum",
+        _EIGENVALUES,
         settings=of.spectrum_settings("k", "cut"),
         check=need.check_spectrum,
         operations=of.dense_operations,
@@ -73,66 +64,55 @@ _ROWS = (
     ),
     Quantity(
         "accuracy",
-        "hessfig.measurements.training_dynamics:accuracy",
+        _STATES,
         settings=of.accuracy_settings,
         check=partial(need.check_task, "accuracy"),
         gives=("accuracy", "cascade_accuracy"),
     ),
     Quantity(
-        "batch_sharpness",
-        "hessfig.measurements.stability:batch_sharpness",
-        settings=of.sharpness_settings,
-        check=partial(need.check_task, "batch_sharpness"),
+        "batch_sharpness", _STABILITY, settings=of.sharpness_settings, check=partial(need.check_task, "batch_sharpness")
     ),
     Quantity(
         "critical_step",
-        "hessfig.measurements.stability:critical_step",
+        _STABILITY,
         settings=of.training_settings,
         check=partial(need.check_step, "critical_step"),
         gives=("critical_step", "critical_sharpness"),
     ),
-    Quantity(
-        "gradient_covariance",
-        "hessfig.measurements.training_dynamics:gradient_covariance",
-        gives=("gradient_covariance", "gradient_covariance_eigenvalue"),
-    ),
-    Quantity("gradient_norm", "hessfig.measurements.training_dynamics:gradient_norm", settings=of.diagonal_settings),
-    Quantity("loss", "hessfig.measurements.training_dynamics:loss"),
+    Quantity("gradient_covariance", _STATES, gives=("gradient_covariance", "gradient_covariance_eigenvalue")),
+    Quantity("gradient_norm", _STATES, settings=of.diagonal_settings),
+    Quantity("loss", _STATES),
     Quantity(
         "preconditioned_eigenvalue",
-        "hessfig.measurements.stability:preconditioned_eigenvalue",
+        _STABILITY,
         settings=of.preconditioned_settings,
         check=partial(need.check_preconditioner, "preconditioned_eigenvalue"),
     ),
-    Quantity(
-        "residual_norm",
-        "hessfig.measurements.training_dynamics:residual_norm",
-        check=partial(need.check_layers, "residual_norm"),
-    ),
+    Quantity("residual_norm", _STATES, check=partial(need.check_layers, "residual_norm")),
     Quantity(
         "score_spread",
-        "hessfig.measurements.training_dynamics:score_spread",
+        _STATES,
         check=partial(need.check_attention, "score_spread"),
         gives=("score_spread", "pattern_spread"),
     ),
     Quantity(
         "stability_threshold",
-        "hessfig.measurements.stability:stability_threshold",
+        _STABILITY,
         settings=of.training_settings,
         check=partial(need.check_rate, "stability_threshold"),
         gives=("stability_threshold", "learning_rate"),
     ),
     Quantity(
         "training_cost",
-        "hessfig.measurements.training_dynamics:training_cost",
+        _STATES,
         settings=of.training_settings,
         check=partial(need.check_task, "training_cost"),
         gives=("training_cost", "hessian_products", "looks", "update_seconds", "look_seconds"),
     ),
-    Quantity("weight_norm", "hessfig.measurements.training_dynamics:weight_norm", settings=of.diagonal_settings),
+    Quantity("weight_norm", _STATES, settings=of.diagonal_settings),
     Quantity(
         "hessian_distance",
-        "hessfig.measurements.sample_hessians:hessian_distance",
+        _SAMPLES,
         settings=of.distance_settings,
         check=need.check_distance,
         gives=(
@@ -142,7 +122,7 @@ _ROWS = (
     ),
     Quantity(
         "landscape_difference",
-        "hessfig.measurements.landscape:landscape_difference",
+        _LANDSCAPE,
         settings=of.landscape_settings("distance", "direction", "curvatures"),
         check=need.check_samples,
         gives=(
@@ -153,14 +133,14 @@ _ROWS = (
     ),
     Quantity(
         "landscape_integrals",
-        "hessfig.measurements.landscape:landscape_integrals",
+        _LANDSCAPE,
         settings=of.landscape_settings("draws", "spread"),
         check=need.check_samples,
         gives=("delta_1", "delta_2", "delta_2_null"),
     ),
     Quantity(
         "stationarity",
-        "hessfig.measurements.landscape:stationarity",
+        _LANDSCAPE,
         settings=of.landscape_settings(),
         check=need.check_samples,
         gives=("stationarity", "stationarity_rms", "stationarity_expected", "stationarity_null"),

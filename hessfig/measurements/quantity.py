@@ -63,36 +63,14 @@ class Measured:
     arrays: Arrays = field(default_factory=dict)
 
 
-def every_block(block: Block) -> bool:
-    """Serve every block."""
-    del block
-    return True
-
-
-def no_settings(config: Config, layout: Layout) -> dict[str, Any]:
-    """Depend on nothing beside network, task and state."""
-    del config, layout
-    return {}
-
-
-def no_check(config: Config, layout: Layout) -> None:
-    """Accept all settings."""
-    del config, layout
-
-
-def no_estimate(config: Config, layout: Layout) -> float:
-    """Estimate nothing: the first cells will tell."""
-    del config, layout
-    return 0.0
-
-
 @dataclass(frozen=True)
 class Quantity:
     """A number (or several) of a network at a state: a row of hessfig.measurements.catalogue, or of the user's own.
 
-    `measure` returns rows and arrays: a function, or "MODULE:FUNCTION", imported when it is called, so that plans need
-    no torch. `settings` says what enters the key of a cell; `check` raises UserError for settings that cannot be
-    measured, before anything is; `operations` counts floating-point operations of a cell, roughly.
+    `measure` returns rows and arrays: a function, or "MODULE:FUNCTION" ("MODULE" where the function has the quantity's
+    name), imported when it is called, so that plans need no torch. `settings` says what enters the key of a cell;
+    `check` raises UserError for settings that cannot be measured, before anything is; `operations` counts
+    floating-point operations of a cell, roughly; 0: the first cells will tell.
     `serves` says which blocks have this quantity: asked for beside others, it is measured for those.
     `version` is part of the key: a change that moves numbers counts it up. `gives` names the rows, where they are not
     of the quantity's own name: two quantities that give the same are not measured side by side.
@@ -100,10 +78,10 @@ class Quantity:
 
     name: str
     measure: Callable[[Problem, Request], Measured] | str
-    settings: Callable[[Config, Layout], dict[str, Any]] = no_settings
-    check: Callable[[Config, Layout], None] = no_check
-    operations: Callable[[Config, Layout], float] = no_estimate
-    serves: Callable[[Block], bool] = every_block
+    settings: Callable[[Config, Layout], dict[str, Any]] = lambda config, layout: {}
+    check: Callable[[Config, Layout], None] = lambda config, layout: None
+    operations: Callable[[Config, Layout], float] = lambda config, layout: 0.0
+    serves: Callable[[Block], bool] = lambda block: True
     version: int = 1
     gives: tuple[str, ...] = ()
 
@@ -117,7 +95,7 @@ class Quantity:
         if not isinstance(self.measure, str):
             return self.measure(problem, request)
         module, _, name = self.measure.partition(":")
-        found: Measured = getattr(import_module(module), name)(problem, request)
+        found: Measured = getattr(import_module(module), name or self.name)(problem, request)
         return found
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hessfig.config import Config, Curvature, Data, DType, Kind, Method, Optimiser, State
+from hessfig.config import Config, Curvature, Data, DType, Method, Optimiser, State
 from hessfig.config.keys import TRAINABLE
 from hessfig.config.range_checks import number_of_samples
 from hessfig.curvature.exact.support import Route, check_exact, exactness
 from hessfig.errors import UserError
 from hessfig.measurements.settings_and_costs import diagonal
 from hessfig.models.blocks import blocks_of
-from hessfig.models.protocol import Layout, Weight
+from hessfig.models.protocol import Layout, Structure, Weight
+from hessfig.models.registry import kind, kinds_where
 from hessfig.terms import Block, Group, Part
 
 DENSE_BOUND = 8e9  # bytes of a worker
@@ -20,8 +21,6 @@ COPIES = 4  # H_o and H_f, each once more while its columns are put together
 MATRIX_BYTES = 1.2e9  # of all matrices of a block at once: two of 8 192 rows, or one of 12 247
 ADAPTIVE = (Optimiser.adam, Optimiser.adamw)
 SUMMABLE = (Route.last_layer, Route.tokens)  # routes whose exact engine gives traces too
-_OF_TRACES = (Method.auto, Method.hutchinson, Method.xtrace, Method.dense, Method.exact)
-_WITH_ATTENTION = (Kind.transformer, Kind.self_attention)
 
 
 def is_diagonal(block: Block) -> bool:
@@ -36,7 +35,7 @@ def check_norms(config: Config, layout: Layout) -> None:
     _check_probes(config, blocks, layout)
     if method == Method.exact:
         check_exact(config.model, blocks, config.parts)
-    if method in (Method.xtrace, Method.aligned):
+    if method.facts.symmetric:
         for block in blocks:
             _check_symmetric(config, block, layout)
     if method == Method.dense:
@@ -46,11 +45,11 @@ def check_norms(config: Config, layout: Layout) -> None:
 
 def check_trace(config: Config, layout: Layout) -> None:
     """Raise UserError for an estimator that gives no trace, or none of one of the blocks."""
-    if config.estimator.method not in _OF_TRACES:
+    if not config.estimator.method.facts.traces:
         raise UserError(
             "quantities=[trace]: this estimator gives no trace",
             got=f"estimator={config.estimator.method}",
-            allowed=", ".join(f"estimator={method}" for method in _OF_TRACES),
+            allowed=", ".join(f"estimator={method}" for method in Method if method.facts.traces),
             remedy="estimator=auto",
         )
     blocks = diagonal(config, layout)
@@ -62,7 +61,8 @@ def check_trace(config: Config, layout: Layout) -> None:
 def check_hessian(config: Config, layout: Layout) -> None:
     """Raise UserError for a Hessian that would not fit into memory."""
     side = layout.side(0, Group.all)
-    number = sum(weight.size for weight in side if config.model.kind != Kind.transformer or _is_drawn(weight))
+    is_published = kind(config.model.kind).structure == Structure.layers
+    number = sum(weight.size for weight in side if not is_published or _is_drawn(weight))
     _check_memory("quantities=[hessian]", f"the Hessian of {number} parameters", config, number**2)
 
 
@@ -164,11 +164,11 @@ def without_layers(quantity: str, got: str) -> UserError:
 def check_attention(quantity: str, config: Config, layout: Layout) -> None:
     """Raise UserError for a network whose attention scores cannot be seen."""
     del layout
-    if config.model.kind not in _WITH_ATTENTION:
+    if not kind(config.model.kind).has_scores:
         raise UserError(
             f"quantities=[{quantity}]: this network shows no attention scores",
             got=f"model.kind={config.model.kind}",
-            allowed="; ".join(f"model.kind={kind}" for kind in _WITH_ATTENTION),
+            allowed="; ".join(f"model.kind={name}" for name in kinds_where(lambda one: one.has_scores)),
             remedy=f"leave {quantity} out",
         )
 
@@ -201,7 +201,7 @@ def check_distance(config: Config, layout: Layout) -> None:
 def _check_probes(config: Config, blocks: Sequence[Block], layout: Layout) -> None:
     """Raise UserError for more than MANY probes that would not fit into memory; they are drawn at once."""
     count = config.estimator.num_probes
-    if count <= MANY or config.estimator.method not in (Method.hutchinson, Method.aligned, Method.auto):
+    if count <= MANY or not config.estimator.method.facts.at_once:
         return
     largest = max(layout.size(block.layer, block.col) for block in blocks)
     if config.estimator.method != Method.auto or largest > count:

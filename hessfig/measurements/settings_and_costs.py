@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hessfig.config import Config, Kind, Method
+from hessfig.config import Config, Method
 from hessfig.config.keys import as_plain
-from hessfig.curvature.exact.support import Level, cost, exactness, probe_cost
+from hessfig.curvature.exact.support import Level, cost, exactness, is_counted, probe_cost
 from hessfig.measurements.quantity import columns
 from hessfig.models.blocks import blocks_of
 from hessfig.models.protocol import Layout
 from hessfig.states.training.trajectory import science
 from hessfig.terms import Block, Group, Part
 
-COUNTED = (Kind.transformer, Kind.self_attention, Kind.linear_mlp)  # kinds whose operations are counted
 _ASSUMED_PRODUCTS = 60  # of an extreme eigenvalue: both starts, at the default tolerance
 _FLOPS = 4 / 3  # of all eigenvalues of a matrix, times its size cubed
 _SAMPLES = ("samples", "first", "points", "permutations")
@@ -22,25 +21,24 @@ _SAMPLES = ("samples", "first", "points", "permutations")
 
 def norm_settings(config: Config, layout: Layout) -> dict[str, Any]:
     """Return estimator, blocks and parts as plain values; settings the estimator does not read are left out."""
-    method, estimator = config.estimator.method, {"method": config.estimator.method.value}
-    probes = {} if method in (Method.dense, Method.exact) else {"num_probes": config.estimator.num_probes}
-    products = {} if method in (Method.xtrace, Method.exact) else {"products": config.estimator.products.value}
+    estimator, facts = config.estimator, config.estimator.method.facts
+    probes = {"num_probes": estimator.num_probes} if facts.fewest else {}
+    products = {"products": estimator.products.value} if facts.products else {}
     return {
-        "estimator": {**estimator, **probes, **products},
-        "blocks": [
-            [block.layer, block.row_layer, str(block.row), str(block.col)]
-            for block in blocks_of(config.blocks, layout, config.model)
-        ],
+        "estimator": {"method": estimator.method.value, **probes, **products},
+        "blocks": _places(blocks_of(config.blocks, layout, config.model)),
         "parts": sorted(str(part) for part in config.parts),
     }
 
 
+def _places(blocks: Sequence[Block]) -> list[list[Any]]:
+    return [[block.layer, block.row_layer, str(block.row), str(block.col)] for block in blocks]
+
+
 def trace_settings(config: Config, layout: Layout) -> dict[str, Any]:
     """Return the settings of norms, of the diagonal blocks alone."""
-    blocks = diagonal(config, layout)
-    places = [[block.layer, block.row_layer, str(block.row), str(block.col)] for block in blocks]
-    found = {**norm_settings(config, layout), "blocks": places}
-    if config.estimator.method == Method.xtrace:  # of traces: by the configured products, unlike that of norms
+    found = {**norm_settings(config, layout), "blocks": _places(diagonal(config, layout))}
+    if config.estimator.method.facts.fewest:  # xtrace of traces is by the configured products, unlike that of norms
         found["estimator"]["products"] = config.estimator.products.value
     return found
 
@@ -117,7 +115,7 @@ def distance_settings(config: Config, layout: Layout) -> dict[str, Any]:
 
 def norm_operations(config: Config, layout: Layout) -> float:
     """Return a rough count of floating-point operations of one cell; 0 for networks whose cost nobody knows."""
-    if config.model.kind not in COUNTED:
+    if not is_counted(config.model):
         return 0.0
     blocks = blocks_of(config.blocks, layout, config.model)
     return sum(_column_operations(config, layout, *column) for column in columns(blocks))
@@ -132,7 +130,7 @@ def is_exact(config: Config, block: Block, part: Part) -> bool:
 
 def hessian_operations(config: Config, layout: Layout) -> float:
     """Return a rough count of operations: one product of the whole network a parameter."""
-    if config.model.kind not in COUNTED:
+    if not is_counted(config.model):
         return 0.0
     first = layout.weights[0]
     return layout.size(0, Group.all) * probe_cost(config.model, config.task, Block(0, first.name, first.name))
@@ -187,6 +185,6 @@ def _product_operations(config: Config, layout: Layout, layer: int, col: str) ->
 
 def _of_products(config: Config, counts: Sequence[tuple[Block, int]]) -> float:
     """Return the operations of products; 0 for networks whose cost nobody knows."""
-    if config.model.kind not in COUNTED:
+    if not is_counted(config.model):
         return 0.0
     return sum(count * probe_cost(config.model, config.task, block) for block, count in counts)

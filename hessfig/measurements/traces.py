@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Generator, Tensor
 
-from hessfig.config import Kind, Method
+from hessfig.config import Method
 from hessfig.curvature.column import PROBES_AT_ONCE, Column, chunks, completed, summands
 from hessfig.curvature.exact.support import Level, exactness
 from hessfig.curvature.problem import Problem, rademacher
@@ -15,6 +15,8 @@ from hessfig.curvature.spectral.lanczos import NotFinite, Square
 from hessfig.measurements.block_norms import dense_blocks
 from hessfig.measurements.quantity import Arrays, Estimate, Measured, Request, block_row, columns
 from hessfig.measurements.requirements import SUMMABLE
+from hessfig.models.protocol import Structure
+from hessfig.models.registry import kind
 from hessfig.terms import Block, Group, Part
 
 Traces = dict[Part, Estimate]
@@ -36,7 +38,7 @@ def hessian(problem: Problem, request: Request) -> Measured:
     A transformer's is in the order and orientation of Figure 1 (see hessfig.curvature.routes); other networks'
     parameters come in their own order, flattened as they are.
     """
-    published = request.model.kind == Kind.transformer
+    published = kind(request.model.kind).structure == Structure.layers
     return Measured([], _published(problem) if published else _plain(problem, request))
 
 

@@ -4,34 +4,37 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from hessfig.config import MLP, Attention, Kind, ModelConfig, Norm, QueryKey, TaskConfig, with_defaults
+from hessfig.config import MLP, Attention, ModelConfig, Norm, QueryKey, TaskConfig, with_defaults
 from hessfig.errors import UserError, did_you_mean
 from hessfig.models.protocol import Layout
+from hessfig.models.registry import kind
 from hessfig.terms import Block, Matrix, Part
 
 
 def matrices_of(model: ModelConfig) -> list[Matrix]:
-    """Return the weight matrices this architecture has, in the order of its parameters."""
-    if model.kind == Kind.linear_mlp:
-        return [Matrix.W]
-    if model.kind == Kind.mlp:
-        return [Matrix.W_E, Matrix.W_in, *([Matrix.W] if model.n_layers > 1 else []), Matrix.W_U]
+    """Return the weights of the paper that this architecture has, in the order of its parameters."""
+    return kind(model.kind).matrices(model)
+
+
+def attention_matrices(model: ModelConfig) -> list[Matrix]:
+    """Return the weights of an attention without output projection."""
     query_key = [Matrix.W_QK] if model.query_key == QueryKey.single else [Matrix.W_Q, Matrix.W_K]
-    if model.kind == Kind.self_attention:
-        return [*query_key, Matrix.W_V]
+    return [*query_key, Matrix.W_V]
+
+
+def layer_matrices(model: ModelConfig) -> list[Matrix]:
+    """Return the weights of one layer of a transformer."""
     mlp = [] if model.mlp == MLP.none else [Matrix.W_in, Matrix.W_out]
-    tokens = Matrix.W_patch if model.kind == Kind.vit else Matrix.W_E
-    return [tokens, Matrix.W_pos, *query_key, Matrix.W_V, Matrix.W_O, *mlp, Matrix.W_U]
+    return [*attention_matrices(model), Matrix.W_O, *mlp]
 
 
-def weight_size(matrix: str, model: ModelConfig, task: TaskConfig, layer: int = 1) -> int:
-    """Return the entries of `matrix`: the dimension of its block (`layer` tells a linear MLP's weights apart)."""
+def weight_size(matrix: str, model: ModelConfig, task: TaskConfig) -> int:
+    """Return the entries of a weight of attention or of a transformer: the dimension of its block."""
     m = with_defaults(model)
-    inner = m.n_heads * (m.d_head or 0)
-    is_readout = m.kind == Kind.linear_mlp and layer == m.n_layers
     sizes: dict[str, int] = {
         Matrix.W_E: task.vocabulary * m.d_model,
         Matrix.W_pos: (3 * task.digits + 3) * m.d_model,
@@ -39,9 +42,8 @@ def weight_size(matrix: str, model: ModelConfig, task: TaskConfig, layer: int = 
         Matrix.W_in: m.d_model * (m.d_mlp or 0),
         Matrix.W_out: m.d_model * (m.d_mlp or 0),
         Matrix.W_U: task.vocabulary * m.d_model,
-        Matrix.W: m.d_model * (task.vocabulary if is_readout else m.d_model),
     }
-    return sizes.get(matrix, m.d_model * inner)
+    return sizes.get(matrix, m.d_model * m.n_heads * (m.d_head or 0))
 
 
 _ALWAYS = {Matrix.W_U, Matrix.W}
@@ -67,7 +69,7 @@ def is_structural_zero(model: ModelConfig, block: Block, part: Part) -> bool:
 
 def _affine_in_last_layer(model: ModelConfig) -> set[Matrix]:
     affine = {Matrix.W_out}
-    if model.mlp == MLP.gelu and model.kind != Kind.self_attention:
+    if model.mlp == MLP.gelu and Matrix.W_in in matrices_of(model):
         return affine
     affine |= {Matrix.W_in} | _VALUE_LIKE
     return affine | _SCORE_LIKE if model.attention == Attention.linear else affine
@@ -152,13 +154,7 @@ def _check_name(name: Any, entry: Any, layout: Layout, model: ModelConfig) -> No
         if not at or layer in (ANY, str(one)):
             _check_apart(bare, one, layout)
     if not layers:
-        is_other = name in list(Matrix) and model.kind in (
-            Kind.transformer,
-            Kind.self_attention,
-            Kind.linear_mlp,
-            Kind.mlp,
-            Kind.vit,
-        )
+        is_other = name in list(Matrix) and matrices_of(model)
         raise _not_of_this_model(Matrix(name), entry, layout, model) if is_other else _no_weight(name, layout)
     if at and layer != ANY and layer not in map(str, layers):
         raise UserError(
@@ -236,19 +232,13 @@ def _not_of_this_model(matrix: Matrix, entry: Any, layout: Layout, model: ModelC
 
 def _switch(matrix: Matrix, model: ModelConfig) -> tuple[str, str]:
     """Return the setting that leaves `matrix` out of this model, and a setting that has it."""
-    scores = matrix in (Matrix.W_Q, Matrix.W_K, Matrix.W_QK)
-    homes = {Matrix.W: "model=linear_mlp", Matrix.W_patch: "model=vit task=digits"}
-    if (
-        matrix in homes
-        or matrix == Matrix.W_E
-        or model.kind in (Kind.linear_mlp, Kind.mlp)
-        or (model.kind == Kind.self_attention and not scores)
-    ):
-        return f"model.kind={model.kind}", homes.get(matrix, "model=gpt2")
-    if not scores:
-        return f"model.mlp={MLP.none}", f"model.mlp={MLP.relu}"
     other = QueryKey.separate if model.query_key == QueryKey.single else QueryKey.single
-    return f"model.query_key={model.query_key}", f"model.query_key={other}"
+    switches: dict[str, Any] = {"query_key": other, "mlp": MLP.relu}
+    for name, value in switches.items():
+        if matrix in matrices_of(replace(model, **{name: value})):
+            return f"model.{name}={getattr(model, name)}", f"model.{name}={value}"
+    homes = {Matrix.W: "model=linear_mlp", Matrix.W_patch: "model=vit task=digits"}
+    return f"model.kind={model.kind}", homes.get(matrix, "model=gpt2")
 
 
 def _allowed(layout: Layout) -> str:

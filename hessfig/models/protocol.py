@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from hessfig.terms import Block, Group, Part
+from hessfig.config.enums import Data
+from hessfig.terms import Block, Group, Matrix, Part
 
 if TYPE_CHECKING:
     from torch import nn
@@ -141,15 +143,28 @@ class Drawn:
     content: str = ""
 
 
-def no_zeros(model: ModelConfig, block: Block, part: Part) -> bool:
-    """Promise no block of a network that nobody knows to vanish."""
-    del model, block, part
-    return False
+class Structure(StrEnum):
+    """Networks whose structure the exact engine, the counts of operations and the spread of scores know.
+
+    Causal layers of attention and MLP, one attention alone, or linear maps of single tokens.
+    """
+
+    layers = "layers"
+    attention = "attention"
+    tokens = "tokens"
+
+
+class Draw(StrEnum):
+    """How the paper draws a weight: N(0, 0.64 / d_model), N(0, 0.64 / its inputs), or PyTorch's uniform default."""
+
+    width = "width"
+    inputs = "inputs"
+    uniform = "uniform"
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of networks. `hessfig.models.<kind>.KIND` is one; everything below `layout` has an honest default.
+    """A kind of networks. `hessfig.models.kinds.<kind>.KIND` is one; everything below `layout` has an honest default.
 
     `layout` names the weights of the configured network. Give either `skeleton` (an uninitialised network for
     sequences of a length; weights are then drawn as the paper draws them, see states.initialised) or `draw` (network,
@@ -159,6 +174,12 @@ class Kind:
     as they are now: planning keeps it in model.sha256, and readers refuse others. `source` tells code and files of the
     user's own apart, for cells' keys. `content` is a hash of what the user's code returns for sigma and seed: a cell is
     reused only if it is what it was. `about` says how the data are held, for previews and manifests.
+
+    What is true of the kind: `data` is the task.data it takes. `place` is the setting that says what it is made of,
+    for kinds that bring their own sizes ("" where settings are the sizes). `matrices` are the paper's weights that it
+    has, in order. `has_norms`, `has_sink`: whether model.norm and model.sink mean something. `weights_drawn` says how
+    weights are drawn from the skeleton. `structure` is None for networks that only double backward knows.
+    `check_model` raises UserError for settings of the network that do not fit together, before anything is planned.
     """
 
     layout: Callable[[Config], Layout]
@@ -166,11 +187,39 @@ class Kind:
     draw: Callable[[Config, float | None, int], Drawn] | None = None
     check: Callable[[Config], None] = lambda config: None
     axes: Callable[[Config], frozenset[str]] = lambda config: frozenset({"sigma", "seed"})
-    is_structural_zero: Callable[[ModelConfig, Block, Part], bool] = no_zeros
+    is_structural_zero: Callable[[ModelConfig, Block, Part], bool] = lambda model, block, part: False
     files: Callable[[Config], str] = lambda config: ""
     source: Callable[[Config], str] = lambda config: ""
     content: Callable[[Config, float | None, int], str] | None = None
     about: Callable[[Config], str] = lambda config: ""
+    data: Data = Data.addition
+    place: str = ""
+    matrices: Callable[[ModelConfig], list[Matrix]] = lambda model: []
+    has_norms: bool = False
+    has_sink: bool = False
+    weights_drawn: Draw = Draw.width
+    structure: Structure | None = None
+    check_model: Callable[[ModelConfig], None] = lambda model: None
+
+    @property
+    def has_scores(self) -> bool:
+        """Whether its attention scores can be seen."""
+        return self.structure in (Structure.layers, Structure.attention)
+
+
+def bias_of(name: str, parameter: str, size: int, layer: int = 0, *groups: Group) -> Weight:
+    """Return the bias that goes with the weight called `name`: that of W_V is b_V."""
+    held = tuple(group.value for group in (*groups, Group.biases))
+    return Weight(name.replace("W", "b", 1), parameter, size, layer, held, is_main=False)
+
+
+def norm_of(
+    name: str, place: str, size: int, layer: int = 0, paths: Iterable[str] = ("weight", "bias")
+) -> list[Weight]:
+    """Return gain and shift of the LayerNorm at `place`; `paths` are its parameters, as far as there are any."""
+    held = (Group.norms.value,)
+    named = zip(("gain", "shift"), paths, strict=False)
+    return [Weight(f"{name}_{word}", f"{place}.{path}", size, layer, held, is_main=False) for word, path in named]
 
 
 def every_parameter(named: Iterable[tuple[str, int]]) -> Layout:

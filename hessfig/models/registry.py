@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import pkgutil
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 
 from hessfig.errors import UserError, did_you_mean
 from hessfig.models import kinds as folder
 from hessfig.models.protocol import Kind
+from hessfig.terms import Kind as Shipped
 
 
 def kinds() -> list[str]:
     """Return the names of all kinds, without importing one."""
     return [module.name for module in pkgutil.iter_modules(folder.__path__)]
+
+
+def kinds_where(fact: Callable[[Kind], bool]) -> list[str]:
+    """Return the names of the kinds of which `fact` is true, the shipped ones in their order."""
+    shipped = [name.value for name in Shipped]
+    found = [name for name in kinds() if fact(kind(name))]
+    return sorted(found, key=lambda name: (shipped.index(name) if name in shipped else len(shipped), name))
 
 
 @cache

@@ -4,53 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
-
-class Kind(StrEnum):
-    """Family of networks; `mlp`, `vit`, `python` and any other text are networks whose powers nobody has counted."""
-
-    transformer = "transformer"
-    self_attention = "self_attention"
-    linear_mlp = "linear_mlp"
-    mlp = "mlp"
-    vit = "vit"
-    python = "python"
-    huggingface = "huggingface"
-    transformer_lens = "transformer_lens"
-
-
-class Attention(StrEnum):
-    """What turns scores into mixing weights."""
-
-    softmax = "softmax"
-    linear = "linear"
-
-
-class Norm(StrEnum):
-    """Where LayerNorm sits."""
-
-    none = "none"
-    pre = "pre"
-    post = "post"
-
-
-class MLP(StrEnum):
-    """Activation of the MLP sublayer; `none` leaves the sublayer out."""
-
-    relu = "relu"
-    gelu = "gelu"
-    linear = "linear"
-    none = "none"
-
-
-class QueryKey(StrEnum):
-    """Scores from two weights or from one."""
-
-    separate = "separate"
-    single = "single"
-
+from hessfig.terms import MLP, Attention, Kind, Norm, QueryKey
 
 COUNTED = (Kind.transformer, Kind.self_attention, Kind.linear_mlp)
 INITIALISED, BOTH = "initialised", "both"

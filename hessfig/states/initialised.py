@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from hessfig.config import Config, DType, Initialisation, Kind, ModelConfig, SigmaScales
+from hessfig.config import Config, DType, Initialisation, ModelConfig, SigmaScales
 from hessfig.models.networks import BareAttention
-from hessfig.models.protocol import Drawn, Layout
+from hessfig.models.protocol import Draw, Drawn, Layout
 from hessfig.models.registry import kind
 from hessfig.rng import stream
 from hessfig.tasks.batch import draw_batch
@@ -92,11 +92,12 @@ def _weight(model: ModelConfig, name: str, shape: torch.Size, generator: torch.G
     if model.initialisation == Initialisation.gpt2:
         shrunk = (2 * model.n_layers) ** -0.5 if name.endswith(_RESIDUAL) else 1.0
         return torch.randn(shape, dtype=torch.float64, generator=generator) * (GPT2_DEVIATION * shrunk)
-    if model.kind == Kind.linear_mlp:
+    drawn = kind(model.kind).weights_drawn
+    if drawn == Draw.uniform:
         bound = shape[1] ** -0.5
         return (2 * torch.rand(shape, dtype=torch.float64, generator=generator) - 1) * bound
     # The paper's weights have d_model inputs; where a weight has many more, its own number keeps the scale.
-    inputs = shape[1] if model.kind == Kind.mlp else model.d_model
+    inputs = shape[1] if drawn == Draw.inputs else model.d_model
     return torch.randn(shape, dtype=torch.float64, generator=generator) * (WEIGHT_VARIANCE / inputs) ** 0.5
 
 

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from hessfig.config import Config, Data, DType, Kind, Method
+from hessfig.config import Config, Data, DType
 from hessfig.config.machine import cores, memory_of_worker
 from hessfig.errors import UserError
+from hessfig.models.registry import kind
 from hessfig.sweep.variant import Variant
 
 _ASSUMED_FLOPS = {DType.float64: 2.5e10, DType.float32: 8e10}  # of one core
 MOST_CELLS, MOST_YEARS = 200_000, 100  # a plan of as many cells takes some seconds
 _YEAR = 365 * 24 * 3600.0
-_PROBING = (Method.hutchinson, Method.aligned, Method.xtrace, Method.auto)
-_SIZED_BY: dict[str, str] = {
-    Kind.python: "model.factory",
-    Kind.huggingface: "model.path",
-    Kind.transformer_lens: "model.path",
-}  # others: their width
 
 
 def check(variants: Sequence[Variant]) -> None:
@@ -88,10 +83,10 @@ def _held(variant: Variant) -> Iterator[tuple[str, str, int]]:
     number = 8 if config.dtype == DType.float64 else 4
     weights = sum(weight.size for weight in layout.parameters or layout.weights)
     yield from _activations(config, number) if config.task.data in (Data.addition, Data.gaussian) else ()
-    is_drawn = config.model.path is None and config.model.kind == Kind.huggingface
-    key = "model.d_model" if is_drawn else _SIZED_BY.get(config.model.kind, "model.d_model")
-    yield key, f"a network of {weights} weights", number * weights
-    if config.estimator.method in _PROBING:
+    place = kind(config.model.kind).place  # without one its width says how large it is
+    is_given = bool(place) and getattr(config.model, place.partition(".")[2]) is not None
+    yield place if is_given else "model.d_model", f"a network of {weights} weights", number * weights
+    if config.estimator.method.facts.fewest:
         widest = max(layout.size(block.layer, block.col) for block in variant.blocks)
         count = config.estimator.num_probes
         yield "estimator.num_probes", f"{count} probes of {widest} numbers", number * count * widest
@@ -107,7 +102,7 @@ def _activations(config: Config, number: int) -> Iterator[tuple[str, str, int]]:
     key = "task.batch_size" if task.batch_size > length else "task.digits"
     shape = f"a batch of {task.batch_size} sequences of {length} tokens"
     yield key, f"{shape}, {model.d_model} wide", number * task.batch_size * length * model.d_model
-    if model.kind in (Kind.transformer, Kind.self_attention):
+    if kind(model.kind).has_scores:
         scores = task.batch_size * model.n_heads * length**2
         yield key, f"the attention scores of {shape}, {model.n_heads} heads", number * scores
 

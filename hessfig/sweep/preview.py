@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from hessfig.config import Config, Method
+from hessfig.config import Config
 from hessfig.errors import plain
 from hessfig.files import check_place, is_file
 from hessfig.measurements.allocation import Allocation
@@ -70,7 +70,7 @@ def _variant_line(variant: Variant, allocation: Allocation) -> str:
     config = variant.config
     estimator = (
         f"{config.estimator.method}, {_probes(config, allocation)} probes"
-        if config.estimator.method not in (Method.dense, Method.exact)
+        if config.estimator.method.facts.fewest
         else config.estimator.method
     )
     label = f"{variant.name}, " if variant.name else ""

@@ -165,10 +165,10 @@ def test_curvlinops_gives_the_same_blocks(home: Path) -> None:
 @pytest.mark.parametrize("sequences", [1, 3])
 def test_micro_batches_weigh_what_they_hold(home: Path, sequences: int) -> None:
     config, block = saved("gpt2", home), Block(0, "all", "all")
-    from hessfig.models.kinds.huggingface import _ids, _sizes
+    from hessfig.models.kinds.huggingface import STORED
     from hessfig.models.stored.causal_model import drawn as split
 
-    found = split(config, 0, _sizes(config), KIND.layout(config), _ids(config), sequences)
+    found = split(config, 0, STORED.sizes(config), KIND.layout(config), STORED.ids(config), sequences)
     assert [len(batch.inputs) for batch in (found.batch, *found.more)] == ([1] * 4 if sequences == 1 else [3, 1])
     problem, parts = truth("gpt2", home)
     assert off(column(Problem.of(found), 0, "all", [block]), block, problem, parts) < 1e-10

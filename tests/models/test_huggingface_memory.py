@@ -13,7 +13,8 @@ import torch
 from hessfig.config import Config, Data, ModelConfig, Scored, TaskConfig
 from hessfig.curvature.problem import Problem
 from hessfig.curvature.headed import HeadedColumn
-from hessfig.models.kinds.huggingface import _plan, loading
+from hessfig.models.kinds.huggingface import STORED
+from hessfig.models.stored import causal_model
 from hessfig.states.point import drawn
 from hessfig.terms import Part
 
@@ -29,7 +30,7 @@ problem = Problem.of(drawn(config, sigma=None, seed=0))
 name, _, layer = "{block}".partition("@")
 column = HeadedColumn(problem, int(layer or 0), name, [name])
 column.split_matmat(torch.randn(column.dim, 2, dtype=problem.dtype), [Part.H_o, Part.H_f])
-print((held("VmHWM") - before) / _plan(config).bytes)
+print((held("VmHWM") - before) / STORED.plan(config).bytes)
 """
 
 

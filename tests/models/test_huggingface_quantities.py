@@ -53,7 +53,7 @@ def values(name: str, quantity: str, home: Path) -> dict[Key, float]:
 
 def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every sequence be a micro-batch, as a small bound on memory does."""
-    monkeypatch.setattr("hessfig.models.kinds.huggingface._plan", lambda config: Plan(1, SEQUENCES, 0))
+    monkeypatch.setattr("hessfig.models.stored.token_batches.planned", lambda *_: Plan(1, SEQUENCES, 0))
 
 
 @pytest.mark.parametrize("quantity", [*MEASURED, "gradient_covariance"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from hessfig.predictions import architecture as shape
 from hessfig.predictions.architecture import MLP, Architecture, Attention, Kind, Norm, QueryKey
 from hessfig.predictions.growth_rates import Prediction, Regime, growth_rate
 from hessfig.terms import Block, Matrix, Part
@@ -164,10 +163,3 @@ def test_blocks_beyond_the_rule(block: Block, reason: str) -> None:
     for part in Part:
         rate = growth_rate(block, part, built())
         assert rate.prediction == Prediction.unknown and reason in rate.reference
-
-
-@pytest.mark.parametrize("name", ["Kind", "Attention", "Norm", "MLP", "QueryKey"])
-def test_words_are_those_of_the_configuration(name: str) -> None:
-    import hessfig.config as configuration
-
-    assert [w.value for w in getattr(shape, name)] == [w.value for w in getattr(configuration, name)]

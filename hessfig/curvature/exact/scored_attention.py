@@ -9,11 +9,13 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from hessfig.config import Attention, Kind, ModelConfig, Norm, QueryKey
+from hessfig.config import Attention, ModelConfig, Norm, QueryKey
 from hessfig.curvature.exact.kronecker import ItemMatrices
 from hessfig.curvature.exact.scored_layer import LayerNormAt, Place, Tail, loss_rows
 from hessfig.curvature.problem import Problem, check_same
 from hessfig.models.networks import score_sink, with_sink
+from hessfig.models.protocol import Structure
+from hessfig.models.registry import kind
 
 
 class Mixing:
@@ -112,7 +114,7 @@ def block_diagonal(blocks: Float[Tensor, "#n heads a b"]) -> Float[Tensor, "#n h
 def _read(network: Any, model: ModelConfig, tokens: Tensor) -> tuple[Tensor, Tensor, Any, float, Tensor]:
     """Return the residual stream, the attention's inputs, the module of its weights, its scale and its mask."""
     hidden = network.hidden(tokens, model.n_layers - 1)
-    if model.kind == Kind.self_attention:
+    if kind(model.kind).structure == Structure.attention:
         length = hidden.shape[1]
         return (
             hidden,
@@ -138,7 +140,8 @@ class LastLayer:
     def __init__(self, problem: Problem, model: ModelConfig) -> None:
         self.mixing = Mixing(problem, model)
         self.mixed = self.mixing.mixed.flatten(1)
-        self.tail = None if model.kind == Kind.self_attention else self._tail(problem.network, model)
+        is_bare = kind(model.kind).structure == Structure.attention
+        self.tail = None if is_bare else self._tail(problem.network, model)
         outputs = self.mixed if self.tail is None else self.tail.logits
         check_same(problem, outputs.unflatten(0, (-1, self.mixing.per_sequence)), "exact engine")
         gradient, self.root = loss_rows(problem, outputs.unflatten(0, (-1, self.mixing.per_sequence)))

@@ -6,13 +6,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from hessfig.config.enums import MLP, Kind, Norm, Scored
+from hessfig.config.enums import MLP, Norm, Scored
 from hessfig.config.schema import ModelConfig, TaskConfig, with_defaults
 from hessfig.errors import UserError
 from hessfig.models.blocks import matrices_of, weight_size
+from hessfig.models.protocol import Structure
+from hessfig.models.registry import kind, kinds_where
 from hessfig.terms import Block, Matrix, Part
 
-_KINDS = (Kind.transformer, Kind.self_attention, Kind.linear_mlp)
 _SCORE_LIKE = (Matrix.W_Q, Matrix.W_K, Matrix.W_QK)
 
 
@@ -63,7 +64,7 @@ def route_of(model: ModelConfig, block: Block, part: Part) -> Route:
     """Return the way to the exact norm of `part` of `block`: none for unknown networks, groups, other layers."""
     if not _is_known(model, block):
         return Route.missing
-    if model.kind == Kind.linear_mlp:
+    if kind(model.kind).structure == Structure.tokens:
         return Route.tokens
     weights, is_last = {block.row, block.col}, block.layer in (0, model.n_layers)
     if weights & {Matrix.W_E, Matrix.W_pos} or (Matrix.W_U in weights and not is_last):
@@ -76,7 +77,12 @@ def route_of(model: ModelConfig, block: Block, part: Part) -> Route:
 
 
 def _is_known(model: ModelConfig, block: Block) -> bool:
-    return model.kind in _KINDS and not block.is_across and {block.row, block.col} <= set(matrices_of(model))
+    return is_counted(model) and not block.is_across and {block.row, block.col} <= set(matrices_of(model))
+
+
+def is_counted(model: ModelConfig) -> bool:
+    """Whether the network's exact routes and the operations of its products are known."""
+    return kind(model.kind).structure is not None
 
 
 def check_exact(model: ModelConfig, blocks: Iterable[Block], parts: Sequence[Part]) -> None:
@@ -89,8 +95,8 @@ def check_exact(model: ModelConfig, blocks: Iterable[Block], parts: Sequence[Par
                     f"estimator.method=exact: no exact {part} of block {block}: {found.reason}",
                     got=f"model.kind={model.kind}, model.n_layers={model.n_layers}, part {part}",
                     allowed="below the last layer H_o of any block, H_f and H of W_Q, W_K, W_QK and of embeddings"
-                    if model.kind in _KINDS
-                    else f"model.kind={', '.join(_KINDS)}",
+                    if is_counted(model)
+                    else f"model.kind={', '.join(kinds_where(lambda one: one.structure is not None))}",
                     remedy=found.remedy,
                 )
 
@@ -146,8 +152,9 @@ class _Sizes:
     def of(cls, model: ModelConfig, task: TaskConfig) -> _Sizes:
         m = with_defaults(model)
         length = 3 * task.digits + 3
-        scored = length if m.kind == Kind.self_attention else _scored(task)
-        hidden = 0 if m.mlp == MLP.none or m.kind == Kind.self_attention else m.d_mlp or 0
+        is_bare = kind(m.kind).structure == Structure.attention
+        scored = length if is_bare else _scored(task)
+        hidden = 0 if m.mlp == MLP.none or is_bare else m.d_mlp or 0
         inner = m.n_heads * (m.d_head or 0)
         return cls(task.batch_size, task.batch_size * scored, scored, length, m.d_model, inner, hidden, task.vocabulary)
 
@@ -197,7 +204,7 @@ def probe_cost(model: ModelConfig, task: TaskConfig, block: Block) -> float:
 def _pass_cost(model: ModelConfig, sizes: _Sizes, block: Block) -> float:
     """Operations of one tangent through the layers from the block's on, the last one at the scored positions."""
     above = model.n_layers - max(block.layer, 1)
-    if model.kind == Kind.linear_mlp:
+    if kind(model.kind).structure == Structure.tokens:
         return 2.0 * sizes.items * (above + 1) * sizes.width**2
     per_position = 4 * sizes.width * sizes.inner + 2 * sizes.width * sizes.hidden
     return 2.0 * sizes.sequences * (sizes.length * above + sizes.scored) * per_position

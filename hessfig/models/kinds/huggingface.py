@@ -6,13 +6,13 @@ import json
 from functools import cache
 from pathlib import Path
 
+from hessfig.config.enums import Data
 from hessfig.config.schema import Config
 from hessfig.errors import UserError, first_few
 from hessfig.models.protocol import Drawn, Kind, Layout
 from hessfig.models.stored.architectures import Sizes, is_private, layout_of, public, sizes_of
-from hessfig.models.stored.model_folder import files, fingerprint, folder, is_random, settings_of
-from hessfig.models.stored.token_batches import Plan, check_measured, ids_of, plan_of, source_of
-from hessfig.tasks.tokens import Ids
+from hessfig.models.stored.model_folder import KEY, files, fingerprint, folder, is_random, settings_of
+from hessfig.models.stored.token_batches import Stored, check_measured
 
 
 def layout(config: Config) -> Layout:
@@ -25,23 +25,13 @@ def draw(config: Config, sigma: float | None, seed: int) -> Drawn:
     del sigma
     from hessfig.models.stored.causal_model import drawn
 
-    at_once = _plan(config).sequences
-    return drawn(config, seed, _sizes(config), layout(config), _ids(config), at_once)
+    at_once = STORED.plan(config).sequences
+    return drawn(config, seed, _sizes(config), layout(config), STORED.ids(config), at_once)
 
 
 def axes(config: Config) -> frozenset[str]:
     """Return whether the seed draws the weights."""
     return frozenset({"seed"}) if is_random(config) else frozenset()
-
-
-def source(config: Config) -> str:
-    """Return a hash of the files (model and tokens) by content, and of the micro-batch where there are several."""
-    return source_of(config, fingerprint(config), _plan(config), lambda: _ids(config), *_marks(config))
-
-
-def about(config: Config) -> str:
-    """Return how the sequences are held."""
-    return str(_plan(config))
 
 
 def _marks(config: Config) -> list[str]:
@@ -52,7 +42,7 @@ def _marks(config: Config) -> list[str]:
     pad, sizes = settings_of(config)[0].get("pad_token_id"), _sizes(config)
     if not isinstance(pad, int) or not sizes.names.withholds_padding:
         return []
-    return ["padding"] if pad % sizes.vocabulary in _ids(config) else []
+    return ["padding"] if pad % sizes.vocabulary in STORED.ids(config) else []
 
 
 def _check(config: Config) -> None:
@@ -60,15 +50,10 @@ def _check(config: Config) -> None:
     _check_settings(config)
     check_measured(config, is_random=is_random(config))
     public(*settings_of(config))
-    _plan(config)
-    _check_made(config)
+    STORED.plan(config)
+    from hessfig.models.stored.causal_model import check  # weights are read, which takes torch
 
-
-def _check_made(config: Config) -> None:
-    """Raise UserError when the network cannot be made: weights are read, which takes torch."""
-    from hessfig.models.stored.causal_model import check
-
-    check(config, _sizes(config), layout(config), _ids(config))
+    check(config, _sizes(config), layout(config), STORED.ids(config))
 
 
 def _check_settings(config: Config) -> None:
@@ -113,18 +98,20 @@ def _layout(settings: str) -> Layout:
     return layout_of(sizes_of(*json.loads(settings)))
 
 
-def _plan(config: Config) -> Plan:
-    return plan_of(config, _sizes(config), layout(config))
-
-
-def _ids(config: Config) -> Ids:
-    """Return the configured sequences."""
-    return ids_of(config, _sizes(config), _place(config))
-
-
 def _place(config: Config) -> Path | None:
     """Return the folder of the model; None where its sizes follow from settings alone."""
     return None if config.model.path is None else folder(str(config.model.path), config.model.download)
 
 
-KIND = Kind(layout=layout, draw=draw, axes=axes, check=_check, files=files, source=source, about=about)
+STORED = Stored(layout, _sizes, _place, fingerprint, _marks)
+KIND = Kind(
+    layout=layout,
+    draw=draw,
+    axes=axes,
+    check=_check,
+    files=files,
+    source=STORED.source,
+    about=STORED.about,
+    data=Data.tokens,
+    place=KEY,
+)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hessfig.config.schema import Config
-from hessfig.models.blocks import is_structural_zero, weight_size
-from hessfig.models.protocol import Kind, Layout, Weight
+from hessfig.models.blocks import is_structural_zero
+from hessfig.models.protocol import Draw, Kind, Layout, Structure, Weight
 from hessfig.terms import Group, Matrix
 
 if TYPE_CHECKING:
@@ -15,25 +15,14 @@ if TYPE_CHECKING:
 
 def layout(config: Config) -> Layout:
     """Return the weight of every layer, and the embedding as a further name."""
-    model, task = config.model, config.task
-    table = Weight(
-        Matrix.W_E.value,
-        "tok_embed.weight",
-        task.vocabulary * model.d_model,
-        0,
-        (Group.embeddings.value,),
-        is_main=False,
+    width, vocabulary = config.model.d_model, config.task.vocabulary
+    embeddings, mlp = (Group.embeddings.value,), (Group.mlp.value,)
+    table = Weight(Matrix.W_E.value, "tok_embed.weight", vocabulary * width, 0, embeddings, is_main=False)
+    outputs = [*[width] * (config.model.n_layers - 1), vocabulary]
+    chain = (
+        Weight(Matrix.W.value, f"layers.{layer - 1}.weight", width * length, layer, mlp)
+        for layer, length in enumerate(outputs, start=1)
     )
-    chain = [
-        Weight(
-            Matrix.W.value,
-            f"layers.{layer - 1}.weight",
-            weight_size(Matrix.W, model, task, layer),
-            layer,
-            (Group.mlp.value,),
-        )
-        for layer in range(1, model.n_layers + 1)
-    ]
     return Layout((table, *chain))
 
 
@@ -43,4 +32,11 @@ def _skeleton(config: Config) -> nn.Module:
     return LinearMLP(config.model, vocabulary=config.task.vocabulary)
 
 
-KIND = Kind(layout=layout, skeleton=_skeleton, is_structural_zero=is_structural_zero)
+KIND = Kind(
+    layout=layout,
+    skeleton=_skeleton,
+    is_structural_zero=is_structural_zero,
+    matrices=lambda model: [Matrix.W],
+    weights_drawn=Draw.uniform,
+    structure=Structure.tokens,
+)

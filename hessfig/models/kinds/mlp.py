@@ -11,14 +11,14 @@ from hessfig.config.enums import Kind as KindName
 from hessfig.config.schema import Config, ModelConfig, TaskConfig
 from hessfig.errors import UserError
 from hessfig.models.kinds import transformer
-from hessfig.models.protocol import Kind, Layout, Weight
+from hessfig.models.protocol import Draw, Kind, Layout, Weight, bias_of
 from hessfig.terms import Block, Group, Matrix, Part
 
 if TYPE_CHECKING:
     from torch import nn
 
 
-_MLP, _EMBEDDINGS, _BIASES = ((group.value,) for group in (Group.mlp, Group.embeddings, Group.biases))
+_MLP, _EMBEDDINGS = (Group.mlp.value,), (Group.embeddings.value,)
 
 
 def layout(config: Config) -> Layout:
@@ -64,10 +64,9 @@ def _weights(config: Config, hidden: int) -> Iterator[Weight]:
     for layer in range(1, model.n_layers + 1):
         name, inputs = (Matrix.W_in, reach(config.task) * model.d_model) if layer == 1 else (Matrix.W, hidden)
         yield Weight(name.value, f"layers.{layer - 1}.weight", inputs * hidden, layer, _MLP)
-        bias = name.value.replace("W", "b", 1)
-        yield Weight(bias, f"layers.{layer - 1}.bias", hidden, layer, (*_MLP, *_BIASES), is_main=False)
+        yield bias_of(name, f"layers.{layer - 1}.bias", hidden, layer, Group.mlp)
     yield Weight(Matrix.W_U.value, "head.weight", vocabulary * hidden)
-    yield Weight("b_U", "head.bias", vocabulary, 0, _BIASES, is_main=False)
+    yield bias_of("W_U", "head.bias", vocabulary)
 
 
 def _skeleton(config: Config) -> nn.Module:
@@ -97,4 +96,16 @@ def is_structural_zero(model: ModelConfig, block: Block, part: Part) -> bool:
     return model.mlp != MLP.gelu or block.row in (Matrix.W_U, "b_U")
 
 
-KIND = Kind(layout=layout, skeleton=_skeleton, check=_check, is_structural_zero=is_structural_zero)
+def _matrices(model: ModelConfig) -> list[Matrix]:
+    return [Matrix.W_E, Matrix.W_in, *([Matrix.W] if model.n_layers > 1 else []), Matrix.W_U]
+
+
+KIND = Kind(
+    layout=layout,
+    skeleton=_skeleton,
+    check=_check,
+    is_structural_zero=is_structural_zero,
+    matrices=_matrices,
+    has_norms=True,  # those of the transformer that it matches are counted
+    weights_drawn=Draw.inputs,
+)

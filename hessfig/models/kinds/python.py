@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from hessfig.config.enums import Data
 from hessfig.config.schema import Config
 from hessfig.config.user_code import find, guarded, source
 from hessfig.errors import UserError
@@ -95,4 +96,14 @@ def _check(config: Config) -> None:
         raise UserError("model.options are for model.factory", got=config.model.options, allowed="{}", remedy="")
 
 
-KIND = Kind(layout=layout, draw=draw, axes=axes, check=_check, files=source_of, source=_source, content=content)
+KIND = Kind(
+    layout=layout,
+    draw=draw,
+    axes=axes,
+    check=_check,
+    files=source_of,
+    source=_source,
+    content=content,
+    data=Data.python,
+    place=KEY,
+)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from hessfig.config.enums import MLP, Norm, QueryKey
 from hessfig.config.schema import Config, ModelConfig, with_defaults
-from hessfig.models.blocks import is_structural_zero, matrices_of, weight_size
-from hessfig.models.protocol import Kind, Layout, Weight
+from hessfig.models.blocks import is_structural_zero, layer_matrices, weight_size
+from hessfig.models.protocol import Kind, Layout, Structure, Weight, bias_of, norm_of
 from hessfig.terms import Group, Matrix
 
 if TYPE_CHECKING:
@@ -31,23 +31,23 @@ def _weights(config: Config) -> Iterator[Weight]:
     for layer in range(1, model.n_layers + 1):
         yield from layer_weights(config, model, layer)
     if model.norm == Norm.pre:
-        yield from norm_weights("ln_out", model, 0)
+        yield from norm_of("ln_out", "ln_out", model.d_model)
     yield Weight(Matrix.W_U.value, "head.weight", weight_size(Matrix.W_U, model, task))
-    yield Weight("b_U", "head.bias", task.vocabulary, 0, (Group.biases.value,), is_main=False)
+    yield bias_of("W_U", "head.bias", task.vocabulary)
 
 
 def layer_weights(config: Config, model: ModelConfig, layer: int) -> Iterator[Weight]:
     """Yield the weights of one layer; `model` has its defaults resolved."""
-    held = matrices_of(model)
+    held, place = layer_matrices(model), f"layers.{layer - 1}"
     if model.norm != Norm.none:
-        yield from norm_weights("ln1", model, layer)
+        yield from norm_of("ln1", f"{place}.ln1", model.d_model, layer)
     for matrix, path in _ATTENTION.items():
         if matrix in held:
             yield from _linear(config, matrix, f"attn.{path}", layer, Group.attention)
     if model.mlp == MLP.none:
         return
     if model.norm != Norm.none:
-        yield from norm_weights("ln2", model, layer)
+        yield from norm_of("ln2", f"{place}.ln2", model.d_model, layer)
     for matrix, path in _MLP.items():
         yield from _linear(config, matrix, f"mlp.{path}", layer, Group.mlp)
 
@@ -55,9 +55,7 @@ def layer_weights(config: Config, model: ModelConfig, layer: int) -> Iterator[We
 def _linear(config: Config, matrix: Matrix, path: str, layer: int, group: Group) -> Iterator[Weight]:
     model, place = with_defaults(config.model), f"layers.{layer - 1}.{path}"
     yield Weight(matrix.value, f"{place}.weight", weight_size(matrix, model, config.task), layer, (group.value,))
-    bias = matrix.value.replace("W", "b", 1)
-    groups = (group.value, Group.biases.value)
-    yield Weight(bias, f"{place}.bias", _outputs(matrix, model), layer, groups, is_main=False)
+    yield bias_of(matrix, f"{place}.bias", _outputs(matrix, model), layer, group)
 
 
 def _outputs(matrix: Matrix, model: ModelConfig) -> int:
@@ -68,13 +66,6 @@ def _outputs(matrix: Matrix, model: ModelConfig) -> int:
     return lengths.get(matrix, (model.d_mlp or 0) if matrix == Matrix.W_in else model.d_model)
 
 
-def norm_weights(name: str, model: ModelConfig, layer: int) -> Iterator[Weight]:
-    """Yield gain and shift of one LayerNorm."""
-    place = f"layers.{layer - 1}.{name}" if layer else name
-    for kind, word in (("weight", "gain"), ("bias", "shift")):
-        yield Weight(f"{name}_{word}", f"{place}.{kind}", model.d_model, layer, (Group.norms.value,), is_main=False)
-
-
 def _skeleton(config: Config) -> nn.Module:
     from hessfig.models.networks import Transformer
     from hessfig.tasks.addition import sequence_length
@@ -82,4 +73,12 @@ def _skeleton(config: Config) -> nn.Module:
     return Transformer(config.model, vocabulary=config.task.vocabulary, length=sequence_length(config.task.digits))
 
 
-KIND = Kind(layout=layout, skeleton=_skeleton, is_structural_zero=is_structural_zero)
+KIND = Kind(
+    layout=layout,
+    skeleton=_skeleton,
+    is_structural_zero=is_structural_zero,
+    matrices=lambda model: [Matrix.W_E, Matrix.W_pos, *layer_matrices(model), Matrix.W_U],
+    has_norms=True,
+    has_sink=True,
+    structure=Structure.layers,
+)

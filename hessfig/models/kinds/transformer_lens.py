@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from hessfig.config.enums import Data
 from hessfig.config.schema import Config, ModelConfig
 from hessfig.errors import UserError, first_few
 from hessfig.files import fingerprint as content
@@ -15,8 +16,7 @@ from hessfig.files import is_file
 from hessfig.models.protocol import Drawn, Kind, Layout
 from hessfig.models.stored.lens_settings import Sizes, layout_of, sizes_of
 from hessfig.models.stored.model_folder import CONFIG, KEY, joined, json_of, pin_of
-from hessfig.models.stored.token_batches import Plan, check_measured, ids_of, plan_of, source_of
-from hessfig.tasks.tokens import Ids
+from hessfig.models.stored.token_batches import Stored, check_measured
 
 _PATTERNS = ("*.safetensors", "*.pth", "*.pt")
 _FORM = f"a folder with {CONFIG} (TransformerLens's configuration as JSON) and the state, {', '.join(_PATTERNS)}"
@@ -89,24 +89,13 @@ def draw(config: Config, sigma: float | None, seed: int) -> Drawn:
     del sigma, seed
     from hessfig.models.stored.lens_network import drawn
 
-    at_once = _plan(config).sequences
-    return drawn(config, layout(config), _ids(config), at_once)
+    return drawn(config, layout(config), STORED.ids(config), STORED.plan(config).sequences)
 
 
 def axes(config: Config) -> frozenset[str]:
     """Return that neither sigma nor seed changes a stored network."""
     del config
     return frozenset()
-
-
-def source(config: Config) -> str:
-    """Return a hash of sizes, weights and tokens by content, and of the micro-batch where there are several."""
-    return source_of(config, fingerprint(config), _plan(config), lambda: _ids(config))
-
-
-def about(config: Config) -> str:
-    """Return how the sequences are held."""
-    return str(_plan(config))
 
 
 def _check(config: Config) -> None:
@@ -120,28 +109,26 @@ def _check(config: Config) -> None:
                 remedy=f"leave model.{name} out",
             )
     check_measured(config, is_random=False)
-    _plan(config)
-    _check_state(config)
-    _ids(config)
-
-
-def _check_state(config: Config) -> None:
-    """Raise UserError for a state that is not that of its config.json: the file is read, which takes torch."""
-    from hessfig.models.stored.lens_network import read
+    STORED.plan(config)
+    from hessfig.models.stored.lens_network import read  # the file is read, which takes torch
 
     read(config)
+    STORED.ids(config)
 
 
 def _sizes(config: Config) -> Sizes:
     return sizes_of(*settings_of(config))
 
 
-def _plan(config: Config) -> Plan:
-    return plan_of(config, _sizes(config), layout(config))
-
-
-def _ids(config: Config) -> Ids:
-    return ids_of(config, _sizes(config), weights_of(config).parent)
-
-
-KIND = Kind(layout=layout, draw=draw, axes=axes, check=_check, files=files, source=source, about=about)
+STORED = Stored(layout, _sizes, lambda config: weights_of(config).parent, fingerprint)
+KIND = Kind(
+    layout=layout,
+    draw=draw,
+    axes=axes,
+    check=_check,
+    files=files,
+    source=STORED.source,
+    about=STORED.about,
+    data=Data.tokens,
+    place=KEY,
+)

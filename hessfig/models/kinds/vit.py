@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hessfig.config.enums import Norm
+from hessfig.config.enums import Data, Norm
 from hessfig.config.schema import Config, with_defaults
 from hessfig.errors import UserError
 from hessfig.files import fingerprint
-from hessfig.models.blocks import is_structural_zero
-from hessfig.models.kinds.transformer import layer_weights, norm_weights
-from hessfig.models.protocol import Kind, Layout, Weight
+from hessfig.models.blocks import is_structural_zero, layer_matrices
+from hessfig.models.kinds.transformer import layer_weights
+from hessfig.models.protocol import Kind, Layout, Weight, bias_of, norm_of
 from hessfig.tasks.digits import CLASSES, SIDE, number_of_training
 from hessfig.terms import Group, Matrix
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-_EMBEDDINGS, _BIASES = (Group.embeddings.value,), (Group.biases.value,)
+_EMBEDDINGS = (Group.embeddings.value,)
 
 
 def layout(config: Config) -> Layout:
@@ -32,14 +32,14 @@ def _weights(config: Config) -> Iterator[Weight]:
     model = with_defaults(config.model)
     pixels, width = model.patch**2, model.d_model
     yield Weight(Matrix.W_patch.value, "patch.weight", pixels * width, 0, _EMBEDDINGS)
-    yield Weight("b_patch", "patch.bias", width, 0, (*_EMBEDDINGS, *_BIASES), is_main=False)
+    yield bias_of(Matrix.W_patch, "patch.bias", width, 0, Group.embeddings)
     yield Weight(Matrix.W_pos.value, "pos.weight", SIDE**2 // pixels * width, 0, _EMBEDDINGS)
     for layer in range(1, model.n_layers + 1):
         yield from layer_weights(config, model, layer)
     if model.norm == Norm.pre:
-        yield from norm_weights("ln_out", model, 0)
+        yield from norm_of("ln_out", "ln_out", width)
     yield Weight(Matrix.W_U.value, "head.weight", CLASSES * width)
-    yield Weight("b_U", "head.bias", CLASSES, 0, _BIASES, is_main=False)
+    yield bias_of("W_U", "head.bias", CLASSES)
 
 
 def _skeleton(config: Config) -> nn.Module:
@@ -71,4 +71,13 @@ def _source(config: Config) -> str:
     return "" if config.task.path is None else config.task.sha256 or fingerprint(Path(config.task.path))
 
 
-KIND = Kind(layout=layout, skeleton=_skeleton, check=_check, is_structural_zero=is_structural_zero, source=_source)
+KIND = Kind(
+    layout=layout,
+    skeleton=_skeleton,
+    check=_check,
+    is_structural_zero=is_structural_zero,
+    source=_source,
+    data=Data.digits,
+    matrices=lambda model: [Matrix.W_patch, Matrix.W_pos, *layer_matrices(model), Matrix.W_U],
+    has_norms=True,
+)

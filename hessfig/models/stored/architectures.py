@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hessfig.errors import UserError, did_you_mean, plain
-from hessfig.models.protocol import Layout, Weight
+from hessfig.models.protocol import Layout, Weight, bias_of, norm_of
 from hessfig.terms import Group, Matrix
 
 
@@ -41,6 +41,19 @@ class Architecture:
     names: Names
     sizes: Mapping[str, tuple[str, Any]]
     biases: Mapping[str, tuple[str, Any]]  # of attention, of its output, of the MLP: the switch, its default
+
+
+# Our words for sizes, and what config.json calls them; GPT-2 has names of its own.
+_IN_CONFIG = {
+    **{"n_layers": "num_hidden_layers", "n_heads": "num_attention_heads", "kv_heads": "num_key_value_heads"},
+    **{"d_model": "hidden_size", "d_head": "head_dim", "d_mlp": "intermediate_size"},
+    **{"vocabulary": "vocab_size", "context": "max_position_embeddings", "is_tied": "tie_word_embeddings"},
+}
+
+
+def _sizes(**defaults: Any) -> dict[str, tuple[str, Any]]:
+    """Return the names of sizes in config.json, each with its value where the file leaves it out."""
+    return {word: (_IN_CONFIG[word], default) for word, default in defaults.items()}
 
 
 _ALWAYS, _NEVER = ("", True), ("", False)
@@ -79,15 +92,7 @@ _NEOX = Architecture(
         mlp=(("W_in", "mlp.dense_h_to_4h"), ("W_out", "mlp.dense_4h_to_h")),
         fused="heads",
     ),
-    {
-        "n_layers": ("num_hidden_layers", 44),
-        "n_heads": ("num_attention_heads", 64),
-        "d_model": ("hidden_size", 6144),
-        "d_mlp": ("intermediate_size", 24576),
-        "vocabulary": ("vocab_size", 50432),
-        "context": ("max_position_embeddings", 2048),
-        "is_tied": ("tie_word_embeddings", False),
-    },
+    _sizes(n_layers=44, n_heads=64, d_model=6144, d_mlp=24576, vocabulary=50432, context=2048, is_tied=False),
     {"attention": ("attention_bias", True), "output": ("attention_bias", True), "mlp": _ALWAYS},
 )
 _LLAMA_NAMES = Names(
@@ -101,41 +106,23 @@ _LLAMA_NAMES = Names(
     withholds_padding=True,
     norm_has_shift=False,
 )
-_LLAMA_SIZES: dict[str, tuple[str, Any]] = {
-    "n_layers": ("num_hidden_layers", 32),
-    "n_heads": ("num_attention_heads", 32),
-    "kv_heads": ("num_key_value_heads", None),
-    "d_model": ("hidden_size", 4096),
-    "d_head": ("head_dim", None),
-    "d_mlp": ("intermediate_size", 11008),
-    "vocabulary": ("vocab_size", 32000),
-    "context": ("max_position_embeddings", 2048),
-    "is_tied": ("tie_word_embeddings", False),
+_LLAMA_SIZES: dict[str, Any] = {
+    **{"n_layers": 32, "n_heads": 32, "kv_heads": None, "d_model": 4096, "d_head": None, "d_mlp": 11008},
+    **{"vocabulary": 32000, "context": 2048, "is_tied": False},
 }
 _LLAMA = Architecture(
     _LLAMA_NAMES,
-    _LLAMA_SIZES,
+    _sizes(**_LLAMA_SIZES),
     {"attention": ("attention_bias", False), "output": ("attention_bias", False), "mlp": ("mlp_bias", False)},
 )
 _MISTRAL = Architecture(
     _LLAMA_NAMES,
-    {
-        **_LLAMA_SIZES,
-        "kv_heads": ("num_key_value_heads", 8),
-        "d_mlp": ("intermediate_size", 14336),
-        "context": ("max_position_embeddings", 131072),
-    },
+    _sizes(**{**_LLAMA_SIZES, "kv_heads": 8, "d_mlp": 14336, "context": 131072}),
     {"attention": _NEVER, "output": _NEVER, "mlp": _NEVER},
 )
 _QWEN2 = Architecture(
     _LLAMA_NAMES,
-    {
-        **_LLAMA_SIZES,
-        "kv_heads": ("num_key_value_heads", 32),
-        "d_mlp": ("intermediate_size", 22016),
-        "vocabulary": ("vocab_size", 151936),
-        "context": ("max_position_embeddings", 32768),
-    },
+    _sizes(**{**_LLAMA_SIZES, "kv_heads": 32, "d_mlp": 22016, "vocabulary": 151936, "context": 32768}),
     {"attention": _ALWAYS, "output": _NEVER, "mlp": _NEVER},
 )
 ARCHITECTURES = {"gpt2": _GPT2, "gpt_neox": _NEOX, "llama": _LLAMA, "mistral": _MISTRAL, "qwen2": _QWEN2}
@@ -255,7 +242,7 @@ def check_pieces(layers: int, heads: int, where: str) -> None:
 TIED = "W_E+W_U"  # one parameter in both roles: its block holds the second derivatives of both, and the mixed ones
 _ALL = slice(None)
 _QKV = (Matrix.W_Q.value, Matrix.W_K.value, Matrix.W_V.value)
-_PREFIX = "model"  # where models.huggingface.network keeps the model of transformers
+_PREFIX = "model"  # where causal_model.CausalNetwork keeps the model of transformers
 
 
 def layout_of(sizes: Sizes) -> Layout:
@@ -342,14 +329,13 @@ def _head(name: str, head: int, path: str, sizes: Sizes, layer: int, index: Any,
     return Weight(f"{name}.head{head + 1}", path, size, layer, index=index, is_main=False, axes=axes, is_finer=True)
 
 
-def _norm(name: str, place: str, sizes: Sizes, layer: int) -> Iterator[Weight]:
-    for kind, word in (("weight", "gain"), ("bias", "shift"))[: 1 + sizes.names.norm_has_shift]:
-        yield Weight(f"{name}_{word}", _path(place, kind), sizes.d_model, layer, (Group.norms.value,), is_main=False)
+def _norm(name: str, place: str, sizes: Sizes, layer: int) -> list[Weight]:
+    paths = ("weight", "bias")[: 1 + sizes.names.norm_has_shift]
+    return norm_of(name, f"{_PREFIX}.{place}", sizes.d_model, layer, paths)
 
 
 def _bias(name: str, place: str, size: int, layer: int, group: Group) -> Weight:
-    groups, bias = (group.value, Group.biases.value), name.replace("W", "b", 1)
-    return Weight(bias, _path(place, "bias"), size, layer, groups, is_main=False)
+    return bias_of(name, _path(place, "bias"), size, layer, group)
 
 
 def _whole(weights: tuple[Weight, ...]) -> Iterator[Weight]:

@@ -42,10 +42,8 @@ from hessfig.models.stored.model_folder import (
     tokenizer_files,
     weight_files,
 )
-from hessfig.models.stored.weight_files import FLOATING, hashed, tensors_of
+from hessfig.models.stored.weight_files import FLOATING, hashed, in_batches, tensors_of
 from hessfig.rng import stream
-from hessfig.tasks.batch import micro_batches
-from hessfig.tasks.losses import CrossEntropy
 from hessfig.tasks.tokens import Ids
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -55,7 +53,7 @@ class CausalNetwork(nn.Module):
     """Maps tokens to logits as `model` does, piece by piece.
 
     A layer is called as the model itself calls it: mask and rotary positions are those of one recorded forward pass
-    of the same length (they depend on nothing else). models.huggingface.loading compares the logits.
+    of the same length (they depend on nothing else). check_logits compares the logits.
     """
 
     def __init__(self, model: nn.Module, names: Names) -> None:
@@ -403,10 +401,9 @@ def drawn(config: Config, seed: int, sizes: Sizes, layout: Layout, ids: Ids, at_
     where = str(config.model.path or config.model.architecture)
     model = load(config, seed)
     check_layout(model, layout, where)
-    network, tokens = CausalNetwork(model, sizes.names), torch.tensor(ids)
-    check_logits(network, tokens, where)
-    batches = micro_batches(tokens, config.task.first_scored, at_once)
-    return Drawn(network, batches[0], CrossEntropy(), layout, tuple(batches[1:]))
+    network = CausalNetwork(model, sizes.names)
+    check_logits(network, torch.tensor(ids), where)
+    return in_batches(network, layout, ids, config.task.first_scored, at_once)
 
 
 def check(config: Config, sizes: Sizes, layout: Layout, ids: Ids) -> None:

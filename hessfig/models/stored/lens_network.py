@@ -17,9 +17,7 @@ from hessfig.models.kinds.transformer_lens import digest, settings_of, weights_o
 from hessfig.models.protocol import Drawn, Layout
 from hessfig.models.stored.lens_settings import HEAD, Sizes, sizes_of
 from hessfig.models.stored.model_folder import KEY, pin_of
-from hessfig.models.stored.weight_files import FLOATING, hashed, tensors_of
-from hessfig.tasks.batch import micro_batches
-from hessfig.tasks.losses import CrossEntropy
+from hessfig.models.stored.weight_files import FLOATING, hashed, in_batches, tensors_of
 from hessfig.tasks.tokens import Ids
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -194,26 +192,10 @@ def converted(
 
 def shapes_of(sizes: Sizes) -> dict[str, tuple[int, ...]]:
     """Return every parameter of HookedTransformer by name, with its shape."""
-    width, heads, inner = sizes.d_model, sizes.n_heads, sizes.d_head
-    found: dict[str, tuple[int, ...]] = {
-        "embed.W_E": (sizes.vocabulary, width),
-        "pos_embed.W_pos": (sizes.context, width),
-    }
-    for place in (f"blocks.{layer}" for layer in range(sizes.n_layers)):
-        found |= _converted_norm(f"{place}.ln1", sizes)
-        for name in "QKV":
-            found |= {f"{place}.attn.W_{name}": (heads, width, inner), f"{place}.attn.b_{name}": (heads, inner)}
-        found |= {f"{place}.attn.W_O": (heads, inner, width), f"{place}.attn.b_O": (width,)}
-        if sizes.d_mlp:
-            found |= _converted_norm(f"{place}.ln2", sizes)
-            found |= {f"{place}.mlp.W_in": (width, sizes.d_mlp), f"{place}.mlp.b_in": (sizes.d_mlp,)}
-            found |= {f"{place}.mlp.W_out": (sizes.d_mlp, width), f"{place}.mlp.b_out": (width,)}
-    found |= _converted_norm("ln_final", sizes)
-    return found | {"unembed.W_U": (width, sizes.vocabulary), _FOLDED_IN: (sizes.vocabulary,)}
-
-
-def _converted_norm(place: str, sizes: Sizes) -> dict[str, tuple[int, ...]]:
-    return {f"{place}.{name}": (sizes.d_model,) for name in "wb"} if sizes.norm == "LN" else {}
+    with torch.device("meta"):
+        network = HookedNetwork(sizes)
+    found = {name: tuple(parameter.shape) for name, parameter in network.named_parameters() if name != HEAD}
+    return found | {"unembed.W_U": (sizes.d_model, sizes.vocabulary), _FOLDED_IN: (sizes.vocabulary,)}
 
 
 def _named(found: Mapping[str, Tensor], sizes: Sizes) -> Iterable[tuple[str, Tensor]]:
@@ -287,8 +269,7 @@ def drawn(config: Config, layout: Layout, ids: Ids, at_once: int) -> Drawn:
         network = HookedNetwork(sizes)
     network.load_state_dict(weights, assign=True)
     network.eval().requires_grad_(False)
-    batches = micro_batches(torch.tensor(ids), config.task.first_scored, at_once)
-    return Drawn(network, batches[0], CrossEntropy(), layout, tuple(batches[1:]))
+    return in_batches(network, layout, ids, config.task.first_scored, at_once)
 
 
 def read(config: Config) -> tuple[Sizes, dict[str, Tensor]]:

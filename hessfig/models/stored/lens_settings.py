@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hessfig.errors import UserError
-from hessfig.models.protocol import Layout, Weight
+from hessfig.models.protocol import Layout, Weight, bias_of, norm_of
 from hessfig.models.stored.architectures import check_pieces, count_of
 from hessfig.terms import Group, Matrix
 
@@ -120,7 +120,7 @@ def _unserved(where: str, key: str, got: Any, allowed: str) -> UserError:
 
 HEAD = "unembed.weight"  # (vocabulary, width + 1): W_U transposed, and b_U as its last column
 _ALL = slice(None)
-_EMBEDDINGS, _BIASES, _NORMS = (Group.embeddings.value,), (Group.biases.value,), (Group.norms.value,)
+_EMBEDDINGS, _BIASES = (Group.embeddings.value,), (Group.biases.value,)
 _PROJECTIONS = (Matrix.W_Q.value, Matrix.W_K.value, Matrix.W_V.value)
 
 
@@ -166,10 +166,8 @@ def _by_head(name: str, outputs: int, sizes: Sizes, layer: int, place: str) -> I
 
 
 def _bias(name: str, place: str, size: int, layer: int, group: Group) -> Weight:
-    bias = name.replace("W", "b", 1)
-    return Weight(bias, f"{place}.{bias}", size, layer, (group.value, *_BIASES), is_main=False)
+    return bias_of(name, f"{place}.{name.replace('W', 'b', 1)}", size, layer, group)
 
 
-def _norm_weights(name: str, place: str, sizes: Sizes, layer: int) -> Iterator[Weight]:
-    for kind, word in (("w", "gain"), ("b", "shift")) if sizes.norm == "LN" else ():
-        yield Weight(f"{name}_{word}", f"{place}.{kind}", sizes.d_model, layer, _NORMS, is_main=False)
+def _norm_weights(name: str, place: str, sizes: Sizes, layer: int) -> list[Weight]:
+    return norm_of(name, place, sizes.d_model, layer, ("w", "b") if sizes.norm == "LN" else ())

@@ -128,31 +128,50 @@ class Reader(Shape, Protocol):
         """Tokens of the longest sequence."""
 
 
-def plan_of(config: Config, sizes: Reader, layout: Layout) -> Plan:
-    """Return the micro-batches. Raises UserError when not even one sequence fits into config.memory."""
-    return planned(config, sizes, layout, length_of(config.task, sizes.context))
+@dataclass(frozen=True)
+class Stored:
+    """What a kind of stored networks says of a configuration; its sequences, and its part in keys, follow.
 
-
-def ids_of(config: Config, sizes: Reader, place: Path | None) -> Ids:
-    """Return the configured sequences; a text goes through the tokenizer in the model's folder `place`."""
-
-    def encode() -> Encode:
-        from hessfig.models.stored.causal_model import encoder
-
-        return encoder(place, pin_of(config, 1))
-
-    return sequences(config.task, vocabulary=sizes.vocabulary, context=sizes.context, encode=encode)
-
-
-def source_of(config: Config, weights: str, plan: Plan, ids: Callable[[], Ids], *marks: str) -> str:
-    """Return a hash of weights (by their own hash) and tokens, and of the micro-batch where there are several.
-
-    A text counts by the ids too that the tokenizer makes of it. `marks`: what else tells the cell from others.
+    `layout` and `sizes`: the weights and numbers of the network; `place`: the folder with its tokenizer; `weights`: a
+    hash of what its weights follow from; `marks`: what else tells its cells from others.
     """
-    batches = [] if plan.sequences == plan.total else [plan.sequences]
-    encoded = [hashlib.sha256(ids().tobytes()).hexdigest()] if is_text(config.task) else []
-    found = [weights, source_of_tokens(config.task), *encoded, *batches, *marks]
-    return hashlib.sha256(json.dumps(found).encode()).hexdigest()
+
+    layout: Callable[[Config], Layout]
+    sizes: Callable[[Config], Reader]
+    place: Callable[[Config], Path | None]
+    weights: Callable[[Config], str]
+    marks: Callable[[Config], list[str]] = lambda config: []
+
+    def plan(self, config: Config) -> Plan:
+        """Return the micro-batches. Raises UserError when not even one sequence fits into config.memory."""
+        sizes = self.sizes(config)
+        return planned(config, sizes, self.layout(config), length_of(config.task, sizes.context))
+
+    def ids(self, config: Config) -> Ids:
+        """Return the configured sequences; a text goes through the tokenizer of the model's folder."""
+
+        def encode() -> Encode:
+            from hessfig.models.stored.causal_model import encoder
+
+            return encoder(self.place(config), pin_of(config, 1))
+
+        sizes = self.sizes(config)
+        return sequences(config.task, vocabulary=sizes.vocabulary, context=sizes.context, encode=encode)
+
+    def source(self, config: Config) -> str:
+        """Return a hash of weights (by their own hash) and tokens, and of the micro-batch where there are several.
+
+        A text counts by the ids too that the tokenizer makes of it.
+        """
+        plan = self.plan(config)
+        batches = [] if plan.sequences == plan.total else [plan.sequences]
+        encoded = [hashlib.sha256(self.ids(config).tobytes()).hexdigest()] if is_text(config.task) else []
+        found = [self.weights(config), source_of_tokens(config.task), *encoded, *batches, *self.marks(config)]
+        return hashlib.sha256(json.dumps(found).encode()).hexdigest()
+
+    def about(self, config: Config) -> str:
+        """Return how the sequences are held."""
+        return str(self.plan(config))
 
 
 def check_measured(config: Config, *, is_random: bool) -> None:

@@ -1,4 +1,4 @@
-"""Tensors read from a file: safetensors, or a state_dict saved by torch and read without executing code."""
+"""Tensors read from a file (safetensors, or a state_dict read without executing code), and networks made of them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,21 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hessfig.errors import UserError
 from hessfig.files import check_pin, is_file
+from hessfig.models.protocol import Drawn, Layout
+from hessfig.tasks.batch import micro_batches
+from hessfig.tasks.losses import CrossEntropy
+from hessfig.tasks.tokens import Ids
 
 FORMS = "a .safetensors file, or a state_dict saved by torch.save"
 FILE = "state.path"
+_DAMAGES = (
+    *(ArithmeticError, AssertionError, AttributeError, EOFError, LookupError, MemoryError, OSError),
+    *(RuntimeError, TypeError, ValueError),
+)
 FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -50,6 +58,12 @@ def tensors_of(content: bytes, path: Path, key: str = FILE) -> dict[str, Tensor]
     return {str(name): tensor for name, tensor in found.items()}
 
 
+def in_batches(network: nn.Module, layout: Layout, ids: Ids, first_scored: int, at_once: int) -> Drawn:
+    """Return a network of tokens with its sequences, `at_once` in a batch (the last may be smaller)."""
+    first, *more = micro_batches(torch.tensor(ids), first_scored, at_once)
+    return Drawn(network, first, CrossEntropy(), layout, tuple(more))
+
+
 def _is_whole(tensor: Tensor) -> bool:
     """Whether every entry is there: not sparse, quantised or on no device, nor repeated beyond what is stored."""
     plain = tensor.layout == torch.strided and tensor.device.type == "cpu" and not tensor.is_quantized
@@ -71,9 +85,7 @@ def _state_dict(content: bytes, path: Path, key: str) -> object:
         return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise _unreadable(path, key, "a pickle of more than tensors, or no pickle at all") from error
-    except (ArithmeticError, AttributeError, EOFError, LookupError) as error:
-        raise _unreadable(path, key, str(error).partition("\n")[0]) from error
-    except (AssertionError, OSError, MemoryError, RuntimeError, TypeError, ValueError) as error:
+    except _DAMAGES as error:
         raise _unreadable(path, key, str(error).partition("\n")[0]) from error
 
 

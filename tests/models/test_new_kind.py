@@ -1,0 +1,117 @@
+"""A new kind of network is one file: dropped into a copy of the package, it is checked, drawn and measured."""
+
+from __future__ import annotations
+
+import csv
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.test_architecture import ROOT
+
+KIND = '''
+"""Bags of words: the logits are the mean embedding times an unembedding."""
+
+import torch
+from torch import nn
+
+from hessfig.errors import UserError
+from hessfig.models.protocol import Draw, Kind, Layout, Weight
+from hessfig.terms import Matrix
+
+
+class Bag(nn.Module):
+    def __init__(self, width, vocabulary):
+        super().__init__()
+        self.tok_embed, self.head = nn.Embedding(vocabulary, width), nn.Linear(width, vocabulary)
+
+    def hidden(self, tokens, depth):
+        return self.tok_embed(tokens).cumsum(1) / torch.arange(1, tokens.shape[1] + 1)[:, None]
+
+    def from_hidden(self, hidden, depth, scored):
+        return self.head(hidden[:, scored])
+
+
+def layout(config):
+    size = config.model.d_model * config.task.vocabulary
+    bias = Weight("b_U", "head.bias", config.task.vocabulary, is_main=False)
+    return Layout((Weight("W_E", "tok_embed.weight", size), Weight("W_U", "head.weight", size), bias))
+
+
+def skeleton(config):
+    return Bag(config.model.d_model, config.task.vocabulary)
+
+
+def check_model(model):
+    if model.n_layers != 1:
+        raise UserError("model.n_layers: a bag has no layers", got=model.n_layers, allowed="1", remedy="leave it out")
+
+
+KIND = Kind(
+    layout=layout,
+    skeleton=skeleton,
+    matrices=lambda model: [Matrix.W_E, Matrix.W_U],
+    weights_drawn=Draw.inputs,
+    check_model=check_model,
+)
+'''
+TOY = ("sweep=sigma", "model.kind=bag", "model.d_model=4", "task.digits=1", "task.batch_size=3", "workers=1", "seeds=2")
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a copy of the package and one file more."""
+    folder = tmp_path_factory.mktemp("copy")
+    shutil.copytree(ROOT / "hessfig", folder / "hessfig", ignore=shutil.ignore_patterns("__pycache__"))
+    for data in ("conf", "data"):
+        shutil.copytree(ROOT / data, folder / "hessfig" / data)
+    (folder / "hessfig" / "models" / "kinds" / "bag.py").write_text(KIND)
+    return folder
+
+
+def hessfig(package: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Return what the copy's command says."""
+    program = "from hessfig.cli.main import main; main()"
+    return subprocess.run(
+        [sys.executable, "-c", program, *words],
+        cwd=package,
+        env={**os.environ, "PYTHONPATH": str(package)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.long
+def test_one_file_is_a_kind_of_network_that_is_measured(package: Path) -> None:
+    words = ("estimator=dense", "grid.values=[0.3]", "blocks=[W_E,W_U,[W_E,W_U]]")
+    done = hessfig(package, "run", *TOY, *words)
+    assert done.returncode == 0 and "2 cells measured, 0 reused, 0 failed" in done.stdout, done.stdout + done.stderr
+    with (package / "outputs" / "sigma" / "table.csv").open() as handle:
+        rows = list(csv.DictReader(handle))
+    assert {row["row"] for row in rows} == {"W_E", "W_U"} and all(float(row["value"]) >= 0 for row in rows)
+    assert max(float(row["value"]) for row in rows) > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("model.n_layers=2",), "a bag has no layers"),
+        (("model.norm=pre",), "kind=bag has no LayerNorm"),
+        (("model.sink=both", "model.sink_beta=2"), "kind=bag has no sink"),
+        (("model.path=x",), "model.path: kind=bag does not read it"),
+        (("model.scaled_weight=W_Q",), "draws no weight W_Q"),
+        (("task=digits",), "addition with transformer"),
+        (("blocks=[W_V]",), "no weight W_V"),
+        (("blocks=[W_U]", "estimator=exact"), "exact routes know"),
+        (("quantities=[score_spread]",), "shows no attention scores"),
+    ],
+)
+def test_its_settings_are_refused_by_what_is_true_of_it(package: Path, words: tuple[str, ...], said: str) -> None:
+    done = hessfig(package, "run", *TOY, "blocks=[W_U]", *words, "sweep.name=refused")
+    assert done.returncode == 2 and said in done.stderr, done.stdout + done.stderr
+    assert not (package / "outputs" / "refused").exists()
