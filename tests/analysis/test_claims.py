@@ -292,6 +292,12 @@ def test_chance_may_explain_a_rate() -> None:
     assert dict(finding.contrasts)["margin, gradient: |w - w*| = 0.5"].mean == pytest.approx(1, abs=0.03)
 
 
+def test_a_rate_needs_numbers_from_ten_samples_on() -> None:
+    table = tables.landscape(-1.0, 1.0, 0.0, 0.01).table
+    finding = claim_of("landscape-rate").rule(Evidence(table[table["index"] < 10]))
+    assert finding.verdict == OPEN and finding.words.startswith("the table has no differences")
+
+
 def test_keys_and_values_may_be_highest_after_training_only() -> None:
     trained = {"W_V": 1.0, "W_K": 1.0}
     finding = claim_of("keys-values-highest").rule(tables.sublayers(tables.BLOCKS, 0.02, trained))
