@@ -6,6 +6,8 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
+from types import MappingProxyType
 
 import pandas as pd
 
@@ -15,10 +17,21 @@ from hessfig.record import CURVE
 _BETWEEN = re.compile(r",(?=[A-Za-z_][\w.]*=)")  # a value may hold commas of its own
 
 
-def assignments(variant: str) -> dict[str, str]:
-    """Return the settings of a variant by their dotted keys; none for the plain one."""
+@cache
+def assignments(variant: str) -> Mapping[str, str]:
+    """Return the settings of a variant by their dotted keys; none for the plain one. Each variant is parsed once."""
     pairs = (part.partition("=") for part in _BETWEEN.split(variant) if part)
-    return {key: value for key, _, value in pairs}
+    return MappingProxyType({key: value for key, _, value in pairs})
+
+
+def setting_of(variants: Iterable[str], key: str) -> list[str]:
+    """Return the value of a setting in each of some variants, "" where it is not varied."""
+    return [assignments(variant).get(key, "") for variant in variants]
+
+
+def without(variant: str, *keys: str) -> str:
+    """Return a variant less some of its settings."""
+    return as_variant({key: value for key, value in assignments(variant).items() if key not in keys})
 
 
 def as_variant(settings: Mapping[str, str]) -> str:
@@ -148,8 +161,8 @@ def _placed(table: pd.DataFrame, axis: Axis, asked: str) -> pd.DataFrame:
     variants = list(table["variant"].unique())
     key = varied_key(axis.name, variants, asked=asked, others=[*_COORDINATES, DEPTH])
     places = dict(zip(variants, _numbers(key, variants, asked), strict=True))
-    without = {variant: _without(variant, key) for variant in variants}
-    return table.assign(**{X: table["variant"].map(places), "variant": table["variant"].map(without)})
+    others = {variant: without(variant, key) for variant in variants}
+    return table.assign(**{X: table["variant"].map(places), "variant": table["variant"].map(others)})
 
 
 def _whole(table: pd.DataFrame, name: str, asked: str) -> pd.Series:
@@ -165,7 +178,7 @@ def _whole(table: pd.DataFrame, name: str, asked: str) -> pd.Series:
 
 
 def _numbers(key: str, variants: list[str], asked: str) -> list[float]:
-    values = [assignments(variant).get(key, "") for variant in variants]
+    values = setting_of(variants, key)
     numbers = as_numbers(values)
     if numbers is None:
         raise UserError(
@@ -175,10 +188,6 @@ def _numbers(key: str, variants: list[str], asked: str) -> list[float]:
             remedy="draw it with figure.layout=bars",
         )
     return numbers
-
-
-def _without(variant: str, key: str) -> str:
-    return as_variant({name: value for name, value in assignments(variant).items() if name != key})
 
 
 def _joined(table: pd.DataFrame, name: str) -> pd.Series:
