@@ -85,7 +85,8 @@ def draw_looseness(ax: Axes, table: pd.DataFrame, key: str, series: dict[str, tu
     """One curve with a band of quartiles for each entry of `series`; the dashed line is tightness."""
     for name, (colour, label) in series.items():
         curve = table[table[key] == name]
-        draw_mean(ax, curve["sigma"], curve["median"], curve["q25"], curve["q75"], colour=colour, label=label)
+        band = curve["sigma"], curve["q25"], curve["q75"]
+        draw_mean(ax, curve["sigma"], curve["median"], band, colour=colour, label=label)
     ax.axhline(1, color=GUIDE, linestyle="--", linewidth=0.8)
     ax.set(xscale="log", yscale="log", xlabel=r"token scale $\sigma$")
     ax.minorticks_off()

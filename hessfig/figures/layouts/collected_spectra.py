@@ -184,7 +184,7 @@ def _draw(shown: pd.DataFrame, points: pd.DataFrame, names: list[str], seeds: in
     keys = list(shown[_KEY].drop_duplicates().itertuples(index=False, name=None))
     note = f"Mean ± standard error over {seeds} seeds. Every block's numbers are in the file of this page."
     margins = Margins(left=0.08, right=0.08, top=0.1, bottom=0.05)
-    sheet = panel_sheet(paper, [["table"]], note=note, height=_LINE * (len(keys) + 2), margins=margins)
+    sheet = panel_sheet(paper, [["table"]], note=note, height=_LINE * (len(keys) + 2), margins=margins, on_grid=True)
     ax = sheet.first
     ax.set_axis_off()
     ax.set(xlim=(0, 1), ylim=(len(keys) + 1.5, -0.5))

@@ -133,7 +133,7 @@ def _draw_course(table: pd.DataFrame, paper: Paper, suffix: str) -> Page:
     margins = Margins(across=0.42, down=0.34)
     columns = min(_COLUMNS, fitting_columns(paper, margins))
     names = [file_words(title.lower()) for title, _ in panels] or ["nothing"]
-    layout: dict[str, Any] = {"share_x": False, "share_y": False, "most": columns}
+    layout: dict[str, Any] = {"share_x": False, "share_y": False, "most": columns, "on_grid": True}
     sheet = panel_sheet(paper, in_rows(names, columns), note=how(table, ""), height=1.3, margins=margins, **layout)
     drawn = [_draw_panel(ax, *panels[row * columns + column]) for row, column, ax in sheet if panels]
     if not panels:
@@ -210,7 +210,7 @@ def _draw_flow(table: pd.DataFrame, wanted: list[str], paper: Paper, suffix: str
     margins = Margins(left=0.8, across=0.85, down=0.42, right=0.12)
     note = how(table, "Colour: log10 of the geometric mean; its range in the title.")
     names = [[name, f"{name}:last"] for name in wanted]
-    layout: dict[str, Any] = {"margins": margins, "share_x": False, "share_y": False}
+    layout: dict[str, Any] = {"margins": margins, "share_x": False, "share_y": False, "on_grid": True}
     sheet = panel_sheet(paper, names, note=note, height=1.25, **layout)
     points = [_points(counted(table), name) for name in wanted]
     for row, column, ax in sheet:

@@ -88,6 +88,7 @@ def _draw_page(
         share_x=False,
         share_y=False,
         most=columns,
+        on_grid=True,
     )
     numbers = []
     for row, column, ax in sheet:
@@ -182,6 +183,7 @@ def draw_heat(points: pd.DataFrame, quantity: str, note: str, paper: Paper) -> S
         height=_ROW * max(len(layers), 4),
         margins=margins,
         narrowest=min(_NAME * len(names), panel_width(Paper(), len(parts), margins)),
+        on_grid=True,
         share_y="all",
     )
     widest = max(width_of(labels.part_title(part), points_of("axes.titlesize")) for part in parts)

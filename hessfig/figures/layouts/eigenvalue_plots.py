@@ -60,7 +60,7 @@ def draw_sorted(ax: Axes, spectra: list[Spectrum], part: str) -> pd.DataFrame:
     shares = (points["rank"] - 0.5) / count
     low, high = points["mean"] - points["sem"], points["mean"] + points["sem"]
     style: dict[str, Any] = {"alpha": 0.25, "linewidth": 0.9, "marker": ""}
-    draw_mean(ax, shares, points["mean"], low, high, colour=part_colour(part), **style)
+    draw_mean(ax, shares, points["mean"], (shares, low, high), colour=part_colour(part), **style)
     return points.assign(share=shares)
 
 
@@ -134,8 +134,8 @@ def draw_cumulative_error(ax: Axes, panel: Panel, colour: str) -> pd.DataFrame:
 
 def _draw_banded(ax: Axes, found: Banded, less: np.ndarray | float, colour: str) -> None:
     middle = found.mean - less
-    ends = middle - found.margin, middle + found.margin
-    draw_mean(ax, found.grid, middle, *ends, colour=colour, alpha=0.3, linewidth=0.8, marker="")
+    band = found.grid, middle - found.margin, middle + found.margin
+    draw_mean(ax, found.grid, middle, band, colour=colour, alpha=0.3, linewidth=0.8, marker="")
     ax.plot(found.grid, found.half - less, color=_HALF, linestyle=_DOTTED, linewidth=0.8)
 
 
@@ -224,6 +224,7 @@ def _page(
         height=1.15 if len(rows) <= 4 else 0.8,
         margins=_MARGINS,
         narrowest=None,
+        on_grid=True,
         share_x=False,
         share_y=False,
     )

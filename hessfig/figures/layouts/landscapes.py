@@ -93,6 +93,7 @@ def _page(spec: FigureSpec, table: pd.DataFrame, axis: Axis, fits: Mapping[str, 
         height=1.3,
         margins=Margins(top=0.62, down=0.3),
         narrowest=None,
+        on_grid=True,
         share_y="all",
     )
     drawn = []
@@ -233,7 +234,7 @@ def _law_sheet(
 ) -> tuple[Sheet, pd.DataFrame]:
     titles = [_title(block) for block in blocks]
     names = [[f"{_panel_name(block)}:{quantity}" for quantity in quantities] for block in blocks]
-    layout: dict[str, Any] = {"narrowest": None, "share_y": False}
+    layout: dict[str, Any] = {"narrowest": None, "share_y": False, "on_grid": True}
     sheet = panel_sheet(spec.paper, names, note=note, height=1.3, margins=Margins(across=0.36, down=0.2), **layout)
     drawn = [_panel(ax, laws, blocks[row], quantities[column]) for row, column, ax in sheet]
     set_x_scale(sheet.axes[-1], laws.curves[X])

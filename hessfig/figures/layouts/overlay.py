@@ -57,7 +57,7 @@ def draw_page(
         reference=plain(comparison.reference), batches=_TWO_BATCHES if comparison.batch_scale else _ONE_BATCH
     )
     margins, heights = Margins(down=0.11), [1.25, 0.55] * len(blocks)
-    sheet = panel_sheet(paper or Paper(), names, note=note, height=heights, margins=margins)
+    sheet = panel_sheet(paper or Paper(), names, note=note, height=heights, margins=margins, on_grid=True)
     for index, matrix in enumerate(blocks):
         above, below = sheet.row(2 * index), sheet.row(2 * index + 1)
         here = where(points, block=matrix)

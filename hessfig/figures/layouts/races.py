@@ -44,7 +44,7 @@ def steps(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     )
     margins = Margins(left=1.25, across=1.35, down=0.4)
     names = [list(_ALONG), [f"{along}:loss" for along in _ALONG]]
-    layout: dict[str, Any] = {"share_x": False, "share_y": False, "narrowest": None}
+    layout: dict[str, Any] = {"share_x": False, "share_y": False, "narrowest": None, "on_grid": True}
     sheet = panel_sheet(spec.paper, names, note=how(table, words), height=1.6, margins=margins, **layout)
     results = {along: _results_of(found.tuned[found.tuned["budget"] == along], rules) for along in _ALONG}
     for row, column, ax in sheet:
@@ -132,7 +132,7 @@ def _draw_survival(table: pd.DataFrame, ratios: pd.DataFrame, spec: FigureSpec) 
     layers = sorted(ratios["layer"].unique())
     note = how(table, "Geometric means of the ratio of the two blocks' norms; dashed: as large.")
     names = [[f"{variant}:{layer}" for variant in variant_names(variants)] for layer in layers]
-    sheet = panel_sheet(spec.paper, names, note=note, height=1.5, narrowest=None)
+    sheet = panel_sheet(spec.paper, names, note=note, height=1.5, narrowest=None, on_grid=True)
     points = seed_means(ratios, ["variant", "layer", "part", "step"], logs=True)
     for row, column, ax in sheet:
         scale(ax, [ratios])
@@ -190,7 +190,7 @@ def _draw_page(table: pd.DataFrame, wanted: list[str], paper: Paper) -> Page:
     note = how(table, "Dashed: threshold. Words: mean over the last third of the steps / threshold.")
     rows = [*wanted, "loss"] if (table["quantity"] == "loss").any() else wanted
     names = [[f"{name}:{variant}" for variant in variant_names(variants)] for name in rows]
-    sheet = panel_sheet(paper, names, note=note, height=1.3, margins=Margins(down=0.16), narrowest=None)
+    sheet = panel_sheet(paper, names, note=note, height=1.3, margins=Margins(down=0.16), narrowest=None, on_grid=True)
     values = [_values(table, name) for name in rows]
     ends = [settled(table, name) if name != "loss" else {} for name in rows]
     found = []
@@ -199,6 +199,7 @@ def _draw_page(table: pd.DataFrame, wanted: list[str], paper: Paper) -> Page:
         ax.set_xscale("linear")  # looked at every so many steps
         points = _draw_panel(ax, where(values[row], variant=variants[column]), row)
         found.append(points.assign(quantity=rows[row], variant=variants[column]))
+    for row, column, ax in sheet:  # after the curves: lines at 1 widen the range of the axis
         if rows[row] != "loss":
             _mark(ax, ends[row].get(variants[column]))
     words = [plain(quantity_words(name)) + (" / threshold" if name != "loss" else "") for name in rows]

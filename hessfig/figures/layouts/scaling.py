@@ -64,7 +64,9 @@ def _draw_scaled(table: pd.DataFrame, axis: Axis, paper: Paper, suffix: str) -> 
         [f"{row}{layer if layer > 1 else ''}:{quantity}:{column}" for column in columns]
         for quantity, layer, row in rows
     ]
-    sheet = panel_sheet(paper, names, note=note, height=1.1, margins=Margins(left=0.62, down=0.12), narrowest=None)
+    sheet = panel_sheet(
+        paper, names, note=note, height=1.1, margins=Margins(left=0.62, down=0.12), narrowest=None, on_grid=True
+    )
     points = seed_means(counted(table), [*_ROW, "column", X], logs=True)
     for number in range(len(rows)):
         for ax in sheet.row(number)[:1]:
@@ -149,7 +151,9 @@ def _draw_stretch(table: pd.DataFrame, axis: Axis, paper: Paper, suffix: str) ->
         f" (Student's t); lower rows: geometric mean.{labels.made_words(table, axis)}"
     )
     names = [[f"{network}:{kind}" for network in panel_names(networks)] for kind in side_labels]
-    sheet = panel_sheet(paper, names, note=note, height=1.5, margins=Margins(left=0.62, down=0.16), narrowest=None)
+    sheet = panel_sheet(
+        paper, names, note=note, height=1.5, margins=Margins(left=0.62, down=0.16), narrowest=None, on_grid=True
+    )
     numbers = []
     for row, column, ax in sorted(sheet, key=lambda cell: (cell[1], cell[0])):
         here = where(rows, variant=networks[column][0], num_layers=networks[column][1])
@@ -255,7 +259,9 @@ def _draw_proxies(table: pd.DataFrame, axis: Axis, paper: Paper) -> Page:
         f" {Part.H.label}, dashed {Part.H_o.label}.{labels.made_words(table, axis)}"
     )
     margins = Margins(right=0.1, top=0.12)
-    sheet = panel_sheet(paper, [["ratio"], ["eigenvalue"]], note=note, height=1.5, margins=margins, share_y=False)
+    sheet = panel_sheet(
+        paper, [["ratio"], ["eigenvalue"]], note=note, height=1.5, margins=margins, share_y=False, on_grid=True
+    )
     ratio = seed_means(found, _CURVE, "ratio", logs=True).assign(shown="ratio", part="")
     sizes = [
         seed_means(found, _CURVE, part.value, logs=True).assign(shown=LARGEST, part=part.value)

@@ -176,6 +176,7 @@ def panel_sheet(
     share_y: Share = "row",
     left_out: Sequence[str] = (),
     most: int = 0,
+    on_grid: bool = False,
 ) -> Sheet:
     """Return a sheet of the paper's width with an axes for each name, and `note` in small print below them.
 
@@ -183,6 +184,7 @@ def panel_sheet(
     those of each row. A sheet is folded where panels would be narrower than `narrowest` (None: than they are on a page
     of the usual width); panels `left_out` are not drawn then. The figure's label is the note, for its .txt. The
     paper's `panels` pick some; a sheet that has none of them is whole, but not visible (and not saved).
+    `on_grid`: matplotlib's grid computes the places, which differ in their last bits, and so in single pixels.
     """
     if narrowest is None:
         narrowest = min(NARROWEST, panel_width(Paper(), max(map(len, names)), margins))
@@ -191,8 +193,10 @@ def panel_sheet(
     heights = [height] * len(names) if isinstance(height, float | int) else list(height)
     words = whole_note(paper, note)
     written = note_lines(paper, words) if paper.note else []
-    total = margins.top + sum(heights[line[0][0]] for line in lines) + (len(lines) - 1) * margins.down
-    total += margins.bottom + (_LINE * len(written) + _EDGE if written else 0.0)
+    below = margins.bottom + (_LINE * len(written) + _EDGE if written else 0.0)
+    tall = [heights[line[0][0]] for line in lines]
+    around, gaps = (below, 0.0) if on_grid else (0.0, below)  # added where the last bit stays
+    total = margins.top + around + sum(tall) + (len(lines) - 1) * margins.down + gaps
     figure = Figure(figsize=(paper.inches, total))
     figure.set_label(words)
     for index, line in enumerate(reversed(written)):
@@ -201,7 +205,9 @@ def panel_sheet(
     every = tuple(dict.fromkeys(name for row in names for name in row))
     figure.set_visible(not paper.panels or not set(paper.panels).isdisjoint(every))
     columns = [max(most, *map(len, lines)) if is_folded or most else len(line) for line in lines]
-    panels = _placed(figure, lines, columns, heights, margins, share_x=share_x, share_y=share_y)
+    panels = _placed(figure, lines, columns, tall, margins, share_x, share_y)
+    if on_grid:
+        _align(figure, panels, lines, columns, tall, replace(margins, bottom=below))
     return Sheet(figure, panels, lines, is_folded, every, margins.across)
 
 
@@ -254,14 +260,12 @@ def _placed(
     columns: Sequence[int],
     heights: Sequence[float],
     margins: Margins,
-    *,
     share_x: bool,
     share_y: Share,
 ) -> dict[Cell, Axes]:
     page, tall, panels = figure.get_figwidth(), figure.get_figheight(), dict[Cell, Axes]()
     top = tall - margins.top
-    for number, line in enumerate(lines):
-        high = heights[line[0][0]]
+    for number, (line, high) in enumerate(zip(lines, heights, strict=True)):
         width = (page - margins.left - margins.right - (columns[number] - 1) * margins.across) / columns[number]
         for at, cell in enumerate(line):
             left = margins.left + at * (width + margins.across)
@@ -275,6 +279,30 @@ def _placed(
             panels[cell] = ax
         top -= high + margins.down
     return panels
+
+
+def _align(
+    figure: Figure,
+    panels: dict[Cell, Axes],
+    lines: list[list[Cell]],
+    columns: Sequence[int],
+    heights: Sequence[float],
+    margins: Margins,
+) -> None:
+    page, tall, mean = figure.get_figwidth(), figure.get_figheight(), sum(heights) / len(heights)
+    edges: dict[str, float] = {
+        "left": margins.left / page,
+        "right": 1 - margins.right / page,
+        "top": 1 - margins.top / tall,
+        "bottom": margins.bottom / tall,
+        "hspace": margins.down / mean,
+    }
+    ratios = heights if len(set(heights)) > 1 else None
+    for number, (line, count) in enumerate(zip(lines, columns, strict=True)):
+        width = (page - margins.left - margins.right - (count - 1) * margins.across) / count
+        grid = figure.add_gridspec(len(lines), count, wspace=margins.across / width, height_ratios=ratios, **edges)
+        for at, cell in enumerate(line):
+            panels[cell].set_subplotspec(grid[number, at])
 
 
 def _same(cell: Cell, other: Cell, share_y: Share) -> bool:

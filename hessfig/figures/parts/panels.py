@@ -24,12 +24,13 @@ _GAP = 0.05  # inches between words and the line at sigma = 1
 _DASHES = ((0, (4, 2)), (0, (1.5, 1.2)), (0, (5, 1.5, 1, 1.5)))
 
 
-def draw_mean(
-    ax: Axes, x: Any, mean: Any, low: Any, high: Any, *, colour: Any, alpha: float = 0.2, **line: Any
-) -> None:
-    """Draw means against x, with a band from `low` to `high` where both are known."""
+Band = tuple[Any, Any, Any]  # x, low and high
+
+
+def draw_mean(ax: Axes, x: Any, mean: Any, band: Band, *, colour: Any, alpha: float = 0.2, **line: Any) -> None:
+    """Draw means against x, and a band of the same colour."""
     ax.plot(x, mean, **{"marker": "o", "markeredgewidth": 0, "color": colour, **line})
-    ax.fill_between(x, low, high, color=colour, alpha=alpha, linewidth=0)
+    ax.fill_between(*band, color=colour, alpha=alpha, linewidth=0)
 
 
 def draw_curve(ax: Axes, curve: pd.DataFrame, *, colour: Any, **line: Any) -> None:
@@ -39,9 +40,10 @@ def draw_curve(ax: Axes, curve: pd.DataFrame, *, colour: Any, **line: Any) -> No
 
 def draw_errors(ax: Axes, drawn: pd.DataFrame, *, colour: Any, is_log: bool, **line: Any) -> None:
     """Draw means with a band of one standard error, which ends above zero on logarithmic axes."""
-    sem = drawn["sem"].where(drawn["sem"] > 0)
-    low = np.maximum(drawn["mean"] - sem, drawn["mean"] * 0.05) if is_log else drawn["mean"] - sem
-    draw_mean(ax, drawn[X], drawn["mean"], low, drawn["mean"] + sem, colour=colour, alpha=0.25, **line)
+    known = drawn[drawn["sem"] > 0]
+    low, high = known["mean"] - known["sem"], known["mean"] + known["sem"]
+    low = np.maximum(low, known["mean"] * 0.05) if is_log else low
+    draw_mean(ax, drawn[X], drawn["mean"], (known[X], low, high), colour=colour, alpha=0.25, **line)
 
 
 def seed_means(rows: pd.DataFrame, by: Sequence[str], name: str = "value", *, logs: bool = False) -> pd.DataFrame:
@@ -65,7 +67,7 @@ def draw_interval(ax: Axes, points: pd.DataFrame, x: str, *, colour: Any, **line
     drawn, is_log = points[np.isfinite(points["mean"])].sort_values(x), ax.get_yscale() == "log"
     drawn = drawn[drawn["mean"] > 0] if is_log else drawn
     low = np.maximum(drawn["low"], _FLOOR * drawn["mean"]) if is_log else drawn["low"]
-    draw_mean(ax, drawn[x], drawn["mean"], low, drawn["high"], colour=colour, **line)
+    draw_mean(ax, drawn[x], drawn["mean"], (drawn[x], low, drawn["high"]), colour=colour, **line)
 
 
 def draw_guide(ax: Axes, x: np.ndarray, exponent: float, coefficient: float, *, style: int = 0) -> None:
