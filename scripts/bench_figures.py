@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 from scaling_points import EXACT, TOP, WHOLE
 
-from hessfig.figures.parts.page import BACKING, GUIDE, TINY, save_figure, styled
-from hessfig.figures.parts.panel_sheet import Margins, panel_grid
+from hessfig.figures.parts.page import BACKING, GUIDE, TINY, Paper, save_figure, styled
+from hessfig.figures.parts.panel_sheet import Margins, in_rows, panel_sheet
 from hessfig.figures.parts.panels import draw_guide, fitted
 
 Rows = list[dict[str, Any]]
@@ -45,21 +44,23 @@ def scaling_sheet(report: dict[str, Any]) -> Figure:
     """A panel an axis, and a last one for the legend."""
     names = list(dict.fromkeys(row["axis"] for row in report["points"]))
     cols = min(3, len(names) + 1)
-    figure, axes = panel_grid(
-        math.ceil((len(names) + 1) / cols),
-        cols,
+    sheet = panel_sheet(
+        Paper(),
+        in_rows([*names, "legend"], cols),
         note=_scaling_note(report),
+        height=1.3,
         margins=Margins(top=_top(report), down=0.4, bottom=0.38),
         share_x=False,
         share_y="all",
+        most=cols,
     )
-    panels: list[Any] = list(axes.flat)
-    for ax, name in zip(panels, names, strict=False):
+    *panels, free = sheet.axes
+    for ax, name in zip(panels, names, strict=True):
         _draw_axis(ax, report, name)
-    _draw_legend(panels[len(names) :], panels[: len(names)])
-    for row in axes:
-        row[0].set_ylabel("CPU seconds per cell")
-    return _titled(figure, report)
+    _draw_legend(free, panels)
+    for line in sheet.lines:
+        sheet.panels[line[0]].set_ylabel("CPU seconds per cell")
+    return _titled(sheet.figure, report)
 
 
 def _draw_axis(ax: Axes, report: dict[str, Any], name: str) -> None:
@@ -92,12 +93,11 @@ def _write_exponent(ax: Axes, law: dict[str, Any] | None, colour: str, place: in
     ax.text(0.03, y, words, transform=ax.transAxes, va="top", fontsize=TINY, color=colour, bbox=BACKING)
 
 
-def _draw_legend(free: list[Axes], drawn: list[Axes]) -> None:
-    for ax in free:
-        ax.set_axis_off()
+def _draw_legend(free: Axes, drawn: list[Axes]) -> None:
+    free.set_axis_off()
     handles = {str(line.get_label()): line for ax in drawn for line in ax.get_lines()}
     known = {label: handles[label] for label in COLOURS if label in handles}
-    free[0].legend(list(known.values()), list(known), loc="center")
+    free.legend(list(known.values()), list(known), loc="center")
 
 
 def _scaling_note(report: dict[str, Any]) -> str:
@@ -112,20 +112,20 @@ def _scaling_note(report: dict[str, Any]) -> str:
 
 def norms_sheet(report: dict[str, Any]) -> Figure:
     """Three panels that share the names of the engines."""
-    figure, axes = panel_grid(
-        1,
-        len(BARS),
+    sheet = panel_sheet(
+        Paper(),
+        [list(BARS)],
         note=_norms_note(report),
-        panel_height=0.16 * len(report["engines"]),
+        height=0.16 * len(report["engines"]),
         margins=Margins(left=1.36, right=0.2, top=_top(report), across=0.16, bottom=0.34),
         share_x=False,
     )
-    for ax, (key, label) in zip(axes[0], BARS.items(), strict=True):
+    for ax, (key, label) in zip(sheet.axes, BARS.items(), strict=True):
         _draw_bars(ax, report["engines"], key)
         ax.set_xlabel(label)
-    axes[0, 0].set_yticks(range(len(report["engines"])), list(report["engines"]))
-    axes[0, 0].invert_yaxis()
-    return _titled(figure, report)
+    sheet.first.set_yticks(range(len(report["engines"])), list(report["engines"]))
+    sheet.first.invert_yaxis()
+    return _titled(sheet.figure, report)
 
 
 def _draw_bars(ax: Axes, engines: dict[str, Any], key: str) -> None:

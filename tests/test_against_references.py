@@ -13,7 +13,7 @@ import pytest
 from hessfig.config.enums import Published
 from hessfig.config.shipped_files import shipped_figures
 from hessfig.figures.layouts import overlay
-from hessfig.figures.parts.page import Paper, styled
+from hessfig.figures.parts.page import Paper
 from tests.analysis.authors import as_reference, file_name, publish, settings, toy_table, write_toy_sweep
 from tests.analysis.synthetic import write_sweep
 from tests.conftest import Answer
@@ -28,7 +28,7 @@ PUBLISHED = {
 @pytest.fixture
 def svg_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Overlays are drawn in one format: these tests are about words."""
-    monkeypatch.setattr(overlay, "styled", lambda: styled(Paper(formats=("svg",))))
+    monkeypatch.setattr(overlay, "Paper", lambda: Paper(formats=("svg",)))
 
 
 def files_under(folder: Path) -> set[str]:

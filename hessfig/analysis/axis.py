@@ -24,11 +24,6 @@ def settings_of(variant: str) -> Mapping[str, str]:
     return MappingProxyType({key: value for key, _, value in pairs})
 
 
-def assignments(variant: str) -> dict[str, str]:
-    """Return `settings_of` a variant as a dictionary of the caller's own."""
-    return dict(settings_of(variant))
-
-
 def with_settings(rows: pd.DataFrame, *keys: str, default: str = "") -> pd.DataFrame:
     """Return the rows with a column of texts for each setting: its value in the row's variant, else `default`."""
     varied = [settings_of(variant) for variant in rows["variant"]]
@@ -40,6 +35,16 @@ def varied_settings(variants: Iterable[str]) -> dict[str, list[str]]:
     parsed = [settings_of(variant) for variant in variants]
     keys = dict.fromkeys(key for one in parsed for key in one)
     return {key: [one.get(key, "") for one in parsed] for key in keys}
+
+
+def setting_values(variants: Iterable[str], key: str) -> list[str]:
+    """Return the value of a setting in each of some variants, "" where it is not varied."""
+    return [settings_of(variant).get(key, "") for variant in variants]
+
+
+def without(variant: str, *keys: str) -> str:
+    """Return a variant less some of its settings."""
+    return as_variant({key: value for key, value in settings_of(variant).items() if key not in keys})
 
 
 def as_variant(settings: Mapping[str, str]) -> str:
@@ -169,8 +174,8 @@ def _placed(table: pd.DataFrame, axis: Axis, asked: str) -> pd.DataFrame:
     variants = list(table["variant"].unique())
     key = varied_key(axis.name, variants, asked=asked, others=[*_COORDINATES, DEPTH])
     places = dict(zip(variants, _numbers(key, variants, asked), strict=True))
-    without = {variant: _without(variant, key) for variant in variants}
-    return table.assign(**{X: table["variant"].map(places), "variant": table["variant"].map(without)})
+    others = {variant: without(variant, key) for variant in variants}
+    return table.assign(**{X: table["variant"].map(places), "variant": table["variant"].map(others)})
 
 
 def _whole(table: pd.DataFrame, name: str, asked: str) -> pd.Series:
@@ -186,7 +191,7 @@ def _whole(table: pd.DataFrame, name: str, asked: str) -> pd.Series:
 
 
 def _numbers(key: str, variants: list[str], asked: str) -> list[float]:
-    values = varied_settings(variants)[key]
+    values = setting_values(variants, key)
     numbers = as_numbers(values)
     if numbers is None:
         raise UserError(
@@ -196,10 +201,6 @@ def _numbers(key: str, variants: list[str], asked: str) -> list[float]:
             remedy="draw it with figure.layout=bars",
         )
     return numbers
-
-
-def _without(variant: str, key: str) -> str:
-    return as_variant({name: value for name, value in settings_of(variant).items() if name != key})
 
 
 def _joined(table: pd.DataFrame, name: str) -> pd.Series:

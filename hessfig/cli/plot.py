@@ -80,7 +80,7 @@ def spec_of(job: Job, paper: Paper | None = None) -> FigureSpec:
 
 def changed_settings(folder: Path, job: Job) -> tuple[str, ...]:
     """Return in words in which settings the network of a table is not its preset's."""
-    from hessfig.figures.parts.words import changed_words
+    from hessfig.figures.parts.labels import changed_words
 
     preset = preset_in(folder, job.own)
     return changed_words({one.key: one.value for one in preset.of_network}) if preset else ()

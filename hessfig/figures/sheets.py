@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hessfig.errors import UserError, did_you_mean
-from hessfig.figures.layouts.ablation import ablation
 from hessfig.figures.layouts.block_maps import blocks, pairs
-from hessfig.figures.layouts.comparisons import bars, lines
+from hessfig.figures.layouts.comparisons import ablation, bars, lines
 from hessfig.figures.layouts.courses import curvature_flow, training
 from hessfig.figures.layouts.distance_maps import heat, heterogeneity
 from hessfig.figures.layouts.eigenvalue_plots import spectra
@@ -70,7 +69,7 @@ def draw(spec: FigureSpec, outputs: Path, *, into: Path | None = None) -> list[P
     check(spec)
     with styled(spec.paper):
         pages = LAYOUTS[spec.layout].draw(spec, outputs / spec.sweep)
-        return save_sheets(pages, into or outputs / "figures", spec.name)
+        return save_sheets(pages, into or outputs / "figures", spec.name, spec.paper)
 
 
 def check(spec: FigureSpec) -> None:

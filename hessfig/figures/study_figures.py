@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from hessfig.errors import UserError
-from hessfig.figures.parts.page import GUIDE, TINY, Page, Paper, matrix_colour, save_sheets, shades, styled
-from hessfig.figures.parts.panel_sheet import Margins, label_side, panel_sheet
+from hessfig.figures.parts.page import GUIDE, TINY, Paper, matrix_colour, save_sheets, shades, styled
+from hessfig.figures.parts.panel_sheet import Margins, Sheet, label_side, panel_sheet
+from hessfig.figures.parts.panels import draw_mean
 from hessfig.terms import Matrix
 
 
@@ -53,14 +53,16 @@ def draw_bounds(outputs: Path, paper: Paper | None = None, *, into: Path | None 
     """
     path = outputs / "bounds" / "looseness.csv"
     table = read_study(path)
+    paper = paper or Paper()
     with styled(paper):
-        return save_sheets([Page("", bounds_sheet(table), table)], into or outputs / "figures", "bounds")
+        page = bounds_sheet(table, paper).page("", table)
+        return save_sheets([page], into or outputs / "figures", "bounds", paper)
 
 
-def bounds_sheet(table: pd.DataFrame) -> Figure:
+def bounds_sheet(table: pd.DataFrame, paper: Paper | None = None) -> Sheet:
     """Three panels; those of the blocks share their y axis."""
     margins = Margins(across=0.36, down=0.56)
-    bounds_sheet = panel_sheet([["a", "b", "c"]], height=1.45, margins=margins, share_y=False)
+    sheet = panel_sheet(paper or Paper(), [["a", "b", "c"]], height=1.45, margins=margins, share_y=False)
     table = table.assign(block=table["row"] + " " + table["col"])
     kinds: list[tuple[pd.DataFrame, str, dict[str, tuple[str, str]]]] = [
         (table[table["row"] == "whole"], "bound", WHOLE),
@@ -68,23 +70,23 @@ def bounds_sheet(table: pd.DataFrame) -> Figure:
         (table[table["bound"] == "diameter"], "block", BLOCKS),
     ]
     titles = ("(a) whole Hessian", r"(b) blocks, from $\|X\|$", "(c) blocks, from the diameter")
-    for _, column, ax in bounds_sheet:
+    for _, column, ax in sheet:
         draw_looseness(ax, *kinds[column])
         ax.set_title(titles[column], loc="left")
         ax.legend(loc="upper left", ncols=1 + (column > 0))
-    blocks = [ax for (_, column), ax in bounds_sheet.panels.items() if column > 0]
+    blocks = [ax for (_, column), ax in sheet.panels.items() if column > 0]
     blocks[-1].sharey(blocks[0]) if blocks else None
-    for line in bounds_sheet.lines:
-        label_side(bounds_sheet.panels[line[0]], "bound / spectral norm")
-    return bounds_sheet.figure
+    for line in sheet.lines:
+        label_side(sheet.panels[line[0]], "bound / spectral norm")
+    return sheet
 
 
 def draw_looseness(ax: Axes, table: pd.DataFrame, key: str, series: dict[str, tuple[str, str]]) -> None:
     """One curve with a band of quartiles for each entry of `series`; the dashed line is tightness."""
     for name, (colour, label) in series.items():
         curve = table[table[key] == name]
-        ax.plot(curve["sigma"], curve["median"], "o-", color=colour, markeredgewidth=0, label=label)
-        ax.fill_between(curve["sigma"], curve["q25"], curve["q75"], color=colour, alpha=0.2, linewidth=0)
+        band = curve["sigma"], curve["q25"], curve["q75"]
+        draw_mean(ax, curve["sigma"], curve["median"], band, colour=colour, label=label)
     ax.axhline(1, color=GUIDE, linestyle="--", linewidth=0.8)
     ax.set(xscale="log", yscale="log", xlabel=r"token scale $\sigma$")
     ax.minorticks_off()
@@ -110,9 +112,10 @@ def draw_scalar(outputs: Path, paper: Paper | None = None, *, into: Path | None 
     Requires the tables of hessfig.theory.studies. Raises UserError when one is missing.
     """
     tables = {name: read_study(outputs / "scalar" / f"{name}.csv") for name in TABLES}
+    paper = paper or Paper()
     with styled(paper):
-        page = Page("", scalar_sheet(tables), numbers(tables))
-        return save_sheets([page], into or outputs / "figures", "scalar")
+        page = scalar_sheet(tables, paper).page("", numbers(tables))
+        return save_sheets([page], into or outputs / "figures", "scalar", paper)
 
 
 def numbers(tables: dict[str, pd.DataFrame]) -> pd.DataFrame:
@@ -130,22 +133,21 @@ def numbers(tables: dict[str, pd.DataFrame]) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True)
 
 
-def scalar_sheet(tables: dict[str, pd.DataFrame]) -> Figure:
+def scalar_sheet(tables: dict[str, pd.DataFrame], paper: Paper | None = None) -> Sheet:
     """Two rows of three panels."""
-    margins = Margins(across=0.46, down=0.56)
-    scalar_sheet = panel_sheet([list("abc"), list("def")], height=1.35, margins=margins, share_x=False, share_y=False)
+    margins, names = Margins(across=0.46, down=0.56), [list("abc"), list("def")]
+    sheet = panel_sheet(paper or Paper(), names, margins=margins, share_x=False, share_y=False)
     upper = (draw_spectrum, draw_condition, draw_ggn)
-    names = ("spectrum", "condition", "ggn")
-    for row, column, ax in scalar_sheet:
+    for row, column, ax in sheet:
         if row == 0:
-            upper[column](ax, tables[names[column]])
+            upper[column](ax, tables[TABLES[column]])
             label_side(ax, ax.get_ylabel())
         else:
             sink, title = list(SINKS.items())[column]
             draw_sink(ax, tables["sinks"][tables["sinks"]["sink"] == sink])
             ax.set_title(f"({'def'[column]}) {title}", loc="left")
-    _share_sink_axes(scalar_sheet.row(1))
-    return scalar_sheet.figure
+    _share_sink_axes(sheet.row(1))
+    return sheet
 
 
 def draw_spectrum(ax: Axes, spectrum: pd.DataFrame) -> None:

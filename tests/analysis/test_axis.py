@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from hessfig.analysis.axis import Axis, along, as_variant, assignments, fixed_words, short_variant, varied_key
+from hessfig.analysis.axis import Axis, along, as_variant, fixed_words, settings_of, short_variant, varied_key
 from hessfig.analysis.curves import growth_curves, seed_matrix
 from hessfig.analysis.slopes import fit as slopes
 from hessfig.analysis.slopes.gate import summary
@@ -130,9 +130,9 @@ def test_a_table_of_single_points_has_no_slopes(tmp_path: Path) -> None:
 
 def test_texts_of_variants() -> None:
     text = "model.options.widths=[8, 16],model.attention=softmax,dtype=float32"
-    found = assignments(text)
+    found = settings_of(text)
     assert found == {"model.options.widths": "[8, 16]", "model.attention": "softmax", "dtype": "float32"}
-    assert as_variant(found) == text and assignments("") == {} and as_variant({}) == ""
+    assert as_variant(found) == text and settings_of("") == {} and as_variant({}) == ""
     assert short_variant(text) == "widths=[8, 16],attention=softmax,dtype=float32"
     assert varied_key("attention", [text], asked="figure.colour") == "model.attention"
     with pytest.raises(UserError, match=r"figure.colour: there are several settings of this name"):

@@ -11,9 +11,9 @@ import pandas as pd
 import pytest
 
 from hessfig.errors import UserError
-from hessfig.figures.parts.page import SMALLEST, TEXT_WIDTH, Page, Paper, fitting, paper, styled, width_of
+from hessfig.figures.parts.labels import changed_words
+from hessfig.figures.parts.page import SMALLEST, Page, Paper, fitting, styled, width_of
 from hessfig.figures.parts.panels import beside_one
-from hessfig.figures.parts.words import changed_words
 from hessfig.figures.sheets import FigureSpec, draw
 from tests.analysis.synthetic import CONFIG, SIGMA, config, make_table, write_sweep
 from tests.figures.conftest import words
@@ -63,7 +63,6 @@ def test_styles_have_the_width_and_type_of_their_conference(made: Made, figure: 
 def test_a_width_goes_before_the_styles(made: Made) -> None:
     (page,) = made("3a", Paper(width=6.0, style="icml"))
     assert page.figure.get_figwidth() == 6.0
-    assert paper().inches == TEXT_WIDTH  # nothing stays of it
 
 
 @pytest.mark.parametrize("sigma", [SIGMA, SIGMA[:6], np.linspace(0.1, 1, 10).tolist()])
@@ -131,9 +130,8 @@ def _pages_of(tmp_path: Path, **settings: Any) -> list[Page]:
 @pytest.mark.parametrize("figure", ["3a", "temperature", "few_blocks", "1"])
 @pytest.mark.long
 def test_every_panel_of_every_layout_can_stand_alone(made: Made, figure: str) -> None:
-    asked = Paper()
-    made(figure, asked)
-    for name in list(asked.offered)[:2]:
+    (whole, *_) = made(figure, Paper())
+    for name in whole.panels[:2]:
         alone = Paper(width=3.25, panels=[name])
         shown = [page for page in made(figure, alone) if page.figure.get_visible()]
         with styled(alone):
@@ -206,7 +204,7 @@ def test_the_default_paper_is_that_of_the_config() -> None:
 
     figure = Config().figure
     asked = Paper(figure.width, figure.note, figure.formats, figure.panels, Config().style)
-    assert (asked.inches, asked.note, list(asked.formats)) == (TEXT_WIDTH, True, ["pdf", "png", "svg"])
+    assert (asked.inches, asked.note, list(asked.formats)) == (5.5, True, ["pdf", "png", "svg"])
 
 
 def test_no_settings_are_known_without_a_manifest(tmp_path: Path) -> None:

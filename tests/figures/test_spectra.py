@@ -14,8 +14,8 @@ from hessfig.analysis.spectral_distances import Kernel, of_eigenvalues
 from hessfig.errors import UserError
 from hessfig.figures.layouts.eigenvalue_plots import drawn_ranks
 from hessfig.figures.layouts.scaling import outstanding, ratios
+from hessfig.figures.parts.labels import variant_words
 from hessfig.figures.parts.page import Page, Paper, styled
-from hessfig.figures.parts.words import variant_words
 from hessfig.figures.sheets import LAYOUTS, FigureSpec, check
 from tests.analysis.spectral import spectral_table, store_density, store_spectrum
 from tests.analysis.synthetic import config, write_sweep
@@ -239,6 +239,30 @@ def test_scaled_weights_are_columns_and_means_geometric(tmp_path: Path) -> None:
     ):
         with pytest.raises(UserError, match=message):
             drawn("weight_norms", folder, **options)
+
+
+@pytest.mark.parametrize(
+    ("layout", "panels"),
+    [
+        ("sinks", ["sink_both:eigenvalue", "sink_scores:ratio"]),
+        ("weight_norms", ["W_K:condition_number:mlp", "all:largest_eigenvalue:W_Q"]),
+        ("gauss_newton", ["eigenvalue"]),
+        ("spectra", ["all1:density:attention_softmax"]),
+    ],
+)
+def test_panels_can_be_picked_and_narrow_pages_fold(tmp_path: Path, layout: str, panels: list[str]) -> None:
+    tables = {"sinks": (sink_rows(), SINKS), "weight_norms": (norm_rows(), NORMS), "gauss_newton": (proxy_rows(), None)}
+    folder = stored(tmp_path) if layout == "spectra" else tmp_path / "spectra"
+    if layout in tables:
+        rows, settings = tables[layout]
+        folder = write_sweep(spectral_table(list(rows)), tmp_path, settings=settings)
+    for paper in (Paper(panels=panels), Paper(width=1.6)):
+        with styled(paper):
+            pages = list(LAYOUTS[layout].draw(FigureSpec("x", folder.name, layout, paper=paper), folder))
+        page = next(page for page in pages if page.figure.get_visible())
+        assert set(panels) <= set(page.panels)
+        lefts = {round(ax.get_position().x0, 6) for ax in page.figure.axes}
+        assert len(page.figure.axes) == len(panels) if paper.panels else len(lefts) == 1
 
 
 def test_variants_in_words() -> None:

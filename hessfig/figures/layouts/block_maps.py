@@ -9,40 +9,29 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
-from matplotlib.figure import Figure
-from matplotlib.image import AxesImage
 from matplotlib.lines import Line2D
 
 from hessfig.analysis.curves import growth_curves
 from hessfig.figures.layouts.growth_curves import slope_words
+from hessfig.figures.parts import labels
+from hessfig.figures.parts.matrix import colour_bar, draw_matrix, name_sides
 from hessfig.figures.parts.measured import (
     Measured,
     as_written,
     at_one_place,
+    by_network,
     drawn_numbers,
     in_order,
+    networks_of,
     parts_of,
     read_measured,
     read_numbers,
+    where,
 )
-from hessfig.figures.parts.page import TINY, FigureSpec, Page, fitting, page_suffix, paper, part_colour, width_of
-from hessfig.figures.parts.panel_sheet import Margins, fitting_columns, panel_sheet, panel_width, say, width_in
+from hessfig.figures.parts.page import FigureSpec, Page, Paper, fitting, part_colour, width_of
+from hessfig.figures.parts.panel_sheet import Margins, Sheet, fitting_columns, panel_sheet, panel_width, say, width_in
 from hessfig.figures.parts.panels import draw_curve, draw_fit, fitted, mark_one, positive, set_log_range, why_empty
-from hessfig.figures.parts.words import (
-    norm_label,
-    pair_words,
-    part_title,
-    plain,
-    quantity_words,
-    seeds_words,
-    setting_words,
-    symbol,
-    unit_label,
-    variant_words,
-    weight_words,
-)
 from hessfig.predictions.growth_rates import Prediction
-from hessfig.record import FROBENIUS, NETWORK
 from hessfig.terms import Part
 
 _CELL = 0.26  # inches that a cell with its number takes
@@ -62,28 +51,26 @@ def blocks(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     curves = growth_curves(numbers, axis=run.axis, quantity=spec.quantity)
     wanted = spec.number("sigma") if spec.number("at") is None else spec.number("at")
     here, place = at_one_place(curves, wanted, run.axis)
-    networks = list(here[NETWORK].drop_duplicates().itertuples(index=False, name=None))
-    note = _note(spec.quantity, numbers, place) + setting_words(run.config, numbers, run.axis)
-    for variant, depth in networks:
-        network = here[(here["variant"] == variant) & (here["num_layers"] == depth)]
+    note = _note(spec.quantity, numbers, place) + labels.setting_words(run.config, numbers, run.axis)
+    several = len(networks_of(here)) > 1
+    for suffix, (variant, depth), network in by_network(here):
         for layer in sorted(set(network["layer"]) - {0}) or [0]:
             one = as_written(network[network["layer"].isin([0, layer])], run.axis)
-            suffix = page_suffix(variant, depth, networks) + (f"_layer{layer}" if depth > 1 else "")
-            which = f" {variant_words(variant)}." if len(networks) > 1 and variant else ""
-            yield from draw_blocks(one, note=note + which, suffix=suffix)
+            which = f" {labels.variant_words(variant)}." if several and variant else ""
+            end = suffix + (f"_layer{layer}" if depth > 1 else "")
+            yield from draw_blocks(one, spec.paper, note=note + which, suffix=end)
 
 
-def draw_blocks(norms: pd.DataFrame, *, note: str, suffix: str = "") -> Iterator[Page]:
+def draw_blocks(norms: pd.DataFrame, paper: Paper, *, note: str, suffix: str = "") -> Iterator[Page]:
     """Draw one layer's matrices: on one page, or a page per part when there are many weights."""
     names, parts = in_order(pd.concat([norms["row"], norms["col"]])), parts_of(norms)
     logs = np.log10(norms["mean"].where(norms["mean"] > 0))
     scale = Normalize(np.floor(logs.min()), np.ceil(logs.max())) if logs.notna().any() else Normalize(0, 1)
     if len(names) <= _SIDE_BY_SIDE:
-        yield Page(suffix, _draw_page(norms, names, parts, scale, note), norms)
+        yield _draw_page(paper, norms, names, parts, scale, note).page(suffix, norms)
         return
     for part in parts:
-        figure = _draw_page(norms, names, [part], scale, note)
-        yield Page(f"{suffix}_{part}", figure, norms[norms["part"] == part])
+        yield _draw_page(paper, norms, names, [part], scale, note).page(f"{suffix}_{part}", where(norms, part=part))
 
 
 def norm_matrix(norms: pd.DataFrame, names: list[str]) -> np.ndarray:
@@ -96,52 +83,50 @@ def norm_matrix(norms: pd.DataFrame, names: list[str]) -> np.ndarray:
 
 
 def _note(quantity: str, numbers: pd.DataFrame, place: str) -> str:
-    what = f"log10 of the mean {quantity_words(quantity)} over {seeds_words(numbers)}"
+    what = f"log10 of the mean {labels.quantity_words(quantity)} over {labels.seeds_words(numbers)}"
     return f"{what}{', ' * bool(place)}{place}; a dot: not measured."
 
 
-def _draw_page(norms: pd.DataFrame, names: list[str], parts: list[Part], scale: Normalize, note: str) -> Figure:
+def _draw_page(
+    paper: Paper, norms: pd.DataFrame, names: list[str], parts: list[Part], scale: Normalize, note: str
+) -> Sheet:
     long = _length(names)
     margins = Margins(left=0.36 + long, right=0.62, top=0.26, bottom=0.3 + long, across=0.14, down=0.3)
     narrowest = _CELL * len(names)
-    columns = min(len(parts), fitting_columns(margins, narrowest))
-    height = panel_width(columns, margins) * (1.0 if columns > 1 else 0.72)
-    cells = [_cell(value) for part in parts for value in norm_matrix(norms[norms["part"] == part], names).flat]
-    fits = max(map(width_of, cells)) <= 0.95 * panel_width(columns, margins) / len(names)
-    words = note if fits else f"{note} Numbers are in the CSV file."
-    shown = [[part.value for part in parts]]
-    sheet = panel_sheet(shown, note=words, height=height, margins=margins, narrowest=narrowest, share_y="all")
+    columns = min(len(parts), fitting_columns(paper, margins, narrowest))
+    width = panel_width(paper, columns, margins)
+    squares = [norm_matrix(where(norms, part=part), names) for part in parts]
+    fits = max(width_of(_cell(value)) for square in squares for value in square.flat) <= 0.95 * width / len(names)
+    sheet = panel_sheet(
+        paper,
+        [[part.value for part in parts]],
+        note=note if fits else f"{note} Numbers are in the CSV file.",
+        height=width * (1.0 if columns > 1 else 0.72),
+        margins=margins,
+        narrowest=narrowest,
+        share_y="all",
+    )
+    weights = [labels.weight_words(name) for name in names]
     for _, column, ax in sheet:
-        square = norm_matrix(norms[norms["part"] == parts[column]], names)
-        image = _draw_matrix(ax, square, names, scale, numbered=fits)
-        ax.set_title(fitting([part_title(parts[column]), symbol(parts[column])], width_in(ax), 8))
-    last = sheet.panels[sheet.lines[0][-1]].get_position()
-    page = sheet.figure.get_figwidth()
-    bar = sheet.figure.add_axes((last.x1 + 0.07 / page, last.y0, 0.08 / page, last.height), label="<colorbar>")
-    sheet.figure.colorbar(image, cax=bar, label=_scale_label(norms["quantity"].iloc[0]))
-    return sheet.figure
-
-
-def _draw_matrix(ax: Axes, square: np.ndarray, names: list[str], scale: Normalize, *, numbered: bool) -> AxesImage:
-    with np.errstate(divide="ignore", invalid="ignore"):
-        logs = np.log10(square)
-    image = ax.imshow(np.where(np.isfinite(logs), logs, np.nan), cmap="viridis", norm=scale, aspect="auto")
-    ax.set_facecolor("#e6e6e6")
-    for (i, j), value in np.ndenumerate(square) if numbered else ():
-        words = _cell(value)
-        dark = np.isfinite(logs[i, j]) and scale(logs[i, j]) < 0.55
-        ax.text(j, i, words, ha="center", va="center", color="white" if dark else "black", fontsize=TINY)
-    ticks = [weight_words(name) for name in names]
-    ax.set_xticks(range(len(names)), ticks, rotation=90 if _length(names) else 0)
-    ax.set_yticks(range(len(names)), ticks)
-    ax.tick_params(length=0)
-    ax.spines[:].set_visible(False)
-    return image
+        square = squares[column]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            logs = np.log10(square)
+        words = np.array([_cell(value) for value in square.flat]).reshape(square.shape) if fits else None
+        image = draw_matrix(ax, logs, scale, words=words)
+        name_sides(ax, rows=weights, columns=weights, upright=bool(long))
+        ax.set_title(fitting([labels.part_title(parts[column]), labels.symbol(parts[column])], width_in(ax), 8))
+    label = rf"$\log_{{10}}$ {labels.quantity_label(norms['quantity'].iloc[0])}".replace(
+        "$ $", ""
+    )  # one formula, not two
+    colour_bar(sheet.panels[sheet.lines[0][-1]], image, gap=0.07, label=label)
+    return sheet
 
 
 def _length(names: list[str]) -> float:
     """Return how many inches the longest name needs beside what a weight of the paper does."""
-    longest = max((width_of(weight_words(n)) for n in names if weight_words(n) == plain(n)), default=0.0)
+    longest = max(
+        (width_of(labels.weight_words(n)) for n in names if labels.weight_words(n) == labels.plain(n)), default=0.0
+    )
     return max(0.0, longest - 0.2)
 
 
@@ -151,10 +136,6 @@ def _cell(value: float) -> str:
     if value <= 0:
         return "= 0" if value == 0 else "< 0"
     return f"{np.log10(value) + 0.0:z.1f}".replace("-", "−")
-
-
-def _scale_label(quantity: str) -> str:
-    return r"$\log_{10}\|\cdot\|_F$" if quantity == FROBENIUS else rf"$\log_{{10}}$ {quantity_words(quantity)}"
 
 
 _PANEL = 1.35
@@ -169,14 +150,10 @@ def pairs(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     predicted powers through the window. The block (B, A) is the transpose of (A, B) and is not drawn again.
     Requires: the sweep's table.csv with off-diagonal blocks; manifest.json for predictions.
     """
-    measured = read_measured(spec, folder)
-    networks = measured.networks()
-    for variant, num_layers in networks:
-        one = measured.of(variant=variant, num_layers=num_layers)
-        several = num_layers > 1 or len(one.layers()) > 1
+    for suffix, one in read_measured(spec, folder).pages():
+        several = one.curves["num_layers"].max() > 1 or len(one.layers()) > 1
         for layer in one.layers():
-            suffix = page_suffix(variant, num_layers, networks) + (f"_layer{layer}" if several else "")
-            yield draw_pairs(one.of(layer=layer), suffix=suffix)
+            yield draw_pairs(one.of(layer=layer), suffix=suffix + (f"_layer{layer}" if several else ""))
 
 
 def draw_pairs(measured: Measured, *, suffix: str = "") -> Page:
@@ -184,12 +161,13 @@ def draw_pairs(measured: Measured, *, suffix: str = "") -> Page:
     matrices = in_order(pd.concat([measured.curves["row"], measured.curves["col"]]))
     count = len(matrices)
     parts: list[Part] = [part for part in parts_of(measured.curves) if part is not Part.H] or [Part.H]
-    right = max(0.08, paper().inches - 0.54 - count * 1.7) if count < 3 else 0.08
+    right = max(0.08, measured.paper.inches - 0.54 - count * 1.7) if count < 3 else 0.08
     note = f"{measured.how()} In brackets: predicted exponent. {slope_words(measured)}"
     names = [[f"{row}:{col}" for col in matrices] for row in matrices]
     found = set(measured.curves[["row", "col"]].itertuples(index=False, name=None))
     empty = [f"{row}:{col}" for row in matrices for col in matrices if (row, col) not in found]
     sheet = panel_sheet(
+        measured.paper,
         names,
         note=note,
         height=_PANEL,
@@ -199,24 +177,26 @@ def draw_pairs(measured: Measured, *, suffix: str = "") -> Page:
         left_out=empty,
     )
     drawn = measured.curves[measured.curves["part"].isin(parts)]
-    set_log_range(list(sheet.panels.values()), drawn, measured.axis)
+    set_log_range(sheet.axes, drawn, measured.axis)
     for i, j, ax in sheet:
         _draw_cell(ax, measured, matrices[i], matrices[j], parts)
     sheet.label(
         x=measured.axis.symbol,
-        columns=[(weight_words(name),) for name in matrices],
-        rows=[norm_label(name, quantity=measured.quantity).replace(" block", ":  block", 1) for name in matrices],
-        names=[weight_words(name) for name in matrices],
-        unit=unit_label(measured.quantity),
+        columns=[(labels.weight_words(name),) for name in matrices],
+        rows=[
+            labels.norm_label(name, quantity=measured.quantity).replace(" block", ":  block", 1) for name in matrices
+        ],
+        names=[labels.weight_words(name) for name in matrices],
+        unit=labels.unit_label(measured.quantity),
     )
-    return Page(suffix, sheet.figure, drawn_numbers(measured))
+    return sheet.page(suffix, drawn_numbers(measured))
 
 
 def _draw_cell(ax: Axes, measured: Measured, row: str, col: str, parts: list[Part]) -> None:
     here, mirrored = measured.of(row=row, col=col), measured.of(row=col, col=row)
     if here.curves.empty:
         ax.set_facecolor("#f7f7f7")
-        other = f"transpose of\n{pair_words(col, row)}"
+        other = f"transpose of\n{labels.pair_words(col, row)}"
         say(ax, "(not measured)" if mirrored.curves.empty else other)
         return
     mark_one(ax, measured.axis)
@@ -227,7 +207,7 @@ def _draw_cell(ax: Axes, measured: Measured, row: str, col: str, parts: list[Par
             draw_curve(ax, one.curves, colour=part_colour(part))
             draw_fit(ax, one, drop=1.0)
         handles.append(Line2D([], [], color=part_colour(part), marker="o", markersize=2))
-        words.append(f"{symbol(part)}  {_slope(one)}")
+        words.append(f"{labels.symbol(part)}  {_slope(one)}")
     ax.legend(handles, words, loc="upper left", handlelength=0.9)
 
 

@@ -25,12 +25,12 @@ from hessfig.analysis.stored_spectra import (
     read_spectra,
 )
 from hessfig.errors import UserError
-from hessfig.figures.parts.page import SMALL, Page
-from hessfig.figures.parts.panel_sheet import Margins, panel_grid
-from hessfig.figures.parts.words import symbol, variant_words
+from hessfig.figures.parts.labels import symbol, variant_words
+from hessfig.figures.parts.measured import Network
+from hessfig.figures.parts.page import SMALL, Page, Paper
+from hessfig.figures.parts.panel_sheet import Margins, panel_sheet
 from hessfig.terms import Group, Part, name_order
 
-Network = tuple[str, int]
 BlockName = tuple[int, str]
 Wanted = Callable[[Place], bool]
 
@@ -164,7 +164,7 @@ _FIRST = 0.27  # share of the page that the first column takes
 _MOMENTS = ("density_mean", "density_second_moment")  # shown where there is nothing exact
 
 
-def extremes_page(folder: Path) -> Iterator[Page]:
+def extremes_page(folder: Path, paper: Paper) -> Iterator[Page]:
     """Yield a table: mean ± standard error over seeds, the whole network's as text, all blocks' in the CSV.
 
     A quantity with several numbers (index) is the outermost one here. A table without such quantities gives no page.
@@ -177,15 +177,15 @@ def extremes_page(folder: Path) -> Iterator[Page]:
     first = table[table["quantity"].isin(names) & (table["index"] <= 1)]
     points = pd.concat([growth_curves(first, axis=SIGMA, quantity=name) for name in names])
     whole = points[points["row"].isin(list(Group)) & (points["layer"] == 0)]
-    yield _draw(whole if len(whole) else points, points, names, len(set(table["seed"])))
+    yield _draw(whole if len(whole) else points, points, names, len(set(table["seed"])), paper)
 
 
-def _draw(shown: pd.DataFrame, points: pd.DataFrame, names: list[str], seeds: int) -> Page:
+def _draw(shown: pd.DataFrame, points: pd.DataFrame, names: list[str], seeds: int, paper: Paper) -> Page:
     keys = list(shown[_KEY].drop_duplicates().itertuples(index=False, name=None))
     note = f"Mean ± standard error over {seeds} seeds. Every block's numbers are in the file of this page."
     margins = Margins(left=0.08, right=0.08, top=0.1, bottom=0.05)
-    figure, axes = panel_grid(1, 1, note=note, panel_height=_LINE * (len(keys) + 2), margins=margins)
-    ax = axes[0, 0]
+    sheet = panel_sheet(paper, [["table"]], note=note, height=_LINE * (len(keys) + 2), margins=margins, on_grid=True)
+    ax = sheet.first
     ax.set_axis_off()
     ax.set(xlim=(0, 1), ylim=(len(keys) + 1.5, -0.5))
     width = (1 - _FIRST) / len(names)
@@ -199,7 +199,7 @@ def _draw(shown: pd.DataFrame, points: pd.DataFrame, names: list[str], seeds: in
         for x, name in zip(places[1:], names, strict=True):
             ax.text(x, line + 0.2, _number(shown, key, name), ha="center", size=SMALL)
     written = points.drop(columns="is_zero").rename(columns={X: "sigma"})
-    return Page("_table", figure, written)
+    return sheet.page("_table", written)
 
 
 def _row_words(key: tuple[object, ...], keys: list[tuple[object, ...]]) -> str:

@@ -1,4 +1,4 @@
-"""Bars and lines over any varied setting."""
+"""Bars and lines over any varied setting, and how a setting moves the two parts of the Hessian."""
 
 from __future__ import annotations
 
@@ -9,26 +9,59 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.ticker import NullLocator
 
-from hessfig.analysis.axis import Axis, X, along, check_places, has_places
-from hessfig.analysis.curves import growth_curves, of_quantity
+from hessfig.analysis.axis import Axis, X, along, as_numbers, check_places, has_places, varied_setting
+from hessfig.analysis.curves import functional_shares, growth_curves, of_quantity
 from hessfig.analysis.manifest import read_run
-from hessfig.figures.parts.encoding import Look, ordered, seen, set_x_scale, set_y_scale, unseen, values_of
-from hessfig.figures.parts.measured import BLOCK_KEY, BlockKey, as_written, at_one_place, blocks_in_order, with_pairs
-from hessfig.figures.parts.page import TINY, FigureSpec, Page, file_words, fitting, page_suffix, shades, width_of
-from hessfig.figures.parts.panel_sheet import MARGINS, Margins, Share, label_side, panel_sheet, panel_width, say
-from hessfig.figures.parts.panels import mark_one, why_no_line
-from hessfig.figures.parts.words import (
-    block_title,
-    note_words,
-    part_title,
-    plain,
-    quantity_words,
-    symbol,
-    unit_label,
-    variant_words,
+from hessfig.figures.parts import labels
+from hessfig.figures.parts.encoding import Encoding, ordered, seen, set_x_scale, set_y_scale, unseen, values_of
+from hessfig.figures.parts.measured import (
+    BLOCK_KEY,
+    BlockKey,
+    Measured,
+    as_written,
+    at_one_place,
+    blocks_in_order,
+    drawn_numbers,
+    networks_of,
+    read_measured,
+    where,
+    with_pairs,
+)
+from hessfig.figures.parts.page import (
+    TINY,
+    FigureSpec,
+    Page,
+    Paper,
+    file_words,
+    fitting,
+    matrix_colour,
+    page_suffix,
+    shades,
+    width_of,
+)
+from hessfig.figures.parts.panel_sheet import (
+    MARGINS,
+    Margins,
+    Share,
+    in_rows,
+    label_side,
+    panel_sheet,
+    panel_width,
+    say,
+)
+from hessfig.figures.parts.panels import (
+    draw_curve,
+    draw_errors,
+    mark_one,
+    positive,
+    set_log_range,
+    why_empty,
+    why_no_line,
 )
 from hessfig.record import FROBENIUS
+from hessfig.terms import Part
 
 _BLOCK = 0.16  # inches of the page for a block
 _STEP = 0.14  # between layers, in units of one block
@@ -46,55 +79,52 @@ def bars(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     """
     run = read_run(folder)
     chosen = of_quantity(run.table, spec.quantity, spec.index)
-    yield from all_bars(along(chosen, run.axis), [spec.quantity], run.axis, at=spec.number("at"), config=run.config)
+    yield from all_bars(along(chosen, run.axis), [spec.quantity], run.axis, spec, config=run.config)
 
 
 def all_bars(
     table: pd.DataFrame,
     quantities: Sequence[str],
     axis: Axis,
+    spec: FigureSpec,
     *,
-    at: float | None = None,
     config: Mapping[str, Any] | None = None,
 ) -> Iterator[Page]:
-    """Draw every network's blocks, a page for each quantity."""
+    """Draw every network's blocks at the place of the option `at`, a page for each quantity."""
     every = [growth_curves(table, axis=axis, quantity=quantity) for quantity in quantities]
-    points, place = at_one_place(with_pairs(pd.concat(every)), at, axis)
-    networks = list(points[_BARS_PAGE[:2]].drop_duplicates().itertuples(index=False, name=None))
+    points, place = at_one_place(with_pairs(pd.concat(every)), spec.number("at"), axis)
+    networks = networks_of(points)
     several = [name for name in _BARS_PAGE[2:] if len(points[name].unique()) > 1]
     for key, here in points.groupby(_BARS_PAGE, sort=False):
         of_page = dict(zip(_BARS_PAGE, key, strict=True))
         words = "".join(f"_{file_words(str(of_page[name]))}" for name in several)
         suffix = page_suffix(of_page["variant"], of_page["num_layers"], networks) + words
-        names = [variant_words(of_page["variant"]), *(f"{name} {of_page[name]}" for name in several)]
-        note = note_words(table, axis, names, place=place, config=config)
-        yield from _sheets(here, axis, note, suffix)
+        names = [labels.variant_words(of_page["variant"]), *(f"{name} {of_page[name]}" for name in several)]
+        note = labels.note_words(table, axis, names, place=place, config=config)
+        sheets = in_rows(blocks_in_order(here), int(panel_width(spec.paper, 1, MARGINS) / _BLOCK))
+        for number, blocks in enumerate(sheets, start=1):
+            sheet = f"_sheet{number}" if len(sheets) > 1 else ""
+            yield _draw_bars(here, blocks, axis, spec.paper, note, suffix + sheet)
 
 
-def _sheets(points: pd.DataFrame, axis: Axis, note: str, suffix: str) -> Iterator[Page]:
-    blocks = blocks_in_order(points)
-    most = int(panel_width(1, MARGINS) / _BLOCK)
-    sheets = [blocks[start : start + most] for start in range(0, len(blocks), most)]
-    for number, names in enumerate(sheets, start=1):
-        yield _draw_bars(points, names, axis, note, suffix + (f"_sheet{number}" if len(sheets) > 1 else ""))
-
-
-def _draw_bars(points: pd.DataFrame, blocks: list[BlockKey], axis: Axis, note: str, suffix: str) -> Page:
+def _draw_bars(
+    points: pd.DataFrame, blocks: Sequence[BlockKey], axis: Axis, paper: Paper, note: str, suffix: str
+) -> Page:
     place = {key: rank for rank, key in enumerate(blocks)}
     keys = list(points[BLOCK_KEY].itertuples(index=False, name=None))
     points = points.assign(place=[place.get(key, -1) for key in keys])
     points, parts = points[points["place"] >= 0], list(points["part"].unique())
-    names = [fitting([block_title(*key, quantity="")], _LONGEST) for key in blocks]
+    names = [fitting([labels.block_title(*key, quantity="")], _LONGEST) for key in blocks]
     margins = Margins(bottom=0.12 + max(map(width_of, names)), down=0.3)
-    sheet = panel_sheet([[part or "all"] for part in parts], note=note, margins=margins, share_y=False)
+    sheet = panel_sheet(paper, [[part or "all"] for part in parts], note=note, margins=margins, share_y=False)
     for row, _, ax in sheet:
-        _draw_bar_panel(ax, points[points["part"] == parts[row]], points)
-        ax.set_title(part_title(parts[row]))
+        _draw_bar_panel(ax, where(points, part=parts[row]), points)
+        ax.set_title(labels.part_title(parts[row]))
         label_side(ax, _label(points))
     lowest = sheet.panels[sheet.lines[-1][0]]
     lowest.set_xticks(range(len(blocks)), names, rotation=90)
     lowest.set_xlim(-0.6, len(blocks) - 0.4)
-    return Page(suffix, sheet.figure, as_written(points.drop(columns=["across", "place"]), axis))
+    return sheet.page(suffix, as_written(points.drop(columns=["across", "place"]), axis))
 
 
 def _draw_bar_panel(ax: Axes, points: pd.DataFrame, page: pd.DataFrame) -> None:
@@ -107,10 +137,9 @@ def _draw_bar_panel(ax: Axes, points: pd.DataFrame, page: pd.DataFrame) -> None:
         error = one["sem"].fillna(one["probe_sem"]).fillna(0.0)
         ax.errorbar(one["place"] + shift, one["mean"], error, fmt="o", color=tone, elinewidth=0.8, label=str(layer))
     without_dot = points["is_zero"] | ((points["mean"] == 0) & log_y)
-    for row in points[without_dot].drop_duplicates("place").itertuples():
-        ax.text(
-            row.place, 0.03 if log_y else 0.1, "= 0", transform=ax.get_xaxis_transform(), fontsize=TINY, ha="center"
-        )
+    above: dict[str, Any] = {"transform": ax.get_xaxis_transform(), "fontsize": TINY, "ha": "center"}
+    for place in points[without_dot]["place"].unique():
+        ax.text(place, 0.03 if log_y else 0.1, "= 0", **above)
     if len(layers) > 1:
         ax.legend(title="Layer:", ncols=len(layers), loc="best", alignment="left", columnspacing=0.4)
     if drawn.empty and not without_dot.any():
@@ -119,8 +148,7 @@ def _draw_bar_panel(ax: Axes, points: pd.DataFrame, page: pd.DataFrame) -> None:
 
 def _label(points: pd.DataFrame) -> str:
     quantity, index = str(points["quantity"].iloc[0]), int(points["index"].iloc[0])
-    words = r"$\|\cdot\|_F$" if quantity == FROBENIUS else plain(quantity_words(quantity))
-    return f"{words} {index}" if index else words
+    return f"{labels.quantity_label(quantity)} {index}" if index else labels.quantity_label(quantity)
 
 
 _ROWS = 6  # of panels on a page
@@ -140,64 +168,67 @@ def lines(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     chosen = pd.concat([of_quantity(run.table, quantity, spec.index) for quantity in quantities])
     table = along(chosen, axis, asked=asked)
     if not (spec.x or spec.colour or spec.dashes or has_places(table, axis)):
-        yield from all_bars(table, quantities, axis, config=run.config)
+        yield from all_bars(table, quantities, axis, spec, config=run.config)
         return
     check_places(table, axis)
     curves = pd.concat([growth_curves(table, axis=axis, quantity=quantity) for quantity in quantities])
     colour, dashes = seen(spec, curves)
     column = "quantity" if len(quantities) > 1 else "" if "part" in (colour, dashes) else "part"
-    yield from _pages(with_pairs(curves), table, Look(axis, colour, dashes, column), run.config)
+    look, config = Encoding(axis, colour, dashes, column), run.config
+    for names, here, suffix in _pages(with_pairs(curves), look):
+        sheets = in_rows(blocks_in_order(here), _ROWS)
+        note = labels.note_words(table, axis, names, several_points=True, config=config)
+        for number, rows in enumerate(sheets, start=1):
+            end = suffix + (f"_sheet{number}" if len(sheets) > 1 else "")
+            yield _draw_page(here, rows, look, spec.paper, note, end)
 
 
-def _pages(curves: pd.DataFrame, table: pd.DataFrame, look: Look, config: Mapping[str, Any]) -> Iterator[Page]:
+def _pages(curves: pd.DataFrame, look: Encoding) -> Iterator[tuple[list[str], pd.DataFrame, str]]:
+    """Yield names, points and suffix of a page for whatever nothing on a page tells apart."""
     rest = unseen(curves, [look.colour, look.dashes, look.column])
-    networks = list(rest[_PAGE[:2]].drop_duplicates().itertuples(index=False, name=None))
+    networks = networks_of(rest)
     several = [name for name in _PAGE[2:] if len(rest[name].unique()) > 1]
     for key, group in rest.groupby(_PAGE, sort=False):
         place, here = dict(zip(_PAGE, key, strict=True)), curves.loc[group.index]
         words = "".join(f"_{name if name in ('layer', 'index') else ''}{place[name]}" for name in several)
         suffix = page_suffix(place["variant"], place["num_layers"], networks) + words
-        names = [place["variant"], *(f"{name} {place[name]}" for name in several)]
-        blocks = blocks_in_order(here)
-        sheets = [blocks[start : start + _ROWS] for start in range(0, len(blocks), _ROWS)]
-        for number, rows in enumerate(sheets, start=1):
-            sheet = f"_sheet{number}" if len(sheets) > 1 else ""
-            note = note_words(table, look.axis, names, several_points=True, config=config)
-            yield _draw_page(here, rows, look, note, suffix + sheet)
+        yield [place["variant"], *(f"{name} {place[name]}" for name in several)], here, suffix
 
 
-def _draw_page(curves: pd.DataFrame, rows: list[BlockKey], look: Look, note: str, suffix: str) -> Page:
+def _draw_page(
+    curves: pd.DataFrame, rows: Sequence[BlockKey], look: Encoding, paper: Paper, note: str, suffix: str
+) -> Page:
     columns, apart = ordered(curves[look.column]) if look.column else [""], look.column == "quantity"
-    margins, share = Margins(across=0.36 if apart else 0.12, down=0.22), _share(apart)
-    sheet = panel_sheet(_names(rows, columns), note=note, margins=margins, share_y=share)
-    blocks = [_chosen(curves, dict(zip(BLOCK_KEY, key, strict=True))) for key in rows]
+    margins = Margins(across=0.36 if apart else 0.12, down=0.22)
+    share: Share = False if apart else "row"
+    sheet = panel_sheet(paper, _names(rows, columns), note=note, margins=margins, share_y=share)
+    blocks = [where(curves, **dict(zip(BLOCK_KEY, key, strict=True))) for key in rows]
     for row, column, ax in sheet:
-        one = _chosen(blocks[row], {look.column: columns[column]}) if look.column else blocks[row]
+        one = where(blocks[row], **{look.column: columns[column]}) if look.column else blocks[row]
         _draw_panel(ax, one, one if apart else blocks[row], curves, look)
     quantity = "" if apart else str(curves["quantity"].iloc[0])
-    titles = [block_title(*key, quantity=quantity) for key in rows]
+    titles = [labels.block_title(*key, quantity=quantity) for key in rows]
     sheet.label(
-        x=plain(look.axis.symbol),
-        columns=[(plain(quantity_words(one)),) if apart else (part_title(one), symbol(one)) for one in columns],
+        x=labels.plain(look.axis.symbol),
+        columns=[
+            (labels.plain(labels.quantity_words(one)),) if apart else (labels.part_title(one), labels.symbol(one))
+            for one in columns
+        ],
         rows=titles,
-        names=[block_title(*key, quantity="") for key in rows],
-        unit="" if apart else unit_label(quantity),
+        names=[labels.block_title(*key, quantity="") for key in rows],
+        unit="" if apart else labels.unit_label(quantity),
     )
     look.name(sheet.first, curves)
-    return Page(suffix, sheet.figure, as_written(pd.concat(blocks).drop(columns="across"), look.axis))
+    return sheet.page(suffix, as_written(pd.concat(blocks).drop(columns="across"), look.axis))
 
 
-def _share(apart: bool) -> Share:
-    return False if apart else "row"
-
-
-def _names(rows: list[BlockKey], columns: list[Any]) -> list[list[str]]:
+def _names(rows: Sequence[BlockKey], columns: list[Any]) -> list[list[str]]:
     """Return the names of panels: W_Q:H_o, or W_Q-W_V:H_o for a pair (@1,2 across layers)."""
     blocks = [(row if row == col else f"{row}-{col}") + (f"@{across}" if across else "") for row, col, across in rows]
     return [[":".join(filter(None, [block, str(column)])) for column in columns] for block in blocks]
 
 
-def _draw_panel(ax: Axes, points: pd.DataFrame, scale: pd.DataFrame, page: pd.DataFrame, look: Look) -> None:
+def _draw_panel(ax: Axes, points: pd.DataFrame, scale: pd.DataFrame, page: pd.DataFrame, look: Encoding) -> None:
     """Draw the lines of one panel; `scale` are all points on its y axis, `page` all on the page."""
     log_x, log_y = set_x_scale(ax, page[X]), set_y_scale(ax, scale["mean"])
     if log_x:
@@ -210,16 +241,169 @@ def _draw_panel(ax: Axes, points: pd.DataFrame, scale: pd.DataFrame, page: pd.Da
     drawn = points[drawable]
     keys = [values_of(drawn, look.colour).rename("colour"), values_of(drawn, look.dashes).rename("dashes")]
     for (colour, dashes), curve in drawn.groupby(keys, sort=False):
-        style = {"color": tones[colour], "linestyle": strokes[dashes], "linewidth": widths[colour]}
-        ax.plot(curve[X], curve["mean"], marker="o", markeredgewidth=0, **style)
-        _draw_band(ax, curve[curve["sem"] > 0], tones[colour], log_y)
+        style = {"linestyle": strokes[dashes], "linewidth": widths[colour]}
+        draw_errors(ax, curve, colour=tones[colour], is_log=log_y, **style)
 
 
-def _draw_band(ax: Axes, band: pd.DataFrame, colour: Any, log_y: bool) -> None:
-    low = band["mean"] - band["sem"]
-    low = np.maximum(low, 0.05 * band["mean"]) if log_y else low
-    ax.fill_between(band[X], low, band["mean"] + band["sem"], color=colour, alpha=0.25, linewidth=0)
+_SHOWN = 3
+_COLUMNS = (Part.H_o.value, Part.H_f.value, "share")
 
 
-def _chosen(frame: pd.DataFrame, choice: dict[str, Any]) -> pd.DataFrame:
-    return frame[np.logical_and.reduce([frame[name] == value for name, value in choice.items()])]
+def ablation(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+    """Draw, for every block, H_o and H_f along the axis for each value of the varied setting, and their share.
+
+    How to read it: the left and middle panels are growth curves, darker for later values. The right panel
+    tells which part rules: ||H_f|| / (||H_o|| + ||H_f||) against the varied setting at a few sigmas (or places on
+    another axis; dots: mean over seeds, bars: ± standard error); above 1/2 the functional part is the larger. The note
+    tells a claim of the paper (option `claim`) and the shares at both ends of the setting.
+    Requires: the sweep's table.csv with H_o and H_f of several variants (option `sigmas` picks the shares).
+    """
+    measured = read_measured(spec, folder)
+    depths = sorted(measured.curves["num_layers"].unique())
+    for depth in depths:
+        one = measured.of(num_layers=depth)
+        for layer in one.layers():
+            several = len(depths) > 1 or depth > 1 or len(one.layers()) > 1
+            suffix = f"_depth{depth}_layer{layer}" if several else ""
+            yield draw_ablation(one.of(layer=layer), spec, suffix=suffix)
+
+
+def draw_ablation(measured: Measured, spec: FigureSpec, *, suffix: str = "") -> Page:
+    """Draw one layer: a row per block, columns ||H_o||, ||H_f|| and the share of H_f."""
+    blocks = _blocks(measured)
+    shares = functional_shares(measured.table, measured.axis)
+    places = _chosen_places(shares, spec.numbers("sigmas"), measured)
+    axis = measured.axis.symbol
+    words = f"Shares: mean over seeds of the ratio, bars ± standard error; lighter for smaller {axis}."
+    sheet = panel_sheet(
+        measured.paper,
+        [[f"{_name(*block)}:{column}" for column in _COLUMNS] for block in blocks],
+        note=f"{measured.how(guides=False)} {words}{_claim(spec, shares, measured, places)}",
+        height=1.5,
+        margins=Margins(across=0.38, down=0.42),
+        share_x=False,
+        share_y=False,
+    )
+    for row, (name, col) in enumerate(blocks):
+        block = measured.of(row=name, col=col)
+        curves = {column: ax for i, column, ax in sheet if i == row and column < 2}
+        _draw_curves(curves, block)
+        for ax in (ax for i, column, ax in sheet if i == row and column == 2):
+            _draw_shares(ax, shares[(shares["row"] == name) & (shares["col"] == col)], block, places)
+    sheet.label(
+        x="",
+        columns=_titles(),
+        rows=[labels.norm_label(*block) for block in blocks],
+        names=[labels.block_words(*block) for block in blocks],
+    )
+    written = as_written(shares.assign(part="H_f/(H_o+H_f)"), measured.axis)
+    numbers = pd.concat([drawn_numbers(measured), written], ignore_index=True)
+    return sheet.page(suffix, numbers)
+
+
+def _name(row: str, col: str) -> str:
+    return row if row == col else f"{row}-{col}"
+
+
+def _blocks(measured: Measured) -> list[tuple[str, str]]:
+    """Return the measured blocks: diagonal ones first, in the order of growth sheets."""
+    present = list(measured.curves[["row", "col"]].drop_duplicates().itertuples(index=False, name=None))
+    diagonal = [(name, name) for name in measured.matrices()]
+    return diagonal + [pair for pair in present if pair not in diagonal]
+
+
+def _titles() -> list[tuple[str, ...]]:
+    outer, functional = (labels.symbol(part) for part in (Part.H_o, Part.H_f))
+    share = rf"$\|${functional}$\|/(\|${outer}$\|+\|${functional}$\|)$"
+    return [
+        (labels.part_title(Part.H_o), outer),
+        (labels.part_title(Part.H_f), functional),
+        (f"share {share}", "share"),
+    ]
+
+
+def _draw_curves(panels: Mapping[int, Axes], block: Measured) -> None:
+    """Draw the curves of H_o (panel 0) and H_f (panel 1), those of the two that are shown."""
+    if not panels:
+        return
+    variants = list(block.curves["variant"].unique())
+    name, values = varied_setting(variants)
+    tones = shades(matrix_colour(block.curves["row"].iloc[0]), len(variants))
+    axes = list(panels.values())
+    axes[0].sharey(axes[-1])
+    set_log_range(axes, block.curves[block.curves["part"] != Part.H], block.axis)
+    for column, ax in panels.items():
+        one = block.of(part=(Part.H_o, Part.H_f)[column])
+        mark_one(ax, block.axis)
+        ax.set_xlim(axes[0].get_xlim())
+        ax.set_xlabel(block.axis.symbol)
+        widths = np.linspace(1.8, 0.8, len(variants))  # curves that coincide stay countable
+        for tone, variant, value, width in zip(tones, variants, values, widths, strict=True):
+            draw_curve(ax, one.of(variant=variant).curves, colour=tone, label=labels.plain(value), linewidth=width)
+        if not positive(one.curves).any():
+            say(ax, why_empty(one))
+    if any(values):
+        title, columns = f"{labels.plain(name)}:", 1 + len(values) // 5
+        axes[0].legend(title=title, loc="upper left", ncols=columns, alignment="left", columnspacing=0.6)
+
+
+def _claim(spec: FigureSpec, shares: pd.DataFrame, measured: Measured, places: list[float]) -> str:
+    """Return the paper's claim and the shares that speak for or against it: first to last value of the setting."""
+    alive = shares[(shares["mean"] > 0) & np.isclose(shares[X], max(places, default=np.nan))]
+    if "claim" not in spec.options or alive.empty:
+        return ""
+    variants = list(measured.curves["variant"].unique())
+    name, values = varied_setting(variants)
+    ends = alive[alive["variant"].isin([variants[0], variants[-1]])].groupby(["row", "col"], sort=False)
+    found = ", ".join(f"{row} {group['mean'].iloc[0]:.2f} to {group['mean'].iloc[-1]:.2f}" for (row, _), group in ends)
+    where = f"{name} {values[0]} to {values[-1]}, {measured.axis.symbol} = {max(places):g}"
+    return f" Claim: {spec.options['claim']}. Shares from {where}: {found}."
+
+
+def _chosen_places(shares: pd.DataFrame, wanted: list[float] | None, measured: Measured) -> list[float]:
+    """Return the places nearest the wanted ones; by default lowest, middle and highest (sigma: up to 1)."""
+    known = np.sort(shares[X].unique())
+    known = known[known > 0]
+    if not known.size:
+        return []
+    low = known[known <= 1.0 + 1e-9] if measured.axis.is_sigma else known
+    practical = low if low.size else known
+    targets = wanted or np.geomspace(practical[0], practical[-1], _SHOWN)
+    return sorted({float(known[np.abs(np.log(known / target)).argmin()]) for target in targets})
+
+
+def _draw_shares(ax: Axes, shares: pd.DataFrame, block: Measured, places: list[float]) -> None:
+    name, values = varied_setting(list(block.curves["variant"].unique()))
+    numbers = as_numbers(values)
+    ax.set_xlabel(labels.plain(name))
+    ax.set_ylim(-0.03, 1.08)
+    if shares.empty or (shares["mean"] == 0).all():
+        say(ax, "= 0 (theorem)" if len(shares) else "(not measured)")
+        places = []
+    place = dict(zip(block.curves["variant"].unique(), numbers or range(len(values)), strict=True))
+    for tone, at in zip(shades("#555555", len(places)), places, strict=True):
+        here = shares[np.isclose(shares[X], at)]
+        ax.errorbar(
+            [place[variant] for variant in here["variant"]],
+            here["mean"],
+            here["sem"],
+            fmt="o-" if numbers else "o",
+            color=tone,
+            elinewidth=0.8,
+            label=f"{at:.2g}" if block.axis.is_sigma else f"{at:g}",
+        )
+    _name_values(ax, values, numbers)
+    if places:
+        ax.legend(title=f"{block.axis.symbol}:", loc="best", alignment="left")
+
+
+def _name_values(ax: Axes, values: list[str], numbers: list[float] | None) -> None:
+    """Put the varied values on the x axis: a logarithmic one for positive numbers that span it, names otherwise."""
+    if numbers and min(numbers) > 0 and max(numbers) / min(numbers) >= 8:
+        ax.set_xscale("log")
+        ax.xaxis.set_minor_locator(NullLocator())
+    ax.set_xticks(
+        numbers or range(len(values)),
+        [f"{number:g}" for number in numbers] if numbers else list(map(labels.plain, values)),
+    )
+    ax.margins(x=0.1)

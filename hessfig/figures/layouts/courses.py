@@ -2,41 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.colors import Normalize
 from matplotlib.ticker import NullLocator
 
-from hessfig.analysis.axis import Axis, along, assignments, short_variant
+from hessfig.analysis.axis import Axis, along, settings_of, short_variant
 from hessfig.analysis.intervals import student_interval
-from hessfig.analysis.manifest import read_run
+from hessfig.analysis.manifest import Run, read_run
 from hessfig.errors import UserError
-from hessfig.figures.layouts.scaling import draw_line, seed_means, tone
+from hessfig.figures.parts import labels
 from hessfig.figures.parts.encoding import set_x_scale, set_y_scale
-from hessfig.figures.parts.page import GUIDE, TINY, FigureSpec, Page, fitting, matrix_colour, page_suffix, points
-from hessfig.figures.parts.panel_sheet import Margins, panel_grid, say, width_in
-from hessfig.figures.parts.panels import between_decades, set_decades
-from hessfig.figures.parts.words import (
-    estimator_words,
-    left_out_words,
-    plain,
-    quantity_words,
-    seeds_words,
-    symbol,
-    weight_words,
-)
-from hessfig.record import LEFT_OUT
+from hessfig.figures.parts.matrix import draw_matrix
+from hessfig.figures.parts.measured import by_network, counted, wanted_quantities, where
+from hessfig.figures.parts.page import GUIDE, FigureSpec, Page, Paper, file_words, matrix_colour, tone
+from hessfig.figures.parts.panel_sheet import Margins, fitting_columns, in_rows, panel_sheet, say
+from hessfig.figures.parts.panels import between_decades, draw_interval, seed_means, set_decades
 from hessfig.terms import Part, name_order
 
 STEP = "step"
-
-
-def counted(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows that count."""
-    return table[~table["status"].isin(LEFT_OUT)]
 
 
 def of_whole(table: pd.DataFrame, quantity: str, part: str = "") -> pd.DataFrame:
@@ -45,32 +34,32 @@ def of_whole(table: pd.DataFrame, quantity: str, part: str = "") -> pd.DataFrame
     return rows[(rows["part"] == part) | (rows["part"] == "")]
 
 
-def check_steps(table: pd.DataFrame) -> None:
-    """Raise UserError for a table without steps."""
-    if table[STEP].notna().sum() == 0:
+def read_steps(folder: Path) -> Run:
+    """Return a sweep. Raises UserError when it was not run, or is not along the steps of a training."""
+    run = read_run(folder)
+    if run.table[STEP].notna().sum() == 0:
         raise UserError(
-            f"{table['sweep'].iloc[0]}: no number of this table has a step",
+            f"{run.table['sweep'].iloc[0]}: no number of this table has a step",
             got="initialised or loaded states",
             allowed="a sweep along a training",
             remedy="hessfig run sweep=training",
         )
+    return run
 
 
-def draw_means(
-    ax: Axes, rows: pd.DataFrame, *, colour: str, label: str = "", x: str = STEP, **line: object
-) -> pd.DataFrame:
+def draw_means(ax: Axes, rows: pd.DataFrame, *, colour: str, **line: object) -> pd.DataFrame:
     """Draw means over seeds along the steps and return them; the axis is scaled beforehand (`scale`)."""
-    means = seed_means(rows, [x])
+    means = seed_means(rows, [STEP])
     if means["mean"].notna().any():
-        draw_line(ax, means, x, colour=colour, label=label, **line)
+        draw_interval(ax, means, STEP, colour=colour, **line)
     return means
 
 
-def scale(ax: Axes, rows: Sequence[pd.DataFrame], x: str = STEP) -> None:
+def scale(ax: Axes, rows: Sequence[pd.DataFrame]) -> None:
     """Set both scales of a panel to what all its rows need."""
-    every = pd.concat([one[[x, "value"]] for one in rows])
+    every = pd.concat([one[[STEP, "value"]] for one in rows])
     if len(every):
-        set_x_scale(ax, every[x])
+        set_x_scale(ax, every[STEP])
         if not set_y_scale(ax, every["value"]):
             ax.ticklabel_format(axis="y", scilimits=(-3, 5))
 
@@ -79,17 +68,22 @@ def how(table: pd.DataFrame, words: str) -> str:
     """Return the note of a sheet: `words`, then repeats, estimators and what was left out."""
     table = along(table, Axis(STEP))
     return (
-        f"{words} Mean over {seeds_words(table)}, band: 95% interval (Student's t)."
-        f" {estimator_words(table)}.{left_out_words(table)}"
+        f"{words} Mean over {labels.seeds_words(table)}, band: 95% interval (Student's t)."
+        f" {labels.estimator_words(table)}.{labels.left_out_words(table)}"
     )
 
 
-def name_columns(panels: Iterable[Axes], variants: Sequence[str]) -> None:
-    """Write a variant over each of a row of panels: its settings, or its values alone where there is less room."""
-    for ax, variant in zip(panels, variants, strict=True):
-        settings = assignments(variant)
-        names = [short_variant(variant).replace(",", ", "), ", ".join(settings.values())]
-        ax.set_title(fitting(names, width_in(ax), points("axes.titlesize")) if settings else "as configured")
+def variant_titles(variants: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return titles of columns for variants: their settings, or their values alone where there is less room."""
+    return [
+        (
+            labels.plain(short_variant(variant).replace(",", ", ")),
+            labels.plain(", ".join(settings_of(variant).values())),
+        )
+        if variant
+        else ("as configured",)
+        for variant in variants
+    ]
 
 
 _SHARE, _THRESHOLD = "Share of unseen sums right", "Preconditioned, and threshold"
@@ -130,31 +124,24 @@ def training(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     span them. The dashed line is the sharpness from which on a step of that size does not settle in a quadratic.
     Requires: the sweep's table.csv along `state.step`.
     """
-    del spec
-    run = read_run(folder)
-    check_steps(run.table)
-    networks = list(run.table[["variant", "num_layers"]].drop_duplicates().itertuples(index=False, name=None))
-    for variant, depth in networks:
-        here = run.table[(run.table["variant"] == variant) & (run.table["num_layers"] == depth)]
-        yield _draw_course(here, page_suffix(variant, depth, networks))
+    for suffix, _, rows in by_network(read_steps(folder).table):
+        yield _draw_course(rows, spec.paper, suffix)
 
 
-def _draw_course(table: pd.DataFrame, suffix: str) -> Page:
+def _draw_course(table: pd.DataFrame, paper: Paper, suffix: str) -> Page:
     panels = [(title, found) for title, lines in _PANELS if (found := _found(counted(table), lines))]
-    rows = -(-len(panels) // _COLUMNS)
     margins = Margins(across=0.42, down=0.34)
-    figure, axes = panel_grid(
-        max(rows, 1), _COLUMNS, note=how(table, ""), margins=margins, share_x=False, share_y=False
-    )
-    places = list(axes.ravel())
-    drawn = [_draw_panel(ax, title, lines) for ax, (title, lines) in zip(places, panels, strict=False)]
-    for ax in places[len(panels) :]:
-        ax.set_axis_off()
-        if not panels:
-            say(ax, "(nothing of the whole network)")
-    for ax in axes[-1]:
-        ax.set_xlabel("step")
-    return Page(suffix, figure, pd.concat([pd.DataFrame(), *drawn], ignore_index=True))
+    columns = min(_COLUMNS, fitting_columns(paper, margins))
+    names = [file_words(title.lower()) for title, _ in panels] or ["nothing"]
+    layout: dict[str, Any] = {"share_x": False, "share_y": False, "most": columns, "on_grid": True}
+    sheet = panel_sheet(paper, in_rows(names, columns), note=how(table, ""), height=1.3, margins=margins, **layout)
+    drawn = [_draw_panel(ax, *panels[row * columns + column]) for row, column, ax in sheet if panels]
+    if not panels:
+        sheet.first.set_axis_off()
+        say(sheet.first, "(nothing of the whole network)")
+    for cell in sheet.lines[-1]:
+        sheet.panels[cell].set_xlabel("step")
+    return sheet.page(suffix, pd.concat([pd.DataFrame(), *drawn], ignore_index=True))
 
 
 def _found(table: pd.DataFrame, lines: tuple[tuple[str, str, str], ...]) -> list[tuple[str, str, pd.DataFrame]]:
@@ -176,8 +163,8 @@ def _draw_panel(ax: Axes, title: str, lines: list[tuple[str, str, pd.DataFrame]]
     for rank, (quantity, name, rows) in enumerate(lines):
         guide = quantity == "stability_threshold"
         style = {"linestyle": "--", "marker": ""} if guide else {}
-        points = draw_means(ax, rows, colour=GUIDE if guide else tone(rank), label=_words(name), **style)
-        found.append(points.assign(panel=title, quantity=quantity, line=name))
+        means = draw_means(ax, rows, colour=GUIDE if guide else tone(rank), label=_words(name), **style)
+        found.append(means.assign(panel=title, quantity=quantity, line=name))
     if title == _SHARE:
         ax.set_ylim(-0.02, 1.02)
     if title == _THRESHOLD:
@@ -197,7 +184,7 @@ def _keep_in_sight(ax: Axes, rows: pd.DataFrame) -> None:
 def _words(name: str) -> str:
     """Return the name of a line with its part, if it ends with one, as a symbol."""
     before, _, part = name.rpartition(" ")
-    return f"{before} {symbol(part)}".strip() if part in list(Part) else name
+    return f"{before} {labels.symbol(part)}".strip() if part in list(Part) else name
 
 
 _QUANTITIES = ("frobenius", "largest_eigenvalue", "gradient_norm", "weight_norm", "residual_norm")
@@ -213,43 +200,32 @@ def curvature_flow(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     Requires: the sweep's table.csv along `state.step` (option `quantity`: a list; by default norms and largest
     eigenvalues of blocks of H, norms of gradient and weights, lengths of the residual stream, whichever are there).
     """
-    run = read_run(folder)
-    check_steps(run.table)
-    measured = list(run.table["quantity"].unique())
-    wanted = spec.words("quantity") or [name for name in _QUANTITIES if name in measured]
-    missing = [name for name in wanted if name not in measured]
-    if missing or not wanted:
-        raise UserError(
-            "figure.options.quantity: the table has no numbers of these quantities",
-            got=", ".join(missing) or "none that has a place in the network",
-            allowed=", ".join(measured),
-            remedy=f"for example figure.options.quantity={measured[0]}",
-        )
-    networks = list(run.table[["variant", "num_layers"]].drop_duplicates().itertuples(index=False, name=None))
-    for variant, depth in networks:
-        here = run.table[(run.table["variant"] == variant) & (run.table["num_layers"] == depth)]
-        yield _draw_flow(here, wanted, page_suffix(variant, depth, networks))
+    table = read_steps(folder).table
+    wanted = wanted_quantities(table, spec.words("quantity"), _QUANTITIES, found="none that has a place in the network")
+    for suffix, _, rows in by_network(table):
+        yield _draw_flow(rows, wanted, spec.paper, suffix)
 
 
-def _draw_flow(table: pd.DataFrame, wanted: list[str], suffix: str) -> Page:
+def _draw_flow(table: pd.DataFrame, wanted: list[str], paper: Paper, suffix: str) -> Page:
     margins = Margins(left=0.8, across=0.85, down=0.42, right=0.12)
     note = how(table, "Colour: log10 of the geometric mean; its range in the title.")
-    figure, axes = panel_grid(
-        len(wanted), 2, note=note, margins=margins, share_x=False, share_y=False, panel_height=1.25
-    )
-    found = []
-    for name, (left, right) in zip(wanted, axes, strict=True):
-        points = _points(counted(table), name)
-        if points.empty:
-            for ax in (left, right):
-                say(ax, "(nothing positive)")
-            continue
-        _heat(left, points, name)
-        _bars(right, points[points["step"] == points["step"].max()])
-        found.append(points.drop(columns="colour").assign(quantity=name))
-    axes[-1, 0].set_xlabel("step")
-    axes[-1, 1].set_xlabel("at the last step")
-    return Page(suffix, figure, pd.concat(found, ignore_index=True) if found else pd.DataFrame())
+    names = [[name, f"{name}:last"] for name in wanted]
+    layout: dict[str, Any] = {"margins": margins, "share_x": False, "share_y": False, "on_grid": True}
+    sheet = panel_sheet(paper, names, note=note, height=1.25, **layout)
+    points = [_points(counted(table), name) for name in wanted]
+    for row, column, ax in sheet:
+        if points[row].empty:
+            say(ax, "(nothing positive)")
+        elif column == 0:
+            _heat(ax, points[row], wanted[row])
+        else:
+            _bars(ax, where(points[row], step=points[row]["step"].max()))
+    last = sheet.lines[-2:] if sheet.is_folded else sheet.lines[-1:]
+    for _, column, ax in ((*cell, sheet.panels[cell]) for line in last for cell in line):
+        ax.set_xlabel("at the last step" if column else "step")
+    found = [one.drop(columns="colour").assign(quantity=name) for one, name in zip(points, wanted, strict=True)]
+    found = [one for one in found if len(one)]
+    return sheet.page(suffix, pd.concat(found, ignore_index=True) if found else pd.DataFrame())
 
 
 def _points(table: pd.DataFrame, name: str) -> pd.DataFrame:
@@ -273,33 +249,30 @@ def _points(table: pd.DataFrame, name: str) -> pd.DataFrame:
 
 def _places(rows: pd.DataFrame, several: bool) -> list[str]:
     pairs = zip(rows["row"], rows["layer"], strict=True)
-    return [f"{weight_words(row)} {layer}" if several and layer else weight_words(row) for row, layer in pairs]
+    return [
+        f"{labels.weight_words(row)} {layer}" if several and layer else labels.weight_words(row) for row, layer in pairs
+    ]
 
 
 def _heat(ax: Axes, points: pd.DataFrame, name: str) -> None:
     wide = points.pivot_table(index="place", columns="step", values="log10")
     wide = wide.loc[list(dict.fromkeys(points["place"]))]
-    ax.imshow(wide.to_numpy(), aspect="auto", interpolation="nearest", cmap="viridis")
-    ax.set_yticks(range(len(wide)), list(wide.index), fontsize=TINY)
+    low, high = np.nanmin(wide.to_numpy()), np.nanmax(wide.to_numpy())
+    scale = Normalize(low, high)
+    draw_matrix(ax, wide.to_numpy(), scale, missing="white", framed=True, interpolation="nearest")
+    ax.set_yticks(range(len(wide)), list(wide.index))
     shown = range(0, len(wide.columns), -(-len(wide.columns) // 6))
     ax.set_xticks(list(shown), [f"{wide.columns[k]:g}" for k in shown])
     ax.xaxis.set_minor_locator(NullLocator())
-    low, high = np.nanmin(wide.to_numpy()), np.nanmax(wide.to_numpy())
-    ax.set_title(f"{plain(quantity_words(name))}: {10**low:.2g} to {10**high:.2g}")
+    ax.set_title(f"{labels.plain(labels.quantity_words(name))}: {10**low:.2g} to {10**high:.2g}")
 
 
 def _bars(ax: Axes, last: pd.DataFrame) -> None:
     mean = 10 ** last["log10"]
     below, above = (mean - 10 ** last["low"].fillna(last["log10"]), 10 ** last["high"].fillna(last["log10"]) - mean)
-    places = range(len(last))
-    ax.barh(
-        list(places),
-        mean,
-        xerr=[below, above],
-        color=[matrix_colour(name) for name in last["colour"]],
-        error_kw={"elinewidth": 0.7},
-    )
-    ax.set_yticks(list(places), list(last["place"]), fontsize=TINY)
+    colours = [matrix_colour(name) for name in last["colour"]]
+    ax.barh(range(len(last)), mean, xerr=[below, above], color=colours, error_kw={"elinewidth": 0.7})
+    ax.set_yticks(range(len(last)), list(last["place"]))
     ax.set_ylim(len(last) - 0.5, -0.5)
     set_decades(ax, "x")
     low, high = ax.get_xlim()

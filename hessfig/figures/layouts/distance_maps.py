@@ -6,40 +6,47 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize, SymLogNorm
-from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
 from hessfig.analysis.curves import growth_curves
 from hessfig.analysis.intervals import Interval, student_interval
 from hessfig.analysis.spectral_distances import PAIR, PUBLISHED, is_weight, pair_distances
 from hessfig.errors import UserError
-from hessfig.figures.layouts.collected_spectra import Collected, Network, collected
+from hessfig.figures.layouts.collected_spectra import Collected, collected
 from hessfig.figures.layouts.eigenvalue_plots import kernel_of
-from hessfig.figures.parts.measured import as_written, at_one_place, in_order, parts_of, read_numbers
-from hessfig.figures.parts.page import TEXT_WIDTH, TINY, FigureSpec, Page, file_words, page_suffix, paper, width_of
-from hessfig.figures.parts.page import points as points_of
-from hessfig.figures.parts.panel_sheet import Margins, panel_grid, panel_width, width_in
-from hessfig.figures.parts.words import (
-    estimator_words,
-    part_title,
-    part_words,
-    plain,
-    quantity_words,
-    seeds_words,
-    symbol,
-    variant_words,
-    weight_words,
+from hessfig.figures.parts import labels
+from hessfig.figures.parts.matrix import colour_bar, draw_matrix, name_sides
+from hessfig.figures.parts.measured import (
+    Network,
+    as_written,
+    at_one_place,
+    by_network,
+    in_order,
+    parts_of,
+    read_numbers,
+    where,
 )
-from hessfig.record import FROBENIUS, NETWORK
+from hessfig.figures.parts.page import TINY, FigureSpec, Page, Paper, file_words, panel_names, width_of
+from hessfig.figures.parts.page import points as points_of
+from hessfig.figures.parts.panel_sheet import (
+    Margins,
+    Sheet,
+    fitting_columns,
+    in_rows,
+    panel_sheet,
+    panel_width,
+    width_in,
+)
 
-_COLUMNS = 2
+_COLUMNS, _NARROWEST = 2, 0.9
+_BAR = 0.0825  # inches: how wide a colour bar is, and how far from its map
 _WRITTEN = 0.13  # inches: from this width of a cell on, its number is written in it
-_NETWORK = ["variant", "num_layers", "part"]
 _MARGINS = Margins(left=0.42, right=0.5, top=0.36, bottom=0.42, across=0.5, down=0.7)
 
 
@@ -59,36 +66,40 @@ def heterogeneity(spec: FigureSpec, folder: Path) -> Iterator[Page]:
         for part in one.parts:
             end = (f"_{part}" if len(one.parts) > 1 else "") + (f"_{words}" if words else "")
             note = (
-                f"{part_words(part)}, {'exact eigenvalues' if one.spectra else 'Lanczos densities'}, mean over"
+                f"{labels.part_words(part)}, {'exact eigenvalues' if one.spectra else 'Lanczos densities'}, mean over"
                 f" {len(one.seeds)} seeds. Divided by the 10th largest in size; {kernel.words}, one grid a network;"
                 f" natural logarithms.{one.where}"
             )
-            here, total = pairs[pairs["part"] == part], means[means["part"] == part]
-            yield _draw_page(one, here, total, note=note, suffix=end)
+            here, total = where(pairs, part=part), where(means, part=part)
+            yield _draw_page(one, here, total, spec.paper, note=note, suffix=end)
 
 
-def _draw_page(one: Collected, pairs: pd.DataFrame, means: pd.DataFrame, *, note: str, suffix: str) -> Page:
-    rows = math.ceil(len(one.networks) / _COLUMNS)
-    figure, axes = panel_grid(
-        rows,
-        _COLUMNS,
+def _draw_page(
+    one: Collected, pairs: pd.DataFrame, means: pd.DataFrame, paper: Paper, *, note: str, suffix: str
+) -> Page:
+    columns = min(_COLUMNS, fitting_columns(paper, _MARGINS, _NARROWEST))
+    sheet = panel_sheet(
+        paper,
+        in_rows(panel_names(one.networks), columns),
         note=note,
-        panel_height=panel_width(_COLUMNS, _MARGINS),
+        height=panel_width(paper, columns, _MARGINS),
         margins=_MARGINS,
+        narrowest=_NARROWEST,
         share_x=False,
         share_y=False,
+        most=columns,
+        on_grid=True,
     )
-    numbers, panels = [], axes.ravel()
-    for ax, network in zip(panels, one.networks, strict=False):
-        here, total = (frame[_is_of(frame, network)] for frame in (pairs, means))
+    numbers = []
+    for row, column, ax in sheet:
+        variant, depth = one.networks[row * columns + column]
+        here, total = (where(frame, variant=variant, num_layers=depth) for frame in (pairs, means))
         interval = student_interval(total["average"])
         image = _draw_map(ax, here)
-        ax.set_title(f"{variant_words(network[0]) or 'network'}\n{_average_words(interval)}")
-        numbers.append(_written(here, network, interval))
-    for ax in panels[len(one.networks) :]:
-        ax.set_axis_off()
-    _colour_bar(figure, panels[min(_COLUMNS, len(one.networks)) - 1], image)
-    return Page(suffix, figure, pd.concat(numbers, ignore_index=True))
+        ax.set_title(f"{labels.variant_words(variant) or 'network'}\n{_average_words(interval)}")
+        numbers.append(_written(here, (variant, depth), interval))
+    colour_bar(sheet.panels[sheet.lines[0][-1]], image, gap=_BAR, wide=_BAR)
+    return sheet.page(suffix, pd.concat(numbers, ignore_index=True))
 
 
 def _draw_map(ax: Axes, pairs: pd.DataFrame) -> AxesImage:
@@ -98,16 +109,12 @@ def _draw_map(ax: Axes, pairs: pd.DataFrame) -> AxesImage:
     square = np.full((len(names), len(names)), math.nan)
     for layer, one, other_layer, other, value in mean.itertuples(index=False):
         square[place[layer, one], place[other_layer, other]] = value
-    ax.set_facecolor("#bbbbbb")
-    image = ax.imshow(square, cmap="magma", vmin=0, vmax=math.log(2))
-    labels = [weight_words(name) + (f" {layer}" if layer > 1 else "") for layer, name in names]
-    ax.set_xticks(range(len(names)), labels, rotation=90)
-    ax.set_yticks(range(len(names)), labels)
-    ax.tick_params(length=0, labelsize=TINY)
-    if len(names) <= 12 and width_in(ax) / len(names) >= _WRITTEN:
-        for i, j in np.argwhere(np.isfinite(square)):
-            dark = square[i, j] < 0.6 * math.log(2)
-            ax.text(j, i, f"{square[i, j]:.2f}", ha="center", va="center", size=4, color="w" if dark else "k")
+    fits = len(names) <= 12 and width_in(ax) / max(len(names), 1) >= _WRITTEN
+    words = np.array([f"{value:.2f}" if np.isfinite(value) else "" for value in square.flat]).reshape(square.shape)
+    scale, style = Normalize(0, math.log(2)), {"cmap": "magma", "aspect": "equal", "missing": "#bbbbbb"}
+    image = draw_matrix(ax, square, scale, words=words if fits else None, size=4, dark=0.6, framed=True, **style)
+    side_labels = [labels.weight_words(name) + (f" {layer}" if layer > 1 else "") for layer, name in names]
+    name_sides(ax, rows=side_labels, columns=side_labels)
     return image
 
 
@@ -125,18 +132,7 @@ def _written(pairs: pd.DataFrame, network: Network, interval: Interval) -> pd.Da
     return found.assign(variant=network[0], num_layers=network[1], part=pairs["part"].iloc[0], **beside)
 
 
-def _is_of(frame: pd.DataFrame, network: Network) -> pd.Series:
-    return (frame["variant"] == network[0]) & (frame["num_layers"] == network[1])
-
-
-def _colour_bar(figure: Figure, ax: Axes, image: AxesImage) -> None:
-    box = ax.get_position()
-    wide = 0.015 * (TEXT_WIDTH / paper().inches)  # as wide in inches on every page
-    bar = figure.add_axes((box.x1 + wide, box.y0, wide, box.height))
-    figure.colorbar(image, cax=bar)
-
-
-_ROW, _LETTER = 0.13, 0.042  # inches: height of a layer, width of a letter of a name
+_ROW, _LETTER, _NAME = 0.13, 0.042, 0.1  # inches: height of a layer, width of a letter of a name, and of its column
 _WRITTEN_CELLS = 0.19  # from this width of a cell on, its number is written in it
 _OUTSIDE = "none"  # the row of weights that belong to no layer
 
@@ -168,38 +164,43 @@ def _pages(spec: FigureSpec, folder: Path, *, several: bool) -> Iterator[Page]:
         )
     curves = growth_curves(diagonal, axis=run.axis, quantity=spec.quantity)
     here, place = at_one_place(curves, spec.number("at"), run.axis)
-    networks = list(here[NETWORK].drop_duplicates().itertuples(index=False, name=None))
-    for variant, depth in networks:
-        network = here[(here["variant"] == variant) & (here["num_layers"] == depth)]
-        suffix = page_suffix(variant, depth, networks) + f"_{file_words(spec.quantity)}" * several
-        note = _note(spec.quantity, diagonal, ", ".join(filter(None, (variant_words(variant), place))))
-        yield Page(suffix, draw_heat(network, spec.quantity, note), as_written(network, run.axis))
+    for suffix, (variant, _), network in by_network(here):
+        note = _note(spec.quantity, diagonal, ", ".join(filter(None, (labels.variant_words(variant), place))))
+        sheet = draw_heat(network, spec.quantity, note, spec.paper)
+        yield sheet.page(suffix + f"_{file_words(spec.quantity)}" * several, as_written(network, run.axis))
 
 
-def draw_heat(points: pd.DataFrame, quantity: str, note: str) -> Figure:
+def draw_heat(points: pd.DataFrame, quantity: str, note: str, paper: Paper) -> Sheet:
     """Draw one network's panels beside each other, with one colour bar."""
     layers, names = sorted(points["layer"].unique()), in_order(points["row"])
     parts = [*map(str, parts_of(points))] or [""]
-    longest = max((len(name) for name in names if weight_words(name) == plain(name)), default=6)
+    longest = max((len(name) for name in names if labels.weight_words(name) == labels.plain(name)), default=6)
     margins = Margins(left=0.36, right=0.66, top=0.24, bottom=0.22 + _LETTER * longest, across=0.1)
-    height = _ROW * max(len(layers), 4)
-    figure, axes = panel_grid(1, len(parts), note=note, panel_height=height, margins=margins, share_y="all")
-    widest = max(width_of(part_title(part), points_of("axes.titlesize")) for part in parts)
-    in_full = widest <= panel_width(len(parts), margins) + margins.across
+    sheet = panel_sheet(
+        paper,
+        [[part or "all" for part in parts]],
+        note=note,
+        height=_ROW * max(len(layers), 4),
+        margins=margins,
+        narrowest=min(_NAME * len(names), panel_width(Paper(), len(parts), margins)),
+        on_grid=True,
+        share_y="all",
+    )
+    widest = max(width_of(labels.part_title(part), points_of("axes.titlesize")) for part in parts)
+    in_full = widest <= width_in(sheet.first) + margins.across
     signed = bool((points["mean"] < 0).any())
     scale = _scale(points["mean"], signed)
-    for ax, part in zip(axes[0], parts, strict=True):
-        square, zero = _matrix(points[points["part"] == part], layers, names)
+    for _, column, ax in sheet:
+        square, zero = _matrix(where(points, part=parts[column]), layers, names)
         image = _draw_panel(ax, square, zero, scale, signed=signed)
-        ax.set_xticks(range(len(names)), [weight_words(name) for name in names], rotation=90)
-        ax.set_title(part_title(part) if in_full else symbol(part))
-    axes[0, 0].set_yticks(range(len(layers)), [str(layer) if layer else _OUTSIDE for layer in layers])
-    axes[0, 0].set_ylabel("layer")
-    box = axes[0, -1].get_position()
-    page = paper().inches
-    bar = figure.add_axes((box.x1 + 0.08 / page, box.y0, 0.09 / page, box.height))
-    figure.colorbar(image, cax=bar, label=_label(quantity, signed))
-    return figure
+        name_sides(ax, columns=[labels.weight_words(name) for name in names])
+        ax.set_title(labels.part_title(parts[column]) if in_full else labels.symbol(parts[column]))
+    name_sides(sheet.first, rows=[str(layer) if layer else _OUTSIDE for layer in layers])
+    for line in sheet.lines:
+        sheet.panels[line[0]].set_ylabel("layer")
+    label = labels.quantity_label(quantity) if signed else rf"$\log_{{10}}$ {labels.quantity_label(quantity)}"
+    colour_bar(sheet.panels[sheet.lines[0][-1]], image, wide=0.09, label=label)
+    return sheet
 
 
 def _matrix(points: pd.DataFrame, layers: Sequence[int], names: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -225,32 +226,23 @@ def _scale(means: pd.Series, signed: bool) -> Normalize:
 def _draw_panel(ax: Axes, square: np.ndarray, zero: np.ndarray, scale: Normalize, *, signed: bool) -> AxesImage:
     with np.errstate(divide="ignore", invalid="ignore"):
         shown = square if signed else np.log10(square)
-    shown = np.where(np.isfinite(shown), shown, np.nan)
-    image = ax.imshow(shown, cmap="RdBu_r" if signed else "viridis", norm=scale, aspect="auto")
-    ax.set_facecolor("#e6e6e6")
+    words = None
     if width_in(ax) / square.shape[1] >= _WRITTEN_CELLS:
-        _write_numbers(ax, shown, zero, scale, signed)
-    ax.tick_params(length=0)
-    ax.spines[:].set_visible(False)
-    return image
+        pairs = zip(shown.flat, zero.flat, strict=True)
+        words = np.array([_cell(value, is_zero, signed) for value, is_zero in pairs]).reshape(shown.shape)
+    colours: dict[str, Any] = {"cmap": "RdBu_r", "dark": 0.0} if signed else {}
+    return draw_matrix(ax, shown, scale, words=words, size=TINY - 1.4, **colours)
 
 
-def _write_numbers(ax: Axes, shown: np.ndarray, zero: np.ndarray, scale: Normalize, signed: bool) -> None:
-    for (i, j), value in np.ndenumerate(shown):
-        if np.isfinite(value) or zero[i, j]:
-            words = "= 0" if zero[i, j] else f"{value:z.1f}" if not signed else f"{value:.0e}"
-            dark = not zero[i, j] and not signed and scale(value) < 0.55
-            colour = "white" if dark else "black"
-            ax.text(j, i, words.replace("-", "−"), ha="center", va="center", color=colour, fontsize=TINY - 1.4)
+def _cell(value: float, is_zero: bool, signed: bool) -> str:
+    if is_zero:
+        return "= 0"
+    words = f"{value:.0e}" if signed else f"{value:z.1f}"
+    return words.replace("-", "−") if np.isfinite(value) else ""
 
 
 def _note(quantity: str, numbers: pd.DataFrame, where: str) -> str:
-    repeats = seeds_words(numbers)
+    repeats = labels.seeds_words(numbers)
     over = "one seed" if repeats == "1 seeds" else f"{repeats} (means)"
-    what = f"{quantity_words(quantity).capitalize()} of every weight, {over}"
-    return f"{what}{', ' * bool(where)}{where}; grey: no such weight. {estimator_words(numbers)}."
-
-
-def _label(quantity: str, signed: bool) -> str:
-    words = r"$\|\cdot\|_F$" if quantity == FROBENIUS else plain(quantity_words(quantity))
-    return words if signed else rf"$\log_{{10}}$ {words}"
+    what = f"{labels.quantity_words(quantity).capitalize()} of every weight, {over}"
+    return f"{what}{', ' * bool(where)}{where}; grey: no such weight. {labels.estimator_words(numbers)}."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,12 @@ from matplotlib.ticker import FixedLocator, NullLocator
 
 from hessfig.analysis.spectral_distances import Banded, Kernel, cumulative, grid_over, of_eigenvalues, smoothed, span
 from hessfig.analysis.stored_spectra import Density, Spectrum
-from hessfig.figures.layouts.collected_spectra import BlockName, Collected, Network, by_rank, collected, extremes_page
-from hessfig.figures.parts.page import TINY, FigureSpec, Page, matrix_colour, part_colour
-from hessfig.figures.parts.panel_sheet import Margins, only_outer_labels, panel_grid, say
-from hessfig.figures.parts.panels import set_decades
-from hessfig.figures.parts.words import symbol, variant_words, weight_words
+from hessfig.figures.layouts.collected_spectra import BlockName, Collected, by_rank, collected, extremes_page
+from hessfig.figures.parts.labels import symbol, variant_words, weight_words
+from hessfig.figures.parts.measured import Network
+from hessfig.figures.parts.page import TINY, FigureSpec, Page, Paper, matrix_colour, panel_names, part_colour
+from hessfig.figures.parts.panel_sheet import Margins, in_rows, panel_sheet, say
+from hessfig.figures.parts.panels import draw_mean, set_decades
 from hessfig.terms import Part
 
 _OUTER, _INNER = 40, 80  # ranks drawn at either end, and between
@@ -57,9 +58,9 @@ def draw_sorted(ax: Axes, spectra: list[Spectrum], part: str) -> pd.DataFrame:
     count = len(spectra[0].eigenvalues)
     points = by_rank(spectra, drawn_ranks(count))
     shares = (points["rank"] - 0.5) / count
-    ax.plot(shares, points["mean"], color=part_colour(part), linewidth=0.9)
     low, high = points["mean"] - points["sem"], points["mean"] + points["sem"]
-    ax.fill_between(shares, low, high, color=part_colour(part), alpha=0.25, linewidth=0)
+    style: dict[str, Any] = {"alpha": 0.25, "linewidth": 0.9, "marker": ""}
+    draw_mean(ax, shares, points["mean"], (shares, low, high), colour=part_colour(part), **style)
     return points.assign(share=shares)
 
 
@@ -133,8 +134,8 @@ def draw_cumulative_error(ax: Axes, panel: Panel, colour: str) -> pd.DataFrame:
 
 def _draw_banded(ax: Axes, found: Banded, less: np.ndarray | float, colour: str) -> None:
     middle = found.mean - less
-    ax.plot(found.grid, middle, color=colour, linewidth=0.8)
-    ax.fill_between(found.grid, middle - found.margin, middle + found.margin, color=colour, alpha=0.3, linewidth=0)
+    band = found.grid, middle - found.margin, middle + found.margin
+    draw_mean(ax, found.grid, middle, band, colour=colour, alpha=0.3, linewidth=0.8, marker="")
     ax.plot(found.grid, found.half - less, color=_HALF, linestyle=_DOTTED, linewidth=0.8)
 
 
@@ -170,21 +171,30 @@ def spectra(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     `variance` of the kernel, `part` of the densities, `floor` relative to the largest eigenvalue).
     """
     part = spec.choice("part", [one.value for one in Part], Part.H.value)
-    kernel, floor = kernel_of(spec), spec.number("floor") or _FLOOR
+    asked = _Asked(kernel_of(spec), part, spec.number("floor") or _FLOOR, spec.paper)
     for words, one in collected(folder):
         suffix = f"_{words}" if words else ""
         for columns, beside in _pieces(one.networks, _COLUMNS, "columns"):
             for block in one.blocks(whole=True):
                 name = "" if block == (0, "all") else f"_{block[1]}{block[0] or ''}"
                 kinds = [kind for kind in _LABELS if kind != _SORTED or one.spectra]
-                rows = [(block, kind) for kind in kinds]
-                yield _page(one, columns, rows, kernel, part=part, floor=floor, suffix=suffix + beside + name)
+                yield _page(one, columns, [(block, kind) for kind in kinds], asked, suffix=suffix + beside + name)
             for kind, name in ((_SORTED, "_weights"), (_DENSITY, "_densities")):
                 weights = one.blocks(whole=False) if kind == _DENSITY or one.spectra else []
                 for some, below in _pieces(weights, _ROWS, "rows"):
-                    rows, end = [(block, kind) for block in some], suffix + beside + name + below
-                    yield _page(one, columns, rows, kernel, part=part, floor=floor, suffix=end)
-    yield from extremes_page(folder)
+                    end = suffix + beside + name + below
+                    yield _page(one, columns, [(block, kind) for block in some], asked, suffix=end)
+    yield from extremes_page(folder, spec.paper)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What is drawn of every block: under which kernel, which part, linear below which floor; on which paper."""
+
+    kernel: Kernel
+    part: str
+    floor: float
+    paper: Paper
 
 
 def kernel_of(spec: FigureSpec, default: Kernel | None = None) -> Kernel:
@@ -195,63 +205,50 @@ def kernel_of(spec: FigureSpec, default: Kernel | None = None) -> Kernel:
     return Kernel(width or Kernel.width, variance)
 
 
-def _pieces(items: list[Any], most: int, name: str) -> Iterator[tuple[list[Any], str]]:
+def _pieces(items: list[Any], most: int, name: str) -> Iterator[tuple[Sequence[Any], str]]:
     """Yield lists of at most `most` items, and the words that tell them apart."""
-    starts = range(0, len(items), most)
-    for number, start in enumerate(starts, start=1):
-        yield items[start : start + most], f"_{name}{number}" if len(starts) > 1 else ""
+    pieces = in_rows(items, most) if items else []
+    for number, piece in enumerate(pieces, start=1):
+        yield piece, f"_{name}{number}" if len(pieces) > 1 else ""
 
 
 def _page(
-    one: Collected,
-    networks: list[Network],
-    rows: list[tuple[BlockName, str]],
-    kernel: Kernel,
-    *,
-    part: str,
-    floor: float,
-    suffix: str,
+    one: Collected, networks: Sequence[Network], rows: list[tuple[BlockName, str]], asked: _Asked, *, suffix: str
 ) -> Page:
     """Draw a page: a row a block and kind of panel, a column a network."""
-    height = 1.15 if len(rows) <= 4 else 0.8
-    figure, axes = panel_grid(
-        len(rows),
-        len(networks),
-        note=_note(one, kernel, part, {kind for _, kind in rows}),
-        panel_height=height,
+    names = dict(zip(one.networks, panel_names(one.networks), strict=True))
+    sheet = panel_sheet(
+        asked.paper,
+        [[f"{block[1]}{block[0] or ''}:{kind}:{names[network]}" for network in networks] for block, kind in rows],
+        note=_note(one, asked.kernel, asked.part, {kind for _, kind in rows}),
+        height=1.15 if len(rows) <= 4 else 0.8,
         margins=_MARGINS,
+        narrowest=None,
+        on_grid=True,
         share_x=False,
         share_y=False,
     )
-    numbers = []
-    for panels, (block, kind) in zip(axes, rows, strict=True):
-        for ax, network in zip(panels, networks, strict=True):
-            found = _draw(ax, one, network, block, kind, kernel, part=part, floor=floor)
-            place = {"variant": network[0], "num_layers": network[1], "layer": block[0], "row": block[1]}
-            numbers.append(found.assign(**place, panel=kind))
-    several = len({block for block, _ in rows}) > 1 or rows[0][0] != (0, "all")
-    labels = [f"{_name(block)}: {_LABELS[kind]}" if several else _LABELS[kind] for block, kind in rows]
-    only_outer_labels(axes, x="", y=labels)
-    for ax, network in zip(axes[0], networks, strict=True):
-        ax.set_title(_title(network, one.networks))
-    for panels, (_, kind) in zip(axes, rows, strict=True):
-        for ax in panels if kind != _SORTED or not several else ():
+    several, numbers = len({block for block, _ in rows}) > 1 or rows[0][0] != (0, "all"), []
+    for row, column, ax in sheet:
+        (block, kind), network = rows[row], networks[column]
+        place = {"variant": network[0], "num_layers": network[1], "layer": block[0], "row": block[1]}
+        numbers.append(_draw(ax, one, network, block, kind, asked).assign(**place, panel=kind))
+        if kind != _SORTED or not several:
             ax.set_xlabel("share below" if kind == _SORTED else "eigenvalue", labelpad=0)
-    _legend(axes[0, 0], one.parts if rows[0][1] == _SORTED else [])
-    return Page(suffix, figure, pd.concat(numbers, ignore_index=True))
+    labels = [f"{_name(block)}: {_LABELS[kind]}" if several else _LABELS[kind] for block, kind in rows]
+    sheet.label(x="", columns=[(_title(network, one.networks),) for network in networks], rows=labels, names=labels)
+    _legend(sheet.first, one.parts if rows[0][1] == _SORTED else [])
+    return sheet.page(suffix, pd.concat(numbers, ignore_index=True))
 
 
-def _draw(
-    ax: Axes, one: Collected, network: Network, block: BlockName, kind: str, kernel: Kernel, *, part: str, floor: float
-) -> pd.DataFrame:
+def _draw(ax: Axes, one: Collected, network: Network, block: BlockName, kind: str, asked: _Asked) -> pd.DataFrame:
     if kind == _SORTED:
-        return _draw_parts(ax, one, network, block, floor)
-    panel = Panel(one.spectra_of(network, block, part), one.densities_of(network, block, part), kernel)
-    if not (panel.spectra or panel.densities):
-        say(ax, "(not measured)")
-        return pd.DataFrame()
-    if panel.range == (0.0, 0.0):
-        say(ax, "= 0 (every eigenvalue)")
+        return _draw_parts(ax, one, network, block, asked.floor)
+    part = asked.part
+    panel = Panel(one.spectra_of(network, block, part), one.densities_of(network, block, part), asked.kernel)
+    empty = not (panel.spectra or panel.densities)
+    if empty or panel.range == (0.0, 0.0):
+        say(ax, "(not measured)" if empty else "= 0 (every eigenvalue)")
         return pd.DataFrame()
     colour = part_colour(part) if block[1] == "all" else matrix_colour(block[1])
     draw = draw_density if kind == _DENSITY else draw_cumulative_error

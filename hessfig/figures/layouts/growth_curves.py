@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from matplotlib.lines import Line2D
 from hessfig.analysis.axis import X
 from hessfig.analysis.slopes.fit import ARITHMETIC, MIN_POINTS
 from hessfig.analysis.slopes.printed import WHOLE, Window, as_window, label, within
+from hessfig.figures.parts.labels import norm_label, part_title, symbol, unit_label, weight_words
 from hessfig.figures.parts.measured import (
     LEVEL,
     Measured,
@@ -24,7 +26,7 @@ from hessfig.figures.parts.measured import (
     read_measured,
     windows_in_words,
 )
-from hessfig.figures.parts.page import GUIDE, FigureSpec, Page, matrix_colour, page_suffix, shades
+from hessfig.figures.parts.page import GUIDE, FigureSpec, Page, matrix_colour, shades
 from hessfig.figures.parts.panel_sheet import Margins, Sheet, panel_sheet, say, width_in
 from hessfig.figures.parts.panels import (
     beside_one,
@@ -40,7 +42,6 @@ from hessfig.figures.parts.panels import (
     set_log_range,
     why_empty,
 )
-from hessfig.figures.parts.words import norm_label, part_title, symbol, unit_label, weight_words
 from hessfig.predictions.growth_rates import Prediction
 from hessfig.terms import Matrix, Part
 
@@ -169,40 +170,60 @@ def growth(spec: FigureSpec, folder: Path) -> Iterator[Page]:
 
 def growth_pages(measured: Measured) -> Iterator[Page]:
     """Draw a page for each network of a sweep."""
-    networks = measured.networks()
-    for variant, num_layers in networks:
-        one = measured.of(variant=variant, num_layers=num_layers)
-        yield draw_growth(one, suffix=page_suffix(variant, num_layers, networks))
+    for suffix, one in measured.pages():
+        yield draw_growth(one, suffix=suffix)
 
 
 def draw_growth(measured: Measured, *, suffix: str = "") -> Page:
     """Draw one network: rows W_V, W_Q (and whatever else was measured), columns H_o, H_f, H."""
-    matrices = measured.matrices() or [Matrix.W_V.value, Matrix.W_Q.value]
-    sheet = panel_sheet(by_part(matrices), note=how(measured))
-    for row, matrix in enumerate(matrices):
-        block = measured.of(row=matrix, col=matrix)
-        if sheet.row(row):
-            set_log_range(sheet.row(row), block.curves, measured.axis)
+    sheet = _blocks_by(_PARTS, measured, draw_panel, _set_row_range, note=how(measured))
+    label_parts(sheet, measured)
+    return sheet.page(suffix, drawn_numbers(measured))
+
+
+def shown_matrices(measured: Measured) -> list[str]:
+    """Return the weights that have a row, W_V and W_Q where none was measured."""
+    return measured.matrices() or [Matrix.W_V.value, Matrix.W_Q.value]
+
+
+_PARTS = {part.value: {"part": part} for part in Part}
+
+
+def _blocks_by(
+    columns: Mapping[str, Mapping[str, object]],
+    measured: Measured,
+    draw: Callable[[Axes, Measured, str], None],
+    set_range: Callable[[list[Axes], Measured], None] | None,
+    **layout: Any,
+) -> Sheet:
+    """Return a sheet with a row for each weight and a column for each choice of numbers: W_V:H_o, ..."""
+    matrices = shown_matrices(measured)
+    sheet = panel_sheet(measured.paper, [[f"{one}:{name}" for name in columns] for one in matrices], **layout)
+    rows = [measured.of(row=matrix, col=matrix) for matrix in matrices]
+    for number, block in enumerate(rows):
+        if set_range and sheet.row(number):
+            set_range(sheet.row(number), block)
     for row, column, ax in sheet:
-        block = measured.of(row=matrices[row], col=matrices[row], part=list(Part)[column])
-        draw_panel(ax, block, matrix_colour(matrices[row]))
-    label_parts(sheet, matrices, measured)
-    return Page(suffix, sheet.figure, drawn_numbers(measured))
+        draw(ax, rows[row].of(**list(columns.values())[column]), matrix_colour(matrices[row]))
+    return sheet
 
 
-def by_part(names: Sequence[str]) -> list[list[str]]:
-    """Return the names of panels with a row for each weight and a column for each part: W_V:H_o, ..."""
-    return [[f"{name}:{part.value}" for part in Part] for name in names]
+def _set_row_range(axes: list[Axes], block: Measured) -> None:
+    set_log_range(axes, block.curves, block.axis)
 
 
-def label_parts(sheet: Sheet, matrices: Sequence[str], measured: Measured) -> None:
-    """Label rows by their weights and columns by their parts."""
+def label_parts(sheet: Sheet, measured: Measured, *, x: str = "", what: str = "") -> None:
+    """Label rows by their weights (and `what` of them is drawn, if not the quantity) and columns by their parts."""
+    matrices = shown_matrices(measured)
+    weights = [weight_words(matrix) for matrix in matrices]
     sheet.label(
-        x=measured.axis.symbol,
+        x=x or measured.axis.symbol,
         columns=[(part_title(part), symbol(part)) for part in Part],
-        rows=[norm_label(matrix, quantity=measured.quantity) for matrix in matrices],
-        names=[weight_words(matrix) for matrix in matrices],
-        unit=unit_label(measured.quantity),
+        rows=[f"{what} of {weight}" for weight in weights]
+        if what
+        else [norm_label(matrix, quantity=measured.quantity) for matrix in matrices],
+        names=weights,
+        unit=what or unit_label(measured.quantity),
     )
 
 
@@ -239,29 +260,21 @@ def linear_axes(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     it (sigma > 1), attention saturates and the power law ends.
     Requires: the sweep's table.csv with diagonal blocks; manifest.json for predictions.
     """
-    measured = read_measured(spec, folder)
-    networks = measured.networks()
-    for variant, num_layers in networks:
-        one = measured.of(variant=variant, num_layers=num_layers)
-        yield draw_linear(one, suffix=page_suffix(variant, num_layers, networks))
+    for suffix, one in read_measured(spec, folder).pages():
+        yield draw_linear(one, suffix=suffix)
 
 
 def draw_linear(measured: Measured, *, suffix: str = "") -> Page:
     """Draw one network: rows W_V, W_Q (and whatever else was measured), columns H_o, H_f, H."""
-    matrices = measured.matrices() or [Matrix.W_V.value, Matrix.W_Q.value]
-    sheet = panel_sheet(
-        by_part(matrices), note=how(measured), margins=Margins(across=0.36, top=0.36, down=0.3), share_y=False
-    )
-    for row, column, ax in sheet:
-        block = measured.of(row=matrices[row], col=matrices[row], part=list(Part)[column])
-        _draw_panel(ax, block, matrix_colour(matrices[row]))
-    label_parts(sheet, matrices, measured)
-    for ax in sheet.panels.values():
+    margins = Margins(across=0.36, top=0.36, down=0.3)
+    sheet = _blocks_by(_PARTS, measured, _draw_linear_panel, None, note=how(measured), margins=margins, share_y=False)
+    label_parts(sheet, measured)
+    for ax in sheet.axes:
         ax.set_title(ax.get_title(), pad=11)  # above the power of ten of the y axis
-    return Page(suffix, sheet.figure, drawn_numbers(measured))
+    return sheet.page(suffix, drawn_numbers(measured))
 
 
-def _draw_panel(ax: Axes, measured: Measured, colour: str) -> None:
+def _draw_linear_panel(ax: Axes, measured: Measured, colour: str) -> None:
     if not positive(measured.curves).any():
         ax.set_yticks([])
         say(ax, why_empty(measured))
@@ -308,34 +321,26 @@ def one_panel(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     measured = read_measured(spec, folder)
     found = parts_of(measured.curves)
     part = Part(spec.choice("part", found, Part.H if Part.H in found else found[0]))
-    variants = [(variant, 0) for variant in measured.curves["variant"].unique()]
-    for variant, depth in variants:
-        one = measured.of(variant=variant, part=part)
-        yield draw_depths(one, part, suffix=page_suffix(variant, depth, variants))
+    for suffix, one in measured.pages(by_depth=False):
+        yield draw_depths(one.of(part=part), part, suffix=suffix)
 
 
 def draw_depths(measured: Measured, part: Part, *, suffix: str = "") -> Page:
     """Draw a row of panels per weight, one panel per number of layers."""
-    matrices = measured.matrices() or [Matrix.W_V.value]
     depths = sorted(measured.curves["num_layers"].unique())
-    names = [[f"{matrix}:{depth}" for depth in depths] for matrix in matrices]
-    sheet = panel_sheet(names, note=how(measured), height=1.8, margins=Margins(across=0.09), narrowest=_NARROWEST)
-    for row, matrix in enumerate(matrices):
-        if sheet.row(row):
-            set_log_range(sheet.row(row), measured.of(row=matrix).curves, measured.axis)
-    for row, column, ax in sheet:
-        block = measured.of(row=matrices[row], col=matrices[row], num_layers=depths[column])
-        draw_panel(ax, block, matrix_colour(matrices[row]), nested=True)
+    columns = {str(depth): {"num_layers": depth} for depth in depths}
+    matrices, draw = shown_matrices(measured), partial(draw_panel, nested=True)
+    layout: dict[str, Any] = {"height": 1.8, "margins": Margins(across=0.09), "narrowest": _NARROWEST}
+    sheet = _blocks_by(columns, measured, draw, _set_row_range, note=how(measured), **layout)
+    labels = [norm_label(matrix, quantity=measured.quantity) for matrix in matrices]
     sheet.label(
         x=measured.axis.symbol,
         columns=[(f"{symbol(part)}, {depth} layer{'' if depth == 1 else 's'}",) for depth in depths],
-        rows=[norm_label(matrix, quantity=measured.quantity) for matrix in matrices],
+        rows=labels,
         names=[weight_words(matrix) if len(matrices) > 1 else "" for matrix in matrices],
-        unit=norm_label(matrices[0], quantity=measured.quantity)
-        if len(matrices) == 1
-        else unit_label(measured.quantity),
+        unit=labels[0] if len(matrices) == 1 else unit_label(measured.quantity),
     )
-    return Page(suffix, sheet.figure, drawn_numbers(measured))
+    return sheet.page(suffix, drawn_numbers(measured))
 
 
 _NAME = 0.27  # inches that a layer takes in the legend
@@ -353,34 +358,21 @@ def growth_by_depth(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     """
     measured = read_measured(spec, folder)
     yield from growth_pages(measured)
-    variants = [(variant, 0) for variant in measured.curves["variant"].unique()]
-    for variant, depth in variants:
-        suffix = f"{page_suffix(variant, depth, variants)}_overview"
-        yield draw_overview(measured.of(variant=variant), suffix=suffix)
+    for suffix, one in measured.pages(by_depth=False):
+        yield draw_overview(one, suffix=f"{suffix}_overview")
 
 
 def draw_overview(measured: Measured, *, suffix: str = "_overview") -> Page:
     """Draw the telling slopes against the number of layers: rows W_V, W_Q, columns H_o, H_f, H."""
-    first = measured.telling_slopes()
-    measured = replace(measured, slopes=first)
-    matrices = measured.matrices() or [Matrix.W_V.value, Matrix.W_Q.value]
+    measured = replace(measured, slopes=measured.telling_slopes())
     note = f"{_words(measured)} Layers stand side by side, darker for later ones.{measured.setting}"
-    sheet = panel_sheet(by_part(matrices), note=note)
-    for row, matrix in enumerate(matrices):
+    sheet = _blocks_by(_PARTS, measured, _draw_depth_panel, _set_ranges, note=note)
+    highest = int(measured.slopes["layer"].max())
+    for row, matrix in enumerate(shown_matrices(measured)):
         if sheet.row(row):
-            _set_ranges(sheet.row(row), first[first["row"] == matrix])
-            _name_layers(sheet.row(row)[0], int(first["layer"].max()), matrix_colour(matrix))
-    for row, column, ax in sheet:
-        block = measured.of(row=matrices[row], col=matrices[row], part=list(Part)[column])
-        _draw_depth_panel(ax, block, matrix_colour(matrices[row]))
-    sheet.label(
-        x="number of layers",
-        columns=[(part_title(part), symbol(part)) for part in Part],
-        rows=[f"slope of {weight_words(matrix)}" for matrix in matrices],
-        names=[weight_words(matrix) for matrix in matrices],
-        unit="slope",
-    )
-    return Page(suffix, sheet.figure, first)
+            _name_layers(sheet.row(row)[0], highest, matrix_colour(matrix))
+    label_parts(sheet, measured, x="number of layers", what="slope")
+    return sheet.page(suffix, measured.slopes)
 
 
 def _words(measured: Measured) -> str:
@@ -418,8 +410,9 @@ def _draw_predictions(ax: Axes, slopes: pd.DataFrame) -> None:
         ax.plot(ends, [exponent] * 2, color=GUIDE, linewidth=0.8, zorder=1)
 
 
-def _set_ranges(axes: Sequence[Axes], slopes: pd.DataFrame) -> None:
+def _set_ranges(axes: list[Axes], block: Measured) -> None:
     """Leave room above the highest slope for the legend, and beside the first and last depth."""
+    slopes = block.slopes
     values = slopes[["slope", "predicted"]].to_numpy(float)
     if np.isfinite(values).any():
         low, high = np.nanmin(values), np.nanmax(values)

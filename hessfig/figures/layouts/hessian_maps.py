@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from numpy.typing import NDArray
@@ -17,10 +18,19 @@ from hessfig.analysis.arrays import StoredHessian, histogram, log_bins, read_hes
 from hessfig.analysis.axis import SIGMA
 from hessfig.analysis.manifest import read_manifest
 from hessfig.errors import UserError
-from hessfig.figures.parts.page import TINY, FigureSpec, Page, matrix_colour, page_suffix, width_of
-from hessfig.figures.parts.panel_sheet import Margins, fitting_columns, label_side, panel_sheet, panel_width, width_in
+from hessfig.figures.parts.labels import pair_words, plain, setting_words, weight_words
+from hessfig.figures.parts.matrix import colour_bar, draw_matrix
+from hessfig.figures.parts.page import TINY, FigureSpec, Page, Paper, matrix_colour, page_suffix, width_of
+from hessfig.figures.parts.panel_sheet import (
+    Margins,
+    Sheet,
+    fitting_columns,
+    label_side,
+    panel_sheet,
+    panel_width,
+    width_in,
+)
 from hessfig.figures.parts.panels import set_decades
-from hessfig.figures.parts.words import pair_words, plain, setting_words, weight_words
 from hessfig.terms import Matrix
 
 BLOCKS = (Matrix.W_V.value, Matrix.W_Q.value)
@@ -36,19 +46,14 @@ def histograms(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     hessians = {hessian.variant: hessian for hessian in read_hessians(folder)}
     names = [spec.options.get("opaque", "model.attention=linear"), spec.options.get("faded", "model.attention=softmax")]
     opaque, faded = (picked(list(hessians.values()), name)[0] for name in names)
-    yield draw_histograms(opaque, faded, blocks_of(spec), setting=setting_of(folder))
+    note = f"{describe(opaque)}{setting_words_of(folder)} Opaque: {opaque.variant}; faded: {faded.variant}."
+    sheet = panel_sheet(spec.paper, [["histogram"]], note=note, height=1.9, margins=Margins(right=0.15))
+    yield sheet.page("", draw_bars(sheet.first, [opaque, faded], blocks_of(spec)))
 
 
 def blocks_of(spec: FigureSpec) -> list[str]:
     """Return the weights whose blocks are counted (option `blocks`), W_V and W_Q unless told otherwise."""
     return spec.words("blocks") or list(BLOCKS)
-
-
-def draw_histograms(opaque: StoredHessian, faded: StoredHessian, blocks: Sequence[str], *, setting: str = "") -> Page:
-    """Draw the histograms of two networks in one panel."""
-    note = f"{describe(opaque)}{setting} Opaque: {opaque.variant}; faded: {faded.variant}."
-    sheet = panel_sheet([["histogram"]], note=note, height=1.9, margins=Margins(right=0.15))
-    return Page("", sheet.figure, draw_bars(sheet.first, [opaque, faded], blocks))
 
 
 def draw_bars(ax: Axes, hessians: list[StoredHessian], weights: Sequence[str]) -> pd.DataFrame:
@@ -57,27 +62,13 @@ def draw_bars(ax: Axes, hessians: list[StoredHessian], weights: Sequence[str]) -
     edges = log_bins([block for *_, block in blocks])
     rows = []
     for rank, (hessian, matrix, block) in reversed(list(enumerate(blocks))):
-        shares, first = histogram(block, edges), rank < len(weights)
-        ax.stairs(
-            shares,
-            edges,
-            fill=True,
-            color=matrix_colour(matrix),
-            alpha=0.75 if first else 0.25,
-            label=_legend(hessian, matrix, shares, edges),
-        )
-        ax.stairs(shares, edges, color=matrix_colour(matrix), alpha=1.0 if first else 0.4, linewidth=0.6)
-        rows.append(
-            pd.DataFrame(
-                {
-                    "variant": hessian.variant,
-                    "block": matrix,
-                    "bin_low": edges[:-1],
-                    "bin_high": edges[1:],
-                    "share": shares,
-                }
-            )
-        )
+        shares, colour = histogram(block, edges), matrix_colour(matrix)
+        inside, border = (0.75, 1.0) if rank < len(weights) else (0.25, 0.4)
+        label = _legend(hessian, matrix, shares, edges)
+        ax.stairs(shares, edges, fill=True, color=colour, alpha=inside, label=label)
+        ax.stairs(shares, edges, color=colour, alpha=border, linewidth=0.6)
+        bins = {"bin_low": edges[:-1], "bin_high": edges[1:], "share": shares}
+        rows.append(pd.DataFrame({"variant": hessian.variant, "block": matrix, **bins}))
     set_decades(ax, "x")
     ax.set_xlim(edges[0], edges[-1])
     ax.set_xlabel("absolute value of an entry")
@@ -102,7 +93,7 @@ def describe(hessian: StoredHessian) -> str:
     return f"Full Hessian{where}, seed {hessian.seed}{when}."
 
 
-def setting_of(folder: Path) -> str:
+def setting_words_of(folder: Path) -> str:
     """Return the settings that matter, for the note."""
     return setting_words((read_manifest(folder) or {}).get("config", {}), pd.DataFrame(), SIGMA)
 
@@ -139,38 +130,45 @@ def entries(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     picture = picked(read_hessians(folder), spec.options.get("variant"))
     networks, weights = [(hessian.variant, 0) for hessian in picture], spec.words("weights") or ATTENTION
     for hessian in picture:
-        suffix = page_suffix(hessian.variant, 0, networks)
-        yield draw_entries(hessian, weights, blocks_of(spec), suffix=suffix, setting=setting_of(folder))
+        note = (
+            f"{describe(hessian)}{setting_words_of(folder)} Heat maps: log10(|H| + 1e-6), smoothed over 5 x 5 entries."
+        )
+        sheet, numbers = draw_entries(hessian, weights, blocks_of(spec), spec.paper, note=note)
+        yield sheet.page(page_suffix(hessian.variant, 0, networks), numbers)
 
 
 def draw_entries(
-    hessian: StoredHessian, weights: Sequence[str], blocks: Sequence[str], *, suffix: str = "", setting: str = ""
-) -> Page:
-    """Draw the two heat maps with one colour bar, and the histograms below them."""
-    whole, some = hessian, hessian.restricted(weights)
-    name = "attention" if set(weights) == set(ATTENTION) else "some weights"
+    hessian: StoredHessian, weights: Sequence[str], blocks: Sequence[str], paper: Paper, *, note: str
+) -> tuple[Sheet, pd.DataFrame]:
+    """Draw the two heat maps with one colour bar, and the histograms below them; return the histograms' numbers."""
+    is_attention = set(weights) == set(ATTENTION)
     margins = Margins(left=0.54, right=0.5, across=0.42, down=0.5)
-    side = panel_width(min(2, fitting_columns(margins, _NARROWEST)), margins)
+    side = panel_width(paper, min(2, fitting_columns(paper, margins, _NARROWEST)), margins)
     sheet = panel_sheet(
-        [["whole", "attention" if name == "attention" else "some"], ["histogram"]],
-        note=f"{describe(hessian)}{setting} Heat maps: log10(|H| + 1e-6), smoothed over 5 x 5 entries.",
+        paper,
+        [["whole", "attention" if is_attention else "some"], ["histogram"]],
+        note=note,
         height=[side, 1.1],
         margins=margins,
         narrowest=_NARROWEST,
         share_x=False,
         share_y=False,
     )
-    pictures = {(0, 0): (whole, "whole model"), (0, 1): (some, name)}
+    pictures = [
+        (hessian, "whole model"),
+        (hessian.restricted(weights), "attention" if is_attention else "some weights"),
+    ]
     for row, column, ax in sheet:
         if row == 0:
-            one, title = pictures[row, column]
+            one, title = pictures[column]
             image = draw_heat_map(ax, one.matrix, one.borders(), one.names)
             ax.set_title(f"{title}: {len(one.matrix)} parameters")
     numbers = draw_bars(sheet.panels.get((1, 0)) or Figure().subplots(), [hessian], blocks)
-    heat_maps = [cell for line in sheet.lines for cell in line if cell[0] == 0 and cell in sheet.lines[0]]
+    heat_maps = [cell for cell in sheet.lines[0] if cell[0] == 0]
     if heat_maps:
-        _colour_bar(sheet.figure, sheet.panels[heat_maps[-1]], image)
-    return Page(suffix, sheet.figure, numbers)
+        bar = colour_bar(sheet.panels[heat_maps[-1]], image)
+        bar.ax.set_title(r"$\log_{10}$", fontsize=TINY, pad=6)
+    return sheet, numbers
 
 
 def draw_heat_map(ax: Axes, matrix: NDArray[Any], borders: NDArray[Any], names: Sequence[str]) -> AxesImage:
@@ -179,7 +177,8 @@ def draw_heat_map(ax: Axes, matrix: NDArray[Any], borders: NDArray[Any], names: 
 
     logs = uniform_filter(np.log10(np.abs(matrix) + np.float32(_FLOOR)), size=5, mode="nearest")
     size = len(matrix)
-    image = ax.imshow(_reduced(logs), cmap="viridis", vmin=_RANGE[0], vmax=_RANGE[1], extent=(0, size, size, 0))
+    whole: dict[str, Any] = {"aspect": "equal", "extent": (0, size, size, 0), "framed": True}
+    image = draw_matrix(ax, _reduced(logs), Normalize(*_RANGE), missing="white", **whole)
     for border in borders[1:-1]:
         ax.axhline(border, color="white", linestyle="--", linewidth=0.4)
         ax.axvline(border, color="white", linestyle="--", linewidth=0.4)
@@ -201,11 +200,3 @@ def _reduced(logs: NDArray[Any]) -> NDArray[Any]:
     widths = np.diff([*edges, len(logs)])
     sums = np.add.reduceat(np.add.reduceat(logs, edges, axis=0), edges, axis=1)
     return sums / (widths[:, None] * widths)
-
-
-def _colour_bar(figure: Figure, ax: Axes, image: AxesImage) -> None:
-    box = ax.get_position()
-    page = figure.get_figwidth()
-    bar = figure.add_axes((box.x1 + 0.08 / page, box.y0, 0.08 / page, box.height), label="<colorbar>")
-    figure.colorbar(image, cax=bar)
-    bar.set_title(r"$\log_{10}$", fontsize=TINY, pad=6)

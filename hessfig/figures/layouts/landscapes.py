@@ -11,25 +11,26 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from hessfig.analysis.axis import Axis, X, along, as_variant, assignments, check_places, short_variant
+from hessfig.analysis.axis import Axis, X, along, check_places, setting_values, short_variant, without
 from hessfig.analysis.curves import growth_curves, of_quantity
 from hessfig.analysis.manifest import Run, read_run
 from hessfig.analysis.slopes.fit import fit_slopes
 from hessfig.analysis.slopes.printed import WHOLE, Window, label
 from hessfig.errors import UserError, run_command
 from hessfig.figures.parts.encoding import set_x_scale
-from hessfig.figures.parts.measured import as_written
+from hessfig.figures.parts.labels import block_title, note_words, plain, quantity_words, symbol
+from hessfig.figures.parts.measured import as_written, counted, where
 from hessfig.figures.parts.page import GUIDE, TINY, FigureSpec, Page, file_words, part_colour, shades
-from hessfig.figures.parts.panel_sheet import Margins, only_outer_labels, panel_grid, say
+from hessfig.figures.parts.panel_sheet import Margins, Sheet, height_in, in_rows, panel_sheet, say
 from hessfig.figures.parts.panels import between_decades, corner, draw_curve, fitted, positive, set_decades, why_no_line
-from hessfig.figures.parts.words import block_title, note_words, plain, quantity_words, symbol
-from hessfig.record import CURVE, FROBENIUS, LEFT_OUT
+from hessfig.record import CURVE, FROBENIUS
 from hessfig.terms import name_order
 
 DISTANCE, DIRECTION = "landscape.distance", "landscape.direction"
 _SIZE, _RMS, _NULL = "landscape_difference", "landscape_rms", "landscape_null"
 _ALONG_K = (_SIZE, _RMS, "landscape_prediction", _NULL, "landscape_bound")
 _SINGLE = ("largest_loss", "largest_curvature", "prediction_correlation", "prediction_slope")
+_DIFFERENCE = "$|L_{k+1} - L_k|$"
 _ROOM = 1e3  # below the curves, for words
 _TONE, _BOUND = "#4575b4", "#d73027"
 
@@ -63,72 +64,74 @@ def landscape(spec: FigureSpec, folder: Path) -> Iterator[Page]:
             remedy=f"{run_command(folder)} 'quantities=[landscape_difference]'",
         )
     check_places(along(run.table[run.table["quantity"] == _SIZE], axis), axis)
-    others = run.table["variant"].map(_other)
-    for other in others.unique():
-        table = run.table[others == other]
-        yield _page(
-            spec,
-            table,
-            axis,
-            other,
-            f"_{file_words(other)}" if len(others.unique()) > 1 else "",
-            run.first_seed,
-            str((run.config.get("landscape") or {}).get("distance")),
-        )
+    table = run.table.assign(
+        direction=setting_values(run.table["variant"], DIRECTION),
+        distance=setting_values(run.table["variant"], DISTANCE),
+        other=run.table["variant"].map(lambda variant: without(variant, DIRECTION, DISTANCE)),
+    )
+    fits = _fits(spec, run)
+    fixed = str((run.config.get("landscape") or {}).get("distance"))
+    others = table["other"].unique()
+    for other in others:
+        suffix = f"_{file_words(other)}" if len(others) > 1 else ""
+        yield _page(spec, where(table, other=other), axis, fits, fixed, suffix)
 
 
-def _page(
-    spec: FigureSpec, table: pd.DataFrame, axis: Axis, other: str, suffix: str, first_seed: int, fixed: str
-) -> Page:
+def _fits(spec: FigureSpec, run: Run) -> dict[str, Any]:
+    """Return how slopes are fitted: by the figure's settings, with the first seed of the run unless told another."""
+    seed = run.first_seed if spec.seed is None else spec.seed
+    return {"average": spec.average, "resamples": spec.resamples, "seed": seed}
+
+
+def _page(spec: FigureSpec, table: pd.DataFrame, axis: Axis, fits: Mapping[str, Any], fixed: str, suffix: str) -> Page:
     """Draw a page; `fixed` is the distance of all numbers where the sweep does not vary it ('None': at w*)."""
-    directions, distances = (_values(table, key) for key in (DIRECTION, DISTANCE))
-    note = _note(spec, table, axis, other)
-    figure, axes = panel_grid(
-        len(directions), len(distances), note=note, margins=Margins(top=0.62, down=0.3), share_y="all"
+    directions, distances = (list(dict.fromkeys(table[key])) for key in ("direction", "distance"))
+    sheet = panel_sheet(
+        spec.paper,
+        [[f"{direction or 'direction'}:{distance or fixed}" for distance in distances] for direction in directions],
+        note=_note(spec, table, axis),
+        height=1.3,
+        margins=Margins(top=0.62, down=0.3),
+        narrowest=None,
+        on_grid=True,
+        share_y="all",
     )
     drawn = []
-    for row, direction in zip(axes, directions, strict=True):
-        for ax, distance in zip(row, distances, strict=True):
-            here = table[table["variant"].map(lambda v: _is_at(v, direction, distance))]  # noqa: B023
-            place = _place(spec, here, axis, distance or fixed, first_seed)
-            _draw(ax, place)
-            drawn += [
-                curve.assign(slope=place.slopes[name][0], slope_se=place.slopes[name][1])
-                for name, curve in place.curves.items()
-            ]
-    for ax, distance in zip(axes[0], distances, strict=True):
-        here = distance or fixed
-        ax.set_title(f"distance {plain(here)}" if here != "None" else "at $w^*$")
-    set_decades(axes[0, 0], "x")
-    set_decades(axes[0, 0], "y")
+    for row, column, ax in sheet:
+        here = where(table, direction=directions[row], distance=distances[column])
+        place = _place(spec, here, axis, distances[column] or fixed, fits)
+        _draw(ax, place)
+        for name, curve in place.curves.items():
+            slope, error = place.slopes[name]
+            drawn.append(curve.assign(slope=slope, slope_se=error))
+    for which in ("x", "y"):
+        set_decades(sheet.first, which)
     names = [f"{plain(one)}: " if one else "" for one in directions]
-    only_outer_labels(axes, x="k", y=[f"{name}$|L_{{k+1}} - L_k|$" for name in names])
-    low, high = axes[0, 0].get_ylim()
-    axes[0, 0].set_ylim(low / _ROOM, high)
-    handles, named = axes[0, -1].get_legend_handles_labels()
-    figure.legend(handles, named, loc="upper center", ncols=4, columnspacing=1.0, handlelength=1.2)
-    return Page(suffix, figure, as_written(pd.concat(drawn), axis))
+    places = [distance or fixed for distance in distances]
+    sheet.label(
+        x="k",
+        columns=[(f"distance {plain(one)}" if one != "None" else "at $w^*$",) for one in places],
+        rows=[f"{name}{_DIFFERENCE}" for name in names],
+        names=[plain(one) for one in directions],
+        unit=_DIFFERENCE,
+    )
+    low, high = sheet.first.get_ylim()
+    sheet.first.set_ylim(low / _ROOM, high)
+    handles, named = sheet.panels[sheet.lines[0][-1]].get_legend_handles_labels()
+    sheet.figure.legend(handles, named, loc="upper center", ncols=4, columnspacing=1.0, handlelength=1.2)
+    return sheet.page(suffix, as_written(pd.concat(drawn), axis))
 
 
-def _place(spec: FigureSpec, table: pd.DataFrame, axis: Axis, distance: str, first_seed: int) -> _Place:
+def _place(spec: FigureSpec, table: pd.DataFrame, axis: Axis, distance: str, fits: Mapping[str, Any]) -> _Place:
     present = [name for name in _ALONG_K if name in set(table["quantity"])]
     curves = {name: growth_curves(table, axis=axis, quantity=name) for name in present}
     windows = list(spec.windows)[:1] or [WHOLE]
     slopes = {}
     for name in present:
-        fit = fit_slopes(
-            table,
-            {},
-            windows,
-            axis=axis,
-            quantity=name,
-            average=spec.average,
-            resamples=spec.resamples,
-            seed=first_seed if spec.seed is None else spec.seed,
-        ).iloc[0]
+        fit = fit_slopes(table, {}, windows, axis=axis, quantity=name, **fits).iloc[0]
         slopes[name] = float(fit["slope"]), float(fit["slope_se"])
-    counted = table[~table["status"].isin(LEFT_OUT)]
-    numbers = {name: float(counted.loc[counted["quantity"] == name, "value"].mean()) for name in _SINGLE}
+    used = counted(table)
+    numbers = {name: float(where(used, quantity=name)["value"].mean()) for name in _SINGLE}
     return _Place(curves, numbers, slopes, 0.0 if distance == "None" else float(distance))
 
 
@@ -139,15 +142,8 @@ def _draw(ax: Axes, place: _Place) -> None:
     ax.plot(rms[X], rms["mean"], "o", color=_TONE, fillstyle="none", markeredgewidth=0.5, label="rms")
     if "landscape_prediction" in place.curves:
         predicted = place.curves["landscape_prediction"]
-        ax.plot(
-            predicted[X],
-            predicted["mean"],
-            color="black",
-            linestyle=(0, (3, 2)),
-            linewidth=0.8,
-            label="2nd order",
-            zorder=4,
-        )
+        dashed: dict[str, Any] = {"color": "black", "linestyle": (0, (3, 2)), "linewidth": 0.8}
+        ax.plot(predicted[X], predicted["mean"], label="2nd order", zorder=4, **dashed)
     _draw_bound(ax, place)
     slope, error = place.slopes[_SIZE]
     loose = place.curves["landscape_bound"]["mean"].to_numpy() / size["mean"].to_numpy()
@@ -170,26 +166,11 @@ def _draw_bound(ax: Axes, place: _Place) -> None:
         ax.plot(k, term, linestyle="--", label="curvature term", **line)
 
 
-def _note(spec: FigureSpec, table: pd.DataFrame, axis: Axis, other: str) -> str:
-    chosen = along(table[table["quantity"] == _SIZE], axis)
+def _note(spec: FigureSpec, table: pd.DataFrame, axis: Axis) -> str:
+    chosen = along(where(table, quantity=_SIZE), axis)
     window = label((list(spec.windows) or [WHOLE])[0], axis.symbol)
-    words = note_words(chosen, axis, [other], several_points=True)
+    words = note_words(chosen, axis, [table["other"].iloc[0]], several_points=True)
     return f"{words} Slopes: {window}; chance has slope −1 whatever the network."
-
-
-def _values(table: pd.DataFrame, key: str) -> list[str]:
-    """Return the values of a setting in the order of the sweep; "" where it is not varied."""
-    return list(dict.fromkeys(assignments(variant).get(key, "") for variant in table["variant"]))
-
-
-def _is_at(variant: str, direction: str, distance: str) -> bool:
-    settings = assignments(variant)
-    return (settings.get(DIRECTION, ""), settings.get(DISTANCE, "")) == (direction, distance)
-
-
-def _other(variant: str) -> str:
-    settings = assignments(variant)
-    return as_variant({key: value for key, value in settings.items() if key not in (DIRECTION, DISTANCE)})
 
 
 _ROWS = 6  # of panels on a page
@@ -229,49 +210,47 @@ def power_laws(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     keys = list(laws.curves[_BLOCK].drop_duplicates().itertuples(index=False, name=None))
     rank = name_order([key[2] for key in keys])
     keys.sort(key=lambda key: (key[0], rank(key[2]), rank(key[3])))
-    sheets = [keys[start : start + _ROWS] for start in range(0, len(keys), _ROWS)]
+    sheets = in_rows(keys, _ROWS)
     note = _law_note(run, laws, quantities)
     for number, blocks in enumerate(sheets, start=1):
-        yield _law_page(laws, blocks, quantities, note, f"_sheet{number}" if len(sheets) > 1 else "")
+        sheet, drawn = _law_sheet(spec, laws, blocks, quantities, note)
+        yield sheet.page(f"_sheet{number}" if len(sheets) > 1 else "", drawn)
 
 
 def _laws(spec: FigureSpec, run: Run, quantities: Sequence[str]) -> Laws:
     nulls = {name: list(spec.options.get("chance", {}).get(name, ())) for name in quantities}
-    windows = list(spec.windows) or [WHOLE]
-    every = [*quantities, *(name for names in nulls.values() for name in names)]
+    windows, fits = list(spec.windows) or [WHOLE], _fits(spec, run)
     curves, slopes = [], []
-    for name in every:
+    for name in [*quantities, *(name for names in nulls.values() for name in names)]:
         table = of_quantity(run.table, name)
         curves.append(growth_curves(table, axis=run.axis, quantity=name))
-        slopes.append(
-            fit_slopes(
-                table,
-                {},
-                windows[:1],
-                axis=run.axis,
-                quantity=name,
-                average=spec.average,
-                resamples=spec.resamples,
-                seed=run.first_seed if spec.seed is None else spec.seed,
-            )
-        )
+        slopes.append(fit_slopes(table, {}, windows[:1], axis=run.axis, quantity=name, **fits))
     published = spec.options.get("published", {})
     return Laws(pd.concat(curves), pd.concat(slopes), run.axis, windows[0], nulls, published)
 
 
-def _law_page(laws: Laws, blocks: Sequence[tuple[Any, ...]], quantities: Sequence[str], note: str, suffix: str) -> Page:
-    margins = Margins(across=0.36, down=0.2)
-    figure, axes = panel_grid(len(blocks), len(quantities), note=note, margins=margins, share_y=False)
-    drawn = []
-    for row, block in zip(axes, blocks, strict=True):
-        for ax, quantity in zip(row, quantities, strict=True):
-            drawn.append(_panel(ax, laws, block, quantity))
-    for ax, quantity in zip(axes[0], quantities, strict=True):
-        ax.set_title(plain(quantity_words(quantity)))
-    set_x_scale(axes[-1, 0], laws.curves[X])
+def _law_sheet(
+    spec: FigureSpec, laws: Laws, blocks: Sequence[tuple[Any, ...]], quantities: Sequence[str], note: str
+) -> tuple[Sheet, pd.DataFrame]:
     titles = [_title(block) for block in blocks]
-    only_outer_labels(axes, x=plain(laws.axis.symbol), y=titles)
-    return Page(suffix, figure, as_written(pd.concat(drawn), laws.axis))
+    names = [[f"{_panel_name(block)}:{quantity}" for quantity in quantities] for block in blocks]
+    layout: dict[str, Any] = {"narrowest": None, "share_y": False, "on_grid": True}
+    sheet = panel_sheet(spec.paper, names, note=note, height=1.3, margins=Margins(across=0.36, down=0.2), **layout)
+    drawn = [_panel(ax, laws, blocks[row], quantities[column]) for row, column, ax in sheet]
+    set_x_scale(sheet.axes[-1], laws.curves[X])
+    sheet.label(
+        x=plain(laws.axis.symbol),
+        columns=[(plain(quantity_words(quantity)),) for quantity in quantities],
+        rows=titles,
+        names=titles,
+    )
+    return sheet, as_written(pd.concat(drawn), laws.axis)
+
+
+def _panel_name(block: tuple[Any, ...]) -> str:
+    layer, row_layer, row, col = block
+    name = (row if row == col else f"{row}-{col}") or "network"
+    return name + (f"@{row_layer},{layer}" if layer != row_layer else f"{layer}" if layer > 1 else "")
 
 
 def _panel(ax: Axes, laws: Laws, block: tuple[Any, ...], quantity: str) -> pd.DataFrame:
@@ -293,8 +272,7 @@ def _panel(ax: Axes, laws: Laws, block: tuple[Any, ...], quantity: str) -> pd.Da
     for part, here in curves.groupby("part", sort=False):
         tones = shades(part_colour(str(part)) if part else _COLOUR, len(several))
         for tone, variant in zip(tones, several, strict=True):
-            curve = here[here["variant"] == variant]
-            slope = slopes[(slopes["part"] == part) & (slopes["variant"] == variant)].iloc[0]
+            curve, slope = where(here, variant=variant), where(slopes, part=part, variant=variant).iloc[0]
             name = " ".join(filter(None, [symbol(str(part)), plain(short_variant(variant))]))
             value = fitted(slope["slope"], slope["slope_se"])
             draw_curve(ax, curve, colour=tone, label=f"{name}: {value}" if name else value)
@@ -309,8 +287,7 @@ def _panel(ax: Axes, laws: Laws, block: tuple[Any, ...], quantity: str) -> pd.Da
 def _make_room(ax: Axes, lines: int) -> None:
     """Lower the end of a logarithmic axis so that `lines` of words stand below what is drawn."""
     low, high = ax.get_ylim()
-    height = ax.get_figure().get_size_inches()[1] * ax.get_position().height  # type: ignore[union-attr]
-    share = min(lines * _LINE / height, _MOST)
+    share = min(lines * _LINE / height_in(ax), _MOST)
     ax.set_ylim(high * (low / high) ** (1 / (1 - share)), high)
 
 
@@ -329,10 +306,7 @@ def _beside(curves: pd.DataFrame, laws: Laws) -> pd.DataFrame:
 
 
 def _of(frame: pd.DataFrame, block: tuple[Any, ...], quantity: str) -> pd.DataFrame:
-    here = frame[frame["quantity"] == quantity]
-    for name, value in zip(_BLOCK, block, strict=True):
-        here = here[here[name] == value]
-    return here
+    return where(frame, quantity=quantity, **dict(zip(_BLOCK, block, strict=True)))
 
 
 def _title(block: tuple[Any, ...]) -> str:

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from hessfig.analysis.axis import X
 from hessfig.analysis.comparison.against import Comparison
-from hessfig.figures.parts.page import GUIDE, PUBLISHED, Page, matrix_colour, save_page, shades, styled
-from hessfig.figures.parts.panel_sheet import Margins, panel_grid, say
+from hessfig.figures.parts.labels import norm_label, plain, symbol
+from hessfig.figures.parts.measured import where
+from hessfig.figures.parts.page import GUIDE, PUBLISHED, Page, Paper, matrix_colour, save_sheets, shades, styled
+from hessfig.figures.parts.panel_sheet import Margins, in_rows, panel_sheet, say
 from hessfig.figures.parts.panels import draw_curve, mark_one, set_log_range
-from hessfig.figures.parts.words import norm_label, plain, symbol
 from hessfig.terms import Matrix, Part, name_order
 
 _NOTE = (
@@ -38,59 +38,54 @@ def draw_overlay(comparison: Comparison, figure_dir: Path) -> list[Path]:
     error. Points of one curve share their weights along sigma, so they wander together.
     Requires: a comparison (hessfig compare sweep=... reference=...).
     """
-    name = f"compare_{comparison.sweep}"
-    with styled():
-        return [path for page in _pages(comparison) for path in save_page(page, figure_dir, name)]
+    paper = Paper()
+    with styled(paper):
+        return save_sheets(_pages(comparison, paper), figure_dir, f"compare_{comparison.sweep}", paper)
 
 
-def draw_page(comparison: Comparison, depth: int, blocks: Sequence[str], *, suffix: str = "") -> Page:
+def draw_page(
+    comparison: Comparison, depth: int, blocks: Sequence[str], *, paper: Paper | None = None, suffix: str = ""
+) -> Page:
     """Draw some weights of one depth, each with a row of overlays and a row of ratios; a column for each part."""
     here = comparison.points["num_layers"] == depth
     numbers = comparison.points[here & comparison.points["block"].isin(blocks)]
     points = numbers.assign(**{X: numbers["sigma"]})
     curves = comparison.curves[comparison.curves["num_layers"] == depth]
     parts = [part for part in Part if part in set(points["part"])]
-    figure, axes = _grid(len(blocks), len(parts), _note(comparison))
+    names = [[f"{block}:{part}{kind}" for part in parts] for block in blocks for kind in ("", ":ratio")]
+    note = _NOTE.format(
+        reference=plain(comparison.reference), batches=_TWO_BATCHES if comparison.batch_scale else _ONE_BATCH
+    )
+    margins, heights = Margins(down=0.11), [1.25, 0.55] * len(blocks)
+    sheet = panel_sheet(paper or Paper(), names, note=note, height=heights, margins=margins, on_grid=True)
     for index, matrix in enumerate(blocks):
-        above, below = axes[2 * index], axes[2 * index + 1]
-        here = points[points["block"] == matrix]
-        set_log_range(above.tolist(), here)
-        _set_ratio_range(below.tolist(), here)
-        for column, part in enumerate(parts):
-            panel, summary = (
-                here[here["part"] == part],
-                curves[(curves["block"] == matrix) & (curves["part"] == part)],
-            )
-            _draw_panel(above[column], below[column], panel, summary, matrix_colour(matrix))
-        above[0].set_ylabel(norm_label(matrix))
-        below[0].set_ylabel("ratio")
-    for ax, part in zip(axes[0], parts, strict=True):
+        above, below = sheet.row(2 * index), sheet.row(2 * index + 1)
+        here = where(points, block=matrix)
+        set_log_range(above, here)
+        _set_ratio_range(below, here)
+        for upper, lower, part in zip(above, below, parts, strict=True):
+            summary = where(curves, block=matrix, part=part)
+            _draw_panel(upper, lower, where(here, part=part), summary, matrix_colour(matrix))
+    labels = [label for block in blocks for label in (norm_label(block), "ratio")]
+    for line, label in zip(sheet.lines, labels, strict=True):
+        sheet.panels[line[0]].set_ylabel(label)
+    for ax, part in zip(sheet.row(0), parts, strict=True):
         ax.set_title(f"{symbol(part)}: {part.label}")
-    for ax in axes[-1]:
+    for ax in sheet.row(len(names) - 1):
         ax.set_xlabel("σ")
-    return Page(suffix, figure, numbers)
+    return sheet.page(suffix, numbers)
 
 
-def _pages(comparison: Comparison) -> Iterator[Page]:
+def _pages(comparison: Comparison, paper: Paper) -> Iterator[Page]:
     depths = sorted(comparison.curves["num_layers"].unique())
     for depth in depths:
         own = comparison.points[comparison.points["num_layers"] == depth]
         rank = name_order(["W_V", *own["block"]])
         blocks = sorted(set(own["block"]), key=lambda name: (name != Matrix.W_V, rank(name)))
-        pages = [blocks[first : first + _MOST_ROWS] for first in range(0, len(blocks), _MOST_ROWS)]
+        pages = in_rows(blocks, _MOST_ROWS)
         for number, few in enumerate(pages, start=1):
             suffix = f"_depth{depth}" * (len(depths) > 1) + f"_page{number}" * (len(pages) > 1)
-            yield draw_page(comparison, depth, few, suffix=suffix)
-
-
-def _note(comparison: Comparison) -> str:
-    batches = _TWO_BATCHES if comparison.batch_scale else _ONE_BATCH
-    return _NOTE.format(reference=plain(comparison.reference), batches=batches)
-
-
-def _grid(rows: int, cols: int, note: str) -> tuple[Figure, np.ndarray]:
-    ratios = [1.25, 0.55] * rows
-    return panel_grid(2 * rows, cols, note=note, panel_height=0.9, margins=Margins(down=0.11), height_ratios=ratios)
+            yield draw_page(comparison, depth, few, paper=paper, suffix=suffix)
 
 
 def _draw_panel(above: Axes, below: Axes, points: pd.DataFrame, curves: pd.DataFrame, colour: str) -> None:

@@ -5,21 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from hessfig.analysis.intervals import student_interval
-from hessfig.analysis.manifest import read_run
+from hessfig.analysis.intervals import Interval, student_interval
 from hessfig.analysis.training_runs import THRESHOLD, Race, race, settled, shares
 from hessfig.errors import UserError
-from hessfig.figures.layouts.courses import check_steps, counted, draw_means, how, name_columns, of_whole, scale
-from hessfig.figures.layouts.scaling import draw_line, seed_means, tone
+from hessfig.figures.layouts.courses import draw_means, how, of_whole, read_steps, scale, variant_titles
 from hessfig.figures.parts.encoding import set_y_scale
-from hessfig.figures.parts.page import GUIDE, TINY, FigureSpec, Page, part_colour
-from hessfig.figures.parts.panel_sheet import Margins, only_outer_labels, panel_grid, say
-from hessfig.figures.parts.words import plain, quantity_words, symbol
+from hessfig.figures.parts.labels import plain, quantity_words, symbol
+from hessfig.figures.parts.measured import counted, where
+from hessfig.figures.parts.page import GUIDE, TINY, FigureSpec, Page, Paper, part_colour, tone, variant_names
+from hessfig.figures.parts.panel_sheet import Margins, panel_sheet, say
+from hessfig.figures.parts.panels import draw_interval, seed_means
 from hessfig.terms import Part
 
 _ALONG = {"step": "gradients", "seconds": "seconds"}
@@ -35,63 +36,65 @@ def steps(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     Requires: the sweep's table.csv of losses and costs over training.optimiser, training.curvature and
     training.learning_rate.
     """
-    del spec
-    run = read_run(folder)
-    check_steps(run.table)
-    found = race(run.table)
-    seconds = found.budget["seconds"]
-    words = f"Right: {seconds:.3g} s each, seconds of this machine (median of single updates and looks)."
-    margins = Margins(left=1.25, across=1.35, down=0.4)
-    figure, axes = panel_grid(
-        2, 2, note=how(run.table, words), margins=margins, share_x=False, share_y=False, panel_height=1.6
-    )
+    table = read_steps(folder).table
+    found = race(table)
     rules = list(dict.fromkeys(found.losses["rule"]))
-    numbers = []
-    for column, along in enumerate(_ALONG):
-        _curves(axes[0, column], found, rules, along)
-        numbers.append(_results(axes[1, column], found.tuned[found.tuned["budget"] == along], rules))
-        axes[0, column].set_xlabel(_ALONG[along])
-        axes[1, column].set_xlabel(f"loss after the same {_ALONG[along]}")
-    axes[0, 0].set_ylabel("loss")
-    yield Page("", figure, pd.concat(numbers, ignore_index=True))
+    words = (
+        f"Right: {found.budget['seconds']:.3g} s each, seconds of this machine (median of single updates and looks)."
+    )
+    margins = Margins(left=1.25, across=1.35, down=0.4)
+    names = [list(_ALONG), [f"{along}:loss" for along in _ALONG]]
+    layout: dict[str, Any] = {"share_x": False, "share_y": False, "narrowest": None, "on_grid": True}
+    sheet = panel_sheet(spec.paper, names, note=how(table, words), height=1.6, margins=margins, **layout)
+    results = {along: _results_of(found.tuned[found.tuned["budget"] == along], rules) for along in _ALONG}
+    for row, column, ax in sheet:
+        along = list(_ALONG)[column]
+        if row == 0:
+            _curves(ax, found, rules, along)
+            ax.set_xlabel(_ALONG[along])
+        else:
+            _draw_results(ax, results[along])
+            ax.set_xlabel(f"loss after the same {_ALONG[along]}")
+        if (row, column) == (0, 0):
+            ax.set_ylabel("loss")
+    yield sheet.page("", pd.concat(results.values(), ignore_index=True))
 
 
 def _curves(ax: Axes, found: Race, rules: list[str], along: str) -> None:
-    tuned = found.tuned[found.tuned["budget"] == along]
+    tuned = where(found.tuned, budget=along)
     set_y_scale(ax, found.losses["loss"])
     for rank, rule in enumerate(rules):
-        runs = found.losses[found.losses["rule"] == rule]
-        runs = runs.merge(tuned.loc[tuned["rule"] == rule, ["seed", "rate"]], on=["seed", "rate"])
+        runs = where(found.losses, rule=rule).merge(where(tuned, rule=rule)[["seed", "rate"]], on=["seed", "rate"])
         if len(runs):
             points = seed_means(runs, [along], "loss")
             points = points[points["count"] == tuned["seed"].nunique()]  # a mean of survivors is no mean
-            draw_line(ax, points, along, colour=tone(rank), label=rule, linestyle="-" if rank < 4 else "--")
+            draw_interval(ax, points, along, colour=tone(rank), label=rule, linestyle="-" if rank < 4 else "--")
     shown = found.losses.loc[found.losses["step"] > 0, along]
     ax.set_xlim(0, 1.02 * (shown.max() if along == "step" else 2 * found.budget["seconds"]))
     ax.axvline(found.budget[along], color="#999999", linewidth=0.5, zorder=0)
 
 
-def _results(ax: Axes, tuned: pd.DataFrame, rules: list[str]) -> pd.DataFrame:
+def _results_of(tuned: pd.DataFrame, rules: list[str]) -> pd.DataFrame:
+    """Return mean loss with its interval of every rule, and its rates in words."""
     found = []
-    for rank, rule in enumerate(rules):
-        one = tuned[tuned["rule"] == rule]
+    for rule in rules:
+        one = where(tuned, rule=rule)
         lost = int(np.isinf(one["loss"]).sum())  # seeds whose run at the rate of the others diverged
         interval = student_interval([math.nan] if lost else one["loss"])
-        half = interval.high - interval.mean
-        ax.errorbar([interval.mean], [rank], xerr=[[half], [half]] if half == half else None, fmt="o", color=tone(rank))
-        rates = sorted(one["rate"].unique())
-        words = " or ".join(f"{rate:g}" for rate in rates) + "*" * bool(one["at_edge"].any())
+        words = " or ".join(f"{rate:g}" for rate in sorted(one["rate"].unique())) + "*" * bool(one["at_edge"].any())
         words += f"; {lost} of {len(one)} diverged" * bool(lost)
-        found.append(
-            {
-                **{"budget": tuned["budget"].iloc[0], "rule": rule, "mean": interval.mean},
-                **{"low": interval.low, "high": interval.high, "count": interval.count, "rates": words},
-            }
-        )
-    names = [f"{row['rule']} ({row['rates']})" for row in found]
-    ax.set_yticks(range(len(rules)), names, fontsize=TINY)
-    ax.set_ylim(len(rules) - 0.5, -0.5)
+        ends = {"mean": interval.mean, "low": interval.low, "high": interval.high, "count": interval.count}
+        found.append({"budget": tuned["budget"].iloc[0], "rule": rule, **ends, "rates": words})
     return pd.DataFrame(found)
+
+
+def _draw_results(ax: Axes, results: pd.DataFrame) -> None:
+    for rank, row in enumerate(results.itertuples()):
+        half = row.high - row.mean
+        ax.errorbar([row.mean], [rank], xerr=[[half], [half]] if half == half else None, fmt="o", color=tone(rank))
+    names = [f"{row.rule} ({row.rates})" for row in results.itertuples()]
+    ax.set_yticks(range(len(names)), names)
+    ax.set_ylim(len(names) - 0.5, -0.5)
 
 
 _OVER = ("W_V", "W_Q")
@@ -105,19 +108,17 @@ def heterogeneity_trained(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     Requires: the sweep's table.csv with the diagonal blocks of W_V and W_Q along `state.step` (option `quantity`: by
     default frobenius).
     """
-    run = read_run(folder)
-    check_steps(run.table)
-    rows = counted(run.table)
-    rows = rows[(rows["quantity"] == spec.quantity) & (rows["row"] == rows["col"]) & (rows["index"] <= 1)]
-    ratios = _ratios(rows)
+    table = read_steps(folder).table
+    rows = where(counted(table), quantity=spec.quantity)
+    ratios = _ratios(rows[(rows["row"] == rows["col"]) & (rows["index"] <= 1)])
     if ratios.empty:
         raise UserError(
             f"figure.layout={spec.layout} draws {_OVER[0]} over {_OVER[1]}, and the table has not both",
-            got=", ".join(run.table["row"].unique()),
+            got=", ".join(table["row"].unique()),
             allowed=f"diagonal blocks of {' and '.join(_OVER)}",
             remedy=f"hessfig run sweep={folder.name} 'blocks=[{','.join(_OVER)}]'",
         )
-    yield _draw_survival(run.table, ratios, spec.quantity)
+    yield _draw_survival(table, ratios, spec)
 
 
 def _ratios(rows: pd.DataFrame) -> pd.DataFrame:
@@ -126,22 +127,27 @@ def _ratios(rows: pd.DataFrame) -> pd.DataFrame:
     return (one / other).rename("value").dropna().reset_index()
 
 
-def _draw_survival(table: pd.DataFrame, ratios: pd.DataFrame, quantity: str) -> Page:
+def _draw_survival(table: pd.DataFrame, ratios: pd.DataFrame, spec: FigureSpec) -> Page:
     variants = [name for name in dict.fromkeys(table["variant"]) if name in set(ratios["variant"])]
     layers = sorted(ratios["layer"].unique())
     note = how(table, "Geometric means of the ratio of the two blocks' norms; dashed: as large.")
-    figure, axes = panel_grid(len(layers), len(variants), note=note, panel_height=1.5)
-    scale(axes[0, 0], [ratios])
+    names = [[f"{variant}:{layer}" for variant in variant_names(variants)] for layer in layers]
+    sheet = panel_sheet(spec.paper, names, note=note, height=1.5, narrowest=None, on_grid=True)
     points = seed_means(ratios, ["variant", "layer", "part", "step"], logs=True)
-    for panels, layer in zip(axes, layers, strict=True):
-        scale(panels[0], [ratios])
-        for ax, variant in zip(panels, variants, strict=True):
-            _draw_survival_panel(ax, points[(points["variant"] == variant) & (points["layer"] == layer)])
-    axes[0, 0].legend(loc="best")
-    words = f"{_OVER[0][2:]} / {_OVER[1][2:]}: {plain(quantity_words(quantity))}"
-    only_outer_labels(axes, x="step", y=[words] * len(layers))
-    name_columns(axes[0], variants)
-    return Page("", figure, points)
+    for row, column, ax in sheet:
+        scale(ax, [ratios])
+        _draw_survival_panel(ax, where(points, variant=variants[column], layer=layers[row]))
+    sheet.first.legend(loc="best")
+    words = f"{_OVER[0][2:]} / {_OVER[1][2:]}: {plain(quantity_words(spec.quantity))}"
+    several = len(layers) > 1
+    sheet.label(
+        x="step",
+        columns=variant_titles(variants),
+        rows=[words] * len(layers),
+        names=[f"layer {layer}" if several else "" for layer in layers],
+        unit=words,
+    )
+    return sheet.page("", points)
 
 
 def _draw_survival_panel(ax: Axes, points: pd.DataFrame) -> None:
@@ -149,9 +155,9 @@ def _draw_survival_panel(ax: Axes, points: pd.DataFrame) -> None:
     if points.empty:
         say(ax, "(no ratio)")
     for part in Part:
-        one = points[points["part"] == part.value]
+        one = where(points, part=part.value)
         if len(one):
-            draw_line(ax, one, "step", colour=part_colour(part.value), label=symbol(part.value))
+            draw_interval(ax, one, "step", colour=part_colour(part.value), label=symbol(part.value))
 
 
 _QUANTITIES = ("largest_eigenvalue", "preconditioned_eigenvalue", "batch_sharpness", "critical_sharpness")
@@ -165,9 +171,8 @@ def edge(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     last third of the steps, with its 95 % interval over seeds.
     Requires: the sweep's table.csv with stability_threshold (option `quantity`: which sharpness to draw, or a list).
     """
-    run = read_run(folder)
-    check_steps(run.table)
-    measured = set(run.table["quantity"])
+    table = read_steps(folder).table
+    measured = set(table["quantity"])
     wanted = spec.words("quantity") or [name for name in _QUANTITIES if name in measured]
     missing = [name for name in (*wanted, THRESHOLD) if name not in measured]
     if missing or not wanted:
@@ -177,30 +182,29 @@ def edge(spec: FigureSpec, folder: Path) -> Iterator[Page]:
             allowed=", ".join(sorted(measured)),
             remedy=f"hessfig run sweep={folder.name} quantities=[largest_eigenvalue,{THRESHOLD}]",
         )
-    yield _draw_page(run.table, wanted)
+    yield _draw_page(table, wanted, spec.paper)
 
 
-def _draw_page(table: pd.DataFrame, wanted: list[str]) -> Page:
+def _draw_page(table: pd.DataFrame, wanted: list[str], paper: Paper) -> Page:
     variants = list(dict.fromkeys(table["variant"]))
-    margins = Margins(down=0.16)
     note = how(table, "Dashed: threshold. Words: mean over the last third of the steps / threshold.")
     rows = [*wanted, "loss"] if (table["quantity"] == "loss").any() else wanted
-    figure, axes = panel_grid(len(rows), len(variants), note=note, margins=margins)
+    names = [[f"{name}:{variant}" for variant in variant_names(variants)] for name in rows]
+    sheet = panel_sheet(paper, names, note=note, height=1.3, margins=Margins(down=0.16), narrowest=None, on_grid=True)
+    values = [_values(table, name) for name in rows]
+    ends = [settled(table, name) if name != "loss" else {} for name in rows]
     found = []
-    for name, panels in zip(rows, axes, strict=True):
-        values = _values(table, name)
-        for ax in panels:
-            scale(ax, [values])
-            ax.set_xscale("linear")  # looked at every so many steps
-        for ax, variant in zip(panels, variants, strict=True):
-            points = _draw_panel(ax, values[values["variant"] == variant], rows.index(name))
-            found.append(points.assign(quantity=name, variant=variant))
-        if name != "loss":
-            _mark(panels, variants, table, name)
-    labels = [plain(quantity_words(name)) + (" / threshold" if name != "loss" else "") for name in rows]
-    only_outer_labels(axes, x="step", y=labels)
-    name_columns(axes[0], variants)
-    return Page("", figure, pd.concat(found, ignore_index=True))
+    for row, column, ax in sheet:
+        scale(ax, [values[row]])
+        ax.set_xscale("linear")  # looked at every so many steps
+        points = _draw_panel(ax, where(values[row], variant=variants[column]), row)
+        found.append(points.assign(quantity=rows[row], variant=variants[column]))
+    for row, column, ax in sheet:  # after the curves: lines at 1 widen the range of the axis
+        if rows[row] != "loss":
+            _mark(ax, ends[row].get(variants[column]))
+    words = [plain(quantity_words(name)) + (" / threshold" if name != "loss" else "") for name in rows]
+    sheet.label(x="step", columns=variant_titles(variants), rows=words, names=words)
+    return sheet.page("", pd.concat(found, ignore_index=True))
 
 
 def _values(table: pd.DataFrame, name: str) -> pd.DataFrame:
@@ -216,13 +220,10 @@ def _draw_panel(ax: Axes, rows: pd.DataFrame, rank: int) -> pd.DataFrame:
     return draw_means(ax, rows, colour=tone(rank))
 
 
-def _mark(panels: list[Axes], variants: list[str], table: pd.DataFrame, name: str) -> None:
-    ends = settled(table, name)
-    for ax, variant in zip(panels, variants, strict=True):
-        ax.axhline(1, color=GUIDE, linestyle="--", linewidth=0.8, zorder=0)
-        if variant in ends:
-            one = ends[variant]
-            half = (one.high - one.low) / 2
-            words = f"{one.mean:.3g}" + (f" ± {half:.2g}" if half == half else "")
-            box = {"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 1}
-            ax.text(0.97, 0.9, words, transform=ax.transAxes, ha="right", fontsize=TINY, bbox=box)
+def _mark(ax: Axes, end: Interval | None) -> None:
+    ax.axhline(1, color=GUIDE, linestyle="--", linewidth=0.8, zorder=0)
+    if end is not None:
+        half = (end.high - end.low) / 2
+        words = f"{end.mean:.3g}" + (f" ± {half:.2g}" if half == half else "")
+        box = {"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 1}
+        ax.text(0.97, 0.9, words, transform=ax.transAxes, ha="right", fontsize=TINY, bbox=box)

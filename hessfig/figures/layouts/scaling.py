@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,65 +11,18 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator
 
-from hessfig.analysis.axis import Axis, X, along, assignments, check_places, fixed_words, varied_key
+from hessfig.analysis.axis import Axis, X, along, check_places, setting_values, varied_key
 from hessfig.analysis.curves import of_quantity
-from hessfig.analysis.intervals import student_interval
 from hessfig.analysis.manifest import read_run
 from hessfig.errors import UserError
+from hessfig.figures.parts import labels
 from hessfig.figures.parts.encoding import set_x_scale
-from hessfig.figures.parts.measured import as_written
-from hessfig.figures.parts.page import TONES, FigureSpec, Page, matrix_colour, shades
-from hessfig.figures.parts.panel_sheet import Margins, only_outer_labels, panel_grid, say
-from hessfig.figures.parts.panels import mark_one, set_decades
-from hessfig.figures.parts.words import (
-    block_words,
-    estimator_words,
-    left_out_words,
-    part_words,
-    plain,
-    quantity_words,
-    seeds_words,
-    variant_words,
-    weight_words,
-)
-from hessfig.record import LEFT_OUT
+from hessfig.figures.parts.measured import Network, as_written, by_part, counted, networks_of, wanted_quantities, where
+from hessfig.figures.parts.page import FigureSpec, Page, Paper, matrix_colour, panel_names, shades, tone
+from hessfig.figures.parts.panel_sheet import Margins, panel_sheet, say
+from hessfig.figures.parts.panels import draw_interval, mark_one, seed_means, set_decades
+from hessfig.record import NETWORK
 from hessfig.terms import Group, Part
-
-_FLOOR = 0.02  # a band on a logarithmic axis ends at this share of its mean
-
-
-def seed_means(rows: pd.DataFrame, by: Sequence[str], name: str = "value", *, logs: bool = False) -> pd.DataFrame:
-    """Return mean, low, high (95 %, Student's t over seeds) and count of `name` for each place in `by`.
-
-    With `logs` the mean is geometric, and so is its interval; what is not positive is left out then.
-    """
-    values = rows[name].where(rows[name] > 0) if logs else rows[name]
-    found = []
-    for key, one in rows.assign(used=values).groupby(list(by), sort=True, dropna=False):
-        interval = student_interval(np.log10(one["used"]) if logs else one["used"])
-        ends = np.array([interval.mean, interval.low, interval.high])
-        mean, low, high = 10**ends if logs else ends
-        place = dict(zip(by, key, strict=True))
-        found.append({**place, "mean": mean, "low": low, "high": high, "count": interval.count})
-    return pd.DataFrame(found, columns=[*by, "mean", "low", "high", "count"])
-
-
-def draw_line(ax: Axes, points: pd.DataFrame, x: str, *, colour: Any, label: str = "", **line: Any) -> None:
-    """Draw means against the column `x` with the band of their intervals; on logarithmic axes what is positive."""
-    drawn = points[np.isfinite(points["mean"])].sort_values(x)
-    if ax.get_yscale() == "log":
-        drawn = drawn[drawn["mean"] > 0]
-    style = {"marker": "o", "markeredgewidth": 0, "markersize": 2.0, **line}
-    ax.plot(drawn[x], drawn["mean"], color=colour, label=label, **style)
-    low = drawn["low"]
-    low = np.maximum(low, _FLOOR * drawn["mean"]) if ax.get_yscale() == "log" else low
-    ax.fill_between(drawn[x], low, drawn["high"], color=colour, alpha=0.2, linewidth=0)
-
-
-def tone(rank: int) -> str:
-    """Return the colour of the `rank`-th line of a panel whose lines are of no weight and no part."""
-    return TONES[rank % len(TONES)]
-
 
 _QUANTITIES = ("largest_eigenvalue", "condition_number")
 _WEIGHT = "model.scaled_weight"
@@ -90,75 +43,70 @@ def weight_norms(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     table = along(run.table, run.axis)
     check_places(table, run.axis)
     chosen = _of_quantities(table, spec.words("quantity"))
-    key = varied_key(
-        str(spec.options.get("columns", _WEIGHT)), table["variant"].unique(), asked="figure.options.columns"
-    )
-    chosen = chosen.assign(column=[assignments(variant).get(key, "") for variant in chosen["variant"]])
-    parts = list(dict.fromkeys(chosen["part"]))
-    for part in parts:
-        suffix = f"_{part}" if len(parts) > 1 else ""
-        yield _draw_scaled(chosen[chosen["part"] == part], run.axis, suffix)
+    asked = str(spec.options.get("columns", _WEIGHT))
+    key = varied_key(asked, table["variant"].unique(), asked="figure.options.columns")
+    chosen = chosen.assign(column=setting_values(chosen["variant"], key))
+    for suffix, rows in by_part(chosen):
+        yield _draw_scaled(rows, run.axis, spec.paper, suffix)
 
 
-def _draw_scaled(table: pd.DataFrame, axis: Axis, suffix: str) -> Page:
-    counted = table[~table["status"].isin(LEFT_OUT)]
+def _draw_scaled(table: pd.DataFrame, axis: Axis, paper: Paper, suffix: str) -> Page:
     columns = list(table["column"].unique())
     rows = list(table[_ROW].drop_duplicates().itertuples(index=False, name=None))
-    part = part_words(table["part"].iloc[0])
+    part = labels.part_words(table["part"].iloc[0])
     note = (
-        f"{f'{part}: geometric' if part else 'Geometric'} mean over {seeds_words(table)}, band: 95% interval"
-        f" (Student's t).{fixed_words(table, axis)} {estimator_words(table)}.{left_out_words(table)}"
+        f"{f'{part}: geometric' if part else 'Geometric'} mean over {labels.seeds_words(table)}, band: 95% interval"
+        f" (Student's t).{labels.made_words(table, axis)}"
     )
-    margins = Margins(left=0.62, down=0.12)
-    figure, axes = panel_grid(len(rows), len(columns), note=note, panel_height=1.1, margins=margins)
-    points = seed_means(counted, [*_ROW, "column", X], logs=True)
-    for panels, row in zip(axes, rows, strict=True):
-        set_decades(panels[0], "y")
-        for ax, column in zip(panels, columns, strict=True):
-            here = points[points["column"] == column]
-            for name, value in zip(_ROW, row, strict=True):
-                here = here[here[name] == value]
-            _draw_panel(ax, here, column)
-    set_x_scale(axes[-1, 0], counted[X])
-    labels = [f"{_block_words(row, layer)} {plain(quantity_words(quantity))}".strip() for quantity, layer, row in rows]
-    only_outer_labels(axes, x=plain(axis.symbol), y=labels)
-    for ax, column in zip(axes[0], columns, strict=True):
-        ax.set_title(f"scaled: {weight_words(column)}")
-    return Page(suffix, figure, as_written(points, axis))
+    blocks = [_block_words(row, layer) for _, layer, row in rows]
+    quantities = [labels.quantity_words(quantity) for quantity, *_ in rows]
+    names = [
+        [f"{row}{layer if layer > 1 else ''}:{quantity}:{column}" for column in columns]
+        for quantity, layer, row in rows
+    ]
+    sheet = panel_sheet(
+        paper, names, note=note, height=1.1, margins=Margins(left=0.62, down=0.12), narrowest=None, on_grid=True
+    )
+    points = seed_means(counted(table), [*_ROW, "column", X], logs=True)
+    for number in range(len(rows)):
+        for ax in sheet.row(number)[:1]:
+            set_decades(ax, "y")
+    for row, column, ax in sheet:
+        here = where(points, column=columns[column], **dict(zip(_ROW, rows[row], strict=True)))
+        _draw_panel(ax, here, columns[column])
+    set_x_scale(sheet.axes[-1], counted(table)[X])
+    side_labels = [f"{block} {labels.plain(words)}".strip() for block, words in zip(blocks, quantities, strict=True)]
+    titles = [(f"scaled: {labels.weight_words(column)}",) for column in columns]
+    sheet.label(x=labels.plain(axis.symbol), columns=titles, rows=side_labels, names=side_labels)
+    return sheet.page(suffix, as_written(points, axis))
 
 
 def _draw_panel(ax: Axes, points: pd.DataFrame, column: str) -> None:
     if points["mean"].notna().any():
-        draw_line(ax, points, X, colour=matrix_colour(column))
+        draw_interval(ax, points, X, colour=matrix_colour(column))
         ax.axvline(1, color="#999999", linewidth=0.4, zorder=0)
     else:
         say(ax, "(nothing positive)")
 
 
 def _block_words(row: str, layer: int) -> str:
-    name = "" if row == Group.all else block_words(row, row)  # the whole network needs no name
+    name = "" if row == Group.all else labels.block_words(row, row)  # the whole network needs no name
     return name + (f" {layer}" if layer > 1 else "")
 
 
 def _of_quantities(table: pd.DataFrame, asked: list[str] | None) -> pd.DataFrame:
-    measured = list(table["quantity"].unique())
-    wanted = asked or [name for name in _QUANTITIES if name in measured]
+    found = "none of largest_eigenvalue, condition_number"
+    wanted = wanted_quantities(table, asked, _QUANTITIES, found=found)
     chosen = table[table["quantity"].isin(wanted) & (table["index"] <= 1) & (table["row"] == table["col"])]
-    missing = [name for name in wanted if name not in measured]
-    if missing or chosen.empty:
-        raise UserError(
-            "figure.options.quantity: the table has no numbers of these quantities",
-            got=", ".join(missing) or "none of largest_eigenvalue, condition_number",
-            allowed=", ".join(measured),
-            remedy=f"figure.options.quantity={measured[0]}",
-        )
-    order = {name: rank for rank, name in enumerate(wanted)}
-    return chosen.sort_values("quantity", key=lambda names: names.map(order), kind="stable")
+    if chosen.empty:
+        wanted_quantities(table, None, (), found=found)
+    return chosen.sort_values("quantity", key=lambda names: names.map(wanted.index), kind="stable")
 
 
 LARGEST, SMALLEST, QUANTILES = "largest_eigenvalue", "smallest_eigenvalue", "density_quantile"
 EXACT_QUANTILES, CONDITION = "eigenvalue_quantile", "condition_number"
-_PLACE = ["variant", "num_layers", X, "seed"]
+_CURVE = [*NETWORK, X]
+_PLACE = [*_CURVE, "seed"]
 _BULK = (5, 95)
 _OUTLIER, _QUANTILE, _SIZE = "#b2182b", "#2166ac", "#333333"
 
@@ -176,14 +124,11 @@ def sinks(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     """
     run = read_run(folder)
     block = str(spec.options.get("block", "all"))
-    table = along(run.table, run.axis)
-    table = table[(table["row"] == block) & (table["col"] == block)]
+    table = where(along(run.table, run.axis), row=block, col=block)
     _check_stretch(table, block)
     check_places(table, run.axis)
-    parts = list(dict.fromkeys(table["part"]))
-    for part in parts:
-        suffix = f"_{part}" if len(parts) > 1 else ""
-        yield _draw_stretch(table[table["part"] == part], run.axis, suffix)
+    for suffix, rows in by_part(table):
+        yield _draw_stretch(rows, run.axis, spec.paper, suffix)
 
 
 def outstanding(table: pd.DataFrame) -> pd.DataFrame:
@@ -195,29 +140,35 @@ def outstanding(table: pd.DataFrame) -> pd.DataFrame:
     return (outer / width).dropna().rename("value").reset_index()
 
 
-def _draw_stretch(table: pd.DataFrame, axis: Axis, suffix: str) -> Page:
-    counted = table[~table["status"].isin(LEFT_OUT)]
-    networks = list(counted[["variant", "num_layers"]].drop_duplicates().itertuples(index=False, name=None))
-    labels = ["eigenvalue", "outermost / bulk width"]
-    labels += ["condition number"] * bool((counted["quantity"] == CONDITION).any())
+def _draw_stretch(table: pd.DataFrame, axis: Axis, paper: Paper, suffix: str) -> Page:
+    rows = counted(table)
+    networks, floor = networks_of(rows), _floor(rows)
+    side_labels = {"eigenvalue": "eigenvalue", "ratio": "outermost / bulk width"}
+    if (rows["quantity"] == CONDITION).any():
+        side_labels["condition"] = "condition number"
     note = (
-        f"{part_words(table['part'].iloc[0])}: mean over {seeds_words(table)}, band: 95% interval (Student's t); lower"
-        f" rows: geometric mean.{fixed_words(table, axis)} {estimator_words(table)}.{left_out_words(table)}"
+        f"{labels.part_words(table['part'].iloc[0])}: mean over {labels.seeds_words(table)}, band: 95% interval"
+        f" (Student's t); lower rows: geometric mean.{labels.made_words(table, axis)}"
     )
-    margins = Margins(left=0.62, down=0.16)
-    figure, axes = panel_grid(len(labels), len(networks), note=note, panel_height=1.5, margins=margins)
-    numbers, floor = [], _floor(counted)
-    for panels, (variant, depth) in zip(axes.T, networks, strict=True):
-        here = counted[(counted["variant"] == variant) & (counted["num_layers"] == depth)]
-        numbers.append(_draw_ends(panels[0], here, floor))
-        numbers.append(_draw_sizes(panels[1], outstanding(here), "outermost_over_bulk"))
-        if len(labels) > 2:
-            numbers.append(_draw_sizes(panels[2], here[here["quantity"] == CONDITION], CONDITION))
-        panels[0].set_title(variant_words(variant) or "network")
-    set_x_scale(axes[-1, 0], counted[X])
-    only_outer_labels(axes, x=axis.symbol, y=labels)
-    axes[0, -1].legend(loc="best", ncols=2)
-    return Page(suffix, figure, as_written(pd.concat(numbers, ignore_index=True), axis))
+    names = [[f"{network}:{kind}" for network in panel_names(networks)] for kind in side_labels]
+    sheet = panel_sheet(
+        paper, names, note=note, height=1.5, margins=Margins(left=0.62, down=0.16), narrowest=None, on_grid=True
+    )
+    numbers = []
+    for row, column, ax in sorted(sheet, key=lambda cell: (cell[1], cell[0])):
+        here = where(rows, variant=networks[column][0], num_layers=networks[column][1])
+        if row == 0:
+            numbers.append(_draw_ends(ax, here, floor))
+        elif row == 1:
+            numbers.append(_draw_sizes(ax, outstanding(here), "outermost_over_bulk"))
+        else:
+            numbers.append(_draw_sizes(ax, where(here, quantity=CONDITION), CONDITION))
+    set_x_scale(sheet.axes[-1], rows[X])
+    titles = [(labels.variant_words(variant) or "network",) for variant, _ in networks]
+    sheet.label(x=axis.symbol, columns=titles, rows=list(side_labels.values()), names=list(side_labels.values()))
+    for ax in sheet.row(0)[-1:]:
+        ax.legend(loc="best", ncols=2)
+    return sheet.page(suffix, as_written(pd.concat(numbers, ignore_index=True), axis))
 
 
 def _draw_ends(ax: Axes, here: pd.DataFrame, floor: float) -> pd.DataFrame:
@@ -226,13 +177,13 @@ def _draw_ends(ax: Axes, here: pd.DataFrame, floor: float) -> pd.DataFrame:
     found = []
     percents = sorted(_quantiles(here)["index"].unique())
     for percent, colour in zip(percents, shades(_QUANTILE, len(percents)), strict=True):
-        points = seed_means(_quantile(here, percent), ["variant", "num_layers", X])
-        draw_line(ax, points, X, colour=colour, label=f"{percent}%")
+        points = seed_means(_quantile(here, percent), _CURVE)
+        draw_interval(ax, points, X, colour=colour, label=f"{percent}%")
         found.append(points.assign(shown=f"quantile_{percent}"))
     for quantity, words in ((LARGEST, "largest, smallest"), (SMALLEST, "")):
         rows = here[(here["quantity"] == quantity) & (here["index"] <= 1)]
-        points = seed_means(rows, ["variant", "num_layers", X])
-        draw_line(ax, points, X, colour=_OUTLIER, label=words or "_")
+        points = seed_means(rows, _CURVE)
+        draw_interval(ax, points, X, colour=_OUTLIER, label=words or "_")
         found.append(points.assign(shown=quantity))
     ax.axhline(0, color="#999999", linewidth=0.4, zorder=0)
     return pd.concat(found)
@@ -240,8 +191,8 @@ def _draw_ends(ax: Axes, here: pd.DataFrame, floor: float) -> pd.DataFrame:
 
 def _draw_sizes(ax: Axes, rows: pd.DataFrame, shown: str) -> pd.DataFrame:
     set_decades(ax, "y")
-    points = seed_means(rows, ["variant", "num_layers", X], logs=True)
-    draw_line(ax, points, X, colour=_SIZE)
+    points = seed_means(rows, _CURVE, logs=True)
+    draw_interval(ax, points, X, colour=_SIZE)
     return points.assign(shown=shown)
 
 
@@ -261,8 +212,7 @@ def _quantiles(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _quantile(table: pd.DataFrame, percent: int) -> pd.DataFrame:
-    found = _quantiles(table)
-    return found[found["index"] == percent]
+    return where(_quantiles(table), index=percent)
 
 
 def _check_stretch(table: pd.DataFrame, block: str) -> None:
@@ -278,9 +228,6 @@ def _check_stretch(table: pd.DataFrame, block: str) -> None:
         )
 
 
-_LARGEST = "largest_eigenvalue"
-
-
 def gauss_newton(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     """Draw the ratio of the largest eigenvalues of H_o and H along the axis, a line a network, above both of them.
 
@@ -292,65 +239,63 @@ def gauss_newton(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     """
     run = read_run(folder)
     block = str(spec.options.get("block", "all"))
-    table = along(of_quantity(run.table, _LARGEST), run.axis)
-    table = table[(table["row"] == block) & (table["col"] == block) & (table["index"] <= 1)]
+    table = where(along(of_quantity(run.table, LARGEST), run.axis), row=block, col=block)
+    table = table[table["index"] <= 1]
     _check_proxies(table, block)
     check_places(table, run.axis)
-    yield _draw_proxies(table, run.axis)
+    yield _draw_proxies(table, run.axis, spec.paper)
 
 
 def ratios(table: pd.DataFrame) -> pd.DataFrame:
     """Return H_o's largest eigenvalue over H's by network, place and seed; none where H's is not positive."""
-    counted = table[~table["status"].isin(LEFT_OUT)]
-    wide = counted.pivot_table(index=_PLACE, columns="part", values="value").reset_index()
+    wide = counted(table).pivot_table(index=_PLACE, columns="part", values="value").reset_index()
     return wide.assign(ratio=(wide[Part.H_o.value] / wide[Part.H.value]).where(wide[Part.H.value] > 0))
 
 
-def _draw_proxies(table: pd.DataFrame, axis: Axis) -> Page:
+def _draw_proxies(table: pd.DataFrame, axis: Axis, paper: Paper) -> Page:
     found = ratios(table)
     note = (
-        f"Geometric mean over {seeds_words(table)}, band: 95% interval (Student's t). Below: solid {Part.H.label},"
-        f" dashed {Part.H_o.label}.{fixed_words(table, axis)} {estimator_words(table)}.{left_out_words(table)}"
+        f"Geometric mean over {labels.seeds_words(table)}, band: 95% interval (Student's t). Below: solid"
+        f" {Part.H.label}, dashed {Part.H_o.label}.{labels.made_words(table, axis)}"
     )
-    figure, axes = panel_grid(2, 1, note=note, panel_height=1.5, margins=Margins(right=0.1, top=0.12), share_y=False)
-    upper, lower = axes[:, 0]
-    set_x_scale(lower, found[X])
-    for ax in (upper, lower):
-        set_decades(ax, "y")
-    ratio = seed_means(found, ["variant", "num_layers", X], "ratio", logs=True)
-    numbers = [ratio.assign(shown="ratio", part="")]
+    margins = Margins(right=0.1, top=0.12)
+    sheet = panel_sheet(
+        paper, [["ratio"], ["eigenvalue"]], note=note, height=1.5, margins=margins, share_y=False, on_grid=True
+    )
+    ratio = seed_means(found, _CURVE, "ratio", logs=True).assign(shown="ratio", part="")
     sizes = [
-        seed_means(found, ["variant", "num_layers", X], part.value, logs=True).assign(shown=_LARGEST, part=part.value)
+        seed_means(found, _CURVE, part.value, logs=True).assign(shown=LARGEST, part=part.value)
         for part in (Part.H, Part.H_o)
     ]
-    for rank, (network, words) in enumerate(_named(table).items()):
-        draw_line(upper, _of(ratio, network), X, colour=tone(rank), label=words)
-        for one, dashes in zip(sizes, ("-", (0, (3, 1.5))), strict=True):
-            draw_line(lower, _of(one, network), X, colour=tone(rank), linestyle=dashes)
-    upper.axhline(1, color="black", linewidth=0.5, linestyle=(0, (4, 1.5)))
-    upper.legend(loc="best")
-    for ax in (upper, lower):
+    drawn: dict[int, list[tuple[pd.DataFrame, Any]]] = {
+        0: [(ratio, "-")],
+        1: [(sizes[0], "-"), (sizes[1], (0, (3, 1.5)))],
+    }
+    set_x_scale(sheet.axes[-1], found[X])
+    for row, _, ax in sheet:
+        set_decades(ax, "y")
+        for rank, ((variant, depth), words) in enumerate(_named(table).items()):
+            for points, dashes in drawn[row]:
+                here = where(points, variant=variant, num_layers=depth)
+                draw_interval(ax, here, X, colour=tone(rank), linestyle=dashes, label=words if row == 0 else "")
+        if row == 0:
+            ax.axhline(1, color="black", linewidth=0.5, linestyle=(0, (4, 1.5)))
+            ax.legend(loc="best")
         mark_one(ax, axis)
-    upper.set_ylabel(r"$\lambda_1(H_\mathrm{o})\,/\,\lambda_1(H)$")
-    lower.set_ylabel("largest eigenvalue")
-    lower.set_xlabel(axis.symbol)
-    figure.align_ylabels([upper, lower])
-    return Page("", figure, as_written(pd.concat([*numbers, *sizes], ignore_index=True), axis))
+        ax.set_ylabel(r"$\lambda_1(H_\mathrm{o})\,/\,\lambda_1(H)$" if row == 0 else "largest eigenvalue")
+    sheet.axes[-1].set_xlabel(axis.symbol)
+    sheet.figure.align_ylabels(sheet.axes)
+    return sheet.page("", as_written(pd.concat([ratio, *sizes], ignore_index=True), axis))
 
 
-def _named(table: pd.DataFrame) -> dict[tuple[str, int], str]:
+def _named(table: pd.DataFrame) -> dict[Network, str]:
     """Return {network: words}; networks that read alike are one (an MLP has no kind of attention) and drawn once."""
-    networks = table[["variant", "num_layers"]].drop_duplicates().itertuples(index=False, name=None)
     several = len(set(table["num_layers"])) > 1
-    named: dict[str, tuple[str, int]] = {}
-    for variant, depth in networks:
-        words = variant_words(variant) + (f", {depth} layers" if several else "")
+    named: dict[str, Network] = {}
+    for variant, depth in networks_of(table):
+        words = labels.variant_words(variant) + (f", {depth} layers" if several else "")
         named.setdefault(words or "network", (variant, depth))
     return {network: words for words, network in named.items()}
-
-
-def _of(points: pd.DataFrame, network: tuple[str, int]) -> pd.DataFrame:
-    return points[(points["variant"] == network[0]) & (points["num_layers"] == network[1])]
 
 
 def _check_proxies(table: pd.DataFrame, block: str) -> None:

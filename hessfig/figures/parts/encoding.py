@@ -12,11 +12,11 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 
-from hessfig.analysis.axis import DEPTH, Axis, as_numbers, as_variant, assignments, last_word, varied_key
+from hessfig.analysis.axis import DEPTH, Axis, as_numbers, last_word, setting_values, settings_of, varied_key, without
 from hessfig.errors import UserError
+from hessfig.figures.parts.labels import plain, symbol
 from hessfig.figures.parts.page import FigureSpec, matrix_colour, part_colour, shades
 from hessfig.figures.parts.panels import set_decades
-from hessfig.figures.parts.words import plain, symbol
 
 COLUMNS = ("layer", "num_layers", "part", "index")
 MOST_DASHES = 4
@@ -46,7 +46,7 @@ def values_of(curves: pd.DataFrame, name: str) -> pd.Series:
     """Return what `name` is for each point: a column's value, or the value of a setting as text."""
     if name in COLUMNS:
         return curves[name]
-    return curves["variant"].map(lambda variant: assignments(variant).get(name, "") if name else "")
+    return pd.Series(setting_values(curves["variant"], name), index=curves.index, dtype=object)
 
 
 def ordered(values: pd.Series) -> list[Any]:
@@ -59,7 +59,7 @@ def ordered(values: pd.Series) -> list[Any]:
 def unseen(curves: pd.DataFrame, used: Sequence[str]) -> pd.DataFrame:
     """Return what else tells the points apart, in columns variant, num_layers, layer, part and index."""
     rest = {name: curves[name] if name not in used else 0 for name in COLUMNS}
-    return pd.DataFrame({"variant": curves["variant"].map(lambda one: _without(one, used)), **rest})
+    return pd.DataFrame({"variant": curves["variant"].map(lambda one: without(one, *used)), **rest})
 
 
 def _canonical(spec: FigureSpec, key: str, curves: pd.DataFrame) -> str:
@@ -72,12 +72,8 @@ def _canonical(spec: FigureSpec, key: str, curves: pd.DataFrame) -> str:
 
 
 def _varying(curves: pd.DataFrame) -> list[str]:
-    keys = dict.fromkeys(key for variant in curves["variant"].unique() for key in assignments(variant))
+    keys = dict.fromkeys(key for variant in curves["variant"].unique() for key in settings_of(variant))
     return [name for name in (*keys, *COLUMNS) if len(values_of(curves, name).unique()) > 1]
-
-
-def _without(variant: str, used: Sequence[str]) -> str:
-    return as_variant({key: value for key, value in assignments(variant).items() if key not in used})
 
 
 _DASHES = ("-", (0, (4, 1.5)), (0, (1.2, 1.2)), (0, (5, 1.5, 1, 1.5)))
@@ -89,7 +85,7 @@ _NEUTRAL = "#555555"
 
 
 @dataclass(frozen=True)
-class Look:
+class Encoding:
     """What lines run along, and what colour, dashes and columns of panels stand for ("": nothing)."""
 
     axis: Axis

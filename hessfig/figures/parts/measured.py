@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,22 +11,71 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from hessfig.analysis.axis import Axis, X, along, check_places, fixed_words
+from hessfig.analysis.axis import Axis, X, along, check_places
 from hessfig.analysis.curves import growth_curves, of_quantity
 from hessfig.analysis.manifest import Architectures, Run, read_run
 from hessfig.analysis.slopes.fit import fit_slopes
 from hessfig.analysis.slopes.levels import window_levels
 from hessfig.analysis.slopes.printed import WHOLE, Window, label
 from hessfig.errors import UserError
-from hessfig.figures.parts.page import FigureSpec
-from hessfig.figures.parts.words import estimator_words, left_out_words, seeds_words, setting_words
+from hessfig.figures.parts.labels import made_words, seeds_words, setting_words
+from hessfig.figures.parts.page import FigureSpec, Paper, page_suffix
 from hessfig.predictions.growth_rates import Prediction, Regime
-from hessfig.record import CURVE, NETWORK
+from hessfig.record import CURVE, LEFT_OUT, NETWORK
 from hessfig.terms import Matrix, Part, name_order
 
+Network = tuple[str, int]  # variant and number of layers
 SUPERSCRIPTS = str.maketrans("-.0123456789", "⁻˙⁰¹²³⁴⁵⁶⁷⁸⁹")
 BlockKey = tuple[str, str, str]
 BLOCK_KEY = ["row", "col", "across"]
+
+
+def where(frame: pd.DataFrame, **choice: object) -> pd.DataFrame:
+    """Return the rows with these values in their columns, e.g. where(table, part="H", layer=1)."""
+    return frame[np.logical_and.reduce([frame[column].to_numpy() == value for column, value in choice.items()])]
+
+
+def networks_of(frame: pd.DataFrame) -> list[Network]:
+    """Return every network, in reading order."""
+    return list(frame[NETWORK].drop_duplicates().itertuples(index=False, name=None))
+
+
+def by_network(frame: pd.DataFrame) -> Iterator[tuple[str, Network, pd.DataFrame]]:
+    """Yield the suffix of its page, the network and its rows for every network."""
+    networks = networks_of(frame)
+    for variant, depth in networks:
+        rows = where(frame, variant=variant, num_layers=depth)
+        yield page_suffix(variant, depth, networks), (variant, depth), rows
+
+
+def by_part(frame: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Yield the suffix of its page and its rows for every part of the Hessian."""
+    parts = list(dict.fromkeys(frame["part"]))
+    for part in parts:
+        yield f"_{part}" * (len(parts) > 1), where(frame, part=part)
+
+
+def counted(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows that count."""
+    return table[~table["status"].isin(LEFT_OUT)]
+
+
+def wanted_quantities(table: pd.DataFrame, asked: list[str] | None, usual: Sequence[str], *, found: str) -> list[str]:
+    """Return the quantities to draw: those `asked` for, else the `usual` ones that were measured.
+
+    Raises UserError where one of them was not measured, or none is left: `found` says what was got then.
+    """
+    measured = list(table["quantity"].unique())
+    wanted = asked or [name for name in usual if name in measured]
+    missing = [name for name in wanted if name not in measured]
+    if missing or not wanted:
+        raise UserError(
+            "figure.options.quantity: the table has no numbers of these quantities",
+            got=", ".join(missing) or found,
+            allowed=", ".join(measured),
+            remedy=f"for example figure.options.quantity={measured[0]}",
+        )
+    return wanted
 
 
 def read_numbers(spec: FigureSpec, folder: Path) -> tuple[Run, pd.DataFrame]:
@@ -104,7 +153,7 @@ class Measured:
     """A sweep ready for drawing: numbers, mean curves, slopes on the windows, architectures where known.
 
     One quantity along one axis, its places in the columns x. Panels print what is `said`: slopes or levels on the
-    windows. `config` holds the run's settings.
+    windows. `paper` is that of the figure, `config` holds the run's settings.
     """
 
     table: pd.DataFrame
@@ -117,6 +166,7 @@ class Measured:
     quantity: str
     levels: pd.DataFrame
     said: str = SLOPE
+    paper: Paper = field(default_factory=Paper)
     config: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -126,12 +176,18 @@ class Measured:
 
     def networks(self) -> list[tuple[str, int]]:
         """Return (variant, num_layers) of every network, in reading order."""
-        return list(self.curves[NETWORK].drop_duplicates().itertuples(index=False, name=None))
+        return networks_of(self.curves)
 
     def of(self, **choice: object) -> Measured:
         """Return the part of the sweep with these values in its columns, e.g. of(num_layers=2)."""
-        chosen = {name: _chosen(getattr(self, name), choice) for name in _FRAMES}
-        return replace(self, **chosen)
+        return replace(self, **{name: where(getattr(self, name), **choice) for name in _FRAMES})
+
+    def pages(self, *, by_depth: bool = True) -> Iterator[tuple[str, Measured]]:
+        """Yield the suffix of its page and the numbers of every network (or variant, of all depths)."""
+        networks = self.networks() if by_depth else [(variant, 0) for variant in self.curves["variant"].unique()]
+        for variant, depth in networks:
+            one = {"variant": variant, "num_layers": depth} if by_depth else {"variant": variant}
+            yield page_suffix(variant, depth, networks), self.of(**one)
 
     def matrices(self) -> list[str]:
         """Return the weights whose diagonal blocks were measured, W_V and W_Q first as in the paper."""
@@ -157,10 +213,8 @@ class Measured:
         dotted = "; dotted: σ = 1" if self.axis.is_sigma else ""
         variant = "".join(f"{name}. " for name in self.curves["variant"].unique()[:1] if name and guides)
         marks = f"{variant}Dots: mean over {seeds_words(self.table)}; band: ± standard error{dashed}{dotted}."
-        fixed, left_out = fixed_words(self.table, self.axis), left_out_words(self.table)
-        if (self.table[X] <= 0).any():
-            left_out += f" Not drawn: {self.axis.symbol} = 0, which has no logarithm."
-        return f"{marks}{fixed}{self.setting} {estimator_words(self.table)}.{left_out}"
+        zero = f" Not drawn: {self.axis.symbol} = 0, which has no logarithm." * bool((self.table[X] <= 0).any())
+        return f"{marks}{made_words(self.table, self.axis, self.setting)}{zero}"
 
 
 def read_measured(spec: FigureSpec, folder: Path) -> Measured:
@@ -187,7 +241,8 @@ def read_measured(spec: FigureSpec, folder: Path) -> Measured:
     if said == LEVEL:
         levels = window_levels(table, used, axis=axis, quantity=quantity, average=spec.average)
     return Measured(
-        *(table, curves, slopes, run.architectures, used, spec.average, axis, quantity), levels, said, run.config
+        *(table, curves, slopes, run.architectures, used, spec.average, axis, quantity),
+        *(levels, said, spec.paper, run.config),
     )
 
 
@@ -215,8 +270,3 @@ def parts_of(frame: pd.DataFrame) -> list[Part]:
 def in_order(names: pd.Series) -> list[str]:
     """Return the different names: the paper's weights as they are listed, others as they come, then groups."""
     return sorted(names.unique(), key=name_order(names.unique()))
-
-
-def _chosen(frame: pd.DataFrame, choice: dict[str, object]) -> pd.DataFrame:
-    wanted = np.logical_and.reduce([frame[column].to_numpy() == value for column, value in choice.items()])
-    return frame[wanted]

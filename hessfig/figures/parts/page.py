@@ -7,7 +7,6 @@ import io
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -42,8 +41,8 @@ class Paper:
     """What `figure.width`, `figure.note`, `figure.formats`, `figure.panels` and `style` ask of every layout.
 
     `width` in inches; None: the style's. Without `note` the words stand in a .txt beside the figure. `panels` are names
-    of panels, none: all. `offered` collects the names of the panels that a figure has, as its sheets are laid out.
-    `changed`: what is drawn is not of the preset's network, but of one with these settings, as every note then says.
+    of panels, none: all. `changed`: what is drawn is not of the preset's network, but of one with these settings, as
+    every note then says.
     """
 
     width: float | None = None
@@ -52,7 +51,6 @@ class Paper:
     panels: Sequence[str] = ()
     style: str = "default"
     changed: Sequence[str] = ()
-    offered: dict[str, None] = field(default_factory=dict)
 
     @property
     def inches(self) -> float:
@@ -67,24 +65,6 @@ class Paper:
         sizes = {key: min(max(float(found[key]), SMALLEST), LARGEST) for key in _SIZES}
         sizes["legend.title_fontsize"] = sizes["legend.fontsize"]
         return {**sizes, "font.family": [*_installed(found["font.serif"]), *_FAMILIES]}
-
-
-_PAPER: ContextVar[Paper] = ContextVar("paper", default=Paper())  # noqa: B039 - the default's record is never read
-
-
-def paper() -> Paper:
-    """Return the paper that figures are laid out for, here and now (see style.styled)."""
-    return _PAPER.get()
-
-
-@contextmanager
-def laid_out_for(chosen: Paper) -> Iterator[None]:
-    """Lay out what is drawn inside for a paper."""
-    before = _PAPER.set(chosen)
-    try:
-        yield
-    finally:
-        _PAPER.reset(before)
 
 
 def _bundle(style: str) -> dict[str, Any]:
@@ -159,9 +139,8 @@ RC = {
 @contextmanager
 def styled(paper: Paper | None = None) -> Iterator[None]:
     """The context in which figures are built and saved, for a paper; the caller's settings come back after it."""
-    chosen = paper or Paper()
     settings: dict[Any, Any] = {k: v for k, v in mpl.rcParamsDefault.items() if not k.startswith("backend")}
-    with mpl.rc_context(settings | RC | chosen.type_settings()), laid_out_for(chosen):
+    with mpl.rc_context(settings | RC | (paper or Paper()).type_settings()):
         yield
 
 
@@ -197,6 +176,11 @@ def matrix_colour(name: str) -> str:
 def part_colour(part: str) -> str:
     """Return the colour of a part of the Hessian, for panels that show several."""
     return _PART_COLOURS[Part(part)]
+
+
+def tone(rank: int) -> str:
+    """Return the colour of the `rank`-th line of a panel whose lines are of no weight and no part."""
+    return TONES[rank % len(TONES)]
 
 
 def shades(colour: str, count: int) -> list[tuple[float, float, float]]:
@@ -242,27 +226,30 @@ _LONGEST = 120
 
 @dataclass(frozen=True)
 class Page:
-    """A drawn sheet: what to add to the figure's name ("" for a single sheet), the figure, its numbers."""
+    """A drawn sheet: what to add to the figure's name ("" for a single sheet), the figure, its numbers.
+
+    `panels` are the names of its panels, drawn or not; a figure that is not visible has none of those asked for.
+    """
 
     suffix: str
     figure: Figure
     numbers: pd.DataFrame
+    panels: Sequence[str] = ()
 
 
-def save_sheets(pages: Iterable[Page], folder: Path, name: str) -> list[Path]:
+def save_sheets(pages: Iterable[Page], folder: Path, name: str, paper: Paper) -> list[Path]:
     """Write every sheet of a figure by save_page; return the paths.
 
     Raises UserError, before anything is written, for panels that no sheet has.
     """
-    if paper().panels:
+    if paper.panels:
         pages = list(pages)  # what panels there are is known when all sheets are laid out
-        _check_panels()
-    return [path for page in pages for path in save_page(page, folder, name)]
+        _check_panels(paper.panels, list(dict.fromkeys(panel for page in pages for panel in page.panels)))
+    return [path for page in pages for path in save_page(page, folder, name, paper)]
 
 
-def _check_panels() -> None:
-    offered = list(paper().offered)
-    for name in paper().panels:
+def _check_panels(asked: Sequence[str], offered: Sequence[str]) -> None:
+    for name in asked:
         if name not in offered:
             raise UserError(
                 f"figure.panels: there is no panel {name!r}"
@@ -275,8 +262,8 @@ def _check_panels() -> None:
             )
 
 
-def save_page(page: Page, folder: Path, name: str) -> list[Path]:
-    """Write folder/fig<name><suffix>.{pdf,png,svg,csv}; return the paths. Call it inside `style.styled()`.
+def save_page(page: Page, folder: Path, name: str, paper: Paper) -> list[Path]:
+    """Write folder/fig<name><suffix>.{pdf,png,svg,csv}; return the paths. Call it inside `styled()`.
 
     The formats are the paper's; the note that a paper leaves out is written to .txt. A sheet without any of the panels
     that the paper asks for is left out. Names are made of plain characters: nothing leads out of `folder`.
@@ -284,17 +271,17 @@ def save_page(page: Page, folder: Path, name: str) -> list[Path]:
     if not page.figure.get_visible():
         return []
     stem = file_words(f"fig{name}{page.suffix}")
-    paths = save_figure(page.figure, folder, stem)
-    if not paper().note and page.figure.get_label():
+    paths = save_figure(page.figure, folder, stem, paper.formats)
+    if not paper.note and page.figure.get_label():
         paths.append(write_text(folder / f"{stem}.txt", f"{page.figure.get_label()}\n"))
     write_text(folder / f"{stem}.csv", page.numbers.to_csv(index=False, float_format="%.10g", lineterminator="\n"))
     return [*paths, folder / f"{stem}.csv"]
 
 
-def save_figure(figure: Figure, folder: Path, stem: str) -> list[Path]:
-    """Write folder/<stem>.{pdf,png,svg}, those of the paper; return the paths. Call it inside `style.styled()`."""
+def save_figure(figure: Figure, folder: Path, stem: str, formats: Sequence[str] = FORMATS) -> list[Path]:
+    """Write folder/<stem>.{pdf,png,svg}, in the formats named; return the paths. Call it inside `styled()`."""
     FigureCanvasAgg(figure)
-    return [_save(figure, folder / f"{stem}.{kind}", kind) for kind in _FORMATS if kind in paper().formats]
+    return [_save(figure, folder / f"{stem}.{kind}", kind) for kind in _FORMATS if kind in formats]
 
 
 def file_words(text: str) -> str:
@@ -309,6 +296,16 @@ def page_suffix(variant: str, num_layers: int, networks: list[tuple[str, int]]) 
     several_depths = len({depth for _, depth in networks}) > 1
     words = f"_{_distinct(variant, variants)}" if len(variants) > 1 else ""
     return words + (f"_depth{num_layers}" if several_depths else "")
+
+
+def panel_names(networks: list[tuple[str, int]]) -> list[str]:
+    """Return a name for the panels of each network: what its file would be called, 'network' for a single one."""
+    return [page_suffix(*one, networks).lstrip("_") or "network" for one in networks]
+
+
+def variant_names(variants: Sequence[str]) -> list[str]:
+    """Return a name for the panels of each variant."""
+    return panel_names([(variant, 0) for variant in variants])
 
 
 def _save(figure: Figure, path: Path, kind: str) -> Path:
@@ -335,7 +332,7 @@ class FigureSpec:
 
     `x`, `colour` and `dashes` name sigma, step, layer, num_layers, part or a varied setting. `seed` is that of the
     bootstrap (None: the first seed of the run, as in slopes.csv). `paper`: width, note, formats, panels and style,
-    which panel_grid and save_page obey for every layout.
+    which panel_sheet and save_page obey for every layout.
     """
 
     name: str

@@ -8,13 +8,12 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
 
-import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
 
-from hessfig.figures.parts.page import BACKING, TINY, fitting, paper, points, width_of
-from hessfig.figures.parts.words import plain
+from hessfig.figures.parts.labels import plain
+from hessfig.figures.parts.page import BACKING, TINY, Page, Paper, fitting, points, width_of
 
 _LINE = 0.125  # height of a line of the note in inches
 _EDGE, _LABEL = 0.05, 0.38  # from the page's edge to the note; from a panel to the middle of its y label
@@ -33,45 +32,20 @@ class Margins:
 
 
 MARGINS = Margins()
+_INNER, _TITLE, _TICKS, _PANEL_LABEL = 0.38, 0.22, 0.16, 0.16  # inches
+Cell = tuple[int, int]
+Share = Literal["row", "all", False]
 NARROWEST = 1.1  # inches: a panel that holds 'σ ≤ 0.1: −0.02 ± 0.01' in 7 points
 
 
-def panel_grid(
-    rows: int,
-    cols: int,
-    *,
-    note: str = "",
-    panel_height: float = 1.3,
-    margins: Margins = MARGINS,
-    share_x: bool = True,
-    share_y: Literal["row", "all", False] = "row",
-    height_ratios: list[float] | None = None,
-) -> tuple[Figure, NDArray[np.object_]]:
-    """Return a figure of the paper's width and its (rows, cols) axes, with `note` in small print below them.
-
-    `panel_height` is the mean over rows where `height_ratios` make them differ.
-    """
-    page, below = paper().inches, note_height(note)
-    bottom = margins.bottom + below
-    height = margins.top + bottom + rows * panel_height + (rows - 1) * margins.down
-    width = panel_width(cols, margins)
-    figure = noted_figure(height, note)
-    edges: dict[str, Any] = {
-        "left": margins.left / page,
-        "right": 1 - margins.right / page,
-        "top": 1 - margins.top / height,
-        "bottom": bottom / height,
-        "wspace": margins.across / width,
-        "hspace": margins.down / panel_height,
-        "height_ratios": height_ratios,
-    }
-    axes = figure.subplots(rows, cols, squeeze=False, sharex=share_x, sharey=share_y, gridspec_kw=edges)
-    return figure, axes
-
-
-def panel_width(columns: int, margins: Margins) -> float:
+def panel_width(paper: Paper, columns: int, margins: Margins) -> float:
     """Return the inches of each of some columns of panels."""
-    return (paper().inches - margins.left - margins.right - (columns - 1) * margins.across) / columns
+    return (paper.inches - margins.left - margins.right - (columns - 1) * margins.across) / columns
+
+
+def in_rows(items: Sequence[Any], most: int) -> list[Sequence[Any]]:
+    """Return a sequence in pieces of at most `most`; a single empty one for none."""
+    return [items[start : start + most] for start in range(0, max(len(items), 1), most)]
 
 
 def width_in(ax: Axes) -> float:
@@ -93,37 +67,21 @@ def label_side(ax: Axes, words: str) -> None:
     ax.yaxis.set_label_coords(-_LABEL / width_in(ax), 0.5)
 
 
-def fitting_columns(margins: Margins, narrowest: float = NARROWEST) -> int:
+def fitting_columns(paper: Paper, margins: Margins, narrowest: float = NARROWEST) -> int:
     """Return how many columns of panels the page holds; at least one."""
-    room = paper().inches - margins.left - margins.right + margins.across
+    room = paper.inches - margins.left - margins.right + margins.across
     return max(1, int((room + 1e-9) / (narrowest + margins.across)))
 
 
-def note_height(note: str) -> float:
-    """Return the inches that a note takes below the panels: none where the paper leaves it out."""
-    lines = note_lines(note) if paper().note else []
-    return _LINE * len(lines) + _EDGE if lines else 0.0
-
-
-def noted_figure(height: float, note: str) -> Figure:
-    """Return an empty figure of the paper's width with a note at its foot; its label is the note, for its .txt."""
-    figure = Figure(figsize=(paper().inches, height))
-    figure.set_label(whole_note(note))
-    for index, line in enumerate(reversed(note_lines(note) if paper().note else [])):
-        y = (_EDGE + _LINE * index) / height
-        figure.text(_EDGE / paper().inches, y, line, fontsize=TINY, color="#555555", va="bottom")
-    return figure
-
-
-def whole_note(note: str) -> str:
+def whole_note(paper: Paper, note: str) -> str:
     """Return a note with the settings at its end in which the network is not the preset's, unless it tells them."""
-    untold = [words for words in paper().changed if not re.search(rf"(?<!\w){re.escape(words)}(?!\w)", note)]
+    untold = [words for words in paper.changed if not re.search(rf"(?<!\w){re.escape(words)}(?!\w)", note)]
     return f"{note} Changed from the preset: {', '.join(untold)}.".strip() if untold else note
 
 
-def note_lines(note: str) -> list[str]:
+def note_lines(paper: Paper, note: str) -> list[str]:
     """Return a note broken into lines that the page holds."""
-    room, lines, note = paper().inches - 2 * _EDGE, [""], whole_note(note)
+    room, lines = paper.inches - 2 * _EDGE, [""]
     for word in plain(note).split(" ") if note else []:
         longer = f"{lines[-1]} {word}".strip()
         if width_of(longer) <= room:
@@ -133,33 +91,25 @@ def note_lines(note: str) -> list[str]:
     return [line for line in lines if line]
 
 
-def only_outer_labels(axes: NDArray[np.object_], *, x: str, y: list[str]) -> None:
-    """Label the bottom row's x axes and the left column's y axes (one label a row)."""
-    for axis in axes[-1]:
-        axis.set_xlabel(x)
-    for axis, label in zip(axes[:, 0], y, strict=True):
-        label_side(axis, label)
-
-
 def say(ax: Axes, words: str) -> None:
     """Write words in the middle of a panel that has no curve: an empty panel explains itself."""
     backing, place = {**BACKING, "facecolor": ax.get_facecolor()}, {"ha": "center", "va": "center"}
     ax.text(0.5, 0.5, words, transform=ax.transAxes, color="#555555", bbox=backing, fontdict=place)
 
 
-_INNER, _TITLE, _TICKS, _PANEL_LABEL = 0.38, 0.22, 0.16, 0.16  # inches
-Cell = tuple[int, int]
-Share = Literal["row", "all", False]
-
-
 @dataclass(frozen=True)
 class Sheet:
-    """A figure and the axes of its panels by their place in the matrix of names; `lines` are they as they stand."""
+    """A figure and the axes of its panels by their place in the matrix of names; `lines` are they as they stand.
+
+    `names` are those of all panels, drawn or not; `across` are the inches between panels.
+    """
 
     figure: Figure
     panels: dict[Cell, Axes]
     lines: list[list[Cell]]
     is_folded: bool
+    names: tuple[str, ...]
+    across: float
 
     def __iter__(self) -> Iterator[tuple[int, int, Axes]]:
         return ((row, column, ax) for (row, column), ax in self.panels.items())
@@ -167,6 +117,15 @@ class Sheet:
     def row(self, row: int) -> list[Axes]:
         """Return the panels of a row of the matrix."""
         return [ax for (i, _), ax in self.panels.items() if i == row]
+
+    @property
+    def axes(self) -> list[Axes]:
+        """The panels, line by line."""
+        return list(self.panels.values())
+
+    def page(self, suffix: str, numbers: pd.DataFrame) -> Page:
+        """Return the sheet as a page of a figure, with the numbers that are drawn."""
+        return Page(suffix, self.figure, numbers, self.names)
 
     @property
     def first(self) -> Axes:
@@ -190,7 +149,7 @@ class Sheet:
             label_side(self.panels[line[0]], unit if self.is_folded else rows[line[0][0]])
 
     def _title(self, candidates: Mapping[Cell, Sequence[str]]) -> None:
-        """Give panels titles of one length: the longest that fits every one of them."""
+        """Give panels titles of one length: the longest that fits every one of them; they may end in the next gap."""
         size = points("axes.titlesize")
         for rank in range(max(map(len, candidates.values()))):
             titles = {cell: words[min(rank, len(words) - 1)] for cell, words in candidates.items()}
@@ -198,7 +157,7 @@ class Sheet:
                 break
         for cell, words in titles.items():
             ax = self.panels[cell]
-            ax.set_title(fitting([words], width_in(ax), size))
+            ax.set_title(fitting([words], width_in(ax) + self.across, size))
 
 
 def _joined(name: str, title: str) -> str:
@@ -206,50 +165,74 @@ def _joined(name: str, title: str) -> str:
 
 
 def panel_sheet(
+    paper: Paper,
     names: Sequence[Sequence[str]],
     *,
     note: str = "",
     height: float | Sequence[float] = 1.35,
     margins: Margins = MARGINS,
-    narrowest: float = NARROWEST,
+    narrowest: float | None = NARROWEST,
     share_x: bool = True,
     share_y: Share = "row",
     left_out: Sequence[str] = (),
+    most: int = 0,
+    on_grid: bool = False,
 ) -> Sheet:
-    """Return a sheet of the paper's width with an axes for each name (a row of fewer names fills the width).
+    """Return a sheet of the paper's width with an axes for each name, and `note` in small print below them.
 
-    `height` is that of every panel, or of those of each row; panels `left_out` are not drawn where the sheet is folded.
-    The paper's `panels` pick some; a sheet that has none of them is whole, but not visible (and not saved).
+    A row of fewer names fills the width, unless rows have places for `most`. `height` is that of every panel, or of
+    those of each row. A sheet is folded where panels would be narrower than `narrowest` (None: than they are on a page
+    of the usual width); panels `left_out` are not drawn then. The figure's label is the note, for its .txt. The
+    paper's `panels` pick some; a sheet that has none of them is whole, but not visible (and not saved).
+    `on_grid`: matplotlib's grid computes the places, which differ in their last bits, and so in single pixels.
     """
-    lines, is_folded = _arranged(names, margins, narrowest, left_out, share_y)
+    if narrowest is None:
+        narrowest = min(NARROWEST, panel_width(Paper(), max(map(len, names)), margins))
+    lines, is_folded = _arranged(paper, names, margins, narrowest, left_out, share_y)
     margins = _margins_of(lines, margins, share_x, share_y) if is_folded else margins
     heights = [height] * len(names) if isinstance(height, float | int) else list(height)
-    total = margins.top + sum(heights[line[0][0]] for line in lines) + (len(lines) - 1) * margins.down
-    figure = noted_figure(total + margins.bottom + note_height(note), note)
-    picked = [name for row in names for name in row if name in paper().panels]
-    figure.set_visible(bool(picked) or not paper().panels)
-    panels = _placed(figure, lines, heights, margins, is_folded=is_folded, share_x=share_x, share_y=share_y)
-    return Sheet(figure, panels, lines, is_folded)
+    words = whole_note(paper, note)
+    written = note_lines(paper, words) if paper.note else []
+    below = margins.bottom + (_LINE * len(written) + _EDGE if written else 0.0)
+    tall = [heights[line[0][0]] for line in lines]
+    around, gaps = (below, 0.0) if on_grid else (0.0, below)  # added where the last bit stays
+    total = margins.top + around + sum(tall) + (len(lines) - 1) * margins.down + gaps
+    figure = Figure(figsize=(paper.inches, total))
+    figure.set_label(words)
+    for index, line in enumerate(reversed(written)):
+        y = (_EDGE + _LINE * index) / total
+        figure.text(_EDGE / paper.inches, y, line, fontsize=TINY, color="#555555", va="bottom")
+    every = tuple(dict.fromkeys(name for row in names for name in row))
+    figure.set_visible(not paper.panels or not set(paper.panels).isdisjoint(every))
+    columns = [max(most, *map(len, lines)) if is_folded or most else len(line) for line in lines]
+    panels = _placed(figure, lines, columns, tall, margins, share_x, share_y)
+    if on_grid:
+        _align(figure, panels, lines, columns, tall, replace(margins, bottom=below))
+    return Sheet(figure, panels, lines, is_folded, every, margins.across)
 
 
 def _arranged(
-    names: Sequence[Sequence[str]], margins: Margins, narrowest: float, left_out: Sequence[str], share_y: Share
+    paper: Paper,
+    names: Sequence[Sequence[str]],
+    margins: Margins,
+    narrowest: float,
+    left_out: Sequence[str],
+    share_y: Share,
 ) -> tuple[list[list[Cell]], bool]:
     """Return the places of the panels line by line, and whether they are other lines than those of the matrix."""
     cells = {name: (i, j) for i, row in enumerate(names) for j, name in enumerate(row)}
-    paper().offered.update(dict.fromkeys(cells))
-    picked = [cells[name] for name in paper().panels if name in cells]
+    picked = [cells[name] for name in paper.panels if name in cells]
     whole = [[(i, j) for j in range(len(row))] for i, row in enumerate(names)]
     if picked:
         rows, columns = (list(dict.fromkeys(cell[side] for cell in picked)) for side in (0, 1))
         whole = [[(i, j) for j in columns] for i in rows]
     chosen = [cell for line in whole for cell in line]
     is_matrix = not picked or chosen == picked
-    if is_matrix and max(map(len, whole)) <= fitting_columns(margins, narrowest):
+    if is_matrix and max(map(len, whole)) <= fitting_columns(paper, margins, narrowest):
         return whole, False
     own_scales = share_y is False or (share_y == "row" and len(whole) > 1)
     wide = replace(margins, across=max(margins.across, _INNER)) if own_scales else margins
-    most = fitting_columns(wide, narrowest)
+    most = fitting_columns(paper, wide, narrowest)
     chosen = picked or [(i, j) for i, j in chosen if names[i][j] not in left_out]
     if 1 < len(whole) <= most and is_matrix:
         chosen, most = sorted(chosen, key=lambda cell: (cell[1], cell[0])), len(whole)
@@ -274,18 +257,16 @@ def _shares(line: Sequence[Cell], at: int, share_y: Share) -> bool:
 def _placed(
     figure: Figure,
     lines: list[list[Cell]],
+    columns: Sequence[int],
     heights: Sequence[float],
     margins: Margins,
-    *,
-    is_folded: bool,
     share_x: bool,
     share_y: Share,
 ) -> dict[Cell, Axes]:
     page, tall, panels = figure.get_figwidth(), figure.get_figheight(), dict[Cell, Axes]()
     top = tall - margins.top
-    for number, line in enumerate(lines):
-        columns = max(map(len, lines)) if is_folded else len(line)
-        width, high = panel_width(columns, margins), heights[line[0][0]]
+    for number, (line, high) in enumerate(zip(lines, heights, strict=True)):
+        width = (page - margins.left - margins.right - (columns[number] - 1) * margins.across) / columns[number]
         for at, cell in enumerate(line):
             left = margins.left + at * (width + margins.across)
             shared: dict[str, Any] = {
@@ -298,6 +279,30 @@ def _placed(
             panels[cell] = ax
         top -= high + margins.down
     return panels
+
+
+def _align(
+    figure: Figure,
+    panels: dict[Cell, Axes],
+    lines: list[list[Cell]],
+    columns: Sequence[int],
+    heights: Sequence[float],
+    margins: Margins,
+) -> None:
+    page, tall, mean = figure.get_figwidth(), figure.get_figheight(), sum(heights) / len(heights)
+    edges: dict[str, float] = {
+        "left": margins.left / page,
+        "right": 1 - margins.right / page,
+        "top": 1 - margins.top / tall,
+        "bottom": margins.bottom / tall,
+        "hspace": margins.down / mean,
+    }
+    ratios = heights if len(set(heights)) > 1 else None
+    for number, (line, count) in enumerate(zip(lines, columns, strict=True)):
+        width = (page - margins.left - margins.right - (count - 1) * margins.across) / count
+        grid = figure.add_gridspec(len(lines), count, wspace=margins.across / width, height_ratios=ratios, **edges)
+        for at, cell in enumerate(line):
+            panels[cell].set_subplotspec(grid[number, at])
 
 
 def _same(cell: Cell, other: Cell, share_y: Share) -> bool:

@@ -12,23 +12,62 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from hessfig.analysis.axis import SIGMA, Axis, X
+from hessfig.analysis.intervals import student_interval
 from hessfig.analysis.slopes.printed import Window, as_window, within
 from hessfig.figures.parts.measured import SUPERSCRIPTS, Measured
 from hessfig.figures.parts.page import BACKING, GUIDE, TINY, width_of
 from hessfig.figures.parts.panel_sheet import width_in
 from hessfig.predictions.growth_rates import Prediction
 
+_FLOOR = 0.02  # a band on a logarithmic axis ends at this share of its mean
 _GAP = 0.05  # inches between words and the line at sigma = 1
 _DASHES = ((0, (4, 2)), (0, (1.5, 1.2)), (0, (5, 1.5, 1, 1.5)))
 
 
-def draw_curve(ax: Axes, curve: pd.DataFrame, *, colour: Any, label: str = "", **line: Any) -> None:
+Band = tuple[Any, Any, Any]  # x, low and high
+
+
+def draw_mean(ax: Axes, x: Any, mean: Any, band: Band, *, colour: Any, alpha: float = 0.2, **line: Any) -> None:
+    """Draw means against x, and a band of the same colour."""
+    ax.plot(x, mean, **{"marker": "o", "markeredgewidth": 0, "color": colour, **line})
+    ax.fill_between(*band, color=colour, alpha=alpha, linewidth=0)
+
+
+def draw_curve(ax: Axes, curve: pd.DataFrame, *, colour: Any, **line: Any) -> None:
     """Draw mean over seeds against x with a band of one standard error; zeros and holes are left out."""
-    drawn = curve[positive(curve)]
-    ax.plot(drawn[X], drawn["mean"], "o-", color=colour, label=label, markeredgewidth=0, **line)
-    band = drawn[drawn["sem"] > 0]
-    low = np.maximum(band["mean"] - band["sem"], band["mean"] * 0.05)
-    ax.fill_between(band[X], low, band["mean"] + band["sem"], color=colour, alpha=0.25, linewidth=0)
+    draw_errors(ax, curve[positive(curve)], colour=colour, is_log=True, **line)
+
+
+def draw_errors(ax: Axes, drawn: pd.DataFrame, *, colour: Any, is_log: bool, **line: Any) -> None:
+    """Draw means with a band of one standard error, which ends above zero on logarithmic axes."""
+    known = drawn[drawn["sem"] > 0]
+    low, high = known["mean"] - known["sem"], known["mean"] + known["sem"]
+    low = np.maximum(low, known["mean"] * 0.05) if is_log else low
+    draw_mean(ax, drawn[X], drawn["mean"], (known[X], low, high), colour=colour, alpha=0.25, **line)
+
+
+def seed_means(rows: pd.DataFrame, by: Sequence[str], name: str = "value", *, logs: bool = False) -> pd.DataFrame:
+    """Return mean, low, high (95 %, Student's t over seeds) and count of `name` for each place in `by`.
+
+    With `logs` the mean is geometric, and so is its interval; what is not positive is left out then.
+    """
+    values = rows[name].where(rows[name] > 0) if logs else rows[name]
+    found = []
+    for key, one in rows.assign(used=values).groupby(list(by), sort=True, dropna=False):
+        interval = student_interval(np.log10(one["used"]) if logs else one["used"])
+        ends = np.array([interval.mean, interval.low, interval.high])
+        mean, low, high = 10**ends if logs else ends
+        place = dict(zip(by, key, strict=True))
+        found.append({**place, "mean": mean, "low": low, "high": high, "count": interval.count})
+    return pd.DataFrame(found, columns=[*by, "mean", "low", "high", "count"])
+
+
+def draw_interval(ax: Axes, points: pd.DataFrame, x: str, *, colour: Any, **line: Any) -> None:
+    """Draw `seed_means` against the column `x`; on logarithmic axes what is positive."""
+    drawn, is_log = points[np.isfinite(points["mean"])].sort_values(x), ax.get_yscale() == "log"
+    drawn = drawn[drawn["mean"] > 0] if is_log else drawn
+    low = np.maximum(drawn["low"], _FLOOR * drawn["mean"]) if is_log else drawn["low"]
+    draw_mean(ax, drawn[x], drawn["mean"], (drawn[x], low, drawn["high"]), colour=colour, **line)
 
 
 def draw_guide(ax: Axes, x: np.ndarray, exponent: float, coefficient: float, *, style: int = 0) -> None:

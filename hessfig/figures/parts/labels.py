@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from hessfig.analysis.axis import POINT, Axis, assignments, fixed_words, last_word
+from hessfig.analysis.axis import POINT, Axis, fixed_words, last_word, settings_of, without
 from hessfig.record import FROBENIUS, Status
 from hessfig.terms import Matrix, Part, weight_label
 
@@ -60,8 +60,7 @@ def weight_words(name: str) -> str:
 
 def norm_label(row: str, col: str = "", quantity: str = FROBENIUS) -> str:
     """Return the y label of a block."""
-    what = r"$\|\cdot\|_F$" if quantity == FROBENIUS else plain(quantity_words(quantity))
-    return f"{block_words(row, col)} block {what}"
+    return f"{block_words(row, col)} block {quantity_label(quantity)}"
 
 
 def block_title(row: str, col: str, across: str = "", *, quantity: str = FROBENIUS) -> str:
@@ -71,8 +70,7 @@ def block_title(row: str, col: str, across: str = "", *, quantity: str = FROBENI
         name = f"{weight_words(row)} of layer {row_layer}, {weight_words(col)} of layer {layer}"
     else:
         name = block_words(row, col) if row else "network"
-    what = r"$\|\cdot\|_F$" if quantity == FROBENIUS else plain(quantity_words(quantity))
-    return f"{name} {what}".strip() if quantity else name
+    return f"{name} {quantity_label(quantity)}".strip() if quantity else name
 
 
 def part_title(part: str) -> str:
@@ -88,6 +86,11 @@ def part_words(part: str) -> str:
 def unit_label(quantity: str) -> str:
     """Return the y label of panels whose titles name their blocks."""
     return r"block $\|\cdot\|_F$" if quantity == FROBENIUS else plain(quantity_words(quantity))
+
+
+def quantity_label(quantity: str) -> str:
+    """Return a quantity as a label: the norm's symbol, or its words."""
+    return r"$\|\cdot\|_F$" if quantity == FROBENIUS else plain(quantity_words(quantity))
 
 
 def quantity_words(quantity: str) -> str:
@@ -108,10 +111,14 @@ def note_words(
     where = f" At {place}." if place else fixed_words(table, axis)
     dotted = "; dotted: σ = 1" if axis.is_sigma and several_points else ""
     page = "".join(f"{name}. " for name in [", ".join(filter(None, names))] if name)
-    return (
-        f"{page}{_marks(table, several_points)}{dotted}.{where}"
-        f"{setting_words(config or {}, table, axis)} {estimator_words(table)}.{left_out_words(table)}"
-    )
+    made = made_words(table, axis, setting_words(config or {}, table, axis), where=where)
+    return f"{page}{_marks(table, several_points)}{dotted}.{made}"
+
+
+def made_words(table: pd.DataFrame, axis: Axis, setting: str = "", *, where: str | None = None) -> str:
+    """Return the end of every note: where all numbers stand, settings, how they were measured, what is left out."""
+    fixed = fixed_words(table, axis) if where is None else where
+    return f"{fixed}{setting} {estimator_words(table)}.{left_out_words(table)}"
 
 
 def setting_words(config: Mapping[str, Any], table: pd.DataFrame, axis: Axis) -> str:
@@ -139,9 +146,8 @@ def variant_words(variant: str) -> str:
 
     What a kind of network has not is left out: an MLP's attention.
     """
-    settings = assignments(variant)
-    if settings.get("model.kind") == "mlp":
-        settings.pop("model.attention", None)
+    is_mlp = settings_of(variant).get("model.kind") == "mlp"
+    settings = settings_of(without(variant, "model.attention")) if is_mlp else settings_of(variant)
     named = [_SETTINGS.get((key, value), f"{last_word(key)}={value}") for key, value in settings.items()]
     return plain(", ".join(dict.fromkeys(named)))
 
