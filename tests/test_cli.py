@@ -22,8 +22,9 @@ import hessfig as hessfig_package
 from hessfig import __version__
 from hessfig.cli.help import candidates
 from hessfig.cli.verbs import VERBS, Verb
+from hessfig.config.presets import choices
+from hessfig.config.schema import GROUPS
 from hessfig.config.settings import settings
-from hessfig.config.shipped_files import GROUPS, choices
 from hessfig.theory.verification import _KEYS as VERIFY_KEYS
 from tests.conftest import Answer
 from tests.runs import CELLS, COMMAND, TOY, cell_files, hessfig, rows

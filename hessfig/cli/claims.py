@@ -37,7 +37,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def _departures(folder: Path, sweep: str) -> list[str]:
     """Return the settings of network and task in which a table is not the shipped sweep's."""
-    from hessfig.config.shipped_files import choices
+    from hessfig.config.presets import choices
     from hessfig.record import MANIFEST
 
     if not (folder / MANIFEST).exists() or sweep not in choices("sweep"):

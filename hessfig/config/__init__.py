@@ -28,20 +28,16 @@ from hessfig.config.enums import (
     TrainingData,
 )
 from hessfig.config.grid import sigma_values
-from hessfig.config.schema import (
-    Config,
+from hessfig.config.schema import Config, FigureConfig, LauncherConfig, SweepConfig, with_defaults
+from hessfig.config.science import (
     EstimatorConfig,
-    FigureConfig,
     GridConfig,
     LandscapeConfig,
-    LauncherConfig,
     ModelConfig,
     SpectrumConfig,
     StateConfig,
-    SweepConfig,
     TaskConfig,
     TrainingConfig,
-    with_defaults,
 )
 
 __all__ = [

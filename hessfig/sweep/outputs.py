@@ -18,7 +18,7 @@ from typing import Any
 
 import hessfig
 from hessfig.config import Config
-from hessfig.config.keys import as_plain, unpinned, without_added
+from hessfig.config.keys import as_plain, in_manifest, unpinned, without_added
 from hessfig.measurements.allocation import Allocation
 from hessfig.models.registry import kind
 from hessfig.record import CHECKSUM, COLUMNS, checksum, digest
@@ -82,11 +82,6 @@ def _shared(cell: Cell) -> dict[str, Any]:
 
 
 _PACKAGES = ("torch", "transformer-lens", "curvlinops-for-pytorch", "numpy", "hydra-core", "transformers")
-_NOT_SETTINGS = (
-    *("output_dir", "config_dir", "dry_run", "reference", "figure", "launcher", "shard"),
-    *("workers", "force_workers", "memory", "reuse", "tolerance", "resamples"),
-    *("yes", "levels", "quantity", "rows", "part", "style", "single_file"),
-)
 
 
 def manifest_text(setups: Sequence[Setup], allocations: Sequence[Allocation], run: dict[str, Any]) -> str:
@@ -98,7 +93,7 @@ def manifest_text(setups: Sequence[Setup], allocations: Sequence[Allocation], ru
     config = setups[0].config
     content = {
         "sweep": config.sweep.name,
-        "config": _settings(config),
+        "config": in_manifest(config),
         "config_hash": config_hash(setups),
         "variants": [
             {"variant": setup.name, "config": _short_hashes(setup), **_axes(setup, allocation)}
@@ -115,7 +110,7 @@ def config_hash(setups: Sequence[Setup]) -> str:
     config = setups[0].config
     sciences = [setup.science(name) for setup in setups for name in setup.config.quantities]
     own = [setup.networks() for setup in setups if setup.networks()]
-    return digest([without_added(_settings(unpinned(config))), sciences, *own])
+    return digest([without_added(in_manifest(unpinned(config))), sciences, *own])
 
 
 def read_hash(path: Path) -> str | None:
@@ -130,10 +125,6 @@ def read_hash(path: Path) -> str | None:
 def now() -> str:
     """Return the time as ISO 8601 in UTC, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def _settings(config: Config) -> dict[str, Any]:
-    return {key: value for key, value in as_plain(config).items() if key not in _NOT_SETTINGS}
 
 
 def _short_hashes(setup: Setup) -> dict[str, str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from hessfig.config.range_checks import parse_shard
+from hessfig.config.machine import parse_shard
 from hessfig.files import check_writable
 from hessfig.states.training.trajectory import Trajectory
 from hessfig.sweep.engine import measure_cells, on_this_machine, sweep_folder, unfinished
