@@ -1,5 +1,7 @@
 """Configuration: schema, checks, and the only doors to Hydra beside the command line."""
 
+# ruff: noqa: F401 - names for others
+
 from hessfig.config.enums import (
     MLP,
     Attention,
@@ -39,45 +41,3 @@ from hessfig.config.science import (
     TaskConfig,
     TrainingConfig,
 )
-
-__all__ = [
-    "MLP",
-    "Attention",
-    "Config",
-    "Curvature",
-    "DType",
-    "Data",
-    "Direction",
-    "EstimatorConfig",
-    "FigureConfig",
-    "GridConfig",
-    "Initialisation",
-    "Kind",
-    "LandscapeConfig",
-    "Launcher",
-    "LauncherConfig",
-    "Loss",
-    "Method",
-    "ModelConfig",
-    "Norm",
-    "Optimiser",
-    "Probes",
-    "Products",
-    "QueryKey",
-    "Reuse",
-    "ScaledWeight",
-    "Schedule",
-    "Scored",
-    "SigmaScales",
-    "Sink",
-    "Spacing",
-    "SpectrumConfig",
-    "State",
-    "StateConfig",
-    "SweepConfig",
-    "TaskConfig",
-    "TrainingConfig",
-    "TrainingData",
-    "sigma_values",
-    "with_defaults",
-]

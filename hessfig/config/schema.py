@@ -239,5 +239,5 @@ class Config:
     style: Style = setting(Style.default, "type and width of figures: our own, or a conference's")
 
 
-# The groups: their settings have dotted keys, and conf/GROUP/ has files of them.
+# The groups: their settings have dotted keys, and a folder of files each in conf.
 GROUPS = tuple(one.name for one in fields(Config) if isinstance(one.metadata["says"], Role))
