@@ -50,7 +50,8 @@ def config_of(
     blocks: Any, parts: Any, quantities: Any, estimator: Any, num_probes: Any, spectrum: Any, seed: Any, dtype: Any
 ) -> Config:
     """Return the arguments of hessfig.measure as settings. Raises UserError for the first that does not fit."""
-    from hessfig.config.checks import LARGEST_SEED, MOST_PROBES, check
+    from hessfig.config.checks import LARGEST_SEED, check
+    from hessfig.config.science import MOST_PROBES
     from hessfig.measurements.catalogue import quantities as known
 
     config = Config(

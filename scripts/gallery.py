@@ -16,7 +16,7 @@ import pandas as pd
 from PIL import Image
 
 from hessfig.config.enums import FigureGroup, Published
-from hessfig.config.shipped_files import ShippedFigure, natural, shipped_figures
+from hessfig.config.presets import ShippedFigure, natural, shipped_figures
 
 ROOT = Path(__file__).parent.parent
 PAGES = {

@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from hessfig.config.shipped_files import choices
+from hessfig.config.presets import choices
 
 SMALL = {
     **{"model.d_model": 4, "task.digits": 1, "task.batch_size": 3, "seeds": 2, "grid.values": "[0.1,1.0]"},

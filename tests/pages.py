@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from hessfig.cli.flags import read
+from hessfig.cli.flags import own_words, read
 from hessfig.cli.help import run as completion
 from hessfig.cli.verbs import VERBS, Verb
 
@@ -160,7 +160,7 @@ def _plain(verb: Verb, words: list[str]) -> None:
 def _verify(words: list[str]) -> None:
     from hessfig.theory.verification import parse
 
-    asked = parse(words)["statement_ids"]
+    asked = parse(own_words(VERBS["verify"], words))["statement_ids"]
     if asked:
         from hessfig.theory.verification import statement_ids
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from hessfig.config.enums import Published
-from hessfig.config.shipped_files import shipped_figures
+from hessfig.config.presets import shipped_figures
 from hessfig.figures.layouts import overlay
 from hessfig.figures.parts.page import Paper
 from tests.analysis.authors import as_reference, file_name, publish, settings, toy_table, write_toy_sweep

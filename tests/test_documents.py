@@ -20,7 +20,7 @@ import yaml
 
 import hessfig
 from hessfig.config.compose.overrides import check_words
-from hessfig.config.shipped_files import shipped_figures
+from hessfig.config.presets import shipped_figures
 from hessfig.errors import UserError
 from tests import pages
 from tests.conftest import Answer, Background

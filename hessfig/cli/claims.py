@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from hessfig.errors import UserError, did_you_mean
+from hessfig.cli.flags import own_words
+from hessfig.cli.verbs import VERBS
 
-KEYS = ("claim", "output_dir")
+_LEAVE_OUT = "leave it out: `hessfig run` takes settings, this verb reads tables"
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -20,7 +21,7 @@ def run(arguments: Sequence[str]) -> int:
     from hessfig.analysis.claims.ledger import claim_of, claims, judge
     from hessfig.cli.terminal import show
 
-    given = dict(_key_value(word) for word in arguments)
+    given = own_words(VERBS["claims"], arguments, otherwise=_LEAVE_OUT)
     outputs = Path(given.get("output_dir", "outputs"))
     if "claim" in given:
         (one,) = judge([claim_of(given["claim"])], outputs, _departures)
@@ -37,7 +38,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def _departures(folder: Path, sweep: str) -> list[str]:
     """Return the settings of network and task in which a table is not the shipped sweep's."""
-    from hessfig.config.shipped_files import choices
+    from hessfig.config.presets import choices
     from hessfig.record import MANIFEST
 
     if not (folder / MANIFEST).exists() or sweep not in choices("sweep"):
@@ -45,19 +46,3 @@ def _departures(folder: Path, sweep: str) -> list[str]:
     from hessfig.config.compose import departures  # slow to import
 
     return departures(folder / MANIFEST, sweep)
-
-
-def _key_value(word: str) -> tuple[str, str]:
-    key, equals, value = word.partition("=")
-    if not equals or not value:
-        raise UserError(
-            f"claims: cannot read {word!r}", got=word, allowed="key=value", remedy="for example claim=sinks-stretch"
-        )
-    if key not in KEYS:
-        raise UserError(
-            f"claims: there is no setting {key!r}",
-            got=word,
-            allowed=", ".join(KEYS),
-            remedy=did_you_mean(key, KEYS) or "leave it out: `hessfig run` takes settings, this verb reads tables",
-        )
-    return key, value

@@ -8,16 +8,14 @@ from typing import TYPE_CHECKING
 from hessfig.cli.terminal import say
 from hessfig.config.compose import Job
 from hessfig.config.compose.overrides import quoted
+from hessfig.config.facts import Role
 from hessfig.config.machine import check_device_name
+from hessfig.config.settings import role_of
 
 if TYPE_CHECKING:
     from hessfig.sweep.plan import Sweep
     from hessfig.sweep.runner import Summary
     from hessfig.sweep.slurm import SlurmJob
-
-# Settings of the command that are no share's: who measures, and how many at once.
-_OF_A_MACHINE = ("launcher", "workers", "force_workers")
-_NOT_A_SHARES = (*_OF_A_MACHINE, "shard", "dry_run", "output_dir")
 
 
 def run_shard(job: Job, sweep: Sweep) -> int:
@@ -69,7 +67,7 @@ def _leave(job: Job, slurm: SlurmJob) -> None:
 
 
 def _command(job: Job) -> str:
-    words = [word for word in job.words if _key(word) not in ("shard", *_OF_A_MACHINE)]
+    words = [word for word in job.words if _key(word) != "shard" and role_of(_key(word)) != Role.machine]
     return shlex.join(["hessfig", "run", *_flags(job), *words])
 
 
@@ -79,9 +77,9 @@ def _flags(job: Job) -> list[str]:
 
 def _words(job: Job) -> list[str]:
     """Return the settings of a share: those that were given, and the folder that -m may have moved."""
-    kept = [word for word in job.words if _key(word) not in _NOT_A_SHARES]
+    kept = [word for word in job.words if role_of(_key(word)) not in (Role.machine, Role.command)]
     return [*kept, f"output_dir={quoted(job.config.output_dir)}"]
 
 
 def _key(word: str) -> str:
-    return word.partition("=")[0].partition(".")[0]
+    return word.partition("=")[0]

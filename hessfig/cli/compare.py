@@ -12,7 +12,7 @@ from hessfig.analysis.comparison.paired import Paired
 from hessfig.analysis.comparison.references import NothingToCompare
 from hessfig.config.compose import departures
 from hessfig.config.enums import Published
-from hessfig.config.shipped_files import shipped_figures
+from hessfig.config.presets import shipped_figures
 from hessfig.errors import UserError, run_command
 from hessfig.record import MANIFEST, TABLE
 

@@ -12,15 +12,11 @@ from hessfig.cli.terminal import say
 from hessfig.cli.verbs import VERBS, Verb
 from hessfig.config.compose import Job, jobs
 from hessfig.config.compose.overrides import check_words, given
-from hessfig.config.settings import settings
+from hessfig.config.facts import OTHER_TABLE
+from hessfig.config.settings import role_of, settings
 from hessfig.errors import UserError
 
 Action = Callable[[Job], int]
-# Settings of a run that do not make another table.
-_SAME_TABLE = (
-    *("sweep", "output_dir", "workers", "force_workers", "dry_run", "shard", "launcher"),
-    *("sweep.name", "sweep.about", "sweep.windows", "sweep.average"),
-)
 _LONGEST = 100
 
 
@@ -109,11 +105,7 @@ def _remedy(verb: Verb, key: str, others: Sequence[str]) -> str:
 
 def _label(job: Job) -> str:
     """Return the settings of a run that make its table, as the name of a folder: seeds-1_model.d_model-8."""
-    made = [
-        f"{key}={value}"
-        for key, value in job.given.items()
-        if key not in _SAME_TABLE and not key.startswith("launcher.")
-    ]
-    plain = "_".join(word for word in made if VERBS["run"].takes(word.partition("=")[0])).replace("=", "-")
+    made = [f"{key}={value}" for key, value in job.given.items() if role_of(key) in OTHER_TABLE]
+    plain = "_".join(made).replace("=", "-")
     clean = re.sub(r"[^A-Za-z0-9._-]", "", plain)[:_LONGEST]
     return clean if clean == plain else f"{clean}-{hashlib.sha256(plain.encode()).hexdigest()[:6]}"

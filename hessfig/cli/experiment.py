@@ -15,7 +15,7 @@ from hessfig.config import Launcher
 from hessfig.config.compose import Job, differences, manifest_of, title
 from hessfig.config.compose.job import Variants
 from hessfig.config.compose.provenance import Difference
-from hessfig.config.shipped_files import choices
+from hessfig.config.presets import choices
 from hessfig.errors import UserError, plain
 from hessfig.files import is_file
 from hessfig.record import MANIFEST, TABLE

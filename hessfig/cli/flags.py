@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hessfig.cli.verbs import Verb
 from hessfig.errors import UserError, did_you_mean
 
 HELP = {
@@ -50,6 +51,30 @@ def read(arguments: Sequence[str]) -> Command:
         shows_settings="--cfg" in flags,
         asks_help="--help" in flags,
     )
+
+
+def own_words(verb: Verb, arguments: Sequence[str], *, otherwise: str = "leave it out") -> dict[str, str]:
+    """Return {key: value} of the words of a verb that is not composed from the configuration.
+
+    Raises UserError for what is no key=value, and for a key that the verb does not read; `otherwise` is then the remedy
+    where none is spelt alike.
+    """
+    found = {}
+    for word in arguments:
+        key, equals, value = word.partition("=")
+        if not equals or not value:
+            example = verb.examples[-1].rpartition(" ")[2]
+            what = f"{verb.name}: cannot read {word!r}"
+            raise UserError(what, got=word, allowed="key=value", remedy=f"for example {example}")
+        if key not in verb.reads:
+            raise UserError(
+                f"{verb.name}: there is no setting {key!r}",
+                got=word,
+                allowed=", ".join(verb.reads),
+                remedy=did_you_mean(key, verb.reads) or otherwise,
+            )
+        found[key] = value
+    return found
 
 
 def _flag(word: str, rest: Iterator[str]) -> tuple[str, str]:

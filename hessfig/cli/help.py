@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hessfig.cli.flags import FLAGS, HELP, read
-from hessfig.cli.verbs import TABLE, VERBS, Verb
+from hessfig.cli.verbs import VERBS, Verb
+from hessfig.config.facts import TABLE, Role
+from hessfig.config.presets import choices, names
+from hessfig.config.schema import GROUPS
 from hessfig.config.settings import Setting, settings
-from hessfig.config.shipped_files import GROUPS, choices, names
 from hessfig.errors import UserError
 
 _OF_A_TABLE = (
@@ -41,14 +43,10 @@ def _settings_help(verb: Verb) -> str:
     listed = {
         key: setting
         for key, setting in settings().items()
-        if verb.takes(key) and (verb.makes_table or not _is_of_table(key))
+        if verb.takes(key) and (verb.makes_table or setting.role not in TABLE or setting.role == Role.fit)
     }
     lines = [_line(key, _meaning(setting)) for key, setting in listed.items()]
     return "settings:\n" + "\n".join(lines) + ("" if verb.makes_table else f"\n{_OF_A_TABLE}")
-
-
-def _is_of_table(key: str) -> bool:
-    return key.partition(".")[0] in TABLE and key not in ("sweep.windows", "sweep.average")
 
 
 def _meaning(setting: Setting) -> str:

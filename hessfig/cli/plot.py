@@ -15,7 +15,7 @@ from hessfig.cli.results import windows
 from hessfig.config.compose import Job, compose, manifest_of, preset_in, table_folder
 from hessfig.config.enums import Average
 from hessfig.config.keys import as_plain
-from hessfig.config.shipped_files import STUDY, choices, shipped_figures, studies
+from hessfig.config.presets import STUDY, choices, shipped_figures, studies
 from hessfig.errors import UserError, did_you_mean, first_few, plain
 from hessfig.files import write_text
 from hessfig.record import CHECKSUM, checksum, read_checked

@@ -19,9 +19,9 @@ from hessfig.cli.plot import changed_settings, remembered, spec_of
 from hessfig.config.compose import Job, compose, manifest_of, preset_in
 from hessfig.config.compose.provenance import Difference
 from hessfig.config.enums import FigureGroup
+from hessfig.config.presets import STUDY, ShippedFigure, choices, natural, shipped_figures, studies
 from hessfig.config.schema import FigureConfig
 from hessfig.config.settings import settings
-from hessfig.config.shipped_files import STUDY, ShippedFigure, choices, natural, shipped_figures, studies
 from hessfig.errors import UserError
 from hessfig.figures.parts.page import Paper
 from hessfig.figures.sheets import FigureSpec

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from hessfig.cli.flags import own_words
+from hessfig.cli.verbs import VERBS
 from hessfig.config.compose import Job, matching_folder, preset_in, table_folder
 from hessfig.errors import UserError, plain
-
-if TYPE_CHECKING:
-    pass
 
 
 def slopes(job: Job) -> int:
@@ -87,7 +86,7 @@ def verify(arguments: list[str]) -> int:
     from hessfig.theory.verification import parse
     from hessfig.theory.verification import run as run_statements
 
-    return run_statements(**parse(arguments), show=show)
+    return run_statements(**parse(own_words(VERBS["verify"], arguments)), show=show)
 
 
 def _fitted(job: Job) -> Any:

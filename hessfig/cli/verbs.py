@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-# Settings that make a table, by their groups.
-TABLE = (
-    *("sweep", "task", "model", "state", "training", "grid", "estimator", "spectrum", "landscape"),
-    *("quantities", "blocks", "parts", "seeds", "first_seed", "dtype"),
-)
+from functools import cached_property
 
 
 @dataclass(frozen=True)
 class Verb:
     """A verb. `does` is 'module:function'; `groups` are listed in its help with a line for each choice.
 
-    `reads` names settings and groups of settings, except those in `ignores`: whatever else is given is refused. A verb
-    that is not `composed` from the configuration takes words of its own (those in `reads`). Verbs without `makes_table`
-    compare the settings of TABLE with those it was made with. `aliases`: (what may be typed, the setting it is).
+    It reads the settings and groups that `names` holds, with `table` also those that make a table, except those in
+    `ignores`: whatever else is given is refused. A verb that is not `composed` from the configuration takes words of
+    its own (those in `names`). Verbs without `makes_table` compare the settings of a table with those it was made with.
+    `aliases`: (what may be typed, the setting it is).
     """
 
     name: str
@@ -25,11 +21,22 @@ class Verb:
     examples: tuple[str, ...]
     does: str
     groups: tuple[str, ...] = ()
-    reads: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    table: bool = False
     ignores: tuple[str, ...] = ()
     composed: bool = True
     makes_table: bool = False
     aliases: tuple[tuple[str, str], ...] = ()
+
+    @cached_property
+    def reads(self) -> tuple[str, ...]:
+        """The settings and groups of settings that it reads."""
+        if not self.table:
+            return self.names
+        from hessfig.config.facts import TABLE  # slow to import, and `hessfig --help` needs none of it
+        from hessfig.config.settings import top_level
+
+        return (*top_level(*TABLE), *self.names) if self.makes_table else (*self.names, *top_level(*TABLE))
 
     def meant(self, word: str) -> str:
         """Return a key=value word with the setting that an alias stands for."""
@@ -55,29 +62,14 @@ VERBS = {
             ),
             does="hessfig.cli.experiment:run",
             groups=(
-                "sweep",
-                "estimator",
-                "spectrum",
-                "landscape",
-                "grid",
-                "launcher",
-                "model",
-                "state",
-                "training",
-                "task",
+                *("sweep", "estimator", "spectrum", "landscape", "grid", "launcher"),
+                *("model", "state", "training", "task"),
             ),
-            reads=(
-                *TABLE,
-                "device",
-                "memory",
-                "reuse",
-                "workers",
-                "force_workers",
-                "shard",
-                "launcher",
-                "output_dir",
-                "dry_run",
+            names=(
+                *("device", "memory", "reuse", "workers", "force_workers", "shard", "launcher"),
+                *("output_dir", "dry_run"),
             ),
+            table=True,
             makes_table=True,
         ),
         Verb(
@@ -92,7 +84,8 @@ VERBS = {
             ),
             does="hessfig.cli.plot:plot",
             groups=("figure",),
-            reads=("figure", "style", "output_dir", *TABLE),
+            names=("figure", "style", "output_dir"),
+            table=True,
             ignores=(*("figure.group", "figure.order", "figure.published"), *("sweep", "sweep.name", "sweep.about")),
             aliases=(("sweep", "figure.sweep"),),
         ),
@@ -107,7 +100,8 @@ VERBS = {
             ),
             does="hessfig.cli.results:slopes",
             groups=("sweep",),
-            reads=("tolerance", "resamples", "levels", "quantity", "rows", "part", "output_dir", *TABLE),
+            names=("tolerance", "resamples", "levels", "quantity", "rows", "part", "output_dir"),
+            table=True,
             ignores=("sweep.about",),
         ),
         Verb(
@@ -116,7 +110,8 @@ VERBS = {
             examples=("hessfig check sweep=sigma tolerance=0.1",),
             does="hessfig.cli.results:check",
             groups=("sweep",),
-            reads=("tolerance", "resamples", "quantity", "output_dir", *TABLE),
+            names=("tolerance", "resamples", "quantity", "output_dir"),
+            table=True,
             ignores=("sweep.about",),
         ),
         Verb(
@@ -129,7 +124,8 @@ VERBS = {
             ),
             does="hessfig.cli.results:compare",
             groups=("sweep",),
-            reads=("reference", "output_dir", *TABLE),
+            names=("reference", "output_dir"),
+            table=True,
             ignores=("sweep.about", "sweep.windows", "sweep.average"),
         ),
         Verb(
@@ -137,14 +133,14 @@ VERBS = {
             about="write a site of all that is measured: figures, slopes, verdicts, settings (opens from disk)",
             examples=("hessfig report", "hessfig report single_file=true    (one file to mail)"),
             does="hessfig.cli.report:report",
-            reads=("single_file", "tolerance", "resamples", "output_dir"),
+            names=("single_file", "tolerance", "resamples", "output_dir"),
         ),
         Verb(
             name="verify",
             about="check every statement of the theory against automatic differentiation",
             examples=("hessfig verify statement=thm31,lem41",),
             does="hessfig.cli.results:verify",
-            reads=("statement", "output_dir", "seeds", "dtype", "L", "d_V", "d_K", "d_ff"),
+            names=("statement", "output_dir", "seeds", "dtype", "L", "d_V", "d_K", "d_ff"),
             composed=False,
         ),
         Verb(
@@ -152,7 +148,7 @@ VERBS = {
             about="judge the literature's empirical claims from the tables on disk",
             examples=("hessfig claims", "hessfig claims claim=sinks-stretch"),
             does="hessfig.cli.claims:run",
-            reads=("claim", "output_dir"),
+            names=("claim", "output_dir"),
             composed=False,
         ),
         Verb(
@@ -161,7 +157,8 @@ VERBS = {
             examples=("hessfig status sweep=sigma",),
             does="hessfig.cli.experiment:status",
             groups=("sweep",),
-            reads=(*TABLE, "device", "memory", "reuse", "workers", "force_workers", "output_dir"),
+            names=("device", "memory", "reuse", "workers", "force_workers", "output_dir"),
+            table=True,
             makes_table=True,
         ),
         Verb(
@@ -170,7 +167,8 @@ VERBS = {
             examples=("hessfig clean dry_run=true", "hessfig clean sweep=sigma yes=true"),
             does="hessfig.cli.experiment:clean",
             groups=("sweep",),
-            reads=(*TABLE, "output_dir", "dry_run", "yes"),
+            names=("output_dir", "dry_run", "yes"),
+            table=True,
             makes_table=True,
         ),
         Verb(

@@ -1,5 +1,7 @@
 """Configuration: schema, checks, and the only doors to Hydra beside the command line."""
 
+# ruff: noqa: F401 - names for others
+
 from hessfig.config.enums import (
     MLP,
     Attention,
@@ -28,60 +30,14 @@ from hessfig.config.enums import (
     TrainingData,
 )
 from hessfig.config.grid import sigma_values
-from hessfig.config.schema import (
-    Config,
+from hessfig.config.schema import Config, FigureConfig, LauncherConfig, SweepConfig, with_defaults
+from hessfig.config.science import (
     EstimatorConfig,
-    FigureConfig,
     GridConfig,
     LandscapeConfig,
-    LauncherConfig,
     ModelConfig,
     SpectrumConfig,
     StateConfig,
-    SweepConfig,
     TaskConfig,
     TrainingConfig,
-    with_defaults,
 )
-
-__all__ = [
-    "MLP",
-    "Attention",
-    "Config",
-    "Curvature",
-    "DType",
-    "Data",
-    "Direction",
-    "EstimatorConfig",
-    "FigureConfig",
-    "GridConfig",
-    "Initialisation",
-    "Kind",
-    "LandscapeConfig",
-    "Launcher",
-    "LauncherConfig",
-    "Loss",
-    "Method",
-    "ModelConfig",
-    "Norm",
-    "Optimiser",
-    "Probes",
-    "Products",
-    "QueryKey",
-    "Reuse",
-    "ScaledWeight",
-    "Schedule",
-    "Scored",
-    "SigmaScales",
-    "Sink",
-    "Spacing",
-    "SpectrumConfig",
-    "State",
-    "StateConfig",
-    "SweepConfig",
-    "TaskConfig",
-    "TrainingConfig",
-    "TrainingData",
-    "sigma_values",
-    "with_defaults",
-]

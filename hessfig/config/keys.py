@@ -3,36 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from functools import cache
 from typing import Any
 
 from hessfig.config.enums import Data
+from hessfig.config.facts import IN_MANIFEST, Role
 from hessfig.config.schema import Config
+from hessfig.config.settings import settings, top_level, with_role
 
-# What the files of a run are by content, filled in when it is planned (see states.point.pinned).
-PINS = ("task.sha256", "model.sha256", "state.sha256")
-# Settings of network and task that version 0.1 had not. A cell keeps the key it had before them as long as they stand
-# at their default, and a manifest without them was made with that default. Add every new one here.
-ADDED: tuple[str, ...] = (
-    "model.initialisation",
-    "model.sink",
-    "model.sink_beta",
-    "model.scaled_weight",
-    "model.weight_scale",
-    "model.patch",
-    *("model.path", "model.random", "model.download", "model.architecture", "model.vocabulary"),
-    "task.path",
-    "task.length",
-    "task.first_scored",
-    "training.curvature",
-    "training.refresh",
-    "task.base",
-    *PINS,
-)
-# Settings that say where something is: what is there counts by its content (see models.protocol.Kind.source).
-PLACES = ("model.path", "model.download", "task.path", *PINS)
+# Settings that version 0.1 had not. A cell keeps the key it had before them while they stand at their default, and a
+# manifest without them was made with that default.
+ADDED = tuple(key for key, setting in settings().items() if setting.added)
 
 
 def as_plain(config: Any) -> Any:
@@ -45,25 +28,37 @@ def as_plain(config: Any) -> Any:
 
 def without_added(plain: Mapping[str, Any]) -> dict[str, Any]:
     """Return plain settings by group, those of ADDED left out where they stand at their default."""
-    return {
-        group: {name: value for name, value in entries.items() if not _is_untouched(f"{group}.{name}", value)}
-        if isinstance(entries, Mapping)
-        else entries
-        for group, entries in plain.items()
-    }
+    return _without(plain, _is_untouched)
 
 
 def unpinned(config: Config) -> Config:
     """Return a configuration without the hashes of its files."""
-    bare = {group: replace(getattr(config, group), sha256=None) for group, _, _ in (key.partition(".") for key in PINS)}
-    return replace(config, **bare)
+    pins = (key.split(".") for key in with_role(Role.pin))
+    return replace(config, **{group: replace(getattr(config, group), **{name: None}) for group, name in pins})
 
 
 def in_key(config: Config) -> dict[str, Any]:
-    """Return a configuration's plain settings by group: no ADDED ones at their default, and no PLACES."""
-    plain = without_added(as_plain(config))
+    """Return a configuration's plain settings by group: no ADDED ones at their default, and no places.
+
+    Places say where something is: what is there counts by its content (see models.protocol.Kind.source).
+    """
+    return _without(as_plain(config), lambda key, value: _is_untouched(key, value) or key in _places())
+
+
+def in_manifest(config: Config) -> dict[str, Any]:
+    """Return a configuration's plain settings that a manifest keeps."""
+    kept = top_level(*IN_MANIFEST)
+    return {key: value for key, value in as_plain(config).items() if key in kept}
+
+
+def _places() -> frozenset[str]:
+    return with_role(Role.place, Role.pin)
+
+
+def _without(plain: Mapping[str, Any], is_out: Callable[[str, Any], bool]) -> dict[str, Any]:
+    """Return plain settings by group, those left out that `is_out` says of their dotted key and value."""
     return {
-        group: {name: value for name, value in entries.items() if f"{group}.{name}" not in PLACES}
+        group: {name: value for name, value in entries.items() if not is_out(f"{group}.{name}", value)}
         if isinstance(entries, Mapping)
         else entries
         for group, entries in plain.items()

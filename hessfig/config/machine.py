@@ -1,16 +1,16 @@
-"""What this machine has: cores, memory, a GPU; and settings that ask for more."""
+"""What this machine has: cores, memory, a GPU; settings that ask for more, or for a share of the cells."""
 
 from __future__ import annotations
 
 import os
+import re
 import resource
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
 from hessfig.config.enums import Launcher
-from hessfig.config.range_checks import size_in_bytes
-from hessfig.config.schema import Config
+from hessfig.config.schema import MOST_SHARDS, SIZE, Config
 from hessfig.errors import UserError, too_few_files
 
 _OPEN_FILES = (32, 4)  # in any case, and a worker; a run with one worker has got by with 16
@@ -72,3 +72,30 @@ def check_device_name(device: str) -> None:
     """Raise UserError for what is no device on any machine."""
     if device.partition(":")[0] not in ("cpu", "cuda"):
         raise UserError("device", got=device, allowed="cpu, cuda or cuda:N", remedy="device=cpu")
+
+
+def parse_shard(text: str) -> tuple[int, int]:
+    """Return (2, 8) for '2/8'. Raises UserError for what is no share of a whole."""
+    found = re.fullmatch(r"(\d{1,7})/(\d{1,7})", text)
+    index, count = map(int, found.groups()) if found else (0, 0)
+    if not 1 <= index <= count <= MOST_SHARDS:
+        raise UserError(
+            "shard: there is no such share of the cells",
+            got=text,
+            allowed=f"K/N with 1 <= K <= N <= {MOST_SHARDS}",
+            remedy=f"for example shard={min(max(index, 1), count)}/{count}" if count else "for example shard=2/8",
+        )
+    return index, count
+
+
+def slurm_memory(text: str) -> str:
+    """Return '16G' for '16GB', as sbatch takes it."""
+    found = re.fullmatch(SIZE, text)
+    assert found is not None
+    return found.group(1) + found.group(2).upper()
+
+
+def size_in_bytes(text: str) -> int:
+    """Return the bytes that '16GB' means to Slurm, whose units are powers of 1024."""
+    size = slurm_memory(text)
+    return int(size[:-1]) * 1024 ** (1 + "KMGT".index(size[-1]))

@@ -1,44 +1,100 @@
-"""Every single setting by its dotted key: its type and its line of help, read from the schema."""
+"""Every single setting by its dotted key, with all that the schema says of it; and the lists of settings by role."""
 
 from __future__ import annotations
 
-import dataclasses
 import typing
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
 from enum import Enum
-from functools import cache
+from functools import cache, cached_property, reduce
 from types import NoneType, UnionType
-from typing import Any
+from typing import Any, cast
 
-from hessfig.config.schema import Config
-from hessfig.config.shipped_files import GROUPS
+from hessfig.config.facts import Is, Role
+from hessfig.config.schema import GROUPS, Config
 from hessfig.errors import UserError, did_you_mean
-
-# Settings whose entries have names of the user's own, and the one that --config-dir sets.
-OPEN = ("sweep.vary", "figure.options", "model.options")
-NOT_GIVEN = "config_dir"
 
 
 @dataclass(frozen=True)
 class Setting:
-    """`kind` is its type in words, `default` what one would type for its default; a choice has `choices`."""
+    """A setting: its dotted key, its type, what the schema says of it, its role, and its default as it is typed."""
 
-    kind: str
-    about: str
+    key: str
+    type: Any
+    says: Is
+    role: Role
     default: str
-    choices: tuple[str, ...]
+
+    @property
+    def about(self) -> str:
+        """A line of help."""
+        return self.says.help
+
+    @cached_property
+    def kind(self) -> str:
+        """Its type in words."""
+        return self.says.kind or _words(self.type)
+
+    @property
+    def added(self) -> bool:
+        """Whether version 0.1 did not have it."""
+        return self.says.added or self.role in (Role.place, Role.pin)
+
+    @cached_property
+    def choices(self) -> tuple[str, ...]:
+        """The values of a setting that is a choice."""
+        return _choices(self.type)
+
+    def takes(self, value: object) -> bool:
+        """Whether a value is of its type."""
+        return _is_a(value, self.type)
+
+    def check(self, value: object) -> None:
+        """Raise UserError for a value of its type that it cannot have."""
+        self.says.check(self.key, value, kind=self.kind, default=self.default)
 
 
 @cache
 def settings() -> dict[str, Setting]:
     """Return {dotted key: setting} in the order of the schema, those of a group first."""
-    return {key: value for key, value in _fields(Config(), "") if key != NOT_GIVEN}
+    return {key: one for key, one in _every().items() if one.role != Role.flag}
+
+
+def value_of(config: Config, key: str) -> Any:
+    """Return the value of a setting."""
+    return reduce(getattr, key.split("."), config)
+
+
+@cache
+def with_role(*roles: Role) -> frozenset[str]:
+    """Return the dotted keys of the settings of these roles."""
+    return frozenset(key for key, one in _every().items() if one.role in roles)
+
+
+@cache
+def top_level(*roles: Role) -> tuple[str, ...]:
+    """Return the groups and single settings of the schema that these roles cover."""
+    keys = with_role(*roles)
+    return tuple(dict.fromkeys(key.partition(".")[0] for key in _every() if key in keys))
+
+
+def role_of(key: str) -> Role | None:
+    """Return the role of a setting, of an entry of an open one, or of the choice of a group; None for what is none."""
+    if key in GROUPS:
+        return cast(Role, Config.__dataclass_fields__[key].metadata["says"])
+    name = next((name for name in open_settings() if key.startswith(f"{name}.")), key)
+    return _every()[name].role if name in _every() else None
+
+
+@cache
+def open_settings() -> tuple[str, ...]:
+    """Return the settings whose entries have names of the user's own."""
+    return tuple(key for key, one in settings().items() if typing.get_origin(one.type) is dict)
 
 
 def is_setting(key: str) -> bool:
     """Whether `key` is a setting, or an entry of one that takes any names."""
-    return key in settings() or any(key.startswith(f"{name}.") for name in OPEN)
+    return key in settings() or any(key.startswith(f"{name}.") for name in open_settings())
 
 
 def siblings(key: str) -> list[str]:
@@ -59,23 +115,28 @@ def meant(key: str) -> str:
 def wrong_kind(key: str, got: object, *, where: str = "") -> UserError:
     """Return the error to show for a value that setting `key` cannot take; `where`: the file it stands in."""
     setting = settings()[key]
-    kind = f"one of {', '.join(setting.choices)}" if setting.choices else setting.kind
+    allowed = ", ".join(setting.choices) or setting.kind
     return UserError(
-        f"{where}{key} must be {kind}",
+        f"{where}{key} must be {'one of ' * bool(setting.choices)}{allowed}",
         got=got,
-        allowed=", ".join(setting.choices) or setting.kind,
+        allowed=allowed,
         remedy=f"for example {key}={setting.default}",
     )
 
 
-def _fields(section: Any, prefix: str) -> Iterator[tuple[str, Setting]]:
-    for name, kind in typing.get_type_hints(type(section), include_extras=True).items():
+@cache
+def _every() -> Mapping[str, Setting]:
+    return {one.key: one for one in _settings_of(Config(), "", Role.reading)}
+
+
+def _settings_of(section: Any, prefix: str, role: Role) -> Iterator[Setting]:
+    types = typing.get_type_hints(type(section))
+    for name, said in ((one.name, one.metadata["says"]) for one in fields(section)):
         value, key = getattr(section, name), f"{prefix}{name}"
-        if dataclasses.is_dataclass(value):
-            yield from _fields(value, f"{key}.")
+        if isinstance(said, Role):
+            yield from _settings_of(value, f"{key}.", said)
         else:
-            bare, about, *words = typing.get_args(kind)
-            yield key, Setting("".join(words) or _words(bare), about, _text(value), _choices(bare))
+            yield Setting(key, types[name], said, said.role or role, _text(value))
 
 
 def _choices(kind: Any) -> tuple[str, ...]:
@@ -89,9 +150,7 @@ def _words(kind: Any) -> str:
         return " or ".join(_words(one) for one in typing.get_args(kind))
     if typing.get_origin(kind) is list:
         return f"a list of {_plural(typing.get_args(kind)[0])}"
-    if typing.get_origin(kind) is dict:
-        return "{name: value}"
-    return _WORDS.get(kind, "|".join(_choices(kind)))
+    return "{name: value}" if typing.get_origin(kind) is dict else _WORDS.get(kind, "|".join(_choices(kind)))
 
 
 def _plural(kind: Any) -> str:
@@ -104,6 +163,20 @@ def _text(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
     return str(value)
+
+
+def _is_a(value: Any, kind: Any) -> bool:
+    if kind is Any:
+        return True
+    if isinstance(kind, UnionType):
+        return any(_is_a(value, one) for one in typing.get_args(kind))
+    if typing.get_origin(kind) is list:
+        return isinstance(value, list) and all(_is_a(one, typing.get_args(kind)[0]) for one in value)
+    if typing.get_origin(kind) is dict:
+        return isinstance(value, Mapping)
+    if kind in (int, float):
+        return isinstance(value, int if kind is int else (int, float)) and not isinstance(value, bool)
+    return value is None if kind is NoneType else isinstance(value, kind)
 
 
 _WORDS: dict[Any, str] = {

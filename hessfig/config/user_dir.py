@@ -8,7 +8,8 @@ from pathlib import Path
 
 import yaml
 
-from hessfig.config.shipped_files import GROUPS, names
+from hessfig.config.presets import names
+from hessfig.config.schema import GROUPS
 from hessfig.errors import UserError
 from hessfig.files import read_small
 

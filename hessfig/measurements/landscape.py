@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hessfig.config import Direction
-from hessfig.config.range_checks import number_of_samples
+from hessfig.config.checks import number_of_samples
 from hessfig.curvature.gradients import Along, LossGradient, Samples
 from hessfig.curvature.problem import Problem
 from hessfig.errors import UserError

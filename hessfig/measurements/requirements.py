@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hessfig.config import Config, Curvature, Data, DType, Method, Optimiser, State
+from hessfig.config.checks import number_of_samples
 from hessfig.config.keys import TRAINABLE
-from hessfig.config.range_checks import number_of_samples
 from hessfig.curvature.exact.support import Route, check_exact, exactness
 from hessfig.errors import UserError
 from hessfig.measurements.settings_and_costs import diagonal

@@ -18,7 +18,7 @@ from typing import Any
 
 import hessfig
 from hessfig.config import Config
-from hessfig.config.keys import as_plain, unpinned, without_added
+from hessfig.config.keys import as_plain, in_manifest, unpinned, without_added
 from hessfig.measurements.allocation import Allocation
 from hessfig.models.registry import kind
 from hessfig.record import CHECKSUM, COLUMNS, checksum, digest
@@ -71,11 +71,6 @@ def _shared(cell: Cell) -> dict[str, Any]:
 
 
 _PACKAGES = ("torch", "transformer-lens", "curvlinops-for-pytorch", "numpy", "hydra-core", "transformers")
-_NOT_SETTINGS = (
-    *("output_dir", "config_dir", "dry_run", "reference", "figure", "launcher", "shard"),
-    *("workers", "force_workers", "memory", "reuse", "tolerance", "resamples"),
-    *("yes", "levels", "quantity", "rows", "part", "style", "single_file"),
-)
 
 
 def manifest_text(sweep: Sweep, run: dict[str, Any]) -> str:
@@ -86,7 +81,7 @@ def manifest_text(sweep: Sweep, run: dict[str, Any]) -> str:
     """
     content = {
         "sweep": sweep.name,
-        "config": _settings(sweep.config),
+        "config": in_manifest(sweep.config),
         "config_hash": config_hash(sweep.variants),
         "variants": list(map(_described, sweep.variants, sweep.allocations)),
         **_provenance(sweep.config),
@@ -99,7 +94,7 @@ def config_hash(variants: Sequence[Variant]) -> str:
     """Return a hash of everything that makes a table what it is."""
     sciences = [variant.science(name) for variant in variants for name in variant.config.quantities]
     own = [networks for variant in variants if (networks := variant.networks())]
-    return digest([without_added(_settings(unpinned(variants[0].config))), sciences, *own])
+    return digest([without_added(in_manifest(unpinned(variants[0].config))), sciences, *own])
 
 
 def read_hash(path: Path) -> str | None:
@@ -114,10 +109,6 @@ def read_hash(path: Path) -> str | None:
 def now() -> str:
     """Return the time as ISO 8601 in UTC, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def _settings(config: Config) -> dict[str, Any]:
-    return {key: value for key, value in as_plain(config).items() if key not in _NOT_SETTINGS}
 
 
 def _described(variant: Variant, allocation: Allocation) -> dict[str, Any]:

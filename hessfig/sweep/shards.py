@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from hessfig.config.range_checks import parse_shard
+from hessfig.config.machine import parse_shard
 from hessfig.record import TABLE
 from hessfig.sweep.plan import Cell, Sweep
 from hessfig.sweep.runner import Summary, begun, measure_cells, on_this_machine

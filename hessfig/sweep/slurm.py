@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from hessfig.config import Config
-from hessfig.config.range_checks import slurm_memory
+from hessfig.config.machine import slurm_memory
 from hessfig.errors import UserError, plain
 from hessfig.files import check_writable, write_text
 from hessfig.sweep.outputs import config_hash

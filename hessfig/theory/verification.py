@@ -6,7 +6,7 @@ import csv
 import io
 import statistics
 import tomllib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,16 +44,14 @@ def quartiles(values: Sequence[float]) -> list[float]:
 DEFAULT_SEEDS = 3
 LARGEST = 10**9
 _SIZES = tuple(vars(Dims()))
-_KEYS = ("statement", "output_dir", "seeds", "dtype", *_SIZES)
 
 
-def parse(arguments: list[str]) -> dict[str, Any]:
+def parse(given: Mapping[str, str]) -> dict[str, Any]:
     """Return the keyword arguments of `verify.run`: statement=a,b output_dir=DIR seeds=N dtype=float64 L=
-    d_V= d_K= d_ff=.
+    d_V= d_K= d_ff=, given as {key: text}.
 
-    Raises UserError for a word that is not key=value, an unknown key, or a size that is not a whole number.
+    Raises UserError for a size that is not a whole number.
     """
-    given = dict(_key_value(word) for word in arguments)
     names = given.get("statement")
     sizes = {name: _whole_number(name, given[name]) for name in _SIZES if name in given}
     return {
@@ -63,22 +61,6 @@ def parse(arguments: list[str]) -> dict[str, Any]:
         "seeds": _whole_number("seeds", given.get("seeds", str(DEFAULT_SEEDS))),
         "dtype": given.get("dtype", "float64"),
     }
-
-
-def _key_value(word: str) -> tuple[str, str]:
-    key, equals, value = word.partition("=")
-    if not equals:
-        raise UserError(
-            f"verify: cannot read {word!r}", got=word, allowed="key=value", remedy="for example statement=thm31"
-        )
-    if key not in _KEYS:
-        raise UserError(
-            f"verify: there is no setting {key!r}",
-            got=word,
-            allowed=", ".join(_KEYS),
-            remedy=did_you_mean(key, _KEYS) or "leave it out",
-        )
-    return key, value
 
 
 def _whole_number(key: str, text: str) -> int:

@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from hessfig.analysis.claims import ledger
 from hessfig.analysis.claims.ledger import NOT_RUN, claim_of, claims, judge
-from hessfig.config.shipped_files import choices
+from hessfig.config.presets import choices
 from hessfig.errors import UserError
 from tests.analysis import claim_tables as tables
 from tests.analysis.synthetic import write_sweep

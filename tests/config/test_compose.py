@@ -13,8 +13,9 @@ from hessfig.config.compose import compose, jobs
 from hessfig.config.compose.overrides import quoted
 from hessfig.config.enums import FigureGroup, Published
 from hessfig.config.keys import as_plain
+from hessfig.config.presets import choices, natural, shipped_figures, studies
+from hessfig.config.schema import GROUPS
 from hessfig.config.settings import settings
-from hessfig.config.shipped_files import GROUPS, choices, natural, shipped_figures, studies
 from hessfig.errors import UserError
 from hessfig.sweep.measure import measure
 from hessfig.sweep.plan import Cell, Sweep

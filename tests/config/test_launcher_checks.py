@@ -6,8 +6,7 @@ import pytest
 
 from hessfig.config import Config, Launcher, LauncherConfig
 from hessfig.config.checks import check
-from hessfig.config.machine import memory, memory_of_worker
-from hessfig.config.range_checks import size_in_bytes, slurm_memory
+from hessfig.config.machine import memory, memory_of_worker, size_in_bytes, slurm_memory
 from hessfig.errors import UserError
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from hessfig.config.compose import jobs
 from hessfig.config.compose.overrides import check_words
-from hessfig.config.shipped_files import choices
+from hessfig.config.presets import choices
 from hessfig.config.user_dir import own_folder
 from hessfig.errors import UserError
 from tests.config.composing import job

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from hessfig.cli.flags import own_words
+from hessfig.cli.verbs import VERBS
 from hessfig.errors import UserError
 from hessfig.theory import verification as verify
 from hessfig.theory.statement import Dims, Statement, Verdict
@@ -85,7 +87,7 @@ def test_bad_settings_are_refused(tmp_path: Path, change: dict, message: str) ->
 
 
 def test_arguments_become_the_runner_s_settings() -> None:
-    settings = parse(["statement=thm31,lem41", "output_dir=here", "seeds=2", "d_K=2"])
+    settings = parse({"statement": "thm31,lem41", "output_dir": "here", "seeds": "2", "d_K": "2"})
     assert settings == {
         "statement_ids": ["thm31", "lem41"],
         "output_dir": Path("here"),
@@ -93,7 +95,7 @@ def test_arguments_become_the_runner_s_settings() -> None:
         "seeds": 2,
         "dtype": "float64",
     }
-    assert parse([])["statement_ids"] is None
+    assert parse({})["statement_ids"] is None
 
 
 @pytest.mark.parametrize(
@@ -106,4 +108,4 @@ def test_arguments_become_the_runner_s_settings() -> None:
 )
 def test_bad_words_are_refused(word: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        parse([word])
+        parse(own_words(VERBS["verify"], [word]))

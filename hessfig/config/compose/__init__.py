@@ -1,5 +1,7 @@
 """Composition: from key=value words, the shipped YAML files and a user's own to checked settings. The door to Hydra."""
 
+# ruff: noqa: F401 - names for others
+
 from hessfig.config.compose.job import Job, compose, jobs
 from hessfig.config.compose.provenance import (
     Preset,
@@ -12,18 +14,3 @@ from hessfig.config.compose.provenance import (
     table_folder,
     title,
 )
-
-__all__ = [
-    "Job",
-    "Preset",
-    "compose",
-    "departures",
-    "differences",
-    "jobs",
-    "manifest_of",
-    "matching_folder",
-    "preset_in",
-    "preset_of",
-    "table_folder",
-    "title",
-]

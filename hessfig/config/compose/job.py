@@ -17,8 +17,8 @@ from hessfig.config.checks import check
 from hessfig.config.compose.overrides import for_hydra, given, quoted, runs
 from hessfig.config.compose.refusals import REFUSED, refusal
 from hessfig.config.compose.vary import check_shapes, combinations, settled, variant_name
+from hessfig.config.presets import names
 from hessfig.config.schema import Config
-from hessfig.config.shipped_files import names
 from hessfig.errors import UserError
 
 Variants = list[tuple[str, Config]]

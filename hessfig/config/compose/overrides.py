@@ -16,8 +16,10 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
 from hessfig.config.compose.refusals import lone_word
-from hessfig.config.settings import NOT_GIVEN, OPEN, is_setting, meant, siblings
-from hessfig.config.shipped_files import GROUPS, names
+from hessfig.config.facts import Role
+from hessfig.config.presets import names
+from hessfig.config.schema import GROUPS
+from hessfig.config.settings import is_setting, meant, open_settings, role_of, siblings
 from hessfig.config.user_dir import NAME
 from hessfig.errors import UserError, did_you_mean
 
@@ -57,7 +59,7 @@ def for_hydra(word: str) -> str:
     key, _, value = word.lstrip("+").partition("=")
     if key in GROUPS and all(NAME.fullmatch(name) for name in value.split(",")):
         return f"{key}=" + ",".join(f"'{name}'" for name in value.split(","))
-    return f"++{key}={value}" if key.startswith(OPEN) else word
+    return f"++{key}={value}" if key.startswith(open_settings()) else word
 
 
 def quoted(text: str) -> str:
@@ -108,13 +110,13 @@ def _in_quotes(word: str) -> str:
 
 def _check_form(word: str, override: Override) -> None:
     key = override.key_or_group
-    if key == NOT_GIVEN:
+    if role_of(key) == Role.flag:
         raise UserError(f"{key} is not given so", got=word, allowed="--config-dir", remedy="--config-dir FOLDER")
     if key not in GROUPS and not is_setting(key):
         raise UserError(f"there is no setting {key!r}", got=word, allowed=", ".join(siblings(key)), remedy=meant(key))
     if override.is_delete():
         raise UserError(f"{key} cannot be taken away", got=word, allowed=f"{key}=VALUE", remedy="give it another value")
-    if override.package is not None or (word.startswith("+") and not key.startswith(OPEN)):
+    if override.package is not None or (word.startswith("+") and not key.startswith(open_settings())):
         raise UserError(
             f"{key} is a setting: no + is needed", got=word, allowed=f"{key}=VALUE", remedy=f"{key}={_value(word)}"
         )

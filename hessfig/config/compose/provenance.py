@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,24 +12,21 @@ from typing import Any
 
 from hessfig.config.compose.job import Job, compose
 from hessfig.config.enums import Average
-from hessfig.config.keys import PINS, added_defaults, as_plain
-from hessfig.config.settings import settings
-from hessfig.config.shipped_files import GROUPS, names
+from hessfig.config.facts import OF_NUMBERS, Role
+from hessfig.config.keys import added_defaults, as_plain
+from hessfig.config.presets import names
+from hessfig.config.settings import role_of, settings, with_role
 from hessfig.errors import UserError, first_few, plain, run_command
 from hessfig.files import is_file
 from hessfig.record import MANIFEST, TABLE, read_checked
 
-# Settings that a manifest holds without their changing a number; those that say how the table is read are no others.
-_NO_NUMBERS = ("sweep.name", "sweep.about", "sweep.windows", "sweep.average")
-# Words that ask nothing of a table.
-_READING = (
-    *("figure", "style=", "tolerance=", "resamples=", "reference=", "sweep.windows=", "sweep.average="),
-    *("levels=", "quantity=", "rows=", "part="),
-)
 _GROUPS = ("task", "model", "grid", "estimator", "sweep")
 _UNKNOWN = object()
-# Settings of network and task that may differ without measuring something else: depths are compared one by one.
-_FREE = (("model", "n_layers"), ("task", "seed"))
+_VARY = "sweep.vary"  # compared by the settings that it names
+# Settings of network and task that may differ without measuring something else: depths are compared one by one, and
+# other draws of the same task are the same task.
+_DRAWS = "task.seed"
+_FREE = ("model.n_layers", _DRAWS)
 
 
 @dataclass(frozen=True)
@@ -87,14 +84,17 @@ def _is_window(window: Any) -> bool:
 def differences(made: Mapping[str, Any], job: Job, keys: Collection[str] | None = None) -> list[Difference]:
     """Return the settings that change numbers and are not those a table was made with; of `keys` only, if given."""
     asked = as_plain(job.variants[0][1])
+    of_numbers = [key for key in settings() if key in with_role(*OF_NUMBERS) and key != _VARY]
     vary = {key: None for config in (made, asked) for key in (config["sweep"].get("vary") or {})}
     found = (
         Difference(key, before, now)
-        for key in dict.fromkeys([*_table_settings(), *vary])
+        for key in dict.fromkeys([*of_numbers, *vary])
         if (keys is None or _is_named(key, keys, vary))
         for before, now in [(_values(made, key), _values(asked, key))]
     )
-    unasked = {key for key in PINS if _values(asked, key) is None}  # whatever was there when the table was made
+    unasked = {
+        key for key in with_role(Role.pin) if _values(asked, key) is None
+    }  # whatever was there when the table was made
     return [
         one
         for one in found
@@ -139,7 +139,7 @@ def departures(manifest: Path, sweep: str) -> list[str]:
         f"{group}.{key}={made[group][key]} (the paper: {value})"
         for group in ("model", "task")
         for key, value in own[group].items()
-        if (group, key) not in _FREE and f"{group}.{key}" not in PINS and made.get(group, {}).get(key, value) != value
+        if f"{group}.{key}" not in (*_FREE, *with_role(Role.pin)) and made.get(group, {}).get(key, value) != value
     ]
 
 
@@ -149,19 +149,9 @@ def _agree(one: Difference, *, is_part: bool) -> bool:
     return set(one.asked) <= set(one.made) if some else one.made == one.asked
 
 
-def _table_settings() -> Iterator[str]:
-    """Yield the settings that change numbers."""
-    single = ("quantities", "blocks", "parts", "seeds", "first_seed", "dtype", "device")
-    for key in settings():
-        group = key.partition(".")[0]
-        is_read = group in GROUPS and group not in ("figure", "sweep", "launcher") and key not in _NO_NUMBERS
-        if is_read or key in single or key == "sweep.axis":
-            yield key
-
-
 def _is_named(key: str, keys: Collection[str], vary: Collection[str]) -> bool:
     """Whether `key` is one of `keys`, in a group that is, or one of those varied where `sweep.vary` is among them."""
-    by_vary = key in vary and any(one.startswith("sweep.vary") for one in keys)
+    by_vary = key in vary and any(one.startswith(_VARY) for one in keys)
     return by_vary or any(key == one or key.startswith(f"{one}.") or one.startswith(f"{key}.") for one in keys)
 
 
@@ -183,14 +173,15 @@ def _text(value: Any) -> str:
 def _run_command(job: Job) -> str:
     """Return the command that measures what `job` asks for."""
     sweep = next((word for word in job.words if word.startswith("sweep=")), f"sweep={job.config.sweep.name}")
-    kept = [word for word in job.words if word != sweep and not word.startswith(_READING)]
+    kept = [
+        word for word in job.words if word != sweep and role_of(word.partition("=")[0]) not in (Role.reading, Role.fit)
+    ]
     own = ["--config-dir", str(job.own)] if job.own else []
     return shlex.join(["hessfig", "run", sweep, *sorted(kept, key=lambda word: word.startswith("output_dir=")), *own])
 
 
 # Settings of what is measured; the others say how, how often and where on the axis.
 _OF_NETWORK = ("task.", "model.", "state.", "training.")
-_FREE_OF_PRESETS = ("task.seed",)  # other draws of the same task
 _SHOWN = 8
 
 
@@ -210,9 +201,7 @@ class Preset:
     def of_network(self) -> list[Difference]:
         """The changed settings of network, task and state; a part of what the preset varies is no change."""
         return [
-            one
-            for one in self.changed
-            if one.key.startswith(_OF_NETWORK) and one.key not in _FREE_OF_PRESETS and not _is_part(one)
+            one for one in self.changed if one.key.startswith(_OF_NETWORK) and one.key != _DRAWS and not _is_part(one)
         ]
 
     def words(self, name: str) -> str:

@@ -12,8 +12,9 @@ import yaml
 from hydra.errors import HydraException
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, InterpolationResolutionError, OmegaConfBaseException
 
+from hessfig.config.presets import choices, names
+from hessfig.config.schema import GROUPS
 from hessfig.config.settings import is_setting, meant, settings, siblings, wrong_kind
-from hessfig.config.shipped_files import GROUPS, choices, names
 from hessfig.errors import UserError, did_you_mean
 
 REFUSED = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, RecursionError)

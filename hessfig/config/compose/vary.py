@@ -2,51 +2,28 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
-import typing
 from collections.abc import Collection, Iterator, Mapping
-from types import NoneType, UnionType
 from typing import Any
 
-from hessfig.config.schema import Config
-from hessfig.config.settings import is_setting, meant, settings, siblings, wrong_kind
+from hessfig.config.facts import VARIED
+from hessfig.config.schema import GROUPS, Config
+from hessfig.config.settings import is_setting, meant, role_of, settings, siblings, top_level, value_of, wrong_kind
 from hessfig.config.user_dir import NAME, NAME_IN_WORDS
 from hessfig.errors import UserError, did_you_mean
 
 
 def check_shapes(config: Config) -> None:
     """Raise UserError for a value that is not of its setting's type, an axis that is not varied, and bad names."""
-    _check_fields(config, "")
+    for key, setting in settings().items():
+        if not setting.takes(value := value_of(config, key)):
+            raise wrong_kind(key, value)
     _check_axis(config)
     _check_name("sweep.name", config.sweep.name)
     for key in ("name", "sweep"):
         if getattr(config.figure, key):
             _check_name(f"figure.{key}", getattr(config.figure, key))
-
-
-def _check_fields(section: Any, prefix: str) -> None:
-    for name, kind in typing.get_type_hints(type(section)).items():
-        value, key = getattr(section, name), f"{prefix}{name}"
-        if dataclasses.is_dataclass(value):
-            _check_fields(value, f"{key}.")
-        elif not _is_a(value, kind):
-            raise wrong_kind(key, value)
-
-
-def _is_a(value: Any, kind: Any) -> bool:
-    if kind is Any:
-        return True
-    if isinstance(kind, UnionType):
-        return any(_is_a(value, one) for one in typing.get_args(kind))
-    if typing.get_origin(kind) is list:
-        return isinstance(value, list) and all(_is_a(one, typing.get_args(kind)[0]) for one in value)
-    if typing.get_origin(kind) is dict:
-        return isinstance(value, Mapping)
-    if kind in (int, float):
-        return isinstance(value, int if kind is int else (int, float)) and not isinstance(value, bool)
-    return value is None if kind is NoneType else isinstance(value, kind)
 
 
 def _check_axis(config: Config) -> None:
@@ -70,8 +47,6 @@ def _check_name(key: str, name: str) -> None:
         )
 
 
-# A variant is other networks, data, states or ways to measure; seeds and sigmas are no variants.
-VARIABLE = ("task.", "model.", "state.", "training.", "grid.", "estimator.", "spectrum.", "landscape.", "dtype")
 MOST_VARIANTS = 500  # each takes some hundredths of a second to be checked
 Vary = dict[str, list[Any]]
 
@@ -166,10 +141,17 @@ def _check_key(key: str) -> None:
         raise UserError(
             f"sweep.vary: {key} cannot be varied",
             got=key,
-            allowed="settings of task, model, state, training, grid, estimator, spectrum and landscape, and dtype",
+            allowed=_variable_in_words(),
             remedy=f"hessfig run -m {key}=A,B makes one table a value",
         )
 
 
 def _is_variable(key: str) -> bool:
-    return key.startswith(VARIABLE)
+    """Whether a variant may differ in a setting: a variant is other networks, data, states or ways to measure."""
+    return role_of(key) in VARIED
+
+
+def _variable_in_words() -> str:
+    *groups, last = (key for key in top_level(*VARIED) if key in GROUPS)
+    single = (key for key in top_level(*VARIED) if key not in GROUPS)
+    return f"settings of {', '.join(groups)} and {last}, and {', '.join(single)}"

@@ -1,6 +1,6 @@
 """Checks of the network and its task: of settings that go together, and against what is true of the kind of network.
 
-hessfig.config.network_checks calls them by name when a configuration is composed, since rooms below know no kinds.
+hessfig.config.checks calls them by name when a configuration is composed, since rooms below know no kinds.
 """
 
 from __future__ import annotations

@@ -14,19 +14,6 @@ from typing import Any
 from hessfig.config.enums import FigureGroup, Published
 from hessfig.config.schema import FigureConfig
 
-GROUPS = (
-    "task",
-    "model",
-    "state",
-    "training",
-    "grid",
-    "estimator",
-    "spectrum",
-    "landscape",
-    "launcher",
-    "sweep",
-    "figure",
-)
 STUDY = "study"
 
 

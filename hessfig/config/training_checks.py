@@ -2,43 +2,19 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from importlib import import_module
 from typing import Any
 
 from hessfig.config.enums import Optimiser, State, TrainingData
 from hessfig.config.keys import TRAINABLE
-from hessfig.config.range_checks import check_count
-from hessfig.config.schema import Config, ModelConfig, TrainingConfig
+from hessfig.config.schema import Config, TrainingConfig
 from hessfig.errors import UserError
 
-# Rooms above this one know the kinds of networks; what they check is named here, and imported when it is called.
-_CHECKS = "hessfig.models.checks"
-
-
-def check_model(model: ModelConfig) -> None:
-    """Raise UserError for the first setting of the network that cannot be built."""
-    import_module(_CHECKS).check_model(model)
-
-
-def check_task(config: Config) -> None:
-    """Raise UserError for data that the network does not take, and for settings that the data do not have."""
-    import_module(_CHECKS).check_task(config)
-
-
-MOST_STEPS, MOST_KEPT = 100_000_000, 10_000
-_FEWEST = {"steps": 1, "batch_size": 1, "evaluate_every": 1, "evaluation_size": 1, "refresh": 1, "warmup": 0}
-_DEFAULT = TrainingConfig()
+MOST_KEPT = 10_000
 
 
 def check_training(config: Config) -> None:
     """Raise UserError for the first setting of the training that cannot be run, and for steps it does not have."""
     training = config.training
-    for name, least in _FEWEST.items():
-        value, example = getattr(training, name), getattr(_DEFAULT, name)
-        check_count(f"training.{name}", value, fewest=least, most=MOST_STEPS, example=example)
-    _check_numbers(training)
     _check_steps("training.checkpoints", training.checkpoints, training)
     if config.state.kind == State.trained:
         if config.state.step == []:
@@ -57,35 +33,6 @@ def check_training(config: Config) -> None:
             allowed="null",
             remedy="state=trained, or state.step=null",
         )
-
-
-def _check_numbers(training: TrainingConfig) -> None:
-    betas = {f"betas[{place}]": beta for place, beta in enumerate(training.betas)}
-    if len(betas) != 2:
-        _refuse("betas", training.betas, "two numbers", "[0.9,0.98]")
-    _each(training, ("learning_rate", "eps"), lambda value: value > 0, "a finite number > 0")
-    _each(training, ("weight_decay",), lambda value: value >= 0, "a finite number >= 0")
-    _each(training, ("momentum",), lambda value: 0 <= value < 1, "0 <= momentum < 1")
-    _each(training, ("cascades",), lambda value: 0 <= value <= 1, "a share from 0 to 1")
-    for name, beta in betas.items():
-        if not 0 <= beta < 1:
-            _refuse(name, beta, "0 <= beta < 1", "0.9", key="betas", example="[0.9,0.98]")
-
-
-def _each(training: TrainingConfig, names: Sequence[str], is_allowed: Any, allowed: str) -> None:
-    for name in names:
-        value = getattr(training, name)
-        if not (math.isfinite(value) and is_allowed(value)):
-            _refuse(name, value, allowed, str(getattr(_DEFAULT, name)))
-
-
-def _refuse(name: str, got: Any, allowed: str, example_value: str, *, key: str = "", example: str = "") -> None:
-    raise UserError(
-        f"training.{name}",
-        got=got,
-        allowed=allowed,
-        remedy=f"for example training.{key or name}={example or example_value}",
-    )
 
 
 def _listed(asked: Any) -> list[Any]:

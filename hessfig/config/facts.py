@@ -1,0 +1,161 @@
+"""What may be said of a setting, once, in the schema: its help, its role, and which values it takes."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import KW_ONLY, dataclass, field
+from enum import StrEnum
+from operator import ge, gt, le, lt
+from typing import Any, TypeVar, cast
+
+from hessfig.errors import UserError
+
+
+class Role(StrEnum):
+    """What a setting is for. Every list of settings is read from the roles: keys, manifests, verbs, what may vary."""
+
+    science = "science"  # makes other numbers, and enters the keys of cells
+    place = "place"  # says where something is, whose content enters the keys in its stead
+    pin = "pin"  # what a file is by content, filled in when a run is planned
+    extent = "extent"  # which of the numbers are measured
+    label = "label"  # names a sweep
+    fit = "fit"  # how a sweep's table is read, kept with it
+    hardware = "hardware"  # on what numbers are computed
+    means = "means"  # how the work is done, of one folder of results
+    machine = "machine"  # who measures, and how many at once
+    command = "command"  # what one command does
+    reading = "reading"  # how tables are read and drawn
+    flag = "flag"  # set by a flag, never as key=value
+
+
+VARIED = (Role.science, Role.place, Role.pin)
+TABLE = (*VARIED, Role.extent, Role.label, Role.fit)
+IN_MANIFEST = (*TABLE, Role.hardware)
+OF_NUMBERS = (*VARIED, Role.extent, Role.hardware)
+OTHER_TABLE = (*OF_NUMBERS, Role.means)  # settings whose values name the folder of one run of -m
+
+
+@dataclass(frozen=True)
+class Is:
+    """What is true of a setting: a line of `help`, its `kind` where the type alone does not say it, and its values.
+
+    Numbers lie from `least` to `most`, or strictly between `above` and `below`, and are finite; texts match `pattern`;
+    in a list this holds of every entry. Any other value `passes` a test; a list has a certain `size`, or names each
+    entry `once` (and none only where that is the default). Null is left alone. A message continues the key by `why`,
+    says what is `allowed` where that is not read from the range, and gives an `example` where the default is none (an
+    opening quote of a shell then stands before the key).
+    `role`: its group's, unless it is given. `added`: version 0.1 did not have the setting, so that a cell keeps the key
+    it had before while the setting stands at its default, and a manifest without it was made with that default. What is
+    a place or a pin was added, too.
+    """
+
+    help: str
+    kind: str = ""
+    _: KW_ONLY
+    least: float | None = None
+    most: float | None = None
+    above: float | None = None
+    below: float | None = None
+    pattern: str = ""
+    passes: Callable[[Any], bool] | None = None
+    size: int | None = None
+    once: bool = False
+    why: str = ""
+    allowed: str = ""
+    example: str = ""
+    role: Role | None = None
+    added: bool = False
+
+    def check(self, key: str, value: Any, *, kind: str, default: str) -> None:
+        """Raise UserError for a value that `key` cannot have; `kind` and `default` are the setting's, as text."""
+
+        def refusal(what: str, got: object, allowed: str) -> UserError:
+            example = self.example or default
+            quoted = f"'{key}={example[1:]}" if example.startswith("'") else f"{key}={example}"
+            return UserError(what, got=got, allowed=allowed, remedy=f"for example {quoted}")
+
+        if isinstance(value, list) and (what := self._of_list(value, may_be_empty=default == "[]")):
+            allowed = kind if self.size else self.allowed or kind
+            raise refusal(f"{key}{what}", f"[{','.join(map(str, value))}]", allowed)
+        if self.passes and not (value is None and default == "null") and not self.passes(value):
+            raise refusal(f"{key}{self.why}", value, self.allowed)
+        for place, one in enumerate(value) if isinstance(value, list) else [(None, value)]:
+            if one is not None and not self._holds(one):
+                name = key if place is None else f"{key}[{place}]"
+                allowed = self.allowed or self._range(key.rpartition(".")[2], whole="whole number" in kind)
+                raise refusal(f"{name}{self.why or self._too_large(one)}", one, allowed)
+
+    def _of_list(self, entries: list[Any], *, may_be_empty: bool) -> str:
+        """Return what is wrong with a list as a whole; nothing where it is sound."""
+        if self.once and not entries and not may_be_empty:
+            return " is empty"
+        if self.once and (len(set(entries)) < len(entries) or "" in entries):
+            return ": each is named once"
+        return "" if self.size in (None, len(entries)) else f" has {len(entries)} entries"
+
+    def _holds(self, value: Any) -> bool:
+        if self.pattern:
+            return re.fullmatch(self.pattern, value) is not None
+        ends = ((self.least, ge), (self.most, le), (self.above, gt), (self.below, lt))
+        given = [(is_inside, end) for end, is_inside in ends if end is not None]
+        is_finite = not given or isinstance(value, int) or math.isfinite(value)
+        return is_finite and all(is_inside(value, end) for is_inside, end in given)
+
+    def _too_large(self, value: Any) -> str:
+        return " is too large" * (self.most is not None and isinstance(value, int) and value > self.most)
+
+    def _range(self, name: str, *, whole: bool) -> str:
+        """Return in words which numbers are allowed."""
+        ends = [f"{end:.15g}" for end in (self.least, self.above, self.most, self.below) if end is not None]
+        if len(ends) == 1:
+            number = "a whole number" if whole else "a finite number"
+            return f"{number} {'>' if self.least is None else '>='} {ends[0]}"
+        if self.below is not None:
+            is_open = self.least is None
+            return f"a share between {ends[0]} and {ends[1]}" if is_open else f"{ends[0]} <= {name} < {ends[1]}"
+        return f"{'a whole number' if whole else 'a share'} from {ends[0]} to {ends[1]}"
+
+
+T = TypeVar("T")
+
+
+def setting(default: T, help: str, kind: str = "", **said: Any) -> T:
+    """Return the field of a setting, for a dataclass: its default, and what is said of it (see `Is`)."""
+    says = {"says": Is(help, kind, **said)}
+    if isinstance(default, list | dict):
+        return cast(T, field(default_factory=lambda: deepcopy(default), metadata=says))
+    return field(default=default, metadata=says)
+
+
+def added(default: T, help: str, **said: Any) -> T:
+    """Return the field of a setting that version 0.1 did not have."""
+    return setting(default, help, added=True, **said)
+
+
+def group(section: type[T], role: Role) -> T:
+    """Return the field of a group of settings; `role` is that of those which name no other."""
+    return field(default_factory=section, metadata={"says": role})
+
+
+def is_names(value: Any) -> bool:
+    """Whether a value is a name, or a list of names."""
+    names = value if isinstance(value, list) else [value]
+    return bool(names) and all(isinstance(name, str) and name for name in names)
+
+
+def are_windows(value: list[Any]) -> bool:
+    """Whether every entry is [low, high], either of them null for an open end."""
+    return all(isinstance(window, list) and len(window) == 2 and _rises(window) for window in value)
+
+
+def _rises(window: list[Any]) -> bool:
+    ends = [end for end in window if end is not None]
+    return all(isinstance(end, int | float) for end in ends) and sorted(set(ends)) == ends
+
+
+def is_workers(value: Any) -> bool:
+    """Whether a value is auto, or a number of workers."""
+    return value == "auto" or (type(value) is int and value >= 1)

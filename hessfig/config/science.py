@@ -1,0 +1,267 @@
+"""The settings that make other numbers: data, network, state, training, grid, and how it is measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from hessfig.config.enums import (
+    MLP,
+    Attention,
+    Curvature,
+    Data,
+    Direction,
+    DType,
+    Initialisation,
+    Loss,
+    Method,
+    Norm,
+    Optimiser,
+    Probes,
+    Products,
+    QueryKey,
+    ScaledWeight,
+    Schedule,
+    Scored,
+    SigmaScales,
+    Sink,
+    Spacing,
+    State,
+    TrainingData,
+)
+from hessfig.config.facts import Role, added, setting
+
+# Beyond these, sizes are slips: deeper networks take minutes to be planned.
+MOST_PROBES = 100_000  # far beyond what an error of a thousandth takes
+_MOST, _MOST_OF_A_SPECTRUM, _MOST_STEPS = 10_000_000, 1_000_000, 100_000_000
+
+
+@dataclass
+class TaskConfig:
+    """The data: one batch, drawn once from `seed`, shared by every sigma and every repeat.
+
+    `digits` and `scored` are for addition and Gaussian rows.
+    """
+
+    data: Data = setting(Data.addition, "where the batch comes from")
+    digits: int = setting(5, "digits of each number that is added; sequences have 3 digits + 3 tokens", least=1)
+    batch_size: int = setting(64, "sequences in the batch", least=1)
+    seed: int = setting(0, "seed of the batch, the same for every network")
+    loss: Loss = setting(Loss.cross_entropy, "the loss; mse_sum_unshifted is the published code's sum of squares")
+    scored: Scored = setting(Scored.answer, "positions whose next token enters the loss")
+    base: int = added(
+        10, "for addition, the base of the numbers; the network knows base + 2 tokens", least=2, most=1_000_000
+    )
+    path: str | None = setting(
+        None,
+        "for data digits, pictures of your own: FILE.npz with images (n, 8, 8) and labels (n); for data tokens, "
+        "FILE.npy of ids, or a text for the model's tokenizer (null: random ids)",
+        role=Role.place,
+    )
+    sha256: str | None = setting(
+        None, "SHA-256 that the file of task.path must have; null: what it has when planned", role=Role.pin
+    )
+    length: int | None = added(
+        None, "for data tokens, tokens of a sequence, at most those of a file's rows; null: as the file has it", least=1
+    )
+    first_scored: int = added(0, "for data tokens, the first position whose next token enters the loss")
+
+    @property
+    def vocabulary(self) -> int:
+        """Tokens of the addition task: the digits, + and =."""
+        return self.base + 2
+
+
+@dataclass
+class ModelConfig:
+    """The network. `d_head: null` means d_model / n_heads, `d_mlp: null` 4 d_model (kind mlp: a transformer's size).
+
+    `kind` names a module of hessfig.models; `factory` (with its `options`) is for kind python.
+    """
+
+    kind: str = setting("transformer", "kind of network: a module of hessfig.models, or python for model.factory")
+    n_layers: int = setting(1, "number of layers", least=1, most=2_000)
+    n_heads: int = setting(1, "attention heads of a layer", least=1)
+    d_model: int = setting(128, "width of the residual stream", least=1)
+    d_head: int | None = setting(None, "width of a head; null: d_model / n_heads", least=1)
+    d_mlp: int | None = setting(None, "width inside the MLP; null: 4 d_model", least=1)
+    attention: Attention = setting(Attention.softmax, "what turns scores into mixing weights")
+    attention_skip: bool = setting(True, "whether attention is added to the residual stream or replaces it")
+    norm: Norm = setting(Norm.none, "where LayerNorm sits")
+    mlp: MLP = setting(MLP.relu, "activation of the MLP sublayer; none leaves it out")
+    query_key: QueryKey = setting(QueryKey.separate, "scores from W_Q and W_K, or from the single weight W_QK")
+    temperature: float = setting(1.0, "divides the attention scores", above=0)
+    sigma_scales: SigmaScales = setting(SigmaScales.both, "what sigma scales: tokens and positions, or tokens alone")
+    initialisation: Initialisation = added(Initialisation.paper, "scales of the drawn weights: the paper's, or GPT-2's")
+    sink: Sink = added(Sink.none, "an attention sink put in by hand: on the first key's scores, in its embedding")
+    sink_beta: float = added(
+        0.0, "its size: added to the scores, 1 + sink_beta times the embedding", least=0, example="4"
+    )
+    scaled_weight: ScaledWeight | None = added(
+        None, "the weight whose draw model.weight_scale multiplies, in every layer"
+    )
+    weight_scale: float = added(1.0, "factor on the draw of model.scaled_weight", above=0, example="2")
+    patch: int = added(2, "for kind vit, pixels along a patch's side", least=1)
+    factory: str | None = setting(
+        None, "for kind python, the function that makes it: FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION"
+    )
+    options: dict[str, Any] = setting(
+        {}, "arguments of model.factory by name; for kind huggingface, settings of its random weights"
+    )
+    path: str | None = setting(
+        None,
+        "for kinds huggingface and transformer_lens, the folder with config.json and weights (or a name of the hub); "
+        "null: random weights",
+        role=Role.place,
+    )
+    sha256: str | None = setting(
+        None,
+        "hash that the files of model.path or model.factory must have; null: what they have when planned",
+        role=Role.pin,
+    )
+    random: bool = added(False, "for kind huggingface, random weights for the config.json of model.path")
+    download: bool = setting(False, "for kind huggingface, whether a name may be fetched from the hub", role=Role.place)
+    architecture: str = added("gpt2", "for kind huggingface without model.path: gpt2, gpt_neox, llama, ...")
+    vocabulary: int | None = added(
+        None, "for kind huggingface without model.path: words; null: the architecture's", least=1
+    )
+
+
+@dataclass
+class StateConfig:
+    """The point of weight space: drawn anew for every sigma and seed, trained from there, or loaded from `path`."""
+
+    kind: State = setting(
+        State.initialised, "weights drawn from sigma and seed, trained from there, or read from a file"
+    )
+    path: str | None = setting(None, "for kind loaded, the file: safetensors, or a state_dict")
+    sha256: str | None = setting(
+        None, "SHA-256 that the file of state.path must have; null: what it has when planned", role=Role.pin
+    )
+    step: Any = setting(
+        None, "for kind trained: the steps of the training; null: the last", "null, a step, or a list of steps"
+    )
+
+
+@dataclass
+class GridConfig:
+    """The values of sigma: `points` between `low` and `high`, or the explicit list `values`."""
+
+    spacing: Spacing = setting(Spacing.log, "how the values of sigma are spread")
+    low: float = setting(0.01, "smallest sigma")
+    high: float = setting(10.0, "largest sigma")
+    points: int = setting(20, "number of values of sigma")
+    values: list[float] | None = setting(None, "the values of sigma, in place of the four settings above")
+
+
+@dataclass
+class EstimatorConfig:
+    """How block norms are found, by whose products, and with how many probes (`auto`: at most; see variance_share)."""
+
+    method: Method = setting(
+        Method.auto, "how a block norm is found; auto: exact where that is cheap, probes elsewhere"
+    )
+    products: Products = setting(Products.linearised, "whose Hessian-vector products")
+    num_probes: int = setting(
+        20, "random vectors for each column of blocks; with auto at most", least=1, most=MOST_PROBES
+    )
+    variance_share: float = setting(
+        0.1, "with auto, the share of the spread over seeds that probing may add", above=0, below=1
+    )
+
+
+@dataclass
+class SpectrumConfig:
+    """How eigenvalues are found. Recurrences are float64 whatever the products are (`dtype`)."""
+
+    k: int = setting(1, "how many of the outermost eigenvalues at either end", least=1, most=_MOST_OF_A_SPECTRUM)
+    tolerance: float = setting(
+        1e-6,
+        "residual at which an extreme eigenvalue is found, relative to the largest eigenvalue in size",
+        above=0,
+        below=1,
+    )
+    steps: int = setting(
+        100,
+        "Lanczos steps: nodes of a probe of a density; of an extreme eigenvalue, vectors before a restart",
+        least=2,
+        most=_MOST_OF_A_SPECTRUM,
+    )
+    num_probes: int = setting(10, "random start vectors of a density", least=1, most=_MOST_OF_A_SPECTRUM)
+    probes: Probes = setting(Probes.rademacher, "how the start vectors of a density are drawn")
+    cut: float = setting(
+        1e-10,
+        "eigenvalues below this share of the largest in size count as zero in shares and condition numbers",
+        above=0,
+        below=1,
+    )
+
+
+@dataclass
+class LandscapeConfig:
+    """How L_k(w) = (l_1(w) + ... + l_k(w)) / k is looked at, l_i the loss of sample i of the task's batch.
+
+    k runs from `first` to the number of samples, evenly in its logarithm. w* is the configured state.
+    """
+
+    samples: int | None = setting(
+        None, "samples of the task's batch, the first ones; null: all of them", least=2, most=_MOST
+    )
+    distance: float | None = setting(
+        None, "|w - w*|; null: at w* itself", above=0, allowed="a finite number > 0; null is w* itself"
+    )
+    direction: Direction = setting(
+        Direction.random, "of w - w*: a random unit vector, or along the gradient of the batch"
+    )
+    permutations: int = setting(200, "orders of the samples that means and bands are over", least=2, most=_MOST)
+    first: int = setting(1, "the smallest k", least=1, most=_MOST)
+    points: int = setting(25, "places of k", least=2, most=_MOST)
+    draws: int = setting(20, "random w of the integrals Delta_1 and Delta_2", least=2, most=_MOST)
+    spread: float = setting(0.01, "standard deviation s of these w, N(w*, s^2 I)", above=0)
+    curvatures: int = setting(
+        8, "samples whose Hessian's largest eigenvalue in size is found, for the bound", least=1, most=_MOST
+    )
+
+
+@dataclass
+class TrainingConfig:
+    """How a network is trained for `state=trained`; names and meanings are those of torch.optim.
+
+    Which states are kept, and how it is tested on the way, change nothing of the trajectory: asking for more of them
+    goes on from what is there. A constant schedule does not depend on `steps` either.
+    """
+
+    optimiser: Optimiser = setting(
+        Optimiser.adamw, "adamw, adam and sgd on mini-batches; gd: plain gradient descent, full batch"
+    )
+    learning_rate: float = setting(1e-3, "the largest learning rate", above=0)
+    betas: list[float] = setting(
+        [0.9, 0.98],
+        "for adamw and adam: decay of the two moments",
+        "two numbers",
+        size=2,
+        least=0,
+        below=1,
+        allowed="0 <= beta < 1",
+    )
+    eps: float = setting(1e-8, "for adamw and adam: added to the root of the second moment", above=0)
+    weight_decay: float = setting(0.1, "of every parameter: decoupled for adamw, added to the gradient else", least=0)
+    momentum: float = setting(0.0, "for sgd", least=0, below=1)
+    curvature: Curvature = added(
+        Curvature.none, "what divides the learning rate: nothing, the largest eigenvalue, its blocks', or a stand-in"
+    )
+    refresh: int = added(100, "updates between two looks at the curvature", least=1, most=_MOST_STEPS)
+    schedule: Schedule = setting(Schedule.cosine, "after the warm-up: cosine to zero at the last step, or constant")
+    warmup: int = setting(100, "steps over which the learning rate rises to its largest", least=0, most=_MOST_STEPS)
+    batch_size: int = setting(128, "sums of a batch; gd takes the whole fixed set", least=1, most=_MOST_STEPS)
+    steps: int = setting(4000, "updates of a whole run", least=1, most=_MOST_STEPS)
+    data: TrainingData = setting(
+        TrainingData.fresh, "fresh sums at every step, or a fixed set: the task's batch, which is measured too"
+    )
+    cascades: float = setting(0.2, "share of a fresh batch that is enriched with cascades of carries", least=0, most=1)
+    checkpoints: list[int] = setting([], "steps whose states are kept beside those of state.step and the last")
+    evaluate_every: int = setting(500, "steps between tests on unseen sums (training.csv)", least=1, most=_MOST_STEPS)
+    evaluation_size: int = setting(
+        10_000, "unseen sums of a test, and of the quantity accuracy", least=1, most=_MOST_STEPS
+    )
+    dtype: DType = setting(DType.float32, "floating-point type of the training; states are measured in dtype")

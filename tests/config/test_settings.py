@@ -1,0 +1,84 @@
+"""Every setting is told once: lists by role cover all of them, and are those that keys and tables have had."""
+
+from __future__ import annotations
+
+from typing import get_type_hints
+
+import pytest
+
+from hessfig.cli.verbs import VERBS
+from hessfig.config import keys
+from hessfig.config.facts import IN_MANIFEST, OF_NUMBERS, OTHER_TABLE, TABLE, VARIED, Role
+from hessfig.config.schema import GROUPS, Config
+from hessfig.config.settings import open_settings, role_of, settings, top_level, with_role
+from hessfig.errors import UserError
+
+# What keys of cells, hashes of manifests and names of folders rest on: a change here makes other cells.
+PINS = {"task.sha256", "model.sha256", "state.sha256"}
+PLACES = {"model.path", "model.download", "task.path"}
+ADDED = {
+    *("model.initialisation", "model.sink", "model.sink_beta", "model.scaled_weight", "model.weight_scale"),
+    *("model.patch", "model.path", "model.random", "model.download", "model.architecture", "model.vocabulary"),
+    *("task.path", "task.length", "task.first_scored", "task.base", "training.curvature", "training.refresh"),
+    *PINS,
+}
+OF_NETWORKS = ("task", "model", "state", "training", "grid", "estimator", "spectrum", "landscape")
+EXTENT = ("quantities", "blocks", "parts", "seeds", "first_seed")
+TOP = {
+    VARIED: {*OF_NETWORKS, "dtype"},
+    TABLE: {*OF_NETWORKS, "sweep", *EXTENT, "dtype"},
+    IN_MANIFEST: {*OF_NETWORKS, "sweep", *EXTENT, "dtype", "device"},
+    OTHER_TABLE: {*OF_NETWORKS, "sweep", *EXTENT, "dtype", "device", "memory", "reuse"},
+    (Role.machine,): {"launcher", "workers", "force_workers"},
+    (Role.machine, Role.command): {"launcher", "workers", "force_workers", "shard", "dry_run", "output_dir", "yes"},
+}
+
+
+def test_keys_rest_on_the_same_settings() -> None:
+    assert with_role(Role.pin) == PINS
+    assert with_role(Role.place) == PLACES
+    assert set(keys.ADDED) == ADDED
+
+
+@pytest.mark.parametrize("roles", TOP, ids=str)
+def test_lists_of_settings_are_read_from_roles(roles: tuple[Role, ...]) -> None:
+    assert set(top_level(*roles)) == TOP[roles]
+
+
+def test_a_sweep_is_named_read_and_measured() -> None:
+    inside = {key: role for key in settings() if key.startswith("sweep.") for role in [role_of(key)]}
+    assert inside == {
+        **dict.fromkeys(("sweep.name", "sweep.about"), Role.label),
+        **dict.fromkeys(("sweep.vary", "sweep.axis"), Role.extent),
+        **dict.fromkeys(("sweep.windows", "sweep.average"), Role.fit),
+    }
+    assert "sweep.axis" in with_role(*OF_NUMBERS) and role_of("sweep") == Role.label
+
+
+def test_words_that_ask_nothing_of_a_table() -> None:
+    single = {key for key in with_role(Role.reading) if "." not in key}
+    assert single == {
+        *("style", "tolerance", "resamples", "reference", "levels", "quantity", "rows", "part", "single_file")
+    }
+    assert role_of("figure") == role_of("figure.width") == role_of("figure.options.columns") == Role.reading
+
+
+def test_every_setting_has_a_role_and_a_verb() -> None:
+    """A new setting is one place: what is not given a role has that of its group, and the verbs of its role."""
+    assert {key for role in Role for key in with_role(role)} == {*settings(), "config_dir"}
+    assert sum(len(with_role(role)) for role in Role) == len(settings()) + 1
+    assert set(open_settings()) == {"sweep.vary", "figure.options", "model.options"}
+    assert {key.partition(".")[0] for key in settings() if "." in key} == set(GROUPS)
+    composed = [verb for verb in VERBS.values() if verb.composed]
+    unread = {key for key in settings() if not any(verb.takes(key) for verb in composed)}
+    assert unread == {"figure.group", "figure.order", "figure.published"}
+    assert set(get_type_hints(Config)) == {key.partition(".")[0] for key in settings()} | {"config_dir"}
+
+
+def test_defaults_and_examples_are_allowed() -> None:
+    for setting in settings().values():
+        assert setting.about and setting.kind, setting.key
+    for key, low in (("seeds", 0), ("training.momentum", 1.0), ("launcher.time", "soon"), ("rows", [])):
+        with pytest.raises(UserError, match=key) as caught:
+            settings()[key].check(low)
+        assert caught.value.allowed and key in caught.value.remedy
