@@ -46,7 +46,7 @@ class Is:
     in a list this holds of every entry. Any other value `passes` a test; a list has a certain `size`, or names each
     entry `once` (and none only where that is the default). Null is left alone. A message continues the key by `why`,
     says what is `allowed` where that is not read from the range, and gives an `example` where the default is none (an
-    opening quote of a shell then stands before the key).
+    opening quote of a shell then stands before the key); for a number with no upper end it is the least.
     `role`: its group's, unless it is given. `added`: version 0.1 did not have the setting, so that a cell keeps the key
     it had before while the setting stands at its default, and a manifest without it was made with that default. What is
     a place or a pin was added, too.
@@ -72,8 +72,11 @@ class Is:
     def check(self, key: str, value: Any, *, kind: str, default: str) -> None:
         """Raise UserError for a value that `key` cannot have; `kind` and `default` are the setting's, as text."""
 
+        is_whole = "whole number" in kind
+
         def refusal(what: str, got: object, allowed: str) -> UserError:
-            example = self.example or default
+            is_open = self.least is not None and self.most is None and is_whole
+            example = self.example or (str(self.least) if is_open else default)
             quoted = f"'{key}={example[1:]}" if example.startswith("'") else f"{key}={example}"
             return UserError(what, got=got, allowed=allowed, remedy=f"for example {quoted}")
 
@@ -85,7 +88,7 @@ class Is:
         for place, one in enumerate(value) if isinstance(value, list) else [(None, value)]:
             if one is not None and not self._holds(one):
                 name = key if place is None else f"{key}[{place}]"
-                allowed = self.allowed or self._range(key.rpartition(".")[2], whole="whole number" in kind)
+                allowed = self.allowed or self._range(key.rpartition(".")[2], whole=is_whole)
                 raise refusal(f"{name}{self.why or self._too_large(one)}", one, allowed)
 
     def _of_list(self, entries: list[Any], *, may_be_empty: bool) -> str:

@@ -123,7 +123,9 @@ class LauncherConfig:
     """
 
     kind: Launcher = setting(Launcher.local, "workers of this machine, or the tasks of a Slurm job array")
-    tasks: int = setting(4, "tasks of the job array; each measures its share of the cells", least=1, most=MOST_SHARDS)
+    tasks: int = setting(
+        4, "tasks of the job array; each measures its share of the cells", least=1, most=MOST_SHARDS, example="1"
+    )
     cpus_per_task: int = setting(1, "cores of a task; with workers=auto it has as many workers", least=1, most=10_000)
     gpus: int = setting(0, "GPUs of a task (with device=cuda)", least=0, most=1_000, example="1")
     memory: str | None = setting(
