@@ -193,10 +193,10 @@ def panel_sheet(
     heights = [height] * len(names) if isinstance(height, float | int) else list(height)
     words = whole_note(paper, note)
     written = note_lines(paper, words) if paper.note else []
-    below = margins.bottom + (_LINE * len(written) + _EDGE if written else 0.0)
+    foot = _LINE * len(written) + _EDGE if written else 0.0
     tall = [heights[line[0][0]] for line in lines]
-    around, gaps = (below, 0.0) if on_grid else (0.0, below)  # added where the last bit stays
-    total = margins.top + around + sum(tall) + (len(lines) - 1) * margins.down + gaps
+    before, after = ((margins.bottom + foot,), ()) if on_grid else ((), (margins.bottom, foot))
+    total = sum([margins.top, *before, sum(tall), (len(lines) - 1) * margins.down, *after])
     figure = Figure(figsize=(paper.inches, total))
     figure.set_label(words)
     for index, line in enumerate(reversed(written)):
@@ -207,7 +207,7 @@ def panel_sheet(
     columns = [max(most, *map(len, lines)) if is_folded or most else len(line) for line in lines]
     panels = _placed(figure, lines, columns, tall, margins, share_x, share_y)
     if on_grid:
-        _align(figure, panels, lines, columns, tall, replace(margins, bottom=below))
+        _align(figure, panels, lines, columns, tall, replace(margins, bottom=margins.bottom + foot))
     return Sheet(figure, panels, lines, is_folded, every, margins.across)
 
 
