@@ -1,4 +1,4 @@
-"""Checks of the training, and where those of the network and its task are."""
+"""Checks of the training: its steps, the states it keeps, and a task that can be trained on."""
 
 from __future__ import annotations
 

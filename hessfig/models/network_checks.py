@@ -5,8 +5,6 @@ hessfig.config.checks calls them by name when a configuration is composed, since
 
 from __future__ import annotations
 
-import math
-
 from hessfig.config.enums import Attention, Data, Loss, Norm, ScaledWeight, Sink
 from hessfig.config.schema import Config, ModelConfig, TaskConfig
 from hessfig.errors import UserError
@@ -16,7 +14,6 @@ from hessfig.terms import Matrix
 
 _PATH = "model.path"
 _OF_STORED = ("path", "random", "download", "architecture", "vocabulary")
-_SMALLEST_BASE = 2
 _READ = (Data.digits, Data.tokens)
 _DATA = (Data.gaussian, Data.digits, Data.tokens, Data.addition)
 
@@ -33,20 +30,12 @@ def check_model(model: ModelConfig) -> None:
             allowed="n_heads that divides d_model when d_head is not given",
             remedy="set model.d_head too, or another n_heads",
         )
-    _check_number("temperature", model.temperature, is_allowed=model.temperature > 0, allowed="> 0", example=1)
     _check_stored(model, known)
     _check_sink(model, known)
     _check_scaled(model, known)
     known.check_model(model)
     if not known.place:
         _check_norm(model, known)
-
-
-def _check_number(name: str, value: float, *, is_allowed: bool, allowed: str, example: int) -> None:
-    if not (math.isfinite(value) and is_allowed):
-        raise UserError(
-            f"model.{name}", got=value, allowed=f"a finite number {allowed}", remedy=f"model.{name}={example}"
-        )
 
 
 def _check_stored(model: ModelConfig, known: Kind) -> None:
@@ -64,7 +53,6 @@ def _check_stored(model: ModelConfig, known: Kind) -> None:
 
 def _check_sink(model: ModelConfig, known: Kind) -> None:
     """Raise UserError for a sink of no size, of a network without one, and on scores that are no logits."""
-    _check_number("sink_beta", model.sink_beta, is_allowed=model.sink_beta >= 0, allowed=">= 0", example=4)
     if model.sink == Sink.none and model.sink_beta:
         raise UserError(
             "model.sink_beta is the size of a sink, and there is none",
@@ -90,7 +78,6 @@ def _check_sink(model: ModelConfig, known: Kind) -> None:
 
 def _check_scaled(model: ModelConfig, known: Kind) -> None:
     """Raise UserError for a factor that is none, or for a weight that this network has not."""
-    _check_number("weight_scale", model.weight_scale, is_allowed=model.weight_scale > 0, allowed="> 0", example=2)
     if model.scaled_weight is None and model.weight_scale != 1:
         raise UserError(
             "model.weight_scale multiplies model.scaled_weight, and none is named",
@@ -143,11 +130,11 @@ def check_task(config: Config) -> None:
             allowed="python with python" if is_python else "; ".join(f"{one} with {_takers(one)}" for one in _DATA),
             remedy="model=python task=python, or sweep=network, which has both" if is_python else f"task={data}",
         )
-    if task.base < _SMALLEST_BASE or (task.base != TaskConfig.base and data != Data.addition):
+    if task.base != TaskConfig.base and data != Data.addition:
         raise UserError(
             "task.base: the base of the numbers that are added",
             got=f"task.base={task.base}, task.data={data}",
-            allowed=f"a whole number >= {_SMALLEST_BASE} with task=addition",
+            allowed="with task=addition",
             remedy="task.base=10",
         )
     if task.path is not None and data not in _READ:

@@ -153,11 +153,11 @@ ENDLESS: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("kind", ENDLESS)
 def test_files_without_end_are_refused_at_once(write: Write, kind: str) -> None:
-    own, started = write(sweep__mine=MINE), time.perf_counter()
+    own, started = write(sweep__mine=MINE), time.process_time()
     ENDLESS[kind](own / "sweep/other.yaml")
     with pytest.raises(UserError, match=r"other.yaml (cannot be read|holds more than any settings do)"):
         own_folder(str(own))
-    assert time.perf_counter() - started < 10
+    assert time.process_time() - started < 10
 
 
 def test_a_file_of_comments_alone_is_one(write: Write) -> None:
