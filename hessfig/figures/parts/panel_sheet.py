@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -196,7 +197,8 @@ def panel_sheet(
     foot = _LINE * len(written) + _EDGE if written else 0.0
     tall = [heights[line[0][0]] for line in lines]
     before, after = ((margins.bottom + foot,), ()) if on_grid else ((), (margins.bottom, foot))
-    total = sum([margins.top, *before, sum(tall), (len(lines) - 1) * margins.down, *after])
+    stacked = math.fsum(tall) if on_grid else sum(tall)
+    total = sum([margins.top, *before, stacked, (len(lines) - 1) * margins.down, *after])
     figure = Figure(figsize=(paper.inches, total))
     figure.set_label(words)
     for index, line in enumerate(reversed(written)):
@@ -289,7 +291,7 @@ def _align(
     heights: Sequence[float],
     margins: Margins,
 ) -> None:
-    page, tall, mean = figure.get_figwidth(), figure.get_figheight(), sum(heights) / len(heights)
+    page, tall, mean = figure.get_figwidth(), figure.get_figheight(), math.fsum(heights) / len(heights)
     edges: dict[str, float] = {
         "left": margins.left / page,
         "right": 1 - margins.right / page,
