@@ -5,30 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from hessfig.config.enums import (
-    MLP,
-    Attention,
-    Curvature,
-    Data,
-    Direction,
-    DType,
-    Initialisation,
-    Loss,
-    Method,
-    Norm,
-    Optimiser,
-    Probes,
-    Products,
-    QueryKey,
-    ScaledWeight,
-    Schedule,
-    Scored,
-    SigmaScales,
-    Sink,
-    Spacing,
-    State,
-    TrainingData,
-)
+from hessfig.config import enums
 from hessfig.config.facts import Role, added, setting
 
 # Beyond these, sizes are slips: deeper networks take minutes to be planned.
@@ -43,12 +20,14 @@ class TaskConfig:
     `digits` and `scored` are for addition and Gaussian rows.
     """
 
-    data: Data = setting(Data.addition, "where the batch comes from")
+    data: enums.Data = setting(enums.Data.addition, "where the batch comes from")
     digits: int = setting(5, "digits of each number that is added; sequences have 3 digits + 3 tokens", least=1)
     batch_size: int = setting(64, "sequences in the batch", least=1)
     seed: int = setting(0, "seed of the batch, the same for every network")
-    loss: Loss = setting(Loss.cross_entropy, "the loss; mse_sum_unshifted is the published code's sum of squares")
-    scored: Scored = setting(Scored.answer, "positions whose next token enters the loss")
+    loss: enums.Loss = setting(
+        enums.Loss.cross_entropy, "the loss; mse_sum_unshifted is the published code's sum of squares"
+    )
+    scored: enums.Scored = setting(enums.Scored.answer, "positions whose next token enters the loss")
     base: int = added(
         10, "for addition, the base of the numbers; the network knows base + 2 tokens", least=2, most=1_000_000
     )
@@ -85,19 +64,27 @@ class ModelConfig:
     d_model: int = setting(128, "width of the residual stream", least=1)
     d_head: int | None = setting(None, "width of a head; null: d_model / n_heads", least=1)
     d_mlp: int | None = setting(None, "width inside the MLP; null: 4 d_model", least=1)
-    attention: Attention = setting(Attention.softmax, "what turns scores into mixing weights")
+    attention: enums.Attention = setting(enums.Attention.softmax, "what turns scores into mixing weights")
     attention_skip: bool = setting(True, "whether attention is added to the residual stream or replaces it")
-    norm: Norm = setting(Norm.none, "where LayerNorm sits")
-    mlp: MLP = setting(MLP.relu, "activation of the MLP sublayer; none leaves it out")
-    query_key: QueryKey = setting(QueryKey.separate, "scores from W_Q and W_K, or from the single weight W_QK")
+    norm: enums.Norm = setting(enums.Norm.none, "where LayerNorm sits")
+    mlp: enums.MLP = setting(enums.MLP.relu, "activation of the MLP sublayer; none leaves it out")
+    query_key: enums.QueryKey = setting(
+        enums.QueryKey.separate, "scores from W_Q and W_K, or from the single weight W_QK"
+    )
     temperature: float = setting(1.0, "divides the attention scores", above=0)
-    sigma_scales: SigmaScales = setting(SigmaScales.both, "what sigma scales: tokens and positions, or tokens alone")
-    initialisation: Initialisation = added(Initialisation.paper, "scales of the drawn weights: the paper's, or GPT-2's")
-    sink: Sink = added(Sink.none, "an attention sink put in by hand: on the first key's scores, in its embedding")
+    sigma_scales: enums.SigmaScales = setting(
+        enums.SigmaScales.both, "what sigma scales: tokens and positions, or tokens alone"
+    )
+    initialisation: enums.Initialisation = added(
+        enums.Initialisation.paper, "scales of the drawn weights: the paper's, or GPT-2's"
+    )
+    sink: enums.Sink = added(
+        enums.Sink.none, "an attention sink put in by hand: on the first key's scores, in its embedding"
+    )
     sink_beta: float = added(
         0.0, "its size: added to the scores, 1 + sink_beta times the embedding", least=0, example="4"
     )
-    scaled_weight: ScaledWeight | None = added(
+    scaled_weight: enums.ScaledWeight | None = added(
         None, "the weight whose draw model.weight_scale multiplies, in every layer"
     )
     weight_scale: float = added(1.0, "factor on the draw of model.scaled_weight", above=0, example="2")
@@ -131,8 +118,8 @@ class ModelConfig:
 class StateConfig:
     """The point of weight space: drawn anew for every sigma and seed, trained from there, or loaded from `path`."""
 
-    kind: State = setting(
-        State.initialised, "weights drawn from sigma and seed, trained from there, or read from a file"
+    kind: enums.State = setting(
+        enums.State.initialised, "weights drawn from sigma and seed, trained from there, or read from a file"
     )
     path: str | None = setting(None, "for kind loaded, the file: safetensors, or a state_dict")
     sha256: str | None = setting(
@@ -147,7 +134,7 @@ class StateConfig:
 class GridConfig:
     """The values of sigma: `points` between `low` and `high`, or the explicit list `values`."""
 
-    spacing: Spacing = setting(Spacing.log, "how the values of sigma are spread")
+    spacing: enums.Spacing = setting(enums.Spacing.log, "how the values of sigma are spread")
     low: float = setting(0.01, "smallest sigma")
     high: float = setting(10.0, "largest sigma")
     points: int = setting(20, "number of values of sigma")
@@ -158,10 +145,10 @@ class GridConfig:
 class EstimatorConfig:
     """How block norms are found, by whose products, and with how many probes (`auto`: at most; see variance_share)."""
 
-    method: Method = setting(
-        Method.auto, "how a block norm is found; auto: exact where that is cheap, probes elsewhere"
+    method: enums.Method = setting(
+        enums.Method.auto, "how a block norm is found; auto: exact where that is cheap, probes elsewhere"
     )
-    products: Products = setting(Products.linearised, "whose Hessian-vector products")
+    products: enums.Products = setting(enums.Products.linearised, "whose Hessian-vector products")
     num_probes: int = setting(
         20, "random vectors for each column of blocks; with auto at most", least=1, most=MOST_PROBES
     )
@@ -188,7 +175,7 @@ class SpectrumConfig:
         most=_MOST_OF_A_SPECTRUM,
     )
     num_probes: int = setting(10, "random start vectors of a density", least=1, most=_MOST_OF_A_SPECTRUM)
-    probes: Probes = setting(Probes.rademacher, "how the start vectors of a density are drawn")
+    probes: enums.Probes = setting(enums.Probes.rademacher, "how the start vectors of a density are drawn")
     cut: float = setting(
         1e-10,
         "eigenvalues below this share of the largest in size count as zero in shares and condition numbers",
@@ -210,8 +197,8 @@ class LandscapeConfig:
     distance: float | None = setting(
         None, "|w - w*|; null: at w* itself", above=0, allowed="a finite number > 0; null is w* itself"
     )
-    direction: Direction = setting(
-        Direction.random, "of w - w*: a random unit vector, or along the gradient of the batch"
+    direction: enums.Direction = setting(
+        enums.Direction.random, "of w - w*: a random unit vector, or along the gradient of the batch"
     )
     permutations: int = setting(200, "orders of the samples that means and bands are over", least=2, most=_MOST)
     first: int = setting(1, "the smallest k", least=1, most=_MOST)
@@ -231,8 +218,8 @@ class TrainingConfig:
     goes on from what is there. A constant schedule does not depend on `steps` either.
     """
 
-    optimiser: Optimiser = setting(
-        Optimiser.adamw, "adamw, adam and sgd on mini-batches; gd: plain gradient descent, full batch"
+    optimiser: enums.Optimiser = setting(
+        enums.Optimiser.adamw, "adamw, adam and sgd on mini-batches; gd: plain gradient descent, full batch"
     )
     learning_rate: float = setting(1e-3, "the largest learning rate", above=0)
     betas: list[float] = setting(
@@ -247,16 +234,19 @@ class TrainingConfig:
     eps: float = setting(1e-8, "for adamw and adam: added to the root of the second moment", above=0)
     weight_decay: float = setting(0.1, "of every parameter: decoupled for adamw, added to the gradient else", least=0)
     momentum: float = setting(0.0, "for sgd", least=0, below=1)
-    curvature: Curvature = added(
-        Curvature.none, "what divides the learning rate: nothing, the largest eigenvalue, its blocks', or a stand-in"
+    curvature: enums.Curvature = added(
+        enums.Curvature.none,
+        "what divides the learning rate: nothing, the largest eigenvalue, its blocks', or a stand-in",
     )
     refresh: int = added(100, "updates between two looks at the curvature", least=1, most=_MOST_STEPS)
-    schedule: Schedule = setting(Schedule.cosine, "after the warm-up: cosine to zero at the last step, or constant")
+    schedule: enums.Schedule = setting(
+        enums.Schedule.cosine, "after the warm-up: cosine to zero at the last step, or constant"
+    )
     warmup: int = setting(100, "steps over which the learning rate rises to its largest", least=0, most=_MOST_STEPS)
     batch_size: int = setting(128, "sums of a batch; gd takes the whole fixed set", least=1, most=_MOST_STEPS)
     steps: int = setting(4000, "updates of a whole run", least=1, most=_MOST_STEPS)
-    data: TrainingData = setting(
-        TrainingData.fresh, "fresh sums at every step, or a fixed set: the task's batch, which is measured too"
+    data: enums.TrainingData = setting(
+        enums.TrainingData.fresh, "fresh sums at every step, or a fixed set: the task's batch, which is measured too"
     )
     cascades: float = setting(0.2, "share of a fresh batch that is enriched with cascades of carries", least=0, most=1)
     checkpoints: list[int] = setting([], "steps whose states are kept beside those of state.step and the last")
@@ -264,4 +254,6 @@ class TrainingConfig:
     evaluation_size: int = setting(
         10_000, "unseen sums of a test, and of the quantity accuracy", least=1, most=_MOST_STEPS
     )
-    dtype: DType = setting(DType.float32, "floating-point type of the training; states are measured in dtype")
+    dtype: enums.DType = setting(
+        enums.DType.float32, "floating-point type of the training; states are measured in dtype"
+    )

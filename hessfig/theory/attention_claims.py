@@ -12,14 +12,6 @@ from hessfig.terms import Matrix, Part
 from hessfig.theory import attention_formulas, autodiff
 from hessfig.theory import attention_formulas as qk
 from hessfig.theory.attention_formulas import MATRICES, AttentionPoint, literal_U
-from hessfig.theory.autodiff import (
-    dense_hessian,
-    hessian_blocks,
-    jacobian,
-    second_derivative,
-    square_loss,
-    weight_jacobian,
-)
 from hessfig.theory.matrix_formulas import identity, kron, softmax_jacobian, softmax_second_derivative
 from hessfig.theory.statement import (
     Check,
@@ -47,17 +39,17 @@ def _network(point: AttentionPoint) -> Callable[[Mapping[Matrix, Tensor]], Tenso
 
 
 def _eq2_oracle(point: AttentionPoint) -> Values:
-    return {"H": dense_hessian(_network(point), square_loss(point.Y), point.weights)}
+    return {"H": autodiff.dense_hessian(_network(point), autodiff.square_loss(point.Y), point.weights)}
 
 
 def _eq2_printed(point: AttentionPoint) -> Values:
     """J^T (d2l/dF2) J + (dl/dF (x) I) d2F/dW2 with the layout of eq. 4."""
     flat, output = _flattened(point)
-    loss, F = square_loss(point.Y), output(flat)
-    J = jacobian(output, flat)
+    loss, F = autodiff.square_loss(point.Y), output(flat)
+    J = autodiff.jacobian(output, flat)
     outer = J.T @ (2 / F.numel() * identity(F.numel())) @ J
     gradient = grad(loss)(F).reshape(1, -1)
-    return {"H": outer + kron(gradient, identity(len(flat))) @ second_derivative(output, flat)}
+    return {"H": outer + kron(gradient, identity(len(flat))) @ autodiff.second_derivative(output, flat)}
 
 
 def _flattened(point: AttentionPoint) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
@@ -73,8 +65,8 @@ def _flattened(point: AttentionPoint) -> tuple[Tensor, Callable[[Tensor], Tensor
 
 def _lemma_b1_oracle(point: AttentionPoint) -> Values:
     T = autodiff.scores(point.X, point.weights)
-    values = {f"dF/d{m}": weight_jacobian(_network(point), point.weights, m) for m in MATRICES}
-    return {**values, "dA/dT": jacobian(lambda scores: torch.softmax(scores, -1), T)}
+    values = {f"dF/d{m}": autodiff.weight_jacobian(_network(point), point.weights, m) for m in MATRICES}
+    return {**values, "dA/dT": autodiff.jacobian(lambda scores: torch.softmax(scores, -1), T)}
 
 
 def _lemma_b1_all(point: AttentionPoint) -> dict[str, Tensor]:
@@ -93,7 +85,7 @@ def _lemma_c1_draw(dims: Dims, generator: torch.Generator) -> list[Tensor]:
 
 
 def _lemma_c1_oracle(scores: list[Tensor]) -> Values:
-    second = [second_derivative(lambda T: torch.softmax(T, -1), T) for T in scores]
+    second = [autodiff.second_derivative(lambda T: torch.softmax(T, -1), T) for T in scores]
     return {"Remark C.1": second[0], "Lemma C.1": second[1]}
 
 
@@ -140,8 +132,8 @@ def _deep_draw(dims: Dims, generator: torch.Generator) -> Instance:
 def _footnote_oracle(p: Instance) -> Values:
     values: dict[str, Tensor] = {}
     for part in Part:
-        blocks = hessian_blocks(
-            lambda w: autodiff.stacked(autodiff.attention, p.X, w), square_loss(p.Y), p.weights, part
+        blocks = autodiff.hessian_blocks(
+            lambda w: autodiff.stacked(autodiff.attention, p.X, w), autodiff.square_loss(p.Y), p.weights, part
         )
         values |= named(part, {(a, b): blocks[(2, a), (2, b)] for a in MATRICES for b in MATRICES})
     return values
@@ -192,8 +184,8 @@ HOT = 1e7
 def score_split(point: AttentionPoint, part: Part, order: tuple[Matrix, Matrix] = (Q, K)) -> Tensor:
     """The split at the scores by autodiff: the network is T(W_Q, W_K), the loss all that comes after."""
     values = point.X @ point.weights[V]
-    after = square_loss(point.Y)
-    return dense_hessian(
+    after = autodiff.square_loss(point.Y)
+    return autodiff.dense_hessian(
         lambda weights: autodiff.scores(point.X, weights, point.temperature),
         lambda T: after(torch.softmax(T, -1) @ values),
         {matrix: point.weights[matrix] for matrix in order},
@@ -211,7 +203,7 @@ def _single_oracle(p: Instance) -> Values:
     def network(weights: Mapping[Matrix, Tensor]) -> Tensor:
         return autodiff.single_matrix_attention(p.X, {**p.weights, **weights})
 
-    return {"H": dense_hessian(network, square_loss(p.Y), {Matrix.W_QK: p.weights[Matrix.W_QK]})}
+    return {"H": autodiff.dense_hessian(network, autodiff.square_loss(p.Y), {Matrix.W_QK: p.weights[Matrix.W_QK]})}
 
 
 def _single_printed(p: Instance) -> Values:

@@ -9,21 +9,7 @@ import torch
 from torch import Tensor
 
 from hessfig.terms import Part
-from hessfig.theory.scalar_formulas import (
-    MIXINGS,
-    Mixing,
-    Response,
-    ScalarProblem,
-    Sink,
-    condition_number,
-    draw_scalar_problem,
-    median_effect,
-    outer_product_gap,
-    sink_mixing,
-    sink_response,
-    spectrum,
-    top_of_outer_product,
-)
+from hessfig.theory import scalar_formulas as scalar
 from hessfig.theory.statement import Check, Dims, Values, normal
 
 BETA = 2.0
@@ -32,34 +18,34 @@ NORM_FACTOR = 300.0
 OUTSIDE = "eigenvalues outside symmetric pairs"
 
 
-def _draw(dims: Dims, generator: torch.Generator) -> ScalarProblem:
-    return draw_scalar_problem(dims.L, dims.d_K, generator)
+def _draw(dims: Dims, generator: torch.Generator) -> scalar.ScalarProblem:
+    return scalar.draw_scalar_problem(dims.L, dims.d_K, generator)
 
 
-def _mixings(problem: ScalarProblem) -> dict[str, Mixing]:
-    plain = {name: mixing(problem.x) for name, mixing in MIXINGS.items()}
-    return plain | {f"sink: {sink}": sink_mixing(sink, problem.x, BETA) for sink in Sink}
+def _mixings(problem: scalar.ScalarProblem) -> dict[str, scalar.Mixing]:
+    plain = {name: mixing(problem.x) for name, mixing in scalar.MIXINGS.items()}
+    return plain | {f"sink: {sink}": scalar.sink_mixing(sink, problem.x, BETA) for sink in scalar.Sink}
 
 
-def _responses(problem: ScalarProblem) -> dict[str, Response]:
-    plain = {name: problem.response(name) for name in MIXINGS}
-    return plain | {f"sink: {sink}": sink_response(sink, problem.x, problem.s, BETA) for sink in Sink}
+def _responses(problem: scalar.ScalarProblem) -> dict[str, scalar.Response]:
+    plain = {name: problem.response(name) for name in scalar.MIXINGS}
+    return plain | {f"sink: {sink}": scalar.sink_response(sink, problem.x, problem.s, BETA) for sink in scalar.Sink}
 
 
-def _spectra(problem: ScalarProblem, part: Part) -> dict[str, Tensor]:
-    return {name: spectrum(problem, mixing, part) for name, mixing in _mixings(problem).items()}
+def _spectra(problem: scalar.ScalarProblem, part: Part) -> dict[str, Tensor]:
+    return {name: scalar.spectrum(problem, mixing, part) for name, mixing in _mixings(problem).items()}
 
 
-def _spectrum_oracle(problem: ScalarProblem) -> Values:
+def _spectrum_oracle(problem: scalar.ScalarProblem) -> Values:
     spectra = _spectra(problem, Part.H)
     return spectra | {f"{name}, {OUTSIDE}": _unpaired(values) for name, values in spectra.items()}
 
 
-def _spectrum_printed(problem: ScalarProblem) -> Values:
+def _spectrum_printed(problem: scalar.ScalarProblem) -> Values:
     return {f"{name}, {OUTSIDE}": torch.tensor(3) for name in _mixings(problem)}
 
 
-def _spectrum_corrected(problem: ScalarProblem) -> Values:
+def _spectrum_corrected(problem: scalar.ScalarProblem) -> Values:
     return {name: problem.hessian(response).eigenvalues for name, response in _responses(problem).items()}
 
 
@@ -69,14 +55,14 @@ def _unpaired(eigenvalues: Tensor) -> Tensor:
     return (gaps > 1e-10 * eigenvalues.abs().max()).sum()
 
 
-def _condition_draw(dims: Dims, generator: torch.Generator) -> list[ScalarProblem]:
-    return [draw_scalar_problem(dims.L, dims.d_K, generator) for _ in range(CONDITION_PROBLEMS)]
+def _condition_draw(dims: Dims, generator: torch.Generator) -> list[scalar.ScalarProblem]:
+    return [scalar.draw_scalar_problem(dims.L, dims.d_K, generator) for _ in range(CONDITION_PROBLEMS)]
 
 
-def _condition_oracle(problems: list[ScalarProblem]) -> Values:
+def _condition_oracle(problems: list[scalar.ScalarProblem]) -> Values:
     """N grows by the square of the factor, the condition number by its fourth power."""
     low, high = (
-        torch.stack([condition_number(problem.unbalanced(factor)) for problem in problems])
+        torch.stack([scalar.condition_number(problem.unbalanced(factor)) for problem in problems])
         for factor in (NORM_FACTOR, 2 * NORM_FACTOR)
     )
     return {"median exponent": (torch.log2(high / low) / 2).median()}
@@ -86,19 +72,19 @@ def _condition_oracle(problems: list[ScalarProblem]) -> Values:
 class _Comparison:
     """Problems at random weights, and noise to make critical points of them."""
 
-    problems: list[ScalarProblem]
+    problems: list[scalar.ScalarProblem]
     noise: list[Tensor]
 
 
 def _comparison_draw(dims: Dims, generator: torch.Generator) -> _Comparison:
-    problems = [draw_scalar_problem(TOKENS, dims.d_K, generator) for _ in range(PROBLEMS)]
+    problems = [scalar.draw_scalar_problem(TOKENS, dims.d_K, generator) for _ in range(PROBLEMS)]
     return _Comparison(problems, [normal(TOKENS, generator=generator) for _ in problems])
 
 
-def _gap(problem: ScalarProblem, model: str, noise: Tensor | None) -> float:
+def _gap(problem: scalar.ScalarProblem, model: str, noise: Tensor | None) -> float:
     response = problem.response(model)
     moved = problem if noise is None else problem.at_critical_point(response, noise)
-    return outer_product_gap(moved, response)
+    return scalar.outer_product_gap(moved, response)
 
 
 def _share_worse(comparison: _Comparison, *, critical: bool) -> Tensor:
@@ -126,7 +112,7 @@ def _ggn_printed(comparison: _Comparison) -> Values:
 
 def _ggn_corrected(comparison: _Comparison) -> Values:
     problem = comparison.problems[0]
-    tops = {f"top of {name}": top_of_outer_product(problem, r) for name, r in _responses(problem).items()}
+    tops = {f"top of {name}": scalar.top_of_outer_product(problem, r) for name, r in _responses(problem).items()}
     closed = {name: torch.tensor(top, dtype=torch.float64) for name, top in tops.items()}
     return {**closed, "share at critical points": torch.ones((), dtype=torch.float64)}
 
@@ -145,20 +131,20 @@ MANY_TOKENS, MANY_PROBLEMS = 16, 60
 CLAIM = "bulk shrinks, largest outlier grows"
 
 
-def _draw_many(dims: Dims, generator: torch.Generator) -> list[ScalarProblem]:
-    return [draw_scalar_problem(MANY_TOKENS, dims.d_K, generator, w_V=1.0) for _ in range(MANY_PROBLEMS)]
+def _draw_many(dims: Dims, generator: torch.Generator) -> list[scalar.ScalarProblem]:
+    return [scalar.draw_scalar_problem(MANY_TOKENS, dims.d_K, generator, w_V=1.0) for _ in range(MANY_PROBLEMS)]
 
 
-def _measured(*sinks: Sink) -> Callable[[list[ScalarProblem]], Values]:
+def _measured(*sinks: scalar.Sink) -> Callable[[list[scalar.ScalarProblem]], Values]:
     return lambda problems: {f"{sink}: {CLAIM}": _changes(problems, sink) for sink in sinks}
 
 
-def _changes(problems: list[ScalarProblem], sink: Sink) -> Tensor:
-    before, after = (median_effect(problems, sink, beta) for beta in (0.0, STRONG_BETA))
+def _changes(problems: list[scalar.ScalarProblem], sink: scalar.Sink) -> Tensor:
+    before, after = (scalar.median_effect(problems, sink, beta) for beta in (0.0, STRONG_BETA))
     return torch.tensor([after.bulk < before.bulk, bool(after.outliers[0] > before.outliers[0])]).int()
 
 
-def _table(changes: Mapping[Sink, tuple[int, int]]) -> Callable[[list[ScalarProblem]], Values]:
+def _table(changes: Mapping[scalar.Sink, tuple[int, int]]) -> Callable[[list[scalar.ScalarProblem]], Values]:
     """What is claimed: per sink, whether the bulk shrinks and whether the largest outlier grows."""
     return lambda problems: {f"{sink}: {CLAIM}": torch.tensor(row).int() for sink, row in changes.items()}
 
@@ -166,10 +152,10 @@ def _table(changes: Mapping[Sink, tuple[int, int]]) -> Callable[[list[ScalarProb
 SINKS = {
     "sink": Check(
         _draw_many,
-        _measured(*Sink),
-        _table(dict.fromkeys(Sink, (1, 1))),
-        _table({Sink.input: (0, 1), Sink.score: (1, 0), Sink.value: (1, 1)}),
+        _measured(*scalar.Sink),
+        _table(dict.fromkeys(scalar.Sink, (1, 1))),
+        _table({scalar.Sink.input: (0, 1), scalar.Sink.score: (1, 0), scalar.Sink.value: (1, 1)}),
         numbers={"problems": MANY_PROBLEMS, "beta": STRONG_BETA},
     ),
-    **{f"sink-{sink}": Check(_draw_many, _measured(sink), _table({sink: (1, 1)})) for sink in Sink},
+    **{f"sink-{sink}": Check(_draw_many, _measured(sink), _table({sink: (1, 1)})) for sink in scalar.Sink},
 }

@@ -16,19 +16,9 @@ import hessfig
 from hessfig.files import write_text
 from hessfig.rng import stream
 from hessfig.theory import further_formulas as bounds
+from hessfig.theory import scalar_formulas as scalar
 from hessfig.theory.attention_formulas import MATRICES, AttentionPoint
 from hessfig.theory.bound_claims import SLACK, scaled
-from hessfig.theory.scalar_formulas import (
-    MIXINGS,
-    RESPONSES,
-    ScalarProblem,
-    Sink,
-    condition_number,
-    draw_scalar_problem,
-    outer_product_gap,
-    sink_effect,
-    spectrum,
-)
 from hessfig.theory.statement import Dims, attention_point, normal
 from hessfig.theory.verification import csv_text, quartiles
 
@@ -117,7 +107,7 @@ Rows = Iterator[tuple[object, ...]]
 
 def run_scalar(output_dir: Path) -> list[Path]:
     """Compute and write the four tables; return their paths."""
-    problems = [draw_scalar_problem(L, D_K, stream(SEED, "scalar", k), w_V=1.0) for k in range(PROBLEMS)]
+    problems = [scalar.draw_scalar_problem(L, D_K, stream(SEED, "scalar", k), w_V=1.0) for k in range(PROBLEMS)]
     spread = ("q25", "median", "q75", "count")
     tables: dict[str, tuple[Sequence[str], Rows]] = {
         "spectrum": (("index", "kind", "autodiff", "closed_form"), _spectrum(problems[0])),
@@ -128,17 +118,17 @@ def run_scalar(output_dir: Path) -> list[Path]:
     return keep(output_dir / "scalar", {name: csv_text(*table) for name, table in tables.items()})
 
 
-def _spectrum(problem: ScalarProblem) -> Rows:
+def _spectrum(problem: scalar.ScalarProblem) -> Rows:
     """Ascending eigenvalues of the full Hessian; a bulk eigenvalue is one of +-b."""
     closed = problem.hessian(problem.response("attention"))
-    found = spectrum(problem, MIXINGS["attention"](problem.x))
+    found = scalar.spectrum(problem, scalar.MIXINGS["attention"](problem.x))
     pairs = zip(found.tolist(), closed.eigenvalues.tolist(), strict=True)
     for index, (value, formula) in enumerate(pairs, start=1):
         kind = "bulk" if abs(abs(formula) - abs(closed.b)) < 1e-12 else "outlier"
         yield index, kind, value, formula
 
 
-def _condition(problems: list[ScalarProblem]) -> Rows:
+def _condition(problems: list[scalar.ScalarProblem]) -> Rows:
     """Medians of the autodiff number, of the closed form, and of its limit for large N."""
     balanced = [_balanced(problem) for problem in problems]
     for factor in NORM_FACTORS:
@@ -147,30 +137,30 @@ def _condition(problems: list[ScalarProblem]) -> Rows:
         closed = [problem.hessian(problem.response("attention")) for problem in moved]
         formula = quartiles([hessian.condition_number for hessian in closed])[1]
         limit = quartiles([hessian.condition_growth * N**2 for hessian in closed])[1]
-        yield N, *quartiles([float(condition_number(p)) for p in moved]), len(moved), formula, limit
+        yield N, *quartiles([float(scalar.condition_number(p)) for p in moved]), len(moved), formula, limit
 
 
-def _balanced(problem: ScalarProblem) -> ScalarProblem:
+def _balanced(problem: scalar.ScalarProblem) -> scalar.ScalarProblem:
     """Both weight vectors at norm sqrt(d_K), so that every problem starts at N = 2 d_K."""
     w_Q, w_K = (D_K**0.5 * w / torch.linalg.vector_norm(w) for w in (problem.w_Q, problem.w_K))
     return replace(problem, w_Q=w_Q, w_K=w_K)
 
 
-def _ggn(problems: list[ScalarProblem]) -> Rows:
+def _ggn(problems: list[scalar.ScalarProblem]) -> Rows:
     """At random weights, and with targets moved so that the gradient vanishes."""
     noise = [normal(L, generator=stream(SEED, "scalar", "noise", k)) for k in range(len(problems))]
-    for model in RESPONSES:
+    for model in scalar.RESPONSES:
         responses = [problem.response(model) for problem in problems]
         critical = [p.at_critical_point(r, d) for p, r, d in zip(problems, responses, noise, strict=True)]
         for where, points in (("random weights", problems), ("critical points", critical)):
-            gaps = [outer_product_gap(point, r) for point, r in zip(points, responses, strict=True)]
+            gaps = [scalar.outer_product_gap(point, r) for point, r in zip(points, responses, strict=True)]
             yield where, model, *quartiles(gaps), len(gaps)
 
 
-def _sinks(problems: list[ScalarProblem]) -> Rows:
-    for sink in Sink:
+def _sinks(problems: list[scalar.ScalarProblem]) -> Rows:
+    for sink in scalar.Sink:
         for beta in BETAS:
-            effects = [sink_effect(problem, sink, beta) for problem in problems]
+            effects = [scalar.sink_effect(problem, sink, beta) for problem in problems]
             sizes = {"bulk": [effect.bulk for effect in effects]}
             sizes |= {f"outlier {rank + 1}": [float(e.outliers[rank]) for e in effects] for rank in range(3)}
             for quantity, values in sizes.items():

@@ -11,21 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from hessfig.analysis.comparison.agreement import (
-    CURVE,
-    Batches,
-    Sample,
-    Verdict,
-    batches,
-    curve_name,
-    curve_shifts,
-    difference,
-    found_from,
-    judge,
-    percent,
-    ratio_shifts,
-    wide,
-)
+from hessfig.analysis.comparison import agreement
 from hessfig.analysis.comparison.paired import Paired, compare_pairs
 from hessfig.analysis.comparison.references import NothingToCompare, Reference, comparable, other_run, read_reference
 from hessfig.analysis.manifest import read_run
@@ -71,7 +57,7 @@ def count_flaws(sides: Mapping[str, pd.DataFrame], compared: pd.DataFrame) -> pd
     return counted.set_axis(_KEPT, axis=1)
 
 
-POINT = [*CURVE, "sigma"]
+POINT = [*agreement.CURVE, "sigma"]
 SAME_SIGMA = 1e-6
 
 
@@ -115,10 +101,10 @@ def averages(values: pd.DataFrame) -> pd.DataFrame:
     return points.assign(zero=points.pop("largest") < FLOAT32_FLOOR, **averages)
 
 
-def compare_points(both: pd.DataFrame, between: Batches) -> pd.DataFrame:
+def compare_points(both: pd.DataFrame, between: agreement.Batches) -> pd.DataFrame:
     """Return the points with their log ratio, its error with the batches', and its p and z; nan where there is none."""
     spreads = [between.spread(row.num_layers, row.block, row.part) for row in both.itertuples()]
-    found = difference(
+    found = agreement.difference(
         *(_sample(both, side) for side in ("", "_reference")),
         batch_sd=np.array([spread.point for spread in spreads]),
         batch_dof=np.array([spread.dof for spread in spreads]),
@@ -126,9 +112,9 @@ def compare_points(both: pd.DataFrame, between: Batches) -> pd.DataFrame:
     return both.assign(log_ratio=found.shift, log_ratio_se=found.error, dof=found.dof, p=found.p, z=found.z)
 
 
-def _sample(both: pd.DataFrame, side: str) -> Sample:
+def _sample(both: pd.DataFrame, side: str) -> agreement.Sample:
     count, mean, error = (both[f"{name}{side}"].to_numpy(float) for name in ("count", "log_mean", "log_se"))
-    return Sample(count, mean, error**2 * count * (count - 1))
+    return agreement.Sample(count, mean, error**2 * count * (count - 1))
 
 
 @dataclass(frozen=True)
@@ -150,7 +136,7 @@ class Comparison:
     unmatched: tuple[int, int]
     aside: tuple[int, int]
     batch_scale: float
-    verdict: Verdict
+    verdict: agreement.Verdict
     reasons: list[str]
 
     @property
@@ -205,7 +191,7 @@ def _share(comparison: Comparison) -> str:
     count = int(comparison.points["z"].notna().sum())
     if count:
         return f"{100 * comparison.share_within_3:.1f} % of {count} points within 3 standard errors"
-    if comparison.verdict == Verdict.undecided:
+    if comparison.verdict == agreement.Verdict.undecided:
         return "no point has standard errors on both sides"
     return "" if comparison.reasons else "every curve is zero on both sides"
 
@@ -215,15 +201,15 @@ def _largest_shift(curves: pd.DataFrame) -> str:
     if known.empty:
         return ""
     row = known.loc[known["z"].abs().idxmax()]
-    return f"largest shift {percent(row['shift'])} (z {row['z']:+.1f}, {curve_name(row)})"
+    return f"largest shift {agreement.percent(row['shift'])} (z {row['z']:+.1f}, {agreement.curve_name(row)})"
 
 
 def _reach(curves: pd.DataFrame) -> str:
     """Return which shifts of a curve would have been called different: of the best known curve and of the worst."""
-    found = found_from(curves).dropna()
+    found = agreement.found_from(curves).dropna()
     if found.empty:
         return ""
-    best, worst = (percent(found.agg(which)).lstrip("+") for which in ("min", "max"))
+    best, worst = (agreement.percent(found.agg(which)).lstrip("+") for which in ("min", "max"))
     return f"a shift of {best} (best known curve) to {worst} (worst) would have been found"
 
 
@@ -261,7 +247,7 @@ def read(folder: Path, reference: Path) -> Comparison | Paired:
         if (paired := compare_pairs(run, *other, reference=named)) is not None:
             return paired
     found = read_reference(reference, run.table, run.architectures)
-    return compare(run.table, found, batches(run.architectures, run.config.get("task"), found.task))
+    return compare(run.table, found, agreement.batches(run.architectures, run.config.get("task"), found.task))
 
 
 def save(comparison: Comparison | Paired, folder: Path) -> list[Path]:
@@ -272,7 +258,7 @@ def save(comparison: Comparison | Paired, folder: Path) -> list[Path]:
     ]
 
 
-def compare(table: pd.DataFrame, reference: Reference, between: Batches) -> Comparison:
+def compare(table: pd.DataFrame, reference: Reference, between: agreement.Batches) -> Comparison:
     """Compare the plain variant's diagonal blocks with a reference at the sigmas both have (to 1e-6).
 
     A point's z is the difference of the mean logs in standard errors, from the spread over repeats and between
@@ -288,14 +274,14 @@ def compare(table: pd.DataFrame, reference: Reference, between: Batches) -> Comp
         raise _nothing_in_common(reference.values, ours)
     points = compare_points(both, between)
     used = points.loc[points["z"].notna(), POINT]
-    wides = (wide(ours, used), wide(theirs, used))
-    curves, ratios = _curves(points, curve_shifts(*wides, between)), ratio_shifts(*wides, between)
+    wides = (agreement.wide(ours, used), agreement.wide(theirs, used))
+    curves, ratios = _curves(points, agreement.curve_shifts(*wides, between)), agreement.ratio_shifts(*wides, between)
     left_out = count_flaws(
         {"ours": ours, reference.name: theirs}, points.loc[~(points["zero"] & points["zero_reference"]), POINT]
     )
     unmatched = (len(mine) - len(both), len(reference.values[POINT].drop_duplicates()) - len(both))
     aside = (len(table) - len(ours), reference.aside)
-    verdict, reasons = judge(points, curves, ratios)
+    verdict, reasons = agreement.judge(points, curves, ratios)
     return Comparison(
         name, reference.name, points, curves, ratios, left_out, unmatched, aside, between.scale, verdict, reasons
     )
@@ -319,7 +305,7 @@ def _curves(points: pd.DataFrame, shifts: pd.DataFrame) -> pd.DataFrame:
     within = (points["z"].abs() <= 3).where(points["z"].notna()).astype(float)
     summary = (
         points.assign(within=within)
-        .groupby(CURVE)
+        .groupby(agreement.CURVE)
         .agg(
             num_points=("z", "count"),
             share_within_3=("within", "mean"),
@@ -328,9 +314,9 @@ def _curves(points: pd.DataFrame, shifts: pd.DataFrame) -> pd.DataFrame:
         )
         .reset_index()
     )
-    curves = summary.merge(shifts, on=CURVE, how="left")
+    curves = summary.merge(shifts, on=agreement.CURVE, how="left")
     ranks = {"block": name_order(curves["block"]), "part": _PARTS.index}
-    return curves.sort_values(CURVE, key=lambda c: c.map(ranks[c.name]) if c.name in ranks else c)
+    return curves.sort_values(agreement.CURVE, key=lambda c: c.map(ranks[c.name]) if c.name in ranks else c)
 
 
 def _nothing_in_common(values: pd.DataFrame, ours: pd.DataFrame) -> NothingToCompare:

@@ -12,19 +12,7 @@ from torch import Tensor, nn
 from hessfig.config import MLP, ModelConfig, Norm, QueryKey
 from hessfig.curvature.tape.steps import Activate, Gather, Mixing, Normalise, Repeat, Select, Sum
 from hessfig.curvature.tape.tape import BIAS, WEIGHT, LinearMap, Lookup, Node, Tangent, Tape, Weight
-from hessfig.models.networks import (
-    BareAttention,
-    Layer,
-    LinearMLP,
-    PrefixMLP,
-    Transformer,
-    VisionTransformer,
-    embedding_sink,
-    known,
-    position_factors,
-    prefixes,
-    score_sink,
-)
+from hessfig.models import networks
 from hessfig.tasks.batch import Batch
 from hessfig.terms import Matrix
 
@@ -53,7 +41,7 @@ class Builder:
         values = [self.tape.values[name] for name in inputs]
         return self.tape.add(make(inputs, output, *values, **settings), weights)
 
-    def layer(self, layer: Layer, index: int, hidden: str, queries: slice) -> str:
+    def layer(self, layer: networks.Layer, index: int, hidden: str, queries: slice) -> str:
         """Add a layer of a transformer, its outputs at the positions `queries`."""
         norm, attention = self.model.norm, layer.attn
         x = self.normalise(hidden, f"norm{index}", layer.ln1, (index, "ln1")) if norm == Norm.pre else hidden
@@ -82,11 +70,11 @@ class Builder:
         settings: dict[str, Any] = {
             "is_linear": bool(attention.is_linear),
             "allowed": allowed,
-            "sink": score_sink(self.model),
+            "sink": networks.score_sink(self.model),
         }
         return self.step(Mixing, f"m{index}", query, key, value, heads=heads, scale=scale, **settings)
 
-    def _feed_forward(self, layer: Layer, index: int, residual: str) -> str:
+    def _feed_forward(self, layer: networks.Layer, index: int, residual: str) -> str:
         pre, post = self.model.norm == Norm.pre, self.model.norm == Norm.post
         y = self.normalise(residual, f"norm_mlp{index}", layer.ln2, (index, "ln2")) if pre else residual
         z = self.linear(y, f"z{index}", layer.mlp.fc_in, (index, Matrix.W_in))
@@ -158,8 +146,8 @@ class Prefixes:
     cotangent: Tensor | None = None
 
     def __init__(self, inputs: tuple[str, ...], output: str, x: Tensor, positions: slice) -> None:
-        self.inputs, self.output, self.value = inputs, output, prefixes(x, positions)
-        self.known = known(x, positions)[:, None, :, None]
+        self.inputs, self.output, self.value = inputs, output, networks.prefixes(x, positions)
+        self.known = networks.known(x, positions)[:, None, :, None]
 
     def push(self, dxs: Sequence[Tangent]) -> Tangent:
         return None if dxs[0] is None else (dxs[0].transpose(1, 2)[:, None] * self.known).flatten(3)
@@ -189,7 +177,14 @@ class Mean:
 
 def can_build(network: nn.Module) -> bool:
     """Whether the steps of this kind of network are known."""
-    return isinstance(network, Transformer | LinearMLP | PrefixMLP | VisionTransformer | BareAttention)
+    return isinstance(
+        network,
+        networks.Transformer
+        | networks.LinearMLP
+        | networks.PrefixMLP
+        | networks.VisionTransformer
+        | networks.BareAttention,
+    )
 
 
 def build_tape(network: nn.Module, batch: Batch, model: ModelConfig, *, merged: bool = False) -> Tape:
@@ -200,21 +195,21 @@ def build_tape(network: nn.Module, batch: Batch, model: ModelConfig, *, merged: 
     for all positions that share them. The same products up to rounding, in fewer operations.
     """
     build = Builder(batch, model, merged=merged)
-    if isinstance(network, Transformer):
+    if isinstance(network, networks.Transformer):
         _transformer(build, network)
-    elif isinstance(network, LinearMLP):
+    elif isinstance(network, networks.LinearMLP):
         _linear_mlp(build, network)
-    elif isinstance(network, PrefixMLP):
+    elif isinstance(network, networks.PrefixMLP):
         _mlp(build, network)
-    elif isinstance(network, VisionTransformer):
+    elif isinstance(network, networks.VisionTransformer):
         _vision_transformer(build, network)
     else:
-        assert isinstance(network, BareAttention), "can_build says which networks have a tape"
+        assert isinstance(network, networks.BareAttention), "can_build says which networks have a tape"
         _bare_attention(build, network)
     return build.tape
 
 
-def _transformer(build: Builder, network: Transformer) -> None:
+def _transformer(build: Builder, network: networks.Transformer) -> None:
     tokens = build.batch.inputs[:, : build.batch.scored.stop]
     positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
     if build.merged:
@@ -224,14 +219,18 @@ def _transformer(build: Builder, network: Transformer) -> None:
     build.tape.add(Lookup("tokens", tokens, network.tok_embed.weight), {WEIGHT: (0, Matrix.W_E)})
     build.tape.add(Lookup("positions", positions, network.pos.weight), {WEIGHT: (0, Matrix.W_pos)})
     hidden = build.sum("tokens", "positions", "hidden0")
-    if embedding_sink(build.model):
-        factors = position_factors(positions[0], embedding_sink(build.model), build.tape.values[hidden])
+    if networks.embedding_sink(build.model):
+        factors = networks.position_factors(
+            positions[0], networks.embedding_sink(build.model), build.tape.values[hidden]
+        )
         hidden = build.alike(Scale, "sunk0", hidden, factors=factors)
     hidden = _layers(build, network, hidden, last=build.batch.scored)
     build.linear(hidden, "outputs", network.head, (0, Matrix.W_U))
 
 
-def _layers(build: Builder, network: Transformer | VisionTransformer, hidden: str, *, last: slice) -> str:
+def _layers(
+    build: Builder, network: networks.Transformer | networks.VisionTransformer, hidden: str, *, last: slice
+) -> str:
     """Add all layers, the last one's outputs at the positions `last`, and the final norm of a pre-LN network."""
     for index, layer in enumerate(network.layers, start=1):
         queries = last if index == len(network.layers) else EVERY
@@ -241,7 +240,7 @@ def _layers(build: Builder, network: Transformer | VisionTransformer, hidden: st
     return hidden
 
 
-def _linear_mlp(build: Builder, network: LinearMLP) -> None:
+def _linear_mlp(build: Builder, network: networks.LinearMLP) -> None:
     tokens = build.batch.inputs[:, build.batch.scored]
     if build.merged:
         tokens, build.index["tokens"] = tokens.unique(return_inverse=True)
@@ -253,7 +252,7 @@ def _linear_mlp(build: Builder, network: LinearMLP) -> None:
     build.spread(hidden)
 
 
-def _mlp(build: Builder, network: PrefixMLP) -> None:
+def _mlp(build: Builder, network: networks.PrefixMLP) -> None:
     embedding = Lookup("tokens", build.batch.inputs[:, : network.reach], network.tok_embed.weight)
     rows = build.tape.add(embedding, {WEIGHT: (0, Matrix.W_E)})
     rows = build.step(Prefixes, "prefixes", rows, positions=build.batch.scored)
@@ -264,7 +263,7 @@ def _mlp(build: Builder, network: PrefixMLP) -> None:
     build.linear(rows, "outputs", network.head, (0, Matrix.W_U))
 
 
-def _vision_transformer(build: Builder, network: VisionTransformer) -> None:
+def _vision_transformer(build: Builder, network: networks.VisionTransformer) -> None:
     build.tape.values["pixels"] = network.patches(build.batch.inputs)
     patches = build.linear("pixels", "patches", network.patch, (0, Matrix.W_patch))
     rows = build.tape.values[patches]
@@ -276,7 +275,7 @@ def _vision_transformer(build: Builder, network: VisionTransformer) -> None:
     build.linear(mean, "outputs", network.head, (0, Matrix.W_U))
 
 
-def _bare_attention(build: Builder, network: BareAttention) -> None:
+def _bare_attention(build: Builder, network: networks.BareAttention) -> None:
     build.tape.values["inputs"] = network.hidden(build.batch.inputs, 0)
     length = build.batch.length
     allowed = torch.ones(length, length, dtype=torch.bool, device=build.batch.inputs.device)

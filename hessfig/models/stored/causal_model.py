@@ -28,20 +28,8 @@ from hessfig.config.schema import Config
 from hessfig.errors import UserError, first_few
 from hessfig.files import check_pin
 from hessfig.models.protocol import Drawn, Layout
+from hessfig.models.stored import model_folder
 from hessfig.models.stored.architectures import Names, Sizes, architecture, public
-from hessfig.models.stored.model_folder import (
-    CONFIG,
-    KEY,
-    digest,
-    folder,
-    hash_of_tokenizer,
-    is_random,
-    json_of,
-    pin_of,
-    settings_of,
-    tokenizer_files,
-    weight_files,
-)
 from hessfig.models.stored.weight_files import FLOATING, hashed, in_batches, tensors_of
 from hessfig.rng import stream
 from hessfig.tasks.tokens import Ids
@@ -144,7 +132,7 @@ def load(config: Config, seed: int) -> PreTrainedModel:
     are not those that were planned.
     """
     dtype = getattr(torch, config.dtype)
-    model = _random(config, seed) if is_random(config) else _read(config)
+    model = _random(config, seed) if model_folder.is_random(config) else _read(config)
     return model.to(dtype).eval().requires_grad_(False)
 
 
@@ -202,10 +190,10 @@ def encoder(place: Path | None, sha256: str | None) -> Callable[[str], Sequence[
     transformers makes it in a folder of its own, of the files that were hashed and without what names code or other
     files. Raises UserError when there is none, and when it is not that of `sha256`.
     """
-    held = tokenizer_files(place)
+    held = model_folder.tokenizer_files(place)
     if not held:  # transformers would make an empty one
         raise _no_tokenizer(place, "no vocabulary")
-    check_pin(place, KEY, found=hash_of_tokenizer(held), planned=sha256)
+    check_pin(place, model_folder.KEY, found=model_folder.hash_of_tokenizer(held), planned=sha256)
     try:
         with _alone(), tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as copy:
             for name, content in held.items():
@@ -227,7 +215,7 @@ def encoder(place: Path | None, sha256: str | None) -> Callable[[str], Sequence[
 def _write_plain(path: Path) -> None:
     """Take out of a tokenizer_config.json what names code, or files beside those that were hashed."""
     if path.exists():
-        found = json_of(path)
+        found = model_folder.json_of(path)
         kept = {
             key: value
             for key, value in found.items()
@@ -250,7 +238,7 @@ def _configuration(config: Config) -> tuple[PreTrainedConfig, str]:
 
     Raises UserError when it is refused, or says other sizes than are read of it here.
     """
-    settings, where = settings_of(config)
+    settings, where = model_folder.settings_of(config)
     model_type = str(settings["model_type"])
     words = public(settings, where)
     try:
@@ -285,7 +273,7 @@ def _random(config: Config, seed: int) -> PreTrainedModel:
 
 
 def _read(config: Config) -> PreTrainedModel:
-    place = folder(str(config.model.path), config.model.download)
+    place = model_folder.folder(str(config.model.path), config.model.download)
     tensors = _tensors(config, place)
     known, _ = _configuration(config)
     held = {name: tensor for name, tensor in tensors.items() if tensor.dtype in FLOATING}
@@ -313,21 +301,26 @@ def _tensors(config: Config, place: Path) -> dict[str, Tensor]:
     """Return the tensors of a folder, parsed from the bytes that are hashed; a file's are freed before the next."""
     found: dict[str, Tensor] = {}
     hashes = []
-    for path in weight_files(place):
-        content, own = hashed(path, KEY)
+    for path in model_folder.weight_files(place):
+        content, own = hashed(path, model_folder.KEY)
         hashes.append(own)
-        tensors = tensors_of(content, path, KEY)
+        tensors = tensors_of(content, path, model_folder.KEY)
         del content
         _check_once([*found], [*tensors], path)
         found |= tensors
-    check_pin(place, KEY, found=digest(json_of(place / CONFIG), hashes), planned=pin_of(config, 0))
+    check_pin(
+        place,
+        model_folder.KEY,
+        found=model_folder.digest(model_folder.json_of(place / model_folder.CONFIG), hashes),
+        planned=model_folder.pin_of(config, 0),
+    )
     return found
 
 
 def _check_once(before: list[str], now: list[str], path: Path) -> None:
     if twice := sorted({*before} & {*now}):
         raise UserError(
-            f"{KEY}: a weight stands in two files",
+            f"{model_folder.KEY}: a weight stands in two files",
             got=f"{path.name}: {first_few(twice)}",
             allowed="every weight once",
             remedy="save the model again: model.save_pretrained(DIR)",
@@ -361,7 +354,7 @@ def _check_report(place: str, report: dict[str, Any], odd: dict[str, str]) -> No
         types = [f"{name} ({kind.removeprefix('torch.')})" for name, kind in sorted(odd.items())]
         lists |= {"of another type": types} if types else {}
         raise UserError(
-            f"{KEY}: the weights in {place} are not those of its config.json",
+            f"{model_folder.KEY}: the weights in {place} are not those of its config.json",
             got="; ".join(f"{what}: {first_few(names)}" for what, names in lists.items()),
             allowed="every weight of the architecture that config.json names, in floating point",
             remedy="save the model again: model.save_pretrained(DIR)",
@@ -372,7 +365,7 @@ def _check_finite(model: PreTrainedModel, place: str) -> None:
     bad = [name for name, weight in model.named_parameters() if not weight.isfinite().all()]
     if bad:
         raise UserError(
-            f"{KEY}: {place} holds numbers that are not finite in {next(model.parameters()).dtype}",
+            f"{model_folder.KEY}: {place} holds numbers that are not finite in {next(model.parameters()).dtype}",
             got=first_few(bad),
             allowed="finite floating-point numbers",
             remedy="save the weights again, from before the training diverged; or dtype=float64",
@@ -408,7 +401,7 @@ def drawn(config: Config, seed: int, sizes: Sizes, layout: Layout, ids: Ids, at_
 
 def check(config: Config, sizes: Sizes, layout: Layout, ids: Ids) -> None:
     """Raise UserError when `drawn` would: the weights of a folder are read, random ones are not drawn."""
-    if is_random(config):
+    if model_folder.is_random(config):
         check_layout(made(config, "meta"), layout, str(config.model.path or config.model.architecture))
     else:
         drawn(config, 0, sizes, layout, ids, len(ids))
