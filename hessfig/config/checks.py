@@ -96,7 +96,7 @@ def check(config: Config) -> None:
         raise UserError(
             "parts: each is named once" if config.parts else "parts is empty",
             got=f"[{','.join(config.parts)}]",
-            allowed="a list of H, H_o, H_f",
+            allowed="a list of H, H_o, H_f; of H_oT, H_fT for blocks=[query_key]",
             remedy="for example parts=[H]",
         )
     if not (math.isfinite(config.tolerance) and config.tolerance > 0):

@@ -37,7 +37,7 @@ from hessfig.config.enums import (
     Style,
     TrainingData,
 )
-from hessfig.terms import Part
+from hessfig.terms import PARTS, Part
 
 
 @dataclass
@@ -335,9 +335,9 @@ class Config:
     blocks: Annotated[Any, "blocks of the Hessian: [W_V, [W_Q, W_V]]", "all, or a list of weights and pairs"] = field(
         default_factory=lambda: ["W_V", "W_Q"]
     )
-    parts: Annotated[list[Part], "parts of the Hessian: full, outer-product, functional"] = field(
-        default_factory=lambda: [Part.H_o, Part.H_f, Part.H]
-    )
+    parts: Annotated[
+        list[Part], "parts of the Hessian: full, outer-product, functional; H_oT and H_fT at the scores of query_key"
+    ] = field(default_factory=lambda: list(PARTS))
     seeds: Annotated[int, "number of initialisations"] = 20
     first_seed: Annotated[int, "the first of their seeds; the others follow it"] = 1234
     dtype: Annotated[DType, "floating-point type of networks and products"] = DType.float64

@@ -42,7 +42,7 @@ from hessfig.figures.parts.panels import (
 )
 from hessfig.figures.parts.words import norm_label, part_title, symbol, unit_label, weight_words
 from hessfig.predictions.growth_rates import Prediction
-from hessfig.terms import Matrix, Part
+from hessfig.terms import PARTS, Matrix, Part
 
 _BELOW = 0.06  # guides run below their curve by this share of the panel: slopes can be told apart by eye
 
@@ -184,7 +184,7 @@ def draw_growth(measured: Measured, *, suffix: str = "") -> Page:
         if sheet.row(row):
             set_log_range(sheet.row(row), block.curves, measured.axis)
     for row, column, ax in sheet:
-        block = measured.of(row=matrices[row], col=matrices[row], part=list(Part)[column])
+        block = measured.of(row=matrices[row], col=matrices[row], part=list(PARTS)[column])
         draw_panel(ax, block, matrix_colour(matrices[row]))
     label_parts(sheet, matrices, measured)
     return Page(suffix, sheet.figure, drawn_numbers(measured))
@@ -192,14 +192,14 @@ def draw_growth(measured: Measured, *, suffix: str = "") -> Page:
 
 def by_part(names: Sequence[str]) -> list[list[str]]:
     """Return the names of panels with a row for each weight and a column for each part: W_V:H_o, ..."""
-    return [[f"{name}:{part.value}" for part in Part] for name in names]
+    return [[f"{name}:{part.value}" for part in PARTS] for name in names]
 
 
 def label_parts(sheet: Sheet, matrices: Sequence[str], measured: Measured) -> None:
     """Label rows by their weights and columns by their parts."""
     sheet.label(
         x=measured.axis.symbol,
-        columns=[(part_title(part), symbol(part)) for part in Part],
+        columns=[(part_title(part), symbol(part)) for part in PARTS],
         rows=[norm_label(matrix, quantity=measured.quantity) for matrix in matrices],
         names=[weight_words(matrix) for matrix in matrices],
         unit=unit_label(measured.quantity),
@@ -253,7 +253,7 @@ def draw_linear(measured: Measured, *, suffix: str = "") -> Page:
         by_part(matrices), note=how(measured), margins=Margins(across=0.36, top=0.36, down=0.3), share_y=False
     )
     for row, column, ax in sheet:
-        block = measured.of(row=matrices[row], col=matrices[row], part=list(Part)[column])
+        block = measured.of(row=matrices[row], col=matrices[row], part=list(PARTS)[column])
         _draw_panel(ax, block, matrix_colour(matrices[row]))
     label_parts(sheet, matrices, measured)
     for ax in sheet.panels.values():
@@ -371,11 +371,11 @@ def draw_overview(measured: Measured, *, suffix: str = "_overview") -> Page:
             _set_ranges(sheet.row(row), first[first["row"] == matrix])
             _name_layers(sheet.row(row)[0], int(first["layer"].max()), matrix_colour(matrix))
     for row, column, ax in sheet:
-        block = measured.of(row=matrices[row], col=matrices[row], part=list(Part)[column])
+        block = measured.of(row=matrices[row], col=matrices[row], part=list(PARTS)[column])
         _draw_depth_panel(ax, block, matrix_colour(matrices[row]))
     sheet.label(
         x="number of layers",
-        columns=[(part_title(part), symbol(part)) for part in Part],
+        columns=[(part_title(part), symbol(part)) for part in PARTS],
         rows=[f"slope of {weight_words(matrix)}" for matrix in matrices],
         names=[weight_words(matrix) for matrix in matrices],
         unit="slope",

@@ -25,7 +25,7 @@ from hessfig.measurements.quantity import Measured
 from hessfig.sweep.measure import draw_problem, measure, request_of
 from hessfig.sweep.plan import Cell
 from hessfig.sweep.variant import Variant
-from hessfig.terms import Part
+from hessfig.terms import PARTS, Part
 from tests.toys import ARCHITECTURES, toy_task
 
 SMALL = SpectrumConfig(steps=30, num_probes=8, k=2)
@@ -34,7 +34,7 @@ EXACT = EstimatorConfig(Method.dense)
 
 def cell(name: str, model: ModelConfig, **settings: Any) -> Cell:
     chosen = {"model": model, "task": toy_task(model), "blocks": "each", "spectrum": SMALL, "quantities": [name]}
-    parts = [Part(part) for part in settings.pop("parts", list(Part))]
+    parts = [Part(part) for part in settings.pop("parts", list(PARTS))]
     config = Config(**{**chosen, "estimator": EXACT, "parts": parts, **settings})
     variant = Variant("", config)
     variant.check()
