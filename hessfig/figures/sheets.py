@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hessfig.errors import UserError, did_you_mean
-from hessfig.figures.layouts.ablation import ablation
+from hessfig.figures.layouts.ablation import ablation, score_split
 from hessfig.figures.layouts.block_maps import blocks, pairs
 from hessfig.figures.layouts.comparisons import bars, lines
 from hessfig.figures.layouts.courses import curvature_flow, training
@@ -38,6 +38,7 @@ LAYOUTS: dict[str, Layout] = {
     "growth_by_depth": Layout(growth_by_depth, options=_GROWTH),
     "linear_axes": Layout(linear_axes, options=_GROWTH),
     "ablation": Layout(ablation, options=("claim", "sigmas")),
+    "score_split": Layout(score_split, options=()),
     "blocks": Layout(blocks, options=("quantity", "index", "at", "sigma")),
     "entries": Layout(entries, options=("variant", "weights", "blocks")),
     "histograms": Layout(histograms, options=("opaque", "faded", "blocks")),
