@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hessfig.config import Config, Curvature, Data, DType, Method, ModelConfig, Optimiser, Products, State
+from hessfig.config import Attention, Config, Curvature, Data, DType, Method, ModelConfig, Optimiser, Products, State
 from hessfig.config.keys import TRAINABLE
 from hessfig.config.range_checks import number_of_samples
 from hessfig.curvature.exact.support import Route, check_exact, exactness
@@ -83,8 +83,40 @@ def check_norms(config: Config, layout: Layout) -> None:
         for block in blocks:
             _check_symmetric(config, block, layout)
     if method == Method.dense:
-        column, entries = max(_column_entries(blocks, layout).items(), key=lambda item: item[1])
-        _check_memory("estimator=dense", f"the column of blocks of {column}", config, entries)
+        check_dense(config, layout)
+
+
+def check_dense(config: Config, layout: Layout) -> None:
+    """Raise UserError for blocks whose matrices would not fit into memory."""
+    entries_of = _column_entries(blocks_of(config.blocks, layout, config.model), layout)
+    column, entries = max(entries_of.items(), key=lambda item: item[1])
+    _check_memory("estimator=dense", f"the column of blocks of {column}", config, entries)
+
+
+def check_jacobian(config: Config, layout: Layout) -> None:
+    """Raise UserError for estimators that are made for Hessians alone."""
+    del layout
+    allowed = (Method.auto, Method.hutchinson, Method.dense)
+    if config.estimator.method not in allowed:
+        raise UserError(
+            "quantities=[jacobian_norm]: this estimator is for Hessians alone",
+            got=f"estimator={config.estimator.method}",
+            allowed=", ".join(f"estimator={one}" for one in allowed),
+            remedy="estimator=auto",
+        )
+
+
+def check_moments(config: Config, layout: Layout) -> None:
+    """Raise UserError for a network without softmax attention that is known."""
+    del layout
+    shown = kinds_where(_shows_scores)
+    if config.model.kind not in shown or config.model.attention != Attention.softmax:
+        raise UserError(
+            "quantities: moments are those of softmax attention (Theorems 3.1 and 3.2)",
+            got=f"model.kind={config.model.kind}, model.attention={config.model.attention}",
+            allowed=f"model.kind={', '.join(shown)} with model.attention=softmax",
+            remedy="leave moment_1, moment_2 and moment_3 out",
+        )
 
 
 def check_trace(config: Config, layout: Layout) -> None:
