@@ -24,6 +24,7 @@ from hessfig.config import (
 from hessfig.errors import UserError, did_you_mean, first_few, plain
 from hessfig.measurements.catalogue import quantity
 from hessfig.measurements.quantity import At, Measured, Request, check_served
+from hessfig.measurements.requirements import check_parts
 from hessfig.models.blocks import blocks_of
 from hessfig.record import COLUMNS, Status
 from hessfig.terms import Block, Part
@@ -250,6 +251,7 @@ def measure(
         drawn = problem.drawn(config.dtype)
         blocks_there = blocks_of(config.blocks, drawn.layout, config.model)
         check_served([quantity(name) for name in names], blocks_there)
+        check_parts(config, blocks_there)
         for name in names:
             quantity(name).check(config, drawn.layout)
         measurable = Measurable.of(drawn).on(place)

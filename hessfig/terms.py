@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
 
 class Part(StrEnum):
-    """The full Hessian and the two terms of its Gauss-Newton split (eq. 2): H = H_o + H_f."""
+    """The full Hessian and the two terms of its Gauss-Newton split, at the outputs or at the scores.
+
+    H = H_o + H_f (eq. 2). With T the attention scores of a layer, H = H_oT + H_fT for its W_Q and W_K (Remark D.1).
+    """
 
     H_o = "H_o"
     H_f = "H_f"
     H = "H"
+    H_oT = "H_oT"
+    H_fT = "H_fT"
 
     @property
     def label(self) -> str:
         """Words for an axis title."""
         return _PART_LABELS[self]
+
+
+PARTS = (Part.H_o, Part.H_f, Part.H)
+AT_OUTPUTS, AT_SCORES = (Part.H_o, Part.H_f), (Part.H_oT, Part.H_fT)
 
 
 class Matrix(StrEnum):
@@ -54,6 +63,7 @@ class Group(StrEnum):
     """Groups of weights that a network may offer as one side of a block."""
 
     attention = "attention"
+    query_key = "query_key"
     mlp = "mlp"
     norms = "norms"
     embeddings = "embeddings"
@@ -139,6 +149,11 @@ class Block:
         return f"({self.row}, {self.col}) of layer {self.layer}"
 
 
+def split_in(parts: Collection[Part]) -> tuple[Part, ...]:
+    """Return the two parts whose sum is H, of those in `parts`: at the outputs, else at the scores; none otherwise."""
+    return next((split for split in (AT_OUTPUTS, AT_SCORES) if {*split} <= {*parts}), ())
+
+
 def weight_label(name: str) -> str:
     """Return mathtext for a weight of the paper's networks, or the name as it is, without the dollar signs."""
     head, _, index = name.partition("_")
@@ -159,4 +174,10 @@ def name_order(names: Iterable[str]) -> Callable[[str], int]:
     return lambda name: order[name.partition("+")[0]]
 
 
-_PART_LABELS = {Part.H: "full Hessian", Part.H_o: "outer-product Hessian", Part.H_f: "functional Hessian"}
+_PART_LABELS = {
+    Part.H: "full Hessian",
+    Part.H_o: "outer-product Hessian",
+    Part.H_f: "functional Hessian",
+    Part.H_oT: "outer-product Hessian at the scores",
+    Part.H_fT: "functional Hessian at the scores",
+}

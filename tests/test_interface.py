@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import hessfig
 from hessfig.errors import UserError
 from hessfig.record import COLUMNS
-from hessfig.terms import Part
+from hessfig.terms import PARTS, Part
 from tests.foreign_networks import CASES, dense_parts
 
 pytestmark = pytest.mark.filterwarnings("ignore:H_f. curvlinops' product is off:RuntimeWarning")
@@ -86,7 +86,7 @@ def test_traces_are_the_oracles(name: str) -> None:
 def test_probes_cover_the_truth_within_their_error() -> None:
     problem, _, _, dense = oracle("mlp")
     table = measure(problem, blocks=["all"], quantities=["frobenius", "trace"], estimator="hutchinson", num_probes=60)
-    for part in Part:
+    for part in PARTS:
         for quantity, truth in (("frobenius", dense[part].norm().item()), ("trace", dense[part].trace().item())):
             (row,) = table[(table["part"] == part) & (table["quantity"] == quantity)].itertuples()
             assert abs(row.value - truth) < 4 * row.error and row.num_probes == 60

@@ -36,5 +36,5 @@ def test_a_block_names_itself() -> None:
 
 
 def test_values_are_what_tables_hold() -> None:
-    assert [str(part) for part in Part] == ["H_o", "H_f", "H"]
+    assert [str(part) for part in Part] == ["H_o", "H_f", "H", "H_oT", "H_fT"]
     assert f"{Matrix.W_in}" == "W_in"

@@ -24,14 +24,18 @@ class Kernel:
     """The Gaussian that takes the place of every node.
 
     Its standard deviation is `width` times the range of the numbers, or follows from a `variance` as in the published
-    protocol (arXiv 2402.16788, after arXiv 1901.10159): variance * max(1, range).
+    protocol (arXiv 2402.16788, after arXiv 1901.10159): variance * max(1, range). `absolute` is the deviation itself,
+    in units of the numbers: it does not grow with outliers, so that networks under it can be compared.
     """
 
     width: float = 0.01
     variance: float | None = None
+    absolute: float | None = None
 
     def deviation(self, low: float, high: float) -> float:
         """Return the standard deviation for numbers between `low` and `high`."""
+        if self.absolute is not None:
+            return self.absolute
         if self.variance is not None:
             return math.sqrt(self.variance * max(1.0, high - low))
         return self.width * (high - low) or self.width
@@ -39,6 +43,8 @@ class Kernel:
     @property
     def words(self) -> str:
         """What a figure's note says of it."""
+        if self.absolute is not None:
+            return f"Gaussian kernel of standard deviation {self.absolute:g} in all networks"
         if self.variance is not None:
             return f"Gaussian kernel of variance {self.variance:g} max(1, range)"
         return f"Gaussian kernel of standard deviation {self.width:g} of the range"
@@ -164,6 +170,8 @@ def kth_in_size(block: Spectrum | Density, k: int) -> float:
 
 
 PUBLISHED = Kernel(variance=1e-5)
+FIXED = Kernel(absolute=0.03)  # what PUBLISHED is for numbers over a range of some 100 units
+KERNELS = {"published": PUBLISHED, "fixed": FIXED}
 UNIT = 10  # which eigenvalue, by size, is the unit
 _CELLS = 4  # grid cells a kernel's standard deviation
 _MOST_CELLS = 2**20

@@ -22,7 +22,7 @@ from hessfig.config.science import (
     TaskConfig,
     TrainingConfig,
 )
-from hessfig.terms import Part
+from hessfig.terms import PARTS, Part
 
 MOST_SHARDS = 100_000
 SIZE = r"(?i)([1-9]\d{0,8})\s?([KMGT])B?"
@@ -182,11 +182,11 @@ class Config:
         role=Role.extent,
     )
     parts: list[Part] = setting(
-        [Part.H_o, Part.H_f, Part.H],
-        "parts of the Hessian: full, outer-product, functional",
+        list(PARTS),
+        "parts of the Hessian: full, outer-product, functional; H_oT and H_fT at the scores of query_key",
         role=Role.extent,
         once=True,
-        allowed="a list of H, H_o, H_f",
+        allowed="a list of H, H_o, H_f; of H_oT, H_fT for blocks=[query_key]",
         example="[H]",
     )
     seeds: int = setting(20, "number of initialisations", role=Role.extent, least=1)

@@ -9,11 +9,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hessfig.terms import Part
+from hessfig.terms import AT_OUTPUTS, Part, split_in
 
 PROBES_AT_ONCE = 5
 MEMORY_BOUND = 1 * 2**30
-SPLIT = (Part.H_o, Part.H_f)
+SPLIT = AT_OUTPUTS
 Products = dict[tuple[Hashable, Part], Float[Tensor, "n k"]]
 Rows = Mapping[Any, tuple[int, str]]
 
@@ -69,13 +69,19 @@ def squared_norms(
 
 
 def summands(parts: Sequence[Part]) -> tuple[Part, ...]:
-    """Return the products that give `parts` when H V is taken as H_o V + H_f V."""
-    return SPLIT if Part.H in parts else tuple(parts)
+    """Return the products that give `parts` when H V is taken as the sum of two: H_o V + H_f V, or those at the scores.
+
+    The sum is at the scores where both of its terms are asked for there and not both at the outputs.
+    """
+    if Part.H not in parts:
+        return tuple(parts)
+    others = [part for part in parts if part != Part.H and part not in AT_OUTPUTS]
+    return tuple(dict.fromkeys([*(split_in(parts) or SPLIT), *others, *(p for p in parts if p in AT_OUTPUTS)]))
 
 
 def to_multiply(parts: Sequence[Part]) -> list[Part]:
     """Return the products an engine makes for `parts`: H V is not made where both of its summands are."""
-    return [part for part in dict.fromkeys(parts) if part != Part.H or not {*SPLIT} <= {*parts}]
+    return [part for part in dict.fromkeys(parts) if part != Part.H or not split_in(parts)]
 
 
 def completed(products: Products, parts: Sequence[Part]) -> Products:
@@ -85,14 +91,15 @@ def completed(products: Products, parts: Sequence[Part]) -> Products:
 
 
 def lengths(products: Products, parts: Sequence[Part]) -> dict[tuple[Hashable, Part], Float[Tensor, " k"]]:
-    """Return the squared lengths of products for every row and part; H v is H_o v + H_f v."""
+    """Return the squared lengths of products for every row and part; H v is the sum of its two terms."""
     rows = dict.fromkeys(row for row, _ in products)
     return {(row, part): _columnwise(_part_of(products, row, part)) for row in rows for part in parts}
 
 
 def _part_of(products: Products, row: Hashable, part: Part) -> Tensor:
     if part == Part.H and (row, part) not in products:
-        return products[row, Part.H_o] + products[row, Part.H_f]
+        first, second = split_in([there for key, there in products if key == row])
+        return products[row, first] + products[row, second]
     return products[row, part]
 
 

@@ -25,7 +25,7 @@ from hessfig.models.layered import Headed, Layered
 from hessfig.models.protocol import Weight
 from hessfig.rng import stream
 from hessfig.tasks.losses import Linearised
-from hessfig.terms import Part
+from hessfig.terms import PARTS, Part
 
 
 class SidedColumn:
@@ -356,6 +356,7 @@ def whole_hessian(problem: Problem, weights: Sequence[Weight]) -> Float[Tensor, 
 
 
 def _operator_of(part: Part, suffix: Suffix, parameters: list[nn.Parameter]) -> PyTorchLinearOperator:
+    assert part in PARTS, f"{part} is a matter of the tape (check_parts)"
     if part == Part.H_f:
         return _operator(HessianLinearOperator, suffix, Linearised(), parameters, suffix.gradients)
     kind = GGNLinearOperator if part == Part.H_o else HessianLinearOperator

@@ -17,6 +17,7 @@ from hessfig.figures.layouts.hessian_maps import entries, histograms
 from hessfig.figures.layouts.landscapes import landscape, power_laws
 from hessfig.figures.layouts.races import edge, heterogeneity_trained, steps
 from hessfig.figures.layouts.scaling import gauss_newton, sinks, weight_norms
+from hessfig.figures.layouts.score_split import score_split
 from hessfig.figures.parts.page import FigureSpec, Page, save_sheets, styled
 
 __all__ = ["LAYOUTS", "FigureSpec", "Layout", "draw"]
@@ -37,6 +38,7 @@ LAYOUTS: dict[str, Layout] = {
     "growth_by_depth": Layout(growth_by_depth, options=_GROWTH),
     "linear_axes": Layout(linear_axes, options=_GROWTH),
     "ablation": Layout(ablation, options=("claim", "sigmas")),
+    "score_split": Layout(score_split, options=()),
     "blocks": Layout(blocks, options=("quantity", "index", "at", "sigma")),
     "entries": Layout(entries, options=("variant", "weights", "blocks")),
     "histograms": Layout(histograms, options=("opaque", "faded", "blocks")),
@@ -48,7 +50,7 @@ LAYOUTS: dict[str, Layout] = {
     "heat": Layout(heat, options=("quantity", "quantities", "index", "at")),
     "bars": Layout(bars, options=("quantity", "index", "at")),
     "spectra": Layout(spectra, options=("width", "variance", "part", "floor")),
-    "heterogeneity": Layout(heterogeneity, options=("variance", "width")),
+    "heterogeneity": Layout(heterogeneity, options=("kernel", "variance", "width")),
     "sinks": Layout(sinks, options=("block",)),
     "gauss_newton": Layout(gauss_newton, options=("block",)),
     "weight_norms": Layout(weight_norms, options=("quantity", "columns")),

@@ -11,7 +11,17 @@ from jaxtyping import Float
 from torch import Generator, Tensor
 
 from hessfig.config import EstimatorConfig, Method, ModelConfig
-from hessfig.curvature.column import PROBES_AT_ONCE, Column, Products, chunks, lengths, squared_norms
+from hessfig.curvature.column import (
+    PROBES_AT_ONCE,
+    SPLIT,
+    Column,
+    Products,
+    chunks,
+    completed,
+    lengths,
+    squared_norms,
+    summands,
+)
 from hessfig.curvature.curvlinops import ColumnOperator, differentiable_twice, xtrace_squared_frobenius
 from hessfig.curvature.exact.support import Level, exactness
 from hessfig.curvature.problem import OtherNetwork, Problem, rademacher
@@ -148,21 +158,17 @@ def _keys(asked: Asked) -> list[tuple[Block, Part]]:
     return [(block, part) for block in asked.blocks for part in asked.parts]
 
 
-def dense_blocks(column: Column) -> dict[tuple[Hashable, Part], Float[Tensor, "n dim"]]:
-    """Return H_o and H_f of every row of `column` by multiplying with the identity, chunk by chunk."""
+def dense_blocks(column: Column, parts: Sequence[Part] = SPLIT) -> dict[tuple[Hashable, Part], Float[Tensor, "n dim"]]:
+    """Return `parts` of every row of `column` by multiplying with the identity, chunk by chunk."""
     identity = torch.eye(column.dim, dtype=column.dtype)
-    pieces = [column.split_matmat(chunk) for chunk in chunks(identity, column, COLUMNS_AT_ONCE)]
+    pieces = [column.split_matmat(chunk, parts) for chunk in chunks(identity, column, COLUMNS_AT_ONCE)]
     return {key: torch.cat([piece[key] for piece in pieces], dim=1) for key in pieces[0]}
 
 
 def dense_norms(column: Column, parts: Sequence[Part]) -> dict[tuple[Hashable, Part], Estimate]:
     """Return the exact ||.||_F of every row and part of `column`."""
-    blocks = dense_blocks(column)
-    for row in dict.fromkeys(row for row, _ in blocks):
-        blocks[row, Part.H] = blocks[row, Part.H_o] + blocks[row, Part.H_f]
-    return {
-        (row, part): Estimate(float(block.norm()), 0.0, 0) for (row, part), block in blocks.items() if part in parts
-    }
+    blocks = completed(dense_blocks(column, summands(parts)), parts)
+    return {key: Estimate(float(block.norm()), 0.0, 0) for key, block in blocks.items()}
 
 
 def hutchinson(
@@ -190,7 +196,7 @@ def aligned(
     """
     first = max(1, min(PROBES_AT_ONCE, num_probes // 3))
     probes = rademacher(column.dim, num_probes, generator=generator, dtype=column.dtype)
-    sketches = column.split_matmat(probes[:, :first])
+    sketches = column.split_matmat(probes[:, :first], tuple(dict.fromkeys([*SPLIT, *summands(parts)])))
     turned = _turn(probes[:, first:], _axes(sketches, block, column.shape))
     rest = [squared_norms(column, parts, chunk) for chunk in chunks(turned, column, PROBES_AT_ONCE)]
     samples = [lengths(sketches, parts), *rest]

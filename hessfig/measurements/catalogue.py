@@ -19,7 +19,7 @@ KEY = "quantities"
 _NORMS, _TRACES = "hessfig.measurements.block_norms", "hessfig.measurements.traces"
 _EIGENVALUES, _SAMPLES = "hessfig.measurements.eigenvalues", "hessfig.measurements.sample_hessians"
 _STATES, _STABILITY = "hessfig.measurements.training_dynamics", "hessfig.measurements.stability"
-_LANDSCAPE = "hessfig.measurements.landscape"
+_LANDSCAPE, _MOMENTS = "hessfig.measurements.landscape", "hessfig.measurements.moments"
 _ROWS = (
     Quantity("frobenius", _NORMS, settings=of.norm_settings, check=need.check_norms, operations=of.norm_operations),
     Quantity("hessian", _TRACES, check=need.check_hessian, operations=of.hessian_operations),
@@ -59,8 +59,9 @@ _ROWS = (
         serves=need.is_diagonal,
         gives=(
             *("largest_eigenvalue", "smallest_eigenvalue", "share_negative", "effective_rank"),
-            *("condition_number", "eigenvalue_quantile"),
+            *("condition_number", "rank", "eigenvalue_quantile"),
         ),
+        version=2,  # since 2, condition_number and effective_rank are those of indefinite blocks too
     ),
     Quantity(
         "accuracy",
@@ -88,6 +89,9 @@ _ROWS = (
         settings=of.preconditioned_settings,
         check=partial(need.check_preconditioner, "preconditioned_eigenvalue"),
     ),
+    Quantity("jacobian_norm", _MOMENTS, settings=of.norm_settings, check=need.check_jacobian, serves=need.is_diagonal),
+    *(Quantity(f"moment_{order}", _MOMENTS, check=need.check_moments) for order in (1, 2, 3)),
+    Quantity("zero_share", _MOMENTS, settings=of.dense_settings, check=need.check_dense),
     Quantity("residual_norm", _STATES, check=partial(need.check_layers, "residual_norm")),
     Quantity(
         "score_spread",

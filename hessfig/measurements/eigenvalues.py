@@ -26,6 +26,7 @@ from hessfig.record import Status
 from hessfig.terms import Block, Part
 
 PERCENT = (5, 25, 50, 75, 95)
+SMALL = 5
 Array = NDArray[np.float64]
 _NOTHING = float("nan")
 _MOST_KEPT = 2**20  # entries of vectors that are kept, for warm starts
@@ -95,20 +96,30 @@ def share_negative(eigenvalues: Array, cut: float) -> float:
 
 
 def effective_rank(eigenvalues: Array) -> float:
-    """Return (tr)^2 / ||.||_F^2; 0 for a zero matrix."""
+    """Return (tr |H|)^2 / ||H||_F^2, for a semi-definite matrix (tr H)^2 / ||H||_F^2; 0 for a zero matrix."""
     size = np.abs(eigenvalues).max()
     if size == 0.0:
         return 0.0
     scaled = eigenvalues / size
-    return float(scaled.sum() ** 2 / np.square(scaled).sum())
+    return float(np.abs(scaled).sum() ** 2 / np.square(scaled).sum())
+
+
+def rank(eigenvalues: Array, cut: float) -> int:
+    """Return how many eigenvalues are larger in size than `cut` times the largest: the numerical rank."""
+    sizes = np.abs(eigenvalues)
+    return int((sizes > cut * sizes.max()).sum())
 
 
 def condition_number(eigenvalues: Array, cut: float) -> float:
-    """Return the largest over the smallest eigenvalue in size above `cut` times the largest; nan for a zero matrix."""
+    """Return the largest eigenvalue in size over the SMALL % quantile of the sizes; nan for a zero matrix.
+
+    Infinite where that quantile is no more than `cut` times the largest: more than SMALL % of the eigenvalues are zero.
+    """
     sizes = np.abs(eigenvalues)
     if sizes.max() == 0.0:
         return float("nan")
-    return float(sizes.max() / sizes[sizes > cut * sizes.max()].min())
+    small = quantile(sizes, SMALL)
+    return float(sizes.max() / small) if small > cut * sizes.max() else float("inf")
 
 
 def quantile(eigenvalues: Array, percent: int) -> float:
@@ -303,11 +314,12 @@ def _spectrum_numbers(eigenvalues: Array, settings: SpectrumConfig) -> Iterator[
     yield "share_negative", None, share_negative(eigenvalues, settings.cut)
     yield "effective_rank", None, effective_rank(eigenvalues)
     yield "condition_number", None, condition_number(eigenvalues, settings.cut)
+    yield "rank", None, float(rank(eigenvalues, settings.cut))
     for percent in PERCENT:
         yield "eigenvalue_quantile", percent, quantile(eigenvalues, percent)
 
 
 def _spectrum_names(k: int) -> list[tuple[str, int | None]]:
     ends = [(name, index) for index in indices(k) for name in ("largest_eigenvalue", "smallest_eigenvalue")]
-    single = [(name, None) for name in ("share_negative", "effective_rank", "condition_number")]
+    single = [(name, None) for name in ("share_negative", "effective_rank", "condition_number", "rank")]
     return [*ends, *single, *(("eigenvalue_quantile", percent) for percent in PERCENT)]

@@ -4,28 +4,72 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hessfig.config import Config, Curvature, Data, DType, Method, Optimiser, State
+from hessfig.config import Attention, Config, Curvature, Data, DType, Method, ModelConfig, Optimiser, Products, State
 from hessfig.config.checks import number_of_samples
 from hessfig.config.keys import TRAINABLE
 from hessfig.curvature.exact.support import Route, check_exact, exactness
 from hessfig.errors import UserError
 from hessfig.measurements.settings_and_costs import diagonal
-from hessfig.models.blocks import blocks_of
-from hessfig.models.protocol import Layout, Structure, Weight
+from hessfig.models.blocks import SCORE_LIKE, blocks_of, matrices_of
+from hessfig.models.protocol import Kind, Layout, Structure, Weight
 from hessfig.models.registry import kind, kinds_where
-from hessfig.terms import Block, Group, Part
+from hessfig.terms import AT_SCORES, Block, Group, Part, split_in
 
 DENSE_BOUND = 8e9  # bytes of a worker
 MANY = 1000  # probes
 COPIES = 4  # H_o and H_f, each once more while its columns are put together
 MATRIX_BYTES = 1.2e9  # of all matrices of a block at once: two of 8 192 rows, or one of 12 247
 ADAPTIVE = (Optimiser.adam, Optimiser.adamw)
-SUMMABLE = (Route.last_layer, Route.tokens)  # routes whose exact engine gives traces too
+SUMMABLE = (Route.last_layer, Route.tokens, Route.gradient)  # routes whose exact engine gives traces too
 
 
 def is_diagonal(block: Block) -> bool:
     """Whether a block has a spectrum: a pair of different weights has none."""
     return block.is_diagonal
+
+
+def check_parts(config: Config, blocks: Sequence[Block]) -> None:
+    """Raise UserError where parts at the scores are asked for and not known: of another network, block or route."""
+    asked = [part.value for part in config.parts if part in AT_SCORES]
+    if not asked:
+        return
+    held = SCORE_LIKE & {*matrices_of(config.model)}
+    if not held:
+        raise UserError(
+            f"parts: {', '.join(asked)} are of the split at the attention scores, which this network does not show",
+            got=f"model.kind={config.model.kind}",
+            allowed="; ".join(f"model.kind={name}" for name in kinds_where(_shows_scores)),
+            remedy="parts=[H_o,H_f,H], the split at the outputs",
+        )
+    for block in blocks:
+        sides = {block.row, block.col}
+        if block.is_across or not (sides <= held or sides == {Group.query_key.value}):
+            raise UserError(
+                f"parts: {', '.join(asked)} are of the split at the scores of a layer; block {block} has none",
+                got=f"block {block}",
+                allowed=f"query_key, {', '.join(sorted(held))} and their pairs, inside a layer",
+                remedy="blocks=[query_key], or parts=[H_o,H_f,H]",
+            )
+    _check_tape(config, asked)
+
+
+def _shows_scores(one: Kind) -> bool:
+    return bool(SCORE_LIKE & {*one.matrices(ModelConfig())})
+
+
+def _check_tape(config: Config, asked: list[str]) -> None:
+    """Raise UserError for an estimator or products that do not know the parts at the scores."""
+    unknown = {
+        "estimator=xtrace": config.estimator.method == Method.xtrace,
+        "estimator.products=curvlinops": config.estimator.products == Products.curvlinops,
+    }
+    for setting in (name for name, is_set in unknown.items() if is_set):
+        raise UserError(
+            f"parts: {', '.join(asked)} have products on the tape alone",
+            got=setting,
+            allowed="estimator=auto, hutchinson, aligned, dense; estimator.products=linearised",
+            remedy="estimator=auto estimator.products=linearised",
+        )
 
 
 def check_norms(config: Config, layout: Layout) -> None:
@@ -39,8 +83,40 @@ def check_norms(config: Config, layout: Layout) -> None:
         for block in blocks:
             _check_symmetric(config, block, layout)
     if method == Method.dense:
-        column, entries = max(_column_entries(blocks, layout).items(), key=lambda item: item[1])
-        _check_memory("estimator=dense", f"the column of blocks of {column}", config, entries)
+        check_dense(config, layout)
+
+
+def check_dense(config: Config, layout: Layout) -> None:
+    """Raise UserError for blocks whose matrices would not fit into memory."""
+    entries_of = _column_entries(blocks_of(config.blocks, layout, config.model), layout)
+    column, entries = max(entries_of.items(), key=lambda item: item[1])
+    _check_memory("estimator=dense", f"the column of blocks of {column}", config, entries)
+
+
+def check_jacobian(config: Config, layout: Layout) -> None:
+    """Raise UserError for estimators that are made for Hessians alone."""
+    del layout
+    allowed = (Method.auto, Method.hutchinson, Method.dense)
+    if config.estimator.method not in allowed:
+        raise UserError(
+            "quantities=[jacobian_norm]: this estimator is for Hessians alone",
+            got=f"estimator={config.estimator.method}",
+            allowed=", ".join(f"estimator={one}" for one in allowed),
+            remedy="estimator=auto",
+        )
+
+
+def check_moments(config: Config, layout: Layout) -> None:
+    """Raise UserError for a network without softmax attention that is known."""
+    del layout
+    shown = kinds_where(_shows_scores)
+    if config.model.kind not in shown or config.model.attention != Attention.softmax:
+        raise UserError(
+            "quantities: moments are those of softmax attention (Theorems 3.1 and 3.2)",
+            got=f"model.kind={config.model.kind}, model.attention={config.model.attention}",
+            allowed=f"model.kind={', '.join(shown)} with model.attention=softmax",
+            remedy="leave moment_1, moment_2 and moment_3 out",
+        )
 
 
 def check_trace(config: Config, layout: Layout) -> None:
@@ -273,8 +349,8 @@ def _is_drawn(weight: Weight) -> bool:
 
 
 def _matrices(parts: list[Part]) -> int:
-    """Return how many matrices are held at once: H beside H_o and H_f is their sum, and has none of its own."""
-    return min(len(parts), 2)
+    """Return how many matrices are held at once: H is the sum of both parts of a split where these are there."""
+    return len(parts) - (Part.H in parts and bool(split_in(parts)))
 
 
 def _check_moments(quantity: str, config: Config) -> None:

@@ -31,6 +31,11 @@ def norm_settings(config: Config, layout: Layout) -> dict[str, Any]:
     }
 
 
+def dense_settings(config: Config, layout: Layout) -> dict[str, Any]:
+    """Return blocks and parts, and whose products make their matrices."""
+    return {**norm_settings(config, layout), "estimator": {"products": config.estimator.products.value}}
+
+
 def _places(blocks: Sequence[Block]) -> list[list[Any]]:
     return [[block.layer, block.row_layer, str(block.row), str(block.col)] for block in blocks]
 

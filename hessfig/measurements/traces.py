@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Generator, Tensor
 
@@ -23,11 +25,16 @@ Traces = dict[Part, Estimate]
 
 
 def trace(problem: Problem, request: Request) -> Measured:
-    """Return tr of every part of every (diagonal) block: exact or dense where cheap, by probes elsewhere."""
+    """Return tr of every part of every (diagonal) block: exact or dense where cheap, by probes elsewhere.
+
+    H_fT has none: it has no diagonal entries (Remark D.1).
+    """
     engines, rows = Engines(problem, request.model, request.estimator.products), []
+    summed = replace(request, parts=[part for part in request.parts if part != Part.H_fT])
     for layer, col, blocks in columns(request.blocks):
         for block in blocks:
-            found = _traces(engines, request, block, request.stream(layer, col))
+            found = {Part.H_fT: Estimate(0.0, 0.0, 0, Method.exact)}
+            found |= _traces(engines, summed, block, request.stream(layer, col)) if summed.parts else {}
             rows += [block_row("trace", request, block, part, found[part]) for part in request.parts]
     return Measured(rows)
 

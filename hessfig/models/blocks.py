@@ -12,7 +12,7 @@ from hessfig.config import MLP, Attention, ModelConfig, Norm, QueryKey, TaskConf
 from hessfig.errors import UserError, did_you_mean
 from hessfig.models.protocol import Layout
 from hessfig.models.registry import kind
-from hessfig.terms import Block, Matrix, Part
+from hessfig.terms import Block, Group, Matrix, Part
 
 
 def matrices_of(model: ModelConfig) -> list[Matrix]:
@@ -24,6 +24,11 @@ def attention_matrices(model: ModelConfig) -> list[Matrix]:
     """Return the weights of an attention without output projection."""
     query_key = [Matrix.W_QK] if model.query_key == QueryKey.single else [Matrix.W_Q, Matrix.W_K]
     return [*query_key, Matrix.W_V]
+
+
+def attention_groups(matrix: str) -> tuple[str, ...]:
+    """Return the groups of a weight of attention: the queries' and keys' are a group of their own too."""
+    return (Group.attention.value, *(Group.query_key.value,) * (matrix in SCORE_LIKE))
 
 
 def layer_matrices(model: ModelConfig) -> list[Matrix]:
@@ -48,16 +53,20 @@ def weight_size(matrix: str, model: ModelConfig, task: TaskConfig) -> int:
 
 _ALWAYS = {Matrix.W_U, Matrix.W}
 _VALUE_LIKE = {Matrix.W_V, Matrix.W_O}
-_SCORE_LIKE = {Matrix.W_Q, Matrix.W_K, Matrix.W_QK}
+SCORE_LIKE = {Matrix.W_Q, Matrix.W_K, Matrix.W_QK}
 
 
 def is_structural_zero(model: ModelConfig, block: Block, part: Part) -> bool:
-    """Whether H_f(W, W) = 0 because the outputs are affine (or piecewise affine) in W.
+    """Whether H_f(W, W) = 0 because the outputs are affine (or piecewise affine) in W, or H_fT = 0.
+
+    H_fT of W_Q, of W_K and of W_QK vanishes always: the scores are linear in each (Lemma 4.1, Remark D.1).
 
     True for W_U and for linear MLPs always; without LayerNorm, in the last layer: for W_out always, for W_in
     unless the activation is smooth, for W_V and W_O (Theorem 3.2) and, under linear attention, for W_Q and W_K
     (Remark 4.1) unless a smooth activation follows.
     """
+    if part == Part.H_fT:
+        return (block.row != Group.query_key and block.is_diagonal) or model.query_key == QueryKey.single
     if part != Part.H_f or not block.is_diagonal:
         return False
     if block.row in _ALWAYS:
@@ -72,7 +81,7 @@ def _affine_in_last_layer(model: ModelConfig) -> set[Matrix]:
     if model.mlp == MLP.gelu and Matrix.W_in in matrices_of(model):
         return affine
     affine |= {Matrix.W_in} | _VALUE_LIKE
-    return affine | _SCORE_LIKE if model.attention == Attention.linear else affine
+    return affine | SCORE_LIKE if model.attention == Attention.linear else affine
 
 
 EVERY_PAIR, EVERY_WEIGHT, AT, ANY = "all", "each", "@", "*"

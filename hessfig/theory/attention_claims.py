@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-from hessfig.terms import Matrix, Part
+from hessfig.terms import PARTS, Matrix, Part
 from hessfig.theory import attention_formulas, autodiff
 from hessfig.theory import attention_formulas as qk
 from hessfig.theory.attention_formulas import MATRICES, AttentionPoint, literal_U
@@ -131,7 +131,7 @@ def _deep_draw(dims: Dims, generator: torch.Generator) -> Instance:
 
 def _footnote_oracle(p: Instance) -> Values:
     values: dict[str, Tensor] = {}
-    for part in Part:
+    for part in PARTS:
         blocks = autodiff.hessian_blocks(
             lambda w: autodiff.stacked(autodiff.attention, p.X, w), autodiff.square_loss(p.Y), p.weights, part
         )

@@ -9,7 +9,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from hessfig.terms import Matrix, Part
+from hessfig.terms import PARTS, Matrix, Part
 from hessfig.theory import attention_formulas as qk
 from hessfig.theory import further_formulas as bounds
 from hessfig.theory.attention_claims import score_split
@@ -121,7 +121,7 @@ def _violations(spread: Callable[[AttentionPoint], Spread], points: list[Attenti
 def _violated(point: AttentionPoint, spread: Spread) -> int:
     """How many of the nine blocks of each part, and of the wholes, exceed their bound."""
     count = 0
-    for part in Part:
+    for part in PARTS:
         claimed, (blocks, whole) = bounds.block_bounds(point, spread, part), bounds.true_norms(point, part)
         count += sum(blocks[pair] > claimed[pair] * SLACK for pair in blocks)
         count += whole > bounds.whole_bound(claimed) * SLACK

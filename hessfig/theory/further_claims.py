@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hessfig.terms import Matrix, Part
+from hessfig.terms import PARTS, Matrix, Part
 from hessfig.theory import autodiff, statement, sublayer_formulas
 from hessfig.theory import further_formulas as la
 from hessfig.theory.attention_formulas import MATRICES
@@ -140,7 +140,7 @@ def _low_rank_printed(p: statement.Instance) -> statement.Values:
     """Query-key blocks are those of the product W_O W_U; H_f is zero on the diagonal of (O, U)."""
     point, O, U = low_rank_point(p.X, p.Y, p.weights), Matrix.W_O, Matrix.W_U  # noqa: E741
     values: dict[str, Tensor] = {}
-    for part in Part:
+    for part in PARTS:
         values |= statement.named(part, {(a, b): point.hessian(part, a, b) for a in (Q, K) for b in (Q, K)})
     hollow = low_rank_blocks(p.X, p.Y, p.weights, Part.H_f)
     return {**values, **statement.named(Part.H_f, {pair: hollow[pair] for pair in ((O, O), (U, U))})}
@@ -148,7 +148,7 @@ def _low_rank_printed(p: statement.Instance) -> statement.Values:
 
 def _low_rank_corrected(p: statement.Instance) -> statement.Values:
     values: dict[str, Tensor] = {}
-    for part in Part:
+    for part in PARTS:
         values |= statement.named(part, low_rank_blocks(p.X, p.Y, p.weights, part))
     return values
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hessfig.predictions.architecture import Architecture, Attention, Kind
 from hessfig.predictions.growth_rates import growth_rate
-from hessfig.terms import Block, Matrix, Part
+from hessfig.terms import PARTS, Block, Matrix, Part
 from hessfig.theory import autodiff
 from hessfig.theory.attention_formulas import MATRICES
 from hessfig.theory.autodiff import ScaledNetwork
@@ -121,7 +121,7 @@ def predicted(nets: Nets) -> Values:
     """Every non-zero block of every net: the exponent of `growth_rates.growth_rate`."""
     values: dict[str, Tensor] = {}
     for name in nets:
-        for part in Part:
+        for part in PARTS:
             for row, col in PAIRS:
                 rate = growth_rate(Block(1, row, col), part, _architecture(name))
                 if rate.exponent is not None:
@@ -133,7 +133,7 @@ def measured(nets: Nets, sigma: float = TINY) -> dict[str, Tensor]:
     """The exponents found by automatic differentiation between sigma and 2 sigma."""
     values: dict[str, Tensor] = {}
     for name, net in nets.items():
-        for part in Part:
+        for part in PARTS:
             exponents = net.exponents(part, sigma)
             values |= {
                 f"{name}: {part}({row}, {col})": exponents[row, col] for row, col in PAIRS if (row, col) in exponents

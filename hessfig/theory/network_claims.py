@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from hessfig.terms import Matrix, Part
+from hessfig.terms import PARTS, Matrix, Part
 from hessfig.theory import autodiff, sublayer_formulas
 from hessfig.theory.autodiff import hessian_blocks, jacobian, second_derivative, square_loss, weight_jacobian
 from hessfig.theory.statement import Check, Dims, Values, autodiff_blocks, block_weights, named, normal, prefixed
@@ -53,7 +53,7 @@ def _block_formulas(p: BlockProblem) -> Values:
     values: dict[str, Tensor] = {}
     for case in CASES:
         point, name = p.point(*case), _case_name(*case)
-        for part in Part:
+        for part in PARTS:
             values |= prefixed(name, named(part, point.feed_forward_hessian(part)))
         values |= prefixed(name, {f"dZ/d{m}": point.jacobian(m) for m in p.weights})
     return values

@@ -11,6 +11,7 @@ from scipy import stats
 
 from hessfig.analysis.intervals import difference_interval, student_band, student_interval
 from hessfig.analysis.spectral_distances import (
+    FIXED,
     PUBLISHED,
     Kernel,
     as_weighted,
@@ -45,6 +46,16 @@ def both(tmp_path: Path) -> tuple[Spectrum, Density]:
     entries = [store_spectrum(tmp_path, blocks), store_density(tmp_path, blocks, num_probes=12, steps=30)]
     write_manifest(tmp_path, entries)
     return read_spectra(tmp_path)[0], read_densities(tmp_path)[0]
+
+
+def test_outliers_alone_move_distances_under_the_published_kernel_and_not_under_the_fixed_one() -> None:
+    bulks = [np.linspace(-1, 1, 400), np.concatenate([np.linspace(-0.2, 0.2, 380), np.linspace(-1, 1, 20)])]
+    found = {}
+    for top in (10.0, 1e4):
+        blocks = [spectrum(np.concatenate([bulk, np.full(3, top)])) for bulk in bulks]
+        found[top] = [distances(blocks, kernel)[0, 1] for kernel in (PUBLISHED, FIXED)]
+    assert found[1e4][0] < 0.5 * found[10.0][0]
+    assert found[1e4][1] == pytest.approx(found[10.0][1], rel=0.02)
 
 
 def test_an_interval_is_students() -> None:

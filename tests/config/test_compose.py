@@ -39,7 +39,17 @@ TOY_SAMPLES = {
 # What `make figures` drew, in this order, when the Makefile still listed it.
 IN_ORDER = [
     *["scalar", "bounds", "3a", "3b", "5a", "5b", "8", "eq5", "1", "4"],
-    *["temperature", "heads", "single_matrix", "post_layernorm", "blocks", "7", "6"],
+    *[
+        "temperature",
+        "temperature_model",
+        "heads",
+        "single_matrix",
+        "score_split",
+        "post_layernorm",
+        "blocks",
+        "7",
+        "6",
+    ],
 ]
 SPECTRA = [
     *["spectra", "spectra_large", "heterogeneity", "sinks", "sinks_large"],
@@ -108,7 +118,7 @@ def test_every_sweep_names_estimator_type_quantities_and_windows(sweep: str) -> 
 def test_estimators_and_types_are_those_make_figures_used() -> None:
     made = {name: compose([f"sweep={name}", *_network(name)]).config for name in SWEEPS}
     dense = {name for name, config in made.items() if config.estimator.method == "dense"}
-    assert dense == {"entries", "entries_after", "eq5", "data_size", "sublayers"}
+    assert dense == {"entries", "entries_after", "eq5", "data_size", "sublayers", "temperature", "score_split"}
     assert {config.estimator.method for config in made.values()} == {"dense", "auto", "hutchinson"}
     assert {name for name, config in made.items() if config.dtype == "float32"} == {"depth"}
     assert {name for name, config in made.items() if config.quantities != ["frobenius"]} == {

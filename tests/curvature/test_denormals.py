@@ -11,7 +11,7 @@ from hessfig.curvature.exact import exact_blocks
 from hessfig.curvature.exact.exact_blocks import ExactEngine
 from hessfig.curvature.tape.columns import LinearisedNetwork, _flushes_denormals, flush_denormals
 from hessfig.curvature.tape.tape import Tape
-from hessfig.terms import Part
+from hessfig.terms import PARTS
 from tests.toys import ARCHITECTURES, toy_problem
 
 pytestmark = pytest.mark.skipif(not torch.set_flush_denormal(False), reason="this processor cannot flush")
@@ -48,5 +48,5 @@ def test_products_and_exact_norms_flush_for_problems_in_float32(
         )
     column = LinearisedNetwork(problem, model).column(1, "W_V", ["W_V"])
     column.split_matmat(torch.ones(column.dim, 1, dtype=dtype))
-    ExactEngine(problem, model).column(1, "W_V", ["W_V"], list(Part))
+    ExactEngine(problem, model).column(1, "W_V", ["W_V"], list(PARTS))
     assert seen == [dtype == torch.float32] * 2 and not _flushes_denormals()

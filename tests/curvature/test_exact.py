@@ -15,10 +15,10 @@ from hessfig.errors import UserError
 from hessfig.measurements.block_norms import dense_norms, hutchinson
 from hessfig.models.blocks import is_structural_zero, matrices_of
 from hessfig.rng import stream
-from hessfig.terms import Block, Matrix, Part
+from hessfig.terms import PARTS, Block, Matrix, Part
 from tests.toys import ARCHITECTURES, exact_norms, toy_problem, toy_task
 
-PARTS = list(Part)
+PARTS = list(PARTS)
 
 transformers = st.builds(
     ModelConfig,

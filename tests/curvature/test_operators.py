@@ -19,7 +19,7 @@ from hessfig.measurements.block_norms import dense_blocks
 from hessfig.models.blocks import matrices_of
 from hessfig.rng import stream
 from hessfig.tasks.batch import Batch
-from hessfig.terms import Matrix, Part
+from hessfig.terms import PARTS, Matrix, Part
 from tests.curvature.oracle import dense_oracle
 from tests.toys import ARCHITECTURES, toy_problem, toy_task
 
@@ -41,7 +41,7 @@ engines = pytest.mark.parametrize("engine", [curvlinops, linearised], ids=["curv
 def measured(engine: Engine, problem: Problem, model: ModelConfig, layer: int) -> dict[Part, dict]:
     """Return every block of `layer` as a matrix, by part, then by (row, col)."""
     matrices = matrices_of(model)
-    found: dict[Part, dict[tuple[Matrix, Matrix], Tensor]] = {part: {} for part in Part}
+    found: dict[Part, dict[tuple[Matrix, Matrix], Tensor]] = {part: {} for part in PARTS}
     for col in matrices:
         blocks = dense_blocks(engine(problem, model, layer, col, matrices))
         for row in matrices:
@@ -63,7 +63,7 @@ def assert_all_blocks(engine: Engine, name: str, loss: Loss | None = None) -> No
     for layer in range(1, model.n_layers + 1):
         problem, oracle = problem_and_oracle(name, loss, layer)
         found = measured(engine, problem, model, layer)
-        for part in Part:
+        for part in PARTS:
             scale = max(block.abs().max() for block in oracle[part].values())
             for pair, block in oracle[part].items():
                 error = (found[part][pair] - block).abs().max()

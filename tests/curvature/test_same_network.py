@@ -16,7 +16,7 @@ from hessfig.curvature.tape.columns import LinearisedNetwork
 from hessfig.measurements.block_norms import Estimator
 from hessfig.models.networks import LinearMLP, SelfAttention
 from hessfig.rng import stream
-from hessfig.terms import Block, Matrix, Part
+from hessfig.terms import PARTS, Block, Matrix, Part
 from tests.toys import ARCHITECTURES, toy_problem
 
 MODEL = ModelConfig(d_model=8)
@@ -36,7 +36,7 @@ def changed(monkeypatch: pytest.MonkeyPatch) -> Problem:
 def norms(problem: Problem, settings: EstimatorConfig, model: ModelConfig = MODEL) -> dict[Part, float]:
     block = Block(1, Matrix.W_Q, Matrix.W_Q)
     found = Estimator(problem, model, settings).column_norms(
-        1, Matrix.W_Q, [block], list(Part), generator=stream(1, "probes")
+        1, Matrix.W_Q, [block], list(PARTS), generator=stream(1, "probes")
     )
     return {part: norm.value for (_, part), norm in found.items()}
 

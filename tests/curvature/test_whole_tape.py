@@ -16,7 +16,7 @@ from hessfig.curvature.routes import Engines
 from hessfig.curvature.tape.columns import LinearisedColumn, LinearisedNetwork
 from hessfig.measurements.block_norms import dense_blocks
 from hessfig.rng import stream
-from hessfig.terms import Block, Group, Part
+from hessfig.terms import PARTS, Block, Group, Part
 from tests.curvature.test_groups import oracle, places
 from tests.toys import ARCHITECTURES, toy_problem, toy_task
 
@@ -53,7 +53,7 @@ def assert_every_column(problem: Problem, model: ModelConfig) -> None:
         column = tape.column(layer, name, {"rows": (0, Group.all.value)})
         found, cols = dense_blocks(column), places(problem, layer, name)
         found["rows", Part.H] = column.split_matmat(torch.eye(column.dim).double(), (Part.H,))["rows", Part.H]
-        for part in Part:
+        for part in PARTS:
             block = dense[part][:, cols]
             off = float((found["rows", part] - block).abs().max())
             least = 1e-3 * max(

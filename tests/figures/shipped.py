@@ -75,7 +75,7 @@ FIGURES: dict[str, tuple[str, Any, dict[str, Any], Any, dict[str, Any]]] = {
         {"blocks": _pairs(_EVERY), "sigma": [0.1, 1.0], "law": lambda b, p, a, s: 1e-5 * s},
     ),
     "few_blocks": ("blocks", OPEN, {}, CONFIG, {"blocks": _pairs(_ATTENTION), "sigma": [0.1, 1.0]}),
-    "temperature": (
+    "ablation": (
         "ablation",
         OPEN,
         {"claim": "the functional part dominates the query-key blocks as the temperature grows (Section 4.2)"},
@@ -83,6 +83,19 @@ FIGURES: dict[str, tuple[str, Any, dict[str, Any], Any, dict[str, Any]]] = {
         {
             "networks": [(f"model.temperature={t}", 1) for t in (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)],
             "sigma": [0.1, 0.3, 1.0],
+        },
+    ),
+    "temperature": (
+        "score_split",
+        OPEN,
+        {},
+        _BARE,
+        {
+            "networks": [(f"model.temperature={2.0**k}", 1) for k in range(-6, 7)],
+            "sigma": [0.1, 0.3, 1.0, 3.0],
+            "blocks": [("query_key", "query_key")],
+            "parts": ["H_oT", "H_fT", "H"],
+            "law": lambda b, p, a, s: {"H_oT": s**5, "H_fT": s**3, "H": s**5 + s**3}[p.value],
         },
     ),
     "lines": ("lines", OPEN, {}, CONFIG, {"networks": _depths(2), "sigma": SIGMA[::3]}),

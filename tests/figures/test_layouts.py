@@ -8,6 +8,7 @@ import pytest
 
 from hessfig.analysis.axis import short_variant, varied_setting
 from hessfig.analysis.curves import functional_shares
+from hessfig.errors import UserError
 from hessfig.figures.layouts.block_maps import norm_matrix
 from hessfig.terms import Matrix
 from tests.analysis.synthetic import config, make_table
@@ -92,6 +93,52 @@ def test_ablation_draws_shares_against_the_varied_setting(pages: Draw) -> None:
     for container in share.containers:
         np.testing.assert_allclose(container.lines[0].get_xdata().astype(float), [0.5, 1.0, 4.0])
         np.testing.assert_allclose(container.lines[0].get_ydata().astype(float), 3 / 7)
+
+
+def _at_scores(networks: list[tuple[str, int]], seeds: int = 5, noise: float = 0.0) -> pd.DataFrame:
+    """Return a table of norms 3 of H_oT and 4 / t of H_fT, t the number in the variant (0: H_fT vanishes)."""
+    tables = [
+        make_table(
+            sweep="temperature",
+            networks=[network],
+            blocks=[("query_key", "query_key")],
+            parts=["H_oT", "H_fT", "H"],
+            sigma=[0.1, 1.0],
+            law=lambda b, p, a, s, f=functional: {"H_oT": 3.0, "H_fT": f, "H": 5.0}[p.value] * s,
+            noise=noise,
+            seeds=seeds,
+        )
+        for network in networks
+        for functional in [{"separate": 4.0, "single": 0.0}.get(network[0].partition("=")[2], 4.0)]
+    ]
+    return pd.concat(tables, ignore_index=True)
+
+
+def test_shares_at_the_scores_are_of_squares_and_have_bands_over_seeds(pages: Draw) -> None:
+    table = _at_scores([(f"model.temperature={t}", 1) for t in (0.25, 1.0, 4.0)], noise=0.3)
+    (page,) = pages("score_split", table)
+    (ax,) = [one for one in page.figure.axes if one.get_title()]
+    assert len(ax.collections) == len(page.numbers["sigma"].unique()) == 2
+    wide = table.pivot_table(index=["variant", "sigma", "seed"], columns="part", values="value")
+    share = wide["H_fT"] ** 2 / (wide["H_oT"] ** 2 + wide["H_fT"] ** 2)
+    means, deviations = (getattr(share.groupby(["variant", "sigma"]), name)() for name in ("mean", "std"))
+    for row in page.numbers.itertuples():
+        here = row.variant, row.sigma
+        assert row.mean == pytest.approx(means[here])
+        assert row.high - row.mean == pytest.approx(2.7764 * deviations[here] / 5**0.5, rel=1e-4)
+
+
+def test_a_setting_without_numbers_has_a_line_per_value(pages: Draw) -> None:
+    (page,) = pages("score_split", _at_scores([("model.query_key=separate", 1), ("model.query_key=single", 1)]))
+    (ax,) = [one for one in page.figure.axes if one.get_title()]
+    lines = {line.get_label(): line.get_ydata() for line in ax.lines if len(line.get_xdata()) == 2}
+    np.testing.assert_allclose(lines["separate"], [0.64, 0.64])
+    np.testing.assert_allclose(lines["single"], [0, 0])
+
+
+def test_a_table_without_parts_at_the_scores_is_refused(pages: Draw) -> None:
+    with pytest.raises(UserError, match=r"parts=\[H_oT,H_fT,H\]"):
+        pages("score_split", make_table(networks=[("model.temperature=1.0", 1)]))
 
 
 def test_share_is_taken_seed_by_seed() -> None:

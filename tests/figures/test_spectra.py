@@ -127,6 +127,11 @@ def test_heat_maps_of_distances(tmp_path: Path) -> None:
     assert one.images[0].get_clim() == (0, math.log(2)) and bar.images is not None
     transformer = page.numbers[page.numbers["variant"] == "model.kind=transformer"]
     assert transformer["average"].iloc[0] == pytest.approx(transformer["mean"].sum() / 6)
+    (fixed,) = drawn("heterogeneity", folder, kernel="fixed")
+    for name in ("mean", "average", "average_low"):
+        np.testing.assert_array_equal(fixed.numbers[f"other_{name}"], page.numbers[name])
+        np.testing.assert_array_equal(fixed.numbers[name], page.numbers[f"other_{name}"])
+    assert fixed.numbers["kernel"].iloc[0] == page.numbers["other_kernel"].iloc[0]
     assert "all" not in set(page.numbers["one"]) and set(page.numbers["count"]) == {3}
     with styled(narrow := Paper(width=3.25)):
         spec = FigureSpec("x", folder.name, "heterogeneity", paper=narrow)

@@ -12,7 +12,7 @@ from hessfig.curvature.tape.columns import LinearisedColumn, LinearisedNetwork
 from hessfig.measurements.block_norms import aligned, dense_norms, hutchinson
 from hessfig.measurements.quantity import Estimate
 from hessfig.rng import stream
-from hessfig.terms import Matrix, Part
+from hessfig.terms import PARTS, Matrix, Part
 from tests.measurements.test_hutchinson import MatrixColumn
 from tests.toys import toy_problem
 
@@ -33,7 +33,7 @@ def columns(network: LinearisedNetwork) -> dict[Matrix, LinearisedColumn]:
 @pytest.mark.parametrize("matrix", [Matrix.W_V, Matrix.W_Q])
 @pytest.mark.long
 def test_unbiased_with_honest_errors(columns: dict[Matrix, LinearisedColumn], matrix: Matrix) -> None:
-    column, parts = columns[matrix], list(Part)
+    column, parts = columns[matrix], list(PARTS)
     oracle = dense_norms(column, parts)
     found = [aligned(column, matrix, parts, 12, generator=stream(i, "aligned")) for i in range(REPEATS)]
     for part in parts:
@@ -77,7 +77,7 @@ def test_what_is_not_finite_is_told_and_not_hidden() -> None:
 
 def test_exact_zero_stays_zero(network: LinearisedNetwork) -> None:
     top = network.column(2, Matrix.W_V, [Matrix.W_V])
-    norms = aligned(top, Matrix.W_V, list(Part), 9, generator=stream(0))
+    norms = aligned(top, Matrix.W_V, list(PARTS), 9, generator=stream(0))
     assert norms[Matrix.W_V, Part.H_f].value == 0.0
     assert norms[Matrix.W_V, Part.H].value == norms[Matrix.W_V, Part.H_o].value > 0
 

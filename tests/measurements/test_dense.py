@@ -8,7 +8,7 @@ import torch
 from hessfig.curvature import column as hutchinson
 from hessfig.curvature.tape.columns import LinearisedColumn, LinearisedNetwork
 from hessfig.measurements.block_norms import dense_blocks, dense_norms
-from hessfig.terms import Matrix, Part
+from hessfig.terms import PARTS, Matrix, Part
 from tests.curvature.oracle import dense_oracle
 from tests.toys import ARCHITECTURES, toy_problem
 
@@ -21,8 +21,8 @@ def column() -> LinearisedColumn:
 
 def test_norms_are_those_of_the_oracle_and_exact() -> None:
     oracle = dense_oracle(toy_problem(MODEL), 1, [Matrix.W_Q, Matrix.W_V])
-    norms = dense_norms(column(), list(Part))
-    assert set(norms) == {(row, part) for row in (Matrix.W_Q, Matrix.W_V) for part in Part}
+    norms = dense_norms(column(), list(PARTS))
+    assert set(norms) == {(row, part) for row in (Matrix.W_Q, Matrix.W_V) for part in PARTS}
     for (row, part), norm in norms.items():
         assert norm.value == pytest.approx(oracle[part][row, Matrix.W_Q].norm().item(), rel=1e-12)
         assert (norm.error, norm.num_probes) == (0.0, 0)

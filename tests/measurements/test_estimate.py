@@ -10,7 +10,7 @@ from hessfig.config import EstimatorConfig, Method, ModelConfig, Products
 from hessfig.measurements.block_norms import Estimator
 from hessfig.measurements.quantity import Estimate
 from hessfig.rng import stream
-from hessfig.terms import Block, Matrix, Part
+from hessfig.terms import PARTS, Block, Matrix, Part
 from tests.toys import ARCHITECTURES, toy_problem, toy_task
 
 Norms = dict[tuple[Matrix, Part], Estimate]
@@ -20,7 +20,7 @@ MODEL = ARCHITECTURES["softmax"]
 def norms(settings: EstimatorConfig, model: ModelConfig = MODEL, col: Matrix = Matrix.W_Q, **task: object) -> Norms:
     problem = toy_problem(model, toy_task(model, **task))
     estimator = Estimator(problem, model, settings)
-    found = estimator.column_norms(1, col, [Block(1, col, col)], list(Part), generator=stream(1, "probes"))
+    found = estimator.column_norms(1, col, [Block(1, col, col)], list(PARTS), generator=stream(1, "probes"))
     return {(Matrix(block.row), part): norm for (block, part), norm in found.items()}
 
 

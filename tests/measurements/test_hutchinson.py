@@ -18,10 +18,10 @@ from hessfig.curvature.problem import rademacher
 from hessfig.curvature.tape.columns import LinearisedColumn, LinearisedNetwork
 from hessfig.measurements.block_norms import dense_norms, hutchinson, root_of_mean
 from hessfig.rng import stream
-from hessfig.terms import Matrix, Part
+from hessfig.terms import PARTS, Matrix, Part
 from tests.toys import ARCHITECTURES, toy_problem
 
-PARTS = list(Part)
+PARTS = list(PARTS)
 
 
 @dataclass

@@ -26,10 +26,10 @@ from hessfig.states.point import drawn
 from hessfig.sweep.measure import measure
 from hessfig.sweep.plan import Cell, Sweep
 from hessfig.sweep.variant import Variant
-from hessfig.terms import Block, Part
+from hessfig.terms import PARTS, Block, Part
 from tests.models.tiny_models import CONTEXT, SETTINGS, config_of, dense, places, save, save_ids, save_tokenizer
 
-PARTS = list(Part)
+PARTS = list(PARTS)
 KIND = kind("huggingface")
 # What a float64 network of these gives: transformers takes their softmax and RMS norms in float32.
 IN_FLOAT32 = {"gpt_neox": "attention", "llama": "self_attn", "qwen2": "self_attn", "mistral": "self_attn"}

@@ -15,7 +15,7 @@ from hessfig.measurements.block_norms import dense_blocks
 from hessfig.models.blocks import matrices_of
 from hessfig.models.networks import Transformer
 from hessfig.rng import stream
-from hessfig.terms import Block, Part
+from hessfig.terms import PARTS, Block, Part
 from tests.curvature.oracle import dense_oracle
 from tests.toys import build_model, exact_norms, toy_problem
 
@@ -90,7 +90,7 @@ def test_the_tape_gives_the_products_of_dense_differentiation(model: ModelConfig
 def test_exact_norms_are_those_of_dense_blocks(model: ModelConfig, changes: dict[str, object]) -> None:
     model = replace(model, **changes)  # type: ignore[arg-type]
     problem, layer = toy_problem(model), model.n_layers
-    tape, parts = LinearisedNetwork(problem, model), list(Part)
+    tape, parts = LinearisedNetwork(problem, model), list(PARTS)
     for col in matrices_of(model):
         dense = dense_blocks(tape.column(layer, col, [col]))
         block = Block(layer, col, col)

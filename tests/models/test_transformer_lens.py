@@ -27,11 +27,11 @@ from hessfig.states.point import drawn
 from hessfig.sweep.measure import measure
 from hessfig.sweep.plan import Sweep
 from hessfig.sweep.variant import Variant
-from hessfig.terms import Block, Part
+from hessfig.terms import PARTS, Block, Part
 from tests.models.tiny_models import CONTEXT, VOCABULARY, config_of, dense, places, save, save_ids
 
 KIND = kind("transformer_lens")
-PARTS = list(Part)
+PARTS = list(PARTS)
 GPT2 = {
     **{"n_layers": 2, "n_heads": 2, "d_model": 4, "d_head": 3, "d_mlp": 6, "d_vocab": VOCABULARY},
     **{"n_ctx": CONTEXT + 1, "act_fn": "gelu_new", "normalization_type": "LN", "attn_only": False},

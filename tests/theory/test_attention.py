@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from hessfig.errors import UserError
 from hessfig.rng import stream
-from hessfig.terms import Block, Matrix, Part
+from hessfig.terms import PARTS, Block, Matrix, Part
 from hessfig.theory import attention_formulas, autodiff
 from hessfig.theory.attention_formulas import MATRICES, AttentionPoint, attention_hessian
 from hessfig.theory.autodiff import dense_hessian, hessian_blocks, square_loss
@@ -30,7 +30,7 @@ def oracle(point: AttentionPoint, part: Part) -> dict[tuple[Matrix, Matrix], tor
 def test_contracted_hessian_equals_autodiff(L: int, d_V: int, d_K: int, temperature: float) -> None:
     drawn = attention_point(Dims(L, d_V, d_K), stream(0, "attention", L, d_V, d_K))
     point = AttentionPoint(drawn.X, drawn.Y, drawn.weights, temperature)
-    for part in Part:
+    for part in PARTS:
         for (row, col), truth in oracle(point, part).items():
             block = Block(1, row, col)
             found = attention_hessian(point.X, point.Y, point.weights, part=part, block=block, temperature=temperature)
@@ -57,7 +57,7 @@ def test_gauss_newton_parts_add_up() -> None:
     def network(weights: dict[Matrix, torch.Tensor]) -> torch.Tensor:
         return autodiff.attention(point.X, weights)
 
-    parts = [dense_hessian(network, square_loss(point.Y), point.weights, part) for part in Part]
+    parts = [dense_hessian(network, square_loss(point.Y), point.weights, part) for part in PARTS]
     outer, functional, full = parts
     torch.testing.assert_close(outer + functional, full, **TIGHT)
     assert torch.linalg.eigvalsh(outer).min() > -1e-12

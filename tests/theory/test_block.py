@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hessfig.rng import stream
-from hessfig.terms import Matrix, Part
+from hessfig.terms import PARTS, Matrix, Part
 from hessfig.theory import autodiff, sublayer_formulas
 from hessfig.theory.autodiff import hessian_blocks, jacobian, square_loss, weight_jacobian
 from hessfig.theory.network_claims import NETWORKS, draw_block
@@ -44,7 +44,7 @@ def test_block_derivatives_and_hessian(placement: Placement, activation: Activat
     point, network = problem.point(placement, activation), problem.network(placement, activation)
     for matrix in problem.weights:
         torch.testing.assert_close(point.jacobian(matrix), weight_jacobian(network, problem.weights, matrix), **TIGHT)
-    for part in Part:
+    for part in PARTS:
         truth = hessian_blocks(network, square_loss(problem.target), problem.weights, part)
         for pair, block in point.feed_forward_hessian(part).items():
             torch.testing.assert_close(block, truth[pair], **TIGHT)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hessfig.rng import stream
-from hessfig.terms import Matrix, Part
+from hessfig.terms import PARTS, Matrix
 from hessfig.theory import further_formulas
 from hessfig.theory import studies as bounds_study
 from hessfig.theory.attention_formulas import AttentionPoint
@@ -27,7 +27,7 @@ def test_no_block_and_no_whole_exceeds_its_bound(
 ) -> None:
     drawn = attention_point(Dims(L, d_V, d_K), stream(0, "bounds", L, d_V, d_K))
     point = scaled(drawn, tokens, query_key, targets)
-    for part in Part:
+    for part in PARTS:
         blocks, whole = further_formulas.true_norms(point, part)
         for spread in (further_formulas.spread_from_norm(point), further_formulas.spread_from_diameter(point)):
             claimed = further_formulas.block_bounds(point, spread, part)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hessfig.predictions.architecture import Architecture, Attention, Kind, QueryKey
 from hessfig.predictions.growth_rates import Prediction, growth_rate
 from hessfig.rng import stream
-from hessfig.terms import Block, Matrix, Part
+from hessfig.terms import PARTS, Block, Matrix, Part
 from hessfig.theory import autodiff
 from hessfig.theory.autodiff import ScaledNetwork
 from hessfig.theory.growth_claims import attention_nets, measured, predicted
@@ -32,7 +32,7 @@ def test_single_matrix_grows_as_predicted() -> None:
     weights = {Matrix.W_QK: normal(5, 5, generator=generator), Matrix.W_V: point.weights[Matrix.W_V]}
     net = ScaledNetwork(point.X, point.Y, weights, autodiff.single_matrix_attention)
     architecture = Architecture(kind=Kind.self_attention, query_key=QueryKey.single, square_loss=True)
-    for part in Part:
+    for part in PARTS:
         for (row, col), exponent in net.exponents(part, TINY).items():
             rate = growth_rate(Block(1, row, col), part, architecture)
             assert float(exponent) == pytest.approx(rate.exponent, abs=0.05)

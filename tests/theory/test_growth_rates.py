@@ -6,7 +6,7 @@ import pytest
 
 from hessfig.predictions.architecture import MLP, Architecture, Attention, Kind, Norm, QueryKey
 from hessfig.predictions.growth_rates import Prediction, Regime, growth_rate
-from hessfig.terms import Block, Matrix, Part
+from hessfig.terms import PARTS, Block, Matrix, Part
 
 BARE = Architecture(Kind.self_attention, attention_skip=False, mlp=MLP.none, square_loss=True)
 CHAIN = Architecture(attention=Attention.linear, attention_skip=False, mlp=MLP.none, square_loss=True)
@@ -15,7 +15,7 @@ Q, K, V = Matrix.W_Q, Matrix.W_K, Matrix.W_V
 
 def rates(architecture: Architecture, row: Matrix, col: Matrix, layer: int = 1) -> tuple[object, ...]:
     """Return the exponents of H_o, H_f, H; 0 stands for a structural zero, None for no prediction."""
-    found = [growth_rate(Block(layer, row, col), part, architecture) for part in Part]
+    found = [growth_rate(Block(layer, row, col), part, architecture) for part in PARTS]
     return tuple(0 if rate.prediction == Prediction.structural_zero else rate.exponent for rate in found)
 
 
@@ -131,7 +131,7 @@ def test_settings_of_the_first_manifests_are_read_as_they_were() -> None:
     ],
 )
 def test_no_power_is_predicted_where_nobody_counted_or_none_rules(architecture: Architecture, reason: str) -> None:
-    for part in Part:
+    for part in PARTS:
         rate = growth_rate(Block(1, Q, Q), part, architecture)
         assert (rate.prediction, rate.exponent) == (Prediction.unknown, None)
         assert reason in rate.reference
@@ -160,6 +160,6 @@ def test_positions_matter_where_there_are_some() -> None:
     ],
 )
 def test_blocks_beyond_the_rule(block: Block, reason: str) -> None:
-    for part in Part:
+    for part in PARTS:
         rate = growth_rate(block, part, built())
         assert rate.prediction == Prediction.unknown and reason in rate.reference

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import product
 from typing import Any
 
 import torch
@@ -16,8 +17,9 @@ from hessfig.curvature.exact.support import Route, check_exact, route_of
 from hessfig.curvature.exact.top_blocks import last_layer_norms, last_layer_traces, linear_mlp_norms, linear_mlp_traces
 from hessfig.curvature.problem import Problem
 from hessfig.curvature.tape.columns import LinearisedNetwork, flush_denormals
+from hessfig.curvature.tape.steps import mixing_of
 from hessfig.models.blocks import matrices_of
-from hessfig.terms import Block, Matrix, Part
+from hessfig.terms import PARTS, Block, Matrix, Part
 
 _COLUMNS_AT_ONCE = 64
 
@@ -38,8 +40,11 @@ class ExactEngine:
         check_exact(self.model, [Block(layer, row, col) for row in rows], parts)
         found: Norms = {}
         for row in rows:
+            others = [part for part in parts if part != Part.H_fT]
             with flush_denormals(self.given_dtype):
-                values = self._block(Block(layer, row, col), parts)
+                values = self._block(Block(layer, row, col), others) if others else {}
+                if Part.H_fT in parts:
+                    values[Part.H_fT] = self._at_scores(Block(layer, row, col))
             found.update({(row, part): values[part] for part in parts})
         return found
 
@@ -49,6 +54,23 @@ class ExactEngine:
         if route_of(self.model, Block(layer, name, name), Part.H_o) == Route.tokens:
             return linear_mlp_traces(self.problem, layer, parts)
         return last_layer_traces(self._last_layer, Matrix(name), parts)
+
+    def _at_scores(self, block: Block) -> float:
+        """Return ||H_fT||_F: for pairs of a layer's W_Q and W_K, and for both together.
+
+        Between W_Q and W_K of head h it is B_h (x) I / c, B_h = sum X_q^T (dl/dT_h) X_k over the batch, X_q and X_k
+        what queries and keys are made of, c = t sqrt(d_head) (Remark D.1); everywhere else 0.
+        """
+        side = self.problem.layout.side
+        rows, cols = ({weight.name for weight in side(block.layer, name)} for name in (block.row, block.col))
+        pairs = [pair for pair in product(rows, cols) if set(pair) == {Matrix.W_Q, Matrix.W_K}]
+        if not pairs:
+            return 0.0
+        tape = self._network.tape
+        scores = mixing_of(tape, block.layer)
+        made_from = [tape.values[tape.holders[block.layer, name].inputs[0]] for name in (Matrix.W_Q, Matrix.W_K)]
+        between = torch.einsum("bip,bhij,bjq->hpq", made_from[0], scores.score_gradient, made_from[1]) / scores.scale
+        return float(between.norm()) * (len(pairs) * scores.q.shape[-1]) ** 0.5
 
     def _block(self, block: Block, parts: Sequence[Part]) -> dict[Part, float]:
         route = route_of(self.model, block, Part.H_o)
@@ -81,9 +103,9 @@ class ExactEngine:
     def _whole_column(self, layer: int, col: str, rows: Sequence[str]) -> dict[tuple[str, Part], float]:
         """Sum the squared columns of every block (row, col): one pass serves all rows."""
         column = self._network.column(max(layer, 1), col, rows)
-        totals: dict[Any, float] = {(row, part): 0.0 for row in rows for part in Part}
+        totals: dict[Any, float] = {(row, part): 0.0 for row in rows for part in PARTS}
         for piece in chunks(torch.eye(column.dim, dtype=column.dtype), column, _COLUMNS_AT_ONCE):
-            for key, squares in squared_norms(column, list(Part), piece).items():
+            for key, squares in squared_norms(column, list(PARTS), piece).items():
                 totals[key] += float(squares.sum())
         return {key: total**0.5 for key, total in totals.items()}
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hessfig.curvature.exact.scored_layer import loss_rows
 from hessfig.curvature.problem import Problem
-from hessfig.curvature.tape.steps import Mixing
+from hessfig.curvature.tape.steps import mixing_of
 from hessfig.curvature.tape.tape import LinearMap, Tangent, Tangents, Tape, plus
 from hessfig.terms import Matrix, Part
 
@@ -134,7 +134,7 @@ class LowerScores:
 
     def __init__(self, tape: Tape, layer: int, length: int) -> None:
         self.tape, self.name = tape, f"m{layer}"
-        self.mixing = next(node for node in tape.nodes if isinstance(node, Mixing) and node.output == self.name)
+        self.mixing = mixing_of(tape, layer)
         self.inputs = _inputs(tape, layer)[:, :length]
         self.scores, self.length = _causal_scores(self.mixing.heads, length, self.inputs.device), length
 

@@ -9,22 +9,24 @@ from enum import StrEnum
 from hessfig.config.enums import MLP, Norm, Scored
 from hessfig.config.schema import ModelConfig, TaskConfig, with_defaults
 from hessfig.errors import UserError
-from hessfig.models.blocks import matrices_of, weight_size
+from hessfig.models.blocks import SCORE_LIKE, matrices_of, weight_size
 from hessfig.models.protocol import Structure
 from hessfig.models.registry import kind, kinds_where
-from hessfig.terms import Block, Matrix, Part
-
-_SCORE_LIKE = (Matrix.W_Q, Matrix.W_K, Matrix.W_QK)
+from hessfig.terms import AT_SCORES, Block, Matrix, Part
 
 
 class Route(StrEnum):
-    """How a block is found: items of the last layer, few outputs, causal scores, column by column, token by token."""
+    """How a block is found: items of the last layer, few outputs, causal scores, column by column, token by token.
+
+    Or, for H_fT, from the gradient in the scores alone.
+    """
 
     last_layer = "last_layer"
     outputs = "outputs"
     scores = "scores"
     columns = "columns"
     tokens = "tokens"
+    gradient = "gradient"
     missing = "missing"
 
 
@@ -54,14 +56,16 @@ def exactness(model: ModelConfig, block: Block, part: Part) -> Exactness:
     """
     route = route_of(model, block, part)
     if route == Route.missing:
-        why = _UNKNOWN if not _is_known(model, block) else _REASONS[route]
+        why = _AT_SCORES if part in AT_SCORES else _UNKNOWN if not _is_known(model, block) else _REASONS[route]
         return Exactness(Level.unsupported, route, why, "estimator=hutchinson, or estimator=auto")
-    cheap = route == Route.tokens or (route == Route.last_layer and not _is_wide(model, block))
+    cheap = route in (Route.tokens, Route.gradient) or (route == Route.last_layer and not _is_wide(model, block))
     return Exactness(Level.cheap if cheap else Level.expensive, route, _REASONS[route])
 
 
 def route_of(model: ModelConfig, block: Block, part: Part) -> Route:
     """Return the way to the exact norm of `part` of `block`: none for unknown networks, groups, other layers."""
+    if part in AT_SCORES:
+        return Route.gradient if part == Part.H_fT else Route.missing
     if not _is_known(model, block):
         return Route.missing
     if kind(model.kind).structure == Structure.tokens:
@@ -73,7 +77,7 @@ def route_of(model: ModelConfig, block: Block, part: Part) -> Route:
         return Route.last_layer
     if part == Part.H_o:
         return Route.outputs
-    return Route.scores if block.is_diagonal and block.row in _SCORE_LIKE else Route.missing
+    return Route.scores if block.is_diagonal and block.row in SCORE_LIKE else Route.missing
 
 
 def _is_known(model: ModelConfig, block: Block) -> bool:
@@ -107,6 +111,7 @@ def _is_wide(model: ModelConfig, block: Block) -> bool:
     return Matrix.W_in in (block.row, block.col) and (curved or not block.is_diagonal)
 
 
+_AT_SCORES = "at the scores H_fT alone has an exact norm"
 _UNKNOWN = "exact routes know single weights of one layer of transformers, bare attention and linear MLPs"
 _REASONS = {
     Route.last_layer: "in the last layer an output depends on its own position's vectors alone",
@@ -114,6 +119,7 @@ _REASONS = {
     Route.scores: "W_Q and W_K enter through the causal scores alone: one pass up and two down for each",
     Route.columns: "the smaller weight of the two has few entries: one product for each",
     Route.tokens: "linear MLPs see single tokens, of which there are few",
+    Route.gradient: "H_fT is the loss's gradient in the scores between the inputs of queries and keys",
     Route.missing: "below the last layer the outputs depend on it through too many values",
 }
 
@@ -128,6 +134,8 @@ def cost(model: ModelConfig, task: TaskConfig, block: Block, part: Part) -> floa
     if route == Route.columns:
         fewest = min(weight_size(matrix, model, task) for matrix in (block.row, block.col))
         return fewest * probe_cost(model, task, block)
+    if route == Route.gradient:
+        return 2.0 * model.n_heads * sizes.sequences * sizes.length * sizes.width * (sizes.length + sizes.width)
     if route == Route.missing:
         return float("inf")
     outer = _outer_cost(model, sizes, block)
@@ -170,7 +178,7 @@ def _last_layer_cost(model: ModelConfig, sizes: _Sizes, block: Block, part: Part
     tail += 6.0 * sizes.items * sizes.width**3 if curved else 0.0
     row, col = (_side(model, sizes, matrix) for matrix in (block.row, block.col))
     if block.is_diagonal:
-        items = 60 if model.n_layers == 1 and block.row in _SCORE_LIKE else sizes.items
+        items = 60 if model.n_layers == 1 and block.row in SCORE_LIKE else sizes.items
         return tail + 0.8 * items**2 * row * col
     return tail + sizes.items**2 * (1.4 * row * col + 60.0 * (row + col))
 

@@ -12,9 +12,9 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Generator, Tensor
 
-from hessfig.curvature.column import SPLIT, Column, chunks, to_multiply
+from hessfig.curvature.column import Column, chunks, to_multiply
 from hessfig.curvature.spectral.lanczos import Operator, Run, Square, advance
-from hessfig.terms import Part
+from hessfig.terms import Part, split_in
 
 COLUMNS_AT_ONCE = 64
 Matrix = NDArray[np.float64]
@@ -33,7 +33,7 @@ def dense_eigenvalues(column: Column, row: Hashable, parts: Sequence[Part]) -> d
             _symmetrise(matrix, Square(column, row, part))
     found: dict[Part, Matrix | None] = {}
     if Part.H in parts and Part.H not in made:
-        outer, functional = (made[part] for part in SPLIT)
+        outer, functional = (made[part] for part in split_in(made))
         found[Part.H] = _of_sum(outer, functional) if all(finite.values()) else None
     for part in list(made):
         found[part] = _eigenvalues(made.pop(part)) if finite[part] else None

@@ -14,7 +14,8 @@ from hessfig.config import ModelConfig
 from hessfig.curvature.column import SPLIT, Products, Rows, completed, rows_of, to_multiply
 from hessfig.curvature.problem import Problem, check_same
 from hessfig.curvature.tape.recording import build_tape
-from hessfig.curvature.tape.tape import Probes, Tangents, Tape, Weight, zeros_like_weight
+from hessfig.curvature.tape.steps import Mixing, mixing_of
+from hessfig.curvature.tape.tape import WEIGHT, Probes, Tangents, Tape, Weight, zeros_like_weight
 from hessfig.models.protocol import Weight as NamedWeight
 from hessfig.tasks.losses import output_gradient
 from hessfig.terms import Part
@@ -126,12 +127,30 @@ class LinearisedColumn:
         return completed(products, parts)
 
     def _pulled(self, tangents: Tangents, part: Part) -> dict[Weight, Probes | None]:
-        """Pull back the tangents of dl/df for H_o, those of the steps' own cotangents for H_f, both at once for H."""
+        """Pull back the tangents of dl/df for H_o, those of the steps' own cotangents for H_f, both at once for H.
+
+        For H_oT both, but for the second derivative of the scores, which makes H_fT.
+        """
         tape = self.tape
         rows = list(dict.fromkeys(weight for row in self.rows.values() for weight in row))
+        if part == Part.H_fT:
+            return self._bilinear(tangents, rows)
         df = None if part == Part.H_f else tangents[tape.nodes[-1].output]
         df_bar = None if df is None else self._curved(df)
-        return tape.pull_back(df_bar, None if part == Part.H_o else tangents, rows)
+        instead = {self._scores.output: self._scores.pull_back_scores} if part == Part.H_oT else None
+        return tape.pull_back(df_bar, None if part == Part.H_o else tangents, rows, instead)
+
+    def _bilinear(self, tangents: Tangents, rows: Sequence[Weight]) -> dict[Weight, Probes | None]:
+        """Return H_fT's products: no step but the scores is differentiated twice, so that nothing cancels."""
+        scores = self._scores
+        bars = dict(zip(scores.inputs, scores.bilinear([*map(tangents.get, scores.inputs)], [True] * 3), strict=True))
+        held = {row: self.tape.holders[row] for row in rows}
+        return {row: one.weight_product(WEIGHT, bars.get(one.output), None) for row, one in held.items()}
+
+    @cached_property
+    def _scores(self) -> Mixing:
+        """The attention scores of the column's layer."""
+        return mixing_of(self.tape, self.col[0][0])
 
     def _curved(self, df: Float[Tensor, "batch scored k vocab"]) -> Float[Tensor, "batch scored k vocab"]:
         """Apply the Hessian of the loss in the outputs, in their type."""

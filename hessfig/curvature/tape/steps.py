@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from hessfig.config import MLP
-from hessfig.curvature.tape.tape import BIAS, WEIGHT, Probes, Tangent, plus
+from hessfig.curvature.tape.tape import BIAS, WEIGHT, Probes, Tangent, Tape, plus
 from hessfig.models.networks import with_sink
 
 
@@ -223,6 +223,21 @@ class Mixing:
         return self._merged(dm if dv is None else plus(dm, _times_rows(self.pattern, dv)))
 
     def pull_back(self, dy_bar: Tangent, dxs: Sequence[Tangent] | None, needed: Sequence[bool]) -> list[Tangent]:
+        found = self.pull_back_scores(dy_bar, dxs, needed)
+        return found if dxs is None else list(map(plus, found, self.bilinear(dxs, needed)))
+
+    def bilinear(self, dxs: Sequence[Tangent], needed: Sequence[bool]) -> list[Tangent]:
+        """Return what the second derivative of T = q k^T / c adds: Tbar dk / c to dqbar, Tbar^T dq / c to dkbar.
+
+        T are the scores. It is all of H_fT, the functional part of the split at the scores (Remark D.1).
+        """
+        dq, dk, _ = self._split_all(dxs)
+        to_query = _times_rows(self.score_gradient, dk) / self.scale if needed[0] and dk is not None else None
+        to_key = _times_rows(self.score_gradient.mT, dq) / self.scale if needed[1] and dq is not None else None
+        return [self._merged(to_query), self._merged(to_key), None]
+
+    def pull_back_scores(self, dy_bar: Tangent, dxs: Sequence[Tangent] | None, needed: Sequence[bool]) -> list[Tangent]:
+        """Return the same without `bilinear`: with scores that are linear in q and in k, for H_oT."""
         dm_bar = None if dy_bar is None else self._split(dy_bar)
         dq, dk, dv = (None, None, None) if dxs is None else self._split_all(dxs)
         dpattern = self._dpattern(dq, dk)
@@ -233,10 +248,6 @@ class Mixing:
         flipped = None if dscore_bar is None else _swapped(dscore_bar)
         dq_bar = self._first_order(dscore_bar, self.k) if needed[0] else None
         dk_bar = self._first_order(flipped, self.q) if needed[1] else None
-        if needed[0] and dk is not None:
-            dq_bar = plus(dq_bar, _times_rows(self._score_bar, dk) / self.scale)
-        if needed[1] and dq is not None:
-            dk_bar = plus(dk_bar, _times_rows(self._score_bar.mT, dq) / self.scale)
         return [self._merged(rows) for rows in (dq_bar, dk_bar, dv_bar)]
 
     def _value_cotangent(self, dm_bar: Tangent, dpattern: Tangent) -> Tangent:
@@ -270,7 +281,8 @@ class Mixing:
         return (self._m_bar @ self.v.mT).unsqueeze(3)
 
     @cached_property
-    def _score_bar(self) -> Float[Tensor, "batch heads queries length"]:
+    def score_gradient(self) -> Float[Tensor, "batch heads queries length"]:
+        """dl/dT of the scores T = q k^T / c, 0 where a key is masked."""
         return self._through_pattern(self._pattern_bar).squeeze(3)
 
     def _dpattern(self, dq: Tangent, dk: Tangent) -> Tangent:
@@ -304,6 +316,13 @@ class Mixing:
 
     def _merged(self, rows: Tangent) -> Tangent:
         return None if rows is None else self._merge(rows)
+
+
+def mixing_of(tape: Tape, layer: int) -> Mixing:
+    """Return the attention of a layer."""
+    found = next(node for node in tape.nodes if node.output == f"m{layer}")
+    assert isinstance(found, Mixing)
+    return found
 
 
 def _rows_times(rows: Float[Tensor, "b h i k n"], matrix: Float[Tensor, "b h n m"]) -> Float[Tensor, "b h i k m"]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -189,6 +189,7 @@ class Lookup:
 
 Weight = tuple[int, str]
 Tangents = dict[str, Tangent]
+PullBack = Callable[[Tangent, Sequence[Tangent] | None, Sequence[bool]], list[Tangent]]
 
 
 class Tape:
@@ -255,9 +256,16 @@ class Tape:
         return tangents
 
     def pull_back(
-        self, df_bar: Tangent, tangents: Tangents | None, rows: Collection[Weight]
+        self,
+        df_bar: Tangent,
+        tangents: Tangents | None,
+        rows: Collection[Weight],
+        instead: Mapping[str, PullBack] | None = None,
     ) -> dict[Weight, Probes | None]:
-        """Return the weight products of `rows`; with `tangents`, those of H_f (second-order terms added)."""
+        """Return the weight products of `rows`; with `tangents`, those of H_f (second-order terms added).
+
+        `instead` names, by their outputs, steps that are pulled back in another way.
+        """
         reached, products, held = self.reach(rows), {}, defaultdict[str, list[Weight]](list)
         for row in rows:
             held[self.holders[row].output].append(row)
@@ -271,7 +279,8 @@ class Tape:
                 products[row] = self.holders[row].weight_product(self.names[row], bar, dxs)
             needed = [name in reached for name in node.inputs]
             if any(needed):
-                _accumulate(bars, node, node.pull_back(bar, dxs, needed))
+                pull_back = (instead or {}).get(node.output, node.pull_back)
+                _accumulate(bars, node, pull_back(bar, dxs, needed))
         return products
 
     def release(self, dw: Collection[Weight]) -> None:

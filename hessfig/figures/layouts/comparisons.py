@@ -392,12 +392,12 @@ def _draw_shares(ax: Axes, shares: pd.DataFrame, block: Measured, places: list[f
             elinewidth=0.8,
             label=f"{at:.2g}" if block.axis.is_sigma else f"{at:g}",
         )
-    _name_values(ax, values, numbers)
+    name_values(ax, values, numbers)
     if places:
         ax.legend(title=f"{block.axis.symbol}:", loc="best", alignment="left")
 
 
-def _name_values(ax: Axes, values: list[str], numbers: list[float] | None) -> None:
+def name_values(ax: Axes, values: list[str], numbers: list[float] | None) -> None:
     """Put the varied values on the x axis: a logarithmic one for positive numbers that span it, names otherwise."""
     if numbers and min(numbers) > 0 and max(numbers) / min(numbers) >= 8:
         ax.set_xscale("log")

@@ -16,7 +16,8 @@ from matplotlib.image import AxesImage
 
 from hessfig.analysis.curves import growth_curves
 from hessfig.analysis.intervals import Interval, student_interval
-from hessfig.analysis.spectral_distances import PAIR, PUBLISHED, is_weight, pair_distances
+from hessfig.analysis.spectral_distances import FIXED, KERNELS, PAIR, PUBLISHED, Kernel, is_weight, pair_distances
+from hessfig.analysis.stored_spectra import Density, Spectrum
 from hessfig.errors import UserError
 from hessfig.figures.layouts.collected_spectra import Collected, collected
 from hessfig.figures.layouts.eigenvalue_plots import kernel_of
@@ -57,12 +58,17 @@ def heterogeneity(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     by the block's 10th largest. JS⁰ is the average over all pairs, ± half its 95 % interval over seeds. A network
     whose map is bright has blocks that ask for step sizes of their own. Grey: a block with fewer than 10 eigenvalues
     that are not zero has no distance.
-    Requires: a sweep with `spectrum` (or `density`) of every weight (options `variance` or `width` of the kernel).
+    The published kernel's width follows from the range of each network, so that outliers alone make spectra alike; with
+    option `kernel=fixed` it is one width, in units of the 10th largest, for all networks and steps. The CSV file has
+    the distances under both (the other one's in columns other_...).
+    Requires: a sweep with `spectrum` (or `density`) of every weight (options `kernel`, or `variance` or `width` of the
+    published one).
     """
-    kernel = kernel_of(spec, PUBLISHED)
+    name = spec.choice("kernel", list(KERNELS), "published")
+    kernel = FIXED if name == "fixed" else kernel_of(spec, PUBLISHED)
     for words, one in collected(folder, is_weight):
         stored = one.spectra or one.densities
-        pairs, means = pair_distances(stored, kernel)
+        pairs, means = _beside_each_other(stored, kernel, PUBLISHED if kernel == FIXED else FIXED)
         for part in one.parts:
             end = (f"_{part}" if len(one.parts) > 1 else "") + (f"_{words}" if words else "")
             note = (
@@ -72,6 +78,15 @@ def heterogeneity(spec: FigureSpec, folder: Path) -> Iterator[Page]:
             )
             here, total = where(pairs, part=part), where(means, part=part)
             yield _draw_page(one, here, total, spec.paper, note=note, suffix=end)
+
+
+def _beside_each_other(
+    stored: Sequence[Spectrum | Density], kernel: Kernel, other: Kernel
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return distances and averages under one kernel, with those under another in columns other_..., and its words."""
+    (pairs, means), (other_pairs, other_means) = (pair_distances(stored, one) for one in (kernel, other))
+    pairs = pairs.assign(other_distance=other_pairs["distance"], kernel=kernel.words, other_kernel=other.words)
+    return pairs, means.assign(other_average=other_means["average"])
 
 
 def _draw_page(
@@ -94,10 +109,10 @@ def _draw_page(
     for row, column, ax in sheet:
         variant, depth = one.networks[row * columns + column]
         here, total = (where(frame, variant=variant, num_layers=depth) for frame in (pairs, means))
-        interval = student_interval(total["average"])
+        interval, other = (student_interval(total[name]) for name in ("average", "other_average"))
         image = _draw_map(ax, here)
         ax.set_title(f"{labels.variant_words(variant) or 'network'}\n{_average_words(interval)}")
-        numbers.append(_written(here, (variant, depth), interval))
+        numbers.append(_written(here, (variant, depth), interval, other))
     colour_bar(sheet.panels[sheet.lines[0][-1]], image, gap=_BAR, wide=_BAR)
     return sheet.page(suffix, pd.concat(numbers, ignore_index=True))
 
@@ -125,10 +140,15 @@ def _average_words(interval: Interval) -> str:
     return f"JS⁰ = {interval.mean:.3f}{margin}"
 
 
-def _written(pairs: pd.DataFrame, network: Network, interval: Interval) -> pd.DataFrame:
+def _written(pairs: pd.DataFrame, network: Network, interval: Interval, other: Interval) -> pd.DataFrame:
     """Return mean, standard error and count of every pair, with the network's average beside them."""
-    found = pairs.groupby(PAIR, sort=False)["distance"].agg(["mean", "sem", "count"]).reset_index()
-    beside = {"average": interval.mean, "average_low": interval.low, "average_high": interval.high}
+    grouped = pairs.groupby(PAIR, sort=False)
+    found = grouped["distance"].agg(["mean", "sem", "count"]).assign(other_mean=grouped["other_distance"].mean())
+    found = found.reset_index()
+    averages = {"average": interval, "other_average": other}
+    bounds = {"": "mean", "_low": "low", "_high": "high"}
+    beside = {f"{name}{end}": getattr(one, bound) for name, one in averages.items() for end, bound in bounds.items()}
+    beside |= {name: pairs[name].iloc[0] for name in ("kernel", "other_kernel")}
     return found.assign(variant=network[0], num_layers=network[1], part=pairs["part"].iloc[0], **beside)
 
 

@@ -43,7 +43,7 @@ from hessfig.figures.parts.panels import (
     why_empty,
 )
 from hessfig.predictions.growth_rates import Prediction
-from hessfig.terms import Matrix, Part
+from hessfig.terms import PARTS, Matrix, Part
 
 _BELOW = 0.06  # guides run below their curve by this share of the panel: slopes can be told apart by eye
 
@@ -186,7 +186,7 @@ def shown_matrices(measured: Measured) -> list[str]:
     return measured.matrices() or [Matrix.W_V.value, Matrix.W_Q.value]
 
 
-_PARTS = {part.value: {"part": part} for part in Part}
+_PARTS = {part.value: {"part": part} for part in PARTS}
 
 
 def _blocks_by(
@@ -218,7 +218,7 @@ def label_parts(sheet: Sheet, measured: Measured, *, x: str = "", what: str = ""
     weights = [weight_words(matrix) for matrix in matrices]
     sheet.label(
         x=x or measured.axis.symbol,
-        columns=[(part_title(part), symbol(part)) for part in Part],
+        columns=[(part_title(part), symbol(part)) for part in PARTS],
         rows=[f"{what} of {weight}" for weight in weights]
         if what
         else [norm_label(matrix, quantity=measured.quantity) for matrix in matrices],

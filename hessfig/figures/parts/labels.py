@@ -12,7 +12,13 @@ from hessfig.record import FROBENIUS, Status
 from hessfig.terms import Matrix, Part, weight_label
 
 OWN_KIND = "python"  # a network of the user's own
-_PART_SYMBOLS = {Part.H_o: r"H_\mathrm{o}", Part.H_f: r"H_\mathrm{f}", Part.H: "H"}
+_PART_SYMBOLS = {
+    Part.H_o: r"H_\mathrm{o}",
+    Part.H_f: r"H_\mathrm{f}",
+    Part.H: "H",
+    Part.H_oT: r"H_\mathrm{o}^T",
+    Part.H_fT: r"H_\mathrm{f}^T",
+}
 _SETTINGS = {
     ("model.kind", "mlp"): "MLP",
     ("model.kind", "transformer"): "transformer",

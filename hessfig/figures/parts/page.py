@@ -89,7 +89,13 @@ _MATRIX_COLOURS: dict[str, str] = {
     Matrix.W_K: "#66a61e",
     Matrix.W_QK: "#1b7f9e",
 }
-_PART_COLOURS = {Part.H_o: "#d95f02", Part.H_f: "#e7298a", Part.H: "#444444"}
+_PART_COLOURS = {
+    Part.H_o: "#d95f02",
+    Part.H_f: "#e7298a",
+    Part.H: "#444444",
+    Part.H_oT: "#e6ab02",
+    Part.H_fT: "#7570b3",
+}
 _OTHER = "#a6761d"
 TONES = ("#d95f02", "#7570b3", "#1b9e77", "#e7298a", "#66a61e", "#a6761d", "#555555")  # of kinds of networks
 _DOTS = 300  # per inch, at which words are measured

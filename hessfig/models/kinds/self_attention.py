@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from hessfig.config.enums import Data
 from hessfig.config.schema import Config, ModelConfig
 from hessfig.errors import UserError
-from hessfig.models.blocks import attention_matrices, is_structural_zero, weight_size
+from hessfig.models.blocks import attention_groups, attention_matrices, is_structural_zero, weight_size
 from hessfig.models.protocol import Kind, Layout, Structure, Weight
-from hessfig.terms import Group, Matrix
+from hessfig.terms import Matrix
 
 if TYPE_CHECKING:
     from torch import nn
@@ -21,8 +21,9 @@ _PATHS = {Matrix.W_Q: "q", Matrix.W_QK: "q", Matrix.W_K: "k", Matrix.W_V: "v"}
 def layout(config: Config) -> Layout:
     """Return the weights of the one layer."""
     sizes = {matrix: weight_size(matrix, config.model, config.task) for matrix in attention_matrices(config.model)}
-    groups = (Group.attention.value,)
-    return Layout(tuple(Weight(one.value, f"{_PATHS[one]}.weight", size, 1, groups) for one, size in sizes.items()))
+    return Layout(
+        tuple(Weight(one.value, f"{_PATHS[one]}.weight", size, 1, attention_groups(one)) for one, size in sizes.items())
+    )
 
 
 def _skeleton(config: Config) -> nn.Module:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from hessfig.config.enums import MLP, Norm, QueryKey
 from hessfig.config.schema import Config, ModelConfig, with_defaults
-from hessfig.models.blocks import is_structural_zero, layer_matrices, weight_size
+from hessfig.models.blocks import attention_groups, is_structural_zero, layer_matrices, weight_size
 from hessfig.models.protocol import Kind, Layout, Structure, Weight, bias_of, norm_of
 from hessfig.terms import Group, Matrix
 
@@ -43,19 +43,19 @@ def layer_weights(config: Config, model: ModelConfig, layer: int) -> Iterator[We
         yield from norm_of("ln1", f"{place}.ln1", model.d_model, layer)
     for matrix, path in _ATTENTION.items():
         if matrix in held:
-            yield from _linear(config, matrix, f"attn.{path}", layer, Group.attention)
+            yield from _linear(config, matrix, f"attn.{path}", layer, attention_groups(matrix))
     if model.mlp == MLP.none:
         return
     if model.norm != Norm.none:
         yield from norm_of("ln2", f"{place}.ln2", model.d_model, layer)
     for matrix, path in _MLP.items():
-        yield from _linear(config, matrix, f"mlp.{path}", layer, Group.mlp)
+        yield from _linear(config, matrix, f"mlp.{path}", layer, (Group.mlp.value,))
 
 
-def _linear(config: Config, matrix: Matrix, path: str, layer: int, group: Group) -> Iterator[Weight]:
+def _linear(config: Config, matrix: Matrix, path: str, layer: int, groups: tuple[str, ...]) -> Iterator[Weight]:
     model, place = with_defaults(config.model), f"layers.{layer - 1}.{path}"
-    yield Weight(matrix.value, f"{place}.weight", weight_size(matrix, model, config.task), layer, (group.value,))
-    yield bias_of(matrix, f"{place}.bias", _outputs(matrix, model), layer, group)
+    yield Weight(matrix.value, f"{place}.weight", weight_size(matrix, model, config.task), layer, groups)
+    yield bias_of(matrix, f"{place}.bias", _outputs(matrix, model), layer, Group(groups[0]))
 
 
 def _outputs(matrix: Matrix, model: ModelConfig) -> int:

@@ -12,7 +12,7 @@ from torch import Tensor
 from hessfig.curvature.column import SPLIT, completed, to_multiply
 from hessfig.curvature.routes import Engines
 from hessfig.curvature.spectral.densities import dense_eigenvalues
-from hessfig.terms import Block, Matrix, Part
+from hessfig.terms import PARTS, Block, Matrix, Part
 from tests.curvature.oracle import dense_oracle
 from tests.curvature.spectral.matrices import rotated
 from tests.toys import ARCHITECTURES, toy_problem
@@ -58,9 +58,9 @@ def test_blocks_of_every_architecture_have_the_oracles_eigenvalues(name: str) ->
     engines = Engines(problem, model, "linearised")  # type: ignore[arg-type]
     for matrix in chosen:
         block = Block(1, matrix, matrix)
-        found = dense_eigenvalues(engines.column(1, matrix, [block]), block, list(Part))
+        found = dense_eigenvalues(engines.column(1, matrix, [block]), block, list(PARTS))
         scale = float(truth[Part.H_o][matrix, matrix].norm() + truth[Part.H_f][matrix, matrix].norm())
-        for part in Part:
+        for part in PARTS:
             expected = np.linalg.eigvalsh(truth[part][matrix, matrix].numpy())
             values = found[part]
             assert values is not None
@@ -83,6 +83,6 @@ def test_noise_of_a_part_that_vanishes_has_no_symmetry_to_keep() -> None:
 def test_a_part_that_is_not_finite_has_none_and_the_others_stay() -> None:
     column = parts_of(30)
     column.given[Part.H_f] = torch.full((30, 30), torch.inf, dtype=torch.float64)
-    found = dense_eigenvalues(column, "W", list(Part))
+    found = dense_eigenvalues(column, "W", list(PARTS))
     assert found[Part.H] is None and found[Part.H_f] is None
     np.testing.assert_allclose(found[Part.H_o], np.linspace(0, 3, 30), rtol=0, atol=1e-12)  # type: ignore[arg-type]

@@ -13,16 +13,25 @@ VALUES = np.array([-2.0, -1e-14, 0.0, 1e-13, 1.0, 4.0])
 def test_shares_ranks_and_conditions() -> None:
     assert read.share_negative(VALUES, 1e-10) == pytest.approx(1 / 6)
     assert read.share_negative(VALUES, 1e-15) == pytest.approx(2 / 6)
-    assert read.effective_rank(VALUES) == pytest.approx(9 / 21)
+    assert read.effective_rank(VALUES) == pytest.approx(49 / 21)
     assert read.effective_rank(np.ones(7)) == pytest.approx(7.0)
-    assert read.condition_number(VALUES, 1e-10) == 4.0
-    assert read.condition_number(VALUES, 1e-14) == pytest.approx(4e13)
+    assert (read.rank(VALUES, 1e-10), read.rank(VALUES, 1e-14)) == (3, 4)
+
+
+def test_the_condition_number_is_over_the_smallest_twentieth() -> None:
+    sizes = np.arange(1.0, 41.0) * np.where(np.arange(40) % 2, 1, -1)
+    assert read.condition_number(sizes, 1e-10) == 40 / 2
+    sizes[0] = 1e-300  # one eigenvalue of forty says nothing
+    assert read.condition_number(sizes, 1e-10) == 40 / 2
+    sizes[1] = 1e-14
+    assert read.condition_number(sizes, 1e-10) == np.inf
 
 
 def test_a_matrix_of_zeros_and_one_of_tiny_numbers() -> None:
     zeros = np.zeros(3)
     assert (read.share_negative(zeros, 0.1), read.effective_rank(zeros)) == (0.0, 0.0)
     assert np.isnan(read.condition_number(zeros, 0.1))
+    assert read.rank(zeros, 0.1) == 0
     assert read.effective_rank(np.full(4, 1e-200)) == pytest.approx(4.0)
 
 

@@ -1,0 +1,114 @@
+"""What blocks are made of: Jacobians of the outputs, moments of attention, and entries that are exactly zero."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from itertools import product
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.func import functional_call
+
+from hessfig.config import Method
+from hessfig.curvature.column import completed, summands
+from hessfig.curvature.curvlinops import SidedColumn, differentiable_twice, gradients, view_of
+from hessfig.curvature.problem import Problem, Suffix, rademacher
+from hessfig.curvature.routes import Engines
+from hessfig.curvature.tape.columns import LinearisedNetwork
+from hessfig.curvature.tape.steps import mixing_of
+from hessfig.measurements.block_norms import dense_blocks, root_of_mean
+from hessfig.measurements.quantity import Estimate, Measured, Request, columns, row_of
+from hessfig.measurements.training_dynamics import EXACT, state_row
+from hessfig.record import Status
+from hessfig.terms import Matrix
+
+
+def jacobian_norm(problem: Problem, request: Request) -> Measured:
+    """Return ||dF/dw||_F of every weight w that is asked for, F the scored outputs of the whole measuring batch.
+
+    One gradient per output, hence exact, by estimator=dense and where there are no more outputs than probes. Otherwise
+    the root of the mean of |J^T c|^2 over Rademacher vectors c in the space of outputs, with its standard error.
+    """
+    rows = []
+    for layer, name, (block, *_) in columns(request.blocks):
+        found = _jacobian_norm(problem, request, layer, name)
+        row = state_row("jacobian_norm", request, found.value, error=found.error, block=block, estimator=found.by)
+        rows.append({**row, "num_probes": found.num_probes})
+    return Measured(rows)
+
+
+def _jacobian_norm(problem: Problem, request: Request, layer: int, name: str) -> Estimate:
+    side, count = SidedColumn(problem, layer, name, [name]), request.estimator.num_probes
+    suffix = problem.suffix(side.weights)
+    with torch.no_grad():
+        sizes = [suffix(start).numel() for start, _ in suffix.data]
+    if request.estimator.method == Method.dense or sum(sizes) <= count:
+        units = [(torch.arange(size) == place for place in range(size)) for size in sizes]
+        squares = [_squares(side, suffix, start, unit) for (start, _), unit in zip(suffix.data, units, strict=True)]
+        return Estimate(float(torch.cat(squares).sum()) ** 0.5, 0.0, 0, EXACT)
+    probes = rademacher(sum(sizes), count, generator=request.stream(layer, name), dtype=side.dtype).split(sizes)
+    sampled = [_squares(side, suffix, start, probe.T) for (start, _), probe in zip(suffix.data, probes, strict=True)]
+    found = root_of_mean(torch.stack(sampled).sum(dim=0))
+    return Estimate(found.value, found.error, count, Method.hutchinson.value)
+
+
+def _squares(side: SidedColumn, suffix: Suffix, start: Tensor, vectors: Iterable[Tensor]) -> Float[Tensor, " k"]:
+    """Return |J^T c|^2 of every vector c in the space of one batch's outputs."""
+    names = {parameter: name for name, parameter in suffix.named_parameters()}
+    at = {names[parameter]: parameter.detach().clone().requires_grad_() for parameter in side.parameters}
+    squares = []
+    with torch.enable_grad(), differentiable_twice():
+        outputs = functional_call(suffix, at, (start,))
+        for vector in vectors:
+            pulled = gradients(outputs, list(at.values()), vector.to(outputs).view_as(outputs))
+            parts = [view_of(pulled[side.places[weight.parameter]], weight) for weight in side.col]
+            squares.append(torch.stack([part.double().square().sum() for part in parts]).sum())
+    return torch.stack(squares)
+
+
+@torch.no_grad()
+def _moment(problem: Problem, request: Request, order: int) -> Measured:
+    """Return, layer by layer, ||M_n||_F over sequences, heads and query positions i (Theorems 3.1 and 3.2).
+
+    With the attention weights A_ij and its inputs x_j (after LayerNorm, where there is one), M_1 holds the means
+    m_i = sum_j A_ij x_j, M_2 and M_3 the central moments sum_j A_ij z_ij^(x n) of z_ij = x_j - m_i. Positions are those
+    on which the scored outputs depend: in the last layer of a transformer the scored ones alone.
+    """
+    tape, rows = LinearisedNetwork(problem, request.model).tape, []
+    for layer in range(1, problem.layout.num_layers + 1):
+        inputs = tape.values[tape.holders[layer, Matrix.W_V].inputs[0]].double()
+        pattern = mixing_of(tape, layer).pattern.double()
+        square = sum(_squared_moment(*one, order) for one in zip(inputs, pattern, strict=True))
+        rows.append(state_row(f"moment_{order}", request, max(float(square), 0.0) ** 0.5, layer=layer))
+    return Measured(rows)
+
+
+moment_1, moment_2, moment_3 = (partial(_moment, order=order) for order in (1, 2, 3))
+
+
+def _squared_moment(x: Float[Tensor, "length d"], pattern: Float[Tensor, "heads i length"], order: int) -> float:
+    """Return sum_i ||M_n,i||_F^2 = sum_ijk A_ij A_ik (z_ij . z_ik)^n of one sequence: no tensor of d^n entries."""
+    means = pattern @ x
+    if order == 1:
+        return float(means.square().sum())
+    z = x - means.unsqueeze(2)
+    products = (z @ z.mT) ** order
+    return float(torch.einsum("hij,hijk,hik->", pattern, products, pattern))
+
+
+def zero_share(problem: Problem, request: Request) -> Measured:
+    """Return the share of entries of every part of every block that are exactly 0, from the dense blocks.
+
+    Of H_f between different heads all are, hence 1 - 1/H of a diagonal block of attention's (Remark E.1).
+    """
+    engines, rows = Engines(problem, request.model, request.estimator.products), []
+    for layer, col, blocks in columns(request.blocks):
+        column = engines.column(layer, col, blocks)
+        found = completed(dense_blocks(column, summands(request.parts)), request.parts)
+        made = {"error": 0.0, "estimator": Method.dense.value, "dtype": request.dtype.value, "status": Status.ok.value}
+        for block, part in product(blocks, request.parts):
+            share = float((found[block, part] == 0).double().mean())
+            rows.append(row_of(block, part=part.value, quantity="zero_share", value=share, **made))
+    return Measured(rows)
