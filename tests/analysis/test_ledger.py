@@ -13,6 +13,7 @@ from hessfig.analysis.claims import ledger
 from hessfig.analysis.claims.ledger import claim_of, claims, judge
 from hessfig.config.shipped_files import choices
 from hessfig.errors import UserError
+from scripts import claims_page
 from tests.analysis import claim_tables as tables
 from tests.analysis.synthetic import write_sweep
 from tests.conftest import Answer
@@ -93,11 +94,16 @@ def test_every_claim_names_a_sweep_and_a_figure_that_are_shipped() -> None:
         assert claim.figure in set(choices("figure")), claim.id
 
 
-def test_every_claim_is_documented() -> None:
-    text = (Path(__file__).parents[2] / "docs/claims.md").read_text()
-    lines = {line.split("|")[1].strip() for line in text.splitlines() if line.startswith("| ")}
-    assert set(claims()) <= lines
-    assert len(text.splitlines()) < 100
+def test_the_page_of_claims_is_written_from_the_records(tmp_path: Path) -> None:
+    text = claims_page.PAGE.read_text()
+    assert claims_page.between(text, "records", claims_page.records()) == text, f"behind: run {claims_page.COMMAND}"
+    assert all(f"| {name} |" in text and f"- **{name}**: " in text for name in claims())
+    write_softmax(tmp_path)
+    ledger.write(judge(claims().values(), tmp_path, none), tmp_path)
+    found = claims_page.between(text, "verdicts", claims_page.verdicts(tmp_path / "claims.csv"))
+    assert "| softmax-heterogeneity | 3" in found and "| follows from a theorem | eq5, tab1; measured: holds |" in found
+    with pytest.raises(ValueError, match="lacks the marks"):
+        claims_page.between("no marks", "records", "")
 
 
 def test_a_damaged_table_and_a_missing_folder_are_refused(tmp_path: Path) -> None:
