@@ -43,7 +43,7 @@ _FAR = ("query and key",)  # the steps that are told as "much less" end there
 
 
 @claim(
-    *("values-trained", "arXiv 2510.16927", "sublayers", "curvature_flow"),
+    *("values-trained", "arXiv 2510.16927", "sublayers_steps", "curvature_flow"),
     there=VIT_THERE,
     here=f"{VIT}; a transformer on addition",
 )
@@ -62,7 +62,7 @@ def values_trained(evidence: Evidence) -> Finding:
     return by_conditions(each(samples, at_least(LEAST_DECADES)), shown=lambda conditions: AFTER)
 
 
-@claim(*("values-largest", "arXiv 2510.16927", "sublayers"), there=VIT_THERE, here=f"{VIT}; 31 seeds")
+@claim(*("values-largest", "arXiv 2510.16927", "sublayers_steps"), there=VIT_THERE, here=f"{VIT}; 31 seeds")
 def values_largest(evidence: Evidence) -> Finding:
     """Claim: the value block has the largest entries among the attention's blocks.
 
@@ -77,7 +77,7 @@ def values_largest(evidence: Evidence) -> Finding:
     return by_conditions(each(samples, at_least(LEAST_DECADES)), shown=lambda conditions: next(iter(conditions)))
 
 
-@claim(*("keys-values-highest", "arXiv 2510.16927", "sublayers"), there=VIT_THERE, here=f"{VIT}; 31 seeds")
+@claim(*("keys-values-highest", "arXiv 2510.16927", "sublayers_steps"), there=VIT_THERE, here=f"{VIT}; 31 seeds")
 def keys_values(evidence: Evidence) -> Finding:
     """Claim: keys and values have the highest Hessian norms among the parameter groups of a vision transformer.
 

@@ -17,7 +17,7 @@ from hessfig.figures.parts.encoding import Look, ordered, seen, set_x_scale, set
 from hessfig.figures.parts.measured import BLOCK_KEY, BlockKey, as_written, at_one_place, blocks_in_order, with_pairs
 from hessfig.figures.parts.page import TINY, FigureSpec, Page, file_words, fitting, page_suffix, shades, width_of
 from hessfig.figures.parts.panel_sheet import MARGINS, Margins, Share, label_side, panel_sheet, panel_width, say
-from hessfig.figures.parts.panels import mark_one, why_no_line
+from hessfig.figures.parts.panels import draw_band, mark_one, why_no_line
 from hessfig.figures.parts.words import (
     block_title,
     note_words,
@@ -130,8 +130,8 @@ _PAGE = ["variant", "num_layers", "layer", "part", "index"]
 def lines(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     """Draw means over seeds along `figure.x` (the sweep's axis by default), a page for whatever else varies.
 
-    How to read it: a point is a mean over seeds, its band one standard error. Colour stands for `figure.colour`,
-    dashes for `figure.dashes` (sigma, step, layer, num_layers, part, index or a varied setting; what varies first by
+    How to read it: a point is a mean over seeds, its band the 95 % interval of the mean. Colour stands for
+    `figure.colour`, dashes for `figure.dashes` (sigma, step, layer, num_layers, part, index or a varied setting; what varies first by
     default). Scales are logarithmic where the numbers span them. A table without an axis is drawn as bars.
     Requires: the sweep's table.csv (option `quantity`: one, or a list, each then a column of panels).
     """
@@ -212,13 +212,7 @@ def _draw_panel(ax: Axes, points: pd.DataFrame, scale: pd.DataFrame, page: pd.Da
     for (colour, dashes), curve in drawn.groupby(keys, sort=False):
         style = {"color": tones[colour], "linestyle": strokes[dashes], "linewidth": widths[colour]}
         ax.plot(curve[X], curve["mean"], marker="o", markeredgewidth=0, **style)
-        _draw_band(ax, curve[curve["sem"] > 0], tones[colour], log_y)
-
-
-def _draw_band(ax: Axes, band: pd.DataFrame, colour: Any, log_y: bool) -> None:
-    low = band["mean"] - band["sem"]
-    low = np.maximum(low, 0.05 * band["mean"]) if log_y else low
-    ax.fill_between(band[X], low, band["mean"] + band["sem"], color=colour, alpha=0.25, linewidth=0)
+        draw_band(ax, curve, colour=tones[colour])
 
 
 def _chosen(frame: pd.DataFrame, choice: dict[str, Any]) -> pd.DataFrame:

@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, NullLocator
 
+from hessfig.analysis.intervals import band
 from hessfig.analysis.spectral_distances import Banded, Kernel, cumulative, grid_over, of_eigenvalues, smoothed, span
 from hessfig.analysis.stored_spectra import Density, Spectrum
 from hessfig.figures.layouts.collected_spectra import BlockName, Collected, Network, by_rank, collected, extremes_page
@@ -53,13 +54,13 @@ class Panel:
 
 
 def draw_sorted(ax: Axes, spectra: list[Spectrum], part: str) -> pd.DataFrame:
-    """Draw the eigenvalues against the share that is smaller, mean over seeds with a band of one standard error."""
+    """Draw the eigenvalues against the share that is smaller, mean over seeds with the band of its 95 % interval."""
     count = len(spectra[0].eigenvalues)
     points = by_rank(spectra, drawn_ranks(count))
     shares = (points["rank"] - 0.5) / count
     ax.plot(shares, points["mean"], color=part_colour(part), linewidth=0.9)
-    low, high = points["mean"] - points["sem"], points["mean"] + points["sem"]
-    ax.fill_between(shares, low, high, color=part_colour(part), alpha=0.25, linewidth=0)
+    ends = band(points["mean"], points["sem"], points["count"], logs=False)
+    ax.fill_between(shares, *ends, color=part_colour(part), alpha=0.25, linewidth=0)
     return points.assign(share=shares)
 
 
@@ -295,7 +296,7 @@ def _note(one: Collected, kernel: Kernel, part: str, kinds: set[str]) -> str:
     words = []
     if _SORTED in kinds:
         words.append(
-            f"Sorted eigenvalues: mean over {count} seed{'s' * (count > 1)}, band: ± standard error, x: share below."
+            f"Sorted eigenvalues: mean over {count} seed{'s' * (count > 1)}, band: 95% interval, x: share below."
         )
     if kinds - {_SORTED}:
         exact = "grey: exact eigenvalues, dashed: the same under the kernel; " if one.spectra else ""

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from hessfig.analysis.intervals import student_interval
+from hessfig.analysis.intervals import geometric_interval
 from hessfig.analysis.manifest import read_run
-from hessfig.analysis.training_runs import THRESHOLD, Race, race, settled, shares
+from hessfig.analysis.training_runs import EDGE_TOLERANCE, THRESHOLD, Race, against_plain, race, settled, shares
 from hessfig.errors import UserError
 from hessfig.figures.layouts.courses import check_steps, counted, draw_means, how, name_columns, of_whole, scale
 from hessfig.figures.layouts.scaling import draw_line, seed_means, tone
@@ -30,8 +31,9 @@ def steps(spec: FigureSpec, folder: Path) -> Iterator[Page]:
 
     How to read it: left all rules have the same number of gradients; right the same time, that of the fastest rule,
     with its Hessian products counted. Rates are chosen for every seed by the other seeds, from one grid; a star marks a
-    rule whose rate is at an end of the grid for some seed. Dots below: means with 95 % intervals over seeds; a rule
-    of which a seed diverged has none.
+    rule whose rate is at an end of the grid for some seed. Rates are in each rule's own unit. Dots below: geometric
+    means with 95 % intervals over seeds; a rule of which a seed diverged has none. × is the loss over that of the plain
+    optimiser, seed by seed, with its interval.
     Requires: the sweep's table.csv of losses and costs over training.optimiser, training.curvature and
     training.learning_rate.
     """
@@ -76,9 +78,9 @@ def _results(ax: Axes, tuned: pd.DataFrame, rules: list[str]) -> pd.DataFrame:
     for rank, rule in enumerate(rules):
         one = tuned[tuned["rule"] == rule]
         lost = int(np.isinf(one["loss"]).sum())  # seeds whose run at the rate of the others diverged
-        interval = student_interval([math.nan] if lost else one["loss"])
-        half = interval.high - interval.mean
-        ax.errorbar([interval.mean], [rank], xerr=[[half], [half]] if half == half else None, fmt="o", color=tone(rank))
+        interval = geometric_interval([math.nan] if lost else one["loss"])
+        ends = [[interval.mean - interval.low], [interval.high - interval.mean]]
+        ax.errorbar([interval.mean], [rank], xerr=ends if np.isfinite(ends).all() else None, fmt="o", color=tone(rank))
         rates = sorted(one["rate"].unique())
         words = " or ".join(f"{rate:g}" for rate in rates) + "*" * bool(one["at_edge"].any())
         words += f"; {lost} of {len(one)} diverged" * bool(lost)
@@ -88,10 +90,16 @@ def _results(ax: Axes, tuned: pd.DataFrame, rules: list[str]) -> pd.DataFrame:
                 **{"low": interval.low, "high": interval.high, "count": interval.count, "rates": words},
             }
         )
-    names = [f"{row['rule']} ({row['rates']})" for row in found]
+    frame = pd.DataFrame(found).merge(against_plain(tuned), on=["budget", "rule"], how="left")
+    names = [f"{row.rule} ({row.rates}){_ratio(row)}" for row in frame.itertuples()]
     ax.set_yticks(range(len(rules)), names, fontsize=TINY)
     ax.set_ylim(len(rules) - 0.5, -0.5)
-    return pd.DataFrame(found)
+    return frame
+
+
+def _ratio(row: Any) -> str:
+    """Return the loss over the plain optimiser's in words; nothing where there is no interval."""
+    return f"\n× {row.ratio:.2g} [{row.ratio_low:.2g}, {row.ratio_high:.2g}]" if np.isfinite(row.ratio_low) else ""
 
 
 _OVER = ("W_V", "W_Q")
@@ -162,7 +170,8 @@ def edge(spec: FigureSpec, folder: Path) -> Iterator[Page]:
 
     How to read it: at 1 (dashed) a step of this size just settles in a quadratic: 2 / learning rate for gradient
     descent, 38 / learning rate for AdamW's preconditioned Hessian (beta1 = 0.9). Words in a panel: the mean over the
-    last third of the steps, with its 95 % interval over seeds.
+    last third of the steps, with its 95 % interval over seeds; `at the edge` where all of it is within 10 % of 1. All
+    eigenvalues are of iterates, not of points half way between two.
     Requires: the sweep's table.csv with stability_threshold (option `quantity`: which sharpness to draw, or a list).
     """
     run = read_run(folder)
@@ -224,5 +233,7 @@ def _mark(panels: list[Axes], variants: list[str], table: pd.DataFrame, name: st
             one = ends[variant]
             half = (one.high - one.low) / 2
             words = f"{one.mean:.3g}" + (f" ± {half:.2g}" if half == half else "")
+            inside = one.low > 1 - EDGE_TOLERANCE and one.high < 1 + EDGE_TOLERANCE
+            words += "\nat the edge" if inside else ""
             box = {"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 1}
             ax.text(0.97, 0.9, words, transform=ax.transAxes, ha="right", fontsize=TINY, bbox=box)

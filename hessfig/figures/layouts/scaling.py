@@ -35,8 +35,6 @@ from hessfig.figures.parts.words import (
 from hessfig.record import LEFT_OUT
 from hessfig.terms import Group, Part
 
-_FLOOR = 0.02  # a band on a logarithmic axis ends at this share of its mean
-
 
 def seed_means(rows: pd.DataFrame, by: Sequence[str], name: str = "value", *, logs: bool = False) -> pd.DataFrame:
     """Return mean, low, high (95 %, Student's t over seeds) and count of `name` for each place in `by`.
@@ -61,9 +59,11 @@ def draw_line(ax: Axes, points: pd.DataFrame, x: str, *, colour: Any, label: str
         drawn = drawn[drawn["mean"] > 0]
     style = {"marker": "o", "markeredgewidth": 0, "markersize": 2.0, **line}
     ax.plot(drawn[x], drawn["mean"], color=colour, label=label, **style)
-    low = drawn["low"]
-    low = np.maximum(low, _FLOOR * drawn["mean"]) if ax.get_yscale() == "log" else low
-    ax.fill_between(drawn[x], low, drawn["high"], color=colour, alpha=0.2, linewidth=0)
+    low, high = drawn["low"], drawn["high"]
+    if ax.get_yscale() == "log":  # as factors: an interval of few seeds on a logarithmic axis must not reach zero
+        high = np.maximum(high, drawn["mean"])
+        low = np.where(low > 0, low, drawn["mean"] ** 2 / high)
+    ax.fill_between(drawn[x], low, high, color=colour, alpha=0.2, linewidth=0)
 
 
 def tone(rank: int) -> str:

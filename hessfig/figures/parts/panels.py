@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from hessfig.analysis.axis import SIGMA, Axis, X
+from hessfig.analysis.intervals import band
 from hessfig.analysis.slopes.printed import Window, as_window, within
 from hessfig.figures.parts.measured import SUPERSCRIPTS, Measured
 from hessfig.figures.parts.page import BACKING, GUIDE, TINY, width_of
@@ -23,12 +24,17 @@ _DASHES = ((0, (4, 2)), (0, (1.5, 1.2)), (0, (5, 1.5, 1, 1.5)))
 
 
 def draw_curve(ax: Axes, curve: pd.DataFrame, *, colour: Any, label: str = "", **line: Any) -> None:
-    """Draw mean over seeds against x with a band of one standard error; zeros and holes are left out."""
+    """Draw mean over seeds against x with the band of its 95 % interval; zeros and holes are left out."""
     drawn = curve[positive(curve)]
     ax.plot(drawn[X], drawn["mean"], "o-", color=colour, label=label, markeredgewidth=0, **line)
-    band = drawn[drawn["sem"] > 0]
-    low = np.maximum(band["mean"] - band["sem"], band["mean"] * 0.05)
-    ax.fill_between(band[X], low, band["mean"] + band["sem"], color=colour, alpha=0.25, linewidth=0)
+    draw_band(ax, drawn, colour=colour)
+
+
+def draw_band(ax: Axes, drawn: pd.DataFrame, *, colour: Any) -> None:
+    """Shade the 95 % interval of the means (Student's t over seeds), as factors on a logarithmic axis."""
+    known = drawn[drawn["sem"] > 0]
+    ends = band(known["mean"], known["sem"], known["count"], logs=ax.get_yscale() == "log")
+    ax.fill_between(known[X], *ends, color=colour, alpha=0.25, linewidth=0)
 
 
 def draw_guide(ax: Axes, x: np.ndarray, exponent: float, coefficient: float, *, style: int = 0) -> None:
