@@ -115,7 +115,7 @@ def test_the_summary_counts_what_was_checked() -> None:
     assert summary(frame_of(), 0.1) == (["6 slopes checked, 6 pass, 0 outside tolerance 0.1"], 0)
     lines, code = summary(frame_of(law=five_for_six), 0.1)
     assert (code, len(lines)) == (1, 2) and "H_o(W_Q, W_Q)" in lines[0]
-    assert lines[-1] == "6 slopes checked, 1 outside tolerance 0.1"
+    assert lines[-1] == "6 slopes checked, 5 pass, 1 outside tolerance 0.1"
     lines, code = summary(frame_of(law=bending, blocks=[("W_Q", "W_Q")]), 0.1)
     assert code == 0 and all(line.startswith("note: ") for line in lines[:-1])
     assert lines[-1] == "3 slopes checked, 0 outside tolerance 0.1, 3 drifting (notes above)"
