@@ -118,7 +118,7 @@ def test_the_summary_counts_what_was_checked() -> None:
     assert lines[-1] == "6 slopes checked, 5 pass, 1 outside tolerance 0.1"
     lines, code = summary(frame_of(law=bending, blocks=[("W_Q", "W_Q")]), 0.1)
     assert code == 0 and all(line.startswith("note: ") for line in lines[:-1])
-    assert lines[-1] == "3 slopes checked, 0 outside tolerance 0.1, 3 drifting (notes above)"
+    assert lines[-1] == "3 slopes checked, 0 pass, 0 outside tolerance 0.1, 3 asymptote only (notes above)"
 
 
 def test_where_nothing_is_predicted_the_summary_says_so_and_fails() -> None:

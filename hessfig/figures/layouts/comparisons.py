@@ -132,7 +132,8 @@ def lines(spec: FigureSpec, folder: Path) -> Iterator[Page]:
 
     How to read it: a point is a mean over seeds, its band the 95 % interval of the mean. Colour stands for
     `figure.colour`, dashes for `figure.dashes` (sigma, step, layer, num_layers, part, index or a varied setting; what
-    varies first by default). Scales are logarithmic where the numbers span them. A table without an axis is drawn as bars.
+    varies first by default). Scales are logarithmic where the numbers span them. A table without an axis is drawn as
+    bars.
     Requires: the sweep's table.csv (option `quantity`: one, or a list, each then a column of panels).
     """
     run, quantities = read_run(folder), spec.words("quantity") or [FROBENIUS]
