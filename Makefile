@@ -13,7 +13,7 @@ sweep_of = $(shell sed -n 's/^sweep: "*\([^"]*\)"*$$/\1/p' conf/figure/$(1).yaml
 measure = $(if $(1),$(RUN) run sweep=$(1) || [ $$? -eq 1 ])
 
 .DEFAULT_GOAL := help
-.PHONY: help figures figures-paper figures-beyond figures-follow-up figures-all figures-study test test-fast test-slow test-attack test-slurm test-browser lint slopes check verify bench clean
+.PHONY: help figures figures-paper figures-beyond figures-follow-up figures-all figures-study test test-fast test-slow test-attack test-slurm test-browser lint slopes check claims-docs verify bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | sort | awk -F'\t' '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -64,6 +64,10 @@ slopes: $(READY) ## fit the growth rates of Figures 3a and 3b
 
 check: $(READY) ## regression gate: fail when a slope of Figure 3a leaves its tolerance
 	$(RUN) check sweep=sigma
+
+claims-docs: $(READY) ## judge the claims from outputs/ and write docs/claims.md from records and verdicts
+	$(RUN) claims
+	$(BIN)/python scripts/claims_page.py --write outputs
 
 verify: $(READY) ## check every statement of the theory against automatic differentiation
 	$(RUN) verify

@@ -1,5 +1,7 @@
 """How often Hutchinson's 95 % interval holds the exact value: compares two tables of one sweep, number by number.
 
+Intervals are those of the package: Student's t with one degree of freedom less than there are test vectors.
+
 hessfig run sweep=sigma estimator=exact output_dir=exact
 hessfig run sweep=sigma output_dir=probed
 python scripts/coverage.py exact/sigma/table.csv probed/sigma/table.csv
@@ -12,8 +14,9 @@ from pathlib import Path
 
 import pandas as pd
 
+from hessfig.analysis.intervals import deviate
+
 NUMBER = ["variant", "num_layers", "layer", "row", "col", "part", "sigma", "seed"]
-NORMAL_95 = 1.96
 
 
 def main() -> None:
@@ -29,17 +32,20 @@ def paired(exact: pd.DataFrame, probed: pd.DataFrame) -> pd.DataFrame:
     """Return the probed numbers that are not zero beside the exact ones, with their error in standard errors."""
     both = probed[probed["value"] > 0].merge(exact, on=NUMBER, suffixes=("", "_exact"), validate="1:1")
     error = both["value"] - both["value_exact"]
-    return both.assign(relative=error / both["value_exact"], z=error / both["error"])
+    both = both[both["error"] > 0]  # what `auto` found exactly has no interval
+    limits = [deviate(int(probes) - 1) for probes in both["num_probes"]]
+    return both.assign(relative=error / both["value_exact"], z=error / both["error"], limit=limits)
 
 
 def coverage(numbers: pd.DataFrame) -> pd.DataFrame:
-    """Return a row per block and part, and one for all: numbers, coverage, bias and root-mean-square error."""
+    """Return a row per block and part, number of probes, and one for all: numbers, coverage, bias and errors."""
     groups = {f"{row} {part}": group for (row, part), group in numbers.groupby(["row", "part"], sort=False)}
+    groups |= {f"{probes} probes": group for probes, group in numbers.groupby("num_probes")}
     return pd.DataFrame({name: _summary(group) for name, group in (*groups.items(), ("all", numbers))}).T
 
 
 def _summary(group: pd.DataFrame) -> dict[str, float]:
-    inside = group["z"].abs() <= NORMAL_95
+    inside = group["z"].abs() <= group["limit"]
     return {
         "numbers": len(group),
         "coverage %": round(100 * inside.mean(), 2),

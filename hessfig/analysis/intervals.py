@@ -1,13 +1,19 @@
-"""Intervals of means, of differences of means and of curves: Student's t, for rules, levels, bands and comparisons."""
+"""Intervals of means, pairs, logarithms, correlations and probed numbers, for rules, slopes, bands and comparisons.
+
+Everything is Student's t on the scale on which the numbers are symmetric: as they are, as logarithms (norms,
+eigenvalues, losses: see `geometric_interval`), or by Fisher's z (correlations). Seeds are independent; two variants
+with the same seed share weights and batches, so they are compared by `paired_interval`.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 LEVEL = 0.95
@@ -35,15 +41,58 @@ def student_interval(values: Iterable[float], *, level: float = LEVEL, tests: in
     return _interval(mean, se, count - 1, count, level, tests)
 
 
-def difference_interval(
-    ours: Iterable[float], theirs: Iterable[float], *, level: float = LEVEL, tests: int = 1
-) -> Interval:
-    """Return the difference of two means of independent samples, with Welch's degrees of freedom."""
-    one, other = student_interval(ours), student_interval(theirs)
-    se = math.hypot(one.se, other.se)
-    shares = [one.se**4 / max(one.count - 1, 1), other.se**4 / max(other.count - 1, 1)]
-    dof = se**4 / sum(shares) if se > 0 else float(min(one.count, other.count) - 1)
-    return _interval(one.mean - other.mean, se, dof, min(one.count, other.count), level, tests)
+def paired_interval(ours: pd.Series, theirs: pd.Series, *, level: float = LEVEL, tests: int = 1) -> Interval:
+    """Return the interval of the mean of ours less theirs, pair by pair of what both have in their index (seeds)."""
+    return student_interval((ours - theirs).dropna(), level=level, tests=tests)
+
+
+def geometric_interval(values: Iterable[float], *, level: float = LEVEL, tests: int = 1) -> Interval:
+    """Return the geometric mean of the positive values with its interval, symmetric as factors (x/÷) and never below 0.
+
+    `se` is that of the logarithm (natural). What is not positive has no logarithm and is left out.
+    """
+    sample = np.asarray(list(values), dtype=float)
+    found = student_interval(np.log(sample[sample > 0]), level=level, tests=tests)
+    return _through(found, math.exp)
+
+
+MOST_CORRELATED = 0.999  # a correlation of one has no z; ranks along few steps are of size one by chance too
+
+
+def fisher_interval(correlations: Iterable[float], *, level: float = LEVEL, tests: int = 1) -> Interval:
+    """Return the mean correlation over seeds with its interval, both by Fisher's z, hence within [-1, 1].
+
+    `se` is that of z; a correlation of size one counts as MOST_CORRELATED.
+    """
+    sample = np.asarray(list(correlations), dtype=float)
+    z = np.arctanh(np.clip(sample, -MOST_CORRELATED, MOST_CORRELATED))
+    return _through(student_interval(z, level=level, tests=tests), math.tanh)
+
+
+def probe_interval(value: float, error: float, num_probes: int, *, level: float = LEVEL) -> Interval:
+    """Return the interval of a number that K test vectors estimate with standard error `error`: t with K - 1 degrees.
+
+    Unbiased is the *squared* norm; the norm itself is low by about v / (8 K) of its size, v the variance of one
+    vector's squared norm over its squared mean, because the root is concave.
+    """
+    return _interval(value, error, num_probes - 1, num_probes, level, 1)
+
+
+def band(mean: Numbers, sem: Numbers, count: Numbers, *, logs: bool) -> tuple[Numbers, Numbers]:
+    """Return the ends of the 95 % interval of means over `count` numbers with standard errors `sem`: the shaded band.
+
+    With `logs` (a logarithmic axis, on which only positive means are drawn) it reaches as far up as down as a factor:
+    mean x/÷ exp(t sem / mean), which never touches zero. nan where there is one number.
+    """
+    mean, sem, count = (np.asarray(one, dtype=float) for one in (mean, sem, count))
+    half = sem * np.array([deviate(int(one) - 1) if one > 1 else math.nan for one in count.ravel()]).reshape(
+        count.shape
+    )
+    if not logs:
+        return mean - half, mean + half
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        factor = np.exp(half / mean)
+        return mean / factor, mean * factor
 
 
 def student_band(samples: Numbers, *, level: float = LEVEL) -> tuple[Numbers, Numbers]:
@@ -53,6 +102,11 @@ def student_band(samples: Numbers, *, level: float = LEVEL) -> tuple[Numbers, Nu
     if count < 2:
         return mean, np.full_like(mean, math.nan)
     return mean, deviate(count - 1, level) * samples.std(axis=0, ddof=1) / math.sqrt(count)
+
+
+def _through(found: Interval, back: Callable[[float], float]) -> Interval:
+    """Return an interval found on another scale in its own numbers."""
+    return replace(found, mean=back(found.mean), low=back(found.low), high=back(found.high))
 
 
 def _interval(mean: float, se: float, dof: float, count: int, level: float, tests: int) -> Interval:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
 from hessfig.analysis.axis import settings_of
-from hessfig.analysis.intervals import Interval, student_interval
+from hessfig.analysis.intervals import Interval, geometric_interval, student_interval
 from hessfig.errors import UserError
 from hessfig.record import LEFT_OUT
 
@@ -30,6 +31,9 @@ def _spearman(rows: pd.DataFrame) -> float:
 
 
 THRESHOLD = "stability_threshold"
+EDGE_TOLERANCE = (
+    0.1  # a run is at the edge when its mean share over the last third lies within this of one; of iterates
+)
 _PLACE = ["variant", "sigma", "seed", "step"]
 
 
@@ -88,6 +92,24 @@ def race(table: pd.DataFrame) -> Race:
     budget = {"step": float(losses["step"].max()), "seconds": float(totals.min())}
     tuned = [_tuned(_at(losses, along, least), along) for along, least in budget.items()]
     return Race(losses, pd.concat(tuned, ignore_index=True), budget)
+
+
+def against_plain(tuned: pd.DataFrame) -> pd.DataFrame:
+    """Return, by budget and rule, the loss over that of its plain optimiser: geometric mean and interval over seeds.
+
+    Ratios are taken seed by seed, both at the rates that the other seeds chose; nan where a run of the two diverged.
+    Columns: budget, rule, ratio, ratio_low, ratio_high, ratio_count. A plain optimiser has no row.
+    """
+    losses = tuned.set_index(["budget", "rule", "seed"])["loss"]
+    found = []
+    for budget, rule in dict.fromkeys(zip(tuned["budget"], tuned["rule"], strict=True)):
+        plain = rule.partition(",")[0]
+        if rule == plain or (budget, plain) not in losses.index:
+            continue
+        ratios = (losses[budget, rule] / losses[budget, plain]).dropna()
+        one = geometric_interval(ratios if np.isfinite(ratios).all() else [math.nan])
+        found.append((budget, rule, one.mean, one.low, one.high, one.count))
+    return pd.DataFrame(found, columns=["budget", "rule", "ratio", "ratio_low", "ratio_high", "ratio_count"])
 
 
 def _named(table: pd.DataFrame) -> pd.DataFrame:

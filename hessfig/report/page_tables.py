@@ -16,9 +16,23 @@ from hessfig.report.readings import Compared, SweepFound, has_slopes
 
 MOST_ROWS = 800
 KINDS = {
-    **{"agrees": "good", "structural zero": "good", "yes": "good", "holds": "good", "complete": "good"},
+    **{
+        "agrees": "good",
+        "structural zero": "good",
+        "yes": "good",
+        "holds": "good",
+        "follows from a theorem": "good",
+        "complete": "good",
+    },
     **{"deviates": "bad", "differs": "bad", "no": "bad", "ill-typed": "bad", "does not hold": "bad"},
-    **{"drifts": "open", "undecided": "open", "left out": "open", "holds only if": "open"},
+    **{
+        "asymptote only": "open",
+        "undecided": "open",
+        "left out": "open",
+        "holds only if": "open",
+        "true but small": "open",
+    },
+    **{"follows from a theorem": "good", "true but small": "open"},
     **{"incomplete": "open", "no table yet": "open", "no manifest": "open", "cannot be read": "bad"},
 }
 

@@ -176,10 +176,10 @@ def first_window(sweep: SweepFound) -> str:
 
 
 def outside(sweep: SweepFound, tolerance: float) -> list[str]:
-    """Return a line for every checked slope that is outside its tolerance or drifts."""
+    """Return a line for every checked slope that is outside its tolerance or on its asymptote only."""
     if sweep.slopes is None or not has_slopes(sweep) or gate.checked(sweep.slopes).empty:
         return []
-    return [*gate.violations(sweep.slopes, tolerance), *gate.drifts(sweep.slopes, tolerance)]
+    return [*gate.violations(sweep.slopes, tolerance), *gate.asymptotic(sweep.slopes, tolerance)]
 
 
 def on_paper(sweep: SweepFound, tolerance: float) -> Verdict:
@@ -226,7 +226,7 @@ def _plural(verdict: str) -> str:
     return {
         "agrees": "agree",
         "deviates": "deviate",
-        "drifts": "drift (start out on the limit, then bend away)",
+        "asymptote only": "reach their asymptote only (start out on the limit, then bend away)",
         "structural zero": "vanish as predicted",
     }.get(verdict, verdict)
 

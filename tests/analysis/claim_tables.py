@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from hessfig.analysis.arrays import StoredHessian
+from hessfig.analysis.claims.component_rules import COUNTED
 from hessfig.analysis.claims.rule import Evidence
+from hessfig.predictions.architecture import MLP, Architecture, Attention
 from tests.analysis.spectral import spectral_table
 
 SEEDS = range(6)
@@ -75,20 +78,37 @@ def depths(growth: float, theirs: float, noise: float) -> Evidence:
     return of(rows("ours", growth), mlp=of(rows("mlp", theirs)))
 
 
-def shares(setting: str, ends: Mapping[float, tuple[float, float]], noise: float) -> Evidence:
-    """Return functional shares of W_Q that go from the first to the last value of a setting, at each sigma."""
+def at_scores(ends: Mapping[float, tuple[float, float]], noise: float) -> Evidence:
+    """Return shares of H_fT of query_key that go from the first to the last temperature, at each sigma."""
 
     def rows() -> Iterable[Row]:
         for sigma, (first, last) in ends.items():
             for seed in SEEDS:
-                for step, value in enumerate((1, 2, 4)):
-                    share = first + (last - first) * step / 2 + noise * normal(seed, sigma, value)
-                    share = min(max(share, 0.01), 0.99)
-                    place = {"variant": f"{setting}={value}", "seed": seed, "sigma": sigma}
-                    yield block("W_Q", share, part="H_f", **place)
-                    yield block("W_Q", 1 - share, part="H_o", **place)
-                    yield block("W_V", 0.0, part="H_f", status="structural_zero", **place)
-                    yield block("W_V", 1.0, part="H_o", **place)
+                for step, t in enumerate((0.1, 1, 10)):
+                    share = first + (last - first) * step / 2 + noise * normal(seed, sigma, t)
+                    share = min(max(share, 0.0), 1.0)
+                    place = {"variant": f"model.kind=self_attention,model.temperature={t}", "seed": seed}
+                    for part, value in (("H_fT", share), ("H_oT", 1 - share)):
+                        yield block("query_key", value, part=part, sigma=sigma, **place)
+
+    return of(rows())
+
+
+def of_heads(fewest: float, most: float, noise: float) -> Evidence:
+    """Return shares of zero entries of the attention's H_f, and norms, with one to four heads."""
+
+    def rows() -> Iterable[Row]:
+        for seed in SEEDS:
+            for heads, share in ((1, fewest), (4, most)):
+                place = {"variant": f"model.n_heads={heads}", "seed": seed, "layer": 1, "row_layer": 1, "part": "H_f"}
+                yield {
+                    **place,
+                    "row": "attention",
+                    "quantity": "zero_share",
+                    "value": share + noise * normal(seed, heads),
+                }
+                for part, value in (("H_f", 0.9), ("H_o", 0.1)):
+                    yield block("W_Q", value, part=part, variant=place["variant"], seed=seed)
 
     return of(rows())
 
@@ -163,19 +183,188 @@ def sublayers(logs: Mapping[str, float], noise: float, last: Mapping[str, float]
     )
 
 
-def coupled(strength: float, noise: float) -> Evidence:
-    """Return norms of every pair of W_Q, W_V, W_in, so that attention and MLP are coupled by so much."""
+def coupled(across: float, noise: float) -> Evidence:
+    """Return couplings of 0.4 within attention and the MLP, and `across` between them."""
 
     def rows() -> Iterable[Row]:
         for seed in SEEDS:
-            found = max(strength + noise * normal(seed), 0.0)
-            for row, col, value in (
-                *[("W_Q", "W_Q", 1.0), ("W_Q", "W_V", math.sqrt(3.5)), ("W_V", "W_V", 1.0)],  # squares: 9
-                *[("W_Q", "W_in", 6 * found * 0.6), ("W_V", "W_in", 6 * found * 0.8), ("W_in", "W_in", 12.0)],
-            ):
-                yield block(row, value, col, seed=seed)
+            found = max(across + noise * normal(seed), 0.0)
+            for name, size in (("W_Q", 4.0), ("W_V", 1.0), ("W_in", 9.0), ("W_out", 1.0)):
+                yield block(name, size, seed=seed)
+            for row, col, size in (("W_Q", "W_V", 2.0), ("W_in", "W_out", 3.0)):
+                yield block(row, 0.4 * size, col, seed=seed)
+            for row, col, size in (("W_Q", "W_in", 6.0), ("W_V", "W_out", 1.0)):
+                yield block(row, found * size, col, seed=seed)
 
     return of(rows())
+
+
+def growing(name: str, laws: Mapping[str, float], noise: float, **place: Any) -> Evidence:
+    """Return numbers of a quantity that go with sigma to these powers, by weight."""
+    return of(
+        {
+            **block(row, sigma ** (p + noise * normal(seed, row))),
+            "quantity": name,
+            "seed": seed,
+            "sigma": sigma,
+            **place,
+        }
+        for row, p in laws.items()
+        for seed in SEEDS
+        for sigma in SIGMAS
+    )
+
+
+def layered(lower: float, steeper: float, law: float, noise: float) -> Evidence:
+    """Return value blocks of two layers: the top one higher, the first steeper beyond 1; and a chain off its law."""
+
+    def rows() -> Iterable[Row]:
+        for seed in SEEDS:
+            off = {name: noise * normal(seed, name) for name in ("lower", "steeper", "law")}
+            for layer in (1, 2):
+                for sigma in SIGMAS:
+                    extra = (steeper + off["steeper"]) * (layer == 1) * max(math.log10(sigma), 0)
+                    log = 2 * math.log10(sigma) + (lower + off["lower"]) * (layer == 2) + extra
+                    place = {"layer": layer, "row_layer": layer, "num_layers": 2, "seed": seed}
+                    yield block("W_V", 10**log, sigma=sigma, **place)
+
+    def chain() -> Iterable[Row]:
+        for seed in SEEDS:
+            for sigma in SIGMAS:
+                place = {"layer": 2, "row_layer": 2, "num_layers": 2, "seed": seed}
+                yield block("W_V", sigma ** (18 + law + noise * normal(seed, "law")), sigma=sigma, **place)
+
+    linear = Architecture(num_layers=2, attention=Attention.linear, mlp=MLP.none, attention_skip=False)
+    theirs = replace(of(chain()), architectures={("", 2): linear})
+    return of(rows(), softmax=theirs)
+
+
+def varied(
+    setting: str, logs: Mapping[tuple[str, str, str], tuple[float, float]], noise: float, **extra: Any
+) -> Evidence:
+    """Return numbers, log10, that go from the first to the last value of a setting, by (quantity, row, part)."""
+    return of(
+        block(
+            row,
+            10 ** (first + (last - first) * rank / 2 + noise * normal(seed, row, value)),
+            **{"quantity": quantity, "part": part, "seed": seed, "variant": f"{setting}={value}", **extra},
+        )
+        for (quantity, row, part), (first, last) in logs.items()
+        for rank, value in enumerate((1, 10, 100))
+        for seed in SEEDS
+    )
+
+
+def powers(off: float, noise: float) -> Evidence:
+    """Return norms of blocks of H_o that go with the counted powers of the weights, all off by so much."""
+    return of(
+        block(row, alpha ** (p + off + noise * normal(seed, row, weight)), part="H_o", seed=seed, variant=variant)
+        for row, counted in COUNTED.items()
+        for weight, p in counted.items()
+        for alpha in (0.25, 0.5, 1.0, 2.0, 4.0)
+        for variant in [f"model.scaled_weight={weight},model.weight_scale={alpha}"]
+        for seed in SEEDS
+    )
+
+
+def sizes(width: float, depth: float, noise: float) -> Evidence:
+    """Return largest eigenvalues that go with width and depth to these powers."""
+    both = [
+        of(
+            {"variant": f"{setting}={n}", "seed": seed, "value": n ** (p + noise * normal(seed, setting))}
+            for n in (1, 2, 4, 8)
+            for seed in SEEDS
+        )
+        for setting, p in (("model.d_model", width), ("model.n_layers", depth))
+    ]
+    return replace(both[0], beside={"model_size_depth": both[1]})
+
+
+def depth_norm(plain: float, normed: float, noise: float) -> Evidence:
+    """Return norms of the first layer that go with the number of layers to these powers."""
+    return of(
+        block("W_V", n ** (p + noise * normal(seed, norm)), num_layers=n, seed=seed, variant=f"model.norm={norm}")
+        for norm, p in (("none", plain), ("pre", normed))
+        for n in (1, 2, 4)
+        for seed in SEEDS
+    )
+
+
+def beyond(without: float, growth: float, noise: float) -> Evidence:
+    """Return norms whose supremum beyond sigma = 1 is so many decades above that with pre-LN, which grows by some."""
+
+    def rows(name: str, level: float, slope: float) -> Iterable[Row]:
+        for seed in SEEDS:
+            for sigma in SIGMAS:
+                log = level + slope * math.log10(sigma) + noise * normal(seed, name)
+                yield block("W_V", 10**log, sigma=sigma, seed=seed)
+
+    return of(rows("pre", 0.0, growth), sigma=of(rows("none", without, 0.0)))
+
+
+def phased(early: float, late: float, noise: float) -> Evidence:
+    """Return largest eigenvalues that move by so many decades in each end of a training of 1 000 steps."""
+
+    def rows() -> Iterable[Row]:
+        for seed in SEEDS:
+            for step, log in ((0, 0.0), (100, early), (500, early), (1000, early + late)):
+                yield {"seed": seed, "step": float(step), "value": 10 ** (log + noise * normal(seed, step))}
+
+    return of(rows())
+
+
+def noisy_gradients(decades: float, noise: float) -> Evidence:
+    """Return tr(C) / |g|^2 that grows by so many decades."""
+    return of(
+        {"quantity": name, "row": "", "part": "", "seed": seed, "step": float(step), "value": value}
+        for seed in SEEDS
+        for step in (0, 9)
+        for name, value in (
+            ("gradient_covariance", 10 ** ((decades + noise * normal(seed)) * step / 9)),
+            ("gradient_norm", 1.0),
+        )
+    )
+
+
+def batches(exponent: float, lost: float, noise: float) -> Evidence:
+    """Return sharpness that goes with the batch size, and accuracy that is lost per decade."""
+
+    def rows() -> Iterable[Row]:
+        for seed in SEEDS:
+            for size in (10, 100, 1000):
+                off, log = noise * normal(seed, size), math.log10(size)
+                place = {"variant": f"training.batch_size={size}", "seed": seed, "step": 9.0}
+                yield {**place, "value": 10 ** (exponent * log + off)}
+                yield {**place, "row": "", "part": "", "quantity": "accuracy", "value": 0.9 - lost * log + off / 10}
+
+    return of(rows())
+
+
+def indefinite(more: float, noise: float) -> Evidence:
+    """Return shares of negative eigenvalues, larger by so much with softmax."""
+    return of(
+        block(
+            row,
+            0.2 + (kind == "softmax") * (more + noise * normal(seed)),
+            **{"quantity": "share_negative", "seed": seed, "variant": f"model.attention={kind},model.norm=none"},
+        )
+        for kind in ("softmax", "linear")
+        for row in ("W_Q", "W_V")
+        for seed in SEEDS
+    )
+
+
+def entries(gap: float, noise: float) -> Evidence:
+    """Return Hessians whose (V, V) entries are larger than those of (Q, Q) by so many decades with softmax."""
+
+    def hessians() -> Iterable[StoredHessian]:
+        for kind in ("softmax", "linear"):
+            for seed in SEEDS:
+                size = 10 ** ((kind == "softmax") * (gap + noise * normal(seed)))
+                matrix = np.diag([size, size, size, 1.0, 1.0, 1.0])
+                yield StoredHessian(f"model.attention={kind}", 0.2, seed, matrix, ["W_V", "W_Q"], [3, 3], math.nan)
+
+    return Evidence(of([]).table, hessians=hessians)
 
 
 def ordered(steps: Mapping[str, float], noise: float) -> Evidence:
@@ -197,3 +386,6 @@ ORDER = {"W_pos": 0.0, "W_Q": 1.0, "W_K": 1.0, "W_in": 1.5, "W_V": 2.0, "ln1_gai
 EQUAL = dict.fromkeys(ORDER, 0.0)
 QKVO = {"W_Q": 0.0, "W_K": 0.0, "W_V": 0.0, "W_O": 0.0}
 BLOCKS = {**QKVO, "W_in": 0.0, "norms": 0.0}
+SLIGHT = {"W_pos": 0.0, "W_Q": 0.05, "W_K": 0.05, "W_in": 0.1, "W_V": 0.15, "ln1_gain": 0.2}
+QUERY = ("frobenius", "W_Q", "H_o")
+DISPERSED = {QUERY: (-3.0, 1.0), ("frobenius", "W_V", "H_o"): (0.0, 0.0)}

@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import math
 import re
+import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from hessfig.analysis.claims.ledger import claim_of, claims
-from hessfig.analysis.claims.rule import (
-    Evidence,
+from hessfig.analysis.claims.judges import (
+    Effect,
     Verdict,
-    alike,
     all_of,
     any_of,
+    at_least,
     by_condition,
     departs,
+    equals,
     exceeds,
     stays_below,
 )
+from hessfig.analysis.claims.ledger import claim_of, claims
+from hessfig.analysis.claims.rule import Evidence
 from hessfig.analysis.claims.training_rules import STAND_INS
 from hessfig.analysis.intervals import Interval
 from hessfig.analysis.stored_spectra import Place, Spectrum
@@ -32,7 +36,12 @@ from tests.analysis import claim_tables as tables
 from tests.analysis.claim_tables import SEEDS, normal
 from tests.analysis.spectral import spectral_table
 
-HOLDS, NOT, OPEN = Verdict.holds, Verdict.does_not_hold, Verdict.undecided
+HOLDS, SMALL, NOT, OPEN = Verdict.holds, Verdict.small, Verdict.does_not_hold, Verdict.undecided
+# What is equal to a number, or below one, is not small.
+NEVER_SMALL = {
+    *("jacobian", "weight-powers", "landscape-rate", "landscape-bound", "hessian-data"),
+    "block-independence",
+}
 
 
 def of_kinds(shift: float, noise: float) -> Evidence:
@@ -60,7 +69,7 @@ def of_proxies(shift: float, noise: float) -> Evidence:
     def rows() -> Iterator[dict[str, Any]]:
         for kind in ("transformer", "mlp"):
             for seed in SEEDS:
-                for sigma in (0.1, 1.0):
+                for sigma in (0.05, 0.5, 5.0):
                     misfit = 0.1 + shift * (kind == "transformer") + noise * normal(seed, kind)
                     place = {"variant": f"model.kind={kind},model.attention=softmax", "seed": seed}
                     yield {**place, "sigma": sigma, "part": "H", "value": 3.0}
@@ -84,7 +93,7 @@ def of_sinks(shift: float, noise: float, kinds: dict[str, float] | None = None) 
                         place["quantity"] = "eigenvalue_quantile"
                         yield {**place, "index": percent, "value": side * 0.01 / up}
 
-    return Evidence(spectral_table(list(rows())))
+    return Evidence(spectral_table([{**row, "row": "attention"} for row in rows()]))
 
 
 def of_norms(shift: float, noise: float, *, bend: float = 0.0) -> Evidence:
@@ -120,17 +129,43 @@ def trained(evidence: Callable[[float, float], Evidence], shift: float, noise: f
     return Evidence(table, spectra)
 
 
-def of_values(shift: float, noise: float) -> Evidence:
-    """Return blocks of which values have norms `shift` decades above the larger of queries' and keys'."""
+def along_losses(shift: float, noise: float) -> Evidence:
+    """Return misfits that are `shift` larger in transformers at equal loss along trainings of other speeds."""
 
     def rows() -> Iterator[dict[str, Any]]:
-        for seed in SEEDS:
-            for row, level in (("W_Q", 0.0), ("W_K", -1.0), ("W_V", shift + noise * normal(seed))):
-                for layer in (1, 2):
-                    place = {"row": row, "layer": layer, "row_layer": layer, "num_layers": 2, "seed": seed}
-                    yield {**place, "step": 9.0, "quantity": "frobenius", "value": 10**level}
+        for kind, speed in (("transformer", 1.0), ("mlp", 0.6)):
+            for seed in SEEDS:
+                for step in range(6):
+                    loss = math.exp(-speed * step)
+                    off = shift * (kind == "transformer") + noise * normal(seed, kind)
+                    misfit = 0.5 + 0.1 * math.log(loss) / 5 + off
+                    place = {"variant": f"model.kind={kind},model.attention=softmax", "seed": seed, "step": float(step)}
+                    yield {**place, "part": "H", "value": 3.0}
+                    yield {**place, "part": "H_o", "value": 3.0 * math.exp(-misfit)}
+                    yield {**place, "row": "", "part": "", "quantity": "loss", "value": loss}
 
     return Evidence(spectral_table(list(rows())))
+
+
+def of_values(shift: float, noise: float, theirs: float | None = None) -> Evidence:
+    """Return value blocks `shift` decades above the larger of queries' and keys', and `theirs` on addition."""
+    pair = [
+        tables.sublayers({"W_Q": 0.0, "W_K": -1.0, "W_V": 0.0}, noise, {"W_V": end})
+        for end in (shift, shift if theirs is None else theirs)
+    ]
+    return replace(pair[0], beside={"curvature_flow": pair[1]})
+
+
+def weak_stand_ins() -> Evidence:
+    """Return stand-ins whose rank correlation with a growing curvature is about 0.3 for every seed."""
+    table = of_stand_ins(0.0, 1.0).table
+    replaced = table["quantity"].isin(STAND_INS)
+    for seed in SEEDS:
+        orders = (np.random.default_rng([seed, draw]).permutation(12) for draw in range(10_000))
+        weak = next(order for order in orders if abs(np.corrcoef(order, np.arange(12))[0, 1] - 0.3) < 0.02)
+        rows = replaced & (table["seed"] == seed)
+        table.loc[rows, "value"] = 100.0 + weak[table.loc[rows, "step"].astype(int)]
+    return Evidence(table)
 
 
 def of_stand_ins(shift: float, noise: float) -> Evidence:
@@ -145,21 +180,6 @@ def of_stand_ins(shift: float, noise: float) -> Evidence:
                 for name in STAND_INS:
                     value = 100 + shift * step + noise * normal(seed, step, name)
                     yield {**place, "row": "", "part": "", "quantity": name, "value": value}
-
-    return Evidence(spectral_table(list(rows())))
-
-
-def of_norm_layers(shift: float, noise: float) -> Evidence:
-    """Return block norms that range `shift` decades further without LayerNorm than with it."""
-
-    def rows() -> Iterator[dict[str, Any]]:
-        for norm in ("none", "pre"):
-            for seed in SEEDS:
-                end = 1 + shift * (norm == "none") + noise * normal(seed, norm)
-                for step, log in ((0.0, 0.0), (5.0, end / 2), (9.0, end)):
-                    place = {"variant": f"model.norm={norm},model.attention=softmax", "seed": seed, "step": step}
-                    place |= {"row": "W_V", "layer": 1, "row_layer": 1, "quantity": "frobenius"}
-                    yield {**place, "value": 10**log}
 
     return Evidence(spectral_table(list(rows())))
 
@@ -189,21 +209,83 @@ def of_norm_layers(shift: float, noise: float) -> Evidence:
         ("depth-data", tables.depths(0.2, 0.0, 0.1), NOT),
         ("depth-data", tables.depths(12.0, 1.0, 1.0), OPEN),
         ("prenorm-blocks", tables.prenorm(3.0, lambda s: 0.0, 0.02), HOLDS),
-        ("prenorm-blocks", tables.prenorm(3.0, lambda s: 1.0, 0.02), NOT),
+        ("prenorm-blocks", tables.prenorm(3.0, lambda s: 1.0, 0.02), HOLDS),
+        ("prenorm-blocks", tables.prenorm(0.1, lambda s: 0.0, 0.002), SMALL),
+        ("prenorm-blocks", tables.prenorm(3.0, lambda s: 2.0, 0.02), NOT),
         ("prenorm-blocks", tables.prenorm(0.0, lambda s: 0.0, 0.02), NOT),
-        ("prenorm-blocks", tables.prenorm(3.0, lambda s: 0.2, 0.5), OPEN),
-        ("temperature", tables.shares("model.temperature", {0.1: (0.2, 0.8)}, 0.02), HOLDS),
-        ("temperature", tables.shares("model.temperature", {0.1: (0.7, 0.9)}, 0.02), NOT),
-        ("temperature", tables.shares("model.temperature", {0.1: (0.4, 0.6)}, 0.3), OPEN),
-        ("heads", tables.shares("model.n_heads", {0.1: (0.8, 0.2)}, 0.02), HOLDS),
-        ("heads", tables.shares("model.n_heads", {0.1: (0.9, 0.7)}, 0.02), NOT),
-        ("heads", tables.shares("model.n_heads", {0.1: (0.5, 0.4)}, 0.3), OPEN),
-        ("single-matrix", tables.single(0.6, 0.3, 0.02), HOLDS),
-        ("single-matrix", tables.single(0.3, 0.3, 0.02), NOT),
-        ("single-matrix", tables.single(0.4, 0.35, 0.3), OPEN),
+        ("prenorm-blocks", tables.prenorm(3.0, lambda s: 1.5, 0.5), OPEN),
+        ("softmax-heterogeneity", tables.softmax(0.15, 0.0, 0.02), SMALL),
+        ("softmax-entries", tables.entries(1.0, 0.1), HOLDS),
+        ("softmax-entries", tables.entries(0.15, 0.02), SMALL),
+        ("softmax-entries", tables.entries(-1.0, 0.1), NOT),
+        ("softmax-entries", tables.entries(0.25, 1.0), OPEN),
+        ("depth-data", tables.depths(0.5, 0.0, 0.05), SMALL),
+        ("layers", tables.layered(1.0, 1.0, 0.0, 0.02), HOLDS),
+        ("layers", tables.layered(0.1, 0.1, 2.0, 0.01), SMALL),
+        ("layers", tables.layered(-1.0, -1.0, 2.0, 0.02), NOT),
+        ("layers", tables.layered(0.3, 0.3, 0.1, 1.0), OPEN),
+        ("jacobian", tables.growing("jacobian_norm", {"W_Q": 3, "W_V": 1}, 0.02), HOLDS),
+        ("jacobian", tables.growing("jacobian_norm", {"W_Q": 2, "W_V": 1}, 0.02), NOT),
+        ("jacobian", tables.growing("jacobian_norm", {"W_Q": 3, "W_V": 1}, 0.6), OPEN),
+        ("dispersed", tables.varied("model.temperature", tables.DISPERSED, 0.05), HOLDS),
+        ("dispersed", tables.varied("model.temperature", {**tables.DISPERSED, tables.QUERY: (0.0, 0.5)}, 0.01), SMALL),
+        ("dispersed", tables.varied("model.temperature", {**tables.DISPERSED, tables.QUERY: (0.0, -1)}, 0.05), NOT),
+        ("dispersed", tables.varied("model.temperature", tables.DISPERSED, 3.0), OPEN),
+        *(
+            (name, tables.varied(setting, {place: (level, 0.0)}, noise), verdict)
+            for name, setting, place in (
+                ("similar-tokens", "task.correlation", tables.QUERY),
+                ("wide-key", "model.d_head", ("pattern_spread", "", "")),
+            )
+            for level, noise, verdict in ((1, 0.02, HOLDS), (0.05, 0.01, SMALL), (-1, 0.02, NOT), (0.1, 0.5, OPEN))
+        ),
+        ("weight-powers", tables.powers(0.0, 0.02), HOLDS),
+        ("weight-powers", tables.powers(0.5, 0.02), NOT),
+        ("weight-powers", tables.powers(0.0, 1.0), OPEN),
+        ("size-spectrum", tables.sizes(0.5, 1.0, 0.02), HOLDS),
+        ("size-spectrum", tables.sizes(0.05, 0.05, 0.01), SMALL),
+        ("size-spectrum", tables.sizes(-0.5, 0.0, 0.02), NOT),
+        ("size-spectrum", tables.sizes(0.1, 0.1, 0.8), OPEN),
+        ("norm-depth", tables.depth_norm(1.0, 0.0, 0.02), HOLDS),
+        ("norm-depth", tables.depth_norm(0.05, 0.0, 0.005), SMALL),
+        ("norm-depth", tables.depth_norm(1.0, 1.0, 0.02), NOT),
+        ("norm-depth", tables.depth_norm(0.2, 0.0, 0.8), OPEN),
+        ("softmax-indefinite", tables.indefinite(0.2, 0.02), HOLDS),
+        ("softmax-indefinite", tables.indefinite(0.03, 0.005), SMALL),
+        ("softmax-indefinite", tables.indefinite(-0.1, 0.02), NOT),
+        ("softmax-indefinite", tables.indefinite(0.05, 0.3), OPEN),
+        ("zhang-heterogeneity", of_kinds(0.08, 0.001), SMALL),
+        ("zhang-heterogeneity-trained", trained(of_kinds, 0.08, 0.001), SMALL),
+        ("gauss-newton-worse", of_proxies(0.03, 0.003), SMALL),
+        ("sinks-stretch", of_sinks(0.05, 0.01), SMALL),
+        ("condition-norms", of_norms(0.05, 0.002), SMALL),
+        ("temperature", tables.at_scores({0.1: (0.2, 0.8)}, 0.02), HOLDS),
+        ("temperature", tables.at_scores({0.1: (0.47, 0.53)}, 0.005), SMALL),
+        ("temperature", tables.at_scores({0.1: (0.7, 0.9)}, 0.02), NOT),
+        ("temperature", tables.at_scores({0.1: (0.4, 0.6)}, 0.3), OPEN),
+        ("single-matrix", tables.at_scores({0.1: (0.2, 0.8)}, 0.02), HOLDS),
+        ("single-matrix", tables.at_scores({0.1: (0.01, 0.04)}, 0.002), SMALL),
+        ("single-matrix", tables.at_scores({0.1: (-1.0, -1.0)}, 0.0), NOT),
+        ("single-matrix", tables.at_scores({0.1: (-0.3, 0.4)}, 0.1), OPEN),
+        ("heads", tables.of_heads(0.0, 0.75, 0.01), HOLDS),
+        ("heads", tables.of_heads(0.49, 0.53, 0.005), SMALL),
+        ("heads", tables.of_heads(0.0, 0.2, 0.01), NOT),
+        ("heads", tables.of_heads(0.4, 0.6, 0.3), OPEN),
+        ("single-matrix-share", tables.single(0.6, 0.3, 0.02), HOLDS),
+        ("single-matrix-share", tables.single(0.33, 0.3, 0.005), SMALL),
+        ("single-matrix-share", tables.single(0.3, 0.3, 0.02), NOT),
+        ("single-matrix-share", tables.single(0.4, 0.35, 0.3), OPEN),
         ("landscape-rate", tables.landscape(-1.0, 1.0, 0.5, 0.01), HOLDS),
-        ("landscape-rate", tables.landscape(-0.5, -1.0, 0.0, 0.01), NOT),
+        ("landscape-rate", tables.landscape(-0.5, 1.0, 0.0, 0.01), NOT),
         ("landscape-rate", tables.landscape(-1.0, 0.1, 0.1, 0.5), OPEN),
+        ("landscape-bound", tables.landscape(-1.0, 1.0, 0.0, 0.01), HOLDS),
+        ("landscape-bound", tables.landscape(-1.0, -1.0, 0.0, 0.01), NOT),
+        ("landscape-bound", tables.landscape(-1.0, 0.1, 0.0, 0.5), OPEN),
+        ("landscape-chance", tables.landscape(-1.0, 1.0, 0.5, 0.01), HOLDS),
+        ("landscape-chance", tables.landscape(-1.0, 1.0, 0.03, 0.005), SMALL),
+        ("landscape-chance", tables.landscape(-1.0, 1.0, 0.0, 0.01), NOT),
+        ("landscape-chance", tables.landscape(-1.0, 1.0, 0.1, 0.5), OPEN),
+        ("stationarity-data", tables.stationarity(-0.53, 0.005), SMALL),
         ("stationarity-data", tables.stationarity(-0.8, 0.02), HOLDS),
         ("stationarity-data", tables.stationarity(-0.5, 0.02), NOT),
         ("stationarity-data", tables.stationarity(-0.55, 0.3), OPEN),
@@ -213,53 +295,73 @@ def of_norm_layers(shift: float, noise: float) -> Evidence:
         ("hessian-data", tables.data(-0.5, -0.5, 0.4), OPEN),
         ("values-largest", tables.sublayers({**tables.QKVO, "W_V": 1.0}, 0.02), HOLDS),
         ("values-largest", tables.sublayers({**tables.QKVO, "W_V": 1.0, "W_O": 1.5}, 0.02), NOT),
+        ("values-largest", tables.sublayers({**tables.QKVO, "W_V": 0.05}, 0.005), SMALL),
         ("values-largest", tables.sublayers({**tables.QKVO, "W_V": 0.3}, 0.5), OPEN),
         ("keys-values-highest", tables.sublayers({**tables.BLOCKS, "W_V": 1.0, "W_K": 1.2}, 0.02), HOLDS),
         ("keys-values-highest", tables.sublayers({**tables.BLOCKS, "W_V": 1.0}, 0.02), NOT),
+        ("keys-values-highest", tables.sublayers({**tables.BLOCKS, "W_V": 0.06, "W_K": 0.06}, 0.003), SMALL),
         ("keys-values-highest", tables.sublayers({**tables.BLOCKS, "W_V": 1.0, "W_K": 0.7}, 0.6), OPEN),
         ("block-independence", tables.coupled(0.1, 0.01), HOLDS),
         ("block-independence", tables.coupled(0.8, 0.01), NOT),
-        ("block-independence", tables.coupled(0.3, 0.2), OPEN),
+        ("block-independence", tables.coupled(0.2, 0.2), OPEN),
         ("block-order", tables.ordered(tables.ORDER, 0.02), HOLDS),
         ("block-order", tables.ordered({**tables.ORDER, "W_in": 2.5}, 0.02), NOT),
         ("block-order", tables.ordered(tables.EQUAL, 0.02), NOT),
+        ("block-order", tables.ordered(tables.SLIGHT, 0.005), SMALL),
         ("block-order", tables.ordered(tables.ORDER, 1.0), OPEN),
         ("zhang-heterogeneity-trained", trained(of_kinds, 1.0, 0.01), HOLDS),
         ("zhang-heterogeneity-trained", trained(of_kinds, 0.0, 0.001), NOT),
         ("zhang-heterogeneity-trained", trained(of_kinds, 0.3, 2.0), OPEN),
-        ("gauss-newton-worse-trained", trained(of_proxies, 0.5, 0.01), HOLDS),
-        ("gauss-newton-worse-trained", trained(of_proxies, 0.0, 0.01), NOT),
-        ("gauss-newton-worse-trained", trained(of_proxies, 0.02, 0.3), OPEN),
+        ("gauss-newton-worse-trained", along_losses(0.5, 0.01), HOLDS),
+        ("gauss-newton-worse-trained", along_losses(0.0, 0.01), NOT),
+        ("gauss-newton-worse-trained", along_losses(0.02, 0.3), OPEN),
+        ("gauss-newton-worse-trained", along_losses(0.03, 0.003), SMALL),
+        ("values-trained", of_values(0.05, 0.005), SMALL),
         ("values-trained", of_values(1.0, 0.1), HOLDS),
         ("values-trained", of_values(-0.5, 0.1), NOT),
         ("values-trained", of_values(0.1, 0.5), OPEN),
         ("proxies", of_stand_ins(1.0, 0.5), HOLDS),
         ("proxies", of_stand_ins(-1.0, 0.5), NOT),
         ("proxies", of_stand_ins(0.1, 1.5), OPEN),
-        ("layernorm-stabilises", of_norm_layers(1.0, 0.1), HOLDS),
-        ("layernorm-stabilises", of_norm_layers(-0.5, 0.1), NOT),
-        ("layernorm-stabilises", of_norm_layers(0.1, 1.0), OPEN),
+        ("proxies", weak_stand_ins(), SMALL),
+        ("layernorm-stabilises", tables.beyond(2.0, 0.0, 0.05), HOLDS),
+        ("layernorm-stabilises", tables.beyond(0.05, 0.0, 0.005), SMALL),
+        ("layernorm-stabilises", tables.beyond(2.0, 1.0, 0.05), NOT),
+        ("layernorm-stabilises", tables.beyond(0.1, 0.0, 0.5), OPEN),
+        ("phases", tables.phased(1.0, 0.2, 0.02), HOLDS),
+        ("phases", tables.phased(0.3, 1.0, 0.01), SMALL),
+        ("phases", tables.phased(0.1, 2.0, 0.01), NOT),
+        ("phases", tables.phased(0.3, 0.5, 0.5), OPEN),
+        ("critical-batch", tables.noisy_gradients(1.0, 0.1), HOLDS),
+        ("critical-batch", tables.noisy_gradients(0.05, 0.005), SMALL),
+        ("critical-batch", tables.noisy_gradients(-1.0, 0.1), NOT),
+        ("critical-batch", tables.noisy_gradients(0.1, 1.0), OPEN),
+        ("sharpness-batch", tables.batches(0.5, 0.02, 0.005), HOLDS),
+        ("sharpness-batch", tables.batches(0.05, 0.02, 0.005), SMALL),
+        ("sharpness-batch", tables.batches(-0.5, 0.02, 0.005), NOT),
+        ("sharpness-batch", tables.batches(0.2, 0.02, 0.8), OPEN),
     ],
 )
 @pytest.mark.long
 def test_every_rule_can_come_out_either_way(name: str, evidence: Evidence, verdict: Verdict) -> None:
     finding = claim_of(name).rule(evidence)
     assert finding.verdict == verdict, finding
-    assert finding.low < finding.effect < finding.high
+    assert finding.low <= finding.effect <= finding.high
 
 
 def test_every_claim_is_tried_for_each_outcome_here() -> None:
     """A claim without its three synthetic tables above is not judged by a rule that was tried."""
     tried = next(m for m in test_every_rule_can_come_out_either_way.pytestmark if m.name == "parametrize")
     for name in claims():
-        assert {verdict for one, _, verdict in tried.args[1] if one == name} == {HOLDS, NOT, OPEN}
+        every = {HOLDS, NOT, OPEN} | ({SMALL} if name not in NEVER_SMALL else set())
+        assert {verdict for one, _, verdict in tried.args[1] if one == name} == every, name
 
 
 def test_stand_ins_are_told_apart() -> None:
     sound = of_stand_ins(1.0, 0.1).table
     wrong = sound["quantity"] == "score_spread"
     finding = claim_of("proxies").rule(Evidence(sound.assign(value=sound["value"].where(~wrong, -sound["value"]))))
-    assert finding.verdict == Verdict.holds_only_if and finding.effect == pytest.approx(-1)
+    assert finding.verdict == Verdict.holds_only_if and finding.effect == pytest.approx(-1, abs=2e-3)
     assert "score_spread for largest eigenvalue: does not hold" in finding.words
 
 
@@ -267,29 +369,39 @@ def test_a_claim_may_hold_for_one_kind_of_sink() -> None:
     finding = claim_of("sinks-stretch").rule(of_sinks(0, 0.02, {"scores": 0.0, "embedding": 1.0}))
     assert finding.verdict == Verdict.holds_only_if and finding.effect == pytest.approx(2, abs=0.1)
     assert finding.words == "model.sink=embedding (model.sink=scores: does not hold)"
-    assert {name for name, _ in finding.contrasts} >= {"embedding: growth", "scores: shrinkage"}
+    assert {name for name, _ in finding.contrasts} >= {"model.sink=embedding: growth", "model.sink=scores: shrinkage"}
 
 
 def test_pre_ln_may_serve_in_one_window_only() -> None:
     """The exponent bends upwards at sigma = 1: alike below 0.1, apart above."""
-    finding = claim_of("prenorm-blocks").rule(tables.prenorm(3.0, lambda s: 0.0 if s < 1 else 1.0, 0.01))
+    finding = claim_of("prenorm-blocks").rule(tables.prenorm(3.0, lambda s: 0.0 if s < 1 else 2.5, 0.01))
     assert finding.verdict == Verdict.holds_only_if and finding.effect == pytest.approx(0, abs=0.05)
-    assert finding.words.startswith("σ ≤ 0.1 (")
+    assert finding.words.startswith("σ ≤ 0.1 ") and "σ ≥ 1: does not hold" in finding.words
+    assert "below 1/4: σ ≤ 0.1" in finding.words
 
 
 def test_a_claim_may_hold_at_one_sigma() -> None:
     ends = {0.1: (0.9, 0.95), 1.0: (0.2, 0.8)}
-    finding = claim_of("temperature").rule(tables.shares("model.temperature", ends, 0.01))
+    finding = claim_of("temperature").rule(tables.at_scores(ends, 0.01))
     assert finding.verdict == Verdict.holds_only_if and finding.effect == pytest.approx(0.6, abs=0.03)
-    assert finding.words == "sigma = 1 (sigma = 0.1: does not hold)"
+    assert re.fullmatch(r".*sigma = 1 \(.*sigma = 0.1: does not hold\)", finding.words)
 
 
-def test_chance_may_explain_a_rate() -> None:
-    finding = claim_of("landscape-rate").rule(tables.landscape(-1.0, 1.0, 0.0, 0.01))
-    assert finding.verdict == Verdict.holds_only_if
-    assert finding.words == "the rate or the bound (more than chance: does not hold)"
-    assert "exponent, random: at w*" in dict(finding.contrasts)
-    assert dict(finding.contrasts)["margin, gradient: |w - w*| = 0.5"].mean == pytest.approx(1, abs=0.03)
+def test_chance_may_explain_a_rate_and_the_start_is_one_place() -> None:
+    evidence = tables.landscape(-1.0, 1.0, 0.0, 0.01)
+    found = {name: claim_of(f"landscape-{name}").rule(evidence) for name in ("rate", "bound", "chance")}
+    assert [one.verdict for one in found.values()] == [HOLDS, HOLDS, NOT]
+    assert [name for name, _ in found["bound"].contrasts] == ["at w*", "gradient: |w - w*| = 0.5"]
+    assert found["bound"].effect == pytest.approx(1, abs=0.05)
+    twice = evidence.table.replace({"variant": {"landscape.direction=random,landscape.distance=None": START}})
+    both = Evidence(pd.concat([evidence.table, twice[twice["variant"] == START]], ignore_index=True))
+    assert [name for name, _ in claim_of("landscape-rate").rule(both).contrasts] == [
+        "at w*",
+        "gradient: |w - w*| = 0.5",
+    ]
+
+
+START = "landscape.direction=gradient,landscape.distance=None"
 
 
 def test_a_rate_needs_numbers_from_ten_samples_on() -> None:
@@ -302,12 +414,12 @@ def test_keys_and_values_may_be_highest_after_training_only() -> None:
     trained = {"W_V": 1.0, "W_K": 1.0}
     finding = claim_of("keys-values-highest").rule(tables.sublayers(tables.BLOCKS, 0.02, trained))
     assert finding.verdict == Verdict.holds_only_if and finding.effect == pytest.approx(1, abs=0.05)
-    assert finding.words == "step = 1000 (step = 0: does not hold)"
+    assert finding.words == "vision transformer, trained (vision transformer, untrained: does not hold)"
 
 
 def test_numbers_behind_findings_are_the_ones_put_in() -> None:
-    assert claim_of("block-independence").rule(tables.coupled(0.25, 0.0)).effect == pytest.approx(0.25)
-    assert claim_of("single-matrix").rule(tables.single(0.6, 0.3, 0.0)).effect == pytest.approx(0.3)
+    assert claim_of("block-independence").rule(tables.coupled(0.1, 0.0)).effect == pytest.approx(0.25)
+    assert claim_of("single-matrix-share").rule(tables.single(0.6, 0.3, 0.0)).effect == pytest.approx(0.3)
     assert claim_of("depth-data").rule(tables.depths(12.0, 0.0, 0.0)).effect == pytest.approx(12.0)
     assert claim_of("values-largest").rule(tables.sublayers({**tables.QKVO, "W_V": 0.7}, 0.0)).effect == pytest.approx(
         0.7
@@ -329,7 +441,7 @@ def test_what_a_contrast_is_worth() -> None:
 def test_a_table_without_the_numbers_decides_nothing(name: str) -> None:
     other = Evidence(spectral_table([{"quantity": "trace", "value": 1.0, "variant": "model.kind=mlp"}]))
     finding = claim_of(name).rule(other)
-    assert finding.verdict == OPEN and finding.words.startswith("the table has no")
+    assert finding.verdict == OPEN and finding.is_lacking and finding.words.startswith("the table has no")
 
 
 def test_numbers_that_did_not_converge_do_not_count() -> None:
@@ -344,18 +456,54 @@ def test_intervals_become_verdicts() -> None:
     def one(low: float, high: float) -> Interval:
         return Interval((low + high) / 2, 1.0, low, high, 5)
 
-    assert [exceeds(one(*ends), 0.1) for ends in ((0.05, 0.3), (-1, 0.05), (-0.1, 0.3), (0.01, 0.12))] == [
+    assert [
+        exceeds(one(*ends), 0.1) for ends in ((0.05, 0.3), (-1, 0.05), (-0.1, 0.3), (0.01, 0.12), (0.01, 0.09))
+    ] == [*[HOLDS, NOT, OPEN, OPEN, SMALL]]
+    assert [departs(one(*ends), 0.1) for ends in ((-0.3, -0.05), (-0.05, 0.09), (-0.3, 0.2), (-0.08, -0.02))] == [
+        *[HOLDS, NOT, OPEN, SMALL]
+    ]
+    assert [equals(one(*ends), 1, 0.1) for ends in ((0.95, 1.09), (0.5, 0.8), (0.5, 1.2), (1.01, 1.15))] == [
         *[HOLDS, NOT, OPEN, OPEN]
     ]
-    assert [departs(one(*ends), 0.1) for ends in ((-0.3, -0.05), (-0.05, 0.09), (-0.3, 0.2))] == [*[HOLDS, NOT, OPEN]]
-    assert [alike(one(*ends), 0.1) for ends in ((-0.05, 0.09), (-0.3, -0.05), (-0.3, 0.2))] == [*[HOLDS, NOT, OPEN]]
     assert [stays_below(one(*ends), 0.1) for ends in ((-0.3, 0.09), (0.11, 0.3), (0.0, 0.2))] == [*[HOLDS, NOT, OPEN]]
     nothing = Interval(1.0, math.nan, math.nan, math.nan, 1)
-    for judge in (exceeds, departs, alike, stays_below):
-        assert judge(nothing, 0.1) == OPEN
-    assert [all_of(found) for found in ([HOLDS, HOLDS], [HOLDS, NOT], [HOLDS, OPEN], [])] == [*[HOLDS, NOT, OPEN, OPEN]]
-    assert [any_of(found) for found in ([OPEN, HOLDS], [NOT, NOT], [NOT, OPEN], [])] == [*[HOLDS, NOT, OPEN, OPEN]]
+    for verdict in (exceeds(nothing, 0.1), departs(nothing, 0.1), equals(nothing, 1, 0.1), stays_below(nothing, 0.1)):
+        assert verdict == OPEN
     assert by_condition({"a": NOT, "b": NOT}) == (NOT, "") and by_condition({"a": OPEN})[0] == OPEN
+
+
+def test_conjunctions_need_no_correction_to_hold_but_to_be_refuted() -> None:
+    """Six parts, each just inside its own interval, hold together; one that is just refuted alone does not refute."""
+
+    def effect(t: float) -> Effect:
+        """A sample of 4 whose mean lies t standard errors from 0 (t of 3 degrees: 3.18 at 95 %, 5.84 for six)."""
+        sample = np.array([-1.0, 1.0, -1.0, 1.0])
+        return Effect(sample + t * sample.std(ddof=1) / 2, at_least(0.0))
+
+    held, refuted = effect(3.3), effect(-3.3)
+    six = {str(k): held for k in range(6)}
+    assert all_of(six) == HOLDS and any_of(six) == OPEN and any_of({"one": held}) == HOLDS
+    assert all_of({**six, "0": refuted}) == OPEN and all_of({**six, "0": effect(-9.0)}) == NOT
+    assert any_of({str(k): refuted for k in range(6)}) == NOT
+    assert any_of({**{str(k): refuted for k in range(5)}, "5": effect(9.0)}) == HOLDS
+    assert all_of({}) == any_of({}) == OPEN
+    small = Effect([0.019, 0.02, 0.021], at_least(0.5))
+    assert all_of({"a": held, "b": small}) == SMALL and any_of({"a": small, "b": small}) == SMALL
+
+
+def test_of_other_networks_nothing_is_judged_and_a_theorem_stands_unless_contradicted() -> None:
+    order = claim_of("block-order").judged(tables.ordered(tables.ORDER, 0.02))
+    assert order.verdict == Verdict.not_tested and "at this scale: holds" in order.words
+    softmax = claim_of("softmax-heterogeneity")
+    assert softmax.judged(tables.softmax(3.0, 0.0, 0.02)).verdict == Verdict.theorem
+    assert softmax.judged(tables.softmax(3.0, 0.0, 0.02)).words == "eq5, tab1; measured: holds"
+    assert softmax.judged(tables.softmax(0.0, 0.0, 0.02)).verdict == NOT
+
+
+def test_theorems_are_statements_of_verify() -> None:
+    text = (Path(__file__).parents[2] / "hessfig/theory/statement_texts.toml").read_text()
+    named = {statement for one in claims().values() for statement in one.theorems}
+    assert named <= set(tomllib.loads(text)) and named
 
 
 def test_claims_say_who_claims_what_and_how_it_is_judged() -> None:

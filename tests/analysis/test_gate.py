@@ -10,7 +10,7 @@ import pytest
 
 from hessfig.analysis.manifest import architectures
 from hessfig.analysis.slopes.fit import fit_slopes
-from hessfig.analysis.slopes.gate import checked, drifts, summary, violations
+from hessfig.analysis.slopes.gate import asymptotic, checked, summary, violations
 from hessfig.predictions.architecture import Architecture
 from hessfig.terms import Block, Part
 from tests.analysis.synthetic import CONFIG, config, make_table, predicted_law
@@ -64,15 +64,15 @@ def bending(block: Block, part: Part, architecture: Architecture, sigma: float) 
 def test_drift_is_noted_and_is_no_violation() -> None:
     frame = frame_of(law=bending, blocks=[("W_Q", "W_Q")])
     assert violations(frame, 0.1) == []
-    assert len(drifts(frame, 0.1)) == 3
-    assert all("drifts" in line and "lower half" in line for line in drifts(frame, 0.1))
+    assert len(asymptotic(frame, 0.1)) == 3
+    assert all("asymptote only" in line and "lower half" in line for line in asymptotic(frame, 0.1))
 
 
 def test_a_wrong_exponent_does_not_pass_as_drift() -> None:
     frame = frame_of(law=five_for_six, blocks=[("W_Q", "W_Q")], parts=["H_o"])
-    assert drifts(frame, 0.1) == []
+    assert asymptotic(frame, 0.1) == []
     unsure = frame.assign(lower_half=5.0, lower_half_se=0.6)
-    assert drifts(unsure, 0.1) == []
+    assert asymptotic(unsure, 0.1) == []
     assert "deviates" in violations(unsure, 0.1)[0]
 
 
@@ -112,13 +112,13 @@ def test_nonfinite_numbers_fail() -> None:
 
 
 def test_the_summary_counts_what_was_checked() -> None:
-    assert summary(frame_of(), 0.1) == (["6 slopes checked, 0 outside tolerance 0.1"], 0)
+    assert summary(frame_of(), 0.1) == (["6 slopes checked, 6 pass, 0 outside tolerance 0.1"], 0)
     lines, code = summary(frame_of(law=five_for_six), 0.1)
     assert (code, len(lines)) == (1, 2) and "H_o(W_Q, W_Q)" in lines[0]
-    assert lines[-1] == "6 slopes checked, 1 outside tolerance 0.1"
+    assert lines[-1] == "6 slopes checked, 5 pass, 1 outside tolerance 0.1"
     lines, code = summary(frame_of(law=bending, blocks=[("W_Q", "W_Q")]), 0.1)
     assert code == 0 and all(line.startswith("note: ") for line in lines[:-1])
-    assert lines[-1] == "3 slopes checked, 0 outside tolerance 0.1, 3 drifting (notes above)"
+    assert lines[-1] == "3 slopes checked, 0 pass, 0 outside tolerance 0.1, 3 asymptote only (notes above)"
 
 
 def test_where_nothing_is_predicted_the_summary_says_so_and_fails() -> None:

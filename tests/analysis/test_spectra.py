@@ -6,10 +6,19 @@ import math
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import stats
 
-from hessfig.analysis.intervals import difference_interval, student_band, student_interval
+from hessfig.analysis.intervals import (
+    band,
+    fisher_interval,
+    geometric_interval,
+    paired_interval,
+    probe_interval,
+    student_band,
+    student_interval,
+)
 from hessfig.analysis.spectral_distances import (
     FIXED,
     PUBLISHED,
@@ -70,13 +79,29 @@ def test_an_interval_is_students() -> None:
     assert mean[0] + margin[0] == pytest.approx(high)
 
 
-def test_a_difference_is_welchs() -> None:
-    ours, theirs = [1.0, 2.0, 4.0, 3.5], [0.0, 0.2, 0.1]
-    found, truth = difference_interval(ours, theirs), stats.ttest_ind(ours, theirs, equal_var=False)
-    interval = truth.confidence_interval(0.95)
-    assert (found.low, found.high) == (pytest.approx(interval.low), pytest.approx(interval.high))
-    same = difference_interval([1.0, 1.0], [1.0, 1.0])
-    assert same.low == same.high == 0
+def test_pairs_logs_correlations_and_probes_have_intervals_of_their_own() -> None:
+    ours, theirs = pd.Series({1: 3.0, 2: 5.0, 3: 8.5, 4: 1.0}), pd.Series({1: 2.0, 2: 4.5, 3: 7.0, 9: 100.0})
+    low, high = stats.ttest_rel(ours[:3], theirs[:3]).confidence_interval(0.95)
+    found = paired_interval(ours, theirs)
+    assert (found.low, found.high, found.count) == (pytest.approx(low), pytest.approx(high), 3)
+    factors = geometric_interval([1e-6, 1e-2, 1.0, 0.0])
+    assert factors.mean == pytest.approx(10 ** (-8 / 3)) and factors.count == 3
+    assert factors.high / factors.mean == pytest.approx(factors.mean / factors.low) and factors.low > 0
+    z = fisher_interval([0.9, 0.5, 1.0])
+    assert math.atanh(z.mean) == pytest.approx(np.mean(np.arctanh([0.9, 0.5, 0.999])))
+    assert -1 < z.low < z.mean < z.high < 1
+    probed = probe_interval(2.0, 0.1, 4)
+    assert probed.high - probed.mean == pytest.approx(0.1 * stats.t.ppf(0.975, 3))
+    assert math.isnan(probe_interval(2.0, 0.1, 1).low)
+
+
+def test_bands_are_intervals_of_the_mean_and_never_reach_zero_on_a_logarithmic_axis() -> None:
+    mean, sem, count = np.array([1.0, 1.0, 2.0]), np.array([0.1, 3.0, math.nan]), np.array([5, 3, 1])
+    low, high = band(mean, sem, count, logs=False)
+    assert high[0] - 1 == pytest.approx(0.1 * stats.t.ppf(0.975, 4)) and low[1] < 0 and math.isnan(low[2])
+    low, high = band(mean, sem, count, logs=True)
+    assert (low[:2] > 0).all() and low[:2] * high[:2] == pytest.approx(1.0)
+    assert high[0] == pytest.approx(math.exp(0.1 * stats.t.ppf(0.975, 4)))
 
 
 def test_smoothing_is_the_stated_sum_of_gaussians() -> None:

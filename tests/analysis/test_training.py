@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from hessfig.analysis.training_runs import race, rank_correlations, settled, shares
+from hessfig.analysis.training_runs import against_plain, race, rank_correlations, settled, shares
 from hessfig.errors import UserError
 from tests.analysis.spectral import spectral_table
 
@@ -105,3 +105,17 @@ def test_rank_correlations_are_spearmans_seed_by_seed() -> None:
     assert dict(rank_correlations(one, other)) == {1: pytest.approx(1.0), 2: pytest.approx(-1.0)}
     assert rank_correlations(one, other * 0).isna().all()
     assert rank_correlations(one[:2], other[:2]).isna().all()
+
+
+def test_rules_are_paired_with_their_plain_optimiser() -> None:
+    plain = [1.0, 0.1, 0.01]
+    rows = [
+        ("step", rule, seed, 0.1, False, loss * factor)
+        for rule, factor in (("sgd", 1.0), ("sgd, whole", 2.0), ("sgd, blocks", math.inf), ("adamw, whole", 1.0))
+        for seed, loss in enumerate(plain)
+    ]
+    found = against_plain(pd.DataFrame(rows, columns=["budget", "rule", "seed", "rate", "at_edge", "loss"]))
+    assert list(found["rule"]) == ["sgd, whole", "sgd, blocks"]
+    twice = found.iloc[0]
+    assert [twice["ratio"], twice["ratio_low"], twice["ratio_high"]] == pytest.approx([2.0] * 3)
+    assert math.isnan(found["ratio"].iloc[1])  # a run that diverged has no ratio

@@ -12,10 +12,15 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from hessfig.analysis import presented
-from hessfig.analysis.claims.growth_rules import GROWTH, SCALES, SHARES
-from hessfig.analysis.claims.network_rules import KINDS, SUBLAYERS
-from hessfig.analysis.claims.rule import Claim, Evidence, Finding, Verdict, evidence_in
-from hessfig.analysis.claims.training_rules import ALONG, SAMPLES
+from hessfig.analysis.claims.component_rules import COMPONENTS
+from hessfig.analysis.claims.growth_rules import GROWTH
+from hessfig.analysis.claims.judges import Finding, Verdict
+from hessfig.analysis.claims.rule import Claim, Evidence, evidence_in
+from hessfig.analysis.claims.sample_rules import SAMPLES
+from hessfig.analysis.claims.share_rules import SHARES
+from hessfig.analysis.claims.spectrum_rules import SPECTRA
+from hessfig.analysis.claims.sublayer_rules import SUBLAYERS
+from hessfig.analysis.claims.training_rules import TRAINING
 from hessfig.errors import UserError, did_you_mean, run_command
 from hessfig.files import is_file, write_together
 from hessfig.record import TABLE
@@ -24,7 +29,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-_FAMILIES = (GROWTH, SHARES, KINDS, SCALES, SAMPLES, SUBLAYERS, ALONG)
+_FAMILIES = (GROWTH, SHARES, COMPONENTS, SPECTRA, SUBLAYERS, TRAINING, SAMPLES)
 
 
 def claims() -> dict[str, Claim]:
@@ -63,16 +68,21 @@ class Judged:
 
     @property
     def verdict(self) -> str:
-        """The verdict in words."""
-        return self.finding.verdict.value if self.finding else NOT_RUN
+        """The verdict in words; without a table a theorem still follows, and what awaits its sweep is not tested."""
+        if self.finding:
+            return self.finding.verdict.value
+        if self.claim.theorems:
+            return Verdict.theorem.value
+        return Verdict.not_tested.value if self.claim.others or self.claim.awaits else NOT_RUN
 
     @property
     def words(self) -> str:
         """What stands beside the verdict."""
-        if self.finding is None:
-            return " && ".join(self.commands)
         notes = [f"measured with {', '.join(self.departures)}"] if self.departures else []
-        return "; ".join([*filter(None, [self.finding.words]), *notes])
+        if self.finding is None:
+            notes = [", ".join(self.claim.theorems), self.claim.others, self.claim.awaits]
+        said = [self.finding.words] if self.finding else []
+        return "; ".join(filter(None, [*said, *notes, " && ".join(self.commands)]))
 
 
 def judge(claims: Iterable[Claim], outputs: Path, departures: Departures) -> list[Judged]:
@@ -105,17 +115,19 @@ def _check(outputs: Path) -> None:
 def _judged(claim: Claim, outputs: Path, read: Callable[[str], Evidence], departures: Departures) -> Judged:
     lacking = [sweep for sweep in claim.sweeps if not is_file(outputs / sweep / TABLE)]
     if lacking:
-        return Judged(claim, commands=tuple(run_command(outputs / sweep) for sweep in lacking))
+        runs = () if claim.awaits else tuple(run_command(outputs / sweep) for sweep in lacking)
+        return Judged(claim, commands=runs)
     beside = {sweep: read(sweep) for sweep in claim.beside}
     other = [f"{sweep}: {one}" for sweep in claim.sweeps for one in departures(outputs / sweep, sweep)]
-    finding = claim.rule(replace(read(claim.sweep), beside=beside))
-    return Judged(claim, finding, departures=tuple(other))
+    finding = claim.judged(replace(read(claim.sweep), beside=beside))
+    again = (run_command(outputs / claim.sweep),) if finding.is_lacking else ()
+    return Judged(claim, finding, again, tuple(other))
 
 
 CSV, PAGE = "claims.csv", "claims.md"
 COLUMNS = [
     *["id", "source", "statement", "sweeps", "figure", "rule", "effect", "low", "high", "verdict", "words"],
-    *["run", "departures"],
+    *["scale_source", "scale_here", "run", "departures"],
 ]
 
 
@@ -134,9 +146,11 @@ def as_csv(judged: Iterable[Judged]) -> str:
 def as_markdown(judged: Sequence[Judged]) -> str:
     """Return the page: a table of verdicts, then a section a claim."""
     lines = ["# Empirical claims of the literature, judged from the tables here", "", summary(judged), ""]
-    lines += ["| claim | effect | 95 % interval | verdict |", "|---|---|---|---|"]
+    heads = ("claim", "scale in the source", "scale here", "effect", "95 % interval", "verdict")
+    lines += [_line(heads), _line("---" for _ in heads)]
     lines += [
-        f"| [{one.claim.id}](#{one.claim.id}) | {effect(one)} | {interval(one)} | {one.verdict} |" for one in judged
+        _line((f"[{one.claim.id}](#{one.claim.id})", *_scales(one), effect(one), interval(one), one.verdict))
+        for one in judged
     ]
     return "\n".join([*lines, "", *(line for one in judged for line in _section(one))])
 
@@ -145,11 +159,11 @@ def explanation(one: Judged) -> list[tuple[str, str]]:
     """Return what there is to say of one claim, as pairs of a word and a text."""
     claim = one.claim
     said = [("claim", claim.statement), ("source", claim.source), ("sweeps", ", ".join(claim.sweeps))]
-    said += [("rule", claim.rule_words)]
+    said += [("scale in the source", claim.there), ("scale here", claim.here), ("rule", claim.rule_words)]
     if one.finding:
         said += [("effect", f"{effect(one)}, 95 % interval {interval(one) or 'none'}")]
     said += [("verdict", one.verdict), *([("note" if one.finding else "run", one.words)] if one.words else [])]
-    return [*said, ("figure", f"hessfig plot figure={claim.figure}")]
+    return [*filter(lambda pair: pair[1], said), ("figure", f"hessfig plot figure={claim.figure}")]
 
 
 def contrasts(one: Judged) -> list[tuple[str, str, str, str]]:
@@ -179,8 +193,14 @@ def ends(low: float, high: float) -> str:
 
 
 def summary(judged: Sequence[Judged]) -> str:
-    """Return how many claims have which verdict."""
-    return f"{len(judged)} claims: {', '.join(f'{count} {word}' for word, count in counts(judged).items())}."
+    """Return how many claims have which verdict, and how many of these are expected to be false.
+
+    A verdict that rests on intervals is false with a probability of at most 5 % (one side of a 95 % interval, or both).
+    """
+    told = ", ".join(f"{count} {word}" for word, count in counts(judged).items())
+    decided = sum(one.verdict in _DECIDED for one in judged)
+    false = f"Of {decided} verdicts by interval at most {0.05 * decided:.2g} are expected to be false."
+    return f"{len(judged)} claims: {told}. {false}"
 
 
 def _row(one: Judged) -> dict[str, object]:
@@ -188,22 +208,37 @@ def _row(one: Judged) -> dict[str, object]:
     said = {"id": claim.id, "source": claim.source, "statement": claim.statement, "figure": claim.figure}
     said |= {"sweeps": " ".join(claim.sweeps), "rule": claim.rule_words, "verdict": one.verdict}
     numbers = {name: getattr(finding, name) for name in ("effect", "low", "high")} if finding else {}
-    told = {"words": finding.words if finding else "", "run": " && ".join(one.commands)}
+    told = {"words": finding.words if finding else claim.others or claim.awaits, "run": " && ".join(one.commands)}
+    told |= dict(zip(("scale_source", "scale_here"), _scales(one), strict=True))
     return {**said, **numbers, **told, "departures": "; ".join(one.departures)}
 
 
 def _section(one: Judged) -> list[str]:
     said = [f"- {word}: {_cell(text)}" for word, text in explanation(one)]
-    table = [f"| {' | '.join(map(_cell, row))} |" for row in contrasts(one)]
+    table = [_line(row) for row in contrasts(one)]
     head = ["", "| contrast | mean | interval | seeds |", "|---|---|---|---|"] if table else []
     return [f"## {one.claim.id}", "", *said, *head, *table, ""]
+
+
+def _scales(one: Judged) -> tuple[str, str]:
+    return one.claim.there, one.claim.here
+
+
+def _scale(one: Judged) -> str:
+    return " / ".join(filter(None, _scales(one)))
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(map(_cell, cells))} |"
 
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("<", "&lt;")
 
 
+_DECIDED = {Verdict.holds, Verdict.holds_only_if, Verdict.small, Verdict.does_not_hold}
 _COLOURS = {
+    **{Verdict.theorem.value: "green", Verdict.small.value: "yellow", Verdict.not_tested.value: "dim"},
     **{Verdict.holds.value: "green", Verdict.does_not_hold.value: "red"},
     **{Verdict.holds_only_if.value: "yellow", NOT_RUN: "dim"},
 }
@@ -211,10 +246,13 @@ _COLOURS = {
 
 def verdict_table(judged: Sequence[Judged]) -> Table:
     """Return a row a claim: effect, interval, verdict, what it states, and below it a note or what to run."""
-    rows = [(one.claim.id, effect(one), interval(one), _coloured(one.verdict), _stated(one)) for one in judged]
-    last = "statement; note, or what to run"
-    heads = ("claim", "effect", "95 % interval", "verdict", last)
-    return presented.terminal_table(heads, rows, wrapped=[last], fold=True)
+    rows = [
+        (one.claim.id, effect(one), interval(one), _coloured(one.verdict), _safe(_scale(one)), _stated(one))
+        for one in judged
+    ]
+    scales, last = "scale in the source / scale here", "statement; note, or what to run"
+    heads = ("claim", "effect", "95 % interval", "verdict", scales, last)
+    return presented.terminal_table(heads, rows, wrapped=[scales, last], fold=True)
 
 
 def explanation_table(one: Judged) -> Table:

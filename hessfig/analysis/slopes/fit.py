@@ -29,19 +29,22 @@ from hessfig.terms import Block, Part
 PublishedKey = tuple[str, str, str, str, Window]
 
 
-def published_slope(sweep: str, row: str, col: str, part: str, window: Window) -> float:
-    """Return the slope of the published mean curve on exactly this window; nan if none is on record.
+def published_slope(sweep: str, row: str, col: str, part: str, window: Window) -> tuple[float, float]:
+    """Return the slope of the published mean curve on exactly this window, and its standard error; nan if unknown.
 
     The record holds for every layer and depth the paper shows for that block.
     """
-    return _records().get((sweep, row, col, part, window), math.nan)
+    return _records().get((sweep, row, col, part, window), (math.nan, math.nan))
 
 
 @cache
-def _records() -> dict[PublishedKey, float]:
+def _records() -> dict[PublishedKey, tuple[float, float]]:
     text = files("hessfig.data").joinpath("published_slopes.csv").read_text()
     return {
-        (r["sweep"], r["row"], r["col"], r["part"], (_end(r["window_low"]), _end(r["window_high"]))): float(r["slope"])
+        (r["sweep"], r["row"], r["col"], r["part"], (_end(r["window_low"]), _end(r["window_high"]))): (
+            float(r["slope"]),
+            float(r["slope_se"] or "nan"),
+        )
         for r in csv.DictReader(text.splitlines())
     }
 
@@ -150,7 +153,7 @@ Key = tuple[str, int, int, int, str, str, str, str, int]
 SLOPES = "slopes.csv"
 
 _FITTED = ["window_low", "window_high", "slope", "slope_se", "ci_low", "ci_high"]
-_COMPARED = ["predicted", "verdict", "published", "prediction", "regime", "reference"]
+_COMPARED = ["predicted", "verdict", "published", "published_se", "joint_se", "prediction", "regime", "reference"]
 _EVIDENCE = [
     *["lower_half", "lower_half_se", "num_points", "num_seeds", "num_nonfinite", "num_not_converged"],
     *["is_zero", "x_high", "axis"],
@@ -211,7 +214,8 @@ def fit_slopes(
     """Return one row per curve and window: log-log least squares of the mean over seeds (`average`: which mean).
 
     Errors are those of bootstrap.fit_slope, predicted exponents those of predictions.growth_rates, published
-    slopes those of data/published_slopes.csv; the latter two speak of Frobenius norms along sigma. `preset` is the
+    slopes those of data/published_slopes.csv, with the joint error of the difference where theirs is known; the latter
+    two speak of Frobenius norms along sigma. `preset` is the
     shipped sweep whose network and task these are, "" for others: nobody published their slopes.
     """
     check_windows(windows)
@@ -227,6 +231,7 @@ def fit_slopes(
     ]
     frame = pd.DataFrame(rows).astype({"predicted": float, "window_low": float, "window_high": float})
     frame = in_reading_order(frame, numbers)
+    frame = frame.assign(joint_se=np.hypot(frame["slope_se"], frame["published_se"]))
     return frame.assign(verdict=[judge(row, tolerance).value for row in frame.itertuples()])[COLUMNS]
 
 
@@ -245,6 +250,7 @@ def _context(key: Key, preset: str, window: Window, architectures: Architectures
     block, of_norms = Block(layer, row, col, row_layer), quantity == FROBENIUS and axis.is_sigma
     rate = _rate(block, part, architectures.get((variant, num_layers)), of_norms=of_norms)
     shown = of_norms and not variant and not block.is_across
+    published, error = published_slope(preset, row, col, part, window) if shown else (math.nan, math.nan)
     return {
         **dict(zip(CURVE, key, strict=True)),
         "axis": axis.name,
@@ -252,7 +258,8 @@ def _context(key: Key, preset: str, window: Window, architectures: Architectures
         "prediction": rate.prediction.value,
         "regime": rate.regime.value,
         "reference": rate.reference,
-        "published": published_slope(preset, row, col, part, window) if shown else math.nan,
+        "published": published,
+        "published_se": error,
     }
 
 

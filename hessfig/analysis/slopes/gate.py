@@ -10,23 +10,24 @@ from hessfig.analysis.axis import Axis
 from hessfig.analysis.slopes.printed import Verdict, as_window, judge, label
 from hessfig.predictions.growth_rates import Prediction, Regime
 
-_PASSES = (Verdict.agrees, Verdict.structural_zero, Verdict.no_prediction, Verdict.drifts)
+_PASSES = (Verdict.agrees, Verdict.structural_zero, Verdict.no_prediction)
 NOTHING = "no slope has a prediction: nothing was checked"
 SATURATION = 1.0  # predictions for sigma -> 0 say nothing about sigmas above this: the softmax saturates
 
 
 def summary(frame: pd.DataFrame, tolerance: float) -> tuple[list[str], int]:
-    """Return what to print (what drifts, what fails, and at last how many were checked) and the exit code.
+    """Return what to print (what is asymptotic only, what fails, and at last how many were checked) and the exit code.
 
     0: every checked slope passes; 1: one fails, or no slope has a prediction and nothing was checked.
     """
     rows, count = len(frame), len(checked(frame))
     if not count:
         return [NOTHING], 1
-    noted, wrong = drifts(frame, tolerance), violations(frame, tolerance)
-    rest = {"drifting (notes above)": len(noted), "where no prediction applies": rows - count}
+    noted, wrong = asymptotic(frame, tolerance), violations(frame, tolerance)
+    rest = {"asymptote only (notes above)": len(noted), "where no prediction applies": rows - count}
     words = "".join(f", {number} {what}" for what, number in rest.items() if number)
-    last = f"{count} slopes checked, {len(wrong)} outside tolerance {tolerance:g}{words}"
+    passed = count - len(noted) - len({line.partition(": ")[0] for line in wrong})
+    last = f"{count} slopes checked, {passed} pass, {len(wrong)} outside tolerance {tolerance:g}{words}"
     return [*(f"note: {line}" for line in noted), *wrong, last], int(bool(wrong))
 
 
@@ -44,8 +45,9 @@ def violations(frame: pd.DataFrame, tolerance: float) -> list[str]:
     """Return one line for every checked row that fails at `tolerance`; an empty list is a pass.
 
     A slope fails when it deviates, when it is undecided (2 se > tolerance: it could not have told a wrong
-    exponent), when it has too few points, or when numbers in its window are not finite. One that drifts does
-    not (see `drifts`). A frame in which no prediction applies fails as well: nothing was checked.
+    exponent), when it has too few points, or when numbers in its window are not finite. One that
+    reaches its asymptote only does not, and does not pass either (see `asymptotic`). A frame in which no prediction
+    applies fails as well: nothing was checked.
     """
     rows = checked(frame)
     if rows.empty:
@@ -53,15 +55,15 @@ def violations(frame: pd.DataFrame, tolerance: float) -> list[str]:
     return [line for row in rows.itertuples() for line in _complaints(row, tolerance)]
 
 
-def drifts(frame: pd.DataFrame, tolerance: float) -> list[str]:
-    """Return one line for every checked row that drifts: it bends away from its limit, but starts out on it."""
+def asymptotic(frame: pd.DataFrame, tolerance: float) -> list[str]:
+    """Return one line for every checked row that starts out on its limit, but bends away from it: no pass."""
     judged = [(row, judge(row, tolerance)) for row in checked(frame).itertuples()]
-    return [_line(row, verdict, tolerance) for row, verdict in judged if verdict == Verdict.drifts]
+    return [_line(row, verdict, tolerance) for row, verdict in judged if verdict == Verdict.asymptote_only]
 
 
 def _complaints(row: Any, tolerance: float) -> list[str]:
     verdict = judge(row, tolerance)
-    wrong = [] if verdict in _PASSES else [_line(row, verdict, tolerance)]
+    wrong = [] if verdict in (*_PASSES, Verdict.asymptote_only) else [_line(row, verdict, tolerance)]
     left_out = {"are not finite": row.num_nonfinite, "did not converge": row.num_not_converged}
     lines = [f"{_name(row)}: numbers in the window that {what}: {n}" for what, n in left_out.items() if n]
     return wrong + lines
@@ -85,5 +87,5 @@ def _evidence(row: Any, verdict: Verdict, tolerance: float) -> str:
     if verdict == Verdict.too_few_points:
         return f"{row.num_points} sigmas with a positive mean, at least 3 are needed"
     slope = f"slope {row.slope:.3f} ± {row.slope_se:.3f} from {row.num_seeds} seeds"
-    half = f", lower half {row.lower_half:.2f} ± {row.lower_half_se:.2f}" if verdict == Verdict.drifts else ""
+    half = f", lower half {row.lower_half:.2f} ± {row.lower_half_se:.2f}" if verdict == Verdict.asymptote_only else ""
     return f"{slope}{half}, predicted {row.predicted:g} ± {tolerance:g}"

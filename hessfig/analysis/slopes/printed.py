@@ -63,8 +63,9 @@ class Verdict(StrEnum):
     agrees           |slope - predicted| <= t, and the slope is known well enough (2 se <= t)
     deviates         it is further off than t, and not by its own error alone; or a block does not vanish
                      that should
-    drifts           as `deviates`, but the exponent is a limit for sigma -> 0 and the smaller half of the
-                     sigmas agrees with it, known to se <= t: the curve bends away inside the window
+    asymptote only   as `deviates`, but the exponent is a limit for sigma -> 0 and the smaller half of the
+                     sigmas agrees with it, known to se <= t: the curve bends away inside the window, so that
+                     the law is that of the limit, not of this window; no pass, and not a refutation
     undecided        the standard error is too large for t to tell anything (or there is one seed only)
     structural zero  every number is exactly zero, as predicted
     no prediction    theory is silent
@@ -73,7 +74,7 @@ class Verdict(StrEnum):
 
     agrees = "agrees"
     deviates = "deviates"
-    drifts = "drifts"
+    asymptote_only = "asymptote only"
     undecided = "undecided"
     structural_zero = "structural zero"
     no_prediction = "no prediction"
@@ -111,11 +112,11 @@ def _judge_exponent(row: SlopeRow, tolerance: float) -> Verdict:
     distance = abs(row.slope - row.predicted)
     error = 2 * row.slope_se if math.isfinite(row.slope_se) else math.inf
     if distance > tolerance + error:
-        return Verdict.drifts if _lower_half_agrees(row, tolerance) else Verdict.deviates
+        return Verdict.asymptote_only if _lower_half_agrees(row, tolerance) else Verdict.deviates
     if error > tolerance:
         return Verdict.undecided
     if distance > tolerance:
-        return Verdict.drifts if _lower_half_agrees(row, tolerance) else Verdict.deviates
+        return Verdict.asymptote_only if _lower_half_agrees(row, tolerance) else Verdict.deviates
     return Verdict.agrees
 
 

@@ -158,9 +158,10 @@ _PAGE = ["variant", "num_layers", "layer", "part", "index"]
 def lines(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     """Draw means over seeds along `figure.x` (the sweep's axis by default), a page for whatever else varies.
 
-    How to read it: a point is a mean over seeds, its band one standard error. Colour stands for `figure.colour`,
-    dashes for `figure.dashes` (sigma, step, layer, num_layers, part, index or a varied setting; what varies first by
-    default). Scales are logarithmic where the numbers span them. A table without an axis is drawn as bars.
+    How to read it: a point is a mean over seeds, its band the 95 % interval of the mean. Colour stands for
+    `figure.colour`, dashes for `figure.dashes` (sigma, step, layer, num_layers, part, index or a varied setting; what
+    varies first by default). Scales are logarithmic where the numbers span them. A table without an axis is drawn as
+    bars.
     Requires: the sweep's table.csv (option `quantity`: one, or a list, each then a column of panels).
     """
     run, quantities = read_run(folder), spec.words("quantity") or [FROBENIUS]
@@ -242,7 +243,7 @@ def _draw_panel(ax: Axes, points: pd.DataFrame, scale: pd.DataFrame, page: pd.Da
     keys = [values_of(drawn, look.colour).rename("colour"), values_of(drawn, look.dashes).rename("dashes")]
     for (colour, dashes), curve in drawn.groupby(keys, sort=False):
         style = {"linestyle": strokes[dashes], "linewidth": widths[colour]}
-        draw_errors(ax, curve, colour=tones[colour], is_log=log_y, **style)
+        draw_errors(ax, curve, colour=tones[colour], **style)
 
 
 _SHOWN = 3

@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, NullLocator
 
+from hessfig.analysis.intervals import band
 from hessfig.analysis.spectral_distances import Banded, Kernel, cumulative, grid_over, of_eigenvalues, smoothed, span
 from hessfig.analysis.stored_spectra import Density, Spectrum
 from hessfig.figures.layouts.collected_spectra import BlockName, Collected, by_rank, collected, extremes_page
@@ -54,13 +55,13 @@ class Panel:
 
 
 def draw_sorted(ax: Axes, spectra: list[Spectrum], part: str) -> pd.DataFrame:
-    """Draw the eigenvalues against the share that is smaller, mean over seeds with a band of one standard error."""
+    """Draw the eigenvalues against the share that is smaller, mean over seeds with the band of its 95 % interval."""
     count = len(spectra[0].eigenvalues)
     points = by_rank(spectra, drawn_ranks(count))
     shares = (points["rank"] - 0.5) / count
-    low, high = points["mean"] - points["sem"], points["mean"] + points["sem"]
+    ends = band(points["mean"], points["sem"], points["count"], logs=False)
     style: dict[str, Any] = {"alpha": 0.25, "linewidth": 0.9, "marker": ""}
-    draw_mean(ax, shares, points["mean"], (shares, low, high), colour=part_colour(part), **style)
+    draw_mean(ax, shares, points["mean"], (shares, *ends), colour=part_colour(part), **style)
     return points.assign(share=shares)
 
 
@@ -292,7 +293,7 @@ def _note(one: Collected, kernel: Kernel, part: str, kinds: set[str]) -> str:
     words = []
     if _SORTED in kinds:
         words.append(
-            f"Sorted eigenvalues: mean over {count} seed{'s' * (count > 1)}, band: ± standard error, x: share below."
+            f"Sorted eigenvalues: mean over {count} seed{'s' * (count > 1)}, band: 95% interval, x: share below."
         )
     if kinds - {_SORTED}:
         exact = "grey: exact eigenvalues, dashed: the same under the kernel; " if one.spectra else ""

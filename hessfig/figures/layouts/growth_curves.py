@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -121,15 +122,21 @@ def slope_words(measured: Measured) -> str:
     """Return how slopes were found."""
     means = "" if measured.average == ARITHMETIC else " of geometric means"
     windows = windows_in_words(measured.windows, measured.axis)
-    return f"Slopes: least squares{means} in log-log, {windows}; ± bootstrap over seeds."
+    return f"Slopes: least squares{means} in log-log, {windows}; ± bootstrap over seeds (statistical only)."
 
 
 def window_words(measured: Measured) -> list[str]:
     """Return 'slope ± error' (or the level) of a single curve on each window."""
     rows = _rows(measured.levels if measured.said == LEVEL else measured.slopes)
     if len(rows) == 1 and rows[0].num_points >= MIN_POINTS:
-        return [f"{measured.said} {_number(rows[0], measured)}"]
+        return [f"{measured.said} {_number(rows[0], measured)}", *_published(rows[0], measured)]
     return [f"{label(_window(row), measured.axis.symbol)}: {_number(row, measured)}" for row in rows]
+
+
+def _published(row: Any, measured: Measured) -> list[str]:
+    """Return the published slope with its error in words, where one is on record for this curve and window."""
+    known = measured.said != LEVEL and not math.isnan(row.published)
+    return [f"published {fitted(row.published, row.published_se)}"] if known else []
 
 
 def layer_words(measured: Measured, layer: int) -> str:

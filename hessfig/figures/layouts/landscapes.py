@@ -48,7 +48,7 @@ class _Place:
 def landscape(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     """Draw a panel for every direction (rows) and distance (columns) of the sweep; a page for whatever else varies.
 
-    How to read it: dots are means over orders of the samples and over seeds, bands one standard error over seeds;
+    How to read it: dots are means over orders of the samples and over seeds, bands 95 % intervals over seeds;
     open dots root mean squares, which the grey line (chance alone) must meet whatever the network: its slope of -1 is
     automatic. Black dashes: the second-order prediction. Red: the bound, and its two terms (dots: 2 L_max / (k + 1);
     dashes: M |w - w*|^2 / (k + 1)). r and b in a corner: rank correlation and slope of losses' changes on their
@@ -197,7 +197,7 @@ class Laws:
 def power_laws(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     """Draw quantities along the sweep's axis, logarithmic both, with the slope of every curve.
 
-    How to read it: a dot is a mean over seeds, its band one standard error; slopes are least squares in logarithms on
+    How to read it: a dot is a mean over seeds, its band the 95 % interval; slopes are least squares in logarithms on
     the sweep's first window, with errors from resampling seeds. Colours are parts of the Hessian (shades: variants).
     Grey lines are what chance alone gives, with their own slopes: a slope that is theirs says nothing of the network.
     Options: `quantity` (one, or a list, a column each), `chance` ({quantity: [quantities]}), `published` ({quantity:

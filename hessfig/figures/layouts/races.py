@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from hessfig.analysis.intervals import Interval, student_interval
-from hessfig.analysis.training_runs import THRESHOLD, Race, race, settled, shares
+from hessfig.analysis.intervals import Interval, geometric_interval
+from hessfig.analysis.training_runs import EDGE_TOLERANCE, THRESHOLD, Race, against_plain, race, settled, shares
 from hessfig.errors import UserError
 from hessfig.figures.layouts.courses import draw_means, how, of_whole, read_steps, scale, variant_titles
 from hessfig.figures.parts.encoding import set_y_scale
@@ -31,8 +31,9 @@ def steps(spec: FigureSpec, folder: Path) -> Iterator[Page]:
 
     How to read it: left all rules have the same number of gradients; right the same time, that of the fastest rule,
     with its Hessian products counted. Rates are chosen for every seed by the other seeds, from one grid; a star marks a
-    rule whose rate is at an end of the grid for some seed. Dots below: means with 95 % intervals over seeds; a rule
-    of which a seed diverged has none.
+    rule whose rate is at an end of the grid for some seed. Rates are in each rule's own unit. Dots below: geometric
+    means with 95 % intervals over seeds; a rule of which a seed diverged has none. × is the loss over that of the plain
+    optimiser, seed by seed, with its interval.
     Requires: the sweep's table.csv of losses and costs over training.optimiser, training.curvature and
     training.learning_rate.
     """
@@ -80,20 +81,25 @@ def _results_of(tuned: pd.DataFrame, rules: list[str]) -> pd.DataFrame:
     for rule in rules:
         one = where(tuned, rule=rule)
         lost = int(np.isinf(one["loss"]).sum())  # seeds whose run at the rate of the others diverged
-        interval = student_interval([math.nan] if lost else one["loss"])
+        interval = geometric_interval([math.nan] if lost else one["loss"])
         words = " or ".join(f"{rate:g}" for rate in sorted(one["rate"].unique())) + "*" * bool(one["at_edge"].any())
         words += f"; {lost} of {len(one)} diverged" * bool(lost)
         ends = {"mean": interval.mean, "low": interval.low, "high": interval.high, "count": interval.count}
         found.append({"budget": tuned["budget"].iloc[0], "rule": rule, **ends, "rates": words})
-    return pd.DataFrame(found)
+    return pd.DataFrame(found).merge(against_plain(tuned), on=["budget", "rule"], how="left")
+
+
+def _ratio(row: Any) -> str:
+    """Return the loss over the plain optimiser's in words; nothing where there is no interval."""
+    return f"\n× {row.ratio:.2g} [{row.ratio_low:.2g}, {row.ratio_high:.2g}]" if np.isfinite(row.ratio_low) else ""
 
 
 def _draw_results(ax: Axes, results: pd.DataFrame) -> None:
     for rank, row in enumerate(results.itertuples()):
-        half = row.high - row.mean
-        ax.errorbar([row.mean], [rank], xerr=[[half], [half]] if half == half else None, fmt="o", color=tone(rank))
-    names = [f"{row.rule} ({row.rates})" for row in results.itertuples()]
-    ax.set_yticks(range(len(names)), names)
+        ends = [[row.mean - row.low], [row.high - row.mean]]
+        ax.errorbar([row.mean], [rank], xerr=ends if np.isfinite(ends).all() else None, fmt="o", color=tone(rank))
+    names = [f"{row.rule} ({row.rates}){_ratio(row)}" for row in results.itertuples()]
+    ax.set_yticks(range(len(names)), names, fontsize=TINY)
     ax.set_ylim(len(names) - 0.5, -0.5)
 
 
@@ -168,7 +174,8 @@ def edge(spec: FigureSpec, folder: Path) -> Iterator[Page]:
 
     How to read it: at 1 (dashed) a step of this size just settles in a quadratic: 2 / learning rate for gradient
     descent, 38 / learning rate for AdamW's preconditioned Hessian (beta1 = 0.9). Words in a panel: the mean over the
-    last third of the steps, with its 95 % interval over seeds.
+    last third of the steps, with its 95 % interval over seeds; `at the edge` where all of it is within 10 % of 1. All
+    eigenvalues are of iterates, not of points half way between two.
     Requires: the sweep's table.csv with stability_threshold (option `quantity`: which sharpness to draw, or a list).
     """
     table = read_steps(folder).table
@@ -225,5 +232,7 @@ def _mark(ax: Axes, end: Interval | None) -> None:
     if end is not None:
         half = (end.high - end.low) / 2
         words = f"{end.mean:.3g}" + (f" ± {half:.2g}" if half == half else "")
+        inside = end.low > 1 - EDGE_TOLERANCE and end.high < 1 + EDGE_TOLERANCE
+        words += "\nat the edge" if inside else ""
         box = {"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 1}
         ax.text(0.97, 0.9, words, transform=ax.transAxes, ha="right", fontsize=TINY, bbox=box)

@@ -196,7 +196,9 @@ def _marks(table: pd.DataFrame, several_points: bool) -> str:
     repeats = seeds_words(table)
     if repeats == "1 seeds":
         return "Dots: one seed" + "; bars: ± the estimate's own error" * (not several_points)
-    return f"Dots: mean over {repeats}; {'band' if several_points else 'bars'}: ± standard error"
+    return (
+        f"Dots: mean over {repeats}; {'band: 95% interval of the mean' if several_points else 'bars: ± standard error'}"
+    )
 
 
 def _measured(table: pd.DataFrame) -> str:

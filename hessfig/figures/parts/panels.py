@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from hessfig.analysis.axis import SIGMA, Axis, X
-from hessfig.analysis.intervals import student_interval
+from hessfig.analysis.intervals import band, student_interval
 from hessfig.analysis.slopes.printed import Window, as_window, within
 from hessfig.figures.parts.measured import SUPERSCRIPTS, Measured
 from hessfig.figures.parts.page import BACKING, GUIDE, TINY, width_of
@@ -24,26 +24,25 @@ _GAP = 0.05  # inches between words and the line at sigma = 1
 _DASHES = ((0, (4, 2)), (0, (1.5, 1.2)), (0, (5, 1.5, 1, 1.5)))
 
 
-Band = tuple[Any, Any, Any]  # x, low and high
+Ends = tuple[Any, Any, Any]  # x, low and high
 
 
-def draw_mean(ax: Axes, x: Any, mean: Any, band: Band, *, colour: Any, alpha: float = 0.2, **line: Any) -> None:
+def draw_mean(ax: Axes, x: Any, mean: Any, ends: Ends, *, colour: Any, alpha: float = 0.2, **line: Any) -> None:
     """Draw means against x, and a band of the same colour."""
     ax.plot(x, mean, **{"marker": "o", "markeredgewidth": 0, "color": colour, **line})
-    ax.fill_between(*band, color=colour, alpha=alpha, linewidth=0)
+    ax.fill_between(*ends, color=colour, alpha=alpha, linewidth=0)
 
 
 def draw_curve(ax: Axes, curve: pd.DataFrame, *, colour: Any, **line: Any) -> None:
-    """Draw mean over seeds against x with a band of one standard error; zeros and holes are left out."""
-    draw_errors(ax, curve[positive(curve)], colour=colour, is_log=True, **line)
+    """Draw mean over seeds against x with the band of its 95 % interval; zeros and holes are left out."""
+    draw_errors(ax, curve[positive(curve)], colour=colour, **line)
 
 
-def draw_errors(ax: Axes, drawn: pd.DataFrame, *, colour: Any, is_log: bool, **line: Any) -> None:
-    """Draw means with a band of one standard error, which ends above zero on logarithmic axes."""
+def draw_errors(ax: Axes, drawn: pd.DataFrame, *, colour: Any, **line: Any) -> None:
+    """Draw means with the band of their 95 % interval (Student's t over seeds), as factors on a logarithmic axis."""
     known = drawn[drawn["sem"] > 0]
-    low, high = known["mean"] - known["sem"], known["mean"] + known["sem"]
-    low = np.maximum(low, known["mean"] * 0.05) if is_log else low
-    draw_mean(ax, drawn[X], drawn["mean"], (known[X], low, high), colour=colour, alpha=0.25, **line)
+    ends = band(known["mean"], known["sem"], known["count"], logs=ax.get_yscale() == "log")
+    draw_mean(ax, drawn[X], drawn["mean"], (known[X], *ends), colour=colour, alpha=0.25, **line)
 
 
 def seed_means(rows: pd.DataFrame, by: Sequence[str], name: str = "value", *, logs: bool = False) -> pd.DataFrame:
@@ -66,8 +65,11 @@ def draw_interval(ax: Axes, points: pd.DataFrame, x: str, *, colour: Any, **line
     """Draw `seed_means` against the column `x`; on logarithmic axes what is positive."""
     drawn, is_log = points[np.isfinite(points["mean"])].sort_values(x), ax.get_yscale() == "log"
     drawn = drawn[drawn["mean"] > 0] if is_log else drawn
-    low = np.maximum(drawn["low"], _FLOOR * drawn["mean"]) if is_log else drawn["low"]
-    draw_mean(ax, drawn[x], drawn["mean"], (drawn[x], low, drawn["high"]), colour=colour, **line)
+    low, high = drawn["low"], drawn["high"]
+    if is_log:  # as factors: an interval of few seeds on a logarithmic axis must not reach zero
+        high = np.maximum(high, drawn["mean"])
+        low = np.where(low > 0, low, drawn["mean"] ** 2 / high)
+    draw_mean(ax, drawn[x], drawn["mean"], (drawn[x], low, high), colour=colour, **line)
 
 
 def draw_guide(ax: Axes, x: np.ndarray, exponent: float, coefficient: float, *, style: int = 0) -> None:

@@ -1,0 +1,195 @@
+"""Rules of claims about components and sizes: moments of attention, powers of weights, depth, width."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pandas as pd
+
+from hessfig.analysis.claims.growth_rules import BARE, ORMANIEC, exponents
+from hessfig.analysis.claims.judges import (
+    Effect,
+    Finding,
+    at_least,
+    by_conditions,
+    each,
+    missing,
+    near,
+    single,
+    stays_below,
+    together,
+)
+from hessfig.analysis.claims.rule import Evidence, by_seed, claim, diagonal, in_logs, norms, wide
+from hessfig.analysis.claims.training_rules import BLOG
+from hessfig.terms import Part
+
+SCALE, CORRELATION, HEAD = "model.temperature", "task.correlation", "model.d_head"
+WEIGHT, ALPHA = "model.scaled_weight", "model.weight_scale"
+NORM = "model.norm"
+LEAST_DECADES, LEAST_EXPONENT, LEAST_VANISHING = 0.1, 0.1, 1.0
+LEAST_GAP = 0.25
+_LAYER = "one self-attention layer at initialisation"
+# Section 3.3: powers of |W_Q|, |W_K|, |W_V| in blocks of H_o of one layer, as counted in Theorem 3.1's factors.
+COUNTED = {
+    "W_Q": {"W_Q": 0, "W_K": 2, "W_V": 2},
+    "W_K": {"W_Q": 2, "W_K": 0, "W_V": 2},
+    "W_V": {"W_Q": 0, "W_K": 0, "W_V": 0},
+}
+
+
+@claim(
+    *("dispersed", f"{ORMANIEC}, section 3.2", "dispersion"),
+    figure="temperature",
+    there=_LAYER,
+    here=BARE,
+    awaits="no sweep of the score scale with moments is shipped yet",
+)
+def dispersed(evidence: Evidence) -> Finding:
+    """Claim: dispersed attention lets the query-key blocks of H_o dominate, one-hot attention makes them vanish.
+
+    Along the temperature of the scores, seed by seed: log10 of ||H_o(Q, Q)||_F over ||H_o(V, V)||_F where attention is
+    most dispersed, and the decades by which ||H_o(Q, Q)||_F is lower where it is most concentrated. The claim holds
+    when both intervals are above 0 with means of at least 0.1 and 1, and does not when one is below. The effect is the
+    first.
+    """
+    found = {row: _along(norms(evidence, SCALE, part=Part.H_o), SCALE, row) for row in ("W_Q", "W_V")}
+    if any(one.shape[1] < 2 for one in found.values()):
+        return missing(f"norms of H_o of W_Q and W_V for several values of {SCALE}")
+    query, value = found["W_Q"], found["W_V"]
+    parts = {"query over value, dispersed": Effect(query.iloc[:, -1] - value.iloc[:, -1], at_least(LEAST_DECADES))}
+    return together(parts | {"fall, one-hot": Effect(query.iloc[:, -1] - query.iloc[:, 0], at_least(LEAST_VANISHING))})
+
+
+@claim(
+    *("similar-tokens", f"{ORMANIEC}, section 3.2", "similar_tokens"),
+    figure="eq5",
+    there=_LAYER,
+    here=BARE,
+    awaits="no sweep of the tokens' correlation is shipped yet",
+)
+def similar(evidence: Evidence) -> Finding:
+    """Claim: the more similar the tokens, the smaller the contribution of the query-key blocks.
+
+    The effect is the decades by which ||H_o(Q, Q)||_F is lower at the largest correlation of the tokens than at the
+    smallest, seed by seed; the claim holds when the interval is above 0 and the mean at least 0.1 decades, and does not
+    when the interval is below 0.1.
+    """
+    logs = _along(norms(evidence, CORRELATION, part=Part.H_o), CORRELATION, "W_Q")
+    if logs.shape[1] < 2:
+        return missing(f"norms of H_o of W_Q for several values of {CORRELATION}")
+    return single(Effect((logs.iloc[:, 0] - logs.iloc[:, -1]).dropna(), at_least(LEAST_DECADES)))
+
+
+@claim(
+    *("wide-key", f"{ORMANIEC}, section 3.2", "wide_keys"),
+    figure="eq5",
+    there=_LAYER,
+    here=BARE,
+    awaits="no sweep of the width of heads is shipped yet",
+)
+def wide_key(evidence: Evidence) -> Finding:
+    """Claim: with wide keys attention does not depend on the data at initialisation.
+
+    The effect is the decades by which pattern_spread, the spread of the mixing weights, is lower with the widest heads
+    than with the narrowest, seed by seed; the claim holds when the interval is above 0 and the mean at least 0.1
+    decades, and does not when the interval is below 0.1.
+    """
+    logs = _along(evidence.numbers("pattern_spread", HEAD), HEAD)
+    if logs.shape[1] < 2:
+        return missing(f"pattern_spread for several values of {HEAD}")
+    return single(Effect((logs.iloc[:, 0] - logs.iloc[:, -1]).dropna(), at_least(LEAST_DECADES)))
+
+
+@claim(
+    *("weight-powers", f"{ORMANIEC}, section 3.3, and slides", "weight_powers"),
+    figure="weight_norms",
+    there=_LAYER,
+    here=BARE,
+    awaits="no sweep of norms against scales of weights is shipped yet",
+)
+def weight_powers(evidence: Evidence) -> Finding:
+    """Claim: the diagonal blocks of H_o depend on the norms of W_Q, W_K and W_V with the counted powers.
+
+    Exponents of ||H_o(A, A)||_F in the scale of each of the three weights, seed by seed. The claim holds when the
+    intervals of all lie within 0.25 of the counted power (0 in the weight itself, 2 in the other two for W_Q and W_K, 0
+    for W_V), and does not when one excludes its power with a mean at least 0.25 off. The effect is the exponent of
+    ||H_o(Q, Q)||_F in W_K.
+    """
+    rows = diagonal(norms(evidence, WEIGHT, ALPHA, part=Part.H_o))
+    rows = rows.assign(alpha=pd.to_numeric(rows[ALPHA], errors="coerce"))
+    found = exponents(rows.dropna(subset="alpha"), "alpha", "row", WEIGHT) if len(rows) else pd.Series(dtype=float)
+    groups = dict(list(found.groupby(level=["row", WEIGHT]))) if len(found) else {}
+    effects = {
+        f"exponent of H_o({row}, {row}) in |{weight}|": Effect(groups[row, weight], near(power, LEAST_GAP))
+        for row, powers in COUNTED.items()
+        for weight, power in powers.items()
+        if (row, weight) in groups
+    }
+    shown = "exponent of H_o(W_Q, W_Q) in |W_K|"
+    if shown not in effects:
+        return missing("norms of blocks of H_o against scales of W_Q, W_K and W_V")
+    return together(effects, shown)
+
+
+@claim(
+    *("size-spectrum", f"{BLOG}, section 7", "model_size_width", "model_size_depth"),
+    figure="model_size_width",
+    there="transformers in general",
+    here="one layer of width 16 to 256, and 1 to 6 layers of width 64, untrained, 5 seeds",
+)
+def size_spectrum(evidence: Evidence) -> Finding:
+    """Claim: the spectrum of the Hessian widens with the size of the network.
+
+    Exponents of the largest eigenvalue of the whole H in the width and in the number of layers, seed by seed. Along one
+    of the two the claim holds when the interval is above 0 and the mean at least 0.1, and does not when the interval is
+    below 0.1. The effect is that of the first that holds, else the largest.
+    """
+    tables = {"model.d_model": evidence, "model.n_layers": evidence.other("model_size_depth")}
+    samples = {}
+    for setting, one in tables.items():
+        rows = one.numbers("largest_eigenvalue", setting, row="all", part=Part.H.value)
+        of = exponents(_numbered(rows[rows["index"] <= 1], setting), "size")
+        if len(of.dropna()):
+            samples[f"along {setting}"] = of
+    if not samples:
+        return missing("largest eigenvalues of the whole network against width or depth")
+    return by_conditions(each(samples, at_least(LEAST_EXPONENT)))
+
+
+@claim(
+    *("norm-depth", f"{BLOG}, section 7", "depth_norm"),
+    figure="model_size_depth",
+    there="transformers in general",
+    here="1 to 5 layers, untrained",
+    awaits="no sweep of depth by norm is shipped yet",
+)
+def norm_depth(evidence: Evidence) -> Finding:
+    """Claim: block norms grow with depth, and pre-norm prevents it.
+
+    The exponent of ||H||_F of the first layer's blocks, averaged in logarithms, in the number of layers, seed by seed:
+    without a norm, and with pre-norm. The claim holds when the interval of the first is above 0 with a mean of at least
+    0.1 and that of the second is below 0.1, and does not when one is the other way round. The effect is the exponent
+    without a norm.
+    """
+    rows = in_logs(diagonal(norms(evidence, NORM)))
+    first = rows[rows["layer"] == 1]
+    means = by_seed(first, NORM, "num_layers").reset_index()
+    found = exponents(means.assign(value=10 ** means["value"]), "num_layers", NORM)
+    kinds = dict(list(found.groupby(level=NORM))) if len(found) else {}
+    if not {"none", "pre"} <= set(kinds):
+        return missing(f"norms of blocks for several depths with {NORM}=none and {NORM}=pre")
+    parts = {"exponent, no norm": Effect(kinds["none"], at_least(LEAST_EXPONENT))}
+    return together(parts | {"exponent, pre-norm": Effect(kinds["pre"], partial(stays_below, most=LEAST_EXPONENT))})
+
+
+def _numbered(rows: pd.DataFrame, setting: str) -> pd.DataFrame:
+    return rows.assign(size=pd.to_numeric(rows[setting], errors="coerce")).dropna(subset="size")
+
+
+def _along(rows: pd.DataFrame, setting: str, row: str = "") -> pd.DataFrame:
+    """Return the mean log10 of a quantity (of one weight's diagonal block): a row a seed, a column a value, rising."""
+    kept = in_logs(_numbered(diagonal(rows[rows["row"] == row]) if row else rows, setting))
+    return wide(by_seed(kept, "size"), "size") if len(kept) else pd.DataFrame()
+
+
+COMPONENTS = (dispersed, similar, wide_key, weight_powers, size_spectrum, norm_depth)

@@ -1,0 +1,242 @@
+"""Verdicts: how the intervals behind a claim become one, alone, together, and under several conditions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+
+import numpy as np
+
+from hessfig.analysis.intervals import Interval, student_interval
+
+
+class Verdict(StrEnum):
+    """What the numbers say of a claim; `holds_only_if` names its condition.
+
+    `small`: the effect is there, on the claim's side, and below the least size. `not_tested`: the networks are not
+    those of which the source speaks, or the sweep is not there. `theorem`: a statement of `hessfig verify` implies it.
+    """
+
+    holds = "holds"
+    holds_only_if = "holds only if"
+    small = "true but small"
+    does_not_hold = "does not hold"
+    undecided = "undecided"
+    not_tested = "not tested here"
+    theorem = "follows from a theorem"
+
+
+Judge = Callable[[Interval], Verdict]
+
+
+def exceeds(interval: Interval, least: float) -> Verdict:
+    """Judge whether an effect is positive and at least `least`: below that it would not matter.
+
+    It holds when the whole interval is above 0 and its mean reaches `least`; it is small when the whole interval lies
+    between the two, and it does not hold when the interval is below `least` otherwise; else it is undecided, as it is
+    without an interval.
+    """
+    if not math.isfinite(interval.low):
+        return Verdict.undecided
+    if interval.low > 0 and interval.mean >= least:
+        return Verdict.holds
+    if interval.high >= least:
+        return Verdict.undecided
+    return Verdict.small if interval.low > 0 else Verdict.does_not_hold
+
+
+def departs(interval: Interval, least: float) -> Verdict:
+    """Judge whether an effect of either sign is there: as `exceeds`, for its size."""
+    if not math.isfinite(interval.low):
+        return Verdict.undecided
+    excludes = interval.low > 0 or interval.high < 0
+    if excludes and abs(interval.mean) >= least:
+        return Verdict.holds
+    if not (-least < interval.low and interval.high < least):
+        return Verdict.undecided
+    return Verdict.small if excludes else Verdict.does_not_hold
+
+
+def equals(interval: Interval, target: float, within: float) -> Verdict:
+    """Judge whether an effect is `target`, up to `within`: the whole interval there holds.
+
+    It does not hold when the interval excludes the target and the mean is at least `within` off.
+    """
+    if not math.isfinite(interval.low):
+        return Verdict.undecided
+    if target - within < interval.low and interval.high < target + within:
+        return Verdict.holds
+    off = not interval.low <= target <= interval.high and abs(interval.mean - target) >= within
+    return Verdict.does_not_hold if off else Verdict.undecided
+
+
+def stays_below(interval: Interval, most: float) -> Verdict:
+    """Judge whether an effect lies below `most`, on which side the whole interval must be."""
+    if interval.high < most:
+        return Verdict.holds
+    return Verdict.does_not_hold if interval.low > most else Verdict.undecided
+
+
+def at_least(least: float) -> Judge:
+    """Return `exceeds` for this least size."""
+    return partial(exceeds, least=least)
+
+
+def near(target: float, within: float) -> Judge:
+    """Return `equals` for this target and how far from it counts as equal."""
+    return partial(equals, target=target, within=within)
+
+
+@dataclass(frozen=True)
+class Effect:
+    """A number that a claim rests on: a value per seed, how its interval is found, and how that is judged."""
+
+    sample: Iterable[float]
+    judge: Judge
+    kind: Callable[..., Interval] = student_interval
+
+    def interval(self, tests: int = 1) -> Interval:
+        """Return its interval; of `tests` such intervals all hold together at 95 % (Bonferroni)."""
+        return self.kind(self.sample, tests=tests)
+
+    def verdict(self, tests: int = 1) -> Verdict:
+        """Return its verdict by that interval."""
+        return self.judge(self.interval(tests))
+
+
+Effects = Mapping[str, Effect]
+
+
+def all_of(effects: Effects, tests: int = 1) -> Verdict:
+    """Return the verdict of a claim whose every part must hold.
+
+    To hold it needs no correction (intersection-union: each part has to pass by itself). Any one part may refute it,
+    so that a refutation is judged by the intervals of all parts together.
+    """
+    alone = {one.verdict(tests) for one in effects.values()}
+    if alone and alone <= {Verdict.holds, Verdict.small}:
+        return max(alone, key=lambda verdict: verdict == Verdict.small)
+    together = {one.verdict(tests * len(effects)) for one in effects.values()}
+    return Verdict.does_not_hold if Verdict.does_not_hold in together else Verdict.undecided
+
+
+def any_of(effects: Effects, tests: int = 1) -> Verdict:
+    """Return the verdict of a claim one part of which is enough: the other way round than `all_of`."""
+    together = {one.verdict(tests * len(effects)) for one in effects.values()}
+    if Verdict.holds in together:
+        return Verdict.holds
+    alone = {one.verdict(tests) for one in effects.values()}
+    if alone == {Verdict.does_not_hold}:
+        return Verdict.does_not_hold
+    return Verdict.small if together <= {Verdict.small, Verdict.does_not_hold} and together else Verdict.undecided
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One condition under which a claim was tested: the effect there, the verdict, and the intervals it rests on."""
+
+    effect: Interval
+    verdict: Verdict
+    contrasts: Mapping[str, Interval]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """An effect with its 95 % interval over seeds, the verdict, the words beside it, and the contrasts behind it.
+
+    `is_lacking`: the table has not the numbers that the rule needs.
+    """
+
+    effect: float
+    low: float
+    high: float
+    verdict: Verdict
+    words: str = ""
+    contrasts: tuple[tuple[str, Interval], ...] = ()
+    is_lacking: bool = False
+
+
+def found(
+    interval: Interval, verdict: Verdict, words: str = "", contrasts: Mapping[str, Interval] | None = None
+) -> Finding:
+    """Return a finding whose effect is `interval`."""
+    return Finding(interval.mean, interval.low, interval.high, verdict, words, tuple((contrasts or {}).items()))
+
+
+def single(effect: Effect, words: str = "", contrasts: Mapping[str, Interval] | None = None) -> Finding:
+    """Return the finding of a claim that rests on one effect."""
+    return found(effect.interval(), effect.verdict(), words, contrasts)
+
+
+def together(effects: Effects, shown: str = "", words: str = "") -> Finding:
+    """Return the finding of a claim whose every part must hold; its effect is the one `shown`, else the first."""
+    name = shown or next(iter(effects))
+    return found(
+        effects[name].interval(), all_of(effects), words, {key: one.interval() for key, one in effects.items()}
+    )
+
+
+def missing(what: str) -> Finding:
+    """Return the finding of a table that lacks the numbers a rule needs."""
+    nan = math.nan
+    return Finding(nan, nan, nan, Verdict.undecided, f"the table has no {what}", is_lacking=True)
+
+
+def by_conditions(
+    of: Mapping[str, Effects],
+    effects: Mapping[str, Effect] | None = None,
+    *,
+    shown: Callable[[Mapping[str, Condition]], str] | None = None,
+    note: str | None = None,
+) -> Finding:
+    """Return the finding of a claim that was tested under several conditions, in each of which all parts must hold.
+
+    A claim of the form 'under some condition' is corrected for their number. The effect is that of `effects` (else of
+    the first part) under the condition `shown`: by default the first that holds, else where the effect is largest. The
+    words name the conditions under which the claim holds; where they do not differ, they are `note`, or that condition.
+    """
+    tests = len(of)
+    conditions = {
+        name: Condition(
+            (effects[name] if effects else next(iter(parts.values()))).interval(tests),
+            all_of(parts, tests),
+            {f"{name}: {part}" if part else name: one.interval(tests) for part, one in parts.items()},
+        )
+        for name, parts in of.items()
+    }
+    verdict, words = by_condition({name: one.verdict for name, one in conditions.items()})
+    contrasts = {name: one for condition in conditions.values() for name, one in condition.contrasts.items()}
+    place = (shown or first_that_holds)(conditions)
+    return found(conditions[place].effect, verdict, words or (place if note is None else note), contrasts)
+
+
+def each(
+    samples: Mapping[str, Iterable[float]], judge: Judge, kind: Callable[..., Interval] = student_interval
+) -> dict:
+    """Return conditions that rest on one effect each, as `by_conditions` takes them."""
+    return {name: {"": Effect(sample, judge, kind)} for name, sample in samples.items()}
+
+
+def by_condition(verdicts: Mapping[str, Verdict]) -> tuple[Verdict, str]:
+    """Return the verdict of a claim that was tested under several conditions, and the words for those that differ."""
+    for best, verdict in ((Verdict.holds, Verdict.holds_only_if), (Verdict.small, Verdict.small)):
+        there = [name for name, one in verdicts.items() if one == best]
+        rest = [f"{name}: {one}" for name, one in verdicts.items() if one != best]
+        if there:
+            return (verdict, f"{' or '.join(there)} ({', '.join(rest)})") if rest else (best, "")
+    refuted = set(verdicts.values()) == {Verdict.does_not_hold}
+    return (Verdict.does_not_hold if refuted else Verdict.undecided), ""
+
+
+def first_that_holds(conditions: Mapping[str, Condition]) -> str:
+    """Return the first condition under which a claim holds, else the one with the largest effect."""
+    holding = (name for name, one in conditions.items() if one.verdict == Verdict.holds)
+    return next(holding, "") or largest({name: one.effect for name, one in conditions.items()})
+
+
+def largest(effects: Mapping[str, Interval], size: Callable[[float], float] = float) -> str:
+    """Return the name of the effect whose mean is largest by `size`; one without a mean comes last."""
+    return max(effects, key=lambda name: np.nan_to_num(size(effects[name].mean), nan=-np.inf))

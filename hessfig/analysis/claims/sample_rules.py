@@ -1,0 +1,167 @@
+"""Rules of claims against the number of samples: landscapes, gradients and Hessians of the first k."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from hessfig.analysis.claims.growth_rules import exponents
+from hessfig.analysis.claims.judges import (
+    Effect,
+    Finding,
+    Verdict,
+    at_least,
+    by_conditions,
+    departs,
+    each,
+    largest,
+    missing,
+    near,
+    single,
+    together,
+)
+from hessfig.analysis.claims.rule import Evidence, claim
+from hessfig.analysis.claims.training_rules import ADDITION, BLOG
+from hessfig.analysis.intervals import Interval, student_interval
+from hessfig.analysis.slopes.printed import Window
+from hessfig.terms import Part
+
+K = "index"
+DIRECTION, DISTANCE = "landscape.direction", "landscape.distance"
+LEAST_EXPONENT = 0.1
+LEAST_BEYOND = 0.05  # of an exponent, or in decades: 12 %
+FROM_TEN: Window = (10.0, None)
+SUBSETS: Window = (10.0, 1024.0)  # of 8 192 samples: as the sweep's, which the figure draws
+_THERE = "vision transformers on MNIST and CIFAR"
+_HERE = f"{ADDITION}; 5 seeds, 10 000 sums"
+
+
+@claim(*("landscape-rate", "arXiv 2510.16927, theorem 7", "landscape"), there=_THERE, here=_HERE)
+def rate(evidence: Evidence) -> Finding:
+    """Claim: |L_{k+1} - L_k| falls as 1/k.
+
+    For each place (w* itself counts once, whatever the direction), seed by seed, k >= 10: the exponent in k. The claim
+    holds when the intervals of all places lie within 0.1 of -1, and does not when one excludes -1 with a mean at least
+    0.1 off. The effect is the exponent that is farthest from -1. For losses of independent samples the exponent is -1
+    whatever the network.
+    """
+    rows = _placed(evidence, "difference")
+    if rows.empty:
+        return missing("differences of losses against k")
+    rates = exponents(rows, K, "place", window=FROM_TEN)
+    effects = {place: Effect(one, near(-1, LEAST_EXPONENT)) for place, one in rates.groupby(level="place", sort=False)}
+    shown = _farthest({name: one.interval() for name, one in effects.items()}, -1.0)
+    return together(effects, shown, shown)
+
+
+@claim(*("landscape-bound", "arXiv 2510.16927, theorem 7", "landscape"), there=_THERE, here=_HERE)
+def bound(evidence: Evidence) -> Finding:
+    """Claim: |L_{k+1} - L_k| lies below the theorem's bound.
+
+    For each place, seed by seed, the margin is the smallest log10 over k >= 10 of the bound over the difference. The
+    claim holds when the intervals of all margins are above 0, and does not when one is below. The effect is the
+    smallest margin. The bound's M is measured along one direction, hence a lower bound of the theorem's.
+    """
+    logs = {name: _logs(_placed(evidence, name)) for name in ("bound", "difference")}
+    margins = (logs["bound"] - logs["difference"]).groupby(level=["place", "seed"], sort=False).min().dropna()
+    if margins.empty:
+        return missing("differences of losses against k beside their bound")
+    effects = {place: Effect(one, at_least(0.0)) for place, one in margins.groupby(level="place", sort=False)}
+    shown = largest({name: one.interval() for name, one in effects.items()}, lambda mean: -mean)
+    return together(effects, shown, shown)
+
+
+@claim(*("landscape-chance", "hessfig", "landscape"), here=_HERE)
+def chance(evidence: Evidence) -> Finding:
+    """Claim: the differences |L_{k+1} - L_k| are not those of independent losses.
+
+    For each place, seed by seed, the excess is the mean log10 over k >= 10 of the root mean square difference over what
+    independent losses give. At a place the claim holds when the interval excludes 0 with a mean of at least 0.05 in
+    size, and does not when it lies within 0.05 of 0. The effect is the largest excess in size. Orders of samples are
+    random, so that it can come out true only where they are few.
+    """
+    logs = {name: _logs(_placed(evidence, name)) for name in ("rms", "null")}
+    excess = (logs["rms"] - logs["null"]).groupby(level=["place", "seed"], sort=False).mean().dropna()
+    if excess.empty:
+        return missing("root mean squares of differences of losses against k beside their null")
+    samples = dict(list(excess.groupby(level="place", sort=False)))
+    return by_conditions(
+        each(samples, _differs),
+        shown=lambda conditions: largest({name: one.effect for name, one in conditions.items()}, abs),
+    )
+
+
+@claim(*("stationarity-data", "arXiv 2510.16927, assumption 1", "stationarity"), there=_THERE, here=_HERE)
+def stationarity(evidence: Evidence) -> Finding:
+    """Claim: gradients at w* vanish better with more samples than chance alone would make them.
+
+    At the last step of the training, k from 10 to a tenth of all samples, seed by seed: the exponent in k of what
+    independent gradients of mean zero give (-1/2) less that of the root mean square of |grad L_k(w*)| over orders. The
+    claim holds when the interval of this effect is above 0 and the mean at least 0.05, and does not when the interval
+    is below 0.05.
+    """
+    last = evidence.at_step(-1)
+    curves = [last.numbers(f"stationarity_{name}") for name in ("null", "rms")]
+    if any(one.empty for one in curves):
+        return missing("gradients against k beside their null")
+    window: Window = (FROM_TEN[0], float(curves[0][K].max()) / 10)
+    null, measured = (exponents(one, K, window=window) for one in curves)
+    contrasts = {"exponent by chance": student_interval(null), "exponent": student_interval(measured)}
+    return single(Effect((null - measured).dropna(), at_least(LEAST_BEYOND)), contrasts=contrasts)
+
+
+@claim(*("hessian-data", BLOG, "data_size"), there=_THERE, here="one layer, d_model 16, untrained; 5 batches")
+def hessian(evidence: Evidence) -> Finding:
+    """Claim: the norm and the condition number of the Hessian go as 1/sqrt(number of samples).
+
+    Exponents in k, from 10 to 1 024, of the norm and of the condition number of H_k, the Hessian of the first k samples
+    of a batch, block by block, averaged over seeds batch by batch (over which the intervals are; over seeds where there
+    is one batch). The claim holds when the intervals of all of them lie within 0.1 of -1/2, and does not when one
+    excludes -1/2 with a mean at least 0.1 off. The effect is the exponent that is farthest from -1/2.
+    """
+    names = {"norm": "subset_norm", "condition number": "subset_condition_number"}
+    effects = {
+        f"exponent of the {name}, {row}": Effect(_over_batches(one), near(-0.5, LEAST_EXPONENT))
+        for name, quantity in names.items()
+        for row, one in exponents(
+            evidence.numbers(quantity, part=Part.H.value), K, "row", "variant", window=SUBSETS
+        ).groupby(level="row")
+    }
+    if not all(any(name in effect for effect in effects) for name in ("norm", "condition number")):
+        return missing("norms and condition numbers of the Hessians of k samples")
+    worst = _farthest({name: one.interval() for name, one in effects.items()}, -0.5)
+    return together(effects, worst, worst)
+
+
+def _over_batches(exponents: pd.Series) -> pd.Series:
+    batches = exponents.index.get_level_values("variant").nunique()
+    return exponents.groupby(level="variant" if batches > 1 else "seed").mean()
+
+
+def _differs(interval: Interval) -> Verdict:
+    return departs(interval, LEAST_BEYOND)
+
+
+def _placed(evidence: Evidence, name: str) -> pd.DataFrame:
+    """Return a landscape's curve with its place in words; w* is one place, seen once."""
+    rows = evidence.numbers(f"landscape_{name}", DIRECTION, DISTANCE)
+    at_start = rows[DISTANCE].isin(["", "None"])
+    known = rows[~at_start | (rows[DIRECTION] == rows.loc[at_start, DIRECTION].min())]
+    return known.assign(place=[_words(*place) for place in zip(known[DIRECTION], known[DISTANCE], strict=True)])
+
+
+def _logs(rows: pd.DataFrame) -> pd.Series:
+    """Return log10 of a curve from the smallest k on, by (place, seed, k)."""
+    kept = rows[(rows["value"] > 0) & (rows[K] >= (FROM_TEN[0] or 0))]
+    return np.log10(kept.groupby(["place", "seed", K], sort=False)["value"].mean())
+
+
+def _words(direction: str, distance: str) -> str:
+    return "at w*" if distance in ("", "None") else f"{direction or 'random'}: |w - w*| = {distance}"
+
+
+def _farthest(intervals: dict[str, Interval], target: float) -> str:
+    return largest(intervals, lambda mean: abs(mean - target))
+
+
+SAMPLES = (rate, bound, chance, stationarity, hessian)

@@ -1,0 +1,295 @@
+"""Rules of claims about spectra: transformers beside others, the Gauss-Newton part, sinks, condition numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from hessfig.analysis.axis import with_settings
+from hessfig.analysis.claims.growth_rules import LARGE, ORMANIEC, SMALL, least_squares
+from hessfig.analysis.claims.judges import (
+    Effect,
+    Effects,
+    Finding,
+    Verdict,
+    any_of,
+    at_least,
+    by_conditions,
+    departs,
+    each,
+    found,
+    largest,
+    missing,
+    single,
+)
+from hessfig.analysis.claims.rule import Evidence, by_seed, claim, diagonal
+from hessfig.analysis.intervals import Interval
+from hessfig.analysis.slopes.printed import Window, label, within
+from hessfig.analysis.spectral_distances import is_weight, pair_distances
+from hessfig.analysis.stored_spectra import Place
+from hessfig.terms import Part
+
+KIND, ATTENTION, NORM = "model.kind", "model.attention", "model.norm"
+SINK, BETA = "model.sink", "model.sink_beta"
+WEIGHT, SCALE = "model.scaled_weight", "model.weight_scale"
+TRANSFORMER, MLP = "transformer", "mlp"
+LEAST_DISTANCE = 0.02  # of ln 2 = 0.69
+LEAST_MISFIT = 0.05  # in natural logarithms: 5 %
+LEAST_SHARE = 0.05
+LEAST_DECADES = 0.1  # a quarter more or less
+LEAST_EXPONENT = 0.1
+MIDDLE: Window = (0.1, 1.0)
+_QUERY_KEY = ("W_Q", "W_K")
+_ZHANG = "BERT, GPT-2 and ViT-base against ResNet18 and VGG11, at initialisation and trained"
+_NO_CNN = "the source compares with CNNs, the sweep with an MLP of three weights"
+
+
+@claim(
+    *("softmax-indefinite", f"{ORMANIEC}, section 4.1, and Park and Kim (2022)", "spectra"),
+    there="one GPT-2-like layer; ViTs",
+    here="one layer, d_model 16, 5 seeds",
+)
+def indefinite(evidence: Evidence) -> Finding:
+    """Claim: softmax makes the diagonal blocks of the attention weights more indefinite.
+
+    The share of negative eigenvalues of H in the blocks of W_Q, W_K and W_V, averaged, with softmax less with linear
+    attention, pair by pair of seeds, by norm of the network. With a norm the claim holds when the interval of this
+    effect is above 0 and the mean at least 0.05, and does not when the interval is below 0.05.
+    """
+    rows = diagonal(evidence.numbers("share_negative", ATTENTION, NORM, part=Part.H.value))
+    shares = by_seed(rows[rows["row"].isin(["W_Q", "W_K", "W_V"])], NORM, ATTENTION)
+    if not {"softmax", "linear"} <= set(shares.index.get_level_values(ATTENTION)):
+        return missing(f"share_negative of the attention's blocks for {ATTENTION}=softmax and linear")
+    more = (shares.xs("softmax", level=ATTENTION) - shares.xs("linear", level=ATTENTION)).dropna()
+    kinds = {f"{NORM}={norm or 'none'}": one for norm, one in more.groupby(level=NORM)}
+    return by_conditions(each(kinds, at_least(LEAST_SHARE)))
+
+
+@claim(
+    *("zhang-heterogeneity", "arXiv 2402.16788", "heterogeneity"),
+    there=_ZHANG,
+    here="d_model 16, one layer",
+    others=_NO_CNN,
+)
+def heterogeneity(evidence: Evidence) -> Finding:
+    """Claim: untrained, the spectra of a transformer's blocks differ more from each other than those of a CNN's.
+
+    The effect is JS^0 (the average Jensen-Shannon distance between the spectra of the full Hessian's blocks) of
+    transformers less that of the other network, pair by pair of seeds; the claim holds when the interval is above 0 and
+    the effect at least 0.02, and does not when the interval is below 0.02.
+    """
+
+    def wanted(place: Place) -> bool:
+        return is_weight(place) and place.part == Part.H
+
+    _, every = pair_distances(evidence.spectra(wanted))
+    return _compared(with_settings(every, KIND).rename(columns={"average": "value"}), "spectra", LEAST_DISTANCE)
+
+
+@claim(
+    *("zhang-heterogeneity-trained", "arXiv 2402.16788", "heterogeneity_after"),
+    there=_ZHANG,
+    here="d_model 16, one layer, 2 000 steps of addition",
+    others=f"{_NO_CNN}, and the transformer is not a really trained one",
+)
+def heterogeneity_at_end(evidence: Evidence) -> Finding:
+    """Claim: trained, the spectra of a transformer's blocks differ more from each other than those of a CNN's.
+
+    The effect and its rule are those of zhang-heterogeneity (it holds when the interval is above 0 and the effect at
+    least 0.02), from the spectra at the last step of the training.
+    """
+    return heterogeneity.rule(evidence.at_step(-1))
+
+
+@claim(
+    *("gauss-newton-worse", "slides", "gauss_newton"),
+    there="the scalar-token model (theorem scalar-ggn corrects it)",
+    here="one layer, d_model 16, untrained, 10 seeds",
+)
+def proxy(evidence: Evidence) -> Finding:
+    """Claim: the Gauss-Newton part is a worse proxy of the largest eigenvalue for transformers than for MLPs.
+
+    The misfit of the proxy is |log(largest eigenvalue of H_o / largest eigenvalue of H)| of the whole network, averaged
+    over the sigmas of a window (<= 0.1, 0.1 to 1, >= 1); the effect is that of transformers with softmax less that of
+    MLPs, pair by pair of seeds. In a window the claim holds when the interval is above 0 and the effect at least 0.05
+    (5 %), and does not when the interval is below 0.05. A pair of which one eigenvalue is not positive is left out.
+    """
+    misfits = _misfits(evidence)
+    windows = {label(window): misfits[within(misfits["sigma"], window)] for window in (SMALL, MIDDLE, LARGE)}
+    samples = {name: sample for name, rows in windows.items() if len(sample := _less(rows))}
+    if not samples:
+        return missing("largest eigenvalues of H_o and H of the whole network, for transformers and MLPs")
+    return by_conditions(each(samples, at_least(LEAST_MISFIT)))
+
+
+@claim(
+    *("gauss-newton-worse-trained", "slides", "gauss_newton_after"),
+    there="the scalar-token model",
+    here="one layer, d_model 16, 2 000 steps of addition, 5 seeds",
+)
+def proxy_along(evidence: Evidence) -> Finding:
+    """Claim: at equal loss along a training the Gauss-Newton part is the worse proxy for transformers than for MLPs.
+
+    The misfit of gauss-newton-worse along each training, at equal losses: linear in the logarithm of the loss between
+    measured steps, at five losses evenly spaced in logarithms over the range that both networks of a seed pass through.
+    The effect is the mean of transformers less that of MLPs; the claim holds when the interval is above 0 and the
+    effect at least 0.05, and does not when the interval is below 0.05. (At interpolation H_f is 0 for every network, so
+    that the last step alone could tell nothing.)
+    """
+    misfits = _misfits(evidence)
+    losses = with_settings(evidence.numbers("loss"), KIND, ATTENTION)
+    key = [KIND, ATTENTION, "seed", "step"]
+    both = misfits.merge(losses[[*key, "value"]].rename(columns={"value": "loss"}), on=key) if len(losses) else losses
+    sample = _at_equal_loss(both) if len(both) else pd.Series(dtype=float)
+    if sample.empty:
+        return missing("losses beside largest eigenvalues of H_o and H along trainings that pass through equal losses")
+    return single(Effect(sample, at_least(LEAST_MISFIT)))
+
+
+@claim(
+    *("sinks-stretch", "slides", "sinks"),
+    there="the self-attention Hessian of the scalar model; shown in GPT-2",
+    here="4 layers, d_model 8, untrained",
+    others="the source shows a trained GPT-2; the sweep's networks are untrained",
+)
+def stretch(evidence: Evidence) -> Finding:
+    """Claim: in the attention's Hessian larger sinks shrink the bulk of the spectrum and grow its outliers.
+
+    For each kind of sink, seed by seed, of the attention's group of weights: growth = log10 of the outermost eigenvalue
+    of H (in size) at the largest beta over that at beta = 0, shrinkage = log10 of the bulk's width (95 % less 5 %
+    quantile) at beta = 0 over that at the largest. A kind holds when the intervals of both are above 0 and both
+    means at least 0.1 decades, and does not when one is below 0.1. The effect is growth + shrinkage of the first kind
+    that holds, else the largest. Pre-LN undoes a sink in the embedding.
+    """
+    both = pd.concat({"outer": _outermost(evidence), "width": _widths(evidence)}, axis=1).dropna()
+    kinds = list(dict.fromkeys(both.index.get_level_values(SINK)))
+    if not kinds:
+        return missing("eigenvalues and quantiles of the group `attention` against beta")
+    of: dict[str, Effects] = {}
+    sums: dict[str, Effect] = {}
+    for kind in kinds:
+        change = _changes(both.xs(kind, level=SINK))
+        parts = {"growth": change["outer"], "shrinkage": -change["width"]}
+        of[f"{SINK}={kind}"] = {name: Effect(sample, at_least(LEAST_DECADES)) for name, sample in parts.items()}
+        sums[f"{SINK}={kind}"] = Effect(change["outer"] - change["width"], at_least(LEAST_DECADES))
+    return by_conditions(of, sums)
+
+
+@claim(
+    *("condition-norms", "hessfig, after the slides", "weight_norms"),
+    there="the scalar model (theorem scalar-cond); beyond it the question is ours",
+    here="one layer, d_model 32, 5 seeds",
+)
+def sensitivity(evidence: Evidence) -> Finding:
+    """Claim: beyond the scalar model too the condition number depends on the norms of query and key weights.
+
+    The robust condition number of H (largest over the 5 % quantile of the absolute eigenvalues) of the whole network
+    where it is measured, else of the query and key blocks, against the scale alpha of W_Q and of W_K, seed by seed, in
+    two contrasts each: the exponent (least squares of log kappa on log alpha) and the bend (mean over alpha of log10 of
+    sqrt(kappa(alpha) kappa(1/alpha)) / kappa(1)). The claim holds when one of these intervals (95 % for all together)
+    excludes 0 with a mean of at least 0.1 in size, and does not when all lie within 0.1 of 0. The effect is the
+    contrast that is largest in size.
+    """
+    rows = evidence.numbers("condition_number", WEIGHT, SCALE, part=Part.H.value)
+    rows = rows[rows[WEIGHT].isin(_QUERY_KEY) & (rows["value"] > 0)]
+    whole = rows[rows["row"] == "all"]
+    rows = whole if len(whole) else rows[rows["row"].isin(_QUERY_KEY)]
+    if rows.empty:
+        return missing("condition numbers against the scale of W_Q and W_K")
+    logs = rows.assign(alpha=rows[SCALE].astype(float), log=np.log10(rows["value"]))
+    samples: dict[str, list[float]] = {}
+    for (weight, row, _), one in logs.groupby([WEIGHT, "row", "seed"], sort=True):
+        curve = one.groupby("alpha")["log"].mean()
+        exponent = least_squares(np.log10(curve.index.to_numpy()), curve.to_numpy())
+        samples.setdefault(f"exponent of kappa({row}) in |{weight}|", []).append(exponent)
+        samples.setdefault(f"bend of kappa({row}) in |{weight}|", []).append(_bend(curve))
+    effects = {name: Effect(values, _sensitive) for name, values in samples.items()}
+    contrasts = {name: one.interval(len(effects)) for name, one in effects.items()}
+    shown = largest(contrasts, abs)
+    return found(contrasts[shown], any_of(effects), shown, contrasts)
+
+
+def _sensitive(interval: Interval) -> Verdict:
+    return departs(interval, LEAST_EXPONENT)
+
+
+def _misfits(evidence: Evidence) -> pd.DataFrame:
+    """Return |log(largest eigenvalue of H_o / of H)| of the whole network of transformers with softmax and of MLPs."""
+    rows = evidence.numbers("largest_eigenvalue", KIND, ATTENTION, row="all")
+    rows = rows[(rows["index"] <= 1) & rows[ATTENTION].isin(["softmax", ""])].fillna({"step": -1.0, "sigma": 0.0})
+    place = [KIND, ATTENTION, "sigma", "step", "seed"]
+    wide = rows.pivot_table(index=place, columns="part", values="value")
+    if not {Part.H, Part.H_o} <= set(wide.columns):
+        return pd.DataFrame(columns=[*place, "value"])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        misfits = np.abs(np.log(wide[Part.H_o] / wide[Part.H])).rename("value").reset_index()
+    return misfits[np.isfinite(misfits["value"])]
+
+
+def _less(rows: pd.DataFrame) -> pd.Series:
+    """Return the mean of transformers less that of MLPs, by seed."""
+    one, other = (by_seed(rows[rows[KIND] == kind]) for kind in (TRANSFORMER, MLP))
+    return (one - other).dropna()
+
+
+def _compared(rows: pd.DataFrame, what: str, least: float) -> Finding:
+    """Return the finding of transformers less MLPs: of each, the mean of the finite numbers of each seed."""
+    finite = rows[np.isfinite(rows["value"])]
+    sample = _less(finite)
+    if sample.empty:
+        return missing(f"{what} of {KIND}={TRANSFORMER} and {KIND}={MLP}")
+    means = finite.groupby(KIND)["value"].mean()
+    words = f"{TRANSFORMER} {means[TRANSFORMER]:.3g}, {MLP.upper()} {means[MLP]:.3g} ({len(sample)} seeds)"
+    return single(Effect(sample, at_least(least)), words)
+
+
+def _at_equal_loss(both: pd.DataFrame) -> pd.Series:
+    """Return the mean misfit of transformers less that of MLPs at five equal losses, by seed."""
+    found = {}
+    for seed, here in both[both["loss"] > 0].groupby("seed"):
+        runs = [here[here[KIND] == kind].sort_values("loss") for kind in (TRANSFORMER, MLP)]
+        if all(len(run) > 1 for run in runs):
+            logs = [np.log(run["loss"].to_numpy()) for run in runs]
+            low, high = max(log[0] for log in logs), min(log[-1] for log in logs)
+            places = np.linspace(low, high, 5)
+            if low < high:
+                one, other = (np.interp(places, log, run["value"]) for log, run in zip(logs, runs, strict=True))
+                found[seed] = float((one - other).mean())
+    return pd.Series(found, dtype=float)
+
+
+def _outermost(evidence: Evidence) -> pd.Series:
+    """Return the size of the outermost eigenvalue by (kind, beta, seed)."""
+    ends = [
+        evidence.numbers(quantity, SINK, BETA, part=Part.H.value, row="attention")
+        for quantity in ("largest_eigenvalue", "smallest_eigenvalue")
+    ]
+    rows = pd.concat([one[one["index"] <= 1] for one in ends])
+    return _placed(rows.assign(value=rows["value"].abs())).max()
+
+
+def _widths(evidence: Evidence) -> pd.Series:
+    """Return the 95 % less the 5 % quantile by (kind, beta, seed)."""
+    rows = evidence.numbers("eigenvalue_quantile", SINK, BETA, part=Part.H.value, row="attention")
+    low, high = (_placed(rows[rows["index"] == percent]).mean() for percent in (5, 95))
+    return high - low
+
+
+def _placed(rows: pd.DataFrame) -> pd.core.groupby.SeriesGroupBy:
+    return rows.assign(**{BETA: rows[BETA].astype(float)}).groupby([SINK, BETA, "seed"])["value"]
+
+
+def _changes(both: pd.DataFrame) -> pd.DataFrame:
+    """Return log10 of each number at the largest beta over that at the smallest, a row a seed."""
+    logs = np.log10(both.where(both > 0))
+    betas = sorted(logs.index.get_level_values(BETA).unique())
+    return logs.xs(betas[-1], level=BETA) - logs.xs(betas[0], level=BETA)
+
+
+def _bend(curve: pd.Series) -> float:
+    """Return the mean of the even part of a curve of log10, measured from alpha = 1; nan without a pair."""
+    mirrored = [(curve[alpha] + curve[1 / alpha]) / 2 for alpha in curve.index if alpha > 1 and 1 / alpha in curve]
+    return float(np.mean(mirrored) - curve[1.0]) if mirrored and 1.0 in curve else float("nan")
+
+
+SPECTRA = (indefinite, heterogeneity, heterogeneity_at_end, proxy, proxy_along, stretch, sensitivity)

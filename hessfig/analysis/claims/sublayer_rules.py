@@ -1,0 +1,203 @@
+"""Rules of claims about sublayers: which blocks are largest, how weights couple, and the order of groups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+import pandas as pd
+
+from hessfig.analysis.arrays import StoredHessian
+from hessfig.analysis.claims import rule
+from hessfig.analysis.claims.judges import (
+    Effect,
+    Finding,
+    at_least,
+    by_conditions,
+    each,
+    largest,
+    missing,
+    stays_below,
+    together,
+)
+from hessfig.analysis.claims.rule import Evidence, claim, norms, wide
+
+VIT = "a vision transformer on 8 x 8 digits: one block, width 16, 98 % right"
+VIT_THERE = "a vision transformer on MNIST and CIFAR-10"
+AFTER, BEFORE, ADDITION = "vision transformer, trained", "vision transformer, untrained", "addition, trained"
+LEAST_DECADES = 0.1  # a quarter more
+LEAST_FAR = 0.5  # decades: a factor of three, for "much less"
+MOST_RATIO = 0.5  # across over within
+_SAME_SIZE = ("W_Q", "W_K", "W_O")
+_ATTENTION, _FFN = ("W_Q", "W_K", "W_V", "W_O"), ("W_in", "W_out")
+_GROUPS = {
+    "embeddings": ("W_E", "W_patch", "b_patch", "W_pos"),
+    "query and key": ("W_Q", "W_K"),
+    "feed-forward": _FFN,
+    "value and output": ("W_V", "W_O"),
+    "norms": ("ln1_gain", "ln1_shift", "ln2_gain", "ln2_shift", "ln_out_gain", "ln_out_shift"),
+}
+_FAR = ("query and key",)  # the steps that are told as "much less" end there
+
+
+@claim(
+    *("values-trained", "arXiv 2510.16927", "sublayers_steps", "curvature_flow"),
+    there=VIT_THERE,
+    here=f"{VIT}; a transformer on addition",
+)
+def values_trained(evidence: Evidence) -> Finding:
+    """Claim: after training the (V, V) block is the largest of the attention's query, key and value blocks.
+
+    At the last step, seed by seed: log10 of the Frobenius norm of the full Hessian's (V, V) block over the larger of
+    those of (Q, Q) and (K, K), which are of the same size, averaged over layers; for the vision transformer, of which
+    the source speaks, and second for the transformer trained on addition. For a network the claim holds when the
+    interval is above 0 and the mean at least 0.1 decades, and does not when the interval is below 0.1. The effect is
+    that of the vision transformer.
+    """
+    samples = _values_over({AFTER: evidence.at_step(-1), ADDITION: evidence.other("curvature_flow").at_step(-1)})
+    if AFTER not in samples:
+        return missing("norms of the blocks of W_Q, W_K and W_V of a vision transformer after a training")
+    return by_conditions(each(samples, at_least(LEAST_DECADES)), shown=lambda conditions: AFTER)
+
+
+@claim(*("values-largest", "arXiv 2510.16927", "sublayers_steps"), there=VIT_THERE, here=f"{VIT}; 31 seeds")
+def values_largest(evidence: Evidence) -> Finding:
+    """Claim: the value block has the largest entries among the attention's blocks.
+
+    Seed by seed, after and before training: log10 of the Frobenius norm of the full Hessian's (V, V) block over the
+    largest of those of (Q, Q), (K, K) and (O, O), which have as many entries. Trained the claim holds when the interval
+    is above 0 and the mean at least 0.1 decades, and does not when the interval is below 0.1; untrained is told apart.
+    The effect is that after training.
+    """
+    samples = _values_over({AFTER: evidence.at_step(-1), BEFORE: evidence.at_step(0)}, _SAME_SIZE)
+    if not samples:
+        return missing("norms of the blocks of W_Q, W_K, W_V and W_O")
+    return by_conditions(each(samples, at_least(LEAST_DECADES)), shown=lambda conditions: next(iter(conditions)))
+
+
+@claim(*("keys-values-highest", "arXiv 2510.16927", "sublayers_steps"), there=VIT_THERE, here=f"{VIT}; 31 seeds")
+def keys_values(evidence: Evidence) -> Finding:
+    """Claim: keys and values have the highest Hessian norms among the parameter groups of a vision transformer.
+
+    Seed by seed, after and before training: log10 of the smaller of the norms of the full Hessian's key and value
+    blocks over the largest of those of every other block within the layer. Under a condition the claim holds when the
+    interval is above 0 and the mean at least 0.1 decades, and does not when the interval is below 0.1. The effect is
+    that after training.
+    """
+    samples = {}
+    for name, one in {AFTER: evidence.at_step(-1), BEFORE: evidence.at_step(0)}.items():
+        sizes = _norms(one)
+        others = [column for column in sizes.columns if column not in ("W_K", "W_V")]
+        if {"W_K", "W_V", "W_Q"} <= set(sizes.columns):
+            samples[name] = np.log10(sizes[["W_K", "W_V"]].min(axis=1) / sizes[others].max(axis=1))
+    if not samples:
+        return missing("norms of the blocks of a layer at steps of a training")
+    return by_conditions(each(samples, at_least(LEAST_DECADES)), shown=lambda conditions: AFTER)
+
+
+@claim(
+    *("block-independence", "blog on arXiv 2510.16927", "blocks"),
+    there="transformers in general",
+    here="one layer, d_model 128, untrained, 12 seeds",
+)
+def coupling(evidence: Evidence) -> Finding:
+    """Claim: attention and feed-forward curvature are relatively independent.
+
+    The coupling of two weights is ||H(a, b)||_F / sqrt(||H(a, a)||_F ||H(b, b)||_F). The effect is the ratio of the
+    mean coupling across (an attention weight with a feed-forward weight) to that within the two groups (pairs of
+    different weights), seed by seed. At a sigma (and step, where there are several) the claim holds when the interval
+    of the ratio is below 1/2, and does not when it is above.
+    """
+    ratios = {place: _across_over_within(rows) for place, rows in _at_places(norms(evidence))}
+    samples = {place: one for place, one in ratios.items() if len(one)}
+    if not samples:
+        return missing("norms of every pair of attention and feed-forward weights")
+    return by_conditions(each(samples, partial(stays_below, most=MOST_RATIO)), note="")
+
+
+@claim(
+    *("block-order", "arXiv 2502.19002", "sublayers"),
+    there="language models of 0.1 to 2 B parameters, mid-training",
+    here=VIT,
+    others="the source speaks of language models, the sweep is of a vision transformer",
+)
+def order(evidence: Evidence) -> Finding:
+    """Claim: sharpness by group: embeddings << query and key < feed-forward < value and output << norms.
+
+    The sharpness of a group of weights is the mean diagonal entry of its block of the full Hessian, trace over
+    number of parameters, at the last step of the training, seed by seed. Each step of the order (embeddings much less
+    than query and key, less than feed-forward, less than value and output, much less than norms) is log10 of the later
+    over the earlier; the claim holds when every interval is above 0 with a mean of at least 0.1 decades (0.5 where it
+    says much), and does not when one is below that. The effect is the smallest step.
+    """
+    table = _sharpness(evidence.hessians(), evidence.steps()[-1:])
+    if table.empty or not set(_GROUPS) <= set(table.columns):
+        return missing("stored Hessians of networks with norms along a training")
+    logs = np.log10(table.where(table > 0))
+    far = (*_FAR, list(_GROUPS)[-1])
+    effects = {
+        f"{after} over {before}": Effect(
+            logs[after] - logs[before], at_least(LEAST_FAR if after in far else LEAST_DECADES)
+        )
+        for before, after in pairwise(_GROUPS)
+    }
+    least = largest({name: one.interval() for name, one in effects.items()}, lambda mean: -mean)
+    return together(effects, least, f"{least}; found: {' < '.join(logs.mean().sort_values().index)}")
+
+
+def _values_over(networks: dict[str, Evidence], others: tuple[str, ...] = _SAME_SIZE[:2]) -> dict[str, pd.Series]:
+    """Return log10 of the norm of (V, V) over the largest of the others by network, a number a seed."""
+    found = {}
+    for name, evidence in networks.items():
+        sizes = _norms(evidence)
+        if {"W_V", *others} <= set(sizes.columns):
+            found[name] = np.log10(sizes["W_V"] / sizes[list(others)].max(axis=1)).dropna()
+    return found
+
+
+def _at_places(rows: pd.DataFrame) -> Iterable[tuple[str, pd.DataFrame]]:
+    """Yield the rows within layers at every sigma and step, with their words."""
+    inside = rows[rows["row_layer"] == rows["layer"]]
+    for (sigma, step), one in inside.groupby(["sigma", "step"], dropna=False):
+        yield f"sigma = {sigma:g}" + (f", step = {step:g}" if step == step else ""), one
+
+
+def _across_over_within(rows: pd.DataFrame) -> pd.Series:
+    """Return the mean coupling across groups over that within them, by seed."""
+    sides = {**dict.fromkeys(_ATTENTION, "attention"), **dict.fromkeys(_FFN, "mlp")}
+    known = rows[rows["row"].isin(sides) & rows["col"].isin(sides)]
+    own = known[known["row"] == known["col"]].set_index(["seed", "layer", "row"])["value"]
+    pairs = known[known["row"] != known["col"]]
+    if own.empty or pairs.empty:
+        return pd.Series(dtype=float)
+    sizes = [pairs.set_index(["seed", "layer", name]).index.map(own).to_numpy(float) for name in ("row", "col")]
+    coupling = pairs.assign(
+        strength=pairs["value"] / np.sqrt(sizes[0] * sizes[1]),
+        across=pairs["row"].map(sides) != pairs["col"].map(sides),
+    )
+    means = wide(coupling.groupby(["seed", "across"])["strength"].mean(), "across")
+    return (means[True] / means[False]).dropna() if {True, False} <= set(means.columns) else pd.Series(dtype=float)
+
+
+def _norms(evidence: Evidence) -> pd.DataFrame:
+    """Return the norm of every diagonal block of a layer, averaged over layers in its logarithm: a row a seed."""
+    rows = rule.diagonal(norms(evidence))
+    logs = rule.in_logs(rows[rows["layer"] > 0], np.log)
+    return np.exp(logs.pivot_table(index="seed", columns="row", values="value"))
+
+
+def _sharpness(hessians: Iterable[StoredHessian], steps: list[float]) -> pd.DataFrame:
+    """Return the mean diagonal entry of every group, a row a seed; all states count where there are no steps."""
+    found: dict[int, dict[str, float]] = {}
+    for hessian in hessians:
+        if not steps or hessian.step in steps:
+            owners = np.repeat(hessian.names, hessian.sizes)
+            diagonal = np.diag(hessian.matrix).astype(float)
+            kept = {name: diagonal[np.isin(owners, members)] for name, members in _GROUPS.items()}
+            found[hessian.seed] = {name: float(one.mean()) for name, one in kept.items() if one.size}
+    return pd.DataFrame.from_dict(found, orient="index")
+
+
+SUBLAYERS = (values_trained, values_largest, keys_values, coupling, order)

@@ -1,0 +1,98 @@
+"""Print the table of claims and their rules from the records, or write it into docs/claims.md.
+
+    python scripts/claims_page.py                       # the generated part
+    python scripts/claims_page.py --write               # put it between its marks on the page
+    python scripts/claims_page.py --write outputs       # and the verdicts of outputs/claims.csv (`hessfig claims`)
+
+Nothing on the page that comes from a record or a table is written by hand; a test compares the part without numbers.
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from hessfig.analysis.claims.ledger import claims
+
+PAGE = Path(__file__).parents[1] / "docs" / "claims.md"
+COMMAND = "python scripts/claims_page.py --write"
+
+
+def main() -> None:
+    """Print the records, or write them, and the verdicts of a folder where one is told."""
+    if sys.argv[1:2] != ["--write"]:
+        sys.stdout.write(records())
+        return
+    page = between(PAGE.read_text(), "records", records())
+    if len(sys.argv) > 2:
+        page = between(page, "verdicts", verdicts(Path(sys.argv[2]) / "claims.csv"))
+    PAGE.write_text(page)
+
+
+def records() -> str:
+    """Return a table of all claims with their scales, and below it every rule."""
+    heads = ("claim", "source", "statement", "sweeps", "scale in the source", "scale here")
+    rows = [
+        (one.id, one.source, one.statement, ", ".join(map(_code, one.sweeps)), one.there, one.here)
+        for one in claims().values()
+    ]
+    rules = [f"- **{one.id}**: {_cell(one.rule_words)}{_apart(one)}" for one in claims().values()]
+    return "\n".join([*table(heads, rows), "", "### Rules", "", *rules, ""])
+
+
+def verdicts(path: Path) -> str:
+    """Return a table of the verdicts in claims.csv: effect, interval, verdict, words."""
+    with path.open(newline="") as file:
+        found = [
+            (row["id"], _digits(row["effect"]), _interval(row["low"], row["high"]), row["verdict"], row["words"])
+            for row in csv.DictReader(file)
+        ]
+    return "\n".join([*table(("claim", "effect", "95 % interval", "verdict", "in words"), found), ""])
+
+
+def between(page: str, name: str, text: str) -> str:
+    """Return the page with `text` between the marks of this name. Raises ValueError for a page without them."""
+    begin, end = f"<!-- {name}: {COMMAND} -->\n", f"<!-- end of the {name} -->\n"
+    before, found, rest = page.partition(begin)
+    _, closed, after = rest.partition(end)
+    if not (found and closed):
+        raise ValueError(f"{PAGE.name} lacks the marks between which the {name} stand")
+    return before + begin + text + end + after
+
+
+def table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
+    """Return the lines of a Markdown table."""
+    head = list(heads)
+    return [_line(head), _line("---" for _ in head), *map(_line, rows)]
+
+
+def _apart(one: object) -> str:
+    theorems, others, awaits = (getattr(one, name) for name in ("theorems", "others", "awaits"))
+    said = [f"It follows from {', '.join(map(_code, theorems))} of `hessfig verify`."] if theorems else []
+    return "".join(f" {text}" for text in [*said, *(f"Not tested here: {why}." for why in (others, awaits) if why)])
+
+
+def _code(word: str) -> str:
+    return f"`{word}`"
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(map(_cell, cells))} |"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;")
+
+
+def _digits(text: str) -> str:
+    return f"{float(text):.3g}" if text else ""
+
+
+def _interval(low: str, high: str) -> str:
+    return f"[{_digits(low)}, {_digits(high)}]" if low and high else ""
+
+
+if __name__ == "__main__":
+    main()
