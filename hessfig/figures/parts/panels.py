@@ -19,7 +19,6 @@ from hessfig.figures.parts.page import BACKING, GUIDE, TINY, width_of
 from hessfig.figures.parts.panel_sheet import width_in
 from hessfig.predictions.growth_rates import Prediction
 
-_FLOOR = 0.02  # a band on a logarithmic axis ends at this share of its mean
 _GAP = 0.05  # inches between words and the line at sigma = 1
 _DASHES = ((0, (4, 2)), (0, (1.5, 1.2)), (0, (5, 1.5, 1, 1.5)))
 
