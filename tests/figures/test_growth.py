@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from matplotlib.colors import to_hex, to_rgb
+from scipy import stats
 
 from hessfig.analysis.curves import growth_curves
 from hessfig.errors import UserError
@@ -46,14 +47,16 @@ def test_guides_have_the_predicted_power_and_run_below(pages: Draw) -> None:
         assert (y < curve.get_ydata()).all()
 
 
-def test_band_is_one_standard_error(pages: Draw) -> None:
+def test_band_is_the_interval_of_the_mean(pages: Draw) -> None:
     table = make_table(blocks=[("W_Q", "W_Q")], parts=["H"])
     (page,) = pages("growth", table)
     (band,) = page.figure.axes[2].collections
     curve = growth_curves(table)
     edges = band.get_paths()[0].vertices[:, 1]
-    assert edges.max() == pytest.approx((curve["mean"] + curve["sem"]).max())
-    assert edges.min() == pytest.approx((curve["mean"] - curve["sem"]).min())
+    t = stats.t.ppf(0.975, curve["count"] - 1)
+    factor = np.exp(t * curve["sem"] / curve["mean"])  # logarithmic axes: as far up as down, as factors
+    assert edges.max() == pytest.approx((curve["mean"] * factor).max())
+    assert edges.min() == pytest.approx((curve["mean"] / factor).min())
 
 
 def test_sigma_one_is_marked(pages: Draw) -> None:

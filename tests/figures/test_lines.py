@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.axes import Axes
+from scipy import stats
 
 from hessfig.analysis.curves import growth_curves
 from hessfig.errors import UserError
@@ -69,15 +70,17 @@ def test_layers_and_depths(pages: Draw) -> None:
     assert list(page.numbers.columns).count("num_layers") == 1 and set(page.numbers["num_layers"]) == {1, 2, 3}
 
 
-def test_points_are_means_with_a_band_of_one_standard_error(pages: Draw) -> None:
+def test_points_are_means_with_the_band_of_their_interval(pages: Draw) -> None:
     table = make_table(blocks=[("W_Q", "W_Q")], parts=["H"])
     (page,) = pages("lines", table)
     (line,), (band,) = drawn(page.figure.axes[0]), page.figure.axes[0].collections
     curve = growth_curves(table)
     np.testing.assert_allclose(line.get_ydata(), curve["mean"])
     edges = band.get_paths()[0].vertices[:, 1]
-    assert edges.max() == pytest.approx((curve["mean"] + curve["sem"]).max())
-    assert edges.min() == pytest.approx((curve["mean"] - curve["sem"]).min())
+    t = stats.t.ppf(0.975, curve["count"] - 1)
+    factor = np.exp(t * curve["sem"] / curve["mean"])  # logarithmic axes: as far up as down, as factors
+    assert edges.max() == pytest.approx((curve["mean"] * factor).max())
+    assert edges.min() == pytest.approx((curve["mean"] / factor).min())
 
 
 def test_several_quantities_are_columns_and_may_be_negative(pages: Draw) -> None:
