@@ -162,7 +162,8 @@ def test_a_block_that_is_not_finite_says_so_and_the_rest_goes_on(name: str) -> N
     problem = hessfig.Problem(Huge(), torch.ones(3, 2).double(), torch.zeros(3, 2).double(), loss="mse")
     table = hessfig.measure(problem, blocks=["first", "second"], parts=["H_o"], quantities=[name])
     status = {col: set(rows["status"]) for col, rows in table.groupby("col")}
-    assert status == {"first": {"nonfinite"}, "second": {"ok"}}
+    singular = {"nonfinite"} if name == "spectrum" else set()  # its condition number
+    assert status == {"first": {"nonfinite"}, "second": {"ok"} | singular}
     given = {col: set(zip(rows["quantity"], rows["index"], strict=True)) for col, rows in table.groupby("col")}
     assert len(given["first"]) == len(given["second"])
     assert len(json.loads(str(table.attrs["arrays"][name]["entries"]))) == 1
