@@ -100,7 +100,7 @@ def against_plain(tuned: pd.DataFrame) -> pd.DataFrame:
     Ratios are taken seed by seed, both at the rates that the other seeds chose; nan where a run of the two diverged.
     Columns: budget, rule, ratio, ratio_low, ratio_high, ratio_count. A plain optimiser has no row.
     """
-    losses = tuned.set_index(["budget", "rule", "seed"])["loss"]
+    losses = tuned.set_index(["budget", "rule", "seed"])["loss"].sort_index()
     found = []
     for budget, rule in dict.fromkeys(zip(tuned["budget"], tuned["rule"], strict=True)):
         plain = rule.partition(",")[0]

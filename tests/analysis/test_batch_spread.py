@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from hessfig.analysis.comparison import against
-from hessfig.analysis.comparison.against import Verdict
-from hessfig.analysis.comparison.agreement import Batches, batches, network_of
+from hessfig.analysis.comparison.agreement import Batches, Verdict, batches, network_of
 from hessfig.analysis.comparison.references import Reference
 from hessfig.predictions.architecture import MLP, Architecture, Attention, Kind, Norm
 from tests.analysis.authors import as_reference, toy_table

@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 
 from hessfig.analysis.comparison import against
-from hessfig.analysis.comparison.against import Comparison, Verdict
-from hessfig.analysis.comparison.agreement import Batches
+from hessfig.analysis.comparison.against import Comparison
+from hessfig.analysis.comparison.agreement import Batches, Verdict
 from hessfig.analysis.comparison.references import Reference
 from hessfig.errors import UserError
 from tests.analysis.authors import as_reference

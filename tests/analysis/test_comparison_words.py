@@ -10,7 +10,8 @@ import pytest
 from rich.console import Console
 
 from hessfig.analysis.comparison import against
-from hessfig.analysis.comparison.against import Comparison, Verdict
+from hessfig.analysis.comparison.against import Comparison
+from hessfig.analysis.comparison.agreement import Verdict
 from hessfig.errors import UserError
 from hessfig.figures.layouts.overlay import draw_overlay
 from tests.analysis.authors import as_reference

@@ -50,6 +50,8 @@ def rate(evidence: Evidence) -> Finding:
         return missing("differences of losses against k")
     rates = exponents(rows, K, "place", window=FROM_TEN)
     effects = {place: Effect(one, near(-1, LEAST_EXPONENT)) for place, one in rates.groupby(level="place", sort=False)}
+    if not effects:
+        return missing("differences of losses at ten samples and more")
     shown = _farthest({name: one.interval() for name, one in effects.items()}, -1.0)
     return together(effects, shown, shown)
 
