@@ -6,19 +6,8 @@ from functools import partial
 
 import pandas as pd
 
+from hessfig.analysis.claims import judges
 from hessfig.analysis.claims.growth_rules import BARE, ORMANIEC, exponents
-from hessfig.analysis.claims.judges import (
-    Effect,
-    Finding,
-    at_least,
-    by_conditions,
-    each,
-    missing,
-    near,
-    single,
-    stays_below,
-    together,
-)
 from hessfig.analysis.claims.rule import Evidence, by_seed, claim, diagonal, in_logs, norms, wide
 from hessfig.analysis.claims.training_rules import BLOG
 from hessfig.terms import Part
@@ -44,7 +33,7 @@ COUNTED = {
     here=BARE,
     awaits="no sweep of the score scale with moments is shipped yet",
 )
-def dispersed(evidence: Evidence) -> Finding:
+def dispersed(evidence: Evidence) -> judges.Finding:
     """Claim: dispersed attention lets the query-key blocks of H_o dominate, one-hot attention makes them vanish.
 
     Along the temperature of the scores, seed by seed: log10 of ||H_o(Q, Q)||_F over ||H_o(V, V)||_F where attention is
@@ -54,10 +43,16 @@ def dispersed(evidence: Evidence) -> Finding:
     """
     found = {row: _along(norms(evidence, SCALE, part=Part.H_o), SCALE, row) for row in ("W_Q", "W_V")}
     if any(one.shape[1] < 2 for one in found.values()):
-        return missing(f"norms of H_o of W_Q and W_V for several values of {SCALE}")
+        return judges.missing(f"norms of H_o of W_Q and W_V for several values of {SCALE}")
     query, value = found["W_Q"], found["W_V"]
-    parts = {"query over value, dispersed": Effect(query.iloc[:, -1] - value.iloc[:, -1], at_least(LEAST_DECADES))}
-    return together(parts | {"fall, one-hot": Effect(query.iloc[:, -1] - query.iloc[:, 0], at_least(LEAST_VANISHING))})
+    parts = {
+        "query over value, dispersed": judges.Effect(
+            query.iloc[:, -1] - value.iloc[:, -1], judges.at_least(LEAST_DECADES)
+        )
+    }
+    return judges.together(
+        parts | {"fall, one-hot": judges.Effect(query.iloc[:, -1] - query.iloc[:, 0], judges.at_least(LEAST_VANISHING))}
+    )
 
 
 @claim(
@@ -67,7 +62,7 @@ def dispersed(evidence: Evidence) -> Finding:
     here=BARE,
     awaits="no sweep of the tokens' correlation is shipped yet",
 )
-def similar(evidence: Evidence) -> Finding:
+def similar(evidence: Evidence) -> judges.Finding:
     """Claim: the more similar the tokens, the smaller the contribution of the query-key blocks.
 
     The effect is the decades by which ||H_o(Q, Q)||_F is lower at the largest correlation of the tokens than at the
@@ -76,8 +71,8 @@ def similar(evidence: Evidence) -> Finding:
     """
     logs = _along(norms(evidence, CORRELATION, part=Part.H_o), CORRELATION, "W_Q")
     if logs.shape[1] < 2:
-        return missing(f"norms of H_o of W_Q for several values of {CORRELATION}")
-    return single(Effect((logs.iloc[:, 0] - logs.iloc[:, -1]).dropna(), at_least(LEAST_DECADES)))
+        return judges.missing(f"norms of H_o of W_Q for several values of {CORRELATION}")
+    return judges.single(judges.Effect((logs.iloc[:, 0] - logs.iloc[:, -1]).dropna(), judges.at_least(LEAST_DECADES)))
 
 
 @claim(
@@ -87,7 +82,7 @@ def similar(evidence: Evidence) -> Finding:
     here=BARE,
     awaits="no sweep of the width of heads is shipped yet",
 )
-def wide_key(evidence: Evidence) -> Finding:
+def wide_key(evidence: Evidence) -> judges.Finding:
     """Claim: with wide keys attention does not depend on the data at initialisation.
 
     The effect is the decades by which pattern_spread, the spread of the mixing weights, is lower with the widest heads
@@ -96,8 +91,8 @@ def wide_key(evidence: Evidence) -> Finding:
     """
     logs = _along(evidence.numbers("pattern_spread", HEAD), HEAD)
     if logs.shape[1] < 2:
-        return missing(f"pattern_spread for several values of {HEAD}")
-    return single(Effect((logs.iloc[:, 0] - logs.iloc[:, -1]).dropna(), at_least(LEAST_DECADES)))
+        return judges.missing(f"pattern_spread for several values of {HEAD}")
+    return judges.single(judges.Effect((logs.iloc[:, 0] - logs.iloc[:, -1]).dropna(), judges.at_least(LEAST_DECADES)))
 
 
 @claim(
@@ -107,7 +102,7 @@ def wide_key(evidence: Evidence) -> Finding:
     here=BARE,
     awaits="no sweep of norms against scales of weights is shipped yet",
 )
-def weight_powers(evidence: Evidence) -> Finding:
+def weight_powers(evidence: Evidence) -> judges.Finding:
     """Claim: the diagonal blocks of H_o depend on the norms of W_Q, W_K and W_V with the counted powers.
 
     Exponents of ||H_o(A, A)||_F in the scale of each of the three weights, seed by seed. The claim holds when the
@@ -120,15 +115,17 @@ def weight_powers(evidence: Evidence) -> Finding:
     found = exponents(rows.dropna(subset="alpha"), "alpha", "row", WEIGHT) if len(rows) else pd.Series(dtype=float)
     groups = dict(list(found.groupby(level=["row", WEIGHT]))) if len(found) else {}
     effects = {
-        f"exponent of H_o({row}, {row}) in |{weight}|": Effect(groups[row, weight], near(power, LEAST_GAP))
+        f"exponent of H_o({row}, {row}) in |{weight}|": judges.Effect(
+            groups[row, weight], judges.near(power, LEAST_GAP)
+        )
         for row, powers in COUNTED.items()
         for weight, power in powers.items()
         if (row, weight) in groups
     }
     shown = "exponent of H_o(W_Q, W_Q) in |W_K|"
     if shown not in effects:
-        return missing("norms of blocks of H_o against scales of W_Q, W_K and W_V")
-    return together(effects, shown)
+        return judges.missing("norms of blocks of H_o against scales of W_Q, W_K and W_V")
+    return judges.together(effects, shown)
 
 
 @claim(
@@ -137,7 +134,7 @@ def weight_powers(evidence: Evidence) -> Finding:
     there="transformers in general",
     here="one layer of width 16 to 256, and 1 to 6 layers of width 64, untrained, 5 seeds",
 )
-def size_spectrum(evidence: Evidence) -> Finding:
+def size_spectrum(evidence: Evidence) -> judges.Finding:
     """Claim: the spectrum of the Hessian widens with the size of the network.
 
     Exponents of the largest eigenvalue of the whole H in the width and in the number of layers, seed by seed. Along one
@@ -152,8 +149,8 @@ def size_spectrum(evidence: Evidence) -> Finding:
         if len(of.dropna()):
             samples[f"along {setting}"] = of
     if not samples:
-        return missing("largest eigenvalues of the whole network against width or depth")
-    return by_conditions(each(samples, at_least(LEAST_EXPONENT)))
+        return judges.missing("largest eigenvalues of the whole network against width or depth")
+    return judges.by_conditions(judges.each(samples, judges.at_least(LEAST_EXPONENT)))
 
 
 @claim(
@@ -163,7 +160,7 @@ def size_spectrum(evidence: Evidence) -> Finding:
     here="1 to 5 layers, untrained",
     awaits="no sweep of depth by norm is shipped yet",
 )
-def norm_depth(evidence: Evidence) -> Finding:
+def norm_depth(evidence: Evidence) -> judges.Finding:
     """Claim: block norms grow with depth, and pre-norm prevents it.
 
     The exponent of ||H||_F of the first layer's blocks, averaged in logarithms, in the number of layers, seed by seed:
@@ -177,9 +174,11 @@ def norm_depth(evidence: Evidence) -> Finding:
     found = exponents(means.assign(value=10 ** means["value"]), "num_layers", NORM)
     kinds = dict(list(found.groupby(level=NORM))) if len(found) else {}
     if not {"none", "pre"} <= set(kinds):
-        return missing(f"norms of blocks for several depths with {NORM}=none and {NORM}=pre")
-    parts = {"exponent, no norm": Effect(kinds["none"], at_least(LEAST_EXPONENT))}
-    return together(parts | {"exponent, pre-norm": Effect(kinds["pre"], partial(stays_below, most=LEAST_EXPONENT))})
+        return judges.missing(f"norms of blocks for several depths with {NORM}=none and {NORM}=pre")
+    parts = {"exponent, no norm": judges.Effect(kinds["none"], judges.at_least(LEAST_EXPONENT))}
+    return judges.together(
+        parts | {"exponent, pre-norm": judges.Effect(kinds["pre"], partial(judges.stays_below, most=LEAST_EXPONENT))}
+    )
 
 
 def _numbered(rows: pd.DataFrame, setting: str) -> pd.DataFrame:

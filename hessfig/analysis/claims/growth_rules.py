@@ -10,22 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from hessfig.analysis.claims.judges import (
-    Condition,
-    Effect,
-    Effects,
-    Finding,
-    Judge,
-    Verdict,
-    at_least,
-    by_conditions,
-    departs,
-    largest,
-    missing,
-    near,
-    stays_below,
-    together,
-)
+from hessfig.analysis.claims import judges
 from hessfig.analysis.claims.rule import Evidence, by_seed, claim, diagonal, in_logs, norms
 from hessfig.analysis.intervals import student_interval
 from hessfig.analysis.slopes.fit import MIN_POINTS
@@ -83,7 +68,7 @@ _PAIR = ("W_Q", "W_V")
     here=f"{BARE}, 20 seeds",
     theorems=("eq5", "tab1"),
 )
-def softmax(evidence: Evidence) -> Finding:
+def softmax(evidence: Evidence) -> judges.Finding:
     """Claim: without softmax the query and value blocks depend alike on the data; with softmax they differ.
 
     Exponents of ||H||_F in sigma of the query and value blocks of one bare self-attention layer, sigma <= 0.1, seed
@@ -94,9 +79,14 @@ def softmax(evidence: Evidence) -> Finding:
     gaps = _gaps(norms(evidence, BY_ATTENTION), BY_ATTENTION, window=SMALL)
     kinds = dict(list(gaps.groupby(level=0)))
     if not {"softmax", "linear"} <= set(kinds):
-        return missing(f"norms of the blocks of W_Q and W_V for {BY_ATTENTION}=softmax and linear")
-    judges: dict[str, Judge] = {"softmax": partial(departs, least=LEAST_GAP), "linear": near(0, LEAST_GAP)}
-    return together({f"gap of exponents, {kind} attention": Effect(kinds[kind], judges[kind]) for kind in judges})
+        return judges.missing(f"norms of the blocks of W_Q and W_V for {BY_ATTENTION}=softmax and linear")
+    judged_by: dict[str, judges.Judge] = {
+        "softmax": partial(judges.departs, least=LEAST_GAP),
+        "linear": judges.near(0, LEAST_GAP),
+    }
+    return judges.together(
+        {f"gap of exponents, {kind} attention": judges.Effect(kinds[kind], judged_by[kind]) for kind in judged_by}
+    )
 
 
 @claim(
@@ -105,7 +95,7 @@ def softmax(evidence: Evidence) -> Finding:
     there="one network, d_model 16",
     here="the same, 20 seeds",
 )
-def entries(evidence: Evidence) -> Finding:
+def entries(evidence: Evidence) -> judges.Finding:
     """Claim: entries of the value and query blocks are of different size with softmax and of like size without.
 
     log10 of the median of |entries| of H(V, V) over that of H(Q, Q), zeros left out, seed by seed; with softmax less
@@ -120,11 +110,13 @@ def entries(evidence: Evidence) -> Finding:
             kind = "linear" if f"{BY_ATTENTION}=linear" in one.variant else "softmax"
             found.setdefault(kind, {})[one.seed] = np.log10(value / query)
     if len(found) < 2:
-        return missing(f"stored Hessians for {BY_ATTENTION}=softmax and linear (quantities=[hessian], seeds=20)")
+        return judges.missing(f"stored Hessians for {BY_ATTENTION}=softmax and linear (quantities=[hessian], seeds=20)")
     logs = {kind: pd.Series(of) for kind, of in found.items()}
-    effect = Effect((logs["softmax"] - logs["linear"]).dropna(), at_least(LEAST_GAP))
+    effect = judges.Effect((logs["softmax"] - logs["linear"]).dropna(), judges.at_least(LEAST_GAP))
     told = {f"log10 of the ratio of medians, {kind}": student_interval(one) for kind, one in logs.items()}
-    return together({"difference": effect}, words="; ".join(f"{name} {one.mean:.2f}" for name, one in told.items()))
+    return judges.together(
+        {"difference": effect}, words="; ".join(f"{name} {one.mean:.2f}" for name, one in told.items())
+    )
 
 
 @claim(
@@ -134,7 +126,7 @@ def entries(evidence: Evidence) -> Finding:
     here=f"{PAPER}, 20 seeds",
     theorems=("depth", "mlp"),
 )
-def depth(evidence: Evidence) -> Finding:
+def depth(evidence: Evidence) -> judges.Finding:
     """Claim: the data dependence of linear attention grows with depth, that of linear MLPs does not.
 
     Exponents of ||H||_F in sigma, averaged over diagonal blocks, seed by seed; the growth is that of the deepest
@@ -144,11 +136,11 @@ def depth(evidence: Evidence) -> Finding:
     """
     attention, mlp = _growth(evidence), _growth(evidence.other("mlp"))
     if not (len(attention) and len(mlp)):
-        return missing("norms of linear attention and of linear MLPs for several depths")
-    return together(
+        return judges.missing("norms of linear attention and of linear MLPs for several depths")
+    return judges.together(
         {
-            "growth, linear attention": Effect(attention, at_least(LEAST_GROWTH)),
-            "growth, linear MLP": Effect(mlp, partial(stays_below, most=LEAST_GROWTH)),
+            "growth, linear attention": judges.Effect(attention, judges.at_least(LEAST_GROWTH)),
+            "growth, linear MLP": judges.Effect(mlp, partial(judges.stays_below, most=LEAST_GROWTH)),
         }
     )
 
@@ -159,7 +151,7 @@ def depth(evidence: Evidence) -> Finding:
     there=PAPER,
     here=f"{PAPER}, 20 seeds",
 )
-def prenorm(evidence: Evidence) -> Finding:
+def prenorm(evidence: Evidence) -> judges.Finding:
     """Claim: with pre-LN the trend exponents of the query and value blocks differ much less than without a norm.
 
     The gap is the exponent of ||H||_F in sigma of the query block less that of the value block; the ratio that with
@@ -169,23 +161,23 @@ def prenorm(evidence: Evidence) -> Finding:
     the ratio in the first window where it holds, else the smallest.
     """
     plain, windows = evidence.other("sigma"), (SMALL, LARGE, WHOLE)
-    of: dict[str, Effects] = {}
-    shown: dict[str, Effect] = {}
+    of: dict[str, judges.Effects] = {}
+    shown: dict[str, judges.Effect] = {}
     for window in windows:
         without, normed = (_gaps(norms(one), window=window).abs() for one in (plain, evidence))
         ratio = (normed / without.where(without > 0)).dropna()
         if ratio.empty:
-            return missing("norms of the blocks of W_Q and W_V with pre-LN and without a norm")
-        shown[label(window)] = Effect(ratio, partial(stays_below, most=MUCH_SMALLER))
-        gap = Effect(without, partial(departs, least=LEAST_GAP))
+            return judges.missing("norms of the blocks of W_Q and W_V with pre-LN and without a norm")
+        shown[label(window)] = judges.Effect(ratio, partial(judges.stays_below, most=MUCH_SMALLER))
+        gap = judges.Effect(without, partial(judges.departs, least=LEAST_GAP))
         of[label(window)] = {"pre-LN / no norm": shown[label(window)], "gap, no norm": gap}
     quarter = [name for name, one in shown.items() if one.interval(len(of)).high < MUCH_SMALLER_STILL]
-    finding = by_conditions(of, shown, shown=_smallest, note="in every window")
+    finding = judges.by_conditions(of, shown, shown=_smallest, note="in every window")
     return replace(finding, words=f"{finding.words}; below 1/4: {', '.join(quarter) or 'nowhere'}")
 
 
 @claim(*("layers", f"{ORMANIEC}, appendix G", "depth", "softmax"), figure="6", there=PAPER, here=f"{PAPER}, 20 seeds")
-def layers(evidence: Evidence) -> Finding:
+def layers(evidence: Evidence) -> judges.Finding:
     """Claim: earlier layers lie lower, the top layer alone keeps its law beyond sigma = 1, and in Figure 7 for H too.
 
     Seed by seed, the value block of the deepest networks: (lower) log10 of ||H||_F of the top layer over that of the
@@ -197,14 +189,20 @@ def layers(evidence: Evidence) -> Finding:
     deep, chain = (_deepest(norms(one)) for one in (evidence, evidence.other("softmax")))
     top = deep["layer"].max() if len(deep) else 0
     if top < 2 or chain.empty:
-        return missing("norms of the value block of every layer of deep networks, with softmax and of linear attention")
+        return judges.missing(
+            "norms of the value block of every layer of deep networks, with softmax and of linear attention"
+        )
     logs = by_seed(in_logs(deep[within(deep["sigma"], SMALL)]), "layer")
     far = exponents(deep, "sigma", "layer", window=LARGE)
     follows = exponents(chain[chain["layer"] == chain["layer"].max()], "sigma")
     predicted = _predicted(evidence.other("softmax"), int(chain["num_layers"].max()))
     samples = {"lower": _ends(logs, top), "steeper": -_ends(far, top), "law": (follows - predicted).dropna()}
-    judges = {"lower": at_least(LEAST_GAP), "steeper": at_least(LEAST_GAP), "law": near(0, LEAST_GAP)}
-    return by_conditions({name: {"": Effect(one, judges[name])} for name, one in samples.items()})
+    judged_by = {
+        "lower": judges.at_least(LEAST_GAP),
+        "steeper": judges.at_least(LEAST_GAP),
+        "law": judges.near(0, LEAST_GAP),
+    }
+    return judges.by_conditions({name: {"": judges.Effect(one, judged_by[name])} for name, one in samples.items()})
 
 
 @claim(
@@ -214,7 +212,7 @@ def layers(evidence: Evidence) -> Finding:
     here=BARE,
     awaits="no sweep of `jacobian_norm` is shipped yet",
 )
-def jacobian(evidence: Evidence) -> Finding:
+def jacobian(evidence: Evidence) -> judges.Finding:
     """Claim: the Jacobian grows as sigma in the value weight and as sigma^3 in the query weight.
 
     Exponents in sigma of jacobian_norm, sigma <= 0.1, seed by seed. The claim holds when the intervals lie within 0.25
@@ -223,14 +221,16 @@ def jacobian(evidence: Evidence) -> Finding:
     """
     found = exponents(evidence.numbers("jacobian_norm"), "sigma", "row", window=SMALL)
     if not {"W_Q", "W_V"} <= set(found.index.get_level_values("row")):
-        return missing("norms of the Jacobian of W_Q and W_V for small sigma")
+        return judges.missing("norms of the Jacobian of W_Q and W_V for small sigma")
     powers = {"W_Q": 3.0, "W_V": 1.0}
-    return together({f"exponent, {row}": Effect(found.xs(row), near(p, LEAST_GAP)) for row, p in powers.items()})
+    return judges.together(
+        {f"exponent, {row}": judges.Effect(found.xs(row), judges.near(p, LEAST_GAP)) for row, p in powers.items()}
+    )
 
 
-def _smallest(conditions: Mapping[str, Condition]) -> str:
-    holding = [name for name, one in conditions.items() if one.verdict == Verdict.holds]
-    return (holding or [largest({name: one.effect for name, one in conditions.items()}, lambda mean: -mean)])[0]
+def _smallest(conditions: Mapping[str, judges.Condition]) -> str:
+    holding = [name for name, one in conditions.items() if one.verdict == judges.Verdict.holds]
+    return (holding or [judges.largest({name: one.effect for name, one in conditions.items()}, lambda mean: -mean)])[0]
 
 
 def _gaps(rows: pd.DataFrame, *by: str, window: Window) -> pd.Series:

@@ -5,21 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
+from hessfig.analysis.claims import judges
 from hessfig.analysis.claims.growth_rules import exponents
-from hessfig.analysis.claims.judges import (
-    Effect,
-    Finding,
-    Verdict,
-    at_least,
-    by_conditions,
-    departs,
-    each,
-    largest,
-    missing,
-    near,
-    single,
-    together,
-)
 from hessfig.analysis.claims.rule import Evidence, claim
 from hessfig.analysis.claims.training_rules import ADDITION, BLOG
 from hessfig.analysis.intervals import Interval, student_interval
@@ -37,7 +24,7 @@ _HERE = f"{ADDITION}; 5 seeds, 10 000 sums"
 
 
 @claim(*("landscape-rate", "arXiv 2510.16927, theorem 7", "landscape"), there=_THERE, here=_HERE)
-def rate(evidence: Evidence) -> Finding:
+def rate(evidence: Evidence) -> judges.Finding:
     """Claim: |L_{k+1} - L_k| falls as 1/k.
 
     For each place (w* itself counts once, whatever the direction), seed by seed, k >= 10: the exponent in k. The claim
@@ -47,17 +34,20 @@ def rate(evidence: Evidence) -> Finding:
     """
     rows = _placed(evidence, "difference")
     if rows.empty:
-        return missing("differences of losses against k")
+        return judges.missing("differences of losses against k")
     rates = exponents(rows, K, "place", window=FROM_TEN)
-    effects = {place: Effect(one, near(-1, LEAST_EXPONENT)) for place, one in rates.groupby(level="place", sort=False)}
+    effects = {
+        place: judges.Effect(one, judges.near(-1, LEAST_EXPONENT))
+        for place, one in rates.groupby(level="place", sort=False)
+    }
     if not effects:
-        return missing("differences of losses at ten samples and more")
+        return judges.missing("differences of losses at ten samples and more")
     shown = _farthest({name: one.interval() for name, one in effects.items()}, -1.0)
-    return together(effects, shown, shown)
+    return judges.together(effects, shown, shown)
 
 
 @claim(*("landscape-bound", "arXiv 2510.16927, theorem 7", "landscape"), there=_THERE, here=_HERE)
-def bound(evidence: Evidence) -> Finding:
+def bound(evidence: Evidence) -> judges.Finding:
     """Claim: |L_{k+1} - L_k| lies below the theorem's bound.
 
     For each place, seed by seed, the margin is the smallest log10 over k >= 10 of the bound over the difference. The
@@ -67,14 +57,16 @@ def bound(evidence: Evidence) -> Finding:
     logs = {name: _logs(_placed(evidence, name)) for name in ("bound", "difference")}
     margins = (logs["bound"] - logs["difference"]).groupby(level=["place", "seed"], sort=False).min().dropna()
     if margins.empty:
-        return missing("differences of losses against k beside their bound")
-    effects = {place: Effect(one, at_least(0.0)) for place, one in margins.groupby(level="place", sort=False)}
-    shown = largest({name: one.interval() for name, one in effects.items()}, lambda mean: -mean)
-    return together(effects, shown, shown)
+        return judges.missing("differences of losses against k beside their bound")
+    effects = {
+        place: judges.Effect(one, judges.at_least(0.0)) for place, one in margins.groupby(level="place", sort=False)
+    }
+    shown = judges.largest({name: one.interval() for name, one in effects.items()}, lambda mean: -mean)
+    return judges.together(effects, shown, shown)
 
 
 @claim(*("landscape-chance", "hessfig", "landscape"), here=_HERE)
-def chance(evidence: Evidence) -> Finding:
+def chance(evidence: Evidence) -> judges.Finding:
     """Claim: the differences |L_{k+1} - L_k| are not those of independent losses.
 
     For each place, seed by seed, the excess is the mean log10 over k >= 10 of the root mean square difference over what
@@ -85,16 +77,16 @@ def chance(evidence: Evidence) -> Finding:
     logs = {name: _logs(_placed(evidence, name)) for name in ("rms", "null")}
     excess = (logs["rms"] - logs["null"]).groupby(level=["place", "seed"], sort=False).mean().dropna()
     if excess.empty:
-        return missing("root mean squares of differences of losses against k beside their null")
+        return judges.missing("root mean squares of differences of losses against k beside their null")
     samples = dict(list(excess.groupby(level="place", sort=False)))
-    return by_conditions(
-        each(samples, _differs),
-        shown=lambda conditions: largest({name: one.effect for name, one in conditions.items()}, abs),
+    return judges.by_conditions(
+        judges.each(samples, _differs),
+        shown=lambda conditions: judges.largest({name: one.effect for name, one in conditions.items()}, abs),
     )
 
 
 @claim(*("stationarity-data", "arXiv 2510.16927, assumption 1", "stationarity"), there=_THERE, here=_HERE)
-def stationarity(evidence: Evidence) -> Finding:
+def stationarity(evidence: Evidence) -> judges.Finding:
     """Claim: gradients at w* vanish better with more samples than chance alone would make them.
 
     At the last step of the training, k from 10 to a tenth of all samples, seed by seed: the exponent in k of what
@@ -105,15 +97,15 @@ def stationarity(evidence: Evidence) -> Finding:
     last = evidence.at_step(-1)
     curves = [last.numbers(f"stationarity_{name}") for name in ("null", "rms")]
     if any(one.empty for one in curves):
-        return missing("gradients against k beside their null")
+        return judges.missing("gradients against k beside their null")
     window: Window = (FROM_TEN[0], float(curves[0][K].max()) / 10)
     null, measured = (exponents(one, K, window=window) for one in curves)
     contrasts = {"exponent by chance": student_interval(null), "exponent": student_interval(measured)}
-    return single(Effect((null - measured).dropna(), at_least(LEAST_BEYOND)), contrasts=contrasts)
+    return judges.single(judges.Effect((null - measured).dropna(), judges.at_least(LEAST_BEYOND)), contrasts=contrasts)
 
 
 @claim(*("hessian-data", BLOG, "data_size"), there=_THERE, here="one layer, d_model 16, untrained; 5 batches")
-def hessian(evidence: Evidence) -> Finding:
+def hessian(evidence: Evidence) -> judges.Finding:
     """Claim: the norm and the condition number of the Hessian go as 1/sqrt(number of samples).
 
     Exponents in k, from 10 to 1 024, of the norm and of the condition number of H_k, the Hessian of the first k samples
@@ -123,16 +115,16 @@ def hessian(evidence: Evidence) -> Finding:
     """
     names = {"norm": "subset_norm", "condition number": "subset_condition_number"}
     effects = {
-        f"exponent of the {name}, {row}": Effect(_over_batches(one), near(-0.5, LEAST_EXPONENT))
+        f"exponent of the {name}, {row}": judges.Effect(_over_batches(one), judges.near(-0.5, LEAST_EXPONENT))
         for name, quantity in names.items()
         for row, one in exponents(
             evidence.numbers(quantity, part=Part.H.value), K, "row", "variant", window=SUBSETS
         ).groupby(level="row")
     }
     if not all(any(name in effect for effect in effects) for name in ("norm", "condition number")):
-        return missing("norms and condition numbers of the Hessians of k samples")
+        return judges.missing("norms and condition numbers of the Hessians of k samples")
     worst = _farthest({name: one.interval() for name, one in effects.items()}, -0.5)
-    return together(effects, worst, worst)
+    return judges.together(effects, worst, worst)
 
 
 def _over_batches(exponents: pd.Series) -> pd.Series:
@@ -140,8 +132,8 @@ def _over_batches(exponents: pd.Series) -> pd.Series:
     return exponents.groupby(level="variant" if batches > 1 else "seed").mean()
 
 
-def _differs(interval: Interval) -> Verdict:
-    return departs(interval, LEAST_BEYOND)
+def _differs(interval: Interval) -> judges.Verdict:
+    return judges.departs(interval, LEAST_BEYOND)
 
 
 def _placed(evidence: Evidence, name: str) -> pd.DataFrame:
@@ -163,7 +155,7 @@ def _words(direction: str, distance: str) -> str:
 
 
 def _farthest(intervals: dict[str, Interval], target: float) -> str:
-    return largest(intervals, lambda mean: abs(mean - target))
+    return judges.largest(intervals, lambda mean: abs(mean - target))
 
 
 SAMPLES = (rate, bound, chance, stationarity, hessian)

@@ -10,18 +10,7 @@ import numpy as np
 import pandas as pd
 
 from hessfig.analysis.arrays import StoredHessian
-from hessfig.analysis.claims import rule
-from hessfig.analysis.claims.judges import (
-    Effect,
-    Finding,
-    at_least,
-    by_conditions,
-    each,
-    largest,
-    missing,
-    stays_below,
-    together,
-)
+from hessfig.analysis.claims import judges, rule
 from hessfig.analysis.claims.rule import Evidence, claim, norms, wide
 
 VIT = "a vision transformer on 8 x 8 digits: one block, width 16, 98 % right"
@@ -47,7 +36,7 @@ _FAR = ("query and key",)  # the steps that are told as "much less" end there
     there=VIT_THERE,
     here=f"{VIT}; a transformer on addition",
 )
-def values_trained(evidence: Evidence) -> Finding:
+def values_trained(evidence: Evidence) -> judges.Finding:
     """Claim: after training the (V, V) block is the largest of the attention's query, key and value blocks.
 
     At the last step, seed by seed: log10 of the Frobenius norm of the full Hessian's (V, V) block over the larger of
@@ -58,12 +47,12 @@ def values_trained(evidence: Evidence) -> Finding:
     """
     samples = _values_over({AFTER: evidence.at_step(-1), ADDITION: evidence.other("curvature_flow").at_step(-1)})
     if AFTER not in samples:
-        return missing("norms of the blocks of W_Q, W_K and W_V of a vision transformer after a training")
-    return by_conditions(each(samples, at_least(LEAST_DECADES)), shown=lambda conditions: AFTER)
+        return judges.missing("norms of the blocks of W_Q, W_K and W_V of a vision transformer after a training")
+    return judges.by_conditions(judges.each(samples, judges.at_least(LEAST_DECADES)), shown=lambda conditions: AFTER)
 
 
 @claim(*("values-largest", "arXiv 2510.16927", "sublayers_steps"), there=VIT_THERE, here=f"{VIT}; 31 seeds")
-def values_largest(evidence: Evidence) -> Finding:
+def values_largest(evidence: Evidence) -> judges.Finding:
     """Claim: the value block has the largest entries among the attention's blocks.
 
     Seed by seed, after and before training: log10 of the Frobenius norm of the full Hessian's (V, V) block over the
@@ -73,12 +62,14 @@ def values_largest(evidence: Evidence) -> Finding:
     """
     samples = _values_over({AFTER: evidence.at_step(-1), BEFORE: evidence.at_step(0)}, _SAME_SIZE)
     if not samples:
-        return missing("norms of the blocks of W_Q, W_K, W_V and W_O")
-    return by_conditions(each(samples, at_least(LEAST_DECADES)), shown=lambda conditions: next(iter(conditions)))
+        return judges.missing("norms of the blocks of W_Q, W_K, W_V and W_O")
+    return judges.by_conditions(
+        judges.each(samples, judges.at_least(LEAST_DECADES)), shown=lambda conditions: next(iter(conditions))
+    )
 
 
 @claim(*("keys-values-highest", "arXiv 2510.16927", "sublayers_steps"), there=VIT_THERE, here=f"{VIT}; 31 seeds")
-def keys_values(evidence: Evidence) -> Finding:
+def keys_values(evidence: Evidence) -> judges.Finding:
     """Claim: keys and values have the highest Hessian norms among the parameter groups of a vision transformer.
 
     Seed by seed, after and before training: log10 of the smaller of the norms of the full Hessian's key and value
@@ -93,8 +84,8 @@ def keys_values(evidence: Evidence) -> Finding:
         if {"W_K", "W_V", "W_Q"} <= set(sizes.columns):
             samples[name] = np.log10(sizes[["W_K", "W_V"]].min(axis=1) / sizes[others].max(axis=1))
     if not samples:
-        return missing("norms of the blocks of a layer at steps of a training")
-    return by_conditions(each(samples, at_least(LEAST_DECADES)), shown=lambda conditions: AFTER)
+        return judges.missing("norms of the blocks of a layer at steps of a training")
+    return judges.by_conditions(judges.each(samples, judges.at_least(LEAST_DECADES)), shown=lambda conditions: AFTER)
 
 
 @claim(
@@ -102,7 +93,7 @@ def keys_values(evidence: Evidence) -> Finding:
     there="transformers in general",
     here="one layer, d_model 128, untrained, 12 seeds",
 )
-def coupling(evidence: Evidence) -> Finding:
+def coupling(evidence: Evidence) -> judges.Finding:
     """Claim: attention and feed-forward curvature are relatively independent.
 
     The coupling of two weights is ||H(a, b)||_F / sqrt(||H(a, a)||_F ||H(b, b)||_F). The effect is the ratio of the
@@ -113,8 +104,8 @@ def coupling(evidence: Evidence) -> Finding:
     ratios = {place: _across_over_within(rows) for place, rows in _at_places(norms(evidence))}
     samples = {place: one for place, one in ratios.items() if len(one)}
     if not samples:
-        return missing("norms of every pair of attention and feed-forward weights")
-    return by_conditions(each(samples, partial(stays_below, most=MOST_RATIO)), note="")
+        return judges.missing("norms of every pair of attention and feed-forward weights")
+    return judges.by_conditions(judges.each(samples, partial(judges.stays_below, most=MOST_RATIO)), note="")
 
 
 @claim(
@@ -123,7 +114,7 @@ def coupling(evidence: Evidence) -> Finding:
     here=VIT,
     others="the source speaks of language models, the sweep is of a vision transformer",
 )
-def order(evidence: Evidence) -> Finding:
+def order(evidence: Evidence) -> judges.Finding:
     """Claim: sharpness by group: embeddings << query and key < feed-forward < value and output << norms.
 
     The sharpness of a group of weights is the mean diagonal entry of its block of the full Hessian, trace over
@@ -134,17 +125,17 @@ def order(evidence: Evidence) -> Finding:
     """
     table = _sharpness(evidence.hessians(), evidence.steps()[-1:])
     if table.empty or not set(_GROUPS) <= set(table.columns):
-        return missing("stored Hessians of networks with norms along a training")
+        return judges.missing("stored Hessians of networks with norms along a training")
     logs = np.log10(table.where(table > 0))
     far = (*_FAR, list(_GROUPS)[-1])
     effects = {
-        f"{after} over {before}": Effect(
-            logs[after] - logs[before], at_least(LEAST_FAR if after in far else LEAST_DECADES)
+        f"{after} over {before}": judges.Effect(
+            logs[after] - logs[before], judges.at_least(LEAST_FAR if after in far else LEAST_DECADES)
         )
         for before, after in pairwise(_GROUPS)
     }
-    least = largest({name: one.interval() for name, one in effects.items()}, lambda mean: -mean)
-    return together(effects, least, f"{least}; found: {' < '.join(logs.mean().sort_values().index)}")
+    least = judges.largest({name: one.interval() for name, one in effects.items()}, lambda mean: -mean)
+    return judges.together(effects, least, f"{least}; found: {' < '.join(logs.mean().sort_values().index)}")
 
 
 def _values_over(networks: dict[str, Evidence], others: tuple[str, ...] = _SAME_SIZE[:2]) -> dict[str, pd.Series]:

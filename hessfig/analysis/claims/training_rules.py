@@ -7,21 +7,8 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from hessfig.analysis.claims import rule
+from hessfig.analysis.claims import judges, rule
 from hessfig.analysis.claims.growth_rules import LARGE, PAPER, least_squares
-from hessfig.analysis.claims.judges import (
-    Effect,
-    Effects,
-    Finding,
-    at_least,
-    by_conditions,
-    each,
-    largest,
-    missing,
-    single,
-    stays_below,
-    together,
-)
 from hessfig.analysis.claims.rule import Evidence, by_seed, claim, norms, wide
 from hessfig.analysis.intervals import fisher_interval
 from hessfig.analysis.slopes.printed import within
@@ -41,7 +28,7 @@ ADDITION = "a transformer trained on addition (4 000 steps, 99.6 % right)"
 @claim(
     *("proxies", BLOG, "curvature_flow"), there="small transformers in training", here=f"{ADDITION}; 10 seeds, 20 steps"
 )
-def stand_ins(evidence: Evidence) -> Finding:
+def stand_ins(evidence: Evidence) -> judges.Finding:
     """Claim: gradient norm, gradient covariance and spread of attention scores track the curvature along training.
 
     Spearman correlations along the training, seed by seed, their intervals by Fisher's z: of gradient norm, trace of
@@ -60,15 +47,17 @@ def stand_ins(evidence: Evidence) -> Finding:
         if len(curvature)
     } | _ratios(evidence)
     if not pairs:
-        return missing("stand-ins beside largest eigenvalues or block norms along a training")
-    return by_conditions(
-        each(pairs, at_least(LEAST_CORRELATION), fisher_interval),
-        shown=lambda conditions: largest({name: one.effect for name, one in conditions.items()}, lambda mean: -mean),
+        return judges.missing("stand-ins beside largest eigenvalues or block norms along a training")
+    return judges.by_conditions(
+        judges.each(pairs, judges.at_least(LEAST_CORRELATION), fisher_interval),
+        shown=lambda conditions: judges.largest(
+            {name: one.effect for name, one in conditions.items()}, lambda mean: -mean
+        ),
     )
 
 
 @claim(*("layernorm-stabilises", BLOG, "layernorm", "sigma"), figure="3b", there="one attention block", here=PAPER)
-def bounded(evidence: Evidence) -> Finding:
+def bounded(evidence: Evidence) -> judges.Finding:
     """Claim: LayerNorm keeps the terms that depend on the input bounded.
 
     By block, seed by seed: log10 of the largest ||H||_F over sigma >= 1 without a norm over that with pre-LN, and
@@ -77,22 +66,26 @@ def bounded(evidence: Evidence) -> Finding:
     when the first is below 0.1 or the second above.
     """
     sups = {name: _beyond(one) for name, one in {"pre": evidence, "none": evidence.other("sigma")}.items()}
-    of: dict[str, Effects] = {}
+    of: dict[str, judges.Effects] = {}
     for row in sorted(set(sups["pre"].index.get_level_values("row")) & set(sups["none"].index.get_level_values("row"))):
         normed, plain = (sups[name].xs(row, level="row") for name in ("pre", "none"))
         of[row] = {
-            "no norm over pre-LN": Effect((plain["sup"] - normed["sup"]).dropna(), at_least(LEAST_DECADES)),
-            "growth with pre-LN": Effect(normed["sup"] - normed["start"], partial(stays_below, most=LEAST_DECADES)),
+            "no norm over pre-LN": judges.Effect(
+                (plain["sup"] - normed["sup"]).dropna(), judges.at_least(LEAST_DECADES)
+            ),
+            "growth with pre-LN": judges.Effect(
+                normed["sup"] - normed["start"], partial(judges.stays_below, most=LEAST_DECADES)
+            ),
         }
     if not of:
-        return missing("norms of blocks for sigma >= 1 with pre-LN and without a norm")
-    return by_conditions(of, note="every block")
+        return judges.missing("norms of blocks for sigma >= 1 with pre-LN and without a norm")
+    return judges.by_conditions(of, note="every block")
 
 
 @claim(
     *("phases", f"{BLOG}, section 7", "training"), there="language and vision transformers", here=f"{ADDITION}; 3 seeds"
 )
-def phases(evidence: Evidence) -> Finding:
+def phases(evidence: Evidence) -> judges.Finding:
     """Claim: the curvature changes fast early in training and settles later.
 
     The speed is the sum of |change of log10 of the largest eigenvalue of H| between measured steps over the number of
@@ -104,8 +97,8 @@ def phases(evidence: Evidence) -> Finding:
     samples = {seed: _faster(one.droplevel("seed").sort_index()) for seed, one in curve[curve > 0].groupby("seed")}
     sample = pd.Series(samples, dtype=float).dropna()
     if sample.empty:
-        return missing("largest eigenvalues at several steps of both ends of a training")
-    return single(Effect(sample, at_least(LEAST_FASTER)))
+        return judges.missing("largest eigenvalues at several steps of both ends of a training")
+    return judges.single(judges.Effect(sample, judges.at_least(LEAST_FASTER)))
 
 
 @claim(
@@ -114,7 +107,7 @@ def phases(evidence: Evidence) -> Finding:
     here=f"{ADDITION}; 3 seeds",
     others="no sweep trains with batches of several sizes, hence none knows the critical one",
 )
-def critical_batch(evidence: Evidence) -> Finding:
+def critical_batch(evidence: Evidence) -> judges.Finding:
     """Claim: the noise scale tr(C) / |g|^2 gives the critical batch size, which grows along training.
 
     The effect is log10 of tr(C) / |g|^2 of the gradients at the last step over that at the first, seed by seed; its
@@ -124,8 +117,8 @@ def critical_batch(evidence: Evidence) -> Finding:
     trace, norm = (_whole(evidence, name) for name in ("gradient_covariance", "gradient_norm"))
     scale = wide(np.log10((trace / norm**2).dropna()), "step") if len(trace) and len(norm) else pd.DataFrame()
     if scale.shape[1] < 2:
-        return missing("gradient_covariance beside gradient_norm along a training")
-    return single(Effect((scale.iloc[:, -1] - scale.iloc[:, 0]).dropna(), at_least(LEAST_DECADES)))
+        return judges.missing("gradient_covariance beside gradient_norm along a training")
+    return judges.single(judges.Effect((scale.iloc[:, -1] - scale.iloc[:, 0]).dropna(), judges.at_least(LEAST_DECADES)))
 
 
 @claim(
@@ -135,7 +128,7 @@ def critical_batch(evidence: Evidence) -> Finding:
     here="a vision transformer on 8 x 8 digits",
     awaits="no sweep over batch sizes is shipped yet",
 )
-def sharp_minima(evidence: Evidence) -> Finding:
+def sharp_minima(evidence: Evidence) -> judges.Finding:
     """Claim: large batches end in sharper minima that generalise worse.
 
     At the last step, seed by seed: the exponent of the largest eigenvalue of H in the batch size, and the loss of
@@ -147,9 +140,9 @@ def sharp_minima(evidence: Evidence) -> Finding:
     sharp = _along_batches(rule.in_logs(eigenvalues[eigenvalues["index"] <= 1]))
     accurate = _along_batches(last.numbers("accuracy", BATCH, index=0))
     if sharp.empty or accurate.empty:
-        return missing(f"largest eigenvalues and accuracies for several values of {BATCH}")
-    parts = {"exponent of sharpness": Effect(sharp, at_least(LEAST_DECADES))}
-    return together(parts | {"accuracy lost": Effect(-accurate, at_least(LEAST_ACCURACY))})
+        return judges.missing(f"largest eigenvalues and accuracies for several values of {BATCH}")
+    parts = {"exponent of sharpness": judges.Effect(sharp, judges.at_least(LEAST_DECADES))}
+    return judges.together(parts | {"accuracy lost": judges.Effect(-accurate, judges.at_least(LEAST_ACCURACY))})
 
 
 def _along_batches(rows: pd.DataFrame) -> pd.Series:
