@@ -32,7 +32,7 @@ def outputs(tmp_path_factory: pytest.TempPathFactory, workers: None) -> Path:
 def test_small_run_passes_the_gate(outputs: Path) -> None:
     done = hessfig("check", "sweep=sigma", f"tolerance={TOLERANCE}", f"output_dir={outputs}")
     assert done.returncode == 0, done.stderr
-    assert "6 slopes checked, 0 outside" in done.stdout
+    assert "6 slopes checked, 6 pass, 0 outside" in done.stdout
 
 
 @pytest.mark.parametrize("part", ["H_o", "H_f"])

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hessfig.rng import stream
-from hessfig.terms import Matrix, Part
+from hessfig.terms import PARTS, Matrix, Part
 from hessfig.theory.attention_formulas import AttentionPoint
 from hessfig.theory.autodiff import Network, hessian_blocks, square_loss
 from hessfig.theory.matrix_formulas import DTYPE
@@ -194,7 +194,7 @@ def prefixed(name: str, values: Values) -> dict[str, Tensor]:
 
 
 def autodiff_blocks(
-    network: Network[Any], Y: Tensor, weights: Mapping[Any, Tensor], parts: Iterable[Part] = tuple(Part)
+    network: Network[Any], Y: Tensor, weights: Mapping[Any, Tensor], parts: Iterable[Part] = PARTS
 ) -> dict[str, Tensor]:
     """All Hessian blocks under the square loss by automatic differentiation, named."""
     found = [named(part, hessian_blocks(network, square_loss(Y), weights, part)) for part in parts]
