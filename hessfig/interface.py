@@ -6,7 +6,6 @@ import operator
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hessfig.config import (
@@ -23,11 +22,11 @@ from hessfig.config import (
 )
 from hessfig.errors import UserError, did_you_mean, first_few, plain
 from hessfig.measurements.catalogue import quantity
-from hessfig.measurements.quantity import At, Measured, Request, check_served
+from hessfig.measurements.quantity import At, Measured, asked_of, check_served
 from hessfig.measurements.requirements import check_parts
 from hessfig.models.blocks import blocks_of
 from hessfig.record import COLUMNS, Status
-from hessfig.terms import Block, Part
+from hessfig.terms import Part
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -255,23 +254,10 @@ def measure(
         for name in names:
             quantity(name).check(config, drawn.layout)
         measurable = Measurable.of(drawn).on(place)
-        found = {name: quantity(name).measured(measurable, _request(config, blocks_there, name)) for name in names}
+        at = At(config, seed=config.first_seed)
+        asked = {name: asked_of(quantity(name), blocks_there, at) for name in names}
+        found = {name: quantity(name).measured(measurable, request) for name, request in asked.items()}
     return _frame(found, config.first_seed)
-
-
-def _request(config: Config, blocks: Sequence[Block], name: str) -> Request:
-    from hessfig.rng import probe_stream
-
-    return Request(
-        blocks=[block for block in blocks if quantity(name).serves(block)],
-        parts=config.parts,
-        estimator=config.estimator,
-        model=config.model,
-        dtype=config.dtype,
-        stream=partial(probe_stream, config.first_seed, name, None),
-        at=At(config, seed=config.first_seed),
-        spectrum=config.spectrum,
-    )
 
 
 def _frame(found: Mapping[str, Measured], seed: int) -> pd.DataFrame:

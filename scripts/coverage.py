@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from hessfig.analysis.intervals import deviate
+from hessfig.analysis.intervals import probe_interval
 
 NUMBER = ["variant", "num_layers", "layer", "row", "col", "part", "sigma", "seed"]
 
@@ -33,8 +33,12 @@ def paired(exact: pd.DataFrame, probed: pd.DataFrame) -> pd.DataFrame:
     both = probed[probed["value"] > 0].merge(exact, on=NUMBER, suffixes=("", "_exact"), validate="1:1")
     error = both["value"] - both["value_exact"]
     both = both[both["error"] > 0]  # what `auto` found exactly has no interval
-    limits = [deviate(int(probes) - 1) for probes in both["num_probes"]]
-    return both.assign(relative=error / both["value_exact"], z=error / both["error"], limit=limits)
+    found = [
+        probe_interval(*numbers)
+        for numbers in zip(both["value"], both["error"], both["num_probes"].astype(int), strict=True)
+    ]
+    inside = [one.low <= exact <= one.high for one, exact in zip(found, both["value_exact"], strict=True)]
+    return both.assign(relative=error / both["value_exact"], inside=inside)
 
 
 def coverage(numbers: pd.DataFrame) -> pd.DataFrame:
@@ -45,7 +49,7 @@ def coverage(numbers: pd.DataFrame) -> pd.DataFrame:
 
 
 def _summary(group: pd.DataFrame) -> dict[str, float]:
-    inside = group["z"].abs() <= group["limit"]
+    inside = group["inside"]
     return {
         "numbers": len(group),
         "coverage %": round(100 * inside.mean(), 2),

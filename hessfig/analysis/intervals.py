@@ -1,8 +1,8 @@
-"""Intervals of means, pairs, logarithms, correlations and probed numbers, for rules, slopes, bands and comparisons.
+"""Intervals of means, logarithms, correlations and probed numbers, for rules, slopes, bands and comparisons.
 
 Everything is Student's t on the scale on which the numbers are symmetric: as they are, as logarithms (norms,
 eigenvalues, losses: see `geometric_interval`), or by Fisher's z (correlations). Seeds are independent; two variants
-with the same seed share weights and batches, so they are compared by `paired_interval`.
+with the same seed share weights and batches, so they are compared by the interval of their differences.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 LEVEL = 0.95
@@ -39,11 +38,6 @@ def student_interval(values: Iterable[float], *, level: float = LEVEL, tests: in
     mean = float(sample.mean()) if count else math.nan
     se = float(sample.std(ddof=1) / math.sqrt(count)) if count > 1 else math.nan
     return _interval(mean, se, count - 1, count, level, tests)
-
-
-def paired_interval(ours: pd.Series, theirs: pd.Series, *, level: float = LEVEL, tests: int = 1) -> Interval:
-    """Return the interval of the mean of ours less theirs, pair by pair of what both have in their index (seeds)."""
-    return student_interval((ours - theirs).dropna(), level=level, tests=tests)
 
 
 def geometric_interval(values: Iterable[float], *, level: float = LEVEL, tests: int = 1) -> Interval:

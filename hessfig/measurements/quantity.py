@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from hessfig.config import Config, DType, EstimatorConfig, Method, ModelConfig, SpectrumConfig
@@ -97,6 +99,26 @@ class Quantity:
         module, _, name = self.measure.partition(":")
         found: Measured = getattr(import_module(module), name or self.name)(problem, request)
         return found
+
+
+def asked_of(
+    quantity: Quantity, blocks: Sequence[Block], at: At, settled: Mapping[str, Any] = MappingProxyType({})
+) -> Request:
+    """Return what settings ask of a quantity at a place: the blocks that have it, and the streams of its probes."""
+    from hessfig.rng import probe_stream
+
+    config = at.config
+    return Request(
+        blocks=[block for block in blocks if quantity.serves(block)],
+        parts=config.parts,
+        estimator=config.estimator,
+        model=config.model,
+        dtype=config.dtype,
+        stream=partial(probe_stream, at.seed, quantity.name, at.sigma, step=at.step),
+        settled=settled,
+        at=at,
+        spectrum=config.spectrum,
+    )
 
 
 def row_of(block: Block | None = None, **columns: Any) -> Row:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 import warnings
-from functools import partial
 
 import torch
 
@@ -12,9 +11,8 @@ from hessfig.curvature.problem import Problem
 from hessfig.errors import UserError
 from hessfig.files import check_pin
 from hessfig.measurements.catalogue import source_of
-from hessfig.measurements.quantity import At, Measured, Request
+from hessfig.measurements.quantity import At, Measured, Request, asked_of
 from hessfig.models.blocks import blocks_of
-from hessfig.rng import probe_stream
 from hessfig.states.point import drawn
 from hessfig.sweep.plan import Cell
 
@@ -49,15 +47,6 @@ def draw_problem(cell: Cell) -> Problem:
 
 def request_of(cell: Cell, problem: Problem) -> Request:
     """Return what a cell asks of its problem."""
-    config, blocks = cell.config, blocks_of(cell.config.blocks, problem.layout, cell.config.model)
-    return Request(
-        blocks=[block for block in blocks if cell.variant.quantity(cell.quantity).serves(block)],
-        parts=config.parts,
-        estimator=config.estimator,
-        model=config.model,
-        dtype=config.dtype,
-        stream=partial(probe_stream, cell.seed, cell.quantity, cell.sigma, step=cell.step),
-        settled=cell.settled,
-        at=At(config, cell.sigma, cell.seed, cell.step),
-        spectrum=config.spectrum,
-    )
+    blocks = blocks_of(cell.config.blocks, problem.layout, cell.config.model)
+    at = At(cell.config, cell.sigma, cell.seed, cell.step)
+    return asked_of(cell.variant.quantity(cell.quantity), blocks, at, cell.settled)

@@ -14,7 +14,6 @@ from hessfig.analysis.intervals import (
     band,
     fisher_interval,
     geometric_interval,
-    paired_interval,
     probe_interval,
     student_band,
     student_interval,
@@ -82,7 +81,7 @@ def test_an_interval_is_students() -> None:
 def test_pairs_logs_correlations_and_probes_have_intervals_of_their_own() -> None:
     ours, theirs = pd.Series({1: 3.0, 2: 5.0, 3: 8.5, 4: 1.0}), pd.Series({1: 2.0, 2: 4.5, 3: 7.0, 9: 100.0})
     low, high = stats.ttest_rel(ours[:3], theirs[:3]).confidence_interval(0.95)
-    found = paired_interval(ours, theirs)
+    found = student_interval((ours - theirs).dropna())
     assert (found.low, found.high, found.count) == (pytest.approx(low), pytest.approx(high), 3)
     factors = geometric_interval([1e-6, 1e-2, 1.0, 0.0])
     assert factors.mean == pytest.approx(10 ** (-8 / 3)) and factors.count == 3

@@ -70,9 +70,7 @@ def similar(evidence: Evidence) -> judges.Finding:
     when the interval is below 0.1.
     """
     logs = _along(norms(evidence, CORRELATION, part=Part.H_o), CORRELATION, "W_Q")
-    if logs.shape[1] < 2:
-        return judges.missing(f"norms of H_o of W_Q for several values of {CORRELATION}")
-    return judges.single(judges.Effect((logs.iloc[:, 0] - logs.iloc[:, -1]).dropna(), judges.at_least(LEAST_DECADES)))
+    return _fall(logs, f"norms of H_o of W_Q for several values of {CORRELATION}")
 
 
 @claim(
@@ -90,8 +88,13 @@ def wide_key(evidence: Evidence) -> judges.Finding:
     decades, and does not when the interval is below 0.1.
     """
     logs = _along(evidence.numbers("pattern_spread", HEAD), HEAD)
+    return _fall(logs, f"pattern_spread for several values of {HEAD}")
+
+
+def _fall(logs: pd.DataFrame, needed: str) -> judges.Finding:
+    """Return the finding of a claim that something falls from the first to the last value of a setting."""
     if logs.shape[1] < 2:
-        return judges.missing(f"pattern_spread for several values of {HEAD}")
+        return judges.missing(needed)
     return judges.single(judges.Effect((logs.iloc[:, 0] - logs.iloc[:, -1]).dropna(), judges.at_least(LEAST_DECADES)))
 
 

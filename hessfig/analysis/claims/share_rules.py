@@ -13,20 +13,19 @@ from hessfig.analysis.claims.judges import Effect, Effects, Finding, at_least, b
 from hessfig.analysis.claims.rule import Evidence, by_seed, claim, wide
 from hessfig.analysis.curves import seed_shares
 from hessfig.record import FROBENIUS
-from hessfig.terms import Part
+from hessfig.terms import AT_OUTPUTS, AT_SCORES, Group, Part
 
 TEMPERATURE, HEADS, ATTENTION = "model.temperature", "model.n_heads", "model.attention"
 LEAST_SHARE = 0.05
-QUERY_KEY = "query_key"
-AT_SCORES = ("H_oT", "H_fT")
-_SPLIT = (Part.H_o.value, Part.H_f.value)
+QUERY_KEY = Group.query_key.value
+_SPLIT, _AT_SCORES = ([part.value for part in split] for split in (AT_OUTPUTS, AT_SCORES))
 _QUERY_KEY = ("W_Q", "W_K")
 
 
 @claim(
     *("temperature", f"{ORMANIEC}, section 4.3 and Remark D.1", "temperature"),
     there="one self-attention layer (the theorem's), d_model 128",
-    here=f"{BARE} and {PAPER}; t from 1/64 to 64",
+    here=f"{BARE}; t from 1/64 to 64",
 )
 def temperature(evidence: Evidence) -> Finding:
     """Claim: in the query-key part of the Hessian H_f^T dominates as t grows, and H_o^T as t goes to 0.
@@ -55,7 +54,7 @@ def temperature(evidence: Evidence) -> Finding:
 @claim(
     *("single-matrix", f"{ORMANIEC}, section 4.2, Lemma 4.1", "temperature"),
     there="one self-attention layer (the theorem's)",
-    here=f"{BARE} and {PAPER}; t = 1",
+    here=f"{BARE}; t = 1",
     theorems=("lem41",),
 )
 def single(evidence: Evidence) -> Finding:
@@ -126,12 +125,12 @@ def heads(evidence: Evidence) -> Finding:
 def _at_scores(evidence: Evidence) -> pd.Series:
     """Return the share of H_f^T of the query-key block by (place, t, seed); a place is a network at a sigma."""
     rows = with_settings(evidence.numbers(FROBENIUS, row=QUERY_KEY), TEMPERATURE, default="1")
-    rows = rows[rows["part"].isin(AT_SCORES)]
+    rows = rows[rows["part"].isin(_AT_SCORES)]
     if rows.empty:
         return pd.Series(dtype=float)
     rows = rows.assign(t=rows[TEMPERATURE].astype(float), place=list(map(_place, rows["variant"], rows["sigma"])))
     norms = rows.pivot_table(index=["place", "t", "seed"], columns="part", values="value", sort=False)
-    outer, functional = (norms.get(part, pd.Series(dtype=float)) for part in AT_SCORES)
+    outer, functional = (norms.get(part, pd.Series(dtype=float)) for part in _AT_SCORES)
     return (functional / (outer + functional)).dropna()
 
 
