@@ -25,6 +25,8 @@ class Part(StrEnum):
         return _PART_LABELS[self]
 
 
+# What a text is made of (task.data=text); every other character counts as one more.
+CHARACTERS = "\n" + "".join(map(chr, range(32, 127)))
 PARTS = (Part.H_o, Part.H_f, Part.H)
 AT_OUTPUTS, AT_SCORES = (Part.H_o, Part.H_f), (Part.H_oT, Part.H_fT)
 
@@ -80,6 +82,7 @@ class Kind(StrEnum):
     mlp = "mlp"
     linear_mlp = "linear_mlp"
     vit = "vit"
+    cnn = "cnn"
     python = "python"
     huggingface = "huggingface"
     transformer_lens = "transformer_lens"

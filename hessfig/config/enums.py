@@ -122,13 +122,14 @@ class SigmaScales(StrEnum):
 
 
 class Data(StrEnum):
-    """Digit addition; Gaussian inputs and targets (eq. 5); pictures of digits; those of model.factory; token ids."""
+    """Digit addition; Gaussian rows (eq. 5); pictures of digits; those of model.factory; token ids; characters."""
 
     addition = "addition"
     gaussian = "gaussian"
     digits = "digits"
     python = "python"
     tokens = "tokens"
+    text = "text"
 
 
 class Loss(StrEnum):

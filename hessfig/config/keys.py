@@ -76,7 +76,7 @@ def _is_untouched(key: str, value: Any) -> bool:
     return key in added_defaults() and added_defaults()[key] == value
 
 
-TRAINABLE = (Data.addition, Data.digits)
+TRAINABLE = (Data.addition, Data.digits, Data.text)
 
 
 def step_values(config: Config) -> list[int]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from hessfig.config import enums
 from hessfig.config.facts import Role, added, setting
+from hessfig.terms import CHARACTERS
 
 # Beyond these, sizes are slips: deeper networks take minutes to be planned.
 MOST_PROBES = 100_000  # far beyond what an error of a thousandth takes
@@ -34,21 +35,36 @@ class TaskConfig:
     path: str | None = setting(
         None,
         "for data digits, pictures of your own: FILE.npz with images (n, 8, 8) and labels (n); for data tokens, "
-        "FILE.npy of ids, or a text for the model's tokenizer (null: random ids)",
+        "FILE.npy of ids, or a text for the model's tokenizer (null: random ids); for data text, FILE of UTF-8 (null: "
+        "the standard library's sources)",
         role=Role.place,
     )
     sha256: str | None = setting(
         None, "SHA-256 that the file of task.path must have; null: what it has when planned", role=Role.pin
     )
     length: int | None = added(
-        None, "for data tokens, tokens of a sequence, at most those of a file's rows; null: as the file has it", least=1
+        None,
+        "for data tokens and text, tokens of a sequence, at most those of a file's rows; null: as the file has it",
+        least=1,
     )
-    first_scored: int = added(0, "for data tokens, the first position whose next token enters the loss")
+    first_scored: int = added(0, "for data tokens and text, the first position whose next token enters the loss")
 
     @property
     def vocabulary(self) -> int:
-        """Tokens of the addition task: the digits, + and =."""
-        return self.base + 2
+        """Different tokens: the digits, + and = of addition; the characters of a text and one for all others."""
+        return len(CHARACTERS) + 1 if self.data == enums.Data.text else self.base + 2
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of a sequence: a window of text; two numbers, two signs and their sum."""
+        return (self.length or 0) if self.data == enums.Data.text else 3 * self.digits + 3
+
+    @property
+    def num_scored(self) -> int:
+        """Positions of a sequence whose next token enters the loss."""
+        if self.data == enums.Data.text:
+            return self.num_tokens - 1 - self.first_scored
+        return self.digits + 1 if self.scored == enums.Scored.answer else self.num_tokens - 1
 
 
 @dataclass
@@ -250,7 +266,9 @@ class TrainingConfig:
     )
     cascades: float = setting(0.2, "share of a fresh batch that is enriched with cascades of carries", least=0, most=1)
     checkpoints: list[int] = setting([], "steps whose states are kept beside those of state.step and the last")
-    evaluate_every: int = setting(500, "steps between tests on unseen sums (training.csv)", least=1, most=_MOST_STEPS)
+    evaluate_every: int = setting(
+        500, "steps between tests on unseen examples (training.csv)", least=1, most=_MOST_STEPS
+    )
     evaluation_size: int = setting(
         10_000, "unseen sums of a test, and of the quantity accuracy", least=1, most=_MOST_STEPS
     )

@@ -84,6 +84,13 @@ _ROWS = (
     Quantity("gradient_norm", _STATES, settings=of.diagonal_settings),
     Quantity("loss", _STATES),
     Quantity(
+        "held_out_loss",
+        _STATES,
+        settings=of.accuracy_settings,
+        check=partial(need.check_task, "held_out_loss"),
+        gives=("held_out_loss", "uniform_loss", "unigram_loss"),
+    ),
+    Quantity(
         "preconditioned_eigenvalue",
         _STABILITY,
         settings=of.preconditioned_settings,
@@ -99,6 +106,7 @@ _ROWS = (
         check=partial(need.check_attention, "score_spread"),
         gives=("score_spread", "pattern_spread"),
     ),
+    Quantity("sink_mass", _STATES, check=partial(need.check_attention, "sink_mass"), gives=("sink_mass", "key_mass")),
     Quantity(
         "stability_threshold",
         _STABILITY,

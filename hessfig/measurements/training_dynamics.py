@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hessfig.config import Curvature, Data, DType
+from hessfig.config import Curvature, Data, DType, Loss
 from hessfig.curvature.curvlinops import view_of
 from hessfig.curvature.gradients import LossGradient, loss_of
 from hessfig.curvature.problem import Problem
@@ -24,10 +24,12 @@ from hessfig.measurements.requirements import without_layers
 from hessfig.models.layered import Layered, scored_outputs
 from hessfig.models.networks import SelfAttention
 from hessfig.record import Status
-from hessfig.states.training.loop import Rule, products_of_a_refresh, right_answers, right_digits
+from hessfig.states.training.loop import AT_ONCE, Rule, products_of_a_refresh, right_answers, right_digits
 from hessfig.tasks.addition import LONG
 from hessfig.tasks.batch import Batch
-from hessfig.tasks.examples import training_batch, unseen_cascades
+from hessfig.tasks.digits import CLASSES
+from hessfig.tasks.examples import training_batch, unseen_batch, unseen_cascades
+from hessfig.tasks.losses import per_sample
 from hessfig.terms import Block
 
 EXACT = "exact"
@@ -53,6 +55,29 @@ def accuracy(problem: Problem, request: Request) -> Measured:
     if task.data == Data.addition and task.digits >= LONG:
         hard = right_digits(problem.network, unseen_cascades(task, size), task.digits)
         rows += _accuracy_rows("cascade_accuracy", request, hard)
+    return Measured(rows)
+
+
+def held_out_loss(problem: Problem, request: Request) -> Measured:
+    """Return the loss on examples that no training sees (tasks.examples.unseen_batch), with its standard error.
+
+    For cross-entropy beside it the losses of two models that see no input: `uniform_loss`, ln V of V equally likely
+    classes, and `unigram_loss`, of the shares that the classes have among these very targets (the least there is).
+    """
+    config, network = request.at.config, problem.network
+    held = next(network.parameters())
+    batch = unseen_batch(config).cast(held.dtype).to(held.device)
+    with torch.no_grad():
+        pairs = zip(batch.inputs.split(AT_ONCE), batch.targets.split(AT_ONCE), strict=True)
+        singles = [per_sample(problem.loss, scored_outputs(network, x, batch.scored), y).double() for x, y in pairs]
+    losses = torch.cat(singles)
+    error = float(losses.std()) / len(losses) ** 0.5
+    rows = [state_row("held_out_loss", request, float(losses.mean()), error=error, estimator="unseen examples")]
+    if config.task.loss == Loss.cross_entropy:
+        classes = CLASSES if config.task.data == Data.digits else config.task.vocabulary
+        shares = torch.bincount(batch.targets.flatten(), minlength=classes).double() / batch.targets.numel()
+        rows.append(state_row("uniform_loss", request, math.log(classes)))
+        rows.append(state_row("unigram_loss", request, float(torch.special.entr(shares).sum())))
     return Measured(rows)
 
 
@@ -91,6 +116,25 @@ def score_spread(problem: Problem, request: Request) -> Measured:
             for name, value in zip(("score_spread", "pattern_spread"), pair, strict=True)
         ]
     )
+
+
+@torch.no_grad()
+def sink_mass(problem: Problem, request: Request) -> Measured:
+    """Return where attention goes on the measuring batch, with A_ij the weight that query i gives to key j <= i.
+
+    `sink_mass`, by layer and head (`index`): the mean of A_i1 over sequences and queries i > 1, the weight of the first
+    key. `key_mass`, by layer and position j of the key (`index`): the mean of i A_ij over sequences, heads and queries
+    i >= j, which is 1 at every j for uniform attention.
+    """
+    rows = []
+    for layer, (attention, hidden) in enumerate(_inputs(problem), start=1):
+        pattern = attention.pattern(attention.scores(hidden, slice(None)), slice(None)).double()
+        first = pattern[:, :, 1:, 0].mean(dim=(0, 2))
+        allowed = torch.arange(1, pattern.shape[-1] + 1, device=pattern.device)
+        keys = (pattern.mean(dim=(0, 1)) * allowed.unsqueeze(1)).sum(dim=0) / allowed.flip(0)
+        for name, values in (("sink_mass", first), ("key_mass", keys)):
+            rows += [state_row(name, request, float(one), layer=layer, index=k) for k, one in enumerate(values, 1)]
+    return Measured(rows)
 
 
 def gradient_covariance(problem: Problem, request: Request) -> Measured:

@@ -42,7 +42,7 @@ def weight_size(matrix: str, model: ModelConfig, task: TaskConfig) -> int:
     m = with_defaults(model)
     sizes: dict[str, int] = {
         Matrix.W_E: task.vocabulary * m.d_model,
-        Matrix.W_pos: (3 * task.digits + 3) * m.d_model,
+        Matrix.W_pos: task.num_tokens * m.d_model,
         Matrix.W_QK: m.d_model**2 * m.n_heads,
         Matrix.W_in: m.d_model * (m.d_mlp or 0),
         Matrix.W_out: m.d_model * (m.d_mlp or 0),

@@ -10,12 +10,14 @@ from hessfig.config.schema import Config, ModelConfig, TaskConfig
 from hessfig.errors import UserError
 from hessfig.models.protocol import Kind
 from hessfig.models.registry import kind, kinds, kinds_where
+from hessfig.terms import Kind as Kinds
 from hessfig.terms import Matrix
 
 _PATH = "model.path"
 _OF_STORED = ("path", "random", "download", "architecture", "vocabulary")
-_READ = (Data.digits, Data.tokens)
-_DATA = (Data.gaussian, Data.digits, Data.tokens, Data.addition)
+_READ = (Data.digits, Data.tokens, Data.text)
+_WINDOWS = (Data.tokens, Data.text)
+_DATA = (Data.gaussian, Data.digits, Data.tokens, Data.text, Data.addition)
 
 
 def check_model(model: ModelConfig) -> None:
@@ -121,7 +123,8 @@ def _check_norm(model: ModelConfig, known: Kind) -> None:
 def check_task(config: Config) -> None:
     """Raise UserError for data that the network does not take, and for settings that the data do not have."""
     task, name = config.task, config.model.kind
-    data = kind(name).data if name in kinds() else Data.addition
+    known = kind(name if name in kinds() else Kinds.transformer)
+    data = task.data if known.takes(task.data) else known.data
     if task.data != data:
         is_python = Data.python in (task.data, data)
         raise UserError(
@@ -139,16 +142,16 @@ def check_task(config: Config) -> None:
         )
     if task.path is not None and data not in _READ:
         raise UserError(
-            "task.path: only pictures and tokens are read from a file",
+            "task.path: only pictures, tokens and texts are read from a file",
             got=f"task.data={data}",
-            allowed="task=digits, task=tokens",
+            allowed="task=digits, task=tokens, task=text",
             remedy="leave task.path out, or model=vit task=digits, or model=huggingface task=tokens",
         )
-    if data != Data.tokens and (task.length, task.first_scored) != (TaskConfig.length, TaskConfig.first_scored):
+    if data not in _WINDOWS and (task.length, task.first_scored) != (TaskConfig.length, TaskConfig.first_scored):
         raise UserError(
-            "task.length, task.first_scored: only sequences of tokens have them",
+            "task.length, task.first_scored: only sequences of tokens and windows of text have them",
             got=f"task.length={task.length}, task.first_scored={task.first_scored}, task.data={data}",
-            allowed="with task=tokens",
+            allowed="with task=tokens, task=text",
             remedy="leave them out",
         )
     if data == Data.gaussian and task.loss == Loss.cross_entropy:
@@ -162,7 +165,7 @@ def check_task(config: Config) -> None:
 
 def _takers(data: Data) -> str:
     """Return the kinds of networks that take these data, in words."""
-    *others, last = kinds_where(lambda one: one.data == data)
+    *others, last = kinds_where(lambda one: one.takes(data))
     return f"{', '.join(others)} or {last}" if len(others) > 1 else ", ".join([*others, last])
 
 

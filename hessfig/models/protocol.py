@@ -175,11 +175,12 @@ class Kind:
     user's own apart, for cells' keys. `content` is a hash of what the user's code returns for sigma and seed: a cell is
     reused only if it is what it was. `about` says how the data are held, for previews and manifests.
 
-    What is true of the kind: `data` is the task.data it takes. `place` is the setting that says what it is made of,
-    for kinds that bring their own sizes ("" where settings are the sizes). `matrices` are the paper's weights that it
-    has, in order. `has_norms`, `has_sink`: whether model.norm and model.sink mean something. `weights_drawn` says how
-    weights are drawn from the skeleton. `structure` is None for networks that only double backward knows.
-    `check_model` raises UserError for settings of the network that do not fit together, before anything is planned.
+    What is true of the kind: `data` is the task.data it takes, `further_data` others. `place` is the setting that says
+    what it is made of, for kinds that bring their own sizes ("" where settings are the sizes). `matrices` are the
+    paper's weights that it has, in order. `has_norms`, `has_sink`: whether model.norm and model.sink mean something.
+    `weights_drawn` says how weights are drawn from the skeleton. `structure` is None for networks that only double
+    backward knows. `check_model` raises UserError for settings of the network that do not fit together, before anything
+    is planned.
     """
 
     layout: Callable[[Config], Layout]
@@ -193,6 +194,7 @@ class Kind:
     content: Callable[[Config, float | None, int], str] | None = None
     about: Callable[[Config], str] = lambda config: ""
     data: Data = Data.addition
+    further_data: tuple[Data, ...] = ()
     place: str = ""
     matrices: Callable[[ModelConfig], list[Matrix]] = lambda model: []
     has_norms: bool = False
@@ -200,6 +202,10 @@ class Kind:
     weights_drawn: Draw = Draw.width
     structure: Structure | None = None
     check_model: Callable[[ModelConfig], None] = lambda model: None
+
+    def takes(self, data: Data) -> bool:
+        """Whether it takes these data."""
+        return data in (self.data, *self.further_data)
 
     @property
     def has_scores(self) -> bool:

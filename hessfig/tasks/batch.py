@@ -10,8 +10,9 @@ from torch.nn import functional as F
 
 from hessfig.config import Data, DType, Loss, TaskConfig
 from hessfig.rng import stream
+from hessfig.tasks import text
 from hessfig.tasks.addition import addition_batch, scored_positions, sequence_length
-from hessfig.tasks.digits import CLASSES, split
+from hessfig.tasks.digits import CLASSES, Pictures, split
 
 
 @dataclass(frozen=True)
@@ -55,13 +56,16 @@ def draw_batch(task: TaskConfig, *, width: int, dtype: DType) -> Batch:
         return _gaussian_batch(task, width, getattr(torch, dtype), generator)
     if task.data == Data.digits:
         return picture_batch(task, task.batch_size, generator, dtype=dtype)
+    if task.data == Data.text:
+        return text_batch(task, task.batch_size, generator, dtype=dtype)
     tokens = addition_batch(task.batch_size, task.digits, generator=generator, base=task.base)
     return batch_of(tokens, task, dtype=dtype)
 
 
 def batch_of(tokens: Tensor, task: TaskConfig, *, dtype: DType) -> Batch:
-    """Return sums as a batch of `task`: scored positions, and targets that fit its loss."""
-    scored = scored_positions(task.digits, task.scored)
+    """Return sums, or windows of text, as a batch of `task`: scored positions, and targets that fit its loss."""
+    is_text = task.data == Data.text
+    scored = slice(task.first_scored, tokens.shape[1] - 1) if is_text else scored_positions(task.digits, task.scored)
     return Batch(tokens, _targets(tokens, scored, task, getattr(torch, dtype)), scored)
 
 
@@ -76,10 +80,26 @@ def picture_batch(task: TaskConfig, size: int, generator: torch.Generator, *, dt
     """Choose training pictures without replacement: a larger batch of the same seed holds the smaller one."""
     training, kind = split(task.path, task.sha256)[0], getattr(torch, dtype)
     chosen = torch.randperm(len(training), generator=generator)[:size]
-    images = torch.from_numpy(training.images)[chosen].to(kind)
-    labels = torch.from_numpy(training.labels)[chosen].unsqueeze(1)
+    return _pictured(Pictures(training.images[chosen], training.labels[chosen]), task, kind)
+
+
+def test_pictures(task: TaskConfig, *, dtype: DType) -> Batch:
+    """Return all test pictures."""
+    return _pictured(split(task.path, task.sha256)[1], task, getattr(torch, dtype))
+
+
+def _pictured(chosen: Pictures, task: TaskConfig, kind: torch.dtype) -> Batch:
+    images = torch.from_numpy(chosen.images).to(kind)
+    labels = torch.from_numpy(chosen.labels).unsqueeze(1)
     targets = labels if task.loss == Loss.cross_entropy else F.one_hot(labels, CLASSES).to(kind)
     return Batch(images, targets, slice(0, 1))
+
+
+def text_batch(task: TaskConfig, size: int, generator: torch.Generator, *, dtype: DType) -> Batch:
+    """Draw windows of the training text, their starts uniform; a larger batch of the same seed holds the smaller."""
+    ids, length = text.split(task).training, task.num_tokens
+    starts = torch.randint(0, len(ids) - length + 1, (size,), generator=generator)
+    return batch_of(torch.from_numpy(text.windows(ids, starts.numpy(), length)), task, dtype=dtype)
 
 
 def _targets(tokens: Tensor, scored: slice, task: TaskConfig, dtype: torch.dtype) -> Tensor:

@@ -10,8 +10,9 @@ from torch import Generator, Tensor
 
 from hessfig.config import Data, Optimiser, TaskConfig, TrainingData
 from hessfig.rng import stream
+from hessfig.tasks import text
 from hessfig.tasks.addition import has_cascade, sequences, with_cascades
-from hessfig.tasks.batch import Batch, batch_of, draw_batch, picture_batch
+from hessfig.tasks.batch import Batch, batch_of, draw_batch, picture_batch, test_pictures, text_batch
 
 if TYPE_CHECKING:
     from hessfig.config import Config
@@ -22,7 +23,8 @@ AT_ONCE = 4096  # sums that are looked through for cascades in one go
 def training_batch(config: Config, *, seed: int, step: int, name: str = "training") -> Batch:
     """Return the batch that update `step` (from 1) of the training of `seed` sees; nothing else is drawn for it.
 
-    Fresh sums, a share of them with cascades (or training pictures, chosen anew without replacement); or, of a fixed
+    Fresh sums, a share of them with cascades (or training pictures, chosen anew without replacement, or windows of the
+    training text); or, of a fixed
     set (the task's own batch), a part chosen anew at every step, all of it when training.batch_size is no smaller.
     `name` tells streams apart: "training" is the training's.
     """
@@ -34,6 +36,8 @@ def training_batch(config: Config, *, seed: int, step: int, name: str = "trainin
         return _part(_whole(config), training.batch_size, generator)
     if task.data == Data.digits:
         return picture_batch(task, training.batch_size, generator, dtype=training.dtype)
+    if task.data == Data.text:
+        return text_batch(task, training.batch_size, generator, dtype=training.dtype)
     x, y = _operands(training.batch_size, task, generator)
     x, y = with_cascades(x, y, training.cascades, generator=generator, base=task.base)
     return batch_of(sequences(x, y, task.base), task, dtype=training.dtype)
@@ -44,6 +48,19 @@ def is_full_batch(config: Config) -> bool:
     training, size = config.training, config.task.batch_size
     whole = training.optimiser == Optimiser.gd or training.batch_size >= size
     return whole and training.data == TrainingData.fixed
+
+
+def unseen_batch(config: Config) -> Batch:
+    """Return the examples that networks are tested on: unseen sums, the test pictures, windows of held-out text.
+
+    There are training.evaluation_size of them (of pictures, all there are).
+    """
+    task, size = config.task, config.training.evaluation_size
+    if task.data == Data.digits:
+        return test_pictures(task, dtype=config.dtype)
+    if task.data == Data.text:
+        return batch_of(torch.from_numpy(text.held_out(task, size)), task, dtype=config.dtype)
+    return batch_of(unseen_sums(task, size), task, dtype=config.dtype)
 
 
 def unseen_sums(task: TaskConfig, size: int) -> Int[Tensor, "size length"]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from hessfig.config.enums import MLP, Norm, Scored
+from hessfig.config.enums import MLP, Norm
 from hessfig.config.schema import ModelConfig, TaskConfig, with_defaults
 from hessfig.errors import UserError
 from hessfig.models.blocks import SCORE_LIKE, matrices_of, weight_size
@@ -159,16 +159,12 @@ class _Sizes:
     @classmethod
     def of(cls, model: ModelConfig, task: TaskConfig) -> _Sizes:
         m = with_defaults(model)
-        length = 3 * task.digits + 3
+        length = task.num_tokens
         is_bare = kind(m.kind).structure == Structure.attention
-        scored = length if is_bare else _scored(task)
+        scored = length if is_bare else task.num_scored
         hidden = 0 if m.mlp == MLP.none or is_bare else m.d_mlp or 0
         inner = m.n_heads * (m.d_head or 0)
         return cls(task.batch_size, task.batch_size * scored, scored, length, m.d_model, inner, hidden, task.vocabulary)
-
-
-def _scored(task: TaskConfig) -> int:
-    return task.digits + 1 if task.scored == Scored.answer else 3 * task.digits + 2
 
 
 def _last_layer_cost(model: ModelConfig, sizes: _Sizes, block: Block, part: Part) -> float:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from hessfig.config.enums import MLP, Norm, QueryKey
+from hessfig.config.enums import MLP, Data, Norm, QueryKey
 from hessfig.config.schema import Config, ModelConfig, with_defaults
 from hessfig.models.blocks import attention_groups, is_structural_zero, layer_matrices, weight_size
 from hessfig.models.protocol import Kind, Layout, Structure, Weight, bias_of, norm_of
+from hessfig.tasks import text
 from hessfig.terms import Group, Matrix
 
 if TYPE_CHECKING:
@@ -68,14 +69,26 @@ def _outputs(matrix: Matrix, model: ModelConfig) -> int:
 
 def _skeleton(config: Config) -> nn.Module:
     from hessfig.models.networks import Transformer
-    from hessfig.tasks.addition import sequence_length
 
-    return Transformer(config.model, vocabulary=config.task.vocabulary, length=sequence_length(config.task.digits))
+    return Transformer(config.model, vocabulary=config.task.vocabulary, length=config.task.num_tokens)
+
+
+def _check(config: Config) -> None:
+    if config.task.data == Data.text:
+        text.split(config.task)
+
+
+def _source(config: Config) -> str:
+    """Return the hash of the text; none for sums."""
+    return text.source(config.task) if config.task.data == Data.text else ""
 
 
 KIND = Kind(
     layout=layout,
     skeleton=_skeleton,
+    check=_check,
+    source=_source,
+    further_data=(Data.text,),
     is_structural_zero=is_structural_zero,
     matrices=lambda model: [Matrix.W_E, Matrix.W_pos, *layer_matrices(model), Matrix.W_U],
     has_norms=True,

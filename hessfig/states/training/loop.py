@@ -18,6 +18,7 @@ from hessfig.rng import one_thread, stream
 from hessfig.states.initialised import initialised
 from hessfig.states.training.checkpoints import COLUMNS, Folder, TrainingState
 from hessfig.states.training.trajectory import Trajectory
+from hessfig.tasks import text
 from hessfig.tasks.addition import scored_positions
 from hessfig.tasks.digits import split
 from hessfig.tasks.examples import training_batch, unseen_sums
@@ -26,9 +27,14 @@ AT_ONCE = 1000  # sums a forward pass; part of what the bits of their logits dep
 
 
 def right_answers(network: nn.Module, task: TaskConfig, size: int) -> Bool[Tensor, "examples places"]:
-    """Return where answers to unseen examples are right: `size` sums, digit by digit, or the test pictures."""
+    """Return where answers to unseen examples are right: `size` sums, digit by digit, or the test pictures.
+
+    Of text each scored character of `size` windows of held-out text is an example of its own.
+    """
     if task.data == Data.digits:
         return right_classes(network, task)
+    if task.data == Data.text:
+        return right_characters(network, task, size)
     return right_digits(network, unseen_sums(task, size), task.digits)
 
 
@@ -37,6 +43,13 @@ def right_classes(network: nn.Module, task: TaskConfig) -> Bool[Tensor, "picture
     held, test = next(network.parameters()), split(task.path, task.sha256)[1]
     found = _likeliest(network, torch.from_numpy(test.images).to(held), slice(0, 1))
     return found == torch.from_numpy(test.labels).unsqueeze(1)
+
+
+def right_characters(network: nn.Module, task: TaskConfig, size: int) -> Bool[Tensor, "characters 1"]:
+    """Return where the likeliest character is the next one, in `size` windows of held-out text."""
+    tokens = torch.from_numpy(text.held_out(task, size))
+    found = _likeliest(network, tokens, slice(task.first_scored, task.num_tokens - 1))
+    return (found == tokens[:, task.first_scored + 1 :]).reshape(-1, 1)
 
 
 def right_digits(

@@ -1,0 +1,153 @@
+"""Texts as characters: the running Python's standard library, or a file; split into training and held-out windows."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hessfig.config.schema import TaskConfig
+from hessfig.errors import UserError, first_few
+from hessfig.files import fingerprint, identity, is_file, read_pinned
+from hessfig.terms import CHARACTERS
+
+Ids = NDArray[np.int64]
+# Modules of one file each in the standard library of Python 3.11 to 3.14.
+_NAMES = """
+    _collections_abc _compat_pickle _markupbase _py_abc _pydecimal _pyio _strptime _threading_local _weakrefset abc
+    argparse ast base64 bdb bisect bz2 calendar cmd code codecs codeop colorsys compileall configparser contextlib
+    copy copyreg csv dataclasses difflib dis doctest enum filecmp fileinput fnmatch fractions ftplib functools
+    genericpath getopt getpass gettext glob graphlib gzip hashlib heapq hmac imaplib inspect io ipaddress keyword
+    linecache locale lzma mailbox mimetypes modulefinder netrc ntpath numbers opcode operator optparse os pdb pickle
+    pickletools pkgutil platform plistlib poplib posixpath pprint profile pstats pty py_compile pyclbr pydoc queue
+    quopri random reprlib rlcompleter runpy sched secrets selectors shelve shlex shutil signal site smtplib socket
+    socketserver ssl stat statistics stringprep subprocess symtable tabnanny tarfile tempfile textwrap threading
+    timeit token tokenize trace traceback tracemalloc turtle types typing uuid warnings wave weakref webbrowser
+    zipapp zipimport
+"""
+MODULES = tuple(_NAMES.split())
+EVERY = 10  # one module of so many is held out, and so is that share of a file of one's own: its end
+OTHER = len(CHARACTERS)
+_LARGEST = 2**28  # bytes
+_FORM = "a file of text, UTF-8"
+_IDS = np.full(0x110000, OTHER, dtype=np.uint8)
+_IDS[[ord(character) for character in CHARACTERS]] = np.arange(len(CHARACTERS))
+
+
+@dataclass(frozen=True)
+class Split:
+    """The ids of the characters that batches are drawn from, and of those that no training sees (uint8)."""
+
+    training: NDArray[np.uint8]
+    held_out: NDArray[np.uint8]
+
+
+def split(task: TaskConfig) -> Split:
+    """Return the text of `task` as ids, split.
+
+    Without task.path these are the sources of MODULES, documentation strings with them, one after the other: those
+    number 10, 20, ... are held out, the others are for training. Of a file the last tenth is held out. Raises UserError
+    for a file that is not there or is no UTF-8, is not that of task.sha256, or is too short for windows of task.length.
+    """
+    found = _standard() if task.path is None else _own(task)
+    shortest = min(len(found.training), len(found.held_out))
+    if shortest < _window(task):
+        raise UserError(
+            "task.path: the text is shorter than a window",
+            got=f"{len(found.training)} characters for training, {len(found.held_out)} held out",
+            allowed=f"at least task.length={task.length} of both (the last tenth is held out)",
+            remedy=f"task.length={shortest}" if shortest >= 2 else "a longer text",
+        )
+    return found
+
+
+def source(task: TaskConfig) -> str:
+    """Return the SHA-256 of the text: another Python's library is another text."""
+    if task.path is None:
+        held = _standard()
+        return hashlib.sha256(held.training.tobytes() + held.held_out.tobytes()).hexdigest()
+    return task.sha256 or fingerprint(_there(task.path))
+
+
+def windows(ids: NDArray[np.uint8], starts: NDArray[np.int64], length: int) -> Ids:
+    """Return the characters from each of `starts` on, (windows, length)."""
+    return ids[starts[:, None] + np.arange(length)].astype(np.int64)
+
+
+def held_out(task: TaskConfig, size: int) -> Ids:
+    """Return `size` windows of held-out text, evenly spread over all of it; they overlap where it is short."""
+    ids = split(task).held_out
+    return windows(ids, np.linspace(0, len(ids) - _window(task), size).astype(np.int64), _window(task))
+
+
+def as_text(ids: NDArray[np.int64]) -> str:
+    """Return ids as characters; the one that stands for all others is printed as a question mark turned over."""
+    return "".join((*CHARACTERS, "\N{INVERTED QUESTION MARK}")[number] for number in ids)
+
+
+def as_ids(text: str) -> NDArray[np.uint8]:
+    """Return a text as ids: characters of the alphabet by their place in it, all others as OTHER."""
+    return _IDS[np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)]
+
+
+def _window(task: TaskConfig) -> int:
+    """Return task.length. Raises UserError for a window in which nothing is predicted."""
+    length = task.length or 0
+    if length < 2 or not 0 <= task.first_scored < length - 1:
+        raise UserError(
+            "task.length, task.first_scored: no character of a window is left to be predicted",
+            got=f"task.length={task.length}, task.first_scored={task.first_scored}",
+            allowed="task.length >= 2, and task.first_scored from 0 to task.length - 2",
+            remedy="task.length=64 task.first_scored=0",
+        )
+    return length
+
+
+@cache
+def _standard() -> Split:
+    folder = Path(os.__file__).parent
+    missing = [name for name in MODULES if not is_file(folder / f"{name}.py")]
+    if missing:
+        raise UserError(
+            "task=text: this Python comes without the sources of its standard library",
+            got=f"{folder} has no {first_few(missing)}",
+            allowed="sources (.py) of all modules of hessfig.tasks.text.MODULES",
+            remedy="a text of your own: task.path=FILE",
+        )
+    texts = [as_ids((folder / f"{name}.py").read_text("utf-8")) for name in MODULES]
+    chosen = [text for rank, text in enumerate(texts, 1) if rank % EVERY]
+    return Split(np.concatenate(chosen), np.concatenate(texts[EVERY - 1 :: EVERY]))
+
+
+def _own(task: TaskConfig) -> Split:
+    path = _there(str(task.path))
+    return _read(path, task.sha256, identity(path))
+
+
+@cache
+def _read(path: Path, sha256: str | None, identity: tuple[int, ...]) -> Split:
+    del identity  # a file that has changed is read again
+    try:
+        if path.stat().st_size > _LARGEST:
+            raise ValueError(f"{path.stat().st_size} bytes, where at most {_LARGEST} may be")
+        text = read_pinned(path, "task.path", sha256).decode("utf-8")
+    except UserError:
+        raise
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"task.path: {path} cannot be read as text", got=str(error)[:200], allowed=_FORM, remedy="check the file"
+        ) from error
+    ids = as_ids(text.replace("\r\n", "\n"))
+    cut = len(ids) - len(ids) // EVERY
+    return Split(ids[:cut], ids[cut:])
+
+
+def _there(name: str) -> Path:
+    if not is_file(Path(name)):
+        raise UserError("task.path: there is no such file", got=name, allowed=_FORM, remedy="check the path")
+    return Path(name)
