@@ -75,14 +75,18 @@ class ModelConfig:
     """
 
     kind: str = setting("transformer", "kind of network: a module of hessfig.models, or python for model.factory")
-    n_layers: int = setting(1, "number of layers", least=1, most=2_000)
-    n_heads: int = setting(1, "attention heads of a layer", least=1)
+    n_layers: int = setting(1, "number of layers; for kind cnn, a sixth of its convolutions", least=1, most=2_000)
+    n_heads: int = setting(1, "attention heads of a layer; for kind cnn, groups of its GroupNorm", least=1)
     d_model: int = setting(128, "width of the residual stream", least=1)
     d_head: int | None = setting(None, "width of a head; null: d_model / n_heads", least=1)
-    d_mlp: int | None = setting(None, "width inside the MLP; null: 4 d_model", least=1)
+    d_mlp: int | None = setting(
+        None, "width inside the MLP; null: 4 d_model; for kind cnn, channels; null: d_model / 2", least=1
+    )
     attention: enums.Attention = setting(enums.Attention.softmax, "what turns scores into mixing weights")
     attention_skip: bool = setting(True, "whether attention is added to the residual stream or replaces it")
-    norm: enums.Norm = setting(enums.Norm.none, "where LayerNorm sits")
+    norm: enums.Norm = setting(
+        enums.Norm.none, "where LayerNorm sits (kind cnn: post is GroupNorm behind every convolution)"
+    )
     mlp: enums.MLP = setting(enums.MLP.relu, "activation of the MLP sublayer; none leaves it out")
     query_key: enums.QueryKey = setting(
         enums.QueryKey.separate, "scores from W_Q and W_K, or from the single weight W_QK"

@@ -109,7 +109,7 @@ def _check_norm(model: ModelConfig, known: Kind) -> None:
             f"model.norm: kind={model.kind} has no LayerNorm",
             got=model.norm,
             allowed="none",
-            remedy="model.kind=transformer or vit",
+            remedy="model.kind=transformer, vit or cnn",
         )
     if model.norm == Norm.post and not model.attention_skip:
         raise UserError(

@@ -1,7 +1,8 @@
-"""The package's networks in torch: transformer, MLPs, vision transformer, and a bare attention layer."""
+"""The package's networks in torch: transformer, MLPs, vision transformer, CNN, and a bare attention layer."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -315,3 +316,66 @@ class VisionTransformer(nn.Module):
         for layer in self.layers[depth:]:
             hidden = layer(hidden)
         return self.head(self.ln_out(hidden).mean(dim=1, keepdim=True))[:, scored]
+
+
+class GroupNorm(nn.GroupNorm):
+    """GroupNorm in elementary operations: the backward pass of torch's own has no derivative in forward mode."""
+
+    def forward(self, input: Float[Tensor, "batch channels *pixels"]) -> Float[Tensor, "batch channels *pixels"]:
+        """Return every group of channels with mean 0 and variance 1 over its pixels, then gain and shift."""
+        groups = input.unflatten(1, (self.num_groups, -1)).flatten(2)
+        centred = groups - groups.mean(dim=2, keepdim=True)
+        scaled = centred * (centred.square().mean(dim=2, keepdim=True) + self.eps).rsqrt()
+        gain, shift = (one.view(-1, *[1] * (input.ndim - 2)) for one in (self.weight, self.bias))
+        return scaled.view_as(input) * gain + shift
+
+
+class Convolution(nn.Module):
+    """h <- phi(N(W * h + b)): 3 x 3 pixels, zeros beyond the border; where it `halves`, on means of 2 x 2 pixels.
+
+    Activations are (batch, pixels, channels), pixels row by row. W is held as (channels, 9 inputs): of every output
+    channel the 3 x 3 pixels of each input channel, one after the other. N is GroupNorm, or nothing.
+    """
+
+    def __init__(self, model: ModelConfig, *, inputs: int, channels: int, halves: bool) -> None:
+        super().__init__()
+        self.conv = nn.Linear(9 * inputs, channels)
+        self.norm = GroupNorm(model.n_heads, channels) if model.norm == Norm.post else nn.Identity()
+        self.act, self.halves = ACTIVATIONS[model.mlp], halves
+
+    def forward(self, rows: Float[Tensor, "batch pixels inputs"]) -> Float[Tensor, "batch fewer channels"]:
+        """Return the activations of all pixels, a quarter as many where it halves."""
+        side = math.isqrt(rows.shape[1])
+        images = rows.transpose(1, 2).unflatten(2, (side, side))
+        images = F.avg_pool2d(images, 2) if self.halves else images
+        kernel = self.conv.weight.unflatten(1, (-1, 3, 3))
+        found = self.act(self.norm(F.conv2d(images, kernel, self.conv.bias, padding=1)))
+        return found.flatten(2).transpose(1, 2)
+
+
+class ConvolutionalNetwork(nn.Module):
+    """logits = W_U mean_p h_p + b_U, h after three stages (whole, half, quarter side) of `convolutions` in all."""
+
+    def __init__(self, model: ModelConfig, *, convolutions: int, channels: int, classes: int) -> None:
+        super().__init__()
+        inputs, each = [1] + [channels] * (convolutions - 1), convolutions // 3
+        self.layers = nn.ModuleList(
+            Convolution(model, inputs=held, channels=channels, halves=rank > 0 and rank % each == 0)
+            for rank, held in enumerate(inputs)
+        )
+        self.head = nn.Linear(channels, classes)
+
+    def hidden(self, images: Float[Tensor, "batch side side"], depth: int) -> Float[Tensor, "batch pixels channels"]:
+        """Return the activations after `depth` convolutions (0: the pixels)."""
+        hidden = images.flatten(1).unsqueeze(2)
+        for layer in self.layers[:depth]:
+            hidden = layer(hidden)
+        return hidden
+
+    def from_hidden(
+        self, hidden: Float[Tensor, "batch pixels channels"], depth: int, scored: slice
+    ) -> Float[Tensor, "batch 1 classes"]:
+        """Return the logits of every picture, given the activations after `depth` convolutions."""
+        for layer in self.layers[depth:]:
+            hidden = layer(hidden)
+        return self.head(hidden.mean(dim=1, keepdim=True))[:, scored]

@@ -155,11 +155,13 @@ class Structure(StrEnum):
 
 
 class Draw(StrEnum):
-    """How the paper draws a weight: N(0, 0.64 / d_model), N(0, 0.64 / its inputs), or PyTorch's uniform default."""
+    """How a weight is drawn: N(0, 0.64 / d_model), N(0, 0.64 / its inputs), or PyTorch's uniform default, as the paper
+    does; N(0, 2 / its inputs), which keeps the scale of activations through many layers of ReLU (arXiv 1502.01852)."""
 
     width = "width"
     inputs = "inputs"
     uniform = "uniform"
+    relu = "relu"
 
 
 @dataclass(frozen=True)

@@ -40,10 +40,11 @@ def initialised(config: Config, *, sigma: float | None, seed: int) -> Drawn:
 def build_network(config: Config, *, sigma: float, seed: int) -> nn.Module:
     """Return the configured network with weights of repeat `seed` and embeddings of scale `sigma`.
 
-    Weights are N(0, 0.64 / d_model), biases 0 (linear MLP: PyTorch's uniform default; kind mlp: N(0, 0.64 / inputs));
-    token and position embeddings are N(0, sigma^2), redrawn at each sigma (`sigma_scales=tokens`: positions at the
-    weights' scale). `initialisation=gpt2`: weights N(0, 0.02^2), those whose outputs are added to the residual stream
-    divided by sqrt(2 n_layers), as GPT-2 does. `scaled_weight` is multiplied by `weight_scale`.
+    Weights are N(0, 0.64 / d_model), biases 0 (linear MLP: PyTorch's uniform default; kind mlp: N(0, 0.64 / inputs);
+    cnn: N(0, 2 / inputs)); token and position embeddings are N(0, sigma^2), redrawn at each sigma
+    (`sigma_scales=tokens`: positions at the weights' scale). `initialisation=gpt2`: weights N(0, 0.02^2), those whose
+    outputs are added to the residual stream divided by sqrt(2 n_layers), as GPT-2 does. `scaled_weight` is multiplied
+    by `weight_scale`.
     All draws are made in float64 and rounded to the configured type, each weight from a stream of its own name, so
     that no setting shifts the draws of another.
     """
@@ -58,8 +59,10 @@ def build_network(config: Config, *, sigma: float, seed: int) -> nn.Module:
 
 
 def draw_weights(network: nn.Module, draw: Callable[[str, torch.Size], Tensor]) -> None:
-    """Set every weight matrix to `draw(name, shape)`, every bias to 0, every LayerNorm to the identity."""
-    norms = {f"{name}.weight" for name, module in network.named_modules() if isinstance(module, nn.LayerNorm)}
+    """Set every weight matrix to `draw(name, shape)`, every bias to 0, every norm to the identity."""
+    norms = {
+        f"{name}.weight" for name, module in network.named_modules() if isinstance(module, nn.LayerNorm | nn.GroupNorm)
+    }
     for name, parameter in network.named_parameters():
         with torch.no_grad():
             if parameter.ndim == 2:
@@ -96,6 +99,8 @@ def _weight(model: ModelConfig, name: str, shape: torch.Size, generator: torch.G
     if drawn == Draw.uniform:
         bound = shape[1] ** -0.5
         return (2 * torch.rand(shape, dtype=torch.float64, generator=generator) - 1) * bound
+    if drawn == Draw.relu:
+        return torch.randn(shape, dtype=torch.float64, generator=generator) * (2 / shape[1]) ** 0.5
     # The paper's weights have d_model inputs; where a weight has many more, its own number keeps the scale.
     inputs = shape[1] if drawn == Draw.inputs else model.d_model
     return torch.randn(shape, dtype=torch.float64, generator=generator) * (WEIGHT_VARIANCE / inputs) ** 0.5

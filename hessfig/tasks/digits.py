@@ -13,8 +13,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hessfig.config.schema import TaskConfig
 from hessfig.errors import UserError
-from hessfig.files import is_file, read_pinned
+from hessfig.files import fingerprint, is_file, read_pinned
 
 if TYPE_CHECKING:
     import numpy as np
@@ -46,6 +47,23 @@ class Pictures:
 def number_of_training(path: str | None, sha256: str | None = None) -> int:
     """Return how many pictures batches are drawn from. Raises UserError for a file that holds no such pictures."""
     return int(TRAINING_SHARE * (BUNDLED if path is None else len(pictures(path, sha256))))
+
+
+def check_batch(task: TaskConfig) -> None:
+    """Raise UserError for a batch of more pictures than there are."""
+    most = number_of_training(task.path, task.sha256)
+    if task.batch_size > most:
+        raise UserError(
+            "task.batch_size: there are not as many training pictures",
+            got=task.batch_size,
+            allowed=f"1 to {most}",
+            remedy=f"task.batch_size={min(most, 128)}",
+        )
+
+
+def source(task: TaskConfig) -> str:
+    """Return the hash of the user's own pictures; none for the bundled ones."""
+    return "" if task.path is None else task.sha256 or fingerprint(Path(task.path))
 
 
 def split(path: str | None, sha256: str | None = None) -> tuple[Pictures, Pictures]:

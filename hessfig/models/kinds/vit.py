@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hessfig.config.enums import Data, Norm
 from hessfig.config.schema import Config, with_defaults
 from hessfig.errors import UserError
-from hessfig.files import fingerprint
 from hessfig.models.blocks import is_structural_zero, layer_matrices
 from hessfig.models.kinds.transformer import layer_weights
 from hessfig.models.protocol import Kind, Layout, Weight, bias_of, norm_of
-from hessfig.tasks.digits import CLASSES, SIDE, number_of_training
+from hessfig.tasks import digits
+from hessfig.tasks.digits import CLASSES, SIDE
 from hessfig.terms import Group, Matrix
 
 if TYPE_CHECKING:
@@ -56,19 +55,7 @@ def _check(config: Config) -> None:
             allowed=", ".join(str(patch) for patch in range(1, SIDE + 1) if SIDE % patch == 0),
             remedy="model.patch=2",
         )
-    most = number_of_training(config.task.path, config.task.sha256)
-    if config.task.batch_size > most:
-        raise UserError(
-            "task.batch_size: there are not as many training pictures",
-            got=config.task.batch_size,
-            allowed=f"1 to {most}",
-            remedy=f"task.batch_size={min(most, 128)}",
-        )
-
-
-def _source(config: Config) -> str:
-    """Return the hash of the user's own pictures; none for the bundled ones."""
-    return "" if config.task.path is None else config.task.sha256 or fingerprint(Path(config.task.path))
+    digits.check_batch(config.task)
 
 
 KIND = Kind(
@@ -76,7 +63,7 @@ KIND = Kind(
     skeleton=_skeleton,
     check=_check,
     is_structural_zero=is_structural_zero,
-    source=_source,
+    source=lambda config: digits.source(config.task),
     data=Data.digits,
     matrices=lambda model: [Matrix.W_patch, Matrix.W_pos, *layer_matrices(model), Matrix.W_U],
     has_norms=True,

@@ -1,0 +1,104 @@
+"""A small convolutional network on 8 x 8 pictures of digits: three stages of 2 n_layers convolutions, no batch norm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from hessfig.config.enums import MLP, Data, Norm
+from hessfig.config.schema import Config, ModelConfig
+from hessfig.errors import UserError
+from hessfig.models.kinds import mlp
+from hessfig.models.protocol import Draw, Kind, Layout, Weight, bias_of, norm_of
+from hessfig.tasks import digits
+from hessfig.terms import Block, Group, Matrix, Part
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+STAGES, PIXELS = 3, 9
+_CONVOLUTIONS = (Group.mlp.value,)
+
+
+def layout(config: Config) -> Layout:
+    """Return every parameter in the order of its modules; a layer is a convolution, its weight is W."""
+    return Layout(tuple(_weights(config)))
+
+
+def convolutions(model: ModelConfig) -> int:
+    """Return how many there are: two in each stage for every one of model.n_layers."""
+    return 2 * STAGES * model.n_layers
+
+
+def channels(model: ModelConfig) -> int:
+    """Return model.d_mlp; null: half of d_model.
+
+    Six convolutions then have about as many weights as one layer of a transformer of that width: 45 (d / 2)^2 = 11 d^2
+    beside 12 d^2.
+    """
+    return model.d_mlp or model.d_model // 2
+
+
+def _weights(config: Config) -> Iterator[Weight]:
+    model, width = config.model, channels(config.model)
+    for layer in range(1, convolutions(model) + 1):
+        place, inputs = f"layers.{layer - 1}", 1 if layer == 1 else width
+        yield Weight(Matrix.W.value, f"{place}.conv.weight", PIXELS * inputs * width, layer, _CONVOLUTIONS)
+        yield bias_of(Matrix.W, f"{place}.conv.bias", width, layer, Group.mlp)
+        if model.norm == Norm.post:
+            yield from norm_of("norm", f"{place}.norm", width, layer)
+    yield Weight(Matrix.W_U.value, "head.weight", digits.CLASSES * width)
+    yield bias_of("W_U", "head.bias", digits.CLASSES)
+
+
+def _skeleton(config: Config) -> nn.Module:
+    from hessfig.models.networks import ConvolutionalNetwork
+
+    model = config.model
+    return ConvolutionalNetwork(
+        model, convolutions=convolutions(model), channels=channels(model), classes=digits.CLASSES
+    )
+
+
+def _check(config: Config) -> None:
+    digits.check_batch(config.task)
+
+
+def _check_model(model: ModelConfig) -> None:
+    if model.mlp == MLP.none:
+        raise UserError(
+            "model.mlp: a CNN has an activation behind every convolution",
+            got=MLP.none,
+            allowed="relu, gelu, linear",
+            remedy="model.mlp=relu",
+        )
+    if model.norm == Norm.pre or channels(model) % model.n_heads:
+        raise UserError(
+            "model.norm, model.n_heads: a CNN has GroupNorm behind every convolution, or none; its groups are n_heads",
+            got=f"model.norm={model.norm}, model.n_heads={model.n_heads}, {channels(model)} channels",
+            allowed="model.norm=none or post, and n_heads that divides the channels (d_mlp, else half of d_model)",
+            remedy="model.norm=post model.n_heads=2",
+        )
+
+
+def is_structural_zero(model: ModelConfig, block: Block, part: Part) -> bool:
+    """Whether H_f(W, W) = 0: for W_U always; for the others while all but them is piecewise linear, as in an MLP."""
+    if model.norm == Norm.none:
+        return mlp.is_structural_zero(model, block, part)
+    return part == Part.H_f and block.is_diagonal and block.row in (Matrix.W_U, "b_U")
+
+
+KIND = Kind(
+    layout=layout,
+    skeleton=_skeleton,
+    check=_check,
+    axes=lambda config: frozenset({"seed"}),
+    is_structural_zero=is_structural_zero,
+    source=lambda config: digits.source(config.task),
+    data=Data.digits,
+    matrices=lambda model: [Matrix.W, Matrix.W_U],
+    has_norms=True,
+    weights_drawn=Draw.relu,
+    check_model=_check_model,
+)
