@@ -9,7 +9,7 @@ from pathlib import Path
 from hessfig.errors import UserError, did_you_mean
 from hessfig.figures.layouts.block_maps import blocks, pairs
 from hessfig.figures.layouts.comparisons import ablation, bars, lines
-from hessfig.figures.layouts.courses import curvature_flow, training
+from hessfig.figures.layouts.courses import attention_mass, curvature_flow, training
 from hessfig.figures.layouts.distance_maps import heat, heterogeneity
 from hessfig.figures.layouts.eigenvalue_plots import spectra
 from hessfig.figures.layouts.growth_curves import growth, growth_by_depth, linear_axes, one_panel
@@ -55,7 +55,8 @@ LAYOUTS: dict[str, Layout] = {
     "gauss_newton": Layout(gauss_newton, options=("block",)),
     "weight_norms": Layout(weight_norms, options=("quantity", "columns")),
     "training": Layout(training, options=()),
-    "curvature_flow": Layout(curvature_flow, options=("quantity",)),
+    "curvature_flow": Layout(curvature_flow, options=("quantity", "parts")),
+    "attention_mass": Layout(attention_mass, options=()),
     "heterogeneity_trained": Layout(heterogeneity_trained, options=("quantity",)),
     "edge": Layout(edge, options=("quantity",)),
     "steps": Layout(steps, options=()),

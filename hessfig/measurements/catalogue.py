@@ -99,6 +99,8 @@ _ROWS = (
     Quantity("jacobian_norm", _MOMENTS, settings=of.norm_settings, check=need.check_jacobian, serves=need.is_diagonal),
     *(Quantity(f"moment_{order}", _MOMENTS, check=need.check_moments) for order in (1, 2, 3)),
     Quantity("zero_share", _MOMENTS, settings=of.dense_settings, check=need.check_dense),
+    Quantity("noise_scale", _STATES),
+    Quantity("num_parameters", _STATES, settings=of.diagonal_settings, serves=need.is_diagonal),
     Quantity("residual_norm", _STATES, check=partial(need.check_layers, "residual_norm")),
     Quantity(
         "score_spread",

@@ -148,6 +148,30 @@ def gradient_covariance(problem: Problem, request: Request) -> Measured:
     return Measured([state_row(name, request, value, error=None) for name, value in values.items()])
 
 
+def noise_scale(problem: Problem, request: Request) -> Measured:
+    """Return tr(C) / |G|^2, the batch size at which the noise of a gradient is as large as the gradient.
+
+    Of McCandlish et al. (arXiv 1812.06162, equation 2.9), both without bias (appendix A.1): with the gradients g_i of
+    all n examples of the measuring batch and their mean g, tr(C) = (sum_i |g_i|^2 - n |g|^2) / (n - 1), and
+    |G|^2 = |g|^2 - tr(C) / n. Not finite where noise hides the gradient, |G|^2 <= 0. No error is known of one batch.
+    """
+    squares, count = 0.0, 0
+    for one in _examples(problem):
+        squares += float(LossGradient(replace(problem, batch=one, more=())).flat.double().square().sum())
+        count += 1
+    mean = float(LossGradient(problem).flat.double().square().sum())
+    trace = (squares - count * mean) / (count - 1) if count > 1 else math.nan
+    signal = mean - trace / count
+    return Measured([state_row("noise_scale", request, trace / signal if signal > 0 else math.nan, error=None)])
+
+
+def num_parameters(problem: Problem, request: Request) -> Measured:
+    """Return how many parameters every diagonal block has, and the network (without a row)."""
+    rows = [state_row("num_parameters", request, float(sum(p.numel() for p in problem.network.parameters())))]
+    sizes = ((block, problem.layout.size(block.layer, block.col)) for block in request.blocks)
+    return Measured([*rows, *(state_row("num_parameters", request, float(size), block=at) for at, size in sizes)])
+
+
 def training_cost(problem: Problem, request: Request) -> Measured:
     """Return the seconds of all updates and curvature refreshes so far, the counts of products
     and refreshes, and the seconds of one update and one refresh.

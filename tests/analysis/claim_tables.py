@@ -313,17 +313,35 @@ def phased(early: float, late: float, noise: float) -> Evidence:
     return of(rows())
 
 
-def noisy_gradients(decades: float, noise: float) -> Evidence:
-    """Return tr(C) / |g|^2 that grows by so many decades."""
-    return of(
-        {"quantity": name, "row": "", "part": "", "seed": seed, "step": float(step), "value": value}
-        for seed in SEEDS
-        for step in (0, 9)
-        for name, value in (
-            ("gradient_covariance", 10 ** ((decades + noise * normal(seed)) * step / 9)),
-            ("gradient_norm", 1.0),
-        )
-    )
+def of_batches(off: float, growth: float, noise: float) -> Evidence:
+    """Return losses that fall with steps / (1 + 50 / batch), noise scales `off` decades off; growth elsewhere."""
+
+    def rows() -> Iterable[Row]:
+        for seed in SEEDS:
+            for size in (4, 16, 64, 256):
+                for rate, slow in (("0.001", 2.0), ("0.003", 1.0)):
+                    place = {"variant": f"training.batch_size={size},training.learning_rate={rate}", "seed": seed}
+                    for step in (100, 200, 400, 800, 1600):
+                        loss = math.exp(-step / (1 + 50 / size) / slow / 1000)
+                        scale = 50 * 10 ** (off + noise * normal(seed))
+                        for name, value in (("held_out_loss", loss), ("noise_scale", scale)):
+                            yield {
+                                **place,
+                                "step": float(step),
+                                "row": "",
+                                "part": "",
+                                "quantity": name,
+                                "value": value,
+                            }
+
+    return of(rows(), language_course=growing_noise(growth, noise))
+
+
+def growing_noise(decades: float, noise: float) -> Evidence:
+    """Return noise scales that grow by so many decades."""
+    numbers = {(seed, step): 10 ** ((decades + noise * normal(seed)) * step / 9) for seed in SEEDS for step in (0, 9)}
+    place = {"quantity": "noise_scale", "row": "", "part": ""}
+    return of({**place, "seed": seed, "step": float(step), "value": one} for (seed, step), one in numbers.items())
 
 
 def batches(exponent: float, lost: float, noise: float) -> Evidence:
@@ -367,16 +385,31 @@ def entries(gap: float, noise: float) -> Evidence:
     return Evidence(of([]).table, hessians=hessians)
 
 
-def ordered(steps: Mapping[str, float], noise: float) -> Evidence:
-    """Return Hessians whose mean diagonal entries are 10^steps by parameter, after a training; flat ones before."""
+def ordered(steps: Mapping[str, float], noise: float, early: Mapping[str, float] | None = None) -> Evidence:
+    """Return traces over 10^steps parameters by weight, from a tenth of a training on (`early`: there); flat before."""
+
+    def rows() -> Iterable[Row]:
+        for step, logs in ((0.0, EQUAL), (100.0, early or steps), (1000.0, steps)):
+            for seed in SEEDS:
+                for rank, (name, log) in enumerate(logs.items(), 1):
+                    place = {"seed": seed, "step": step}
+                    mean = 10 ** (log + noise * normal(seed, name, step))
+                    yield {**block(name, mean * rank), **place, "quantity": "trace"}
+                    yield {**block(name, rank), **place, "part": "", "quantity": "num_parameters"}
+
+    return of(rows())
+
+
+def hessians_in_order(noise: float) -> Evidence:
+    """Return Hessians whose mean diagonal entries are 10^ORDER by parameter, after a training; flat ones before."""
 
     def hessians() -> Iterable[StoredHessian]:
         for step in (0.0, 1000.0):
             for seed in SEEDS:
-                logs = [log * step / 1000 + noise * normal(seed, name) for name, log in steps.items()]
+                logs = [log * step / 1000 + noise * normal(seed, name) for name, log in ORDER.items()]
                 sizes = [3 + place for place in range(len(logs))]
                 diagonal = np.repeat(10.0 ** np.array(logs), sizes)
-                yield StoredHessian("", math.nan, seed, np.diag(diagonal), list(steps), sizes, step)
+                yield StoredHessian("", math.nan, seed, np.diag(diagonal), list(ORDER), sizes, step)
 
     plain = sublayers({"W_Q": 0.0}, 0.0)
     return Evidence(plain.table, hessians=hessians)

@@ -39,17 +39,7 @@ TOY_SAMPLES = {
 # What `make figures` drew, in this order, when the Makefile still listed it.
 IN_ORDER = [
     *["scalar", "bounds", "3a", "3b", "5a", "5b", "8", "eq5", "1", "4"],
-    *[
-        "temperature",
-        "temperature_model",
-        "heads",
-        "single_matrix",
-        "score_split",
-        "post_layernorm",
-        "blocks",
-        "7",
-        "6",
-    ],
+    *["temperature", "heads", "single_matrix", "score_split", "post_layernorm", "blocks", "7", "6"],
 ]
 SPECTRA = [
     *["spectra", "spectra_large", "heterogeneity", "sinks", "sinks_large"],
@@ -62,6 +52,10 @@ LANDSCAPE = [
 ALONG = [
     *["training", "curvature_flow", "heterogeneity_trained", "edge", "edge_adamw", "edge_batches", "steps"],
     *["heterogeneity_after", "gauss_newton_after", "spectra_after", "entries_after"],
+]
+LANGUAGE = [
+    *["language", "language_course", "language_spectra", "language_sinks", "sinks_trained"],
+    *["heterogeneity_vision", "critical_batch"],
 ]
 NETWORK = """
 import torch
@@ -120,7 +114,9 @@ def test_estimators_and_types_are_those_make_figures_used() -> None:
     dense = {name for name, config in made.items() if config.estimator.method == "dense"}
     assert dense == {"entries", "entries_after", "eq5", "data_size", "sublayers", "temperature", "score_split"}
     assert {config.estimator.method for config in made.values()} == {"dense", "auto", "hutchinson"}
-    assert {name for name, config in made.items() if config.dtype == "float32"} == {"depth"}
+    assert {name for name, config in made.items() if config.dtype == "float32"} == {
+        *["depth", "language", "language_course", "critical_batch"]
+    }
     assert {name for name, config in made.items() if config.quantities != ["frobenius"]} == {
         "entries",
         "network",
@@ -128,6 +124,7 @@ def test_estimators_and_types_are_those_make_figures_used() -> None:
         *LANDSCAPE,
         "sublayers_steps",
         *ALONG,
+        *LANGUAGE,
     }
 
 
@@ -150,10 +147,17 @@ def test_figures_come_in_the_order_of_their_configuration() -> None:
     follow_ups = [figure for figure in found if figure.group == FigureGroup.follow_up]
     assert [figure.name for figure in follow_ups if figure.order < 210] == SPECTRA
     assert all(figure.order >= 200 for figure in follow_ups)
-    along = [figure.name for figure in follow_ups if 210 <= figure.order < 220 or figure.order >= 240]
-    assert along == [*(name for name in ALONG if name != "entries_after"), "entries_after", "blocks_after"]
+    along = [figure.name for figure in follow_ups if 210 <= figure.order < 220 or 240 <= figure.order < 250]
+    assert along == [
+        *(name for name in ALONG if name != "entries_after"),
+        "entries_after",
+        "blocks_after",
+        "temperature_model",
+    ]
     here = [figure.name for figure in follow_ups if 220 <= figure.order < 240]
     assert here == [*LANDSCAPE, "sublayers_groups", "gpt2", "sublayers_steps"]
+    text = [figure.name for figure in follow_ups if figure.order >= 250]
+    assert text == [*LANGUAGE[:3], "language_heterogeneity", *LANGUAGE[3:]]
     assert len({figure.order for figure in found}) == len(found)
     assert studies() == ["scalar", "bounds"]
     by_group = {group: [one.name for one in found if one.group == group] for group in FigureGroup}

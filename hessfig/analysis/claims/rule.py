@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from hessfig.analysis.arrays import StoredHessian, each_hessian
 from hessfig.analysis.axis import with_settings
 from hessfig.analysis.claims.judges import Finding, Verdict
 from hessfig.analysis.manifest import Architectures, read_run
-from hessfig.analysis.stored_spectra import Place, Spectrum, read_spectra
+from hessfig.analysis.stored_spectra import Density, Place, Spectrum, has_spectra, read_densities, read_spectra
 from hessfig.record import FROBENIUS, LEFT_OUT
 from hessfig.terms import Part
 
@@ -108,13 +108,13 @@ def in_logs(rows: pd.DataFrame, log: np.ufunc = np.log10) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class Evidence:
-    """A sweep's checked table; its stored spectra and Hessians, read when a rule asks for them.
+    """A sweep's checked table; its stored spectra (else densities) and Hessians, read when a rule asks for them.
 
     `beside` holds the evidence of other sweeps that the claim needs.
     """
 
     table: pd.DataFrame
-    spectra: Callable[[Callable[[Place], bool]], list[Spectrum]] = lambda wanted: []
+    spectra: Callable[[Callable[[Place], bool]], Sequence[Spectrum | Density]] = lambda wanted: []
     hessians: Callable[[], Iterable[StoredHessian]] = tuple
     beside: Mapping[str, Evidence] = field(default_factory=dict)
     architectures: Architectures = field(default_factory=dict)
@@ -157,7 +157,7 @@ def evidence_in(folder: Path) -> Evidence:
     run = read_run(folder)
     return Evidence(
         run.table,
-        lambda wanted: read_spectra(folder, wanted),
+        lambda wanted: (read_spectra if has_spectra(folder) else read_densities)(folder, wanted),
         lambda: each_hessian(folder),
         architectures=run.architectures,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
@@ -12,11 +13,13 @@ import pandas as pd
 from hessfig.analysis.arrays import StoredHessian
 from hessfig.analysis.claims import judges, rule
 from hessfig.analysis.claims.rule import Evidence, claim, norms, wide
+from hessfig.terms import Part
 
 VIT = "a vision transformer on 8 x 8 digits: one block, width 16, 98 % right"
 VIT_THERE = "a vision transformer on MNIST and CIFAR-10"
 AFTER, BEFORE, ADDITION = "vision transformer, trained", "vision transformer, untrained", "addition, trained"
 LEAST_DECADES = 0.1  # a quarter more
+EARLY = 0.1  # of the training
 LEAST_FAR = 0.5  # decades: a factor of three, for "much less"
 MOST_RATIO = 0.5  # across over within
 _SAME_SIZE = ("W_Q", "W_K", "W_O")
@@ -109,33 +112,63 @@ def coupling(evidence: Evidence) -> judges.Finding:
 
 
 @claim(
-    *("block-order", "arXiv 2502.19002", "sublayers"),
-    there="language models of 0.1 to 2 B parameters, mid-training",
-    here=VIT,
-    others="the source speaks of language models, the sweep is of a vision transformer",
+    *("block-order", "arXiv 2502.19002", "language", "sublayers"),
+    there="language models of 0.1 to 2 B parameters, early in training and later",
+    here="a character GPT-2 of 4 layers, d_model 64 (0.2 M parameters); 3 seeds",
 )
 def order(evidence: Evidence) -> judges.Finding:
-    """Claim: sharpness by group: embeddings << query and key < feed-forward < value and output << norms.
+    """Claim: sharpness by group, from early in training on: embeddings << query and key < feed-forward < value and
+    output << norms.
 
-    The sharpness of a group of weights is the mean diagonal entry of its block of the full Hessian, trace over
-    number of parameters, at the last step of the training, seed by seed. Each step of the order (embeddings much less
-    than query and key, less than feed-forward, less than value and output, much less than norms) is log10 of the later
-    over the earlier; the claim holds when every interval is above 0 with a mean of at least 0.1 decades (0.5 where it
-    says much), and does not when one is below that. The effect is the smallest step.
+    The sharpness of a group of weights is the trace of its block of the full Hessian over its number of parameters, in
+    the language model at the first measured step from a tenth of its training on, and at the last, seed by seed. Each
+    step of the order (embeddings much less than query and key, less than feed-forward, less than value and output, much
+    less than norms) is log10 of the later over the earlier. At a step of the training the claim holds when every
+    interval is above 0 with a mean of at least 0.1 decades (0.5 where it says much), and does not when one is below
+    that. The effect is the smallest step of the order at the end. The order in the vision transformer is told.
     """
-    table = _sharpness(evidence.hessians(), evidence.steps()[-1:])
-    if table.empty or not set(_GROUPS) <= set(table.columns):
-        return judges.missing("stored Hessians of networks with norms along a training")
-    logs = np.log10(table.where(table > 0))
+    steps = [step for step in evidence.steps() if step >= EARLY * max(evidence.steps())]
+    tables = {f"step {step:g}": _traces(evidence.of_step(step)) for step in sorted({*steps[:1], *steps[-1:]})}
+    logs = {name: np.log10(one.where(one > 0)) for name, one in tables.items() if set(_GROUPS) <= set(one.columns)}
+    if not logs:
+        return judges.missing("traces and numbers of parameters of all groups of weights along a training")
+    of = {name: _rises(one) for name, one in logs.items()}
+    last = list(of)[-1]
+    least = judges.largest({name: one.interval() for name, one in of[last].items()}, lambda mean: -mean)
+    finding = judges.by_conditions(
+        of, {name: parts[least] for name, parts in of.items()}, shown=lambda conditions: last, note=""
+    )
+    seen = {last: logs[last], "vision transformer": _seen(evidence.other("sublayers"))}
+    told = [f"{name}: {' < '.join(one.mean().sort_values().index)}" for name, one in seen.items() if len(one)]
+    return replace(finding, words="; ".join(filter(None, [finding.words, f"smallest: {least}", *told])))
+
+
+def _rises(logs: pd.DataFrame) -> judges.Effects:
+    """Return the steps of the order of groups, log10 of the later over the earlier."""
     far = (*_FAR, list(_GROUPS)[-1])
-    effects = {
+    return {
         f"{after} over {before}": judges.Effect(
             logs[after] - logs[before], judges.at_least(LEAST_FAR if after in far else LEAST_DECADES)
         )
         for before, after in pairwise(_GROUPS)
     }
-    least = judges.largest({name: one.interval() for name, one in effects.items()}, lambda mean: -mean)
-    return judges.together(effects, least, f"{least}; found: {' < '.join(logs.mean().sort_values().index)}")
+
+
+def _traces(evidence: Evidence) -> pd.DataFrame:
+    """Return the trace over the number of parameters of every group, a row a seed."""
+    sums = []
+    for quantity, part in (("trace", {"part": Part.H.value}), ("num_parameters", {})):
+        rows = rule.diagonal(evidence.numbers(quantity, **part))
+        groups = {member: name for name, members in _GROUPS.items() for member in (*members, name)}
+        known = rows.assign(group=rows["row"].map(groups)).dropna(subset="group")
+        sums.append(known.groupby(["seed", "group"])["value"].sum())
+    return wide((sums[0] / sums[1]).dropna(), "group") if len(sums[0]) else pd.DataFrame()
+
+
+def _seen(evidence: Evidence) -> pd.DataFrame:
+    """Return log10 of the sharpness of every group in stored Hessians at the last step, where there are any."""
+    table = _sharpness(evidence.hessians(), evidence.steps()[-1:])
+    return np.log10(table.where(table > 0)) if len(table) else table
 
 
 def _values_over(networks: dict[str, Evidence], others: tuple[str, ...] = _SAME_SIZE[:2]) -> dict[str, pd.Series]:

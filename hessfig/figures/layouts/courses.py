@@ -86,11 +86,14 @@ def variant_titles(variants: Sequence[str]) -> list[tuple[str, ...]]:
     ]
 
 
-_SHARE, _THRESHOLD = "Share of unseen sums right", "Preconditioned, and threshold"
+_SHARE, _THRESHOLD = "Share of unseen examples right", "Preconditioned, and threshold"
 _HEADROOM = 1e3  # times the largest value that a threshold is drawn for
 # Panels: title, and the lines in it (quantity, part, name).
 _PANELS = (
-    ("Loss", (("loss", "", ""),)),
+    (
+        "Loss",
+        (("loss", "", "measured batch"), ("held_out_loss", "", "held out"), ("unigram_loss", "", "unigram model")),
+    ),
     (_SHARE, (("accuracy", "", "all"), ("cascade_accuracy", "", "three carries"))),
     ("Norms", (("gradient_norm", "", "gradient"), ("weight_norm", "", "weights"))),
     (
@@ -111,6 +114,7 @@ _PANELS = (
         "Noise of gradients",
         (("gradient_covariance", "", "tr C"), ("gradient_covariance_eigenvalue", "", "largest of C")),
     ),
+    ("Noise scale tr C / |G|²", (("noise_scale", "", ""),)),
     ("Spread of attention", (("score_spread", "", "scores"), ("pattern_spread", "", "weights"))),
     ("Trace", (("trace", "H", "H"), ("trace", "H_o", "H_o"))),
 )
@@ -189,6 +193,7 @@ def _words(name: str) -> str:
 
 _QUANTITIES = ("frobenius", "largest_eigenvalue", "gradient_norm", "weight_norm", "residual_norm")
 _RESIDUAL = "residual_norm"
+_PLACE_HEIGHT = 0.1  # inches, of a weight in a heat map of many
 _SHORT = 30  # ratio below which powers of ten are too far apart for ticks
 
 
@@ -198,21 +203,25 @@ def curvature_flow(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     How to read it: colour is log10 of the geometric mean over seeds, its scale each panel's own; grey: nothing
     positive. Bars: the last step, with 95 % intervals over seeds.
     Requires: the sweep's table.csv along `state.step` (option `quantity`: a list; by default norms and largest
-    eigenvalues of blocks of H, norms of gradient and weights, lengths of the residual stream, whichever are there).
+    eigenvalues of blocks of H, norms of gradient and weights, lengths of the residual stream, whichever are there;
+    option `parts`: a page for each of these parts of the Hessian, by default H alone).
     """
-    table = read_steps(folder).table
+    table, parts = read_steps(folder).table, spec.words("parts") or [Part.H.value]
     wanted = wanted_quantities(table, spec.words("quantity"), _QUANTITIES, found="none that has a place in the network")
     for suffix, _, rows in by_network(table):
-        yield _draw_flow(rows, wanted, spec.paper, suffix)
+        for part in parts:
+            here = rows[rows["part"].isin(["", part])]
+            yield _draw_flow(here, wanted, spec.paper, suffix + f"_{part}" * (len(parts) > 1), part)
 
 
-def _draw_flow(table: pd.DataFrame, wanted: list[str], paper: Paper, suffix: str) -> Page:
+def _draw_flow(table: pd.DataFrame, wanted: list[str], paper: Paper, suffix: str, part: str) -> Page:
     margins = Margins(left=0.8, across=0.85, down=0.42, right=0.12)
-    note = how(table, "Colour: log10 of the geometric mean; its range in the title.")
+    note = how(table, f"{labels.part_words(part)}. Colour: log10 of the geometric mean; its range in the title.")
     names = [[name, f"{name}:last"] for name in wanted]
     layout: dict[str, Any] = {"margins": margins, "share_x": False, "share_y": False, "on_grid": True}
-    sheet = panel_sheet(paper, names, note=note, height=1.25, **layout)
     points = [_points(counted(table), name) for name in wanted]
+    tallest = max((one["place"].nunique() for one in points), default=0)
+    sheet = panel_sheet(paper, names, note=note, height=max(1.25, _PLACE_HEIGHT * tallest), **layout)
     for row, column, ax in sheet:
         if points[row].empty:
             say(ax, "(nothing positive)")
@@ -230,7 +239,7 @@ def _draw_flow(table: pd.DataFrame, wanted: list[str], paper: Paper, suffix: str
 
 def _points(table: pd.DataFrame, name: str) -> pd.DataFrame:
     """Return the geometric mean with its interval by place (weight or layer) and step, places in order."""
-    rows = table[(table["quantity"] == name) & table["part"].isin(["", "H"]) & (table["index"] <= 1)]
+    rows = table[(table["quantity"] == name) & (table["index"] <= 1)]
     if name == _RESIDUAL:
         rows = rows.assign(place=rows["layer"].map("after layer {:d}".format), colour="W_O")
     else:
@@ -278,3 +287,65 @@ def _bars(ax: Axes, last: pd.DataFrame) -> None:
     low, high = ax.get_xlim()
     if high < _SHORT * low:
         between_decades(ax, "x")
+
+
+_SINK, _KEY = "sink_mass", "key_mass"
+
+
+def attention_mass(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+    """Draw where attention goes: on the first key by layer and head, along the steps, and by key; a page a network.
+
+    How to read it: the map and the curves over keys are of the last step. A head whose weight on the first key is far
+    above what uniform attention gives (said in the note) has a sink there. Over keys, 1 is what uniform attention
+    gives to that key. Means over seeds; bands are 95 % intervals.
+    Requires: the sweep's table.csv with `sink_mass` along `state.step`.
+    """
+    table = counted(read_steps(folder).table)
+    if not (table["quantity"] == _SINK).any():
+        raise UserError(
+            "figure.layout=attention_mass draws sink_mass, and the table has none",
+            got=", ".join(sorted(table["quantity"].unique())),
+            allowed="a sweep with quantities=[sink_mass]",
+            remedy="hessfig run sweep=language_sinks",
+        )
+    for suffix, _, rows in by_network(table):
+        yield _draw_mass(rows, spec.paper, suffix)
+
+
+def _draw_mass(table: pd.DataFrame, paper: Paper, suffix: str) -> Page:
+    margins = Margins(left=0.45, across=0.6, down=0.5, right=0.12)
+    layout: dict[str, Any] = {"margins": margins, "share_x": False, "share_y": False, "on_grid": True}
+    sink, key = (table[table["quantity"] == name] for name in (_SINK, _KEY))
+    length = int(key["index"].max())
+    uniform = sum(1 / query for query in range(2, length + 1)) / (length - 1)
+    note = how(sink, f"Uniform attention gives the first of {length} keys {uniform:.3f}.")
+    sheet = panel_sheet(paper, [["first_key", "steps", "keys"]], note=note, height=1.3, **layout)
+    last = sink["step"].max()
+    maps, curves = where(sink, step=last).groupby(["layer", "index"], as_index=False)["value"].mean(), []
+    for _, column, ax in sheet:
+        if column == 0:
+            _mass_map(ax, maps, last)
+            continue
+        rows, place = (sink, STEP) if column == 1 else (where(key, step=last), "index")
+        set_x_scale(ax, rows[place])
+        for layer, one in rows.groupby("layer"):
+            means = seed_means(one.groupby(["seed", place], as_index=False)["value"].mean(), [place])
+            draw_interval(ax, means, place, colour=tone(int(layer) - 1), label=f"layer {layer}")
+            curves.append(
+                means.rename(columns={place: "place"}).assign(layer=layer, panel=("", "steps", "keys")[column])
+            )
+        ax.set_title(("", "mean over heads", "relative to uniform attention")[column])
+        ax.set_xlabel(("", "step", "position of the key")[column])
+        ax.legend(loc="best")
+    return sheet.page(suffix, pd.concat([maps.assign(panel="first_key"), *curves], ignore_index=True))
+
+
+def _mass_map(ax: Axes, maps: pd.DataFrame, step: float) -> None:
+    square = maps.pivot_table(index="layer", columns="index", values="value")
+    words = np.vectorize("{:.2f}".format)(square.to_numpy())
+    draw_matrix(ax, square.to_numpy(), Normalize(0, 1), words=words, framed=True)
+    ax.set_xticks(range(square.shape[1]), [f"{head:g}" for head in square.columns])
+    ax.set_yticks(range(square.shape[0]), [f"{layer:g}" for layer in square.index])
+    ax.set_xlabel("head")
+    ax.set_ylabel("layer")
+    ax.set_title(f"weight of the first key, step {step:g}")

@@ -120,7 +120,7 @@ def sinks(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     the last row is the condition number, where all eigenvalues are known: a Lanczos density has no smallest one, and
     its quantiles are no finer than its nodes. Bands: 95 % interval over seeds (Student's t).
     Requires: the sweep's table.csv with `largest_eigenvalue`, `smallest_eigenvalue` and `density` of one block, or
-    with `spectrum` (option `block`: all by default).
+    with `spectrum` (option `block`: all by default; of a group that layers have, a page a layer).
     """
     run = read_run(folder)
     block = str(spec.options.get("block", "all"))
@@ -128,7 +128,8 @@ def sinks(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     _check_stretch(table, block)
     check_places(table, run.axis)
     for suffix, rows in by_part(table):
-        yield _draw_stretch(rows, run.axis, spec.paper, suffix)
+        for layer, here in rows.groupby("layer"):
+            yield _draw_stretch(here, run.axis, spec.paper, suffix + f"_layer{layer}" * bool(layer))
 
 
 def outstanding(table: pd.DataFrame) -> pd.DataFrame:
