@@ -155,11 +155,11 @@ def noise_scale(problem: Problem, request: Request) -> Measured:
     all n examples of the measuring batch and their mean g, tr(C) = (sum_i |g_i|^2 - n |g|^2) / (n - 1), and
     |G|^2 = |g|^2 - tr(C) / n. Not finite where noise hides the gradient, |G|^2 <= 0. No error is known of one batch.
     """
-    squares, count = 0.0, 0
+    squares, total, count = 0.0, torch.zeros(()), 0
     for one in _examples(problem):
-        squares += float(LossGradient(replace(problem, batch=one, more=())).flat.double().square().sum())
-        count += 1
-    mean = float(LossGradient(problem).flat.double().square().sum())
+        gradient = LossGradient(replace(problem, batch=one, more=())).flat.double()
+        squares, total, count = squares + float(gradient.square().sum()), total + gradient, count + 1
+    mean = float((total / count).square().sum())
     trace = (squares - count * mean) / (count - 1) if count > 1 else math.nan
     signal = mean - trace / count
     return Measured([state_row("noise_scale", request, trace / signal if signal > 0 else math.nan, error=None)])

@@ -327,7 +327,7 @@ def _draw_mass(table: pd.DataFrame, paper: Paper, suffix: str) -> Page:
             _mass_map(ax, maps, last)
             continue
         rows, place = (sink, STEP) if column == 1 else (where(key, step=last), "index")
-        set_x_scale(ax, rows[place])
+        set_x_scale(ax, rows[place].astype(float))
         for layer, one in rows.groupby("layer"):
             means = seed_means(one.groupby(["seed", place], as_index=False)["value"].mean(), [place])
             draw_interval(ax, means, place, colour=tone(int(layer) - 1), label=f"layer {layer}")

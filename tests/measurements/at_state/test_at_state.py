@@ -292,6 +292,37 @@ def test_the_gradients_covariance_is_that_of_the_sums_own_gradients(config: Conf
     assert found["gradient_covariance_eigenvalue"] == pytest.approx(largest, rel=1e-8)
 
 
+def test_the_noise_scale_is_that_of_every_examples_gradient(config: Config) -> None:
+    """Of the loss by itself: signal |G|^2 and noise tr(C), both without bias, from an explicit list of gradients."""
+    problem = draw_problem(cell(config, "loss"))
+    batch, slopes = problem.batch, []
+    for i in range(len(batch.inputs)):
+        parameters = [one.requires_grad_() for one in problem.network.parameters()]
+        logits = problem.network(batch.inputs[i : i + 1])[:, batch.scored]
+        value = F.cross_entropy(logits.flatten(0, 1), batch.targets[i])
+        pieces = torch.autograd.grad(value, parameters, allow_unused=True, materialize_grads=True)
+        slopes.append(torch.cat([piece.flatten() for piece in pieces]))
+    gradients = torch.stack(slopes)
+    trace, mean = float(gradients.var(dim=0).sum()), float(gradients.mean(dim=0).square().sum())
+    signal = mean - trace / len(gradients)
+    (found,) = rows(config, "noise_scale")
+    assert signal > 0 and found["value"] == pytest.approx(trace / signal, rel=1e-8)
+    assert found["error"] is None and found["status"] == "ok"
+
+
+def test_a_gradient_below_its_noise_has_no_noise_scale(config: Config) -> None:
+    alone = replace(config, task=replace(config.task, batch_size=1))
+    assert [row["status"] for row in rows(alone, "noise_scale")] == ["nonfinite"]
+
+
+def test_parameters_are_counted_by_block_and_in_all(config: Config) -> None:
+    network = draw_problem(cell(config, "loss")).network
+    found = {row["row"]: row["value"] for row in rows(config, "num_parameters")}
+    assert found[""] == sum(one.numel() for one in network.parameters())
+    assert found["W_V"] == network.layers[0].attn.v.weight.numel()
+    assert found["mlp"] == sum(one.numel() for one in network.layers[0].mlp.parameters())
+
+
 def test_spreads_are_those_of_scores_written_out(config: Config) -> None:
     problem = draw_problem(cell(config, "loss"))
     network, tokens = problem.network, problem.batch.inputs
