@@ -145,7 +145,7 @@ def check_task(config: Config) -> None:
             "task.path: only pictures, tokens and texts are read from a file",
             got=f"task.data={data}",
             allowed="task=digits, task=tokens, task=text",
-            remedy="leave task.path out, or model=vit task=digits, or model=huggingface task=tokens",
+            remedy="leave task.path out, or task=text, or model=vit task=digits, or model=huggingface task=tokens",
         )
     if data not in _WINDOWS and (task.length, task.first_scored) != (TaskConfig.length, TaskConfig.first_scored):
         raise UserError(
