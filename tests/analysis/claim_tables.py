@@ -334,7 +334,7 @@ def of_batches(off: float, growth: float, noise: float) -> Evidence:
                                 "value": value,
                             }
 
-    return of(rows(), language_course=growing_noise(growth, noise))
+    return of(rows(), language_noise=growing_noise(growth, noise))
 
 
 def growing_noise(decades: float, noise: float) -> Evidence:

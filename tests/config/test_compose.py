@@ -55,7 +55,7 @@ ALONG = [
 ]
 LANGUAGE = [
     *["language", "language_course", "language_spectra", "language_sinks", "sinks_trained"],
-    *["heterogeneity_vision", "critical_batch"],
+    *["heterogeneity_vision", "critical_batch", "language_noise"],
 ]
 NETWORK = """
 import torch
@@ -115,7 +115,7 @@ def test_estimators_and_types_are_those_make_figures_used() -> None:
     assert dense == {"entries", "entries_after", "eq5", "data_size", "sublayers", "temperature", "score_split"}
     assert {config.estimator.method for config in made.values()} == {"dense", "auto", "hutchinson"}
     assert {name for name, config in made.items() if config.dtype == "float32"} == {
-        *["depth", "language", "language_course", "critical_batch"]
+        *["depth", "language", "language_course", "language_noise", "critical_batch"]
     }
     assert {name for name, config in made.items() if config.quantities != ["frobenius"]} == {
         "entries",

@@ -102,7 +102,7 @@ def phases(evidence: Evidence) -> judges.Finding:
 
 
 @claim(
-    *("critical-batch", f"{BLOG}, section 7, after McCandlish et al. (2018)", "critical_batch", "language_course"),
+    *("critical-batch", f"{BLOG}, section 7, after McCandlish et al. (2018)", "critical_batch", "language_noise"),
     there="language models",
     here="a character GPT-2 of 2 layers, d_model 32, batches of 4 to 256 windows, 3 seeds; growth: " + LANGUAGE,
 )
@@ -118,7 +118,7 @@ def critical_batch(evidence: Evidence) -> judges.Finding:
     least 0.1. The claim does not hold when one of the two does not (the first: 0 is excluded and the mean half a decade
     off).
     """
-    ratios, growth = _noise_over_critical(evidence), _growth(evidence.other("language_course"))
+    ratios, growth = _noise_over_critical(evidence), _growth(evidence.other("language_noise"))
     if ratios.empty or growth.empty:
         return judges.missing(f"held-out losses and noise scales for several values of {BATCH}, and along a training")
     return judges.together(
