@@ -90,7 +90,7 @@ def softmax(evidence: Evidence) -> judges.Finding:
 
 
 @claim(
-    *("softmax-entries", f"{ORMANIEC}, section 4.1, Figure 4", "entries"),
+    *("softmax-entries", f"{ORMANIEC}, section 4.1, Figure 4", "entries_seeds"),
     figure="4",
     there="one network, d_model 16",
     here="the same, 20 seeds",
@@ -110,7 +110,7 @@ def entries(evidence: Evidence) -> judges.Finding:
             kind = "linear" if f"{BY_ATTENTION}=linear" in one.variant else "softmax"
             found.setdefault(kind, {})[one.seed] = np.log10(value / query)
     if len(found) < 2:
-        return judges.missing(f"stored Hessians for {BY_ATTENTION}=softmax and linear (quantities=[hessian], seeds=20)")
+        return judges.missing(f"stored Hessians for {BY_ATTENTION}=softmax and linear (quantities=[hessian])")
     logs = {kind: pd.Series(of) for kind, of in found.items()}
     effect = judges.Effect((logs["softmax"] - logs["linear"]).dropna(), judges.at_least(LEAST_GAP))
     told = {f"log10 of the ratio of medians, {kind}": student_interval(one) for kind, one in logs.items()}
