@@ -177,6 +177,7 @@ def stretch(evidence: Evidence) -> Finding:
 
 @claim(
     *("condition-norms", "hessfig, after the slides", "condition_norms"),
+    figure="weight_norms",
     there="the scalar model (theorem scalar-cond); beyond it the question is ours",
     here="one layer, d_model 16, the whole network, 5 seeds",
 )
