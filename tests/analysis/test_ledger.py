@@ -11,6 +11,7 @@ from rich.markup import escape
 
 from hessfig.analysis.claims import ledger
 from hessfig.analysis.claims.ledger import claim_of, claims, judge
+from hessfig.analysis.presented import between_marks
 from hessfig.config.presets import choices
 from hessfig.errors import UserError
 from scripts import claims_page
@@ -96,14 +97,15 @@ def test_every_claim_names_a_sweep_and_a_figure_that_are_shipped() -> None:
 
 def test_the_page_of_claims_is_written_from_the_records(tmp_path: Path) -> None:
     text = claims_page.PAGE.read_text()
-    assert claims_page.between(text, "records", claims_page.records()) == text, f"behind: run {claims_page.COMMAND}"
+    written = between_marks(text, "records", claims_page.records(), claims_page.COMMAND)
+    assert written == text, f"behind: run {claims_page.COMMAND}"
     assert all(f"| {name} |" in text and f"- **{name}**: " in text for name in claims())
     write_softmax(tmp_path)
     ledger.write(judge(claims().values(), tmp_path, none), tmp_path)
-    found = claims_page.between(text, "verdicts", claims_page.verdicts(tmp_path / "claims.csv"))
+    found = between_marks(text, "verdicts", claims_page.verdicts(tmp_path / "claims.csv"), claims_page.COMMAND)
     assert "| softmax-heterogeneity | 3" in found and "| follows from a theorem | eq5, tab1; measured: holds |" in found
     with pytest.raises(ValueError, match="lacks the marks"):
-        claims_page.between("no marks", "records", "")
+        between_marks("no marks", "records", "", claims_page.COMMAND)
 
 
 def test_a_damaged_table_and_a_missing_folder_are_refused(tmp_path: Path) -> None:
