@@ -46,7 +46,7 @@ SPECTRA = [
     *["gauss_newton", "weight_norms", "weight_norms_whole"],
 ]
 # Measured for a claim of the ledger alone.
-FOR_CLAIMS = ["entries_seeds", "condition_norms", "data_size_batches"]
+FOR_CLAIMS = ["entries_seeds", "condition_norms", "data_size_batches", "heads_zeros"]
 LANDSCAPE = [
     *["landscape", "landscape_integrals", "stationarity", "data_size"],
     *["model_size_width", "model_size_depth", "model_size_heads", "model_size_vocabulary", "sublayers"],
@@ -112,7 +112,7 @@ def test_estimators_and_types_are_those_make_figures_used() -> None:
     dense = {name for name, config in made.items() if config.estimator.method == "dense"}
     assert dense == {
         *("entries", "entries_seeds", "entries_after", "eq5", "data_size", "data_size_batches"),
-        *("blocks_after", "sublayers", "temperature", "score_split"),
+        *("blocks_after", "heads_zeros", "sublayers", "temperature", "score_split"),
     }
     assert {config.estimator.method for config in made.values()} == {"dense", "auto", "hutchinson"}
     assert {name for name, config in made.items() if config.dtype == "float32"} == {"depth"}
