@@ -5,7 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from hessfig.terms import MLP, Attention, Kind, Norm, QueryKey  # noqa: F401 - settings too, of the common vocabulary
+from hessfig.terms import (  # noqa: F401 - settings too, of the common vocabulary
+    MLP,
+    Attention,
+    AttentionBias,
+    Gate,
+    Kind,
+    Norm,
+    NormKind,
+    Positions,
+    QueryKey,
+    Scores,
+)
 
 
 class Spacing(StrEnum):
@@ -108,7 +119,9 @@ class ScaledWeight(StrEnum):
     W_Q = "W_Q"
     W_K = "W_K"
     W_V = "W_V"
+    W_G = "W_G"
     W_O = "W_O"
+    W_gate = "W_gate"
     W_in = "W_in"
     W_out = "W_out"
     mlp = "mlp"
