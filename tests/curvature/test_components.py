@@ -50,21 +50,31 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "window": {"window": 2, "residual_scale": 2**-0.5},
     "much": {
         **{"attention": "differential", "scores": "cosine", "positions": "rope", "n_kv_heads": 1, "gate": "output"},
-        **{"mlp": "swiglu", "norm": "pre", "norm_kind": "rms", "window": 3, "d_head": 8, "n_layers": 1},
+        **{"mlp": "swiglu", "norm": "pre", "norm_kind": "rms", "window": 3, "d_head": 4, "n_layers": 1},
     },
 }
 BARE = ("sigmoid log", "kernel", "differential", "cosine", "qk norm", "softcap", "rope", "alibi", "gate", "window")
 NEVER_ON_THE_TAPE = ("kernel", "tied")
 
 
-def model_of(name: str, **settings: Any) -> ModelConfig:
-    toy = {"d_model": 4, "d_mlp": 5, "n_layers": 2, "n_heads": 2, "d_head": 4}
-    return ModelConfig(**{**toy, **VARIANTS[name], **settings})
+def chosen(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return settings with the members of their choices in place of words."""
+    default = ModelConfig()
+    return {
+        key: type(getattr(default, key))(value) if isinstance(value, str) else value for key, value in settings.items()
+    }
+
+
+def model_of(name: str) -> ModelConfig:
+    """Return two layers of two heads with the components of a variant."""
+    toy = {"d_model": 4, "d_mlp": 5, "n_layers": 2, "n_heads": 2}
+    return ModelConfig(**{**toy, **chosen(VARIANTS[name])})
 
 
 def bare(name: str) -> ModelConfig:
+    """Return a single attention with the components of a variant that it can have."""
     settings = {key: value for key, value in VARIANTS[name].items() if key not in ("residual_scale", "mlp")}
-    return ModelConfig(kind=Kind.self_attention, **{"d_model": 8, "n_heads": 2, **settings})
+    return ModelConfig(kind=Kind.self_attention, **{"d_model": 8, "n_heads": 2, **chosen(settings)})
 
 
 CASES = {**{name: model_of(name) for name in VARIANTS}, **{f"{name} alone": bare(name) for name in BARE}}
@@ -74,7 +84,9 @@ CASES = {**{name: model_of(name) for name in VARIANTS}, **{f"{name} alone": bare
 def case(request: pytest.FixtureRequest) -> tuple[str, ModelConfig, Problem, dict[Part, Tensor]]:
     """Return a network whose biases and gains are drawn too, and its dense Hessians."""
     model = CASES[request.param]
-    problem = toy_problem(model, toy_task(model, batch_size=2))
+    problem = toy_problem(
+        model, toy_task(model, batch_size=2, **{} if model.kind == Kind.self_attention else {"base": 2})
+    )
     for name, parameter in problem.network.named_parameters():
         if parameter.ndim == 1:
             parameter += 0.3 * torch.randn(parameter.shape, dtype=torch.float64, generator=stream(1, "gain", name))
