@@ -43,6 +43,8 @@ class Matrix(StrEnum):
     W_QK = "W_QK"
     W_V = "W_V"
     W_O = "W_O"
+    W_G = "W_G"
+    W_gate = "W_gate"
     W_in = "W_in"
     W_out = "W_out"
     W_U = "W_U"
@@ -86,27 +88,90 @@ class Kind(StrEnum):
 
 
 class Attention(StrEnum):
-    """What turns scores into mixing weights; `linear` leaves the masked scores as they are."""
+    """What turns the allowed scores of a query into mixing weights (docs/networks.md has the formulas).
+
+    `linear` leaves scores as they are. `kernel` takes phi(q).phi(k), phi(z) = 1 + z for every entry, over its sum.
+    `differential` is a difference of two softmaxes. `off_by_one` is a softmax with one more logit, 0, of no value.
+    """
 
     softmax = "softmax"
     linear = "linear"
+    sigmoid = "sigmoid"
+    sparsemax = "sparsemax"
+    entmax15 = "entmax15"
+    kernel = "kernel"
+    differential = "differential"
+    off_by_one = "off_by_one"
+
+
+class AttentionBias(StrEnum):
+    """What sigmoid attention adds to its scores: nothing, or -log L for sequences of L tokens."""
+
+    none = "none"
+    log_length = "log_length"
+
+
+class Scores(StrEnum):
+    """How queries and keys make scores: their product, normalised before it (RMS or length), or capped after it."""
+
+    plain = "plain"
+    qk_norm = "qk_norm"
+    cosine = "cosine"
+    softcap = "softcap"
 
 
 class Norm(StrEnum):
-    """Where LayerNorm sits: nowhere, before each sublayer and the unembedding, or after each residual sum."""
+    """Where norms sit: nowhere, before each sublayer and the unembedding, or after each residual sum.
+
+    `sandwich`: as `pre`, and after each sublayer too, before its output is added.
+    """
 
     none = "none"
     pre = "pre"
     post = "post"
+    sandwich = "sandwich"
+
+
+class NormKind(StrEnum):
+    """LayerNorm, or RMSNorm: no mean is taken off, and no shift is added."""
+
+    layer = "layer"
+    rms = "rms"
+
+
+class Positions(StrEnum):
+    """How a position is told: a learned embedding W_pos, rotated queries and keys, a slope in the scores, or not."""
+
+    learned = "learned"
+    rope = "rope"
+    alibi = "alibi"
+    none = "none"
 
 
 class MLP(StrEnum):
-    """Activation of the MLP sublayer; `none` leaves the sublayer out."""
+    """Activation of the MLP sublayer; `none` leaves the sublayer out.
+
+    `swiglu` and `geglu` multiply two maps of the input: silu (or gelu) of W_gate x times W_in x, entry by entry.
+    """
 
     relu = "relu"
     gelu = "gelu"
     linear = "linear"
     none = "none"
+    silu = "silu"
+    swiglu = "swiglu"
+    geglu = "geglu"
+
+
+GATED = (MLP.swiglu, MLP.geglu)
+SMOOTH = (MLP.gelu, MLP.silu, *GATED)
+
+
+class Gate(StrEnum):
+    """What multiplies the mixed values, entry by entry: nothing, or the sigmoid of W_G x of the query's position."""
+
+    none = "none"
+    output = "output"
 
 
 class QueryKey(StrEnum):

@@ -44,6 +44,12 @@ class TaskConfig:
         None, "for data tokens, tokens of a sequence, at most those of a file's rows; null: as the file has it", least=1
     )
     first_scored: int = added(0, "for data tokens, the first position whose next token enters the loss")
+    label_smoothing: float = added(
+        0.0, "share of a target's probability that cross-entropy spreads evenly over all words", least=0, below=1
+    )
+    weight_decay: float = added(
+        0.0, "adds weight_decay / 2 |w|^2, over all parameters w, to the loss: to H and, with it, to H_f", least=0
+    )
 
     @property
     def vocabulary(self) -> int:
@@ -66,7 +72,7 @@ class ModelConfig:
     d_mlp: int | None = setting(None, "width inside the MLP; null: 4 d_model", least=1)
     attention: enums.Attention = setting(enums.Attention.softmax, "what turns scores into mixing weights")
     attention_skip: bool = setting(True, "whether attention is added to the residual stream or replaces it")
-    norm: enums.Norm = setting(enums.Norm.none, "where LayerNorm sits")
+    norm: enums.Norm = setting(enums.Norm.none, "where norms sit; sandwich: before and after each sublayer")
     mlp: enums.MLP = setting(enums.MLP.relu, "activation of the MLP sublayer; none leaves it out")
     query_key: enums.QueryKey = setting(
         enums.QueryKey.separate, "scores from W_Q and W_K, or from the single weight W_QK"
@@ -88,6 +94,34 @@ class ModelConfig:
         None, "the weight whose draw model.weight_scale multiplies, in every layer"
     )
     weight_scale: float = added(1.0, "factor on the draw of model.scaled_weight", above=0, example="2")
+    attention_bias: enums.AttentionBias = added(
+        enums.AttentionBias.none, "added to the scores of sigmoid attention: nothing, or -log of the sequence's length"
+    )
+    differential_lambda: float = added(
+        0.8, "for differential attention, the fixed factor of the second softmax", least=0, below=1
+    )
+    differential_norm: bool = added(
+        True, "for differential attention, an RMSNorm of every head's output, times 1 - differential_lambda"
+    )
+    scores: enums.Scores = added(
+        enums.Scores.plain, "how queries and keys make scores; qk_norm and cosine have learned gains"
+    )
+    softcap: float = added(50.0, "for scores=softcap, the c of c tanh(scores / c)", above=0, example="50")
+    norm_kind: enums.NormKind = added(enums.NormKind.layer, "LayerNorm, or RMSNorm with a gain and no shift")
+    positions: enums.Positions = added(
+        enums.Positions.learned, "learned embeddings, rotary queries and keys, slopes in the scores (alibi), or none"
+    )
+    n_kv_heads: int | None = added(
+        None, "heads of keys and values, each shared by n_heads / n_kv_heads heads; null: n_heads", least=1
+    )
+    gate: enums.Gate = added(
+        enums.Gate.none, "output: the mixed values are multiplied by the sigmoid of W_G x, before W_O"
+    )
+    tied: bool = added(False, "whether the unembedding is the token embedding, one weight W_E+W_U")
+    window: int | None = added(
+        None, "keys i - window < j < i + window are seen, of those a mask allows; null: all", least=1
+    )
+    residual_scale: float = added(1.0, "factor on the output of every sublayer, before it is added", above=0)
     patch: int = added(2, "for kind vit, pixels along a patch's side", least=1)
     factory: str | None = setting(
         None, "for kind python, the function that makes it: FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION"
