@@ -13,6 +13,7 @@ from hessfig.config.enums import (
     Kind,
     Launcher,
     Loss,
+    MaskedAs,
     Method,
     Norm,
     Optimiser,
