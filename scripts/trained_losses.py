@@ -23,7 +23,9 @@ from hessfig.config import Config, Data, ModelConfig, Scored, TaskConfig
 from hessfig.curvature.gradients import loss_of
 from hessfig.curvature.problem import Problem
 from hessfig.models.kinds.huggingface import STORED, completed
+from hessfig.models.stored.architectures import sizes_of
 from hessfig.models.stored.causal_model import special_words
+from hessfig.models.stored.model_folder import settings_of
 from hessfig.rng import one_thread, stream
 from hessfig.states.point import drawn
 from hessfig.tasks.masked_tokens import Special, masked_batches
@@ -34,7 +36,7 @@ def losses(place: Path, draws: int) -> dict[str, object]:
     count = len((place / "sequences.txt").read_text("utf-8").splitlines())
     task = TaskConfig(data=Data.masked_tokens, scored=Scored.all, batch_size=count)
     config = completed(Config(model=ModelConfig("huggingface", path=str(place)), task=task))
-    ids, special = torch.tensor(STORED.ids(config)), special_words(config, STORED.sizes(config))
+    ids, special = torch.tensor(STORED.ids(config)), special_words(config, sizes_of(*settings_of(config)))
     trained = Problem.of(drawn(config, sigma=None, seed=0))
     anew = replace(config, model=replace(config.model, random=True))
     random = Problem.of(drawn(anew, sigma=None, seed=0))

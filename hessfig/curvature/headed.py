@@ -397,9 +397,9 @@ class HeadedColumn(SidedColumn):
 def _heads(parameters: Sequence[nn.Parameter], network: Headed) -> dict[int, slice | int]:
     """Return which columns of [unembedding, bias] a parameter is, by its place; nothing for those below."""
     width = network.unembedding.shape[1]
-    columns = zip(unembedding_of(network), (slice(0, width), width), strict=False)
-    held: list[tuple[nn.Parameter, slice | int]] = list(columns)
-    return {place: chosen for place, one in enumerate(parameters) for head, chosen in held if one is head}
+    chosen: list[slice | int] = [slice(0, width), width]
+    heads = list(zip(unembedding_of(network), chosen, strict=False))
+    return {place: columns for place, one in enumerate(parameters) for head, columns in heads if one is head}
 
 
 def _side_by_side(parts: Sequence[Tensor], lead: int = 0) -> Tensor:

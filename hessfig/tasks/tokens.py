@@ -48,9 +48,7 @@ def sequences(task: TaskConfig, *, vocabulary: int, context: int, encode: Callab
     return np.array(used, dtype=np.int64)
 
 
-def padded_lines(
-    task: TaskConfig, encode: Encode, *, vocabulary: int, context: int, padding: int
-) -> Ids:
+def padded_lines(task: TaskConfig, encode: Encode, *, vocabulary: int, context: int, padding: int) -> Ids:
     """Return the first task.batch_size lines of a text as ids, (batch, length): `encode` is given each line.
 
     Each is cut to task.length where it is longer; shorter ones are filled up with the word of `padding`. Empty lines

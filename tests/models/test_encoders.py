@@ -62,7 +62,9 @@ def off(problem: Problem, parts: dict[Part, Tensor], block: Block, products: Pro
         places(problem.network.model, problem.layout.side(*at))  # type: ignore[arg-type]
         for at in ((block.row_layer, block.row), (block.layer, block.col))
     )
-    errors = [(column.split_matmat(probes, [part])[block, part] - parts[part][rows][:, cols] @ probes) for part in PARTS]
+    errors = [
+        (column.split_matmat(probes, [part])[block, part] - parts[part][rows][:, cols] @ probes) for part in PARTS
+    ]
     together = column.split_matmat(probes, list(PARTS))
     errors += [together[block, part] - parts[part][rows][:, cols] @ probes for part in PARTS]
     return max(float(error.abs().max()) for error in errors) / float(parts[Part.H].abs().max())
@@ -186,7 +188,7 @@ def names(found: Any) -> list[str]:
 def test_names_of_an_encoder(home: Path) -> None:
     layout = truth("albert", home)[0].layout
     assert layout.names == [
-        *["W_E+W_U", "W_pos", "W_type", "W_map", "W_Q", "W_K", "W_V", "W_O", "W_in", "W_out", "W_head"],
+        *["W_E+W_U", "W_pos", "W_type", "W_map", "W_Q", "W_K", "W_V", "W_O", "W_in", "W_out", "W_head"]
     ]
     assert names(layout.members(0, "norms")) == ["ln_embed_gain", "ln_embed_shift", "ln_out_gain", "ln_out_shift"]
     assert names(layout.members(0, "embeddings")) == ["W_E+W_U", "W_pos", "W_type"]

@@ -26,9 +26,7 @@ _GROUPS = {
 _FAR = ("query and key", "norms")  # the steps that are told as "much less" end there
 _HERE = "an ALBERT of chemical reactions, 3 MB, and a BERT of antibodies, 26 million parameters; one network each"
 _about_encoders = partial(
-    claim,
-    here=_HERE,
-    awaits="the trained networks, which `python scripts/fetch_trained.py outputs/trained` fetches",
+    claim, here=_HERE, awaits="the trained networks, which `python scripts/fetch_trained.py outputs/trained` fetches"
 )
 
 
@@ -126,7 +124,9 @@ def _sharpness(evidence: Evidence) -> dict[str, pd.DataFrame]:
             for one in (traces[name], counts[name])
         )
         groups = {group: list(rows) for group, rows in _GROUPS.items() if {*rows} <= {*sums.columns} & {*sizes.columns}}
-        found[name] = pd.DataFrame({key: sums[rows].sum(axis=1) / sizes[rows].sum(axis=1) for key, rows in groups.items()})
+        found[name] = pd.DataFrame(
+            {key: sums[rows].sum(axis=1) / sizes[rows].sum(axis=1) for key, rows in groups.items()}
+        )
     return found
 
 

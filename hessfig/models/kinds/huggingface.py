@@ -15,7 +15,6 @@ from hessfig.models.stored.architectures import Sizes, is_private, layout_of, pu
 from hessfig.models.stored.model_folder import KEY, files, fingerprint, folder, is_random, settings_of
 from hessfig.models.stored.token_batches import Stored, check_measured
 
-
 SEQUENCES = "sequences.txt"  # of a folder: a text with a sequence per line
 
 

@@ -11,7 +11,6 @@ from hessfig.models.protocol import Layout, Weight, bias_of, norm_of
 from hessfig.models.stored.families import ARCHITECTURES, Architecture, Encoder, Names
 from hessfig.terms import Group, Matrix
 
-
 Settings = Mapping[str, Any]
 # Keys of config.json that never reach transformers: code, kernels, what is made in their size, what we choose.
 _PRIVATE = (
@@ -30,8 +29,8 @@ class Sizes:
     """A network's numbers: `kv_heads` heads share keys and values, `context` is its longest sequence.
 
     Of an encoder: `types` of segments, the width of its embedding where that is not the layers' (ALBERT), in how many
-    `groups` of equal passes its `n_layers` share one layer (0: none does), the word of `padding`, and `first_position`,
-    the row of W_pos of the first token.
+    `groups` of equal passes its `n_layers` share one layer (0: none does), the word of `padding` (-1: none), and
+    `first_position`, the row of W_pos of the first token.
     """
 
     model_type: str
@@ -49,7 +48,7 @@ class Sizes:
     types: int = 0
     d_embedding: int = 0
     groups: int = 0
-    padding: int | None = None
+    padding: int = -1
     first_position: int = 0
 
     @property
@@ -185,8 +184,9 @@ def _weights(sizes: Sizes) -> Iterator[Weight]:
         yield Weight(Matrix.W_pos.value, _path(names.positions, "weight"), entries, 0, embeddings)
     if encoder:
         yield from _below_layers(sizes, encoder)
+    inner = f".{encoder.inner}" if encoder and encoder.inner else ""
     for layer in range(1, sizes.stored_layers + 1):
-        yield from _layer(sizes, layer, f"{names.layers}.{layer - 1}" + (f".{encoder.inner}" if sizes.groups else ""))
+        yield from _layer(sizes, layer, f"{names.layers}.{layer - 1}{inner}")
     if encoder:
         yield from _map("W_head", encoder.transform, sizes.d_model, sizes.width_of_words)
     yield from _norm("ln_out", names.norm, sizes, 0, sizes.width_of_words)
@@ -208,10 +208,7 @@ def _below_layers(sizes: Sizes, encoder: Encoder) -> Iterator[Weight]:
 
 def _map(name: str, place: str, inputs: int, outputs: int) -> list[Weight]:
     """Return a map outside the layers, and its bias."""
-    return [
-        Weight(name, _path(place, "weight"), inputs * outputs),
-        bias_of(name, _path(place, "bias"), outputs),
-    ]
+    return [Weight(name, _path(place, "weight"), inputs * outputs), bias_of(name, _path(place, "bias"), outputs)]
 
 
 def _layer(sizes: Sizes, layer: int, place: str) -> Iterator[Weight]:

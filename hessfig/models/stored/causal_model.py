@@ -19,6 +19,7 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
 )
+from transformers.activations import ACT2FN
 
 from hessfig.config.enums import Data
 from hessfig.config.schema import Config
@@ -373,8 +374,9 @@ def drawn(config: Config, seed: int, sizes: Sizes, layout: Layout, ids: Ids, at_
         network = CausalNetwork(model, sizes.names)
         check_logits(network, tokens, where)
         return in_batches(network, layout, ids, config.task.first_scored, at_once)
-    encoder = EncoderNetwork(model, sizes)
-    padded = (tokens == sizes.padding).sum(dim=1).argsort()
+    activation = "gelu" if sizes.model_type == "roberta" else model.config.hidden_act  # whatever RoBERTa's layers have
+    encoder = EncoderNetwork(model, sizes, ACT2FN[activation])
+    padded = tokens.eq(sizes.padding).sum(dim=1).argsort()
     check_logits(encoder, tokens[padded[[0, -1]]], where)
     special = special_words(config, sizes)
     first, *more = masked_batches(tokens, config.task, special, vocabulary=sizes.vocabulary, at_once=at_once)
@@ -386,7 +388,6 @@ def special_words(config: Config, sizes: Sizes) -> Special:
 
     Raises UserError for a mask that is no word, and for a tokenizer without one.
     """
-    assert sizes.padding is not None
     kept, mask = {sizes.padding}, sizes.vocabulary - 1
     if is_text(config.task):
         place = None if config.model.path is None else Path(config.model.path)

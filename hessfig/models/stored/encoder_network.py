@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn import functional as F
-from transformers import PreTrainedModel
-from transformers.activations import ACT2FN
 
 from hessfig.models.stored.architectures import Sizes
 from hessfig.models.stored.families import Encoder
@@ -21,11 +20,11 @@ class EncoderNetwork(nn.Module):
     lower layers, so that every pass of a weight is differentiated. causal_model.check_logits compares the logits.
     """
 
-    def __init__(self, model: PreTrainedModel, sizes: Sizes) -> None:
+    def __init__(self, model: nn.Module, sizes: Sizes, activation: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         assert sizes.names.encoder is not None
         self.model, self._sizes, self._paths = model, sizes, sizes.names.encoder
-        self._activation = F.gelu if sizes.model_type == "roberta" else ACT2FN[model.config.hidden_act]
+        self._activation = activation  # of the head
         for module in model.modules():
             if isinstance(module, nn.Embedding):
                 module.padding_idx = None  # its word has derivatives like any other
@@ -54,14 +53,14 @@ class EncoderNetwork(nn.Module):
 
     def whole(self, tokens: Int[Tensor, "batch length"]) -> Float[Tensor, "batch length vocabulary"]:
         """Return the logits of the model in one piece."""
-        return self.model(input_ids=tokens, attention_mask=(tokens != self._sizes.padding).long()).logits
+        return self.model(input_ids=tokens, attention_mask=tokens.ne(self._sizes.padding).long()).logits
 
     def hidden(self, inputs: Int[Tensor, "batch length"], depth: int) -> Float[Tensor, "batch length width_1"]:
         """Return the residual stream after `depth` layers (0: the embeddings), with a channel that tells padding."""
         hidden = self.model.get_submodule(self._paths.embeddings)(input_ids=inputs)
         if self._paths.mapping:
             hidden = self.model.get_submodule(self._paths.mapping)(hidden)
-        padding = (inputs == self._sizes.padding).to(hidden).unsqueeze(-1)
+        padding = inputs.eq(self._sizes.padding).to(hidden).unsqueeze(-1)
         return self._through(torch.cat([hidden, padding], dim=-1), 0, depth)
 
     def features(
@@ -91,7 +90,7 @@ class EncoderNetwork(nn.Module):
         return [int(place / (count / stored)) for place in range(count)]  # as transformers rounds it
 
 
-def tied_biases(model: PreTrainedModel, encoder: Encoder) -> None:
+def tied_biases(model: nn.Module, encoder: Encoder) -> None:
     """Let the head have one bias: that of the unembedding, whatever config.json says of tied weights.
 
     transformers keeps a second one, which no output depends on, in models whose embedding is not tied.

@@ -163,15 +163,13 @@ def _bert(place: str, encoder: Encoder, norm: str) -> Names:
 
 
 _BERT_SIZES: dict[str, Any] = {
-    **{"n_layers": 12, "n_heads": 12, "d_model": 768, "d_mlp": 3072, "context": 512, "types": 2, "is_tied": True},
+    **{"n_layers": 12, "n_heads": 12, "d_model": 768, "d_mlp": 3072, "context": 512, "types": 2, "is_tied": True}
 }
 _BERT_HEAD, _ROBERTA_HEAD, _ALBERT_HEAD = "cls.predictions", "lm_head", "predictions"
 _BERT = Architecture(
     _bert(
         "bert",
-        Encoder(
-            "bert.embeddings", f"{_BERT_HEAD}.transform.dense", f"{_BERT_HEAD}.decoder", bias=f"{_BERT_HEAD}.bias"
-        ),
+        Encoder("bert.embeddings", f"{_BERT_HEAD}.transform.dense", f"{_BERT_HEAD}.decoder", bias=f"{_BERT_HEAD}.bias"),
         norm=f"{_BERT_HEAD}.transform.LayerNorm",
     ),
     _sizes(**_BERT_SIZES, vocabulary=30522),

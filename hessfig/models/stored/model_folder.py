@@ -72,7 +72,8 @@ def folder(path: str, download: bool) -> Path:
             + ("could be fetched" if download else "in the cache of huggingface_hub"),
             got=f"{path} ({type(error).__name__})",
             allowed=f"a folder with {CONFIG} and *.safetensors; a name of the hub with model.download=true",
-            remedy="check the path, or save a model there: model.save_pretrained(DIR)",
+            remedy="check the path, or save a model there: model.save_pretrained(DIR); for trained encoders: python "
+            "scripts/fetch_trained.py outputs/trained",
         ) from error
 
 

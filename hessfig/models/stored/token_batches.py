@@ -142,7 +142,7 @@ class Stored:
     place: Callable[[Config], Path | None]
     weights: Callable[[Config], str]
     marks: Callable[[Config], list[str]] = lambda config: []
-    padding: Callable[[Config], int | None] = lambda config: None
+    padding: Callable[[Config], int] = lambda config: -1
 
     def plan(self, config: Config) -> Plan:
         """Return the micro-batches. Raises UserError when not even one sequence fits into config.memory."""
@@ -160,8 +160,8 @@ class Stored:
             return encoder(self.place(config), pin_of(config, 1), with_special=is_masked)
 
         words = {"vocabulary": sizes.vocabulary, "context": sizes.context}
-        padding = self.padding(config) if is_masked else None
-        if padding is None:
+        padding = self.padding(config)
+        if not is_masked:
             return sequences(config.task, **words, encode=encode)
         if is_text(config.task):
             return padded_lines(config.task, encode(), **words, padding=padding)
