@@ -180,9 +180,10 @@ class Kind:
 
     What is true of the kind: `data` is the task.data it takes, `also_takes` is further data. `place` is the setting
     that says what it is made of, for kinds that bring their own sizes ("" where settings are the sizes). `matrices` are
-    the paper's weights that it has, in order. `has_norms`, `has_sink`: whether model.norm and model.sink mean something. `weights_drawn` says how
-    weights are drawn from the skeleton. `structure` is None for networks that only double backward knows.
-    `check_model` raises UserError for settings of the network that do not fit together, before anything is planned.
+    the paper's weights that it has, in order. `has_norms`, `has_sink`: whether model.norm and model.sink mean
+    something. `weights_drawn` says how weights are drawn from the skeleton. `structure` is None for networks that only
+    double backward knows. `check_model` raises UserError for settings of the network that do not fit together, before
+    anything is planned.
     """
 
     layout: Callable[[Config], Layout]
