@@ -15,6 +15,7 @@ from hessfig.config.enums import (
     Kind,
     Launcher,
     Loss,
+    MaskedAs,
     Method,
     Norm,
     NormKind,

@@ -126,13 +126,23 @@ class SigmaScales(StrEnum):
 
 
 class Data(StrEnum):
-    """Digit addition; Gaussian inputs and targets (eq. 5); pictures of digits; those of model.factory; token ids."""
+    """Digit addition; Gaussian inputs and targets (eq. 5); pictures of digits; those of model.factory; token ids, whose
+    next token is predicted, or some of which are masked and predicted."""
 
     addition = "addition"
     gaussian = "gaussian"
     digits = "digits"
     python = "python"
     tokens = "tokens"
+    masked_tokens = "masked_tokens"
+
+
+class MaskedAs(StrEnum):
+    """What a masked token becomes: the mask's word; or, as BERT was trained, that in 8 of 10 draws, any word in 1, and
+    itself in 1."""
+
+    mask = "mask"
+    mixed = "mixed"
 
 
 class Loss(StrEnum):

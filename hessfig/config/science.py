@@ -34,7 +34,8 @@ class TaskConfig:
     path: str | None = setting(
         None,
         "for data digits, pictures of your own: FILE.npz with images (n, 8, 8) and labels (n); for data tokens, "
-        "FILE.npy of ids, or a text for the model's tokenizer (null: random ids)",
+        "FILE.npy of ids, or a text for the model's tokenizer (null: random ids); for data masked_tokens too, the text "
+        "with a sequence per line (null: sequences.txt of model.path)",
         role=Role.place,
     )
     sha256: str | None = setting(
@@ -49,6 +50,15 @@ class TaskConfig:
     )
     weight_decay: float = added(
         0.0, "adds weight_decay / 2 |w|^2, over all parameters w, to the loss: to H and, with it, to H_f", least=0
+    )
+    masked_share: float = added(
+        0.15, "for data masked_tokens, the share of a sequence's words that are masked (one at least)", above=0, below=1
+    )
+    masked_as: enums.MaskedAs = added(enums.MaskedAs.mask, "for data masked_tokens, what a masked token becomes")
+    mask_id: int | None = added(
+        None,
+        "for data masked_tokens, the mask's word; null: the tokenizer's, or the last word for ids without one",
+        least=0,
     )
 
     @property

@@ -208,7 +208,7 @@ def _loss(loss: nn.Module, share: float, targets: Tensor, outputs: Tensor) -> Te
 
 def _is_embedding(weight: Weight) -> bool:
     """Whether a weight acts before the first layer."""
-    return weight.name in ("W_E", "W_pos") or Group.embeddings in weight.groups
+    return weight.name in ("W_E", "W_pos") or Group.embeddings in weight.groups or weight.is_below
 
 
 def _entries_per_position(module: nn.Module) -> int:

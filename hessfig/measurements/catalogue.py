@@ -83,6 +83,7 @@ _ROWS = (
     Quantity("gradient_covariance", _STATES, gives=("gradient_covariance", "gradient_covariance_eigenvalue")),
     Quantity("gradient_norm", _STATES, settings=of.diagonal_settings),
     Quantity("loss", _STATES),
+    Quantity("num_parameters", _STATES, settings=of.diagonal_settings, serves=need.is_diagonal),
     Quantity(
         "preconditioned_eigenvalue",
         _STABILITY,

@@ -67,6 +67,14 @@ def weight_norm(problem: Problem, request: Request) -> Measured:
     return Measured(norm_rows("weight_norm", problem, request, held))
 
 
+def num_parameters(problem: Problem, request: Request) -> Measured:
+    """Return how many parameters every diagonal block that is asked for has: a trace over it is the mean diagonal."""
+    blocks = [block for block in request.blocks if block.is_diagonal]
+    sizes = [problem.layout.size(block.layer, block.col) for block in blocks]
+    rows = zip(blocks, sizes, strict=True)
+    return Measured([state_row("num_parameters", request, float(size), block=block) for block, size in rows])
+
+
 def residual_norm(problem: Problem, request: Request) -> Measured:
     """Return mean |h| over sequences and positions after layer 0 (the embeddings), 1, ...; `layer` says which."""
     if not isinstance(problem.network, Layered):

@@ -29,8 +29,10 @@ from hessfig.terms import Matrix
 
 _PATH = "model.path"
 _OF_STORED = ("path", "random", "download", "architecture", "vocabulary")
-_READ = (Data.digits, Data.tokens)
-_DATA = (Data.gaussian, Data.digits, Data.tokens, Data.addition)
+_OF_TOKENS = (Data.tokens, Data.masked_tokens)
+_READ = (Data.digits, *_OF_TOKENS)
+_DATA = (Data.gaussian, Data.digits, *_OF_TOKENS, Data.addition)
+_OF_MASKS = ("masked_share", "masked_as", "mask_id")
 
 
 def check_model(model: ModelConfig) -> None:
@@ -256,7 +258,8 @@ def _check_norm(model: ModelConfig, known: Kind) -> None:
 def check_task(config: Config) -> None:
     """Raise UserError for data that the network does not take, and for settings that the data do not have."""
     task, name = config.task, config.model.kind
-    data = kind(name).data if name in kinds() else Data.addition
+    takes = kind(name).takes if name in kinds() else (Data.addition,)
+    data = task.data if task.data in takes else takes[0]
     if task.data != data:
         is_python = Data.python in (task.data, data)
         raise UserError(
@@ -276,10 +279,10 @@ def check_task(config: Config) -> None:
         raise UserError(
             "task.path: only pictures and tokens are read from a file",
             got=f"task.data={data}",
-            allowed="task=digits, task=tokens",
+            allowed="task=digits, task=tokens, task=masked_tokens",
             remedy="leave task.path out, or model=vit task=digits, or model=huggingface task=tokens",
         )
-    if data != Data.tokens and (task.length, task.first_scored) != (TaskConfig.length, TaskConfig.first_scored):
+    if data not in _OF_TOKENS and (task.length, task.first_scored) != (TaskConfig.length, TaskConfig.first_scored):
         raise UserError(
             "task.length, task.first_scored: only sequences of tokens have them",
             got=f"task.length={task.length}, task.first_scored={task.first_scored}, task.data={data}",
@@ -287,6 +290,7 @@ def check_task(config: Config) -> None:
             remedy="leave them out",
         )
     _check_loss(config, kind(name).skeleton is not None if name in kinds() else True)
+    _check_masks(task)
     if data == Data.gaussian and task.loss == Loss.cross_entropy:
         raise UserError(
             "task.loss: Gaussian targets need a square loss",
@@ -315,9 +319,22 @@ def _check_loss(config: Config, is_own: bool) -> None:
         )
 
 
+def _check_masks(task: TaskConfig) -> None:
+    """Raise UserError for masks of tokens that are not masked, and for a first position where masks say which count."""
+    is_masked = task.data == Data.masked_tokens
+    for name in ("first_scored",) if is_masked else _OF_MASKS:
+        if getattr(task, name) != getattr(TaskConfig, name):
+            raise UserError(
+                f"task.{name}: task.data={task.data} does not read it",
+                got=f"task.{name}={getattr(task, name)}",
+                allowed=f"with task={Data.tokens if is_masked else Data.masked_tokens}",
+                remedy=f"leave task.{name} out",
+            )
+
+
 def _takers(data: Data) -> str:
     """Return the kinds of networks that take these data, in words."""
-    *others, last = kinds_where(lambda one: one.data == data)
+    *others, last = kinds_where(lambda one: data in one.takes)
     return f"{', '.join(others)} or {last}" if len(others) > 1 else ", ".join([*others, last])
 
 

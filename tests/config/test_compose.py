@@ -55,6 +55,7 @@ ALONG = [
     *["training", "curvature_flow", "heterogeneity_trained", "edge", "edge_adamw", "edge_batches", "steps"],
     *["heterogeneity_after", "gauss_newton_after", "spectra_after", "entries_after"],
 ]
+ENCODERS = ["trained_transformers", "trained_spectra"]
 NETWORK = """
 import torch
 
@@ -71,6 +72,9 @@ def toy_cells(sweep: str, most: int, folder: Path) -> list[Cell]:
     narrow = {**TOY, "model.d_model": 16 if sweep in ("heads", "model_size_heads") else 4}
     if sweep == "gpt2":
         narrow |= {"model.n_layers": 2, "model.n_heads": 2, "model.vocabulary": 5, "task.length": 4}
+    if sweep in ENCODERS:  # of random weights: the trained ones are fetched
+        narrow |= {"model.n_layers": 2, "model.n_heads": 2, "model.vocabulary": 5, "task.length": 4}
+        narrow |= {"model.path": "null", "model.architecture": "bert", "estimator.num_probes": 2}
     given = [f"model.factory={quoted(f'{folder}/network.py:make')}"] if sweep == "network" else []
     narrow |= TOY_TRAINING if "override /state: trained" in Path(f"conf/sweep/{sweep}.yaml").read_text() else {}
     if sweep == "model_size_width":
@@ -115,7 +119,7 @@ def test_estimators_and_types_are_those_make_figures_used() -> None:
         *("blocks_after", "heads_zeros", "sublayers", "temperature", "score_split"),
     }
     assert {config.estimator.method for config in made.values()} == {"dense", "auto", "hutchinson"}
-    assert {name for name, config in made.items() if config.dtype == "float32"} == {"depth"}
+    assert {name for name, config in made.items() if config.dtype == "float32"} == {"depth", *ENCODERS}
     assert {name for name, config in made.items() if config.quantities != ["frobenius"]} == {
         "entries",
         "network",
@@ -124,6 +128,7 @@ def test_estimators_and_types_are_those_make_figures_used() -> None:
         *LANDSCAPE,
         "sublayers_steps",
         *ALONG,
+        *ENCODERS,
     }
 
 
@@ -149,7 +154,7 @@ def test_figures_come_in_the_order_of_their_configuration() -> None:
     along = [figure.name for figure in follow_ups if 210 <= figure.order < 220 or figure.order >= 240]
     assert along == [*ALONG, "blocks_after", "temperature_model"]
     here = [figure.name for figure in follow_ups if 220 <= figure.order < 240]
-    assert here == [*LANDSCAPE, "sublayers_groups", "gpt2", "sublayers_steps"]
+    assert here == [*LANDSCAPE, "sublayers_groups", "gpt2", "sublayers_steps", *ENCODERS]
     assert len({figure.order for figure in found}) == len(found)
     assert studies() == ["scalar", "bounds"]
     by_group = {group: [one.name for one in found if one.group == group] for group in FigureGroup}

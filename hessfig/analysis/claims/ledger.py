@@ -13,6 +13,7 @@ import pandas as pd
 
 from hessfig.analysis import presented
 from hessfig.analysis.claims.component_rules import COMPONENTS
+from hessfig.analysis.claims.encoder_rules import ENCODERS
 from hessfig.analysis.claims.growth_rules import GROWTH
 from hessfig.analysis.claims.judges import Finding, Verdict
 from hessfig.analysis.claims.rule import Claim, Evidence, evidence_in
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-_FAMILIES = (GROWTH, SHARES, COMPONENTS, SPECTRA, SUBLAYERS, TRAINING, SAMPLES)
+_FAMILIES = (GROWTH, SHARES, COMPONENTS, SPECTRA, SUBLAYERS, ENCODERS, TRAINING, SAMPLES)
 
 
 def claims() -> dict[str, Claim]:
