@@ -36,7 +36,8 @@ from hessfig.models.registry import kind
 from hessfig.terms import NUMBERS_OF_APPROXIMATIONS, Approximation, Block, Need, Part
 
 _PAIRS = {Approximation.kfoc, Approximation.kronecker_sum}
-FITTED = 2  # test vectors of a fitted Kronecker sum, for each row or column of the weight
+FITTED = 2  # test vectors of a fitted Kronecker sum, at least, for each row or column of the weight
+NEGLIGIBLE = 1e-12  # an approximation that is this small beside the block is rounding, and counts as 0
 Vectors = Float[Tensor, "dim k"]
 Numbers = tuple[Estimate, Estimate, Estimate]
 
@@ -189,8 +190,10 @@ class _Dense:
         made = product.matmat(torch.eye(len(block), dtype=torch.float64))
         size, overlap = float(block.norm()), float((block * made).sum())
         square = float(made.square().sum())
-        if not size or not square:
+        if not size:
             return self._exact(nan, nan, nan)
+        if square**0.5 < NEGLIGIBLE * size:
+            return self._exact(1.0, 1.0, 0.0)
         scale = overlap / square
         return self._exact(
             float((block - made).norm()) / size,
@@ -262,8 +265,8 @@ class _Probed:
 
     def kronecker_sum(self, part: Part, shape: Sequence[int], rank: int) -> Product:
         """Return a sum of Kronecker products fitted to other random vectors than it is compared on."""
-        vectors, products = self._for_fits(FITTED * max(shape))
-        return fitted_kronecker_sum(vectors, products[part], shape, rank, generator=self._generator)
+        vectors, products = self._for_fits(max(self.count, FITTED * max(shape)))
+        return fitted_kronecker_sum(vectors, products[part], shape, rank)
 
     def apart(self, part: Part, pieces: Sequence[Tensor]) -> Product:
         """Return the blocks of `pieces` alone, by a product of the whole for each of them."""
@@ -316,7 +319,8 @@ class _Apart:
 def _from_sums(sums: Float[Tensor, "4 k"]) -> Float[Tensor, "3 k"]:
     """Return the three numbers from sums of ||(B - A) v||^2, ||B v||^2, ||A v||^2 and Bv.Av."""
     difference, ours, theirs, overlap = sums
-    angle = overlap / (ours * theirs).sqrt()
+    is_zero = theirs < NEGLIGIBLE**2 * ours
+    angle = torch.where(is_zero, 0.0, overlap / (ours * theirs).sqrt())
     return torch.stack([(difference / ours).sqrt(), (1 - angle.square()).clamp(min=0).sqrt(), angle])
 
 

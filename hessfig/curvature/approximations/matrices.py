@@ -7,17 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from scipy.linalg import eigh
-from torch import Generator, Tensor
+from torch import Tensor
 
-_SWEEPS = 8  # of alternating least squares; each reduces what is left by (sigma_(r+1) / sigma_r)^2
+_SWEEPS, _STILL = 100, 1e-8  # of alternating least squares: at most, and when a factor moves less than this
 _RIDGE = 1e-13  # of the normal equations, relative to their trace
 
 
+@runtime_checkable
 class Product(Protocol):
     """A symmetric matrix that is known by its products."""
 
@@ -128,35 +129,37 @@ def best_kronecker_sum(matrix: Float[Tensor, "dim dim"], shape: Sequence[int], r
 
 
 def fitted_kronecker_sum(
-    vectors: Float[Tensor, "dim k"],
-    products: Float[Tensor, "dim k"],
-    shape: Sequence[int],
-    rank: int,
-    *,
-    generator: Generator,
+    vectors: Float[Tensor, "dim k"], products: Float[Tensor, "dim k"], shape: Sequence[int], rank: int
 ) -> KroneckerSum:
-    """Return a sum of `rank` Kronecker products that maps `vectors` to `products`, by alternating least squares.
+    """Return a sum of `rank` Kronecker products that maps `vectors` to `products`, one product after the other.
 
-    For a matrix that is no such sum it is near the best one, and nearer with more vectors; no measured error of it is
-    below that of the best.
+    Each is fitted to what the earlier ones leave, by alternating least squares. For a matrix that is no such sum it is
+    near the best one, and nearer with more vectors; its error is that of some sum, hence not below that of the best.
     """
-    given, wanted = (as_weights(one, shape) for one in (vectors, products))
-    right = torch.eye(shape[1], dtype=vectors.dtype).repeat(rank, 1, 1)
-    right[1:] += torch.randn(rank - 1, shape[1], shape[1], dtype=vectors.dtype, generator=generator)
+    given, left = (as_weights(one, shape) for one in (vectors, products))
+    pairs = []
+    for _ in range(rank):
+        pair = _fitted_pair(given, left)
+        pairs.append(pair)
+        left = left - pair[0] @ given @ pair[1].T
+    return KroneckerSum(*(torch.stack(list(factors)) for factors in zip(*pairs, strict=True)))
+
+
+def _fitted_pair(given: Float[Tensor, "k m n"], wanted: Float[Tensor, "k m n"]) -> tuple[Tensor, Tensor]:
+    """Return L and R for which L V R^T is near Y."""
+    right = torch.eye(given.shape[2], dtype=given.dtype)
     for _ in range(_SWEEPS):
-        left = _factors(given, wanted, right)
-        right = _factors(given.mT, wanted.mT, left)
-    return KroneckerSum(left, right)
+        before = right / right.norm()
+        left = _factor(given @ before.T, wanted)
+        right = _factor((left @ given).mT, wanted.mT)
+        if not float((right / right.norm() - before).norm()) > _STILL:
+            break
+    return left, right
 
 
-def _factors(
-    given: Float[Tensor, "k m n"], wanted: Float[Tensor, "k m n"], other: Float[Tensor, "r n n"]
-) -> Float[Tensor, "r m m"]:
-    """Return the L_a for which sum_a L_a V R_a^T is nearest to Y, given the R_a."""
-    m = given.shape[1]
-    design = (given[:, None] @ other.mT).permute(1, 2, 0, 3).reshape(len(other) * m, -1)
-    target = wanted.permute(1, 0, 2).reshape(m, -1)
-    normal = design @ design.T
+def _factor(design: Float[Tensor, "k m n"], wanted: Float[Tensor, "k m n"]) -> Float[Tensor, "m m"]:
+    """Return the L for which L W is nearest to Y over all k."""
+    flat, target = (one.transpose(0, 1).flatten(1) for one in (design, wanted))
+    normal = flat @ flat.T
     normal.diagonal().add_(_RIDGE * float(normal.trace()) + torch.finfo(normal.dtype).tiny)
-    found = torch.linalg.solve(normal, design @ target.T).T
-    return found.reshape(m, len(other), m).transpose(0, 1)
+    return torch.linalg.solve(normal, flat @ target.T).T

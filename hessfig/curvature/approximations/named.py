@@ -133,8 +133,9 @@ class Material:
         return KroneckerSum(root(left)[None], root(right)[None])
 
     def _muon(self) -> KroneckerSum:
+        left, sizes, _ = torch.linalg.svd(self._gradient, full_matrices=False)
         identity = torch.eye(self.shape[1], dtype=torch.float64)
-        return KroneckerSum(root(self._gradient @ self._gradient.T)[None], identity[None])
+        return KroneckerSum(((left * sizes) @ left.T)[None], identity[None])
 
     def _adam(self) -> Diagonal:
         assert self.stored is not None, "names without moments were left out"
