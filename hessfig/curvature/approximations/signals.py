@@ -16,7 +16,7 @@ from hessfig.curvature.problem import Problem
 from hessfig.errors import UserError
 from hessfig.models.layered import scored_outputs
 from hessfig.models.protocol import Weight
-from hessfig.tasks.losses import divisor, output_gradient
+from hessfig.tasks.losses import CrossEntropy, divisor, output_gradient
 
 MOST_BYTES = 2**31  # of all gradients of single samples, and of all vectors that are sent back through a linear map
 _ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-4}
@@ -74,8 +74,14 @@ class OutputSide:
     def roots(self) -> Float[Tensor, "batch positions width width"]:
         """Return S with S S^T the Hessian of the loss in the outputs of each position.
 
-        Raises UserError for a loss whose Hessian couples positions, or has negative eigenvalues.
+        That of cross-entropy, (diag(p) - p p^T) / terms, has the root (diag(sqrt(p)) - p sqrt(p)^T) / sqrt(terms),
+        which keeps its digits where the softmax saturates. Raises UserError for a loss whose Hessian couples positions,
+        or has negative eigenvalues.
         """
+        if isinstance(self.problem.loss, CrossEntropy):
+            chances = self.outputs.softmax(-1)
+            roots = chances.sqrt()
+            return (roots.diag_embed() - chances[..., None] * roots[..., None, :]) / self.terms**0.5
         hessian = self._hessian()
         values, vectors = torch.linalg.eigh(hessian)
         if float(values.min()) < -_ROUNDING.get(values.dtype, 1e-2) * float(values.abs().max()):
