@@ -187,6 +187,16 @@ def of_stand_ins(shift: float, noise: float) -> Evidence:
 @pytest.mark.parametrize(
     ("name", "evidence", "verdict"),
     [
+        ("nearest-approximation", tables.nearer({"W_Q": 0.3, "W_V": 0.3}, 0.01), HOLDS),
+        ("nearest-approximation", tables.nearer({"W_Q": 0.02, "W_V": 0.02}, 0.001), SMALL),
+        ("nearest-approximation", tables.nearer({"W_Q": -0.1, "W_V": -0.1}, 0.01), NOT),
+        ("nearest-approximation", tables.nearer({"W_Q": 0.05, "W_V": 0.05}, 0.3), OPEN),
+        ("nearest-approximation", tables.nearer({"W_Q": 0.3, "W_V": -0.1}, 0.01), Verdict.holds_only_if),
+        ("error-explains-race", tables.raced(0.3, 0.01), HOLDS),
+        ("error-explains-race", tables.raced(-0.3, 0.01), NOT),
+        ("error-explains-race", tables.raced(0.05, 0.6), OPEN),
+        ("error-explains-race", tables.raced(0.3, 0.01, places="04213"), SMALL),
+        ("error-explains-race", tables.raced(0.3, 0.01, ("kfac", "soap", "adamw")), OPEN),
         ("zhang-heterogeneity", of_kinds(1.0, 0.01), HOLDS),
         ("zhang-heterogeneity", of_kinds(0.0, 0.001), NOT),
         ("zhang-heterogeneity", of_kinds(0.3, 2.0), OPEN),

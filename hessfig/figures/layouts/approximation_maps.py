@@ -38,7 +38,9 @@ def approximations(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     run, number = read_run(folder), spec.choice("number", list(NUMBERS_OF_APPROXIMATIONS), "scale_error")
     points = _points(run, number)
     places = _places(spec, points, run)
-    shown, table = pd.concat([here.assign(place=words) for here, words in places]), along(run.table, run.axis)
+    shown = pd.concat([here.assign(place=words) for here, words in places])
+    named = run.table["quantity"].isin([f"{name}_{number}" for name in Approximation])
+    table = along(run.table[named].assign(quantity="approximations"), run.axis)
     for part in parts_of(shown):
         one = where(shown, part=part)
         words = f"{labels.part_words(part)}: {_WORDS[number]}, mean over {labels.seeds_words(table)}"
