@@ -22,7 +22,7 @@ ADDED = {
     *("task.path", "task.length", "task.first_scored", "task.base", "training.curvature", "training.refresh"),
     *PINS,
 }
-OF_NETWORKS = ("task", "model", "state", "training", "grid", "estimator", "spectrum", "landscape")
+OF_NETWORKS = ("task", "model", "state", "training", "grid", "estimator", "spectrum", "landscape", "approximation")
 EXTENT = ("quantities", "blocks", "parts", "seeds", "first_seed")
 TOP = {
     VARIED: {*OF_NETWORKS, "dtype"},
