@@ -31,8 +31,8 @@ def nearest(evidence: Evidence) -> judges.Finding:
 
     By weight of the transformer with softmax, seed by seed, of H, averaged over sigma <= 1: the effect is log10 of the
     error after the best scalar of the nearest of adam_expected, adam_mini, empirical_fisher, muon, shampoo, kfac and
-    kfac_reduce over that of ekfac. For a block the claim holds when the interval is above 0 and the mean at least 0.05 decades, and
-    does not when the interval is below 0.05.
+    kfac_reduce over that of ekfac. For a block the claim holds when the interval is above 0 and the mean at least 0.05
+    decades, and does not when the interval is below 0.05.
     """
     errors = {name: _by_block(evidence, name) for name in ("ekfac", *OTHERS)}
     own, rest = errors.pop("ekfac"), [one for one in errors.values() if len(one)]
@@ -52,10 +52,11 @@ def nearest(evidence: Evidence) -> judges.Finding:
 def explains(evidence: Evidence) -> judges.Finding:
     """Claim: the nearer an optimiser's approximation is to the Hessian's blocks, the better its place in a race.
 
-    The effect is Spearman's correlation over optimisers, by seed of the race: of the mean over blocks, steps and seeds of log10 of
-    the error after the best scalar (part H, softmax), with log10 of the loss at the last step at the rate whose mean
-    log10 loss is smallest. At least four optimisers that divide by an approximation are needed. The claim holds when
-    the interval by Fisher's z is above 0 and the mean at least 0.5, and does not when the interval is below 0.5.
+    The effect is Spearman's correlation over optimisers, by seed of the race: of the mean over blocks, steps and seeds
+    of log10 of the error after the best scalar (part H, softmax), with log10 of the loss at the last step at the rate
+    whose mean log10 loss is smallest. At least four optimisers that divide by an approximation are needed. The claim
+    holds when the interval by Fisher's z is above 0 and the mean at least 0.5, and does not when the interval is below
+    0.5.
     """
     errors = {name: float(_by_block(evidence, of).mean()) for name, of in RACERS.items() if of in _measured(evidence)}
     losses = _tuned(evidence.other("steps"))
