@@ -181,6 +181,67 @@ class QueryKey(StrEnum):
     single = "single"
 
 
+class Need(StrEnum):
+    """What a block must be for an approximation to exist; each but `whole` and `any` includes the one before it.
+
+    `any`: any block. `matrix`: that of a single weight with two axes. `linear`: that of a linear map's weight.
+    `heads`: that of a weight of attention, which is cut into heads. `moments`: any block at a state that adam or
+    adamw reached. `whole`: that of the whole network.
+    """
+
+    any = "any"
+    matrix = "matrix"
+    linear = "linear"
+    heads = "heads"
+    moments = "moments"
+    whole = "whole"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is true of an approximation: what it needs of a block, and its label in figures."""
+
+    needs: Need
+    label: str
+
+
+class Approximation(StrEnum):
+    """An approximation A of a block B of the Hessian: its name, what it needs, and the optimiser that it belongs to.
+
+    This is the one list of names: settings, rows, checks and figures read it. docs/approximations.md defines each; its
+    function is in hessfig.curvature.approximations.named.
+    """
+
+    facts: Facts
+
+    diagonal = "diagonal", Facts(Need.any, "diagonal")
+    adam = "adam", Facts(Need.moments, "Adam, stored")
+    adam_expected = "adam_expected", Facts(Need.any, "Adam, expected")
+    adam_mini = "adam_mini", Facts(Need.any, "Adam-mini")
+    adam_mini_head = "adam_mini_head", Facts(Need.heads, "Adam-mini, heads")
+    empirical_fisher = "empirical_fisher", Facts(Need.any, "empirical Fisher")
+    sampled_fisher = "sampled_fisher", Facts(Need.any, "sampled Fisher")
+    muon = "muon", Facts(Need.matrix, "Muon")
+    shampoo = "shampoo", Facts(Need.matrix, "Shampoo")
+    soap = "soap", Facts(Need.matrix, "SOAP")
+    kfac = "kfac", Facts(Need.linear, "K-FAC")
+    kfac_reduce = "kfac_reduce", Facts(Need.linear, "K-FAC, reduce")
+    ekfac = "ekfac", Facts(Need.linear, "EK-FAC")
+    kfoc = "kfoc", Facts(Need.matrix, "best Kronecker")
+    kronecker_sum = "kronecker_sum", Facts(Need.matrix, "best Kronecker sum")
+    block_diagonal = "block_diagonal", Facts(Need.whole, "weights apart")
+    layer_diagonal = "layer_diagonal", Facts(Need.whole, "layers apart")
+
+    def __new__(cls, value: str, *facts: Facts) -> Approximation:
+        """Return the member of a row; its value is its name, as that of every choice."""
+        member = str.__new__(cls, value)
+        member._value_, (member.facts,) = value, facts
+        return member
+
+
+NUMBERS_OF_APPROXIMATIONS = ("error", "scale_error", "angle")
+
+
 @dataclass(frozen=True, order=True)
 class Block:
     """One block of the Hessian: second derivatives with respect to weights (or groups) `row` and `col`.

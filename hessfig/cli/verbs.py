@@ -62,7 +62,7 @@ VERBS = {
             ),
             does="hessfig.cli.experiment:run",
             groups=(
-                *("sweep", "estimator", "spectrum", "landscape", "grid", "launcher"),
+                *("sweep", "estimator", "spectrum", "landscape", "approximation", "grid", "launcher"),
                 *("model", "state", "training", "task"),
             ),
             names=(

@@ -38,6 +38,7 @@ from hessfig.config.enums import (
 from hessfig.config.grid import sigma_values
 from hessfig.config.schema import Config, FigureConfig, LauncherConfig, SweepConfig, with_defaults
 from hessfig.config.science import (
+    ApproximationConfig,
     EstimatorConfig,
     GridConfig,
     LandscapeConfig,

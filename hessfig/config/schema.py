@@ -13,6 +13,7 @@ from typing import Any
 from hessfig.config.enums import Average, DType, FigureGroup, Format, Kind, Launcher, Published, Reuse, Style
 from hessfig.config.facts import Role, are_windows, group, is_names, is_workers, setting
 from hessfig.config.science import (
+    ApproximationConfig,
     EstimatorConfig,
     GridConfig,
     LandscapeConfig,
@@ -169,6 +170,7 @@ class Config:
     estimator: EstimatorConfig = group(EstimatorConfig, Role.science)
     spectrum: SpectrumConfig = group(SpectrumConfig, Role.science)
     landscape: LandscapeConfig = group(LandscapeConfig, Role.science)
+    approximation: ApproximationConfig = group(ApproximationConfig, Role.science)
     launcher: LauncherConfig = group(LauncherConfig, Role.machine)
     sweep: SweepConfig = group(SweepConfig, Role.label)
     figure: FigureConfig = group(FigureConfig, Role.reading)

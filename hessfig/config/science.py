@@ -7,6 +7,7 @@ from typing import Any
 
 from hessfig.config import enums
 from hessfig.config.facts import Role, added, setting
+from hessfig.terms import Approximation
 
 # Beyond these, sizes are slips: deeper networks take minutes to be planned.
 MOST_PROBES = 100_000  # far beyond what an error of a thousandth takes
@@ -252,6 +253,20 @@ class LandscapeConfig:
     curvatures: int = setting(
         8, "samples whose Hessian's largest eigenvalue in size is found, for the bound", least=1, most=_MOST
     )
+
+
+@dataclass
+class ApproximationConfig:
+    """Which approximations of a block the quantity `approximations` compares with it."""
+
+    names: list[Approximation] = setting(
+        [],
+        "approximations that are compared with each block; none named: all that a block can have",
+        once=True,
+        allowed=f"a list of {', '.join(Approximation)}",
+        example="[kfac,kfoc]",
+    )
+    rank: int = setting(3, "Kronecker products in kronecker_sum", least=1, most=1_000)
 
 
 @dataclass

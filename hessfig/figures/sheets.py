@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hessfig.errors import UserError, did_you_mean
+from hessfig.figures.layouts.approximation_maps import approximations
 from hessfig.figures.layouts.block_maps import blocks, pairs
 from hessfig.figures.layouts.comparisons import ablation, bars, lines
 from hessfig.figures.layouts.courses import curvature_flow, training
@@ -48,6 +49,7 @@ LAYOUTS: dict[str, Layout] = {
     "landscape": Layout(landscape, options=()),
     "power_laws": Layout(power_laws, options=("quantity", "chance", "published")),
     "heat": Layout(heat, options=("quantity", "quantities", "index", "at")),
+    "approximations": Layout(approximations, options=("number", "at")),
     "bars": Layout(bars, options=("quantity", "index", "at")),
     "spectra": Layout(spectra, options=("width", "variance", "part", "floor")),
     "heterogeneity": Layout(heterogeneity, options=("kernel", "variance", "width")),

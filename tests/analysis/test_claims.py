@@ -187,6 +187,14 @@ def of_stand_ins(shift: float, noise: float) -> Evidence:
 @pytest.mark.parametrize(
     ("name", "evidence", "verdict"),
     [
+        ("nearest-approximation", tables.nearer({"W_Q": 0.3, "W_V": 0.3}, 0.01), HOLDS),
+        ("nearest-approximation", tables.nearer({"W_Q": 0.02, "W_V": 0.02}, 0.001), SMALL),
+        ("nearest-approximation", tables.nearer({"W_Q": -0.1, "W_V": -0.1}, 0.01), NOT),
+        ("nearest-approximation", tables.nearer({"W_Q": 0.05, "W_V": 0.05}, 0.3), OPEN),
+        ("error-explains-race", tables.raced(0.3, 0.01), HOLDS),
+        ("error-explains-race", tables.raced(-0.3, 0.01), NOT),
+        ("error-explains-race", tables.raced(0.05, 0.6), OPEN),
+        ("error-explains-race", tables.raced(0.3, 0.01, places="04213"), SMALL),
         ("zhang-heterogeneity", of_kinds(1.0, 0.01), HOLDS),
         ("zhang-heterogeneity", of_kinds(0.0, 0.001), NOT),
         ("zhang-heterogeneity", of_kinds(0.3, 2.0), OPEN),
@@ -504,6 +512,15 @@ def test_theorems_are_statements_of_verify() -> None:
     text = (Path(__file__).parents[2] / "hessfig/theory/statement_texts.toml").read_text()
     named = {statement for one in claims().values() for statement in one.theorems}
     assert named <= set(tomllib.loads(text)) and named
+
+
+def test_the_nearest_approximation_is_told_block_by_block_and_a_race_needs_four() -> None:
+    finding = claim_of("nearest-approximation").rule(tables.nearer({"W_Q": 0.3, "W_V": -0.1}, 0.01))
+    assert finding.verdict == Verdict.holds_only_if
+    assert finding.words.startswith("W_Q (W_V: does not hold")
+    few = claim_of("error-explains-race").rule(tables.raced(0.3, 0.01, ("kfac", "soap", "adamw")))
+    assert few.is_lacking
+    assert "losses of 4 optimisers" in few.words
 
 
 def test_claims_say_who_claims_what_and_how_it_is_judged() -> None:

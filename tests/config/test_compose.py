@@ -56,6 +56,7 @@ ALONG = [
     *["heterogeneity_after", "gauss_newton_after", "spectra_after", "entries_after"],
 ]
 ENCODERS = ["trained_transformers", "trained_spectra"]
+APPROXIMATIONS = ["approximations", "approximations_after", "approximations_heads"]
 NETWORK = """
 import torch
 
@@ -69,7 +70,7 @@ def make(seed):
 def toy_cells(sweep: str, most: int, folder: Path) -> list[Cell]:
     """Return a cell of each quantity of at most `most` variants: one sigma, one seed, a narrow network."""
     (folder / "network.py").write_text(NETWORK)
-    narrow = {**TOY, "model.d_model": 16 if sweep in ("heads", "model_size_heads") else 4}
+    narrow = {**TOY, "model.d_model": 16 if sweep in ("heads", "model_size_heads", "approximations_heads") else 4}
     if sweep == "gpt2":
         narrow |= {"model.n_layers": 2, "model.n_heads": 2, "model.vocabulary": 5, "task.length": 4}
     if sweep in ENCODERS:  # of random weights: the trained ones are fetched
@@ -129,6 +130,7 @@ def test_estimators_and_types_are_those_make_figures_used() -> None:
         "sublayers_steps",
         *ALONG,
         *ENCODERS,
+        *APPROXIMATIONS,
     }
 
 
@@ -152,7 +154,7 @@ def test_figures_come_in_the_order_of_their_configuration() -> None:
     assert [figure.name for figure in follow_ups if figure.order < 210] == SPECTRA
     assert all(figure.order >= 200 for figure in follow_ups)
     along = [figure.name for figure in follow_ups if 210 <= figure.order < 220 or figure.order >= 240]
-    assert along == [*ALONG, "blocks_after", "temperature_model"]
+    assert along == [*ALONG, "blocks_after", "temperature_model", *APPROXIMATIONS]
     here = [figure.name for figure in follow_ups if 220 <= figure.order < 240]
     assert here == [*LANDSCAPE, "sublayers_groups", "gpt2", "sublayers_steps", *ENCODERS]
     assert len({figure.order for figure in found}) == len(found)

@@ -25,7 +25,7 @@ ADDED = {
     *("model.residual_scale", "task.label_smoothing", "task.weight_decay"),
     *PINS,
 }
-OF_NETWORKS = ("task", "model", "state", "training", "grid", "estimator", "spectrum", "landscape")
+OF_NETWORKS = ("task", "model", "state", "training", "grid", "estimator", "spectrum", "landscape", "approximation")
 EXTENT = ("quantities", "blocks", "parts", "seeds", "first_seed")
 TOP = {
     VARIED: {*OF_NETWORKS, "dtype"},

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from hessfig.analysis import presented
+from hessfig.analysis.claims.approximation_rules import APPROXIMATIONS
 from hessfig.analysis.claims.component_rules import COMPONENTS
 from hessfig.analysis.claims.encoder_rules import ENCODERS
 from hessfig.analysis.claims.growth_rules import GROWTH
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-_FAMILIES = (GROWTH, SHARES, COMPONENTS, SPECTRA, SUBLAYERS, ENCODERS, TRAINING, SAMPLES)
+_FAMILIES = (GROWTH, SHARES, COMPONENTS, SPECTRA, SUBLAYERS, ENCODERS, TRAINING, SAMPLES, APPROXIMATIONS)
 
 
 def claims() -> dict[str, Claim]:
