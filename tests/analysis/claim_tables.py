@@ -436,3 +436,47 @@ def raced(
         ),
         steps=race,
     )
+
+
+SAME = dict.fromkeys(("W_Q", "W_K", "W_V", "W_O", "W_in", "W_out"), 0.0)
+ENCODER_ORDER = {
+    "W_E+W_U": -2.0,
+    "W_Q": -1.0,
+    "W_K": -1.0,
+    "W_in": -0.5,
+    "W_out": -0.5,
+    "W_V": 0.0,
+    "W_O": 0.0,
+    "norms": 1.0,
+}
+
+
+def encoders(
+    trained: Mapping[str, float], random: Mapping[str, float], quantity: str = "frobenius", *, noise: float = 0.01
+) -> Evidence:
+    """Return two layers of a BERT whose weights have these norms (or mean diagonal entries), in decades."""
+    rows: list[Row] = []
+    for state, decades in (("False", trained), ("True", random)):
+        variant = f"model.path=outputs/trained/bert,model.random={state}"
+        for seed in range(6):
+            for layer in (1, 2):
+                for row, decade in decades.items():
+                    place = {"layer": layer, "row_layer": layer, "variant": variant, "seed": seed}
+                    value = 10 ** (decade + noise * normal(seed, layer, row, state))
+                    count = {"W_in": 4.0, "norms": 0.1}.get(row, 1.0)
+                    rows.append(block(row, value * (count if quantity == "trace" else 1), quantity=quantity, **place))
+                    if quantity == "trace":
+                        rows.append(block(row, count, quantity="num_parameters", part="", **place))
+    return of(rows)
+
+
+def values_above(decades: float, noise: float, *also: str) -> Evidence:
+    """Return encoders whose value blocks (and others) stand so many decades above the rest, trained or not."""
+    sizes = {**SAME, **dict.fromkeys(("W_V", *also), decades)}
+    return encoders(sizes, sizes, noise=noise)
+
+
+def encoder_steps(decades: float, noise: float) -> Evidence:
+    """Return encoders of the published order, but for feed-forward: so many decades above W_Q and W_K."""
+    sizes = {**ENCODER_ORDER, "W_in": decades - 1, "W_out": decades - 1}
+    return encoders(sizes, sizes, "trace", noise=noise)

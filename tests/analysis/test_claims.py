@@ -40,7 +40,7 @@ HOLDS, SMALL, NOT, OPEN = Verdict.holds, Verdict.small, Verdict.does_not_hold, V
 # What is equal to a number, or below one, is not small.
 NEVER_SMALL = {
     *("jacobian", "weight-powers", "landscape-rate", "landscape-bound", "hessian-data"),
-    "block-independence",
+    *("block-independence", "block-independence-trained"),
 }
 
 
@@ -309,6 +309,21 @@ def of_stand_ins(shift: float, noise: float) -> Evidence:
         ("keys-values-highest", tables.sublayers({**tables.BLOCKS, "W_V": 1.0}, 0.02), NOT),
         ("keys-values-highest", tables.sublayers({**tables.BLOCKS, "W_V": 0.06, "W_K": 0.06}, 0.003), SMALL),
         ("keys-values-highest", tables.sublayers({**tables.BLOCKS, "W_V": 1.0, "W_K": 0.7}, 0.6), OPEN),
+        ("values-largest-encoders", tables.values_above(1.0, 0.01), HOLDS),
+        ("values-largest-encoders", tables.values_above(0.05, 0.002), SMALL),
+        ("values-largest-encoders", tables.values_above(-1.0, 0.01), NOT),
+        ("values-largest-encoders", tables.values_above(0.5, 0.5), OPEN),
+        ("keys-values-encoders", tables.values_above(1.0, 0.01, "W_K"), HOLDS),
+        ("keys-values-encoders", tables.values_above(0.05, 0.002, "W_K"), SMALL),
+        ("keys-values-encoders", tables.values_above(-1.0, 0.01, "W_K"), NOT),
+        ("keys-values-encoders", tables.values_above(1.0, 0.7, "W_K"), OPEN),
+        ("block-order-encoders", tables.encoder_steps(0.5, 0.01), HOLDS),
+        ("block-order-encoders", tables.encoder_steps(0.05, 0.002), SMALL),
+        ("block-order-encoders", tables.encoder_steps(-1.0, 0.01), NOT),
+        ("block-order-encoders", tables.encoder_steps(0.5, 1.0), OPEN),
+        ("block-independence-trained", tables.coupled(0.1, 0.01), HOLDS),
+        ("block-independence-trained", tables.coupled(0.8, 0.01), NOT),
+        ("block-independence-trained", tables.coupled(0.2, 0.2), OPEN),
         ("block-independence", tables.coupled(0.1, 0.01), HOLDS),
         ("block-independence", tables.coupled(0.8, 0.01), NOT),
         ("block-independence", tables.coupled(0.2, 0.2), OPEN),

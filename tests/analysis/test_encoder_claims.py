@@ -8,29 +8,8 @@ import pytest
 
 from hessfig.analysis.claims.encoder_rules import keys_values, order, values_largest
 from hessfig.analysis.claims.judges import Verdict
-from hessfig.analysis.claims.rule import Claim, Evidence
-from tests.analysis.claim_tables import Row, block, normal, of
-
-SEEDS = range(6)
-SAME = dict.fromkeys(("W_Q", "W_K", "W_V", "W_O", "W_in", "W_out"), 0.0)
-ORDER = {"W_E+W_U": -2.0, "W_Q": -1.0, "W_K": -1.0, "W_in": -0.5, "W_out": -0.5, "W_V": 0.0, "W_O": 0.0, "norms": 1.0}
-
-
-def encoders(trained: Mapping[str, float], random: Mapping[str, float], quantity: str = "frobenius") -> Evidence:
-    """Return two layers of a BERT whose weights have these norms (or mean diagonal entries), in decades."""
-    rows: list[Row] = []
-    for state, decades in (("False", trained), ("True", random)):
-        variant = f"model.path=outputs/trained/bert,model.random={state}"
-        for seed in SEEDS:
-            for layer in (1, 2):
-                for row, decade in decades.items():
-                    place = {"layer": layer, "row_layer": layer, "variant": variant, "seed": seed}
-                    value = 10 ** (decade + 0.01 * normal(seed, layer, row, state))
-                    count = {"W_in": 4.0, "norms": 0.1}.get(row, 1.0)
-                    rows.append(block(row, value * (count if quantity == "trace" else 1), quantity=quantity, **place))
-                    if quantity == "trace":
-                        rows.append(block(row, count, quantity="num_parameters", part="", **place))
-    return of(rows)
+from hessfig.analysis.claims.rule import Claim
+from tests.analysis.claim_tables import ENCODER_ORDER, SAME, block, encoders, of
 
 
 @pytest.mark.parametrize(
@@ -54,12 +33,12 @@ def test_which_block_is_the_largest(
 
 
 def test_the_order_of_groups_by_mean_diagonal_entry() -> None:
-    holds = order.rule(encoders(ORDER, dict.fromkeys(ORDER, 0.0), "trace"))
+    holds = order.rule(encoders(ENCODER_ORDER, dict.fromkeys(ENCODER_ORDER, 0.0), "trace"))
     assert holds.verdict == Verdict.holds
     assert holds.effect == pytest.approx(1.0, abs=0.02)
-    turned = order.rule(encoders({**ORDER, "W_in": 0.5, "W_out": 0.5}, ORDER, "trace"))
+    turned = order.rule(encoders({**ENCODER_ORDER, "W_in": 0.5, "W_out": 0.5}, ENCODER_ORDER, "trace"))
     assert turned.verdict == Verdict.does_not_hold
-    told = order.judged(encoders(ORDER, ORDER, "trace"))
+    told = order.judged(encoders(ENCODER_ORDER, ENCODER_ORDER, "trace"))
     assert told.verdict == Verdict.not_tested and "at this scale: holds" in told.words
 
 

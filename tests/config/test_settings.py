@@ -23,6 +23,7 @@ ADDED = {
     *("model.attention_bias", "model.differential_lambda", "model.differential_norm", "model.scores", "model.softcap"),
     *("model.norm_kind", "model.positions", "model.n_kv_heads", "model.gate", "model.tied", "model.window"),
     *("model.residual_scale", "task.label_smoothing", "task.weight_decay"),
+    *("task.masked_share", "task.masked_as", "task.mask_id"),
     *PINS,
 }
 OF_NETWORKS = ("task", "model", "state", "training", "grid", "estimator", "spectrum", "landscape", "approximation")

@@ -47,7 +47,7 @@ def nearest(evidence: Evidence) -> judges.Finding:
     *("error-explains-race", "hessfig", "approximations_after", "steps"),
     figure="steps",
     here="errors at d_model 16, race at d_model 32, addition",
-    awaits="the race needs at least four optimisers with approximations of their own",
+    others="the race needs at least four optimisers with approximations of their own",
 )
 def explains(evidence: Evidence) -> judges.Finding:
     """Claim: the nearer an optimiser's approximation is to the Hessian's blocks, the better its place in a race.

@@ -25,9 +25,7 @@ _GROUPS = {
 }
 _FAR = ("query and key", "norms")  # the steps that are told as "much less" end there
 _HERE = "an ALBERT of chemical reactions, 3 MB, and a BERT of antibodies, 26 million parameters; one network each"
-_about_encoders = partial(
-    claim, here=_HERE, awaits="the trained networks, which `python scripts/fetch_trained.py outputs/trained` fetches"
-)
+_about_encoders = partial(claim, here=_HERE)
 
 
 @_about_encoders(
@@ -40,7 +38,8 @@ def values_largest(evidence: Evidence) -> judges.Finding:
     Log10 of the Frobenius norm of the full Hessian's (V, V) block over the largest of those of (Q, Q), (K, K) and
     (O, O), averaged over layers, a number a seed; for each network, trained and with random weights. Under a condition
     the claim holds when the interval is above 0 and the mean at least 0.1 decades, and does not when the interval is
-    below 0.1. Seeds of trained weights are draws of probes: the interval is that of this one network.
+    below 0.1. Seeds of trained weights are draws of probes: the interval is that of this one network. The effect is that
+    of the first condition that holds, else the largest.
     """
     return _judged(evidence, ("W_V",), _ATTENTION)
 
@@ -55,7 +54,8 @@ def keys_values(evidence: Evidence) -> judges.Finding:
     Log10 of the smaller of the norms of the full Hessian's key and value blocks over the largest of those of the other
     weights of a layer, averaged over layers, a number a seed; for each network, trained and with random weights. Under
     a condition the claim holds when the interval is above 0 and the mean at least 0.1 decades, and does not when the
-    interval is below 0.1. Seeds of trained weights are draws of probes.
+    interval is below 0.1. Seeds of trained weights are draws of probes. The effect is that of the first condition that
+    holds, else the largest.
     """
     return _judged(evidence, ("W_K", "W_V"), (*_ATTENTION, *_FFN))
 
