@@ -38,8 +38,8 @@ def values_largest(evidence: Evidence) -> judges.Finding:
     Log10 of the Frobenius norm of the full Hessian's (V, V) block over the largest of those of (Q, Q), (K, K) and
     (O, O), averaged over layers, a number a seed; for each network, trained and with random weights. Under a condition
     the claim holds when the interval is above 0 and the mean at least 0.1 decades, and does not when the interval is
-    below 0.1. Seeds of trained weights are draws of probes: the interval is that of this one network. The effect is that
-    of the first condition that holds, else the largest.
+    below 0.1. Seeds of trained weights are draws of probes: the interval is that of this one network. The effect is
+    that of the first condition that holds, else the largest.
     """
     return _judged(evidence, ("W_V",), _ATTENTION)
 
