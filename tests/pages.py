@@ -152,7 +152,8 @@ def _plain(verb: Verb, words: list[str]) -> None:
     else:
         from hessfig.analysis.claims.ledger import claim_of
 
-        given = dict(word.split("=", 1) for word in words)
+        places = [word for word in words if "=" not in word and verb.place]
+        given = dict(word.split("=", 1) for word in words if word not in places)
         assert set(given) <= set(verb.reads), words
         claim_of(given.get("claim", "heads"))
 
