@@ -100,7 +100,8 @@ def compare_repeat(first: Run, second: Run, *, is_repeat: bool) -> Reproduction:
     A number is equal to the bit; or within 1e-9 of its size; or, where a stated error covers it, within both errors
     (see compare_pairs; single precision counts as an error of 1e-3 of the number, and of all of it below 1e-19); or
     else different, as is a number whose status differs. Exact numbers, and numbers from the same test vectors, have no
-    error that covers a difference. Without `is_repeat` both manifests (or hashes of cells) must say that the settings are the same.
+    error that covers a difference. Without `is_repeat` both manifests (or hashes of cells) must say that the settings
+    are the same.
 
     Raises UserError for tables that have no number in common, or are of different networks.
     """
