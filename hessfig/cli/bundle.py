@@ -1,4 +1,4 @@
-"""The content of a bundle: table, manifest, own files, batches and figures, without a path or name of this machine."""
+"""What hessfig bundle does: table, manifest, own files, batches and figures in one archive, without local paths."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 import re
 import shlex
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.resources import files as resources
@@ -16,13 +16,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from hessfig.cli.sharing import FIGURES, OWN, SUMS, draw_all
+from hessfig.cli.reproduce import FIGURES, OWN, SUMS, draw_all, job_again, made, words_of
+from hessfig.cli.terminal import say
 from hessfig.config import Config, Kind, StateConfig
 from hessfig.config.compose import PATHS, Job
 from hessfig.config.schema import GROUPS
 from hessfig.config.user_code import files_of, is_own
 from hessfig.errors import UserError, plain
-from hessfig.files import fingerprint
+from hessfig.files import fingerprint, write_bytes
 from hessfig.record import CHECKSUM, MANIFEST, TABLE, checksum
 
 if TYPE_CHECKING:
@@ -33,6 +34,20 @@ LARGEST = 200_000_000  # bytes of a file of weights or data that is packed; of a
 _THEN = (1980, 1, 1, 0, 0, 0)  # the earliest time of a zip archive
 _ABSOLUTE = re.compile(r"(?<![\w.:/])/(?:home|root|Users|tmp|mnt|scratch|work|data|opt|var)/[^\s\"']*")
 _LOCAL_WORDS = ("output_dir=", "workers=", "force_workers=", "launcher", "shard=", "memory=")
+
+
+def bundle(arguments: Sequence[str]) -> int:
+    """Write one archive with a table and all that is needed to measure it again; say what is in it."""
+    place, own, given = words_of("bundle", arguments)
+    folder = place if place.is_dir() else place.parent
+    run, manifest = made(folder)
+    packed = Bundle(folder, run, manifest, job_again(folder, manifest, own, {}))
+    files = packed.files()
+    path = Path(given.get("file", f"{packed.name}.zip"))
+    write_bytes(path, content := zipped(packed.name, files))
+    say(*packed.notes, f"written: {path} ({len(files)} files, {len(content) / 1e6:.2f} MB)")
+    say(f"SHA-256: {hashlib.sha256(content).hexdigest()}")
+    return 0
 
 
 def zipped(name: str, files: Mapping[str, bytes]) -> bytes:

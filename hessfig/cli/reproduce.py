@@ -1,8 +1,7 @@
-"""What hessfig reproduce and hessfig bundle do: a table measured again or compared, and all of it in one archive."""
+"""What hessfig reproduce does: a table measured again, or compared with another one, number by number."""
 
 from __future__ import annotations
 
-import hashlib
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ from hessfig.cli.flags import read as read_flags
 from hessfig.cli.terminal import say, show
 from hessfig.cli.verbs import VERBS
 from hessfig.errors import UserError, plain, run_command
-from hessfig.files import is_file, write_bytes, write_text
+from hessfig.files import is_file, write_text
 from hessfig.record import MANIFEST, TABLE
 
 if TYPE_CHECKING:
@@ -34,21 +33,21 @@ def reproduce(arguments: Sequence[str]) -> int:
     Returns 0 when every number is equal (to the bit, to 1e-9, or within its stated errors), else 1. Raises UserError
     for what cannot be measured again or compared.
     """
-    place, own, given = _words("reproduce", arguments)
-    first = _made(place)
+    place, own, given = words_of("reproduce", arguments)
+    first = made(place)
     if "beside" in given:
         _check_alone(given)
-        return _compared(first, _made(Path(given["beside"])), given, is_repeat=False)
+        return _compared(first, made(Path(given["beside"])), given, is_repeat=False)
     folder = place if place.is_dir() else place.parent
-    job = _job(folder, first[1], own, given)
+    job = job_again(folder, first[1], own, given)
     with _folder(given.get("output_dir"), folder, job.config.sweep.name) as output:
         again = _measured(job.in_folder(str(output)), str(first[1].get("command") or ""))
-        code = _compared(first, _made(again), given, is_repeat=True)
+        code = _compared(first, made(again), given, is_repeat=True)
         _compare_figures(folder, again, job.own)
     return code
 
 
-def _words(verb: str, arguments: Sequence[str]) -> tuple[Path, Path | None, dict[str, str]]:
+def words_of(verb: str, arguments: Sequence[str]) -> tuple[Path, Path | None, dict[str, str]]:
     """Return the place that is named, the folder of --config-dir, and the key=value words."""
     command = read_flags(arguments)
     places = [word for word in command.words if "=" not in word]
@@ -75,7 +74,7 @@ def _check_alone(given: Mapping[str, str]) -> None:
         )
 
 
-def _made(place: Path) -> Made:
+def made(place: Path) -> Made:
     """Return a table and the manifest beside it; a file of another name than table.csv has none."""
     from hessfig.analysis.manifest import Run, read_manifest, read_run
     from hessfig.analysis.table import read_table
@@ -86,7 +85,7 @@ def _made(place: Path) -> Made:
     return Run(read_table(place), {}), {}
 
 
-def _job(folder: Path, manifest: Mapping[str, Any], own: Path | None, given: Mapping[str, str]) -> Job:
+def job_again(folder: Path, manifest: Mapping[str, Any], own: Path | None, given: Mapping[str, str]) -> Job:
     """Return what the manifest's settings ask for. Raises UserError where there are none, or the files have changed."""
     from hessfig.config.compose import settled_again
 
@@ -217,19 +216,3 @@ def _specs(folder: Path, own: Path | None) -> Iterator[FigureSpec | UserError]:
         if figure.sweep == folder.name:
             yield spec_of(compose([f"figure={figure.name}", f"output_dir={quoted(str(folder.parent))}"], own))
     yield from (spec for spec, _, _ in remembered(folder, folder.name, Config().resamples))
-
-
-def bundle(arguments: Sequence[str]) -> int:
-    """Write one archive with a table and all that is needed to measure it again; say what is in it."""
-    from hessfig.cli.bundled import Bundle, zipped
-
-    place, own, given = _words("bundle", arguments)
-    folder = place if place.is_dir() else place.parent
-    run, manifest = _made(folder)
-    packed = Bundle(folder, run, manifest, _job(folder, manifest, own, {}))
-    files = packed.files()
-    path = Path(given.get("file", f"{packed.name}.zip"))
-    write_bytes(path, content := zipped(packed.name, files))
-    say(*packed.notes, f"written: {path} ({len(files)} files, {len(content) / 1e6:.2f} MB)")
-    say(f"SHA-256: {hashlib.sha256(content).hexdigest()}")
-    return 0
