@@ -1,7 +1,7 @@
 """Build sdist and wheel, install one into an empty environment, and use it from an empty folder.
 
     python scripts/check_wheel.py                     a real installation, by pip, of the wheel and all it needs
-    python scripts/check_wheel.py --light             without dependencies: those of this interpreter are lent (seconds)
+    python scripts/check_wheel.py --light             without dependencies: those of this interpreter are lent (minutes)
     python scripts/check_wheel.py --python python3.13 with another interpreter
     python scripts/check_wheel.py --install "torch --index-url ..."    what is installed first, such as a CPU-only torch
 
