@@ -44,6 +44,7 @@ NOT_COMPOSED = {
 NO_SETTINGS = {
     "estimator=deflated": "removed in 0.2.0",
     "claim=ID": "a word of hessfig claims",
+    "file=NAME.zip": "a word of hessfig bundle",
     "launcher=mine": "a file of the reader's own",
     "statement=thm31,lem41": "a word of hessfig verify",
 }

@@ -13,7 +13,7 @@ class Verb:
     It reads the settings and groups that `names` holds, with `table` also those that make a table, except those in
     `ignores`: whatever else is given is refused. A verb that is not `composed` from the configuration takes words of
     its own (those in `names`). Verbs without `makes_table` compare the settings of a table with those it was made with.
-    `aliases`: (what may be typed, the setting it is).
+    `aliases`: (what may be typed, the setting it is). `place`: what it is given beside key=value words.
     """
 
     name: str
@@ -27,6 +27,7 @@ class Verb:
     composed: bool = True
     makes_table: bool = False
     aliases: tuple[tuple[str, str], ...] = ()
+    place: str = ""
 
     @cached_property
     def reads(self) -> tuple[str, ...]:
@@ -170,6 +171,28 @@ VERBS = {
             names=("output_dir", "dry_run", "yes"),
             table=True,
             makes_table=True,
+        ),
+        Verb(
+            name="reproduce",
+            about="measure a table again, or compare two tables, row by row (exits with 1 if a number is different)",
+            examples=(
+                "hessfig reproduce outputs/sigma",
+                "hessfig reproduce outputs/sigma beside=theirs/table.csv",
+                "hessfig reproduce unpacked/sigma output_dir=again workers=2",
+            ),
+            does="hessfig.cli.reproduce:reproduce",
+            names=("beside", "output_dir", "workers", "device", "rows"),
+            composed=False,
+            place="FOLDER or TABLE.csv",
+        ),
+        Verb(
+            name="bundle",
+            about="pack a table and all that is needed to measure it again in one archive",
+            examples=("hessfig bundle outputs/sigma", "hessfig bundle sweep=sigma file=sigma.zip"),
+            does="hessfig.cli.bundle:bundle",
+            names=("sweep", "output_dir", "file"),
+            composed=False,
+            place="FOLDER",
         ),
         Verb(
             name="completion",

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
@@ -22,13 +23,15 @@ from hessfig.curvature.spectral.densities import eigenvalues
 from hessfig.measurements.quantity import At, Measured, Request, Row, row_of
 from hessfig.measurements.requirements import without_layers
 from hessfig.models.layered import Layered, scored_outputs
-from hessfig.models.networks import SelfAttention
 from hessfig.record import Status
 from hessfig.states.training.loop import Rule, products_of_a_refresh, right_answers, right_digits
 from hessfig.tasks.addition import LONG
 from hessfig.tasks.batch import Batch
 from hessfig.tasks.examples import training_batch, unseen_cascades
 from hessfig.terms import Block
+
+if TYPE_CHECKING:
+    from hessfig.models.networks import SelfAttention
 
 EXACT = "exact"
 EXAMPLES = 64
@@ -186,6 +189,8 @@ def _of_layer(attention: SelfAttention, hidden: Tensor) -> tuple[float, float]:
 
 def _inputs(problem: Problem) -> list[tuple[SelfAttention, Tensor]]:
     """Return every attention layer with what it is given at all positions."""
+    from hessfig.models.networks import SelfAttention  # TransformerLens: slow, and not for networks of the user's own
+
     found: list[tuple[SelfAttention, Tensor]] = []
     modules = [module for module in problem.network.modules() if isinstance(module, SelfAttention)]
     hooks = [

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from hessfig.config import Config, DType, Initialisation, ModelConfig, SigmaScales
 from hessfig.models.components import GAINS
-from hessfig.models.networks import BareAttention
 from hessfig.models.protocol import Draw, Drawn, Layout
 from hessfig.models.registry import kind
 from hessfig.rng import stream
@@ -49,6 +48,8 @@ def build_network(config: Config, *, sigma: float, seed: int) -> nn.Module:
     All draws are made in float64 and rounded to the configured type, each weight from a stream of its own name, so
     that no setting shifts the draws of another.
     """
+    from hessfig.models.networks import BareAttention  # TransformerLens: slow, and not for networks of the user's own
+
     maker = kind(config.model.kind)
     assert maker.skeleton is not None, "a kind either draws itself or has a skeleton"
     network = maker.skeleton(config).to(_torch_type(config.dtype))

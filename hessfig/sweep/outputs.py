@@ -137,10 +137,21 @@ def _provenance(config: Config) -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in _PACKAGES},
         "platform": f"{platform.system()} {platform.machine()}",
+        "cpu": _cpu(),
         "threads_per_worker": int(THREADS["OMP_NUM_THREADS"]),
         "device": config.device,
         "byte_order": sys.byteorder,
     }
+
+
+def _cpu() -> str | None:
+    """Return the type of the processor, as Linux or else Python tells it; never the name of the machine."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return (named[0] if named else platform.processor()) or None
 
 
 def _version(name: str) -> str | None:
