@@ -40,7 +40,8 @@ WITHOUT_TORCH = ("hessfig.sweep.plan", "hessfig.sweep.preview", "hessfig.sweep.r
 DOORS = {
     "curvlinops": ("hessfig.curvature.curvlinops",),
     "transformer_lens": ("hessfig.models.",),
-    "transformers": ("hessfig.models.stored.causal_model",),
+    "transformers": ("hessfig.models.stored.causal_model", "hessfig.integrations.transformers"),
+    "lightning": ("hessfig.integrations.lightning",),
     "safetensors": ("hessfig.models.stored.weight_files", "hessfig.states."),
     "hydra": ("hessfig.config.compose",),
     "omegaconf": ("hessfig.config.compose",),
