@@ -19,6 +19,7 @@ from matplotlib.cbook import is_math_text
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
+from matplotlib.transforms import Bbox
 
 from hessfig.analysis.axis import short_variant
 from hessfig.analysis.slopes.fit import ARITHMETIC, RESAMPLES
@@ -38,11 +39,12 @@ _FAMILIES = ["STIXGeneral", "DejaVu Serif"]
 
 @dataclass(frozen=True)
 class Paper:
-    """What `figure.width`, `figure.note`, `figure.formats`, `figure.panels` and `style` ask of every layout.
+    """What the settings of a page ask of every layout: figure.width, note, formats, panels, title ..., and `style`.
 
     `width` in inches; None: the style's. Without `note` the words stand in a .txt beside the figure. `panels` are names
-    of panels, none: all. `changed`: what is drawn is not of the preset's network, but of one with these settings, as
-    every note then says.
+    of panels, none: all. `title`, `xlabel`, `ylabel` and `legend` (a place of matplotlib's, or none) replace the
+    layout's where they are given. `changed`: what is drawn is not of the preset's network, but of one with these
+    settings, as every note then says.
     """
 
     width: float | None = None
@@ -51,6 +53,10 @@ class Paper:
     panels: Sequence[str] = ()
     style: str = "default"
     changed: Sequence[str] = ()
+    title: str | None = None
+    xlabel: str | None = None
+    ylabel: str | None = None
+    legend: str | None = None
 
     @property
     def inches(self) -> float:
@@ -228,6 +234,7 @@ _FORMATS: dict[str, dict[str, Any]] = {
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._=-]")
 _LONGEST = 120
+_TITLE = 0.25  # inches
 
 
 @dataclass(frozen=True)
@@ -277,11 +284,40 @@ def save_page(page: Page, folder: Path, name: str, paper: Paper) -> list[Path]:
     if not page.figure.get_visible():
         return []
     stem = file_words(f"fig{name}{page.suffix}")
+    relabel(page.figure, paper)
     paths = save_figure(page.figure, folder, stem, paper.formats)
     if not paper.note and page.figure.get_label():
         paths.append(write_text(folder / f"{stem}.txt", f"{page.figure.get_label()}\n"))
     write_text(folder / f"{stem}.csv", page.numbers.to_csv(index=False, float_format="%.10g", lineterminator="\n"))
     return [*paths, folder / f"{stem}.csv"]
+
+
+class ShownFigure(Figure):
+    """A figure that a notebook shows, whatever drawing backend it has."""
+
+    def _repr_png_(self) -> bytes:
+        buffer = io.BytesIO()
+        FigureCanvasAgg(self)
+        self.savefig(buffer, format="png", dpi=150, bbox_inches="tight")
+        return buffer.getvalue()
+
+
+def relabel(figure: Figure, paper: Paper) -> None:
+    """Put the title, labels and places of legends that a paper asks for in place of the layout's own."""
+    if paper.title is not None:
+        figure.suptitle(paper.title, y=1.0, va="bottom")
+    for ax in figure.axes:
+        if paper.xlabel is not None and ax.get_xlabel():
+            ax.set_xlabel(paper.xlabel)
+        if paper.ylabel is not None and ax.get_ylabel():
+            ax.set_ylabel(paper.ylabel)
+    place: Any = paper.legend
+    legends = [*(ax.get_legend() for ax in figure.axes), *figure.legends]
+    for legend in legends if place is not None else ():
+        if legend is not None and place == "none":
+            legend.remove()
+        elif legend is not None:
+            legend.set_loc(place)
 
 
 def save_figure(figure: Figure, folder: Path, stem: str, formats: Sequence[str] = FORMATS) -> list[Path]:
@@ -316,7 +352,10 @@ def variant_names(variants: Sequence[str]) -> list[str]:
 
 def _save(figure: Figure, path: Path, kind: str) -> Path:
     buffer = io.BytesIO()
-    figure.savefig(buffer, format=kind, metadata=_FORMATS[kind])
+    width, height = figure.get_size_inches()
+    above = _TITLE if figure.get_suptitle() else 0.0  # a title stands above the page as it was laid out
+    page = Bbox([[0, 0], [width, height + above]]) if above else None
+    figure.savefig(buffer, format=kind, metadata=_FORMATS[kind], bbox_inches=page)
     write_bytes(path, buffer.getvalue())
     return path
 
