@@ -28,7 +28,7 @@ from tests.pages import PAGES, ROOT, check_command, sections, text_of, write_fil
 from tests.test_architecture import tracked
 
 # Pages whose shell blocks are run word for word, in an empty folder that holds the files they show.
-RUN = ["docs/extending.md", "docs/own-model.md"]
+RUN = ["docs/extending.md", "docs/own-model.md", "docs/own-training.md"]
 # Commands that cannot be composed here, and why.
 NOT_COMPOSED = {
     "hessfig run model=huggingface model.path=DIR task=tokens task.path=ids.npy sweep.name=mine blocks=each": (
