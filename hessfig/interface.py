@@ -264,7 +264,9 @@ def measure(
             remedy="hessfig.measure(hessfig.Problem(network, inputs, targets))",
         )
     place = device_of(device)
-    config = config_of(blocks, parts or ALL_PARTS, quantities, estimator, num_probes, spectrum, seed, dtype)
+    config = config_of(
+        blocks, ALL_PARTS if parts is None else parts, quantities, estimator, num_probes, spectrum, seed, dtype
+    )
     names = config.quantities
     with torch.inference_mode(False), torch.autocast("cpu", enabled=False), torch.enable_grad():
         drawn = problem.drawn(config.dtype)

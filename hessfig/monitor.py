@@ -138,7 +138,8 @@ class Monitor:
             check_spread(self._network)
             place = device_of(device or next(self._network.parameters()).device)
             real = dtype or ("float64" if place.type == "cpu" else "float32")
-            config = config_of(blocks, parts or ALL_PARTS, quantities, estimator, num_probes, spectrum, seed, real)
+            asked = ALL_PARTS if parts is None else parts
+            config = config_of(blocks, asked, quantities, estimator, num_probes, spectrum, seed, real)
             config.sweep = SweepConfig(self.folder.name or "monitor", axis="step", windows=[[None, None]])
             config.device = str(place)
             check_optimiser(optimiser, config.quantities)
@@ -148,6 +149,8 @@ class Monitor:
             self._config, self._warm = with_parts(config, self._problem, parts), dict[str, Tensor]()
             self._blocks = blocks_asked(self._config, drawn.layout, unchecked=OF_AN_OPTIMISER)
             content = data_content(drawn)
+            for name in config.quantities:
+                _ = quantity(name).function  # imports are set-up: they are not the time of measuring
             check_writable(self.folder)
             self._log = logger(log, self.folder)
             self._course = Course(self.folder, self._config, content, drawn.layout.num_layers, overwrite=overwrite)

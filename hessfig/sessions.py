@@ -24,9 +24,9 @@ from hessfig.record import COLUMNS, MANIFEST, TABLE
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
 
     from hessfig.config.compose import Job
+    from hessfig.figures.parts.page import ShownFigure
 
 _GIVEN = {"sweep": "given", "config": "given", "seconds": 0.0, "seed": 0, "num_layers": 0, "variant": ""}
 
@@ -62,7 +62,7 @@ class Run:
         check_read(VERBS["slopes"], asked)
         return fitted_slopes(as_made(compose(asked)))
 
-    def plot(self, figure: str | None = None, *words: str, **settings: Any) -> Figure:
+    def plot(self, figure: str | None = None, *words: str, **settings: Any) -> ShownFigure:
         """Return a figure of this run: see hessfig.plot."""
         return plot(self, figure, *words, **settings)
 
@@ -122,7 +122,7 @@ def read(folder: str | Path) -> Run:
 
 def plot(
     what: Run | pd.DataFrame | str | Path, figure: str | None = None, *words: str, sheet: int = 0, **settings: Any
-) -> Figure:
+) -> ShownFigure:
     """Return a matplotlib figure of a run, of its folder, or of a table; nothing is written.
 
     `figure`: one of `hessfig plot --help`, such as "3a". Without it, `layout` says how to draw (default: lines). The
@@ -150,8 +150,8 @@ def plot(
         return _drawn(spec_of(job), folder, sheet)
 
 
-def _drawn(spec: Any, folder: Path, sheet: int) -> Figure:
-    from hessfig.figures.parts.page import ShownFigure, relabel, styled
+def _drawn(spec: Any, folder: Path, sheet: int) -> ShownFigure:
+    from hessfig.figures.parts.page import relabel, shown, styled
     from hessfig.figures.sheets import LAYOUTS, check
 
     check(spec)
@@ -162,8 +162,7 @@ def _drawn(spec: Any, folder: Path, sheet: int) -> Figure:
             raise UserError("sheet: there is no such sheet", got=sheet, allowed=last, remedy="sheet=0, or other panels")
         figure = pages[sheet].figure
         relabel(figure, spec.paper)
-    figure.__class__ = ShownFigure
-    return figure
+    return shown(figure)
 
 
 def _folder_of(what: Any, scratch: Path) -> Path:

@@ -155,7 +155,7 @@ REQUESTS: dict[str, tuple[dict[str, Any], str]] = {
     "blocks of no layer": ({"blocks": ["weight@²"]}, "not in layer ²"),
     "blocks of a long layer": ({"blocks": ["weight@" + "9" * 5000]}, "not in layer 999"),
     "30 000 blocks": ({"blocks": ["weight"] * 30_000}, "too many"),
-    "parts=None": ({"parts": None}, "parts: a name, or a list"),
+    "no parts": ({"parts": []}, "parts: a name, or a list"),
     "parts of sets": ({"parts": {"H"}}, "parts: a name, or a list"),
     "parts of lists": ({"parts": [["H"]]}, "parts: a name, or a list"),
     "parts misspelt": ({"parts": ["Ho"]}, "did you mean 'H_o'"),

@@ -157,14 +157,14 @@ def run(folder: Path, killed_at: int) -> int:
 
 @pytest.mark.parametrize("killed_at", [7, 11, 12])
 def test_a_kill_keeps_what_is_measured_and_a_restart_goes_on(killed_at: int, tmp_path: Path) -> None:
-    """Killed while a cell, a manifest or a table appears; each step writes three cells, a manifest and a table."""
+    """Killed as a cell, a manifest or a table appears; each step writes three cells, arrays, a manifest and a table."""
     whole = tmp_path / "whole"
     watched.train(model := watched.network(), watched.monitor(model, whole))
     folder = tmp_path / "killed"
     assert run(folder, killed_at) == -9
     kept = numbers(folder / "watched")
     assert kept.equals(numbers(whole)[lambda table: table["step"] <= kept["step"].max()].reset_index(drop=True))
-    assert kept["step"].max() == 3 * ((killed_at - 1) // 5 - 1)
+    assert kept["step"].max() == 3 * ((killed_at - 1) // 6 - 1)
     assert run(folder, 0) == 0
     columns = ["step", "quantity", "value"]
     again, truth = numbers(folder / "watched", *columns), numbers(whole, *columns)

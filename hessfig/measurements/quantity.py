@@ -104,10 +104,15 @@ class Quantity:
 
     def measured(self, problem: Problem, request: Request) -> Measured:
         """Return what `measure`, or the function that it names, makes of a problem."""
+        return self.function(problem, request)
+
+    @property
+    def function(self) -> Callable[[Problem, Request], Measured]:
+        """The function behind `measure`; its module is imported now, which may take seconds."""
         if not isinstance(self.measure, str):
-            return self.measure(problem, request)
+            return self.measure
         module, _, name = self.measure.partition(":")
-        found: Measured = getattr(import_module(module), name or self.name)(problem, request)
+        found: Callable[[Problem, Request], Measured] = getattr(import_module(module), name or self.name)
         return found
 
 

@@ -219,13 +219,13 @@ def foreign(
         own = _differentiable(network)
         if isinstance(weights, str) and weights == TRAINABLE:
             own = only_trainable(copied(network, "the network") if own is network else own)
-        network = _cast(own, real, "the network")
+        held, network = network, _cast(own, real, "the network")
         if outputs is not None or not is_plain(inputs, targets):
             network, targets, loss = adapted(network, read_batches(inputs, targets, real), loss, outputs)
             inputs = network.inputs
         batches, module = (
             _batches(inputs, targets, real),
-            _loss("cross_entropy" if loss is None else loss, network, real),
+            _loss("cross_entropy" if loss is None else loss, held, real),
         )
         outputs = [check_run(network, module, batch) for batch in batches]
         check_reached(network, batches[0])

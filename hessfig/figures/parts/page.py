@@ -302,6 +302,13 @@ class ShownFigure(Figure):
         return buffer.getvalue()
 
 
+def shown(figure: Figure) -> ShownFigure:
+    """Return the same figure as one that a notebook shows."""
+    figure.__class__ = ShownFigure
+    assert isinstance(figure, ShownFigure)
+    return figure
+
+
 def relabel(figure: Figure, paper: Paper) -> None:
     """Put the title, labels and places of legends that a paper asks for in place of the layout's own."""
     if paper.title is not None:
