@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from hessfig.config.compose import Job
-    from hessfig.figures.parts.page import ShownFigure
+    from hessfig.figures.parts.relabelled import ShownFigure
 
 _GIVEN = {"sweep": "given", "config": "given", "seconds": 0.0, "seed": 0, "num_layers": 0, "variant": ""}
 
@@ -151,7 +151,8 @@ def plot(
 
 
 def _drawn(spec: Any, folder: Path, sheet: int) -> ShownFigure:
-    from hessfig.figures.parts.page import relabel, shown, styled
+    from hessfig.figures.parts.page import styled
+    from hessfig.figures.parts.relabelled import relabel, shown
     from hessfig.figures.sheets import LAYOUTS, check
 
     check(spec)
@@ -161,7 +162,7 @@ def _drawn(spec: Any, folder: Path, sheet: int) -> ShownFigure:
             last = f"0 to {len(pages) - 1}"
             raise UserError("sheet: there is no such sheet", got=sheet, allowed=last, remedy="sheet=0, or other panels")
         figure = pages[sheet].figure
-        relabel(figure, spec.paper)
+        relabel(figure, **spec.paper.labels)
     return shown(figure)
 
 

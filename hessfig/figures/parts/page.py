@@ -25,6 +25,7 @@ from hessfig.analysis.axis import short_variant
 from hessfig.analysis.slopes.fit import ARITHMETIC, RESAMPLES
 from hessfig.analysis.slopes.printed import Window
 from hessfig.errors import UserError, did_you_mean
+from hessfig.figures.parts.relabelled import relabel
 from hessfig.files import write_bytes, write_text
 from hessfig.record import FROBENIUS
 from hessfig.terms import Matrix, Part
@@ -57,6 +58,11 @@ class Paper:
     xlabel: str | None = None
     ylabel: str | None = None
     legend: str | None = None
+
+    @property
+    def labels(self) -> dict[str, str | None]:
+        """What `relabel` puts in place of the layout's."""
+        return {"title": self.title, "xlabel": self.xlabel, "ylabel": self.ylabel, "legend": self.legend}
 
     @property
     def inches(self) -> float:
@@ -284,47 +290,12 @@ def save_page(page: Page, folder: Path, name: str, paper: Paper) -> list[Path]:
     if not page.figure.get_visible():
         return []
     stem = file_words(f"fig{name}{page.suffix}")
-    relabel(page.figure, paper)
+    relabel(page.figure, **paper.labels)
     paths = save_figure(page.figure, folder, stem, paper.formats)
     if not paper.note and page.figure.get_label():
         paths.append(write_text(folder / f"{stem}.txt", f"{page.figure.get_label()}\n"))
     write_text(folder / f"{stem}.csv", page.numbers.to_csv(index=False, float_format="%.10g", lineterminator="\n"))
     return [*paths, folder / f"{stem}.csv"]
-
-
-class ShownFigure(Figure):
-    """A figure that a notebook shows, whatever drawing backend it has."""
-
-    def _repr_png_(self) -> bytes:
-        buffer = io.BytesIO()
-        FigureCanvasAgg(self)
-        self.savefig(buffer, format="png", dpi=150, bbox_inches="tight")
-        return buffer.getvalue()
-
-
-def shown(figure: Figure) -> ShownFigure:
-    """Return the same figure as one that a notebook shows."""
-    figure.__class__ = ShownFigure
-    assert isinstance(figure, ShownFigure)
-    return figure
-
-
-def relabel(figure: Figure, paper: Paper) -> None:
-    """Put the title, labels and places of legends that a paper asks for in place of the layout's own."""
-    if paper.title is not None:
-        figure.suptitle(paper.title, y=1.0, va="bottom")
-    for ax in figure.axes:
-        if paper.xlabel is not None and ax.get_xlabel():
-            ax.set_xlabel(paper.xlabel)
-        if paper.ylabel is not None and ax.get_ylabel():
-            ax.set_ylabel(paper.ylabel)
-    place: Any = paper.legend
-    legends = [*(ax.get_legend() for ax in figure.axes), *figure.legends]
-    for legend in legends if place is not None else ():
-        if legend is not None and place == "none":
-            legend.remove()
-        elif legend is not None:
-            legend.set_loc(place)
 
 
 def save_figure(figure: Figure, folder: Path, stem: str, formats: Sequence[str] = FORMATS) -> list[Path]:
