@@ -43,6 +43,7 @@ NO_SETTINGS = {
     "estimator=deflated": "removed in 0.2.0",
     "claim=ID": "a word of hessfig claims",
     "launcher=mine": "a file of the reader's own",
+    **dict.fromkeys(("weights=trainable", "on_error=raise", "loss=None", "outputs=NAME"), "an argument in Python"),
     "statement=thm31,lem41": "a word of hessfig verify",
 }
 Cli = Callable[..., Answer]

@@ -34,7 +34,7 @@ def relabel(
     ylabel: str | None = None,
     legend: Any = None,
 ) -> None:
-    """Replace what is given: a line above the panels, the labels of axes that have one, the place of legends or none."""
+    """Replace what is given: a line above the panels, labels of axes that have one, places of legends (or none)."""
     if title is not None:
         figure.suptitle(title, y=1.0, va="bottom")
     for ax in figure.axes:
