@@ -40,7 +40,11 @@ WITHOUT_TORCH = ("hessfig.sweep.plan", "hessfig.sweep.preview", "hessfig.sweep.r
 DOORS = {
     "curvlinops": ("hessfig.curvature.curvlinops",),
     "transformer_lens": ("hessfig.models.",),
-    "transformers": ("hessfig.models.stored.causal_model", "hessfig.models.stored.tokenizer"),
+    "transformers": (
+        *("hessfig.models.stored.causal_model", "hessfig.models.stored.tokenizer"),
+        "hessfig.integrations.transformers",
+    ),
+    "lightning": ("hessfig.integrations.lightning",),
     "safetensors": ("hessfig.models.stored.weight_files", "hessfig.states."),
     "hydra": ("hessfig.config.compose",),
     "omegaconf": ("hessfig.config.compose",),

@@ -106,6 +106,17 @@ class FigureConfig:
         allowed="names of panels",
         example="[W_V:H_o]",
     )
+    title: str | None = setting(None, "a line above the panels")
+    xlabel: str | None = setting(None, "label of the x axes that have one; null: the layout's")
+    ylabel: str | None = setting(None, "label of the y axes that have one; null: the layout's")
+    legend: str | None = setting(
+        None,
+        "where legends stand, or none; null: the layout's place",
+        "a place or null",
+        pattern="none|best|center|(upper|lower) (left|right|center)|center (left|right)",
+        allowed="none, best, or a place such as 'upper left'",
+        example="none",
+    )
     note: bool = setting(True, "the note below the panels; false writes it to a .txt beside the figure")
     formats: list[Format] = setting(
         [Format.pdf, Format.png, Format.svg],

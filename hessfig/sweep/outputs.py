@@ -84,7 +84,7 @@ def manifest_text(sweep: Sweep, run: dict[str, Any]) -> str:
         "config": in_manifest(sweep.config),
         "config_hash": config_hash(sweep.variants),
         "variants": list(map(_described, sweep.variants, sweep.allocations)),
-        **_provenance(sweep.config),
+        **provenance(sweep.config),
         **run,
     }
     return json.dumps({**content, CHECKSUM: checksum(content)}, indent=2) + "\n"
@@ -128,7 +128,8 @@ def _short_hash(variant: Variant, quantity: str) -> str:
     return digest(variant.science(quantity))[:12]
 
 
-def _provenance(config: Config) -> dict[str, Any]:
+def provenance(config: Config) -> dict[str, Any]:
+    """Return versions, commit, platform and device: what else a number may hang on."""
     commit = _git("rev-parse", "HEAD")
     return {
         "hessfig": hessfig.__version__,
