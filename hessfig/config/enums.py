@@ -5,18 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from hessfig.terms import (  # noqa: F401 - settings too, of the common vocabulary
-    MLP,
-    Attention,
-    AttentionBias,
-    Gate,
-    Kind,
-    Norm,
-    NormKind,
-    Positions,
-    QueryKey,
-    Scores,
-)
+from hessfig.terms import MLP, Attention, AttentionBias, Gate, Kind, Norm, NormKind, Positions, QueryKey, Scores  # noqa: F401 - settings too, of the common vocabulary
 
 
 class Spacing(StrEnum):
