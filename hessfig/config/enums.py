@@ -1,11 +1,13 @@
 """The values a setting may take, for settings that are a choice."""
 
+# ruff: noqa: F401 - choices of the common vocabulary are settings too
+
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
 
-from hessfig.terms import MLP, Attention, AttentionBias, Gate, Kind, Norm, NormKind, Positions, QueryKey, Scores  # noqa: F401 - settings too, of the common vocabulary
+from hessfig.terms import MLP, Attention, AttentionBias, Gate, Kind, Norm, NormKind, Positions, QueryKey, Scores
 
 
 class Spacing(StrEnum):
@@ -108,8 +110,8 @@ class ScaledWeight(StrEnum):
     W_Q = "W_Q"
     W_K = "W_K"
     W_V = "W_V"
-    W_G = "W_G"
     W_O = "W_O"
+    W_G = "W_G"
     W_gate = "W_gate"
     W_in = "W_in"
     W_out = "W_out"

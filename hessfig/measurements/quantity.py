@@ -217,7 +217,9 @@ def _made_by(request: Request, found: Estimate) -> dict[str, str]:
 def _status(quantity: str, request: Request, block: Block, part: Part, value: float) -> Status:
     if not math.isfinite(value):
         return Status.nonfinite
-    if not kind(request.model.kind).is_structural_zero(request.model, block, part):
+    # Weight decay adds its own part to a weight's diagonal block, whatever the network.
+    decayed = bool(request.at.config.task.weight_decay) and part == Part.H_f and block.is_diagonal
+    if decayed or not kind(request.model.kind).is_structural_zero(request.model, block, part):
         return Status.ok
     if value != 0.0:
         raise ArithmeticError(

@@ -132,7 +132,8 @@ class Layout:
 class Drawn:
     """A network at a point of weight space, with data and loss; `more` batches follow the first.
 
-    `content` is a hash of all of it, for networks of the user's own (see Kind.content).
+    `content` is a hash of all of it, for networks of the user's own (see Kind.content). `decay` / 2 |w|^2, over every
+    parameter w, is added to the loss (task.weight_decay).
     """
 
     network: nn.Module
@@ -141,6 +142,7 @@ class Drawn:
     layout: Layout
     more: tuple[Batch, ...] = ()
     content: str = ""
+    decay: float = 0.0
 
 
 class Structure(StrEnum):
@@ -179,6 +181,7 @@ class Kind:
     for kinds that bring their own sizes ("" where settings are the sizes). `matrices` are the paper's weights that it
     has, in order. `has_norms`, `has_sink`: whether model.norm and model.sink mean something. `weights_drawn` says how
     weights are drawn from the skeleton. `structure` is None for networks that only double backward knows.
+    `components` are the settings beyond the paper's network that it reads (see hessfig.models.blocks.components).
     `check_model` raises UserError for settings of the network that do not fit together, before anything is planned.
     """
 
@@ -199,6 +202,7 @@ class Kind:
     has_sink: bool = False
     weights_drawn: Draw = Draw.width
     structure: Structure | None = None
+    components: tuple[str, ...] = ()
     check_model: Callable[[ModelConfig], None] = lambda model: None
 
     @property

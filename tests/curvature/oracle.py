@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, hessian, jvp
 
-from hessfig.curvature.problem import Problem
+from hessfig.curvature.problem import Problem, Suffix
 from hessfig.models.networks import Transformer
 from hessfig.terms import Matrix, Part
 
@@ -68,3 +68,41 @@ def _as_matrices(blocks: dict[str, Weights], names: dict[Matrix, str], at: Weigh
     return {
         (row, col): blocks[names[row]][names[col]].reshape(at[names[row]].numel(), -1) for row in names for col in names
     }
+
+
+def whole_oracle(problem: Problem) -> dict[Part, Tensor]:
+    """Return H, H_o and H_f in every parameter by plain double backward and explicit Jacobians, in the layout's order."""
+    suffix = Suffix(problem, None)
+    names = [f"network.{weight.parameter}" for weight in problem.layout.weights]
+    held = dict(suffix.named_parameters())
+    at = [held[name].detach().clone().requires_grad_() for name in names]
+
+    def outputs() -> Tensor:
+        return functional_call(suffix, dict(zip(names, at, strict=True)), (problem.batch.inputs,))
+
+    def flat(value: Tensor, *, again: bool = False) -> Tensor:
+        found = torch.autograd.grad(value, at, create_graph=again, retain_graph=True, materialize_grads=True)
+        return torch.cat([piece.flatten() for piece in found])
+
+    def twice(value: Tensor) -> Tensor:
+        return torch.stack([flat(one) for one in flat(value, again=True)])
+
+    def loss(z: Tensor) -> Tensor:
+        return problem.loss(z.view_as(suffix.outputs), problem.batch.targets)
+
+    jacobian = torch.stack([flat(one) for one in outputs().flatten()])
+    curvature = torch.autograd.functional.hessian(loss, suffix.outputs.flatten())
+    return {
+        Part.H: twice(problem.loss(outputs(), problem.batch.targets)),
+        Part.H_o: jacobian.T @ curvature @ jacobian,
+        Part.H_f: twice((outputs() * suffix.gradient).sum()),
+    }
+
+
+def places(problem: Problem, layer: int, name: str) -> Tensor:
+    """Return where the entries of one side of a block stand in `whole_oracle`'s matrices."""
+    start, found = 0, {}
+    for weight in problem.layout.weights:
+        found[weight.parameter] = torch.arange(start, start + weight.size)
+        start += weight.size
+    return torch.cat([found[weight.parameter] for weight in problem.layout.side(layer, name)])

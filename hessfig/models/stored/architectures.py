@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hessfig.errors import UserError, did_you_mean, plain
+from hessfig.models.blocks import TIED
 from hessfig.models.protocol import Layout, Weight, bias_of, norm_of
 from hessfig.terms import Group, Matrix
 
@@ -239,7 +240,6 @@ def check_pieces(layers: int, heads: int, where: str) -> None:
         )
 
 
-TIED = "W_E+W_U"  # one parameter in both roles: its block holds the second derivatives of both, and the mixed ones
 _ALL = slice(None)
 _QKV = (Matrix.W_Q.value, Matrix.W_K.value, Matrix.W_V.value)
 _PREFIX = "model"  # where causal_model.CausalNetwork keeps the model of transformers
