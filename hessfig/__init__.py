@@ -3,9 +3,10 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hessfig.cli.predict import predict
     from hessfig.interface import Problem, measure
 
-__all__ = ["Problem", "__version__", "measure"]
+__all__ = ["Problem", "__version__", "measure", "predict"]
 __version__ = "0.2.0"
 
 
@@ -15,4 +16,8 @@ def __getattr__(name: str) -> Any:
         from hessfig import interface
 
         return getattr(interface, name)
+    if name == "predict":
+        from hessfig.cli.predict import predict
+
+        return predict
     raise AttributeError(f"module 'hessfig' has no attribute {name!r}")

@@ -96,8 +96,9 @@ class Architecture:
 
 def _shifts_scores(model: Mapping[str, Any]) -> bool:
     """Return whether constants are added to the scores of a query: then it attends to its keys in unlike shares."""
-    has_slopes = model["kind"] == Kind.transformer and model.get("positions") == Positions.alibi
-    return has_slopes or (model.get("sink") in ("scores", "both") and float(model.get("sink_beta", 0.0)) != 0)
+    return model.get("positions") == Positions.alibi or (
+        model.get("sink") in ("scores", "both") and float(model.get("sink_beta", 0.0)) != 0
+    )
 
 
 def _no_power(config: Mapping[str, Any]) -> str:

@@ -29,7 +29,7 @@ from hessfig.terms import (
     Scores,
 )
 
-SIGMA, BRANCH = "sigma", "model.residual_scale"
+SIGMA, BRANCH = "sigma", "residual_scale"
 TIED = f"{Matrix.W_E}+{Matrix.W_U}"
 _EVERY, _ODD = (0, 1, 2, 3), (1, 3)
 RATIO = Function("ratio", growth=Growth.degree_0)
