@@ -10,7 +10,19 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
-from hessfig.config.enums import Average, DType, FigureGroup, Format, Kind, Launcher, PowersOf, Printed, Published, Reuse, Style
+from hessfig.config.enums import (
+    Average,
+    DType,
+    FigureGroup,
+    Format,
+    Kind,
+    Launcher,
+    PowersOf,
+    Printed,
+    Published,
+    Reuse,
+    Style,
+)
 from hessfig.config.facts import Role, are_windows, group, is_names, is_workers, setting
 from hessfig.config.science import (
     EstimatorConfig,
@@ -53,6 +65,14 @@ class SweepConfig:
         "settings it varies beside sigma, in every combination: {model.n_heads: [1, 2], ...}",
         "{setting: values}",
         role=Role.extent,
+    )
+    variants: list[Any] = setting(
+        [],
+        "networks that differ in a few settings each: [{}, {model.scores: cosine}, ...]; empty: one, which changes none",
+        "a list of {setting: value}",
+        role=Role.extent,
+        passes=lambda value: True,
+        example="'[{}, {model.scores: cosine}]'",
     )
     axis: str = setting("sigma", "what curves run along: sigma, step, index (k), or a varied setting", role=Role.extent)
     windows: list[Any] = setting(

@@ -87,6 +87,19 @@ def edge(architecture: Architecture) -> float:
     return max((EPS ** (0.5 / power) for power in output.normed if power > 0), default=0.0)
 
 
+def regime_between(architecture: Architecture, low: float, high: float) -> Regime | None:
+    """Return the regime of all sigma from `low` to `high`; None where they reach from one into another.
+
+    A network without norms that have an eps is taken for sigma -> 0 wherever it begins below one: there is no other.
+    """
+    above = edge(architecture) if architecture.is_counted else 0.0
+    if low >= 1:
+        return Regime.large_sigma
+    if above == 0 or high <= above:
+        return Regime.small_sigma
+    return Regime.between if low >= above and high <= 1 else None
+
+
 def regimes(architecture: Architecture) -> list[Regime]:
     """Return the regimes of a network, from small to large sigma."""
     has_edge = architecture.is_counted and edge(architecture) > 0
