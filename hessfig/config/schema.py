@@ -68,7 +68,7 @@ class SweepConfig:
     )
     variants: list[Any] = setting(
         [],
-        "networks that differ in a few settings each: [{}, {model.scores: cosine}, ...]; empty: one, which changes none",
+        "networks that change a few settings each: [{}, {model.scores: cosine}, ...]; empty: one that changes none",
         "a list of {setting: value}",
         role=Role.extent,
         passes=lambda value: True,
