@@ -9,9 +9,12 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
+from hessfig.analysis.axis import last_word, settings_of
 from hessfig.analysis.slopes.printed import Window
 from hessfig.figures.parts import labels
 from hessfig.figures.parts.measured import (
+    BLOCK_KEY,
+    BlockKey,
     Measured,
     as_written,
     blocks_in_order,
@@ -29,7 +32,7 @@ from hessfig.terms import Part
 _LINE = 0.135  # inches of the page for a network
 _LONGEST = 1.5  # inches for its name
 _BASE = "base"
-_PANELS = 15  # of curves on a page
+_PANELS, _ACROSS = 16, 4  # of curves on a page, and on a line
 _PAIR = ("W_V", "W_Q")
 
 
@@ -54,7 +57,7 @@ def _exponents(spec: FigureSpec, measured: Measured, part: Part, window: Window,
     here = slopes[
         np.isclose(slopes["window_low"], low, equal_nan=True) & np.isclose(slopes["window_high"], high, equal_nan=True)
     ]
-    variants, blocks = list(dict.fromkeys(here["variant"])), blocks_in_order(here)
+    variants, blocks = list(dict.fromkeys(here["variant"])), _by_exponent(here)
     names = [fitting([name_of(variant)], _LONGEST) for variant in variants]
     margins = Margins(left=0.1 + max(map(width_of, names)), bottom=0.52, across=0.08)
     height = _LINE * len(variants) + 0.1
@@ -73,6 +76,7 @@ def _exponents(spec: FigureSpec, measured: Measured, part: Part, window: Window,
         _draw_exponents(ax, where(here, row=row, col=col), variants, matrix_colour(row if row == col else ""))
         ax.set_title(labels.block_title(row, col, quantity=""))
         ax.set_xlabel("exponent")
+    _set_range(sheet.first, here)
     sheet.first.set_yticks(range(len(variants)), names)
     sheet.first.set_ylim(len(variants) - 0.4, -0.6)
     return sheet.page(suffix, here.drop(columns="across"))
@@ -92,12 +96,23 @@ def _draw_exponents(ax: Axes, slopes: pd.DataFrame, variants: Sequence[str], col
         if np.isfinite(row.slope):
             error = row.slope_se if np.isfinite(row.slope_se) else 0.0
             ax.errorbar(row.slope, here, xerr=error, fmt="o", markersize=3, color=colour, elinewidth=0.8, zorder=4)
+    ax.grid(visible=True, axis="x", linewidth=0.4, color="#dddddd")
+
+
+def _set_range(ax: Axes, slopes: pd.DataFrame) -> None:
+    """Give the panels one range, which holds every exponent of the page."""
     known = slopes[["slope", "predicted"]].to_numpy(float)
     if np.isfinite(known).any():
-        low, high = np.floor(np.nanmin(known) - 0.3), np.ceil(np.nanmax(known) + 0.3)
-        ax.set_xlim(low - 0.3, high + 0.3)
-        ax.set_xticks(np.arange(low, high + 1, max(1, (high - low) // 4)))
-    ax.grid(visible=True, axis="x", linewidth=0.4, color="#dddddd")
+        low, high = np.floor(np.nanmin(known)), np.ceil(np.nanmax(known))
+        ax.set_xlim(low - 0.6, high + 0.6)
+        ax.set_xticks(np.arange(low, high + 1, 2))
+
+
+def _by_exponent(slopes: pd.DataFrame) -> list[BlockKey]:
+    """Return the blocks by what is predicted of the first network, so that its circles rise from left to right."""
+    base = slopes[slopes["variant"] == slopes["variant"].iloc[0]]
+    known = {key: one["predicted"].iloc[0] for key, one in base.groupby(BLOCK_KEY)}
+    return sorted(blocks_in_order(slopes), key=lambda block: np.nan_to_num(known.get(block, np.inf), nan=np.inf))
 
 
 def _curves(spec: FigureSpec, measured: Measured, part: Part) -> Iterator[Page]:
@@ -105,13 +120,15 @@ def _curves(spec: FigureSpec, measured: Measured, part: Part) -> Iterator[Page]:
     variants = list(dict.fromkeys(measured.curves["variant"]))
     pages = in_rows(variants, _PANELS)
     for number, some in enumerate(pages):
-        lines = [list(line) for line in in_rows(some, 5)]
+        lines = [list(line) for line in in_rows(some, _ACROSS)]
         names = [[name_of(variant) for variant in line] for line in lines]
-        note = f"{measured.how(guides=False)} {labels.part_title(part)}; {' and '.join(_PAIR)} by colour."
-        sheet = panel_sheet(spec.paper, names, note=note, margins=Margins(down=0.26), share_y=False, narrowest=0.6)
+        note = f"{measured.how(guides=False)} {labels.part_words(part)}; violet: W_V, green: W_Q."
+        sheet = panel_sheet(spec.paper, names, note=note, margins=Margins(down=0.26), share_y="all", narrowest=0.6)
         for row, column, ax in sheet:
             _draw_network(ax, measured.of(variant=lines[row][column], part=part), lines[row][column])
-        yield sheet.page(f"_curves{number + 1}", as_written(where(measured.curves, part=part), measured.axis))
+        shown = where(measured.curves, part=part)
+        set_log_range([ax for *_, ax in sheet], shown[shown["row"].isin(_PAIR)], measured.axis)
+        yield sheet.page(f"_curves{number + 1}", as_written(shown, measured.axis))
 
 
 def _draw_network(ax: Axes, measured: Measured, variant: str) -> None:
@@ -124,14 +141,20 @@ def _draw_network(ax: Axes, measured: Measured, variant: str) -> None:
     for name, one in zip(_PAIR, drawn, strict=True):
         if positive(one.curves).any():
             draw_curve(ax, one.curves, colour=matrix_colour(name))
-    set_log_range([ax], pd.concat([one.curves for one in drawn]), measured.axis)
 
 
 def name_of(variant: str) -> str:
-    """Return what a network changes, in words: 'attention=linear'; 'base' for the one that changes nothing."""
-    return labels.variant_words(variant) or _BASE
+    """Return what a network changes, in words: 'sigmoid, log_length'; 'base' for the one that changes nothing."""
+    return ", ".join(_worded(last_word(key), value) for key, value in settings_of(variant).items()) or _BASE
+
+
+def _worded(name: str, value: str) -> str:
+    if value in ("True", "False"):
+        return name if value == "True" else f"no {name}"
+    is_told = value.isidentifier() and value not in ("none", "output", "linear", "pre", "post")
+    return value if is_told else f"{name}={value}"
 
 
 def _note(measured: Measured, part: Part, window: Window) -> str:
-    circles = f"Exponents of {labels.part_title(part)} in σ. Circles: predicted; dots: fitted on "
+    circles = f"{labels.part_words(part)}: exponents in σ. Circles: predicted; dots: fitted on "
     return f"{circles}{windows_in_words([window], measured.axis)}, ± bootstrap over seeds. {measured.setting}"
