@@ -32,7 +32,7 @@ COLUMNS = [
 ]
 LEFT_OUT = (Status.nonfinite, Status.not_converged)
 FROBENIUS = "frobenius"
-OF_WEIGHTS = ("gradient_norm", "weight_norm")  # of a weight, not of a block of the Hessian: without a part
+OF_WEIGHTS = ("gradient_norm", "weight_norm", "jacobian_norm")  # of a weight, not of a block: no part
 CHECKSUM, LARGEST_MANIFEST = "checksum", 32 * 2**20
 
 
