@@ -172,7 +172,7 @@ def spreads(problem: Problem) -> list[tuple[float, float]]:
 def _of_layer(attention: SelfAttention, hidden: Tensor) -> tuple[float, float]:
     scores = attention.scores(hidden, slice(None))
     allowed = ~attention.causal_mask[: scores.shape[-2], : scores.shape[-1]]
-    pattern = attention.mixing_weights(scores, slice(None), attention.causal_mask)
+    pattern = attention.pattern(scores, slice(None), attention.causal_mask)
     return float(scores[..., allowed].double().std()), float(pattern.double().std())
 
 

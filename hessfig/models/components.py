@@ -149,7 +149,7 @@ class Attending(nn.Module):
         self, hidden: Float[Tensor, "batch length d_model"], queries: slice, masked: Bool[Tensor, "most most"]
     ) -> Float[Tensor, "batch queries inner"]:
         """Return the mixed values of all heads side by side at the positions `queries`, through norm and gate."""
-        weights = self.mixing_weights(self.scores(hidden, queries), queries, masked)
+        weights = self.pattern(self.scores(hidden, queries), queries, masked)
         rows = weights @ self.shared(heads_of(self.v(hidden), self.kv_heads))
         if self.head_norm is not None:
             rows = (1 - self.model.differential_lambda) * self.head_norm(rows)
@@ -169,7 +169,7 @@ class Attending(nn.Module):
             return scores
         return scores + slopes(self.model, self.sets, hidden.shape[1], like=scores)[:, queries]
 
-    def mixing_weights(
+    def pattern(
         self, scores: Tensor, queries: slice, masked: Bool[Tensor, "most most"]
     ) -> Float[Tensor, "batch n_heads queries length"]:
         """Return the mixing weights, 0 where `masked`; for differential attention the difference of two sets."""

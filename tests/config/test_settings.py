@@ -20,6 +20,9 @@ ADDED = {
     *("model.initialisation", "model.sink", "model.sink_beta", "model.scaled_weight", "model.weight_scale"),
     *("model.patch", "model.path", "model.random", "model.download", "model.architecture", "model.vocabulary"),
     *("task.path", "task.length", "task.first_scored", "task.base", "training.curvature", "training.refresh"),
+    *("model.attention_bias", "model.differential_lambda", "model.differential_norm", "model.scores", "model.softcap"),
+    *("model.norm_kind", "model.positions", "model.n_kv_heads", "model.gate", "model.tied", "model.window"),
+    *("model.residual_scale", "task.label_smoothing", "task.weight_decay"),
     *PINS,
 }
 OF_NETWORKS = ("task", "model", "state", "training", "grid", "estimator", "spectrum", "landscape")

@@ -66,4 +66,4 @@ def test_norms_are_a_group_of_networks_that_have_them() -> None:
     for norm in Norm:
         model = ModelConfig(d_model=4, d_mlp=6, norm=norm)
         found = toy_problem(model).layout.layers_of("norms")
-        assert found == {Norm.none: [], Norm.pre: [0, 1], Norm.post: [1]}[norm]
+        assert found == {Norm.none: [], Norm.pre: [0, 1], Norm.post: [1], Norm.sandwich: [0, 1]}[norm]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hessfig.config.enums import Data
+from hessfig.config.enums import Data, Positions
 from hessfig.config.schema import Config, ModelConfig, with_defaults
 from hessfig.errors import UserError
 from hessfig.models.blocks import attention_groups, attention_matrices, is_structural_zero, weight_size
@@ -56,6 +56,13 @@ def _check_model(model: ModelConfig) -> None:
             got=f"{model.d_head} * {model.n_heads} != {model.d_model}",
             allowed="equal products",
             remedy="leave model.d_head out",
+        )
+    if model.positions == Positions.none:
+        raise UserError(
+            "model.positions: kind=self_attention has none: its inputs are the data themselves",
+            got="model.positions=none",
+            allowed="learned (nothing is added), rope, alibi",
+            remedy="leave model.positions out",
         )
     if model.n_layers != 1:
         raise UserError(
