@@ -13,7 +13,7 @@ import csv
 import sys
 from pathlib import Path
 
-from hessfig.analysis.axis import last_word, settings_of
+from hessfig.analysis.axis import settings_of
 from hessfig.cli.predict import rows
 from hessfig.config.compose import compose
 from scripts.claims_page import table
@@ -77,8 +77,7 @@ def measured(path: Path) -> Slopes:
 
 def name_of(variant: str) -> str:
     """Return what a network changes, with code marks; the base changes nothing."""
-    settings = ", ".join(f"{last_word(key)}={value}" for key, value in settings_of(variant).items())
-    return f"`{settings}`" if settings else "base"
+    return ", ".join(f"`{key}={value.lower()}`" for key, value in settings_of(variant).items()) or "base"
 
 
 def between(page: str, text: str) -> str:

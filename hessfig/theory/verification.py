@@ -20,9 +20,8 @@ from hessfig.theory.attention_claims import QUERY_KEY, SOFTMAX, THEOREMS
 from hessfig.theory.attention_formulas import literal_bytes
 from hessfig.theory.bound_claims import BOUNDS, RANKS
 from hessfig.theory.calculus_claims import CALCULUS, MOMENTS
-from hessfig.theory.component_claims import COMPONENTS
 from hessfig.theory.further_claims import HEAD_STATEMENTS, LINEAR
-from hessfig.theory.growth_claims import DEGREES, GROWTH
+from hessfig.theory.growth_claims import COMPONENTS, DEGREES, GROWTH
 from hessfig.theory.network_claims import BLOCK, SUBLAYERS
 from hessfig.theory.scalar_claims import SCALAR, SINKS
 from hessfig.theory.statement import FIRST_SEED, Dims, Measure, Outcome, Statement, Verdict, check, stated

@@ -40,7 +40,7 @@ HOLDS, SMALL, NOT, OPEN = Verdict.holds, Verdict.small, Verdict.does_not_hold, V
 # What is equal to a number, or below one, is not small.
 NEVER_SMALL = {
     *("jacobian", "weight-powers", "landscape-rate", "landscape-bound", "hessian-data"),
-    "block-independence",
+    *("block-independence", "heterogeneity-removed", "heterogeneity-turned"),
 }
 
 
@@ -256,7 +256,10 @@ def of_stand_ins(shift: float, noise: float) -> Evidence:
         ("heterogeneity-turned", tables.components(-1.0, 0.0, 0.02), HOLDS),
         ("heterogeneity-turned", tables.components(1.0, 0.0, 0.02), NOT),
         ("heterogeneity-raised", tables.components(4.0, 3.0, 0.02), HOLDS),
-        ("heterogeneity-raised", tables.components(3.0, 3.0, 0.02), NOT),
+        ("heterogeneity-turned", tables.components(-1.0, 0.0, 1.0), OPEN),
+        ("heterogeneity-raised", tables.components(3.2, 3.0, 0.01), SMALL),
+        ("heterogeneity-raised", tables.components(2.0, 3.0, 0.02), NOT),
+        ("heterogeneity-raised", tables.components(3.5, 3.0, 1.0), OPEN),
         ("softmax-indefinite", tables.indefinite(0.2, 0.02), HOLDS),
         ("softmax-indefinite", tables.indefinite(0.03, 0.005), SMALL),
         ("softmax-indefinite", tables.indefinite(-0.1, 0.02), NOT),

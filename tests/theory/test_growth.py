@@ -12,8 +12,7 @@ from hessfig.rng import stream
 from hessfig.terms import PARTS, Attention, Block, Kind, Matrix, Part, QueryKey
 from hessfig.theory import autodiff
 from hessfig.theory.autodiff import ScaledNetwork
-from hessfig.theory.component_claims import COMPONENTS
-from hessfig.theory.growth_claims import attention_nets, measured, predicted
+from hessfig.theory.growth_claims import COMPONENTS, attention_nets, measured, predicted
 from hessfig.theory.statement import FIRST_SEED, Dims, Verdict, attention_point, check, normal
 from hessfig.theory.verification import CATALOGUE
 

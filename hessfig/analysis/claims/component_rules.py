@@ -182,7 +182,7 @@ def removed(evidence: Evidence) -> judges.Finding:
 
     Exponents of ||H||_F in sigma, sigma <= 0.1, seed by seed: that of W_Q less that of W_V, for linear attention, pre-
     and sandwich norm. The claim holds when every interval lies within 0.25 of 0, and does not when one excludes 0 with
-    a mean at least 0.25 off.
+    a mean at least 0.25 off. The effect is the first gap.
     """
     return _of_variants(evidence, REMOVED, judges.near(0, LEAST_GAP))
 
@@ -193,7 +193,7 @@ def turned(evidence: Evidence) -> judges.Finding:
 
     The exponent of ||H(Q, Q)||_F less that of ||H(V, V)||_F, sigma <= 0.1, seed by seed, for scores of normalised
     queries and keys. The claim holds when every interval lies within 0.25 of -1, and does not when one excludes -1 with
-    a mean at least 0.25 off.
+    a mean at least 0.25 off. The effect is the first gap.
     """
     return _of_variants(evidence, TURNED, judges.near(-1, LEAST_GAP))
 
@@ -204,7 +204,7 @@ def raised(evidence: Evidence) -> judges.Finding:
 
     The gap (exponent of ||H(Q, Q)||_F less that of ||H(V, V)||_F, sigma <= 0.1) of sigmoid attention without bias, of
     sparsemax and of post-norm, less the gap of the base network of the same seed. The claim holds when every interval
-    is above 0 with a mean of at least 0.5, and does not when one is below 0.5.
+    is above 0 with a mean of at least 0.5, and does not when one is below 0.5. The effect is the first.
     """
     return _of_variants(evidence, RAISED, judges.at_least(_RAISED_BY), less="")
 
