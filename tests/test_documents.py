@@ -44,9 +44,6 @@ NO_SETTINGS = {
     "claim=ID": "a word of hessfig claims",
     "launcher=mine": "a file of the reader's own",
     "statement=thm31,lem41": "a word of hessfig verify",
-    "statement=components-mixing,components-scores,components-norms,components-sublayers,components-powers": (
-        "words of hessfig verify"
-    ),
 }
 Cli = Callable[..., Answer]
 
