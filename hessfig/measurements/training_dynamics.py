@@ -21,8 +21,9 @@ from hessfig.curvature.problem import Problem
 from hessfig.curvature.spectral.densities import eigenvalues
 from hessfig.measurements.quantity import At, Measured, Request, Row, row_of
 from hessfig.measurements.requirements import without_layers
+from hessfig.models.components import outside_window
 from hessfig.models.layered import Layered, scored_outputs
-from hessfig.models.networks import SelfAttention
+from hessfig.models.networks import BareAttention, SelfAttention
 from hessfig.record import Status
 from hessfig.states.training.loop import Rule, products_of_a_refresh, right_answers, right_digits
 from hessfig.tasks.addition import LONG
@@ -169,16 +170,26 @@ def spreads(problem: Problem) -> list[tuple[float, float]]:
 
 
 @torch.no_grad()
-def _of_layer(attention: SelfAttention, hidden: Tensor) -> tuple[float, float]:
+def _of_layer(attention: SelfAttention | BareAttention, hidden: Tensor) -> tuple[float, float]:
     scores = attention.scores(hidden, slice(None))
-    allowed = ~attention.causal_mask[: scores.shape[-2], : scores.shape[-1]]
-    pattern = attention.pattern(scores, slice(None), attention.causal_mask)
+    masked = _masked(attention, scores)
+    allowed = ~masked[: scores.shape[-2], : scores.shape[-1]]
+    pattern = attention.pattern(scores, slice(None), masked)
     return float(scores[..., allowed].double().std()), float(pattern.double().std())
 
 
-def _inputs(problem: Problem) -> list[tuple[SelfAttention, Tensor]]:
+def _masked(attention: SelfAttention | BareAttention, scores: Tensor) -> Tensor:
+    """Return which keys no query sees; the bare layer has no mask but its window."""
+    if isinstance(attention, SelfAttention):
+        return attention.causal_mask
+    return outside_window(scores.shape[-1], attention.model.window, scores.device)
+
+
+def _inputs(problem: Problem) -> list[tuple[SelfAttention | BareAttention, Tensor]]:
     """Return every attention layer with what it is given at all positions."""
-    found: list[tuple[SelfAttention, Tensor]] = []
+    if isinstance(problem.network, BareAttention):
+        return [(problem.network, problem.network.hidden(problem.batch.inputs, 0).detach())]
+    found: list[tuple[SelfAttention | BareAttention, Tensor]] = []
     modules = [module for module in problem.network.modules() if isinstance(module, SelfAttention)]
     hooks = [
         module.register_forward_pre_hook(lambda module, given: found.append((module, given[0].detach())))
