@@ -163,7 +163,12 @@ def test_figures_come_in_the_order_of_their_configuration() -> None:
     assert [figure.name for figure in follow_ups if figure.order < 210] == SPECTRA
     assert all(figure.order >= 200 for figure in follow_ups)
     along = [figure.name for figure in follow_ups if 210 <= figure.order < 220 or figure.order >= 240]
-    assert along == [*(name for name in ALONG if name != "entries_after"), "entries_after", "blocks_after"]
+    assert along == [
+        *(name for name in ALONG if name != "entries_after"),
+        "entries_after",
+        "blocks_after",
+        "temperature_model",
+    ]
     here = [figure.name for figure in follow_ups if 220 <= figure.order < 240]
     assert here == [*LANDSCAPE, "sublayers_groups", "gpt2", "sublayers_steps"]
     assert len({figure.order for figure in found}) == len(found)
