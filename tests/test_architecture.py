@@ -31,9 +31,10 @@ READING = ("analysis", "figures", "report")
 LIGHT = (
     "hessfig.terms",
     "hessfig.record",
-    "hessfig.predictions.growth_rates",
     "hessfig.predictions.architecture",
     "hessfig.predictions.growth_rates",
+    "hessfig.predictions.monomials",
+    "hessfig.predictions.network_series",
 )
 # What plans and previews read of the measuring wing: names and sizes, never tensors.
 WITHOUT_TORCH = ("hessfig.sweep.plan", "hessfig.sweep.preview", "hessfig.sweep.runner", "hessfig.models.registry")

@@ -130,6 +130,20 @@ VERBS = {
             ignores=("sweep.about", "sweep.windows", "sweep.average"),
         ),
         Verb(
+            name="predict",
+            about="say with which powers of sigma blocks grow, and which vanish, by counting; nothing is measured",
+            examples=(
+                "hessfig predict model.attention=sigmoid blocks=all",
+                "hessfig predict sweep=components format=csv",
+                "hessfig predict model=self_attention task=gaussian powers_of=W_K",
+            ),
+            does="hessfig.cli.predict:run",
+            groups=("sweep", "model", "task"),
+            names=("format", "powers_of"),
+            table=True,
+            makes_table=True,
+        ),
+        Verb(
             name="report",
             about="write a site of all that is measured: figures, slopes, verdicts, settings (opens from disk)",
             examples=("hessfig report", "hessfig report single_file=true    (one file to mail)"),

@@ -10,6 +10,30 @@ from enum import StrEnum
 from hessfig.terms import MLP, Attention, AttentionBias, Gate, Kind, Norm, NormKind, Positions, QueryKey, Scores
 
 
+class Printed(StrEnum):
+    """How a verb prints its rows."""
+
+    table = "table"
+    csv = "csv"
+
+
+class PowersOf(StrEnum):
+    """What the exponents of predictions are powers of; `residual_scale` is the factor of every branch."""
+
+    sigma = "sigma"
+    W_Q = "W_Q"
+    W_K = "W_K"
+    W_QK = "W_QK"
+    W_V = "W_V"
+    W_G = "W_G"
+    W_O = "W_O"
+    W_gate = "W_gate"
+    W_in = "W_in"
+    W_out = "W_out"
+    W_U = "W_U"
+    residual_scale = "residual_scale"
+
+
 class Spacing(StrEnum):
     """How the values of sigma are spread between `low` and `high`."""
 

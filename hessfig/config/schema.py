@@ -10,7 +10,19 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
-from hessfig.config.enums import Average, DType, FigureGroup, Format, Kind, Launcher, Published, Reuse, Style
+from hessfig.config.enums import (
+    Average,
+    DType,
+    FigureGroup,
+    Format,
+    Kind,
+    Launcher,
+    PowersOf,
+    Printed,
+    Published,
+    Reuse,
+    Style,
+)
 from hessfig.config.facts import Role, are_windows, group, is_names, is_workers, setting
 from hessfig.config.science import (
     ApproximationConfig,
@@ -54,6 +66,14 @@ class SweepConfig:
         "settings it varies beside sigma, in every combination: {model.n_heads: [1, 2], ...}",
         "{setting: values}",
         role=Role.extent,
+    )
+    variants: list[Any] = setting(
+        [],
+        "networks that change a few settings each: [{}, {model.scores: cosine}, ...]; empty: one that changes none",
+        "a list of {setting: value}",
+        role=Role.extent,
+        passes=lambda value: True,
+        example="'[{}, {model.scores: cosine}]'",
     )
     axis: str = setting("sigma", "what curves run along: sigma, step, index (k), or a varied setting", role=Role.extent)
     windows: list[Any] = setting(
@@ -250,6 +270,10 @@ class Config:
     )
     part: Any = setting(
         None, "print these parts only: H_o, or [H_o, H]", "a part or a list", **_NAMES, example="H_o or 'part=[H_o,H]'"
+    )
+    format: Printed = setting(Printed.table, "how predictions are printed: a table for the terminal, or csv")
+    powers_of: PowersOf = setting(
+        PowersOf.sigma, "what predicted exponents are powers of: sigma, a weight's scale, or model.residual_scale"
     )
     style: Style = setting(Style.default, "type and width of figures: our own, or a conference's")
 

@@ -46,6 +46,9 @@ class TaskConfig:
         None, "for data tokens, tokens of a sequence, at most those of a file's rows; null: as the file has it", least=1
     )
     first_scored: int = added(0, "for data tokens, the first position whose next token enters the loss")
+    correlation: float = added(
+        0.0, "for data gaussian, the correlation of the entries of any two tokens of a sequence", least=0, below=1
+    )
     label_smoothing: float = added(
         0.0, "share of a target's probability that cross-entropy spreads evenly over all words", least=0, below=1
     )

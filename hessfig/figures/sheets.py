@@ -10,6 +10,7 @@ from hessfig.errors import UserError, did_you_mean
 from hessfig.figures.layouts.approximation_maps import approximations
 from hessfig.figures.layouts.block_maps import blocks, pairs
 from hessfig.figures.layouts.comparisons import ablation, bars, lines
+from hessfig.figures.layouts.component_charts import components
 from hessfig.figures.layouts.courses import curvature_flow, training
 from hessfig.figures.layouts.distance_maps import heat, heterogeneity
 from hessfig.figures.layouts.eigenvalue_plots import spectra
@@ -59,6 +60,7 @@ LAYOUTS: dict[str, Layout] = {
     "training": Layout(training, options=()),
     "curvature_flow": Layout(curvature_flow, options=("quantity",)),
     "heterogeneity_trained": Layout(heterogeneity_trained, options=("quantity",)),
+    "components": Layout(components, options=("quantity", "part")),
     "edge": Layout(edge, options=("quantity",)),
     "steps": Layout(steps, options=()),
 }

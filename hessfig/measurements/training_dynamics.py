@@ -22,6 +22,7 @@ from hessfig.curvature.problem import Problem
 from hessfig.curvature.spectral.densities import eigenvalues
 from hessfig.measurements.quantity import At, Measured, Request, Row, row_of
 from hessfig.measurements.requirements import without_layers
+from hessfig.models.components import outside_window
 from hessfig.models.layered import Layered, scored_outputs
 from hessfig.record import Status
 from hessfig.states.training.loop import Rule, products_of_a_refresh, right_answers, right_digits
@@ -31,7 +32,7 @@ from hessfig.tasks.examples import training_batch, unseen_cascades
 from hessfig.terms import Block
 
 if TYPE_CHECKING:
-    from hessfig.models.networks import SelfAttention
+    from hessfig.models.networks import BareAttention, SelfAttention
 
 EXACT = "exact"
 EXAMPLES = 64
@@ -180,18 +181,30 @@ def spreads(problem: Problem) -> list[tuple[float, float]]:
 
 
 @torch.no_grad()
-def _of_layer(attention: SelfAttention, hidden: Tensor) -> tuple[float, float]:
+def _of_layer(attention: SelfAttention | BareAttention, hidden: Tensor) -> tuple[float, float]:
     scores = attention.scores(hidden, slice(None))
-    allowed = ~attention.causal_mask[: scores.shape[-2], : scores.shape[-1]]
-    pattern = attention.pattern(scores, slice(None), attention.causal_mask)
+    masked = _masked(attention, scores)
+    allowed = ~masked[: scores.shape[-2], : scores.shape[-1]]
+    pattern = attention.pattern(scores, slice(None), masked)
     return float(scores[..., allowed].double().std()), float(pattern.double().std())
 
 
-def _inputs(problem: Problem) -> list[tuple[SelfAttention, Tensor]]:
-    """Return every attention layer with what it is given at all positions."""
-    from hessfig.models.networks import SelfAttention  # TransformerLens: slow, and not for networks of the user's own
+def _masked(attention: SelfAttention | BareAttention, scores: Tensor) -> Tensor:
+    """Return which keys no query sees; the bare layer has no mask but its window."""
+    causal: Tensor | None = getattr(attention, "causal_mask", None)
+    return causal if causal is not None else outside_window(scores.shape[-1], attention.model.window, scores.device)
 
-    found: list[tuple[SelfAttention, Tensor]] = []
+
+def _inputs(problem: Problem) -> list[tuple[SelfAttention | BareAttention, Tensor]]:
+    """Return every attention layer with what it is given at all positions."""
+    from hessfig.models.networks import (  # TransformerLens: slow, and not for networks of the user's own
+        BareAttention,
+        SelfAttention,
+    )
+
+    if isinstance(problem.network, BareAttention):
+        return [(problem.network, problem.network.hidden(problem.batch.inputs, 0).detach())]
+    found: list[tuple[SelfAttention | BareAttention, Tensor]] = []
     modules = [module for module in problem.network.modules() if isinstance(module, SelfAttention)]
     hooks = [
         module.register_forward_pre_hook(lambda module, given: found.append((module, given[0].detach())))

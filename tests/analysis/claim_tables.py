@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from hessfig.analysis.arrays import StoredHessian
-from hessfig.analysis.claims.component_rules import COUNTED
+from hessfig.analysis.claims.component_rules import COUNTED, RAISED, REMOVED, TURNED
 from hessfig.analysis.claims.rule import Evidence
 from hessfig.predictions.architecture import MLP, Architecture, Attention
 from tests.analysis.spectral import spectral_table
@@ -49,6 +49,17 @@ def gaps(gap_of: Mapping[str, Law], noise: float, setting: str = "model.attentio
         for seed in SEEDS
         for sigma in SIGMAS
         for row, extra in (("W_V", 0.0), ("W_Q", gap(sigma)))
+    )
+
+
+def components(gap: float, base: float, noise: float) -> Evidence:
+    """Return norms of networks of components whose exponents of W_Q and W_V differ by a gap, and of their base."""
+    return of(
+        block(row, sigma ** (2 + extra + noise * normal(seed, variant, row)), variant=variant, seed=seed, sigma=sigma)
+        for variant in ("", *REMOVED, *TURNED, *RAISED)
+        for seed in SEEDS
+        for sigma in SIGMAS
+        for row, extra in (("W_V", 0.0), ("W_Q", gap if variant else base))
     )
 
 

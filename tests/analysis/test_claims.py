@@ -40,7 +40,7 @@ HOLDS, SMALL, NOT, OPEN = Verdict.holds, Verdict.small, Verdict.does_not_hold, V
 # What is equal to a number, or below one, is not small.
 NEVER_SMALL = {
     *("jacobian", "weight-powers", "landscape-rate", "landscape-bound", "hessian-data"),
-    *("block-independence", "block-independence-trained"),
+    *("block-independence", "block-independence-trained", "heterogeneity-removed", "heterogeneity-turned"),
 }
 
 
@@ -258,6 +258,16 @@ def of_stand_ins(shift: float, noise: float) -> Evidence:
         ("norm-depth", tables.depth_norm(0.05, 0.0, 0.005), SMALL),
         ("norm-depth", tables.depth_norm(1.0, 1.0, 0.02), NOT),
         ("norm-depth", tables.depth_norm(0.2, 0.0, 0.8), OPEN),
+        ("heterogeneity-removed", tables.components(0.0, 0.0, 0.02), HOLDS),
+        ("heterogeneity-removed", tables.components(1.0, 0.0, 0.02), NOT),
+        ("heterogeneity-removed", tables.components(0.0, 0.0, 1.0), OPEN),
+        ("heterogeneity-turned", tables.components(-1.0, 0.0, 0.02), HOLDS),
+        ("heterogeneity-turned", tables.components(1.0, 0.0, 0.02), NOT),
+        ("heterogeneity-raised", tables.components(4.0, 3.0, 0.02), HOLDS),
+        ("heterogeneity-turned", tables.components(-1.0, 0.0, 1.0), OPEN),
+        ("heterogeneity-raised", tables.components(3.2, 3.0, 0.01), SMALL),
+        ("heterogeneity-raised", tables.components(2.0, 3.0, 0.02), NOT),
+        ("heterogeneity-raised", tables.components(3.5, 3.0, 1.0), OPEN),
         ("softmax-indefinite", tables.indefinite(0.2, 0.02), HOLDS),
         ("softmax-indefinite", tables.indefinite(0.03, 0.005), SMALL),
         ("softmax-indefinite", tables.indefinite(-0.1, 0.02), NOT),

@@ -66,8 +66,8 @@ def test_both_files_say_the_same_and_nothing_else_is_written(tmp_path: Path) -> 
     text = paths[1].read_text()
     free = sum(bool(claim.others or claim.awaits or claim.theorems) for claim in claims().values())
     assert f"{len(claims())} claims: " in text and f", {len(claims()) - free} not run. Of 0 verdicts" in text
-    assert frame.loc["block-order", "verdict"] == frame.loc["jacobian", "verdict"] == "not tested here"
-    assert frame.loc["jacobian", "run"] == "" and frame.loc["block-order", "run"].startswith("hessfig run sweep=")
+    assert frame.loc["block-order", "verdict"] == frame.loc["sharpness-batch", "verdict"] == "not tested here"
+    assert frame.loc["block-order", "run"].startswith("hessfig run sweep=")
     assert all(f"## {name}\n" in text and f"(#{name})" in text for name in claims())
     assert "| gap of exponents, softmax attention | 3" in text and "measured with eq5: model.d_model=4" in text
     assert all(line.count("|") - line.count("\\|") in (5, 7) for line in text.splitlines() if line.startswith("| "))

@@ -56,6 +56,10 @@ ALONG = [
     *["heterogeneity_after", "gauss_newton_after", "spectra_after", "entries_after"],
 ]
 ENCODERS = ["trained_transformers", "trained_spectra"]
+COMPONENTS = [
+    *["components", "weight_powers", "embeddings", "depth_norm", "traces"],
+    *["dispersion", "similar_tokens", "wide_keys", "jacobian"],
+]
 APPROXIMATIONS = ["approximations", "approximations_after", "approximations_heads"]
 NETWORK = """
 import torch
@@ -118,6 +122,7 @@ def test_estimators_and_types_are_those_make_figures_used() -> None:
     assert dense == {
         *("entries", "entries_seeds", "entries_after", "eq5", "data_size", "data_size_batches"),
         *("blocks_after", "heads_zeros", "sublayers", "temperature", "score_split"),
+        *("dispersion", "jacobian", "similar_tokens", "weight_powers", "wide_keys"),
     }
     assert {config.estimator.method for config in made.values()} == {"dense", "auto", "hutchinson"}
     assert {name for name, config in made.items() if config.dtype == "float32"} == {"depth", *ENCODERS}
@@ -128,6 +133,7 @@ def test_estimators_and_types_are_those_make_figures_used() -> None:
         *SPECTRA,
         *LANDSCAPE,
         "sublayers_steps",
+        *("dispersion", "jacobian", "similar_tokens", "traces", "wide_keys"),
         *ALONG,
         *ENCODERS,
         *APPROXIMATIONS,
@@ -154,13 +160,13 @@ def test_figures_come_in_the_order_of_their_configuration() -> None:
     assert [figure.name for figure in follow_ups if figure.order < 210] == SPECTRA
     assert all(figure.order >= 200 for figure in follow_ups)
     along = [figure.name for figure in follow_ups if 210 <= figure.order < 220 or figure.order >= 240]
-    assert along == [*ALONG, "blocks_after", "temperature_model", *APPROXIMATIONS]
+    assert along == [*ALONG, "blocks_after", "temperature_model", *APPROXIMATIONS, *COMPONENTS]
     here = [figure.name for figure in follow_ups if 220 <= figure.order < 240]
     assert here == [*LANDSCAPE, "sublayers_groups", "gpt2", "sublayers_steps", *ENCODERS]
     assert len({figure.order for figure in found}) == len(found)
     assert studies() == ["scalar", "bounds"]
     by_group = {group: [one.name for one in found if one.group == group] for group in FigureGroup}
-    assert by_group[FigureGroup.beyond] == ["post_layernorm", "blocks"]
+    assert by_group[FigureGroup.beyond][:2] == ["post_layernorm", "blocks"]
     assert by_group[FigureGroup.study] == studies()
 
 

@@ -76,8 +76,8 @@ def softmax(evidence: Evidence) -> judges.Finding:
     0 with a mean of at least 0.25 in size, and without softmax it lies within 0.25 of 0; it does not when one of the
     two is the other way round. The effect is the gap with softmax.
     """
-    gaps = _gaps(norms(evidence, BY_ATTENTION), BY_ATTENTION, window=SMALL)
-    kinds = dict(list(gaps.groupby(level=0)))
+    found = gaps(norms(evidence, BY_ATTENTION), BY_ATTENTION, window=SMALL)
+    kinds = dict(list(found.groupby(level=0)))
     if not {"softmax", "linear"} <= set(kinds):
         return judges.missing(f"norms of the blocks of W_Q and W_V for {BY_ATTENTION}=softmax and linear")
     judged_by: dict[str, judges.Judge] = {
@@ -164,7 +164,7 @@ def prenorm(evidence: Evidence) -> judges.Finding:
     of: dict[str, judges.Effects] = {}
     shown: dict[str, judges.Effect] = {}
     for window in windows:
-        without, normed = (_gaps(norms(one), window=window).abs() for one in (plain, evidence))
+        without, normed = (gaps(norms(one), window=window).abs() for one in (plain, evidence))
         ratio = (normed / without.where(without > 0)).dropna()
         if ratio.empty:
             return judges.missing("norms of the blocks of W_Q and W_V with pre-LN and without a norm")
@@ -207,10 +207,8 @@ def layers(evidence: Evidence) -> judges.Finding:
 
 @claim(
     *("jacobian", f"{ORMANIEC}, section 3.1, and Noci et al. (2022)", "jacobian"),
-    figure="eq5",
     there="one self-attention layer at initialisation",
     here=BARE,
-    awaits="no sweep of `jacobian_norm` is shipped yet",
 )
 def jacobian(evidence: Evidence) -> judges.Finding:
     """Claim: the Jacobian grows as sigma in the value weight and as sigma^3 in the query weight.
@@ -233,7 +231,7 @@ def _smallest(conditions: Mapping[str, judges.Condition]) -> str:
     return (holding or [judges.largest({name: one.effect for name, one in conditions.items()}, lambda mean: -mean)])[0]
 
 
-def _gaps(rows: pd.DataFrame, *by: str, window: Window) -> pd.Series:
+def gaps(rows: pd.DataFrame, *by: str, window: Window) -> pd.Series:
     """Return the exponent of W_Q less that of W_V by (by ..., seed)."""
     slopes = exponents(diagonal(rows[rows["row"].isin(_PAIR)]), "sigma", *by, "row", window=window)
     if not set(_PAIR) <= set(slopes.index.get_level_values("row")):

@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from hessfig.config.checks import check
 from hessfig.config.compose.overrides import for_hydra, given, quoted, runs
 from hessfig.config.compose.refusals import REFUSED, refusal
-from hessfig.config.compose.vary import check_shapes, combinations, settled, variant_name
+from hessfig.config.compose.vary import changed, check_shapes, combinations, settled, variant_name
 from hessfig.config.facts import IN_MANIFEST
 from hessfig.config.presets import names
 from hessfig.config.schema import Config
@@ -53,9 +53,10 @@ class Job:
 
         Settings given on the command line are not varied; the number of layers is not part of the name.
         """
-        changed = self.composed.copy()  # once, for that takes longest: every choice has the same keys
+        sweep, once = self.composed.sweep, self.composed.copy()  # that takes longest: once, where all have equal keys
         return [
-            (variant_name(choice), self._with(choice, changed)) for choice in combinations(self.composed.sweep.vary)
+            (variant_name(choice), self._with(choice, self.composed.copy() if sweep.variants else once))
+            for choice in combinations(sweep.vary, sweep.variants)
         ]
 
     def of_sweep(self, sweep: str) -> Job:
@@ -119,6 +120,7 @@ def compose(words: Sequence[str], own: Path | None = None) -> Job:
         raise refusal(error, words, own) from error
     vary: Any = OmegaConf.to_container(composed.sweep.vary)
     composed.sweep.vary = settled(vary, given(words))
+    composed.sweep.variants = changed(OmegaConf.to_container(composed.sweep.variants), given(words))
     composed.config_dir = str(own) if own else None
     job = Job(composed, tuple(words), own)
     _check_own_names(job)
