@@ -1,18 +1,26 @@
 """hessfig measures the blocks of a transformer's Hessian and redraws the figures that rest on them."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hessfig.cli.predict import predict
     from hessfig.interface import Problem, measure
+    from hessfig.monitor import Monitor
+    from hessfig.sessions import Run, plot, read, run
 
-__all__ = ["Problem", "__version__", "measure"]
+__all__ = ["Monitor", "Problem", "Run", "__version__", "measure", "plot", "predict", "read", "run"]
 __version__ = "0.2.0"
+_HOMES = {
+    **dict.fromkeys(("Problem", "measure"), "hessfig.interface"),
+    **dict.fromkeys(("Run", "plot", "read", "run"), "hessfig.sessions"),
+    "Monitor": "hessfig.monitor",
+    "predict": "hessfig.cli.predict",
+}
 
 
 def __getattr__(name: str) -> Any:
     """Import the interface when it is first used: the command line must start without torch."""
-    if name in ("Problem", "measure"):
-        from hessfig import interface
-
-        return getattr(interface, name)
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'hessfig' has no attribute {name!r}")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from hessfig.config import (
@@ -26,16 +26,18 @@ from hessfig.measurements.quantity import At, Measured, asked_of, check_served
 from hessfig.measurements.requirements import check_parts
 from hessfig.models.blocks import blocks_of
 from hessfig.record import COLUMNS, Status
-from hessfig.terms import Part
+from hessfig.terms import Block, Part
 
 if TYPE_CHECKING:
     import pandas as pd
     import torch
     from torch import Tensor, nn
 
-    from hessfig.models.protocol import Drawn
+    from hessfig.curvature.problem import Problem as Measurable
+    from hessfig.models.protocol import Drawn, Layout
 
 
+ALL_PARTS = ("H", "H_o", "H_f")
 _EXAMPLES = {
     "blocks": 'blocks=["W_V", ("W_Q", "W_V"), "all"]',
     "parts": 'parts=["H", "H_o"]',
@@ -175,24 +177,29 @@ Spec = str | tuple[str, Any] | list[Any]
 class Problem:
     """The loss of a network on data: what is differentiated twice.
 
-    network   any torch.nn.Module that maps one tensor of inputs to one tensor of outputs, in evaluation mode
-    inputs    a tensor (samples first), or a list of tensors: batches, which together are the loss on all samples
-    targets   a tensor, or a list of as many; classes of -100 are ignored, as in torch
-    loss      "cross_entropy" (outputs (..., classes), targets (...)), "mse", "mse_sum", or a module
-              loss(outputs, targets) with `reduction` "mean" or "sum" that returns a tensor of shape ()
+    network   any torch.nn.Module, in evaluation mode
+    inputs    a tensor (samples first), a tuple of several inputs, or a dictionary of arguments; a list, DataLoader or
+              iterable of these, or of (inputs, targets) pairs: batches, which together are the loss on all samples
+    targets   a tensor, or a list of as many; classes of -100 are ignored, as in torch. None: the second of a pair, or
+              the entry `labels` of a dictionary; a name: that entry
+    loss      "cross_entropy" (outputs (..., classes), targets (...)), "mse", "mse_sum", a function loss(outputs,
+              targets), or a module with `reduction` "mean" or "sum"; each returns a tensor of shape (). None: the loss
+              that the network itself returns for its labels (as those of transformers do), else cross_entropy
     weights   {name: parameter name, (parameter name, index) for a view of it, or a list of these for a group}; a name
-              may carry its layer: "W_V@2". No entry may stand twice in a group. Left out: every parameter by its own
-              name.
+              may carry its layer: "W_V@2". No entry may stand twice in a group. None: every parameter by its own name;
+              "trainable": those that require a gradient (LoRA), the others are constants
+    outputs   the name (or place) of what the loss takes, where the network returns several tensors
 
     Batches weigh what the mean over each divides by: samples or numbers, or the class weights of targets that are not
     ignored. A loss of another type must show on all outputs joined that it is such a mean; else it is refused.
     """
 
     network: nn.Module
-    inputs: Tensor | Sequence[Tensor]
-    targets: Tensor | Sequence[Tensor]
-    loss: str | nn.Module = "cross_entropy"
-    weights: Mapping[str, Spec] | None = field(default=None)
+    inputs: Any
+    targets: Any = None
+    loss: str | nn.Module | Callable[[Any, Tensor], Tensor] | None = None
+    weights: Mapping[str, Spec] | str | None = field(default=None)
+    outputs: str | int | None = None
 
     def drawn(self, dtype: str) -> Drawn:
         """Return the checked problem in `dtype`; the network is copied when it has another type.
@@ -202,14 +209,26 @@ class Problem:
         from hessfig.models.own_network import foreign
 
         real = one_of("dtype", dtype, DType)
-        return foreign(self.network, self.inputs, self.targets, self.loss, self.weights, dtype=real)
+        return foreign(self.network, self.inputs, self.targets, self.loss, self.weights, self.outputs, dtype=real)
+
+    def _repr_html_(self) -> str:
+        from hessfig.analysis.shown_tables import described_html
+
+        weights = self.weights if isinstance(self.weights, str) else ", ".join(self.weights or ()) or "every parameter"
+        loss = self.loss or "the network's own, else cross_entropy"
+        facts = {
+            "parameters": sum(parameter.numel() for parameter in self.network.parameters()),
+            "loss": loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__),
+            "weights": weights,
+        }
+        return described_html(f"Problem of {type(self.network).__name__}", facts)
 
 
 def measure(
     problem: Problem,
     *,
     blocks: str | Sequence[Any] = "each",
-    parts: str | Sequence[str] = ("H", "H_o", "H_f"),
+    parts: str | Sequence[str] | None = None,
     quantities: str | Sequence[str] = ("frobenius",),
     estimator: str = "auto",
     num_probes: int = 20,
@@ -222,8 +241,9 @@ def measure(
 
     `blocks`: "each" (every weight's diagonal block), "all" (every pair), or a list of names, groups and pairs:
     ["W_V", ("W_Q", "W_V"), "all"], where the name "all" is the whole network. A single name may stand for a list of
-    it, so too for `parts` and `quantities`. H = H_o + H_f, the Gauss-Newton part and
-    the functional part (eq. 2). A trace is measured for the diagonal blocks among them. `estimator`: auto (dense where
+    it, so too for `parts` and `quantities`. H = H_o + H_f, the Gauss-Newton part and the functional part (eq. 2): all
+    three where the loss is convex in the network's outputs, else H alone (a function's convexity is tested at these
+    outputs). A trace is measured for the diagonal blocks among them. `estimator`: auto (dense where
     a weight has no more than `num_probes` entries, else Rademacher probes), hutchinson, or dense. `spectrum` holds the
     settings of eigenvalues and densities (hessfig.config.SpectrumConfig): {"k": 3, "steps": 80}. The same seed gives
     the same bits, here and on the command line. Arrays of a quantity are in `table.attrs["arrays"]`, by its name.
@@ -244,15 +264,14 @@ def measure(
             remedy="hessfig.measure(hessfig.Problem(network, inputs, targets))",
         )
     place = device_of(device)
-    config = config_of(blocks, parts, quantities, estimator, num_probes, spectrum, seed, dtype)
+    config = config_of(
+        blocks, ALL_PARTS if parts is None else parts, quantities, estimator, num_probes, spectrum, seed, dtype
+    )
     names = config.quantities
     with torch.inference_mode(False), torch.autocast("cpu", enabled=False), torch.enable_grad():
         drawn = problem.drawn(config.dtype)
-        blocks_there = blocks_of(config.blocks, drawn.layout, config.model)
-        check_served([quantity(name) for name in names], blocks_there)
-        check_parts(config, blocks_there)
-        for name in names:
-            quantity(name).check(config, drawn.layout)
+        config = with_parts(config, Measurable.of(drawn), parts)
+        blocks_there = blocks_asked(config, drawn.layout)
         measurable = Measurable.of(drawn).on(place)
         at = At(config, seed=config.first_seed)
         asked = {name: asked_of(quantity(name), blocks_there, at) for name in names}
@@ -260,8 +279,42 @@ def measure(
     return _frame(found, config.first_seed)
 
 
+def with_parts(config: Config, problem: Measurable, asked: Any) -> Config:
+    """Return the settings with the parts that there are: H alone where the loss is not convex in declared outputs.
+
+    Raises UserError, with the reason, where another part is asked for there.
+    """
+    from hessfig.curvature.loss_convexity import why_no_split
+
+    why = why_no_split(problem) if set(config.parts) - {Part.H} else ""
+    if why and asked is not None:
+        raise UserError(
+            f"parts: H_o and H_f are not defined here: {why}",
+            got=plain(repr(asked)),
+            allowed="H",
+            remedy="parts='H', or declare outputs in which the loss is convex: loss=..., outputs='NAME'",
+        )
+    return replace(config, parts=[Part.H]) if why else config
+
+
+def blocks_asked(config: Config, layout: Layout, *, unchecked: Collection[str] = ()) -> list[Block]:
+    """Return the blocks that settings ask of a network of the user's own.
+
+    Raises UserError for what cannot be measured; the settings of quantities `unchecked` are for their caller to check.
+    """
+    names, found = config.quantities, blocks_of(config.blocks, layout, config.model)
+    check_served([quantity(name) for name in names], found)
+    check_parts(config, found)
+    for name in names:
+        if name not in unchecked:
+            quantity(name).check(config, layout)
+    return found
+
+
 def _frame(found: Mapping[str, Measured], seed: int) -> pd.DataFrame:
     import pandas as pd
+
+    from hessfig.analysis.shown_tables import Table
 
     shared = {"sweep": "", "variant": "", "num_layers": 0, "seed": seed}
     rows = [{**shared, **row} for measured in found.values() for row in measured.rows]
@@ -276,5 +329,6 @@ def _frame(found: Mapping[str, Measured], seed: int) -> pd.DataFrame:
             RuntimeWarning,
             stacklevel=3,
         )
+    frame = Table(frame)
     frame.attrs["arrays"] = {name: measured.arrays for name, measured in found.items() if measured.arrays}
     return frame

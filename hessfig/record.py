@@ -32,11 +32,8 @@ COLUMNS = [
 ]
 LEFT_OUT = (Status.nonfinite, Status.not_converged)
 FROBENIUS = "frobenius"
-OF_WEIGHTS = (
-    "gradient_norm",
-    "weight_norm",
-    "num_parameters",
-)  # of a weight, not of a block of the Hessian: without a part
+# of a weight, not of a block of the Hessian: without a part
+OF_WEIGHTS = ("gradient_norm", "weight_norm", "jacobian_norm", "num_parameters")
 CHECKSUM, LARGEST_MANIFEST = "checksum", 32 * 2**20
 
 

@@ -45,6 +45,8 @@ class Matrix(StrEnum):
     W_QK = "W_QK"
     W_V = "W_V"
     W_O = "W_O"
+    W_G = "W_G"
+    W_gate = "W_gate"
     W_in = "W_in"
     W_out = "W_out"
     W_U = "W_U"
@@ -89,27 +91,90 @@ class Kind(StrEnum):
 
 
 class Attention(StrEnum):
-    """What turns scores into mixing weights; `linear` leaves the masked scores as they are."""
+    """What turns the allowed scores of a query into mixing weights (docs/networks.md has the formulas).
+
+    `linear` leaves scores as they are. `kernel` takes phi(q).phi(k), phi(z) = 1 + z for every entry, over its sum.
+    `differential` is a difference of two softmaxes. `off_by_one` is a softmax with one more logit, 0, of no value.
+    """
 
     softmax = "softmax"
     linear = "linear"
+    sigmoid = "sigmoid"
+    sparsemax = "sparsemax"
+    entmax15 = "entmax15"
+    kernel = "kernel"
+    differential = "differential"
+    off_by_one = "off_by_one"
+
+
+class AttentionBias(StrEnum):
+    """What sigmoid attention adds to its scores: nothing, or -log L for sequences of L tokens."""
+
+    none = "none"
+    log_length = "log_length"
+
+
+class Scores(StrEnum):
+    """How queries and keys make scores: their product, normalised before it (RMS or length), or capped after it."""
+
+    plain = "plain"
+    qk_norm = "qk_norm"
+    cosine = "cosine"
+    softcap = "softcap"
 
 
 class Norm(StrEnum):
-    """Where LayerNorm sits: nowhere, before each sublayer and the unembedding, or after each residual sum."""
+    """Where norms sit: nowhere, before each sublayer and the unembedding, or after each residual sum.
+
+    `sandwich`: as `pre`, and after each sublayer too, before its output is added.
+    """
 
     none = "none"
     pre = "pre"
     post = "post"
+    sandwich = "sandwich"
+
+
+class NormKind(StrEnum):
+    """LayerNorm, or RMSNorm: no mean is taken off, and no shift is added."""
+
+    layer = "layer"
+    rms = "rms"
+
+
+class Positions(StrEnum):
+    """How a position is told: a learned embedding W_pos, rotated queries and keys, a slope in the scores, or not."""
+
+    learned = "learned"
+    rope = "rope"
+    alibi = "alibi"
+    none = "none"
 
 
 class MLP(StrEnum):
-    """Activation of the MLP sublayer; `none` leaves the sublayer out."""
+    """Activation of the MLP sublayer; `none` leaves the sublayer out.
+
+    `swiglu` and `geglu` multiply two maps of the input: silu (or gelu) of W_gate x times W_in x, entry by entry.
+    """
 
     relu = "relu"
     gelu = "gelu"
     linear = "linear"
     none = "none"
+    silu = "silu"
+    swiglu = "swiglu"
+    geglu = "geglu"
+
+
+GATED = (MLP.swiglu, MLP.geglu)
+SMOOTH = (MLP.gelu, MLP.silu, *GATED)
+
+
+class Gate(StrEnum):
+    """What multiplies the mixed values, entry by entry: nothing, or the sigmoid of W_G x of the query's position."""
+
+    none = "none"
+    output = "output"
 
 
 class QueryKey(StrEnum):
@@ -117,6 +182,67 @@ class QueryKey(StrEnum):
 
     separate = "separate"
     single = "single"
+
+
+class Need(StrEnum):
+    """What a block must be for an approximation to exist; each but `whole` and `any` includes the one before it.
+
+    `any`: any block. `matrix`: that of a single weight with two axes. `linear`: that of a linear map's weight.
+    `heads`: that of a weight of attention, which is cut into heads. `moments`: any block at a state that adam or
+    adamw reached. `whole`: that of the whole network.
+    """
+
+    any = "any"
+    matrix = "matrix"
+    linear = "linear"
+    heads = "heads"
+    moments = "moments"
+    whole = "whole"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is true of an approximation: what it needs of a block, and its label in figures."""
+
+    needs: Need
+    label: str
+
+
+class Approximation(StrEnum):
+    """An approximation A of a block B of the Hessian: its name, what it needs, and the optimiser that it belongs to.
+
+    This is the one list of names: settings, rows, checks and figures read it. docs/approximations.md defines each; its
+    function is in hessfig.curvature.approximations.named.
+    """
+
+    facts: Facts
+
+    diagonal = "diagonal", Facts(Need.any, "diagonal")
+    adam = "adam", Facts(Need.moments, "Adam, stored")
+    adam_expected = "adam_expected", Facts(Need.any, "Adam, expected")
+    adam_mini = "adam_mini", Facts(Need.any, "Adam-mini")
+    adam_mini_head = "adam_mini_head", Facts(Need.heads, "Adam-mini, heads")
+    empirical_fisher = "empirical_fisher", Facts(Need.any, "empirical Fisher")
+    sampled_fisher = "sampled_fisher", Facts(Need.any, "sampled Fisher")
+    muon = "muon", Facts(Need.matrix, "Muon")
+    shampoo = "shampoo", Facts(Need.matrix, "Shampoo")
+    soap = "soap", Facts(Need.matrix, "SOAP")
+    kfac = "kfac", Facts(Need.linear, "K-FAC")
+    kfac_reduce = "kfac_reduce", Facts(Need.linear, "K-FAC, reduce")
+    ekfac = "ekfac", Facts(Need.linear, "EK-FAC")
+    kfoc = "kfoc", Facts(Need.matrix, "best Kronecker")
+    kronecker_sum = "kronecker_sum", Facts(Need.matrix, "best Kronecker sum")
+    block_diagonal = "block_diagonal", Facts(Need.whole, "weights apart")
+    layer_diagonal = "layer_diagonal", Facts(Need.whole, "layers apart")
+
+    def __new__(cls, value: str, *facts: Facts) -> Approximation:
+        """Return the member of a row; its value is its name, as that of every choice."""
+        member = str.__new__(cls, value)
+        member._value_, (member.facts,) = value, facts
+        return member
+
+
+NUMBERS_OF_APPROXIMATIONS = ("error", "scale_error", "angle")
 
 
 @dataclass(frozen=True, order=True)

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import csv
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 
 from hessfig.analysis.claims.ledger import claims
+from hessfig.analysis.presented import between_marks, markdown_table, markdown_text
 
 PAGE = Path(__file__).parents[1] / "docs" / "claims.md"
 COMMAND = "python scripts/claims_page.py --write"
@@ -25,9 +25,9 @@ def main() -> None:
     if sys.argv[1:2] != ["--write"]:
         sys.stdout.write(records())
         return
-    page = between(PAGE.read_text(), "records", records())
+    page = between_marks(PAGE.read_text(), "records", records(), COMMAND)
     if len(sys.argv) > 2:
-        page = between(page, "verdicts", verdicts(Path(sys.argv[2]) / "claims.csv"))
+        page = between_marks(page, "verdicts", verdicts(Path(sys.argv[2]) / "claims.csv"), COMMAND)
     PAGE.write_text(page)
 
 
@@ -38,8 +38,8 @@ def records() -> str:
         (one.id, one.source, one.statement, ", ".join(map(_code, one.sweeps)), one.there, one.here)
         for one in claims().values()
     ]
-    rules = [f"- **{one.id}**: {_cell(one.rule_words)}{_apart(one)}" for one in claims().values()]
-    return "\n".join([*table(heads, rows), "", "### Rules", "", *rules, ""])
+    rules = [f"- **{one.id}**: {markdown_text(one.rule_words)}{_apart(one)}" for one in claims().values()]
+    return "\n".join([*markdown_table(heads, rows), "", "### Rules", "", *rules, ""])
 
 
 def verdicts(path: Path) -> str:
@@ -49,23 +49,7 @@ def verdicts(path: Path) -> str:
             (row["id"], _digits(row["effect"]), _interval(row["low"], row["high"]), row["verdict"], row["words"])
             for row in csv.DictReader(file)
         ]
-    return "\n".join([*table(("claim", "effect", "95 % interval", "verdict", "in words"), found), ""])
-
-
-def between(page: str, name: str, text: str) -> str:
-    """Return the page with `text` between the marks of this name. Raises ValueError for a page without them."""
-    begin, end = f"<!-- {name}: {COMMAND} -->\n", f"<!-- end of the {name} -->\n"
-    before, found, rest = page.partition(begin)
-    _, closed, after = rest.partition(end)
-    if not (found and closed):
-        raise ValueError(f"{PAGE.name} lacks the marks between which the {name} stand")
-    return before + begin + text + end + after
-
-
-def table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
-    """Return the lines of a Markdown table."""
-    head = list(heads)
-    return [_line(head), _line("---" for _ in head), *map(_line, rows)]
+    return "\n".join([*markdown_table(("claim", "effect", "95 % interval", "verdict", "in words"), found), ""])
 
 
 def _apart(one: object) -> str:
@@ -76,14 +60,6 @@ def _apart(one: object) -> str:
 
 def _code(word: str) -> str:
     return f"`{word}`"
-
-
-def _line(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(map(_cell, cells))} |"
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("<", "&lt;")
 
 
 def _digits(text: str) -> str:

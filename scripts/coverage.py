@@ -1,9 +1,10 @@
 """How often Hutchinson's 95 % interval holds the exact value: compares two tables of one sweep, number by number.
 
-Intervals are those of the package: Student's t with one degree of freedom less than there are test vectors.
+Intervals are those of the package (`probe_interval`): Student's t with one degree of freedom less than there are
+test vectors, symmetric as factors.
 
 hessfig run sweep=sigma estimator=exact output_dir=exact
-hessfig run sweep=sigma output_dir=probed
+hessfig run sweep=sigma estimator=aligned estimator.num_probes=4 output_dir=probed
 python scripts/coverage.py exact/sigma/table.csv probed/sigma/table.csv
 """
 

@@ -14,11 +14,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from hessfig.analysis.presented import between_marks
+
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "architecture.md"
 PACKAGE = ROOT / "hessfig"
 COMMAND = "python scripts/house_tree.py --write"
-BEGIN, END = f"<!-- tree: {COMMAND} -->\n", "<!-- end of the tree -->\n"
 
 
 def main() -> None:
@@ -36,11 +37,7 @@ def tree() -> str:
 
 def with_tree(page: str) -> str:
     """Return the page with the tree of today between its marks. Raises ValueError for a page without them."""
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        raise ValueError(f"{PAGE.name} lacks the marks between which the tree stands")
-    return before + BEGIN + tree() + END + after
+    return between_marks(page, "tree", tree(), COMMAND)
 
 
 def _lines(folder: Path, depth: int) -> Iterator[str]:

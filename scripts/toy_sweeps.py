@@ -127,8 +127,10 @@ def _toy(sweep: str) -> dict[str, object]:
     if sweep == "model_size_width":
         del found["model.d_model"]
         found["sweep.vary"] = "{model.d_model: [4, 6]}"
-    if sweep == "gpt2":
+    if sweep == "gpt2" or "model: huggingface" in text:
         found |= GPT2
+    if "task: masked_tokens" in text:
+        found |= {"model.path": "null", "model.architecture": "bert"}
     if "override /model: vit" in text:
         found["task.batch_size"] = 8
     if "override /state: trained" in text:

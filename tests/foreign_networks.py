@@ -94,7 +94,11 @@ def dense_parts(problem: hessfig.Problem, names: Sequence[str]) -> dict[Part, Te
             return functional_call(network, dict(zip(names, at, strict=True)), (x,))
 
     def loss(f: Tensor) -> Tensor:
-        return F.cross_entropy(f.flatten(0, -2), y.flatten()) if problem.loss == "cross_entropy" else F.mse_loss(f, y)
+        return (
+            F.cross_entropy(f.flatten(0, -2), y.flatten())
+            if problem.loss in (None, "cross_entropy")
+            else F.mse_loss(f, y)
+        )
 
     f = outputs()
     leaf = f.detach().requires_grad_()

@@ -152,7 +152,8 @@ def _plain(verb: Verb, words: list[str]) -> None:
     else:
         from hessfig.analysis.claims.ledger import claim_of
 
-        given = dict(word.split("=", 1) for word in words)
+        places = [word for word in words if "=" not in word and verb.place]
+        given = dict(word.split("=", 1) for word in words if word not in places)
         assert set(given) <= set(verb.reads), words
         claim_of(given.get("claim", "heads"))
 
@@ -191,7 +192,8 @@ def _python(words: list[str]) -> None:
 
 def _pip(words: list[str]) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = {one for extra in project["optional-dependencies"].values() for one in extra}
+    groups = project["optional-dependencies"]
+    extras = {one for extra in groups.values() for one in extra} | {"hessfig", *(f"hessfig[{name}]" for name in groups)}
     assert words[0] == "install"
     for word in words[1:]:
         known = word in ("-e", "-c", "--no-deps", ".") or word in extras or (ROOT / word).is_file()

@@ -31,16 +31,21 @@ READING = ("analysis", "figures", "report")
 LIGHT = (
     "hessfig.terms",
     "hessfig.record",
-    "hessfig.predictions.growth_rates",
     "hessfig.predictions.architecture",
     "hessfig.predictions.growth_rates",
+    "hessfig.predictions.monomials",
+    "hessfig.predictions.network_series",
 )
 # What plans and previews read of the measuring wing: names and sizes, never tensors.
 WITHOUT_TORCH = ("hessfig.sweep.plan", "hessfig.sweep.preview", "hessfig.sweep.runner", "hessfig.models.registry")
 DOORS = {
     "curvlinops": ("hessfig.curvature.curvlinops",),
     "transformer_lens": ("hessfig.models.",),
-    "transformers": ("hessfig.models.stored.causal_model",),
+    "transformers": (
+        *("hessfig.models.stored.causal_model", "hessfig.models.stored.tokenizer"),
+        "hessfig.integrations.transformers",
+    ),
+    "lightning": ("hessfig.integrations.lightning",),
     "safetensors": ("hessfig.models.stored.weight_files", "hessfig.states."),
     "hydra": ("hessfig.config.compose",),
     "omegaconf": ("hessfig.config.compose",),

@@ -28,9 +28,11 @@ from tests.pages import PAGES, ROOT, check_command, sections, text_of, write_fil
 from tests.test_architecture import tracked
 
 # Pages whose shell blocks are run word for word, in an empty folder that holds the files they show.
-RUN = ["docs/extending.md", "docs/own-model.md"]
+RUN = ["docs/extending.md", "docs/own-model.md", "docs/own-training.md"]
 # Commands that cannot be composed here, and why.
 NOT_COMPOSED = {
+    "hessfig run model=huggingface model.path=DIR task=masked_tokens task.path=sequences.txt sweep.name=mine "
+    "blocks=each": ("the folder of a model and its sequences are the reader's"),
     "hessfig run model=huggingface model.path=DIR task=tokens task.path=ids.npy sweep.name=mine blocks=each": (
         "the folder of a model and its ids are the reader's"
     ),
@@ -42,7 +44,9 @@ NOT_COMPOSED = {
 NO_SETTINGS = {
     "estimator=deflated": "removed in 0.2.0",
     "claim=ID": "a word of hessfig claims",
+    "file=NAME.zip": "a word of hessfig bundle",
     "launcher=mine": "a file of the reader's own",
+    **dict.fromkeys(("weights=trainable", "on_error=raise", "loss=None", "outputs=NAME"), "an argument in Python"),
     "statement=thm31,lem41": "a word of hessfig verify",
 }
 Cli = Callable[..., Answer]

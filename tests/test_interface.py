@@ -159,7 +159,7 @@ BAD = {
     "outputs the loss cannot take": ({"loss": "mse"}, "the loss cannot take the network's output"),
     "dropout": ({"network": nn.Sequential(nn.Dropout(0.5), NET)}, "training mode(.|\n)*network.eval"),
     "a tuple of outputs": ({"network": nn.LSTM(3, 2)}, "output is not a tensor"),
-    "other inputs": ({"inputs": {"x": X}}, "inputs and targets are not tensors"),
+    "other inputs": ({"inputs": {"x": X}}, "the network cannot take the batch(.|\n)*argument 'x'"),
     "too few targets": ({"inputs": [X, X]}, "inputs and targets are not tensors"),
 }
 

@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
-SHIPPED = ["hessfig/conf/config.yaml", "hessfig/conf/sweep/sigma.yaml", "hessfig/data/published_slopes.csv"]
+from scripts import check_wheel
+
+SHIPPED = [
+    "hessfig/conf/config.yaml",
+    "hessfig/conf/sweep/sigma.yaml",
+    "hessfig/data/published_slopes.csv",
+    "hessfig/data/CITATION.cff",
+]
 SHIPPED += ["hessfig/report/templates/index.html", "hessfig/report/assets/style.css"]
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the wheel's content, built from a copy of the sources."""
+    """A folder with the wheel's content, built from an sdist of a copy of the sources."""
     folder = tmp_path_factory.mktemp("wheel")
-    source = folder / "source"
-    source.mkdir()
-    for name in ("hessfig", "conf", "data"):
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    pip("wheel", "--no-build-isolation", "-w", folder, source)
-    pip("install", "--target", folder / "site", next(folder.glob("*.whl")))
+    _, wheel = check_wheel.build(folder)  # from the sdist; it compares with one from the sources
+    pip("install", "--target", folder / "site", wheel)
     return folder / "site"
 
 
@@ -45,7 +43,7 @@ def test_configuration_and_data_are_inside(installed: Path, name: str) -> None:
 @pytest.mark.parametrize("arguments", [("run", "dry_run=true"), ("run", "--help"), ("status", "sweep=depth")])
 def test_it_works_from_another_folder(installed: Path, tmp_path: Path, arguments: tuple[str, ...]) -> None:
     """Without -S the editable install of the tests would lend the wheel what it lacks."""
-    path = os.pathsep.join([str(installed), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")])
+    path = os.pathsep.join([str(installed), *check_wheel.lent()])
     found = subprocess.run(
         [sys.executable, "-S", installed / "bin/hessfig", *arguments],
         cwd=tmp_path,

@@ -33,6 +33,15 @@ from hessfig.states.initialised import build_network
 from hessfig.states.point import drawn
 from hessfig.terms import Part
 
+
+class PAPER:
+    """The choices of the paper's networks, which every engine knows."""
+
+    attentions = (Attention.softmax, Attention.linear)
+    norms = (Norm.none, Norm.pre, Norm.post)
+    mlps = (MLP.relu, MLP.gelu, MLP.linear, MLP.none)
+
+
 ARCHITECTURES = {
     "softmax": ModelConfig(d_model=4, d_mlp=6),
     "pre": ModelConfig(d_model=4, d_mlp=6, n_layers=2, norm=Norm.pre),

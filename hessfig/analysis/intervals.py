@@ -64,12 +64,16 @@ def fisher_interval(correlations: Iterable[float], *, level: float = LEVEL, test
 
 
 def probe_interval(value: float, error: float, num_probes: int, *, level: float = LEVEL) -> Interval:
-    """Return the interval of a number that K test vectors estimate with standard error `error`: t with K - 1 degrees.
+    """Return the interval of a norm that K test vectors estimate with standard error `error`: t with K - 1 degrees.
+
+    It is symmetric as a factor, value x/÷ exp(t error / value): estimates of norms are skewed, and it covers better so
+    (docs/accuracy.md). nan for one test vector and for a value that is not positive; `se` is that of the logarithm.
 
     Unbiased is the *squared* norm; the norm itself is low by about v / (8 K) of its size, v the variance of one
     vector's squared norm over its squared mean, because the root is concave.
     """
-    return _interval(value, error, num_probes - 1, num_probes, level, 1)
+    log, relative = (math.log(value), error / value) if value > 0 else (math.nan, math.nan)
+    return _through(_interval(log, relative, num_probes - 1, num_probes, level, 1), math.exp)
 
 
 def band(mean: Numbers, sem: Numbers, count: Numbers, *, logs: bool) -> tuple[Numbers, Numbers]:

@@ -1,4 +1,4 @@
-"""How results are presented: frames as CSV files, and rows as tables for a terminal."""
+"""How results are presented: frames as CSV files, and rows as tables for a terminal or a Markdown page."""
 
 from __future__ import annotations
 
@@ -43,3 +43,32 @@ def terminal_table(
     for row in rows:
         table.add_row(*row)
     return table
+
+
+def markdown_table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
+    """Return the lines of a Markdown table; characters that would end a cell or open a tag are escaped."""
+    head = list(heads)
+    return [markdown_row(head), markdown_row("---" for _ in head), *map(markdown_row, rows)]
+
+
+def markdown_row(cells: Iterable[str]) -> str:
+    """Return one line of a Markdown table."""
+    return f"| {' | '.join(map(markdown_text, cells))} |"
+
+
+def markdown_text(text: str) -> str:
+    """Return a text of which no character ends a cell or opens a tag."""
+    return text.replace("|", "\\|").replace("<", "&lt;")
+
+
+def between_marks(page: str, name: str, text: str, command: str) -> str:
+    """Return a page with `text` between the marks of this name, which tell the command that writes it.
+
+    Raises ValueError for a page without them.
+    """
+    begin, end = f"<!-- {name}: {command} -->\n", f"<!-- end of the {name} -->\n"
+    before, found, rest = page.partition(begin)
+    _, closed, after = rest.partition(end)
+    if not (found and closed):
+        raise ValueError(f"the page lacks the marks between which the {name} stands")
+    return before + begin + text + end + after

@@ -23,7 +23,7 @@ def verb_help(verb: Verb, own: Path | None = None) -> str:
     """Return usage, groups with a line for each choice (those of the user's folder too), settings and flags."""
     parts = [
         f"hessfig {verb.name}: {verb.about}",
-        f"usage: hessfig {verb.name} key=value ...",
+        f"usage: hessfig {verb.name} {verb.place} key=value ...".replace("  ", " "),
         "example:\n" + "\n".join(f"  {example}" for example in verb.examples),
     ]
     parts += [_group_help(group, own) for group in verb.groups]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 DRAWN = "drawn"  # in a sweep's folder: how figures of the user's own were drawn
-_OF_STUDIES = ("width", "panels", "note", "formats")
+_OF_STUDIES = ("width", "panels", "note", "formats", "title", "xlabel", "ylabel", "legend")
 
 
 def plot(job: Job) -> int:
@@ -184,4 +184,5 @@ def _paper(job: Job) -> Paper:
     from hessfig.figures.parts.page import Paper
 
     figure = job.config.figure
-    return Paper(figure.width, figure.note, figure.formats, figure.panels, job.config.style)
+    words = {key: getattr(figure, key) for key in ("title", "xlabel", "ylabel", "legend")}
+    return Paper(figure.width, figure.note, figure.formats, figure.panels, job.config.style, **words)

@@ -7,8 +7,16 @@ from typing import Any
 
 from hessfig.cli.flags import own_words
 from hessfig.cli.verbs import VERBS
-from hessfig.config.compose import Job, matching_folder, preset_in, table_folder
+from hessfig.config.compose import Job, manifest_of, matching_folder, preset_in, table_folder
 from hessfig.errors import UserError, plain
+
+
+def as_made(job: Job) -> Job:
+    """Return the job with the windows and average that a table was made with, where it is named and no sweep is."""
+    if "sweep" in job.given or "sweep.name" not in job.given:
+        return job
+    manifest = manifest_of(Path(job.config.output_dir) / job.config.sweep.name)
+    return job if manifest is None else job.fitted_as(manifest["config"]["sweep"])
 
 
 def slopes(job: Job) -> int:
@@ -18,10 +26,11 @@ def slopes(job: Job) -> int:
     from hessfig.analysis.slopes.printed import rich_table
     from hessfig.cli.terminal import show
 
+    job = as_made(job)
     config = job.config
     if config.levels:
         return _levels(job)
-    fitted = _fitted(job)
+    fitted = fitted_slopes(job)
     show(rich_table(printed.chosen(fitted, rows=config.rows, parts=config.part)))
     if fitted.attrs["others"]:
         print(f"also in the table (quantity=NAME): {plain(', '.join(fitted.attrs['others']))}")
@@ -55,7 +64,8 @@ def check(job: Job) -> int:
     from hessfig.analysis.slopes import gate
     from hessfig.analysis.slopes.fit import SLOPES
 
-    lines, code = gate.summary(_fitted(job), job.config.tolerance)
+    job = as_made(job)
+    lines, code = gate.summary(fitted_slopes(job), job.config.tolerance)
     print("\n".join([*lines, f"written: {table_folder(job) / SLOPES}"]))
     return code
 
@@ -89,7 +99,8 @@ def verify(arguments: list[str]) -> int:
     return run_statements(**parse(own_words(VERBS["verify"], arguments)), show=show)
 
 
-def _fitted(job: Job) -> Any:
+def fitted_slopes(job: Job) -> Any:
+    """Return the slopes of the sweep's curves as a frame, and write them beside its table."""
     from hessfig.analysis.slopes import fit
 
     config, folder = job.config, table_folder(job)

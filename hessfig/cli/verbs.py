@@ -13,7 +13,7 @@ class Verb:
     It reads the settings and groups that `names` holds, with `table` also those that make a table, except those in
     `ignores`: whatever else is given is refused. A verb that is not `composed` from the configuration takes words of
     its own (those in `names`). Verbs without `makes_table` compare the settings of a table with those it was made with.
-    `aliases`: (what may be typed, the setting it is).
+    `aliases`: (what may be typed, the setting it is). `place`: what it is given beside key=value words.
     """
 
     name: str
@@ -27,6 +27,7 @@ class Verb:
     composed: bool = True
     makes_table: bool = False
     aliases: tuple[tuple[str, str], ...] = ()
+    place: str = ""
 
     @cached_property
     def reads(self) -> tuple[str, ...]:
@@ -62,7 +63,7 @@ VERBS = {
             ),
             does="hessfig.cli.experiment:run",
             groups=(
-                *("sweep", "estimator", "spectrum", "landscape", "grid", "launcher"),
+                *("sweep", "estimator", "spectrum", "landscape", "approximation", "grid", "launcher"),
                 *("model", "state", "training", "task"),
             ),
             names=(
@@ -129,6 +130,20 @@ VERBS = {
             ignores=("sweep.about", "sweep.windows", "sweep.average"),
         ),
         Verb(
+            name="predict",
+            about="say with which powers of sigma blocks grow, and which vanish, by counting; nothing is measured",
+            examples=(
+                "hessfig predict model.attention=sigmoid blocks=all",
+                "hessfig predict sweep=components format=csv",
+                "hessfig predict model=self_attention task=gaussian powers_of=W_K",
+            ),
+            does="hessfig.cli.predict:run",
+            groups=("sweep", "model", "task"),
+            names=("format", "powers_of"),
+            table=True,
+            makes_table=True,
+        ),
+        Verb(
             name="report",
             about="write a site of all that is measured: figures, slopes, verdicts, settings (opens from disk)",
             examples=("hessfig report", "hessfig report single_file=true    (one file to mail)"),
@@ -170,6 +185,28 @@ VERBS = {
             names=("output_dir", "dry_run", "yes"),
             table=True,
             makes_table=True,
+        ),
+        Verb(
+            name="reproduce",
+            about="measure a table again, or compare two tables, row by row (exits with 1 if a number is different)",
+            examples=(
+                "hessfig reproduce outputs/sigma",
+                "hessfig reproduce outputs/sigma beside=theirs/table.csv",
+                "hessfig reproduce unpacked/sigma output_dir=again workers=2",
+            ),
+            does="hessfig.cli.reproduce:reproduce",
+            names=("beside", "output_dir", "workers", "device", "rows"),
+            composed=False,
+            place="FOLDER or TABLE.csv",
+        ),
+        Verb(
+            name="bundle",
+            about="pack a table and all that is needed to measure it again in one archive",
+            examples=("hessfig bundle outputs/sigma", "hessfig bundle sweep=sigma file=sigma.zip"),
+            does="hessfig.cli.bundle:bundle",
+            names=("sweep", "output_dir", "file"),
+            composed=False,
+            place="FOLDER",
         ),
         Verb(
             name="completion",

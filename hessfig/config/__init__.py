@@ -5,17 +5,22 @@
 from hessfig.config.enums import (
     MLP,
     Attention,
+    AttentionBias,
     Curvature,
     Data,
     Direction,
     DType,
+    Gate,
     Initialisation,
     Kind,
     Launcher,
     Loss,
+    MaskedAs,
     Method,
     Norm,
+    NormKind,
     Optimiser,
+    Positions,
     Probes,
     Products,
     QueryKey,
@@ -23,6 +28,7 @@ from hessfig.config.enums import (
     ScaledWeight,
     Schedule,
     Scored,
+    Scores,
     SigmaScales,
     Sink,
     Spacing,
@@ -32,6 +38,7 @@ from hessfig.config.enums import (
 from hessfig.config.grid import sigma_values
 from hessfig.config.schema import Config, FigureConfig, LauncherConfig, SweepConfig, with_defaults
 from hessfig.config.science import (
+    ApproximationConfig,
     EstimatorConfig,
     GridConfig,
     LandscapeConfig,

@@ -1,11 +1,37 @@
 """The values a setting may take, for settings that are a choice."""
 
+# ruff: noqa: F401 - choices of the common vocabulary are settings too
+
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
 
-from hessfig.terms import MLP, Attention, Kind, Norm, QueryKey  # noqa: F401 - settings too, of the common vocabulary
+from hessfig.terms import MLP, Attention, AttentionBias, Gate, Kind, Norm, NormKind, Positions, QueryKey, Scores
+
+
+class Printed(StrEnum):
+    """How a verb prints its rows."""
+
+    table = "table"
+    csv = "csv"
+
+
+class PowersOf(StrEnum):
+    """What the exponents of predictions are powers of; `residual_scale` is the factor of every branch."""
+
+    sigma = "sigma"
+    W_Q = "W_Q"
+    W_K = "W_K"
+    W_QK = "W_QK"
+    W_V = "W_V"
+    W_G = "W_G"
+    W_O = "W_O"
+    W_gate = "W_gate"
+    W_in = "W_in"
+    W_out = "W_out"
+    W_U = "W_U"
+    residual_scale = "residual_scale"
 
 
 class Spacing(StrEnum):
@@ -109,6 +135,8 @@ class ScaledWeight(StrEnum):
     W_K = "W_K"
     W_V = "W_V"
     W_O = "W_O"
+    W_G = "W_G"
+    W_gate = "W_gate"
     W_in = "W_in"
     W_out = "W_out"
     mlp = "mlp"
@@ -122,7 +150,8 @@ class SigmaScales(StrEnum):
 
 
 class Data(StrEnum):
-    """Digit addition; Gaussian rows (eq. 5); pictures of digits; those of model.factory; token ids; characters."""
+    """Digit addition; Gaussian inputs and targets (eq. 5); pictures of digits; those of model.factory; token ids, whose
+    next token is predicted, or some of which are masked and predicted; characters of a text."""
 
     addition = "addition"
     gaussian = "gaussian"
@@ -130,6 +159,15 @@ class Data(StrEnum):
     python = "python"
     tokens = "tokens"
     text = "text"
+    masked_tokens = "masked_tokens"
+
+
+class MaskedAs(StrEnum):
+    """What a masked token becomes: the mask's word; or, as BERT was trained, that in 8 of 10 draws, any word in 1, and
+    itself in 1."""
+
+    mask = "mask"
+    mixed = "mixed"
 
 
 class Loss(StrEnum):

@@ -10,9 +10,22 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
-from hessfig.config.enums import Average, DType, FigureGroup, Format, Kind, Launcher, Published, Reuse, Style
+from hessfig.config.enums import (
+    Average,
+    DType,
+    FigureGroup,
+    Format,
+    Kind,
+    Launcher,
+    PowersOf,
+    Printed,
+    Published,
+    Reuse,
+    Style,
+)
 from hessfig.config.facts import Role, are_windows, group, is_names, is_workers, setting
 from hessfig.config.science import (
+    ApproximationConfig,
     EstimatorConfig,
     GridConfig,
     LandscapeConfig,
@@ -53,6 +66,14 @@ class SweepConfig:
         "settings it varies beside sigma, in every combination: {model.n_heads: [1, 2], ...}",
         "{setting: values}",
         role=Role.extent,
+    )
+    variants: list[Any] = setting(
+        [],
+        "networks that change a few settings each: [{}, {model.scores: cosine}, ...]; empty: one that changes none",
+        "a list of {setting: value}",
+        role=Role.extent,
+        passes=lambda value: True,
+        example="'[{}, {model.scores: cosine}]'",
     )
     axis: str = setting("sigma", "what curves run along: sigma, step, index (k), or a varied setting", role=Role.extent)
     windows: list[Any] = setting(
@@ -104,6 +125,17 @@ class FigureConfig:
         once=True,
         allowed="names of panels",
         example="[W_V:H_o]",
+    )
+    title: str | None = setting(None, "a line above the panels")
+    xlabel: str | None = setting(None, "label of the x axes that have one; null: the layout's")
+    ylabel: str | None = setting(None, "label of the y axes that have one; null: the layout's")
+    legend: str | None = setting(
+        None,
+        "where legends stand, or none; null: the layout's place",
+        "a place or null",
+        pattern="none|best|center|(upper|lower) (left|right|center)|center (left|right)",
+        allowed="none, best, or a place such as 'upper left'",
+        example="none",
     )
     note: bool = setting(True, "the note below the panels; false writes it to a .txt beside the figure")
     formats: list[Format] = setting(
@@ -169,6 +201,7 @@ class Config:
     estimator: EstimatorConfig = group(EstimatorConfig, Role.science)
     spectrum: SpectrumConfig = group(SpectrumConfig, Role.science)
     landscape: LandscapeConfig = group(LandscapeConfig, Role.science)
+    approximation: ApproximationConfig = group(ApproximationConfig, Role.science)
     launcher: LauncherConfig = group(LauncherConfig, Role.machine)
     sweep: SweepConfig = group(SweepConfig, Role.label)
     figure: FigureConfig = group(FigureConfig, Role.reading)
@@ -237,6 +270,10 @@ class Config:
     )
     part: Any = setting(
         None, "print these parts only: H_o, or [H_o, H]", "a part or a list", **_NAMES, example="H_o or 'part=[H_o,H]'"
+    )
+    format: Printed = setting(Printed.table, "how predictions are printed: a table for the terminal, or csv")
+    powers_of: PowersOf = setting(
+        PowersOf.sigma, "what predicted exponents are powers of: sigma, a weight's scale, or model.residual_scale"
     )
     style: Style = setting(Style.default, "type and width of figures: our own, or a conference's")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from hessfig.config import enums
 from hessfig.config.facts import Role, added, setting
-from hessfig.terms import CHARACTERS
+from hessfig.terms import CHARACTERS, Approximation
 
 # Beyond these, sizes are slips: deeper networks take minutes to be planned.
 MOST_PROBES = 100_000  # far beyond what an error of a thousandth takes
@@ -35,8 +35,9 @@ class TaskConfig:
     path: str | None = setting(
         None,
         "for data digits, pictures of your own: FILE.npz with images (n, 8, 8) and labels (n); for data tokens, "
-        "FILE.npy of ids, or a text for the model's tokenizer (null: random ids); for data text, FILE of UTF-8 (null: "
-        "the standard library's sources)",
+        "FILE.npy of ids, or a text for the model's tokenizer (null: random ids); for data masked_tokens too, the text "
+        "with a sequence per line (null: sequences.txt of model.path); for data text, FILE of UTF-8 (null: the "
+        "standard library's sources)",
         role=Role.place,
     )
     sha256: str | None = setting(
@@ -48,6 +49,24 @@ class TaskConfig:
         least=1,
     )
     first_scored: int = added(0, "for data tokens and text, the first position whose next token enters the loss")
+    correlation: float = added(
+        0.0, "for data gaussian, the correlation of the entries of any two tokens of a sequence", least=0, below=1
+    )
+    label_smoothing: float = added(
+        0.0, "share of a target's probability that cross-entropy spreads evenly over all words", least=0, below=1
+    )
+    weight_decay: float = added(
+        0.0, "adds weight_decay / 2 |w|^2, over all parameters w, to the loss: to H and, with it, to H_f", least=0
+    )
+    masked_share: float = added(
+        0.15, "for data masked_tokens, the share of a sequence's words that are masked (one at least)", above=0, below=1
+    )
+    masked_as: enums.MaskedAs = added(enums.MaskedAs.mask, "for data masked_tokens, what a masked token becomes")
+    mask_id: int | None = added(
+        None,
+        "for data masked_tokens, the mask's word; null: the tokenizer's, or the last word for ids without one",
+        least=0,
+    )
 
     @property
     def vocabulary(self) -> int:
@@ -85,7 +104,8 @@ class ModelConfig:
     attention: enums.Attention = setting(enums.Attention.softmax, "what turns scores into mixing weights")
     attention_skip: bool = setting(True, "whether attention is added to the residual stream or replaces it")
     norm: enums.Norm = setting(
-        enums.Norm.none, "where LayerNorm sits (kind cnn: post is GroupNorm behind every convolution)"
+        enums.Norm.none,
+        "where norms sit; sandwich: before and after each sublayer; for kind cnn, post is GroupNorm behind each layer",
     )
     mlp: enums.MLP = setting(enums.MLP.relu, "activation of the MLP sublayer; none leaves it out")
     query_key: enums.QueryKey = setting(
@@ -108,6 +128,34 @@ class ModelConfig:
         None, "the weight whose draw model.weight_scale multiplies, in every layer"
     )
     weight_scale: float = added(1.0, "factor on the draw of model.scaled_weight", above=0, example="2")
+    attention_bias: enums.AttentionBias = added(
+        enums.AttentionBias.none, "added to the scores of sigmoid attention: nothing, or -log of the sequence's length"
+    )
+    differential_lambda: float = added(
+        0.8, "for differential attention, the fixed factor of the second softmax", least=0, below=1
+    )
+    differential_norm: bool = added(
+        True, "for differential attention, an RMSNorm of every head's output, times 1 - differential_lambda"
+    )
+    scores: enums.Scores = added(
+        enums.Scores.plain, "how queries and keys make scores; qk_norm and cosine have learned gains"
+    )
+    softcap: float = added(50.0, "for scores=softcap, the c of c tanh(scores / c)", above=0, example="50")
+    norm_kind: enums.NormKind = added(enums.NormKind.layer, "LayerNorm, or RMSNorm with a gain and no shift")
+    positions: enums.Positions = added(
+        enums.Positions.learned, "learned embeddings, rotary queries and keys, slopes in the scores (alibi), or none"
+    )
+    n_kv_heads: int | None = added(
+        None, "heads of keys and values, each shared by n_heads / n_kv_heads heads; null: n_heads", least=1
+    )
+    gate: enums.Gate = added(
+        enums.Gate.none, "output: the mixed values are multiplied by the sigmoid of W_G x, before W_O"
+    )
+    tied: bool = added(False, "whether the unembedding is the token embedding, one weight W_E+W_U")
+    window: int | None = added(
+        None, "keys i - window < j < i + window are seen, of those a mask allows; null: all", least=1
+    )
+    residual_scale: float = added(1.0, "factor on the output of every sublayer, before it is added", above=0)
     patch: int = added(2, "for kind vit, pixels along a patch's side", least=1)
     factory: str | None = setting(
         None, "for kind python, the function that makes it: FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION"
@@ -228,6 +276,20 @@ class LandscapeConfig:
     curvatures: int = setting(
         8, "samples whose Hessian's largest eigenvalue in size is found, for the bound", least=1, most=_MOST
     )
+
+
+@dataclass
+class ApproximationConfig:
+    """Which approximations of a block the quantity `approximations` compares with it."""
+
+    names: list[Approximation] = setting(
+        [],
+        "approximations that are compared with each block; none named: all that a block can have",
+        once=True,
+        allowed=f"a list of {', '.join(Approximation)}",
+        example="[kfac,kfoc]",
+    )
+    rank: int = setting(3, "Kronecker products in kronecker_sum", least=1, most=1_000)
 
 
 @dataclass

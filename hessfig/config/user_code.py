@@ -57,6 +57,27 @@ def source(spec: str | None, config_dir: str | None) -> str:
     return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
 
 
+def files_of(spec: str, config_dir: str | None) -> dict[str, Path]:
+    """Return the user's files behind `spec`, by the names under which a folder of their own would be found by it.
+
+    Empty for a module of an installed package. An absolute file is named by its last part, and so are modules from
+    elsewhere (PYTHONPATH), beside the file that imports them.
+    """
+    place, _ = _split("", spec)
+    path = _file(place, config_dir)
+    if path is None:
+        return {}
+    named = Path(Path(place).name if Path(place).is_absolute() or ".." in Path(place).parts else place)
+    home = path.resolve().parent
+    return {str(named.parent / _under(file, home)): file for file in _imported(path.resolve())}
+
+
+def _under(file: Path, home: Path) -> Path:
+    """Return a file's path from the folder that its name is imported from: `home`, or one on PYTHONPATH."""
+    entries = [home, *(Path(entry).resolve() for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry)]
+    return next((file.relative_to(entry) for entry in entries if file.is_relative_to(entry)), Path(file.name))
+
+
 def is_own(spec: str) -> bool:
     """Whether a name is one of the user's own code."""
     return ":" in spec

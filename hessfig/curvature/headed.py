@@ -11,11 +11,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn import functional as F
 
 from hessfig.curvature.column import SPLIT, Products, Rows, completed, to_multiply
 from hessfig.curvature.curvlinops import SidedColumn, differentiable_twice, gradients
 from hessfig.curvature.problem import Problem
-from hessfig.models.layered import Headed
+from hessfig.models.layered import Headed, unembedding_of
 from hessfig.tasks.losses import IGNORED, CrossEntropy
 from hessfig.terms import Part
 
@@ -24,7 +25,10 @@ CHUNK_BYTES = 2**26  # of one tensor of logits
 
 @dataclass(frozen=True)
 class Tangents:
-    """Directions: of the features, (k, tokens, width), and of the unembedding, (k, vocabulary, width), or neither."""
+    """Directions: of the features, (k, tokens, width), and of the unembedding, (k, vocabulary, width), or neither.
+
+    A bias of the unembedding is its last column, beside which the features have a 1 that no weight changes.
+    """
 
     features: Tensor | None
     unembedding: Tensor | None
@@ -116,17 +120,23 @@ class Features(nn.Module):
     def __init__(self, network: Headed, depth: int | None, scored: slice) -> None:
         super().__init__()
         self.network, self.depth, self.scored = network, depth, scored
+        self.ones = len(unembedding_of(network)) - 1
 
     def start(self, inputs: Tensor) -> Tensor:
         """Return what `forward` takes: the activations below the weights, computed once."""
         with torch.no_grad():
             return inputs if self.depth is None else self.network.hidden(inputs, self.depth)
 
-    def forward(self, start: Tensor) -> Tensor:
-        """Return the features of every scored token of the batch, (tokens, width)."""
+    def forward(self, start: Tensor, kept: Tensor) -> Tensor:
+        """Return the features of every scored token of the batch, (tokens, width); not those that `kept` leaves out.
+
+        Where the unembedding has a bias, a 1 stands behind each token's features.
+        """
         depth = self.depth or 0
         hidden = self.network.hidden(start, 0) if self.depth is None else start
-        return self.network.features(hidden, depth, self.scored).flatten(0, 1)
+        found = self.network.features(hidden, depth, self.scored).flatten(0, 1)
+        found = found if kept.all() else found[kept]
+        return F.pad(found, (0, 1), value=1.0) if self.ones else found
 
 
 class Graphs:
@@ -137,11 +147,13 @@ class Graphs:
     h(w), it is H v at once. Each graph is made once for all directions, when it is first asked for.
     """
 
-    def __init__(self, features: Features, at: Mapping[str, Tensor], start: Tensor, readout: Readout) -> None:
+    def __init__(
+        self, features: Features, at: Mapping[str, Tensor], start: Tensor, kept: Tensor, readout: Readout
+    ) -> None:
         self.readout, self._at = readout, [tensor.detach().requires_grad_() for tensor in at.values()]
         with torch.enable_grad(), differentiable_twice():
             named = dict(zip((f"network.{path}" for path in at), self._at, strict=True))
-            self._value = functional_call(features, named, (start,))
+            self._value = functional_call(features, named, (start, kept))
         self.value = self._value.detach()
         self._split: tuple[Tensor, Sequence[Tensor]] | None = None
         self._whole: tuple[_Direction, Sequence[Tensor]] | None = None
@@ -247,12 +259,8 @@ class Totals:
 
 
 def can_take(problem: Problem) -> bool:
-    """Whether this engine serves a problem: a network with a head under cross-entropy of every scored token."""
-    return (
-        isinstance(problem.network, Headed)
-        and type(problem.loss) is CrossEntropy
-        and not any(bool((batch.targets == IGNORED).any()) for batch in problem.batches)
-    )
+    """Whether this engine serves a problem: a network with a head under cross-entropy of tokens."""
+    return isinstance(problem.network, Headed) and type(problem.loss) is CrossEntropy
 
 
 class HeadedColumn(SidedColumn):
@@ -269,14 +277,14 @@ class HeadedColumn(SidedColumn):
         self._network = network
         places = enumerate(zip(self.places, self.parameters, strict=True))
         # A tied embedding stands in both lists: it is reached from below and from above.
-        self._head = next((i for i, p in enumerate(self.parameters) if p is network.unembedding), None)
+        self._heads = _heads(self.parameters, network)
         is_tied = problem.depth(self.weights) is None
-        self._body = {i: path for i, (path, _) in places if i != self._head or is_tied}
+        self._body = {i: path for i, (path, _) in places if i not in self._heads or is_tied}
         self._features = Features(network, problem.depth(self.weights), problem.batch.scored)
         self._batches = [
             (self._features.start(batch.inputs), batch.targets) for batch in (problem.batch, *problem.more)
         ]
-        self._total = sum(targets.numel() for _, targets in self._batches)
+        self._total = sum(int((targets != IGNORED).sum()) for _, targets in self._batches)
         self._kept: Graphs | None = None
 
     @property
@@ -306,20 +314,22 @@ class HeadedColumn(SidedColumn):
             return self._kept
         start, targets = self._batches[number]
         at = {path: self.parameters[place] for place, path in self._body.items()}
-        readout = Readout(self._network.unembedding.detach(), targets.flatten(), self._total)
-        graphs = Graphs(self._features, at, start, readout)
+        matrices = [parameter.detach() for parameter in unembedding_of(self._network)]
+        kept = targets.flatten() != IGNORED
+        readout = Readout(_side_by_side(matrices), targets.flatten()[kept], self._total)
+        graphs = Graphs(self._features, at, start, kept, readout)
         self._kept = graphs if len(self._batches) == 1 else None
         return graphs
 
     def _add_whole(self, totals: Totals, columns: list[Tensor], graphs: Graphs) -> None:
         """Add one batch's H v of all columns: a single double backward each."""
         for k in range(columns[0].shape[-1]):
-            weight = None if self._head is None else columns[self._head][..., k]
+            weight = self._of_head([column[..., k] for column in columns])
             direction = [columns[place][..., k] for place in self._body]
-            pieces, to_weight = graphs.multiply(direction, weight, with_weight=self._head is not None)
+            pieces, to_weight = graphs.multiply(direction, weight, with_weight=bool(self._heads))
             self._into(totals, k, pieces)
-            if to_weight is not None and self._head is not None:
-                totals.add(self._head, k, to_weight)
+            if to_weight is not None:
+                self._add_to_head(totals, k, to_weight)
 
     def _add(self, found: dict[Part, Totals], columns: list[Tensor], graphs: Graphs) -> None:
         """Add one batch's products of all columns to `found`."""
@@ -327,10 +337,10 @@ class HeadedColumn(SidedColumn):
         if tangents is None:
             return
         for part, totals in found.items():
-            down, to_weight = graphs.readout.products(graphs.value, tangents, part, with_weight=self._head is not None)
-            if to_weight is not None and self._head is not None:
+            down, to_weight = graphs.readout.products(graphs.value, tangents, part, with_weight=bool(self._heads))
+            if to_weight is not None:
                 for k, piece in enumerate(to_weight):
-                    totals.add(self._head, k, piece)
+                    self._add_to_head(totals, k, piece)
             if self._body:
                 self._pull(totals, down, graphs)
             if part != Part.H_o:
@@ -347,7 +357,7 @@ class HeadedColumn(SidedColumn):
             if self._body
         ]
         features = torch.stack([dh for dh, _ in pushed]) if pushed else None
-        weight = None if self._head is None else columns[self._head].movedim(-1, 0)
+        weight = self._of_head([column.movedim(-1, 0) for column in columns])
         if weight is not None and not weight.any():
             weight = None
         if features is None and weight is None:
@@ -360,6 +370,40 @@ class HeadedColumn(SidedColumn):
             if cotangent.any():
                 self._into(totals, k, graphs.pull(cotangent))
 
+    def _of_head(self, columns: Sequence[Tensor]) -> Tensor | None:
+        """Return the direction of the unembedding, zeros where a part of it is not among the parameters.
+
+        `columns` has a direction (or several, one behind the other) of every parameter.
+        """
+        if not self._heads:
+            return None
+        lead = columns[0].shape[: columns[0].ndim - self.parameters[0].ndim]
+        held = {id(self.parameters[place]): columns[place] for place in self._heads}
+        parts = [
+            held[id(one)] if id(one) in held else one.new_zeros(*lead, *one.shape)
+            for one in unembedding_of(self._network)
+        ]
+        return _side_by_side(parts, len(lead))
+
+    def _add_to_head(self, totals: Totals, k: int, piece: Float[Tensor, "vocabulary width"]) -> None:
+        for place, chosen in self._heads.items():
+            totals.add(place, k, piece[:, chosen])
+
     def _into(self, totals: Totals, k: int, pieces: Sequence[Tensor]) -> None:
         for place, piece in zip(self._body, pieces, strict=True):
             totals.add(place, k, piece)
+
+
+def _heads(parameters: Sequence[nn.Parameter], network: Headed) -> dict[int, slice | int]:
+    """Return which columns of [unembedding, bias] a parameter is, by its place; nothing for those below."""
+    width = network.unembedding.shape[1]
+    chosen: list[slice | int] = [slice(0, width), width]
+    heads = list(zip(unembedding_of(network), chosen, strict=False))
+    return {place: columns for place, one in enumerate(parameters) for head, columns in heads if one is head}
+
+
+def _side_by_side(parts: Sequence[Tensor], lead: int = 0) -> Tensor:
+    """Return a matrix and, as its last column, a bias; `lead` axes stand before those of both."""
+    if len(parts) == 1:
+        return parts[0]
+    return torch.cat([part if part.ndim == lead + 2 else part.unsqueeze(-1) for part in parts], dim=-1)

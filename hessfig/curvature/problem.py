@@ -63,18 +63,22 @@ Scalar = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Problem:
-    """Loss of `network` on `batch` (and on `more` batches, see `shares`); `layout` names its weights."""
+    """Loss of `network` on `batch` (and on `more` batches, see `shares`); `layout` names its weights.
+
+    `decay` / 2 |w|^2 is part of the loss, and `decay` times the identity of H and H_f (see routes.Engines.column).
+    """
 
     network: nn.Module
     batch: Batch
     loss: nn.Module
     layout: Layout
     more: tuple[Batch, ...] = ()
+    decay: float = 0.0
 
     @classmethod
     def of(cls, drawn: Drawn) -> Problem:
         """Return the problem of a drawn network."""
-        return cls(drawn.network, drawn.batch, drawn.loss, drawn.layout, drawn.more)
+        return cls(drawn.network, drawn.batch, drawn.loss, drawn.layout, drawn.more, drawn.decay)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -204,7 +208,7 @@ def _loss(loss: nn.Module, share: float, targets: Tensor, outputs: Tensor) -> Te
 
 def _is_embedding(weight: Weight) -> bool:
     """Whether a weight acts before the first layer."""
-    return weight.name in ("W_E", "W_pos") or Group.embeddings in weight.groups
+    return weight.name in ("W_E", "W_pos") or Group.embeddings in weight.groups or weight.is_below
 
 
 def _entries_per_position(module: nn.Module) -> int:

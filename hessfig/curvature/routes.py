@@ -6,20 +6,22 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hessfig.config import ModelConfig, Products
-from hessfig.curvature.column import Column
+from hessfig.config import ModelConfig
+from hessfig.config import Products as Choice
+from hessfig.curvature.column import SPLIT, Column, Products
 from hessfig.curvature.curvlinops import ColumnOperator, whole_hessian
 from hessfig.curvature.headed import HeadedColumn, can_take
 from hessfig.curvature.problem import OtherNetwork, Problem
 from hessfig.models.layered import Layered
 from hessfig.models.protocol import Weight
-from hessfig.terms import Block
+from hessfig.terms import Block, Part
 
 if TYPE_CHECKING:
     from hessfig.curvature.exact.exact_blocks import ExactEngine
@@ -35,7 +37,7 @@ class Engines:
     Those that rebuild networks of the package import TransformerLens (seconds); networks of others never need them.
     """
 
-    def __init__(self, problem: Problem, model: ModelConfig, products: Products) -> None:
+    def __init__(self, problem: Problem, model: ModelConfig, products: Choice) -> None:
         self.problem, self.model, self.products = problem, model, products
 
     @cached_property
@@ -46,11 +48,15 @@ class Engines:
         return ExactEngine(self.problem, self.model)
 
     def column(self, layer: int, col: str, blocks: Sequence[Block]) -> Column:
-        """Return the blocks of one column as operators, keyed by block."""
+        """Return the blocks of one column as operators, keyed by block; with what weight decay adds to them."""
+        column, decay = self._column(layer, col, blocks), self.problem.decay
+        return DecayedColumn(column, self.problem, layer, col, _rows(blocks)) if decay else column
+
+    def _column(self, layer: int, col: str, blocks: Sequence[Block]) -> Column:
         rows = _rows(blocks)
-        if self.products == Products.linearised and can_take(self.problem):
+        if self.products == Choice.linearised and can_take(self.problem):
             return HeadedColumn(self.problem, layer, col, rows)
-        network = self._linearised if self.products == Products.linearised else None
+        network = self._linearised if self.products == Choice.linearised else None
         if network is None or not all(network.holds(*side) for side in [(layer, col), *rows.values()]):
             return ColumnOperator(self.problem, layer, col, rows)
         return network.column(layer, col, rows)
@@ -83,13 +89,56 @@ class Engines:
         from hessfig.curvature.tape.columns import LinearisedNetwork
         from hessfig.curvature.tape.recording import can_build
 
-        if not can_build(self.problem.network):
+        if not can_build(self.problem.network, self.model):
             return None
         try:
             return LinearisedNetwork(self.problem, self.model)
         except OtherNetwork as error:
             warnings.warn(f"{error}; taken here", RuntimeWarning, stacklevel=2)
             return None
+
+
+class DecayedColumn:
+    """A column of the Hessian of a loss with decay / 2 |w|^2: H and H_f of a weight with itself have decay I added.
+
+    The term depends on weights directly, not through the outputs, so that it is no part of H_o = J^T B J.
+    """
+
+    def __init__(
+        self, column: Column, problem: Problem, layer: int, col: str, rows: dict[Block, tuple[int, str]]
+    ) -> None:
+        self.column, self.decay = column, problem.decay
+        self.dim, self.shape, self.dtype = column.dim, column.shape, column.dtype
+        own = _spans(problem.layout.side(layer, col))
+        self.shared = {
+            key: [(there, own[path]) for path, there in _spans(problem.layout.side(*at)).items() if path in own]
+            for key, at in rows.items()
+        }
+
+    @property
+    def bytes_per_probe(self) -> int:
+        """Memory the products of one probe take, counted from above."""
+        return self.column.bytes_per_probe
+
+    def split_matmat(self, probes: Float[Tensor, "dim k"], parts: Sequence[Part] = SPLIT) -> Products:
+        """Return A V, keyed (row, part), for every row and each of `parts`."""
+        products = self.column.split_matmat(probes, parts)
+        return {
+            (key, part): product if part == Part.H_o else self._decayed(product, probes, self.shared[key])  # type: ignore[index]
+            for (key, part), product in products.items()
+        }
+
+    def _decayed(self, product: Tensor, probes: Tensor, shared: list[tuple[slice, slice]]) -> Tensor:
+        found = product.clone()
+        for there, here in shared:
+            found[there] += self.decay * probes[here].to(found)
+        return found
+
+
+def _spans(side: Sequence[Weight]) -> dict[str, slice]:
+    """Return where every whole parameter stands among the entries of one side of a block."""
+    stops = list(accumulate(weight.size for weight in side))
+    return {weight.parameter: slice(stop - weight.size, stop) for weight, stop in zip(side, stops, strict=True)}
 
 
 def _rows(blocks: Sequence[Block]) -> dict[Block, tuple[int, str]]:

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hessfig.errors import UserError, did_you_mean
+from hessfig.figures.layouts.approximation_maps import approximations
 from hessfig.figures.layouts.block_maps import blocks, pairs
 from hessfig.figures.layouts.comparisons import ablation, bars, lines
+from hessfig.figures.layouts.component_charts import components
 from hessfig.figures.layouts.courses import attention_mass, curvature_flow, training
 from hessfig.figures.layouts.distance_maps import heat, heterogeneity
 from hessfig.figures.layouts.eigenvalue_plots import spectra
@@ -48,6 +50,7 @@ LAYOUTS: dict[str, Layout] = {
     "landscape": Layout(landscape, options=()),
     "power_laws": Layout(power_laws, options=("quantity", "chance", "published")),
     "heat": Layout(heat, options=("quantity", "quantities", "index", "at")),
+    "approximations": Layout(approximations, options=("number", "at")),
     "bars": Layout(bars, options=("quantity", "index", "at")),
     "spectra": Layout(spectra, options=("width", "variance", "part", "floor")),
     "heterogeneity": Layout(heterogeneity, options=("kernel", "variance", "width")),
@@ -58,6 +61,7 @@ LAYOUTS: dict[str, Layout] = {
     "curvature_flow": Layout(curvature_flow, options=("quantity", "parts")),
     "attention_mass": Layout(attention_mass, options=()),
     "heterogeneity_trained": Layout(heterogeneity_trained, options=("quantity",)),
+    "components": Layout(components, options=("quantity", "part")),
     "edge": Layout(edge, options=("quantity",)),
     "steps": Layout(steps, options=()),
 }

@@ -10,10 +10,12 @@ from typing import Any
 
 from hessfig.config.user_code import find, guarded, is_own, source
 from hessfig.errors import UserError, did_you_mean
+from hessfig.measurements import approximable
 from hessfig.measurements import quantity as names
 from hessfig.measurements import requirements as need
 from hessfig.measurements import settings_and_costs as of
 from hessfig.measurements.quantity import Quantity
+from hessfig.terms import NUMBERS_OF_APPROXIMATIONS, Approximation
 
 KEY = "quantities"
 _NORMS, _TRACES = "hessfig.measurements.block_norms", "hessfig.measurements.traces"
@@ -144,6 +146,14 @@ _ROWS = (
             *("largest_loss", "largest_curvature", "directional_curvature"),
             *("prediction_correlation", "prediction_slope"),
         ),
+    ),
+    Quantity(
+        "approximations",
+        "hessfig.measurements.approximations",
+        settings=approximable.approximation_settings,
+        check=approximable.check_approximations,
+        serves=need.is_diagonal,
+        gives=tuple(f"{name}_{number}" for name in Approximation for number in NUMBERS_OF_APPROXIMATIONS),
     ),
     Quantity(
         "landscape_integrals",

@@ -50,7 +50,7 @@ def spectrum(problem: Problem, request: Request) -> Measured:
 
 def outermost(problem: Problem, request: Request, end: End) -> Measured:
     """Return `k` rows for every part of every block; values, residuals and vectors as arrays."""
-    spectra, name = Spectra(request, "lanczos"), f"{end}_eigenvalue"
+    spectra, name, warm = Spectra(request, "lanczos"), f"{end}_eigenvalue", dict[str, Tensor]()
     for entry in paired_entries(problem, request):
         at = (entry.block, entry.part)
         try:
@@ -65,7 +65,8 @@ def outermost(problem: Problem, request: Request, end: End) -> Measured:
         counted = {"products": found.products, "rough_products": found.rough_products}
         label = {**counted, "scale": found.scale, "converged": found.converged}
         spectra.keep(at, entry.operator.dim, label, _extreme_arrays(found))
-    return Measured(spectra.rows, spectra.arrays)
+        warm[_place(entry, end)] = found.vectors.sum(dim=1)
+    return Measured(spectra.rows, spectra.arrays, warm)
 
 
 largest_eigenvalue = partial(outermost, end=End.largest)
@@ -270,8 +271,13 @@ def _extremes(entry: Entry, request: Request, end: End) -> Extremes:
         tolerance=settings.tolerance,
         steps=settings.steps,
         generator=request.stream(entry.block.layer, entry.block.col),
+        warm=request.at.warm.get(_place(entry, end)),
         low_precision=entry.low_precision,
     )
+
+
+def _place(entry: Entry, end: End) -> str:
+    return f"{end} of {entry.part} of {entry.block}"
 
 
 def _extreme_arrays(found: Extremes) -> Arrays:

@@ -16,8 +16,6 @@ from hessfig.curvature.column import completed, summands
 from hessfig.curvature.curvlinops import SidedColumn, differentiable_twice, gradients, view_of
 from hessfig.curvature.problem import Problem, Suffix, rademacher
 from hessfig.curvature.routes import Engines
-from hessfig.curvature.tape.columns import LinearisedNetwork
-from hessfig.curvature.tape.steps import mixing_of
 from hessfig.measurements.block_norms import dense_blocks, root_of_mean
 from hessfig.measurements.quantity import Estimate, Measured, Request, columns, row_of
 from hessfig.measurements.training_dynamics import EXACT, state_row
@@ -76,6 +74,9 @@ def _moment(problem: Problem, request: Request, order: int) -> Measured:
     m_i = sum_j A_ij x_j, M_2 and M_3 the central moments sum_j A_ij z_ij^(x n) of z_ij = x_j - m_i. Positions are those
     on which the scored outputs depend: in the last layer of a transformer the scored ones alone.
     """
+    from hessfig.curvature.tape.columns import LinearisedNetwork  # of the package's networks, by TransformerLens: slow
+    from hessfig.curvature.tape.steps import mixing_of
+
     tape, rows = LinearisedNetwork(problem, request.model).tape, []
     for layer in range(1, problem.layout.num_layers + 1):
         inputs = tape.values[tape.holders[layer, Matrix.W_V].inputs[0]].double()

@@ -18,7 +18,7 @@ from hessfig.record import Status
 from hessfig.terms import Block, Part
 
 if TYPE_CHECKING:
-    from torch import Generator
+    from torch import Generator, Tensor
 
     from hessfig.curvature.problem import Problem
 
@@ -29,12 +29,18 @@ Arrays = dict[str, Any]
 
 @dataclass(frozen=True)
 class At:
-    """Where a network stands, for quantities that ask more than its weights: its settings, sigma, seed and step."""
+    """Where a network stands, for quantities that ask more than its weights: its settings, sigma, seed and step.
+
+    For a training that is watched from outside: `moments` of its optimiser ({moment/parameter: tensor}), and vectors
+    `warm` that eigenvalues are searched from, as `Measured.warm` of an earlier state has them.
+    """
 
     config: Config
     sigma: float | None = None
     seed: int = 0
     step: int | None = None
+    moments: Mapping[str, Tensor] | None = None
+    warm: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -59,10 +65,14 @@ class Request:
 
 @dataclass(frozen=True)
 class Measured:
-    """Rows of the table (what they share is filled in: see `row_of`), and arrays to be kept beside them."""
+    """Rows of the table (what they share is filled in: see `row_of`), and arrays to be kept beside them.
+
+    `warm`: vectors to start from at a state nearby.
+    """
 
     rows: list[Row]
     arrays: Arrays = field(default_factory=dict)
+    warm: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -94,10 +104,15 @@ class Quantity:
 
     def measured(self, problem: Problem, request: Request) -> Measured:
         """Return what `measure`, or the function that it names, makes of a problem."""
+        return self.function(problem, request)
+
+    @property
+    def function(self) -> Callable[[Problem, Request], Measured]:
+        """The function behind `measure`; its module is imported now, which may take seconds."""
         if not isinstance(self.measure, str):
-            return self.measure(problem, request)
+            return self.measure
         module, _, name = self.measure.partition(":")
-        found: Measured = getattr(import_module(module), name or self.name)(problem, request)
+        found: Callable[[Problem, Request], Measured] = getattr(import_module(module), name or self.name)
         return found
 
 
@@ -217,7 +232,9 @@ def _made_by(request: Request, found: Estimate) -> dict[str, str]:
 def _status(quantity: str, request: Request, block: Block, part: Part, value: float) -> Status:
     if not math.isfinite(value):
         return Status.nonfinite
-    if not kind(request.model.kind).is_structural_zero(request.model, block, part):
+    # Weight decay adds its own part to a weight's diagonal block, whatever the network.
+    decayed = bool(request.at.config.task.weight_decay) and part == Part.H_f and block.is_diagonal
+    if decayed or not kind(request.model.kind).is_structural_zero(request.model, block, part):
         return Status.ok
     if value != 0.0:
         raise ArithmeticError(

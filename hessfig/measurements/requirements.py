@@ -10,7 +10,7 @@ from hessfig.config.keys import TRAINABLE
 from hessfig.curvature.exact.support import Route, check_exact, exactness
 from hessfig.errors import UserError
 from hessfig.measurements.settings_and_costs import diagonal
-from hessfig.models.blocks import SCORE_LIKE, blocks_of, matrices_of
+from hessfig.models.blocks import SCORE_LIKE, blocks_of, components, matrices_of
 from hessfig.models.protocol import Kind, Layout, Structure, Weight
 from hessfig.models.registry import kind, kinds_where
 from hessfig.terms import AT_SCORES, Block, Group, Part, split_in
@@ -50,7 +50,32 @@ def check_parts(config: Config, blocks: Sequence[Block]) -> None:
                 allowed=f"query_key, {', '.join(sorted(held))} and their pairs, inside a layer",
                 remedy="blocks=[query_key], or parts=[H_o,H_f,H]",
             )
+    if beyond := components(config.model):
+        name, value = next(iter(beyond.items()))
+        raise UserError(
+            f"parts: {', '.join(asked)} are those of scores bilinear in W_Q and W_K, without today's components",
+            got=f"model.{name}={value}",
+            allowed="the settings of the paper's networks",
+            remedy=f"leave model.{name} out, or parts=[H_o,H_f,H]",
+        )
     _check_tape(config, asked)
+
+
+_DECAYED = ("frobenius", "trace", "density", "spectrum", "largest_eigenvalue", "smallest_eigenvalue")
+_OF_OUTPUTS = ("accuracy", "jacobian_norm", "moment_1", "moment_2", "moment_3", "residual_norm", "score_spread")
+
+
+def check_decay(config: Config) -> None:
+    """Raise UserError for a quantity that does not know what task.weight_decay adds to the loss."""
+    known = (*_DECAYED, *_OF_OUTPUTS, "weight_norm")
+    for name in config.quantities:
+        if config.task.weight_decay and name not in known:
+            raise UserError(
+                f"task.weight_decay: {name} is measured without it",
+                got=f"quantities=[{name}], task.weight_decay={config.task.weight_decay}",
+                allowed=", ".join(known),
+                remedy=f"leave {name} or task.weight_decay out",
+            )
 
 
 def _shows_scores(one: Kind) -> bool:
@@ -137,9 +162,13 @@ def check_trace(config: Config, layout: Layout) -> None:
 def check_hessian(config: Config, layout: Layout) -> None:
     """Raise UserError for a Hessian that would not fit into memory."""
     side = layout.side(0, Group.all)
-    is_published = kind(config.model.kind).structure == Structure.layers
-    number = sum(weight.size for weight in side if not is_published or _is_drawn(weight))
+    number = sum(weight.size for weight in side if not is_published(config.model) or _is_drawn(weight))
     _check_memory("quantities=[hessian]", f"the Hessian of {number} parameters", config, number**2)
+
+
+def is_published(model: ModelConfig) -> bool:
+    """Whether the whole Hessian of a network is put together as Figure 1 has it."""
+    return kind(model.kind).structure == Structure.layers and not components(model)
 
 
 def check_count(config: Config, layout: Layout) -> None:

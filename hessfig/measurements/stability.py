@@ -256,7 +256,9 @@ def preconditioner(at: At, like: Mapping[str, Tensor]) -> Named:
 
 def _kept(at: At, like: Mapping[str, Tensor]) -> tuple[Named, Named]:
     """Return the first and second moments (a momentum buffer counts as the first), zeros where there is none yet."""
-    found = moments(at.config, sigma=at.sigma, seed=at.seed, step=at.step)
+    found = at.moments
+    if found is None:
+        found = moments(at.config, sigma=at.sigma, seed=at.seed, step=at.step)
     names = (("exp_avg", "momentum_buffer"), ("exp_avg_sq",))
     first, second = ({name: _one(found, kinds, name, tensor) for name, tensor in like.items()} for kinds in names)
     return first, second

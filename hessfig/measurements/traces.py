@@ -16,9 +16,7 @@ from hessfig.curvature.spectral.densities import xtrace
 from hessfig.curvature.spectral.lanczos import NotFinite, Square
 from hessfig.measurements.block_norms import dense_blocks
 from hessfig.measurements.quantity import Arrays, Estimate, Measured, Request, block_row, columns
-from hessfig.measurements.requirements import SUMMABLE
-from hessfig.models.protocol import Structure
-from hessfig.models.registry import kind
+from hessfig.measurements.requirements import SUMMABLE, is_published
 from hessfig.terms import Block, Group, Part
 
 Traces = dict[Part, Estimate]
@@ -45,8 +43,7 @@ def hessian(problem: Problem, request: Request) -> Measured:
     A transformer's is in the order and orientation of Figure 1 (see hessfig.curvature.routes); other networks'
     parameters come in their own order, flattened as they are.
     """
-    published = kind(request.model.kind).structure == Structure.layers
-    return Measured([], _published(problem) if published else _plain(problem, request))
+    return Measured([], _published(problem) if is_published(request.model) else _plain(problem, request))
 
 
 def _traces(engines: Engines, request: Request, block: Block, generator: Generator) -> Traces:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
@@ -21,8 +22,8 @@ from hessfig.curvature.problem import Problem
 from hessfig.curvature.spectral.densities import eigenvalues
 from hessfig.measurements.quantity import At, Measured, Request, Row, row_of
 from hessfig.measurements.requirements import without_layers
+from hessfig.models.components import outside_window
 from hessfig.models.layered import Layered, scored_outputs
-from hessfig.models.networks import SelfAttention
 from hessfig.record import Status
 from hessfig.states.training.loop import AT_ONCE, Rule, products_of_a_refresh, right_answers, right_digits
 from hessfig.tasks.addition import LONG
@@ -31,6 +32,9 @@ from hessfig.tasks.digits import CLASSES
 from hessfig.tasks.examples import training_batch, unseen_batch, unseen_cascades
 from hessfig.tasks.losses import per_sample
 from hessfig.terms import Block
+
+if TYPE_CHECKING:
+    from hessfig.models.networks import BareAttention, SelfAttention
 
 EXACT = "exact"
 EXAMPLES = 64
@@ -128,7 +132,8 @@ def sink_mass(problem: Problem, request: Request) -> Measured:
     """
     rows = []
     for layer, (attention, hidden) in enumerate(_inputs(problem), start=1):
-        pattern = attention.pattern(attention.scores(hidden, slice(None)), slice(None)).double()
+        scores = attention.scores(hidden, slice(None))
+        pattern = attention.pattern(scores, slice(None), _masked(attention, scores)).double()
         first = pattern[:, :, 1:, 0].mean(dim=(0, 2))
         allowed = torch.arange(1, pattern.shape[-1] + 1, device=pattern.device)
         keys = (pattern.mean(dim=(0, 1)) * allowed.unsqueeze(1)).sum(dim=0) / allowed.flip(0)
@@ -237,16 +242,30 @@ def spreads(problem: Problem) -> list[tuple[float, float]]:
 
 
 @torch.no_grad()
-def _of_layer(attention: SelfAttention, hidden: Tensor) -> tuple[float, float]:
+def _of_layer(attention: SelfAttention | BareAttention, hidden: Tensor) -> tuple[float, float]:
     scores = attention.scores(hidden, slice(None))
-    allowed = ~attention.causal_mask[: scores.shape[-2], : scores.shape[-1]]
-    pattern = attention.pattern(scores, slice(None))
+    masked = _masked(attention, scores)
+    allowed = ~masked[: scores.shape[-2], : scores.shape[-1]]
+    pattern = attention.pattern(scores, slice(None), masked)
     return float(scores[..., allowed].double().std()), float(pattern.double().std())
 
 
-def _inputs(problem: Problem) -> list[tuple[SelfAttention, Tensor]]:
+def _masked(attention: SelfAttention | BareAttention, scores: Tensor) -> Tensor:
+    """Return which keys no query sees; the bare layer has no mask but its window."""
+    causal: Tensor | None = getattr(attention, "causal_mask", None)
+    return causal if causal is not None else outside_window(scores.shape[-1], attention.model.window, scores.device)
+
+
+def _inputs(problem: Problem) -> list[tuple[SelfAttention | BareAttention, Tensor]]:
     """Return every attention layer with what it is given at all positions."""
-    found: list[tuple[SelfAttention, Tensor]] = []
+    from hessfig.models.networks import (  # TransformerLens: slow, and not for networks of the user's own
+        BareAttention,
+        SelfAttention,
+    )
+
+    if isinstance(problem.network, BareAttention):
+        return [(problem.network, problem.network.hidden(problem.batch.inputs, 0).detach())]
+    found: list[tuple[SelfAttention | BareAttention, Tensor]] = []
     modules = [module for module in problem.network.modules() if isinstance(module, SelfAttention)]
     hooks = [
         module.register_forward_pre_hook(lambda module, given: found.append((module, given[0].detach())))

@@ -8,11 +8,22 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from hessfig.config import MLP, Attention, ModelConfig, Norm, QueryKey, TaskConfig, with_defaults
+from hessfig.config import (
+    MLP,
+    Attention,
+    Gate,
+    ModelConfig,
+    Norm,
+    Positions,
+    QueryKey,
+    Scores,
+    TaskConfig,
+    with_defaults,
+)
 from hessfig.errors import UserError, did_you_mean
 from hessfig.models.protocol import Layout
 from hessfig.models.registry import kind
-from hessfig.terms import Block, Group, Matrix, Part
+from hessfig.terms import GATED, SMOOTH, Block, Group, Matrix, Part
 
 
 def matrices_of(model: ModelConfig) -> list[Matrix]:
@@ -20,10 +31,27 @@ def matrices_of(model: ModelConfig) -> list[Matrix]:
     return kind(model.kind).matrices(model)
 
 
+TIED = "W_E+W_U"  # one parameter in both roles: its block holds the second derivatives of both, and the mixed ones
+COMPONENTS = (
+    *("attention_bias", "scores", "norm_kind", "positions", "n_kv_heads", "gate", "tied", "window", "residual_scale"),
+    *("differential_lambda", "differential_norm", "softcap"),
+)
+_FIRST_PATTERNS, _FIRST_NORMS = (Attention.softmax, Attention.linear), (Norm.none, Norm.pre, Norm.post)
+_FIRST_MLPS = (MLP.relu, MLP.gelu, MLP.linear, MLP.none)
+
+
+def components(model: ModelConfig) -> dict[str, Any]:
+    """Return the settings beyond the paper's network, by name, with their values: what no exact engine knows."""
+    named = {name: getattr(model, name) for name in COMPONENTS}
+    chosen = {name: value for name, value in named.items() if value != getattr(ModelConfig, name)}
+    first = {"attention": _FIRST_PATTERNS, "norm": _FIRST_NORMS, "mlp": _FIRST_MLPS}
+    return chosen | {name: getattr(model, name) for name, known in first.items() if getattr(model, name) not in known}
+
+
 def attention_matrices(model: ModelConfig) -> list[Matrix]:
     """Return the weights of an attention without output projection."""
     query_key = [Matrix.W_QK] if model.query_key == QueryKey.single else [Matrix.W_Q, Matrix.W_K]
-    return [*query_key, Matrix.W_V]
+    return [*query_key, Matrix.W_V, *[Matrix.W_G] * (model.gate == Gate.output)]
 
 
 def attention_groups(matrix: str) -> tuple[str, ...]:
@@ -33,15 +61,28 @@ def attention_groups(matrix: str) -> tuple[str, ...]:
 
 def layer_matrices(model: ModelConfig) -> list[Matrix]:
     """Return the weights of one layer of a transformer."""
-    mlp = [] if model.mlp == MLP.none else [Matrix.W_in, Matrix.W_out]
-    return [*attention_matrices(model), Matrix.W_O, *mlp]
+    gate = [Matrix.W_gate] * (model.mlp in GATED)
+    mlp = [] if model.mlp == MLP.none else [*gate, Matrix.W_in, Matrix.W_out]
+    held = attention_matrices(model)
+    return [*held[: held.index(Matrix.W_V) + 1], Matrix.W_O, *held[held.index(Matrix.W_V) + 1 :], *mlp]
+
+
+def transformer_matrices(model: ModelConfig) -> list[Matrix]:
+    """Return the weights of a transformer on tokens; a tied embedding is no weight of the paper's."""
+    embeddings = [Matrix.W_E] * (not model.tied) + [Matrix.W_pos] * (model.positions == Positions.learned)
+    return [*embeddings, *layer_matrices(model), *[Matrix.W_U] * (not model.tied)]
 
 
 def weight_size(matrix: str, model: ModelConfig, task: TaskConfig) -> int:
     """Return the entries of a weight of attention or of a transformer: the dimension of its block."""
     m = with_defaults(model)
+    shared = m.d_model * (m.n_kv_heads or m.n_heads) * (m.d_head or 0)
     sizes: dict[str, int] = {
         Matrix.W_E: task.vocabulary * m.d_model,
+        TIED: task.vocabulary * m.d_model,
+        Matrix.W_K: shared,
+        Matrix.W_V: shared,
+        Matrix.W_gate: m.d_model * (m.d_mlp or 0),
         Matrix.W_pos: task.num_tokens * m.d_model,
         Matrix.W_QK: m.d_model**2 * m.n_heads,
         Matrix.W_in: m.d_model * (m.d_mlp or 0),
@@ -52,7 +93,6 @@ def weight_size(matrix: str, model: ModelConfig, task: TaskConfig) -> int:
 
 
 _ALWAYS = {Matrix.W_U, Matrix.W}
-_VALUE_LIKE = {Matrix.W_V, Matrix.W_O}
 SCORE_LIKE = {Matrix.W_Q, Matrix.W_K, Matrix.W_QK}
 
 
@@ -61,9 +101,10 @@ def is_structural_zero(model: ModelConfig, block: Block, part: Part) -> bool:
 
     H_fT of W_Q, of W_K and of W_QK vanishes always: the scores are linear in each (Lemma 4.1, Remark D.1).
 
-    True for W_U and for linear MLPs always; without LayerNorm, in the last layer: for W_out always, for W_in
-    unless the activation is smooth, for W_V and W_O (Theorem 3.2) and, under linear attention, for W_Q and W_K
-    (Remark 4.1) unless a smooth activation follows.
+    True for W_U and for linear MLPs always; without norms, in the last layer: for W_out always, for W_in unless the
+    activation is smooth (a gated MLP is linear in it), for W_V and W_O (Theorem 3.2) and, where the mixing weights are
+    piecewise linear in scores that are linear in queries and keys (linear attention and sparsemax), for W_Q and W_K
+    (Remark 4.1), unless a smooth activation follows. A norm of the heads' outputs is not affine in W_V.
     """
     if part == Part.H_fT:
         return (block.row != Group.query_key and block.is_diagonal) or model.query_key == QueryKey.single
@@ -77,11 +118,20 @@ def is_structural_zero(model: ModelConfig, block: Block, part: Part) -> bool:
 
 
 def _affine_in_last_layer(model: ModelConfig) -> set[Matrix]:
-    affine = {Matrix.W_out}
-    if model.mlp == MLP.gelu and Matrix.W_in in matrices_of(model):
+    has_mlp = Matrix.W_in in matrices_of(model)
+    is_linear_in = model.mlp not in SMOOTH or model.mlp in GATED
+    affine = {Matrix.W_out, Matrix.W_in} if is_linear_in else {Matrix.W_out}
+    if has_mlp and model.mlp in SMOOTH:
         return affine
-    affine |= {Matrix.W_in} | _VALUE_LIKE
-    return affine | SCORE_LIKE if model.attention == Attention.linear else affine
+    is_normed = model.attention == Attention.differential and model.differential_norm
+    affine |= {Matrix.W_O} if is_normed else {Matrix.W_O, Matrix.W_V}
+    return affine | SCORE_LIKE if _has_linear_pieces(model) else affine
+
+
+def _has_linear_pieces(model: ModelConfig) -> bool:
+    """Whether the mixing weights are piecewise linear in each of W_Q and W_K."""
+    is_bilinear = model.scores == Scores.plain
+    return is_bilinear and model.attention in (Attention.linear, Attention.sparsemax)
 
 
 EVERY_PAIR, EVERY_WEIGHT, AT, ANY = "all", "each", "@", "*"
@@ -242,12 +292,17 @@ def _not_of_this_model(matrix: Matrix, entry: Any, layout: Layout, model: ModelC
 def _switch(matrix: Matrix, model: ModelConfig) -> tuple[str, str]:
     """Return the setting that leaves `matrix` out of this model, and a setting that has it."""
     other = QueryKey.separate if model.query_key == QueryKey.single else QueryKey.single
-    switches: dict[str, Any] = {"query_key": other, "mlp": MLP.relu}
+    switches: dict[str, Any] = {"query_key": other, "mlp": MLP.swiglu if matrix == Matrix.W_gate else MLP.relu}
+    switches |= {"gate": Gate.output, "tied": False, "positions": Positions.learned}
     for name, value in switches.items():
         if matrix in matrices_of(replace(model, **{name: value})):
-            return f"model.{name}={getattr(model, name)}", f"model.{name}={value}"
+            return f"model.{name}={_typed(getattr(model, name))}", f"model.{name}={_typed(value)}"
     homes = {Matrix.W: "model=linear_mlp", Matrix.W_patch: "model=vit task=digits"}
     return f"model.kind={model.kind}", homes.get(matrix, "model=gpt2")
+
+
+def _typed(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _allowed(layout: Layout) -> str:

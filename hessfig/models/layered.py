@@ -20,7 +20,10 @@ class Layered(Protocol):
 
 @runtime_checkable
 class Headed(Layered, Protocol):
-    """A layered network whose outputs are features @ unembedding^T: with a large vocabulary they need not be held."""
+    """A layered network whose outputs are features @ unembedding^T: with a large vocabulary they need not be held.
+
+    A further property `unembedding_bias`, a parameter (vocabulary), says that a bias is added to them.
+    """
 
     @property
     def unembedding(self) -> nn.Parameter:
@@ -28,6 +31,12 @@ class Headed(Layered, Protocol):
 
     def features(self, hidden: Tensor, depth: int, scored: slice) -> Tensor:
         """Return what the unembedding is applied to, (batch, scored, width)."""
+
+
+def unembedding_of(network: Headed) -> list[nn.Parameter]:
+    """Return what turns features into outputs: the matrix, and the bias (vocabulary) of a network that has one."""
+    bias = getattr(network, "unembedding_bias", None)
+    return [network.unembedding] if bias is None else [network.unembedding, bias]
 
 
 def scored_outputs(network: nn.Module, inputs: Tensor, scored: slice) -> Tensor:

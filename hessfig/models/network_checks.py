@@ -5,19 +5,35 @@ hessfig.config.checks calls them by name when a configuration is composed, since
 
 from __future__ import annotations
 
-from hessfig.config.enums import Attention, Data, Loss, Norm, ScaledWeight, Sink
-from hessfig.config.schema import Config, ModelConfig, TaskConfig
+from enum import StrEnum
+
+from hessfig.config.enums import (
+    Attention,
+    Data,
+    Loss,
+    Method,
+    Norm,
+    NormKind,
+    Positions,
+    QueryKey,
+    ScaledWeight,
+    Scores,
+    Sink,
+)
+from hessfig.config.schema import Config, ModelConfig, TaskConfig, with_defaults
 from hessfig.errors import UserError
+from hessfig.models.blocks import components
 from hessfig.models.protocol import Kind
 from hessfig.models.registry import kind, kinds, kinds_where
-from hessfig.terms import Kind as Kinds
 from hessfig.terms import Matrix
 
 _PATH = "model.path"
 _OF_STORED = ("path", "random", "download", "architecture", "vocabulary")
-_READ = (Data.digits, Data.tokens, Data.text)
-_WINDOWS = (Data.tokens, Data.text)
-_DATA = (Data.gaussian, Data.digits, Data.tokens, Data.text, Data.addition)
+_OF_TOKENS = (Data.tokens, Data.masked_tokens)
+_WINDOWS = (*_OF_TOKENS, Data.text)
+_READ = (Data.digits, *_WINDOWS)
+_DATA = (Data.gaussian, Data.digits, *_WINDOWS, Data.addition)
+_OF_MASKS = ("masked_share", "masked_as", "mask_id")
 
 
 def check_model(model: ModelConfig) -> None:
@@ -35,6 +51,9 @@ def check_model(model: ModelConfig) -> None:
     _check_stored(model, known)
     _check_sink(model, known)
     _check_scaled(model, known)
+    _check_read(model, known)
+    _check_dependent(model)
+    _check_excluded(model)
     known.check_model(model)
     if not known.place:
         _check_norm(model, known)
@@ -103,6 +122,123 @@ def _scalable(matrices: list[Matrix]) -> list[ScaledWeight]:
     return [one for one in ScaledWeight if one in list(matrices) or (one == ScaledWeight.mlp and is_mlp)]
 
 
+def _check_read(model: ModelConfig, known: Kind) -> None:
+    """Raise UserError for a component that this kind of network does not have."""
+    for name in components(model):
+        if name not in known.components:
+            raise UserError(
+                f"model.{name}: kind={model.kind} does not have it",
+                got=_got(model, name),
+                allowed=_named(kinds_where(lambda one, name=name: name in one.components)),  # type: ignore[misc]
+                remedy=f"leave model.{name} out, or model=gpt2",
+            )
+
+
+_NEEDS: dict[str, tuple[str, StrEnum]] = {
+    "attention_bias": ("attention", Attention.sigmoid),
+    "differential_lambda": ("attention", Attention.differential),
+    "differential_norm": ("attention", Attention.differential),
+    "softcap": ("scores", Scores.softcap),
+}
+
+
+def _check_dependent(model: ModelConfig) -> None:
+    """Raise UserError for a setting of a component that is not there."""
+    for name, (other, value) in _NEEDS.items():
+        if name in components(model) and getattr(model, other) != value:
+            raise UserError(
+                f"model.{name} is read with model.{other}={value} alone",
+                got=_got(model, name, other),
+                allowed=f"model.{other}={value}",
+                remedy=f"model.{other}={value}, or leave model.{name} out",
+            )
+    if model.norm_kind != NormKind.layer and model.norm == Norm.none:
+        raise UserError(
+            "model.norm_kind: there is no norm",
+            got=_got(model, "norm_kind", "norm"),
+            allowed="model.norm=pre, post or sandwich",
+            remedy="model.norm=pre, or leave model.norm_kind out",
+        )
+
+
+_ALIBI, _ON_SCORES = ("positions", (Positions.alibi,)), ("sink", (Sink.scores, Sink.both))
+# A setting and its value, further settings with values that it excludes, and why.
+_EXCLUSIONS: tuple[tuple[str, StrEnum, dict[str, tuple[StrEnum, ...]], str], ...] = (
+    (
+        "query_key",
+        QueryKey.single,
+        {
+            "scores": (Scores.qk_norm, Scores.cosine),
+            "positions": (Positions.rope,),
+            "attention": (Attention.kernel, Attention.differential),
+        },
+        "it needs queries and keys of their own, and the single matrix W_QK has none",
+    ),
+    (
+        "attention",
+        Attention.kernel,
+        dict([("scores", (Scores.softcap,)), _ALIBI, _ON_SCORES]),
+        "kernel attention has features phi(q) and phi(k) in place of logits",
+    ),
+    (
+        "attention",
+        Attention.linear,
+        dict([_ALIBI]),
+        "linear attention has no softmax; a constant in its scores would add values",
+    ),
+)
+
+
+def _check_excluded(model: ModelConfig) -> None:
+    """Raise UserError for components that exclude each other, and for numbers of heads that do not fit."""
+    for first, value, others, why in _EXCLUSIONS:
+        for name, excluded in others.items():
+            if getattr(model, first) == value and getattr(model, name) in excluded:
+                raise UserError(
+                    f"model.{name}: {why}",
+                    got=_got(model, first, name),
+                    allowed=f"one of the two: model.{first} or model.{name} at its default",
+                    remedy=f"leave model.{name} out, or model.{first}",
+                )
+    if model.attention == Attention.kernel and model.temperature != 1:
+        raise UserError(
+            "model.temperature: it would divide nothing: kernel attention normalises phi(q).phi(k) by its sum",
+            got=_got(model, "attention", "temperature"),
+            allowed="model.temperature=1",
+            remedy="leave model.temperature out",
+        )
+    _check_heads(model)
+
+
+def _check_heads(model: ModelConfig) -> None:
+    """Raise UserError for heads that cannot be shared, halved or turned."""
+    if model.n_kv_heads is not None and (model.n_heads % model.n_kv_heads or model.query_key == QueryKey.single):
+        is_single = model.query_key == QueryKey.single
+        raise UserError(
+            "model.n_kv_heads: the single matrix W_QK has no keys to share"
+            if is_single
+            else "model.n_kv_heads does not divide model.n_heads",
+            got=_got(model, "n_heads", "n_kv_heads", *["query_key"] * is_single),
+            allowed="model.query_key=separate, and a divisor of model.n_heads",
+            remedy="leave model.n_kv_heads out" if is_single else "model.n_kv_heads=1",
+        )
+    width, sets = with_defaults(model).d_head or 0, 2 if model.attention == Attention.differential else 1
+    pairs = 2 if model.positions == Positions.rope else 1
+    if width % (sets * pairs):
+        what = "differential attention halves" * (sets == 2) + " and " * (sets * pairs == 4)
+        raise UserError(
+            f"model.d_head: {what}{'rotary positions turn pairs of entries of' * (pairs == 2)} every head",
+            got=f"heads {width} wide, {_got(model, 'attention', 'positions')}",
+            allowed=f"a multiple of {sets * pairs}",
+            remedy=f"model.d_head={max(1, width // (sets * pairs)) * sets * pairs}",
+        )
+
+
+def _got(model: ModelConfig, *names: str) -> str:
+    values = {name: getattr(model, name) for name in names}
+    return ", ".join(f"model.{name}={str(v).lower() if isinstance(v, bool) else v}" for name, v in values.items())
+
+
 def _check_norm(model: ModelConfig, known: Kind) -> None:
     if model.norm != Norm.none and not known.has_norms:
         raise UserError(
@@ -123,8 +259,8 @@ def _check_norm(model: ModelConfig, known: Kind) -> None:
 def check_task(config: Config) -> None:
     """Raise UserError for data that the network does not take, and for settings that the data do not have."""
     task, name = config.task, config.model.kind
-    known = kind(name if name in kinds() else Kinds.transformer)
-    data = task.data if known.takes(task.data) else known.data
+    takes = kind(name).takes if name in kinds() else (Data.addition,)
+    data = task.data if task.data in takes else takes[0]
     if task.data != data:
         is_python = Data.python in (task.data, data)
         raise UserError(
@@ -144,7 +280,7 @@ def check_task(config: Config) -> None:
         raise UserError(
             "task.path: only pictures, tokens and texts are read from a file",
             got=f"task.data={data}",
-            allowed="task=digits, task=tokens, task=text",
+            allowed="task=digits, task=tokens, task=masked_tokens, task=text",
             remedy="leave task.path out, or task=text, or model=vit task=digits, or model=huggingface task=tokens",
         )
     if data not in _WINDOWS and (task.length, task.first_scored) != (TaskConfig.length, TaskConfig.first_scored):
@@ -154,6 +290,8 @@ def check_task(config: Config) -> None:
             allowed="with task=tokens, task=text",
             remedy="leave them out",
         )
+    _check_loss(config, kind(name).skeleton is not None if name in kinds() else True)
+    _check_masks(task)
     if data == Data.gaussian and task.loss == Loss.cross_entropy:
         raise UserError(
             "task.loss: Gaussian targets need a square loss",
@@ -163,9 +301,41 @@ def check_task(config: Config) -> None:
         )
 
 
+def _check_loss(config: Config, is_own: bool) -> None:
+    """Raise UserError for changes of the loss that it, the kind of network or the estimator does not know."""
+    task, method = config.task, config.estimator.method
+    if task.label_smoothing and (task.loss != Loss.cross_entropy or not is_own):
+        raise UserError(
+            "task.label_smoothing: it smooths the targets of the package's own cross-entropy",
+            got=f"task.label_smoothing={task.label_smoothing}, task.loss={task.loss}, model.kind={config.model.kind}",
+            allowed="task.loss=cross_entropy with model=gpt2, mlp or vit",
+            remedy="leave task.label_smoothing out",
+        )
+    if task.weight_decay and not (is_own and method in (Method.hutchinson, Method.dense)):
+        raise UserError(
+            "task.weight_decay: products add it to H and H_f, exact norms and other networks do not know it",
+            got=f"task.weight_decay={task.weight_decay}, estimator={method}, model.kind={config.model.kind}",
+            allowed="estimator=hutchinson or dense, with the package's own networks",
+            remedy="estimator=hutchinson, or leave task.weight_decay out",
+        )
+
+
+def _check_masks(task: TaskConfig) -> None:
+    """Raise UserError for masks of tokens that are not masked, and for a first position where masks say which count."""
+    is_masked = task.data == Data.masked_tokens
+    for name in ("first_scored",) if is_masked else _OF_MASKS:
+        if getattr(task, name) != getattr(TaskConfig, name):
+            raise UserError(
+                f"task.{name}: task.data={task.data} does not read it",
+                got=f"task.{name}={getattr(task, name)}",
+                allowed=f"with task={Data.tokens if is_masked else Data.masked_tokens}",
+                remedy=f"leave task.{name} out",
+            )
+
+
 def _takers(data: Data) -> str:
     """Return the kinds of networks that take these data, in words."""
-    *others, last = kinds_where(lambda one: one.takes(data))
+    *others, last = kinds_where(lambda one: data in one.takes)
     return f"{', '.join(others)} or {last}" if len(others) > 1 else ", ".join([*others, last])
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from itertools import pairwise
 
 import torch
@@ -13,14 +12,9 @@ from torch.nn import functional as F
 from transformer_lens.config import TransformerBridgeConfig
 from transformer_lens.model_bridge.sources.native import NativeAttention, NativeBlock, NativeModel
 
-from hessfig.config import MLP, Attention, ModelConfig, Norm, QueryKey, Sink, with_defaults
-
-ACTIVATIONS: dict[MLP, Callable[[Tensor], Tensor]] = {MLP.relu: F.relu, MLP.gelu: F.gelu, MLP.linear: lambda x: x}
-
-
-def score_sink(model: ModelConfig) -> float:
-    """Return what is added to every head's score of the first key, before mask and softmax."""
-    return model.sink_beta if model.sink in (Sink.scores, Sink.both) else 0.0
+from hessfig.config import MLP, ModelConfig, Norm, NormKind, Positions, QueryKey, Sink, with_defaults
+from hessfig.models.components import ACTIVATIONS, Attending, GatedMLP, RMSNorm, norm_layer, outside_window
+from hessfig.terms import GATED
 
 
 def embedding_sink(model: ModelConfig) -> float:
@@ -28,94 +22,84 @@ def embedding_sink(model: ModelConfig) -> float:
     return model.sink_beta if model.sink in (Sink.embedding, Sink.both) else 0.0
 
 
-def with_sink(scores: Float[Tensor, "*rows keys"], beta: float) -> Float[Tensor, "*rows keys"]:
-    """Return scores + beta e_1^T: a constant, so that every derivative is that of softmax at other scores."""
-    return scores + beta * at_first(scores.shape[-1], scores) if beta else scores
-
-
 def position_factors(positions: Int[Tensor, " rows"], beta: float, like: Tensor) -> Float[Tensor, "rows 1"]:
     """Return 1 + beta at position 0, else 1: a fixed factor of the network; W_E and W_pos stay its parameters."""
     return (1 + beta * (positions == 0).to(like.dtype)).unsqueeze(1)
 
 
-def at_first(length: int, like: Tensor) -> Float[Tensor, " length"]:
-    """Return (1, 0, 0, ...) with the type and device of `like`."""
-    return (torch.arange(length, device=like.device) == 0).to(like.dtype)
-
-
-class SelfAttention(NativeAttention):
+class SelfAttention(Attending, NativeAttention):
     """Causal self-attention: pattern(X W_Q W_K^T X^T / (t sqrt(d_head))) X W_V W_O (eq. 1 with a mask).
 
-    Differs from the native class by `temperature` t, a linear pattern (scores kept, masked ones 0), the
-    single-matrix query-key form X W_QK X^T, a sink on the first key, and an output at chosen query positions only.
+    Differs from the native class by `temperature` t, the single-matrix query-key form X W_QK X^T, a sink on the first
+    key, an output at chosen query positions only, and the components of hessfig.models.components.
     """
+
+    d_model: int
+    d_head: int
+    o: nn.Linear
+    causal_mask: Tensor
 
     def __init__(self, native: object, model: ModelConfig) -> None:
         super().__init__(native)
-        self.temperature = model.temperature
-        self.is_linear = model.attention == Attention.linear
-        self.is_single = model.query_key == QueryKey.single
-        self.sink = score_sink(model)
-        if self.is_single:
+        if model.query_key == QueryKey.single:
             self.q = nn.Linear(self.d_model, self.n_heads * self.d_model)
             del self.k
+        self.set_up(model, self.d_head, self.d_head, bias=True)
+        self.causal_mask = self.causal_mask | outside_window(len(self.causal_mask), model.window)
 
     def forward(
         self, hidden: Float[Tensor, "batch length d_model"], queries: slice = slice(None)
     ) -> Float[Tensor, "batch queries d_model"]:
         """Return the attention output at the positions `queries`."""
-        pattern = self.pattern(self.scores(hidden, queries), queries)
-        mixed = pattern @ self._heads(self.v(hidden))
-        return self.o(mixed.transpose(1, 2).flatten(2))
-
-    def scores(self, hidden: Tensor, queries: slice) -> Float[Tensor, "batch n_heads queries length"]:
-        """Return X W_Q W_K^T X^T / (t sqrt(d_head)), plus the sink, for the query positions, unmasked."""
-        query = self._heads(self.q(hidden[:, queries]))
-        key = hidden[:, None] if self.is_single else self._heads(self.k(hidden))
-        return with_sink(query @ key.transpose(-2, -1) / (self.scale * self.temperature), self.sink)
-
-    def pattern(self, scores: Tensor, queries: slice) -> Float[Tensor, "batch n_heads queries length"]:
-        """Return the mixing weights: softmax over allowed keys, or the allowed scores themselves."""
-        masked = self.causal_mask[queries, : scores.shape[-1]]
-        if self.is_linear:
-            return scores.masked_fill(masked, 0.0)
-        return torch.softmax(scores.masked_fill(masked, float("-inf")), dim=-1)
-
-    def _heads(self, rows: Tensor) -> Float[Tensor, "batch n_heads length d"]:
-        return rows.unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
+        return self.o(self.mixed(hidden, queries, self.causal_mask))
 
 
 class Layer(NativeBlock):
-    """Attention and MLP sublayers with LayerNorm before, after or nowhere, and an optional attention skip."""
+    """Attention and MLP sublayers with norms before, after, around or nowhere, and an optional attention skip."""
+
+    ln1: nn.Module
+    ln2: nn.Module
 
     def __init__(self, native: TransformerBridgeConfig, model: ModelConfig) -> None:
         super().__init__(native)
-        self.attn = SelfAttention(native, model)
+        self.attn, self.model = SelfAttention(native, model), model
         self.norm, self.attention_skip, self.has_mlp = model.norm, model.attention_skip, model.mlp != MLP.none
-        if self.has_mlp:
+        if model.mlp in GATED:
+            self.mlp = GatedMLP(model.d_model, native.d_mlp, model.mlp)
+        elif self.has_mlp:
             self.mlp.act = ACTIVATIONS[model.mlp]
-        elif model.norm == Norm.post:
+        self._place_norms(model)
+
+    def _place_norms(self, model: ModelConfig) -> None:
+        """Put the norms of `model` before and after its sublayers, the identity where there is none."""
+        if model.norm != Norm.none and model.norm_kind == NormKind.rms:
+            self.ln1, self.ln2 = RMSNorm(model.d_model), RMSNorm(model.d_model)
+        if not self.has_mlp:
             self.ln2 = nn.Identity()
+        is_sandwich = model.norm == Norm.sandwich
+        self.ln1_post = norm_layer(model, model.d_model) if is_sandwich else nn.Identity()
+        self.ln2_post = norm_layer(model, model.d_model) if is_sandwich and self.has_mlp else nn.Identity()
 
     def forward(
         self, hidden: Float[Tensor, "batch length d_model"], queries: slice = slice(None)
     ) -> Float[Tensor, "batch queries d_model"]:
         """Return the layer's output at the positions `queries`."""
         after = self.norm == Norm.post
-        attended = self.attn(hidden if after else self.ln1(hidden), queries)
-        residual = hidden[:, queries] + attended if self.attention_skip else attended
+        attended = self.ln1_post(self.attn(hidden if after else self.ln1(hidden), queries))
+        branch = self.model.residual_scale * attended
+        residual = hidden[:, queries] + branch if self.attention_skip else branch
         residual = self.ln1(residual) if after else residual
         return self.feed_forward(residual) if self.has_mlp else residual
 
     def feed_forward(self, residual: Float[Tensor, "batch queries d_model"]) -> Tensor:
         """Return the residual stream after the MLP sublayer."""
         if self.norm == Norm.post:
-            return self.ln2(residual + self.mlp(residual))
-        return residual + self.mlp(self.ln2(residual))
+            return self.ln2(residual + self.model.residual_scale * self.mlp(residual))
+        return residual + self.model.residual_scale * self.ln2_post(self.mlp(self.ln2(residual)))
 
 
 class Transformer(NativeModel):
-    """Token and position embeddings, `n_layers` layers, final norm (pre-LN only), unembedding with bias.
+    """Token and position embeddings, `n_layers` layers, final norm (before or around alone), unembedding with bias.
 
     Equals TransformerLens's native model, given equal weights, for softmax attention with
     norm `none` or `pre` (tests/models/test_transformer.py).
@@ -127,8 +111,11 @@ class Transformer(NativeModel):
         self.layers = nn.ModuleList(Layer(native, model) for _ in range(model.n_layers))
         self.head = nn.Linear(model.d_model, vocabulary, bias=True)
         self.sink = embedding_sink(model)
-        if model.norm == Norm.post:
-            self.ln_out = nn.Identity()
+        if model.tied:
+            self.head.weight = self.tok_embed.weight
+        if model.positions != Positions.learned:
+            self.pos = None
+        self.ln_out = final_norm(model)
 
     def forward(self, tokens: Int[Tensor, "batch length"]) -> Float[Tensor, "batch length vocab"]:
         """Return the logits at every position."""
@@ -136,7 +123,9 @@ class Transformer(NativeModel):
 
     def hidden(self, tokens: Int[Tensor, "batch length"], depth: int) -> Float[Tensor, "batch length d_model"]:
         """Return the residual stream after `depth` layers (0: the embeddings)."""
-        hidden = self.tok_embed(tokens) + self.pos.weight[: tokens.shape[1]]
+        hidden = self.tok_embed(tokens)
+        if self.pos is not None:
+            hidden = hidden + self.pos.weight[: tokens.shape[1]]
         if self.sink:
             positions = torch.arange(tokens.shape[1], device=tokens.device)
             hidden = hidden * position_factors(positions, self.sink, hidden)
@@ -163,6 +152,7 @@ def native_config(model: ModelConfig, *, vocabulary: int, length: int) -> Transf
     return TransformerBridgeConfig(
         n_layers=model.n_layers,
         n_heads=model.n_heads,
+        n_key_value_heads=model.n_kv_heads,
         d_model=model.d_model,
         d_head=model.d_head,
         d_mlp=model.d_mlp,
@@ -172,6 +162,11 @@ def native_config(model: ModelConfig, *, vocabulary: int, length: int) -> Transf
         attn_only=model.mlp == MLP.none,
         normalization_type=None if model.norm == Norm.none else "LN",
     )
+
+
+def final_norm(model: ModelConfig) -> nn.Module:
+    """Return the norm before the unembedding: none where norms stand after the residual sums, or nowhere."""
+    return norm_layer(model, model.d_model) if model.norm in (Norm.pre, Norm.sandwich) else nn.Identity()
 
 
 class PrefixMLP(nn.Module):
@@ -240,7 +235,7 @@ class LinearMLP(nn.Module):
         return hidden
 
 
-class BareAttention(nn.Module):
+class BareAttention(Attending):
     """F(X) = a(X W_Q W_K^T X^T / (t sqrt(d_K))) X W_V (eq. 1): no mask, skip, bias or output projection.
 
     The inputs are `sigma` times a fixed Gaussian sample. Several heads split W_V's columns.
@@ -248,14 +243,14 @@ class BareAttention(nn.Module):
 
     def __init__(self, model: ModelConfig) -> None:
         super().__init__()
-        d_head = model.d_head or model.d_model // model.n_heads
-        self.n_heads, self.is_linear = model.n_heads, model.attention == Attention.linear
-        self.is_single, self.scale = model.query_key == QueryKey.single, d_head**0.5 * model.temperature
-        inner = model.n_heads * (model.d_model if self.is_single else d_head)
-        self.q = nn.Linear(model.d_model, inner, bias=False)
-        if not self.is_single:
-            self.k = nn.Linear(model.d_model, inner, bias=False)
-        self.v = nn.Linear(model.d_model, model.d_model, bias=False)
+        d_head, d_value = model.d_head or model.d_model // model.n_heads, model.d_model // model.n_heads
+        kv_heads = model.n_kv_heads or model.n_heads
+        wide = model.n_heads * (model.d_model if model.query_key == QueryKey.single else d_head)
+        self.q = nn.Linear(model.d_model, wide, bias=False)
+        if model.query_key == QueryKey.separate:
+            self.k = nn.Linear(model.d_model, kv_heads * d_head, bias=False)
+        self.v = nn.Linear(model.d_model, kv_heads * d_value, bias=False)
+        self.set_up(model, d_head, d_value, bias=False)
         self.sigma = 1.0
 
     def hidden(self, inputs: Float[Tensor, "batch length d_model"], depth: int) -> Tensor:
@@ -266,14 +261,7 @@ class BareAttention(nn.Module):
     def from_hidden(self, hidden: Float[Tensor, "batch length d_model"], depth: int, scored: slice) -> Tensor:
         """Return F at the scored positions."""
         del depth
-        query = self._heads(self.q(hidden[:, scored]))
-        key = hidden[:, None] if self.is_single else self._heads(self.k(hidden))
-        scores = query @ key.transpose(-2, -1) / self.scale
-        pattern = scores if self.is_linear else torch.softmax(scores, dim=-1)
-        return (pattern @ self._heads(self.v(hidden))).transpose(1, 2).flatten(2)
-
-    def _heads(self, rows: Tensor) -> Float[Tensor, "batch n_heads length d"]:
-        return rows.unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
+        return self.mixed(hidden, scored, outside_window(hidden.shape[1], self.model.window, hidden.device))
 
 
 class VisionTransformer(nn.Module):
@@ -293,7 +281,7 @@ class VisionTransformer(nn.Module):
         self.layers = nn.ModuleList(Layer(native, model) for _ in range(model.n_layers))
         for layer in self.layers:
             layer.attn.causal_mask.fill_(False)  # type: ignore[union-attr, operator]
-        self.ln_out = nn.LayerNorm(model.d_model, eps=native.eps) if model.norm == Norm.pre else nn.Identity()
+        self.ln_out = final_norm(model)
         self.head = nn.Linear(model.d_model, classes)
 
     def patches(self, images: Float[Tensor, "batch side side"]) -> Float[Tensor, "batch tokens pixels"]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, combinations
 from typing import Any
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from hessfig.errors import UserError, did_you_mean, plain
 from hessfig.models import own_checks
+from hessfig.models.any_batch import Called, adapted, is_plain, only_trainable, read_batches
 from hessfig.models.own_checks import (
     check_apart,
     check_mode,
@@ -33,6 +34,7 @@ from hessfig.tasks.losses import LOSSES, batch_weights
 Pair = tuple[Weight, Weight]
 _AT = "@"
 _MOST_LAYER = 10_000  # as model.n_layers
+TRAINABLE = "trainable"
 _REMEDY = 'for example weights={"W_V@1": "layers.0.value.weight"}'
 
 
@@ -43,13 +45,13 @@ def named_layout(network: nn.Module, weights: Any) -> Layout:
     that holds an entry twice.
     """
     whole = every_parameter((name, p.numel()) for name, p in network.named_parameters() if p.is_floating_point())
-    if weights is None:
+    if weights is None or weights == TRAINABLE:
         return whole
     if not isinstance(weights, Mapping) or not weights:
         raise UserError(
             "weights: no names of weights",
             got=plain(repr(weights)),
-            allowed="{name: parameter}, or None for every parameter by its own name",
+            allowed="{name: parameter}, None for every parameter by its own name, or 'trainable' for those trained",
             remedy=_REMEDY,
         )
     known = _Known(network)
@@ -187,8 +189,9 @@ def _within(parameter: Tensor, index: Any) -> bool:
 def as_drawn(found: Any, *, dtype: str, source: str) -> Drawn:
     """Return what a factory made as a checked problem. Raises UserError when it made something else."""
     if hasattr(found, "network") and hasattr(found, "targets"):
-        found = (found.network, found.inputs, found.targets, found.loss, found.weights)
-    if not isinstance(found, tuple) or len(found) not in (4, 5) or not isinstance(found[0], nn.Module):
+        outputs = getattr(found, "outputs", None)
+        found = (found.network, found.inputs, found.targets, found.loss, found.weights, outputs)
+    if not isinstance(found, tuple) or len(found) not in (4, 5, 6) or not isinstance(found[0], nn.Module):
         raise UserError(
             f"model.factory: {source} returned something else than a problem",
             got=shape_of(found),
@@ -198,19 +201,32 @@ def as_drawn(found: Any, *, dtype: str, source: str) -> Drawn:
     return foreign(*found, dtype=dtype)
 
 
-def foreign(network: Any, inputs: Any, targets: Any, loss: Any, weights: Any = None, *, dtype: str) -> Drawn:
+def foreign(
+    network: Any, inputs: Any, targets: Any, loss: Any, weights: Any = None, outputs: Any = None, *, dtype: str
+) -> Drawn:
     """Check and name everything.
 
-    The network is copied when it is not of type `dtype`, or has a module under two names. `inputs` and `targets` are
-    tensors or lists of them (batches, which weigh what the loss's mean divides by). `loss`: cross_entropy, mse,
-    mse_sum, or a module with `reduction`. `weights`: {name: parameter, (parameter, index) or a list of these}; a name
-    may be pinned to a layer (W_V@2). Raises UserError for what does not fit.
+    The network is copied when it is not of type `dtype`, has a module under two names, or `weights` is "trainable".
+    `inputs` and `targets` are tensors or lists of them (batches, which weigh what the loss's mean divides by), or what
+    hessfig.models.any_batch reads; `outputs` names what the loss takes of several outputs. `loss`: cross_entropy, mse,
+    mse_sum, a function, or a module with `reduction`; None: the network's own, or cross_entropy. `weights`: {name:
+    parameter, (parameter, index) or a list of these}; a name may be pinned to a layer (W_V@2). Raises UserError for
+    what does not fit.
     """
     real = getattr(torch, dtype)
     with torch.inference_mode(False):
         check_network(network)
-        batches, module = _batches(inputs, targets, real), _loss(loss, network, real)
-        network = _cast(_differentiable(network), real, "the network")
+        own = _differentiable(network)
+        if isinstance(weights, str) and weights == TRAINABLE:
+            own = only_trainable(copied(network, "the network") if own is network else own)
+        held, network = network, _cast(own, real, "the network")
+        if outputs is not None or not is_plain(inputs, targets):
+            network, targets, loss = adapted(network, read_batches(inputs, targets, real), loss, outputs)
+            inputs = network.inputs
+        batches, module = (
+            _batches(inputs, targets, real),
+            _loss("cross_entropy" if loss is None else loss, held, real),
+        )
         outputs = [check_run(network, module, batch) for batch in batches]
         check_reached(network, batches[0])
         batches = _weighed(module, batches, outputs)
@@ -222,10 +238,11 @@ def _cast(module: nn.Module, real: torch.dtype, what: str) -> nn.Module:
     held = [p for p in module.parameters() if p.is_floating_point()]
     if not any(p.dtype != real or p.is_inference() for p in held):
         return module
-    return _copied(module, what).to(real)
+    return copied(module, what).to(real)
 
 
-def _copied(module: nn.Module, what: str) -> nn.Module:
+def copied(module: nn.Module, what: str) -> nn.Module:
+    """Return a copy of a module of the user's own. Raises UserError for one that cannot be copied."""
     try:
         return copy.deepcopy(module)
     except Exception as error:
@@ -245,7 +262,7 @@ def _differentiable(network: nn.Module) -> nn.Module:
     """
     if len(list(_modules(network))) == len(list(network.modules())) and not own_checks.differ(network):
         return network
-    network = _copied(network, "the network")
+    network = copied(network, "the network")
     _split(network, {id(network)})
     own_checks.replace_in(network)
     return network
@@ -311,16 +328,18 @@ def _typed(tensor: Tensor, real: torch.dtype) -> Tensor:
 def _loss(loss: Any, network: nn.Module, real: torch.dtype) -> nn.Module:
     if isinstance(loss, str) and loss in LOSSES:
         return LOSSES[loss]()
+    if callable(loss) and not isinstance(loss, nn.Module | type):
+        loss = Called(loss)
     reduction = getattr(loss, "reduction", None)
     if isinstance(loss, nn.Module) and isinstance(reduction, str) and reduction in ("mean", "sum"):
         check_mode(loss)
         check_apart(loss, network)
         floating = [t for t in chain(loss.parameters(), loss.buffers()) if t.is_floating_point()]
-        return _copied(loss, "the loss").to(real) if any(t.dtype != real for t in floating) else loss
+        return copied(loss, "the loss").to(real) if any(t.dtype != real for t in floating) else loss
     raise UserError(
         "loss is not known",
         got=plain(loss) if isinstance(loss, str) else shape_of(loss),
-        allowed=f"{', '.join(LOSSES)}, or a torch.nn.Module loss(outputs, targets) with reduction 'mean' or 'sum'",
+        allowed=f"{', '.join(LOSSES)}, a function loss(outputs, targets), or a module with reduction 'mean' or 'sum'",
         remedy=did_you_mean(loss[:100], LOSSES) or f"for example loss={next(iter(LOSSES))!r}"
         if isinstance(loss, str)
         else "set .reduction on your loss module",
@@ -353,16 +372,30 @@ def content_of(drawn: Drawn) -> str:
     Code and constants that no state holds count by what they do: the size of the outputs and the loss of every batch,
     to six digits (float32: three).
     """
+    return _hash(_parts(drawn))
+
+
+def _hash(parts: Iterable[tuple[str, Any]]) -> str:
     found = hashlib.sha256()
-    for label, thing in _parts(drawn):
+    for label, thing in parts:
         found.update(f"{label}\n".encode())
         found.update(_bytes(thing) if isinstance(thing, Tensor) else f"{thing}\n".encode())
     return found.hexdigest()
 
 
+def data_content(drawn: Drawn) -> str:
+    """Return a hash of the batches, the loss and the names of the weights, whatever the network's weights are."""
+    return _hash(_data_parts(drawn))
+
+
 def _parts(drawn: Drawn) -> Iterator[tuple[str, Any]]:
     """Yield everything that counts: tensors, and what is printed of the rest."""
     yield from _module("network", drawn.network)
+    yield from _data_parts(drawn)
+    yield from _answers(drawn)
+
+
+def _data_parts(drawn: Drawn) -> Iterator[tuple[str, Any]]:
     yield from _module("loss", drawn.loss)
     for name, value in sorted(vars(drawn.loss).items()):
         if isinstance(value, bool | int | float | str | None):
@@ -372,7 +405,7 @@ def _parts(drawn: Drawn) -> Iterator[tuple[str, Any]]:
     for batch in (drawn.batch, *drawn.more):
         yield "inputs", batch.inputs
         yield "targets", batch.targets
-    yield from _answers(drawn)
+    yield from (part for one in getattr(drawn.network, "given", ()) for part in one.tensors)
 
 
 def _module(label: str, module: nn.Module) -> Iterator[tuple[str, Any]]:

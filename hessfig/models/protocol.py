@@ -28,7 +28,8 @@ class Weight:
     `size` counts its entries, `groups` are those it belongs to. Weights that are not `is_main` (biases, gains of
     norms) are reached by name and through groups, but are left out where every weight is meant. `axes`: the lengths
     that the parameter's first axis is taken apart into before it is indexed. `is_finer` tells a part of another named
-    weight (a head), which belongs to no group.
+    weight (a head), which belongs to no group. `is_below`: outside the layers, it acts before the first one, as
+    embeddings do.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Weight:
     is_main: bool = True
     axes: tuple[int, ...] = ()
     is_finer: bool = False
+    is_below: bool = False
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,8 @@ class Layout:
 class Drawn:
     """A network at a point of weight space, with data and loss; `more` batches follow the first.
 
-    `content` is a hash of all of it, for networks of the user's own (see Kind.content).
+    `content` is a hash of all of it, for networks of the user's own (see Kind.content). `decay` / 2 |w|^2, over every
+    parameter w, is added to the loss (task.weight_decay).
     """
 
     network: nn.Module
@@ -141,6 +144,7 @@ class Drawn:
     layout: Layout
     more: tuple[Batch, ...] = ()
     content: str = ""
+    decay: float = 0.0
 
 
 class Structure(StrEnum):
@@ -175,14 +179,16 @@ class Kind:
     which blocks vanish by the shape of the network. `files` is a hash of the files behind model.path or model.factory
     as they are now: planning keeps it in model.sha256, and readers refuse others. `source` tells code and files of the
     user's own apart, for cells' keys. `content` is a hash of what the user's code returns for sigma and seed: a cell is
-    reused only if it is what it was. `about` says how the data are held, for previews and manifests.
+    reused only if it is what it was. `about` says how the data are held, for previews and manifests. `completed`
+    fills in settings that say where something is, before any file is read.
 
-    What is true of the kind: `data` is the task.data it takes, `further_data` others. `place` is the setting that says
-    what it is made of, for kinds that bring their own sizes ("" where settings are the sizes). `matrices` are the
-    paper's weights that it has, in order. `has_norms`, `has_sink`: whether model.norm and model.sink mean something.
-    `weights_drawn` says how weights are drawn from the skeleton. `structure` is None for networks that only double
-    backward knows. `check_model` raises UserError for settings of the network that do not fit together, before anything
-    is planned.
+    What is true of the kind: `data` is the task.data it takes, `also_takes` is further data. `place` is the setting
+    that says what it is made of, for kinds that bring their own sizes ("" where settings are the sizes). `matrices` are
+    the paper's weights that it has, in order. `has_norms`, `has_sink`: whether model.norm and model.sink mean
+    something. `weights_drawn` says how weights are drawn from the skeleton. `structure` is None for networks that only
+    double backward knows. `components` are the settings beyond the paper's network that it reads (see
+    hessfig.models.blocks.components). `check_model` raises UserError for settings of the network that do not fit
+    together, before anything is planned.
     """
 
     layout: Callable[[Config], Layout]
@@ -195,19 +201,22 @@ class Kind:
     source: Callable[[Config], str] = lambda config: ""
     content: Callable[[Config, float | None, int], str] | None = None
     about: Callable[[Config], str] = lambda config: ""
+    completed: Callable[[Config], Config] = lambda config: config
     data: Data = Data.addition
-    further_data: tuple[Data, ...] = ()
+    also_takes: tuple[Data, ...] = ()
     place: str = ""
     matrices: Callable[[ModelConfig], list[Matrix]] = lambda model: []
     has_norms: bool = False
     has_sink: bool = False
     weights_drawn: Draw = Draw.width
     structure: Structure | None = None
+    components: tuple[str, ...] = ()
     check_model: Callable[[ModelConfig], None] = lambda model: None
 
-    def takes(self, data: Data) -> bool:
-        """Whether it takes these data."""
-        return data in (self.data, *self.further_data)
+    @property
+    def takes(self) -> tuple[Data, ...]:
+        """Every task.data it takes, the usual one first."""
+        return (self.data, *self.also_takes)
 
     @property
     def has_scores(self) -> bool:

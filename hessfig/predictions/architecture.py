@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hessfig.terms import MLP, Attention, Kind, Norm, QueryKey
+from hessfig.terms import MLP, SMOOTH, Attention, AttentionBias, Gate, Kind, Norm, Positions, QueryKey, Scores
 
 COUNTED = (Kind.transformer, Kind.self_attention, Kind.linear_mlp)
 INITIALISED, BOTH = "initialised", "both"
@@ -17,6 +17,8 @@ class Architecture:
     """What a growth rate depends on. `zero_targets`: Y = 0, so that the loss gradient vanishes with sigma.
 
     `no_power`: why no power of sigma rules, empty where one does; blocks that vanish by structure vanish all the same.
+    `shifted_scores`: constants are added to the scores (slopes of positions, a sink). What changes no exponent is left
+    out: the kind of norm (RMSNorm or LayerNorm), rotated queries, shared keys, factors of branches, smoothed labels.
     """
 
     kind: str = Kind.transformer
@@ -29,6 +31,16 @@ class Architecture:
     square_loss: bool = False
     zero_targets: bool = False
     no_power: str = ""
+    attention_bias: AttentionBias = AttentionBias.none
+    differential_lambda: float = 0.8
+    differential_norm: bool = True
+    scores: Scores = Scores.plain
+    shifted_scores: bool = False
+    positions: Positions = Positions.learned
+    gate: Gate = Gate.none
+    tied: bool = False
+    window: int | None = None
+    weight_decay: float = 0.0
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Architecture:
@@ -37,10 +49,11 @@ class Architecture:
         Of a kind that nobody has counted, only the kind is kept. Raises KeyError, TypeError or ValueError for settings
         that are missing or of another version.
         """
-        model = config["model"]
+        model, task = config["model"], config["task"]
         kind = str(model["kind"])
         if kind not in COUNTED:
             return cls(kind=kind)
+        window = model.get("window")
         return cls(
             kind=Kind(kind),
             num_layers=int(model["n_layers"]),
@@ -49,8 +62,18 @@ class Architecture:
             norm=Norm(model["norm"]),
             mlp=MLP(model["mlp"]),
             query_key=QueryKey(model["query_key"]),
-            square_loss=config["task"]["loss"] != "cross_entropy",
+            square_loss=task["loss"] != "cross_entropy",
             no_power=_no_power(config),
+            attention_bias=AttentionBias(model.get("attention_bias", AttentionBias.none)),
+            differential_lambda=float(model.get("differential_lambda", cls.differential_lambda)),
+            differential_norm=bool(model.get("differential_norm", cls.differential_norm)),
+            scores=Scores(model.get("scores", Scores.plain)),
+            shifted_scores=_shifts_scores(model),
+            positions=Positions(model.get("positions", Positions.learned)),
+            gate=Gate(model.get("gate", Gate.none)),
+            tied=bool(model.get("tied", False)),
+            window=None if window is None else int(window),
+            weight_decay=float(task.get("weight_decay", 0.0)),
         )
 
     @property
@@ -63,8 +86,19 @@ class Architecture:
         """Whether the output is a single power of sigma, not only in the limit."""
         if self.kind == Kind.linear_mlp:
             return True
-        bare = self.kind == Kind.self_attention or not (self.attention_skip or self.mlp == MLP.gelu)
-        return bare and self.attention == Attention.linear
+        if self.kind == Kind.self_attention and self.scores == Scores.cosine:
+            has_norm = self.attention == Attention.differential and self.differential_norm
+            return self.gate == Gate.none and not has_norm
+        bare = self.kind == Kind.self_attention or not (self.attention_skip or self.mlp in SMOOTH or self.tied)
+        plain = self.scores == Scores.plain and not self.shifted_scores and self.gate == Gate.none
+        return bare and plain and self.attention == Attention.linear and self.norm == Norm.none
+
+
+def _shifts_scores(model: Mapping[str, Any]) -> bool:
+    """Return whether constants are added to the scores of a query: then it attends to its keys in unlike shares."""
+    return model.get("positions") == Positions.alibi or (
+        model.get("sink") in ("scores", "both") and float(model.get("sink_beta", 0.0)) != 0
+    )
 
 
 def _no_power(config: Mapping[str, Any]) -> str:

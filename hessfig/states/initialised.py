@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from hessfig.config import Config, DType, Initialisation, ModelConfig, SigmaScales
-from hessfig.models.networks import BareAttention
+from hessfig.models.components import GAINS
 from hessfig.models.protocol import Draw, Drawn, Layout
 from hessfig.models.registry import kind
 from hessfig.rng import stream
@@ -34,7 +34,8 @@ def initialised(config: Config, *, sigma: float | None, seed: int) -> Drawn:
         return maker.draw(config, sigma, seed)
     batch = draw_batch(config.task, width=config.model.d_model, dtype=config.dtype)
     network = build_network(config, sigma=1.0 if sigma is None else sigma, seed=seed)
-    return Drawn(network, batch, loss_module(config.task.loss), maker.layout(config))
+    task = config.task
+    return Drawn(network, batch, loss_module(task), maker.layout(config), decay=task.weight_decay)
 
 
 def build_network(config: Config, *, sigma: float, seed: int) -> nn.Module:
@@ -48,6 +49,8 @@ def build_network(config: Config, *, sigma: float, seed: int) -> nn.Module:
     All draws are made in float64 and rounded to the configured type, each weight from a stream of its own name, so
     that no setting shifts the draws of another.
     """
+    from hessfig.models.networks import BareAttention  # TransformerLens: slow, and not for networks of the user's own
+
     maker = kind(config.model.kind)
     assert maker.skeleton is not None, "a kind either draws itself or has a skeleton"
     network = maker.skeleton(config).to(_torch_type(config.dtype))
@@ -59,16 +62,14 @@ def build_network(config: Config, *, sigma: float, seed: int) -> nn.Module:
 
 
 def draw_weights(network: nn.Module, draw: Callable[[str, torch.Size], Tensor]) -> None:
-    """Set every weight matrix to `draw(name, shape)`, every bias to 0, every norm to the identity."""
-    norms = {
-        f"{name}.weight" for name, module in network.named_modules() if isinstance(module, nn.LayerNorm | nn.GroupNorm)
-    }
+    """Set every weight matrix to `draw(name, shape)`, every bias to 0, every norm to the identity, every gain to 1."""
+    gains = {f"{name}.weight" for name, module in network.named_modules() if isinstance(module, GAINS)}
     for name, parameter in network.named_parameters():
         with torch.no_grad():
             if parameter.ndim == 2:
                 parameter.copy_(draw(name, parameter.shape))
             else:
-                parameter.fill_(1.0 if name in norms else 0.0)
+                parameter.fill_(1.0 if name in gains else 0.0)
 
 
 def _torch_type(dtype: DType) -> torch.dtype:

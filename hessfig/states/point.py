@@ -66,6 +66,7 @@ def pinned(config: Config) -> Config:
     Raises UserError for a file that is not there, for one that is not what a hash in `config` says, and for a hash of
     no file.
     """
+    config = kind(config.model.kind).completed(config)
     state, task, model = config.state, config.task, config.model
     is_loaded = state.kind == State.loaded
     state_hash = _hash("state.path", _path(config)) if is_loaded else ""

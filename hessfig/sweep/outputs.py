@@ -84,7 +84,7 @@ def manifest_text(sweep: Sweep, run: dict[str, Any]) -> str:
         "config": in_manifest(sweep.config),
         "config_hash": config_hash(sweep.variants),
         "variants": list(map(_described, sweep.variants, sweep.allocations)),
-        **_provenance(sweep.config),
+        **provenance(sweep.config),
         **run,
     }
     return json.dumps({**content, CHECKSUM: checksum(content)}, indent=2) + "\n"
@@ -128,7 +128,8 @@ def _short_hash(variant: Variant, quantity: str) -> str:
     return digest(variant.science(quantity))[:12]
 
 
-def _provenance(config: Config) -> dict[str, Any]:
+def provenance(config: Config) -> dict[str, Any]:
+    """Return versions, commit, platform and device: what else a number may hang on."""
     commit = _git("rev-parse", "HEAD")
     return {
         "hessfig": hessfig.__version__,
@@ -137,10 +138,21 @@ def _provenance(config: Config) -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in _PACKAGES},
         "platform": f"{platform.system()} {platform.machine()}",
+        "cpu": _cpu(),
         "threads_per_worker": int(THREADS["OMP_NUM_THREADS"]),
         "device": config.device,
         "byte_order": sys.byteorder,
     }
+
+
+def _cpu() -> str | None:
+    """Return the type of the processor, as Linux or else Python tells it; never the name of the machine."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return (named[0] if named else platform.processor()) or None
 
 
 def _version(name: str) -> str | None:

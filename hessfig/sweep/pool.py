@@ -226,7 +226,7 @@ def _sheltered() -> Iterator[None]:
 
     `python -c`, which is how their server starts, would search the current folder first.
     """
-    with _ENVIRONMENT:
+    with _ENVIRONMENT, _without_main():
         before = dict(os.environ)
         os.environ.update({**THREADS, **ALLOCATOR, "PYTHONSAFEPATH": "1", **own_path()})
         try:
@@ -236,6 +236,19 @@ def _sheltered() -> Iterator[None]:
             for name in ("PYTHONSAFEPATH", "PYTHONPATH"):
                 os.environ.pop(name, None)
                 os.environ.update({name: before[name]} if name in before else {})
+
+
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """Hide the caller's script: workers would run it, which then needed a guard `if __name__ == "__main__"`."""
+    held = vars(sys.modules["__main__"])
+    before = {str(name): held[name] for name in ("__file__", "__spec__") if name in held}
+    held.pop("__file__", None)
+    held["__spec__"] = None
+    try:
+        yield
+    finally:
+        held.update(before)
 
 
 def _start_server() -> None:

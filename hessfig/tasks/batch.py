@@ -112,7 +112,10 @@ def _targets(tokens: Tensor, scored: slice, task: TaskConfig, dtype: torch.dtype
 
 
 def _gaussian_batch(task: TaskConfig, width: int, dtype: torch.dtype, generator: torch.Generator) -> Batch:
+    """Draw tokens sqrt(1 - rho) own + sqrt(rho) shared, of variance one and correlation rho, and N(0, 1) targets."""
     shape = (task.batch_size, sequence_length(task.digits), width)
-    inputs = torch.randn(shape, dtype=torch.float64, generator=generator).to(dtype)
-    targets = torch.randn(shape, dtype=torch.float64, generator=generator).to(dtype)
-    return Batch(inputs, targets, slice(0, shape[1]))
+    inputs, targets = (torch.randn(shape, dtype=torch.float64, generator=generator) for _ in range(2))
+    if rho := task.correlation:
+        shared = torch.randn((shape[0], 1, width), dtype=torch.float64, generator=generator)
+        inputs = (1 - rho) ** 0.5 * inputs + rho**0.5 * shared
+    return Batch(inputs.to(dtype), targets.to(dtype), slice(0, shape[1]))

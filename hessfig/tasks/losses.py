@@ -11,18 +11,26 @@ from torch import Tensor, nn
 from torch.nn import Module
 from torch.nn import functional as F
 
-from hessfig.config import Loss
+from hessfig.config import Loss, TaskConfig
 from hessfig.errors import UserError
 
 
 class CrossEntropy(Module):
-    """Mean over sequences and scored positions of -log softmax(logits)[target token]."""
+    """Mean over sequences and scored positions of -log softmax(logits)[target token].
+
+    With `smoothing` s, of the cross-entropy of (1 - s) of the target and s of all tokens evenly: another gradient in
+    the logits, and the same Hessian.
+    """
 
     reduction = "mean"
 
+    def __init__(self, smoothing: float = 0.0) -> None:
+        super().__init__()
+        self.smoothing = smoothing
+
     def forward(self, logits: Float[Tensor, "*scored vocab"], target: Tensor) -> Float[Tensor, ""]:
         """`target`: (batch, scored) token ids, or as many axes as `logits` has beside its last."""
-        return F.cross_entropy(logits.flatten(0, -2), target.flatten())
+        return F.cross_entropy(logits.flatten(0, -2), target.flatten(), label_smoothing=self.smoothing)
 
     def hessian_product(self, logits: Tensor, df: Float[Tensor, "batch scored k vocab"]) -> Tensor:
         """Multiply by d2l/df2 = (diag(p) - p p^T) / (batch * scored) of each position."""
@@ -68,11 +76,11 @@ LOSSES: dict[str, Callable[[], Module]] = {
 }
 
 
-def loss_module(loss: Loss) -> Module:
-    """Return the module for a configured loss."""
-    if loss == Loss.cross_entropy:
-        return CrossEntropy()
-    return SquaredError("sum" if loss == Loss.mse_sum_unshifted else "mean")
+def loss_module(task: TaskConfig) -> Module:
+    """Return the module for the configured loss, without its weight decay, which no output tells."""
+    if task.loss == Loss.cross_entropy:
+        return CrossEntropy(task.label_smoothing)
+    return SquaredError("sum" if task.loss == Loss.mse_sum_unshifted else "mean")
 
 
 def per_sample(loss: Module, output: Tensor, target: Tensor) -> Float[Tensor, " batch"]:
@@ -81,7 +89,8 @@ def per_sample(loss: Module, output: Tensor, target: Tensor) -> Float[Tensor, " 
     Raises UserError for a loss that is no mean over samples.
     """
     if isinstance(loss, CrossEntropy):
-        single = F.cross_entropy(output.flatten(0, -2), target.flatten(), reduction="none")
+        rows, smoothing = output.flatten(0, -2), loss.smoothing
+        single = F.cross_entropy(rows, target.flatten(), reduction="none", label_smoothing=smoothing)
     elif isinstance(loss, SquaredError) and loss.reduction == "mean":
         single = (output - target).square()
     else:

@@ -48,6 +48,23 @@ def sequences(task: TaskConfig, *, vocabulary: int, context: int, encode: Callab
     return np.array(used, dtype=np.int64)
 
 
+def padded_lines(task: TaskConfig, encode: Encode, *, vocabulary: int, context: int, padding: int) -> Ids:
+    """Return the first task.batch_size lines of a text as ids, (batch, length): `encode` is given each line.
+
+    Each is cut to task.length where it is longer; shorter ones are filled up with the word of `padding`. Empty lines
+    count for nothing. Raises UserError as `sequences` does.
+    """
+    lines = [line for line in _text(task, _there(str(task.path))).splitlines() if line.strip()]
+    rows = [np.asarray(encode(line)[: task.length], dtype=np.int64) for line in lines[: task.batch_size]]
+    found = np.full((len(rows), max(map(len, rows), default=0)), padding, dtype=np.int64)
+    for held, row in zip(found, rows, strict=True):
+        held[: len(row)] = row
+    found = _cut(task, found)
+    _check_length(task, found.shape[1], context)
+    _check_words(found, vocabulary)
+    return found
+
+
 def source(task: TaskConfig) -> str:
     """Return the SHA-256 of the file of ids or text; nothing for random ids."""
     if task.path is None:
@@ -87,13 +104,20 @@ def _drawn(task: TaskConfig, vocabulary: int, length: int) -> Ids:
 
 def _ids(task: TaskConfig, encode: Callable[[], Encode]) -> NDArray[Any]:
     path = _there(str(task.path))
+    if is_text(task):
+        return np.asarray(encode()(_text(task, path)), dtype=np.int64)
     try:
-        if not is_text(task):
-            return _loaded(task, path)
+        return _loaded(task, path)
+    except OSError as error:
+        raise _unreadable(path, str(error)) from error
+
+
+def _text(task: TaskConfig, path: Path) -> str:
+    try:
         content = read_pinned(path, "task.path", task.sha256).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise _unreadable(path, str(error)) from error
-    return np.asarray(encode()(io.StringIO(content, newline=None).read()), dtype=np.int64)
+    return io.StringIO(content, newline=None).read()
 
 
 def _loaded(task: TaskConfig, path: Path) -> NDArray[Any]:

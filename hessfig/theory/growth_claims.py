@@ -1,22 +1,39 @@
-"""Statements about degrees and growth rates."""
+"""Statements about degrees and growth rates: the paper's, and those of today's components by the rule that counts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import combinations_with_replacement
 
 import torch
 from torch import Tensor
 
-from hessfig.predictions.architecture import Architecture, Attention, Kind
-from hessfig.predictions.growth_rates import growth_rate
-from hessfig.terms import PARTS, Block, Matrix, Part
+from hessfig.predictions.architecture import Architecture
+from hessfig.predictions.growth_rates import GrowthRate, Prediction, growth_rate, regimes
+from hessfig.predictions.network_series import BRANCH, SIGMA, TIED, Regime
+from hessfig.terms import (
+    GATED,
+    MLP,
+    PARTS,
+    Attention,
+    AttentionBias,
+    Block,
+    Gate,
+    Kind,
+    Matrix,
+    Norm,
+    NormKind,
+    Part,
+    Scores,
+)
 from hessfig.theory import autodiff
 from hessfig.theory.attention_formulas import MATRICES
-from hessfig.theory.autodiff import ScaledNetwork
+from hessfig.theory.autodiff import Loss, ScaledNetwork, hessian_blocks, square_loss
+from hessfig.theory.component_networks import outputs
 from hessfig.theory.statement import Check, Dims, Values, attention_point, attention_weights, normal
 
-SIGMA = 4e-3
+DEPTH_SIGMA = 4e-3
 
 
 def _table_draw(dims: Dims, generator: torch.Generator) -> dict[str, ScaledNetwork]:
@@ -60,7 +77,7 @@ def _depth_oracle(nets: dict[int, ScaledNetwork[tuple[int, Matrix]]]) -> Values:
     values: dict[str, Tensor] = {}
     for depth, net in nets.items():
         for part in (Part.H_o, Part.H):
-            exponents = net.exponents(part, SIGMA)
+            exponents = net.exponents(part, DEPTH_SIGMA)
             values |= {f"{part}, {m} of layer {n} of {depth}": exponents[(n, m), (n, m)] for n, m in net.weights}
     return values
 
@@ -164,4 +181,206 @@ GROWTH = {
         _equation_5,
         numbers={"sigma": LARGE, "twice": 2 * LARGE},
     ),
+}
+
+
+Key = tuple[int, Matrix]
+VANISHES = 99.0  # stands for the exponent of a block that is exactly zero
+SCALES = {Regime.small_sigma: 1e-5, Regime.between: 1e-5, Regime.large_sigma: 1e6}
+_ATTENTION = (Matrix.W_Q, Matrix.W_K, Matrix.W_V)
+_ALL = (*_ATTENTION, Matrix.W_in, Matrix.W_E, Matrix.W_U)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A network of certain components, the weights whose blocks are compared, and the axis along which they grow."""
+
+    name: str
+    architecture: Architecture
+    seen: Sequence[Matrix] = _ATTENTION
+    norm_kind: NormKind = NormKind.layer
+    is_rotated: bool = False
+    axis: str = SIGMA
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A case with its tokens, targets and weights."""
+
+    case: Case
+    X: Tensor
+    Y: Tensor
+    weights: dict[Key, Tensor]
+
+    @property
+    def seen(self) -> list[Key]:
+        return [key for key in self.weights if key[1] in self.case.seen]
+
+    def norms(self, regime: Regime, scale: float) -> dict[tuple[Part, Key, Key], Tensor]:
+        """The Frobenius norms of the blocks of the seen weights; above sqrt(eps) means eps = 0."""
+        case, axis = self.case, self.case.axis
+        X = scale * self.X if axis == SIGMA else self.X
+        weights = {key: scale * w if key[1] == axis else w for key, w in self.weights.items()}
+
+        def network(seen: Mapping[Key, Tensor]) -> Tensor:
+            return outputs(
+                X,
+                {**weights, **seen},
+                case.architecture,
+                eps=0.0 if regime == Regime.between else 1.0,
+                norm_kind=case.norm_kind,
+                is_rotated=case.is_rotated,
+                branch=scale if axis == BRANCH else 1.0,
+            )
+
+        seen = {key: weights[key] for key in self.seen}
+        outer, functional = (hessian_blocks(network, self._loss(), seen, part) for part in (Part.H_o, Part.H_f))
+        parts = {
+            Part.H_o: outer,
+            Part.H_f: functional,
+            Part.H: {pair: outer[pair] + functional[pair] for pair in outer},
+        }
+        return {(part, *pair): torch.linalg.matrix_norm(block) for part in PARTS for pair, block in parts[part].items()}
+
+    def _loss(self) -> Loss:
+        if self.case.architecture.square_loss:
+            return square_loss(self.Y)
+        shares = torch.softmax(self.Y, -1)
+        return lambda F: -(shares * torch.log_softmax(F, -1)).sum(-1).mean()
+
+    def rates(self) -> dict[str, tuple[Part, Regime, tuple[Key, Key], GrowthRate]]:
+        """The predictions of every pair of seen weights of one layer, by name."""
+        case, found = self.case, {}
+        for regime in regimes(case.architecture):
+            for part in PARTS:
+                for row, col in combinations_with_replacement(self.seen, 2):
+                    if 0 not in (row[0], col[0]) and row[0] != col[0]:
+                        continue
+                    block = Block(max(row[0], col[0]), self._named(row[1]), self._named(col[1]))
+                    rate = growth_rate(block, part, case.architecture, regime, case.axis)
+                    if rate.prediction != Prediction.unknown:
+                        found[f"{case.name}, {regime}: {part} of {block}"] = (part, regime, (row, col), rate)
+        return found
+
+    def _named(self, matrix: Matrix) -> str:
+        return TIED if self.case.architecture.tied and matrix == Matrix.W_E else matrix
+
+
+def _draw(case: Case, dims: Dims, generator: torch.Generator) -> Drawn:
+    d, d_K, rest = dims.d_V, max(dims.d_K, 2), case.architecture
+    shapes: dict[Key, tuple[int, int]] = {}
+    for layer in range(1, rest.num_layers + 1):
+        shapes |= {(layer, Matrix.W_Q): (d, d_K), (layer, Matrix.W_K): (d, d_K), (layer, Matrix.W_V): (d, d)}
+        shapes |= {(layer, Matrix.W_G): (d, d)} if rest.gate == Gate.output else {}
+        if rest.kind == Kind.transformer:
+            shapes |= {(layer, Matrix.W_O): (d, d), (layer, Matrix.W_in): (d, dims.d_ff)}
+            shapes |= {(layer, Matrix.W_gate): (d, dims.d_ff)} if rest.mlp in GATED else {}
+            shapes |= {(layer, Matrix.W_out): (dims.d_ff, d)}
+    weights = {key: normal(*shape, generator=generator, scale=0.5) for key, shape in shapes.items()}
+    width = dims.L if rest.tied else d + 1 if rest.kind == Kind.transformer else d
+    if rest.kind == Kind.transformer:
+        weights[0, Matrix.W_E] = torch.zeros(dims.L, d, dtype=torch.float64)
+        weights[0, Matrix.W_U] = normal(d, width, generator=generator)
+    X, Y = (normal(dims.L, columns, generator=generator) for columns in (d, width))
+    return Drawn(case, X, Y, {key: w for key, w in weights.items() if not (rest.tied and key[1] == Matrix.W_U)})
+
+
+def component_exponents(drawn: Sequence[Drawn]) -> Values:
+    """The exponents found between two scales; VANISHES for blocks that are exactly zero."""
+    values: dict[str, Tensor] = {}
+    for one in drawn:
+        regimes_seen = {regime: SCALES[regime] for _, regime, *_ in one.rates().values()}
+        norms = {regime: (one.norms(regime, at), one.norms(regime, 2 * at)) for regime, at in regimes_seen.items()}
+        for name, (part, regime, pair, _) in one.rates().items():
+            low, high = (found[part, *pair] for found in norms[regime])
+            values[name] = torch.log2(high / low) if low > 0 else torch.full_like(low, VANISHES)
+    return values
+
+
+def component_predictions(drawn: Sequence[Drawn]) -> Values:
+    """The exponents of `growth_rates.growth_rate`; VANISHES for structural zeros."""
+    rates = {name: rate.exponent for one in drawn for name, (*_, rate) in one.rates().items()}
+    return {
+        name: torch.tensor(VANISHES if found is None else found, dtype=torch.float64) for name, found in rates.items()
+    }
+
+
+_BARE = Architecture(kind=Kind.self_attention, square_loss=True, differential_norm=False)
+_LAYER = Architecture(differential_norm=False)
+_SMALL = replace(_LAYER, mlp=MLP.linear)  # a ReLU layer of a few units may be dead, or have one alive and be normalised
+
+MIXING = [
+    *(Case(f"{name} attention", replace(_BARE, attention=name)) for name in Attention),
+    Case(
+        "sigmoid attention with its bias",
+        replace(_BARE, attention=Attention.sigmoid, attention_bias=AttentionBias.log_length),
+    ),
+    Case(
+        "differential attention, lambda = 1", replace(_BARE, attention=Attention.differential, differential_lambda=1.0)
+    ),
+    Case(
+        "differential attention with its norm",
+        replace(_BARE, attention=Attention.differential, differential_norm=True),
+        norm_kind=NormKind.rms,
+    ),
+]
+SCORES = [
+    *(Case(f"{name} scores", replace(_BARE, scores=name)) for name in Scores if name != Scores.plain),
+    *(
+        Case(f"{attention} attention, {scores} scores", replace(_BARE, attention=attention, scores=scores))
+        for attention, scores in [
+            (Attention.linear, Scores.softcap),
+            (Attention.kernel, Scores.cosine),
+            (Attention.sparsemax, Scores.cosine),
+        ]
+    ),
+    Case("rotated queries and keys", _BARE, is_rotated=True),
+    *(
+        Case(f"{name} attention with slopes", replace(_BARE, attention=name, shifted_scores=True))
+        for name in (Attention.softmax, Attention.sigmoid)
+    ),
+]
+NORMS = [
+    *(
+        Case(f"{norm}-norm, {kind}", replace(_SMALL, norm=norm), _ALL, kind)
+        for norm in (Norm.pre, Norm.post, Norm.sandwich)
+        for kind in NormKind
+    ),
+    Case("pre-norm, two layers", replace(_SMALL, norm=Norm.pre, num_layers=2)),
+    Case("post-norm, normalised queries and keys", replace(_SMALL, norm=Norm.post, scores=Scores.qk_norm)),
+]
+SUBLAYERS = [
+    *(Case(f"MLP {name}", replace(_LAYER, mlp=name), (Matrix.W_in, Matrix.W_gate)) for name in MLP if name != MLP.none),
+    Case("pre-norm, MLP swiglu", replace(_LAYER, mlp=MLP.swiglu, norm=Norm.pre), (Matrix.W_in, Matrix.W_gate)),
+    Case("output gate", replace(_BARE, gate=Gate.output), (*_ATTENTION, Matrix.W_G)),
+    Case("output gate, linear", replace(_BARE, gate=Gate.output, attention=Attention.linear), (Matrix.W_V, Matrix.W_G)),
+    Case("tied embeddings", replace(_LAYER, tied=True), (*_ATTENTION, Matrix.W_E)),
+    Case("tied embeddings, pre-norm", replace(_SMALL, tied=True, norm=Norm.pre), (Matrix.W_V, Matrix.W_E)),
+]
+POWERS = [
+    *(
+        Case(f"{name} attention, scale of {axis}", replace(_BARE, attention=name), axis=axis)
+        for name in (Attention.softmax, Attention.linear, Attention.kernel)
+        for axis in _ATTENTION
+    ),
+    Case("normalised scores, scale of W_Q", replace(_BARE, scores=Scores.cosine), axis=Matrix.W_Q),
+    Case("pre-norm, factor of branches", replace(_SMALL, norm=Norm.pre), axis=BRANCH),
+    Case("no norm, two layers, factor of branches", replace(_SMALL, num_layers=2), axis=BRANCH),
+]
+
+
+def _check(cases: Sequence[Case]) -> Check:
+    def draw(dims: Dims, generator: torch.Generator) -> list[Drawn]:
+        return [_draw(case, dims, generator) for case in cases]
+
+    numbers = {"small": SCALES[Regime.small_sigma], "large": SCALES[Regime.large_sigma]}
+    return Check(draw, component_exponents, corrected=component_predictions, numbers=numbers)
+
+
+COMPONENTS = {
+    "components-mixing": _check(MIXING),
+    "components-scores": _check(SCORES),
+    "components-norms": _check(NORMS),
+    "components-sublayers": _check(SUBLAYERS),
+    "components-powers": _check(POWERS),
 }

@@ -21,7 +21,8 @@ from hessfig.theory.attention_formulas import literal_bytes
 from hessfig.theory.bound_claims import BOUNDS, RANKS
 from hessfig.theory.calculus_claims import CALCULUS, MOMENTS
 from hessfig.theory.further_claims import HEAD_STATEMENTS, LINEAR
-from hessfig.theory.growth_claims import DEGREES, GROWTH
+from hessfig.theory.growth_claims import COMPONENTS, DEGREES, GROWTH
+from hessfig.theory.kronecker_claims import KRONECKER
 from hessfig.theory.network_claims import BLOCK, SUBLAYERS
 from hessfig.theory.scalar_claims import SCALAR, SINKS
 from hessfig.theory.statement import FIRST_SEED, Dims, Measure, Outcome, Statement, Verdict, check, stated
@@ -75,7 +76,7 @@ def _whole_number(key: str, text: str) -> int:
 
 _CHECKS = {
     **{**SOFTMAX, **CALCULUS, **MOMENTS, **THEOREMS, **GROWTH, **LINEAR, **DEGREES, **QUERY_KEY, **RANKS},
-    **{**HEAD_STATEMENTS, **SCALAR, **SINKS, **SUBLAYERS, **BLOCK, **BOUNDS},
+    **{**HEAD_STATEMENTS, **SCALAR, **SINKS, **SUBLAYERS, **BLOCK, **BOUNDS, **KRONECKER, **COMPONENTS},
 }
 _TEXTS = tomllib.loads(Path(__file__).with_name("statement_texts.toml").read_text("utf-8"))
 CATALOGUE: dict[str, Statement] = {name: stated(name, _CHECKS[name], **text) for name, text in _TEXTS.items()}

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from hessfig.analysis.arrays import StoredHessian
-from hessfig.analysis.claims.component_rules import COUNTED
+from hessfig.analysis.claims.component_rules import COUNTED, RAISED, REMOVED, TURNED
 from hessfig.analysis.claims.rule import Evidence
 from hessfig.predictions.architecture import MLP, Architecture, Attention
 from tests.analysis.spectral import spectral_table
@@ -49,6 +49,17 @@ def gaps(gap_of: Mapping[str, Law], noise: float, setting: str = "model.attentio
         for seed in SEEDS
         for sigma in SIGMAS
         for row, extra in (("W_V", 0.0), ("W_Q", gap(sigma)))
+    )
+
+
+def components(gap: float, base: float, noise: float) -> Evidence:
+    """Return norms of networks of components whose exponents of W_Q and W_V differ by a gap, and of their base."""
+    return of(
+        block(row, sigma ** (2 + extra + noise * normal(seed, variant, row)), variant=variant, seed=seed, sigma=sigma)
+        for variant in ("", *REMOVED, *TURNED, *RAISED)
+        for seed in SEEDS
+        for sigma in SIGMAS
+        for row, extra in (("W_V", 0.0), ("W_Q", gap if variant else base))
     )
 
 
@@ -422,3 +433,94 @@ BLOCKS = {**QKVO, "W_in": 0.0, "norms": 0.0}
 SLIGHT = {"W_pos": 0.0, "W_Q": 0.05, "W_K": 0.05, "W_in": 0.1, "W_V": 0.15, "ln1_gain": 0.2}
 QUERY = ("frobenius", "W_Q", "H_o")
 DISPERSED = {QUERY: (-3.0, 1.0), ("frobenius", "W_V", "H_o"): (0.0, 0.0)}
+
+
+def nearer(names: Mapping[str, float], noise: float) -> Evidence:
+    """Return errors of ekfac `names` decades below those of kfac, by weight."""
+    return of(
+        {
+            **{"row": row, "layer": 1, "row_layer": 1, "seed": seed, "sigma": sigma, "quantity": f"{name}_scale_error"},
+            **{"variant": "model.kind=transformer,model.attention=softmax"},
+            "value": 0.5 * 10 ** (-(gap + noise * normal(seed, row)) * (name == "ekfac")),
+        }
+        for row, gap in names.items()
+        for name in ("ekfac", "kfac", "shampoo")
+        for seed in SEEDS
+        for sigma in (0.1, 1.0)
+    )
+
+
+def raced(
+    order: float,
+    noise: float,
+    racers: tuple[str, ...] = ("kfac", "shampoo", "muon", "soap", "adamw"),
+    places: str = "01234",
+) -> Evidence:
+    """Return errors that rise from racer to racer, beside losses `order` decades apart, in the order of `places`."""
+    errors = {("adam_expected" if name == "adamw" else name): 0.1 * (1 + k) for k, name in enumerate(racers)}
+    race = of(
+        {
+            **{"row": "", "part": "", "quantity": "loss", "seed": seed, "step": step, "sigma": 0.2},
+            "variant": f"training.optimiser={name},training.curvature=none,training.learning_rate={rate}",
+            "value": rate * 10 ** (order * int(places[k]) + noise * normal(seed, name)),
+        }
+        for k, name in enumerate(racers)
+        for seed in SEEDS
+        for step in (0.0, 400.0)
+        for rate in (1.0, 3.0)
+    )
+    return of(
+        (
+            {
+                **{"row": "W_V", "layer": 1, "row_layer": 1, "seed": seed, "step": 100.0, "sigma": 0.2, "value": value},
+                **{"variant": "model.attention=softmax", "quantity": f"{name}_scale_error"},
+            }
+            for name, value in errors.items()
+            for seed in SEEDS
+        ),
+        steps=race,
+    )
+
+
+SAME = dict.fromkeys(("W_Q", "W_K", "W_V", "W_O", "W_in", "W_out"), 0.0)
+ENCODER_ORDER = {
+    "W_E+W_U": -2.0,
+    "W_Q": -1.0,
+    "W_K": -1.0,
+    "W_in": -0.5,
+    "W_out": -0.5,
+    "W_V": 0.0,
+    "W_O": 0.0,
+    "norms": 1.0,
+}
+
+
+def encoders(
+    trained: Mapping[str, float], random: Mapping[str, float], quantity: str = "frobenius", *, noise: float = 0.01
+) -> Evidence:
+    """Return two layers of a BERT whose weights have these norms (or mean diagonal entries), in decades."""
+    rows: list[Row] = []
+    for state, decades in (("False", trained), ("True", random)):
+        variant = f"model.path=outputs/trained/bert,model.random={state}"
+        for seed in range(6):
+            for layer in (1, 2):
+                for row, decade in decades.items():
+                    place = {"layer": layer, "row_layer": layer, "variant": variant, "seed": seed}
+                    value = 10 ** (decade + noise * normal(seed, layer, row, state))
+                    count = {"W_in": 4.0, "norms": 0.1}.get(row, 1.0)
+                    rows.append(block(row, value * (count if quantity == "trace" else 1), quantity=quantity, **place))
+                    if quantity == "trace":
+                        rows.append(block(row, count, quantity="num_parameters", part="", **place))
+    return of(rows)
+
+
+def values_above(decades: float, noise: float, *also: str) -> Evidence:
+    """Return encoders whose value blocks (and others) stand so many decades above the rest, trained or not."""
+    sizes = {**SAME, **dict.fromkeys(("W_V", *also), decades)}
+    return encoders(sizes, sizes, noise=noise)
+
+
+def encoder_steps(decades: float, noise: float) -> Evidence:
+    """Return encoders of the published order, but for feed-forward: so many decades above W_Q and W_K."""
+    sizes = {**ENCODER_ORDER, "W_in": decades - 1, "W_out": decades - 1}
+    return encoders(sizes, sizes, "trace", noise=noise)

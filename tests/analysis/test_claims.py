@@ -40,7 +40,7 @@ HOLDS, SMALL, NOT, OPEN = Verdict.holds, Verdict.small, Verdict.does_not_hold, V
 # What is equal to a number, or below one, is not small.
 NEVER_SMALL = {
     *("jacobian", "weight-powers", "landscape-rate", "landscape-bound", "hessian-data"),
-    "block-independence",
+    *("block-independence", "block-independence-trained", "heterogeneity-removed", "heterogeneity-turned"),
 }
 
 
@@ -191,6 +191,14 @@ def of_stand_ins(shift: float, noise: float) -> Evidence:
 @pytest.mark.parametrize(
     ("name", "evidence", "verdict"),
     [
+        ("nearest-approximation", tables.nearer({"W_Q": 0.3, "W_V": 0.3}, 0.01), HOLDS),
+        ("nearest-approximation", tables.nearer({"W_Q": 0.02, "W_V": 0.02}, 0.001), SMALL),
+        ("nearest-approximation", tables.nearer({"W_Q": -0.1, "W_V": -0.1}, 0.01), NOT),
+        ("nearest-approximation", tables.nearer({"W_Q": 0.05, "W_V": 0.05}, 0.3), OPEN),
+        ("error-explains-race", tables.raced(0.3, 0.01), HOLDS),
+        ("error-explains-race", tables.raced(-0.3, 0.01), NOT),
+        ("error-explains-race", tables.raced(0.05, 0.6), OPEN),
+        ("error-explains-race", tables.raced(0.3, 0.01, places="04213"), SMALL),
         ("zhang-heterogeneity", of_kinds(1.0, 0.01), HOLDS),
         ("zhang-heterogeneity", of_kinds(0.0, 0.001), NOT),
         ("zhang-heterogeneity", of_kinds(0.3, 2.0), OPEN),
@@ -254,6 +262,16 @@ def of_stand_ins(shift: float, noise: float) -> Evidence:
         ("norm-depth", tables.depth_norm(0.05, 0.0, 0.005), SMALL),
         ("norm-depth", tables.depth_norm(1.0, 1.0, 0.02), NOT),
         ("norm-depth", tables.depth_norm(0.2, 0.0, 0.8), OPEN),
+        ("heterogeneity-removed", tables.components(0.0, 0.0, 0.02), HOLDS),
+        ("heterogeneity-removed", tables.components(1.0, 0.0, 0.02), NOT),
+        ("heterogeneity-removed", tables.components(0.0, 0.0, 1.0), OPEN),
+        ("heterogeneity-turned", tables.components(-1.0, 0.0, 0.02), HOLDS),
+        ("heterogeneity-turned", tables.components(1.0, 0.0, 0.02), NOT),
+        ("heterogeneity-raised", tables.components(4.0, 3.0, 0.02), HOLDS),
+        ("heterogeneity-turned", tables.components(-1.0, 0.0, 1.0), OPEN),
+        ("heterogeneity-raised", tables.components(3.2, 3.0, 0.01), SMALL),
+        ("heterogeneity-raised", tables.components(2.0, 3.0, 0.02), NOT),
+        ("heterogeneity-raised", tables.components(3.5, 3.0, 1.0), OPEN),
         ("softmax-indefinite", tables.indefinite(0.2, 0.02), HOLDS),
         ("softmax-indefinite", tables.indefinite(0.03, 0.005), SMALL),
         ("softmax-indefinite", tables.indefinite(-0.1, 0.02), NOT),
@@ -305,6 +323,21 @@ def of_stand_ins(shift: float, noise: float) -> Evidence:
         ("keys-values-highest", tables.sublayers({**tables.BLOCKS, "W_V": 1.0}, 0.02), NOT),
         ("keys-values-highest", tables.sublayers({**tables.BLOCKS, "W_V": 0.06, "W_K": 0.06}, 0.003), SMALL),
         ("keys-values-highest", tables.sublayers({**tables.BLOCKS, "W_V": 1.0, "W_K": 0.7}, 0.6), OPEN),
+        ("values-largest-encoders", tables.values_above(1.0, 0.01), HOLDS),
+        ("values-largest-encoders", tables.values_above(0.05, 0.002), SMALL),
+        ("values-largest-encoders", tables.values_above(-1.0, 0.01), NOT),
+        ("values-largest-encoders", tables.values_above(0.5, 0.5), OPEN),
+        ("keys-values-encoders", tables.values_above(1.0, 0.01, "W_K"), HOLDS),
+        ("keys-values-encoders", tables.values_above(0.05, 0.002, "W_K"), SMALL),
+        ("keys-values-encoders", tables.values_above(-1.0, 0.01, "W_K"), NOT),
+        ("keys-values-encoders", tables.values_above(1.0, 0.7, "W_K"), OPEN),
+        ("block-order-encoders", tables.encoder_steps(0.5, 0.01), HOLDS),
+        ("block-order-encoders", tables.encoder_steps(0.05, 0.002), SMALL),
+        ("block-order-encoders", tables.encoder_steps(-1.0, 0.01), NOT),
+        ("block-order-encoders", tables.encoder_steps(0.5, 1.0), OPEN),
+        ("block-independence-trained", tables.coupled(0.1, 0.01), HOLDS),
+        ("block-independence-trained", tables.coupled(0.8, 0.01), NOT),
+        ("block-independence-trained", tables.coupled(0.2, 0.2), OPEN),
         ("block-independence", tables.coupled(0.1, 0.01), HOLDS),
         ("block-independence", tables.coupled(0.8, 0.01), NOT),
         ("block-independence", tables.coupled(0.2, 0.2), OPEN),
@@ -540,6 +573,15 @@ def test_theorems_are_statements_of_verify() -> None:
     text = (Path(__file__).parents[2] / "hessfig/theory/statement_texts.toml").read_text()
     named = {statement for one in claims().values() for statement in one.theorems}
     assert named <= set(tomllib.loads(text)) and named
+
+
+def test_the_nearest_approximation_is_told_block_by_block_and_a_race_needs_four() -> None:
+    finding = claim_of("nearest-approximation").rule(tables.nearer({"W_Q": 0.3, "W_V": -0.1}, 0.01))
+    assert finding.verdict == Verdict.holds_only_if
+    assert finding.words.startswith("W_Q (W_V: does not hold")
+    few = claim_of("error-explains-race").rule(tables.raced(0.3, 0.01, ("kfac", "soap", "adamw")))
+    assert few.is_lacking
+    assert "losses of 4 optimisers" in few.words
 
 
 def test_claims_say_who_claims_what_and_how_it_is_judged() -> None:

@@ -123,7 +123,6 @@ def test_the_summary_counts_what_was_checked() -> None:
 
 def test_where_nothing_is_predicted_the_summary_says_so_and_fails() -> None:
     nothing = ["no slope has a prediction: nothing was checked"]
-    assert summary(frame_of(config(norm="pre"), law=lambda b, p, a, s: 1.0), 0.1) == (nothing, 1)
     assert summary(frame_of(config(sigma_scales="tokens"), blocks=[("W_Q", "W_Q")]), 0.1) == (nothing, 1)
     assert summary(frame_of(config(kind="python")), 0.1) == (nothing, 1)
 
@@ -137,6 +136,6 @@ def test_numbers_that_did_not_converge_fail() -> None:
 
 
 def test_without_predictions_nothing_is_checked() -> None:
-    frame = frame_of(config(norm="pre"), law=lambda b, p, a, s: 1.0)
+    frame = frame_of(config(kind="python"))
     assert violations(frame, 0.1) == ["no slope has a prediction: nothing was checked"]
     assert violations(frame.iloc[:0], 0.1) == ["no slope has a prediction: nothing was checked"]

@@ -11,6 +11,7 @@ from rich.markup import escape
 
 from hessfig.analysis.claims import ledger
 from hessfig.analysis.claims.ledger import claim_of, claims, judge
+from hessfig.analysis.presented import between_marks
 from hessfig.config.presets import choices
 from hessfig.errors import UserError
 from scripts import claims_page
@@ -65,8 +66,13 @@ def test_both_files_say_the_same_and_nothing_else_is_written(tmp_path: Path) -> 
     text = paths[1].read_text()
     free = sum(bool(claim.others or claim.awaits or claim.theorems) for claim in claims().values())
     assert f"{len(claims())} claims: " in text and f", {len(claims()) - free} not run. Of 0 verdicts" in text
-    assert (frame.loc["block-order", "verdict"], frame.loc["jacobian", "verdict"]) == ("not run", "not tested here")
-    assert frame.loc["jacobian", "run"] == "" and frame.loc["block-order", "run"].startswith("hessfig run sweep=")
+    assert (frame.loc["block-order", "verdict"], frame.loc["sharpness-batch", "verdict"]) == (
+        "not run",
+        "not tested here",
+    )
+    assert frame.loc["sharpness-batch", "run"] == "" and frame.loc["block-order", "run"].startswith(
+        "hessfig run sweep="
+    )
     assert all(f"## {name}\n" in text and f"(#{name})" in text for name in claims())
     assert "| gap of exponents, softmax attention | 3" in text and "measured with eq5: model.d_model=4" in text
     assert all(line.count("|") - line.count("\\|") in (5, 7) for line in text.splitlines() if line.startswith("| "))
@@ -96,14 +102,15 @@ def test_every_claim_names_a_sweep_and_a_figure_that_are_shipped() -> None:
 
 def test_the_page_of_claims_is_written_from_the_records(tmp_path: Path) -> None:
     text = claims_page.PAGE.read_text()
-    assert claims_page.between(text, "records", claims_page.records()) == text, f"behind: run {claims_page.COMMAND}"
+    written = between_marks(text, "records", claims_page.records(), claims_page.COMMAND)
+    assert written == text, f"behind: run {claims_page.COMMAND}"
     assert all(f"| {name} |" in text and f"- **{name}**: " in text for name in claims())
     write_softmax(tmp_path)
     ledger.write(judge(claims().values(), tmp_path, none), tmp_path)
-    found = claims_page.between(text, "verdicts", claims_page.verdicts(tmp_path / "claims.csv"))
+    found = between_marks(text, "verdicts", claims_page.verdicts(tmp_path / "claims.csv"), claims_page.COMMAND)
     assert "| softmax-heterogeneity | 3" in found and "| follows from a theorem | eq5, tab1; measured: holds |" in found
     with pytest.raises(ValueError, match="lacks the marks"):
-        claims_page.between("no marks", "records", "")
+        between_marks("no marks", "records", "", claims_page.COMMAND)
 
 
 def test_a_damaged_table_and_a_missing_folder_are_refused(tmp_path: Path) -> None:

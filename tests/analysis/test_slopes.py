@@ -19,6 +19,8 @@ from hessfig.analysis.slopes.fit import ARITHMETIC, GEOMETRIC, Fit, fit_slope
 from hessfig.analysis.slopes.printed import Verdict, rich_table
 from hessfig.errors import UserError
 from hessfig.predictions.architecture import Architecture
+from hessfig.predictions.growth_rates import Prediction
+from hessfig.predictions.network_series import Regime
 from hessfig.terms import Block, Part
 from tests.analysis.synthetic import CONFIG, config, make_table, predicted_law, write_sweep
 
@@ -179,9 +181,14 @@ def test_a_block_that_should_not_vanish_but_does_deviates() -> None:
     assert list(fitted(table)["verdict"]) == [Verdict.deviates]
 
 
-def test_layer_norm_has_no_prediction() -> None:
-    frame = fitted(make_table(law=lambda b, p, a, s: 1.0), config(norm="pre"))
-    assert set(frame["verdict"]) == {Verdict.no_prediction}
+def test_a_window_is_matched_with_its_regime() -> None:
+    table = make_table(law=lambda b, p, a, s: s ** (0.0 if s < 1 else -2.0), sigma=np.geomspace(0.01, 10, 13).tolist())
+    windows: list[tuple[float | None, float | None]] = [(None, 0.5), (1.0, None), (None, None)]
+    frame = fitted(table, config(norm="pre"), windows=windows)
+    value = frame[(frame["row"] == "W_V") & (frame["part"] == "H_o")]
+    assert list(value["regime"].iloc[:2]) == [Regime.between, Regime.large_sigma]
+    assert list(value["predicted"].iloc[:2]) == [0.0, -2.0]
+    assert value["prediction"].iloc[2] == Prediction.unknown and "from one regime" in value["reference"].iloc[2]
 
 
 def test_nonfinite_numbers_in_the_window_are_counted() -> None:

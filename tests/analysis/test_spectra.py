@@ -90,8 +90,8 @@ def test_pairs_logs_correlations_and_probes_have_intervals_of_their_own() -> Non
     assert math.atanh(z.mean) == pytest.approx(np.mean(np.arctanh([0.9, 0.5, 0.999])))
     assert -1 < z.low < z.mean < z.high < 1
     probed = probe_interval(2.0, 0.1, 4)
-    assert probed.high - probed.mean == pytest.approx(0.1 * stats.t.ppf(0.975, 3))
-    assert math.isnan(probe_interval(2.0, 0.1, 1).low)
+    assert math.log(probed.high / 2) == pytest.approx(0.05 * stats.t.ppf(0.975, 3)) == -math.log(probed.low / 2)
+    assert math.isnan(probe_interval(2.0, 0.1, 1).low) and math.isnan(probe_interval(0.0, 0.1, 4).low)
 
 
 def test_bands_are_intervals_of_the_mean_and_never_reach_zero_on_a_logarithmic_axis() -> None:

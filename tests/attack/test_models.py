@@ -80,7 +80,7 @@ def hostile(mark: Path) -> Iterator[tuple[str, str, Callable[[Path], object]]]:
         ("activation_function", "nope", "cannot make this model"),
         ("activation_function", ["gelu"], "cannot make this model"),
         ("layer_norm_epsilon", "x", "cannot make this model"),
-        ("model_type", "bert", "not known here"),
+        ("model_type", "t5", "not known here"),
         ("model_type", ["gpt2"], "not known here"),
         ("quantization_config", {"quant_method": "gptq"}, "quantization_config"),
         ("transformers_weights", "../evil.safetensors", "transformers_weights"),

@@ -45,6 +45,8 @@ SPECTRA = [
     *["spectra", "spectra_large", "heterogeneity", "sinks", "sinks_large"],
     *["gauss_newton", "weight_norms", "weight_norms_whole"],
 ]
+# Measured for a claim of the ledger alone.
+FOR_CLAIMS = ["entries_seeds", "condition_norms", "data_size_batches", "heads_zeros"]
 LANDSCAPE = [
     *["landscape", "landscape_integrals", "stationarity", "data_size"],
     *["model_size_width", "model_size_depth", "model_size_heads", "model_size_vocabulary", "sublayers"],
@@ -57,6 +59,12 @@ LANGUAGE = [
     *["language", "language_course", "language_spectra", "language_sinks", "sinks_trained"],
     *["heterogeneity_vision", "critical_batch", "language_noise"],
 ]
+ENCODERS = ["trained_transformers", "trained_spectra"]
+COMPONENTS = [
+    *["components", "weight_powers", "embeddings", "depth_norm", "traces"],
+    *["dispersion", "similar_tokens", "wide_keys", "jacobian"],
+]
+APPROXIMATIONS = ["approximations", "approximations_after", "approximations_heads"]
 NETWORK = """
 import torch
 
@@ -70,9 +78,12 @@ def make(seed):
 def toy_cells(sweep: str, most: int, folder: Path) -> list[Cell]:
     """Return a cell of each quantity of at most `most` variants: one sigma, one seed, a narrow network."""
     (folder / "network.py").write_text(NETWORK)
-    narrow = {**TOY, "model.d_model": 16 if sweep in ("heads", "model_size_heads") else 4}
+    narrow = {**TOY, "model.d_model": 16 if sweep in ("heads", "model_size_heads", "approximations_heads") else 4}
     if sweep == "gpt2":
         narrow |= {"model.n_layers": 2, "model.n_heads": 2, "model.vocabulary": 5, "task.length": 4}
+    if sweep in ENCODERS:  # of random weights: the trained ones are fetched
+        narrow |= {"model.n_layers": 2, "model.n_heads": 2, "model.vocabulary": 5, "task.length": 4}
+        narrow |= {"model.path": "null", "model.architecture": "bert", "estimator.num_probes": 2}
     given = [f"model.factory={quoted(f'{folder}/network.py:make')}"] if sweep == "network" else []
     narrow |= TOY_TRAINING if "override /state: trained" in Path(f"conf/sweep/{sweep}.yaml").read_text() else {}
     if sweep == "model_size_width":
@@ -112,19 +123,27 @@ def test_every_sweep_names_estimator_type_quantities_and_windows(sweep: str) -> 
 def test_estimators_and_types_are_those_make_figures_used() -> None:
     made = {name: compose([f"sweep={name}", *_network(name)]).config for name in SWEEPS}
     dense = {name for name, config in made.items() if config.estimator.method == "dense"}
-    assert dense == {"entries", "entries_after", "eq5", "data_size", "sublayers", "temperature", "score_split"}
+    assert dense == {
+        *("entries", "entries_seeds", "entries_after", "eq5", "data_size", "data_size_batches"),
+        *("blocks_after", "heads_zeros", "sublayers", "temperature", "score_split"),
+        *("dispersion", "jacobian", "similar_tokens", "weight_powers", "wide_keys"),
+    }
     assert {config.estimator.method for config in made.values()} == {"dense", "auto", "hutchinson"}
     assert {name for name, config in made.items() if config.dtype == "float32"} == {
-        *["depth", "language", "language_course", "language_noise", "critical_batch"]
+        *["depth", "language", "language_course", "language_noise", "critical_batch", *ENCODERS]
     }
     assert {name for name, config in made.items() if config.quantities != ["frobenius"]} == {
         "entries",
         "network",
+        *FOR_CLAIMS,
         *SPECTRA,
         *LANDSCAPE,
         "sublayers_steps",
+        *("dispersion", "jacobian", "similar_tokens", "traces", "wide_keys"),
         *ALONG,
         *LANGUAGE,
+        *ENCODERS,
+        *APPROXIMATIONS,
     }
 
 
@@ -147,21 +166,16 @@ def test_figures_come_in_the_order_of_their_configuration() -> None:
     follow_ups = [figure for figure in found if figure.group == FigureGroup.follow_up]
     assert [figure.name for figure in follow_ups if figure.order < 210] == SPECTRA
     assert all(figure.order >= 200 for figure in follow_ups)
-    along = [figure.name for figure in follow_ups if 210 <= figure.order < 220 or 240 <= figure.order < 250]
-    assert along == [
-        *(name for name in ALONG if name != "entries_after"),
-        "entries_after",
-        "blocks_after",
-        "temperature_model",
-    ]
+    along = [figure.name for figure in follow_ups if 210 <= figure.order < 220 or 240 <= figure.order < 270]
+    assert along == [*ALONG, "blocks_after", "temperature_model", *APPROXIMATIONS, *COMPONENTS]
     here = [figure.name for figure in follow_ups if 220 <= figure.order < 240]
-    assert here == [*LANDSCAPE, "sublayers_groups", "gpt2", "sublayers_steps"]
-    text = [figure.name for figure in follow_ups if figure.order >= 250]
+    assert here == [*LANDSCAPE, "sublayers_groups", "gpt2", "sublayers_steps", *ENCODERS]
+    text = [figure.name for figure in follow_ups if figure.order >= 270]
     assert text == [*LANGUAGE[:3], "language_heterogeneity", *LANGUAGE[3:]]
     assert len({figure.order for figure in found}) == len(found)
     assert studies() == ["scalar", "bounds"]
     by_group = {group: [one.name for one in found if one.group == group] for group in FigureGroup}
-    assert by_group[FigureGroup.beyond] == ["post_layernorm", "blocks"]
+    assert by_group[FigureGroup.beyond][:2] == ["post_layernorm", "blocks"]
     assert by_group[FigureGroup.study] == studies()
 
 

@@ -20,9 +20,13 @@ ADDED = {
     *("model.initialisation", "model.sink", "model.sink_beta", "model.scaled_weight", "model.weight_scale"),
     *("model.patch", "model.path", "model.random", "model.download", "model.architecture", "model.vocabulary"),
     *("task.path", "task.length", "task.first_scored", "task.base", "training.curvature", "training.refresh"),
+    *("model.attention_bias", "model.differential_lambda", "model.differential_norm", "model.scores", "model.softcap"),
+    *("model.norm_kind", "model.positions", "model.n_kv_heads", "model.gate", "model.tied", "model.window"),
+    *("model.residual_scale", "task.label_smoothing", "task.weight_decay", "task.correlation"),
+    *("task.masked_share", "task.masked_as", "task.mask_id"),
     *PINS,
 }
-OF_NETWORKS = ("task", "model", "state", "training", "grid", "estimator", "spectrum", "landscape")
+OF_NETWORKS = ("task", "model", "state", "training", "grid", "estimator", "spectrum", "landscape", "approximation")
 EXTENT = ("quantities", "blocks", "parts", "seeds", "first_seed")
 TOP = {
     VARIED: {*OF_NETWORKS, "dtype"},
@@ -49,7 +53,7 @@ def test_a_sweep_is_named_read_and_measured() -> None:
     inside = {key: role for key in settings() if key.startswith("sweep.") for role in [role_of(key)]}
     assert inside == {
         **dict.fromkeys(("sweep.name", "sweep.about"), Role.label),
-        **dict.fromkeys(("sweep.vary", "sweep.axis"), Role.extent),
+        **dict.fromkeys(("sweep.vary", "sweep.variants", "sweep.axis"), Role.extent),
         **dict.fromkeys(("sweep.windows", "sweep.average"), Role.fit),
     }
     assert "sweep.axis" in with_role(*OF_NUMBERS) and role_of("sweep") == Role.label
@@ -58,7 +62,8 @@ def test_a_sweep_is_named_read_and_measured() -> None:
 def test_words_that_ask_nothing_of_a_table() -> None:
     single = {key for key in with_role(Role.reading) if "." not in key}
     assert single == {
-        *("style", "tolerance", "resamples", "reference", "levels", "quantity", "rows", "part", "single_file")
+        *("style", "tolerance", "resamples", "reference", "levels", "quantity", "rows", "part", "single_file"),
+        *("format", "powers_of"),
     }
     assert role_of("figure") == role_of("figure.width") == role_of("figure.options.columns") == Role.reading
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call, hessian, jvp
 
-from hessfig.curvature.problem import Problem
+from hessfig.curvature.problem import Problem, Suffix
 from hessfig.models.networks import Transformer
 from hessfig.terms import Matrix, Part
 
@@ -68,3 +68,50 @@ def _as_matrices(blocks: dict[str, Weights], names: dict[Matrix, str], at: Weigh
     return {
         (row, col): blocks[names[row]][names[col]].reshape(at[names[row]].numel(), -1) for row in names for col in names
     }
+
+
+def whole_oracle(problem: Problem) -> dict[Part, Tensor]:
+    """Return H, H_o and H_f in every parameter, in the layout's order, by double backward and explicit Jacobians."""
+    suffix = Suffix(problem, None)
+    names = [f"network.{weight.parameter}" for weight in problem.layout.weights]
+    held = dict(suffix.named_parameters())
+    at = [held[name].detach().clone().requires_grad_() for name in names]
+
+    def outputs() -> Tensor:
+        return functional_call(suffix, dict(zip(names, at, strict=True)), (problem.batch.inputs,))
+
+    def flat(value: Tensor, along: Tensor | None = None) -> Tensor:
+        kept = {"retain_graph": True, "materialize_grads": True}
+        found = torch.autograd.grad(value, at, along, is_grads_batched=along is not None, create_graph=True, **kept)
+        many = () if along is None else (len(along),)
+        pieces = [piece.expand(*many, *one.shape).flatten(len(many)) for piece, one in zip(found, at, strict=True)]
+        return torch.cat(pieces, dim=-1)
+
+    def rows(values: Tensor) -> Tensor:
+        # under vmap torch's own LayerNorm has wrong second derivatives
+        if any(isinstance(module, nn.LayerNorm) for module in suffix.modules()):
+            return torch.stack([flat(one).detach() for one in values])
+        return flat(values, torch.eye(len(values), dtype=values.dtype)).detach()
+
+    def twice(value: Tensor) -> Tensor:
+        return rows(flat(value))
+
+    def loss(z: Tensor) -> Tensor:
+        return problem.loss(z.view_as(suffix.outputs), problem.batch.targets)
+
+    jacobian = rows(outputs().flatten())
+    curvature = torch.autograd.functional.hessian(loss, suffix.outputs.flatten())
+    return {
+        Part.H: twice(problem.loss(outputs(), problem.batch.targets)),
+        Part.H_o: jacobian.T @ curvature @ jacobian,
+        Part.H_f: twice((outputs() * suffix.gradient).sum()),
+    }
+
+
+def places(problem: Problem, layer: int, name: str) -> Tensor:
+    """Return where the entries of one side of a block stand in `whole_oracle`'s matrices."""
+    start, found = 0, {}
+    for weight in problem.layout.weights:
+        found[weight.parameter] = torch.arange(start, start + weight.size)
+        start += weight.size
+    return torch.cat([found[weight.parameter] for weight in problem.layout.side(layer, name)])

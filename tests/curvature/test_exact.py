@@ -16,7 +16,7 @@ from hessfig.measurements.block_norms import dense_norms, hutchinson
 from hessfig.models.blocks import is_structural_zero, matrices_of
 from hessfig.rng import stream
 from hessfig.terms import PARTS, Block, Matrix, Part
-from tests.toys import ARCHITECTURES, exact_norms, toy_problem, toy_task
+from tests.toys import ARCHITECTURES, PAPER, exact_norms, toy_problem, toy_task
 
 PARTS = list(PARTS)
 
@@ -27,9 +27,9 @@ transformers = st.builds(
     d_model=st.just(4),
     d_head=st.integers(2, 3),
     d_mlp=st.just(5),
-    attention=st.sampled_from(Attention),
-    norm=st.sampled_from(Norm),
-    mlp=st.sampled_from(MLP),
+    attention=st.sampled_from(PAPER.attentions),
+    norm=st.sampled_from(PAPER.norms),
+    mlp=st.sampled_from(PAPER.mlps),
     query_key=st.sampled_from(QueryKey),
     temperature=st.sampled_from([1.0, 1.7]),
 )
@@ -89,7 +89,7 @@ def test_a_block_and_its_transpose_have_one_norm() -> None:
 
 
 @pytest.mark.parametrize("query_key", list(QueryKey))
-@pytest.mark.parametrize("attention", list(Attention))
+@pytest.mark.parametrize("attention", PAPER.attentions)
 def test_bare_attention(attention: Attention, query_key: QueryKey) -> None:
     model = ModelConfig(kind=Kind.self_attention, d_model=4, n_heads=2, attention=attention, query_key=query_key)
     assert_exact(toy_problem(model), model, 1)

@@ -20,7 +20,7 @@ from hessfig.curvature.exact.support import Level, Route, check_exact, cost, exa
 from hessfig.errors import UserError
 from hessfig.models.blocks import matrices_of
 from hessfig.terms import Block, Matrix, Part
-from tests.toys import ARCHITECTURES, toy_problem
+from tests.toys import ARCHITECTURES, PAPER, toy_problem
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
@@ -49,7 +49,7 @@ def test_layernorm_and_its_derivatives_match_autograd(norm: nn.LayerNorm) -> Non
     assert close(at.bend(gradient, columns), second @ columns)
 
 
-@pytest.mark.parametrize(("norm_", "mlp"), list(itertools.product(Norm, MLP)))
+@pytest.mark.parametrize(("norm_", "mlp"), list(itertools.product(PAPER.norms, PAPER.mlps)))
 def test_tail_matches_autograd(norm_: Norm, mlp: MLP) -> None:
     model = ModelConfig(d_model=4, d_mlp=5, norm=norm_, mlp=mlp)
     problem = toy_problem(model)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
-from torch.func import functional_call
 
 from hessfig.config import ModelConfig, Norm, Products
-from hessfig.curvature.problem import Problem, Suffix
+from hessfig.curvature.problem import Problem
 from hessfig.curvature.routes import Engines
 from hessfig.curvature.tape.columns import LinearisedColumn
 from hessfig.measurements.block_norms import dense_blocks
 from hessfig.terms import Block, Group, Part
+from tests.curvature.oracle import places, whole_oracle
 from tests.toys import ARCHITECTURES, toy_problem
 
 pytestmark = pytest.mark.filterwarnings("ignore:H_f. curvlinops' product is off:RuntimeWarning")
@@ -29,48 +29,11 @@ BLOCKS = [
 ]
 
 
-def oracle(problem: Problem) -> dict[Part, Tensor]:
-    """Return H, H_o and H_f in every parameter by plain double backward and explicit Jacobians."""
-    suffix = Suffix(problem, None)
-    names = [f"network.{weight.parameter}" for weight in problem.layout.weights]
-    held = dict(suffix.named_parameters())
-    at = [held[name].detach().clone().requires_grad_() for name in names]
-
-    def outputs() -> Tensor:
-        return functional_call(suffix, dict(zip(names, at, strict=True)), (problem.batch.inputs,))
-
-    def flat(value: Tensor, *, again: bool = False) -> Tensor:
-        found = torch.autograd.grad(value, at, create_graph=again, retain_graph=True, materialize_grads=True)
-        return torch.cat([piece.flatten() for piece in found])
-
-    def twice(value: Tensor) -> Tensor:
-        return torch.stack([flat(one) for one in flat(value, again=True)])
-
-    def loss(z: Tensor) -> Tensor:
-        return problem.loss(z.view_as(suffix.outputs), problem.batch.targets)
-
-    jacobian = torch.stack([flat(one) for one in outputs().flatten()])
-    curvature = torch.autograd.functional.hessian(loss, suffix.outputs.flatten())
-    return {
-        Part.H: twice(problem.loss(outputs(), problem.batch.targets)),
-        Part.H_o: jacobian.T @ curvature @ jacobian,
-        Part.H_f: twice((outputs() * suffix.gradient).sum()),
-    }
-
-
-def places(problem: Problem, layer: int, name: str) -> Tensor:
-    start, found = 0, {}
-    for weight in problem.layout.weights:
-        found[weight.parameter] = torch.arange(start, start + weight.size)
-        start += weight.size
-    return torch.cat([found[weight.parameter] for weight in problem.layout.side(layer, name)])
-
-
 @pytest.fixture(scope="module", params=["two layers", "pre"])
 def case(request: pytest.FixtureRequest) -> tuple[ModelConfig, Problem, dict[Part, Tensor]]:
     model = ARCHITECTURES[request.param]
     problem = toy_problem(model)
-    return model, problem, oracle(problem)
+    return model, problem, whole_oracle(problem)
 
 
 @pytest.mark.parametrize("products", Products)
@@ -103,4 +66,4 @@ def test_norms_are_a_group_of_networks_that_have_them() -> None:
     for norm in Norm:
         model = ModelConfig(d_model=4, d_mlp=6, norm=norm)
         found = toy_problem(model).layout.layers_of("norms")
-        assert found == {Norm.none: [], Norm.pre: [0, 1], Norm.post: [1]}[norm]
+        assert found == {Norm.none: [], Norm.pre: [0, 1], Norm.post: [1], Norm.sandwich: [0, 1]}[norm]

@@ -13,7 +13,7 @@ from hessfig.curvature.tape.columns import LinearisedNetwork
 from hessfig.measurements.block_norms import dense_blocks
 from hessfig.models.blocks import is_structural_zero, matrices_of
 from hessfig.terms import Block, Part
-from tests.toys import toy_problem
+from tests.toys import PAPER, toy_problem
 
 SMALL = TaskConfig(digits=1, batch_size=2)
 
@@ -24,10 +24,10 @@ transformers = st.builds(
     d_model=st.just(4),
     d_head=st.integers(2, 3),
     d_mlp=st.just(5),
-    attention=st.sampled_from(Attention),
+    attention=st.sampled_from(PAPER.attentions),
     attention_skip=st.just(True),
-    norm=st.sampled_from(Norm),
-    mlp=st.sampled_from(MLP),
+    norm=st.sampled_from(PAPER.norms),
+    mlp=st.sampled_from(PAPER.mlps),
     query_key=st.sampled_from(QueryKey),
     temperature=st.sampled_from([1.0, 1.7]),
 )
@@ -64,7 +64,7 @@ def test_linear_mlp_agrees() -> None:
 
 
 @pytest.mark.parametrize("query_key", list(QueryKey))
-@pytest.mark.parametrize("attention", list(Attention))
+@pytest.mark.parametrize("attention", PAPER.attentions)
 def test_bare_attention_agrees(attention: Attention, query_key: QueryKey) -> None:
     model = ModelConfig(kind=Kind.self_attention, d_model=4, attention=attention, query_key=query_key)
     assert_same_columns(model, TaskConfig(data=Data.gaussian, digits=1, batch_size=2, loss=Loss.mse))

@@ -22,9 +22,9 @@ from tests.toys import ARCHITECTURES, toy_problem
 MODEL = ModelConfig(d_model=8)
 
 
-def sigmoid(self: SelfAttention, scores: Tensor, queries: slice) -> Tensor:
-    masked = self.causal_mask[queries, : scores.shape[-1]]
-    return torch.sigmoid(scores).masked_fill(masked, 0.0)
+def sigmoid(self: SelfAttention, scores: Tensor, queries: slice, masked: Tensor) -> Tensor:
+    del self
+    return torch.sigmoid(scores).masked_fill(masked[queries, : scores.shape[-1]], 0.0)
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_numbers_beyond_the_range_of_floats_cannot_tell() -> None:
     assert not LinearisedNetwork(problem, replace(ARCHITECTURES["chain"], n_layers=3)).tape.output.isfinite().all()
 
 
-@pytest.mark.parametrize("norm", Norm)
+@pytest.mark.parametrize("norm", [Norm.none, Norm.pre, Norm.post])
 def test_the_last_layers_check_sees_every_norm(norm: Norm, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SelfAttention, "pattern", sigmoid)
     model = replace(MODEL, norm=norm)

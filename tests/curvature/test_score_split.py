@@ -64,12 +64,12 @@ def bare_scores(network: BareAttention, hidden: Tensor, shift: Tensor, seen: lis
     rows = []
     for head in range(heads):
         q, k = (one.chunk(heads, dim=-1)[head] for one in (query, key))
-        seen.append(torch.einsum("bid,bjd->bij", q, k) / network.scale)
+        seen.append(torch.einsum("bid,bjd->bij", q, k) / network.divisor)
     scores = torch.stack(seen, dim=1)
     seen[:] = [scores]
     shifted = scores + shift
     for head in range(heads):
-        pattern = shifted[:, head] if network.is_linear else shifted[:, head].softmax(-1)
+        pattern = shifted[:, head] if network.model.attention == Attention.linear else shifted[:, head].softmax(-1)
         rows.append(pattern @ value.chunk(heads, dim=-1)[head])
     return torch.cat(rows, dim=-1)
 

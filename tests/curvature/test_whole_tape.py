@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hessfig.config import MLP, Attention, Loss, ModelConfig, Norm, Products, QueryKey
+from hessfig.config import Loss, ModelConfig, Norm, Products, QueryKey
 from hessfig.curvature.curvlinops import ColumnOperator
 from hessfig.curvature.problem import Problem
 from hessfig.curvature.routes import Engines
@@ -18,7 +18,7 @@ from hessfig.measurements.block_norms import dense_blocks
 from hessfig.rng import stream
 from hessfig.terms import PARTS, Block, Group, Part
 from tests.curvature.test_groups import oracle, places
-from tests.toys import ARCHITECTURES, toy_problem, toy_task
+from tests.toys import ARCHITECTURES, PAPER, toy_problem, toy_task
 
 ROUNDING = 1e-12
 transformers = st.builds(
@@ -28,8 +28,8 @@ transformers = st.builds(
     d_model=st.just(4),
     d_head=st.integers(2, 3),
     d_mlp=st.just(3),
-    attention=st.sampled_from(Attention),
-    mlp=st.sampled_from(MLP),
+    attention=st.sampled_from(PAPER.attentions),
+    mlp=st.sampled_from(PAPER.mlps),
     query_key=st.sampled_from(QueryKey),
     temperature=st.sampled_from([1.0, 1.7]),
 )

@@ -92,8 +92,8 @@ def test_figure_3b_has_a_guide_and_a_slope_per_window(pages: Draw) -> None:
     windows = [(None, 0.1), (1.0, None), (None, None)]
     (page,) = pages("growth", table, settings=config(norm="pre"), windows=windows)
     for ax in page.figure.axes:
-        assert len(guides(ax)) == 3
-        lines = words(ax).splitlines()
+        assert len(guides(ax)) == 2  # the whole grid reaches over two regimes, and has no law
+        lines = [line for line in words(ax).splitlines() if ":" in line]
         assert [line.partition(":")[0] for line in lines] == ["σ ≤ 0.1", "σ ≥ 1", "all σ"]
         assert all("−" in line and "±" in line for line in lines)
 

@@ -35,7 +35,7 @@ def by_hand(layer: SelfAttention, *, linear: bool, temperature: float = 1.0) -> 
     return pattern @ v @ layer.o.weight.T
 
 
-@pytest.mark.parametrize("kind", Attention)
+@pytest.mark.parametrize("kind", [Attention.softmax, Attention.linear])
 @pytest.mark.parametrize("temperature", [1.0, 3.0])
 def test_one_head_by_hand(kind: Attention, temperature: float) -> None:
     layer = attention(attention=kind, temperature=temperature)

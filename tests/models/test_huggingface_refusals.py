@@ -84,8 +84,8 @@ def test_folders_that_hold_something_else(home: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"has no config\.json"):
         KIND.check(config_of(tmp_path / "empty", home / "ids.npy"))
-    other = damaged(home, tmp_path / "bert", model_type="bert")
-    with pytest.raises(UserError, match="not known here\n  got:     bert\n  allowed: gpt2, gpt_neox"):
+    other = damaged(home, tmp_path / "t5", model_type="t5")
+    with pytest.raises(UserError, match="not known here\n  got:     t5\n  allowed: gpt2, gpt_neox"):
         KIND.check(config_of(other, home / "ids.npy"))
     for path in other.glob("*.safetensors"):
         path.unlink()

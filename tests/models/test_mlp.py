@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hessfig.config import MLP, Attention, Config, DType, Kind, Loss, Method, ModelConfig, Norm, QueryKey, TaskConfig
+from hessfig.config import MLP, Config, DType, Kind, Loss, Method, ModelConfig, QueryKey, TaskConfig
 from hessfig.curvature.curvlinops import ColumnOperator
 from hessfig.curvature.routes import Engines
 from hessfig.curvature.tape.columns import LinearisedNetwork
@@ -24,7 +24,7 @@ from hessfig.sweep.plan import Cell, Sweep
 from hessfig.sweep.variant import Variant
 from hessfig.terms import Block, Group, Part
 from tests.curvature.oracle import dense_oracle
-from tests.toys import build_model, layout_of, toy_problem, toy_task
+from tests.toys import PAPER, build_model, layout_of, toy_problem, toy_task
 
 DEEP = ModelConfig(kind=Kind.mlp, d_model=3, n_layers=3, d_mlp=5)
 SHAPES = [replace(DEEP, n_layers=1), DEEP, replace(DEEP, mlp=MLP.gelu), replace(DEEP, mlp=MLP.linear)]
@@ -41,9 +41,9 @@ models = st.builds(
     d_model=st.sampled_from([2, 8, 16, 128]),
     d_head=st.sampled_from([None, 3]),
     n_heads=st.integers(1, 2),
-    norm=st.sampled_from(Norm),
+    norm=st.sampled_from(PAPER.norms),
     query_key=st.sampled_from(QueryKey),
-    attention=st.sampled_from(Attention),
+    attention=st.sampled_from(PAPER.attentions),
 )
 
 

@@ -38,7 +38,7 @@ def test_a_sink_draws_attention_to_the_first_key_and_leaves_the_odds_of_the_othe
     plain = network_of(PLAIN).layers[0].attn
     hidden = torch.randn(2, 5, 4, dtype=torch.float64, generator=stream(0, "hidden"))
     queries = slice(0, 5)
-    sunk, bare = (one.pattern(one.scores(hidden, queries), queries) for one in (attention, plain))
+    sunk, bare = (one.pattern(one.scores(hidden, queries), queries, one.causal_mask) for one in (attention, plain))
     odds, were = sunk[..., 1:, 0] / sunk[..., 1:, 1], bare[..., 1:, 0] / bare[..., 1:, 1]
     assert torch.allclose(odds, were * torch.exp(torch.tensor(1.5, dtype=torch.float64)), rtol=1e-12)
     assert torch.allclose(sunk[..., 4, 2] / sunk[..., 4, 3], bare[..., 4, 2] / bare[..., 4, 3], rtol=1e-12)

@@ -7,14 +7,14 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from hessfig.config import MLP, Attention, Kind, ModelConfig, Norm, QueryKey
+from hessfig.config import Kind, ModelConfig, Norm, QueryKey
 from hessfig.curvature.curvlinops import ColumnOperator
 from hessfig.curvature.problem import rademacher
 from hessfig.curvature.tape.columns import LinearisedNetwork
 from hessfig.models.blocks import is_structural_zero, matrices_of
 from hessfig.rng import stream
 from hessfig.terms import Block, Matrix, Part
-from tests.toys import ARCHITECTURES, toy_problem, toy_task
+from tests.toys import ARCHITECTURES, PAPER, toy_problem, toy_task
 
 transformers = st.builds(
     ModelConfig,
@@ -23,10 +23,10 @@ transformers = st.builds(
     d_model=st.just(4),
     d_head=st.integers(2, 3),
     d_mlp=st.just(7),
-    attention=st.sampled_from(Attention),
+    attention=st.sampled_from(PAPER.attentions),
     attention_skip=st.booleans(),
-    norm=st.sampled_from(Norm),
-    mlp=st.sampled_from(MLP),
+    norm=st.sampled_from(PAPER.norms),
+    mlp=st.sampled_from(PAPER.mlps),
     query_key=st.sampled_from(QueryKey),
 ).filter(lambda model: model.attention_skip or model.norm != Norm.post)
 bare = st.builds(
@@ -34,7 +34,7 @@ bare = st.builds(
     kind=st.just(Kind.self_attention),
     d_model=st.just(4),
     n_heads=st.integers(1, 2),
-    attention=st.sampled_from(Attention),
+    attention=st.sampled_from(PAPER.attentions),
     query_key=st.sampled_from(QueryKey),
 )
 

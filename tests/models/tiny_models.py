@@ -25,6 +25,17 @@ _LLAMA = {
     "max_position_embeddings": CONTEXT,
 }
 _GPT2 = {"n_embd": 4, "n_layer": 2, "n_head": 2, "n_inner": 6, "n_positions": CONTEXT}
+_BERT: dict[str, Any] = {
+    **{"hidden_size": 4, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 6},
+    **{"max_position_embeddings": CONTEXT, "type_vocab_size": 2, "pad_token_id": 1},
+}
+ENCODERS: dict[str, dict[str, Any]] = {
+    "albert": {**_BERT, "embedding_size": 3, "num_hidden_layers": 3, "hidden_act": "gelu"},
+    "albert groups": {**_BERT, "embedding_size": 3, "num_hidden_layers": 3, "num_hidden_groups": 2},
+    "bert": _BERT,
+    "bert untied": {**_BERT, "tie_word_embeddings": False},
+    "roberta": {**_BERT, "max_position_embeddings": CONTEXT + 2},
+}
 SETTINGS: dict[str, dict[str, Any]] = {
     "gpt2": _GPT2,
     "gpt2 untied": {**_GPT2, "tie_word_embeddings": False},
@@ -43,13 +54,15 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 def save(name: str, folder: Path) -> Path:
     """Write a model with weights, gains and biases far from their defaults, as model.save_pretrained does."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 
-    words = {"vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 0, **SETTINGS[name]}
+    settings = SETTINGS.get(name) or ENCODERS[name]
+    words = {"vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 0, **settings}
     made = AutoConfig.for_model(name.partition(" ")[0], **words)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(made, dtype=torch.float64)
+        maker = AutoModelForMaskedLM if name in ENCODERS else AutoModelForCausalLM
+        model = maker.from_config(made, dtype=torch.float64)
     generator = torch.Generator().manual_seed(0)
     for parameter in model.parameters():
         parameter.data += 0.4 * torch.randn(parameter.shape, dtype=torch.float64, generator=generator)
@@ -85,20 +98,32 @@ def config_of(folder: Path, ids: Path, **settings: Any) -> Config:
 def dense(model: torch.nn.Module, tokens: Tensor, only: str = "") -> dict[Part, Tensor]:
     """Return H, H_f and H_o of the mean cross-entropy of every next token, in the order of named_parameters.
 
-    H and H_f by double backward, entry by entry; H_o = J^T B J from the logits' Jacobian, on its own. `only` the
-    parameters with this text in their names.
+    `only` the parameters with this text in their names.
     """
+    words = {"input_ids": tokens, "use_cache": False}
+    return _dense(model, words, slice(None, -1), tokens[:, 1:].flatten(), only)
+
+
+def dense_masked(model: torch.nn.Module, tokens: Tensor, targets: Tensor, padding: int) -> dict[Part, Tensor]:
+    """Return H, H_f and H_o of the mean cross-entropy of masked tokens (targets other than -100), as `dense` does."""
+    words = {"input_ids": tokens, "attention_mask": (tokens != padding).long()}
+    return _dense(model, words, slice(None), targets.flatten(), "")
+
+
+def _dense(
+    model: torch.nn.Module, words: dict[str, Any], scored: slice, targets: Tensor, only: str
+) -> dict[Part, Tensor]:
+    """Return H and H_f by double backward, entry by entry; H_o = J^T B J from the logits' Jacobian, on its own."""
     at = {name: p.detach() for name, p in model.named_parameters() if only in name}
     point = torch.cat([p.flatten() for p in at.values()])
 
     def logits(flat: Tensor) -> Tensor:
         pieces = flat.split([p.numel() for p in at.values()])
         weights = {name: piece.view(p.shape) for (name, p), piece in zip(at.items(), pieces, strict=True)}
-        words = {"input_ids": tokens, "use_cache": False}
-        return functional_call(model, weights, (), words).logits[:, :-1].flatten(0, 1)
+        return functional_call(model, weights, (), words).logits[:, scored].flatten(0, 1)
 
     def loss(outputs: Tensor) -> Tensor:
-        return torch.nn.functional.cross_entropy(outputs, tokens[:, 1:].flatten())
+        return torch.nn.functional.cross_entropy(outputs, targets)
 
     outputs = logits(point).detach()
     slope = torch.autograd.functional.jacobian(loss, outputs)

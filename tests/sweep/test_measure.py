@@ -94,7 +94,7 @@ def test_float32_is_close_to_float64() -> None:
         assert single[key][0] == pytest.approx(frob, rel=1e-4)
 
 
-@pytest.mark.parametrize("attention", Attention)
+@pytest.mark.parametrize("attention", [Attention.softmax, Attention.linear])
 def test_the_whole_hessian_is_plain_arrays(attention: Attention) -> None:
     model = ModelConfig(d_model=4, d_mlp=6, attention=attention)
     arrays = measure(Cell(Variant("", Config(model=model, task=TASK)), 0.3, 1234, "hessian")).arrays

@@ -4,14 +4,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hessfig.predictions.architecture import Architecture, Attention, Kind, QueryKey
+from hessfig.predictions import network_series
+from hessfig.predictions.architecture import Architecture
 from hessfig.predictions.growth_rates import Prediction, growth_rate
+from hessfig.predictions.monomials import Function
 from hessfig.rng import stream
-from hessfig.terms import PARTS, Block, Matrix, Part
+from hessfig.terms import PARTS, Attention, Block, Kind, Matrix, Part, QueryKey
 from hessfig.theory import autodiff
 from hessfig.theory.autodiff import ScaledNetwork
-from hessfig.theory.growth_claims import attention_nets, measured, predicted
-from hessfig.theory.statement import Dims, attention_point, normal
+from hessfig.theory.growth_claims import COMPONENTS, attention_nets, measured, predicted
+from hessfig.theory.statement import FIRST_SEED, Dims, Verdict, attention_point, check, normal
+from hessfig.theory.verification import CATALOGUE
 
 TINY = 1e-5
 
@@ -38,10 +41,33 @@ def test_single_matrix_grows_as_predicted() -> None:
             assert float(exponent) == pytest.approx(rate.exponent, abs=0.05)
 
 
-@pytest.mark.parametrize("attention", Attention)
+@pytest.mark.parametrize("attention", [Attention.softmax, Attention.linear])
 def test_structural_zeros_are_exactly_zero(attention: Attention) -> None:
     architecture = Architecture(kind=Kind.self_attention, attention=attention, square_loss=True)
     net = attention_nets(Dims(), stream(0, "zeros"))[attention]
     for (row, col), norm in net.norms(Part.H_f, 1.0).items():
         rate = growth_rate(Block(1, row, col), Part.H_f, architecture)
         assert (norm == 0) == (rate.prediction == Prediction.structural_zero)
+
+
+@pytest.mark.parametrize("name", COMPONENTS)
+def test_components_grow_as_predicted_and_a_wrong_exponent_is_caught(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    statement = CATALOGUE[name]
+    outcome = check(statement, [Dims()], 1)
+    assert outcome.verdict == Verdict.left_out and outcome.correction_holds
+    drawn = statement.draw(Dims(), stream(FIRST_SEED, "verify", name, 4, 5, 3))
+    found, wrong = statement.oracle(drawn), dict(statement.corrected(drawn))
+    wrong[next(iter(wrong))] += 1
+    assert max(float((value - found[key]).abs()) for key, value in wrong.items()) > 0.9
+
+
+def test_a_rule_that_forgets_what_a_component_does_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    statement = CATALOGUE["components-mixing"]
+    monkeypatch.setattr(network_series, "SIGMOID", Function("sigmoid", (0, 1, 2, 3)))  # as if it were not odd
+    growth_rate.cache_clear()
+    try:
+        assert not check(statement, [Dims()], 1).correction_holds
+    finally:
+        growth_rate.cache_clear()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from hessfig.predictions.architecture import MLP, Architecture, Attention, Kind, Norm, QueryKey
-from hessfig.predictions.growth_rates import Prediction, Regime, growth_rate
-from hessfig.terms import PARTS, Block, Matrix, Part
+from hessfig.predictions.architecture import Architecture
+from hessfig.predictions.growth_rates import Prediction, edge, growth_rate, regimes
+from hessfig.predictions.network_series import Regime
+from hessfig.terms import MLP, PARTS, Attention, Block, Kind, Matrix, Norm, Part, QueryKey, Scores
 
 BARE = Architecture(Kind.self_attention, attention_skip=False, mlp=MLP.none, square_loss=True)
 CHAIN = Architecture(attention=Attention.linear, attention_skip=False, mlp=MLP.none, square_loss=True)
@@ -78,12 +81,76 @@ def test_what_follows_attention_decides_on_the_structural_zero() -> None:
         assert rates(Architecture(mlp=mlp), V, V) == (2, 0, 2)
 
 
-def test_layer_norm_has_no_prediction_but_the_affine_readout() -> None:
-    for norm in (Norm.pre, Norm.post):
-        normalised = Architecture(norm=norm)
-        assert rates(normalised, Q, Q) == rates(normalised, V, V) == (None, None, None)
-        assert "LN" in growth_rate(Block(1, Q, Q), Part.H, normalised).reference
-        assert rates(normalised, Matrix.W_U, Matrix.W_U, 0) == (None, 0, None)
+@pytest.mark.parametrize(
+    ("norm", "regime", "expected"),
+    [
+        (Norm.pre, Regime.between, {Q: (0, 0, 0), V: (0, 0, 0)}),
+        (Norm.pre, Regime.large_sigma, {Q: (-2, -1, -1), V: (-2, -2, -2)}),
+        (Norm.sandwich, Regime.large_sigma, {Q: (-2, -1, -1), V: (-2, -1, -1)}),
+        (Norm.post, Regime.between, {Q: (4, 4, 4), V: (0, 0, 0)}),
+        (Norm.post, Regime.large_sigma, {Q: (None, None, None), V: (None, None, None)}),
+    ],
+)
+def test_norms_have_laws_of_their_own(norm: Norm, regime: Regime, expected: dict[Matrix, tuple]) -> None:
+    normalised = Architecture(norm=norm)
+    for matrix, found in expected.items():
+        rated = [growth_rate(Block(1, matrix, matrix), part, normalised, regime) for part in PARTS]
+        assert tuple(rate.exponent for rate in rated) == found
+    assert growth_rate(Block(0, Matrix.W_U, Matrix.W_U), Part.H_f, normalised, regime).prediction == "structural zero"
+
+
+def test_softmax_saturates_where_sigma_grows() -> None:
+    rate = growth_rate(Block(1, Q, Q), Part.H, BARE, Regime.large_sigma)
+    assert rate.prediction == Prediction.unknown and "softmax saturates" in rate.reference
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"attention": Attention.sigmoid}, (6, 7, 6)),
+        ({"attention": Attention.sparsemax}, (6, 0, 6)),
+        ({"attention": Attention.kernel}, (6, 4, 4)),
+        ({"scores": Scores.cosine}, (2, 1, 1)),
+        ({"attention": Attention.differential, "differential_norm": False, "differential_lambda": 1.0}, (6, 5, 5)),
+        ({"window": 1}, (0, 0, 0)),
+        ({"weight_decay": 0.1}, (6, 0.0, 0.0)),
+    ],
+)
+def test_components_change_the_query_block(change: dict[str, object], expected: tuple[float, ...]) -> None:
+    assert rates(replace(BARE, **change), Q, Q) == expected
+
+
+def test_two_differential_softmaxes_of_equal_weight_cancel_in_the_values() -> None:
+    one = replace(BARE, attention=Attention.differential, differential_norm=False)
+    assert rates(one, V, V) == (2, 0, 2)
+    assert rates(replace(one, differential_lambda=1.0), V, V) == (6, 0, 6)
+
+
+def test_weight_decay_adds_a_constant_to_every_diagonal_block() -> None:
+    decayed = replace(BARE, weight_decay=0.1)
+    assert growth_rate(Block(1, V, V), Part.H_f, decayed).exponent == 0
+    assert growth_rate(Block(1, V, V), Part.H_f, decayed).regime == Regime.every_sigma
+    assert rates(decayed, Q, V) == rates(BARE, Q, V)
+
+
+def test_powers_of_weights_as_theorem_3_1_has_them() -> None:
+    powers = {Q: {Q: 0, K: 2, V: 2}, K: {Q: 2, K: 0, V: 2}, V: {Q: 0, K: 0, V: 0}}
+    for row, found in powers.items():
+        for axis, power in found.items():
+            assert growth_rate(Block(1, row, row), Part.H_o, BARE, axis=axis).exponent == power
+
+
+def test_a_rate_names_the_monomials_that_rule() -> None:
+    assert growth_rate(Block(1, Q, V), Part.H_o, BARE).reason == (
+        "df/dW_Q ~ sigma^3 (W_K W_V [W_Q] x^3) times df/dW_V ~ sigma^1 ([W_V] x)"
+    )
+    assert "no W_gate" in growth_rate(Block(1, Matrix.W_gate, V), Part.H, BARE).reference
+
+
+def test_regimes_and_their_edge() -> None:
+    assert regimes(BARE) == [Regime.small_sigma, Regime.large_sigma] and edge(BARE) == 0
+    assert regimes(Architecture(norm=Norm.pre))[1] == Regime.between
+    assert edge(Architecture(norm=Norm.pre)) == pytest.approx(1e-5**0.5)
 
 
 def test_embeddings_are_of_order_sigma_themselves() -> None:

@@ -7,7 +7,7 @@ from functools import partial
 import pandas as pd
 
 from hessfig.analysis.claims import judges
-from hessfig.analysis.claims.growth_rules import BARE, ORMANIEC, exponents
+from hessfig.analysis.claims.growth_rules import BARE, ORMANIEC, SMALL, exponents, gaps
 from hessfig.analysis.claims.rule import Evidence, by_seed, claim, diagonal, in_logs, norms, wide
 from hessfig.analysis.claims.training_rules import BLOG
 from hessfig.terms import Part
@@ -26,13 +26,7 @@ COUNTED = {
 }
 
 
-@claim(
-    *("dispersed", f"{ORMANIEC}, section 3.2", "dispersion"),
-    figure="temperature",
-    there=_LAYER,
-    here=BARE,
-    awaits="no sweep of the score scale with moments is shipped yet",
-)
+@claim(*("dispersed", f"{ORMANIEC}, section 3.2", "dispersion"), there=_LAYER, here=BARE)
 def dispersed(evidence: Evidence) -> judges.Finding:
     """Claim: dispersed attention lets the query-key blocks of H_o dominate, one-hot attention makes them vanish.
 
@@ -55,13 +49,7 @@ def dispersed(evidence: Evidence) -> judges.Finding:
     )
 
 
-@claim(
-    *("similar-tokens", f"{ORMANIEC}, section 3.2", "similar_tokens"),
-    figure="eq5",
-    there=_LAYER,
-    here=BARE,
-    awaits="no sweep of the tokens' correlation is shipped yet",
-)
+@claim(*("similar-tokens", f"{ORMANIEC}, section 3.2", "similar_tokens"), there=_LAYER, here=BARE)
 def similar(evidence: Evidence) -> judges.Finding:
     """Claim: the more similar the tokens, the smaller the contribution of the query-key blocks.
 
@@ -73,13 +61,7 @@ def similar(evidence: Evidence) -> judges.Finding:
     return _fall(logs, f"norms of H_o of W_Q for several values of {CORRELATION}")
 
 
-@claim(
-    *("wide-key", f"{ORMANIEC}, section 3.2", "wide_keys"),
-    figure="eq5",
-    there=_LAYER,
-    here=BARE,
-    awaits="no sweep of the width of heads is shipped yet",
-)
+@claim(*("wide-key", f"{ORMANIEC}, section 3.2", "wide_keys"), there=_LAYER, here=BARE)
 def wide_key(evidence: Evidence) -> judges.Finding:
     """Claim: with wide keys attention does not depend on the data at initialisation.
 
@@ -98,13 +80,7 @@ def _fall(logs: pd.DataFrame, needed: str) -> judges.Finding:
     return judges.single(judges.Effect((logs.iloc[:, 0] - logs.iloc[:, -1]).dropna(), judges.at_least(LEAST_DECADES)))
 
 
-@claim(
-    *("weight-powers", f"{ORMANIEC}, section 3.3, and slides", "weight_powers"),
-    figure="weight_norms",
-    there=_LAYER,
-    here=BARE,
-    awaits="no sweep of norms against scales of weights is shipped yet",
-)
+@claim(*("weight-powers", f"{ORMANIEC}, section 3.3, and slides", "weight_powers"), there=_LAYER, here=BARE)
 def weight_powers(evidence: Evidence) -> judges.Finding:
     """Claim: the diagonal blocks of H_o depend on the norms of W_Q, W_K and W_V with the counted powers.
 
@@ -158,10 +134,8 @@ def size_spectrum(evidence: Evidence) -> judges.Finding:
 
 @claim(
     *("norm-depth", f"{BLOG}, section 7", "depth_norm"),
-    figure="model_size_depth",
     there="transformers in general",
     here="1 to 5 layers, untrained",
-    awaits="no sweep of depth by norm is shipped yet",
 )
 def norm_depth(evidence: Evidence) -> judges.Finding:
     """Claim: block norms grow with depth, and pre-norm prevents it.
@@ -194,4 +168,61 @@ def _along(rows: pd.DataFrame, setting: str, row: str = "") -> pd.DataFrame:
     return wide(by_seed(kept, "size"), "size") if len(kept) else pd.DataFrame()
 
 
-COMPONENTS = (dispersed, similar, wide_key, weight_powers, size_spectrum, norm_depth)
+OURS = "hessfig (this package)"
+REMOVED = ("model.attention=linear", "model.norm=pre", "model.norm=sandwich")
+TURNED = ("model.scores=qk_norm", "model.scores=cosine")
+RAISED = ("model.attention=sigmoid", "model.attention=sparsemax", "model.norm=post")
+_RAISED_BY = 0.5
+_COMPONENTS = {"there": "predicted by counting powers", "here": "one layer, d_model 64, untrained, 10 seeds"}
+
+
+@claim("heterogeneity-removed", OURS, "components", **_COMPONENTS)
+def removed(evidence: Evidence) -> judges.Finding:
+    """Claim: linear attention, and norms before or around sublayers, let value and query blocks grow alike with sigma.
+
+    Exponents of ||H||_F in sigma, sigma <= 0.1, seed by seed: that of W_Q less that of W_V, for linear attention, pre-
+    and sandwich norm. The claim holds when every interval lies within 0.25 of 0, and does not when one excludes 0 with
+    a mean at least 0.25 off. The effect is the first gap.
+    """
+    return _of_variants(evidence, REMOVED, judges.near(0, LEAST_GAP))
+
+
+@claim("heterogeneity-turned", OURS, "components", **_COMPONENTS)
+def turned(evidence: Evidence) -> judges.Finding:
+    """Claim: normalised queries and keys turn the heterogeneity round: query blocks grow slower than value blocks.
+
+    The exponent of ||H(Q, Q)||_F less that of ||H(V, V)||_F, sigma <= 0.1, seed by seed, for scores of normalised
+    queries and keys. The claim holds when every interval lies within 0.25 of -1, and does not when one excludes -1 with
+    a mean at least 0.25 off. The effect is the first gap.
+    """
+    return _of_variants(evidence, TURNED, judges.near(-1, LEAST_GAP))
+
+
+@claim("heterogeneity-raised", OURS, "components", **_COMPONENTS)
+def raised(evidence: Evidence) -> judges.Finding:
+    """Claim: sigmoid and sparsemax attention, and norms after sublayers, raise the heterogeneity of softmax attention.
+
+    The gap (exponent of ||H(Q, Q)||_F less that of ||H(V, V)||_F, sigma <= 0.1) of sigmoid attention without bias, of
+    sparsemax and of post-norm, less the gap of the base network of the same seed. The claim holds when every interval
+    is above 0 with a mean of at least 0.5, and does not when one is below 0.5. The effect is the first.
+    """
+    return _of_variants(evidence, RAISED, judges.at_least(_RAISED_BY), less="")
+
+
+def _of_variants(
+    evidence: Evidence, variants: tuple[str, ...], judge: judges.Judge, *, less: str | None = None
+) -> judges.Finding:
+    """Judge the gaps of exponents of some variants, each less that of another of the same seed if one is told."""
+    found = gaps(norms(evidence), "variant", window=SMALL)
+    known = dict(list(found.groupby(level="variant"))) if len(found) else {}
+    if not {*variants, *([] if less is None else [less])} <= set(known):
+        return judges.missing(f"norms of the blocks of W_Q and W_V for {', '.join(variants)} and the base")
+    by_seed_alone = {name: one.droplevel("variant") for name, one in known.items()}
+    samples = {
+        name: by_seed_alone[name] if less is None else (by_seed_alone[name] - by_seed_alone[less]).dropna()
+        for name in variants
+    }
+    return judges.together({f"gap of exponents, {name}": judges.Effect(one, judge) for name, one in samples.items()})
+
+
+COMPONENTS = (*(dispersed, similar, wide_key, weight_powers, size_spectrum, norm_depth), *(removed, turned, raised))

@@ -76,8 +76,8 @@ def softmax(evidence: Evidence) -> judges.Finding:
     0 with a mean of at least 0.25 in size, and without softmax it lies within 0.25 of 0; it does not when one of the
     two is the other way round. The effect is the gap with softmax.
     """
-    gaps = _gaps(norms(evidence, BY_ATTENTION), BY_ATTENTION, window=SMALL)
-    kinds = dict(list(gaps.groupby(level=0)))
+    found = gaps(norms(evidence, BY_ATTENTION), BY_ATTENTION, window=SMALL)
+    kinds = dict(list(found.groupby(level=0)))
     if not {"softmax", "linear"} <= set(kinds):
         return judges.missing(f"norms of the blocks of W_Q and W_V for {BY_ATTENTION}=softmax and linear")
     judged_by: dict[str, judges.Judge] = {
@@ -90,7 +90,7 @@ def softmax(evidence: Evidence) -> judges.Finding:
 
 
 @claim(
-    *("softmax-entries", f"{ORMANIEC}, section 4.1, Figure 4", "entries"),
+    *("softmax-entries", f"{ORMANIEC}, section 4.1, Figure 4", "entries_seeds"),
     figure="4",
     there="one network, d_model 16",
     here="the same, 20 seeds",
@@ -110,7 +110,7 @@ def entries(evidence: Evidence) -> judges.Finding:
             kind = "linear" if f"{BY_ATTENTION}=linear" in one.variant else "softmax"
             found.setdefault(kind, {})[one.seed] = np.log10(value / query)
     if len(found) < 2:
-        return judges.missing(f"stored Hessians for {BY_ATTENTION}=softmax and linear (quantities=[hessian], seeds=20)")
+        return judges.missing(f"stored Hessians for {BY_ATTENTION}=softmax and linear (quantities=[hessian])")
     logs = {kind: pd.Series(of) for kind, of in found.items()}
     effect = judges.Effect((logs["softmax"] - logs["linear"]).dropna(), judges.at_least(LEAST_GAP))
     told = {f"log10 of the ratio of medians, {kind}": student_interval(one) for kind, one in logs.items()}
@@ -164,7 +164,7 @@ def prenorm(evidence: Evidence) -> judges.Finding:
     of: dict[str, judges.Effects] = {}
     shown: dict[str, judges.Effect] = {}
     for window in windows:
-        without, normed = (_gaps(norms(one), window=window).abs() for one in (plain, evidence))
+        without, normed = (gaps(norms(one), window=window).abs() for one in (plain, evidence))
         ratio = (normed / without.where(without > 0)).dropna()
         if ratio.empty:
             return judges.missing("norms of the blocks of W_Q and W_V with pre-LN and without a norm")
@@ -207,10 +207,8 @@ def layers(evidence: Evidence) -> judges.Finding:
 
 @claim(
     *("jacobian", f"{ORMANIEC}, section 3.1, and Noci et al. (2022)", "jacobian"),
-    figure="eq5",
     there="one self-attention layer at initialisation",
     here=BARE,
-    awaits="no sweep of `jacobian_norm` is shipped yet",
 )
 def jacobian(evidence: Evidence) -> judges.Finding:
     """Claim: the Jacobian grows as sigma in the value weight and as sigma^3 in the query weight.
@@ -233,7 +231,7 @@ def _smallest(conditions: Mapping[str, judges.Condition]) -> str:
     return (holding or [judges.largest({name: one.effect for name, one in conditions.items()}, lambda mean: -mean)])[0]
 
 
-def _gaps(rows: pd.DataFrame, *by: str, window: Window) -> pd.Series:
+def gaps(rows: pd.DataFrame, *by: str, window: Window) -> pd.Series:
     """Return the exponent of W_Q less that of W_V by (by ..., seed)."""
     slopes = exponents(diagonal(rows[rows["row"].isin(_PAIR)]), "sigma", *by, "row", window=window)
     if not set(_PAIR) <= set(slopes.index.get_level_values("row")):

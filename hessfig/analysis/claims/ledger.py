@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from hessfig.analysis import presented
+from hessfig.analysis.claims.approximation_rules import APPROXIMATIONS
 from hessfig.analysis.claims.component_rules import COMPONENTS
+from hessfig.analysis.claims.encoder_rules import ENCODERS
 from hessfig.analysis.claims.growth_rules import GROWTH
 from hessfig.analysis.claims.judges import Finding, Verdict
 from hessfig.analysis.claims.rule import Claim, Evidence, evidence_in
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-_FAMILIES = (GROWTH, SHARES, COMPONENTS, SPECTRA, SUBLAYERS, TRAINING, SAMPLES)
+_FAMILIES = (GROWTH, SHARES, COMPONENTS, SPECTRA, SUBLAYERS, ENCODERS, TRAINING, SAMPLES, APPROXIMATIONS)
 
 
 def claims() -> dict[str, Claim]:
@@ -147,11 +149,9 @@ def as_markdown(judged: Sequence[Judged]) -> str:
     """Return the page: a table of verdicts, then a section a claim."""
     lines = ["# Empirical claims of the literature, judged from the tables here", "", summary(judged), ""]
     heads = ("claim", "scale in the source", "scale here", "effect", "95 % interval", "verdict")
-    lines += [_line(heads), _line("---" for _ in heads)]
-    lines += [
-        _line((f"[{one.claim.id}](#{one.claim.id})", *_scales(one), effect(one), interval(one), one.verdict))
-        for one in judged
-    ]
+    links = [f"[{one.claim.id}](#{one.claim.id})" for one in judged]
+    told = [(*_scales(one), effect(one), interval(one), one.verdict) for one in judged]
+    lines += presented.markdown_table(heads, ((link, *row) for link, row in zip(links, told, strict=True)))
     return "\n".join([*lines, "", *(line for one in judged for line in _section(one))])
 
 
@@ -214,10 +214,10 @@ def _row(one: Judged) -> dict[str, object]:
 
 
 def _section(one: Judged) -> list[str]:
-    said = [f"- {word}: {_cell(text)}" for word, text in explanation(one)]
-    table = [_line(row) for row in contrasts(one)]
-    head = ["", "| contrast | mean | interval | seeds |", "|---|---|---|---|"] if table else []
-    return [f"## {one.claim.id}", "", *said, *head, *table, ""]
+    said = [f"- {word}: {presented.markdown_text(text)}" for word, text in explanation(one)]
+    table = contrasts(one)
+    shown = ["", *presented.markdown_table(("contrast", "mean", "interval", "seeds"), table)] if table else []
+    return [f"## {one.claim.id}", "", *said, *shown, ""]
 
 
 def _scales(one: Judged) -> tuple[str, str]:
@@ -226,14 +226,6 @@ def _scales(one: Judged) -> tuple[str, str]:
 
 def _scale(one: Judged) -> str:
     return " / ".join(filter(None, _scales(one)))
-
-
-def _line(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(map(_cell, cells))} |"
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("<", "&lt;")
 
 
 _DECIDED = {Verdict.holds, Verdict.holds_only_if, Verdict.small, Verdict.does_not_hold}

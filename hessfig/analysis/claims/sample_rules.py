@@ -104,7 +104,12 @@ def stationarity(evidence: Evidence) -> judges.Finding:
     return judges.single(judges.Effect((null - measured).dropna(), judges.at_least(LEAST_BEYOND)), contrasts=contrasts)
 
 
-@claim(*("hessian-data", BLOG, "data_size"), there=_THERE, here="one layer, d_model 16, untrained; 5 batches")
+@claim(
+    *("hessian-data", BLOG, "data_size_batches"),
+    figure="data_size",
+    there=_THERE,
+    here="one layer, d_model 16, untrained; 8 batches",
+)
 def hessian(evidence: Evidence) -> judges.Finding:
     """Claim: the norm and the condition number of the Hessian go as 1/sqrt(number of samples).
 

@@ -177,9 +177,10 @@ def stretch(evidence: Evidence) -> Finding:
 
 
 @claim(
-    *("condition-norms", "hessfig, after the slides", "weight_norms"),
+    *("condition-norms", "hessfig, after the slides", "condition_norms"),
+    figure="weight_norms",
     there="the scalar model (theorem scalar-cond); beyond it the question is ours",
-    here="one layer, d_model 32, 5 seeds",
+    here="one layer, d_model 16, the whole network, 5 seeds",
 )
 def sensitivity(evidence: Evidence) -> Finding:
     """Claim: beyond the scalar model too the condition number depends on the norms of query and key weights.

@@ -112,6 +112,19 @@ def coupling(evidence: Evidence) -> judges.Finding:
 
 
 @claim(
+    *("block-independence-trained", "blog on arXiv 2510.16927", "blocks_after"),
+    there="transformers in general",
+    here="one layer, d_model 16, before and after 2 000 steps of addition, 8 seeds",
+)
+def coupling_trained(evidence: Evidence) -> judges.Finding:
+    """Claim: attention and feed-forward curvature are relatively independent, after a training too.
+
+    The effect and its rule are those of block-independence, at the last step of the training.
+    """
+    return coupling.rule(evidence.at_step(-1))
+
+
+@claim(
     *("block-order", "arXiv 2502.19002", "language", "sublayers"),
     there="language models of 0.1 to 2 B parameters, early in training and later",
     here="a character GPT-2 of 4 layers, d_model 64 (0.2 M parameters); 3 seeds",

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from hessfig.analysis.comparison import agreement
-from hessfig.analysis.comparison.paired import Paired, compare_pairs
+from hessfig.analysis.comparison.paired import FLOAT32_FLOOR, Paired, compare_pairs
 from hessfig.analysis.comparison.references import NothingToCompare, Reference, comparable, other_run, read_reference
 from hessfig.analysis.manifest import read_run
 from hessfig.analysis.presented import terminal_table
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-# NOTE(paper): published norms are roots of mean squares in float32: below this, squares lose digits or vanish.
-FLOAT32_FLOOR = float(np.sqrt(np.finfo(np.float32).tiny))
 _GROUP = ["side", "num_layers", "flaw"]
 _KEPT = [*_GROUP, "count_", "sigma_low", "sigma_high"]
 

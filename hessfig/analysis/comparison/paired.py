@@ -13,7 +13,7 @@ from scipy.special import stdtr
 
 from hessfig.analysis.axis import short_variant
 from hessfig.analysis.comparison.agreement import CURVES, POINTS, Verdict
-from hessfig.analysis.intervals import student_interval
+from hessfig.analysis.intervals import deviate, student_interval
 from hessfig.analysis.manifest import Run
 from hessfig.analysis.presented import terminal_table
 from hessfig.errors import plain
@@ -25,8 +25,12 @@ if TYPE_CHECKING:
 
 # Relative differences between machines, by type: what is exact in float64, and whatever passes through float32.
 ROUNDING = {"float64": 1e-9, "float32": 1e-3}
+# NOTE(paper): norms in float32, as the published ones, are roots of mean squares: below this, squares lose digits or
+# vanish.
+FLOAT32_FLOOR = float(np.sqrt(np.finfo(np.float32).tiny))
 _PLACES = ["sigma", "step"]
 _PLACED = ["sigma_text", "step_text"]
+_PROBES = ["num_probes", "num_probes_reference"]
 _BESIDE = ["value", "error", "num_probes", "estimator", "dtype", "status", "config"]
 _GROUPS = ("model", "task", "state", "training")
 _FREE = ("n_layers",)  # a column of the table
@@ -34,19 +38,21 @@ _FROM_FILES = ("path", "factory")  # settings that name a file, whose content on
 
 
 def compare_pairs(
-    ours: Run, theirs: pd.DataFrame, config: Mapping[str, Any] | None, *, reference: str
+    ours: Run, theirs: pd.DataFrame, config: Mapping[str, Any] | None, *, reference: str, is_repeat: bool = False
 ) -> Paired | None:
     """Compare two runs number by number; None unless both have numbers of the same networks, by settings and seeds.
 
-    A number is outside when it is exact, or sampled with the same probes, and differs by more than rounding; or when
-    other probes were drawn and z = (a - b)/sqrt(ea^2 + eb^2) lies beyond what chance explains (Student's t).
+    `is_repeat`: `theirs` was measured with the settings of `ours`, so that only the numbers themselves are matched.
+    A number is outside when it differs by more than is `allowed`. That is rounding, where both are exact or sampled
+    with the same probes, and beside it both errors where these are bounds (residual norms of eigenvalues: an error
+    without probes). Where other probes were drawn it is sqrt(ea^2 + eb^2) times what chance explains (Student's t).
     A curve is different when one of its numbers is outside, or when its shift, the mean over seeds of the paired
     log-differences, is beyond chance by Student's t over seeds.
     """
     keys = [name for name in NUMBER if name not in _PLACES]
-    sides = [_placed(side)[[*NUMBER, *_PLACED, *_BESIDE]] for side in (ours.table, theirs)]
+    sides = [placed(side)[[*NUMBER, *_PLACED, *_BESIDE]] for side in (ours.table, theirs)]
     pairs = sides[0].merge(sides[1].drop(columns=_PLACES), on=[*keys, *_PLACED], suffixes=("", "_reference"))
-    if pairs.empty or not _are_same(pairs, ours.config, config):
+    if pairs.empty or not (is_repeat or _are_same(pairs, ours.config, config)):
         return None
     points = _judged(pairs.drop(columns=_PLACED))
     curves = pd.DataFrame(list(_curves(points)))
@@ -54,7 +60,7 @@ def compare_pairs(
     return Paired(str(ours.table["sweep"].iloc[0]), reference, points, curves, unmatched)
 
 
-def _placed(table: pd.DataFrame) -> pd.DataFrame:
+def placed(table: pd.DataFrame) -> pd.DataFrame:
     """Return the table with its places as text of nine digits: a sigma is one, however it was written."""
     return table.assign(**{f"{name}_text": table[name].map("{:.9g}".format) for name in _PLACES})
 
@@ -63,17 +69,20 @@ def _are_same(pairs: pd.DataFrame, ours: Mapping[str, Any], theirs: Mapping[str,
     """Whether numbers of equal names are of the same networks, as the manifests say, and the hashes of the cells.
 
     Manifests alone do where no setting names a file: float32 and float64, or two numbers of probes, have other hashes.
+    A setting that one manifest lacks is of another version of hessfig: then the hashes must be equal.
     """
     same_hashes = bool((pairs["config"] == pairs["config_reference"]).all())
     if not ours or theirs is None:
         return same_hashes
-    from_files = any((ours.get(group) or {}).get(name) for group in _GROUPS for name in _FROM_FILES)
-    same = all(_without_free(ours, name) == _without_free(theirs, name) for name in _GROUPS)
-    return same and (same_hashes or not from_files)
+    mine, other = (_of_network(config) for config in (ours, theirs))
+    same = all(mine[key] == other[key] for key in mine.keys() & other.keys())
+    by_files = any(mine.get((group, name)) for group in _GROUPS for name in _FROM_FILES)
+    return same and (same_hashes or (mine.keys() == other.keys() and not by_files))
 
 
-def _without_free(config: Mapping[str, Any], group: str) -> dict[str, Any]:
-    return {name: value for name, value in (config.get(group) or {}).items() if name not in _FREE}
+def _of_network(config: Mapping[str, Any]) -> dict[tuple[str, str], Any]:
+    found = ((group, name, value) for group in _GROUPS for name, value in (config.get(group) or {}).items())
+    return {(group, name): value for group, name, value in found if name not in _FREE}
 
 
 def _judged(pairs: pd.DataFrame) -> pd.DataFrame:
@@ -88,25 +97,33 @@ def _judged(pairs: pd.DataFrame) -> pd.DataFrame:
     one_sided = (pairs["status"].isin(LEFT_OUT) != pairs["status_reference"].isin(LEFT_OUT)).to_numpy()
     single = (pairs["dtype"] != "float64") | (pairs["dtype_reference"] != "float64")
     rounding = np.where(single, ROUNDING["float32"], ROUNDING["float64"])
+    rounded = rounding * size + np.where(single, FLOAT32_FLOOR, 0.0)
     alike = [pairs[name] == pairs[f"{name}_reference"] for name in ("config", "num_probes", "estimator")]
     exact = (pairs["error"] == 0) & (pairs["error_reference"] == 0)
     must_agree = (exact | np.logical_and.reduce(alike)).to_numpy()
-    error = np.sqrt(pairs["error"] ** 2 + pairs["error_reference"] ** 2 + (rounding * size) ** 2).to_numpy(float)
+    bound = (pairs["error"] + pairs["error_reference"]).where((pairs[_PROBES] == 0).all(axis=1), 0.0).to_numpy(float)
+    error = np.sqrt(pairs["error"] ** 2 + pairs["error_reference"] ** 2 + rounded**2).to_numpy(float)
     with np.errstate(divide="ignore", invalid="ignore"):
         z = np.where(usable & ~must_agree, (a - b) / error, np.nan)
-    probes = pairs[["num_probes", "num_probes_reference"]].replace(0, np.nan).min(axis=1).fillna(np.inf)
-    p = 2 * stdtr(np.maximum(probes - 1, 1).clip(upper=1e6), -np.abs(z))
-    beyond = p < POINTS / max(int(np.isfinite(z).sum()), 1)
-    unequal = must_agree & usable & (np.abs(relative) > rounding)
+    reach = _reach(pairs[_PROBES].replace(0, np.nan).min(axis=1), num_tests=int(np.isfinite(z).sum()))
+    allowed = np.where(must_agree, rounded + np.nan_to_num(bound), reach * error)
     return pairs.assign(
         relative=relative,
         log_ratio=np.where(usable, np.where(identical, 0.0, ratio), np.nan),
         z=z,
         rounding=rounding,
+        allowed=allowed,
         is_identical=identical & (pairs["status"] == pairs["status_reference"]),
         must_agree=must_agree,
-        is_outside=unequal | beyond | (one_sided & must_agree),
+        is_outside=(usable & (np.abs(a - b) > allowed)) | (one_sided & must_agree),
     )
+
+
+def _reach(probes: pd.Series, *, num_tests: int) -> np.ndarray:
+    """Return how many errors a difference may be: chance goes beyond in one of `num_tests` with probability POINTS."""
+    dof = np.minimum(np.maximum(probes.fillna(np.inf) - 1, 1), 1e6)
+    level = 1 - POINTS / max(num_tests, 1)
+    return dof.map({one: deviate(one, level) for one in dof.unique()}).to_numpy(float)
 
 
 def _curves(points: pd.DataFrame) -> Iterator[dict[str, Any]]:
@@ -173,7 +190,7 @@ class Paired:
         worst = self.curves.loc[self.curves["shift"].abs().fillna(0.0).idxmax()]
         kinds = ", ".join(f"{number} {word}" for word, number in self.curves["verdict"].value_counts().items())
         largest = f"largest difference of a number {self.points['relative'].abs().max():.2g} (relative)"
-        shift = f"largest shift of a curve {_interval(worst)} ({_name(worst)})"
+        shift = f"largest shift of a curve {_interval(worst)} ({curve_words(worst)})"
         return f"{self.verdict}: curves: {kinds}; {same} of {count} numbers equal to the bit; {largest}; {shift}"
 
     def notes(self) -> list[str]:
@@ -195,7 +212,7 @@ class Paired:
 
 
 def _cells(row: pd.Series) -> tuple[str, ...]:
-    return _name(row), str(row["num_points"]), f"{row['largest']:.2g}", _interval(row), row["verdict"]
+    return curve_words(row), str(row["num_points"]), f"{row['largest']:.2g}", _interval(row), row["verdict"]
 
 
 def _interval(row: pd.Series) -> str:
@@ -205,7 +222,7 @@ def _interval(row: pd.Series) -> str:
     return f"{shift:+.3g} %" + (f" [{low:+.3g}, {high:+.3g}]" if np.isfinite(low) else "")
 
 
-def _name(row: pd.Series) -> str:
+def curve_words(row: pd.Series) -> str:
     block = row["row"] if row["row"] == row["col"] else f"({row['row']}, {row['col']})"
     number = f" {row['index']}" if row["index"] else ""
     words = [short_variant(row["variant"]), f"{row['quantity']}{number}", row["part"], block]

@@ -22,7 +22,8 @@ from hessfig.analysis.presented import write_csv
 from hessfig.analysis.slopes.printed import Window, check_windows, judge, within
 from hessfig.analysis.table import in_reading_order
 from hessfig.predictions.architecture import Architecture
-from hessfig.predictions.growth_rates import GrowthRate, Prediction, Regime, growth_rate
+from hessfig.predictions.growth_rates import GrowthRate, Prediction, growth_rate, regime_between
+from hessfig.predictions.network_series import Regime
 from hessfig.record import CURVE, FROBENIUS, Status
 from hessfig.terms import Block, Part
 
@@ -223,7 +224,7 @@ def fit_slopes(
     check_places(numbers, axis)
     originals = dict(list(numbers.groupby(CURVE)))
     rows = [
-        _context(key, preset, window, architectures, axis)
+        _context(key, preset, window, architectures, axis, _reach(values, window))
         | _row(values, window, resamples, seed, average)
         | _measure_of(originals[key], window)
         for key, values in seed_matrix(numbers, axis=axis, quantity=quantity).groupby(level=CURVE, sort=False)
@@ -244,11 +245,21 @@ def _row(values: pd.DataFrame, window: Window, resamples: int, seed: int, averag
     return {"window_low": low, "window_high": high, **asdict(fit)}
 
 
-def _context(key: Key, preset: str, window: Window, architectures: Architectures, axis: Axis) -> dict[str, Any]:
-    """Return what the slope is compared with: the prediction and the published slope."""
+def _reach(values: pd.DataFrame, window: Window) -> tuple[float, float]:
+    """Return the first and the last place in the window; the window itself where it holds none."""
+    places = values.columns.to_numpy(float)
+    inside = places[within(places, window) & (places > 0)]
+    low, high = window
+    return (float(inside.min()), float(inside.max())) if inside.size else (low or 0.0, high or math.inf)
+
+
+def _context(
+    key: Key, preset: str, window: Window, architectures: Architectures, axis: Axis, reach: tuple[float, float]
+) -> dict[str, Any]:
+    """Return what the slope is compared with: the prediction for the regime of the window, and the published slope."""
     variant, num_layers, layer, row_layer, row, col, part, quantity, _ = key
     block, of_norms = Block(layer, row, col, row_layer), quantity == FROBENIUS and axis.is_sigma
-    rate = _rate(block, part, architectures.get((variant, num_layers)), of_norms=of_norms)
+    rate = _rate(block, part, architectures.get((variant, num_layers)), reach, of_norms=of_norms)
     shown = of_norms and not variant and not block.is_across
     published, error = published_slope(preset, row, col, part, window) if shown else (math.nan, math.nan)
     return {
@@ -263,10 +274,16 @@ def _context(key: Key, preset: str, window: Window, architectures: Architectures
     }
 
 
-def _rate(block: Block, part: str, architecture: Architecture | None, *, of_norms: bool) -> GrowthRate:
-    if of_norms and architecture is not None:
-        return growth_rate(block, Part(part), architecture)
+def _rate(
+    block: Block, part: str, architecture: Architecture | None, reach: tuple[float, float], *, of_norms: bool
+) -> GrowthRate:
     reason = "no manifest.json beside the table" if of_norms else "predictions are for norms along sigma"
+    if of_norms and architecture is not None:
+        regime = regime_between(architecture, *reach)
+        rate = growth_rate(block, Part(part), architecture, regime or Regime.small_sigma)
+        if regime or rate.regime == Regime.every_sigma:
+            return rate
+        reason = "no prediction: the window reaches from one regime of sigma into another"
     return GrowthRate(Prediction.unknown, None, Regime.small_sigma, reason)
 
 

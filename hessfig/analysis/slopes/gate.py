@@ -8,7 +8,8 @@ import pandas as pd
 
 from hessfig.analysis.axis import Axis
 from hessfig.analysis.slopes.printed import Verdict, as_window, judge, label
-from hessfig.predictions.growth_rates import Prediction, Regime
+from hessfig.predictions.growth_rates import Prediction
+from hessfig.predictions.network_series import Regime
 
 _PASSES = (Verdict.agrees, Verdict.structural_zero, Verdict.no_prediction)
 NOTHING = "no slope has a prediction: nothing was checked"
@@ -34,10 +35,11 @@ def summary(frame: pd.DataFrame, tolerance: float) -> tuple[list[str], int]:
 def checked(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of the slopes table whose prediction applies to their window.
 
-    An exponent for sigma -> 0 does not where the window reaches sigmas above 1; nor does silence.
+    An exponent for small sigma does not where the window reaches sigmas above 1, and one for sigma -> infinity applies
+    above 1 (the window has been matched with its regime); silence never does.
     """
     reach = frame["x_high"].fillna(frame["window_high"]) <= SATURATION * (1 + 1e-9)
-    applies = (frame["regime"] == Regime.every_sigma) | reach
+    applies = frame["regime"].isin([Regime.every_sigma, Regime.large_sigma]) | reach
     return frame[(frame["prediction"] != Prediction.unknown) & applies]
 
 

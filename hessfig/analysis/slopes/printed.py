@@ -12,7 +12,8 @@ import pandas as pd
 from hessfig.analysis.axis import Axis, short_variant
 from hessfig.analysis.presented import terminal_table
 from hessfig.errors import UserError, did_you_mean
-from hessfig.predictions.growth_rates import Prediction, Regime
+from hessfig.predictions.growth_rates import Prediction
+from hessfig.predictions.network_series import Regime
 from hessfig.record import FROBENIUS
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ def _judge_exponent(row: SlopeRow, tolerance: float) -> Verdict:
 
 
 def _lower_half_agrees(row: SlopeRow, tolerance: float) -> bool:
-    if row.regime != Regime.small_sigma or not row.lower_half_se <= tolerance:
+    if row.regime not in (Regime.small_sigma, Regime.between) or not row.lower_half_se <= tolerance:
         return False
     return abs(row.lower_half - row.predicted) <= max(tolerance, 2 * row.lower_half_se)
 

@@ -2,7 +2,7 @@
 
 # ruff: noqa: F401 - names for others
 
-from hessfig.config.compose.job import Job, compose, jobs
+from hessfig.config.compose.job import PATHS, Job, compose, jobs, settled_again
 from hessfig.config.compose.provenance import (
     Preset,
     departures,

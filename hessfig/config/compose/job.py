@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
@@ -16,11 +17,15 @@ from omegaconf import DictConfig, OmegaConf
 from hessfig.config.checks import check
 from hessfig.config.compose.overrides import for_hydra, given, quoted, runs
 from hessfig.config.compose.refusals import REFUSED, refusal
-from hessfig.config.compose.vary import check_shapes, combinations, settled, variant_name
+from hessfig.config.compose.vary import changed, check_shapes, combinations, settled, variant_name
+from hessfig.config.facts import IN_MANIFEST
 from hessfig.config.presets import names
 from hessfig.config.schema import Config
-from hessfig.errors import UserError
+from hessfig.config.settings import top_level
+from hessfig.errors import UserError, plain
 
+# settings that name a file or a folder
+PATHS = ("task.path", "model.path", "state.path")
 Variants = list[tuple[str, Config]]
 
 
@@ -48,9 +53,10 @@ class Job:
 
         Settings given on the command line are not varied; the number of layers is not part of the name.
         """
-        changed = self.composed.copy()  # once, for that takes longest: every choice has the same keys
+        sweep, once = self.composed.sweep, self.composed.copy()  # that takes longest: once, where all have equal keys
         return [
-            (variant_name(choice), self._with(choice, changed)) for choice in combinations(self.composed.sweep.vary)
+            (variant_name(choice), self._with(choice, self.composed.copy() if sweep.variants else once))
+            for choice in combinations(sweep.vary, sweep.variants)
         ]
 
     def of_sweep(self, sweep: str) -> Job:
@@ -114,10 +120,58 @@ def compose(words: Sequence[str], own: Path | None = None) -> Job:
         raise refusal(error, words, own) from error
     vary: Any = OmegaConf.to_container(composed.sweep.vary)
     composed.sweep.vary = settled(vary, given(words))
+    composed.sweep.variants = changed(OmegaConf.to_container(composed.sweep.variants), given(words))
     composed.config_dir = str(own) if own else None
     job = Job(composed, tuple(words), own)
     _check_own_names(job)
     return job
+
+
+def settled_again(made: Mapping[str, Any], words: Sequence[str] = (), own: Path | None = None) -> Job:
+    """Return the job of the settings `made` that a manifest has; `words` (of no group) change some of them.
+
+    Settings that it lacks are those of versions before they were added: they stand at their defaults. A relative path
+    among them (of data, weights, a model) is that of a file in the folder `own`, where it is there.
+    Raises UserError for settings that this version does not know.
+    """
+    composed = OmegaConf.structured(Config)
+    try:
+        composed = OmegaConf.merge(composed, _found_in(made, own), OmegaConf.from_dotlist(list(words)))
+    except REFUSED as error:
+        raise refusal(error, words, own) from error
+    assert isinstance(composed, DictConfig)
+    composed.config_dir = str(own) if own else None
+    return Job(composed, tuple(words), own)
+
+
+def _found_in(made: Mapping[str, Any], own: Path | None) -> dict[str, Any]:
+    """Return the settings of a table, with paths that lead into `own`; a pin of a path that is varied is left out."""
+    text = json.dumps({key: value for key, value in made.items() if key in top_level(*IN_MANIFEST)})
+    if "${" in text:
+        raise UserError(
+            "the settings of a manifest refer to others",
+            got=plain(text[text.index("${") :], most=40),
+            allowed="plain values",
+            remedy="ask for the manifest that `hessfig run` wrote",
+        )
+    changed = json.loads(text)
+    vary = changed.setdefault("sweep", {}).get("vary") or {}
+    for key in PATHS:
+        group, name = key.split(".")
+        section = changed.get(group) or {}
+        if name in section:
+            section[name] = _inside(section[name], own)
+        if key in vary:
+            vary[key] = [_inside(value, own) for value in vary[key]]
+            section.pop("sha256", None)
+    if "model.factory" in vary:
+        changed["model"].pop("sha256", None)
+    return changed
+
+
+def _inside(path: Any, own: Path | None) -> Any:
+    there = own is not None and isinstance(path, str) and (own / path).exists()
+    return str((own or Path()) / path) if there else path
 
 
 @cache

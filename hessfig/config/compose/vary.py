@@ -66,12 +66,12 @@ def settled(vary: Mapping[str, Any], given: Mapping[str, Any]) -> Vary:
     return {key: _values(key, value) for key, value in asked.items() if key not in given}
 
 
-def combinations(vary: Vary) -> Iterator[dict[str, Any]]:
-    """Yield every combination, {key: value}; the first key changes slowest.
+def combinations(vary: Vary, variants: Collection[Mapping[str, Any]] = ()) -> Iterator[dict[str, Any]]:
+    """Yield every combination, {key: value}, of each of `variants`; the first key changes slowest.
 
     Raises UserError for more than MOST_VARIANTS, counted before the first is made.
     """
-    count = math.prod(map(len, vary.values()))
+    count = math.prod(map(len, vary.values())) * max(1, len(variants))
     if count > MOST_VARIANTS:
         raise UserError(
             f"sweep.vary: {count} combinations",
@@ -79,8 +79,26 @@ def combinations(vary: Vary) -> Iterator[dict[str, Any]]:
             allowed=f"at most {MOST_VARIANTS} combinations",
             remedy="vary fewer settings at once, or split the sweep",
         )
-    for values in itertools.product(*vary.values()):
-        yield dict(zip(vary, values, strict=True))
+    for one, *values in itertools.product(variants or [{}], *vary.values()):
+        yield {**one, **dict(zip(vary, values, strict=True))}
+
+
+def changed(variants: Any, given: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the {dotted key: value} of each of `sweep.variants`, less the keys in `given`; equal ones once.
+
+    Raises UserError for one that is no mapping, a key that is no setting or cannot vary, and a value that cannot name
+    a variant.
+    """
+    for one in variants:
+        if not isinstance(one, Mapping):
+            raise UserError(
+                "sweep.variants: a variant is what it changes",
+                got=one,
+                allowed="a list of {setting: value}; {} changes nothing",
+                remedy="sweep.variants=[{}, {model.scores: cosine}]",
+            )
+    kept = [{key: _values(key, value)[0] for key, value in _flat(one, "") if key not in given} for one in variants]
+    return [one for place, one in enumerate(kept) if one not in kept[:place]]
 
 
 def variant_name(choice: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ from hessfig.config import Attention, ModelConfig, Norm, QueryKey
 from hessfig.curvature.exact.kronecker import ItemMatrices
 from hessfig.curvature.exact.scored_layer import LayerNormAt, Place, Tail, loss_rows
 from hessfig.curvature.problem import Problem, check_same
-from hessfig.models.networks import score_sink, with_sink
+from hessfig.models.components import score_sink, with_sink
 from hessfig.models.protocol import Structure
 from hessfig.models.registry import kind
 
@@ -120,12 +120,12 @@ def _read(network: Any, model: ModelConfig, tokens: Tensor) -> tuple[Tensor, Ten
             hidden,
             hidden,
             network,
-            network.scale,
+            network.divisor,
             torch.zeros(length, length, dtype=torch.bool, device=hidden.device),
         )
     layer = network.layers[-1]
     inputs = hidden if model.norm == Norm.post else layer.ln1(hidden)
-    return hidden, inputs, layer.attn, layer.attn.scale * layer.attn.temperature, layer.attn.causal_mask
+    return hidden, inputs, layer.attn, layer.attn.divisor, layer.attn.causal_mask
 
 
 class LastLayer:

@@ -9,7 +9,7 @@ from enum import StrEnum
 from hessfig.config.enums import MLP, Norm
 from hessfig.config.schema import ModelConfig, TaskConfig, with_defaults
 from hessfig.errors import UserError
-from hessfig.models.blocks import SCORE_LIKE, matrices_of, weight_size
+from hessfig.models.blocks import SCORE_LIKE, components, matrices_of, weight_size
 from hessfig.models.protocol import Structure
 from hessfig.models.registry import kind, kinds_where
 from hessfig.terms import AT_SCORES, Block, Matrix, Part
@@ -86,7 +86,7 @@ def _is_known(model: ModelConfig, block: Block) -> bool:
 
 def is_counted(model: ModelConfig) -> bool:
     """Whether the network's exact routes and the operations of its products are known."""
-    return kind(model.kind).structure is not None
+    return kind(model.kind).structure is not None and not components(model)
 
 
 def check_exact(model: ModelConfig, blocks: Iterable[Block], parts: Sequence[Part]) -> None:
@@ -112,7 +112,10 @@ def _is_wide(model: ModelConfig, block: Block) -> bool:
 
 
 _AT_SCORES = "at the scores H_fT alone has an exact norm"
-_UNKNOWN = "exact routes know single weights of one layer of transformers, bare attention and linear MLPs"
+_UNKNOWN = (
+    "exact routes know single weights of one layer of transformers, bare attention and linear MLPs, "
+    "without today's components (docs/networks.md)"
+)
 _REASONS = {
     Route.last_layer: "in the last layer an output depends on its own position's vectors alone",
     Route.outputs: "H_o has no more than the outputs' rank: one pass down for each",

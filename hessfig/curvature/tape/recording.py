@@ -9,12 +9,26 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hessfig.config import MLP, ModelConfig, Norm, QueryKey
-from hessfig.curvature.tape.steps import Activate, Gather, Mixing, Normalise, Repeat, Select, Sum
+from hessfig.config import MLP, ModelConfig, Norm, Positions, Scores
+from hessfig.curvature.tape import component_steps as of
+from hessfig.curvature.tape.component_steps import Fixed, Gain, Multiply
+from hessfig.curvature.tape.pattern_derivatives import NOT_ON_THE_TAPE
+from hessfig.curvature.tape.steps import (
+    DERIVATIVES,
+    Activate,
+    Gather,
+    Mixing,
+    Normalise,
+    Repeat,
+    Select,
+    Sum,
+    of_sigmoid,
+)
 from hessfig.curvature.tape.tape import BIAS, WEIGHT, LinearMap, Lookup, Node, Tangent, Tape, Weight
-from hessfig.models import networks
+from hessfig.models import components, networks
+from hessfig.models.components import UNIT_EPS, Attending, RMSNorm
 from hessfig.tasks.batch import Batch
-from hessfig.terms import Matrix
+from hessfig.terms import GATED, Matrix
 
 EVERY = slice(None)
 
@@ -44,44 +58,125 @@ class Builder:
     def layer(self, layer: networks.Layer, index: int, hidden: str, queries: slice) -> str:
         """Add a layer of a transformer, its outputs at the positions `queries`."""
         norm, attention = self.model.norm, layer.attn
-        x = self.normalise(hidden, f"norm{index}", layer.ln1, (index, "ln1")) if norm == Norm.pre else hidden
+        before, after = norm in (Norm.pre, Norm.sandwich), norm == Norm.post
+        x = self.normalise(hidden, f"norm{index}", layer.ln1, (index, "ln1")) if before else hidden
         length = self.index.get(hidden, self.tape.values[hidden]).shape[1]
-        allowed = ~attention.causal_mask[:length, :length][queries]
-        scale = attention.scale * attention.temperature
-        mixed = self.attention(attention, index, x, queries, scale=scale, allowed=allowed)
+        mixed = self.attention(attention, index, x, queries, allowed=~attention.causal_mask[:length, :length])
         residual = self.linear(mixed, f"attended{index}", attention.o, (index, Matrix.W_O))
+        residual = self._branch(residual, layer.ln1_post, (index, "ln1_post"))
         if self.model.attention_skip:
             kept = self.spread(self._select(hidden, queries))
             residual = self.sum(kept, residual, f"residual{index}")
-        if norm == Norm.post:
+        if after:
             residual = self.normalise(residual, f"norm{index}", layer.ln1, (index, "ln1"))
         return residual if self.model.mlp == MLP.none else self._feed_forward(layer, index, residual)
 
-    def attention(self, attention: Any, index: int, x: str, queries: slice, *, scale: float, allowed: Tensor) -> str:
-        """Add queries, keys, values and their mixing."""
-        single, heads = self.model.query_key == QueryKey.single, self.model.n_heads
-        matrix = Matrix.W_QK if single else Matrix.W_Q
-        query = self.spread(self.linear(self._select(x, queries), f"q{index}", attention.q, (index, matrix)))
-        if single:
-            key = self.step(Repeat, f"k{index}", self.spread(x), heads=heads)
-        else:
-            key = self.spread(self.linear(x, f"k{index}", attention.k, (index, Matrix.W_K)))
+    def _branch(self, x: str, norm: nn.Module, weights: tuple[int, str]) -> str:
+        """Add what stands between a sublayer and the sum with its skip: a norm, a fixed factor, or nothing."""
+        if self.model.norm == Norm.sandwich:
+            x = self.normalise(x, f"{x}_normed", norm, weights)
+        factor = self.model.residual_scale
+        return x if factor == 1 else self.alike(Fixed, f"{x}_scaled", x, maps=of.times(factor))
+
+    def attention(self, attention: Attending, index: int, x: str, queries: slice, *, allowed: Tensor) -> str:
+        """Add queries, keys, values and their mixing, at the positions `queries`; `allowed` is of all positions."""
+        model, sets = self.model, attention.sets
+        heads, kv_heads = model.n_heads * sets, attention.kv_heads
+        query, key = self._query_and_key(attention, index, x, queries, len(allowed))
         value = self.spread(self.linear(x, f"v{index}", attention.v, (index, Matrix.W_V)))
+        value = self._repeated(value, kv_heads, heads // kv_heads)
         settings: dict[str, Any] = {
-            "is_linear": bool(attention.is_linear),
-            "allowed": allowed,
-            "sink": networks.score_sink(self.model),
+            "kind": model.attention,
+            "allowed": allowed[queries],
+            "bias": self._bias(attention, len(allowed))[:, queries],
+            "cap": model.softcap if model.scores == Scores.softcap else None,
         }
-        return self.step(Mixing, f"m{index}", query, key, value, heads=heads, scale=scale, **settings)
+        if not settings["bias"].any():
+            del settings["bias"]
+        mixed = self.step(Mixing, f"m{index}", query, key, value, heads=heads, scale=attention.divisor, **settings)
+        return self._gated(attention, index, x, queries, self._one_set(attention, index, mixed))
+
+    def _query_and_key(self, attention: Attending, index: int, x: str, queries: slice, length: int) -> tuple[str, str]:
+        heads, kv_heads = self.model.n_heads * attention.sets, attention.kv_heads * attention.sets
+        matrix = Matrix.W_QK if attention.is_single else Matrix.W_Q
+        query = self.spread(self.linear(self._select(x, queries), f"q{index}", attention.q, (index, matrix)))
+        if attention.is_single:
+            return query, self.step(Repeat, f"k{index}", self.spread(x), heads=heads)
+        key = self.spread(self.linear(x, f"k{index}", attention.k, (index, Matrix.W_K)))
+        if self.model.scores == Scores.qk_norm:
+            query = self._head_norm(query, heads, attention.q_norm, (index, "gain_Q"))
+            key = self._head_norm(key, kv_heads, attention.k_norm, (index, "gain_K"))
+        if attention.score_gain is not None:
+            query = self._head_norm(query, heads, self._unit(query, heads))
+            query = self.step(
+                Gain, f"{query}_gain", query, weights={WEIGHT: (index, "gain_S")}, gain=attention.score_gain
+            )
+            key = self._head_norm(key, kv_heads, self._unit(key, kv_heads))
+        if self.model.positions == Positions.rope:
+            positions = torch.arange(length, device=self.tape.values[key].device)
+            query = self.step(Fixed, f"{query}_turned", query, maps=of.rotation(heads, positions[queries]))
+            key = self.step(Fixed, f"{key}_turned", key, maps=of.rotation(kv_heads, positions))
+        return query, self._repeated(key, attention.kv_heads, self.model.n_heads // attention.kv_heads)
+
+    def _bias(self, attention: Attending, length: int) -> Float[Tensor, "heads length length"]:
+        """Return what is added to the scores: the sink, the slopes of ALiBi and the bias of sigmoid attention."""
+        like = attention.v.weight
+        found = components.with_sink(like.new_zeros(1, length, length), components.score_sink(self.model))
+        found = found + components.sigmoid_bias(self.model, self._longest(attention, length))
+        if self.model.positions != Positions.alibi:
+            return found
+        return found + components.slopes(self.model, attention.sets, length, like=like)
+
+    @staticmethod
+    def _longest(attention: Attending, length: int) -> int:
+        """Return how long sequences are, those positions included that no scored one reads."""
+        return len(attention.causal_mask) if isinstance(attention, networks.SelfAttention) else length
+
+    def _repeated(self, x: str, groups: int, repeats: int) -> str:
+        return x if repeats == 1 else self.step(Fixed, f"{x}_shared", x, maps=of.repeated(groups, repeats))
+
+    def _unit(self, x: str, heads: int) -> RMSNorm:
+        """Return the norm without gain that cosine scores take."""
+        value = self.tape.values[x]
+        return RMSNorm(value.shape[-1] // heads, UNIT_EPS).to(value)
+
+    def _head_norm(self, x: str, heads: int, norm: nn.Module, weights: tuple[int, str] | None = None) -> str:
+        """Add a norm of every head by itself, with one gain for all heads."""
+        rows = self.step(Fixed, f"{x}_split", x, maps=of.split(heads))
+        held = None if weights is None else {WEIGHT: weights}
+        normed = self.step(Normalise, f"{x}_normed", rows, weights=held, norm=norm)
+        return self.step(Fixed, f"{x}_joined", normed, maps=of.joined(heads))
+
+    def _one_set(self, attention: Attending, index: int, mixed: str) -> str:
+        """Add the difference of the two sets of differential attention, and its norm."""
+        if attention.sets == 1:
+            return mixed
+        heads, factor = self.model.n_heads, self.model.differential_lambda
+        mixed = self.step(Fixed, f"d{index}", mixed, maps=of.difference(heads, factor))
+        if attention.head_norm is None:
+            return mixed
+        mixed = self._head_norm(mixed, heads, attention.head_norm, (index, "gain_D"))
+        return self.step(Fixed, f"{mixed}_less", mixed, maps=of.times(1 - factor))
+
+    def _gated(self, attention: Attending, index: int, x: str, queries: slice, mixed: str) -> str:
+        if attention.g is None:
+            return mixed
+        gate = self.linear(self._select(x, queries), f"g{index}", attention.g, (index, Matrix.W_G))
+        gate = self.alike(Activate, f"open{index}", gate, act=torch.sigmoid, derivatives=of_sigmoid)
+        return self.step(Multiply, f"gated{index}", mixed, self.spread(gate))
 
     def _feed_forward(self, layer: networks.Layer, index: int, residual: str) -> str:
-        pre, post = self.model.norm == Norm.pre, self.model.norm == Norm.post
-        y = self.normalise(residual, f"norm_mlp{index}", layer.ln2, (index, "ln2")) if pre else residual
-        z = self.linear(y, f"z{index}", layer.mlp.fc_in, (index, Matrix.W_in))
-        p = self.step(Activate, f"p{index}", z, mlp=layer.mlp, kind=self.model.mlp)
-        output = self.linear(p, f"mlp{index}", layer.mlp.fc_out, (index, Matrix.W_out))
-        total = self.sum(residual, output, f"hidden{index}")
-        return self.normalise(total, f"norm_mlp{index}", layer.ln2, (index, "ln2")) if post else total
+        norm, mlp = self.model.norm, layer.mlp
+        before, after = norm in (Norm.pre, Norm.sandwich), norm == Norm.post
+        y = self.normalise(residual, f"norm_mlp{index}", layer.ln2, (index, "ln2")) if before else residual
+        z = self.linear(y, f"z{index}", mlp.fc_in, (index, Matrix.W_in))
+        is_gated = self.model.mlp in GATED
+        bent = self.linear(y, f"gate{index}", mlp.gate, (index, Matrix.W_gate)) if is_gated else z
+        p = self.alike(Activate, f"p{index}", bent, act=mlp.act, derivatives=DERIVATIVES[self.model.mlp])
+        p = self.alike(Multiply, f"pz{index}", p, z) if is_gated else p
+        output = self.linear(p, f"mlp{index}", mlp.fc_out, (index, Matrix.W_out))
+        total = self.sum(residual, self._branch(output, layer.ln2_post, (index, "ln2_post")), f"hidden{index}")
+        return self.normalise(total, f"norm_mlp{index}", layer.ln2, (index, "ln2")) if after else total
 
     def linear(self, x: str, output: str, linear: nn.Linear, weight: tuple[int, Matrix]) -> str:
         """Add a linear map with its bias, if it has one."""
@@ -90,8 +185,7 @@ class Builder:
         return self.alike(LinearMap, output, x, weights=names, linear=linear)
 
     def normalise(self, x: str, output: str, norm: nn.Module, weights: tuple[int, str]) -> str:
-        """Add a LayerNorm with its gain and shift."""
-        assert isinstance(norm, nn.LayerNorm)
+        """Add a norm with its gain and shift, as far as it has them."""
         layer, name = weights
         names = {WEIGHT: (layer, f"{name}_gain"), BIAS: (layer, f"{name}_shift")}
         return self.alike(Normalise, output, x, weights=names, norm=norm)
@@ -175,9 +269,9 @@ class Mean:
         return [None if dy_bar is None else dy_bar.expand(-1, self.length, -1, -1) / self.length]
 
 
-def can_build(network: nn.Module) -> bool:
-    """Whether the steps of this kind of network are known."""
-    return isinstance(
+def can_build(network: nn.Module, model: ModelConfig) -> bool:
+    """Whether the steps of this kind of network, with these settings, are known."""
+    return model.attention not in NOT_ON_THE_TAPE and isinstance(
         network,
         networks.Transformer
         | networks.LinearMLP
@@ -217,8 +311,10 @@ def _transformer(build: Builder, network: networks.Transformer) -> None:
         build.index["tokens"] = places.view(tokens.shape)
         tokens, positions = pairs[:1], pairs[1:]
     build.tape.add(Lookup("tokens", tokens, network.tok_embed.weight), {WEIGHT: (0, Matrix.W_E)})
-    build.tape.add(Lookup("positions", positions, network.pos.weight), {WEIGHT: (0, Matrix.W_pos)})
-    hidden = build.sum("tokens", "positions", "hidden0")
+    hidden = "tokens"
+    if network.pos is not None:
+        build.tape.add(Lookup("positions", positions, network.pos.weight), {WEIGHT: (0, Matrix.W_pos)})
+        hidden = build.sum("tokens", "positions", "hidden0")
     if networks.embedding_sink(build.model):
         factors = networks.position_factors(
             positions[0], networks.embedding_sink(build.model), build.tape.values[hidden]
@@ -231,11 +327,11 @@ def _transformer(build: Builder, network: networks.Transformer) -> None:
 def _layers(
     build: Builder, network: networks.Transformer | networks.VisionTransformer, hidden: str, *, last: slice
 ) -> str:
-    """Add all layers, the last one's outputs at the positions `last`, and the final norm of a pre-LN network."""
+    """Add all layers, the last one's outputs at the positions `last`, and the final norm, if there is one."""
     for index, layer in enumerate(network.layers, start=1):
         queries = last if index == len(network.layers) else EVERY
         hidden = build.layer(layer, index, hidden, queries)  # type: ignore[arg-type]
-    if build.model.norm == Norm.pre:
+    if build.model.norm in (Norm.pre, Norm.sandwich):
         hidden = build.normalise(hidden, "final", network.ln_out, (0, "ln_out"))
     return hidden
 
@@ -259,7 +355,7 @@ def _mlp(build: Builder, network: networks.PrefixMLP) -> None:
     for index, layer in enumerate(network.layers, start=1):
         weight = (index, Matrix.W_in if index == 1 else Matrix.W)
         z = build.linear(rows, f"z{index}", layer, weight)  # type: ignore[arg-type]
-        rows = build.step(Activate, f"p{index}", z, mlp=network, kind=build.model.mlp)
+        rows = build.step(Activate, f"p{index}", z, act=network.act, derivatives=DERIVATIVES[build.model.mlp])
     build.linear(rows, "outputs", network.head, (0, Matrix.W_U))
 
 
@@ -277,6 +373,5 @@ def _vision_transformer(build: Builder, network: networks.VisionTransformer) -> 
 
 def _bare_attention(build: Builder, network: networks.BareAttention) -> None:
     build.tape.values["inputs"] = network.hidden(build.batch.inputs, 0)
-    length = build.batch.length
-    allowed = torch.ones(length, length, dtype=torch.bool, device=build.batch.inputs.device)
-    build.attention(network, 1, "inputs", EVERY, scale=network.scale, allowed=allowed)
+    outside = components.outside_window(build.batch.length, build.model.window, build.batch.inputs.device)
+    build.attention(network, 1, "inputs", EVERY, allowed=~outside)

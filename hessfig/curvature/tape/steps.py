@@ -1,19 +1,19 @@
-"""Steps of the tape: linear maps, activations, LayerNorm and attention, with first and second derivatives."""
+"""Steps of the tape: linear maps, activations, norms and attention, with first and second derivatives."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from hessfig.config import MLP
+from hessfig.config import MLP, Attention
+from hessfig.curvature.tape import pattern_derivatives
 from hessfig.curvature.tape.tape import BIAS, WEIGHT, Probes, Tangent, Tape, plus
-from hessfig.models.networks import with_sink
+from hessfig.models.components import PATTERNS, RMSNorm
 
 
 class Sum:
@@ -88,14 +88,19 @@ class Repeat:
         return [None if dy_bar is None else dy_bar.unflatten(-1, (self.heads, -1)).sum(-2)]
 
 
+Derivatives = Callable[[Tensor], tuple[Tensor, Tensor | None]]
+
+
 class Activate:
-    """Elementwise activation of the MLP; `curvature` (phi'') is None when it is piecewise linear."""
+    """An activation, entry by entry; `curvature` (phi'') is None when it is piecewise linear."""
 
     cotangent: Tensor | None = None
 
-    def __init__(self, inputs: tuple[str, ...], output: str, z: Tensor, mlp: Any, kind: MLP) -> None:
-        self.inputs, self.output, self.value = inputs, output, mlp.act(z)
-        slope, self.curvature = DERIVATIVES[kind](z)
+    def __init__(
+        self, inputs: tuple[str, ...], output: str, z: Tensor, act: Callable[[Tensor], Tensor], derivatives: Derivatives
+    ) -> None:
+        self.inputs, self.output, self.value = inputs, output, act(z)
+        slope, self.curvature = derivatives(z)
         self.slope = slope.unsqueeze(2)
 
     def push(self, dxs: Sequence[Tangent]) -> Tangent:
@@ -121,19 +126,39 @@ def _linear(z: Tensor) -> tuple[Tensor, Tensor | None]:
     return torch.ones_like(z[..., :1]), None
 
 
+def _silu(z: Tensor) -> tuple[Tensor, Tensor | None]:
+    share = torch.sigmoid(z)
+    slope = share * (1 - share)
+    return share + z * slope, slope * (2 + z * (1 - 2 * share))
+
+
+def of_sigmoid(z: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Return the derivatives of the sigmoid."""
+    share = torch.sigmoid(z)
+    return share * (1 - share), share * (1 - share) * (1 - 2 * share)
+
+
 # phi'(z), of one column where it is constant, and phi''(z), None where it vanishes.
-DERIVATIVES = {MLP.relu: _relu, MLP.gelu: _gelu, MLP.linear: _linear}
+DERIVATIVES: dict[MLP, Derivatives] = {
+    MLP.relu: _relu,
+    MLP.gelu: _gelu,
+    MLP.linear: _linear,
+    MLP.silu: _silu,
+    MLP.swiglu: _silu,
+    MLP.geglu: _gelu,
+}
 
 
 class Normalise:
-    """y = w n + b with n = C x / s, C the centring matrix and s^2 = |C x|^2 / d + eps."""
+    """y = w n + b with n = C x / s and s^2 = |C x|^2 / d + eps; C is the centring matrix, for RMSNorm the identity."""
 
     cotangent: Tensor | None = None
 
-    def __init__(self, inputs: tuple[str, ...], output: str, x: Tensor, norm: nn.LayerNorm) -> None:
+    def __init__(self, inputs: tuple[str, ...], output: str, x: Tensor, norm: nn.LayerNorm | RMSNorm) -> None:
         self.inputs, self.output, self.value, self.weight = inputs, output, norm(x), norm.weight
         self.parameters, self.perturbed = dict[str, Tensor](norm.named_parameters()), dict[str, Probes]()
-        centred = x - x.mean(-1, keepdim=True)
+        self.is_centred = isinstance(norm, nn.LayerNorm)
+        centred = self._centre(x)
         self.s = (centred.square().mean(-1, keepdim=True) + norm.eps).sqrt().unsqueeze(2)
         self.n = centred.unsqueeze(2) / self.s
 
@@ -170,7 +195,7 @@ class Normalise:
     def _centred(self) -> tuple[Float[Tensor, "batch length 1 d"], Float[Tensor, "batch length 1 1"]]:
         """C r and r.n of r = w ybar."""
         r = self.weight * self._y_bar
-        return r - r.mean(-1, keepdim=True), (r * self.n).sum(-1, keepdim=True)
+        return self._centre(r), (r * self.n).sum(-1, keepdim=True)
 
     def _second_order(self, dx: Float[Tensor, "batch length k d"]) -> Float[Tensor, "batch length k d"]:
         """Apply the second derivative contracted with r = w ybar (theory.md, ln2).
@@ -180,21 +205,23 @@ class Normalise:
         (centred_r, rn), d = self._centred, dx.shape[-1]
         ndx = (self.n * dx).sum(-1, keepdim=True)
         along_n = 3 * rn * ndx / d - (centred_r * dx).sum(-1, keepdim=True)
-        centred_dx = dx - dx.mean(-1, keepdim=True)
-        return (along_n * self.n - rn * centred_dx - ndx * centred_r) / (d * self.s.square())
+        return (along_n * self.n - rn * self._centre(dx) - ndx * centred_r) / (d * self.s.square())
 
     def _project(self, rows: Tensor) -> Tensor:
-        centred = rows - rows.mean(-1, keepdim=True)
-        return (centred - self.n * (self.n * rows).mean(-1, keepdim=True)) / self.s
+        return (self._centre(rows) - self.n * (self.n * rows).mean(-1, keepdim=True)) / self.s
+
+    def _centre(self, rows: Tensor) -> Tensor:
+        return rows - rows.mean(-1, keepdim=True) if self.is_centred else rows
 
 
 class Mixing:
     """Inputs q, k, v with heads side by side; `allowed` says which keys a query sees.
 
-    `sink` is added to the scores of the first key. Tangents of scores and pattern are in the type of `weights`.
+    Scores are T = q k^T / c, or cap tanh(T / cap), plus `bias` (heads, queries, length). Tangents of scores and pattern
+    are in the type of `weights`.
     """
 
-    sharp = ("weights", "_pattern_bar")
+    sharp = ("weights", "_pattern_bar", "_cap_derivatives")
 
     def __init__(
         self,
@@ -203,14 +230,18 @@ class Mixing:
         *values: Tensor,
         heads: int,
         scale: float,
-        is_linear: bool,
+        kind: Attention,
         allowed: Bool[Tensor, "queries length"],
-        sink: float = 0.0,
+        bias: Tensor | float = 0.0,
+        cap: float | None = None,
     ) -> None:
         self.inputs, self.output, self.heads, self.scale = inputs, output, heads, scale
-        self.is_linear, self.allowed = is_linear, allowed
+        self.kind, self.is_linear, self.allowed = kind, kind == Attention.linear, allowed
         self.q, self.k, self.v = (self._split(rows.unsqueeze(2)).squeeze(3) for rows in values)
-        self.pattern = self._pattern(with_sink(self.q @ self.k.mT / scale, sink))
+        scores = self.q @ self.k.mT / scale
+        self._cap_derivatives = None if cap is None else _capped(scores, cap)
+        scores = scores if cap is None else cap * torch.tanh(scores / cap)
+        self.pattern = PATTERNS[kind](scores if isinstance(bias, float) else scores + bias, ~allowed)
         self.weights = self.pattern  # a_ij again, in the type it was evaluated in
         self.value = self._merge((self.pattern @ self.v).unsqueeze(3)).squeeze(2)
         self.cotangent: Tensor | None = None
@@ -218,7 +249,7 @@ class Mixing:
     def push(self, dxs: Sequence[Tangent]) -> Tangent:
         """Return dm = dA v + A dv with dA = a'(dq k^T / c + q dk^T / c)."""
         dq, dk, dv = self._split_all(dxs)
-        dpattern = self._dpattern(dq, dk)
+        dpattern = self._dpattern(self._dscore(dq, dk))
         dm = None if dpattern is None else _rows_times(dpattern, self.v)
         return self._merged(dm if dv is None else plus(dm, _times_rows(self.pattern, dv)))
 
@@ -240,11 +271,12 @@ class Mixing:
         """Return the same without `bilinear`: with scores that are linear in q and in k, for H_oT."""
         dm_bar = None if dy_bar is None else self._split(dy_bar)
         dq, dk, dv = (None, None, None) if dxs is None else self._split_all(dxs)
-        dpattern = self._dpattern(dq, dk)
+        dscore = self._dscore(dq, dk)
+        dpattern = self._dpattern(dscore)
         dv_bar = self._value_cotangent(dm_bar, dpattern) if needed[2] else None
         if not (needed[0] or needed[1]):
             return [None, None, self._merged(dv_bar)]
-        dscore_bar = self._score_cotangent(dm_bar, dpattern, dv)
+        dscore_bar = self._through_cap(self._score_cotangent(dm_bar, dpattern, dv), dscore)
         flipped = None if dscore_bar is None else _swapped(dscore_bar)
         dq_bar = self._first_order(dscore_bar, self.k) if needed[0] else None
         dk_bar = self._first_order(flipped, self.q) if needed[1] else None
@@ -261,12 +293,18 @@ class Mixing:
         if dv is not None:
             dpattern_bar = plus(dpattern_bar, _swapped(_rows_times(dv, self._m_bar.mT)))
         dscore_bar = None if dpattern_bar is None else self._through_pattern(dpattern_bar)
-        if dpattern is None or self.is_linear:
+        if dpattern is None:
             return dscore_bar
-        pattern, pattern_bar = self.weights.unsqueeze(3), self._pattern_bar
-        mean = (pattern * pattern_bar).sum(-1, keepdim=True)
-        spread = (dpattern * pattern_bar).sum(-1, keepdim=True)
-        return plus(dscore_bar, dpattern * (pattern_bar - mean) - pattern * spread)
+        second = pattern_derivatives.second(self.kind, self.weights.unsqueeze(3), self._pattern_bar, dpattern)
+        return plus(dscore_bar, second)
+
+    def _through_cap(self, dscore_bar: Tangent, dscore: Tangent) -> Tangent:
+        """Return the tangent of Tbar from that of the capped scores' cotangent Sbar: s' dSbar + s'' dT Sbar."""
+        if self._cap_derivatives is None:
+            return dscore_bar
+        slope, curvature = self._cap_derivatives
+        first = None if dscore_bar is None else slope * dscore_bar
+        return first if dscore is None else plus(first, curvature * self._through_pattern(self._pattern_bar) * dscore)
 
     def _first_order(self, dscore_bar: Tangent, other: Tensor) -> Tangent:
         return None if dscore_bar is None else _rows_times(dscore_bar, other) / self.scale
@@ -283,27 +321,24 @@ class Mixing:
     @cached_property
     def score_gradient(self) -> Float[Tensor, "batch heads queries length"]:
         """dl/dT of the scores T = q k^T / c, 0 where a key is masked."""
-        return self._through_pattern(self._pattern_bar).squeeze(3)
+        gradient = self._through_pattern(self._pattern_bar)
+        return (gradient if self._cap_derivatives is None else self._cap_derivatives[0] * gradient).squeeze(3)
 
-    def _dpattern(self, dq: Tangent, dk: Tangent) -> Tangent:
+    def _dscore(self, dq: Tangent, dk: Tangent) -> Tangent:
+        """Return dT = dq k^T / c + q dk^T / c."""
         dscore = None if dq is None else _rows_times(dq, self.k.mT) / self.scale
         if dk is not None:
             dscore = plus(dscore, _swapped(_rows_times(dk, self.q.mT)) / self.scale)
-        return None if dscore is None else self._through_pattern(dscore)
+        return dscore
 
-    def _pattern(
-        self, scores: Float[Tensor, "batch heads queries length"]
-    ) -> Float[Tensor, "batch heads queries length"]:
-        if self.is_linear:
-            return scores.masked_fill(~self.allowed, 0.0)
-        return scores.masked_fill(~self.allowed, float("-inf")).softmax(-1)
+    def _dpattern(self, dscore: Tangent) -> Tangent:
+        if dscore is None:
+            return None
+        return self._through_pattern(dscore if self._cap_derivatives is None else self._cap_derivatives[0] * dscore)
 
     def _through_pattern(self, rows: Float[Tensor, "batch heads queries k length"]) -> Tensor:
-        """Apply the (symmetric) Jacobian of scores -> pattern: diag(A) - A A^T per query, or the mask."""
-        if self.is_linear:
-            return rows * self.allowed.unsqueeze(1)
-        weighted = self.weights.unsqueeze(3) * rows
-        return weighted - self.weights.unsqueeze(3) * weighted.sum(-1, keepdim=True)
+        """Apply the (symmetric) Jacobian of scores -> pattern."""
+        return pattern_derivatives.along(self.kind, self.weights.unsqueeze(3), self.allowed.unsqueeze(1), rows)
 
     def _split_all(self, dxs: Sequence[Tangent]) -> list[Tangent]:
         return [None if dx is None else self._split(dx) for dx in dxs]
@@ -316,6 +351,12 @@ class Mixing:
 
     def _merged(self, rows: Tangent) -> Tangent:
         return None if rows is None else self._merge(rows)
+
+
+def _capped(scores: Tensor, cap: float) -> tuple[Tensor, Tensor]:
+    """Return the derivatives of cap tanh(T / cap), one axis more for tangents."""
+    share = torch.tanh(scores / cap).unsqueeze(3)
+    return 1 - share.square(), -2 / cap * share * (1 - share.square())
 
 
 def mixing_of(tape: Tape, layer: int) -> Mixing:

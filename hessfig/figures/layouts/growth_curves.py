@@ -55,12 +55,15 @@ def draw_guides(ax: Axes, measured: Measured) -> None:
     if (measured.slopes["prediction"] == Prediction.unknown).all():
         _draw_fits(ax, measured)
         return
-    groups = predicted.groupby("predicted", sort=True)["layer"].unique()
     x = np.sort(measured.curves[X].unique())
-    for style, (exponent, layers) in enumerate(groups.items()):
-        curves = [measured.of(layer=layer).curves for layer in layers]
-        constants = [coefficient(curve, exponent, measured.windows[0]) for curve in curves]
-        draw_guide(ax, x, exponent, _drop(ax) * np.nanmin(constants), style=style)
+    by_window = len(predicted["regime"].unique()) > 1  # laws of several regimes: each along its own window
+    keys = ["predicted", "window_low", "window_high"] if by_window else ["predicted"]
+    for style, (_, rows) in enumerate(predicted.groupby(keys, sort=True, dropna=False)):
+        exponent, window = rows["predicted"].iloc[0], _window(_rows(rows)[0]) if by_window else measured.windows[0]
+        curves = [measured.of(layer=layer).curves for layer in rows["layer"].unique()]
+        constants = [coefficient(curve, exponent, window) for curve in curves]
+        along = x[within(x, window)] if by_window else x
+        draw_guide(ax, along, exponent, _drop(ax) * np.nanmin(constants), style=style)
     write_powers(ax, measured)
 
 

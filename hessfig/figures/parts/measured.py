@@ -20,7 +20,8 @@ from hessfig.analysis.slopes.printed import WHOLE, Window, label
 from hessfig.errors import UserError
 from hessfig.figures.parts.labels import made_words, seeds_words, setting_words
 from hessfig.figures.parts.page import FigureSpec, Paper, page_suffix
-from hessfig.predictions.growth_rates import Prediction, Regime
+from hessfig.predictions.growth_rates import Prediction
+from hessfig.predictions.network_series import Regime
 from hessfig.record import CURVE, LEFT_OUT, NETWORK
 from hessfig.terms import Matrix, Part, name_order
 

@@ -19,11 +19,13 @@ from matplotlib.cbook import is_math_text
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
+from matplotlib.transforms import Bbox
 
 from hessfig.analysis.axis import short_variant
 from hessfig.analysis.slopes.fit import ARITHMETIC, RESAMPLES
 from hessfig.analysis.slopes.printed import Window
 from hessfig.errors import UserError, did_you_mean
+from hessfig.figures.parts.relabelled import relabel
 from hessfig.files import write_bytes, write_text
 from hessfig.record import FROBENIUS
 from hessfig.terms import Matrix, Part
@@ -38,11 +40,12 @@ _FAMILIES = ["STIXGeneral", "DejaVu Serif"]
 
 @dataclass(frozen=True)
 class Paper:
-    """What `figure.width`, `figure.note`, `figure.formats`, `figure.panels` and `style` ask of every layout.
+    """What the settings of a page ask of every layout: figure.width, note, formats, panels, title ..., and `style`.
 
     `width` in inches; None: the style's. Without `note` the words stand in a .txt beside the figure. `panels` are names
-    of panels, none: all. `changed`: what is drawn is not of the preset's network, but of one with these settings, as
-    every note then says.
+    of panels, none: all. `title`, `xlabel`, `ylabel` and `legend` (a place of matplotlib's, or none) replace the
+    layout's where they are given. `changed`: what is drawn is not of the preset's network, but of one with these
+    settings, as every note then says.
     """
 
     width: float | None = None
@@ -51,6 +54,15 @@ class Paper:
     panels: Sequence[str] = ()
     style: str = "default"
     changed: Sequence[str] = ()
+    title: str | None = None
+    xlabel: str | None = None
+    ylabel: str | None = None
+    legend: str | None = None
+
+    @property
+    def labels(self) -> dict[str, str | None]:
+        """What `relabel` puts in place of the layout's."""
+        return {"title": self.title, "xlabel": self.xlabel, "ylabel": self.ylabel, "legend": self.legend}
 
     @property
     def inches(self) -> float:
@@ -228,6 +240,7 @@ _FORMATS: dict[str, dict[str, Any]] = {
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._=-]")
 _LONGEST = 120
+_TITLE = 0.25  # inches
 
 
 @dataclass(frozen=True)
@@ -277,6 +290,7 @@ def save_page(page: Page, folder: Path, name: str, paper: Paper) -> list[Path]:
     if not page.figure.get_visible():
         return []
     stem = file_words(f"fig{name}{page.suffix}")
+    relabel(page.figure, **paper.labels)
     paths = save_figure(page.figure, folder, stem, paper.formats)
     if not paper.note and page.figure.get_label():
         paths.append(write_text(folder / f"{stem}.txt", f"{page.figure.get_label()}\n"))
@@ -316,7 +330,10 @@ def variant_names(variants: Sequence[str]) -> list[str]:
 
 def _save(figure: Figure, path: Path, kind: str) -> Path:
     buffer = io.BytesIO()
-    figure.savefig(buffer, format=kind, metadata=_FORMATS[kind])
+    width, height = figure.get_size_inches()
+    above = _TITLE if figure.get_suptitle() else 0.0  # a title stands above the page as it was laid out
+    page = Bbox([[0, 0], [width, height + above]]) if above else None
+    figure.savefig(buffer, format=kind, metadata=_FORMATS[kind], bbox_inches=page)
     write_bytes(path, buffer.getvalue())
     return path
 

@@ -1,8 +1,9 @@
-"""Causal language models of transformers: from a folder (model.path=DIR), or with random weights from a config."""
+"""Language models of transformers: from a folder (model.path=DIR), or with random weights from a config."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from hessfig.models.protocol import Drawn, Kind, Layout
 from hessfig.models.stored.architectures import Sizes, is_private, layout_of, public, sizes_of
 from hessfig.models.stored.model_folder import KEY, files, fingerprint, folder, is_random, settings_of
 from hessfig.models.stored.token_batches import Stored, check_measured
+
+SEQUENCES = "sequences.txt"  # of a folder: a text with a sequence per line
 
 
 def layout(config: Config) -> Layout:
@@ -29,6 +32,14 @@ def draw(config: Config, sigma: float | None, seed: int) -> Drawn:
     return drawn(config, seed, _sizes(config), layout(config), STORED.ids(config), at_once)
 
 
+def completed(config: Config) -> Config:
+    """Return `config` with the sequences of its model's folder, for masked tokens without a file of their own."""
+    task, path = config.task, config.model.path
+    if task.data != Data.masked_tokens or task.path is not None or path is None:
+        return config
+    return replace(config, task=replace(task, path=str(folder(str(path), config.model.download) / SEQUENCES)))
+
+
 def axes(config: Config) -> frozenset[str]:
     """Return whether the seed draws the weights."""
     return frozenset({"seed"}) if is_random(config) else frozenset()
@@ -37,9 +48,15 @@ def axes(config: Config) -> frozenset[str]:
 def _marks(config: Config) -> list[str]:
     """Return what tells cells with the padding's word among their ids from those of hessfig 0.2.0.
 
+    Of an encoder: its special words, which say what may be masked.
+
     NOTE: transformers' embedding withholds that word's derivatives, and so did 0.2.0: the Hessians of W_E were wrong.
     """
     pad, sizes = settings_of(config)[0].get("pad_token_id"), _sizes(config)
+    if sizes.names.encoder:
+        from hessfig.models.stored.causal_model import special_words
+
+        return [str(special_words(config, sizes))]
     if not isinstance(pad, int) or not sizes.names.withholds_padding:
         return []
     return ["padding"] if pad % sizes.vocabulary in STORED.ids(config) else []
@@ -48,6 +65,7 @@ def _marks(config: Config) -> list[str]:
 def _check(config: Config) -> None:
     """Raise UserError for settings under which no such network, or no such data, can be had."""
     _check_settings(config)
+    _check_data(config)
     check_measured(config, is_random=is_random(config))
     public(*settings_of(config))
     STORED.plan(config)
@@ -89,6 +107,29 @@ def _check_settings(config: Config) -> None:
         )
 
 
+def _check_data(config: Config) -> None:
+    """Raise UserError for masked tokens of a causal model, and for next tokens of an encoder, which sees them."""
+    is_encoder, is_masked = bool(_sizes(config).names.encoder), config.task.data == Data.masked_tokens
+    if is_encoder != is_masked:
+        fitting = Data.masked_tokens if is_encoder else Data.tokens
+        what = "an encoder sees every token" if is_encoder else "a causal model has no masked tokens"
+        raise UserError(
+            f"task.data: {what}",
+            got=f"task.data={config.task.data}, {settings_of(config)[0].get('model_type')}",
+            allowed=f"task.data={fitting}",
+            remedy=f"task={fitting}",
+        )
+
+
+def _about(config: Config) -> str:
+    """Return how the sequences are held, and which weights of the folder are left out."""
+    from hessfig.models.stored.causal_model import left_out
+
+    surplus = left_out(config) if _sizes(config).names.encoder else []
+    words = f"; left out of the folder's weights: {', '.join(surplus)}" if surplus else ""
+    return STORED.about(config) + words
+
+
 def _sizes(config: Config) -> Sizes:
     return sizes_of(*settings_of(config))
 
@@ -103,7 +144,7 @@ def _place(config: Config) -> Path | None:
     return None if config.model.path is None else folder(str(config.model.path), config.model.download)
 
 
-STORED = Stored(layout, _sizes, _place, fingerprint, _marks)
+STORED = Stored(layout, _sizes, _place, fingerprint, _marks, lambda config: _sizes(config).padding)
 KIND = Kind(
     layout=layout,
     draw=draw,
@@ -111,7 +152,9 @@ KIND = Kind(
     check=_check,
     files=files,
     source=STORED.source,
-    about=STORED.about,
+    about=_about,
+    completed=completed,
     data=Data.tokens,
+    also_takes=(Data.masked_tokens,),
     place=KEY,
 )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hessfig.config.enums import Data
-from hessfig.config.schema import Config, ModelConfig
+from hessfig.config.enums import Data, Positions
+from hessfig.config.schema import Config, ModelConfig, with_defaults
 from hessfig.errors import UserError
 from hessfig.models.blocks import attention_groups, attention_matrices, is_structural_zero, weight_size
+from hessfig.models.kinds.transformer import attention_gains
 from hessfig.models.protocol import Kind, Layout, Structure, Weight
 from hessfig.terms import Matrix
 
@@ -15,15 +16,31 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-_PATHS = {Matrix.W_Q: "q", Matrix.W_QK: "q", Matrix.W_K: "k", Matrix.W_V: "v"}
+_PATHS = {Matrix.W_Q: "q", Matrix.W_QK: "q", Matrix.W_K: "k", Matrix.W_V: "v", Matrix.W_G: "g"}
+_COMPONENTS = (
+    *("attention", "attention_bias", "differential_lambda", "differential_norm", "scores", "softcap"),
+    *("positions", "n_kv_heads", "gate", "window"),
+)
 
 
 def layout(config: Config) -> Layout:
-    """Return the weights of the one layer."""
-    sizes = {matrix: weight_size(matrix, config.model, config.task) for matrix in attention_matrices(config.model)}
-    return Layout(
-        tuple(Weight(one.value, f"{_PATHS[one]}.weight", size, 1, attention_groups(one)) for one, size in sizes.items())
-    )
+    """Return the weights of the one layer: its matrices, then the gains of its scores and heads."""
+    model = config.model
+    main = [
+        Weight(one.value, f"{_PATHS[one]}.weight", _size(one, config), 1, attention_groups(one))
+        for one in attention_matrices(model)
+    ]
+    gains = attention_gains(model, "", 1, model.d_model // model.n_heads)
+    first = [weight for weight in main if weight.name != Matrix.W_G]
+    return Layout((*first, *gains, *main[len(first) :]))
+
+
+def _size(matrix: Matrix, config: Config) -> int:
+    """Return the entries of a weight: values, and what gates them, are d_model wide whatever the keys are."""
+    model = with_defaults(config.model)
+    if matrix == Matrix.W_V:
+        return model.d_model**2 * (model.n_kv_heads or model.n_heads) // model.n_heads
+    return model.d_model**2 if matrix == Matrix.W_G else weight_size(matrix, model, config.task)
 
 
 def _skeleton(config: Config) -> nn.Module:
@@ -39,6 +56,13 @@ def _check_model(model: ModelConfig) -> None:
             got=f"{model.d_head} * {model.n_heads} != {model.d_model}",
             allowed="equal products",
             remedy="leave model.d_head out",
+        )
+    if model.positions == Positions.none:
+        raise UserError(
+            "model.positions: kind=self_attention has none: its inputs are the data themselves",
+            got="model.positions=none",
+            allowed="learned (nothing is added), rope, alibi",
+            remedy="leave model.positions out",
         )
     if model.n_layers != 1:
         raise UserError(
@@ -57,4 +81,5 @@ KIND = Kind(
     matrices=attention_matrices,
     structure=Structure.attention,
     check_model=_check_model,
+    components=_COMPONENTS,
 )

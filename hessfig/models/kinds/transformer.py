@@ -5,9 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from hessfig.config.enums import MLP, Data, Norm, QueryKey
+from hessfig.config.enums import MLP, Attention, Data, Norm, NormKind, Positions, QueryKey, Scores
 from hessfig.config.schema import Config, ModelConfig, with_defaults
-from hessfig.models.blocks import attention_groups, is_structural_zero, layer_matrices, weight_size
+from hessfig.models.blocks import (
+    COMPONENTS,
+    TIED,
+    attention_groups,
+    is_structural_zero,
+    layer_matrices,
+    transformer_matrices,
+    weight_size,
+)
 from hessfig.models.protocol import Kind, Layout, Structure, Weight, bias_of, norm_of
 from hessfig.tasks import text
 from hessfig.terms import Group, Matrix
@@ -17,7 +25,7 @@ if TYPE_CHECKING:
 
 
 _ATTENTION = {Matrix.W_Q: "q", Matrix.W_QK: "q", Matrix.W_K: "k", Matrix.W_V: "v", Matrix.W_O: "o"}
-_MLP = {Matrix.W_in: "fc_in", Matrix.W_out: "fc_out"}
+_MLP = {Matrix.W_gate: "gate", Matrix.W_in: "fc_in", Matrix.W_out: "fc_out"}
 
 
 def layout(config: Config) -> Layout:
@@ -27,30 +35,59 @@ def layout(config: Config) -> Layout:
 
 def _weights(config: Config) -> Iterator[Weight]:
     model, task = with_defaults(config.model), config.task
-    for matrix, path in ((Matrix.W_E, "tok_embed"), (Matrix.W_pos, "pos")):
-        yield Weight(matrix.value, f"{path}.weight", weight_size(matrix, model, task), 0, (Group.embeddings.value,))
+    tokens = TIED if model.tied else Matrix.W_E.value
+    for name, path in ((tokens, "tok_embed"), *((Matrix.W_pos.value, "pos"),) * (model.positions == Positions.learned)):
+        yield Weight(name, f"{path}.weight", weight_size(name, model, task), 0, (Group.embeddings.value,))
     for layer in range(1, model.n_layers + 1):
         yield from layer_weights(config, model, layer)
-    if model.norm == Norm.pre:
-        yield from norm_of("ln_out", "ln_out", model.d_model)
-    yield Weight(Matrix.W_U.value, "head.weight", weight_size(Matrix.W_U, model, task))
+    if model.norm in (Norm.pre, Norm.sandwich):
+        yield from _norm(model, "ln_out", "ln_out")
+    if not model.tied:
+        yield Weight(Matrix.W_U.value, "head.weight", weight_size(Matrix.W_U, model, task))
     yield bias_of("W_U", "head.bias", task.vocabulary)
 
 
 def layer_weights(config: Config, model: ModelConfig, layer: int) -> Iterator[Weight]:
     """Yield the weights of one layer; `model` has its defaults resolved."""
-    held, place = layer_matrices(model), f"layers.{layer - 1}"
+    held, place, is_sandwich = layer_matrices(model), f"layers.{layer - 1}", model.norm == Norm.sandwich
     if model.norm != Norm.none:
-        yield from norm_of("ln1", f"{place}.ln1", model.d_model, layer)
+        yield from _norm(model, "ln1", f"{place}.ln1", layer)
     for matrix, path in _ATTENTION.items():
         if matrix in held:
             yield from _linear(config, matrix, f"attn.{path}", layer, attention_groups(matrix))
-    if model.mlp == MLP.none:
-        return
-    if model.norm != Norm.none:
-        yield from norm_of("ln2", f"{place}.ln2", model.d_model, layer)
-    for matrix, path in _MLP.items():
-        yield from _linear(config, matrix, f"mlp.{path}", layer, (Group.mlp.value,))
+    yield from attention_gains(model, f"{place}.attn.", layer, model.d_head or 0)
+    if Matrix.W_G in held:
+        yield from _linear(config, Matrix.W_G, "attn.g", layer, attention_groups(Matrix.W_G))
+    if model.mlp != MLP.none:
+        if model.norm != Norm.none:
+            yield from _norm(model, "ln2", f"{place}.ln2", layer)
+        for matrix, path in _MLP.items():
+            if matrix in held:
+                yield from _linear(config, matrix, f"mlp.{path}", layer, (Group.mlp.value,))
+    if is_sandwich:
+        yield from _norm(model, "ln1_post", f"{place}.ln1_post", layer)
+    if is_sandwich and model.mlp != MLP.none:
+        yield from _norm(model, "ln2_post", f"{place}.ln2_post", layer)
+
+
+def attention_gains(model: ModelConfig, place: str, layer: int, d_value: int) -> Iterator[Weight]:
+    """Yield the gains that an attention has beside its maps, at `place`; `d_value` is the width of a head's output."""
+    sets = 2 if model.attention == Attention.differential else 1
+    width = (with_defaults(model).d_head or 0) // sets
+    gains = {
+        "gain_Q": ("q_norm", width * (model.scores == Scores.qk_norm)),
+        "gain_K": ("k_norm", width * (model.scores == Scores.qk_norm)),
+        "gain_S": ("score_gain", sets * model.n_heads * (model.scores == Scores.cosine)),
+        "gain_D": ("head_norm", d_value * (sets == 2 and model.differential_norm)),
+    }
+    for name, (path, size) in gains.items():
+        if size:
+            yield Weight(name, f"{place}{path}.weight", size, layer, (Group.norms.value,), is_main=False)
+
+
+def _norm(model: ModelConfig, name: str, place: str, layer: int = 0) -> list[Weight]:
+    paths = ("weight",) if model.norm_kind == NormKind.rms else ("weight", "bias")
+    return norm_of(name, place, model.d_model, layer, paths)
 
 
 def _linear(config: Config, matrix: Matrix, path: str, layer: int, groups: tuple[str, ...]) -> Iterator[Weight]:
@@ -61,10 +98,11 @@ def _linear(config: Config, matrix: Matrix, path: str, layer: int, groups: tuple
 
 def _outputs(matrix: Matrix, model: ModelConfig) -> int:
     """Return the length of the vector a weight produces."""
-    inner = model.n_heads * (model.d_head or 0)
+    inner, shared = (count * (model.d_head or 0) for count in (model.n_heads, model.n_kv_heads or model.n_heads))
     single = model.n_heads * model.d_model if model.query_key == QueryKey.single else inner
-    lengths = {Matrix.W_Q: inner, Matrix.W_QK: single, Matrix.W_K: inner, Matrix.W_V: inner}
-    return lengths.get(matrix, (model.d_mlp or 0) if matrix == Matrix.W_in else model.d_model)
+    lengths = {Matrix.W_Q: inner, Matrix.W_QK: single, Matrix.W_K: shared, Matrix.W_V: shared, Matrix.W_G: inner}
+    hidden = model.d_mlp or 0
+    return (lengths | {Matrix.W_in: hidden, Matrix.W_gate: hidden}).get(matrix, model.d_model)
 
 
 def _skeleton(config: Config) -> nn.Module:
@@ -88,9 +126,10 @@ KIND = Kind(
     skeleton=_skeleton,
     check=_check,
     source=_source,
-    further_data=(Data.text,),
+    also_takes=(Data.text,),
     is_structural_zero=is_structural_zero,
-    matrices=lambda model: [Matrix.W_E, Matrix.W_pos, *layer_matrices(model), Matrix.W_U],
+    matrices=transformer_matrices,
+    components=(*COMPONENTS, "attention", "norm", "mlp"),
     has_norms=True,
     has_sink=True,
     structure=Structure.layers,

@@ -1,4 +1,4 @@
-"""Architectures of causal language models: their sizes by config.json, and the layout of their weights."""
+"""Sizes of language models by their config.json, and the layout of their weights."""
 
 from __future__ import annotations
 
@@ -7,126 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hessfig.errors import UserError, did_you_mean, plain
+from hessfig.models.blocks import TIED
 from hessfig.models.protocol import Layout, Weight, bias_of, norm_of
+from hessfig.models.stored.families import ARCHITECTURES, Architecture, Encoder, Names
 from hessfig.terms import Group, Matrix
-
-
-@dataclass(frozen=True)
-class Names:
-    """Paths of the pieces below the causal language model, and of the pieces of a layer below the layer.
-
-    `fused`: queries, keys and values are one map; "columns" Q | K | V, or "heads", each head its own q, k, v rows.
-    `by_inputs`: maps are stored (inputs, outputs), as GPT-2's Conv1D, instead of (outputs, inputs).
-    `withholds_padding`: the embedding of transformers has no derivatives for the word of pad_token_id.
-    """
-
-    embedding: str
-    layers: str
-    norm: str
-    norms: tuple[tuple[str, str], ...]  # (our name, path in a layer)
-    query_key_value: tuple[str, ...]
-    output: str
-    mlp: tuple[tuple[str, str], ...]
-    positions: str = ""
-    fused: str = ""
-    by_inputs: bool = False
-    withholds_padding: bool = False
-    norm_has_shift: bool = True
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """`sizes`: {our word: (its name in config.json, its value where the file leaves it out)}."""
-
-    names: Names
-    sizes: Mapping[str, tuple[str, Any]]
-    biases: Mapping[str, tuple[str, Any]]  # of attention, of its output, of the MLP: the switch, its default
-
-
-# Our words for sizes, and what config.json calls them; GPT-2 has names of its own.
-_IN_CONFIG = {
-    **{"n_layers": "num_hidden_layers", "n_heads": "num_attention_heads", "kv_heads": "num_key_value_heads"},
-    **{"d_model": "hidden_size", "d_head": "head_dim", "d_mlp": "intermediate_size"},
-    **{"vocabulary": "vocab_size", "context": "max_position_embeddings", "is_tied": "tie_word_embeddings"},
-}
-
-
-def _sizes(**defaults: Any) -> dict[str, tuple[str, Any]]:
-    """Return the names of sizes in config.json, each with its value where the file leaves it out."""
-    return {word: (_IN_CONFIG[word], default) for word, default in defaults.items()}
-
-
-_ALWAYS, _NEVER = ("", True), ("", False)
-_GPT2 = Architecture(
-    Names(
-        embedding="transformer.wte",
-        positions="transformer.wpe",
-        layers="transformer.h",
-        norm="transformer.ln_f",
-        norms=(("ln1", "ln_1"), ("ln2", "ln_2")),
-        query_key_value=("attn.c_attn",),
-        output="attn.c_proj",
-        mlp=(("W_in", "mlp.c_fc"), ("W_out", "mlp.c_proj")),
-        fused="columns",
-        by_inputs=True,
-    ),
-    {
-        "n_layers": ("n_layer", 12),
-        "n_heads": ("n_head", 12),
-        "d_model": ("n_embd", 768),
-        "d_mlp": ("n_inner", None),
-        "vocabulary": ("vocab_size", 50257),
-        "context": ("n_positions", 1024),
-        "is_tied": ("tie_word_embeddings", True),
-    },
-    {"attention": _ALWAYS, "output": _ALWAYS, "mlp": _ALWAYS},
-)
-_NEOX = Architecture(
-    Names(
-        embedding="gpt_neox.embed_in",
-        layers="gpt_neox.layers",
-        norm="gpt_neox.final_layer_norm",
-        norms=(("ln1", "input_layernorm"), ("ln2", "post_attention_layernorm")),
-        query_key_value=("attention.query_key_value",),
-        output="attention.dense",
-        mlp=(("W_in", "mlp.dense_h_to_4h"), ("W_out", "mlp.dense_4h_to_h")),
-        fused="heads",
-    ),
-    _sizes(n_layers=44, n_heads=64, d_model=6144, d_mlp=24576, vocabulary=50432, context=2048, is_tied=False),
-    {"attention": ("attention_bias", True), "output": ("attention_bias", True), "mlp": _ALWAYS},
-)
-_LLAMA_NAMES = Names(
-    embedding="model.embed_tokens",
-    layers="model.layers",
-    norm="model.norm",
-    norms=(("ln1", "input_layernorm"), ("ln2", "post_attention_layernorm")),
-    query_key_value=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    output="self_attn.o_proj",
-    mlp=(("W_gate", "mlp.gate_proj"), ("W_in", "mlp.up_proj"), ("W_out", "mlp.down_proj")),
-    withholds_padding=True,
-    norm_has_shift=False,
-)
-_LLAMA_SIZES: dict[str, Any] = {
-    **{"n_layers": 32, "n_heads": 32, "kv_heads": None, "d_model": 4096, "d_head": None, "d_mlp": 11008},
-    **{"vocabulary": 32000, "context": 2048, "is_tied": False},
-}
-_LLAMA = Architecture(
-    _LLAMA_NAMES,
-    _sizes(**_LLAMA_SIZES),
-    {"attention": ("attention_bias", False), "output": ("attention_bias", False), "mlp": ("mlp_bias", False)},
-)
-_MISTRAL = Architecture(
-    _LLAMA_NAMES,
-    _sizes(**{**_LLAMA_SIZES, "kv_heads": 8, "d_mlp": 14336, "context": 131072}),
-    {"attention": _NEVER, "output": _NEVER, "mlp": _NEVER},
-)
-_QWEN2 = Architecture(
-    _LLAMA_NAMES,
-    _sizes(**{**_LLAMA_SIZES, "kv_heads": 32, "d_mlp": 22016, "vocabulary": 151936, "context": 32768}),
-    {"attention": _ALWAYS, "output": _NEVER, "mlp": _NEVER},
-)
-ARCHITECTURES = {"gpt2": _GPT2, "gpt_neox": _NEOX, "llama": _LLAMA, "mistral": _MISTRAL, "qwen2": _QWEN2}
-
 
 Settings = Mapping[str, Any]
 # Keys of config.json that never reach transformers: code, kernels, what is made in their size, what we choose.
@@ -143,7 +27,12 @@ _MOST_PIECES = 50_000  # heads and maps of all layers: weights with names, which
 
 @dataclass(frozen=True)
 class Sizes:
-    """A network's numbers: `kv_heads` heads share keys and values, `context` is its longest sequence."""
+    """A network's numbers: `kv_heads` heads share keys and values, `context` is its longest sequence.
+
+    Of an encoder: `types` of segments, the width of its embedding where that is not the layers' (ALBERT), in how many
+    `groups` of equal passes its `n_layers` share one layer (0: none does), the word of `padding` (-1: none), and
+    `first_position`, the row of W_pos of the first token.
+    """
 
     model_type: str
     names: Names
@@ -157,6 +46,21 @@ class Sizes:
     context: int
     is_tied: bool
     biases: Mapping[str, bool]
+    types: int = 0
+    d_embedding: int = 0
+    groups: int = 0
+    padding: int = -1
+    first_position: int = 0
+
+    @property
+    def width_of_words(self) -> int:
+        """Entries of a word's embedding, which are those that the unembedding reads."""
+        return self.d_embedding or self.d_model
+
+    @property
+    def stored_layers(self) -> int:
+        """Layers with weights of their own."""
+        return self.groups or self.n_layers
 
 
 def public(settings: Settings, where: str) -> dict[str, Any]:
@@ -216,8 +120,29 @@ def sizes_of(settings: Settings, where: str) -> Sizes:
         )
     check_pieces(numbers["n_layers"], max(numbers["n_heads"], numbers["kv_heads"]), where)
     biases = {place: bool(settings.get(*switch)) for place, switch in known.biases.items()}
+    if known.names.encoder:
+        numbers |= _of_encoder(known.names.encoder, settings.get("pad_token_id", known.padding), numbers, where)
     is_tied = bool(found["is_tied"])
     return Sizes(str(settings["model_type"]), known.names, **numbers, is_tied=is_tied, biases=biases)
+
+
+def _of_encoder(encoder: Encoder, padding: Any, numbers: dict[str, int], where: str) -> dict[str, Any]:
+    """Return what an encoder's numbers come to: its longest sequence, its first position, its word of padding.
+
+    Raises UserError for layers that are shared in another way than group by group, and for padding that is no word.
+    """
+    if numbers.pop("inner", 1) != 1 or numbers.get("groups", 0) > numbers["n_layers"]:
+        raise UserError(
+            f"{where}: layers are shared in a way that is not served",
+            got="inner_group_num > 1, or more groups than layers",
+            allowed="inner_group_num=1, num_hidden_groups from 1 to num_hidden_layers",
+            remedy="model=python model.factory=FILE.py:FUNCTION",
+        )
+    if type(padding) is not int or not 0 <= padding < numbers["vocabulary"]:
+        allowed = f"a word from 0 to {numbers['vocabulary'] - 1}"
+        raise UserError(f"{where}: pad_token_id", got=plain(padding), allowed=allowed, remedy="mend the file")
+    first = padding + 1 if encoder.counts_words else 0
+    return {"padding": padding, "first_position": first, "context": numbers["context"] - first}
 
 
 def count_of(value: Any, name: str, where: str) -> int:
@@ -239,7 +164,6 @@ def check_pieces(layers: int, heads: int, where: str) -> None:
         )
 
 
-TIED = "W_E+W_U"  # one parameter in both roles: its block holds the second derivatives of both, and the mixed ones
 _ALL = slice(None)
 _QKV = (Matrix.W_Q.value, Matrix.W_K.value, Matrix.W_V.value)
 _PREFIX = "model"  # where causal_model.CausalNetwork keeps the model of transformers
@@ -252,17 +176,39 @@ def layout_of(sizes: Sizes) -> Layout:
 
 
 def _weights(sizes: Sizes) -> Iterator[Weight]:
-    names, table = sizes.names, sizes.vocabulary * sizes.d_model
-    embeddings = (Group.embeddings.value,)
+    names, table = sizes.names, sizes.vocabulary * sizes.width_of_words
+    embeddings, encoder = (Group.embeddings.value,), names.encoder
     yield Weight(TIED if sizes.is_tied else Matrix.W_E.value, _path(names.embedding, "weight"), table, 0, embeddings)
     if names.positions:
-        entries = sizes.context * sizes.d_model
+        entries = (sizes.first_position + sizes.context) * sizes.width_of_words
         yield Weight(Matrix.W_pos.value, _path(names.positions, "weight"), entries, 0, embeddings)
-    for layer in range(1, sizes.n_layers + 1):
-        yield from _layer(sizes, layer, f"{names.layers}.{layer - 1}")
-    yield from _norm("ln_out", names.norm, sizes, 0)
+    if encoder:
+        yield from _below_layers(sizes, encoder)
+    inner = f".{encoder.inner}" if encoder and encoder.inner else ""
+    for layer in range(1, sizes.stored_layers + 1):
+        yield from _layer(sizes, layer, f"{names.layers}.{layer - 1}{inner}")
+    if encoder:
+        yield from _map("W_head", encoder.transform, sizes.d_model, sizes.width_of_words)
+    yield from _norm("ln_out", names.norm, sizes, 0, sizes.width_of_words)
     if not sizes.is_tied:
-        yield Weight(Matrix.W_U.value, _path("lm_head", "weight"), table)
+        yield Weight(Matrix.W_U.value, _path(encoder.head if encoder else "lm_head", "weight"), table)
+    if encoder:
+        yield bias_of(Matrix.W_U.value, f"{_PREFIX}.{encoder.bias}", sizes.vocabulary)
+
+
+def _below_layers(sizes: Sizes, encoder: Encoder) -> Iterator[Weight]:
+    """Yield what an encoder has beside words and positions before its layers."""
+    width, place = sizes.width_of_words, encoder.embeddings
+    path = _path(f"{place}.token_type_embeddings", "weight")
+    yield Weight("W_type", path, sizes.types * width, 0, (Group.embeddings.value,))
+    below = _norm("ln_embed", f"{place}.LayerNorm", sizes, 0, width)
+    below += _map("W_map", encoder.mapping, width, sizes.d_model) if encoder.mapping else []
+    yield from (replace(weight, is_below=True) for weight in below)
+
+
+def _map(name: str, place: str, inputs: int, outputs: int) -> list[Weight]:
+    """Return a map outside the layers, and its bias."""
+    return [Weight(name, _path(place, "weight"), inputs * outputs), bias_of(name, _path(place, "bias"), outputs)]
 
 
 def _layer(sizes: Sizes, layer: int, place: str) -> Iterator[Weight]:
@@ -329,9 +275,9 @@ def _head(name: str, head: int, path: str, sizes: Sizes, layer: int, index: Any,
     return Weight(f"{name}.head{head + 1}", path, size, layer, index=index, is_main=False, axes=axes, is_finer=True)
 
 
-def _norm(name: str, place: str, sizes: Sizes, layer: int) -> list[Weight]:
+def _norm(name: str, place: str, sizes: Sizes, layer: int, width: int | None = None) -> list[Weight]:
     paths = ("weight", "bias")[: 1 + sizes.names.norm_has_shift]
-    return norm_of(name, f"{_PREFIX}.{place}", sizes.d_model, layer, paths)
+    return norm_of(name, f"{_PREFIX}.{place}", width or sizes.d_model, layer, paths)
 
 
 def _bias(name: str, place: str, size: int, layer: int, group: Group) -> Weight:
@@ -347,7 +293,7 @@ def _whole(weights: tuple[Weight, ...]) -> Iterator[Weight]:
     first = {weight.parameter: weight for weight in reversed(weights)}
     for path, size in sizes.items():
         name = path.removeprefix(f"{_PREFIX}.")
-        yield Weight(name, path, size, first[path].layer, first[path].groups)
+        yield replace(first[path], name=name, size=size, index=None, is_main=True, axes=(), is_finer=False)
 
 
 def _path(place: str, kind: str) -> str:

@@ -1,38 +1,41 @@
-"""The door to transformers: a model made of our own tensors, checked to be the one that was meant."""
+"""The door to transformers: models made of our own tensors, causal or for masked tokens, checked to be those meant."""
 
 from __future__ import annotations
 
-import json
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import constants
 from huggingface_hub.errors import StrictDataclassError
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_MASKED_LM_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
-    AutoTokenizer,
+    AutoModelForMaskedLM,
     PreTrainedConfig,
     PreTrainedModel,
 )
-from transformers.utils import logging
+from transformers.activations import ACT2FN
 
+from hessfig.config.enums import Data
 from hessfig.config.schema import Config
 from hessfig.errors import UserError, first_few
 from hessfig.files import check_pin
 from hessfig.models.protocol import Drawn, Layout
 from hessfig.models.stored import model_folder
-from hessfig.models.stored.architectures import Names, Sizes, architecture, public
+from hessfig.models.stored.architectures import Sizes, architecture, public
+from hessfig.models.stored.encoder_network import EncoderNetwork, tied_biases
+from hessfig.models.stored.families import Encoder, Names
+from hessfig.models.stored.tokenizer import alone, tokenizer_of
 from hessfig.models.stored.weight_files import FLOATING, hashed, in_batches, tensors_of
 from hessfig.rng import stream
-from hessfig.tasks.tokens import Ids
+from hessfig.tasks.losses import CrossEntropy
+from hessfig.tasks.masked_tokens import Special, masked_batches
+from hessfig.tasks.tokens import Ids, is_text
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -67,6 +70,10 @@ class CausalNetwork(nn.Module):
     def forward(self, tokens: Int[Tensor, "batch length"]) -> Float[Tensor, "batch length vocabulary"]:
         """Return the logits at every position."""
         return self.from_hidden(self.hidden(tokens, 0), 0, slice(None))
+
+    def whole(self, tokens: Int[Tensor, "batch length"]) -> Float[Tensor, "batch length vocabulary"]:
+        """Return the logits of the model in one piece."""
+        return self.model(input_ids=tokens, use_cache=False).logits
 
     def hidden(self, inputs: Int[Tensor, "batch length"], depth: int) -> Float[Tensor, "batch length width"]:
         """Return the residual stream after `depth` layers (0: the embeddings)."""
@@ -120,8 +127,6 @@ _SEQUENCES = 2
 _UNMADE = (StrictDataclassError, ValueError, TypeError, KeyError, OSError, RuntimeError, ImportError)
 _ODD = (*_UNMADE, AttributeError, IndexError, AssertionError, ArithmeticError, NotImplementedError)
 _ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-3}
-# Words of tokenizer_config.json that name code or further files.
-_LEADING = ("auto_map", "name_or_path", "fast_tokenizer_files")
 
 
 def load(config: Config, seed: int) -> PreTrainedModel:
@@ -132,7 +137,7 @@ def load(config: Config, seed: int) -> PreTrainedModel:
     are not those that were planned.
     """
     dtype = getattr(torch, config.dtype)
-    model = _random(config, seed) if model_folder.is_random(config) else _read(config)
+    model = _random(config, seed) if model_folder.is_random(config) else _read(config)[0]
     return model.to(dtype).eval().requires_grad_(False)
 
 
@@ -142,13 +147,29 @@ def made(config: Config, device: str) -> PreTrainedModel:
     Raises UserError for settings that transformers refuses.
     """
     known, where = _configuration(config)
+    encoder = _encoder(config)
+    maker = AutoModelForMaskedLM if encoder else AutoModelForCausalLM
     try:
-        with _alone(), torch.device(device):
-            return AutoModelForCausalLM.from_config(
-                known, attn_implementation="eager", dtype=torch.float32, trust_remote_code=False
-            )
+        with alone(), torch.device(device):
+            model = maker.from_config(known, attn_implementation="eager", dtype=torch.float32, trust_remote_code=False)
     except _ODD as error:
         raise _unmade(where, error) from error
+    if encoder:
+        tied_biases(model, encoder)
+    return model
+
+
+def left_out(config: Config) -> list[str]:
+    """Return the weights of a folder that its network for masked tokens has not: poolers and further heads, by name.
+
+    None for random weights, and for causal models.
+    """
+    return _read(config)[1] if _encoder(config) and not model_folder.is_random(config) else []
+
+
+def _encoder(config: Config) -> Encoder | None:
+    settings, where = model_folder.settings_of(config)
+    return architecture(str(settings["model_type"]), where).names.encoder
 
 
 def check_layout(model: PreTrainedModel, layout: Layout, where: str) -> None:
@@ -165,12 +186,12 @@ def check_layout(model: PreTrainedModel, layout: Layout, where: str) -> None:
         )
 
 
-def check_logits(network: CausalNetwork, tokens: Tensor, where: str) -> None:
+def check_logits(network: CausalNetwork | EncoderNetwork, tokens: Tensor, where: str) -> None:
     """Raise UserError when the network in pieces is not the model: other logits for the first sequences."""
     tokens = tokens[:_SEQUENCES]
     try:
         with torch.no_grad():
-            found, own = network(tokens), network.model(input_ids=tokens, use_cache=False).logits
+            found, own = network(tokens), network.whole(tokens)
     except _ODD as error:
         raise _unmade(where, error) from error
     off, scale = float((found - own).abs().max()), float(own.abs().max())
@@ -184,55 +205,6 @@ def check_logits(network: CausalNetwork, tokens: Tensor, where: str) -> None:
         )
 
 
-def encoder(place: Path | None, sha256: str | None) -> Callable[[str], Sequence[int]]:
-    """Return what turns a text into ids: the tokenizer in the model's folder.
-
-    transformers makes it in a folder of its own, of the files that were hashed and without what names code or other
-    files. Raises UserError when there is none, and when it is not that of `sha256`.
-    """
-    held = model_folder.tokenizer_files(place)
-    if not held:  # transformers would make an empty one
-        raise _no_tokenizer(place, "no vocabulary")
-    check_pin(place, model_folder.KEY, found=model_folder.hash_of_tokenizer(held), planned=sha256)
-    try:
-        with _alone(), tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as copy:
-            for name, content in held.items():
-                (Path(copy) / name).write_bytes(content)
-            _write_plain(Path(copy) / "tokenizer_config.json")
-            tokenizer = AutoTokenizer.from_pretrained(copy, local_files_only=True, trust_remote_code=False)
-    except UserError:
-        raise
-    except Exception as error:  # its parsers raise Exception itself
-        raise _no_tokenizer(place, f"{type(error).__name__}: {error}"[:200]) from error
-
-    def encode(text: str) -> list[int]:
-        with _alone():  # a text longer than the context is meant to be cut
-            return list(tokenizer(text, add_special_tokens=False)["input_ids"])
-
-    return encode
-
-
-def _write_plain(path: Path) -> None:
-    """Take out of a tokenizer_config.json what names code, or files beside those that were hashed."""
-    if path.exists():
-        found = model_folder.json_of(path)
-        kept = {
-            key: value
-            for key, value in found.items()
-            if not (key in _LEADING or key.startswith("_") or key.endswith("_file"))
-        }
-        path.write_text(json.dumps(kept), "utf-8")
-
-
-def _no_tokenizer(place: Path | None, why: str) -> UserError:
-    return UserError(
-        "task.path: a text needs the tokenizer of the model's folder, and there is none",
-        got=f"{place or 'model.path=null'}: {why}",
-        allowed="a folder that tokenizer.save_pretrained wrote too; or task.path=FILE.npy of ids",
-        remedy="tokenizer.save_pretrained(DIR), or give the ids as .npy",
-    )
-
-
 def _configuration(config: Config) -> tuple[PreTrainedConfig, str]:
     """Return the configuration that transformers makes of the public settings, and where they stand.
 
@@ -242,7 +214,7 @@ def _configuration(config: Config) -> tuple[PreTrainedConfig, str]:
     model_type = str(settings["model_type"])
     words = public(settings, where)
     try:
-        with _alone():
+        with alone():
             found = AutoConfig.for_model(model_type, **words)
     except _ODD as error:
         raise _unmade(where, error) from error
@@ -272,14 +244,17 @@ def _random(config: Config, seed: int) -> PreTrainedModel:
         return made(config, "cpu")
 
 
-def _read(config: Config) -> PreTrainedModel:
+def _read(config: Config) -> tuple[PreTrainedModel, list[str]]:
+    """Return the model of a folder, and the weights there that it has not."""
     place = model_folder.folder(str(config.model.path), config.model.download)
     tensors = _tensors(config, place)
     known, _ = _configuration(config)
+    encoder = _encoder(config)
+    models = MODEL_FOR_MASKED_LM_MAPPING if encoder else MODEL_FOR_CAUSAL_LM_MAPPING
     held = {name: tensor for name, tensor in tensors.items() if tensor.dtype in FLOATING}
     try:
-        with _alone():
-            model, report = MODEL_FOR_CAUSAL_LM_MAPPING[type(known)].from_pretrained(
+        with alone():
+            model, report = models[type(known)].from_pretrained(
                 None,
                 config=known,
                 state_dict=held,
@@ -294,7 +269,11 @@ def _read(config: Config) -> PreTrainedModel:
     odd = {name: str(tensor.dtype) for name, tensor in tensors.items() if name not in held}
     _check_report(str(place), report, odd)
     _check_finite(model, str(place))
-    return model
+    surplus = _names(report["unexpected_keys"])
+    if encoder:
+        _check_surplus(str(place), surplus, encoder)
+        tied_biases(model, encoder)
+    return model, surplus
 
 
 def _tensors(config: Config, place: Path) -> dict[str, Tensor]:
@@ -327,22 +306,6 @@ def _check_once(before: list[str], now: list[str], path: Path) -> None:
         )
 
 
-@contextmanager
-def _alone() -> Iterator[None]:
-    """Keep transformers from the network, and from reporting on stderr: what does not fit is said by an error."""
-    verbosity, bars, offline = (logging.get_verbosity(), logging.is_progress_bar_enabled(), constants.HF_HUB_OFFLINE)
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    constants.HF_HUB_OFFLINE = True
-    try:
-        yield
-    finally:
-        constants.HF_HUB_OFFLINE = offline
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()
-
-
 def _check_report(place: str, report: dict[str, Any], odd: dict[str, str]) -> None:
     """Raise UserError for weights that were not in the file, or had another shape: transformers draws those anew.
 
@@ -358,6 +321,19 @@ def _check_report(place: str, report: dict[str, Any], odd: dict[str, str]) -> No
             got="; ".join(f"{what}: {first_few(names)}" for what, names in lists.items()),
             allowed="every weight of the architecture that config.json names, in floating point",
             remedy="save the model again: model.save_pretrained(DIR)",
+        )
+
+
+def _check_surplus(place: str, surplus: list[str], encoder: Encoder) -> None:
+    """Raise UserError for weights inside the encoder or its head that its config.json has no place for."""
+    base, head = encoder.embeddings.rpartition(".")[0], encoder.bias.rpartition(".")[0]
+    inside = tuple(f"{path}." for path in (encoder.embeddings, f"{base}.encoder", head))
+    if within := [name for name in surplus if name.startswith(inside)]:
+        raise UserError(
+            f"{model_folder.KEY}: the network in {place} has more than its config.json says",
+            got=first_few(within),
+            allowed="poolers and further heads, which are left out",
+            remedy="mend the numbers in config.json (layers, kinds of positions)",
         )
 
 
@@ -381,7 +357,7 @@ def _unmade(where: str, error: Exception) -> UserError:
     return UserError(
         f"{where}: transformers cannot make this model",
         got=f"{type(error).__name__}: {lines[0]}"[:300],
-        allowed="a causal language model that transformers knows, with weights in safetensors",
+        allowed="a language model that transformers knows, with weights in safetensors",
         remedy="python -c 'from transformers import AutoModelForCausalLM as A; A.from_pretrained(\"DIR\")'",
     )
 
@@ -391,17 +367,48 @@ def drawn(config: Config, seed: int, sizes: Sizes, layout: Layout, ids: Ids, at_
 
     Raises UserError when the folder holds something else than its config.json says.
     """
-    where = str(config.model.path or config.model.architecture)
+    where, tokens = str(config.model.path or config.model.architecture), torch.tensor(ids)
     model = load(config, seed)
     check_layout(model, layout, where)
-    network = CausalNetwork(model, sizes.names)
-    check_logits(network, torch.tensor(ids), where)
-    return in_batches(network, layout, ids, config.task.first_scored, at_once)
+    if sizes.names.encoder is None:
+        network = CausalNetwork(model, sizes.names)
+        check_logits(network, tokens, where)
+        return in_batches(network, layout, ids, config.task.first_scored, at_once)
+    activation = "gelu" if sizes.model_type == "roberta" else model.config.hidden_act  # whatever RoBERTa's layers have
+    encoder = EncoderNetwork(model, sizes, ACT2FN[activation])
+    padded = tokens.eq(sizes.padding).sum(dim=1).argsort()
+    check_logits(encoder, tokens[padded[[0, -1]]], where)
+    special = special_words(config, sizes)
+    first, *more = masked_batches(tokens, config.task, special, vocabulary=sizes.vocabulary, at_once=at_once)
+    return Drawn(encoder, first, CrossEntropy(), layout, tuple(more))
+
+
+def special_words(config: Config, sizes: Sizes) -> Special:
+    """Return the words of masked tokens that are special: the tokenizer's for a text; for ids, padding and the mask.
+
+    Raises UserError for a mask that is no word, and for a tokenizer without one.
+    """
+    kept, mask = {sizes.padding}, sizes.vocabulary - 1
+    if is_text(config.task):
+        place = None if config.model.path is None else Path(config.model.path)
+        tokenizer = tokenizer_of(place, model_folder.pin_of(config, 1))
+        kept, mask = {*kept, *tokenizer.all_special_ids}, tokenizer.mask_token_id
+    mask = mask if config.task.mask_id is None else config.task.mask_id
+    if mask is None or mask >= sizes.vocabulary:
+        raise UserError(
+            "task.mask_id: the mask is no word of the network's vocabulary",
+            got="the tokenizer has no mask" if mask is None else mask,
+            allowed=f"0 to {sizes.vocabulary - 1}",
+            remedy="task.mask_id=ID of the word that stood for a mask in training",
+        )
+    return Special(mask, tuple(sorted({*kept, mask})))
 
 
 def check(config: Config, sizes: Sizes, layout: Layout, ids: Ids) -> None:
     """Raise UserError when `drawn` would: the weights of a folder are read, random ones are not drawn."""
     if model_folder.is_random(config):
         check_layout(made(config, "meta"), layout, str(config.model.path or config.model.architecture))
+        if config.task.data == Data.masked_tokens:
+            special_words(config, sizes)
     else:
         drawn(config, 0, sizes, layout, ids, len(ids))

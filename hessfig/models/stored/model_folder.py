@@ -72,7 +72,8 @@ def folder(path: str, download: bool) -> Path:
             + ("could be fetched" if download else "in the cache of huggingface_hub"),
             got=f"{path} ({type(error).__name__})",
             allowed=f"a folder with {CONFIG} and *.safetensors; a name of the hub with model.download=true",
-            remedy="check the path, or save a model there: model.save_pretrained(DIR)",
+            remedy="check the path, or save a model there: model.save_pretrained(DIR); for trained encoders: python "
+            "scripts/fetch_trained.py outputs/trained",
         ) from error
 
 
@@ -208,6 +209,13 @@ def _parsed(path: Path, identity: tuple[int, ...]) -> Any:
     return json.loads(path.read_bytes().decode("utf-8"))
 
 
+def _unused(name: str) -> int:
+    """Return the rows of W_pos that no token has: those up to the padding's, where positions count words (RoBERTa)."""
+    known = architecture(name, "model.architecture")
+    counts = known.names.encoder is not None and known.names.encoder.counts_words
+    return (known.padding or 0) + 1 if counts else 0
+
+
 def _sized(config: Config) -> dict[str, Any]:
     """Return settings for random weights of the configured size; sequences may be as long as the task's."""
     model = config.model
@@ -220,7 +228,7 @@ def _sized(config: Config) -> dict[str, Any]:
         "d_head": model.d_head,
         "d_mlp": model.d_mlp or 4 * model.d_model,
         "vocabulary": model.vocabulary or known["vocabulary"][1],
-        "context": config.task.length or known["context"][1],
+        "context": (config.task.length or known["context"][1]) + _unused(model.architecture),
     }
     named = {known[word][0]: value for word, value in given.items() if word in known and value is not None}
     return {"model_type": model.architecture, **named}

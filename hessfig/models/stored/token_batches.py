@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from hessfig.config.enums import DType, Loss, Method, Scored, State
+from hessfig.config.enums import Data, DType, Loss, Method, Scored, State
 from hessfig.config.schema import Config
 from hessfig.errors import UserError
 from hessfig.models.blocks import blocks_of
 from hessfig.models.protocol import Layout
 from hessfig.models.stored.model_folder import pin_of
-from hessfig.tasks.tokens import Encode, Ids, is_text, length_of, sequences
+from hessfig.tasks.tokens import Encode, Ids, is_text, length_of, padded_lines, sequences
 from hessfig.tasks.tokens import source as source_of_tokens
 from hessfig.terms import Block, Group
 
@@ -104,7 +104,7 @@ def _layers_reached(blocks: list[Block], layout: Layout, sizes: Shape) -> int:
     """Return how many layers the lowest of the weights passes through."""
     sides = [(b.layer, b.col) for b in blocks] + [(b.row_layer, b.row) for b in blocks]
     weights = [weight for side in sides for weight in layout.side(*side)]
-    if any(Group.embeddings in weight.groups for weight in weights):
+    if any(Group.embeddings in weight.groups or weight.is_below for weight in weights):
         return sizes.n_layers
     lowest = min((weight.layer for weight in weights if weight.layer), default=sizes.n_layers + 1)
     return sizes.n_layers + 1 - lowest
@@ -133,7 +133,8 @@ class Stored:
     """What a kind of stored networks says of a configuration; its sequences, and its part in keys, follow.
 
     `layout` and `sizes`: the weights and numbers of the network; `place`: the folder with its tokenizer; `weights`: a
-    hash of what its weights follow from; `marks`: what else tells its cells from others.
+    hash of what its weights follow from; `marks`: what else tells its cells from others; `padding`: the word that fills
+    up sequences of masked tokens.
     """
 
     layout: Callable[[Config], Layout]
@@ -141,22 +142,34 @@ class Stored:
     place: Callable[[Config], Path | None]
     weights: Callable[[Config], str]
     marks: Callable[[Config], list[str]] = lambda config: []
+    padding: Callable[[Config], int] = lambda config: -1
 
     def plan(self, config: Config) -> Plan:
         """Return the micro-batches. Raises UserError when not even one sequence fits into config.memory."""
-        sizes = self.sizes(config)
-        return planned(config, sizes, self.layout(config), length_of(config.task, sizes.context))
+        sizes, is_padded = self.sizes(config), config.task.data == Data.masked_tokens and is_text(config.task)
+        length = self.ids(config).shape[1] if is_padded else length_of(config.task, sizes.context)
+        return planned(config, sizes, self.layout(config), length)
 
     def ids(self, config: Config) -> Ids:
         """Return the configured sequences; a text goes through the tokenizer of the model's folder."""
+        is_masked, sizes = config.task.data == Data.masked_tokens, self.sizes(config)
 
         def encode() -> Encode:
-            from hessfig.models.stored.causal_model import encoder
+            from hessfig.models.stored.tokenizer import encoder
 
-            return encoder(self.place(config), pin_of(config, 1))
+            return encoder(self.place(config), pin_of(config, 1), with_special=is_masked)
 
-        sizes = self.sizes(config)
-        return sequences(config.task, vocabulary=sizes.vocabulary, context=sizes.context, encode=encode)
+        words = {"vocabulary": sizes.vocabulary, "context": sizes.context}
+        padding = self.padding(config)
+        if not is_masked:
+            return sequences(config.task, **words, encode=encode)
+        if is_text(config.task):
+            return padded_lines(config.task, encode(), **words, padding=padding)
+        if config.task.path is None:  # any word but that of padding
+            words["vocabulary"] -= 1
+            found = sequences(config.task, **words, encode=encode)
+            return found + (found >= padding)
+        return sequences(config.task, **words, encode=encode)
 
     def source(self, config: Config) -> str:
         """Return a hash of weights (by their own hash) and tokens, and of the micro-batch where there are several.
@@ -179,10 +192,10 @@ def check_measured(config: Config, *, is_random: bool) -> None:
     model, task = config.model, config.task
     if task.loss != Loss.cross_entropy or task.scored != Scored.all:
         raise UserError(
-            "task: tokens are scored by cross-entropy, at every position from task.first_scored on",
+            "task: tokens are scored by cross-entropy, wherever one is to be predicted",
             got=f"task.loss={task.loss}, task.scored={task.scored}",
             allowed="task.loss=cross_entropy, task.scored=all",
-            remedy="task=tokens",
+            remedy=f"task={task.data}",
         )
     if config.state.kind == State.loaded and not is_random:
         raise UserError(

@@ -1,0 +1,165 @@
+"""A table measured again: which of its numbers came out equal, how nearly, and on which machines and versions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from hessfig.analysis.comparison.paired import DIFFERENT as SHIFTED
+from hessfig.analysis.comparison.paired import ROUNDING, Paired, compare_pairs, curve_words, placed
+from hessfig.analysis.manifest import Run
+from hessfig.analysis.presented import terminal_table
+from hessfig.errors import UserError, first_few, plain
+from hessfig.record import NUMBER
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+IDENTICAL, ROUNDED, WITHIN = "equal to the bit", "within 1e-9", "within stated errors"
+DIFFERENT, MISSING = "different", "missing"
+VERDICTS = (IDENTICAL, ROUNDED, WITHIN, DIFFERENT, MISSING)
+_WRITTEN = ["value", "error", "num_probes", "estimator", "dtype", "status"]
+# What a manifest says of the machine and of the software behind a table, in words.
+_MADE_BY = {
+    **{"hessfig": "hessfig", "git_commit": "commit", "versions.torch": "torch", "versions.numpy": "numpy"},
+    **{"python": "Python", "platform": "platform", "cpu": "CPU", "device": "device"},
+    **{"threads_per_worker": "threads per worker", "byte_order": "byte order"},
+}
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """Two tables of the same settings, number by number.
+
+    `rows` has one row per number of the first table: both values, errors and statuses (`_again` for the second), the
+    relative `difference`, the absolute difference that is `allowed`, and the `verdict`, one of VERDICTS. `extra` counts
+    the numbers that only the second table has; `paired` holds the same numbers by curve.
+    """
+
+    rows: pd.DataFrame
+    paired: Paired
+    extra: int
+
+    @property
+    def is_reproduced(self) -> bool:
+        """Whether no number is different or missing, and no curve as a whole is shifted beyond chance."""
+        return not (self.counts[DIFFERENT] or self.counts[MISSING] or self.shifted)
+
+    @cached_property
+    def counts(self) -> dict[str, int]:
+        """How many numbers have each verdict."""
+        found = self.rows["verdict"].value_counts()
+        return {verdict: int(found.get(verdict, 0)) for verdict in VERDICTS}
+
+    @cached_property
+    def shifted(self) -> list[str]:
+        """Names of curves whose numbers lie within their errors, but not around the others: a shift beyond chance."""
+        curves = self.paired.curves
+        return [
+            curve_words(row) for _, row in curves[curves["verdict"] == SHIFTED].iterrows() if not row["num_outside"]
+        ]
+
+    def csv(self) -> str:
+        """Return the rows as CSV, numbers with all their digits."""
+        return str(self.rows.to_csv(index=False, lineterminator="\n"))
+
+    def sentence(self) -> str:
+        """Return in one line whether the table was reproduced, and on what that rests."""
+        counted = ", ".join(f"{count} {verdict}" for verdict, count in self.counts.items() if count)
+        word = "reproduced" if self.is_reproduced else "not reproduced"
+        return f"{word}: of {len(self.rows)} numbers {counted}"
+
+    def notes(self) -> list[str]:
+        """Return a line for the largest difference, for curves that are shifted, and for numbers without a partner."""
+        worst = self.rows.loc[self.rows["difference"].abs().fillna(0.0).idxmax()]
+        lines = []
+        if worst["difference"] != 0:
+            told = [name for name in ("sigma", "step", "seed") if pd.notna(worst[name])]
+            place = ", ".join(f"{name}={worst[name]:.9g}" for name in told)
+            lines.append(f"largest difference {worst['difference']:+.3g} (relative): {curve_words(worst)}, {place}")
+        if self.shifted:
+            lines.append(f"shifted as a whole, beyond chance: {first_few(self.shifted, most=3)}")
+        return [*lines, *([f"{self.extra} numbers are in the second table only"] if self.extra else [])]
+
+    def table(self) -> Table:
+        """Return the verdicts by quantity as a table for a terminal."""
+        counted = pd.crosstab(self.rows["quantity"], self.rows["verdict"]).reindex(columns=VERDICTS, fill_value=0)
+        largest = self.rows.groupby("quantity")["difference"].agg(lambda column: column.abs().max())
+        rows = [[plain(name), *map(str, counted.loc[name]), f"{largest[name]:.2g}"] for name in counted.index]
+        return terminal_table(["quantity", *VERDICTS, "largest difference"], rows)
+
+
+def compare_repeat(first: Run, second: Run, *, is_repeat: bool) -> Reproduction:
+    """Compare a table with its repetition, number by number (a place is a sigma or step to nine digits).
+
+    A number is equal to the bit; or within 1e-9 of its size; or, where a stated error covers it, within both errors
+    (see compare_pairs; single precision counts as an error of 1e-3 of the number, and of all of it below 1e-19); or
+    else different, as is a number whose status differs. Exact numbers, and numbers from the same test vectors, have no
+    error that covers a difference. Without `is_repeat` both manifests (or hashes of cells) must say that the settings
+    are the same.
+
+    Raises UserError for tables that have no number in common, or are of different networks.
+    """
+    paired = compare_pairs(first, second.table, second.config or None, reference="the second", is_repeat=is_repeat)
+    if paired is None:
+        raise UserError(
+            "these tables do not hold the same numbers",
+            got="other networks, batches, seeds or places (or settings that no manifest tells)",
+            allowed="two tables of one sweep, with their manifests",
+            remedy="`hessfig compare` compares means of different seeds",
+        )
+    points = paired.points.rename(columns={f"{name}_reference": f"{name}_again" for name in _WRITTEN})
+    points = points.rename(columns={"relative": "difference"}).assign(verdict=_verdicts(paired.points))
+    kept = [*NUMBER, *(both for name in _WRITTEN for both in (name, f"{name}_again"))]
+    found = points[[*kept, "difference", "allowed", "z", "verdict"]]
+    lost = _without_partner(first.table, second.table)
+    rows = pd.concat([found, lost.assign(verdict=MISSING)], ignore_index=True) if len(lost) else found
+    return Reproduction(rows, paired, extra=len(second.table) - len(found))
+
+
+def _verdicts(points: pd.DataFrame) -> np.ndarray:
+    same_status = points["status"] == points["status_reference"]
+    covered = (points["value"] - points["value_reference"]).abs() <= points["allowed"]
+    tests = {
+        IDENTICAL: points["is_identical"],
+        ROUNDED: same_status & (points["relative"].abs() <= ROUNDING["float64"]),
+        WITHIN: same_status & covered,
+    }
+    return np.select(list(tests.values()), list(tests), DIFFERENT)
+
+
+def _without_partner(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of the first table whose number the second has not."""
+    keys = [f"{name}_text" if name in ("sigma", "step") else name for name in NUMBER]
+    there = placed(second)[keys].drop_duplicates()
+    merged = placed(first).merge(there, on=keys, how="left", indicator=True)
+    return merged.loc[merged["_merge"] == "left_only", [*NUMBER, *_WRITTEN]]
+
+
+def machines(first: Mapping[str, Any], second: Mapping[str, Any]) -> Table:
+    """Return what two manifests say of machine and versions as a table for a terminal; differences are marked."""
+    rows = []
+    for key, words in _MADE_BY.items():
+        before, after = (_said(manifest, key) for manifest in (first, second))
+        if before or after:
+            rows.append(
+                [
+                    words,
+                    before or "not told",
+                    after or "not told",
+                    "differs" if before and after and before != after else "",
+                ]
+            )
+    return terminal_table(["measured with", "the table", "again", ""], rows)
+
+
+def _said(manifest: Mapping[str, Any], key: str) -> str:
+    found: Any = manifest
+    for name in key.split("."):
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return "" if found is None else plain(found)

@@ -1,0 +1,324 @@
+"""What hessfig bundle does: table, manifest, own files, batches and figures in one archive, without local paths."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import re
+import shlex
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from importlib.resources import files as resources
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from hessfig.cli.reproduce import FIGURES, OWN, SUMS, draw_all, job_again, made, words_of
+from hessfig.cli.terminal import say
+from hessfig.config import Config, Kind, StateConfig
+from hessfig.config.compose import PATHS, Job
+from hessfig.config.schema import GROUPS
+from hessfig.config.user_code import files_of, is_own
+from hessfig.errors import UserError, plain
+from hessfig.files import fingerprint, write_bytes
+from hessfig.record import CHECKSUM, MANIFEST, TABLE, checksum
+
+if TYPE_CHECKING:
+    from hessfig.analysis.manifest import Run
+
+BATCHES = "batch"
+LARGEST = 200_000_000  # bytes of a file of weights or data that is packed; of a larger one only its SHA-256
+_THEN = (1980, 1, 1, 0, 0, 0)  # the earliest time of a zip archive
+_ABSOLUTE = re.compile(r"(?<![\w.:/])/(?:home|root|Users|tmp|mnt|scratch|work|data|opt|var)/[^\s\"']*")
+_LOCAL_WORDS = ("output_dir=", "workers=", "force_workers=", "launcher", "shard=", "memory=")
+
+
+def bundle(arguments: Sequence[str]) -> int:
+    """Write one archive with a table and all that is needed to measure it again; say what is in it."""
+    place, own, given = words_of("bundle", arguments)
+    folder = place if place.is_dir() else place.parent
+    run, manifest = made(folder)
+    packed = Bundle(folder, run, manifest, job_again(folder, manifest, own, {}))
+    files = packed.files()
+    path = Path(given.get("file", f"{packed.name}.zip"))
+    write_bytes(path, content := zipped(packed.name, files))
+    say(*packed.notes, f"written: {path} ({len(files)} files, {len(content) / 1e6:.2f} MB)")
+    say(f"SHA-256: {hashlib.sha256(content).hexdigest()}")
+    return 0
+
+
+def zipped(name: str, files: Mapping[str, bytes]) -> bytes:
+    """Return an archive of `files` in one folder; equal files make equal bytes (with the same zlib)."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in sorted(files):
+            entry = zipfile.ZipInfo(f"{name}/{path}", _THEN)
+            entry.external_attr, entry.compress_type, entry.create_system = 0o644 << 16, zipfile.ZIP_DEFLATED, 3
+            archive.writestr(entry, files[path])
+    return buffer.getvalue()
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """What is packed of a sweep's folder; `job` is what its manifest asks for, `notes` are for the reader."""
+
+    folder: Path
+    run: Run
+    manifest: Mapping[str, Any]
+    job: Job
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return str(self.run.table["sweep"].iloc[0])
+
+    def files(self) -> dict[str, bytes]:
+        """Return every file by its name in the archive's folder. Raises UserError for one that cannot be read."""
+        table, manifest = self._texts()
+        found = {TABLE: table, MANIFEST: manifest, **self._arrays(), **self._remembered()}
+        found |= {f"{OWN}/{name}": path.read_bytes() for name, path in sorted(self._own.items())}
+        found |= dict(self._batches())
+        found |= self._figures(found)
+        found["CITATION.cff"] = resources("hessfig.data").joinpath("CITATION.cff").read_bytes()
+        found["requirements.txt"] = self._requirements().encode()
+        found["README.md"] = self._readme(found).encode()
+        self._note_places(found)
+        sums = (f"{hashlib.sha256(content).hexdigest()}  {name}\n" for name, content in sorted(found.items()))
+        return {**found, SUMS: "".join(sums).encode()}
+
+    def _texts(self) -> tuple[bytes, bytes]:
+        """Return table and manifest; where they name files by their place here, by their place in the archive."""
+        before = (self.folder / MANIFEST).read_bytes()
+        manifest = (json.dumps(self._portable, indent=2) + "\n").encode()
+        return self._table.encode(), before if self._portable == json.loads(before) else manifest
+
+    @cached_property
+    def _table(self) -> str:
+        text = (self.folder / TABLE).read_text("utf-8")
+        for before, after in self._renamed.items():
+            text = text.replace(before, after)
+        return text
+
+    @cached_property
+    def _portable(self) -> dict[str, Any]:
+        """The manifest as it is packed: without places and words of this machine."""
+        content = _without_places(dict(self.manifest), self._renamed)
+        content["command"] = _portable(str(content.get("command") or ""))
+        content["table_sha256"] = hashlib.sha256(self._table.encode()).hexdigest()
+        return {**content, CHECKSUM: checksum(content)}
+
+    @cached_property
+    def _configs(self) -> list[Config]:
+        return [config for _, config in self.job.variants]
+
+    @cached_property
+    def _specs(self) -> list[str]:
+        """Code of the user's own that the settings name: factories and quantities."""
+        named = (spec for one in self._configs for spec in (one.model.factory, *one.quantities) if spec)
+        return [spec for spec in dict.fromkeys(named) if is_own(spec)]
+
+    @cached_property
+    def _places(self) -> dict[str, Path]:
+        """The files and folders that the settings name, by the text that names them."""
+        found = {}
+        for config in self._configs:
+            for group, name in (key.split(".") for key in PATHS):
+                text = getattr(getattr(config, group), name)
+                if text is not None and Path(text).exists():
+                    found[text] = Path(text)
+        return found
+
+    @cached_property
+    def _renamed(self) -> dict[str, str]:
+        """What settings call a file, where that is a place of this machine, and its name in the folder `own`."""
+        names = [*(spec.rpartition(":")[0] for spec in self._specs), *self._places]
+        return {name: kept for name in names if (kept := _kept(name, self.job.own)) != name}
+
+    @cached_property
+    def _own(self) -> dict[str, Path]:
+        """The user's files by their names in the folder `own`: code, data, weights, and YAML of --config-dir."""
+        found: dict[str, Path] = {}
+        for spec in self._specs:
+            found |= files_of(spec, self.job.config.config_dir)
+        for text, place in self._places.items():
+            inside = sorted(one for one in place.iterdir() if one.is_file()) if place.is_dir() else [place]
+            for file in inside:
+                name = _kept(text, self.job.own)
+                found[f"{name}/{file.name}" if place.is_dir() else name] = file
+        if self.job.own:
+            own = self.job.own
+            found |= {str(file.relative_to(own)): file for group in GROUPS for file in (own / group).glob("*.yaml")}
+        return {name: file for name, file in found.items() if self._is_packed(name, file)}
+
+    def _is_packed(self, name: str, file: Path) -> bool:
+        if file.stat().st_size <= LARGEST:
+            return True
+        self.notes.append(f"too large to be packed: put it at {OWN}/{name} (SHA-256 {fingerprint(file)})")
+        return False
+
+    def _arrays(self) -> dict[str, bytes]:
+        """Return the arrays beside the cells that the manifest names."""
+        names = [str(one["file"]) for one in self.manifest.get("arrays") or []]
+        return {name: (self.folder / name).read_bytes() for name in names if _is_inside(name)}
+
+    def _remembered(self) -> dict[str, bytes]:
+        """Return what `hessfig plot` left of figures of the user's own."""
+        from hessfig.cli.plot import DRAWN
+
+        found = {}
+        for path in sorted((self.folder / DRAWN).glob("*.json")):
+            content = json.loads(path.read_bytes())
+            content["command"] = _portable(str(content.get("command") or ""))
+            content[CHECKSUM] = checksum(content)
+            found[f"{DRAWN}/{path.name}"] = (json.dumps(content, indent=1) + "\n").encode()
+        return found
+
+    def _batches(self) -> Iterator[tuple[str, bytes]]:
+        """Yield every batch that was measured on, once, as .npz, and which networks it belongs to, as CSV."""
+        from hessfig.states.point import axes
+        from hessfig.sweep.variant import Variant
+
+        lines, seen = ["variant,seed,file"], set()
+        for variant in (Variant(name, config) for name, config in self.job.variants):
+            plain_state = replace(variant.config, state=StateConfig())
+            by_seed = variant.config.model.kind == Kind.python and "seed" in axes(plain_state)
+            for seed in variant.seeds() if by_seed else [variant.config.first_seed]:
+                content = _batch(replace(variant, config=plain_state), seed)
+                name = f"{BATCHES}/{hashlib.sha256(content).hexdigest()[:12]}.npz"
+                label = variant.name.replace('"', '""')
+                lines.append(f'"{label}",{seed if by_seed else ""},{Path(name).name}')
+                if name not in seen:
+                    seen.add(name)
+                    yield name, content
+        yield f"{BATCHES}/batches.csv", ("\n".join(lines) + "\n").encode()
+
+    def _figures(self, packed: Mapping[str, bytes]) -> dict[str, bytes]:
+        """Return the sweep's figures, drawn from what is packed."""
+        with TemporaryDirectory(prefix="hessfig-") as temporary:
+            folder = Path(temporary) / self.name
+            for name, content in packed.items():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                (folder / name).write_bytes(content)
+            drawn = draw_all(folder, self.job.own, Path(temporary) / FIGURES)
+            return {f"{FIGURES}/{path.name}": path.read_bytes() for path in drawn}
+
+    def _requirements(self) -> str:
+        """Return the versions that made the table, as pip reads them."""
+        versions = {"hessfig": self.manifest.get("hessfig"), **(self.manifest.get("versions") or {})}
+        return "".join(f"{name}=={str(one).partition('+')[0]}\n" for name, one in versions.items() if one)
+
+    def _readme(self, packed: Mapping[str, bytes]) -> str:
+        said = self._portable
+        about = plain((said["config"].get("sweep") or {}).get("about") or "")
+        own = [name for name in packed if name.startswith(f"{OWN}/")]
+        listed = [f"- `{name}`: SHA-256 {hashlib.sha256(packed[name]).hexdigest()}" for name in own]
+        parts = [
+            f"# {self.name}",
+            f"{about}\n\n{len(self.run.table)} numbers, measured with hessfig {plain(said.get('hessfig'))}, "
+            f"Python {plain(said.get('python'))}, on {plain(said.get('platform'))} ({plain(said.get('end'))}).",
+            _MEASURE_AGAIN.format(name=self.name, command=said["command"]),
+            _CONTENT,
+            "\n".join(["## Files of the authors' own", *listed, *(f"- {note}" for note in self.notes)]),
+            "## Citation\n\n`CITATION.cff` holds software and paper. Add the hash of this archive to what you cite.",
+        ]
+        return "\n\n".join(part for part in parts) + "\n"
+
+    def _note_places(self, packed: Mapping[str, bytes]) -> None:
+        """Refuse a table or manifest that names a place of this machine; say so of the user's own texts."""
+        for name, content in packed.items():
+            found = _ABSOLUTE.search(content.decode("utf-8", "ignore")) if _is_text(name) else None
+            if found and name in (TABLE, MANIFEST, "README.md"):
+                raise UserError(
+                    f"{name} names a place of this machine",
+                    got=plain(found[0]),
+                    allowed="relative paths",
+                    remedy="measure again with a relative path (finished cells are reused)",
+                )
+            if found:
+                self.notes.append(f"{name} names a place of this machine, and is packed as it is: {plain(found[0])}")
+
+
+_MEASURE_AGAIN = """## Measure it again
+
+```sh
+python -m venv environment && . environment/bin/activate
+pip install -r {name}/requirements.txt
+hessfig reproduce {name}
+```
+
+`hessfig reproduce` measures every number again in a temporary folder and compares row by row: equal to the bit, within
+1e-9, within the stated errors, or different. It exits with 0 if the table is reproduced, with 1 if not. Files of code
+in the folder `own` are executed: read them first. The table was made by
+
+```sh
+{command}
+```"""
+_CONTENT = """## Content
+
+| file | content |
+|---|---|
+| `table.csv` | one row per measured number, with its error, seed and status |
+| `manifest.json` | every setting, versions, and the hash of the table |
+| `cells/` | arrays (spectra, eigenvectors, blocks) that belong to the table, where there are any |
+| `own/` | code, data and settings that are not part of hessfig |
+| `batch/` | the batches: `inputs_k`, `targets_k`, and `scored_k`, first scored position and end |
+| `figures/` | the figures of this sweep, drawn from the table, with the numbers drawn as CSV |
+| `requirements.txt` | versions that made the table |
+| `SHA256SUMS` | hashes of all files; `sha256sum -c SHA256SUMS` checks them |"""
+
+
+def _batch(variant: Any, seed: int) -> bytes:
+    """Return the batches of a network as the bytes of an .npz file."""
+    import numpy as np
+
+    from hessfig.states.point import drawn
+
+    found = drawn(variant.config, sigma=variant.sigmas()[0], seed=seed)
+    arrays: dict[str, Any] = {}
+    for number, batch in enumerate((found.batch, *found.more)):
+        start, stop, _ = batch.scored.indices(batch.inputs.shape[1] if batch.inputs.ndim > 1 else 1)
+        arrays |= {f"inputs_{number}": batch.inputs.numpy(), f"targets_{number}": batch.targets.numpy()}
+        arrays[f"scored_{number}"] = np.array([start, stop])
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)
+    return buffer.getvalue()
+
+
+def _without_places(content: Any, renamed: Mapping[str, str]) -> Any:
+    """Return what a JSON file holds, with every text that begins with a place by the name of that in the archive."""
+    if isinstance(content, dict):
+        return {_without_places(key, renamed): _without_places(value, renamed) for key, value in content.items()}
+    if isinstance(content, list):
+        return [_without_places(one, renamed) for one in content]
+    if isinstance(content, str):
+        for before, after in renamed.items():
+            content = content.replace(before, after)
+    return content
+
+
+def _kept(text: str, own: Path | None) -> str:
+    """Return the name of a file in the folder `own`: as it is called, or its last part where that leads elsewhere."""
+    path = Path(text)
+    if own and path.is_relative_to(own):
+        return str(path.relative_to(own))
+    return path.name if path.is_absolute() or ".." in path.parts else text
+
+
+def _portable(command: str) -> str:
+    """Return a command without the words that are of one machine: folders, workers, launchers."""
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        return ""
+    return shlex.join([word for word in words if not word.startswith(_LOCAL_WORDS)])
+
+
+def _is_inside(name: str) -> bool:
+    return not Path(name).is_absolute() and ".." not in Path(name).parts
+
+
+def _is_text(name: str) -> bool:
+    return not name.endswith((".npz", ".npy", ".pdf", ".png", ".safetensors", ".pt", ".bin"))

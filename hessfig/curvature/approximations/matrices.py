@@ -1,0 +1,165 @@
+"""Structured matrices with fast products: diagonals, low rank, sums of Kronecker products, diagonals in other bases.
+
+A vector of a block is the weight's (m, n) matrix, row by row, so that G (x) P multiplies as G V P^T.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from scipy.linalg import eigh
+from torch import Tensor
+
+_SWEEPS, _STILL = 100, 1e-8  # of alternating least squares: at most, and when a factor moves less than this
+_RIDGE = 1e-13  # of the normal equations, relative to their trace
+
+
+@runtime_checkable
+class Product(Protocol):
+    """A symmetric matrix that is known by its products."""
+
+    def matmat(self, vectors: Float[Tensor, "dim k"]) -> Float[Tensor, "dim k"]:
+        """Return A V."""
+
+
+@dataclass(frozen=True)
+class Diagonal:
+    """A diagonal matrix."""
+
+    values: Float[Tensor, " dim"]
+
+    def matmat(self, vectors: Float[Tensor, "dim k"]) -> Float[Tensor, "dim k"]:
+        """Return A V."""
+        return self.values[:, None] * vectors
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """The sum of the outer products of `rows` with themselves."""
+
+    rows: Float[Tensor, "rank dim"]
+
+    def matmat(self, vectors: Float[Tensor, "dim k"]) -> Float[Tensor, "dim k"]:
+        """Return A V."""
+        return self.rows.T @ (self.rows @ vectors)
+
+
+@dataclass(frozen=True)
+class KroneckerSum:
+    """sum_a left_a (x) right_a."""
+
+    left: Float[Tensor, "r m m"]
+    right: Float[Tensor, "r n n"]
+
+    def matmat(self, vectors: Float[Tensor, "dim k"]) -> Float[Tensor, "dim k"]:
+        """Return A V."""
+        weights = as_weights(vectors, (self.left.shape[1], self.right.shape[1]))
+        terms = [one @ weights @ other.T for one, other in zip(self.left, self.right, strict=True)]
+        return torch.stack(terms).sum(dim=0).flatten(1).T
+
+
+@dataclass(frozen=True)
+class Basis:
+    """The orthonormal basis Q_left (x) Q_right of the weights of a matrix."""
+
+    left: Float[Tensor, "m m"]
+    right: Float[Tensor, "n n"]
+
+    @classmethod
+    def of(cls, left: Float[Tensor, "m m"], right: Float[Tensor, "n n"]) -> Basis:
+        """Return the eigenvectors of two symmetric factors."""
+        return cls(torch.linalg.eigh(left).eigenvectors, torch.linalg.eigh(right).eigenvectors)
+
+    def into(self, weights: Float[Tensor, "*k m n"]) -> Float[Tensor, "*k m n"]:
+        """Return coordinates in this basis."""
+        return self.left.T @ weights @ self.right
+
+    def back(self, coordinates: Float[Tensor, "*k m n"]) -> Float[Tensor, "*k m n"]:
+        """Return weights from their coordinates."""
+        return self.left @ coordinates @ self.right.T
+
+
+@dataclass(frozen=True)
+class Rotated:
+    """Q diag(values) Q^T in a basis Q."""
+
+    basis: Basis
+    values: Float[Tensor, "m n"]
+
+    def matmat(self, vectors: Float[Tensor, "dim k"]) -> Float[Tensor, "dim k"]:
+        """Return A V."""
+        coordinates = self.basis.into(as_weights(vectors, self.values.shape))
+        return self.basis.back(self.values * coordinates).flatten(1).T
+
+
+def as_weights(vectors: Float[Tensor, "dim k"], shape: Sequence[int]) -> Float[Tensor, "k m n"]:
+    """Return every column as a matrix of the weight's shape."""
+    return vectors.T.reshape(-1, *shape)
+
+
+def root(matrix: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
+    """Return the square root of a positive semi-definite matrix; negative eigenvalues, which are rounding, count as 0.
+
+    Sources call it the matrix square root, A^(1/2) A^(1/2) = A.
+    """
+    values, vectors = torch.linalg.eigh(matrix)
+    return (vectors * values.clamp(min=0).sqrt()) @ vectors.T
+
+
+def best_kronecker_sum(matrix: Float[Tensor, "dim dim"], shape: Sequence[int], rank: int) -> KroneckerSum:
+    """Return the sum of `rank` Kronecker products that is nearest to a matrix in the Frobenius norm.
+
+    The rearranged matrix, whose row (i, j) is the block that couples rows i and j of the weight, has rank r for such a
+    sum, so that its leading singular vectors are the factors (Van Loan and Pitsianis 1993).
+    """
+    m, n = shape
+    rearranged = matrix.reshape(m, n, m, n).transpose(1, 2).reshape(m * m, n * n)
+    wide = m <= n
+    gram = rearranged @ rearranged.T if wide else rearranged.T @ rearranged
+    size = len(gram)
+    count = min(rank, size)
+    _, vectors = eigh(gram.numpy(), subset_by_index=[size - count, size - 1])
+    leading = torch.from_numpy(vectors).to(matrix)
+    left, right = (leading, rearranged.T @ leading) if wide else (rearranged @ leading, leading)
+    return KroneckerSum(left.T.reshape(-1, m, m), right.T.reshape(-1, n, n))
+
+
+def fitted_kronecker_sum(
+    vectors: Float[Tensor, "dim k"], products: Float[Tensor, "dim k"], shape: Sequence[int], rank: int
+) -> KroneckerSum:
+    """Return a sum of `rank` Kronecker products that maps `vectors` to `products`, one product after the other.
+
+    Each is fitted to what the earlier ones leave, by alternating least squares. For a matrix that is no such sum it is
+    near the best one, and nearer with more vectors; its error is that of some sum, hence not below that of the best.
+    """
+    given, left = (as_weights(one, shape) for one in (vectors, products))
+    pairs = []
+    for _ in range(rank):
+        pair = _fitted_pair(given, left)
+        pairs.append(pair)
+        left = left - pair[0] @ given @ pair[1].T
+    return KroneckerSum(*(torch.stack(list(factors)) for factors in zip(*pairs, strict=True)))
+
+
+def _fitted_pair(given: Float[Tensor, "k m n"], wanted: Float[Tensor, "k m n"]) -> tuple[Tensor, Tensor]:
+    """Return L and R for which L V R^T is near Y."""
+    right = torch.eye(given.shape[2], dtype=given.dtype)
+    for _ in range(_SWEEPS):
+        before = right / right.norm()
+        left = _factor(given @ before.T, wanted)
+        right = _factor((left @ given).mT, wanted.mT)
+        if not float((right / right.norm() - before).norm()) > _STILL:
+            break
+    return left, right
+
+
+def _factor(design: Float[Tensor, "k m n"], wanted: Float[Tensor, "k m n"]) -> Float[Tensor, "m m"]:
+    """Return the L for which L W is nearest to Y over all k."""
+    flat, target = (one.transpose(0, 1).flatten(1) for one in (design, wanted))
+    normal = flat @ flat.T
+    normal.diagonal().add_(_RIDGE * float(normal.trace()) + torch.finfo(normal.dtype).tiny)
+    return torch.linalg.solve(normal, flat @ target.T).T

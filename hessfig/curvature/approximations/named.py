@@ -1,0 +1,165 @@
+"""The approximations of a block that optimisers stand for, each made by the function of its name.
+
+Those of the Hessian's own block (diagonal, soap, kfoc, kronecker_sum and the two block diagonals) are in
+hessfig.measurements.approximations, which holds the block. docs/approximations.md gives formulas and sources.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from math import inf, prod
+
+import torch
+from jaxtyping import Float
+from torch import Generator, Tensor
+
+from hessfig.curvature.approximations.matrices import Basis, Diagonal, KroneckerSum, LowRank, Product, Rotated, root
+from hessfig.curvature.approximations.signals import OutputSide, Signals
+from hessfig.curvature.curvlinops import view_of
+from hessfig.models.protocol import Weight
+from hessfig.terms import Approximation
+
+
+class Samples:
+    """Gradients of the single samples of a problem's batch, made once for all blocks.
+
+    `batch_size` is that of the mini-batches whose expected second moments optimisers accumulate; inf: the whole batch.
+    """
+
+    def __init__(self, output_side: OutputSide, labels: Generator, batch_size: float = inf) -> None:
+        self.output_side, self.batch_size = output_side, batch_size
+        self._labels = labels
+
+    @cached_property
+    def true(self) -> dict[str, Tensor]:
+        """Each sample's share of the gradient, by parameter: their sum over samples is the gradient."""
+        return self.output_side.gradients_of_samples(self.output_side.slopes)
+
+    @cached_property
+    def drawn(self) -> dict[str, Tensor]:
+        """Gradients at labels that the network draws, scaled so that the mean of their outer products' sum is H_o."""
+        return self.output_side.gradients_of_samples(self.output_side.sampled(self._labels))
+
+
+class Material:
+    """What the approximations of one diagonal block are made of.
+
+    `weights` are the block's, `shape` that of a single one; `stored` is the diagonal that adam divides by, by
+    parameter; `heads` is the number of heads that the rows (or for W_O the columns) of the weight are cut into.
+    """
+
+    def __init__(
+        self,
+        samples: Samples,
+        weights: Sequence[Weight],
+        shape: Sequence[int],
+        *,
+        stored: Mapping[str, Tensor] | None = None,
+        heads: int = 1,
+    ) -> None:
+        self.samples, self.weights, self.shape, self.stored, self.heads = samples, weights, shape, stored, heads
+
+    def approximation(self, name: Approximation) -> Product:
+        """Return the approximation called `name`."""
+        found: Product = getattr(self, f"_{name}")()
+        return found
+
+    @cached_property
+    def shampoo_basis(self) -> Basis:
+        """The eigenvectors of Shampoo's two factors, in which SOAP runs Adam."""
+        return Basis.of(*self._shampoo_factors)
+
+    def _flat(self, by_parameter: Mapping[str, Tensor]) -> Float[Tensor, "batch dim"]:
+        """Return the block's entries of gradients of samples, in the order of the block."""
+        pieces = [
+            torch.stack([view_of(one, weight).flatten() for one in by_parameter[weight.parameter]])
+            for weight in self.weights
+        ]
+        return torch.cat(pieces, dim=1)
+
+    @cached_property
+    def _shares(self) -> Float[Tensor, "batch dim"]:
+        return self._flat(self.samples.true)
+
+    @property
+    def _gradient(self) -> Float[Tensor, "m n"]:
+        return self._shares.sum(dim=0).reshape(*self.shape)
+
+    @cached_property
+    def _second_moment(self) -> Float[Tensor, " dim"]:
+        """E g_B^2 over mini-batches B drawn with replacement: (mean g)^2 + (mean g_i^2 - (mean g)^2) / batch size."""
+        count, square = len(self._shares), self._shares.sum(dim=0).square()
+        return square + (count * self._shares.square().sum(dim=0) - square) / self.samples.batch_size
+
+    @cached_property
+    def _shampoo_factors(self) -> tuple[Float[Tensor, "m m"], Float[Tensor, "n n"]]:
+        """E G_B G_B^T and E G_B^T G_B over the same mini-batches."""
+        single = self._shares.reshape(-1, *self.shape)
+        return self._spread(single), self._spread(single.mT)
+
+    def _spread(self, single: Float[Tensor, "batch m n"]) -> Float[Tensor, "m m"]:
+        mean, each = single.sum(dim=0), single.transpose(0, 1).flatten(1)
+        square = mean @ mean.T
+        return square + (len(single) * each @ each.T - square) / self.samples.batch_size
+
+    @cached_property
+    def _signals(self) -> Signals:
+        (weight,) = self.weights
+        return self.samples.output_side.signals(weight)
+
+    @cached_property
+    def _kfac_factors(self) -> tuple[Float[Tensor, "m m"], Float[Tensor, "n n"]]:
+        inputs, sent = self._signals.inputs, self._signals.sent_back
+        each = inputs.flatten(0, 1)
+        outer = sent.flatten(0, 2)
+        return outer.T @ outer, each.T @ each / len(each)
+
+    def _kfac(self) -> KroneckerSum:
+        left, right = self._kfac_factors
+        return KroneckerSum(left[None], right[None])
+
+    def _kfac_reduce(self) -> KroneckerSum:
+        each, outer = self._signals.inputs.mean(dim=1), self._signals.sent_back.sum(dim=2).flatten(0, 1)
+        return KroneckerSum((outer.T @ outer)[None], (each.T @ each / len(each))[None])
+
+    def _ekfac(self) -> Rotated:
+        basis = Basis.of(*self._kfac_factors)
+        values = [basis.into(jacobian).square().sum(dim=0) for jacobian in self._signals.jacobians()]
+        return Rotated(basis, torch.stack(values).sum(dim=0))
+
+    def _shampoo(self) -> KroneckerSum:
+        left, right = self._shampoo_factors
+        return KroneckerSum(root(left)[None], root(right)[None])
+
+    def _muon(self) -> KroneckerSum:
+        left, sizes, _ = torch.linalg.svd(self._gradient, full_matrices=False)
+        identity = torch.eye(self.shape[1], dtype=torch.float64)
+        return KroneckerSum(((left * sizes) @ left.T)[None], identity[None])
+
+    def _adam(self) -> Diagonal:
+        assert self.stored is not None, "names without moments were left out"
+        pieces = [view_of(self.stored[weight.parameter], weight).flatten() for weight in self.weights]
+        return Diagonal(torch.cat(pieces))
+
+    def _adam_expected(self) -> Diagonal:
+        return Diagonal(self._second_moment.sqrt())
+
+    def _adam_mini(self) -> Diagonal:
+        """One number for each weight of the block."""
+        pieces = self._second_moment.split([weight.size for weight in self.weights])
+        return Diagonal(torch.cat([piece.mean().sqrt().expand(len(piece)) for piece in pieces]))
+
+    def _adam_mini_head(self) -> Diagonal:
+        """One number for each head: rows of the weight that make queries, keys and values, columns of W_O."""
+        square = self._second_moment.reshape(*self.shape)
+        along = square.T if self.weights[0].name == "W_O" else square
+        heads = along.reshape(self.heads, -1).mean(dim=1).sqrt()
+        held = heads.repeat_interleave(prod(self.shape) // self.heads).reshape(along.shape)
+        return Diagonal((held.T if self.weights[0].name == "W_O" else held).flatten())
+
+    def _empirical_fisher(self) -> LowRank:
+        return LowRank(self.samples.output_side.terms**0.5 * self._shares)
+
+    def _sampled_fisher(self) -> LowRank:
+        return LowRank(self._flat(self.samples.drawn))

@@ -1,0 +1,64 @@
+"""Whether the Hessian may be split at the outputs: only a loss that is convex in them has a Gauss-Newton part."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from hessfig.curvature.curvlinops import differentiable_twice, gradients
+from hessfig.curvature.problem import Problem
+from hessfig.curvature.spectral.extremes import End, extremes
+from hessfig.models.any_batch import Called, Inside
+from hessfig.rng import stream
+from hessfig.tasks.batch import Batch
+
+_TOLERANCE = 1e-4  # of the largest curvature; what is below it counts as rounding
+
+
+class OutputCurvature:
+    """The Hessian of a loss in the outputs of one batch, as an operator."""
+
+    rounding = torch.finfo(torch.float32).eps
+
+    def __init__(self, problem: Problem, batch: Batch) -> None:
+        with torch.no_grad():
+            outputs = problem.network(batch.inputs)
+        self._leaf, self.dim, self.products = outputs.detach().requires_grad_(), outputs.numel(), 0
+        with torch.enable_grad():
+            self._slope = gradients(problem.loss(self._leaf, batch.targets), [self._leaf], create_graph=True)[0]
+
+    def matmat(self, vectors: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
+        """Return B V."""
+        self.products += vectors.shape[1]
+        with torch.enable_grad():
+            found = [self._times(vector) for vector in vectors.T]
+        return torch.stack(found, dim=1)
+
+    def _times(self, vector: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+        along = (self._slope.flatten() * vector.to(self._leaf)).sum()
+        return gradients(along, [self._leaf])[0].flatten().to(vector)
+
+    def check_symmetric(self, asymmetry: float, size: float) -> None:
+        """Accept any: a second derivative by double backward is symmetric up to rounding."""
+
+
+def why_no_split(problem: Problem) -> str:
+    """Return why H = H_o + H_f has no meaning here; nothing where it has one.
+
+    A loss that the package or torch knows, or a module with a `reduction`, is taken at its word. For a plain function
+    the smallest eigenvalue of its Hessian in the outputs is computed on every batch.
+    """
+    if isinstance(problem.loss, Inside):
+        return "the loss is computed inside the network, or of several outputs: no outputs are declared"
+    if not isinstance(problem.loss, Called):
+        return ""
+    for batch in problem.batches:
+        with differentiable_twice():
+            operator = OutputCurvature(problem, batch)
+            generator = stream(0, "convexity")
+            found = extremes(operator, End.smallest, tolerance=_TOLERANCE, generator=generator)
+        if float(found.values[0]) < -2 * _TOLERANCE * found.scale:
+            lowest = float(found.values[0])
+            return f"the loss is not convex in the outputs: its Hessian there has the eigenvalue {lowest:.3g}"
+    return ""

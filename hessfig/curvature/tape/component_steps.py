@@ -1,0 +1,146 @@
+"""Steps of the tape that components of today's transformers need: fixed linear maps, products, and gains of heads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from hessfig.curvature.tape.tape import WEIGHT, Probes, Tangent, plus
+from hessfig.models.components import rotated
+
+Map = Callable[[Tensor], Tensor]
+
+
+class Fixed:
+    """y = L x: a fixed linear map of rows (batch, length, k, d), given with its transpose."""
+
+    cotangent: Tensor | None = None
+
+    def __init__(self, inputs: tuple[str, ...], output: str, x: Tensor, maps: tuple[Map, Map]) -> None:
+        self.inputs, self.output, (self.there, self.back) = inputs, output, maps
+        self.value = self.there(x.unsqueeze(2)).squeeze(2)
+
+    def push(self, dxs: Sequence[Tangent]) -> Tangent:
+        return None if dxs[0] is None else self.there(dxs[0])
+
+    def pull_back(self, dy_bar: Tangent, dxs: Sequence[Tangent] | None, needed: Sequence[bool]) -> list[Tangent]:
+        return [None if dy_bar is None else self.back(dy_bar)]
+
+
+def times(factor: float) -> tuple[Map, Map]:
+    """Return multiplication by a number."""
+    return (lambda rows: factor * rows,) * 2
+
+
+def split(heads: int) -> tuple[Map, Map]:
+    """Return the map that gives every head a row of its own, heads of a position one after the other."""
+    return (
+        lambda rows: rows.unflatten(-1, (heads, -1)).movedim(3, 2).flatten(1, 2),
+        lambda rows: rows.unflatten(1, (-1, heads)).movedim(2, 3).flatten(3),
+    )
+
+
+def joined(heads: int) -> tuple[Map, Map]:
+    """Return the inverse of `split`, which is its transpose."""
+    return split(heads)[::-1]
+
+
+def repeated(groups: int, repeats: int) -> tuple[Map, Map]:
+    """Return the map that repeats each of `groups` equal parts of a row, all its copies side by side."""
+    return (
+        lambda rows: rows.unflatten(-1, (groups, -1)).repeat_interleave(repeats, dim=-2).flatten(-2),
+        lambda rows: rows.unflatten(-1, (groups, repeats, -1)).sum(-2).flatten(-2),
+    )
+
+
+def difference(heads: int, factor: float) -> tuple[Map, Map]:
+    """Return the map that takes `factor` times the second half of every head from its first half."""
+
+    def there(rows: Tensor) -> Tensor:
+        first, second = rows.unflatten(-1, (heads, 2, -1)).unbind(-2)
+        return (first - factor * second).flatten(-2)
+
+    def back(rows: Tensor) -> Tensor:
+        whole = rows.unflatten(-1, (heads, -1))
+        return torch.stack([whole, -factor * whole], dim=-2).flatten(-3)
+
+    return there, back
+
+
+def rotation(heads: int, positions: Tensor) -> tuple[Map, Map]:
+    """Return the rotation of every head by its position (see hessfig.models.components.rotated)."""
+
+    def turn(rows: Tensor, *, back: bool) -> Tensor:
+        by_head = rows.unflatten(-1, (heads, -1)).movedim(1, -2)
+        return rotated(by_head, positions, back=back).movedim(-2, 1).flatten(-2)
+
+    return lambda rows: turn(rows, back=False), lambda rows: turn(rows, back=True)
+
+
+class Multiply:
+    """y = a * b, entry by entry."""
+
+    cotangent: Tensor | None = None
+
+    def __init__(self, inputs: tuple[str, ...], output: str, left: Tensor, right: Tensor) -> None:
+        self.inputs, self.output, self.value = inputs, output, left * right
+        self.factors = (right.unsqueeze(2), left.unsqueeze(2))
+
+    def push(self, dxs: Sequence[Tangent]) -> Tangent:
+        first, second = (None if dx is None else dx * factor for dx, factor in zip(dxs, self.factors, strict=True))
+        return plus(first, second)
+
+    def pull_back(self, dy_bar: Tangent, dxs: Sequence[Tangent] | None, needed: Sequence[bool]) -> list[Tangent]:
+        """Return dybar times the other factor, and ybar times the other factor's tangent."""
+        others = (None, None) if dxs is None else (dxs[1], dxs[0])
+        return [
+            self._pulled(dy_bar, factor, other) if need else None
+            for factor, other, need in zip(self.factors, others, needed, strict=True)
+        ]
+
+    def _pulled(self, dy_bar: Tangent, factor: Tensor, other: Tangent) -> Tangent:
+        first = None if dy_bar is None else dy_bar * factor
+        if other is None or self.cotangent is None:
+            return first
+        return plus(first, self.cotangent.unsqueeze(2) * other)
+
+
+class Gain:
+    """y = w_h x for every head h of a row."""
+
+    def __init__(self, inputs: tuple[str, ...], output: str, x: Tensor, gain: nn.Module) -> None:
+        self.inputs, self.output, self.x = inputs, output, x.unsqueeze(2)
+        self.parameters, self.perturbed = dict[str, Tensor](gain.named_parameters()), dict[str, Probes]()
+        self.width = x.shape[-1] // self.parameters[WEIGHT].numel()
+        self.gains = self._spread(self.parameters[WEIGHT])
+        self.value, self.cotangent = self.gains * x, None
+
+    cotangent: Tensor | None
+
+    def push(self, dxs: Sequence[Tangent]) -> Tangent:
+        dw = self.perturbed.get(WEIGHT)
+        dy = None if dxs[0] is None else self.gains * dxs[0]
+        return dy if dw is None else plus(dy, self._spread(dw) * self.x)
+
+    def pull_back(self, dy_bar: Tangent, dxs: Sequence[Tangent] | None, needed: Sequence[bool]) -> list[Tangent]:
+        dw = self.perturbed.get(WEIGHT)
+        first = None if dy_bar is None else self.gains * dy_bar
+        return [first if dxs is None or dw is None else plus(first, self._spread(dw) * self._y_bar)]
+
+    def weight_product(self, name: str, dy_bar: Tangent, dxs: Sequence[Tangent] | None) -> Probes | None:
+        """Return the tangent of wbar: x dybar + ybar dx, summed over batch, positions and each head's entries."""
+        product = None if dy_bar is None else self.x * dy_bar
+        if dxs is not None and dxs[0] is not None:
+            product = plus(product, self._y_bar * dxs[0])
+        return None if product is None else product.sum(dim=(0, 1)).unflatten(-1, (-1, self.width)).sum(-1)
+
+    @property
+    def _y_bar(self) -> Float[Tensor, "batch length 1 d"]:
+        assert self.cotangent is not None
+        return self.cotangent.unsqueeze(2)
+
+    def _spread(self, gains: Tensor) -> Tensor:
+        return gains.repeat_interleave(self.width, dim=-1)

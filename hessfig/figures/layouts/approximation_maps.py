@@ -1,0 +1,137 @@
+"""Approximations of blocks as maps: a row for each block, a column for each approximation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.colors import Normalize
+
+from hessfig.analysis.axis import X, along
+from hessfig.analysis.curves import growth_curves
+from hessfig.analysis.manifest import Run, read_run
+from hessfig.errors import UserError
+from hessfig.figures.parts import labels
+from hessfig.figures.parts.matrix import colour_bar, draw_matrix, name_sides
+from hessfig.figures.parts.measured import Network, as_written, at_one_place, in_order, networks_of, parts_of, where
+from hessfig.figures.parts.page import TINY, FigureSpec, Page, Paper, page_suffix
+from hessfig.figures.parts.panel_sheet import Margins, Sheet, panel_sheet, width_in
+from hessfig.terms import NUMBERS_OF_APPROXIMATIONS, Approximation
+
+_ROW, _WRITTEN = 0.15, 0.19  # inches: height of a block, and the width of a cell from which on its number is written
+_MARGINS = Margins(left=0.5, right=0.55, top=0.26, bottom=0.95, down=0.34)
+_WORDS = {"error": "error", "scale_error": "error after the best scalar", "angle": "cosine of the angle"}
+
+
+def approximations(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+    """Draw how far approximations are from the blocks of each network, a panel a network, a page a part.
+
+    How to read it: a cell is the mean over seeds of ||B - A|| / ||B|| for the block B of its row and the approximation
+    A of its column (the best scalar factor of A is taken first, unless option `number` says error or angle). Dark is
+    near: 0 is the block itself, 1 no better than zero. Grey: the block has no such approximation. Along a training
+    there is a panel for the first and for the last step.
+    Requires: a sweep with the quantity `approximations` (options `number`: error, scale_error or angle; `at`: the place
+    on the axis, for networks that are not drawn before and after a training).
+    """
+    run, number = read_run(folder), spec.choice("number", list(NUMBERS_OF_APPROXIMATIONS), "scale_error")
+    points = _points(run, number)
+    places = _places(spec, points, run)
+    shown = pd.concat([here.assign(place=words) for here, words in places])
+    named = run.table["quantity"].isin([f"{name}_{number}" for name in Approximation])
+    table = along(run.table[named].assign(quantity="approximations"), run.axis)
+    for part in parts_of(shown):
+        one = where(shown, part=part)
+        words = f"{labels.part_words(part)}: {_WORDS[number]}, mean over {labels.seeds_words(table)}"
+        note = f"{words}; grey: not defined.{labels.made_words(table, run.axis, where='')}"
+        sheet = draw_maps(one, number, note, spec.paper)
+        yield sheet.page(f"_{part}" * (len(parts_of(shown)) > 1), as_written(one, run.axis))
+
+
+def _points(run: Run, number: str) -> pd.DataFrame:
+    """Return the means over seeds of one number of every approximation that the table has."""
+    measured = set(run.table["quantity"])
+    names = [name for name in Approximation if f"{name}_{number}" in measured]
+    if not names:
+        raise UserError(
+            "figure.layout=approximations: the table has no approximations",
+            got=", ".join(sorted(measured)),
+            allowed="a sweep with quantities=[approximations]",
+            remedy="hessfig run sweep=approximations",
+        )
+    curves = [
+        growth_curves(run.table, axis=run.axis, quantity=f"{name}_{number}").assign(approximation=name.value)
+        for name in names
+    ]
+    return pd.concat(curves, ignore_index=True)
+
+
+def _places(spec: FigureSpec, points: pd.DataFrame, run: Run) -> list[tuple[pd.DataFrame, str]]:
+    """Return the points at the places to draw: the ends of a training, or one place."""
+    wanted = spec.number("at")
+    if wanted is None and run.axis.name == "step":
+        ends = (float(points[X].min()), float(points[X].max()))
+        return [at_one_place(points, end, run.axis) for end in dict.fromkeys(ends)]
+    return [at_one_place(points, wanted, run.axis)]
+
+
+def draw_maps(points: pd.DataFrame, number: str, note: str, paper: Paper) -> Sheet:
+    """Draw a panel for each network and place below each other, with one scale from 0 to 1."""
+    networks = _once(networks_of(points))
+    panels = [(network, place) for network in networks for place in dict.fromkeys(points["place"])]
+    blocks = {one: _blocks(_of(points, *one)) for one in panels}
+    columns = [name for name in Approximation if name in set(points["approximation"])]
+    sheet = panel_sheet(
+        paper,
+        [[page_suffix(*network, networks).lstrip("_") + f" {place}"] for network, place in panels],
+        note=note,
+        height=[_ROW * max(len(blocks[one]), 2) for one in panels],
+        margins=_MARGINS,
+        share_y=False,
+    )
+    scale = Normalize(-1.0 if number == "angle" else 0.0, 1.0)
+    for row, _, ax in sheet:
+        (network, place), names = panels[row], blocks[panels[row]]
+        square = _square(_of(points, network, place), names, columns)
+        written = width_in(ax) / len(columns) >= _WRITTEN
+        words = np.array([_cell(value) for value in square.flat]).reshape(square.shape) if written else None
+        image = draw_matrix(ax, square, scale, words=words, size=TINY - 1.4, cmap="viridis")
+        several = len({layer for layer, _ in names} - {0}) > 1
+        name_sides(
+            ax,
+            rows=[labels.weight_words(name) + f" {layer}" * (several and layer > 0) for layer, name in names],
+            columns=[name.facts.label for name in columns] if row == len(panels) - 1 else (),
+        )
+        if row < len(panels) - 1:
+            ax.set_xticks([])
+        ax.set_title(", ".join(filter(None, (labels.variant_words(network[0]), place))))
+    colour_bar(sheet.panels[sheet.lines[0][-1]], image, label=_WORDS[number])
+    return sheet
+
+
+def _once(networks: list[Network]) -> list[Network]:
+    """Return the networks without those that read alike: an MLP has no attention, whatever its setting."""
+    return list({(labels.variant_words(variant), depth): (variant, depth) for variant, depth in networks}.values())
+
+
+def _of(points: pd.DataFrame, network: Network, place: str) -> pd.DataFrame:
+    return where(points, variant=network[0], num_layers=network[1], place=place)
+
+
+def _blocks(points: pd.DataFrame) -> list[tuple[int, str]]:
+    """Return (layer, weight) of every row: layer by layer, weights in their order."""
+    found = points[["layer", "row"]].drop_duplicates()
+    order = in_order(found["row"])
+    return sorted(found.itertuples(index=False, name=None), key=lambda key: (key[0], order.index(key[1])))
+
+
+def _square(points: pd.DataFrame, blocks: list[tuple[int, str]], columns: list[Approximation]) -> np.ndarray:
+    square = np.full((len(blocks), len(columns)), np.nan)
+    for one in points.itertuples():
+        square[blocks.index((one.layer, one.row)), columns.index(Approximation(one.approximation))] = one.mean
+    return square
+
+
+def _cell(value: float) -> str:
+    return f"{value:.2f}".replace("-", "−") if np.isfinite(value) else ""

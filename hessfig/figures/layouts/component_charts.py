@@ -1,0 +1,160 @@
+"""Growth rates by component: exponents predicted and fitted, one line per network, and the curves behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from hessfig.analysis.axis import last_word, settings_of
+from hessfig.analysis.slopes.printed import Window
+from hessfig.figures.parts import labels
+from hessfig.figures.parts.measured import (
+    BLOCK_KEY,
+    BlockKey,
+    Measured,
+    as_written,
+    blocks_in_order,
+    read_measured,
+    where,
+    windows_in_words,
+    with_pairs,
+)
+from hessfig.figures.parts.page import FigureSpec, Page, fitting, matrix_colour, width_of
+from hessfig.figures.parts.panel_sheet import Margins, in_rows, panel_sheet, say
+from hessfig.figures.parts.panels import draw_curve, mark_one, positive, set_log_range, why_no_line
+from hessfig.predictions.growth_rates import Prediction
+from hessfig.terms import Part
+
+_LINE = 0.135  # inches of the page for a network
+_LONGEST = 1.5  # inches for its name
+_BASE = "base"
+_PANELS, _ACROSS = 16, 4  # of curves on a page, and on a line
+_PAIR = ("W_V", "W_Q")
+
+
+def components(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+    """Draw exponents in sigma by component: open circles are predicted, dots with bars fitted; then the curves.
+
+    How to read it: a line is a network that differs from the base (the first) in the component it names, a panel a
+    block. Where the dot lies in the circle, counting powers of the input explains the growth of the block. A line
+    without circle has no predicted power there; `= 0` is a block that vanishes identically.
+    Requires: the sweep's table.csv with one network per variant, and its manifest (option `part`: H by default). The
+    first window of sigma is drawn, with a page for every further one.
+    """
+    measured, part = read_measured(spec, folder), Part(spec.choice("part", tuple(Part), Part.H))
+    for number, window in enumerate(measured.windows):
+        yield _exponents(spec, measured, part, window, f"_window{number + 1}" if number else "")
+    yield from _curves(spec, measured, part)
+
+
+def _exponents(spec: FigureSpec, measured: Measured, part: Part, window: Window, suffix: str) -> Page:
+    slopes = with_pairs(measured.slopes[measured.slopes["part"] == part])
+    low, high = (np.nan if end is None else end for end in window)
+    here = slopes[
+        np.isclose(slopes["window_low"], low, equal_nan=True) & np.isclose(slopes["window_high"], high, equal_nan=True)
+    ]
+    variants, blocks = list(dict.fromkeys(here["variant"])), _by_exponent(here)
+    names = [fitting([name_of(variant)], _LONGEST) for variant in variants]
+    margins = Margins(left=0.1 + max(map(width_of, names)), bottom=0.52, across=0.08)
+    height = _LINE * len(variants) + 0.1
+    words = [f"{row if row == col else f'{row}-{col}'}:{part}" for row, col, _ in blocks]
+    sheet = panel_sheet(
+        spec.paper,
+        [words],
+        note=_note(measured, part, window),
+        margins=margins,
+        share_y="all",
+        height=height,
+        narrowest=0.5,
+    )
+    for _, column, ax in sheet:
+        row, col, _ = blocks[column]
+        _draw_exponents(ax, where(here, row=row, col=col), variants, matrix_colour(row if row == col else ""))
+        ax.set_title(labels.block_title(row, col, quantity=""))
+        ax.set_xlabel("exponent")
+    _set_range(sheet.first, here)
+    sheet.first.set_yticks(range(len(variants)), names)
+    sheet.first.set_ylim(len(variants) - 0.4, -0.6)
+    return sheet.page(suffix, here.drop(columns="across"))
+
+
+def _draw_exponents(ax: Axes, slopes: pd.DataFrame, variants: Sequence[str], colour: str) -> None:
+    places = {variant: place for place, variant in enumerate(variants)}
+    for place in range(0, len(variants), 2):
+        ax.axhspan(place - 0.5, place + 0.5, color="#f4f4f4", zorder=0)
+    for row in slopes.itertuples():
+        here = places[str(row.variant)]
+        if row.is_zero:
+            ax.text(0.5, here, "= 0", transform=ax.get_yaxis_transform(), ha="center", va="center", fontsize=6)
+            continue
+        if row.prediction == Prediction.exponent:
+            ax.plot(row.predicted, here, "o", markersize=6, markerfacecolor="none", markeredgecolor="#555555", zorder=3)
+        if np.isfinite(row.slope):
+            error = row.slope_se if np.isfinite(row.slope_se) else 0.0
+            ax.errorbar(row.slope, here, xerr=error, fmt="o", markersize=3, color=colour, elinewidth=0.8, zorder=4)
+    ax.grid(visible=True, axis="x", linewidth=0.4, color="#dddddd")
+
+
+def _set_range(ax: Axes, slopes: pd.DataFrame) -> None:
+    """Give the panels one range, which holds every exponent of the page."""
+    known = slopes[["slope", "predicted"]].to_numpy(float)
+    if np.isfinite(known).any():
+        low, high = np.floor(np.nanmin(known)), np.ceil(np.nanmax(known))
+        ax.set_xlim(low - 0.6, high + 0.6)
+        ax.set_xticks(np.arange(low, high + 1, 2))
+
+
+def _by_exponent(slopes: pd.DataFrame) -> list[BlockKey]:
+    """Return the blocks by what is predicted of the first network, so that its circles rise from left to right."""
+    base = slopes[slopes["variant"] == slopes["variant"].iloc[0]]
+    known = {key: one["predicted"].iloc[0] for key, one in base.groupby(BLOCK_KEY)}
+    return sorted(blocks_in_order(slopes), key=lambda block: np.nan_to_num(known.get(block, np.inf), nan=np.inf))
+
+
+def _curves(spec: FigureSpec, measured: Measured, part: Part) -> Iterator[Page]:
+    """Draw the norms of the value and the query block of every network, a small panel each."""
+    variants = list(dict.fromkeys(measured.curves["variant"]))
+    pages = in_rows(variants, _PANELS)
+    for number, some in enumerate(pages):
+        lines = [list(line) for line in in_rows(some, _ACROSS)]
+        names = [[name_of(variant) for variant in line] for line in lines]
+        note = f"{measured.how(guides=False)} {labels.part_words(part)}; violet: W_V, green: W_Q."
+        sheet = panel_sheet(spec.paper, names, note=note, margins=Margins(down=0.26), share_y="all", narrowest=0.6)
+        for row, column, ax in sheet:
+            _draw_network(ax, measured.of(variant=lines[row][column], part=part), lines[row][column])
+        shown = where(measured.curves, part=part)
+        set_log_range([ax for *_, ax in sheet], shown[shown["row"].isin(_PAIR)], measured.axis)
+        yield sheet.page(f"_curves{number + 1}", as_written(shown, measured.axis))
+
+
+def _draw_network(ax: Axes, measured: Measured, variant: str) -> None:
+    ax.set_title(fitting([name_of(variant)], 1.0), fontsize=6)
+    drawn = [measured.of(row=name, col=name) for name in _PAIR]
+    if not any(positive(one.curves).any() for one in drawn):
+        say(ax, why_no_line(measured.curves))
+        return
+    mark_one(ax, measured.axis)
+    for name, one in zip(_PAIR, drawn, strict=True):
+        if positive(one.curves).any():
+            draw_curve(ax, one.curves, colour=matrix_colour(name))
+
+
+def name_of(variant: str) -> str:
+    """Return what a network changes, in words: 'sigmoid, log_length'; 'base' for the one that changes nothing."""
+    return ", ".join(_worded(last_word(key), value) for key, value in settings_of(variant).items()) or _BASE
+
+
+def _worded(name: str, value: str) -> str:
+    if value in ("True", "False"):
+        return name if value == "True" else f"no {name}"
+    is_told = value.isidentifier() and value not in ("none", "output", "linear", "pre", "post")
+    return value if is_told else f"{name}={value}"
+
+
+def _note(measured: Measured, part: Part, window: Window) -> str:
+    circles = f"{labels.part_words(part)}: exponents in σ. Circles: predicted; dots: fitted on "
+    return f"{circles}{windows_in_words([window], measured.axis)}, ± bootstrap over seeds. {measured.setting}"

@@ -1,0 +1,24 @@
+"""hessfig.Monitor in a Lightning training: Trainer(callbacks=[MonitorCallback(monitor)])."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.pytorch.callbacks import Callback
+
+from hessfig.monitor import Monitor
+
+
+class MonitorCallback(Callback):
+    """Calls monitor(step) when the training begins, and after every batch; the steps are the Trainer's global ones."""
+
+    def __init__(self, monitor: Monitor) -> None:
+        self.monitor = monitor
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Measure the state that the training begins with, or goes on from."""
+        self.monitor(trainer.global_step)
+
+    def on_train_batch_end(self, trainer: Any, *given: Any) -> None:
+        """Measure the state after an update; batches that only add to a gradient have the step of the last one."""
+        self.monitor(trainer.global_step)

@@ -1,0 +1,104 @@
+"""Which approximations a block can have, and what of the settings makes their numbers; without tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hessfig.config import Config, Method, Optimiser, State
+from hessfig.errors import UserError
+from hessfig.measurements.requirements import ADAPTIVE, check_dense
+from hessfig.measurements.settings_and_costs import dense_settings, diagonal
+from hessfig.models.blocks import matrices_of
+from hessfig.models.protocol import Layout, Weight
+from hessfig.terms import Approximation, Block, Group, Matrix, Need
+
+MOST_DENSE = 2048  # parameters of a block that is held as a matrix by estimator=auto
+FEWEST = 4  # probes: products of pairs of them have a jackknife's error
+METHODS = (Method.auto, Method.hutchinson, Method.dense)
+_HEADED = (Matrix.W_Q, Matrix.W_K, Matrix.W_QK, Matrix.W_V, Matrix.W_O)
+_TABLES = (Matrix.W_E, Matrix.W_pos)
+
+
+def approximation_settings(config: Config, layout: Layout) -> dict[str, Any]:
+    """Return blocks, parts and products, the names and rank, the probes, and the size of the mini-batches."""
+    estimator = config.estimator
+    probes = {} if estimator.method == Method.dense else {"num_probes": estimator.num_probes}
+    return {
+        **dense_settings(config, layout),
+        "estimator": {"method": estimator.method.value, "products": estimator.products.value, **probes},
+        "blocks": [[block.layer, str(block.col)] for block in diagonal(config, layout)],
+        "approximation": {"names": sorted(chosen(config)), "rank": config.approximation.rank},
+        "batch_size": None if config.training.optimiser == Optimiser.gd else config.training.batch_size,
+    }
+
+
+def chosen(config: Config) -> list[Approximation]:
+    """Return the approximations that are asked for; all of them where none is named."""
+    return config.approximation.names or list(Approximation)
+
+
+def check_approximations(config: Config, layout: Layout) -> None:
+    """Raise UserError for an approximation by name that a block cannot have, and for an unsuitable estimator."""
+    method, count = config.estimator.method, config.estimator.num_probes
+    if method not in METHODS:
+        raise UserError(
+            "quantities=[approximations]: this estimator gives norms alone",
+            got=f"estimator={method}",
+            allowed=", ".join(f"estimator={one}" for one in METHODS),
+            remedy="estimator=auto",
+        )
+    if method == Method.dense:
+        check_dense(config, layout)
+    elif count < FEWEST:
+        raise UserError(
+            "estimator.num_probes: too few for the errors of approximations",
+            got=count,
+            allowed=f"a whole number >= {FEWEST}",
+            remedy="estimator.num_probes=20",
+        )
+    for name in config.approximation.names:
+        for block in diagonal(config, layout):
+            if why := lacking(name, block, config, layout):
+                raise refusal(name, block, why)
+
+
+def refusal(name: Approximation, block: Block, why: str) -> UserError:
+    """Return what is said of an approximation that a block cannot have."""
+    return UserError(
+        f"approximation.names: {name} is not defined here: {why}",
+        got=f"{name} of block {block}",
+        allowed="approximations that every block of the run can have; none named: all that each can have",
+        remedy=f"leave {name} or {block.col} out, or approximation.names=[]",
+    )
+
+
+def lacking(name: Approximation, block: Block, config: Config, layout: Layout) -> str:
+    """Return why a block cannot have an approximation, as far as names and settings tell; empty where it can."""
+    side = layout.side(block.layer, str(block.col))
+    if name.facts.needs == Need.whole:
+        return "" if block.col == Group.all else "it takes the blocks of the whole network (blocks=[all]) apart"
+    if name.facts.needs == Need.moments:
+        return _without_moments(config)
+    if name.facts.needs == Need.any:
+        return ""
+    if len(side) > 1 or block.col in list(Group) or not side[0].is_main:
+        return "it is of the weight of one matrix"
+    return _of_weight(name, side[0], config)
+
+
+def _of_weight(name: Approximation, weight: Weight, config: Config) -> str:
+    if name.facts.needs == Need.linear and weight.name in _TABLES:
+        return f"it is of a linear map's weight, and {weight.name} is a table of embeddings"
+    if name.facts.needs == Need.heads and weight.name not in {*_HEADED} & {*matrices_of(config.model)}:
+        return f"{weight.name} is not cut into heads ({', '.join(_HEADED)} of the package's transformers are)"
+    return ""
+
+
+def _without_moments(config: Config) -> str:
+    training = config.training.optimiser
+    if config.state.kind == State.trained and training in ADAPTIVE:
+        return ""
+    return (
+        "the second moments are those of a training with adam or adamw (state=trained), not of "
+        f"state={config.state.kind} with training.optimiser={training}; adam_expected needs none"
+    )

@@ -1,0 +1,340 @@
+"""How far approximations are from blocks of the Hessian: relative errors and angles, exact or by probes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from math import inf, nan
+
+import torch
+from jaxtyping import Float
+from torch import Generator, Tensor
+
+from hessfig.config import Method, Optimiser
+from hessfig.curvature.approximations.matrices import (
+    Basis,
+    Diagonal,
+    Product,
+    Rotated,
+    as_weights,
+    best_kronecker_sum,
+    fitted_kronecker_sum,
+)
+from hessfig.curvature.approximations.named import Material, Samples
+from hessfig.curvature.approximations.signals import OutputSide, linear_of
+from hessfig.curvature.column import PROBES_AT_ONCE, Column, chunks, completed, summands
+from hessfig.curvature.curvlinops import view_of
+from hessfig.curvature.problem import Problem, rademacher
+from hessfig.measurements.approximable import MOST_DENSE, chosen, lacking, refusal
+from hessfig.measurements.block_norms import dense_blocks
+from hessfig.measurements.eigenvalues import square_columns
+from hessfig.measurements.quantity import Estimate, Measured, Request, Row, block_row
+from hessfig.measurements.requirements import ADAPTIVE
+from hessfig.measurements.stability import preconditioner
+from hessfig.models.protocol import Weight
+from hessfig.models.registry import kind
+from hessfig.terms import NUMBERS_OF_APPROXIMATIONS, Approximation, Block, Need, Part
+
+_PAIRS = {Approximation.kfoc, Approximation.kronecker_sum}
+FITTED = 2  # test vectors of a fitted Kronecker sum, at least, for each row or column of the weight
+NEGLIGIBLE = 1e-12  # an approximation that is this small beside the block is rounding, and counts as 0
+Vectors = Float[Tensor, "dim k"]
+Numbers = tuple[Estimate, Estimate, Estimate]
+
+
+def approximations(problem: Problem, request: Request) -> Measured:
+    """Return NAME_error, NAME_scale_error and NAME_angle of every approximation, part and diagonal block.
+
+    With B the block and A its approximation, in the Frobenius norm: ||B - A|| / ||B||; the same after A was multiplied
+    by the best scalar; and the cosine <A, B> / (||A|| ||B||). Blocks of at most MOST_DENSE parameters (all of them with
+    estimator=dense, none with hutchinson) are exact; others come from probes, with a jackknife's standard error. Parts
+    that vanish by the network's structure have no rows. Raises UserError for a name that a block cannot have.
+    """
+    shared = _Shared(problem, request)
+    rows: list[Row] = []
+    for block, column in square_columns(problem, request):
+        is_zero = kind(request.model.kind).is_structural_zero
+        parts = [part for part in request.parts if not is_zero(request.model, block, part)]
+        if parts:
+            rows += _of_block(shared, block, column, parts)
+    return Measured(rows)
+
+
+class _Shared:
+    """What all blocks of a cell share."""
+
+    def __init__(self, problem: Problem, request: Request) -> None:
+        self.problem, self.request, self.config = problem, request, request.at.config
+
+    @cached_property
+    def samples(self) -> Samples:
+        """Gradients of samples; with gd the mini-batch is the whole batch."""
+        training = self.config.training
+        size = inf if training.optimiser == Optimiser.gd else training.batch_size
+        return Samples(OutputSide(self.problem), self.request.stream(0, "labels"), size)
+
+    @cached_property
+    def stored(self) -> dict[str, Tensor] | None:
+        """The root of the second moment that adam keeps, corrected for its bias, plus eps; None where there is none."""
+        at, training = self.request.at, self.config.training
+        if not at.step or training.optimiser not in ADAPTIVE:
+            return None
+        held = {name: parameter.detach() for name, parameter in self.problem.network.named_parameters()}
+        correction = 1 - training.betas[0] ** at.step
+        return {name: one.double() / correction for name, one in preconditioner(at, held).items()}
+
+    def names(self, block: Block) -> Iterator[Approximation]:
+        """Yield the approximations that the block can have. Raises UserError for one that is asked for by name.
+
+        Before the first update of a training there are no moments: no rows then.
+        """
+        for name in chosen(self.config):
+            why = lacking(name, block, self.config, self.problem.layout) or self._missing(name, block)
+            if why and self.config.approximation.names:
+                raise refusal(name, block, why)
+            if not why and (name.facts.needs != Need.moments or self.stored):
+                yield name
+
+    def _missing(self, name: Approximation, block: Block) -> str:
+        """Return what only tensors tell: shapes and modules."""
+        weight = self.problem.layout.side(block.layer, str(block.col))[0]
+        if name.facts.needs in (Need.any, Need.moments, Need.whole):
+            return ""
+        if len(self.shape(weight)) != 2:
+            return f"it is of the weight of one matrix, and {weight.name} has {len(self.shape(weight))} axes"
+        is_linear = name.facts.needs != Need.linear or linear_of(self.problem, weight) is not None
+        return "" if is_linear else f"no torch.nn.Linear holds {weight.name} whole"
+
+    def shape(self, weight: Weight) -> torch.Size:
+        """Return the shape of a weight, a view of its parameter."""
+        return view_of(self.problem.network.get_parameter(weight.parameter), weight).shape
+
+
+def _of_block(shared: _Shared, block: Block, column: Column, parts: Sequence[Part]) -> Iterator[Row]:
+    """Yield the rows of one block: name by name, part by part."""
+    request, side = shared.request, shared.problem.layout.side(block.layer, str(block.col))
+    shape = shared.shape(side[0]) if len(side) == 1 else torch.Size([column.dim])
+    reference = _reference(block, column, parts, request)
+    material = Material(shared.samples, side, shape, stored=shared.stored, heads=request.model.n_heads)
+    compare = _Comparison(reference, material, shared.config.approximation.rank)
+    for name in shared.names(block):
+        for part in parts:
+            numbers = zip(NUMBERS_OF_APPROXIMATIONS, compare.numbers(name, part), strict=True)
+            for number, found in numbers:
+                yield block_row(f"{name}_{number}", request, block, part, found)
+
+
+def _reference(block: Block, column: Column, parts: Sequence[Part], request: Request) -> _Dense | _Probed:
+    method, count = request.estimator.method, request.estimator.num_probes
+    if method == Method.dense or (method == Method.auto and column.dim <= max(MOST_DENSE, count)):
+        return _Dense(block, column, parts)
+    return _Probed(block, column, parts, count, request.stream(block.layer, str(block.col)))
+
+
+class _Comparison:
+    """A block beside its approximations; each is made once for all parts, unless it is made of the part itself."""
+
+    def __init__(self, reference: _Dense | _Probed, material: Material, rank: int) -> None:
+        self._reference, self._material, self._rank = reference, material, rank
+        self._given: dict[Approximation, Product] = {}
+
+    def numbers(self, name: Approximation, part: Part) -> Numbers:
+        """Return error, error after the best scalar, and angle; nan for what is not finite."""
+        if not self._reference.is_finite(part):
+            return _nothing(self._reference)
+        try:
+            return self._of_part(name, part)
+        except torch.linalg.LinAlgError:  # gradients that are not finite have no eigenvectors
+            return _nothing(self._reference)
+
+    def _of_part(self, name: Approximation, part: Part) -> Numbers:
+        reference, material = self._reference, self._material
+        if name == Approximation.diagonal:
+            return reference.diagonal(part)
+        if name == Approximation.soap:
+            return reference.diagonal(part, material.shampoo_basis)
+        if name in _PAIRS:
+            rank = self._rank if name == Approximation.kronecker_sum else 1
+            return reference.compared(part, reference.kronecker_sum(part, material.shape, rank))
+        if name.facts.needs == Need.whole:
+            sizes = _pieces(material.weights, by_layer=name == Approximation.layer_diagonal)
+            return reference.compared(part, reference.apart(part, sizes))
+        if name not in self._given:
+            self._given[name] = material.approximation(name)
+        return reference.compared(part, self._given[name])
+
+
+def _pieces(weights: Sequence[Weight], *, by_layer: bool) -> list[Tensor]:
+    """Return the places of each weight's entries; of each layer's, weights outside the layers standing alone."""
+    places = torch.arange(sum(weight.size for weight in weights)).split([weight.size for weight in weights])
+    keys = [weight.layer if by_layer and weight.layer else f"{number}" for number, weight in enumerate(weights)]
+    return [torch.cat([places[i] for i, key in enumerate(keys) if key == one]) for one in dict.fromkeys(keys)]
+
+
+class _Dense:
+    """A block as matrices: every number is exact."""
+
+    by, count = Method.dense.value, 0
+
+    def __init__(self, block: Block, column: Column, parts: Sequence[Part]) -> None:
+        found = completed(dense_blocks(column, summands(parts)), parts)
+        self._of = {part: found[block, part].double().cpu() for part in parts}
+
+    def is_finite(self, part: Part) -> bool:
+        """Whether the block can be compared."""
+        return bool(self._of[part].isfinite().all())
+
+    def compared(self, part: Part, product: Product) -> Numbers:
+        """Return the three numbers of an approximation."""
+        block = self._of[part]
+        made = product.matmat(torch.eye(len(block), dtype=torch.float64))
+        size, overlap = float(block.norm()), float((block * made).sum())
+        square = float(made.square().sum())
+        if not size:
+            return self._exact(nan, nan, nan)
+        if square**0.5 < NEGLIGIBLE * size:
+            return self._exact(1.0, 1.0, 0.0)
+        scale = overlap / square
+        return self._exact(
+            float((block - made).norm()) / size,
+            float((block - scale * made).norm()) / size,
+            overlap / size / square**0.5,
+        )
+
+    def diagonal(self, part: Part, basis: Basis | None = None) -> Numbers:
+        """Return the numbers of the block's own diagonal, in a basis."""
+        block = self._of[part]
+        if basis is None:
+            return self.compared(part, Diagonal(block.diagonal()))
+        half = _coordinates(basis, block)
+        values = _coordinates(basis, half.T).diagonal()
+        return self.compared(part, Rotated(basis, values.reshape(len(basis.left), -1)))
+
+    def kronecker_sum(self, part: Part, shape: Sequence[int], rank: int) -> Product:
+        """Return the nearest sum of Kronecker products."""
+        return best_kronecker_sum(self._of[part], shape, rank)
+
+    def apart(self, part: Part, pieces: Sequence[Tensor]) -> Product:
+        """Return the blocks of `pieces` alone."""
+        return _Apart(lambda vectors: self._of[part] @ vectors, pieces)
+
+    def _exact(self, *values: float) -> Numbers:
+        first, second, third = (Estimate(value, 0.0, 0, self.by) for value in values)
+        return first, second, third
+
+
+class _Probed:
+    """A block by its products with random vectors: every number is an estimate."""
+
+    by = Method.hutchinson.value
+
+    def __init__(self, block: Block, column: Column, parts: Sequence[Part], count: int, generator: Generator) -> None:
+        self._block, self._column, self._parts, self.count, self._generator = block, column, parts, count, generator
+        self._vectors = self._drawn(count)
+        self._products = self._multiplied(self._vectors, parts)
+        self._fitted: tuple[Vectors, dict[Part, Vectors]] | None = None
+
+    def is_finite(self, part: Part) -> bool:
+        """Whether the block can be compared."""
+        return bool(self._products[part].isfinite().all())
+
+    def compared(self, part: Part, product: Product) -> Numbers:
+        """Return the three numbers, from products of block and approximation with the same vectors."""
+        ours, theirs = self._products[part], product.matmat(self._vectors)
+        of_probes = ((ours - theirs).square(), ours.square(), theirs.square(), ours * theirs)
+        sums = torch.stack([one.sum(dim=0) for one in of_probes])
+        return self._jackknifed(_from_sums, sums.sum(dim=1, keepdim=True), sums.sum(dim=1, keepdim=True) - sums)
+
+    def diagonal(self, part: Part, basis: Basis | None = None) -> Numbers:
+        """Return the numbers of the block's own diagonal D in a basis: <B, D> = ||D||^2 = E d_k.d_l, k and l apart.
+
+        d_k = w_k * Q^T B Q w_k has the mean D for random signs w_k.
+        """
+        signs, ours = self._vectors, self._products[part]
+        if basis is not None:
+            signs = self._drawn(self.count)
+            vectors = basis.back(as_weights(signs, (len(basis.left), len(basis.right)))).flatten(1).T
+            ours = _coordinates(basis, self._multiplied(vectors, [part])[part])
+        each = signs * ours
+        gram, count = each.T @ each, self.count
+        others = gram.sum(dim=1) - gram.diagonal()
+        size = ours.square().sum(dim=0)
+        whole = torch.stack([others.sum() / (count * (count - 1)), size.mean()])[:, None]
+        left = (others.sum() - 2 * others) / ((count - 1) * (count - 2))
+        return self._jackknifed(_from_share, whole, torch.stack([left, (size.sum() - size) / (count - 1)]))
+
+    def kronecker_sum(self, part: Part, shape: Sequence[int], rank: int) -> Product:
+        """Return a sum of Kronecker products fitted to other random vectors than it is compared on."""
+        vectors, products = self._for_fits(max(self.count, FITTED * max(shape)))
+        return fitted_kronecker_sum(vectors, products[part], shape, rank)
+
+    def apart(self, part: Part, pieces: Sequence[Tensor]) -> Product:
+        """Return the blocks of `pieces` alone, by a product of the whole for each of them."""
+        return _Apart(lambda vectors: self._multiplied(vectors, [part])[part], pieces)
+
+    def _for_fits(self, count: int) -> tuple[Vectors, dict[Part, Vectors]]:
+        if self._fitted is None:
+            vectors = self._drawn(count)
+            self._fitted = vectors, self._multiplied(vectors, self._parts)
+        return self._fitted
+
+    def _drawn(self, count: int) -> Vectors:
+        return rademacher(self._column.dim, count, generator=self._generator, dtype=torch.float64)
+
+    def _multiplied(self, vectors: Vectors, parts: Sequence[Part]) -> dict[Part, Vectors]:
+        pieces = [
+            completed(self._column.split_matmat(chunk, summands(parts)), parts)
+            for chunk in chunks(vectors.to(self._column.dtype), self._column, PROBES_AT_ONCE)
+        ]
+        return {part: torch.cat([one[self._block, part] for one in pieces], dim=1).double().cpu() for part in parts}
+
+    def _jackknifed(
+        self, function: Callable[[Tensor], Tensor], whole: Float[Tensor, "s 1"], left: Float[Tensor, "s k"]
+    ) -> Numbers:
+        """Return a function of sums over probes, and its error from the sums without each of them."""
+        values, others = function(whole)[:, 0], function(left)
+        spread = (others - others.mean(dim=1, keepdim=True)).square().sum(dim=1)
+        errors = (spread * (self.count - 1) / self.count).sqrt()
+        found = [Estimate(float(v), float(e), self.count, self.by) for v, e in zip(values, errors, strict=True)]
+        first, second, third = found
+        return first, second, third
+
+
+class _Apart:
+    """The blocks of pieces of a matrix alone."""
+
+    def __init__(self, multiply: Callable[[Vectors], Vectors], pieces: Sequence[Tensor]) -> None:
+        self._multiply, self._pieces = multiply, pieces
+
+    def matmat(self, vectors: Vectors) -> Vectors:
+        """Return A V."""
+        found = torch.zeros_like(vectors)
+        for piece in self._pieces:
+            alone = torch.zeros_like(vectors)
+            alone[piece] = vectors[piece]
+            found[piece] = self._multiply(alone)[piece]
+        return found
+
+
+def _from_sums(sums: Float[Tensor, "4 k"]) -> Float[Tensor, "3 k"]:
+    """Return the three numbers from sums of ||(B - A) v||^2, ||B v||^2, ||A v||^2 and Bv.Av."""
+    difference, ours, theirs, overlap = sums
+    is_zero = theirs < NEGLIGIBLE**2 * ours
+    angle = torch.where(is_zero, 0.0, overlap / (ours * theirs).sqrt())
+    return torch.stack([(difference / ours).sqrt(), (1 - angle.square()).clamp(min=0).sqrt(), angle])
+
+
+def _from_share(sums: Float[Tensor, "2 k"]) -> Float[Tensor, "3 k"]:
+    """Return the three numbers of a projection A of B, for which <A, B> = ||A||^2, from ||A||^2 and ||B||^2."""
+    share = sums[0] / sums[1]
+    error = (1 - share).clamp(min=0).sqrt()
+    return torch.stack([error, error, share.clamp(min=0).sqrt()])
+
+
+def _coordinates(basis: Basis, columns: Vectors) -> Vectors:
+    return basis.into(as_weights(columns, (len(basis.left), len(basis.right)))).flatten(1).T
+
+
+def _nothing(reference: _Dense | _Probed) -> Numbers:
+    lost = Estimate(nan, nan, reference.count, reference.by)
+    return lost, lost, lost

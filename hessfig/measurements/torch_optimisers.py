@@ -1,0 +1,91 @@
+"""The state of a torch optimiser as the settings and moments that quantities of a training's next step are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hessfig.config import Optimiser, Schedule, TrainingConfig
+from hessfig.errors import UserError, first_few
+
+OF_AN_OPTIMISER = ("critical_step", "preconditioned_eigenvalue", "stability_threshold")
+_KINDS: dict[type[torch.optim.Optimizer], Optimiser] = {
+    torch.optim.AdamW: Optimiser.adamw,
+    torch.optim.Adam: Optimiser.adam,
+    torch.optim.SGD: Optimiser.sgd,
+}
+_RULES = ("lr", "betas", "eps", "momentum", "dampening", "nesterov", "amsgrad", "maximize")
+_PLAIN = {"dampening": 0, "nesterov": False, "amsgrad": False, "maximize": False}  # what the formulas assume
+_MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer")
+
+
+@dataclass(frozen=True)
+class OptimiserState:
+    """`updates` that were made, the settings of the next one, and {moment/parameter: tensor}."""
+
+    training: TrainingConfig
+    updates: int = 0
+    moments: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+def check_optimiser(optimiser: Any, names: list[str]) -> None:
+    """Raise UserError for an optimiser that the quantities `names` cannot be measured with."""
+    asked = [name for name in names if name in OF_AN_OPTIMISER]
+    if optimiser is None and [name for name in asked if name != "critical_step"]:
+        raise _refusal(asked, "there is none")
+    if optimiser is not None and type(optimiser) not in _KINDS:
+        raise _refusal(asked or ["optimiser"], type(optimiser).__name__)
+    if "preconditioned_eigenvalue" in asked and isinstance(optimiser, torch.optim.SGD):
+        raise _refusal(["preconditioned_eigenvalue"], "SGD, which has no preconditioner")
+    if optimiser is not None:
+        _rule(optimiser)
+
+
+def state_of(optimiser: torch.optim.Optimizer | None, network: nn.Module) -> OptimiserState:
+    """Return the state of an optimiser of `network`; without one, that of plain gradient descent.
+
+    Raises UserError where groups of parameters have rules of their own, or a rule is none that the formulas know
+    (Nesterov's momentum, dampening, amsgrad).
+    """
+    if optimiser is None:
+        return OptimiserState(TrainingConfig(optimiser=Optimiser.gd, schedule=Schedule.constant, warmup=0))
+    rule = _rule(optimiser)
+    training = TrainingConfig(
+        optimiser=_KINDS[type(optimiser)],
+        learning_rate=float(rule["lr"]),
+        betas=list(rule.get("betas", (0.9, 0.999))),
+        eps=rule.get("eps", 1e-8),
+        momentum=rule.get("momentum", 0.0),
+        schedule=Schedule.constant,
+        warmup=0,
+    )
+    named, moments, updates = {id(one): name for name, one in network.named_parameters()}, {}, 0
+    for parameter, state in optimiser.state.items():
+        updates = max(updates, int(state.get("step", 1)))
+        for moment in _MOMENTS:
+            if state.get(moment) is not None and id(parameter) in named:
+                moments[f"{moment}/{named[id(parameter)]}"] = state[moment].detach()
+    return OptimiserState(training, updates, moments)
+
+
+def _rule(optimiser: torch.optim.Optimizer) -> dict[str, Any]:
+    """Return what all groups of parameters have in common."""
+    rules = [{key: group[key] for key in _RULES if key in group} for group in optimiser.param_groups]
+    other = [key for key in rules[0] if any(one[key] != rules[0][key] for one in rules)]
+    other += [key for key, usual in _PLAIN.items() if rules[0].get(key, usual) != usual]
+    if other:
+        raise _refusal(["optimiser"], f"{type(optimiser).__name__} with {first_few(other)} of its own")
+    return rules[0]
+
+
+def _refusal(asked: list[str], got: str) -> UserError:
+    return UserError(
+        f"{first_few(asked)}: the step rule is not one that is known",
+        got=f"optimiser: {got}",
+        allowed="torch.optim.Adam, AdamW or SGD, with one rule for all parameters (weight decays may differ)",
+        remedy="hessfig.Monitor(..., optimiser=optimiser), or leave these quantities out",
+    )

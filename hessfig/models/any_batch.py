@@ -1,0 +1,380 @@
+"""Batches of any kind (dictionaries, several inputs, loaders) and networks of several outputs, as one tensor each."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hessfig.errors import UserError, first_few, plain
+from hessfig.models.own_checks import check_tensor, oddity, shape_of, words_of
+from hessfig.tasks.losses import IGNORED, CrossEntropy, SquaredError
+
+LABELS = "labels"
+_CLOSE = 1e-4  # a model's own loss may be computed in float32, whatever its weights are
+_ALLOWED = (
+    "tensors; dictionaries with tensors by argument; (inputs, targets) pairs; lists, DataLoaders or iterables of these"
+)
+
+
+@dataclass
+class Given:
+    """One batch as the network takes it: network(*arguments, **words), and its targets; `size` counts its samples."""
+
+    arguments: tuple[Any, ...]
+    words: dict[str, Any]
+    targets: Any
+    size: int
+
+    def rows(self, rows: Tensor) -> Given:
+        """Return the samples at `rows`; what has no axis over samples is handed on as it is."""
+
+        def chosen(thing: Any) -> Any:
+            return thing[rows] if self._is_sampled(thing) else thing
+
+        words = {name: chosen(thing) for name, thing in self.words.items()}
+        return Given(tuple(map(chosen, self.arguments)), words, chosen(self.targets), len(rows))
+
+    def mapped(self, function: Callable[[Tensor], Tensor]) -> Given:
+        """Return the batch with every tensor replaced by its image."""
+
+        def image(thing: Any) -> Any:
+            return function(thing) if isinstance(thing, Tensor) else thing
+
+        words = {name: image(thing) for name, thing in self.words.items()}
+        return Given(tuple(map(image, self.arguments)), words, image(self.targets), self.size)
+
+    @property
+    def tensors(self) -> list[tuple[str, Tensor]]:
+        """Every tensor of the batch with a name."""
+        named = [*((f"input {n}", one) for n, one in enumerate(self.arguments)), *self.words.items()]
+        return [(name, one) for name, one in [*named, ("targets", self.targets)] if isinstance(one, Tensor)]
+
+    def __str__(self) -> str:
+        named = (f"{name}: {shape_of(thing)}" for name, thing in self.words.items())
+        return plain(", ".join([*map(shape_of, self.arguments), *named]), most=300)
+
+    def _is_sampled(self, thing: Any) -> bool:
+        return isinstance(thing, Tensor) and thing.ndim > 0 and len(thing) == self.size
+
+
+def is_plain(inputs: Any, targets: Any) -> bool:
+    """Whether inputs and targets are tensors or lists of them, or nothing that this module knows."""
+    if targets is None or isinstance(targets, str) or isinstance(inputs, Mapping):
+        return False
+    if isinstance(inputs, tuple) and isinstance(targets, Tensor):
+        return len(inputs) == 1
+    listed = isinstance(inputs, list) and any(isinstance(one, tuple | Mapping) for one in inputs)
+    return not listed
+
+
+def read_batches(inputs: Any, targets: Any, real: torch.dtype) -> list[Given]:
+    """Return batches as the network takes them, with floating-point numbers of type `real`.
+
+    `targets` may be None (they are the second of a pair, or `labels` of a dictionary), the name of an entry, a tensor,
+    or a list with one for every batch. Raises UserError for anything else.
+    """
+    pairs = list(_paired(inputs, targets))
+    if not pairs:
+        raise _unknown("there is no batch", inputs, targets)
+    found = [_given(one, goal, inputs, targets) for one, goal in pairs]
+    for one in found:
+        for name, tensor in one.tensors:
+            if oddity(tensor):
+                check_tensor(name, tensor)
+    return [one.mapped(partial(_typed, real=real)) for one in found]
+
+
+def _paired(inputs: Any, targets: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield (inputs, targets) of every batch."""
+    named = targets is None or isinstance(targets, str)
+    if isinstance(inputs, Mapping | Tensor) or (isinstance(inputs, tuple) and isinstance(targets, Tensor)):
+        yield inputs, targets
+    elif isinstance(inputs, tuple) and named and len(inputs) == 2 and not isinstance(inputs[0], Mapping | list):
+        yield inputs
+    elif isinstance(inputs, Iterable) and not isinstance(inputs, str | bytes):
+        every = list(inputs)
+        goals = [targets] * len(every) if named else list(targets)
+        if len(goals) != len(every):
+            raise _unknown(f"{len(every)} batches and {len(goals)} targets", inputs, targets)
+        for one, goal in zip(every, goals, strict=True):
+            is_pair = named and isinstance(one, tuple | list) and len(one) == 2
+            yield tuple(one) if is_pair else (one, goal)
+    else:
+        raise _unknown("inputs and targets are of another kind", inputs, targets)
+
+
+def _given(one: Any, goal: Any, inputs: Any, targets: Any) -> Given:
+    words: dict[str, Any] = dict(one) if isinstance(one, Mapping) else {}
+    arguments = () if words else tuple(one) if isinstance(one, tuple | list) else (one,)
+    if goal is None or isinstance(goal, str):
+        key = goal or LABELS
+        if key not in words:
+            raise _unknown(f"the batch has no entry {plain(key)!r}, and no targets are given", inputs, targets)
+        goal = words.pop(key)
+    sized = [thing for thing in (*arguments, *words.values()) if isinstance(thing, Tensor) and thing.ndim]
+    if not sized or not len(sized[0]) or not isinstance(goal, Tensor):
+        raise _unknown("a batch without a tensor whose first axis runs over samples", inputs, targets)
+    return Given(arguments, words, goal, len(sized[0]))
+
+
+def _typed(tensor: Tensor, real: torch.dtype) -> Tensor:
+    found = tensor.detach().to(real) if tensor.is_floating_point() else tensor.detach()
+    return found.clone() if found.is_inference() else found
+
+
+def _unknown(what: str, inputs: Any, targets: Any) -> UserError:
+    return UserError(
+        f"the batch cannot be read: {what}",
+        got=f"{shape_of(inputs)} and {shape_of(targets)}",
+        allowed=_ALLOWED,
+        remedy="for example hessfig.Problem(network, {'input_ids': ids, 'labels': ids}), or targets='NAME' of an entry",
+    )
+
+
+class Rows(nn.Module):
+    """A network as a function of which samples of stored batches it is given: row numbers in, one tensor out.
+
+    It shares parameters, buffers and modules with the network, under the same names. Inputs are (samples, 2): number of
+    the batch, number of the sample in it. `read` makes the tensor of what the network returns and of the targets.
+    """
+
+    def __init__(self, network: nn.Module, given: list[Given], read: Callable[[Any, Any], Tensor]) -> None:
+        super().__init__()
+        for held in ("_parameters", "_buffers", "_modules"):
+            self.__dict__[held] = network.__dict__[held]
+        self.training, self.given = network.training, given
+        self._inside, self._read = (network,), read  # in a tuple: no module of this one
+
+    @property
+    def inputs(self) -> list[Tensor]:
+        """The rows of every batch."""
+        numbers = [torch.arange(one.size) for one in self.given]
+        return [torch.stack([torch.full_like(rows, at), rows], dim=1) for at, rows in enumerate(numbers)]
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Return the outputs for some samples of one batch."""
+        one = self.given[int(rows[0, 0]) if len(self.given) > 1 else 0].rows(rows[:, 1])
+        return self._read(self._inside[0](*one.arguments, **one.words), one.targets)
+
+    def train(self, mode: bool = True) -> Rows:
+        """Set the mode of the network too, which is no module of this one."""
+        self._inside[0].training = mode
+        return super().train(mode)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Rows:
+        super()._apply(fn, recurse)
+        self.given = [one.mapped(fn) for one in self.given]
+        return self
+
+
+class Called(nn.Module):
+    """A plain function loss(outputs, targets): the mean over samples, unless its `reduction` says sum."""
+
+    def __init__(self, function: Callable[[Any, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function, self.reduction = function, getattr(function, "reduction", "mean")
+
+    def forward(self, outputs: Any, targets: Tensor) -> Tensor:
+        return self.function(outputs, targets)
+
+
+class Inside(nn.Module):
+    """The loss of a network whose output is its loss: no outputs are declared that could be split at."""
+
+    reduction = "mean"
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        del targets
+        return outputs.sum()
+
+
+def adapted(
+    network: nn.Module, given: list[Given], loss: Any, outputs: str | int | None
+) -> tuple[Rows, list[Any], Any]:
+    """Return the network as a function of rows, the targets of every batch, and the loss.
+
+    A loss of None is the network's own where it returns one for its labels, else cross-entropy. Its own loss is
+    recognised by its value as cross-entropy (of the next token, or of each) or a mean of squares, of which outputs and
+    targets are known; else the network's output is its loss. Raises UserError for what the network cannot take.
+    """
+    labelled = [_with_labels(network, one) for one in given] if _takes_labels(network) else given
+    found = [_called(network, one) for one in labelled]
+    own = [_entry(one, "loss") for one in found] if loss is None and outputs is None else [None]
+    if all(isinstance(one, Tensor) for one in own):
+        return _with_own_loss(network, labelled, found, own)
+    if callable(loss) and not isinstance(loss, nn.Module | type) and outputs is None and _picked(found[0]) is None:
+        return _whole(network, labelled, lambda result, targets: _scalar(loss(result, targets)))
+    read = partial(_output, name=outputs)
+    for one in found:
+        read(one, None)
+    return Rows(network, labelled, read), [one.targets for one in given], "cross_entropy" if loss is None else loss
+
+
+def _takes_labels(network: nn.Module) -> bool:
+    return LABELS in inspect.signature(network.forward).parameters
+
+
+def _with_labels(network: nn.Module, one: Given) -> Given:
+    cached = {"use_cache": False} if "use_cache" in inspect.signature(network.forward).parameters else {}
+    return Given(one.arguments, {**cached, **one.words, LABELS: one.targets}, one.targets, one.size)
+
+
+def _called(network: nn.Module, one: Given) -> Any:
+    try:
+        with torch.no_grad():
+            return network(*one.arguments, **one.words)
+    except (Exception, SystemExit) as error:
+        raise UserError(
+            f"the network cannot take the batch: it raises {type(error).__name__}",
+            got=f"{words_of(error)}; given {one}",
+            allowed="a batch for which network(*inputs) or network(**inputs) returns outputs",
+            remedy="call the network yourself with the same batch",
+        ) from error
+
+
+def _entry(found: Any, name: str | int) -> Any:
+    """Return an entry of what a network returned: of a dictionary, a tuple, or by attribute; None where it has none."""
+    if isinstance(found, Mapping):
+        return found.get(name)
+    if isinstance(name, int):
+        return found[name] if isinstance(found, tuple | list) and -len(found) <= name < len(found) else None
+    return None if isinstance(found, Tensor) else getattr(found, name, None)
+
+
+def _picked(found: Any) -> Tensor | None:
+    """Return the one tensor that is an output: the thing itself, its logits, or the only one there is."""
+    if isinstance(found, Tensor):
+        return found
+    logits = _entry(found, "logits")
+    if isinstance(logits, Tensor):
+        return logits
+    entries = list(found.values()) if isinstance(found, Mapping) else list(found) if isinstance(found, tuple) else []
+    real = [one for one in entries if isinstance(one, Tensor) and one.is_floating_point()]
+    return real[0] if len(real) == 1 else None
+
+
+def _output(found: Any, targets: Any, *, name: str | int | None) -> Tensor:
+    del targets
+    picked = _picked(found) if name is None else _entry(found, name)
+    if isinstance(picked, Tensor):
+        return picked
+    names = list(map(str, found)) if isinstance(found, Mapping) else []
+    raise UserError(
+        "the network's outputs: it is not clear which tensor the loss takes",
+        got=f"outputs={name!r} of {first_few(names) if names else shape_of(found)}",
+        allowed="a tensor, an output called logits, a single output, or one that outputs=NAME declares",
+        remedy="hessfig.Problem(..., outputs='NAME'), or a loss(outputs, targets) that takes all of them",
+    )
+
+
+def _with_own_loss(
+    network: nn.Module, given: list[Given], found: list[Any], own: list[Any]
+) -> tuple[Rows, list[Any], Any]:
+    for make in _CANDIDATES:
+        made = [_attempted(make, _picked(result), one.targets) for result, one in zip(found, given, strict=True)]
+        if all(one is not None and _is_close(one[0], value) for one, value in zip(made, own, strict=True)):
+            targets, losses = [one[1] for one in made if one], [one[2] for one in made if one]
+            bare = given if _needs_labels(network) else [_without_labels(one) for one in given]
+            return Rows(network, bare, partial(_output, name=None)), targets, losses[0]
+    return _whole(network, given, lambda result, _: _scalar(result.loss))
+
+
+def _needs_labels(network: nn.Module) -> bool:
+    """Whether inputs of the decoder are made from the labels."""
+    return bool(getattr(getattr(network, "config", None), "is_encoder_decoder", False))
+
+
+def _without_labels(one: Given) -> Given:
+    return Given(one.arguments, {key: word for key, word in one.words.items() if key != LABELS}, one.targets, one.size)
+
+
+Made = tuple[Tensor, Tensor, nn.Module]
+
+
+def _attempted(make: Callable[[Tensor, Tensor], Made], output: Tensor | None, targets: Tensor) -> Made | None:
+    """Return (value, targets, loss) of a candidate; None where it does not fit these outputs and targets."""
+    if output is None:
+        return None
+    try:
+        with torch.no_grad():
+            return make(output, targets)
+    except (RuntimeError, ValueError, IndexError):
+        return None
+
+
+def _next_token(output: Tensor, targets: Tensor) -> Made:
+    following = F.pad(targets[:, 1:], (0, 1), value=IGNORED)
+    return _each_token(output, following)
+
+
+def _each_token(output: Tensor, targets: Tensor) -> Made:
+    if targets.is_floating_point() or targets.shape != output.shape[:-1]:
+        raise ValueError("no classes")
+    return CrossEntropy()(output, targets), targets, CrossEntropy()
+
+
+def _numbers(output: Tensor, targets: Tensor) -> Made:
+    loss, shaped = SquaredError("mean"), targets.to(output.dtype).view_as(output)
+    return loss(output, shaped), shaped, loss
+
+
+def _yes_or_no(output: Tensor, targets: Tensor) -> Made:
+    loss, shaped = nn.BCEWithLogitsLoss(), targets.to(output.dtype).view_as(output)
+    return loss(output, shaped), shaped, loss
+
+
+_CANDIDATES = (_next_token, _each_token, _numbers, _yes_or_no)
+
+
+def _is_close(found: Tensor, own: Tensor) -> bool:
+    return bool(torch.isclose(found.double(), own.double(), rtol=_CLOSE, atol=0.0, equal_nan=True).all())
+
+
+def _scalar(value: Any) -> Tensor:
+    if not isinstance(value, Tensor) or value.numel() != 1 or not value.is_floating_point():
+        raise UserError(
+            "the loss is no scalar",
+            got=shape_of(value),
+            allowed="one real number: a tensor of shape ()",
+            remedy=".mean() or .sum() over what it returns",
+        )
+    return value.reshape(1)
+
+
+def _whole(network: nn.Module, given: list[Given], read: Callable[[Any, Any], Tensor]) -> tuple[Rows, list[Any], Any]:
+    if len(given) > 1:
+        raise UserError(
+            "a loss inside the network over several batches: how they are weighted against each other is not known",
+            got=f"{len(given)} batches",
+            allowed="one batch, or a loss(outputs, targets) of declared outputs",
+            remedy="join the batches, or give loss=... and outputs='NAME'",
+        )
+    return Rows(network, given, read), [torch.zeros(one.size) for one in given], Inside()
+
+
+def only_trainable(network: nn.Module) -> nn.Module:
+    """Turn the parameters that require no gradient into buffers, in place, and return the network.
+
+    What is left are the weights of a training that holds others fixed: adapters such as LoRA. Raises UserError where
+    nothing is left.
+    """
+    if not any(parameter.requires_grad for parameter in network.parameters()):
+        raise UserError(
+            "weights='trainable': no parameter of the network requires a gradient",
+            got="requires_grad=False everywhere",
+            allowed="a network with parameters that are trained",
+            remedy="leave weights out: every parameter is named then",
+        )
+    for module in network.modules():
+        for name, parameter in list(module._parameters.items()):
+            if parameter is not None and not parameter.requires_grad:
+                del module._parameters[name]
+                module.register_buffer(name, parameter.detach())
+    return network

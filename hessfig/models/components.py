@@ -1,0 +1,295 @@
+"""Components of today's transformers in torch: norms, scores, patterns, positions, gated MLPs.
+
+All of them in elementary operations, which are twice differentiable under vmap and in forward mode too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hessfig.config import MLP, Attention, AttentionBias, Gate, ModelConfig, NormKind, Positions, QueryKey, Scores, Sink
+
+EPS = 1e-5  # of every norm, as LayerNorm's
+UNIT_EPS = 1e-12  # of the length of queries and keys in cosine scores
+ROPE_BASE = 10_000.0
+
+
+class RMSNorm(nn.Module):
+    """y = weight * x / sqrt(mean(x^2) + eps) over the last axis (arXiv 1910.07467)."""
+
+    def __init__(self, width: int, eps: float = EPS) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(width)), eps
+
+    def forward(self, rows: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows width"]:
+        return self.weight * rms_normalised(rows, self.eps)
+
+
+class HeadGain(nn.Module):
+    """y = weight_h x for every head h: the learned temperature of cosine scores."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(heads))
+
+    def forward(self, rows: Float[Tensor, "batch heads length d"]) -> Float[Tensor, "batch heads length d"]:
+        return self.weight[:, None, None] * rows
+
+
+def rms_normalised(rows: Tensor, eps: float) -> Tensor:
+    """Return x / sqrt(mean(x^2) + eps) over the last axis."""
+    return rows / (rows.square().mean(-1, keepdim=True) + eps).sqrt()
+
+
+def norm_layer(model: ModelConfig, width: int) -> nn.Module:
+    """Return a norm of `model.norm_kind`."""
+    return RMSNorm(width) if model.norm_kind == NormKind.rms else nn.LayerNorm(width, eps=EPS)
+
+
+GAINS = (nn.LayerNorm, nn.GroupNorm, RMSNorm, HeadGain)  # whose `weight` is 1 at initialisation
+
+
+def silu(rows: Tensor) -> Tensor:
+    """Return x sigmoid(x); torch's own has no forward-mode derivative of its gradient."""
+    return rows * torch.sigmoid(rows)
+
+
+ACTIVATIONS: dict[MLP, Callable[[Tensor], Tensor]] = {
+    MLP.relu: F.relu,
+    MLP.gelu: F.gelu,
+    MLP.linear: lambda x: x,
+    MLP.silu: silu,
+    MLP.swiglu: silu,
+    MLP.geglu: F.gelu,
+}
+
+
+class GatedMLP(nn.Module):
+    """W_out (phi(W_gate x + b_gate) * (W_in x + b_in)) + b_out, phi silu or gelu (arXiv 2002.05202)."""
+
+    def __init__(self, width: int, hidden: int, kind: MLP) -> None:
+        super().__init__()
+        self.gate, self.fc_in = nn.Linear(width, hidden), nn.Linear(width, hidden)
+        self.fc_out, self.act = nn.Linear(hidden, width), ACTIVATIONS[kind]
+
+    def forward(self, rows: Float[Tensor, "batch length width"]) -> Float[Tensor, "batch length width"]:
+        return self.fc_out(self.act(self.gate(rows)) * self.fc_in(rows))
+
+
+def score_sink(model: ModelConfig) -> float:
+    """Return what is added to every head's score of the first key, before mask and softmax."""
+    return model.sink_beta if model.sink in (Sink.scores, Sink.both) else 0.0
+
+
+def at_first(length: int, like: Tensor) -> Float[Tensor, " length"]:
+    """Return (1, 0, 0, ...) with the type and device of `like`."""
+    return (torch.arange(length, device=like.device) == 0).to(like.dtype)
+
+
+def with_sink(scores: Float[Tensor, "*rows keys"], beta: float) -> Float[Tensor, "*rows keys"]:
+    """Return scores + beta e_1^T: a constant, so that every derivative is that of softmax at other scores."""
+    return scores + beta * at_first(scores.shape[-1], scores) if beta else scores
+
+
+def distances(length: int, device: torch.device | None = None) -> Tensor:
+    """Return |i - j| for all pairs of positions, (length, length)."""
+    positions = torch.arange(length, device=device)
+    return (positions[:, None] - positions).abs()
+
+
+def outside_window(
+    length: int, window: int | None, device: torch.device | None = None
+) -> Bool[Tensor, "length length"]:
+    """Return which keys a query does not see for being too far away."""
+    return distances(length, device) >= (length if window is None else window)
+
+
+def rotated(rows: Float[Tensor, "*rows length d"], positions: Tensor, *, back: bool = False) -> Tensor:
+    """Turn every pair of entries (2 i, 2 i + 1) by position * 10000^(-2 i / d) (arXiv 2104.09864), or `back`."""
+    half = rows.shape[-1] // 2
+    rates = ROPE_BASE ** (-torch.arange(half, dtype=torch.float64, device=rows.device) / half)
+    angles = positions.to(torch.float64)[:, None] * (-rates if back else rates)
+    cos, sin = angles.cos().to(rows.dtype), angles.sin().to(rows.dtype)
+    even, odd = rows[..., 0::2], rows[..., 1::2]
+    return torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1).flatten(-2)
+
+
+class Attending(nn.Module):
+    """What every attention of the package does: scores, mixing weights, mixed values and their gate.
+
+    Its children have the linear maps `q`, `v` and, but for the single matrix, `k`; with a gate `g`. Differential
+    attention makes two `sets` of scores of every head, each from one half of its queries and keys.
+    """
+
+    q: nn.Linear
+    k: nn.Linear
+    v: nn.Linear
+
+    def set_up(self, model: ModelConfig, d_head: int, d_value: int, *, bias: bool) -> None:
+        """Add what `model` asks for beside queries, keys and values of its heads."""
+        self.model, self.n_heads = model, model.n_heads
+        self.kv_heads = model.n_kv_heads or model.n_heads
+        self.sets = 2 if model.attention == Attention.differential else 1
+        self.is_single = model.query_key == QueryKey.single
+        self.divisor = math.sqrt(d_head // self.sets) * model.temperature
+        normed, is_differential = model.scores == Scores.qk_norm, self.sets == 2
+        self.q_norm = RMSNorm(d_head // self.sets) if normed else nn.Identity()
+        self.k_norm = RMSNorm(d_head // self.sets) if normed else nn.Identity()
+        self.score_gain = HeadGain(self.n_heads * self.sets) if model.scores == Scores.cosine else None
+        self.head_norm = RMSNorm(d_value) if is_differential and model.differential_norm else None
+        self.g = nn.Linear(model.d_model, self.n_heads * d_value, bias) if model.gate == Gate.output else None
+
+    def mixed(
+        self, hidden: Float[Tensor, "batch length d_model"], queries: slice, masked: Bool[Tensor, "most most"]
+    ) -> Float[Tensor, "batch queries inner"]:
+        """Return the mixed values of all heads side by side at the positions `queries`, through norm and gate."""
+        weights = self.pattern(self.scores(hidden, queries), queries, masked)
+        rows = weights @ self.shared(heads_of(self.v(hidden), self.kv_heads))
+        if self.head_norm is not None:
+            rows = (1 - self.model.differential_lambda) * self.head_norm(rows)
+        merged = rows.transpose(1, 2).flatten(2)
+        return merged if self.g is None else merged * torch.sigmoid(self.g(hidden[:, queries]))
+
+    def scores(self, hidden: Tensor, queries: slice) -> Float[Tensor, "batch heads queries length"]:
+        """Return the unmasked scores of the query positions, biases included; for kernel attention phi(q).phi(k)."""
+        query, key = self._query_and_key(hidden, queries)
+        if self.model.attention == Attention.kernel:
+            return (1 + query) @ (1 + key).transpose(-2, -1)
+        scores = query @ key.transpose(-2, -1) / self.divisor
+        if self.model.scores == Scores.softcap:
+            scores = self.model.softcap * torch.tanh(scores / self.model.softcap)
+        scores = with_sink(scores, score_sink(self.model))
+        if self.model.positions != Positions.alibi:
+            return scores
+        return scores + slopes(self.model, self.sets, hidden.shape[1], like=scores)[:, queries]
+
+    def pattern(
+        self, scores: Tensor, queries: slice, masked: Bool[Tensor, "most most"]
+    ) -> Float[Tensor, "batch n_heads queries length"]:
+        """Return the mixing weights, 0 where `masked`; for differential attention the difference of two sets."""
+        bias = sigmoid_bias(self.model, len(masked))
+        scores = scores + bias if bias else scores
+        weights = PATTERNS[self.model.attention](scores, masked[queries, : scores.shape[-1]])
+        if self.sets == 1:
+            return weights
+        first, second = weights.unflatten(1, (self.n_heads, 2)).unbind(2)
+        return first - self.model.differential_lambda * second
+
+    def shared(self, rows: Float[Tensor, "batch kv_heads length d"]) -> Float[Tensor, "batch heads length d"]:
+        """Repeat every head of values, or set of heads of keys, for the heads of queries that share it."""
+        repeats = self.n_heads // self.kv_heads
+        if repeats == 1:
+            return rows
+        return rows.unflatten(1, (self.kv_heads, -1)).repeat_interleave(repeats, dim=1).flatten(1, 2)
+
+    def _query_and_key(self, hidden: Tensor, queries: slice) -> tuple[Tensor, Tensor]:
+        query = self.q_norm(heads_of(self.q(hidden[:, queries]), self.n_heads * self.sets))
+        if self.is_single:
+            return query, hidden[:, None]
+        key = self.k_norm(heads_of(self.k(hidden), self.kv_heads * self.sets))
+        if self.score_gain is not None:
+            query, key = self.score_gain(rms_normalised(query, UNIT_EPS)), rms_normalised(key, UNIT_EPS)
+        if self.model.positions == Positions.rope:
+            positions = torch.arange(hidden.shape[1], device=hidden.device)
+            query, key = rotated(query, positions[queries]), rotated(key, positions)
+        return query, self.shared(key)
+
+
+def slopes(model: ModelConfig, sets: int, length: int, *, like: Tensor) -> Float[Tensor, "heads length length"]:
+    """Return -2^(-8 h / n_heads) |i - j| of heads h = 1, 2, ..., each for its `sets` of scores (arXiv 2108.12409)."""
+    heads = torch.arange(1, model.n_heads + 1, dtype=like.dtype, device=like.device)
+    slope = (2.0 ** (-8 * heads / model.n_heads)).repeat_interleave(sets)
+    return -slope[:, None, None] * distances(length, like.device).to(like.dtype)
+
+
+def sigmoid_bias(model: ModelConfig, length: int) -> float:
+    """Return what is added to the scores of sigmoid attention over `length` tokens."""
+    return -math.log(length) if model.attention_bias == AttentionBias.log_length else 0.0
+
+
+def heads_of(rows: Float[Tensor, "batch length inner"], heads: int) -> Float[Tensor, "batch heads length d"]:
+    """Cut rows into heads, in order."""
+    return rows.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def softmax(scores: Tensor, masked: Tensor) -> Tensor:
+    """Return exp(s_j) / sum over allowed keys."""
+    return torch.softmax(scores.masked_fill(masked, float("-inf")), dim=-1)
+
+
+def off_by_one(scores: Tensor, masked: Tensor) -> Tensor:
+    """Return exp(s_j) / (1 + sum over allowed keys): a softmax with one more logit, 0."""
+    kept = scores.masked_fill(masked, float("-inf"))
+    return torch.softmax(torch.cat([kept, torch.zeros_like(kept[..., :1])], dim=-1), dim=-1)[..., :-1]
+
+
+def sigmoid(scores: Tensor, masked: Tensor) -> Tensor:
+    """Return 1 / (1 + exp(-s_j)) (arXiv 2409.04431)."""
+    return torch.sigmoid(scores).masked_fill(masked, 0.0)
+
+
+def linear(scores: Tensor, masked: Tensor) -> Tensor:
+    """Return the allowed scores themselves."""
+    return scores.masked_fill(masked, 0.0)
+
+
+def kernel(scores: Tensor, masked: Tensor) -> Tensor:
+    """Return s_j over the sum of the allowed ones (arXiv 2006.16236)."""
+    kept = scores.masked_fill(masked, 0.0)
+    return kept / kept.sum(-1, keepdim=True)
+
+
+def sparsemax(scores: Tensor, masked: Tensor) -> Tensor:
+    """Return the nearest point of the simplex, max(s_j - tau, 0) (arXiv 1602.02068): affine on its support."""
+    support = _support(scores.detach().masked_fill(masked, float("-inf")), _sparsemax_holds)
+    kept = torch.where(support, scores, 0.0)
+    tau = (kept.sum(-1, keepdim=True) - 1) / support.sum(-1, keepdim=True)
+    return torch.where(support, kept - tau, 0.0)
+
+
+def entmax15(scores: Tensor, masked: Tensor) -> Tensor:
+    """Return max(s_j / 2 - tau, 0)^2, which sum to 1 (arXiv 1905.05702): tau in closed form on its support."""
+    support = _support(scores.detach().masked_fill(masked, float("-inf")) / 2, _entmax_holds)
+    count, kept = support.sum(-1, keepdim=True), torch.where(support, scores / 2, 0.0)
+    mean = kept.sum(-1, keepdim=True) / count
+    spread = torch.where(support, kept - mean, 0.0).square().sum(-1, keepdim=True)
+    tau = mean - ((1 - spread) / count).sqrt()
+    return torch.where(support, kept - tau, 0.0).square()
+
+
+def _support(scores: Tensor, holds: Callable[[Tensor], Tensor]) -> Bool[Tensor, "*rows keys"]:
+    """Return which keys are among the k largest, k the largest number for which `holds` is true of sorted scores."""
+    ordered = scores.sort(dim=-1, descending=True).values
+    number = holds(ordered).sum(-1, keepdim=True)
+    return scores >= ordered.gather(-1, number - 1)
+
+
+def _sparsemax_holds(ordered: Tensor) -> Tensor:
+    count = torch.arange(1, ordered.shape[-1] + 1, device=ordered.device)
+    return 1 + count * ordered > ordered.cumsum(-1)
+
+
+def _entmax_holds(ordered: Tensor) -> Tensor:
+    count = torch.arange(1, ordered.shape[-1] + 1, device=ordered.device)
+    shifted = ordered - ordered[..., :1]
+    mean = shifted.cumsum(-1) / count
+    spread = shifted.square().cumsum(-1) - count * mean.square()
+    return shifted > mean - ((1 - spread).clamp(min=0) / count).sqrt()
+
+
+PATTERNS: dict[Attention, Callable[[Tensor, Tensor], Tensor]] = {
+    Attention.softmax: softmax,
+    Attention.linear: linear,
+    Attention.sigmoid: sigmoid,
+    Attention.sparsemax: sparsemax,
+    Attention.entmax15: entmax15,
+    Attention.kernel: kernel,
+    Attention.differential: softmax,
+    Attention.off_by_one: off_by_one,
+}

@@ -1,0 +1,99 @@
+"""Encoders of transformers (ALBERT, BERT, RoBERTa) with their head for masked tokens, cut behind each layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from hessfig.models.stored.architectures import Sizes
+from hessfig.models.stored.families import Encoder
+
+
+class EncoderNetwork(nn.Module):
+    """Maps tokens to logits as `model` does, piece by piece; no position attends to the word of padding.
+
+    What lies between layers has one channel more than the residual stream: 1 at padding, 0 elsewhere, from which the
+    attention's mask is made. A layer may be passed several times (ALBERT): what is cut is then above all passes of
+    lower layers, so that every pass of a weight is differentiated. causal_model.check_logits compares the logits.
+    """
+
+    def __init__(self, model: nn.Module, sizes: Sizes, activation: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        assert sizes.names.encoder is not None
+        self.model, self._sizes, self._paths = model, sizes, sizes.names.encoder
+        self._activation = activation  # of the head
+        for module in model.modules():
+            if isinstance(module, nn.Embedding):
+                module.padding_idx = None  # its word has derivatives like any other
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        """The layers with weights of their own, in order."""
+        held = self.model.get_submodule(self._sizes.names.layers)
+        assert isinstance(held, nn.ModuleList)
+        inner = self._paths.inner
+        return nn.ModuleList(one.get_submodule(inner) for one in held) if inner else held
+
+    @property
+    def unembedding(self) -> nn.Parameter:
+        """The head's matrix; the embedding's own parameter where they are tied."""
+        return self.model.get_parameter(f"{self._paths.head}.weight")
+
+    @property
+    def unembedding_bias(self) -> nn.Parameter:
+        """The bias behind the unembedding."""
+        return self.model.get_parameter(f"{self._paths.head}.bias")
+
+    def forward(self, tokens: Int[Tensor, "batch length"]) -> Float[Tensor, "batch length vocabulary"]:
+        """Return the logits at every position."""
+        return self.from_hidden(self.hidden(tokens, 0), 0, slice(None))
+
+    def whole(self, tokens: Int[Tensor, "batch length"]) -> Float[Tensor, "batch length vocabulary"]:
+        """Return the logits of the model in one piece."""
+        return self.model(input_ids=tokens, attention_mask=tokens.ne(self._sizes.padding).long()).logits
+
+    def hidden(self, inputs: Int[Tensor, "batch length"], depth: int) -> Float[Tensor, "batch length width_1"]:
+        """Return the residual stream after `depth` layers (0: the embeddings), with a channel that tells padding."""
+        hidden = self.model.get_submodule(self._paths.embeddings)(input_ids=inputs)
+        if self._paths.mapping:
+            hidden = self.model.get_submodule(self._paths.mapping)(hidden)
+        padding = inputs.eq(self._sizes.padding).to(hidden).unsqueeze(-1)
+        return self._through(torch.cat([hidden, padding], dim=-1), 0, depth)
+
+    def features(
+        self, hidden: Float[Tensor, "batch length width_1"], depth: int, scored: slice
+    ) -> Float[Tensor, "batch scored features"]:
+        """Return what the unembedding is applied to: the head's map of the residual stream, and its norm."""
+        residual = self._through(hidden, depth, len(self.layers))[:, scored, :-1]
+        mapped = self._activation(self.model.get_submodule(self._paths.transform)(residual))
+        return self.model.get_submodule(self._sizes.names.norm)(mapped)
+
+    def from_hidden(self, hidden: Tensor, depth: int, scored: slice) -> Float[Tensor, "batch scored vocabulary"]:
+        """Return the logits at the scored positions, given what `hidden` returned for `depth`."""
+        return self.model.get_submodule(self._paths.head)(self.features(hidden, depth, scored))
+
+    def _through(self, hidden: Tensor, first: int, last: int) -> Tensor:
+        residual, padding = hidden[..., :-1], hidden[..., -1:]
+        mask = padding.squeeze(-1)[:, None, None, :] * torch.finfo(hidden.dtype).min
+        layers = self.layers
+        for layer in self._passes():
+            if first <= layer < last:
+                residual = layers[layer](residual, mask)
+        return torch.cat([residual, padding], dim=-1)
+
+    def _passes(self) -> list[int]:
+        """Return which layer each pass goes through: group by group the same one, where they are shared."""
+        count, stored = self._sizes.n_layers, self._sizes.stored_layers
+        return [int(place / (count / stored)) for place in range(count)]  # as transformers rounds it
+
+
+def tied_biases(model: nn.Module, encoder: Encoder) -> None:
+    """Let the head have one bias: that of the unembedding, whatever config.json says of tied weights.
+
+    transformers keeps a second one, which no output depends on, in models whose embedding is not tied.
+    """
+    place, _, name = encoder.bias.rpartition(".")
+    setattr(model.get_submodule(place), name, model.get_parameter(f"{encoder.head}.bias"))

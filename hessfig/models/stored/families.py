@@ -1,0 +1,218 @@
+"""The architectures that are known: what config.json calls their sizes, and where their weights stand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """What an encoder for masked tokens has beside a causal model's pieces: paths below the model.
+
+    `embeddings`: words, positions and types of segments, with a norm behind their sum; `transform`: the head's own map,
+    below its norm and the unembedding; `head`: the unembedding, whose bias is the parameter `bias`. ALBERT: `mapping`
+    is the map from the embedding's width to that of the layers, and `inner` leads from a group of passes to the layer
+    that they share. `counts_words`: positions count the words that are no padding, from the padding's own word on.
+    """
+
+    embeddings: str
+    transform: str
+    head: str
+    bias: str
+    mapping: str = ""
+    inner: str = ""
+    counts_words: bool = False
+
+
+@dataclass(frozen=True)
+class Names:
+    """Paths of the pieces below the language model, and of the pieces of a layer below the layer.
+
+    `fused`: queries, keys and values are one map; "columns" Q | K | V, or "heads", each head its own q, k, v rows.
+    `by_inputs`: maps are stored (inputs, outputs), as GPT-2's Conv1D, instead of (outputs, inputs).
+    `withholds_padding`: the embedding of transformers has no derivatives for the word of pad_token_id.
+    """
+
+    embedding: str
+    layers: str
+    norm: str
+    norms: tuple[tuple[str, str], ...]  # (our name, path in a layer)
+    query_key_value: tuple[str, ...]
+    output: str
+    mlp: tuple[tuple[str, str], ...]
+    positions: str = ""
+    fused: str = ""
+    by_inputs: bool = False
+    withholds_padding: bool = False
+    norm_has_shift: bool = True
+    encoder: Encoder | None = None
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """`sizes`: {our word: (its name in config.json, its value where the file leaves it out)}; `padding`: its word."""
+
+    names: Names
+    sizes: Mapping[str, tuple[str, Any]]
+    biases: Mapping[str, tuple[str, Any]]  # of attention, of its output, of the MLP: the switch, its default
+    padding: int | None = None
+
+
+# Our words for sizes, and what config.json calls them; GPT-2 has names of its own.
+_IN_CONFIG = {
+    **{"n_layers": "num_hidden_layers", "n_heads": "num_attention_heads", "kv_heads": "num_key_value_heads"},
+    **{"d_model": "hidden_size", "d_head": "head_dim", "d_mlp": "intermediate_size"},
+    **{"vocabulary": "vocab_size", "context": "max_position_embeddings", "is_tied": "tie_word_embeddings"},
+    **{"types": "type_vocab_size", "d_embedding": "embedding_size"},
+    **{"groups": "num_hidden_groups", "inner": "inner_group_num"},
+}
+
+
+def _sizes(**defaults: Any) -> dict[str, tuple[str, Any]]:
+    """Return the names of sizes in config.json, each with its value where the file leaves it out."""
+    return {word: (_IN_CONFIG[word], default) for word, default in defaults.items()}
+
+
+_ALWAYS, _NEVER = ("", True), ("", False)
+_GPT2 = Architecture(
+    Names(
+        embedding="transformer.wte",
+        positions="transformer.wpe",
+        layers="transformer.h",
+        norm="transformer.ln_f",
+        norms=(("ln1", "ln_1"), ("ln2", "ln_2")),
+        query_key_value=("attn.c_attn",),
+        output="attn.c_proj",
+        mlp=(("W_in", "mlp.c_fc"), ("W_out", "mlp.c_proj")),
+        fused="columns",
+        by_inputs=True,
+    ),
+    {
+        "n_layers": ("n_layer", 12),
+        "n_heads": ("n_head", 12),
+        "d_model": ("n_embd", 768),
+        "d_mlp": ("n_inner", None),
+        "vocabulary": ("vocab_size", 50257),
+        "context": ("n_positions", 1024),
+        "is_tied": ("tie_word_embeddings", True),
+    },
+    {"attention": _ALWAYS, "output": _ALWAYS, "mlp": _ALWAYS},
+)
+_NEOX = Architecture(
+    Names(
+        embedding="gpt_neox.embed_in",
+        layers="gpt_neox.layers",
+        norm="gpt_neox.final_layer_norm",
+        norms=(("ln1", "input_layernorm"), ("ln2", "post_attention_layernorm")),
+        query_key_value=("attention.query_key_value",),
+        output="attention.dense",
+        mlp=(("W_in", "mlp.dense_h_to_4h"), ("W_out", "mlp.dense_4h_to_h")),
+        fused="heads",
+    ),
+    _sizes(n_layers=44, n_heads=64, d_model=6144, d_mlp=24576, vocabulary=50432, context=2048, is_tied=False),
+    {"attention": ("attention_bias", True), "output": ("attention_bias", True), "mlp": _ALWAYS},
+)
+_LLAMA_NAMES = Names(
+    embedding="model.embed_tokens",
+    layers="model.layers",
+    norm="model.norm",
+    norms=(("ln1", "input_layernorm"), ("ln2", "post_attention_layernorm")),
+    query_key_value=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    output="self_attn.o_proj",
+    mlp=(("W_gate", "mlp.gate_proj"), ("W_in", "mlp.up_proj"), ("W_out", "mlp.down_proj")),
+    withholds_padding=True,
+    norm_has_shift=False,
+)
+_LLAMA_SIZES: dict[str, Any] = {
+    **{"n_layers": 32, "n_heads": 32, "kv_heads": None, "d_model": 4096, "d_head": None, "d_mlp": 11008},
+    **{"vocabulary": 32000, "context": 2048, "is_tied": False},
+}
+_LLAMA = Architecture(
+    _LLAMA_NAMES,
+    _sizes(**_LLAMA_SIZES),
+    {"attention": ("attention_bias", False), "output": ("attention_bias", False), "mlp": ("mlp_bias", False)},
+)
+_MISTRAL = Architecture(
+    _LLAMA_NAMES,
+    _sizes(**{**_LLAMA_SIZES, "kv_heads": 8, "d_mlp": 14336, "context": 131072}),
+    {"attention": _NEVER, "output": _NEVER, "mlp": _NEVER},
+)
+_QWEN2 = Architecture(
+    _LLAMA_NAMES,
+    _sizes(**{**_LLAMA_SIZES, "kv_heads": 32, "d_mlp": 22016, "vocabulary": 151936, "context": 32768}),
+    {"attention": _ALWAYS, "output": _NEVER, "mlp": _NEVER},
+)
+_EVERY_BIAS = {"attention": _ALWAYS, "output": _ALWAYS, "mlp": _ALWAYS}
+
+
+def _bert(place: str, encoder: Encoder, norm: str) -> Names:
+    """Return the names of BERT and RoBERTa, which differ in their heads."""
+    return Names(
+        embedding=f"{place}.embeddings.word_embeddings",
+        positions=f"{place}.embeddings.position_embeddings",
+        layers=f"{place}.encoder.layer",
+        norm=norm,
+        norms=(("ln1", "attention.output.LayerNorm"), ("ln2", "output.LayerNorm")),
+        query_key_value=tuple(f"attention.self.{name}" for name in ("query", "key", "value")),
+        output="attention.output.dense",
+        mlp=(("W_in", "intermediate.dense"), ("W_out", "output.dense")),
+        encoder=encoder,
+    )
+
+
+_BERT_SIZES: dict[str, Any] = {
+    **{"n_layers": 12, "n_heads": 12, "d_model": 768, "d_mlp": 3072, "context": 512, "types": 2, "is_tied": True}
+}
+_BERT_HEAD, _ROBERTA_HEAD, _ALBERT_HEAD = "cls.predictions", "lm_head", "predictions"
+_BERT = Architecture(
+    _bert(
+        "bert",
+        Encoder("bert.embeddings", f"{_BERT_HEAD}.transform.dense", f"{_BERT_HEAD}.decoder", bias=f"{_BERT_HEAD}.bias"),
+        norm=f"{_BERT_HEAD}.transform.LayerNorm",
+    ),
+    _sizes(**_BERT_SIZES, vocabulary=30522),
+    _EVERY_BIAS,
+    padding=0,
+)
+_ROBERTA = Architecture(
+    _bert(
+        "roberta",
+        Encoder(
+            *("roberta.embeddings", f"{_ROBERTA_HEAD}.dense", f"{_ROBERTA_HEAD}.decoder", f"{_ROBERTA_HEAD}.bias"),
+            counts_words=True,
+        ),
+        norm=f"{_ROBERTA_HEAD}.layer_norm",
+    ),
+    _sizes(**_BERT_SIZES, vocabulary=50265),
+    _EVERY_BIAS,
+    padding=1,
+)
+_ALBERT = Architecture(
+    Names(
+        embedding="albert.embeddings.word_embeddings",
+        positions="albert.embeddings.position_embeddings",
+        layers="albert.encoder.albert_layer_groups",
+        norm=f"{_ALBERT_HEAD}.LayerNorm",
+        norms=(("ln1", "attention.LayerNorm"), ("ln2", "full_layer_layer_norm")),
+        query_key_value=tuple(f"attention.{name}" for name in ("query", "key", "value")),
+        output="attention.dense",
+        mlp=(("W_in", "ffn"), ("W_out", "ffn_output")),
+        encoder=Encoder(
+            *("albert.embeddings", f"{_ALBERT_HEAD}.dense", f"{_ALBERT_HEAD}.decoder", f"{_ALBERT_HEAD}.bias"),
+            mapping="albert.encoder.embedding_hidden_mapping_in",
+            inner="albert_layers.0",
+        ),
+    ),
+    _sizes(
+        **{**_BERT_SIZES, "n_heads": 64, "d_model": 4096, "d_mlp": 16384},
+        **{"vocabulary": 30000, "d_embedding": 128, "groups": 1, "inner": 1},
+    ),
+    _EVERY_BIAS,
+    padding=0,
+)
+ARCHITECTURES = {
+    **{"gpt2": _GPT2, "gpt_neox": _NEOX, "llama": _LLAMA, "mistral": _MISTRAL, "qwen2": _QWEN2},
+    **{"albert": _ALBERT, "bert": _BERT, "roberta": _ROBERTA},
+}

@@ -1,0 +1,93 @@
+"""The tokenizer in a model's folder, made by transformers of the files that were hashed."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from huggingface_hub import constants
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers.utils import logging
+
+from hessfig.errors import UserError
+from hessfig.files import check_pin
+from hessfig.models.stored import model_folder
+
+# Words of tokenizer_config.json that name code or further files.
+_LEADING = ("auto_map", "name_or_path", "fast_tokenizer_files")
+
+
+def encoder(place: Path | None, sha256: str | None, *, with_special: bool = False) -> Callable[[str], Sequence[int]]:
+    """Return what turns a text into ids: the tokenizer in the model's folder; `with_special` words around the text.
+
+    Raises UserError as `tokenizer_of` does.
+    """
+    tokenizer = tokenizer_of(place, sha256)
+
+    def encode(text: str) -> list[int]:
+        with alone():  # a text longer than the context is meant to be cut
+            return list(tokenizer(text, add_special_tokens=with_special)["input_ids"])
+
+    return encode
+
+
+def tokenizer_of(place: Path | None, sha256: str | None) -> PreTrainedTokenizerBase:
+    """Return the tokenizer in the model's folder.
+
+    transformers makes it in a folder of its own, of the files that were hashed and without what names code or other
+    files. Raises UserError when there is none, and when it is not that of `sha256`.
+    """
+    held = model_folder.tokenizer_files(place)
+    if not held:  # transformers would make an empty one
+        raise _no_tokenizer(place, "no vocabulary")
+    check_pin(place, model_folder.KEY, found=model_folder.hash_of_tokenizer(held), planned=sha256)
+    try:
+        with alone(), tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as copy:
+            for name, content in held.items():
+                (Path(copy) / name).write_bytes(content)
+            _write_plain(Path(copy) / "tokenizer_config.json")
+            return AutoTokenizer.from_pretrained(copy, local_files_only=True, trust_remote_code=False)
+    except UserError:
+        raise
+    except Exception as error:  # its parsers raise Exception itself
+        raise _no_tokenizer(place, f"{type(error).__name__}: {error}"[:200]) from error
+
+
+def _write_plain(path: Path) -> None:
+    """Take out of a tokenizer_config.json what names code, or files beside those that were hashed."""
+    if path.exists():
+        found = model_folder.json_of(path)
+        kept = {
+            key: value
+            for key, value in found.items()
+            if not (key in _LEADING or key.startswith("_") or key.endswith("_file"))
+        }
+        path.write_text(json.dumps(kept), "utf-8")
+
+
+def _no_tokenizer(place: Path | None, why: str) -> UserError:
+    return UserError(
+        "task.path: a text needs the tokenizer of the model's folder, and there is none",
+        got=f"{place or 'model.path=null'}: {why}",
+        allowed="a folder that tokenizer.save_pretrained wrote too; or task.path=FILE.npy of ids",
+        remedy="tokenizer.save_pretrained(DIR), or give the ids as .npy",
+    )
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Keep transformers from the network, and from reporting on stderr: what does not fit is said by an error."""
+    verbosity, bars, offline = (logging.get_verbosity(), logging.is_progress_bar_enabled(), constants.HF_HUB_OFFLINE)
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = offline
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()

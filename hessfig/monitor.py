@@ -1,0 +1,356 @@
+"""hessfig.Monitor: the curvature of a training of the user's own, measured from inside any loop."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor, nn
+
+from hessfig.config.schema import SweepConfig
+from hessfig.curvature.problem import Problem as Measurable
+from hessfig.errors import UserError, first_few
+from hessfig.files import check_writable
+from hessfig.integrations.loggers import Log, logger
+from hessfig.interface import ALL_PARTS, Problem, Spec, blocks_asked, config_of, device_of, one_of, with_parts
+from hessfig.measurements.catalogue import quantity
+from hessfig.measurements.quantity import At, Measured, Row, asked_of
+from hessfig.measurements.torch_optimisers import OF_AN_OPTIMISER, check_optimiser, state_of
+from hessfig.models.own_checks import check_network
+from hessfig.models.own_network import TRAINABLE, copied, data_content
+from hessfig.sweep.courses import Course, OtherTraining
+
+Values = dict[str, float]
+
+
+class Budget:
+    """Seconds of a training and of measuring it, and whether another measurement would exceed its share.
+
+    The first measurement is always made: what one takes is not known before it.
+    """
+
+    def __init__(self, max_fraction: float | None) -> None:
+        self.max_fraction, self.spent, self.training = max_fraction, 0.0, 0.0
+        self._last, self._left = 0.0, float("nan")
+
+    def arrive(self) -> None:
+        """Count the time since `leave` as the training's."""
+        if self._left == self._left:
+            self.training += time.perf_counter() - self._left
+
+    def leave(self) -> None:
+        """Let the training go on."""
+        self._left = time.perf_counter()
+
+    def allows(self) -> bool:
+        """Whether one more measurement, as long as the last, is within max_fraction of the training so far."""
+        within = self.max_fraction is None or self.spent + self._last <= self.max_fraction * self.training
+        return not self._last or within
+
+    @contextmanager
+    def measuring(self) -> Iterator[None]:
+        """Count the time of the block as spent."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._last = time.perf_counter() - start
+            self.spent += self._last
+
+    def resume(self, record: Mapping[str, float]) -> None:
+        """Go on from the record of an earlier process."""
+        self.spent, self.training = record.get("spent_seconds", 0.0), record.get("training_seconds", 0.0)
+
+    def record(self) -> dict[str, Any]:
+        """Return what the manifest holds."""
+        spent, training = round(self.spent, 3), round(self.training, 3)
+        return {"max_fraction": self.max_fraction, "spent_seconds": spent, "training_seconds": training}
+
+
+class Monitor:
+    """Measures the curvature of a network while a loop of your own trains it: call monitor(step) after every update.
+
+    network, loss, batch   what is measured: see hessfig.Problem, whose `inputs` and `targets` the batch holds
+    folder      where table.csv and manifest.json are written, as `hessfig run` writes them: every reader takes them
+    every       steps between two measurements
+    quantities, blocks, parts, estimator, num_probes, spectrum, seed   as in hessfig.measure
+    weights     "trainable" (those that require a gradient), or names as in hessfig.Problem
+    optimiser   the torch.optim optimiser, for preconditioned_eigenvalue, stability_threshold and critical_step (without
+                it: the step of plain gradient descent)
+    max_fraction   the share of the training's time that measuring may take, set-up and the first measurement apart:
+                steps are skipped where the next measurement would exceed it. None: no limit
+    dtype, device   of the measurement. None: float64 on the CPU, else float32; where the network is
+    log         "tensorboard", "wandb", "mlflow", "trackio", or a function log(values, step), told of every measurement
+    on_error    "warn": a measurement that fails is reported and noted in the manifest, and the training goes on;
+                "raise": it ends the training
+    overwrite   replace what the folder holds of another training
+
+    A copy of the network is measured, in evaluation mode: weights, gradients, modes and random generators of the
+    training stay as they are, to the bit. The largest and smallest eigenvalues start from the eigenvectors of the last
+    measurement. Where a training has several processes, the one of rank 0 measures.
+
+    A restart after a crash, with the same arguments, goes on with the table: steps after the checkpoint are measured
+    again. Raises UserError for what cannot be measured, and for a folder that holds something else.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        loss: Any,
+        batch: Any,
+        *,
+        folder: str | Path,
+        every: int = 20,
+        quantities: str | Sequence[str] = ("loss", "gradient_norm", "largest_eigenvalue"),
+        blocks: str | Sequence[Any] = ("all",),
+        parts: str | Sequence[str] | None = "H",
+        estimator: str = "auto",
+        num_probes: int = 20,
+        spectrum: Mapping[str, Any] | None = None,
+        seed: int = 0,
+        weights: Mapping[str, Spec] | str | None = TRAINABLE,
+        outputs: str | int | None = None,
+        optimiser: torch.optim.Optimizer | None = None,
+        max_fraction: float | None = 0.05,
+        dtype: str | None = None,
+        device: str | None = None,
+        log: str | Log | None = None,
+        on_error: str = "warn",
+        overwrite: bool = False,
+    ) -> None:
+        self.folder, self.every, self.budget = Path(folder), _every(every), Budget(_fraction(max_fraction))
+        self._network, self._optimiser, self._is_first = _unwrapped(network), optimiser, _rank() == 0
+        self._raises = one_of("on_error", on_error, ("warn", "raise")) == "raise"
+        self._step, self._told = -1, set[str]()
+        if not self._is_first:
+            return
+        with _undisturbed():
+            check_spread(self._network)
+            place = device_of(device or next(self._network.parameters()).device)
+            real = dtype or ("float64" if place.type == "cpu" else "float32")
+            asked = ALL_PARTS if parts is None else parts
+            config = config_of(blocks, asked, quantities, estimator, num_probes, spectrum, seed, real)
+            config.sweep = SweepConfig(self.folder.name or "monitor", axis="step", windows=[[None, None]])
+            config.device = str(place)
+            check_optimiser(optimiser, config.quantities)
+            shown = copied(self._network, "the network").eval()
+            drawn = Problem(shown, _pairs(batch), None, loss, weights, outputs).drawn(real)
+            self._problem = Measurable.of(drawn).on(place)
+            self._config, self._warm = with_parts(config, self._problem, parts), dict[str, Tensor]()
+            self._blocks = blocks_asked(self._config, drawn.layout, unchecked=OF_AN_OPTIMISER)
+            content = data_content(drawn)
+            for name in config.quantities:
+                _ = quantity(name).function  # imports are set-up: they are not the time of measuring
+            check_writable(self.folder)
+            self._log = logger(log, self.folder)
+            self._course = Course(self.folder, self._config, content, drawn.layout.num_layers, overwrite=overwrite)
+            self.budget.resume(self._course.seen["budget"])
+
+    def __call__(self, step: int) -> Values:
+        """Measure if this step is due, and return what was measured by name: {"largest_eigenvalue/all/H": 12.3}.
+
+        Steps that were measured, or are called again (accumulated gradients), are not measured twice. Raises what a
+        measurement raises where on_error is "raise", and UserError for a folder that holds another training.
+        """
+        self.budget.arrive()
+        try:
+            return self._at(_step(step)) if self._is_first else {}
+        finally:
+            self.budget.leave()
+
+    def _at(self, step: int) -> Values:
+        if step % self.every or step == self._step:
+            return {}
+        self._step = step
+        if not self.budget.allows():
+            self._thin(step)
+            return {}
+        try:
+            with self.budget.measuring(), _undisturbed(), self._once():
+                return self._measured(step)
+        except OtherTraining:
+            raise
+        except Exception as error:
+            if self._raises:
+                raise
+            self._fail(step, error)
+            return {}
+
+    def _measured(self, step: int) -> Values:
+        weights = _take_over(self._network, self._problem.network)
+        self._course.begin(step, weights)
+        rows = [row for name in self._config.quantities for row in self._rows(name, step, weights)]
+        self._course.write(self.budget.record(), every=self.every)
+        values = {_label(row): float(row["value"]) for row in rows}
+        self._log(values, step)
+        return values
+
+    def _rows(self, name: str, step: int, weights: str) -> list[Row]:
+        """Return the rows of a quantity: those of an earlier process, where it measured the same weights."""
+        key = self._course.key(step, name, weights)
+        known = self._course.find(key)
+        if known is not None:
+            return known
+        started = time.perf_counter()
+        found = self._quantity(name, step)
+        return self._course.keep(key, step, name, found, seconds=time.perf_counter() - started)
+
+    def _quantity(self, name: str, step: int) -> Measured:
+        at = At(self._config, seed=self._config.first_seed, step=step, warm=self._warm)
+        if name in OF_AN_OPTIMISER:
+            state = state_of(self._optimiser, self._network)
+            settings = replace(self._config, training=state.training)
+            at = replace(at, config=settings, step=state.updates, moments=state.moments)
+        found = quantity(name).measured(self._problem, asked_of(quantity(name), self._blocks, at))
+        self._warm.update(found.warm)
+        return found
+
+    def _thin(self, step: int) -> None:
+        self._course.seen["skipped"].append(step)
+        share = f"{self.budget.max_fraction:.0%} of the training's time"
+        every = f"measuring every {self.every} steps would take more than {share}"
+        self._say(f"{every}: some are skipped (max_fraction=None measures all)", kind="thinned")
+
+    def _fail(self, step: int, error: Exception) -> None:
+        self._course.seen["failures"][str(step)] = f"{type(error).__name__}: {error}"[:1000]
+        self._say(f"step {step} was not measured: {type(error).__name__}: {error}", kind=type(error).__name__)
+
+    @contextmanager
+    def _once(self) -> Iterator[None]:
+        """Show a warning of the engines the first time only: it would come with every measurement."""
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            yield
+        for one in caught:
+            place = f"{one.category.__name__} {one.filename}:{one.lineno}"
+            if place not in self._told:
+                self._told.add(place)
+                warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+
+    def _say(self, words: str, *, kind: str) -> None:
+        """Warn, once of each kind."""
+        if kind not in self._told:
+            self._told.add(kind)
+            warnings.warn(f"hessfig.Monitor: {words}", RuntimeWarning, stacklevel=5)
+
+
+def _unwrapped(network: Any) -> Any:
+    """Return the network inside of DataParallel, DistributedDataParallel and torch.compile."""
+    parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+    while isinstance(network, parallel) or hasattr(network, "_orig_mod"):
+        network = network.module if isinstance(network, parallel) else network._orig_mod
+    return network
+
+
+def _rank() -> int:
+    """Return which process of a training this is: 0 measures."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank()
+    return int(os.environ.get("RANK") or 0)
+
+
+def check_spread(network: Any) -> None:
+    """Raise UserError for a network of which this process holds a part only, or that is none."""
+    if not isinstance(network, nn.Module):
+        check_network(network)
+    pieces = [name for name, one in network.named_parameters() if type(one.data).__name__ == "DTensor"]
+    if pieces:
+        raise UserError(
+            "Monitor: the network is spread over several processes",
+            got=first_few(pieces),
+            allowed="a network that this process holds whole",
+            remedy="measure a checkpoint of it with hessfig.measure",
+        )
+
+
+def _pairs(batch: Any) -> Any:
+    """Return a loader or iterable as the list of its batches, a pair (inputs, targets) as the only batch."""
+    if isinstance(batch, Mapping | Tensor | tuple):
+        return [batch] if isinstance(batch, tuple) else batch
+    return batch if isinstance(batch, str) or not hasattr(batch, "__iter__") else list(batch)
+
+
+def _every(given: Any) -> int:
+    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+        raise UserError("every: steps between two measurements", got=repr(given), allowed=">= 1", remedy="every=20")
+    return given
+
+
+def _step(given: Any) -> int:
+    if isinstance(given, bool) or not isinstance(given, int | numpy.integer) or given < 0:
+        raise UserError("monitor(step)", got=repr(given), allowed="a whole number >= 0", remedy="monitor(step)")
+    return int(given)
+
+
+def _fraction(given: Any) -> float | None:
+    if given is None or (isinstance(given, int | float) and not isinstance(given, bool) and given > 0):
+        return given
+    raise UserError(
+        "max_fraction: a share of the training's time", got=repr(given), allowed="> 0, or None", remedy="0.05"
+    )
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Keep the generators of torch, numpy and Python, and autocast and grad mode, as the training has them."""
+    python, arrays = random.getstate(), numpy.random.get_state()  # noqa: NPY002 - the global one, which a training may use
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    if devices:
+        torch.cuda.synchronize()  # what the training has under way is not the time of measuring
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(torch.random.fork_rng(devices=devices))
+            stack.enter_context(torch.inference_mode(False))
+            stack.enter_context(torch.enable_grad())
+            for kind in ("cpu", "cuda")[: 1 + bool(devices)]:
+                stack.enter_context(torch.autocast(kind, enabled=False))
+            yield
+    finally:
+        random.setstate(python)
+        numpy.random.set_state(arrays)  # noqa: NPY002
+
+
+def _take_over(live: nn.Module, ours: nn.Module) -> str:
+    """Copy weights and buffers, and return their hash. Raises UserError for a network that changed its shapes."""
+    theirs, held = _tensors(live), _tensors(ours)
+    shapes, asked = ({name: tuple(one.shape) for name, one in some.items()} for some in (theirs, held))
+    other = sorted(name for name in {*shapes, *asked} if shapes.get(name) != asked.get(name))
+    if other:
+        was = [f"{name}: {shapes.get(name, 'gone')} (was {asked.get(name, 'not there')})" for name in other]
+        raise UserError(
+            "Monitor: the network changed its parameters or their shapes",
+            got=first_few(was),
+            allowed="the parameters it had when the monitor was made",
+            remedy="make a new Monitor, with a folder of its own, after the change",
+        )
+    found = hashlib.sha256()
+    with torch.no_grad():
+        for name, tensor in held.items():
+            tensor.copy_(theirs[name])
+            found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+
+def _tensors(network: nn.Module) -> dict[str, Tensor]:
+    named = network.named_parameters(remove_duplicate=False), network.named_buffers(remove_duplicate=False)
+    return {name: tensor for some in named for name, tensor in some}
+
+
+def _label(row: Row) -> str:
+    """Return the name of a number for a logger: quantity, block, part, index."""
+    sides = [
+        f"{row[side]}@{row[at]}" if row[at] else row[side] for side, at in (("row", "row_layer"), ("col", "layer"))
+    ]
+    block = ",".join(dict.fromkeys(side for side in sides if side))
+    words = (row["quantity"], block, row["part"], row["index"])
+    return "/".join(str(word) for word in words if word not in ("", None))

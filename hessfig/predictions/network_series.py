@@ -1,0 +1,189 @@
+"""The output of a network as leading monomials, with the two weights of a block marked.
+
+Components enter by what the rule counts of them. Mixing weights are a function of the scores: softmax, off-by-one,
+entmax near equal scores, and differential attention have every degree (a difference of two softmaxes with equal weights
+has no constant), sparsemax is affine where no key is cut off, sigmoid - 1/2 is odd, kernel attention is a ratio. Norms
+are odd and linear below sqrt(eps) and of degree 0 above, unit lengths are of degree 0 everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from hessfig.predictions.architecture import Architecture
+from hessfig.predictions.monomials import VALUE, Function, Growth, Monomial, Quantity
+from hessfig.terms import (
+    GATED,
+    MLP,
+    Attention,
+    AttentionBias,
+    Block,
+    Gate,
+    Kind,
+    Matrix,
+    Norm,
+    Positions,
+    QueryKey,
+    Scores,
+)
+
+SIGMA, BRANCH = "sigma", "residual_scale"
+TIED = f"{Matrix.W_E}+{Matrix.W_U}"
+_EVERY, _ODD = (0, 1, 2, 3), (1, 3)
+RATIO = Function("ratio", growth=Growth.degree_0)
+LENGTH = Function("unit", growth=Growth.degree_0)
+NORM, SMALL_NORM = Function("norm", growth=Growth.degree_0), Function("norm", _ODD, Growth.degree_0)
+SIGMOID, CAP = Function("sigmoid", (0, *_ODD)), Function("softcap", _ODD)
+_SMOOTH = Function("activation", (1, 2))
+_PIECES = Function("activation", (1,), Growth.polynomial, finite=True)
+ACTIVATIONS: Mapping[MLP, Function] = {
+    **dict.fromkeys((MLP.relu, MLP.linear), _PIECES),
+    **dict.fromkeys((MLP.gelu, MLP.silu, *GATED), _SMOOTH),
+}
+
+
+class Regime(StrEnum):
+    """Where an exponent holds. `between`: above sqrt(eps) of the norms, and below one."""
+
+    small_sigma = "sigma -> 0"
+    between = "sqrt(eps) < sigma < 1"
+    large_sigma = "sigma -> infinity"
+    every_sigma = "every sigma"
+
+
+def mixing(architecture: Architecture) -> Function:
+    """Return the mixing weights as a function of the scores."""
+    name, is_alone = architecture.attention, architecture.window == 1
+    everything = Function(name, _EVERY)
+    if name == Attention.linear:
+        return Function(name, (1,), Growth.polynomial, finite=True)
+    if name == Attention.sigmoid:
+        return everything if architecture.attention_bias == AttentionBias.log_length else SIGMOID
+    if name == Attention.differential and architecture.differential_lambda == 1:
+        return Function(name, () if is_alone else _EVERY[1:], finite=is_alone)  # equal shares cancel
+    if is_alone and name != Attention.off_by_one:
+        return Function(name, (0,), Growth.polynomial, finite=True)
+    return Function(name, (0, 1), finite=True) if name == Attention.sparsemax else everything
+
+
+@dataclass
+class Output:
+    """The monomials of a network's output in powers of `axis`, with the two weights of a block marked.
+
+    `axis` is sigma, the name of a weight (powers of its scale, at a fixed input) or the factor of every branch. After
+    `series`, `normed` holds the power of what every norm with an eps has met, and `met` the names of all weights.
+    """
+
+    block: Block
+    architecture: Architecture
+    regime: Regime
+    axis: str = SIGMA
+    normed: list[float] = field(default_factory=list)
+    met: set[str] = field(default_factory=set)
+
+    def series(self) -> Quantity:
+        """Return the output. Raises NoPower where none rules."""
+        architecture = self.architecture
+        if architecture.kind == Kind.self_attention:
+            return self._mixed(Quantity.constant("x", self._size(SIGMA)), 1)
+        hidden = self._weight(TIED if architecture.tied else Matrix.W_E, 0, power=self._size(SIGMA), name="x")
+        if architecture.positions == Positions.learned:
+            hidden += self._weight(Matrix.W_pos, 0, power=self._size(SIGMA), name="x")
+        for layer in range(1, architecture.num_layers + 1):
+            hidden = self._layer(hidden, layer)
+        hidden = self._norm(hidden) if architecture.norm in (Norm.pre, Norm.sandwich) else hidden
+        if architecture.tied:
+            return hidden * self._weight(TIED, 0, power=self._size(SIGMA), name="x")
+        return hidden * self._weight(Matrix.W_U, 0)
+
+    def _size(self, name: str) -> float:
+        """Return the power of the small parameter in what the axis scales."""
+        return 0.0 if name != self.axis else -1.0 if self.regime == Regime.large_sigma else 1.0
+
+    def _weight(self, matrix: str, layer: int, *, power: float | None = None, name: str = "") -> Quantity:
+        block = self.block
+        self.met.add(matrix)
+        value = Monomial(self._size(matrix) if power is None else power, (name or matrix,))
+        is_row = matrix == block.row and layer in (0, block.row_layer)
+        is_col = matrix == block.col and layer in (0, block.layer) and not block.is_diagonal
+        return Quantity.weight(matrix, row=is_row, col=is_col, value=value)
+
+    def _norm(self, quantity: Quantity) -> Quantity:
+        size = quantity.table[VALUE].power
+        self.normed.append(size)
+        return quantity.through(NORM if self.regime == Regime.between or size <= 0 else SMALL_NORM)
+
+    def _layer(self, hidden: Quantity, layer: int) -> Quantity:
+        architecture = self.architecture
+        if architecture.kind == Kind.linear_mlp:
+            return hidden * self._weight(Matrix.W, layer)
+        attended = self._branch(hidden, layer, self._attended)
+        residual = self._after(hidden + attended if architecture.attention_skip else attended)
+        if architecture.mlp == MLP.none:
+            return residual
+        return self._after(residual + self._branch(residual, layer, self._fed_forward))
+
+    def _branch(self, hidden: Quantity, layer: int, sublayer: Callable[[Quantity, int], Quantity]) -> Quantity:
+        """Return what a sublayer adds to the stream: normalised before and after, as the norm's place has it."""
+        norm = self.architecture.norm
+        made = sublayer(self._norm(hidden) if norm in (Norm.pre, Norm.sandwich) else hidden, layer)
+        scale = Quantity.constant(power=self._size(BRANCH))
+        return (self._norm(made) if norm == Norm.sandwich else made) * scale
+
+    def _after(self, stream: Quantity) -> Quantity:
+        return self._norm(stream) if self.architecture.norm == Norm.post else stream
+
+    def _attended(self, hidden: Quantity, layer: int) -> Quantity:
+        return self._mixed(hidden, layer) * self._weight(Matrix.W_O, layer)
+
+    def _fed_forward(self, hidden: Quantity, layer: int) -> Quantity:
+        mlp, inner = self.architecture.mlp, hidden * self._weight(Matrix.W_in, layer)
+        if mlp in GATED:
+            inner *= (hidden * self._weight(Matrix.W_gate, layer)).through(ACTIVATIONS[mlp])
+        else:
+            inner = inner.through(ACTIVATIONS[mlp])
+        return inner * self._weight(Matrix.W_out, layer)
+
+    def _mixed(self, hidden: Quantity, layer: int) -> Quantity:
+        """Return the mixed values, normalised and gated."""
+        architecture = self.architecture
+        mixed = self._pattern(hidden, layer) * hidden * self._weight(Matrix.W_V, layer)
+        if architecture.attention == Attention.differential and architecture.differential_norm:
+            mixed = self._norm(mixed)
+        if architecture.gate == Gate.output:
+            mixed *= (hidden * self._weight(Matrix.W_G, layer)).through(SIGMOID)
+        return mixed
+
+    def _pattern(self, hidden: Quantity, layer: int) -> Quantity:
+        architecture = self.architecture
+        query, key = self._queries_and_keys(hidden, layer)
+        if architecture.attention == Attention.kernel:
+            return _kernel_pattern(query, key)
+        scores = query * key
+        scores = scores.through(CAP) if architecture.scores == Scores.softcap else scores
+        scores = scores + Quantity.constant("slope") if architecture.shifted_scores else scores
+        return scores.through(mixing(architecture))
+
+    def _queries_and_keys(self, hidden: Quantity, layer: int) -> list[Quantity]:
+        architecture = self.architecture
+        names = (Matrix.W_Q, Matrix.W_K)
+        if architecture.query_key == QueryKey.single:
+            return [hidden * self._weight(Matrix.W_QK, layer), hidden]
+        made = [hidden * self._weight(name, layer) for name in names]
+        if architecture.scores == Scores.cosine:
+            return [one.through(LENGTH) for one in made]
+        return [self._norm(one) for one in made] if architecture.scores == Scores.qk_norm else made
+
+
+def _kernel_pattern(query: Quantity, key: Quantity) -> Quantity:
+    """Return phi(q).phi(k) / sum over keys, phi(z) = 1 + z, up to second powers: what all keys share cancels.
+
+    With K = sum_c k_c and Q = sum_c q_c the numerator is d + Q + K_j + q.k_j; only t = K_j + q.k_j tells keys apart.
+    Where t grows, its ratio to its sum over keys is left.
+    """
+    apart = key + query * key
+    if apart.table[VALUE].power < 0:
+        return apart.through(RATIO)
+    return Quantity.constant() + apart + apart * (query + apart)

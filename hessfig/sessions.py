@@ -1,0 +1,237 @@
+"""Sweeps and figures from Python: run, read and plot, by the settings of the command line."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hessfig.analysis.manifest import read_manifest, read_run
+from hessfig.analysis.shown_tables import Table, described_html, table_html
+from hessfig.config.compose import compose, jobs
+from hessfig.config.compose.overrides import check_words
+from hessfig.config.enums import Data, Kind
+from hessfig.config.keys import in_manifest
+from hessfig.config.schema import Config, FigureConfig, SweepConfig
+from hessfig.config.science import ModelConfig, TaskConfig
+from hessfig.errors import UserError, plain
+from hessfig.record import COLUMNS, MANIFEST, TABLE
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from hessfig.config.compose import Job
+    from hessfig.figures.parts.relabelled import ShownFigure
+
+_GIVEN = {"sweep": "given", "config": "given", "seconds": 0.0, "seed": 0, "num_layers": 0, "variant": ""}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A sweep, or a training that was watched, in its `folder`: what is there is read when it is asked for."""
+
+    folder: Path
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """The checked table, one row per measured number; see docs/table.md for its columns."""
+        found = Table(read_run(self.folder).table)
+        found.attrs["config"] = self.manifest.get("config", {})  # for figures of some of its rows
+        return found
+
+    @cached_property
+    def manifest(self) -> dict[str, Any]:
+        """The settings, versions and hashes of the run; empty where there is no manifest."""
+        return read_manifest(self.folder) or {}
+
+    def slopes(self, *words: str, **settings: Any) -> pd.DataFrame:
+        """Return fitted slopes, one row per curve and window, as `hessfig slopes` does; written to slopes.csv too.
+
+        For example run.slopes("sweep.windows=[[null,1]]", quantity="trace"). Raises UserError as the command does.
+        """
+        from hessfig.cli.dispatch import check_read
+        from hessfig.cli.results import as_made, fitted_slopes
+        from hessfig.cli.verbs import VERBS
+
+        asked = _words(words, {"sweep.name": self.folder.name, "output_dir": str(self.folder.parent), **settings})
+        check_read(VERBS["slopes"], asked)
+        return fitted_slopes(as_made(compose(asked)))
+
+    def plot(self, figure: str | None = None, *words: str, **settings: Any) -> ShownFigure:
+        """Return a figure of this run: see hessfig.plot."""
+        return plot(self, figure, *words, **settings)
+
+    def _repr_html_(self) -> str:
+        facts = {
+            "folder": self.folder,
+            "rows": len(self.table),
+            "quantities": ", ".join(self.table["quantity"].unique()),
+            "made with": plain(self.manifest.get("command", "")),
+        }
+        return described_html(f"Run {self.folder.name}", facts) + table_html(self.table)
+
+
+def run(sweep: str | None = None, *words: str, config_dir: str | Path | None = None, **settings: Any) -> Run:
+    """Measure a sweep as `hessfig run` does, and return it; finished cells are reused.
+
+    `words` and `settings` are those of the command line: hessfig.run("sigma", "model.d_model=32", seeds=4). Workers
+    need no `if __name__ == "__main__"`, neither in scripts nor in notebooks. Raises UserError for settings that cannot
+    be run, and where a cell fails; what is measured until then is kept.
+    """
+    from hessfig.cli.dispatch import check_read
+    from hessfig.cli.experiment import command_of
+    from hessfig.cli.verbs import VERBS
+    from hessfig.config.machine import check_device, check_workers
+    from hessfig.sweep.plan import Sweep
+    from hessfig.sweep.runner import run_sweep
+
+    own = Path(config_dir).resolve() if config_dir else None
+    first = [] if sweep is None else [sweep if "=" in sweep else f"sweep={sweep}"]
+    asked = [*first, *_words(words, settings)]
+    check_words(asked, own, several=False)
+    check_read(VERBS["run"], asked)
+    (job,) = jobs(asked, own)
+    _check_here(job)
+    check_device(job.config.device)
+    check_workers(job.variants[0][1])
+    summary = run_sweep(Sweep(job.variants), command=command_of(job))
+    if not summary.is_complete:
+        raise UserError(
+            f"{summary.failed} cells failed and {summary.missing} are missing; the causes stand above",
+            got="; ".join(summary.notes) or None,
+            allowed="a sweep whose cells are all measured",
+            remedy=f"{command_of(job)} tries them again; hessfig.read('{summary.table.parent}') gives what is there",
+        )
+    return Run(summary.table.parent)
+
+
+def read(folder: str | Path) -> Run:
+    """Return what a folder holds that `hessfig run` or hessfig.Monitor has written.
+
+    Raises UserError for a table that is missing, broken, or not that of its manifest.
+    """
+    found = Run(Path(folder))
+    read_run(found.folder)
+    return found
+
+
+def plot(
+    what: Run | pd.DataFrame | str | Path, figure: str | None = None, *words: str, sheet: int = 0, **settings: Any
+) -> ShownFigure:
+    """Return a matplotlib figure of a run, of its folder, or of a table; nothing is written.
+
+    `figure`: one of `hessfig plot --help`, such as "3a". Without it, `layout` says how to draw (default: lines). The
+    other settings are those of the group figure, and `style`: hessfig.plot(run, layout="lines", x="step", width=3.3,
+    options={"quantity": "trace"}, title="Mine"). A figure of several sheets gives the one that `sheet` counts, from 0.
+    Axes, labels and legends are matplotlib's: go on with `figure.axes` and `figure.savefig`.
+
+    Raises UserError for settings that do not fit, and for a table that lacks what the figure needs.
+    """
+    from hessfig.cli.plot import spec_of
+    from hessfig.config.presets import STUDY
+
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = _folder_of(what, Path(scratch))
+        chosen = {"figure": figure} if figure else {"name": folder.name, "layout": settings.pop("layout", "lines")}
+        place = {"figure.sweep": folder.name, "output_dir": str(folder.parent)}
+        job = compose(_words(words, {**place, **_of_figures({**chosen, **settings})}))
+        if job.config.figure.layout == STUDY:
+            raise UserError(
+                f"figure {figure} is computed from the theory, not drawn from a run",
+                got=f"figure={figure}",
+                allowed="a figure of a sweep",
+                remedy=f"hessfig plot figure={figure}",
+            )
+        return _drawn(spec_of(job), folder, sheet)
+
+
+def _drawn(spec: Any, folder: Path, sheet: int) -> ShownFigure:
+    from hessfig.figures.parts.page import styled
+    from hessfig.figures.parts.relabelled import relabel, shown
+    from hessfig.figures.sheets import LAYOUTS, check
+
+    check(spec)
+    with styled(spec.paper):
+        pages = [page for page in LAYOUTS[spec.layout].draw(spec, folder) if page.figure.get_visible()]
+        if not 0 <= sheet < len(pages):
+            last = f"0 to {len(pages) - 1}"
+            raise UserError("sheet: there is no such sheet", got=sheet, allowed=last, remedy="sheet=0, or other panels")
+        figure = pages[sheet].figure
+        relabel(figure, **spec.paper.labels)
+    return shown(figure)
+
+
+def _folder_of(what: Any, scratch: Path) -> Path:
+    """Return the folder of a run; that of a table is written for the while."""
+    if isinstance(what, Run):
+        return what.folder
+    if isinstance(what, str | Path):
+        return Path(what)
+    if not hasattr(what, "columns"):
+        raise UserError(
+            "plot: this is nothing that was measured",
+            got=type(what).__name__,
+            allowed="a run, its folder, or a table",
+            remedy="hessfig.plot(hessfig.read('outputs/sigma'), figure='3a')",
+        )
+    folder, filled = scratch / "given", what.assign(**{k: v for k, v in _GIVEN.items() if k not in what.columns})
+    folder.mkdir()
+    filled.assign(sweep="given").reindex(columns=COLUMNS).to_csv(folder / TABLE, index=False)
+    config = what.attrs.get("config") or _of_a_network(what)
+    (folder / MANIFEST).write_text(json.dumps({"config": config}))
+    return folder
+
+
+def _of_a_network(table: pd.DataFrame) -> dict[str, Any]:
+    """Return the settings of a table of which no manifest is known: a network of the user's own."""
+    axis = "step" if "step" in table.columns and table["step"].notna().all() else "sigma"
+    config = Config(TaskConfig(data=Data.python), ModelConfig(kind=Kind.python), sweep=SweepConfig(axis=axis))
+    return in_manifest(config)
+
+
+def _check_here(job: Job) -> None:
+    config = job.variants[0][1]
+    asked = {"launcher=slurm": config.launcher.kind != "local", "shard": config.shard is not None}
+    asked["dry_run=true"] = config.dry_run
+    for word, is_asked in asked.items():
+        if is_asked:
+            raise UserError(
+                f"hessfig.run measures on this machine: {word} is a matter of the command line",
+                got=word,
+                allowed="settings without it",
+                remedy=shlex.join(["hessfig", "run", *job.words]),
+            )
+
+
+def _of_figures(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return keyword arguments as settings: those of the group figure get its name, options one word each."""
+    known, found = vars(FigureConfig()), dict[str, Any]()
+    for key, value in settings.items():
+        if key == "options" and isinstance(value, Mapping):
+            found |= {f"figure.options.{name}": one for name, one in value.items()}
+        else:
+            found[f"figure.{key}" if key in known else key] = value
+    return found
+
+
+def _words(words: tuple[str, ...], settings: Mapping[str, Any]) -> list[str]:
+    return [*words, *(f"{key}={_text(value)}" for key, value in settings.items())]
+
+
+def _text(value: Any) -> str:
+    """Return a value in the settings' grammar; texts that are not plain are quoted."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(_text, value))}]"
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}: {_text(one)}" for key, one in value.items()) + "}"
+    text = str(value)
+    is_plain = text.replace(".", "").replace("_", "").replace("/", "").replace("-", "").replace(":", "").isalnum()
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return text if is_plain else f'"{escaped}"'

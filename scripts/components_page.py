@@ -1,0 +1,83 @@
+"""Print the table of predicted growth rates by component, or write it into docs/components.md.
+
+    python scripts/components_page.py                       # the table
+    python scripts/components_page.py --write               # put it between its marks on the page
+    python scripts/components_page.py --write outputs       # with the slopes of `hessfig slopes sweep=components`
+
+A test compares the part without measured numbers.
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+from pathlib import Path
+
+from hessfig.analysis.axis import settings_of
+from hessfig.analysis.presented import between_marks, markdown_table
+from hessfig.cli.predict import rows
+from hessfig.config.compose import compose
+
+PAGE = Path(__file__).parents[1] / "docs" / "components.md"
+COMMAND = "python scripts/components_page.py --write"
+REGIMES = ("sqrt(eps) < sigma < 1", "sigma -> 0")  # what the sweep's small sigmas are, the first that a network has
+Slopes = dict[tuple[str, str, str, str], str]
+
+
+def main() -> None:
+    """Print the table, or write it, with measured slopes where a folder of results is told."""
+    if sys.argv[1:2] != ["--write"]:
+        sys.stdout.write(predicted())
+        return
+    found = measured(Path(sys.argv[2]) / "components" / "slopes.csv") if len(sys.argv) > 2 else {}
+    PAGE.write_text(between_marks(PAGE.read_text(), "table", predicted(found), COMMAND))
+
+
+def predicted(found: Slopes | None = None) -> str:
+    """Return a line per network and part, a column per block: the predicted exponent, and the slope where there is one.
+
+    The exponents are those of the sweep's small sigmas; after a comma those of sigma -> infinity, where they differ.
+    """
+    lines: dict[tuple[str, str], dict[str, str]] = {}
+    every = list(rows(compose(["sweep=components"])))
+    for row in every:
+        block = row["row"] if row["row"] == row["col"] else f"{row['row']}, {row['col']}"
+        lines.setdefault((row["variant"], row["part"]), {}).setdefault(block, _cell(every, row, found or {}))
+    blocks = list(next(iter(lines.values())))
+    body = [(name_of(v), f"`{part}`", *(cells.get(b, "") for b in blocks)) for (v, part), cells in lines.items()]
+    return "\n".join([*markdown_table(("network", "part", *(f"`{one}`" for one in blocks)), body), ""])
+
+
+def _cell(every: list[dict[str, str]], row: dict[str, str], found: Slopes) -> str:
+    """Return what is predicted of a block and part at small and at large sigma, and its slope."""
+    keys = ("variant", "row", "col", "part")
+    same = {one["regime"]: one for one in every if all(one[key] == row[key] for key in keys)}
+    small = next((same[name] for name in REGIMES if name in same), row)
+    large = same.get("sigma -> infinity", small)
+    ends = list(dict.fromkeys(_told(one) for one in (small, large)))
+    slope = found.get((row["variant"], row["row"], row["col"], row["part"]), "")
+    return ", ".join(ends) + f" ({slope})" * bool(slope)
+
+
+def _told(row: dict[str, str]) -> str:
+    return "= 0" if row["zero"] == "true" else row["exponent"] or "?"
+
+
+def measured(path: Path) -> Slopes:
+    """Return the fitted slopes on the first window of slopes.csv, with their errors."""
+    slopes: Slopes = {}
+    with path.open(newline="") as file:
+        for row in csv.DictReader(file):
+            key = (row["variant"], row["row"], row["col"], row["part"])
+            text = f"{float(row['slope']):.2f} ± {float(row['slope_se'] or 'nan'):.2f}" if row["slope"] else ""
+            slopes.setdefault(key, text)
+    return slopes
+
+
+def name_of(variant: str) -> str:
+    """Return what a network changes, with code marks; the base changes nothing."""
+    return ", ".join(f"`{key}={value.lower()}`" for key, value in settings_of(variant).items()) or "base"
+
+
+if __name__ == "__main__":
+    main()

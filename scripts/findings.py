@@ -1,0 +1,263 @@
+"""Print what the full-size tables say, or write it between its marks on the pages of docs/.
+
+    python scripts/findings.py outputs               # every finding whose sweeps have a table in outputs/
+    python scripts/findings.py --write outputs       # put them between their marks
+
+Intervals are 95 %, Student's t over seeds: of logarithms for norms, eigenvalues and losses.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from hessfig.analysis.axis import with_settings
+from hessfig.analysis.claims.growth_rules import exponents
+from hessfig.analysis.claims.rule import Evidence, evidence_in
+from hessfig.analysis.intervals import Interval, fisher_interval, geometric_interval, student_interval
+from hessfig.analysis.presented import between_marks, markdown_table
+from hessfig.analysis.spectral_distances import pair_distances
+from hessfig.analysis.training_runs import against_plain, race, settled
+
+DOCS = Path(__file__).parents[1] / "docs"
+COMMAND = "python scripts/findings.py --write outputs"
+FINDINGS: dict[str, tuple[str, tuple[str, ...], Callable[..., str]]] = {}
+Maker = Callable[..., str]
+
+
+def main() -> None:
+    """Print or write every finding whose sweeps are measured."""
+    outputs = Path(sys.argv[-1])
+    for name, (page, sweeps, make) in FINDINGS.items():
+        if not all((outputs / sweep / "table.csv").is_file() for sweep in sweeps):
+            print(f"{name}: no table of {', '.join(sweeps)}", file=sys.stderr)
+            continue
+        text = make(*(evidence_in(outputs / sweep) for sweep in sweeps))
+        if sys.argv[1] == "--write":
+            path = DOCS / page
+            path.write_text(between_marks(path.read_text(), name, text, COMMAND))
+        else:
+            print(f"{name} ({page})\n\n{text}")
+
+
+def finding(page: str, *sweeps: str) -> Callable[[Maker], Maker]:
+    """Enter a function of the sweeps' evidence under its name, for a page of docs/."""
+
+    def enter(make: Maker) -> Maker:
+        FINDINGS[make.__name__] = (page, sweeps, make)
+        return make
+
+    return enter
+
+
+@finding("training.md", "training")
+def learned(evidence: Evidence) -> str:
+    """Accuracy at the end of the addition preset, seed by seed: whole answers, digits, sums with carries."""
+    rows = evidence.at_step(-1).table
+    whole, carries = (rows[rows["quantity"] == name] for name in ("accuracy", "cascade_accuracy"))
+    digits = sorted(int(one) for one in whole["index"].unique() if one > 0)
+    heads = ("seed", "whole answer", *(f"digit {one}" for one in digits), "three carries")
+    lines = []
+    for seed, one in whole.groupby("seed"):
+        shares = [one[one["index"] == n]["value"].mean() for n in (0, *digits)]
+        chained = carries[(carries["seed"] == seed) & (carries["index"] == 0)]["value"].mean()
+        lines.append((str(seed), *(f"{100 * share:.2f} %" for share in shares), f"{100 * chained:.0f} %"))
+    return _lines(heads, lines)
+
+
+@finding("training.md", "heterogeneity_trained")
+def survival(evidence: Evidence) -> str:
+    """(V, V) over (Q, Q) of H before and after a training, network by network."""
+    rows = evidence.numbers("frobenius", "model.norm", "model.attention", part="H")
+    rows = rows[rows["row"] == rows["col"]]
+    place = ["model.norm", "model.attention", "seed", "step"]
+    value, query = (rows[rows["row"] == name].groupby(place)["value"].mean() for name in ("W_V", "W_Q"))
+    ratios = (value / query).reset_index()
+    ends = [ratios["step"].min(), ratios["step"].max()]
+    heads = ("norm", "attention", *(f"step {step:g}" for step in ends))
+    lines = []
+    for (norm, attention), one in ratios.groupby(["model.norm", "model.attention"], sort=False):
+        found = [geometric_interval(one[one["step"] == step]["value"]) for step in ends]
+        lines.append((str(norm), str(attention), *map(_interval, found)))
+    return _lines(heads, lines)
+
+
+@finding("training.md", "heterogeneity_after")
+def distances(evidence: Evidence) -> str:
+    """JS^0 between the spectra of the blocks of H before and after a training, network by network."""
+    _, every = pair_distances(evidence.spectra(lambda place: place.part == "H" and place.row == place.col))
+    rows = with_settings(every, "model.kind")
+    steps = [rows["step"].min(), rows["step"].max()]
+    lines = []
+    for kind, one in rows.groupby("model.kind", sort=False):
+        found = [student_interval(one[one["step"] == step]["average"]) for step in steps]
+        lines.append((str(kind), *map(_interval, found)))
+    return _lines(("network", *(f"step {step:g}" for step in steps)), lines)
+
+
+@finding("training.md", "gauss_newton_after")
+def proxy_misfit(evidence: Evidence) -> str:
+    """|log(largest eigenvalue of H_o / of H)| at the last step, network by network."""
+    rows = evidence.at_step(-1).numbers("largest_eigenvalue", "model.kind", "model.attention", row="all")
+    wide = rows.pivot_table(index=["model.kind", "model.attention", "seed"], columns="part", values="value")
+    misfit = np.log(wide["H_o"] / wide["H"]).abs()
+    lines = [
+        (f"{kind}, {attention}", _interval(student_interval(one)))
+        for (kind, attention), one in misfit.groupby(level=[0, 1], sort=False)
+    ]
+    return _lines(("network", "misfit of H_o"), lines)
+
+
+@finding("training.md", "edge", "edge_adamw", "edge_batches")
+def edges(gd: Evidence, adamw: Evidence, batches: Evidence) -> str:
+    """Mean of the last third of the steps over the threshold of stability, by learning rate."""
+    asked = [
+        ("gradient descent, largest eigenvalue", gd, "largest_eigenvalue"),
+        ("AdamW, preconditioned eigenvalue", adamw, "preconditioned_eigenvalue"),
+        ("SGD on batches of 8, largest eigenvalue", batches, "largest_eigenvalue"),
+        ("SGD on batches of 8, batch sharpness", batches, "batch_sharpness"),
+    ]
+    lines = [
+        (words, variant.partition("=")[2], _interval(found))
+        for words, evidence, quantity in asked
+        for variant, found in settled(evidence.table, quantity).items()
+    ]
+    return _lines(("training, quantity", "learning rate", "share of the threshold"), lines)
+
+
+@finding("training.md", "steps")
+def races(evidence: Evidence) -> str:
+    """Loss of every rule after as many gradients and after as many seconds, and over its plain optimiser's."""
+    found = race(evidence.table)
+    ratios = against_plain(found.tuned).set_index(["budget", "rule"])
+    lines = []
+    for (budget, rule), one in found.tuned.groupby(["budget", "rule"], sort=False):
+        lost = int((~np.isfinite(one["loss"])).sum())
+        loss = f"{lost} of {len(one)} diverged" if lost else _interval(geometric_interval(one["loss"]))
+        ratio = "plain"
+        if (budget, rule) in ratios.index:
+            row = ratios.loc[(budget, rule)]
+            ratio = f"{row['ratio']:.2g} [{row['ratio_low']:.2g}, {row['ratio_high']:.2g}]"
+        rates = ", ".join(f"{rate:g}" for rate in sorted(one["rate"].unique())) + "*" * bool(one["at_edge"].any())
+        lines.append(("gradients" if budget == "step" else "seconds", rule, rates, loss, ratio))
+    return _lines(("same", "rule", "rates (* end of the grid)", "loss", "over the plain optimiser"), lines)
+
+
+@finding("spectra.md", "weight_norms", "weight_norms_whole")
+def weight_scales(blocks: Evidence, whole: Evidence) -> str:
+    """Exponents of the largest eigenvalue of H in the scale of each weight: query block, key block, whole network."""
+    keys = ("model.scaled_weight", "model.weight_scale")
+    rows = pd.concat([one.numbers("largest_eigenvalue", *keys, part="H") for one in (blocks, whole)])
+    rows = rows[rows["index"] <= 1].assign(scale=lambda frame: frame[keys[1]].astype(float))
+    slopes = exponents(rows, "scale", keys[0], "row")
+    lines = []
+    for scaled, one in slopes.groupby(level=keys[0], sort=False):
+        found = {row: student_interval(values) for row, values in one.groupby(level="row")}
+        lines.append((str(scaled), *(_interval(found[row]) if row in found else "" for row in ("W_Q", "W_K", "all"))))
+    return _lines(("scaled weight", "W_Q block", "W_K block", "whole network"), lines)
+
+
+@finding("spectra.md", "spectra")
+def negative_shares(evidence: Evidence) -> str:
+    """Shares of negative eigenvalues of the whole network, by part, attention and norm."""
+    rows = evidence.numbers("share_negative", "model.attention", "model.norm", row="all")
+    lines = [
+        (f"{attention}, norm {norm}", str(part), _interval(student_interval(one["value"])))
+        for (attention, norm, part), one in rows.groupby(["model.attention", "model.norm", "part"], sort=False)
+    ]
+    return _lines(("network", "part", "share of negative eigenvalues"), lines)
+
+
+@finding("landscape.md", "landscape")
+def second_order(evidence: Evidence) -> str:
+    """Correlation and slope of the second-order prediction of single losses with the true ones, place by place."""
+    keys = ("landscape.direction", "landscape.distance")
+    made = {name: evidence.numbers(f"prediction_{name}", *keys) for name in ("correlation", "slope")}
+    lines = []
+    for (direction, distance), one in made["correlation"].groupby(list(keys), sort=False):
+        slope = made["slope"]
+        there = slope[(slope[keys[0]] == direction) & (slope[keys[1]] == distance)]
+        found = [fisher_interval(one["value"]), student_interval(there["value"])]
+        lines.append((str(distance), str(direction), *map(_interval, found)))
+    return _lines(("distance", "direction", "correlation", "slope"), lines)
+
+
+@finding("landscape.md", "landscape")
+def bound_over_true(evidence: Evidence) -> str:
+    """How many times the root mean square difference the bound is: smallest and largest over k >= 10 and seeds."""
+    keys = ("landscape.direction", "landscape.distance")
+    made = [evidence.numbers(f"landscape_{name}", *keys) for name in ("bound", "rms")]
+    place = [*keys, "seed", "index"]
+    bound, true = (rows[rows["index"] >= 10].set_index(place)["value"] for rows in made)
+    ratio = (bound / true).dropna()
+    lines = [
+        ("w*" if distance in ("", "None") else str(distance), str(direction), f"{one.min():.3g}", f"{one.max():.3g}")
+        for (direction, distance), one in ratio.groupby(level=[0, 1], sort=False)
+    ]
+    return _lines(("distance", "direction", "smallest", "largest"), lines)
+
+
+@finding("landscape.md", "landscape_integrals", "stationarity", "data_size")
+def sample_exponents(integrals: Evidence, gradients: Evidence, subsets: Evidence) -> str:
+    """Exponents in the number of samples k >= 10 beside those that chance gives."""
+    asked = [
+        *((integrals, name, f"{name} at w*") for name in ("delta_1", "delta_2")),
+        (gradients.at_step(-1), "stationarity_rms", "length of the gradient after the training"),
+        *((subsets, name, words) for name, words in _SUBSETS.items()),
+    ]
+    lines = []
+    for evidence, name, words in asked:
+        rows = evidence.numbers(name)
+        for row, one in exponents(rows, "index", "row", window=(10.0, 1_024.0)).groupby(level="row"):
+            lines.append((words, str(row), _interval(student_interval(one))))
+    return _lines(("number", "block", "exponent in k"), lines)
+
+
+_SUBSETS = {
+    "hessian_distance": "distance of H_k from H_N over the norm of H_N",
+    "hessian_distance_null": "the same by chance",
+    "subset_norm": "norm of H_k",
+    "subset_condition_number": "condition number of H_k",
+}
+
+
+@finding("landscape.md", "model_size_width", "model_size_depth", "model_size_heads", "model_size_vocabulary")
+def size_exponents(*sweeps: Evidence) -> str:
+    """Exponents of norm, largest eigenvalue and trace of H in width, depth, heads and vocabulary, untrained."""
+    lines = []
+    for evidence in sweeps:
+        key = str(evidence.table["variant"].iloc[0]).partition("=")[0] or "num_layers"
+        for row in ("all", "W_Q", "W_V"):
+            found = []
+            for quantity in ("frobenius", "largest_eigenvalue", "trace"):
+                rows = evidence.numbers(quantity, *([key] if "." in key else []), row=row, part="H")
+                rows = rows[(rows["layer"] <= 1) & (rows["index"] <= 1)]
+                sizes = rows.assign(size=rows[key].astype(float))
+                found.append(_interval(student_interval(exponents(sizes, "size"))))
+            lines.append((key.rpartition(".")[2], row, *found))
+    return _lines(("along", "block", "norm", "largest eigenvalue", "trace"), lines)
+
+
+@finding("landscape.md", "sublayers_steps")
+def vit_accuracy(evidence: Evidence) -> str:
+    """Accuracy of the vision transformer on unseen pictures along its training."""
+    rows = evidence.numbers("accuracy")
+    rows = rows[rows["index"] == 0]
+    lines = [(f"{step:g}", _interval(student_interval(one["value"]))) for step, one in rows.groupby("step")]
+    return _lines(("step", "share of test pictures that are right"), lines)
+
+
+def _lines(heads: Iterable[str], lines: Iterable[tuple[str, ...]]) -> str:
+    return "\n".join([*markdown_table(heads, lines), ""])
+
+
+def _interval(found: Interval) -> str:
+    return f"{found.mean:.3g} [{found.low:.3g}, {found.high:.3g}]"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""Maps of approximations: what their cells hold, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from hessfig.errors import UserError
+from hessfig.figures.parts.page import Paper, styled
+from hessfig.figures.sheets import LAYOUTS, FigureSpec
+from tests.analysis.synthetic import CONFIG, make_table, write_sweep
+
+ERRORS = {"kfac": 0.25, "kfoc": 0.125}
+
+
+def test_a_cell_is_the_mean_error_of_an_approximation(tmp_path: Path) -> None:
+    made = [
+        make_table(seeds=2, sigma=[0.1, 1.0], blocks=[("W_Q", "W_Q"), ("W_V", "W_V")], parts=["H"]).assign(
+            quantity=f"{name}_{number}", value=value, status="ok"
+        )
+        for name, value in ERRORS.items()
+        for number in ("error", "scale_error")
+    ]
+    table = pd.concat(made, ignore_index=True)
+    lost = (table["quantity"] == "kfac_scale_error") & (table["row"] == "W_Q")
+    folder = write_sweep(table[~lost], tmp_path, settings=CONFIG)
+    spec = FigureSpec("maps", folder.name, "approximations", [(None, None)], {}, paper=Paper())
+    with styled(spec.paper):
+        (page,) = LAYOUTS["approximations"].draw(spec, folder)
+    shown = page.figure.axes[0].images[0].get_array().filled(np.nan)
+    np.testing.assert_allclose(shown, [[np.nan, 0.125], [0.25, 0.125]])
+    names = [text.get_text() for text in page.figure.axes[0].get_xticklabels()]
+    assert names == ["K-FAC", "best Kronecker"]
+
+
+def test_a_table_without_approximations_is_refused(tmp_path: Path) -> None:
+    folder = write_sweep(make_table(seeds=1), tmp_path, settings=CONFIG)
+    spec = FigureSpec("maps", folder.name, "approximations", [(None, None)], {}, paper=Paper())
+    with pytest.raises(UserError, match="the table has no approximations"):
+        list(LAYOUTS["approximations"].draw(spec, folder))

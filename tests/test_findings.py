@@ -1,0 +1,40 @@
+"""What full-size tables say stands on the pages between marks; here the functions that write it, on small tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hessfig.analysis.presented import between_marks
+from scripts import findings
+
+
+def test_every_finding_has_its_place_on_a_page() -> None:
+    for name, (page, _, _) in findings.FINDINGS.items():
+        text = (findings.DOCS / page).read_text()
+        assert "\nnew\n" in between_marks(text, name, "\nnew\n", findings.COMMAND), name
+
+
+def test_a_finding_is_written_from_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "outputs" / "sublayers_steps"
+    folder.mkdir(parents=True)
+    heads = (
+        "sweep,variant,num_layers,layer,row_layer,row,col,part,quantity,index,value,error,sigma,step,seed,num_probes"
+    )
+    rows = [
+        f"sublayers_steps,,1,0,0,,,,accuracy,,{value},0,0.2,{step},{seed},0,auto,float64,ok,0.1,0123456789ab"
+        for step, values in ((0, (0.1, 0.12)), (100, (0.9, 0.92)))
+        for seed, value in enumerate(values)
+    ]
+    (folder / "table.csv").write_text("\n".join([f"{heads},estimator,dtype,status,seconds,config", *rows, ""]))
+    page = tmp_path / "landscape.md"
+    page.write_text(
+        f"before\n<!-- vit_accuracy: {findings.COMMAND} -->\nold\n<!-- end of the vit_accuracy -->\nafter\n"
+    )
+    monkeypatch.setattr(findings, "DOCS", tmp_path)
+    monkeypatch.setattr("sys.argv", ["findings.py", "--write", str(tmp_path / "outputs")])
+    findings.main()
+    text = page.read_text()
+    assert "| 0 | 0.11 [-0.0171, 0.237] |" in text and "| 100 | 0.91 [0.783, 1.04] |" in text
+    assert "old" not in text and text.startswith("before\n") and text.endswith("after\n")

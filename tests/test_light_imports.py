@@ -1,0 +1,42 @@
+"""Who only measures a network of their own pays for torch, curvlinops and what these need: nothing of our figures."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+HEAVY = {
+    "transformer_lens",
+    "transformers",
+    "sklearn",
+    "hydra",
+    "omegaconf",
+    "matplotlib",
+    "rich",
+    "jinja2",
+    "tueplots",
+}
+PROGRAM = """
+import sys
+import torch
+import hessfig
+
+assert "torch" in sys.modules and "hessfig.interface" not in sys.modules
+network = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Tanh(), torch.nn.Linear(2, 2))
+problem = hessfig.Problem(network, torch.randn(4, 3), torch.tensor([0, 1, 0, 1]))
+for name in {quantities!r}:
+    table = hessfig.measure(problem, blocks=["0.weight"], quantities=[name], spectrum={{"steps": 4}}, num_probes=4)
+    assert len(table), name
+print(*sorted({{name.partition(".")[0] for name in sys.modules}} & {heavy!r}))
+"""
+QUANTITIES = [
+    *["frobenius", "trace", "spectrum", "largest_eigenvalue", "smallest_eigenvalue", "density"],
+    *["gradient_norm", "weight_norm", "jacobian_norm", "loss"],
+]
+
+
+def test_measuring_a_network_of_ones_own_imports_no_more_than_it_needs() -> None:
+    program = PROGRAM.format(quantities=QUANTITIES, heavy=HEAVY)
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == []

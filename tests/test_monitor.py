@@ -1,0 +1,312 @@
+"""Curvature along a training of one's own: numbers, bits of the training, overhead, crashes, restarts and refusals."""
+
+from __future__ import annotations
+
+import copy
+import errno
+import json
+import random
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy
+import pandas as pd
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import hessfig
+from hessfig import files
+from hessfig import monitor as monitors
+from hessfig.analysis.manifest import read_run
+from hessfig.errors import UserError
+from hessfig.sweep.courses import OtherTraining
+from tests import watched
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*curvlinops:RuntimeWarning")
+
+
+def numbers(folder: Path, *columns: str) -> pd.DataFrame:
+    table = read_run(folder).table
+    return table[[*(columns or ("step", "quantity", "row", "part", "value", "status"))]].reset_index(drop=True)
+
+
+def value(folder: Path, quantity: str, step: int) -> float:
+    table = read_run(folder).table
+    (found,) = table[(table["quantity"] == quantity) & (table["step"] == step) & (table["row"] != "x")]["value"][:1]
+    return float(found)
+
+
+def curvature(model: nn.Module) -> tuple[Tensor, Tensor]:
+    """Return gradient and Hessian of the loss in all parameters, in float64, row by row."""
+    model = copy.deepcopy(model).double().eval()
+    x, y = watched.data()
+    at = list(model.parameters())
+    slopes = torch.autograd.grad(F.cross_entropy(model(x.double()), y), at, create_graph=True)
+    flat = torch.cat([slope.flatten() for slope in slopes])
+    rows = [torch.autograd.grad(one, at, retain_graph=True, materialize_grads=True) for one in flat]
+    return flat.detach(), torch.stack([torch.cat([piece.flatten() for piece in row]) for row in rows])
+
+
+def test_numbers_along_a_training_are_those_of_dense_hessians(tmp_path: Path) -> None:
+    """Adam's preconditioned eigenvalue and threshold come from the state of torch's own optimiser."""
+    model = watched.network()
+    optimiser = torch.optim.AdamW(model.parameters(), lr=0.01, betas=(0.8, 0.95), eps=1e-6)
+    names = [*watched.QUANTITIES, "preconditioned_eigenvalue", "stability_threshold", "critical_step"]
+    watch, truth = watched.monitor(model, tmp_path / "mine", quantities=names, optimiser=optimiser), {}
+
+    def look(step: int) -> None:
+        watch(step)
+        if step in (6, 12):
+            slope, hessian = curvature(model)
+            seconds = torch.cat([optimiser.state[one]["exp_avg_sq"].double().flatten() for one in model.parameters()])
+            diagonal = (1 - 0.8**step) * ((seconds / (1 - 0.95**step)).sqrt() + 1e-6)
+            scaled = hessian / (diagonal[:, None] * diagonal).sqrt()
+            truth[step] = (slope.norm(), torch.linalg.eigvalsh(hessian)[-1], torch.linalg.eigvalsh(scaled)[-1])
+
+    watched.train(model, look, optimiser=optimiser)
+    for step, (slope, sharpness, scaled) in truth.items():
+        assert value(tmp_path / "mine", "gradient_norm", step) == pytest.approx(float(slope), rel=1e-10)
+        assert value(tmp_path / "mine", "largest_eigenvalue", step) == pytest.approx(float(sharpness), rel=1e-6)
+        assert value(tmp_path / "mine", "preconditioned_eigenvalue", step) == pytest.approx(float(scaled), rel=1e-6)
+        assert value(tmp_path / "mine", "stability_threshold", step) == pytest.approx(3.6 / (0.2 * 0.01))
+        assert value(tmp_path / "mine", "critical_step", step) > 0
+    assert sorted(numbers(tmp_path / "mine")["step"].unique()) == [0, 3, 6, 9, 12]
+
+
+def test_critical_step_without_an_optimiser_is_that_of_gradient_descent(tmp_path: Path) -> None:
+    model = watched.network()
+    watched.monitor(model, tmp_path / "mine", quantities=["critical_step"])(0)
+    step, (slope, _), (x, y) = value(tmp_path / "mine", "critical_step", 0), curvature(model), watched.data()
+
+    def loss(length: float) -> float:
+        moved = copy.deepcopy(model).double().eval()
+        flat = nn.utils.parameters_to_vector(moved.parameters()) - length * slope
+        nn.utils.vector_to_parameters(flat, moved.parameters())
+        return F.cross_entropy(moved(x.double()), y).item()
+
+    assert loss(0.98 * step) < loss(0.0) < loss(1.02 * step)
+
+
+def test_the_training_is_the_same_to_the_bit(tmp_path: Path) -> None:
+    """Weights, gradients, modes, and the generators of torch, numpy and Python are as without a monitor."""
+
+    def trained(*, is_watched: bool) -> tuple[Any, ...]:
+        model, (x, y) = watched.network(), watched.data()
+        random.seed(1), numpy.random.seed(2), torch.manual_seed(3)  # noqa: NPY002
+        optimiser = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+        model[0].eval()
+        watch = watched.monitor(model, tmp_path / "bits", optimiser=optimiser) if is_watched else lambda step: None
+        for step in range(7):
+            watch(step)
+            scale = 1 + 0.1 * random.random() + 0.1 * numpy.random.rand()  # noqa: NPY002
+            optimiser.zero_grad(set_to_none=step % 2 == 0)
+            (scale * F.cross_entropy(model(x), y)).backward()
+            optimiser.step()
+            watch(step)
+        states = [
+            one for pair in zip(model.parameters(), [p.grad for p in model.parameters()], strict=True) for one in pair
+        ]
+        drawn = numpy.random.get_state()[1].tolist()  # noqa: NPY002
+        modes = [module.training for module in model.modules()]
+        return states, modes, random.getstate(), drawn, torch.get_rng_state()
+
+    states, *rest = trained(is_watched=False)
+    found, *others = trained(is_watched=True)
+    assert all(torch.equal(one, other) for one, other in zip(states, found, strict=True))
+    assert rest[:-1] == others[:-1] and torch.equal(rest[-1], others[-1])
+    assert len(numbers(tmp_path / "bits")) > 0
+
+
+def test_measuring_keeps_within_its_share_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of the training takes a second, a measurement three, by a clock that the test turns."""
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(monitors.time, "perf_counter", lambda: clock.now)
+    model = watched.network()
+    watch = watched.monitor(model, tmp_path / "mine", every=5, quantities=["loss"], max_fraction=0.05)
+    measured = watch._measured
+
+    def slowly(step: int) -> dict[str, float]:
+        clock.now += 3
+        return measured(step)
+
+    monkeypatch.setattr(watch, "_measured", slowly)
+    spent = []
+    with pytest.warns(RuntimeWarning, match="more than 5% of the training's time: some are skipped") as told:
+        for step in range(401):
+            watch(step)
+            clock.now += 1
+            spent.append(watch.budget.spent / (step + 1))
+    assert sorted(numbers(tmp_path / "mine")["step"]) == [0, *range(120, 401, 60)]
+    assert max(spent[120:]) <= 0.05 + 1e-9 and len([one for one in told if "skipped" in str(one.message)]) == 1
+    seen = json.loads((tmp_path / "mine" / "manifest.json").read_text())["monitor"]
+    assert seen["budget"]["spent_seconds"] <= 0.05 * seen["budget"]["training_seconds"] + 3
+    assert 5 in seen["skipped"] and 120 not in seen["skipped"]
+
+
+def run(folder: Path, killed_at: int) -> int:
+    folder.mkdir(exist_ok=True)
+    command = [sys.executable, "-W", "ignore", "-m", "tests.watched", str(folder), str(killed_at)]
+    return subprocess.run(command, cwd=Path(__file__).parent.parent, check=False).returncode
+
+
+@pytest.mark.parametrize("killed_at", [7, 11, 12])
+def test_a_kill_keeps_what_is_measured_and_a_restart_goes_on(killed_at: int, tmp_path: Path) -> None:
+    """Killed as a cell, a manifest or a table appears; each step writes three cells, arrays, a manifest and a table."""
+    whole = tmp_path / "whole"
+    watched.train(model := watched.network(), watched.monitor(model, whole))
+    folder = tmp_path / "killed"
+    assert run(folder, killed_at) == -9
+    kept = numbers(folder / "watched")
+    assert kept.equals(numbers(whole)[lambda table: table["step"] <= kept["step"].max()].reset_index(drop=True))
+    assert kept["step"].max() == 3 * ((killed_at - 1) // 6 - 1)
+    assert run(folder, 0) == 0
+    columns = ["step", "quantity", "value"]
+    again, truth = numbers(folder / "watched", *columns), numbers(whole, *columns)
+    pd.testing.assert_frame_equal(again, truth, rtol=1e-6)
+
+
+def test_a_restart_measures_again_what_came_after_its_checkpoint(tmp_path: Path) -> None:
+    model = watched.network()
+    watched.train(model, watched.monitor(model, tmp_path / "mine"), last=9)
+    before = numbers(tmp_path / "mine")
+    with torch.no_grad():
+        model[0].weight.mul_(0.5)  # another branch from step 6 on
+    watched.train(model, watched.monitor(model, tmp_path / "mine"), first=6, last=9)
+    after = numbers(tmp_path / "mine")
+    early = before["step"] < 6
+    assert after[early].equals(before[early])
+    assert (after[~early]["value"] != before[~early]["value"]).all() and len(after) == len(before)
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
+    model = watched.network()
+    watched.train(model, watched.monitor(model, tmp_path / "mine"), last=3)
+    with pytest.raises(OtherTraining, match=r"other settings(.|\n)*overwrite=True"):
+        watched.monitor(model, tmp_path / "mine", quantities=["loss"])
+    with pytest.raises(OtherTraining, match=r"another training(.|\n)*another folder"):
+        watched.monitor(model, tmp_path / "mine")(0)
+    watched.monitor(model, tmp_path / "mine", overwrite=True)(0)
+    assert {*numbers(tmp_path / "mine")["step"]} == {0}
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep" / "table.csv").write_text("x\n")
+    with pytest.raises(OtherTraining, match="a table without a manifest"):
+        watched.monitor(model, tmp_path / "sweep")
+
+
+def test_every_reader_takes_the_folder(tmp_path: Path, cli: Any) -> None:
+    model = watched.network()
+    watched.train(model, watched.monitor(model, tmp_path / "outputs" / "mine", blocks=["0.weight", "all"]))
+    figure = ["figure.name=mine", "figure.sweep=mine", "figure.layout=lines", "figure.formats=[svg]"]
+    assert cli("plot", *figure, "figure.options.quantity=largest_eigenvalue").code == 0
+    assert "largest eigenvalue" in (tmp_path / "outputs" / "figures" / "figmine.svg").read_text()
+    shown = cli("slopes", "sweep.name=mine", "quantity=largest_eigenvalue")
+    assert shown.code == 0 and "log step" in shown.out and "step ≤ 1" not in shown.out
+    checked = cli("check", "sweep.name=mine", "quantity=largest_eigenvalue")
+    assert checked.code == 1 and "no" in checked.out
+    assert cli("report", "single_file=true").code == 0
+    assert cli("claims").code == 0
+
+
+def test_one_process_of_several_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    model = watched.network()
+    assert watched.monitor(model, tmp_path / "mine")(0) == {}
+    assert not (tmp_path / "mine").exists()
+
+
+def test_repeated_and_skipped_steps_are_not_measured(tmp_path: Path) -> None:
+    watch = watched.monitor(watched.network(), tmp_path / "mine", quantities=["loss"])
+    assert [*watch(0)] == ["loss"]
+    assert watch(0) == watch(1) == {} and [*watch(3)] == ["loss"]
+
+
+class Grows(nn.Module):
+    """A network whose parameters may be replaced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.map(x)
+
+
+def test_a_network_that_changes_its_shapes_is_reported(tmp_path: Path) -> None:
+    """The training goes on; with on_error="raise" it ends."""
+    for on_error in ("warn", "raise"):
+        model = Grows()
+        watch = watched.monitor(model, tmp_path / on_error, on_error=on_error, quantities=["loss"])
+        watch(0)
+        model.map = nn.Linear(3, 4)
+        if on_error == "raise":
+            with pytest.raises(UserError, match=r"changed its parameters(.|\n)*map.bias: \(4,\) \(was \(2,\)\)"):
+                watch(3)
+            continue
+        with pytest.warns(RuntimeWarning, match="step 3 was not measured: UserError: Monitor: the network changed"):
+            assert watch(3) == {}
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            watch(6)  # told once
+        model.map = nn.Linear(3, 2)
+        watch(9)
+        assert [*json.loads((tmp_path / on_error / "manifest.json").read_text())["monitor"]["failures"]] == ["3", "6"]
+        assert {*numbers(tmp_path / on_error)["step"]} == {0, 9}
+
+
+def test_a_full_disk_loses_nothing_once_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = watched.monitor(watched.network(), tmp_path / "mine", quantities=["loss"])
+    watch(0)
+    with monkeypatch.context() as full:
+        full.setattr(files, "_settle", lambda handle: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left")))
+        with pytest.warns(RuntimeWarning, match="step 3 was not measured: UserError: the disk is full"):
+            watch(3)
+    watch(6)
+    assert [*numbers(tmp_path / "mine")["step"]] == [0, 3, 6]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"loss": lambda f, y: f}, "one real number as its value"),
+        ({"batch": {"input": torch.ones(2, 3)}}, "has no entry 'labels'"),
+        ({"batch": (torch.ones(2, 5), torch.ones(2).long())}, "cannot take the batch: it raises RuntimeError"),
+        ({"quantities": ["preconditioned_eigenvalue"]}, "optimiser: there is none"),
+        ({"quantities": ["sharpness"]}, "no such quantity"),
+        ({"network": 3}, "the network is no module"),
+        ({"every": 0}, "every"),
+        ({"max_fraction": -1}, "max_fraction"),
+        ({"log": "paper"}, "no such logger"),
+        ({"on_error": "ignore"}, "on_error: there is no such choice"),
+    ],
+)
+def test_what_cannot_be_watched_is_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    given = {"network": watched.network(), "loss": "cross_entropy", "batch": watched.data(), **changes}
+    with pytest.raises(UserError, match=message):
+        hessfig.Monitor(given.pop("network"), given.pop("loss"), given.pop("batch"), folder=tmp_path / "mine", **given)
+    assert not (tmp_path / "mine" / "table.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda all: torch.optim.SGD(all, lr=1.0), "SGD, which has no preconditioner"),
+        (lambda all: torch.optim.Adam(all, amsgrad=True), "amsgrad"),
+        (lambda all: torch.optim.RMSprop(all), "RMSprop"),
+        (
+            lambda all: torch.optim.Adam([{"params": [one], "lr": n + 1.0} for n, one in enumerate(all)]),
+            "lr of its own",
+        ),
+    ],
+)
+def test_step_rules_that_are_not_known_are_refused(make: Any, message: str, tmp_path: Path) -> None:
+    model = watched.network()
+    with pytest.raises(UserError, match=message):
+        watched.monitor(
+            model, tmp_path, quantities=["preconditioned_eigenvalue"], optimiser=make(list(model.parameters()))
+        )

@@ -1,0 +1,117 @@
+"""Sweeps and figures from Python: the same tables, slopes and figures as on the command line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+import hessfig
+from hessfig.errors import UserError
+from hessfig.record import TABLE
+
+SMALL = ("model.d_model=4", "model.n_heads=1", "task.digits=1", "task.batch_size=2", "grid.points=3", "blocks=[W_V]")
+
+SCRIPT = f"""
+import hessfig
+run = hessfig.run("sigma", {", ".join(map(repr, SMALL))}, seeds=2, workers=1, output_dir="outputs")
+assert len(run.table) == 18
+"""
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a sweep that a script without `if __name__ == "__main__"` has run."""
+    folder = tmp_path_factory.mktemp("script")
+    (folder / "script.py").write_text(SCRIPT)
+    done = subprocess.run([sys.executable, "script.py"], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder / "outputs" / "sigma"
+
+
+def test_a_script_needs_no_guard_and_its_table_is_that_of_the_command(swept: Path) -> None:
+    run = hessfig.read(swept)
+    assert run.manifest["command"].startswith("hessfig run sweep=sigma model.d_model=4")
+    assert {*run.table["part"]} == {"H", "H_o", "H_f"} and run.folder == swept
+
+
+def test_a_finished_sweep_is_reused(swept: Path) -> None:
+    before = (swept / TABLE).read_bytes()
+    again = hessfig.run("sigma", *SMALL, seeds=2, workers=1, output_dir=str(swept.parent))
+    assert (swept / TABLE).read_bytes() == before and again.manifest["cells"]["reused"] == 6
+
+
+def test_slopes_are_those_of_the_command(swept: Path, cli: Callable[..., Any]) -> None:
+    found = hessfig.read(swept).slopes("sweep.windows=[[null,10]]")
+    assert cli("slopes", "sweep.name=sigma", "sweep.windows=[[null,10]]", f"output_dir={swept.parent}").code == 0
+    written = pd.read_csv(swept / "slopes.csv")
+    assert written["slope"].tolist() == pytest.approx(found["slope"].tolist(), rel=1e-9, nan_ok=True)
+
+
+def test_figures_are_matplotlibs_and_nothing_is_written(swept: Path) -> None:
+    files = set(swept.parent.rglob("*"))
+    words = {"title": "Mine, by hand", "xlabel": "scale", "ylabel": "norm", "legend": "none"}
+    run = hessfig.read(swept)
+    figure = run.plot("3a", **words, width=4.0)
+    assert figure.get_size_inches()[0] == 4.0 and figure.get_suptitle() == "Mine, by hand"
+    assert {ax.get_xlabel() for ax in figure.axes} == {"", "scale"}
+    assert not [ax for ax in figure.axes if ax.get_legend()]
+    figure.axes[0].axvline(0.5)
+    some = run.table[run.table["part"] == "H"]
+    for what in (swept, str(swept), some):
+        assert hessfig.plot(what, layout="lines", x="sigma").axes
+    assert set(swept.parent.rglob("*")) == files
+
+
+def test_titles_and_labels_are_settings_of_the_command(swept: Path, cli: Callable[..., Any]) -> None:
+    words = [
+        "figure=3a",
+        f"output_dir={swept.parent}",
+        "figure.formats=[svg]",
+        "figure.title=Mine",
+        "figure.legend=none",
+    ]
+    assert cli("plot", *words).code == 0
+    text = (swept.parent / "figures" / "fig3a.svg").read_text()
+    assert "<!-- Mine -->" in text and "Layer" not in text
+    assert cli("plot", "figure=3a", f"output_dir={swept.parent}", "figure.legend=somewhere").code == 2
+
+
+def test_tables_show_value_and_error_first() -> None:
+    torch.manual_seed(0)
+    problem = hessfig.Problem(nn.Linear(3, 2), torch.randn(4, 3), torch.tensor([0, 1, 1, 0]))
+    table = hessfig.measure(problem)
+    assert isinstance(table, pd.DataFrame)
+    heads = table._repr_html_().split("<th>")
+    assert [head.partition("<")[0] for head in heads[1:3]] == ["value", "error"]
+    assert "config" not in table._repr_html_()
+    assert "Problem of Linear" in problem._repr_html_() and "<td>8</td>" in problem._repr_html_()
+    assert hessfig.plot(table, layout="bars").axes
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: hessfig.run("sigmas"), "sigmas"),
+        (lambda: hessfig.run("sigma", "figure.width=3"), "does not read figure.width"),
+        (lambda: hessfig.run("sigma", dry_run=True), "a matter of the command line"),
+        (lambda: hessfig.read("nowhere"), "is missing"),
+        (lambda: hessfig.plot(3), "nothing that was measured"),
+        (lambda: hessfig.plot("nowhere", figure="bounds"), "computed from the theory"),
+    ],
+)
+def test_what_does_not_fit_is_refused(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        call()
+
+
+def test_the_package_is_light() -> None:
+    program = "import hessfig, sys; sys.exit(bool({'torch', 'pandas', 'matplotlib', 'hydra'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -1,0 +1,77 @@
+"""A small training that a monitor watches, also as a program that kills itself: python -m tests.watched FOLDER N."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import hessfig
+
+STEPS, EVERY = 12, 3
+QUANTITIES = ["loss", "gradient_norm", "largest_eigenvalue"]
+
+
+def data() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    return torch.randn(12, 3, generator=generator), torch.randint(0, 2, (12,), generator=generator)
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Dropout(0.2), nn.Linear(4, 2))
+
+
+def monitor(model: nn.Module, folder: Path, **settings: Any) -> hessfig.Monitor:
+    given = {"every": EVERY, "quantities": QUANTITIES, "max_fraction": None, **settings}
+    return hessfig.Monitor(model, "cross_entropy", data(), folder=folder, **given)
+
+
+def train(model: nn.Module, watch: Callable[[int], object], *, first: int = 0, last: int = STEPS, **rule: Any) -> None:
+    """Train from one step to another; the dropout of a step does not depend on those before it."""
+    optimiser = rule.get("optimiser") or torch.optim.SGD(model.parameters(), lr=0.3)
+    (x, y), _ = data(), model.train()
+    watch(first)
+    for step in range(first + 1, last + 1):
+        torch.manual_seed(step)
+        optimiser.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimiser.step()
+        watch(step)
+
+
+def main(folder: Path, killed_at: int) -> None:
+    """Train, with checkpoints every four steps; die at the nth file that appears (0: never)."""
+    from hessfig import files
+
+    appear, seen = files._appear, iter(range(1, 10**9))
+
+    def counted(temporary: Path, path: Path) -> None:
+        if next(seen) == killed_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        appear(temporary, path)
+
+    files._appear = counted
+    model, first = network(), 0
+    for kept in sorted(folder.glob("checkpoint*.pt")):
+        model.load_state_dict(torch.load(kept))
+        first = int(kept.stem.removeprefix("checkpoint"))
+    watch = monitor(model, folder / "watched")
+
+    def step_done(step: int) -> None:
+        watch(step)
+        if step % 4 == 0:
+            torch.save(model.state_dict(), folder / f"checkpoint{step:03}.pt")
+
+    train(model, step_done, first=first)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))
