@@ -22,8 +22,9 @@ def run_shard(job: Job, sweep: Sweep) -> int:
     """Measure one share of the cells and say how to collect; return 1 when a cell of it failed."""
     from hessfig.sweep import preview, shards
 
-    done = shards.run_shard(sweep, shards.Shard.parse(job.config.shard or ""))
-    say(f"shard {job.config.shard}: {preview.did(done)}; cells: {sweep.store.folder}")
+    shard = shards.Shard.parse(job.config.shard or "")
+    done = shards.run_shard(sweep, shard)
+    say(f"shard {shard}: {preview.did(done)}; cells: {sweep.store.folder}")
     if done.missing:
         print(f"note: {done.missing} pilot cells are not there, so no other was measured: run it again")
     say(f"collect, with all shards in one folder: {_command(job)}")

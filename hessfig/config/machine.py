@@ -9,6 +9,7 @@ from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
+from hessfig.config import schedulers
 from hessfig.config.enums import Launcher
 from hessfig.config.schema import MOST_SHARDS, SIZE, Config
 from hessfig.errors import UserError, too_few_files
@@ -75,14 +76,16 @@ def check_device_name(device: str) -> None:
 
 
 def parse_shard(text: str) -> tuple[int, int]:
-    """Return (2, 8) for '2/8'. Raises UserError for what is no share of a whole."""
+    """Return (2, 8) for '2/8', and what the scheduler says for 'auto'. Raises UserError for what is no share."""
+    if text == "auto":
+        return schedulers.share()
     found = re.fullmatch(r"(\d{1,7})/(\d{1,7})", text)
     index, count = map(int, found.groups()) if found else (0, 0)
     if not 1 <= index <= count <= MOST_SHARDS:
         raise UserError(
             "shard: there is no such share of the cells",
             got=text,
-            allowed=f"K/N with 1 <= K <= N <= {MOST_SHARDS}",
+            allowed=f"auto, or K/N with 1 <= K <= N <= {MOST_SHARDS}",
             remedy=f"for example shard={min(max(index, 1), count)}/{count}" if count else "for example shard=2/8",
         )
     return index, count

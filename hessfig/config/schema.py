@@ -236,7 +236,11 @@ class Config:
     )
     force_workers: bool = setting(False, "take more workers than there are cores", role=Role.machine)
     shard: str | None = setting(
-        None, "measure a share of the cells only: 2/8 is the second of eight", "K/N or null", role=Role.command
+        None,
+        "measure a share of the cells only: 2/8 is the second of eight; auto: the one that Slurm, torchrun, Open MPI, "
+        "Kubernetes, PBS, LSF, SGE or SkyPilot names",
+        "K/N, auto or null",
+        role=Role.command,
     )
     output_dir: str = setting("outputs", "folder of all results", role=Role.command)
     memory: str = setting(
