@@ -14,6 +14,7 @@ from hessfig.config.enums import Launcher
 from hessfig.config.schema import MOST_SHARDS, SIZE, Config
 from hessfig.errors import UserError, too_few_files
 
+WORKER = "HESSFIG_WORKER"  # the number of a worker process, from 0
 _OPEN_FILES = (32, 4)  # in any case, and a worker; a run with one worker has got by with 16
 _OF_THE_CONTAINER = Path("/sys/fs/cgroup/memory.max")
 
@@ -67,6 +68,14 @@ def check_device(device: str) -> None:
         raise UserError(
             "device: there is no usable CUDA GPU on this machine", got=device, allowed="cpu", remedy="device=cpu"
         )
+
+
+def card_of(device: str) -> str:
+    """Return the card of this worker: worker i of device=cuda takes card i mod n of the n that are visible."""
+    if device != "cuda":
+        return device
+    count = import_module("torch").cuda.device_count()
+    return f"cuda:{int(os.environ.get(WORKER, '0')) % count}" if count > 1 else device
 
 
 def check_device_name(device: str) -> None:

@@ -7,6 +7,7 @@ import warnings
 
 import torch
 
+from hessfig.config.machine import card_of
 from hessfig.curvature.problem import Problem
 from hessfig.errors import UserError
 from hessfig.files import check_pin
@@ -42,7 +43,7 @@ def draw_problem(cell: Cell) -> Problem:
             allowed=f"content {cell.science['content'][:12]}: the same weights, data, loss and names at every call",
             remedy="torch.manual_seed(seed) at its beginning; run the command again if its files changed meanwhile",
         )
-    return Problem.of(found).to(torch.device(cell.config.device))
+    return Problem.of(found).to(torch.device(card_of(cell.config.device)))
 
 
 def request_of(cell: Cell, problem: Problem) -> Request:

@@ -26,6 +26,7 @@ from threading import Lock
 from typing import Any, Literal
 
 import hessfig
+from hessfig.config.machine import WORKER
 from hessfig.errors import UserError
 from hessfig.sweep.plan import Cell
 from hessfig.sweep.store import CellStore
@@ -61,6 +62,7 @@ class Outcome:
 class _Worker:
     process: BaseProcess
     pipe: Connection
+    number: int
     cell: Any = None
 
 
@@ -73,8 +75,8 @@ class Pool:
     def __init__(self, count: int, store: CellStore, serve: Serve | None = None) -> None:
         self._store, self._serve = store, serve or measure_all
         self._workers: list[_Worker] = []
-        for _ in range(count):
-            self._workers.append(self._start())
+        for number in range(count):
+            self._workers.append(self._start(number))
 
     def run(self, cells: Sequence[Any]) -> Iterator[Outcome]:
         """Yield the outcome of every cell, in the order in which they end.
@@ -102,11 +104,11 @@ class Pool:
             worker.process.join()
             worker.pipe.close()
 
-    def _start(self) -> _Worker:
+    def _start(self, number: int) -> _Worker:
         ours, theirs = multiprocessing.Pipe()
-        process = start_process(self._serve, theirs, self._store)
+        process = start_process(_numbered, number, self._serve, theirs, self._store)
         theirs.close()
-        return _Worker(process, ours)
+        return _Worker(process, ours, number)
 
     def _give(self, worker: _Worker, waiting: deque[Any]) -> None:
         worker.cell = waiting.popleft() if waiting else None
@@ -125,9 +127,15 @@ class Pool:
     def _replace(self, dead: _Worker) -> str:
         dead.process.join()
         cause = f"its worker process died ({_exit_reason(dead.process.exitcode)}); rerun to try again"
-        fresh = self._start()
+        fresh = self._start(dead.number)
         dead.process, dead.pipe = fresh.process, fresh.pipe
         return cause
+
+
+def _numbered(number: int, serve: Serve, pipe: Connection, store: CellStore) -> None:
+    """Serve as the worker of this number, which chooses its card where there are several."""
+    os.environ[WORKER] = str(number)
+    serve(pipe, store)
 
 
 def measure_all(pipe: Connection, store: CellStore) -> None:

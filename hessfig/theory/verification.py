@@ -18,11 +18,10 @@ from hessfig.errors import UserError, did_you_mean
 from hessfig.files import write_text
 from hessfig.theory.attention_claims import QUERY_KEY, SOFTMAX, THEOREMS
 from hessfig.theory.attention_formulas import literal_bytes
-from hessfig.theory.bound_claims import BOUNDS, RANKS
+from hessfig.theory.bound_claims import BOUNDS, KRONECKER, RANKS
 from hessfig.theory.calculus_claims import CALCULUS, MOMENTS
 from hessfig.theory.further_claims import HEAD_STATEMENTS, LINEAR
 from hessfig.theory.growth_claims import COMPONENTS, DEGREES, GROWTH
-from hessfig.theory.kronecker_claims import KRONECKER
 from hessfig.theory.network_claims import BLOCK, SUBLAYERS
 from hessfig.theory.scalar_claims import SCALAR, SINKS
 from hessfig.theory.statement import FIRST_SEED, Dims, Measure, Outcome, Statement, Verdict, check, stated

@@ -78,7 +78,10 @@ def make(seed):
 def toy_cells(sweep: str, most: int, folder: Path) -> list[Cell]:
     """Return a cell of each quantity of at most `most` variants: one sigma, one seed, a narrow network."""
     (folder / "network.py").write_text(NETWORK)
-    narrow = {**TOY, "model.d_model": 16 if sweep in ("heads", "model_size_heads", "approximations_heads") else 4}
+    narrow = {
+        **TOY,
+        "model.d_model": 16 if sweep in ("heads", "heads_zeros", "model_size_heads", "approximations_heads") else 4,
+    }
     if sweep == "gpt2":
         narrow |= {"model.n_layers": 2, "model.n_heads": 2, "model.vocabulary": 5, "task.length": 4}
     if sweep in ENCODERS:  # of random weights: the trained ones are fetched

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hessfig.config.machine import parse_shard
+from hessfig.config.machine import WORKER, card_of, parse_shard
 from hessfig.config.schedulers import SCHEDULERS, share
 from hessfig.errors import UserError
 
@@ -61,3 +61,13 @@ def test_the_setting_reads_the_environment(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert parse_shard("auto") == (2, 4)
     assert parse_shard("3/8") == (3, 8)
+
+
+@pytest.mark.parametrize(
+    ("worker", "cards", "card"), [(0, 1, "cuda"), (0, 4, "cuda:0"), (5, 4, "cuda:1"), (3, 0, "cuda")]
+)
+def test_workers_take_cards_in_turn(worker: int, cards: int, card: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: cards)
+    monkeypatch.setenv(WORKER, str(worker))
+    assert card_of("cuda") == card
+    assert (card_of("cuda:2"), card_of("cpu")) == ("cuda:2", "cpu")

@@ -17,7 +17,7 @@ from hessfig.curvature.tape.columns import LinearisedColumn, LinearisedNetwork
 from hessfig.measurements.block_norms import dense_blocks
 from hessfig.rng import stream
 from hessfig.terms import PARTS, Block, Group, Part
-from tests.curvature.test_groups import oracle, places
+from tests.curvature.oracle import places, whole_oracle
 from tests.toys import ARCHITECTURES, PAPER, toy_problem, toy_task
 
 ROUNDING = 1e-12
@@ -46,7 +46,7 @@ def moved(problem: Problem) -> Problem:
 
 def assert_every_column(problem: Problem, model: ModelConfig) -> None:
     """Compare the columns of every name of every layer, with all weights of the network as rows."""
-    dense, tape, layout = oracle(problem), LinearisedNetwork(problem, model), problem.layout
+    dense, tape, layout = whole_oracle(problem), LinearisedNetwork(problem, model), problem.layout
     places_of = [(at, name) for name in [*layout.names, *layout.others] for at in layout.layers_of(name)]
     for layer, name in places_of:
         assert tape.holds(layer, name), (layer, name)

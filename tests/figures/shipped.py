@@ -13,9 +13,10 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
+from hessfig.config import ModelConfig
 from hessfig.figures.parts.page import Page, Paper, styled
 from hessfig.figures.sheets import LAYOUTS, FigureSpec
-from hessfig.terms import Matrix
+from hessfig.models.blocks import transformer_matrices
 from tests.analysis.synthetic import CONFIG, SIGMA, config, make_table, write_sweep
 from tests.analysis.test_arrays import listed, store
 
@@ -27,7 +28,7 @@ _CHAIN = config(attention="linear", attention_skip=False, mlp="none") | {
 _LINEAR = config(kind="linear_mlp") | {"task": {**CONFIG["task"], "loss": "mse_sum_unshifted"}}
 _BARE = config(kind="self_attention", mlp="none", attention_skip=False) | {"task": {"loss": "mse"}}
 _ATTENTION = ("W_Q", "W_K", "W_V")
-_EVERY = [m.value for m in Matrix if m not in (Matrix.W_QK, Matrix.W)]
+_EVERY = [m.value for m in transformer_matrices(ModelConfig())]
 
 
 def _depths(count: int) -> list[tuple[str, int]]:

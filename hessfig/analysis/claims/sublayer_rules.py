@@ -237,4 +237,4 @@ def _sharpness(hessians: Iterable[StoredHessian], steps: list[float]) -> pd.Data
     return pd.DataFrame.from_dict(found, orient="index")
 
 
-SUBLAYERS = (values_trained, values_largest, keys_values, coupling, order)
+SUBLAYERS = (values_trained, values_largest, keys_values, coupling, coupling_trained, order)

@@ -68,12 +68,12 @@ def draw_guides(ax: Axes, measured: Measured) -> None:
 
 
 def write_powers(ax: Axes, measured: Measured) -> None:
-    """Write the predicted powers into the lower right corner, and which layers they are for."""
+    """Write the predicted powers, and which layers they are for, into the right corner that the curve leaves free."""
     predicted = measured.slopes[measured.slopes["prediction"] == Prediction.exponent]
     groups = predicted.groupby("predicted", sort=True)["layer"].unique()
     words = [power(exponent) + _for_layers(layers, measured) for exponent, layers in groups.items()]
     if words:
-        beside_one(ax, words, measured.axis)
+        beside_one(ax, words, measured.axis, at="lower" if is_rising(measured.curves) else "upper")
 
 
 def _draw_fits(ax: Axes, measured: Measured) -> None:

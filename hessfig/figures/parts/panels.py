@@ -184,8 +184,8 @@ def corner(ax: Axes, words: str, where: str, *, colour: str = "black", right: fl
     )
 
 
-def beside_one(ax: Axes, words: Sequence[str], axis: Axis = SIGMA) -> None:
-    """Write words of guides at the lower right, on one line or several, never on the line at sigma = 1."""
+def beside_one(ax: Axes, words: Sequence[str], axis: Axis = SIGMA, *, at: str = "lower") -> None:
+    """Write words of guides at the lower (or upper) right, on one line or several, never on the line at sigma = 1."""
     line = ax.transAxes.inverted().transform(ax.transData.transform((1.0, ax.get_ylim()[0])))[0]
     lines = "\n".join(words)
     texts = (",  ".join(words), lines, lines.replace("layers ", "").replace("layer ", ""))
@@ -194,7 +194,7 @@ def beside_one(ax: Axes, words: Sequence[str], axis: Axis = SIGMA) -> None:
     right = next((text for text, wide in zip(texts, widths, strict=True) if free or line + wide <= 0.97), None)
     left = next((text for text, wide in zip(texts, widths, strict=True) if line >= wide), texts[-1])
     end = 0.97 if right else line - _GAP / width_in(ax)
-    corner(ax, right or left, "lower right", colour=GUIDE, right=end)
+    corner(ax, right or left, f"{at} right", colour=GUIDE, right=end)
 
 
 def fitted(slope: float, error: float) -> str:
