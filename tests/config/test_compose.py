@@ -65,6 +65,7 @@ COMPONENTS = [
     *["dispersion", "similar_tokens", "wide_keys", "jacobian"],
 ]
 APPROXIMATIONS = ["approximations", "approximations_after", "approximations_heads"]
+WITH_HEADS = ("heads", "heads_zeros", "model_size_heads", "approximations_heads")
 NETWORK = """
 import torch
 

@@ -132,7 +132,9 @@ def test_attention_mass_is_counted_by_head_and_by_key(task: TaskConfig) -> None:
     problem.network(problem.batch.inputs)
     layer = problem.network.layers[0]  # type: ignore[index, union-attr]
     hidden = layer.ln1(problem.network.hidden(problem.batch.inputs, 0))  # type: ignore[operator, union-attr]
-    pattern = layer.attn.pattern(layer.attn.scores(hidden, slice(None)), slice(None))  # type: ignore[union-attr]
+    attention = layer.attn
+    scores = attention.scores(hidden, slice(None))  # type: ignore[union-attr]
+    pattern = attention.pattern(scores, slice(None), attention.causal_mask)  # type: ignore[union-attr]
     found = {(row["quantity"], row["layer"], row["index"]): row["value"] for row in rows}
     assert len(found) == 2 * (2 + 6)
     by_hand = sum(pattern[b, 1, i, 0] for b in range(3) for i in range(1, 6)) / 15

@@ -119,7 +119,8 @@ def coupling(evidence: Evidence) -> judges.Finding:
 def coupling_trained(evidence: Evidence) -> judges.Finding:
     """Claim: attention and feed-forward curvature are relatively independent, after a training too.
 
-    The effect and its rule are those of block-independence, at the last step of the training.
+    The effect and its rule are those of block-independence, at the last step of the training: it holds when the
+    interval of the ratio is below 1/2, and does not when it is above.
     """
     return coupling.rule(evidence.at_step(-1))
 
