@@ -28,7 +28,7 @@ from hessfig.measurements.quantity import At, Measured, Row, asked_of
 from hessfig.measurements.torch_optimisers import OF_AN_OPTIMISER, check_optimiser, state_of
 from hessfig.models.own_checks import check_network
 from hessfig.models.own_network import TRAINABLE, copied, data_content
-from hessfig.sweep.courses import Course, OtherTraining
+from hessfig.sweep.monitored import Course, OtherTraining
 
 Values = dict[str, float]
 

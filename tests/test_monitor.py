@@ -25,7 +25,7 @@ from hessfig import files
 from hessfig import monitor as monitors
 from hessfig.analysis.manifest import read_run
 from hessfig.errors import UserError
-from hessfig.sweep.courses import OtherTraining
+from hessfig.sweep.monitored import OtherTraining
 from tests import watched
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*curvlinops:RuntimeWarning")
