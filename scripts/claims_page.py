@@ -53,9 +53,9 @@ def verdicts(path: Path) -> str:
 
 
 def _apart(one: object) -> str:
-    theorems, others, awaits = (getattr(one, name) for name in ("theorems", "others", "awaits"))
+    theorems, others = (getattr(one, name) for name in ("theorems", "others"))
     said = [f"It follows from {', '.join(map(_code, theorems))} of `hessfig verify`."] if theorems else []
-    return "".join(f" {text}" for text in [*said, *(f"Not tested here: {why}." for why in (others, awaits) if why)])
+    return "".join(f" {text}" for text in [*said, *([f"Not tested here: {others}."] if others else [])])
 
 
 def _code(word: str) -> str:

@@ -57,7 +57,7 @@ ALONG = [
 ]
 LANGUAGE = [
     *["language", "language_course", "language_spectra", "language_sinks", "sinks_trained"],
-    *["heterogeneity_vision", "critical_batch", "language_noise"],
+    *["heterogeneity_vision", "critical_batch", "language_noise", "sharpness_batch"],
 ]
 ENCODERS = ["trained_transformers", "trained_spectra"]
 COMPONENTS = [
@@ -93,6 +93,9 @@ def toy_cells(sweep: str, most: int, folder: Path) -> list[Cell]:
     if sweep == "model_size_width":
         narrow |= {"sweep.vary": "{model.d_model: [4, 6]}"}
         del narrow["model.d_model"]
+    if sweep == "sharpness_batch":
+        narrow |= {"sweep.vary": "{training.batch_size: [2, 4]}"}
+        del narrow["training.batch_size"]
     if "axis: index" in Path(f"conf/sweep/{sweep}.yaml").read_text():
         narrow |= TOY_SAMPLES
     words = [f"output_dir={folder}", *(f"{key}={value}" for key, value in narrow.items())]

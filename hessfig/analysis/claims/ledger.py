@@ -70,19 +70,19 @@ class Judged:
 
     @property
     def verdict(self) -> str:
-        """The verdict in words; without a table a theorem still follows, and what awaits its sweep is not tested."""
+        """The verdict in words; without a table a theorem still follows, and of other networks nothing is tested."""
         if self.finding:
             return self.finding.verdict.value
         if self.claim.theorems:
             return Verdict.theorem.value
-        return Verdict.not_tested.value if self.claim.others or self.claim.awaits else NOT_RUN
+        return Verdict.not_tested.value if self.claim.others else NOT_RUN
 
     @property
     def words(self) -> str:
         """What stands beside the verdict."""
         notes = [f"measured with {', '.join(self.departures)}"] if self.departures else []
         if self.finding is None:
-            notes = [", ".join(self.claim.theorems), self.claim.others, self.claim.awaits]
+            notes = [", ".join(self.claim.theorems), self.claim.others]
         said = [self.finding.words] if self.finding else []
         return "; ".join(filter(None, [*said, *notes, " && ".join(self.commands)]))
 
@@ -117,8 +117,7 @@ def _check(outputs: Path) -> None:
 def _judged(claim: Claim, outputs: Path, read: Callable[[str], Evidence], departures: Departures) -> Judged:
     lacking = [sweep for sweep in claim.sweeps if not is_file(outputs / sweep / TABLE)]
     if lacking:
-        runs = () if claim.awaits else tuple(run_command(outputs / sweep) for sweep in lacking)
-        return Judged(claim, commands=runs)
+        return Judged(claim, commands=tuple(run_command(outputs / sweep) for sweep in lacking))
     beside = {sweep: read(sweep) for sweep in claim.beside}
     other = [f"{sweep}: {one}" for sweep in claim.sweeps for one in departures(outputs / sweep, sweep)]
     finding = claim.judged(replace(read(claim.sweep), beside=beside))
@@ -208,7 +207,7 @@ def _row(one: Judged) -> dict[str, object]:
     said = {"id": claim.id, "source": claim.source, "statement": claim.statement, "figure": claim.figure}
     said |= {"sweeps": " ".join(claim.sweeps), "rule": claim.rule_words, "verdict": one.verdict}
     numbers = {name: getattr(finding, name) for name in ("effect", "low", "high")} if finding else {}
-    told = {"words": finding.words if finding else claim.others or claim.awaits, "run": " && ".join(one.commands)}
+    told = {"words": finding.words if finding else claim.others, "run": " && ".join(one.commands)}
     told |= dict(zip(("scale_source", "scale_here"), _scales(one), strict=True))
     return {**said, **numbers, **told, "departures": "; ".join(one.departures)}
 

@@ -25,8 +25,8 @@ class Claim:
 
     `beside` names further sweeps that the rule needs; `statement` and `rule_words` are the claim and the rule in words.
     `there` and `here` are the scale of the source and of the shipped networks. `theorems` are the statements of
-    `hessfig verify` that imply it. `others` says why the shipped networks are not what the source speaks of, and
-    `awaits` what is missing as long as the sweep has no table: either makes the verdict 'not tested here'.
+    `hessfig verify` that imply it. `others` says why the shipped networks are not what the source speaks of:
+    then the verdict is 'not tested here'.
     """
 
     id: str
@@ -41,7 +41,6 @@ class Claim:
     here: str = ""
     theorems: tuple[str, ...] = ()
     others: str = ""
-    awaits: str = ""
 
     @property
     def sweeps(self) -> tuple[str, ...]:
@@ -69,7 +68,7 @@ def claim(
     """Make a rule the claim that it decides; the figure has the name of the sweep unless told.
 
     The rule's docstring begins with 'Claim: ' and the statement; its second paragraph is the rule in words. `told` are
-    further fields of the claim: `there`, `here`, `theorems`, `others`, `awaits`.
+    further fields of the claim: `there`, `here`, `theorems`, `others`.
     """
 
     def made(rule: Callable[[Evidence], Finding]) -> Claim:

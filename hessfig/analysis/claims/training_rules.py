@@ -131,10 +131,8 @@ def critical_batch(evidence: Evidence) -> judges.Finding:
 
 @claim(
     *("sharpness-batch", "slides, after Keskar et al. (2017)", "sharpness_batch"),
-    figure="training",
     there="convolutional networks on CIFAR",
-    here="a vision transformer on 8 x 8 digits",
-    awaits="no sweep over batch sizes is shipped yet",
+    here="a vision transformer on 8 x 8 digits, 1 000 updates with batches of 16 to all pictures, 5 seeds",
 )
 def sharp_minima(evidence: Evidence) -> judges.Finding:
     """Claim: large batches end in sharper minima that generalise worse.
