@@ -54,7 +54,7 @@ def _order(cells: list[Cell], store: CellStore, *answers: str) -> list[int]:
     """Return in which order one worker is given the cells; it answers in turn, the last answer for ever."""
     ours, theirs = multiprocessing.Pipe()
     pool, given = Pool(0, store), []
-    pool._workers = [pools._Worker(SimpleNamespace(), ours)]  # type: ignore[arg-type]
+    pool._workers = [pools._Worker(SimpleNamespace(), ours, 0)]  # type: ignore[arg-type]
     keys = [cell.key for cell in cells]
 
     def answer(pipe: Connection) -> None:
