@@ -62,10 +62,29 @@ def last_word(key: str) -> str:
     return key.rpartition(".")[2]
 
 
+_WORDS = {
+    "d_model": "width",
+    "d_mlp": "width of the MLP",
+    "n_heads": "heads",
+    "n_layers": "layers",
+    "num_layers": "layers",
+    "n_ctx": "context length",
+    "d_vocab": "vocabulary",
+    "num_digits": "digits",
+    "data_size": "number of samples",
+    "sink_beta": "bias of the sink β",
+}
+
+
+def setting_name(key: str) -> str:
+    """Return a setting in the words that figures use: model.n_heads is "heads"."""
+    return _WORDS.get(last_word(key), last_word(key).replace("_", " "))
+
+
 def varied_setting(variants: Iterable[str]) -> tuple[str, list[str]]:
-    """Return the name of what the variants vary and each one's value, e.g. ('temperature', ['0.5', '1.0'])."""
+    """Return in words what the variants vary, and each one's value, e.g. ('temperature', ['0.5', '1.0'])."""
     settings = [settings_of(variant) for variant in variants]
-    names = dict.fromkeys(last_word(key) for one in settings for key in one)
+    names = dict.fromkeys(setting_name(key) for one in settings for key in one)
     return ", ".join(names), [", ".join(one.values()) for one in settings]
 
 
@@ -112,7 +131,7 @@ class Axis:
     @property
     def symbol(self) -> str:
         """What labels and windows call it."""
-        return {"sigma": "σ", COUNT: "k"}.get(self.name, last_word(self.name))
+        return {"sigma": "σ", COUNT: "k"}.get(self.name, setting_name(self.name))
 
     @property
     def is_sigma(self) -> bool:

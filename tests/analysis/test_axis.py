@@ -98,7 +98,7 @@ def test_words_are_no_axis_and_neither_is_a_half_empty_column() -> None:
 
 
 def test_words_for_an_axis() -> None:
-    assert [axis.symbol for axis in (Axis(), STEP, WIDTH)] == ["σ", "step", "d_model"]
+    assert [axis.symbol for axis in (Axis(), STEP, WIDTH)] == ["σ", "step", "width"]
     assert label((None, 100.0), STEP.symbol) == "step ≤ 100" and label((None, None), "d_model") == "all d_model"
     assert fixed_words(widths(sigma=[0.1]), WIDTH) == " At σ = 0.1."
     assert fixed_words(make_table(), Axis()) == ""

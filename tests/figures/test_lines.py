@@ -35,7 +35,7 @@ def width_table(sigma: tuple[float, ...] = (0.1, 1.0)) -> pd.DataFrame:
 def test_lines_along_a_setting_with_colour_and_dashes(pages: Draw) -> None:
     (page,) = pages("lines", width_table(), x="model.d_model", colour="sigma", dashes="n_heads")
     axes = page.figure.axes
-    assert len(axes) == 6 and axes[-1].get_xlabel() == "d_model"
+    assert len(axes) == 6 and axes[-1].get_xlabel() == "width"
     assert axes[0].get_xscale() == axes[0].get_yscale() == "log"
     for ax in axes:
         found = {(line.get_color(), str(line.get_linestyle())): np.asarray(line.get_ydata()) for line in drawn(ax)}
@@ -43,14 +43,14 @@ def test_lines_along_a_setting_with_colour_and_dashes(pages: Draw) -> None:
         expected = [s**2 * h * np.sqrt(WIDTHS) for s in (0.1, 1.0) for h in (1, 2)]
         for values, truth in zip(sorted(found.values(), key=lambda v: v[0]), expected, strict=True):
             np.testing.assert_allclose(values, truth)
-    assert words(axes[0]).splitlines() == ["sigma:", "0.1", "1", "n_heads 1", "n_heads 2"]
+    assert words(axes[0]).splitlines() == ["sigma:", "0.1", "1", "heads 1", "heads 2"]
     assert {"model.d_model", "mean", "sem"} <= set(page.numbers.columns)
 
 
 def test_without_names_colour_and_dashes_are_what_varies_first(pages: Draw) -> None:
     (page,) = pages("lines", width_table())
-    assert words(page.figure.axes[0]).splitlines()[0] == "d_model:"
-    assert "n_heads 2" in words(page.figure.axes[0]) and page.figure.axes[-1].get_xlabel() == "σ"
+    assert words(page.figure.axes[0]).splitlines()[0] == "width:"
+    assert "heads 2" in words(page.figure.axes[0]) and page.figure.axes[-1].get_xlabel() == "σ"
 
 
 def test_what_is_not_seen_has_pages_of_its_own(pages: Draw) -> None:

@@ -150,7 +150,7 @@ def test_formats_and_a_note_beside_the_figure(tmp_path: Path) -> None:
     paths = draw(sweep(tmp_path, formats=["svg"], note=False), tmp_path)
     assert [path.name for path in paths] == ["fig3a.svg", "fig3a.txt", "fig3a.csv"]
     note = paths[1].read_text()
-    assert note.startswith("Dots: mean over 2 seeds") and "d_model 128, 1 layer, batch 64." in note
+    assert note.startswith("Dots: mean over 2 seeds") and "Width 128, 1 layer, batch 64." in note
     assert b"d_model" not in paths[0].read_bytes()
     (page,) = _pages_of(tmp_path, note=False)
     assert not page.figure.texts
@@ -168,14 +168,14 @@ def test_bytes_and_numbers_do_not_depend_on_the_paper(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_the_setting_that_matters_stands_in_the_note(made: Made, tmp_path: Path) -> None:
     notes = {figure: made(figure, Paper())[0].figure.get_label() for figure in ("6", "7", "lines", "blocks", "network")}
-    assert "d_model 128, 1 layer, batch 64" in notes["6"] and "1 to 2 layers" in notes["lines"]
-    assert "d_model 128" in notes["blocks"] and "d_model" not in notes["network"]
+    assert "Width 128, 1 layer, batch 64" in notes["6"] and "1 to 2 layers" in notes["lines"]
+    assert "Width 128" in notes["blocks"] and "idth" not in notes["network"]
     varied = {**config(), "sweep": {"vary": {"model.d_model": [8, 16]}, "axis": "model.d_model"}}
     table = make_table(networks=[("model.d_model=8", 1), ("model.d_model=16", 1), ("model.d_model=32", 1)], seeds=2)
     folder = write_sweep(table, tmp_path / "wide", settings=varied)
     draw(FigureSpec("x", folder.name, "lines", paper=Paper(note=False, formats=["png"])), tmp_path / "wide")
     (note,) = (tmp_path / "wide" / "figures").glob("*.txt")
-    assert "1 layer, batch 64." in note.read_text() and "d_model 128" not in note.read_text()
+    assert "1 layer, batch 64." in note.read_text() and "Width 128" not in note.read_text()
 
 
 def test_words_are_measured_and_cut_to_fit() -> None:
@@ -216,7 +216,7 @@ def test_no_settings_are_known_without_a_manifest(tmp_path: Path) -> None:
 def test_every_note_tells_what_is_changed_from_the_preset(tmp_path: Path) -> None:
     """Settings that a note tells already are not told twice; the page is as much higher as the note is longer."""
     changed = changed_words({"model.norm": "post", "model.n_heads": "2", "model.d_model": "128", "model.n_layers": "1"})
-    assert changed == ("post-LN", "n_heads 2", "d_model 128", "1 layer")
-    for asked, said in ((changed, ["post-LN", "n_heads 2"]), (("d_model 12", "batch 64"), ["d_model 12"])):
+    assert changed == ("post-LN", "heads 2", "width 128", "1 layer")
+    for asked, said in ((changed, ["post-LN", "heads 2"]), (("d_model 12", "batch 64"), ["d_model 12"])):
         (page, *_) = pages("3a", tmp_path, Paper(changed=asked))
         assert page.figure.get_label().endswith(f"Changed from the preset: {', '.join(said)}.")

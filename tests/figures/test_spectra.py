@@ -195,7 +195,7 @@ def test_outliers_over_the_bulk(tmp_path: Path) -> None:
     (page,) = drawn("sinks", write_sweep(table, tmp_path, settings=SINKS))
     axes = np.reshape(page.figure.axes, (2, 2))
     assert [ax.get_title() for ax in axes[0]] == ["sink on scores", "both sinks"]
-    assert axes[1, 0].get_xlabel() == "sink_beta" and axes[0, 0].get_yscale() == "symlog"
+    assert axes[1, 0].get_xlabel() == "bias of the sink β" and axes[0, 0].get_yscale() == "symlog"
     (ratio,) = (line for line in axes[1, 0].lines if line.get_marker() == "o")
     np.testing.assert_allclose(ratio.get_ydata(), np.array([5, 9, 17]) / 0.9)
     assert set(page.numbers["shown"]) >= {"quantile_5", "quantile_95", "largest_eigenvalue"}
@@ -273,7 +273,7 @@ def test_panels_can_be_picked_and_narrow_pages_fold(tmp_path: Path, layout: str,
 def test_variants_in_words() -> None:
     assert variant_words("model.attention=linear,model.norm=pre") == "linear attention, pre-LN"
     assert variant_words("model.kind=mlp,model.attention=linear") == "MLP"
-    assert variant_words("model.temperature=0.5,model.x=$a") == r"temperature=0.5, x=\$a"
+    assert variant_words("model.temperature=0.5,model.x=$a") == r"temperature 0.5, x \$a"
     assert variant_words("") == ""
 
 

@@ -13,6 +13,7 @@ from matplotlib.ticker import NullLocator
 
 from hessfig.analysis.axis import Axis, X, along, as_numbers, check_places, has_places, varied_setting
 from hessfig.analysis.curves import functional_shares, growth_curves, of_quantity
+from hessfig.analysis.intervals import band
 from hessfig.analysis.manifest import read_run
 from hessfig.figures.parts import labels
 from hessfig.figures.parts.encoding import Encoding, ordered, seen, set_x_scale, set_y_scale, unseen, values_of
@@ -73,7 +74,7 @@ _COLOUR = "#4575b4"
 def bars(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     """Draw the value of every block at one place on the axis (or without one), a panel per part, a page per network.
 
-    How to read it: a dot is the mean over seeds and its bar the standard error (of a single seed: the estimate's own
+    How to read it: a dot is the mean over seeds and its bar the 95 % interval (of a single seed: the estimate's own
     error). Layers stand side by side, darker for later ones; `= 0` stands for a block that is zero.
     Requires: the sweep's table.csv (options `quantity`, `index`, and `at`: the nearest place on the axis is drawn).
     """
@@ -134,7 +135,8 @@ def _draw_bar_panel(ax: Axes, points: pd.DataFrame, page: pd.DataFrame) -> None:
     for rank, (tone, layer) in enumerate(zip(shades(_COLOUR, len(layers)), layers, strict=True)):
         one = drawn[drawn["layer"] == layer]
         shift = _STEP * (rank - (len(layers) - 1) / 2) * min(1.0, 5 / len(layers)) * bool(layer)
-        error = one["sem"].fillna(one["probe_sem"]).fillna(0.0)
+        ends = _reach(one, logs=log_y)
+        error = np.where(np.isfinite(ends), ends, one["probe_sem"].fillna(0.0))
         ax.errorbar(one["place"] + shift, one["mean"], error, fmt="o", color=tone, elinewidth=0.8, label=str(layer))
     without_dot = points["is_zero"] | ((points["mean"] == 0) & log_y)
     above: dict[str, Any] = {"transform": ax.get_xaxis_transform(), "fontsize": TINY, "ha": "center"}
@@ -144,6 +146,12 @@ def _draw_bar_panel(ax: Axes, points: pd.DataFrame, page: pd.DataFrame) -> None:
         ax.legend(title="Layer:", ncols=len(layers), loc="best", alignment="left", columnspacing=0.4)
     if drawn.empty and not without_dot.any():
         say(ax, why_no_line(points))
+
+
+def _reach(points: pd.DataFrame, *, logs: bool) -> np.ndarray:
+    """Return (2, points): how far the 95 % interval of each mean reaches down and up; nan for a single seed."""
+    ends = np.array(band(points["mean"], points["sem"], points["count"], logs=logs))
+    return np.abs(ends - points["mean"].to_numpy())
 
 
 def _label(points: pd.DataFrame) -> str:
@@ -255,7 +263,7 @@ def ablation(spec: FigureSpec, folder: Path) -> Iterator[Page]:
 
     How to read it: the left and middle panels are growth curves, darker for later values. The right panel
     tells which part rules: ||H_f|| / (||H_o|| + ||H_f||) against the varied setting at a few sigmas (or places on
-    another axis; dots: mean over seeds, bars: ± standard error); above 1/2 the functional part is the larger. The note
+    another axis; dots: mean over seeds, bars: 95 % interval); above 1/2 the functional part is the larger. The note
     tells a claim of the paper (option `claim`) and the shares at both ends of the setting.
     Requires: the sweep's table.csv with H_o and H_f of several variants (option `sigmas` picks the shares).
     """
@@ -275,7 +283,7 @@ def draw_ablation(measured: Measured, spec: FigureSpec, *, suffix: str = "") -> 
     shares = functional_shares(measured.table, measured.axis)
     places = _chosen_places(shares, spec.numbers("sigmas"), measured)
     axis = measured.axis.symbol
-    words = f"Shares: mean over seeds of the ratio, bars ± standard error; lighter for smaller {axis}."
+    words = f"Shares: mean over seeds of the ratio, bars: 95% interval; lighter for smaller {axis}."
     sheet = panel_sheet(
         measured.paper,
         [[f"{_name(*block)}:{column}" for column in _COLUMNS] for block in blocks],
@@ -387,7 +395,7 @@ def _draw_shares(ax: Axes, shares: pd.DataFrame, block: Measured, places: list[f
         ax.errorbar(
             [place[variant] for variant in here["variant"]],
             here["mean"],
-            here["sem"],
+            np.nan_to_num(_reach(here, logs=False)),
             fmt="o-" if numbers else "o",
             color=tone,
             elinewidth=0.8,

@@ -22,7 +22,8 @@ from hessfig.figures.parts.matrix import draw_matrix
 from hessfig.figures.parts.measured import by_network, counted, wanted_quantities, where
 from hessfig.figures.parts.page import GUIDE, FigureSpec, Page, Paper, file_words, matrix_colour, tone
 from hessfig.figures.parts.panel_sheet import Margins, fitting_columns, in_rows, panel_sheet, say
-from hessfig.figures.parts.panels import between_decades, draw_interval, seed_means, set_decades
+from hessfig.figures.parts.panels import draw_interval, seed_means
+from hessfig.figures.parts.ticks import between_decades, set_decades
 from hessfig.terms import Part, name_order
 
 STEP = "step"

@@ -21,7 +21,8 @@ from hessfig.figures.parts.labels import symbol, variant_words, weight_words
 from hessfig.figures.parts.measured import Network
 from hessfig.figures.parts.page import TINY, FigureSpec, Page, Paper, matrix_colour, panel_names, part_colour
 from hessfig.figures.parts.panel_sheet import Margins, in_rows, panel_sheet, say
-from hessfig.figures.parts.panels import draw_mean, set_decades
+from hessfig.figures.parts.panels import draw_mean
+from hessfig.figures.parts.ticks import set_decades
 from hessfig.terms import Part
 
 _OUTER, _INNER = 40, 80  # ranks drawn at either end, and between

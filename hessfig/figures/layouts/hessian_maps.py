@@ -30,7 +30,7 @@ from hessfig.figures.parts.panel_sheet import (
     panel_width,
     width_in,
 )
-from hessfig.figures.parts.panels import set_decades
+from hessfig.figures.parts.ticks import set_decades
 from hessfig.terms import Matrix
 
 BLOCKS = (Matrix.W_V.value, Matrix.W_Q.value)

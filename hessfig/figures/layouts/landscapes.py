@@ -22,7 +22,8 @@ from hessfig.figures.parts.labels import block_title, note_words, plain, quantit
 from hessfig.figures.parts.measured import as_written, counted, where
 from hessfig.figures.parts.page import GUIDE, TINY, FigureSpec, Page, file_words, part_colour, shades
 from hessfig.figures.parts.panel_sheet import Margins, Sheet, height_in, in_rows, panel_sheet, say
-from hessfig.figures.parts.panels import between_decades, corner, draw_curve, fitted, positive, set_decades, why_no_line
+from hessfig.figures.parts.panels import corner, draw_curve, fitted, positive, why_no_line
+from hessfig.figures.parts.ticks import between_decades, set_decades
 from hessfig.record import CURVE, FROBENIUS
 from hessfig.terms import name_order
 

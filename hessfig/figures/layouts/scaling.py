@@ -20,7 +20,8 @@ from hessfig.figures.parts.encoding import set_x_scale
 from hessfig.figures.parts.measured import Network, as_written, by_part, counted, networks_of, wanted_quantities, where
 from hessfig.figures.parts.page import FigureSpec, Page, Paper, matrix_colour, panel_names, shades, tone
 from hessfig.figures.parts.panel_sheet import Margins, panel_sheet, say
-from hessfig.figures.parts.panels import draw_interval, mark_one, seed_means, set_decades
+from hessfig.figures.parts.panels import draw_interval, mark_one, seed_means
+from hessfig.figures.parts.ticks import set_decades
 from hessfig.record import NETWORK
 from hessfig.terms import Group, Part
 

@@ -12,11 +12,21 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 
-from hessfig.analysis.axis import DEPTH, Axis, as_numbers, last_word, setting_values, settings_of, varied_key, without
+from hessfig.analysis.axis import (
+    DEPTH,
+    Axis,
+    as_numbers,
+    last_word,
+    setting_name,
+    setting_values,
+    settings_of,
+    varied_key,
+    without,
+)
 from hessfig.errors import UserError
 from hessfig.figures.parts.labels import plain, symbol
 from hessfig.figures.parts.page import FigureSpec, matrix_colour, part_colour, shades
-from hessfig.figures.parts.panels import set_decades
+from hessfig.figures.parts.ticks import set_decades
 
 COLUMNS = ("layer", "num_layers", "part", "index")
 MOST_DASHES = 4
@@ -117,11 +127,11 @@ class Encoding:
         some = list(tones)[:: -(-len(tones) // _NAMED)] if self.colour else []
         entries = [(Line2D([], [], color=tones[value], marker="o"), _value(self.colour, value)) for value in some]
         for value in strokes if self.dashes else ():
-            words = f"{plain(last_word(self.dashes))} {_value(self.dashes, value)}"
+            words = f"{plain(setting_name(self.dashes))} {_value(self.dashes, value)}"
             entries.append((Line2D([], [], color=_NEUTRAL, linestyle=strokes[value]), words))
         if entries:
             handles, names = zip(*entries, strict=True)
-            title = f"{plain(last_word(self.colour))}:" if self.colour else None
+            title = f"{plain(setting_name(self.colour))}:" if self.colour else None
             ax.legend(handles, names, title=title, loc="best", alignment="left", handlelength=2.2)
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pandas as pd
 
-from hessfig.analysis.axis import POINT, Axis, fixed_words, last_word, settings_of, without
+from hessfig.analysis.axis import POINT, Axis, fixed_words, setting_name, settings_of, without
 from hessfig.record import FROBENIUS, Status
-from hessfig.terms import Matrix, Part, weight_label
+from hessfig.terms import Group, Matrix, Part, weight_label
 
 OWN_KIND = "python"  # a network of the user's own
 _PART_SYMBOLS = {
@@ -31,6 +31,26 @@ _SETTINGS = {
     ("model.sink", "embedding"): "sink in the embedding",
     ("model.sink", "both"): "both sinks",
 }
+
+_QUANTITIES = {
+    FROBENIUS: "block norm",
+    "hessian_distance": "distance to the Hessian of all samples",
+    "hessian_distance_null": "the same by chance",
+    "subset_norm": "block norm of k samples",
+    "landscape_difference": "change of the loss by one more sample",
+    "landscape_rms": "its root mean square",
+    "delta_1": "Δ₁",
+    "delta_2": "Δ₂",
+    "delta_2_null": "Δ₂ by chance",
+    "stationarity": "length of the gradient of k samples",
+    "stationarity_rms": "its root mean square",
+    "sink_mass": "attention on the sink",
+    "key_mass": "attention on a key",
+    "num_parameters": "number of parameters",
+    "gradient_norm": "length of the gradient",
+    "jacobian_norm": "norm of the Jacobian",
+}
+_GROUPS = {Group.all.value: "whole network"}
 
 
 def plain(text: str) -> str:
@@ -61,7 +81,9 @@ def pair_words(row: str, col: str) -> str:
 def weight_words(name: str) -> str:
     """Return a weight of the paper's networks (or several in one, W_E+W_U) as mathtext, any other name as it is."""
     roles = name.split("+")
-    return f"${'+'.join(map(weight_label, roles))}$" if _are_known(roles) else plain(name)
+    if name == Group.query_key:
+        return f"${weight_label(Matrix.W_Q)}, {weight_label(Matrix.W_K)}$"
+    return f"${'+'.join(map(weight_label, roles))}$" if _are_known(roles) else plain(_GROUPS.get(name, name))
 
 
 def norm_label(row: str, col: str = "", quantity: str = FROBENIUS) -> str:
@@ -101,7 +123,7 @@ def quantity_label(quantity: str) -> str:
 
 def quantity_words(quantity: str) -> str:
     """Return a quantity in words."""
-    return "block norm" if quantity == FROBENIUS else quantity.replace("_", " ")
+    return _QUANTITIES.get(quantity, quantity.replace("_", " "))
 
 
 def note_words(
@@ -137,24 +159,25 @@ def setting_words(config: Mapping[str, Any], table: pd.DataFrame, axis: Axis) ->
     depths = sorted(map(int, table["num_layers"].unique() if "num_layers" in table else [model.get("n_layers", 1)]))
     told = {axis.name, *(sweep.get("vary") or {})}
     words = {
-        "model.d_model": f"d_model {model.get('d_model')}",
+        "model.d_model": f"width {model.get('d_model')}",
         "layers": f"{depths[0]}{f' to {depths[-1]}' * (len(depths) > 1)} layer{'s' * (depths[-1:] != [1])}"
         if depths
         else "",
         "task.batch_size": f"batch {task.get('batch_size')}",
     }
     kept = [text for key, text in words.items() if key not in told and text and not text.endswith("None")]
-    return f" {', '.join(kept)}." if model and model.get("kind") != OWN_KIND else ""
+    told_first = ", ".join(kept)
+    return f" {told_first[:1].upper()}{told_first[1:]}." if model and model.get("kind") != OWN_KIND else ""
 
 
 def variant_words(variant: str) -> str:
-    """Return a variant in words fit for a panel: 'softmax, pre-LN'; settings without words of their own as they are.
+    """Return a variant in words fit for a panel: 'softmax, pre-LN', 'temperature 0.5'.
 
     What a kind of network has not is left out: an MLP's attention.
     """
     is_mlp = settings_of(variant).get("model.kind") == "mlp"
     settings = settings_of(without(variant, "model.attention")) if is_mlp else settings_of(variant)
-    named = [_SETTINGS.get((key, value), f"{last_word(key)}={value}") for key, value in settings.items()]
+    named = [_SETTINGS.get((key, value), f"{setting_name(key)} {value}") for key, value in settings.items()]
     return plain(", ".join(dict.fromkeys(named)))
 
 
@@ -163,7 +186,7 @@ def changed_words(settings: Mapping[str, str]) -> tuple[str, ...]:
     layers = "1 layer" if settings.get("model.n_layers") == "1" else "{} layers"
     named = {"task.batch_size": "batch {}", "model.n_layers": layers}
     return tuple(
-        _SETTINGS.get((key, value), named.get(key, f"{last_word(key)} {{}}").format(value))
+        _SETTINGS.get((key, value), named.get(key, f"{setting_name(key)} {{}}").format(value))
         for key, value in settings.items()
         if not key.endswith((".path", ".factory", ".options"))
     )
@@ -196,9 +219,7 @@ def _marks(table: pd.DataFrame, several_points: bool) -> str:
     repeats = seeds_words(table)
     if repeats == "1 seeds":
         return "Dots: one seed" + "; bars: ± the estimate's own error" * (not several_points)
-    return (
-        f"Dots: mean over {repeats}; {'band: 95% interval of the mean' if several_points else 'bars: ± standard error'}"
-    )
+    return f"Dots: mean over {repeats}; {'band' if several_points else 'bars'}: 95% interval of the mean"
 
 
 def _measured(table: pd.DataFrame) -> str:

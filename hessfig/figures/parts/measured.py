@@ -18,15 +18,15 @@ from hessfig.analysis.slopes.fit import fit_slopes
 from hessfig.analysis.slopes.levels import window_levels
 from hessfig.analysis.slopes.printed import WHOLE, Window, label
 from hessfig.errors import UserError
-from hessfig.figures.parts.labels import made_words, seeds_words, setting_words
+from hessfig.figures.parts.labels import made_words, seeds_words, setting_words, variant_words
 from hessfig.figures.parts.page import FigureSpec, Paper, page_suffix
+from hessfig.figures.parts.ticks import SUPERSCRIPTS
 from hessfig.predictions.growth_rates import Prediction
 from hessfig.predictions.network_series import Regime
 from hessfig.record import CURVE, LEFT_OUT, NETWORK
 from hessfig.terms import Matrix, Part, name_order
 
 Network = tuple[str, int]  # variant and number of layers
-SUPERSCRIPTS = str.maketrans("-.0123456789", "⁻˙⁰¹²³⁴⁵⁶⁷⁸⁹")
 BlockKey = tuple[str, str, str]
 BLOCK_KEY = ["row", "col", "across"]
 
@@ -212,10 +212,15 @@ class Measured:
         """Return the note: repeats, what the marks mean, the estimator, and what was left out."""
         dashed = "; dashed: power law" if guides else ""
         dotted = "; dotted: σ = 1" if self.axis.is_sigma else ""
-        variant = "".join(f"{name}. " for name in self.curves["variant"].unique()[:1] if name and guides)
-        marks = f"{variant}Dots: mean over {seeds_words(self.table)}; band: ± standard error{dashed}{dotted}."
+        variant = "".join(_sentence(name) for name in self.curves["variant"].unique()[:1] if name and guides)
+        marks = f"{variant}Dots: mean over {seeds_words(self.table)}; band: 95% interval of the mean{dashed}{dotted}."
         zero = f" Not drawn: {self.axis.symbol} = 0, which has no logarithm." * bool((self.table[X] <= 0).any())
         return f"{marks}{made_words(self.table, self.axis, self.setting)}{zero}"
+
+
+def _sentence(variant: str) -> str:
+    words = variant_words(variant)
+    return f"{words[:1].upper()}{words[1:]}. "
 
 
 def read_measured(spec: FigureSpec, folder: Path) -> Measured:

@@ -100,16 +100,21 @@ _MATRIX_COLOURS: dict[str, str] = {
     Matrix.W_Q: "#1b9e77",
     Matrix.W_K: "#66a61e",
     Matrix.W_QK: "#1b7f9e",
+    Matrix.W_E: "#525252",
+    Matrix.W_U: "#999999",
+    Matrix.W_in: "#386cb0",
+    Matrix.W_out: "#80b1d3",
 }
 _PART_COLOURS = {
     Part.H_o: "#d95f02",
     Part.H_f: "#e7298a",
     Part.H: "#444444",
-    Part.H_oT: "#e6ab02",
-    Part.H_fT: "#7570b3",
+    Part.H_oT: "#f4a460",
+    Part.H_fT: "#f29ac6",
 }
 _OTHER = "#a6761d"
-TONES = ("#d95f02", "#7570b3", "#1b9e77", "#e7298a", "#66a61e", "#a6761d", "#555555")  # of kinds of networks
+# Of kinds of networks and of rules: none of a weight or of a part (Okabe and Ito's blues and yellows, black, ochre).
+TONES = ("#0072B2", "#E69F00", "#56B4E9", "#000000", "#8c6d1f", "#c7b300", "#8b1a1a")
 _DOTS = 300  # per inch, at which words are measured
 GUIDE = "#808080"
 PUBLISHED = "#222222"

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 
 from hessfig.figures.parts.labels import plain
 from hessfig.figures.parts.page import BACKING, TINY, Page, Paper, fitting, points, width_of
+from hessfig.figures.parts.ticks import name_two_ticks
 
 _LINE = 0.125  # height of a line of the note in inches
 _EDGE, _LABEL = 0.05, 0.38  # from the page's edge to the note; from a panel to the middle of its y label
@@ -76,7 +77,7 @@ def fitting_columns(paper: Paper, margins: Margins, narrowest: float = NARROWEST
 
 def whole_note(paper: Paper, note: str) -> str:
     """Return a note with the settings at its end in which the network is not the preset's, unless it tells them."""
-    untold = [words for words in paper.changed if not re.search(rf"(?<!\w){re.escape(words)}(?!\w)", note)]
+    untold = [words for words in paper.changed if not re.search(rf"(?<!\w){re.escape(words)}(?!\w)", note, re.IGNORECASE)]
     return f"{note} Changed from the preset: {', '.join(untold)}.".strip() if untold else note
 
 
@@ -125,7 +126,8 @@ class Sheet:
         return list(self.panels.values())
 
     def page(self, suffix: str, numbers: pd.DataFrame) -> Page:
-        """Return the sheet as a page of a figure, with the numbers that are drawn."""
+        """Return the sheet as a page of a figure, with the numbers that are drawn; every axis has two labels."""
+        name_two_ticks(self.axes)
         return Page(suffix, self.figure, numbers, self.names)
 
     @property

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from hessfig.analysis.axis import SIGMA, Axis, X
 from hessfig.analysis.intervals import band, student_interval
 from hessfig.analysis.slopes.printed import Window, as_window, within
-from hessfig.figures.parts.measured import SUPERSCRIPTS, Measured
+from hessfig.figures.parts.measured import Measured
 from hessfig.figures.parts.page import BACKING, GUIDE, TINY, width_of
 from hessfig.figures.parts.panel_sheet import width_in
+from hessfig.figures.parts.ticks import SUPERSCRIPTS, between_decades, set_decades
 from hessfig.predictions.growth_rates import Prediction
 
 _GAP = 0.05  # inches between words and the line at sigma = 1
@@ -129,29 +129,6 @@ def set_log_range(axes: Sequence[Axes], curves: pd.DataFrame, axis: Axis = SIGMA
             between_decades(axes[0], "y")
         if not axis.is_sigma and drawn[X].max() < 30 * drawn[X].min():
             between_decades(axes[0], "x")
-
-
-def set_decades(ax: Axes, which: str) -> None:
-    """Make an axis (and those that share it) logarithmic, with ticks at powers of ten."""
-    ax.set(**{f"{which}scale": "log"})
-    for sibling in getattr(ax, f"get_shared_{which}_axes")().get_siblings(ax):
-        axis = getattr(sibling, f"{which}axis")
-        axis.set_major_locator(LogLocator(numticks=6))
-        axis.set_minor_locator(NullLocator())
-        axis.set_major_formatter(FuncFormatter(_power_of_ten))
-
-
-def between_decades(ax: Axes, which: str) -> None:
-    """Put ticks at 1, 2 and 5 times powers of ten on an axis (and those that share it), for short ranges."""
-    for sibling in getattr(ax, f"get_shared_{which}_axes")().get_siblings(ax):
-        axis = getattr(sibling, f"{which}axis")
-        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=12))
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-
-
-def _power_of_ten(value: float, _: int) -> str:
-    """Return '10⁻³' as plain text: laying out mathtext for every tick would take half the drawing time."""
-    return "10" + f"{round(np.log10(value))}".translate(SUPERSCRIPTS) if value > 0 else ""
 
 
 def _padded(values: pd.Series, share: float) -> tuple[float, float]:

@@ -1,0 +1,55 @@
+"""Ticks of logarithmic axes: at powers of ten, or between them where an axis is short."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+SUPERSCRIPTS = str.maketrans("-.0123456789", "⁻˙⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def set_decades(ax: Axes, which: str) -> None:
+    """Make an axis (and those that share it) logarithmic, with ticks at powers of ten."""
+    ax.set(**{f"{which}scale": "log"})
+    for sibling in getattr(ax, f"get_shared_{which}_axes")().get_siblings(ax):
+        axis = getattr(sibling, f"{which}axis")
+        axis.set_major_locator(LogLocator(numticks=6))
+        axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter(FuncFormatter(_power_of_ten))
+
+
+def between_decades(ax: Axes, which: str) -> None:
+    """Put ticks at 1, 2 and 5 times powers of ten on an axis (and those that share it), for short ranges."""
+    for sibling in getattr(ax, f"get_shared_{which}_axes")().get_siblings(ax):
+        axis = getattr(sibling, f"{which}axis")
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=12))
+        axis.set_major_formatter(FuncFormatter(_digit_and_power))
+
+
+def name_two_ticks(axes: Iterable[Axes]) -> None:
+    """Put ticks between decades wherever a logarithmic axis in decades shows fewer than two of these."""
+    for ax in axes:
+        for which in ("x", "y"):
+            axis = getattr(ax, f"{which}axis")
+            low, high = sorted(axis.get_view_interval())
+            in_decades = isinstance(axis.get_major_formatter(), FuncFormatter) and axis.get_scale() == "log"
+            if in_decades and np.floor(np.log10(high)) - np.ceil(np.log10(low)) < 1:
+                between_decades(ax, which)
+
+
+def _digit_and_power(value: float, _: int) -> str:
+    """Return '0.02', '500' or '2·10⁻⁷'."""
+    if 1e-3 < value < 1e4:
+        return f"{value:g}"
+    exponent = math.floor(math.log10(value) + 1e-9) if value > 0 else 0
+    digit = f"{value / 10**exponent:.0f}"
+    return f"{digit}·10".removeprefix("1·") + f"{exponent}".translate(SUPERSCRIPTS)
+
+
+def _power_of_ten(value: float, _: int) -> str:
+    """Return '10⁻³' as plain text: laying out mathtext for every tick would take half the drawing time."""
+    return "10" + f"{round(np.log10(value))}".translate(SUPERSCRIPTS) if value > 0 else ""
