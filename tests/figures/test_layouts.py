@@ -12,6 +12,7 @@ from hessfig.errors import UserError
 from hessfig.figures.layouts.block_maps import norm_matrix
 from hessfig.terms import Matrix
 from tests.analysis.synthetic import config, make_table
+from tests.figures.artists import under_legends
 from tests.figures.conftest import Draw, curves, guides, words
 
 BARE = config(kind="self_attention", mlp="none", attention_skip=False) | {"task": {"loss": "mse"}}
@@ -39,14 +40,16 @@ def test_overview_shows_every_fitted_slope_and_prediction(pages: Draw, deep: pd.
     assert "last layer: = 0 (theorem)" in words(overview.figure.axes[1])
 
 
-def test_one_panel_per_depth_with_all_layers(pages: Draw) -> None:
+def test_one_panel_for_all_layers_of_all_depths(pages: Draw) -> None:
     settings = config(kind="linear_mlp") | {"task": {"loss": "mse_sum_unshifted"}}
     networks = [("", depth) for depth in (1, 2, 3)]
     table = make_table(sweep="mlp", networks=networks, blocks=[("W", "W")], parts=["H"], settings=settings)
     (page,) = pages("one_panel", table, settings=settings)
-    assert [len(curves(ax)) for ax in page.figure.axes] == [1, 2, 3]
-    widths = [line.get_linewidth() for line in curves(page.figure.axes[2])]
-    assert widths == sorted(widths, reverse=True)
+    (ax,) = page.figure.axes
+    drawn = curves(ax)
+    assert len(drawn) == 1 + 2 + 3 and len({str(line.get_color()) for line in drawn}) == 3
+    assert [line.get_linewidth() for line in drawn[3:]] == sorted([line.get_linewidth() for line in drawn[3:]])[::-1]
+    assert words(ax).splitlines()[-4:-3] == ["Layers: slope of each"] and not under_legends(page.figure)
 
 
 def test_pairs_show_measured_beside_predicted(pages: Draw) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -237,21 +236,16 @@ def label_parts(sheet: Sheet, measured: Measured, *, x: str = "", what: str = ""
     )
 
 
-def draw_panel(ax: Axes, measured: Measured, colour: str, *, nested: bool = False) -> None:
-    """Draw one block's curves, a shade per layer, with guides and fitted slopes; never an empty panel.
-
-    `nested` draws early layers wide and later ones narrow, for curves that lie on top of each other.
-    """
+def draw_panel(ax: Axes, measured: Measured, colour: str) -> None:
+    """Draw one block's curves, a shade per layer, with guides and fitted slopes; never an empty panel."""
     mark_one(ax, measured.axis)
     if not positive(measured.curves).any():
         say(ax, why_empty(measured))
         return
     layers = measured.layers()
-    for index, (shade, layer) in enumerate(zip(shades(colour, len(layers)), layers, strict=True)):
+    for shade, layer in zip(shades(colour, len(layers)), layers, strict=True):
         curve, alone = measured.of(layer=layer), len(layers) == 1
-        width = 0.8 + 0.7 * (len(layers) - 1 - index) if nested else 1.0
-        label = "" if alone else layer_words(curve, layer)
-        draw_curve(ax, curve.curves, colour=shade, label=label, linewidth=width)
+        draw_curve(ax, curve.curves, colour=shade, label="" if alone else layer_words(curve, layer))
     draw_guides(ax, measured)
     rising = is_rising(measured.curves)
     if len(layers) == 1:
@@ -317,14 +311,14 @@ def _constant(curve: pd.DataFrame, exponent: float) -> float:
     return float((drawn["mean"] * power).sum() / (power**2).sum())
 
 
-_NARROWEST = 0.88  # inches: a panel that holds a legend of layers and slopes
+_BESIDE = 1.9  # inches for a legend of depths and slopes
 
 
 def one_panel(spec: FigureSpec, folder: Path) -> Iterator[Page]:
-    """Draw the full Hessian's blocks against sigma, a panel per depth, all layers in it.
+    """Draw the full Hessian's blocks against sigma, all layers of all depths in one panel.
 
-    How to read it: a straight line of slope p means ||block||_F ~ sigma^p. Early layers are drawn wide and
-    light, later ones narrow and dark on top, so that curves that coincide can still be counted.
+    How to read it: a straight line of slope p means ||block||_F ~ sigma^p. Colour is darker for deeper networks; early
+    layers are drawn wide, later ones narrow on top, so that curves that coincide can still be counted.
     Requires: the sweep's table.csv with diagonal blocks of H (option `part` chooses another); manifest.json
     for predictions.
     """
@@ -336,21 +330,44 @@ def one_panel(spec: FigureSpec, folder: Path) -> Iterator[Page]:
 
 
 def draw_depths(measured: Measured, part: Part, *, suffix: str = "") -> Page:
-    """Draw a row of panels per weight, one panel per number of layers."""
-    depths = sorted(measured.curves["num_layers"].unique())
-    columns = {str(depth): {"num_layers": depth} for depth in depths}
-    matrices, draw = shown_matrices(measured), partial(draw_panel, nested=True)
-    layout: dict[str, Any] = {"height": 1.8, "margins": Margins(across=0.09), "narrowest": _NARROWEST}
-    sheet = _blocks_by(columns, measured, draw, _set_row_range, note=how(measured), **layout)
-    labels = [norm_label(matrix, quantity=measured.quantity) for matrix in matrices]
+    """Draw a panel per weight with all layers of all depths, and their slopes beside it."""
+    matrices, columns = shown_matrices(measured), {part.value: {"part": part}}
+    layout: dict[str, Any] = {"height": 2.2, "margins": Margins(right=_BESIDE, down=0.3)}
+    sheet = _blocks_by(columns, measured, _draw_every_layer, _set_row_range, note=how(measured), **layout)
     sheet.label(
         x=measured.axis.symbol,
-        columns=[(f"{symbol(part)}, {depth} layer{'' if depth == 1 else 's'}",) for depth in depths],
-        rows=labels,
-        names=[weight_words(matrix) if len(matrices) > 1 else "" for matrix in matrices],
-        unit=labels[0] if len(matrices) == 1 else unit_label(measured.quantity),
+        columns=[(part_title(part), symbol(part))],
+        rows=[norm_label(matrix, quantity=measured.quantity) for matrix in matrices],
+        names=[weight_words(matrix) for matrix in matrices],
     )
     return sheet.page(suffix, drawn_numbers(measured))
+
+
+def _draw_every_layer(ax: Axes, measured: Measured, colour: str) -> None:
+    """Draw a shade per depth, early layers wide and later ones narrow: curves that coincide can still be counted."""
+    mark_one(ax, measured.axis)
+    if not positive(measured.curves).any():
+        say(ax, why_empty(measured))
+        return
+    depths = sorted(measured.curves["num_layers"].unique())
+    for shade, depth in zip(shades(colour, len(depths)), depths, strict=True):
+        of_depth = measured.of(num_layers=depth)
+        layers = of_depth.layers()
+        for rank, layer in enumerate(layers):
+            curve, label = of_depth.of(layer=layer), "" if rank else _depth_words(of_depth, depth)
+            width = 0.8 + 0.35 * (len(layers) - 1 - rank)
+            draw_curve(ax, curve.curves, colour=shade, label=label, linewidth=width)
+        if depth == depths[-1]:
+            draw_guides(ax, of_depth)
+    legend = ax.legend(loc="upper left", bbox_to_anchor=(1.02, 1.0), title=f"Layers: {measured.said} of each")
+    for line in legend.get_lines():
+        line.set_linewidth(1.2)
+
+
+def _depth_words(measured: Measured, depth: int) -> str:
+    """Return the depth with the slope (or level) of every layer; lowest and highest where there are many."""
+    words = [layer_words(measured.of(layer=layer), layer).partition(": ")[2] for layer in measured.layers()]
+    return f"{depth}: {words[0] if len(words) == 1 else f'{min(words)} to {max(words)}'}"
 
 
 _NAME = 0.27  # inches that a layer takes in the legend

@@ -77,7 +77,9 @@ def fitting_columns(paper: Paper, margins: Margins, narrowest: float = NARROWEST
 
 def whole_note(paper: Paper, note: str) -> str:
     """Return a note with the settings at its end in which the network is not the preset's, unless it tells them."""
-    untold = [words for words in paper.changed if not re.search(rf"(?<!\w){re.escape(words)}(?!\w)", note, re.IGNORECASE)]
+    untold = [
+        words for words in paper.changed if not re.search(rf"(?<!\w){re.escape(words)}(?!\w)", note, re.IGNORECASE)
+    ]
     return f"{note} Changed from the preset: {', '.join(untold)}.".strip() if untold else note
 
 
