@@ -12,21 +12,22 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.ticker import NullLocator
 
-from hessfig.analysis.axis import Axis, along, settings_of, short_variant
+from hessfig.analysis.axis import Axis, along, settings_of
 from hessfig.analysis.intervals import student_interval
 from hessfig.analysis.manifest import Run, read_run
 from hessfig.errors import UserError
 from hessfig.figures.parts import labels
 from hessfig.figures.parts.encoding import set_x_scale, set_y_scale
-from hessfig.figures.parts.matrix import draw_matrix
+from hessfig.figures.parts.matrix import colour_bar, draw_matrix
 from hessfig.figures.parts.measured import by_network, counted, wanted_quantities, where
-from hessfig.figures.parts.page import GUIDE, FigureSpec, Page, Paper, file_words, matrix_colour, tone
+from hessfig.figures.parts.page import GUIDE, FigureSpec, Page, Paper, file_words, matrix_colour, part_colour, tone
 from hessfig.figures.parts.panel_sheet import Margins, fitting_columns, in_rows, panel_sheet, say
 from hessfig.figures.parts.panels import draw_interval, seed_means
 from hessfig.figures.parts.ticks import between_decades, set_decades
 from hessfig.terms import Part, name_order
 
 STEP = "step"
+FEW_SEEDS = 5  # so many are drawn as lines of their own
 
 
 def of_whole(table: pd.DataFrame, quantity: str, part: str = "") -> pd.DataFrame:
@@ -49,10 +50,20 @@ def read_steps(folder: Path) -> Run:
 
 
 def draw_means(ax: Axes, rows: pd.DataFrame, *, colour: str, **line: object) -> pd.DataFrame:
-    """Draw means over seeds along the steps and return them; the axis is scaled beforehand (`scale`)."""
-    means = seed_means(rows, [STEP])
-    if means["mean"].notna().any():
+    """Draw means over seeds along the steps and return them; the axis is scaled beforehand (`scale`).
+
+    Few seeds are drawn as thin lines, more by the band of their interval; means are geometric on logarithmic axes.
+    """
+    means = seed_means(rows, [STEP], logs=ax.get_yscale() == "log")
+    if not means["mean"].notna().any():
+        return means
+    seeds = rows.groupby("seed")
+    if not 1 < len(seeds) <= FEW_SEEDS:
         draw_interval(ax, means, STEP, colour=colour, **line)
+        return means
+    for _, one in seeds:
+        ax.plot(one[STEP], one["value"], color=colour, linewidth=0.4, alpha=0.6)
+    draw_interval(ax, means.assign(low=np.nan, high=np.nan), STEP, colour=colour, **line)
     return means
 
 
@@ -68,8 +79,10 @@ def scale(ax: Axes, rows: Sequence[pd.DataFrame]) -> None:
 def how(table: pd.DataFrame, words: str) -> str:
     """Return the note of a sheet: `words`, then repeats, estimators and what was left out."""
     table = along(table, Axis(STEP))
+    few = 1 < table["seed"].nunique() <= FEW_SEEDS
+    spread = "thin: the seeds" if few else "band: 95% interval (Student's t)"
     return (
-        f"{words} Mean over {labels.seeds_words(table)}, band: 95% interval (Student's t)."
+        f"{words} Mean over {labels.seeds_words(table)}, {spread}."
         f" {labels.estimator_words(table)}.{labels.left_out_words(table)}"
     )
 
@@ -77,10 +90,7 @@ def how(table: pd.DataFrame, words: str) -> str:
 def variant_titles(variants: Sequence[str]) -> list[tuple[str, ...]]:
     """Return titles of columns for variants: their settings, or their values alone where there is less room."""
     return [
-        (
-            labels.plain(short_variant(variant).replace(",", ", ")),
-            labels.plain(", ".join(settings_of(variant).values())),
-        )
+        (labels.variant_words(variant), labels.plain(", ".join(settings_of(variant).values())))
         if variant
         else ("as configured",)
         for variant in variants
@@ -167,8 +177,8 @@ def _draw_panel(ax: Axes, title: str, lines: list[tuple[str, str, pd.DataFrame]]
     found = []
     for rank, (quantity, name, rows) in enumerate(lines):
         guide = quantity == "stability_threshold"
-        style = {"linestyle": "--", "marker": ""} if guide else {}
-        means = draw_means(ax, rows, colour=GUIDE if guide else tone(rank), label=_words(name), **style)
+        style = {"linestyle": "--", "marker": ""} if guide else {"linestyle": "--" if "smallest" in name else "-"}
+        means = draw_means(ax, rows, colour=GUIDE if guide else _colour(name, rank), label=_words(name), **style)
         found.append(means.assign(panel=title, quantity=quantity, line=name))
     if title == _SHARE:
         ax.set_ylim(-0.02, 1.02)
@@ -178,6 +188,12 @@ def _draw_panel(ax: Axes, title: str, lines: list[tuple[str, str, pd.DataFrame]]
     if len(lines) > 1:
         ax.legend(loc="best")
     return pd.concat(found)
+
+
+def _colour(name: str, rank: int) -> str:
+    """Return the colour of a line: its part's, if its name ends with one."""
+    part = name.rpartition(" ")[2]
+    return part_colour(part) if part in list(Part) else tone(rank)
 
 
 def _keep_in_sight(ax: Axes, rows: pd.DataFrame) -> None:
@@ -199,10 +215,10 @@ _SHORT = 30  # ratio below which powers of ten are too far apart for ticks
 
 
 def curvature_flow(spec: FigureSpec, folder: Path) -> Iterator[Page]:
-    """Draw weights (layers, for the residual stream) against steps as heat maps, with the last step as bars beside.
+    """Draw weights (layers, for the residual stream) against steps as heat maps, with the last step as dots beside.
 
-    How to read it: colour is log10 of the geometric mean over seeds, its scale each panel's own; grey: nothing
-    positive. Bars: the last step, with 95 % intervals over seeds.
+    How to read it: colour is log10 of the geometric mean over seeds, its scale each panel's own; white: nothing
+    positive. Dots: the last step, with 95 % intervals over seeds.
     Requires: the sweep's table.csv along `state.step` (option `quantity`: a list; by default norms and largest
     eigenvalues of blocks of H, norms of gradient and weights, lengths of the residual stream, whichever are there;
     option `parts`: a page for each of these parts of the Hessian, by default H alone).
@@ -216,8 +232,8 @@ def curvature_flow(spec: FigureSpec, folder: Path) -> Iterator[Page]:
 
 
 def _draw_flow(table: pd.DataFrame, wanted: list[str], paper: Paper, suffix: str, part: str) -> Page:
-    margins = Margins(left=0.8, across=0.85, down=0.42, right=0.12)
-    note = how(table, f"{labels.part_words(part)}. Colour: log10 of the geometric mean; its range in the title.")
+    margins = Margins(left=0.8, across=1.25, down=0.42, right=0.12)
+    note = how(table, f"{labels.part_words(part)}. Colour: geometric mean over seeds; dots: the last step.")
     names = [[name, f"{name}:last"] for name in wanted]
     layout: dict[str, Any] = {"margins": margins, "share_x": False, "share_y": False, "on_grid": True}
     points = [_points(counted(table), name) for name in wanted]
@@ -229,7 +245,7 @@ def _draw_flow(table: pd.DataFrame, wanted: list[str], paper: Paper, suffix: str
         elif column == 0:
             _heat(ax, points[row], wanted[row])
         else:
-            _bars(ax, where(points[row], step=points[row]["step"].max()))
+            _dots(ax, where(points[row], step=points[row]["step"].max()))
     last = sheet.lines[-2:] if sheet.is_folded else sheet.lines[-1:]
     for _, column, ax in ((*cell, sheet.panels[cell]) for line in last for cell in line):
         ax.set_xlabel("at the last step" if column else "step")
@@ -269,19 +285,22 @@ def _heat(ax: Axes, points: pd.DataFrame, name: str) -> None:
     wide = wide.loc[list(dict.fromkeys(points["place"]))]
     low, high = np.nanmin(wide.to_numpy()), np.nanmax(wide.to_numpy())
     scale = Normalize(low, high)
-    draw_matrix(ax, wide.to_numpy(), scale, missing="white", framed=True, interpolation="nearest")
+    image = draw_matrix(ax, wide.to_numpy(), scale, missing="white", framed=True, interpolation="nearest")
+    bar = colour_bar(ax, image)
+    bar.set_ticks(ends := [low, (low + high) / 2, high], labels=[f"{10**end:.2g}" for end in ends])
     ax.set_yticks(range(len(wide)), list(wide.index))
-    shown = range(0, len(wide.columns), -(-len(wide.columns) // 6))
+    shown = range(0, len(wide.columns), -(-len(wide.columns) // 8))
     ax.set_xticks(list(shown), [f"{wide.columns[k]:g}" for k in shown])
     ax.xaxis.set_minor_locator(NullLocator())
-    ax.set_title(f"{labels.plain(labels.quantity_words(name))}: {10**low:.2g} to {10**high:.2g}")
+    ax.set_title(labels.plain(labels.quantity_words(name)))
 
 
-def _bars(ax: Axes, last: pd.DataFrame) -> None:
+def _dots(ax: Axes, last: pd.DataFrame) -> None:
     mean = 10 ** last["log10"]
     below, above = (mean - 10 ** last["low"].fillna(last["log10"]), 10 ** last["high"].fillna(last["log10"]) - mean)
     colours = [matrix_colour(name) for name in last["colour"]]
-    ax.barh(range(len(last)), mean, xerr=[below, above], color=colours, error_kw={"elinewidth": 0.7})
+    ax.errorbar(mean, range(len(last)), xerr=[below, above], fmt="none", ecolor="#888888", elinewidth=0.7)
+    ax.scatter(mean, range(len(last)), c=colours, s=9, zorder=3)
     ax.set_yticks(range(len(last)), list(last["place"]))
     ax.set_ylim(len(last) - 0.5, -0.5)
     set_decades(ax, "x")
