@@ -17,6 +17,7 @@ from PIL import Image
 
 from hessfig.config.enums import FigureGroup, Published
 from hessfig.config.presets import ShippedFigure, natural, shipped_figures
+from hessfig.report.drawn_figures import in_few_colours
 
 ROOT = Path(__file__).parent.parent
 PAGES = {
@@ -102,9 +103,9 @@ def pictures_of(name: str, folder: Path) -> list[Path]:
 
 
 def copied(path: Path) -> str:
-    """Copy a picture with a palette of 256 colours: a third of the size, and nothing the eye can tell."""
+    """Copy a picture, in as few colours as nobody can tell."""
     with Image.open(path) as picture:
-        picture.convert("RGB").quantize(256).save(ROOT / "docs" / "img" / path.name, optimize=True)
+        in_few_colours(picture.convert("RGB")).save(ROOT / "docs" / "img" / path.name, optimize=True)
     return path.name
 
 

@@ -10,8 +10,9 @@ from importlib import import_module
 from inspect import cleandoc
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
-from PIL import Image
+from PIL import Image, ImageChops
 
 from hessfig.errors import UserError
 from hessfig.figures import sheets
@@ -23,6 +24,7 @@ from hessfig.report.readings import SweepFound, of_numbers, read_sweep
 LARGEST_SVG = 800_000  # bytes: a larger one is slower to show than its PNG, which then stands alone
 _SMALL = (420, 300)
 _COLOURS = 256
+_SEEN, _FEW = 8, 0.01  # of 255: how far a colour may be off before an eye can tell, and in which share of a picture
 
 
 @dataclass(frozen=True)
@@ -135,9 +137,16 @@ def _shrink(source: Path, to: Path, most: tuple[int, int] | None = None) -> tupl
     if most:
         flat.thumbnail(most, Image.Resampling.LANCZOS)
     buffer = io.BytesIO()
-    flat.quantize(_COLOURS, dither=Image.Dither.NONE).save(buffer, "PNG", optimize=True)
+    in_few_colours(flat).save(buffer, "PNG", optimize=True)
     write_bytes(to, buffer.getvalue())
     return flat.size
+
+
+def in_few_colours(picture: Image.Image) -> Image.Image:
+    """Return an RGB picture with a palette, a third of the size; whole where that shows (heat maps)."""
+    small = picture.quantize(_COLOURS, dither=Image.Dither.NONE)
+    off = np.asarray(ImageChops.difference(picture, small.convert("RGB"))).max(axis=2)
+    return small if (off > _SEEN).mean() < _FEW else picture
 
 
 def _kept_svg(path: Path, root: Path) -> str:

@@ -141,7 +141,7 @@ def test_names_that_nobody_knows_have_rows_and_labels(pages: Draw) -> None:
         page.figure.canvas.draw()  # every label can be laid out
     (page,) = pages("growth", make_table(blocks=blocks, seeds=2))
     labels = [ax.get_ylabel() for ax in page.figure.axes[::3]]
-    assert [label.partition(" block")[0] for label in labels[1:]] == [names[0], r"a\$b_{x", "mlp"]
+    assert [label.partition(" block")[0] for label in labels[1:]] == [names[0], r"a\$b_{x", "MLP"]
 
 
 @pytest.mark.long

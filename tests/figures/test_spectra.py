@@ -87,8 +87,14 @@ def test_densities_alone_show_what_the_steps_miss(tmp_path: Path) -> None:
 
 def test_eigenvalues_alone_need_no_density(tmp_path: Path) -> None:
     page, *_ = drawn("spectra", stored(tmp_path, densities=False), part="H_o")
-    axes = np.reshape(page.figure.axes, (3, 2))
-    assert words(axes[2, 0]) == "(no density)" and len(axes[1, 0].patches) == 1
+    axes = np.reshape(page.figure.axes, (2, 2))  # no panel for the error of a density
+    assert len(axes[1, 0].patches) == 1
+
+
+def test_panels_of_weights_can_be_picked(tmp_path: Path) -> None:
+    every, some = (drawn("spectra", stored(tmp_path), **options) for options in ({}, {"weights": ["W_V"]}))
+    rows = [{panel.partition(":")[0] for page in pages[1:] for panel in page.panels} for pages in (every, some)]
+    assert "W_Q1" in rows[0] and rows[1] == {"table"}
 
 
 def test_the_table_holds_means_and_errors(tmp_path: Path) -> None:
@@ -233,7 +239,7 @@ def test_scaled_weights_are_columns_and_means_geometric(tmp_path: Path) -> None:
     folder = write_sweep(spectral_table(list(norm_rows())), tmp_path, settings=NORMS)
     (page,) = drawn("weight_norms", folder)
     axes = np.reshape(page.figure.axes, (2, 2))
-    assert [ax.get_title() for ax in axes[0]] == [r"scaled: $W_{\mathrm{Q}}$", "scaled: mlp"]
+    assert [ax.get_title() for ax in axes[0]] == [r"scaled: $W_{\mathrm{Q}}$", "scaled: MLP"]
     assert axes[0, 0].get_ylabel() == "largest eigenvalue"
     assert axes[1, 0].get_xscale() == axes[1, 0].get_yscale() == "log"
     np.testing.assert_allclose(axes[1, 0].lines[0].get_ydata(), [1 / 64, 1, 64])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,10 +26,10 @@ from hessfig.analysis.stored_spectra import (
 )
 from hessfig.errors import UserError
 from hessfig.figures.parts.labels import symbol, variant_words
-from hessfig.figures.parts.measured import Network
+from hessfig.figures.parts.measured import Network, counted
 from hessfig.figures.parts.page import SMALL, Page, Paper
 from hessfig.figures.parts.panel_sheet import Margins, panel_sheet
-from hessfig.terms import Group, Part, name_order
+from hessfig.terms import Group, Matrix, Part, name_order
 
 BlockName = tuple[int, str]
 Wanted = Callable[[Place], bool]
@@ -68,8 +68,7 @@ class Collected:
     def blocks(self, *, whole: bool) -> list[BlockName]:
         """Return (layer, name) of groups of weights (`whole`) or of single weights, in the network's order."""
         found = {(place.layer, place.row) for place in self.places if (place.row in list(Group)) == whole}
-        rank = name_order([name for _, name in found])
-        return sorted(found, key=lambda block: (block[0], rank(block[1])))
+        return in_network_order(found)
 
     @cached_property
     def parts(self) -> list[str]:
@@ -83,6 +82,12 @@ class Collected:
     def densities_of(self, network: Network, block: BlockName, part: str) -> list[Density]:
         """Return a block's densities, one a seed."""
         return [one for one in self.densities if _is_of(one.place, network, block, part)]
+
+
+def in_network_order(blocks: Collection[BlockName]) -> list[BlockName]:
+    """Return (layer, name) of blocks from the network's input to its output: the unembedding stands last."""
+    rank = name_order([name for _, name in blocks])
+    return sorted(blocks, key=lambda block: (math.inf if block[1] == Matrix.W_U else block[0], rank(block[1])))
 
 
 def collected(folder: Path, wanted: Wanted | None = None) -> Iterator[tuple[str, Collected]]:
@@ -161,6 +166,7 @@ _WORDS = {
 _KEY = ["variant", "num_layers", "layer", "row", "part", X]
 _LINE = 0.12  # height of a row in inches
 _FIRST = 0.27  # share of the page that the first column takes
+_ROUNDING = 1e-12  # an eigenvalue so much smaller than the largest is zero up to rounding
 _MOMENTS = ("density_mean", "density_second_moment")  # shown where there is nothing exact
 
 
@@ -172,6 +178,8 @@ def extremes_page(folder: Path, paper: Paper) -> Iterator[Page]:
     table = read_run(folder).table
     names = [name for name in _WORDS if name in set(table["quantity"])]
     names = [name for name in names if name not in _MOMENTS] if len(names) > len(_MOMENTS) else names
+    known = set(counted(table)["quantity"])
+    names = [name for name in names if name in known]
     if not names:
         return
     first = table[table["quantity"].isin(names) & (table["index"] <= 1)]
@@ -222,6 +230,8 @@ def _number(points: pd.DataFrame, key: tuple[object, ...], name: str) -> str:
     if chosen.empty or not np.isfinite(chosen["mean"].iloc[0]):
         return "—"
     mean, error = chosen[["mean", "sem"]].iloc[0]
+    if abs(mean) < _ROUNDING * points["mean"].abs().max() and abs(mean) <= max(2 * error, _ROUNDING):
+        return "0"
     return _short(mean) + (f" ± {_short(error, digits=1)}" if np.isfinite(error) else "")
 
 

@@ -279,11 +279,12 @@ def ablation(spec: FigureSpec, folder: Path) -> Iterator[Page]:
 
 def draw_ablation(measured: Measured, spec: FigureSpec, *, suffix: str = "") -> Page:
     """Draw one layer: a row per block, columns ||H_o||, ||H_f|| and the share of H_f."""
-    blocks = _blocks(measured)
     shares = functional_shares(measured.table, measured.axis)
+    blocks, null = _split_blocks(measured)
     places = _chosen_places(shares, spec.numbers("sigmas"), measured)
     axis = measured.axis.symbol
     words = f"Shares: mean over seeds of the ratio, bars: 95% interval; lighter for smaller {axis}."
+    words += f" Not drawn: {', '.join(null)}, whose functional part is 0 (theorem)." * bool(null)
     sheet = panel_sheet(
         measured.paper,
         [[f"{_name(*block)}:{column}" for column in _COLUMNS] for block in blocks],
@@ -312,6 +313,15 @@ def draw_ablation(measured: Measured, spec: FigureSpec, *, suffix: str = "") -> 
 
 def _name(row: str, col: str) -> str:
     return row if row == col else f"{row}-{col}"
+
+
+def _split_blocks(measured: Measured) -> tuple[list[tuple[str, str]], list[str]]:
+    """Return the blocks to draw, and the names of those without a functional part; all are drawn if none has one."""
+    functional = measured.of(part=Part.H_f).curves
+    zero = functional.groupby(["row", "col"])["is_zero"].all()
+    every = _blocks(measured)
+    drawn = [block for block in every if not zero.get(block, False)]
+    return (drawn, [_name(*block) for block in every if block not in drawn]) if drawn else (every, [])
 
 
 def _blocks(measured: Measured) -> list[tuple[str, str]]:

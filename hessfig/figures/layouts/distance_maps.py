@@ -17,9 +17,8 @@ from matplotlib.image import AxesImage
 from hessfig.analysis.curves import growth_curves
 from hessfig.analysis.intervals import Interval, student_interval
 from hessfig.analysis.spectral_distances import FIXED, KERNELS, PAIR, PUBLISHED, Kernel, is_weight, pair_distances
-from hessfig.analysis.stored_spectra import Density, Spectrum
 from hessfig.errors import UserError
-from hessfig.figures.layouts.collected_spectra import Collected, collected
+from hessfig.figures.layouts.collected_spectra import Collected, collected, in_network_order
 from hessfig.figures.layouts.eigenvalue_plots import kernel_of
 from hessfig.figures.parts import labels
 from hessfig.figures.parts.matrix import colour_bar, draw_matrix, name_sides
@@ -44,6 +43,7 @@ from hessfig.figures.parts.panel_sheet import (
     panel_width,
     width_in,
 )
+from hessfig.record import NETWORK
 
 _COLUMNS, _NARROWEST = 2, 0.9
 _BAR = 0.0825  # inches: how wide a colour bar is, and how far from its map
@@ -66,9 +66,9 @@ def heterogeneity(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     """
     name = spec.choice("kernel", list(KERNELS), "published")
     kernel = FIXED if name == "fixed" else kernel_of(spec, PUBLISHED)
-    for words, one in collected(folder, is_weight):
-        stored = one.spectra or one.densities
-        pairs, means = _beside_each_other(stored, kernel, PUBLISHED if kernel == FIXED else FIXED)
+    found = [(words, one, *_beside_each_other(one, kernel)) for words, one in collected(folder, is_weight)]
+    scale = _distance_scale([pairs for *_, pairs, _ in found])
+    for words, one, pairs, means in found:
         for part in one.parts:
             end = (f"_{part}" if len(one.parts) > 1 else "") + (f"_{words}" if words else "")
             note = (
@@ -77,20 +77,26 @@ def heterogeneity(spec: FigureSpec, folder: Path) -> Iterator[Page]:
                 f" natural logarithms.{one.where}"
             )
             here, total = where(pairs, part=part), where(means, part=part)
-            yield _draw_page(one, here, total, spec.paper, note=note, suffix=end)
+            yield _draw_page(one, here, total, scale, spec.paper, note=note, suffix=end)
 
 
-def _beside_each_other(
-    stored: Sequence[Spectrum | Density], kernel: Kernel, other: Kernel
-) -> tuple[pd.DataFrame, pd.DataFrame]:
+def _distance_scale(every: Sequence[pd.DataFrame]) -> Normalize:
+    """Return one scale for all pages: from 0 to the largest mean distance of a pair, in steps of 0.1; ln 2 at most."""
+    keys = [*NETWORK, "part", *PAIR]
+    largest = max((pairs.groupby(keys)["distance"].mean().max() for pairs in every), default=math.nan)
+    return Normalize(0, min(math.ceil(10 * largest) / 10, math.log(2)) if largest > 0 else math.log(2))
+
+
+def _beside_each_other(one: Collected, kernel: Kernel) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return distances and averages under one kernel, with those under another in columns other_..., and its words."""
+    stored, other = one.spectra or one.densities, PUBLISHED if kernel == FIXED else FIXED
     (pairs, means), (other_pairs, other_means) = (pair_distances(stored, one) for one in (kernel, other))
     pairs = pairs.assign(other_distance=other_pairs["distance"], kernel=kernel.words, other_kernel=other.words)
     return pairs, means.assign(other_average=other_means["average"])
 
 
 def _draw_page(
-    one: Collected, pairs: pd.DataFrame, means: pd.DataFrame, paper: Paper, *, note: str, suffix: str
+    one: Collected, pairs: pd.DataFrame, means: pd.DataFrame, scale: Normalize, paper: Paper, *, note: str, suffix: str
 ) -> Page:
     columns = min(_COLUMNS, fitting_columns(paper, _MARGINS, _NARROWEST))
     sheet = panel_sheet(
@@ -110,15 +116,15 @@ def _draw_page(
         variant, depth = one.networks[row * columns + column]
         here, total = (where(frame, variant=variant, num_layers=depth) for frame in (pairs, means))
         interval, other = (student_interval(total[name]) for name in ("average", "other_average"))
-        image = _draw_map(ax, here)
+        image = _draw_map(ax, here, scale)
         ax.set_title(f"{labels.variant_words(variant) or 'network'}\n{_average_words(interval)}")
         numbers.append(_written(here, (variant, depth), interval, other))
     colour_bar(sheet.panels[sheet.lines[0][-1]], image, gap=_BAR, wide=_BAR)
     return sheet.page(suffix, pd.concat(numbers, ignore_index=True))
 
 
-def _draw_map(ax: Axes, pairs: pd.DataFrame) -> AxesImage:
-    names = list(pairs[PAIR[:2]].drop_duplicates().itertuples(index=False, name=None))
+def _draw_map(ax: Axes, pairs: pd.DataFrame, scale: Normalize) -> AxesImage:
+    names = in_network_order(list(pairs[PAIR[:2]].drop_duplicates().itertuples(index=False, name=None)))
     mean = pairs.groupby(PAIR, sort=False)["distance"].mean().reset_index()
     place = {name: rank for rank, name in enumerate(names)}
     square = np.full((len(names), len(names)), math.nan)
@@ -126,7 +132,7 @@ def _draw_map(ax: Axes, pairs: pd.DataFrame) -> AxesImage:
         square[place[layer, one], place[other_layer, other]] = value
     fits = len(names) <= 12 and width_in(ax) / max(len(names), 1) >= _WRITTEN
     words = np.array([f"{value:.2f}" if np.isfinite(value) else "" for value in square.flat]).reshape(square.shape)
-    scale, style = Normalize(0, math.log(2)), {"cmap": "magma", "aspect": "equal", "missing": "#bbbbbb"}
+    style = {"cmap": "magma", "aspect": "equal", "missing": "#bbbbbb"}
     image = draw_matrix(ax, square, scale, words=words if fits else None, size=4, dark=0.6, framed=True, **style)
     side_labels = [labels.weight_words(name) + (f" {layer}" if layer > 1 else "") for layer, name in names]
     name_sides(ax, rows=side_labels, columns=side_labels)

@@ -170,8 +170,10 @@ def spectra(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     cumulative's panel shows how far it is from the exact one (or half the steps from all): a band that leaves zero is
     an error that probes do not explain.
     Requires: a sweep with `spectrum`, `density` or both; the sweep's table.csv for the table (options `width` or
-    `variance` of the kernel, `part` of the densities, `floor` relative to the largest eigenvalue).
+    `variance` of the kernel, `part` of the densities, `floor` relative to the largest eigenvalue, `weights` that have
+    panels of their own, by default all).
     """
+    chosen = spec.words("weights")
     part = spec.choice("part", [one.value for one in Part], Part.H.value)
     asked = _Asked(kernel_of(spec), part, spec.number("floor") or _FLOOR, spec.paper)
     for words, one in collected(folder):
@@ -179,10 +181,12 @@ def spectra(spec: FigureSpec, folder: Path) -> Iterator[Page]:
         for columns, beside in _pieces(one.networks, _COLUMNS, "columns"):
             for block in one.blocks(whole=True):
                 name = "" if block == (0, "all") else f"_{block[1]}{block[0] or ''}"
-                kinds = [kind for kind in _LABELS if kind != _SORTED or one.spectra]
+                needed = {_SORTED: one.spectra, _DENSITY: True, _CUMULATIVE: one.densities}
+                kinds = [kind for kind in _LABELS if needed[kind]]
                 yield _page(one, columns, [(block, kind) for kind in kinds], asked, suffix=suffix + beside + name)
             for kind, name in ((_SORTED, "_weights"), (_DENSITY, "_densities")):
                 weights = one.blocks(whole=False) if kind == _DENSITY or one.spectra else []
+                weights = [block for block in weights if chosen is None or block[1] in chosen]
                 for some, below in _pieces(weights, _ROWS, "rows"):
                     end = suffix + beside + name + below
                     yield _page(one, columns, [(block, kind) for block in some], asked, suffix=end)

@@ -37,7 +37,7 @@ def weight_norms(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     law. Points are geometric means over seeds, bands 95 % intervals (Student's t of the logarithms). All columns
     meet at scale 1, which is the same network.
     Requires: the sweep's table.csv along a scale, with a varied setting for the columns (options `quantity`: a list,
-    by default largest_eigenvalue and condition_number, whichever were measured; `columns`: the setting, by default
+    by default largest_eigenvalue and condition_number, whichever has a number; `columns`: the setting, by default
     scaled_weight).
     """
     run = read_run(folder)
@@ -97,7 +97,8 @@ def _block_words(row: str, layer: int) -> str:
 
 def _of_quantities(table: pd.DataFrame, asked: list[str] | None) -> pd.DataFrame:
     found = "none of largest_eigenvalue, condition_number"
-    wanted = wanted_quantities(table, asked, _QUANTITIES, found=found)
+    known = counted(table)["quantity"].unique()
+    wanted = wanted_quantities(table, asked, [name for name in _QUANTITIES if name in known], found=found)
     chosen = table[table["quantity"].isin(wanted) & (table["index"] <= 1) & (table["row"] == table["col"])]
     if chosen.empty:
         wanted_quantities(table, None, (), found=found)

@@ -50,7 +50,7 @@ _QUANTITIES = {
     "gradient_norm": "length of the gradient",
     "jacobian_norm": "norm of the Jacobian",
 }
-_GROUPS = {Group.all.value: "whole network"}
+_GROUPS = {Group.all.value: "whole network", Group.mlp.value: "MLP"}
 
 
 def plain(text: str) -> str:
