@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,11 +21,10 @@ _PLANE = {"plane_places": (2, 0), "plane_losses": (0, 0), "plane_expansions": (0
 # By quantity: its arrays, with the length of every axis (0: any), and its lists of names.
 _ARRAYS: dict[str, dict[str, tuple[int, ...]]] = {
     SLICES: {**dict.fromkeys(("distances", "losses", "expansions"), (0, 0)), **_PLANE},
-    DESCENT: dict.fromkeys(
-        ("losses", "model_losses", "distances", "model_distances", "gaps")
-        + ("curvatures", "run_curvatures", "line_curvatures"),
-        (0,),
-    ),
+    DESCENT: {
+        **dict.fromkeys(("losses", "model_losses", "distances", "model_distances", "gaps"), (0,)),
+        **dict.fromkeys(("curvatures", "run_curvatures", "line_curvatures"), (0,)),
+    },
 }
 _NAMES: dict[str, tuple[str, ...]] = {SLICES: ("rays", "plane_rays"), DESCENT: ()}
 _FORMS = {
@@ -61,8 +61,8 @@ def read_courses(folder: Path, quantity: str) -> list[Course]:
     form, found = _FORMS[quantity], []
     for entry in listed(folder, form):
         numbers, names = read(folder, entry, form, partial(_take, quantity))
-        place = {key: entry[key] for key in ("variant", "num_layers", "seed")}
-        found.append(Course(**place, **place_of(entry), numbers=numbers, names=names))
+        place: dict[str, Any] = {key: entry[key] for key in ("variant", "num_layers", "seed")} | place_of(entry)
+        found.append(Course(**place, numbers=numbers, names=names))
     return found
 
 
@@ -77,7 +77,9 @@ def _take(quantity: str, stored: Stored) -> tuple[dict[str, Numbers], dict[str, 
 
 def _numbers(stored: Stored, name: str, shape: tuple[int, ...]) -> Numbers:
     found = stored[name]
-    fits = found.ndim == len(shape) and all(not want or have == want for have, want in zip(found.shape, shape, strict=True))
+    fits = found.ndim == len(shape) and all(
+        not want or have == want for have, want in zip(found.shape, shape, strict=True)
+    )
     if found.dtype != np.float64 or not fits or not found.size:
         raise ValueError(f"{name}: {found.dtype} {found.shape}")
     return np.asarray(found)

@@ -294,7 +294,7 @@ class ApproximationConfig:
 
 @dataclass
 class DirectionsConfig:
-    """How the loss is compared with its second-order expansion: along rays, along gradient descent, at critical points."""
+    """How the loss is compared with its second-order expansion: on rays, along gradient descent, at critical points."""
 
     along: list[enums.Ray] = setting(
         list(enums.Ray),
@@ -320,7 +320,10 @@ class DirectionsConfig:
     )
     points: int = setting(41, "points of a slice, and along each side of a plane", least=3, most=1_001)
     departure: float = setting(
-        0.1, "the expansion departs where its error exceeds this share of the largest change of the loss", above=0, below=1
+        0.1,
+        "the expansion departs where its error exceeds this share of the largest change of the loss",
+        above=0,
+        below=1,
     )
     rate: float = setting(0.5, "learning rate of descent, as a share of 2 / (largest eigenvalue)", above=0)
     steps: int = setting(100, "steps of descent", least=2, most=_MOST_STEPS)

@@ -1,4 +1,4 @@
-"""The loss as a function of one vector of all weights: its value, gradient and Hessian at any point, not at one alone."""
+"""The loss as a function of one vector of all weights: its value, gradient and Hessian at any point."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Generator, Tensor
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from hessfig.config import ModelConfig, Products
+from hessfig.config import ModelConfig, Products, SpectrumConfig
 from hessfig.curvature.curvlinops import view_of
 from hessfig.curvature.gradients import LossGradient, loss_of
 from hessfig.curvature.problem import Problem
 from hessfig.curvature.routes import Engines
-from hessfig.curvature.spectral.lanczos import NotFinite, Square
+from hessfig.curvature.spectral.densities import dense_matrix
+from hessfig.curvature.spectral.extremes import End, Extremes, extremes
+from hessfig.curvature.spectral.lanczos import Square
 from hessfig.terms import Block, Group, Part
 
 _WHOLE = Block(0, Group.all.value, Group.all.value)
@@ -49,41 +51,40 @@ class Surface:
     def loss(self, w: Float[Tensor, " n"]) -> float:
         """Return L(w)."""
         with torch.no_grad():
-            return float(loss_of(self._moved(w))) + self._problem.decay / 2 * float(w @ w)
+            return float(loss_of(self.moved(w))) + self._problem.decay / 2 * float(w @ w)
 
     def at(self, w: Float[Tensor, " n"]) -> Place:
         """Return loss, gradient and products at w, by plain double backward."""
-        return Place(w, LossGradient(self._moved(w)), self._places, self._problem.decay)
+        return Place(w, LossGradient(self.moved(w)), self._places, self._problem.decay)
 
     def operator(self, w: Float[Tensor, " n"]) -> Square:
         """Return the Hessian at w by its products, on the route that these settings take."""
-        problem = replace(self._moved(w), network=copy.deepcopy(self._problem.network))
+        problem = replace(self.moved(w), network=copy.deepcopy(self._problem.network))
         engines = Engines(problem, self._model, self._products)
         return Square(engines.column(0, Group.all.value, [_WHOLE]), _WHOLE, Part.H)
 
+    def extreme(self, end: End, settings: SpectrumConfig, generator: Generator) -> Extremes:
+        """Return the outermost eigenvalue of the Hessian at the start, by Lanczos. Raises NotFinite."""
+        operator = self.operator(self.start)
+        return extremes(operator, end, tolerance=settings.tolerance, steps=settings.steps, generator=generator)
+
     def hessian(self, w: Float[Tensor, " n"]) -> Float[Tensor, "n n"]:
-        """Return the dense Hessian at w; NaN where a product is not finite.
+        """Return the dense Hessian at w, symmetric where it is finite.
 
         Raises ArithmeticError when it is not symmetric up to rounding.
         """
-        operator = self.operator(w)
-        try:
-            matrix = operator.matmat(torch.eye(self.dim, dtype=torch.float64))
-        except NotFinite:
-            return torch.full((self.dim, self.dim), torch.nan, dtype=torch.float64)
-        operator.check_symmetric(float((matrix - matrix.T).norm()), float(matrix.norm()))
-        return (matrix + matrix.T) / 2
+        return torch.from_numpy(dense_matrix(self.operator(w)))
 
-    def _of(self, flat: Tensor) -> Tensor:
-        return flat[self._places.to(flat.device)].double().cpu()
-
-    def _moved(self, w: Tensor) -> Problem:
-        """Return the problem with its own network's weights at w."""
+    def moved(self, w: Tensor) -> Problem:
+        """Return the problem with weights at w: one network, which the next call moves on."""
         flat = self._flat.clone()
         flat[self._places.to(flat.device)] = w.to(flat)
         with torch.no_grad():
             vector_to_parameters(flat, self._problem.network.parameters())
         return self._problem
+
+    def _of(self, flat: Tensor) -> Tensor:
+        return flat[self._places.to(flat.device)].double().cpu()
 
 
 @dataclass(frozen=True)

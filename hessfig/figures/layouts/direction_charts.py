@@ -13,7 +13,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
-from hessfig.analysis.axis import SIGMA, settings_of
+from hessfig.analysis.axis import SIGMA, settings_of, without
 from hessfig.analysis.manifest import Run, read_run
 from hessfig.analysis.stored_courses import DESCENT, SLICES, Course, read_courses
 from hessfig.errors import UserError, run_command
@@ -64,8 +64,8 @@ def critical_points(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     tolerance = (run.config.get("directions") or {}).get("tolerance", math.nan)
     lost = int((points["status"] != "ok").sum())
     note = (
-        f"A dot is a search for a critical point from a point of a training.{_setting(run)} Open: {lost} of {len(points)} "
-        "searches whose gradient stayed above the tolerance (dotted): no critical points."
+        f"A dot is a search for a critical point from a point of a training.{_setting(run)} Open: {lost} of "
+        f"{len(points)} searches whose gradient stayed above the tolerance (dotted): no critical points."
     )
     names = [["index", "gradient"]]
     sheet = panel_sheet(spec.paper, names, note=note, height=1.9, share_y=False, on_grid=True, margins=_APART)
@@ -85,8 +85,8 @@ def trajectories(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     How to read it: blue is gradient descent, black dashes the descent on the quadratic model of the state, dotted the
     horizon, the first step at which the model's loss has departed. Below: the distance from the state, red their
     distance from each other; and the curvature along the step, true (blue), from second differences of losses on the
-    step's line (black dashes) and from three losses of the run (red). On the last page a dot is a seed, and triangles at
-    the top did not depart within the run. Requires: a sweep of the quantity descent that varies directions.rate.
+    step's line (black dashes) and from three losses of the run (red). On the last page a dot is a seed, and triangles
+    at the top did not depart within the run. Requires: a sweep of the quantity descent that varies directions.rate.
     """
     run, found = _first_seed(folder, DESCENT)
     states = list(dict.fromkeys(one.where for one in found))
@@ -118,7 +118,8 @@ def _share(run: Run) -> str:
 
 
 def _note(run: Run, one: Course) -> str:
-    network = f" {variant_words(one.variant)}." if one.variant else ""
+    words = variant_words(without(one.variant, RATE))
+    network = f" {words}." if words else ""
     return f"Blue: loss, first seed ({one.seed}); dashed: second order.{network}{_setting(run)}"
 
 
@@ -210,8 +211,9 @@ def _searches(run: Run, folder: Path) -> pd.DataFrame:
             remedy=f"{run_command(folder)} 'quantities=[critical_points]'",
         )
     keys = ["variant", "num_layers", "sigma", "step", "seed", "status"]
-    wide = rows.assign(quantity=rows["quantity"].str.removeprefix("critical_")).set_index([*keys, "quantity"])["value"]
-    return wide.unstack("quantity").reset_index().rename_axis(columns=None)
+    named = rows.assign(quantity=rows["quantity"].str.removeprefix("critical_"))
+    wide = named.pivot_table("value", keys, "quantity", dropna=False, aggfunc="first")
+    return wide.dropna(how="all").reset_index().rename_axis(columns=None)
 
 
 def _draw_searches(ax: Axes, points: pd.DataFrame, name: str) -> None:
@@ -232,7 +234,7 @@ def _rate(one: Course) -> float:
 
 def _descent_page(spec: FigureSpec, run: Run, found: Sequence[Course], suffix: str) -> Page:
     names = [[f"{row}:{_rate(one):g}" for one in found] for row in ("loss", "distance", "curvature")]
-    place = f" {found[0].where}." if found[0].where else ""
+    place = f" From {found[0].where}." if found[0].where else ""
     note = f"{_note(run, found[0])}{place} Dotted: the horizon, off by {_share(run)} of the loss's largest change."
     options: dict[str, Any] = {"share_y": False, "on_grid": True, "narrowest": None}
     sheet = panel_sheet(spec.paper, names, note=note, height=1.1, margins=_APART, **options)
@@ -277,7 +279,13 @@ def _horizon_page(spec: FigureSpec, run: Run) -> Page:
         set_decades(ax, axis)
     for (step, here), tone in zip(rows.groupby("step", dropna=False), itertools.cycle(TONES), strict=False):
         inside, beyond = here[np.isfinite(here["value"])], here[np.isposinf(here["value"])]
-        style: dict[str, Any] = {"color": tone, "linestyle": "none", "markersize": 4, "alpha": 0.7}
+        style: dict[str, Any] = {
+            "color": tone,
+            "linestyle": "none",
+            "markersize": 4,
+            "markeredgewidth": 0,
+            "alpha": 0.7,
+        }
         ax.plot(inside["rate"], inside["value"], "o", label=plain(f"step {step:g}"), **style)
         ax.plot(beyond["rate"], [1.3 * top] * len(beyond), "^", **style)
     ax.set_ylim(0.7, 1.8 * top)

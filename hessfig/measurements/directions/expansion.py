@@ -1,8 +1,9 @@
 """Where a second-order expansion departs from the loss: one rule for slices, planes and descents.
 
 The expansion P departs from the loss L at the first point t with |L(t) - P(t)| > share * C(t), C(t) the largest
-|L(s) - L(0)| for s up to t. The largest change so far, not the change at t alone: where the loss crosses its first value
-again, that one is zero. Gaps that are rounding beside |L(0)| do not count; a loss that is not finite has departed.
+|L(s) - L(0)| for s up to t. The largest change so far, not the change at t alone: that one is zero where the loss
+crosses its first value again. Gaps that are rounding beside |L(0)| do not count; a loss that is not
+finite has departed.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Rule:
 
         Distances rise from `first` by the fourth root of 2; the bracket is then halved six times.
         """
-        start, largest, low = loss(0.0), 0.0, 0.0
+        start, largest, change, low = loss(0.0), 0.0, 0.0, 0.0
 
         def is_off(t: float) -> bool:
             nonlocal change

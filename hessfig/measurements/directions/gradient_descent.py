@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hessfig.curvature.problem import Problem
-from hessfig.curvature.spectral.extremes import End, extremes
+from hessfig.curvature.spectral.extremes import End
 from hessfig.curvature.spectral.lanczos import NotFinite
 from hessfig.curvature.surface import Surface
 from hessfig.measurements.directions.expansion import Rule
@@ -48,7 +48,9 @@ def descent(problem: Problem, request: Request) -> Measured:
         "run_curvature": _ratio(course.run_curvatures, course.curvatures),
         "line_curvature": _ratio(course.line_curvatures, course.curvatures),
     }
-    rows = [state_row(f"descent_{name}", request, one, estimator="descent", status=status) for name, one in found.items()]
+    rows = [
+        state_row(f"descent_{name}", request, one, estimator="descent", status=status) for name, one in found.items()
+    ]
     return Measured(rows, course.arrays)
 
 
@@ -115,11 +117,8 @@ def _ratio(found: list[float], true: list[float]) -> float:
 
 
 def _largest_eigenvalue(surface: Surface, request: Request) -> tuple[float, Status]:
-    spectrum, generator = request.spectrum, request.stream(0, Group.all.value)
-    operator = surface.operator(surface.start)
-    limits = {"tolerance": spectrum.tolerance, "steps": spectrum.steps}
     try:
-        found = extremes(operator, End.largest, generator=generator, **limits)
+        found = surface.extreme(End.largest, request.spectrum, request.stream(0, Group.all.value))
     except NotFinite:
         return math.nan, Status.nonfinite
     return float(found.values[0]), Status.ok if found.converged else Status.not_converged

@@ -1,9 +1,8 @@
-"""The loss along directions and in a plane beside its second-order expansion, and how many directions bend which way."""
+"""The loss along directions and in a plane, beside its second-order expansion; directions counted by curvature."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
@@ -14,13 +13,12 @@ from torch import Tensor
 
 from hessfig.config import Ray
 from hessfig.curvature.problem import Problem
-from hessfig.curvature.spectral.extremes import End, extremes
+from hessfig.curvature.spectral.extremes import End
 from hessfig.curvature.surface import Place, Surface
 from hessfig.measurements.directions.asked import is_dense
 from hessfig.measurements.directions.expansion import Rule
 from hessfig.measurements.quantity import Arrays, Measured, Request, Row
-from hessfig.measurements.training_dynamics import EXACT, state_row
-from hessfig.record import Status
+from hessfig.measurements.training_dynamics import state_row
 from hessfig.terms import Group
 
 Array = NDArray[np.float64]
@@ -38,7 +36,7 @@ def slices(problem: Problem, request: Request) -> Measured:
     spectrum.cut times the largest in size, for networks whose Hessian is decomposed. Arrays: `rays`, and `distances`,
     `losses`, `expansions` (rays, points) of each; of the plane `plane_rays`, `plane_places` (2, points), `plane_losses`
     and `plane_expansions` (points, points) with the second direction along rows, and `plane_edge` (2, angles),
-    where the expansion departs along rays from the state.
+    where the expansion departs along rays from the state (NaN: nowhere).
     """
     surface = Surface(problem, request.model, request.estimator.products)
     axes, settings = _Axes(surface, request), request.at.config.directions
@@ -96,13 +94,8 @@ class _Axes:
             return self.spectrum[1][:, _place(ray, self.spectrum[0], self.request.spectrum.cut)]
         if is_dense(self.surface.dim):  # not finite
             return torch.full_like(self.surface.start, torch.nan)
-        return self._outermost(End(ray.value))
-
-    def _outermost(self, end: End) -> Tensor:
-        spectrum, operator = self.request.spectrum, self.surface.operator(self.surface.start)
         generator = self.request.stream(0, Group.all.value)
-        found = extremes(operator, end, tolerance=spectrum.tolerance, steps=spectrum.steps, generator=generator)
-        return found.vectors[:, 0]
+        return self.surface.extreme(End(ray.value), self.request.spectrum, generator).vectors[:, 0]
 
 
 def _place(ray: Ray, values: Tensor, cut: float) -> int:
@@ -125,10 +118,9 @@ class _Line:
     @cached_property
     def departures(self) -> list[tuple[float, float]]:
         """Distance and half its bracket, downhill and uphill."""
-        return [
-            self.axes.rule.departure(lambda t, s=sign: self.loss(s * t), lambda t, s=sign: self.expansion(s * t))
-            for sign in (1, -1)
-        ]
+        rule = self.axes.rule
+        downhill = rule.departure(self.loss, self.expansion)
+        return [downhill, rule.departure(lambda t: self.loss(-t), lambda t: self.expansion(-t))]
 
     @property
     def reach(self) -> float:
@@ -145,17 +137,13 @@ class _Line:
 
     def rows(self, request: Request) -> list[Row]:
         """Return slope, curvature and both departures."""
-        name, is_random = f"{self.ray}_ray", self.ray == Ray.random
-        shared = {"estimator": "random" if is_random else EXACT, "num_probes": int(is_random)}
+        name = f"{self.ray}_ray"
+        numbers = {f"{name}_slope": self.slope, f"{name}_curvature": self.curvature}
         departures = [
             state_row(f"{name}_departure", request, value, error=error, index=side, estimator="losses")
             for side, (value, error) in enumerate(self.departures, 1)
         ]
-        return [
-            state_row(f"{name}_slope", request, self.slope, **shared),
-            state_row(f"{name}_curvature", request, self.curvature, **shared),
-            *departures,
-        ]
+        return [*(state_row(key, request, one) for key, one in numbers.items()), *departures]
 
     def drawn(self, points: int) -> dict[str, Array]:
         """Return distances from -reach to reach, and the loss and its expansion there."""
@@ -186,13 +174,14 @@ class _Plane:
         """Return the arrays of the plane."""
         x, y = (np.linspace(-reach, reach, points) for reach in self.reaches)
         grid = [[np.array([a, b]) for a in x] for b in y]
-        losses, expansions = (np.array([[one(at) for at in row] for row in grid]) for one in (self.loss, self.expansion))
+        losses, expansions = (np.array([[f(at) for at in row] for row in grid]) for f in (self.loss, self.expansion))
         angles = 2 * np.pi * np.arange(_ANGLES) / _ANGLES
         ways = np.stack([np.cos(angles), np.sin(angles)], axis=1) * np.array(self.reaches)
-        edge = np.stack([self._edge(way) * way for way in ways], axis=1)
+        edge = np.stack([self._edge(way) for way in ways], axis=1)
         named = {"places": np.stack([x, y]), "losses": losses, "expansions": expansions, "edge": edge}
         return {f"plane_{name}": array for name, array in named.items()}
 
-    def _edge(self, way: Array) -> float:
-        found: Callable[[float], float] = lambda t: self.loss(t * way)  # noqa: E731
-        return self.axes.rule.departure(found, lambda t: self.expansion(t * way))[0]
+    def _edge(self, way: Array) -> Array:
+        """Return the place along a ray at which the expansion departs; NaN where it does not."""
+        t, _ = self.axes.rule.departure(lambda t: self.loss(t * way), lambda t: self.expansion(t * way))
+        return (t if np.isfinite(t) else np.nan) * way
