@@ -28,7 +28,7 @@ _ARRAYS: dict[str, dict[str, tuple[int, ...]]] = {
 }
 _NAMES: dict[str, tuple[str, ...]] = {SLICES: ("rays", "plane_rays"), DESCENT: ()}
 _FORMS = {
-    name: Form(name, f"losses of {name}", ", ".join([*arrays, *_NAMES[name], "label"]))
+    name: Form(name, name.removesuffix("s"), ", ".join([*arrays, *_NAMES[name], "label"]))
     for name, arrays in _ARRAYS.items()
 }
 
