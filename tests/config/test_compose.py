@@ -100,6 +100,8 @@ def toy_cells(sweep: str, most: int, folder: Path) -> list[Cell]:
     if sweep == "sharpness_batch":
         narrow |= {"sweep.vary": "{training.batch_size: [2, 4]}"}
         del narrow["training.batch_size"]
+    if sweep in DIRECTIONS:
+        narrow |= {"directions.points": 5, "directions.steps": 3, "directions.evaluations": 5}
     if "axis: index" in Path(f"conf/sweep/{sweep}.yaml").read_text():
         narrow |= TOY_SAMPLES
     words = [f"output_dir={folder}", *(f"{key}={value}" for key, value in narrow.items())]

@@ -28,6 +28,7 @@ _TRUE, _MODEL, _OTHER = "#4575b4", "black", "#d73027"
 _DASHED: dict[str, Any] = {"color": _MODEL, "linestyle": (0, (3, 2)), "linewidth": 0.8}
 _APART = Margins(top=0.26, across=0.42, down=0.26)
 _LEVELS, _ROOM = 12, 0.15
+_INNER, _FAR = (0.05, 0.95), 20  # numbers this many times farther apart than these quantiles have diverged
 _RAYS = {
     "largest": "largest eigenvalue",
     "smallest": "smallest eigenvalue",
@@ -152,11 +153,14 @@ def _line(ax: Axes, run: Run, one: Course, k: int) -> pd.DataFrame:
 
 
 def _hold(ax: Axes, losses: NDArray[np.float64]) -> None:
-    """Give a panel the range of the loss: an expansion may leave it."""
+    """Give a panel the range of these numbers: an expansion may leave it, and so may a run that diverges."""
     finite = losses[np.isfinite(losses)]
-    if finite.size and np.ptp(finite) > 0:
-        room = _ROOM * float(np.ptp(finite))
-        ax.set_ylim(float(finite.min()) - room, float(finite.max()) + room)
+    if not finite.size or np.ptp(finite) == 0:
+        return
+    inner = np.quantile(finite, _INNER)
+    drawn = inner if np.ptp(finite) > _FAR * np.ptp(inner) > 0 else finite
+    room = _ROOM * float(np.ptp(drawn))
+    ax.set_ylim(float(drawn.min()) - room, float(drawn.max()) + room)
 
 
 def _number(run: Run, one: Course, quantity: str, index: int | None = None) -> float:
