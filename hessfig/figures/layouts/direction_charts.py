@@ -76,7 +76,7 @@ def critical_points(spec: FigureSpec, folder: Path) -> Iterator[Page]:
             ax.axhline(tolerance, color=GUIDE, linestyle=":", linewidth=0.8)
     titles = [("index: negative eigenvalues",), ("norm of the gradient",)]
     sheet.label(x="loss at the end of the search", columns=titles, rows=[""], names=[""])
-    sheet.axes[0].legend(title="started at step", loc="best")
+    sheet.axes[-1].legend(title="started at step", loc="center", ncols=2)
     yield sheet.page("", points)
 
 
@@ -230,6 +230,8 @@ def _draw_searches(ax: Axes, points: pd.DataFrame, name: str) -> None:
             ax.plot(some["loss"], some[name], "o", color=tone, label=label if len(some) else None, **style)
     if name == "gradient":
         set_decades(ax, "y")
+    else:
+        ax.yaxis.get_major_locator().set_params(integer=True)
 
 
 def _rate(one: Course) -> float:
