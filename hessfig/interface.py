@@ -17,6 +17,7 @@ from hessfig.config import (
     Method,
     ModelConfig,
     Probes,
+    Ray,
     SpectrumConfig,
     TaskConfig,
 )
@@ -164,10 +165,11 @@ def one_of(key: str, value: Any, choices: Iterable[str]) -> str:
     return str(value)
 
 
-# of a zero block, or of too few samples: not finite, and nothing is wrong
+# of a zero block, of too few samples, of an expansion that never departs: not finite, and nothing is wrong
 _UNDEFINED_AT_TIMES = (
     *("condition_number", "subset_condition_number"),
     *("prediction_correlation", "prediction_slope"),
+    *("descent_horizon", *(f"{ray}_ray_departure" for ray in Ray)),
 )
 
 Spec = str | tuple[str, Any] | list[Any]

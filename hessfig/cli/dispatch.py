@@ -25,7 +25,7 @@ def run(verb: Verb, command: Command, action: Action) -> int:
 
     Everything is checked before the first run begins.
     """
-    words = [verb.meant(word) for word in command.words]
+    words = verb.in_full(command.words)
     check_words(words, command.own, several=command.several)
     check_read(verb, words)
     found = jobs(words, command.own, several=command.several)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from hessfig.cli.cluster import run_shard, run_slurm
 from hessfig.cli.terminal import say
 from hessfig.config import Launcher
-from hessfig.config.compose import Job, differences, manifest_of, title
+from hessfig.config.compose import Job, compose, differences, manifest_of, title
 from hessfig.config.compose.job import Variants
 from hessfig.config.compose.provenance import Difference
 from hessfig.config.presets import choices
@@ -49,6 +49,17 @@ def run(job: Job) -> int:
     if config.shard is not None:
         return run_shard(job, sweep)
     return report(runner.run_sweep(sweep, command=command_of(job)))
+
+
+def measure_and_draw(job: Job) -> int:
+    """Measure a sweep as `run` does, then draw it with the figure of the sweep that the verb stands for."""
+    from hessfig.cli.plot import plot
+
+    code = run(job)
+    if code == 0:
+        sweep = job.given["sweep"]
+        plot(compose([*job.words, f"figure={sweep}", f"figure.sweep={job.config.sweep.name}"], job.own))
+    return code
 
 
 def report(summary: Summary) -> int:

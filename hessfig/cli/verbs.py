@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -13,7 +14,8 @@ class Verb:
     It reads the settings and groups that `names` holds, with `table` also those that make a table, except those in
     `ignores`: whatever else is given is refused. A verb that is not `composed` from the configuration takes words of
     its own (those in `names`). Verbs without `makes_table` compare the settings of a table with those it was made with.
-    `aliases`: (what may be typed, the setting it is). `place`: what it is given beside key=value words.
+    `aliases`: (what may be typed, the setting it is). `presets`: words that stand before those given. `place`: what it
+    is given beside key=value words.
     """
 
     name: str
@@ -27,6 +29,7 @@ class Verb:
     composed: bool = True
     makes_table: bool = False
     aliases: tuple[tuple[str, str], ...] = ()
+    presets: tuple[str, ...] = ()
     place: str = ""
 
     @cached_property
@@ -43,6 +46,12 @@ class Verb:
         """Return a key=value word with the setting that an alias stands for."""
         key, equals, value = word.partition("=")
         return f"{dict(self.aliases).get(key, key)}{equals}{value}"
+
+    def in_full(self, words: Sequence[str]) -> list[str]:
+        """Return words with the settings that aliases stand for, behind the presets that they leave as they are."""
+        meant = [self.meant(word) for word in words]
+        keys = {word.partition("=")[0] for word in meant}
+        return [*(word for word in self.presets if word.partition("=")[0] not in keys), *meant]
 
     def takes(self, key: str) -> bool:
         """Whether a setting or group has an effect on this verb."""
@@ -63,7 +72,7 @@ VERBS = {
             ),
             does="hessfig.cli.experiment:run",
             groups=(
-                *("sweep", "estimator", "spectrum", "landscape", "approximation", "grid", "launcher"),
+                *("sweep", "estimator", "spectrum", "landscape", "approximation", "directions", "grid", "launcher"),
                 *("model", "state", "training", "task"),
             ),
             names=(
@@ -89,6 +98,21 @@ VERBS = {
             table=True,
             ignores=(*("figure.group", "figure.order", "figure.published"), *("sweep", "sweep.name", "sweep.about")),
             aliases=(("sweep", "figure.sweep"),),
+        ),
+        Verb(
+            name="slice",
+            about="measure and draw the loss along directions and in a plane, beside its second-order expansion",
+            examples=(
+                "hessfig slice",
+                "hessfig slice state=initialised state.step=null model.d_model=8 'directions.along=[largest,gradient]'",
+                "hessfig slice sweep.name=mine directions.reach=0.5 'directions.plane=[largest,random]'",
+            ),
+            does="hessfig.cli.experiment:measure_and_draw",
+            groups=("directions", "spectrum", "model", "state", "training", "task", "grid"),
+            names=("device", "memory", "reuse", "workers", "force_workers", "output_dir"),
+            table=True,
+            makes_table=True,
+            presets=("sweep=slices", "seeds=1"),
         ),
         Verb(
             name="slopes",

@@ -24,6 +24,7 @@ from hessfig.config.enums import (
     Probes,
     Products,
     QueryKey,
+    Ray,
     Reuse,
     ScaledWeight,
     Schedule,
@@ -39,6 +40,7 @@ from hessfig.config.grid import sigma_values
 from hessfig.config.schema import Config, FigureConfig, LauncherConfig, SweepConfig, with_defaults
 from hessfig.config.science import (
     ApproximationConfig,
+    DirectionsConfig,
     EstimatorConfig,
     GridConfig,
     LandscapeConfig,

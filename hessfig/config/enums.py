@@ -273,3 +273,14 @@ class Direction(StrEnum):
 
     random = "random"
     gradient = "gradient"
+
+
+class Ray(StrEnum):
+    """A direction of unit length: eigenvectors of the largest and smallest eigenvalue of H, and one of the bulk; the
+    gradient; a random one."""
+
+    largest = "largest"
+    smallest = "smallest"
+    bulk = "bulk"
+    gradient = "gradient"
+    random = "random"

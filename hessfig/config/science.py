@@ -293,6 +293,45 @@ class ApproximationConfig:
 
 
 @dataclass
+class DirectionsConfig:
+    """How the loss is compared with its second-order expansion: on rays, along gradient descent, at critical points."""
+
+    along: list[enums.Ray] = setting(
+        list(enums.Ray),
+        "directions of slices: eigenvectors of H (largest, smallest, bulk), the gradient, random",
+        once=True,
+        allowed=f"a list of {', '.join(enums.Ray)}",
+        example="[largest,gradient]",
+    )
+    plane: list[enums.Ray] = setting(
+        [enums.Ray.largest, enums.Ray.smallest],
+        "the two directions that span the plane of a slice",
+        size=2,
+        once=True,
+        allowed=f"two of {', '.join(enums.Ray)}",
+        example="[largest,gradient]",
+    )
+    reach: float | None = setting(
+        None,
+        "how far slices go from the state; null: one and a half times as far as where the expansion departs",
+        above=0,
+        allowed="a finite number > 0, or null",
+        example="1",
+    )
+    points: int = setting(41, "points of a slice, and along each side of a plane", least=3, most=1_001)
+    departure: float = setting(
+        0.1,
+        "the expansion departs where its error exceeds this share of the largest change of the loss",
+        above=0,
+        below=1,
+    )
+    rate: float = setting(0.5, "learning rate of descent, as a share of 2 / (largest eigenvalue)", above=0)
+    steps: int = setting(100, "steps of descent", least=2, most=_MOST_STEPS)
+    evaluations: int = setting(200, "gradients that a search for a critical point may take", least=1, most=_MOST_STEPS)
+    tolerance: float = setting(1e-8, "a critical point is found where the gradient's norm is no larger", above=0)
+
+
+@dataclass
 class TrainingConfig:
     """How a network is trained for `state=trained`; names and meanings are those of torch.optim.
 

@@ -12,6 +12,7 @@ from hessfig.figures.layouts.block_maps import blocks, pairs
 from hessfig.figures.layouts.comparisons import ablation, bars, lines
 from hessfig.figures.layouts.component_charts import components
 from hessfig.figures.layouts.courses import attention_mass, curvature_flow, training
+from hessfig.figures.layouts.direction_charts import critical_points, slices, trajectories
 from hessfig.figures.layouts.distance_maps import heat, heterogeneity
 from hessfig.figures.layouts.eigenvalue_plots import spectra
 from hessfig.figures.layouts.growth_curves import growth, growth_by_depth, linear_axes, one_panel
@@ -64,6 +65,9 @@ LAYOUTS: dict[str, Layout] = {
     "components": Layout(components, options=("quantity", "part")),
     "edge": Layout(edge, options=("quantity",)),
     "steps": Layout(steps, options=()),
+    "slices": Layout(slices, options=()),
+    "critical_points": Layout(critical_points, options=()),
+    "trajectories": Layout(trajectories, options=()),
 }
 
 

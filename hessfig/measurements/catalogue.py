@@ -14,6 +14,7 @@ from hessfig.measurements import approximable
 from hessfig.measurements import quantity as names
 from hessfig.measurements import requirements as need
 from hessfig.measurements import settings_and_costs as of
+from hessfig.measurements.directions.asked import QUANTITIES
 from hessfig.measurements.quantity import Quantity
 from hessfig.terms import NUMBERS_OF_APPROXIMATIONS, Approximation
 
@@ -169,6 +170,7 @@ _ROWS = (
         check=need.check_samples,
         gives=("stationarity", "stationarity_rms", "stationarity_expected", "stationarity_null"),
     ),
+    *QUANTITIES,
 )
 CATALOGUE = {row.name: row for row in _ROWS}
 

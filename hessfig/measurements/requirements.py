@@ -67,7 +67,7 @@ _OF_OUTPUTS = ("accuracy", "jacobian_norm", "moment_1", "moment_2", "moment_3", 
 
 def check_decay(config: Config) -> None:
     """Raise UserError for a quantity that does not know what task.weight_decay adds to the loss."""
-    known = (*_DECAYED, *_OF_OUTPUTS, "weight_norm")
+    known = (*_DECAYED, *_OF_OUTPUTS, "weight_norm", "slices", "critical_points", "descent")
     for name in config.quantities:
         if config.task.weight_decay and name not in known:
             raise UserError(

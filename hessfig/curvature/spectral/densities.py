@@ -40,6 +40,17 @@ def dense_eigenvalues(column: Column, row: Hashable, parts: Sequence[Part]) -> d
     return {part: found[part] for part in parts}
 
 
+def dense_matrix(square: Square) -> Matrix:
+    """Return a part of a square block as a matrix; entries that are not finite stay as they are.
+
+    Raises ArithmeticError where it is not symmetric up to rounding.
+    """
+    matrix = _matrices(square.column, square.row, [square.part])[square.part]
+    if np.isfinite(matrix.sum()):
+        _symmetrise(matrix, square)
+    return matrix
+
+
 def eigenvalues(matrix: Tensor) -> Tensor:
     """Return the ascending eigenvalues of a symmetric matrix that is at hand; NaN for one that is not finite."""
     if not bool(matrix.isfinite().all()):

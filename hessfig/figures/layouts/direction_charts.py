@@ -1,0 +1,300 @@
+"""The loss beside its second-order expansion: slices and planes, critical points, gradient descent."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from numpy.typing import NDArray
+
+from hessfig.analysis.axis import SIGMA, settings_of, without
+from hessfig.analysis.manifest import Run, read_run
+from hessfig.analysis.stored_courses import DESCENT, SLICES, Course, read_courses
+from hessfig.errors import UserError, run_command
+from hessfig.figures.parts.labels import plain, setting_words, variant_words
+from hessfig.figures.parts.measured import where
+from hessfig.figures.parts.page import GUIDE, TONES, FigureSpec, Page, file_words
+from hessfig.figures.parts.panel_sheet import Margins, Sheet, panel_sheet, say
+from hessfig.figures.parts.panels import corner, set_decades
+
+RATE = "directions.rate"
+_TRUE, _MODEL, _OTHER = "#4575b4", "black", "#d73027"
+_DASHED: dict[str, Any] = {"color": _MODEL, "linestyle": (0, (3, 2)), "linewidth": 0.8}
+_APART = Margins(top=0.26, across=0.42, down=0.26)
+_LEVELS, _ROOM = 12, 0.15
+_INNER, _FAR = (0.05, 0.95), 20  # numbers this many times farther apart than these quantiles have diverged
+_RAYS = {
+    "largest": "largest eigenvalue",
+    "smallest": "smallest eigenvalue",
+    "bulk": "bulk eigenvalue",
+    "gradient": "gradient",
+    "random": "random direction",
+}
+
+
+def slices(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+    """Draw the loss along every direction (rows) at every state (columns), then a page of the planes.
+
+    How to read it: blue is the loss against the distance from the state, downhill to the right; black dashes are its
+    second-order expansion, dotted lines the distances at which that departs by the stated share of the loss's largest
+    change so far. In a corner: u.H u. In a plane, colours and solid lines are the loss, dashes the expansion at the
+    same levels, red dots where it departs along rays from the state (black). The first seed is drawn, numbers
+    of all are in the table. Requires: a sweep of the quantity slices.
+    """
+    run, found = _first_seed(folder, SLICES)
+    for suffix, states in _by_variant(found):
+        yield _lines_page(spec, run, states, suffix)
+        yield _plane_page(spec, run, states, f"{suffix}_plane")
+
+
+def critical_points(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+    """Draw index against loss of the critical points found, and the gradient's norm where each search ended.
+
+    How to read it: a dot is one search, its colour the step of the training that it began at; open dots did not reach
+    the tolerance (dotted line) and are no critical points. The index is the number of negative eigenvalues of H: a
+    minimum has none. Requires: a sweep of the quantity critical_points.
+    """
+    run = read_run(folder)
+    points = _searches(run, folder)
+    tolerance = (run.config.get("directions") or {}).get("tolerance", math.nan)
+    lost = int((points["status"] != "ok").sum())
+    note = (
+        f"A dot is a search for a critical point from a point of a training.{_setting(run)} Open: {lost} of "
+        f"{len(points)} searches whose gradient stayed above the tolerance (dotted): no critical points."
+    )
+    names = [["index", "gradient"]]
+    sheet = panel_sheet(spec.paper, names, note=note, height=1.9, share_y=False, on_grid=True, margins=_APART)
+    for _, column, ax in sheet:
+        _draw_searches(ax, points, names[0][column])
+        if column and np.isfinite(tolerance):
+            ax.axhline(tolerance, color=GUIDE, linestyle=":", linewidth=0.8)
+    titles = [("index: negative eigenvalues",), ("norm of the gradient",)]
+    sheet.label(x="loss at the end of the search", columns=titles, rows=[""], names=[""])
+    sheet.axes[-1].legend(title="started at step", loc="center", ncols=2)
+    yield sheet.page("", points)
+
+
+def trajectories(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+    """Draw descent and its quadratic model by learning rate (columns), a page a state, then the horizons.
+
+    How to read it: blue is gradient descent, black dashes the descent on the quadratic model of the state, dotted the
+    horizon, the first step at which the model's loss has departed. Below: the distance from the state, red their
+    distance from each other; and the curvature along the step, true (blue), from second differences of losses on the
+    step's line (black dashes) and from three losses of the run (red). On the last page a dot is a seed, and triangles
+    at the top did not depart within the run. Requires: a sweep of the quantity descent that varies directions.rate.
+    """
+    run, found = _first_seed(folder, DESCENT)
+    states = list(dict.fromkeys(one.where for one in found))
+    for state in states:
+        chosen = sorted((one for one in found if one.where == state), key=_rate)
+        yield _descent_page(spec, run, chosen, f"_{file_words(state)}" if len(states) > 1 else "")
+    yield _horizon_page(spec, run)
+
+
+def _first_seed(folder: Path, quantity: str) -> tuple[Run, list[Course]]:
+    run, found = read_run(folder), read_courses(folder, quantity)
+    first = min(one.seed for one in found)
+    return run, [one for one in found if one.seed == first]
+
+
+def _by_variant(found: Sequence[Course]) -> Iterator[tuple[str, list[Course]]]:
+    networks = list(dict.fromkeys((one.variant, one.num_layers) for one in found))
+    for number, network in enumerate(networks, 1):
+        states = [one for one in found if (one.variant, one.num_layers) == network]
+        yield (f"_network{number}" if len(networks) > 1 else ""), sorted(states, key=lambda one: (one.step, one.sigma))
+
+
+def _setting(run: Run) -> str:
+    return setting_words(run.config, run.table, SIGMA)
+
+
+def _share(run: Run) -> str:
+    return f"{100 * (run.config.get('directions') or {}).get('departure', math.nan):g}\u00a0%"
+
+
+def _note(run: Run, one: Course) -> str:
+    words = variant_words(without(one.variant, RATE))
+    network = f" {words}." if words else ""
+    return f"Blue: loss, first seed ({one.seed}); dashed: second order.{network}{_setting(run)}"
+
+
+def _lines_page(spec: FigureSpec, run: Run, states: Sequence[Course], suffix: str) -> Page:
+    rays = states[0].names["rays"]
+    names = [[f"{ray}:{one.where or 'state'}" for one in states] for ray in rays]
+    note = f"{_note(run, states[0])} Dotted: the expansion is off by {_share(run)} of the loss's largest change so far."
+    options: dict[str, Any] = {"share_x": False, "share_y": False, "on_grid": True, "narrowest": None}
+    sheet = panel_sheet(spec.paper, names, note=note, height=0.95, margins=_APART, **options)
+    drawn = [_line(ax, run, states[column], row) for row, column, ax in sheet]
+    words = [_RAYS.get(ray, ray) for ray in rays]
+    sheet.label(x="distance from the state", columns=[(one.where,) for one in states], rows=words, names=words)
+    return sheet.page(suffix, pd.concat(drawn))
+
+
+def _line(ax: Axes, run: Run, one: Course, k: int) -> pd.DataFrame:
+    ray = one.names["rays"][k]
+    t, losses, expansions = (one.numbers[name][k] for name in ("distances", "losses", "expansions"))
+    ax.plot(t, losses, color=_TRUE)
+    ax.plot(t, expansions, **_DASHED)
+    _hold(ax, losses)
+    for side, sign in ((1, 1), (2, -1)):
+        departure = _number(run, one, f"{ray}_ray_departure", side)
+        if np.isfinite(departure) and departure <= t[-1]:
+            ax.axvline(sign * departure, color=GUIDE, linestyle=":", linewidth=0.8)
+    bent = f"{_number(run, one, f'{ray}_ray_curvature'):.2g}".replace("-", "−")
+    corner(ax, f"u·Hu = {bent}", "upper right")
+    numbers = {"distance": t, "loss": losses, "expansion": expansions}
+    return pd.DataFrame({"step": one.step, "sigma": one.sigma, "seed": one.seed, "direction": ray, **numbers})
+
+
+def _hold(ax: Axes, losses: NDArray[np.float64]) -> None:
+    """Give a panel the range of these numbers: an expansion may leave it, and so may a run that diverges."""
+    finite = losses[np.isfinite(losses)]
+    if not finite.size or np.ptp(finite) == 0:
+        return
+    inner = np.quantile(finite, _INNER)
+    drawn = inner if np.ptp(finite) > _FAR * np.ptp(inner) > 0 else finite
+    room = _ROOM * float(np.ptp(drawn))
+    ax.set_ylim(float(drawn.min()) - room, float(drawn.max()) + room)
+
+
+def _number(run: Run, one: Course, quantity: str, index: int | None = None) -> float:
+    rows = where(run.table, quantity=quantity, variant=one.variant, num_layers=one.num_layers, seed=one.seed)
+    for name in ("step", "sigma"):
+        value = getattr(one, name)
+        rows = rows[rows[name].isna()] if math.isnan(value) else rows[rows[name] == value]
+    rows = rows if index is None else rows[rows["index"] == index]
+    return float(rows["value"].iloc[0]) if len(rows) else math.nan
+
+
+def _plane_page(spec: FigureSpec, run: Run, states: Sequence[Course], suffix: str) -> Page:
+    names = [[f"plane:{one.where or 'state'}" for one in states]]
+    note = f"Colours and solid: loss, first seed ({states[0].seed}); dashed: second order, same levels.{_setting(run)} "
+    note += f"Red: second order off by {_share(run)} along rays from the state (black)."
+    options: dict[str, Any] = {"share_x": False, "share_y": False, "on_grid": True, "narrowest": None}
+    sheet = panel_sheet(spec.paper, names, note=note, height=2.2, margins=_APART, **options)
+    drawn = [_plane(ax, states[column]) for _, column, ax in sheet]
+    first, second = (_RAYS.get(ray, ray) for ray in states[0].names["plane_rays"])
+    label = f"along the second: {second}"
+    sheet.label(x=f"along the first: {first}", columns=[(one.where,) for one in states], rows=[label], names=[label])
+    return sheet.page(suffix, pd.concat(drawn))
+
+
+def _plane(ax: Axes, one: Course) -> pd.DataFrame:
+    x, y = one.numbers["plane_places"]
+    losses, expansions = one.numbers["plane_losses"], one.numbers["plane_expansions"]
+    finite = losses[np.isfinite(losses)]
+    if not finite.size or np.ptp(finite) == 0:
+        say(ax, "the loss is constant, or not finite")
+    else:
+        levels = np.linspace(float(finite.min()), float(finite.max()), _LEVELS)
+        ax.contourf(x, y, losses, levels, cmap="Blues_r", alpha=0.8)
+        ax.contour(x, y, losses, levels, colors=_TRUE, linewidths=0.5, linestyles="-")
+        ax.contour(x, y, expansions, levels, colors=_MODEL, linewidths=0.5, linestyles="--")
+    ax.plot(*one.numbers["plane_edge"], ".", color=_OTHER, markersize=3.5)
+    ax.plot(0, 0, "o", color="black", markersize=3)
+    ax.set(xlim=(x[0], x[-1]), ylim=(y[0], y[-1]))
+    places = {"first": np.tile(x, len(y)), "second": np.repeat(y, len(x))}
+    numbers = {"loss": losses.ravel(), "expansion": expansions.ravel()}
+    return pd.DataFrame({"step": one.step, "sigma": one.sigma, "seed": one.seed, **places, **numbers})
+
+
+def _searches(run: Run, folder: Path) -> pd.DataFrame:
+    """Return a row for every search: loss, index, gradient, status."""
+    rows = run.table[run.table["quantity"].str.startswith("critical_") & (run.table["estimator"] == "least squares")]
+    if rows.empty:
+        raise UserError(
+            "figure.layout=critical_points draws the quantity critical_points, and the table has none",
+            got=", ".join(run.table["quantity"].unique()),
+            allowed="a sweep with critical_points among its quantities",
+            remedy=f"{run_command(folder)} 'quantities=[critical_points]'",
+        )
+    keys = ["variant", "num_layers", "sigma", "step", "seed", "status"]
+    named = rows.assign(quantity=rows["quantity"].str.removeprefix("critical_"))
+    wide = named.pivot_table("value", keys, "quantity", dropna=False, aggfunc="first")
+    return wide.dropna(how="all").reset_index().rename_axis(columns=None)
+
+
+def _draw_searches(ax: Axes, points: pd.DataFrame, name: str) -> None:
+    tones = itertools.cycle(TONES)
+    for (step, here), tone in zip(points.groupby("step", dropna=False), tones, strict=False):
+        for is_found, fill in ((True, "full"), (False, "none")):
+            some = here[(here["status"] == "ok") == is_found]
+            label = f"{step:g}" if is_found or not (here["status"] == "ok").any() else None
+            style: dict[str, Any] = {"fillstyle": fill, "markersize": 4, "markeredgewidth": 0.7, "linestyle": "none"}
+            ax.plot(some["loss"], some[name], "o", color=tone, label=label if len(some) else None, **style)
+    if name == "gradient":
+        set_decades(ax, "y")
+    else:
+        ax.yaxis.get_major_locator().set_params(integer=True)
+
+
+def _rate(one: Course) -> float:
+    return float(settings_of(one.variant).get(RATE, math.nan))
+
+
+def _descent_page(spec: FigureSpec, run: Run, found: Sequence[Course], suffix: str) -> Page:
+    names = [[f"{row}:{_rate(one):g}" for one in found] for row in ("loss", "distance", "curvature")]
+    place = f" From {found[0].where}." if found[0].where else ""
+    note = f"{_note(run, found[0])}{place} Dotted: the horizon, off by {_share(run)} of the loss's largest change."
+    options: dict[str, Any] = {"share_y": False, "on_grid": True, "narrowest": None}
+    sheet = panel_sheet(spec.paper, names, note=note, height=1.1, margins=_APART, **options)
+    for row, column, ax in sheet:
+        _draw_descent(ax, run, found[column], row)
+    rates = [(f"rate {_rate(one):g}",) for one in found]
+    rows = ["loss", "distance", "curvature along the step"]
+    sheet.label(x="step", columns=rates, rows=rows, names=rows)
+    return sheet.page(suffix, pd.concat([_written(one) for one in found]))
+
+
+def _draw_descent(ax: Axes, run: Run, one: Course, row: int) -> None:
+    true, model, other = (
+        ("losses", "model_losses", None),
+        ("distances", "model_distances", "gaps"),
+        ("curvatures", "line_curvatures", "run_curvatures"),
+    )[row]
+    ax.plot(one.numbers[true], color=_TRUE)
+    ax.plot(one.numbers[model], **_DASHED)
+    if other:
+        ax.plot(one.numbers[other], color=_OTHER, linewidth=0.6)
+    _hold(ax, one.numbers[true])
+    horizon = _number(run, one, "descent_horizon")
+    if np.isfinite(horizon) and row < 2:
+        ax.axvline(horizon, color=GUIDE, linestyle=":", linewidth=0.8)
+
+
+def _written(one: Course) -> pd.DataFrame:
+    numbers = pd.DataFrame({name: pd.Series(array) for name, array in one.numbers.items()})
+    head = {"start": one.step, "sigma": one.sigma, "seed": one.seed, "rate": _rate(one), "step": numbers.index}
+    return pd.concat([pd.DataFrame(head), numbers], axis=1)
+
+
+def _horizon_page(spec: FigureSpec, run: Run) -> Page:
+    rows = where(run.table, quantity="descent_horizon")
+    rows = rows.assign(rate=[float(settings_of(one).get(RATE, math.nan)) for one in rows["variant"]])
+    top = float((run.config.get("directions") or {}).get("steps", rows["value"].replace(np.inf, 1).max()))
+    note = f"A dot is a seed; triangles: not off by {_share(run)} within {top:g} steps.{_setting(run)}"
+    sheet: Sheet = panel_sheet(spec.paper, [["horizon"]], note=note, height=1.9, margins=Margins(top=0.3), on_grid=True)
+    ax = sheet.first
+    for axis in "xy":
+        set_decades(ax, axis)
+    for (step, here), tone in zip(rows.groupby("step", dropna=False), itertools.cycle(TONES), strict=False):
+        inside, beyond = here[np.isfinite(here["value"])], here[np.isposinf(here["value"])]
+        style: dict[str, Any] = {
+            "color": tone,
+            "linestyle": "none",
+            "markersize": 4,
+            "markeredgewidth": 0,
+            "alpha": 0.7,
+        }
+        ax.plot(inside["rate"], inside["value"], "o", label=plain(f"step {step:g}"), **style)
+        ax.plot(beyond["rate"], [1.3 * top] * len(beyond), "^", **style)
+    ax.set_ylim(0.7, 1.8 * top)
+    ax.legend(loc="lower left", title="from")
+    sheet.label(x="learning rate over 2 / largest eigenvalue", columns=[("",)], rows=["steps until off"], names=[""])
+    return sheet.page("_horizon", rows[["sigma", "step", "seed", "rate", "value", "status"]])

@@ -1,0 +1,124 @@
+"""Gradient descent on the loss beside that on its quadratic model, and curvature read off the losses of the run."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from hessfig.curvature.problem import Problem
+from hessfig.curvature.spectral.extremes import End
+from hessfig.curvature.spectral.lanczos import NotFinite
+from hessfig.curvature.surface import Surface
+from hessfig.measurements.directions.expansion import Rule
+from hessfig.measurements.quantity import Arrays, Measured, Request
+from hessfig.measurements.training_dynamics import state_row
+from hessfig.record import Status
+from hessfig.terms import Group
+
+Vector = Float[Tensor, " n"]
+
+
+def descent(problem: Problem, request: Request) -> Measured:
+    """Return how long the quadratic model follows full-batch gradient descent from the state.
+
+    eta = directions.rate * 2 / lambda, lambda the largest eigenvalue of H at the state w_0. The run is
+    w_{t+1} = w_t - eta g(w_t), the model's v_{t+1} = v_t - eta (g + H (v_t - w_0)), with g and H of the state, so that
+    v_t = w_0 - sum_{k < t} (I - eta H)^k eta g. `descent_rate`: eta. `descent_horizon`: the first step at which the
+    model's loss Q(v_t) has departed from L(w_t) (hessfig.measurements.directions.expansion); infinite where it has not
+    within directions.steps. `descent_run_curvature` and `descent_line_curvature`: medians over steps of two estimates
+    from losses alone, each over the true s.H(w_t) s / |s|^2 with s = w_{t+1} - w_t: of three losses of the run,
+    (L_{t+1} - 2 L_t + L_{t-1}) / (2 |w_{t+1} - w_t| |w_t - w_{t-1}|), and of three on the line of the step,
+    (L(w_t + s) - 2 L_t + L(w_t - s)) / |s|^2. The 2 of the first: along a gradient flow d^2 L / dt^2 = 2 g.H g.
+    Arrays over steps: `losses`, `model_losses`, `distances` |w_t - w_0|, `model_distances`, `gaps` |w_t - v_t|;
+    `curvatures` (true), `run_curvatures`, `line_curvatures`, one fewer, the first of the run NaN.
+    """
+    surface, settings = Surface(problem, request.model, request.estimator.products), request.at.config.directions
+    largest, status = _largest_eigenvalue(surface, request)
+    rate = settings.rate * 2 / largest if largest > 0 else math.nan
+    course = _course(surface, rate, settings.steps)
+    rule = Rule(settings.departure, surface.rounding)
+    found = {
+        "rate": rate,
+        "horizon": rule.horizon(course.losses, course.model_losses) if math.isfinite(rate) else math.nan,
+        "run_curvature": _ratio(course.run_curvatures, course.curvatures),
+        "line_curvature": _ratio(course.line_curvatures, course.curvatures),
+    }
+    rows = [
+        state_row(f"descent_{name}", request, one, estimator="descent", status=status) for name, one in found.items()
+    ]
+    return Measured(rows, course.arrays)
+
+
+@dataclass
+class _Course:
+    """What is seen step by step."""
+
+    losses: list[float] = field(default_factory=list)
+    model_losses: list[float] = field(default_factory=list)
+    distances: list[float] = field(default_factory=list)
+    model_distances: list[float] = field(default_factory=list)
+    gaps: list[float] = field(default_factory=list)
+    curvatures: list[float] = field(default_factory=list)
+    line_curvatures: list[float] = field(default_factory=list)
+    sizes: list[float] = field(default_factory=list)
+
+    @property
+    def run_curvatures(self) -> list[float]:
+        """Second differences of the losses of the run, over twice the product of the two steps' lengths."""
+        seconds = np.diff(self.losses, n=2)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            found = seconds / (2 * np.multiply(self.sizes[1:], self.sizes[:-1]))
+        return [math.nan, *found.tolist()]
+
+    @property
+    def arrays(self) -> Arrays:
+        """What is kept, as arrays."""
+        kept = {name: one for name, one in vars(self).items() if name != "sizes"}
+        return {name: np.array(one) for name, one in {**kept, "run_curvatures": self.run_curvatures}.items()}
+
+
+def _course(surface: Surface, rate: float, steps: int) -> _Course:
+    start, course = surface.at(surface.start), _Course()
+    w, away = surface.start, torch.zeros_like(surface.start)
+    for step in range(steps + 1):
+        here = surface.at(w)
+        bent = start.product(away)
+        course.losses.append(here.loss)
+        course.model_losses.append(start.loss + float(start.gradient @ away + away @ bent / 2))
+        course.distances.append(float((w - surface.start).norm()))
+        course.model_distances.append(float(away.norm()))
+        course.gaps.append(float((w - surface.start - away).norm()))
+        if step == steps:
+            return course
+        move = -rate * here.gradient
+        size, ahead = float(move.norm()), surface.loss(w + move)
+        course.sizes.append(size)
+        course.curvatures.append(_over(float(move @ here.product(move)), size**2))
+        course.line_curvatures.append(_over(ahead - 2 * here.loss + surface.loss(w - move), size**2))
+        w, away = w + move, away - rate * (start.gradient + bent)
+    return course
+
+
+def _over(number: float, by: float) -> float:
+    return number / by if by else math.nan
+
+
+def _ratio(found: list[float], true: list[float]) -> float:
+    """Return the median over steps of a curvature over the true one, where both are finite."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratios = np.divide(found, true)
+    finite = ratios[np.isfinite(ratios)]
+    return float(np.median(finite)) if finite.size else math.nan
+
+
+def _largest_eigenvalue(surface: Surface, request: Request) -> tuple[float, Status]:
+    try:
+        found = surface.extreme(End.largest, request.spectrum, request.stream(0, Group.all.value))
+    except NotFinite:
+        return math.nan, Status.nonfinite
+    return float(found.values[0]), Status.ok if found.converged else Status.not_converged
