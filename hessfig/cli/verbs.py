@@ -63,7 +63,7 @@ VERBS = {
             ),
             does="hessfig.cli.experiment:run",
             groups=(
-                *("sweep", "estimator", "spectrum", "landscape", "approximation", "grid", "launcher"),
+                *("sweep", "estimator", "spectrum", "landscape", "approximation", "compression", "grid", "launcher"),
                 *("model", "state", "training", "task"),
             ),
             names=(

@@ -64,7 +64,7 @@ COMPONENTS = [
     *["components", "weight_powers", "embeddings", "depth_norm", "traces"],
     *["dispersion", "similar_tokens", "wide_keys", "jacobian"],
 ]
-APPROXIMATIONS = ["approximations", "approximations_after", "approximations_heads"]
+APPROXIMATIONS = ["approximations", "approximations_after", "approximations_heads", "pruning", "quantisation"]
 WITH_HEADS = ("heads", "heads_zeros", "model_size_heads", "approximations_heads")
 NETWORK = """
 import torch

@@ -26,7 +26,10 @@ ADDED = {
     *("task.masked_share", "task.masked_as", "task.mask_id"),
     *PINS,
 }
-OF_NETWORKS = ("task", "model", "state", "training", "grid", "estimator", "spectrum", "landscape", "approximation")
+OF_NETWORKS = (
+    *("task", "model", "state", "training", "grid", "estimator", "spectrum", "landscape", "approximation"),
+    "compression",
+)
 EXTENT = ("quantities", "blocks", "parts", "seeds", "first_seed")
 TOP = {
     VARIED: {*OF_NETWORKS, "dtype"},
