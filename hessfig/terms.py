@@ -273,8 +273,13 @@ SALIENCIES = {
     **{"random": "random", "magnitude": "magnitude", "taylor": "Taylor"},
     **{f"{rule}_{one}": f"{rule.upper()}, {one.label}" for rule in ("obd", "obs") for one in PRUNED_BY},
 }
-NUMBERS_OF_SALIENCIES = ("correlation", "row_correlation", "compensated_correlation", "loss", "head")
 ROUNDINGS = {"nearest": "nearest", **{f"gptq_{one}": f"GPTQ, {one.label}" for one in Surrogate}}
+NUMBERS_OF_SALIENCIES = ("correlation", "row_correlation", "compensated_correlation", "loss", "head")
+OF_PRUNING = (
+    *("removed_share", "head_increase"),
+    *(f"{name}_{number}" for name in SALIENCIES for number in NUMBERS_OF_SALIENCIES),
+)
+OF_QUANTISATION = tuple(f"{name}_increase" for name in ROUNDINGS)
 
 
 @dataclass(frozen=True, order=True)

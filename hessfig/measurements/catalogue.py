@@ -15,7 +15,7 @@ from hessfig.measurements import quantity as names
 from hessfig.measurements import requirements as need
 from hessfig.measurements import settings_and_costs as of
 from hessfig.measurements.quantity import Quantity
-from hessfig.terms import NUMBERS_OF_APPROXIMATIONS, NUMBERS_OF_SALIENCIES, ROUNDINGS, SALIENCIES, Approximation
+from hessfig.terms import NUMBERS_OF_APPROXIMATIONS, OF_PRUNING, OF_QUANTISATION, Approximation
 
 KEY = "quantities"
 _NORMS, _TRACES = "hessfig.measurements.block_norms", "hessfig.measurements.traces"
@@ -162,10 +162,7 @@ _ROWS = (
         settings=of.compression_settings("damping", "shares"),
         check=need.check_dense,
         serves=need.is_diagonal,
-        gives=(
-            *("removed_share", "head_increase"),
-            *(f"{name}_{number}" for name in SALIENCIES for number in NUMBERS_OF_SALIENCIES),
-        ),
+        gives=OF_PRUNING,
     ),
     Quantity(
         "quantisation",
@@ -173,7 +170,7 @@ _ROWS = (
         settings=of.compression_settings("damping", "bits"),
         check=need.check_dense,
         serves=need.is_diagonal,
-        gives=tuple(f"{name}_increase" for name in ROUNDINGS),
+        gives=OF_QUANTISATION,
     ),
     Quantity(
         "landscape_integrals",
