@@ -25,8 +25,8 @@ _COLOURS = {**{one.value: tone(rank) for rank, one in enumerate(Surrogate)}, "ra
 _COLOURS |= {"magnitude": "#222222", "taylor": tone(5)}
 _MARKS = {"correlation": "o", "row_correlation": "s", "compensated_correlation": "x"}
 _KEY = (
-    "Dashed: OBD; solid: OBS, other weights compensating. Below: single weights (dots), rows of matrices (squares),"
-    " single weights with compensation (crosses). Geometric means (correlations: by Fisher's z);"
+    "Above: dashed OBD, solid OBS, where other weights compensate; colours as below. Below: single weights (dots), rows"
+    " of matrices (squares), single weights with compensation (crosses). Geometric means (correlations: by Fisher's z)"
 )
 _LINE, _ACROSS, _APART = 0.14, 4, 0.22  # inches of a saliency, blocks on a line, and the gap between marks
 
@@ -88,7 +88,7 @@ def _read(spec: FigureSpec, folder: Path, names: Sequence[str]) -> tuple[Run, pd
 def _note(run: Run, rows: pd.DataFrame, words: str) -> str:
     setting = labels.setting_words(run.config, rows, run.axis)
     seeds = labels.seeds_words(along(rows, run.axis))
-    return f"{words} means over {seeds}, with 95% intervals.{setting}{labels.left_out_words(run.table)}"
+    return f"{words} over {seeds}, with 95% intervals.{setting}{labels.left_out_words(run.table)}"
 
 
 def _draw_curves(ax: Axes, rows: pd.DataFrame) -> pd.DataFrame:
@@ -157,9 +157,9 @@ def quantisation(spec: FigureSpec, folder: Path) -> Iterator[Page]:
         sheet = panel_sheet(
             spec.paper,
             [[f"{name}{layer or ''}" for layer, name in line] for line in lines],
-            note=_note(run, rows, f"{words}:"),
+            note=_note(run, rows, f"{words}: means"),
             height=1.3,
-            margins=Margins(across=0.42, down=0.3),
+            margins=Margins(across=0.42, down=0.36),
             share_x=False,
             share_y=False,
             narrowest=None,
