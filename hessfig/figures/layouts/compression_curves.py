@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -101,7 +102,7 @@ def _draw_curves(ax: Axes, rows: pd.DataFrame) -> pd.DataFrame:
     for name in [name for name in SALIENCIES if f"{name}_loss" in set(losses["quantity"])]:
         one = where(losses, quantity=f"{name}_loss").merge(shares, on=same)
         points = seed_means(one, ["share"], logs=True)
-        draw_interval(ax, points, "share", colour=_colour(name), linestyle=_stroke(name), markersize=0, alpha=0.1)
+        draw_interval(ax, points, "share", colour=_colour(name), linestyle=_stroke(name), markersize=0, alpha=0.07)
         found.append(points.assign(saliency=name, number="loss"))
     ax.set_xlabel("share of weights removed")
     return pd.concat(found, ignore_index=True)
@@ -117,7 +118,7 @@ def _draw_correlations(ax: Axes, rows: pd.DataFrame) -> pd.DataFrame:
             one = fisher_interval(values)
             ends = np.array([[one.mean - one.low], [one.high - one.mean]])
             bars = ends if np.isfinite(ends).all() else None
-            style = {"fmt": mark, "markersize": 3, "color": _colour(name), "elinewidth": 0.7}
+            style: dict[str, Any] = {"fmt": mark, "markersize": 3, "color": _colour(name), "elinewidth": 0.7}
             ax.errorbar([one.mean], [rank + shift], xerr=bars, **style)
             ends_of = {"mean": one.mean, "low": one.low, "high": one.high, "count": one.count}
             found.append({"saliency": name, "number": number, **ends_of})
