@@ -10,6 +10,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from hessfig.terms import OF_PRUNING, OF_QUANTISATION
+
 
 class Status(StrEnum):
     """What a value is worth: counted; recorded but never averaged (nonfinite, not_converged); zero by theorem."""
@@ -33,7 +35,7 @@ COLUMNS = [
 LEFT_OUT = (Status.nonfinite, Status.not_converged)
 FROBENIUS = "frobenius"
 # of a weight, not of a block of the Hessian: without a part
-OF_WEIGHTS = ("gradient_norm", "weight_norm", "jacobian_norm", "num_parameters")
+OF_WEIGHTS = ("gradient_norm", "weight_norm", "jacobian_norm", "num_parameters", *OF_PRUNING, *OF_QUANTISATION)
 CHECKSUM, LARGEST_MANIFEST = "checksum", 32 * 2**20
 
 

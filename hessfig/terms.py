@@ -245,6 +245,43 @@ class Approximation(StrEnum):
 NUMBERS_OF_APPROXIMATIONS = ("error", "scale_error", "angle")
 
 
+class Surrogate(StrEnum):
+    """A matrix that stands for the curvature of the loss when weights are removed or rounded (docs/pruning.md)."""
+
+    hessian = "hessian"
+    gauss_newton = "gauss_newton"
+    kfac = "kfac"
+    empirical_fisher = "empirical_fisher"
+    inputs = "inputs"
+
+    @property
+    def label(self) -> str:
+        """Words for a legend."""
+        return _SURROGATE_LABELS[self]
+
+
+_SURROGATE_LABELS = {
+    Surrogate.hessian: "Hessian",
+    Surrogate.gauss_newton: "Gauss-Newton",
+    Surrogate.kfac: "K-FAC",
+    Surrogate.empirical_fisher: "empirical Fisher",
+    Surrogate.inputs: "inputs of each layer",
+}
+PRUNED_BY = tuple(one for one in Surrogate if one != Surrogate.inputs)  # inputs do not compare weights of two layers
+# Saliencies of weights, and ways to round them, with their labels.
+SALIENCIES = {
+    **{"random": "random", "magnitude": "magnitude", "taylor": "Taylor"},
+    **{f"{rule}_{one}": f"{rule.upper()}, {one.label}" for rule in ("obd", "obs") for one in PRUNED_BY},
+}
+ROUNDINGS = {"nearest": "nearest", **{f"gptq_{one}": f"GPTQ, {one.label}" for one in Surrogate}}
+NUMBERS_OF_SALIENCIES = ("correlation", "row_correlation", "compensated_correlation", "loss", "head")
+OF_PRUNING = (
+    *("removed_share", "head_increase"),
+    *(f"{name}_{number}" for name in SALIENCIES for number in NUMBERS_OF_SALIENCIES),
+)
+OF_QUANTISATION = tuple(f"{name}_increase" for name in ROUNDINGS)
+
+
 @dataclass(frozen=True, order=True)
 class Block:
     """One block of the Hessian: second derivatives with respect to weights (or groups) `row` and `col`.

@@ -72,7 +72,8 @@ VERBS = {
             ),
             does="hessfig.cli.experiment:run",
             groups=(
-                *("sweep", "estimator", "spectrum", "landscape", "approximation", "directions", "grid", "launcher"),
+                *("sweep", "estimator", "spectrum", "landscape", "approximation"),
+                *("directions", "compression", "grid", "launcher"),
                 *("model", "state", "training", "task"),
             ),
             names=(

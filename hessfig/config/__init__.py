@@ -40,6 +40,7 @@ from hessfig.config.grid import sigma_values
 from hessfig.config.schema import Config, FigureConfig, LauncherConfig, SweepConfig, with_defaults
 from hessfig.config.science import (
     ApproximationConfig,
+    CompressionConfig,
     DirectionsConfig,
     EstimatorConfig,
     GridConfig,

@@ -26,6 +26,7 @@ from hessfig.config.enums import (
 from hessfig.config.facts import Role, are_windows, group, is_names, is_workers, setting
 from hessfig.config.science import (
     ApproximationConfig,
+    CompressionConfig,
     DirectionsConfig,
     EstimatorConfig,
     GridConfig,
@@ -204,6 +205,7 @@ class Config:
     landscape: LandscapeConfig = group(LandscapeConfig, Role.science)
     approximation: ApproximationConfig = group(ApproximationConfig, Role.science)
     directions: DirectionsConfig = group(DirectionsConfig, Role.science)
+    compression: CompressionConfig = group(CompressionConfig, Role.science)
     launcher: LauncherConfig = group(LauncherConfig, Role.machine)
     sweep: SweepConfig = group(SweepConfig, Role.label)
     figure: FigureConfig = group(FigureConfig, Role.reading)

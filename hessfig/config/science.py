@@ -332,6 +332,19 @@ class DirectionsConfig:
 
 
 @dataclass
+class CompressionConfig:
+    """How the quantities `pruning` and `quantisation` remove and round weights."""
+
+    damping: float = setting(
+        0.01, "added to the diagonal before a matrix is inverted, as a share of its mean entry", above=0
+    )
+    shares: list[float] = setting(
+        [place / 20 for place in range(1, 20)], "shares of the weights that are removed", least=0, most=1, once=True
+    )
+    bits: list[int] = setting([8, 4, 3], "bits of a rounded weight", least=1, most=16, once=True)
+
+
+@dataclass
 class TrainingConfig:
     """How a network is trained for `state=trained`; names and meanings are those of torch.optim.
 

@@ -11,6 +11,7 @@ from hessfig.figures.layouts.approximation_maps import approximations
 from hessfig.figures.layouts.block_maps import blocks, pairs
 from hessfig.figures.layouts.comparisons import ablation, bars, lines
 from hessfig.figures.layouts.component_charts import components
+from hessfig.figures.layouts.compression_curves import pruning, quantisation
 from hessfig.figures.layouts.courses import attention_mass, curvature_flow, training
 from hessfig.figures.layouts.direction_charts import critical_points, slices, trajectories
 from hessfig.figures.layouts.distance_maps import heat, heterogeneity
@@ -52,6 +53,8 @@ LAYOUTS: dict[str, Layout] = {
     "power_laws": Layout(power_laws, options=("quantity", "chance", "published")),
     "heat": Layout(heat, options=("quantity", "quantities", "index", "at")),
     "approximations": Layout(approximations, options=("number", "at")),
+    "pruning": Layout(pruning, options=("at",)),
+    "quantisation": Layout(quantisation, options=("at",)),
     "bars": Layout(bars, options=("quantity", "index", "at")),
     "spectra": Layout(spectra, options=("width", "variance", "part", "floor", "weights")),
     "heterogeneity": Layout(heterogeneity, options=("kernel", "variance", "width")),

@@ -16,12 +16,13 @@ from hessfig.measurements import requirements as need
 from hessfig.measurements import settings_and_costs as of
 from hessfig.measurements.directions.asked import QUANTITIES
 from hessfig.measurements.quantity import Quantity
-from hessfig.terms import NUMBERS_OF_APPROXIMATIONS, Approximation
+from hessfig.terms import NUMBERS_OF_APPROXIMATIONS, OF_PRUNING, OF_QUANTISATION, Approximation
 
 KEY = "quantities"
 _NORMS, _TRACES = "hessfig.measurements.block_norms", "hessfig.measurements.traces"
 _EIGENVALUES, _SAMPLES = "hessfig.measurements.eigenvalues", "hessfig.measurements.sample_hessians"
 _STATES, _STABILITY = "hessfig.measurements.training_dynamics", "hessfig.measurements.stability"
+_COMPRESSION = "hessfig.measurements.compression"
 _LANDSCAPE, _MOMENTS = "hessfig.measurements.landscape", "hessfig.measurements.moments"
 _ROWS = (
     Quantity("frobenius", _NORMS, settings=of.norm_settings, check=need.check_norms, operations=of.norm_operations),
@@ -155,6 +156,22 @@ _ROWS = (
         check=approximable.check_approximations,
         serves=need.is_diagonal,
         gives=tuple(f"{name}_{number}" for name in Approximation for number in NUMBERS_OF_APPROXIMATIONS),
+    ),
+    Quantity(
+        "pruning",
+        f"{_COMPRESSION}.pruning",
+        settings=of.compression_settings("damping", "shares"),
+        check=need.check_dense,
+        serves=need.is_diagonal,
+        gives=OF_PRUNING,
+    ),
+    Quantity(
+        "quantisation",
+        f"{_COMPRESSION}.quantisation",
+        settings=of.compression_settings("damping", "bits"),
+        check=need.check_dense,
+        serves=need.is_diagonal,
+        gives=OF_QUANTISATION,
     ),
     Quantity(
         "landscape_integrals",

@@ -103,6 +103,17 @@ def landscape_settings(*names: str) -> Callable[[Config, Layout], dict[str, Any]
     return settings
 
 
+def compression_settings(*names: str) -> Callable[[Config, Layout], dict[str, Any]]:
+    """Return the settings of a quantity that reads `names` of the group compression, with blocks and products."""
+
+    def settings(config: Config, layout: Layout) -> dict[str, Any]:
+        plain = as_plain(config.compression)
+        products = {"products": config.estimator.products.value}
+        return {**diagonal_settings(config, layout), **products, "compression": {name: plain[name] for name in names}}
+
+    return settings
+
+
 def distance_settings(config: Config, layout: Layout) -> dict[str, Any]:
     """Return the settings of norms at the places k; their test vectors are the same for all k, whatever the method."""
     places = landscape_settings()(config, layout)["landscape"]

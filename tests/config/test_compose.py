@@ -66,7 +66,7 @@ COMPONENTS = [
     *["dispersion", "similar_tokens", "wide_keys", "jacobian"],
 ]
 DIRECTIONS = ["slices", "critical_points", "trajectories"]
-APPROXIMATIONS = ["approximations", "approximations_after", "approximations_heads"]
+APPROXIMATIONS = ["approximations", "approximations_after", "approximations_heads", "pruning", "quantisation"]
 # A zero block has no condition number, a search may find nothing, an expansion may stay where the loss is.
 MAY_BE_ODD = ("_departure", "_horizon", *quantity("critical_points").gives)
 WITH_HEADS = ("heads", "heads_zeros", "model_size_heads", "approximations_heads")

@@ -29,6 +29,7 @@ ADDED = {
 OF_NETWORKS = (
     *("task", "model", "state", "training", "grid", "estimator", "spectrum", "landscape", "approximation"),
     "directions",
+    "compression",
 )
 EXTENT = ("quantities", "blocks", "parts", "seeds", "first_seed")
 TOP = {

@@ -70,6 +70,12 @@ class Material:
         """The eigenvectors of Shampoo's two factors, in which SOAP runs Adam."""
         return Basis.of(*self._shampoo_factors)
 
+    @property
+    def inputs(self) -> KroneckerSum:
+        """I (x) sum x x^T over the inputs x of a linear map: half the Hessian of its outputs' squared errors."""
+        each = self._signals.inputs.flatten(0, 1)
+        return KroneckerSum(torch.eye(self.shape[0], dtype=each.dtype)[None], (each.T @ each)[None])
+
     def _flat(self, by_parameter: Mapping[str, Tensor]) -> Float[Tensor, "batch dim"]:
         """Return the block's entries of gradients of samples, in the order of the block."""
         pieces = [

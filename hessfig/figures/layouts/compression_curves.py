@@ -1,0 +1,197 @@
+"""Weights removed or rounded: the loss against the share removed, rank correlations, and the loss against bits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from hessfig.analysis.axis import along
+from hessfig.analysis.intervals import fisher_interval
+from hessfig.analysis.manifest import Run, read_run
+from hessfig.errors import UserError
+from hessfig.figures.parts import labels
+from hessfig.figures.parts.encoding import set_y_scale
+from hessfig.figures.parts.measured import as_written, at_one_place, by_network, counted, in_order, networks_of, where
+from hessfig.figures.parts.page import GUIDE, TINY, FigureSpec, Page, panel_names, tone, width_of
+from hessfig.figures.parts.panel_sheet import Margins, in_rows, panel_sheet
+from hessfig.figures.parts.panels import draw_interval, seed_means, set_decades
+from hessfig.terms import OF_PRUNING, OF_QUANTISATION, ROUNDINGS, SALIENCIES, Surrogate
+
+_COLOURS = {**{one.value: tone(rank) for rank, one in enumerate(Surrogate)}, "random": "#999999", "nearest": "#222222"}
+_COLOURS |= {"magnitude": "#222222", "taylor": tone(5)}
+_MARKS = {"correlation": "o", "row_correlation": "s", "compensated_correlation": "x"}
+_KEY = (
+    "Above: dashed OBD, solid OBS, where other weights compensate; colours as below. Below: single weights (dots), rows"
+    " of matrices (squares), single weights with compensation (crosses). Geometric means (correlations: by Fisher's z)"
+)
+_LINE, _ACROSS, _APART = 0.14, 4, 0.22  # inches of a saliency, blocks on a line, and the gap between marks
+
+
+def pruning(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+    """Draw the loss against the share of weights removed, a colour a saliency, and rank correlations below.
+
+    How to read it: a low curve belongs to a saliency that finds the weights the loss does not need. Solid lines are
+    OBS, whose remaining weights compensate; dashed ones OBD. Curves are geometric means over seeds, bands their 95 %
+    intervals. Below: Spearman's correlation of the saliency with the true rise of the loss, mean over seeds with its
+    95 % interval by Fisher's z. Dots are single weights, squares rows of matrices, crosses single weights with
+    compensation.
+    Requires: a sweep with the quantity `pruning`, a page for each block (option `at`: the place on the axis).
+    """
+    run, table, place = _read(spec, folder, OF_PRUNING)
+    blocks = list(table[["layer", "row"]].drop_duplicates().itertuples(index=False, name=None))
+    for layer, name in blocks:
+        rows = where(table, layer=layer, row=name)
+        suffix = f"_{name}{layer or ''}" * (len(blocks) > 1)
+        note = _note(run, rows, f"{'All weights' if name == 'all' else name}, {place}. {_KEY}")
+        networks = networks_of(rows)
+        marks = [[f"{one}:{what}" for one in panel_names(networks)] for what in ("loss", "correlation")]
+        left = 0.2 + max(width_of(words) for words in SALIENCIES.values())
+        margins = Margins(left=left, across=0.4, down=0.5, bottom=0.4)
+        heights = [2.3, _LINE * len(SALIENCIES) + 0.1]
+        sheet = panel_sheet(
+            spec.paper, marks, note=note, height=heights, margins=margins, share_x=False, share_y=False, narrowest=None
+        )
+        drawn = []
+        for line, column, ax in sheet:
+            variant, depth = networks[column]
+            here = where(rows, variant=variant, num_layers=depth)
+            draw = _draw_curves if line == 0 else _draw_correlations
+            drawn.append(draw(ax, here).assign(variant=variant, num_layers=depth))
+            if line == 0:
+                ax.set_title(labels.variant_words(variant))
+            if column == 0 and line == 0:
+                ax.set_ylabel("loss")
+            elif column > 0 and line > 0:
+                ax.set_yticklabels([])
+        yield sheet.page(suffix, pd.concat(drawn, ignore_index=True))
+
+
+def _read(spec: FigureSpec, folder: Path, names: Sequence[str]) -> tuple[Run, pd.DataFrame, str]:
+    """Return a sweep, its numbers of some quantities at one place of the axis, and the words for it."""
+    run = read_run(folder)
+    table = counted(run.table[run.table["quantity"].isin(names)])
+    if table.empty:
+        raise UserError(
+            f"figure.layout={spec.layout}: the table has no such numbers",
+            got=", ".join(run.table["quantity"].unique()),
+            allowed=f"a sweep with quantities=[{spec.layout}]",
+            remedy=f"hessfig run sweep={spec.layout}",
+        )
+    here, words = at_one_place(along(table, run.axis), spec.number("at"), run.axis)
+    return run, as_written(here, run.axis), words
+
+
+def _note(run: Run, rows: pd.DataFrame, words: str) -> str:
+    setting = labels.setting_words(run.config, rows, run.axis)
+    seeds = labels.seeds_words(along(rows, run.axis))
+    return f"{words} over {seeds}, with 95% intervals.{setting}{labels.left_out_words(run.table)}"
+
+
+def _draw_curves(ax: Axes, rows: pd.DataFrame) -> pd.DataFrame:
+    same = ["sigma", "seed", "index"]
+    shares = where(rows, quantity="removed_share")[[*same, "value"]].rename(columns={"value": "share"})
+    found = []
+    losses = rows[rows["quantity"].isin([f"{name}_loss" for name in SALIENCIES])]
+    if (losses["value"] > 0).all():
+        set_decades(ax, "y")
+    for name in [name for name in SALIENCIES if f"{name}_loss" in set(losses["quantity"])]:
+        one = where(losses, quantity=f"{name}_loss").merge(shares, on=same)
+        points = seed_means(one, ["share"], logs=True)
+        draw_interval(ax, points, "share", colour=_colour(name), linestyle=_stroke(name), markersize=0, alpha=0.07)
+        found.append(points.assign(saliency=name, number="loss"))
+    ax.set_xlabel("share of weights removed")
+    return pd.concat(found, ignore_index=True)
+
+
+def _draw_correlations(ax: Axes, rows: pd.DataFrame) -> pd.DataFrame:
+    found = []
+    for rank, name in enumerate(SALIENCIES):
+        for shift, (number, mark) in zip((-_APART, 0.0, _APART), _MARKS.items(), strict=True):
+            values = where(rows, quantity=f"{name}_{number}")["value"]
+            if values.empty:
+                continue
+            one = fisher_interval(values)
+            ends = np.array([[one.mean - one.low], [one.high - one.mean]])
+            bars = ends if np.isfinite(ends).all() else None
+            style: dict[str, Any] = {"fmt": mark, "markersize": 3, "color": _colour(name), "elinewidth": 0.7}
+            ax.errorbar([one.mean], [rank + shift], xerr=bars, **style)
+            ends_of = {"mean": one.mean, "low": one.low, "high": one.high, "count": one.count}
+            found.append({"saliency": name, "number": number, **ends_of})
+    ax.axvline(0, color=GUIDE, linewidth=0.6, zorder=0)
+    ax.set_yticks(range(len(SALIENCIES)), list(SALIENCIES.values()), fontsize=TINY)
+    for tick, name in zip(ax.get_yticklabels(), SALIENCIES, strict=True):
+        tick.set_color(_colour(name))
+    ax.set_ylim(len(SALIENCIES) - 0.4, -0.6)
+    ax.set_xlim(-1.05, 1.05)
+    ax.set_xlabel("rank correlation with the true rise")
+    return pd.DataFrame(found)
+
+
+def _colour(name: str) -> str:
+    return _COLOURS[name.partition("_")[2] if name not in _COLOURS else name]
+
+
+def _stroke(name: str) -> str:
+    return "--" if name.startswith("obd_") else "-"
+
+
+def quantisation(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+    """Draw the rise of the loss against the bits of rounded weights, a panel a block, a page a network.
+
+    How to read it: black rounds every weight to its nearest level; colours are GPTQ, where later weights make up for
+    the rounding of earlier ones, with the matrix of the legend. Means over seeds, bands are 95 % intervals (Student's
+    t). A rise below zero is a loss that rounding happens to lower.
+    Requires: a sweep with the quantity `quantisation` (option `at`: the place on the axis).
+    """
+    run, table, place = _read(spec, folder, OF_QUANTISATION)
+    for suffix, (variant, _), rows in by_network(table):
+        places = rows[["layer", "row"]].drop_duplicates()
+        order = ["all", *in_order(rows["row"])]
+        blocks = sorted(places.itertuples(index=False, name=None), key=lambda key: (order.index(key[1]), key[0]))
+        words = ", ".join(filter(None, [labels.variant_words(variant), place]))
+        lines = in_rows(blocks, _ACROSS)
+        sheet = panel_sheet(
+            spec.paper,
+            [[f"{name}{layer or ''}" for layer, name in line] for line in lines],
+            note=_note(run, rows, f"{words}: means"),
+            height=1.3,
+            margins=Margins(across=0.42, down=0.36),
+            share_x=False,
+            share_y=False,
+            narrowest=None,
+            most=_ACROSS,
+        )
+        drawn = []
+        for line, column, ax in sheet:
+            layer, name = lines[line][column]
+            points = _draw_bits(ax, where(rows, layer=layer, row=name))
+            drawn.append(points.assign(variant=variant, layer=layer, row=name))
+            ax.set_title("all matrices" if name == "all" else labels.weight_words(name))
+            if (line, column) == (len(lines) - 1, len(lines[-1]) - 1):
+                beside = {"loc": "upper left", "bbox_to_anchor": (1.02, 1)} if column < _ACROSS - 1 else {"loc": "best"}
+                ax.legend(fontsize=TINY, handlelength=1.2, **beside)
+            if column == 0:
+                ax.set_ylabel("rise of the loss")
+            if line == len(lines) - 1:
+                ax.set_xlabel("bits")
+        yield sheet.page(suffix, pd.concat(drawn, ignore_index=True))
+
+
+def _draw_bits(ax: Axes, rows: pd.DataFrame) -> pd.DataFrame:
+    if not set_y_scale(ax, rows["value"]):
+        ax.ticklabel_format(axis="y", scilimits=(-3, 4))
+    ax.axhline(0, color=GUIDE, linewidth=0.6, zorder=0)
+    found = []
+    rounded = rows.rename(columns={"index": "bits"})
+    for name in [name for name in ROUNDINGS if f"{name}_increase" in set(rows["quantity"])]:
+        points = seed_means(where(rounded, quantity=f"{name}_increase"), ["bits"])
+        draw_interval(ax, points, "bits", colour=_colour(name), label=ROUNDINGS[name], markersize=2, alpha=0.1)
+        found.append(points.assign(rounding=name))
+    ax.set_xticks(sorted(rows["index"].unique()))
+    ax.invert_xaxis()
+    return pd.concat(found, ignore_index=True)

@@ -1,0 +1,1 @@
+"""What is lost when weights are removed or rounded, and what matrices say of it beforehand."""
