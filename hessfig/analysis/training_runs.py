@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,17 +61,16 @@ def _of(table: pd.DataFrame, quantity: str) -> pd.DataFrame:
 
 OPTIMISER, CURVATURE, RATE = "training.optimiser", "training.curvature", "training.learning_rate"
 MOMENTUM, CLIPPING, DAMPING = "training.momentum", "training.clip_norm", "training.damping"
-BUDGETS = ("step", "seconds")
 _RUN = ["rule", "rate", "seed"]
 
 
 @dataclass(frozen=True)
 class Race:
-    """`losses`: rule, rate, seed, step, products, seconds, loss. `tuned`: rule, seed, rate, loss for each budget.
+    """`losses`: rule, rate, seed, step, products, seconds, loss. `tuned`: rule, seed, rate and loss for each budget.
 
-    `products` counts a gradient as one and a Hessian product as two. `budget` says how much of a kind each rule has;
-    `tuned.at_edge` whether the rate is an end of the grid. `ratios`: true over predicted decrease by rule, rate, seed
-    and step.
+    `products` counts a gradient as one and a Hessian product as two. `budget` says how many gradients and seconds each
+    has; `tuned.at_edge` whether the rate is an end of the grid. `ratios`: true over predicted decrease by rule, rate,
+    seed and step.
     """
 
     losses: pd.DataFrame
@@ -80,8 +79,8 @@ class Race:
     ratios: pd.DataFrame
 
 
-def race(table: pd.DataFrame, along: Sequence[str] = BUDGETS) -> Race:
-    """Return the race of a sweep over rules and learning rates, for budgets of `along`: step, products, seconds.
+def race(table: pd.DataFrame) -> Race:
+    """Return the race of a sweep over rules and learning rates.
 
     The rate of a rule whose damping varies is its damping. Raises UserError where there are no costs or losses.
     """
@@ -97,7 +96,7 @@ def race(table: pd.DataFrame, along: Sequence[str] = BUDGETS) -> Race:
     timed = _seconds(counted)
     losses = losses.drop(columns="seconds").merge(timed, on=["rule", "step"])
     losses = losses[[*_RUN, "step", "products", "seconds", "value"]].rename(columns={"value": "loss"})
-    budget = {one: float(losses.groupby("rule")[one].max().min()) for one in along}
+    budget = {one: float(losses.groupby("rule")[one].max().min()) for one in ("step", "seconds")}
     tuned = [_tuned(_at(losses, one, least), one) for one, least in budget.items()]
     ratios = counted.loc[counted["quantity"] == "decrease_ratio", [*_RUN, "step", "value"]]
     return Race(losses, pd.concat(tuned, ignore_index=True), budget, ratios.rename(columns={"value": "ratio"}))

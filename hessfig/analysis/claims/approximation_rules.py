@@ -53,9 +53,9 @@ def explains(evidence: Evidence) -> judges.Finding:
 
     The effect is Spearman's correlation over optimisers, by seed of the race: of the mean over blocks, steps and seeds
     of log10 of the error after the best scalar (part H, softmax), with log10 of the loss at the last step at the rate
-    or damping, of those that reach it with every seed, whose mean log10 loss is smallest. At least four optimisers that divide by an approximation are needed. The claim
-    holds when the interval by Fisher's z is above 0 and the mean at least 0.5, and does not when the interval is below
-    0.5.
+    or damping, of those that reach it with every seed, whose mean log10 loss is smallest. At least four optimisers that
+    divide by an approximation are needed. The claim holds when the interval by Fisher's z is above 0 and the mean at
+    least 0.5, and does not when the interval is below 0.5.
     """
     errors = {name: float(_by_block(evidence, of).mean()) for name, of in RACERS.items() if of in _measured(evidence)}
     losses = _tuned(evidence.other("race"))
