@@ -83,7 +83,7 @@ def race_of_rules(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     words = f"× is over {reference}; seconds: {found.budget['seconds']:.3g} s each, medians of this machine."
     layout: dict[str, Any] = {"share_x": False, "share_y": False, "narrowest": None, "on_grid": True}
     margins = Margins(left=1.25, across=1.35, down=0.4)
-    sheet = panel_sheet(spec.paper, _RACE, note=how(table, words), height=1.9, margins=margins, **layout)
+    sheet = panel_sheet(spec.paper, _RACE, note=how(table, words), height=2.9, margins=margins, **layout)
     drawn = []
     for row, column, ax in sheet:
         along, _, is_result = _RACE[row][column].partition(":")
