@@ -39,6 +39,7 @@ LIGHT = (
 # What plans and previews read of the measuring wing: names and sizes, never tensors.
 WITHOUT_TORCH = ("hessfig.sweep.plan", "hessfig.sweep.preview", "hessfig.sweep.runner", "hessfig.models.registry")
 DOORS = {
+    "pytorch_optimizer": ("hessfig.states.training.step_rules",),
     "curvlinops": ("hessfig.curvature.curvlinops",),
     "transformer_lens": ("hessfig.models.",),
     "transformers": (

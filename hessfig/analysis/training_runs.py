@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -59,23 +60,30 @@ def _of(table: pd.DataFrame, quantity: str) -> pd.DataFrame:
 
 
 OPTIMISER, CURVATURE, RATE = "training.optimiser", "training.curvature", "training.learning_rate"
+MOMENTUM, CLIPPING, DAMPING = "training.momentum", "training.clip_norm", "training.damping"
 _RUN = ["rule", "rate", "seed"]
 
 
 @dataclass(frozen=True)
 class Race:
-    """`losses`: rule, rate, seed, step, seconds, loss. `tuned`: rule, seed, rate and loss for both kinds of budget.
+    """`losses`: rule, rate, seed, step, products, seconds, loss. `tuned`: rule, seed, rate and loss for each budget.
 
-    `budget` says how many gradients and seconds each has; `tuned.at_edge` whether the rate is an end of the grid.
+    `products` counts a gradient as one and a Hessian product as two. `budget` says how many gradients and seconds each
+    has; `tuned.at_edge` whether the rate is an end of the grid. `ratios`: true over predicted decrease by rule, rate,
+    seed and step.
     """
 
     losses: pd.DataFrame
     tuned: pd.DataFrame
     budget: dict[str, float]
+    ratios: pd.DataFrame
 
 
 def race(table: pd.DataFrame) -> Race:
-    """Return the race of a sweep over rules and learning rates. Raises UserError where it has no costs or losses."""
+    """Return the race of a sweep over rules and learning rates.
+
+    The rate of a rule whose damping varies is its damping. Raises UserError where there are no costs or losses.
+    """
     counted = _named(table[~table["status"].isin(LEFT_OUT)])
     losses = counted[counted["quantity"] == "loss"]
     if losses.empty or not (counted["quantity"] == "update_seconds").any():
@@ -86,24 +94,25 @@ def race(table: pd.DataFrame) -> Race:
             remedy="hessfig run sweep=steps",
         )
     timed = _seconds(counted)
-    losses = losses.drop(columns="seconds").merge(timed, on=["rule", "step"])[[*_RUN, "step", "seconds", "value"]]
-    losses = losses.rename(columns={"value": "loss"})
-    totals = losses.groupby("rule")["seconds"].max()
-    budget = {"step": float(losses["step"].max()), "seconds": float(totals.min())}
-    tuned = [_tuned(_at(losses, along, least), along) for along, least in budget.items()]
-    return Race(losses, pd.concat(tuned, ignore_index=True), budget)
+    losses = losses.drop(columns="seconds").merge(timed, on=["rule", "step"])
+    losses = losses[[*_RUN, "step", "products", "seconds", "value"]].rename(columns={"value": "loss"})
+    budget = {one: float(losses.groupby("rule")[one].max().min()) for one in ("step", "seconds")}
+    tuned = [_tuned(_at(losses, one, least), one) for one, least in budget.items()]
+    ratios = counted.loc[counted["quantity"] == "decrease_ratio", [*_RUN, "step", "value"]]
+    return Race(losses, pd.concat(tuned, ignore_index=True), budget, ratios.rename(columns={"value": "ratio"}))
 
 
-def against_plain(tuned: pd.DataFrame) -> pd.DataFrame:
+def against_plain(tuned: pd.DataFrame, reference: str = "") -> pd.DataFrame:
     """Return, by budget and rule, the loss over that of its plain optimiser: geometric mean and interval over seeds.
 
+    With a `reference` it is the loss over that of this rule instead.
     Ratios are taken seed by seed, both at the rates that the other seeds chose; nan where a run of the two diverged.
     Columns: budget, rule, ratio, ratio_low, ratio_high, ratio_count. A plain optimiser has no row.
     """
     losses = tuned.set_index(["budget", "rule", "seed"])["loss"].sort_index()
     found = []
     for budget, rule in dict.fromkeys(zip(tuned["budget"], tuned["rule"], strict=True)):
-        plain = rule.partition(",")[0]
+        plain = reference or rule.partition(",")[0]
         if rule == plain or (budget, plain) not in losses.index:
             continue
         ratios = (losses[budget, rule] / losses[budget, plain]).dropna()
@@ -114,21 +123,26 @@ def against_plain(tuned: pd.DataFrame) -> pd.DataFrame:
 
 def _named(table: pd.DataFrame) -> pd.DataFrame:
     given = [settings_of(variant) for variant in table["variant"]]
-    rules = [_rule(one.get(OPTIMISER, ""), one.get(CURVATURE, "none")) for one in given]
-    return table.assign(rule=rules, rate=[float(one.get(RATE, "nan")) for one in given])
+    rates = [float(one.get(DAMPING, one.get(RATE, "nan"))) for one in given]
+    return table.assign(rule=[_rule(one) for one in given], rate=rates)
 
 
-def _rule(optimiser: str, curvature: str) -> str:
-    return optimiser if curvature == "none" else f"{optimiser}, {curvature.replace('_', ' ')}"
+def _rule(given: Mapping[str, str]) -> str:
+    optimiser, curvature = given.get(OPTIMISER, "").replace("_", " "), given.get(CURVATURE, "none")
+    momentum = f", momentum {given[MOMENTUM]}" if MOMENTUM in given and optimiser == "sgd" else ""
+    clipping = f", clipping {given[CLIPPING]}" if CLIPPING in given else ""
+    return f"{optimiser}{momentum}{clipping}" + ("" if curvature == "none" else f", {curvature.replace('_', ' ')}")
 
 
 def _seconds(counted: pd.DataFrame) -> pd.DataFrame:
-    """Return the seconds of each rule up to each step: counts times the median time of an update and of a look."""
+    """Return what each rule took up to each step: gradients and products, and seconds from the median time of each."""
     of = dict(list(counted.groupby("quantity")))
     update, look = (of[name].groupby("rule")["value"].median() for name in ("update_seconds", "look_seconds"))
     looks = of["looks"].groupby(["rule", "step"])["value"].median().rename("looks").reset_index()
     seconds = looks["step"] * looks["rule"].map(update) + looks["looks"] * looks["rule"].map(look)
-    return looks.assign(seconds=seconds)[["rule", "step", "seconds"]]
+    counted = counted[counted["quantity"] == "hessian_products"].groupby(["rule", "step"])["value"].median()
+    found = looks.assign(seconds=seconds).join(counted.rename("products"), on=["rule", "step"])
+    return found.assign(products=found["step"] + 2 * found["products"])[["rule", "step", "products", "seconds"]]
 
 
 def _at(losses: pd.DataFrame, along: str, place: float) -> pd.DataFrame:

@@ -3,6 +3,7 @@
 # ruff: noqa: F401 - names for others
 
 from hessfig.config.enums import (
+    DIVIDING,
     MLP,
     Attention,
     AttentionBias,

@@ -236,12 +236,24 @@ class Format(StrEnum):
 
 
 class Optimiser(StrEnum):
-    """The rule of a training; `gd` is plain gradient descent on the whole of a fixed set."""
+    """The rule of a training; `gd` is plain gradient descent on the whole of a fixed set, and the last four divide by
+    a curvature matrix there."""
 
     adamw = "adamw"
     adam = "adam"
     sgd = "sgd"
     gd = "gd"
+    shampoo = "shampoo"
+    soap = "soap"
+    muon = "muon"
+    newton = "newton"
+    gauss_newton = "gauss_newton"
+    block_gauss_newton = "block_gauss_newton"
+    kfac = "kfac"
+
+
+# Rules that divide the gradient by a curvature matrix of the whole fixed set.
+DIVIDING = (Optimiser.newton, Optimiser.gauss_newton, Optimiser.block_gauss_newton, Optimiser.kfac)
 
 
 class Curvature(StrEnum):

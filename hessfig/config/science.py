@@ -353,7 +353,7 @@ class TrainingConfig:
     """
 
     optimiser: enums.Optimiser = setting(
-        enums.Optimiser.adamw, "adamw, adam and sgd on mini-batches; gd: plain gradient descent, full batch"
+        enums.Optimiser.adamw, "the step rule; gd and those that divide by a curvature matrix are full batch"
     )
     learning_rate: float = setting(1e-3, "the largest learning rate", above=0)
     betas: list[float] = setting(
@@ -367,7 +367,9 @@ class TrainingConfig:
     )
     eps: float = setting(1e-8, "for adamw and adam: added to the root of the second moment", above=0)
     weight_decay: float = setting(0.1, "of every parameter: decoupled for adamw, added to the gradient else", least=0)
-    momentum: float = setting(0.0, "for sgd", least=0, below=1)
+    momentum: float = setting(0.0, "for sgd, muon and the rules that divide by curvature", least=0, below=1)
+    clip_norm: float = added(0.0, "the largest norm of a gradient; longer ones are scaled down (0: none are)", least=0)
+    damping: float = added(0.01, "for the rules that divide by curvature: added to every eigenvalue", above=0)
     curvature: enums.Curvature = added(
         enums.Curvature.none,
         "what divides the learning rate: nothing, the largest eigenvalue, its blocks', or a stand-in",

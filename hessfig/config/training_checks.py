@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
-from hessfig.config.enums import Optimiser, State, TrainingData
+from hessfig.config.enums import DIVIDING, Curvature, Optimiser, State, TrainingData
 from hessfig.config.keys import TRAINABLE
 from hessfig.config.schema import Config, TrainingConfig
 from hessfig.errors import UserError
 
 MOST_KEPT = 10_000
+_OF_EXTRA = (Optimiser.shampoo, Optimiser.soap)
 
 
 def check_training(config: Config) -> None:
@@ -74,10 +76,24 @@ def _check_task(config: Config) -> None:
             allowed="; ".join(f"task.data={one}" for one in TRAINABLE),
             remedy="model=gpt2 task=addition, or weights of your own: state=loaded state.path=FILE",
         )
-    if training.optimiser == Optimiser.gd and training.data != TrainingData.fixed:
+    if training.optimiser in (Optimiser.gd, *DIVIDING) and training.data != TrainingData.fixed:
         raise UserError(
-            "training.optimiser=gd is full batch, and fresh data have no whole",
+            f"training.optimiser={training.optimiser} is full batch, and fresh data have no whole",
             got=f"training.data={training.data}",
             allowed="training.data=fixed",
-            remedy="training=gd, or training.data=fixed (the task's batch of task.batch_size sums)",
+            remedy="training.data=fixed (the task's batch of task.batch_size sums)",
+        )
+    if training.optimiser in (Optimiser.muon, *DIVIDING) and training.curvature != Curvature.none:
+        raise UserError(
+            f"training.optimiser={training.optimiser} has no learning rate that the curvature could divide",
+            got=f"training.curvature={training.curvature}",
+            allowed="training.curvature=none",
+            remedy="training.curvature=none, or training.optimiser=sgd",
+        )
+    if training.optimiser in _OF_EXTRA and not find_spec("pytorch_optimizer"):
+        raise UserError(
+            f"training.optimiser={training.optimiser} needs the package pytorch-optimizer",
+            got="it is not installed",
+            allowed=", ".join(one for one in Optimiser if one not in _OF_EXTRA),
+            remedy="pip install 'hessfig[optimisers]'",
         )

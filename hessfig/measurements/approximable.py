@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hessfig.config import Config, Method, Optimiser, State
+from hessfig.config import DIVIDING, Config, Method, Optimiser, State
 from hessfig.errors import UserError
 from hessfig.measurements.requirements import ADAPTIVE, check_dense
 from hessfig.measurements.settings_and_costs import dense_settings, diagonal
@@ -28,7 +28,7 @@ def approximation_settings(config: Config, layout: Layout) -> dict[str, Any]:
         "estimator": {"method": estimator.method.value, "products": estimator.products.value, **probes},
         "blocks": [[block.layer, str(block.col)] for block in diagonal(config, layout)],
         "approximation": {"names": sorted(chosen(config)), "rank": config.approximation.rank},
-        "batch_size": None if config.training.optimiser == Optimiser.gd else config.training.batch_size,
+        "batch_size": None if config.training.optimiser in (Optimiser.gd, *DIVIDING) else config.training.batch_size,
     }
 
 

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-from hessfig.config import Method, Optimiser
+from hessfig.config import DIVIDING, Method, Optimiser
 from hessfig.curvature.approximations.matrices import (
     Basis,
     Diagonal,
@@ -70,7 +70,7 @@ class _Shared:
     def samples(self) -> Samples:
         """Gradients of samples; with gd the mini-batch is the whole batch."""
         training = self.config.training
-        size = inf if training.optimiser == Optimiser.gd else training.batch_size
+        size = inf if training.optimiser in (Optimiser.gd, *DIVIDING) else training.batch_size
         return Samples(OutputSide(self.problem), self.request.stream(0, "labels"), size)
 
     @cached_property

@@ -104,6 +104,13 @@ _ROWS = (
     *(Quantity(f"moment_{order}", _MOMENTS, check=need.check_moments) for order in (1, 2, 3)),
     Quantity("zero_share", _MOMENTS, settings=of.dense_settings, check=need.check_dense),
     Quantity("noise_scale", _STATES),
+    Quantity(
+        "predicted_decrease",
+        _STABILITY,
+        settings=of.training_settings,
+        check=partial(need.check_decrease, "predicted_decrease"),
+        gives=("predicted_decrease", "true_decrease", "decrease_ratio"),
+    ),
     Quantity("num_parameters", _STATES, settings=of.diagonal_settings, serves=need.is_diagonal),
     Quantity("residual_norm", _STATES, check=partial(need.check_layers, "residual_norm")),
     Quantity(

@@ -20,6 +20,7 @@ MANY = 1000  # probes
 COPIES = 4  # H_o and H_f, each once more while its columns are put together
 MATRIX_BYTES = 1.2e9  # of all matrices of a block at once: two of 8 192 rows, or one of 12 247
 ADAPTIVE = (Optimiser.adam, Optimiser.adamw)
+PLAIN = (*ADAPTIVE, Optimiser.sgd, Optimiser.gd)
 SUMMABLE = (Route.last_layer, Route.tokens, Route.gradient)  # routes whose exact engine gives traces too
 
 
@@ -217,6 +218,7 @@ def check_step(quantity: str, config: Config, layout: Layout) -> None:
     """Raise UserError for a training whose next update is not known at the state, or has many learning rates."""
     check_task(quantity, config, layout)
     _check_moments(quantity, config)
+    _check_plain(quantity, config)
     if config.training.curvature == Curvature.blocks:
         raise UserError(
             f"quantities=[{quantity}]: this rule's update has a learning rate for every block",
@@ -229,12 +231,37 @@ def check_step(quantity: str, config: Config, layout: Layout) -> None:
 def check_rate(quantity: str, config: Config, layout: Layout) -> None:
     """Raise UserError for a training without a learning rate of its own."""
     check_task(quantity, config, layout)
+    _check_plain(quantity, config)
     if config.training.curvature != Curvature.none:
         raise UserError(
             f"quantities=[{quantity}]: this rule's learning rate follows the curvature",
             got=f"training.curvature={config.training.curvature}",
             allowed="training.curvature=none",
             remedy=f"leave {quantity} out",
+        )
+
+
+def check_decrease(quantity: str, config: Config, layout: Layout) -> None:
+    """Raise UserError for a state that is not on the way of a training: it has no next update."""
+    check_task(quantity, config, layout)
+    if config.state.kind != State.trained:
+        raise UserError(
+            f"quantities=[{quantity}]: the next update is that of a training",
+            got=f"state={config.state.kind}",
+            allowed="state=trained",
+            remedy=f"state=trained, or leave {quantity} out",
+        )
+
+
+def _check_plain(quantity: str, config: Config) -> None:
+    """Raise UserError for a rule whose next update is no formula of its moments, or whose threshold is not known."""
+    training = config.training
+    if training.optimiser not in PLAIN or training.clip_norm:
+        raise UserError(
+            f"quantities=[{quantity}]: there is no formula for this rule",
+            got=f"training.optimiser={training.optimiser}, training.clip_norm={training.clip_norm:g}",
+            allowed=f"training.optimiser one of {', '.join(PLAIN)}, training.clip_norm=0",
+            remedy=f"leave {quantity} out; predicted_decrease takes the next update of any rule",
         )
 
 

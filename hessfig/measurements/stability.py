@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping
@@ -24,7 +25,8 @@ from hessfig.measurements.requirements import ADAPTIVE
 from hessfig.measurements.training_dynamics import state_row
 from hessfig.record import Status
 from hessfig.states.stored_states import moments
-from hessfig.states.training.loop import learning_rate
+from hessfig.states.training.second_order import BatchLoss
+from hessfig.states.training.step_rules import Rule, learning_rate
 from hessfig.tasks.examples import is_full_batch, training_batch
 from hessfig.terms import Block, Group, Part
 
@@ -124,6 +126,40 @@ def preconditioned_eigenvalue(problem: Problem, request: Request) -> Measured:
         status=Status.ok if found.converged else Status.not_converged,
     )
     return Measured([{**row, "part": Part.H.value}])
+
+
+def predicted_decrease(problem: Problem, request: Request) -> Measured:
+    """Return how much the training's next update lowers the loss: predicted, true, and true / predicted.
+
+    The prediction is that of the quadratic model: -(g.d + 1/2 d.Hd), with g and H of the loss of the measuring batch
+    and d the whole update, weight decay included. The true one is L(w) - L(w + d). Where d = 0, as in SOAP's first
+    update, the ratio is not finite.
+    """
+    slope, update = LossGradient(problem), coming_update(problem, request.at)
+    flat = torch.cat([update[name].flatten() for name in slope.gradient]).to(slope.flat)
+    predicted = -float(slope.flat @ flat + flat @ slope.product(flat) / 2)
+    with _moving(problem, update) as loss_at:
+        true = loss_at(0.0) - loss_at(-1.0)
+    ratio = true / predicted if predicted else math.nan
+    values = {"predicted_decrease": predicted, "true_decrease": true, "decrease_ratio": ratio}
+    return Measured([state_row(name, request, value) for name, value in values.items()])
+
+
+def coming_update(problem: Problem, at: At) -> Named:
+    """Return w' - w of the update that the training takes next, made by its own rule on a copy of the network."""
+    training, step = at.config.training, (at.step or 0) + 1
+    network = copy.deepcopy(problem.network).to(getattr(torch, training.dtype)).requires_grad_(True)
+    before = {name: one.detach().clone() for name, one in network.named_parameters()}
+    loss = BatchLoss(network, problem.loss, training_batch(at.config, seed=at.seed, step=step))
+    rule = Rule(network, training)
+    if step > 1:
+        rule.restore(moments(at.config, sigma=at.sigma, seed=at.seed, step=step - 1), step - 1)
+    with torch.enable_grad():
+        loss().backward()
+        rule.refresh_curvature(step, loss, seed=at.seed)
+        rule.update(step)
+    like = next(problem.network.parameters())
+    return {name: (one.detach() - before[name]).to(like) for name, one in network.named_parameters()}
 
 
 def factor(training: TrainingConfig) -> float:

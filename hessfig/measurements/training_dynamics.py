@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hessfig.config import Curvature, Data, DType, Loss
+from hessfig.config import DIVIDING, Curvature, Data, DType, Loss, TrainingConfig
 from hessfig.curvature.curvlinops import view_of
 from hessfig.curvature.gradients import LossGradient, loss_of
 from hessfig.curvature.problem import Problem
@@ -25,7 +25,9 @@ from hessfig.measurements.requirements import without_layers
 from hessfig.models.components import outside_window
 from hessfig.models.layered import Layered, scored_outputs
 from hessfig.record import Status
-from hessfig.states.training.loop import AT_ONCE, Rule, products_of_a_refresh, right_answers, right_digits
+from hessfig.states.training.loop import AT_ONCE, right_answers, right_digits
+from hessfig.states.training.second_order import BatchLoss, products_of_a_solver
+from hessfig.states.training.step_rules import Rule, products_of_a_refresh
 from hessfig.tasks.addition import LONG
 from hessfig.tasks.batch import Batch
 from hessfig.tasks.digits import CLASSES
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
 
 EXACT = "exact"
 EXAMPLES = 64
-_REPEATS = 3
+_REPEATS, _LONG = 3, 0.2  # how often an update and a refresh are timed; seconds from where on once is enough
 
 
 def loss(problem: Problem, request: Request) -> Measured:
@@ -181,8 +183,8 @@ def training_cost(problem: Problem, request: Request) -> Measured:
     """Return the seconds of all updates and curvature refreshes so far, the counts of products
     and refreshes, and the seconds of one update and one refresh.
 
-    An update and a refresh are timed on a copy of this network (the median of three of each); the sum is what that many
-    would take. Seconds are of this machine, and differ from run to run.
+    An update and a refresh are timed on a copy of this network (the median of three of each, or one where it takes more
+    than 0.2 s); the sum is what that many would take. Seconds are of this machine, and differ from run to run.
     """
     spent = cost_of(problem, request.at)
     counts = {"hessian_products": spent.products, "looks": spent.num_refreshes}
@@ -316,31 +318,38 @@ class Cost:
 def cost_of(problem: Problem, at: At) -> Cost:
     """Return the cost of the training up to its step, timed at its batches' size and in its type."""
     training, updates = at.config.training, at.step or 0
-    refreshes = -(-updates // training.refresh) if training.curvature != Curvature.none else 0
+    looks = training.curvature != Curvature.none or training.optimiser in DIVIDING
+    refreshes = -(-updates // training.refresh) if looks else 0
     update, refresh = _seconds(problem, at)
-    parameters = len(list(problem.network.parameters()))
-    return Cost(update, refresh, updates, refreshes, refreshes * products_of_a_refresh(training.curvature, parameters))
+    return Cost(update, refresh, updates, refreshes, refreshes * _products(problem, training))
+
+
+def _products(problem: Problem, training: TrainingConfig) -> int:
+    if training.optimiser in DIVIDING:
+        return products_of_a_solver(training.optimiser, BatchLoss(problem.network, problem.loss, problem.batch))
+    return products_of_a_refresh(training.curvature, len(list(problem.network.parameters())))
 
 
 def _seconds(problem: Problem, at: At) -> tuple[float, float]:
     training = at.config.training
     network = copy.deepcopy(problem.network).to(getattr(torch, DType(training.dtype))).requires_grad_(True)
-    rule, batch = Rule(network, training), training_batch(at.config, seed=at.seed, step=1)
-    every = Rule(network, replace(training, refresh=1))
+    rule, batch = Rule(network, replace(training, refresh=1)), training_batch(at.config, seed=at.seed, step=1)
+    loss = BatchLoss(network, problem.loss, batch)
 
-    def loss() -> Tensor:
-        return problem.loss(scored_outputs(network, batch.inputs, batch.scored), batch.targets)
-
-    def update() -> None:
+    def gradient() -> None:
         network.zero_grad(set_to_none=True)
         loss().backward()
+
+    def update() -> None:
+        gradient()
         rule.update(1)
 
+    updates, refreshes = list[float](), list[float]()
     with torch.enable_grad():
-        taken = [
-            (_time(update), _time(lambda: every.refresh_curvature(1, loss, seed=at.seed))) for _ in range(_REPEATS)
-        ]
-    updates, refreshes = zip(*taken, strict=True)
+        gradient()  # a refresh finds one; and a rule that divides by curvature is refreshed before its first update
+        while len(updates) < _REPEATS and sum(refreshes) < _LONG:
+            refreshes.append(_time(lambda: rule.refresh_curvature(1, loss, seed=at.seed)))
+            updates.append(_time(update))
     return statistics.median(updates), statistics.median(refreshes)
 
 

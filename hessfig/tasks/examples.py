@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Int
 from torch import Generator, Tensor
 
-from hessfig.config import Data, Optimiser, TaskConfig, TrainingData
+from hessfig.config import DIVIDING, Data, Optimiser, TaskConfig, TrainingData
 from hessfig.rng import stream
 from hessfig.tasks import text
 from hessfig.tasks.addition import has_cascade, sequences, with_cascades
@@ -46,7 +46,7 @@ def training_batch(config: Config, *, seed: int, step: int, name: str = "trainin
 def is_full_batch(config: Config) -> bool:
     """Whether every update sees the whole of a fixed set."""
     training, size = config.training, config.task.batch_size
-    whole = training.optimiser == Optimiser.gd or training.batch_size >= size
+    whole = training.optimiser in (Optimiser.gd, *DIVIDING) or training.batch_size >= size
     return whole and training.data == TrainingData.fixed
 
 

@@ -478,7 +478,7 @@ def raced(
             for name, value in errors.items()
             for seed in SEEDS
         ),
-        steps=race,
+        race=race,
     )
 
 

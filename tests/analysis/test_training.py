@@ -98,6 +98,41 @@ def test_a_race_without_costs_is_refused() -> None:
         race(spectral_table([{**WHOLE, "quantity": "loss", "value": 1.0, "step": 0.0}]))
 
 
+def of_rules() -> pd.DataFrame:
+    """Return a race of 10 steps: Newton with two dampings and 30 products a look, AdamW, clipped descent."""
+    variants = {
+        **{f"training.optimiser=newton,training.learning_rate=1,training.damping={k}": 0.1 * k for k in (1, 2)},
+        **{f"training.optimiser=adamw,training.learning_rate={k}": 0.4 * k for k in (1, 2)},
+        "training.optimiser=gd,training.clip_norm=0.1,training.learning_rate=3": 0.8,
+    }
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for variant, loss in variants.items():
+            for seed in (1, 2, 3):
+                for step in (0, 10):
+                    looks = step * ("newton" in variant)
+                    numbers = {"loss": loss ** (step / 10), "looks": looks, "hessian_products": 30 * looks}
+                    numbers |= {"update_seconds": 1.0, "look_seconds": 9.0, "decrease_ratio": 0.5 + seed}
+                    place = {**WHOLE, "variant": variant, "seed": seed, "step": float(step)}
+                    yield from ({**place, "quantity": name, "value": value} for name, value in numbers.items())
+
+    return spectral_table(list(rows()))
+
+
+def test_rules_with_a_damping_are_tuned_over_it_and_pay_for_products() -> None:
+    found = race(of_rules())
+    assert found.budget == {"step": 10.0, "seconds": 10.0}
+    by = found.tuned.groupby(["budget", "rule"])[["rate", "loss"]].mean()
+    assert by.loc[("step", "newton"), "rate"] == 1.0 and by.loc[("step", "newton"), "loss"] == pytest.approx(0.1)
+    last = found.losses[found.losses["step"] == 10].groupby("rule")[["products", "seconds"]].first()
+    assert last.loc["newton"].tolist() == [10 + 2 * 300, 100.0] and last.loc["adamw"].tolist() == [10.0, 10.0]
+    assert by.loc[("seconds", "newton"), "loss"] == pytest.approx(0.1 ** (10 / 100))
+    assert by.loc[("step", "gd, clipping 0.1"), "loss"] == pytest.approx(0.8)
+    ratios = against_plain(found.tuned, "adamw").set_index(["budget", "rule"])["ratio"]
+    assert ratios["step", "newton"] == pytest.approx(0.1 / 0.4) and ("step", "adamw") not in ratios.index
+    assert found.ratios.groupby("seed")["ratio"].unique().to_dict() == {1: [1.5], 2: [2.5], 3: [3.5]}
+
+
 def test_rank_correlations_are_spearmans_seed_by_seed() -> None:
     places = pd.MultiIndex.from_product([[1, 2], range(4)], names=["seed", "step"])
     one = pd.Series([1.0, 2, 3, 4, 1, 2, 3, 4], places)

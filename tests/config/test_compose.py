@@ -65,6 +65,7 @@ COMPONENTS = [
     *["components", "weight_powers", "embeddings", "depth_norm", "traces"],
     *["dispersion", "similar_tokens", "wide_keys", "jacobian"],
 ]
+RACE = ["race"]
 DIRECTIONS = ["slices", "critical_points", "trajectories"]
 APPROXIMATIONS = ["approximations", "approximations_after", "approximations_heads", "pruning", "quantisation"]
 # A zero block has no condition number, a search may find nothing, an expansion may stay where the loss is.
@@ -158,6 +159,7 @@ def test_estimators_and_types_are_those_make_figures_used() -> None:
         *ENCODERS,
         *APPROXIMATIONS,
         *DIRECTIONS,
+        *RACE,
     }
 
 
@@ -181,7 +183,7 @@ def test_figures_come_in_the_order_of_their_configuration() -> None:
     assert [figure.name for figure in follow_ups if figure.order < 210] == SPECTRA
     assert all(figure.order >= 200 for figure in follow_ups)
     along = [figure.name for figure in follow_ups if 210 <= figure.order < 220 or 240 <= figure.order < 270]
-    assert along == [*ALONG, "blocks_after", "temperature_model", *APPROXIMATIONS, *COMPONENTS]
+    assert along == [*ALONG, "blocks_after", "temperature_model", *APPROXIMATIONS, *RACE, *COMPONENTS]
     here = [figure.name for figure in follow_ups if 220 <= figure.order < 240]
     assert here == [*LANDSCAPE, "sublayers_groups", "gpt2", "sublayers_steps", *ENCODERS]
     text = [figure.name for figure in follow_ups if figure.order >= 270]

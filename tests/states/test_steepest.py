@@ -12,10 +12,10 @@ from safetensors.torch import load_file
 from hessfig.config import Curvature, DType, Optimiser
 from hessfig.states.training import loop
 from hessfig.states.training.checkpoints import Folder
-from hessfig.states.training.loop import (
+from hessfig.states.training.loop import ensure
+from hessfig.states.training.step_rules import (
     FACTORS,
     FLATTEST,
-    ensure,
     factors,
     largest_ritz,
     products_of_a_refresh,

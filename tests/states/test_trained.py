@@ -19,7 +19,8 @@ from hessfig.states.initialised import build_network
 from hessfig.states.point import drawn
 from hessfig.states.training import checkpoints, loop
 from hessfig.states.training.checkpoints import COLUMNS, Folder
-from hessfig.states.training.loop import Diverged, ensure, learning_rate
+from hessfig.states.training.loop import Diverged, ensure
+from hessfig.states.training.step_rules import learning_rate
 from hessfig.states.training.trajectory import Trajectory
 from hessfig.sweep.measure import measure
 from hessfig.sweep.plan import Cell

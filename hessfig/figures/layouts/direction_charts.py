@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from hessfig.analysis.axis import SIGMA, settings_of, without
@@ -231,7 +232,7 @@ def _draw_searches(ax: Axes, points: pd.DataFrame, name: str) -> None:
     if name == "gradient":
         set_decades(ax, "y")
     else:
-        ax.yaxis.get_major_locator().set_params(integer=True)
+        ax.yaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 def _rate(one: Course) -> float:

@@ -15,7 +15,7 @@ from hessfig.analysis.intervals import Interval, geometric_interval
 from hessfig.analysis.training_runs import EDGE_TOLERANCE, THRESHOLD, Race, against_plain, race, settled, shares
 from hessfig.errors import UserError
 from hessfig.figures.layouts.courses import draw_means, how, of_whole, read_steps, scale, variant_titles
-from hessfig.figures.parts.encoding import set_y_scale
+from hessfig.figures.parts.encoding import set_decades, set_y_scale
 from hessfig.figures.parts.labels import plain, quantity_words, symbol
 from hessfig.figures.parts.measured import counted, where
 from hessfig.figures.parts.page import GUIDE, TINY, FigureSpec, Page, Paper, part_colour, tone, variant_names
@@ -61,21 +61,86 @@ def steps(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     yield sheet.page("", pd.concat(results.values(), ignore_index=True))
 
 
-def _curves(ax: Axes, found: Race, rules: list[str], along: str) -> None:
-    tuned = where(found.tuned, budget=along)
+_BUDGETS = {"step": "gradients", "products": "gradients + 2 × Hessian products", "seconds": "seconds"}
+_RACE = [["step", "products"], ["seconds", "ratio"], ["step:loss", "seconds:loss"]]
+
+
+def race_of_rules(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+    """Draw rules at their best rate or damping: loss against three costs, and how well the quadratic model predicts.
+
+    How to read it: curves are means over seeds with 95 % intervals, at the rate or damping that is best after all
+    gradients; dots are losses after the budgets at the grey lines, at the best rate for that budget. It is chosen for
+    every seed by the other seeds; a star marks a rule whose choice is at an end of its grid for some seed. Names of
+    rules stand at the dots, in order: four solid lines, four dashed, the rest dotted. × is the loss over that of the
+    reference, seed by seed, with its interval. True over predicted decrease is 1 where the quadratic model of the loss
+    holds along the step: median over seeds; below 0 the step raised the loss, and values beyond the panel are drawn at
+    its border.
+    Requires: the sweep's table.csv of losses, costs and predicted decreases (option `reference`: a rule).
+    """
+    table = read_steps(folder).table
+    found = race(table)
+    rules, reference = list(dict.fromkeys(found.losses["rule"])), str(spec.options.get("reference", ""))
+    words = f"× is over {reference}; seconds: {found.budget['seconds']:.3g} s each, medians of this machine."
+    layout: dict[str, Any] = {"share_x": False, "share_y": False, "narrowest": None, "on_grid": True}
+    margins = Margins(left=1.25, across=1.35, down=0.4)
+    sheet = panel_sheet(spec.paper, _RACE, note=how(table, words), height=2.9, margins=margins, **layout)
+    drawn = []
+    for row, column, ax in sheet:
+        along, _, is_result = _RACE[row][column].partition(":")
+        if is_result:
+            results = _results_of(found.tuned[found.tuned["budget"] == along], rules, reference)
+            _draw_results(ax, results)
+            set_decades(ax, "x")
+            ax.set_xlabel(f"loss after the same {_BUDGETS[along]}")
+            drawn.append(results)
+        elif along == "ratio":
+            _draw_ratios(ax, found, rules)
+        else:
+            _curves(ax, found, rules, along, chosen="step")
+            ax.set_xlabel(_BUDGETS[along])
+            ax.set_ylabel("loss")
+    yield sheet.page("", pd.concat(drawn, ignore_index=True))
+
+
+_RATIOS = (-0.5, 2.0)
+
+
+def _draw_ratios(ax: Axes, found: Race, rules: list[str]) -> None:
+    chosen = where(found.tuned, budget="step")[["rule", "seed", "rate"]]
+    ratios = found.ratios.merge(chosen, on=["rule", "seed", "rate"])
+    for rank, rule in enumerate(rules):
+        medians = where(ratios, rule=rule).groupby("step")["ratio"].median().clip(*_RATIOS)
+        ax.plot(medians.index, medians, color=tone(rank), linestyle=_line(rank), marker=".", markersize=3)
+    ax.axhline(1, color=GUIDE, linestyle="--", linewidth=0.8, zorder=0)
+    ax.set_ylim(_RATIOS[0] - 0.05, _RATIOS[1] + 0.05)
+    ax.set_xlabel("gradients")
+    ax.set_ylabel("true / predicted decrease")
+
+
+def _line(rank: int) -> str:
+    return ("-", "--", ":")[min(rank // 4, 2)]
+
+
+def _curves(ax: Axes, found: Race, rules: list[str], along: str, *, chosen: str = "") -> None:
+    tuned = where(found.tuned, budget=chosen or along)
     set_y_scale(ax, found.losses["loss"])
     for rank, rule in enumerate(rules):
         runs = where(found.losses, rule=rule).merge(where(tuned, rule=rule)[["seed", "rate"]], on=["seed", "rate"])
         if len(runs):
             points = seed_means(runs, [along], "loss")
             points = points[points["count"] == tuned["seed"].nunique()]  # a mean of survivors is no mean
-            draw_interval(ax, points, along, colour=tone(rank), label=rule, linestyle="-" if rank < 4 else "--")
+            draw_interval(ax, points, along, colour=tone(rank), label=rule, linestyle=_line(rank))
     shown = found.losses.loc[found.losses["step"] > 0, along]
-    ax.set_xlim(0, 1.02 * (shown.max() if along == "step" else 2 * found.budget["seconds"]))
-    ax.axvline(found.budget[along], color="#999999", linewidth=0.5, zorder=0)
+    if chosen and along != "step":
+        set_decades(ax, "x")
+        ax.set_xlim(shown.min() / 1.2, shown.max() * 1.2)
+    else:
+        ax.set_xlim(0, 1.02 * (shown.max() if along == "step" else 2 * found.budget["seconds"]))
+    if along in found.budget:
+        ax.axvline(found.budget[along], color="#999999", linewidth=0.5, zorder=0)
 
 
-def _results_of(tuned: pd.DataFrame, rules: list[str]) -> pd.DataFrame:
+def _results_of(tuned: pd.DataFrame, rules: list[str], reference: str = "") -> pd.DataFrame:
     """Return mean loss with its interval of every rule, and its rates in words."""
     found = []
     for rule in rules:
@@ -86,7 +151,7 @@ def _results_of(tuned: pd.DataFrame, rules: list[str]) -> pd.DataFrame:
         words += f"; {lost} of {len(one)} diverged" * bool(lost)
         ends = {"mean": interval.mean, "low": interval.low, "high": interval.high, "count": interval.count}
         found.append({"budget": tuned["budget"].iloc[0], "rule": rule, **ends, "rates": words})
-    return pd.DataFrame(found).merge(against_plain(tuned), on=["budget", "rule"], how="left")
+    return pd.DataFrame(found).merge(against_plain(tuned, reference), on=["budget", "rule"], how="left")
 
 
 def _ratio(row: Any) -> str:

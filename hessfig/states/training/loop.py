@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
-from hessfig.config import Curvature, Data, DType, Optimiser, Schedule, Scored, TaskConfig, TrainingConfig
+from hessfig.config import Data, DType, Scored, TaskConfig
 from hessfig.models.layered import scored_outputs
-from hessfig.rng import one_thread, stream
+from hessfig.rng import one_thread
 from hessfig.states.initialised import initialised
 from hessfig.states.training.checkpoints import COLUMNS, Folder, TrainingState
+from hessfig.states.training.second_order import BatchLoss
+from hessfig.states.training.step_rules import Rule
 from hessfig.states.training.trajectory import Trajectory
 from hessfig.tasks import text
 from hessfig.tasks.addition import scored_positions
@@ -66,177 +68,6 @@ def _likeliest(network: nn.Module, inputs: Tensor, places: slice) -> Int[Tensor,
     device = next(network.parameters()).device
     outputs = [scored_outputs(network, some.to(device), places).cpu() for some in inputs.split(AT_ONCE)]
     return torch.cat(outputs).argmax(dim=-1)
-
-
-PRODUCTS = 12  # Hessian products of a largest eigenvalue: enough for a few per cent
-FLATTEST = 1e-3  # of the largest: no block counts as flatter
-_EXPONENT = -0.25  # of the blog's rule
-_TINY = 1e-8
-
-Loss = Callable[[], Tensor]
-Product = Callable[[Tensor], Tensor]
-
-
-def products_of_a_refresh(kind: Curvature, parameters: int) -> int:
-    """Return how many Hessian products one refresh takes in a network of so many parameters (tensors)."""
-    return {Curvature.whole: PRODUCTS, Curvature.blocks: PRODUCTS * parameters}.get(kind, 0)
-
-
-def factors(
-    kind: Curvature, named: Mapping[str, Tensor], loss: Loss, *, seed: int, step: int
-) -> Float[Tensor, " groups"]:
-    """Return the factor of the learning rate of each group of parameters.
-
-    whole: 1 / largest eigenvalue of the Hessian. blocks: the same of each parameter's own block, divided by their
-    geometric mean; a block counts as no flatter than FLATTEST of the steepest. gradient_norm: the blog's stand-in,
-    min(1, (largest / smallest norm of a parameter's gradient)^(-1/4)), from gradients that are there.
-    """
-    if kind == Curvature.gradient_norm:
-        return _stand_in([one.grad for one in named.values() if one.grad is not None])
-    held = list(named.values())
-    groups = [[one] for one in held] if kind == Curvature.blocks else [held]
-    with torch.enable_grad():
-        slopes = torch.autograd.grad(loss(), held, create_graph=True, materialize_grads=True)
-    at = dict(zip(held, slopes, strict=True))
-    steepest = [
-        _largest(group, [at[one] for one in group], seed=seed, step=step, number=number)
-        for number, group in enumerate(groups)
-    ]
-    found = torch.tensor(steepest, dtype=torch.float64)
-    found = found.clamp(min=max(FLATTEST * float(found.max()), _TINY))
-    return 1 / found if kind == Curvature.whole else found.log().mean().exp() / found
-
-
-def largest_ritz(product: Product, start: Float[Tensor, " n"], products: int) -> float:
-    """Return the largest Ritz value of a symmetric operator after some products (Lanczos, re-orthogonalised)."""
-    basis = (start / start.norm())[None]
-    images: list[Tensor] = []
-    for _ in range(min(products, len(start))):
-        images.append(product(basis[-1]))
-        rest = images[-1] - basis.T @ (basis @ images[-1])
-        rest = rest - basis.T @ (basis @ rest)
-        if float(rest.norm()) <= _TINY * float(images[-1].norm()):
-            break
-        basis = torch.cat([basis, (rest / rest.norm())[None]])
-    small = (basis[: len(images)] @ torch.stack(images).T).double()
-    return float(torch.linalg.eigvalsh((small + small.T) / 2)[-1])
-
-
-def _largest(group: list[Tensor], slopes: list[Tensor], *, seed: int, step: int, number: int) -> float:
-    sizes = [one.numel() for one in group]
-    start = torch.randn(sum(sizes), generator=stream(seed, "steepest", step, number)).to(slopes[0])
-    if not any(slope.requires_grad for slope in slopes):
-        return 0.0
-
-    def product(vector: Tensor) -> Tensor:
-        pieces = zip(slopes, vector.split(sizes), strict=True)
-        along = torch.stack([slope.flatten() @ piece for slope, piece in pieces]).sum()
-        found = torch.autograd.grad(along, group, retain_graph=True, materialize_grads=True)
-        return torch.cat([piece.flatten() for piece in found])
-
-    return largest_ritz(product, start, PRODUCTS)
-
-
-def _stand_in(slopes: list[Tensor]) -> Float[Tensor, "1"]:
-    norms = torch.stack([slope.norm() for slope in slopes]).double()
-    ratio = norms.max() / (norms.min() + _TINY)
-    return (ratio**_EXPONENT).clamp(max=1.0).reshape(1)
-
-
-MOMENTS = {
-    Optimiser.adamw: ("exp_avg", "exp_avg_sq"),
-    Optimiser.adam: ("exp_avg", "exp_avg_sq"),
-    Optimiser.sgd: ("momentum_buffer",),
-    Optimiser.gd: (),
-}
-FACTORS = "rate_factors"
-_ADAPTIVE = {Optimiser.adamw: torch.optim.AdamW, Optimiser.adam: torch.optim.Adam}
-
-
-def learning_rate(training: TrainingConfig, step: int) -> float:
-    """Return the learning rate of update `step` (1 to training.steps).
-
-    Linear over the warm-up, reaching training.learning_rate at its last update; then constant, or half a cosine that
-    would be zero at the update after the last.
-    """
-    done, warmup = step - 1, training.warmup
-    if done < warmup:
-        return training.learning_rate * step / warmup
-    if training.schedule == Schedule.constant:
-        return training.learning_rate
-    share = (done - warmup) / (training.steps - warmup)
-    return training.learning_rate * 0.5 * (1 + math.cos(math.pi * share))
-
-
-def refreshes_curvature(training: TrainingConfig, step: int) -> bool:
-    """Whether the curvature is estimated anew before update `step`."""
-    return (step - 1) % training.refresh == 0
-
-
-def _by_block(training: TrainingConfig) -> bool:
-    return training.curvature == Curvature.blocks
-
-
-class Rule:
-    """torch.optim's optimiser of the configured name over the parameters of `network`; its kernels are fused."""
-
-    def __init__(self, network: nn.Module, training: TrainingConfig) -> None:
-        self._training, self._named = training, dict(network.named_parameters())
-        parameters, kind = list(self._named.values()), training.optimiser
-        groups = [{"params": [one]} for one in parameters] if _by_block(training) else parameters
-        self._optimiser: torch.optim.Optimizer
-        rate, decay = training.learning_rate, training.weight_decay
-        if kind in _ADAPTIVE:
-            first, second = training.betas
-            self._optimiser = _ADAPTIVE[kind](
-                groups, rate, betas=(first, second), eps=training.eps, weight_decay=decay, fused=True
-            )
-        else:
-            momentum = training.momentum if kind == Optimiser.sgd else 0.0
-            self._optimiser = torch.optim.SGD(groups, rate, momentum=momentum, weight_decay=decay, fused=True)
-        self._factors = torch.ones(len(self._optimiser.param_groups), dtype=torch.float64)
-
-    def refresh_curvature(self, step: int, loss: Callable[[], Tensor], *, seed: int) -> None:
-        """Estimate the curvature before update `step` if due: at the first, and every training.refresh after it.
-
-        The gradients of `loss` are there; they stay.
-        """
-        kind = self._training.curvature
-        if kind != Curvature.none and refreshes_curvature(self._training, step):
-            self._factors = factors(kind, self._named, loss, seed=seed, step=step)
-
-    def update(self, step: int) -> float:
-        """Take update `step` along the gradients that are there; return its learning rate (geometric mean)."""
-        rate = learning_rate(self._training, step)
-        for group, factor in zip(self._optimiser.param_groups, self._factors.tolist(), strict=True):
-            group["lr"] = rate * factor
-        self._optimiser.step()
-        return rate * (1.0 if _by_block(self._training) else float(self._factors[0]))
-
-    def moments(self) -> dict[str, Tensor]:
-        """Return {moment/parameter: tensor}; none before the first update, or where the rule keeps none.
-
-        A rule that uses the curvature adds FACTORS: by what it multiplies each group's learning rate.
-        """
-        looked = {} if self._training.curvature == Curvature.none else {FACTORS: self._factors}
-        return looked | {
-            f"{moment}/{name}": self._optimiser.state[parameter][moment]
-            for name, parameter in self._named.items()
-            for moment in MOMENTS[self._training.optimiser]
-            if self._optimiser.state[parameter].get(moment) is not None
-        }
-
-    def restore(self, moments: Mapping[str, Tensor], step: int) -> None:
-        """Put back what `moments` returned after `step` updates."""
-        self._factors = moments.get(FACTORS, self._factors)
-        for key, tensor in moments.items():
-            if key == FACTORS:
-                continue
-            moment, _, name = key.partition("/")
-            state = self._optimiser.state[self._named[name]]
-            state[moment] = tensor.clone()
-            if self._training.optimiser in _ADAPTIVE:
-                state["step"] = torch.tensor(float(step))
 
 
 SAVE_EVERY, REPORT_EVERY = 5.0, 0.5  # seconds
@@ -313,10 +144,7 @@ class _Run:
         step = self.step + 1
         batch = training_batch(self.config, seed=self.seed, step=step)
         self.network.zero_grad(set_to_none=True)
-
-        def of_batch() -> Tensor:
-            return self.loss(scored_outputs(self.network, batch.inputs, batch.scored), batch.targets)
-
+        of_batch = BatchLoss(self.network, self.loss, batch)
         with torch.enable_grad():
             loss = of_batch()
             loss.backward()

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hessfig.config import Config, Curvature, Optimiser, Schedule, TrainingData, with_defaults
+from hessfig.config import DIVIDING, Config, Curvature, Optimiser, Schedule, TrainingData, with_defaults
 from hessfig.config.keys import in_key
 from hessfig.models.registry import kind
 from hessfig.record import digest
@@ -21,7 +21,10 @@ _UNREAD: dict[Optimiser, tuple[str, ...]] = {
     Optimiser.adam: ("momentum",),
     Optimiser.sgd: ("betas", "eps"),
     Optimiser.gd: ("betas", "eps", "momentum", "batch_size"),
-}
+    Optimiser.shampoo: ("betas", "eps", "momentum"),
+    Optimiser.soap: ("momentum",),
+    Optimiser.muon: (),
+} | dict.fromkeys(DIVIDING, ("betas", "eps", "batch_size"))
 # What of the task is about its measuring batch alone.
 _MEASURING = ("batch_size", "seed")
 
@@ -83,5 +86,7 @@ def _read(config: Config, training: dict[str, Any]) -> dict[str, Any]:
     unread = {*_WATCHING, *_UNREAD[chosen.optimiser]}
     unread |= {"steps"} if chosen.schedule == Schedule.constant else set()
     unread |= {"cascades"} if chosen.data == TrainingData.fixed else set()
-    unread |= {"curvature", "refresh"} if chosen.curvature == Curvature.none else set()
+    unread |= {"curvature"} if chosen.curvature == Curvature.none else set()
+    unread |= set() if chosen.optimiser in DIVIDING else {"damping"}
+    unread |= {"refresh"} if chosen.curvature == Curvature.none and chosen.optimiser not in DIVIDING else set()
     return {name: value for name, value in training.items() if name not in unread}

@@ -12,13 +12,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hessfig.config import Config, Curvature, DType, Norm, Optimiser, Schedule, TaskConfig, TrainingData
+from hessfig.config import Config, Curvature, DType, Norm, Optimiser, Schedule, State, TaskConfig, TrainingData
 from hessfig.curvature.gradients import LossGradient, loss_of
 from hessfig.curvature.problem import Problem
 from hessfig.errors import UserError
+from hessfig.measurements.catalogue import CATALOGUE
 from hessfig.measurements.quantity import At
 from hessfig.measurements.stability import along_gradient, crossing, next_update, preconditioner
 from hessfig.models.protocol import every_parameter
+from hessfig.models.registry import kind
 from hessfig.states.stored_states import moments
 from hessfig.sweep.measure import draw_problem, measure
 from hessfig.sweep.plan import Cell
@@ -346,6 +348,34 @@ def test_the_threshold_is_of_the_next_update(config: Config, optimiser: str, fac
     found = {row["quantity"]: row["value"] for row in rows(changed, "stability_threshold", step=9)}
     assert found["learning_rate"] == pytest.approx(0.1)
     assert found["stability_threshold"] == pytest.approx(factor / 0.1)
+
+
+@pytest.mark.parametrize("optimiser", ["gd", "newton", "sgd"])
+def test_the_predicted_decrease_is_that_of_the_next_update(config: Config, optimiser: str) -> None:
+    """The states after one more update, and the dense Hessian along their difference."""
+    chosen = replace(config.training, optimiser=Optimiser(optimiser), momentum=0.5, dtype=DType.float64, refresh=4)
+    chosen = replace(chosen, data=TrainingData.fixed, batch_size=config.task.batch_size, learning_rate=0.02)
+    changed = replace(config, dtype=DType.float64, training=chosen)
+    found = {row["quantity"]: row["value"] for row in rows(changed, "predicted_decrease", step=6)}
+    before, after = (draw_problem(cell(changed, "loss", step)) for step in (6, 7))
+    assert found["true_decrease"] == pytest.approx(float(loss_of(before) - loss_of(after)), rel=1e-8)
+    gradient, hessian, _ = dense(before)
+    ends = [torch.cat([p.detach().flatten() for p in one.network.parameters()]) for one in (after, before)]
+    update = ends[0] - ends[1]
+    predicted = -float(gradient @ update + update @ hessian @ update / 2)
+    assert found["predicted_decrease"] == pytest.approx(predicted, rel=1e-8)
+    assert found["decrease_ratio"] == pytest.approx(found["true_decrease"] / found["predicted_decrease"])
+
+
+def test_formulas_of_other_rules_are_refused(config: Config) -> None:
+    for settings in ({"optimiser": Optimiser.soap}, {"clip_norm": 1.0}):
+        changed = replace(config, training=replace(config.training, **settings))
+        for quantity in ("critical_step", "stability_threshold"):
+            with pytest.raises(UserError, match="there is no formula for this rule"):
+                CATALOGUE[quantity].check(changed, kind(changed.model.kind).layout(changed))
+    initial = replace(config, state=replace(config.state, kind=State.initialised, step=None))
+    with pytest.raises(UserError, match="the next update is that of a training"):
+        CATALOGUE["predicted_decrease"].check(initial, kind(initial.model.kind).layout(initial))
 
 
 def test_a_constant_schedule_has_no_last_update(config: Config) -> None:

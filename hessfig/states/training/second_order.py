@@ -1,0 +1,252 @@
+"""Steps divided by a curvature matrix: Newton, Gauss-Newton whole and by blocks, and K-FAC, each with damping."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from hessfig.config import Optimiser
+from hessfig.models.layered import scored_outputs
+from hessfig.tasks.batch import Batch
+
+AT_ONCE = 256  # vectors of one batched backward pass
+_ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-3}
+Slopes = list[Tensor]
+Solver = Callable[[Slopes], Slopes]
+
+
+@dataclass(frozen=True)
+class BatchLoss:
+    """The loss of a network on one batch; calling it gives the loss."""
+
+    network: nn.Module
+    loss: nn.Module
+    batch: Batch
+
+    def __call__(self) -> Tensor:
+        return self.of(self.outputs())
+
+    def outputs(self) -> Tensor:
+        """Return the outputs at the scored positions."""
+        return scored_outputs(self.network, self.batch.inputs, self.batch.scored)
+
+    def of(self, outputs: Tensor) -> Tensor:
+        """Return the loss of these outputs."""
+        return self.loss(outputs, self.batch.targets)
+
+
+def solver(kind: Optimiser, loss: BatchLoss, damping: float) -> Solver:
+    """Return the map from gradients G, one per parameter, to (C + damping I)^-1 G, with C of `kind` at these weights.
+
+    newton: C = |H|, the Hessian with the absolute values of its eigenvalues (arXiv 1406.2572), so that every step
+    descends where H is indefinite. gauss_newton: C = H_o. block_gauss_newton: its diagonal blocks, one per parameter
+    (arXiv 2510.09378). kfac: A (x) B for the weight and bias of a linear map or an embedding (arXiv 1503.05671, with
+    the exact Fisher matrix of the outputs; "expand" of arXiv 2311.00636 where a map is used at several positions),
+    and the block of H_o for any other parameter. The damping is added to C itself, not to its factors.
+    """
+    parameters = list(loss.network.parameters())
+    if kind == Optimiser.kfac:
+        return _kfac(loss, parameters, damping)
+    if kind == Optimiser.newton:
+        values, vectors = torch.linalg.eigh(dense_hessian(loss))
+        return _damped((vectors * values.abs()) @ vectors.T, damping)
+    whole = gauss_newton(loss, parameters)
+    if kind == Optimiser.gauss_newton:
+        return _damped(whole, damping)
+    sizes = [one.numel() for one in parameters]
+    ends = torch.tensor([0, *sizes]).cumsum(0).tolist()
+    blocks = [_damped(whole[a:b, a:b], damping) for a, b in pairwise(ends)]
+    return lambda slopes: [solve([slope])[0] for solve, slope in zip(blocks, slopes, strict=True)]
+
+
+def products_of_a_solver(kind: Optimiser, loss: BatchLoss) -> int:
+    """Return how many products with the Hessian or its Gauss-Newton part one curvature matrix takes.
+
+    One per entry of a parameter. For K-FAC: one per scored position and class, each a backward pass and cheaper than a
+    product, and one per entry of the parameters that have no Kronecker factors.
+    """
+    held = list(loss.network.parameters())
+    if kind != Optimiser.kfac:
+        return sum(one.numel() for one in held)
+    outputs, calls = _calls(loss)
+    inside = {one for module in calls for one in module.parameters()}
+    return outputs[0].numel() + sum(one.numel() for one in held if one not in inside)
+
+
+def dense_hessian(loss: BatchLoss) -> Float[Tensor, "n n"]:
+    """Return the Hessian of the loss in all parameters, made symmetric, one double backward pass per column."""
+    parameters = list(loss.network.parameters())
+    with torch.enable_grad():
+        slopes = torch.autograd.grad(loss(), parameters, create_graph=True, materialize_grads=True)
+        found = _pulled(_flat(slopes), parameters, torch.eye(sum(p.numel() for p in parameters)).to(slopes[0]))
+    return (found + found.T) / 2
+
+
+def gauss_newton(loss: BatchLoss, parameters: Sequence[Tensor]) -> Float[Tensor, "n n"]:
+    """Return J^T H_L J of some parameters, J of the outputs in them and H_L the loss's Hessian in the outputs."""
+    with torch.enable_grad():
+        outputs = loss.outputs()
+        dual = torch.zeros_like(outputs, requires_grad=True)
+        back = torch.autograd.grad(outputs, parameters, dual, create_graph=True, materialize_grads=True)
+        jacobian = _pulled(_flat(back), [dual], torch.eye(sum(p.numel() for p in parameters)).to(outputs))
+        found = jacobian @ _pulled(_slope(loss, outputs), None, jacobian).T
+    return (found + found.T) / 2
+
+
+def _damped(matrix: Float[Tensor, "n n"], damping: float) -> Solver:
+    root = torch.linalg.cholesky(matrix + damping * torch.eye(len(matrix)).to(matrix))
+
+    def solve(slopes: Slopes) -> Slopes:
+        found = torch.cholesky_solve(_flat(slopes)[:, None], root).flatten()
+        pieces = found.split([one.numel() for one in slopes])
+        return [piece.view_as(one) for piece, one in zip(pieces, slopes, strict=True)]
+
+    return solve
+
+
+def _flat(pieces: Sequence[Tensor]) -> Float[Tensor, " n"]:
+    return torch.cat([one.flatten() for one in pieces])
+
+
+@dataclass(frozen=True)
+class _Slope:
+    """The gradient of the loss in its outputs, and the leaf that stands for them."""
+
+    value: Tensor
+    leaf: Tensor
+
+
+def _slope(loss: BatchLoss, outputs: Tensor) -> _Slope:
+    leaf = outputs.detach().requires_grad_()
+    (value,) = torch.autograd.grad(loss.of(leaf), leaf, create_graph=True)
+    return _Slope(value, leaf)
+
+
+def _pulled(
+    outputs: Tensor | _Slope, inputs: Sequence[Tensor] | None, vectors: Float[Tensor, "k m"]
+) -> Float[Tensor, "k n"]:
+    """Return V d(outputs) / d(inputs), the vectors in batches.
+
+    A random combination of them is multiplied once by itself: where the batches do not give the same (a LayerNorm
+    under vmap, see the traps in docs/accuracy.md), every vector is.
+    """
+    at, leaves = (outputs.value, [outputs.leaf]) if isinstance(outputs, _Slope) else (outputs, list(inputs or ()))
+    found = torch.cat([_batched(at, leaves, some, batched=True) for some in vectors.split(AT_ONCE)])
+    factors = torch.linspace(-1, 1, len(vectors)).to(vectors)
+    alone = _batched(at, leaves, factors @ vectors, batched=False)
+    if float((factors @ found - alone).norm()) <= _ROUNDING[found.dtype] * float(found.norm()):
+        return found
+    return torch.stack([_batched(at, leaves, one, batched=False) for one in vectors])
+
+
+def _batched(at: Tensor, leaves: list[Tensor], vectors: Tensor, *, batched: bool) -> Tensor:
+    shaped = vectors.reshape(*vectors.shape[:-1], *at.shape)
+    pieces = torch.autograd.grad(
+        at, leaves, shaped, retain_graph=True, is_grads_batched=batched, materialize_grads=True
+    )
+    return torch.cat([one.reshape(*vectors.shape[:-1], -1) for one in pieces], dim=-1)
+
+
+def _maps(network: nn.Module) -> list[nn.Module]:
+    """Return the linear maps and embeddings whose parameters no other one has."""
+    found = [one for one in network.modules() if type(one) in (nn.Linear, nn.Embedding)]
+    owners = [id(one) for module in found for one in module.parameters()]
+    return [one for one in found if all(owners.count(id(p)) == 1 for p in one.parameters())]
+
+
+@dataclass
+class _Kronecker:
+    """The block A (x) B of one map: `left` = B over outputs, `right` = A over inputs, both as eigenpairs."""
+
+    module: nn.Module
+    left: tuple[Tensor, Tensor]
+    right: tuple[Tensor, Tensor]
+
+    def solve(self, slopes: Mapping[Tensor, Tensor], damping: float) -> dict[Tensor, Tensor]:
+        """Return (A (x) B + damping I)^-1 times the gradient, by parameter."""
+        table = isinstance(self.module, nn.Embedding)
+        held = list(self.module.parameters())
+        matrix = slopes[held[0]].T if table else torch.cat([slopes[p].reshape(len(slopes[p]), -1) for p in held], dim=1)
+        (b, ub), (a, ua) = self.left, self.right
+        found = ub @ ((ub.T @ matrix @ ua) / (b[:, None] * a + damping)) @ ua.T
+        pieces = [found.T] if table else found.split([p.numel() // len(p) for p in held], dim=1)
+        return {p: piece.reshape(p.shape) for p, piece in zip(held, pieces, strict=True)}
+
+
+def _kfac(loss: BatchLoss, parameters: list[nn.Parameter], damping: float) -> Solver:
+    factored = _factored(loss)
+    inside = {p for one in factored for p in one.module.parameters()}
+    others = [p for p in parameters if p not in inside]
+    whole = [_damped(gauss_newton(loss, [p]), damping) for p in others]
+
+    def solve(slopes: Slopes) -> Slopes:
+        at: dict[Tensor, Tensor] = dict(zip(parameters, slopes, strict=True))
+        found: dict[Tensor, Tensor] = {p: solve_one([at[p]])[0] for p, solve_one in zip(others, whole, strict=True)}
+        for one in factored:
+            found |= one.solve(at, damping)
+        return [found[p] for p in parameters]
+
+    return solve
+
+
+def _factored(loss: BatchLoss) -> list[_Kronecker]:
+    """Return the Kronecker factors of every map that is used once in a forward pass."""
+    outputs, calls = _calls(loss)
+    leaves = [of for _, of in calls.values()]
+    with torch.enable_grad():
+        sent = _pulled(outputs.flatten(), leaves, _roots(loss, outputs)).split([of.numel() for of in leaves], dim=1)
+    return [
+        _Kronecker(module, _eigen(back.reshape(-1, of.shape[-1])), _eigen(_inputs(module, given), mean=True))
+        for (module, (given, of)), back in zip(calls.items(), sent, strict=True)
+    ]
+
+
+def _calls(loss: BatchLoss) -> tuple[Tensor, dict[nn.Module, tuple[Tensor, Tensor]]]:
+    """Return the network's outputs, and input and output of every map that is used once on the way to them."""
+    calls: dict[nn.Module, list[tuple[Tensor, Tensor]]] = {}
+
+    def note(module: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> None:
+        calls.setdefault(module, []).append((given[0].detach(), output))
+
+    handles = [module.register_forward_hook(note) for module in _maps(loss.network)]
+    try:
+        with torch.enable_grad():
+            outputs = loss.outputs()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return outputs, {module: seen[0] for module, seen in calls.items() if len(seen) == 1}
+
+
+def _roots(loss: BatchLoss, outputs: Tensor) -> Float[Tensor, "columns m"]:
+    """Return one vector per scored position and column of a root of H_L there, for all samples together."""
+    slope = _slope(loss, outputs)
+    count, width = outputs[0].numel(), outputs.shape[-1]
+    units = torch.eye(width).to(outputs).expand(*outputs.shape[:-1], -1, -1).movedim(-1, 0).flatten(1)
+    hessian = _pulled(slope, None, units).reshape(width, len(outputs), -1, width).permute(1, 2, 0, 3)
+    values, vectors = torch.linalg.eigh(hessian)
+    root = (vectors * values.clamp(min=0).sqrt()[..., None, :]).flatten(-1)  # samples, positions, width * columns
+    places = count // width
+    spread = torch.zeros(places, width, len(outputs), places, width).to(outputs)
+    for place in range(places):
+        spread[place, :, :, place] = root[:, place].reshape(-1, width, width).permute(2, 0, 1)
+    return spread.reshape(places * width, -1)
+
+
+def _inputs(module: nn.Module, given: Tensor) -> Float[Tensor, "uses n"]:
+    """Return the inputs of a map, row by row: one-hot tokens for an embedding, a 1 last for a map with a bias."""
+    if isinstance(module, nn.Embedding):
+        return nn.functional.one_hot(given.flatten(), module.num_embeddings).to(module.weight)
+    rows = given.reshape(-1, given.shape[-1])
+    return rows if module.bias is None else torch.cat([rows, torch.ones(len(rows), 1).to(rows)], dim=1)
+
+
+def _eigen(rows: Float[Tensor, "k n"], *, mean: bool = False) -> tuple[Tensor, Tensor]:
+    """Return eigenvalues and eigenvectors of the sum of outer products of rows, or of their mean."""
+    values, vectors = torch.linalg.eigh(rows.T @ rows / (len(rows) if mean else 1))
+    return values.clamp(min=0), vectors

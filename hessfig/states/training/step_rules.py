@@ -1,0 +1,296 @@
+"""The rule of a training's update: torch's optimisers, steps divided by curvature, and looks at the curvature."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from hessfig.config import DIVIDING, Curvature, Optimiser, Schedule, TrainingConfig
+from hessfig.rng import stream
+from hessfig.states.training.second_order import BatchLoss, Solver, solver
+
+PRODUCTS = 12  # Hessian products of a largest eigenvalue: enough for a few per cent
+FLATTEST = 1e-3  # of the largest: no block counts as flatter
+_EXPONENT = -0.25  # of the blog's rule
+_TINY = 1e-8
+
+Loss = Callable[[], Tensor]
+Product = Callable[[Tensor], Tensor]
+
+
+def products_of_a_refresh(kind: Curvature, parameters: int) -> int:
+    """Return how many Hessian products one refresh takes in a network of so many parameters (tensors)."""
+    return {Curvature.whole: PRODUCTS, Curvature.blocks: PRODUCTS * parameters}.get(kind, 0)
+
+
+def factors(
+    kind: Curvature, named: Mapping[str, Tensor], loss: Loss, *, seed: int, step: int
+) -> Float[Tensor, " groups"]:
+    """Return the factor of the learning rate of each group of parameters.
+
+    whole: 1 / largest eigenvalue of the Hessian. blocks: the same of each parameter's own block, divided by their
+    geometric mean; a block counts as no flatter than FLATTEST of the steepest. gradient_norm: the blog's stand-in,
+    min(1, (largest / smallest norm of a parameter's gradient)^(-1/4)), from gradients that are there.
+    """
+    if kind == Curvature.gradient_norm:
+        return _stand_in([one.grad for one in named.values() if one.grad is not None])
+    held = list(named.values())
+    groups = [[one] for one in held] if kind == Curvature.blocks else [held]
+    with torch.enable_grad():
+        slopes = torch.autograd.grad(loss(), held, create_graph=True, materialize_grads=True)
+    at = dict(zip(held, slopes, strict=True))
+    steepest = [
+        _largest(group, [at[one] for one in group], seed=seed, step=step, number=number)
+        for number, group in enumerate(groups)
+    ]
+    found = torch.tensor(steepest, dtype=torch.float64)
+    found = found.clamp(min=max(FLATTEST * float(found.max()), _TINY))
+    return 1 / found if kind == Curvature.whole else found.log().mean().exp() / found
+
+
+def largest_ritz(product: Product, start: Float[Tensor, " n"], products: int) -> float:
+    """Return the largest Ritz value of a symmetric operator after some products (Lanczos, re-orthogonalised)."""
+    basis = (start / start.norm())[None]
+    images: list[Tensor] = []
+    for _ in range(min(products, len(start))):
+        images.append(product(basis[-1]))
+        rest = images[-1] - basis.T @ (basis @ images[-1])
+        rest = rest - basis.T @ (basis @ rest)
+        if float(rest.norm()) <= _TINY * float(images[-1].norm()):
+            break
+        basis = torch.cat([basis, (rest / rest.norm())[None]])
+    small = (basis[: len(images)] @ torch.stack(images).T).double()
+    return float(torch.linalg.eigvalsh((small + small.T) / 2)[-1])
+
+
+def _largest(group: list[Tensor], slopes: list[Tensor], *, seed: int, step: int, number: int) -> float:
+    sizes = [one.numel() for one in group]
+    start = torch.randn(sum(sizes), generator=stream(seed, "steepest", step, number)).to(slopes[0])
+    if not any(slope.requires_grad for slope in slopes):
+        return 0.0
+
+    def product(vector: Tensor) -> Tensor:
+        pieces = zip(slopes, vector.split(sizes), strict=True)
+        along = torch.stack([slope.flatten() @ piece for slope, piece in pieces]).sum()
+        found = torch.autograd.grad(along, group, retain_graph=True, materialize_grads=True)
+        return torch.cat([piece.flatten() for piece in found])
+
+    return largest_ritz(product, start, PRODUCTS)
+
+
+def _stand_in(slopes: list[Tensor]) -> Float[Tensor, "1"]:
+    norms = torch.stack([slope.norm() for slope in slopes]).double()
+    ratio = norms.max() / (norms.min() + _TINY)
+    return (ratio**_EXPONENT).clamp(max=1.0).reshape(1)
+
+
+MOMENTS = {
+    Optimiser.adamw: ("exp_avg", "exp_avg_sq"),
+    Optimiser.adam: ("exp_avg", "exp_avg_sq"),
+    Optimiser.sgd: ("momentum_buffer",),
+    Optimiser.gd: (),
+    Optimiser.shampoo: ("pre_cond_0", "pre_cond_1", "inv_pre_cond_0", "inv_pre_cond_1"),
+    Optimiser.soap: ("exp_avg", "exp_avg_sq", "GG", "Q"),
+    Optimiser.muon: ("momentum_buffer", "exp_avg", "exp_avg_sq"),
+} | dict.fromkeys(DIVIDING, ("momentum_buffer",))
+FACTORS, REFRESHED = "rate_factors", "refreshed"
+_ADAPTIVE = {Optimiser.adamw: torch.optim.AdamW, Optimiser.adam: torch.optim.Adam}
+SOAP_EVERY = 10  # updates between two of SOAP's eigenbases, as its authors recommend
+
+
+def learning_rate(training: TrainingConfig, step: int) -> float:
+    """Return the learning rate of update `step` (1 to training.steps).
+
+    Linear over the warm-up, reaching training.learning_rate at its last update; then constant, or half a cosine that
+    would be zero at the update after the last.
+    """
+    done, warmup = step - 1, training.warmup
+    if done < warmup:
+        return training.learning_rate * step / warmup
+    if training.schedule == Schedule.constant:
+        return training.learning_rate
+    share = (done - warmup) / (training.steps - warmup)
+    return training.learning_rate * 0.5 * (1 + math.cos(math.pi * share))
+
+
+def refreshes_curvature(training: TrainingConfig, step: int) -> bool:
+    """Whether the curvature is estimated anew before update `step`."""
+    return (step - 1) % training.refresh == 0
+
+
+def _by_block(training: TrainingConfig) -> bool:
+    return training.curvature == Curvature.blocks
+
+
+class Rule:
+    """The optimisers of the configured name over the parameters of `network`: torch.optim's, or pytorch_optimizer's.
+
+    A rule of DIVIDING is torch.optim.SGD along gradients divided by a curvature matrix, which stays as it is between
+    two refreshes. Muon takes the weight matrices of the layers; AdamW takes embeddings, the head and vectors.
+    """
+
+    def __init__(self, network: nn.Module, training: TrainingConfig) -> None:
+        self._training, self._named = training, dict(network.named_parameters())
+        self._optimisers = list(_optimisers(self._named, training))
+        self._owners = {id(p): one for one in self._optimisers for group in one.param_groups for p in group["params"]}
+        self._factors = torch.ones(len(self._groups), dtype=torch.float64)
+        self._refreshed: dict[str, Tensor] = {}
+        self._solver: Solver | None = None
+
+    @property
+    def _groups(self) -> list[dict[str, Any]]:
+        return [group for one in self._optimisers for group in one.param_groups]
+
+    def refresh_curvature(self, step: int, loss: BatchLoss, *, seed: int) -> None:
+        """Estimate the curvature before update `step` if due: at the first, and every training.refresh after it.
+
+        The gradients of `loss` are there; they stay.
+        """
+        kind, due = self._training.curvature, refreshes_curvature(self._training, step)
+        if kind != Curvature.none and due:
+            self._factors = factors(kind, self._named, loss, seed=seed, step=step)
+        if self._training.optimiser in DIVIDING and (due or self._solver is None):
+            if due:
+                self._refreshed = {name: one.detach().clone() for name, one in self._named.items()}
+            with self._at(self._refreshed):
+                self._solver = solver(self._training.optimiser, loss, self._training.damping)
+
+    def update(self, step: int) -> float:
+        """Take update `step` along the gradients that are there; return its learning rate (geometric mean)."""
+        rate = learning_rate(self._training, step)
+        for group, factor in zip(self._groups, self._factors.tolist(), strict=True):
+            group["lr"] = rate * factor
+        parameters = list(self._named.values())
+        if self._training.clip_norm:
+            nn.utils.clip_grad_norm_(parameters, self._training.clip_norm)
+        if self._solver is not None:
+            slopes = [torch.zeros_like(one) if one.grad is None else one.grad for one in parameters]
+            for one, direction in zip(parameters, self._solver(slopes), strict=True):
+                one.grad = direction.contiguous()  # fused kernels take a gradient as it lies in memory
+        for optimiser in self._optimisers:
+            optimiser.step()
+        return rate * (1.0 if _by_block(self._training) else float(self._factors[0]))
+
+    def moments(self) -> dict[str, Tensor]:
+        """Return {moment/parameter: tensor}; none before the first update, or where the rule keeps none.
+
+        A rule that uses the curvature adds FACTORS: by what it multiplies each group's learning rate; one that divides
+        by a curvature matrix adds the weights REFRESHED/parameter where that matrix is of.
+        """
+        looked = {} if self._training.curvature == Curvature.none else {FACTORS: self._factors}
+        looked |= {f"{REFRESHED}/{name}": one for name, one in self._refreshed.items()}
+        return looked | {
+            key: tensor
+            for name, parameter in self._named.items()
+            for moment in MOMENTS[self._training.optimiser]
+            for key, tensor in _tensors(self._state(parameter).get(moment), moment, name)
+        }
+
+    def restore(self, moments: Mapping[str, Tensor], step: int) -> None:
+        """Put back what `moments` returned after `step` updates."""
+        kind = self._training.optimiser
+        self._factors = moments.get(FACTORS, self._factors)
+        self._refreshed, self._solver = {}, None
+        for key, tensor in moments.items():
+            moment, _, name = key.partition("/")
+            if moment == REFRESHED:
+                self._refreshed[name] = tensor.clone()
+            elif key != FACTORS:
+                _put(self._state(self._named[name]), moment, tensor.clone(), self._named[name].ndim)
+        for parameter in self._named.values():
+            state = self._state(parameter)
+            if "exp_avg" in state and kind != Optimiser.soap:
+                state["step"] = torch.tensor(float(step))
+            elif state and kind == Optimiser.soap:
+                state |= {"precondition_frequency": SOAP_EVERY, "shampoo_beta": self._training.betas[1]}
+                for moment in ("GG", "Q"):
+                    _put(state, moment, None, parameter.ndim)
+        for group in self._groups if kind in (Optimiser.shampoo, Optimiser.soap) else []:
+            group["step"] = step
+
+    def _state(self, parameter: Tensor) -> dict[str, Any]:
+        """Return the state of a parameter in the optimiser that has it."""
+        found: dict[str, Any] = self._owners[id(parameter)].state[parameter]
+        return found
+
+    @contextmanager
+    def _at(self, weights: Mapping[str, Tensor]) -> Iterator[None]:
+        """Hold the network at `weights`; its own are put back in the end."""
+        before = {name: one.detach().clone() for name, one in self._named.items()}
+        try:
+            _copy(weights, self._named)
+            yield
+        finally:
+            _copy(before, self._named)
+
+
+@torch.no_grad()
+def _copy(weights: Mapping[str, Tensor], named: Mapping[str, Tensor]) -> None:
+    for name, parameter in named.items():
+        parameter.copy_(weights[name])
+
+
+def _tensors(value: Any, moment: str, name: str) -> Iterator[tuple[str, Tensor]]:
+    """Yield a moment under its name; one of several matrices, one per axis of the parameter, under moment.AXIS."""
+    if isinstance(value, list):
+        yield from ((f"{moment}.{axis}/{name}", one) for axis, one in enumerate(value) if len(one))
+    elif value is not None:
+        yield f"{moment}/{name}", value
+
+
+def _put(state: dict[str, Any], moment: str, tensor: Tensor | None, axes: int) -> None:
+    name, _, axis = moment.partition(".")
+    if axis or tensor is None:
+        state.setdefault(name, [[] for _ in range(axes)])
+    if axis:
+        state[name][int(axis)] = tensor
+    elif tensor is not None:
+        state[name] = tensor
+
+
+def _optimisers(named: Mapping[str, nn.Parameter], training: TrainingConfig) -> Iterator[torch.optim.Optimizer]:
+    kind, parameters = training.optimiser, list(named.values())
+    rate, decay, betas = training.learning_rate, training.weight_decay, (training.betas[0], training.betas[1])
+    if kind == Optimiser.muon:
+        matrices, momentum = _hidden_matrices(named), training.momentum
+        adjust = "match_rms_adamw"  # so that both take one learning rate
+        yield torch.optim.Muon(matrices, rate, weight_decay=decay, momentum=momentum, adjust_lr_fn=adjust)
+        parameters = [one for one in parameters if not any(one is matrix for matrix in matrices)]
+    groups: Any = [{"params": [one]} for one in parameters] if _by_block(training) else parameters
+    if kind in (Optimiser.shampoo, Optimiser.soap):
+        yield _of_library(kind, groups, training)
+    elif kind in (Optimiser.adam, Optimiser.adamw, Optimiser.muon):
+        adaptive = _ADAPTIVE.get(kind, torch.optim.AdamW)
+        if parameters:
+            yield adaptive(groups, rate, betas=betas, eps=training.eps, weight_decay=decay, fused=True)
+    else:
+        momentum = 0.0 if kind == Optimiser.gd else training.momentum
+        yield torch.optim.SGD(groups, rate, momentum=momentum, weight_decay=decay, fused=True)
+
+
+def _hidden_matrices(named: Mapping[str, nn.Parameter]) -> list[nn.Parameter]:
+    """Return the matrices of the layers; every matrix of a network whose parameters are in no layers."""
+    found = {name: one for name, one in named.items() if one.ndim == 2}
+    return [one for name, one in found.items() if name.startswith("layers.")] or list(found.values())
+
+
+def _of_library(kind: Optimiser, groups: Any, training: TrainingConfig) -> torch.optim.Optimizer:
+    """Return Shampoo (arXiv 1802.09568) or SOAP (arXiv 2409.11321) as pytorch_optimizer has them."""
+    import pytorch_optimizer  # slow, and of an extra
+
+    rate, decay = training.learning_rate, training.weight_decay
+    found: torch.optim.Optimizer
+    if kind == Optimiser.shampoo:
+        found = pytorch_optimizer.Shampoo(groups, rate, weight_decay=decay)
+    else:
+        betas = (training.betas[0], training.betas[1])
+        found = pytorch_optimizer.SOAP(
+            groups, rate, betas, weight_decay=decay, eps=training.eps, precondition_frequency=SOAP_EVERY
+        )
+    return found
