@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -64,8 +65,8 @@ class DifferencedColumn(SidedColumn):
         """Return |D_h - D_2h| / |D_h| over all products so far, D_h the differences: Frobenius norms of all columns.
 
         The truncation of D_h is a third of that difference, its rounding at most nearly all of it (D_2h has half as
-        much), so that it stands for both. By the triangle inequality it bounds the relative error of a norm to which
-        these products lead. Zero where both are zero.
+        much), so that it stands for both, as an estimate: too small where the series has not begun to converge. By the
+        triangle inequality a norm from these products is off by no more than they are. Zero where both are zero.
         """
         apart, size = self._squares[row, part].tolist()
         if apart == 0.0:
@@ -107,7 +108,7 @@ class DifferencedColumn(SidedColumn):
                 ends = [self._outputs(weights, start) for weights in moved]
             plus, minus = (output_gradient(self._suffix.loss, end, targets) for end in ends)
             curved = share * (plus - minus) / (2 * h)
-            pieces.append(self._of(here, start, lambda outputs, curved=curved: (outputs * curved).sum()))
+            pieces.append(self._of(here, start, partial(_along, curved)))
         return self._summed(pieces)
 
     def _outputs(self, weights: Sequence[Tensor], start: Tensor) -> Tensor:
@@ -116,3 +117,7 @@ class DifferencedColumn(SidedColumn):
 
     def _summed(self, pieces: Sequence[Sequence[Tensor]]) -> list[Tensor]:
         return [torch.stack(of_parameter).sum(dim=0) for of_parameter in zip(*pieces, strict=True)]
+
+
+def _along(slope: Tensor, outputs: Tensor) -> Tensor:
+    return (outputs * slope).sum()
