@@ -257,6 +257,7 @@ def measure(
     import torch
 
     from hessfig.curvature.problem import Problem as Measurable
+    from hessfig.curvature.small import threads_for
 
     if not isinstance(problem, Problem):
         raise UserError(
@@ -277,7 +278,8 @@ def measure(
         measurable = Measurable.of(drawn).on(place)
         at = At(config, seed=config.first_seed)
         asked = {name: asked_of(quantity(name), blocks_there, at) for name in names}
-        found = {name: quantity(name).measured(measurable, request) for name, request in asked.items()}
+        with threads_for(measurable):
+            found = {name: quantity(name).measured(measurable, request) for name, request in asked.items()}
     return _frame(found, config.first_seed)
 
 
