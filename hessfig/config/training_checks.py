@@ -81,7 +81,7 @@ def _check_task(config: Config) -> None:
             f"training.optimiser={training.optimiser} is full batch, and fresh data have no whole",
             got=f"training.data={training.data}",
             allowed="training.data=fixed",
-            remedy="training.data=fixed (the task's batch of task.batch_size sums)",
+            remedy="training=gd, or training.data=fixed (the task's batch of task.batch_size sums)",
         )
     if training.optimiser in (Optimiser.muon, *DIVIDING) and training.curvature != Curvature.none:
         raise UserError(

@@ -67,7 +67,8 @@ COMPONENTS = [
 ]
 RACE = ["race"]
 DIRECTIONS = ["slices", "critical_points", "trajectories"]
-APPROXIMATIONS = ["approximations", "approximations_after", "approximations_heads", "pruning", "quantisation"]
+APPROXIMATIONS = ["approximations", "approximations_after", "approximations_heads"]
+COMPRESSION = ["pruning", "quantisation"]
 # A zero block has no condition number, a search may find nothing, an expansion may stay where the loss is.
 MAY_BE_ODD = ("_departure", "_horizon", *quantity("critical_points").gives)
 WITH_HEADS = ("heads", "heads_zeros", "model_size_heads", "approximations_heads")
@@ -141,6 +142,7 @@ def test_estimators_and_types_are_those_make_figures_used() -> None:
         *("entries", "entries_seeds", "entries_after", "eq5", "data_size", "data_size_batches"),
         *("blocks_after", "heads_zeros", "sublayers", "temperature", "score_split"),
         *("dispersion", "jacobian", "similar_tokens", "weight_powers", "wide_keys", "critical_points"),
+        *COMPRESSION,
     }
     assert {config.estimator.method for config in made.values()} == {"dense", "auto", "hutchinson"}
     assert {name for name, config in made.items() if config.dtype == "float32"} == {
@@ -158,6 +160,7 @@ def test_estimators_and_types_are_those_make_figures_used() -> None:
         *LANGUAGE,
         *ENCODERS,
         *APPROXIMATIONS,
+        *COMPRESSION,
         *DIRECTIONS,
         *RACE,
     }
@@ -187,7 +190,7 @@ def test_figures_come_in_the_order_of_their_configuration() -> None:
     here = [figure.name for figure in follow_ups if 220 <= figure.order < 240]
     assert here == [*LANDSCAPE, "sublayers_groups", "gpt2", "sublayers_steps", *ENCODERS]
     text = [figure.name for figure in follow_ups if figure.order >= 270]
-    assert text == [*LANGUAGE[:3], "language_heterogeneity", *LANGUAGE[3:], *DIRECTIONS]
+    assert text == [*LANGUAGE[:3], "language_heterogeneity", *LANGUAGE[3:], *COMPRESSION, *DIRECTIONS]
     assert len({figure.order for figure in found}) == len(found)
     assert studies() == ["scalar", "bounds"]
     by_group = {group: [one.name for one in found if one.group == group] for group in FigureGroup}

@@ -24,6 +24,7 @@ ADDED = {
     *("model.norm_kind", "model.positions", "model.n_kv_heads", "model.gate", "model.tied", "model.window"),
     *("model.residual_scale", "task.label_smoothing", "task.weight_decay", "task.correlation"),
     *("task.masked_share", "task.masked_as", "task.mask_id"),
+    *("training.damping", "training.clip_norm"),
     *PINS,
 }
 OF_NETWORKS = (

@@ -12,7 +12,6 @@ from matplotlib.colors import Normalize
 from matplotlib.lines import Line2D
 
 from hessfig.analysis.curves import growth_curves
-from hessfig.figures.layouts.growth_curves import slope_words
 from hessfig.figures.parts import labels
 from hessfig.figures.parts.matrix import colour_bar, draw_matrix, name_sides
 from hessfig.figures.parts.measured import (
@@ -31,6 +30,7 @@ from hessfig.figures.parts.measured import (
 from hessfig.figures.parts.page import FigureSpec, Page, Paper, fitting, part_colour, width_of
 from hessfig.figures.parts.panel_sheet import Margins, Sheet, fitting_columns, panel_sheet, panel_width, say, width_in
 from hessfig.figures.parts.panels import draw_curve, draw_fit, fitted, mark_one, positive, set_log_range, why_empty
+from hessfig.figures.parts.slope_words import slope_words
 from hessfig.predictions.growth_rates import Prediction
 from hessfig.terms import Part
 

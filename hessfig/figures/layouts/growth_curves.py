@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,18 +13,9 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from hessfig.analysis.axis import X
-from hessfig.analysis.slopes.fit import ARITHMETIC, MIN_POINTS
 from hessfig.analysis.slopes.printed import WHOLE, Window, as_window, label, within
 from hessfig.figures.parts.labels import norm_label, part_title, symbol, unit_label, weight_words
-from hessfig.figures.parts.measured import (
-    LEVEL,
-    Measured,
-    drawn_numbers,
-    in_digits,
-    parts_of,
-    read_measured,
-    windows_in_words,
-)
+from hessfig.figures.parts.measured import Measured, drawn_numbers, parts_of, read_measured
 from hessfig.figures.parts.page import GUIDE, FigureSpec, Page, matrix_colour, shades
 from hessfig.figures.parts.panel_sheet import Margins, Sheet, panel_sheet, say, width_in
 from hessfig.figures.parts.panels import (
@@ -34,7 +24,6 @@ from hessfig.figures.parts.panels import (
     corner,
     draw_curve,
     draw_guide,
-    fitted,
     is_rising,
     mark_one,
     positive,
@@ -42,6 +31,7 @@ from hessfig.figures.parts.panels import (
     set_log_range,
     why_empty,
 )
+from hessfig.figures.parts.slope_words import how, layer_words, rows_of, window_of, window_words
 from hessfig.predictions.growth_rates import Prediction
 from hessfig.terms import PARTS, Matrix, Part
 
@@ -58,7 +48,7 @@ def draw_guides(ax: Axes, measured: Measured) -> None:
     by_window = len(predicted["regime"].unique()) > 1  # laws of several regimes: each along its own window
     keys = ["predicted", "window_low", "window_high"] if by_window else ["predicted"]
     for style, (_, rows) in enumerate(predicted.groupby(keys, sort=True, dropna=False)):
-        exponent, window = rows["predicted"].iloc[0], _window(_rows(rows)[0]) if by_window else measured.windows[0]
+        exponent, window = rows["predicted"].iloc[0], window_of(rows_of(rows)[0]) if by_window else measured.windows[0]
         curves = [measured.of(layer=layer).curves for layer in rows["layer"].unique()]
         constants = [coefficient(curve, exponent, window) for curve in curves]
         along = x[within(x, window)] if by_window else x
@@ -101,67 +91,6 @@ def _for_layers(layers: np.ndarray, measured: Measured) -> str:
 def _slope_on(measured: Measured, window: Window) -> float:
     index = measured.windows.index(window)
     return float(measured.slopes["slope"].iloc[index])
-
-
-DAGGER = "†"  # a slope on another window than the first, which the note names
-
-
-def how(measured: Measured) -> str:
-    """Return the note of a growth sheet: how the numbers were measured, and how what is printed was found."""
-    if measured.said == LEVEL:
-        means = "arithmetic" if measured.average == ARITHMETIC else "geometric"
-        windows = windows_in_words(measured.windows, measured.axis)
-        return f"{measured.how()} Levels: {means} mean over {windows}; ± standard error over seeds."
-    other = next(
-        (window for window in map(_window, _rows(measured.telling_slopes())) if window != measured.windows[0]), None
-    )
-    dagger = f" {DAGGER}: {label(other, measured.axis.symbol)}." if other and len(measured.layers()) > 1 else ""
-    layers = " Beside powers: their layers." if len(measured.layers()) > 1 else ""
-    return f"{measured.how()} {slope_words(measured)}{dagger}{layers}"
-
-
-def slope_words(measured: Measured) -> str:
-    """Return how slopes were found."""
-    means = "" if measured.average == ARITHMETIC else " of geometric means"
-    windows = windows_in_words(measured.windows, measured.axis)
-    return f"Slopes: least squares{means} in log-log, {windows}; ± bootstrap over seeds (statistical only)."
-
-
-def window_words(measured: Measured) -> list[str]:
-    """Return 'slope ± error' (or the level) of a single curve on each window."""
-    rows = _rows(measured.levels if measured.said == LEVEL else measured.slopes)
-    if len(rows) == 1 and rows[0].num_points >= MIN_POINTS:
-        return [f"{measured.said} {_number(rows[0], measured)}", *_published(rows[0], measured)]
-    return [f"{label(_window(row), measured.axis.symbol)}: {_number(row, measured)}" for row in rows]
-
-
-def _published(row: Any, measured: Measured) -> list[str]:
-    """Return the published slope with its error in words, where one is on record for this curve and window."""
-    known = measured.said != LEVEL and not math.isnan(row.published)
-    return [f"published {fitted(row.published, row.published_se)}"] if known else []
-
-
-def layer_words(measured: Measured, layer: int) -> str:
-    """Return the layer and its telling slope (or its level in the first window)."""
-    if not positive(measured.curves).any():
-        return f"{layer}: {why_empty(measured)}"
-    telling = measured.levels if measured.said == LEVEL else measured.telling_slopes()
-    row = _rows(telling)[0]
-    return f"{layer}: {_number(row, measured)}{DAGGER * (_window(row) != measured.windows[0])}"
-
-
-def _number(row: Any, measured: Measured) -> str:
-    if measured.said == LEVEL:
-        return in_digits(row.level, row.level_se)
-    return fitted(row.slope, row.slope_se)
-
-
-def _window(row: Any) -> Window:
-    return as_window(row.window_low, row.window_high)
-
-
-def _rows(frame: pd.DataFrame) -> list[Any]:
-    return list(frame.itertuples())
 
 
 def growth(spec: FigureSpec, folder: Path) -> Iterator[Page]:

@@ -1,0 +1,76 @@
+"""Slopes and levels in words: what panels print of a curve, and what notes say of how it was found."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pandas as pd
+
+from hessfig.analysis.slopes.fit import ARITHMETIC, MIN_POINTS
+from hessfig.analysis.slopes.printed import Window, label
+from hessfig.figures.parts.measured import LEVEL, Measured, in_digits, windows_in_words
+from hessfig.figures.parts.panels import fitted, positive, why_empty
+
+DAGGER = "†"  # a slope on another window than the first, which the note names
+
+
+def how(measured: Measured) -> str:
+    """Return the note of a growth sheet: how the numbers were measured, and how what is printed was found."""
+    if measured.said == LEVEL:
+        means = "arithmetic" if measured.average == ARITHMETIC else "geometric"
+        windows = windows_in_words(measured.windows, measured.axis)
+        return f"{measured.how()} Levels: {means} mean over {windows}; ± standard error over seeds."
+    other = next(
+        (window for window in map(window_of, rows_of(measured.telling_slopes())) if window != measured.windows[0]), None
+    )
+    dagger = f" {DAGGER}: {label(other, measured.axis.symbol)}." if other and len(measured.layers()) > 1 else ""
+    layers = " Beside powers: their layers." if len(measured.layers()) > 1 else ""
+    return f"{measured.how()} {slope_words(measured)}{dagger}{layers}"
+
+
+def slope_words(measured: Measured) -> str:
+    """Return how slopes were found."""
+    means = "" if measured.average == ARITHMETIC else " of geometric means"
+    windows = windows_in_words(measured.windows, measured.axis)
+    return f"Slopes: least squares{means} in log-log, {windows}; ± bootstrap over seeds (statistical only)."
+
+
+def window_words(measured: Measured) -> list[str]:
+    """Return 'slope ± error' (or the level) of a single curve on each window."""
+    rows = rows_of(measured.levels if measured.said == LEVEL else measured.slopes)
+    if len(rows) == 1 and rows[0].num_points >= MIN_POINTS:
+        return [f"{measured.said} {number_of(rows[0], measured)}", *_published(rows[0], measured)]
+    return [f"{label(window_of(row), measured.axis.symbol)}: {number_of(row, measured)}" for row in rows]
+
+
+def _published(row: Any, measured: Measured) -> list[str]:
+    """Return the published slope with its error in words, where one is on record for this curve and window."""
+    known = measured.said != LEVEL and not math.isnan(row.published)
+    return [f"published {fitted(row.published, row.published_se)}"] if known else []
+
+
+def layer_words(measured: Measured, layer: int) -> str:
+    """Return the layer and its telling slope (or its level in the first window)."""
+    if not positive(measured.curves).any():
+        return f"{layer}: {why_empty(measured)}"
+    telling = measured.levels if measured.said == LEVEL else measured.telling_slopes()
+    row = rows_of(telling)[0]
+    return f"{layer}: {number_of(row, measured)}{DAGGER * (window_of(row) != measured.windows[0])}"
+
+
+def number_of(row: Any, measured: Measured) -> str:
+    """Return the slope (or level) of a row with its error."""
+    if measured.said == LEVEL:
+        return in_digits(row.level, row.level_se)
+    return fitted(row.slope, row.slope_se)
+
+
+def window_of(row: Any) -> Window:
+    """Return the window of a row of slopes or levels."""
+    return as_window(row.window_low, row.window_high)
+
+
+def rows_of(frame: pd.DataFrame) -> list[Any]:
+    """Return the rows of slopes or levels as named tuples."""
+    return list(frame.itertuples())
