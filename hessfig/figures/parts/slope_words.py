@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from hessfig.analysis.slopes.fit import ARITHMETIC, MIN_POINTS
-from hessfig.analysis.slopes.printed import Window, label
+from hessfig.analysis.slopes.printed import Window, as_window, label
 from hessfig.figures.parts.measured import LEVEL, Measured, in_digits, windows_in_words
 from hessfig.figures.parts.panels import fitted, positive, why_empty
 
