@@ -257,7 +257,6 @@ def measure(
     import torch
 
     from hessfig.curvature.problem import Problem as Measurable
-    from hessfig.curvature.small import threads_for
 
     if not isinstance(problem, Problem):
         raise UserError(
@@ -278,8 +277,7 @@ def measure(
         measurable = Measurable.of(drawn).on(place)
         at = At(config, seed=config.first_seed)
         asked = {name: asked_of(quantity(name), blocks_there, at) for name in names}
-        with threads_for(measurable):
-            found = {name: quantity(name).measured(measurable, request) for name, request in asked.items()}
+        found = {name: quantity(name).measured(measurable, request) for name, request in asked.items()}
     return _frame(found, config.first_seed)
 
 

@@ -34,7 +34,6 @@ def run(job: Job) -> int:
     from hessfig.config.machine import check_device, check_workers
     from hessfig.sweep import preview, runner
     from hessfig.sweep.plan import Sweep
-    from hessfig.sweep.pool import warm_up
 
     config = job.variants[0][1]
     if config.launcher.kind == Launcher.slurm:
@@ -44,7 +43,6 @@ def run(job: Job) -> int:
     check_workers(config)
     if config.dry_run:
         return status(job)
-    warm_up()
     sweep = Sweep(job.variants)
     if not sys.stderr.isatty():
         say(f"start: {command_of(job)}\n{preview.describe(sweep, title=title(job))}")

@@ -84,7 +84,7 @@ class DoubleBackward:
     def __init__(self, suffix: Suffix, part: Part, parameters: Sequence[nn.Parameter]) -> None:
         names = {parameter: name for name, parameter in suffix.named_parameters()}
         self._suffix, self._terms = suffix, suffix.terms(part)
-        self._kind = _Outer if part == Part.H_o else _Whole
+        self._multiply = self._outer if part == Part.H_o else self._whole
         self._names = [names[parameter] for parameter in parameters]
         self._at = [parameter.detach().clone().requires_grad_() for parameter in parameters]
 
@@ -95,68 +95,30 @@ class DoubleBackward:
         return [torch.stack(of_parameter).sum(dim=0) for of_parameter in zip(*pieces, strict=True)]
 
     def _of_batch(self, start: Tensor, scalar: Scalar, columns: Sequence[Tensor]) -> list[Tensor]:
-        vectors, graph = (
-            [[column[..., k] for column in columns] for k in range(columns[0].shape[-1])],
-            self.graph(start, scalar),
-        )
-        products = [graph.product(vector) for vector in vectors]
+        at = dict(zip(self._names, self._at, strict=True))
+        vectors = [[column[..., k] for column in columns] for k in range(columns[0].shape[-1])]
+        products = self._multiply(functional_call(self._suffix, at, (start,)), scalar, vectors)
         return [torch.stack(of_parameter, dim=-1) for of_parameter in zip(*products, strict=True)]
 
-    def graph(self, start: Tensor, scalar: Scalar) -> Graph:
-        """Return the graph of a batch's gradient, to be differentiated once more."""
-        outputs = functional_call(self._suffix, dict(zip(self._names, self._at, strict=True)), (start,))
-        return self._kind(outputs, scalar, self._at)
+    def _whole(self, outputs: Tensor, scalar: Scalar, vectors: list[list[Tensor]]) -> list[list[Tensor]]:
+        """Return the Hessian of scalar(outputs) times every vector: the gradient of <gradient, v>."""
+        slopes = _known(gradients(scalar(outputs), self._at, create_graph=True))
+        return [gradients(inner(slopes, vector), self._at) for vector in vectors]
 
+    def _outer(self, outputs: Tensor, scalar: Scalar, vectors: list[list[Tensor]]) -> list[list[Tensor]]:
+        """Return J^T B J times every vector, B the scalar's Hessian in the outputs.
 
-class Graph(Protocol):
-    """The gradient of a scalar of a network's outputs, or what takes its place, with its graph."""
-
-    def product(self, vector: list[Tensor]) -> list[Tensor]:
-        """Return the product with one vector."""
-
-    def products(self, along: Mapping[int, Tensor], wanted: Sequence[int]) -> list[Tensor]:
-        """Return the products with vectors (k, *shape) by place, zero elsewhere, in one batched pass.
-
-        Of each only what stands in the parameters at the places `wanted`, (k, *shape) each.
+        J^T c is linear in c, so that J v is the gradient of <J^T c, v> in c.
         """
-
-
-class _Whole:
-    """The Hessian of scalar(outputs): a product is the gradient of <gradient, v>."""
-
-    def __init__(self, outputs: Tensor, scalar: Scalar, at: list[Tensor]) -> None:
-        self._at, self._slopes = at, _known(gradients(scalar(outputs), at, create_graph=True))
-
-    def product(self, vector: list[Tensor]) -> list[Tensor]:
-        return gradients(inner(self._slopes, vector), self._at)
-
-    def products(self, along: Mapping[int, Tensor], wanted: Sequence[int]) -> list[Tensor]:
-        slopes = [self._slopes[place] for place in along]
-        return batched_gradients(slopes, [self._at[place] for place in wanted], list(along.values()))
-
-
-class _Outer:
-    """J^T B J, B the scalar's Hessian in the outputs.
-
-    J^T c is linear in c, so that J v is the gradient of <J^T c, v> in c.
-    """
-
-    def __init__(self, outputs: Tensor, scalar: Scalar, at: list[Tensor]) -> None:
-        self._outputs, self._at = outputs, at
-        self._leaf, self._cotangent = outputs.detach().requires_grad_(), torch.zeros_like(outputs).requires_grad_()
-        (self._slope,) = gradients(scalar(self._leaf), [self._leaf], create_graph=True)
-        self._pulled = _known(gradients(outputs, at, self._cotangent, create_graph=True))
-
-    def product(self, vector: list[Tensor]) -> list[Tensor]:
-        (tangent,) = gradients(inner(self._pulled, vector), [self._cotangent])
-        (curved,) = gradients(inner([self._slope], [tangent]), [self._leaf])
-        return gradients(self._outputs, self._at, curved)
-
-    def products(self, along: Mapping[int, Tensor], wanted: Sequence[int]) -> list[Tensor]:
-        pulled = [self._pulled[place] for place in along]
-        tangents = batched_gradients(pulled, [self._cotangent], list(along.values()))
-        curved = batched_gradients([self._slope], [self._leaf], tangents)
-        return batched_gradients([self._outputs], [self._at[place] for place in wanted], curved)
+        leaf, cotangent = outputs.detach().requires_grad_(), torch.zeros_like(outputs).requires_grad_()
+        (slope,) = gradients(scalar(leaf), [leaf], create_graph=True)
+        pulled = _known(gradients(outputs, self._at, cotangent, create_graph=True))
+        found = []
+        for vector in vectors:
+            (tangent,) = gradients(inner(pulled, vector), [cotangent])
+            (curved,) = gradients(inner([slope], [tangent]), [leaf])
+            found.append(gradients(outputs, self._at, curved))
+        return found
 
 
 def gradients(
@@ -174,17 +136,6 @@ def gradients(
     return list(
         torch.autograd.grad(value, at, along, retain_graph=True, create_graph=create_graph, materialize_grads=True)
     )
-
-
-def batched_gradients(values: Sequence[Tensor], at: Sequence[Tensor], along: Sequence[Tensor]) -> list[Tensor]:
-    """Return the gradients of `values` times `along` (k, *shape) in one pass, (k, *shape); zeros as in gradients."""
-    zeros = [tensor.new_zeros(len(along[0]), *tensor.shape) for tensor in at]
-    known = [(value, vectors) for value, vectors in zip(values, along, strict=True) if value.requires_grad]
-    if not known:
-        return zeros
-    outputs, vectors = (list(side) for side in zip(*known, strict=True))
-    found = torch.autograd.grad(outputs, at, vectors, retain_graph=True, is_grads_batched=True, allow_unused=True)
-    return [zero if one is None else one for zero, one in zip(zeros, found, strict=True)]
 
 
 def _known(slopes: list[Tensor]) -> list[Tensor]:
@@ -243,22 +194,22 @@ def verified_or_fallback(
     not know). What is small beside the products of `other_part` of the Hessian counts as rounding. Raises UserError
     where `reliable` cannot multiply, and ArithmeticError where the one that is left is not symmetric.
     """
-    first, second = (random_vectors(parameters, word) for word in ("u", "v"))
+    first, second = (_random(parameters, word) for word in ("u", "v"))
     truth = _multiplied(reliable, second)
-    floor = 1e-6 * norm(other_part @ second)
+    floor = 1e-6 * _norm(other_part @ second)
     images = _attempted(fast, first, second)
     if isinstance(images, Exception):
         why = f"curvlinops cannot differentiate this network ({type(images).__name__}: {images})"
     else:
         difference = [a - b for a, b in zip(images[1], truth, strict=True)]
-        off = norm(difference) / max(norm(truth), norm(images[1]), floor, _TINY)
+        off = _norm(difference) / max(_norm(truth), _norm(images[1]), floor, _TINY)
         agrees = off <= _rounding(first) or not (_is_finite(truth) or _is_finite(images[1]))
-        if agrees and is_symmetric(first, second, images, floor):
+        if agrees and _is_symmetric(first, second, images, floor):
             return fast
         why = f"curvlinops' product is off by {off:.1%} here"
     message = f"{name}: {plain(why)}; plain double backward is used instead"
     warnings.warn(message, RuntimeWarning, stacklevel=2)
-    if not is_symmetric(first, second, (reliable @ first, truth), floor):
+    if not _is_symmetric(first, second, (reliable @ first, truth), floor):
         raise ArithmeticError(f"the products of {name} are not those of a symmetric operator: u.Av differs from v.Au")
     return reliable
 
@@ -290,22 +241,20 @@ def _is_finite(columns: Tensors) -> bool:
     return all(bool(column.isfinite().all()) for column in columns)
 
 
-def random_vectors(parameters: Sequence[nn.Parameter], name: str) -> list[Tensor]:
-    """Return a normal vector of the stream `name`, one tensor (*shape, 1) a parameter."""
+def _random(parameters: Sequence[nn.Parameter], name: str) -> list[Tensor]:
     generator = stream(0, "belief", name)  # the name of the stream is part of the numbers
     draws = [torch.randn((*p.shape, 1), dtype=torch.float64, generator=generator) for p in parameters]
     return [draw.to(p) for draw, p in zip(draws, parameters, strict=True)]
 
 
-def is_symmetric(u: Tensors, v: Tensors, images: tuple[Tensors, Tensors], floor: float) -> bool:
+def _is_symmetric(u: Tensors, v: Tensors, images: tuple[Tensors, Tensors], floor: float) -> bool:
     """Whether u.Av = v.Au up to rounding, `images` being Au and Av. Products that are not finite cannot tell."""
     difference = abs(_dot(v, images[0]) - _dot(u, images[1]))
-    scale = norm(u) * max(norm(images[0]), norm(images[1]), floor)
+    scale = _norm(u) * max(_norm(images[0]), _norm(images[1]), floor)
     return not difference > _rounding(u) * scale
 
 
-def norm(columns: Tensors) -> float:
-    """Return the length of a vector."""
+def _norm(columns: Tensors) -> float:
     return _dot(columns, columns) ** 0.5
 
 
@@ -331,7 +280,7 @@ class ColumnOperator(SidedColumn):
 
     def __init__(self, problem: Problem, layer: int, col: str, rows: Sequence[str] | Rows) -> None:
         super().__init__(problem, layer, col, rows)
-        self._problem, self._suffix = problem, problem.suffix(self.weights)
+        self._suffix = problem.suffix(self.weights)
         self._is_tested, self._operators = _is_tested(problem, self.weights), dict[Part, Operator]()
 
     @property

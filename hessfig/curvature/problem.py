@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -67,7 +66,6 @@ class Problem:
     """Loss of `network` on `batch` (and on `more` batches, see `shares`); `layout` names its weights.
 
     `decay` / 2 |w|^2 is part of the loss, and `decay` times the identity of H and H_f (see routes.Engines.column).
-    `kept` is what engines keep for the next quantity; a changed problem begins without.
     """
 
     network: nn.Module
@@ -76,7 +74,6 @@ class Problem:
     layout: Layout
     more: tuple[Batch, ...] = ()
     decay: float = 0.0
-    kept: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     @classmethod
     def of(cls, drawn: Drawn) -> Problem:

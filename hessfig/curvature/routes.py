@@ -20,7 +20,6 @@ from hessfig.curvature.curvlinops import ColumnOperator, whole_hessian
 from hessfig.curvature.differences import DifferencedColumn
 from hessfig.curvature.headed import HeadedColumn, can_take
 from hessfig.curvature.problem import OtherNetwork, Problem
-from hessfig.curvature.small import SmallColumn, is_small
 from hessfig.models.layered import Layered
 from hessfig.models.protocol import Weight
 from hessfig.terms import Block, Part
@@ -60,8 +59,6 @@ class Engines:
             return DifferencedColumn(self.problem, layer, col, rows)
         if self.products == Choice.linearised and can_take(self.problem):
             return HeadedColumn(self.problem, layer, col, rows)
-        if self.products == Choice.linearised and is_small(self.problem):
-            return SmallColumn(self.problem, layer, col, rows)
         network = self._linearised if self.products == Choice.linearised else None
         if network is None or not all(network.holds(*side) for side in [(layer, col), *rows.values()]):
             return ColumnOperator(self.problem, layer, col, rows)

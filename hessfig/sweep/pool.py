@@ -194,16 +194,6 @@ def _exit_reason(code: int | None) -> str:
     return f"exit code {code}"
 
 
-def warm_up() -> None:
-    """Start the server of workers, which imports meanwhile what they all need; the caller goes on at once.
-
-    Where it cannot be started, the first worker says why.
-    """
-    multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
-    with suppress(OSError), _sheltered():
-        pass
-
-
 def start_process(target: Callable[..., None], *arguments: Any) -> BaseProcess:
     """Start `target` in a process of its own. Raises UserError when no process can be had, however often asked."""
     context = multiprocessing.get_context("forkserver")
