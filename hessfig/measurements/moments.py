@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.func import functional_call
 
 from hessfig.config import Method
-from hessfig.curvature.column import completed, summands
-from hessfig.curvature.curvlinops import SidedColumn, differentiable_twice, gradients, view_of
+from hessfig.curvature.column import SidedColumn, completed, summands, view_of
+from hessfig.curvature.double_backward import differentiable_twice, gradients
 from hessfig.curvature.problem import Problem, Suffix, rademacher
 from hessfig.curvature.routes import Engines
 from hessfig.measurements.block_norms import dense_blocks, root_of_mean

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hessfig.config import Curvature, Data, DType, Loss
-from hessfig.curvature.curvlinops import view_of
+from hessfig.curvature.column import view_of
 from hessfig.curvature.gradients import LossGradient, loss_of
 from hessfig.curvature.problem import Problem
 from hessfig.curvature.spectral.densities import eigenvalues
