@@ -55,7 +55,7 @@ class SmallNetwork:
             pieces = [graph.products(columns, rows) for graph in self.graphs(part)]
         return [torch.stack(of_parameter).sum(dim=0) for of_parameter in zip(*pieces, strict=True)]
 
-    def _graphs(self, part: Part) -> list[_Curved] | list[_Outer]:
+    def _graphs(self, part: Part) -> list[_Curved | _Outer]:
         kind = _Outer if part == Part.H_o else _Curved
         with torch.enable_grad(), differentiable_twice():
             return [kind(self._suffix, self.at, *term) for term in self._suffix.terms(part)]

@@ -34,7 +34,7 @@ LARGE = 2**14  # parameters of a column from where on products in float32 take h
 class Engines:
     """The engines of one problem, each built once, when it is first asked for.
 
-    Those that rebuild networks of the package import TransformerLens (seconds); networks of others never need them.
+    Those that rebuild networks of the package are imported then; networks of others never need them.
     """
 
     def __init__(self, problem: Problem, model: ModelConfig, products: Choice) -> None:

@@ -74,7 +74,7 @@ def _moment(problem: Problem, request: Request, order: int) -> Measured:
     m_i = sum_j A_ij x_j, M_2 and M_3 the central moments sum_j A_ij z_ij^(x n) of z_ij = x_j - m_i. Positions are those
     on which the scored outputs depend: in the last layer of a transformer the scored ones alone.
     """
-    from hessfig.curvature.tape.columns import LinearisedNetwork  # of the package's networks, by TransformerLens: slow
+    from hessfig.curvature.tape.columns import LinearisedNetwork  # of the package's networks alone
     from hessfig.curvature.tape.steps import mixing_of
 
     tape, rows = LinearisedNetwork(problem, request.model).tape, []

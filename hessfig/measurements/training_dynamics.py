@@ -258,10 +258,7 @@ def _masked(attention: SelfAttention | BareAttention, scores: Tensor) -> Tensor:
 
 def _inputs(problem: Problem) -> list[tuple[SelfAttention | BareAttention, Tensor]]:
     """Return every attention layer with what it is given at all positions."""
-    from hessfig.models.networks import (  # TransformerLens: slow, and not for networks of the user's own
-        BareAttention,
-        SelfAttention,
-    )
+    from hessfig.models.networks import BareAttention, SelfAttention
 
     if isinstance(problem.network, BareAttention):
         return [(problem.network, problem.network.hidden(problem.batch.inputs, 0).detach())]

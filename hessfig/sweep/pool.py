@@ -37,7 +37,7 @@ Answer = tuple[Kind, str]
 THREADS = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 # glibc: keep large blocks instead of giving every tensor back to the system (fresh pages cost more than products).
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(2**30), "MALLOC_TRIM_THRESHOLD_": str(2**31)}
-# What workers import once for all: the measuring code, then TransformerLens, which is slow to import.
+# What workers import once for all, in the server that they are forked from: torch, and the measuring code.
 PRELOAD = ["hessfig.sweep.measure", "hessfig.models.networks"]
 _ATTEMPTS, _PAUSE = 3, 0.1
 _ENVIRONMENT = Lock()  # of this process: threads that start workers at once take turns in changing it
