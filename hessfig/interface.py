@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -248,15 +249,19 @@ def measure(
     outputs). A trace is measured for the diagonal blocks among them. `estimator`: auto (dense where
     a weight has no more than `num_probes` entries, else Rademacher probes), hutchinson, or dense. `spectrum` holds the
     settings of eigenvalues and densities (hessfig.config.SpectrumConfig): {"k": 3, "steps": 80}. The same seed gives
-    the same bits, here and on the command line. Arrays of a quantity are in `table.attrs["arrays"]`, by its name.
+    the same bits, here and on the command line. A network of at most 65536 parameters is measured on one thread, for
+    which more would be slower; the number of threads of torch is afterwards what it was. Arrays of a quantity are in
+    `table.attrs["arrays"]`, by its name.
 
     Raises UserError, which is a ValueError, for what cannot be measured. Warns where curvlinops' products are wrong or
-    cannot be computed and a slower route is taken (networks with LayerNorm or SiLU: see docs/own-model.md), where no
-    parameter reaches the outputs, and where numbers are not finite: these have the status `nonfinite` and error nan.
+    cannot be computed and a slower route is taken (large networks with LayerNorm or SiLU: see docs/own-model.md), where
+    no parameter reaches the outputs, and where numbers are not finite: these have the status `nonfinite` and error nan.
     """
     import torch
 
+    from hessfig.curvature.batched import is_small
     from hessfig.curvature.problem import Problem as Measurable
+    from hessfig.rng import one_thread
 
     if not isinstance(problem, Problem):
         raise UserError(
@@ -270,7 +275,8 @@ def measure(
         blocks, ALL_PARTS if parts is None else parts, quantities, estimator, num_probes, spectrum, seed, dtype
     )
     names = config.quantities
-    with torch.inference_mode(False), torch.autocast("cpu", enabled=False), torch.enable_grad():
+    threads = one_thread() if is_small(problem.network) else nullcontext()
+    with threads, torch.inference_mode(False), torch.autocast("cpu", enabled=False), torch.enable_grad():
         drawn = problem.drawn(config.dtype)
         config = with_parts(config, Measurable.of(drawn), parts)
         blocks_there = blocks_asked(config, drawn.layout)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import sys
@@ -143,3 +144,12 @@ def test_real_models_are_measured_beside_others(tmp_path: Path, monkeypatch: pyt
     assert [run["contender"] for run in report["runs"]] == contenders
     assert all(run["agrees"] < 1e-5 and run["peak_gib"] >= run["base_gib"] > 0 for run in report["runs"])
     assert set(report["environment"]) >= ENVIRONMENT
+
+
+@pytest.mark.long
+def test_the_wait_for_a_first_number_is_timed(tmp_path: Path) -> None:
+    output = tmp_path / "bench_start.json"
+    importlib.import_module("bench_start").main(["--quick", f"--output={output}"])
+    report = json.loads(output.read_text())
+    assert [*report["seconds"]] == ["measure", "measure, one thread", "own", "cells"]
+    assert all([*row] == ["now"] and row["now"] > 0 for row in report["seconds"].values())

@@ -58,9 +58,11 @@ def test_help_and_completion_do_without_torch_and_hydra(arguments: tuple[str, ..
     assert not imported(*arguments) & {"torch", "hydra", "omegaconf", "transformer_lens"}
 
 
-@pytest.mark.parametrize("verb", ["status", "slopes"])
-def test_reading_verbs_do_without_torch(verb: str, undisturbed: Path) -> None:
-    modules = imported(verb, *TOY, f"output_dir={undisturbed}/outputs")
+@pytest.mark.parametrize("words", [["status", *TOY], ["slopes", *TOY], ["plot", "figure=3a"], ["predict"]])
+def test_reading_verbs_do_without_torch(words: list[str], undisturbed: Path, tmp_path: Path) -> None:
+    outputs = tmp_path / "outputs"
+    shutil.copytree(undisturbed / "outputs", outputs)
+    modules = imported(*words, *[f"output_dir={outputs}"] * (words != ["predict"]))
     assert not modules & {"torch", "transformer_lens", "curvlinops"}
 
 

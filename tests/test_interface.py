@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 
 import hessfig
+from hessfig.curvature.curvlinops import ColumnOperator
+from hessfig.curvature.problem import Problem as Measurable
 from hessfig.errors import UserError
 from hessfig.record import COLUMNS
 from hessfig.terms import PARTS, Part
@@ -93,13 +95,15 @@ def test_probes_cover_the_truth_within_their_error() -> None:
 
 
 def test_a_wrong_operator_is_noticed_and_said() -> None:
-    """The products of curvlinops under vmap are wrong here (see hessfig.curvature.curvlinops.verified_or_fallback)."""
+    """Products of curvlinops under vmap are wrong here (see double_backward.fault), batched ones are right."""
     problem, _, _, _ = oracle("mlp")
+    drawn = Measurable.of(problem.drawn("float64"))
+    column = ColumnOperator(drawn, 0, "all", ["all"])
     with pytest.warns(RuntimeWarning, match=r"curvlinops' product is off by \d"):
-        measure(problem, blocks=["all"])
+        column.split_matmat(torch.ones(column.dim, 1, dtype=torch.float64))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        measure(problem, blocks=["W_1"])
+        measure(problem, blocks=["all", "W_1"])
 
 
 def test_batches_are_weighted_by_their_size() -> None:

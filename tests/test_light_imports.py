@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from hessfig.sweep.pool import PRELOAD
+
 HEAVY = {
     "transformer_lens",
     "transformers",
@@ -37,6 +39,14 @@ QUANTITIES = [
 
 def test_measuring_a_network_of_ones_own_imports_no_more_than_it_needs() -> None:
     program = PROGRAM.format(quantities=QUANTITIES, heavy=HEAVY)
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == []
+
+
+def test_workers_import_no_library_of_models() -> None:
+    """The package's own transformers are plain torch: the libraries that they came from take seconds to import."""
+    program = f"import sys, {', '.join(PRELOAD)}; print(*{{'transformer_lens', 'transformers'}} & {{*sys.modules}})"
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == []

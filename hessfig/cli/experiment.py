@@ -32,7 +32,7 @@ _OTHER_CONTENT = "these settings, but other files or code, or another version of
 def run(job: Job) -> int:
     """Measure what is not finished and write the table; return 1 when a cell failed or is missing."""
     from hessfig.config.machine import check_device, check_workers
-    from hessfig.sweep import preview, runner
+    from hessfig.sweep import pool, preview, runner
     from hessfig.sweep.plan import Sweep
 
     config = job.variants[0][1]
@@ -43,6 +43,8 @@ def run(job: Job) -> int:
     check_workers(config)
     if config.dry_run:
         return status(job)
+    if not is_file(Path(config.output_dir) / config.sweep.name / TABLE):  # else there may be nothing to measure
+        pool.warm()
     sweep = Sweep(job.variants)
     if not sys.stderr.isatty():
         say(f"start: {command_of(job)}\n{preview.describe(sweep, title=title(job))}")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from math import prod
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from hessfig.curvature.problem import Problem
+from hessfig.models.protocol import Weight
 from hessfig.terms import AT_OUTPUTS, Part, split_in
 
 PROBES_AT_ONCE = 5
@@ -106,3 +109,50 @@ def _part_of(products: Products, row: Hashable, part: Part) -> Tensor:
 def _columnwise(products: Float[Tensor, "n k"]) -> Float[Tensor, " k"]:
     """Sum over contiguous memory: over strided columns the order of the sum would depend on their number."""
     return products.T.contiguous().square().sum(dim=1)
+
+
+class SidedColumn:
+    """The blocks (row, col) for one `col` of `layer` and several rows, acting on vectors in col's space.
+
+    A side of a block is one weight or several (a group), each a parameter or a view of one. `parameters` are those
+    that hold the weights of all sides, each once: what is differentiated. `dim` counts the entries of `col`; `shape` is
+    that of its weight, (dim,) for several.
+    """
+
+    def __init__(self, problem: Problem, layer: int, col: str, rows: Sequence[str] | Rows) -> None:
+        self.col = problem.layout.side(layer, col)
+        self.rows = {key: problem.layout.side(*at) for key, at in rows_of(layer, rows).items()}
+        self.weights = [*self.col, *(weight for row in self.rows.values() for weight in row)]
+        self.places = {path: place for place, path in enumerate(dict.fromkeys(w.parameter for w in self.weights))}
+        self.parameters = [problem.network.get_parameter(path) for path in self.places]
+        self.dim, self.dtype = sum(weight.size for weight in self.col), self.parameters[0].dtype
+        alone = len(self.col) == 1
+        self.shape = view_of(self.parameters[0], self.col[0]).shape if alone else torch.Size([self.dim])
+
+    def spread(self, probes: Float[Tensor, "dim k"]) -> list[Tensor]:
+        """Put the probes where the column's weights stand in their parameters, zeros elsewhere: (*shape, k) each."""
+        k, pieces = probes.shape[1], probes.split([weight.size for weight in self.col])
+        columns = [torch.zeros(*p.shape, k, dtype=probes.dtype, device=probes.device) for p in self.parameters]
+        for weight, piece in zip(self.col, pieces, strict=True):
+            target = view_of(columns[self.places[weight.parameter]], weight)
+            target += piece.unflatten(0, target.shape[:-1])
+        return columns
+
+    def gathered(self, products: Mapping[Part, Sequence[Tensor]]) -> Products:
+        """Read the products of every row off those of the parameters, keyed (row, part)."""
+        found: dict[tuple[Hashable, Part], Tensor] = {}
+        for key, row in self.rows.items():
+            for part, product in products.items():
+                found[key, part] = self._gather(product, row)
+        return found
+
+    def _gather(self, products: Sequence[Tensor], row: Sequence[Weight]) -> Float[Tensor, "n k"]:
+        views = [view_of(products[self.places[weight.parameter]], weight) for weight in row]
+        flat = [view.reshape(prod(view.shape[:-1]), -1) for view in views]
+        return flat[0] if len(flat) == 1 else torch.cat(flat)
+
+
+def view_of(tensor: Tensor, weight: Weight) -> Tensor:
+    """Return the entries of `weight` in a tensor of its parameter's shape (further axes behind)."""
+    whole = tensor.unflatten(0, weight.axes) if weight.axes else tensor
+    return whole if weight.index is None else whole[weight.index]

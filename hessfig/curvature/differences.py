@@ -10,8 +10,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.func import functional_call
 
-from hessfig.curvature.column import SPLIT, Products, Rows, completed, to_multiply
-from hessfig.curvature.curvlinops import SidedColumn, gradients
+from hessfig.curvature.column import SPLIT, Products, Rows, SidedColumn, completed, to_multiply
+from hessfig.curvature.double_backward import gradients
 from hessfig.curvature.problem import Problem, Scalar
 from hessfig.tasks.losses import output_gradient
 from hessfig.terms import AT_OUTPUTS, Part

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from hessfig.curvature.column import SPLIT, Products, Rows, completed, to_multiply
-from hessfig.curvature.curvlinops import SidedColumn, differentiable_twice, gradients
+from hessfig.curvature.column import SPLIT, Products, Rows, SidedColumn, completed, to_multiply
+from hessfig.curvature.double_backward import differentiable_twice, gradients
 from hessfig.curvature.problem import Problem
 from hessfig.models.layered import Headed, unembedding_of
 from hessfig.tasks.losses import IGNORED, CrossEntropy

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hessfig.curvature.curvlinops import differentiable_twice, gradients
+from hessfig.curvature.double_backward import differentiable_twice, gradients
 from hessfig.curvature.problem import Problem
 from hessfig.curvature.spectral.extremes import End, extremes
 from hessfig.models.any_batch import Called, Inside

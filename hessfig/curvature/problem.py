@@ -10,6 +10,7 @@ from functools import partial
 import torch
 from jaxtyping import Float
 from torch import Generator, Tensor, nn
+from torch.func import functional_call
 
 from hessfig.models.layered import Layered
 from hessfig.models.protocol import Drawn, Layout, Weight
@@ -178,6 +179,10 @@ class Suffix(nn.Module):
             return [(start, partial(_along, slope)) for start, slope in self.gradients]
         shares = zip(self.data, self.shares, strict=True)
         return [(start, partial(_loss, self.loss, share, targets)) for (start, targets), share in shares]
+
+    def at(self, parameters: dict[str, Tensor], start: Tensor) -> Tensor:
+        """Return the outputs at `start` with other values of some parameters of the suffix, by name."""
+        return functional_call(self, parameters, (start,))
 
     @property
     def bytes_per_probe(self) -> int:

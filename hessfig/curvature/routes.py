@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from hessfig.config import ModelConfig
 from hessfig.config import Products as Choice
+from hessfig.curvature.batched import BatchedColumn, SmallNetwork
 from hessfig.curvature.column import SPLIT, Column, Products
-from hessfig.curvature.curvlinops import ColumnOperator, whole_hessian
 from hessfig.curvature.differences import DifferencedColumn
 from hessfig.curvature.headed import HeadedColumn, can_take
 from hessfig.curvature.problem import OtherNetwork, Problem
@@ -35,7 +35,7 @@ LARGE = 2**14  # parameters of a column from where on products in float32 take h
 class Engines:
     """The engines of one problem, each built once, when it is first asked for.
 
-    Those that rebuild networks of the package import TransformerLens (seconds); networks of others never need them.
+    Those that rebuild networks of the package are imported then; networks of others never need them.
     """
 
     def __init__(self, problem: Problem, model: ModelConfig, products: Choice) -> None:
@@ -59,8 +59,12 @@ class Engines:
             return DifferencedColumn(self.problem, layer, col, rows)
         if self.products == Choice.linearised and can_take(self.problem):
             return HeadedColumn(self.problem, layer, col, rows)
+        if self.products == Choice.linearised and SmallNetwork.can_take(self.problem):
+            return BatchedColumn(self._small, self.problem, layer, col, rows)
         network = self._linearised if self.products == Choice.linearised else None
         if network is None or not all(network.holds(*side) for side in [(layer, col), *rows.values()]):
+            from hessfig.curvature.curvlinops import ColumnOperator
+
             return ColumnOperator(self.problem, layer, col, rows)
         return network.column(layer, col, rows)
 
@@ -77,6 +81,10 @@ class Engines:
         if not isinstance(column, LinearisedColumn) or column.dim < LARGE:
             return None
         return self._narrow.column(layer, col, _rows(blocks))
+
+    @cached_property
+    def _small(self) -> SmallNetwork:
+        return SmallNetwork(self.problem)
 
     @cached_property
     def _narrow(self) -> LinearisedNetwork:
@@ -178,6 +186,8 @@ def dense_hessian(problem: Problem) -> WholeHessian:
     paths = _paths(problem.network)
     parameters = [problem.network.get_parameter(path) for path in paths.values()]
     weights = [Weight(name, path, p.numel()) for (name, path), p in zip(paths.items(), parameters, strict=True)]
+    from hessfig.curvature.curvlinops import whole_hessian
+
     matrix = whole_hessian(problem, weights)
     order = torch.cat(_published_order(list(paths.values()), parameters))
     return WholeHessian(matrix[order][:, order], list(paths), [p.numel() for p in parameters])

@@ -11,7 +11,7 @@ from torch import Generator, Tensor
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from hessfig.config import ModelConfig, Products, SpectrumConfig
-from hessfig.curvature.curvlinops import view_of
+from hessfig.curvature.column import view_of
 from hessfig.curvature.gradients import LossGradient, loss_of
 from hessfig.curvature.problem import Problem
 from hessfig.curvature.routes import Engines

@@ -22,8 +22,7 @@ from hessfig.curvature.approximations.matrices import (
 )
 from hessfig.curvature.approximations.named import Material, Samples
 from hessfig.curvature.approximations.signals import OutputSide, linear_of
-from hessfig.curvature.column import PROBES_AT_ONCE, Column, chunks, completed, summands
-from hessfig.curvature.curvlinops import view_of
+from hessfig.curvature.column import PROBES_AT_ONCE, Column, chunks, completed, summands, view_of
 from hessfig.curvature.problem import Problem, rademacher
 from hessfig.measurements.approximable import MOST_DENSE, chosen, lacking, refusal
 from hessfig.measurements.block_norms import dense_blocks

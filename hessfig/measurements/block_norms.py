@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
@@ -22,14 +23,17 @@ from hessfig.curvature.column import (
     squared_norms,
     summands,
 )
-from hessfig.curvature.curvlinops import ColumnOperator, differentiable_twice, xtrace_squared_frobenius
 from hessfig.curvature.differences import DifferencedColumn
+from hessfig.curvature.double_backward import differentiable_twice
 from hessfig.curvature.exact.support import Level, exactness
 from hessfig.curvature.problem import OtherNetwork, Problem, rademacher
 from hessfig.curvature.routes import Engines
 from hessfig.measurements.quantity import Estimate, Measured, Request, block_row, columns
 from hessfig.record import FROBENIUS
 from hessfig.terms import Block, Part
+
+if TYPE_CHECKING:
+    from hessfig.curvature.curvlinops import ColumnOperator
 
 COLUMNS_AT_ONCE = 64
 ROUGHEST = 0.1  # of products by differences: their error relative to their size
@@ -103,6 +107,8 @@ class Estimator:
 
     def by_xtrace(self, asked: Asked) -> Norms:
         """Return norms by XTrace of the squared block."""
+        from hessfig.curvature.curvlinops import ColumnOperator
+
         (block,), count = asked.blocks, self.settings.num_probes
         column = ColumnOperator(self.problem, block.layer, block.col, [block.col])
         return {(block, part): _xtrace_norm(column, part, count, asked.generator) for part in asked.parts}
@@ -257,6 +263,7 @@ def differenced(norm: Estimate, off: float) -> Estimate:
 
 def _xtrace_norm(column: ColumnOperator, part: Part, num_probes: int, generator: Generator) -> Estimate:
     """Take the root of XTrace's estimate of ||A||_F^2; curvlinops gives no error with it (NaN)."""
+    from hessfig.curvature.curvlinops import xtrace_squared_frobenius
 
     operator, sketch = column.square_operator(part), torch.ones(column.dim, 1, dtype=column.dtype)
     with differentiable_twice():

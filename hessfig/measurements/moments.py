@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.func import functional_call
 
 from hessfig.config import Method
-from hessfig.curvature.column import completed, summands
-from hessfig.curvature.curvlinops import SidedColumn, differentiable_twice, gradients, view_of
+from hessfig.curvature.column import SidedColumn, completed, summands, view_of
+from hessfig.curvature.double_backward import differentiable_twice, gradients
 from hessfig.curvature.problem import Problem, Suffix, rademacher
 from hessfig.curvature.routes import Engines
 from hessfig.measurements.block_norms import dense_blocks, root_of_mean
@@ -74,7 +74,7 @@ def _moment(problem: Problem, request: Request, order: int) -> Measured:
     m_i = sum_j A_ij x_j, M_2 and M_3 the central moments sum_j A_ij z_ij^(x n) of z_ij = x_j - m_i. Positions are those
     on which the scored outputs depend: in the last layer of a transformer the scored ones alone.
     """
-    from hessfig.curvature.tape.columns import LinearisedNetwork  # of the package's networks, by TransformerLens: slow
+    from hessfig.curvature.tape.columns import LinearisedNetwork  # of the package's networks alone
     from hessfig.curvature.tape.steps import mixing_of
 
     tape, rows = LinearisedNetwork(problem, request.model).tape, []

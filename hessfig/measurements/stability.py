@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hessfig.config import Optimiser, Schedule, TrainingConfig
-from hessfig.curvature.curvlinops import view_of
+from hessfig.curvature.column import view_of
 from hessfig.curvature.gradients import LossGradient, loss_of
 from hessfig.curvature.problem import Problem
 from hessfig.curvature.routes import Engines

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hessfig.config import DIVIDING, Curvature, Data, DType, Loss, TrainingConfig
-from hessfig.curvature.curvlinops import view_of
+from hessfig.curvature.column import view_of
 from hessfig.curvature.gradients import LossGradient, loss_of
 from hessfig.curvature.problem import Problem
 from hessfig.curvature.spectral.densities import eigenvalues
@@ -260,10 +260,7 @@ def _masked(attention: SelfAttention | BareAttention, scores: Tensor) -> Tensor:
 
 def _inputs(problem: Problem) -> list[tuple[SelfAttention | BareAttention, Tensor]]:
     """Return every attention layer with what it is given at all positions."""
-    from hessfig.models.networks import (  # TransformerLens: slow, and not for networks of the user's own
-        BareAttention,
-        SelfAttention,
-    )
+    from hessfig.models.networks import BareAttention, SelfAttention
 
     if isinstance(problem.network, BareAttention):
         return [(problem.network, problem.network.hidden(problem.batch.inputs, 0).detach())]

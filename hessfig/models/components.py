@@ -70,6 +70,17 @@ ACTIVATIONS: dict[MLP, Callable[[Tensor], Tensor]] = {
 }
 
 
+class PlainMLP(nn.Module):
+    """W_out phi(W_in x + b_in) + b_out."""
+
+    def __init__(self, width: int, hidden: int, kind: MLP) -> None:
+        super().__init__()
+        self.fc_in, self.fc_out, self.act = nn.Linear(width, hidden), nn.Linear(hidden, width), ACTIVATIONS[kind]
+
+    def forward(self, rows: Float[Tensor, "batch length width"]) -> Float[Tensor, "batch length width"]:
+        return self.fc_out(self.act(self.fc_in(rows)))
+
+
 class GatedMLP(nn.Module):
     """W_out (phi(W_gate x + b_gate) * (W_in x + b_in)) + b_out, phi silu or gelu (arXiv 2002.05202)."""
 

@@ -9,11 +9,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformer_lens.config import TransformerBridgeConfig
-from transformer_lens.model_bridge.sources.native import NativeAttention, NativeBlock, NativeModel
 
-from hessfig.config import MLP, ModelConfig, Norm, NormKind, Positions, QueryKey, Sink, with_defaults
-from hessfig.models.components import ACTIVATIONS, Attending, GatedMLP, RMSNorm, norm_layer, outside_window
+from hessfig.config import MLP, ModelConfig, Norm, Positions, QueryKey, Sink, with_defaults
+from hessfig.models.components import ACTIVATIONS, Attending, GatedMLP, PlainMLP, norm_layer, outside_window
 from hessfig.terms import GATED
 
 
@@ -27,25 +25,27 @@ def position_factors(positions: Int[Tensor, " rows"], beta: float, like: Tensor)
     return (1 + beta * (positions == 0).to(like.dtype)).unsqueeze(1)
 
 
-class SelfAttention(Attending, NativeAttention):
+class SelfAttention(Attending):
     """Causal self-attention: pattern(X W_Q W_K^T X^T / (t sqrt(d_head))) X W_V W_O (eq. 1 with a mask).
 
-    Differs from the native class by `temperature` t, the single-matrix query-key form X W_QK X^T, a sink on the first
-    key, an output at chosen query positions only, and the components of hessfig.models.components.
+    TransformerLens's native attention, and beside it a `temperature` t, the single-matrix query-key form X W_QK X^T, a
+    sink on the first key, an output at chosen query positions only, and the components of hessfig.models.components.
     """
 
-    d_model: int
-    d_head: int
-    o: nn.Linear
     causal_mask: Tensor
 
-    def __init__(self, native: object, model: ModelConfig) -> None:
-        super().__init__(native)
-        if model.query_key == QueryKey.single:
-            self.q = nn.Linear(self.d_model, self.n_heads * self.d_model)
-            del self.k
-        self.set_up(model, self.d_head, self.d_head, bias=True)
-        self.causal_mask = self.causal_mask | outside_window(len(self.causal_mask), model.window)
+    def __init__(self, model: ModelConfig, length: int) -> None:
+        super().__init__()
+        width, d_head = model.d_model, with_defaults(model).d_head or 0
+        inner, shared = (heads * d_head for heads in (model.n_heads, model.n_kv_heads or model.n_heads))
+        is_single = model.query_key == QueryKey.single
+        self.q = nn.Linear(width, model.n_heads * width if is_single else inner)
+        if not is_single:
+            self.k = nn.Linear(width, shared)
+        self.v, self.o = nn.Linear(width, shared), nn.Linear(inner, width)
+        self.set_up(model, d_head, d_head, bias=True)
+        later = torch.ones(length, length, dtype=torch.bool).triu(diagonal=1)
+        self.register_buffer("causal_mask", later | outside_window(length, model.window), persistent=False)
 
     def forward(
         self, hidden: Float[Tensor, "batch length d_model"], queries: slice = slice(None)
@@ -54,31 +54,20 @@ class SelfAttention(Attending, NativeAttention):
         return self.o(self.mixed(hidden, queries, self.causal_mask))
 
 
-class Layer(NativeBlock):
+class Layer(nn.Module):
     """Attention and MLP sublayers with norms before, after, around or nowhere, and an optional attention skip."""
 
-    ln1: nn.Module
-    ln2: nn.Module
-
-    def __init__(self, native: TransformerBridgeConfig, model: ModelConfig) -> None:
-        super().__init__(native)
-        self.attn, self.model = SelfAttention(native, model), model
-        self.norm, self.attention_skip, self.has_mlp = model.norm, model.attention_skip, model.mlp != MLP.none
-        if model.mlp in GATED:
-            self.mlp = GatedMLP(model.d_model, native.d_mlp, model.mlp)
-        elif self.has_mlp:
-            self.mlp.act = ACTIVATIONS[model.mlp]
-        self._place_norms(model)
-
-    def _place_norms(self, model: ModelConfig) -> None:
-        """Put the norms of `model` before and after its sublayers, the identity where there is none."""
-        if model.norm != Norm.none and model.norm_kind == NormKind.rms:
-            self.ln1, self.ln2 = RMSNorm(model.d_model), RMSNorm(model.d_model)
-        if not self.has_mlp:
-            self.ln2 = nn.Identity()
-        is_sandwich = model.norm == Norm.sandwich
-        self.ln1_post = norm_layer(model, model.d_model) if is_sandwich else nn.Identity()
-        self.ln2_post = norm_layer(model, model.d_model) if is_sandwich and self.has_mlp else nn.Identity()
+    def __init__(self, model: ModelConfig, length: int) -> None:
+        super().__init__()
+        self.model, self.norm, self.attention_skip = model, model.norm, model.attention_skip
+        self.has_mlp, is_sandwich = model.mlp != MLP.none, model.norm == Norm.sandwich
+        self.ln1 = _norm(model, model.norm != Norm.none)
+        self.attn = SelfAttention(model, length)
+        self.ln2 = _norm(model, model.norm != Norm.none and self.has_mlp)
+        if self.has_mlp:
+            hidden = with_defaults(model).d_mlp or 0
+            self.mlp = (GatedMLP if model.mlp in GATED else PlainMLP)(model.d_model, hidden, model.mlp)
+        self.ln1_post, self.ln2_post = _norm(model, is_sandwich), _norm(model, is_sandwich and self.has_mlp)
 
     def forward(
         self, hidden: Float[Tensor, "batch length d_model"], queries: slice = slice(None)
@@ -98,24 +87,24 @@ class Layer(NativeBlock):
         return residual + self.model.residual_scale * self.ln2_post(self.mlp(self.ln2(residual)))
 
 
-class Transformer(NativeModel):
+class Transformer(nn.Module):
     """Token and position embeddings, `n_layers` layers, final norm (before or around alone), unembedding with bias.
 
     Equals TransformerLens's native model, given equal weights, for softmax attention with
-    norm `none` or `pre` (tests/models/test_transformer.py).
+    norm `none` or `pre` (tests/models/test_transformer.py). It is built here, for that library imports all of
+    transformers: five seconds of every run.
     """
 
     def __init__(self, model: ModelConfig, *, vocabulary: int, length: int) -> None:
-        native = native_config(model, vocabulary=vocabulary, length=length)
-        super().__init__(native)
-        self.layers = nn.ModuleList(Layer(native, model) for _ in range(model.n_layers))
-        self.head = nn.Linear(model.d_model, vocabulary, bias=True)
+        super().__init__()
+        self.tok_embed = nn.Embedding(vocabulary, model.d_model)
+        self.pos = nn.Embedding(length, model.d_model) if model.positions == Positions.learned else None
+        self.layers = nn.ModuleList(Layer(model, length) for _ in range(model.n_layers))
+        self.ln_out = final_norm(model)
+        self.head = nn.Linear(model.d_model, vocabulary)
         self.sink = embedding_sink(model)
         if model.tied:
             self.head.weight = self.tok_embed.weight
-        if model.positions != Positions.learned:
-            self.pos = None
-        self.ln_out = final_norm(model)
 
     def forward(self, tokens: Int[Tensor, "batch length"]) -> Float[Tensor, "batch length vocab"]:
         """Return the logits at every position."""
@@ -146,27 +135,13 @@ class Transformer(NativeModel):
         return self.head(self.ln_out(hidden))
 
 
-def native_config(model: ModelConfig, *, vocabulary: int, length: int) -> TransformerBridgeConfig:
-    """Translate a model configuration into TransformerLens's."""
-    model = with_defaults(model)
-    return TransformerBridgeConfig(
-        n_layers=model.n_layers,
-        n_heads=model.n_heads,
-        n_key_value_heads=model.n_kv_heads,
-        d_model=model.d_model,
-        d_head=model.d_head,
-        d_mlp=model.d_mlp,
-        d_vocab=vocabulary,
-        n_ctx=length,
-        act_fn="gelu" if model.mlp == MLP.gelu else "relu",
-        attn_only=model.mlp == MLP.none,
-        normalization_type=None if model.norm == Norm.none else "LN",
-    )
-
-
 def final_norm(model: ModelConfig) -> nn.Module:
     """Return the norm before the unembedding: none where norms stand after the residual sums, or nowhere."""
-    return norm_layer(model, model.d_model) if model.norm in (Norm.pre, Norm.sandwich) else nn.Identity()
+    return _norm(model, model.norm in (Norm.pre, Norm.sandwich))
+
+
+def _norm(model: ModelConfig, is_there: bool) -> nn.Module:
+    return norm_layer(model, model.d_model) if is_there else nn.Identity()
 
 
 class PrefixMLP(nn.Module):
@@ -275,10 +250,9 @@ class VisionTransformer(nn.Module):
         super().__init__()
         self.patches_a_side = side // model.patch
         tokens = self.patches_a_side**2
-        native = native_config(model, vocabulary=classes, length=tokens)
         self.patch = nn.Linear(model.patch**2, model.d_model)
         self.pos = nn.Embedding(tokens, model.d_model)
-        self.layers = nn.ModuleList(Layer(native, model) for _ in range(model.n_layers))
+        self.layers = nn.ModuleList(Layer(model, tokens) for _ in range(model.n_layers))
         for layer in self.layers:
             layer.attn.causal_mask.fill_(False)  # type: ignore[union-attr, operator]
         self.ln_out = final_norm(model)

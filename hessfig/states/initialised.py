@@ -49,7 +49,7 @@ def build_network(config: Config, *, sigma: float, seed: int) -> nn.Module:
     All draws are made in float64 and rounded to the configured type, each weight from a stream of its own name, so
     that no setting shifts the draws of another.
     """
-    from hessfig.models.networks import BareAttention  # TransformerLens: slow, and not for networks of the user's own
+    from hessfig.models.networks import BareAttention
 
     maker = kind(config.model.kind)
     assert maker.skeleton is not None, "a kind either draws itself or has a skeleton"

@@ -37,8 +37,11 @@ Answer = tuple[Kind, str]
 THREADS = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 # glibc: keep large blocks instead of giving every tensor back to the system (fresh pages cost more than products).
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(2**30), "MALLOC_TRIM_THRESHOLD_": str(2**31)}
-# What workers import once for all: the measuring code, then TransformerLens, which is slow to import.
-PRELOAD = ["hessfig.sweep.measure", "hessfig.models.networks"]
+# What workers import once for all, in the server that they are forked from: torch, and the measuring code.
+PRELOAD = [
+    *("hessfig.sweep.measure", "hessfig.models.networks", "hessfig.measurements.block_norms"),
+    *("hessfig.curvature.tape.columns", "hessfig.curvature.exact.exact_blocks"),
+]
 _ATTEMPTS, _PAUSE = 3, 0.1
 _ENVIRONMENT = Lock()  # of this process: threads that start workers at once take turns in changing it
 
@@ -192,6 +195,16 @@ def _exit_reason(code: int | None) -> str:
         name = signal.Signals(-code).name
         return f"{name}, perhaps out of memory" if name == "SIGKILL" else name
     return f"exit code {code}"
+
+
+def warm() -> None:
+    """Start the server of worker processes, which imports torch while this process plans.
+
+    A failure shows when a worker is started.
+    """
+    multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
+    with suppress(OSError), _sheltered():
+        pass
 
 
 def start_process(target: Callable[..., None], *arguments: Any) -> BaseProcess:

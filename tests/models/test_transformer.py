@@ -6,10 +6,11 @@ import itertools
 
 import pytest
 import torch
+from transformer_lens.config import TransformerBridgeConfig
 from transformer_lens.model_bridge.sources.native import NativeModel
 
-from hessfig.config import MLP, Attention, DType, ModelConfig, Norm, QueryKey
-from hessfig.models.networks import Transformer, native_config
+from hessfig.config import MLP, Attention, DType, ModelConfig, Norm, QueryKey, with_defaults
+from hessfig.models.networks import Transformer
 from hessfig.rng import stream
 from tests.toys import ARCHITECTURES, build_model, toy_problem
 
@@ -32,7 +33,21 @@ def randomised(model: ModelConfig) -> Transformer:
 
 
 def native_twin(network: Transformer, model: ModelConfig) -> NativeModel:
-    native = NativeModel(native_config(model, vocabulary=VOCABULARY, length=LENGTH)).double()
+    full = with_defaults(model)
+    config = TransformerBridgeConfig(
+        n_layers=full.n_layers,
+        n_heads=full.n_heads,
+        n_key_value_heads=full.n_kv_heads,
+        d_model=full.d_model,
+        d_head=full.d_head,
+        d_mlp=full.d_mlp,
+        d_vocab=VOCABULARY,
+        n_ctx=LENGTH,
+        act_fn="gelu" if full.mlp == MLP.gelu else "relu",
+        attn_only=full.mlp == MLP.none,
+        normalization_type=None if full.norm == Norm.none else "LN",
+    )
+    native = NativeModel(config).double()
     native.head = torch.nn.Linear(model.d_model, VOCABULARY, bias=True).double()
     native.load_state_dict(network.state_dict())
     return native

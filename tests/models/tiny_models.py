@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from hessfig.config import Config, Data, ModelConfig, Scored, TaskConfig
-from hessfig.curvature.curvlinops import view_of
+from hessfig.curvature.column import view_of
 from hessfig.models.protocol import Weight
 from hessfig.terms import Part
 

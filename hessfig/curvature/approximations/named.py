@@ -16,7 +16,7 @@ from torch import Generator, Tensor
 
 from hessfig.curvature.approximations.matrices import Basis, Diagonal, KroneckerSum, LowRank, Product, Rotated, root
 from hessfig.curvature.approximations.signals import OutputSide, Signals
-from hessfig.curvature.curvlinops import view_of
+from hessfig.curvature.column import view_of
 from hessfig.models.protocol import Weight
 from hessfig.terms import Approximation
 

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Generator, Tensor, nn
 from torch.func import functional_call
 
-from hessfig.curvature.curvlinops import differentiable_twice, gradients
+from hessfig.curvature.double_backward import differentiable_twice, gradients
 from hessfig.curvature.problem import Problem
 from hessfig.errors import UserError
 from hessfig.models.layered import scored_outputs

@@ -26,9 +26,9 @@ from hessfig.curvature.tape.steps import (
 )
 from hessfig.curvature.tape.tape import BIAS, WEIGHT, LinearMap, Lookup, Node, Tangent, Tape, Weight
 from hessfig.models import components, networks
-from hessfig.models.components import UNIT_EPS, Attending, RMSNorm
+from hessfig.models.components import UNIT_EPS, Attending, GatedMLP, RMSNorm
 from hessfig.tasks.batch import Batch
-from hessfig.terms import GATED, Matrix
+from hessfig.terms import Matrix
 
 EVERY = slice(None)
 
@@ -170,10 +170,9 @@ class Builder:
         before, after = norm in (Norm.pre, Norm.sandwich), norm == Norm.post
         y = self.normalise(residual, f"norm_mlp{index}", layer.ln2, (index, "ln2")) if before else residual
         z = self.linear(y, f"z{index}", mlp.fc_in, (index, Matrix.W_in))
-        is_gated = self.model.mlp in GATED
-        bent = self.linear(y, f"gate{index}", mlp.gate, (index, Matrix.W_gate)) if is_gated else z
+        bent = self.linear(y, f"gate{index}", mlp.gate, (index, Matrix.W_gate)) if isinstance(mlp, GatedMLP) else z
         p = self.alike(Activate, f"p{index}", bent, act=mlp.act, derivatives=DERIVATIVES[self.model.mlp])
-        p = self.alike(Multiply, f"pz{index}", p, z) if is_gated else p
+        p = self.alike(Multiply, f"pz{index}", p, z) if isinstance(mlp, GatedMLP) else p
         output = self.linear(p, f"mlp{index}", mlp.fc_out, (index, Matrix.W_out))
         total = self.sum(residual, self._branch(output, layer.ln2_post, (index, "ln2_post")), f"hidden{index}")
         return self.normalise(total, f"norm_mlp{index}", layer.ln2, (index, "ln2")) if after else total

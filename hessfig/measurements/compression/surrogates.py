@@ -12,8 +12,7 @@ from torch.func import functional_call, vmap
 
 from hessfig.curvature.approximations.named import Material, Samples
 from hessfig.curvature.approximations.signals import OutputSide, linear_of
-from hessfig.curvature.column import Column, completed
-from hessfig.curvature.curvlinops import view_of
+from hessfig.curvature.column import Column, completed, view_of
 from hessfig.curvature.problem import Problem
 from hessfig.measurements.block_norms import dense_blocks
 from hessfig.measurements.quantity import Request

@@ -1,0 +1,155 @@
+"""Products of small foreign networks: double backward of many vectors at once, from graphs that are kept.
+
+Nothing runs in forward mode, for which torch would import its compiler (seconds), nor is curvlinops imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache, cached_property
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from hessfig.curvature.column import SPLIT, Column, Products, Rows, SidedColumn, completed, to_multiply
+from hessfig.curvature.double_backward import DoubleBackward, differentiable_twice, fault, gradients, of_second_order
+from hessfig.curvature.problem import Problem, Scalar, Suffix
+from hessfig.models.layered import Layered
+from hessfig.terms import Part
+
+SMALL = 2**16  # parameters of a network, up to which graphs are kept and threads do not pay
+
+
+def is_small(network: nn.Module) -> bool:
+    """Whether a network has at most SMALL parameters."""
+    return sum(parameter.numel() for parameter in network.parameters()) <= SMALL
+
+
+class SmallNetwork:
+    """The Hessian of a small foreign network in all of its parameters; every column is read off the same graphs.
+
+    A part's products are checked once, for all parameters together: they must be symmetric and agree with a plain
+    double backward. Where they do not, or where a backward pass cannot be batched, `holds` is false for the part.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self._suffix = problem.suffix(problem.layout.weights)
+        self.names = {p: name for name, p in self._suffix.named_parameters() if p.is_floating_point()}
+        self.at = {name: p.detach().clone().requires_grad_() for p, name in self.names.items()}
+        self.holds, self.graphs = cache(self._holds), cache(self._graphs)
+
+    @staticmethod
+    def can_take(problem: Problem) -> bool:
+        """Whether the network is somebody else's and small."""
+        return not isinstance(problem.network, Layered) and is_small(problem.network)
+
+    @property
+    def bytes_per_probe(self) -> int:
+        """Memory the products of one probe take, counted from above."""
+        return self._suffix.bytes_per_probe
+
+    def products(self, part: Part, columns: dict[str, Tensor], rows: Sequence[str]) -> list[Tensor]:
+        """Return A V in the parameters `rows`, (k, *shape) each; V is zero outside `columns`, which are alike."""
+        with torch.enable_grad(), differentiable_twice():
+            pieces = [graph.products(columns, rows) for graph in self.graphs(part)]
+        return [torch.stack(of_parameter).sum(dim=0) for of_parameter in zip(*pieces, strict=True)]
+
+    def _graphs(self, part: Part) -> list[_Curved | _Outer]:
+        kind = _Outer if part == Part.H_o else _Curved
+        with torch.enable_grad(), differentiable_twice():
+            return [kind(self._suffix, self.at, *term) for term in self._suffix.terms(part)]
+
+    def _holds(self, part: Part) -> bool:
+        reliable = DoubleBackward(self._suffix, part, list(self.names))
+        other_part = _Whole(self, Part.H_o) if part == Part.H_f else reliable
+        try:
+            return not fault(_Whole(self, part), reliable, other_part, list(self.names))
+        except Exception:
+            return False  # curvlinops' column says why
+
+
+class _Whole:
+    """A part of the Hessian in all parameters of a network, in the form in which operators are checked."""
+
+    def __init__(self, network: SmallNetwork, part: Part) -> None:
+        self._network, self._part = network, part
+
+    def __matmul__(self, columns: Sequence[Tensor]) -> list[Tensor]:
+        paths = list(self._network.at)
+        vectors = {path: column.movedim(-1, 0) for path, column in zip(paths, columns, strict=True)}
+        return [found.movedim(0, -1) for found in self._network.products(self._part, vectors, paths)]
+
+
+class _Curved:
+    """The Hessian of a scalar of the outputs: the gradient of <gradient, v>."""
+
+    def __init__(self, suffix: Suffix, at: dict[str, Tensor], start: Tensor, scalar: Scalar) -> None:
+        self._at, value = at, scalar(suffix.at(at, start))
+        slopes = of_second_order(gradients(value, list(at.values()), create_graph=True))
+        self._slopes = dict(zip(at, slopes, strict=True))
+
+    def products(self, columns: dict[str, Tensor], rows: Sequence[str]) -> list[Tensor]:
+        """Return H V in `rows`."""
+        return _pulled(
+            [self._slopes[name] for name in columns], list(columns.values()), [self._at[row] for row in rows]
+        )
+
+
+class _Outer:
+    """J^T B J, B the Hessian of a scalar in the outputs; J v is the gradient of <J^T c, v> in c."""
+
+    def __init__(self, suffix: Suffix, at: dict[str, Tensor], start: Tensor, scalar: Scalar) -> None:
+        self._at, self._outputs = at, suffix.at(at, start)
+        self._leaf = self._outputs.detach().requires_grad_()
+        self._cotangent = torch.zeros_like(self._outputs).requires_grad_()
+        (self._slope,) = gradients(scalar(self._leaf), [self._leaf], create_graph=True)
+        pulled = of_second_order(gradients(self._outputs, list(at.values()), self._cotangent, create_graph=True))
+        self._pulled = dict(zip(at, pulled, strict=True))
+
+    def products(self, columns: dict[str, Tensor], rows: Sequence[str]) -> list[Tensor]:
+        """Return J^T B J V in `rows`."""
+        tangents = _pulled([self._pulled[name] for name in columns], list(columns.values()), [self._cotangent])
+        return _pulled([self._outputs], _pulled([self._slope], tangents, [self._leaf]), [self._at[row] for row in rows])
+
+
+def _pulled(values: Sequence[Tensor], vectors: Sequence[Float[Tensor, "k ..."]], at: Sequence[Tensor]) -> list[Tensor]:
+    """Return the gradients of <values, v> in `at` for all k vectors at once, (k, *shape) each; graphs are kept."""
+    pairs = [(value, vector) for value, vector in zip(values, vectors, strict=True) if value.requires_grad]
+    found: Sequence[Tensor | None] = [None] * len(at)
+    if pairs:
+        kept, along = zip(*pairs, strict=True)
+        found = torch.autograd.grad(kept, at, along, retain_graph=True, allow_unused=True, is_grads_batched=True)
+    count = len(vectors[0])
+    return [leaf.new_zeros(count, *leaf.shape) if one is None else one for leaf, one in zip(at, found, strict=True)]
+
+
+class BatchedColumn(SidedColumn):
+    """The blocks of a column of a SmallNetwork; those of curvlinops for a part whose batched products do not hold."""
+
+    def __init__(self, network: SmallNetwork, problem: Problem, layer: int, col: str, rows: Rows) -> None:
+        super().__init__(problem, layer, col, rows)
+        self._network, self._given = network, (problem, layer, col, rows)
+
+    @property
+    def bytes_per_probe(self) -> int:
+        """Memory the products of one probe take, counted from above."""
+        return self._network.bytes_per_probe
+
+    @cached_property
+    def _other(self) -> Column:
+        from hessfig.curvature.curvlinops import ColumnOperator
+
+        return ColumnOperator(*self._given)
+
+    def split_matmat(self, probes: Float[Tensor, "dim k"], parts: Sequence[Part] = SPLIT) -> Products:
+        """Return A V of every row, all columns of `probes` at once for each of `parts`."""
+        asked = to_multiply(parts)
+        if not all(self._network.holds(part) for part in asked):
+            return self._other.split_matmat(probes, parts)
+        spread = self.spread(probes.to(self.parameters[0].device))
+        names = [self._network.names[parameter] for parameter in self.parameters]
+        places = {self.places[weight.parameter] for weight in self.col}
+        columns = {names[place]: spread[place].movedim(-1, 0) for place in sorted(places)}
+        found = {part: self._network.products(part, columns, names) for part in asked}
+        return completed(self.gathered({part: [p.movedim(0, -1) for p in found[part]] for part in asked}), parts)

@@ -1,0 +1,106 @@
+"""Batched double backward of small foreign networks: against the dense oracle, and where it is not taken."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hessfig
+from hessfig.config import ModelConfig, Products
+from hessfig.curvature import batched
+from hessfig.curvature.batched import BatchedColumn, SmallNetwork
+from hessfig.curvature.curvlinops import ColumnOperator
+from hessfig.curvature.problem import Problem
+from hessfig.curvature.routes import Engines
+from hessfig.terms import PARTS, Block, Part
+from tests.foreign_networks import CASES, dense_parts
+
+LIGHT = """
+import sys
+import torch, hessfig
+layer = torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+problem = hessfig.Problem(layer, torch.randn(3, 4, 8), torch.randn(3, 4, 8), loss="mse")
+threads = 2
+torch.set_num_threads(threads)
+assert (hessfig.measure(problem, num_probes=4)["status"] != "nonfinite").all()
+assert torch.get_num_threads() == threads
+print(*sorted({"torch._dynamo", "curvlinops", "transformer_lens"} & {*sys.modules}))
+"""
+
+
+class Unbatchable(torch.autograd.Function):
+    """The square, whose backward pass depends on its data: no vmap can follow it."""
+
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.square()
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, slope: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors  # type: ignore[attr-defined]
+        return 2 * x * slope if float(slope.sum()) < 1e9 else slope
+
+
+class Squared(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return Unbatchable.apply(x)
+
+
+def drawn(problem: hessfig.Problem) -> Problem:
+    return Problem.of(problem.drawn("float64"))
+
+
+def engine(problem: Problem, products: Products = Products.linearised) -> Engines:
+    return Engines(problem, ModelConfig("python"), products)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_product_is_that_of_the_dense_hessian(name: str) -> None:
+    problem = CASES[name]()[0]
+    problem = hessfig.Problem(problem.network, problem.inputs, problem.targets, problem.loss)
+    names = [path for path, _ in problem.network.named_parameters()]
+    dense, there = dense_parts(problem, names), drawn(problem)
+    for parts in (PARTS, (Part.H,), (Part.H_f,)):
+        column = engine(there).column(0, "all", [Block(0, "all", "all")])
+        assert isinstance(column, BatchedColumn)
+        found = column.split_matmat(torch.eye(column.dim, dtype=torch.float64), parts)
+        for part in parts:
+            torch.testing.assert_close(found[Block(0, "all", "all"), part], dense[part], rtol=1e-10, atol=1e-12)
+
+
+def test_a_backward_pass_that_cannot_be_batched_takes_the_other_route() -> None:
+    network = nn.Sequential(nn.Linear(3, 4), Squared(), nn.Linear(4, 2))
+    problem = drawn(hessfig.Problem(network, torch.randn(5, 3), torch.tensor([0, 1, 0, 1, 0])))
+    assert not SmallNetwork(problem).holds(Part.H)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*plain double backward is used", RuntimeWarning)
+        found, own = (
+            column.split_matmat(torch.eye(12, dtype=torch.float64), PARTS)
+            for column in (
+                engine(problem).column(0, "0.weight", [Block(0, "0.weight", "0.weight")]),
+                ColumnOperator(problem, 0, "0.weight", {Block(0, "0.weight", "0.weight"): (0, "0.weight")}),
+            )
+        )
+    for key, product in own.items():
+        torch.testing.assert_close(found[key], product, rtol=0, atol=0)
+
+
+def test_a_large_network_and_a_named_route_keep_curvlinops(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    problem = drawn(hessfig.Problem(network, torch.randn(5, 3), torch.tensor([0, 1, 0, 1, 0])))
+    block = Block(0, "0.weight", "0.weight")
+    assert isinstance(engine(problem, Products.curvlinops).column(0, "0.weight", [block]), ColumnOperator)
+    monkeypatch.setattr(batched, "SMALL", 25)  # of 26 parameters
+    assert isinstance(engine(problem).column(0, "0.weight", [block]), ColumnOperator)
+
+
+def test_a_small_network_needs_no_compiler_and_leaves_threads_alone() -> None:
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", LIGHT], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == []
