@@ -78,10 +78,11 @@ class Method(StrEnum):
 
 
 class Products(StrEnum):
-    """Whose Hessian-vector products: our linearised network, or curvlinops (reference; any differentiable model)."""
+    """Whose products: our linearised network, curvlinops (any differentiable model), or differences of gradients."""
 
     linearised = "linearised"
     curvlinops = "curvlinops"
+    differences = "differences"
 
 
 class Probes(StrEnum):

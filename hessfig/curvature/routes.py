@@ -17,6 +17,7 @@ from hessfig.config import ModelConfig
 from hessfig.config import Products as Choice
 from hessfig.curvature.column import SPLIT, Column, Products
 from hessfig.curvature.curvlinops import ColumnOperator, whole_hessian
+from hessfig.curvature.differences import DifferencedColumn
 from hessfig.curvature.headed import HeadedColumn, can_take
 from hessfig.curvature.problem import OtherNetwork, Problem
 from hessfig.models.layered import Layered
@@ -54,6 +55,8 @@ class Engines:
 
     def _column(self, layer: int, col: str, blocks: Sequence[Block]) -> Column:
         rows = _rows(blocks)
+        if self.products == Choice.differences:
+            return DifferencedColumn(self.problem, layer, col, rows)
         if self.products == Choice.linearised and can_take(self.problem):
             return HeadedColumn(self.problem, layer, col, rows)
         network = self._linearised if self.products == Choice.linearised else None

@@ -23,6 +23,7 @@ from hessfig.curvature.column import (
     summands,
 )
 from hessfig.curvature.curvlinops import ColumnOperator, differentiable_twice, xtrace_squared_frobenius
+from hessfig.curvature.differences import DifferencedColumn
 from hessfig.curvature.exact.support import Level, exactness
 from hessfig.curvature.problem import OtherNetwork, Problem, rademacher
 from hessfig.curvature.routes import Engines
@@ -31,6 +32,7 @@ from hessfig.record import FROBENIUS
 from hessfig.terms import Block, Part
 
 COLUMNS_AT_ONCE = 64
+ROUGHEST = 0.1  # of products by differences: their error relative to their size
 Axes = tuple[Float[Tensor, "rows rows"], Float[Tensor, "cols cols"]]
 Norms = dict[tuple[Block, Part], Estimate]
 
@@ -96,7 +98,8 @@ class Estimator:
 
     def by_dense(self, asked: Asked) -> Norms:
         """Return norms of whole matrices."""
-        return _as_norms(dense_norms(self.column(asked), asked.parts))
+        column = self.column(asked)
+        return _as_norms(dense_norms(column, asked.parts), column)
 
     def by_xtrace(self, asked: Asked) -> Norms:
         """Return norms by XTrace of the squared block."""
@@ -132,15 +135,15 @@ class Estimator:
     def _auto_probed(self, asked: Asked) -> Norms:
         column, count = self.column(asked), self.allotted.get(str(asked.col), self.settings.num_probes)
         if column.dim <= count:
-            dense = _as_norms(dense_norms(column, asked.parts))
+            dense = _as_norms(dense_norms(column, asked.parts), column)
             return {key: replace(norm, by=Method.dense.value) for key, norm in dense.items()}
         is_aligned = asked.diagonal in asked.blocks and len(column.shape) == 2
         return self._probed(asked, column, count, is_aligned=is_aligned)
 
     def _probed(self, asked: Asked, column: Column, count: int, *, is_aligned: bool) -> Norms:
         if is_aligned:
-            return _as_norms(aligned(column, asked.diagonal, asked.parts, count, generator=asked.generator))
-        return _as_norms(hutchinson(column, asked.parts, count, generator=asked.generator))
+            return _as_norms(aligned(column, asked.diagonal, asked.parts, count, generator=asked.generator), column)
+        return _as_norms(hutchinson(column, asked.parts, count, generator=asked.generator), column)
 
     def _by_cheap_parts(self, asked: Asked) -> dict[tuple[Part, ...], list[Block]]:
         """Group the blocks by the parts whose exact norm is cheap."""
@@ -236,8 +239,20 @@ def _turn(probes: Float[Tensor, "dim k"], axes: Axes) -> Float[Tensor, "dim k"]:
     return (left @ signs @ right.T).flatten(1).T.to(probes.dtype)
 
 
-def _as_norms(found: Mapping[tuple[object, Part], Estimate]) -> Norms:
-    return {(block, part): norm for (block, part), norm in found.items() if isinstance(block, Block)}
+def _as_norms(found: Mapping[tuple[Hashable, Part], Estimate], column: Column) -> Norms:
+    norms = {(block, part): norm for (block, part), norm in found.items() if isinstance(block, Block)}
+    if not isinstance(column, DifferencedColumn):
+        return norms
+    return {key: differenced(norm, column.relative_error(*key)) for key, norm in norms.items()}
+
+
+def differenced(norm: Estimate, off: float) -> Estimate:
+    """Return a norm whose products are off by `off`, relative to their size: that much is added to its error.
+
+    Beyond ROUGHEST it is rough: a kink crossed by the step, or rounding as large as the products.
+    """
+    own = off * norm.value if norm.value else 0.0
+    return replace(norm, error=float(torch.tensor([norm.error, own]).double().norm()), is_rough=not off <= ROUGHEST)
 
 
 def _xtrace_norm(column: ColumnOperator, part: Part, num_probes: int, generator: Generator) -> Estimate:

@@ -148,13 +148,15 @@ def row_of(block: Block | None = None, **columns: Any) -> Row:
 class Estimate:
     """`error` is one standard error, 0 when the value is exact and NaN when the estimator gives none.
 
-    `by` names the estimator that found the number where that is not the configured one.
+    `by` names the estimator that found the number where that is not the configured one. `is_rough`: its products are
+    further off than they may be, so that it enters no mean.
     """
 
     value: float
     error: float
     num_probes: int
     by: str = ""
+    is_rough: bool = False
 
 
 def columns(blocks: Iterable[Block]) -> list[tuple[int, str, list[Block]]]:
@@ -211,7 +213,7 @@ def block_row(quantity: str, request: Request, block: Block, part: Part, found: 
         error=_error(found),
         num_probes=found.num_probes,
         **_made_by(request, found),
-        status=_status(quantity, request, block, part, found.value).value,
+        status=_status(quantity, request, block, part, found).value,
     )
 
 
@@ -229,14 +231,15 @@ def _made_by(request: Request, found: Estimate) -> dict[str, str]:
     return {"estimator": found.by or request.estimator.method.value, "dtype": request.dtype.value}
 
 
-def _status(quantity: str, request: Request, block: Block, part: Part, value: float) -> Status:
+def _status(quantity: str, request: Request, block: Block, part: Part, found: Estimate) -> Status:
+    value = found.value
     if not math.isfinite(value):
         return Status.nonfinite
     # Weight decay adds its own part to a weight's diagonal block, whatever the network.
     decayed = bool(request.at.config.task.weight_decay) and part == Part.H_f and block.is_diagonal
     if decayed or not kind(request.model.kind).is_structural_zero(request.model, block, part):
-        return Status.ok
-    if value != 0.0:
+        return Status.not_converged if found.is_rough else Status.ok
+    if value != 0.0 and not found.is_rough:
         raise ArithmeticError(
             f"{quantity} of {part} of block {block} must vanish by the network's structure but is {value!r}"
         )

@@ -61,6 +61,26 @@ def check_parts(config: Config, blocks: Sequence[Block]) -> None:
     _check_tape(config, asked)
 
 
+def check_differences(config: Config) -> None:
+    """Raise UserError for what has no products by differences, whose error only probed and dense norms carry."""
+    if config.estimator.products != Products.differences:
+        return
+    methods = (Method.hutchinson, Method.aligned, Method.dense)
+    unknown = {
+        f"estimator={config.estimator.method}": config.estimator.method not in methods,
+        f"quantities=[{','.join(config.quantities)}]": config.quantities != ["frobenius"],
+        f"task.weight_decay={config.task.weight_decay}": bool(config.task.weight_decay),
+        f"parts=[{','.join(config.parts)}]": any(part in AT_SCORES for part in config.parts),
+    }
+    for got in (name for name, is_set in unknown.items() if is_set):
+        raise UserError(
+            "estimator.products=differences: their error is known for norms by probes and dense norms alone",
+            got=got,
+            allowed=f"quantities=[frobenius], estimator={', '.join(methods)}, no weight decay, parts H, H_o, H_f",
+            remedy="quantities=[frobenius] estimator=hutchinson, or leave estimator.products out",
+        )
+
+
 _DECAYED = ("frobenius", "trace", "density", "spectrum", "largest_eigenvalue", "smallest_eigenvalue")
 _OF_OUTPUTS = ("accuracy", "jacobian_norm", "moment_1", "moment_2", "moment_3", "residual_norm", "score_spread")
 

@@ -15,7 +15,7 @@ from hessfig.errors import UserError
 from hessfig.files import write_text
 from hessfig.measurements.catalogue import quantity, source_of
 from hessfig.measurements.quantity import Quantity, check_served
-from hessfig.measurements.requirements import check_decay, check_parts
+from hessfig.measurements.requirements import check_decay, check_differences, check_parts
 from hessfig.models.blocks import blocks_of
 from hessfig.models.protocol import Layout
 from hessfig.models.registry import kind
@@ -120,6 +120,7 @@ class Variant:
         self._check_quantities()
         check_parts(self.config, self.blocks)
         check_decay(self.config)
+        check_differences(self.config)
         check_served([self.quantity(name) for name in self.config.quantities], self.blocks)
         for name in self.config.quantities:
             self.quantity(name).check(self.config, self.layout)

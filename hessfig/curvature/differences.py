@@ -1,0 +1,123 @@
+"""Products without double backward: central differences of gradients, with their error from a second step."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from functools import partial
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.func import functional_call
+
+from hessfig.curvature.column import SPLIT, Products, Rows, completed, to_multiply
+from hessfig.curvature.curvlinops import SidedColumn, gradients
+from hessfig.curvature.problem import Problem, Scalar
+from hessfig.tasks.losses import output_gradient
+from hessfig.terms import AT_OUTPUTS, Part
+
+
+def step(weights: Float[Tensor, " dim"], probe: Float[Tensor, " dim"]) -> float:
+    """Return h = u^(1/3) |w| / |v|, u the unit roundoff of the weights' type, |w| = 1 where the weights are zero.
+
+    Differences of gradients g are off by h^2 |g'''| / 6 from the next term of the series and by about u |g| / h from
+    rounding. The sum of the two is least at h = (3 u |g| / |g'''|)^(1/3); where gradients change over moves as long as
+    the weights themselves, that is u^(1/3) |w| for a probe of length one.
+    """
+    unit = torch.finfo(weights.dtype).eps / 2
+    return float(unit ** (1 / 3) * (weights.double().norm() or 1.0) / probe.double().norm())
+
+
+class DifferencedColumn(SidedColumn):
+    """A column of blocks, H v = (g(w + h v) - g(w - h v)) / 2h with `stretch` times the step of the rule.
+
+    H_f v is the same for the gradient of <dl/df, f> with dl/df fixed. H_o v = J^T (s(w + h v) - s(w - h v)) / 2h with
+    s = dl/df at the moved outputs and J at the weights that stand. Parts are differenced one by one, so that H, where
+    it is asked for alone, is a difference of its own.
+    """
+
+    def __init__(
+        self, problem: Problem, layer: int, col: str, rows: Sequence[str] | Rows, *, stretch: float = 1.0
+    ) -> None:
+        super().__init__(problem, layer, col, rows)
+        self._suffix, self._stretch = problem.suffix(self.weights), stretch
+        names = {parameter: name for name, parameter in self._suffix.named_parameters()}
+        self._names = [names[parameter] for parameter in self.parameters]
+        self._squares: dict[tuple[Hashable, Part], Tensor] = {}
+
+    @property
+    def bytes_per_probe(self) -> int:
+        """Memory the products of one probe take, counted from above."""
+        return self._suffix.bytes_per_probe
+
+    def split_matmat(self, probes: Float[Tensor, "dim k"], parts: Sequence[Part] = SPLIT) -> Products:
+        """Return A V, keyed (row, part), for every row and each of `parts`; keep how far a step of 2 h is from it."""
+        asked, probes = to_multiply(parts), probes.to(self.parameters[0])
+        near, far = (self._products(probes, asked, self._stretch * factor) for factor in (1, 2))
+        every = [*asked, Part.H] if {*AT_OUTPUTS} <= {*asked} else asked
+        fine, coarse = completed(near, every), completed(far, every)
+        for key, product in fine.items():
+            pair = torch.stack([(product - coarse[key]).double().square().sum(), product.double().square().sum()])
+            self._squares[key] = self._squares.get(key, 0) + pair
+        return completed(near, parts)
+
+    def relative_error(self, row: Hashable, part: Part) -> float:
+        """Return |D_h - D_2h| / |D_h| over all products so far, D_h the differences: Frobenius norms of all columns.
+
+        The truncation of D_h is a third of that difference, its rounding at most nearly all of it (D_2h has half as
+        much), so that it stands for both, as an estimate: too small where the series has not begun to converge. By the
+        triangle inequality a norm from these products is off by no more than they are. Zero where both are zero.
+        """
+        apart, size = self._squares[row, part].tolist()
+        if apart == 0.0:
+            return 0.0
+        return float((apart / size) ** 0.5) if size else float("inf")
+
+    def _products(self, probes: Tensor, parts: Sequence[Part], stretch: float) -> Products:
+        here = torch.cat([parameter.detach().flatten() for parameter in self._own()])
+        spread, found = self.spread(probes), {}
+        steps = [stretch * step(here, probe) for probe in probes.T]
+        for part in parts:
+            each = [self._product([one[..., k] for one in spread], h, part) for k, h in enumerate(steps)]
+            found[part] = [torch.stack(of_parameter, dim=-1) for of_parameter in zip(*each, strict=True)]
+        return self.gathered(found)
+
+    def _own(self) -> list[Tensor]:
+        flat = [parameter.detach().unsqueeze(-1) for parameter in self.parameters]
+        return [self._gather(flat, [weight]) for weight in self.col]
+
+    def _product(self, vector: Sequence[Tensor], h: float, part: Part) -> list[Tensor]:
+        moved = [[p.detach() + sign * h * v for p, v in zip(self.parameters, vector, strict=True)] for sign in (1, -1)]
+        if part == Part.H_o:
+            return self._pulled(moved, h)
+        plus, minus = (self._gradient(weights, part) for weights in moved)
+        return [(a - b) / (2 * h) for a, b in zip(plus, minus, strict=True)]
+
+    def _gradient(self, weights: Sequence[Tensor], part: Part) -> list[Tensor]:
+        return self._summed([self._of(weights, start, scalar) for start, scalar in self._suffix.terms(part)])
+
+    def _of(self, weights: Sequence[Tensor], start: Tensor, scalar: Scalar) -> list[Tensor]:
+        at = [weight.clone().requires_grad_() for weight in weights]
+        with torch.enable_grad():
+            return gradients(scalar(self._outputs(at, start)), at)
+
+    def _pulled(self, moved: Sequence[Sequence[Tensor]], h: float) -> list[Tensor]:
+        pieces, here = [], [parameter.detach() for parameter in self.parameters]
+        for (start, targets), share in zip(self._suffix.data, self._suffix.shares, strict=True):
+            with torch.no_grad():
+                ends = [self._outputs(weights, start) for weights in moved]
+            plus, minus = (output_gradient(self._suffix.loss, end, targets) for end in ends)
+            curved = share * (plus - minus) / (2 * h)
+            pieces.append(self._of(here, start, partial(_along, curved)))
+        return self._summed(pieces)
+
+    def _outputs(self, weights: Sequence[Tensor], start: Tensor) -> Tensor:
+        found: Tensor = functional_call(self._suffix, dict(zip(self._names, weights, strict=True)), (start,))
+        return found
+
+    def _summed(self, pieces: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+        return [torch.stack(of_parameter).sum(dim=0) for of_parameter in zip(*pieces, strict=True)]
+
+
+def _along(slope: Tensor, outputs: Tensor) -> Tensor:
+    return (outputs * slope).sum()

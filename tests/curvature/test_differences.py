@@ -1,0 +1,96 @@
+"""Differences of gradients against dense automatic differentiation, and where they fail."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor
+
+from hessfig.config import EstimatorConfig, Loss, Method, Products
+from hessfig.curvature.differences import DifferencedColumn, step
+from hessfig.curvature.problem import Problem
+from hessfig.curvature.routes import Engines
+from hessfig.errors import UserError
+from hessfig.measurements.block_norms import Estimator, dense_blocks
+from hessfig.measurements.quantity import Estimate
+from hessfig.measurements.requirements import check_differences
+from hessfig.models.blocks import matrices_of
+from hessfig.rng import stream
+from hessfig.terms import PARTS, Block, Matrix, Part
+from tests.curvature.oracle import dense_oracle
+from tests.toys import ARCHITECTURES, toy_config, toy_problem, toy_task
+
+SMOOTH = ARCHITECTURES["heads"]
+COLUMNS = (Matrix.W_Q, Matrix.W_V, Matrix.W_in)
+
+
+@cache
+def oracle() -> dict[Part, dict[tuple[Matrix, Matrix], Tensor]]:
+    return dense_oracle(toy_problem(SMOOTH), 1, matrices_of(SMOOTH))
+
+
+def norm_of(problem: Problem, col: Matrix, part: Part, method: Method = Method.dense) -> Estimate:
+    settings = EstimatorConfig(method=method, products=Products.differences, num_probes=6)
+    block = Block(1, col, col)
+    found = Estimator(problem, SMOOTH, settings).column_norms(1, col, [block], [part], generator=stream(0, "test"))
+    return found[block, part]
+
+
+@pytest.mark.parametrize("col", COLUMNS)
+@pytest.mark.parametrize("part", PARTS)
+def test_products_are_those_of_the_oracle(col: Matrix, part: Part) -> None:
+    rows = matrices_of(SMOOTH)
+    column = Engines(toy_problem(SMOOTH), SMOOTH, Products.differences).column(1, col, [Block(1, r, col) for r in rows])
+    found = dense_blocks(column, [part])
+    for row in rows:
+        truth = oracle()[part][row, col]
+        scale = max(float(oracle()[part][col, col].abs().max()), float(truth.abs().max()))
+        torch.testing.assert_close(found[Block(1, row, col), part], truth, rtol=0, atol=1e-7 * scale)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("part", [Part.H, Part.H_o])
+def test_the_error_covers_what_the_norm_is_off_by(dtype: torch.dtype, part: Part) -> None:
+    truth = float(oracle()[part][Matrix.W_V, Matrix.W_V].norm())
+    found = norm_of(toy_problem(SMOOTH).cast(dtype), Matrix.W_V, part)
+    assert 0 < abs(found.value - truth) <= found.error
+    assert found.is_rough == (found.error > 0.1 * found.value)
+    assert not found.is_rough or dtype == torch.bfloat16
+
+
+def test_a_quadratic_loss_leaves_rounding_alone() -> None:
+    model = ARCHITECTURES["linear mlp"]
+    problem = toy_problem(model, toy_task(model, loss=Loss.mse))
+    col = matrices_of(model)[-1]
+    exact = dense_oracle(problem, 3, [col])[Part.H_o][col, col]
+    for stretch in (1.0, 1e3):
+        column = DifferencedColumn(problem, 3, col, [col], stretch=stretch)
+        found = dense_blocks(column, [Part.H_o])[col, Part.H_o]
+        assert (found - exact).norm() <= 1e-9 * exact.norm()
+        assert column.relative_error(col, Part.H_o) <= 1e-9
+
+
+def test_a_kink_is_flagged() -> None:
+    model = ARCHITECTURES["softmax"]
+    problem = toy_problem(model)
+    with torch.no_grad():
+        problem.weight(1, Matrix.W_in)[0] = 0.0
+        problem.network.get_parameter("layers.0.mlp.fc_in.bias")[0] = 0.0
+    assert norm_of(problem, Matrix.W_in, Part.H).is_rough
+    assert not norm_of(problem, Matrix.W_V, Part.H_o, Method.hutchinson).is_rough
+
+
+def test_the_step_follows_weights_probe_and_type() -> None:
+    weights, probe = torch.full((4,), 3.0, dtype=torch.float64), torch.ones(4, dtype=torch.float64)
+    assert step(weights, probe) == pytest.approx(3 * 2 ** (-53 / 3))
+    assert step(weights.float(), 2 * probe) == pytest.approx(1.5 * 2**-8)
+    assert step(0 * weights, probe) == pytest.approx(0.5 * 2 ** (-53 / 3))
+
+
+def test_what_has_no_differences_is_refused() -> None:
+    for settings in ({"quantities": ["trace"]}, {"estimator": EstimatorConfig(products=Products.differences)}):
+        config = toy_config(**{"estimator": EstimatorConfig(Method.hutchinson, Products.differences), **settings})
+        with pytest.raises(UserError, match="products=differences"):
+            check_differences(config)
