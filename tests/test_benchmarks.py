@@ -75,6 +75,22 @@ def test_norms_of_three_layers_have_no_exact_engine_to_compare_with(tmp_path: Pa
     assert len(report["product_gflops"]) == 4 and all(rate > 0 for rate in report["product_gflops"].values())
 
 
+@pytest.mark.long
+def test_differences_are_calibrated_by_block_type_and_step(tmp_path: Path) -> None:
+    rows = report_of("calibrate_differences", tmp_path)["rows"]
+    by_rule = [row for row in rows if row["stretch"] == 1]
+    assert len(by_rule) == 18 and len(rows) == 11 * 18
+    limits = {"float64": 1e-8, "float32": 1e-2}
+    assert all(row["error"] <= limits.get(row["dtype"], math.inf) for row in by_rule)
+    far_off = [row for row in rows if row["dtype"] == "float64" and row["stretch"] == 4**5]
+    assert all(row["error"] > 10 * near["error"] for row in far_off for near in by_rule if _are_alike(row, near))
+    assert all((row["estimate"] or 1) > 0.1 for row in rows if row["error"] > 0.5)
+
+
+def _are_alike(row: dict[str, Any], other: dict[str, Any]) -> bool:
+    return all(row[key] == other[key] for key in ("mlp", "block", "dtype"))
+
+
 def test_bad_sizes_are_told_and_nothing_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit:
         report_of("bench_norms", tmp_path, "--d-model=0")

@@ -66,11 +66,10 @@ class DifferencedColumn(SidedColumn):
 
         The truncation of D_h is a third of that difference, its rounding at most nearly all of it (D_2h has half as
         much), so that it stands for both, as an estimate: too small where the series has not begun to converge. By the
-        triangle inequality a norm from these products is off by no more than they are. Zero where both are zero.
+        triangle inequality a norm from these products is off by no more than they are. Infinite where all products are
+        zero, for a product that is lost in the rounding of gradients looks the same.
         """
         apart, size = self._squares[row, part].tolist()
-        if apart == 0.0:
-            return 0.0
         return float((apart / size) ** 0.5) if size else float("inf")
 
     def _products(self, probes: Tensor, parts: Sequence[Part], stretch: float) -> Products:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -255,10 +256,11 @@ def _as_norms(found: Mapping[tuple[Hashable, Part], Estimate], column: Column) -
 def differenced(norm: Estimate, off: float) -> Estimate:
     """Return a norm whose products are off by `off`, relative to their size: that much is added to its error.
 
-    Beyond ROUGHEST it is rough: a kink crossed by the step, or rounding as large as the products.
+    Beyond ROUGHEST it is rough: a kink crossed by the step, or rounding as large as the products. A norm of zero has no
+    error then, for nobody knows what rounding hides.
     """
-    own = off * norm.value if norm.value else 0.0
-    return replace(norm, error=float(torch.tensor([norm.error, own]).double().norm()), is_rough=not off <= ROUGHEST)
+    error = math.hypot(norm.error, off * norm.value)
+    return replace(norm, error=error if norm.value else math.nan, is_rough=not off <= ROUGHEST)
 
 
 def _xtrace_norm(column: ColumnOperator, part: Part, num_probes: int, generator: Generator) -> Estimate:

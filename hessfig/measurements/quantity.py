@@ -232,15 +232,18 @@ def _made_by(request: Request, found: Estimate) -> dict[str, str]:
 
 
 def _status(quantity: str, request: Request, block: Block, part: Part, found: Estimate) -> Status:
-    value = found.value
-    if not math.isfinite(value):
+    if not math.isfinite(found.value):
         return Status.nonfinite
     # Weight decay adds its own part to a weight's diagonal block, whatever the network.
     decayed = bool(request.at.config.task.weight_decay) and part == Part.H_f and block.is_diagonal
-    if decayed or not kind(request.model.kind).is_structural_zero(request.model, block, part):
-        return Status.not_converged if found.is_rough else Status.ok
-    if value != 0.0 and not found.is_rough:
+    if not decayed and kind(request.model.kind).is_structural_zero(request.model, block, part):
+        return _zero(quantity, block, part, found)
+    return Status.not_converged if found.is_rough else Status.ok
+
+
+def _zero(quantity: str, block: Block, part: Part, found: Estimate) -> Status:
+    if found.value != 0.0 and not found.is_rough:
         raise ArithmeticError(
-            f"{quantity} of {part} of block {block} must vanish by the network's structure but is {value!r}"
+            f"{quantity} of {part} of block {block} must vanish by the network's structure but is {found.value!r}"
         )
-    return Status.structural_zero
+    return Status.not_converged if found.value else Status.structural_zero

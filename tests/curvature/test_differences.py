@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache
 
 import pytest
@@ -13,7 +14,7 @@ from hessfig.curvature.differences import DifferencedColumn, step
 from hessfig.curvature.problem import Problem
 from hessfig.curvature.routes import Engines
 from hessfig.errors import UserError
-from hessfig.measurements.block_norms import Estimator, dense_blocks
+from hessfig.measurements.block_norms import Estimator, dense_blocks, differenced
 from hessfig.measurements.quantity import Estimate
 from hessfig.measurements.requirements import check_differences
 from hessfig.models.blocks import matrices_of
@@ -80,6 +81,13 @@ def test_a_kink_is_flagged() -> None:
         problem.network.get_parameter("layers.0.mlp.fc_in.bias")[0] = 0.0
     assert norm_of(problem, Matrix.W_in, Part.H).is_rough
     assert not norm_of(problem, Matrix.W_V, Part.H_o, Method.hutchinson).is_rough
+
+
+def test_products_lost_in_rounding_are_no_zeros() -> None:
+    column = DifferencedColumn(toy_problem(SMOOTH), 1, Matrix.W_V, [Matrix.W_V], stretch=1e-14)
+    assert float(dense_blocks(column, [Part.H])[Matrix.W_V, Part.H].norm()) == 0.0
+    lost = differenced(Estimate(0.0, 0.0, 1), column.relative_error(Matrix.W_V, Part.H))
+    assert lost.is_rough and math.isnan(lost.error)
 
 
 def test_the_step_follows_weights_probe_and_type() -> None:

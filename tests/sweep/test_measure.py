@@ -7,7 +7,7 @@ import math
 import numpy
 import pytest
 
-from hessfig.config import Attention, Config, DType, EstimatorConfig, Loss, Method, ModelConfig, TaskConfig
+from hessfig.config import Attention, Config, DType, EstimatorConfig, Loss, Method, ModelConfig, Products, TaskConfig
 from hessfig.measurements import quantity as module
 from hessfig.models.protocol import Kind, Layout
 from hessfig.sweep.measure import draw_problem, measure
@@ -52,6 +52,17 @@ def test_a_broken_promise_of_zero_is_an_error(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(module, "kind", lambda name: promising)
     with pytest.raises(ArithmeticError, match="must vanish by the network's structure"):
         measured()
+
+
+def test_a_promised_zero_that_a_kink_breaks_did_not_converge() -> None:
+    """The step crosses kinks of ReLU, whose jumps no second derivative at the weights has."""
+    settings = {"model": ModelConfig(d_model=8), "task": TaskConfig(digits=1, batch_size=4), "sigma": 1.0}
+    by_differences = EstimatorConfig(Method.hutchinson, Products.differences)
+    rows = {dtype: measured(estimator=by_differences, dtype=dtype, **settings) for dtype in DType}
+    found = {dtype: rows[dtype][1, "W_V", "W_V", "H_f"] for dtype in DType}
+    assert (found[DType.float64]["status"], found[DType.float64]["value"]) == ("structural_zero", 0.0)
+    kinked = found[DType.float32]
+    assert kinked["status"] == "not_converged" and kinked["value"] > 0 and kinked["error"] > 0.1 * kinked["value"]
 
 
 def test_overflow_is_a_row_with_a_status() -> None:
