@@ -274,10 +274,11 @@ SALIENCIES = {
     **{f"{rule}_{one}": f"{rule.upper()}, {one.label}" for rule in ("obd", "obs") for one in PRUNED_BY},
 }
 ROUNDINGS = {"nearest": "nearest", **{f"gptq_{one}": f"GPTQ, {one.label}" for one in Surrogate}}
-NUMBERS_OF_SALIENCIES = ("correlation", "row_correlation", "compensated_correlation", "loss", "head")
+_NUMBERS_OF_SALIENCIES = ("correlation", "row_correlation", "loss", "head")
 OF_PRUNING = (
     *("removed_share", "head_increase"),
-    *(f"{name}_{number}" for name in SALIENCIES for number in NUMBERS_OF_SALIENCIES),
+    *(f"{name}_{number}" for name in SALIENCIES for number in _NUMBERS_OF_SALIENCIES),
+    *(f"{name}_compensated_correlation" for name in SALIENCIES if name.startswith("obs_")),
 )
 OF_QUANTISATION = tuple(f"{name}_increase" for name in ROUNDINGS)
 

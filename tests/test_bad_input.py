@@ -161,7 +161,7 @@ BAD = {
     ("run", "launcher=slurm", "device=gpu"): ["device", "got:     gpu", "cuda"],
     ("status", "shard=1/2"): ["status does not read shard", "hessfig run"],
     ("plot", "figure=3z"): ["no figure '3z'", "3a", "did you mean"],
-    ("plot", "figure=3a", "workers=2"): ["plot does not read workers", "workers=2", "for hessfig run, status"],
+    ("plot", "figure=3a", "workers=2"): ["plot does not read workers", "workers=2", "for hessfig run, slice, status"],
     ("plot", "figure=3a", "dry_run=true"): ["plot does not read dry_run"],
     ("plot", "figure=3a", "tolerance=1"): ["plot does not read tolerance"],
     ("plot", "figure=3a", "reference=x"): ["plot does not read reference", "hessfig compare"],

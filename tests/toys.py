@@ -19,6 +19,7 @@ from hessfig.config import (
     Method,
     ModelConfig,
     Norm,
+    Products,
     QueryKey,
     State,
     StateConfig,
@@ -42,6 +43,8 @@ class PAPER:
     mlps = (MLP.relu, MLP.gelu, MLP.linear, MLP.none)
 
 
+# Routes of products that are exact up to rounding.
+EXACT_PRODUCTS = [one for one in Products if one != Products.differences]
 ARCHITECTURES = {
     "softmax": ModelConfig(d_model=4, d_mlp=6),
     "pre": ModelConfig(d_model=4, d_mlp=6, n_layers=2, norm=Norm.pre),

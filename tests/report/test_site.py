@@ -103,7 +103,7 @@ def test_a_changed_network_says_so_and_nothing_published_stands_beside_it(site: 
     text = " ".join(read(site / "sweeps/sigma.html").text.split())
     about = "Figure 3a: one layer, softmax, no LayerNorm, cross-entropy"
     assert f"(preset: {about}) with model.d_model=32, seeds=3" in text
-    assert "(changed: d_model 32)" in text
+    assert "(changed: width 32)" in text
     assert json.loads((site / "sweeps/sigma.json").read_text())["paper"]["verdict"] == "not compared"
     assert pd.read_csv(site / "sweeps/sigma/slopes.csv")["published"].isna().all()
     assert "±" in text.partition("Result: slopes")[2].partition("Verdict")[0]
