@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from tests.figures.shipped import texts
 
-_IDENTIFIER = re.compile(r"[A-Za-z]\w*_\w+")
+_IDENTIFIER = re.compile(r"\b(?![WH]_)[A-Za-z]\w*_\w+")
 _MATHTEXT = re.compile(r"\$[^$]*\$")
 
 
@@ -51,7 +51,7 @@ def under_legends(figure: Figure) -> list[str]:
 
 def _with_data(figure: Figure) -> Iterator[Axes]:
     for ax in figure.axes:
-        if ax.get_visible() and ax.axison and any(len(line.get_xdata()) for line in ax.lines):
+        if ax.get_visible() and ax.axison and any(np.size(line.get_xdata()) for line in ax.lines):
             yield ax
 
 
@@ -72,5 +72,5 @@ def _own_labels(ax: Axes, which: str) -> int:
 def _drawn_points(ax: Axes) -> Iterator[tuple[float, float]]:
     """Yield every point of the lines with data (not guides across the panel), in pixels."""
     for line in ax.lines:
-        if len(line.get_xdata()) > 2 and line.get_marker() not in ("None", None, ""):
+        if np.size(line.get_xdata()) > 2 and line.get_marker() not in ("None", None, ""):
             yield from ax.transData.transform(np.column_stack([line.get_xdata(), line.get_ydata()]).astype(float))

@@ -113,8 +113,8 @@ _PART_COLOURS = {
     Part.H_fT: "#f29ac6",
 }
 _OTHER = "#a6761d"
-# Of kinds of networks and of rules: none of a weight or of a part (Okabe and Ito's blues and yellows, black, ochre).
-TONES = ("#0072B2", "#E69F00", "#56B4E9", "#000000", "#8c6d1f", "#c7b300", "#8b1a1a")
+# Of kinds of networks and of rules: none of a weight or of a part (blues, yellow, black, browns).
+TONES = ("#0072B2", "#E69F00", "#56B4E9", "#000000", "#8c6d1f", "#003f5c", "#8b1a1a")
 _DOTS = 300  # per inch, at which words are measured
 GUIDE = "#808080"
 PUBLISHED = "#222222"

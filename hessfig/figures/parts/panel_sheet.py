@@ -9,8 +9,10 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from hessfig.figures.parts.labels import plain
@@ -130,6 +132,8 @@ class Sheet:
     def page(self, suffix: str, numbers: pd.DataFrame) -> Page:
         """Return the sheet as a page of a figure, with the numbers that are drawn; every axis has two labels."""
         name_two_ticks(self.axes)
+        for ax in self.axes:
+            _make_room(ax)
         return Page(suffix, self.figure, numbers, self.names)
 
     @property
@@ -163,6 +167,31 @@ class Sheet:
         for cell, words in titles.items():
             ax = self.panels[cell]
             ax.set_title(fitting([words], width_in(ax) + self.across, size))
+
+
+def _make_room(ax: Axes) -> None:
+    """Stretch the y axis until the points of lines stand clear of the legend, which keeps its corner."""
+    legend, figure = ax.get_legend(), ax.get_figure(root=True)
+    lines = [line for line in ax.lines if np.size(line.get_xdata()) and line.get_marker() not in (None, "None", "")]
+    if legend is None or not lines or not ax.get_visible() or figure is None:
+        return
+    FigureCanvasAgg(figure)
+    box = legend.get_window_extent().transformed(ax.transAxes.inverted())
+    drawn = np.concatenate([line.get_xydata() for line in lines]).astype(float)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        places = ax.transAxes.inverted().transform(ax.transData.transform(drawn))
+    across = (places[:, 0] > box.x0) & (places[:, 0] < box.x1) & (places[:, 1] > 0) & (places[:, 1] < 1)
+    inside = places[across & (places[:, 1] > box.y0) & (places[:, 1] < box.y1), 1]
+    is_top, room = box.y0 + box.y1 > 1, 1 - (box.y1 - box.y0) - 0.04
+    if not len(inside) or not room > 0.3 or box.x0 > 1:
+        return
+    reach = (places[across, 1] if is_top else 1 - places[across, 1]).max()
+    scaled = ax.yaxis.get_transform()
+    low, high = scaled.transform(np.array(ax.get_ylim()))
+    span = (high - low) * reach / room
+    ends = (low, low + span) if is_top else (high - span, high)
+    if span > high - low:
+        ax.set_ylim(*scaled.inverted().transform(np.array(ends)))
 
 
 def _joined(name: str, title: str) -> str:
