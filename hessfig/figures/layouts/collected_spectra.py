@@ -26,7 +26,7 @@ from hessfig.analysis.stored_spectra import (
 )
 from hessfig.errors import UserError
 from hessfig.figures.parts.labels import symbol, variant_words
-from hessfig.figures.parts.measured import Network, counted
+from hessfig.figures.parts.measured import Network
 from hessfig.figures.parts.page import SMALL, Page, Paper
 from hessfig.figures.parts.panel_sheet import Margins, panel_sheet
 from hessfig.terms import Group, Matrix, Part, name_order
@@ -178,14 +178,14 @@ def extremes_page(folder: Path, paper: Paper) -> Iterator[Page]:
     table = read_run(folder).table
     names = [name for name in _WORDS if name in set(table["quantity"])]
     names = [name for name in names if name not in _MOMENTS] if len(names) > len(_MOMENTS) else names
-    known = set(counted(table)["quantity"])
-    names = [name for name in names if name in known]
     if not names:
         return
     first = table[table["quantity"].isin(names) & (table["index"] <= 1)]
     points = pd.concat([growth_curves(first, axis=SIGMA, quantity=name) for name in names])
     whole = points[points["row"].isin(list(Group)) & (points["layer"] == 0)]
-    yield _draw(whole if len(whole) else points, points, names, len(set(table["seed"])), paper)
+    shown = whole if len(whole) else points
+    known = set(shown[np.isfinite(shown["mean"])]["quantity"])
+    yield _draw(shown, points, [name for name in names if name in known], len(set(table["seed"])), paper)
 
 
 def _draw(shown: pd.DataFrame, points: pd.DataFrame, names: list[str], seeds: int, paper: Paper) -> Page:
@@ -201,7 +201,7 @@ def _draw(shown: pd.DataFrame, points: pd.DataFrame, names: list[str], seeds: in
     header = ["", *(_WORDS[name] for name in names)]
     for x, word in zip(places, header, strict=True):
         ax.text(x, 0, word, weight="bold", ha="left" if x == 0 else "center", size=SMALL)
-    ax.axhline(0.6, color="black", linewidth=0.5)
+    ax.axhline(0.4, color="black", linewidth=0.5)
     for line, key in enumerate(keys, start=1):
         ax.text(0, line + 0.2, _row_words(key, keys), size=SMALL)
         for x, name in zip(places[1:], names, strict=True):

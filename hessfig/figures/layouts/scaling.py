@@ -106,10 +106,11 @@ def _of_quantities(table: pd.DataFrame, asked: list[str] | None) -> pd.DataFrame
 
 
 LARGEST, SMALLEST, QUANTILES = "largest_eigenvalue", "smallest_eigenvalue", "density_quantile"
-EXACT_QUANTILES, CONDITION = "eigenvalue_quantile", "condition_number"
+EXACT_QUANTILES = "eigenvalue_quantile"
 _CURVE = [*NETWORK, X]
 _PLACE = [*_CURVE, "seed"]
 _BULK = (5, 95)
+_LEAST = 0.1  # decades: less is not called a change (docs/claims.md)
 _OUTLIER, _QUANTILE, _SIZE = "#b2182b", "#2166ac", "#333333"
 
 
@@ -118,9 +119,9 @@ def sinks(spec: FigureSpec, folder: Path) -> Iterator[Page]:
 
     How to read it: red lines are the largest and smallest eigenvalue, blue ones the 5, 25, 50, 75 and 95 % quantiles.
     A spectrum that stretches has red lines that leave zero while the blue ones close in on it. The lower row says it in
-    one number, the outermost eigenvalue in size over the width of the bulk (95 less 5 % quantile; geometric mean);
-    the last row is the condition number, where all eigenvalues are known: a Lanczos density has no smallest one, and
-    its quantiles are no finer than its nodes. Bands: 95 % interval over seeds (Student's t).
+    one number, the outermost eigenvalue in size over the width of the bulk (95 less 5 % quantile): by which factor it
+    changes from the first place on, seed by seed. A Lanczos density's quantiles are no finer than its nodes. Bands:
+    95 % interval over seeds (Student's t).
     Requires: the sweep's table.csv with `largest_eigenvalue`, `smallest_eigenvalue` and `density` of one block, or
     with `spectrum` (option `block`: all by default; of a group that layers have, a page a layer).
     """
@@ -147,11 +148,11 @@ def _draw_stretch(table: pd.DataFrame, axis: Axis, paper: Paper, suffix: str) ->
     rows = counted(table)
     networks, floor = networks_of(rows), _floor(rows)
     side_labels = {"eigenvalue": "eigenvalue", "ratio": "outermost / bulk width"}
-    if (rows["quantity"] == CONDITION).any():
-        side_labels["condition"] = "condition number"
+    first = f"{axis.symbol} = {rows[X].min():g}"
     note = (
         f"{labels.part_words(table['part'].iloc[0])}: mean over {labels.seeds_words(table)}, band: 95% interval"
-        f" (Student's t); lower rows: geometric mean.{labels.made_words(table, axis)}"
+        f" (Student's t). Below: seed by seed, relative to {first} (thin: the seeds; grey: within a tenth of a decade"
+        f" of it).{labels.made_words(table, axis)}"
     )
     names = [[f"{network}:{kind}" for network in panel_names(networks)] for kind in side_labels]
     sheet = panel_sheet(
@@ -162,10 +163,8 @@ def _draw_stretch(table: pd.DataFrame, axis: Axis, paper: Paper, suffix: str) ->
         here = where(rows, variant=networks[column][0], num_layers=networks[column][1])
         if row == 0:
             numbers.append(_draw_ends(ax, here, floor))
-        elif row == 1:
-            numbers.append(_draw_sizes(ax, outstanding(here), "outermost_over_bulk"))
         else:
-            numbers.append(_draw_sizes(ax, where(here, quantity=CONDITION), CONDITION))
+            numbers.append(_draw_changes(ax, outstanding(here), "outermost_over_bulk"))
     set_x_scale(sheet.axes[-1], rows[X])
     titles = [(labels.variant_words(variant) or "network",) for variant, _ in networks]
     sheet.label(x=axis.symbol, columns=titles, rows=list(side_labels.values()), names=list(side_labels.values()))
@@ -192,11 +191,17 @@ def _draw_ends(ax: Axes, here: pd.DataFrame, floor: float) -> pd.DataFrame:
     return pd.concat(found)
 
 
-def _draw_sizes(ax: Axes, rows: pd.DataFrame, shown: str) -> pd.DataFrame:
+def _draw_changes(ax: Axes, rows: pd.DataFrame, shown: str) -> pd.DataFrame:
+    """Draw by which factor each seed's number is that at its first place: what seeds share shows, not their sizes."""
     set_decades(ax, "y")
-    points = seed_means(rows, _CURVE, logs=True)
+    start = rows[rows[X] == rows[X].min()].set_index("seed")["value"]
+    changes = rows.assign(value=rows["value"] / rows["seed"].map(start))
+    ax.axhspan(10**-_LEAST, 10**_LEAST, color="#eeeeee", zorder=0)
+    for _, one in changes.sort_values(X).groupby("seed"):
+        ax.plot(one[X], one["value"], color=_SIZE, linewidth=0.4, alpha=0.6)
+    points = seed_means(changes, _CURVE, logs=True)
     draw_interval(ax, points, X, colour=_SIZE)
-    return points.assign(shown=shown)
+    return points.assign(shown=f"{shown}_relative")
 
 
 def _floor(counted: pd.DataFrame) -> float:

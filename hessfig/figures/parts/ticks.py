@@ -9,6 +9,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
+_THIRD = 0.7  # decades: a shorter axis may have only one of 1, 2 and 5 on it
+_SHORT = 0.7  # decades: a shorter axis may have only one of 1, 2 and 5 on it
 SUPERSCRIPTS = str.maketrans("-.0123456789", "⁻˙⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -26,7 +28,9 @@ def between_decades(ax: Axes, which: str) -> None:
     """Put ticks at 1, 2 and 5 times powers of ten on an axis (and those that share it), for short ranges."""
     for sibling in getattr(ax, f"get_shared_{which}_axes")().get_siblings(ax):
         axis = getattr(sibling, f"{which}axis")
-        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=12))
+        low, high = np.log10(np.sort(axis.get_view_interval()))
+        digits = range(1, 10) if high - low < _SHORT else (1.0, 2.0, 5.0)
+        axis.set_major_locator(LogLocator(subs=digits, numticks=12))
         axis.set_major_formatter(FuncFormatter(_digit_and_power))
 
 
