@@ -275,15 +275,15 @@ def measure(
         blocks, ALL_PARTS if parts is None else parts, quantities, estimator, num_probes, spectrum, seed, dtype
     )
     names = config.quantities
-    threads = one_thread() if is_small(problem.network) else nullcontext()
-    with threads, torch.inference_mode(False), torch.autocast("cpu", enabled=False), torch.enable_grad():
-        drawn = problem.drawn(config.dtype)
-        config = with_parts(config, Measurable.of(drawn), parts)
-        blocks_there = blocks_asked(config, drawn.layout)
-        measurable = Measurable.of(drawn).on(place)
-        at = At(config, seed=config.first_seed)
-        asked = {name: asked_of(quantity(name), blocks_there, at) for name in names}
-        found = {name: quantity(name).measured(measurable, request) for name, request in asked.items()}
+    with torch.inference_mode(False), torch.autocast("cpu", enabled=False), torch.enable_grad():
+        drawn = problem.drawn(config.dtype)  # refuses what is no network
+        with one_thread() if is_small(drawn.network) else nullcontext():
+            config = with_parts(config, Measurable.of(drawn), parts)
+            blocks_there = blocks_asked(config, drawn.layout)
+            measurable = Measurable.of(drawn).on(place)
+            at = At(config, seed=config.first_seed)
+            asked = {name: asked_of(quantity(name), blocks_there, at) for name in names}
+            found = {name: quantity(name).measured(measurable, request) for name, request in asked.items()}
     return _frame(found, config.first_seed)
 
 
