@@ -2,7 +2,8 @@
 
     python scripts/claims_page.py                       # the generated part
     python scripts/claims_page.py --write               # put it between its marks on the page
-    python scripts/claims_page.py --write outputs       # and the verdicts of outputs/claims.csv (`hessfig claims`)
+    python scripts/claims_page.py --write outputs       # and the verdicts of outputs/claims.csv (`hessfig claims`);
+                                                        # others stay as they are
 
 Nothing on the page that comes from a record or a table is written by hand; a test compares the part without numbers.
 """
@@ -13,11 +14,15 @@ import csv
 import sys
 from pathlib import Path
 
+import pandas as pd
+
 from hessfig.analysis.claims.ledger import claims
-from hessfig.analysis.presented import between_marks, markdown_table, markdown_text
+from hessfig.analysis.presented import between_marks, markdown_row, markdown_table, markdown_text, marked
+from hessfig.record import TABLE
 
 PAGE = Path(__file__).parents[1] / "docs" / "claims.md"
 COMMAND = "python scripts/claims_page.py --write"
+CELL = ["config", "sigma", "step", "seed"]
 
 
 def main() -> None:
@@ -27,7 +32,7 @@ def main() -> None:
         return
     page = between_marks(PAGE.read_text(), "records", records(), COMMAND)
     if len(sys.argv) > 2:
-        page = between_marks(page, "verdicts", verdicts(Path(sys.argv[2]) / "claims.csv"), COMMAND)
+        page = between_marks(page, "verdicts", verdicts(Path(sys.argv[2]), marked(page, "verdicts", COMMAND)), COMMAND)
     PAGE.write_text(page)
 
 
@@ -42,14 +47,33 @@ def records() -> str:
     return "\n".join([*markdown_table(heads, rows), "", "### Rules", "", *rules, ""])
 
 
-def verdicts(path: Path) -> str:
-    """Return a table of the verdicts in claims.csv: effect, interval, verdict, words."""
-    with path.open(newline="") as file:
-        found = [
-            (row["id"], _digits(row["effect"]), _interval(row["low"], row["high"]), row["verdict"], row["words"])
-            for row in csv.DictReader(file)
-        ]
-    return "\n".join([*markdown_table(("claim", "effect", "95 % interval", "verdict", "in words"), found), ""])
+def verdicts(outputs: Path, before: str = "") -> str:
+    """Return a table of the verdicts in outputs/claims.csv with the seeds and minutes of their sweeps.
+
+    Full size takes hours: a claim whose sweeps `outputs` lacks keeps its line of the table `before`.
+    """
+    kept = {line.split(" | ")[0].removeprefix("| "): line for line in before.splitlines()}
+    lines = []
+    with (outputs / "claims.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            tables = [outputs / sweep / TABLE for sweep in claims()[row["id"]].sweeps]
+            measured = all(path.is_file() for path in tables)
+            lines.append(_line(row, tables) if measured else kept.get(row["id"], _line(row, [])))
+    heads = ("claim", "effect", "95 % interval", "verdict", "in words", "seeds", "minutes")
+    return "\n".join([*markdown_table(heads, []), *lines, ""])
+
+
+def _line(row: dict[str, str], tables: list[Path]) -> str:
+    interval = _interval(row["low"], row["high"])
+    return markdown_row((row["id"], _digits(row["effect"]), interval, row["verdict"], row["words"], *_cost(tables)))
+
+
+def _cost(paths: list[Path]) -> tuple[str, str]:
+    """Return the seeds of some tables and the minutes that their cells took, one worker at a time."""
+    tables = [pd.read_csv(path, usecols=[*CELL, "seconds"]) for path in paths]
+    seeds = dict.fromkeys(str(table["seed"].nunique()) for table in tables)
+    seconds = sum(table.groupby(CELL, dropna=False)["seconds"].first().sum() for table in tables)
+    return ", ".join(seeds), f"{seconds / 60:.1f}" if tables else ""
 
 
 def _apart(one: object) -> str:

@@ -66,9 +66,18 @@ def between_marks(page: str, name: str, text: str, command: str) -> str:
 
     Raises ValueError for a page without them.
     """
+    return text.join(_around(page, name, command)[::2])
+
+
+def marked(page: str, name: str, command: str) -> str:
+    """Return what stands between the marks of this name. Raises ValueError for a page without them."""
+    return _around(page, name, command)[1]
+
+
+def _around(page: str, name: str, command: str) -> tuple[str, str, str]:
     begin, end = f"<!-- {name}: {command} -->\n", f"<!-- end of the {name} -->\n"
     before, found, rest = page.partition(begin)
-    _, closed, after = rest.partition(end)
+    within, closed, after = rest.partition(end)
     if not (found and closed):
         raise ValueError(f"the page lacks the marks between which the {name} stands")
-    return before + begin + text + end + after
+    return before + begin, within, end + after
