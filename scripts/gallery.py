@@ -8,13 +8,18 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import claims_page
 import pandas as pd
 from PIL import Image
 
+from hessfig.analysis.claims import ledger
+from hessfig.analysis.claims.ledger import claims
+from hessfig.analysis.presented import markdown_table, markdown_text, marked
 from hessfig.config.enums import FigureGroup, Published
 from hessfig.config.presets import ShippedFigure, natural, shipped_figures
 from hessfig.report.drawn_figures import in_few_colours
@@ -28,24 +33,43 @@ HEADINGS = ["Figures of the paper", "Figures of the paper's claims", "Beyond the
 HEADS: dict[str, str] = {}
 HEADS["gallery.md"] = """# Gallery
 
-Every figure as `make figures` made it at full size (20 values of sigma, 20 seeds, d_model 128, 64 sequences unless the
-title says otherwise), on 2 cores without a GPU. Written by `scripts/gallery.py` from the manifests of the sweeps.
-How to read them: [figures.md](figures.md). Spectra, training, landscape, size:
-[gallery-follow-ups.md](gallery-follow-ups.md).
+The figures of the paper and of its claims, as `make figures` draws them at full size (20 values of sigma, 20 seeds,
+d_model 128, 64 sequences unless the title says otherwise) on 2 cores without a GPU. One picture a figure, the overview
+where there are several. `scripts/gallery.py` writes this page from the manifests of the sweeps, and what a figure says
+of a claim from [claims.md](claims.md). How to read the figures: [figures.md](figures.md). Spectra, training, landscape
+and size: [gallery-follow-ups.md](gallery-follow-ups.md).
 """
 HEADS["gallery-follow-ups.md"] = """# Gallery of follow-ups
 
-Spectra, training, landscape, size: figures beyond the paper, as `make figures-follow-up` makes them on 2 cores without
-a GPU. Written by `scripts/gallery.py --page gallery-follow-ups.md` from the manifests of the sweeps. The sweeps of
-spectra had the machine to themselves; those of training and landscape shared it, so their times are upper bounds.
-What the numbers say of the literature's claims: [spectra.md](spectra.md), [training.md](training.md),
-[landscape.md](landscape.md), [claims.md](claims.md).
-
-**Does the heterogeneity between Q and V survive training?** Not as it stands at initialisation. Without a norm, under
-softmax, the (V, V) block of H is 550 times (Q, Q) before and 8 times after 2 000 steps of AdamW; with pre-LN it is
-about 2 times before and, within the error of three seeds, after. The differences between the spectra of all blocks
-shrink too. What large differences there are, training removes first.
+Spectra, training, today's components, approximations and landscape: figures beyond the paper, as
+`make figures-follow-up` draws them on 2 cores without a GPU. One picture a figure, the overview where there are
+several. `scripts/gallery.py --page gallery-follow-ups.md` writes this page from the manifests of the sweeps, and what
+a figure says of a claim from [claims.md](claims.md).
 """
+# What the pages show: one message each; every other figure is listed below them with its command.
+LISTED_ONLY = (
+    *(
+        "5b",
+        "score_split",
+        "spectra_large",
+        "sinks_large",
+        "weight_norms_whole",
+        "edge_batches",
+        "heterogeneity_trained",
+    ),
+    *(
+        "spectra_after",
+        "landscape_integrals",
+        "stationarity",
+        "model_size_width",
+        "model_size_depth",
+        "model_size_heads",
+    ),
+    *("model_size_vocabulary", "sublayers", "sublayers_groups", "gpt2", "trained_spectra", "entries_after"),
+    *("blocks_after", "temperature_model", "approximations_after", "approximations_heads", "weight_powers"),
+    *("embeddings", "depth_norm", "traces", "dispersion", "similar_tokens", "wide_keys", "jacobian"),
+    *("language_heterogeneity", "language_sinks", "language_noise", "sinks_trained", "quantisation", "critical_points"),
+)
 
 
 def main() -> None:
@@ -53,8 +77,11 @@ def main() -> None:
     parser.add_argument("--outputs", type=Path, default=Path("outputs"))
     parser.add_argument("--page", choices=list(PAGES), default="gallery.md")
     options = parser.parse_args()
-    sections = list(parts(in_gallery_order(shipped_figures(), PAGES[options.page]), options.outputs))
-    (ROOT / "docs" / options.page).write_text("\n".join([HEADS[options.page], *sections]))
+    path = ROOT / "docs" / options.page
+    every = in_gallery_order(shipped_figures(), PAGES[options.page])
+    shown = [figure for figure in every if figure.name not in LISTED_ONLY]
+    sections = parts(shown, options.outputs, before=path.read_text())
+    path.write_text("\n".join([HEADS[options.page], *sections, *others(every)]))
 
 
 def in_gallery_order(figures: list[ShippedFigure], groups: list[FigureGroup]) -> list[ShippedFigure]:
@@ -65,12 +92,22 @@ def in_gallery_order(figures: list[ShippedFigure], groups: list[FigureGroup]) ->
     return sorted(drawn, key=lambda figure: (HEADINGS.index(heading_of(figure)), natural(figure.name)))
 
 
-def parts(figures: list[ShippedFigure], outputs: Path) -> Iterator[str]:
-    """Yield the figures' parts of the page, each group of them under its heading; follow-ups have none."""
+def parts(figures: list[ShippedFigure], outputs: Path, before: str) -> Iterator[str]:
+    """Yield the figures' parts of the page, each group of them under its heading; follow-ups have none.
+
+    A figure that `outputs` lacks keeps its part of the page `before`.
+    """
     for heading, group in itertools.groupby(figures, heading_of):
         if heading:
             yield f"## {heading}\n"
-        yield from (section(figure, outputs, "###" if heading else "##") for figure in group)
+        yield from (section(figure, outputs, "###" if heading else "##", before) for figure in group)
+
+
+def others(figures: list[ShippedFigure]) -> list[str]:
+    """Return the list of the figures that no picture of the page shows."""
+    listed = [figure for figure in figures if figure.name in LISTED_ONLY]
+    rows = [(figure.title.removesuffix("."), f"`make figure-{figure.name}`") for figure in listed]
+    return ["## Other figures", "", *markdown_table(("figure", "command"), rows), ""] if rows else []
 
 
 def heading_of(figure: ShippedFigure) -> str:
@@ -81,23 +118,39 @@ def heading_of(figure: ShippedFigure) -> str:
     return of_group[figure.group] if figure.published == Published.nothing else HEADINGS[0]
 
 
-def section(figure: ShippedFigure, outputs: Path, level: str) -> str:
-    """Return one figure's part of the page, under a heading of this level; copies its pictures."""
+def section(figure: ShippedFigure, outputs: Path, level: str, before: str) -> str:
+    """Return one figure's part of the page, under a heading of this level; copies its picture."""
+    head = f"{level} {figure.title}\n\n"
+    command = f"`make figure-{figure.name}`: "
     found = pictures_of(figure.name, outputs / "figures")
-    if not found and figure.group == FigureGroup.follow_up:
-        return f"{level} {figure.title}\n\nNot drawn here yet: `make figure-{figure.name}`.\n"
-    if not found:
-        raise SystemExit(f"{outputs}: no picture of figure {figure.name}; run make figure-{figure.name}")
-    pictures = [copied(path) for path in found]
-    made = f"{cost(outputs, figure.sweep)}." if figure.sweep else "computed in seconds."
-    images = [f"![{figure.title}](img/{picture})" for picture in pictures]
-    return "\n\n".join([f"{level} {figure.title}", *images, f"`make figure-{figure.name}`: {made}", ""])
+    if found:
+        cells = f"{cost(outputs, figure.sweep)}" if figure.sweep else "computed in seconds"
+        pages = f"; {len(found)} pictures" if len(found) > 1 else ""
+        picture, made = copied(found[0]), f"{cells}{pages}."
+    elif drawn := _DRAWN.search(before.partition(head)[2].partition("\n#")[0]):
+        picture, made = drawn["picture"], drawn["made"]
+    else:
+        return f"{head}Not drawn here yet: `make figure-{figure.name}`.\n"
+    return head + "\n\n".join([f"![{figure.title}](img/{picture})", *says(figure.name), f"{command}{made}\n"])
+
+
+_DRAWN = re.compile(r"\]\(img/(?P<picture>[^)]+)\).*^`make figure-[^`]+`: (?P<made>[^\n]+)", re.DOTALL | re.MULTILINE)
+
+
+def says(name: str) -> Iterator[str]:
+    """Yield what the figure of this name says of claims: their statements with the verdicts of docs/claims.md."""
+    page = marked(claims_page.PAGE.read_text(), "verdicts", claims_page.COMMAND)
+    verdicts = {cells[0].removeprefix("| "): cells[3] for line in page.splitlines() if (cells := line.split(" | "))[3:]}
+    for one in claims().values():
+        verdict = verdicts.get(one.id, ledger.NOT_RUN)
+        if one.figure == name and verdict != ledger.NOT_RUN:
+            yield f"*{markdown_text(one.statement[0].upper() + one.statement[1:])}* ({one.source}): **{verdict}**."
 
 
 def pictures_of(name: str, folder: Path) -> list[Path]:
     """Return the figure's pictures, the overview first."""
     others = {f"fig{one.name}" for one in shipped_figures() if one.name.startswith(f"{name}_")}
-    pages = sorted(folder.glob(f"fig{name}_*.png"))
+    pages = sorted(folder.glob(f"fig{name}_*.png"), key=lambda page: (not page.stem.endswith("overview"), page.name))
     apart = [page for page in pages if not any(page.stem.startswith(other) for other in others)]
     return sorted(folder.glob(f"fig{name}.png")) + apart
 
