@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hessfig.cli.results import windows
-from hessfig.config.compose import Job, compose, manifest_of, preset_in, table_folder
+from hessfig.config.compose import Job, compose, manifest_of, preset_in, table_folder, unchanged_preset
 from hessfig.config.enums import Average
 from hessfig.config.keys import as_plain
 from hessfig.config.presets import STUDY, choices, shipped_figures, studies
@@ -74,6 +74,7 @@ def spec_of(job: Job, paper: Paper | None = None) -> FigureSpec:
         colour=figure.colour,
         dashes=figure.dashes,
         resamples=asked.config.resamples,
+        preset=unchanged_preset(folder, job.own),
         paper=replace(paper or _paper(job), changed=changed_settings(folder, job)),
     )
 

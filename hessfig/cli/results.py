@@ -7,7 +7,7 @@ from typing import Any
 
 from hessfig.cli.flags import own_words
 from hessfig.cli.verbs import VERBS
-from hessfig.config.compose import Job, manifest_of, matching_folder, preset_in, table_folder
+from hessfig.config.compose import Job, manifest_of, matching_folder, table_folder, unchanged_preset
 from hessfig.errors import UserError, plain
 
 
@@ -104,7 +104,6 @@ def fitted_slopes(job: Job) -> Any:
     from hessfig.analysis.slopes import fit
 
     config, folder = job.config, table_folder(job)
-    preset = preset_in(folder, job.own)
     return fit.run(
         folder,
         windows(job),
@@ -113,7 +112,7 @@ def fitted_slopes(job: Job) -> Any:
         average=config.sweep.average.value,
         quantity=config.quantity,
         among=job.given.get("quantities"),
-        preset=preset.name if preset and not preset.of_network else "",
+        preset=unchanged_preset(folder, job.own),
     )
 
 

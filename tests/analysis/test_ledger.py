@@ -102,7 +102,9 @@ def test_the_page_of_claims_is_written_from_the_records(tmp_path: Path) -> None:
     assert all(f"| {name} |" in text and f"- **{name}**: " in text for name in claims())
     write_softmax(tmp_path)
     ledger.write(judge(claims().values(), tmp_path, none), tmp_path)
-    found = between_marks(text, "verdicts", claims_page.verdicts(tmp_path, "| jacobian | of before |"), claims_page.COMMAND)
+    found = between_marks(
+        text, "verdicts", claims_page.verdicts(tmp_path, "| jacobian | of before |"), claims_page.COMMAND
+    )
     assert "| softmax-heterogeneity | 3" in found and "| follows from a theorem | eq5, tab1; measured: holds |" in found
     assert "\n| jacobian | of before |\n" in found
     with pytest.raises(ValueError, match="lacks the marks"):

@@ -37,6 +37,13 @@ def test_figure_3a(pages: Draw) -> None:
         assert {2: "σ²", 5: "σ⁵", 6: "σ⁶"}[EXPONENTS[row, column]] in words(ax).splitlines()
 
 
+def test_published_slopes_stand_below_the_slopes_of_the_same_network_only(pages: Draw) -> None:
+    for preset, said in (("sigma", "published 6.00 ± 0.01"), ("", "")):
+        (page,) = pages("growth", make_table(), preset=preset)
+        told = [line for line in words(page.figure.axes[3]).splitlines() if line.startswith("published")]
+        assert told == [said] * bool(said)
+
+
 def test_guides_have_the_predicted_power_and_run_below(pages: Draw) -> None:
     (page,) = pages("growth", make_table())
     for (row, column), exponent in EXPONENTS.items():

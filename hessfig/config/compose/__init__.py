@@ -13,4 +13,5 @@ from hessfig.config.compose.provenance import (
     preset_of,
     table_folder,
     title,
+    unchanged_preset,
 )

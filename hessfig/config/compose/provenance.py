@@ -233,6 +233,12 @@ def preset_in(folder: Path, own: Path | None) -> Preset | None:
     return None
 
 
+def unchanged_preset(folder: Path, own: Path | None) -> str:
+    """Return the name of the preset whose network and task a folder's table has, "" for others."""
+    preset = preset_in(folder, own)
+    return preset.name if preset and not preset.of_network else ""
+
+
 def title(job: Job) -> str:
     """Return the first line on a run: its name, and what it is."""
     name, words = job.config.sweep.name, preset_of(job).words(job.config.sweep.name)

@@ -240,6 +240,7 @@ def read_measured(spec: FigureSpec, folder: Path) -> Measured:
         average=spec.average,
         seed=run.first_seed if spec.seed is None else spec.seed,
         resamples=spec.resamples,
+        preset=spec.preset,
     )
     curves = growth_curves(table, axis=axis, quantity=quantity)
     said = spec.choice("words", (SLOPE, LEVEL), SLOPE)

@@ -359,8 +359,9 @@ class FigureSpec:
     """A figure's name, the sweep it draws, its layout (see sheets.LAYOUTS), how slopes are fitted, and options.
 
     `x`, `colour` and `dashes` name sigma, step, layer, num_layers, part or a varied setting. `seed` is that of the
-    bootstrap (None: the first seed of the run, as in slopes.csv). `paper`: width, note, formats, panels and style,
-    which panel_sheet and save_page obey for every layout.
+    bootstrap (None: the first seed of the run, as in slopes.csv). `preset` is the shipped sweep whose network and task
+    these are, whose published slopes are told, "" for others. `paper`: width, note, formats, panels and style, which
+    panel_sheet and save_page obey for every layout.
     """
 
     name: str
@@ -374,6 +375,7 @@ class FigureSpec:
     dashes: str | None = None
     seed: int | None = None
     resamples: int = RESAMPLES
+    preset: str = ""
     paper: Paper = field(default_factory=Paper)
 
     @property
