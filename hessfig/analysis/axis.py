@@ -73,6 +73,8 @@ _WORDS = {
     "num_digits": "digits",
     "data_size": "number of samples",
     "sink_beta": "bias of the sink β",
+    "d_head": "width of a head",
+    "weight_scale": "scale of the weight",
 }
 
 

@@ -79,7 +79,7 @@ FIGURES: dict[str, tuple[str, Any, dict[str, Any], Any, dict[str, Any]]] = {
     "ablation": (
         "ablation",
         OPEN,
-        {"claim": "the functional part dominates the query-key blocks as the temperature grows (Section 4.2)"},
+        {},
         CONFIG,
         {
             "networks": [(f"model.temperature={t}", 1) for t in (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)],

@@ -199,9 +199,10 @@ def _pages(curves: pd.DataFrame, look: Encoding) -> Iterator[tuple[list[str], pd
     several = [name for name in _PAGE[2:] if len(rest[name].unique()) > 1]
     for key, group in rest.groupby(_PAGE, sort=False):
         place, here = dict(zip(_PAGE, key, strict=True)), curves.loc[group.index]
-        words = "".join(f"_{name if name in ('layer', 'index') else ''}{place[name]}" for name in several)
+        told = [name for name in several if place[name] != ""]
+        words = "".join(f"_{name if name in ('layer', 'index') else ''}{place[name]}" for name in told)
         suffix = page_suffix(place["variant"], place["num_layers"], networks) + words
-        yield [place["variant"], *(f"{name} {place[name]}" for name in several)], here, suffix
+        yield [place["variant"], *(f"{name} {place[name]}" for name in told)], here, suffix
 
 
 def _draw_page(
@@ -263,8 +264,7 @@ def ablation(spec: FigureSpec, folder: Path) -> Iterator[Page]:
 
     How to read it: the left and middle panels are growth curves, darker for later values. The right panel
     tells which part rules: ||H_f|| / (||H_o|| + ||H_f||) against the varied setting at a few sigmas (or places on
-    another axis; dots: mean over seeds, bars: 95 % interval); above 1/2 the functional part is the larger. The note
-    tells a claim of the paper (option `claim`) and the shares at both ends of the setting.
+    another axis; dots: mean over seeds, bars: 95 % interval); above 1/2 the functional part is the larger.
     Requires: the sweep's table.csv with H_o and H_f of several variants (option `sigmas` picks the shares).
     """
     measured = read_measured(spec, folder)
@@ -288,7 +288,7 @@ def draw_ablation(measured: Measured, spec: FigureSpec, *, suffix: str = "") -> 
     sheet = panel_sheet(
         measured.paper,
         [[f"{_name(*block)}:{column}" for column in _COLUMNS] for block in blocks],
-        note=f"{measured.how(guides=False)} {words}{_claim(spec, shares, measured, places)}",
+        note=f"{measured.how(guides=False)} {words}",
         height=1.5,
         margins=Margins(across=0.38, down=0.42),
         share_x=False,
@@ -364,19 +364,6 @@ def _draw_curves(panels: Mapping[int, Axes], block: Measured) -> None:
     if any(values):
         title, columns = f"{labels.plain(name)}:", 1 + len(values) // 5
         axes[0].legend(title=title, loc="upper left", ncols=columns, alignment="left", columnspacing=0.6)
-
-
-def _claim(spec: FigureSpec, shares: pd.DataFrame, measured: Measured, places: list[float]) -> str:
-    """Return the paper's claim and the shares that speak for or against it: first to last value of the setting."""
-    alive = shares[(shares["mean"] > 0) & np.isclose(shares[X], max(places, default=np.nan))]
-    if "claim" not in spec.options or alive.empty:
-        return ""
-    variants = list(measured.curves["variant"].unique())
-    name, values = varied_setting(variants)
-    ends = alive[alive["variant"].isin([variants[0], variants[-1]])].groupby(["row", "col"], sort=False)
-    found = ", ".join(f"{row} {group['mean'].iloc[0]:.2f} to {group['mean'].iloc[-1]:.2f}" for (row, _), group in ends)
-    where = f"{name} {values[0]} to {values[-1]}, {measured.axis.symbol} = {max(places):g}"
-    return f" Claim: {spec.options['claim']}. Shares from {where}: {found}."
 
 
 def _chosen_places(shares: pd.DataFrame, wanted: list[float] | None, measured: Measured) -> list[float]:

@@ -24,7 +24,7 @@ from hessfig.analysis.axis import (
     without,
 )
 from hessfig.errors import UserError
-from hessfig.figures.parts.labels import plain, symbol
+from hessfig.figures.parts.labels import plain, symbol, weight_words
 from hessfig.figures.parts.page import FigureSpec, matrix_colour, part_colour, shades
 from hessfig.figures.parts.ticks import set_decades
 
@@ -187,4 +187,4 @@ def _value(name: str, value: Any) -> str:
     if name == "part":
         return symbol(value) or "(whole)"
     text = str(value)
-    return f"{float(text):.3g}" if name == "sigma" and text else plain(text) or "(none)"
+    return f"{float(text):.3g}" if name == "sigma" and text else weight_words(text) or "(none)"
