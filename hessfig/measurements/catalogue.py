@@ -100,6 +100,7 @@ _ROWS = (
         settings=of.preconditioned_settings,
         check=partial(need.check_preconditioner, "preconditioned_eigenvalue"),
     ),
+    Quantity("adaptive_sharpness", _STABILITY, settings=of.scaled_settings),
     Quantity("jacobian_norm", _MOMENTS, settings=of.norm_settings, check=need.check_jacobian, serves=need.is_diagonal),
     *(Quantity(f"moment_{order}", _MOMENTS, check=need.check_moments) for order in (1, 2, 3)),
     Quantity("zero_share", _MOMENTS, settings=of.dense_settings, check=need.check_dense),

@@ -87,9 +87,14 @@ def sharpness_settings(config: Config, layout: Layout) -> dict[str, Any]:
 
 def preconditioned_settings(config: Config, layout: Layout) -> dict[str, Any]:
     """Return the settings of the training, and how the eigenvalue is found."""
+    return {**training_settings(config, layout), **scaled_settings(config, layout)}
+
+
+def scaled_settings(config: Config, layout: Layout) -> dict[str, Any]:
+    """Return how the largest eigenvalue of the whole network, scaled from both sides, is found."""
+    del layout
     spectrum, products = config.spectrum, config.estimator.products.value
-    lanczos = {"tolerance": spectrum.tolerance, "steps": spectrum.steps, "products": products}
-    return {**training_settings(config, layout), **lanczos}
+    return {"tolerance": spectrum.tolerance, "steps": spectrum.steps, "products": products}
 
 
 def landscape_settings(*names: str) -> Callable[[Config, Layout], dict[str, Any]]:

@@ -101,13 +101,31 @@ def preconditioned_eigenvalue(problem: Problem, request: Request) -> Measured:
     """
     if not request.at.step:
         return Measured([])
-    name, block = "preconditioned_eigenvalue", Block(0, Group.all.value, Group.all.value)
+    diagonal = preconditioner(request.at, _weights(problem))
+    return _scaled_eigenvalue("preconditioned_eigenvalue", problem, request, _in_order(problem, diagonal).rsqrt())
+
+
+def adaptive_sharpness(problem: Problem, request: Request) -> Measured:
+    """Return the largest eigenvalue of |W| H |W|, where |W| is the diagonal of the absolute values of every parameter.
+
+    To second order it is the worst rise of the loss under relative perturbations of the weights (adaptive sharpness of
+    Kwon et al., 2021, ICML). Rescaling some weights, and others so that the network stays the same function, leaves it
+    as it is, which is not true of the largest eigenvalue of H. A parameter at 0 has no part in it. The error is the
+    residual norm.
+    """
+    sizes = {name: one.abs() for name, one in _weights(problem).items()}
+    return _scaled_eigenvalue("adaptive_sharpness", problem, request, _in_order(problem, sizes))
+
+
+def _scaled_eigenvalue(name: str, problem: Problem, request: Request, scale: Float[Tensor, " n"]) -> Measured:
+    """Return the largest eigenvalue of S H S over every parameter, for the diagonal S."""
+    block = Block(0, Group.all.value, Group.all.value)
     engines = Engines(problem, request.model, request.estimator.products)
     square = Square(engines.column(0, Group.all.value, [block]), block, Part.H)
-    operator, settings = Scaled(square, _scale(problem, request)), request.spectrum
+    settings = request.spectrum
     try:
         found = extremes(
-            operator,
+            Scaled(square, scale),
             End.largest,
             tolerance=settings.tolerance,
             steps=settings.steps,
@@ -249,13 +267,14 @@ class Scaled:
         self._operator.check_symmetric(asymmetry, size)
 
 
-def _scale(problem: Problem, request: Request) -> Float[Tensor, " n"]:
-    """Return P^-1/2 in the order of the group of all parameters."""
-    held = {name: parameter.detach().double() for name, parameter in problem.network.named_parameters()}
-    diagonal = preconditioner(request.at, held)
+def _weights(problem: Problem) -> Named:
+    return {name: parameter.detach().double() for name, parameter in problem.network.named_parameters()}
+
+
+def _in_order(problem: Problem, numbers: Named) -> Float[Tensor, " n"]:
+    """Return a number for each parameter in the order of the group of all parameters."""
     side = problem.layout.side(0, Group.all.value)
-    pieces = [view_of(diagonal[one.parameter], one) for one in side]
-    return torch.cat([piece.flatten() for piece in pieces]).rsqrt().cpu()
+    return torch.cat([view_of(numbers[one.parameter], one).flatten() for one in side]).cpu()
 
 
 def next_update(at: At, gradient: Mapping[str, Tensor]) -> Named:

@@ -365,6 +365,7 @@ def batches(exponent: float, lost: float, noise: float) -> Evidence:
                 place = {"variant": f"training.batch_size={size}", "seed": seed, "step": 9.0}
                 yield {**place, "value": 10 ** (exponent * log + off)}
                 yield {**place, "row": "", "part": "", "quantity": "accuracy", "value": 0.9 - lost * log + off / 10}
+                yield {**place, "row": "all", "quantity": "adaptive_sharpness", "value": size**0.25}
 
     return of(rows())
 

@@ -10,7 +10,7 @@ import pandas as pd
 from hessfig.analysis.claims import judges, rule
 from hessfig.analysis.claims.growth_rules import LARGE, PAPER, least_squares
 from hessfig.analysis.claims.rule import Evidence, by_seed, claim, norms, wide
-from hessfig.analysis.intervals import fisher_interval
+from hessfig.analysis.intervals import fisher_interval, student_interval
 from hessfig.analysis.slopes.printed import within
 from hessfig.analysis.training_runs import rank_correlations
 from hessfig.terms import Part
@@ -139,7 +139,8 @@ def sharp_minima(evidence: Evidence) -> judges.Finding:
 
     At the last step, seed by seed: the exponent of the largest eigenvalue of H in the batch size, and the loss of
     accuracy on unseen data per decade of batch size. The claim holds when both intervals are above 0 with means of at
-    least 0.1 and 0.005, and does not when one is below. The effect is the exponent.
+    least 0.1 and 0.005, and does not when one is below. The effect is the exponent; that of the adaptive sharpness,
+    which no rescaling of weights changes, is told beside it and judges nothing.
     """
     last = evidence.at_step(-1)
     eigenvalues = last.numbers("largest_eigenvalue", BATCH, row="all", part=Part.H.value)
@@ -147,8 +148,16 @@ def sharp_minima(evidence: Evidence) -> judges.Finding:
     accurate = _along_batches(last.numbers("accuracy", BATCH, index=0))
     if sharp.empty or accurate.empty:
         return judges.missing(f"largest eigenvalues and accuracies for several values of {BATCH}")
-    parts = {"exponent of sharpness": judges.Effect(sharp, judges.at_least(LEAST_DECADES))}
-    return judges.together(parts | {"accuracy lost": judges.Effect(-accurate, judges.at_least(LEAST_ACCURACY))})
+    parts = {
+        "exponent of sharpness": judges.Effect(sharp, judges.at_least(LEAST_DECADES)),
+        "accuracy lost": judges.Effect(-accurate, judges.at_least(LEAST_ACCURACY)),
+    }
+    adaptive = _along_batches(rule.in_logs(last.numbers("adaptive_sharpness", BATCH)))
+    if adaptive.empty:
+        return judges.together(parts)
+    beside = student_interval(adaptive)
+    words = f"exponent of the adaptive sharpness {beside.mean:.2g} [{beside.low:.2g}, {beside.high:.2g}]"
+    return judges.together(parts, words=words)
 
 
 def _correlations(evidence: Evidence) -> dict[str, pd.Series]:

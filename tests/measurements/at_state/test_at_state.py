@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import hessfig
 from hessfig.config import Config, Curvature, DType, Norm, Optimiser, Schedule, State, TaskConfig, TrainingData
 from hessfig.curvature.gradients import LossGradient, loss_of
 from hessfig.curvature.problem import Problem
@@ -240,6 +241,31 @@ def test_the_preconditioned_eigenvalue_is_that_of_the_dense_matrix(config: Confi
     assert 0 < row["error"] <= 1e-5 * row["value"]
     found = preconditioner(At(config, 0.3, 1, STEP), held)
     torch.testing.assert_close(torch.cat([found[name].flatten() for name in held]), diagonal)
+
+
+def test_adaptive_sharpness_is_that_of_the_dense_matrix(config: Config) -> None:
+    _, hessian, held = dense(draw_problem(cell(config, "loss")))
+    size = torch.cat([one.detach().flatten() for one in held.values()]).abs()
+    (row,) = rows(config, "adaptive_sharpness")
+    assert row["value"] == pytest.approx(float(torch.linalg.eigvalsh(hessian * size * size[:, None]).max()), rel=1e-6)
+    assert (row["part"], row["row"], row["status"]) == ("H", "all", "ok") and 0 < row["error"] <= 1e-5 * row["value"]
+
+
+def test_adaptive_sharpness_sees_no_rescaling_that_leaves_the_function_as_it_is() -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(4, 6, bias=False), nn.ReLU(), nn.Linear(6, 3, bias=False)).double()
+    batch = torch.randn(16, 4, dtype=torch.float64), torch.randint(3, (16,))
+    found = []
+    for factor in (1.0, 5.0):
+        with torch.no_grad():
+            network[0].weight.mul_(factor)
+            network[2].weight.div_(factor)
+        asked = ["adaptive_sharpness", "largest_eigenvalue"]
+        problem = hessfig.Problem(network, *batch, "cross_entropy")
+        table = hessfig.measure(problem, blocks=["all"], parts=["H"], quantities=asked)
+        found.append(table.set_index("quantity")["value"])
+    assert found[1]["adaptive_sharpness"] == pytest.approx(found[0]["adaptive_sharpness"], rel=1e-6)
+    assert found[1]["largest_eigenvalue"] > 2 * found[0]["largest_eigenvalue"]
 
 
 def test_there_is_no_preconditioner_before_the_first_update(config: Config) -> None:
