@@ -266,3 +266,22 @@ def test_a_remedy_can_be_pasted(cli: Cli, folder: str) -> None:
 
 def test_got_is_the_last_of_equal_keys(cli: Cli) -> None:
     assert "got:     workers=2\n" in cli("slopes", "seeds=1", "workers=1", "workers=2").err
+
+
+def test_slice_measures_and_draws_one_network_at_once(tmp_path: Path) -> None:
+    asked = ["state=initialised", "state.step=null", "model.d_model=4", "task.digits=1", "task.batch_size=3"]
+    words = [*asked, "workers=1", "directions.along=[largest,gradient]", "directions.plane=[largest,random]"]
+    done = hessfig("slice", *words, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    table = (tmp_path / "outputs/slices/table.csv").read_text()
+    assert all(f",{name}_ray_curvature," in table for name in ("largest", "gradient"))
+    drawn = {path.suffix for path in (tmp_path / "outputs/figures").iterdir() if path.name.startswith("figslices")}
+    assert {".png", ".pdf", ".csv"} <= drawn
+    again = hessfig("slice", *words, folder=tmp_path)
+    assert again.returncode == 0 and "0 cells measured" in again.stdout
+
+
+def test_slice_refuses_a_direction_that_there_is_not(tmp_path: Path) -> None:
+    done = hessfig("slice", "directions.along=[largest,sideways]", folder=tmp_path)
+    assert done.returncode == 2 and "sideways" in done.stderr and "directions.along" in done.stderr
+    assert not any(tmp_path.iterdir())
