@@ -135,6 +135,9 @@ def _toy(sweep: str) -> dict[str, object]:
         found["task.batch_size"] = 8
     if "override /state: trained" in text:
         found |= TRAINED
+    if "vary: {training.batch_size" in text:
+        del found["training.batch_size"]
+        found["sweep.vary"] = "{training.batch_size: [4, 8]}"
     if "axis: index" in text:
         found |= ALONG_SAMPLES
     return found
