@@ -258,3 +258,13 @@ def test_rules_that_cannot_be_trained_are_refused(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("hessfig.config.training_checks.find_spec", lambda name: None)
     with pytest.raises(UserError, match="pytorch-optimizer"):
         check_training(training_config(tmp_path, optimiser=Optimiser.soap))
+
+
+@pytest.mark.parametrize("kind", DIVIDING)
+def test_a_curvature_that_is_not_finite_gives_steps_that_are_not_finite(kind: Optimiser) -> None:
+    loss = of_network()
+    with torch.no_grad():
+        next(loss.network.parameters()).fill_(1e200)
+    slopes = [torch.ones_like(one) for one in loss.network.parameters()]
+    found = torch.cat([one.flatten() for one in solver(kind, loss, DAMPING)(slopes)])
+    assert bool(found.isnan().any())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -53,7 +54,7 @@ def solver(kind: Optimiser, loss: BatchLoss, damping: float) -> Solver:
     if kind == Optimiser.kfac:
         return _kfac(loss, parameters, damping)
     if kind == Optimiser.newton:
-        values, vectors = torch.linalg.eigh(dense_hessian(loss))
+        values, vectors = _eigenpairs(dense_hessian(loss))
         return _damped((vectors * values.abs()) @ vectors.T, damping)
     whole = gauss_newton(loss, parameters)
     if kind == Optimiser.gauss_newton:
@@ -98,7 +99,17 @@ def gauss_newton(loss: BatchLoss, parameters: Sequence[Tensor]) -> Float[Tensor,
     return (found + found.T) / 2
 
 
+def _eigenpairs(matrix: Float[Tensor, "... n n"]) -> tuple[Tensor, Tensor]:
+    """Return eigenvalues and eigenvectors, NaN where the matrix is not finite: so is the step then, and it is noted."""
+    if bool(matrix.isfinite().all()):
+        values, vectors = torch.linalg.eigh(matrix)
+        return values, vectors
+    return torch.full_like(matrix[..., 0], math.nan), torch.full_like(matrix, math.nan)
+
+
 def _damped(matrix: Float[Tensor, "n n"], damping: float) -> Solver:
+    if not bool(matrix.isfinite().all()):
+        return lambda slopes: [torch.full_like(one, math.nan) for one in slopes]
     root = torch.linalg.cholesky(matrix + damping * torch.eye(len(matrix)).to(matrix))
 
     def solve(slopes: Slopes) -> Slopes:
@@ -229,7 +240,7 @@ def _roots(loss: BatchLoss, outputs: Tensor) -> Float[Tensor, "columns m"]:
     count, width = outputs[0].numel(), outputs.shape[-1]
     units = torch.eye(width).to(outputs).expand(*outputs.shape[:-1], -1, -1).movedim(-1, 0).flatten(1)
     hessian = _pulled(slope, None, units).reshape(width, len(outputs), -1, width).permute(1, 2, 0, 3)
-    values, vectors = torch.linalg.eigh(hessian)
+    values, vectors = _eigenpairs(hessian)
     root = (vectors * values.clamp(min=0).sqrt()[..., None, :]).flatten(-1)  # samples, positions, width * columns
     places = count // width
     spread = torch.zeros(places, width, len(outputs), places, width).to(outputs)
@@ -248,5 +259,5 @@ def _inputs(module: nn.Module, given: Tensor) -> Float[Tensor, "uses n"]:
 
 def _eigen(rows: Float[Tensor, "k n"], *, mean: bool = False) -> tuple[Tensor, Tensor]:
     """Return eigenvalues and eigenvectors of the sum of outer products of rows, or of their mean."""
-    values, vectors = torch.linalg.eigh(rows.T @ rows / (len(rows) if mean else 1))
+    values, vectors = _eigenpairs(rows.T @ rows / (len(rows) if mean else 1))
     return values.clamp(min=0), vectors
