@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hessfig.cli.verbs import Verb
+from hessfig.config.enums import Printed
 from hessfig.errors import UserError, did_you_mean
 
 HELP = {
@@ -94,3 +95,14 @@ def _folder(text: str) -> Path:
     from hessfig.config.user_dir import own_folder
 
     return own_folder(text)
+
+
+def check_format(given: Printed, *allowed: Printed) -> None:
+    """Raise UserError for a way of printing that a verb does not know."""
+    if given not in allowed:
+        raise UserError(
+            "format: this command does not print in that way",
+            got=f"format={given}",
+            allowed=", ".join(allowed),
+            remedy=f"format={allowed[-1]}, or leave it out",
+        )

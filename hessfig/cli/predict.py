@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from hessfig.cli.flags import check_format
 from hessfig.config.compose import Job
 from hessfig.config.enums import Printed
 from hessfig.config.keys import as_plain
@@ -24,6 +25,7 @@ COLUMNS = ("variant", "row", "col", "layer", "part", "regime", "exponent", "zero
 
 def run(job: Job) -> int:
     """Print the predictions of every variant, as a table or as CSV."""
+    check_format(job.config.format, Printed.table, Printed.csv)
     found = list(rows(job))
     if job.config.format == Printed.csv:
         writer = csv.DictWriter(sys.stdout, COLUMNS, lineterminator="\n")

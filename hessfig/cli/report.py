@@ -15,10 +15,11 @@ import hessfig
 from hessfig.analysis.axis import X, along
 from hessfig.analysis.manifest import read_run
 from hessfig.analysis.slopes.printed import WHOLE
+from hessfig.cli.flags import check_format
 from hessfig.cli.plot import changed_settings, remembered, spec_of
 from hessfig.config.compose import Job, compose, manifest_of, preset_in
 from hessfig.config.compose.provenance import Difference
-from hessfig.config.enums import FigureGroup
+from hessfig.config.enums import FigureGroup, Printed
 from hessfig.config.presets import STUDY, ShippedFigure, choices, natural, shipped_figures, studies
 from hessfig.config.schema import FigureConfig
 from hessfig.config.settings import settings
@@ -27,6 +28,7 @@ from hessfig.figures.parts.page import Paper
 from hessfig.figures.sheets import FigureSpec
 from hessfig.files import is_file
 from hessfig.record import TABLE
+from hessfig.report.at_a_glance import write_glance
 from hessfig.report.drawn_figures import Contents
 from hessfig.report.gathered import Asked, Departure, FigureAsked, SweepAsked, find_sweeps
 from hessfig.report.written import Written, check_place, write_report
@@ -123,6 +125,11 @@ PAPER = Paper(formats=("png", "svg"))
 
 def report(job: Job) -> int:
     """Write the report of what is in output_dir; name it, and what is not there yet."""
+    check_format(job.config.format, Printed.table, Printed.pdf)
+    if job.config.format == Printed.pdf:
+        path, contents = write_glance(_asked(job))
+        print("\n".join([*_problems(contents), f"written: {path}"]))
+        return 0
     single_file = job.config.single_file
     check_place(Path(job.config.output_dir), single_file=single_file)
     written = write_report(_asked(job), single_file=single_file)

@@ -171,9 +171,13 @@ VERBS = {
         Verb(
             name="report",
             about="write a site of all that is measured: figures, slopes, verdicts, settings (opens from disk)",
-            examples=("hessfig report", "hessfig report single_file=true    (one file to mail)"),
+            examples=(
+                "hessfig report",
+                "hessfig report single_file=true    (one file to mail)",
+                "hessfig report format=pdf          (one page of results)",
+            ),
             does="hessfig.cli.report:report",
-            names=("single_file", "tolerance", "resamples", "output_dir"),
+            names=("format", "single_file", "tolerance", "resamples", "output_dir"),
         ),
         Verb(
             name="verify",

@@ -11,10 +11,11 @@ from hessfig.terms import MLP, Attention, AttentionBias, Gate, Kind, Norm, NormK
 
 
 class Printed(StrEnum):
-    """How a verb prints its rows."""
+    """How a verb prints its rows; `pdf`: the report as one page."""
 
     table = "table"
     csv = "csv"
+    pdf = "pdf"
 
 
 class PowersOf(StrEnum):

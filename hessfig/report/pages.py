@@ -22,13 +22,14 @@ from markupsafe import Markup, escape
 from hessfig.errors import run_command
 from hessfig.record import FROBENIUS
 from hessfig.report import page_tables, readings
+from hessfig.report.at_a_glance import glances
 from hessfig.report.drawn_figures import Contents, Picture
 from hessfig.report.gathered import State
 from hessfig.report.page_tables import Cell, Table
 from hessfig.report.readings import SweepFound
 
 _KINDS = {".png": "image/png", ".svg": "image/svg+xml", ".csv": "text/csv", ".json": "application/json"}
-PAGES = {"index": "index.html", "theory": "theory.html", "claims": "claims.html"}
+PAGES = {"index": "index.html", "paper": "paper.html", "theory": "theory.html", "claims": "claims.html"}
 
 
 def page_file(page: str) -> str:
@@ -189,6 +190,7 @@ def pages(contents: Contents) -> list[Page]:
     """Return the pages of a report, the front page first."""
     return [
         Page("index", "hessfig report", "index.html", _front(contents)),
+        Page("paper", "The paper in one screen", "paper.html", {"glances": glances(contents)}),
         *(_sweep_page(contents, sweep) for sweep in contents.sweeps),
         Page("theory", "Statements of the theory", "theory.html", {"table": _ledger(contents, "theory")}),
         Page("claims", "Claims of the literature", "claims.html", _claims(contents)),

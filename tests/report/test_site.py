@@ -9,13 +9,13 @@ import pandas as pd
 import pytest
 
 from hessfig.cli.main import main
-from tests.analysis.synthetic import make_table
+from tests.analysis.synthetic import SIGMA, make_table
 from tests.report.html import dead_links, read
 from tests.report.outputs import CAUSE, HOSTILE, report, written
 
 pytestmark = pytest.mark.long
 PAGES = [
-    *("index.html", "theory.html", "claims.html"),
+    *("index.html", "paper.html", "theory.html", "claims.html"),
     *(f"sweeps/{name}.html" for name in ("sigma", "depth", "mine", "mlp", "layernorm")),
 ]
 
@@ -166,6 +166,38 @@ def test_ledgers_are_there(site: Path) -> None:
     assert "depth counts" in read(site / "sweeps/depth.html").text
     assert "depth counts" not in read(site / "sweeps/sigma.html").text
     assert json.loads((site / "report.json").read_text())["statements"] == {"yes": 1, "no": 1}
+
+
+def test_the_paper_stands_on_one_page(site: Path) -> None:
+    page = read(site / "paper.html").text
+    assert "Block norms against sigma, no LayerNorm" in page and "against theory" not in page
+    assert "published" not in page.split("Figure 6")[0].split("Figure 3a")[1]  # another network than the published one
+
+
+def test_published_slopes_stand_beside_those_of_the_same_network(tmp_path: Path) -> None:
+    written(tmp_path, make_table(sigma=SIGMA, seeds=3), "sweep=sigma", command="hessfig run sweep=sigma")
+    assert report(tmp_path) == 0
+    words = read(tmp_path / "report" / "paper.html").text
+    assert "published" in words and "6.00 ± 0.01" in words and "W_Q H_f" in words
+
+
+def test_one_page_of_results_is_a_pdf_that_replaces_only_itself(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written(tmp_path, make_table(sigma=SIGMA, seeds=3), "sweep=sigma", command="hessfig run sweep=sigma")
+    for _ in range(2):
+        assert report(tmp_path, "format=pdf") == 0
+    made = tmp_path / "results-at-a-glance.pdf"
+    assert made.read_bytes().startswith(b"%PDF") and "results-at-a-glance.pdf" in capsys.readouterr().out
+    made.write_bytes(b"%PDF mine")
+    assert report(tmp_path, "format=pdf") == 2 and made.read_bytes() == b"%PDF mine"
+    assert "was not written by hessfig" in capsys.readouterr().err
+    assert report(tmp_path, "format=csv") == 2
+
+
+def test_one_page_of_no_results_says_what_to_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert report(tmp_path, "format=pdf") == 2 and not any(tmp_path.iterdir())
+    assert "hessfig run sweep=sigma" in capsys.readouterr().err
 
 
 def test_one_file_holds_everything(site: Path) -> None:

@@ -1,0 +1,131 @@
+"""The paper in one screen: every figure of it with own and published slopes and verdicts, as a page and a PDF."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from hessfig.errors import UserError
+from hessfig.figures.summary_page import SHOWN, Entry, save_summary
+from hessfig.files import check_writable, write_bytes
+from hessfig.report import readings
+from hessfig.report.drawn_figures import Contents, Drawn, Picture, gather
+from hessfig.report.gathered import Asked
+from hessfig.report.readings import SweepFound, Verdict
+
+PAPER, GLANCE = "paper", "results-at-a-glance.pdf"
+_PRODUCER = b"hessfig report: "
+
+
+@dataclass(frozen=True)
+class Slope:
+    """A fitted slope in words, beside what is published and what is predicted ("" where there is none)."""
+
+    block: str
+    own: str
+    published: str
+    predicted: str
+
+
+@dataclass(frozen=True)
+class Glance:
+    """A figure of the paper: its picture (the overview of several), slopes, and both verdicts: theory, paper."""
+
+    drawn: Drawn
+    picture: Picture
+    slopes: Sequence[Slope]
+    theory: Verdict
+    paper: Verdict
+
+
+def glances(contents: Contents) -> list[Glance]:
+    """Return the figures of the paper that are drawn, in its order."""
+    sweeps = {sweep.name: sweep for sweep in contents.sweeps}
+    tolerance = contents.asked.tolerance
+    return [
+        Glance(
+            drawn,
+            next((one for one in drawn.pictures if "overview" in one.png), drawn.pictures[0]),
+            list(_slopes(sweep)),
+            readings.on_theory(sweep, tolerance),
+            readings.on_paper(sweep, tolerance),
+        )
+        for drawn in contents.figures
+        if drawn.asked.group == PAPER and drawn.pictures and (sweep := sweeps.get(drawn.asked.sweep))
+    ]
+
+
+def _slopes(sweep: SweepFound) -> Iterator[Slope]:
+    """Yield the slopes on the first window that something is published of, one a block and part."""
+    if sweep.slopes is None:
+        return
+    first = sweep.slopes["window_high"].iloc[0]
+    known = sweep.slopes[sweep.slopes["published"].notna()]
+    same = known["window_high"].isna() if pd.isna(first) else known["window_high"] == first
+    for row in known[same].drop_duplicates(["row", "col", "part"]).to_dict("records"):
+        block = row["row"] if row["row"] == row["col"] else f"({row['row']}, {row['col']})"
+        published = _number(row["published"], row["published_se"])
+        yield Slope(f"{block} {row['part']}", _number(row["slope"], row["slope_se"]), published, _plain(row))
+
+
+def _number(value: float, error: float) -> str:
+    return f"{value:.2f}" + (f" ± {error:.2f}" if pd.notna(error) else "")
+
+
+def _plain(row: Any) -> str:
+    return "" if pd.isna(row["predicted"]) else f"{row['predicted']:g}"
+
+
+def write_glance(asked: Asked) -> tuple[Path, Contents]:
+    """Write outputs/results-at-a-glance.pdf, one A4 page; return its path, and what it was made of.
+
+    Raises UserError for a file of that name that hessfig did not write, for a place that cannot be written, and where
+    no figure of the paper is measured.
+    """
+    path = asked.outputs / GLANCE
+    _check(path)
+    check_writable(asked.outputs)
+    with tempfile.TemporaryDirectory() as folder:
+        contents = gather(asked, Path(folder))
+        found = glances(contents)
+        if not found:
+            raise UserError(
+                "format=pdf: no figure of the paper is measured here",
+                got=f"output_dir={asked.outputs}",
+                allowed="a folder with at least one sweep of the paper's figures",
+                remedy=f"hessfig run sweep=sigma output_dir={asked.outputs}",
+            )
+        compared = sorted(found, key=lambda one: not one.slopes)  # those with published slopes first
+        entries = [_entry(one, Path(folder)) for one in compared[:SHOWN]]
+        drawn = save_summary(f"hessfig {asked.version}", entries, _judged(contents), Path(folder))
+        write_bytes(path, drawn.read_bytes() + b"%" + _PRODUCER + asked.version.encode() + b"\n")
+    return path, contents
+
+
+def _entry(one: Glance, folder: Path) -> Entry:
+    title = f"{one.drawn.asked.label}: {one.drawn.asked.title}"
+    lines = [f"{s.block}: {s.own} ({s.published}; {s.predicted or 'no prediction'})" for s in one.slopes]
+    return Entry(title, folder / one.picture.png, [*lines, f"theory: {one.theory.word}; paper: {one.paper.word}"])
+
+
+def _judged(contents: Contents) -> list[str]:
+    """Return every claim that was judged, with its verdict."""
+    frame = contents.claims.frame
+    rows = [] if frame is None else frame.to_dict("records")
+    return [f"{row['id']}: {row['verdict']}" for row in rows if row["verdict"] != "not run"]
+
+
+def _check(path: Path) -> None:
+    is_ours = not path.exists() or (path.is_file() and b"\n%" + _PRODUCER in path.read_bytes()[-200:])
+    if path.is_symlink() or not is_ours:
+        raise UserError(
+            "format=pdf: what stands in the report's place was not written by hessfig",
+            got=str(path),
+            allowed="no such file, or one that `hessfig report format=pdf` wrote",
+            remedy="move it, or name another output_dir",
+        )
