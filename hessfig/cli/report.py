@@ -27,7 +27,7 @@ from hessfig.errors import UserError
 from hessfig.figures.parts.page import Paper
 from hessfig.figures.sheets import FigureSpec
 from hessfig.files import is_file
-from hessfig.record import TABLE
+from hessfig.record import FROBENIUS, TABLE
 from hessfig.report.at_a_glance import write_glance
 from hessfig.report.drawn_figures import Contents
 from hessfig.report.gathered import Asked, Departure, FigureAsked, SweepAsked, find_sweeps
@@ -254,8 +254,17 @@ def _plain_figure(job: Job, sweep: str) -> FigureAsked | None:
     made_by = command("plot", *words, *place(job))
     folder = Path(job.config.output_dir) / sweep
     paper = replace(PAPER, changed=_changed(folder, job))
-    spec = FigureSpec(sweep, sweep, layout, [WHOLE], resamples=job.config.resamples, paper=paper)
+    spec = FigureSpec(sweep, sweep, layout, [WHOLE], _quantity_of(folder), resamples=job.config.resamples, paper=paper)
     return FigureAsked(sweep, "Everything that was measured", "own", sweep, made_by, spec)
+
+
+def _quantity_of(folder: Path) -> dict[str, Any]:
+    """Return the option that draws the first quantity of a table without Frobenius norms."""
+    try:
+        found = list(read_run(folder).table["quantity"].unique())
+    except UserError:  # the figure says why
+        return {}
+    return {} if FROBENIUS in found else {"quantity": found[0]}
 
 
 def _has_curves(folder: Path) -> bool:

@@ -61,13 +61,13 @@ def glances(contents: Contents) -> list[Glance]:
 
 
 def _slopes(sweep: SweepFound) -> Iterator[Slope]:
-    """Yield the slopes on the first window that something is published of, one a block and part."""
+    """Yield the slopes on the first window of which something is published, one a block and part."""
     if sweep.slopes is None:
         return
-    first = sweep.slopes["window_high"].iloc[0]
     known = sweep.slopes[sweep.slopes["published"].notna()]
-    same = known["window_high"].isna() if pd.isna(first) else known["window_high"] == first
-    for row in known[same].drop_duplicates(["row", "col", "part"]).to_dict("records"):
+    windows = known.groupby(["window_low", "window_high"], sort=False, dropna=False)
+    first = next((rows for _, rows in windows), known)
+    for row in first.drop_duplicates(["row", "col", "part"]).to_dict("records"):
         block = row["row"] if row["row"] == row["col"] else f"({row['row']}, {row['col']})"
         published = _number(row["published"], row["published_se"])
         yield Slope(f"{block} {row['part']}", _number(row["slope"], row["slope_se"]), published, _plain(row))
