@@ -143,7 +143,7 @@ def _variant(variants: Sequence[Variant], given: Mapping[str, str]) -> Variant:
 
 
 def _only(key: str, given: Mapping[str, str], found: Iterable[T]) -> T:
-    """Return the value that is asked for, or the only one. Raises UserError for another, and where one must be named."""
+    """Return the value that is asked for, or the only one. Raises UserError for another, and for several."""
     values, text = list(dict.fromkeys(found)), given.get(key)
     same = values if text is None else [one for one in values if _is_named(one, text)]
     if len(same) == 1:

@@ -14,9 +14,7 @@ from torch import Tensor
 
 from hessfig.config import Config
 from hessfig.config.enums import Data, State
-from hessfig.config.facts import Role
 from hessfig.config.keys import TRAINABLE, in_manifest
-from hessfig.config.settings import with_role
 from hessfig.models.protocol import Drawn, Weight
 from hessfig.models.registry import kind
 from hessfig.states.point import drawn
@@ -53,7 +51,7 @@ def plain_files(
     files[MEASURED] = batches_as_bytes((found.batch, *found.more))
     files |= {name: batches_as_bytes([batch]) for name, batch in _unseen(config).items()}
     point = {"sigma": sigma, "step": step, "seed": seed}
-    content = {**said, **point, **_described(found), "settings": _settings(config)}
+    content = {**said, **point, **_described(found), "settings": _without_places(in_manifest(config))}
     files[NETWORK] = (json.dumps(content, indent=1) + "\n").encode()
     return {**files, README: _readme(files).encode()}
 
@@ -107,13 +105,14 @@ def _named(weight: Weight, shape: list[int]) -> dict[str, Any]:
     return {**said, "size": weight.size, "groups": list(weight.groups)}
 
 
-def _settings(config: Config) -> dict[str, Any]:
-    """Return the settings as a manifest has them; files by no more than their names, for places are a machine's."""
-    settings = in_manifest(config)
-    for group, name in (key.split(".") for key in with_role(Role.place) if "." in key):
-        if settings.get(group, {}).get(name):
-            settings[group][name] = Path(str(settings[group][name])).name
-    return settings
+def _without_places(content: Any) -> Any:
+    """Return settings with the last part alone of every absolute path: the rest is of one machine."""
+    if isinstance(content, dict):
+        return {key: _without_places(value) for key, value in content.items()}
+    if isinstance(content, list):
+        return [_without_places(one) for one in content]
+    is_place = isinstance(content, str) and Path(content).is_absolute()
+    return Path(content).name if is_place else content
 
 
 def _readme(files: Mapping[str, bytes]) -> str:
