@@ -24,11 +24,14 @@ from torch import Tensor
 from hessfig import rng
 from hessfig.config import Config
 from hessfig.config.compose import compose
+from hessfig.curvature.problem import rademacher
 from hessfig.models.registry import kind
 from hessfig.states.exported import plain_files
 from hessfig.states.initialised import build_network
+from hessfig.states.point import drawn
 from hessfig.sweep.measure import measure
 from hessfig.sweep.plan import Cell, Sweep
+from hessfig.tasks.examples import training_batch, unseen_sums
 from tests.conftest import Answer
 from tests.pages import BLOCK, ROOT, text_of
 from tests.runs import hessfig as command
@@ -112,8 +115,8 @@ def documented() -> dict[str, Any]:
 
 @pytest.mark.parametrize("names", [("weight", "layers.0.attn.q.weight"), ("probes", 0.3, 1, "W_Q"), ("task", 3, None)])
 def test_the_page_says_how_seeds_give_streams(names: tuple[object, ...]) -> None:
-    drawn = [torch.randn(5, generator=made(1234, *names)) for made in (documented()["stream"], rng.stream)]
-    assert torch.equal(*drawn)
+    both = [torch.randn(5, generator=made(1234, *names)) for made in (documented()["stream"], rng.stream)]
+    assert torch.equal(*both)
 
 
 def test_an_untrained_network_is_drawn_as_the_page_says(cli: Cli, tmp_path: Path) -> None:
@@ -155,6 +158,65 @@ def test_the_batch_is_drawn_as_the_page_says(seed: int, changed: str) -> None:
     np.testing.assert_array_equal(held["targets_0"], held["inputs_0"][:, 2 * digits + 2 :])
 
 
+def test_other_batches_and_probes_are_drawn_as_the_page_says() -> None:
+    digits, size = 3, 10
+    config = compose(["sweep=sigma", f"task.digits={digits}", f"training.batch_size={size}"]).config
+    generator = documented()["stream"](7, "training", "addition", 4)
+    x, y = torch.randint(0, 10, (2, size, digits), generator=generator)
+    count = round(config.training.cascades * size)
+    length = torch.randint(1, digits + 1, (count, 1), generator=generator)
+    start = (torch.rand((count, 1), generator=generator) * (digits - length + 1)).floor()
+    places = torch.arange(digits)
+    run = (places >= start) & (places < start + length)
+    y[:count][run] = 9 - x[:count][run]
+    found = training_batch(config, seed=7, step=4).inputs
+    assert torch.equal(found[:, :digits], x) and torch.equal(found[:, digits + 1 : 2 * digits + 1], y)
+    x, y = torch.randint(0, 10, (2, 5, digits), generator=documented()["stream"](0, "unseen", "addition"))
+    found = unseen_sums(config.task, 5)
+    assert torch.equal(found[:, :digits], x) and torch.equal(found[:, digits + 1 : 2 * digits + 1], y)
+    named = {"frobenius": ("probes", 0.3, 2, "W_V"), "trace": ("probes", "trace", 0.3, 2, "W_V", "step", 20)}
+    for quantity, names in named.items():
+        step = 20 if "step" in names else None
+        theirs = rng.probe_stream(7, quantity, 0.3, 2, "W_V", step=step)
+        signs = 2 * torch.randint(0, 2, (4, 6), generator=documented()["stream"](7, *names)) - 1
+        assert torch.equal(rademacher(6, 4, generator=theirs, dtype=torch.float64).T, signs.double())
+
+
+@pytest.mark.parametrize(
+    ("words", "deviation"),
+    [
+        (["model.initialisation=gpt2", "model.n_layers=2"], {"attn.o": 0.01, "mlp.fc_out": 0.01, "attn.q": 0.02}),
+        (["model.sigma_scales=tokens"], {"attn.q": 0.8 / 4**0.5, "pos": 0.8 / 4**0.5}),
+        (["model=vit", "task=digits"], {"attn.q": 0.8 / 4**0.5, "patch": 0.3, "pos": 0.3}),
+        (["model=mlp", "blocks=each"], {"layers.0": 0.8 / 20**0.5, "head": 0.8 / 6**0.5}),
+        (["model=cnn", "task=digits", "blocks=each"], {"layers.1.conv": (2 / 54) ** 0.5}),
+    ],
+)
+def test_weights_have_the_deviations_that_the_page_says(words: list[str], deviation: dict[str, float]) -> None:
+    config = compose(
+        ["sweep=sigma", "sweep.vary={}", "model.d_model=4", "model.d_mlp=6", "task.digits=1", *words]
+    ).config
+    network, place = build_network(config, sigma=0.3, seed=3), documented()
+    for end, expected in deviation.items():
+        names = [name for name, _ in network.named_parameters() if name.endswith(f"{end}.weight")]
+        assert names
+        for name in names:
+            held = network.get_parameter(name)
+            scaled = name in ("patch.weight", "pos.weight") and config.model.sigma_scales == "both"
+            own = place["embedding" if scaled else "weight"](3, name, tuple(held.shape), expected)
+            torch.testing.assert_close(held.detach(), own, rtol=1e-12, atol=0)
+
+
+def test_an_export_can_be_loaded_again(tmp_path: Path) -> None:
+    config = compose([*SMALL, "model.norm=pre"]).config
+    (tmp_path / "w.safetensors").write_bytes(
+        plain_files(config, sigma=0.3, seed=9, step=None, said={})["weights.safetensors"]
+    )
+    again = compose([*SMALL, "model.norm=pre", "state=loaded", f"state.path={tmp_path}/w.safetensors"]).config
+    read, made = drawn(again, sigma=None, seed=0), drawn(config, sigma=0.3, seed=9)
+    assert all(map(torch.equal, read.network.parameters(), made.network.parameters()))
+
+
 def test_names_stand_in_the_order_of_the_parameters() -> None:
     """The one order of vectors: of every kind of network of the package, with all that its layers may have."""
     for words in (
@@ -175,6 +237,15 @@ def _example() -> Any:
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.mark.parametrize("norm", ["none", "pre", "post"])
+@pytest.mark.parametrize("mlp", ["relu", "gelu", "linear", "none"])
+def test_the_example_writes_out_the_package_s_transformer(norm: str, mlp: str, tmp_path: Path) -> None:
+    sizes = ["model.n_heads=2", "model.d_head=3", "model.n_layers=2", "model.temperature=1.7"]
+    network, (cell,) = _exported([f"model.norm={norm}", f"model.mlp={mlp}", *sizes, "quantities=[loss]"], tmp_path)
+    found = float(network.loss(network.weights))
+    assert found == pytest.approx(measure(cell).rows[0]["value"], rel=1e-13)
 
 
 def test_vectors_have_the_order_that_the_page_says(tmp_path: Path) -> None:
@@ -267,6 +338,8 @@ def _small() -> Config:
         (["outputs/nothing"], "there is no such table"),
         (["there", "seeds=3"], "seeds has no effect on a table that is named"),
         (["there", "there"], "one table is needed"),
+        ([*SMALL, "seeds=1", "--cfg", "job"], "prints no settings"),
+        ([*SMALL, "seeds=1", "-m"], "writes one network"),
     ],
 )
 def test_what_leaves_no_single_network_is_refused(cli: Cli, tmp_path: Path, words: list[str], said: str) -> None:

@@ -97,6 +97,13 @@ _CHOICES = ("variant", "num_layers", "sigma", "step", "seed", "into")
 
 def _asked(command: Command) -> tuple[Job, dict[str, str]]:
     """Return the settings of the table that is named, else those that are given; and the words that choose."""
+    if command.several or command.shows_settings:
+        raise UserError(
+            "export writes one network and prints no settings",
+            got="--multirun" if command.several else "--cfg",
+            allowed="--config-dir FOLDER",
+            remedy="leave the flag out; network.json will hold the settings",
+        )
     verb, words = VERBS["export"], [word for word in command.words if "=" in word]
     chosen = [word for word in words if word.partition("=")[0] in _CHOICES]
     others = [word for word in words if word not in chosen]

@@ -27,7 +27,7 @@ WEIGHTS, OPTIMISER = "weights.safetensors", "optimiser.safetensors"
 MEASURED, HELD_OUT, CASCADES = "batch.npz", "held_out.npz", "cascades.npz"
 NETWORK, README = "network.json", "README.md"
 _ABOUT = {
-    WEIGHTS: "every parameter by its name in the state_dict, in the type in which it is measured",
+    WEIGHTS: "every parameter and buffer by its name in the state_dict, in the type in which it is measured",
     OPTIMISER: "the optimiser's moments after the training's last update, as MOMENT/PARAMETER",
     MEASURED: "the measuring batch: `inputs_k`, `targets_k` and `scored_k` (first scored position, and end) of batch k",
     HELD_OUT: "the examples of `accuracy` and `held_out_loss`, in the form of batch.npz",
@@ -45,9 +45,10 @@ def plain_files(
     that do not fit.
     """
     found = drawn(config, sigma=sigma, seed=seed, step=step)
-    files = {WEIGHTS: tensors_as_bytes(dict(found.network.named_parameters(remove_duplicate=False)))}
-    if config.state.kind == State.trained and (held := moments(config, sigma=sigma, seed=seed, step=step)):
-        files[OPTIMISER] = tensors_as_bytes(held)
+    held = {name: one for name, one in found.network.state_dict().items() if isinstance(one, Tensor)}
+    files = {WEIGHTS: tensors_as_bytes(held)}
+    if config.state.kind == State.trained and (kept := moments(config, sigma=sigma, seed=seed, step=step)):
+        files[OPTIMISER] = tensors_as_bytes(kept)
     files[MEASURED] = batches_as_bytes((found.batch, *found.more))
     files |= {name: batches_as_bytes([batch]) for name, batch in _unseen(config).items()}
     point = {"sigma": sigma, "step": step, "seed": seed}
