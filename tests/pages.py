@@ -154,7 +154,7 @@ def _plain(verb: Verb, words: list[str]) -> None:
 
         places = [word for word in words if "=" not in word and verb.place]
         given = dict(word.split("=", 1) for word in words if word not in places)
-        assert set(given) <= set(verb.reads), words
+        assert all(map(verb.takes, given)), words
         claim_of(given.get("claim", "heads"))
 
 
@@ -185,7 +185,8 @@ def _python(words: list[str]) -> None:
     path = ROOT / words[0]
     shown = {block["file"] for page in PAGES for block in BLOCK.finditer(text_of(page))}
     assert words[0] in shown or path.is_file(), f"there is no script {words[0]}"
-    told = path.read_text() + (path.parent / "benchmarking.py").read_text() if path.is_file() else ""
+    read = [one for one in (path, ROOT / "scripts/benchmarking.py") if path.is_file()]
+    told = "".join(one.read_text() for one in read)
     missing = [word for word in words[1:] if word.startswith("--") and f'"{word}"' not in told]
     assert not missing, f"{words[0]} takes no {missing}"
 

@@ -31,6 +31,7 @@ from tests.test_architecture import tracked
 RUN = ["docs/extending.md", "docs/own-model.md", "docs/own-training.md"]
 # Commands that cannot be composed here, and why.
 NOT_COMPOSED = {
+    "hessfig run --config-dir examples sweep=ten_numbers workers=1": "tests/test_export.py runs it",
     "hessfig run sweep=trained_transformers": "the trained networks are fetched first",
     "hessfig run model=huggingface model.path=DIR task=masked_tokens task.path=sequences.txt sweep.name=mine "
     "blocks=each": ("the folder of a model and its sequences are the reader's"),

@@ -1,4 +1,4 @@
-"""What hessfig bundle does: table, manifest, own files, batches and figures in one archive, without local paths."""
+"""What hessfig bundle and export do: a table with all that made it in one archive, and one network as plain files."""
 
 from __future__ import annotations
 
@@ -8,27 +8,35 @@ import json
 import re
 import shlex
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.resources import files as resources
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from hessfig.cli.dispatch import check_read
+from hessfig.cli.flags import Command, own_words
+from hessfig.cli.flags import read as read_flags
 from hessfig.cli.reproduce import FIGURES, OWN, SUMS, draw_all, job_again, made, words_of
 from hessfig.cli.terminal import say
+from hessfig.cli.verbs import VERBS
 from hessfig.config import Config, Kind, StateConfig
-from hessfig.config.compose import PATHS, Job
+from hessfig.config.compose import PATHS, Job, jobs
+from hessfig.config.compose.overrides import check_words
 from hessfig.config.schema import GROUPS
 from hessfig.config.user_code import files_of, is_own
-from hessfig.errors import UserError, plain
-from hessfig.files import fingerprint, write_bytes
+from hessfig.errors import UserError, first_few, plain
+from hessfig.files import check_place, fingerprint, write_bytes
 from hessfig.record import CHECKSUM, MANIFEST, TABLE, checksum
 
 if TYPE_CHECKING:
     from hessfig.analysis.manifest import Run
+    from hessfig.sweep.variant import Variant
 
+T = TypeVar("T")
 BATCHES = "batch"
 LARGEST = 200_000_000  # bytes of a file of weights or data that is packed; of a larger one only its SHA-256
 _THEN = (1980, 1, 1, 0, 0, 0)  # the earliest time of a zip archive
@@ -48,6 +56,119 @@ def bundle(arguments: Sequence[str]) -> int:
     say(*packed.notes, f"written: {path} ({len(files)} files, {len(content) / 1e6:.2f} MB)")
     say(f"SHA-256: {hashlib.sha256(content).hexdigest()}")
     return 0
+
+
+def export(arguments: Sequence[str]) -> int:
+    """Write batch, weights and settings of one network as files that need no hessfig; say which.
+
+    Everything is made before the first file is written. Raises UserError for settings that leave more than one network
+    or none, and for a place that holds something else.
+    """
+    import hessfig
+    from hessfig.states.exported import plain_files
+    from hessfig.sweep.plan import Sweep
+
+    job, given = _asked(read_flags(arguments))
+    sweep = Sweep(job.variants)
+    into = _checked_place(Path(given.get("into", f"{sweep.name}_network")))
+    variant = _variant(sweep.variants, given)
+    at: dict[str, Any] = {
+        "sigma": _only("sigma", given, variant.sigmas()),
+        "seed": _only("seed", given, variant.seeds()),
+        "step": _only("step", given, variant.steps()),
+    }
+    hashes = {name: variant.short_hash(name) for name in variant.config.quantities}
+    named = {"sweep": sweep.name, "variant": variant.name, "num_layers": variant.layout.num_layers}
+    files = plain_files(variant.config, **at, said={"hessfig": hessfig.__version__, **named, "config": hashes})
+    if into.suffix == ".zip":
+        write_bytes(into, zipped(into.stem, files))
+    else:
+        for name, content in files.items():
+            write_bytes(into / name, content)
+    size = sum(map(len, files.values())) / 1e6
+    point = ", ".join(f"{key}={value}" for key, value in at.items() if value is not None)
+    say(f"exported: {', '.join(filter(None, (sweep.name, variant.name, point)))}")
+    say(f"written: {into} ({len(files)} files, {size:.2f} MB: {', '.join(files)})")
+    return 0
+
+
+_CHOICES = ("variant", "num_layers", "sigma", "step", "seed", "into")
+
+
+def _asked(command: Command) -> tuple[Job, dict[str, str]]:
+    """Return the settings of the table that is named, else those that are given; and the words that choose."""
+    if command.several or command.shows_settings:
+        raise UserError(
+            "export writes one network and prints no settings",
+            got="--multirun" if command.several else "--cfg",
+            allowed="--config-dir FOLDER",
+            remedy="leave the flag out; network.json will hold the settings",
+        )
+    verb, words = VERBS["export"], [word for word in command.words if "=" in word]
+    chosen = [word for word in words if word.partition("=")[0] in _CHOICES]
+    others = [word for word in words if word not in chosen]
+    given = own_words(verb, chosen)
+    if len(words) == len(command.words):
+        check_words(others, command.own, several=False)
+        check_read(verb, others)
+        return jobs(others, command.own)[0], given
+    if others:
+        raise UserError(
+            f"export: {others[0].partition('=')[0]} has no effect on a table that is named",
+            got=plain(others[0]),
+            allowed=", ".join(_CHOICES),
+            remedy="leave it out, or leave the folder out and give settings alone",
+        )
+    place = _place_of(command)
+    folder = place if place.is_dir() else place.parent
+    return job_again(folder, made(folder)[1], command.own, {}).in_folder(str(folder.parent)), given
+
+
+def _place_of(command: Command) -> Path:
+    return words_of("export", [word for word in command.words if "=" not in word])[0]
+
+
+def _checked_place(into: Path) -> Path:
+    """Return where to write. Raises UserError for a folder that holds something, or that could not be one."""
+    is_archive = into.suffix == ".zip"
+    check_place(into.parent if is_archive else into)
+    if into.is_dir() and (is_archive or any(into.iterdir())):
+        raise UserError(
+            f"into: {into} holds files already",
+            got=f"into={into}",
+            allowed="a new or empty folder, or NAME.zip",
+            remedy=f"into={into.with_suffix('')}_2",
+        )
+    return into
+
+
+def _variant(variants: Sequence[Variant], given: Mapping[str, str]) -> Variant:
+    name = _only("variant", given, [one.name for one in variants])
+    named = [one for one in variants if one.name == name]
+    num_layers = _only("num_layers", given, [one.layout.num_layers for one in named])
+    return next(one for one in named if one.layout.num_layers == num_layers)
+
+
+def _only(key: str, given: Mapping[str, str], found: Iterable[T]) -> T:
+    """Return the value that is asked for, or the only one. Raises UserError for another, and for several."""
+    values, text = list(dict.fromkeys(found)), given.get(key)
+    same = values if text is None else [one for one in values if _is_named(one, text)]
+    if len(same) == 1:
+        return same[0]
+    shown = [plain(one) for one in values if one is not None and one != ""]
+    raise UserError(
+        f"export: {key} " + ("must say which one: there are several" if text is None else "is none of this sweep's"),
+        got=plain(text or f"{len(values)} values"),
+        allowed=first_few(shown, most=20) if shown else f"none: {key} means nothing here",
+        remedy=f"for example {key}={shown[0]}" if shown else "leave it out",
+    )
+
+
+def _is_named(value: object, text: str) -> bool:
+    """Whether a text names a value: letter by letter, or the same number."""
+    with suppress(ValueError):
+        return isinstance(value, int | float) and float(text) == value
+    return str(value) == text
 
 
 def zipped(name: str, files: Mapping[str, bytes]) -> bytes:
@@ -178,7 +299,8 @@ class Bundle:
 
     def _batches(self) -> Iterator[tuple[str, bytes]]:
         """Yield every batch that was measured on, once, as .npz, and which networks it belongs to, as CSV."""
-        from hessfig.states.point import axes
+        from hessfig.states.exported import batches_as_bytes
+        from hessfig.states.point import axes, drawn
         from hessfig.sweep.variant import Variant
 
         lines, seen = ["variant,seed,file"], set()
@@ -186,7 +308,8 @@ class Bundle:
             plain_state = replace(variant.config, state=StateConfig())
             by_seed = variant.config.model.kind == Kind.python and "seed" in axes(plain_state)
             for seed in variant.seeds() if by_seed else [variant.config.first_seed]:
-                content = _batch(replace(variant, config=plain_state), seed)
+                found = drawn(plain_state, sigma=variant.sigmas()[0], seed=seed)
+                content = batches_as_bytes((found.batch, *found.more))
                 name = f"{BATCHES}/{hashlib.sha256(content).hexdigest()[:12]}.npz"
                 label = variant.name.replace('"', '""')
                 lines.append(f'"{label}",{seed if by_seed else ""},{Path(name).name}')
@@ -268,23 +391,6 @@ _CONTENT = """## Content
 | `figures/` | the figures of this sweep, drawn from the table, with the numbers drawn as CSV |
 | `requirements.txt` | versions that made the table |
 | `SHA256SUMS` | hashes of all files; `sha256sum -c SHA256SUMS` checks them |"""
-
-
-def _batch(variant: Any, seed: int) -> bytes:
-    """Return the batches of a network as the bytes of an .npz file."""
-    import numpy as np
-
-    from hessfig.states.point import drawn
-
-    found = drawn(variant.config, sigma=variant.sigmas()[0], seed=seed)
-    arrays: dict[str, Any] = {}
-    for number, batch in enumerate((found.batch, *found.more)):
-        start, stop, _ = batch.scored.indices(batch.inputs.shape[1] if batch.inputs.ndim > 1 else 1)
-        arrays |= {f"inputs_{number}": batch.inputs.numpy(), f"targets_{number}": batch.targets.numpy()}
-        arrays[f"scored_{number}"] = np.array([start, stop])
-    buffer = io.BytesIO()
-    np.savez(buffer, **arrays)
-    return buffer.getvalue()
 
 
 def _without_places(content: Any, renamed: Mapping[str, str]) -> Any:

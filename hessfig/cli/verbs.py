@@ -238,6 +238,21 @@ VERBS = {
             place="FOLDER",
         ),
         Verb(
+            name="export",
+            about="write batch, weights and settings of one network as plain files that need no hessfig",
+            examples=(
+                "hessfig export outputs/sigma sigma=0.01 seed=1234 into=network",
+                "hessfig export sweep=sigma model.d_model=8 'grid.values=[0.3]' seeds=1 into=network.zip",
+            ),
+            does="hessfig.cli.bundle:export",
+            groups=("sweep", "model", "state", "training", "task"),
+            names=("output_dir", "variant", "num_layers", "sigma", "step", "seed", "into"),
+            table=True,
+            makes_table=True,
+            composed=False,
+            place="[FOLDER]",
+        ),
+        Verb(
             name="completion",
             about="print the completion script of a shell: bash, zsh or fish",
             examples=(

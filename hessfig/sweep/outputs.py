@@ -66,7 +66,7 @@ def _shared(cell: Cell) -> dict[str, Any]:
         "sigma": cell.sigma,
         "step": cell.step,
         "seed": cell.seed,
-        "config": _short_hash(cell.variant, cell.quantity),
+        "config": cell.variant.short_hash(cell.quantity),
     }
 
 
@@ -116,16 +116,12 @@ def _described(variant: Variant, allocation: Allocation) -> dict[str, Any]:
     config = variant.config
     found = {
         "variant": variant.name,
-        "config": {name: _short_hash(variant, name) for name in config.quantities},
+        "config": {name: variant.short_hash(name) for name in config.quantities},
         "model": as_plain(config)["model"],
         "probes": allocation.probes or config.estimator.num_probes,
     }
     extra = {"data": kind(config.model.kind).about(config), "networks": variant.networks()}
     return {**found, **{key: value for key, value in extra.items() if value}}
-
-
-def _short_hash(variant: Variant, quantity: str) -> str:
-    return digest(variant.science(quantity))[:12]
 
 
 def provenance(config: Config) -> dict[str, Any]:

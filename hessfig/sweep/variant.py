@@ -64,6 +64,10 @@ class Variant:
             }
         return self._sciences[name]
 
+    def short_hash(self, name: str) -> str:
+        """Return what the column `config` of a table says of a quantity."""
+        return digest(self.science(name))[:12]
+
     def content(self, sigma: float | None, seed: int) -> str:
         """Return a hash of what the user's code returns for a network of the user's own; empty for others."""
         maker = kind(self.config.model.kind)

@@ -1,0 +1,134 @@
+"""One network at one point of weight space as plain files that need no hessfig to be read: weights, batches, names."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.torch import save
+from torch import Tensor
+
+from hessfig.config import Config
+from hessfig.config.enums import Data, State
+from hessfig.config.keys import TRAINABLE, in_manifest
+from hessfig.models.protocol import Drawn, Weight
+from hessfig.models.registry import kind
+from hessfig.states.point import drawn
+from hessfig.states.stored_states import moments
+from hessfig.tasks.addition import LONG
+from hessfig.tasks.batch import Batch, batch_of
+from hessfig.tasks.examples import unseen_batch, unseen_cascades
+
+WEIGHTS, OPTIMISER = "weights.safetensors", "optimiser.safetensors"
+MEASURED, HELD_OUT, CASCADES = "batch.npz", "held_out.npz", "cascades.npz"
+NETWORK, README = "network.json", "README.md"
+_ABOUT = {
+    WEIGHTS: "every parameter and buffer by its name in the state_dict, in the type in which it is measured",
+    OPTIMISER: "the optimiser's moments after the training's last update, as MOMENT/PARAMETER",
+    MEASURED: "the measuring batch: `inputs_k`, `targets_k` and `scored_k` (first scored position, and end) of batch k",
+    HELD_OUT: "the examples of `accuracy` and `held_out_loss`, in the form of batch.npz",
+    CASCADES: "the sums of `cascade_accuracy`, in the form of batch.npz",
+    NETWORK: "what was exported: sigma, step, seed, every setting, the loss, and what each name of a weight stands for",
+}
+
+
+def plain_files(
+    config: Config, *, sigma: float | None, seed: int, step: int | None, said: Mapping[str, Any]
+) -> dict[str, bytes]:
+    """Return one network's files by name; `said` is what network.json says beside what is known here.
+
+    A trained state is read from its training, which is carried out where it is not kept. Raises UserError for weights
+    that do not fit.
+    """
+    found = drawn(config, sigma=sigma, seed=seed, step=step)
+    held = {name: one for name, one in found.network.state_dict().items() if isinstance(one, Tensor)}
+    files = {WEIGHTS: tensors_as_bytes(held)}
+    if config.state.kind == State.trained and (kept := moments(config, sigma=sigma, seed=seed, step=step)):
+        files[OPTIMISER] = tensors_as_bytes(kept)
+    files[MEASURED] = batches_as_bytes((found.batch, *found.more))
+    files |= {name: batches_as_bytes([batch]) for name, batch in _unseen(config).items()}
+    point = {"sigma": sigma, "step": step, "seed": seed}
+    content = {**said, **point, **_described(found), "settings": _without_places(in_manifest(config))}
+    files[NETWORK] = (json.dumps(content, indent=1) + "\n").encode()
+    return {**files, README: _readme(files).encode()}
+
+
+def tensors_as_bytes(tensors: Mapping[str, Tensor]) -> bytes:
+    """Return tensors by name as a safetensors file; those that share memory are written twice."""
+    return save({name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()})
+
+
+def batches_as_bytes(batches: Iterable[Batch]) -> bytes:
+    """Return batches as an .npz file: `inputs_k`, `targets_k`, and `scored_k`, first scored position and end."""
+    arrays: dict[str, Any] = {}
+    for number, batch in enumerate(batches):
+        start, stop, _ = batch.scored.indices(batch.inputs.shape[1] if batch.inputs.ndim > 1 else 1)
+        arrays |= {f"inputs_{number}": batch.inputs.numpy(), f"targets_{number}": batch.targets.numpy()}
+        arrays[f"scored_{number}"] = np.array([start, stop])
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)
+    return buffer.getvalue()
+
+
+def _unseen(config: Config) -> dict[str, Batch]:
+    """Return the examples that trained networks are tested on, where the task has some."""
+    task, size = config.task, config.training.evaluation_size
+    if kind(config.model.kind).draw is not None or task.data not in TRAINABLE:
+        return {}
+    found = {HELD_OUT: unseen_batch(config)}
+    if task.data == Data.addition and task.digits >= LONG:
+        found[CASCADES] = batch_of(unseen_cascades(task, size), task, dtype=config.dtype)
+    return found
+
+
+def _described(found: Drawn) -> dict[str, Any]:
+    """Return the loss, what each batch weighs in its mean, and what every name of a weight stands for."""
+    shapes = {name: list(parameter.shape) for name, parameter in found.network.named_parameters()}
+    layout = found.layout
+    return {
+        "loss": {"module": type(found.loss).__name__, "reduction": getattr(found.loss, "reduction", None)},
+        "weight_decay": found.decay,
+        "batch_sizes": [batch.size for batch in (found.batch, *found.more)],
+        "weights": [_named(weight, shapes[weight.parameter]) for weight in layout.weights],
+        "all": [weight.parameter for weight in layout.side(0, "all")],
+    }
+
+
+def _named(weight: Weight, shape: list[int]) -> dict[str, Any]:
+    """Return what a name stands for: a parameter, or the part parameter.reshape(axes, ...)[index] of it."""
+    said: dict[str, Any] = {"name": weight.name, "layer": weight.layer, "parameter": weight.parameter, "shape": shape}
+    if weight.index is not None:
+        said |= {"axes": list(weight.axes), "index": repr(weight.index)}
+    return {**said, "size": weight.size, "groups": list(weight.groups)}
+
+
+def _without_places(content: Any) -> Any:
+    """Return settings with the last part alone of every absolute path: the rest is of one machine."""
+    if isinstance(content, dict):
+        return {key: _without_places(value) for key, value in content.items()}
+    if isinstance(content, list):
+        return [_without_places(one) for one in content]
+    is_place = isinstance(content, str) and Path(content).is_absolute()
+    return Path(content).name if is_place else content
+
+
+def _readme(files: Mapping[str, bytes]) -> str:
+    rows = "".join(f"| `{name}` | {about} |\n" for name, about in _ABOUT.items() if name in files)
+    return _README.format(rows=rows)
+
+
+_README = """# One network, as plain files
+
+Written by `hessfig export`. No file needs hessfig to be read: `.npz` is numpy's (no pickle), `.safetensors` that of
+`safetensors.torch.load_file`.
+
+| file | content |
+|---|---|
+{rows}
+The page `docs/conventions.md` of hessfig says what turns these into numbers of a table: the formulas of the networks,
+the loss, the order of vectors, H, H_o and H_f, and how seeds give random numbers.
+"""
