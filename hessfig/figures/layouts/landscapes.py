@@ -22,7 +22,7 @@ from hessfig.figures.parts.labels import block_title, note_words, plain, quantit
 from hessfig.figures.parts.measured import as_written, counted, where
 from hessfig.figures.parts.page import GUIDE, TINY, FigureSpec, Page, file_words, part_colour, shades
 from hessfig.figures.parts.panel_sheet import Margins, Sheet, height_in, in_rows, panel_sheet, say
-from hessfig.figures.parts.panels import corner, draw_curve, fitted, positive, why_no_line
+from hessfig.figures.parts.panels import corner, draw_curve, fitted, in_tens, positive, why_no_line
 from hessfig.figures.parts.ticks import between_decades, set_decades
 from hessfig.record import CURVE, FROBENIUS
 from hessfig.terms import name_order
@@ -92,7 +92,7 @@ def _page(spec: FigureSpec, table: pd.DataFrame, axis: Axis, fits: Mapping[str, 
         [[f"{direction or 'direction'}:{distance or fixed}" for distance in distances] for direction in directions],
         note=_note(spec, table, axis),
         height=1.3,
-        margins=Margins(top=0.62, down=0.3),
+        margins=Margins(top=0.52, down=0.3),
         narrowest=None,
         on_grid=True,
         share_y="all",
@@ -148,10 +148,10 @@ def _draw(ax: Axes, place: _Place) -> None:
     _draw_bound(ax, place)
     slope, error = place.slopes[_SIZE]
     loose = place.curves["landscape_bound"]["mean"].to_numpy() / size["mean"].to_numpy()
-    words = f"slope {fitted(slope, error)}\nbound / mean: {np.median(loose):.2g}"
+    words = f"slope {fitted(slope, error)}\nbound / mean: {in_tens(np.median(loose))}"
     if place.distance:
         found = place.numbers
-        words += f"\nr = {found['prediction_correlation']:.2f}, b = {found['prediction_slope']:.2f}"
+        words += f"\nr = {found['prediction_correlation']:.2f}, b = {in_tens(found['prediction_slope'])}"
     corner(ax, words, "lower left")
 
 

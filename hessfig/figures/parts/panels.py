@@ -183,6 +183,14 @@ def fitted(slope: float, error: float) -> str:
     return words.replace("-", "−")
 
 
+def in_tens(value: float) -> str:
+    """Return a number with two digits, as 1.9 × 10⁴ where it is large or small."""
+    digits, _, exponent = f"{value:.1e}".partition("e")
+    if not exponent or -2 < int(exponent) < 3:
+        return f"{float(f'{value:.1e}'):g}".replace("-", "−")
+    return f"{digits} × 10{str(int(exponent)).translate(SUPERSCRIPTS)}".replace("-", "−")
+
+
 def power(exponent: float) -> str:
     """Return 'σ⁶'."""
     return f"σ{exponent:g}".translate(SUPERSCRIPTS)
