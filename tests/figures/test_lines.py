@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
 from scipy import stats
 
 from hessfig.analysis.curves import growth_curves
@@ -59,6 +60,15 @@ def test_what_is_not_seen_has_pages_of_its_own(pages: Draw) -> None:
     assert [len(page.figure.axes) for page in found] == [2, 2]
     note = " ".join(text.get_text() for text in found[0].figure.texts)
     assert "sigma=0.1" in note
+
+
+def test_weights_stand_in_one_panel_in_their_colours(pages: Draw) -> None:
+    (page,) = pages("lines", make_table(networks=[("", 1)], parts=["H"]), colour="weight")
+    (ax,) = page.figure.axes
+    assert {to_hex(line.get_color()) for line in drawn(ax)} == {"#7570b3", "#1b9e77"}
+    named = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert named == [r"$W_{\mathrm{Q}}$", r"$W_{\mathrm{V}}$"]
+    assert ax.get_ylabel() == r"block $\|\cdot\|_F$"
 
 
 def test_layers_and_depths(pages: Draw) -> None:

@@ -16,7 +16,7 @@ from hessfig.analysis.curves import functional_shares, growth_curves, of_quantit
 from hessfig.analysis.intervals import band
 from hessfig.analysis.manifest import read_run
 from hessfig.figures.parts import labels
-from hessfig.figures.parts.encoding import Encoding, ordered, seen, set_x_scale, set_y_scale, unseen, values_of
+from hessfig.figures.parts.encoding import WEIGHT, Encoding, ordered, seen, set_x_scale, set_y_scale, unseen, values_of
 from hessfig.figures.parts.measured import (
     BLOCK_KEY,
     BlockKey,
@@ -167,9 +167,9 @@ def lines(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     """Draw means over seeds along `figure.x` (the sweep's axis by default), a page for whatever else varies.
 
     How to read it: a point is a mean over seeds, its band the 95 % interval of the mean. Colour stands for
-    `figure.colour`, dashes for `figure.dashes` (sigma, step, layer, num_layers, part, index or a varied setting; what
-    varies first by default). Scales are logarithmic where the numbers span them. A table without an axis is drawn as
-    bars.
+    `figure.colour` (weight: diagonal blocks in one panel), dashes for `figure.dashes` (sigma, step, layer, num_layers,
+    part, index or a varied setting; what varies first by default). Scales are logarithmic where the numbers span them.
+    A table without an axis is drawn as bars.
     Requires: the sweep's table.csv (option `quantity`: one, or a list, each then a column of panels).
     """
     run, quantities = read_run(folder), spec.words("quantity") or [FROBENIUS]
@@ -185,11 +185,16 @@ def lines(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     column = "quantity" if len(quantities) > 1 else "" if "part" in (colour, dashes) else "part"
     look, config = Encoding(axis, colour, dashes, column), run.config
     for names, here, suffix in _pages(with_pairs(curves), look):
-        sheets = in_rows(blocks_in_order(here), _ROWS)
+        together = colour == WEIGHT
+        here = here[(here["row"] == here["col"]) & (here["row"] != "")] if together else here
+        sheets = [_TOGETHER] if together else in_rows(blocks_in_order(here), _ROWS)
         note = labels.note_words(table, axis, names, several_points=True, config=config)
         for number, rows in enumerate(sheets, start=1):
             end = suffix + (f"_sheet{number}" if len(sheets) > 1 else "")
             yield _draw_page(here, rows, look, spec.paper, note, end)
+
+
+_TOGETHER: list[BlockKey] = [("weights", "weights", "")]  # the one row of panels in which all weights stand
 
 
 def _pages(curves: pd.DataFrame, look: Encoding) -> Iterator[tuple[list[str], pd.DataFrame, str]]:
@@ -202,7 +207,12 @@ def _pages(curves: pd.DataFrame, look: Encoding) -> Iterator[tuple[list[str], pd
         told = [name for name in several if place[name] != ""]
         words = "".join(f"_{name if name in ('layer', 'index') else ''}{place[name]}" for name in told)
         suffix = page_suffix(place["variant"], place["num_layers"], networks) + words
-        yield [place["variant"], *(f"{name} {place[name]}" for name in told)], here, suffix
+        yield [place["variant"], *(_told(name, place[name]) for name in told)], here, suffix
+
+
+def _told(name: str, value: Any) -> str:
+    """Return what a page is of, in words."""
+    return labels.part_words(value) if name == "part" else f"{name} {value}"
 
 
 def _draw_page(
@@ -212,12 +222,14 @@ def _draw_page(
     margins = Margins(across=0.36 if apart else 0.12, down=0.22)
     share: Share = False if apart else "row"
     sheet = panel_sheet(paper, _names(rows, columns), note=note, margins=margins, share_y=share)
-    blocks = [where(curves, **dict(zip(BLOCK_KEY, key, strict=True))) for key in rows]
+    blocks = [_of_block(curves, key) for key in rows]
     for row, column, ax in sheet:
         one = where(blocks[row], **{look.column: columns[column]}) if look.column else blocks[row]
         _draw_panel(ax, one, one if apart else blocks[row], curves, look)
     quantity = "" if apart else str(curves["quantity"].iloc[0])
     titles = [labels.block_title(*key, quantity=quantity) for key in rows]
+    if rows == _TOGETHER:
+        titles = ["" if apart else labels.unit_label(quantity)]
     sheet.label(
         x=labels.plain(look.axis.symbol),
         columns=[
@@ -230,6 +242,10 @@ def _draw_page(
     )
     look.name(sheet.first, curves)
     return sheet.page(suffix, as_written(pd.concat(blocks).drop(columns="across"), look.axis))
+
+
+def _of_block(curves: pd.DataFrame, key: BlockKey) -> pd.DataFrame:
+    return curves if key in _TOGETHER else where(curves, **dict(zip(BLOCK_KEY, key, strict=True)))
 
 
 def _names(rows: Sequence[BlockKey], columns: list[Any]) -> list[list[str]]:

@@ -29,6 +29,7 @@ from hessfig.figures.parts.page import FigureSpec, matrix_colour, part_colour, s
 from hessfig.figures.parts.ticks import set_decades
 
 COLUMNS = ("layer", "num_layers", "part", "index")
+WEIGHT = "weight"  # diagonal blocks together in one panel, a colour each
 MOST_DASHES = 4
 _DEPTHS = (DEPTH, last_word(DEPTH))
 
@@ -46,7 +47,8 @@ def seen(spec: FigureSpec, curves: pd.DataFrame) -> tuple[str, str]:
             allowed=", ".join(_varying(curves)) or "nothing varies here",
             remedy="leave one of them out",
         )
-    free = [name for name in _varying(curves) if name not in named.values() and name != "part"]
+    told = {"part", *_told_by(curves, list(named.values()))}
+    free = [name for name in _varying(curves) if name not in told]
     colour = named["colour"] or next(iter(free), "")
     few = [name for name in free if name != colour and len(ordered(values_of(curves, name))) <= MOST_DASHES]
     return colour, named["dashes"] or next(iter(few), "")
@@ -54,8 +56,8 @@ def seen(spec: FigureSpec, curves: pd.DataFrame) -> tuple[str, str]:
 
 def values_of(curves: pd.DataFrame, name: str) -> pd.Series:
     """Return what `name` is for each point: a column's value, or the value of a setting as text."""
-    if name in COLUMNS:
-        return curves[name]
+    if name in (*COLUMNS, WEIGHT):
+        return curves["row" if name == WEIGHT else name]
     return pd.Series(setting_values(curves["variant"], name), index=curves.index, dtype=object)
 
 
@@ -68,15 +70,22 @@ def ordered(values: pd.Series) -> list[Any]:
 
 def unseen(curves: pd.DataFrame, used: Sequence[str]) -> pd.DataFrame:
     """Return what else tells the points apart, in columns variant, num_layers, layer, part and index."""
-    rest = {name: curves[name] if name not in used else 0 for name in COLUMNS}
+    told = _told_by(curves, used)
+    rest = {name: curves[name] if name not in told else 0 for name in COLUMNS}
     return pd.DataFrame({"variant": curves["variant"].map(lambda one: without(one, *used)), **rest})
+
+
+def _told_by(curves: pd.DataFrame, used: Sequence[str]) -> set[str]:
+    """Return what `used` tells apart: weights tell layers apart where each stands in one layer."""
+    one_each = curves[["row", "layer"]].drop_duplicates()["row"].is_unique
+    return {*used, *(["layer"] if WEIGHT in used and one_each else [])}
 
 
 def _canonical(spec: FigureSpec, key: str, curves: pd.DataFrame) -> str:
     word = getattr(spec, key)
     if word is None:
         return ""
-    if word in (*COLUMNS, *_DEPTHS):
+    if word in (*COLUMNS, *_DEPTHS, *([WEIGHT] if key == "colour" else [])):
         return "num_layers" if word in _DEPTHS else word
     return varied_key(word, curves["variant"].unique(), asked=f"figure.{key}", others=COLUMNS)
 
@@ -108,6 +117,8 @@ class Encoding:
         values = ordered(values_of(page, self.colour))
         if self.colour == "part":
             return {value: part_colour(value) if value else "black" for value in values}
+        if self.colour == WEIGHT:
+            return {value: matrix_colour(value) for value in values}
         colour = matrix_colour(weight) if weight else _NEUTRAL
         return dict(zip(values, shades(colour, len(values)), strict=True))
 
@@ -124,7 +135,8 @@ class Encoding:
     def name(self, ax: Axes, page: pd.DataFrame) -> None:
         """Write the legend: a few of the colours when there are many, every kind of dashes."""
         tones, strokes = self.tones(page, ""), self.strokes(page)
-        some = list(tones)[:: -(-len(tones) // _NAMED)] if self.colour else []
+        step = 1 if self.colour == WEIGHT else -(-len(tones) // _NAMED)
+        some = list(tones)[::step] if self.colour else []
         entries = [(Line2D([], [], color=tones[value], marker="o"), _value(self.colour, value)) for value in some]
         for value in strokes if self.dashes else ():
             words = f"{plain(setting_name(self.dashes))} {_value(self.dashes, value)}"
@@ -132,7 +144,8 @@ class Encoding:
         if entries:
             handles, names = zip(*entries, strict=True)
             title = f"{plain(setting_name(self.colour))}:" if self.colour else None
-            ax.legend(handles, names, title=title, loc="best", alignment="left", handlelength=2.2)
+            columns = 1 + (len(names) > _NAMED)
+            ax.legend(handles, names, title=title, loc="best", alignment="left", handlelength=2.2, ncols=columns)
 
 
 def set_x_scale(ax: Axes, places: pd.Series) -> bool:

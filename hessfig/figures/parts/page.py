@@ -104,6 +104,8 @@ _MATRIX_COLOURS: dict[str, str] = {
     Matrix.W_U: "#999999",
     Matrix.W_in: "#386cb0",
     Matrix.W_out: "#80b1d3",
+    "embeddings": "#525252",
+    "norms": "#fb8072",
 }
 _PART_COLOURS = {
     Part.H_o: "#d95f02",
