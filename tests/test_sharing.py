@@ -15,7 +15,7 @@ import pytest
 
 from hessfig.record import CHECKSUM, checksum
 from tests.conftest import Answer
-from tests.runs import rows
+from tests.runs import TOY, rows
 from tests.test_jobs import SMALL
 
 Cli = Callable[..., Answer]
@@ -122,6 +122,20 @@ def test_a_table_is_measured_again_by_other_workers_and_a_changed_one_is_found(c
     }
     answer = cli("compare", "sweep=sigma", "reference=altered/table.csv")
     assert "2 seeds on both sides: compared number by number" in answer.out and "differs" in answer.out
+
+
+@pytest.mark.usefixtures("workers")
+@pytest.mark.parametrize("estimator", ["auto", "hutchinson"])
+def test_float32_beside_float64_is_within_stated_errors(cli: Cli, tmp_path: Path, estimator: str) -> None:
+    """Exact norms (auto) are of the type float64 on both sides, from weights that were rounded on one."""
+    toy = [*TOY, "workers=1", "seeds=2", f"estimator={estimator}"]
+    assert cli("run", *toy).code == cli("run", *toy, "dtype=float32", "output_dir=single").code == 0
+    answer = cli("reproduce", "outputs/sigma", "beside=single/sigma")
+    assert answer.code == 0, answer.out
+    verdicts = {row["verdict"] for row in rows(tmp_path / "reproduced.csv") if float(row["value"])}
+    assert "within stated errors" in verdicts and not verdicts & {"different", "missing"}
+    changed(tmp_path / "single/sigma", 1.03)
+    assert cli("reproduce", "outputs/sigma", "beside=single/sigma").code == 1
 
 
 @pytest.mark.parametrize(
