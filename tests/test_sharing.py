@@ -124,6 +124,22 @@ def test_a_table_is_measured_again_by_other_workers_and_a_changed_one_is_found(c
     assert "2 seeds on both sides: compared number by number" in answer.out and "differs" in answer.out
 
 
+@pytest.mark.usefixtures("workers")
+def test_exact_norms_in_float32_are_within_stated_errors_of_float64(cli: Cli, tmp_path: Path) -> None:
+    """Their column dtype is float64 on both sides; the weights of one were rounded."""
+    toy = ["sweep=sigma", "model.d_model=8", "task.digits=1", "task.batch_size=4", "grid.points=6", "seeds=3"]
+    assert cli("run", *toy, "workers=1").code == 0
+    assert cli("run", *toy, "workers=1", "dtype=float32", "output_dir=single").code == 0
+    answer = cli("reproduce", "outputs/sigma", "beside=single/sigma")
+    assert answer.code == 0, answer.out
+    found = rows(tmp_path / "reproduced.csv")
+    assert {row["dtype_again"] for row in found} == {"float64"}
+    verdicts = {row["verdict"] for row in found}
+    assert "within stated errors" in verdicts and not verdicts & {"different", "missing"}
+    changed(tmp_path / "single/sigma", 1.03)
+    assert cli("reproduce", "outputs/sigma", "beside=single/sigma").code == 1
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

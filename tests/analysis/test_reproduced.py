@@ -86,6 +86,27 @@ def test_a_setting_that_an_older_version_lacks_needs_equal_hashes() -> None:
         compare_repeat(first, Run(exact(config="other"), {}, config=newer), is_repeat=False)
 
 
+@pytest.mark.parametrize(
+    ("types", "factor", "verdict"),
+    [
+        (("float64", "float32"), 1 + 1e-5, WITHIN),
+        (("float32", "float64"), 1 + 1e-5, WITHIN),
+        (("float64", "float32"), 1.03, DIFFERENT),
+        (("float32", "float32"), 1 + 1e-5, DIFFERENT),  # the same rounded weights
+        (("float64", "float64"), 1 + 1e-5, DIFFERENT),
+    ],
+)
+def test_exact_norms_of_rounded_weights_are_within_single_precision(
+    types: tuple[str, str], factor: float, verdict: str
+) -> None:
+    """Their own dtype is float64 whatever the setting: only the manifests say that the weights were rounded."""
+    first, second = ({**CONFIG, "dtype": dtype} for dtype in types)
+    again = scaled(factor, config="of other weights")(exact())
+    found = compare_repeat(Run(exact(), {}, config=first), Run(again, {}, config=second), is_repeat=False)
+    assert set(found.rows[found.rows["value"] != 0]["verdict"]) == {verdict}
+    assert found.is_reproduced == (verdict == WITHIN)
+
+
 def test_tables_of_other_networks_are_refused() -> None:
     with pytest.raises(UserError, match="do not hold the same numbers"):
         compare_repeat(

@@ -46,6 +46,7 @@ def compare_pairs(
     A number is outside when it differs by more than is `allowed`. That is rounding, where both are exact or sampled
     with the same probes, and beside it both errors where these are bounds (residual norms of eigenvalues: an error
     without probes). Where other probes were drawn it is sqrt(ea^2 + eb^2) times what chance explains (Student's t).
+    Rounding is that of float32 if one run only had `dtype=float32`: its weights were rounded, also for exact norms.
     A curve is different when one of its numbers is outside, or when its shift, the mean over seeds of the paired
     log-differences, is beyond chance by Student's t over seeds.
     """
@@ -54,7 +55,7 @@ def compare_pairs(
     pairs = sides[0].merge(sides[1].drop(columns=_PLACES), on=[*keys, *_PLACED], suffixes=("", "_reference"))
     if pairs.empty or not (is_repeat or _are_same(pairs, ours.config, config)):
         return None
-    points = _judged(pairs.drop(columns=_PLACED))
+    points = _judged(pairs.drop(columns=_PLACED), other_weights=_are_rounded_apart(ours.config, config))
     curves = pd.DataFrame(list(_curves(points)))
     unmatched = len(ours.table) - len(pairs), len(theirs) - len(pairs)
     return Paired(str(ours.table["sweep"].iloc[0]), reference, points, curves, unmatched)
@@ -80,12 +81,17 @@ def _are_same(pairs: pd.DataFrame, ours: Mapping[str, Any], theirs: Mapping[str,
     return same and (same_hashes or (mine.keys() == other.keys() and not by_files))
 
 
+def _are_rounded_apart(ours: Mapping[str, Any], theirs: Mapping[str, Any] | None) -> bool:
+    """Whether the manifests tell two types: then weights differ by rounding, even where both norms are of float64."""
+    return len({config["dtype"] for config in (ours, theirs or {}) if "dtype" in config}) > 1
+
+
 def _of_network(config: Mapping[str, Any]) -> dict[tuple[str, str], Any]:
     found = ((group, name, value) for group in _GROUPS for name, value in (config.get(group) or {}).items())
     return {(group, name): value for group, name, value in found if name not in _FREE}
 
 
-def _judged(pairs: pd.DataFrame) -> pd.DataFrame:
+def _judged(pairs: pd.DataFrame, *, other_weights: bool) -> pd.DataFrame:
     """Return the pairs with their differences, z where probes differ, and whether they are outside."""
     a, b = pairs["value"].to_numpy(float), pairs["value_reference"].to_numpy(float)
     size = np.maximum(np.abs(a), np.abs(b))
@@ -96,7 +102,7 @@ def _judged(pairs: pd.DataFrame) -> pd.DataFrame:
     usable = ~(pairs["status"].isin(LEFT_OUT) | pairs["status_reference"].isin(LEFT_OUT)).to_numpy()
     one_sided = (pairs["status"].isin(LEFT_OUT) != pairs["status_reference"].isin(LEFT_OUT)).to_numpy()
     single = (pairs["dtype"] != "float64") | (pairs["dtype_reference"] != "float64")
-    rounding = np.where(single, ROUNDING["float32"], ROUNDING["float64"])
+    rounding = np.where(single | other_weights, ROUNDING["float32"], ROUNDING["float64"])
     rounded = rounding * size + np.where(single, FLOAT32_FLOOR, 0.0)
     alike = [pairs[name] == pairs[f"{name}_reference"] for name in ("config", "num_probes", "estimator")]
     exact = (pairs["error"] == 0) & (pairs["error_reference"] == 0)
