@@ -27,7 +27,9 @@ def ran(script: Path, folder: Path) -> str:
     """Return what a script printed in a folder."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     command, environment = [sys.executable, str(script)], {**os.environ, "PYTHONPATH": path, "MPLBACKEND": "agg"}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=180, check=False)
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=180, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -42,7 +42,8 @@ def test_every_page_stands_in_one_place_of_the_navigation() -> None:
 
 
 def test_a_page_without_a_place_or_with_two_is_found() -> None:
-    text = ".. toctree::\n   :caption: Tutorial\n   :hidden:\n\n   a\n   b\n\n.. toctree::\n   :caption: Reference\n\n   b\n   c\n"
+    text = ".. toctree::\n   :caption: Tutorial\n   :hidden:\n\n   a\n   b\n\n"
+    text += ".. toctree::\n   :caption: Reference\n\n   b\n   c\n"
     assert navigation(text) == {"Tutorial": ["a", "b"], "Reference": ["b", "c"]}
     assert misplaced(text, ["a", "b", "d"]) == ["b", "c", "d"]
 
