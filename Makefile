@@ -13,7 +13,7 @@ sweep_of = $(shell sed -n 's/^sweep: "*\([^"]*\)"*$$/\1/p' conf/figure/$(1).yaml
 measure = $(if $(1),$(RUN) run sweep=$(1) || [ $$? -eq 1 ])
 
 .DEFAULT_GOAL := help
-.PHONY: help figures figures-paper figures-beyond figures-follow-up figures-all figures-study test test-fast test-slow test-attack test-slurm test-browser docs-test wheel lint slopes check claims-docs verify bench clean
+.PHONY: help figures figures-paper figures-beyond figures-follow-up figures-all figures-study test test-fast test-slow test-attack test-slurm test-browser docs docs-test wheel lint slopes check claims-docs verify bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | sort | awk -F'\t' '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -53,8 +53,13 @@ test-browser: $(READY) ## open the report in headless Chromium (needs chromium; 
 	$(BIN)/python -m pip install --quiet -e '.[dev,browser]' -c constraints.txt
 	$(BIN)/python -m pytest -m browser -rs tests/browser
 
+docs: $(READY) ## build the documentation site, without warnings, and follow its links: build/site/index.html
+	$(BIN)/python -c "import furo, myst_parser, sphinx" 2>/dev/null || $(BIN)/python -m pip install --quiet -e '.[docs]' -c constraints.txt
+	$(BIN)/python -m sphinx -W --keep-going -q -d build/trees docs build/site
+	$(BIN)/python scripts/check_site.py build/site
+
 docs-test: $(READY) ## run the commands of the pages in docs, and follow their links
-	$(TEST) tests/test_documents.py tests/test_architecture.py
+	$(TEST) tests/test_documents.py tests/test_architecture.py tests/test_examples.py tests/test_site.py
 
 wheel: $(READY) ## build sdist and wheel, install them into an empty environment with all they need, use them there
 	$(BIN)/python scripts/check_wheel.py

@@ -1,0 +1,61 @@
+"""Settings of the documentation site: sphinx reads the Markdown pages of this folder as they are (`make docs`)."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+import hessfig  # noqa: E402  (the package of this folder, wherever sphinx is started)
+
+project, author, release = "hessfig", "The hessfig developers", hessfig.__version__
+extensions = ["myst_parser", "sphinx.ext.autodoc"]
+myst_heading_anchors = 4
+default_role = "literal"
+html_theme, html_title = "furo", f"hessfig {release}"
+html_copy_source = html_show_sourcelink = False
+html_css_files, html_static_path = ["site.css"], ["site"]
+html_theme_options = {"navigation_with_keys": True}
+exclude_patterns = ["_build"]
+autodoc_typehints = "none"
+autodoc_member_order = "bysource"
+
+# A line of a docstring that explains an argument: its name, two spaces or more, what it is.
+ARGUMENT = re.compile(r"^(?P<names>\w[\w, ]*?) {2,}(?P<text>\S.*)$")
+
+
+def as_definitions(lines: list[str]) -> list[str]:
+    """Return a docstring whose aligned lists of arguments are definition lists."""
+    found = list[str]()
+    inside = False
+    for line in lines:
+        argument = ARGUMENT.match(line)
+        if argument:
+            found += ["", f"**{argument['names']}**", f"    {argument['text']}"]
+        elif inside and line.startswith("    "):
+            found.append(f"    {line.strip()}")
+        else:
+            found.append(line)
+        inside = bool(argument) or (inside and line.startswith("    "))
+    return found
+
+
+def _rewrite(_app: Any, _what: str, _name: str, _object: Any, _options: Any, lines: list[str]) -> None:
+    lines[:] = as_definitions(lines)
+
+
+def _with_scripts(_app: Any, page: str, text: list[str]) -> None:
+    """Show the text of every example below the page that lists them."""
+    if page == "examples":
+        for path in sorted((ROOT / "examples").glob("*.py")):
+            text[0] += f"\n## {path.name}\n\n```{{literalinclude}} ../examples/{path.name}\n:language: python\n```\n"
+
+
+def setup(app: Any) -> None:
+    """Connect the two hooks of this file."""
+    app.connect("autodoc-process-docstring", _rewrite)
+    app.connect("source-read", _with_scripts)

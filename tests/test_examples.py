@@ -1,0 +1,56 @@
+"""The scripts of examples/ run, each within a minute, and print and draw what their pages say."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.pages import ROOT, text_of
+
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+PRINTED = {
+    "approximations": r"kfac +cosine 0\.\d+",
+    "directions": r"largest_ray_curvature",
+    "eigenvalues": r"H_f +largest_eigenvalue",
+    "first_figure": r"W_Q H_o",
+    "growth_rates": r"W_V +H_o +2\.0\d+ .* 2\.0",
+    "own_training": r"largest_eigenvalue/all/H",
+}
+
+
+def ran(script: Path, folder: Path) -> str:
+    """Return what a script printed in a folder."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    command, environment = [sys.executable, str(script)], {**os.environ, "PYTHONPATH": path, "MPLBACKEND": "agg"}
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=180, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("script", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_runs(script: Path, tmp_path: Path) -> None:
+    printed = ran(script, tmp_path)
+    assert re.search(PRINTED.get(script.stem, r"\d"), printed), printed
+    for name in re.findall(r"^written: (\S+\.png)$", printed, flags=re.MULTILINE):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.long
+def test_the_norm_of_the_own_network_is_that_of_torch(tmp_path: Path) -> None:
+    printed = ran(ROOT / "examples/own_network.py", tmp_path)
+    (measured, expected) = re.findall(r"(?:hessfig|torch) (\d\.\d{12})", printed)
+    assert float(measured) == pytest.approx(float(expected), rel=1e-10)
+
+
+def test_the_page_lists_every_example_and_there_are_at_most_eight() -> None:
+    listed = re.findall(r"^\| \[(\w+\.py)\]\(\.\./examples/\1\) \|", text_of("docs/examples.md"), flags=re.MULTILINE)
+    assert sorted(listed) == [path.name for path in EXAMPLES]
+    assert 0 < len(EXAMPLES) <= 8
