@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 import subprocess
 import sys
 
@@ -23,6 +24,8 @@ from hessfig.predictions import network_series
 from hessfig.tasks.batch import draw_batch
 from hessfig.terms import Matrix
 from scripts import components_page
+
+MEASURED = r" \([-\d.]+ ± (?:[\d.]+|nan)\)"  # a slope that a run put beside its prediction
 
 
 def predicted(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, str]]:
@@ -96,7 +99,7 @@ def test_every_network_of_the_sweep_of_components_is_predicted() -> None:
 
 
 def test_the_page_of_components_has_the_table_of_the_rule() -> None:
-    text = components_page.PAGE.read_text()
+    text = re.sub(MEASURED, "", components_page.PAGE.read_text())
     written = between_marks(text, "table", components_page.predicted(), components_page.COMMAND)
     assert written == text, f"behind: {components_page.COMMAND}"
 
