@@ -142,6 +142,9 @@ class ModelConfig:
     )
     softcap: float = added(50.0, "for scores=softcap, the c of c tanh(scores / c)", above=0, example="50")
     norm_kind: enums.NormKind = added(enums.NormKind.layer, "LayerNorm, or RMSNorm with a gain and no shift")
+    norm_eps: float = added(
+        1e-5, "added to the variance in LayerNorm, and to the mean square in every RMSNorm", above=0, example="1e-6"
+    )
     positions: enums.Positions = added(
         enums.Positions.learned, "learned embeddings, rotary queries and keys, slopes in the scores (alibi), or none"
     )

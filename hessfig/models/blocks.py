@@ -33,8 +33,8 @@ def matrices_of(model: ModelConfig) -> list[Matrix]:
 
 TIED = "W_E+W_U"  # one parameter in both roles: its block holds the second derivatives of both, and the mixed ones
 COMPONENTS = (
-    *("attention_bias", "scores", "norm_kind", "positions", "n_kv_heads", "gate", "tied", "window", "residual_scale"),
-    *("differential_lambda", "differential_norm", "softcap"),
+    *("attention_bias", "scores", "norm_kind", "norm_eps", "positions", "n_kv_heads", "gate", "tied", "window"),
+    *("residual_scale", "differential_lambda", "differential_norm", "softcap"),
 )
 _FIRST_PATTERNS, _FIRST_NORMS = (Attention.softmax, Attention.linear), (Norm.none, Norm.pre, Norm.post)
 _FIRST_MLPS = (MLP.relu, MLP.gelu, MLP.linear, MLP.none)

@@ -15,7 +15,6 @@ from torch.nn import functional as F
 
 from hessfig.config import MLP, Attention, AttentionBias, Gate, ModelConfig, NormKind, Positions, QueryKey, Scores, Sink
 
-EPS = 1e-5  # of every norm, as LayerNorm's
 UNIT_EPS = 1e-12  # of the length of queries and keys in cosine scores
 ROPE_BASE = 10_000.0
 
@@ -23,7 +22,7 @@ ROPE_BASE = 10_000.0
 class RMSNorm(nn.Module):
     """y = weight * x / sqrt(mean(x^2) + eps) over the last axis (arXiv 1910.07467)."""
 
-    def __init__(self, width: int, eps: float = EPS) -> None:
+    def __init__(self, width: int, eps: float) -> None:
         super().__init__()
         self.weight, self.eps = nn.Parameter(torch.ones(width)), eps
 
@@ -49,7 +48,8 @@ def rms_normalised(rows: Tensor, eps: float) -> Tensor:
 
 def norm_layer(model: ModelConfig, width: int) -> nn.Module:
     """Return a norm of `model.norm_kind`."""
-    return RMSNorm(width) if model.norm_kind == NormKind.rms else nn.LayerNorm(width, eps=EPS)
+    of_kind = RMSNorm if model.norm_kind == NormKind.rms else nn.LayerNorm
+    return of_kind(width, eps=model.norm_eps)
 
 
 GAINS = (nn.LayerNorm, nn.GroupNorm, RMSNorm, HeadGain)  # whose `weight` is 1 at initialisation
@@ -150,10 +150,10 @@ class Attending(nn.Module):
         self.is_single = model.query_key == QueryKey.single
         self.divisor = math.sqrt(d_head // self.sets) * model.temperature
         normed, is_differential = model.scores == Scores.qk_norm, self.sets == 2
-        self.q_norm = RMSNorm(d_head // self.sets) if normed else nn.Identity()
-        self.k_norm = RMSNorm(d_head // self.sets) if normed else nn.Identity()
+        self.q_norm = RMSNorm(d_head // self.sets, model.norm_eps) if normed else nn.Identity()
+        self.k_norm = RMSNorm(d_head // self.sets, model.norm_eps) if normed else nn.Identity()
         self.score_gain = HeadGain(self.n_heads * self.sets) if model.scores == Scores.cosine else None
-        self.head_norm = RMSNorm(d_value) if is_differential and model.differential_norm else None
+        self.head_norm = RMSNorm(d_value, model.norm_eps) if is_differential and model.differential_norm else None
         self.g = nn.Linear(model.d_model, self.n_heads * d_value, bias) if model.gate == Gate.output else None
 
     def mixed(

@@ -159,6 +159,15 @@ def _check_dependent(model: ModelConfig) -> None:
             allowed="model.norm=pre, post or sandwich",
             remedy="model.norm=pre, or leave model.norm_kind out",
         )
+    of_heads = model.attention == Attention.differential and model.differential_norm
+    normed = model.norm != Norm.none or model.scores == Scores.qk_norm or of_heads
+    if model.norm_eps != ModelConfig.norm_eps and not normed:
+        raise UserError(
+            "model.norm_eps: there is no norm",
+            got=_got(model, "norm_eps", "norm"),
+            allowed="model.norm=pre, post or sandwich, model.scores=qk_norm, or differential attention with its norm",
+            remedy="model.norm=pre, or leave model.norm_eps out",
+        )
 
 
 _ALIBI, _ON_SCORES = ("positions", (Positions.alibi,)), ("sink", (Sink.scores, Sink.both))

@@ -41,6 +41,7 @@ class Architecture:
     tied: bool = False
     window: int | None = None
     weight_decay: float = 0.0
+    norm_eps: float = 1e-5
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Architecture:
@@ -74,6 +75,7 @@ class Architecture:
             tied=bool(model.get("tied", False)),
             window=None if window is None else int(window),
             weight_decay=float(task.get("weight_decay", 0.0)),
+            norm_eps=float(model.get("norm_eps", cls.norm_eps)),
         )
 
     @property

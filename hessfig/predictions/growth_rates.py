@@ -23,8 +23,6 @@ from hessfig.predictions.monomials import VALUE, Monomial, NoPower
 from hessfig.predictions.network_series import SIGMA, TIED, Output, Regime
 from hessfig.terms import MLP, Attention, Block, Kind, Matrix, Part
 
-EPS = 1e-5  # of every norm that has one
-
 
 class Prediction(StrEnum):
     """What theory says about a block: a power of sigma, identically zero, or nothing."""
@@ -84,7 +82,7 @@ def edge(architecture: Architecture) -> float:
     """
     output = Output(Block(0, "", ""), architecture, Regime.between)
     output.series()
-    return max((EPS ** (0.5 / power) for power in output.normed if power > 0), default=0.0)
+    return max((architecture.norm_eps ** (0.5 / power) for power in output.normed if power > 0), default=0.0)
 
 
 def regime_between(architecture: Architecture, low: float, high: float) -> Regime | None:

@@ -42,7 +42,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "softcap linear": {"scores": "softcap", "softcap": 0.8, "attention": "linear"},
     "rms": {"norm": "pre", "norm_kind": "rms"},
     "post rms": {"norm": "post", "norm_kind": "rms", "mlp": "gelu"},
-    "sandwich": {"norm": "sandwich", "residual_scale": 0.5},
+    "sandwich": {"norm": "sandwich", "residual_scale": 0.5, "norm_eps": 0.3},
     "rope": {"positions": "rope"},
     "alibi": {"positions": "alibi"},
     "no positions": {"positions": "none"},

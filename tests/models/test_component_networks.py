@@ -152,6 +152,19 @@ def test_weights_of_a_gated_sandwich_by_hand() -> None:
     torch.testing.assert_close(network(tokens), expected)
 
 
+@pytest.mark.parametrize("norm_kind", ["layer", "rms"])
+def test_norm_eps_stands_in_every_norm(norm_kind: str) -> None:
+    settings = {"norm": "sandwich", "norm_kind": norm_kind, "norm_eps": 0.3, "scores": "qk_norm"}
+    network = toy_problem(ModelConfig(d_model=4, **chosen(settings))).network
+    layer = network.layers[0]  # type: ignore[index]
+    norms = (layer.ln1, layer.ln1_post, layer.ln2, layer.ln2_post, network.ln_out)  # type: ignore[union-attr]
+    for norm in (*norms, layer.attn.q_norm, layer.attn.k_norm):
+        x = draw(2, norm.weight.numel())
+        centred = x - x.mean(-1, keepdim=True) if isinstance(norm, torch.nn.LayerNorm) else x
+        torch.testing.assert_close(norm(x), centred / (centred.square().mean(-1, keepdim=True) + 0.3).sqrt())
+    assert isinstance(layer.ln1, torch.nn.LayerNorm) == (norm_kind == "layer")
+
+
 REFUSED: dict[str, dict[str, Any]] = {
     "model.scores: it needs queries and keys": {"query_key": "single", "scores": "qk_norm"},
     "model.positions: it needs queries and keys": {"query_key": "single", "positions": "rope"},
@@ -170,6 +183,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "model.differential_norm is read with": {"differential_norm": False},
     "model.softcap is read with model.scores=softcap": {"softcap": 30.0},
     "model.norm_kind: there is no norm": {"norm_kind": "rms"},
+    "model.norm_eps: there is no norm": {"norm_eps": 1e-6, "attention": "differential", "differential_norm": False},
     "model.mlp: kind=vit does not have it": {"kind": "vit", "mlp": "swiglu"},
     "model.attention: kind=mlp does not have it": {"kind": "mlp", "attention": "sigmoid"},
     "model.tied: kind=self_attention does not have it": {"kind": "self_attention", "tied": True},
