@@ -24,6 +24,7 @@ class Status(StrEnum):
 
 TABLE, MANIFEST = "table.csv", "manifest.json"
 NETWORK = ["variant", "num_layers"]
+OF_ARCHITECTURE = ("model", "task", "state")  # the groups of settings that a manifest repeats for its variants
 BLOCK = ["layer", "row_layer", "row", "col"]
 CURVE = [*NETWORK, *BLOCK, "part", "quantity", "index"]
 NUMBER = [*CURVE, "sigma", "step", "seed"]

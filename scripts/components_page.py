@@ -1,8 +1,8 @@
-"""Print the table of predicted growth rates by component, or write it into docs/components.md.
+"""Print the tables of predicted growth rates by component, or write them into docs/components.md.
 
-    python scripts/components_page.py                       # the table
-    python scripts/components_page.py --write               # put it between its marks on the page
-    python scripts/components_page.py --write outputs       # with the slopes of `hessfig slopes sweep=components`
+    python scripts/components_page.py                       # the tables
+    python scripts/components_page.py --write               # put them between their marks on the page
+    python scripts/components_page.py --write outputs       # with the slopes.csv that `hessfig slopes` left
 
 A test compares the part without measured numbers.
 """
@@ -21,25 +21,33 @@ from hessfig.config.compose import compose
 PAGE = Path(__file__).parents[1] / "docs" / "components.md"
 COMMAND = "python scripts/components_page.py --write"
 REGIMES = ("sqrt(eps) < sigma < 1", "sigma -> 0")  # what the sweep's small sigmas are, the first that a network has
+TABLES = {"table": "components", "norms": "components_norms"}  # the marks of a table on the page, and its sweep
+NEAR = 0.1
 Slopes = dict[tuple[str, str, str, str], str]
 
 
 def main() -> None:
     """Print the table, or write it, with measured slopes where a folder of results is told."""
     if sys.argv[1:2] != ["--write"]:
-        sys.stdout.write(predicted())
+        sys.stdout.write("\n".join(predicted(sweep) for sweep in TABLES.values()))
         return
-    found = measured(Path(sys.argv[2]) / "components" / "slopes.csv") if len(sys.argv) > 2 else {}
-    PAGE.write_text(between_marks(PAGE.read_text(), "table", predicted(found), COMMAND))
+    text = PAGE.read_text()
+    for marks, sweep in TABLES.items():
+        table = predicted(sweep)
+        if len(sys.argv) > 2 and (path := Path(sys.argv[2]) / sweep / "slopes.csv").exists():
+            table = predicted(sweep, measured(path)) + counted(path)
+        text = between_marks(text, marks, table, COMMAND)
+    PAGE.write_text(text)
 
 
-def predicted(found: Slopes | None = None) -> str:
+def predicted(sweep: str, found: Slopes | None = None) -> str:
     """Return a line per network and part, a column per block: the predicted exponent, and the slope where there is one.
 
-    The exponents are those of the sweep's small sigmas; after a comma those of sigma -> infinity, where they differ.
+    The exponents are those of the sweep's small sigmas; after a comma those of sigma -> infinity, where the sweep goes
+    there and they differ.
     """
     lines: dict[tuple[str, str], dict[str, str]] = {}
-    every = list(rows(compose(["sweep=components"])))
+    every = list(rows(compose([f"sweep={sweep}"])))
     for row in every:
         block = row["row"] if row["row"] == row["col"] else f"{row['row']}, {row['col']}"
         lines.setdefault((row["variant"], row["part"]), {}).setdefault(block, _cell(every, row, found or {}))
@@ -52,8 +60,10 @@ def _cell(every: list[dict[str, str]], row: dict[str, str], found: Slopes) -> st
     """Return what is predicted of a block and part at small and at large sigma, and its slope."""
     keys = ("variant", "row", "col", "part")
     same = {one["regime"]: one for one in every if all(one[key] == row[key] for key in keys)}
-    small = next((same[name] for name in REGIMES if name in same), row)
-    large = same.get("sigma -> infinity", small)
+    eps = settings_of(row["variant"]).get("model.norm_eps")
+    regimes = REGIMES[::-1] if eps and float(eps) >= 1 else REGIMES
+    small = next((same[name] for name in regimes if name in same), row)
+    large = small if eps else same.get("sigma -> infinity", small)
     ends = list(dict.fromkeys(_told(one) for one in (small, large)))
     slope = found.get((row["variant"], row["row"], row["col"], row["part"]), "")
     return ", ".join(ends) + f" ({slope})" * bool(slope)
@@ -72,6 +82,18 @@ def measured(path: Path) -> Slopes:
             text = f"{float(row['slope']):.2f} ± {float(row['slope_se'] or 'nan'):.2f}" if row["slope"] else ""
             slopes.setdefault(key, text)
     return slopes
+
+
+def counted(path: Path) -> str:
+    """Return how many slopes of the first window are near their prediction, and by how much the others are off."""
+    off: dict[tuple[str, ...], float] = {}
+    with path.open(newline="") as file:
+        for row in csv.DictReader(file):
+            key = tuple(row[name] for name in ("variant", "row", "col", "part"))
+            if row["predicted"] and row["slope"]:
+                off.setdefault(key, abs(float(row["slope"]) - float(row["predicted"])))
+    near, most = sum(one <= NEAR for one in off.values()), max(off.values())
+    return f"\nOf {len(off)} predicted slopes {near} are within {NEAR} of the prediction; the most is {most:.2f} off.\n"
 
 
 def name_of(variant: str) -> str:

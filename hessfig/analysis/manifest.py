@@ -16,7 +16,7 @@ from hessfig.analysis.axis import SIGMA, Axis, settings_of
 from hessfig.analysis.table import read_table
 from hessfig.errors import UserError, run_command
 from hessfig.predictions.architecture import Architecture
-from hessfig.record import MANIFEST, NETWORK, TABLE, read_checked
+from hessfig.record import MANIFEST, NETWORK, OF_ARCHITECTURE, TABLE, read_checked
 
 Architectures = dict[tuple[str, int], Architecture]
 Found = TypeVar("Found")
@@ -25,10 +25,16 @@ _LOOKS, _PAUSE = 20, 0.02  # a run needs far less between the two renames
 
 _BOOLEANS = {"true": True, "false": False}
 _OPEN = "options"  # a user's own settings need not be in the base configuration
-_UNREADABLE = (OSError, ValueError, KeyError, TypeError, ArithmeticError, RecursionError)
+_UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError)
 _REQUIRED: dict[str, type] = {"config": dict, "config.model": dict, "config.task": dict}
 _OPTIONAL: dict[str, type] = {
-    **{"config.state": dict, "config.sweep": dict, "config.sweep.axis": str, "config.first_seed": int},
+    **{
+        "variants": list,
+        "config.state": dict,
+        "config.sweep": dict,
+        "config.sweep.axis": str,
+        "config.first_seed": int,
+    },
     **{"arrays": list, "table_sha256": str},
 }
 
@@ -72,7 +78,7 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
 def architectures(table: pd.DataFrame, manifest: Mapping[str, Any]) -> Architectures:
     """Return the architecture of every (variant, num_layers) in the table."""
     networks = table[NETWORK].drop_duplicates().itertuples(index=False)
-    return {(variant, layers): _architecture(manifest["config"], variant, layers) for variant, layers in networks}
+    return {(variant, layers): _architecture(manifest, variant, layers) for variant, layers in networks}
 
 
 def varied(config: Mapping[str, Any], variant: str, *, num_layers: int) -> dict[str, Any]:
@@ -93,9 +99,18 @@ def varied(config: Mapping[str, Any], variant: str, *, num_layers: int) -> dict[
     return changed
 
 
-def _architecture(config: Mapping[str, Any], variant: str, num_layers: int) -> Architecture:
+def _architecture(manifest: Mapping[str, Any], variant: str, num_layers: int) -> Architecture:
+    """Return the architecture of one variant.
+
+    The manifest's config is that of the first variant, whose settings are no part of the others: what a variant is
+    stands in `variants`. What it changes is put into the config where a manifest has no such list.
+    """
     try:
-        return Architecture.from_config(varied(config, variant, num_layers=num_layers))
+        config = varied(manifest["config"], variant, num_layers=num_layers)
+        for one in manifest.get("variants", []):
+            if one["variant"] == variant and one.get("model", {}).get("n_layers") == num_layers:
+                config.update({group: one[group] for group in OF_ARCHITECTURE if group in one})
+        return Architecture.from_config(config)
     except _UNREADABLE as error:
         raise UserError(
             f"the settings in {MANIFEST} do not fit a variant of the table",

@@ -85,15 +85,28 @@ def edge(architecture: Architecture) -> float:
     return max((architecture.norm_eps ** (0.5 / power) for power in output.normed if power > 0), default=0.0)
 
 
+def lower_edge(architecture: Architecture) -> float:
+    """Return the sigma below which every norm is linear: eps^((m + 1) / 2p), after m norms that divide by sqrt(eps).
+
+    It falls with the norms that follow one another: eps^(3/2) for a layer of pre-norm, eps for one of post-norm. It is
+    0 for a network without norms that have an eps.
+    """
+    gain = 1e-3  # far below one, so that a power of the input and a number of norms can be told apart
+    output = Output(Block(0, "", ""), architecture, Regime.small_sigma, gain=gain)
+    output.series()
+    met = [(round(size), round((round(size) - size) / gain)) for size in output.normed]
+    return min((architecture.norm_eps ** (0.5 * (m + 1) / p) for p, m in met if p > 0), default=0.0)
+
+
 def regime_between(architecture: Architecture, low: float, high: float) -> Regime | None:
     """Return the regime of all sigma from `low` to `high`; None where they reach from one into another.
 
     A network without norms that have an eps is taken for sigma -> 0 wherever it begins below one: there is no other.
     """
-    above = edge(architecture) if architecture.is_counted else 0.0
+    above, below = (edge(architecture), lower_edge(architecture)) if architecture.is_counted else (0.0, 0.0)
     if low >= 1:
         return Regime.large_sigma
-    if above == 0 or high <= above:
+    if above == 0 or high <= below:
         return Regime.small_sigma
     return Regime.between if low >= above and high <= 1 else None
 

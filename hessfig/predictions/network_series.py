@@ -74,12 +74,14 @@ class Output:
 
     `axis` is sigma, the name of a weight (powers of its scale, at a fixed input) or the factor of every branch. After
     `series`, `normed` holds the power of what every norm with an eps has met, and `met` the names of all weights.
+    A norm below its eps divides by sqrt(eps): it multiplies by the small parameter to the power -`gain`.
     """
 
     block: Block
     architecture: Architecture
     regime: Regime
     axis: str = SIGMA
+    gain: float = 0.0
     normed: list[float] = field(default_factory=list)
     met: set[str] = field(default_factory=set)
 
@@ -113,7 +115,9 @@ class Output:
     def _norm(self, quantity: Quantity) -> Quantity:
         size = quantity.table[VALUE].power
         self.normed.append(size)
-        return quantity.through(NORM if self.regime == Regime.between or size <= 0 else SMALL_NORM)
+        if self.regime == Regime.between or size <= 0:
+            return quantity.through(NORM)
+        return quantity.through(SMALL_NORM) * Quantity.constant(power=-self.gain)
 
     def _layer(self, hidden: Quantity, layer: int) -> Quantity:
         architecture = self.architecture

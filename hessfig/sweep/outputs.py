@@ -21,7 +21,7 @@ from hessfig.config import Config
 from hessfig.config.keys import as_plain, in_manifest, unpinned, without_added
 from hessfig.measurements.allocation import Allocation
 from hessfig.models.registry import kind
-from hessfig.record import CHECKSUM, COLUMNS, checksum, digest
+from hessfig.record import CHECKSUM, COLUMNS, OF_ARCHITECTURE, checksum, digest
 from hessfig.sweep.plan import Cell, Sweep
 from hessfig.sweep.pool import THREADS
 from hessfig.sweep.store import CellStore
@@ -79,11 +79,12 @@ def manifest_text(sweep: Sweep, run: dict[str, Any]) -> str:
     Each variant with its probes: one number, or those of its allocation, by column and sigma; and with the content of
     its networks where they are the user's own.
     """
+    first = as_plain(sweep.config)
     content = {
         "sweep": sweep.name,
         "config": in_manifest(sweep.config),
         "config_hash": config_hash(sweep.variants),
-        "variants": list(map(_described, sweep.variants, sweep.allocations)),
+        "variants": [_described(*one, first) for one in zip(sweep.variants, sweep.allocations, strict=True)],
         **provenance(sweep.config),
         **run,
     }
@@ -111,17 +112,22 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _described(variant: Variant, allocation: Allocation) -> dict[str, Any]:
-    """Return what the manifest says of a variant; its `config` is the table's, for each quantity."""
+def _described(variant: Variant, allocation: Allocation, first: dict[str, Any]) -> dict[str, Any]:
+    """Return what the manifest says of a variant; its `config` is the table's, for each quantity.
+
+    Task and state stand there where they are not those of the `first` variant, which are the manifest's own.
+    """
     config = variant.config
+    plain = as_plain(config)
+    other = {group: plain[group] for group in OF_ARCHITECTURE if plain[group] != first[group]}
     found = {
         "variant": variant.name,
         "config": {name: variant.short_hash(name) for name in config.quantities},
-        "model": as_plain(config)["model"],
+        "model": plain["model"],
         "probes": allocation.probes or config.estimator.num_probes,
     }
     extra = {"data": kind(config.model.kind).about(config), "networks": variant.networks()}
-    return {**found, **{key: value for key, value in extra.items() if value}}
+    return {**other, **found, **{key: value for key, value in extra.items() if value}}
 
 
 def provenance(config: Config) -> dict[str, Any]:

@@ -6,12 +6,17 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from hessfig.analysis.manifest import architectures, read_manifest, read_run, varied
+from hessfig.config.compose import compose
 from hessfig.errors import UserError
 from hessfig.predictions.architecture import Attention
 from hessfig.record import CHECKSUM, checksum
+from hessfig.sweep.outputs import manifest_text
+from hessfig.sweep.plan import Sweep
+from hessfig.terms import Scores
 from tests.analysis.synthetic import CONFIG, MODEL, config, make_table, write_sweep
 
 
@@ -126,6 +131,18 @@ def test_architecture_of_each_variant(tmp_path: Path) -> None:
     first = architectures["model.attention=linear,model.attention_skip=False", 2]
     assert (first.attention, first.attention_skip, first.num_layers) == (Attention.linear, False, 2)
     assert architectures["", 1].attention == Attention.softmax
+
+
+def test_a_variant_has_nothing_of_the_first_one() -> None:
+    """The manifest's config is the first variant's: its attention, loss and state are no part of the second."""
+    words = "[{model.attention: linear, task.loss: mse}, {model.scores: cosine}]"
+    job = compose([f"sweep.variants={words}", "model.d_model=4", "task.batch_size=2", "estimator=hutchinson"])
+    found = json.loads(manifest_text(Sweep(job.variants), {}))
+    names = [one["variant"] for one in found["variants"]]
+    networks = architectures(pd.DataFrame({"variant": names, "num_layers": [1, 1]}), found)
+    linear, cosine = (networks[name, 1] for name in names)
+    assert (linear.attention, linear.square_loss, linear.scores) == (Attention.linear, True, Scores.plain)
+    assert (cosine.attention, cosine.square_loss, cosine.scores) == (Attention.softmax, False, Scores.cosine)
 
 
 def test_varied_leaves_the_settings_alone() -> None:

@@ -118,6 +118,8 @@ def toy_cells(sweep: str, most: int, folder: Path) -> list[Cell]:
 @pytest.mark.long
 def test_every_sweep_measures_at_toy_size(sweep: str, most: int, tmp_path: Path) -> None:
     torch.set_num_threads(1)
+    if sweep in RACE:
+        pytest.importorskip("pytorch_optimizer", reason="the extra `optimisers` is not installed")
     for cell in toy_cells(sweep, most, tmp_path):
         found = measure(cell)
         assert found.rows or found.arrays

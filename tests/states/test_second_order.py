@@ -19,7 +19,7 @@ from hessfig.states.initialised import initialised
 from hessfig.states.training import loop
 from hessfig.states.training.checkpoints import Folder
 from hessfig.states.training.loop import ensure
-from hessfig.states.training.second_order import BatchLoss, dense_hessian, products_of_a_solver, solver
+from hessfig.states.training.second_order import BatchLoss, _damped, dense_hessian, products_of_a_solver, solver
 from hessfig.states.training.step_rules import MOMENTS, Rule
 from hessfig.states.training.trajectory import Trajectory
 from tests.toys import training_config
@@ -258,6 +258,14 @@ def test_rules_that_cannot_be_trained_are_refused(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("hessfig.config.training_checks.find_spec", lambda name: None)
     with pytest.raises(UserError, match="pytorch-optimizer"):
         check_training(training_config(tmp_path, optimiser=Optimiser.soap))
+
+
+def test_a_curvature_beside_which_the_damping_is_lost_gives_steps_that_are_not_finite() -> None:
+    matrix = 1e20 * torch.tensor([[1.0, 1.0], [1.0, 1.0]], dtype=torch.float64)
+    assert bool(_damped(matrix, DAMPING)([torch.ones(2, dtype=torch.float64)])[0].isnan().all())
+    torch.testing.assert_close(
+        _damped(matrix / 1e20, 1.0)([torch.ones(2).double()])[0], torch.full((2,), 1 / 3).double()
+    )
 
 
 @pytest.mark.parametrize("kind", DIVIDING)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from hessfig.predictions.architecture import Architecture
-from hessfig.predictions.growth_rates import Prediction, edge, growth_rate, regimes
+from hessfig.predictions.growth_rates import Prediction, edge, growth_rate, lower_edge, regime_between, regimes
 from hessfig.predictions.network_series import Regime
 from hessfig.terms import MLP, PARTS, Attention, Block, Kind, Matrix, Norm, Part, QueryKey, Scores
 
@@ -151,6 +151,26 @@ def test_regimes_and_their_edge() -> None:
     assert regimes(BARE) == [Regime.small_sigma, Regime.large_sigma] and edge(BARE) == 0
     assert regimes(Architecture(norm=Norm.pre))[1] == Regime.between
     assert edge(Architecture(norm=Norm.pre)) == pytest.approx(1e-5**0.5)
+    assert edge(Architecture(norm=Norm.pre, norm_eps=1e-12)) == pytest.approx(1e-6)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "power"),
+    [
+        (Architecture(norm=Norm.post), 1.0),
+        (Architecture(norm=Norm.pre), 1.5),
+        (Architecture(norm=Norm.pre, num_layers=2), 2.5),
+        (Architecture(norm=Norm.sandwich), 2.5),
+        (Architecture(scores=Scores.qk_norm), 0.5),
+        (Architecture(attention=Attention.differential), 0.5),
+    ],
+)
+def test_norms_that_follow_one_another_are_linear_below_a_lower_edge(architecture: Architecture, power: float) -> None:
+    low = 1e-5**power
+    assert lower_edge(architecture) == pytest.approx(low)
+    assert regime_between(architecture, low / 100, 0.99 * low) == Regime.small_sigma
+    assert regime_between(architecture, low / 2, 2 * low) is None
+    assert regime_between(architecture, 0.01, 1.0) == Regime.between
 
 
 def test_embeddings_are_of_order_sigma_themselves() -> None:

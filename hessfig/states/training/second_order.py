@@ -108,9 +108,13 @@ def _eigenpairs(matrix: Float[Tensor, "... n n"]) -> tuple[Tensor, Tensor]:
 
 
 def _damped(matrix: Float[Tensor, "n n"], damping: float) -> Solver:
-    if not bool(matrix.isfinite().all()):
+    """Return the solver of (matrix + damping I); it gives NaN where that has no factors in this precision.
+
+    That is where the matrix is not finite, or so large that rounding takes more than the damping gives.
+    """
+    root, failed = torch.linalg.cholesky_ex(matrix + damping * torch.eye(len(matrix)).to(matrix))
+    if not bool(matrix.isfinite().all()) or int(failed):
         return lambda slopes: [torch.full_like(one, math.nan) for one in slopes]
-    root = torch.linalg.cholesky(matrix + damping * torch.eye(len(matrix)).to(matrix))
 
     def solve(slopes: Slopes) -> Slopes:
         found = torch.cholesky_solve(_flat(slopes)[:, None], root).flatten()
