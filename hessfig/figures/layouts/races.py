@@ -24,6 +24,9 @@ from hessfig.figures.parts.panels import draw_interval, seed_means
 from hessfig.terms import Part
 
 _ALONG = {"step": "gradients", "seconds": "seconds"}
+_RULES = {"gd": "gradient descent", "sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "shampoo": "Shampoo", "soap": "SOAP"}
+_RULES |= {"muon": "Muon", "newton": "Newton", "gauss newton": "Gauss-Newton", "kfac": "K-FAC"}
+_RULES |= {"block gauss newton": "block Gauss-Newton"}
 
 
 def steps(spec: FigureSpec, folder: Path) -> Iterator[Page]:
@@ -70,9 +73,8 @@ def race_of_rules(spec: FigureSpec, folder: Path) -> Iterator[Page]:
 
     How to read it: curves are means over seeds with 95 % intervals, at the rate or damping that is best after all
     gradients; dots are losses after the budgets at the grey lines, at the best rate for that budget. It is chosen for
-    every seed by the other seeds; a star marks a rule whose choice is at an end of its grid for some seed. Names of
-    rules stand at the dots, in order: four solid lines, four dashed, the rest dotted. × is the loss over that of the
-    reference, seed by seed, with its interval. True over predicted decrease is 1 where the quadratic model of the loss
+    every seed by the other seeds; a star marks a rule whose choice is at an end of its grid for some seed. × is the
+    loss over that of the reference, seed by seed, with its interval. True over predicted decrease is 1 where the quadratic model of the loss
     holds along the step: median over seeds; below 0 the step raised the loss, and values beyond the panel are drawn at
     its border.
     Requires: the sweep's table.csv of losses, costs and predicted decreases (option `reference`: a rule).
@@ -80,9 +82,9 @@ def race_of_rules(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     table = read_steps(folder).table
     found = race(table)
     rules, reference = list(dict.fromkeys(found.losses["rule"])), str(spec.options.get("reference", ""))
-    words = f"× is over {reference}; seconds: {found.budget['seconds']:.3g} s each, medians of this machine."
+    words = f"× is over {_named(reference)}; seconds: {found.budget['seconds']:.3g} s each, medians of this machine."
     layout: dict[str, Any] = {"share_x": False, "share_y": False, "narrowest": None, "on_grid": True}
-    margins = Margins(left=1.25, across=1.35, down=0.4)
+    margins = Margins(left=1.45, across=1.5, top=0.5, down=0.4)
     sheet = panel_sheet(spec.paper, _RACE, note=how(table, words), height=2.9, margins=margins, **layout)
     drawn = []
     for row, column, ax in sheet:
@@ -99,6 +101,8 @@ def race_of_rules(spec: FigureSpec, folder: Path) -> Iterator[Page]:
             _curves(ax, found, rules, along, chosen="step")
             ax.set_xlabel(_BUDGETS[along])
             ax.set_ylabel("loss")
+    handles, names = sheet.first.get_legend_handles_labels()
+    sheet.figure.legend(handles, names, loc="upper center", ncols=4, columnspacing=1.0, handlelength=2.0)
     yield sheet.page("", pd.concat(drawn, ignore_index=True))
 
 
@@ -117,6 +121,12 @@ def _draw_ratios(ax: Axes, found: Race, rules: list[str]) -> None:
     ax.set_ylabel("true / predicted decrease")
 
 
+def _named(rule: str) -> str:
+    """Return a rule by the name that its authors gave it, with what is changed of it."""
+    name, comma, rest = rule.partition(",")
+    return _RULES.get(name, name) + comma + rest
+
+
 def _line(rank: int) -> str:
     return ("-", "--", ":")[min(rank // 4, 2)]
 
@@ -129,7 +139,7 @@ def _curves(ax: Axes, found: Race, rules: list[str], along: str, *, chosen: str 
         if len(runs):
             points = seed_means(runs, [along], "loss")
             points = points[points["count"] == tuned["seed"].nunique()]  # a mean of survivors is no mean
-            draw_interval(ax, points, along, colour=tone(rank), label=rule, linestyle=_line(rank))
+            draw_interval(ax, points, along, colour=tone(rank), label=_named(rule), linestyle=_line(rank))
     shown = found.losses.loc[found.losses["step"] > 0, along]
     if chosen and along != "step":
         set_decades(ax, "x")
@@ -163,7 +173,7 @@ def _draw_results(ax: Axes, results: pd.DataFrame) -> None:
     for rank, row in enumerate(results.itertuples()):
         ends = [[row.mean - row.low], [row.high - row.mean]]
         ax.errorbar([row.mean], [rank], xerr=ends if np.isfinite(ends).all() else None, fmt="o", color=tone(rank))
-    names = [f"{row.rule} ({row.rates}){_ratio(row)}" for row in results.itertuples()]
+    names = [f"{_named(row.rule)} ({row.rates}){_ratio(row)}" for row in results.itertuples()]
     ax.set_yticks(range(len(names)), names, fontsize=TINY)
     ax.set_ylim(len(names) - 0.5, -0.5)
 
