@@ -24,8 +24,8 @@ from hessfig.figures.parts.panels import draw_interval, seed_means
 from hessfig.terms import Part
 
 _ALONG = {"step": "gradients", "seconds": "seconds"}
-_RULES = {"gd": "gradient descent", "sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "shampoo": "Shampoo", "soap": "SOAP"}
-_RULES |= {"muon": "Muon", "newton": "Newton", "gauss newton": "Gauss-Newton", "kfac": "K-FAC"}
+_RULES = {"gd": "gradient descent", "sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "shampoo": "Shampoo"}
+_RULES |= {"soap": "SOAP", "muon": "Muon", "newton": "Newton", "gauss newton": "Gauss-Newton", "kfac": "K-FAC"}
 _RULES |= {"block gauss newton": "block Gauss-Newton"}
 
 
@@ -64,7 +64,7 @@ def steps(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     yield sheet.page("", pd.concat(results.values(), ignore_index=True))
 
 
-_BUDGETS = {"step": "gradients", "products": "gradients + 2 × Hessian products", "seconds": "seconds"}
+_BUDGETS = {"step": "gradients", "products": "gradients + 2 × products", "seconds": "seconds"}
 _RACE = [["step", "products"], ["seconds", "ratio"], ["step:loss", "seconds:loss"]]
 
 
@@ -74,9 +74,9 @@ def race_of_rules(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     How to read it: curves are means over seeds with 95 % intervals, at the rate or damping that is best after all
     gradients; dots are losses after the budgets at the grey lines, at the best rate for that budget. It is chosen for
     every seed by the other seeds; a star marks a rule whose choice is at an end of its grid for some seed. × is the
-    loss over that of the reference, seed by seed, with its interval. True over predicted decrease is 1 where the quadratic model of the loss
-    holds along the step: median over seeds; below 0 the step raised the loss, and values beyond the panel are drawn at
-    its border.
+    loss over that of the reference, seed by seed, with its interval. A Hessian product costs two gradients. True over
+    predicted decrease is 1 where the quadratic model of the loss holds along the step: median over seeds; below 0 the
+    step raised the loss, and values beyond the panel are drawn at its border.
     Requires: the sweep's table.csv of losses, costs and predicted decreases (option `reference`: a rule).
     """
     table = read_steps(folder).table
