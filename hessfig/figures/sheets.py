@@ -48,7 +48,7 @@ LAYOUTS: dict[str, Layout] = {
     "histograms": Layout(histograms, options=("opaque", "faded", "blocks")),
     "one_panel": Layout(one_panel, options=(*_GROWTH, "part")),
     "pairs": Layout(pairs),
-    "lines": Layout(lines, takes=("x", "colour", "dashes")),
+    "lines": Layout(lines, takes=("x", "colour", "dashes"), options=("quantity", "index", "sigmas")),
     "landscape": Layout(landscape, options=()),
     "power_laws": Layout(power_laws, options=("quantity", "chance", "published")),
     "heat": Layout(heat, options=("quantity", "quantities", "index", "at")),

@@ -170,11 +170,14 @@ def lines(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     `figure.colour` (weight: diagonal blocks in one panel), dashes for `figure.dashes` (sigma, step, layer, num_layers,
     part, index or a varied setting; what varies first by default). Scales are logarithmic where the numbers span them.
     A table without an axis is drawn as bars.
-    Requires: the sweep's table.csv (option `quantity`: one, or a list, each then a column of panels).
+    Requires: the sweep's table.csv (options `quantity`: one, or a list, each then a column of panels; `sigmas`: those
+    that are drawn).
     """
     run, quantities = read_run(folder), spec.words("quantity") or [FROBENIUS]
     axis, asked = (Axis(spec.x), "figure.x") if spec.x else (run.axis, "sweep.axis")
     chosen = pd.concat([of_quantity(run.table, quantity, spec.index) for quantity in quantities])
+    if sigmas := spec.numbers("sigmas"):
+        chosen = chosen[np.isclose(chosen["sigma"].to_numpy()[:, None], sigmas).any(axis=1)]
     table = along(chosen, axis, asked=asked)
     if not (spec.x or spec.colour or spec.dashes or has_places(table, axis)):
         yield from all_bars(table, quantities, axis, spec, config=run.config)

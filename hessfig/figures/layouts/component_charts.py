@@ -30,7 +30,7 @@ from hessfig.predictions.growth_rates import Prediction
 from hessfig.terms import Part
 
 _LINE = 0.135  # inches of the page for a network
-_LONGEST = 1.5  # inches for its name
+_LONGEST = 1.7  # inches for its name
 _BASE = "base"
 _PANELS, _ACROSS = 16, 4  # of curves on a page, and on a line
 _PAIR = ("W_V", "W_Q")
@@ -143,16 +143,35 @@ def _draw_network(ax: Axes, measured: Measured, variant: str) -> None:
             draw_curve(ax, one.curves, colour=matrix_colour(name))
 
 
+# What a setting's value is called, by the last word of the setting; the value stands for {} where any may stand.
+_NAMES: dict[str, dict[str, str]] = {
+    "attention": {
+        **{one: f"{one} attention" for one in ("linear", "sigmoid", "kernel", "differential")},
+        **{"sparsemax": "sparsemax", "entmax15": "entmax, α = 1.5", "off_by_one": "softmax off by one"},
+    },
+    "attention_bias": {"log_length": "bias −log L"},
+    "differential_norm": {"False": "no norm"},
+    "scores": {"qk_norm": "QK-norm", "cosine": "cosine scores", "softcap": "soft-capped scores"},
+    "positions": {"rope": "rotary positions", "alibi": "ALiBi", "none": "no positions"},
+    "norm": {"pre": "pre-norm", "post": "post-norm", "sandwich": "sandwich norms"},
+    "norm_kind": {"rms": "RMSNorm"},
+    "norm_eps": {"": "ε = {}"},
+    "mlp": {"gelu": "GELU", "silu": "SiLU", "swiglu": "SwiGLU", "geglu": "GEGLU"},
+    "n_heads": {"": "{} heads"},
+    "n_kv_heads": {"1": "1 of keys", "": "{} of keys"},
+    "gate": {"output": "output gate"},
+    "tied": {"True": "tied embeddings"},
+}
+
+
 def name_of(variant: str) -> str:
-    """Return what a network changes, in words: 'sigmoid, log_length'; 'base' for the one that changes nothing."""
+    """Return what a network changes, in words: 'sigmoid attention, bias −log L'; 'base' where nothing changes."""
     return ", ".join(_worded(last_word(key), value) for key, value in settings_of(variant).items()) or _BASE
 
 
 def _worded(name: str, value: str) -> str:
-    if value in ("True", "False"):
-        return name if value == "True" else f"no {name}"
-    is_told = value.isidentifier() and value not in ("none", "output", "linear", "pre", "post")
-    return value if is_told else f"{name}={value}"
+    named = _NAMES.get(name, {})
+    return named.get(value, named.get("", "")).format(value) or f"{labels.plain(name)} {labels.plain(value)}"
 
 
 def _note(measured: Measured, part: Part, window: Window) -> str:
