@@ -197,7 +197,11 @@ def sensitivity(evidence: Evidence) -> Finding:
     whole = rows[rows["row"] == "all"]
     rows = whole if len(whole) else rows[rows["row"].isin(_QUERY_KEY)]
     if rows.empty:
-        return missing("condition numbers against the scale of W_Q and W_K")
+        infinite = (
+            (evidence.table["quantity"] == "condition_number") & (evidence.table["status"] == "nonfinite")
+        ).any()
+        why = ": they are infinite, for more than 5 % of the eigenvalues are 0" if infinite else ""
+        return missing(f"finite condition numbers against the scale of W_Q and W_K{why}")
     logs = rows.assign(alpha=rows[SCALE].astype(float), log=np.log10(rows["value"]))
     samples: dict[str, list[float]] = {}
     for (weight, row, _), one in logs.groupby([WEIGHT, "row", "seed"], sort=True):

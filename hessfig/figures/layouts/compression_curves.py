@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.ticker import SymmetricalLogLocator
 
 from hessfig.analysis.axis import along
 from hessfig.analysis.intervals import fisher_interval
@@ -22,8 +24,8 @@ from hessfig.figures.parts.panel_sheet import Margins, in_rows, panel_sheet
 from hessfig.figures.parts.panels import draw_interval, seed_means, set_decades
 from hessfig.terms import OF_PRUNING, OF_QUANTISATION, ROUNDINGS, SALIENCIES, Surrogate
 
-_COLOURS = {**{one.value: tone(rank) for rank, one in enumerate(Surrogate)}, "random": "#999999", "nearest": "#222222"}
-_COLOURS |= {"magnitude": "#222222", "taylor": tone(5)}
+_COLOURS = {**{one.value: tone(rank) for rank, one in enumerate(Surrogate)}, "random": "#999999", "nearest": tone(6)}
+_COLOURS |= {"magnitude": tone(6), "taylor": tone(5)}
 _MARKS = {"correlation": "o", "row_correlation": "s", "compensated_correlation": "x"}
 _KEY = (
     "Above: dashed OBD, solid OBS, where other weights compensate; colours as below. Below: single weights (dots), rows"
@@ -143,9 +145,9 @@ def _stroke(name: str) -> str:
 def quantisation(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     """Draw the rise of the loss against the bits of rounded weights, a panel a block, a page a network.
 
-    How to read it: black rounds every weight to its nearest level; colours are GPTQ, where later weights make up for
-    the rounding of earlier ones, with the matrix of the legend. Means over seeds, bands are 95 % intervals (Student's
-    t). A rise below zero is a loss that rounding happens to lower.
+    How to read it: dark red rounds every weight to its nearest level; the others are GPTQ, where later weights make up
+    for the rounding of earlier ones, with the matrix of the legend. Means over seeds, bands are 95 % intervals
+    (Student's t). A rise below zero is a loss that rounding happens to lower; the scale is linear between the ticks around zero.
     Requires: a sweep with the quantity `quantisation` (option `at`: the place on the axis).
     """
     run, table, place = _read(spec, folder, OF_QUANTISATION)
@@ -183,15 +185,25 @@ def quantisation(spec: FigureSpec, folder: Path) -> Iterator[Page]:
 
 
 def _draw_bits(ax: Axes, rows: pd.DataFrame) -> pd.DataFrame:
-    if not set_y_scale(ax, rows["value"]):
-        ax.ticklabel_format(axis="y", scilimits=(-3, 4))
-    ax.axhline(0, color=GUIDE, linewidth=0.6, zorder=0)
-    found = []
     rounded = rows.rename(columns={"index": "bits"})
-    for name in [name for name in ROUNDINGS if f"{name}_increase" in set(rows["quantity"])]:
-        points = seed_means(where(rounded, quantity=f"{name}_increase"), ["bits"])
+    names = [name for name in ROUNDINGS if f"{name}_increase" in set(rows["quantity"])]
+    found = [seed_means(where(rounded, quantity=f"{name}_increase"), ["bits"]).assign(rounding=name) for name in names]
+    _set_scale(ax, pd.concat(found)["mean"])
+    for name, points in zip(names, found, strict=True):
         draw_interval(ax, points, "bits", colour=_colour(name), label=ROUNDINGS[name], markersize=2, alpha=0.1)
-        found.append(points.assign(rounding=name))
     ax.set_xticks(sorted(rows["index"].unique()))
     ax.invert_xaxis()
     return pd.concat(found, ignore_index=True)
+
+
+def _set_scale(ax: Axes, means: pd.Series) -> None:
+    """Make the y axis logarithmic, or, where means are zero or below, linear up to a tenth of the smallest rise."""
+    rises = means[means > 0]
+    if len(rises) == 0 or (means > 0).all():
+        set_y_scale(ax, means)
+        return
+    ax.set_yscale("symlog", linthresh=10 ** math.floor(math.log10(rises.quantile(0.25))))
+    locator = SymmetricalLogLocator(ax.yaxis.get_transform())
+    locator.set_params(numticks=5)
+    ax.yaxis.set_major_locator(locator)
+    ax.axhline(0, color=GUIDE, linewidth=0.6, zorder=0)

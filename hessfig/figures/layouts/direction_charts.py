@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,9 @@ from hessfig.analysis.stored_courses import DESCENT, SLICES, Course, read_course
 from hessfig.errors import UserError, run_command
 from hessfig.figures.parts.labels import plain, setting_words, variant_words
 from hessfig.figures.parts.measured import where
-from hessfig.figures.parts.page import GUIDE, TONES, FigureSpec, Page, file_words
+from hessfig.figures.parts.page import GUIDE, TINY, TONES, FigureSpec, Page, file_words
 from hessfig.figures.parts.panel_sheet import Margins, Sheet, panel_sheet, say
-from hessfig.figures.parts.panels import corner, set_decades
+from hessfig.figures.parts.panels import set_decades
 
 RATE = "directions.rate"
 _TRUE, _MODEL, _OTHER = "#4575b4", "black", "#d73027"
@@ -44,7 +45,7 @@ def slices(spec: FigureSpec, folder: Path) -> Iterator[Page]:
 
     How to read it: blue is the loss against the distance from the state, downhill to the right; black dashes are its
     second-order expansion, dotted lines the distances at which that departs by the stated share of the loss's largest
-    change so far. In a corner: u.H u. In a plane, colours and solid lines are the loss, dashes the expansion at the
+    change so far. Above a panel: u.H u. In a plane, colours and solid lines are the loss, dashes the expansion at the
     same levels, red dots where it departs along rays from the state (black). The first seed is drawn, numbers
     of all are in the table. Requires: a sweep of the quantity slices.
     """
@@ -77,7 +78,7 @@ def critical_points(spec: FigureSpec, folder: Path) -> Iterator[Page]:
             ax.axhline(tolerance, color=GUIDE, linestyle=":", linewidth=0.8)
     titles = [("index: negative eigenvalues",), ("norm of the gradient",)]
     sheet.label(x="loss at the end of the search", columns=titles, rows=[""], names=[""])
-    sheet.axes[-1].legend(title="started at step", loc="center", ncols=2)
+    sheet.first.legend(title="started at step", loc="best", ncols=2)
     yield sheet.page("", points)
 
 
@@ -130,7 +131,8 @@ def _lines_page(spec: FigureSpec, run: Run, states: Sequence[Course], suffix: st
     names = [[f"{ray}:{one.where or 'state'}" for one in states] for ray in rays]
     note = f"{_note(run, states[0])} Dotted: the expansion is off by {_share(run)} of the loss's largest change so far."
     options: dict[str, Any] = {"share_x": False, "share_y": False, "on_grid": True, "narrowest": None}
-    sheet = panel_sheet(spec.paper, names, note=note, height=0.95, margins=_APART, **options)
+    margins = replace(_APART, down=0.36)  # for the words above each panel
+    sheet = panel_sheet(spec.paper, names, note=note, height=0.95, margins=margins, **options)
     drawn = [_line(ax, run, states[column], row) for row, column, ax in sheet]
     words = [_RAYS.get(ray, ray) for ray in rays]
     sheet.label(x="distance from the state", columns=[(one.where,) for one in states], rows=words, names=words)
@@ -148,7 +150,7 @@ def _line(ax: Axes, run: Run, one: Course, k: int) -> pd.DataFrame:
         if np.isfinite(departure) and departure <= t[-1]:
             ax.axvline(sign * departure, color=GUIDE, linestyle=":", linewidth=0.8)
     bent = f"{_number(run, one, f'{ray}_ray_curvature'):.2g}".replace("-", "−")
-    corner(ax, f"u·Hu = {bent}", "upper right")
+    ax.set_title(f"u·Hu = {bent}", loc="right", fontsize=TINY, pad=2)
     numbers = {"distance": t, "loss": losses, "expansion": expansions}
     return pd.DataFrame({"step": one.step, "sigma": one.sigma, "seed": one.seed, "direction": ray, **numbers})
 
@@ -242,7 +244,10 @@ def _rate(one: Course) -> float:
 def _descent_page(spec: FigureSpec, run: Run, found: Sequence[Course], suffix: str) -> Page:
     names = [[f"{row}:{_rate(one):g}" for one in found] for row in ("loss", "distance", "curvature")]
     place = f" From {found[0].where}." if found[0].where else ""
-    note = f"{_note(run, found[0])}{place} Dotted: the horizon, off by {_share(run)} of the loss's largest change."
+    note = (
+        f"{_note(run, found[0])}{place} Dotted: the horizon, off by {_share(run)} of the loss's largest change. Red: "
+        "the distance between the two; the curvature from three losses of the run."
+    )
     options: dict[str, Any] = {"share_y": False, "on_grid": True, "narrowest": None}
     sheet = panel_sheet(spec.paper, names, note=note, height=1.1, margins=_APART, **options)
     for row, column, ax in sheet:
