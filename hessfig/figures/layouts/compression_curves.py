@@ -147,7 +147,7 @@ def quantisation(spec: FigureSpec, folder: Path) -> Iterator[Page]:
 
     How to read it: dark red rounds every weight to its nearest level; the others are GPTQ, where later weights make up
     for the rounding of earlier ones, with the matrix of the legend. Means over seeds, bands are 95 % intervals
-    (Student's t). A rise below zero is a loss that rounding happens to lower; the scale is linear between the ticks around zero.
+    (Student's t). A rise below zero is a loss that rounding happens to lower; the scale is linear around zero.
     Requires: a sweep with the quantity `quantisation` (option `at`: the place on the axis).
     """
     run, table, place = _read(spec, folder, OF_QUANTISATION)
