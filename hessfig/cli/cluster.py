@@ -31,6 +31,33 @@ def run_shard(job: Job, sweep: Sweep) -> int:
     return 0 if done.is_complete else 1
 
 
+def run_ranks(job: Job, command: str) -> int:
+    """Measure a sweep by all processes of torchrun, the first of which plans, stores and reports."""
+    import time
+
+    from hessfig.cli.experiment import report
+    from hessfig.sweep import together
+    from hessfig.sweep.plan import Sweep
+
+    together.check_ranks(job.config)
+    start = time.perf_counter()
+    with together.joined(job.config) as is_first:
+        sweep = Sweep(job.variants)
+        planned = together.planned_shares(sweep)
+        if is_first:
+            say(*planned)
+        if job.config.dry_run:
+            return 0
+        summary = together.lead(sweep, command) if is_first else None
+        if summary is None:
+            together.serve()
+        done = together.shares(time.perf_counter() - start)
+    if summary is None:
+        return 0
+    say(*map(str, done))
+    return report(summary)
+
+
 def run_slurm(job: Job, command: str) -> Summary | None:
     """Submit what is not finished, or go on with the job that is at it; wait and collect, unless told not to wait.
 

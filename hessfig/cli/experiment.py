@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hessfig.cli.cluster import run_shard, run_slurm
+from hessfig.cli.cluster import run_ranks, run_shard, run_slurm
 from hessfig.cli.terminal import say
 from hessfig.config import Launcher
 from hessfig.config.compose import Job, compose, differences, manifest_of, title
@@ -41,6 +41,8 @@ def run(job: Job) -> int:
         return 0 if collected is None else report(collected)
     check_device(config.device)
     check_workers(config)
+    if config.ranks:
+        return run_ranks(job, command_of(job))
     if config.dry_run:
         return status(job)
     if not is_file(Path(config.output_dir) / config.sweep.name / TABLE):  # else there may be nothing to measure

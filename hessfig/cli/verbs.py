@@ -77,7 +77,17 @@ VERBS = {
                 *("model", "state", "training", "task"),
             ),
             names=(
-                *("device", "memory", "reuse", "workers", "force_workers", "shard", "launcher"),
+                *(
+                    "device",
+                    "memory",
+                    "reuse",
+                    "workers",
+                    "force_workers",
+                    "shard",
+                    "ranks",
+                    "ranks_timeout",
+                    "launcher",
+                ),
                 *("output_dir", "dry_run"),
             ),
             table=True,

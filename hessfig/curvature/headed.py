@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -297,16 +297,21 @@ class HeadedColumn(SidedColumn):
         """Return A V, keyed (row, part), for every row and each of `parts`: one double backward a batch and probe."""
         columns = self.spread(probes.to(self.parameters[0].device))
         wanted = to_multiply(parts)
+        found = self._of_batches(range(len(self._batches)), columns, wanted)
+        del columns  # as large as the products, which are read off next
+        products = {part: totals.tensors() for part, totals in found.items()}
+        return completed(self.gathered(products), parts)
+
+    def _of_batches(self, numbers: Iterable[int], columns: list[Tensor], wanted: Sequence[Part]) -> dict[Part, Totals]:
+        """Return the sums of the products of some batches."""
         found = {part: Totals(columns) for part in wanted}
-        for number in range(len(self._batches)):
+        for number in numbers:
             graphs = self._graphs(number)
             if wanted == [Part.H] and self._body:
                 self._add_whole(found[Part.H], columns, graphs)
             else:
                 self._add(found, columns, graphs)
-        del columns  # as large as the products, which are read off next
-        products = {part: totals.tensors() for part, totals in found.items()}
-        return completed(self.gathered(products), parts)
+        return found
 
     def _graphs(self, number: int) -> Graphs:
         """Return the graphs of a batch: kept where it is the only one, made anew else."""

@@ -18,8 +18,9 @@ from hessfig.config import Products as Choice
 from hessfig.curvature.batched import BatchedColumn, SmallNetwork
 from hessfig.curvature.column import SPLIT, Column, Products
 from hessfig.curvature.differences import DifferencedColumn
-from hessfig.curvature.headed import HeadedColumn, can_take
+from hessfig.curvature.headed import can_take
 from hessfig.curvature.problem import OtherNetwork, Problem
+from hessfig.curvature.ranks import headed
 from hessfig.models.layered import Layered
 from hessfig.models.protocol import Weight
 from hessfig.terms import Block, Part
@@ -58,7 +59,7 @@ class Engines:
         if self.products == Choice.differences:
             return DifferencedColumn(self.problem, layer, col, rows)
         if self.products == Choice.linearised and can_take(self.problem):
-            return HeadedColumn(self.problem, layer, col, rows)
+            return headed(self.problem, layer, col, rows)
         if self.products == Choice.linearised and SmallNetwork.can_take(self.problem):
             return BatchedColumn(self._small, self.problem, layer, col, rows)
         network = self._linearised if self.products == Choice.linearised else None

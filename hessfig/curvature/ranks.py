@@ -1,0 +1,79 @@
+"""Processes that share one cell: micro-batches dealt by rank, products added in the order of the micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+
+from hessfig.curvature.column import SPLIT, Products, Rows, completed, to_multiply
+from hessfig.curvature.headed import HeadedColumn, Totals
+from hessfig.curvature.problem import Problem
+from hessfig.terms import Part
+
+_shared = False  # whether the cell at hand is shared: a training of the user's own may have ranks that share nothing
+
+
+@contextmanager
+def sharing() -> Iterator[None]:
+    """Let every column made meanwhile be one of this process's ranks, all of which make the same calls."""
+    global _shared
+    _shared = True
+    try:
+        yield
+    finally:
+        _shared = False
+
+
+def headed(problem: Problem, layer: int, col: str, rows: Sequence[str] | Rows) -> HeadedColumn:
+    """Return a column of a network with a head: dealt over the ranks where they share the cell."""
+    return (RankedColumn if _shared else HeadedColumn)(problem, layer, col, rows)
+
+
+class RankedColumn(HeadedColumn):
+    """A column whose micro-batches are dealt by rank, rank r of n taking the (r + 1)-th of every n.
+
+    Every rank gathers the products of every micro-batch and adds them from the first to the last, so that the sums
+    have the same bits on every rank, and for any number of ranks. (A reduction by the ranks would associate the terms
+    by their number.)
+    """
+
+    def split_matmat(self, probes: Tensor, parts: Sequence[Part] = SPLIT) -> Products:
+        """Return A V, keyed (row, part), for every row and each of `parts`, the same on every rank."""
+        columns = self.spread(probes.to(self.parameters[0].device))
+        wanted = to_multiply(parts)
+        found = {part: Totals(columns).tensors() for part in wanted}
+        size, rank, count = distributed.get_world_size(), distributed.get_rank(), len(self._batches)
+        for first in range(0, count, size):
+            here = first + rank
+            own = self._of_batches([here] if here < count else [], columns, wanted)
+            for part, totals in found.items():
+                for held, piece in zip(totals, own[part].tensors(), strict=True):
+                    for product in _gathered(piece)[: count - first]:
+                        held += product
+        return completed(self.gathered(found), parts)
+
+
+def _gathered(piece: Tensor) -> list[Tensor]:
+    """Return the tensor of every rank, in the order of the ranks."""
+    piece = piece.contiguous()
+    pieces = [torch.empty_like(piece) for _ in range(distributed.get_world_size())]
+    distributed.all_gather(pieces, piece)
+    return pieces
+
+
+def told(message: Any = None) -> Any:
+    """Return the message of rank 0, on every rank."""
+    box = [message]
+    distributed.broadcast_object_list(box, src=0)
+    return box[0]
+
+
+def told_by_all(message: Any) -> list[Any]:
+    """Return the messages of all ranks, in their order."""
+    found = [None] * distributed.get_world_size()
+    distributed.all_gather_object(found, message)
+    return found

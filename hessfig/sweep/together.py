@@ -1,0 +1,163 @@
+"""One cell by all processes of torchrun: rank 0 plans, asks and stores, the others measure what it asks for."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+from torch import distributed
+
+from hessfig.config import Config, Data
+from hessfig.config import Products as Choice
+from hessfig.config.machine import WORKER
+from hessfig.curvature.ranks import sharing, told, told_by_all
+from hessfig.errors import UserError
+from hessfig.measurements.quantity import Measured
+from hessfig.sweep.measure import draw_problem, measure
+from hessfig.sweep.plan import Cell, Sweep
+from hessfig.sweep.pool import Outcome, brief
+from hessfig.sweep.runner import Summary, run_sweep
+from hessfig.sweep.store import CellStore
+from hessfig.sweep.trainings import needs
+
+_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_COMMAND = "torchrun --nproc-per-node=4 --no-python hessfig run ... ranks=true"
+_BACKENDS = {"cpu": "gloo", "cuda": "cuda:nccl,cpu:gloo"}
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a rank did: its number, the seconds it measured, and the most memory it has held, in bytes."""
+
+    rank: int
+    seconds: float
+    peak: int
+
+    def __str__(self) -> str:
+        return f"rank {self.rank}: {self.seconds:.1f} s, at most {self.peak / 2**30:.2f} GiB"
+
+
+def check_ranks(config: Config) -> None:
+    """Raise UserError for what cannot be dealt over ranks: another launcher, other networks, other products."""
+    lacking = [name for name in _VARIABLES if not os.environ.get(name)]
+    if lacking:
+        raise UserError(
+            "ranks: torchrun did not start this",
+            got=f"no variable {', '.join(lacking)}",
+            allowed="processes of torchrun",
+            remedy=_COMMAND,
+        )
+    if config.shard is not None:
+        raise UserError(
+            "ranks: a share of the cells is measured by one process alone",
+            got=f"ranks=true shard={config.shard}",
+            allowed="either of them",
+            remedy="leave shard out, or ranks",
+        )
+    if config.task.data not in (Data.tokens, Data.masked_tokens) or config.estimator.products != Choice.linearised:
+        raise UserError(
+            "ranks: only micro-batches of tokens are dealt, in products by double backward below the head",
+            got=f"task.data={config.task.data}, estimator.products={config.estimator.products}",
+            allowed="task=tokens or task=masked_tokens, estimator.products=linearised",
+            remedy="leave ranks out; shard=auto deals whole cells",
+        )
+
+
+def planned_shares(sweep: Sweep) -> list[str]:
+    """Return what every rank holds, a line a rank. Raises UserError where ranks would have nothing to do."""
+    size, cell = int(os.environ["WORLD_SIZE"]), sweep.cells[0]
+    count = len(draw_problem(cell).batches)
+    if count < size:
+        raise UserError(
+            "ranks: some of them would have no micro-batch",
+            got=f"{size} ranks, {count} micro-batches",
+            allowed=f"1 to {count} ranks",
+            remedy="fewer processes, more sequences (task.batch_size), or a smaller memory=",
+        )
+    held = f"at most {cell.config.memory} of products beside the network's weights"
+    return [f"rank {rank}: {len(range(rank, count, size))} of {count} micro-batches, {held}" for rank in range(size)]
+
+
+@contextmanager
+def joined(config: Config) -> Iterator[bool]:
+    """Join the ranks; yield whether this is rank 0. Raises UserError when a rank is lost, with what was said of it."""
+    device, local = config.device.partition(":")[0], os.environ.get("LOCAL_RANK", "0")
+    os.environ[WORKER] = local
+    torch.set_num_threads(1)
+    try:
+        if device == "cuda":
+            torch.cuda.set_device(int(local) % torch.cuda.device_count())
+        distributed.init_process_group(_BACKENDS[device], timeout=timedelta(seconds=config.ranks_timeout))
+        with sharing():
+            yield distributed.get_rank() == 0
+    except distributed.DistError as error:
+        raise _lost(error) from error
+    finally:
+        if distributed.is_initialized():
+            distributed.destroy_process_group()
+
+
+def on_ranks(cells: list[Cell], store: CellStore) -> Generator[Outcome, None, None]:
+    """Yield the outcome of every cell, measured by all ranks and stored by this one, rank 0.
+
+    A cell that fails on a rank, or whose rank is lost, ends the run; finished ones are kept.
+    """
+    if needs(cells):
+        raise UserError(
+            "ranks: networks are not trained by several ranks",
+            got="state=trained",
+            remedy="train first, without ranks; or leave ranks out",
+        )
+    for cell in cells:
+        try:
+            found = _measured(told(cell))
+            store.write(cell.key, cell.science, found.rows, found.arrays, cell.labels)
+        except (UserError, RuntimeError) as error:
+            cause = str(error) if isinstance(error, UserError) else str(_lost(error))
+            yield Outcome(cell, "failed", cause)
+            raise UserError(f"{cell}: {cause}") from error
+        yield Outcome(cell, "measured", "", _peak())
+
+
+def lead(sweep: Sweep, command: str) -> Summary:
+    """Measure the sweep as rank 0, and let the others go at its end."""
+    summary = run_sweep(sweep, on_ranks, command)
+    told(None)
+    return summary
+
+
+def serve() -> None:
+    """Measure what rank 0 asks for until it has no more, as another rank."""
+    while (cell := told()) is not None:
+        _measured(cell)
+
+
+def shares(seconds: float) -> list[Share]:
+    """Return what every rank did, its own `seconds` given."""
+    return told_by_all(Share(distributed.get_rank(), seconds, _peak()))
+
+
+def _measured(cell: Cell) -> Measured:
+    try:
+        return measure(cell)
+    except UserError:
+        raise
+    except Exception as error:
+        rank, lost = distributed.get_rank(), isinstance(error, distributed.DistError | RuntimeError)
+        raise UserError(f"ranks: rank {rank} could not go on: {brief(error)}" + _REMEDY * lost) from error
+
+
+_REMEDY = "; where a connection was closed, another rank ended: torchrun names it. Finished cells are kept; run again"
+
+
+def _lost(error: Exception) -> UserError:
+    return UserError(f"ranks: one of them was lost: {brief(error)}{_REMEDY}")
+
+
+def _peak() -> int:
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

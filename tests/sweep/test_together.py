@@ -1,0 +1,65 @@
+"""One cell by several ranks (gloo): the same bits whatever their number, and those of one process to rounding."""
+
+from __future__ import annotations
+
+import csv
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+QUANTITIES = ("frobenius", "trace", "largest_eigenvalue", "density")
+WORDS = (
+    *("sweep=network", "model=huggingface", "task=tokens", "model.d_model=16", "model.n_heads=2", "model.n_layers=2"),
+    *("model.vocabulary=64", "task.length=64", "task.batch_size=56", "memory=0.5GB", "blocks=[W_Q]", "parts=[H]"),
+    *(f"quantities=[{','.join(QUANTITIES)}]", "estimator=hutchinson", "estimator.num_probes=4", "seeds=1"),
+    *("spectrum.steps=4", "spectrum.num_probes=2", "workers=1"),
+)
+HESSFIG = ("-c", "from hessfig.cli.main import main; main()")
+
+
+def run(folder: Path, ranks: int, *more: str) -> subprocess.CompletedProcess[str]:
+    """Run the sweep by so many ranks, or by one process without ranks (0)."""
+    words = [*WORDS, f"output_dir={folder}", *more]
+    launcher: list[str] = []
+    if ranks:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        launcher = ["-m", "torch.distributed.run", f"--nproc-per-node={ranks}", f"--master-port={port}", "--no-python"]
+        launcher.append(sys.executable)
+        words.append("ranks=true")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, *launcher, *HESSFIG, "run", *words]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
+
+
+def numbers(folder: Path) -> list[tuple[str, ...]]:
+    with (folder / "network" / "table.csv").open(newline="") as handle:
+        return [
+            tuple(row[key] for key in ("quantity", "layer", "row", "part", "value")) for row in csv.DictReader(handle)
+        ]
+
+
+@pytest.mark.long
+def test_any_number_of_ranks_gives_the_same_bits(tmp_path: Path) -> None:
+    found = {}
+    for ranks in (0, 1, 2, 4):
+        done = run(tmp_path / str(ranks), ranks)
+        assert done.returncode == 0, done.stderr
+        found[ranks] = numbers(tmp_path / str(ranks))
+    assert {row[0] for row in found[1]} >= set(QUANTITIES[:3])
+    assert found[1] == found[2] == found[4]
+    for alone, dealt in zip(found[0], found[1], strict=True):
+        assert alone[:4] == dealt[:4]
+        assert float(dealt[4]) == pytest.approx(float(alone[4]), rel=1e-9)
+
+
+@pytest.mark.long
+def test_ranks_without_a_micro_batch_are_refused(tmp_path: Path) -> None:
+    done = run(tmp_path, 2, "task.batch_size=2")
+    assert done.returncode and "2 ranks, 1 micro-batches" in done.stdout + done.stderr
+    assert not (tmp_path / "network").exists()
