@@ -91,8 +91,8 @@ class Monitor:
                 steps are skipped where the next measurement would exceed it. None: no limit
     dtype, device   of the measurement. None: float64 on the CPU, else float32; where the network is
     log         "tensorboard", "wandb", "mlflow", "trackio", or a function log(values, step), told of every measurement
-    on_error    "warn": a measurement that fails is reported and noted in the manifest, and the training goes on;
-                "raise": it ends the training
+    on_error    "warn": a measurement that fails is reported and noted in the manifest, a logger that fails is reported,
+                and the training goes on; "raise": it ends the training
     overwrite   replace what the folder holds of another training
 
     A copy of the network is measured, in evaluation mode: weights, gradients, modes and random generators of the
@@ -177,7 +177,9 @@ class Monitor:
             return {}
         try:
             with self.budget.measuring(), _undisturbed(), self._once():
-                return self._measured(step)
+                values = self._measured(step)
+                self._tell(values, step)
+            return values
         except OtherTraining:
             raise
         except Exception as error:
@@ -191,9 +193,17 @@ class Monitor:
         self._course.begin(step, weights)
         rows = [row for name in self._config.quantities for row in self._rows(name, step, weights)]
         self._course.write(self.budget.record(), every=self.every)
-        values = {_label(row): float(row["value"]) for row in rows}
-        self._log(values, step)
-        return values
+        return {_label(row): float(row["value"]) for row in rows}
+
+    def _tell(self, values: Values, step: int) -> None:
+        """Tell the logger; what is measured is kept where it fails."""
+        try:
+            self._log(values, step)
+        except Exception as error:
+            if self._raises:
+                raise
+            words = f"step {step} was measured, but not logged: {type(error).__name__}: {error}"
+            self._say(words, kind=f"{type(error).__name__} of the logger")
 
     def _rows(self, name: str, step: int, weights: str) -> list[Row]:
         """Return the rows of a quantity: those of an earlier process, where it measured the same weights."""

@@ -19,13 +19,14 @@ from hessfig.analysis.axis import with_settings
 from hessfig.analysis.claims.growth_rules import exponents
 from hessfig.analysis.claims.rule import Evidence, evidence_in
 from hessfig.analysis.intervals import Interval, fisher_interval, geometric_interval, student_interval
-from hessfig.analysis.presented import between_marks, markdown_table
+from hessfig.analysis.presented import between_marks, markdown_table, marked
 from hessfig.analysis.spectral_distances import pair_distances
 from hessfig.analysis.training_runs import against_plain, race, settled
 
 DOCS = Path(__file__).parents[1] / "docs"
 COMMAND = "python scripts/findings.py --write outputs"
 FINDINGS: dict[str, tuple[str, tuple[str, ...], Callable[..., str]]] = {}
+HALF = 0.5  # of the weights
 Maker = Callable[..., str]
 
 
@@ -33,8 +34,10 @@ def main() -> None:
     """Print or write every finding whose sweeps are measured."""
     outputs = Path(sys.argv[-1])
     for name, (page, sweeps, make) in FINDINGS.items():
-        if not all((outputs / sweep / "table.csv").is_file() for sweep in sweeps):
-            print(f"{name}: no table of {', '.join(sweeps)}", file=sys.stderr)
+        if missing := [sweep for sweep in sweeps if not (outputs / sweep / "table.csv").is_file()]:
+            print(f"{name}: no table of {', '.join(missing)}", file=sys.stderr)
+            if sys.argv[1] == "--write":
+                _say_unmeasured(DOCS / page, name, sweeps)
             continue
         text = make(*(evidence_in(outputs / sweep) for sweep in sweeps))
         if sys.argv[1] == "--write":
@@ -42,6 +45,14 @@ def main() -> None:
             path.write_text(between_marks(path.read_text(), name, text, COMMAND))
         else:
             print(f"{name} ({page})\n\n{text}")
+
+
+def _say_unmeasured(path: Path, name: str, sweeps: Iterable[str]) -> None:
+    """Put the commands between the marks of a finding that nobody has written yet; what stands there is kept."""
+    page = path.read_text()
+    if not marked(page, name, COMMAND).strip():
+        runs = " && ".join(f"hessfig run sweep={sweep}" for sweep in sweeps)
+        path.write_text(between_marks(page, name, f"Not measured at full size by this version: `{runs}`.\n", COMMAND))
 
 
 def finding(page: str, *sweeps: str) -> Callable[[Maker], Maker]:
@@ -132,19 +143,31 @@ def edges(gd: Evidence, adamw: Evidence, batches: Evidence) -> str:
 @finding("training.md", "steps")
 def races(evidence: Evidence) -> str:
     """Loss of every rule after as many gradients and after as many seconds, and over its plain optimiser's."""
+    return _raced(evidence, "")
+
+
+@finding("training.md", "race")
+def raced_rules(evidence: Evidence) -> str:
+    """Loss of every rule of the race after as many gradients and after as many seconds, and over AdamW's."""
+    return _raced(evidence, "adamw")
+
+
+def _raced(evidence: Evidence, reference: str) -> str:
     found = race(evidence.table)
-    ratios = against_plain(found.tuned).set_index(["budget", "rule"])
+    ratios = against_plain(found.tuned, reference).set_index(["budget", "rule"])
     lines = []
     for (budget, rule), one in found.tuned.groupby(["budget", "rule"], sort=False):
         lost = int((~np.isfinite(one["loss"])).sum())
         loss = f"{lost} of {len(one)} diverged" if lost else _interval(geometric_interval(one["loss"]))
-        ratio = "plain"
+        ratio = "1"
         if (budget, rule) in ratios.index:
             row = ratios.loc[(budget, rule)]
             ratio = f"{row['ratio']:.2g} [{row['ratio_low']:.2g}, {row['ratio_high']:.2g}]"
         rates = ", ".join(f"{rate:g}" for rate in sorted(one["rate"].unique())) + "*" * bool(one["at_edge"].any())
         lines.append(("gradients" if budget == "step" else "seconds", rule, rates, loss, ratio))
-    return _lines(("same", "rule", "rates (* end of the grid)", "loss", "over the plain optimiser"), lines)
+    return _lines(
+        ("same", "rule", "rates (* end of the grid)", "loss", f"over {reference or 'the plain optimiser'}"), lines
+    )
 
 
 @finding("spectra.md", "weight_norms", "weight_norms_whole")
@@ -249,6 +272,39 @@ def vit_accuracy(evidence: Evidence) -> str:
     rows = rows[rows["index"] == 0]
     lines = [(f"{step:g}", _interval(student_interval(one["value"]))) for step, one in rows.groupby("step")]
     return _lines(("step", "share of test pictures that are right"), lines)
+
+
+@finding("pruning.md", "pruning")
+def pruned(evidence: Evidence) -> str:
+    """Rank correlation of every saliency with the true rise of the loss, and the loss at half of the weights."""
+    table = evidence.table[evidence.table["row"] == "all"]
+    shares = evidence.numbers("removed_share", "training.data").set_index(["variant", "seed", "index"])["value"]
+    lines = []
+    for data, rows in with_settings(table, "training.data").groupby("training.data", sort=False):
+        for name in [one.removesuffix("_loss") for one in rows["quantity"].unique() if one.endswith("_loss")]:
+            single, whole = (rows[rows["quantity"] == f"{name}_{of}"] for of in ("correlation", "row_correlation"))
+            losses = rows[rows["quantity"] == f"{name}_loss"]
+            losses = losses.join(shares.rename("share"), on=["variant", "seed", "index"])
+            half = losses[np.isclose(losses["share"], HALF, atol=0.01)]["value"]
+            told = [_interval(fisher_interval(one["value"])) for one in (single, whole)]
+            lines.append((str(data), name.replace("_", " "), *told, _interval(geometric_interval(half))))
+    heads = ("training data", "saliency", "single weights", "rows of matrices", "loss without half of the weights")
+    return _lines(heads, lines)
+
+
+@finding("directions.md", "trajectories")
+def horizons(evidence: Evidence) -> str:
+    """Steps until the quadratic model's loss is off by 10 %, by state and learning rate: smallest, median, largest."""
+    rows = evidence.numbers("descent_horizon", "directions.rate")
+    every = with_settings(evidence.table, "directions.rate")
+    every = every[every["quantity"] == "descent_horizon"]
+    lines = []
+    for (step, rate), one in every.groupby(["step", "directions.rate"], sort=False):
+        values = rows[(rows["step"] == step) & (rows["directions.rate"] == rate)]["value"]
+        steps = sorted([*values, *[np.inf] * (len(one) - len(values))])
+        told = ["never" if np.isinf(value) else f"{value:g}" for value in (steps[0], np.median(steps), steps[-1])]
+        lines.append((f"{step:g}", str(rate), *told))
+    return _lines(("state: step", "learning rate over 2 / largest eigenvalue", "smallest", "median", "largest"), lines)
 
 
 def _lines(heads: Iterable[str], lines: Iterable[tuple[str, ...]]) -> str:

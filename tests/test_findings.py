@@ -32,9 +32,18 @@ def test_a_finding_is_written_from_its_table(tmp_path: Path, monkeypatch: pytest
     page.write_text(
         f"before\n<!-- vit_accuracy: {findings.COMMAND} -->\nold\n<!-- end of the vit_accuracy -->\nafter\n"
     )
+    (tmp_path / "training.md").write_text(
+        f"<!-- races: {findings.COMMAND} -->\n<!-- end of the races -->\n"
+        f"<!-- learned: {findings.COMMAND} -->\nearlier\n<!-- end of the learned -->\n"
+    )
+    chosen = {name: findings.FINDINGS[name] for name in ("vit_accuracy", "races", "learned")}
+    monkeypatch.setattr(findings, "FINDINGS", chosen)
     monkeypatch.setattr(findings, "DOCS", tmp_path)
     monkeypatch.setattr("sys.argv", ["findings.py", "--write", str(tmp_path / "outputs")])
     findings.main()
     text = page.read_text()
     assert "| 0 | 0.11 [-0.0171, 0.237] |" in text and "| 100 | 0.91 [0.783, 1.04] |" in text
     assert "old" not in text and text.startswith("before\n") and text.endswith("after\n")
+    unmeasured = (tmp_path / "training.md").read_text()
+    assert "Not measured at full size by this version: `hessfig run sweep=steps`." in unmeasured
+    assert "\nearlier\n" in unmeasured

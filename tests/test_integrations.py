@@ -105,6 +105,23 @@ def test_a_function_is_told_of_every_measurement(tmp_path: Path) -> None:
     assert told == [(0, ["loss"]), (3, ["loss"])]
 
 
+def test_a_logger_that_fails_loses_no_measurement(tmp_path: Path) -> None:
+    """It is said once, as a warning at the line of the loop, and ends the training only where that is asked for."""
+
+    def broken(values: Any, step: int) -> None:
+        raise ConnectionError("no route to host")
+
+    watch = watched.monitor(watched.network(), tmp_path / "mine", quantities=["loss"], log=broken)
+    words = "step 0 was measured, but not logged: ConnectionError: no route to host"
+    with pytest.warns(RuntimeWarning, match=words) as said:
+        found = [watch(step) for step in (0, 3)]
+    assert [one.filename for one in said] == [__file__]
+    assert all("loss" in values for values in found) and steps(tmp_path / "mine") == [0, 3]
+    strict = watched.monitor(watched.network(), tmp_path / "other", quantities=["loss"], log=broken, on_error="raise")
+    with pytest.raises(ConnectionError, match="no route"):
+        strict(0)
+
+
 @pytest.mark.parametrize("name", LOGGERS)
 def test_loggers_are_chosen_by_name(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the real package, offline, in a folder of the test."""

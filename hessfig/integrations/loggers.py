@@ -39,7 +39,7 @@ def logger(chosen: str | Log | None, folder: Path) -> Log:
             f"log={chosen}: its library is not installed",
             got=str(error)[:200],
             allowed="an installed logger",
-            remedy=f"pip install {chosen}",
+            remedy=f"pip install 'hessfig[{'trackio' if chosen == 'trackio' else 'loggers'}]'",
         ) from error
 
 

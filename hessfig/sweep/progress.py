@@ -1,22 +1,26 @@
-"""What a run says while it goes: a bar on a terminal, a line now and then elsewhere, each kind of failure once."""
+"""What a run says while it goes: a bar on a terminal and in a notebook, else a line now and then; each kind of failure
+once."""
 
 from __future__ import annotations
 
+import html
 import re
 import sys
 import time
 from collections import Counter
 from threading import Event, Thread
 from types import TracebackType
+from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from hessfig.errors import plain_lines
 from hessfig.sweep.pool import Outcome
 
 EVERY = 30.0  # seconds between lines where no bar is drawn
 TELL_EVERY = 20.0  # seconds between two lines about a training, where no bar shows them
+REDRAWN = 0.2  # seconds between two states of a notebook's bar, at least
 _NUMBER = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")
 
 
@@ -25,10 +29,58 @@ def kind_of(cause: str) -> str:
     return _NUMBER.sub("#", cause)
 
 
+def in_notebook() -> bool:
+    """Whether a Jupyter kernel runs this process (Colab and editors have one too)."""
+    found = sys.modules.get("IPython")
+    return found is not None and hasattr(found.get_ipython(), "kernel")
+
+
+class NotebookBar:
+    """A bar of HTML that is redrawn in its place, without widgets; its methods are those of rich.progress.Progress."""
+
+    def __init__(self) -> None:
+        self._text, self._done, self._total, self._note, self._is_visible = "", 0, 0, "", False
+        self._handle: Any = None
+        self._drawn = 0.0
+
+    def add_task(self, name: str, *, total: int, completed: int, note: str, visible: bool) -> TaskID:
+        """Say what is counted: one task is all that a bar has."""
+        self._text, self._total, self._done, self._note, self._is_visible = name, total, completed, note, visible
+        return TaskID(0)
+
+    def start(self) -> None:
+        """Show the bar, where there is something to count."""
+        if self._is_visible:
+            from IPython.display import display
+
+            self._handle = display(self._form(), raw=True, display_id=True)
+
+    def update(self, task: TaskID, *, note: str, advance: int = 0) -> None:
+        """Count, and redraw the bar unless that was done a moment ago."""
+        self._done, self._note = self._done + advance, note
+        if time.perf_counter() - self._drawn > REDRAWN:
+            self._draw()
+
+    def stop(self) -> None:
+        """Leave the bar as it stands."""
+        self._draw()
+
+    def _draw(self) -> None:
+        self._drawn = time.perf_counter()
+        if self._handle is not None:
+            self._handle.update(self._form(), raw=True)
+
+    def _form(self) -> dict[str, str]:
+        words = f"{self._text}: {self._done} of {self._total} cells, {self._note}"
+        bar = f'<progress max="{self._total}" value="{self._done}"></progress> {html.escape(words)}'
+        return {"text/plain": words, "text/html": bar}
+
+
 class Reporter:
     """Counts outcomes and shows them; use as a context manager.
 
-    Elsewhere than on a terminal: a line when measuring starts, one every `every` seconds, and one when it ends.
+    Elsewhere than on a terminal or in a notebook: a line when measuring starts, one every `every` seconds, and one when
+    it ends.
     """
 
     def __init__(self, name: str, total: int, reused: int, *, every: float = EVERY) -> None:
@@ -39,16 +91,9 @@ class Reporter:
         self._told: dict[str, float] = {}
         self._errors = Console(stderr=True, highlight=False)
         self._started, self._reused_before = time.perf_counter(), reused
-        self._is_watched, self._ended = sys.stderr.isatty(), Event()
-        self._bar = Progress(
-            TextColumn(f"[bold]{name}[/]"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[note]}"),
-            TimeRemainingColumn(),
-            console=Console(stderr=True),
-            disable=not self._is_watched,
-        )
+        self._in_notebook, self._ended = in_notebook(), Event()
+        self._is_watched = self._in_notebook or sys.stderr.isatty()
+        self._bar = NotebookBar() if self._in_notebook else _terminal_bar(name, is_drawn=self._is_watched)
         note = "starting workers" if total > reused else self._note()
         self._task = self._bar.add_task(name, total=total, completed=reused, note=note, visible=total > 0)
 
@@ -89,7 +134,8 @@ class Reporter:
             self._first.setdefault(cause, outcome.cause)
             if self._causes[cause] == 1:
                 self._say(f"failed: {outcome.cell}: {outcome.cause}")
-        self._bar.update(self._task, advance=1, note=self._note())
+        left = self._left() if self._in_notebook else ""  # a terminal's bar has a column for it
+        self._bar.update(self._task, advance=1, note=f"{self._note()}{left}")
 
     @property
     def _todo(self) -> int:
@@ -107,13 +153,13 @@ class Reporter:
         done = sum(self.counts.values()) - self._reused_before
         seconds = self.seconds / done * (self._todo - done) if done else 0.0
         words = f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min" if seconds < 5400 else ""
-        return f", about {words or f'{seconds / 3600:.1f} h'} left" if done else ""
+        return f", about {words or f'{seconds / 3600:.1f} h'} left" if 0 < done < self._todo else ""
 
     def _show_training(self, outcome: Outcome) -> None:
         self.peak = max(self.peak, outcome.peak)
         self._bar.update(self._task, note=outcome.cause if outcome.kind == "training" else self._note())
         told, now = self._told.get(str(outcome.cell), self._started), time.perf_counter()
-        if outcome.kind == "trained" or (self._bar.disable and now - told > TELL_EVERY):
+        if outcome.kind == "trained" or (not self._is_watched and now - told > TELL_EVERY):
             self._told[str(outcome.cell)] = now
             self._say(f"{outcome.cell}: {outcome.cause}")
 
@@ -124,3 +170,15 @@ class Reporter:
         done, seconds = self.counts["measured"], self.seconds
         rate = f", {done / seconds:.2f} cells/s" if done else ""
         return f"{self.counts['reused']} reused, {self.counts['failed']} failed{rate}"
+
+
+def _terminal_bar(name: str, *, is_drawn: bool) -> Progress:
+    return Progress(
+        TextColumn(f"[bold]{name}[/]"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[note]}"),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        disable=not is_drawn,
+    )

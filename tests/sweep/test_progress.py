@@ -1,7 +1,8 @@
-"""What a run says where nobody watches: a start, a line now and then, one line a kind of failure, an end."""
+"""What a run says: lines where nobody watches, a bar in a notebook, one line a kind of failure."""
 
 from __future__ import annotations
 
+import sys
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -35,3 +36,51 @@ def test_nothing_is_said_where_nothing_is_to_do(capsys: pytest.CaptureFixture[st
     with Reporter("toy", 4, 4, every=0.01):
         time.sleep(0.05)
     assert capsys.readouterr().err == ""
+
+
+class Shown:
+    """Stands for IPython and for the handle of what a notebook shows: keeps every state of it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.states: list[dict[str, str]] = []
+        shell = SimpleNamespace(get_ipython=lambda: SimpleNamespace(kernel="one"))
+        monkeypatch.setitem(sys.modules, "IPython", shell)
+        monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=self.display))
+
+    def display(self, form: dict[str, str], *, raw: bool, display_id: bool) -> Shown:
+        assert raw and display_id
+        self.states.append(form)
+        return self
+
+    def update(self, form: dict[str, str], *, raw: bool) -> None:
+        assert raw and self.states, "nothing to update"
+        self.states.append(form)
+
+
+def test_a_notebook_has_a_bar(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is redrawn in its place, at most a few times a second, and ends with what was done."""
+    shown = Shown(monkeypatch)
+    with Reporter("toy<1>", 100, 4) as reporter:
+        for number in range(96):
+            reporter.show(outcome("failed" if number == 90 else "measured", "ValueError: no number" * (number == 90)))
+    first, *_, last = shown.states
+    assert first["text/plain"] == "toy<1>: 4 of 100 cells, starting workers"
+    assert '<progress max="100" value="100"></progress> toy&lt;1&gt;: 100 of 100 cells, 4 reused' in last["text/html"]
+    assert "1 failed" in last["text/plain"] and "left" not in last["text/plain"]
+    assert len(shown.states) < 10
+    assert capsys.readouterr().err.count("\n") == 1  # the failure
+
+
+def test_a_notebooks_bar_says_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = Shown(monkeypatch)
+    with Reporter("toy", 3, 0) as reporter:
+        time.sleep(0.25)
+        reporter.show(outcome("measured"))
+    assert "1 of 3 cells" in shown.states[-1]["text/plain"] and shown.states[-1]["text/plain"].endswith(" s left")
+
+
+def test_a_notebook_shows_no_bar_of_no_cells(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = Shown(monkeypatch)
+    with Reporter("toy: pilot", 0, 0):
+        pass
+    assert not shown.states

@@ -22,6 +22,7 @@ from hessfig.terms import NUMBERS_OF_APPROXIMATIONS, Approximation
 
 _ROW, _WRITTEN = 0.15, 0.19  # inches: height of a block, and the width of a cell from which on its number is written
 _MARGINS = Margins(left=0.5, right=0.55, top=0.26, bottom=0.95, down=0.34)
+_MOST = 5  # values of a setting that are drawn
 _WORDS = {"error": "error", "scale_error": "error after the best scalar", "angle": "cosine of the angle"}
 
 
@@ -31,9 +32,9 @@ def approximations(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     How to read it: a cell is the mean over seeds of ||B - A|| / ||B|| for the block B of its row and the approximation
     A of its column (the best scalar factor of A is taken first, unless option `number` says error or angle). Dark is
     near: 0 is the block itself, 1 no better than zero. Grey: the block has no such approximation. Along a training
-    there is a panel for the first and for the last step.
-    Requires: a sweep with the quantity `approximations` (options `number`: error, scale_error or angle; `at`: the place
-    on the axis, for networks that are not drawn before and after a training).
+    there is a panel for the first and for the last step, along a setting one for each of its first five values.
+    Requires: a sweep with the quantity `approximations` (options `number`: error, scale_error or angle; `at`: one
+    place on the axis).
     """
     run, number = read_run(folder), spec.choice("number", list(NUMBERS_OF_APPROXIMATIONS), "scale_error")
     points = _points(run, number)
@@ -68,12 +69,13 @@ def _points(run: Run, number: str) -> pd.DataFrame:
 
 
 def _places(spec: FigureSpec, points: pd.DataFrame, run: Run) -> list[tuple[pd.DataFrame, str]]:
-    """Return the points at the places to draw: the ends of a training, or one place."""
+    """Return the points at the places to draw: the ends of a training, every value of a setting, or one sigma."""
     wanted = spec.number("at")
-    if wanted is None and run.axis.name == "step":
-        ends = (float(points[X].min()), float(points[X].max()))
-        return [at_one_place(points, end, run.axis) for end in dict.fromkeys(ends)]
-    return [at_one_place(points, wanted, run.axis)]
+    every = sorted(map(float, points[X].dropna().unique()))
+    if wanted is not None or run.axis.is_sigma or not every:
+        return [at_one_place(points, wanted, run.axis)]
+    shown = {every[0], every[-1]} if run.axis.name == "step" else every[:_MOST]
+    return [at_one_place(points, one, run.axis) for one in sorted(shown)]
 
 
 def draw_maps(points: pd.DataFrame, number: str, note: str, paper: Paper) -> Sheet:
