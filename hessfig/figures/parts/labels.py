@@ -50,6 +50,8 @@ _QUANTITIES = {
     "gradient_norm": "length of the gradient",
     "jacobian_norm": "norm of the Jacobian",
 }
+_ESTIMATORS = {"hutchinson": "Hutchinson", "lanczos": "Lanczos"}
+_FEW = 3  # quantities that a caption names; of more the panels say what they show
 _GROUPS = {Group.all.value: "whole network", Group.mlp.value: "MLP"}
 
 
@@ -200,9 +202,9 @@ def seeds_words(table: pd.DataFrame) -> str:
 
 
 def estimator_words(table: pd.DataFrame) -> str:
-    """Return which quantity was estimated how: every estimator and type among the numbers, and their probes."""
+    """Return how up to three quantities were estimated, or all: estimators and types among the numbers, and probes."""
     probes = sorted({int(count) for count in table["num_probes"] if count > 0})
-    how = "/".join(sorted(table["estimator"].unique()))
+    how = ", ".join(_ESTIMATORS.get(name, name) for name in sorted(table["estimator"].unique()))
     span = " to ".join(map(str, sorted({*probes[:1], *probes[-1:]})))
     count = f", {span} probes" if probes else ""
     return f"{_measured(table)}: {how}{count}, {'/'.join(sorted(table['dtype'].unique()))}"
@@ -224,6 +226,8 @@ def _marks(table: pd.DataFrame, several_points: bool) -> str:
 
 def _measured(table: pd.DataFrame) -> str:
     names = [quantity_words(quantity) for quantity in table["quantity"].unique()]
+    if len(names) > _FEW:
+        return "Estimators"
     words = ", ".join(f"{name}s" if name == quantity_words(FROBENIUS) else name for name in names)
     return words[:1].upper() + words[1:]
 
