@@ -320,7 +320,7 @@ def _scale_errors(evidence: Evidence) -> pd.DataFrame:
             rows = evidence.at_step(end).numbers(f"{name}_scale_error", part="H")
             if len(rows):
                 found[end, name] = rows.groupby("row")["value"].mean()
-    return pd.DataFrame(found)
+    return pd.DataFrame(found, columns=pd.MultiIndex.from_tuples(found, names=["end", "name"]))
 
 
 @finding("approximations.md", *_ATLAS)
