@@ -28,6 +28,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 COMMAND = "python scripts/findings.py --write outputs"
 FINDINGS: dict[str, tuple[str, tuple[str, ...], Callable[..., str]]] = {}
 HALF = 0.5  # of the weights
+SMALL = 0.1  # sigma
 Maker = Callable[..., str]
 
 
@@ -306,6 +307,21 @@ def horizons(evidence: Evidence) -> str:
         told = ["never" if np.isinf(value) else f"{value:g}" for value in (steps[0], np.median(steps), steps[-1])]
         lines.append((f"{step:g}", str(rate), *told))
     return _lines(("state: step", "learning rate over 2 / largest eigenvalue", "smallest", "median", "largest"), lines)
+
+
+@finding("approximations.md", "approximations")
+def value_block(evidence: Evidence) -> str:
+    """Errors of H_o(V, V) of the whole transformer's layer: the best Kronecker product beside K-FAC, sigma <= 0.1."""
+    lines = []
+    for attention in ("softmax", "linear"):
+        cells = []
+        for name in ("kfoc", "kfac", "kfac_reduce"):
+            rows = evidence.numbers(f"{name}_error", "model.kind", "model.attention", row="W_V", part="H_o")
+            rows = rows[(rows["model.kind"] == "transformer") & (rows["model.attention"] == attention)]
+            every = rows[rows["sigma"] <= SMALL].groupby("seed")["value"].mean()
+            cells.append(_interval(student_interval(every)))
+        lines.append((attention, *cells))
+    return _lines(("attention", "best Kronecker product", "K-FAC", "K-FAC, reduce"), lines)
 
 
 _ATLAS = ("approximations_addition", "approximations_digits", "approximations_text")
