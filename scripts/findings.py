@@ -368,7 +368,7 @@ def nearest_to_blocks(*sweeps: Evidence) -> str:
         for one in every:
             for end in (0, -1):
                 errors = one.loc[row, end].dropna() if row in one.index else pd.Series(dtype=float)
-                cells.append(f"{errors.idxmin().facts.label} {errors.min():.2f}" if len(errors) else "–")
+                cells.append(f"{Approximation(errors.idxmin()).facts.label} {errors.min():.2f}" if len(errors) else "–")
         lines.append((str(row), *cells))
     return _lines(("block", *_ends_of_networks()), lines)
 

@@ -269,6 +269,6 @@ def _cell(value: float, is_zero: bool, signed: bool) -> str:
 
 def _note(quantity: str, numbers: pd.DataFrame, where: str) -> str:
     repeats = labels.seeds_words(numbers)
-    over = "one seed" if repeats == "1 seeds" else f"{repeats} (means)"
+    over = repeats if repeats == labels.ONE_SEED else f"{repeats} (means)"
     what = f"{labels.quantity_words(quantity).capitalize()} of every weight, {over}"
     return f"{what}{', ' * bool(where)}{where}; grey: no such weight. {labels.estimator_words(numbers)}."

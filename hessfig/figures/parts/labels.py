@@ -11,6 +11,7 @@ from hessfig.analysis.axis import POINT, Axis, fixed_words, setting_name, settin
 from hessfig.record import FROBENIUS, Status
 from hessfig.terms import Group, Matrix, Part, weight_label
 
+ONE_SEED = "one seed"
 OWN_KIND = "python"  # a network of the user's own
 _PART_SYMBOLS = {
     Part.H_o: r"H_\mathrm{o}",
@@ -198,7 +199,9 @@ def seeds_words(table: pd.DataFrame) -> str:
     """Return how many seeds a point rests on."""
     per_point = table.groupby(POINT, dropna=False)["seed"].nunique()
     fewest, most = int(per_point.min()), int(per_point.max())
-    return f"{most} seeds" if fewest == most else f"{fewest} to {most} seeds"
+    if fewest != most:
+        return f"{fewest} to {most} seeds"
+    return ONE_SEED if most == 1 else f"{most} seeds"
 
 
 def estimator_words(table: pd.DataFrame) -> str:
@@ -219,7 +222,7 @@ def left_out_words(table: pd.DataFrame) -> str:
 
 def _marks(table: pd.DataFrame, several_points: bool) -> str:
     repeats = seeds_words(table)
-    if repeats == "1 seeds":
+    if repeats == ONE_SEED:
         return "Dots: one seed" + "; bars: ± the estimate's own error" * (not several_points)
     return f"Dots: mean over {repeats}; {'band' if several_points else 'bars'}: 95% interval of the mean"
 
