@@ -23,6 +23,8 @@ _PART_SYMBOLS = {
 _SETTINGS = {
     ("model.kind", "mlp"): "MLP",
     ("model.kind", "transformer"): "transformer",
+    ("model.kind", "vit"): "vision transformer",
+    ("model.kind", "cnn"): "CNN",
     ("model.attention", "softmax"): "softmax",
     ("model.attention", "linear"): "linear attention",
     ("model.norm", "none"): "no norm",
@@ -33,6 +35,7 @@ _SETTINGS = {
     ("model.sink", "both"): "both sinks",
 }
 
+_OF_CNN = {("model.norm", "post"): "GroupNorm"}
 _QUANTITIES = {
     FROBENIUS: "block norm",
     "hessian_distance": "distance to the Hessian of all samples",
@@ -178,9 +181,10 @@ def variant_words(variant: str) -> str:
 
     What a kind of network has not is left out: an MLP's attention.
     """
-    is_mlp = settings_of(variant).get("model.kind") == "mlp"
-    settings = settings_of(without(variant, "model.attention")) if is_mlp else settings_of(variant)
-    named = [_SETTINGS.get((key, value), f"{setting_name(key)} {value}") for key, value in settings.items()]
+    kind = settings_of(variant).get("model.kind")
+    settings = settings_of(without(variant, "model.attention")) if kind == "mlp" else settings_of(variant)
+    words = _SETTINGS | (_OF_CNN if kind == "cnn" else {})
+    named = [words.get((key, value), f"{setting_name(key)} {value}") for key, value in settings.items()]
     return plain(", ".join(dict.fromkeys(named)))
 
 
