@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import PurePath
 from typing import Any
 
 import pandas as pd
 
-from hessfig.analysis.axis import POINT, Axis, fixed_words, setting_name, settings_of, without
+from hessfig.analysis.axis import POINT, Axis, fixed_words, last_word, setting_name, settings_of, without
 from hessfig.record import FROBENIUS, Status
 from hessfig.terms import Group, Matrix, Part, weight_label
 
@@ -30,6 +31,8 @@ _SETTINGS = {
     ("model.norm", "none"): "no norm",
     ("model.norm", "pre"): "pre-LN",
     ("model.norm", "post"): "post-LN",
+    ("model.random", "False"): "trained weights",
+    ("model.random", "True"): "random weights",
     ("model.sink", "scores"): "sink on scores",
     ("model.sink", "embedding"): "sink in the embedding",
     ("model.sink", "both"): "both sinks",
@@ -184,8 +187,13 @@ def variant_words(variant: str) -> str:
     kind = settings_of(variant).get("model.kind")
     settings = settings_of(without(variant, "model.attention")) if kind == "mlp" else settings_of(variant)
     words = _SETTINGS | (_OF_CNN if kind == "cnn" else {})
-    named = [words.get((key, value), f"{setting_name(key)} {value}") for key, value in settings.items()]
+    named = [words.get((key, value)) or _in_words(key, value) for key, value in settings.items()]
     return plain(", ".join(dict.fromkeys(named)))
+
+
+def _in_words(key: str, value: str) -> str:
+    """Return a setting without a word of its own: of a path its last part alone."""
+    return PurePath(value).name if last_word(key) == "path" else f"{setting_name(key)} {value}"
 
 
 def changed_words(settings: Mapping[str, str]) -> tuple[str, ...]:
