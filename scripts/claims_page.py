@@ -21,6 +21,7 @@ from hessfig.analysis.presented import between_marks, markdown_row, markdown_tab
 from hessfig.record import TABLE
 
 PAGE = Path(__file__).parents[1] / "docs" / "claims.md"
+WITHDRAWN = PAGE.with_name("verdicts-of-0.2.0.csv")
 COMMAND = "python scripts/claims_page.py --write"
 CELL = ["config", "sigma", "step", "seed"]
 
@@ -33,6 +34,7 @@ def main() -> None:
     page = between_marks(PAGE.read_text(), "records", records(), COMMAND)
     if len(sys.argv) > 2:
         page = between_marks(page, "verdicts", verdicts(Path(sys.argv[2]), marked(page, "verdicts", COMMAND)), COMMAND)
+    page = between_marks(page, "changes", changes(marked(page, "verdicts", COMMAND)), COMMAND)
     PAGE.write_text(page)
 
 
@@ -61,6 +63,19 @@ def verdicts(outputs: Path, before: str = "") -> str:
             lines.append(_line(row, tables) if measured else kept.get(row["id"], _line(row, [])))
     heads = ("claim", "effect", "95 % interval", "verdict", "in words", "seeds", "minutes")
     return "\n".join([*markdown_table(heads, []), *lines, ""])
+
+
+def changes(shown: str) -> str:
+    """Return what 0.2.0 said of each claim (docs/verdicts-of-0.2.0.csv), what the page's verdicts say now, and why."""
+    with WITHDRAWN.open(newline="") as file:
+        before = {row["id"]: row for row in csv.DictReader(file)}
+    new = {"verdict": "none", "why": "a claim that 0.2.0 did not judge"}
+    lines = []
+    for line in shown.splitlines()[2:]:
+        name, _, _, now, *_ = (cell.strip() for cell in line.strip("| ").split(" | "))
+        old = before.get(name, new)
+        lines.append((name, old["verdict"], now, old["why"]))
+    return "\n".join([*markdown_table(("claim", "0.2.0", "now", "why the rule changed"), lines), ""])
 
 
 def _line(row: dict[str, str], tables: list[Path]) -> str:

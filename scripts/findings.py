@@ -22,11 +22,13 @@ from hessfig.analysis.intervals import Interval, fisher_interval, geometric_inte
 from hessfig.analysis.presented import between_marks, markdown_table, marked
 from hessfig.analysis.spectral_distances import pair_distances
 from hessfig.analysis.training_runs import against_plain, race, settled
+from hessfig.terms import Approximation
 
 DOCS = Path(__file__).parents[1] / "docs"
 COMMAND = "python scripts/findings.py --write outputs"
 FINDINGS: dict[str, tuple[str, tuple[str, ...], Callable[..., str]]] = {}
 HALF = 0.5  # of the weights
+SMALL = 0.1  # sigma
 Maker = Callable[..., str]
 
 
@@ -305,6 +307,75 @@ def horizons(evidence: Evidence) -> str:
         told = ["never" if np.isinf(value) else f"{value:g}" for value in (steps[0], np.median(steps), steps[-1])]
         lines.append((f"{step:g}", str(rate), *told))
     return _lines(("state: step", "learning rate over 2 / largest eigenvalue", "smallest", "median", "largest"), lines)
+
+
+@finding("approximations.md", "approximations")
+def value_block(evidence: Evidence) -> str:
+    """Errors of H_o(V, V) of the whole transformer's layer: the best Kronecker product beside K-FAC, sigma <= 0.1."""
+    lines = []
+    for attention in ("softmax", "linear"):
+        cells = []
+        for name in ("kfoc", "kfac", "kfac_reduce"):
+            rows = evidence.numbers(f"{name}_error", "model.kind", "model.attention", row="W_V", part="H_o")
+            rows = rows[(rows["model.kind"] == "transformer") & (rows["model.attention"] == attention)]
+            every = rows[rows["sigma"] <= SMALL].groupby("seed")["value"].mean()
+            cells.append(_interval(student_interval(every)))
+        lines.append((attention, *cells))
+    return _lines(("attention", "best Kronecker product", "K-FAC", "K-FAC, reduce"), lines)
+
+
+_ATLAS = ("approximations_addition", "approximations_digits", "approximations_text")
+_OF_THE_BLOCK = {Approximation.diagonal, Approximation.soap, Approximation.kfoc, Approximation.kronecker_sum}
+
+
+def _scale_errors(evidence: Evidence) -> pd.DataFrame:
+    """Return the scale errors of blocks of H, means over seeds and layers: a row a block, a column (end, name)."""
+    found = {}
+    for end in (0, -1):
+        for name in Approximation:
+            rows = evidence.at_step(end).numbers(f"{name}_scale_error", part="H")
+            if len(rows):
+                found[end, name] = rows.groupby("row")["value"].mean()
+    return pd.DataFrame(found, columns=pd.MultiIndex.from_tuples(found, names=["end", "name"]))
+
+
+@finding("approximations.md", *_ATLAS)
+def atlas(*sweeps: Evidence) -> str:
+    """Errors of every approximation after the best scalar, of H: mean over blocks, and the nearest and farthest."""
+    every = [_scale_errors(evidence) for evidence in sweeps]
+    lines = []
+    for name in Approximation:
+        cells = [
+            f"{one[end, name].mean():.2f} ({one[end, name].min():.2f} to {one[end, name].max():.2f})"
+            if (end, name) in one
+            else "–"
+            for one in every
+            for end in (0, -1)
+        ]
+        if set(cells) != {"–"}:
+            lines.append((name.facts.label, *cells))
+    return _lines(("approximation", *_ends_of_networks()), lines)
+
+
+@finding("approximations.md", *_ATLAS)
+def nearest_to_blocks(*sweeps: Evidence) -> str:
+    """The nearest approximation to each block of H of those that need no Hessian, with its error."""
+    every = [_scale_errors(evidence).drop(columns=_OF_THE_BLOCK, level=1, errors="ignore") for evidence in sweeps]
+    blocks = dict.fromkeys(row for one in every for row in one.index)
+    lines = []
+    for row in blocks:
+        cells = []
+        for one in every:
+            for end in (0, -1):
+                errors = one.loc[row, end].dropna() if row in one.index else pd.Series(dtype=float)
+                cells.append(f"{Approximation(errors.idxmin()).facts.label} {errors.min():.2f}" if len(errors) else "–")
+        lines.append((str(row), *cells))
+    return _lines(("block", *_ends_of_networks()), lines)
+
+
+def _ends_of_networks() -> list[str]:
+    networks = ("addition", "vision transformer", "language model")
+    return [f"{network}, {when}" for network in networks for when in ("untrained", "trained")]
 
 
 def _lines(heads: Iterable[str], lines: Iterable[tuple[str, ...]]) -> str:

@@ -53,7 +53,7 @@ landscape_integrals stationarity model_size_width model_size_depth model_size_he
 sublayers sublayers_groups gpt2 trained_spectra entries_after blocks_after temperature_model
 approximations_after approximations_heads weight_powers embeddings depth_norm traces dispersion similar_tokens
 wide_keys jacobian language_heterogeneity language_sinks language_noise sinks_trained quantisation
-critical_points
+critical_points steps approximations_digits approximations_text
 """.split()  # noqa: SIM905
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from rich.markup import escape
 
 from hessfig.analysis.claims import ledger
 from hessfig.analysis.claims.ledger import claim_of, claims, judge
-from hessfig.analysis.presented import between_marks
+from hessfig.analysis.presented import between_marks, marked
 from hessfig.config.presets import choices
 from hessfig.errors import UserError
 from scripts import claims_page
@@ -109,6 +110,16 @@ def test_the_page_of_claims_is_written_from_the_records(tmp_path: Path) -> None:
     assert "\n| jacobian | of before |\n" in found
     with pytest.raises(ValueError, match="lacks the marks"):
         between_marks("no marks", "records", "", claims_page.COMMAND)
+
+
+def test_the_page_tells_every_verdict_of_020_beside_todays() -> None:
+    text = claims_page.PAGE.read_text()
+    shown, changed = (marked(text, name, claims_page.COMMAND) for name in ("verdicts", "changes"))
+    assert changed == claims_page.changes(shown), f"behind: run {claims_page.COMMAND}"
+    with claims_page.WITHDRAWN.open(newline="") as file:
+        withdrawn = [row["id"] for row in csv.DictReader(file)]
+    assert len(withdrawn) == 22 and set(withdrawn) <= set(claims())
+    assert len(changed.splitlines()) == 2 + len(claims()) and changed.count("| none |") == len(claims()) - 22
 
 
 def test_a_damaged_table_and_a_missing_folder_are_refused(tmp_path: Path) -> None:

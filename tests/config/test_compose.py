@@ -67,7 +67,10 @@ COMPONENTS = [
 ]
 RACE = ["race"]
 DIRECTIONS = ["slices", "critical_points", "trajectories"]
-APPROXIMATIONS = ["approximations", "approximations_after", "approximations_heads"]
+APPROXIMATIONS = [
+    *["approximations", "approximations_after", "approximations_heads"],
+    *["approximations_addition", "approximations_digits", "approximations_text"],
+]
 COMPRESSION = ["pruning", "quantisation"]
 # A zero block has no condition number, a search may find nothing, an expansion may stay where the loss is.
 MAY_BE_ODD = ("_departure", "_horizon", *quantity("critical_points").gives)

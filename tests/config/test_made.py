@@ -115,6 +115,14 @@ def test_departures_from_the_paper(tmp_path: Path) -> None:
     assert departures(path, "sigma") == ["model.norm=pre (the paper: none)"]
 
 
+def test_what_a_plan_fills_in_is_no_departure(tmp_path: Path) -> None:
+    path = made(tmp_path, "task.batch_size=3")
+    manifest = json.loads(path.read_text())
+    manifest["config"]["task"]["path"] = "trained/sequences.txt"
+    path.write_text(json.dumps(manifest))
+    assert departures(path, "sigma") == ["task.batch_size=3 (the paper: 64)"]
+
+
 ABOUT = "Figure 3a: one layer, softmax, no LayerNorm, cross-entropy"
 
 

@@ -172,7 +172,7 @@ def test_another_quantity_is_named_and_has_no_prediction(pages: Draw) -> None:
     (page,) = pages("growth", table, quantity="trace")
     assert page.figure.axes[0].get_ylabel() == r"$W_{\mathrm{V}}$ block trace"
     assert words(page.figure.axes[3]) == "slope 6.000 ± 0.001"
-    assert "Trace: hutchinson" in page.figure.get_label()
+    assert "Trace: Hutchinson" in page.figure.get_label()
     with pytest.raises(UserError, match="no numbers of this quantity"):
         pages("growth", table)
 

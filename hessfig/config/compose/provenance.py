@@ -27,6 +27,7 @@ _VARY = "sweep.vary"  # compared by the settings that it names
 # other draws of the same task are the same task.
 _DRAWS = "task.seed"
 _FREE = ("model.n_layers", _DRAWS)
+_FILLED = ("task.path",)  # null in the preset: a plan puts in the sequences beside the model's files
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,9 @@ def departures(manifest: Path, sweep: str) -> list[str]:
         f"{group}.{key}={made[group][key]} (the paper: {value})"
         for group in ("model", "task")
         for key, value in own[group].items()
-        if f"{group}.{key}" not in (*_FREE, *with_role(Role.pin)) and made.get(group, {}).get(key, value) != value
+        if f"{group}.{key}" not in (*_FREE, *with_role(Role.pin))
+        and made.get(group, {}).get(key, value) != value
+        and (value is not None or f"{group}.{key}" not in _FILLED)
     ]
 
 

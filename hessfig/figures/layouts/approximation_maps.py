@@ -44,7 +44,9 @@ def approximations(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     table = along(run.table[named].assign(quantity="approximations"), run.axis)
     for part in parts_of(shown):
         one = where(shown, part=part)
-        words = f"{labels.part_words(part)}: {_WORDS[number]}, mean over {labels.seeds_words(table)}"
+        over = labels.seeds_words(table)
+        means = over if over == labels.ONE_SEED else f"mean over {over}"
+        words = f"{labels.part_words(part)}: {_WORDS[number]}, {means}"
         note = f"{words}; grey: not defined.{labels.made_words(table, run.axis, where='')}"
         sheet = draw_maps(one, number, note, spec.paper)
         yield sheet.page(f"_{part}" * (len(parts_of(shown)) > 1), as_written(one, run.axis))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -33,6 +33,7 @@ from hessfig.terms import Group, Matrix, Part, name_order
 
 BlockName = tuple[int, str]
 Wanted = Callable[[Place], bool]
+Coordinates = tuple[float | None, float | None]  # sigma and step
 
 
 @dataclass(frozen=True)
@@ -60,9 +61,9 @@ class Collected:
     @cached_property
     def where(self) -> str:
         """The sigma and step that all of it is at, in words: ' σ = 0.2, step 300.', or nothing."""
-        place = self.places[0]
-        words = [f"σ = {place.sigma:g}"] * (_key(place.sigma) is not None)
-        words += [f"step {place.step:g}"] * (_key(place.step) is not None)
+        sigmas = {place.sigma for place in self.places if not math.isnan(place.sigma)}
+        steps = {place.step for place in self.places if not math.isnan(place.step)}
+        words = [f"σ = {sigma:g}" for sigma in sigmas] + [f"step {step:g}" for step in steps]
         return f" {', '.join(words)}." if words else ""
 
     def blocks(self, *, whole: bool) -> list[BlockName]:
@@ -91,8 +92,9 @@ def in_network_order(blocks: Collection[BlockName]) -> list[BlockName]:
 
 
 def collected(folder: Path, wanted: Wanted | None = None) -> Iterator[tuple[str, Collected]]:
-    """Yield (words, what is stored) for every sigma and step of a sweep; the words are "" where there is one alone.
+    """Yield (words, what is stored) for every sigma and step of a sweep; the words name what there are several of.
 
+    Networks that are drawn without a sigma stand beside those of the others, where these have one alone.
     Raises UserError for a sweep that was not run, and where neither spectra nor densities of diagonal blocks are kept.
     """
     read_run(folder)
@@ -108,9 +110,12 @@ def collected(folder: Path, wanted: Wanted | None = None) -> Iterator[tuple[str,
             allowed="a sweep with spectrum or density among its quantities",
             remedy=f"hessfig run sweep={folder.name} 'quantities=[spectrum]'",
         )
-    coordinates = list(dict.fromkeys((_key(place.sigma), _key(place.step)) for place in every.places))
+    sigmas = {place.sigma for place in every.places if not math.isnan(place.sigma)}
+    alone = sigmas.pop() if len(sigmas) == 1 else None
+    coordinates = list(dict.fromkeys(_coordinates(place, alone) for place in every.places))
+    several = [len({one[axis] for one in coordinates}) > 1 for axis in range(2)]
     for one in coordinates:
-        yield (_words(one) if len(coordinates) > 1 else ""), _at(every, one)
+        yield _words(one, several), _at(every, one, alone)
 
 
 def by_rank(spectra: list[Spectrum], ranks: list[int]) -> pd.DataFrame:
@@ -140,14 +145,19 @@ def _key(coordinate: float) -> float | None:
     return None if math.isnan(coordinate) else coordinate
 
 
-def _words(coordinates: tuple[float | None, float | None]) -> str:
-    named = zip(("sigma", "step"), coordinates, strict=True)
-    return "_".join(f"{name}_{value:g}" for name, value in named if value is not None)
+def _coordinates(place: Place, alone: float | None) -> Coordinates:
+    """Return sigma and step of a place; `alone` is the sigma of places that have none."""
+    return alone if math.isnan(place.sigma) else place.sigma, _key(place.step)
 
 
-def _at(every: Collected, coordinates: tuple[float | None, float | None]) -> Collected:
+def _words(coordinates: Coordinates, several: Sequence[bool]) -> str:
+    named = zip(("sigma", "step"), coordinates, several, strict=True)
+    return "_".join(f"{name}_{value:g}" for name, value, told in named if told and value is not None)
+
+
+def _at(every: Collected, coordinates: Coordinates, alone: float | None) -> Collected:
     def here(place: Place) -> bool:
-        return (_key(place.sigma), _key(place.step)) == coordinates
+        return _coordinates(place, alone) == coordinates
 
     return Collected(
         [one for one in every.spectra if here(one.place)], [one for one in every.densities if here(one.place)]

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
-from matplotlib.ticker import NullLocator
+from matplotlib.ticker import MaxNLocator, NullLocator
 
 from hessfig.analysis.axis import Axis, along, settings_of
 from hessfig.analysis.intervals import student_interval
@@ -76,11 +76,11 @@ def scale(ax: Axes, rows: Sequence[pd.DataFrame]) -> None:
             ax.ticklabel_format(axis="y", scilimits=(-3, 5))
 
 
-def how(table: pd.DataFrame, words: str) -> str:
-    """Return the note of a sheet: `words`, then repeats, estimators and what was left out."""
+def how(table: pd.DataFrame, words: str, spread: str = "") -> str:
+    """Return the note of a sheet: `words`, then repeats, what shows their spread, estimators, what was left out."""
     table = along(table, Axis(STEP))
     few = 1 < table["seed"].nunique() <= FEW_SEEDS
-    spread = "thin: the seeds" if few else "band: 95% interval (Student's t)"
+    spread = spread or ("thin: the seeds" if few else "band: 95% interval (Student's t)")
     return (
         f"{words} Mean over {labels.seeds_words(table)}, {spread}."
         f" {labels.estimator_words(table)}.{labels.left_out_words(table)}"
@@ -233,7 +233,8 @@ def curvature_flow(spec: FigureSpec, folder: Path) -> Iterator[Page]:
 
 def _draw_flow(table: pd.DataFrame, wanted: list[str], paper: Paper, suffix: str, part: str) -> Page:
     margins = Margins(left=0.8, across=1.25, down=0.42, right=0.12)
-    note = how(table, f"{labels.part_words(part)}. Colour: geometric mean over seeds; dots: the last step.")
+    words = f"{labels.part_words(part)}. Colour: geometric mean over seeds. Dots: the last step."
+    note = how(table, words, "bars: 95% interval (Student's t)")
     names = [[name, f"{name}:last"] for name in wanted]
     layout: dict[str, Any] = {"margins": margins, "share_x": False, "share_y": False, "on_grid": True}
     points = [_points(counted(table), name) for name in wanted]
@@ -280,14 +281,21 @@ def _places(rows: pd.DataFrame, several: bool) -> list[str]:
     ]
 
 
+def _decades(low: float, high: float) -> dict[float, str]:
+    """Return ticks of a scale of logarithms and their labels: whole decades, or both ends where fewer than two fit."""
+    fit = [tick for tick in MaxNLocator(4, integer=True).tick_values(low, high) if low <= tick <= high]
+    whole = {tick: f"$10^{{{tick:.0f}}}$" for tick in fit if tick == round(tick)}
+    return whole if len(whole) > 1 else {end: f"{10**end:.2g}" for end in (low, high)}
+
+
 def _heat(ax: Axes, points: pd.DataFrame, name: str) -> None:
     wide = points.pivot_table(index="place", columns="step", values="log10")
     wide = wide.loc[list(dict.fromkeys(points["place"]))]
     low, high = np.nanmin(wide.to_numpy()), np.nanmax(wide.to_numpy())
     scale = Normalize(low, high)
     image = draw_matrix(ax, wide.to_numpy(), scale, missing="white", framed=True, interpolation="nearest")
-    bar = colour_bar(ax, image)
-    bar.set_ticks(ends := [low, (low + high) / 2, high], labels=[f"{10**end:.2g}" for end in ends])
+    ticks = _decades(low, high)
+    colour_bar(ax, image).set_ticks([*ticks], labels=[*ticks.values()])
     ax.set_yticks(range(len(wide)), list(wide.index))
     shown = range(0, len(wide.columns), -(-len(wide.columns) // 8))
     ax.set_xticks(list(shown), [f"{wide.columns[k]:g}" for k in shown])

@@ -160,7 +160,7 @@ def _written(pairs: pd.DataFrame, network: Network, interval: Interval, other: I
 
 _ROW, _LETTER, _NAME = 0.13, 0.042, 0.1  # inches: height of a layer, width of a letter of a name, and of its column
 _WRITTEN_CELLS = 0.19  # from this width of a cell on, its number is written in it
-_OUTSIDE = "none"  # the row of weights that belong to no layer
+_OUTSIDE = "outside"  # the row of weights that belong to no layer
 
 
 def heat(spec: FigureSpec, folder: Path) -> Iterator[Page]:
@@ -168,8 +168,8 @@ def heat(spec: FigureSpec, folder: Path) -> Iterator[Page]:
 
     How to read it: the colour (and the number, where there is room) is log10 of the mean over seeds; one scale for
     all panels. Quantities that can be negative are coloured themselves, blue below zero and red above. `= 0`: the
-    block vanishes identically. Grey: not measured, or no such weight in that layer. The row `none` holds weights
-    outside the layers.
+    block vanishes identically. Grey: not measured, or no such weight in that layer. The row `outside` holds
+    weights outside the layers.
     Requires: the sweep's table.csv with diagonal blocks (options `quantities`: a page each, frobenius by default;
     `index`; `at`: the nearest place on the axis is drawn).
     """
@@ -201,7 +201,7 @@ def draw_heat(points: pd.DataFrame, quantity: str, note: str, paper: Paper) -> S
     layers, names = sorted(points["layer"].unique()), in_order(points["row"])
     parts = [*map(str, parts_of(points))] or [""]
     longest = max((len(name) for name in names if labels.weight_words(name) == labels.plain(name)), default=6)
-    margins = Margins(left=0.36, right=0.66, top=0.24, bottom=0.22 + _LETTER * longest, across=0.1)
+    margins = Margins(left=0.5, right=0.66, top=0.24, bottom=0.22 + _LETTER * longest, across=0.1)
     sheet = panel_sheet(
         paper,
         [[part or "all" for part in parts]],
@@ -269,6 +269,6 @@ def _cell(value: float, is_zero: bool, signed: bool) -> str:
 
 def _note(quantity: str, numbers: pd.DataFrame, where: str) -> str:
     repeats = labels.seeds_words(numbers)
-    over = "one seed" if repeats == "1 seeds" else f"{repeats} (means)"
+    over = repeats if repeats == labels.ONE_SEED else f"{repeats} (means)"
     what = f"{labels.quantity_words(quantity).capitalize()} of every weight, {over}"
     return f"{what}{', ' * bool(where)}{where}; grey: no such weight. {labels.estimator_words(numbers)}."

@@ -269,7 +269,7 @@ def edge(spec: FigureSpec, folder: Path) -> Iterator[Page]:
 
 def _draw_page(table: pd.DataFrame, wanted: list[str], paper: Paper) -> Page:
     variants = list(dict.fromkeys(table["variant"]))
-    note = how(table, "Dashed: threshold. Words: mean over the last third of the steps / threshold.")
+    note = how(table, "Dashed: the threshold. Numbers: mean over the last third of the steps, over it.")
     rows = [*wanted, "loss"] if (table["quantity"] == "loss").any() else wanted
     names = [[f"{name}:{variant}" for variant in variant_names(variants)] for name in rows]
     sheet = panel_sheet(paper, names, note=note, height=1.3, margins=Margins(down=0.16), narrowest=None, on_grid=True)

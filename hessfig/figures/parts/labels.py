@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import PurePath
 from typing import Any
 
 import pandas as pd
 
-from hessfig.analysis.axis import POINT, Axis, fixed_words, setting_name, settings_of, without
+from hessfig.analysis.axis import POINT, Axis, fixed_words, last_word, setting_name, settings_of, without
 from hessfig.record import FROBENIUS, Status
 from hessfig.terms import Group, Matrix, Part, weight_label
 
+ONE_SEED = "one seed"
 OWN_KIND = "python"  # a network of the user's own
 _PART_SYMBOLS = {
     Part.H_o: r"H_\mathrm{o}",
@@ -22,16 +24,21 @@ _PART_SYMBOLS = {
 _SETTINGS = {
     ("model.kind", "mlp"): "MLP",
     ("model.kind", "transformer"): "transformer",
+    ("model.kind", "vit"): "vision transformer",
+    ("model.kind", "cnn"): "CNN",
     ("model.attention", "softmax"): "softmax",
     ("model.attention", "linear"): "linear attention",
     ("model.norm", "none"): "no norm",
     ("model.norm", "pre"): "pre-LN",
     ("model.norm", "post"): "post-LN",
+    ("model.random", "False"): "trained weights",
+    ("model.random", "True"): "random weights",
     ("model.sink", "scores"): "sink on scores",
     ("model.sink", "embedding"): "sink in the embedding",
     ("model.sink", "both"): "both sinks",
 }
 
+_OF_CNN = {("model.norm", "post"): "GroupNorm"}
 _QUANTITIES = {
     FROBENIUS: "block norm",
     "hessian_distance": "distance to the Hessian of all samples",
@@ -50,6 +57,8 @@ _QUANTITIES = {
     "gradient_norm": "length of the gradient",
     "jacobian_norm": "norm of the Jacobian",
 }
+_ESTIMATORS = {"hutchinson": "Hutchinson", "lanczos": "Lanczos"}
+_FEW = 3  # quantities that a caption names; of more the panels say what they show
 _GROUPS = {Group.all.value: "whole network", Group.mlp.value: "MLP"}
 
 
@@ -175,10 +184,16 @@ def variant_words(variant: str) -> str:
 
     What a kind of network has not is left out: an MLP's attention.
     """
-    is_mlp = settings_of(variant).get("model.kind") == "mlp"
-    settings = settings_of(without(variant, "model.attention")) if is_mlp else settings_of(variant)
-    named = [_SETTINGS.get((key, value), f"{setting_name(key)} {value}") for key, value in settings.items()]
+    kind = settings_of(variant).get("model.kind")
+    settings = settings_of(without(variant, "model.attention")) if kind == "mlp" else settings_of(variant)
+    words = _SETTINGS | (_OF_CNN if kind == "cnn" else {})
+    named = [words.get((key, value)) or _in_words(key, value) for key, value in settings.items()]
     return plain(", ".join(dict.fromkeys(named)))
+
+
+def _in_words(key: str, value: str) -> str:
+    """Return a setting without a word of its own: of a path its last part alone."""
+    return PurePath(value).name if last_word(key) == "path" else f"{setting_name(key)} {value}"
 
 
 def changed_words(settings: Mapping[str, str]) -> tuple[str, ...]:
@@ -196,13 +211,15 @@ def seeds_words(table: pd.DataFrame) -> str:
     """Return how many seeds a point rests on."""
     per_point = table.groupby(POINT, dropna=False)["seed"].nunique()
     fewest, most = int(per_point.min()), int(per_point.max())
-    return f"{most} seeds" if fewest == most else f"{fewest} to {most} seeds"
+    if fewest != most:
+        return f"{fewest} to {most} seeds"
+    return ONE_SEED if most == 1 else f"{most} seeds"
 
 
 def estimator_words(table: pd.DataFrame) -> str:
-    """Return which quantity was estimated how: every estimator and type among the numbers, and their probes."""
+    """Return how up to three quantities were estimated, or all: estimators and types among the numbers, and probes."""
     probes = sorted({int(count) for count in table["num_probes"] if count > 0})
-    how = "/".join(sorted(table["estimator"].unique()))
+    how = ", ".join(_ESTIMATORS.get(name, name) for name in sorted(table["estimator"].unique()))
     span = " to ".join(map(str, sorted({*probes[:1], *probes[-1:]})))
     count = f", {span} probes" if probes else ""
     return f"{_measured(table)}: {how}{count}, {'/'.join(sorted(table['dtype'].unique()))}"
@@ -217,13 +234,15 @@ def left_out_words(table: pd.DataFrame) -> str:
 
 def _marks(table: pd.DataFrame, several_points: bool) -> str:
     repeats = seeds_words(table)
-    if repeats == "1 seeds":
+    if repeats == ONE_SEED:
         return "Dots: one seed" + "; bars: ± the estimate's own error" * (not several_points)
     return f"Dots: mean over {repeats}; {'band' if several_points else 'bars'}: 95% interval of the mean"
 
 
 def _measured(table: pd.DataFrame) -> str:
     names = [quantity_words(quantity) for quantity in table["quantity"].unique()]
+    if len(names) > _FEW:
+        return "Estimators"
     words = ", ".join(f"{name}s" if name == quantity_words(FROBENIUS) else name for name in names)
     return words[:1].upper() + words[1:]
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import matplotlib as mpl
@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.transforms import Bbox
 
-from hessfig.analysis.axis import short_variant
+from hessfig.analysis.axis import as_variant, last_word, settings_of, short_variant
 from hessfig.analysis.slopes.fit import ARITHMETIC, RESAMPLES
 from hessfig.analysis.slopes.printed import Window
 from hessfig.errors import UserError, did_you_mean
@@ -353,7 +353,9 @@ def _distinct(variant: str, variants: list[str]) -> str:
 
 
 def _words(variant: str) -> str:
-    return file_words(short_variant(variant).replace("=", "_")) or "plain"
+    settings = settings_of(variant)
+    named = {key: PurePath(value).name if last_word(key) == "path" else value for key, value in settings.items()}
+    return file_words(short_variant(as_variant(named)).replace("=", "_")) or "plain"
 
 
 @dataclass(frozen=True)
