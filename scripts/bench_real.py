@@ -1,6 +1,6 @@
 """Time Hessian-vector products of a GPT-2-small-shaped network beside other packages: seconds and peak memory.
 
-    python scripts/bench_real.py [--length 64] [--batch-size 1] [--products 3] [--dtype float32] [--output FILE.json]
+    python scripts/bench_real.py [--length 64] [--products 3] [--dtype float32] [--device cuda] [--output FILE.json]
 
 12 layers, 12 heads, width 768, 50 257 words, random weights: a probe of W_Q and of W_V of layers 1, 6 and 12, and one
 product of the whole Hessian, each by every contender in a process of its own (which alone gives a peak of memory), in
@@ -53,6 +53,7 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=1)
     parser.add_argument("--products", type=int, default=3)
     parser.add_argument("--dtype", choices=("float32", "float64"), default="float32")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda, of all contenders; peaks are the device's (cpu)")
     parser.add_argument("--cases", nargs="+", default=None, help=f"({' '.join(CASES)})")
     parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=CONTENDERS)
     parser.add_argument("--quick", action="store_true", help="toy sizes")
@@ -69,12 +70,12 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _sizes(options: argparse.Namespace) -> dict[str, Any]:
-    return {name: getattr(options, name) for name in (*SIZES, "batch_size", "products", "dtype", "quick")}
+    return {name: getattr(options, name) for name in (*SIZES, "batch_size", "products", "dtype", "device", "quick")}
 
 
 def _in_a_process(options: argparse.Namespace, contender: str, case: str) -> dict[str, Any]:
     sizes = [f"--{name.replace('_', '-')}={getattr(options, name)}" for name in (*SIZES, "batch_size", "products")]
-    words = [*sizes, f"--dtype={options.dtype}", "--one", contender, case]
+    words = [*sizes, f"--dtype={options.dtype}", f"--device={options.device}", "--one", contender, case]
     done = subprocess.run(
         [sys.executable, __file__, *words],
         capture_output=True,
@@ -101,14 +102,16 @@ def measured(options: argparse.Namespace, contender: str, case: str) -> dict[str
     name, _, layer = case.partition("@")
     side = problem.layout.side(int(layer or 0), name)
     generator = torch.Generator().manual_seed(0)
-    probe = torch.randn(sum(w.size for w in side), 1, generator=generator, dtype=problem.dtype)
-    base, start = benchmarking.peak_gib(), time.perf_counter()
+    probe = torch.randn(sum(w.size for w in side), 1, generator=generator, dtype=problem.dtype).to(options.device)
+    base, start = benchmarking.peak_gib(options.device), time.perf_counter()
     product = _contender(contender, problem, int(layer or 0), name)
+    benchmarking.settled(options.device)
     built = time.perf_counter() - start
     times, cpu, curvature = [], [], 0.0
     for _ in range(1 + options.products):
         start, busy = time.perf_counter(), time.process_time()
         curvature = product(probe)
+        benchmarking.settled(options.device)
         times.append(time.perf_counter() - start)
         cpu.append(time.process_time() - busy)
     return {
@@ -119,7 +122,7 @@ def measured(options: argparse.Namespace, contender: str, case: str) -> dict[str
         "seconds": median(times[1:]),
         "cpu_seconds": median(cpu[1:]),
         "base_gib": base,
-        "peak_gib": benchmarking.peak_gib(),
+        "peak_gib": benchmarking.peak_gib(options.device),
         "curvature": curvature,
     }
 
@@ -132,7 +135,9 @@ def _problem(options: argparse.Namespace) -> Any:
     sizes = {name: getattr(options, name) for name in ("n_layers", "n_heads", "d_model", "vocabulary")}
     task = TaskConfig(data=Data.tokens, scored=Scored.all, length=options.length, batch_size=options.batch_size)
     model = ModelConfig(kind="huggingface", **sizes)
-    config = Config(model=model, task=task, dtype=DType(options.dtype), blocks="each", memory="1TB")
+    config = Config(
+        model=model, task=task, dtype=DType(options.dtype), device=options.device, blocks="each", memory="1TB"
+    )
     return Problem.of(drawn(config, sigma=None, seed=0))
 
 

@@ -1,6 +1,6 @@
 """Largest eigenvalue and density of a whole network's Hessian, by hessfig and by its peers, at equal accuracy.
 
-    python scripts/bench_spectra.py [--n-layers 1 2] [--rounds 3] [--only largest] [--output FILE.json]
+    python scripts/bench_spectra.py [--n-layers 1 2] [--rounds 3] [--only largest] [--device cuda] [--output FILE.json]
 
 writes the JSON (outputs/benchmarks/spectra.json) and prints a table. Peers come with the extra `bench` (see
 docs/benchmarks.md); one that is not installed, or does not run on this torch, is named with the reason. Every
@@ -33,7 +33,7 @@ from hessfig.sweep.variant import Variant
 FIRST_SEED, SIGMA = 1234, 0.5
 TARGETS = (1e-3, 1e-6)
 TOY = {"d_model": 8, "digits": 1, "batch_size": 4, "rounds": 1, "n_layers": [1], "steps": 10, "num_probes": 2}
-SETTINGS = ("n_layers", "d_model", "digits", "batch_size", "steps", "num_probes", "rounds")
+SETTINGS = ("n_layers", "d_model", "digits", "batch_size", "steps", "num_probes", "rounds", "device")
 Runs = list[dict[str, Any]]
 
 
@@ -96,6 +96,7 @@ def _cell(options: argparse.Namespace, layers: int, seed: int) -> Cell:
     config = Config(
         task=TaskConfig(digits=options.digits, batch_size=options.batch_size),
         model=ModelConfig(n_layers=layers, d_model=options.d_model),
+        device=options.device,
     )
     return Cell(Variant("", benchmarking.checked(config)), SIGMA, seed)
 
@@ -113,6 +114,7 @@ def _print(title: str, rows: Runs) -> None:
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--n-layers", type=int, nargs="+", default=[1, 2], help="depths (1 2)")
     parser.add_argument("--only", choices=("largest", "density"), help="one of the two comparisons (both)")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda, of all contenders; peaks are the device's (cpu)")
     parser.add_argument("--d-model", type=int, default=128, help="width (128)")
     parser.add_argument("--digits", type=int, default=5, help="digits of the summands (5)")
     parser.add_argument("--batch-size", type=int, default=64, help="sequences (64)")

@@ -120,8 +120,12 @@ def after_warm_up(run: Callable[[], Result], *, threads: int = 1) -> tuple[Resul
     return result, {**times, "peak_gib": peak_gib(), "base_gib": base}
 
 
-def peak_gib() -> float:
-    """Return the most memory this process has held: of its own where Linux tells, else as getrusage says."""
+def peak_gib(device: str = "cpu") -> float:
+    """Return the most memory this process has held on a device; on the host as Linux tells, else as getrusage says."""
+    if device != "cpu":
+        import torch
+
+        return torch.cuda.max_memory_allocated(device) / 2**30
     status = Path("/proc/self/status")
     found = re.search(r"VmHWM:\s+(\d+)", status.read_text()) if status.exists() else None
     if found:
@@ -130,6 +134,14 @@ def peak_gib() -> float:
 
     largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return largest / (2**30 if sys.platform == "darwin" else 2**20)
+
+
+def settled(device: str) -> None:
+    """Wait until a device has done what was asked of it, so that a clock that is read next has seen it."""
+    if device != "cpu":
+        import torch
+
+        torch.cuda.synchronize(device)
 
 
 def product_rates(seconds: float) -> dict[str, float]:

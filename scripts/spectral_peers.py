@@ -41,8 +41,8 @@ def exact_product(problem: Problem, vector: Tensor) -> Tensor:
     weights = list(module.parameters())
     loss = problem.loss(module(problem.batch.inputs), problem.batch.targets)
     slopes = torch.autograd.grad(loss, weights, create_graph=True)
-    found = torch.autograd.grad(slopes, weights, _split(vector, weights))
-    return torch.cat([piece.detach().reshape(-1) for piece in found])
+    found = torch.autograd.grad(slopes, weights, _split(vector.to(weights[0].device), weights))
+    return torch.cat([piece.detach().reshape(-1) for piece in found]).to(vector.device)
 
 
 def eigsh_on_curvlinops(problem: Problem, tolerance: float) -> tuple[float, Tensor, int]:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from benchmarking import peak_gib
+from benchmarking import peak_gib, settled
 
 from hessfig.config import DType
 from hessfig.sweep.plan import Cell
@@ -46,10 +46,11 @@ def measure_density(name: str, cell: Cell, steps: int, probes: int, truth: Nodes
     """Return what a density took, and its Wasserstein distance to `truth` in standard deviations of the spectrum."""
     _one_thread()
     try:
-        (nodes, weights), seconds = _timed(_density_of(name, cell, steps, probes))
+        (nodes, weights), seconds = _timed(_density_of(name, cell, steps, probes), cell.config.device)
     except _FAILURES as error:
         return _failed(error)
-    return {"seconds": seconds, "peak_gib": peak_gib(), "error": _distance((nodes, weights), truth)}
+    peak = peak_gib(cell.config.device)
+    return {"seconds": seconds, "peak_gib": peak, "error": _distance((nodes, weights), truth)}
 
 
 def long_density(cell: Cell, steps: int, probes: int) -> Nodes:
@@ -65,11 +66,11 @@ def _ours(cell: Cell, target: float) -> Found:
     problem = draw_problem(asked)
     run = partial(asked.variant.quantity(asked.quantity).measured, problem, request_of(asked, problem))
     run()
-    found, seconds = _timed(run)
+    found, seconds = _timed(run, cell.config.device)
     (entry,) = json.loads(str(found.arrays["entries"]))
     vector, value = _torch(found.arrays["vectors_0"][:, 0]), found.rows[0]["value"]
     products = entry["products"] + entry["rough_products"]
-    return _costs(seconds, seconds, products) | _accuracy(cell, value, vector)
+    return _costs(cell, seconds, seconds, products) | _accuracy(cell, value, vector)
 
 
 def _peer(name: str, cell: Cell, target: float) -> Found:
@@ -77,9 +78,9 @@ def _peer(name: str, cell: Cell, target: float) -> Found:
 
     peer, spent, found = PEERS[name], 0.0, {}
     for effort in peer.efforts:
-        (value, vector, products), seconds = _timed(partial(peer.solve, _problem(cell), effort))
+        (value, vector, products), seconds = _timed(partial(peer.solve, _problem(cell), effort), cell.config.device)
         spent += seconds
-        found = _costs(seconds, spent, products) | _accuracy(cell, value, vector) | {"effort": effort}
+        found = _costs(cell, seconds, spent, products) | _accuracy(cell, value, vector) | {"effort": effort}
         if found["error"] <= target:
             return found
     return {"failed": f"residual {found['error']:.1e} at its largest effort, {found['effort']:g}"}
@@ -137,13 +138,16 @@ def _problem(cell: Cell) -> Problem:
     return draw_problem(cell)
 
 
-def _costs(seconds: float, with_search: float, products: int) -> Found:
-    return {"seconds": seconds, "seconds_with_search": with_search, "products": float(products), "peak_gib": peak_gib()}
+def _costs(cell: Cell, seconds: float, with_search: float, products: int) -> Found:
+    peak = peak_gib(cell.config.device)
+    return {"seconds": seconds, "seconds_with_search": with_search, "products": float(products), "peak_gib": peak}
 
 
-def _timed(run: Callable[[], Any]) -> tuple[Any, float]:
+def _timed(run: Callable[[], Any], device: str) -> tuple[Any, float]:
     started = time.perf_counter()
-    return run(), time.perf_counter() - started
+    found = run()
+    settled(device)
+    return found, time.perf_counter() - started
 
 
 def _failed(error: Exception) -> Found:

@@ -154,7 +154,7 @@ def answer_all(pipe: Connection, answer: Callable[[Any], Answer]) -> None:
     torch.set_num_threads(1)
     while True:
         try:
-            pipe.send((*answer(pipe.recv()), _peak_memory()))
+            pipe.send((*answer(pipe.recv()), peak_memory()))
         except (EOFError, BrokenPipeError, ConnectionResetError):
             return
 
@@ -177,7 +177,7 @@ def _outcome(cell: Cell, store: CellStore) -> Answer:
     return "measured", ""
 
 
-def _peak_memory() -> int:
+def peak_memory() -> int:
     held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return held if sys.platform == "darwin" else 1024 * held
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from hessfig.errors import UserError
 from hessfig.measurements.quantity import Measured
 from hessfig.sweep.measure import draw_problem, measure
 from hessfig.sweep.plan import Cell, Sweep
-from hessfig.sweep.pool import Outcome, brief
+from hessfig.sweep.pool import Outcome, brief, peak_memory
 from hessfig.sweep.runner import Summary, run_sweep
 from hessfig.sweep.store import CellStore
 from hessfig.sweep.trainings import needs
@@ -95,6 +94,7 @@ def joined(config: Config) -> Iterator[bool]:
         distributed.init_process_group(_BACKENDS[device], timeout=timedelta(seconds=config.ranks_timeout))
         with sharing():
             yield distributed.get_rank() == 0
+        distributed.barrier()  # nobody leaves while another still reads what it was sent last
     except distributed.DistError as error:
         raise _lost(error) from error
     finally:
@@ -121,7 +121,7 @@ def on_ranks(cells: list[Cell], store: CellStore) -> Generator[Outcome, None, No
             cause = str(error) if isinstance(error, UserError) else str(_lost(error))
             yield Outcome(cell, "failed", cause)
             raise UserError(f"{cell}: {cause}") from error
-        yield Outcome(cell, "measured", "", _peak())
+        yield Outcome(cell, "measured", "", peak_memory())
 
 
 def lead(sweep: Sweep, command: str) -> Summary:
@@ -139,7 +139,7 @@ def serve() -> None:
 
 def shares(seconds: float) -> list[Share]:
     """Return what every rank did, its own `seconds` given."""
-    return told_by_all(Share(distributed.get_rank(), seconds, _peak()))
+    return told_by_all(Share(distributed.get_rank(), seconds, peak_memory()))
 
 
 def _measured(cell: Cell) -> Measured:
@@ -157,7 +157,3 @@ _REMEDY = "; where a connection was closed, another rank ended: torchrun names i
 
 def _lost(error: Exception) -> UserError:
     return UserError(f"ranks: one of them was lost: {brief(error)}{_REMEDY}")
-
-
-def _peak() -> int:
-    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
