@@ -45,16 +45,17 @@ def numbers(folder: Path) -> list[tuple[str, ...]]:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)  # seven processes that import torch, on two cores
-def test_any_number_of_ranks_gives_the_same_bits(tmp_path: Path) -> None:
+@pytest.mark.timeout(900)  # four processes or more that import torch, on two cores
+@pytest.mark.parametrize("most", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_any_number_of_ranks_gives_the_same_bits(most: int, tmp_path: Path) -> None:
     found = {}
-    for ranks in (0, 2, 4):
+    for ranks in (0, 1, most):
         done = run(tmp_path / str(ranks), ranks)
         assert done.returncode == 0, done.stderr
         found[ranks] = numbers(tmp_path / str(ranks))
-    assert {row[0] for row in found[2]} >= set(QUANTITIES[:3])
-    assert found[2] == found[4]
-    for alone, dealt in zip(found[0], found[2], strict=True):
+    assert {row[0] for row in found[1]} >= set(QUANTITIES[:3])
+    assert found[1] == found[most]
+    for alone, dealt in zip(found[0], found[1], strict=True):
         assert alone[:4] == dealt[:4]
         assert float(dealt[4]) == pytest.approx(float(alone[4]), rel=1e-9)
 
