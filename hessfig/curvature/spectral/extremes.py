@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -112,13 +113,16 @@ _FEWEST, _CHECK_EVERY, _RESTARTS = 20, 2, 30
 _WARMTH = 3.0  # how much of a warm start is the vector given, the rest of it random
 _SPARE = 0.5  # the share of the tolerance that a run may spend
 _DOUBT = 4.0  # for the gap, which is one to a Ritz value that has not converged
+_FAR = 30.0  # n times the squared cosine of a random vector with one of n eigenvectors is above it once in 2e7
+_MISSED = 0.01  # the chance that one run has not seen a value that is farther out
 
 
 @dataclass(frozen=True)
 class Goal:
     """The `k` outermost values at one `end`, to `tolerance` times the largest in size, by runs of `steps` vectors.
 
-    `strict`: every run is to reach the residuals, not only the one that is ahead.
+    `strict`: every run is to reach the residuals, not only the one that is ahead. `fewest`: the steps of a run whose
+    outermost Ritz vectors may be no single eigenvectors.
     """
 
     end: End
@@ -126,6 +130,7 @@ class Goal:
     tolerance: float
     steps: int
     strict: bool = False
+    fewest: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,8 +181,33 @@ def unfinished(runs: Sequence[Run], goal: Goal) -> list[Run]:
     return [
         run
         for run, claim in zip(runs, claims, strict=True)
-        if (claim.residual if goal.strict or claim is ahead else claim.off) > allowed
+        if (claim.residual if goal.strict or claim is ahead else claim.off) > allowed or _is_too_soon(run, goal)
     ]
+
+
+def fewest_steps(dim: int, tolerance: float, steps: int) -> int:
+    """Return the steps after which Lanczos has seen a value that lies by tolerance * scale beyond what it found.
+
+    A start is random, so its part along that eigenvector is small and has to grow. By Kuczynski and Wozniakowski (1992,
+    Theorem 4.1) the chance that it is not seen is below 1.648 sqrt(n) exp(-(2 k - 1) sqrt(tolerance / 2)) after k
+    steps; for tight tolerances k would be too large, and is `steps`.
+    """
+    chances = math.log(1.648 * dim**0.5 / _MISSED)
+    return min(steps, math.ceil((chances / (tolerance / 2) ** 0.5 + 1) / 2))
+
+
+def _is_too_soon(run: Run, goal: Goal) -> bool:
+    """Whether the outermost Ritz vectors lie so much along the start that they are none of its single eigenvectors.
+
+    They then stand for a cluster, such as the zeros of a block with few large eigenvalues: the start itself is nearly
+    one of its vectors, with a small residual, before anything farther out can have been seen.
+    """
+    if run.vector is None or run.steps >= min(goal.fewest, run.size):
+        return False
+    ritz = run.ritz()
+    along = ritz.coefficients[0, goal.end.order(ritz.values)[: goal.k]].square()
+    is_invariant = not bool(ritz.residuals.any())
+    return not is_invariant and bool((along * run.dim > _FAR).any())
 
 
 def _claim(run: Run, goal: Goal) -> _Claim:
@@ -209,6 +239,7 @@ def _kept(run: Run, goal: Goal) -> list[int]:
 
 
 _ROUNDS = 8
+_WARMED = 10  # the fewest steps from a vector that was an eigenvector a moment ago
 _LEAST_RESIDUAL = 2e-7  # the least relative residual asked of runs over float32: below it is their rounding
 
 
@@ -226,17 +257,20 @@ def extremes(
     """Return the k outermost eigenvalues at one `end`, to a residual of `tolerance` times the largest in size.
 
     Lanczos with full re-orthogonalisation, restarted from Ritz vectors after `steps` vectors (never where twice as many
-    span the space, earlier where two bases would exceed BASIS_BYTES). `warm`, an approximate eigenvector such as the
-    last state's, shortens both runs: each starts from it and a random vector of its own. `low_precision` has the same
-    operator's products in float32. Raises NotFinite, and ArithmeticError for an operator that is not symmetric.
+    span the space, earlier where two bases would exceed BASIS_BYTES). Runs whose vectors are no single eigenvectors
+    take `fewest_steps` before their residuals count. `warm`, an approximate eigenvector such as the last state's,
+    shortens both runs: each starts from it and a random vector of its own. `low_precision` has the same operator's
+    products in float32. Raises NotFinite, and ArithmeticError for an operator that is not symmetric.
     """
-    goal, before = Goal(end, k, tolerance, steps), operator.products
+    fewest = fewest_steps(operator.dim, tolerance, steps if warm is None else min(steps, _WARMED))
+    goal, before = Goal(end, k, tolerance, steps, fewest=fewest), operator.products
     starts: Sequence[Tensor] = starts_of(operator.dim, generator, warm)
     found, spent = nothing_found(operator.dim), 0
     if low_precision is not None:
         found, starts, spent = _in_low_precision(operator, low_precision, goal, starts, generator)
     if not found.converged:
-        found = _in_full_precision(operator, goal, starts, generator)
+        seen = replace(goal, fewest=0) if spent and found.vectors.numel() else goal
+        found = _in_full_precision(operator, seen, starts, generator)
     return replace(found, products=operator.products - before, rough_products=spent)
 
 

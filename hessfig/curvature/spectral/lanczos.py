@@ -97,8 +97,9 @@ class Ritz:
 class Run:
     """One Lanczos run of at most `size` vectors from `start`, within the complement of the columns of `locked`.
 
-    `vector` is what is to be multiplied next; None when the run has ended. With `fresh`, a generator, a run that breaks
-    down goes on from a random vector until its basis spans the whole space.
+    `vector` is what is to be multiplied next; None when the run has ended. `steps` counts all its products, those
+    before restarts too. With `fresh`, a generator, a run that breaks down goes on from a random vector until its basis
+    spans the whole space.
     """
 
     def __init__(
@@ -114,7 +115,7 @@ class Run:
         # Memory that no vector fills is never touched, and costs nothing.
         self.basis = torch.empty(self.size, len(start), dtype=torch.float64)
         self.projection = torch.zeros(self.size, self.size, dtype=torch.float64)
-        self.length, self.reach = 0, 0.0
+        self.length, self.steps, self.reach = 0, 0, 0.0
         self._locked, self._fresh = locked, fresh
         self._link: Tensor = torch.zeros(0, dtype=torch.float64)  # q_new . A q_i, known from before
         self.vector: Tensor | None = None
@@ -139,7 +140,7 @@ class Run:
         operator.check_symmetric(float((coefficients[:j] - known).norm()), self.reach)
         self.projection[:j, j] = self.projection[j, :j] = known
         self.projection[j, j] = coefficients[j]
-        self.length = j + 1
+        self.length, self.steps = j + 1, self.steps + 1
         self._go_on(rest, operator.rounding)
 
     def ritz(self) -> Ritz:

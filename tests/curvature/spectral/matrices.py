@@ -27,6 +27,17 @@ class Explicit:
             raise ArithmeticError("not those of a symmetric operator")
 
 
+class Diagonal(Explicit):
+    """A diagonal matrix that is too large to be held as one."""
+
+    def __init__(self, values: Sequence[float]) -> None:
+        super().__init__(torch.tensor(values, dtype=torch.float64)[:, None])
+
+    def matmat(self, vectors: Tensor) -> Tensor:
+        self.products += vectors.shape[1]
+        return self.matrix * vectors
+
+
 class InFloat32(Explicit):
     """The same matrix with products in float32; `overflow` makes them infinite, `skew` adds what is not symmetric."""
 

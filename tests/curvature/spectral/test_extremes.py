@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hessfig.curvature.spectral.extremes import End, Extremes, extremes
 from hessfig.rng import stream
-from tests.curvature.spectral.matrices import Explicit, with_eigenvalues
+from tests.curvature.spectral.matrices import Diagonal, Explicit, with_eigenvalues
 
 SPECTRA = {
     "zero": [0.0] * 20,
@@ -43,6 +43,25 @@ def test_values_are_within_their_residual_of_the_truth(name: str, end: End) -> N
     values = SPECTRA[name]
     for k in {1, min(3, len(values))}:
         check(found(with_eigenvalues(values), end, k, steps=30), values, end, k)
+
+
+@pytest.mark.parametrize("tolerance", [0.05, 0.01])
+@pytest.mark.parametrize("seed", range(5))
+def test_what_lies_beyond_a_cluster_is_seen_however_loose_the_tolerance(seed: int, tolerance: float) -> None:
+    # A random start is nearly an eigenvector of the zeros: its residual, 0.3, is below tolerance * 76.
+    operator = Diagonal([-76.0, -20.0, 44.6, 9.0] + [0.0] * 40_000)
+    result = found(operator, End.largest, 1, seed, tolerance=tolerance)
+    assert result.converged and float(result.values[0]) == pytest.approx(44.6, abs=76 * tolerance)
+    assert result.products < 150
+
+
+def test_a_cluster_that_is_the_end_takes_a_bounded_number_of_products() -> None:
+    operator = Diagonal([76.0, 20.0] + [0.0] * 40_000)
+    for tolerance in (0.05, 1e-3, 1e-6):
+        operator.products = 0
+        result = found(operator, End.smallest, 1, tolerance=tolerance)
+        assert result.converged and abs(float(result.values[0])) <= 76 * tolerance
+        assert result.products <= 2 * 100 + 3
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)
