@@ -37,13 +37,13 @@ class Budget:
     """Seconds of a training and of measuring it, and whether another measurement would exceed its share.
 
     The first measurement is always made: what one takes is not known before it. A note in the manifest between two
-    measurements counts as spent; notes take at most a tenth of the share.
+    measurements counts as spent; notes take a tenth of the share, or else are made each time the list has doubled.
     """
 
     def __init__(self, max_fraction: float | None) -> None:
         self.max_fraction, self.spent, self.training = max_fraction, 0.0, 0.0
         self._last, self._left = 0.0, float("nan")
-        self._note, self._noted = 0.0, 0.0
+        self._note, self._noted, self._count = 0.0, 0.0, 0
 
     def arrive(self) -> None:
         """Count the time since `leave` as the training's."""
@@ -69,19 +69,19 @@ class Budget:
             self._last = time.perf_counter() - start
             self.spent += self._last
 
-    def allows_note(self) -> bool:
-        """Whether one more note, as long as the last, is within a tenth of the share of the training since then."""
-        share = self.max_fraction
-        return not self._note or share is None or self._note <= 0.1 * share * (self.training - self._noted)
+    def allows_note(self, count: int) -> bool:
+        """Whether `count` skipped or failed steps are written down: twice as many as last time, or time for a note."""
+        share, since = self.max_fraction, self.training - self._noted
+        return count >= 2 * self._count or share is None or self._note <= 0.1 * share * since
 
     @contextmanager
-    def noting(self) -> Iterator[None]:
-        """Count the time of the block as a note's."""
+    def noting(self, count: int) -> Iterator[None]:
+        """Count the time of the block as that of a note of `count` steps."""
         start = time.perf_counter()
         try:
             yield
         finally:
-            self._note, self._noted = time.perf_counter() - start, self.training
+            self._note, self._noted, self._count = time.perf_counter() - start, self.training, count
             self.spent += self._note
 
     def resume(self, record: Mapping[str, float]) -> None:
@@ -256,10 +256,11 @@ class Monitor:
 
     def _write_down(self) -> None:
         """Write into the manifest which steps were skipped or failed, as often as the budget allows."""
-        if not self.budget.allows_note():
+        count = len(self._course.seen["skipped"]) + len(self._course.seen["failures"])
+        if not self.budget.allows_note(count):
             return
         try:
-            with self.budget.noting():
+            with self.budget.noting(count):
                 self._course.note(self.budget.record(), every=self.every)
         except UserError as error:
             if self._raises:
