@@ -36,12 +36,14 @@ Values = dict[str, float]
 class Budget:
     """Seconds of a training and of measuring it, and whether another measurement would exceed its share.
 
-    The first measurement is always made: what one takes is not known before it.
+    The first measurement is always made: what one takes is not known before it. A note in the manifest between two
+    measurements counts as spent; notes take a tenth of the share, or else are made each time the list has doubled.
     """
 
     def __init__(self, max_fraction: float | None) -> None:
         self.max_fraction, self.spent, self.training = max_fraction, 0.0, 0.0
         self._last, self._left = 0.0, float("nan")
+        self._note, self._noted, self._count = 0.0, 0.0, 0
 
     def arrive(self) -> None:
         """Count the time since `leave` as the training's."""
@@ -66,6 +68,21 @@ class Budget:
         finally:
             self._last = time.perf_counter() - start
             self.spent += self._last
+
+    def allows_note(self, count: int) -> bool:
+        """Whether `count` skipped or failed steps are written down: twice as many as last time, or time for a note."""
+        share, since = self.max_fraction, self.training - self._noted
+        return count >= 2 * self._count or share is None or self._note <= 0.1 * share * since
+
+    @contextmanager
+    def noting(self, count: int) -> Iterator[None]:
+        """Count the time of the block as that of a note of `count` steps."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._note, self._noted, self._count = time.perf_counter() - start, self.training, count
+            self.spent += self._note
 
     def resume(self, record: Mapping[str, float]) -> None:
         """Go on from the record of an earlier process."""
@@ -174,6 +191,7 @@ class Monitor:
         self._step = step
         if not self.budget.allows():
             self._thin(step)
+            self._write_down()
             return {}
         try:
             with self.budget.measuring(), _undisturbed(), self._once():
@@ -186,6 +204,7 @@ class Monitor:
             if self._raises:
                 raise
             self._fail(step, error)
+            self._write_down()
             return {}
 
     def _measured(self, step: int) -> Values:
@@ -234,6 +253,19 @@ class Monitor:
     def _fail(self, step: int, error: Exception) -> None:
         self._course.seen["failures"][str(step)] = f"{type(error).__name__}: {error}"[:1000]
         self._say(f"step {step} was not measured: {type(error).__name__}: {error}", kind=type(error).__name__)
+
+    def _write_down(self) -> None:
+        """Write into the manifest which steps were skipped or failed, as often as the budget allows."""
+        count = len(self._course.seen["skipped"]) + len(self._course.seen["failures"])
+        if not self.budget.allows_note(count):
+            return
+        try:
+            with self.budget.noting(count):
+                self._course.note(self.budget.record(), every=self.every)
+        except UserError as error:
+            if self._raises:
+                raise
+            self._say(f"the manifest was not written: {error}", kind=type(error).__name__)
 
     @contextmanager
     def _once(self) -> Iterator[None]:

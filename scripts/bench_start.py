@@ -92,6 +92,8 @@ def versions(before: str | None) -> Iterator[dict[str, Path]]:
             packed = subprocess.run(["git", "-C", str(ROOT), "archive", before], capture_output=True, check=True).stdout
             with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
                 archive.extractall(folder, filter="data")
+            for name in ("conf", "data"):  # an editable installation would give it this version's
+                Path(folder, "hessfig", name).symlink_to(Path(folder, name))
         yield {"now": ROOT} | ({"before": Path(folder)} if before else {})
 
 

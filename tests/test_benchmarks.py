@@ -169,3 +169,25 @@ def test_the_wait_for_a_first_number_is_timed(tmp_path: Path) -> None:
     report = json.loads(output.read_text())
     assert [*report["seconds"]] == ["measure", "measure, one thread", "own", "cells"]
     assert all([*row] == ["now"] and row["now"] > 0 for row in report["seconds"].values())
+
+
+@pytest.mark.long
+def test_what_a_monitor_costs_a_training_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A training that is watched, bounded or not, or killed and started again, ends with the same bits.
+
+    All but the one that is killed are here in this process.
+    """
+    import bench_monitor
+
+    alone = bench_monitor.in_process
+    monkeypatch.setattr(bench_monitor, "in_process", lambda one: (alone if one.kill else bench_monitor.train)(one))
+    output = tmp_path / "bench_monitor.json"
+    words = ["--quick", "--max-fractions", "0.5", f"--folder={tmp_path / 'kept'}", f"--output={output}"]
+    bench_monitor.main(words)
+    rows = json.loads(output.read_text())["loops"]["plain"]
+    assert [*rows] == ["alone", "at most 0.5", "unbounded", "killed, restarted"]
+    assert all(row["bits equal"] and row["cpu_seconds"] > 0 for row in rows.values())
+    whole, again = rows["unbounded"], rows["killed, restarted"]
+    assert whole["measured"] == 5 and whole["spent"] > 0 and "overhead" in whole
+    assert again["kept"] == [0, 2, 4] and again["steps"] == [0, 2, 4, 6, 8]
+    assert again["complete"] and again["largest gap"] < 1e-6

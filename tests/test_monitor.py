@@ -146,7 +146,30 @@ def test_measuring_keeps_within_its_share_of_the_time(tmp_path: Path, monkeypatc
     assert max(spent[120:]) <= 0.05 + 1e-9 and len([one for one in told if "skipped" in str(one.message)]) == 1
     seen = json.loads((tmp_path / "mine" / "manifest.json").read_text())["monitor"]
     assert seen["budget"]["spent_seconds"] <= 0.05 * seen["budget"]["training_seconds"] + 3
-    assert 5 in seen["skipped"] and 120 not in seen["skipped"]
+    assert seen["skipped"] == [step for step in range(5, 401, 5) if step % 60 or step == 60]
+
+
+def test_notes_of_skipped_steps_take_little_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of the training takes a second, a note in the manifest two: 5 % allow one in 400 s.
+
+    Besides, one is made whenever the list of skipped steps has doubled.
+    """
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(monitors.time, "perf_counter", lambda: clock.now)
+    watch = watched.monitor(watched.network(), tmp_path / "mine", every=1, quantities=["loss"], max_fraction=0.05)
+    noted: list[float] = []
+
+    def slowly(budget: dict[str, float], *, every: int) -> None:
+        noted.append(budget["training_seconds"])
+        clock.now += 2
+
+    monkeypatch.setattr(watch._course, "note", slowly)
+    monkeypatch.setattr(watch.budget, "allows", lambda: not watch.budget.training)
+    with pytest.warns(RuntimeWarning, match="some are skipped"):
+        for step in range(1001):
+            watch(step)
+            clock.now += 1
+    assert noted == [*(2**power for power in range(10)), 912] and watch.budget.spent == 22
 
 
 def run(folder: Path, killed_at: int) -> int:
@@ -237,6 +260,11 @@ class Grows(nn.Module):
         return self.map(x)
 
 
+def failures(folder: Path) -> list[str]:
+    """The steps that the manifest says were not measured."""
+    return [*json.loads((folder / "manifest.json").read_text())["monitor"]["failures"]]
+
+
 def test_a_network_that_changes_its_shapes_is_reported(tmp_path: Path) -> None:
     """The training goes on; with on_error="raise" it ends."""
     for on_error in ("warn", "raise"):
@@ -250,13 +278,30 @@ def test_a_network_that_changes_its_shapes_is_reported(tmp_path: Path) -> None:
             continue
         with pytest.warns(RuntimeWarning, match="step 3 was not measured: UserError: Monitor: the network changed"):
             assert watch(3) == {}
+        assert failures(tmp_path / on_error) == ["3"]
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             watch(6)  # told once
         model.map = nn.Linear(3, 2)
         watch(9)
-        assert [*json.loads((tmp_path / on_error / "manifest.json").read_text())["monitor"]["failures"]] == ["3", "6"]
+        assert failures(tmp_path / on_error) == ["3", "6"]
         assert {*numbers(tmp_path / on_error)["step"]} == {0, 9}
+
+
+def test_failures_are_not_noted_beside_a_table_of_another_training(tmp_path: Path) -> None:
+    folder, model = tmp_path / "mine", Grows()
+    watched.monitor(model, folder, quantities=["loss"])(0)
+    before = (folder / "manifest.json").read_bytes()
+    watch = watched.monitor(model, folder, quantities=["loss"], overwrite=True)
+    model.map = nn.Linear(3, 4)
+    with pytest.warns(RuntimeWarning, match="step 3 was not measured"):
+        watch(3)
+    assert (folder / "manifest.json").read_bytes() == before
+    fresh = watched.monitor(model, tmp_path / "fresh", quantities=["loss"])
+    model.map = nn.Linear(3, 2)
+    with pytest.warns(RuntimeWarning, match="step 0 was not measured"):
+        fresh(0)
+    assert failures(tmp_path / "fresh") == ["0"] and not (tmp_path / "fresh" / "table.csv").exists()
 
 
 def test_a_full_disk_loses_nothing_once_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,7 +318,7 @@ def test_a_full_disk_loses_nothing_once_there_is_room(tmp_path: Path, monkeypatc
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"loss": lambda f, y: f}, "one real number as its value"),
+        ({"loss": lambda f, y: f}, r"the loss is no scalar(.|\n)*\.mean\(\)"),
         ({"batch": {"input": torch.ones(2, 3)}}, "has no entry 'labels'"),
         ({"batch": (torch.ones(2, 5), torch.ones(2).long())}, "cannot take the batch: it raises RuntimeError"),
         ({"quantities": ["preconditioned_eigenvalue"]}, "optimiser: there is none"),

@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from matplotlib import image
 from torch import nn
 
 import hessfig
@@ -68,6 +69,17 @@ def test_figures_are_matplotlibs_and_nothing_is_written(swept: Path) -> None:
     for what in (swept, str(swept), some):
         assert hessfig.plot(what, layout="lines", x="sigma").axes
     assert set(swept.parent.rglob("*")) == files
+
+
+def test_a_title_is_in_the_file_that_is_saved(swept: Path, tmp_path: Path) -> None:
+    """It stands above the panels, where matplotlib's own savefig would cut it off; the width is as asked for."""
+    pictures = []
+    for title in ("", "Mine"):
+        hessfig.read(swept).plot("3a", title=title, width=4.0).savefig(tmp_path / "mine.png", dpi=100)
+        pictures.append(image.imread(tmp_path / "mine.png")[:, :, :3])
+    plain, titled = pictures
+    assert titled.shape == (len(plain) + 25, 400, 3)
+    assert (titled[25:] == plain).all() and titled[:25].min() < 0.5
 
 
 def test_titles_and_labels_are_settings_of_the_command(swept: Path, cli: Callable[..., Any]) -> None:

@@ -175,13 +175,16 @@ class Rows(nn.Module):
 
 
 class Called(nn.Module):
-    """A plain function loss(outputs, targets): the mean over samples, unless its `reduction` says sum."""
+    """A plain function loss(outputs, targets): the mean over samples, unless its `reduction` says sum.
 
-    def __init__(self, function: Callable[[Any, Tensor], Tensor]) -> None:
+    What it returns is looked at by those that call it: a user's function may return anything.
+    """
+
+    def __init__(self, function: Callable[[Any, Tensor], Any]) -> None:
         super().__init__()
         self.function, self.reduction = function, getattr(function, "reduction", "mean")
 
-    def forward(self, outputs: Any, targets: Tensor) -> Tensor:
+    def forward(self, outputs: Any, targets: Tensor) -> Any:
         return self.function(outputs, targets)
 
 

@@ -182,7 +182,9 @@ def _check_loss(loss: nn.Module, outputs: Tensor, targets: Tensor) -> None:
     leaf = outputs.detach().requires_grad_()
     with torch.enable_grad():
         value = _called("the loss", loss, leaf, targets)
-        if not isinstance(value, Tensor) or value.shape != () or not value.is_floating_point():
+        if not isinstance(value, Tensor) or value.shape != ():
+            _no_number(value)
+        if not value.is_floating_point():
             _misfit(outputs, targets, f"it returned {shape_of(value)}")
         if value.requires_grad:
             _differentiated(value, leaf)
@@ -195,6 +197,18 @@ def _check_loss(loss: nn.Module, outputs: Tensor, targets: Tensor) -> None:
         got=f"{float(value):.6g}, detached from them or constant",
         allowed="a loss that autograd can follow back to the outputs",
         remedy="take .detach(), .item(), argmax and torch.no_grad() out of it",
+    )
+
+
+def _no_number(value: Any) -> NoReturn:
+    of_many = isinstance(value, Tensor)
+    raise UserError(
+        "the loss is no scalar",
+        got=f"it returned {shape_of(value)}",
+        allowed="loss(outputs, targets) with one real number as its value: a tensor of shape ()",
+        remedy="end it with .mean(), .sum() or .squeeze()"
+        if of_many
+        else "return the tensor: no .item(), float() or tuple",
     )
 
 
@@ -214,7 +228,7 @@ def _misfit(outputs: Tensor, targets: Tensor, why: str) -> NoReturn:
         "the loss cannot take the network's output",
         got=f"outputs {shape_of(outputs)}, targets {shape_of(targets)}: {why}"[:400],
         allowed="loss(outputs, targets) with one real number as its value: a tensor of shape ()",
-        remedy=f"{_REMEDY}; .squeeze() or .mean() for a loss of several",
+        remedy=f"{_REMEDY}; for mse: two tensors of one shape, such as outputs.squeeze(-1)",
     )
 
 

@@ -59,8 +59,9 @@ class Course:
         of_numbers = {"content": content, **{key: plain[key] for key in _OF_NUMBERS}}
         versions = {name: [quantity(name).version, source_of(name, None)] for name in config.quantities}
         self._science, self._hashes = of_numbers, {name: digest([of_numbers, name, v]) for name, v in versions.items()}
-        self._hash, self._start = digest(self._hashes), now()
+        self._hash, self._start, self._provenance = digest(self._hashes), now(), provenance(config)
         self._cells, self._unsaved, self._begun = list[_Cell](), list[tuple[_Cell, Any]](), False
+        self._has_table = False
         self.seen: dict[str, Any] = {"budget": {}, "skipped": [], "failures": {}}
         if not overwrite:
             self._resume()
@@ -109,9 +110,21 @@ class Course:
         The table may hold a step more or less than the manifest, which says nothing of its content.
         """
         self._save()
+        self._write_manifest(budget, every)
+        write_text(self.folder / TABLE, self._table())
+        self._has_table = True
+
+    def note(self, budget: Mapping[str, Any], *, every: int) -> None:
+        """Write the manifest, with what was seen since the table was written: steps that were skipped or failed.
+
+        Nothing is written beside the table of an earlier process before this one has written its own.
+        """
+        if self._has_table or not (self.folder / TABLE).exists():
+            self._write_manifest(budget, every)
+
+    def _write_manifest(self, budget: Mapping[str, Any], every: int) -> None:
         self.seen["budget"] = dict(budget)
         write_text(self.folder / MANIFEST, self._manifest(every))
-        write_text(self.folder / TABLE, self._table())
 
     def _save(self) -> None:
         while self._unsaved:
@@ -174,7 +187,7 @@ class Course:
             "config": in_manifest(config),
             "config_hash": self._hash,
             "variants": [variant],
-            **provenance(config),
+            **self._provenance,
             "command": "hessfig.Monitor",
             "start": self._start,
             "end": now(),

@@ -19,13 +19,12 @@ from matplotlib.cbook import is_math_text
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
-from matplotlib.transforms import Bbox
 
 from hessfig.analysis.axis import as_variant, last_word, settings_of, short_variant
 from hessfig.analysis.slopes.fit import ARITHMETIC, RESAMPLES
 from hessfig.analysis.slopes.printed import Window
 from hessfig.errors import UserError, did_you_mean
-from hessfig.figures.parts.relabelled import relabel
+from hessfig.figures.parts.relabelled import page_box, relabel
 from hessfig.files import write_bytes, write_text
 from hessfig.record import FROBENIUS
 from hessfig.terms import Matrix, Part
@@ -247,7 +246,6 @@ _FORMATS: dict[str, dict[str, Any]] = {
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._=-]")
 _LONGEST = 120
-_TITLE = 0.25  # inches
 
 
 @dataclass(frozen=True)
@@ -337,10 +335,7 @@ def variant_names(variants: Sequence[str]) -> list[str]:
 
 def _save(figure: Figure, path: Path, kind: str) -> Path:
     buffer = io.BytesIO()
-    width, height = figure.get_size_inches()
-    above = _TITLE if figure.get_suptitle() else 0.0  # a title stands above the page as it was laid out
-    page = Bbox([[0, 0], [width, height + above]]) if above else None
-    figure.savefig(buffer, format=kind, metadata=_FORMATS[kind], bbox_inches=page)
+    figure.savefig(buffer, format=kind, metadata=_FORMATS[kind], bbox_inches=page_box(figure))
     write_bytes(path, buffer.getvalue())
     return path
 

@@ -7,16 +7,29 @@ from typing import Any
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.transforms import Bbox
+
+_TITLE = 0.25  # inches
 
 
 class ShownFigure(Figure):
-    """A figure that a notebook shows, whatever drawing backend it has."""
+    """A figure that a notebook shows, whatever drawing backend it has, and whose files hold its title too."""
+
+    def savefig(self, fname: Any, **settings: Any) -> None:
+        """Save as matplotlib does: the page with its title, as on the command line, unless `bbox_inches` is given."""
+        super().savefig(fname, **{"bbox_inches": page_box(self), **settings})
 
     def _repr_png_(self) -> bytes:
         buffer = io.BytesIO()
         FigureCanvasAgg(self)
         self.savefig(buffer, format="png", dpi=150, bbox_inches="tight")
         return buffer.getvalue()
+
+
+def page_box(figure: Figure) -> Bbox | None:
+    """Return what of a figure is saved: with a title, which stands above the page as it was laid out, a higher page."""
+    width, height = figure.get_size_inches()
+    return Bbox([[0, 0], [width, height + _TITLE]]) if figure.get_suptitle() else None
 
 
 def shown(figure: Figure) -> ShownFigure:
