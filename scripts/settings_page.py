@@ -21,7 +21,7 @@ from hessfig.config.settings import Setting, settings
 
 PAGE = Path(__file__).parents[1] / "docs" / "settings.md"
 COMMAND = "python scripts/settings_page.py --write"
-HEADS = ("setting", "meaning", "values", "default")
+HEADS = ("setting", "meaning, values, default")
 IN_GALLERIES = ("figure",)  # groups whose presets the galleries list
 
 
@@ -58,16 +58,14 @@ def _group(group: str) -> Iterator[str]:
 
 
 def _table(listed: Iterable[Setting]) -> list[str]:
-    return markdown_table(HEADS, ((f"`{one.key}`", _plain(one.about), _values(one), _default(one)) for one in listed))
+    return markdown_table(HEADS, ((f"`{one.key}`", _meaning(one)) for one in listed))
 
 
-def _values(one: Setting) -> str:
-    """Return what a setting takes; a list of names is too long for one word that no browser breaks."""
-    return _plain(re.sub(r"(?<=[\w*])\|(?=\w)", ", ", one.kind))
-
-
-def _default(one: Setting) -> str:
-    return f"`{one.default}`" if one.default else ""
+def _meaning(one: Setting) -> str:
+    """Return what a setting is for, in italics what it takes, and its default; a browser may break any list."""
+    values = _plain(re.sub(r"(?<=\w)\|(?=\w)", ", ", one.kind))
+    default = f"; default `{one.default}`" if one.default else ""
+    return f"{_plain(one.about)}: *{values}*{default}"
 
 
 def _plain(text: str) -> str:
