@@ -52,8 +52,8 @@ def _group(group: str) -> Iterator[str]:
     presets = choices(group) if group not in IN_GALLERIES else {}
     yield from (f"## {group}", "")
     if presets:
-        rows = [(f"`{name}`", _plain(about)) for name, about in presets.items()]
-        yield from (*markdown_table((f"`{group}=`", "preset"), rows), "")
+        rows = [(f"`{group}={name}`", _plain(about)) for name, about in presets.items()]
+        yield from (*markdown_table(("preset", "meaning"), rows), "")
     yield from (*_table(one for key, one in settings().items() if key.startswith(f"{group}.")), "")
 
 
