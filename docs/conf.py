@@ -16,6 +16,7 @@ project, author, release = "hessfig", "The hessfig developers", hessfig.__versio
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
 myst_heading_anchors = 4
 default_role = "literal"
+smartquotes = False  # options such as --help keep their two hyphens
 html_theme, html_title = "furo", f"hessfig {release}"
 html_copy_source = html_show_sourcelink = False
 html_css_files, html_static_path = ["site.css"], ["site"]

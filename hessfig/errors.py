@@ -1,4 +1,4 @@
-"""Errors a user can mend: what was wrong, the value, what is allowed, and what to do about it."""
+"""Errors that a user can fix: what was wrong, the value, what is allowed, and what to do about it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Python interface: blocks of the Hessian of anybody's network, by the engines of the command line."""
+"""The Python interface: blocks of the Hessian of any network, with the engines of the command line."""
 
 from __future__ import annotations
 
@@ -178,23 +178,24 @@ Spec = str | tuple[str, Any] | list[Any]
 
 @dataclass(frozen=True)
 class Problem:
-    """The loss of a network on data: what is differentiated twice.
+    """The loss of a network on data: the function whose Hessian is measured.
 
     network   any torch.nn.Module, in evaluation mode
     inputs    a tensor (samples first), a tuple of several inputs, or a dictionary of arguments; a list, DataLoader or
-              iterable of these, or of (inputs, targets) pairs: batches, which together are the loss on all samples
-    targets   a tensor, or a list of as many; classes of -100 are ignored, as in torch. None: the second of a pair, or
-              the entry `labels` of a dictionary; a name: that entry
+              iterable of these, or of (inputs, targets) pairs, is several batches, whose loss is that on all samples
+    targets   a tensor, or a list of one tensor per batch; classes of -100 are ignored, as in torch. None: the second of
+              a pair, or the entry `labels` of a dictionary; a name: that entry of a dictionary
     loss      "cross_entropy" (outputs (..., classes), targets (...)), "mse", "mse_sum", a function loss(outputs,
-              targets), or a module with `reduction` "mean" or "sum"; each returns a tensor of shape (). None: the loss
-              that the network itself returns for its labels (as those of transformers do), else cross_entropy
+              targets), or a module with `reduction` "mean" or "sum"; it returns a tensor of shape (). None: the loss
+              that the network itself returns for its labels (as models of transformers do), else cross_entropy
     weights   {name: parameter name, (parameter name, index) for a view of it, or a list of these for a group}; a name
-              may carry its layer: "W_V@2". No entry may stand twice in a group. None: every parameter by its own name;
-              "trainable": those that require a gradient (LoRA), the others are constants
-    outputs   the name (or place) of what the loss takes, where the network returns several tensors
+              may give its layer: "W_V@2". A group holds each entry once. None: every parameter by its own name;
+              "trainable": the parameters that require a gradient (LoRA); the others are constants
+    outputs   the name (or index) of the output that the loss takes, if the network returns several tensors
 
-    Batches weigh what the mean over each divides by: samples or numbers, or the class weights of targets that are not
-    ignored. A loss of another type must show on all outputs joined that it is such a mean; else it is refused.
+    Each batch has the weight that its mean divides by: the number of samples or numbers, or the class weights of the
+    targets that are not ignored. A loss of another type is evaluated on all outputs joined, and refused if it is not
+    such a mean. hessfig.measure raises UserError for arguments that do not fit.
     """
 
     network: nn.Module
@@ -240,22 +241,28 @@ def measure(
     dtype: str = "float64",
     device: str = "cpu",
 ) -> pd.DataFrame:
-    """Return a table with the columns of hessfig.record.COLUMNS, one row a measured number; nothing is written.
+    """Measure blocks of the Hessian of a problem and return a table; nothing is written.
 
-    `blocks`: "each" (every weight's diagonal block), "all" (every pair), or a list of names, groups and pairs:
-    ["W_V", ("W_Q", "W_V"), "all"], where the name "all" is the whole network. A single name may stand for a list of
-    it, so too for `parts` and `quantities`. H = H_o + H_f, the Gauss-Newton part and the functional part (eq. 2): all
-    three where the loss is convex in the network's outputs, else H alone (a function's convexity is tested at these
-    outputs). A trace is measured for the diagonal blocks among them. `estimator`: auto (dense where
-    a weight has no more than `num_probes` entries, else Rademacher probes), hutchinson, or dense. `spectrum` holds the
-    settings of eigenvalues and densities (hessfig.config.SpectrumConfig): {"k": 3, "steps": 80}. The same seed gives
-    the same bits, here and on the command line. A network of at most 65536 parameters is measured on one thread, for
-    which more would be slower; the number of threads of torch is afterwards what it was. Arrays of a quantity are in
-    `table.attrs["arrays"]`, by its name.
+    problem     a hessfig.Problem
+    blocks      "each" (the diagonal block of every weight), "all" (every pair of weights), one name, or a list of
+                names, groups and (row, column) pairs; in a list the name "all" is the whole network
+    parts       "H", "H_o" (Gauss-Newton part), "H_f" (functional part; H = H_o + H_f, eq. 2), or a list. None: all
+                three if the loss is convex in the network's outputs, else H alone
+    quantities  a name or a list of names from hessfig.measurements.catalogue; a trace has diagonal blocks only
+    estimator   "auto" (dense if a weight has at most `num_probes` entries, else Rademacher probes), "hutchinson" or
+                "dense"
+    num_probes  random vectors per column of blocks
+    spectrum    settings of eigenvalues and densities, as in hessfig.config.SpectrumConfig: {"k": 3, "steps": 80}
+    seed        of all random vectors; equal seeds give equal bits, here and on the command line
+    dtype, device   of the computation: "float64" or "float32"; "cpu", "cuda" or "cuda:N"
 
-    Raises UserError, which is a ValueError, for what cannot be measured. Warns where curvlinops' products are wrong or
-    cannot be computed and a slower route is taken (large networks with LayerNorm or SiLU: see docs/own-model.md), where
-    no parameter reaches the outputs, and where numbers are not finite: these have the status `nonfinite` and error nan.
+    The table is a pandas.DataFrame with the columns of hessfig.record.COLUMNS (docs/table.md) and one row per measured
+    number. The arrays of a quantity are in `table.attrs["arrays"]` under its name. A network of at most 65536
+    parameters is measured on one thread, because more threads are slower; the number of threads of torch is restored.
+
+    Raises UserError, which is a ValueError, for what cannot be measured. Warns if curvlinops' products are wrong or
+    cannot be computed and a slower route is used (large networks with LayerNorm or SiLU: see docs/own-model.md), if
+    no parameter reaches the outputs, and if numbers are not finite: these have the status `nonfinite` and error nan.
     """
     import torch
 
@@ -288,9 +295,9 @@ def measure(
 
 
 def with_parts(config: Config, problem: Measurable, asked: Any) -> Config:
-    """Return the settings with the parts that there are: H alone where the loss is not convex in declared outputs.
+    """Return the settings with the parts that exist: H alone if the loss is not convex in the declared outputs.
 
-    Raises UserError, with the reason, where another part is asked for there.
+    Raises UserError, with the reason, if another part was requested.
     """
     from hessfig.curvature.loss_convexity import why_no_split
 

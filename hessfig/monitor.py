@@ -95,28 +95,28 @@ class Budget:
 
 
 class Monitor:
-    """Measures the curvature of a network while a loop of your own trains it: call monitor(step) after every update.
+    """Measure the curvature of a network while a loop of your own trains it: call monitor(step) at every step.
 
-    network, loss, batch   what is measured: see hessfig.Problem, whose `inputs` and `targets` the batch holds
-    folder      where table.csv and manifest.json are written, as `hessfig run` writes them: every reader takes them
+    network, loss, batch   what is measured, as in hessfig.Problem; the batch holds its `inputs` and `targets`
+    folder      where table.csv and manifest.json are written, in the format of `hessfig run`, for all its readers
     every       steps between two measurements
     quantities, blocks, parts, estimator, num_probes, spectrum, seed   as in hessfig.measure
     weights     "trainable" (those that require a gradient), or names as in hessfig.Problem
     optimiser   the torch.optim optimiser, for preconditioned_eigenvalue, stability_threshold and critical_step (without
                 it: the step of plain gradient descent)
-    max_fraction   the share of the training's time that measuring may take, set-up and the first measurement apart:
-                steps are skipped where the next measurement would exceed it. None: no limit
-    dtype, device   of the measurement. None: float64 on the CPU, else float32; where the network is
-    log         "tensorboard", "wandb", "mlflow", "trackio", or a function log(values, step), told of every measurement
-    on_error    "warn": a measurement that fails is reported and noted in the manifest, a logger that fails is reported,
-                and the training goes on; "raise": it ends the training
-    overwrite   replace what the folder holds of another training
+    max_fraction   the share of the training's time that measurements may take, without set-up and the first one:
+                a step is skipped if its measurement would exceed the share. None: no limit
+    dtype, device   of the measurement. None: float64 on the CPU, else float32; the device of the network
+    log         "tensorboard", "wandb", "mlflow", "trackio", or a function log(values, step) for every measurement
+    on_error    "warn": a failed measurement is reported and noted in the manifest, a failed logger is reported, and
+                the training continues; "raise": either of them ends the training
+    overwrite   replace the results of another training in this folder
 
     A copy of the network is measured, in evaluation mode: weights, gradients, modes and random generators of the
     training stay as they are, to the bit. The largest and smallest eigenvalues start from the eigenvectors of the last
-    measurement. Where a training has several processes, the one of rank 0 measures.
+    measurement. If a training has several processes, the one of rank 0 measures.
 
-    A restart after a crash, with the same arguments, goes on with the table: steps after the checkpoint are measured
+    A restart after a crash, with the same arguments, continues the table: steps after the checkpoint are measured
     again. Raises UserError for what cannot be measured, and for a folder that holds something else.
     """
 

@@ -33,7 +33,7 @@ _GIVEN = {"sweep": "given", "config": "given", "seconds": 0.0, "seed": 0, "num_l
 
 @dataclass(frozen=True)
 class Run:
-    """A sweep, or a training that was watched, in its `folder`: what is there is read when it is asked for."""
+    """The results of a sweep or of a Monitor in a `folder`; files are read when an attribute is first used."""
 
     folder: Path
 
@@ -81,7 +81,7 @@ def run(sweep: str | None = None, *words: str, config_dir: str | Path | None = N
 
     `words` and `settings` are those of the command line: hessfig.run("sigma", "model.d_model=32", seeds=4). Workers
     need no `if __name__ == "__main__"`, neither in scripts nor in notebooks. Raises UserError for settings that cannot
-    be run, and where a cell fails; what is measured until then is kept.
+    be run, and if a cell fails; what was measured before is kept.
     """
     from hessfig.cli.dispatch import check_read
     from hessfig.cli.experiment import command_of
@@ -111,7 +111,7 @@ def run(sweep: str | None = None, *words: str, config_dir: str | Path | None = N
 
 
 def read(folder: str | Path) -> Run:
-    """Return what a folder holds that `hessfig run` or hessfig.Monitor has written.
+    """Return the results that `hessfig run` or hessfig.Monitor has written into a folder.
 
     Raises UserError for a table that is missing, broken, or not that of its manifest.
     """
@@ -127,8 +127,8 @@ def plot(
 
     `figure`: one of `hessfig plot --help`, such as "3a". Without it, `layout` says how to draw (default: lines). The
     other settings are those of the group figure, and `style`: hessfig.plot(run, layout="lines", x="step", width=3.3,
-    options={"quantity": "trace"}, title="Mine"). A figure of several sheets gives the one that `sheet` counts, from 0.
-    Axes, labels and legends are matplotlib's: go on with `figure.axes` and `figure.savefig`.
+    options={"quantity": "trace"}, title="Mine"). Of a figure with several sheets, `sheet` (from 0) is
+    returned. Axes, labels and legends are matplotlib's: use `figure.axes` and `figure.savefig` as usual.
 
     Raises UserError for settings that do not fit, and for a table that lacks what the figure needs.
     """
@@ -174,7 +174,7 @@ def _folder_of(what: Any, scratch: Path) -> Path:
         return Path(what)
     if not hasattr(what, "columns"):
         raise UserError(
-            "plot: this is nothing that was measured",
+            "plot: this is not a measured run or table",
             got=type(what).__name__,
             allowed="a run, its folder, or a table",
             remedy="hessfig.plot(hessfig.read('outputs/sigma'), figure='3a')",

@@ -3,7 +3,7 @@
     python scripts/bench_spectra.py [--n-layers 1 2] [--rounds 3] [--only largest] [--device cuda] [--output FILE.json]
 
 writes the JSON (outputs/benchmarks/spectra.json) and prints a table. Peers come with the extra `bench` (see
-docs/benchmarks.md); one that is not installed, or does not run on this torch, is named with the reason. Every
+docs/performance.md); one that is not installed, or does not run on this torch, is named with the reason. Every
 contender runs in a fresh process, all in turn, several rounds. Largest eigenvalue: to a relative residual ||H v -
 value v|| / |value| of 1e-3 and 1e-6, which a plain double backward judges afterwards, for everybody. A peer that
 stops by another rule is run with rising effort until its residual is small enough: `seconds` are those of that run

@@ -115,7 +115,7 @@ def test_tables_show_value_and_error_first() -> None:
         (lambda: hessfig.run("sigma", "figure.width=3"), "does not read figure.width"),
         (lambda: hessfig.run("sigma", dry_run=True), "a matter of the command line"),
         (lambda: hessfig.read("nowhere"), "is missing"),
-        (lambda: hessfig.plot(3), "nothing that was measured"),
+        (lambda: hessfig.plot(3), "not a measured run or table"),
         (lambda: hessfig.plot("nowhere", figure="bounds"), "computed from the theory"),
     ],
 )

@@ -13,6 +13,10 @@ from types import ModuleType
 import pytest
 
 import hessfig
+from hessfig.config.presets import names
+from hessfig.config.schema import GROUPS
+from hessfig.config.settings import settings
+from scripts import settings_page
 from tests.pages import PAGES, ROOT, text_of
 
 KINDS = ["Tutorial", "How-to guides", "Reference", "Explanation"]
@@ -58,6 +62,18 @@ def test_a_page_reads_plainly_on_a_code_host(page: str) -> None:
     """No directive or role of MyST, which hosts of repositories show as text."""
     found = re.findall(r"^(?:```|:::)\{.*|\{[\w:-]+\}`[^`]*`", text_of(page), flags=re.MULTILINE)
     assert found == []
+
+
+def test_the_page_of_settings_is_up_to_date() -> None:
+    text = settings_page.PAGE.read_text("utf-8")
+    assert text == settings_page.with_tables(text), f"behind: run {settings_page.COMMAND}"
+
+
+def test_the_page_of_settings_shows_each_one_once_and_every_preset() -> None:
+    listed = re.findall(r"^\| `(?:\w+=)?([\w.]+)` \|", settings_page.tables(), flags=re.MULTILINE)
+    groups = [group for group in GROUPS if group not in settings_page.IN_GALLERIES]
+    presets = [name for group in groups for name in names(group)]
+    assert sorted(listed) == sorted([*settings(), *presets])
 
 
 @pytest.fixture

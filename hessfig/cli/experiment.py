@@ -103,7 +103,7 @@ def clean(job: Job) -> int:
     for one in every:
         say(*_of_folder(one))
     if not found:
-        say(f"nothing to remove in {outputs}: every cell is in a table, asked for by a sweep, or kept as said")
+        say(f"nothing to remove in {outputs}: every cell is in a table, needed by a sweep, or kept as reported")
         return 0
     if job.config.dry_run or not _consents(job, sum(len(one.files) for one in found)):
         print("nothing was removed")
@@ -136,12 +136,12 @@ def _current(job: Job, sweep: str) -> Variants | None:
 
 
 def _consents(job: Job, count: int) -> bool:
-    """Return whether to remove: told by yes=true, or asked. Raises UserError where nobody can be asked."""
+    """Return whether to remove: yes=true, or the answer of the user. Raises UserError without a terminal."""
     if job.config.yes:
         return True
     if not (sys.stdin and sys.stdin.isatty()):
         raise UserError(
-            f"nobody is there to be asked whether {count} files may go",
+            f"clean: there is no terminal to confirm that {count} files are removed",
             got="yes=false, and no terminal",
             allowed="yes=true removes what is listed; dry_run=true lists it only",
             remedy=shlex.join(["hessfig", "clean", *job.words, "yes=true"]),

@@ -43,10 +43,10 @@ def run(job: Job) -> int:
 
 
 def predict(*words: str) -> pd.DataFrame:
-    """Return the predictions of a configuration, a row per variant, block, part and regime.
+    """Return the predicted exponents of a configuration, one row per variant, block, part and regime.
 
-    `words` are those of `hessfig predict`: predict("model.scores=qk_norm", "blocks=all"). `exponent` is nan where there
-    is none; `zero` says that the block vanishes identically. Raises UserError for settings that cannot be run.
+    `words` are those of `hessfig predict`: predict("model.scores=qk_norm", "blocks=all"). `exponent` is nan if there
+    is none; `zero` tells that the block vanishes identically. Raises UserError for settings that cannot be run.
     """
     import pandas as pd
 

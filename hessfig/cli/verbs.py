@@ -217,7 +217,7 @@ VERBS = {
         ),
         Verb(
             name="clean",
-            about="list cells that no table and no current sweep uses, and remove them once told so",
+            about="list cells that no table and no current sweep uses, and remove them after confirmation",
             examples=("hessfig clean dry_run=true", "hessfig clean sweep=sigma yes=true"),
             does="hessfig.cli.experiment:clean",
             groups=("sweep",),

@@ -1,4 +1,4 @@
-"""The configuration schema: every setting a verb may be told, and all that is true of it.
+"""The configuration schema: every setting of a command, and all that is true of it.
 
 Those that make other numbers are in hessfig.config.science. A setting is `setting(default, a line of help, ...)`, a
 group `group(its class, the role of its settings)`; see hessfig.config.facts for what may be said. Nothing else needs to
@@ -193,7 +193,7 @@ class LauncherConfig:
 
 @dataclass
 class Config:
-    """Everything a verb may be told; every field is a command-line override."""
+    """All settings of a command; every field is a command-line override."""
 
     task: TaskConfig = group(TaskConfig, Role.science)
     model: ModelConfig = group(ModelConfig, Role.science)

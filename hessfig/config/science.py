@@ -187,7 +187,7 @@ class ModelConfig:
 
 @dataclass
 class StateConfig:
-    """The point of weight space: drawn anew for every sigma and seed, trained from there, or loaded from `path`."""
+    """The point of weight space: drawn for each sigma and seed, trained from there, or loaded from `path`."""
 
     kind: enums.State = setting(
         enums.State.initialised, "weights drawn from sigma and seed, trained from there, or read from a file"

@@ -103,7 +103,7 @@ def failed(key: str, place: str, error: BaseException) -> UserError:
         f"{key}: {place} fails",
         got=f"{type(error).__name__}: {error}"[:300] + f" ({where.name}, {Path(where.filename).name}:{where.lineno})",
         allowed="code that runs to its end, without sys.exit" if isinstance(error, SystemExit) else FORM,
-        remedy=f"mend it: {run}",
+        remedy=f"fix it: {run}",
     )
 
 

@@ -66,14 +66,14 @@ def _check_file(path: Path, group: str, shipped: list[str]) -> None:
             f"{path} cannot be read",
             got=str(error),
             allowed=f"a YAML file in UTF-8, of at most {MOST_BYTES} bytes, not nested hundreds of levels deep",
-            remedy="mend the file",
+            remedy="fix the file",
         ) from error
     if isinstance(root, yaml.ScalarNode) and root.tag != _NULL:
         raise UserError(
             f"{path} does not hold settings by name",
             got=root.value[:100],
             allowed="key: value, as in the shipped files",
-            remedy="mend the file",
+            remedy="fix the file",
         )
     if entries > MOST_ENTRIES:
         raise UserError(

@@ -9,5 +9,5 @@ except (ValueError, OSError) as error:
         "matplotlib cannot read its settings",
         got=f"{type(error).__name__}: {error}"[:300],
         allowed="a matplotlibrc (here, or where MATPLOTLIBRC says) in UTF-8, and a backend that there is",
-        remedy="mend or move that file, or unset MPLBACKEND",
+        remedy="fix or move that file, or unset MPLBACKEND",
     ) from error

@@ -1,1 +1,1 @@
-"""Adapters of hessfig.Monitor to trainers and loggers; each imports its library when it is asked for."""
+"""Adapters of hessfig.Monitor to trainers and loggers; each imports its library when it is used."""

@@ -18,7 +18,7 @@ from hessfig.models.protocol import Layout
 
 PILOT_SIGMAS, PILOT_REPEATS, PILOT_PROBES = 4, 8, 8
 FEWEST_PROBES = Method.auto.facts.fewest
-ALIGNED_PER_PLAIN = 0.6  # 12 probes in a block's own axes are as precise as 20 plain ones (docs/benchmarks.md)
+ALIGNED_PER_PLAIN = 0.6  # 12 probes in a block's own axes are as precise as 20 plain ones (docs/performance.md)
 Rows = Sequence[Mapping[str, Any]]
 
 

@@ -1,4 +1,4 @@
-"""What a quantity is, what it is asked for and gives: names, numbers with errors, rows of the table."""
+"""What a quantity is, what it receives and returns: names, numbers with errors, rows of the table."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ Arrays = dict[str, Any]
 
 @dataclass(frozen=True)
 class At:
-    """Where a network stands, for quantities that ask more than its weights: its settings, sigma, seed and step.
+    """The state of a network, for quantities that need more than its weights: its settings, sigma, seed and step.
 
-    For a training that is watched from outside: `moments` of its optimiser ({moment/parameter: tensor}), and vectors
-    `warm` that eigenvalues are searched from, as `Measured.warm` of an earlier state has them.
+    For a training that hessfig.Monitor follows: `moments` of its optimiser ({moment/parameter: tensor}), and the
+    vectors `warm` that eigenvalue searches start from, which are `Measured.warm` of an earlier state.
     """
 
     config: Config
@@ -45,11 +45,11 @@ class At:
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked of a network: which blocks and parts, by which estimator, from whose streams.
+    """What a quantity has to measure: which blocks and parts, with which estimator, from which random streams.
 
     `model` holds the settings of the network, for engines that know its kind. `stream` returns the generator of a
-    column's probes. `settled` is what pilots settled for this cell (see hessfig.measurements.allocation); `spectrum` is
-    how eigenvalues are found; `at` is the place the cell is about.
+    column's probes. `settled` is what pilots chose for this cell (see hessfig.measurements.allocation); `spectrum`
+    holds the settings of eigenvalues; `at` is the state of the network.
     """
 
     blocks: Sequence[Block]
@@ -65,9 +65,9 @@ class Request:
 
 @dataclass(frozen=True)
 class Measured:
-    """Rows of the table (what they share is filled in: see `row_of`), and arrays to be kept beside them.
+    """Rows of the table (common columns are filled in: see `row_of`), and arrays to be stored next to them.
 
-    `warm`: vectors to start from at a state nearby.
+    `warm`: vectors from which a search at a nearby state may start.
     """
 
     rows: list[Row]
@@ -80,12 +80,12 @@ class Quantity:
     """A number (or several) of a network at a state: a row of hessfig.measurements.catalogue, or of the user's own.
 
     `measure` returns rows and arrays: a function, or "MODULE:FUNCTION" ("MODULE" where the function has the quantity's
-    name), imported when it is called, so that plans need no torch. `settings` says what enters the key of a cell;
-    `check` raises UserError for settings that cannot be measured, before anything is; `operations` counts
-    floating-point operations of a cell, roughly; 0: the first cells will tell.
-    `serves` says which blocks have this quantity: asked for beside others, it is measured for those.
-    `version` is part of the key: a change that moves numbers counts it up. `gives` names the rows, where they are not
-    of the quantity's own name: two quantities that give the same are not measured side by side.
+    name), imported when it is called, so that plans need no torch. `settings` returns what enters the key of a
+    cell; `check` raises UserError, before anything is measured, for settings under which it cannot be; `operations`
+    estimates the floating-point operations of a cell (0: unknown, estimated from the first cells).
+    `serves` says which blocks have this quantity; next to other quantities it is measured for those alone.
+    `version` is part of the key: increase it when numbers change. `gives` names the rows if they do not have the name
+    of the quantity; two quantities with rows of the same name cannot be measured together.
     """
 
     name: str
@@ -103,7 +103,7 @@ class Quantity:
         return self.gives or (self.name,)
 
     def measured(self, problem: Problem, request: Request) -> Measured:
-        """Return what `measure`, or the function that it names, makes of a problem."""
+        """Return the result of `measure`, or of the function that it names, for a problem."""
         return self.function(problem, request)
 
     @property
@@ -146,10 +146,10 @@ def row_of(block: Block | None = None, **columns: Any) -> Row:
 
 @dataclass(frozen=True)
 class Estimate:
-    """`error` is one standard error, 0 when the value is exact and NaN when the estimator gives none.
+    """A number and its `error`: one standard error, 0 if the value is exact, and NaN if the estimator gives none.
 
-    `by` names the estimator that found the number where that is not the configured one. `is_rough`: its products are
-    further off than they may be, so that it enters no mean.
+    `by` names the estimator that computed the number if it is not the configured one. `is_rough`: its products are
+    less accurate than allowed, so that it enters no mean.
     """
 
     value: float

@@ -120,7 +120,7 @@ def regimes(architecture: Architecture) -> list[Regime]:
 def _beyond_the_rule(block: Block, part: Part, architecture: Architecture) -> str:
     """Return why the rule says nothing about this block, or nothing."""
     if not architecture.is_counted:
-        return f"nobody has counted the powers of model.kind={architecture.kind}"
+        return f"the powers of model.kind={architecture.kind} have not been counted"
     if part not in (Part.H, Part.H_o, Part.H_f):
         return f"{part} is split at the scores, and only the split at the outputs is counted"
     strange = [name for name in (block.row, block.col) if name not in (*Matrix, TIED)]

@@ -1,4 +1,4 @@
-"""Networks at initialisation: weights from the seed alone, embeddings anew at each sigma."""
+"""Networks at initialisation: weights from the seed alone, embeddings drawn again at each sigma."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`hessfig verify`: the statements that are asked for, checked on random instances and printed."""
+"""`hessfig verify`: the chosen statements, checked on random instances and printed."""
 
 from __future__ import annotations
 

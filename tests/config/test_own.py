@@ -76,7 +76,7 @@ BAD = {
     "package": ("seeds: 3", "no setting 'sweep.seeds'", "# @package _global_"),
     "value": ("# @package _global_\nseeds: x", "seeds must be a whole number", "seeds: x"),
     "vary": ("# @package _global_\nsweep: {name: bad, vary: 3}", "sweep.vary must be", "{setting: values}"),
-    "yaml": ("# @package _global_\nseeds: [", "is not YAML (line 2", "mend line 2"),
+    "yaml": ("# @package _global_\nseeds: [", "is not YAML (line 2", "fix line 2"),
     "twice": ("# @package _global_\nseeds: 1\nseeds: 2", "is not YAML (line 3", "duplicate key seeds"),
     "list": ("- 3", "does not hold settings by name", "key: value"),
     "choice": ("# @package _global_\ndefaults:\n  - override /model: gpt", "no model 'gpt'", "did you mean 'gpt2'"),

@@ -74,7 +74,7 @@ def on_grid(values: pd.DataFrame, sigma: np.ndarray) -> pd.DataFrame:
             "the reference has two sigmas that are one to a millionth",
             got=f"{kept[kept.duplicated([*POINT, 'repeat'])]['sigma'].iloc[0]:g}",
             allowed="one number a repeat at each sigma",
-            remedy="mend the file, or give another",
+            remedy="fix the file, or give another",
         )
     return kept
 

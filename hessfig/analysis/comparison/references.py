@@ -70,7 +70,7 @@ def read_columns(
 def refused(path: Path, what: str, *, got: object = None, allowed: str = "a CSV file in plain text") -> UserError:
     """Return the error for a file that cannot serve as a reference."""
     shown = None if got is None else plain(got)
-    return UserError(f"reference {path}: {what}", got=shown, allowed=allowed, remedy="mend the file, or give another")
+    return UserError(f"reference {path}: {what}", got=shown, allowed=allowed, remedy="fix the file, or give another")
 
 
 def _opened(path: Path) -> TextIO:

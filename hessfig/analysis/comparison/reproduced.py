@@ -150,8 +150,8 @@ def machines(first: Mapping[str, Any], second: Mapping[str, Any]) -> Table:
             rows.append(
                 [
                     words,
-                    before or "not told",
-                    after or "not told",
+                    before or "unknown",
+                    after or "unknown",
                     "differs" if before and after and before != after else "",
                 ]
             )

@@ -1,4 +1,4 @@
-"""What one run of a verb is asked for: the words of its command, composed by Hydra and checked."""
+"""The settings of one run of a command: its words, composed by Hydra and checked."""
 
 from __future__ import annotations
 

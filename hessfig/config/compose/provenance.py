@@ -1,4 +1,4 @@
-"""The settings a table was made with, as its manifest has them, beside those asked for now."""
+"""The settings a table was made with, as its manifest has them, next to those of the present command."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def _no_yaml(error: yaml.YAMLError) -> UserError:
         f"{mark.name if mark else 'a configuration file'} is not YAML ({where})",
         got=getattr(error, "problem", None) or str(error).splitlines()[0],
         allowed="key: value, lists in [...], every key once",
-        remedy=f"mend {where}",
+        remedy=f"fix {where}",
     )
 
 
@@ -102,7 +102,7 @@ def _missing_choice(path: str, file: Path | None, own: Path | None) -> UserError
         f"{f'{file}: ' if file else ''}there is no {group or 'group'} {choice!r}",
         got=path,
         allowed=", ".join(known or GROUPS),
-        remedy=did_you_mean(choice, known or GROUPS) or "mend the file's list of defaults",
+        remedy=did_you_mean(choice, known or GROUPS) or "fix the file's list of defaults",
     )
 
 

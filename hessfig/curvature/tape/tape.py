@@ -54,7 +54,7 @@ def times_transposed(rows: Float[Tensor, "*n k"], matrix: Float[Tensor, "m k"]) 
     """Return rows matrix^T.
 
     Float32 on the CPU goes to oneDNN, in full precision: 2.3 times MKL's rate on an AMD EPYC, and 0.9 times it on an
-    Intel Xeon, which keeps MKL (docs/benchmarks.md). It knows no float64.
+    Intel Xeon, which keeps MKL (docs/performance.md). It knows no float64.
     """
     if not _goes_to_onednn(rows):
         return rows @ matrix.T

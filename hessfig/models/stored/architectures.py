@@ -140,7 +140,7 @@ def _of_encoder(encoder: Encoder, padding: Any, numbers: dict[str, int], where: 
         )
     if type(padding) is not int or not 0 <= padding < numbers["vocabulary"]:
         allowed = f"a word from 0 to {numbers['vocabulary'] - 1}"
-        raise UserError(f"{where}: pad_token_id", got=plain(padding), allowed=allowed, remedy="mend the file")
+        raise UserError(f"{where}: pad_token_id", got=plain(padding), allowed=allowed, remedy="fix the file")
     first = padding + 1 if encoder.counts_words else 0
     return {"padding": padding, "first_position": first, "context": numbers["context"] - first}
 
@@ -149,7 +149,7 @@ def count_of(value: Any, name: str, where: str) -> int:
     """Return a size of a config.json. Raises UserError for what is no whole number from 1 to 2**31."""
     if type(value) is not int or not 1 <= value <= _LARGEST:
         allowed = f"a whole number from 1 to {_LARGEST}"
-        raise UserError(f"{where}: {name}", got=plain(value), allowed=allowed, remedy="mend the file")
+        raise UserError(f"{where}: {name}", got=plain(value), allowed=allowed, remedy="fix the file")
     return value
 
 
@@ -160,7 +160,7 @@ def check_pieces(layers: int, heads: int, where: str) -> None:
             f"{where}: more layers and heads than are served",
             got=f"{layers} layers of {heads} heads",
             allowed=f"layers x (heads + 10) up to {_MOST_PIECES}",
-            remedy="mend the file, or model=python model.factory=FILE.py:FUNCTION",
+            remedy="fix the file, or model=python model.factory=FILE.py:FUNCTION",
         )
 
 

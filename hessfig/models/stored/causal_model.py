@@ -231,11 +231,11 @@ def _check_sizes(found: PreTrainedConfig, settings: dict[str, Any], where: str) 
                 f"{where}: {key} has two values",
                 got=f"{said} and {getattr(found, key)}",
                 allowed="one of them",
-                remedy="mend the file",
+                remedy="fix the file",
             )
     share = (getattr(found, "rope_parameters", None) or {}).get("partial_rotary_factor", 1.0)
     if not isinstance(share, int | float) or not 0 < share <= 1:
-        raise UserError(f"{where}: partial_rotary_factor", got=share, allowed="0 < share <= 1", remedy="mend the file")
+        raise UserError(f"{where}: partial_rotary_factor", got=share, allowed="0 < share <= 1", remedy="fix the file")
 
 
 def _random(config: Config, seed: int) -> PreTrainedModel:
@@ -333,7 +333,7 @@ def _check_surplus(place: str, surplus: list[str], encoder: Encoder) -> None:
             f"{model_folder.KEY}: the network in {place} has more than its config.json says",
             got=first_few(within),
             allowed="poolers and further heads, which are left out",
-            remedy="mend the numbers in config.json (layers, kinds of positions)",
+            remedy="fix the numbers in config.json (layers, kinds of positions)",
         )
 
 

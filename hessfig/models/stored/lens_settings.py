@@ -105,7 +105,7 @@ def _scale(settings: Mapping[str, Any], d_head: int, where: str) -> float:
 def _eps(settings: Mapping[str, Any], where: str) -> float:
     eps = settings.get("eps", 1e-5)
     if isinstance(eps, bool) or not isinstance(eps, int | float) or not 0 < eps < math.inf:
-        raise UserError(f"{where}: eps", got=eps, allowed="a number > 0", remedy="mend the file")
+        raise UserError(f"{where}: eps", got=eps, allowed="a number > 0", remedy="fix the file")
     return float(eps)
 
 

@@ -1,1 +1,1 @@
-"""Trainings: from initial weights along the batches of a seed, kept on disk at the steps that are asked for."""
+"""Trainings: from initial weights along the batches of a seed, stored at the requested steps."""

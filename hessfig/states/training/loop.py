@@ -1,4 +1,4 @@
-"""The training itself: update by update to the steps that are asked for, from the latest point that is kept."""
+"""The training itself: update by update to the requested steps, from the latest stored one."""
 
 from __future__ import annotations
 
