@@ -31,11 +31,10 @@ def run_shard(job: Job, sweep: Sweep) -> int:
     return 0 if done.is_complete else 1
 
 
-def run_ranks(job: Job, command: str) -> int:
-    """Measure a sweep by all processes of torchrun, the first of which plans, stores and reports."""
+def run_ranks(job: Job, command: str) -> Summary | None:
+    """Measure a sweep by all processes of torchrun; return what the first of them, which plans and stores, did."""
     import time
 
-    from hessfig.cli.experiment import report
     from hessfig.sweep import together
     from hessfig.sweep.plan import Sweep
 
@@ -47,15 +46,14 @@ def run_ranks(job: Job, command: str) -> int:
         if is_first:
             say(*planned)
         if job.config.dry_run:
-            return 0
+            return None
         summary = together.lead(sweep, command) if is_first else None
         if summary is None:
             together.serve()
         done = together.shares(time.perf_counter() - start)
-    if summary is None:
-        return 0
-    say(*map(str, done))
-    return report(summary)
+    if summary is not None:
+        say(*map(str, done))
+    return summary
 
 
 def run_slurm(job: Job, command: str) -> Summary | None:

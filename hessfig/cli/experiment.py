@@ -42,7 +42,8 @@ def run(job: Job) -> int:
     check_device(config.device)
     check_workers(config)
     if config.ranks:
-        return run_ranks(job, command_of(job))
+        summary = run_ranks(job, command_of(job))
+        return report(summary) if summary else 0
     if config.dry_run:
         return status(job)
     if not is_file(Path(config.output_dir) / config.sweep.name / TABLE):  # else there may be nothing to measure

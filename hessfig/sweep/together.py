@@ -111,16 +111,17 @@ def on_ranks(cells: list[Cell], store: CellStore) -> Generator[Outcome, None, No
         raise UserError(
             "ranks: networks are not trained by several ranks",
             got="state=trained",
-            remedy="train first, without ranks; or leave ranks out",
+            allowed="networks that are drawn or loaded",
+            remedy="leave ranks out, or load the trained weights (model.path)",
         )
     for cell in cells:
         try:
-            found = _measured(told(cell))
-            store.write(cell.key, cell.science, found.rows, found.arrays, cell.labels)
+            done = _measured(told(cell))
+            store.write(cell.key, cell.science, done.rows, done.arrays, cell.labels)
         except (UserError, RuntimeError) as error:
-            cause = str(error) if isinstance(error, UserError) else str(_lost(error))
-            yield Outcome(cell, "failed", cause)
-            raise UserError(f"{cell}: {cause}") from error
+            found = error if isinstance(error, UserError) else _lost(error)
+            yield Outcome(cell, "failed", str(found))
+            raise found from error
         yield Outcome(cell, "measured", "", peak_memory())
 
 
@@ -148,12 +149,13 @@ def _measured(cell: Cell) -> Measured:
     except UserError:
         raise
     except Exception as error:
-        rank, lost = distributed.get_rank(), isinstance(error, distributed.DistError | RuntimeError)
-        raise UserError(f"ranks: rank {rank} could not go on: {brief(error)}" + _REMEDY * lost) from error
-
-
-_REMEDY = "; where a connection was closed, another rank ended: torchrun names it. Finished cells are kept; run again"
+        raise _lost(error) from error
 
 
 def _lost(error: Exception) -> UserError:
-    return UserError(f"ranks: one of them was lost: {brief(error)}{_REMEDY}")
+    return UserError(
+        f"ranks: rank {os.environ.get('RANK', '?')} could not go on",
+        got=brief(error),
+        allowed="every rank measures its share of a cell to the end",
+        remedy="see which rank torchrun names as the first that ended; run again: finished cells are kept",
+    )
