@@ -19,7 +19,7 @@ from hessfig.figures.layouts.eigenvalue_plots import spectra
 from hessfig.figures.layouts.growth_curves import growth, growth_by_depth, linear_axes, one_panel
 from hessfig.figures.layouts.hessian_maps import entries, histograms
 from hessfig.figures.layouts.landscapes import landscape, power_laws
-from hessfig.figures.layouts.races import edge, heterogeneity_trained, race_of_rules, steps
+from hessfig.figures.layouts.races import critical_batch, edge, heterogeneity_trained, race_of_rules, steps
 from hessfig.figures.layouts.scaling import gauss_newton, sinks, weight_norms
 from hessfig.figures.layouts.score_split import score_split
 from hessfig.figures.parts.page import FigureSpec, Page, save_sheets, styled
@@ -68,6 +68,7 @@ LAYOUTS: dict[str, Layout] = {
     "components": Layout(components, options=("quantity", "part")),
     "edge": Layout(edge, options=("quantity",)),
     "steps": Layout(steps, options=()),
+    "critical_batch": Layout(critical_batch, options=()),
     "slices": Layout(slices, options=()),
     "critical_points": Layout(critical_points, options=()),
     "trajectories": Layout(trajectories, options=()),

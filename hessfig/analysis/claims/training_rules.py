@@ -10,6 +10,7 @@ import pandas as pd
 from hessfig.analysis.claims import judges, rule
 from hessfig.analysis.claims.growth_rules import LARGE, PAPER, least_squares
 from hessfig.analysis.claims.rule import Evidence, by_seed, claim, norms, wide
+from hessfig.analysis.critical_batches import BATCH, RATE, critical_batches
 from hessfig.analysis.intervals import fisher_interval, student_interval
 from hessfig.analysis.slopes.printed import within
 from hessfig.analysis.training_runs import rank_correlations
@@ -20,7 +21,6 @@ LEAST_CORRELATION = 0.5
 LEAST_FASTER = 0.3  # decades: twice as fast
 LEAST_ACCURACY = 0.005  # of 1, per decade of batch size
 STAND_INS = ("gradient_norm", "gradient_covariance", "score_spread", "pattern_spread")
-BATCH, RATE = "training.batch_size", "training.learning_rate"
 MOST_OFF = 0.5  # decades: a factor of three
 LANGUAGE = "a character GPT-2 of 4 layers, d_model 64 (0.2 M parameters); 3 seeds"
 BLOG = "blog on arXiv 2510.16927"
@@ -189,50 +189,8 @@ def _growth(evidence: Evidence) -> pd.Series:
 def _noise_over_critical(evidence: Evidence) -> pd.Series:
     """Return log10 of the noise scale over the critical batch size, by seed."""
     losses, noise = (evidence.numbers(name, BATCH, RATE) for name in ("held_out_loss", "noise_scale"))
-    found = {
-        seed: _over_critical(_runs(losses[losses["seed"] == seed]), _runs(noise[noise["seed"] == seed]))
-        for seed in sorted(set(losses["seed"]) & set(noise["seed"]))
-    }
+    found = {seed: np.log10(one.noise_scale / one.critical) for seed, one in critical_batches(losses, noise).items()}
     return pd.Series(found, dtype=float).dropna()
-
-
-Runs = dict[tuple[float, str], pd.Series]
-
-
-def _runs(rows: pd.DataFrame) -> Runs:
-    """Return curves along the steps by batch size and learning rate."""
-    known = rows[(rows[BATCH] != "") & (rows["value"] > 0)]
-    return {
-        (float(size), str(rate)): one.set_index("step")["value"].sort_index()
-        for (size, rate), one in known.groupby([BATCH, RATE])
-    }
-
-
-def _over_critical(losses: Runs, noise: Runs) -> float:
-    """Return log10 of the noise scale over the critical batch size of one seed; nan where they are not known."""
-    sizes = sorted({size for size, _ in losses})
-    if len(sizes) < 3:
-        return float("nan")
-    target = max(min(curve.min() for (one, _), curve in losses.items() if one == size) for size in sizes)
-    best = [min((_first_at(curve, target), key) for key, curve in losses.items() if key[0] == size) for size in sizes]
-    inverse = np.array([1 / steps for steps, _ in best])
-    sides = np.stack([inverse, inverse / np.array(sizes)], axis=1)
-    fewest, examples = np.linalg.lstsq(sides, np.ones(len(sizes)), rcond=None)[0]
-    curve = noise.get(best[-1][1])
-    if curve is None or not (fewest > 0 and examples > 0):
-        return float("nan")
-    scale = np.interp(best[-1][0], curve.index.to_numpy(float), np.log10(curve.to_numpy()))
-    return float(scale - np.log10(examples / fewest))
-
-
-def _first_at(curve: pd.Series, target: float) -> float:
-    """Return the step at which a loss first falls to the target, linear in its logarithm; infinity if it does not."""
-    logs, steps = np.log(curve.to_numpy()), curve.index.to_numpy(float)
-    below = np.flatnonzero(logs <= np.log(target))
-    if not below.size:
-        return np.inf
-    k = below[0]
-    return float(steps[k] if k == 0 else np.interp(-np.log(target), -logs[k - 1 : k + 1], steps[k - 1 : k + 1]))
 
 
 def _along_batches(rows: pd.DataFrame) -> pd.Series:

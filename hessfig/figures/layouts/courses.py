@@ -154,8 +154,7 @@ def _draw_course(table: pd.DataFrame, paper: Paper, suffix: str) -> Page:
     if not panels:
         sheet.first.set_axis_off()
         say(sheet.first, "(nothing of the whole network)")
-    for cell in sheet.lines[-1]:
-        sheet.panels[cell].set_xlabel("step")
+    sheet.label_below("step")
     return sheet.page(suffix, pd.concat([pd.DataFrame(), *drawn], ignore_index=True))
 
 

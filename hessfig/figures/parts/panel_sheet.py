@@ -151,11 +151,16 @@ class Sheet:
         """
         titled = [cell for line in (self.lines if self.is_folded else self.lines[:1]) for cell in line]
         self._title({c: [_joined(names[c[0]] * self.is_folded, one) for one in columns[c[1]]] for c in titled})
-        for number, line in enumerate(self.lines):
-            below = self.lines[number + 1] if number + 1 < len(self.lines) else []
-            for cell in line[len(below) :] if x else ():
-                self.panels[cell].set_xlabel(x)
+        for line in self.lines:
             label_side(self.panels[line[0]], unit if self.is_folded else rows[line[0][0]])
+        if x:
+            self.label_below(x)
+
+    def label_below(self, x: str) -> None:
+        """Write the x label under every panel that has none below it: a last line may be shorter than the others."""
+        for line, below in zip(self.lines, [*self.lines[1:], []], strict=True):
+            for cell in line[len(below) :]:
+                self.panels[cell].set_xlabel(x)
 
     def _title(self, candidates: Mapping[Cell, Sequence[str]]) -> None:
         """Give panels titles of one length: the longest that fits every one of them; they may end in the next gap."""
