@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
+import torch.distributed.nn.functional  # before there is a group: its defaults would keep the first one alive
 from torch import distributed
 
 from hessfig.config import Config, Data

@@ -21,15 +21,19 @@ WORDS = (
 HESSFIG = ("-c", "from hessfig.cli.main import main; main()")
 
 
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
 def run(folder: Path, ranks: int, *more: str) -> subprocess.CompletedProcess[str]:
     """Run the sweep by so many ranks, or by one process without ranks (0)."""
     words = [*WORDS, f"output_dir={folder}", *more]
     launcher: list[str] = []
     if ranks:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        launcher = ["-m", "torch.distributed.run", f"--nproc-per-node={ranks}", f"--master-port={port}", "--no-python"]
+        port = f"--master-port={free_port()}"
+        launcher = ["-m", "torch.distributed.run", f"--nproc-per-node={ranks}", port, "--no-python"]
         launcher.append(sys.executable)
         words.append("ranks=true")
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -58,6 +62,30 @@ def test_any_number_of_ranks_gives_the_same_bits(most: int, tmp_path: Path) -> N
     for alone, dealt in zip(found[0], found[1], strict=True):
         assert alone[:4] == dealt[:4]
         assert float(dealt[4]) == pytest.approx(float(alone[4]), rel=1e-9)
+
+
+THREADS = """
+import os
+from hessfig.cli.main import main
+try:
+    main()
+finally:
+    print("left:", *(open(f"/proc/self/task/{task}/comm").read().strip() for task in os.listdir("/proc/self/task")))
+"""
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are read from /proc, as Linux has it")
+def test_a_rank_that_is_done_holds_no_process_group(tmp_path: Path) -> None:
+    """Threads of a group that outlives its end abort the process at exit, now and then."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    words = [*WORDS, f"output_dir={tmp_path}", "ranks=true", "task.length=8", "quantities=[frobenius]"]
+    command = [sys.executable, "-c", THREADS, "run", *words]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=400, check=False)
+    assert done.returncode == 0, done.stderr
+    left = next(line for line in done.stdout.splitlines() if line.startswith("left:"))
+    assert "gloo" not in left
 
 
 @pytest.mark.long

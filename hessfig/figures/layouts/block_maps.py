@@ -84,7 +84,7 @@ def norm_matrix(norms: pd.DataFrame, names: list[str]) -> np.ndarray:
 
 def _note(quantity: str, numbers: pd.DataFrame, place: str) -> str:
     what = f"log10 of the mean {labels.quantity_words(quantity)} over {labels.seeds_words(numbers)}"
-    return f"{what}{', ' * bool(place)}{place}; a dot: not measured."
+    return f"{what}{', ' * bool(place)}{place}."
 
 
 def _draw_page(
@@ -97,10 +97,12 @@ def _draw_page(
     width = panel_width(paper, columns, margins)
     squares = [norm_matrix(where(norms, part=part), names) for part in parts]
     fits = max(width_of(_cell(value)) for square in squares for value in square.flat) <= 0.95 * width / len(names)
+    note += " A dot: not measured." * any(np.isnan(square).any() for square in squares)
+    note += " Numbers are in the CSV file." * (not fits)
     sheet = panel_sheet(
         paper,
         [[part.value for part in parts]],
-        note=note if fits else f"{note} Numbers are in the CSV file.",
+        note=note,
         height=width * (1.0 if columns > 1 else 0.72),
         margins=margins,
         narrowest=narrowest,
