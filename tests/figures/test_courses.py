@@ -77,7 +77,7 @@ def test_heat_maps_have_a_page_a_part(pages: Draw) -> None:
 
 
 def test_critical_batches_are_read_off_steps_to_a_common_loss(pages: Draw) -> None:
-    """Losses of exp(-t / (1 + 50 / B)) have the critical batch size 50; noise scales are drawn where they are reached."""
+    """Losses of exp(-t / (1 + 50 / B)) have the critical batch size 50; noise scales stand where they are reached."""
     rows = [
         {"row": "", "part": "", "variant": f"training.batch_size={size},training.learning_rate=0.1", "seed": seed}
         | {"step": step, "quantity": name, "value": value}

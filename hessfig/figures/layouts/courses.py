@@ -22,12 +22,11 @@ from hessfig.figures.parts.matrix import colour_bar, draw_matrix
 from hessfig.figures.parts.measured import by_network, counted, wanted_quantities, where
 from hessfig.figures.parts.page import GUIDE, FigureSpec, Page, Paper, file_words, matrix_colour, part_colour, tone
 from hessfig.figures.parts.panel_sheet import Margins, fitting_columns, in_rows, panel_sheet, say
-from hessfig.figures.parts.panels import draw_interval, seed_means
+from hessfig.figures.parts.panels import draw_interval, draw_means, seed_means, spread_words
 from hessfig.figures.parts.ticks import between_decades, set_decades
 from hessfig.terms import Part, name_order
 
 STEP = "step"
-FEW_SEEDS = 5  # so many are drawn as lines of their own
 
 
 def of_whole(table: pd.DataFrame, quantity: str, part: str = "") -> pd.DataFrame:
@@ -49,24 +48,6 @@ def read_steps(folder: Path) -> Run:
     return run
 
 
-def draw_means(ax: Axes, rows: pd.DataFrame, *, colour: str, **line: object) -> pd.DataFrame:
-    """Draw means over seeds along the steps and return them; the axis is scaled beforehand (`scale`).
-
-    Few seeds are drawn as thin lines, more by the band of their interval; means are geometric on logarithmic axes.
-    """
-    means = seed_means(rows, [STEP], logs=ax.get_yscale() == "log")
-    if not means["mean"].notna().any():
-        return means
-    seeds = rows.groupby("seed")
-    if not 1 < len(seeds) <= FEW_SEEDS:
-        draw_interval(ax, means, STEP, colour=colour, **line)
-        return means
-    for _, one in seeds:
-        ax.plot(one[STEP], one["value"], color=colour, linewidth=0.4, alpha=0.6)
-    draw_interval(ax, means.assign(low=np.nan, high=np.nan), STEP, colour=colour, **line)
-    return means
-
-
 def scale(ax: Axes, rows: Sequence[pd.DataFrame]) -> None:
     """Set both scales of a panel to what all its rows need."""
     every = pd.concat([one[[STEP, "value"]] for one in rows])
@@ -79,8 +60,7 @@ def scale(ax: Axes, rows: Sequence[pd.DataFrame]) -> None:
 def how(table: pd.DataFrame, words: str, spread: str = "") -> str:
     """Return the note of a sheet: `words`, then repeats, what shows their spread, estimators, what was left out."""
     table = along(table, Axis(STEP))
-    few = 1 < table["seed"].nunique() <= FEW_SEEDS
-    spread = spread or ("thin: the seeds" if few else "band: 95% interval (Student's t)")
+    spread = spread or spread_words(table)
     return (
         f"{words} Mean over {labels.seeds_words(table)}, {spread}."
         f" {labels.estimator_words(table)}.{labels.left_out_words(table)}"
@@ -177,7 +157,7 @@ def _draw_panel(ax: Axes, title: str, lines: list[tuple[str, str, pd.DataFrame]]
     for rank, (quantity, name, rows) in enumerate(lines):
         guide = quantity == "stability_threshold"
         style = {"linestyle": "--", "marker": ""} if guide else {"linestyle": "--" if "smallest" in name else "-"}
-        means = draw_means(ax, rows, colour=GUIDE if guide else _colour(name, rank), label=_words(name), **style)
+        means = draw_means(ax, rows, STEP, colour=GUIDE if guide else _colour(name, rank), label=_words(name), **style)
         found.append(means.assign(panel=title, quantity=quantity, line=name))
     if title == _SHARE:
         ax.set_ylim(-0.02, 1.02)

@@ -16,13 +16,13 @@ from hessfig.analysis.critical_batches import BATCH, RATE, CriticalBatch, critic
 from hessfig.analysis.intervals import Interval, geometric_interval
 from hessfig.analysis.training_runs import EDGE_TOLERANCE, THRESHOLD, Race, against_plain, race, settled, shares
 from hessfig.errors import UserError
-from hessfig.figures.layouts.courses import draw_means, how, of_whole, read_steps, scale, variant_titles
+from hessfig.figures.layouts.courses import how, of_whole, read_steps, scale, variant_titles
 from hessfig.figures.parts.encoding import set_decades, set_y_scale
 from hessfig.figures.parts.labels import plain, quantity_words, symbol
 from hessfig.figures.parts.measured import counted, where
 from hessfig.figures.parts.page import GUIDE, TINY, FigureSpec, Page, Paper, part_colour, tone, variant_names
 from hessfig.figures.parts.panel_sheet import Margins, panel_sheet, say
-from hessfig.figures.parts.panels import draw_interval, seed_means
+from hessfig.figures.parts.panels import draw_interval, draw_means, seed_means
 from hessfig.terms import Part
 
 _ALONG = {"step": "gradients", "seconds": "seconds"}
@@ -234,7 +234,7 @@ def _noise_scales(ax: Axes, seeds: list[CriticalBatch]) -> pd.DataFrame:
     every = [one.noise.reset_index().set_axis(["step", "value"], axis=1).assign(seed=i) for i, one in enumerate(seeds)]
     rows = pd.concat(every)
     scale(ax, [rows])
-    points = draw_means(ax, rows, colour=tone(1), label="noise scale")
+    points = draw_means(ax, rows, "step", colour=tone(1), label="noise scale")
     ax.plot([one.steps[-1] for one in seeds], [one.noise_scale for one in seeds], "o", color=tone(1), markersize=4)
     critical = _geometric([one.critical for one in seeds])
     ax.axhline(critical.mean, color=GUIDE, linestyle="--", label="critical batch size")
@@ -371,7 +371,7 @@ def _values(table: pd.DataFrame, name: str) -> pd.DataFrame:
 def _draw_panel(ax: Axes, rows: pd.DataFrame, rank: int) -> pd.DataFrame:
     if rows.empty:
         say(ax, "(no number)")
-    return draw_means(ax, rows, colour=tone(rank))
+    return draw_means(ax, rows, "step", colour=tone(rank))
 
 
 def _mark(ax: Axes, end: Interval | None) -> None:

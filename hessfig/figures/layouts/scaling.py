@@ -20,7 +20,7 @@ from hessfig.figures.parts.encoding import set_x_scale
 from hessfig.figures.parts.measured import Network, as_written, by_part, counted, networks_of, wanted_quantities, where
 from hessfig.figures.parts.page import FigureSpec, Page, Paper, matrix_colour, panel_names, shades, tone
 from hessfig.figures.parts.panel_sheet import Margins, panel_sheet, say
-from hessfig.figures.parts.panels import draw_interval, mark_one, seed_means
+from hessfig.figures.parts.panels import draw_interval, draw_means, mark_one, seed_means, spread_words
 from hessfig.figures.parts.ticks import set_decades
 from hessfig.record import NETWORK
 from hessfig.terms import Group, Part
@@ -150,9 +150,9 @@ def _draw_stretch(table: pd.DataFrame, axis: Axis, paper: Paper, suffix: str) ->
     side_labels = {"eigenvalue": "eigenvalue", "ratio": "outermost / bulk width"}
     first = f"{axis.symbol} = {rows[X].min():g}"
     note = (
-        f"{labels.part_words(table['part'].iloc[0])}: mean over {labels.seeds_words(table)}, band: 95% interval"
-        f" (Student's t). Below: seed by seed, relative to {first} (thin: the seeds; grey: within a tenth of a decade"
-        f" of it).{labels.made_words(table, axis)}"
+        f"{labels.part_words(table['part'].iloc[0])}: mean over {labels.seeds_words(table)}, {spread_words(rows)}."
+        f" Below: seed by seed, relative to {first}, with the 95% interval of the mean (grey: within a tenth of a"
+        f" decade of it).{labels.made_words(table, axis)}"
     )
     names = [[f"{network}:{kind}" for network in panel_names(networks)] for kind in side_labels]
     sheet = panel_sheet(
@@ -179,13 +179,11 @@ def _draw_ends(ax: Axes, here: pd.DataFrame, floor: float) -> pd.DataFrame:
     found = []
     percents = sorted(_quantiles(here)["index"].unique())
     for percent, colour in zip(percents, shades(_QUANTILE, len(percents)), strict=True):
-        points = seed_means(_quantile(here, percent), _CURVE)
-        draw_interval(ax, points, X, colour=colour, label=f"{percent}%")
+        points = draw_means(ax, _quantile(here, percent), *_CURVE, colour=colour, label=f"{percent}%")
         found.append(points.assign(shown=f"quantile_{percent}"))
     for quantity, words in ((LARGEST, "largest, smallest"), (SMALLEST, "")):
         rows = here[(here["quantity"] == quantity) & (here["index"] <= 1)]
-        points = seed_means(rows, _CURVE)
-        draw_interval(ax, points, X, colour=_OUTLIER, label=words or "_")
+        points = draw_means(ax, rows, *_CURVE, colour=_OUTLIER, label=words or "_")
         found.append(points.assign(shown=quantity))
     ax.axhline(0, color="#999999", linewidth=0.4, zorder=0)
     return pd.concat(found)

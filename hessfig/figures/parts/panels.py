@@ -71,6 +71,32 @@ def draw_interval(ax: Axes, points: pd.DataFrame, x: str, *, colour: Any, **line
     draw_mean(ax, drawn[x], drawn["mean"], (drawn[x], low, high), colour=colour, **line)
 
 
+_FEW_SEEDS = 5  # so many are drawn as lines of their own
+
+
+def draw_means(ax: Axes, rows: pd.DataFrame, *by: str, colour: Any, **line: Any) -> pd.DataFrame:
+    """Draw `seed_means` by the columns `by` against the last of them, and return them; scale the axes beforehand.
+
+    Few seeds are drawn as thin lines, more by the band of their interval; means are geometric on logarithmic axes.
+    """
+    x, means = by[-1], seed_means(rows, by, logs=ax.get_yscale() == "log")
+    if not means["mean"].notna().any():
+        return means
+    seeds = rows.sort_values(x).groupby("seed")
+    if not 1 < len(seeds) <= _FEW_SEEDS:
+        draw_interval(ax, means, x, colour=colour, **line)
+        return means
+    for _, one in seeds:
+        ax.plot(one[x], one["value"], color=colour, linewidth=0.4, alpha=0.6)
+    draw_interval(ax, means.assign(low=np.nan, high=np.nan), x, colour=colour, **line)
+    return means
+
+
+def spread_words(rows: pd.DataFrame) -> str:
+    """Return how `draw_means` shows the spread of as many seeds."""
+    return "thin: the seeds" if 1 < rows["seed"].nunique() <= _FEW_SEEDS else "band: 95% interval (Student's t)"
+
+
 def draw_guide(ax: Axes, x: np.ndarray, exponent: float, coefficient: float, *, style: int = 0) -> None:
     """Draw the grey dashed line coefficient * x^exponent, behind the curves."""
     x = np.asarray(x, dtype=float)
