@@ -7,7 +7,8 @@ docs/performance.md); one that is not installed, or does not run on this torch, 
 contender runs in a fresh process, all in turn, several rounds. Largest eigenvalue: to a relative residual ||H v -
 value v|| / |value| of 1e-3 and 1e-6, which a plain double backward judges afterwards, for everybody. A peer that
 stops by another rule is run with rising effort until its residual is small enough: `seconds` are those of that run
-alone, as if the effort had been known, and `seconds_with_search` those of all runs up to it. Density: the same steps
+alone, as if the effort had been known, and `seconds_with_search` those of all runs up to it. "PyHessian, as its users
+run it" is float32, tol=1e-3, maxIter=100, once, whatever its residual. Density: the same steps
 and probes for everybody; its error is the Wasserstein distance to a longer run with probes of its own, in units of
 the spectrum's standard deviation, and `seconds_at_equal_error` scales the time by (error / hessfig's error)^2, for
 probes' errors fall like that.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hessfig.curvature.problem import Problem
 
 OURS, OURS_FLOAT32 = "hessfig", "hessfig, float32 products"
-_PEERS = ("curvlinops + eigsh", "PyHessian", "hessian-eigenthings")
+_PEERS = ("curvlinops + eigsh", "PyHessian", "PyHessian, as its users run it", "hessian-eigenthings")
 LARGEST = (OURS, *_PEERS)
 DENSITY = (OURS, OURS_FLOAT32, "curvlinops", "PyHessian", "hessian-eigenthings")
 LONG = 3  # the truth of a density: half as many times more steps, as many times more probes
@@ -77,11 +77,12 @@ def _peer(name: str, cell: Cell, target: float) -> Found:
     from spectral_peers import LARGEST as PEERS
 
     peer, spent, found = PEERS[name], 0.0, {}
+    peer.solve(_problem(cell), peer.efforts[0])  # as `_ours`: the import and a first call are not counted
     for effort in peer.efforts:
         (value, vector, products), seconds = _timed(partial(peer.solve, _problem(cell), effort), cell.config.device)
         spent += seconds
         found = _costs(cell, seconds, spent, products) | _accuracy(cell, value, vector) | {"effort": effort}
-        if found["error"] <= target:
+        if found["error"] <= target or not peer.judged:
             return found
     return {"failed": f"residual {found['error']:.1e} at its largest effort, {found['effort']:g}"}
 
