@@ -8,10 +8,10 @@ contender runs in a fresh process, all in turn, several rounds. Largest eigenval
 value v|| / |value| of 1e-3 and 1e-6, which a plain double backward judges afterwards, for everybody. A peer that
 stops by another rule is run with rising effort until its residual is small enough: `seconds` are those of that run
 alone, as if the effort had been known, and `seconds_with_search` those of all runs up to it. "PyHessian, as its users
-run it" is float32, tol=1e-3, maxIter=100, once, whatever its residual. Density: the same steps
-and probes for everybody; its error is the Wasserstein distance to a longer run with probes of its own, in units of
-the spectrum's standard deviation, and `seconds_at_equal_error` scales the time by (error / hessfig's error)^2, for
-probes' errors fall like that.
+run it" is float32, tol=1e-3, maxIter=100, once, whatever its residual. A second table says where hessfig's time goes.
+Density: the same steps and probes for everybody; its error is the Wasserstein distance to a longer run with probes of
+its own, in units of the spectrum's standard deviation, and `seconds_at_equal_error` scales the time by (error /
+hessfig's error)^2, for probes' errors fall like that.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from statistics import median
 from typing import Any
 
 import benchmarking
-from spectral_runs import DENSITY, LARGEST, LONG, OURS, long_density, measure_density, measure_largest
+from spectral_runs import DENSITY, LARGEST, LONG, OURS, long_density, measure_density, measure_largest, where_time_goes
 
 from hessfig.config import Config, ModelConfig, TaskConfig
 from hessfig.sweep.plan import Cell
@@ -43,15 +43,17 @@ def main(words: Sequence[str] | None = None) -> None:
     options = benchmarking.parse(__doc__, _add_options, TOY, words)
     benchmarking.prepare(options.allocator)
     report = benchmarking.heading(options) | {"settings": {name: getattr(options, name) for name in SETTINGS}}
-    report["largest"], report["density"] = [], []
+    report |= {"largest": [], "stages": [], "density": []}
     for layers in options.n_layers:
         cells = [_cell(options, layers, FIRST_SEED + number) for number in range(options.rounds)]
         if options.only != "density":
             report["largest"] += [row for target in TARGETS for row in _largest(cells, layers, target)]
+            report["stages"] += [_stages(cells, layers, target) for target in TARGETS]
         if options.only != "largest":
             report["density"] += _density(cells, layers, options.steps, options.num_probes)
     benchmarking.write_report(options.output or Path("outputs/benchmarks/spectra.json"), report)
     _print("largest eigenvalue", report["largest"])
+    _print("where the time of hessfig's largest eigenvalue goes, seconds", report["stages"])
     _print("density", report["density"])
 
 
@@ -62,6 +64,13 @@ def _largest(cells: list[Cell], layers: int, target: float) -> Runs:
             found = benchmarking.in_fresh_process(measure_largest, name, cell, target)
             rows[name].append(_said(f"largest eigenvalue to {target:g}, {layers} layers, {name}", found))
     return [{"n_layers": layers, "target": target, **_summary(name, runs, rows[OURS])} for name, runs in rows.items()]
+
+
+def _stages(cells: list[Cell], layers: int, target: float) -> dict[str, Any]:
+    """Return medians over rounds of the seconds of every stage of our own run."""
+    found = [benchmarking.in_fresh_process(where_time_goes, cell, target) for cell in cells]
+    middle = {stage: median(run[stage] for run in found) for stage in found[0]}
+    return {"n_layers": layers, "target": target, "name": OURS, **middle}
 
 
 def _density(cells: list[Cell], layers: int, steps: int, probes: int) -> Runs:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import cProfile
 import json
+import pstats
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -71,6 +74,35 @@ def _ours(cell: Cell, target: float) -> Found:
     vector, value = _torch(found.arrays["vectors_0"][:, 0]), found.rows[0]["value"]
     products = entry["products"] + entry["rough_products"]
     return _costs(cell, seconds, seconds, products) | _accuracy(cell, value, vector)
+
+
+# Where time goes: the function, and the one that calls it where only these calls count.
+_STAGES = {
+    "products of both starts, in float32": ("lanczos.py:matmat", "lanczos.py:advance"),
+    "certificate: its products, in float64": ("lanczos.py:matmat", "extremes.py:certify"),
+    "orthogonal vectors and Ritz values of the runs": ("lanczos.py:absorb", ""),
+    "recording the network, in both precisions": ("recording.py:build_tape", ""),
+}
+
+
+def where_time_goes(cell: Cell, target: float) -> Found:
+    """Return the seconds of our own run by stage, by the profiler of Python (whose own cost is in all of them)."""
+    from hessfig.sweep.measure import draw_problem, request_of
+
+    _one_thread()
+    asked = _asking(cell, "largest_eigenvalue", tolerance=target)
+    problem = draw_problem(asked)
+    run = partial(asked.variant.quantity(asked.quantity).measured, problem, request_of(asked, problem))
+    run()
+    profile = cProfile.Profile()
+    _, seconds = _timed(partial(profile.runcall, run), cell.config.device)
+    calls = {f"{Path(file).name}:{name}": of for (file, _, name), of in vars(pstats.Stats(profile))["stats"].items()}
+    found = {}
+    for stage, (name, caller) in _STAGES.items():
+        *_, spent, callers = calls[name]
+        by = {f"{Path(file).name}:{one}": of[-1] for (file, _, one), of in callers.items()}
+        found[stage] = by[caller] if caller else spent
+    return {**found, "the rest": seconds - sum(found.values()), "all": seconds}
 
 
 def _peer(name: str, cell: Cell, target: float) -> Found:
