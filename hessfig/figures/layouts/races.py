@@ -382,4 +382,4 @@ def _mark(ax: Axes, end: Interval | None) -> None:
         inside = end.low > 1 - EDGE_TOLERANCE and end.high < 1 + EDGE_TOLERANCE
         words += "\nat the edge" if inside else ""
         box = {"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 1}
-        ax.text(0.97, 0.9, words, transform=ax.transAxes, ha="right", fontsize=TINY, bbox=box)
+        ax.text(0.97, 0.98, words, transform=ax.transAxes, ha="right", va="top", fontsize=TINY, bbox=box)
