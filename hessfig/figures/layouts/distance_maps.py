@@ -46,6 +46,7 @@ from hessfig.figures.parts.panel_sheet import (
 from hessfig.record import NETWORK
 
 _COLUMNS, _NARROWEST = 2, 0.9
+_MANY = 20  # weights: the names of more do not fit beside a map of half the page
 _BAR = 0.0825  # inches: how wide a colour bar is, and how far from its map
 _WRITTEN = 0.13  # inches: from this width of a cell on, its number is written in it
 _MARGINS = Margins(left=0.42, right=0.5, top=0.36, bottom=0.42, across=0.5, down=0.7)
@@ -98,7 +99,8 @@ def _beside_each_other(one: Collected, kernel: Kernel) -> tuple[pd.DataFrame, pd
 def _draw_page(
     one: Collected, pairs: pd.DataFrame, means: pd.DataFrame, scale: Normalize, paper: Paper, *, note: str, suffix: str
 ) -> Page:
-    columns = min(_COLUMNS, fitting_columns(paper, _MARGINS, _NARROWEST))
+    weights = pairs[[*NETWORK, *PAIR[:2]]].drop_duplicates().groupby(NETWORK, dropna=False).size().max()
+    columns = min(1 if weights > _MANY else _COLUMNS, fitting_columns(paper, _MARGINS, _NARROWEST))
     sheet = panel_sheet(
         paper,
         in_rows(panel_names(one.networks), columns),

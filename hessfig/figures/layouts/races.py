@@ -67,6 +67,7 @@ def steps(spec: FigureSpec, folder: Path) -> Iterator[Page]:
 
 
 _BUDGETS = {"step": "gradients", "products": "gradients + 2 × products", "seconds": "seconds"}
+_RESULT = 0.28  # inches of a panel for a rule's name, its rates and its ratio
 _RACE = [["step", "products"], ["seconds", "ratio"], ["step:loss", "seconds:loss"]]
 
 
@@ -87,7 +88,8 @@ def race_of_rules(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     words = f"× is over {_named(reference)}; seconds: {found.budget['seconds']:.3g} s each, medians of this machine."
     layout: dict[str, Any] = {"share_x": False, "share_y": False, "narrowest": None, "on_grid": True}
     margins = Margins(left=1.45, across=1.5, top=0.5, down=0.4)
-    sheet = panel_sheet(spec.paper, _RACE, note=how(table, words), height=2.9, margins=margins, **layout)
+    height = max(1.6, _RESULT * len(rules))
+    sheet = panel_sheet(spec.paper, _RACE, note=how(table, words), height=height, margins=margins, **layout)
     drawn = []
     for row, column, ax in sheet:
         along, _, is_result = _RACE[row][column].partition(":")
@@ -176,7 +178,7 @@ def _draw_results(ax: Axes, results: pd.DataFrame) -> None:
         ends = [[row.mean - row.low], [row.high - row.mean]]
         ax.errorbar([row.mean], [rank], xerr=ends if np.isfinite(ends).all() else None, fmt="o", color=tone(rank))
     names = [f"{_named(row.rule)} ({row.rates}){_ratio(row)}" for row in results.itertuples()]
-    ax.set_yticks(range(len(names)), names, fontsize=TINY)
+    ax.set_yticks(range(len(names)), names, fontsize=TINY, linespacing=1.0)
     ax.set_ylim(len(names) - 0.5, -0.5)
 
 

@@ -41,9 +41,11 @@ _SETTINGS = {
 _OF_CNN = {("model.norm", "post"): "GroupNorm"}
 _QUANTITIES = {
     FROBENIUS: "block norm",
-    "hessian_distance": "distance to the Hessian of all samples",
+    "hessian_distance": "distance to H of all samples",
     "hessian_distance_null": "the same by chance",
-    "subset_norm": "block norm of k samples",
+    "subset_norm": "norm for k samples",
+    "subset_largest_eigenvalue": "largest eigenvalue",
+    "subset_condition_number": "condition number",
     "landscape_difference": "change of the loss by one more sample",
     "landscape_rms": "its root mean square",
     "delta_1": "Δ₁",

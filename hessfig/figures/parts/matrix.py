@@ -12,6 +12,7 @@ from matplotlib.colors import Normalize
 from matplotlib.image import AxesImage
 
 from hessfig.figures.parts.page import TINY
+from hessfig.figures.parts.ticks import part_ticks
 
 
 def draw_matrix(
@@ -57,4 +58,5 @@ def colour_bar(ax: Axes, drawn: AxesImage, *, gap: float = 0.08, wide: float = 0
     box, page = ax.get_position(), figure.get_figwidth()
     place = figure.add_axes((box.x1 + gap / page, box.y0, wide / page, box.height), label="<colorbar>")
     bar: Colorbar = figure.colorbar(drawn, cax=place, label=label)
+    part_ticks(place)
     return bar

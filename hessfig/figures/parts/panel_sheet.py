@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from hessfig.figures.parts.labels import plain
 from hessfig.figures.parts.page import BACKING, TINY, Page, Paper, fitting, points, width_of
-from hessfig.figures.parts.ticks import name_two_ticks
+from hessfig.figures.parts.ticks import name_two_ticks, part_ticks
 
 _LINE = 0.125  # height of a line of the note in inches
 _EDGE, _LABEL = 0.05, 0.38  # from the page's edge to the note; from a panel to the middle of its y label
@@ -134,6 +134,7 @@ class Sheet:
         name_two_ticks(self.axes)
         for ax in self.axes:
             _make_room(ax)
+            part_ticks(ax)
         return Page(suffix, self.figure, numbers, self.names)
 
     @property
@@ -171,7 +172,8 @@ class Sheet:
                 break
         for cell, words in titles.items():
             ax = self.panels[cell]
-            ax.set_title(fitting([words], width_in(ax) + self.across, size))
+            margin = (1 - ax.get_position().x1) * self.figure.get_figwidth()
+            ax.set_title(fitting([words], width_in(ax) + min(0.8 * self.across, 2 * margin), size))
 
 
 def _make_room(ax: Axes) -> None:

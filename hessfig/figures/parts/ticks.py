@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
-_THIRD = 0.7  # decades: a shorter axis may have only one of 1, 2 and 5 on it
 _SHORT = 0.7  # decades: a shorter axis may have only one of 1, 2 and 5 on it
+_APART = 0.11  # inches between the middles of two labels of a y axis
 SUPERSCRIPTS = str.maketrans("-.0123456789", "⁻˙⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -43,6 +44,23 @@ def name_two_ticks(axes: Iterable[Axes]) -> None:
             in_decades = isinstance(axis.get_major_formatter(), FuncFormatter) and axis.get_scale() == "log"
             if in_decades and np.floor(np.log10(high)) - np.ceil(np.log10(low)) < 1:
                 between_decades(ax, which)
+
+
+def part_ticks(ax: Axes) -> None:
+    """Leave out ticks of a logarithmic or symlog y axis whose labels would touch: those at 0 and above come first."""
+    if ax.yaxis.get_scale() not in ("log", "symlog"):
+        return
+    low, high = sorted(ax.get_ylim())
+    places = sorted((place for place in ax.yaxis.get_majorticklocs() if low <= place <= high), key=abs)
+    points = np.array([(ax.get_xlim()[0], place) for place in places]).reshape(-1, 2)
+    figure: Any = ax.get_figure(root=True)
+    inches = ax.transData.transform(points)[:, 1] / figure.dpi
+    kept: list[int] = []
+    for rank, inch in enumerate(inches):
+        if all(abs(inch - inches[other]) >= _APART for other in kept):
+            kept.append(rank)
+    if len(kept) < len(places):
+        ax.yaxis.set_major_locator(FixedLocator([places[rank] for rank in kept]))
 
 
 def _digit_and_power(value: float, _: int) -> str:
