@@ -197,7 +197,7 @@ def _unwritable_at(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _temporary(path: Path) -> Iterator[Path]:
-    """Name an empty file beside `path` that no other writer has, and remove it if it is still there in the end."""
+    """Name an empty file next to `path` that no other writer has, and remove it if it is still there in the end."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     os.close(descriptor)

@@ -23,7 +23,7 @@ BARS = {"seconds": "seconds per cell", "cost_at_equal_error": "seconds at equal 
 
 
 def draw_scaling(report: dict[str, Any], output: Path) -> list[Path]:
-    """Draw CPU seconds against every setting beside the JSON; the exponents of the fits stand in the panels.
+    """Draw CPU seconds against every setting next to the JSON; the exponents of the fits stand in the panels.
 
     How to read it: a straight line of slope p means seconds ~ x^p. Grey dashes: the fit, over the points fitted.
     """
@@ -32,7 +32,7 @@ def draw_scaling(report: dict[str, Any], output: Path) -> list[Path]:
 
 
 def draw_norms(report: dict[str, Any], output: Path) -> list[Path]:
-    """Draw a bar an engine beside the JSON: seconds, seconds at the published recipe's error, peak memory.
+    """Draw one bar per engine next to the JSON: seconds, seconds at the published recipe's error, peak memory.
 
     How to read it: a bar's value, and in brackets the published recipe's (float32, one thread) divided by it.
     """
@@ -41,7 +41,7 @@ def draw_norms(report: dict[str, Any], output: Path) -> list[Path]:
 
 
 def scaling_sheet(report: dict[str, Any]) -> Figure:
-    """A panel an axis, and a last one for the legend."""
+    """One panel per axis, and a last one for the legend."""
     names = list(dict.fromkeys(row["axis"] for row in report["points"]))
     cols = min(3, len(names) + 1)
     sheet = panel_sheet(

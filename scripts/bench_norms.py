@@ -6,7 +6,7 @@ rounds (every round with a network of its own), so that drifts of the machine hi
 
     python scripts/bench_norms.py [--n-layers 1] [--norm none] [--rounds 3] [--output outputs/benchmarks/norms.json]
 
-writes the JSON and, beside it, the figure. Errors: relative_sem is the mean of standard error / norm over numbers
+writes the JSON and, next to it, the figure. Errors: relative_sem is the mean of standard error / norm over numbers
 and rounds, an exact number counting as zero; rms_deviation is that of norm / exact norm - 1 (one layer only).
 cost_at_equal_error is seconds * (relative_sem / published relative_sem)^2: the time the engine would take for the
 published recipe's error; cost_at_equal_error_sampled is the same over the numbers alone which the engine samples.

@@ -1,11 +1,11 @@
-"""Time Hessian-vector products of a GPT-2-small-shaped network beside other packages: seconds and peak memory.
+"""Time Hessian-vector products of a GPT-2-small-shaped network next to other packages: seconds and peak memory.
 
     python scripts/bench_real.py [--length 64] [--products 3] [--dtype float32] [--device cuda] [--output FILE.json]
 
 12 layers, 12 heads, width 768, 50 257 words, random weights: a probe of W_Q and of W_V of layers 1, 6 and 12, and one
 product of the whole Hessian, each by every contender in a process of its own (which alone gives a peak of memory), in
 turn. `seconds` is the median of --products products after the first, `cpu_seconds` those of this process alone, to be
-compared where others compute beside it; `first` is the first product, `build` what came before. `peak_gib` is what the
+compared where others compute next to it; `first` is the first product, `build` what came before. `peak_gib` is what the
 process held at most, `base_gib` what it held with network and data and nothing else.
 `agrees` compares v.Hv with that of the first contender, for the same v. hessfig multiplies by H; hessfig_split by H_o
 and H_f at once, which no other package here offers.

@@ -15,7 +15,7 @@ COLUMNS = ("engine", "s / cell", "x", "x, 2 threads", "sem", "rms off", "s, equa
 
 
 def summaries(runs: Runs) -> dict[str, Run]:
-    """Return what each engine costs and how far it is off, beside the published recipe."""
+    """Return what each engine costs and how far it is off, next to the published recipe."""
     found = {name: _cost(each) | _error(each, runs) for name, each in runs.items()}
     published = found[PUBLISHED]
     for row in found.values():
@@ -76,7 +76,7 @@ def _deviations(each: list[Run], runs: Runs, keys: Keys) -> dict[str, Any]:
 
 
 def print_table(report: dict[str, Any]) -> None:
-    """Print a row an engine; x is how many times less than the published recipe on one thread."""
+    """Print one row per engine; x is how many times less than the published recipe on one thread."""
     from rich.console import Console
     from rich.table import Table
 

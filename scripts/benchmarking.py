@@ -53,7 +53,7 @@ def parse(
     )
     extra(parser)
     parser.add_argument("--rounds", type=_count, default=3, help="measure everything so often, in turn (3)")
-    parser.add_argument("--output", type=Path, help="the JSON to write; the figure goes beside it")
+    parser.add_argument("--output", type=Path, help="the JSON to write; the figure goes next to it")
     parser.add_argument("--allocator", choices=("sweep", "system"), default="sweep", help=ALLOCATORS)
     parser.add_argument("--quick", action="store_true", help=f"{TOY_WORDS}: a smoke test in seconds")
     given = sys.argv[1:] if words is None else list(words)

@@ -1,11 +1,11 @@
-"""Calibrate products by differences: their error against step and type, by block, beside what they say of themselves.
+"""Calibrate products by differences: their error against step and type, by block, next to what they say of themselves.
 
     python scripts/calibrate_differences.py [--d-model 16] [--rounds 3] [--output outputs/benchmarks/differences.json]
 
-writes the JSON and, beside it, the figure. The truth is H v by double backward in float64, with the weights as they are
-in float64; a network in a smaller type is rounded first, which is part of its error. `error` is |D_h - H v| / |H v| and
-`estimate` what `estimator.products=differences` puts into its rows, |D_h - D_2h| / |D_h|, both Frobenius norms over the
-probes; every round has a network of its own. `move` is the step relative to the weights, h |v| / |w|; the rule's is
+writes the JSON and, next to it, the figure. The truth is H v by double backward in float64, with the weights as they
+are in float64; a network in a smaller type is rounded first, which is part of its error. `error` is |D_h - H v| / |H v|
+and `estimate` what `estimator.products=differences` puts into its rows, |D_h - D_2h| / |D_h|, both Frobenius norms over
+the probes; every round has a network of its own. `move` is the step relative to the weights, h |v| / |w|; the rule's is
 u^(1/3), u the unit roundoff. One network has a smooth activation, the other the kinks of ReLU.
 """
 
@@ -90,7 +90,7 @@ def medians(rows: Rows) -> pd.DataFrame:
 
 
 def calibration_sheet(middle: pd.DataFrame, settings: dict[str, Any]) -> Figure:
-    """A row an activation, a column a block; the dot is the rule's step, above the dashed line numbers are flagged."""
+    """A row per activation, a column per block; dot: the rule's step; numbers above the dashed line are flagged."""
     names = [[f"{name}, {mlp}" for name in BLOCKS] for mlp in TITLES]
     note = (
         f"Relative error of H v by differences (solid) and their own estimate (dotted) against the step relative to "

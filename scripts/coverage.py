@@ -30,7 +30,7 @@ def main() -> None:
 
 
 def paired(exact: pd.DataFrame, probed: pd.DataFrame) -> pd.DataFrame:
-    """Return the probed numbers that are not zero beside the exact ones, with their error in standard errors."""
+    """Return the probed numbers that are not zero next to the exact ones, with their error in standard errors."""
     both = probed[probed["value"] > 0].merge(exact, on=NUMBER, suffixes=("", "_exact"), validate="1:1")
     error = both["value"] - both["value_exact"]
     both = both[both["error"] > 0]  # what `auto` found exactly has no interval

@@ -311,7 +311,7 @@ def horizons(evidence: Evidence) -> str:
 
 @finding("approximations.md", "approximations")
 def value_block(evidence: Evidence) -> str:
-    """Errors of H_o(V, V) of the whole transformer's layer: the best Kronecker product beside K-FAC, sigma <= 0.1."""
+    """Errors of H_o(V, V) of the whole transformer's layer: the best Kronecker product next to K-FAC, sigma <= 0.1."""
     lines = []
     for attention in ("softmax", "linear"):
         cells = []
@@ -329,7 +329,7 @@ _OF_THE_BLOCK = {Approximation.diagonal, Approximation.soap, Approximation.kfoc,
 
 
 def _scale_errors(evidence: Evidence) -> pd.DataFrame:
-    """Return the scale errors of blocks of H, means over seeds and layers: a row a block, a column (end, name)."""
+    """Return the scale errors of blocks of H, means over seeds and layers: one row per block, a column (end, name)."""
     found = {}
     for end in (0, -1):
         for name in Approximation:

@@ -6,8 +6,8 @@ With the command of another version, its numbers and pictures can be compared wi
 
     python scripts/same_numbers.py OLD/outputs NEW/outputs
 
-Runs whose outputs are there already say how many of their cells are reused. Prints a line a run, exits with 1 when one
-fails. A quarter of an hour on two cores, if they have nothing else to do.
+Runs whose outputs are there already say how many of their cells are reused. Prints one line per run, exits with 1 when
+one fails. A quarter of an hour on two cores, if they have nothing else to do.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Arrays stored beside cells: found through the manifest, checked by hash and by their labels."""
+"""Arrays stored next to cells: found through the manifest, checked by hash and by their labels."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ SIGMA = Axis()
 def along(table: pd.DataFrame, axis: Axis = SIGMA, *, asked: str = "sweep.axis") -> pd.DataFrame:
     """Return the table with the place on the axis in a column x; one that has it comes back as it is.
 
-    A setting that is the axis leaves the variant, and what varies beside the axis (sigma along step, say) joins it:
+    A setting that is the axis leaves the variant, and what varies next to the axis (sigma along step, say) joins it:
     numbers of different networks or places are never averaged. Raises UserError, which names the setting `asked`, for
     an axis that the sweep does not vary, or whose values are not numbers.
     """

@@ -122,7 +122,7 @@ def functional_shares(table: pd.DataFrame, axis: Axis = SIGMA) -> pd.DataFrame:
 def seed_shares(
     table: pd.DataFrame, axis: Axis = SIGMA, split: tuple[Part, ...] = AT_OUTPUTS, power: int = 1
 ) -> pd.DataFrame:
-    """Return the shares of `functional_shares` seed by seed, in columns `seed` and `share` beside block and place.
+    """Return the shares of `functional_shares` seed by seed, in columns `seed` and `share` next to block and place.
 
     `split`: the outer and the functional part. The norms are taken to `power` before their share is formed.
     """

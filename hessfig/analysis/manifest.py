@@ -1,4 +1,4 @@
-"""The manifest beside a table: the settings that made it, hence its axis and the networks predictions are for."""
+"""The manifest next to a table: the settings that made it, hence its axis and the networks predictions are for."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def read_run(folder: Path) -> Run:
 def read_manifest(folder: Path) -> dict[str, Any] | None:
     """Return manifest.json, or None if there is none.
 
-    Raises UserError if it is no manifest, or if its `table_sha256` is not that of the table beside it.
+    Raises UserError if it is no manifest, or if its `table_sha256` is not that of the table next to it.
     """
     return _agreeing(folder, _read_checked)
 
@@ -103,7 +103,7 @@ def _architecture(manifest: Mapping[str, Any], variant: str, num_layers: int) ->
     """Return the architecture of one variant.
 
     The manifest's config is that of the first variant, whose settings are no part of the others: what a variant is
-    stands in `variants`. What it changes is put into the config where a manifest has no such list.
+    is in `variants`. What it changes is put into the config where a manifest has no such list.
     """
     try:
         config = varied(manifest["config"], variant, num_layers=num_layers)
@@ -154,7 +154,7 @@ def _parse(path: Path) -> dict[str, Any]:
         raise UserError(
             f"{path} is not a manifest of this version",
             got=f"{type(error).__name__}: {error}"[:300],
-            allowed="what `hessfig run` writes beside its table",
+            allowed="what `hessfig run` writes next to its table",
             remedy=f"{run_command(path.parent)} (finished cells are reused)",
         ) from error
     return manifest
@@ -184,7 +184,7 @@ def _check_table(manifest: Mapping[str, Any], folder: Path) -> None:
     found = hashlib.sha256(path.read_bytes()).hexdigest()
     if found != recorded:
         raise Disagreement(
-            f"{path} is a table from another config or run than the manifest beside it",
+            f"{path} is a table from another config or run than the manifest next to it",
             got=f"sha256 {found[:12]}...",
             allowed=f"sha256 {recorded[:12]}... (manifest.json)",
             remedy=f"{run_command(folder)} (finished cells are reused), or take the manifest away",

@@ -107,7 +107,7 @@ def of_eigenvalues(eigenvalues: Numbers, grid: Numbers, deviation: float) -> tup
 
 
 def _per_probe(quadrature: Quadrature, grid: Numbers, deviation: float, kernel: Profile) -> Numbers:
-    """Return sum_i w_i kernel((t - theta_i) / deviation), a row a probe."""
+    """Return sum_i w_i kernel((t - theta_i) / deviation), one row per probe."""
     rows = []
     for nodes, weights in zip(quadrature.nodes, quadrature.weights, strict=True):
         used = weights > 0

@@ -1,4 +1,4 @@
-"""Eigenvalues and densities stored beside a table (quantities `spectrum` and `density`), block by block."""
+"""Eigenvalues and densities stored next to a table (quantities `spectrum` and `density`), block by block."""
 
 from __future__ import annotations
 

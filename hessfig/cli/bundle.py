@@ -281,7 +281,7 @@ class Bundle:
         return False
 
     def _arrays(self) -> dict[str, bytes]:
-        """Return the arrays beside the cells that the manifest names."""
+        """Return the arrays next to the cells that the manifest names."""
         names = [str(one["file"]) for one in self.manifest.get("arrays") or []]
         return {name: (self.folder / name).read_bytes() for name in names if _is_inside(name)}
 

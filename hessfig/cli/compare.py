@@ -83,7 +83,7 @@ def _check_any(found: list[str], skipped: dict[str, str], outputs: Path, referen
 
 
 def _leave(comparison: Comparison | Paired, folder: Path) -> list[Path]:
-    """Write the numbers beside the table, and the overlays beside the figures; return their paths."""
+    """Write the numbers next to the table, and the overlays next to the figures; return their paths."""
     from hessfig.figures.layouts.overlay import draw_overlay
 
     saved = against.save(comparison, folder)

@@ -39,7 +39,7 @@ def _group_help(group: str, own: Path | None) -> str:
 
 
 def _settings_help(verb: Verb) -> str:
-    """Return a line a setting; those that make a table are listed where a table is made."""
+    """Return one line per setting; those that make a table are listed where a table is made."""
     listed = {
         key: setting
         for key, setting in settings().items()

@@ -35,7 +35,7 @@ def out_of_range(table: Path) -> list[str]:
 
 
 def _knows_zeros(table: Path) -> bool:
-    """Return whether theory knows which blocks of this network vanish; nobody knows those of a user's own."""
+    """Return whether theory knows which blocks of this network vanish; those of a user's own network are not known."""
     manifest = table.with_name(MANIFEST)
     return not manifest.exists() or json.loads(manifest.read_text())["config"]["model"]["kind"] in COUNTED
 

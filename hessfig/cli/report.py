@@ -89,7 +89,7 @@ def _made(folder: Path) -> Mapping[str, Any] | None:
 
 
 def quoted_anew(found: object, verb: str) -> str:
-    """Return a command line that stands in a file, if it is one of `verb`: pasting it runs hessfig and nothing else."""
+    """Return a command line found in a file, if it is one of `verb`: pasting it runs hessfig and nothing else."""
     with suppress(ValueError):  # quotes that do not close
         words = shlex.split(str(found or ""))
         return shlex.join(words) if words[:2] == ["hessfig", verb] else ""
@@ -221,7 +221,7 @@ def _spec(job: Job, *words: str) -> tuple[FigureSpec | None, UserError | None]:
 
 
 def _by_hand(job: Job, sweep: str, known: set[str]) -> Iterator[FigureAsked]:
-    """Yield the figures that `hessfig plot` drew of a sweep beside those that the settings know."""
+    """Yield the figures that `hessfig plot` drew of a sweep next to those that the settings know."""
     if not is_measured(job, sweep):
         return
     folder = Path(job.config.output_dir) / sweep

@@ -75,7 +75,7 @@ def _check_alone(given: Mapping[str, str]) -> None:
 
 
 def made(place: Path) -> Made:
-    """Return a table and the manifest beside it; a file of another name than table.csv has none."""
+    """Return a table and the manifest next to it; a file of another name than table.csv has none."""
     from hessfig.analysis.manifest import Run, read_manifest, read_run
     from hessfig.analysis.table import read_table
 
@@ -93,7 +93,7 @@ def job_again(folder: Path, manifest: Mapping[str, Any], own: Path | None, given
         raise UserError(
             f"{folder / MANIFEST} is missing: what was measured is not known",
             got=f"{TABLE} alone",
-            allowed=f"{TABLE} and the {MANIFEST} that `hessfig run` writes beside it",
+            allowed=f"{TABLE} and the {MANIFEST} that `hessfig run` writes next to it",
             remedy=f"ask for the manifest, or compare two tables: hessfig reproduce {folder} beside=OTHER",
         )
     _check_sums(folder)

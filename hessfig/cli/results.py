@@ -100,7 +100,7 @@ def verify(arguments: list[str]) -> int:
 
 
 def fitted_slopes(job: Job) -> Any:
-    """Return the slopes of the sweep's curves as a frame, and write them beside its table."""
+    """Return the slopes of the sweep's curves as a frame, and write them next to its table."""
     from hessfig.analysis.slopes import fit
 
     config, folder = job.config, table_folder(job)

@@ -59,7 +59,7 @@ def _patient(stream: TextIO | None, descriptor: int) -> Any:
 
 
 class _Outlet(io.RawIOBase):
-    """A descriptor that takes everything; what nobody reads any more is dropped."""
+    """A descriptor that takes everything; output that is no longer read is dropped."""
 
     def __init__(self, descriptor: int) -> None:
         super().__init__()

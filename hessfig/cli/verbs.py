@@ -15,7 +15,7 @@ class Verb:
     `ignores`: whatever else is given is refused. A verb that is not `composed` from the configuration takes words of
     its own (those in `names`). Verbs without `makes_table` compare the settings of a table with those it was made with.
     `aliases`: (what may be typed, the setting it is). `presets`: words that stand before those given. `place`: what it
-    is given beside key=value words.
+    is given in addition to key=value words.
     """
 
     name: str
@@ -112,7 +112,7 @@ VERBS = {
         ),
         Verb(
             name="slice",
-            about="measure and draw the loss along directions and in a plane, beside its second-order expansion",
+            about="measure and draw the loss along directions and in a plane, with its second-order expansion",
             examples=(
                 "hessfig slice",
                 "hessfig slice state=initialised state.step=null model.d_model=8 'directions.along=[largest,gradient]'",

@@ -1,4 +1,4 @@
-"""Configuration: schema, checks, and the only doors to Hydra beside the command line."""
+"""Configuration: schema, checks, and the only doors to Hydra besides the command line."""
 
 # ruff: noqa: F401 - names for others
 

@@ -1,6 +1,6 @@
 """Checks of settings at the border: each raises UserError for the first value that cannot be meant.
 
-What is true of one setting alone stands in the schema; here are the checks of several settings together.
+Checks of a single setting are in the schema; this module checks several settings together.
 """
 
 from __future__ import annotations

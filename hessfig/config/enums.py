@@ -48,7 +48,7 @@ class Estimation:
 
     `fewest`: the probes it takes at least, 0 for a method without probes; `multiple`: what divides their number;
     `at_once`: whether all of them are held at once. `symmetric`: it serves diagonal blocks of single weight matrices
-    alone. `traces`: it gives traces beside norms. `products`: its norms depend on estimator.products.
+    alone. `traces`: it gives traces in addition to norms. `products`: its norms depend on estimator.products.
     """
 
     fewest: int = 1
@@ -230,7 +230,7 @@ class Style(StrEnum):
 
 
 class Format(StrEnum):
-    """The files of a figure; its numbers are written as CSV beside them."""
+    """The files of a figure; its numbers are written as CSV next to them."""
 
     pdf = "pdf"
     png = "png"

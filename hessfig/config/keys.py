@@ -90,7 +90,7 @@ def step_values(config: Config) -> list[int]:
 def kept_steps(config: Config) -> list[int]:
     """Return the steps whose states this run keeps: those asked for and the listed ones below the last of them.
 
-    Steps that nobody asks for are not trained: a run of 8 000 that is measured at 300 ends there.
+    Steps after the last measured one are not trained: a run of 8 000 that is measured at 300 ends there.
     """
     asked = step_values(config)
     return sorted({*asked, *(step for step in config.training.checkpoints if step < asked[-1])})

@@ -55,7 +55,7 @@ def with_defaults(model: ModelConfig) -> ModelConfig:
 
 @dataclass
 class SweepConfig:
-    """A sweep: its name, a line about it, what it varies beside sigma, the windows slopes are fitted on (null: open).
+    """A sweep: its name, a description, what it varies besides sigma, and the windows of the fits (null: open).
 
     `vary` maps a dotted key to a list of values (or one), unless the command line gives that key.
     `axis` is what curves run along: sigma, step, or a varied setting such as model.d_model.
@@ -65,7 +65,7 @@ class SweepConfig:
     about: str = setting("", "a line about it", role=Role.label)
     vary: dict[str, Any] = setting(
         {},
-        "settings it varies beside sigma, in every combination: {model.n_heads: [1, 2], ...}",
+        "settings it varies in addition to sigma, in every combination: {model.n_heads: [1, 2], ...}",
         "{setting: values}",
         role=Role.extent,
     )
@@ -97,7 +97,7 @@ class SweepConfig:
 
 @dataclass
 class FigureConfig:
-    """A figure: which sweep it draws, in which layout, and where it stands in the gallery (`group`, `order`).
+    """A figure: which sweep it draws, in which layout, and its place in the gallery (`group`, `order`).
 
     `x`, `colour` and `dashes` name sigma, step, layer, part or a varied setting, for layouts that take them.
     `published` says what the authors published of it, hence whether `compare` can serve.
@@ -139,10 +139,10 @@ class FigureConfig:
         allowed="none, best, or a place such as 'upper left'",
         example="none",
     )
-    note: bool = setting(True, "the note below the panels; false writes it to a .txt beside the figure")
+    note: bool = setting(True, "the note below the panels; false writes it to a .txt next to the figure")
     formats: list[Format] = setting(
         [Format.pdf, Format.png, Format.svg],
-        "files to write; the numbers are written as CSV beside them",
+        "files to write; the numbers are written as CSV next to them",
         once=True,
         example="[pdf]",
     )

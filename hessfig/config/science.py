@@ -388,7 +388,7 @@ class TrainingConfig:
         enums.TrainingData.fresh, "fresh sums at every step, or a fixed set: the task's batch, which is measured too"
     )
     cascades: float = setting(0.2, "share of a fresh batch that is enriched with cascades of carries", least=0, most=1)
-    checkpoints: list[int] = setting([], "steps whose states are kept beside those of state.step and the last")
+    checkpoints: list[int] = setting([], "steps whose states are kept in addition to those of state.step and the last")
     evaluate_every: int = setting(
         500, "steps between tests on unseen examples (training.csv)", least=1, most=_MOST_STEPS
     )

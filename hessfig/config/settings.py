@@ -98,7 +98,7 @@ def is_setting(key: str) -> bool:
 
 
 def siblings(key: str) -> list[str]:
-    """Return the settings beside `key`: those of its group, or groups and single settings."""
+    """Return the settings near `key`: those of its group, or groups and single settings."""
     group = key.rpartition(".")[0]
     beside = [name for name in settings() if name.rpartition(".")[0] == group]
     return beside if group and beside else [*GROUPS, *(name for name in settings() if "." not in name)]
@@ -113,7 +113,7 @@ def meant(key: str) -> str:
 
 
 def wrong_kind(key: str, got: object, *, where: str = "") -> UserError:
-    """Return the error to show for a value that setting `key` cannot take; `where`: the file it stands in."""
+    """Return the error to show for a value that setting `key` cannot take; `where`: its file."""
     setting = settings()[key]
     allowed = ", ".join(setting.choices) or setting.kind
     return UserError(

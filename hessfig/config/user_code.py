@@ -61,7 +61,7 @@ def files_of(spec: str, config_dir: str | None) -> dict[str, Path]:
     """Return the user's files behind `spec`, by the names under which a folder of their own would be found by it.
 
     Empty for a module of an installed package. An absolute file is named by its last part, and so are modules from
-    elsewhere (PYTHONPATH), beside the file that imports them.
+    elsewhere (PYTHONPATH), next to the file that imports them.
     """
     place, _ = _split("", spec)
     path = _file(place, config_dir)

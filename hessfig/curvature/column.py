@@ -88,7 +88,7 @@ def to_multiply(parts: Sequence[Part]) -> list[Part]:
 
 
 def completed(products: Products, parts: Sequence[Part]) -> Products:
-    """Return `products` with the sums H V that `parts` has beside its summands."""
+    """Return `products` with the sums H V that `parts` has besides its summands."""
     rows = dict.fromkeys(row for row, _ in products)
     return {(row, part): _part_of(products, row, part) for row in rows for part in parts}
 

@@ -148,7 +148,7 @@ def fault(fast: Operator, reliable: Operator, other_part: Operator, parameters: 
     """Return what is wrong with `fast`: nothing if it is symmetric and agrees with `reliable` on a random vector.
 
     It is wrong too where it cannot multiply at all (an operation without a derivative in forward mode, or one that vmap
-    does not know). What is small beside the products of `other_part` of the Hessian counts as rounding. Raises
+    does not know). What is small compared with the products of `other_part` of the Hessian counts as rounding. Raises
     UserError where `reliable` cannot multiply.
     """
     first, second = (_random(parameters, word) for word in ("u", "v"))

@@ -27,7 +27,7 @@ CHUNK_BYTES = 2**26  # of one tensor of logits
 class Tangents:
     """Directions: of the features, (k, tokens, width), and of the unembedding, (k, vocabulary, width), or neither.
 
-    A bias of the unembedding is its last column, beside which the features have a 1 that no weight changes.
+    A bias of the unembedding is its last column, next to which the features have a 1 that no weight changes.
     """
 
     features: Tensor | None
@@ -201,7 +201,7 @@ class Graphs:
 
 
 class _Direction:
-    """What a product by H has beside the features: the unembedding's direction, and what is sent back to it."""
+    """What a product by H has besides the features: the unembedding's direction, and what is sent back to it."""
 
     unembedding: Tensor | None = None
     to_weight: Tensor | None = None
@@ -276,7 +276,7 @@ class HeadedColumn(SidedColumn):
         assert isinstance(network, Headed)
         self._network = network
         places = enumerate(zip(self.places, self.parameters, strict=True))
-        # A tied embedding stands in both lists: it is reached from below and from above.
+        # A tied embedding is in both lists: the loss depends on it as input and as output weight.
         self._heads = _heads(self.parameters, network)
         is_tied = problem.depth(self.weights) is None
         self._body = {i: path for i, (path, _) in places if i not in self._heads or is_tied}

@@ -36,7 +36,7 @@ from hessfig.terms import NUMBERS_OF_APPROXIMATIONS, Approximation, Block, Need,
 
 _PAIRS = {Approximation.kfoc, Approximation.kronecker_sum}
 FITTED = 2  # test vectors of a fitted Kronecker sum, at least, for each row or column of the weight
-NEGLIGIBLE = 1e-12  # an approximation that is this small beside the block is rounding, and counts as 0
+NEGLIGIBLE = 1e-12  # an approximation that is this small compared with the block is rounding, and counts as 0
 Vectors = Float[Tensor, "dim k"]
 Numbers = tuple[Estimate, Estimate, Estimate]
 
@@ -131,7 +131,7 @@ def _reference(block: Block, column: Column, parts: Sequence[Part], request: Req
 
 
 class _Comparison:
-    """A block beside its approximations; each is made once for all parts, unless it is made of the part itself."""
+    """A block next to its approximations; each is made once for all parts, unless it is made of the part itself."""
 
     def __init__(self, reference: _Dense | _Probed, material: Material, rank: int) -> None:
         self._reference, self._material, self._rank = reference, material, rank

@@ -257,7 +257,7 @@ def differenced(norm: Estimate, off: float) -> Estimate:
     """Return a norm whose products are off by `off`, relative to their size: that much is added to its error.
 
     Beyond ROUGHEST it is rough: a kink crossed by the step, or rounding as large as the products. A norm of zero has no
-    error then, for nobody knows what rounding hides.
+    error then, because the effect of rounding is not known.
     """
     error = math.hypot(norm.error, off * norm.value)
     return replace(norm, error=error if norm.value else math.nan, is_rough=not off <= ROUGHEST)

@@ -77,7 +77,7 @@ def landscape_integrals(problem: Problem, request: Request) -> Measured:
         "delta_2_null": [null_difference(one, at) ** 2 for one in held],
     }
     rows = []
-    for name, values in numbers.items():  # a number a point w: the errors are over these
+    for name, values in numbers.items():  # one number per point w: the errors are over these
         mean = mean_size(np.stack(values))
         rows += averaged_rows(name, request, at, mean, over=POINTS, number=settings.draws)
     return Measured(rows, {"losses": held})

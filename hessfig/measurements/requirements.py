@@ -223,11 +223,11 @@ def check_spectrum(config: Config, layout: Layout) -> None:
 
 
 def check_task(quantity: str, config: Config, layout: Layout) -> None:
-    """Raise UserError where there are no further examples: `quantity` needs some beside the measuring batch."""
+    """Raise UserError where there are no further examples: `quantity` needs some besides the measuring batch."""
     del layout
     if config.task.data not in TRAINABLE:
         raise UserError(
-            f"quantities=[{quantity}]: this task has no examples beside its batch",
+            f"quantities=[{quantity}]: this task has no examples besides its batch",
             got=f"task.data={config.task.data}",
             allowed="; ".join(f"task.data={one}" for one in TRAINABLE),
             remedy=f"leave {quantity} out, or task=addition",
@@ -380,7 +380,7 @@ def _check_symmetric(config: Config, block: Block, layout: Layout) -> None:
             f"estimator.num_probes: xtrace needs fewer products than {block.col} has entries",
             got=config.estimator.num_probes,
             allowed=f"an even number < {size}",
-            remedy="estimator=dense, which is exact and no dearer here",
+            remedy="estimator=dense, which is exact and not more expensive here",
         )
     if not block.is_diagonal:
         raise UserError(
@@ -420,7 +420,7 @@ def _check_summable(config: Config, block: Block) -> None:
 
 
 def _is_drawn(weight: Weight) -> bool:
-    """Whether a weight of a transformer stands in Figure 1: the attention's biases and norms do not."""
+    """Whether a weight of a transformer is shown in Figure 1: the attention's biases and norms do not."""
     return weight.is_main or weight.name in ("W_E", "b_in", "b_out", "b_U")
 
 

@@ -98,7 +98,7 @@ def scaled_settings(config: Config, layout: Layout) -> dict[str, Any]:
 
 
 def landscape_settings(*names: str) -> Callable[[Config, Layout], dict[str, Any]]:
-    """Return the settings of a quantity that reads `names` of the group landscape beside samples and places."""
+    """Return the settings of a quantity that reads `names` of the group landscape besides samples and places."""
 
     def settings(config: Config, layout: Layout) -> dict[str, Any]:
         del layout
@@ -135,7 +135,7 @@ def distance_settings(config: Config, layout: Layout) -> dict[str, Any]:
 
 
 def norm_operations(config: Config, layout: Layout) -> float:
-    """Return a rough count of floating-point operations of one cell; 0 for networks whose cost nobody knows."""
+    """Return a rough count of floating-point operations of one cell; 0 for networks of unknown cost."""
     if not is_counted(config.model):
         return 0.0
     blocks = blocks_of(config.blocks, layout, config.model)
@@ -158,7 +158,7 @@ def hessian_operations(config: Config, layout: Layout) -> float:
 
 
 def dense_operations(config: Config, layout: Layout) -> float:
-    """Return a rough count of operations of all eigenvalues: a product a column, then the eigenvalues."""
+    """Return a rough count of operations of all eigenvalues: one product per column, then the eigenvalues."""
     sizes = [(block, layout.size(block.layer, block.col)) for block in diagonal(config, layout)]
     solved = sum(_FLOPS * size**3 for _, size in sizes) * len(config.parts)
     return solved + _of_products(config, [(block, size) for block, size in sizes])
@@ -205,7 +205,7 @@ def _product_operations(config: Config, layout: Layout, layer: int, col: str) ->
 
 
 def _of_products(config: Config, counts: Sequence[tuple[Block, int]]) -> float:
-    """Return the operations of products; 0 for networks whose cost nobody knows."""
+    """Return the operations of products; 0 for networks of unknown cost."""
     if not is_counted(config.model):
         return 0.0
     return sum(count * probe_cost(config.model, config.task, block) for block, count in counts)

@@ -67,7 +67,7 @@ def accuracy(problem: Problem, request: Request) -> Measured:
 def held_out_loss(problem: Problem, request: Request) -> Measured:
     """Return the loss on examples that no training sees (tasks.examples.unseen_batch), with its standard error.
 
-    For cross-entropy beside it the losses of two models that see no input: `uniform_loss`, ln V of V equally likely
+    For cross-entropy there are the losses of two models that see no input: `uniform_loss`, ln V of V equally likely
     classes, and `unigram_loss`, of the shares that the classes have among these very targets (the least there is).
     """
     config, network = request.at.config, problem.network

@@ -143,7 +143,7 @@ class Attending(nn.Module):
     v: nn.Linear
 
     def set_up(self, model: ModelConfig, d_head: int, d_value: int, *, bias: bool) -> None:
-        """Add what `model` asks for beside queries, keys and values of its heads."""
+        """Add what `model` asks for in addition to queries, keys and values of its heads."""
         self.model, self.n_heads = model, model.n_heads
         self.kv_heads = model.n_kv_heads or model.n_heads
         self.sets = 2 if model.attention == Attention.differential else 1

@@ -28,7 +28,7 @@ def position_factors(positions: Int[Tensor, " rows"], beta: float, like: Tensor)
 class SelfAttention(Attending):
     """Causal self-attention: pattern(X W_Q W_K^T X^T / (t sqrt(d_head))) X W_V W_O (eq. 1 with a mask).
 
-    TransformerLens's native attention, and beside it a `temperature` t, the single-matrix query-key form X W_QK X^T, a
+    TransformerLens's native attention, and next to it a `temperature` t, the single-matrix query-key form X W_QK X^T, a
     sink on the first key, an output at chosen query positions only, and the components of hessfig.models.components.
     """
 

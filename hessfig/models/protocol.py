@@ -240,6 +240,6 @@ def norm_of(
 
 
 def every_parameter(named: Iterable[tuple[str, int]]) -> Layout:
-    """Return the layout of a network that nobody knows: every parameter by its own name, none in a layer."""
+    """Return the layout of an unknown network: every parameter by its own name, none in a layer."""
     whole = tuple(Weight(name, name, size) for name, size in named)
     return Layout(whole, whole)

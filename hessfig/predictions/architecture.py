@@ -47,7 +47,7 @@ class Architecture:
     def from_config(cls, config: Mapping[str, Any]) -> Architecture:
         """Build from the resolved settings in a manifest; every loss offered has targets of order one.
 
-        Of a kind that nobody has counted, only the kind is kept. Raises KeyError, TypeError or ValueError for settings
+        For a kind without a rule, only the kind is kept. Raises KeyError, TypeError or ValueError for settings
         that are missing or of another version.
         """
         model, task = config["model"], config["task"]

@@ -24,7 +24,7 @@ _PRODUCER = b"hessfig report: "
 
 @dataclass(frozen=True)
 class Slope:
-    """A fitted slope in words, beside what is published and what is predicted ("" where there is none)."""
+    """A fitted slope in words, next to what is published and what is predicted ("" where there is none)."""
 
     block: str
     own: str
@@ -124,7 +124,7 @@ def _check(path: Path) -> None:
     is_ours = not path.exists() or (path.is_file() and b"\n%" + _PRODUCER in path.read_bytes()[-200:])
     if path.is_symlink() or not is_ours:
         raise UserError(
-            "format=pdf: what stands in the report's place was not written by hessfig",
+            "format=pdf: the existing file at the report's path was not written by hessfig",
             got=str(path),
             allowed="no such file, or one that `hessfig report format=pdf` wrote",
             remedy="move it, or name another output_dir",

@@ -63,7 +63,7 @@ class SweepAsked:
     """A sweep as the settings have it: how slopes are fitted, what departs from the preset, how it is made again.
 
     `preset` is the sweep its command named; `departures` is None where the manifest does not tell. `other`: those in
-    which it is another network, task or state, beside which nothing published of the preset's may stand.
+    which it is another network, task or state, next to which nothing published of the preset's may stand.
     """
 
     name: str
@@ -154,7 +154,7 @@ def state_of(folder: Path, manifest: Mapping[str, Any] | None, *, is_readable: b
     if not is_readable:
         return State.unreadable, "the table or its manifest cannot be read"
     if manifest is None:
-        return State.bare, "no manifest beside the table: its settings are not known"
+        return State.bare, "no manifest next to the table: its settings are not known"
     return _counted(manifest)
 
 

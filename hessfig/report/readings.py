@@ -114,7 +114,7 @@ def _slopes(run: Run, about: SweepAsked, asked: Asked) -> tuple[pd.DataFrame | N
 
 
 def _compared(folder: Path) -> Compared | None:
-    """Return the comparison that lies beside the table, judged again from its files; None where it is not whole."""
+    """Return the comparison that lies next to the table, judged again from its files; None where it is not whole."""
     try:
         points, curves, ratios = (pd.read_csv(folder / f"comparison{name}.csv") for name in ("", "_curves", "_ratios"))
         verdict, reasons = judge(points, curves, ratios)
@@ -159,7 +159,7 @@ def has_slopes(sweep: SweepFound) -> bool:
 
 
 def results(sweep: SweepFound) -> list[str]:
-    """Return the slopes in a line a block and part: 'W_Q H_f 5.01 ± 0.03 (predicted 5)'."""
+    """Return the slopes in one line per block and part: 'W_Q H_f 5.01 ± 0.03 (predicted 5)'."""
     if sweep.slopes is None or not has_slopes(sweep):
         return []
     first = sweep.slopes.drop_duplicates(CURVE)

@@ -177,7 +177,7 @@ _NOT_IN_JSON = ("config", "checksum", "arrays")
 
 @dataclass(frozen=True)
 class Written:
-    """What was written: the file to open, how many files and bytes, and what stands in it."""
+    """What was written: the file to open, how many files and bytes, and its contents."""
 
     path: Path
     files: int
@@ -230,7 +230,7 @@ def _write_one_file(asked: Asked) -> Written:
 
 
 def _write_json(contents: Contents, folder: Path) -> None:
-    """Write a file a sweep with all that its page says, its slopes as CSV too, and report.json that lists them."""
+    """Write one file per sweep with all that its page says, its slopes as CSV too, and report.json that lists them."""
     for sweep in contents.sweeps:
         place = folder / "sweeps" / sweep.name
         write_text(place.with_name(f"{sweep.name}.json"), _json(_of_sweep(contents, sweep)))

@@ -39,7 +39,7 @@ _ABOUT = {
 def plain_files(
     config: Config, *, sigma: float | None, seed: int, step: int | None, said: Mapping[str, Any]
 ) -> dict[str, bytes]:
-    """Return one network's files by name; `said` is what network.json says beside what is known here.
+    """Return one network's files by name; `said` is what network.json says next to what is known here.
 
     A trained state is read from its training, which is carried out where it is not kept. Raises UserError for weights
     that do not fit.

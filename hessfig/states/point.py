@@ -49,7 +49,7 @@ def steps(config: Config) -> list[int | None]:
 
 
 def science(config: Config) -> dict[str, Any]:
-    """Return what tells this state from others, beside sigma, seed and step: a file counts by its content."""
+    """Return what tells this state from others, besides sigma, seed and step: a file counts by its content."""
     if config.state.kind == State.trained:
         version = trajectory.ALGORITHM_VERSION
         trained_by = {"algorithm": version} if version > 1 else {}  # cells measured when there was one have none

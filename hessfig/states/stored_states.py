@@ -77,7 +77,7 @@ def trained(config: Config, *, sigma: float | None, seed: int, step: int) -> Dra
 def moments(config: Config, *, sigma: float | None, seed: int, step: int | None) -> Tensors:
     """Return {moment/parameter: tensor} of the optimiser at the configured state; none before the first update.
 
-    Raises UserError for a loaded state, of which nobody knows them.
+    Raises UserError for a loaded state, for which they are not known.
     """
     if config.state.kind == State.loaded:
         raise UserError(

@@ -56,7 +56,7 @@ def unused(folder: Path, current: Sequence[tuple[str, Config]] | None) -> Unused
 
     A cell is kept when the table on disk lists it, when the current settings ask for it, when it is a pilot of a
     network of either, when its file cannot be read (nobody knows what it is of), and when it was written less than a
-    day ago (YOUNG). Every cell is kept while a run is at work in the folder, and when nobody can say what the table
+    day ago (YOUNG). Every cell is kept while a run is at work in the folder, and when it is not known what the table
     lists.
     """
     store = CellStore(folder / "cells")

@@ -55,7 +55,7 @@ def _check_distinct(variants: Sequence[Variant]) -> None:
 def _check_cost(variants: Sequence[Variant]) -> None:
     """Raise UserError for a network, batch or probes that need more memory than there is, and for work of centuries.
 
-    The bytes are a lower bound for one worker: what is held for certain, not what products take beside it.
+    The bytes are a lower bound for one worker: what is held for certain, not what products take in addition.
     """
     for variant in variants:
         most = memory_of_worker(variant.config)
@@ -110,7 +110,7 @@ def _activations(config: Config, number: int) -> Iterator[tuple[str, str, int]]:
 
 
 def _seconds(variant: Variant) -> float:
-    """Return the work of one variant on one core; 0 where nobody knows."""
+    """Return the work of one variant on one core; 0 where it is not known."""
     config = variant.config
     each = sum(variant.quantity(name).operations(config, variant.layout) for name in config.quantities)
     return each * config.seeds * variant.num_sigmas * len(variant.steps()) / assumed_flops(config)

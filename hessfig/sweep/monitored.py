@@ -117,7 +117,7 @@ class Course:
     def note(self, budget: Mapping[str, Any], *, every: int) -> None:
         """Write the manifest, with what was seen since the table was written: steps that were skipped or failed.
 
-        Nothing is written beside the table of an earlier process before this one has written its own.
+        Nothing is written next to the table of an earlier process before this one has written its own.
         """
         if self._has_table or not (self.folder / TABLE).exists():
             self._write_manifest(budget, every)

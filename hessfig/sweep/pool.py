@@ -51,7 +51,7 @@ class Outcome:
     """What became of a cell; `cause` says why it failed, or why no cell can be stored any more.
 
     It was `met` when another run stored it while it was being measured here. `peak` is the most memory its worker has
-    held so far, in bytes (0: not known). A stage's work stands in the place of a cell: on its way (`training`, with
+    held so far, in bytes (0: not known). The work of a stage takes the place of a cell: on its way (`training`, with
     words in `cause`), then done (`trained`).
     """
 
@@ -208,7 +208,7 @@ def warm() -> None:
 
 
 def start_process(target: Callable[..., None], *arguments: Any) -> BaseProcess:
-    """Start `target` in a process of its own. Raises UserError when no process can be had, however often asked."""
+    """Start `target` in a new process. Raises UserError when none can be started after several attempts."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
     for _ in range(_ATTEMPTS):

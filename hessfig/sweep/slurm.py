@@ -151,7 +151,7 @@ _LATE = (0.0, 2.0, 10.0)  # seconds after which a file that another machine wrot
 class SlurmJob:
     """The job array of one sweep with its settings: submitted by this command, or by an earlier one that is over.
 
-    The cells on disk are the truth; the number of the job is kept beside them only so that nobody submits it twice.
+    The cells on disk are the truth; the number of the job is stored with them only so that it is not submitted twice.
     """
 
     def __init__(self, sweep: Sweep, words: Sequence[str]) -> None:
@@ -254,7 +254,7 @@ def is_expected(folder: Path) -> bool:
 
 
 def said_of(folder: Path) -> list[str]:
-    """Return a line a job that was submitted for the sweep in `folder` and not seen ending: what its tasks do."""
+    """Return one line per job that was submitted for the sweep in `folder` and not seen ending: what its tasks do."""
     jobs = filter(None, map(_recorded, sorted((folder / LOGS).glob("job-*.json"))))
     answers = ((job, states(job)) for job in jobs)
     return [f"slurm job {job}: {_in_words(found)}" for job, found in answers]

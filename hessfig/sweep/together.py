@@ -69,7 +69,7 @@ def check_ranks(config: Config) -> None:
 
 
 def planned_shares(sweep: Sweep) -> list[str]:
-    """Return what every rank holds, a line a rank. Raises UserError where ranks would have nothing to do."""
+    """Return what every rank holds, one line per rank. Raises UserError where ranks would have nothing to do."""
     size, cell = int(os.environ["WORLD_SIZE"]), sweep.cells[0]
     count = len(draw_problem(cell).batches)
     if count < size:
@@ -79,7 +79,7 @@ def planned_shares(sweep: Sweep) -> list[str]:
             allowed=f"1 to {count} ranks",
             remedy="fewer processes, more sequences (task.batch_size), or a smaller memory=",
         )
-    held = f"at most {cell.config.memory} of products beside the network's weights"
+    held = f"at most {cell.config.memory} of products in addition to the network's weights"
     return [f"rank {rank}: {len(range(rank, count, size))} of {count} micro-batches, {held}" for rank in range(size)]
 
 
@@ -95,7 +95,7 @@ def joined(config: Config) -> Iterator[bool]:
         distributed.init_process_group(_BACKENDS[device], timeout=timedelta(seconds=config.ranks_timeout))
         with sharing():
             yield distributed.get_rank() == 0
-        distributed.barrier()  # nobody leaves while another still reads what it was sent last
+        distributed.barrier()  # no rank leaves while another still reads the last message
     except distributed.DistError as error:
         raise _lost(error) from error
     finally:

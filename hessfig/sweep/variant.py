@@ -167,7 +167,7 @@ class Variant:
 
 
 def note_met(folder: Path, variants: Sequence[Variant]) -> None:
-    """Keep, beside the table, what the user's code returned in this run and those before."""
+    """Keep, next to the table, what the user's code returned in this run and those before."""
     met = {label: content for variant in variants for label, content in variant.met().items()}
     if met:
         content = {"networks": {**_read_met(folder), **met}}

@@ -30,7 +30,7 @@ class Batch:
 
     @property
     def size(self) -> float:
-        """What the mean over this batch weighs beside those over others: its samples, unless `weight` says else."""
+        """What the mean over this batch weighs next to those over others: its samples, unless `weight` says else."""
         return float(len(self.inputs)) if self.weight is None else self.weight
 
     def to(self, device: torch.device) -> Batch:

@@ -29,7 +29,7 @@ class CrossEntropy(Module):
         self.smoothing = smoothing
 
     def forward(self, logits: Float[Tensor, "*scored vocab"], target: Tensor) -> Float[Tensor, ""]:
-        """`target`: (batch, scored) token ids, or as many axes as `logits` has beside its last."""
+        """`target`: (batch, scored) token ids, or as many axes as `logits` has besides its last."""
         return F.cross_entropy(logits.flatten(0, -2), target.flatten(), label_smoothing=self.smoothing)
 
     def hessian_product(self, logits: Tensor, df: Float[Tensor, "batch scored k vocab"]) -> Tensor:

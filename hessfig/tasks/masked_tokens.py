@@ -53,7 +53,7 @@ def masked(
         raise UserError(
             "task.path: a sequence has no word that could be masked",
             got=f"sequence {number + 1}: {row.tolist()[:8]} ...",
-            allowed="words beside padding and those of the tokenizer's own",
+            allowed="words besides padding and those of the tokenizer's own",
             remedy="leave the sequence out",
         )
     generator = stream(task.seed, "task", task.data.value, number)

@@ -22,11 +22,11 @@ from tests.models.tiny_models import SEQUENCES, config_of, save, save_ids
 
 MEASURED = ["trace", "largest_eigenvalue", "loss", "gradient_norm", "weight_norm", "residual_norm"]
 REFUSED = {
-    "accuracy": "no examples beside its batch",
-    "batch_sharpness": "no examples beside its batch",
-    "critical_step": "no examples beside its batch",
-    "stability_threshold": "no examples beside its batch",
-    "training_cost": "no examples beside its batch",
+    "accuracy": "no examples besides its batch",
+    "batch_sharpness": "no examples besides its batch",
+    "critical_step": "no examples besides its batch",
+    "stability_threshold": "no examples besides its batch",
+    "training_cost": "no examples besides its batch",
     "preconditioned_eigenvalue": "state=trained",
     "score_spread": "shows no attention scores",
 }

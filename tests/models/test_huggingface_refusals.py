@@ -267,7 +267,7 @@ def test_what_is_hashed_is_what_transformers_would_read(home: Path, tmp_path: Pa
     save_file({name: one + 1 for name, one in tensors.items()}, place / "model-2.safetensors")
     assert KIND.source(config) != before
     shutil.copy(place / "model-2.safetensors", place / "model-1.safetensors")
-    with pytest.raises(UserError, match="a weight stands in two files"):
+    with pytest.raises(UserError, match="a weight is contained in two files"):
         KIND.check(config)
     (tmp_path / "evil.safetensors").write_bytes((home / "gpt2/model.safetensors").read_bytes())
     evil = tmp_path / "evil.safetensors"

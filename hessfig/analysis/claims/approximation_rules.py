@@ -61,7 +61,7 @@ def explains(evidence: Evidence) -> judges.Finding:
     losses = _tuned(evidence.other("race"))
     common = [name for name in errors if name in losses.columns]
     if len(common) < FEWEST:
-        return judges.missing(f"losses of {FEWEST} optimisers ({', '.join(RACERS)}) beside the errors of theirs")
+        return judges.missing(f"losses of {FEWEST} optimisers ({', '.join(RACERS)}) next to the errors of theirs")
     ranks = pd.Series({name: errors[name] for name in common}).rank()
     sample = [float(ranks.corr(one.rank())) for _, one in losses[common].dropna().iterrows()]
     return judges.single(judges.Effect(sample, judges.at_least(LEAST_CORRELATION), fisher_interval))
@@ -80,7 +80,7 @@ def _by_block(evidence: Evidence, name: str) -> pd.Series:
 
 
 def _tuned(race: Evidence) -> pd.DataFrame:
-    """Return log10 of the last loss by seed, a column an optimiser, each at its best learning rate or damping."""
+    """Return log10 of the last loss by seed, one column per optimiser, each at its best learning rate or damping."""
     rows = race.at_step(-1).numbers("loss", OPTIMISER, CURVATURE)
     plain = in_logs(rows[rows[CURVATURE].isin(["none", ""])]) if len(rows) else rows
     found = {}

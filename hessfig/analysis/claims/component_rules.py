@@ -163,7 +163,7 @@ def _numbered(rows: pd.DataFrame, setting: str) -> pd.DataFrame:
 
 
 def _along(rows: pd.DataFrame, setting: str, row: str = "") -> pd.DataFrame:
-    """Return the mean log10 of a quantity (of one weight's diagonal block): a row a seed, a column a value, rising."""
+    """Return the mean log10 of a quantity (of a weight's diagonal block): rows are seeds, columns ascending values."""
     kept = in_logs(_numbered(diagonal(rows[rows["row"] == row]) if row else rows, setting))
     return wide(by_seed(kept, "size"), "size") if len(kept) else pd.DataFrame()
 

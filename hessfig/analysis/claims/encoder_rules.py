@@ -1,4 +1,4 @@
-"""Rules of claims about trained encoders: an ALBERT and a BERT of masked tokens, beside random weights."""
+"""Rules of claims about trained encoders: an ALBERT and a BERT of masked tokens, next to random weights."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ _about_encoders = partial(claim, here=_HERE)
 def values_largest(evidence: Evidence) -> judges.Finding:
     """Claim: in trained encoders too the value block is the largest of the attention's blocks.
 
-    Log10 of the Frobenius norm of the full Hessian's (V, V) block over the largest of those of (Q, Q), (K, K) and
-    (O, O), averaged over layers, a number a seed; for each network, trained and with random weights. Under a condition
+    Log10 of the Frobenius norm of the full Hessian's (V, V) block over the largest of those of (Q, Q), (K, K) and (O,
+    O), averaged over layers, one number per seed; for each network, trained and with random weights. Under a condition
     the claim holds when the interval is above 0 and the mean at least 0.1 decades, and does not when the interval is
     below 0.1. Seeds of trained weights are draws of probes: the interval is that of this one network. The effect is
     that of the first condition that holds, else the largest.
@@ -52,10 +52,10 @@ def keys_values(evidence: Evidence) -> judges.Finding:
     """Claim: in trained encoders too keys and values have the highest Hessian norms among the weights of a layer.
 
     Log10 of the smaller of the norms of the full Hessian's key and value blocks over the largest of those of the other
-    weights of a layer, averaged over layers, a number a seed; for each network, trained and with random weights. Under
-    a condition the claim holds when the interval is above 0 and the mean at least 0.1 decades, and does not when the
-    interval is below 0.1. Seeds of trained weights are draws of probes. The effect is that of the first condition that
-    holds, else the largest.
+    weights of a layer, averaged over layers, one number per seed; for each network, trained and with random weights.
+    Under a condition the claim holds when the interval is above 0 and the mean at least 0.1 decades, and does not when
+    the interval is below 0.1. Seeds of trained weights are draws of probes. The effect is that of the first condition
+    that holds, else the largest.
     """
     return _judged(evidence, ("W_K", "W_V"), (*_ATTENTION, *_FFN))
 
@@ -69,9 +69,9 @@ def order(evidence: Evidence) -> judges.Finding:
     """Claim: trained encoders have the order embeddings << query and key < feed-forward < value and output << norms.
 
     The sharpness of a group is the trace of its blocks of the full Hessian over all layers by the number of their
-    parameters, a number a seed; the tied embedding counts in both roles. Each step of the order is log10 of the later
-    over the earlier; for a trained network the claim holds when every interval is above 0 with a mean of at least 0.1
-    decades (0.5 where it says much), and does not when one is below that. The effect is the first step.
+    parameters, one number per seed; the tied embedding counts in both roles. Each step of the order is log10 of the
+    later over the earlier; for a trained network the claim holds when every interval is above 0 with a mean of at least
+    0.1 decades (0.5 where it says much), and does not when one is below that. The effect is the first step.
     """
     sizes = {name: np.log10(one.where(one > 0)) for name, one in _sharpness(evidence).items()}
     whole = {name: one for name, one in sizes.items() if set(_GROUPS) <= set(one.columns) and "trained" in name}
@@ -114,7 +114,7 @@ def _networks(rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
 
 
 def _sharpness(evidence: Evidence) -> dict[str, pd.DataFrame]:
-    """Return the mean diagonal entry of every group by network, a row a seed."""
+    """Return the mean diagonal entry of every group by network, one row per seed."""
     traces = dict(_networks(evidence.numbers("trace", PATH, RANDOM, part=Part.H.value)))
     counts = dict(_networks(evidence.numbers("num_parameters", PATH, RANDOM)))
     found = {}

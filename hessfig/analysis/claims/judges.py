@@ -145,7 +145,7 @@ class Condition:
 
 @dataclass(frozen=True)
 class Finding:
-    """An effect with its 95 % interval over seeds, the verdict, the words beside it, and the contrasts behind it.
+    """An effect with its 95 % interval over seeds, the verdict, the words next to it, and the contrasts behind it.
 
     `is_lacking`: the table has not the numbers that the rule needs.
     """

@@ -79,7 +79,7 @@ class Judged:
 
     @property
     def words(self) -> str:
-        """What stands beside the verdict."""
+        """What stands next to the verdict."""
         notes = [f"measured with {', '.join(self.departures)}"] if self.departures else []
         if self.finding is None:
             notes = [", ".join(self.claim.theorems), self.claim.others]
@@ -140,7 +140,7 @@ def write(judged: Sequence[Judged], outputs: Path) -> list[Path]:
 
 
 def as_csv(judged: Iterable[Judged]) -> str:
-    """Return a line a claim in COLUMNS; effect and interval are empty where there is none."""
+    """Return one line per claim in COLUMNS; effect and interval are empty where there is none."""
     return presented.as_csv(pd.DataFrame([_row(one) for one in judged], columns=COLUMNS))
 
 
@@ -236,7 +236,7 @@ _COLOURS = {
 
 
 def verdict_table(judged: Sequence[Judged]) -> Table:
-    """Return a row a claim: effect, interval, verdict, what it states, and below it a note or what to run."""
+    """Return one row per claim: effect, interval, verdict, what it states, and below it a note or what to run."""
     rows = [
         (one.claim.id, effect(one), interval(one), _coloured(one.verdict), _safe(_scale(one)), _stated(one))
         for one in judged

@@ -57,7 +57,7 @@ def bound(evidence: Evidence) -> judges.Finding:
     logs = {name: _logs(_placed(evidence, name)) for name in ("bound", "difference")}
     margins = (logs["bound"] - logs["difference"]).groupby(level=["place", "seed"], sort=False).min().dropna()
     if margins.empty:
-        return judges.missing("differences of losses against k beside their bound")
+        return judges.missing("differences of losses against k next to their bound")
     effects = {
         place: judges.Effect(one, judges.at_least(0.0)) for place, one in margins.groupby(level="place", sort=False)
     }
@@ -77,7 +77,7 @@ def chance(evidence: Evidence) -> judges.Finding:
     logs = {name: _logs(_placed(evidence, name)) for name in ("rms", "null")}
     excess = (logs["rms"] - logs["null"]).groupby(level=["place", "seed"], sort=False).mean().dropna()
     if excess.empty:
-        return judges.missing("root mean squares of differences of losses against k beside their null")
+        return judges.missing("root mean squares of differences of losses against k next to their null")
     samples = dict(list(excess.groupby(level="place", sort=False)))
     return judges.by_conditions(
         judges.each(samples, _differs),
@@ -97,7 +97,7 @@ def stationarity(evidence: Evidence) -> judges.Finding:
     last = evidence.at_step(-1)
     curves = [last.numbers(f"stationarity_{name}") for name in ("null", "rms")]
     if any(one.empty for one in curves):
-        return judges.missing("gradients against k beside their null")
+        return judges.missing("gradients against k next to their null")
     window: Window = (FROM_TEN[0], float(curves[0][K].max()) / 10)
     null, measured = (exponents(one, K, window=window) for one in curves)
     contrasts = {"exponent by chance": student_interval(null), "exponent": student_interval(measured)}

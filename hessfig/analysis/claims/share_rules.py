@@ -106,7 +106,7 @@ def heads(evidence: Evidence) -> Finding:
     by the theorem, a share of 1 - 1/H of the pairs of heads), seed by seed, at each sigma. There the claim holds when
     the share with the most heads less that with the fewest, and that with the most less 1/2, have intervals above 0 and
     means of at least 0.05. The effect is the rise of the share; the share of the *norm* that H_f keeps, with the fewest
-    and the most heads, is told beside it and judges nothing.
+    and the most heads, is reported with it and does not enter the verdict.
     """
     kept = _norm_words(evidence.other("heads"))
     rows = evidence.numbers("zero_share", HEADS, part=Part.H_f.value)

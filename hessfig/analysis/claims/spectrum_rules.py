@@ -1,4 +1,4 @@
-"""Rules of claims about spectra: transformers beside others, the Gauss-Newton part, sinks, condition numbers."""
+"""Rules of claims about spectra: transformers next to others, the Gauss-Newton part, sinks, condition numbers."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def proxy_along(evidence: Evidence) -> Finding:
     both = misfits.merge(losses[[*key, "value"]].rename(columns={"value": "loss"}), on=key) if len(losses) else losses
     sample = _at_equal_loss(both) if len(both) else pd.Series(dtype=float)
     if sample.empty:
-        return missing("losses beside largest eigenvalues of H_o and H along trainings that pass through equal losses")
+        return missing("losses next to largest eigenvalues of H_o and H along trainings that pass through equal losses")
     return single(Effect(sample, at_least(LEAST_MISFIT)))
 
 
@@ -304,7 +304,7 @@ def _placed(rows: pd.DataFrame) -> pd.core.groupby.SeriesGroupBy:
 
 
 def _changes(both: pd.DataFrame) -> pd.DataFrame:
-    """Return log10 of each number at the largest beta over that at the smallest, a row a seed."""
+    """Return log10 of each number at the largest beta over that at the smallest, one row per seed."""
     logs = np.log10(both.where(both > 0))
     betas = sorted(logs.index.get_level_values(BETA).unique())
     return logs.xs(betas[-1], level=BETA) - logs.xs(betas[0], level=BETA)

@@ -169,7 +169,7 @@ def _rises(logs: pd.DataFrame) -> judges.Effects:
 
 
 def _traces(evidence: Evidence) -> pd.DataFrame:
-    """Return the trace over the number of parameters of every group, a row a seed."""
+    """Return the trace over the number of parameters of every group, one row per seed."""
     sums = []
     for quantity, part in (("trace", {"part": Part.H.value}), ("num_parameters", {})):
         rows = rule.diagonal(evidence.numbers(quantity, **part))
@@ -186,7 +186,7 @@ def _seen(evidence: Evidence) -> pd.DataFrame:
 
 
 def _values_over(networks: dict[str, Evidence], others: tuple[str, ...] = _SAME_SIZE[:2]) -> dict[str, pd.Series]:
-    """Return log10 of the norm of (V, V) over the largest of the others by network, a number a seed."""
+    """Return log10 of the norm of (V, V) over the largest of the others by network, one number per seed."""
     found = {}
     for name, evidence in networks.items():
         sizes = _norms(evidence)
@@ -220,14 +220,14 @@ def _across_over_within(rows: pd.DataFrame) -> pd.Series:
 
 
 def _norms(evidence: Evidence) -> pd.DataFrame:
-    """Return the norm of every diagonal block of a layer, averaged over layers in its logarithm: a row a seed."""
+    """Return the norm of every diagonal block of a layer, averaged over layers in its logarithm: one row per seed."""
     rows = rule.diagonal(norms(evidence))
     logs = rule.in_logs(rows[rows["layer"] > 0], np.log)
     return np.exp(logs.pivot_table(index="seed", columns="row", values="value"))
 
 
 def _sharpness(hessians: Iterable[StoredHessian], steps: list[float]) -> pd.DataFrame:
-    """Return the mean diagonal entry of every group, a row a seed; all states count where there are no steps."""
+    """Return the mean diagonal entry of every group, one row per seed; all states count where there are no steps."""
     found: dict[int, dict[str, float]] = {}
     for hessian in hessians:
         if not steps or hessian.step in steps:

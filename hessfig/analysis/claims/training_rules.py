@@ -46,7 +46,7 @@ def stand_ins(evidence: Evidence) -> judges.Finding:
     read = _correlations(evidence.other("language_course"))
     pairs = _correlations(evidence) | {f"language model: {name}": one for name, one in read.items()}
     if not pairs:
-        return judges.missing("stand-ins beside largest eigenvalues or block norms along a training")
+        return judges.missing("stand-ins next to largest eigenvalues or block norms along a training")
     return judges.by_conditions(
         judges.each(pairs, judges.at_least(LEAST_CORRELATION), fisher_interval),
         shown=lambda conditions: judges.largest(
@@ -140,7 +140,7 @@ def sharp_minima(evidence: Evidence) -> judges.Finding:
     At the last step, seed by seed: the exponent of the largest eigenvalue of H in the batch size, and the loss of
     accuracy on unseen data per decade of batch size. The claim holds when both intervals are above 0 with means of at
     least 0.1 and 0.005, and does not when one is below. The effect is the exponent; that of the adaptive sharpness,
-    which no rescaling of weights changes, is told beside it and judges nothing.
+    which no rescaling of weights changes, is reported with it and does not enter the verdict.
     """
     last = evidence.at_step(-1)
     eigenvalues = last.numbers("largest_eigenvalue", BATCH, row="all", part=Part.H.value)

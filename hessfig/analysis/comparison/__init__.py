@@ -1,1 +1,1 @@
-"""A sweep beside published values or another run."""
+"""A sweep next to published values or another run."""

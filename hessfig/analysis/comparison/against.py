@@ -119,10 +119,10 @@ def _sample(both: pd.DataFrame, side: str) -> agreement.Sample:
 class Comparison:
     """The outcome, with what the reference is called.
 
-    `points`: a row a sigma; `curves`: a row a curve, `shift` = mean log ratio; `ratios`: a row for two curves of a
-    layer; `left_out`: how many numbers of which side and network are zero, underflowed, infinite or NaN, and where;
-    `unmatched`: points of each side that the other has not; `aside`: rows of each side that are no norms of diagonal
-    blocks of the plain variant; `batch_scale`: 0 if both sides measure one batch; `reasons`: what differs.
+    `points`: one row per sigma; `curves`: one row per curve, `shift` = mean log ratio; `ratios`: a row for two curves
+    of a layer; `left_out`: how many numbers of which side and network are zero, underflowed, infinite or NaN, and
+    where; `unmatched`: points of each side that the other has not; `aside`: rows of each side that are no norms of
+    diagonal blocks of the plain variant; `batch_scale`: 0 if both sides measure one batch; `reasons`: what differs.
     """
 
     sweep: str
@@ -249,7 +249,7 @@ def read(folder: Path, reference: Path) -> Comparison | Paired:
 
 
 def save(comparison: Comparison | Paired, folder: Path) -> list[Path]:
-    """Write the files of a comparison beside the table; return their paths."""
+    """Write the files of a comparison next to the table; return their paths."""
     return [
         write_text(folder / name, frame.to_csv(index=False, lineterminator="\n"))
         for name, frame in comparison.files.items()

@@ -120,7 +120,7 @@ class Verdict(StrEnum):
 
 
 def judge(points: pd.DataFrame, curves: pd.DataFrame, ratios: pd.DataFrame) -> tuple[Verdict, list[str]]:
-    """Return the verdict and what is outside, a line a kind."""
+    """Return the verdict and what is outside, one line per kind."""
     reasons = list(_outside(points, curves, ratios))
     if reasons:
         return Verdict.differs, reasons
@@ -245,7 +245,7 @@ Wide = Mapping[Curve, pd.DataFrame]
 
 
 def curve_shifts(ours: Wide, theirs: Wide, batches: Batches) -> pd.DataFrame:
-    """Return a row a curve with the mean log ratio over sigma, its error and what it means.
+    """Return one row per curve with the mean log ratio over sigma, its error and what it means.
 
     Points of one repeat share their weights along sigma: so each repeat is first averaged over sigma (its logs minus
     the reference's mean logs), and the error comes from the spread of these averages over repeats.
@@ -274,7 +274,7 @@ def ratio_shifts(ours: Wide, theirs: Wide, batches: Batches) -> pd.DataFrame:
 
 
 def wide(values: pd.DataFrame, used: pd.DataFrame) -> Wide:
-    """Return for each curve the logs at the points `used`: a row a repeat, a column a sigma."""
+    """Return for each curve the logs at the points `used`: one row per repeat, one column per sigma."""
     known = values.merge(used, on=[*CURVE, "sigma"])
     return {
         curve: here.pivot(index="repeat", columns="sigma", values="log")  # noqa: PD010 - one row a number

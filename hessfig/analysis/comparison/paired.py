@@ -44,7 +44,7 @@ def compare_pairs(
 
     `is_repeat`: `theirs` was measured with the settings of `ours`, so that only the numbers themselves are matched.
     A number is outside when it differs by more than is `allowed`. That is rounding, where both are exact or sampled
-    with the same probes, and beside it both errors where these are bounds (residual norms of eigenvalues: an error
+    with the same probes, and next to it both errors where these are bounds (residual norms of eigenvalues: an error
     without probes). Where other probes were drawn it is sqrt(ea^2 + eb^2) times what chance explains (Student's t).
     Rounding is that of float32 if one run only had `dtype=float32`: its weights were rounded, also for exact norms.
     A curve is different when one of its numbers is outside, or when its shift, the mean over seeds of the paired
@@ -162,7 +162,7 @@ AGREES, UNDECIDED = "agrees", "undecided"
 
 @dataclass(frozen=True)
 class Paired:
-    """What a comparison number by number found. `points`: a row a number; `curves`: a row a curve with its verdict.
+    """The result of a comparison number by number. `points`: one row per number; `curves`: per curve, with its verdict.
 
     `unmatched`: numbers of each side that the other has not.
     """

@@ -146,7 +146,7 @@ class Machine:
         self.stack.append(self._memo[index])
 
     def look_up(self, module: str, name: str) -> None:
-        """Push what stands in for a name."""
+        """Push a placeholder for a name."""
         for old, new in _RENAMED.items():
             module = module.replace(old, new)
         if (module, name) not in BUILDERS:

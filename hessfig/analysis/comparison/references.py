@@ -208,7 +208,7 @@ def _no_file(folder: Path, wanted: list[str]) -> NothingToCompare:
 
 
 def _some(names: list[str]) -> str:
-    """Return the first name, and how many there are beside it."""
+    """Return the first name, and how many there are next to it."""
     return plain(names[0]) + f" and {len(names) - 1} more" * (len(names) > 1)
 
 
@@ -330,7 +330,7 @@ def read_reference(path: Path, table: pd.DataFrame, architectures: Architectures
 
 
 def other_run(path: Path) -> tuple[pd.DataFrame, Mapping[str, Any] | None] | None:
-    """Return the table of another run and the settings in the manifest beside it; None for any other reference."""
+    """Return the table of another run and the settings in the manifest next to it; None for any other reference."""
     if path.is_dir() or not path.exists() or not _is_run(column_names(path)):
         return None
     read_columns(path, [], {}, lambda row: False)  # within bounds, before it is read as a whole
@@ -366,7 +366,7 @@ def _is_comparable(row: Row) -> bool:
 
 
 def _run(path: Path) -> Reference:
-    """Read the table of another run, and the task from the manifest beside it if there is one."""
+    """Read the table of another run, and the task from the manifest next to it if there is one."""
     aside = 0
 
     def kept(row: Row) -> bool:

@@ -1,4 +1,4 @@
-"""Growth rates: slopes of means over seeds, their errors, and predictions and published values beside them."""
+"""Growth rates: slopes of means over seeds, their errors, and predictions and published values next to them."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ def fit_slopes(
     Errors are those of bootstrap.fit_slope, predicted exponents those of predictions.growth_rates, published
     slopes those of data/published_slopes.csv, with the joint error of the difference where theirs is known; the latter
     two speak of Frobenius norms along sigma. `preset` is the
-    shipped sweep whose network and task these are, "" for others: nobody published their slopes.
+    shipped sweep whose network and task these are, "" for others, which have no published slopes.
     """
     check_windows(windows)
     numbers = along(of_quantity(table, quantity), axis)
@@ -277,7 +277,7 @@ def _context(
 def _rate(
     block: Block, part: str, architecture: Architecture | None, reach: tuple[float, float], *, of_norms: bool
 ) -> GrowthRate:
-    reason = "no manifest.json beside the table" if of_norms else "predictions are for norms along sigma"
+    reason = "no manifest.json next to the table" if of_norms else "predictions are for norms along sigma"
     if of_norms and architecture is not None:
         regime = regime_between(architecture, *reach)
         rate = growth_rate(block, Part(part), architecture, regime or Regime.small_sigma)

@@ -27,7 +27,7 @@ _VARY = "sweep.vary"  # compared by the settings that it names
 # other draws of the same task are the same task.
 _DRAWS = "task.seed"
 _FREE = ("model.n_layers", _DRAWS)
-_FILLED = ("task.path",)  # null in the preset: a plan puts in the sequences beside the model's files
+_FILLED = ("task.path",)  # null in the preset: a plan puts in the sequences next to the model's files
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def manifest_of(folder: Path) -> dict[str, Any] | None:
         raise UserError(
             f"{path} is not a manifest of this version",
             got=f"{type(error).__name__}: {error}"[:300],
-            allowed="the file that `hessfig run` left beside the table",
+            allowed="the file that `hessfig run` left next to the table",
             remedy=f"{run_command(folder)} (finished cells are reused)",
         ) from error
     return manifest

@@ -49,7 +49,7 @@ class Exactness:
 
 
 def exactness(model: ModelConfig, block: Block, part: Part) -> Exactness:
-    """Say whether and how the exact norm of `part` of `block` can be had.
+    """Return whether and how the exact norm of `part` of `block` can be computed.
 
     The last layer is cheap even with LayerNorm (0.8 s at the paper's size, as much as 30 probes): the spread over
     seeds of such networks is so small that probes would have to be as many.
@@ -106,7 +106,7 @@ def check_exact(model: ModelConfig, blocks: Iterable[Block], parts: Sequence[Par
 
 
 def _is_wide(model: ModelConfig, block: Block) -> bool:
-    """Whether the Gram matrices run over the MLP's hidden layer and something beside it."""
+    """Whether the Gram matrices run over the MLP's hidden layer and something else."""
     curved = model.norm != Norm.none or model.mlp == MLP.gelu
     return Matrix.W_in in (block.row, block.col) and (curved or not block.is_diagonal)
 

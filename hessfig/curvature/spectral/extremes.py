@@ -34,7 +34,7 @@ class Extremes:
     `residuals` are ||A v - value v||, of products made for it: within so much of each value there is an eigenvalue.
     `scale` is the largest eigenvalue in size that was seen; `converged`: all residuals and the disagreement of the two
     starts are below tolerance * scale. `products` counts all products that were spent, `rough_products` those of an
-    operator of lower precision beside them.
+    operator of lower precision next to them.
     """
 
     values: Float[Tensor, " k"]

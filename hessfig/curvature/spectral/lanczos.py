@@ -18,7 +18,7 @@ from hessfig.terms import Part
 # Of a sound operator's products, relative to their size: where the softmax saturates (linear attention, sigma 10),
 # H_o loses ten digits to cancellation and rounding reaches 1e-6. Operators that are wrong differ by per cents.
 ASYMMETRY = {torch.float64: 1e-5, torch.float32: 5e-3}
-_BESIDE = 1e-6  # what is as small as this beside the other parts is rounding
+_BESIDE = 1e-6  # what is as small as this compared with the other parts is rounding
 
 
 class NotFinite(ArithmeticError):
@@ -36,7 +36,7 @@ class Operator(Protocol):
         """Return A V as float64."""
 
     def check_symmetric(self, asymmetry: float, size: float) -> None:
-        """Raise ArithmeticError when `asymmetry` is more than rounding beside `size`, that of products."""
+        """Raise ArithmeticError when `asymmetry` is more than rounding compared with `size`, that of products."""
 
 
 class Square:
@@ -61,7 +61,7 @@ class Square:
         return product
 
     def check_symmetric(self, asymmetry: float, size: float) -> None:
-        """Raise ArithmeticError when `asymmetry` is more than rounding beside `size`, that of products.
+        """Raise ArithmeticError when `asymmetry` is more than rounding compared with `size`, that of products.
 
         A part that vanishes up to rounding (H_f of a linear map through automatic differentiation) is measured against
         the other parts: noise has no symmetry.

@@ -210,7 +210,7 @@ class Builder:
         return self.step(Gather, name, x, index=rows.unsqueeze(0))
 
     def spread(self, x: str) -> str:
-        """Return x with a row a position of every sequence."""
+        """Return x with one row per position of every sequence."""
         name = f"{x}*"
         if x not in self.index or name in self.tape.values:
             return x if x not in self.index else name

@@ -27,7 +27,7 @@ _WORDS = {"error": "error", "scale_error": "error after the best scalar", "angle
 
 
 def approximations(spec: FigureSpec, folder: Path) -> Iterator[Page]:
-    """Draw how far approximations are from the blocks of each network, a panel a network, a page a part.
+    """Draw how far approximations are from the blocks of each network, one panel per network, one page per part.
 
     How to read it: a cell is the mean over seeds of ||B - A|| / ||B|| for the block B of its row and the approximation
     A of its column (the best scalar factor of A is taken first, unless option `number` says error or angle). Dark is

@@ -35,7 +35,7 @@ from hessfig.predictions.growth_rates import Prediction
 from hessfig.terms import Part
 
 _CELL = 0.26  # inches that a cell with its number takes
-_SIDE_BY_SIDE = 5  # up to this many weights the three parts fit beside each other
+_SIDE_BY_SIDE = 5  # up to this many weights the three parts fit next to each other
 
 
 def blocks(spec: FigureSpec, folder: Path) -> Iterator[Page]:
@@ -125,7 +125,7 @@ def _draw_page(
 
 
 def _length(names: list[str]) -> float:
-    """Return how many inches the longest name needs beside what a weight of the paper does."""
+    """Return how many inches the longest name needs next to what a weight of the paper does."""
     longest = max(
         (width_of(labels.weight_words(n)) for n in names if labels.weight_words(n) == labels.plain(n)), default=0.0
     )

@@ -1,4 +1,4 @@
-"""Spectra collected for a figure, and the numbers beside them."""
+"""Spectra collected for a figure, and the numbers next to them."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def in_network_order(blocks: Collection[BlockName]) -> list[BlockName]:
 def collected(folder: Path, wanted: Wanted | None = None) -> Iterator[tuple[str, Collected]]:
     """Yield (words, what is stored) for every sigma and step of a sweep; the words name what there are several of.
 
-    Networks that are drawn without a sigma stand beside those of the others, where these have one alone.
+    Networks that are drawn without a sigma stand next to those of the others, where these have one alone.
     Raises UserError for a sweep that was not run, and where neither spectra nor densities of diagonal blocks are kept.
     """
     read_run(folder)

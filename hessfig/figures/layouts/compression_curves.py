@@ -35,7 +35,7 @@ _LINE, _ACROSS, _APART = 0.14, 4, 0.22  # inches of a saliency, blocks on a line
 
 
 def pruning(spec: FigureSpec, folder: Path) -> Iterator[Page]:
-    """Draw the loss against the share of weights removed, a colour a saliency, and rank correlations below.
+    """Draw the loss against the share of weights removed, one colour per saliency, and rank correlations below.
 
     How to read it: a low curve belongs to a saliency that finds the weights the loss does not need. Solid lines are
     OBS, whose remaining weights compensate; dashed ones OBD. Curves are geometric means over seeds, bands their 95 %
@@ -143,7 +143,7 @@ def _stroke(name: str) -> str:
 
 
 def quantisation(spec: FigureSpec, folder: Path) -> Iterator[Page]:
-    """Draw the rise of the loss against the bits of rounded weights, a panel a block, a page a network.
+    """Draw the rise of the loss against the bits of rounded weights, one panel per block, one page per network.
 
     How to read it: dark red rounds every weight to its nearest level; the others are GPTQ, where later weights make up
     for the rounding of earlier ones, with the matrix of the legend. Means over seeds, bands are 95 % intervals

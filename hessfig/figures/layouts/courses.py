@@ -113,7 +113,7 @@ _COLUMNS = 3
 
 
 def training(spec: FigureSpec, folder: Path) -> Iterator[Page]:
-    """Draw what a training does, a page a network: a panel for each group of quantities that was measured.
+    """Draw what a training does, one page per network: a panel for each group of quantities that was measured.
 
     How to read it: means over seeds along the steps, bands are 95 % intervals; scales are logarithmic where the numbers
     span them. The dashed line is the sharpness from which on a step of that size does not settle in a quadratic.
@@ -300,7 +300,7 @@ _SINK, _KEY = "sink_mass", "key_mass"
 
 
 def attention_mass(spec: FigureSpec, folder: Path) -> Iterator[Page]:
-    """Draw where attention goes: on the first key by layer and head, along the steps, and by key; a page a network.
+    """Draw where attention goes: on the first key by layer and head, along the steps, and by key; one page per network.
 
     How to read it: the map and the curves over keys are of the last step. A head whose weight on the first key is far
     above what uniform attention gives (said in the note) has a sink there. Over keys, 1 is what uniform attention

@@ -1,4 +1,4 @@
-"""The loss beside its second-order expansion: slices and planes, critical points, gradient descent."""
+"""The loss next to its second-order expansion: slices and planes, critical points, gradient descent."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def critical_points(spec: FigureSpec, folder: Path) -> Iterator[Page]:
 
 
 def trajectories(spec: FigureSpec, folder: Path) -> Iterator[Page]:
-    """Draw descent and its quadratic model by learning rate (columns), a page a state, then the horizons.
+    """Draw descent and its quadratic model by learning rate (columns), one page per state, then the horizons.
 
     How to read it: blue is gradient descent, black dashes the descent on the quadratic model of the state, dotted the
     horizon, the first step at which the model's loss has departed. Below: the distance from the state, red their

@@ -46,14 +46,14 @@ from hessfig.figures.parts.panel_sheet import (
 from hessfig.record import NETWORK
 
 _COLUMNS, _NARROWEST = 2, 0.9
-_MANY = 20  # weights: the names of more do not fit beside a map of half the page
+_MANY = 20  # weights: the names of more do not fit next to a map of half the page
 _BAR = 0.0825  # inches: how wide a colour bar is, and how far from its map
 _WRITTEN = 0.13  # inches: from this width of a cell on, its number is written in it
 _MARGINS = Margins(left=0.42, right=0.5, top=0.36, bottom=0.42, across=0.5, down=0.7)
 
 
 def heterogeneity(spec: FigureSpec, folder: Path) -> Iterator[Page]:
-    """Draw the Jensen-Shannon distance of every pair of weights' spectra, a map a network, a page a part of H.
+    """Draw the Jensen-Shannon distance of every pair of weights' spectra, one map per network, one page per part of H.
 
     How to read it: dark is alike, bright is different (ln 2 at most); sizes do not count, for eigenvalues are divided
     by the block's 10th largest. JS⁰ is the average over all pairs, ± half its 95 % interval over seeds. A network
@@ -149,7 +149,7 @@ def _average_words(interval: Interval) -> str:
 
 
 def _written(pairs: pd.DataFrame, network: Network, interval: Interval, other: Interval) -> pd.DataFrame:
-    """Return mean, standard error and count of every pair, with the network's average beside them."""
+    """Return mean, standard error and count of every pair, with the network's average next to them."""
     grouped = pairs.groupby(PAIR, sort=False)
     found = grouped["distance"].agg(["mean", "sem", "count"]).assign(other_mean=grouped["other_distance"].mean())
     found = found.reset_index()
@@ -199,7 +199,7 @@ def _pages(spec: FigureSpec, folder: Path, *, several: bool) -> Iterator[Page]:
 
 
 def draw_heat(points: pd.DataFrame, quantity: str, note: str, paper: Paper) -> Sheet:
-    """Draw one network's panels beside each other, with one colour bar."""
+    """Draw one network's panels next to each other, with one colour bar."""
     layers, names = sorted(points["layer"].unique()), in_order(points["row"])
     parts = [*map(str, parts_of(points))] or [""]
     longest = max((len(name) for name in names if labels.weight_words(name) == labels.plain(name)), default=6)

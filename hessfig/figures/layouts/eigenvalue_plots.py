@@ -162,7 +162,7 @@ _MARGINS = Margins(left=0.62, across=0.34, down=0.32, bottom=0.36)
 
 
 def spectra(spec: FigureSpec, folder: Path) -> Iterator[Page]:
-    """Draw sorted eigenvalues and densities: the whole network's, then every weight's, a column a network; a table.
+    """Draw sorted eigenvalues and densities: the whole network's, then every weight's, one column per network; a table.
 
     How to read it: eigenvalues stand over the share of them that is smaller, both ends stretched; they are linear
     below the floor. Densities: grey bars are the exact eigenvalues, dashed the same under the kernel, the band the
@@ -221,7 +221,7 @@ def _pieces(items: list[Any], most: int, name: str) -> Iterator[tuple[Sequence[A
 def _page(
     one: Collected, networks: Sequence[Network], rows: list[tuple[BlockName, str]], asked: _Asked, *, suffix: str
 ) -> Page:
-    """Draw a page: a row a block and kind of panel, a column a network."""
+    """Draw a page: one row per block and kind of panel, one column per network."""
     names = dict(zip(one.networks, panel_names(one.networks), strict=True))
     sheet = panel_sheet(
         asked.paper,

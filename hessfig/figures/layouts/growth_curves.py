@@ -259,7 +259,7 @@ def one_panel(spec: FigureSpec, folder: Path) -> Iterator[Page]:
 
 
 def draw_depths(measured: Measured, part: Part, *, suffix: str = "") -> Page:
-    """Draw a panel per weight with all layers of all depths, and their slopes beside it."""
+    """Draw a panel per weight with all layers of all depths, and their slopes next to it."""
     matrices, columns = shown_matrices(measured), {part.value: {"part": part}}
     layout: dict[str, Any] = {"height": 2.2, "margins": Margins(right=_BESIDE, down=0.3)}
     sheet = _blocks_by(columns, measured, _draw_every_layer, _set_row_range, note=how(measured), **layout)
@@ -307,7 +307,7 @@ def growth_by_depth(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     """Draw a growth sheet for every depth (Figures 6 and 7), then the overview of their slopes.
 
     How to read it: on a sheet, a straight line of slope p means ||block||_F ~ sigma^p; each panel prints the
-    fitted slopes with their errors over seeds beside the predicted powers (grey dashed guides), later layers are
+    fitted slopes with their errors over seeds next to the predicted powers (grey dashed guides), later layers are
     darker. In the overview a dot is the slope fitted to one layer of one network, with its error; the grey bar
     at its place is the predicted exponent.
     Requires: the sweep's table.csv with diagonal blocks of several depths; manifest.json for predictions.
@@ -367,7 +367,7 @@ def _draw_predictions(ax: Axes, slopes: pd.DataFrame) -> None:
 
 
 def _set_ranges(axes: list[Axes], block: Measured) -> None:
-    """Leave room above the highest slope for the legend, and beside the first and last depth."""
+    """Leave room above the highest slope for the legend, and next to the first and last depth."""
     slopes = block.slopes
     values = slopes[["slope", "predicted"]].to_numpy(float)
     if np.isfinite(values).any():

@@ -255,7 +255,7 @@ def _panel_name(block: tuple[Any, ...]) -> str:
 
 
 def _panel(ax: Axes, laws: Laws, block: tuple[Any, ...], quantity: str) -> pd.DataFrame:
-    """Draw one panel and return its numbers, the slope of its curve beside each."""
+    """Draw one panel and return its numbers, the slope of its curve next to each."""
     curves, slopes = (_of(frame, block, quantity) for frame in (laws.curves, laws.slopes))
     nulls = pd.concat([_of(laws.curves, block, name) for name in laws.nulls[quantity]] or [curves[:0]])
     shown = pd.concat([curves, nulls])

@@ -183,7 +183,7 @@ def _draw_results(ax: Axes, results: pd.DataFrame) -> None:
 
 
 def critical_batch(spec: FigureSpec, folder: Path) -> Iterator[Page]:
-    """Draw the number of steps to a common loss against the batch size, and the noise scale beside their trade-off.
+    """Draw the number of steps to a common loss against the batch size, and the noise scale next to their trade-off.
 
     How to read it: left, the steps that trainings with batches of each size need to a held-out loss which all of them
     reach, at the best of their learning rates; dashed S = S_min (1 + B_crit / B), whose critical batch size B_crit is
@@ -256,7 +256,7 @@ _OVER = ("W_V", "W_Q")
 
 
 def heterogeneity_trained(spec: FigureSpec, folder: Path) -> Iterator[Page]:
-    """Draw ||V|| / ||Q|| of H, H_o and H_f along the steps, a column a network, a row a layer.
+    """Draw ||V|| / ||Q|| of H, H_o and H_f along the steps, one column per network, one row per layer.
 
     How to read it: at 1 (dashed) the blocks of values and queries are as large; geometric means over seeds, bands are
     95 % intervals of them.
@@ -319,7 +319,7 @@ _QUANTITIES = ("largest_eigenvalue", "preconditioned_eigenvalue", "batch_sharpne
 
 
 def edge(spec: FigureSpec, folder: Path) -> Iterator[Page]:
-    """Draw loss and sharpness over its threshold along the steps, a column a variant.
+    """Draw loss and sharpness over its threshold along the steps, one column per variant.
 
     How to read it: at 1 (dashed) a step of this size just settles in a quadratic: 2 / learning rate for gradient
     descent, 38 / learning rate for AdamW's preconditioned Hessian (beta1 = 0.9). Words in a panel: the mean over the
@@ -333,7 +333,7 @@ def edge(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     missing = [name for name in (*wanted, THRESHOLD) if name not in measured]
     if missing or not wanted:
         raise UserError(
-            "figure.options.quantity: the table has no such sharpness, or no threshold beside it",
+            "figure.options.quantity: the table has no such sharpness, or no threshold next to it",
             got=", ".join(missing) or "no sharpness",
             allowed=", ".join(sorted(measured)),
             remedy=f"hessfig run sweep={folder.name} quantities=[largest_eigenvalue,{THRESHOLD}]",

@@ -31,7 +31,7 @@ _ROW = ["quantity", "layer", "row"]
 
 
 def weight_norms(spec: FigureSpec, folder: Path) -> Iterator[Page]:
-    """Draw a number of every block against the scale of a weight, a column a scaled weight, a row a block and number.
+    """Draw a number of every block against the scale of a weight: a column per weight, a row per block and number.
 
     How to read it: a flat line says that the number does not care how large that weight is; a straight one is a power
     law. Points are geometric means over seeds, bands 95 % intervals (Student's t of the logarithms). All columns
@@ -115,7 +115,7 @@ _OUTLIER, _QUANTILE, _SIZE = "#b2182b", "#2166ac", "#333333"
 
 
 def sinks(spec: FigureSpec, folder: Path) -> Iterator[Page]:
-    """Draw outermost eigenvalues and bulk quantiles along the axis, and how far apart they are; a column a kind.
+    """Draw outermost eigenvalues and bulk quantiles along the axis, and how far apart they are; one column per kind.
 
     How to read it: red lines are the largest and smallest eigenvalue, blue ones the 5, 25, 50, 75 and 95 % quantiles.
     A spectrum that stretches has red lines that leave zero while the blue ones close in on it. The lower row says it in
@@ -123,7 +123,7 @@ def sinks(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     changes from the first place on, seed by seed. A Lanczos density's quantiles are no finer than its nodes. Bands:
     95 % interval over seeds (Student's t).
     Requires: the sweep's table.csv with `largest_eigenvalue`, `smallest_eigenvalue` and `density` of one block, or
-    with `spectrum` (option `block`: all by default; of a group that layers have, a page a layer).
+    with `spectrum` (option `block`: all by default; of a group that layers have, one page per layer).
     """
     run = read_run(folder)
     block = str(spec.options.get("block", "all"))
@@ -235,7 +235,7 @@ def _check_stretch(table: pd.DataFrame, block: str) -> None:
 
 
 def gauss_newton(spec: FigureSpec, folder: Path) -> Iterator[Page]:
-    """Draw the ratio of the largest eigenvalues of H_o and H along the axis, a line a network, above both of them.
+    """Draw the ratio of the largest eigenvalues of H_o and H along the axis, one line per network, above both of them.
 
     How to read it: where the ratio is 1 the Gauss-Newton part stands for the Hessian; below, the functional part adds
     curvature that it misses, above, one that cancels. Ratios are taken seed by seed; means are geometric, bands 95 %

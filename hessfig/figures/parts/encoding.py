@@ -76,7 +76,7 @@ def unseen(curves: pd.DataFrame, used: Sequence[str]) -> pd.DataFrame:
 
 
 def _told_by(curves: pd.DataFrame, used: Sequence[str]) -> set[str]:
-    """Return what `used` tells apart: weights tell layers apart where each stands in one layer."""
+    """Return what `used` tells apart: weights tell layers apart where each belongs to one layer."""
     one_each = curves[["row", "layer"]].drop_duplicates()["row"].is_unique
     return {*used, *(["layer"] if WEIGHT in used and one_each else [])}
 

@@ -163,8 +163,8 @@ def made_words(table: pd.DataFrame, axis: Axis, setting: str = "", *, where: str
 def setting_words(config: Mapping[str, Any], table: pd.DataFrame, axis: Axis) -> str:
     """Return the settings that matter and are the same for all numbers, as a sentence; nothing without a manifest.
 
-    Width, layers and batch; what the sweep varies or runs along is told elsewhere, and nobody knows those of a network
-    of one's own.
+    Width, layers and batch; what the sweep varies or runs along is shown elsewhere, and they are not known for a
+    network of one's own.
     """
     model, task, sweep = (config.get(group) or {} for group in ("model", "task", "sweep"))
     depths = sorted(map(int, table["num_layers"].unique() if "num_layers" in table else [model.get("n_layers", 1)]))

@@ -44,7 +44,7 @@ def draw_matrix(
 
 
 def name_sides(ax: Axes, *, rows: Sequence[str] = (), columns: Sequence[str] = (), upright: bool = True) -> None:
-    """Write names beside rows and below columns, without ticks; those of columns run upwards if `upright`."""
+    """Write names next to rows and below columns, without ticks; those of columns run upwards if `upright`."""
     ax.tick_params(length=0)
     if columns:
         ax.set_xticks(range(len(columns)), columns, rotation=90 if upright else 0)

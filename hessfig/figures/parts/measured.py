@@ -1,4 +1,4 @@
-"""What a figure draws: curves of a table, and the numbers that are written beside the picture."""
+"""What a figure draws: curves of a table, and the numbers that are written next to the picture."""
 
 from __future__ import annotations
 
@@ -259,7 +259,7 @@ def windows_in_words(windows: Sequence[Window], axis: Axis) -> str:
 
 
 def drawn_numbers(measured: Measured) -> pd.DataFrame:
-    """Return the drawn means, with the telling slope (or the first level) and its window beside every point."""
+    """Return the drawn means, with the telling slope (or the first level) and its window next to every point."""
     beside = ["slope", "slope_se", "predicted", "prediction", "window_low", "window_high"]
     if measured.said == LEVEL:
         beside = ["level", "level_se", "window_low", "window_high"]

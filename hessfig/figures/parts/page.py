@@ -41,8 +41,8 @@ _FAMILIES = ["STIXGeneral", "DejaVu Serif"]
 class Paper:
     """What the settings of a page ask of every layout: figure.width, note, formats, panels, title ..., and `style`.
 
-    `width` in inches; None: the style's. Without `note` the words stand in a .txt beside the figure. `panels` are names
-    of panels, none: all. `title`, `xlabel`, `ylabel` and `legend` (a place of matplotlib's, or none) replace the
+    `width` in inches; None: the style's. Without `note` the words stand in a .txt next to the figure. `panels` are
+    names of panels, none: all. `title`, `xlabel`, `ylabel` and `legend` (a place of matplotlib's, or none) replace the
     layout's where they are given. `changed`: what is drawn is not of the preset's network, but of one with these
     settings, as every note then says.
     """

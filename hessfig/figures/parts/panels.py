@@ -1,4 +1,4 @@
-"""What stands in a panel: a curve with its error band, guides, and words in corners."""
+"""The contents of a panel: curves with error bands, guides, and text in corners."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ class Subject:
     def _of_maps(self, names: Collection[Surrogate], outer: Tensor) -> dict[Surrogate, Tensor]:
         """Return K-FAC and the inputs' matrices: blocks of linear maps, and a diagonal for all other weights.
 
-        That is the diagonal of the Gauss-Newton matrix beside K-FAC, and 1 beside inputs, whose blocks have a mean
+        That is the diagonal of the Gauss-Newton matrix next to K-FAC, and 1 beside inputs, whose blocks have a mean
         diagonal of 1.
         """
         kfac, inputs = outer.diag(), torch.eye(len(outer), dtype=torch.float64)

@@ -1,1 +1,1 @@
-"""The loss beside its second-order expansion: along directions, along gradient descent, at critical points."""
+"""The loss next to its second-order expansion: along directions, along gradient descent, at critical points."""

@@ -19,7 +19,7 @@ _HALVINGS = 6
 
 @dataclass(frozen=True)
 class Rule:
-    """When an expansion departs: the `share` of the loss's largest change, and what is rounding beside the loss."""
+    """When an expansion departs: the `share` of the loss's largest change, and what counts as rounding."""
 
     share: float
     rounding: float

@@ -1,4 +1,4 @@
-"""Gradient descent on the loss beside that on its quadratic model, and curvature read off the losses of the run."""
+"""Gradient descent on the loss next to that on its quadratic model, and curvature read off the losses of the run."""
 
 from __future__ import annotations
 

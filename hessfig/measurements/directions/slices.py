@@ -1,4 +1,4 @@
-"""The loss along directions and in a plane, beside its second-order expansion; directions counted by curvature."""
+"""The loss along directions and in a plane, with its second-order expansion; directions counted by curvature."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def _marks(config: Config) -> list[str]:
 
 
 def _check(config: Config) -> None:
-    """Raise UserError for settings under which no such network, or no such data, can be had."""
+    """Raise UserError for settings under which no such network, or no such data, can be made."""
     _check_settings(config)
     _check_data(config)
     check_measured(config, is_random=is_random(config))

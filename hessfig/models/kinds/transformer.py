@@ -71,7 +71,7 @@ def layer_weights(config: Config, model: ModelConfig, layer: int) -> Iterator[We
 
 
 def attention_gains(model: ModelConfig, place: str, layer: int, d_value: int) -> Iterator[Weight]:
-    """Yield the gains that an attention has beside its maps, at `place`; `d_value` is the width of a head's output."""
+    """Yield the gains that an attention has besides its maps, at `place`; `d_value` is the width of a head's output."""
     sets = 2 if model.attention == Attention.differential else 1
     width = (with_defaults(model).d_head or 0) // sets
     gains = {

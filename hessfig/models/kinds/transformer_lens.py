@@ -99,7 +99,7 @@ def axes(config: Config) -> frozenset[str]:
 
 
 def _check(config: Config) -> None:
-    """Raise UserError for settings under which no such network, or no such data, can be had."""
+    """Raise UserError for settings under which no such network, or no such data, can be made."""
     for name in ("random", "download", "options"):
         if getattr(config.model, name) != getattr(ModelConfig(), name):
             raise UserError(

@@ -197,7 +197,7 @@ def _weights(sizes: Sizes) -> Iterator[Weight]:
 
 
 def _below_layers(sizes: Sizes, encoder: Encoder) -> Iterator[Weight]:
-    """Yield what an encoder has beside words and positions before its layers."""
+    """Yield what an encoder has in addition to words and positions before its layers."""
     width, place = sizes.width_of_words, encoder.embeddings
     path = _path(f"{place}.token_type_embeddings", "weight")
     yield Weight("W_type", path, sizes.types * width, 0, (Group.embeddings.value,))

@@ -101,7 +101,7 @@ class CausalNetwork(nn.Module):
         return hidden
 
     def _recorded(self, length: int, device: torch.device) -> list[Call]:
-        """Return what every layer is called with beside the residual stream, for sequences of `length`."""
+        """Return what every layer is called with in addition to the residual stream, for sequences of `length`."""
         if (length, device) not in self._calls:
             self._calls[length, device] = self._record(length, device)
         return self._calls[length, device]
@@ -299,7 +299,7 @@ def _tensors(config: Config, place: Path) -> dict[str, Tensor]:
 def _check_once(before: list[str], now: list[str], path: Path) -> None:
     if twice := sorted({*before} & {*now}):
         raise UserError(
-            f"{model_folder.KEY}: a weight stands in two files",
+            f"{model_folder.KEY}: a weight is contained in two files",
             got=f"{path.name}: {first_few(twice)}",
             allowed="every weight once",
             remedy="save the model again: model.save_pretrained(DIR)",

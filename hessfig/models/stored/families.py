@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Encoder:
-    """What an encoder for masked tokens has beside a causal model's pieces: paths below the model.
+    """What an encoder for masked tokens has in addition to a causal model's pieces: paths below the model.
 
     `embeddings`: words, positions and types of segments, with a norm behind their sum; `transform`: the head's own map,
     below its norm and the unembedding; `head`: the unembedding, whose bias is the parameter `bias`. ALBERT: `mapping`

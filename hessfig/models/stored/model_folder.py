@@ -192,7 +192,7 @@ def _indexed(index: Path) -> list[Path]:
 
 
 def _is_plain(name: object, index: Path) -> bool:
-    """Whether a name leads to a file beside the index: no separator of any system, no drive, no folder."""
+    """Whether a name leads to a file next to the index: no separator of any system, no drive, no folder."""
     return isinstance(name, str) and name.endswith(_suffix(index)) and not set(name) & set("/\\:\0")
 
 

@@ -57,7 +57,7 @@ def tokenizer_of(place: Path | None, sha256: str | None) -> PreTrainedTokenizerB
 
 
 def _write_plain(path: Path) -> None:
-    """Take out of a tokenizer_config.json what names code, or files beside those that were hashed."""
+    """Take out of a tokenizer_config.json what names code, or files next to those that were hashed."""
     if path.exists():
         found = model_folder.json_of(path)
         kept = {

@@ -54,7 +54,7 @@ class Trajectory:
 
     @property
     def label(self) -> dict[str, Any]:
-        """What it is, in a line a setting, for those who find the folder."""
+        """What it is, in one line per setting, for those who find the folder."""
         model, training = self.config.model, self.config.training
         words = {"model": model.kind, "n_layers": model.n_layers, "d_model": model.d_model, "norm": model.norm}
         optimiser = {"optimiser": training.optimiser, "learning_rate": training.learning_rate}
@@ -66,7 +66,7 @@ class Trajectory:
 
 
 def science(config: Config) -> dict[str, Any]:
-    """Return what tells the trainings of `config` from others, beside sigma and seed."""
+    """Return what tells the trainings of `config` from others, besides sigma and seed."""
     whole = replace(config, model=with_defaults(config.model))
     plain = in_key(whole)
     fixed = config.training.data == TrainingData.fixed

@@ -273,8 +273,8 @@ def test_there_is_no_preconditioner_before_the_first_update(config: Config) -> N
 
 
 REFUSED = {
-    "accuracy": ({"task": "gaussian"}, "no examples beside its batch"),
-    "batch_sharpness": ({"task": "gaussian"}, "no examples beside its batch"),
+    "accuracy": ({"task": "gaussian"}, "no examples besides its batch"),
+    "batch_sharpness": ({"task": "gaussian"}, "no examples besides its batch"),
     "critical_step": ({"state": "loaded"}, "comes without the moments of adamw"),
     "residual_norm": ({"model": "python"}, "does not show what is between its layers"),
     "preconditioned_eigenvalue": ({"state": "initialised"}, "that of a training with adam or adamw"),
