@@ -164,7 +164,7 @@ REQUESTS: dict[str, tuple[dict[str, Any], str]] = {
     "quantities=[]": ({"quantities": []}, "quantities: a name, or a list"),
     "quantities of lists": ({"quantities": [["trace"]]}, "quantities: a name, or a list"),
     "quantities misspelt": ({"quantities": "trac"}, "did you mean 'trace'"),
-    "quantities without a task": ({"quantities": "accuracy"}, "no examples beside"),
+    "quantities without a task": ({"quantities": "accuracy"}, "no examples besides"),
     "estimator=None": ({"estimator": None}, "estimator: there is no such choice"),
     "estimator misspelt": ({"estimator": "hutchison"}, "did you mean 'hutchinson'"),
     "num_probes=1.5": ({"num_probes": 1.5}, "num_probes: a whole number"),
