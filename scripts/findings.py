@@ -250,6 +250,9 @@ _SUBSETS = {
 }
 
 
+_SIZES = {"d_model": "width", "num_layers": "number of layers", "n_heads": "number of heads", "base": "base of numbers"}
+
+
 @finding("landscape.md", "model_size_width", "model_size_depth", "model_size_heads", "model_size_vocabulary")
 def size_exponents(*sweeps: Evidence) -> str:
     """Exponents of norm, largest eigenvalue and trace of H in width, depth, heads and vocabulary, untrained."""
@@ -263,7 +266,7 @@ def size_exponents(*sweeps: Evidence) -> str:
                 rows = rows[(rows["layer"] <= 1) & (rows["index"] <= 1)]
                 sizes = rows.assign(size=rows[key].astype(float))
                 found.append(_interval(student_interval(exponents(sizes, "size"))))
-            lines.append((key.rpartition(".")[2], row, *found))
+            lines.append((_SIZES[key.rpartition(".")[2]], row, *found))
     return _lines(("along", "block", "norm", "largest eigenvalue", "trace"), lines)
 
 

@@ -258,8 +258,8 @@ _OVER = ("W_V", "W_Q")
 def heterogeneity_trained(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     """Draw ||V|| / ||Q|| of H, H_o and H_f along the steps, one column per network, one row per layer.
 
-    How to read it: at 1 (dashed) the blocks of values and queries are as large; geometric means over seeds, bands are
-    95 % intervals of them.
+    How to read it: at 1 (dashed) the blocks of values and queries are as large; geometric means over seeds, thin
+    lines or bands as in all courses.
     Requires: the sweep's table.csv with the diagonal blocks of W_V and W_Q along `state.step` (option `quantity`: by
     default frobenius).
     """
@@ -288,10 +288,10 @@ def _draw_survival(table: pd.DataFrame, ratios: pd.DataFrame, spec: FigureSpec) 
     note = how(table, "Geometric means of the ratio of the two blocks' norms; dashed: as large.")
     names = [[f"{variant}:{layer}" for variant in variant_names(variants)] for layer in layers]
     sheet = panel_sheet(spec.paper, names, note=note, height=1.5, narrowest=None, on_grid=True)
-    points = seed_means(ratios, ["variant", "layer", "part", "step"], logs=True)
+    found = []
     for row, column, ax in sheet:
         scale(ax, [ratios])
-        _draw_survival_panel(ax, where(points, variant=variants[column], layer=layers[row]))
+        found.append(_draw_survival_panel(ax, where(ratios, variant=variants[column], layer=layers[row])))
     sheet.first.legend(loc="best")
     words = f"{_OVER[0][2:]} / {_OVER[1][2:]}: {plain(quantity_words(spec.quantity))}"
     several = len(layers) > 1
@@ -302,19 +302,23 @@ def _draw_survival(table: pd.DataFrame, ratios: pd.DataFrame, spec: FigureSpec) 
         names=[f"layer {layer}" if several else "" for layer in layers],
         unit=words,
     )
-    return sheet.page("", points)
+    return sheet.page("", pd.concat(found, ignore_index=True))
 
 
-def _draw_survival_panel(ax: Axes, points: pd.DataFrame) -> None:
+def _draw_survival_panel(ax: Axes, ratios: pd.DataFrame) -> pd.DataFrame:
     ax.axhline(1, color=GUIDE, linestyle="--", linewidth=0.8, zorder=0)
-    if points.empty:
+    if ratios.empty:
         say(ax, "(no ratio)")
+    found = [pd.DataFrame(columns=["variant", "layer", "part", "step"])]
     for part in Part:
-        one = where(points, part=part.value)
+        one = where(ratios, part=part.value)
         if len(one):
-            draw_interval(ax, one, "step", colour=part_colour(part.value), label=symbol(part.value))
+            by = ("variant", "layer", "part", "step")
+            found.append(draw_means(ax, one, *by, colour=part_colour(part.value), label=symbol(part.value)))
+    return pd.concat(found, ignore_index=True)
 
 
+_PRECONDITIONED = {"preconditioned_eigenvalue": "eigenvalue of P⁻¹H"}  # its own words are longer than a panel is high
 _QUANTITIES = ("largest_eigenvalue", "preconditioned_eigenvalue", "batch_sharpness", "critical_sharpness")
 
 
@@ -358,7 +362,10 @@ def _draw_page(table: pd.DataFrame, wanted: list[str], paper: Paper) -> Page:
     for row, column, ax in sheet:  # after the curves: lines at 1 widen the range of the axis
         if rows[row] != "loss":
             _mark(ax, ends[row].get(variants[column]))
-    words = [plain(quantity_words(name)) + (" / threshold" if name != "loss" else "") for name in rows]
+    words = [
+        _PRECONDITIONED.get(name, plain(quantity_words(name))) + (" / threshold" if name != "loss" else "")
+        for name in rows
+    ]
     sheet.label(x="step", columns=variant_titles(variants), rows=words, names=words)
     return sheet.page("", pd.concat(found, ignore_index=True))
 

@@ -129,6 +129,7 @@ def sinks(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     block = str(spec.options.get("block", "all"))
     table = where(along(run.table, run.axis), row=block, col=block)
     _check_stretch(table, block)
+    table = table[table["quantity"].isin([LARGEST, SMALLEST, QUANTILES, EXACT_QUANTILES])]
     check_places(table, run.axis)
     for suffix, rows in by_part(table):
         for layer, here in rows.groupby("layer"):
