@@ -46,8 +46,8 @@ def steps(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     found = race(table)
     rules = list(dict.fromkeys(found.losses["rule"]))
     words = (
-        f"Right: {found.budget['seconds']:.3g} s each, seconds of this machine (medians over updates, and over looks at the"
-        " curvature)."
+        f"Right: {found.budget['seconds']:.3g} s each, seconds of this machine (medians over updates, and over looks"
+        " at the curvature)."
     )
     margins = Margins(left=1.25, across=1.35, down=0.4)
     names = [list(_ALONG), [f"{along}:loss" for along in _ALONG]]
