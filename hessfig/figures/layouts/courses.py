@@ -22,7 +22,7 @@ from hessfig.figures.parts.matrix import colour_bar, draw_matrix
 from hessfig.figures.parts.measured import by_network, counted, wanted_quantities, where
 from hessfig.figures.parts.page import GUIDE, FigureSpec, Page, Paper, file_words, matrix_colour, part_colour, tone
 from hessfig.figures.parts.panel_sheet import Margins, fitting_columns, in_rows, panel_sheet, say
-from hessfig.figures.parts.panels import draw_interval, draw_means, seed_means, spread_words
+from hessfig.figures.parts.panels import draw_means, spread_words
 from hessfig.figures.parts.ticks import between_decades, set_decades
 from hessfig.terms import Part, name_order
 
@@ -60,7 +60,7 @@ def scale(ax: Axes, rows: Sequence[pd.DataFrame]) -> None:
 def how(table: pd.DataFrame, words: str, spread: str = "") -> str:
     """Return the note of a sheet: `words`, then repeats, what shows their spread, estimators, what was left out."""
     table = along(table, Axis(STEP))
-    spread = spread or spread_words(table)
+    spread = spread or spread_words(table["seed"].nunique())
     return (
         f"{words} Mean over {labels.seeds_words(table)}, {spread}."
         f" {labels.estimator_words(table)}.{labels.left_out_words(table)}"
@@ -336,8 +336,8 @@ def _draw_mass(table: pd.DataFrame, paper: Paper, suffix: str) -> Page:
         rows, place = (sink, STEP) if column == 1 else (where(key, step=last), "index")
         set_x_scale(ax, rows[place].astype(float))
         for layer, one in rows.groupby("layer"):
-            means = seed_means(one.groupby(["seed", place], as_index=False)["value"].mean(), [place])
-            draw_interval(ax, means, place, colour=tone(int(layer) - 1), label=f"layer {layer}")
+            heads = one.groupby(["seed", place], as_index=False)["value"].mean()
+            means = draw_means(ax, heads, place, colour=tone(int(layer) - 1), label=f"layer {layer}")
             curves.append(
                 means.rename(columns={place: "place"}).assign(layer=layer, panel=("", "steps", "keys")[column])
             )

@@ -21,7 +21,7 @@ from hessfig.figures.parts.labels import symbol, variant_words, weight_words
 from hessfig.figures.parts.measured import Network
 from hessfig.figures.parts.page import TINY, FigureSpec, Page, Paper, matrix_colour, panel_names, part_colour
 from hessfig.figures.parts.panel_sheet import Margins, in_rows, panel_sheet, say
-from hessfig.figures.parts.panels import draw_mean
+from hessfig.figures.parts.panels import are_few, draw_mean, spread_words
 from hessfig.figures.parts.ticks import set_decades
 from hessfig.terms import Part
 
@@ -56,11 +56,16 @@ class Panel:
 
 
 def draw_sorted(ax: Axes, spectra: list[Spectrum], part: str) -> pd.DataFrame:
-    """Draw the eigenvalues against the share that is smaller, mean over seeds with the band of its 95 % interval."""
+    """Draw the eigenvalues against the share that is smaller: mean over seeds, few seeds thin, more as a band."""
     count = len(spectra[0].eigenvalues)
-    points = by_rank(spectra, drawn_ranks(count))
+    ranks = drawn_ranks(count)
+    points = by_rank(spectra, ranks)
     shares = (points["rank"] - 0.5) / count
     ends = band(points["mean"], points["sem"], points["count"], logs=False)
+    if are_few(len(spectra)):
+        ends = (np.full(len(ranks), np.nan),) * 2
+        for one in spectra:
+            ax.plot(shares, one.eigenvalues[ranks], color=part_colour(part), linewidth=0.4, alpha=0.6)
     style: dict[str, Any] = {"alpha": 0.25, "linewidth": 0.9, "marker": ""}
     draw_mean(ax, shares, points["mean"], (shares, *ends), colour=part_colour(part), **style)
     return points.assign(share=shares)
@@ -297,9 +302,8 @@ def _note(one: Collected, kernel: Kernel, part: str, kinds: set[str]) -> str:
     count = len(one.seeds)
     words = []
     if _SORTED in kinds:
-        words.append(
-            f"Sorted eigenvalues: mean over {count} seed{'s' * (count > 1)}, band: 95% interval, x: share below."
-        )
+        means = f"mean over {count} seeds, {spread_words(count)}" if count > 1 else "1 seed"
+        words.append(f"Sorted eigenvalues: {means}, x: share below.")
     if kinds - {_SORTED}:
         exact = "grey: exact eigenvalues, dashed: the same under the kernel; " if one.spectra else ""
         probes = one.densities[0].whole.nodes.shape if one.densities else (0, 0)

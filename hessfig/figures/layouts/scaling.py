@@ -149,9 +149,9 @@ def _draw_stretch(table: pd.DataFrame, axis: Axis, paper: Paper, suffix: str) ->
     rows = counted(table)
     networks, floor = networks_of(rows), _floor(rows)
     side_labels = {"eigenvalue": "eigenvalue", "ratio": "outermost / bulk width"}
-    first = f"{axis.symbol} = {rows[X].min():g}"
+    first, spread = f"{axis.symbol} = {rows[X].min():g}", spread_words(rows["seed"].nunique())
     note = (
-        f"{labels.part_words(table['part'].iloc[0])}: mean over {labels.seeds_words(table)}, {spread_words(rows)}."
+        f"{labels.part_words(table['part'].iloc[0])}: mean over {labels.seeds_words(table)}, {spread}."
         f" Below: seed by seed, relative to {first}, with the 95% interval of the mean (grey: within a tenth of a"
         f" decade of it).{labels.made_words(table, axis)}"
     )

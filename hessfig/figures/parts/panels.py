@@ -83,7 +83,7 @@ def draw_means(ax: Axes, rows: pd.DataFrame, *by: str, colour: Any, **line: Any)
     if not means["mean"].notna().any():
         return means
     seeds = rows.sort_values(x).groupby("seed")
-    if not 1 < len(seeds) <= _FEW_SEEDS:
+    if not are_few(len(seeds)):
         draw_interval(ax, means, x, colour=colour, **line)
         return means
     for _, one in seeds:
@@ -92,9 +92,14 @@ def draw_means(ax: Axes, rows: pd.DataFrame, *by: str, colour: Any, **line: Any)
     return means
 
 
-def spread_words(rows: pd.DataFrame) -> str:
-    """Return how `draw_means` shows the spread of as many seeds."""
-    return "thin: the seeds" if 1 < rows["seed"].nunique() <= _FEW_SEEDS else "band: 95% interval (Student's t)"
+def are_few(seeds: int) -> bool:
+    """Return whether so many seeds are drawn as thin lines, and not by the band of their interval."""
+    return 1 < seeds <= _FEW_SEEDS
+
+
+def spread_words(seeds: int) -> str:
+    """Return how the spread of so many seeds is shown."""
+    return "thin: the seeds" if are_few(seeds) else "band: 95% interval (Student's t)"
 
 
 def draw_guide(ax: Axes, x: np.ndarray, exponent: float, coefficient: float, *, style: int = 0) -> None:
