@@ -84,7 +84,7 @@ def bounded(evidence: Evidence) -> judges.Finding:
 @claim(
     *("phases", f"{BLOG}, section 7", "training", "language_course"),
     there="language and vision transformers",
-    here=f"{ADDITION}; 3 seeds; {LANGUAGE}",
+    here=f"{ADDITION}; 10 seeds; {LANGUAGE}",
 )
 def phases(evidence: Evidence) -> judges.Finding:
     """Claim: the curvature changes fast early in training and settles later.
