@@ -44,9 +44,10 @@ def test_attention_is_drawn_by_head_along_steps_and_by_key(pages: Draw) -> None:
     (page,) = pages("attention_mass", masses(), settings=ALONG)
     heads, steps, keys = page.figure.axes
     np.testing.assert_allclose(heads.images[0].get_array(), [[0.1, 0.2, 0.3], [0.2, 0.4, 0.6]])
-    ends = [line.get_ydata()[-1] for line in steps.lines if len(line.get_ydata()) == 2]
+    ends = [line.get_ydata()[-1] for line in steps.lines if line.get_marker() == "o"]
     np.testing.assert_allclose(sorted(ends), [0.2, 0.4])
-    curves = [line.get_ydata() for line in keys.lines if len(line.get_ydata()) == 4]
+    assert len(steps.lines) == 2 + 4  # the means of two layers, and two seeds of each
+    curves = [line.get_ydata() for line in keys.lines if line.get_marker() == "o"]
     np.testing.assert_allclose(curves, [[1, 1 / 2, 1 / 3, 1 / 4], [2, 1, 2 / 3, 1 / 2]])
     uniform = (1 / 2 + 1 / 3 + 1 / 4) / 3
     assert f"gives the first of 4 keys {uniform:.3f}" in "".join(text.get_text() for text in page.figure.texts).replace(

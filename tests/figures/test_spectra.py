@@ -59,8 +59,9 @@ def test_sorted_eigenvalues_densities_and_their_errors(tmp_path: Path) -> None:
     axes = np.reshape(found["_all1"].figure.axes, (3, 2))
     assert [ax.get_title() for ax in axes[0]] == ["softmax", "linear attention"]
     assert axes[0, 0].get_yscale() == "symlog" and axes[0, 0].get_xscale() == "logit"
-    outer, full = axes[0, 0].lines[:2]
-    np.testing.assert_allclose(full.get_ydata()[-1], 12.0)  # the mean of 8 and 16
+    _, _, outer, *seeds, full = axes[0, 0].lines[:6]
+    np.testing.assert_allclose([line.get_ydata()[-1] for line in seeds], [8.0, 16.0])  # thin
+    np.testing.assert_allclose(full.get_ydata()[-1], 12.0)  # their mean
     np.testing.assert_allclose(outer.get_ydata()[-1], 8.0)
     exact, half = (line for line in axes[1, 0].lines if line.get_linestyle() != "-")
     truth, _ = of_eigenvalues(WAVE, exact.get_xdata(), Kernel(width=0.05).deviation(-1, 8))
