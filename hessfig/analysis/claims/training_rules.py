@@ -22,7 +22,7 @@ LEAST_FASTER = 0.3  # decades: twice as fast
 LEAST_ACCURACY = 0.005  # of 1, per decade of batch size
 STAND_INS = ("gradient_norm", "gradient_covariance", "score_spread", "pattern_spread")
 MOST_OFF = 0.5  # decades: a factor of three
-LANGUAGE = "a character GPT-2 of 4 layers, d_model 64 (0.2 M parameters); 3 seeds"
+LANGUAGE = "a character GPT-2 of 4 layers, d_model 64 (0.2 M parameters)"
 BLOG = "blog on arXiv 2510.16927"
 ADDITION = "a transformer trained on addition (4 000 steps, 99.6 % right)"
 
@@ -30,7 +30,7 @@ ADDITION = "a transformer trained on addition (4 000 steps, 99.6 % right)"
 @claim(
     *("proxies", BLOG, "curvature_flow", "language_course"),
     there="small transformers in training",
-    here=f"{ADDITION}; 10 seeds, 20 steps; {LANGUAGE}, 13 steps",
+    here=f"{ADDITION}; 10 seeds, 20 steps; {LANGUAGE}; 5 seeds, 13 steps",
 )
 def stand_ins(evidence: Evidence) -> judges.Finding:
     """Claim: gradient norm, gradient covariance and spread of attention scores track the curvature along training.
@@ -84,7 +84,7 @@ def bounded(evidence: Evidence) -> judges.Finding:
 @claim(
     *("phases", f"{BLOG}, section 7", "training", "language_course"),
     there="language and vision transformers",
-    here=f"{ADDITION}; 10 seeds; {LANGUAGE}",
+    here=f"{ADDITION}; 10 seeds; {LANGUAGE}; 5 seeds",
 )
 def phases(evidence: Evidence) -> judges.Finding:
     """Claim: the curvature changes fast early in training and settles later.
@@ -104,7 +104,8 @@ def phases(evidence: Evidence) -> judges.Finding:
 @claim(
     *("critical-batch", f"{BLOG}, section 7, after McCandlish et al. (2018)", "critical_batch", "language_noise"),
     there="language models",
-    here="a character GPT-2 of 2 layers, d_model 32, batches of 4 to 256 windows, 3 seeds; growth: " + LANGUAGE,
+    here="a character GPT-2 of 2 layers, d_model 32, batches of 4 to 256 windows, 3 seeds;"
+    f" growth: {LANGUAGE}; 3 seeds",
 )
 def critical_batch(evidence: Evidence) -> judges.Finding:
     """Claim: the noise scale tr(C) / |G|^2 gives the critical batch size, which grows along training.
