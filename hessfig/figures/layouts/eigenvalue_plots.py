@@ -21,7 +21,7 @@ from hessfig.figures.parts.labels import symbol, variant_words, weight_words
 from hessfig.figures.parts.measured import Network
 from hessfig.figures.parts.page import TINY, FigureSpec, Page, Paper, matrix_colour, panel_names, part_colour
 from hessfig.figures.parts.panel_sheet import Margins, in_rows, panel_sheet, say
-from hessfig.figures.parts.panels import are_few, draw_mean, spread_words
+from hessfig.figures.parts.panels import are_few, draw_mean, draw_seed, spread_words
 from hessfig.figures.parts.ticks import set_decades
 from hessfig.terms import Part
 
@@ -65,7 +65,7 @@ def draw_sorted(ax: Axes, spectra: list[Spectrum], part: str) -> pd.DataFrame:
     if are_few(len(spectra)):
         ends = (np.full(len(ranks), np.nan),) * 2
         for one in spectra:
-            ax.plot(shares, one.eigenvalues[ranks], color=part_colour(part), linewidth=0.4, alpha=0.6)
+            draw_seed(ax, shares, one.eigenvalues[ranks], colour=part_colour(part))
     style: dict[str, Any] = {"alpha": 0.25, "linewidth": 0.9, "marker": ""}
     draw_mean(ax, shares, points["mean"], (shares, *ends), colour=part_colour(part), **style)
     return points.assign(share=shares)

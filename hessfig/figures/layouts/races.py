@@ -22,7 +22,7 @@ from hessfig.figures.parts.labels import plain, quantity_words, symbol
 from hessfig.figures.parts.measured import counted, where
 from hessfig.figures.parts.page import GUIDE, TINY, FigureSpec, Page, Paper, part_colour, tone, variant_names
 from hessfig.figures.parts.panel_sheet import Margins, panel_sheet, say
-from hessfig.figures.parts.panels import draw_interval, draw_means, seed_means
+from hessfig.figures.parts.panels import draw_interval, draw_means, draw_seed, seed_means
 from hessfig.terms import Part
 
 _ALONG = {"step": "gradients", "seconds": "seconds"}
@@ -218,7 +218,7 @@ def _steps_to_loss(ax: Axes, seeds: list[CriticalBatch]) -> pd.DataFrame:
     counts = pd.concat(reached).replace(np.inf, np.nan).dropna()
     set_decades(ax, "y")
     for one in reached:
-        ax.plot(one[BATCH], one["value"], color=tone(0), linewidth=0.4, alpha=0.6)
+        draw_seed(ax, one[BATCH], one["value"], colour=tone(0))
     points = seed_means(counts, [BATCH], logs=True)
     draw_interval(ax, points.assign(low=np.nan, high=np.nan), BATCH, colour=tone(0), label="steps to the loss")
     fewest, critical = (_geometric([one.fewest for one in seeds]), _geometric([one.critical for one in seeds]))
@@ -254,13 +254,14 @@ def _geometric(values: list[float]) -> Interval:
 
 
 _OVER = ("W_V", "W_Q")
+_PLACE = ("variant", "layer", "part", "step")
 
 
 def heterogeneity_trained(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     """Draw ||V|| / ||Q|| of H, H_o and H_f along the steps, one column per network, one row per layer.
 
-    How to read it: at 1 (dashed) the blocks of values and queries are as large; geometric means over seeds, thin
-    lines or bands as in all courses.
+    How to read it: at 1 (dashed) the blocks of values and queries are as large; geometric means over seeds, up to
+    five of them as thin lines, more as the band of their 95 % interval.
     Requires: the sweep's table.csv with the diagonal blocks of W_V and W_Q along `state.step` (option `quantity`: by
     default frobenius).
     """
@@ -310,13 +311,12 @@ def _draw_survival_panel(ax: Axes, ratios: pd.DataFrame) -> pd.DataFrame:
     ax.axhline(1, color=GUIDE, linestyle="--", linewidth=0.8, zorder=0)
     if ratios.empty:
         say(ax, "(no ratio)")
-    found = [pd.DataFrame(columns=["variant", "layer", "part", "step"])]
-    for part in Part:
-        one = where(ratios, part=part.value)
-        if len(one):
-            by = ("variant", "layer", "part", "step")
-            found.append(draw_means(ax, one, *by, colour=part_colour(part.value), label=symbol(part.value)))
-    return pd.concat(found, ignore_index=True)
+    found = [
+        draw_means(ax, one, *_PLACE, colour=part_colour(part.value), label=symbol(part.value))
+        for part in Part
+        if len(one := where(ratios, part=part.value))
+    ]
+    return pd.concat(found, ignore_index=True) if found else pd.DataFrame()
 
 
 _PRECONDITIONED = {"preconditioned_eigenvalue": "eigenvalue of P⁻¹H"}  # its own words are longer than a panel is high

@@ -20,7 +20,7 @@ from hessfig.figures.parts.encoding import set_x_scale
 from hessfig.figures.parts.measured import Network, as_written, by_part, counted, networks_of, wanted_quantities, where
 from hessfig.figures.parts.page import FigureSpec, Page, Paper, matrix_colour, panel_names, shades, tone
 from hessfig.figures.parts.panel_sheet import Margins, panel_sheet, say
-from hessfig.figures.parts.panels import draw_interval, draw_means, mark_one, seed_means, spread_words
+from hessfig.figures.parts.panels import draw_interval, draw_means, draw_seed, mark_one, seed_means, spread_words
 from hessfig.figures.parts.ticks import set_decades
 from hessfig.record import NETWORK
 from hessfig.terms import Group, Part
@@ -120,8 +120,8 @@ def sinks(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     How to read it: red lines are the largest and smallest eigenvalue, blue ones the 5, 25, 50, 75 and 95 % quantiles.
     A spectrum that stretches has red lines that leave zero while the blue ones close in on it. The lower row says it in
     one number, the outermost eigenvalue in size over the width of the bulk (95 less 5 % quantile): by which factor it
-    changes from the first place on, seed by seed. A Lanczos density's quantiles are no finer than its nodes. Bands:
-    95 % interval over seeds (Student's t).
+    changes from the first place on, seed by seed. A Lanczos density's quantiles are no finer than its nodes. Up to
+    five seeds are thin lines, more the band of their 95 % interval (Student's t).
     Requires: the sweep's table.csv with `largest_eigenvalue`, `smallest_eigenvalue` and `density` of one block, or
     with `spectrum` (option `block`: all by default; of a group that layers have, one page per layer).
     """
@@ -197,7 +197,7 @@ def _draw_changes(ax: Axes, rows: pd.DataFrame, shown: str) -> pd.DataFrame:
     changes = rows.assign(value=rows["value"] / rows["seed"].map(start))
     ax.axhspan(10**-_LEAST, 10**_LEAST, color="#eeeeee", zorder=0)
     for _, one in changes.sort_values(X).groupby("seed"):
-        ax.plot(one[X], one["value"], color=_SIZE, linewidth=0.4, alpha=0.6)
+        draw_seed(ax, one[X], one["value"], colour=_SIZE)
     points = seed_means(changes, _CURVE, logs=True)
     draw_interval(ax, points, X, colour=_SIZE)
     return points.assign(shown=f"{shown}_relative")

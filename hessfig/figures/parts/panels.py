@@ -87,9 +87,14 @@ def draw_means(ax: Axes, rows: pd.DataFrame, *by: str, colour: Any, **line: Any)
         draw_interval(ax, means, x, colour=colour, **line)
         return means
     for _, one in seeds:
-        ax.plot(one[x], one["value"], color=colour, linewidth=0.4, alpha=0.6)
+        draw_seed(ax, one[x], one["value"], colour=colour)
     draw_interval(ax, means.assign(low=np.nan, high=np.nan), x, colour=colour, **line)
     return means
+
+
+def draw_seed(ax: Axes, x: Any, values: Any, *, colour: Any) -> None:
+    """Draw the curve of one seed, thin."""
+    ax.plot(x, values, color=colour, linewidth=0.4, alpha=0.6)
 
 
 def are_few(seeds: int) -> bool:
