@@ -1,4 +1,4 @@
-"""The same bits every time: named random streams, whatever else is drawn, and sums on one thread."""
+"""The same bits every time: named random streams, whatever else is drawn, one order in memory, sums on one thread."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor, nn
 
 from hessfig.record import FROBENIUS
 
@@ -28,6 +29,32 @@ def probe_stream(
     names = ("probes",) if quantity == FROBENIUS else ("probes", quantity)
     steps = () if step is None else ("step", step)
     return stream(seed, *names, sigma, layer, str(col), *steps)
+
+
+def row_major(tensor: Tensor) -> Tensor:
+    """Return the tensor in row-major order in memory: itself where it lies so, else a copy.
+
+    A product with the same matrix in another order has other bits, and in which sizes depends on the processor.
+    Tensor.contiguous() does not suffice: it leaves the strides of axes of length one, by which torch takes a picture of
+    one channel for channels-last.
+    """
+    return tensor if is_row_major(tensor) else tensor.clone(memory_format=torch.contiguous_format)
+
+
+def is_row_major(tensor: Tensor) -> bool:
+    """Whether the tensor has the strides of a new one of its shape; one without strides (sparse) has no other order."""
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        return True
+    plain = tensor.is_contiguous() and min(tensor.shape, default=2) > 1  # what follows is slower
+    return plain or tensor.stride() == torch.empty(tensor.shape, device="meta").stride()
+
+
+def lay_out(module: nn.Module) -> nn.Module:
+    """Bring the parameters and buffers of a module into row-major order; return the module."""
+    for one in (*module.parameters(), *module.buffers()):
+        if not is_row_major(one):
+            one.data = row_major(one.data)
+    return module
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from hessfig.errors import UserError, first_few, plain
 from hessfig.models.own_checks import check_tensor, oddity, shape_of, words_of
+from hessfig.rng import row_major
 from hessfig.tasks.losses import IGNORED, CrossEntropy, SquaredError
 
 LABELS = "labels"
@@ -88,7 +89,7 @@ def read_batches(inputs: Any, targets: Any, real: torch.dtype) -> list[Given]:
         for name, tensor in one.tensors:
             if oddity(tensor):
                 check_tensor(name, tensor)
-    return [one.mapped(partial(_typed, real=real)) for one in found]
+    return [one.mapped(partial(typed, real=real)) for one in found]
 
 
 def _paired(inputs: Any, targets: Any) -> Iterator[tuple[Any, Any]]:
@@ -124,9 +125,10 @@ def _given(one: Any, goal: Any, inputs: Any, targets: Any) -> Given:
     return Given(arguments, words, goal, len(sized[0]))
 
 
-def _typed(tensor: Tensor, real: torch.dtype) -> Tensor:
+def typed(tensor: Tensor, real: torch.dtype) -> Tensor:
+    """Return a tensor of a batch in row-major order, without a graph, its floating-point numbers of type `real`."""
     found = tensor.detach().to(real) if tensor.is_floating_point() else tensor.detach()
-    return found.clone() if found.is_inference() else found
+    return row_major(found.clone() if found.is_inference() else found)
 
 
 def _unknown(what: str, inputs: Any, targets: Any) -> UserError:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from hessfig.errors import UserError, did_you_mean, plain
 from hessfig.models import own_checks
-from hessfig.models.any_batch import Called, adapted, is_plain, only_trainable, read_batches
+from hessfig.models.any_batch import Called, adapted, is_plain, only_trainable, read_batches, typed
 from hessfig.models.own_checks import (
     check_apart,
     check_mode,
@@ -27,7 +27,7 @@ from hessfig.models.own_checks import (
     words_of,
 )
 from hessfig.models.protocol import Drawn, Layout, Weight, every_parameter
-from hessfig.rng import one_thread
+from hessfig.rng import is_row_major, lay_out, one_thread
 from hessfig.tasks.batch import Batch
 from hessfig.tasks.losses import LOSSES, batch_weights
 
@@ -234,11 +234,16 @@ def foreign(
 
 
 def _cast(module: nn.Module, real: torch.dtype, what: str) -> nn.Module:
-    """Return the module in a floating-point type: a copy, unless it has that type."""
+    """Return the module in a floating-point type and in row-major order: a copy, unless it is of that type and order.
+
+    The order of a module's own weights stays.
+    """
     held = [p for p in module.parameters() if p.is_floating_point()]
-    if not any(p.dtype != real or p.is_inference() for p in held):
+    has_type = not any(p.dtype != real or p.is_inference() for p in held)
+    if has_type and all(map(is_row_major, chain(module.parameters(), module.buffers()))):
         return module
-    return copied(module, what).to(real)
+    found = copied(module, what)
+    return lay_out(found if has_type else found.to(real))
 
 
 def copied(module: nn.Module, what: str) -> nn.Module:
@@ -317,12 +322,7 @@ def _batches(inputs: Any, targets: Any, real: torch.dtype) -> list[Batch]:
     for name, side in (("inputs", xs), ("targets", ys)):
         for tensor in side:
             check_tensor(name, tensor)
-    return [Batch(_typed(x, real), _typed(y, real), slice(None)) for x, y in zip(xs, ys, strict=True)]
-
-
-def _typed(tensor: Tensor, real: torch.dtype) -> Tensor:
-    found = tensor.detach().to(real) if tensor.is_floating_point() else tensor.detach()
-    return found.clone() if found.is_inference() else found
+    return [Batch(typed(x, real), typed(y, real), slice(None)) for x, y in zip(xs, ys, strict=True)]
 
 
 def _loss(loss: Any, network: nn.Module, real: torch.dtype) -> nn.Module:
@@ -334,8 +334,9 @@ def _loss(loss: Any, network: nn.Module, real: torch.dtype) -> nn.Module:
     if isinstance(loss, nn.Module) and isinstance(reduction, str) and reduction in ("mean", "sum"):
         check_mode(loss)
         check_apart(loss, network)
-        floating = [t for t in chain(loss.parameters(), loss.buffers()) if t.is_floating_point()]
-        return copied(loss, "the loss").to(real) if any(t.dtype != real for t in floating) else loss
+        held = [*loss.parameters(), *loss.buffers()]
+        has_type = all(t.dtype == real for t in held if t.is_floating_point())
+        return loss if has_type and all(map(is_row_major, held)) else lay_out(copied(loss, "the loss").to(real))
     raise UserError(
         "loss is not known",
         got=plain(loss) if isinstance(loss, str) else shape_of(loss),

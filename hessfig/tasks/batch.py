@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hessfig.config import Data, DType, Loss, TaskConfig
-from hessfig.rng import stream
+from hessfig.rng import row_major, stream
 from hessfig.tasks import text
 from hessfig.tasks.addition import addition_batch, scored_positions, sequence_length
 from hessfig.tasks.digits import CLASSES, Pictures, split
@@ -21,12 +21,17 @@ class Batch:
 
     `scored` are the positions whose outputs enter the loss (a picture has one, which gives its class). `weight` is what
     the mean over this batch divides by, where that is not in proportion to its samples (tasks.weights.batch_weights).
+    Inputs and targets are row-major in memory, however they were given.
     """
 
     inputs: Tensor
     targets: Tensor
     scored: slice
     weight: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("inputs", "targets"):
+            object.__setattr__(self, name, row_major(getattr(self, name)))
 
     @property
     def size(self) -> float:

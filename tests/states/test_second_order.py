@@ -221,7 +221,7 @@ def test_the_same_bits_after_stops(tmp_path: Path, kind: Optimiser, monkeypatch:
     monkeypatch.setattr(loop, "SAVE_EVERY", 0.0)
     one, other = (run_of(tmp_path / n, kind, refresh=4, momentum=0.5) for n in ("one", "other"))
     ensure(one, [13])
-    for stop in (3, 4, 6, 12, 13):
+    for stop in range(1, 14):
         ensure(other, [stop])
     names = ("step_000013.safetensors", "step_000013.optimiser.safetensors")
     assert [(one.folder / n).read_bytes() for n in names] == [(other.folder / n).read_bytes() for n in names]

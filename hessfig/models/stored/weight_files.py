@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from hessfig.errors import UserError
 from hessfig.files import check_pin, is_file
 from hessfig.models.protocol import Drawn, Layout
+from hessfig.rng import row_major
 from hessfig.tasks.batch import micro_batches
 from hessfig.tasks.losses import CrossEntropy
 from hessfig.tasks.tokens import Ids
@@ -55,7 +56,7 @@ def tensors_of(content: bytes, path: Path, key: str = FILE) -> dict[str, Tensor]
         raise _unreadable(path, key, "it holds something else than named tensors")
     if odd := [name for name, tensor in found.items() if not _is_whole(tensor)]:
         raise _unreadable(path, key, f"{odd[0]} is not stored entry by entry")
-    return {str(name): tensor for name, tensor in found.items()}
+    return {str(name): row_major(tensor) for name, tensor in found.items()}
 
 
 def in_batches(network: nn.Module, layout: Layout, ids: Ids, first_scored: int, at_once: int) -> Drawn:

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hessfig.config import DIVIDING, Curvature, Optimiser, Schedule, TrainingConfig
-from hessfig.rng import stream
+from hessfig.rng import row_major, stream
 from hessfig.states.training.second_order import BatchLoss, Solver, solver
 
 PRODUCTS = 12  # Hessian products of a largest eigenvalue: enough for a few per cent
@@ -99,6 +99,7 @@ MOMENTS = {
     Optimiser.soap: ("exp_avg", "exp_avg_sq", "GG", "Q"),
     Optimiser.muon: ("momentum_buffer", "exp_avg", "exp_avg_sq"),
 } | dict.fromkeys(DIVIDING, ("momentum_buffer",))
+EIGENBASES = "Q"  # SOAP's
 FACTORS, REFRESHED = "rate_factors", "refreshed"
 _ADAPTIVE = {Optimiser.adamw: torch.optim.AdamW, Optimiser.adam: torch.optim.Adam}
 SOAP_EVERY = 10  # updates between two of SOAP's eigenbases, as its authors recommend
@@ -175,6 +176,7 @@ class Rule:
                 one.grad = direction.contiguous()  # fused kernels take a gradient as it lies in memory
         for optimiser in self._optimisers:
             optimiser.step()
+        self._put_back(self._kept())
         return rate * (1.0 if _by_block(self._training) else float(self._factors[0]))
 
     def moments(self) -> dict[str, Tensor]:
@@ -185,24 +187,16 @@ class Rule:
         """
         looked = {} if self._training.curvature == Curvature.none else {FACTORS: self._factors}
         looked |= {f"{REFRESHED}/{name}": one for name, one in self._refreshed.items()}
-        return looked | {
-            key: tensor
-            for name, parameter in self._named.items()
-            for moment in MOMENTS[self._training.optimiser]
-            for key, tensor in _tensors(self._state(parameter).get(moment), moment, name)
-        }
+        return looked | self._kept()
 
     def restore(self, moments: Mapping[str, Tensor], step: int) -> None:
         """Put back what `moments` returned after `step` updates."""
         kind = self._training.optimiser
         self._factors = moments.get(FACTORS, self._factors)
-        self._refreshed, self._solver = {}, None
-        for key, tensor in moments.items():
-            moment, _, name = key.partition("/")
-            if moment == REFRESHED:
-                self._refreshed[name] = tensor.clone()
-            elif key != FACTORS:
-                _put(self._state(self._named[name]), moment, tensor.clone(), self._named[name].ndim)
+        refreshed = {key: one for key, one in moments.items() if key.startswith(f"{REFRESHED}/")}
+        self._refreshed = {key.partition("/")[2]: row_major(one.clone()) for key, one in refreshed.items()}
+        self._solver = None
+        self._put_back({key: one.clone() for key, one in moments.items() if key not in {FACTORS, *refreshed}})
         for parameter in self._named.values():
             state = self._state(parameter)
             if "exp_avg" in state and kind != Optimiser.soap:
@@ -213,6 +207,21 @@ class Rule:
                     _put(state, moment, None, parameter.ndim)
         for group in self._groups if kind in (Optimiser.shampoo, Optimiser.soap) else []:
             group["step"] = step
+
+    def _kept(self) -> dict[str, Tensor]:
+        """Return what the optimisers keep of the parameters."""
+        return {
+            key: tensor
+            for name, parameter in self._named.items()
+            for moment in MOMENTS[self._training.optimiser]
+            for key, tensor in _tensors(self._state(parameter).get(moment), moment, name)
+        }
+
+    def _put_back(self, kept: Mapping[str, Tensor]) -> None:
+        """Hand what `_kept` returned to the optimisers: in one order in memory, in a run that is stopped or not."""
+        for key, tensor in kept.items():
+            moment, _, name = key.partition("/")
+            _put(self._state(self._named[name]), moment, tensor, self._named[name].ndim)
 
     def _state(self, parameter: Tensor) -> dict[str, Any]:
         """Return the state of a parameter in the optimiser that has it."""
@@ -249,9 +258,17 @@ def _put(state: dict[str, Any], moment: str, tensor: Tensor | None, axes: int) -
     if axis or tensor is None:
         state.setdefault(name, [[] for _ in range(axes)])
     if axis:
-        state[name][int(axis)] = tensor
+        state[name][int(axis)] = laid_out(name, tensor)
     elif tensor is not None:
-        state[name] = tensor
+        state[name] = laid_out(name, tensor)
+
+
+def laid_out(moment: str, tensor: Tensor) -> Tensor:
+    """Return a moment in the order in memory that it has in every run: by rows, eigenbases by columns.
+
+    LAPACK returns eigenbases so; by rows they would make other bits than those of trainings before 0.3.
+    """
+    return row_major(tensor.mT).mT if moment == EIGENBASES else row_major(tensor)
 
 
 def _optimisers(named: Mapping[str, nn.Parameter], training: TrainingConfig) -> Iterator[torch.optim.Optimizer]:

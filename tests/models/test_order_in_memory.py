@@ -1,0 +1,129 @@
+"""Networks, batches and losses that lie otherwise in memory: the bits of those by rows, and nothing of them changed."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hessfig
+from hessfig.models.stored.weight_files import read_weights
+from hessfig.rng import is_row_major, lay_out, row_major
+from hessfig.tasks.batch import Batch
+
+OTHER: dict[str, Callable[[Tensor], Tensor]] = {
+    "transposed": lambda one: one.mT.contiguous().mT if one.ndim > 1 else one.repeat_interleave(2)[::2],
+    "strided": lambda one: one.repeat_interleave(3, dim=-1)[..., ::3],
+    "reversed axes": lambda one: one.permute(*range(one.ndim)[::-1]).contiguous().permute(*range(one.ndim)[::-1]),
+    "by NumPy": lambda one: torch.from_numpy(np.asfortranarray(one.numpy())),
+    "channels last": lambda one: one.to(memory_format=torch.channels_last) if one.ndim == 4 else one,
+}
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def maps() -> nn.Module:
+    return nn.Sequential(nn.Linear(7, 9), nn.Tanh(), nn.BatchNorm1d(9), nn.Linear(9, 3))
+
+
+def pictures(channels: int) -> nn.Module:
+    maps = nn.Conv2d(channels, 4, 3), nn.Tanh(), nn.Conv2d(4, 2, 3), nn.Flatten(), nn.Linear(8, 3)
+    return nn.Sequential(*maps)
+
+
+NETWORKS = {
+    "maps": (maps, (11, 7)),
+    "one channel": (lambda: pictures(1), (5, 1, 6, 6)),
+    "two channels": (lambda: pictures(2), (5, 2, 6, 6)),
+}
+
+
+def made(name: str) -> tuple[nn.Module, Tensor, Tensor]:
+    make, shape = NETWORKS[name]
+    network = make().double().eval().requires_grad_(True)
+    for place, one in enumerate([*network.parameters(), *network.buffers()]):
+        if one.is_floating_point():
+            one.data = drawn(*one.shape, seed=place).abs() + 0.1
+    return network, drawn(*shape, seed=99), torch.arange(shape[0]) % 3
+
+
+def numbers(*problem: Any, **settings: Any) -> bytes:
+    table = hessfig.measure(hessfig.Problem(*problem, **settings), quantities=["frobenius", "trace"], num_probes=4)
+    return table[["value", "error"]].to_numpy().tobytes()
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_order_of_weights_and_batches_moves_no_bit(name: str) -> None:
+    network, inputs, targets = made(name)
+    expected = numbers(network, inputs, targets)
+    for word, reordered in OTHER.items():
+        other = copy.deepcopy(network)
+        for one in (*other.parameters(), *other.buffers()):
+            one.data = reordered(one.data) if one.ndim else one.data
+        before = [one.stride() for one in other.parameters()]
+        assert numbers(other, reordered(inputs), reordered(targets)) == expected, word
+        assert numbers(other, {"input": reordered(inputs)}, reordered(targets)) == expected, f"{word}, a dictionary"
+        assert [one.stride() for one in other.parameters()] == before, "a user's own weights stay as they are"
+
+
+def test_expanded_batches_and_weights() -> None:
+    network, inputs, _ = made("maps")
+    alike, same = inputs[:1].expand(5, 7), torch.ones(1, dtype=torch.int64).expand(5)
+    expected = numbers(network, alike.clone(), same.clone())
+    assert numbers(network, alike, same) == expected
+    shared = copy.deepcopy(network)
+    for place in (network, shared):
+        place[0].weight.data = drawn(1, 7).expand(9, 7)
+    network[0].weight.data = network[0].weight.data.clone()
+    assert numbers(shared, alike, same) == numbers(network, alike, same)
+
+
+def test_weights_of_a_loss() -> None:
+    network, inputs, targets = made("maps")
+    weights = drawn(3).abs()
+    apart = weights.repeat_interleave(2)[::2]
+    losses = [nn.CrossEntropyLoss(weight=one) for one in (weights, apart)]
+    assert len({numbers(network, inputs, targets, loss) for loss in losses}) == 1
+    assert losses[1].weight.stride() == (2,)
+
+
+@pytest.mark.parametrize("word", OTHER)
+def test_a_batch_is_by_rows(word: str) -> None:
+    batch = Batch(OTHER[word](drawn(4, 1, 3, 3)), OTHER[word](drawn(4, 5)), slice(None))
+    assert all(one.stride() == torch.empty(one.shape).stride() for one in (batch.inputs, batch.targets))
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (3, 1), (1, 3), (4, 1, 3, 3), (2, 3, 4)])
+def test_row_major(shape: tuple[int, ...]) -> None:
+    """The strides are those of a new tensor, along axes of length one too."""
+    plain = drawn(*shape)
+    assert row_major(plain) is plain
+    for reordered in OTHER.values() if plain.ndim else ():
+        found = row_major(reordered(plain))
+        assert found.stride() == plain.stride() and torch.equal(found, plain)
+    one_channel = torch.zeros(4, 1, 3, 3).to(memory_format=torch.channels_last)
+    assert one_channel.is_contiguous() and not is_row_major(one_channel)
+    assert is_row_major(torch.eye(2).to_sparse())
+
+
+def test_a_module_is_laid_out_with_its_buffers() -> None:
+    network = made("maps")[0]
+    network[0].weight.data = OTHER["transposed"](network[0].weight.data)
+    network[2].running_mean = OTHER["strided"](network[2].running_mean)
+    held = network[0].weight.detach().clone()
+    assert all(map(is_row_major, lay_out(network).state_dict().values()))
+    assert torch.equal(network[0].weight, held)
+
+
+def test_weights_of_a_file_are_by_rows(tmp_path: Path) -> None:
+    torch.save({"weight": drawn(4, 5).T}, tmp_path / "weights.pt")
+    found = read_weights(tmp_path / "weights.pt")["weight"]
+    assert is_row_major(found) and torch.equal(found, drawn(4, 5).T)
