@@ -12,7 +12,7 @@ from pathlib import Path
 from hessfig.config import schedulers
 from hessfig.config.enums import Launcher
 from hessfig.config.schema import MOST_SHARDS, SIZE, Config
-from hessfig.errors import UserError, too_few_files
+from hessfig.errors import UserError, plain, too_few_files
 
 WORKER = "HESSFIG_WORKER"  # the number of a worker process, from 0
 _OPEN_FILES = (32, 4)  # in any case, and a worker; a run with one worker has got by with 16
@@ -86,14 +86,12 @@ def check_device_name(device: str) -> None:
 
 def parse_shard(text: str) -> tuple[int, int]:
     """Return (2, 8) for '2/8', and what the scheduler says for 'auto'. Raises UserError for what is no share."""
-    if text == "auto":
-        return schedulers.share()
-    found = re.fullmatch(r"(\d{1,7})/(\d{1,7})", text)
-    index, count = map(int, found.groups()) if found else (0, 0)
+    found = re.fullmatch("([0-9]{1,7})/([0-9]{1,7})", text)
+    index, count = schedulers.share() if text == "auto" else map(int, found.groups()) if found else (0, 0)
     if not 1 <= index <= count <= MOST_SHARDS:
         raise UserError(
             "shard: there is no such share of the cells",
-            got=text,
+            got=f"auto, which is {index}/{count} here" if text == "auto" else plain(text),
             allowed=f"auto, or K/N with 1 <= K <= N <= {MOST_SHARDS}",
             remedy=f"for example shard={min(max(index, 1), count)}/{count}" if count else "for example shard=2/8",
         )

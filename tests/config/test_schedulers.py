@@ -8,7 +8,15 @@ from hessfig.config.machine import WORKER, card_of, parse_shard
 from hessfig.config.schedulers import SCHEDULERS, share
 from hessfig.errors import UserError
 
-SLURM = {"SLURM_ARRAY_TASK_MIN": "0", "SLURM_ARRAY_TASK_STEP": "1", "SLURM_ARRAY_TASK_COUNT": "4"}
+_ARRAY = ("ID", "COUNT", "MIN", "MAX", "STEP")
+
+
+def slurm(*numbers: object) -> dict[str, str]:
+    """Return what a task of a Slurm array is told: its index, and count, least, largest and step of all indices."""
+    return {f"SLURM_ARRAY_TASK_{name}": str(one) for name, one in zip(_ARRAY, numbers, strict=True)}
+
+
+SLURM = slurm(3, 4, 0, 3, 1)
 TASKS = {
     "torchrun": ({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}, (2, 2)),
     "Open MPI": ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "3"}, (1, 3)),
@@ -17,14 +25,13 @@ TASKS = {
     "PBS": ({"PBS_ARRAY_INDEX": "2", "HESSFIG_SHARDS": "5"}, (3, 5)),
     "LSF": ({"LSB_JOBINDEX": "7", "LSB_JOBINDEX_END": "8", "LSB_JOBINDEX_STEP": "1"}, (7, 8)),
     "SGE": ({"SGE_TASK_ID": "7", "SGE_TASK_FIRST": "1", "SGE_TASK_LAST": "9", "SGE_TASK_STEPSIZE": "2"}, (4, 5)),
-    "Slurm array": ({**SLURM, "SLURM_ARRAY_TASK_ID": "3", "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, (4, 4)),
-    "Slurm array from 10 by 5": (
-        {**SLURM, "SLURM_ARRAY_TASK_MIN": "10", "SLURM_ARRAY_TASK_STEP": "5", "SLURM_ARRAY_TASK_ID": "20"},
-        (3, 4),
-    ),
+    "Slurm array": ({**SLURM, "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, (4, 4)),
+    "Slurm array from 10 by 5": (slurm(20, 4, 10, 25, 5), (3, 4)),
+    "Slurm array resubmitted from 2 to 3": (slurm(3, 2, 2, 3, 1), (2, 2)),
+    "Slurm array of one": (slurm(3, 1, 3, 3, 1), (1, 1)),
     "srun": ({"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_STEP_ID": "0"}, (2, 2)),
     "srun in an array": (
-        {**SLURM, "SLURM_ARRAY_TASK_ID": "1", "SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_STEP_ID": "0"},
+        {**slurm(1, 4, 0, 3, 1), "SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_STEP_ID": "0"},
         (4, 8),
     ),
     "torchrun in srun": ({"RANK": "5", "WORLD_SIZE": "8", "SLURM_PROCID": "1", "SLURM_NTASKS": "2"}, (6, 8)),
@@ -41,19 +48,61 @@ def test_every_scheduler_is_tried() -> None:
     assert {one.name for one in SCHEDULERS} <= set(TASKS)
 
 
-@pytest.mark.parametrize(
-    "variables",
-    [
-        {},
-        {"SGE_TASK_ID": "undefined"},
-        {"RANK": "2", "WORLD_SIZE": "2"},
-        {"JOB_COMPLETION_INDEX": "0"},
-        {"SLURM_PROCID": "0", "SLURM_NTASKS": "2"},
-    ],
-)
-def test_without_a_task_there_is_no_share(variables: dict[str, str]) -> None:
-    with pytest.raises(UserError, match="no scheduler says which share this is"):
+REFUSED = {
+    "nothing": ({}, "none of their variables"),
+    "no array of SGE": ({"SGE_TASK_ID": "undefined"}, "SGE: SGE_TASK_ID=undefined, no SGE_TASK_FIRST"),
+    "a rank too many": ({"RANK": "2", "WORLD_SIZE": "2"}, "3/2"),
+    "Kubernetes without a number": ({"JOB_COMPLETION_INDEX": "0"}, "Kubernetes: no HESSFIG_SHARDS"),
+    "half of torchrun": ({"RANK": "1"}, "torchrun: no WORLD_SIZE"),
+    "the other half": ({"WORLD_SIZE": "2"}, "torchrun: no RANK"),
+    "a digit that is none": ({"RANK": "²", "WORLD_SIZE": "4"}, "torchrun: RANK=²"),
+    "another": ({"RANK": "٢", "WORLD_SIZE": "4"}, "torchrun: RANK=٢"),
+    "a number too long": ({"RANK": "1", "WORLD_SIZE": "4" * 5000}, f"torchrun: WORLD_SIZE={'4' * 20}..."),
+    "less than none": ({"RANK": "-1", "WORLD_SIZE": "4"}, "torchrun: RANK=-1"),
+} | {
+    f"Slurm without {name}": ({key: one for key, one in SLURM.items() if key != name}, f"Slurm array: no {name}")
+    for name in SLURM
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_without_a_task_there_is_no_share(case: str) -> None:
+    """The variable that is missing is named, where others of its scheduler are there."""
+    variables, words = REFUSED[case]
+    with pytest.raises(UserError, match="no scheduler says which share this is") as refused:
         share(variables)
+    assert refused.value.got.startswith(words)
+
+
+ARRAYS = {"1,3,7": (1, 3, 7), "0-2,5": (0, 1, 2, 5), "2,5": (2, 5), "1,3,4,7": (1, 3, 4, 7)}
+
+
+@pytest.mark.parametrize("array", ARRAYS)
+def test_no_task_of_an_array_with_holes_measures_anything(array: str) -> None:
+    """Of such an array Slurm says the step 1, and a task's place among the others follows from nothing it says."""
+    indices = ARRAYS[array]
+    for index in indices:
+        with pytest.raises(UserError, match="the indices of this Slurm array have holes") as refused:
+            share(slurm(index, len(indices), min(indices), max(indices), 1))
+        assert "shard=K/N" in refused.value.remedy
+
+
+@pytest.mark.parametrize("first", [0, 3])
+@pytest.mark.parametrize("step", [1, 4])
+@pytest.mark.parametrize("count", [1, 2, 7])
+def test_the_tasks_of_an_array_share_all_cells(first: int, step: int, count: int) -> None:
+    indices = range(first, first + step * count, step)
+    told = [slurm(index, count, first, indices[-1], step) for index in indices]
+    assert [share(one) for one in told] == [(place, count) for place in range(1, count + 1)]
+
+
+@pytest.mark.parametrize("array", [{}, SLURM])
+@pytest.mark.parametrize("step", [{}, {"SLURM_STEP_ID": "4294967291"}])
+def test_a_batch_script_of_several_tasks_lacks_srun(array: dict[str, str], step: dict[str, str]) -> None:
+    """Slurm's number for the batch script itself (2^32 - 5) is no step of srun."""
+    with pytest.raises(UserError, match="srun is missing") as refused:
+        share({**array, **step, "SLURM_PROCID": "0", "SLURM_NTASKS": "4"})
+    assert refused.value.remedy.startswith("srun hessfig run")
 
 
 def test_the_setting_reads_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,6 +110,10 @@ def test_the_setting_reads_the_environment(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert parse_shard("auto") == (2, 4)
     assert parse_shard("3/8") == (3, 8)
+    monkeypatch.setenv("WORLD_SIZE", "100000000")
+    for text in ("auto", "9/8", "²/8", "٢/8", "1/" + "8" * 5000):
+        with pytest.raises(UserError, match="there is no such share of the cells"):
+            parse_shard(text)
 
 
 @pytest.mark.parametrize(
