@@ -13,7 +13,7 @@ sweep_of = $(shell sed -n 's/^sweep: "*\([^"]*\)"*$$/\1/p' conf/figure/$(1).yaml
 measure = $(if $(1),$(RUN) run sweep=$(1) || [ $$? -eq 1 ])
 
 .DEFAULT_GOAL := help
-.PHONY: help figures figures-paper figures-beyond figures-follow-up figures-all figures-study test test-fast test-slow test-attack test-slurm test-browser docs docs-test wheel lint slopes check claims-docs verify bench clean
+.PHONY: help figures figures-paper figures-beyond figures-follow-up figures-all figures-study test test-fast test-slow test-attack test-slurm test-browser test-processors docs docs-test wheel lint slopes check claims-docs verify bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | sort | awk -F'\t' '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -52,6 +52,9 @@ test-slurm: $(READY) ## run sweeps as Slurm job arrays (needs sbatch here; docs/
 test-browser: $(READY) ## open the report in headless Chromium (needs chromium; a minute)
 	$(BIN)/python -m pip install --quiet -e '.[dev,browser]' -c constraints.txt
 	$(BIN)/python -m pytest -m browser -rs tests/browser
+
+test-processors: $(READY) ## the tests of numbers with fewer instructions and more threads (half an hour; docs/accuracy.md)
+	$(BIN)/python scripts/processors.py --try
 
 docs: $(READY) ## build the documentation site, without warnings, and follow its links: build/site/index.html
 	$(BIN)/python -c "import furo, myst_parser, sphinx" 2>/dev/null || $(BIN)/python -m pip install --quiet -e '.[docs]' -c constraints.txt

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import os
 
-os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"))
+# One thread, or as many as scripts/processors.py asks for.
+os.environ.update(
+    dict.fromkeys(
+        ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), os.environ.get("HESSFIG_TEST_THREADS", "1")
+    )
+)
 
 import importlib
 import multiprocessing
@@ -25,16 +30,12 @@ import pytest
 from jaxtyping import install_import_hook
 
 from tests import runs
+from tests.checked import CHECKED
 
 warnings.filterwarnings("ignore", category=FutureWarning, module="torch.jit")
 # A shell's background jobs start with SIGINT ignored, and so would their children: commands could not be stopped.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-# Not the tape (curvature.linearised): its small steps run a million times here, and dense oracles hold its shapes.
-CHECKED = [
-    *["tasks", "models", "theory", "curvature.exact", "curvature.products.curvlinops", "measurements"],
-    *[f"curvature.{name}" for name in ("column", "probes", "problem", "whole")],
-]
-install_import_hook([f"hessfig.{name}" for name in CHECKED], "beartype.beartype")
+install_import_hook(CHECKED, "beartype.beartype")
 
 
 class _LibrariesFirst(MetaPathFinder):
@@ -44,9 +45,11 @@ class _LibrariesFirst(MetaPathFinder):
     fifteen seconds a process.
     """
 
+    found = False
+
     def find_spec(self, name: str, path: object, target: object = None) -> None:
-        if name.startswith("hessfig.") and name.removeprefix("hessfig.").startswith(tuple(CHECKED)):
-            sys.meta_path.remove(self)
+        if name in CHECKED and not self.found:
+            self.found = True  # to leave the list of finders now would have Python skip the one behind this
             for library in ("beartype.door", "curvlinops", "transformer_lens.model_bridge.sources.native"):
                 importlib.import_module(library)
 

@@ -48,7 +48,9 @@ class Scheduler:
         if not any(map(environment.get, self._needed)):
             return ""
         lost = [name for name in self._needed if _number(environment, name) is None]
-        words = (f"{name}={plain(environment[name], most=20)}" if name in environment else f"no {name}" for name in lost)
+        words = (
+            f"{name}={plain(environment[name], most=20)}" if name in environment else f"no {name}" for name in lost
+        )
         return f"{self.name}: {', '.join(words)}" if lost else ""
 
     @property

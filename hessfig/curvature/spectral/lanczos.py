@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -25,6 +25,7 @@ class NotFinite(ArithmeticError):
     """A product that is not finite: the network overflows here, and nothing can be said of its eigenvalues."""
 
 
+@runtime_checkable
 class Operator(Protocol):
     """A symmetric matrix that is known by its products."""
 

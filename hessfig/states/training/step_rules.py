@@ -257,7 +257,7 @@ def _put(state: dict[str, Any], moment: str, tensor: Tensor | None, axes: int) -
     name, _, axis = moment.partition(".")
     if axis or tensor is None:
         state.setdefault(name, [[] for _ in range(axes)])
-    if axis:
+    if tensor is not None and axis:
         state[name][int(axis)] = laid_out(name, tensor)
     elif tensor is not None:
         state[name] = laid_out(name, tensor)
@@ -266,7 +266,7 @@ def _put(state: dict[str, Any], moment: str, tensor: Tensor | None, axes: int) -
 def laid_out(moment: str, tensor: Tensor) -> Tensor:
     """Return a moment in the order in memory that it has in every run: by rows, eigenbases by columns.
 
-    LAPACK returns eigenbases so; by rows they would make other bits than those of trainings before 0.3.
+    LAPACK returns eigenbases so: by rows, a training would have other bits than in earlier versions.
     """
     return row_major(tensor.mT).mT if moment == EIGENBASES else row_major(tensor)
 

@@ -1,0 +1,31 @@
+"""Which modules of the package have their types and shapes checked at run time while tests run: found, not listed."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+UNCHECKED = "hessfig.curvature.tape"  # small steps that run a million times here; dense oracles hold their shapes
+LIBRARIES = {"torch", "jaxtyping"}
+
+
+def _modules() -> Iterator[tuple[str, Path]]:
+    for path in sorted((ROOT / "hessfig").rglob("*.py")):
+        yield ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"), path
+
+
+def _imported(path: Path) -> set[str]:
+    """Return the libraries that a module imports when it is imported itself."""
+    found: set[str] = set()
+    for node in ast.parse(path.read_text("utf-8")).body:
+        if isinstance(node, ast.ImportFrom):
+            found.add((node.module or "").partition(".")[0])
+        elif isinstance(node, ast.Import):
+            found |= {one.name.partition(".")[0] for one in node.names}
+    return found
+
+
+COMPUTING = [name for name, path in _modules() if _imported(path) & LIBRARIES]
+CHECKED = [name for name in COMPUTING if not f"{name}.".startswith(f"{UNCHECKED}.")]

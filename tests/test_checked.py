@@ -1,0 +1,38 @@
+"""Shapes are checked at run time in every module that computes, but in the tape."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import pytest
+import torch
+from jaxtyping import TypeCheckError
+
+from tests.checked import CHECKED, COMPUTING, UNCHECKED
+
+
+def test_the_exception_is_a_package_and_the_only_one() -> None:
+    left = [name for name in COMPUTING if name not in CHECKED]
+    assert left and all(name.startswith(f"{UNCHECKED}.") for name in left), "a name that matches nothing"
+    assert not any(f"{UNCHECKED}.".startswith(f"{name}.") for name in CHECKED), "a hook holds for what is inside"
+    assert {"hessfig.curvature.curvlinops", "hessfig.states.training.second_order"} <= set(CHECKED)
+
+
+@pytest.mark.parametrize("name", COMPUTING)
+def test_a_module_that_computes_is_loaded_with_checks(name: str) -> None:
+    if name.startswith("hessfig.integrations."):
+        pytest.importorskip(name.rpartition(".")[2])
+    module = importlib.import_module(name)
+    assert (type(module.__loader__).__module__.partition(".")[0] == "jaxtyping") == (name in CHECKED)
+    assert sys.modules[name] is module
+
+
+def test_another_shape_is_refused() -> None:
+    from hessfig.curvature.column import _columnwise
+    from hessfig.states.training.step_rules import largest_ritz
+
+    with pytest.raises(TypeCheckError, match="start"):
+        largest_ritz(lambda vector: vector, torch.zeros(2, 2), 1)
+    with pytest.raises(TypeCheckError, match="products"):
+        _columnwise(torch.zeros(2))
