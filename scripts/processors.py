@@ -3,6 +3,7 @@
     python scripts/processors.py                  # print which numbers depend on threads and processor, as promised
     python scripts/processors.py --write          # put that table between its marks in docs/accuracy.md
     python scripts/processors.py --try            # numbers and tests under every setting (make test-processors)
+    python scripts/processors.py --try "MKL with AVX2"      # under this one, and numbers next to those of the first
 
 Instructions are chosen by variables that torch, oneDNN, MKL and OpenBLAS read when they start, so every setting is a
 process of its own. Status 1: a number that should be equal is not, or a test failed.
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -237,41 +238,41 @@ def tested(instructions: str, threads: int) -> tuple[int, int, float]:
     return passed, failed or (not passed), time.monotonic() - start
 
 
-def tried() -> int:
-    """Print numbers and tests under every setting; return 1 when one is not as it should be."""
-    found = {(name, threads): each for name in INSTRUCTIONS for threads, each in elsewhere(name).items()}
+def tried(chosen: Sequence[str]) -> int:
+    """Print numbers and tests under the chosen settings; return 1 when one is not as it should be."""
+    first = next(iter(INSTRUCTIONS))
+    names = [name for name in INSTRUCTIONS if name in (first, *chosen)]
+    found = {(name, threads): each for name in names for threads, each in elsewhere(name).items()}
     lines = list(unequal(found))
     rows, wrong = [], 0
-    for name in INSTRUCTIONS:
+    for name in chosen:
         for threads in THREADS:
             passed, failed, seconds = tested(name, threads)
             of = [allowed for setting, _, allowed in lines if setting == (name, str(threads))]
             wrong += failed + of.count(False)
-            shown = [name, threads, passed, failed, len(NUMBERS), of.count(True), of.count(False), f"{seconds:.0f}"]
-            rows.append(list(map(str, shown)))
+            counts = (threads, passed, failed, len(NUMBERS), of.count(True), of.count(False), round(seconds))
+            rows.append([name, *map(str, counts)])
             print(" | ".join(rows[-1]), file=sys.stderr, flush=True)
-    head = [
+    head = (
         "instructions",
         "threads",
         "tests passed",
         "failed",
         "numbers",
-        "other, as documented",
+        "other as allowed",
         "wrongly other",
-        "s",
-    ]
-    print("\n".join(markdown_table(head, rows)))
-    print(
-        "\n".join(
-            f"{setting[0]}, {setting[1]} threads: {what} should be equal" for setting, what, ok in lines if not ok
-        )
+        "seconds",
     )
+    print("\n".join(markdown_table(head, rows)))
+    for (name, threads), what, allowed in lines:
+        if not allowed:
+            print(f"{name}, {threads} threads: {what} should be equal")
     return 1 if wrong else 0
 
 
 def promised() -> str:
     """Return the table of what the numbers depend on."""
-    words = {True: "yes", False: "no"}
+    words = {True: "may differ", False: "the same"}
     rows = [(one.what, words[one.on_threads], words[one.on_processor]) for one in NUMBERS]
     return "\n".join(markdown_table(["numbers", "threads", "processor"], rows)) + "\n"
 
@@ -282,7 +283,7 @@ def main() -> int:
     if word == "--digests":
         print(json.dumps(digests()))
     elif word == "--try":
-        return tried()
+        return tried(sys.argv[2:] or list(INSTRUCTIONS))
     elif word == "--write":
         PAGE.write_text(between_marks(PAGE.read_text(), MARKS, promised(), COMMAND))
     else:

@@ -58,7 +58,7 @@ def compensated(weights: Vector, inverse: Matrix) -> Matrix:
     return moved.fill_diagonal_(0.0)
 
 
-def zeroed(weights: Vector, order: Places, counts: Sequence[int]) -> Float[Tensor, "k n"]:
+def zeroed(weights: Vector, order: Places, counts: Sequence[int]) -> Float[Tensor, "counts n"]:
     """Return the weights with the first `count` of an order at zero, for every count."""
     ranks = torch.empty_like(order)
     ranks[order] = torch.arange(len(order))
