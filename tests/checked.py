@@ -6,6 +6,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+from beartype import BeartypeConf, beartype
+
 ROOT = Path(__file__).parent.parent
 UNCHECKED = "hessfig.curvature.tape"  # small steps that run a million times here; dense oracles hold their shapes
 LIBRARIES = {"torch", "jaxtyping"}
@@ -29,3 +31,5 @@ def _imported(path: Path) -> set[str]:
 
 COMPUTING = [name for name, path in _modules() if _imported(path) & LIBRARIES]
 CHECKED = [name for name in COMPUTING if not f"{name}.".startswith(f"{UNCHECKED}.")]
+TYPECHECKER = f"{__name__}.checked"
+checked = beartype(conf=BeartypeConf(is_pep484_tower=True))  # a whole number is a float, as mypy has it

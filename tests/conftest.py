@@ -30,12 +30,12 @@ import pytest
 from jaxtyping import install_import_hook
 
 from tests import runs
-from tests.checked import CHECKED
+from tests.checked import CHECKED, TYPECHECKER
 
 warnings.filterwarnings("ignore", category=FutureWarning, module="torch.jit")
 # A shell's background jobs start with SIGINT ignored, and so would their children: commands could not be stopped.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-install_import_hook(CHECKED, "beartype.beartype")
+install_import_hook(CHECKED, TYPECHECKER)
 
 
 class _LibrariesFirst(MetaPathFinder):
