@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from hessfig.config.schema import SweepConfig
+from hessfig.curvature.fingerprint import fingerprint
 from hessfig.curvature.problem import Problem as Measurable
 from hessfig.errors import UserError, first_few
 from hessfig.files import check_writable
@@ -26,9 +27,13 @@ from hessfig.interface import ALL_PARTS, Problem, Spec, blocks_asked, config_of,
 from hessfig.measurements.catalogue import quantity
 from hessfig.measurements.quantity import At, Measured, Row, asked_of
 from hessfig.measurements.torch_optimisers import OF_AN_OPTIMISER, check_optimiser, state_of
+from hessfig.models.identity import identities, identity
 from hessfig.models.own_checks import check_network
 from hessfig.models.own_network import TRAINABLE, copied, data_content
+from hessfig.models.protocol import Drawn
+from hessfig.record import digest
 from hessfig.sweep.monitored import Course, OtherTraining
+from hessfig.sweep.owner import Owner
 
 Values = dict[str, float]
 
@@ -117,7 +122,8 @@ class Monitor:
     measurement. If a training has several processes, the one of rank 0 measures.
 
     A restart after a crash, with the same arguments, continues the table: steps after the checkpoint are measured
-    again. Raises UserError for what cannot be measured, and for a folder that holds something else.
+    again. The folder is the monitor's own until `close`, its garbage collection or the end of the process. Raises
+    UserError for what cannot be measured, for a folder that holds something else, and for that of another monitor.
     """
 
     def __init__(
@@ -148,7 +154,8 @@ class Monitor:
         self.folder, self.every, self.budget = Path(folder), _every(every), Budget(_fraction(max_fraction))
         self._network, self._optimiser, self._is_first = _unwrapped(network), optimiser, _rank() == 0
         self._raises = one_of("on_error", on_error, ("warn", "raise")) == "raise"
-        self._step, self._told = -1, set[str]()
+        self._step, self._told, self._known = -1, set[str](), False
+        self._owner: Owner | None = None
         if not self._is_first:
             return
         with _undisturbed():
@@ -160,18 +167,28 @@ class Monitor:
             config.sweep = SweepConfig(self.folder.name or "monitor", axis="step", windows=[[None, None]])
             config.device = str(place)
             check_optimiser(optimiser, config.quantities)
-            shown = copied(self._network, "the network").eval()
-            drawn = Problem(shown, _pairs(batch), None, loss, weights, outputs).drawn(real)
-            self._problem = Measurable.of(drawn).on(place)
+            self._given = (_held(_pairs(batch)), None, loss, weights, outputs)
+            self._take(self._copied(real), place)
             self._config, self._warm = with_parts(config, self._problem, parts), dict[str, Tensor]()
-            self._blocks = blocks_asked(self._config, drawn.layout, unchecked=OF_AN_OPTIMISER)
-            content = data_content(drawn)
+            self._blocks = blocks_asked(self._config, self._drawn.layout, unchecked=OF_AN_OPTIMISER)
             for name in config.quantities:
                 _ = quantity(name).function  # imports are set-up: they are not the time of measuring
             check_writable(self.folder)
-            self._log = logger(log, self.folder)
-            self._course = Course(self.folder, self._config, content, drawn.layout.num_layers, overwrite=overwrite)
+            self._owner = Owner(self.folder)
+            try:
+                self._log = logger(log, self.folder)
+                content, depth = data_content(self._drawn), self._drawn.layout.num_layers
+                self._course = Course(self.folder, self._config, content, depth, overwrite=overwrite)
+            except BaseException:
+                self.close()
+                raise
             self.budget.resume(self._course.seen["budget"])
+
+    def close(self) -> None:
+        """Let the folder go: another monitor may have it, and this one measures no more."""
+        if self._owner is not None:
+            self._owner.release()
+            self._owner = None
 
     def __call__(self, step: int) -> Values:
         """Measure if this step is due, and return what was measured by name: {"largest_eigenvalue/all/H": 12.3}.
@@ -186,6 +203,8 @@ class Monitor:
             self.budget.leave()
 
     def _at(self, step: int) -> Values:
+        if self._owner is None:
+            raise UserError("monitor(step): the monitor was closed", got=step, allowed="before close()", remedy="another Monitor")
         if step % self.every or step == self._step:
             return {}
         self._step = step
@@ -208,11 +227,40 @@ class Monitor:
             return {}
 
     def _measured(self, step: int) -> Values:
-        weights = _take_over(self._network, self._problem.network)
-        self._course.begin(step, weights)
-        rows = [row for name in self._config.quantities for row in self._rows(name, step, weights)]
+        point, parts = self._point()
+        self._course.begin(step, point, parts)
+        rows = [row for name in self._config.quantities for row in self._rows(name, step, point)]
         self._course.write(self.budget.record(), every=self.every)
         return {_label(row): float(row["value"]) for row in rows}
+
+    def _copied(self, real: str) -> Drawn:
+        """Return a copy of the network as it is now, with data and loss, and keep of what it was made."""
+        self._made_of = self._identity()
+        shown = copied(self._network, "the network").eval()
+        return Problem(shown, *self._given).drawn(real)
+
+    def _take(self, drawn: Drawn, place: torch.device) -> None:
+        self._drawn, self._problem = drawn, Measurable.of(drawn).on(place)
+
+    def _identity(self) -> str:
+        """Return a hash of all that network and loss are made of, besides weights and buffers."""
+        return identity(self._network, self._given[2], without=_tensors(self._network).values())
+
+    def _point(self) -> tuple[str, dict[str, str]]:
+        """Bring the copy to where the training is; return a hash of function and weights, and those of its parts.
+
+        A network or loss whose attributes or code have changed since the copy was made is copied anew.
+        """
+        weights = _take_over(self._network, self._problem.network)
+        if self._identity() != self._made_of:
+            self._take(self._copied(str(self._config.dtype)), torch.device(self._config.device))
+        parts = identities(self._problem.network, **{"the loss": self._problem.loss})
+        order = max(quantity(name).order for name in self._config.quantities)
+        found = fingerprint(self._problem, self._course.hash, order=order, twice=not self._known)
+        self._known = True
+        if found.why:
+            self._say(f"a restart will measure again what was measured: {found.why}", kind="fingerprint")
+        return digest([weights, parts, found.digest]), parts
 
     def _tell(self, values: Values, step: int) -> None:
         """Tell the logger; what is measured is kept where it fails."""
@@ -224,9 +272,9 @@ class Monitor:
             words = f"step {step} was measured, but not logged: {type(error).__name__}: {error}"
             self._say(words, kind=f"{type(error).__name__} of the logger")
 
-    def _rows(self, name: str, step: int, weights: str) -> list[Row]:
-        """Return the rows of a quantity: those of an earlier process, where it measured the same weights."""
-        key = self._course.key(step, name, weights)
+    def _rows(self, name: str, step: int, point: str) -> list[Row]:
+        """Return the rows of a quantity: those of an earlier process, if of the same function at the same point."""
+        key = self._course.key(step, name, point)
         known = self._course.find(key)
         if known is not None:
             return known
@@ -320,6 +368,15 @@ def _pairs(batch: Any) -> Any:
     if isinstance(batch, Mapping | Tensor | tuple):
         return [batch] if isinstance(batch, tuple) else batch
     return batch if isinstance(batch, str) or not hasattr(batch, "__iter__") else list(batch)
+
+
+def _held(batch: Any) -> Any:
+    """Return batches with tensors of their own: what a training does to its batch later changes no measurement."""
+    if isinstance(batch, Tensor):
+        return batch.detach().clone()
+    if isinstance(batch, Mapping):
+        return {name: _held(one) for name, one in batch.items()}
+    return type(batch)(map(_held, batch)) if type(batch) in (list, tuple) else batch
 
 
 def _every(given: Any) -> int:

@@ -38,6 +38,8 @@ FROBENIUS = "frobenius"
 # of a weight, not of a block of the Hessian: without a part
 OF_WEIGHTS = ("gradient_norm", "weight_norm", "jacobian_norm", "num_parameters", *OF_PRUNING, *OF_QUANTISATION)
 CHECKSUM, LARGEST_MANIFEST = "checksum", 32 * 2**20
+# the SHA-256 of the table next to a manifest; and, while a training is followed, that of the table before
+SEAL, SEAL_BEFORE = "table_sha256", "table_sha256_before"
 
 
 def checksum(content: Mapping[str, Any]) -> str:
