@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,7 @@ from hessfig.models.own_checks import check_tensor, oddity, shape_of, words_of
 from hessfig.tasks.losses import IGNORED, CrossEntropy, SquaredError
 
 LABELS = "labels"
-_CLOSE = 1e-4  # a model's own loss may be computed in float32, whatever its weights are
+_ULPS, _CLOSE = 4, 1e-4  # of a loss that is taken for a known one: of its value, and of its gradient
 _ALLOWED = (
     "tensors; dictionaries with tensors by argument; (inputs, targets) pairs; lists, DataLoaders or iterables of these"
 )
@@ -25,12 +25,16 @@ _ALLOWED = (
 
 @dataclass
 class Given:
-    """One batch as the network takes it: network(*arguments, **words), and its targets; `size` counts its samples."""
+    """One batch as the network takes it: network(*arguments, **words), and its targets; `size` counts its samples.
+
+    `labelled`: the targets are the entry `labels` of a dictionary, whose meaning is the network's matter.
+    """
 
     arguments: tuple[Any, ...]
     words: dict[str, Any]
     targets: Any
     size: int
+    labelled: bool = False
 
     def rows(self, rows: Tensor) -> Given:
         """Return the samples at `rows`; what has no axis over samples is handed on as it is."""
@@ -39,7 +43,7 @@ class Given:
             return thing[rows] if self._is_sampled(thing) else thing
 
         words = {name: chosen(thing) for name, thing in self.words.items()}
-        return Given(tuple(map(chosen, self.arguments)), words, chosen(self.targets), len(rows))
+        return Given(tuple(map(chosen, self.arguments)), words, chosen(self.targets), len(rows), self.labelled)
 
     def mapped(self, function: Callable[[Tensor], Tensor]) -> Given:
         """Return the batch with every tensor replaced by its image."""
@@ -48,7 +52,7 @@ class Given:
             return function(thing) if isinstance(thing, Tensor) else thing
 
         words = {name: image(thing) for name, thing in self.words.items()}
-        return Given(tuple(map(image, self.arguments)), words, image(self.targets), self.size)
+        return replace(self, arguments=tuple(map(image, self.arguments)), words=words, targets=image(self.targets))
 
     @property
     def tensors(self) -> list[tuple[str, Tensor]]:
@@ -113,6 +117,7 @@ def _paired(inputs: Any, targets: Any) -> Iterator[tuple[Any, Any]]:
 def _given(one: Any, goal: Any, inputs: Any, targets: Any) -> Given:
     words: dict[str, Any] = dict(one) if isinstance(one, Mapping) else {}
     arguments = () if words else tuple(one) if isinstance(one, tuple | list) else (one,)
+    labelled = goal is None or goal == LABELS if not isinstance(goal, Tensor) else False
     if goal is None or isinstance(goal, str):
         key = goal or LABELS
         if key not in words:
@@ -121,7 +126,7 @@ def _given(one: Any, goal: Any, inputs: Any, targets: Any) -> Given:
     sized = [thing for thing in (*arguments, *words.values()) if isinstance(thing, Tensor) and thing.ndim]
     if not sized or not len(sized[0]) or not isinstance(goal, Tensor):
         raise _unknown("a batch without a tensor whose first axis runs over samples", inputs, targets)
-    return Given(arguments, words, goal, len(sized[0]))
+    return Given(arguments, words, goal, len(sized[0]), labelled)
 
 
 def _typed(tensor: Tensor, real: torch.dtype) -> Tensor:
@@ -203,35 +208,146 @@ def adapted(
 ) -> tuple[Rows, list[Any], Any]:
     """Return the network as a function of rows, the targets of every batch, and the loss.
 
-    A loss of None is the network's own where it returns one for its labels, else cross-entropy. Its own loss is
-    recognised by its value as cross-entropy (of the next token, or of each) or a mean of squares, of which outputs and
-    targets are known; else the network's output is its loss. Raises UserError for what the network cannot take.
+    A loss of None is the network's own where it returns one for its labels. Its own loss is taken for cross-entropy (of
+    the next token, or of each) or a mean of squares, of which outputs and targets are known, where value and gradient
+    are those; else the network's output is its loss. Without one it is cross-entropy of outputs and targets, unless
+    these are the `labels` of a dictionary: what they mean is not known then. Raises UserError for what the network
+    cannot take.
     """
-    labelled = [_with_labels(network, one) for one in given] if _takes_labels(network) else given
-    found = [_called(network, one) for one in labelled]
-    own = [_entry(one, "loss") for one in found] if loss is None and outputs is None else [None]
-    if all(isinstance(one, Tensor) for one in own):
-        return _with_own_loss(network, labelled, found, own)
-    if callable(loss) and not isinstance(loss, nn.Module | type) and outputs is None and _picked(found[0]) is None:
-        return _whole(network, labelled, lambda result, targets: _scalar(loss(result, targets)))
-    read = partial(_output, name=outputs)
-    for one in found:
-        read(one, None)
-    return Rows(network, labelled, read), [one.targets for one in given], "cross_entropy" if loss is None else loss
+    call = ForeignCall(network, given, outputs)
+    own = call.losses() if loss is None else []
+    if own:
+        return call.with_own_loss(own)
+    if loss is None and any(one.labelled for one in given):
+        raise UserError(
+            "loss: the batch has labels, and the network returns no loss for them",
+            got=f"loss=None, and {type(network).__name__} returns {shape_of(call.found[0])}",
+            allowed="a network that returns its loss for labels (an entry or attribute `loss`), or a loss",
+            remedy="loss='cross_entropy' (outputs against labels, not shifted), or a function loss(outputs, labels)",
+        )
+    is_function = callable(loss) and not isinstance(loss, nn.Module | type)
+    if is_function and outputs is None and _picked(call.found[0]) is None:
+        return call.whole(lambda result, targets: _scalar(loss(result, targets)))
+    return call.with_outputs("cross_entropy" if loss is None else loss)
 
 
-def _takes_labels(network: nn.Module) -> bool:
-    return LABELS in inspect.signature(network.forward).parameters
+class ForeignCall:
+    """A network and the batches it is called with: what it returned (`found`), and which function follows from it.
+
+    Labels are handed to a network whose forward() names them, or takes any word and does not fail at this one.
+    """
+
+    def __init__(self, network: nn.Module, given: list[Given], outputs: str | int | None) -> None:
+        self.network, self.outputs = network, outputs
+        self.given = [_with_labels(network, one) for one in given] if _takes_labels(network, given[0]) else given
+        self.found = [_called(network, one) for one in self.given]
+
+    def losses(self) -> list[Tensor]:
+        """Return the loss of every batch that the network itself returned; none where it returns none."""
+        own = [_entry(one, "loss") for one in self.found]
+        return own if all(isinstance(one, Tensor) for one in own) else []
+
+    def with_outputs(self, loss: Any) -> tuple[Rows, list[Any], Any]:
+        """Return the network up to the outputs that the loss takes."""
+        read = partial(_output, name=self.outputs)
+        for one in self.found:
+            read(one, None)
+        return Rows(self.network, self.given, read), [one.targets for one in self.given], loss
+
+    def with_own_loss(self, own: list[Tensor]) -> tuple[Rows, list[Any], Any]:
+        """Return the network up to the outputs of a known loss that is its own, or else its own loss as its output."""
+        for make in _KNOWN.values():
+            made = [self._made(make, *one) for one in zip(self.given, self.found, own, strict=True)]
+            if all(made) and self._has_gradient(make):
+                targets, losses = [one[1] for one in made if one], [one[2] for one in made if one]
+                return Rows(self.network, self._bare(), partial(_output, name=self.outputs)), targets, losses[0]
+        return self.whole(lambda result, _: _scalar(_entry(result, "loss")))
+
+    def whole(self, read: Callable[[Any, Any], Tensor]) -> tuple[Rows, list[Any], Any]:
+        """Return the network with its loss as its output."""
+        if len(self.given) > 1:
+            raise UserError(
+                "a loss inside the network over several batches: how they are weighted against each other is not known",
+                got=f"{len(self.given)} batches",
+                allowed="one batch, or a loss(outputs, targets) of declared outputs",
+                remedy="join the batches, or give loss=... and outputs='NAME'",
+            )
+        return Rows(self.network, self.given, read), [torch.zeros(one.size) for one in self.given], Inside()
+
+    def _picked(self, found: Any) -> Tensor | None:
+        picked = _picked(found) if self.outputs is None else _entry(found, self.outputs)
+        return picked if isinstance(picked, Tensor) else None
+
+    def _made(self, make: Make, one: Given, found: Any, own: Tensor) -> Made | None:
+        """Return (value, targets, loss) of a known loss; None where it does not fit, or its value is not the own one.
+
+        It is computed in the type of the own loss, which may be float32 whatever the weights are.
+        """
+        output = self._picked(found)
+        if output is None or own.dtype not in (torch.float32, torch.float64):
+            return None
+        try:
+            with torch.no_grad():
+                made = make(output.to(own.dtype), one.targets)
+        except (RuntimeError, ValueError, IndexError):
+            return None
+        off = _ULPS * torch.finfo(own.dtype).eps
+        return made if torch.isclose(made[0], own, rtol=off, atol=0.0, equal_nan=True).all() else None
+
+    def _has_gradient(self, make: Make) -> bool:
+        """Whether the own loss has the gradient of a known one, too, in the first batch."""
+        held = [p for p in self.network.parameters() if p.requires_grad]
+        with torch.enable_grad():
+            found = _called(self.network, self.given[0], differentiated=True)
+            own, output = _entry(found, "loss"), self._picked(found)
+            if not held or output is None or not own.requires_grad:
+                return True  # nothing is trained: there is no gradient that could differ
+            known = make(output, self.given[0].targets)[0]
+            truth, other = (
+                torch.autograd.grad(one, held, retain_graph=True, materialize_grads=True) for one in (own, known)
+            )
+        off = sum(float((a - b).double().square().sum()) for a, b in zip(truth, other, strict=True))
+        size = sum(float(a.double().square().sum()) for a in truth)
+        return not off > _CLOSE**2 * size
+
+    def _bare(self) -> list[Given]:
+        """Return the batches without their labels, where the outputs are the same without."""
+        bare = [replace(one, words={key: word for key, word in one.words.items() if key != LABELS}) for one in self.given]
+        try:
+            with torch.no_grad():
+                found = [self._picked(self.network(*one.arguments, **one.words)) for one in bare]
+        except Exception:  # inputs of a decoder are made from labels: it needs them
+            return self.given
+        pairs = zip(found, map(self._picked, self.found), strict=True)
+        return bare if all(a is not None and b is not None and _is_equal(a, b) for a, b in pairs) else self.given
+
+
+def _is_equal(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and bool(torch.isclose(one, other, rtol=0.0, atol=0.0, equal_nan=True).all())
+
+
+def _takes_labels(network: nn.Module, one: Given) -> bool:
+    """Whether forward() names labels; one that takes any word is called with them: a wrapper hands them on."""
+    named = inspect.signature(network.forward).parameters
+    if LABELS in named:
+        return True
+    if not any(parameter.kind == inspect.Parameter.VAR_KEYWORD for parameter in named.values()):
+        return False
+    try:
+        _called(network, _with_labels(network, one))
+    except UserError:
+        return False
+    return True
 
 
 def _with_labels(network: nn.Module, one: Given) -> Given:
     cached = {"use_cache": False} if "use_cache" in inspect.signature(network.forward).parameters else {}
-    return Given(one.arguments, {**cached, **one.words, LABELS: one.targets}, one.targets, one.size)
+    return replace(one, words={**cached, **one.words, LABELS: one.targets})
 
 
-def _called(network: nn.Module, one: Given) -> Any:
+def _called(network: nn.Module, one: Given, *, differentiated: bool = False) -> Any:
     try:
-        with torch.no_grad():
+        with torch.set_grad_enabled(differentiated):
             return network(*one.arguments, **one.words)
     except (Exception, SystemExit) as error:
         raise UserError(
@@ -277,39 +393,8 @@ def _output(found: Any, targets: Any, *, name: str | int | None) -> Tensor:
     )
 
 
-def _with_own_loss(
-    network: nn.Module, given: list[Given], found: list[Any], own: list[Any]
-) -> tuple[Rows, list[Any], Any]:
-    for make in _CANDIDATES:
-        made = [_attempted(make, _picked(result), one.targets) for result, one in zip(found, given, strict=True)]
-        if all(one is not None and _is_close(one[0], value) for one, value in zip(made, own, strict=True)):
-            targets, losses = [one[1] for one in made if one], [one[2] for one in made if one]
-            bare = given if _needs_labels(network) else [_without_labels(one) for one in given]
-            return Rows(network, bare, partial(_output, name=None)), targets, losses[0]
-    return _whole(network, given, lambda result, _: _scalar(result.loss))
-
-
-def _needs_labels(network: nn.Module) -> bool:
-    """Whether inputs of the decoder are made from the labels."""
-    return bool(getattr(getattr(network, "config", None), "is_encoder_decoder", False))
-
-
-def _without_labels(one: Given) -> Given:
-    return Given(one.arguments, {key: word for key, word in one.words.items() if key != LABELS}, one.targets, one.size)
-
-
 Made = tuple[Tensor, Tensor, nn.Module]
-
-
-def _attempted(make: Callable[[Tensor, Tensor], Made], output: Tensor | None, targets: Tensor) -> Made | None:
-    """Return (value, targets, loss) of a candidate; None where it does not fit these outputs and targets."""
-    if output is None:
-        return None
-    try:
-        with torch.no_grad():
-            return make(output, targets)
-    except (RuntimeError, ValueError, IndexError):
-        return None
+Make = Callable[[Tensor, Tensor], Made]
 
 
 def _next_token(output: Tensor, targets: Tensor) -> Made:
@@ -333,11 +418,12 @@ def _yes_or_no(output: Tensor, targets: Tensor) -> Made:
     return loss(output, shaped), shaped, loss
 
 
-_CANDIDATES = (_next_token, _each_token, _numbers, _yes_or_no)
-
-
-def _is_close(found: Tensor, own: Tensor) -> bool:
-    return bool(torch.isclose(found.double(), own.double(), rtol=_CLOSE, atol=0.0, equal_nan=True).all())
+_KNOWN: dict[str, Make] = {
+    "cross-entropy of the next token": _next_token,
+    "cross-entropy": _each_token,
+    "mean of squares": _numbers,
+    "binary cross-entropy": _yes_or_no,
+}
 
 
 def _scalar(value: Any) -> Tensor:
@@ -349,17 +435,6 @@ def _scalar(value: Any) -> Tensor:
             remedy=".mean() or .sum() over what it returns",
         )
     return value.reshape(1)
-
-
-def _whole(network: nn.Module, given: list[Given], read: Callable[[Any, Any], Tensor]) -> tuple[Rows, list[Any], Any]:
-    if len(given) > 1:
-        raise UserError(
-            "a loss inside the network over several batches: how they are weighted against each other is not known",
-            got=f"{len(given)} batches",
-            allowed="one batch, or a loss(outputs, targets) of declared outputs",
-            remedy="join the batches, or give loss=... and outputs='NAME'",
-        )
-    return Rows(network, given, read), [torch.zeros(one.size) for one in given], Inside()
 
 
 def only_trainable(network: nn.Module) -> nn.Module:
