@@ -168,7 +168,7 @@ class Monitor:
             config.device = str(place)
             check_optimiser(optimiser, config.quantities)
             self._given = (_held(_pairs(batch)), None, loss, weights, outputs)
-            self._take(self._copied(real), place)
+            self._take(self._copied(real, has_run=False), place)
             self._config, self._warm = with_parts(config, self._problem, parts), dict[str, Tensor]()
             self._blocks = blocks_asked(self._config, self._drawn.layout, unchecked=OF_AN_OPTIMISER)
             for name in config.quantities:
@@ -204,7 +204,7 @@ class Monitor:
 
     def _at(self, step: int) -> Values:
         if self._owner is None:
-            raise UserError("monitor(step): the monitor was closed", got=step, allowed="before close()", remedy="another Monitor")
+            raise UserError("monitor(step): the monitor was closed", got=step, remedy="make another Monitor")
         if step % self.every or step == self._step:
             return {}
         self._step = step
@@ -233,10 +233,10 @@ class Monitor:
         self._course.write(self.budget.record(), every=self.every)
         return {_label(row): float(row["value"]) for row in rows}
 
-    def _copied(self, real: str) -> Drawn:
+    def _copied(self, real: str, *, has_run: bool) -> Drawn:
         """Return a copy of the network as it is now, with data and loss, and keep of what it was made."""
         self._made_of = self._identity()
-        shown = copied(self._network, "the network").eval()
+        shown = copied(self._network, "the network", has_run=has_run).eval()
         return Problem(shown, *self._given).drawn(real)
 
     def _take(self, drawn: Drawn, place: torch.device) -> None:
@@ -253,10 +253,10 @@ class Monitor:
         """
         weights = _take_over(self._network, self._problem.network)
         if self._identity() != self._made_of:
-            self._take(self._copied(str(self._config.dtype)), torch.device(self._config.device))
-        parts = identities(self._problem.network, **{"the loss": self._problem.loss})
+            self._take(self._copied(str(self._config.dtype), has_run=True), torch.device(self._config.device))
         order = max(quantity(name).order for name in self._config.quantities)
         found = fingerprint(self._problem, self._course.hash, order=order, twice=not self._known)
+        parts = identities(self._problem.network, **{"the loss": self._problem.loss})
         self._known = True
         if found.why:
             self._say(f"a restart will measure again what was measured: {found.why}", kind="fingerprint")

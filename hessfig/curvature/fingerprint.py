@@ -1,4 +1,4 @@
-"""The fingerprint of a function: its loss, gradient and a Hessian product at its weights and beside them, to the bit."""
+"""The fingerprint of a function: loss, gradient and a Hessian product at its weights and beside them, to the bit."""
 
 from __future__ import annotations
 

@@ -312,7 +312,9 @@ class ForeignCall:
 
     def _bare(self) -> list[Given]:
         """Return the batches without their labels, where the outputs are the same without."""
-        bare = [replace(one, words={key: word for key, word in one.words.items() if key != LABELS}) for one in self.given]
+        bare = [
+            replace(one, words={key: word for key, word in one.words.items() if key != LABELS}) for one in self.given
+        ]
         try:
             with torch.no_grad():
                 found = [self._picked(self.network(*one.arguments, **one.words)) for one in bare]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import sys
-import sysconfig
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from functools import cache, partial
@@ -16,11 +15,18 @@ import numpy
 import torch
 from torch import Tensor, nn
 
+from hessfig.config.files_read import LIBRARIES
+
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), slice, range)
 _OF_TORCH = (torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format)
-_LIBRARIES = [Path(folder).resolve() for key, folder in sysconfig.get_paths().items() if key.endswith(("lib", "stdlib"))]
 _DEEPEST = 60  # levels of objects inside of objects
-_OF_NO_OUTPUT = {"training", "_parameters", "_buffers", "_modules", "_is_full_backward_hook"}  # or counted by themselves
+_OF_NO_OUTPUT = {
+    "training",
+    "_parameters",
+    "_buffers",
+    "_modules",
+    "_is_full_backward_hook",
+}  # or counted by themselves
 
 
 def tensor_bytes(tensor: Tensor) -> bytes:
@@ -101,6 +107,8 @@ class _Walk:
             self.module(thing)
             for held in (thing._parameters, thing._buffers, thing._modules):
                 self._all("held", held.values())
+        elif isinstance(thing, Tensor) and thing.grad_fn is not None:
+            self._say("a result of a computation")
         elif isinstance(thing, Tensor):
             dense = thing.layout == torch.strided and not (thing.is_quantized or thing.is_meta or thing.is_nested)
             self.hash.update(tensor_bytes(thing) if dense else str(thing).encode())
@@ -144,7 +152,14 @@ def _pieces(thing: Any) -> Iterator[Any]:
     elif isinstance(thing, FunctionType):
         yield from _of_function(thing)
     elif isinstance(thing, CodeType):
-        yield from (thing.co_code, thing.co_consts, thing.co_names, thing.co_freevars, thing.co_argcount, thing.co_flags)
+        yield from (
+            thing.co_code,
+            thing.co_consts,
+            thing.co_names,
+            thing.co_freevars,
+            thing.co_argcount,
+            thing.co_flags,
+        )
     elif isinstance(thing, type):
         yield f"{thing.__module__}.{thing.__qualname__}"
         if not _is_library(thing.__module__):
@@ -214,4 +229,4 @@ def _is_library(module: str | None) -> bool:
     if top in sys.stdlib_module_names or top in ("builtins", "hessfig"):
         return top != "__main__"
     file = getattr(sys.modules.get(top), "__file__", None)
-    return bool(file) and any(Path(file).resolve().is_relative_to(folder) for folder in _LIBRARIES)
+    return bool(file) and any(Path(file).resolve().is_relative_to(folder) for folder in LIBRARIES)

@@ -25,6 +25,7 @@ from hessfig.models.own_checks import (
     check_run,
     check_tensor,
     shape_of,
+    uncopied,
     words_of,
 )
 from hessfig.models.protocol import Drawn, Layout, Weight, every_parameter
@@ -241,16 +242,24 @@ def _cast(module: nn.Module, real: torch.dtype, what: str) -> nn.Module:
     return copied(module, what).to(real)
 
 
-def copied(module: nn.Module, what: str) -> nn.Module:
-    """Return a copy of a module of the user's own. Raises UserError for one that cannot be copied."""
+def copied(module: nn.Module, what: str, *, has_run: bool = False) -> nn.Module:
+    """Return a copy of a module of the user's own. Raises UserError for one that cannot be copied.
+
+    Of one that was copied before, and `has_run` since, attributes with a graph are what it computed: constants.
+    """
+    memo: dict[int, Any] = {}
+    if has_run:
+        held = chain.from_iterable(own_checks.results(dict(vars(one))) for one in module.modules())
+        memo = {id(one): one.detach().clone() for one in held}
     try:
-        return copy.deepcopy(module)
+        return copy.deepcopy(module, memo)
     except Exception as error:
+        places, remedy = uncopied(module)
         raise UserError(
             f"{what} cannot be copied",
-            got=words_of(error),
+            got=places or words_of(error),
             allowed="a module that copy.deepcopy copies",
-            remedy="convert it yourself (module.double()), without a module under two names",
+            remedy=remedy or "convert it yourself (module.double()), without a module under two names",
         ) from error
 
 

@@ -111,7 +111,11 @@ class Course:
         other = [name for name in dict.fromkeys((*self._parts, *parts)) if self._parts.get(name) != parts.get(name)]
         other = [name for name in other if name not in self._moved and not name.endswith(_RUNNING)]
         if other or steps[0] >= step:
-            what = f", where these were others: {first_few(other)}" if other else f", not with the weights of step {step} now"
+            what = (
+                f", where these were others: {first_few(other)}"
+                if other
+                else f", not with the weights of step {step} now"
+            )
             raise _other(self.folder, "the measurements of another training", got=held + what)
 
     def find(self, key: str) -> Rows | None:
@@ -182,7 +186,9 @@ class Course:
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise _other(self.folder, "no training that was watched", got=f"{type(error).__name__}: {error}") from error
         if not is_same:
-            raise _other(self.folder, "measurements with other settings", got="other data, blocks, quantities or version")
+            raise _other(
+                self.folder, "measurements with other settings", got="other data, blocks, quantities or version"
+            )
         self._start, self._sealed = str(made.get("start")), _sealed_table(self.folder, made)
         self._cells = [cell for one in listed if (cell := self._read(*one)) is not None]
         self._tell_lost([_Lost(step, name) for step, name, _ in listed], [_Lost(*one) for one in seen["lost"]])
@@ -194,7 +200,9 @@ class Course:
         self._lost = [one for one in before if one not in there] + lost
         if lost:
             steps = first_few([str(step) for step in dict.fromkeys(one.step for one in lost)], most=10)
-            words = f"{len(lost)} of {len(listed)} measurements are lost: their cells are gone, or damaged (steps {steps})"
+            words = (
+                f"{len(lost)} of {len(listed)} measurements are lost: their cells are gone, or damaged (steps {steps})"
+            )
             warnings.warn(f"{self.folder}: {words}; the table goes on without them", RuntimeWarning, stacklevel=4)
 
     def _labels(self, cell: _Cell) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from hessfig.config.enums import Data
 from hessfig.config.schema import Config
-from hessfig.config.user_code import find, guarded, source
+from hessfig.config.user_code import find, guarded, reading, source
 from hessfig.errors import UserError
 from hessfig.files import check_pin
 from hessfig.models.protocol import Drawn, Kind, Layout
@@ -45,7 +45,7 @@ def call_factory(config: Config, sigma: float | None, seed: int) -> Any:
             allowed=str(signature),
             remedy="give its arguments as model.options={NAME: VALUE}",
         ) from error
-    with guarded(KEY, str(config.model.factory)):
+    with guarded(KEY, str(config.model.factory)), reading(config.model.factory):
         return factory(**words)
 
 
