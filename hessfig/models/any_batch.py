@@ -303,6 +303,8 @@ class ForeignCall:
             if not held or output is None or not own.requires_grad:
                 return True  # nothing is trained: there is no gradient that could differ
             known = make(output, self.given[0].targets)[0]
+            if not known.requires_grad:
+                return False
             truth, other = (
                 torch.autograd.grad(one, held, retain_graph=True, materialize_grads=True) for one in (own, known)
             )

@@ -1,8 +1,9 @@
-"""What networks, losses and callables are made of, as far as Python shows it: types, plain attributes, tensors, code."""
+"""What networks, losses and callables are made of, as far as Python shows it: types, attributes, tensors, code."""
 
 from __future__ import annotations
 
 import hashlib
+import inspect
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
@@ -20,13 +21,7 @@ from hessfig.config.files_read import LIBRARIES
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), slice, range)
 _OF_TORCH = (torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format)
 _DEEPEST = 60  # levels of objects inside of objects
-_OF_NO_OUTPUT = {
-    "training",
-    "_parameters",
-    "_buffers",
-    "_modules",
-    "_is_full_backward_hook",
-}  # or counted by themselves
+_OF_NO_OUTPUT = {"training", "_parameters", "_buffers", "_modules", "_is_full_backward_hook"}  # or counted apart
 
 
 def tensor_bytes(tensor: Tensor) -> bytes:
@@ -79,7 +74,7 @@ class _Walk:
 
     def take(self, thing: Any) -> None:
         """Add a thing of any kind."""
-        if isinstance(thing, _PLAIN) or isinstance(thing, _OF_TORCH):
+        if isinstance(thing, (*_PLAIN, *_OF_TORCH)):
             self._say(f"{type(thing).__name__} {thing!r}")
         elif id(thing) in self._words:
             self._say(self._words[id(thing)])
@@ -170,6 +165,8 @@ def _pieces(thing: Any) -> Iterator[Any]:
 
 
 def _of_function(function: FunctionType) -> Iterator[Any]:
+    is_own = not _is_library(function.__module__)
+    function = function if is_own else inspect.unwrap(function)  # of checks of types, say
     yield f"{function.__module__}.{function.__qualname__}"
     yield from (function.__defaults__, function.__kwdefaults__)
     for cell in function.__closure__ or ():
@@ -177,7 +174,7 @@ def _of_function(function: FunctionType) -> Iterator[Any]:
             yield cell.cell_contents
         except ValueError:
             yield "an empty cell"
-    if not _is_library(function.__module__):
+    if is_own:
         yield function.__code__
         yield {name: function.__globals__[name] for name in _names(function.__code__) if name in function.__globals__}
 
@@ -229,4 +226,4 @@ def _is_library(module: str | None) -> bool:
     if top in sys.stdlib_module_names or top in ("builtins", "hessfig"):
         return top != "__main__"
     file = getattr(sys.modules.get(top), "__file__", None)
-    return bool(file) and any(Path(file).resolve().is_relative_to(folder) for folder in LIBRARIES)
+    return file is not None and any(Path(file).resolve().is_relative_to(folder) for folder in LIBRARIES)

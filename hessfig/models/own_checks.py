@@ -137,13 +137,14 @@ def results(held: Any) -> Iterator[Tensor]:
 
 def _makers(module: nn.Module) -> dict[str, str]:
     """Return the remedy for attributes that a hook of torch.nn.utils computes before every call, by their names."""
-    made = {}
+    made = dict[str, str]()
     for hook in module._forward_pre_hooks.values():
         kinds = [kind.__name__ for kind in type(hook).__mro__ if kind.__module__.startswith("torch.nn.utils")]
         kinds += ["BasePruningMethod"] * (type(hook).__name__ == "PruningContainer")
         remedies = [_REPARAMETRISED[kind] for kind in kinds if kind in _REPARAMETRISED]
         name = getattr(hook, "_tensor_name", getattr(hook, "name", None))
-        made |= {name: remedy for remedy in remedies[:1] if isinstance(name, str)}
+        if remedies and isinstance(name, str):
+            made[name] = remedies[0]
     return made
 
 

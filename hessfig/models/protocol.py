@@ -180,8 +180,8 @@ class Kind:
     which blocks vanish by the shape of the network. `files` is a hash of the files behind model.path or model.factory
     as they are now: planning keeps it in model.sha256, and readers refuse others. `source` tells code and files of the
     user's own apart, for cells' keys. `is_own`: the user's code makes network, data and loss, so that a cell is reused
-    only if what it returns is what it was (see sweep.own_content). `about` says how the data are held, for previews and manifests. `completed`
-    fills in settings that say where something is, before any file is read.
+    only if what it returns is what it was (see sweep.own_content). `about` says how the data are held, for previews and
+    manifests. `completed` fills in settings that say where something is, before any file is read.
 
     What is true of the kind: `data` is the task.data it takes, `also_takes` is further data. `place` is the setting
     that says what it is made of, for kinds that bring their own sizes ("" where settings are the sizes). `matrices` are

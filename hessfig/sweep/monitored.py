@@ -111,12 +111,8 @@ class Course:
         other = [name for name in dict.fromkeys((*self._parts, *parts)) if self._parts.get(name) != parts.get(name)]
         other = [name for name in other if name not in self._moved and not name.endswith(_RUNNING)]
         if other or steps[0] >= step:
-            what = (
-                f", where these were others: {first_few(other)}"
-                if other
-                else f", not with the weights of step {step} now"
-            )
-            raise _other(self.folder, "the measurements of another training", got=held + what)
+            what = f"where these were others: {first_few(other)}" if other else f"not of what step {step} is now"
+            raise _other(self.folder, "the measurements of another training", got=f"{held}, {what}")
 
     def find(self, key: str) -> Rows | None:
         """Return the rows of what was measured before, if it was."""
