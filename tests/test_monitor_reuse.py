@@ -171,7 +171,8 @@ def test_attributes_that_a_training_moves_are_measured_as_they_are(tmp_path: Pat
         network.scale = 1.0 + step
         network.seen = network.a.weight * 2  # what a forward pass may leave behind
         found.append(sharpness(watching, step))
-    truth = [sharpness(watch(tmp_path / f"at{n}", network=lambda: Net(scale=1.0 + n)), 0) for n in range(3)]
+    at = [functools.partial(Net, scale=1.0 + number) for number in range(3)]
+    truth = [sharpness(watch(tmp_path / f"at{number}", network=one), 0) for number, one in enumerate(at)]
     assert found == pytest.approx(truth, rel=1e-9)
     watching.close()
     network.scale, network.seen = 4.0, None

@@ -1,4 +1,4 @@
-"""No loss is guessed: labels go through wrappers, the network's own loss is taken, a known one only if it is the same."""
+"""No loss is guessed: labels go through wrappers, and a network's own loss is a known one only if it is the same."""
 
 from __future__ import annotations
 
@@ -119,11 +119,6 @@ def stopped(logits: Tensor, labels: Tensor) -> Tensor:
     """The value of cross-entropy, and half of its gradient."""
     found = shifted(logits, labels)
     return found.detach() / 2 + found / 2
-
-
-def scored(logits: Tensor, labels: Tensor) -> Tensor:
-    """The value of cross-entropy; as a function of the weights, another one."""
-    return shifted(logits, labels) + (logits - logits.detach()).square().mean()
 
 
 @pytest.mark.parametrize("loss", [nearly, smoothed, stopped])
