@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import random
 import time
@@ -18,22 +17,18 @@ import torch
 from torch import Tensor, nn
 
 from hessfig.config.schema import SweepConfig
-from hessfig.curvature.fingerprint import fingerprint
-from hessfig.curvature.problem import Problem as Measurable
 from hessfig.errors import UserError, first_few
 from hessfig.files import check_writable
 from hessfig.integrations.loggers import Log, logger
-from hessfig.interface import ALL_PARTS, Problem, Spec, blocks_asked, config_of, device_of, one_of, with_parts
+from hessfig.interface import ALL_PARTS, Spec, blocks_asked, config_of, device_of, one_of, with_parts
 from hessfig.measurements.catalogue import quantity
 from hessfig.measurements.quantity import At, Measured, Row, asked_of
 from hessfig.measurements.torch_optimisers import OF_AN_OPTIMISER, check_optimiser, state_of
-from hessfig.models.identity import identities, identity
 from hessfig.models.own_checks import check_network
-from hessfig.models.own_network import TRAINABLE, copied, data_content
-from hessfig.models.protocol import Drawn
-from hessfig.record import digest
+from hessfig.models.own_network import TRAINABLE
+from hessfig.network_copy import NetworkCopy
+from hessfig.owner import Owner
 from hessfig.sweep.monitored import Course, OtherTraining
-from hessfig.sweep.owner import Owner
 
 Values = dict[str, float]
 
@@ -154,7 +149,7 @@ class Monitor:
         self.folder, self.every, self.budget = Path(folder), _every(every), Budget(_fraction(max_fraction))
         self._network, self._optimiser, self._is_first = _unwrapped(network), optimiser, _rank() == 0
         self._raises = one_of("on_error", on_error, ("warn", "raise")) == "raise"
-        self._step, self._told, self._known = -1, set[str](), False
+        self._step, self._told = -1, set[str]()
         self._owner: Owner | None = None
         if not self._is_first:
             return
@@ -167,17 +162,17 @@ class Monitor:
             config.sweep = SweepConfig(self.folder.name or "monitor", axis="step", windows=[[None, None]])
             config.device = str(place)
             check_optimiser(optimiser, config.quantities)
-            self._given = (_held(_pairs(batch)), None, loss, weights, outputs)
-            self._take(self._copied(real, has_run=False), place)
-            self._config, self._warm = with_parts(config, self._problem, parts), dict[str, Tensor]()
-            self._blocks = blocks_asked(self._config, self._drawn.layout, unchecked=OF_AN_OPTIMISER)
+            self._copy = NetworkCopy(self._network, batch, loss, weights, outputs, dtype=real, place=place)
+            self._config, self._warm = with_parts(config, self._copy.problem, parts), dict[str, Tensor]()
+            layout = self._copy.problem.layout
+            self._blocks = blocks_asked(self._config, layout, unchecked=OF_AN_OPTIMISER)
             for name in config.quantities:
                 _ = quantity(name).function  # imports are set-up: they are not the time of measuring
             check_writable(self.folder)
             self._owner = Owner(self.folder)
             try:
                 self._log = logger(log, self.folder)
-                content, depth = data_content(self._drawn), self._drawn.layout.num_layers
+                content, depth = self._copy.data_content, layout.num_layers
                 self._course = Course(self.folder, self._config, content, depth, overwrite=overwrite)
             except BaseException:
                 self.close()
@@ -227,40 +222,14 @@ class Monitor:
             return {}
 
     def _measured(self, step: int) -> Values:
-        point, parts = self._point()
+        order = max(quantity(name).order for name in self._config.quantities)
+        point, parts, why = self._copy.follow(self._course.hash, order)
+        if why:
+            self._say(f"a restart will measure again what was measured: {why}", kind="fingerprint")
         self._course.begin(step, point, parts)
         rows = [row for name in self._config.quantities for row in self._rows(name, step, point)]
         self._course.write(self.budget.record(), every=self.every)
         return {_label(row): float(row["value"]) for row in rows}
-
-    def _copied(self, real: str, *, has_run: bool) -> Drawn:
-        """Return a copy of the network as it is now, with data and loss, and keep of what it was made."""
-        self._made_of = self._identity()
-        shown = copied(self._network, "the network", has_run=has_run).eval()
-        return Problem(shown, *self._given).drawn(real)
-
-    def _take(self, drawn: Drawn, place: torch.device) -> None:
-        self._drawn, self._problem = drawn, Measurable.of(drawn).on(place)
-
-    def _identity(self) -> str:
-        """Return a hash of all that network and loss are made of, besides weights and buffers."""
-        return identity(self._network, self._given[2], without=_tensors(self._network).values())
-
-    def _point(self) -> tuple[str, dict[str, str]]:
-        """Bring the copy to where the training is; return a hash of function and weights, and those of its parts.
-
-        A network or loss whose attributes or code have changed since the copy was made is copied anew.
-        """
-        weights = _take_over(self._network, self._problem.network)
-        if self._identity() != self._made_of:
-            self._take(self._copied(str(self._config.dtype), has_run=True), torch.device(self._config.device))
-        order = max(quantity(name).order for name in self._config.quantities)
-        found = fingerprint(self._problem, self._course.hash, order=order, twice=not self._known)
-        parts = identities(self._problem.network, **{"the loss": self._problem.loss})
-        self._known = True
-        if found.why:
-            self._say(f"a restart will measure again what was measured: {found.why}", kind="fingerprint")
-        return digest([weights, parts, found.digest]), parts
 
     def _tell(self, values: Values, step: int) -> None:
         """Tell the logger; what is measured is kept where it fails."""
@@ -288,7 +257,7 @@ class Monitor:
             state = state_of(self._optimiser, self._network)
             settings = replace(self._config, training=state.training)
             at = replace(at, config=settings, step=state.updates, moments=state.moments)
-        found = quantity(name).measured(self._problem, asked_of(quantity(name), self._blocks, at))
+        found = quantity(name).measured(self._copy.problem, asked_of(quantity(name), self._blocks, at))
         self._warm.update(found.warm)
         return found
 
@@ -363,22 +332,6 @@ def check_spread(network: Any) -> None:
         )
 
 
-def _pairs(batch: Any) -> Any:
-    """Return a loader or iterable as the list of its batches, a pair (inputs, targets) as the only batch."""
-    if isinstance(batch, Mapping | Tensor | tuple):
-        return [batch] if isinstance(batch, tuple) else batch
-    return batch if isinstance(batch, str) or not hasattr(batch, "__iter__") else list(batch)
-
-
-def _held(batch: Any) -> Any:
-    """Return batches with tensors of their own: what a training does to its batch later changes no measurement."""
-    if isinstance(batch, Tensor):
-        return batch.detach().clone()
-    if isinstance(batch, Mapping):
-        return {name: _held(one) for name, one in batch.items()}
-    return type(batch)(map(_held, batch)) if type(batch) in (list, tuple) else batch
-
-
 def _every(given: Any) -> int:
     if isinstance(given, bool) or not isinstance(given, int) or given < 1:
         raise UserError("every: steps between two measurements", got=repr(given), allowed=">= 1", remedy="every=20")
@@ -417,32 +370,6 @@ def _undisturbed() -> Iterator[None]:
     finally:
         random.setstate(python)
         numpy.random.set_state(arrays)  # noqa: NPY002
-
-
-def _take_over(live: nn.Module, ours: nn.Module) -> str:
-    """Copy weights and buffers, and return their hash. Raises UserError for a network that changed its shapes."""
-    theirs, held = _tensors(live), _tensors(ours)
-    shapes, asked = ({name: tuple(one.shape) for name, one in some.items()} for some in (theirs, held))
-    other = sorted(name for name in {*shapes, *asked} if shapes.get(name) != asked.get(name))
-    if other:
-        was = [f"{name}: {shapes.get(name, 'gone')} (was {asked.get(name, 'not there')})" for name in other]
-        raise UserError(
-            "Monitor: the network changed its parameters or their shapes",
-            got=first_few(was),
-            allowed="the parameters it had when the monitor was made",
-            remedy="make a new Monitor, with a folder of its own, after the change",
-        )
-    found = hashlib.sha256()
-    with torch.no_grad():
-        for name, tensor in held.items():
-            tensor.copy_(theirs[name])
-            found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
-
-
-def _tensors(network: nn.Module) -> dict[str, Tensor]:
-    named = network.named_parameters(remove_duplicate=False), network.named_buffers(remove_duplicate=False)
-    return {name: tensor for some in named for name, tensor in some}
 
 
 def _label(row: Row) -> str:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from hessfig.errors import UserError, did_you_mean, plain
 from hessfig.models import own_checks
-from hessfig.models.any_batch import Called, adapted, is_plain, only_trainable, read_batches
+from hessfig.models.any_batch import Called, is_plain, only_trainable, read_batches
 from hessfig.models.identity import identities, tensor_bytes
 from hessfig.models.own_checks import (
     check_apart,
@@ -28,6 +28,7 @@ from hessfig.models.own_checks import (
     uncopied,
     words_of,
 )
+from hessfig.models.own_loss import adapted
 from hessfig.models.protocol import Drawn, Layout, Weight, every_parameter
 from hessfig.tasks.batch import Batch
 from hessfig.tasks.losses import LOSSES, batch_weights
