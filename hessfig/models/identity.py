@@ -82,7 +82,10 @@ class _Walk:
             self._held.append(thing)  # its id stays its own
             self._words[id(thing)] = f"the {len(self._held)}th"
             self._depth += 1
-            self._take(thing if self._depth < _DEEPEST else type(thing).__qualname__)
+            if self._depth < _DEEPEST:
+                self._take(thing)
+            else:
+                self._say(f"too deep: {type(thing).__qualname__}")
             self._depth -= 1
 
     def module(self, module: nn.Module) -> None:
