@@ -187,7 +187,8 @@ class Problem:
               a pair, or the entry `labels` of a dictionary; a name: that entry of a dictionary
     loss      "cross_entropy" (outputs (..., classes), targets (...)), "mse", "mse_sum", a function loss(outputs,
               targets), or a module with `reduction` "mean" or "sum"; it returns a tensor of shape (). None: the loss
-              that the network itself returns for its labels (as models of transformers do), else cross_entropy
+              that the network itself returns for its labels (as models of transformers do); without one,
+              cross_entropy of outputs and targets, but for the entry `labels` of a dictionary, which needs a loss
     weights   {name: parameter name, (parameter name, index) for a view of it, or a list of these for a group}; a name
               may give its layer: "W_V@2". A group holds each entry once. None: every parameter by its own name;
               "trainable": the parameters that require a gradient (LoRA); the others are constants

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import random
 import time
@@ -18,16 +17,17 @@ import torch
 from torch import Tensor, nn
 
 from hessfig.config.schema import SweepConfig
-from hessfig.curvature.problem import Problem as Measurable
 from hessfig.errors import UserError, first_few
 from hessfig.files import check_writable
 from hessfig.integrations.loggers import Log, logger
-from hessfig.interface import ALL_PARTS, Problem, Spec, blocks_asked, config_of, device_of, one_of, with_parts
+from hessfig.interface import ALL_PARTS, Spec, blocks_asked, config_of, device_of, one_of, with_parts
 from hessfig.measurements.catalogue import quantity
 from hessfig.measurements.quantity import At, Measured, Row, asked_of
 from hessfig.measurements.torch_optimisers import OF_AN_OPTIMISER, check_optimiser, state_of
 from hessfig.models.own_checks import check_network
-from hessfig.models.own_network import TRAINABLE, copied, data_content
+from hessfig.models.own_network import TRAINABLE
+from hessfig.network_copy import NetworkCopy
+from hessfig.owner import Owner
 from hessfig.sweep.monitored import Course, OtherTraining
 
 Values = dict[str, float]
@@ -117,7 +117,8 @@ class Monitor:
     measurement. If a training has several processes, the one of rank 0 measures.
 
     A restart after a crash, with the same arguments, continues the table: steps after the checkpoint are measured
-    again. Raises UserError for what cannot be measured, and for a folder that holds something else.
+    again. The folder is the monitor's own until `close`, its garbage collection or the end of the process. Raises
+    UserError for what cannot be measured, for a folder that holds something else, and for that of another monitor.
     """
 
     def __init__(
@@ -149,6 +150,7 @@ class Monitor:
         self._network, self._optimiser, self._is_first = _unwrapped(network), optimiser, _rank() == 0
         self._raises = one_of("on_error", on_error, ("warn", "raise")) == "raise"
         self._step, self._told = -1, set[str]()
+        self._owner: Owner | None = None
         if not self._is_first:
             return
         with _undisturbed():
@@ -160,18 +162,28 @@ class Monitor:
             config.sweep = SweepConfig(self.folder.name or "monitor", axis="step", windows=[[None, None]])
             config.device = str(place)
             check_optimiser(optimiser, config.quantities)
-            shown = copied(self._network, "the network").eval()
-            drawn = Problem(shown, _pairs(batch), None, loss, weights, outputs).drawn(real)
-            self._problem = Measurable.of(drawn).on(place)
-            self._config, self._warm = with_parts(config, self._problem, parts), dict[str, Tensor]()
-            self._blocks = blocks_asked(self._config, drawn.layout, unchecked=OF_AN_OPTIMISER)
-            content = data_content(drawn)
+            self._copy = NetworkCopy(self._network, batch, loss, weights, outputs, dtype=real, place=place)
+            self._config, self._warm = with_parts(config, self._copy.problem, parts), dict[str, Tensor]()
+            layout = self._copy.problem.layout
+            self._blocks = blocks_asked(self._config, layout, unchecked=OF_AN_OPTIMISER)
             for name in config.quantities:
                 _ = quantity(name).function  # imports are set-up: they are not the time of measuring
             check_writable(self.folder)
-            self._log = logger(log, self.folder)
-            self._course = Course(self.folder, self._config, content, drawn.layout.num_layers, overwrite=overwrite)
+            self._owner = Owner(self.folder)
+            try:
+                self._log = logger(log, self.folder)
+                content, depth = self._copy.data_content, layout.num_layers
+                self._course = Course(self.folder, self._config, content, depth, overwrite=overwrite)
+            except BaseException:
+                self.close()
+                raise
             self.budget.resume(self._course.seen["budget"])
+
+    def close(self) -> None:
+        """Let the folder go: another monitor may have it, and this one measures no more."""
+        if self._owner is not None:
+            self._owner.release()
+            self._owner = None
 
     def __call__(self, step: int) -> Values:
         """Measure if this step is due, and return what was measured by name: {"largest_eigenvalue/all/H": 12.3}.
@@ -186,6 +198,8 @@ class Monitor:
             self.budget.leave()
 
     def _at(self, step: int) -> Values:
+        if self._owner is None:
+            raise UserError("monitor(step): the monitor was closed", got=step, remedy="make another Monitor")
         if step % self.every or step == self._step:
             return {}
         self._step = step
@@ -208,9 +222,12 @@ class Monitor:
             return {}
 
     def _measured(self, step: int) -> Values:
-        weights = _take_over(self._network, self._problem.network)
-        self._course.begin(step, weights)
-        rows = [row for name in self._config.quantities for row in self._rows(name, step, weights)]
+        order = max(quantity(name).order for name in self._config.quantities)
+        point, parts, why = self._copy.follow(self._course.hash, order)
+        if why:
+            self._say(f"a restart will measure again what was measured: {why}", kind="fingerprint")
+        self._course.begin(step, point, parts)
+        rows = [row for name in self._config.quantities for row in self._rows(name, step, point)]
         self._course.write(self.budget.record(), every=self.every)
         return {_label(row): float(row["value"]) for row in rows}
 
@@ -224,9 +241,9 @@ class Monitor:
             words = f"step {step} was measured, but not logged: {type(error).__name__}: {error}"
             self._say(words, kind=f"{type(error).__name__} of the logger")
 
-    def _rows(self, name: str, step: int, weights: str) -> list[Row]:
-        """Return the rows of a quantity: those of an earlier process, where it measured the same weights."""
-        key = self._course.key(step, name, weights)
+    def _rows(self, name: str, step: int, point: str) -> list[Row]:
+        """Return the rows of a quantity: those of an earlier process, if of the same function at the same point."""
+        key = self._course.key(step, name, point)
         known = self._course.find(key)
         if known is not None:
             return known
@@ -240,7 +257,7 @@ class Monitor:
             state = state_of(self._optimiser, self._network)
             settings = replace(self._config, training=state.training)
             at = replace(at, config=settings, step=state.updates, moments=state.moments)
-        found = quantity(name).measured(self._problem, asked_of(quantity(name), self._blocks, at))
+        found = quantity(name).measured(self._copy.problem, asked_of(quantity(name), self._blocks, at))
         self._warm.update(found.warm)
         return found
 
@@ -315,13 +332,6 @@ def check_spread(network: Any) -> None:
         )
 
 
-def _pairs(batch: Any) -> Any:
-    """Return a loader or iterable as the list of its batches, a pair (inputs, targets) as the only batch."""
-    if isinstance(batch, Mapping | Tensor | tuple):
-        return [batch] if isinstance(batch, tuple) else batch
-    return batch if isinstance(batch, str) or not hasattr(batch, "__iter__") else list(batch)
-
-
 def _every(given: Any) -> int:
     if isinstance(given, bool) or not isinstance(given, int) or given < 1:
         raise UserError("every: steps between two measurements", got=repr(given), allowed=">= 1", remedy="every=20")
@@ -360,32 +370,6 @@ def _undisturbed() -> Iterator[None]:
     finally:
         random.setstate(python)
         numpy.random.set_state(arrays)  # noqa: NPY002
-
-
-def _take_over(live: nn.Module, ours: nn.Module) -> str:
-    """Copy weights and buffers, and return their hash. Raises UserError for a network that changed its shapes."""
-    theirs, held = _tensors(live), _tensors(ours)
-    shapes, asked = ({name: tuple(one.shape) for name, one in some.items()} for some in (theirs, held))
-    other = sorted(name for name in {*shapes, *asked} if shapes.get(name) != asked.get(name))
-    if other:
-        was = [f"{name}: {shapes.get(name, 'gone')} (was {asked.get(name, 'not there')})" for name in other]
-        raise UserError(
-            "Monitor: the network changed its parameters or their shapes",
-            got=first_few(was),
-            allowed="the parameters it had when the monitor was made",
-            remedy="make a new Monitor, with a folder of its own, after the change",
-        )
-    found = hashlib.sha256()
-    with torch.no_grad():
-        for name, tensor in held.items():
-            tensor.copy_(theirs[name])
-            found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
-
-
-def _tensors(network: nn.Module) -> dict[str, Tensor]:
-    named = network.named_parameters(remove_duplicate=False), network.named_buffers(remove_duplicate=False)
-    return {name: tensor for some in named for name, tensor in some}
 
 
 def _label(row: Row) -> str:

@@ -38,6 +38,9 @@ FROBENIUS = "frobenius"
 # of a weight, not of a block of the Hessian: without a part
 OF_WEIGHTS = ("gradient_norm", "weight_norm", "jacobian_norm", "num_parameters", *OF_PRUNING, *OF_QUANTISATION)
 CHECKSUM, LARGEST_MANIFEST = "checksum", 32 * 2**20
+_SINCE_CHECKSUMS = "byte_order"  # a key that no manifest without a checksum has
+# the SHA-256 of the table next to a manifest; and, while a training is followed, that of the table before
+SEAL, SEAL_BEFORE = "table_sha256", "table_sha256_before"
 
 
 def checksum(content: Mapping[str, Any]) -> str:
@@ -52,7 +55,7 @@ def digest(settings: object) -> str:
 
 
 def read_checked(path: Path) -> dict[str, Any]:
-    """Return a JSON object whose `checksum`, if it has one, is true (foreign files and older ones have none).
+    """Return a JSON object whose `checksum`, if it has one, is true (foreign files and those of 0.2.0 have none).
 
     Raises OSError, ValueError, TypeError or RecursionError for anything else.
     """
@@ -64,6 +67,8 @@ def read_checked(path: Path) -> dict[str, Any]:
     content = json.loads(path.read_text("utf-8"))
     if not isinstance(content, dict):
         raise TypeError(f"{type(content).__name__} where an object should be")
+    if CHECKSUM not in content and _SINCE_CHECKSUMS in content:
+        raise ValueError("its checksum is missing: it was altered")
     if content.get(CHECKSUM, "") not in ("", checksum(content)):
         raise ValueError("its checksum is not that of its content: it was altered")
     return content

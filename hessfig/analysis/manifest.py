@@ -16,7 +16,7 @@ from hessfig.analysis.axis import SIGMA, Axis, settings_of
 from hessfig.analysis.table import read_table
 from hessfig.errors import UserError, run_command
 from hessfig.predictions.architecture import Architecture
-from hessfig.record import MANIFEST, NETWORK, OF_ARCHITECTURE, TABLE, read_checked
+from hessfig.record import MANIFEST, NETWORK, OF_ARCHITECTURE, SEAL, SEAL_BEFORE, TABLE, read_checked
 
 Architectures = dict[tuple[str, int], Architecture]
 Found = TypeVar("Found")
@@ -35,7 +35,7 @@ _OPTIONAL: dict[str, type] = {
         "config.sweep.axis": str,
         "config.first_seed": int,
     },
-    **{"arrays": list, "table_sha256": str},
+    **{"arrays": list, SEAL: str, SEAL_BEFORE: str},
 }
 
 
@@ -70,7 +70,7 @@ def read_run(folder: Path) -> Run:
 def read_manifest(folder: Path) -> dict[str, Any] | None:
     """Return manifest.json, or None if there is none.
 
-    Raises UserError if it is no manifest, or if its `table_sha256` is not that of the table next to it.
+    Raises UserError if it is no manifest, or if its SEAL is not that of the table next to it.
     """
     return _agreeing(folder, _read_checked)
 
@@ -178,11 +178,11 @@ def _at(section: Any, keys: list[str]) -> Any:
 
 
 def _check_table(manifest: Mapping[str, Any], folder: Path) -> None:
-    path, recorded = folder / TABLE, manifest.get("table_sha256")
+    path, recorded = folder / TABLE, manifest.get(SEAL)
     if recorded is None or not path.is_file():
         return
     found = hashlib.sha256(path.read_bytes()).hexdigest()
-    if found != recorded:
+    if found not in (recorded, manifest.get(SEAL_BEFORE)):
         raise Disagreement(
             f"{path} is a table from another config or run than the manifest next to it",
             got=f"sha256 {found[:12]}...",

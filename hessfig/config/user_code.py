@@ -9,7 +9,7 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from importlib import machinery
 from importlib.machinery import ExtensionFileLoader, FileFinder, SourceFileLoader
@@ -19,11 +19,13 @@ from types import ModuleType
 from typing import Any
 
 import hessfig
+from hessfig.config.files_read import named, noting
 from hessfig.errors import UserError, did_you_mean
 from hessfig.files import fingerprint, identity, is_file
 
 FORM = "FILE.py:NAME, or PACKAGE.MODULE:NAME of an installed package"
 _RUN: dict[str, str] = {}  # the SHA-256 of each file that this process has run, as it was then
+_READ: dict[str, dict[Path, str]] = {}  # the files that code opened while it ran, by the place of the code
 
 
 def find(key: str, spec: str | None, config_dir: str | None) -> object:
@@ -32,7 +34,8 @@ def find(key: str, spec: str | None, config_dir: str | None) -> object:
     `key` is the setting, for messages. Raises UserError when there is no such thing, or the code fails.
     """
     place, name = _split(key, spec)
-    module = _module(key, place, config_dir)
+    with reading(spec):
+        module = _module(key, place, config_dir)
     if not hasattr(module, name):
         there = [word for word in vars(module) if not word.startswith("_")]
         raise UserError(
@@ -42,6 +45,19 @@ def find(key: str, spec: str | None, config_dir: str | None) -> object:
             remedy=did_you_mean(name, there) or f"define {name} in {place}",
         )
     return getattr(module, name)
+
+
+def reading(spec: str | None) -> AbstractContextManager[None]:
+    """Note the files that the code behind `spec` opens in the block, for `files_read`."""
+    return noting(_READ.setdefault(str(spec).rpartition(":")[0], {}))
+
+
+def files_read(spec: str | None, config_dir: str | None) -> dict[str, str]:
+    """Return the SHA-256 of the files that the code behind `spec` has opened in this process, by name."""
+    place, _ = _split("", spec)
+    path = _file(place, config_dir)
+    folders = [*([path.resolve().parent] if path else []), *([Path(config_dir)] if config_dir else []), Path()]
+    return named(_READ.get(place, {}), [folder.resolve() for folder in folders])
 
 
 def source(spec: str | None, config_dir: str | None) -> str:

@@ -85,8 +85,8 @@ _ROWS = (
         gives=("critical_step", "critical_sharpness"),
     ),
     Quantity("gradient_covariance", _STATES, gives=("gradient_covariance", "gradient_covariance_eigenvalue")),
-    Quantity("gradient_norm", _STATES, settings=of.diagonal_settings),
-    Quantity("loss", _STATES),
+    Quantity("gradient_norm", _STATES, settings=of.diagonal_settings, order=1),
+    Quantity("loss", _STATES, order=0),
     Quantity(
         "held_out_loss",
         _STATES,
@@ -135,7 +135,7 @@ _ROWS = (
         check=partial(need.check_task, "training_cost"),
         gives=("training_cost", "hessian_products", "looks", "update_seconds", "look_seconds"),
     ),
-    Quantity("weight_norm", _STATES, settings=of.diagonal_settings),
+    Quantity("weight_norm", _STATES, settings=of.diagonal_settings, order=0),
     Quantity(
         "hessian_distance",
         _SAMPLES,

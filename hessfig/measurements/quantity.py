@@ -85,7 +85,8 @@ class Quantity:
     estimates the floating-point operations of a cell (0: unknown, estimated from the first cells).
     `serves` says which blocks have this quantity; next to other quantities it is measured for those alone.
     `version` is part of the key: increase it when numbers change. `gives` names the rows if they do not have the name
-    of the quantity; two quantities with rows of the same name cannot be measured together.
+    of the quantity; two quantities with rows of the same name cannot be measured together. `order`: the numbers follow
+    from as many derivatives of the loss at the measured point (hessfig.Monitor's fingerprint takes as many).
     """
 
     name: str
@@ -96,6 +97,7 @@ class Quantity:
     serves: Callable[[Block], bool] = lambda block: True
     version: int = 1
     gives: tuple[str, ...] = ()
+    order: int = 2
 
     @property
     def rows(self) -> tuple[str, ...]:

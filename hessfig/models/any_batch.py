@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from hessfig.errors import UserError, first_few, plain
-from hessfig.models.own_checks import check_tensor, oddity, shape_of, words_of
+from hessfig.errors import UserError, plain
+from hessfig.models.own_checks import check_tensor, oddity, shape_of
 from hessfig.rng import row_major
-from hessfig.tasks.losses import IGNORED, CrossEntropy, SquaredError
 
 LABELS = "labels"
-_CLOSE = 1e-4  # a model's own loss may be computed in float32, whatever its weights are
 _ALLOWED = (
     "tensors; dictionaries with tensors by argument; (inputs, targets) pairs; lists, DataLoaders or iterables of these"
 )
@@ -26,12 +22,16 @@ _ALLOWED = (
 
 @dataclass
 class Given:
-    """One batch as the network takes it: network(*arguments, **words), and its targets; `size` counts its samples."""
+    """One batch as the network takes it: network(*arguments, **words), and its targets; `size` counts its samples.
+
+    `labelled`: the targets are the entry `labels` of a dictionary, whose meaning is the network's matter.
+    """
 
     arguments: tuple[Any, ...]
     words: dict[str, Any]
     targets: Any
     size: int
+    labelled: bool = False
 
     def rows(self, rows: Tensor) -> Given:
         """Return the samples at `rows`; what has no axis over samples is handed on as it is."""
@@ -40,7 +40,7 @@ class Given:
             return thing[rows] if self._is_sampled(thing) else thing
 
         words = {name: chosen(thing) for name, thing in self.words.items()}
-        return Given(tuple(map(chosen, self.arguments)), words, chosen(self.targets), len(rows))
+        return Given(tuple(map(chosen, self.arguments)), words, chosen(self.targets), len(rows), self.labelled)
 
     def mapped(self, function: Callable[[Tensor], Tensor]) -> Given:
         """Return the batch with every tensor replaced by its image."""
@@ -49,7 +49,7 @@ class Given:
             return function(thing) if isinstance(thing, Tensor) else thing
 
         words = {name: image(thing) for name, thing in self.words.items()}
-        return Given(tuple(map(image, self.arguments)), words, image(self.targets), self.size)
+        return replace(self, arguments=tuple(map(image, self.arguments)), words=words, targets=image(self.targets))
 
     @property
     def tensors(self) -> list[tuple[str, Tensor]]:
@@ -114,6 +114,7 @@ def _paired(inputs: Any, targets: Any) -> Iterator[tuple[Any, Any]]:
 def _given(one: Any, goal: Any, inputs: Any, targets: Any) -> Given:
     words: dict[str, Any] = dict(one) if isinstance(one, Mapping) else {}
     arguments = () if words else tuple(one) if isinstance(one, tuple | list) else (one,)
+    labelled = goal is None or goal == LABELS if not isinstance(goal, Tensor) else False
     if goal is None or isinstance(goal, str):
         key = goal or LABELS
         if key not in words:
@@ -122,7 +123,7 @@ def _given(one: Any, goal: Any, inputs: Any, targets: Any) -> Given:
     sized = [thing for thing in (*arguments, *words.values()) if isinstance(thing, Tensor) and thing.ndim]
     if not sized or not len(sized[0]) or not isinstance(goal, Tensor):
         raise _unknown("a batch without a tensor whose first axis runs over samples", inputs, targets)
-    return Given(arguments, words, goal, len(sized[0]))
+    return Given(arguments, words, goal, len(sized[0]), labelled)
 
 
 def typed(tensor: Tensor, real: torch.dtype) -> Tensor:
@@ -198,170 +199,6 @@ class Inside(nn.Module):
     def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
         del targets
         return outputs.sum()
-
-
-def adapted(
-    network: nn.Module, given: list[Given], loss: Any, outputs: str | int | None
-) -> tuple[Rows, list[Any], Any]:
-    """Return the network as a function of rows, the targets of every batch, and the loss.
-
-    A loss of None is the network's own where it returns one for its labels, else cross-entropy. Its own loss is
-    recognised by its value as cross-entropy (of the next token, or of each) or a mean of squares, of which outputs and
-    targets are known; else the network's output is its loss. Raises UserError for what the network cannot take.
-    """
-    labelled = [_with_labels(network, one) for one in given] if _takes_labels(network) else given
-    found = [_called(network, one) for one in labelled]
-    own = [_entry(one, "loss") for one in found] if loss is None and outputs is None else [None]
-    if all(isinstance(one, Tensor) for one in own):
-        return _with_own_loss(network, labelled, found, own)
-    if callable(loss) and not isinstance(loss, nn.Module | type) and outputs is None and _picked(found[0]) is None:
-        return _whole(network, labelled, lambda result, targets: _scalar(loss(result, targets)))
-    read = partial(_output, name=outputs)
-    for one in found:
-        read(one, None)
-    return Rows(network, labelled, read), [one.targets for one in given], "cross_entropy" if loss is None else loss
-
-
-def _takes_labels(network: nn.Module) -> bool:
-    return LABELS in inspect.signature(network.forward).parameters
-
-
-def _with_labels(network: nn.Module, one: Given) -> Given:
-    cached = {"use_cache": False} if "use_cache" in inspect.signature(network.forward).parameters else {}
-    return Given(one.arguments, {**cached, **one.words, LABELS: one.targets}, one.targets, one.size)
-
-
-def _called(network: nn.Module, one: Given) -> Any:
-    try:
-        with torch.no_grad():
-            return network(*one.arguments, **one.words)
-    except (Exception, SystemExit) as error:
-        raise UserError(
-            f"the network cannot take the batch: it raises {type(error).__name__}",
-            got=f"{words_of(error)}; given {one}",
-            allowed="a batch for which network(*inputs) or network(**inputs) returns outputs",
-            remedy="call the network yourself with the same batch",
-        ) from error
-
-
-def _entry(found: Any, name: str | int) -> Any:
-    """Return an entry of what a network returned: of a dictionary, a tuple, or by attribute; None where it has none."""
-    if isinstance(found, Mapping):
-        return found.get(name)
-    if isinstance(name, int):
-        return found[name] if isinstance(found, tuple | list) and -len(found) <= name < len(found) else None
-    return None if isinstance(found, Tensor) else getattr(found, name, None)
-
-
-def _picked(found: Any) -> Tensor | None:
-    """Return the one tensor that is an output: the thing itself, its logits, or the only one there is."""
-    if isinstance(found, Tensor):
-        return found
-    logits = _entry(found, "logits")
-    if isinstance(logits, Tensor):
-        return logits
-    entries = list(found.values()) if isinstance(found, Mapping) else list(found) if isinstance(found, tuple) else []
-    real = [one for one in entries if isinstance(one, Tensor) and one.is_floating_point()]
-    return real[0] if len(real) == 1 else None
-
-
-def _output(found: Any, targets: Any, *, name: str | int | None) -> Tensor:
-    del targets
-    picked = _picked(found) if name is None else _entry(found, name)
-    if isinstance(picked, Tensor):
-        return picked
-    names = list(map(str, found)) if isinstance(found, Mapping) else []
-    raise UserError(
-        "the network's outputs: it is not clear which tensor the loss takes",
-        got=f"outputs={name!r} of {first_few(names) if names else shape_of(found)}",
-        allowed="a tensor, an output called logits, a single output, or one that outputs=NAME declares",
-        remedy="hessfig.Problem(..., outputs='NAME'), or a loss(outputs, targets) that takes all of them",
-    )
-
-
-def _with_own_loss(
-    network: nn.Module, given: list[Given], found: list[Any], own: list[Any]
-) -> tuple[Rows, list[Any], Any]:
-    for make in _CANDIDATES:
-        made = [_attempted(make, _picked(result), one.targets) for result, one in zip(found, given, strict=True)]
-        if all(one is not None and _is_close(one[0], value) for one, value in zip(made, own, strict=True)):
-            targets, losses = [one[1] for one in made if one], [one[2] for one in made if one]
-            bare = given if _needs_labels(network) else [_without_labels(one) for one in given]
-            return Rows(network, bare, partial(_output, name=None)), targets, losses[0]
-    return _whole(network, given, lambda result, _: _scalar(result.loss))
-
-
-def _needs_labels(network: nn.Module) -> bool:
-    """Whether inputs of the decoder are made from the labels."""
-    return bool(getattr(getattr(network, "config", None), "is_encoder_decoder", False))
-
-
-def _without_labels(one: Given) -> Given:
-    return Given(one.arguments, {key: word for key, word in one.words.items() if key != LABELS}, one.targets, one.size)
-
-
-Made = tuple[Tensor, Tensor, nn.Module]
-
-
-def _attempted(make: Callable[[Tensor, Tensor], Made], output: Tensor | None, targets: Tensor) -> Made | None:
-    """Return (value, targets, loss) of a candidate; None where it does not fit these outputs and targets."""
-    if output is None:
-        return None
-    try:
-        with torch.no_grad():
-            return make(output, targets)
-    except (RuntimeError, ValueError, IndexError):
-        return None
-
-
-def _next_token(output: Tensor, targets: Tensor) -> Made:
-    following = F.pad(targets[:, 1:], (0, 1), value=IGNORED)
-    return _each_token(output, following)
-
-
-def _each_token(output: Tensor, targets: Tensor) -> Made:
-    if targets.is_floating_point() or targets.shape != output.shape[:-1]:
-        raise ValueError("no classes")
-    return CrossEntropy()(output, targets), targets, CrossEntropy()
-
-
-def _numbers(output: Tensor, targets: Tensor) -> Made:
-    loss, shaped = SquaredError("mean"), targets.to(output.dtype).view_as(output)
-    return loss(output, shaped), shaped, loss
-
-
-def _yes_or_no(output: Tensor, targets: Tensor) -> Made:
-    loss, shaped = nn.BCEWithLogitsLoss(), targets.to(output.dtype).view_as(output)
-    return loss(output, shaped), shaped, loss
-
-
-_CANDIDATES = (_next_token, _each_token, _numbers, _yes_or_no)
-
-
-def _is_close(found: Tensor, own: Tensor) -> bool:
-    return bool(torch.isclose(found.double(), own.double(), rtol=_CLOSE, atol=0.0, equal_nan=True).all())
-
-
-def _scalar(value: Any) -> Tensor:
-    if not isinstance(value, Tensor) or value.numel() != 1 or not value.is_floating_point():
-        raise UserError(
-            "the loss is no scalar",
-            got=shape_of(value),
-            allowed="one real number: a tensor of shape ()",
-            remedy=".mean() or .sum() over what it returns",
-        )
-    return value.reshape(1)
-
-
-def _whole(network: nn.Module, given: list[Given], read: Callable[[Any, Any], Tensor]) -> tuple[Rows, list[Any], Any]:
-    if len(given) > 1:
-        raise UserError(
-            "a loss inside the network over several batches: how they are weighted against each other is not known",
-            got=f"{len(given)} batches",
-            allowed="one batch, or a loss(outputs, targets) of declared outputs",
-            remedy="join the batches, or give loss=... and outputs='NAME'",
-        )
-    return Rows(network, given, read), [torch.zeros(one.size) for one in given], Inside()
 
 
 def only_trainable(network: nn.Module) -> nn.Module:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NoReturn
 
@@ -105,6 +105,47 @@ def check_apart(loss: nn.Module, network: nn.Module) -> None:
             allowed="a loss of outputs and targets alone",
             remedy="measure the loss without its penalty: a penalty's own Hessian is known",
         )
+
+
+_REPARAMETRISED = {
+    "BasePruningMethod": "torch.nn.utils.prune.remove(module, name), which makes a mask permanent",
+    "WeightNorm": "torch.nn.utils.parametrizations.weight_norm in place of torch.nn.utils.weight_norm",
+    "SpectralNorm": "torch.nn.utils.parametrizations.spectral_norm in place of torch.nn.utils.spectral_norm",
+}
+_COMPUTED = "compute it in forward(), or tie parameters by assigning the nn.Parameter itself"
+
+
+def uncopied(network: nn.Module) -> tuple[str, str]:
+    """Return which attributes keep a network from being copied, and what to do: those computed from parameters."""
+    found = {
+        f"{path}.{name}".lstrip("."): _makers(module).get(name, _COMPUTED)
+        for path, module in network.named_modules()
+        for name, held in vars(module).items()
+        if any(True for _ in results(held))
+    }
+    places = f"computed from parameters, and no parameter itself: {first_few(list(found))}" if found else ""
+    return places, "; ".join(dict.fromkeys(found.values()))
+
+
+def results(held: Any) -> Iterator[Tensor]:
+    """Yield the tensors, alone or in lists and dictionaries, that were computed from parameters and carry a graph."""
+    if isinstance(held, Tensor) and held.grad_fn is not None:
+        yield held
+    elif isinstance(held, list | tuple | dict):
+        yield from (one for part in (held.values() if isinstance(held, dict) else held) for one in results(part))
+
+
+def _makers(module: nn.Module) -> dict[str, str]:
+    """Return the remedy for attributes that a hook of torch.nn.utils computes before every call, by their names."""
+    made = dict[str, str]()
+    for hook in module._forward_pre_hooks.values():
+        kinds = [kind.__name__ for kind in type(hook).__mro__ if kind.__module__.startswith("torch.nn.utils")]
+        kinds += ["BasePruningMethod"] * (type(hook).__name__ == "PruningContainer")
+        remedies = [_REPARAMETRISED[kind] for kind in kinds if kind in _REPARAMETRISED]
+        name = getattr(hook, "_tensor_name", getattr(hook, "name", None))
+        if remedies and isinstance(name, str):
+            made[name] = remedies[0]
+    return made
 
 
 def words_of(error: BaseException) -> str:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from hessfig.errors import UserError, did_you_mean, plain
 from hessfig.models import own_checks
 from hessfig.models.any_batch import Called, adapted, is_plain, only_trainable, read_batches, typed
+from hessfig.models.identity import identities, tensor_bytes
 from hessfig.models.own_checks import (
     check_apart,
     check_mode,
@@ -24,10 +25,12 @@ from hessfig.models.own_checks import (
     check_run,
     check_tensor,
     shape_of,
+    uncopied,
     words_of,
 )
+from hessfig.models.own_loss import adapted
 from hessfig.models.protocol import Drawn, Layout, Weight, every_parameter
-from hessfig.rng import is_row_major, lay_out, one_thread
+from hessfig.rng import is_row_major, lay_out
 from hessfig.tasks.batch import Batch
 from hessfig.tasks.losses import LOSSES, batch_weights
 
@@ -246,16 +249,24 @@ def _cast(module: nn.Module, real: torch.dtype, what: str) -> nn.Module:
     return lay_out(found if has_type else found.to(real))
 
 
-def copied(module: nn.Module, what: str) -> nn.Module:
-    """Return a copy of a module of the user's own. Raises UserError for one that cannot be copied."""
+def copied(module: nn.Module, what: str, *, has_run: bool = False) -> nn.Module:
+    """Return a copy of a module of the user's own. Raises UserError for one that cannot be copied.
+
+    Of one that was copied before, and `has_run` since, attributes with a graph are what it computed: constants.
+    """
+    memo: dict[int, Any] = {}
+    if has_run:
+        held = chain.from_iterable(own_checks.results(dict(vars(one))) for one in module.modules())
+        memo = {id(one): one.detach().clone() for one in held}
     try:
-        return copy.deepcopy(module)
+        return copy.deepcopy(module, memo)
     except Exception as error:
+        places, remedy = uncopied(module)
         raise UserError(
             f"{what} cannot be copied",
-            got=words_of(error),
+            got=places or words_of(error),
             allowed="a module that copy.deepcopy copies",
-            remedy="convert it yourself (module.double()), without a module under two names",
+            remedy=remedy or "convert it yourself (module.double()), without a module under two names",
         ) from error
 
 
@@ -364,66 +375,27 @@ def _weighed(loss: nn.Module, batches: list[Batch], outputs: list[Tensor]) -> li
     return [replace(batch, weight=float(one)) for batch, one in counted]
 
 
-_DIGITS = {torch.float64: 6, torch.float32: 3}  # of outputs and losses: the others differ from machine to machine
-
-
 def content_of(drawn: Drawn) -> str:
-    """Return a hash of a network (its weights and buffers), its batches, its loss and the names of its weights.
+    """Return a hash of a network, its batches, its loss and the names of its weights, as far as Python shows them.
 
-    Code and constants that no state holds count by what they do: the size of the outputs and the loss of every batch,
-    to six digits (float32: three).
+    What it computes is told by its fingerprint (hessfig.curvature.fingerprint).
     """
-    return _hash(_parts(drawn))
+    held = ((name, tensor_bytes(one)) for name, one in drawn.network.named_parameters(remove_duplicate=False))
+    parts = identities(drawn.network, **{"the loss": drawn.loss})
+    return _hash(chain(held, parts.items(), [("data", data_content(drawn))]))
+
+
+def data_content(drawn: Drawn) -> str:
+    """Return a hash of the batches and the names of the weights, whatever network and loss are."""
+    weights = (*drawn.layout.weights, "all", *drawn.layout.parameters)
+    given = [part for one in getattr(drawn.network, "given", ()) for part in one.tensors]
+    batches = [(name, getattr(one, name)) for one in (drawn.batch, *drawn.more) for name in ("inputs", "targets")]
+    return _hash([*(("weight", one) for one in weights), *((n, tensor_bytes(t)) for n, t in (*batches, *given))])
 
 
 def _hash(parts: Iterable[tuple[str, Any]]) -> str:
     found = hashlib.sha256()
     for label, thing in parts:
         found.update(f"{label}\n".encode())
-        found.update(_bytes(thing) if isinstance(thing, Tensor) else f"{thing}\n".encode())
+        found.update(thing if isinstance(thing, bytes) else f"{thing}\n".encode())
     return found.hexdigest()
-
-
-def data_content(drawn: Drawn) -> str:
-    """Return a hash of the batches, the loss and the names of the weights, whatever the network's weights are."""
-    return _hash(_data_parts(drawn))
-
-
-def _parts(drawn: Drawn) -> Iterator[tuple[str, Any]]:
-    """Yield everything that counts: tensors, and what is printed of the rest."""
-    yield from _module("network", drawn.network)
-    yield from _data_parts(drawn)
-    yield from _answers(drawn)
-
-
-def _data_parts(drawn: Drawn) -> Iterator[tuple[str, Any]]:
-    yield from _module("loss", drawn.loss)
-    for name, value in sorted(vars(drawn.loss).items()):
-        if isinstance(value, bool | int | float | str | None):
-            yield f"loss.{name}", value
-    for weight in (*drawn.layout.weights, "all", *drawn.layout.parameters):
-        yield "weight", weight
-    for batch in (drawn.batch, *drawn.more):
-        yield "inputs", batch.inputs
-        yield "targets", batch.targets
-    yield from (part for one in getattr(drawn.network, "given", ()) for part in one.tensors)
-
-
-def _module(label: str, module: nn.Module) -> Iterator[tuple[str, Any]]:
-    yield label, [(name, type(one).__qualname__) for name, one in module.named_modules()]
-    yield from ((f"{label}.{name}", one) for name, one in module.named_parameters(remove_duplicate=False))
-    yield from ((f"{label}.{name}", one) for name, one in module.named_buffers(remove_duplicate=False))
-
-
-def _answers(drawn: Drawn) -> Iterator[tuple[str, Any]]:
-    with one_thread(), torch.no_grad():
-        for batch in (drawn.batch, *drawn.more):
-            outputs = drawn.network(batch.inputs)
-            digits = _DIGITS.get(outputs.dtype, 2)
-            numbers = (outputs.double().square().mean().sqrt(), drawn.loss(outputs, batch.targets))
-            yield "answers", [f"{float(number):.{digits - 1}e}" for number in numbers]
-
-
-def _bytes(tensor: Tensor) -> bytes:
-    plain = tensor.detach().cpu().contiguous().reshape(-1)
-    return f"{tensor.dtype} {tuple(tensor.shape)}\n".encode() + plain.view(torch.uint8).numpy().tobytes()

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from hessfig.tasks.batch import Batch
 
 
+ONCE = "once "  # how the hash of a function begins of which nothing can be reused: nothing else ever has it
+
+
 @dataclass(frozen=True)
 class Weight:
     """A named weight of `layer` (1-based; 0: outside the layers): `parameter`, or parameter[index] for a view.
@@ -134,8 +137,7 @@ class Layout:
 class Drawn:
     """A network at a point of weight space, with data and loss; `more` batches follow the first.
 
-    `content` is a hash of all of it, for networks of the user's own (see Kind.content). `decay` / 2 |w|^2, over every
-    parameter w, is added to the loss (task.weight_decay).
+    `decay` / 2 |w|^2, over every parameter w, is added to the loss (task.weight_decay).
     """
 
     network: nn.Module
@@ -143,7 +145,6 @@ class Drawn:
     loss: nn.Module
     layout: Layout
     more: tuple[Batch, ...] = ()
-    content: str = ""
     decay: float = 0.0
 
 
@@ -178,9 +179,9 @@ class Kind:
     settings that cannot be built. `axes` says which of sigma and seed change the network. `is_structural_zero` says
     which blocks vanish by the shape of the network. `files` is a hash of the files behind model.path or model.factory
     as they are now: planning keeps it in model.sha256, and readers refuse others. `source` tells code and files of the
-    user's own apart, for cells' keys. `content` is a hash of what the user's code returns for sigma and seed: a cell is
-    reused only if it is what it was. `about` says how the data are held, for previews and manifests. `completed`
-    fills in settings that say where something is, before any file is read.
+    user's own apart, for cells' keys. `is_own`: the user's code makes network, data and loss, so that a cell is reused
+    only if what it returns is what it was (see sweep.own_content). `about` says how the data are held, for previews and
+    manifests. `completed` fills in settings that say where something is, before any file is read.
 
     What is true of the kind: `data` is the task.data it takes, `also_takes` is further data. `place` is the setting
     that says what it is made of, for kinds that bring their own sizes ("" where settings are the sizes). `matrices` are
@@ -199,7 +200,7 @@ class Kind:
     is_structural_zero: Callable[[ModelConfig, Block, Part], bool] = lambda model, block, part: False
     files: Callable[[Config], str] = lambda config: ""
     source: Callable[[Config], str] = lambda config: ""
-    content: Callable[[Config, float | None, int], str] | None = None
+    is_own: bool = False
     about: Callable[[Config], str] = lambda config: ""
     completed: Callable[[Config], Config] = lambda config: config
     data: Data = Data.addition

@@ -9,7 +9,6 @@ import torch
 
 from hessfig.config.machine import card_of
 from hessfig.curvature.problem import Problem
-from hessfig.errors import UserError
 from hessfig.files import check_pin
 from hessfig.measurements.catalogue import source_of
 from hessfig.measurements.quantity import At, Measured, Request, asked_of
@@ -36,13 +35,10 @@ def measure(cell: Cell) -> Measured:
 def draw_problem(cell: Cell) -> Problem:
     """Return the network at the cell's state with its data and loss, on the configured device."""
     found = drawn(cell.config, sigma=cell.sigma, seed=cell.seed, step=cell.step)
-    if found.content != cell.science.get("content", ""):
-        raise UserError(
-            f"model.factory: {cell.config.model.factory} returned something else than when this run was planned",
-            got=f"content {found.content[:12]}",
-            allowed=f"content {cell.science['content'][:12]}: the same weights, data, loss and names at every call",
-            remedy="torch.manual_seed(seed) at its beginning; run the command again if its files changed meanwhile",
-        )
+    if content := cell.science.get("content"):
+        from hessfig.sweep.own_content import check_planned
+
+        check_planned(cell.config, found, content)
     return Problem.of(found).to(torch.device(card_of(cell.config.device)))
 
 

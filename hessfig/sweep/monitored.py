@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,17 +14,18 @@ from typing import Any
 
 from hessfig.config import Config
 from hessfig.config.keys import as_plain, in_manifest
-from hessfig.errors import UserError
+from hessfig.errors import UserError, first_few
 from hessfig.files import write_text
 from hessfig.measurements.catalogue import quantity, source_of
 from hessfig.measurements.quantity import Measured
-from hessfig.record import CHECKSUM, COLUMNS, MANIFEST, TABLE, checksum, digest, read_checked
+from hessfig.record import CHECKSUM, COLUMNS, MANIFEST, SEAL, SEAL_BEFORE, TABLE, checksum, digest, read_checked
 from hessfig.sweep.outputs import now, provenance
 from hessfig.sweep.store import CellStore, Rows
 
 WATCHED = "monitor"  # what only the manifest of such a training has
 _OF_NUMBERS = ("estimator", "spectrum", "blocks", "parts", "first_seed", "dtype")
 _NOT_KEPT = "vectors"  # eigenvectors of every step would fill a disk
+_RUNNING = ("running_mean", "running_var", "num_batches_tracked")  # buffers that every training moves
 
 
 class OtherTraining(UserError):
@@ -40,12 +43,20 @@ class _Cell:
     arrays: str | None = None
 
 
+@dataclass(frozen=True)
+class _Lost:
+    """A measurement whose cell is gone."""
+
+    step: int
+    quantity: str
+
+
 class Course:
     """What was measured along one training, in the order of its steps.
 
-    `content` is a hash of data, loss and names of weights. What is measured is stored as a cell at once; `write` puts
-    table and manifest together anew. Raises OtherTraining for a folder with other settings or of another kind, unless
-    it may `overwrite`.
+    `content` is a hash of data and names of weights. What is measured is stored as a cell at once; `write` puts table
+    and manifest together anew, and seals the table. Raises OtherTraining for a folder with other settings or of another
+    kind, unless it may `overwrite`. Warns of measurements that the folder has lost.
     """
 
     def __init__(self, folder: Path, config: Config, content: str, num_layers: int, *, overwrite: bool = False) -> None:
@@ -61,33 +72,47 @@ class Course:
         self._science, self._hashes = of_numbers, {name: digest([of_numbers, name, v]) for name, v in versions.items()}
         self._hash, self._start, self._provenance = digest(self._hashes), now(), provenance(config)
         self._cells, self._unsaved, self._begun = list[_Cell](), list[tuple[_Cell, Any]](), False
-        self._has_table = False
+        self._has_table, self._parts, self._moved, self._lost = False, dict[str, str](), set[str](), list[_Lost]()
+        self._sealed: str | None = None  # the hash of the table that is there
         self.seen: dict[str, Any] = {"budget": {}, "skipped": [], "failures": {}}
         if not overwrite:
             self._resume()
 
-    def key(self, step: int, name: str, weights: str) -> str:
-        """Return the key of a quantity at a step, where the weights have a certain hash."""
-        return digest({"settings": self._hashes[name], "step": step, "weights": weights})
+    @property
+    def hash(self) -> str:
+        """The hash of data and settings."""
+        return self._hash
 
-    def begin(self, step: int, weights: str) -> None:
-        """Go on from `step`: what an earlier process measured after it, or at it with other weights, is left out.
+    def key(self, step: int, name: str, point: str) -> str:
+        """Return the key of a quantity at a step, where function and weights have a certain hash."""
+        return digest({"settings": self._hashes[name], "step": step, "point": point})
 
-        Raises OtherTraining where nothing was measured before it: then this is no restart, but another training.
+    def begin(self, step: int, point: str, parts: Mapping[str, str]) -> None:
+        """Go on from `step`: what an earlier process measured after it, or at it of another function, is left out.
+
+        `parts` are the hashes of what network and loss are made of. Raises OtherTraining where nothing was measured
+        before `step`, or where a part is another that did not change along the steps measured before: then this is no
+        restart, but another training.
         """
-        if self._begun:
-            return
-        own = {self.key(step, name, weights) for name in self._hashes}
-        is_same = any(cell.step < step or cell.key in own for cell in self._cells)
-        if self._cells and not is_same:
-            steps = sorted({cell.step for cell in self._cells})
-            raise _other(
-                self.folder,
-                "the measurements of another training",
-                got=f"steps {steps[0]} to {steps[-1]}, of weights that are not those of step {step} now",
-            )
-        self._cells = [cell for cell in self._cells if cell.step < step or cell.key in own]
-        self._begun = True
+        if not self._begun:
+            own = {self.key(step, name, point) for name in self._hashes}
+            if self._cells and not any(cell.key in own for cell in self._cells):
+                self._check_same(step, parts)
+            self._cells = [cell for cell in self._cells if cell.step < step or cell.key in own]
+            self._begun = True
+        if self._parts:
+            self._moved |= {name for name in {*self._parts, *parts} if self._parts.get(name) != parts.get(name)}
+        self._parts = dict(parts)
+
+    def _check_same(self, step: int, parts: Mapping[str, str]) -> None:
+        """Raise OtherTraining unless the measurements before `step` may be of the training that is at it now."""
+        steps = sorted({cell.step for cell in self._cells})
+        held = f"steps {steps[0]} to {steps[-1]}"
+        other = [name for name in dict.fromkeys((*self._parts, *parts)) if self._parts.get(name) != parts.get(name)]
+        other = [name for name in other if name not in self._moved and not name.endswith(_RUNNING)]
+        if other or steps[0] >= step:
+            what = f"where these were others: {first_few(other)}" if other else f"not of what step {step} is now"
+            raise _other(self.folder, "the measurements of another training", got=f"{held}, {what}")
 
     def find(self, key: str) -> Rows | None:
         """Return the rows of what was measured before, if it was."""
@@ -107,12 +132,14 @@ class Course:
     def write(self, budget: Mapping[str, Any], *, every: int) -> None:
         """Write manifest and table, one after the other: each is whole at any time.
 
-        The table may hold a step more or less than the manifest, which says nothing of its content.
+        The manifest has the hash of the table that follows it, and that of the one before: a kill between the two
+        leaves a table that it vouches for.
         """
         self._save()
-        self._write_manifest(budget, every)
-        write_text(self.folder / TABLE, self._table())
-        self._has_table = True
+        table = self._table()
+        self._write_manifest(budget, every, following=_sha256(table.encode()))
+        write_text(self.folder / TABLE, table)
+        self._has_table, self._sealed = True, _sha256(table.encode())
 
     def note(self, budget: Mapping[str, Any], *, every: int) -> None:
         """Write the manifest, with what was seen since the table was written: steps that were skipped or failed.
@@ -122,9 +149,11 @@ class Course:
         if self._has_table or not (self.folder / TABLE).exists():
             self._write_manifest(budget, every)
 
-    def _write_manifest(self, budget: Mapping[str, Any], every: int) -> None:
+    def _write_manifest(self, budget: Mapping[str, Any], every: int, following: str | None = None) -> None:
         self.seen["budget"] = dict(budget)
-        write_text(self.folder / MANIFEST, self._manifest(every))
+        tables = [one for one in (following, self._sealed) if one]
+        seal = dict(zip((SEAL, SEAL_BEFORE), dict.fromkeys(tables), strict=False))
+        write_text(self.folder / MANIFEST, self._manifest(every, seal))
 
     def _save(self) -> None:
         while self._unsaved:
@@ -148,13 +177,29 @@ class Course:
             made = read_checked(path)
             seen, is_same = made[WATCHED], made["config_hash"] == self._hash
             listed = [(int(step), str(name), str(key)) for step, name, key in seen["cells"]]
+            self._parts, self._moved = dict(seen["parts"]), set(seen["moved"])
             self.seen = {key: type(self.seen[key])(seen[key]) for key in self.seen}
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise _other(self.folder, "no training that was watched", got=f"{type(error).__name__}: {error}") from error
         if not is_same:
-            raise _other(self.folder, "measurements with other settings", got="other data, loss, blocks or quantities")
-        self._start = str(made.get("start"))
+            raise _other(
+                self.folder, "measurements with other settings", got="other data, blocks, quantities or version"
+            )
+        self._start, self._sealed = str(made.get("start")), _sealed_table(self.folder, made)
         self._cells = [cell for one in listed if (cell := self._read(*one)) is not None]
+        self._tell_lost([_Lost(step, name) for step, name, _ in listed], [_Lost(*one) for one in seen["lost"]])
+
+    def _tell_lost(self, listed: list[_Lost], before: list[_Lost]) -> None:
+        """Warn of measurements whose cells are gone: the table will be without them."""
+        there = {_Lost(cell.step, cell.quantity) for cell in self._cells}
+        lost = [one for one in listed if one not in there]
+        self._lost = [one for one in before if one not in there] + lost
+        if lost:
+            steps = first_few([str(step) for step in dict.fromkeys(one.step for one in lost)], most=10)
+            words = (
+                f"{len(lost)} of {len(listed)} measurements are lost: their cells are gone, or damaged (steps {steps})"
+            )
+            warnings.warn(f"{self.folder}: {words}; the table goes on without them", RuntimeWarning, stacklevel=4)
 
     def _labels(self, cell: _Cell) -> dict[str, Any]:
         place = {"sigma": None, "step": cell.step, "seed": self._config.first_seed}
@@ -169,7 +214,7 @@ class Course:
             writer.writerows({**shared, **row} for row in cell.rows)
         return buffer.getvalue()
 
-    def _manifest(self, every: int) -> str:
+    def _manifest(self, every: int, seal: Mapping[str, str]) -> str:
         config = self._config
         arrays = [
             {**self._labels(cell), "file": self._file(cell), "sha256": cell.arrays}
@@ -191,14 +236,38 @@ class Course:
             "command": "hessfig.Monitor",
             "start": self._start,
             "end": now(),
-            "missing_cells": 0,
+            "missing_cells": len(self._still_lost()),
             "arrays": arrays,
-            WATCHED: {"every": every, **self.seen, "cells": [[c.step, c.quantity, c.key] for c in self._cells]},
+            **seal,
+            WATCHED: {
+                "every": every,
+                **self.seen,
+                "cells": [[cell.step, cell.quantity, cell.key] for cell in self._cells],
+                "lost": [[one.step, one.quantity] for one in self._still_lost()],
+                "parts": self._parts,
+                "moved": sorted(self._moved),
+            },
         }
         return json.dumps({**content, CHECKSUM: checksum(content)}, indent=1) + "\n"
 
+    def _still_lost(self) -> list[_Lost]:
+        """Return what was lost and not measured again since."""
+        there = {_Lost(cell.step, cell.quantity) for cell in self._cells}
+        return [one for one in self._lost if one not in there]
+
     def _file(self, cell: _Cell) -> str:
         return self.store.arrays_path(cell.key).relative_to(self.folder).as_posix()
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _sealed_table(folder: Path, made: Mapping[str, Any]) -> str | None:
+    """Return the hash of the table that is there, if its manifest vouches for it."""
+    path = folder / TABLE
+    found = _sha256(path.read_bytes()) if path.is_file() else None
+    return found if found in (made.get(SEAL), made.get(SEAL_BEFORE)) else None
 
 
 def _other(folder: Path, what: str, *, got: str) -> OtherTraining:

@@ -19,6 +19,7 @@ from typing import Any
 import hessfig
 from hessfig.config import Config
 from hessfig.config.keys import as_plain, in_manifest, unpinned, without_added
+from hessfig.config.user_code import files_read
 from hessfig.measurements.allocation import Allocation
 from hessfig.models.registry import kind
 from hessfig.record import CHECKSUM, COLUMNS, OF_ARCHITECTURE, checksum, digest
@@ -126,7 +127,9 @@ def _described(variant: Variant, allocation: Allocation, first: dict[str, Any]) 
         "model": plain["model"],
         "probes": allocation.probes or config.estimator.num_probes,
     }
-    extra = {"data": kind(config.model.kind).about(config), "networks": variant.networks()}
+    maker, networks = kind(config.model.kind), variant.networks()  # files last: the user's code has run then
+    read = files_read(config.model.factory, config.config_dir) if maker.is_own else {}
+    extra = {"data": maker.about(config), "networks": networks, "files": read}
     return {**other, **found, **{key: value for key, value in extra.items() if value}}
 
 

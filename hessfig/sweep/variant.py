@@ -17,7 +17,7 @@ from hessfig.measurements.catalogue import quantity, source_of
 from hessfig.measurements.quantity import Quantity, check_served
 from hessfig.measurements.requirements import check_decay, check_differences, check_parts
 from hessfig.models.blocks import blocks_of
-from hessfig.models.protocol import Layout
+from hessfig.models.protocol import ONCE, Layout
 from hessfig.models.registry import kind
 from hessfig.record import CHECKSUM, checksum, digest, read_checked
 from hessfig.states import point
@@ -69,15 +69,20 @@ class Variant:
         return digest(self.science(name))[:12]
 
     def content(self, sigma: float | None, seed: int) -> str:
-        """Return a hash of what the user's code returns for a network of the user's own; empty for others."""
-        maker = kind(self.config.model.kind)
-        if maker.content is None:
+        """Return a hash of what the user's code returns and what that computes, for networks of the user's own.
+
+        Empty for others. Where nothing of it can be reused it begins with ONCE.
+        """
+        if not kind(self.config.model.kind).is_own:
             return ""
+        from hessfig.sweep.own_content import planned_content  # takes torch
+
         seed = seed if "seed" in self.axes else self.config.first_seed
         label = self._label(sigma, seed)
         if label not in self._contents:
             known = self._known.get(digest([self._network, label]))
-            self._contents[label] = known or maker.content(self.config, sigma, seed)
+            is_first = not self._contents  # whether calls agree is a matter of the code, not of the seed
+            self._contents[label] = known or planned_content(self.config, sigma, seed, twice=is_first)
         return self._contents[label]
 
     def networks(self) -> dict[str, str]:
@@ -88,7 +93,8 @@ class Variant:
 
     def met(self) -> dict[str, str]:
         """Return the contents of its networks by settings, sigma and seed, for runs with reuse=sources."""
-        return {digest([self._network, label]): content for label, content in self.networks().items()}
+        found = self.networks().items()
+        return {digest([self._network, label]): one for label, one in found if not one.startswith(ONCE)}
 
     def quantity(self, name: str) -> Quantity:
         """Return the quantity called `name`, of the package or of the user's own files."""

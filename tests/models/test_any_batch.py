@@ -12,6 +12,7 @@ import transformers
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.utils import prune
 from torch.utils.data import DataLoader
 
 import hessfig
@@ -236,3 +237,44 @@ def test_what_does_not_fit_is_refused(changes: dict[str, Any], message: str) -> 
     given = {"inputs": X, "targets": GOAL, "loss": None, **changes}
     with pytest.raises(UserError, match=message):
         hessfig.measure(hessfig.Problem(network, **given))
+
+
+def net() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+
+
+def pruned() -> nn.Module:
+    network = net()
+    prune.l1_unstructured(network[0], "weight", 0.5)
+    prune.random_unstructured(network[0], "weight", 0.5)
+    return network
+
+
+def normalised(by: Callable[[nn.Module], nn.Module]) -> nn.Module:
+    network = net()
+    by(network[2])
+    network(X.float())
+    return network
+
+
+def computed() -> nn.Module:
+    network = net()
+    network[0].halves = [network[2].weight / 2]
+    return network
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+@pytest.mark.parametrize(
+    ("make", "place", "remedy"),
+    [
+        (pruned, "0.weight", r"prune.remove\(module, name\)"),
+        (lambda: normalised(nn.utils.weight_norm), "2.weight", "parametrizations.weight_norm"),
+        (lambda: normalised(nn.utils.spectral_norm), "2.weight", "parametrizations.spectral_norm"),
+        (computed, "0.halves", "assigning the nn.Parameter itself"),
+    ],
+)
+def test_what_keeps_a_network_from_being_copied_is_named(
+    make: Callable[[], nn.Module], place: str, remedy: str
+) -> None:
+    with pytest.raises(UserError, match=rf"cannot be copied(.|\n)*: {place}\n(.|\n)*{remedy}"):
+        hessfig.measure(hessfig.Problem(make().eval(), X, GOAL))

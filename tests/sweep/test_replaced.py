@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import sys
 from collections.abc import Callable, Generator
 from dataclasses import replace
@@ -16,6 +18,7 @@ from safetensors.torch import save_file
 from hessfig.config import (
     Config,
     Data,
+    DType,
     EstimatorConfig,
     Kind,
     Method,
@@ -35,6 +38,7 @@ from hessfig.sweep.pool import Outcome
 from hessfig.sweep.runner import on_this_machine, run_sweep
 from hessfig.sweep.store import CellStore
 from hessfig.sweep.variant import Variant
+from hessfig.terms import Part
 from tests.toys import ARCHITECTURES, toy_config, toy_task
 
 FACTORY = """
@@ -264,3 +268,93 @@ def test_a_run_reuses_what_the_factory_still_returns_and_says_so(folder: Path) -
     write_weights(folder, 4)
     assert counts(dataclasses.replace(config, reuse=Reuse.sources)) == (0, 2, 0)
     assert counts(config) == (2, 0, 0)
+
+
+TURNED = """
+import json, torch
+from pathlib import Path
+from torch import nn
+
+HERE = Path(__file__).parent
+
+class Turned(nn.Module):
+    def __init__(self, read):
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.norm, self.b = nn.Linear(3, 4), nn.LayerNorm(4, eps=read("eps")), nn.Linear(4, 2)
+        self.read = read
+
+    def forward(self, x):
+        out = self.b(torch.tanh(self.norm(self.a(x))))
+        if self.read("stop"):
+            out = out.detach() / 2 + out / 2
+        if self.read("penalty"):
+            moved = (self.a.weight - self.a.weight.detach()).square().sum()
+            out = out + 30 * torch.stack([moved, 0 * moved])
+        if self.read("noise"):
+            out.register_hook(lambda slope: slope + 1e-9 * torch.rand_like(slope)) if out.requires_grad else None
+        return out
+
+class Reader:
+    def __init__(self, settings):
+        self.get = settings.__getitem__  # bound to an object: Python shows its type alone
+
+    def __call__(self, name):
+        return self.get(name)
+
+def make():
+    settings = json.loads((HERE / "settings.json").read_text())
+    torch.manual_seed(1)
+    return Turned(Reader(settings)), torch.randn(5, 3), torch.tensor([0, 1, 1, 0, 1]), "cross_entropy"
+"""
+SETTINGS = {"stop": 0, "penalty": 0, "eps": 1e-5, "noise": 0}
+
+
+def write_settings(folder: Path, **changes: float) -> None:
+    (folder / "turned.py").write_text(TURNED)
+    (folder / "settings.json").write_text(json.dumps({**SETTINGS, **changes}))
+
+
+def turned(**settings: object) -> Config:
+    return own("turned.py:make", **{"blocks": ["all"], "parts": [Part.H], **settings})
+
+
+@pytest.mark.parametrize("dtype", [DType.float32, DType.float64])
+@pytest.mark.parametrize("changes", [{"stop": 1}, {"penalty": 1}, {"eps": 1.003e-5}], ids=str)
+def test_what_moves_derivatives_or_last_digits_makes_other_cells(
+    folder: Path, changes: dict[str, float], dtype: DType
+) -> None:
+    write_settings(folder)
+    first = first_cell(turned(dtype=dtype))
+    assert first_cell(turned(dtype=dtype)).key == first.key
+    write_settings(folder, **changes)
+    other = first_cell(turned(dtype=dtype))
+    assert other.key != first.key and values(other)
+    with pytest.raises(UserError, match="returned something else than when this run was planned"):
+        measure(first)
+
+
+def test_cells_of_derivatives_that_change_from_call_to_call_are_measured_again(folder: Path) -> None:
+    write_settings(folder, noise=1)
+    with pytest.warns(RuntimeWarning, match=r"turned.py:make are measured again by every run: two calls"):
+        first = first_cell(turned())
+    assert len(values(first)) == 1
+    with pytest.warns(RuntimeWarning, match="measured again by every run"):
+        variants = Sweep([("", turned())]).variants
+        assert Sweep([("", turned())]).cells[0].key != first.key
+        assert variants[0].met() == {}
+
+
+def test_the_files_that_a_factory_opens_are_in_the_manifest(folder: Path) -> None:
+    """By names that say nothing of the machine, with their hashes; files of packages are left out."""
+    write_settings(folder)
+    run_sweep(Sweep([("", turned())]))
+    manifest = json.loads((folder / "outputs/sigma/manifest.json").read_text())
+    (described,) = manifest["variants"]
+    assert described["files"].keys() >= {"settings.json"} and str(folder) not in json.dumps(manifest["variants"])
+    assert described["files"]["settings.json"] == hashlib.sha256((folder / "settings.json").read_bytes()).hexdigest()
+    write_weights(folder, 1)
+    (folder / "scale.json").write_text("1.5")
+    run_sweep(Sweep([("", own())]))
+    (described,) = json.loads((folder / "outputs/sigma/manifest.json").read_text())["variants"]
+    assert {"weights.pt", "scale.json"} <= described["files"].keys()

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from hessfig.config.enums import Data
 from hessfig.config.schema import Config
-from hessfig.config.user_code import find, guarded, source
+from hessfig.config.user_code import find, guarded, reading, source
 from hessfig.errors import UserError
 from hessfig.files import check_pin
 from hessfig.models.protocol import Drawn, Kind, Layout
@@ -46,7 +45,7 @@ def call_factory(config: Config, sigma: float | None, seed: int) -> Any:
             allowed=str(signature),
             remedy="give its arguments as model.options={NAME: VALUE}",
         ) from error
-    with guarded(KEY, str(config.model.factory)):
+    with guarded(KEY, str(config.model.factory)), reading(config.model.factory):
         return factory(**words)
 
 
@@ -66,20 +65,14 @@ def draw(config: Config, sigma: float | None, seed: int) -> Drawn:
 
     Raises UserError when it cannot be found or returns something else than a network with data and a loss.
     """
-    from hessfig.models.own_network import as_drawn, content_of
+    from hessfig.models.own_network import as_drawn
     from hessfig.rng import one_thread
 
     with one_thread():  # weights that the factory trains, say, have the same bits in every process
         made = call_factory(config, sigma, seed)
         drawn = as_drawn(made, dtype=config.dtype, source=str(config.model.factory))
     check_pin(config.model.factory, KEY, found=source_of(config), planned=config.model.sha256)
-    with guarded(KEY, str(config.model.factory)):
-        return replace(drawn, content=content_of(drawn))
-
-
-def content(config: Config, sigma: float | None, seed: int) -> str:
-    """Return a hash of what the factory returns for `seed` and `sigma`."""
-    return draw(config, sigma, seed).content
+    return drawn
 
 
 def _source(config: Config) -> str:
@@ -103,7 +96,7 @@ KIND = Kind(
     check=_check,
     files=source_of,
     source=_source,
-    content=content,
+    is_own=True,
     data=Data.python,
     place=KEY,
 )

@@ -1,0 +1,100 @@
+"""The fingerprint of a function: loss, gradient and a Hessian product at its weights and beside them, to the bit."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hessfig.curvature.batched import is_small
+from hessfig.curvature.double_backward import differentiable_twice, gradients, inner, of_second_order
+from hessfig.curvature.problem import Problem, Scalar, Suffix
+from hessfig.errors import plain
+from hessfig.models.identity import tensor_bytes
+from hessfig.models.protocol import ONCE
+from hessfig.rng import one_thread, stream
+from hessfig.terms import Part
+
+_STEP = 1e-2  # to the point beside the weights, of each parameter's root mean square
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """The `digest` of a function at its weights: the same for the same function, to the bit.
+
+    `why` says why there is none, if so: then the digest is one that nothing else ever has, and nothing is reused.
+    """
+
+    digest: str
+    why: str = ""
+
+
+def fingerprint(problem: Problem, key: str, *, order: int = 2, twice: bool = True) -> Fingerprint:
+    """Return the fingerprint of the loss of `problem` in its parameters.
+
+    The loss, its gradient and one product H v, as far as `order` (0, 1, 2) goes, at the weights and at one point
+    beside them; v and the step to that point are drawn from a stream of `key`. They are computed `twice`: where the
+    two differ, or where one fails, there is no fingerprint.
+    """
+    try:
+        found = {_digest(problem, key, order) for _ in range(1 + twice)}
+    except Exception as error:  # whatever the user's code raises is the reason
+        return _none(f"{('its loss', 'its gradient', 'a product with its Hessian')[order]} cannot be computed", error)
+    return Fingerprint(found.pop()) if len(found) == 1 else _none("two calls with the same weights differ")
+
+
+def _none(why: str, error: Exception | None = None) -> Fingerprint:
+    words = f"{why} ({type(error).__name__}: {error})" if error else why
+    return Fingerprint(ONCE + secrets.token_hex(16), plain(words, most=300))
+
+
+def _digest(problem: Problem, key: str, order: int) -> str:
+    found = hashlib.sha256()
+    with one_thread() if is_small(problem.network) else nullcontext(), torch.enable_grad(), differentiable_twice():
+        suffix = Suffix(problem, None)
+        own = {f"network.{name}": p.detach() for name, p in problem.network.named_parameters() if p.is_floating_point()}
+        vector = {name: _signs(key, name, p) for name, p in own.items()}
+        for step in (0.0, _STEP):
+            at = {name: (p + step * _scale(p) * vector[name]).requires_grad_() for name, p in own.items()}
+            for number in _numbers(suffix, at, list(vector.values()), order):
+                found.update(tensor_bytes(number))
+    return found.hexdigest()
+
+
+def _numbers(suffix: Suffix, at: dict[str, Tensor], vector: Sequence[Tensor], order: int) -> list[Tensor]:
+    """Return the loss, its gradient and H v at a point: the sums over batches, one graph at a time."""
+    total: list[Tensor] = []
+    for start, scalar in suffix.terms(Part.H):
+        one = _of_batch(suffix, start, scalar, at, vector, order)
+        total = [held + more for held, more in zip(total, one, strict=True)] if total else one
+    return total
+
+
+def _of_batch(
+    suffix: Suffix, start: Tensor, scalar: Scalar, at: dict[str, Tensor], vector: Sequence[Tensor], order: int
+) -> list[Tensor]:
+    leaves = list(at.values())
+    value = scalar(suffix.at(at, start))
+    if not order:
+        return [value.detach()]
+    slopes = gradients(value, leaves, create_graph=order > 1)
+    if order == 1:
+        return [value.detach(), *slopes]
+    product = gradients(inner(of_second_order(slopes), vector), leaves)
+    return [one.detach() for one in (value, *slopes, *product)]
+
+
+def _signs(key: str, name: str, like: Tensor) -> Tensor:
+    bits = torch.randint(0, 2, like.shape, generator=stream(0, "fingerprint", key, name), dtype=torch.int8)
+    return (2 * bits - 1).to(like)
+
+
+def _scale(parameter: Tensor) -> Tensor:
+    """Return a parameter's root mean square, 1 where it is zero or no number."""
+    size = parameter.square().mean().sqrt()
+    return torch.where((size > 0) & size.isfinite(), size, torch.ones_like(size))

@@ -1,0 +1,232 @@
+"""What networks, losses and callables are made of, as far as Python shows it: types, attributes, tensors, code."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from enum import Enum
+from functools import cache, partial
+from pathlib import Path
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor, nn
+
+from hessfig.config.files_read import LIBRARIES
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), slice, range)
+_OF_TORCH = (torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format)
+_DEEPEST = 60  # levels of objects inside of objects
+_OF_NO_OUTPUT = {"training", "_parameters", "_buffers", "_modules", "_is_full_backward_hook"}  # or counted apart
+
+
+def tensor_bytes(tensor: Tensor) -> bytes:
+    """Return type, shape and numbers of a dense tensor."""
+    plain = tensor.detach().cpu().contiguous().reshape(-1)
+    return f"{tensor.dtype} {tuple(tensor.shape)}\n".encode() + plain.view(torch.uint8).numpy().tobytes()
+
+
+def identity(*things: Any, without: Iterable[Tensor] = ()) -> str:
+    """Return a hash of all that things are made of; tensors of `without` count as being there, not by their numbers.
+
+    Code counts by its instructions, constants, defaults, closures and the globals that it names; that of libraries by
+    its name. What Python does not show (compiled code, files, generators) counts by its type.
+    """
+    found = _Walk({id(one): "a tensor of its own" for one in without})
+    for thing in things:
+        found.take(thing)
+    return found.hash.hexdigest()
+
+
+def identities(network: nn.Module, **things: Any) -> dict[str, str]:
+    """Return a short hash of every module and buffer of a network, its parameters left out, and of further things.
+
+    A module counts by itself: what it holds is listed by its own name.
+    """
+    modules = {f"module {path}" if path else "the network": module for path, module in network.named_modules()}
+    known = {id(module): path for path, module in modules.items()}
+    known |= {id(held): name for name, held in network.named_parameters(remove_duplicate=False)}
+    known |= {id(held): name for name, held in network.named_buffers(remove_duplicate=False)}
+    parts = {path: _short(known, module, itself=True) for path, module in modules.items()}
+    buffers = {f"buffer {name}": held for name, held in network.named_buffers(remove_duplicate=False)}
+    parts |= {name: hashlib.sha256(tensor_bytes(held)).hexdigest()[:16] for name, held in buffers.items()}
+    return parts | {name: _short(known, thing) for name, thing in things.items()}
+
+
+def _short(known: Mapping[int, str], thing: Any, *, itself: bool = False) -> str:
+    walk = _Walk(known)
+    if itself:
+        walk.module(thing)
+    else:
+        walk.take(thing)
+    return walk.hash.hexdigest()[:16]
+
+
+class _Walk:
+    """Hashes what it is given, each object once; `known` are those that a word stands for, by their id."""
+
+    def __init__(self, known: Mapping[int, str]) -> None:
+        self.hash, self._words, self._held, self._depth = hashlib.sha256(), dict(known), list[Any](), 0
+
+    def take(self, thing: Any) -> None:
+        """Add a thing of any kind."""
+        if isinstance(thing, (*_PLAIN, *_OF_TORCH)):
+            self._say(f"{type(thing).__name__} {thing!r}")
+        elif id(thing) in self._words:
+            self._say(self._words[id(thing)])
+        else:
+            self._held.append(thing)  # its id stays its own
+            self._words[id(thing)] = f"the {len(self._held)}th"
+            self._depth += 1
+            if self._depth < _DEEPEST:
+                self._take(thing)
+            else:
+                self._say(f"too deep: {type(thing).__qualname__}")
+            self._depth -= 1
+
+    def module(self, module: nn.Module) -> None:
+        """Add a module without its parameters, buffers and what it holds: type, code, attributes, hooks."""
+        self.take(type(module))
+        self._say(f"{list(module._parameters)} {list(module._buffers)} {list(module._modules)}")
+        for name, value in sorted(vars(module).items()):
+            if "hooks" in name:
+                if not name.endswith(("_with_kwargs", "_always_called")) and "state_dict" not in name:
+                    self._all(name, list(value.values()) if isinstance(value, Mapping) else [])
+            elif name not in _OF_NO_OUTPUT:
+                self._say(name)
+                self.take(value)
+
+    def _take(self, thing: Any) -> None:
+        if isinstance(thing, nn.Module):
+            self.module(thing)
+            for held in (thing._parameters, thing._buffers, thing._modules):
+                self._all("held", held.values())
+        elif isinstance(thing, Tensor) and thing.grad_fn is not None:
+            self._say("a result of a computation")
+        elif isinstance(thing, Tensor):
+            dense = thing.layout == torch.strided and not (thing.is_quantized or thing.is_meta or thing.is_nested)
+            self.hash.update(tensor_bytes(thing) if dense else str(thing).encode())
+        elif isinstance(thing, numpy.ndarray | numpy.generic):
+            array = numpy.asarray(thing)
+            self._say(f"array {array.dtype} {array.shape}")
+            self.hash.update(b"objects" if array.dtype.hasobject else numpy.ascontiguousarray(array).tobytes())
+        elif isinstance(thing, dict):
+            self._all(type(thing).__name__, [one for pair in thing.items() for one in pair])
+        elif isinstance(thing, list | tuple):
+            self._all(type(thing).__name__, thing)
+        elif isinstance(thing, set | frozenset):
+            self._all("set", sorted(_short({}, one) for one in thing))
+        else:
+            self._all(type(thing).__name__, _pieces(thing))
+
+    def _all(self, kind: str, things: Iterable[Any]) -> None:
+        held = list(things)
+        self._say(f"{kind} of {len(held)}")
+        for one in held:
+            self.take(one)
+
+    def _say(self, words: str) -> None:
+        self.hash.update(f"{words}\n".encode("utf-8", "surrogatepass"))
+
+
+def _pieces(thing: Any) -> Iterator[Any]:
+    """Yield what code, classes, bound functions and other objects are made of."""
+    if isinstance(thing, Enum):
+        yield from (type(thing).__qualname__, thing.name)
+    elif isinstance(thing, ModuleType | BuiltinFunctionType):
+        yield thing.__name__
+    elif isinstance(thing, MethodType):
+        yield from (thing.__func__, thing.__self__)
+    elif isinstance(thing, partial):
+        yield from (thing.func, thing.args, thing.keywords)
+    elif isinstance(thing, staticmethod | classmethod):
+        yield thing.__func__
+    elif isinstance(thing, property):
+        yield from (thing.fget, thing.fset)
+    elif isinstance(thing, FunctionType):
+        yield from _of_function(thing)
+    elif isinstance(thing, CodeType):
+        yield from (
+            thing.co_code,
+            thing.co_consts,
+            thing.co_names,
+            thing.co_freevars,
+            thing.co_argcount,
+            thing.co_flags,
+        )
+    elif isinstance(thing, type):
+        yield f"{thing.__module__}.{thing.__qualname__}"
+        if not _is_library(thing.__module__):
+            yield from thing.__bases__
+            yield from _of_class(thing)
+    else:
+        yield from _of_object(thing)
+
+
+def _of_function(function: FunctionType) -> Iterator[Any]:
+    is_own = not _is_library(function.__module__)
+    function = function if is_own else inspect.unwrap(function)  # of checks of types, say
+    yield f"{function.__module__}.{function.__qualname__}"
+    yield from (function.__defaults__, function.__kwdefaults__)
+    for cell in function.__closure__ or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:
+            yield "an empty cell"
+    if is_own:
+        yield function.__code__
+        yield {name: function.__globals__[name] for name in _names(function.__code__) if name in function.__globals__}
+
+
+def _of_class(kind: type) -> Iterator[Any]:
+    code, data = (FunctionType, staticmethod, classmethod, property), (*_PLAIN, *_OF_TORCH, list, tuple, dict, Tensor)
+    for name, value in sorted(vars(kind).items()):
+        if isinstance(value, code) or (isinstance(value, data) and not name.startswith("__")):
+            yield from (name, value)
+
+
+def _of_object(thing: Any) -> Iterator[Any]:
+    """Yield the class and attributes of an object; of a library's (a logger, a trainer) those alone that are plain."""
+    kind = type(thing)
+    named = str(getattr(thing, "__name__", ""))
+    yield from (kind, named)
+    slots = [slot for one in kind.__mro__ for slot in _slots(one)]
+    held = {**getattr(thing, "__dict__", {}), **{slot: getattr(thing, slot, None) for slot in slots}}
+    whole = not _is_library(kind.__module__) or kind.__module__.startswith(("hessfig.models", "hessfig.tasks"))
+    yield {name: value for name, value in sorted(held.items()) if whole or _is_plain(value)}
+
+
+def _slots(kind: type) -> Iterator[str]:
+    slots = vars(kind).get("__slots__", ())
+    yield from (slot for slot in ((slots,) if isinstance(slots, str) else slots) if not slot.startswith("__"))
+
+
+def _is_plain(thing: Any) -> bool:
+    """Whether a thing is a number, a word or a tensor, or lists and dictionaries of these."""
+    if isinstance(thing, list | tuple | set | frozenset):
+        return all(map(_is_plain, thing))
+    if isinstance(thing, dict):
+        return all(_is_plain(one) for pair in thing.items() for one in pair)
+    return isinstance(thing, (*_PLAIN, *_OF_TORCH, Tensor, numpy.ndarray, numpy.generic, Enum))
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """Yield the names that code looks up, and those of functions inside of it."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
+
+
+@cache
+def _is_library(module: str | None) -> bool:
+    """Whether a module is Python's or an installed package's, hessfig included: its code changes with its version."""
+    top = (module or "").partition(".")[0]
+    if top in sys.stdlib_module_names or top in ("builtins", "hessfig"):
+        return top != "__main__"
+    file = getattr(sys.modules.get(top), "__file__", None)
+    return file is not None and any(Path(file).resolve().is_relative_to(folder) for folder in LIBRARIES)

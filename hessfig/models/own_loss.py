@@ -1,0 +1,258 @@
+"""Which loss is measured of a network that is called with batches of any kind: its own, a known one, or the user's."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hessfig.errors import UserError, first_few
+from hessfig.models.any_batch import LABELS, Given, Inside, Rows
+from hessfig.models.own_checks import shape_of, words_of
+from hessfig.tasks.losses import IGNORED, CrossEntropy, SquaredError
+
+_ULPS, _CLOSE = 4, 1e-4  # of a loss that is taken for a known one: of its value, and of its gradient
+
+
+def adapted(
+    network: nn.Module, given: list[Given], loss: Any, outputs: str | int | None
+) -> tuple[Rows, list[Any], Any]:
+    """Return the network as a function of rows, the targets of every batch, and the loss.
+
+    A loss of None is the network's own where it returns one for its labels. Its own loss is taken for cross-entropy (of
+    the next token, or of each) or a mean of squares, of which outputs and targets are known, where value and gradient
+    are those; else the network's output is its loss. Without one it is cross-entropy of outputs and targets, unless
+    these are the `labels` of a dictionary: what they mean is not known then. Raises UserError for what the network
+    cannot take.
+    """
+    call = ForeignCall(network, given, outputs)
+    own = call.losses() if loss is None else []
+    if own:
+        return call.with_own_loss(own)
+    if loss is None and any(one.labelled for one in given):
+        raise UserError(
+            "loss: the batch has labels, and the network returns no loss for them",
+            got=f"loss=None, and {type(network).__name__} returns {shape_of(call.found[0])}",
+            allowed="a network that returns its loss for labels (an entry or attribute `loss`), or a loss",
+            remedy="loss='cross_entropy' (outputs against labels, not shifted), or a function loss(outputs, labels)",
+        )
+    is_function = callable(loss) and not isinstance(loss, nn.Module | type)
+    if is_function and outputs is None and _picked(call.found[0]) is None:
+        return call.whole(lambda result, targets: _scalar(loss(result, targets)))
+    return call.with_outputs("cross_entropy" if loss is None else loss)
+
+
+class ForeignCall:
+    """A network and the batches it is called with: what it returned (`found`), and which function follows from it.
+
+    Labels are handed to a network whose forward() names them, or takes any word and does not fail at this one.
+    """
+
+    def __init__(self, network: nn.Module, given: list[Given], outputs: str | int | None) -> None:
+        self.network, self.outputs = network, outputs
+        self.given = [_with_labels(network, one) for one in given] if _takes_labels(network, given[0]) else given
+        self.found = [_called(network, one) for one in self.given]
+
+    def losses(self) -> list[Tensor]:
+        """Return the loss of every batch that the network itself returned; none where it returns none."""
+        own = [_entry(one, "loss") for one in self.found]
+        return own if all(isinstance(one, Tensor) for one in own) else []
+
+    def with_outputs(self, loss: Any) -> tuple[Rows, list[Any], Any]:
+        """Return the network up to the outputs that the loss takes."""
+        read = partial(_output, name=self.outputs)
+        for one in self.found:
+            read(one, None)
+        return Rows(self.network, self.given, read), [one.targets for one in self.given], loss
+
+    def with_own_loss(self, own: list[Tensor]) -> tuple[Rows, list[Any], Any]:
+        """Return the network up to the outputs of a known loss that is its own, or else its own loss as its output."""
+        for make in _KNOWN.values():
+            made = [self._made(make, *one) for one in zip(self.given, self.found, own, strict=True)]
+            if all(made) and self._has_gradient(make):
+                targets, losses = [one[1] for one in made if one], [one[2] for one in made if one]
+                return Rows(self.network, self._bare(), partial(_output, name=self.outputs)), targets, losses[0]
+        return self.whole(lambda result, _: _scalar(_entry(result, "loss")))
+
+    def whole(self, read: Callable[[Any, Any], Tensor]) -> tuple[Rows, list[Any], Any]:
+        """Return the network with its loss as its output."""
+        if len(self.given) > 1:
+            raise UserError(
+                "a loss inside the network over several batches: how they are weighted against each other is not known",
+                got=f"{len(self.given)} batches",
+                allowed="one batch, or a loss(outputs, targets) of declared outputs",
+                remedy="join the batches, or give loss=... and outputs='NAME'",
+            )
+        return Rows(self.network, self.given, read), [torch.zeros(one.size) for one in self.given], Inside()
+
+    def _picked(self, found: Any) -> Tensor | None:
+        picked = _picked(found) if self.outputs is None else _entry(found, self.outputs)
+        return picked if isinstance(picked, Tensor) else None
+
+    def _made(self, make: Make, one: Given, found: Any, own: Tensor) -> Made | None:
+        """Return (value, targets, loss) of a known loss; None where it does not fit, or its value is not the own one.
+
+        It is computed in the type of the own loss, which may be float32 whatever the weights are.
+        """
+        output = self._picked(found)
+        if output is None or own.dtype not in (torch.float32, torch.float64):
+            return None
+        try:
+            with torch.no_grad():
+                made = make(output.to(own.dtype), one.targets)
+        except (RuntimeError, ValueError, IndexError):
+            return None
+        off = _ULPS * torch.finfo(own.dtype).eps
+        return made if torch.isclose(made[0], own, rtol=off, atol=0.0, equal_nan=True).all() else None
+
+    def _has_gradient(self, make: Make) -> bool:
+        """Whether the own loss has the gradient of a known one, too, in the first batch."""
+        held = [p for p in self.network.parameters() if p.requires_grad]
+        with torch.enable_grad():
+            found = _called(self.network, self.given[0], differentiated=True)
+            own, output = _entry(found, "loss"), self._picked(found)
+            if not held or output is None or not own.requires_grad:
+                return True  # nothing is trained: there is no gradient that could differ
+            known = make(output, self.given[0].targets)[0]
+            if not known.requires_grad:
+                return False
+            truth, other = (
+                torch.autograd.grad(one, held, retain_graph=True, materialize_grads=True) for one in (own, known)
+            )
+        off = sum(float((a - b).double().square().sum()) for a, b in zip(truth, other, strict=True))
+        size = sum(float(a.double().square().sum()) for a in truth)
+        return not off > _CLOSE**2 * size
+
+    def _bare(self) -> list[Given]:
+        """Return the batches without their labels, where the outputs are the same without."""
+        bare = [
+            replace(one, words={key: word for key, word in one.words.items() if key != LABELS}) for one in self.given
+        ]
+        try:
+            with torch.no_grad():
+                found = [self._picked(self.network(*one.arguments, **one.words)) for one in bare]
+        except Exception:  # inputs of a decoder are made from labels: it needs them
+            return self.given
+        pairs = zip(found, map(self._picked, self.found), strict=True)
+        return bare if all(a is not None and b is not None and _is_equal(a, b) for a, b in pairs) else self.given
+
+
+def _is_equal(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and bool(torch.isclose(one, other, rtol=0.0, atol=0.0, equal_nan=True).all())
+
+
+def _takes_labels(network: nn.Module, one: Given) -> bool:
+    """Whether forward() names labels; one that takes any word is called with them: a wrapper hands them on."""
+    named = inspect.signature(network.forward).parameters
+    if LABELS in named:
+        return True
+    if not any(parameter.kind == inspect.Parameter.VAR_KEYWORD for parameter in named.values()):
+        return False
+    try:
+        _called(network, _with_labels(network, one))
+    except UserError:
+        return False
+    return True
+
+
+def _with_labels(network: nn.Module, one: Given) -> Given:
+    cached = {"use_cache": False} if "use_cache" in inspect.signature(network.forward).parameters else {}
+    return replace(one, words={**cached, **one.words, LABELS: one.targets})
+
+
+def _called(network: nn.Module, one: Given, *, differentiated: bool = False) -> Any:
+    try:
+        with torch.set_grad_enabled(differentiated):
+            return network(*one.arguments, **one.words)
+    except (Exception, SystemExit) as error:
+        raise UserError(
+            f"the network cannot take the batch: it raises {type(error).__name__}",
+            got=f"{words_of(error)}; given {one}",
+            allowed="a batch for which network(*inputs) or network(**inputs) returns outputs",
+            remedy="call the network yourself with the same batch",
+        ) from error
+
+
+def _entry(found: Any, name: str | int) -> Any:
+    """Return an entry of what a network returned: of a dictionary, a tuple, or by attribute; None where it has none."""
+    if isinstance(found, Mapping):
+        return found.get(name)
+    if isinstance(name, int):
+        return found[name] if isinstance(found, tuple | list) and -len(found) <= name < len(found) else None
+    return None if isinstance(found, Tensor) else getattr(found, name, None)
+
+
+def _picked(found: Any) -> Tensor | None:
+    """Return the one tensor that is an output: the thing itself, its logits, or the only one there is."""
+    if isinstance(found, Tensor):
+        return found
+    logits = _entry(found, "logits")
+    if isinstance(logits, Tensor):
+        return logits
+    entries = list(found.values()) if isinstance(found, Mapping) else list(found) if isinstance(found, tuple) else []
+    real = [one for one in entries if isinstance(one, Tensor) and one.is_floating_point()]
+    return real[0] if len(real) == 1 else None
+
+
+def _output(found: Any, targets: Any, *, name: str | int | None) -> Tensor:
+    del targets
+    picked = _picked(found) if name is None else _entry(found, name)
+    if isinstance(picked, Tensor):
+        return picked
+    names = list(map(str, found)) if isinstance(found, Mapping) else []
+    raise UserError(
+        "the network's outputs: it is not clear which tensor the loss takes",
+        got=f"outputs={name!r} of {first_few(names) if names else shape_of(found)}",
+        allowed="a tensor, an output called logits, a single output, or one that outputs=NAME declares",
+        remedy="hessfig.Problem(..., outputs='NAME'), or a loss(outputs, targets) that takes all of them",
+    )
+
+
+Made = tuple[Tensor, Tensor, nn.Module]
+Make = Callable[[Tensor, Tensor], Made]
+
+
+def _next_token(output: Tensor, targets: Tensor) -> Made:
+    following = F.pad(targets[:, 1:], (0, 1), value=IGNORED)
+    return _each_token(output, following)
+
+
+def _each_token(output: Tensor, targets: Tensor) -> Made:
+    if targets.is_floating_point() or targets.shape != output.shape[:-1]:
+        raise ValueError("no classes")
+    return CrossEntropy()(output, targets), targets, CrossEntropy()
+
+
+def _numbers(output: Tensor, targets: Tensor) -> Made:
+    loss, shaped = SquaredError("mean"), targets.to(output.dtype).view_as(output)
+    return loss(output, shaped), shaped, loss
+
+
+def _yes_or_no(output: Tensor, targets: Tensor) -> Made:
+    loss, shaped = nn.BCEWithLogitsLoss(), targets.to(output.dtype).view_as(output)
+    return loss(output, shaped), shaped, loss
+
+
+_KNOWN: dict[str, Make] = {
+    "cross-entropy of the next token": _next_token,
+    "cross-entropy": _each_token,
+    "mean of squares": _numbers,
+    "binary cross-entropy": _yes_or_no,
+}
+
+
+def _scalar(value: Any) -> Tensor:
+    if not isinstance(value, Tensor) or value.numel() != 1 or not value.is_floating_point():
+        raise UserError(
+            "the loss is no scalar",
+            got=shape_of(value),
+            allowed="one real number: a tensor of shape ()",
+            remedy=".mean() or .sum() over what it returns",
+        )
+    return value.reshape(1)

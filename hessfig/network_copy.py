@@ -1,0 +1,108 @@
+"""The copy of a network that is measured in its place while a training goes on with the network itself."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hessfig.curvature.fingerprint import fingerprint
+from hessfig.curvature.problem import Problem as Measurable
+from hessfig.errors import UserError, first_few
+from hessfig.interface import Problem, Spec
+from hessfig.models.identity import identities, identity
+from hessfig.models.own_network import copied, data_content
+from hessfig.record import digest
+
+
+class NetworkCopy:
+    """A copy of `network` in evaluation mode, with data of its own: `problem` is what is measured.
+
+    `data_content` is a hash of the batches and the names of the weights. Raises UserError for what does not fit.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        batch: Any,
+        loss: Any,
+        weights: Mapping[str, Spec] | str | None,
+        outputs: str | int | None,
+        *,
+        dtype: str,
+        place: torch.device,
+    ) -> None:
+        self._network, self._loss, self._dtype, self._place = network, loss, dtype, place
+        self._given = (_held(_pairs(batch)), None, loss, weights, outputs)
+        self._is_known = False
+        self._copy(has_run=False)
+
+    def follow(self, key: str, order: int) -> tuple[str, dict[str, str], str]:
+        """Bring the copy to where the training is.
+
+        Return a hash of the function, to derivatives of `order`, at the weights; hashes of what network and loss are
+        made of, by name; and why there is no such hash, if so: then it is one that nothing else has. A network or
+        loss whose attributes or code have changed is copied anew. Raises UserError for a network of other shapes.
+        """
+        weights = _take_over(self._network, self.problem.network)
+        if self._identity() != self._made_of:
+            self._copy(has_run=True)
+        found = fingerprint(self.problem, key, order=order, twice=not self._is_known)
+        parts = identities(self.problem.network, **{"the loss": self.problem.loss})
+        self._is_known = True
+        return digest([weights, parts, found.digest]), parts, found.why
+
+    def _copy(self, *, has_run: bool) -> None:
+        self._made_of = self._identity()
+        shown = copied(self._network, "the network", has_run=has_run).eval()
+        drawn = Problem(shown, *self._given).drawn(self._dtype)
+        self.data_content, self.problem = data_content(drawn), Measurable.of(drawn).on(self._place)
+
+    def _identity(self) -> str:
+        """Return a hash of all that network and loss are made of, besides weights and buffers."""
+        return identity(self._network, self._loss, without=_tensors(self._network).values())
+
+
+def _pairs(batch: Any) -> Any:
+    """Return a loader or iterable as the list of its batches, a pair (inputs, targets) as the only batch."""
+    if isinstance(batch, Mapping | Tensor | tuple):
+        return [batch] if isinstance(batch, tuple) else batch
+    return batch if isinstance(batch, str) or not hasattr(batch, "__iter__") else list(batch)
+
+
+def _held(batch: Any) -> Any:
+    """Return batches with tensors of their own: what a training does to its batch later changes no measurement."""
+    if isinstance(batch, Tensor):
+        return batch.detach().clone()
+    if isinstance(batch, Mapping):
+        return {name: _held(one) for name, one in batch.items()}
+    return type(batch)(map(_held, batch)) if type(batch) in (list, tuple) else batch
+
+
+def _take_over(live: nn.Module, ours: nn.Module) -> str:
+    """Copy weights and buffers, and return their hash. Raises UserError for a network that changed its shapes."""
+    theirs, held = _tensors(live), _tensors(ours)
+    shapes, asked = ({name: tuple(one.shape) for name, one in some.items()} for some in (theirs, held))
+    other = sorted(name for name in {*shapes, *asked} if shapes.get(name) != asked.get(name))
+    if other:
+        was = [f"{name}: {shapes.get(name, 'gone')} (was {asked.get(name, 'not there')})" for name in other]
+        raise UserError(
+            "Monitor: the network changed its parameters or their shapes",
+            got=first_few(was),
+            allowed="the parameters it had when the monitor was made",
+            remedy="make a new Monitor, with a folder of its own, after the change",
+        )
+    found = hashlib.sha256()
+    with torch.no_grad():
+        for name, tensor in held.items():
+            tensor.copy_(theirs[name])
+            found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+
+def _tensors(network: nn.Module) -> dict[str, Tensor]:
+    named = network.named_parameters(remove_duplicate=False), network.named_buffers(remove_duplicate=False)
+    return {name: tensor for some in named for name, tensor in some}

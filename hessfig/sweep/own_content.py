@@ -1,0 +1,48 @@
+"""The content of a network of the user's own: a hash of what its factory returns, and of what that computes."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+
+from hessfig.config import Config
+from hessfig.config.user_code import guarded
+from hessfig.curvature.fingerprint import fingerprint
+from hessfig.curvature.problem import Problem
+from hessfig.errors import UserError
+from hessfig.models.kinds.python import KEY
+from hessfig.models.own_network import content_of
+from hessfig.models.protocol import ONCE, Drawn
+from hessfig.rng import one_thread
+from hessfig.states import point
+
+
+def planned_content(config: Config, sigma: float | None, seed: int, *, twice: bool) -> str:
+    """Return the content of the network that the factory makes now. Warns where no cell of it can be reused."""
+    content, why = _content(config, point.drawn(config, sigma=sigma, seed=seed), twice=twice)
+    if why:
+        words = f"{KEY}: cells of {config.model.factory} are measured again by every run: {why}"
+        warnings.warn(words, RuntimeWarning, stacklevel=2)
+    return content
+
+
+def check_planned(config: Config, drawn: Drawn, planned: str) -> None:
+    """Raise UserError unless a network, drawn again, is the one that was planned."""
+    if planned.startswith(ONCE):
+        return
+    found, _ = _content(config, drawn, twice=False)
+    if found != planned:
+        raise UserError(
+            f"{KEY}: {config.model.factory} returned something else than when this run was planned",
+            got=f"content {found[:12]}",
+            allowed=f"content {planned[:12]}: the same weights, data, loss, names and derivatives at every call",
+            remedy="torch.manual_seed(seed) at its beginning; run the command again if its files changed meanwhile",
+        )
+
+
+def _content(config: Config, drawn: Drawn, *, twice: bool) -> tuple[str, str]:
+    """Return the content, and why nothing of it can be reused, if so."""
+    with one_thread(), guarded(KEY, str(config.model.factory)):
+        shown = content_of(drawn)
+        found = fingerprint(Problem.of(drawn), shown, twice=twice)
+    return (found.digest if found.why else hashlib.sha256(f"{shown} {found.digest}".encode()).hexdigest()), found.why

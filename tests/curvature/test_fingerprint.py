@@ -1,0 +1,125 @@
+"""Fingerprints: the same for the same function, others for others, none where derivatives change or do not exist."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+import hessfig
+from hessfig.curvature.fingerprint import Fingerprint, fingerprint
+from hessfig.curvature.problem import Problem
+from hessfig.models.protocol import ONCE
+
+
+class Net(nn.Module):
+    def __init__(self, tail: Callable[[Net, Tensor, Tensor], Tensor], eps: float = 1e-5) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.norm, self.b, self.tail = nn.Linear(3, 4), nn.LayerNorm(4, eps=eps), nn.Linear(4, 2), tail
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.tanh(self.norm(self.a(x)))
+        return self.tail(self, hidden, self.b(hidden))
+
+
+def plain(network: Net, hidden: Tensor, found: Tensor) -> Tensor:
+    return found
+
+
+def found(tail: Any = plain, *, dtype: str = "float64", key: str = "key", order: int = 2, **more: float) -> Fingerprint:
+    torch.manual_seed(1)
+    x, y = torch.randn(5, 3), torch.randint(0, 2, (5,))
+    drawn = hessfig.Problem(Net(tail, **more), x, y).drawn(dtype)
+    return fingerprint(Problem.of(drawn), key, order=order)
+
+
+OTHERS: dict[str, Any] = {
+    "a stop-gradient": lambda network, hidden, out: out / 2 + out.detach() / 2,
+    "a penalty that is zero": lambda network, hidden, out: (
+        out + torch.eye(2)[0].to(out) * (network.a.weight - network.a.weight.detach()).square().sum()
+    ),
+    "a penalty of third order": lambda network, hidden, out: (
+        out + torch.eye(2)[0].to(out) * (network.a.weight - AT.to(out)).pow(3).sum()
+    ),
+    "a switch beside the weights": lambda network, hidden, out: (
+        out * 2 if bool((network.a.weight.detach() != AT.to(out)).any()) else out
+    ),
+}
+torch.manual_seed(0)
+AT = nn.Linear(3, 4).weight.detach().clone()
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_a_function_of_the_same_value_is_another(what: str) -> None:
+    assert found().digest != found(OTHERS[what]).digest
+
+
+def test_the_same_function_has_the_same_one_whatever_its_code() -> None:
+    first = found()
+    torch.manual_seed(99)
+    assert found(lambda network, hidden, out: out) == first and not first.why
+    assert found(key="other") != first
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_change_in_the_last_digits_counts(dtype: str) -> None:
+    assert found(dtype=dtype).digest != found(dtype=dtype, eps=1.003e-5).digest
+
+
+class Noise(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> Tensor:
+        return slope + 1e-9 * torch.rand_like(slope)
+
+
+class Once(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> Tensor:
+        return slope
+
+
+@pytest.mark.parametrize(
+    ("function", "order", "why"),
+    [
+        (Noise, 1, "two calls with the same weights differ"),
+        (Noise, 2, "two calls with the same weights differ"),
+        (Once, 2, "a product with its Hessian cannot be computed .*differentiable once"),
+    ],
+)
+def test_where_there_is_none_nothing_has_the_same(function: Any, order: int, why: str) -> None:
+    one, other = (found(lambda n, h, out: function.apply(out), order=order) for _ in range(2))
+    assert one.digest != other.digest and one.digest.startswith(ONCE)
+    assert re.search(why, one.why)
+
+
+def test_an_order_takes_no_more_derivatives() -> None:
+    lower = found(lambda n, h, out: Once.apply(out), order=1)
+    assert not lower.why and lower == found(lambda n, h, out: Once.apply(out), order=1)
+    assert found(order=0).digest != found(OTHERS["a switch beside the weights"], order=0).digest
+
+
+def test_several_batches_and_generators() -> None:
+    """The sum over batches, and the generators of torch as they were."""
+    x, y = torch.randn(6, 3), torch.randint(0, 2, (6,))
+    drawn = hessfig.Problem(Net(plain), [x[:4], x[4:]], [y[:4], y[4:]]).drawn("float64")
+    before = torch.get_rng_state()
+    one = fingerprint(Problem.of(drawn), "key")
+    assert torch.equal(before, torch.get_rng_state()) and not one.why
+    turned = hessfig.Problem(Net(plain), [x[4:], x[:4]], [y[4:], y[:4]]).drawn("float64")
+    assert fingerprint(Problem.of(turned), "key").digest != "" and one == fingerprint(Problem.of(drawn), "key")
+    assert all(p.grad is None for p in drawn.network.parameters())

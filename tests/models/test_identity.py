@@ -1,0 +1,100 @@
+"""What networks and losses are made of: the same in every process, and another where code or data are."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import nn
+
+from hessfig.models.identity import identities, identity
+
+GAIN = 1.0
+
+
+class Holder:
+    """An object with attributes of every kind, and a cycle."""
+
+    words, gains = {"a", "b", "c"}, frozenset({1.5, 2.5})
+
+    def __init__(self, value: Any = 0) -> None:
+        self.value, self.me, self.kind, self.lock = value, self, torch.float32, threading.Lock()
+        self.array, self.log, self.generator = numpy.arange(3.0), logging.getLogger("any"), torch.Generator()
+
+    def __call__(self, x: Any) -> Any:
+        return x * GAIN * self.value
+
+
+def made(gain: float) -> list[Any]:
+    """Things that differ in one number each."""
+    return [
+        Holder(gain),
+        [Holder({"inner": [gain]})],
+        {gain, 7.0},
+        numpy.array([gain]),
+        torch.tensor([gain]),
+        lambda x: x * gain,
+        lambda x, gain=gain: x * gain,
+        nn.LayerNorm(3, eps=gain),
+    ]
+
+
+def test_one_number_anywhere_counts() -> None:
+    for same, other, one in zip(made(1.0), made(2.0), made(1.0), strict=True):
+        assert identity(one) == identity(same) != identity(other)
+    assert len({identity(one) for one in made(1.0)}) == len(made(1.0))
+
+
+def test_a_global_that_code_names_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = identity(Holder())
+    monkeypatch.setattr(sys.modules[__name__], "GAIN", 2.0)
+    assert identity(Holder()) != before
+
+
+def test_a_method_of_the_class_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = identity(Holder())
+    monkeypatch.setattr(Holder, "__call__", lambda self, x: x)
+    assert identity(Holder()) != before
+
+
+def test_weights_modes_and_graphs_do_not_count() -> None:
+    network = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    held = [*network.parameters(), *network.buffers()]
+    before, parts = identity(network, without=held), identities(network)
+    network.eval()
+    with torch.no_grad():
+        network[0].weight.add_(1)
+    network[1].running_mean.add_(1)  # type: ignore[operator,union-attr]
+    assert identity(network, without=held) == before
+    changed = {name for name, one in identities(network).items() if one != parts[name]}
+    assert changed == {"buffer 1.running_mean"}
+
+
+@pytest.mark.parametrize("make", [lambda held: [held], lambda held: {"held": held}, lambda held: Holder(held)])
+def test_depth_has_an_end(make: Callable[[Any], Any]) -> None:
+    held: Any = 0
+    for _ in range(5000):
+        held = make(held)
+    assert identity(held) == identity(held)
+
+
+def test_every_process_finds_the_same() -> None:
+    """Whatever the seed of Python's hashes is, by which sets are ordered."""
+    code = "from tests.models import test_identity as t; print(t.identity(*t.made(1.0)[:-3], t.Holder, t.made))"
+    root, found = Path(__file__).parents[2], set()
+    for seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=root, env=environment, check=True, capture_output=True, text=True
+        )
+        found.add(done.stdout)
+    assert len(found) == 1 and len(found.pop().strip()) == 64
