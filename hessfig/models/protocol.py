@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from hessfig.tasks.batch import Batch
 
 
+SMALL = 2**16  # parameters of a network, up to which a product costs little beside its start
+
+
 @dataclass(frozen=True)
 class Weight:
     """A named weight of `layer` (1-based; 0: outside the layers): `parameter`, or parameter[index] for a view.
@@ -60,6 +63,11 @@ class Layout:
     @property
     def num_layers(self) -> int:
         return max((weight.layer for weight in self.weights), default=0)
+
+    @property
+    def is_small(self) -> bool:
+        """Whether the network has at most SMALL parameters."""
+        return sum(weight.size for weight in self.members(0, Group.all)) <= SMALL
 
     @property
     def names(self) -> list[str]:
