@@ -48,7 +48,7 @@ from hessfig.terms import Block, Part
 
 NUMBER = ["variant", "num_layers", "layer", "row", "col", "part", "sigma", "seed"]
 PARTS = (*SPLIT, Part.H)
-METHODS = ((Method.auto, 4), (Method.auto, 8), (Method.auto, 12), (Method.hutchinson, 20))
+METHODS = ((Method.auto, 4), (Method.auto, 12), (Method.hutchinson, 20))
 LOWEST, HIGHEST, ROUNDING = 93.0, 97.0, 1e-9
 
 

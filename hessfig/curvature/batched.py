@@ -19,6 +19,7 @@ from hessfig.models.layered import Layered
 from hessfig.models.protocol import SMALL
 from hessfig.terms import Part
 
+
 def is_small(network: nn.Module) -> bool:
     """Whether a network has at most SMALL parameters: graphs are kept then, and threads do not pay."""
     return sum(parameter.numel() for parameter in network.parameters()) <= SMALL
