@@ -138,9 +138,9 @@ def _of_network(variant: Variant, repeats: dict[str, int]) -> Iterator[tuple[dic
         parts = [part for part in PARTS if exact.norms[part] > 0]
         place = {"component": variant.name.removeprefix("model."), "layer": layer, "col": str(col)}
         for (method, probes), chosen in settings.items():
-            started = time.perf_counter()
+            started = time.process_time()
             own[method, probes].column_norms(layer, col, blocks, PARTS, generator=stream(0, "time"))
-            spent = (time.perf_counter() - started) / len(parts)
+            spent = (time.process_time() - started) / len(parts)
             estimator, draws = _FromMatrices(problem, variant.config.model, chosen), []
             estimator.matrices = exact
             for repeat in range(repeats[str(col)]):

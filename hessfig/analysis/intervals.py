@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 LEVEL = 0.95
-PROBE_WIDTH = 1.125  # of the intervals of probed numbers, relative to Student's t: measured
 Numbers = NDArray[np.float64]
 
 
@@ -81,12 +80,12 @@ def probe_interval(value: float, error: float, num_probes: int, *, level: float 
 
 
 def probe_deviate(num_probes: float, level: float = LEVEL) -> float:
-    """Return how many standard errors the interval of a number from K test vectors reaches: PROBE_WIDTH times t_(K-1).
+    """Return how many standard errors the interval of a number from K test vectors reaches: t_(K-1) (1 + 1/(3 sqrt K)).
 
     Squared norms of few test vectors are skewed and, for blocks of a few directions, take few values, so that their
-    spread is often found too small: Student's t alone covers 92 to 94 % (scripts/coverage.py, docs/accuracy.md).
+    spread is often found too small: Student's t alone covers 92 to 94 %. The factor is measured (scripts/coverage.py).
     """
-    return PROBE_WIDTH * deviate(num_probes - 1, level)
+    return (1 + 1 / (3 * math.sqrt(num_probes))) * deviate(num_probes - 1, level)
 
 
 def band(mean: Numbers, sem: Numbers, count: Numbers, *, logs: bool) -> tuple[Numbers, Numbers]:

@@ -1,4 +1,4 @@
-"""estimator=auto: small columns are dense, keys of other cells stay, intervals cover, and one text says what it does."""
+"""estimator=auto: small columns are dense, other cells keep their keys, intervals cover, and one text says it all."""
 
 from __future__ import annotations
 
