@@ -250,8 +250,8 @@ def measure(
     parts       "H", "H_o" (Gauss-Newton part), "H_f" (functional part; H = H_o + H_f, eq. 2), or a list. None: all
                 three if the loss is convex in the network's outputs, else H alone
     quantities  a name or a list of names from hessfig.measurements.catalogue; a trace has diagonal blocks only
-    estimator   "auto" (dense if a weight has at most `num_probes` entries, else Rademacher probes), "hutchinson" or
-                "dense"
+    estimator   "auto" (exact by a formula where that is cheap, dense where a column of a small network has at most 256
+                entries, else by probes; docs/accuracy.md), "hutchinson", "aligned", "xtrace" or "dense"
     num_probes  random vectors per column of blocks
     spectrum    settings of eigenvalues and densities, as in hessfig.config.SpectrumConfig: {"k": 3, "steps": 80}
     seed        of all random vectors; equal seeds give equal bits, here and on the command line

@@ -59,6 +59,12 @@ class Estimation:
     products: bool = True
 
 
+AUTO = (
+    "exact by a formula where that is cheap, dense where a column of a small network has at most 256 entries, "
+    "else by probes"
+)  # what estimator=auto does, in the words of every page
+
+
 class Method(StrEnum):
     """How a block norm is found: a row for each method; its function is in hessfig.measurements.block_norms."""
 

@@ -216,9 +216,7 @@ class GridConfig:
 class EstimatorConfig:
     """How block norms are found, by whose products, and with how many probes (`auto`: at most; see variance_share)."""
 
-    method: enums.Method = setting(
-        enums.Method.auto, "how a block norm is found; auto: exact where that is cheap, probes elsewhere"
-    )
+    method: enums.Method = setting(enums.Method.auto, f"how a block norm is found; auto: {enums.AUTO}")
     products: enums.Products = setting(enums.Products.linearised, "whose Hessian-vector products")
     num_probes: int = setting(
         20, "random vectors for each column of blocks; with auto at most", least=1, most=MOST_PROBES

@@ -16,13 +16,12 @@ from hessfig.curvature.column import SPLIT, Column, Products, Rows, SidedColumn,
 from hessfig.curvature.double_backward import DoubleBackward, differentiable_twice, fault, gradients, of_second_order
 from hessfig.curvature.problem import Problem, Scalar, Suffix
 from hessfig.models.layered import Layered
+from hessfig.models.protocol import SMALL
 from hessfig.terms import Part
-
-SMALL = 2**16  # parameters of a network, up to which graphs are kept and threads do not pay
 
 
 def is_small(network: nn.Module) -> bool:
-    """Whether a network has at most SMALL parameters."""
+    """Whether a network has at most SMALL parameters: graphs are kept then, and threads do not pay."""
     return sum(parameter.numel() for parameter in network.parameters()) <= SMALL
 
 

@@ -12,9 +12,11 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from hessfig.curvature.double_backward import differentiable_twice, gradients
+from hessfig.curvature.headed import can_take
 from hessfig.curvature.problem import Problem
 from hessfig.errors import plain
 from hessfig.models.layered import scored_outputs
+from hessfig.tasks.batch import Batch
 from hessfig.tasks.losses import check_even, per_sample
 
 
@@ -82,6 +84,27 @@ def loss_of(problem: Problem) -> Float[Tensor, ""]:
         return torch.stack(losses).sum()
     sizes = torch.tensor([one.size for one in problem.batches], dtype=torch.float64).to(losses[0])
     return (torch.stack(losses) * sizes / sizes.sum()).sum()
+
+
+def is_finite(problem: Problem) -> bool:
+    """Whether the weights are finite, no output is NaN, and the loss of every batch is finite.
+
+    Where the head is taken in chunks, outputs are made sample by sample, and all must be finite, for then the loss is.
+    """
+    held = {weight.parameter for weight in problem.layout.weights}
+    if not all(bool(problem.network.get_parameter(name).isfinite().all()) for name in held):
+        return False
+    with torch.no_grad():
+        if can_take(problem):
+            pieces = (piece for one in problem.batches for piece in one.inputs.split(1))
+            made = (scored_outputs(problem.network, piece, problem.batch.scored) for piece in pieces)
+            return all(bool(outputs.isfinite().all()) for outputs in made)
+        return all(_is_finite_on(problem, one) for one in problem.batches if one.size)
+
+
+def _is_finite_on(problem: Problem, batch: Batch) -> bool:
+    outputs = scored_outputs(problem.network, batch.inputs, batch.scored)
+    return not bool(outputs.isnan().any()) and bool(problem.loss(outputs, batch.targets).isfinite())
 
 
 AT_ONCE = 256  # samples of an evaluation: of the settings alone, so that bits are the same everywhere

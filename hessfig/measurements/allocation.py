@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from hessfig.config import Config, Method
-from hessfig.measurements.settings_and_costs import is_exact
+from hessfig.measurements.settings_and_costs import is_exact, is_few
 from hessfig.models.blocks import blocks_of
 from hessfig.models.protocol import Layout
 
@@ -40,7 +40,8 @@ def needs_pilots(config: Config, layout: Layout) -> bool:
     if config.estimator.method != Method.auto:
         return False
     blocks = blocks_of(config.blocks, layout, config.model)
-    return not all(is_exact(config, block, part) for block in blocks for part in config.parts)
+    probed = [block for block in blocks if not is_few(layout, block.layer, block.col)]
+    return not all(is_exact(config, block, part) for block in probed for part in config.parts)
 
 
 def allocation(rows: Mapping[float, Rows], config: Config) -> Allocation:

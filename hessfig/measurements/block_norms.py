@@ -30,6 +30,7 @@ from hessfig.curvature.exact.support import Level, exactness
 from hessfig.curvature.problem import OtherNetwork, Problem, rademacher
 from hessfig.curvature.routes import Engines
 from hessfig.measurements.quantity import Estimate, Measured, Request, block_row, columns
+from hessfig.measurements.settings_and_costs import is_few
 from hessfig.record import FROBENIUS
 from hessfig.terms import Block, Part
 
@@ -141,7 +142,7 @@ class Estimator:
 
     def _auto_probed(self, asked: Asked) -> Norms:
         column, count = self.column(asked), self.allotted.get(str(asked.col), self.settings.num_probes)
-        if column.dim <= count:
+        if column.dim <= count or is_few(self.problem.layout, asked.layer, asked.col):
             dense = _as_norms(dense_norms(column, asked.parts), column)
             return {key: replace(norm, by=Method.dense.value) for key, norm in dense.items()}
         is_aligned = asked.diagonal in asked.blocks and len(column.shape) == 2

@@ -101,7 +101,7 @@ _ROWS = (
         check=partial(need.check_preconditioner, "preconditioned_eigenvalue"),
     ),
     Quantity("adaptive_sharpness", _STABILITY, settings=of.scaled_settings),
-    Quantity("jacobian_norm", _MOMENTS, settings=of.norm_settings, check=need.check_jacobian, serves=need.is_diagonal),
+    Quantity("jacobian_norm", _MOMENTS, settings=of.probe_settings, check=need.check_jacobian, serves=need.is_diagonal),
     *(Quantity(f"moment_{order}", _MOMENTS, check=need.check_moments) for order in (1, 2, 3)),
     Quantity("zero_share", _MOMENTS, settings=of.dense_settings, check=need.check_dense),
     Quantity("noise_scale", _STATES),
@@ -112,7 +112,7 @@ _ROWS = (
         check=partial(need.check_decrease, "predicted_decrease"),
         gives=("predicted_decrease", "true_decrease", "decrease_ratio"),
     ),
-    Quantity("num_parameters", _STATES, settings=of.diagonal_settings, serves=need.is_diagonal),
+    Quantity("num_parameters", _STATES, settings=of.diagonal_settings, serves=need.is_diagonal, of_loss=False),
     Quantity("residual_norm", _STATES, check=partial(need.check_layers, "residual_norm")),
     Quantity(
         "score_spread",
@@ -127,6 +127,7 @@ _ROWS = (
         settings=of.training_settings,
         check=partial(need.check_rate, "stability_threshold"),
         gives=("stability_threshold", "learning_rate"),
+        of_loss=False,
     ),
     Quantity(
         "training_cost",
@@ -134,8 +135,9 @@ _ROWS = (
         settings=of.training_settings,
         check=partial(need.check_task, "training_cost"),
         gives=("training_cost", "hessian_products", "looks", "update_seconds", "look_seconds"),
+        of_loss=False,
     ),
-    Quantity("weight_norm", _STATES, settings=of.diagonal_settings, order=0),
+    Quantity("weight_norm", _STATES, settings=of.diagonal_settings, order=0, of_loss=False),
     Quantity(
         "hessian_distance",
         _SAMPLES,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from hessfig.config import Config, DType, EstimatorConfig, Method, ModelConfig, SpectrumConfig
-from hessfig.errors import UserError
+from hessfig.errors import UserError, plain
 from hessfig.models.protocol import Layout
 from hessfig.models.registry import kind
 from hessfig.record import Status
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 Arrays = dict[str, Any]
+_NO_NUMBER = {"value": math.nan, "error": math.nan, "status": Status.nonfinite.value}
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,7 @@ class Quantity:
     cell; `check` raises UserError, before anything is measured, for settings under which it cannot be; `operations`
     estimates the floating-point operations of a cell (0: unknown, estimated from the first cells).
     `serves` says which blocks have this quantity; next to other quantities it is measured for those alone.
+    `of_loss`: its numbers mean nothing where weights, outputs or the loss are not finite: all are `nonfinite` there.
     `version` is part of the key: increase it when numbers change. `gives` names the rows if they do not have the name
     of the quantity; two quantities with rows of the same name cannot be measured together. `order`: the numbers follow
     from as many derivatives of the loss at the measured point (hessfig.Monitor's fingerprint takes as many).
@@ -98,6 +100,7 @@ class Quantity:
     version: int = 1
     gives: tuple[str, ...] = ()
     order: int = 2
+    of_loss: bool = True
 
     @property
     def rows(self) -> tuple[str, ...]:
@@ -105,8 +108,23 @@ class Quantity:
         return self.gives or (self.name,)
 
     def measured(self, problem: Problem, request: Request) -> Measured:
-        """Return the result of `measure`, or of the function that it names, for a problem."""
-        return self.function(problem, request)
+        """Return the result of `measure`, or of the function that it names, for a problem.
+
+        Rows of a problem that is not finite are `nonfinite`, without arrays, also where a number could be computed (the
+        zero of a part that happens not to see what is not finite). Raises UserError where there are no rows then.
+        """
+        from hessfig.curvature.gradients import is_finite
+
+        if not self.of_loss or is_finite(problem):
+            return self.function(problem, request)
+        try:
+            found = self.function(problem, request)
+        except UserError:
+            raise
+        except (RuntimeError, ArithmeticError, ValueError) as error:
+            raise _without_number(self.name, error) from error
+        rows = [row if row["status"] == Status.nonfinite else {**row, **_NO_NUMBER} for row in found.rows]
+        return replace(found, rows=rows, arrays={} if rows else found.arrays)
 
     @property
     def function(self) -> Callable[[Problem, Request], Measured]:
@@ -116,6 +134,15 @@ class Quantity:
         module, _, name = self.measure.partition(":")
         found: Callable[[Problem, Request], Measured] = getattr(import_module(module), name or self.name)
         return found
+
+
+def _without_number(name: str, error: Exception) -> UserError:
+    return UserError(
+        f"quantities: {name} has no value here: the weights, the outputs or the loss are not finite",
+        got=plain(f"{type(error).__name__}: {error}", most=300),
+        allowed="finite weights, outputs and loss",
+        remedy="look for nan, inf or overflow in weights, inputs and targets",
+    )
 
 
 def asked_of(

@@ -14,12 +14,35 @@ from hessfig.models.protocol import Layout
 from hessfig.states.training.trajectory import science
 from hessfig.terms import Block, Group, Part
 
+FEW = 256  # entries of a column that `auto` takes dense in a small network (docs/accuracy.md)
 _ASSUMED_PRODUCTS = 60  # of an extreme eigenvalue: both starts, at the default tolerance
 _FLOPS = 4 / 3  # of all eigenvalues of a matrix, times its size cubed
 _SAMPLES = ("samples", "first", "points", "permutations")
 
 
 def norm_settings(config: Config, layout: Layout) -> dict[str, Any]:
+    """Return the settings of probes; and where columns of few entries are taken dense, from how many entries on not."""
+    found, sides = probe_settings(config, layout), columns(blocks_of(config.blocks, layout, config.model))
+    if config.estimator.method == Method.auto and any(
+        is_few(layout, layer, col) and not _is_all_exact(config, blocks) for layer, col, blocks in sides
+    ):
+        found["estimator"]["dense"] = FEW
+    return found
+
+
+def is_few(layout: Layout, layer: int, col: str) -> bool:
+    """Whether `auto` takes a column dense: it has at most FEW entries, in a small network.
+
+    Four probes see so little of a block of a few directions that their error may be far too small.
+    """
+    return layout.size(layer, col) <= FEW and layout.is_small
+
+
+def _is_all_exact(config: Config, blocks: Sequence[Block]) -> bool:
+    return all(is_exact(config, block, part) for block in blocks for part in config.parts)
+
+
+def probe_settings(config: Config, layout: Layout) -> dict[str, Any]:
     """Return estimator, blocks and parts as plain values; settings the estimator does not read are left out."""
     estimator, facts = config.estimator, config.estimator.method.facts
     probes = {"num_probes": estimator.num_probes} if facts.fewest else {}
@@ -200,7 +223,8 @@ def _column_operations(config: Config, layout: Layout, layer: int, col: str, blo
 
 def _product_operations(config: Config, layout: Layout, layer: int, col: str) -> float:
     estimator = config.estimator
-    count = layout.size(layer, col) if estimator.method == Method.dense else estimator.num_probes
+    is_dense = estimator.method == Method.dense or (estimator.method == Method.auto and is_few(layout, layer, col))
+    count = layout.size(layer, col) if is_dense else estimator.num_probes
     return count * probe_cost(config.model, config.task, Block(layer, col, col))
 
 

@@ -17,6 +17,7 @@ from hessfig.curvature.spectral.lanczos import NotFinite, Square
 from hessfig.measurements.block_norms import dense_blocks
 from hessfig.measurements.quantity import Arrays, Estimate, Measured, Request, block_row, columns
 from hessfig.measurements.requirements import SUMMABLE, is_published
+from hessfig.measurements.settings_and_costs import is_few
 from hessfig.terms import Block, Group, Part
 
 Traces = dict[Part, Estimate]
@@ -52,7 +53,8 @@ def _traces(engines: Engines, request: Request, block: Block, generator: Generat
         values = engines.exact.traces(block.layer, block.row, request.parts)
         return {part: Estimate(value, 0.0, 0, Method.exact) for part, value in values.items()}
     column = engines.column(block.layer, block.col, [block])
-    if method == Method.dense or (method in (Method.auto, Method.xtrace) and column.dim <= count):
+    is_small = column.dim <= count or (method == Method.auto and is_few(engines.problem.layout, block.layer, block.col))
+    if method == Method.dense or (method in (Method.auto, Method.xtrace) and is_small):
         return _summed(column, block, request)
     if method == Method.xtrace:
         return {part: _by_xtrace(column, block, part, request) for part in request.parts}

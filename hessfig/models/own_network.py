@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from hessfig.errors import UserError, did_you_mean, plain
 from hessfig.models import own_checks
-from hessfig.models.any_batch import Called, adapted, is_plain, only_trainable, read_batches, typed
+from hessfig.models.any_batch import Called, is_plain, only_trainable, read_batches, typed
 from hessfig.models.identity import identities, tensor_bytes
 from hessfig.models.own_checks import (
     check_apart,

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 
 ONCE = "once "  # how the hash of a function begins of which nothing can be reused: nothing else ever has it
+SMALL = 2**16  # parameters of a network, up to which a product costs little beside its start
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,11 @@ class Layout:
     @property
     def num_layers(self) -> int:
         return max((weight.layer for weight in self.weights), default=0)
+
+    @property
+    def is_small(self) -> bool:
+        """Whether the network has at most SMALL parameters."""
+        return sum(weight.size for weight in self.members(0, Group.all)) <= SMALL
 
     @property
     def names(self) -> list[str]:

@@ -90,7 +90,8 @@ def test_pairs_logs_correlations_and_probes_have_intervals_of_their_own() -> Non
     assert math.atanh(z.mean) == pytest.approx(np.mean(np.arctanh([0.9, 0.5, 0.999])))
     assert -1 < z.low < z.mean < z.high < 1
     probed = probe_interval(2.0, 0.1, 4)
-    assert math.log(probed.high / 2) == pytest.approx(0.05 * stats.t.ppf(0.975, 3)) == -math.log(probed.low / 2)
+    reach = (1 + 1 / 6) * stats.t.ppf(0.975, 3) * 0.1 / 2.0
+    assert math.log(probed.high / 2) == pytest.approx(reach) == -math.log(probed.low / 2)
     assert math.isnan(probe_interval(2.0, 0.1, 1).low) and math.isnan(probe_interval(0.0, 0.1, 4).low)
 
 

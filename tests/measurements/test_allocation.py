@@ -18,7 +18,7 @@ from hessfig.sweep import preview
 from hessfig.sweep.plan import Sweep
 from hessfig.sweep.runner import run_sweep
 
-TWO_LAYERS = ModelConfig(n_layers=2, d_model=6)
+TWO_LAYERS = ModelConfig(n_layers=2, d_model=17)  # columns of 289 entries: smaller ones are not probed
 
 
 def config(folder: Path | str = "outputs", **settings: Any) -> Config:

@@ -51,10 +51,12 @@ def test_exact_and_dense_traces_are_those_of_dense_blocks(name: str) -> None:
 
 
 def test_the_last_layer_is_exact_whatever_its_size() -> None:
-    model = ModelConfig(d_model=16, n_layers=2)
-    found = traces(config(model, blocks=["W_V"], estimator=EstimatorConfig(Method.auto, num_probes=8)))
-    made = {layer: row["estimator"] for (layer, _, part), row in found.items() if part == "H"}
-    assert made == {1: "hutchinson", 2: "exact"}
+    made = {}
+    for d_model in (16, 17):  # 256 entries, and more
+        model = ModelConfig(d_model=d_model, n_layers=2)
+        found = traces(config(model, blocks=["W_V"], estimator=EstimatorConfig(Method.auto, num_probes=8)))
+        made[d_model] = {layer: row["estimator"] for (layer, _, part), row in found.items() if part == "H"}
+    assert made == {16: {1: "dense", 2: "exact"}, 17: {1: "hutchinson", 2: "exact"}}
 
 
 def test_sampled_traces_cover_the_truth_within_their_error() -> None:

@@ -13,7 +13,7 @@ from scipy.special import stdtr
 
 from hessfig.analysis.axis import short_variant
 from hessfig.analysis.comparison.agreement import CURVES, POINTS, Verdict
-from hessfig.analysis.intervals import deviate, student_interval
+from hessfig.analysis.intervals import deviate, probe_deviate, student_interval
 from hessfig.analysis.manifest import Run
 from hessfig.analysis.presented import terminal_table
 from hessfig.errors import plain
@@ -127,9 +127,9 @@ def _judged(pairs: pd.DataFrame, *, other_weights: bool) -> pd.DataFrame:
 
 def _reach(probes: pd.Series, *, num_tests: int) -> np.ndarray:
     """Return how many errors a difference may be: chance goes beyond in one of `num_tests` with probability POINTS."""
-    dof = np.minimum(np.maximum(probes.fillna(np.inf) - 1, 1), 1e6)
-    level = 1 - POINTS / max(num_tests, 1)
-    return dof.map({one: deviate(one, level) for one in dof.unique()}).to_numpy(float)
+    level, counts = 1 - POINTS / max(num_tests, 1), probes.clip(lower=2).fillna(0)
+    reach = {one: probe_deviate(one, level) if one else deviate(1e6, level) for one in counts.unique()}
+    return counts.map(reach).to_numpy(float)
 
 
 def _curves(points: pd.DataFrame) -> Iterator[dict[str, Any]]:

@@ -98,7 +98,8 @@ class OutputSide:
             normal = torch.randn(self.outputs.shape, dtype=torch.float64, generator=generator).to(self.outputs)
             return (self.roots() @ normal[..., None]).squeeze(-1)
         chances = self.outputs.softmax(-1)
-        drawn = torch.multinomial(chances.flatten(0, 1).cpu(), 1, generator=generator).to(chances.device)
+        drawable = chances.where(chances.isfinite(), 1.0)  # whatever is drawn there, the gradient is not finite
+        drawn = torch.multinomial(drawable.flatten(0, 1).cpu(), 1, generator=generator).to(chances.device)
         ones = nn.functional.one_hot(drawn.view(chances.shape[:2]), chances.shape[-1])
         return (chances - ones) / self.terms**0.5
 

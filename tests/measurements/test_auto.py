@@ -1,0 +1,116 @@
+"""estimator=auto: small columns are dense, other cells keep their keys, intervals cover, and one text says it all."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import hessfig
+from hessfig.analysis.intervals import deviate, probe_interval
+from hessfig.config import Config, EstimatorConfig, Method, ModelConfig
+from hessfig.config.compose.job import compose
+from hessfig.config.enums import AUTO
+from hessfig.config.settings import settings
+from hessfig.measurements.block_norms import hutchinson
+from hessfig.measurements.settings_and_costs import FEW, norm_settings, probe_settings
+from hessfig.models.protocol import SMALL
+from hessfig.rng import stream
+from hessfig.sweep.measure import measure
+from hessfig.sweep.plan import Cell
+from hessfig.sweep.variant import Variant
+from hessfig.terms import Part
+from tests.toys import toy_task
+
+ROOT = Path(__file__).parents[2]
+NORMS = re.compile(r"quantities:.*\b(frobenius|trace)\b")
+
+
+def config(d_model: int) -> Config:
+    model = ModelConfig(d_model=d_model, n_layers=2, d_mlp=4)
+    return Config(model=model, task=toy_task(model), estimator=EstimatorConfig(num_probes=4), blocks=["W_V"])
+
+
+def first_layer(d_model: int) -> list[dict[str, object]]:
+    rows = measure(Cell(Variant("", config(d_model)), 0.5, 3)).rows
+    return [row for row in rows if row["layer"] == 1]
+
+
+def test_columns_of_few_entries_are_dense_and_longer_ones_probed() -> None:
+    small, large = first_layer(16), first_layer(17)
+    assert {(row["estimator"], row["num_probes"], row["error"]) for row in small} == {("dense", 0, 0.0)}
+    assert {(row["estimator"], row["num_probes"]) for row in large} == {("auto", 4)}
+    assert all(row["error"] > 0 for row in large)
+
+
+def test_columns_of_few_entries_of_a_large_network_are_probed() -> None:
+    network = nn.Sequential(nn.Linear(2, 40), nn.Tanh(), nn.Linear(40, SMALL // 40))
+    inputs, targets = torch.ones(2, 2), torch.tensor([0, 1])
+    table = hessfig.measure(hessfig.Problem(network, inputs, targets), blocks=["0.weight"], num_probes=4)
+    assert set(table["estimator"]) == {"auto"} and set(table["num_probes"]) == {4}
+
+
+def test_only_cells_with_columns_of_few_entries_have_another_key() -> None:
+    small, large = (Variant("", config(d_model)) for d_model in (16, 17))
+    assert norm_settings(small.config, small.layout)["estimator"].pop("dense") == FEW
+    assert norm_settings(large.config, large.layout) == probe_settings(large.config, large.layout)
+    last = Variant("", Config(model=ModelConfig(d_model=4), blocks=["W_V"]))
+    assert norm_settings(last.config, last.layout) == probe_settings(last.config, last.layout)
+
+
+def probing_sweeps() -> list[str]:
+    texts = {path.stem: path.read_text("utf-8") for path in (ROOT / "conf" / "sweep").glob("*.yaml")}
+    probed = [name for name, text in texts.items() if "estimator: auto" in text and NORMS.search(text)]
+    return sorted(set(probed) - {"network"})  # the user's own
+
+
+@pytest.mark.parametrize("sweep", probing_sweeps())
+def test_no_shipped_sweep_has_a_column_of_few_entries(sweep: str) -> None:
+    """Their cells of 0.2.1 are found again: nothing was added to the settings in their keys."""
+    for name, made in compose([f"sweep={sweep}"]).variants:
+        layout = Variant(name, made).layout
+        assert made.estimator.method == Method.auto
+        assert norm_settings(made, layout) == probe_settings(made, layout)
+
+
+class Block:
+    """A random symmetric block with few directions: two eigenvalues of a weight of 400 entries."""
+
+    dim, shape, dtype, bytes_per_probe = 400, torch.Size([20, 20]), torch.float64, 1
+
+    def __init__(self) -> None:
+        draws = torch.randn(400, 2, generator=stream(0, "directions"), dtype=torch.float64)
+        self.matrix = torch.linalg.qr(draws)[0] * torch.tensor([1.0, 0.5])
+
+    def split_matmat(self, probes: torch.Tensor, parts: object) -> dict[tuple[str, Part], torch.Tensor]:
+        return {("W", Part.H): self.matrix.T @ probes}
+
+
+@pytest.mark.parametrize("probes", [4, 12])
+def test_stated_intervals_cover_and_students_t_alone_does_not(probes: int) -> None:
+    block, generator, count = Block(), stream(0, "coverage", probes), 800
+    exact, inside, by_t = float(block.matrix.norm()), 0, 0
+    for _ in range(count):
+        found = hutchinson(block, [Part.H], probes, generator=generator)["W", Part.H]
+        interval = probe_interval(found.value, found.error, probes)
+        inside += interval.low <= exact <= interval.high
+        by_t += abs(found.value - exact) <= deviate(probes - 1) * found.error
+    assert 0.93 <= inside / count <= 0.97
+    assert by_t < inside
+
+
+def test_what_auto_does_is_said_once() -> None:
+    assert f"{FEW} entries" in AUTO
+    pages = [ROOT / "docs" / name for name in ("accuracy.md", "table.md", "settings.md")]
+    preset = (ROOT / "conf" / "estimator" / "auto.yaml").read_text("utf-8")
+    texts = [
+        settings()["estimator.method"].about,
+        hessfig.measure.__doc__ or "",
+        preset,
+        *(page.read_text("utf-8") for page in pages),
+    ]
+    assert all(AUTO in " ".join(text.split()) for text in texts)
+    assert f"{SMALL:,}".replace(",", " ") in pages[0].read_text("utf-8")

@@ -1,0 +1,130 @@
+"""Where weights, batch, outputs or loss are not finite no number is finite, by any route and for any quantity."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hessfig
+from hessfig.config import Config, EstimatorConfig, Kind, Method, ModelConfig, Products
+from hessfig.curvature.problem import Problem
+from hessfig.errors import UserError
+from hessfig.measurements.quantity import Measured, Quantity, row_of
+from hessfig.sweep.measure import draw_problem, request_of
+from hessfig.sweep.plan import Cell
+from hessfig.sweep.variant import Variant
+from tests.toys import toy_task
+
+ROUTES = {
+    "tape": EstimatorConfig(Method.hutchinson, num_probes=4),
+    "axes": EstimatorConfig(Method.aligned, num_probes=4),
+    "dense": EstimatorConfig(Method.dense),
+    "exact": EstimatorConfig(Method.exact),
+    "auto": EstimatorConfig(Method.auto),
+    "curvlinops": EstimatorConfig(Method.hutchinson, Products.curvlinops, 4),
+    "differences": EstimatorConfig(Method.hutchinson, Products.differences, 4),
+}
+MODEL = ModelConfig(kind=Kind.self_attention, d_model=4)
+QUANTITIES = (
+    *("frobenius", "trace", "largest_eigenvalue", "spectrum", "density", "zero_share", "jacobian_norm"),
+    *("loss", "gradient_norm", "score_spread", "moment_2"),
+)
+
+
+def without_value(problem: Problem) -> Problem:
+    """Return a problem whose loss is NaN, with derivatives that are finite."""
+    base = type(problem.loss)
+
+    class NoLoss(base):  # type: ignore[misc,valid-type]
+        def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+            return super().forward(outputs, targets) + math.nan
+
+    lost = copy.copy(problem.loss)
+    lost.__class__ = NoLoss
+    return replace(problem, loss=lost)
+
+
+def with_weight(problem: Problem, value: float = math.nan) -> Problem:
+    with torch.no_grad():
+        next(problem.network.parameters()).view(-1)[0] = value
+    return problem
+
+
+def with_input(problem: Problem) -> Problem:
+    inputs = problem.batch.inputs.clone()
+    inputs.view(-1)[0] = math.nan
+    return replace(problem, batch=replace(problem.batch, inputs=inputs))
+
+
+PLACES: dict[str, Callable[[Problem], Problem]] = {
+    "weight": with_weight,
+    "infinite weight": lambda problem: with_weight(problem, math.inf),
+    "input": with_input,
+    "loss": without_value,
+}
+
+
+def measured(route: str, quantity: str, place: str, model: ModelConfig = MODEL) -> Measured:
+    task = toy_task(model)
+    config = Config(model=model, task=task, estimator=ROUTES[route], blocks="each", quantities=[quantity])
+    cell = Cell(Variant("", config), 0.5, 3, quantity)
+    problem = PLACES[place](draw_problem(cell))
+    return cell.variant.quantity(quantity).measured(problem, request_of(cell, problem))
+
+
+def assert_lost(found: Measured) -> None:
+    assert found.rows and not found.arrays
+    assert {row["status"] for row in found.rows} == {"nonfinite"}
+    assert not any(math.isfinite(row["value"]) for row in found.rows)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("route", ROUTES)
+def test_no_norm_is_finite_by_any_route(route: str, place: str) -> None:
+    assert_lost(measured(route, "frobenius", place))
+
+
+@pytest.mark.parametrize("place", ["weight", "loss"])
+@pytest.mark.parametrize("quantity", QUANTITIES)
+def test_no_quantity_is_finite(quantity: str, place: str) -> None:
+    assert_lost(measured("dense" if quantity == "zero_share" else "auto", quantity, place))
+
+
+def test_structural_zeros_are_no_zeros_where_weights_are_not_finite() -> None:
+    assert_lost(measured("tape", "frobenius", "weight", ModelConfig(d_model=4)))
+
+
+def test_double_backward_of_an_own_network() -> None:
+    """The weights of the last layer have H_f = 0, which no NaN below reaches."""
+    network = nn.Sequential(nn.Linear(3, 4), nn.SiLU(), nn.Linear(4, 2)).double()
+    with torch.no_grad():
+        network[0].weight[0, 0] = math.nan
+    inputs, targets = torch.ones(5, 3, dtype=torch.float64), torch.tensor([0, 1, 0, 1, 1])
+    with pytest.warns(RuntimeWarning, match="numbers are not finite"):
+        table = hessfig.measure(hessfig.Problem(network, inputs, targets), quantities=["frobenius", "approximations"])
+    assert len(table) > 12 and set(table["status"]) == {"nonfinite"} and table["value"].isna().all()
+
+
+def test_what_no_loss_enters_stands() -> None:
+    counted = measured("auto", "num_parameters", "weight").rows
+    assert {row["status"] for row in counted} == {"ok"} and all(row["value"] > 0 for row in counted)
+    norms = {row["col"]: row["status"] for row in measured("auto", "weight_norm", "weight").rows}
+    assert set(norms.values()) == {"ok", "nonfinite"}
+
+
+def test_a_quantity_without_rows_there_says_why() -> None:
+    def fails(problem: Problem, request: object) -> Measured:
+        raise RuntimeError("no eigenvalues of nan")
+
+    cell = Cell(Variant("", Config(model=MODEL, task=toy_task(MODEL))), 0.5, 3)
+    problem, own = with_weight(draw_problem(cell)), Quantity("own", fails)
+    with pytest.raises(UserError, match="own has no value here: the weights, the outputs or the loss are not finite"):
+        own.measured(problem, request_of(cell, problem))
+    known = replace(own, measure=lambda *_: Measured([row_of(quantity="own", value=1.0, status="ok")]), of_loss=False)
+    assert known.measured(problem, request_of(cell, problem)).rows[0]["value"] == 1.0
