@@ -189,16 +189,20 @@ class Block(Blocks):
     def of_gradients(self) -> Matrices:
         """Adam, Adam-mini and the Fisher matrices."""
         moment, drawn = self.second_moment, self.vector(self.network.of_drawn)
-        (_, b2), eps, step = self.training["betas"], self.training["eps"], self.network.about["step"]
-        kept = self.vector({name: self.network.moments[f"exp_avg_sq/{name}"][None] for name in self.parameters})[0]
         mini = torch.cat([moment[one].mean().sqrt().expand(len(one)) for one in self.places])
         return {
-            "adam": (torch.sqrt(kept / (1 - b2**step)) + eps).diag(),
+            **({"adam": self.stored().diag()} if self.network.moments else {}),
             "adam_expected": moment.sqrt().diag(),
             "adam_mini": mini.diag(),
             "empirical_fisher": self.network.terms * self.shares.T @ self.shares,
             "sampled_fisher": drawn.T @ drawn,
         }
+
+    def stored(self) -> Tensor:
+        """Return sqrt(v / (1 - b2^t)) + eps, v the second moment that Adam keeps after t updates."""
+        (_, b2), eps, t = self.training["betas"], self.training["eps"], self.network.about["step"]
+        v = self.vector({name: self.network.moments[f"exp_avg_sq/{name}"][None] for name in self.parameters})[0]
+        return torch.sqrt(v / (1 - b2**t)) + eps
 
     def of_matrix(self) -> Matrices:
         """Muon, Shampoo, and Adam-mini by heads."""

@@ -126,9 +126,8 @@ class Pruned:
         """Return Spearman's correlation; what is rounding of 0 counts as 0."""
         eps = 64 * torch.finfo(rises.dtype).eps
         least = (saliencies.abs().max() * eps, abs(self.before) * eps)
-        return spearman(
-            *(torch.where(one.abs() < c, 0.0, one) for one, c in zip((saliencies, rises), least, strict=True))
-        )
+        both = zip((saliencies, rises), least, strict=True)
+        return spearman(*(torch.where(one.abs() < rounding, 0.0, one) for one, rounding in both))
 
     def _surgery(self, P: Tensor) -> Iterator[Tensor]:
         """Yield the weights at every count: the least salient go, and those that are left move."""
