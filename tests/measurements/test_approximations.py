@@ -296,6 +296,35 @@ def test_kfac_sees_every_position_whether_it_is_scored_or_not(name: str) -> None
     assert checked == set(maps)
 
 
+class Called(nn.Module):
+    """A network of the package as one's own: called whole, and cut to its scored positions afterwards."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__()
+        self.net, self.scored = problem.network, problem.batch.scored
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.net(tokens)[:, self.scored]
+
+
+def test_the_same_network_as_one_s_own_has_the_same_approximations() -> None:
+    import hessfig.interface as interface
+
+    model, names = ARCHITECTURES["heads"], ["W_Q", "W_V", "W_O", "W_U"]
+    problem = toy_problem(model)
+    found = rows(problem, settings(model, toy_task(model), names))
+    paths = {name: problem.layout.side(name != "W_U", name)[0].parameter for name in names}
+    weights = {name: f"net.{path}" for name, path in paths.items()}
+    own = interface.Problem(
+        Called(problem), problem.batch.inputs, problem.batch.targets, loss=problem.loss, weights=weights
+    )
+    table = interface.measure(own, blocks=names, quantities="approximations", parts=["H", "H_o"])
+    known = [row for row in table.itertuples() if not row.quantity.startswith(("sampled", "adam", "shampoo", "soap"))]
+    assert {row.quantity for row in known} >= {"kfac_error", "kfac_reduce_error", "ekfac_error", "kfoc_error"}
+    for row in known:  # without labels of a stream and mini-batches of a training
+        assert row.value == pytest.approx(found[row.row, row.part, row.quantity][0], rel=1e-9, abs=1e-9)
+
+
 class Transposed(nn.Module):
     """A network that puts positions before samples inside, as torch's own attention does."""
 
@@ -322,12 +351,12 @@ def test_a_map_whose_weight_is_used_without_a_call_has_no_kfac() -> None:
     """The convolutions hold their weights in linear maps that are never called."""
     model = ModelConfig(kind=Kind.cnn, n_heads=1, d_mlp=2, mlp=MLP.gelu)
     task = replace(PICTURES, batch_size=2)
-    found = rows(toy_problem(model, task), settings(model, task, "each"))
+    found = rows(toy_problem(model, task), settings(model, task, ["W@1", "W_U"]))
     names = {(weight, name.removesuffix("_error")) for weight, part, name in found if name.endswith("_error")}
     assert {weight for weight, name in names if name == "kfac"} == {"W_U"}
     assert ("W", "shampoo") in names
     with pytest.raises(UserError, match="Linear that the network calls holds W whole"):
-        rows(toy_problem(model, task), settings(model, task, ["W"], A.kfac))
+        rows(toy_problem(model, task), settings(model, task, ["W@1"], A.kfac))
 
 
 @pytest.mark.parametrize("approximation", ["expand", "reduce", "eigenvalues"])
