@@ -16,7 +16,7 @@ import csv
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,13 @@ Weights = dict[str, Tensor]
 class Network:
     """A transformer as docs/conventions.md writes it, with its loss, from the files of `hessfig export`."""
 
+    KNOWN: Mapping[str, tuple[object, ...]] = {
+        **{"kind": ("transformer",), "attention": ("softmax",), "attention_skip": (True,), "query_key": ("separate",)},
+        **{"scores": ("plain",), "positions": ("learned",), "norm_kind": ("layer",), "n_kv_heads": (None,)},
+        **{"sink": ("none",), "gate": ("none",), "tied": (False,), "window": (None,), "residual_scale": (1.0,)},
+        **{"norm": ("none", "pre", "post"), "mlp": ("relu", "gelu", "linear", "none")},
+    }
+
     def __init__(self, folder: Path) -> None:
         self.about = json.loads((folder / "network.json").read_text())
         self.model, self.training = (self.about["settings"][group] for group in ("model", "training"))
@@ -48,15 +55,8 @@ class Network:
 
     def _check(self) -> None:
         """Exit where the settings ask for something that is not written below."""
-        plain = {
-            **{"kind": "transformer", "attention": "softmax", "attention_skip": True, "query_key": "separate"},
-            **{"scores": "plain", "positions": "learned", "norm_kind": "layer", "n_kv_heads": None, "sink": "none"},
-            **{"gate": "none", "tied": False, "window": None, "residual_scale": 1.0},
-        }
-        found = [f"model.{key}={self.model[key]}" for key, value in plain.items() if self.model[key] != value]
         task, rule = self.about["settings"]["task"], self.training["optimiser"]
-        found += [f"model.norm={self.model['norm']}"] * (self.model["norm"] == "sandwich")
-        found += [f"model.mlp={self.model['mlp']}"] * (self.model["mlp"] not in ("relu", "gelu", "linear", "none"))
+        found = [f"model.{key}={self.model[key]}" for key, known in self.KNOWN.items() if self.model[key] not in known]
         found += [f"task.{key}={task[key]}" for key in ("label_smoothing", "weight_decay") if task[key]]
         found += [f"task.loss={task['loss']}"] * (task["loss"] != "cross_entropy")
         found += [f"task.data={task['data']}"] * (task["data"] != "addition")
@@ -69,33 +69,40 @@ class Network:
         h = w["tok_embed.weight"][tokens] + w["pos.weight"][: tokens.shape[1]]
         for layer in range(self.model["n_layers"]):
             h = self._layer(w, f"layers.{layer}", h)
-        h = self._norm(w, "ln_out", h) if self.model["norm"] == "pre" else h
-        return _linear(w, "head", h[:, self.scored])
+        h = self.norm(w, "ln_out", h) if self.model["norm"] == "pre" else h
+        return self.linear(w, "head", h)[:, self.scored]
 
     def _layer(self, w: Weights, at: str, h: Tensor) -> Tensor:
         norm, has_mlp = self.model["norm"], self.model["mlp"] != "none"
-        first, second = (lambda x, name=name: self._norm(w, f"{at}.{name}", x) for name in ("ln1", "ln2"))
+        first, second = (lambda x, name=name: self.norm(w, f"{at}.{name}", x) for name in ("ln1", "ln2"))
         if norm == "post":
-            a = first(h + self._attention(w, f"{at}.attn", h))
-            return second(a + self._mlp(w, f"{at}.mlp", a)) if has_mlp else a
-        a = h + self._attention(w, f"{at}.attn", first(h) if norm == "pre" else h)
-        return a + self._mlp(w, f"{at}.mlp", second(a) if norm == "pre" else a) if has_mlp else a
+            a = first(h + self.attention(w, f"{at}.attn", h))
+            return second(a + self.mlp(w, f"{at}.mlp", a)) if has_mlp else a
+        a = h + self.attention(w, f"{at}.attn", first(h) if norm == "pre" else h)
+        return a + self.mlp(w, f"{at}.mlp", second(a) if norm == "pre" else a) if has_mlp else a
 
-    def _attention(self, w: Weights, at: str, x: Tensor) -> Tensor:
+    def linear(self, w: Weights, at: str, x: Tensor) -> Tensor:
+        """Return W x + b."""
+        return x @ w[f"{at}.weight"].T + w[f"{at}.bias"]
+
+    def attention(self, w: Weights, at: str, x: Tensor) -> Tensor:
+        """Return Att(x)."""
         length, heads = x.shape[1], self.model["n_heads"]
-        q, k, v = (_linear(w, f"{at}.{one}", x).unflatten(2, (heads, -1)).transpose(1, 2) for one in "qkv")
+        q, k, v = (self.linear(w, f"{at}.{one}", x).unflatten(2, (heads, -1)).transpose(1, 2) for one in "qkv")
         scores = q @ k.transpose(2, 3) / (self.model["temperature"] * math.sqrt(q.shape[-1]))
         later = torch.ones(length, length, dtype=torch.bool).triu(1)
         pattern = scores.masked_fill(later, -math.inf).softmax(dim=-1)
-        return _linear(w, f"{at}.o", (pattern @ v).transpose(1, 2).flatten(2))
+        return self.linear(w, f"{at}.o", (pattern @ v).transpose(1, 2).flatten(2))
 
-    def _mlp(self, w: Weights, at: str, x: Tensor) -> Tensor:
+    def mlp(self, w: Weights, at: str, x: Tensor) -> Tensor:
+        """Return MLP(x)."""
         act: dict[str, Callable[[Tensor], Tensor]] = {"relu": torch.relu, "gelu": F.gelu, "linear": lambda z: z}
-        return _linear(w, f"{at}.fc_out", act[self.model["mlp"]](_linear(w, f"{at}.fc_in", x)))
+        return self.linear(w, f"{at}.fc_out", act[self.model["mlp"]](self.linear(w, f"{at}.fc_in", x)))
 
-    def _norm(self, w: Weights, at: str, x: Tensor) -> Tensor:
+    def norm(self, w: Weights, at: str, x: Tensor) -> Tensor:
+        """Return the LayerNorm of x."""
         centred = x - x.mean(dim=-1, keepdim=True)
-        scaled = centred / torch.sqrt(centred.square().mean(dim=-1, keepdim=True) + 1e-5)
+        scaled = centred / torch.sqrt(centred.square().mean(dim=-1, keepdim=True) + self.model["norm_eps"])
         return w[f"{at}.weight"] * scaled + w[f"{at}.bias"]
 
     def loss(self, w: Weights) -> Tensor:
@@ -113,10 +120,6 @@ class Network:
         """Return the parameters of a weight or group of a layer, in the order of its vector."""
         here = [one for one in self.about["weights"] if one["layer"] == layer]
         return [one["parameter"] for one in here if one["name"] == name or name in one["groups"]]
-
-
-def _linear(w: Weights, at: str, x: Tensor) -> Tensor:
-    return x @ w[f"{at}.weight"].T + w[f"{at}.bias"]
 
 
 def _cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -265,13 +268,14 @@ def number_of(rows: list[dict[str, str]], network: Network, wanted: dict[str, An
     """Return the table's number of this network; exits where the table has none, or several."""
     point = {key: network.about[key] for key in ("variant", "num_layers", "sigma", "step", "seed")}
     asked = {**point, **wanted, "index": ""}
-    found = [one for one in rows if all(_is_same(one[key], value) for key, value in asked.items())]
+    found = [one for one in rows if all(is_named(one[key], value) for key, value in asked.items())]
     if len(found) != 1:
         sys.exit(f"the table has {len(found)} rows of {asked}")
     return float(found[0]["value"])
 
 
-def _is_same(text: str, value: Any) -> bool:
+def is_named(text: str, value: Any) -> bool:
+    """Whether a text of the table is a value of network.json."""
     return float(text or "nan") == value if isinstance(value, int | float) else text == (value or "")
 
 

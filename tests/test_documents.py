@@ -32,6 +32,7 @@ RUN = ["docs/extending.md", "docs/own-model.md", "docs/own-training.md", "docs/t
 # Commands that cannot be composed here, and why.
 NOT_COMPOSED = {
     "hessfig run --config-dir examples sweep=ten_numbers workers=1": "tests/test_export.py runs it",
+    "hessfig run --config-dir examples sweep=by_hand workers=1": "tests/test_by_hand.py runs it",
     "torchrun --nproc-per-node=4 --no-python hessfig run sweep=network model=huggingface task=tokens memory=2GB "
     "ranks=true": "tests/sweep/test_together.py runs such a command under torchrun",
     "hessfig run sweep=trained_transformers": "the trained networks are fetched first",

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-from hessfig.config import DIVIDING, Method, Optimiser
+from hessfig.config import DIVIDING, Method, ModelConfig, Optimiser
 from hessfig.curvature.approximations.matrices import (
     Basis,
     Diagonal,
@@ -21,7 +21,7 @@ from hessfig.curvature.approximations.matrices import (
     fitted_kronecker_sum,
 )
 from hessfig.curvature.approximations.named import Material, Samples
-from hessfig.curvature.approximations.signals import OutputSide, linear_of
+from hessfig.curvature.approximations.signals import OutputSide
 from hessfig.curvature.column import PROBES_AT_ONCE, Column, chunks, completed, summands, view_of
 from hessfig.curvature.problem import Problem, rademacher
 from hessfig.measurements.approximable import MOST_DENSE, chosen, lacking, refusal
@@ -32,7 +32,7 @@ from hessfig.measurements.requirements import ADAPTIVE
 from hessfig.measurements.stability import preconditioner
 from hessfig.models.protocol import Weight
 from hessfig.models.registry import kind
-from hessfig.terms import NUMBERS_OF_APPROXIMATIONS, Approximation, Block, Need, Part
+from hessfig.terms import NUMBERS_OF_APPROXIMATIONS, Approximation, Block, Matrix, Need, Part
 
 _PAIRS = {Approximation.kfoc, Approximation.kronecker_sum}
 FITTED = 2  # test vectors of a fitted Kronecker sum, at least, for each row or column of the weight
@@ -101,8 +101,8 @@ class _Shared:
             return ""
         if len(self.shape(weight)) != 2:
             return f"it is of the weight of one matrix, and {weight.name} has {len(self.shape(weight))} axes"
-        is_linear = name.facts.needs != Need.linear or linear_of(self.problem, weight) is not None
-        return "" if is_linear else f"no torch.nn.Linear holds {weight.name} whole"
+        is_linear = name.facts.needs != Need.linear or self.samples.output_side.linear_of(weight) is not None
+        return "" if is_linear else f"no torch.nn.Linear that the network calls holds {weight.name} whole"
 
     def shape(self, weight: Weight) -> torch.Size:
         """Return the shape of a weight, a view of its parameter."""
@@ -114,13 +114,18 @@ def _of_block(shared: _Shared, block: Block, column: Column, parts: Sequence[Par
     request, side = shared.request, shared.problem.layout.side(block.layer, str(block.col))
     shape = shared.shape(side[0]) if len(side) == 1 else torch.Size([column.dim])
     reference = _reference(block, column, parts, request)
-    material = Material(shared.samples, side, shape, stored=shared.stored, heads=request.model.n_heads)
+    material = Material(shared.samples, side, shape, stored=shared.stored, heads=_heads(request.model, side[0]))
     compare = _Comparison(reference, material, shared.config.approximation.rank)
     for name in shared.names(block):
         for part in parts:
             numbers = zip(NUMBERS_OF_APPROXIMATIONS, compare.numbers(name, part), strict=True)
             for number, found in numbers:
                 yield block_row(f"{name}_{number}", request, block, part, found)
+
+
+def _heads(model: ModelConfig, weight: Weight) -> int:
+    """Return how many heads a weight is cut into: keys and values may have fewer than queries."""
+    return model.n_kv_heads or model.n_heads if weight.name in (Matrix.W_K, Matrix.W_V) else model.n_heads
 
 
 def _reference(block: Block, column: Column, parts: Sequence[Part], request: Request) -> _Dense | _Probed:

@@ -166,6 +166,7 @@ _ROWS = (
         check=approximable.check_approximations,
         serves=need.is_diagonal,
         gives=tuple(f"{name}_{number}" for name in Approximation for number in NUMBERS_OF_APPROXIMATIONS),
+        version=2,  # since 2, K-FAC's inputs are those at all positions, and shared keys have their own heads
     ),
     Quantity(
         "pruning",
@@ -174,6 +175,7 @@ _ROWS = (
         check=need.check_dense,
         serves=need.is_diagonal,
         gives=OF_PRUNING,
+        version=2,  # since 2, K-FAC as in approximations, no rounding to float32, and ties where weights change nothing
     ),
     Quantity(
         "quantisation",
@@ -182,6 +184,7 @@ _ROWS = (
         check=need.check_dense,
         serves=need.is_diagonal,
         gives=OF_QUANTISATION,
+        version=2,  # since 2, K-FAC is that of approximations, and GPTQ has the inputs at all positions
     ),
     Quantity(
         "landscape_integrals",

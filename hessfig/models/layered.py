@@ -39,8 +39,14 @@ def unembedding_of(network: Headed) -> list[nn.Parameter]:
     return [network.unembedding] if bias is None else [network.unembedding, bias]
 
 
-def scored_outputs(network: nn.Module, inputs: Tensor, scored: slice) -> Tensor:
-    """Return the outputs that enter the loss: those at the scored positions, or all of a network that has no layers."""
+def scored_outputs(network: nn.Module, inputs: Tensor, scored: slice, *, everywhere: bool = False) -> Tensor:
+    """Return the outputs that enter the loss: those at the scored positions, or all of a network that has no layers.
+
+    The last layer is evaluated where it is scored; `everywhere`: at all positions, as in a call of the whole network.
+    """
     if not isinstance(network, Layered):
         return network(inputs)
-    return network.from_hidden(network.hidden(inputs, 0), 0, scored)
+    start = network.hidden(inputs, 0)
+    return (
+        network.from_hidden(start, 0, slice(None))[:, scored] if everywhere else network.from_hidden(start, 0, scored)
+    )

@@ -47,6 +47,7 @@ from tests.toys import ARCHITECTURES, toy_problem, toy_task, training_config
 A = Approximation
 BATCH_SIZE = 5
 VIT = ModelConfig(kind=Kind.vit, d_model=4, n_heads=2, d_mlp=5, patch=4, norm=Norm.post, mlp=MLP.gelu)
+SHARED = ModelConfig(d_model=4, n_heads=4, n_kv_heads=2, d_mlp=5, mlp=MLP.gelu)
 PICTURES = TaskConfig(data=Data.digits, batch_size=4)
 NETWORKS: dict[str, tuple[ModelConfig, TaskConfig, list[Matrix]]] = {
     "bare": (ARCHITECTURES["bare"], toy_task(ARCHITECTURES["bare"]), [Matrix.W_Q, Matrix.W_V]),
@@ -55,6 +56,7 @@ NETWORKS: dict[str, tuple[ModelConfig, TaskConfig, list[Matrix]]] = {
         toy_task(ARCHITECTURES["heads"]),
         [Matrix.W_Q, Matrix.W_V, Matrix.W_O, Matrix.W_in],
     ),
+    "shared keys": (SHARED, toy_task(SHARED), [Matrix.W_Q, Matrix.W_K, Matrix.W_V, Matrix.W_O]),
     "vit": (VIT, PICTURES, [Matrix.W_K, Matrix.W_V, Matrix.W_out]),
     "mlp": (
         ModelConfig(kind=Kind.mlp, d_model=2, d_mlp=4, mlp=MLP.gelu),
@@ -90,14 +92,14 @@ def settings(model: ModelConfig, task: TaskConfig, blocks: Any, *names: Approxim
 
 
 class Scored(nn.Module):
-    """The network at its scored positions: positions of the last layer that reach none of them are not evaluated."""
+    """The network's outputs at its scored positions, evaluated at all of them."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__()
         self.network, self.scored = problem.network, problem.batch.scored
 
     def forward(self, inputs: Tensor) -> Tensor:
-        return self.network.from_hidden(self.network.hidden(inputs, 0), 0, self.scored)
+        return self.network.from_hidden(self.network.hidden(inputs, 0), 0, slice(None))[:, self.scored]
 
 
 class Oracle:
@@ -251,7 +253,8 @@ def test_every_approximation_is_what_its_definition_says(network: str) -> None:
     found = rows(problem, settings(model, task, [str(one) for one in matrices]))
     names = set()
     for matrix in matrices:
-        oracle = Oracle(problem, matrix, model.n_heads)
+        is_shared = matrix in (Matrix.W_K, Matrix.W_V)
+        oracle = Oracle(problem, matrix, (is_shared and model.n_kv_heads) or model.n_heads)
         given = oracle.matrices()
         for part in PARTS:
             if (matrix, part, "diagonal_error") not in found:
@@ -267,6 +270,93 @@ def test_every_approximation_is_what_its_definition_says(network: str) -> None:
                 names.add(name)
     assert found == {}
     assert names >= {one for one in A if one.facts.needs in (Need.any, Need.matrix, Need.linear)}
+
+
+@pytest.mark.parametrize("name", ["softmax", "two layers", "post"])
+def test_kfac_sees_every_position_whether_it_is_scored_or_not(name: str) -> None:
+    """Inputs are those that a plain call of the network gives each map; only outputs that are scored send back."""
+    problem = toy_problem(ARCHITECTURES[name])
+    side, seen = OutputSide(problem), {}
+    maps = {path: one for path, one in problem.network.named_modules() if isinstance(one, nn.Linear)}
+    for path, one in maps.items():
+        one.register_forward_hook(lambda _, given, out, path=path: seen.update({path: given[0].detach()}))
+    problem.network(problem.batch.inputs)
+    given, checked = dict(seen), set()
+    for weight in problem.layout.weights:
+        if (found := side.linear_of(weight)) is not None:
+            path = weight.parameter.removesuffix(".weight")
+            signals = side.signals(weight)
+            assert maps[path] is found
+            torch.testing.assert_close(signals.inputs, given[path])
+            assert not signals.sent_back[:, :, -1].any()  # no scored output depends on the last position
+            block = dense_oracle(problem, weight.layer, [weight.name])[Part.H_o][weight.name, weight.name]
+            J = torch.stack(list(signals.jacobians())).flatten(0, 1).flatten(1)
+            torch.testing.assert_close(J.T @ J, block, rtol=1e-10, atol=1e-12)
+            checked.add(path)
+    assert checked == set(maps)
+
+
+class Called(nn.Module):
+    """A network of the package as one's own: called whole, and cut to its scored positions afterwards."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__()
+        self.net, self.scored = problem.network, problem.batch.scored
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.net(tokens)[:, self.scored]
+
+
+def test_the_same_network_as_one_s_own_has_the_same_approximations() -> None:
+    import hessfig.interface as interface
+
+    model, names = ARCHITECTURES["heads"], ["W_Q", "W_V", "W_O", "W_U"]
+    problem = toy_problem(model)
+    found = rows(problem, settings(model, toy_task(model), names))
+    paths = {name: problem.layout.side(name != "W_U", name)[0].parameter for name in names}
+    weights = {name: f"net.{path}" for name, path in paths.items()}
+    own = interface.Problem(
+        Called(problem), problem.batch.inputs, problem.batch.targets, loss=problem.loss, weights=weights
+    )
+    table = interface.measure(own, blocks=names, quantities="approximations", parts=["H", "H_o"])
+    known = [row for row in table.itertuples() if not row.quantity.startswith(("sampled", "adam", "shampoo", "soap"))]
+    assert {row.quantity for row in known} >= {"kfac_error", "kfac_reduce_error", "ekfac_error", "kfoc_error"}
+    for row in known:  # without labels of a stream and mini-batches of a training
+        assert row.value == pytest.approx(found[row.row, row.part, row.quantity][0], rel=1e-9, abs=1e-9)
+
+
+class Transposed(nn.Module):
+    """A network that puts positions before samples inside, as torch's own attention does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.first(rows.transpose(0, 1))).mean(0))
+
+
+def test_inputs_that_are_not_sample_by_sample_are_refused() -> None:
+    import hessfig.interface as interface
+
+    rows = torch.randn(4, 5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    problem = interface.Problem(Transposed().double(), rows, torch.tensor([0, 1, 1, 0]))
+    with pytest.raises(UserError, match=r"the inputs of first\.weight are not one sample after the other"):
+        interface.measure(problem, blocks=["first.weight"], quantities="approximations", parts="H_o")
+    table = interface.measure(problem, blocks=["last.weight"], quantities="approximations", parts="H_o")
+    assert "ekfac_error" in set(table["quantity"])
+
+
+def test_a_map_whose_weight_is_used_without_a_call_has_no_kfac() -> None:
+    """The convolutions hold their weights in linear maps that are never called."""
+    model = ModelConfig(kind=Kind.cnn, n_heads=1, d_mlp=2, mlp=MLP.gelu)
+    task = replace(PICTURES, batch_size=2)
+    found = rows(toy_problem(model, task), settings(model, task, ["W@1", "W_U"]))
+    names = {(weight, name.removesuffix("_error")) for weight, part, name in found if name.endswith("_error")}
+    assert {weight for weight, name in names if name == "kfac"} == {"W_U"}
+    assert ("W", "shampoo") in names
+    with pytest.raises(UserError, match="Linear that the network calls holds W whole"):
+        rows(toy_problem(model, task), settings(model, task, ["W@1"], A.kfac))
 
 
 @pytest.mark.parametrize("approximation", ["expand", "reduce", "eigenvalues"])

@@ -29,11 +29,17 @@ DAMPING = 0.05
 HEADS = ARCHITECTURES["heads"]
 
 
-def measured(name: str, model: ModelConfig, blocks: list[str], **compression: Any) -> tuple[Problem, Measured]:
-    """Return a toy problem and what a quantity gives of it."""
+def measured(
+    name: str, model: ModelConfig, blocks: list[str], *, biases: bool = False, **compression: Any
+) -> tuple[Problem, Measured]:
+    """Return a toy problem, with `biases` of random size instead of 0, and what a quantity gives of it."""
     given = CompressionConfig(damping=DAMPING, **compression)
     config = Config(model=model, task=toy_task(model), blocks=blocks, compression=given)
     problem = toy_problem(model)
+    with torch.no_grad():
+        for place, one in enumerate(problem.network.parameters()):
+            if biases and one.ndim == 1:
+                one.copy_(torch.randn(one.shape, generator=torch.Generator().manual_seed(place)))
     asked = asked_of(quantity(name), blocks_of(blocks, problem.layout, model), At(config, sigma=0.7, seed=1234))
     return problem, quantity(name).measured(problem, asked)
 
@@ -174,7 +180,7 @@ def test_gptq_of_inputs_is_that_of_the_inputs_second_moment() -> None:
     (weight,) = problem.layout.side(1, "W_in")
     module, seen = problem.network.get_submodule(weight.parameter.removesuffix(".weight")), []
     handle = module.register_forward_hook(lambda _, given, out: seen.append(given[0].detach().flatten(0, -2)))
-    problem.network.from_hidden(problem.network.hidden(problem.batch.inputs, 0), 0, problem.batch.scored)
+    problem.network(problem.batch.inputs)
     handle.remove()
     gram = seen[-1].T @ seen[-1]
     held = problem.weight(1, "W_in").detach()
@@ -198,6 +204,25 @@ def test_all_ways_of_rounding_have_rows_and_sixteen_bits_cost_nearly_nothing() -
 def test_a_block_without_a_matrix_is_not_rounded() -> None:
     with pytest.raises(UserError, match=r"block \(biases, biases\) .*has no matrix"):
         measured("quantisation", ARCHITECTURES["post"], ["biases"])
+
+
+def test_weights_that_change_nothing_have_equal_ranks() -> None:
+    """A shift of all keys moves no pattern: what removing b_K changes is rounding, and has no rank correlation."""
+    _, found = measured("pruning", HEADS, ["b_K", "biases"], biases=True, shares=[0.5])
+    assert 0 < np.abs(found.arrays["1_b_K_increase"]).max() < 1e-14
+    correlations = [row for row in found.rows if row["quantity"].endswith("_correlation") and row["row"] == "b_K"]
+    assert correlations and all(np.isnan(row["value"]) for row in correlations)
+    whole, names = found.arrays["1_biases_increase"], found.arrays["1_biases_weights"]
+    ends = np.cumsum([0, *found.arrays["1_biases_sizes"]])
+    place = slice(*ends[names.index("b_K") : names.index("b_K") + 2])
+    saliencies = {name: found.arrays[f"1_biases_{name}"].copy() for name in ("magnitude", "obs_kfac")}
+    for name, one in saliencies.items():
+        given = next(
+            row["value"] for row in found.rows if row["quantity"] == f"{name}_correlation" and row["row"] == "biases"
+        )
+        rises = whole.copy()
+        rises[place] = 0.0
+        assert given == pytest.approx(spearmanr(one, rises).statistic, abs=1e-12)
 
 
 def test_ties_share_their_rank() -> None:

@@ -26,7 +26,8 @@ _ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-4}
 class Signals:
     """Inputs of a linear map at every use t, and vectors g sent back to its outputs, one for each column of a root.
 
-    H_o of its weight is the sum over columns s and samples b of vec(J) vec(J)^T with J = sum_t g_t x_t^T.
+    H_o of its weight is the sum over columns s and samples b of vec(J) vec(J)^T with J = sum_t g_t x_t^T. The uses are
+    those of a call of the whole network: all positions of all sequences, in the last layer too, scored or not.
     """
 
     inputs: Float[Tensor, "batch uses n"]
@@ -39,14 +40,14 @@ class Signals:
 
 
 class _Evaluated(nn.Module):
-    """A network at its scored positions, as a module of which parameters can be exchanged."""
+    """A network's scored outputs, as a module of which parameters can be exchanged."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__()
         self.network, self.scored = problem.network, problem.batch.scored
 
-    def forward(self, inputs: Tensor) -> Float[Tensor, "batch positions width"]:
-        outputs = scored_outputs(self.network, inputs, self.scored)
+    def forward(self, inputs: Tensor, *, everywhere: bool = False) -> Float[Tensor, "batch positions width"]:
+        outputs = scored_outputs(self.network, inputs, self.scored, everywhere=everywhere)
         return outputs.reshape(len(outputs), -1, outputs.shape[-1])
 
 
@@ -62,8 +63,15 @@ class OutputSide:
                 remedy="give all samples as one batch, or measure approximation.names=[diagonal,kfoc,kronecker_sum]",
             )
         self.problem, self.body = problem, _Evaluated(problem)
-        with torch.no_grad():
-            self.raw = scored_outputs(problem.network, problem.batch.inputs, problem.batch.scored)
+        self._called: set[nn.Module] = set()
+        linear = [module for module in problem.network.modules() if isinstance(module, nn.Linear)]
+        handles = [module.register_forward_hook(lambda called, *_: self._called.add(called)) for module in linear]
+        try:
+            with torch.no_grad():
+                self.raw = scored_outputs(problem.network, problem.batch.inputs, problem.batch.scored)
+        finally:
+            for handle in handles:
+                handle.remove()
         self.outputs = self.raw.reshape(len(self.raw), -1, self.raw.shape[-1])
 
     @property
@@ -130,27 +138,56 @@ class OutputSide:
         stacked = [torch.stack(of_parameter).double() for of_parameter in zip(*found, strict=True)]
         return dict(zip((name.removeprefix("network.") for name in at), stacked, strict=True))
 
+    def linear_of(self, weight: Weight) -> nn.Linear | None:
+        """Return the linear map that holds a weight whole and is called; None where there is none."""
+        place, _, name = weight.parameter.rpartition(".")
+        module = self.problem.network.get_submodule(place)
+        if isinstance(module, nn.Linear) and name == "weight" and weight.index is None and module in self._called:
+            return module
+        return None
+
     def signals(self, weight: Weight) -> Signals:
-        """Return what a linear map sees, by one backward pass for each scored position and column of the root."""
-        module, roots = linear_of(self.problem, weight), self.roots()
+        """Return what a linear map sees, by one backward pass for each scored position and column of the root.
+
+        Raises UserError for a map whose calls do not hold one sample after the other.
+        """
+        module, roots = self.linear_of(weight), self.roots()
         assert module is not None, "weights of other modules were left out"
         inputs: list[Tensor] = []
         leaves: list[Tensor] = []
         handle = module.register_forward_hook(partial(_seen, inputs, leaves))
         try:
             with torch.enable_grad(), differentiable_twice():
-                outputs = self.body(self.problem.batch.inputs)
+                outputs = self.body(self.problem.batch.inputs, everywhere=True)
                 _, positions, width = outputs.shape
                 entries = positions * width * sum(leaf.numel() * leaf.element_size() for leaf in leaves)
                 _check_bytes(entries, f"what is sent back through {weight.parameter}")
+                self._check_samples(outputs, leaves, weight)
                 sent_back = [
-                    _joined(gradients((outputs[:, place] * roots[:, place, :, column]).sum(), leaves))
+                    self._joined(gradients((outputs[:, place] * roots[:, place, :, column]).sum(), leaves))
                     for place in range(positions)
                     for column in range(width)
                 ]
         finally:
             handle.remove()
-        return Signals(_joined(inputs), torch.stack(sent_back))
+        return Signals(self._joined(inputs), torch.stack(sent_back))
+
+    def _joined(self, calls: list[Tensor]) -> Float[Tensor, "batch uses d"]:
+        """Return the vectors of every use of a map by a sample, its calls one after the other, in float64."""
+        return torch.cat([call.reshape(len(self.raw), -1, call.shape[-1]) for call in calls], dim=1).double()
+
+    def _check_samples(self, outputs: Tensor, leaves: list[Tensor], weight: Weight) -> None:
+        """Raise UserError where the first sample's outputs depend on another part of a call than its first."""
+        factors = torch.linspace(-1, 1, outputs[0].numel(), dtype=outputs.dtype, device=outputs.device)
+        found = gradients((outputs[0].flatten() * factors).sum(), leaves)
+        count = len(outputs)
+        if any(len(one) % count or bool(one.reshape(count, -1)[1:].any()) for one in found):
+            raise UserError(
+                f"quantities=[approximations]: the inputs of {weight.parameter} are not one sample after the other",
+                got=f"calls of shape {', '.join(str(tuple(one.shape)) for one in found)} for {count} samples",
+                allowed="linear maps whose inputs have the samples as their first axis, each apart from the others",
+                remedy="name approximations without K-FAC: approximation.names=[diagonal,shampoo,soap,kfoc]",
+            )
 
     def _hessian(self) -> Float[Tensor, "batch positions width width"]:
         leaf = self.raw.detach().requires_grad_()
@@ -175,15 +212,6 @@ class OutputSide:
         )
 
 
-def linear_of(problem: Problem, weight: Weight) -> nn.Linear | None:
-    """Return the linear map that holds a weight whole; None where there is none."""
-    place, _, name = weight.parameter.rpartition(".")
-    module = problem.network.get_submodule(place)
-    if isinstance(module, nn.Linear) and name == "weight" and weight.index is None:
-        return module
-    return None
-
-
 def _seen(
     inputs: list[Tensor], leaves: list[Tensor], module: nn.Module, given: tuple[Tensor], output: Tensor
 ) -> Tensor:
@@ -193,11 +221,6 @@ def _seen(
     inputs.append(given[0].detach())
     leaves.append(leaf)
     return leaf
-
-
-def _joined(calls: list[Tensor]) -> Float[Tensor, "batch uses d"]:
-    """Return the vectors of every use of a map by a sample, its calls one after the other, in float64."""
-    return torch.cat([call.reshape(len(call), -1, call.shape[-1]) for call in calls], dim=1).double()
 
 
 def _check_bytes(size: int, what: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import nan
 
@@ -21,6 +21,7 @@ from hessfig.models.blocks import matrices_of
 from hessfig.terms import PRUNED_BY, Matrix, Surrogate
 
 _FIELLER = 1.06  # the variance of Spearman's z is this over n - 3 (Fieller, Hartley and Pearson 1957)
+_ROUNDINGS = 64  # rises below so many roundings of the loss, and saliencies of the largest, rank as 0
 _BY_ROWS = (Matrix.W_Q, Matrix.W_K, Matrix.W_V)  # a head is some of their rows, and columns of W_O
 Groups = list[Tensor]
 
@@ -75,6 +76,7 @@ class _Pruned:
         shares = request.at.config.compression.shares
         self._counts = sorted({0, *(round(share * size) for share in shares)})
         self._before = float(subject.losses(subject.weights[None]))
+        self._rounding = _ROUNDINGS * torch.finfo(subject.weights.dtype).eps
         eye = torch.arange(size)
         self._rises = self._rise(zeroed_each([one[None] for one in eye], self._weights))
         self._rows = [row for _, shape, places in subject.matrices for row in places.view(shape)]
@@ -83,19 +85,18 @@ class _Pruned:
 
     def rows(self) -> Iterator[Row]:
         """Yield all rows of the block."""
-        yield from self._along("removed_share", torch.tensor(self._counts) / len(self._weights))
+        yield from self._along("removed_share", [count / len(self._weights) for count in self._counts])
         of_rows, of_heads = (self._rise(zeroed_each(one, self._weights)) for one in (self._rows, self._heads))
-        yield from self._along("head_increase", of_heads, first=1)
+        yield from self._along("head_increase", of_heads.tolist(), first=1)
         for name, one in self._saliencies.items():
             yield self._correlation(f"{name}_correlation", one.single, self._rises)
-            yield self._correlation(
-                f"{name}_row_correlation", torch.tensor([one.of(row) for row in self._rows]), of_rows
-            )
+            saliencies = torch.tensor([one.of(row) for row in self._rows], dtype=torch.float64)
+            yield self._correlation(f"{name}_row_correlation", saliencies, of_rows)
             if one.inverse is not None:
                 moved = self._rise(compensated(self._weights, one.inverse))
                 yield self._correlation(f"{name}_compensated_correlation", one.single, moved)
-            yield from self._along(f"{name}_loss", self.subject.losses(one.path.to(self.subject.weights)))
-            yield from self._along(f"{name}_head", torch.tensor([one.of(head) for head in self._heads]), first=1)
+            yield from self._along(f"{name}_loss", self.subject.losses(one.path.to(self.subject.weights)).tolist())
+            yield from self._along(f"{name}_head", [one.of(head) for head in self._heads], first=1)
 
     def of_weights(self) -> dict[str, Tensor]:
         """Return the true rise and every saliency of all weights."""
@@ -120,12 +121,14 @@ class _Pruned:
     def _additive(self, single: Tensor) -> _Saliency:
         return _Saliency(single, zeroed(self._weights, single.argsort(stable=True), self._counts))
 
-    def _along(self, name: str, values: Tensor, *, first: int = 0) -> Iterator[Row]:
-        for place, value in enumerate(values.tolist(), first):
+    def _along(self, name: str, values: Sequence[float], *, first: int = 0) -> Iterator[Row]:
+        for place, value in enumerate(values, first):
             yield state_row(name, self._request, value, block=self.subject.block, index=place)
 
     def _correlation(self, name: str, one: Tensor, other: Tensor) -> Row:
-        found, count = spearman(one, other), len(one)
+        """Return Spearman's correlation of saliencies with rises; what is rounding of 0 (as of b_K) has equal ranks."""
+        saliencies = _flushed(one, self._rounding * float(one.abs().max()) if len(one) else 0.0)
+        found, count = spearman(saliencies, _flushed(other, self._rounding * abs(self._before))), len(one)
         error = (1 - found**2) * (_FIELLER / (count - 3)) ** 0.5 if count > 3 else nan
         return state_row(name, self._request, found, block=self.subject.block, error=error)
 
@@ -141,6 +144,11 @@ def zeroed_each(groups: Groups, weights: Float[Tensor, " dim"]) -> Float[Tensor,
 def spearman(one: Float[Tensor, " n"], other: Float[Tensor, " n"]) -> float:
     """Return Spearman's rank correlation, ties sharing the mean of their ranks; nan where one does not change."""
     return float(torch.corrcoef(torch.stack([_ranks(one), _ranks(other)]))[0, 1]) if len(one) > 1 else nan
+
+
+def _flushed(values: Float[Tensor, " n"], least: float) -> Float[Tensor, " n"]:
+    """Return values with 0 in place of those that are smaller than `least` in size."""
+    return torch.where(values.abs() < least, 0.0, values)
 
 
 def _ranks(values: Float[Tensor, " n"]) -> Float[Tensor, " n"]:

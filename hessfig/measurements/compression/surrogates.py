@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 
 from hessfig.curvature.approximations.named import Material, Samples
-from hessfig.curvature.approximations.signals import OutputSide, linear_of
+from hessfig.curvature.approximations.signals import OutputSide
 from hessfig.curvature.column import Column, completed, view_of
 from hessfig.curvature.problem import Problem
 from hessfig.measurements.block_norms import dense_blocks
@@ -93,7 +93,7 @@ class Subject:
         """
         kfac, inputs = outer.diag(), torch.eye(len(outer), dtype=torch.float64)
         for weight, shape, places in self.pieces:
-            if len(shape) == 2 and linear_of(self.problem, weight) is not None:
+            if len(shape) == 2 and self._samples.output_side.linear_of(weight) is not None:
                 material, eye = self._material([weight], shape), torch.eye(len(places), dtype=torch.float64)
                 square = places[:, None], places
                 kfac[square] = material.approximation(Approximation.kfac).matmat(eye)

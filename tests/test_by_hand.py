@@ -1,0 +1,117 @@
+"""The pages' formulas of approximations, saliencies and roundings, tried without the package on networks of its own."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from hessfig.config.compose import compose
+from hessfig.states.exported import plain_files
+from hessfig.sweep.measure import measure
+from hessfig.sweep.plan import Sweep
+from hessfig.terms import ROUNDINGS, SALIENCIES, Approximation
+from tests.pages import ROOT, text_of
+from tests.runs import hessfig as command
+
+SCRIPTS = {"approximations_by_hand": 507, "saliencies_by_hand": 460}  # with the numbers that each recomputes
+# An interpreter in which hessfig cannot be imported runs a file as python does.
+ALONE = (
+    "import os, sys, runpy; sys.modules['hessfig'] = None; del sys.argv[0]; "
+    "sys.path.insert(0, os.path.dirname(sys.argv[0])); runpy.run_path(sys.argv[0], {}, '__main__')"
+)
+SMALL = (
+    *("sweep=sigma", "sweep.vary={}", "grid.values=[0.5]", "seeds=1", "estimator=dense", "dtype=float64"),
+    *("model.d_model=8", "model.n_heads=2", "model.d_mlp=6", "model.mlp=gelu", "task.digits=1", "task.batch_size=10"),
+    *("training.batch_size=8", "quantities=[approximations,pruning,quantisation]", "compression.shares=[0.3,0.7]"),
+)
+TRAINED = ("state=trained", "training=adamw", "state.step=[5]", "training.steps=5", "training.warmup=1")
+NETWORKS = {
+    "plain": ["blocks=[W_Q]"],
+    "shared keys": ["model.n_kv_heads=1", "blocks=[W_K]"],
+    "post-norm": ["model.norm=post", "blocks=[W_in]"],
+    "sigmoid": ["model.attention=sigmoid", "blocks=[W_V]"],
+    "gate and RMSNorm": ["model.gate=output", "model.norm=pre", "model.norm_kind=rms", "blocks=[W_G]"],
+    "two layers": ["model.n_layers=2", "model.norm=pre", "model.mlp=swiglu", "blocks=[W_K@1]"],
+    "whole": [*TRAINED, "model.d_model=2", "model.d_mlp=2", "model.n_heads=1", "blocks=[all]"],
+}
+
+
+def alone(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run an example with its arguments in an interpreter without hessfig."""
+    words = [sys.executable, "-I", "-c", ALONE, str(ROOT / f"examples/{script}.py"), *map(str, arguments)]
+    return subprocess.run(words, capture_output=True, text=True, check=False, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the example's table and the export of its network."""
+    folder = tmp_path_factory.mktemp("by_hand")
+    done = command("run", "--config-dir", str(ROOT / "examples"), "sweep=by_hand", "workers=1", folder=folder)
+    assert done.returncode == 0, done.stderr
+    done = command("export", "outputs/by_hand", "into=network", folder=folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("script", "count"), SCRIPTS.items())
+def test_a_stranger_recomputes_every_number_of_the_table(script: str, count: int, made: Path) -> None:
+    found = alone(script, made / "network", made / "outputs/by_hand/table.csv")
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert found.stdout.splitlines()[-1] == f"0 of {count} numbers differ"
+
+
+@pytest.fixture
+def examples(monkeypatch: pytest.MonkeyPatch) -> tuple[ModuleType, ModuleType]:
+    """The two scripts as modules."""
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    import approximations_by_hand
+    import saliencies_by_hand
+
+    return approximations_by_hand, saliencies_by_hand
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_row_of_a_network_of_today_is_recomputed(
+    name: str, examples: tuple[ModuleType, ModuleType], tmp_path: Path
+) -> None:
+    sweep = Sweep(compose([*SMALL, f"output_dir={tmp_path}", *NETWORKS[name]]).variants)
+    first = sweep.cells[0]
+    said = {"variant": "", "num_layers": first.num_layers}
+    files = plain_files(sweep.config, sigma=first.sigma, seed=first.seed, step=first.step, said=said)
+    for file, content in files.items():
+        (tmp_path / file).write_bytes(content)
+    network, is_same = examples[0].Today(tmp_path), examples[0].is_same
+    table = {
+        (row["quantity"], row["layer"], str(row["col"]), str(row.get("part") or ""), _text(row.get("index"))): row[
+            "value"
+        ]
+        for cell in sweep.cells
+        for row in measure(cell).rows
+    }
+    layer, block = next(iter(table))[1:3]
+    found = {key: value for one in examples for key, value in one.recomputed(network, layer, block).items()}
+    mine = {key: value for key, value in table.items() if key[1:3] == (layer, block)}
+    assert len(mine) > 150
+    assert [key for key in mine if not is_same(key[0], found.get(key, math.inf), mine[key])] == []
+    moved = [key for key in mine if not is_same(key[0], found[key] * (1 + 3e-7), mine[key])]
+    assert len(moved) > 0.8 * len(mine)  # others are 0, or about to be
+
+
+def _text(index: object) -> str:
+    return "" if index is None else str(index)
+
+
+@pytest.mark.parametrize(
+    ("page", "names"), [("approximations", [*Approximation]), ("pruning", [*SALIENCIES, *ROUNDINGS])]
+)
+def test_every_name_has_its_formula_on_its_page(page: str, names: list[str]) -> None:
+    tables = [line for line in text_of(f"docs/{page}.md").splitlines() if line.startswith("| `")]
+    defined = {name.strip("` ") for line in tables for name in line.split("|")[1].split(",")}
+    general = {one for one in defined if one.endswith("_A")}
+    assert all(name in defined or f"{name.partition('_')[0]}_A" in general for name in names)
