@@ -76,7 +76,7 @@ def _check_values(table: pd.DataFrame, broken: Broken) -> None:
 
 def _is_plain(name: str) -> bool:
     """Return whether a name is that of one folder: nothing in a table may lead out of it."""
-    return name not in ("", ".", "..") and "/" not in name
+    return name not in ("", ".", "..") and "/" not in name and not name.startswith("-")
 
 
 def _is_text(text: str) -> bool:
