@@ -222,13 +222,13 @@ class Bundle:
 
     def files(self) -> dict[str, bytes]:
         """Return every file by its name in the archive's folder. Raises UserError for one that cannot be read."""
-        table, manifest = self._texts()
+        requirements, (table, manifest) = self._requirements().encode(), self._texts()
         found = {TABLE: table, MANIFEST: manifest, **self._arrays(), **self._remembered()}
         found |= {f"{OWN}/{name}": path.read_bytes() for name, path in sorted(self._own.items())}
         found |= dict(self._batches())
         found |= self._figures(found)
         found["CITATION.cff"] = resources("hessfig.data").joinpath("CITATION.cff").read_bytes()
-        found[REQUIREMENTS] = self._requirements().encode()
+        found[REQUIREMENTS] = requirements
         found["README.md"] = self._readme(found).encode()
         self._note_places(found)
         sums = (f"{hashlib.sha256(content).hexdigest()}  {name}\n" for name, content in sorted(found.items()))

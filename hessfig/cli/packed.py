@@ -164,12 +164,12 @@ def check_code(job: Job, given: str | None) -> None:
     specs = list(dict.fromkeys(spec for _, config in job.variants for spec in specs_of(config)))
     named = (given or "").split(",")
     if specs and RUN not in named:
-        place = f" from {job.own}" if job.own else ""
+        files = [spec for spec in specs if ".py:" in spec and not _is_file_of(spec, job.own)]
         raise UserError(
             "the manifest names code, and no code is run that the command does not ask for",
             got=first_few([plain(spec) for spec in specs]),
-            allowed=f"{CODE}={RUN}, once you have read it{place}",
-            remedy=f"read it, then give {CODE}={RUN} as well",
+            allowed=f"{CODE}={RUN}, for code in {job.own or 'a folder that --config-dir names'}; other code is named",
+            remedy=f"read it, and if you trust it: {CODE}={','.join([RUN, *map(plain, files)])}",
         )
     found: dict[str, Path] = {}
     for spec in specs:
@@ -181,9 +181,7 @@ def check_code(job: Job, given: str | None) -> None:
 
 def _code(spec: str, own: Path | None, *, is_named: bool) -> dict[str, Path]:
     """Return the files behind code that a manifest names, those that it imports too, which all lie in `own`."""
-    place = spec.rpartition(":")[0]
-    file = (own or Path()) / place
-    if is_named or (own and _is_inside(place) and place.endswith(".py") and _is_in(file, own)):
+    if is_named or _is_file_of(spec, own):
         with guarded(CODE, spec):
             found = files_of(spec, str(own) if own else None)
         if is_named or (own and found and all(_is_in(path, own) for path in found.values())):
@@ -194,6 +192,12 @@ def _code(spec: str, own: Path | None, *, is_named: bool) -> dict[str, Path]:
         allowed=f"a file in {own or f'a folder that --config-dir names, or in the folder {OWN} of a bundle'}",
         remedy=f"--config-dir FOLDER with that file, or name it too, if you trust it: {CODE}={RUN},{plain(spec)}",
     )
+
+
+def _is_file_of(spec: str, own: Path | None) -> bool:
+    """Whether code is that of a file in the folder `own`, by a name that leads nowhere else."""
+    place = spec.rpartition(":")[0]
+    return own is not None and place.endswith(".py") and _is_inside(place) and _is_in(own / place, own)
 
 
 def check_paths(job: Job) -> None:

@@ -45,9 +45,8 @@ def reproduce(arguments: Sequence[str]) -> int:
         job = job_again(folder, first[1], own, given)
         with _folder(given.get("output_dir"), folder, job.config.sweep.name) as output:
             again = _measured(job.in_folder(str(output)), str(first[1].get("command") or ""))
-            code = _compared(first, made(again), rows, is_repeat=True)
-            code = max(code, _compare_arrays(folder, again))
-        return max(code, _compare_figures(folder, job.config.sweep.name, job.own))
+            beside = [*_other_arrays(folder, again), *_other_figures(folder, job.config.sweep.name, job.own)]
+            return _compared(first, made(again), rows, is_repeat=True, beside=beside)
 
 
 def _rows(given: Mapping[str, str]) -> Path:
@@ -164,7 +163,8 @@ def _measured(job: Job, command: str) -> Path:
     return sweep.folder
 
 
-def _compared(first: Made, second: Made, path: Path, *, is_repeat: bool) -> int:
+def _compared(first: Made, second: Made, path: Path, *, is_repeat: bool, beside: Sequence[str] = ()) -> int:
+    """Print and write the comparison of two tables; `beside` says what else is not reproduced."""
     from hessfig.analysis.comparison.reproduced import compare_repeat, machines
 
     found = compare_repeat(first[0], second[0], is_repeat=is_repeat)
@@ -172,29 +172,29 @@ def _compared(first: Made, second: Made, path: Path, *, is_repeat: bool) -> int:
     show(found.table())
     if first[1] or second[1]:
         show(machines(first[1], second[1]))
-    say(found.sentence(), *found.notes(), f"written: {path}")
-    return 0 if found.is_reproduced else 1
+    say(found.sentence(beside), *found.notes(), f"written: {path}")
+    return 1 if beside or not found.is_reproduced else 0
 
 
-def _compare_arrays(folder: Path, again: Path) -> int:
-    """Compare the arrays next to two tables, and say which are not equal; return 1 if one is not, else 0."""
+def _other_arrays(folder: Path, again: Path) -> list[str]:
+    """Compare the arrays next to two tables, and say which are not equal; return in words that some are not."""
     from hessfig.analysis.comparison.repeated_arrays import unequal_arrays
 
     count, other = unequal_arrays(folder, again)
     if count:
         differ = f"; different: {first_few([plain(one) for one in other], most=3)}" if other else ""
         say(f"stored arrays: {count - len(other)} of {count} files equal{differ}")
-    return 1 if other else 0
+    return [f"{len(other)} files of arrays different"] if other else []
 
 
-def _compare_figures(folder: Path, name: str, own: Path | None) -> int:
-    """Draw the figures of a bundle from its table, whose numbers were compared, and say which files are not equal.
+def _other_figures(folder: Path, name: str, own: Path | None) -> list[str]:
+    """Draw the figures of a bundle from its own table, whose numbers are compared, and say which files are not equal.
 
-    Returns 1 if one is not, else 0.
+    Returns in words that some are not.
     """
     kept = {path.relative_to(folder / FIGURES).as_posix(): path for path in _files_below(folder / FIGURES)}
     if not kept:
-        return 0
+        return []
     with tempfile.TemporaryDirectory(prefix="hessfig-") as temporary:
         (Path(temporary) / name).symlink_to(folder.resolve())
         paths = draw_all(Path(temporary) / name, own, Path(temporary) / FIGURES)
@@ -202,7 +202,7 @@ def _compare_figures(folder: Path, name: str, own: Path | None) -> int:
     other = [plain(one) for one, path in sorted(kept.items()) if drawn.get(one) != path.read_bytes()]
     differ = f"; different: {', '.join(other)} (here with matplotlib {version('matplotlib')})" if other else ""
     say(f"figures drawn again: {len(kept) - len(other)} of {len(kept)} files equal to the byte{differ}")
-    return 1 if other else 0
+    return [f"{len(other)} files of figures different"] if other else []
 
 
 def _files_below(folder: Path) -> list[Path]:

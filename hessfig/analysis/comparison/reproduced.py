@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -70,11 +70,14 @@ class Reproduction:
         """Return the rows as CSV, numbers with all their digits."""
         return str(self.rows.to_csv(index=False, lineterminator="\n"))
 
-    def sentence(self) -> str:
-        """Return in one line whether the table was reproduced, and on what that rests."""
+    def sentence(self, beside: Sequence[str] = ()) -> str:
+        """Return in one line whether the table was reproduced, and on what that rests.
+
+        `beside` says what else of a bundle was not.
+        """
         counted = ", ".join(f"{count} {verdict}" for verdict, count in self.counts.items() if count)
-        word = "reproduced" if self.is_reproduced else "not reproduced"
-        return f"{word}: of {len(self.rows)} numbers {counted}"
+        word = "reproduced" if self.is_reproduced and not beside else "not reproduced"
+        return "; ".join([f"{word}: of {len(self.rows)} numbers {counted}", *beside])
 
     def notes(self) -> list[str]:
         """Return a line for the largest difference, for curves that are shifted, and for numbers without a partner."""
