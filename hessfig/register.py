@@ -23,8 +23,9 @@ REGISTER = ".written-by-hessfig"
 def publish(contents: Mapping[Path, str | bytes], kind: str, *, known: Collection[str] = ()) -> list[Path]:
     """Write files that belong to each other, all or none, and return their paths; they are of one `kind`.
 
-    What stands there is replaced if it is in the register as of this kind and unchanged, or if its SHA-256 is `known`
-    to be that of a file of hessfig's. Raises UserError for anything else, and as `write_together` does.
+    What stands there is replaced if it is in the register as of this kind and unchanged, or if it is in none and its
+    SHA-256 is `known` to be that of a file of hessfig's. Raises UserError for anything else, and where nothing can be
+    written.
     """
     new = {path: _as_bytes(content) for path, content in contents.items()}
     same = {path for path, content in new.items() if _holds(path, content)}
@@ -77,10 +78,8 @@ def _foreign(path: Path, kind: str, known: Collection[str]) -> str:
     if path.is_symlink() or not path.is_file():
         return "a link" if path.is_symlink() else "a folder, a pipe or a device" if path.exists() else ""
     entry, found = _entry(path), fingerprint(path)
-    if found in known:
-        return ""
     if entry is None:
-        return "a file that is in no register of hessfig's"
+        return "" if found in known else "a file that is in no register of hessfig's"
     if found not in entry["sha256"]:
         return "a file that was changed since hessfig wrote it"
     return "" if entry["kind"] == kind else f"a {entry['kind']} of hessfig's, not a {kind}"

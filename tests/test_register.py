@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import time
@@ -11,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from hessfig.errors import UserError
-from hessfig.register import REGISTER, check_free, publish, withdraw
+from hessfig.record import CHECKSUM, checksum, read_checked
+from hessfig.register import REGISTER, check_free, publish, vouched, withdraw
 from tests.analysis.synthetic import make_table, write_sweep
 from tests.conftest import Answer
 from tests.runs import hessfig
@@ -129,7 +131,6 @@ VERBS: dict[str, tuple[tuple[str, ...], str]] = {
     "run": (("run", "sweep=sigma", *SMALL, "seeds=2"), "outputs/sigma/table.csv"),
     "run, manifest": (("run", "sweep=sigma", *SMALL, "seeds=2"), "outputs/sigma/manifest.json"),
     "slopes": (("slopes", "sweep=sigma"), "outputs/sigma/slopes.csv"),
-    "check": (("check", "sweep=sigma", "tolerance=9"), "outputs/sigma/slopes.csv"),
     "levels": (("slopes", "sweep=sigma", "levels=true"), "outputs/sigma/levels.csv"),
     "compare": (("compare", "sweep=sigma", "reference=other/table.csv"), "outputs/sigma/paired.csv"),
     "plot": (("plot", "figure=3a"), "outputs/figures/fig3a.pdf"),
@@ -142,9 +143,9 @@ VERBS: dict[str, tuple[tuple[str, ...], str]] = {
     "report": (("report", "format=pdf"), "outputs/results-at-a-glance.pdf"),
     "bundle": (("bundle", "sweep=sigma"), "sigma.zip"),
     "bundle, named": (("bundle", "sweep=sigma", "file=mine.zip"), "mine.zip"),
-    "export": (("export", "sweep=sigma", *SMALL, "seeds=1", "sigma=0.01", "into=net.zip"), "net.zip"),
+    "export": (("export", "outputs/sigma", "seed=1234", "sigma=0.01", "into=net.zip"), "net.zip"),
     "reproduce": (("reproduce", "outputs/sigma", "beside=other"), "reproduced.csv"),
-    "verify": (("verify", "statement=lem41", "seeds=1"), "outputs/theory/report.md"),
+    "verify": (("verify", "statement=lem41", "seeds=1"), "outputs/verify/report.md"),
 }
 
 
@@ -223,14 +224,9 @@ def test_hidden_files_of_the_users_stay_however_they_are_called(cli: Cli, swept:
 
 def test_tables_of_0_2_1_are_replaced_and_those_without_a_seal_are_not(tmp_path: Path) -> None:
     """They have no register: the manifest vouches for both, by its own checksum and the table's hash."""
-    from hessfig.record import CHECKSUM, checksum, read_checked
-    from hessfig.register import vouched
-
     folder = write_sweep(make_table(seeds=1), tmp_path)
     assert vouched(folder) == []
     manifest = read_checked(folder / "manifest.json")
-    import json
-
     (folder / "manifest.json").write_text(json.dumps({**manifest, CHECKSUM: checksum(manifest)}))
     paths = [folder / "table.csv", folder / "manifest.json"]
     check_free(paths, "table", known=vouched(folder))
