@@ -57,28 +57,22 @@ class Unused:
 def unused(folder: Path, current: Variants | None) -> Unused:
     """Return what nothing uses in the folder of a sweep, whose settings are now `current` (None: there is none).
 
-    A cell is kept when the table on disk lists it, when the current settings ask for it, when it is a
-    pilot of a network of either, when its file cannot be read (nobody knows what it is of), and when it was written
-    less than a day ago (YOUNG). Every cell is kept while a run is at work in the folder, when it is not known what the
-    table lists, and what the settings ask for: no code of the user's is run to find out.
+    A cell is kept when the table on disk lists it, when the current settings ask for it, when it is a pilot of a
+    network of either, when its file cannot be read (nobody knows what it is of), and when it was written less than a
+    day ago (YOUNG). Every cell is kept while a run is at work in the folder, and when it is not known what the table
+    lists or what the settings ask for: no code of the user's is run to find out.
     """
     store = CellStore(folder / "cells")
     sciences, old = dict(_sciences(store)), sorted(leftovers(folder))
     why = "a run is at work there" if _is_busy(folder) else ""
     try:
-        listed = _listed(folder)
+        listed, planned = _listed(folder), _planned(current) if current else set()
+    except UserError as error:
+        why = why or f"nobody can say what its settings ask for ({error.what})"
     except (OSError, ValueError, KeyError, TypeError, RecursionError, csv.Error) as error:
         why = why or f"nobody can say what its table lists ({type(error).__name__}: {error})"
     if why:
         return Unused(folder, [], old, len(sciences), why=why)
-    if current and any(config.model.kind == Kind.python or specs_of(config) for _, config in current):
-        is_all = all(_row(science) in listed for science in sciences.values())
-        why = "" if is_all else "its settings name code, which is not run to find out what they ask for"
-        return Unused(folder, [], old, len(sciences), why=why)
-    try:
-        planned = _planned(current) if current else set()
-    except UserError as error:
-        return Unused(folder, [], old, len(sciences), why=f"what its settings ask for is not known ({error.what})")
     used = {key for key, science in sciences.items() if key in planned or _row(science) in listed}
     networks = {_network(sciences[key]) for key in used}
     used |= {key for key, science in sciences.items() if science["seed"] < 0 and _network(science) in networks}
@@ -143,7 +137,17 @@ def _is_old(store: CellStore, key: str, now: float) -> bool:
 
 
 def _planned(current: Variants) -> set[str]:
-    """Return the keys of the cells that the settings ask for, pilots included. Raises UserError where none can be."""
+    """Return the keys of the cells that the settings ask for, pilots included.
+
+    Raises UserError where these cannot be found, or not without running code of the user's.
+    """
+    if any(config.model.kind == Kind.python or specs_of(config) for _, config in current):
+        raise UserError(
+            "they name code, which is not run here",
+            got=[spec for _, config in current for spec in specs_of(config)],
+            allowed="settings that name no code",
+            remedy="remove by hand what no table lists, or leave it",
+        )
     sweep = Sweep(current)
     return {cell.key for cell in (*sweep.cells, *sweep.pilots)}
 
