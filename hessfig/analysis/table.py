@@ -194,5 +194,5 @@ def _numbers(column: pd.Series, path: Path) -> pd.Series:
 
 
 def _broken(path: Path, what: str, *, got: str, allowed: str = "a table as `hessfig run` writes it") -> UserError:
-    remedy = f"make it again: {run_command(path.parent)}"
+    remedy = f"move it away, and make it again: {run_command(path.parent)}"
     return UserError(f"{path}: {what}", got=got, allowed=allowed, remedy=remedy)

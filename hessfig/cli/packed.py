@@ -26,6 +26,7 @@ ARCHIVE = ".zip"
 _OF_BUNDLES = (OWN, BATCHES, REQUIREMENTS, "CITATION.cff")  # what no sweep's folder has
 _LARGEST_SUMS, _MOST_ENTRIES = 16 * 2**20, 50_000
 _LARGEST_FILE, _LARGEST_ARCHIVE = 2**30, 8 * 2**30  # bytes, unpacked
+_LARGEST_DIRECTORY, _END = 16 * 2**20, 22  # bytes of the list of entries, and of the record that ends an archive
 _LINE = re.compile(r"([0-9a-f]{64})  (\S(?:.*\S)?)")
 _CHUNK = 2**20
 _DAMAGES = (OSError, ValueError, EOFError, RuntimeError, NotImplementedError, zipfile.BadZipFile, zlib.error)
@@ -114,6 +115,7 @@ def _no_bundle(place: Path, got: str) -> UserError:
 def _unpacked(archive: Path, into: Path) -> Path:
     """Return the one folder that an archive holds. No entry leads out of it, and none is larger than it claims."""
     try:
+        _check_directory(archive)
         with zipfile.ZipFile(archive) as opened:
             entries = [entry for entry in opened.infolist() if not entry.is_dir()]
             (name,) = _checked(entries)
@@ -122,6 +124,19 @@ def _unpacked(archive: Path, into: Path) -> Path:
     except _DAMAGES as error:
         raise _no_bundle(archive, f"{type(error).__name__}: {error}"[:200]) from error
     return into / name
+
+
+def _check_directory(archive: Path) -> None:
+    """Raise ValueError for a list of entries that would fill the memory, or that is in the form for such."""
+    with archive.open("rb") as handle:
+        handle.seek(-min(archive.stat().st_size, _END + 2**16), os.SEEK_END)
+        tail = handle.read()
+    end = tail.rfind(b"PK\x05\x06")
+    if end < 0 or len(tail) < end + _END:
+        raise zipfile.BadZipFile("no list of entries at its end")
+    size = int.from_bytes(tail[end + 12 : end + 16], "little")
+    if size > _LARGEST_DIRECTORY or b"PK\x06\x07" in tail[max(0, end - 20) : end]:
+        raise ValueError(f"a list of entries of {size} bytes")
 
 
 def _checked(entries: Sequence[zipfile.ZipInfo]) -> set[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Iterator
@@ -106,8 +107,8 @@ def _check_file(path: Path, group: str, shipped: list[str]) -> None:
 
 def _check_defaults(root: yaml.Node | None, path: Path) -> None:
     """Raise UserError for a list of defaults that names files of no group, which nobody checks."""
-    top = {key.value: value for key, value in root.value} if isinstance(root, yaml.MappingNode) else {}
-    for text in _texts(top.get("defaults"), set()):
+    entries = root.value if isinstance(root, yaml.MappingNode) else []
+    for text in itertools.chain(*(_texts(value, set()) for key, value in entries if key.value == "defaults")):
         word = text.rpartition(" ")[2]
         if "/" in word.lstrip("/") or (word.startswith("/") and word.strip("/").partition("@")[0] not in GROUPS):
             raise UserError(

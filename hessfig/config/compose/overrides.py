@@ -20,7 +20,7 @@ from hessfig.config.facts import Role
 from hessfig.config.presets import names
 from hessfig.config.schema import GROUPS
 from hessfig.config.settings import is_setting, meant, open_settings, role_of, siblings
-from hessfig.config.user_dir import NAME, check_references
+from hessfig.config.user_dir import NAME
 from hessfig.errors import UserError, did_you_mean
 
 QUOTE = "'"
@@ -34,7 +34,6 @@ def check_words(words: Sequence[str], own: Path | None, *, several: bool) -> Non
     """
     for word in words:
         _check_size(word)
-        check_references(word, word.partition("=")[0])
         override = _parsed(word, own)
         _check_form(word, override)
         if override.is_sweep_override():
