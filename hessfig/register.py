@@ -1,7 +1,7 @@
 """The register of what hessfig wrote: only that, as long as it is unchanged, is ever replaced or removed.
 
-Beside every file for a reader (a table, a picture, an archive) lies a folder `.written-by-hessfig`, with a file of the
-same name that says which kind of file was written, and its SHA-256.
+Beside every file for a reader (a table, a picture, an archive) lies a folder `.written-by-hessfig`, with a JSON file of
+its name that says which kind of file was written, and its SHA-256.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def withdraw(path: Path) -> bool:
     entry = _entry(path)
     if entry and not _foreign(path, entry["kind"], ()):
         path.unlink(missing_ok=True)
-        (path.parent / REGISTER / path.name).unlink(missing_ok=True)
+        _place(path).unlink(missing_ok=True)
     return not (path.exists() or path.is_symlink())
 
 
@@ -93,7 +93,7 @@ def _holds(path: Path, content: bytes) -> bool:
 def _entry(path: Path) -> dict[str, str] | None:
     """Return what the register says of a file; nothing where it says nothing that can be trusted."""
     with suppress(OSError, ValueError, TypeError, RecursionError):
-        found = read_checked(path.parent / REGISTER / path.name)
+        found = read_checked(_place(path))
         is_whole = CHECKSUM in found and isinstance(found.get("kind"), str) and isinstance(found.get("sha256"), list)
         return found if is_whole else None
     return None
@@ -101,7 +101,12 @@ def _entry(path: Path) -> dict[str, str] | None:
 
 def _note(path: Path, kind: str, hashes: list[str]) -> None:
     content = {"kind": kind, "sha256": sorted(set(hashes))}
-    write_text(path.parent / REGISTER / path.name, json.dumps({**content, CHECKSUM: checksum(content)}) + "\n")
+    write_text(_place(path), json.dumps({**content, CHECKSUM: checksum(content)}) + "\n")
+
+
+def _place(path: Path) -> Path:
+    """Return where the register keeps what it says of a file."""
+    return path.parent / REGISTER / f"{path.name}.json"
 
 
 def _as_bytes(content: str | bytes) -> bytes:

@@ -120,7 +120,7 @@ def test_a_forged_entry_of_the_register_says_nothing(tmp_path: Path) -> None:
     path.write_text(MINE)
     (tmp_path / REGISTER).mkdir()
     for text in ("", "[]", '{"kind": "table", "sha256": []}', '{"kind": 1, "sha256": 2, "checksum": "x"}', "[" * 9999):
-        (tmp_path / REGISTER / "a.csv").write_text(text)
+        (tmp_path / REGISTER / "a.csv.json").write_text(text)
         with pytest.raises(UserError, match="in no register"):
             publish({path: "1"}, "table")
     assert path.read_text() == MINE
