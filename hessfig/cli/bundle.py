@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import re
 import shlex
-import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from importlib.metadata import version
 from importlib.resources import files as resources
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,13 +18,24 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from hessfig.cli.dispatch import check_read
 from hessfig.cli.flags import Command, own_words
 from hessfig.cli.flags import read as read_flags
-from hessfig.cli.packed import ARCHIVE, BATCHES, CODE, FIGURES, OWN, REQUIREMENTS, SUMS, places_of
 from hessfig.cli.reproduce import draw_all, job_again, made, words_of
 from hessfig.cli.terminal import say
 from hessfig.cli.verbs import VERBS
 from hessfig.config import Config, Kind, StateConfig
 from hessfig.config.compose import Job, jobs
 from hessfig.config.compose.overrides import check_words
+from hessfig.config.packed import (
+    ARCHIVE,
+    BATCHES,
+    CODE,
+    FIGURES,
+    OWN,
+    REQUIREMENTS,
+    SUMS,
+    places_of,
+    requirements_of,
+    zipped,
+)
 from hessfig.config.schema import GROUPS
 from hessfig.config.user_code import files_of, is_own, specs_of
 from hessfig.config.user_dir import NAME, NAME_IN_WORDS
@@ -43,9 +51,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _BUNDLE, _EXPORT = "bundle", "exported network"  # kinds of files, for the register
 LARGEST = 200_000_000  # bytes of a file of weights or data that is packed; of a larger one only its SHA-256
-_THEN = (1980, 1, 1, 0, 0, 0)  # the earliest time of a zip archive
 _ABSOLUTE = re.compile(r"(?<![\w.:/])/(?:home|root|Users|tmp|mnt|scratch|work|data|opt|var)/[^\s\"']*")
-_PACKAGE, _VERSION = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"), re.compile(r"[0-9][A-Za-z0-9.!_-]*")
 _LOCAL_WORDS = ("output_dir=", "workers=", "force_workers=", "launcher", "shard=", "memory=")
 
 
@@ -190,17 +196,6 @@ def _is_named(value: object, text: str) -> bool:
     return str(value) == text
 
 
-def zipped(name: str, files: Mapping[str, bytes]) -> bytes:
-    """Return an archive of `files` in one folder; equal files make equal bytes (with the same zlib)."""
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        for path in sorted(files):
-            entry = zipfile.ZipInfo(f"{name}/{path}", _THEN)
-            entry.external_attr, entry.compress_type, entry.create_system = 0o644 << 16, zipfile.ZIP_DEFLATED, 3
-            archive.writestr(entry, files[path])
-    return buffer.getvalue()
-
-
 @dataclass(frozen=True)
 class Bundle:
     """What is packed of a sweep's folder; `job` is what its manifest asks for, `notes` are for the reader."""
@@ -222,7 +217,7 @@ class Bundle:
 
     def files(self) -> dict[str, bytes]:
         """Return every file by its name in the archive's folder. Raises UserError for one that cannot be read."""
-        requirements, (table, manifest) = self._requirements().encode(), self._texts()
+        requirements, (table, manifest) = requirements_of(self.manifest).encode(), self._texts()
         found = {TABLE: table, MANIFEST: manifest, **self._arrays(), **self._remembered()}
         found |= {f"{OWN}/{name}": path.read_bytes() for name, path in sorted(self._own.items())}
         found |= dict(self._batches())
@@ -354,28 +349,9 @@ class Bundle:
             drawn = draw_all(folder, self.job.own, Path(temporary) / FIGURES)
             return {f"{FIGURES}/{path.name}": path.read_bytes() for path in drawn}
 
-    def _requirements(self) -> str:
-        """Return the versions that made the table, as pip reads them."""
-        named = self.manifest.get("versions") or {}
-        versions = {
-            "hessfig": self.manifest.get("hessfig"),
-            **(named if isinstance(named, dict) else {"versions": named}),
-        }
-        found = {name: str(one).partition("+")[0] for name, one in versions.items() if one}
-        for name, one in found.items():
-            if not (_PACKAGE.fullmatch(name) and _VERSION.fullmatch(one)):
-                raise UserError(
-                    f"{self.folder / MANIFEST}: versions holds what is none",
-                    got=plain(f"{name}: {one}"),
-                    allowed="packages and their versions, as `hessfig run` writes them",
-                    remedy="measure it again (finished cells are reused)",
-                )
-        drawn = {"matplotlib": version("matplotlib")} if "matplotlib" not in found else {}
-        return "".join(f"{name}=={one}\n" for name, one in {**found, **drawn}.items())
-
     def _readme(self, packed: Mapping[str, bytes]) -> str:
         said = self._portable
-        about, made_by = _in_markdown((said["config"].get("sweep") or {}).get("about") or ""), self._made_by
+        about, made_by = in_markdown((said["config"].get("sweep") or {}).get("about") or ""), self._made_by
         own = [name for name in packed if name.startswith(f"{OWN}/")]
         listed = [f"- `{name}`: SHA-256 {hashlib.sha256(packed[name]).hexdigest()}" for name in own]
         parts = [
@@ -390,7 +366,7 @@ class Bundle:
 
     @property
     def _made_by(self) -> str:
-        words = [_in_markdown(self.manifest.get(key)) for key in ("hessfig", "python", "platform", "end")]
+        words = [in_markdown(self.manifest.get(key)) for key in ("hessfig", "python", "platform", "end")]
         return "hessfig {}, Python {}, on {} ({})".format(*words)
 
     def _note_places(self, packed: Mapping[str, bytes]) -> None:
@@ -455,11 +431,6 @@ def _kept(text: str, own: Path | None) -> str:
     if own and path.is_relative_to(own):
         return str(path.relative_to(own))
     return path.name if path.is_absolute() or ".." in path.parts else text
-
-
-def _in_markdown(text: object) -> str:
-    """Return foreign text as one line of a page on which no character of it is markup."""
-    return re.sub(r"([\\`*_\[\]<>#|!])", r"\\\1", plain(text))
 
 
 def _portable(command: str) -> str:

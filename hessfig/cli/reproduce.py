@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from hessfig.cli.flags import own_words
 from hessfig.cli.flags import read as read_flags
-from hessfig.cli.packed import CODE, FIGURES, OWN, check_code, check_paths, is_bundle, opened
 from hessfig.cli.terminal import say, show
 from hessfig.cli.verbs import VERBS
+from hessfig.config.packed import CODE, FIGURES, OWN, check_code, check_paths, is_bundle, opened
 from hessfig.errors import UserError, first_few, plain, run_command
 from hessfig.record import MANIFEST, TABLE
 from hessfig.register import check_free, publish
@@ -118,7 +118,8 @@ def job_again(folder: Path, manifest: Mapping[str, Any], own: Path | None, given
     job = settled_again(manifest["config"], words, own)
     if is_packed:
         check_paths(job)
-    check_code(job, given.get(CODE))
+    if lines := check_code(job, given.get(CODE)):
+        say(*lines)
     return job
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import stat
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path, PurePosixPath
+from typing import Any
 
-from hessfig.cli.terminal import say
 from hessfig.config import Config
 from hessfig.config.compose import PATHS, Job
 from hessfig.config.user_code import files_of, guarded, specs_of
@@ -28,7 +30,9 @@ _LARGEST_SUMS, _MOST_ENTRIES = 16 * 2**20, 50_000
 _LARGEST_FILE, _LARGEST_ARCHIVE = 2**30, 8 * 2**30  # bytes, unpacked
 _LARGEST_DIRECTORY, _END = 16 * 2**20, 22  # bytes of the list of entries, and of the record that ends an archive
 _LINE = re.compile(r"([0-9a-f]{64})  (\S(?:.*\S)?)")
+_PACKAGE, _VERSION = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"), re.compile(r"[0-9][A-Za-z0-9.!_-]*")
 _CHUNK = 2**20
+_THEN = (1980, 1, 1, 0, 0, 0)  # the earliest time of a zip archive
 _DAMAGES = (OSError, ValueError, EOFError, RuntimeError, NotImplementedError, zipfile.BadZipFile, zlib.error)
 
 
@@ -95,6 +99,41 @@ def _files(folder: Path) -> Iterator[str]:
             if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
                 raise _no_bundle(folder, f"a link, a pipe or a device: {plain(name)}")
         yield from (found for name in names if (found := (Path(path) / name).relative_to(folder).as_posix()) != SUMS)
+
+
+def requirements_of(manifest: Mapping[str, Any]) -> str:
+    """Return the versions that made a table, and that draws its figures, as pip reads them.
+
+    Raises UserError for what is no version: nothing else of a manifest is for pip to read.
+    """
+    named = manifest.get("versions") or {}
+    versions = {"hessfig": manifest.get("hessfig"), **(named if isinstance(named, dict) else {"versions": named})}
+    found = {name: str(one).partition("+")[0] for name, one in versions.items() if one}
+    for name, one in found.items():
+        if not (_PACKAGE.fullmatch(name) and _VERSION.fullmatch(one)):
+            raise UserError(
+                f"{MANIFEST}: versions holds what is none",
+                got=plain(f"{name}: {one}"),
+                allowed="packages and their versions, as `hessfig run` writes them",
+                remedy="measure it again (finished cells are reused)",
+            )
+    return "".join(f"{name}=={one}\n" for name, one in {"matplotlib": version("matplotlib"), **found}.items())
+
+
+def in_markdown(text: object) -> str:
+    """Return foreign text as one line of a page on which no character of it is markup."""
+    return re.sub(r"([\\`*_\[\]<>#|!])", r"\\\1", plain(text))
+
+
+def zipped(name: str, files: Mapping[str, bytes]) -> bytes:
+    """Return an archive of `files` in one folder; equal files make equal bytes (with the same zlib)."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in sorted(files):
+            entry = zipfile.ZipInfo(f"{name}/{path}", _THEN)
+            entry.external_attr, entry.compress_type, entry.create_system = 0o644 << 16, zipfile.ZIP_DEFLATED, 3
+            archive.writestr(entry, files[path])
+    return buffer.getvalue()
 
 
 def _is_inside(name: str) -> bool:
@@ -170,8 +209,8 @@ def _unpack(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path) -> Non
             target.write(chunk)
 
 
-def check_code(job: Job, given: str | None) -> None:
-    """Say which files of code a manifest has run, if it names any and `given`, the setting code, allows it.
+def check_code(job: Job, given: str | None) -> list[str]:
+    """Return in lines which files of code a manifest has run, if it names any and `given`, the setting code, allows it.
 
     Raises UserError where it does not, and for code that is not in the folder of --config-dir, or `own` of the bundle,
     unless it is named in the setting. Nothing is imported.
@@ -189,9 +228,8 @@ def check_code(job: Job, given: str | None) -> None:
     found: dict[str, Path] = {}
     for spec in specs:
         found |= _code(spec, job.own, is_named=spec in named)
-    if specs:
-        say(f"code that is run ({CODE}={RUN}):", *map(plain, specs))
-        say(*(f"  {fingerprint(path)}  {plain(name)}" for name, path in sorted(found.items())))
+    files = [f"  {fingerprint(path)}  {plain(name)}" for name, path in sorted(found.items())]
+    return [f"code that is run ({CODE}={RUN}):", *map(plain, specs), *files] if specs else []
 
 
 def _code(spec: str, own: Path | None, *, is_named: bool) -> dict[str, Path]:
