@@ -32,6 +32,7 @@ from hessfig.config.packed import (
     OWN,
     REQUIREMENTS,
     SUMS,
+    in_markdown,
     places_of,
     requirements_of,
     zipped,
@@ -73,9 +74,7 @@ def _archive_at(name: str) -> Path:
     """Return where to write a bundle. Raises UserError for another kind of file, and for what is no bundle's place."""
     path = Path(name)
     if path.suffix != ARCHIVE:
-        raise UserError(
-            "file is the name of an archive", got=f"file={path}", allowed="NAME.zip", remedy="file=NAME.zip"
-        )
+        raise UserError("file names an archive", got=f"file={path}", allowed="NAME.zip", remedy="file=NAME.zip")
     check_free([path], _BUNDLE)
     return path
 
