@@ -17,8 +17,8 @@ from typing import IO, Any
 
 from hessfig.errors import UserError
 
-# as `_temporary` names them
-_TEMPORARY = re.compile(r"\.[^.]+(\.optimiser)?\.(json|npz|csv|safetensors)\.[a-z0-9_]{8}")
+_UNFINISHED = ".hessfig."  # begins the names of files that are being written, and no other's
+_TEMPORARY = re.compile(re.escape(_UNFINISHED) + r".+\.[a-z0-9_]{8}")  # as `_temporary` names them
 OLD = 3600.0  # seconds after which no writer is still at it
 MARK = re.compile(r"\.running\.[0-9a-f]{16}")  # of a run at work: sweep.store.at_work
 
@@ -48,7 +48,7 @@ def write_text(path: Path, content: str) -> Path:
     return write_bytes(path, content.encode())
 
 
-def write_together(contents: Mapping[Path, str]) -> None:
+def write_together(contents: Mapping[Path, str | bytes]) -> None:
     """Write files that belong to each other: all are on disk before the first appears, and they appear in order."""
     with ExitStack() as stack:
         written = {}
@@ -56,7 +56,7 @@ def write_together(contents: Mapping[Path, str]) -> None:
             stack.enter_context(_unwritable_at(path))
             written[path] = stack.enter_context(_temporary(path))
             with written[path].open("wb") as handle:
-                handle.write(content.encode())
+                handle.write(content.encode() if isinstance(content, str) else content)
                 _settle(handle)
         for path, temporary in written.items():
             _appear(temporary, path)
@@ -167,7 +167,8 @@ def leftovers(folder: Path) -> Iterator[Path]:
     for path in folder.rglob(".*"):
         with suppress(OSError):
             old = now - path.lstat().st_mtime > OLD
-            is_ours = _TEMPORARY.fullmatch(path.name) or MARK.fullmatch(path.name)
+            is_mark = MARK.fullmatch(path.name) and path.stat().st_size == 0
+            is_ours = bool(is_mark or _TEMPORARY.fullmatch(path.name))
             if old and is_ours and path.is_file() and not path.is_symlink():
                 yield path
 
@@ -199,7 +200,7 @@ def _unwritable_at(path: Path) -> Iterator[None]:
 def _temporary(path: Path) -> Iterator[Path]:
     """Name an empty file next to `path` that no other writer has, and remove it if it is still there in the end."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f"{_UNFINISHED}{path.name}.")
     os.close(descriptor)
     try:
         yield Path(name)

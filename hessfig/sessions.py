@@ -19,6 +19,7 @@ from hessfig.config.enums import Data, Kind
 from hessfig.config.keys import in_manifest
 from hessfig.config.schema import Config, FigureConfig, SweepConfig
 from hessfig.config.science import ModelConfig, TaskConfig
+from hessfig.config.user_dir import own_folder
 from hessfig.errors import UserError, plain
 from hessfig.record import COLUMNS, MANIFEST, TABLE
 
@@ -90,7 +91,7 @@ def run(sweep: str | None = None, *words: str, config_dir: str | Path | None = N
     from hessfig.sweep.plan import Sweep
     from hessfig.sweep.runner import run_sweep
 
-    own = Path(config_dir).resolve() if config_dir else None
+    own = own_folder(str(config_dir)) if config_dir else None
     first = [] if sweep is None else [sweep if "=" in sweep else f"sweep={sweep}"]
     asked = [*first, *_words(words, settings)]
     check_words(asked, own, several=False)

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parent.parent
 MODULES = sorted((ROOT / "hessfig").rglob("*.py"))
 # Arrows point from right to left: a room may use those before it.
 MEASURING = (
-    *("errors", "terms", "record", "files", "rng"),
+    *("errors", "terms", "record", "files", "register", "rng"),
     *("config", "tasks", "models", "states", "curvature", "measurements", "sweep"),
 )
 VOCABULARY = MEASURING[: MEASURING.index("rng")]

@@ -64,10 +64,12 @@ def run(cli: Cli, tmp_path: Path) -> Path:
 def test_a_bundle_is_measured_again_from_an_empty_folder(
     cli: Cli, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answer = cli("bundle", "sweep=network")
+    named = f"code=run,{tmp_path}/code/mine.py:make"
+    assert cli("bundle", "sweep=network").code == 2  # its code is not run unasked
+    answer = cli("bundle", "sweep=network", named)
     assert answer.code == 0, answer.err
     archive = (tmp_path / "network.zip").read_bytes()
-    assert cli("bundle", str(run), "file=again.zip").code == 0
+    assert cli("bundle", str(run), "file=again.zip", named).code == 0
     assert (tmp_path / "again.zip").read_bytes() == archive
     empty = tmp_path / "empty"
     with zipfile.ZipFile(tmp_path / "network.zip") as opened:
@@ -77,8 +79,13 @@ def test_a_bundle_is_measured_again_from_an_empty_folder(
     shutil.rmtree(tmp_path / "code")
     shutil.rmtree(tmp_path / "outputs")
     monkeypatch.chdir(empty)
-    answer = cli("reproduce", "network", "workers=1", "output_dir=here")
+    answer = cli("reproduce", "network", "workers=1", "output_dir=here", "code=run")
     assert answer.code == 0, answer.out + answer.err
+    ran = [line.split() for line in answer.out.splitlines() if line.startswith("  ") and line.endswith(".py")]
+    assert {name: sha for sha, name in ran} == {
+        name: hashlib.sha256((empty / "network/own" / name).read_bytes()).hexdigest()
+        for name in ("mine.py", "widths.py")
+    }
     assert "figures drawn again: 4 of 4 files equal to the byte" in answer.out
     verdicts = {row["verdict"] for row in rows(empty / "reproduced.csv")}
     assert verdicts == {"equal to the bit"}

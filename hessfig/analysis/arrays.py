@@ -52,12 +52,15 @@ class Form:
             raise ValueError(f"its {len(claimed)} arrays claim {sum(claimed.values())} bytes")
 
 
+ANY = Form("", "array", "with their labels")
+
+
 def listed(folder: Path, form: Form) -> list[Entry]:
     """Return the files of a quantity in the manifest's list of arrays, in its order.
 
     Raises UserError for a list whose entries are none, and when it has no file of this quantity.
     """
-    found = [entry for entry in _every(folder, form) if entry["quantity"] == form.quantity]
+    found = [entry for entry in entries_of(folder, form) if entry["quantity"] == form.quantity]
     if not found:
         raise UserError(
             f"{folder} holds no stored {form.name}: the sweep was not run, or keeps none",
@@ -70,7 +73,7 @@ def listed(folder: Path, form: Form) -> list[Entry]:
 
 def is_listed(folder: Path, form: Form) -> bool:
     """Return whether the manifest lists a file of this quantity. Raises UserError as `listed` does."""
-    return any(entry["quantity"] == form.quantity for entry in _every(folder, form))
+    return any(entry["quantity"] == form.quantity for entry in entries_of(folder, form))
 
 
 def read(folder: Path, entry: Entry, form: Form, take: Callable[[Stored], Found]) -> Found:
@@ -99,8 +102,8 @@ def place_of(entry: Entry) -> dict[str, float]:
     return {key: math.nan if entry[key] is None else float(entry[key]) for key in ("sigma", "step")}
 
 
-def _every(folder: Path, form: Form) -> list[Entry]:
-    """Return the manifest's list of arrays, each entry checked."""
+def entries_of(folder: Path, form: Form = ANY) -> list[Entry]:
+    """Return the manifest's list of arrays, of every quantity. Raises UserError for an entry that is none."""
     manifest = read_manifest(folder) or {}
     entries = manifest.get("arrays") or []
     for entry in entries:

@@ -187,5 +187,5 @@ def _check_table(manifest: Mapping[str, Any], folder: Path) -> None:
             f"{path} is a table from another config or run than the manifest next to it",
             got=f"sha256 {found[:12]}...",
             allowed=f"sha256 {recorded[:12]}... (manifest.json)",
-            remedy=f"{run_command(folder)} (finished cells are reused), or take the manifest away",
+            remedy=f"{run_command(folder)} once both are moved away, or take the manifest away",
         )

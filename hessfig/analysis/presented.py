@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from hessfig.files import write_text
+from hessfig.register import publish
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -20,9 +20,9 @@ def as_csv(frame: pd.DataFrame) -> str:
     return str(frame.to_csv(index=False, float_format="%.10g", lineterminator="\n"))
 
 
-def write_csv(frame: pd.DataFrame, path: Path) -> None:
-    """Write a frame as CSV, in one move."""
-    write_text(path, as_csv(frame))
+def write_csv(frames: Mapping[Path, pd.DataFrame], kind: str) -> None:
+    """Write frames as CSV, all or none. Raises UserError for a file in their place that is not hessfig's."""
+    publish({path: as_csv(frame) for path, frame in frames.items()}, kind)
 
 
 def terminal_table(

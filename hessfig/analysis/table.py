@@ -76,7 +76,7 @@ def _check_values(table: pd.DataFrame, broken: Broken) -> None:
 
 def _is_plain(name: str) -> bool:
     """Return whether a name is that of one folder: nothing in a table may lead out of it."""
-    return name not in ("", ".", "..") and "/" not in name
+    return name not in ("", ".", "..") and "/" not in name and not name.startswith("-")
 
 
 def _is_text(text: str) -> bool:
@@ -194,5 +194,5 @@ def _numbers(column: pd.Series, path: Path) -> pd.Series:
 
 
 def _broken(path: Path, what: str, *, got: str, allowed: str = "a table as `hessfig run` writes it") -> UserError:
-    remedy = f"make it again: {run_command(path.parent)}"
+    remedy = f"move it away, and make it again: {run_command(path.parent)}"
     return UserError(f"{path}: {what}", got=got, allowed=allowed, remedy=remedy)

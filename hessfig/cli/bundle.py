@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import re
 import shlex
-import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -20,26 +18,40 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from hessfig.cli.dispatch import check_read
 from hessfig.cli.flags import Command, own_words
 from hessfig.cli.flags import read as read_flags
-from hessfig.cli.reproduce import FIGURES, OWN, SUMS, draw_all, job_again, made, words_of
+from hessfig.cli.reproduce import draw_all, job_again, made, words_of
 from hessfig.cli.terminal import say
 from hessfig.cli.verbs import VERBS
 from hessfig.config import Config, Kind, StateConfig
-from hessfig.config.compose import PATHS, Job, jobs
+from hessfig.config.compose import Job, jobs
 from hessfig.config.compose.overrides import check_words
+from hessfig.config.packed import (
+    ARCHIVE,
+    BATCHES,
+    CODE,
+    FIGURES,
+    OWN,
+    REQUIREMENTS,
+    SUMS,
+    in_markdown,
+    places_of,
+    requirements_of,
+    zipped,
+)
 from hessfig.config.schema import GROUPS
-from hessfig.config.user_code import files_of, is_own
-from hessfig.errors import UserError, first_few, plain
-from hessfig.files import check_place, fingerprint, write_bytes
+from hessfig.config.user_code import files_of, is_own, specs_of
+from hessfig.config.user_dir import NAME, NAME_IN_WORDS
+from hessfig.errors import UserError, first_few, plain, run_command
+from hessfig.files import check_place, fingerprint, is_file, write_bytes
 from hessfig.record import CHECKSUM, MANIFEST, TABLE, checksum
+from hessfig.register import check_free, publish
 
 if TYPE_CHECKING:
     from hessfig.analysis.manifest import Run
     from hessfig.sweep.variant import Variant
 
 T = TypeVar("T")
-BATCHES = "batch"
+_BUNDLE, _EXPORT = "bundle", "exported network"  # kinds of files, for the register
 LARGEST = 200_000_000  # bytes of a file of weights or data that is packed; of a larger one only its SHA-256
-_THEN = (1980, 1, 1, 0, 0, 0)  # the earliest time of a zip archive
 _ABSOLUTE = re.compile(r"(?<![\w.:/])/(?:home|root|Users|tmp|mnt|scratch|work|data|opt|var)/[^\s\"']*")
 _LOCAL_WORDS = ("output_dir=", "workers=", "force_workers=", "launcher", "shard=", "memory=")
 
@@ -49,13 +61,22 @@ def bundle(arguments: Sequence[str]) -> int:
     place, own, given = words_of("bundle", arguments)
     folder = place if place.is_dir() else place.parent
     run, manifest = made(folder)
-    packed = Bundle(folder, run, manifest, job_again(folder, manifest, own, {}))
+    packed = Bundle(folder, run, manifest, job_again(folder, manifest, own, given))
+    path = _archive_at(given.get("file", f"{packed.name}{ARCHIVE}"))
     files = packed.files()
-    path = Path(given.get("file", f"{packed.name}.zip"))
-    write_bytes(path, content := zipped(packed.name, files))
+    publish({path: (content := zipped(packed.name, files))}, _BUNDLE)
     say(*packed.notes, f"written: {path} ({len(files)} files, {len(content) / 1e6:.2f} MB)")
     say(f"SHA-256: {hashlib.sha256(content).hexdigest()}")
     return 0
+
+
+def _archive_at(name: str) -> Path:
+    """Return where to write a bundle. Raises UserError for another kind of file, and for what is no bundle's place."""
+    path = Path(name)
+    if path.suffix != ARCHIVE:
+        raise UserError("file names an archive", got=f"file={path}", allowed="NAME.zip", remedy="file=NAME.zip")
+    check_free([path], _BUNDLE)
+    return path
 
 
 def export(arguments: Sequence[str]) -> int:
@@ -80,8 +101,8 @@ def export(arguments: Sequence[str]) -> int:
     hashes = {name: variant.short_hash(name) for name in variant.config.quantities}
     named = {"sweep": sweep.name, "variant": variant.name, "num_layers": variant.layout.num_layers}
     files = plain_files(variant.config, **at, said={"hessfig": hessfig.__version__, **named, "config": hashes})
-    if into.suffix == ".zip":
-        write_bytes(into, zipped(into.stem, files))
+    if into.suffix == ARCHIVE:
+        publish({into: zipped(into.stem, files)}, _EXPORT)
     else:
         for name, content in files.items():
             write_bytes(into / name, content)
@@ -92,7 +113,7 @@ def export(arguments: Sequence[str]) -> int:
     return 0
 
 
-_CHOICES = ("variant", "num_layers", "sigma", "step", "seed", "into")
+_CHOICES = ("variant", "num_layers", "sigma", "step", "seed", "into", CODE)
 
 
 def _asked(command: Command) -> tuple[Job, dict[str, str]]:
@@ -121,7 +142,8 @@ def _asked(command: Command) -> tuple[Job, dict[str, str]]:
         )
     place = _place_of(command)
     folder = place if place.is_dir() else place.parent
-    return job_again(folder, made(folder)[1], command.own, {}).in_folder(str(folder.parent)), given
+    job = job_again(folder, made(folder)[1], command.own, given)
+    return job.in_folder(str(folder.parent)), given
 
 
 def _place_of(command: Command) -> Path:
@@ -130,8 +152,10 @@ def _place_of(command: Command) -> Path:
 
 def _checked_place(into: Path) -> Path:
     """Return where to write. Raises UserError for a folder that holds something, or that could not be one."""
-    is_archive = into.suffix == ".zip"
+    is_archive = into.suffix == ARCHIVE
     check_place(into.parent if is_archive else into)
+    if is_archive:
+        check_free([into], _EXPORT)
     if into.is_dir() and (is_archive or any(into.iterdir())):
         raise UserError(
             f"into: {into} holds files already",
@@ -171,17 +195,6 @@ def _is_named(value: object, text: str) -> bool:
     return str(value) == text
 
 
-def zipped(name: str, files: Mapping[str, bytes]) -> bytes:
-    """Return an archive of `files` in one folder; equal files make equal bytes (with the same zlib)."""
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        for path in sorted(files):
-            entry = zipfile.ZipInfo(f"{name}/{path}", _THEN)
-            entry.external_attr, entry.compress_type, entry.create_system = 0o644 << 16, zipfile.ZIP_DEFLATED, 3
-            archive.writestr(entry, files[path])
-    return buffer.getvalue()
-
-
 @dataclass(frozen=True)
 class Bundle:
     """What is packed of a sweep's folder; `job` is what its manifest asks for, `notes` are for the reader."""
@@ -194,17 +207,22 @@ class Bundle:
 
     @property
     def name(self) -> str:
-        return str(self.run.table["sweep"].iloc[0])
+        """The name of its sweep, of its folder and of the archive. Raises UserError for one that is none."""
+        name = str(self.run.table["sweep"].iloc[0])
+        if not NAME.fullmatch(name):
+            remedy = "measure it again: hessfig run sweep.name=NAME"
+            raise UserError("the sweep has no plain name", got=plain(name), allowed=NAME_IN_WORDS, remedy=remedy)
+        return name
 
     def files(self) -> dict[str, bytes]:
         """Return every file by its name in the archive's folder. Raises UserError for one that cannot be read."""
-        table, manifest = self._texts()
+        requirements, (table, manifest) = requirements_of(self.manifest).encode(), self._texts()
         found = {TABLE: table, MANIFEST: manifest, **self._arrays(), **self._remembered()}
         found |= {f"{OWN}/{name}": path.read_bytes() for name, path in sorted(self._own.items())}
         found |= dict(self._batches())
         found |= self._figures(found)
         found["CITATION.cff"] = resources("hessfig.data").joinpath("CITATION.cff").read_bytes()
-        found["requirements.txt"] = self._requirements().encode()
+        found[REQUIREMENTS] = requirements
         found["README.md"] = self._readme(found).encode()
         self._note_places(found)
         sums = (f"{hashlib.sha256(content).hexdigest()}  {name}\n" for name, content in sorted(found.items()))
@@ -238,19 +256,14 @@ class Bundle:
     @cached_property
     def _specs(self) -> list[str]:
         """Code of the user's own that the settings name: factories and quantities."""
-        named = (spec for one in self._configs for spec in (one.model.factory, *one.quantities) if spec)
+        named = (spec for one in self._configs for spec in specs_of(one))
         return [spec for spec in dict.fromkeys(named) if is_own(spec)]
 
     @cached_property
     def _places(self) -> dict[str, Path]:
         """The files and folders that the settings name, by the text that names them."""
-        found = {}
-        for config in self._configs:
-            for group, name in (key.split(".") for key in PATHS):
-                text = getattr(getattr(config, group), name)
-                if text is not None and Path(text).exists():
-                    found[text] = Path(text)
-        return found
+        named = (place for config in self._configs for place in places_of(config).values())
+        return {place: Path(place) for place in named if Path(place).exists()}
 
     @cached_property
     def _renamed(self) -> dict[str, str]:
@@ -281,9 +294,16 @@ class Bundle:
         return False
 
     def _arrays(self) -> dict[str, bytes]:
-        """Return the arrays next to the cells that the manifest names."""
-        names = [str(one["file"]) for one in self.manifest.get("arrays") or []]
-        return {name: (self.folder / name).read_bytes() for name in names if _is_inside(name)}
+        """Return the arrays next to the cells that the manifest names. Raises UserError where they are not there."""
+        from hessfig.analysis.arrays import entries_of
+
+        entries = entries_of(self.folder)
+        for path, sha256 in ((self.folder / one["file"], one["sha256"]) for one in entries):
+            found = fingerprint(path) if is_file(path) else "no such file"
+            if found != sha256:
+                remedy = f"measure it again: {run_command(self.folder)}"
+                raise UserError(f"{path} is not the array that was stored", got=found, allowed=sha256, remedy=remedy)
+        return {one["file"]: (self.folder / one["file"]).read_bytes() for one in entries}
 
     def _remembered(self) -> dict[str, bytes]:
         """Return what `hessfig plot` left of figures of the user's own."""
@@ -328,26 +348,25 @@ class Bundle:
             drawn = draw_all(folder, self.job.own, Path(temporary) / FIGURES)
             return {f"{FIGURES}/{path.name}": path.read_bytes() for path in drawn}
 
-    def _requirements(self) -> str:
-        """Return the versions that made the table, as pip reads them."""
-        versions = {"hessfig": self.manifest.get("hessfig"), **(self.manifest.get("versions") or {})}
-        return "".join(f"{name}=={str(one).partition('+')[0]}\n" for name, one in versions.items() if one)
-
     def _readme(self, packed: Mapping[str, bytes]) -> str:
         said = self._portable
-        about = plain((said["config"].get("sweep") or {}).get("about") or "")
+        about, made_by = in_markdown((said["config"].get("sweep") or {}).get("about") or ""), self._made_by
         own = [name for name in packed if name.startswith(f"{OWN}/")]
         listed = [f"- `{name}`: SHA-256 {hashlib.sha256(packed[name]).hexdigest()}" for name in own]
         parts = [
             f"# {self.name}",
-            f"{about}\n\n{len(self.run.table)} numbers, measured with hessfig {plain(said.get('hessfig'))}, "
-            f"Python {plain(said.get('python'))}, on {plain(said.get('platform'))} ({plain(said.get('end'))}).",
-            _MEASURE_AGAIN.format(name=self.name, command=said["command"]),
+            f"{about}\n\n{len(self.run.table)} numbers, measured with {made_by}.",
+            _MEASURE_AGAIN.format(name=self.name, code=f" {CODE}=run" * bool(self._specs), command=said["command"]),
             _CONTENT,
             "\n".join(["## Files of the authors' own", *listed, *(f"- {note}" for note in self.notes)]),
             "## Citation\n\n`CITATION.cff` holds software and paper. Add the hash of this archive to what you cite.",
         ]
         return "\n\n".join(part for part in parts) + "\n"
+
+    @property
+    def _made_by(self) -> str:
+        words = [in_markdown(self.manifest.get(key)) for key in ("hessfig", "python", "platform", "end")]
+        return "hessfig {}, Python {}, on {} ({})".format(*words)
 
     def _note_places(self, packed: Mapping[str, bytes]) -> None:
         """Refuse a table or manifest that names a place of this machine; say so of the user's own texts."""
@@ -369,12 +388,12 @@ _MEASURE_AGAIN = """## Measure it again
 ```sh
 python -m venv environment && . environment/bin/activate
 pip install -r {name}/requirements.txt
-hessfig reproduce {name}
+hessfig reproduce {name}{code}
 ```
 
 `hessfig reproduce` measures every number again in a temporary folder and compares row by row: equal to the bit, within
-1e-9, within the stated errors, or different. It exits with 0 if the table is reproduced, with 1 if not. Files of code
-in the folder `own` are executed: read them first. The table was made by
+1e-9, within the stated errors, or different. It exits with 0 if the table is reproduced, with 1 if not. Code in the
+folder `own` is executed where `code=run` is given, and only then: read it first. The table was made by
 
 ```sh
 {command}
@@ -414,16 +433,17 @@ def _kept(text: str, own: Path | None) -> str:
 
 
 def _portable(command: str) -> str:
-    """Return a command without the words that are of one machine: folders, workers, launchers."""
+    """Return a command of hessfig's without the words that are of one machine; nothing for any other text.
+
+    Words of one machine are folders, workers and launchers.
+    """
     try:
         words = shlex.split(command)
     except ValueError:
         return ""
+    if words[:1] not in (["hessfig"], ["hessfig.Monitor"]) or plain(command, most=len(command)) != command:
+        return ""
     return shlex.join([word for word in words if not word.startswith(_LOCAL_WORDS)])
-
-
-def _is_inside(name: str) -> bool:
-    return not Path(name).is_absolute() and ".." not in Path(name).parts
 
 
 def _is_text(name: str) -> bool:

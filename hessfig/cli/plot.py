@@ -6,6 +6,7 @@ import json
 import shlex
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -17,8 +18,9 @@ from hessfig.config.enums import Average
 from hessfig.config.keys import as_plain
 from hessfig.config.presets import STUDY, choices, shipped_figures, studies
 from hessfig.errors import UserError, did_you_mean, first_few, plain
-from hessfig.files import write_text
+from hessfig.files import fingerprint
 from hessfig.record import CHECKSUM, checksum, read_checked
+from hessfig.register import publish
 
 if TYPE_CHECKING:
     from hessfig.figures.parts.page import Paper
@@ -134,7 +136,15 @@ def _remember(job: Job, folder: Path) -> None:
     content |= {"windows": as_plain(asked.windows), "average": asked.average.value}
     content["command"] = shlex.join(["hessfig", "plot", *job.words])
     text = json.dumps({**content, CHECKSUM: checksum(content)}, indent=1) + "\n"
-    write_text(folder / f"{file_words(figure['name'])}.json", text)
+    place = folder / f"{file_words(figure['name'])}.json"
+    publish({place: text}, "way of drawing", known=_sealed(place))
+
+
+def _sealed(path: Path) -> list[str]:
+    """Return the SHA-256 of what `_remember` left there, if its checksum is true."""
+    with suppress(OSError, ValueError, TypeError, RecursionError):
+        return [fingerprint(path)] if CHECKSUM in read_checked(path) else []
+    return []
 
 
 def remembered(folder: Path, sweep: str, resamples: int) -> Iterator[tuple[FigureSpec | UserError, str, str]]:

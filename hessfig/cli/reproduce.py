@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,39 +13,49 @@ from hessfig.cli.flags import own_words
 from hessfig.cli.flags import read as read_flags
 from hessfig.cli.terminal import say, show
 from hessfig.cli.verbs import VERBS
-from hessfig.errors import UserError, plain, run_command
-from hessfig.files import is_file, write_text
+from hessfig.config.packed import CODE, FIGURES, OWN, check_code, check_paths, is_bundle, opened
+from hessfig.errors import UserError, first_few, plain, run_command
 from hessfig.record import MANIFEST, TABLE
+from hessfig.register import check_free, publish
 
 if TYPE_CHECKING:
     from hessfig.analysis.manifest import Run
     from hessfig.config.compose import Job
     from hessfig.figures.sheets import FigureSpec
 
-OWN, FIGURES, SUMS = "own", "figures", "SHA256SUMS"  # in the folder of a bundle
-ROWS = "reproduced.csv"
-_LARGEST_SUMS = 2**20
+ROWS, KIND = "reproduced.csv", "comparison by rows"
 Made = tuple["Run", Mapping[str, Any]]
 
 
 def reproduce(arguments: Sequence[str]) -> int:
     """Measure a table again, or compare it with another one; print verdicts, and write a row for every number.
 
-    Returns 0 when every number is equal (to the bit, to 1e-9, or within its stated errors), else 1. Raises UserError
-    for what cannot be measured again or compared.
+    Returns 0 when every number is equal (to the bit, to 1e-9, or within its stated errors), and every figure of a
+    bundle is that of its table, else 1. Raises UserError for what cannot be measured again or compared.
     """
-    place, own, given = words_of("reproduce", arguments)
-    first = made(place)
-    if "beside" in given:
-        _check_alone(given)
-        return _compared(first, made(Path(given["beside"])), given, is_repeat=False)
-    folder = place if place.is_dir() else place.parent
-    job = job_again(folder, first[1], own, given)
-    with _folder(given.get("output_dir"), folder, job.config.sweep.name) as output:
-        again = _measured(job.in_folder(str(output)), str(first[1].get("command") or ""))
-        code = _compared(first, made(again), given, is_repeat=True)
-        _compare_figures(folder, again, job.own)
-    return code
+    named, own, given = words_of("reproduce", arguments)
+    rows = _rows(given)
+    with opened(named) as place:
+        first = made(place)
+        if "beside" in given:
+            _check_alone(given)
+            with opened(Path(given["beside"])) as other:
+                return _compared(first, made(other), rows, is_repeat=False)
+        folder = place if place.is_dir() else place.parent
+        job = job_again(folder, first[1], own, given)
+        with _folder(given.get("output_dir"), folder, job.config.sweep.name) as output:
+            again = _measured(job.in_folder(str(output)), str(first[1].get("command") or ""))
+            beside = [*_other_arrays(folder, again), *_other_figures(folder, job.config.sweep.name, job.own)]
+            return _compared(first, made(again), rows, is_repeat=True, beside=beside)
+
+
+def _rows(given: Mapping[str, str]) -> Path:
+    """Return where the rows are to be written. Raises UserError for a place that holds something else."""
+    path = Path(given.get("rows", ROWS))
+    if path.suffix != ".csv":
+        raise UserError("rows is the name of a table", got=f"rows={path}", allowed="FILE.csv", remedy=f"rows={ROWS}")
+    check_free([path], KIND)
+    return path
 
 
 def words_of(verb: str, arguments: Sequence[str]) -> tuple[Path, Path | None, dict[str, str]]:
@@ -58,7 +69,7 @@ def words_of(verb: str, arguments: Sequence[str]) -> tuple[Path, Path | None, di
         raise UserError(
             f"{verb}: {'one table is needed' if len(places) != 1 else 'there is no such table'}",
             got=plain(", ".join(places) or "no folder"),
-            allowed=f"a folder with {TABLE} and {MANIFEST}, as `hessfig run` or an unpacked bundle has them",
+            allowed=f"a folder with {TABLE} and {MANIFEST}, as `hessfig run` writes them, or a bundle (NAME.zip)",
             remedy=f"for example {VERBS[verb].examples[0]}",
         )
     return Path(places[0]), command.own, given
@@ -86,8 +97,12 @@ def made(place: Path) -> Made:
 
 
 def job_again(folder: Path, manifest: Mapping[str, Any], own: Path | None, given: Mapping[str, str]) -> Job:
-    """Return what the manifest's settings ask for. Raises UserError where there are none, or the files have changed."""
+    """Return what the manifest's settings ask for.
+
+    Raises UserError where there are none, for code that the command does not allow, and for files outside of a bundle.
+    """
     from hessfig.config.compose import settled_again
+    from hessfig.config.user_dir import own_folder
 
     if not manifest:
         raise UserError(
@@ -96,30 +111,16 @@ def job_again(folder: Path, manifest: Mapping[str, Any], own: Path | None, given
             allowed=f"{TABLE} and the {MANIFEST} that `hessfig run` writes next to it",
             remedy=f"ask for the manifest, or compare two tables: hessfig reproduce {folder} beside=OTHER",
         )
-    _check_sums(folder)
-    inside = (folder / OWN).absolute()
+    is_packed, inside = is_bundle(folder), folder / OWN
+    if own is None and is_packed and inside.is_dir():
+        own = own_folder(str(inside))
     words = [f"{key}={given[key]}" for key in ("workers", "device") if key in given]
-    return settled_again(manifest["config"], words, own or (inside if inside.is_dir() else None))
-
-
-def _check_sums(folder: Path) -> None:
-    """Raise UserError where a file of a bundle is not the one that was packed."""
-    from hessfig.files import fingerprint, read_small
-
-    if not is_file(folder / SUMS):
-        return
-    for line in read_small(folder / SUMS, _LARGEST_SUMS).decode("utf-8", "replace").splitlines():
-        packed, _, name = line.partition("  ")
-        if Path(name).is_absolute() or ".." in Path(name).parts:
-            continue  # not of the bundle
-        found = fingerprint(folder / name) if is_file(folder / name) else "no such file"
-        if found != packed:
-            raise UserError(
-                f"{folder / name} is not the file that was packed",
-                got=found,
-                allowed=plain(packed),
-                remedy="unpack the archive again",
-            )
+    job = settled_again(manifest["config"], words, own)
+    if is_packed:
+        check_paths(job)
+    if lines := check_code(job, given.get(CODE)):
+        say(*lines)
+    return job
 
 
 @contextmanager
@@ -163,28 +164,50 @@ def _measured(job: Job, command: str) -> Path:
     return sweep.folder
 
 
-def _compared(first: Made, second: Made, given: Mapping[str, str], *, is_repeat: bool) -> int:
+def _compared(first: Made, second: Made, path: Path, *, is_repeat: bool, beside: Sequence[str] = ()) -> int:
+    """Print and write the comparison of two tables; `beside` says what else is not reproduced."""
     from hessfig.analysis.comparison.reproduced import compare_repeat, machines
 
     found = compare_repeat(first[0], second[0], is_repeat=is_repeat)
-    path = write_text(Path(given.get("rows", ROWS)), found.csv())
+    publish({path: found.csv()}, KIND)
     show(found.table())
     if first[1] or second[1]:
         show(machines(first[1], second[1]))
-    say(found.sentence(), *found.notes(), f"written: {path}")
-    return 0 if found.is_reproduced else 1
+    say(found.sentence(beside), *found.notes(), f"written: {path}")
+    return 1 if beside or not found.is_reproduced else 0
 
 
-def _compare_figures(folder: Path, again: Path, own: Path | None) -> None:
-    """Draw the figures of a bundle from the new table, and say how many files are equal to the byte."""
-    kept = sorted(path for path in (folder / FIGURES).glob("*") if is_file(path))
+def _other_arrays(folder: Path, again: Path) -> list[str]:
+    """Compare the arrays next to two tables, and say which are not equal; return in words that some are not."""
+    from hessfig.analysis.comparison.repeated_arrays import unequal_arrays
+
+    count, other = unequal_arrays(folder, again)
+    if count:
+        differ = f"; different: {first_few([plain(one) for one in other], most=3)}" if other else ""
+        say(f"stored arrays: {count - len(other)} of {count} files equal{differ}")
+    return [f"{len(other)} files of arrays different"] if other else []
+
+
+def _other_figures(folder: Path, name: str, own: Path | None) -> list[str]:
+    """Draw the figures of a bundle from its own table, whose numbers are compared, and say which files are not equal.
+
+    Returns in words that some are not.
+    """
+    kept = {path.relative_to(folder / FIGURES).as_posix(): path for path in _files_below(folder / FIGURES)}
     if not kept:
-        return
+        return []
     with tempfile.TemporaryDirectory(prefix="hessfig-") as temporary:
-        drawn = {path.name: path.read_bytes() for path in draw_all(again, own, Path(temporary))}
-    other = [path.name for path in kept if drawn.get(path.name) != path.read_bytes()]
-    differ = f"; different: {', '.join(map(plain, other))}" if other else ""
+        (Path(temporary) / name).symlink_to(folder.resolve())
+        paths = draw_all(Path(temporary) / name, own, Path(temporary) / FIGURES)
+        drawn = {path.name: path.read_bytes() for path in paths}
+    other = [plain(one) for one, path in sorted(kept.items()) if drawn.get(one) != path.read_bytes()]
+    differ = f"; different: {', '.join(other)} (here with matplotlib {version('matplotlib')})" if other else ""
     say(f"figures drawn again: {len(kept) - len(other)} of {len(kept)} files equal to the byte{differ}")
+    return [f"{len(other)} files of figures different"] if other else []
+
+
+def _files_below(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if not path.is_dir())
 
 
 def draw_all(folder: Path, own: Path | None, into: Path) -> list[Path]:

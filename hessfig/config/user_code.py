@@ -16,12 +16,15 @@ from importlib.machinery import ExtensionFileLoader, FileFinder, SourceFileLoade
 from modulefinder import ModuleFinder
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hessfig
 from hessfig.config.files_read import named, noting
 from hessfig.errors import UserError, did_you_mean
 from hessfig.files import fingerprint, identity, is_file
+
+if TYPE_CHECKING:
+    from hessfig.config.schema import Config
 
 FORM = "FILE.py:NAME, or PACKAGE.MODULE:NAME of an installed package"
 _RUN: dict[str, str] = {}  # the SHA-256 of each file that this process has run, as it was then
@@ -97,6 +100,12 @@ def _under(file: Path, home: Path) -> Path:
 def is_own(spec: str) -> bool:
     """Whether a name is one of the user's own code."""
     return ":" in spec
+
+
+def specs_of(config: Config) -> list[str]:
+    """Return the names of the user's own code in some settings: a factory and quantities."""
+    factory = [config.model.factory] if config.model.factory else []
+    return [*factory, *filter(is_own, config.quantities)]
 
 
 @contextmanager

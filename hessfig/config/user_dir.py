@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
 
 from hessfig.config.presets import names
 from hessfig.config.schema import GROUPS
-from hessfig.errors import UserError
+from hessfig.errors import UserError, plain
 from hessfig.files import read_small
 
 # What may become part of a path: sweeps and figures are names of folders and files.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 MOST_ENTRIES, MOST_BYTES = 10_000, 200_000
 _NULL = "tag:yaml.org,2002:null"  # a file of comments alone
+_REFERENCE = re.compile(r"\$\{[A-Za-z0-9_.]+\}")
 NAME_IN_WORDS = "letters, digits, '.', '_' and '-', beginning with a letter or a digit"
 
 
@@ -41,6 +44,21 @@ def own_folder(text: str) -> Path:
     return folder
 
 
+def check_references(text: str, where: str) -> None:
+    """Raise UserError for a text that refers to anything else than a key: ${KEY}.
+
+    Neither the environment nor a function is asked, and nothing of what they would say is repeated.
+    """
+    for place in (match.start() for match in re.finditer(r"\$\{", text)):
+        if _REFERENCE.match(text, place) is None:
+            raise UserError(
+                f"{where} refers to what is no setting",
+                got=plain(text[place:], most=60),
+                allowed="a plain value, or ${KEY} with the key of another setting",
+                remedy="write the value itself",
+            )
+
+
 def _check_file(path: Path, group: str, shipped: list[str]) -> None:
     if path.stem in shipped:
         raise UserError(
@@ -59,6 +77,9 @@ def _check_file(path: Path, group: str, shipped: list[str]) -> None:
     try:
         root = yaml.compose(read_small(path, MOST_BYTES).decode("utf-8"), Loader=yaml.SafeLoader)
         entries = _entries(root, {})
+        for text in _texts(root, set()):
+            check_references(text, str(path))
+        _check_defaults(root, path)
     except yaml.YAMLError:  # composing it tells why
         return
     except (OSError, ValueError, RecursionError) as error:
@@ -82,6 +103,31 @@ def _check_file(path: Path, group: str, shipped: list[str]) -> None:
             allowed=f"at most {MOST_ENTRIES}",
             remedy="write the values themselves",
         )
+
+
+def _check_defaults(root: yaml.Node | None, path: Path) -> None:
+    """Raise UserError for a list of defaults that names files of no group, which nobody checks."""
+    entries = root.value if isinstance(root, yaml.MappingNode) else []
+    for text in itertools.chain(*(_texts(value, set()) for key, value in entries if key.value == "defaults")):
+        word = text.rpartition(" ")[2]
+        if "/" in word.lstrip("/") or (word.startswith("/") and word.strip("/").partition("@")[0] not in GROUPS):
+            raise UserError(
+                f"{path}: a default is a choice of a group",
+                got=plain(text),
+                allowed=f"- override /GROUP: NAME, with one of {', '.join(GROUPS)}",
+                remedy="put the file into the folder of its group",
+            )
+
+
+def _texts(node: yaml.Node | None, seen: set[int]) -> Iterator[str]:
+    """Yield every text in a node, keys too."""
+    if isinstance(node, yaml.ScalarNode):
+        yield node.value
+    elif isinstance(node, yaml.CollectionNode) and id(node) not in seen:
+        seen.add(id(node))
+        for entry in node.value:
+            for one in entry if isinstance(entry, tuple) else (entry,):
+                yield from _texts(one, seen)
 
 
 def _entries(node: yaml.Node | None, known: dict[int, float]) -> float:

@@ -12,14 +12,15 @@ import pandas as pd
 
 from hessfig.errors import UserError
 from hessfig.figures.summary_page import SHOWN, Entry, save_summary
-from hessfig.files import check_writable, write_bytes
+from hessfig.files import check_writable
+from hessfig.register import check_free, publish
 from hessfig.report import readings
 from hessfig.report.drawn_figures import Contents, Drawn, Picture, gather
 from hessfig.report.gathered import Asked
 from hessfig.report.readings import SweepFound, Verdict
 
 PAPER, GLANCE = "paper", "results-at-a-glance.pdf"
-_PRODUCER = b"hessfig report: "
+_PRODUCER, _KIND = b"hessfig report: ", "page of results"
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def write_glance(asked: Asked) -> tuple[Path, Contents]:
     no figure of the paper is measured.
     """
     path = asked.outputs / GLANCE
-    _check(path)
+    check_free([path], _KIND)
     check_writable(asked.outputs)
     with tempfile.TemporaryDirectory() as folder:
         contents = gather(asked, Path(folder))
@@ -103,7 +104,7 @@ def write_glance(asked: Asked) -> tuple[Path, Contents]:
         compared = sorted(found, key=lambda one: not one.slopes)  # those with published slopes first
         entries = [_entry(one, Path(folder)) for one in compared[:SHOWN]]
         drawn = save_summary(f"hessfig {asked.version}", entries, _judged(contents), Path(folder))
-        write_bytes(path, drawn.read_bytes() + b"%" + _PRODUCER + asked.version.encode() + b"\n")
+        publish({path: drawn.read_bytes() + b"%" + _PRODUCER + asked.version.encode() + b"\n"}, _KIND)
     return path, contents
 
 
@@ -118,14 +119,3 @@ def _judged(contents: Contents) -> list[str]:
     frame = contents.claims.frame
     rows = [] if frame is None else frame.to_dict("records")
     return [f"{row['id']}: {row['verdict']}" for row in rows if row["verdict"] != "not run"]
-
-
-def _check(path: Path) -> None:
-    is_ours = not path.exists() or (path.is_file() and b"\n%" + _PRODUCER in path.read_bytes()[-200:])
-    if path.is_symlink() or not is_ours:
-        raise UserError(
-            "format=pdf: the existing file at the report's path was not written by hessfig",
-            got=str(path),
-            allowed="no such file, or one that `hessfig report format=pdf` wrote",
-            remedy="move it, or name another output_dir",
-        )

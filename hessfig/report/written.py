@@ -6,7 +6,6 @@ import hashlib
 import json
 import math
 import re
-import shlex
 import shutil
 import tempfile
 import time
@@ -16,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hessfig.analysis.presented import write_csv
-from hessfig.errors import UserError
+from hessfig.analysis.presented import as_csv
 from hessfig.files import check_writable, fingerprint, unwritable, write_text
 from hessfig.record import CHECKSUM, checksum, read_checked
+from hessfig.register import REGISTER, refused
 from hessfig.report.drawn_figures import Contents, gather
 from hessfig.report.gathered import Asked
 from hessfig.report.pages import InOneFile, InSite, asset, page_file, pages, render_all, render_page
@@ -46,6 +45,8 @@ def appearing(folder: Path) -> Iterator[Path]:
         try:
             _seal(new, {"unfinished": new.name})
             yield new
+            for register in list(new.rglob(REGISTER)):  # the seal says the same of the whole report
+                shutil.rmtree(register)
             _seal(new, {"files": {path: fingerprint(new / path) for path in _entries(new)}})
             new.chmod(0o755)
             check_folder(folder)
@@ -59,7 +60,7 @@ def appearing(folder: Path) -> Iterator[Path]:
 def check_folder(folder: Path) -> None:
     """Raise UserError for a folder, a file or a link in which anything is not as `appearing` left it."""
     if (folder.exists() or folder.is_symlink()) and (found := _foreign(folder)):
-        raise _refused(folder, found, "no such folder, an empty one, or a report with nothing else in it")
+        raise refused(folder, found, "no such folder, an empty one, or a report with nothing else in it")
 
 
 def marked(text: str) -> str:
@@ -70,25 +71,15 @@ def marked(text: str) -> str:
 def check_file(path: Path) -> None:
     """Raise UserError for anything at `path` but a file that holds what `marked` returned."""
     if path.is_symlink() or (path.exists() and not path.is_file()):
-        raise _refused(path, "a link" if path.is_symlink() else "no file", "no such file, or a report")
+        raise refused(path, "a link" if path.is_symlink() else "no file", "no such file, or a report")
     if path.exists() and not _is_marked(path.read_bytes()):
         found = "no report of this version, or one that was changed since hessfig wrote it"
-        raise _refused(path, found, "no such file, or a report as hessfig left it")
+        raise refused(path, found, "no such file, or a report as hessfig left it")
 
 
 def _is_marked(content: bytes) -> bool:
     line = _LINE.search(content)
     return line is not None and hashlib.sha256(content[: line.start()]).hexdigest() == line[1].decode()
-
-
-def _refused(path: Path, found: str, allowed: str) -> UserError:
-    word = shlex.quote(str(path))
-    return UserError(
-        f"{path} holds what hessfig did not write, and would be replaced",
-        got=found,
-        allowed=allowed,
-        remedy=f"move it away: mv {word} {word}.mine",
-    )
 
 
 def _foreign(folder: Path) -> str:
@@ -235,12 +226,12 @@ def _write_json(contents: Contents, folder: Path) -> None:
         place = folder / "sweeps" / sweep.name
         write_text(place.with_name(f"{sweep.name}.json"), _json(_of_sweep(contents, sweep)))
         if sweep.slopes is not None:
-            write_csv(sweep.slopes, place / "slopes.csv")
+            write_text(place / "slopes.csv", as_csv(sweep.slopes))
         if sweep.compared is not None:
-            write_csv(sweep.compared.curves, place / "comparison_curves.csv")
+            write_text(place / "comparison_curves.csv", as_csv(sweep.compared.curves))
     for ledger, name in ((contents.theory, "statements.csv"), (contents.claims, "claims.csv")):
         if ledger.frame is not None:
-            write_csv(ledger.frame, folder / "tables" / name)
+            write_text(folder / "tables" / name, as_csv(ledger.frame))
     write_text(folder / INDEX, _json(_index(contents)))
 
 

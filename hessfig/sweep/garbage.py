@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hessfig.config import Config
+from hessfig.config import Config, Kind
+from hessfig.config.user_code import specs_of
+from hessfig.errors import UserError
 from hessfig.files import age, clock_of, leftovers, read_small, unwritable
 from hessfig.record import MANIFEST, TABLE, digest, read_checked
 from hessfig.sweep.plan import Sweep
@@ -22,8 +24,9 @@ from hessfig.sweep.store import CellStore, CorruptCell, is_at_work
 
 YOUNG = 24 * 3600.0  # seconds; a cell as old was not left by a run that somebody is about to resume
 _LARGEST_TABLE = 2**31  # bytes
-_OF_A_CELL = ("sigma", "seed", "settled", "step")
+_OF_A_CELL = ("sigma", "seed", "settled", "step", "content")
 _OF_A_QUANTITY = ("quantity", "version", "settings")
+Variants = Sequence[tuple[str, Config]]
 Listed = tuple[str, float | None, int]  # config, sigma, seed, as a row of a table has them
 
 
@@ -51,24 +54,25 @@ class Unused:
         return sum(path.stat().st_size for path in self.files if path.exists())
 
 
-def unused(folder: Path, current: Sequence[tuple[str, Config]] | None) -> Unused:
+def unused(folder: Path, current: Variants | None) -> Unused:
     """Return what nothing uses in the folder of a sweep, whose settings are now `current` (None: there is none).
 
     A cell is kept when the table on disk lists it, when the current settings ask for it, when it is a pilot of a
     network of either, when its file cannot be read (nobody knows what it is of), and when it was written less than a
     day ago (YOUNG). Every cell is kept while a run is at work in the folder, and when it is not known what the table
-    lists.
+    lists or what the settings ask for: no code of the user's is run to find out.
     """
     store = CellStore(folder / "cells")
     sciences, old = dict(_sciences(store)), sorted(leftovers(folder))
     why = "a run is at work there" if _is_busy(folder) else ""
     try:
-        listed = _listed(folder)
+        listed, planned = _listed(folder), _planned(current) if current else set()
+    except UserError as error:
+        why = why or f"nobody can say what its settings ask for ({error.what})"
     except (OSError, ValueError, KeyError, TypeError, RecursionError, csv.Error) as error:
         why = why or f"nobody can say what its table lists ({type(error).__name__}: {error})"
     if why:
         return Unused(folder, [], old, len(sciences), why=why)
-    planned = _planned(Sweep(current)) if current else set()
     used = {key for key, science in sciences.items() if key in planned or _row(science) in listed}
     networks = {_network(sciences[key]) for key in used}
     used |= {key for key, science in sciences.items() if science["seed"] < 0 and _network(science) in networks}
@@ -132,8 +136,19 @@ def _is_old(store: CellStore, key: str, now: float) -> bool:
     return all(age(path, now) > YOUNG for path in _files(store, key))
 
 
-def _planned(sweep: Sweep) -> set[str]:
-    """Return the keys of the cells that the sweep asks for, pilots included."""
+def _planned(current: Variants) -> set[str]:
+    """Return the keys of the cells that the settings ask for, pilots included.
+
+    Raises UserError where these cannot be found, or not without running code of the user's.
+    """
+    if any(config.model.kind == Kind.python or specs_of(config) for _, config in current):
+        raise UserError(
+            "they name code, which is not run here",
+            got=[spec for _, config in current for spec in specs_of(config)],
+            allowed="settings that name no code",
+            remedy="remove by hand what no table lists, or leave it",
+        )
+    sweep = Sweep(current)
     return {cell.key for cell in (*sweep.cells, *sweep.pilots)}
 
 

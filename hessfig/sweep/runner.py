@@ -11,8 +11,9 @@ from pathlib import Path
 from hessfig.config import Config
 from hessfig.config.machine import cores
 from hessfig.errors import UserError
-from hessfig.files import check_writable, is_file, remove_leftovers, write_together
+from hessfig.files import check_writable, is_file, remove_leftovers
 from hessfig.record import MANIFEST, TABLE
+from hessfig.register import check_free, publish, vouched, withdraw
 from hessfig.sweep.outputs import Gathered, config_hash, gather, manifest_text, now, read_hash
 from hessfig.sweep.plan import Cell, Sweep
 from hessfig.sweep.pool import Outcome, Pool
@@ -25,7 +26,7 @@ DERIVED = (
     *("slopes.csv", "levels.csv", "trends.csv", "paired.csv", "paired_curves.csv"),
     *("comparison.csv", "comparison_curves.csv", "comparison_ratios.csv"),
 )
-_NAMED = 5
+_NAMED, KIND = 5, "table"
 Launch = Callable[[list[Cell], CellStore], Generator[Outcome, None, None]]
 
 
@@ -69,8 +70,10 @@ def run_sweep(sweep: Sweep, launch: Launch = on_this_machine, command: str = "")
 
     A failed cell is reported, its cause noted in folder failures, and left out of the table, the others go on; without
     a finished cell no table is written.
-    Raises UserError when nothing can be stored (checked before the first cell).
+    Raises UserError when nothing can be stored, and for a table or manifest that is there and not as hessfig left it
+    (checked before the first cell).
     """
+    check_free([sweep.folder / TABLE, sweep.folder / MANIFEST], KIND, known=vouched(sweep.folder))
     started, start = time.perf_counter(), now()
     with begun(sweep):
         remove_leftovers(sweep.folder)
@@ -127,10 +130,11 @@ def _write(sweep: Sweep, gathered: Gathered, run: dict[str, object]) -> list[str
     if read_hash(manifest) not in (None, config_hash(sweep.variants)):
         notes.append(f"{path} was made with other settings and is replaced; its finished cells are kept")
     if not is_file(path) or path.read_bytes() != gathered.text.encode():
-        for name in DERIVED:
-            path.with_name(name).unlink(missing_ok=True)
+        stale = [name for name in DERIVED if not withdraw(path.with_name(name))]
+        notes += [f"{path.with_name(name)} is not as hessfig left it: it stays, beside another table" for name in stale]
     made = {"missing_cells": len(gathered.missing), "arrays": gathered.arrays, "table_sha256": gathered.sha256}
-    write_together({path: gathered.text, manifest: manifest_text(sweep, {**run, **made})})
+    texts = {path: gathered.text, manifest: manifest_text(sweep, {**run, **made})}
+    publish(texts, KIND, known=vouched(sweep.folder))
     return notes
 
 

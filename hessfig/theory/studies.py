@@ -13,7 +13,8 @@ from pathlib import Path
 import torch
 
 import hessfig
-from hessfig.files import write_text
+from hessfig.files import fingerprint
+from hessfig.register import publish
 from hessfig.rng import stream
 from hessfig.theory import further_formulas as bounds
 from hessfig.theory import scalar_formulas as scalar
@@ -22,13 +23,14 @@ from hessfig.theory.bound_claims import SLACK, scaled
 from hessfig.theory.statement import Dims, attention_point, normal
 from hessfig.theory.verification import csv_text, quartiles
 
-SEAL = "sha256.json"
+SEAL, KIND = "sha256.json", "table of a study"
 
 
 def keep(folder: Path, tables: Mapping[str, str]) -> list[Path]:
     """Write folder/<name>.csv for every table, then the seal (an older one is no longer true); return the paths."""
-    paths = [write_text(folder / f"{name}.csv", text) for name, text in tables.items()]
-    write_text(folder / SEAL, json.dumps(_seal(paths), indent=2) + "\n")
+    known, paths = _sealed(folder), [folder / f"{name}.csv" for name in tables]
+    publish(dict(zip(paths, tables.values(), strict=True)), KIND, known=known)
+    publish({folder / SEAL: json.dumps(_seal(paths), indent=2) + "\n"}, KIND, known=known)
     return paths
 
 
@@ -39,6 +41,15 @@ def is_whole(folder: Path) -> bool:
         return bool(seal["tables"]) and seal == _seal([folder / name for name in seal["tables"]])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return False
+
+
+def _sealed(folder: Path) -> list[str]:
+    """Return the SHA-256 of the seal that is there and of the tables that it lists, of whatever version."""
+    try:
+        seal = json.loads((folder / SEAL).read_text("utf-8"))
+        return [fingerprint(folder / SEAL), *map(str, seal["tables"].values())] if seal["hessfig"] else []
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return []
 
 
 def _seal(paths: list[Path]) -> dict[str, object]:

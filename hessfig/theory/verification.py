@@ -15,7 +15,7 @@ from rich.progress import track
 from rich.table import Column, Table
 
 from hessfig.errors import UserError, did_you_mean
-from hessfig.files import write_text
+from hessfig.register import publish
 from hessfig.theory.attention_claims import QUERY_KEY, SOFTMAX, THEOREMS
 from hessfig.theory.attention_formulas import literal_bytes
 from hessfig.theory.bound_claims import BOUNDS, KRONECKER, RANKS
@@ -202,7 +202,7 @@ _COLOURS = {Verdict.yes: "green", Verdict.no: "red", Verdict.ill_typed: "red", V
 def write(outcomes: list[Outcome], directory: Path, sizes: list[Dims], seeds: int) -> list[Path]:
     """Write statements.csv and report.md; return their paths."""
     texts = {"statements.csv": statements_csv(outcomes), "report.md": markdown(outcomes, sizes, seeds)}
-    return [write_text(directory / name, text) for name, text in texts.items()]
+    return publish({directory / name: text for name, text in texts.items()}, "verification")
 
 
 def statements_csv(outcomes: list[Outcome]) -> str:

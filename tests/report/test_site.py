@@ -191,7 +191,7 @@ def test_one_page_of_results_is_a_pdf_that_replaces_only_itself(
     assert made.read_bytes().startswith(b"%PDF") and "results-at-a-glance.pdf" in capsys.readouterr().out
     made.write_bytes(b"%PDF mine")
     assert report(tmp_path, "format=pdf") == 2 and made.read_bytes() == b"%PDF mine"
-    assert "was not written by hessfig" in capsys.readouterr().err
+    assert "holds what hessfig did not write" in capsys.readouterr().err
     assert report(tmp_path, "format=csv") == 2
 
 

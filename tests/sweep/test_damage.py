@@ -18,6 +18,7 @@ from hessfig.cli import experiment
 from hessfig.cli.experiment import run as run_verb
 from hessfig.errors import UserError
 from hessfig.files import remove_leftovers, write_together
+from hessfig.register import REGISTER
 from hessfig.sweep import runner
 from hessfig.sweep.plan import Sweep
 from hessfig.sweep.preview import summarise
@@ -157,13 +158,14 @@ def test_a_short_table_is_exit_code_1(copied: Path, monkeypatch: pytest.MonkeyPa
 
 def test_leftovers_of_killed_writers_are_swept_once_they_are_old(copied: Path) -> None:
     cell = found(copied, "json")[0]
-    old, new, own = (cell.with_name(name) for name in (f".{cell.name}.a1b2c3d4", f".{cell.name}.e5f6a7b8", ".notes"))
-    for path in (old, new, own, copied / "sigma/.table.csv.abcd_f12"):
+    names = (f".hessfig.{cell.name}.a1b2c3d4", f".hessfig.{cell.name}.e5f6a7b8", f".{cell.name}.a1b2c3d4")
+    old, new, own = (cell.with_name(name) for name in names)
+    for path in (old, new, own, copied / "sigma/.hessfig.table.csv.abcd_f12"):
         path.write_text("half")
-    for path in (old, own, copied / "sigma/.table.csv.abcd_f12"):
+    for path in (old, own, copied / "sigma/.hessfig.table.csv.abcd_f12"):
         os.utime(path, (time.time() - 7200, time.time() - 7200))
     remove_leftovers(copied / "sigma")
-    assert sorted(path.name for path in copied.rglob(".*")) == sorted([new.name, own.name])
+    assert {path.name for path in copied.rglob(".*")} == {new.name, own.name, REGISTER}
     new.unlink()
     os.utime(cell, (0, 0))
     run(copied)
@@ -208,7 +210,7 @@ def test_a_reader_waits_out_the_moment_between_table_and_manifest(copied: Path) 
 def test_ages_are_told_by_the_clock_of_the_folder(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a shared folder, files of other machines are dated by its server: a machine two hours ahead removes none."""
     path = found(copied, "json")[0]
-    fresh = path.with_name(f".{path.name}.abcdefgh")
+    fresh = path.with_name(f".hessfig.{path.name}.abcdefgh")
     fresh.write_text("{")
     ahead = time.time() + 7200
     monkeypatch.setattr(time, "time", lambda: ahead)

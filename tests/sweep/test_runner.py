@@ -23,6 +23,7 @@ from hessfig.analysis.manifest import read_run
 from hessfig.config import Config, EstimatorConfig, GridConfig, Kind, Method, ModelConfig, TaskConfig
 from hessfig.errors import UserError
 from hessfig.record import COLUMNS
+from hessfig.register import publish
 from hessfig.sweep.plan import Sweep
 from hessfig.sweep.preview import describe, reasons, summarise
 from hessfig.sweep.runner import Summary, run_sweep, worker_count
@@ -300,12 +301,13 @@ def test_a_run_without_a_finished_cell_keeps_the_table_there_was(copied: Path) -
 
 
 def test_what_was_derived_from_another_table_goes_with_it(copied: Path) -> None:
-    for name in ("slopes.csv", "comparison.csv"):
-        (copied / "sigma" / name).write_text("derived")
+    publish({copied / "sigma" / name: "derived" for name in ("slopes.csv", "comparison.csv")}, "comparison")
+    (copied / "sigma/levels.csv").write_text("mine")
     assert run(copied).notes == []
     assert (copied / "sigma/slopes.csv").exists()
-    (note,) = run(copied, seeds=3).notes
-    assert "made with other settings and is replaced" in note
+    note, kept = run(copied, seeds=3).notes
+    assert "made with other settings and is replaced" in note and "levels.csv is not as hessfig left it" in kept
+    assert (copied / "sigma/levels.csv").read_text() == "mine"
     assert not list((copied / "sigma").glob("slopes.csv")) and not list((copied / "sigma").glob("comparison.csv"))
 
 

@@ -14,6 +14,7 @@ from hessfig.sweep.garbage import YOUNG, remove, sweep_folders, unused
 from hessfig.sweep.plan import Sweep
 from hessfig.sweep.runner import run_sweep
 from hessfig.sweep.store import at_work, is_at_work
+from tests.conftest import Answer
 from tests.toys import toy_config
 
 
@@ -54,14 +55,16 @@ def test_only_what_nobody_uses_goes(replaced: tuple[Path, set[Path], set[Path]],
     assert unused(folder, [("", toy_config(tmp_path, first_seed=1))]).cells == []  # asked for now
     damaged = min(old)
     damaged.write_text("half a ce")
-    left = folder / "cells" / ".ab.json.abcdefgh"
+    left, own = (folder / "cells" / name for name in (".hessfig.ab.json.abcdefgh", ".ab.json.abcdefgh"))
     left.write_text("")
+    own.write_text("mine")
+    age({own}, 7200)
     assert unused(folder, None).leftovers == []  # another run may be writing it
     age({left}, 7200)
     found = unused(folder, None)
     assert list(found.leftovers) == [left] and found.size > 0
     assert remove(found) == len(old)  # one cell is damaged and stays, a leftover goes
-    assert files(folder) == new | {damaged} and not left.exists()
+    assert files(folder) == new | {damaged} and not left.exists() and own.exists()
 
 
 def test_what_is_young_stays(replaced: tuple[Path, set[Path], set[Path]]) -> None:
@@ -94,6 +97,48 @@ def test_a_run_at_work_keeps_every_cell(replaced: tuple[Path, set[Path], set[Pat
 
 def cut(table: Path) -> None:
     table.write_text("".join(table.read_text().splitlines(keepends=True)[:-2]))
+
+
+def test_cells_of_own_code_stay_and_it_is_not_run(cli: Callable[..., Answer], tmp_path: Path) -> None:
+    """Whatever the table lists stays, without the folder that names the code, and when the code is gone."""
+    (tmp_path / "my/sweep").mkdir(parents=True)
+    (tmp_path / "my/net.py").write_text(FACTORY)
+    (tmp_path / "my/sweep/gate.yaml").write_text(GATE)
+    words = ("run", "--config-dir", "my", "sweep=gate", "workers=1")
+    assert cli(*words).code == 0
+    assert cli("run", "sweep=network", "model.factory=my/net.py:make", "blocks=[weight]", "workers=1").code == 0
+    listed = {name: files(tmp_path / "outputs" / name) for name in ("gate", "network")}
+    assert all(listed.values())
+    age(set().union(*listed.values()))
+    (tmp_path / "my/net.py").rename(tmp_path / "net.txt")
+    for flags in ((), ("--config-dir", "my")):
+        answer = cli("clean", "yes=true", *flags)
+        assert answer.code == 0 and "nothing to remove" in answer.out, answer.err
+        assert {name: files(tmp_path / "outputs" / name) for name in listed} == listed
+    (tmp_path / "net.txt").rename(tmp_path / "my/net.py")
+    (tmp_path / "ran").unlink()
+    assert cli("clean", "yes=true", "--config-dir", "my").code == 0 and not (tmp_path / "ran").exists()
+    assert "0 cells measured" in cli(*words).out
+
+
+FACTORY = """
+from pathlib import Path
+import torch
+
+def make(seed):
+    Path("ran").touch()
+    torch.manual_seed(seed)
+    return torch.nn.Linear(3, 2), torch.ones(5, 3), torch.zeros(5, dtype=torch.long), "cross_entropy"
+"""
+GATE = """# @package _global_
+defaults:
+  - override /model: python
+  - override /task: python
+sweep: {name: gate}
+model: {factory: net.py:make}
+seeds: 2
+blocks: [weight]
+"""
 
 
 BROKEN: dict[str, Callable[[Path], None]] = {

@@ -24,8 +24,9 @@ from hessfig.analysis.claims.spectrum_rules import SPECTRA
 from hessfig.analysis.claims.sublayer_rules import SUBLAYERS
 from hessfig.analysis.claims.training_rules import TRAINING
 from hessfig.errors import UserError, did_you_mean, run_command
-from hessfig.files import is_file, write_together
+from hessfig.files import is_file
 from hessfig.record import TABLE
+from hessfig.register import publish
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -134,9 +135,7 @@ COLUMNS = [
 
 def write(judged: Sequence[Judged], outputs: Path) -> list[Path]:
     """Write outputs/claims.csv and outputs/claims.md, both or none; return their paths."""
-    texts = {outputs / CSV: as_csv(judged), outputs / PAGE: as_markdown(judged)}
-    write_together(texts)
-    return list(texts)
+    return publish({outputs / CSV: as_csv(judged), outputs / PAGE: as_markdown(judged)}, "ledger of claims")
 
 
 def as_csv(judged: Iterable[Judged]) -> str:

@@ -17,7 +17,7 @@ from hessfig.analysis.comparison.references import NothingToCompare, Reference, 
 from hessfig.analysis.manifest import read_run
 from hessfig.analysis.presented import terminal_table
 from hessfig.errors import UserError, plain
-from hessfig.files import write_text
+from hessfig.register import publish
 from hessfig.terms import Part, name_order
 
 if TYPE_CHECKING:
@@ -250,10 +250,8 @@ def read(folder: Path, reference: Path) -> Comparison | Paired:
 
 def save(comparison: Comparison | Paired, folder: Path) -> list[Path]:
     """Write the files of a comparison next to the table; return their paths."""
-    return [
-        write_text(folder / name, frame.to_csv(index=False, lineterminator="\n"))
-        for name, frame in comparison.files.items()
-    ]
+    texts = {name: frame.to_csv(index=False, lineterminator="\n") for name, frame in comparison.files.items()}
+    return publish({folder / name: text for name, text in texts.items()}, "comparison")
 
 
 def compare(table: pd.DataFrame, reference: Reference, between: agreement.Batches) -> Comparison:

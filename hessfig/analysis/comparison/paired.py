@@ -42,7 +42,8 @@ def compare_pairs(
 ) -> Paired | None:
     """Compare two runs number by number; None unless both have numbers of the same networks, by settings and seeds.
 
-    `is_repeat`: `theirs` was measured with the settings of `ours`, so that only the numbers themselves are matched.
+    `is_repeat`: `theirs` was measured with the settings of `ours`, hence with the same probes: only the numbers
+    themselves are matched, and none may differ by more than rounding and the bounds, whatever is stated of it.
     A number is outside when it differs by more than is `allowed`. That is rounding, where both are exact or sampled
     with the same probes, and next to it both errors where these are bounds (residual norms of eigenvalues: an error
     without probes). Where other probes were drawn it is sqrt(ea^2 + eb^2) times what chance explains (Student's t).
@@ -55,7 +56,8 @@ def compare_pairs(
     pairs = sides[0].merge(sides[1].drop(columns=_PLACES), on=[*keys, *_PLACED], suffixes=("", "_reference"))
     if pairs.empty or not (is_repeat or _are_same(pairs, ours.config, config)):
         return None
-    points = _judged(pairs.drop(columns=_PLACED), other_weights=_are_rounded_apart(ours.config, config))
+    rounded = _are_rounded_apart(ours.config, config)
+    points = _judged(pairs.drop(columns=_PLACED), other_weights=rounded, is_repeat=is_repeat)
     curves = pd.DataFrame(list(_curves(points)))
     unmatched = len(ours.table) - len(pairs), len(theirs) - len(pairs)
     return Paired(str(ours.table["sweep"].iloc[0]), reference, points, curves, unmatched)
@@ -91,7 +93,7 @@ def _of_network(config: Mapping[str, Any]) -> dict[tuple[str, str], Any]:
     return {(group, name): value for group, name, value in found if name not in _FREE}
 
 
-def _judged(pairs: pd.DataFrame, *, other_weights: bool) -> pd.DataFrame:
+def _judged(pairs: pd.DataFrame, *, other_weights: bool, is_repeat: bool) -> pd.DataFrame:
     """Return the pairs with their differences, z where probes differ, and whether they are outside."""
     a, b = pairs["value"].to_numpy(float), pairs["value_reference"].to_numpy(float)
     size = np.maximum(np.abs(a), np.abs(b))
@@ -106,7 +108,7 @@ def _judged(pairs: pd.DataFrame, *, other_weights: bool) -> pd.DataFrame:
     rounded = rounding * size + np.where(single, FLOAT32_FLOOR, 0.0)
     alike = [pairs[name] == pairs[f"{name}_reference"] for name in ("config", "num_probes", "estimator")]
     exact = (pairs["error"] == 0) & (pairs["error_reference"] == 0)
-    must_agree = (exact | np.logical_and.reduce(alike)).to_numpy()
+    must_agree = (exact | np.logical_and.reduce(alike) | is_repeat).to_numpy()
     bound = (pairs["error"] + pairs["error_reference"]).where((pairs[_PROBES] == 0).all(axis=1), 0.0).to_numpy(float)
     error = np.sqrt(pairs["error"] ** 2 + pairs["error_reference"] ** 2 + rounded**2).to_numpy(float)
     with np.errstate(divide="ignore", invalid="ignore"):

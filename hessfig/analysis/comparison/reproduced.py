@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 IDENTICAL, ROUNDED, WITHIN = "equal to the bit", "within 1e-9", "within stated errors"
 DIFFERENT, MISSING = "different", "missing"
 VERDICTS = (IDENTICAL, ROUNDED, WITHIN, DIFFERENT, MISSING)
+_OF_A_SIZE, _NEGLIGIBLE = 100.0, 1e-6  # residual norms: their ratio, and their size beside the eigenvalue's
 _WRITTEN = ["value", "error", "num_probes", "estimator", "dtype", "status"]
 # What a manifest says of the machine and of the software behind a table, in words.
 _MADE_BY = {
@@ -37,8 +38,9 @@ class Reproduction:
     """Two tables of the same settings, number by number.
 
     `rows` has one row per number of the first table: both values, errors and statuses (`_again` for the second), the
-    relative `difference`, the absolute difference that is `allowed`, and the `verdict`, one of VERDICTS. `extra` counts
-    the numbers that only the second table has; `paired` holds the same numbers by curve.
+    relative `difference`, the absolute difference that is `allowed`, the `verdict`, one of VERDICTS, and what else
+    `departs` from the second: how the number was measured, or its error. `extra` counts the numbers that only the
+    second table has (of a repetition they are rows of their own, and missing); `paired` holds the numbers by curve.
     """
 
     rows: pd.DataFrame
@@ -68,16 +70,23 @@ class Reproduction:
         """Return the rows as CSV, numbers with all their digits."""
         return str(self.rows.to_csv(index=False, lineterminator="\n"))
 
-    def sentence(self) -> str:
-        """Return in one line whether the table was reproduced, and on what that rests."""
+    def sentence(self, beside: Sequence[str] = ()) -> str:
+        """Return in one line whether the table was reproduced, and on what that rests.
+
+        `beside` says what else of a bundle was not.
+        """
         counted = ", ".join(f"{count} {verdict}" for verdict, count in self.counts.items() if count)
-        word = "reproduced" if self.is_reproduced else "not reproduced"
-        return f"{word}: of {len(self.rows)} numbers {counted}"
+        word = "reproduced" if self.is_reproduced and not beside else "not reproduced"
+        return "; ".join([f"{word}: of {len(self.rows)} numbers {counted}", *beside])
 
     def notes(self) -> list[str]:
         """Return a line for the largest difference, for curves that are shifted, and for numbers without a partner."""
         worst = self.rows.loc[self.rows["difference"].abs().fillna(0.0).idxmax()]
-        lines = []
+        lines, departs = [], self.rows["departs"][self.rows["departs"] != ""]
+        if len(departs):
+            lines.append(f"not as measured again, in {len(departs)} rows: {first_few(list(departs.unique()), most=3)}")
+        if unplanned := int((self.rows["verdict"].eq(MISSING) & self.rows["value"].isna()).sum()):
+            lines.append(f"{unplanned} numbers that the plan has are not in the table")
         if worst["difference"] != 0:
             told = [name for name in ("sigma", "step", "seed") if pd.notna(worst[name])]
             place = ", ".join(f"{name}={worst[name]:.9g}" for name in told)
@@ -103,6 +112,10 @@ def compare_repeat(first: Run, second: Run, *, is_repeat: bool) -> Reproduction:
     error that covers a difference. Without `is_repeat` both manifests (or hashes of cells) must say that the settings
     are the same.
 
+    A repetition (`is_repeat`) has the same test vectors, and must have everything else that the plan says: a number is
+    different, too, where estimator, number of probes, type or error are not those of the second table, and missing
+    where the first table has not got it.
+
     Raises UserError for tables that have no number in common, or are of different networks.
     """
     paired = compare_pairs(first, second.table, second.config or None, reference="the second", is_repeat=is_repeat)
@@ -114,12 +127,16 @@ def compare_repeat(first: Run, second: Run, *, is_repeat: bool) -> Reproduction:
             remedy="`hessfig compare` compares means of different seeds",
         )
     points = paired.points.rename(columns={f"{name}_reference": f"{name}_again" for name in _WRITTEN})
-    points = points.rename(columns={"relative": "difference"}).assign(verdict=_verdicts(paired.points))
+    departs = _departures(paired.points) if is_repeat else ""
+    points = points.rename(columns={"relative": "difference"}).assign(verdict=_verdicts(paired.points), departs=departs)
+    points.loc[points["departs"] != "", "verdict"] = DIFFERENT
     kept = [*NUMBER, *(both for name in _WRITTEN for both in (name, f"{name}_again"))]
-    found = points[[*kept, "difference", "allowed", "z", "verdict"]]
-    lost = _without_partner(first.table, second.table)
-    rows = pd.concat([found, lost.assign(verdict=MISSING)], ignore_index=True) if len(lost) else found
-    return Reproduction(rows, paired, extra=len(second.table) - len(found))
+    found = points[[*kept, "difference", "allowed", "z", "verdict", "departs"]]
+    lost, more = _without_partner(first.table, second.table), _without_partner(second.table, first.table)
+    unplanned = more.rename(columns={name: f"{name}_again" for name in _WRITTEN}) if is_repeat else more[:0]
+    alone = [one.assign(verdict=MISSING, departs="") for one in (lost, unplanned) if len(one)]
+    rows = pd.concat([found, *alone], ignore_index=True) if alone else found
+    return Reproduction(rows, paired, extra=0 if is_repeat else len(more))
 
 
 def _verdicts(points: pd.DataFrame) -> np.ndarray:
@@ -131,6 +148,35 @@ def _verdicts(points: pd.DataFrame) -> np.ndarray:
         WITHIN: same_status & covered,
     }
     return np.select(list(tests.values()), list(tests), DIFFERENT)
+
+
+def _departures(points: pd.DataFrame) -> list[str]:
+    """Return in words, for every number, what of it but the value is not that of the repetition."""
+    words = pd.Series("", index=points.index)
+    for name in ("estimator", "num_probes", "dtype", "status"):
+        first, again = (points[both].map(str) for both in (name, f"{name}_reference"))
+        words = words.mask(first != again, words + f" {name} " + first + ", again " + again + ";")
+    far = ~_have_one_error(points)
+    said = [points[name].map("{:.3g}".format) for name in ("error", "error_reference")]
+    words = words.mask(far, words + " error " + said[0] + ", again " + said[1] + ";")
+    return [plain(text.strip(" ;")) for text in words]
+
+
+def _have_one_error(points: pd.DataFrame) -> pd.Series:
+    """Whether the stated errors are equal to rounding.
+
+    Residual norms of eigenvalues, which rounding changes by orders of magnitude, must be of a size, or both negligible.
+    """
+    a, b = points["error"], points["error_reference"]
+    size = points[["value", "value_reference", "error", "error_reference"]].abs().max(axis=1)
+    is_residual = points["quantity"].str.contains("eigenvalue") & (points["num_probes_reference"] == 0)
+    of_a_size = (a <= _OF_A_SIZE * b) & (b <= _OF_A_SIZE * a)
+    return (
+        (a == b)
+        | (a.isna() & b.isna())
+        | ((a - b).abs() <= points["rounding"] * size)
+        | (is_residual & (a > 0) & (b > 0) & (of_a_size | ((a - b).abs() <= _NEGLIGIBLE * size)))
+    )
 
 
 def _without_partner(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:

@@ -194,7 +194,7 @@ def run(
         average=average,
         preset=preset,
     )
-    write_csv(frame, folder / SLOPES)
+    write_csv({folder / SLOPES: frame}, "table of slopes")
     frame.attrs["others"] = [name for name in measured.table["quantity"].unique() if name != fitted]
     return frame
 

@@ -45,8 +45,7 @@ def run(
     of_seeds = _of_seeds(measured.table, windows, axis=measured.axis, quantity=fitted, average=average)
     levels = _over_seeds(of_seeds, measured.axis, average)
     trends = _trends(of_seeds, measured.axis, resamples=resamples, seed=measured.first_seed)
-    write_csv(levels, folder / LEVELS)
-    write_csv(trends, folder / TRENDS)
+    write_csv({folder / LEVELS: levels, folder / TRENDS: trends}, "table of levels")
     return levels, trends
 
 

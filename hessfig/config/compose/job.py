@@ -22,6 +22,7 @@ from hessfig.config.facts import IN_MANIFEST
 from hessfig.config.presets import names
 from hessfig.config.schema import Config
 from hessfig.config.settings import top_level
+from hessfig.config.user_dir import check_references
 from hessfig.errors import UserError, plain
 
 # settings that name a file or a folder
@@ -114,6 +115,7 @@ def jobs(words: Sequence[str], own: Path | None = None, *, several: bool = False
 
 def compose(words: Sequence[str], own: Path | None = None) -> Job:
     """Compose the shipped configuration, the user's folder `own` and `words`."""
+    _check_references(words)
     try:
         composed = _hydra(words, own)
     except REFUSED as error:
@@ -134,6 +136,7 @@ def settled_again(made: Mapping[str, Any], words: Sequence[str] = (), own: Path 
     among them (of data, weights, a model) is that of a file in the folder `own`, where it is there.
     Raises UserError for settings that this version does not know.
     """
+    _check_references(words)
     composed = OmegaConf.structured(Config)
     try:
         composed = OmegaConf.merge(composed, _found_in(made, own), OmegaConf.from_dotlist(list(words)))
@@ -172,6 +175,11 @@ def _found_in(made: Mapping[str, Any], own: Path | None) -> dict[str, Any]:
 def _inside(path: Any, own: Path | None) -> Any:
     there = own is not None and isinstance(path, str) and (own / path).exists()
     return str((own or Path()) / path) if there else path
+
+
+def _check_references(words: Sequence[str]) -> None:
+    for word in words:
+        check_references(word, word.partition("=")[0])
 
 
 @cache

@@ -25,8 +25,9 @@ from hessfig.analysis.slopes.fit import ARITHMETIC, RESAMPLES
 from hessfig.analysis.slopes.printed import Window
 from hessfig.errors import UserError, did_you_mean
 from hessfig.figures.parts.relabelled import page_box, relabel
-from hessfig.files import write_bytes, write_text
+from hessfig.files import write_bytes
 from hessfig.record import FROBENIUS
+from hessfig.register import publish
 from hessfig.terms import Matrix, Part
 
 TEXT_WIDTH = 5.5  # inches: the text of an ICLR page
@@ -287,7 +288,7 @@ def _check_panels(asked: Sequence[str], offered: Sequence[str]) -> None:
 
 
 def save_page(page: Page, folder: Path, name: str, paper: Paper) -> list[Path]:
-    """Write folder/fig<name><suffix>.{pdf,png,svg,csv}; return the paths. Call it inside `styled()`.
+    """Write folder/fig<name><suffix>.{pdf,png,svg,csv}, all or none; return the paths. Call it inside `styled()`.
 
     The formats are the paper's; the note that a paper leaves out is written to .txt. A sheet without any of the panels
     that the paper asks for is left out. Names are made of plain characters: nothing leads out of `folder`.
@@ -296,17 +297,16 @@ def save_page(page: Page, folder: Path, name: str, paper: Paper) -> list[Path]:
         return []
     stem = file_words(f"fig{name}{page.suffix}")
     relabel(page.figure, **paper.labels)
-    paths = save_figure(page.figure, folder, stem, paper.formats)
+    files: dict[Path, str | bytes] = {**_pictures(page.figure, folder / stem, paper.formats)}
     if not paper.note and page.figure.get_label():
-        paths.append(write_text(folder / f"{stem}.txt", f"{page.figure.get_label()}\n"))
-    write_text(folder / f"{stem}.csv", page.numbers.to_csv(index=False, float_format="%.10g", lineterminator="\n"))
-    return [*paths, folder / f"{stem}.csv"]
+        files[folder / f"{stem}.txt"] = f"{page.figure.get_label()}\n"
+    files[folder / f"{stem}.csv"] = page.numbers.to_csv(index=False, float_format="%.10g", lineterminator="\n")
+    return publish(files, "figure")
 
 
 def save_figure(figure: Figure, folder: Path, stem: str, formats: Sequence[str] = FORMATS) -> list[Path]:
     """Write folder/<stem>.{pdf,png,svg}, in the formats named; return the paths. Call it inside `styled()`."""
-    FigureCanvasAgg(figure)
-    return [_save(figure, folder / f"{stem}.{kind}", kind) for kind in _FORMATS if kind in formats]
+    return [write_bytes(path, content) for path, content in _pictures(figure, folder / stem, formats).items()]
 
 
 def file_words(text: str) -> str:
@@ -333,11 +333,15 @@ def variant_names(variants: Sequence[str]) -> list[str]:
     return panel_names([(variant, 0) for variant in variants])
 
 
-def _save(figure: Figure, path: Path, kind: str) -> Path:
+def _pictures(figure: Figure, path: Path, formats: Sequence[str]) -> dict[Path, bytes]:
+    FigureCanvasAgg(figure)
+    return {path.with_name(f"{path.name}.{kind}"): _drawn_as(kind, figure) for kind in _FORMATS if kind in formats}
+
+
+def _drawn_as(kind: str, figure: Figure) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format=kind, metadata=_FORMATS[kind], bbox_inches=page_box(figure))
-    write_bytes(path, buffer.getvalue())
-    return path
+    return buffer.getvalue()
 
 
 def _distinct(variant: str, variants: list[str]) -> str:

@@ -1,0 +1,113 @@
+"""The register of what hessfig wrote: only that, as long as it is unchanged, is ever replaced or removed.
+
+Beside every file for a reader (a table, a picture, an archive) lies a folder `.written-by-hessfig`, with a JSON file of
+its name that says which kind of file was written, and its SHA-256.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from hessfig.errors import UserError
+from hessfig.files import fingerprint, write_text, write_together
+from hessfig.record import CHECKSUM, MANIFEST, checksum, read_checked
+
+REGISTER = ".written-by-hessfig"
+
+
+def publish(contents: Mapping[Path, str | bytes], kind: str, *, known: Collection[str] = ()) -> list[Path]:
+    """Write files that belong to each other, all or none, and return their paths; they are of one `kind`.
+
+    What stands there is replaced if it is in the register as of this kind and unchanged, or if it is in none and its
+    SHA-256 is `known` to be that of a file of hessfig's. Raises UserError for anything else, and where nothing can be
+    written.
+    """
+    new = {path: _as_bytes(content) for path, content in contents.items()}
+    same = {path for path, content in new.items() if _holds(path, content)}
+    check_free(new.keys() - same, kind, known=known)
+    for path, content in new.items():
+        before = [fingerprint(path)] if path.exists() else []  # it may stay, when this process is killed now
+        _note(path, kind, [*before, hashlib.sha256(content).hexdigest()])
+    write_together({path: content for path, content in new.items() if path not in same})
+    return list(new)
+
+
+def check_free(paths: Iterable[Path], kind: str, *, known: Collection[str] = ()) -> None:
+    """Raise UserError for the first path at which anything stands that `publish` would not replace."""
+    for path in sorted(paths):
+        if found := _foreign(path, kind, known):
+            raise refused(path, found, f"no such file, or a {kind} as hessfig left it")
+
+
+def withdraw(path: Path) -> bool:
+    """Remove a file that hessfig wrote and nobody changed since; return whether nothing stands there any more."""
+    entry = _entry(path)
+    if entry and not _foreign(path, entry["kind"], ()):
+        path.unlink(missing_ok=True)
+        _place(path).unlink(missing_ok=True)
+    return not (path.exists() or path.is_symlink())
+
+
+def vouched(folder: Path) -> list[str]:
+    """Return the SHA-256 of manifest and table of a folder whose manifest, by its checksum, hessfig wrote."""
+    with suppress(OSError, ValueError, TypeError, RecursionError):
+        manifest = read_checked(folder / MANIFEST)
+        if CHECKSUM in manifest:
+            return [fingerprint(folder / MANIFEST), str(manifest.get("table_sha256"))]
+    return []
+
+
+def refused(path: Path, found: str, allowed: str) -> UserError:
+    """Return the error to show when something that hessfig did not write would be replaced."""
+    word = shlex.quote(str(path))
+    return UserError(
+        f"{path} holds what hessfig did not write, and would be replaced",
+        got=found,
+        allowed=allowed,
+        remedy=f"name another place, or move it away: mv {word} {word}.mine",
+    )
+
+
+def _foreign(path: Path, kind: str, known: Collection[str]) -> str:
+    """Return why what stands at a path is not to be replaced by a file of this kind; nothing if it may be."""
+    if path.is_symlink() or not path.is_file():
+        return "a link" if path.is_symlink() else "a folder, a pipe or a device" if path.exists() else ""
+    entry, found = _entry(path), fingerprint(path)
+    if entry is None:
+        return "" if found in known else "a file that is in no register of hessfig's"
+    if found not in entry["sha256"]:
+        return "a file that was changed since hessfig wrote it"
+    return "" if entry["kind"] == kind else f"a {entry['kind']} of hessfig's, not a {kind}"
+
+
+def _holds(path: Path, content: bytes) -> bool:
+    is_plain = path.is_file() and not path.is_symlink()
+    return is_plain and path.stat().st_size == len(content) and path.read_bytes() == content
+
+
+def _entry(path: Path) -> dict[str, str] | None:
+    """Return what the register says of a file; nothing where it says nothing that can be trusted."""
+    with suppress(OSError, ValueError, TypeError, RecursionError):
+        found = read_checked(_place(path))
+        is_whole = CHECKSUM in found and isinstance(found.get("kind"), str) and isinstance(found.get("sha256"), list)
+        return found if is_whole else None
+    return None
+
+
+def _note(path: Path, kind: str, hashes: list[str]) -> None:
+    content = {"kind": kind, "sha256": sorted(set(hashes))}
+    write_text(_place(path), json.dumps({**content, CHECKSUM: checksum(content)}) + "\n")
+
+
+def _place(path: Path) -> Path:
+    """Return where the register keeps what it says of a file."""
+    return path.parent / REGISTER / f"{path.name}.json"
+
+
+def _as_bytes(content: str | bytes) -> bytes:
+    return content.encode() if isinstance(content, str) else content

@@ -1,0 +1,87 @@
+"""Settings may refer to settings; neither the environment, nor the clock, nor a function answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hessfig.config.compose import jobs
+from hessfig.config.user_dir import own_folder
+from hessfig.errors import UserError
+from hessfig.sessions import run
+from tests.conftest import Answer
+
+SECRET = "hunter2-of-the-environment"
+# By a resolver's name: those of OmegaConf and Hydra, and any other; nested, in a text, in a key, in lists.
+REFERENCES = [
+    "${oc.env:SECRET}",
+    "${oc.env:SECRET,x}",
+    "text ${oc.env:SECRET} text",
+    "${oc.create:{a:1}}",
+    "${oc.decode:${oc.env:SECRET}}",
+    "${oc.select:seeds}",
+    "${oc.dict.keys:model}",
+    "${oc.deprecated:seeds}",
+    "${now:%Y}",
+    "${hydra:runtime.cwd}",
+    "${python_version:major}",
+    "${ oc.env:SECRET }",
+    "${${oc.env:SECRET}}",
+    "${model.${oc.env:SECRET}}",
+    "\\${oc.env:SECRET}",
+    "${oc.env:SECRET",
+]
+PLACES = {
+    "a text": "# @package _global_\nsweep: {{name: mine, about: '{0}'}}\n",
+    "a number": "# @package _global_\nsweep: {{name: mine}}\nseeds: '{0}'\n",
+    "a list": "# @package _global_\nsweep: {{name: mine}}\nquantities: ['{0}']\n",
+    "a key": "# @package _global_\nsweep: {{name: mine, vary: {{'{0}': [1]}}}}\n",
+    "a default": "# @package _global_\ndefaults:\n  - override /model: '{0}'\nsweep: {{name: mine}}\n",
+    "a group": "# @package _global_\ndefaults:\n  - override '/{0}': x\nsweep: {{name: mine}}\n",
+}
+
+
+@pytest.fixture(autouse=True)
+def secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET", SECRET)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("reference", REFERENCES)
+def test_a_file_of_ones_own_refers_to_settings_alone(tmp_path: Path, place: str, reference: str) -> None:
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep/mine.yaml").write_text(PLACES[place].format(reference))
+    with pytest.raises(UserError) as caught:
+        jobs(["sweep=mine"], own_folder(str(tmp_path)))
+    assert SECRET not in str(caught.value) and "2026" not in str(caught.value)
+    assert "$" in str(caught.value) or "not YAML" in str(caught.value)
+
+
+@pytest.mark.parametrize("reference", REFERENCES)
+@pytest.mark.parametrize("key", ["sweep.about", "output_dir", "model.factory", "seeds"])
+def test_so_do_words_of_the_command_line(cli: Callable[..., Answer], tmp_path: Path, key: str, reference: str) -> None:
+    for verb in ("run", "slopes", "export"):
+        answer = cli(verb, "sweep=sigma", f"{key}={reference}")
+        assert answer.code == 2 and SECRET not in answer.out + answer.err
+    with pytest.raises(UserError, match=r"refers to what is no setting|cannot read"):
+        run("sigma", f"{key}={reference}")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_setting_may_be_another_ones(tmp_path: Path) -> None:
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep/mine.yaml").write_text("# @package _global_\nsweep: {name: mine}\nseeds: ${model.n_layers}\n")
+    (job,) = jobs(["sweep=mine", "model.n_layers=2"], own_folder(str(tmp_path)))
+    assert job.config.seeds == 2
+
+
+@pytest.mark.parametrize("default", ["/other/x", "/other@sweep: x", "sub/x", "/sweep/sub/x", "../x"])
+def test_a_default_is_a_file_that_was_checked(tmp_path: Path, default: str) -> None:
+    for folder in ("sweep/sub", "other"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "x.yaml").write_text("about: ${oc.env:SECRET}\n")
+    (tmp_path / "sweep/mine.yaml").write_text(f"# @package _global_\ndefaults:\n  - {default}\nsweep: {{name: mine}}\n")
+    with pytest.raises(UserError, match=r"mine\.yaml: a default is a choice of a group"):
+        own_folder(str(tmp_path))

@@ -1,0 +1,235 @@
+"""What hessfig did not write, or what was changed since, is never replaced or removed, by any verb."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hessfig.errors import UserError
+from hessfig.record import CHECKSUM, checksum, read_checked
+from hessfig.register import REGISTER, check_free, publish, vouched, withdraw
+from tests.analysis.synthetic import make_table, write_sweep
+from tests.conftest import Answer
+from tests.runs import hessfig
+from tests.test_jobs import SMALL
+
+Cli = Callable[..., Answer]
+MINE = "years of work"
+
+
+def _edited(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b" ")
+
+
+def _a_file(path: Path) -> None:
+    _gone(path)
+    shutil.rmtree(path.parent / REGISTER, ignore_errors=True)
+    path.write_text(MINE)
+
+
+def _a_folder(path: Path) -> None:
+    _gone(path)
+    path.mkdir()
+    (path / "thesis.tex").write_text(MINE)
+
+
+def _a_link(path: Path) -> None:
+    target = path.with_name("thesis.tex")
+    target.write_text(MINE)
+    _gone(path)
+    path.symlink_to(target.name)
+
+
+def _a_pipe(path: Path) -> None:
+    _gone(path)
+    os.mkfifo(path)
+
+
+def _gone(path: Path) -> None:
+    path.unlink(missing_ok=True)
+
+
+IN_THE_WAY = {"an edited file": _edited, "a file": _a_file, "a folder": _a_folder, "a link": _a_link, "a pipe": _a_pipe}
+
+
+@pytest.mark.parametrize("kind", IN_THE_WAY)
+def test_what_is_in_the_way_stays(tmp_path: Path, kind: str) -> None:
+    path, other = tmp_path / "a.csv", tmp_path / "b.csv"
+    publish({path: "1"}, "table")
+    IN_THE_WAY[kind](path)
+    before = _state(tmp_path)
+    with pytest.raises(UserError, match=r"a\.csv holds what hessfig did not write(.|\n)*mv "):
+        publish({other: "2", path: "2"}, "table")
+    assert not withdraw(path)
+    assert _state(tmp_path) == before
+
+
+def _state(folder: Path) -> dict[str, object]:
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        is_plain = path.is_file() and not path.is_symlink()
+        found[str(path)] = path.read_bytes() if is_plain else path.lstat().st_ino
+    return found
+
+
+def test_what_hessfig_wrote_is_replaced_by_its_kind_alone(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    for text in ("1", "2", "2", "1"):
+        assert publish({path: text}, "table") == [path] and path.read_text() == text
+    with pytest.raises(UserError, match="a table of hessfig's, not a bundle"):
+        check_free([path], "bundle")
+    moved = tmp_path / "moved"
+    shutil.copytree(tmp_path, moved, ignore=lambda folder, names: {"moved"} & set(names))
+    publish({moved / "a.csv": "3"}, "table")
+    assert withdraw(path) and not path.exists() and withdraw(path)
+
+
+def test_equal_content_is_nobodys_loss(tmp_path: Path) -> None:
+    """A picture of a version that kept no register is taken over where it is drawn as it was."""
+    path = tmp_path / "a.csv"
+    path.write_text("as 0.2.1 wrote it")
+    publish({path: "as 0.2.1 wrote it"}, "figure")
+    publish({path: "as it is now"}, "figure")
+    assert path.read_text() == "as it is now"
+
+
+def test_who_is_killed_between_register_and_file_leaves_what_may_be_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.csv"
+    publish({path: "1"}, "table")
+    with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
+        killed.setattr("hessfig.register.write_together", _killed)
+        publish({path: "2"}, "table")
+    publish({path: "3"}, "table")
+    assert path.read_text() == "3"
+
+
+def _killed(contents: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_forged_entry_of_the_register_says_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(MINE)
+    (tmp_path / REGISTER).mkdir()
+    for text in ("", "[]", '{"kind": "table", "sha256": []}', '{"kind": 1, "sha256": 2, "checksum": "x"}', "[" * 9999):
+        (tmp_path / REGISTER / "a.csv.json").write_text(text)
+        with pytest.raises(UserError, match="in no register"):
+            publish({path: "1"}, "table")
+    assert path.read_text() == MINE
+
+
+# The verbs, each with a file that it would write beside the tables in `outputs`.
+VERBS: dict[str, tuple[tuple[str, ...], str]] = {
+    "run": (("run", "sweep=sigma", *SMALL, "seeds=2"), "outputs/sigma/table.csv"),
+    "run, manifest": (("run", "sweep=sigma", *SMALL, "seeds=2"), "outputs/sigma/manifest.json"),
+    "slopes": (("slopes", "sweep=sigma"), "outputs/sigma/slopes.csv"),
+    "levels": (("slopes", "sweep=sigma", "levels=true"), "outputs/sigma/levels.csv"),
+    "compare": (("compare", "sweep=sigma", "reference=other/table.csv"), "outputs/sigma/paired.csv"),
+    "plot": (("plot", "figure=3a"), "outputs/figures/fig3a.pdf"),
+    "plot, numbers": (("plot", "figure=3a"), "outputs/figures/fig3a.csv"),
+    "plot of one's own": (
+        ("plot", "figure=none", "figure.sweep=sigma", "figure.name=mine", "figure.layout=lines"),
+        "outputs/sigma/drawn/mine.json",
+    ),
+    "claims": (("claims",), "outputs/claims.md"),
+    "report": (("report", "format=pdf"), "outputs/results-at-a-glance.pdf"),
+    "bundle": (("bundle", "sweep=sigma"), "sigma.zip"),
+    "bundle, named": (("bundle", "sweep=sigma", "file=mine.zip"), "mine.zip"),
+    "export": (("export", "outputs/sigma", "seed=1234", "sigma=0.01", "into=net.zip"), "net.zip"),
+    "reproduce": (("reproduce", "outputs/sigma", "beside=other"), "reproduced.csv"),
+    "verify": (("verify", "statement=lem41", "seeds=1"), "outputs/verify/report.md"),
+}
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("swept")
+    done = hessfig("run", "sweep=sigma", *SMALL, "seeds=2", folder=folder)
+    assert done.returncode == 0, done.stderr
+    shutil.copytree(folder / "outputs/sigma", folder / "other")
+    return folder
+
+
+@pytest.mark.usefixtures("workers")
+@pytest.mark.parametrize("verb", VERBS)
+def test_no_verb_replaces_a_file_of_the_users(cli: Cli, swept: Path, tmp_path: Path, verb: str) -> None:
+    shutil.copytree(swept, tmp_path, dirs_exist_ok=True)
+    words, name = VERBS[verb]
+    path = tmp_path / name
+    for _ in range(2):  # what it wrote itself, it replaces
+        answer = cli(*words)
+        assert answer.code == 0 and path.is_file(), answer.out + answer.err
+    for spoil in (_edited, _a_folder):
+        if not (verb.startswith("run") and spoil is _a_folder):  # a folder for a table is refused before
+            spoil(path)
+        before = _state(tmp_path)
+        answer = cli(*words)
+        assert answer.code == 2 and "mv " in answer.err, answer.out + answer.err
+        changed = {key for key, value in _state(tmp_path).items() if before.get(key) != value}
+        assert str(path) not in changed and set(before) <= set(_state(tmp_path)), changed
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("bundle", "sweep=sigma", "file=outputs/sigma/table.csv"),
+        ("bundle", "sweep=sigma", "file=x.csv"),
+        ("reproduce", "outputs/sigma", "beside=other", "rows=outputs/sigma/table.csv"),
+        ("reproduce", "outputs/sigma", "rows=outputs/sigma/table.csv"),
+        ("reproduce", "outputs/sigma", "beside=other", "rows=outputs/sigma/manifest.json"),
+        ("export", "outputs/sigma", "sigma=0.01", "seed=1234", "into=other"),
+    ],
+)
+def test_a_place_that_is_named_is_not_that_of_another_kind(
+    cli: Cli, swept: Path, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    shutil.copytree(swept, tmp_path, dirs_exist_ok=True)
+    before = _state(tmp_path)
+    answer = cli(*words)
+    assert answer.code == 2 and "remedy" in answer.err, answer.out + answer.err
+    assert _state(tmp_path) == before
+
+
+@pytest.mark.usefixtures("workers")
+def test_a_run_takes_away_its_own_slopes_and_no_others(cli: Cli, swept: Path, tmp_path: Path) -> None:
+    shutil.copytree(swept, tmp_path, dirs_exist_ok=True)
+    assert cli("slopes", "sweep=sigma").code == 0
+    mine = tmp_path / "outputs/sigma/levels.csv"
+    mine.write_text(MINE)
+    answer = cli("run", "sweep=sigma", *SMALL, "seeds=1")
+    assert answer.code == 0 and "levels.csv is not as hessfig left it: it stays" in answer.out
+    assert not mine.with_name("slopes.csv").exists() and mine.read_text() == MINE
+
+
+@pytest.mark.usefixtures("workers")
+def test_hidden_files_of_the_users_stay_however_they_are_called(cli: Cli, swept: Path, tmp_path: Path) -> None:
+    shutil.copytree(swept, tmp_path, dirs_exist_ok=True)
+    names = (".notes.csv.abcdefgh", ".table.csv.abcd1234", ".running.0123456789abcdef", "cells/.ab.json.abcdefgh")
+    for name in names:
+        path = tmp_path / "outputs/sigma" / name
+        path.write_text(MINE)
+        os.utime(path, (time.time() - 7200,) * 2)
+    assert cli("run", "sweep=sigma", *SMALL, "seeds=2").code == 0
+    assert cli("clean", "yes=true").code == 0
+    assert [(tmp_path / "outputs/sigma" / name).read_text() for name in names] == [MINE] * len(names)
+
+
+def test_tables_of_0_2_1_are_replaced_and_those_without_a_seal_are_not(tmp_path: Path) -> None:
+    """They have no register: the manifest vouches for both, by its own checksum and the table's hash."""
+    folder = write_sweep(make_table(seeds=1), tmp_path)
+    assert vouched(folder) == []
+    manifest = read_checked(folder / "manifest.json")
+    (folder / "manifest.json").write_text(json.dumps({**manifest, CHECKSUM: checksum(manifest)}))
+    paths = [folder / "table.csv", folder / "manifest.json"]
+    check_free(paths, "table", known=vouched(folder))
+    _edited(folder / "table.csv")
+    with pytest.raises(UserError, match=r"table\.csv holds what hessfig did not write"):
+        check_free(paths, "table", known=vouched(folder))
