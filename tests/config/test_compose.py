@@ -7,10 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hypothesis import example, given
+from hypothesis import settings as settings_of_hypothesis
+from hypothesis import strategies as st
 
 from hessfig.config import Config, GridConfig
 from hessfig.config.compose import compose, jobs
-from hessfig.config.compose.overrides import quoted
+from hessfig.config.compose.overrides import as_word, quoted
 from hessfig.config.enums import FigureGroup, Published
 from hessfig.config.keys import as_plain
 from hessfig.config.presets import choices, natural, shipped_figures, studies
@@ -280,3 +284,19 @@ def test_several_jobs_are_every_combination() -> None:
 @pytest.mark.long
 def test_any_text_can_be_quoted(text: str) -> None:
     assert job(f"output_dir={quoted(text)}").config.output_dir == text
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 9) | st.text(alphabet="a1 \\'\"$,=[]{}:~+%#()\n\u00e9", max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("abc"), inner, max_size=2),
+    max_leaves=5,
+)
+
+
+@given(VALUES.filter(lambda value: value not in ("a", "1", "a1")))
+@example(r"$\sigma^{2}$, \\ 'it'")
+@example("ends with \\\n")
+@settings_of_hypothesis(max_examples=200, deadline=None)
+def test_any_value_of_pythons_is_read_back_as_it_is(value: object) -> None:
+    found = OverridesParser.create().parse_override(as_word("figure.title", value)).value()
+    assert found == value or (isinstance(value, str) and str(found) == value)
