@@ -189,6 +189,7 @@ def test_many_blocks_take_several_pages(pages: Draw) -> None:
 )
 def test_ticks_of_ones_own_grid_are_round(pages: Draw, sigma: tuple[float, ...], ticks: list[str]) -> None:
     (page,) = pages("lines", width_table(sigma), x="sigma", colour="model.d_model", dashes="n_heads")
+    page.figure.draw_without_rendering()
     ax = page.figure.axes[-1]
     low, high = ax.get_xlim()
     shown = [tick.label1.get_text() for tick in ax.xaxis.get_major_ticks() if low <= tick.get_loc() <= high]
