@@ -3,7 +3,7 @@
     python scripts/check_wheel.py                     a real installation, by pip, of the wheel and all it needs
     python scripts/check_wheel.py --light             without dependencies: those of this interpreter are lent (minutes)
     python scripts/check_wheel.py --python python3.13 with another interpreter
-    python scripts/check_wheel.py --smaller "torch --index-url ..."    by the lines of docs/install.md for a smaller PyTorch
+    python scripts/check_wheel.py --smaller "torch --index-url ..."    by docs/install.md, "A smaller PyTorch"
 
 Prints a line per step with its seconds, and the size of the environment. Exits with 1 at the first step that fails.
 """

@@ -61,7 +61,7 @@ def test_words_of_a_figure_are_those_that_were_given(swept: Path) -> None:
     figure = hessfig.plot(swept, "3a", xlabel=label, title=title)
     assert {ax.get_xlabel() for ax in figure.axes} - {""} == {label}
     assert figure.get_suptitle() == title
-    with pytest.raises(UserError, match=r"figure\.ylabel: this formula cannot be read at character 2"):
+    with pytest.raises(UserError, match=r"figure\.ylabel: this formula cannot be read at character 6"):
         hessfig.plot(swept, "3a", ylabel=r"a$\frac{1}{0$")
 
 
