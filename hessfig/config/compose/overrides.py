@@ -81,7 +81,7 @@ def _written(value: Any) -> str:
         return f"[{','.join(map(_written, value))}]"
     if isinstance(value, Mapping):
         return "{" + ",".join(f"{key}: {_written(one)}" for key, one in value.items()) + "}"
-    return str(value) if re.fullmatch(r"[\w./:-]+", str(value)) else quoted(str(value))
+    return str(value) if re.fullmatch(r"[A-Za-z0-9_./:-]+", str(value)) else quoted(str(value))
 
 
 @lru_cache(maxsize=1024)
