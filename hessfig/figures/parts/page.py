@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import re
-import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,13 +19,12 @@ from matplotlib.cbook import is_math_text
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
-from matplotlib.mathtext import MathTextParser
 
 from hessfig.analysis.axis import as_variant, last_word, settings_of, short_variant
 from hessfig.analysis.slopes.fit import ARITHMETIC, RESAMPLES
 from hessfig.analysis.slopes.printed import Window
 from hessfig.errors import UserError, did_you_mean
-from hessfig.figures.parts.relabelled import page_box, relabel
+from hessfig.figures.parts.relabelled import check_words, page_box, relabel
 from hessfig.files import write_bytes, write_text
 from hessfig.record import FROBENIUS
 from hessfig.terms import Matrix, Part
@@ -82,44 +80,6 @@ class Paper:
         sizes = {key: min(max(float(found[key]), SMALLEST), LARGEST) for key in _SIZES}
         sizes["legend.title_fontsize"] = sizes["legend.fontsize"]
         return {**sizes, "font.family": [*_installed(found["font.serif"]), *_FAMILIES]}
-
-
-def check_words(key: str, words: str) -> None:
-    """Raise UserError for words that cannot be set in type: a formula that matplotlib cannot read, a control character.
-
-    The setting `key` is named, and the place where reading ends.
-    """
-    wrong = next((letter for letter in words if letter != "\n" and unicodedata.category(letter) in ("Cc", "Cs")), None)
-    if wrong is not None:
-        why, place = "a control character", words.index(wrong)
-    else:
-        why, place = _unreadable(words)
-    if why:
-        raise UserError(
-            f"{key}: {why} at character {place + 1}",
-            got=words,
-            allowed=r"words, and formulas between dollar signs as matplotlib's mathtext has them: $\sigma^2$",
-            remedy=r"a formula without packages of LaTeX, or \$ for a dollar sign",
-        )
-
-
-def _unreadable(words: str) -> tuple[str, int]:
-    """Return why a line of some words is no mathtext, and where; ("", 0) for those that can be set."""
-    start = 0
-    for line in words.split("\n"):
-        try:
-            if is_math_text(line):
-                _parser().parse(line)
-        except ValueError as error:
-            found = re.search(r"\(at char (\d+)\)", str(error))
-            return "this formula cannot be read", start + (int(found[1]) if found else 0)
-        start += len(line) + 1
-    return "", 0
-
-
-@cache
-def _parser() -> MathTextParser[Any]:
-    return MathTextParser("path")
 
 
 def _bundle(style: str) -> dict[str, Any]:
