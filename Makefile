@@ -6,9 +6,9 @@ READY := $(VENV)/.installed
 RUN := $(BIN)/hessfig
 TEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
 
-# What conf/figure/*.yaml says: the figures of some groups in their order, and the sweep of one.
-figures_of = $(shell grep -lE '^group: ($(1))$$' conf/figure/*.yaml | xargs grep -H '^order: ' | sort -t: -k3n | sed 's|.*/\(.*\)\.yaml:.*|\1|')
-sweep_of = $(shell sed -n 's/^sweep: "*\([^"]*\)"*$$/\1/p' conf/figure/$(1).yaml)
+# What conf/figures.yaml says: the figures of some groups in their order, and the sweep of one.
+figures_of = $(shell sed -En 's/^"?([^":]+)"?: [{].*group: ($(1)),.*/\1/p' conf/figures.yaml)
+sweep_of = $(shell sed -En 's/^"?$(1)"?: [{]sweep: "?([^",]*)"?,.*/\1/p; s/^"?$(1)"?: [{]group.*/$(1)/p' conf/figures.yaml)
 # Status 1: some cells failed, such as trainings that diverge; the figure is drawn from the others and says so.
 measure = $(if $(1),$(RUN) run sweep=$(1) || [ $$? -eq 1 ])
 

@@ -55,7 +55,8 @@ def first_few(names: Sequence[str], *, most: int = 5) -> str:
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """Return 'did you mean X?' for the closest of `choices`, or an empty string."""
-    close = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.5)
+    cutoff = 0.5 if len(word) < 4 else 0.6  # half of two letters is one slip, half of four another word
+    close = difflib.get_close_matches(word, list(choices), n=1, cutoff=cutoff)
     return f"did you mean {str(close[0])!r}?" if close else ""
 
 

@@ -28,7 +28,7 @@ from hessfig.measurements.quantity import At, Measured, asked_of, check_served
 from hessfig.measurements.requirements import check_parts
 from hessfig.models.blocks import blocks_of
 from hessfig.record import COLUMNS, Status
-from hessfig.terms import Block, Part
+from hessfig.terms import NUMBERS_OF_APPROXIMATIONS, Approximation, Block, Part
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -167,11 +167,14 @@ def one_of(key: str, value: Any, choices: Iterable[str]) -> str:
 
 
 # of a zero block, of too few samples, of an expansion that never departs: not finite, and nothing is wrong
+_DISTANCES = tuple(f"{name}_{number}" for name in Approximation for number in NUMBERS_OF_APPROXIMATIONS)
 _UNDEFINED_AT_TIMES = (
+    *_DISTANCES,
     *("condition_number", "subset_condition_number"),
     *("prediction_correlation", "prediction_slope"),
     *("descent_horizon", *(f"{ray}_ray_departure" for ray in Ray)),
 )
+_OF_ZERO = " (of a block that is zero these are not defined)"
 
 Spec = str | tuple[str, Any] | list[Any]
 
@@ -216,17 +219,24 @@ class Problem:
         real = one_of("dtype", dtype, DType)
         return foreign(self.network, self.inputs, self.targets, self.loss, self.weights, self.outputs, dtype=real)
 
+    def __repr__(self) -> str:
+        facts = ", ".join(f"{name}: {value}" for name, value in self._facts().items())
+        return f"Problem of {type(self.network).__name__} ({facts})"
+
     def _repr_html_(self) -> str:
         from hessfig.analysis.shown_tables import described_html
 
+        return described_html(f"Problem of {type(self.network).__name__}", self._facts())
+
+    def _facts(self) -> dict[str, Any]:
+        """Return what a problem says of itself in print: its size, its loss and its weights, no tensors."""
         weights = self.weights if isinstance(self.weights, str) else ", ".join(self.weights or ()) or "every parameter"
         loss = self.loss or "the network's own, else cross_entropy"
-        facts = {
+        return {
             "parameters": sum(parameter.numel() for parameter in self.network.parameters()),
             "loss": loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__),
             "weights": weights,
         }
-        return described_html(f"Problem of {type(self.network).__name__}", facts)
 
 
 def measure(
@@ -336,12 +346,14 @@ def _frame(found: Mapping[str, Measured], seed: int) -> pd.DataFrame:
     rows = [{**shared, **row} for measured in found.values() for row in measured.rows]
     frame = pd.DataFrame(rows, columns=[name for name in COLUMNS if name not in ("seconds", "config")])
     frame = frame.astype({"value": float, "error": float, "sigma": float, "step": float})
-    lost = frame[(frame["status"] == Status.nonfinite) & ~frame["quantity"].isin(_UNDEFINED_AT_TIMES)]
+    lost = frame[frame["status"] == Status.nonfinite]
+    if len(lost) < len(frame):  # where nothing is finite, something is wrong
+        lost = lost[~lost["quantity"].isin(_UNDEFINED_AT_TIMES)]
     if len(lost):
         names = first_few(list(dict.fromkeys(lost["quantity"])))
         warnings.warn(
             f"{len(lost)} of {len(frame)} numbers are not finite ({names}): look for nan, inf or overflow in inputs, "
-            "targets and weights",
+            f"targets and weights{_OF_ZERO * bool(lost['quantity'].isin(_UNDEFINED_AT_TIMES).all())}",
             RuntimeWarning,
             stacklevel=3,
         )

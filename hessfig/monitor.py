@@ -197,6 +197,11 @@ class Monitor:
         finally:
             self.budget.leave()
 
+    @property
+    def skipped(self) -> list[int]:
+        """The steps that were due and not measured, to stay within `max_fraction`; of rank 0, which measures."""
+        return list(self._course.seen["skipped"]) if self._is_first else []
+
     def _at(self, step: int) -> Values:
         if self._owner is None:
             raise UserError("monitor(step): the monitor was closed", got=step, remedy="make another Monitor")
@@ -258,6 +263,8 @@ class Monitor:
             settings = replace(self._config, training=state.training)
             at = replace(at, config=settings, step=state.updates, moments=state.moments)
         found = quantity(name).measured(self._copy.problem, asked_of(quantity(name), self._blocks, at))
+        if name in OF_AN_OPTIMISER and not found.rows:
+            self._say(f"{name} is not defined before the optimiser's first update: step {step} has none", kind=name)
         self._warm.update(found.warm)
         return found
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hessfig.analysis.manifest import read_manifest, read_run
 from hessfig.analysis.shown_tables import Table, described_html, table_html
 from hessfig.config.compose import compose, jobs
-from hessfig.config.compose.overrides import check_words
+from hessfig.config.compose.overrides import as_word, check_words
 from hessfig.config.enums import Data, Kind
 from hessfig.config.keys import in_manifest
 from hessfig.config.schema import Config, FigureConfig, SweepConfig
@@ -221,18 +221,4 @@ def _of_figures(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _words(words: tuple[str, ...], settings: Mapping[str, Any]) -> list[str]:
-    return [*words, *(f"{key}={_text(value)}" for key, value in settings.items())]
-
-
-def _text(value: Any) -> str:
-    """Return a value in the settings' grammar; texts that are not plain are quoted."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, list | tuple):
-        return f"[{','.join(map(_text, value))}]"
-    if isinstance(value, Mapping):
-        return "{" + ",".join(f"{key}: {_text(one)}" for key, one in value.items()) + "}"
-    text = str(value)
-    is_plain = text.replace(".", "").replace("_", "").replace("/", "").replace("-", "").replace(":", "").isalnum()
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return text if is_plain else f'"{escaped}"'
+    return [*words, *(as_word(key, value) for key, value in settings.items())]

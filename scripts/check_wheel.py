@@ -3,7 +3,7 @@
     python scripts/check_wheel.py                     a real installation, by pip, of the wheel and all it needs
     python scripts/check_wheel.py --light             without dependencies: those of this interpreter are lent (minutes)
     python scripts/check_wheel.py --python python3.13 with another interpreter
-    python scripts/check_wheel.py --install "torch --index-url ..."    what is installed first, such as a CPU-only torch
+    python scripts/check_wheel.py --smaller "torch --index-url ..."    by docs/install.md, "A smaller PyTorch"
 
 Prints a line per step with its seconds, and the size of the environment. Exits with 1 at the first step that fails.
 """
@@ -11,6 +11,7 @@ Prints a line per step with its seconds, and the size of the environment. Exits 
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 import shutil
 import subprocess
@@ -119,10 +120,22 @@ def install(environment: Path, wheel: Path, options: argparse.Namespace) -> Path
     if options.light:
         (packages,) = environment.glob("lib/python*/site-packages")
         (packages / "lent.pth").write_text("\n".join(lent()) + "\n")
-    if options.install:
-        _run([*pip, *shlex.split(options.install)], environment.parent)
-    _run([*pip, *(["--no-deps"] if options.light else []), wheel], environment.parent)
+    lines = smaller(options.smaller, wheel) if options.smaller else [[*["--no-deps"] * options.light, str(wheel)]]
+    for line in lines:
+        _run([*pip, *line], environment.parent)
     return environment
+
+
+def smaller(torch: str, wheel: Path | str) -> list[list[str]]:
+    """Return what `pip install` is given by docs/install.md for a smaller PyTorch: `torch` first, then the wheel.
+
+    Where `torch` names torchvision, these are the lines that install it; else those of an environment without it.
+    """
+    section = (ROOT / "docs/install.md").read_text().partition("## A smaller PyTorch")[2].partition("\n## ")[0]
+    blocks = [block.strip().splitlines() for block in re.findall(r"```text\n(pip install torch .*?)```", section, re.S)]
+    chosen = next(lines for lines in blocks if ("torchvision" in lines[0]) == ("torchvision" in torch))
+    words = [shlex.split(line.removeprefix("pip install ")) for line in chosen[1:]]
+    return [shlex.split(torch), *([str(wheel) if word == "hessfig" else word for word in line] for line in words)]
 
 
 def use(environment: Path, empty: Path) -> None:
@@ -161,7 +174,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--light", action="store_true")
     parser.add_argument("--python", default=sys.executable)
-    parser.add_argument("--install", default="")
+    parser.add_argument("--smaller", default="")
     return parser.parse_args()
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from hessfig.cli.flags import own_words, read
 from hessfig.cli.help import run as completion
 from hessfig.cli.verbs import VERBS, Verb
+from hessfig.config.presets import choices
 
 ROOT = Path(__file__).parent.parent
 PAGES = [*("README.md", "SECURITY.md", "CHANGELOG.md"), *sorted(f"docs/{path.name}" for path in ROOT.glob("docs/*.md"))]
@@ -171,7 +172,7 @@ def _verify(words: list[str]) -> None:
 def _make(words: list[str]) -> None:
     for target in words:
         name = target.removeprefix("figure-")
-        figure = target.startswith("figure-") and (ROOT / f"conf/figure/{name}.yaml").is_file()
+        figure = target.startswith("figure-") and name in choices("figure")
         assert figure or target in targets(), f"there is no target {target}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import warnings
@@ -144,6 +145,36 @@ def test_the_hessian_itself_comes_as_an_array() -> None:
     arrays = measure(problem, quantities=["hessian"]).attrs["arrays"]["hessian"]
     assert arrays["names"] == names
     numpy.testing.assert_allclose(arrays["hessian"], dense[Part.H].numpy(), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["mlp", "layered"] if "layered" in CASES else ["mlp"])
+def test_blocks_that_are_named_come_as_arrays(name: str) -> None:
+    problem, blocks, names, dense = oracle(name)
+    arrays = measure(problem, blocks=blocks, quantities=["hessian"]).attrs["arrays"]["hessian"]
+    entries, layout = json.loads(str(arrays["entries"])), problem.drawn("float64").layout
+    assert len(entries) == len(arrays) - 1 and "hessian" not in arrays
+    for number, entry in enumerate(entries):
+        rows, cols = (
+            places(problem, names, layout.side(entry[layer], entry[side]))
+            for layer, side in (("row_layer", "row"), ("layer", "col"))
+        )
+        found = arrays[f"block_{number}"]
+        assert found.dtype == numpy.float64 and entry["dim"] == len(cols)
+        truth = dense[Part(entry["part"])][rows][:, cols].numpy()
+        numpy.testing.assert_allclose(found, truth, rtol=1e-8, atol=1e-12)
+
+
+def test_a_problem_prints_as_a_line_without_tensors() -> None:
+    problem = hessfig.Problem(nn.Linear(3, 2), torch.randn(5, 3), torch.tensor([0, 1, 0, 1, 0]), loss="cross_entropy")
+    assert repr(problem) == "Problem of Linear (parameters: 8, loss: cross_entropy, weights: every parameter)"
+
+
+@pytest.mark.filterwarnings("error")
+def test_distances_to_a_block_that_is_zero_are_no_cause_for_a_warning() -> None:
+    network = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 3))  # H_f of the last weight vanishes
+    problem = hessfig.Problem(network, torch.randn(6, 3), torch.tensor([0, 1, 2, 0, 1, 2]))
+    table = hessfig.measure(problem, blocks="2.weight", quantities="approximations")
+    assert table[table["part"] == "H_f"]["value"].isna().all() and table[table["part"] == "H"]["value"].notna().all()
 
 
 def test_importing_the_package_imports_no_torch() -> None:

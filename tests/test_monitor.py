@@ -59,6 +59,8 @@ def test_numbers_along_a_training_are_those_of_dense_hessians(tmp_path: Path) ->
     optimiser = torch.optim.AdamW(model.parameters(), lr=0.01, betas=(0.8, 0.95), eps=1e-6)
     names = [*watched.QUANTITIES, "preconditioned_eigenvalue", "stability_threshold", "critical_step"]
     watch, truth = watched.monitor(model, tmp_path / "mine", quantities=names, optimiser=optimiser), {}
+    with pytest.warns(RuntimeWarning, match="preconditioned_eigenvalue is not defined before .* step 0 has none"):
+        watch(0)
 
     def look(step: int) -> None:
         watch(step)
@@ -146,7 +148,7 @@ def test_measuring_keeps_within_its_share_of_the_time(tmp_path: Path, monkeypatc
     assert max(spent[120:]) <= 0.05 + 1e-9 and len([one for one in told if "skipped" in str(one.message)]) == 1
     seen = json.loads((tmp_path / "mine" / "manifest.json").read_text())["monitor"]
     assert seen["budget"]["spent_seconds"] <= 0.05 * seen["budget"]["training_seconds"] + 3
-    assert seen["skipped"] == [step for step in range(5, 401, 5) if step % 60 or step == 60]
+    assert seen["skipped"] == watch.skipped == [step for step in range(5, 401, 5) if step % 60 or step == 60]
 
 
 def test_notes_of_skipped_steps_take_little_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,7 +241,8 @@ def test_every_reader_takes_the_folder(tmp_path: Path, cli: Any) -> None:
 def test_one_process_of_several_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
     model = watched.network()
-    assert watched.monitor(model, tmp_path / "mine")(0) == {}
+    watch = watched.monitor(model, tmp_path / "mine")
+    assert watch(0) == {} and watch.skipped == []
     assert not (tmp_path / "mine").exists()
 
 

@@ -56,6 +56,15 @@ def test_slopes_are_those_of_the_command(swept: Path, cli: Callable[..., Any]) -
     assert written["slope"].tolist() == pytest.approx(found["slope"].tolist(), rel=1e-9, nan_ok=True)
 
 
+def test_words_of_a_figure_are_those_that_were_given(swept: Path) -> None:
+    label, title = r"$\sigma$ [a, b] 'c'", r"\alpha, \\ {d} 100 %"
+    figure = hessfig.plot(swept, "3a", xlabel=label, title=title)
+    assert {ax.get_xlabel() for ax in figure.axes} - {""} == {label}
+    assert figure.get_suptitle() == title
+    with pytest.raises(UserError, match=r"figure\.ylabel: this formula cannot be read at character 6"):
+        hessfig.plot(swept, "3a", ylabel=r"a$\frac{1}{0$")
+
+
 def test_figures_are_matplotlibs_and_nothing_is_written(swept: Path) -> None:
     files = set(swept.parent.rglob("*"))
     words = {"title": "Mine, by hand", "xlabel": "scale", "ylabel": "norm", "legend": "none"}

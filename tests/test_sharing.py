@@ -64,6 +64,11 @@ def run(cli: Cli, tmp_path: Path) -> Path:
 def test_a_bundle_is_measured_again_from_an_empty_folder(
     cli: Cli, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    drawn = cli(
+        *("plot", "figure=none", "figure.name=mine", "figure.sweep=network", "figure.layout=bars"),
+        *(r"figure.title='The norm, $\|H\|$'", "figure.width=4", "figure.note=false"),
+    )
+    assert drawn.code == 0, drawn.err
     named = f"code=run,{tmp_path}/code/mine.py:make"
     assert cli("bundle", "sweep=network").code == 2  # its code is not run unasked
     answer = cli("bundle", "sweep=network", named)
@@ -76,6 +81,7 @@ def test_a_bundle_is_measured_again_from_an_empty_folder(
         opened.extractall(empty)
     for file in (path for path in (empty / "network").rglob("*") if path.suffix not in (".png", ".npz", ".pdf")):
         assert file.is_dir() or str(tmp_path) not in file.read_text(), file
+    mine = (tmp_path / "outputs/figures/figmine.svg").read_bytes()
     shutil.rmtree(tmp_path / "code")
     shutil.rmtree(tmp_path / "outputs")
     monkeypatch.chdir(empty)
@@ -86,7 +92,8 @@ def test_a_bundle_is_measured_again_from_an_empty_folder(
         name: hashlib.sha256((empty / "network/own" / name).read_bytes()).hexdigest()
         for name in ("mine.py", "widths.py")
     }
-    assert "figures drawn again: 4 of 4 files equal to the byte" in answer.out
+    assert "figures drawn again: 9 of 9 files equal to the byte" in answer.out
+    assert mine == (empty / "network/figures/figmine.svg").read_bytes()
     verdicts = {row["verdict"] for row in rows(empty / "reproduced.csv")}
     assert verdicts == {"equal to the bit"}
     made, again = (

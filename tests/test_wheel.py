@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,16 @@ SHIPPED = [
     "hessfig/data/CITATION.cff",
 ]
 SHIPPED += ["hessfig/report/templates/index.html", "hessfig/report/assets/style.css"]
-pytestmark = pytest.mark.slow
+
+
+def test_the_lines_for_a_smaller_pytorch_name_every_dependency() -> None:
+    project = tomllib.loads((check_wheel.ROOT / "pyproject.toml").read_text())["project"]
+    needed = {word for word in project["dependencies"] if not word.startswith(("torch>", "curvlinops"))}
+    first, *lines = check_wheel.smaller("torch --index-url HERE", "hessfig.whl")
+    assert first == ["torch", "--index-url", "HERE"] and lines[0][:2] == ["--no-deps", "hessfig.whl"]
+    assert needed < {*lines[1]} and not [word for word in lines[1] if "torchvision" in word or "backpack" in word]
+    both = check_wheel.smaller("torch torchvision --index-url HERE", "hessfig.whl")
+    assert both == [["torch", "torchvision", "--index-url", "HERE"], ["hessfig.whl"]]
 
 
 @pytest.fixture(scope="module")
@@ -35,11 +45,13 @@ def pip(command: str, *arguments: object) -> None:
     subprocess.run(words, check=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHIPPED)
 def test_configuration_and_data_are_inside(installed: Path, name: str) -> None:
     assert (installed / name).is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [("run", "dry_run=true"), ("run", "--help"), ("status", "sweep=depth")])
 def test_it_works_from_another_folder(installed: Path, tmp_path: Path, arguments: tuple[str, ...]) -> None:
     """Without -S the editable install of the tests would lend the wheel what it lacks."""

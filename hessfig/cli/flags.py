@@ -86,9 +86,20 @@ def _flag(word: str, rest: Iterator[str]) -> tuple[str, str]:
             f"there is no flag {word!r}",
             got=word,
             allowed=", ".join([*FLAGS, *_SHORT]),
-            remedy=did_you_mean(name, FLAGS) or "settings are given as key=value",
+            remedy=_without_dashes(word) or did_you_mean(name, FLAGS) or "settings are given as key=value",
         )
     return name, value if equals or name not in _WITH_VALUE else next(rest, "")
+
+
+def _without_dashes(word: str) -> str:
+    """Return how a setting that was given as a flag is given; nothing for other words."""
+    from hessfig.config.schema import GROUPS
+    from hessfig.config.settings import is_setting
+
+    key, equals, value = word.lstrip("-").partition("=")
+    key = key.replace("-", "_")
+    known = key in GROUPS or is_setting(key)
+    return f"settings have no dashes: {key}={value if equals and value else 'VALUE'}" if known else ""
 
 
 def _folder(text: str) -> Path:

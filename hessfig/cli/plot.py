@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hessfig.cli.results import windows
 from hessfig.config.compose import Job, compose, manifest_of, preset_in, table_folder, unchanged_preset
+from hessfig.config.compose.overrides import as_word
 from hessfig.config.enums import Average
 from hessfig.config.keys import as_plain
 from hessfig.config.presets import STUDY, choices, shipped_figures, studies
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 
 DRAWN = "drawn"  # in a sweep's folder: how figures of the user's own were drawn
+_OF_PAPER = ("width", "panels", "note", "title", "xlabel", "ylabel", "legend")
 _OF_STUDIES = ("width", "panels", "note", "formats", "title", "xlabel", "ylabel", "legend")
 
 
@@ -132,8 +134,9 @@ def _remember(job: Job, folder: Path) -> None:
     from hessfig.figures.parts.page import file_words
 
     figure, asked = as_plain(job.config.figure), _of_its_sweep(job).config.sweep
-    content = {key: figure[key] for key in ("name", "layout", "options", "x", "colour", "dashes")}
+    content: dict[str, Any] = {key: figure[key] for key in ("name", "layout", "options", "x", "colour", "dashes")}
     content |= {"windows": as_plain(asked.windows), "average": asked.average.value}
+    content["paper"] = {**{f"figure.{key}": figure[key] for key in _OF_PAPER}, "style": str(job.config.style.value)}
     content["command"] = shlex.join(["hessfig", "plot", *job.words])
     text = json.dumps({**content, CHECKSUM: checksum(content)}, indent=1) + "\n"
     place = folder / f"{file_words(figure['name'])}.json"
@@ -158,7 +161,10 @@ def remembered(folder: Path, sweep: str, resamples: int) -> Iterator[tuple[Figur
             windows = [(_end(low), _end(high)) for low, high in found["windows"]]
             x, colour, dashes = (found[key] and str(found[key]) for key in ("x", "colour", "dashes"))
             spec = FigureSpec(path.stem, sweep, str(found["layout"]), windows, dict(found["options"]))
-            spec = replace(spec, x=x, colour=colour, dashes=dashes, average=Average(found["average"]).value)
+            paper = _paper(compose([as_word(key, value) for key, value in _paper_words(found)]))
+            spec = replace(
+                spec, x=x, colour=colour, dashes=dashes, average=Average(found["average"]).value, paper=paper
+            )
             check_windows(windows)
             check(spec)
             yield replace(spec, resamples=resamples), path.stem, str(found["command"])
@@ -172,6 +178,15 @@ def remembered(folder: Path, sweep: str, resamples: int) -> Iterator[tuple[Figur
                 remedy="draw the figure again, or take the file away",
             )
             yield spoilt, path.stem, ""
+
+
+def _paper_words(found: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield width, title, panels ... of a figure that was drawn (before 0.2.1 they were not kept), checked by name."""
+    for key, value in dict(found.get("paper") or {}).items():
+        if key != "style" and key.removeprefix("figure.") not in _OF_PAPER:
+            raise ValueError(f"{key} is no setting of a page")
+        if value is not None and value != []:
+            yield key, value
 
 
 def _of_its_sweep(job: Job) -> Job:

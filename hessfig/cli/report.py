@@ -143,11 +143,12 @@ def _summary(written: Written) -> Iterator[str]:
     pictures = sum(len(figure.pictures) for figure in drawn)
     sweeps = f"{len(contents.sweeps)} sweep{'s' * (len(contents.sweeps) != 1)}"
     shown = f"{pictures} picture{'s' * (pictures != 1)}"
-    yield f"{sweeps}, {len(drawn)} of {len(contents.figures)} figures ({shown})"
+    yield f"{sweeps}; {len(drawn)} of the {len(contents.figures)} figures that are known are drawn ({shown})"
     yield from _problems(contents)
     todo = contents.todo()
     if todo:
-        yield f"not there yet: {len(todo)} (the front page lists the commands), first: {todo[0].command}"
+        more = "" if len(todo) == 1 else f" (and {len(todo) - 1} more, on the front page)"
+        yield f"to be measured or drawn next: {todo[0].command}{more}"
     more = f", {written.files} files in {written.path.parent}" if written.files > 1 else ""
     yield f"written: {written.path}{more} ({written.size / 2**20:.1f} MiB)"
 
@@ -225,16 +226,18 @@ def _by_hand(job: Job, sweep: str, known: set[str]) -> Iterator[FigureAsked]:
     if not is_measured(job, sweep):
         return
     folder = Path(job.config.output_dir) / sweep
-    paper = replace(PAPER, changed=_changed(folder, job))
+    changed = _changed(folder, job)
     for found, stem, drawn_by in remembered(folder, sweep, job.config.resamples):
         own = choices("figure", job.own).keys() - choices("figure").keys()
         if stem in own:
             continue  # its file, which is at hand, may have changed since
         name = f"{stem}_{sweep}" if stem in known else stem
-        about = (name, "A figure of your own", "own", sweep, quoted_anew(drawn_by, "plot"))
+        title = "" if isinstance(found, UserError) else found.paper.title
+        about = (name, title or "A figure of your own", "own", sweep, quoted_anew(drawn_by, "plot"))
         if isinstance(found, UserError):
             yield FigureAsked(*about, problem=found)
         else:
+            paper = replace(found.paper, note=PAPER.note, formats=PAPER.formats, changed=changed)
             yield FigureAsked(*about, replace(found, name=name, paper=paper))
 
 

@@ -210,15 +210,16 @@ def _files_below(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if not path.is_dir())
 
 
-def draw_all(folder: Path, own: Path | None, into: Path) -> list[Path]:
+def draw_all(folder: Path, own: Path | None, into: Path, *, by_hand: Path | None = None) -> list[Path]:
     """Draw every figure of the sweep in `folder`, the shipped ones and those drawn before, into another folder.
 
-    The folder has the name of its sweep. A figure that its table cannot give is named in a note, and left out.
+    The folder has the name of its sweep. How figures of the user's own were drawn stands in `by_hand` (None: in
+    `folder`). A figure that its table cannot give is named in a note, and left out.
     """
     from hessfig.figures.sheets import draw
 
     paths = []
-    for spec in _specs(folder, own):
+    for spec in _specs(folder, own, by_hand or folder):
         try:
             if isinstance(spec, UserError):
                 raise spec
@@ -228,7 +229,7 @@ def draw_all(folder: Path, own: Path | None, into: Path) -> list[Path]:
     return paths
 
 
-def _specs(folder: Path, own: Path | None) -> Iterator[FigureSpec | UserError]:
+def _specs(folder: Path, own: Path | None, by_hand: Path) -> Iterator[FigureSpec | UserError]:
     from hessfig.cli.plot import remembered, spec_of
     from hessfig.config.compose import compose
     from hessfig.config.compose.overrides import quoted
@@ -238,4 +239,4 @@ def _specs(folder: Path, own: Path | None) -> Iterator[FigureSpec | UserError]:
     for figure in shipped_figures():
         if figure.sweep == folder.name:
             yield spec_of(compose([f"figure={figure.name}", f"output_dir={quoted(str(folder.parent))}"], own))
-    yield from (spec for spec, _, _ in remembered(folder, folder.name, Config().resamples))
+    yield from (spec for spec, _, _ in remembered(by_hand, folder.name, Config().resamples))

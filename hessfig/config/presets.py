@@ -19,7 +19,7 @@ STUDY = "study"
 
 @dataclass(frozen=True)
 class ShippedFigure:
-    """What a figure's file says of it; `title` is its first line. A study has no sweep."""
+    """What conf/figures.yaml says of a figure; `title` is its line `about`. A study has no sweep."""
 
     name: str
     title: str
@@ -32,18 +32,29 @@ class ShippedFigure:
 
 def choices(group: str, own: Path | None = None) -> dict[str, str]:
     """Return {choice: one line about it} of a group: the shipped ones, then those in the user's folder `own`."""
-    return {name: _about(path.read_text("utf-8")) for name, path in _of_group(group, own)}
+    shipped = {name: figures()[name]["about"] for name in sorted(figures())} if group == "figure" else {}
+    return shipped | {name: _about(path.read_text("utf-8")) for name, path in _of_group(group, own)}
 
 
 def names(group: str, own: Path | None = None) -> list[str]:
     """Return the choices of a group alone, in the same order: no file is read."""
-    return list(dict(_of_group(group, own)))
+    return [*(sorted(figures()) if group == "figure" else ()), *dict(_of_group(group, own))]
+
+
+@cache
+def figures() -> dict[str, dict[str, Any]]:
+    """Return {name: settings} of the shipped figures, which share a file; `about` is a line about each.
+
+    A figure draws the sweep of its name unless it says another.
+    """
+    body = _parsed(files("hessfig.conf").joinpath("figures.yaml").read_text("utf-8"))
+    return {name: {"name": name, "sweep": name, **settings} for name, settings in body.items()}
 
 
 def shipped_figures() -> list[ShippedFigure]:
     """Return the shipped figures in the order in which `make figures` draws them (all but group own)."""
-    texts = {name: path.read_text("utf-8") for name, path in _files(_shipped("figure")) if name != "none"}
-    return sorted((_figure(text) for text in texts.values()), key=lambda figure: figure.order)
+    shown = (_figure(settings) for name, settings in figures().items() if name != "none")
+    return sorted(shown, key=lambda figure: (figure.order, figure.name))
 
 
 def studies() -> list[str]:
@@ -74,11 +85,10 @@ def _files(folder: Traversable | Path) -> Iterator[tuple[str, Traversable | Path
             yield entry.name.removesuffix(".yaml"), entry
 
 
-def _figure(text: str) -> ShippedFigure:
-    body = _parsed(text)
+def _figure(body: Mapping[str, Any]) -> ShippedFigure:
     return ShippedFigure(
         name=body["name"],
-        title=_comment(text),
+        title=body["about"],
         sweep=body["sweep"],
         layout=body["layout"],
         group=FigureGroup(body["group"]),

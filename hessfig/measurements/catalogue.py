@@ -26,7 +26,9 @@ _COMPRESSION = "hessfig.measurements.compression"
 _LANDSCAPE, _MOMENTS = "hessfig.measurements.landscape", "hessfig.measurements.moments"
 _ROWS = (
     Quantity("frobenius", _NORMS, settings=of.norm_settings, check=need.check_norms, operations=of.norm_operations),
-    Quantity("hessian", _TRACES, check=need.check_hessian, operations=of.hessian_operations),
+    Quantity(
+        "hessian", _TRACES, settings=of.hessian_settings, check=need.check_hessian, operations=of.hessian_operations
+    ),
     Quantity(
         "trace",
         _TRACES,

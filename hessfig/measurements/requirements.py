@@ -9,7 +9,7 @@ from hessfig.config.checks import number_of_samples
 from hessfig.config.keys import TRAINABLE
 from hessfig.curvature.exact.support import Route, check_exact, exactness
 from hessfig.errors import UserError
-from hessfig.measurements.settings_and_costs import diagonal
+from hessfig.measurements.settings_and_costs import diagonal, names_blocks
 from hessfig.models.blocks import SCORE_LIKE, blocks_of, components, matrices_of
 from hessfig.models.protocol import Kind, Layout, Structure, Weight
 from hessfig.models.registry import kind, kinds_where
@@ -181,7 +181,13 @@ def check_trace(config: Config, layout: Layout) -> None:
 
 
 def check_hessian(config: Config, layout: Layout) -> None:
-    """Raise UserError for a Hessian that would not fit into memory."""
+    """Raise UserError for a Hessian, or blocks of it, that would not fit into memory."""
+    if names_blocks(config):
+        blocks = blocks_of(config.blocks, layout, config.model)
+        sizes = [layout.size(one.row_layer, one.row) * layout.size(one.layer, one.col) for one in blocks]
+        what = f"{len(blocks)} block{'s' * (len(blocks) > 1)} of the Hessian"
+        _check_memory("quantities=[hessian]", what, config, sum(sizes) * len(config.parts))
+        return
     side = layout.side(0, Group.all)
     number = sum(weight.size for weight in side if not is_published(config.model) or _is_drawn(weight))
     _check_memory("quantities=[hessian]", f"the Hessian of {number} parameters", config, number**2)

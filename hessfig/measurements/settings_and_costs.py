@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hessfig.config import Config, Method
+from hessfig.config import Config, Kind, Method
 from hessfig.config.keys import as_plain
 from hessfig.curvature.exact.support import Level, cost, exactness, is_counted, probe_cost
 from hessfig.measurements.quantity import columns
@@ -57,6 +57,16 @@ def probe_settings(config: Config, layout: Layout) -> dict[str, Any]:
 def dense_settings(config: Config, layout: Layout) -> dict[str, Any]:
     """Return blocks and parts, and whose products make their matrices."""
     return {**norm_settings(config, layout), "estimator": {"products": config.estimator.products.value}}
+
+
+def names_blocks(config: Config) -> bool:
+    """Whether settings name blocks of a network of the user's own, and not the whole network or all its weights."""
+    return config.model.kind == Kind.python and config.blocks not in ("each", "all", ["all"])
+
+
+def hessian_settings(config: Config, layout: Layout) -> dict[str, Any]:
+    """Return the blocks that are named, with their parts; nothing where the Hessian is that of the whole network."""
+    return dense_settings(config, layout) if names_blocks(config) else {}
 
 
 def _places(blocks: Sequence[Block]) -> list[list[Any]]:

@@ -15,9 +15,10 @@ from hessfig.curvature.routes import Engines, dense_hessian
 from hessfig.curvature.spectral.densities import xtrace
 from hessfig.curvature.spectral.lanczos import NotFinite, Square
 from hessfig.measurements.block_norms import dense_blocks
+from hessfig.measurements.eigenvalues import Spectra
 from hessfig.measurements.quantity import Arrays, Estimate, Measured, Request, block_row, columns
 from hessfig.measurements.requirements import SUMMABLE, is_published
-from hessfig.measurements.settings_and_costs import is_few
+from hessfig.measurements.settings_and_costs import is_few, names_blocks
 from hessfig.terms import Block, Group, Part
 
 Traces = dict[Part, Estimate]
@@ -42,8 +43,11 @@ def hessian(problem: Problem, request: Request) -> Measured:
     """Return arrays `hessian` (n, n), `names` and `sizes` of the parameters in its order, and no rows.
 
     A transformer's is in the order and orientation of Figure 1 (see hessfig.curvature.routes); other networks'
-    parameters come in their own order, flattened as they are.
+    parameters come in their own order, flattened as they are. Of a network of the user's own whose blocks are named
+    these are the arrays: `block_k` (rows, columns; float64) for entry k of the list `entries`, each block and part.
     """
+    if names_blocks(request.at.config):
+        return Measured([], _named(problem, request))
     return Measured([], _published(problem) if is_published(request.model) else _plain(problem, request))
 
 
@@ -104,6 +108,17 @@ def _along(column: Column, block: Block, probes: Tensor, request: Request) -> di
         for (_, part), product in products.items():
             pieces[part].append((chunk.to(product) * product).sum(dim=0))
     return {part: torch.cat(found) for part, found in pieces.items()}
+
+
+def _named(problem: Problem, request: Request) -> Arrays:
+    engines, kept = Engines(problem, request.model, request.estimator.products), Spectra(request, Method.dense)
+    for layer, col, blocks in columns(request.blocks):
+        found = completed(dense_blocks(engines.column(layer, col, blocks), summands(request.parts)), request.parts)
+        for block in blocks:
+            for part in request.parts:
+                matrix = found[block, part].cpu().double().numpy()
+                kept.keep((block, part), matrix.shape[1], {}, {"block": matrix})
+    return kept.arrays
 
 
 def _published(problem: Problem) -> Arrays:

@@ -274,6 +274,6 @@ def _other(folder: Path, what: str, *, got: str) -> OtherTraining:
     return OtherTraining(
         f"{folder} holds {what}",
         got=got[:300],
-        allowed="an empty folder, or the one of this training, which is gone on with",
+        allowed="an empty folder, or the one of this training, which then continues",
         remedy="another folder=..., or overwrite=True",
     )

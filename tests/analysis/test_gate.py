@@ -121,6 +121,24 @@ def test_the_summary_counts_what_was_checked() -> None:
     assert lines[-1] == "3 slopes checked, 0 pass, 0 outside tolerance 0.1, 3 asymptote only (notes above)"
 
 
+@pytest.mark.parametrize(
+    ("change", "counted"),
+    [
+        ({"slope_se": 0.06}, "1 undecided (the error is too large to tell)"),
+        ({"slope_se": np.nan}, "1 undecided (the error is too large to tell)"),
+        ({"num_points": 2}, "1 with too few points"),
+        ({"num_nonfinite": 3}, "1 with numbers left out"),
+        ({"num_nonfinite": 3, "num_not_converged": 1}, "1 with numbers left out"),
+    ],
+)
+def test_what_cannot_be_told_is_counted_apart_from_what_deviates(change: dict[str, float], counted: str) -> None:
+    frame = frame_of()
+    frame = frame.astype(dict.fromkeys(change, float))
+    frame.loc[frame["prediction"].eq("exponent").idxmax(), list(change)] = list(change.values())
+    lines, code = summary(frame, 0.1)
+    assert code == 1 and lines[-1] == f"6 slopes checked, 5 pass, 0 outside tolerance 0.1, {counted}"
+
+
 def test_where_nothing_is_predicted_the_summary_says_so_and_fails() -> None:
     nothing = ["no slope has a prediction: nothing was checked"]
     assert summary(frame_of(config(sigma_scales="tokens"), blocks=[("W_Q", "W_Q")]), 0.1) == (nothing, 1)

@@ -7,10 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hypothesis import example, given
+from hypothesis import settings as settings_of_hypothesis
+from hypothesis import strategies as st
 
 from hessfig.config import Config, GridConfig
 from hessfig.config.compose import compose, jobs
-from hessfig.config.compose.overrides import quoted
+from hessfig.config.compose.overrides import as_word, quoted
 from hessfig.config.enums import FigureGroup, Published
 from hessfig.config.keys import as_plain
 from hessfig.config.presets import choices, natural, shipped_figures, studies
@@ -132,11 +136,23 @@ def test_every_sweep_measures_at_toy_size(sweep: str, most: int, tmp_path: Path)
         assert cell.config.sweep.about
 
 
+def test_the_defaults_that_sweeps_rest_on() -> None:
+    """Their files say what departs from these: another default would be another experiment."""
+    default = Config()
+    assert (default.estimator.method, default.dtype, default.quantities) == ("auto", "float64", ["frobenius"])
+    assert (default.blocks, default.sweep.windows, default.seeds) == (["W_V", "W_Q"], [[None, 1.0]], 20)
+
+
 @pytest.mark.parametrize("sweep", SWEEPS)
-def test_every_sweep_names_estimator_type_quantities_and_windows(sweep: str) -> None:
-    text = Path("conf/sweep", f"{sweep}.yaml").read_text()
-    for words in ("override /estimator: ", "\ndtype: ", "\nquantities: ", "\n  windows: "):
-        assert words in text
+def test_no_sweep_repeats_a_default(sweep: str) -> None:
+    lines = Path("conf/sweep", f"{sweep}.yaml").read_text().splitlines()
+    repeated = (
+        "  - override /estimator: auto",
+        "dtype: float64",
+        "quantities: [frobenius]",
+        "  windows: [[null, 1.0]]",
+    )
+    assert not {*repeated} & {*lines}
 
 
 @pytest.mark.long
@@ -280,3 +296,20 @@ def test_several_jobs_are_every_combination() -> None:
 @pytest.mark.long
 def test_any_text_can_be_quoted(text: str) -> None:
     assert job(f"output_dir={quoted(text)}").config.output_dir == text
+
+
+# Words that are plain are written as they are, and read as numbers where they are some.
+TEXTS = st.text(alphabet="a1 \\'\"$,=[]{}:~+%#()\n\u00e9", max_size=8).filter(lambda text: not text.isalnum())
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 9) | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("abc"), inner, max_size=2),
+    max_leaves=5,
+)
+
+
+@given(VALUES)
+@example(r"$\sigma^{2}$, \\ 'it'")
+@example("ends with \\\n")
+@settings_of_hypothesis(max_examples=200, deadline=None)
+def test_any_value_of_pythons_is_read_back_as_it_is(value: object) -> None:
+    assert OverridesParser.create().parse_override(as_word("figure.title", value)).value() == value

@@ -178,3 +178,19 @@ def test_many_blocks_take_several_pages(pages: Draw) -> None:
     table = make_table(blocks=[(f"w{k}", f"w{k}") for k in range(32)], sigma=[0.1, 1.0], seeds=2, parts=["H"])
     assert [page.suffix for page in pages("bars", table)] == ["_sheet1", "_sheet2"]
     assert len(pages("lines", table)) == 6
+
+
+@pytest.mark.parametrize(
+    ("sigma", "ticks"),
+    [
+        ((0.01, 0.051021, 0.260314, 1.32815), ["10⁻²", "10⁻¹", "10⁰"]),
+        ((0.02, 0.1, 0.5, 2.5), ["0.02", "0.1", "0.5", "2.5"]),
+    ],
+)
+def test_ticks_of_ones_own_grid_are_round(pages: Draw, sigma: tuple[float, ...], ticks: list[str]) -> None:
+    (page,) = pages("lines", width_table(sigma), x="sigma", colour="model.d_model", dashes="n_heads")
+    page.figure.draw_without_rendering()
+    ax = page.figure.axes[-1]
+    low, high = ax.get_xlim()
+    shown = [tick.label1.get_text() for tick in ax.xaxis.get_major_ticks() if low <= tick.get_loc() <= high]
+    assert [text for text in shown if text] == ticks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,10 @@ import pandas as pd
 import pytest
 
 from hessfig.errors import UserError
-from hessfig.figures.parts.labels import changed_words
+from hessfig.figures.parts.labels import changed_words, plain
 from hessfig.figures.parts.page import SMALLEST, Page, Paper, fitting, styled, width_of
 from hessfig.figures.parts.panels import beside_one
-from hessfig.figures.sheets import FigureSpec, draw
+from hessfig.figures.sheets import LAYOUTS, FigureSpec, draw
 from tests.analysis.synthetic import CONFIG, SIGMA, config, make_table, write_sweep
 from tests.figures.conftest import words
 from tests.figures.shipped import FIGURES, STORED, outside, overlaps, pages, texts
@@ -220,3 +221,37 @@ def test_every_note_tells_what_is_changed_from_the_preset(tmp_path: Path) -> Non
     for asked, said in ((changed, ["post-LN", "heads 2"]), (("d_model 12", "batch 64"), ["d_model 12"])):
         (page, *_) = pages("3a", tmp_path, Paper(changed=asked))
         assert page.figure.get_label().endswith(f"Changed from the preset: {', '.join(said)}.")
+
+
+@pytest.mark.parametrize("key", ["title", "xlabel", "ylabel"])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (r"$\frac{1}{0$", "cannot be read at character 6"),
+        (r"$\input{/etc/hostname}$", "cannot be read at character 1"),
+        ("fine\n$x^$", "cannot be read at character 8"),
+        ("$$", "cannot be read at character 1"),
+        ("red \x1b[31m", "a control character at character 5"),
+        ("a\tb", "a control character at character 2"),
+    ],
+)
+def test_words_that_cannot_be_set_are_refused_with_the_place(key: str, text: str, message: str) -> None:
+    with pytest.raises(UserError, match=rf"figure\.{key}: .*{message}") as refused:
+        Paper(**{key: text})
+    assert "\x1b" not in str(refused.value)
+
+
+@pytest.mark.parametrize("text", [r"width $\sigma^2$", "5 $", r"\$5 and \$6", "two\nlines", ""])
+def test_words_that_can_be_set_pass(text: str) -> None:
+    assert Paper(title=text).title == text
+
+
+def test_names_that_steer_a_terminal_are_no_words_of_a_figure() -> None:
+    assert plain("a\x1b[31m$b$") == r"a?[31m\$b\$"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_caption_names_no_settings(layout: str) -> None:
+    how = (LAYOUTS[layout].draw.__doc__ or "").partition("How to read it:")[2]
+    caption = re.split(r"\n\s*\n|Requires|Options", how)[0]
+    assert caption and not re.findall(r"`?figure\.\w+|[Oo]ptions? `\w+", caption)

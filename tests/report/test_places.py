@@ -199,5 +199,5 @@ def test_a_half_finished_folder_is_reported(tmp_path: Path, capsys: pytest.Captu
     cell(tmp_path / "sigma", "aa11")
     assert report(tmp_path) == 0
     said = capsys.readouterr().out
-    assert "1 sweep, 0 of" in said and "hessfig run sweep=sigma" in said
+    assert "1 sweep; 0 of the" in said and "hessfig run sweep=sigma" in said
     assert f"written: {tmp_path / 'report' / 'index.html'}" in said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pandas as pd
@@ -25,10 +26,19 @@ def summary(frame: pd.DataFrame, tolerance: float) -> tuple[list[str], int]:
     if not count:
         return [NOTHING], 1
     noted, wrong = asymptotic(frame, tolerance), violations(frame, tolerance)
-    rest = {"asymptote only (notes above)": len(noted), "where no prediction applies": rows - count}
+    judged = [(judge(row, tolerance), _lost(row)) for row in checked(frame).itertuples()]
+    verdicts = Counter(verdict for verdict, _ in judged)
+    rest = {
+        "undecided (the error is too large to tell)": verdicts[Verdict.undecided],
+        "with too few points": verdicts[Verdict.too_few_points],
+        "with numbers left out": sum(bool(lost) and verdict in _PASSES for verdict, lost in judged),
+        "asymptote only (notes above)": len(noted),
+        "where no prediction applies": rows - count,
+    }
     words = "".join(f", {number} {what}" for what, number in rest.items() if number)
-    passed = count - len(noted) - len({line.partition(": ")[0] for line in wrong})
-    last = f"{count} slopes checked, {passed} pass, {len(wrong)} outside tolerance {tolerance:g}{words}"
+    passed = sum(verdict in _PASSES and not lost for verdict, lost in judged)
+    outside = f"{verdicts[Verdict.deviates]} outside tolerance {tolerance:g}"
+    last = f"{count} slopes checked, {passed} pass, {outside}{words}"
     return [*(f"note: {line}" for line in noted), *wrong, last], int(bool(wrong))
 
 
@@ -66,9 +76,13 @@ def asymptotic(frame: pd.DataFrame, tolerance: float) -> list[str]:
 def _complaints(row: Any, tolerance: float) -> list[str]:
     verdict = judge(row, tolerance)
     wrong = [] if verdict in (*_PASSES, Verdict.asymptote_only) else [_line(row, verdict, tolerance)]
-    left_out = {"are not finite": row.num_nonfinite, "did not converge": row.num_not_converged}
-    lines = [f"{_name(row)}: numbers in the window that {what}: {n}" for what, n in left_out.items() if n]
-    return wrong + lines
+    return wrong + [f"{_name(row)}: numbers in the window that {what}: {n}" for what, n in _lost(row).items()]
+
+
+def _lost(row: Any) -> dict[str, int]:
+    """Return how many numbers in the window enter no mean, by why."""
+    lost = {"are not finite": row.num_nonfinite, "did not converge": row.num_not_converged}
+    return {why: number for why, number in lost.items() if number}
 
 
 def _line(row: Any, verdict: Verdict, tolerance: float) -> str:

@@ -19,7 +19,7 @@ from hessfig.config.compose.overrides import for_hydra, given, quoted, runs
 from hessfig.config.compose.refusals import REFUSED, refusal
 from hessfig.config.compose.vary import changed, check_shapes, combinations, settled, variant_name
 from hessfig.config.facts import IN_MANIFEST
-from hessfig.config.presets import names
+from hessfig.config.presets import figures, names
 from hessfig.config.schema import Config
 from hessfig.config.settings import top_level
 from hessfig.config.user_dir import check_references
@@ -184,7 +184,10 @@ def _check_references(words: Sequence[str]) -> None:
 
 @cache
 def _register_schema() -> None:
-    ConfigStore.instance().store("schema", Config)
+    store = ConfigStore.instance()
+    store.store("schema", Config)
+    for name, settings in figures().items():
+        store.store(name, {key: value for key, value in settings.items() if key != "about"}, group="figure")
 
 
 def _hydra(words: Sequence[str], own: Path | None) -> DictConfig:

@@ -6,7 +6,7 @@ import itertools
 import math
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ from hessfig.config.schema import GROUPS
 from hessfig.config.settings import is_setting, meant, open_settings, role_of, siblings
 from hessfig.config.user_dir import NAME
 from hessfig.errors import UserError, did_you_mean
+from hessfig.files import is_file
+from hessfig.record import TABLE
 
 QUOTE = "'"
 MOST_ENTRIES, DEEPEST, MOST_RUNS = 2_000, 20, 200  # of one word; of one -m
@@ -39,7 +41,7 @@ def check_words(words: Sequence[str], own: Path | None, *, several: bool) -> Non
         if override.is_sweep_override():
             _check_values(word, override, several)
         if override.key_or_group in GROUPS:
-            _check_choices(override, own)
+            _check_choices(override, own, words)
     _check_runs(words if several else [])
 
 
@@ -63,8 +65,23 @@ def for_hydra(word: str) -> str:
 
 
 def quoted(text: str) -> str:
-    """Return any text as a value of Hydra's grammar."""
-    return "'" + re.sub(r"(\\*)'", r"\1\1\\'", re.sub(r"(\\+)$", r"\1\1", text)) + "'"
+    """Return any text as a value of Hydra's grammar, where a backslash is itself unless a quote follows it."""
+    return "'" + re.sub(r"(\\*)'", r"\1\1\\'", re.sub(r"(\\+)\Z", r"\1\1", text)) + "'"
+
+
+def as_word(key: str, value: Any) -> str:
+    """Return key=value with a value of Python's in the settings' grammar; texts that are not plain are quoted."""
+    return f"{key}={_written(value)}"
+
+
+def _written(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(_written, value))}]"
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}: {_written(one)}" for key, one in value.items()) + "}"
+    return str(value) if re.fullmatch(r"[A-Za-z0-9_./:-]+", str(value)) else quoted(str(value))
 
 
 @lru_cache(maxsize=1024)
@@ -126,7 +143,7 @@ def _value(word: str) -> str:
     return word.partition("=")[2]
 
 
-def _check_choices(override: Override, own: Path | None) -> None:
+def _check_choices(override: Override, own: Path | None, words: Sequence[str]) -> None:
     group, known = override.key_or_group, names(override.key_or_group, own)
     value = override.value()
     for entry in getattr(value, "list", [value]):
@@ -136,8 +153,19 @@ def _check_choices(override: Override, own: Path | None) -> None:
                 f"there is no {group} {choice!r}",
                 got=f"{group}={choice}",
                 allowed=", ".join(known),
-                remedy=did_you_mean(choice, known) or f"add {group}/{choice}.yaml to a --config-dir of yours",
+                remedy=_was_run(group, choice, words)
+                or did_you_mean(choice, known)
+                or f"--config-dir FOLDER, a folder of yours with {group}/{choice}.yaml",
             )
+
+
+def _was_run(group: str, choice: str, words: Sequence[str]) -> str:
+    """Return how to name a sweep of the user's own that has a table; nothing for anything else."""
+    root = next((word.partition("=")[2] for word in reversed(words) if word.startswith("output_dir=")), "outputs")
+    if group != "sweep" or not NAME.fullmatch(choice) or not is_file(Path(root) / choice / TABLE):
+        return ""
+    file, folder = f"sweep/{choice}.yaml", Path(root) / choice
+    return f"--config-dir FOLDER, the folder of yours with {file}; to read what is in {folder}: sweep.name={choice}"
 
 
 def _check_values(word: str, override: Override, several: bool) -> None:

@@ -30,7 +30,7 @@ def approximations(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     """Draw how far approximations are from the blocks of each network, one panel per network, one page per part.
 
     How to read it: a cell is the mean over seeds of ||B - A|| / ||B|| for the block B of its row and the approximation
-    A of its column (the best scalar factor of A is taken first, unless option `number` says error or angle). Dark is
+    A of its column (after the best scalar factor of A; or the number that the note names). Dark is
     near: 0 is the block itself, 1 no better than zero. Grey: the block has no such approximation. Along a training
     there is a panel for the first and for the last step, along a setting one for each of its first five values.
     Requires: a sweep with the quantity `approximations` (options `number`: error, scale_error or angle; `at`: one

@@ -164,14 +164,14 @@ _PAGE = ["variant", "num_layers", "layer", "part", "index"]
 
 
 def lines(spec: FigureSpec, folder: Path) -> Iterator[Page]:
-    """Draw means over seeds along `figure.x` (the sweep's axis by default), a page for whatever else varies.
+    """Draw means over seeds along an axis, a page for whatever panels, colours and dashes do not tell apart.
 
-    How to read it: a point is a mean over seeds, its band the 95 % interval of the mean. Colour stands for
-    `figure.colour` (weight: diagonal blocks in one panel), dashes for `figure.dashes` (sigma, step, layer, num_layers,
-    part, index or a varied setting; what varies first by default). Scales are logarithmic where the numbers span them.
-    A table without an axis is drawn as bars.
-    Requires: the sweep's table.csv (options `quantity`: one, or a list, each then a column of panels; `sigmas`: those
-    that are drawn).
+    How to read it: a point is a mean over seeds, its band the 95 % interval of the mean. The legend says what colours
+    and dashes stand for. Scales are logarithmic where the numbers span them. A table without an axis is drawn as bars.
+    Requires: the sweep's table.csv (`figure.x`: by default the sweep's axis; `figure.colour`, `figure.dashes`: sigma,
+    step, layer, num_layers, part, index or a varied setting, by default what varies first; colour=weight draws
+    diagonal blocks in one panel; options `quantity`: one, or a list, each then a column of panels; `sigmas`: those that
+    are drawn).
     """
     run, quantities = read_run(folder), spec.words("quantity") or [FROBENIUS]
     axis, asked = (Axis(spec.x), "figure.x") if spec.x else (run.axis, "sweep.axis")

@@ -59,9 +59,9 @@ def heterogeneity(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     by the block's 10th largest. JS⁰ is the average over all pairs, ± half its 95 % interval over seeds. A network
     whose map is bright has blocks that ask for step sizes of their own. Grey: a block with fewer than 10 eigenvalues
     that are not zero has no distance.
-    The published kernel's width follows from the range of each network, so that outliers alone make spectra alike; with
-    option `kernel=fixed` it is one width, in units of the 10th largest, for all networks and steps. The CSV file has
-    the distances under both (the other one's in columns other_...).
+    The published kernel's width follows from the range of each network, so that outliers alone make spectra alike; a
+    fixed kernel has one width, in units of the 10th largest, for all networks and steps. The CSV file has the distances
+    under both (the other one's in columns other_...).
     Requires: a sweep with `spectrum` (or `density`) of every weight (options `kernel`, or `variance` or `width` of the
     published one).
     """

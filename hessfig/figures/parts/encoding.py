@@ -161,7 +161,7 @@ def set_x_scale(ax: Axes, places: pd.Series) -> bool:
         set_decades(ax, "x")
     elif spans:
         ax.set_xscale("symlog", linthresh=positive[0], linscale=0.4)
-    labelled = _labelled(ax, different) if len(different) <= _NAMED else None
+    labelled = _labelled(ax, different) if len(different) <= _NAMED and all(map(_is_round, different)) else None
     if labelled is not None:
         ax.set_xticks(different, [f"{place:g}" * (place in labelled) for place in different])
         ax.xaxis.set_minor_locator(NullLocator())
@@ -178,6 +178,11 @@ def set_y_scale(ax: Axes, means: pd.Series) -> bool:
     else:
         ax.ticklabel_format(axis="y", scilimits=(-2, 4))
     return is_log
+
+
+def _is_round(place: float) -> bool:
+    """Return whether a place reads as a number that was chosen: whole, or of two digits; others get no tick."""
+    return float(place).is_integer() or float(f"{place:.1e}") == float(f"{place:.6e}")
 
 
 def _labelled(ax: Axes, places: np.ndarray) -> np.ndarray | None:

@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from hessfig.analysis.axis import POINT, Axis, fixed_words, last_word, setting_name, settings_of, without
+from hessfig.errors import plain_lines
 from hessfig.record import FROBENIUS, Status
 from hessfig.terms import Group, Matrix, Part, weight_label
 
@@ -65,8 +66,11 @@ _GROUPS = {Group.all.value: "whole network", Group.mlp.value: "MLP"}
 
 
 def plain(text: str) -> str:
-    """Return a text that anybody may have chosen so that no dollar sign in it starts a formula."""
-    return text.replace("$", r"\$")
+    """Return a text that anybody may have chosen: no dollar sign in it starts a formula, and nothing steers a terminal.
+
+    (Matplotlib warns of letters that a font lacks by printing them.)
+    """
+    return plain_lines(text).replace("$", r"\$")
 
 
 def symbol(part: str) -> str:

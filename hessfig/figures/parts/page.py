@@ -24,7 +24,7 @@ from hessfig.analysis.axis import as_variant, last_word, settings_of, short_vari
 from hessfig.analysis.slopes.fit import ARITHMETIC, RESAMPLES
 from hessfig.analysis.slopes.printed import Window
 from hessfig.errors import UserError, did_you_mean
-from hessfig.figures.parts.relabelled import page_box, relabel
+from hessfig.figures.parts.relabelled import check_words, page_box, relabel
 from hessfig.files import write_bytes
 from hessfig.record import FROBENIUS
 from hessfig.register import publish
@@ -58,6 +58,10 @@ class Paper:
     xlabel: str | None = None
     ylabel: str | None = None
     legend: str | None = None
+
+    def __post_init__(self) -> None:
+        for key in ("title", "xlabel", "ylabel"):
+            check_words(f"figure.{key}", getattr(self, key) or "")
 
     @property
     def labels(self) -> dict[str, str | None]:

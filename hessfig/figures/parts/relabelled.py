@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import io
+import re
+import unicodedata
+from functools import cache
 from typing import Any
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.cbook import is_math_text
 from matplotlib.figure import Figure
+from matplotlib.mathtext import MathTextParser
 from matplotlib.transforms import Bbox
+
+from hessfig.errors import UserError
 
 _TITLE = 0.25  # inches
 
@@ -61,3 +68,41 @@ def relabel(
             one.remove()
         elif one is not None:
             one.set_loc(legend)
+
+
+def check_words(key: str, words: str) -> None:
+    """Raise UserError for words that cannot be set in type: a formula that matplotlib cannot read, a control character.
+
+    The setting `key` is named, and the place where reading ends.
+    """
+    wrong = next((letter for letter in words if letter != "\n" and unicodedata.category(letter) in ("Cc", "Cs")), None)
+    if wrong is not None:
+        why, place = "a control character", words.index(wrong)
+    else:
+        why, place = _unreadable(words)
+    if why:
+        raise UserError(
+            f"{key}: {why} at character {place + 1}",
+            got=words,
+            allowed=r"words, and formulas between dollar signs as matplotlib's mathtext has them: $\sigma^2$",
+            remedy=r"a formula without packages of LaTeX, or \$ for a dollar sign",
+        )
+
+
+def _unreadable(words: str) -> tuple[str, int]:
+    """Return why a line of some words is no mathtext, and where; ("", 0) for those that can be set."""
+    start = 0
+    for line in words.split("\n"):
+        try:
+            if is_math_text(line):
+                _parser().parse(line)
+        except ValueError as error:
+            found = re.search(r"\(at char (\d+)\)", str(error))
+            return "this formula cannot be read", start + (int(found[1]) if found else 0)
+        start += len(line) + 1
+    return "", 0
+
+
+@cache
+def _parser() -> MathTextParser[Any]:
+    return MathTextParser("path")
