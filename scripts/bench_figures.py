@@ -13,9 +13,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 from scaling_points import EXACT, TOP, WHOLE
 
-from hessfig.figures.parts.page import BACKING, GUIDE, TINY, Paper, save_figure, styled
+from hessfig.figures.parts.colours import GUIDE
+from hessfig.figures.parts.lettering import BACKING, TINY
+from hessfig.figures.parts.page import Paper, styled
 from hessfig.figures.parts.panel_sheet import Margins, in_rows, panel_sheet
 from hessfig.figures.parts.panels import draw_guide, fitted
+from hessfig.figures.parts.saving import save_figure
 
 Rows = list[dict[str, Any]]
 COLOURS = {WHOLE: "#7570b3", TOP: "#1b9e77", EXACT: "#d95f02"}

@@ -27,9 +27,11 @@ from hessfig.config import MLP, Config, DType, ModelConfig, TaskConfig
 from hessfig.curvature.curvlinops import ColumnOperator
 from hessfig.curvature.differences import DifferencedColumn
 from hessfig.curvature.problem import Problem, rademacher
+from hessfig.figures.parts.colours import GUIDE
 from hessfig.figures.parts.labels import weight_words
-from hessfig.figures.parts.page import GUIDE, Paper, save_figure, styled
+from hessfig.figures.parts.page import Paper, styled
 from hessfig.figures.parts.panel_sheet import Margins, panel_sheet
+from hessfig.figures.parts.saving import save_figure
 from hessfig.measurements.block_norms import ROUGHEST
 from hessfig.rng import stream
 from hessfig.states.point import drawn

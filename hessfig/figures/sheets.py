@@ -22,7 +22,9 @@ from hessfig.figures.layouts.landscapes import landscape, power_laws
 from hessfig.figures.layouts.races import critical_batch, edge, heterogeneity_trained, race_of_rules, steps
 from hessfig.figures.layouts.scaling import gauss_newton, sinks, weight_norms
 from hessfig.figures.layouts.score_split import score_split
-from hessfig.figures.parts.page import FigureSpec, Page, save_sheets, styled
+from hessfig.figures.parts.figure_spec import FigureSpec
+from hessfig.figures.parts.page import Page, styled
+from hessfig.figures.parts.saving import save_sheets
 
 __all__ = ["LAYOUTS", "FigureSpec", "Layout", "draw"]
 

@@ -9,9 +9,12 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from hessfig.errors import UserError
-from hessfig.figures.parts.page import GUIDE, TINY, Paper, matrix_colour, save_sheets, shades, styled
-from hessfig.figures.parts.panel_sheet import Margins, Sheet, label_side, panel_sheet
+from hessfig.figures.parts.colours import GUIDE, matrix_colour, shades
+from hessfig.figures.parts.lettering import TINY
+from hessfig.figures.parts.page import Paper, styled
+from hessfig.figures.parts.panel_sheet import APART, OWN_Y, Sheet, label_side
 from hessfig.figures.parts.panels import draw_mean
+from hessfig.figures.parts.saving import save_sheets
 from hessfig.terms import Matrix
 
 
@@ -61,8 +64,7 @@ def draw_bounds(outputs: Path, paper: Paper | None = None, *, into: Path | None 
 
 def bounds_sheet(table: pd.DataFrame, paper: Paper | None = None) -> Sheet:
     """Three panels; those of the blocks share their y axis."""
-    margins = Margins(across=0.36, down=0.56)
-    sheet = panel_sheet(paper or Paper(), [["a", "b", "c"]], height=1.45, margins=margins, share_y=False)
+    sheet = Sheet.grid(paper or Paper(), [["a", "b", "c"]], style=OWN_Y.but(down=0.56, height=1.45))
     table = table.assign(block=table["row"] + " " + table["col"])
     kinds: list[tuple[pd.DataFrame, str, dict[str, tuple[str, str]]]] = [
         (table[table["row"] == "whole"], "bound", WHOLE),
@@ -76,8 +78,7 @@ def bounds_sheet(table: pd.DataFrame, paper: Paper | None = None) -> Sheet:
         ax.legend(loc="upper left", ncols=1 + (column > 0))
     blocks = [ax for (_, column), ax in sheet.panels.items() if column > 0]
     blocks[-1].sharey(blocks[0]) if blocks else None
-    for line in sheet.lines:
-        label_side(sheet.panels[line[0]], "bound / spectral norm")
+    sheet.label_sides(["bound / spectral norm"])
     return sheet
 
 
@@ -135,8 +136,7 @@ def numbers(tables: dict[str, pd.DataFrame]) -> pd.DataFrame:
 
 def scalar_sheet(tables: dict[str, pd.DataFrame], paper: Paper | None = None) -> Sheet:
     """Two rows of three panels."""
-    margins, names = Margins(across=0.46, down=0.56), [list("abc"), list("def")]
-    sheet = panel_sheet(paper or Paper(), names, margins=margins, share_x=False, share_y=False)
+    sheet = Sheet.grid(paper or Paper(), [list("abc"), list("def")], style=APART.but(across=0.46, down=0.56))
     upper = (draw_spectrum, draw_condition, draw_ggn)
     for row, column, ax in sheet:
         if row == 0:

@@ -16,7 +16,8 @@ from PIL import Image, ImageChops
 
 from hessfig.errors import UserError
 from hessfig.figures import sheets
-from hessfig.figures.parts.page import Paper, file_words
+from hessfig.figures.parts.page import Paper
+from hessfig.figures.parts.saving import file_words
 from hessfig.files import write_bytes
 from hessfig.report.gathered import Asked, FigureAsked, Ledger, State, claims, theory
 from hessfig.report.readings import SweepFound, of_numbers, read_sweep

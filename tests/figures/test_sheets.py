@@ -15,7 +15,8 @@ import pytest
 from hessfig.analysis.slopes import fit as slopes
 from hessfig.errors import UserError
 from hessfig.figures.layouts.overlay import draw_overlay
-from hessfig.figures.parts.page import page_suffix, styled
+from hessfig.figures.parts.page import styled
+from hessfig.figures.parts.saving import page_suffix
 from hessfig.figures.sheets import LAYOUTS, FigureSpec, draw
 from tests.analysis.authors import as_reference
 from tests.analysis.synthetic import CONFIG, make_table, write_sweep

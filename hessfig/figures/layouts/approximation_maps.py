@@ -14,14 +14,17 @@ from hessfig.analysis.curves import growth_curves
 from hessfig.analysis.manifest import Run, read_run
 from hessfig.errors import UserError
 from hessfig.figures.parts import labels
+from hessfig.figures.parts.figure_spec import FigureSpec
+from hessfig.figures.parts.lettering import TINY
 from hessfig.figures.parts.matrix import colour_bar, draw_matrix, name_sides
-from hessfig.figures.parts.measured import Network, as_written, at_one_place, in_order, networks_of, parts_of, where
-from hessfig.figures.parts.page import TINY, FigureSpec, Page, Paper, page_suffix
-from hessfig.figures.parts.panel_sheet import Margins, Sheet, panel_sheet, width_in
+from hessfig.figures.parts.measured import Network, as_written, at_one_place, by_part, in_order, networks_of, where
+from hessfig.figures.parts.page import Page, Paper
+from hessfig.figures.parts.panel_sheet import OWN_Y, Sheet, width_in
+from hessfig.figures.parts.saving import page_suffix
 from hessfig.terms import NUMBERS_OF_APPROXIMATIONS, Approximation
 
 _ROW, _WRITTEN = 0.15, 0.19  # inches: height of a block, and the width of a cell from which on its number is written
-_MARGINS = Margins(left=0.5, right=0.55, top=0.26, bottom=0.95, down=0.34)
+_STYLE = OWN_Y.but(left=0.5, right=0.55, top=0.26, bottom=0.95, down=0.34)
 _MOST = 5  # values of a setting that are drawn
 _WORDS = {"error": "error", "scale_error": "error after the best scalar", "angle": "cosine of the angle"}
 
@@ -42,14 +45,12 @@ def approximations(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     shown = pd.concat([here.assign(place=words) for here, words in places])
     named = run.table["quantity"].isin([f"{name}_{number}" for name in Approximation])
     table = along(run.table[named].assign(quantity="approximations"), run.axis)
-    for part in parts_of(shown):
-        one = where(shown, part=part)
-        over = labels.seeds_words(table)
-        means = over if over == labels.ONE_SEED else f"mean over {over}"
-        words = f"{labels.part_words(part)}: {_WORDS[number]}, {means}"
+    over = labels.seeds_words(table)
+    means = over if over == labels.ONE_SEED else f"mean over {over}"
+    for suffix, one in by_part(shown):
+        words = f"{labels.part_words(one['part'].iloc[0])}: {_WORDS[number]}, {means}"
         note = f"{words}; grey: not defined.{labels.made_words(table, run.axis, where='')}"
-        sheet = draw_maps(one, number, note, spec.paper)
-        yield sheet.page(f"_{part}" * (len(parts_of(shown)) > 1), as_written(one, run.axis))
+        yield draw_maps(one, number, note, spec.paper).page(suffix, as_written(one, run.axis))
 
 
 def _points(run: Run, number: str) -> pd.DataFrame:
@@ -86,31 +87,22 @@ def draw_maps(points: pd.DataFrame, number: str, note: str, paper: Paper) -> She
     panels = [(network, place) for network in networks for place in dict.fromkeys(points["place"])]
     blocks = {one: _blocks(_of(points, *one)) for one in panels}
     columns = [name for name in Approximation if name in set(points["approximation"])]
-    sheet = panel_sheet(
-        paper,
-        [[page_suffix(*network, networks).lstrip("_") + f" {place}"] for network, place in panels],
-        note=note,
-        height=[_ROW * max(len(blocks[one]), 2) for one in panels],
-        margins=_MARGINS,
-        share_y=False,
-    )
+    names = [[page_suffix(*network, networks).lstrip("_") + f" {place}"] for network, place in panels]
+    sheet = Sheet.grid(paper, names, note, _STYLE.but(height=[_ROW * max(len(blocks[one]), 2) for one in panels]))
     scale = Normalize(-1.0 if number == "angle" else 0.0, 1.0)
     for row, _, ax in sheet:
-        (network, place), names = panels[row], blocks[panels[row]]
-        square = _square(_of(points, network, place), names, columns)
+        (network, place), own = panels[row], blocks[panels[row]]
+        square = _square(_of(points, network, place), own, columns)
         written = width_in(ax) / len(columns) >= _WRITTEN
         words = np.array([_cell(value) for value in square.flat]).reshape(square.shape) if written else None
         image = draw_matrix(ax, square, scale, words=words, size=TINY - 1.4, cmap="viridis")
-        several = len({layer for layer, _ in names} - {0}) > 1
-        name_sides(
-            ax,
-            rows=[labels.weight_words(name) + f" {layer}" * (several and layer > 0) for layer, name in names],
-            columns=[name.facts.label for name in columns] if row == len(panels) - 1 else (),
-        )
-        if row < len(panels) - 1:
+        several, is_last = len({layer for layer, _ in own} - {0}) > 1, row == len(panels) - 1
+        rows = [labels.weight_words(name) + (f" {layer}" if several and layer else "") for layer, name in own]
+        name_sides(ax, rows=rows, columns=[name.facts.label for name in columns] if is_last else ())
+        if not is_last:
             ax.set_xticks([])
         ax.set_title(", ".join(filter(None, (labels.variant_words(network[0]), place))))
-    colour_bar(sheet.panels[sheet.lines[0][-1]], image, label=_WORDS[number])
+    colour_bar(sheet.outermost, image, label=_WORDS[number])
     return sheet
 
 

@@ -26,9 +26,10 @@ from hessfig.analysis.stored_spectra import (
 )
 from hessfig.errors import UserError
 from hessfig.figures.parts.labels import symbol, variant_words
+from hessfig.figures.parts.lettering import SMALL
 from hessfig.figures.parts.measured import Network
-from hessfig.figures.parts.page import SMALL, Page, Paper
-from hessfig.figures.parts.panel_sheet import Margins, panel_sheet
+from hessfig.figures.parts.page import Page, Paper
+from hessfig.figures.parts.panel_sheet import SHARED, Sheet
 from hessfig.terms import Group, Matrix, Part, name_order
 
 BlockName = tuple[int, str]
@@ -201,8 +202,8 @@ def extremes_page(folder: Path, paper: Paper) -> Iterator[Page]:
 def _draw(shown: pd.DataFrame, points: pd.DataFrame, names: list[str], seeds: int, paper: Paper) -> Page:
     keys = list(shown[_KEY].drop_duplicates().itertuples(index=False, name=None))
     note = f"Mean ± standard error over {seeds} seeds. Every block's numbers are in the file of this page."
-    margins = Margins(left=0.08, right=0.08, top=0.1, bottom=0.05)
-    sheet = panel_sheet(paper, [["table"]], note=note, height=_LINE * (len(keys) + 2), margins=margins, on_grid=True)
+    style = SHARED.but(left=0.08, top=0.1, bottom=0.05, height=_LINE * (len(keys) + 2))
+    sheet = Sheet.grid(paper, [["table"]], note, style)
     ax = sheet.first
     ax.set_axis_off()
     ax.set(xlim=(0, 1), ylim=(len(keys) + 1.5, -0.5))

@@ -16,7 +16,10 @@ from hessfig.analysis.curves import functional_shares, growth_curves, of_quantit
 from hessfig.analysis.intervals import band
 from hessfig.analysis.manifest import read_run
 from hessfig.figures.parts import labels
+from hessfig.figures.parts.colours import matrix_colour, shades
 from hessfig.figures.parts.encoding import WEIGHT, Encoding, ordered, seen, set_x_scale, set_y_scale, unseen, values_of
+from hessfig.figures.parts.figure_spec import FigureSpec
+from hessfig.figures.parts.lettering import TINY, fitting, width_of
 from hessfig.figures.parts.measured import (
     BLOCK_KEY,
     BlockKey,
@@ -30,28 +33,8 @@ from hessfig.figures.parts.measured import (
     where,
     with_pairs,
 )
-from hessfig.figures.parts.page import (
-    TINY,
-    FigureSpec,
-    Page,
-    Paper,
-    file_words,
-    fitting,
-    matrix_colour,
-    page_suffix,
-    shades,
-    width_of,
-)
-from hessfig.figures.parts.panel_sheet import (
-    MARGINS,
-    Margins,
-    Share,
-    in_rows,
-    label_side,
-    panel_sheet,
-    panel_width,
-    say,
-)
+from hessfig.figures.parts.page import Page, Paper
+from hessfig.figures.parts.panel_sheet import APART, OWN_Y, SHARED, Sheet, in_sheets, label_side, say
 from hessfig.figures.parts.panels import (
     draw_curve,
     draw_errors,
@@ -61,6 +44,7 @@ from hessfig.figures.parts.panels import (
     why_empty,
     why_no_line,
 )
+from hessfig.figures.parts.saving import file_words, page_suffix
 from hessfig.record import FROBENIUS
 from hessfig.terms import Part
 
@@ -102,10 +86,8 @@ def all_bars(
         suffix = page_suffix(of_page["variant"], of_page["num_layers"], networks) + words
         names = [labels.variant_words(of_page["variant"]), *(f"{name} {of_page[name]}" for name in several)]
         note = labels.note_words(table, axis, names, place=place, config=config)
-        sheets = in_rows(blocks_in_order(here), int(panel_width(spec.paper, 1, MARGINS) / _BLOCK))
-        for number, blocks in enumerate(sheets, start=1):
-            sheet = f"_sheet{number}" if len(sheets) > 1 else ""
-            yield _draw_bars(here, blocks, axis, spec.paper, note, suffix + sheet)
+        for blocks, end in in_sheets(blocks_in_order(here), int(SHARED.width(spec.paper, 1) / _BLOCK)):
+            yield _draw_bars(here, blocks, axis, spec.paper, note, suffix + end)
 
 
 def _draw_bars(
@@ -116,8 +98,8 @@ def _draw_bars(
     points = points.assign(place=[place.get(key, -1) for key in keys])
     points, parts = points[points["place"] >= 0], list(points["part"].unique())
     names = [fitting([labels.block_title(*key, quantity="")], _LONGEST) for key in blocks]
-    margins = Margins(bottom=0.12 + max(map(width_of, names)), down=0.3)
-    sheet = panel_sheet(paper, [[part or "all"] for part in parts], note=note, margins=margins, share_y=False)
+    style = OWN_Y.but(bottom=0.12 + max(map(width_of, names)), down=0.3)
+    sheet = Sheet.grid(paper, [[part or "all"] for part in parts], note, style)
     for row, _, ax in sheet:
         _draw_bar_panel(ax, where(points, part=parts[row]), points)
         ax.set_title(labels.part_title(parts[row]))
@@ -134,7 +116,7 @@ def _draw_bar_panel(ax: Axes, points: pd.DataFrame, page: pd.DataFrame) -> None:
     layers = sorted(page["layer"].unique())
     for rank, (tone, layer) in enumerate(zip(shades(_COLOUR, len(layers)), layers, strict=True)):
         one = drawn[drawn["layer"] == layer]
-        shift = _STEP * (rank - (len(layers) - 1) / 2) * min(1.0, 5 / len(layers)) * bool(layer)
+        shift = _STEP * (rank - (len(layers) - 1) / 2) * min(1.0, 5 / len(layers)) if layer else 0.0
         ends = _reach(one, logs=log_y)
         error = np.where(np.isfinite(ends), ends, one["probe_sem"].fillna(0.0))
         ax.errorbar(one["place"] + shift, one["mean"], error, fmt="o", color=tone, elinewidth=0.8, label=str(layer))
@@ -190,11 +172,9 @@ def lines(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     for names, here, suffix in _pages(with_pairs(curves), look):
         together = colour == WEIGHT
         here = here[(here["row"] == here["col"]) & (here["row"] != "")] if together else here
-        sheets = [_TOGETHER] if together else in_rows(blocks_in_order(here), _ROWS)
         note = labels.note_words(table, axis, names, several_points=True, config=config)
-        for number, rows in enumerate(sheets, start=1):
-            end = suffix + (f"_sheet{number}" if len(sheets) > 1 else "")
-            yield _draw_page(here, rows, look, spec.paper, note, end)
+        for rows, end in in_sheets(_TOGETHER if together else blocks_in_order(here), _ROWS):
+            yield _draw_page(here, rows, look, spec.paper, note, suffix + end)
 
 
 _TOGETHER: list[BlockKey] = [("weights", "weights", "")]  # the one row of panels in which all weights stand
@@ -222,9 +202,7 @@ def _draw_page(
     curves: pd.DataFrame, rows: Sequence[BlockKey], look: Encoding, paper: Paper, note: str, suffix: str
 ) -> Page:
     columns, apart = ordered(curves[look.column]) if look.column else [""], look.column == "quantity"
-    margins = Margins(across=0.36 if apart else 0.12, down=0.22)
-    share: Share = False if apart else "row"
-    sheet = panel_sheet(paper, _names(rows, columns), note=note, margins=margins, share_y=share)
+    sheet = Sheet.grid(paper, _names(rows, columns), note, (OWN_Y if apart else SHARED).but(down=0.22))
     blocks = [_of_block(curves, key) for key in rows]
     for row, column, ax in sheet:
         one = where(blocks[row], **{look.column: columns[column]}) if look.column else blocks[row]
@@ -233,16 +211,12 @@ def _draw_page(
     titles = [labels.block_title(*key, quantity=quantity) for key in rows]
     if rows == _TOGETHER:
         titles = ["" if apart else labels.unit_label(quantity)]
-    sheet.label(
-        x=labels.plain(look.axis.symbol),
-        columns=[
-            (labels.plain(labels.quantity_words(one)),) if apart else (labels.part_title(one), labels.symbol(one))
-            for one in columns
-        ],
-        rows=titles,
-        names=[labels.block_title(*key, quantity="") for key in rows],
-        unit="" if apart else labels.unit_label(quantity),
-    )
+    named = [
+        labels.plain(labels.quantity_words(one)) if apart else (labels.part_title(one), labels.symbol(one))
+        for one in columns
+    ]
+    short = [labels.block_title(*key, quantity="") for key in rows]
+    sheet.label(labels.plain(look.axis.symbol), named, titles, short, "" if apart else labels.unit_label(quantity))
     look.name(sheet.first, curves)
     return sheet.page(suffix, as_written(pd.concat(blocks).drop(columns="across"), look.axis))
 
@@ -253,7 +227,7 @@ def _of_block(curves: pd.DataFrame, key: BlockKey) -> pd.DataFrame:
 
 def _names(rows: Sequence[BlockKey], columns: list[Any]) -> list[list[str]]:
     """Return the names of panels: W_Q:H_o, or W_Q-W_V:H_o for a pair (@1,2 across layers)."""
-    blocks = [(row if row == col else f"{row}-{col}") + (f"@{across}" if across else "") for row, col, across in rows]
+    blocks = [labels.block_name(row, col) + (f"@{across}" if across else "") for row, col, across in rows]
     return [[":".join(filter(None, [block, str(column)])) for column in columns] for block in blocks]
 
 
@@ -303,35 +277,20 @@ def draw_ablation(measured: Measured, spec: FigureSpec, *, suffix: str = "") -> 
     places = _chosen_places(shares, spec.numbers("sigmas"), measured)
     axis = measured.axis.symbol
     words = f"Shares: mean over seeds of the ratio, bars: 95% interval; lighter for smaller {axis}."
-    words += f" Not drawn: {', '.join(null)}, whose functional part is 0 (theorem)." * bool(null)
-    sheet = panel_sheet(
-        measured.paper,
-        [[f"{_name(*block)}:{column}" for column in _COLUMNS] for block in blocks],
-        note=f"{measured.how(guides=False)} {words}",
-        height=1.5,
-        margins=Margins(across=0.38, down=0.42),
-        share_x=False,
-        share_y=False,
-    )
+    words += f" Not drawn: {', '.join(null)}, whose functional part is 0 (theorem)." if null else ""
+    names = [[f"{labels.block_name(*block)}:{column}" for column in _COLUMNS] for block in blocks]
+    note, style = f"{measured.how(guides=False)} {words}", APART.but(height=1.5, across=0.38, down=0.42)
+    sheet = Sheet.grid(measured.paper, names, note, style)
     for row, (name, col) in enumerate(blocks):
-        block = measured.of(row=name, col=col)
-        curves = {column: ax for i, column, ax in sheet if i == row and column < 2}
-        _draw_curves(curves, block)
-        for ax in (ax for i, column, ax in sheet if i == row and column == 2):
-            _draw_shares(ax, shares[(shares["row"] == name) & (shares["col"] == col)], block, places)
-    sheet.label(
-        x="",
-        columns=_titles(),
-        rows=[labels.norm_label(*block) for block in blocks],
-        names=[labels.block_words(*block) for block in blocks],
-    )
+        block, panels = measured.of(row=name, col=col), {column: ax for i, column, ax in sheet if i == row}
+        if 2 in panels:
+            _draw_shares(panels.pop(2), where(shares, row=name, col=col), block, places)
+        _draw_curves(panels, block)
+    rows, short = ([words(*block) for block in blocks] for words in (labels.norm_label, labels.block_words))
+    sheet.label("", _titles(), rows, short)
     written = as_written(shares.assign(part="H_f/(H_o+H_f)"), measured.axis)
     numbers = pd.concat([drawn_numbers(measured), written], ignore_index=True)
     return sheet.page(suffix, numbers)
-
-
-def _name(row: str, col: str) -> str:
-    return row if row == col else f"{row}-{col}"
 
 
 def _split_blocks(measured: Measured) -> tuple[list[tuple[str, str]], list[str]]:
@@ -340,7 +299,7 @@ def _split_blocks(measured: Measured) -> tuple[list[tuple[str, str]], list[str]]
     zero = functional.groupby(["row", "col"])["is_zero"].all()
     every = _blocks(measured)
     drawn = [block for block in every if not zero.get(block, False)]
-    return (drawn, [_name(*block) for block in every if block not in drawn]) if drawn else (every, [])
+    return (drawn, [labels.block_name(*block) for block in every if block not in drawn]) if drawn else (every, [])
 
 
 def _blocks(measured: Measured) -> list[tuple[str, str]]:

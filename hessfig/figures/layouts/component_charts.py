@@ -12,6 +12,9 @@ from matplotlib.axes import Axes
 from hessfig.analysis.axis import last_word, settings_of
 from hessfig.analysis.slopes.printed import Window
 from hessfig.figures.parts import labels
+from hessfig.figures.parts.colours import matrix_colour
+from hessfig.figures.parts.figure_spec import FigureSpec
+from hessfig.figures.parts.lettering import fitting, width_of
 from hessfig.figures.parts.measured import (
     BLOCK_KEY,
     BlockKey,
@@ -23,8 +26,8 @@ from hessfig.figures.parts.measured import (
     windows_in_words,
     with_pairs,
 )
-from hessfig.figures.parts.page import FigureSpec, Page, fitting, matrix_colour, width_of
-from hessfig.figures.parts.panel_sheet import Margins, in_rows, panel_sheet, say
+from hessfig.figures.parts.page import Page
+from hessfig.figures.parts.panel_sheet import ONE_SCALE, Sheet, in_rows, say
 from hessfig.figures.parts.panels import draw_curve, mark_one, positive, set_log_range, why_no_line
 from hessfig.predictions.growth_rates import Prediction
 from hessfig.terms import Part
@@ -59,18 +62,10 @@ def _exponents(spec: FigureSpec, measured: Measured, part: Part, window: Window,
     ]
     variants, blocks = list(dict.fromkeys(here["variant"])), _by_exponent(here)
     names = [fitting([name_of(variant)], _LONGEST) for variant in variants]
-    margins = Margins(left=0.1 + max(map(width_of, names)), bottom=0.52, across=0.08)
-    height = _LINE * len(variants) + 0.1
-    words = [f"{row if row == col else f'{row}-{col}'}:{part}" for row, col, _ in blocks]
-    sheet = panel_sheet(
-        spec.paper,
-        [words],
-        note=_note(measured, part, window),
-        margins=margins,
-        share_y="all",
-        height=height,
-        narrowest=0.5,
-    )
+    style = ONE_SCALE.but(left=0.1 + max(map(width_of, names)), bottom=0.52, across=0.08, narrowest=0.5)
+    style = style.but(height=_LINE * len(variants) + 0.1)
+    words = [f"{labels.block_name(row, col)}:{part}" for row, col, _ in blocks]
+    sheet = Sheet.grid(spec.paper, [words], _note(measured, part, window), style)
     for _, column, ax in sheet:
         row, col, _ = blocks[column]
         _draw_exponents(ax, where(here, row=row, col=col), variants, matrix_colour(row if row == col else ""))
@@ -117,17 +112,15 @@ def _by_exponent(slopes: pd.DataFrame) -> list[BlockKey]:
 
 def _curves(spec: FigureSpec, measured: Measured, part: Part) -> Iterator[Page]:
     """Draw the norms of the value and the query block of every network, a small panel each."""
-    variants = list(dict.fromkeys(measured.curves["variant"]))
-    pages = in_rows(variants, _PANELS)
-    for number, some in enumerate(pages):
+    for number, some in enumerate(in_rows(list(dict.fromkeys(measured.curves["variant"])), _PANELS)):
         lines = [list(line) for line in in_rows(some, _ACROSS)]
         names = [[name_of(variant) for variant in line] for line in lines]
         note = f"{measured.how(guides=False)} {labels.part_words(part)}; violet: W_V, green: W_Q."
-        sheet = panel_sheet(spec.paper, names, note=note, margins=Margins(down=0.26), share_y="all", narrowest=0.6)
+        sheet = Sheet.grid(spec.paper, names, note, ONE_SCALE.but(down=0.26, narrowest=0.6))
         for row, column, ax in sheet:
             _draw_network(ax, measured.of(variant=lines[row][column], part=part), lines[row][column])
         shown = where(measured.curves, part=part)
-        set_log_range([ax for *_, ax in sheet], shown[shown["row"].isin(_PAIR)], measured.axis)
+        set_log_range(sheet.axes, shown[shown["row"].isin(_PAIR)], measured.axis)
         yield sheet.page(f"_curves{number + 1}", as_written(shown, measured.axis))
 
 

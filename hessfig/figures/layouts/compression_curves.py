@@ -17,11 +17,15 @@ from hessfig.analysis.intervals import fisher_interval
 from hessfig.analysis.manifest import Run, read_run
 from hessfig.errors import UserError
 from hessfig.figures.parts import labels
+from hessfig.figures.parts.colours import GUIDE, tone
 from hessfig.figures.parts.encoding import set_y_scale
+from hessfig.figures.parts.figure_spec import FigureSpec
+from hessfig.figures.parts.lettering import TINY, width_of
 from hessfig.figures.parts.measured import as_written, at_one_place, by_network, counted, in_order, networks_of, where
-from hessfig.figures.parts.page import GUIDE, TINY, FigureSpec, Page, panel_names, tone, width_of
-from hessfig.figures.parts.panel_sheet import Margins, in_rows, panel_sheet
+from hessfig.figures.parts.page import Page
+from hessfig.figures.parts.panel_sheet import APART, Sheet, in_rows
 from hessfig.figures.parts.panels import draw_interval, seed_means, set_decades
+from hessfig.figures.parts.saving import panel_names
 from hessfig.terms import OF_PRUNING, OF_QUANTISATION, ROUNDINGS, SALIENCIES, Surrogate
 
 _COLOURS = {**{one.value: tone(rank) for rank, one in enumerate(Surrogate)}, "random": "#999999", "nearest": tone(6)}
@@ -48,16 +52,13 @@ def pruning(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     blocks = list(table[["layer", "row"]].drop_duplicates().itertuples(index=False, name=None))
     for layer, name in blocks:
         rows = where(table, layer=layer, row=name)
-        suffix = f"_{name}{layer or ''}" * (len(blocks) > 1)
+        suffix = f"_{name}{layer or ''}" if len(blocks) > 1 else ""
         note = _note(run, rows, f"{'All weights' if name == 'all' else name}, {place}. {_KEY}")
         networks = networks_of(rows)
         marks = [[f"{one}:{what}" for one in panel_names(networks)] for what in ("loss", "correlation")]
         left = 0.2 + max(width_of(words) for words in SALIENCIES.values())
-        margins = Margins(left=left, across=0.4, down=0.5, bottom=0.4)
-        heights = [2.3, _LINE * len(SALIENCIES) + 0.1]
-        sheet = panel_sheet(
-            spec.paper, marks, note=note, height=heights, margins=margins, share_x=False, share_y=False, narrowest=None
-        )
+        style = APART.but(left=left, across=0.4, down=0.5, bottom=0.4, narrowest=None)
+        sheet = Sheet.grid(spec.paper, marks, note, style.but(height=[2.3, _LINE * len(SALIENCIES) + 0.1]))
         drawn = []
         for line, column, ax in sheet:
             variant, depth = networks[column]
@@ -157,17 +158,9 @@ def quantisation(spec: FigureSpec, folder: Path) -> Iterator[Page]:
         blocks = sorted(places.itertuples(index=False, name=None), key=lambda key: (order.index(key[1]), key[0]))
         words = ", ".join(filter(None, [labels.variant_words(variant), place]))
         lines = in_rows(blocks, _ACROSS)
-        sheet = panel_sheet(
-            spec.paper,
-            [[f"{name}{layer or ''}" for layer, name in line] for line in lines],
-            note=_note(run, rows, f"{words}: means"),
-            height=1.3,
-            margins=Margins(across=0.42, down=0.36),
-            share_x=False,
-            share_y=False,
-            narrowest=None,
-            most=_ACROSS,
-        )
+        names = [[f"{name}{layer or ''}" for layer, name in line] for line in lines]
+        style = APART.but(height=1.3, down=0.36, narrowest=None, most=_ACROSS)
+        sheet = Sheet.grid(spec.paper, names, _note(run, rows, f"{words}: means"), style)
         drawn = []
         for line, column, ax in sheet:
             layer, name = lines[line][column]

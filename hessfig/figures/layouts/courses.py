@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,12 +16,15 @@ from hessfig.analysis.intervals import student_interval
 from hessfig.analysis.manifest import Run, read_run
 from hessfig.errors import UserError
 from hessfig.figures.parts import labels
+from hessfig.figures.parts.colours import GUIDE, matrix_colour, part_colour, tone
 from hessfig.figures.parts.encoding import set_x_scale, set_y_scale
+from hessfig.figures.parts.figure_spec import FigureSpec
 from hessfig.figures.parts.matrix import colour_bar, draw_matrix
 from hessfig.figures.parts.measured import by_network, counted, wanted_quantities, where
-from hessfig.figures.parts.page import GUIDE, FigureSpec, Page, Paper, file_words, matrix_colour, part_colour, tone
-from hessfig.figures.parts.panel_sheet import Margins, fitting_columns, in_rows, panel_sheet, say
+from hessfig.figures.parts.page import Page, Paper
+from hessfig.figures.parts.panel_sheet import APART, Sheet, in_rows, say
 from hessfig.figures.parts.panels import draw_means, spread_words
+from hessfig.figures.parts.saving import file_words
 from hessfig.figures.parts.ticks import between_decades, set_decades
 from hessfig.terms import Part, name_order
 
@@ -125,11 +127,9 @@ def training(spec: FigureSpec, folder: Path) -> Iterator[Page]:
 
 def _draw_course(table: pd.DataFrame, paper: Paper, suffix: str) -> Page:
     panels = [(title, found) for title, lines in _PANELS if (found := _found(counted(table), lines))]
-    margins = Margins(across=0.42, down=0.34)
-    columns = min(_COLUMNS, fitting_columns(paper, margins))
+    columns = min(_COLUMNS, APART.columns(paper))
     names = [file_words(title.lower()) for title, _ in panels] or ["nothing"]
-    layout: dict[str, Any] = {"share_x": False, "share_y": False, "most": columns, "on_grid": True}
-    sheet = panel_sheet(paper, in_rows(names, columns), note=how(table, ""), height=1.3, margins=margins, **layout)
+    sheet = Sheet.grid(paper, in_rows(names, columns), how(table, ""), APART.but(height=1.3, most=columns))
     drawn = [_draw_panel(ax, *panels[row * columns + column]) for row, column, ax in sheet if panels]
     if not panels:
         sheet.first.set_axis_off()
@@ -207,18 +207,17 @@ def curvature_flow(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     for suffix, _, rows in by_network(table):
         for part in parts:
             here = rows[rows["part"].isin(["", part])]
-            yield _draw_flow(here, wanted, spec.paper, suffix + f"_{part}" * (len(parts) > 1), part)
+            yield _draw_flow(here, wanted, spec.paper, suffix + (f"_{part}" if len(parts) > 1 else ""), part)
 
 
 def _draw_flow(table: pd.DataFrame, wanted: list[str], paper: Paper, suffix: str, part: str) -> Page:
-    margins = Margins(left=0.8, across=1.25, down=0.42, right=0.12)
     words = f"{labels.part_words(part)}. Colour: geometric mean over seeds. Dots: the last step."
     note = how(table, words, "bars: 95% interval (Student's t)")
     names = [[name, f"{name}:last"] for name in wanted]
-    layout: dict[str, Any] = {"margins": margins, "share_x": False, "share_y": False, "on_grid": True}
     points = [_points(counted(table), name) for name in wanted]
     tallest = max((one["place"].nunique() for one in points), default=0)
-    sheet = panel_sheet(paper, names, note=note, height=max(1.25, _PLACE_HEIGHT * tallest), **layout)
+    style = APART.but(left=0.8, across=1.25, down=0.42, right=0.12, height=max(1.25, _PLACE_HEIGHT * tallest))
+    sheet = Sheet.grid(paper, names, note, style)
     for row, column, ax in sheet:
         if points[row].empty:
             say(ax, "(nothing positive)")
@@ -320,13 +319,12 @@ def attention_mass(spec: FigureSpec, folder: Path) -> Iterator[Page]:
 
 
 def _draw_mass(table: pd.DataFrame, paper: Paper, suffix: str) -> Page:
-    margins = Margins(left=0.45, across=0.6, down=0.5, right=0.12)
-    layout: dict[str, Any] = {"margins": margins, "share_x": False, "share_y": False, "on_grid": True}
     sink, key = (table[table["quantity"] == name] for name in (_SINK, _KEY))
     length = int(key["index"].max())
     uniform = sum(1 / query for query in range(2, length + 1)) / (length - 1)
     note = how(sink, f"Uniform attention gives the first of {length} keys {uniform:.3f}.")
-    sheet = panel_sheet(paper, [["first_key", "steps", "keys"]], note=note, height=1.3, **layout)
+    style = APART.but(left=0.45, across=0.6, down=0.5, right=0.12, height=1.3)
+    sheet = Sheet.grid(paper, [["first_key", "steps", "keys"]], note, style)
     last = sink["step"].max()
     maps, curves = where(sink, step=last).groupby(["layer", "index"], as_index=False)["value"].mean(), []
     for _, column, ax in sheet:

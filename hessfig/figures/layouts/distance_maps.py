@@ -21,6 +21,9 @@ from hessfig.errors import UserError
 from hessfig.figures.layouts.collected_spectra import Collected, collected, in_network_order
 from hessfig.figures.layouts.eigenvalue_plots import kernel_of
 from hessfig.figures.parts import labels
+from hessfig.figures.parts.figure_spec import FigureSpec
+from hessfig.figures.parts.lettering import TINY, width_of
+from hessfig.figures.parts.lettering import points as points_of
 from hessfig.figures.parts.matrix import colour_bar, draw_matrix, name_sides
 from hessfig.figures.parts.measured import (
     Network,
@@ -32,24 +35,16 @@ from hessfig.figures.parts.measured import (
     read_numbers,
     where,
 )
-from hessfig.figures.parts.page import TINY, FigureSpec, Page, Paper, file_words, panel_names, width_of
-from hessfig.figures.parts.page import points as points_of
-from hessfig.figures.parts.panel_sheet import (
-    Margins,
-    Sheet,
-    fitting_columns,
-    in_rows,
-    panel_sheet,
-    panel_width,
-    width_in,
-)
+from hessfig.figures.parts.page import Page, Paper
+from hessfig.figures.parts.panel_sheet import APART, ONE_SCALE, Sheet, in_rows, width_in
+from hessfig.figures.parts.saving import file_words, panel_names
 from hessfig.record import NETWORK
 
-_COLUMNS, _NARROWEST = 2, 0.9
+_COLUMNS = 2
 _MANY = 20  # weights: the names of more do not fit next to a map of half the page
 _BAR = 0.0825  # inches: how wide a colour bar is, and how far from its map
 _WRITTEN = 0.13  # inches: from this width of a cell on, its number is written in it
-_MARGINS = Margins(left=0.42, right=0.5, top=0.36, bottom=0.42, across=0.5, down=0.7)
+_STYLE = APART.but(left=0.42, right=0.5, top=0.36, bottom=0.42, across=0.5, down=0.7, narrowest=0.9)
 
 
 def heterogeneity(spec: FigureSpec, folder: Path) -> Iterator[Page]:
@@ -100,19 +95,9 @@ def _draw_page(
     one: Collected, pairs: pd.DataFrame, means: pd.DataFrame, scale: Normalize, paper: Paper, *, note: str, suffix: str
 ) -> Page:
     weights = pairs[[*NETWORK, *PAIR[:2]]].drop_duplicates().groupby(NETWORK, dropna=False).size().max()
-    columns = min(1 if weights > _MANY else _COLUMNS, fitting_columns(paper, _MARGINS, _NARROWEST))
-    sheet = panel_sheet(
-        paper,
-        in_rows(panel_names(one.networks), columns),
-        note=note,
-        height=panel_width(paper, columns, _MARGINS),
-        margins=_MARGINS,
-        narrowest=_NARROWEST,
-        share_x=False,
-        share_y=False,
-        most=columns,
-        on_grid=True,
-    )
+    columns = min(1 if weights > _MANY else _COLUMNS, _STYLE.columns(paper))
+    style = _STYLE.but(height=_STYLE.width(paper, columns), most=columns)
+    sheet = Sheet.grid(paper, in_rows(panel_names(one.networks), columns), note, style)
     numbers = []
     for row, column, ax in sheet:
         variant, depth = one.networks[row * columns + column]
@@ -121,7 +106,7 @@ def _draw_page(
         image = _draw_map(ax, here, scale)
         ax.set_title(f"{labels.variant_words(variant) or 'network'}\n{_average_words(interval)}")
         numbers.append(_written(here, (variant, depth), interval, other))
-    colour_bar(sheet.panels[sheet.lines[0][-1]], image, gap=_BAR, wide=_BAR)
+    colour_bar(sheet.outermost, image, gap=_BAR, wide=_BAR)
     return sheet.page(suffix, pd.concat(numbers, ignore_index=True))
 
 
@@ -195,7 +180,8 @@ def _pages(spec: FigureSpec, folder: Path, *, several: bool) -> Iterator[Page]:
     for suffix, (variant, _), network in by_network(here):
         note = _note(spec.quantity, diagonal, ", ".join(filter(None, (labels.variant_words(variant), place))))
         sheet = draw_heat(network, spec.quantity, note, spec.paper)
-        yield sheet.page(suffix + f"_{file_words(spec.quantity)}" * several, as_written(network, run.axis))
+        end = f"_{file_words(spec.quantity)}" if several else ""
+        yield sheet.page(suffix + end, as_written(network, run.axis))
 
 
 def draw_heat(points: pd.DataFrame, quantity: str, note: str, paper: Paper) -> Sheet:
@@ -203,19 +189,12 @@ def draw_heat(points: pd.DataFrame, quantity: str, note: str, paper: Paper) -> S
     layers, names = sorted(points["layer"].unique()), in_order(points["row"])
     parts = [*map(str, parts_of(points))] or [""]
     longest = max((len(name) for name in names if labels.weight_words(name) == labels.plain(name)), default=6)
-    margins = Margins(left=0.5, right=0.66, top=0.24, bottom=0.22 + _LETTER * longest, across=0.1)
-    sheet = panel_sheet(
-        paper,
-        [[part or "all" for part in parts]],
-        note=note,
-        height=_ROW * max(len(layers), 4),
-        margins=margins,
-        narrowest=min(_NAME * len(names), panel_width(Paper(), len(parts), margins)),
-        on_grid=True,
-        share_y="all",
-    )
+    style = ONE_SCALE.but(left=0.5, right=0.66, top=0.24, bottom=0.22 + _LETTER * longest, across=0.1)
+    narrowest, height = min(_NAME * len(names), style.width(Paper(), len(parts))), _ROW * max(len(layers), 4)
+    style = style.but(narrowest=narrowest, height=height)
+    sheet = Sheet.grid(paper, [[part or "all" for part in parts]], note, style)
     widest = max(width_of(labels.part_title(part), points_of("axes.titlesize")) for part in parts)
-    in_full = widest <= width_in(sheet.first) + margins.across
+    in_full = widest <= width_in(sheet.first) + style.across
     signed = bool((points["mean"] < 0).any())
     scale = _scale(points["mean"], signed)
     for _, column, ax in sheet:
@@ -227,7 +206,7 @@ def draw_heat(points: pd.DataFrame, quantity: str, note: str, paper: Paper) -> S
     for line in sheet.lines:
         sheet.panels[line[0]].set_ylabel("layer")
     label = labels.quantity_label(quantity) if signed else rf"$\log_{{10}}$ {labels.quantity_label(quantity)}"
-    colour_bar(sheet.panels[sheet.lines[0][-1]], image, wide=0.09, label=label)
+    colour_bar(sheet.outermost, image, wide=0.09, label=label)
     return sheet
 
 
@@ -269,8 +248,9 @@ def _cell(value: float, is_zero: bool, signed: bool) -> str:
     return words.replace("-", "−") if np.isfinite(value) else ""
 
 
-def _note(quantity: str, numbers: pd.DataFrame, where: str) -> str:
+def _note(quantity: str, numbers: pd.DataFrame, place: str) -> str:
     repeats = labels.seeds_words(numbers)
     over = repeats if repeats == labels.ONE_SEED else f"{repeats} (means)"
     what = f"{labels.quantity_words(quantity).capitalize()} of every weight, {over}"
-    return f"{what}{', ' * bool(where)}{where}; grey: no such weight. {labels.estimator_words(numbers)}."
+    told = ", ".join(filter(None, (what, place)))
+    return f"{told}; grey: no such weight. {labels.estimator_words(numbers)}."

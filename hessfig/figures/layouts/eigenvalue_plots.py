@@ -17,11 +17,15 @@ from hessfig.analysis.intervals import band
 from hessfig.analysis.spectral_distances import Banded, Kernel, cumulative, grid_over, of_eigenvalues, smoothed, span
 from hessfig.analysis.stored_spectra import Density, Spectrum
 from hessfig.figures.layouts.collected_spectra import BlockName, Collected, by_rank, collected, extremes_page
+from hessfig.figures.parts.colours import matrix_colour, part_colour
+from hessfig.figures.parts.figure_spec import FigureSpec
 from hessfig.figures.parts.labels import symbol, variant_words, weight_words
+from hessfig.figures.parts.lettering import TINY
 from hessfig.figures.parts.measured import Network
-from hessfig.figures.parts.page import TINY, FigureSpec, Page, Paper, matrix_colour, panel_names, part_colour
-from hessfig.figures.parts.panel_sheet import Margins, in_rows, panel_sheet, say
+from hessfig.figures.parts.page import Page, Paper
+from hessfig.figures.parts.panel_sheet import APART, Sheet, in_sheets, say
 from hessfig.figures.parts.panels import are_few, draw_mean, draw_seed, spread_words
+from hessfig.figures.parts.saving import panel_names
 from hessfig.figures.parts.ticks import set_decades
 from hessfig.terms import Part
 
@@ -163,7 +167,7 @@ _COLUMNS, _ROWS = 4, 10  # of panels on a page
 _FLOOR = 1e-6
 _SORTED, _DENSITY, _CUMULATIVE = "sorted", "density", "cumulative"
 _LABELS = {_SORTED: "eigenvalue", _DENSITY: "density", _CUMULATIVE: "cumulative: error"}
-_MARGINS = Margins(left=0.62, across=0.34, down=0.32, bottom=0.36)
+_STYLE = APART.but(left=0.62, across=0.34, down=0.32, bottom=0.36, narrowest=None)
 
 
 def spectra(spec: FigureSpec, folder: Path) -> Iterator[Page]:
@@ -183,7 +187,7 @@ def spectra(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     asked = _Asked(kernel_of(spec), part, spec.number("floor") or _FLOOR, spec.paper)
     for words, one in collected(folder):
         suffix = f"_{words}" if words else ""
-        for columns, beside in _pieces(one.networks, _COLUMNS, "columns"):
+        for columns, beside in in_sheets(one.networks, _COLUMNS, "columns"):
             for block in one.blocks(whole=True):
                 name = "" if block == (0, "all") else f"_{block[1]}{block[0] or ''}"
                 needed = {_SORTED: one.spectra, _DENSITY: True, _CUMULATIVE: one.densities}
@@ -192,7 +196,7 @@ def spectra(spec: FigureSpec, folder: Path) -> Iterator[Page]:
             for kind, name in ((_SORTED, "_weights"), (_DENSITY, "_densities")):
                 weights = one.blocks(whole=False) if kind == _DENSITY or one.spectra else []
                 weights = [block for block in weights if chosen is None or block[1] in chosen]
-                for some, below in _pieces(weights, _ROWS, "rows"):
+                for some, below in in_sheets(weights, _ROWS, "rows") if weights else ():
                     end = suffix + beside + name + below
                     yield _page(one, columns, [(block, kind) for block in some], asked, suffix=end)
     yield from extremes_page(folder, spec.paper)
@@ -216,29 +220,14 @@ def kernel_of(spec: FigureSpec, default: Kernel | None = None) -> Kernel:
     return Kernel(width or Kernel.width, variance)
 
 
-def _pieces(items: list[Any], most: int, name: str) -> Iterator[tuple[Sequence[Any], str]]:
-    """Yield lists of at most `most` items, and the words that tell them apart."""
-    pieces = in_rows(items, most) if items else []
-    for number, piece in enumerate(pieces, start=1):
-        yield piece, f"_{name}{number}" if len(pieces) > 1 else ""
-
-
 def _page(
     one: Collected, networks: Sequence[Network], rows: list[tuple[BlockName, str]], asked: _Asked, *, suffix: str
 ) -> Page:
     """Draw a page: one row per block and kind of panel, one column per network."""
-    names = dict(zip(one.networks, panel_names(one.networks), strict=True))
-    sheet = panel_sheet(
-        asked.paper,
-        [[f"{block[1]}{block[0] or ''}:{kind}:{names[network]}" for network in networks] for block, kind in rows],
-        note=_note(one, asked.kernel, asked.part, {kind for _, kind in rows}),
-        height=1.15 if len(rows) <= 4 else 0.8,
-        margins=_MARGINS,
-        narrowest=None,
-        on_grid=True,
-        share_x=False,
-        share_y=False,
-    )
+    named = dict(zip(one.networks, panel_names(one.networks), strict=True))
+    names = [[f"{block[1]}{block[0] or ''}:{kind}:{named[network]}" for network in networks] for block, kind in rows]
+    note = _note(one, asked.kernel, asked.part, {kind for _, kind in rows})
+    sheet = Sheet.grid(asked.paper, names, note, _STYLE.but(height=1.15 if len(rows) <= 4 else 0.8))
     several, numbers = len({block for block, _ in rows}) > 1 or rows[0][0] != (0, "all"), []
     for row, column, ax in sheet:
         (block, kind), network = rows[row], networks[column]
@@ -247,7 +236,7 @@ def _page(
         if kind != _SORTED or not several:
             ax.set_xlabel("share below" if kind == _SORTED else "eigenvalue", labelpad=0)
     labels = [f"{_name(block)}: {_LABELS[kind]}" if several else _LABELS[kind] for block, kind in rows]
-    sheet.label(x="", columns=[(_title(network, one.networks),) for network in networks], rows=labels, names=labels)
+    sheet.label("", [_title(network, one.networks) for network in networks], labels)
     _legend(sheet.first, one.parts if rows[0][1] == _SORTED else [])
     return sheet.page(suffix, pd.concat(numbers, ignore_index=True))
 

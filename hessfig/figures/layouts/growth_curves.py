@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,10 +13,12 @@ from matplotlib.lines import Line2D
 
 from hessfig.analysis.axis import X
 from hessfig.analysis.slopes.printed import WHOLE, Window, as_window, label, within
+from hessfig.figures.parts.colours import GUIDE, matrix_colour, shades
+from hessfig.figures.parts.figure_spec import FigureSpec
 from hessfig.figures.parts.labels import norm_label, part_title, symbol, unit_label, weight_words
 from hessfig.figures.parts.measured import Measured, drawn_numbers, parts_of, read_measured
-from hessfig.figures.parts.page import GUIDE, FigureSpec, Page, matrix_colour, shades
-from hessfig.figures.parts.panel_sheet import Margins, Sheet, panel_sheet, say, width_in
+from hessfig.figures.parts.page import Page
+from hessfig.figures.parts.panel_sheet import OWN_Y, SHARED, Sheet, SheetStyle, say, width_in
 from hessfig.figures.parts.panels import (
     beside_one,
     coefficient,
@@ -114,7 +115,7 @@ def growth_pages(measured: Measured) -> Iterator[Page]:
 
 def draw_growth(measured: Measured, *, suffix: str = "") -> Page:
     """Draw one network: rows W_V, W_Q (and whatever else was measured), columns H_o, H_f, H."""
-    sheet = _blocks_by(_PARTS, measured, draw_panel, _set_row_range, note=how(measured))
+    sheet = _blocks_by(_PARTS, measured, draw_panel, _set_row_range, how(measured))
     label_parts(sheet, measured)
     return sheet.page(suffix, drawn_numbers(measured))
 
@@ -132,11 +133,13 @@ def _blocks_by(
     measured: Measured,
     draw: Callable[[Axes, Measured, str], None],
     set_range: Callable[[list[Axes], Measured], None] | None,
-    **layout: Any,
+    note: str,
+    style: SheetStyle = SHARED,
 ) -> Sheet:
     """Return a sheet with a row for each weight and a column for each choice of numbers: W_V:H_o, ..."""
     matrices = shown_matrices(measured)
-    sheet = panel_sheet(measured.paper, [[f"{one}:{name}" for name in columns] for one in matrices], **layout)
+    names = [[f"{one}:{name}" for name in columns] for one in matrices]
+    sheet = Sheet.grid(measured.paper, names, note, style)
     rows = [measured.of(row=matrix, col=matrix) for matrix in matrices]
     for number, block in enumerate(rows):
         if set_range and sheet.row(number):
@@ -152,17 +155,14 @@ def _set_row_range(axes: list[Axes], block: Measured) -> None:
 
 def label_parts(sheet: Sheet, measured: Measured, *, x: str = "", what: str = "") -> None:
     """Label rows by their weights (and `what` of them is drawn, if not the quantity) and columns by their parts."""
-    matrices = shown_matrices(measured)
-    weights = [weight_words(matrix) for matrix in matrices]
-    sheet.label(
-        x=x or measured.axis.symbol,
-        columns=[(part_title(part), symbol(part)) for part in PARTS],
-        rows=[f"{what} of {weight}" for weight in weights]
-        if what
-        else [norm_label(matrix, quantity=measured.quantity) for matrix in matrices],
-        names=weights,
-        unit=what or unit_label(measured.quantity),
-    )
+    weights = [weight_words(matrix) for matrix in shown_matrices(measured)]
+    rows = [f"{what} of {weight}" for weight in weights] if what else _norms(measured)
+    columns = [(part_title(part), symbol(part)) for part in PARTS]
+    sheet.label(x or measured.axis.symbol, columns, rows, weights, what or unit_label(measured.quantity))
+
+
+def _norms(measured: Measured) -> list[str]:
+    return [norm_label(matrix, quantity=measured.quantity) for matrix in shown_matrices(measured)]
 
 
 def draw_panel(ax: Axes, measured: Measured, colour: str) -> None:
@@ -199,8 +199,7 @@ def linear_axes(spec: FigureSpec, folder: Path) -> Iterator[Page]:
 
 def draw_linear(measured: Measured, *, suffix: str = "") -> Page:
     """Draw one network: rows W_V, W_Q (and whatever else was measured), columns H_o, H_f, H."""
-    margins = Margins(across=0.36, top=0.36, down=0.3)
-    sheet = _blocks_by(_PARTS, measured, _draw_linear_panel, None, note=how(measured), margins=margins, share_y=False)
+    sheet = _blocks_by(_PARTS, measured, _draw_linear_panel, None, how(measured), OWN_Y.but(top=0.36, down=0.3))
     label_parts(sheet, measured)
     for ax in sheet.axes:
         ax.set_title(ax.get_title(), pad=11)  # above the power of ten of the y axis
@@ -260,15 +259,10 @@ def one_panel(spec: FigureSpec, folder: Path) -> Iterator[Page]:
 
 def draw_depths(measured: Measured, part: Part, *, suffix: str = "") -> Page:
     """Draw a panel per weight with all layers of all depths, and their slopes next to it."""
-    matrices, columns = shown_matrices(measured), {part.value: {"part": part}}
-    layout: dict[str, Any] = {"height": 2.2, "margins": Margins(right=_BESIDE, down=0.3)}
-    sheet = _blocks_by(columns, measured, _draw_every_layer, _set_row_range, note=how(measured), **layout)
-    sheet.label(
-        x=measured.axis.symbol,
-        columns=[(part_title(part), symbol(part))],
-        rows=[norm_label(matrix, quantity=measured.quantity) for matrix in matrices],
-        names=[weight_words(matrix) for matrix in matrices],
-    )
+    columns, style = {part.value: {"part": part}}, SHARED.but(height=2.2, right=_BESIDE, down=0.3)
+    sheet = _blocks_by(columns, measured, _draw_every_layer, _set_row_range, how(measured), style)
+    weights = [weight_words(matrix) for matrix in shown_matrices(measured)]
+    sheet.label(measured.axis.symbol, [(part_title(part), symbol(part))], _norms(measured), weights)
     return sheet.page(suffix, drawn_numbers(measured))
 
 
@@ -322,7 +316,7 @@ def draw_overview(measured: Measured, *, suffix: str = "_overview") -> Page:
     """Draw the telling slopes against the number of layers: rows W_V, W_Q, columns H_o, H_f, H."""
     measured = replace(measured, slopes=measured.telling_slopes())
     note = f"{_words(measured)} Layers stand side by side, darker for later ones.{measured.setting}"
-    sheet = _blocks_by(_PARTS, measured, _draw_depth_panel, _set_ranges, note=note)
+    sheet = _blocks_by(_PARTS, measured, _draw_depth_panel, _set_ranges, note)
     highest = int(measured.slopes["layer"].max())
     for row, matrix in enumerate(shown_matrices(measured)):
         if sheet.row(row):

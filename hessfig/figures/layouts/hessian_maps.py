@@ -18,18 +18,14 @@ from hessfig.analysis.arrays import StoredHessian, histogram, log_bins, read_hes
 from hessfig.analysis.axis import SIGMA
 from hessfig.analysis.manifest import read_manifest
 from hessfig.errors import UserError
+from hessfig.figures.parts.colours import matrix_colour
+from hessfig.figures.parts.figure_spec import FigureSpec
 from hessfig.figures.parts.labels import pair_words, plain, setting_words, weight_words
+from hessfig.figures.parts.lettering import TINY, width_of
 from hessfig.figures.parts.matrix import colour_bar, draw_matrix
-from hessfig.figures.parts.page import TINY, FigureSpec, Page, Paper, matrix_colour, page_suffix, width_of
-from hessfig.figures.parts.panel_sheet import (
-    Margins,
-    Sheet,
-    fitting_columns,
-    label_side,
-    panel_sheet,
-    panel_width,
-    width_in,
-)
+from hessfig.figures.parts.page import Page, Paper
+from hessfig.figures.parts.panel_sheet import APART, SHARED, Sheet, label_side, width_in
+from hessfig.figures.parts.saving import page_suffix
 from hessfig.figures.parts.ticks import set_decades
 from hessfig.terms import Matrix
 
@@ -47,7 +43,7 @@ def histograms(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     names = [spec.options.get("opaque", "model.attention=linear"), spec.options.get("faded", "model.attention=softmax")]
     opaque, faded = (picked(list(hessians.values()), name)[0] for name in names)
     note = f"{describe(opaque)}{setting_words_of(folder)} Opaque: {opaque.variant}; faded: {faded.variant}."
-    sheet = panel_sheet(spec.paper, [["histogram"]], note=note, height=1.9, margins=Margins(right=0.15))
+    sheet = Sheet.grid(spec.paper, [["histogram"]], note, SHARED.but(height=1.9, right=0.15))
     yield sheet.page("", draw_bars(sheet.first, [opaque, faded], blocks_of(spec)))
 
 
@@ -114,7 +110,7 @@ def picked(hessians: list[StoredHessian], variant: str | None) -> list[StoredHes
 ATTENTION = ("W_Q", "W_K", "W_V", "W_O")
 _FLOOR, _RANGE = 1e-6, (-6.0, -1.0)
 _PIXELS = 960
-_NARROWEST = 1.6  # inches of a heat map whose weights are named
+_STYLE = APART.but(right=0.5, down=0.5, narrowest=1.6)  # a heat map whose weights are named needs as much
 _SMALLEST_LABEL = 0.04  # parameters that own less of the axis than this carry no name
 
 
@@ -141,23 +137,11 @@ def draw_entries(
     hessian: StoredHessian, weights: Sequence[str], blocks: Sequence[str], paper: Paper, *, note: str
 ) -> tuple[Sheet, pd.DataFrame]:
     """Draw the two heat maps with one colour bar, and the histograms below them; return the histograms' numbers."""
-    is_attention = set(weights) == set(ATTENTION)
-    margins = Margins(left=0.54, right=0.5, across=0.42, down=0.5)
-    side = panel_width(paper, min(2, fitting_columns(paper, margins, _NARROWEST)), margins)
-    sheet = panel_sheet(
-        paper,
-        [["whole", "attention" if is_attention else "some"], ["histogram"]],
-        note=note,
-        height=[side, 1.1],
-        margins=margins,
-        narrowest=_NARROWEST,
-        share_x=False,
-        share_y=False,
-    )
-    pictures = [
-        (hessian, "whole model"),
-        (hessian.restricted(weights), "attention" if is_attention else "some weights"),
-    ]
+    some = "attention" if set(weights) == set(ATTENTION) else "some"
+    side = _STYLE.width(paper, min(2, _STYLE.columns(paper)))
+    sheet = Sheet.grid(paper, [["whole", some], ["histogram"]], note, _STYLE.but(height=[side, 1.1]))
+    words = "some weights" if some == "some" else some
+    pictures = [(hessian, "whole model"), (hessian.restricted(weights), words)]
     for row, column, ax in sheet:
         if row == 0:
             one, title = pictures[column]

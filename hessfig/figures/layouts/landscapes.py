@@ -17,12 +17,16 @@ from hessfig.analysis.manifest import Run, read_run
 from hessfig.analysis.slopes.fit import fit_slopes
 from hessfig.analysis.slopes.printed import WHOLE, Window, label
 from hessfig.errors import UserError, run_command
+from hessfig.figures.parts.colours import GUIDE, part_colour, shades
 from hessfig.figures.parts.encoding import set_x_scale
-from hessfig.figures.parts.labels import block_title, note_words, plain, quantity_words, symbol
+from hessfig.figures.parts.figure_spec import FigureSpec
+from hessfig.figures.parts.labels import block_name, block_title, note_words, plain, quantity_words, symbol
+from hessfig.figures.parts.lettering import TINY
 from hessfig.figures.parts.measured import as_written, counted, where
-from hessfig.figures.parts.page import GUIDE, TINY, FigureSpec, Page, file_words, part_colour, shades
-from hessfig.figures.parts.panel_sheet import Margins, Sheet, height_in, in_rows, panel_sheet, say
+from hessfig.figures.parts.page import Page
+from hessfig.figures.parts.panel_sheet import ONE_SCALE, OWN_Y, Sheet, height_in, in_sheets, say
 from hessfig.figures.parts.panels import corner, draw_curve, fitted, in_tens, positive, why_no_line
+from hessfig.figures.parts.saving import file_words
 from hessfig.figures.parts.ticks import between_decades, set_decades
 from hessfig.record import CURVE, FROBENIUS
 from hessfig.terms import name_order
@@ -87,16 +91,9 @@ def _fits(spec: FigureSpec, run: Run) -> dict[str, Any]:
 def _page(spec: FigureSpec, table: pd.DataFrame, axis: Axis, fits: Mapping[str, Any], fixed: str, suffix: str) -> Page:
     """Draw a page; `fixed` is the distance of all numbers where the sweep does not vary it ('None': at w*)."""
     directions, distances = (list(dict.fromkeys(table[key])) for key in ("direction", "distance"))
-    sheet = panel_sheet(
-        spec.paper,
-        [[f"{direction or 'direction'}:{distance or fixed}" for distance in distances] for direction in directions],
-        note=_note(spec, table, axis),
-        height=1.3,
-        margins=Margins(top=0.52, down=0.3),
-        narrowest=None,
-        on_grid=True,
-        share_y="all",
-    )
+    names = [[f"{one or 'direction'}:{distance or fixed}" for distance in distances] for one in directions]
+    style = ONE_SCALE.but(height=1.3, top=0.52, down=0.3, narrowest=None)
+    sheet = Sheet.grid(spec.paper, names, _note(spec, table, axis), style)
     drawn = []
     for row, column, ax in sheet:
         here = where(table, direction=directions[row], distance=distances[column])
@@ -107,18 +104,13 @@ def _page(spec: FigureSpec, table: pd.DataFrame, axis: Axis, fits: Mapping[str, 
             drawn.append(curve.assign(slope=slope, slope_se=error))
     for which in ("x", "y"):
         set_decades(sheet.first, which)
-    names = [f"{plain(one)}: " if one else "" for one in directions]
+    rows = [f"{plain(one)}: {_DIFFERENCE}" if one else _DIFFERENCE for one in directions]
     places = [distance or fixed for distance in distances]
-    sheet.label(
-        x="k",
-        columns=[(f"distance {plain(one)}" if one != "None" else "at $w^*$",) for one in places],
-        rows=[f"{name}{_DIFFERENCE}" for name in names],
-        names=[plain(one) for one in directions],
-        unit=_DIFFERENCE,
-    )
+    columns = [f"distance {plain(one)}" if one != "None" else "at $w^*$" for one in places]
+    sheet.label("k", columns, rows, [plain(one) for one in directions], _DIFFERENCE)
     low, high = sheet.first.get_ylim()
     sheet.first.set_ylim(low / _ROOM, high)
-    handles, named = sheet.panels[sheet.lines[0][-1]].get_legend_handles_labels()
+    handles, named = sheet.outermost.get_legend_handles_labels()
     sheet.figure.legend(handles, named, loc="upper center", ncols=4, columnspacing=1.0, handlelength=1.2)
     return sheet.page(suffix, as_written(pd.concat(drawn), axis))
 
@@ -211,11 +203,10 @@ def power_laws(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     keys = list(laws.curves[_BLOCK].drop_duplicates().itertuples(index=False, name=None))
     rank = name_order([key[2] for key in keys])
     keys.sort(key=lambda key: (key[0], rank(key[2]), rank(key[3])))
-    sheets = in_rows(keys, _ROWS)
     note = _law_note(run, laws, quantities)
-    for number, blocks in enumerate(sheets, start=1):
+    for blocks, suffix in in_sheets(keys, _ROWS):
         sheet, drawn = _law_sheet(spec, laws, blocks, quantities, note)
-        yield sheet.page(f"_sheet{number}" if len(sheets) > 1 else "", drawn)
+        yield sheet.page(suffix, drawn)
 
 
 def _laws(spec: FigureSpec, run: Run, quantities: Sequence[str]) -> Laws:
@@ -235,22 +226,16 @@ def _law_sheet(
 ) -> tuple[Sheet, pd.DataFrame]:
     titles = [_title(block) for block in blocks]
     names = [[f"{_panel_name(block)}:{quantity}" for quantity in quantities] for block in blocks]
-    layout: dict[str, Any] = {"narrowest": None, "share_y": False, "on_grid": True}
-    sheet = panel_sheet(spec.paper, names, note=note, height=1.3, margins=Margins(across=0.36, down=0.2), **layout)
+    sheet = Sheet.grid(spec.paper, names, note, OWN_Y.but(height=1.3, down=0.2, narrowest=None))
     drawn = [_panel(ax, laws, blocks[row], quantities[column]) for row, column, ax in sheet]
     set_x_scale(sheet.axes[-1], laws.curves[X])
-    sheet.label(
-        x=plain(laws.axis.symbol),
-        columns=[(plain(quantity_words(quantity)),) for quantity in quantities],
-        rows=titles,
-        names=titles,
-    )
+    sheet.label(plain(laws.axis.symbol), [plain(quantity_words(quantity)) for quantity in quantities], titles)
     return sheet, as_written(pd.concat(drawn), laws.axis)
 
 
 def _panel_name(block: tuple[Any, ...]) -> str:
     layer, row_layer, row, col = block
-    name = (row if row == col else f"{row}-{col}") or "network"
+    name = block_name(row, col) or "network"
     return name + (f"@{row_layer},{layer}" if layer != row_layer else f"{layer}" if layer > 1 else "")
 
 

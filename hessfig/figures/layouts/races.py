@@ -17,12 +17,16 @@ from hessfig.analysis.intervals import Interval, geometric_interval
 from hessfig.analysis.training_runs import EDGE_TOLERANCE, THRESHOLD, Race, against_plain, race, settled, shares
 from hessfig.errors import UserError
 from hessfig.figures.layouts.courses import how, of_whole, read_steps, scale, variant_titles
+from hessfig.figures.parts.colours import GUIDE, part_colour, tone
 from hessfig.figures.parts.encoding import set_decades, set_y_scale
+from hessfig.figures.parts.figure_spec import FigureSpec
 from hessfig.figures.parts.labels import plain, quantity_words, symbol
+from hessfig.figures.parts.lettering import TINY
 from hessfig.figures.parts.measured import counted, where
-from hessfig.figures.parts.page import GUIDE, TINY, FigureSpec, Page, Paper, part_colour, tone, variant_names
-from hessfig.figures.parts.panel_sheet import Margins, panel_sheet, say
+from hessfig.figures.parts.page import Page, Paper
+from hessfig.figures.parts.panel_sheet import APART, BY_COLUMN, Sheet, say
 from hessfig.figures.parts.panels import draw_interval, draw_means, draw_seed, seed_means
+from hessfig.figures.parts.saving import variant_names
 from hessfig.terms import Part
 
 _ALONG = {"step": "gradients", "seconds": "seconds"}
@@ -49,10 +53,9 @@ def steps(spec: FigureSpec, folder: Path) -> Iterator[Page]:
         f"Right: {found.budget['seconds']:.3g} s each, seconds of this machine (medians over updates, and over looks"
         " at the curvature)."
     )
-    margins = Margins(left=1.25, across=1.35, down=0.4)
     names = [list(_ALONG), [f"{along}:loss" for along in _ALONG]]
-    layout: dict[str, Any] = {"share_x": False, "share_y": False, "narrowest": None, "on_grid": True}
-    sheet = panel_sheet(spec.paper, names, note=how(table, words), height=1.6, margins=margins, **layout)
+    style = APART.but(left=1.25, across=1.35, down=0.4, height=1.6, narrowest=None)
+    sheet = Sheet.grid(spec.paper, names, how(table, words), style)
     results = {along: _results_of(found.tuned[found.tuned["budget"] == along], rules) for along in _ALONG}
     for row, column, ax in sheet:
         along = list(_ALONG)[column]
@@ -87,10 +90,8 @@ def race_of_rules(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     found = race(table)
     rules, reference = list(dict.fromkeys(found.losses["rule"])), str(spec.options.get("reference", ""))
     words = f"× is over {_named(reference)}; seconds: {found.budget['seconds']:.3g} s each, medians of this machine."
-    layout: dict[str, Any] = {"share_x": False, "share_y": False, "narrowest": None, "on_grid": True}
-    margins = Margins(left=1.45, across=1.5, top=0.5, down=0.4)
-    height = max(1.6, _RESULT * len(rules))
-    sheet = panel_sheet(spec.paper, _RACE, note=how(table, words), height=height, margins=margins, **layout)
+    style = APART.but(left=1.45, across=1.5, top=0.5, down=0.4, narrowest=None)
+    sheet = Sheet.grid(spec.paper, _RACE, how(table, words), style.but(height=max(1.6, _RESULT * len(rules))))
     drawn = []
     for row, column, ax in sheet:
         along, _, is_result = _RACE[row][column].partition(":")
@@ -162,8 +163,8 @@ def _results_of(tuned: pd.DataFrame, rules: list[str], reference: str = "") -> p
         one = where(tuned, rule=rule)
         lost = int(np.isinf(one["loss"]).sum())  # seeds whose run at the rate of the others diverged
         interval = geometric_interval([math.nan] if lost else one["loss"])
-        words = " or ".join(f"{rate:g}" for rate in sorted(one["rate"].unique())) + "*" * bool(one["at_edge"].any())
-        words += f"; {lost} of {len(one)} diverged" * bool(lost)
+        words = " or ".join(f"{rate:g}" for rate in sorted(one["rate"].unique()))
+        words += ("*" if one["at_edge"].any() else "") + (f"; {lost} of {len(one)} diverged" if lost else "")
         ends = {"mean": interval.mean, "low": interval.low, "high": interval.high, "count": interval.count}
         found.append({"budget": tuned["budget"].iloc[0], "rule": rule, **ends, "rates": words})
     return pd.DataFrame(found).merge(against_plain(tuned, reference), on=["budget", "rule"], how="left")
@@ -207,8 +208,8 @@ def critical_batch(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     seeds = list(found.values())
     losses = [one.target for one in seeds]
     words = f"Held-out losses reached: {min(losses):.3g} to {max(losses):.3g}. Dots: where they are reached."
-    layout: dict[str, Any] = {"share_x": False, "share_y": False, "margins": Margins(across=0.5)}
-    sheet = panel_sheet(spec.paper, [["steps", "noise_scale"]], note=how(table, words), height=1.7, **layout)
+    style = APART.but(across=0.5, height=1.7)
+    sheet = Sheet.grid(spec.paper, [["steps", "noise_scale"]], how(table, words), style)
     drawn = [(_steps_to_loss, _noise_scales)[column](ax, seeds) for _, column, ax in sheet]
     yield sheet.page("", pd.concat(drawn, ignore_index=True))
 
@@ -289,21 +290,15 @@ def _draw_survival(table: pd.DataFrame, ratios: pd.DataFrame, spec: FigureSpec) 
     layers = sorted(ratios["layer"].unique())
     note = how(table, "Geometric means of the ratio of the two blocks' norms; dashed: as large.")
     names = [[f"{variant}:{layer}" for variant in variant_names(variants)] for layer in layers]
-    sheet = panel_sheet(spec.paper, names, note=note, height=1.5, narrowest=None, on_grid=True)
+    sheet = Sheet.grid(spec.paper, names, note, BY_COLUMN.but(height=1.5))
     found = []
     for row, column, ax in sheet:
         scale(ax, [ratios])
         found.append(_draw_survival_panel(ax, where(ratios, variant=variants[column], layer=layers[row])))
     sheet.first.legend(loc="best")
     words = f"{_OVER[0][2:]} / {_OVER[1][2:]}: {plain(quantity_words(spec.quantity))}"
-    several = len(layers) > 1
-    sheet.label(
-        x="step",
-        columns=variant_titles(variants),
-        rows=[words] * len(layers),
-        names=[f"layer {layer}" if several else "" for layer in layers],
-        unit=words,
-    )
+    short = [f"layer {layer}" if len(layers) > 1 else "" for layer in layers]
+    sheet.label("step", variant_titles(variants), [words] * len(layers), short, words)
     return sheet.page("", pd.concat(found, ignore_index=True))
 
 
@@ -351,7 +346,7 @@ def _draw_page(table: pd.DataFrame, wanted: list[str], paper: Paper) -> Page:
     note = how(table, "Dashed: the threshold. Numbers: mean over the last third of the steps, over it.")
     rows = [*wanted, "loss"] if (table["quantity"] == "loss").any() else wanted
     names = [[f"{name}:{variant}" for variant in variant_names(variants)] for name in rows]
-    sheet = panel_sheet(paper, names, note=note, height=1.3, margins=Margins(down=0.16), narrowest=None, on_grid=True)
+    sheet = Sheet.grid(paper, names, note, BY_COLUMN.but(height=1.3, down=0.16))
     values = [_values(table, name) for name in rows]
     ends = [settled(table, name) if name != "loss" else {} for name in rows]
     found = []
@@ -367,7 +362,7 @@ def _draw_page(table: pd.DataFrame, wanted: list[str], paper: Paper) -> Page:
         _PRECONDITIONED.get(name, plain(quantity_words(name))) + (" / threshold" if name != "loss" else "")
         for name in rows
     ]
-    sheet.label(x="step", columns=variant_titles(variants), rows=words, names=words)
+    sheet.label("step", variant_titles(variants), words)
     return sheet.page("", pd.concat(found, ignore_index=True))
 
 

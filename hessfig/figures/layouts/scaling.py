@@ -16,11 +16,14 @@ from hessfig.analysis.curves import of_quantity
 from hessfig.analysis.manifest import read_run
 from hessfig.errors import UserError
 from hessfig.figures.parts import labels
+from hessfig.figures.parts.colours import matrix_colour, shades, tone
 from hessfig.figures.parts.encoding import set_x_scale
+from hessfig.figures.parts.figure_spec import FigureSpec
 from hessfig.figures.parts.measured import Network, as_written, by_part, counted, networks_of, wanted_quantities, where
-from hessfig.figures.parts.page import FigureSpec, Page, Paper, matrix_colour, panel_names, shades, tone
-from hessfig.figures.parts.panel_sheet import Margins, panel_sheet, say
+from hessfig.figures.parts.page import Page, Paper
+from hessfig.figures.parts.panel_sheet import BY_COLUMN, OWN_Y, Sheet, say
 from hessfig.figures.parts.panels import draw_interval, draw_means, draw_seed, mark_one, seed_means, spread_words
+from hessfig.figures.parts.saving import panel_names
 from hessfig.figures.parts.ticks import set_decades
 from hessfig.record import NETWORK
 from hessfig.terms import Group, Part
@@ -65,9 +68,7 @@ def _draw_scaled(table: pd.DataFrame, axis: Axis, paper: Paper, suffix: str) -> 
         [f"{row}{layer if layer > 1 else ''}:{quantity}:{column}" for column in columns]
         for quantity, layer, row in rows
     ]
-    sheet = panel_sheet(
-        paper, names, note=note, height=1.1, margins=Margins(left=0.62, down=0.12), narrowest=None, on_grid=True
-    )
+    sheet = Sheet.grid(paper, names, note, BY_COLUMN.but(left=0.62, down=0.12, height=1.1))
     points = seed_means(counted(table), [*_ROW, "column", X], logs=True)
     for number in range(len(rows)):
         for ax in sheet.row(number)[:1]:
@@ -77,8 +78,8 @@ def _draw_scaled(table: pd.DataFrame, axis: Axis, paper: Paper, suffix: str) -> 
         _draw_panel(ax, here, columns[column])
     set_x_scale(sheet.axes[-1], counted(table)[X])
     side_labels = [f"{block} {labels.plain(words)}".strip() for block, words in zip(blocks, quantities, strict=True)]
-    titles = [(f"scaled: {labels.weight_words(column)}",) for column in columns]
-    sheet.label(x=labels.plain(axis.symbol), columns=titles, rows=side_labels, names=side_labels)
+    titles = [f"scaled: {labels.weight_words(column)}" for column in columns]
+    sheet.label(labels.plain(axis.symbol), titles, side_labels)
     return sheet.page(suffix, as_written(points, axis))
 
 
@@ -133,7 +134,7 @@ def sinks(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     check_places(table, run.axis)
     for suffix, rows in by_part(table):
         for layer, here in rows.groupby("layer"):
-            yield _draw_stretch(here, run.axis, spec.paper, suffix + f"_layer{layer}" * bool(layer))
+            yield _draw_stretch(here, run.axis, spec.paper, suffix + (f"_layer{layer}" if layer else ""))
 
 
 def outstanding(table: pd.DataFrame) -> pd.DataFrame:
@@ -156,9 +157,7 @@ def _draw_stretch(table: pd.DataFrame, axis: Axis, paper: Paper, suffix: str) ->
         f" decade of it).{labels.made_words(table, axis)}"
     )
     names = [[f"{network}:{kind}" for network in panel_names(networks)] for kind in side_labels]
-    sheet = panel_sheet(
-        paper, names, note=note, height=1.5, margins=Margins(left=0.62, down=0.16), narrowest=None, on_grid=True
-    )
+    sheet = Sheet.grid(paper, names, note, BY_COLUMN.but(left=0.62, down=0.16, height=1.5))
     numbers = []
     for row, column, ax in sorted(sheet, key=lambda cell: (cell[1], cell[0])):
         here = where(rows, variant=networks[column][0], num_layers=networks[column][1])
@@ -167,8 +166,8 @@ def _draw_stretch(table: pd.DataFrame, axis: Axis, paper: Paper, suffix: str) ->
         else:
             numbers.append(_draw_changes(ax, outstanding(here), "outermost_over_bulk"))
     set_x_scale(sheet.axes[-1], rows[X])
-    titles = [(labels.variant_words(variant) or "network",) for variant, _ in networks]
-    sheet.label(x=axis.symbol, columns=titles, rows=list(side_labels.values()), names=list(side_labels.values()))
+    titles = [labels.variant_words(variant) or "network" for variant, _ in networks]
+    sheet.label(axis.symbol, titles, list(side_labels.values()))
     for ax in sheet.row(0)[-1:]:
         ax.legend(loc="best", ncols=2)
     return sheet.page(suffix, as_written(pd.concat(numbers, ignore_index=True), axis))
@@ -265,10 +264,7 @@ def _draw_proxies(table: pd.DataFrame, axis: Axis, paper: Paper) -> Page:
         f"Geometric mean over {labels.seeds_words(table)}, band: 95% interval (Student's t). Below: solid"
         f" {Part.H.label}, dashed {Part.H_o.label}.{labels.made_words(table, axis)}"
     )
-    margins = Margins(right=0.1, top=0.12)
-    sheet = panel_sheet(
-        paper, [["ratio"], ["eigenvalue"]], note=note, height=1.5, margins=margins, share_y=False, on_grid=True
-    )
+    sheet = Sheet.grid(paper, [["ratio"], ["eigenvalue"]], note, OWN_Y.but(right=0.1, top=0.12, height=1.5))
     ratio = seed_means(found, _CURVE, "ratio", logs=True).assign(shown="ratio", part="")
     sizes = [
         seed_means(found, _CURVE, part.value, logs=True).assign(shown=LARGEST, part=part.value)

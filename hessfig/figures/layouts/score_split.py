@@ -14,9 +14,11 @@ from hessfig.analysis.curves import score_shares
 from hessfig.errors import UserError
 from hessfig.figures.layouts.comparisons import name_values
 from hessfig.figures.parts import labels
+from hessfig.figures.parts.colours import shades
+from hessfig.figures.parts.figure_spec import FigureSpec
 from hessfig.figures.parts.measured import as_written, read_numbers
-from hessfig.figures.parts.page import FigureSpec, Page, shades
-from hessfig.figures.parts.panel_sheet import Margins, label_side, panel_sheet
+from hessfig.figures.parts.page import Page
+from hessfig.figures.parts.panel_sheet import SHARED, Sheet, label_side
 from hessfig.terms import AT_SCORES
 
 _MOST_NAMED = 8  # values on an axis
@@ -45,18 +47,18 @@ def score_split(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     words = f"Lines: mean over {labels.seeds_words(table)}; bands: 95% interval of the mean (Student's t)."
     made = f"{labels.setting_words(run.config, table, run.axis)} {labels.estimator_words(table)}."
     about = f"{words} {made}{labels.left_out_words(table)}"
-    sheet = panel_sheet(spec.paper, [names], note=about, height=1.7, margins=Margins(across=0.3))
+    sheet = Sheet.grid(spec.paper, [names], about, SHARED.but(height=1.7, across=0.3))
     for _, column, ax in sheet:
         depth, layer, row, col = panels[column]
         here = (shares["num_layers"] == depth) & (shares["layer"] == layer)
         _draw_score_shares(ax, shares[here & (shares["row"] == row) & (shares["col"] == col)], run.axis)
-        ax.set_title(f"{labels.block_words(row, col)}{f', layer {layer} of {depth}' * (depth > 1)}")
+        ax.set_title(labels.block_words(row, col) + (f", layer {layer} of {depth}" if depth > 1 else ""))
     label_side(sheet.first, _score_share_words())
     yield sheet.page("", as_written(shares.assign(part="H_fT^2/(H_oT^2+H_fT^2)"), run.axis))
 
 
 def _name(depth: int, layer: int, row: str, col: str) -> str:
-    return (row if row == col else f"{row}-{col}") + f" {layer} of {depth}" * (depth > 1)
+    return labels.block_name(row, col) + (f" {layer} of {depth}" if depth > 1 else "")
 
 
 def _score_share_words() -> str:

@@ -24,8 +24,9 @@ from hessfig.analysis.axis import (
     without,
 )
 from hessfig.errors import UserError
+from hessfig.figures.parts.colours import matrix_colour, part_colour, shades
+from hessfig.figures.parts.figure_spec import FigureSpec
 from hessfig.figures.parts.labels import plain, symbol, weight_words
-from hessfig.figures.parts.page import FigureSpec, matrix_colour, part_colour, shades
 from hessfig.figures.parts.ticks import set_decades
 
 COLUMNS = ("layer", "num_layers", "part", "index")

@@ -82,6 +82,11 @@ def block_words(row: str, col: str) -> str:
     return ", ".join(map(weight_words, names))
 
 
+def block_name(row: str, col: str) -> str:
+    """Return a block as panels are named: W_Q, or W_Q-W_V for a pair."""
+    return row if row == col else f"{row}-{col}"
+
+
 def pair_words(row: str, col: str) -> str:
     """Return both weights of a block in brackets."""
     if _are_known([row, col]):

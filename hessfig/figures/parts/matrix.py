@@ -11,7 +11,7 @@ from matplotlib.colorbar import Colorbar
 from matplotlib.colors import Normalize
 from matplotlib.image import AxesImage
 
-from hessfig.figures.parts.page import TINY
+from hessfig.figures.parts.lettering import TINY
 from hessfig.figures.parts.ticks import part_ticks
 
 

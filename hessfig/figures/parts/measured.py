@@ -18,8 +18,10 @@ from hessfig.analysis.slopes.fit import fit_slopes
 from hessfig.analysis.slopes.levels import window_levels
 from hessfig.analysis.slopes.printed import WHOLE, Window, label
 from hessfig.errors import UserError
+from hessfig.figures.parts.figure_spec import FigureSpec
 from hessfig.figures.parts.labels import made_words, seeds_words, setting_words, variant_words
-from hessfig.figures.parts.page import FigureSpec, Paper, page_suffix
+from hessfig.figures.parts.page import Paper
+from hessfig.figures.parts.saving import page_suffix
 from hessfig.figures.parts.ticks import SUPERSCRIPTS
 from hessfig.predictions.growth_rates import Prediction
 from hessfig.predictions.network_series import Regime
@@ -51,9 +53,9 @@ def by_network(frame: pd.DataFrame) -> Iterator[tuple[str, Network, pd.DataFrame
 
 def by_part(frame: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
     """Yield the suffix of its page and its rows for every part of the Hessian."""
-    parts = list(dict.fromkeys(frame["part"]))
+    parts = [part for part in ("", *Part) if part in set(frame["part"])]
     for part in parts:
-        yield f"_{part}" * (len(parts) > 1), where(frame, part=part)
+        yield f"_{part}" if len(parts) > 1 else "", where(frame, part=part)
 
 
 def counted(table: pd.DataFrame) -> pd.DataFrame:
@@ -214,7 +216,7 @@ class Measured:
         dotted = "; dotted: σ = 1" if self.axis.is_sigma else ""
         variant = "".join(_sentence(name) for name in self.curves["variant"].unique()[:1] if name and guides)
         marks = f"{variant}Dots: mean over {seeds_words(self.table)}; band: 95% interval of the mean{dashed}{dotted}."
-        zero = f" Not drawn: {self.axis.symbol} = 0, which has no logarithm." * bool((self.table[X] <= 0).any())
+        zero = f" Not drawn: {self.axis.symbol} = 0, which has no logarithm." if (self.table[X] <= 0).any() else ""
         return f"{marks}{made_words(self.table, self.axis, self.setting)}{zero}"
 
 

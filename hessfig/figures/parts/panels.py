@@ -13,8 +13,9 @@ from matplotlib.axes import Axes
 from hessfig.analysis.axis import SIGMA, Axis, X
 from hessfig.analysis.intervals import band, student_interval
 from hessfig.analysis.slopes.printed import Window, as_window, within
+from hessfig.figures.parts.colours import GUIDE
+from hessfig.figures.parts.lettering import BACKING, TINY, width_of
 from hessfig.figures.parts.measured import Measured
-from hessfig.figures.parts.page import BACKING, GUIDE, TINY, width_of
 from hessfig.figures.parts.panel_sheet import width_in
 from hessfig.figures.parts.ticks import SUPERSCRIPTS, between_decades, set_decades
 from hessfig.predictions.growth_rates import Prediction
