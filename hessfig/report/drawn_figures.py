@@ -72,7 +72,7 @@ def words_of(asked: FigureAsked) -> tuple[str, str]:
     """Return what a layout (or study) shows and how to read it, from its docstring."""
     if asked.spec is None:
         return "", about_and_how(cleandoc(_study(asked.name).__doc__ or ""))[1]
-    return about_and_how(cleandoc(sheets.LAYOUTS[asked.spec.layout].draw.__doc__ or ""))
+    return about_and_how(cleandoc(sheets.LAYOUTS[asked.spec.layout].pages.__doc__ or ""))
 
 
 def about_and_how(text: str) -> tuple[str, str]:

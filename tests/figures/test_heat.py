@@ -10,7 +10,8 @@ import pytest
 
 from hessfig.errors import UserError
 from hessfig.figures.layouts.distance_maps import heat
-from hessfig.figures.parts.page import TEXT_WIDTH, Page, Paper, styled
+from hessfig.figures.parts.page import TEXT_WIDTH, Paper, styled
+from hessfig.figures.parts.panel_sheet import Page
 from hessfig.figures.sheets import FigureSpec
 from tests.analysis.synthetic import make_table, write_sweep
 from tests.figures import shipped

@@ -13,7 +13,8 @@ import pytest
 from hessfig.errors import UserError
 from hessfig.figures.parts.labels import changed_words
 from hessfig.figures.parts.lettering import SMALLEST, fitting, width_of
-from hessfig.figures.parts.page import Page, Paper, styled
+from hessfig.figures.parts.page import Paper, styled
+from hessfig.figures.parts.panel_sheet import Page
 from hessfig.figures.parts.panels import beside_one
 from hessfig.figures.sheets import FigureSpec, draw
 from tests.analysis.synthetic import CONFIG, SIGMA, config, make_table, write_sweep

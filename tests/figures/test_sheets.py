@@ -177,7 +177,7 @@ def test_overlay_draws_both_sides_and_their_ratio(tmp_path: Path) -> None:
 
 def test_every_layout_says_how_to_read_it_and_what_it_requires() -> None:
     for layout in LAYOUTS.values():
-        assert "How to read it:" in (layout.draw.__doc__ or "") and "Requires:" in (layout.draw.__doc__ or "")
+        assert "How to read it:" in (layout.pages.__doc__ or "") and "Requires:" in (layout.pages.__doc__ or "")
 
 
 def test_the_reading_wing_stands_alone() -> None:

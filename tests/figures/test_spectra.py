@@ -15,7 +15,8 @@ from hessfig.errors import UserError
 from hessfig.figures.layouts.eigenvalue_plots import drawn_ranks
 from hessfig.figures.layouts.scaling import outstanding, ratios
 from hessfig.figures.parts.labels import variant_words
-from hessfig.figures.parts.page import Page, Paper, styled
+from hessfig.figures.parts.page import Paper, styled
+from hessfig.figures.parts.panel_sheet import Page
 from hessfig.figures.sheets import LAYOUTS, FigureSpec, check
 from tests.analysis.spectral import spectral_table, store_density, store_spectrum
 from tests.analysis.synthetic import config, write_sweep

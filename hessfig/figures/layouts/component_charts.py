@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -13,7 +12,7 @@ from hessfig.analysis.axis import last_word, settings_of
 from hessfig.analysis.slopes.printed import Window
 from hessfig.figures.parts import labels
 from hessfig.figures.parts.colours import matrix_colour
-from hessfig.figures.parts.figure_spec import FigureSpec
+from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.lettering import fitting, width_of
 from hessfig.figures.parts.measured import (
     BLOCK_KEY,
@@ -26,8 +25,7 @@ from hessfig.figures.parts.measured import (
     windows_in_words,
     with_pairs,
 )
-from hessfig.figures.parts.page import Page
-from hessfig.figures.parts.panel_sheet import ONE_SCALE, Sheet, in_rows, say
+from hessfig.figures.parts.panel_sheet import ONE_SCALE, Page, Sheet, in_rows, say
 from hessfig.figures.parts.panels import draw_curve, mark_one, positive, set_log_range, why_no_line
 from hessfig.predictions.growth_rates import Prediction
 from hessfig.terms import Part
@@ -39,7 +37,7 @@ _PANELS, _ACROSS = 16, 4  # of curves on a page, and on a line
 _PAIR = ("W_V", "W_Q")
 
 
-def components(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+def components(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw exponents in sigma by component: open circles are predicted, dots with bars fitted; then the curves.
 
     How to read it: a line is a network that differs from the base (the first) in the component it names, a panel a
@@ -48,7 +46,7 @@ def components(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     Requires: the sweep's table.csv with one network per variant, and its manifest (option `part`: H by default). The
     first window of sigma is drawn, with a page for every further one.
     """
-    measured, part = read_measured(spec, folder), Part(spec.choice("part", tuple(Part), Part.H))
+    measured, part = read_measured(spec, source), Part(spec.choice("part", tuple(Part), Part.H))
     for number, window in enumerate(measured.windows):
         yield _exponents(spec, measured, part, window, f"_window{number + 1}" if number else "")
     yield from _curves(spec, measured, part)

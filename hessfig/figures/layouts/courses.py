@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -13,16 +12,13 @@ from matplotlib.ticker import MaxNLocator, NullLocator
 
 from hessfig.analysis.axis import Axis, along, settings_of
 from hessfig.analysis.intervals import student_interval
-from hessfig.analysis.manifest import Run, read_run
-from hessfig.errors import UserError
 from hessfig.figures.parts import labels
 from hessfig.figures.parts.colours import GUIDE, matrix_colour, part_colour, tone
 from hessfig.figures.parts.encoding import set_x_scale, set_y_scale
-from hessfig.figures.parts.figure_spec import FigureSpec
+from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.matrix import colour_bar, draw_matrix
 from hessfig.figures.parts.measured import by_network, counted, wanted_quantities, where
-from hessfig.figures.parts.page import Page, Paper
-from hessfig.figures.parts.panel_sheet import APART, Sheet, in_rows, say
+from hessfig.figures.parts.panel_sheet import APART, Page, Sheet, in_rows, say
 from hessfig.figures.parts.panels import draw_means, spread_words
 from hessfig.figures.parts.saving import file_words
 from hessfig.figures.parts.ticks import between_decades, set_decades
@@ -35,19 +31,6 @@ def of_whole(table: pd.DataFrame, quantity: str, part: str = "") -> pd.DataFrame
     """Return the numbers of a quantity of the whole network, the first of several."""
     rows = table[(table["quantity"] == quantity) & table["row"].isin(["", "all"]) & (table["index"] <= 1)]
     return rows[(rows["part"] == part) | (rows["part"] == "")]
-
-
-def read_steps(folder: Path) -> Run:
-    """Return a sweep. Raises UserError when it was not run, or is not along the steps of a training."""
-    run = read_run(folder)
-    if run.table[STEP].notna().sum() == 0:
-        raise UserError(
-            f"{run.table['sweep'].iloc[0]}: no number of this table has a step",
-            got="initialised or loaded states",
-            allowed="a sweep along a training",
-            remedy="hessfig run sweep=training",
-        )
-    return run
 
 
 def scale(ax: Axes, rows: Sequence[pd.DataFrame]) -> None:
@@ -114,22 +97,22 @@ _PANELS = (
 _COLUMNS = 3
 
 
-def training(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+def training(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw what a training does, one page per network: a panel for each group of quantities that was measured.
 
     How to read it: means over seeds along the steps, bands are 95 % intervals; scales are logarithmic where the numbers
     span them. The dashed line is the sharpness from which on a step of that size does not settle in a quadratic.
     Requires: the sweep's table.csv along `state.step`.
     """
-    for suffix, _, rows in by_network(read_steps(folder).table):
-        yield _draw_course(rows, spec.paper, suffix)
+    for suffix, _, rows in by_network(source.table):
+        yield _draw_course(rows, spec, suffix)
 
 
-def _draw_course(table: pd.DataFrame, paper: Paper, suffix: str) -> Page:
+def _draw_course(table: pd.DataFrame, spec: FigureSpec, suffix: str) -> Page:
     panels = [(title, found) for title, lines in _PANELS if (found := _found(counted(table), lines))]
-    columns = min(_COLUMNS, APART.columns(paper))
+    columns = min(_COLUMNS, APART.columns(spec.paper))
     names = [file_words(title.lower()) for title, _ in panels] or ["nothing"]
-    sheet = Sheet.grid(paper, in_rows(names, columns), how(table, ""), APART.but(height=1.3, most=columns))
+    sheet = Sheet.grid(spec.paper, in_rows(names, columns), how(table, ""), APART.but(height=1.3, most=columns))
     drawn = [_draw_panel(ax, *panels[row * columns + column]) for row, column, ax in sheet if panels]
     if not panels:
         sheet.first.set_axis_off()
@@ -193,7 +176,7 @@ _PLACE_HEIGHT = 0.1  # inches, of a weight in a heat map of many
 _SHORT = 30  # ratio below which powers of ten are too far apart for ticks
 
 
-def curvature_flow(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+def curvature_flow(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw weights (layers, for the residual stream) against steps as heat maps, with the last step as dots beside.
 
     How to read it: colour is log10 of the geometric mean over seeds, its scale each panel's own; white: nothing
@@ -202,22 +185,22 @@ def curvature_flow(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     eigenvalues of blocks of H, norms of gradient and weights, lengths of the residual stream, whichever are there;
     option `parts`: a page for each of these parts of the Hessian, by default H alone).
     """
-    table, parts = read_steps(folder).table, spec.words("parts") or [Part.H.value]
+    table, parts = source.table, spec.words("parts") or [Part.H.value]
     wanted = wanted_quantities(table, spec.words("quantity"), _QUANTITIES, found="none that has a place in the network")
     for suffix, _, rows in by_network(table):
         for part in parts:
             here = rows[rows["part"].isin(["", part])]
-            yield _draw_flow(here, wanted, spec.paper, suffix + (f"_{part}" if len(parts) > 1 else ""), part)
+            yield _draw_flow(here, wanted, spec, suffix + (f"_{part}" if len(parts) > 1 else ""), part)
 
 
-def _draw_flow(table: pd.DataFrame, wanted: list[str], paper: Paper, suffix: str, part: str) -> Page:
+def _draw_flow(table: pd.DataFrame, wanted: list[str], spec: FigureSpec, suffix: str, part: str) -> Page:
     words = f"{labels.part_words(part)}. Colour: geometric mean over seeds. Dots: the last step."
     note = how(table, words, "bars: 95% interval (Student's t)")
     names = [[name, f"{name}:last"] for name in wanted]
     points = [_points(counted(table), name) for name in wanted]
     tallest = max((one["place"].nunique() for one in points), default=0)
     style = APART.but(left=0.8, across=1.25, down=0.42, right=0.12, height=max(1.25, _PLACE_HEIGHT * tallest))
-    sheet = Sheet.grid(paper, names, note, style)
+    sheet = Sheet.grid(spec.paper, names, note, style)
     for row, column, ax in sheet:
         if points[row].empty:
             say(ax, "(nothing positive)")
@@ -298,7 +281,7 @@ def _dots(ax: Axes, last: pd.DataFrame) -> None:
 _SINK, _KEY = "sink_mass", "key_mass"
 
 
-def attention_mass(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+def attention_mass(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw where attention goes: on the first key by layer and head, along the steps, and by key; one page per network.
 
     How to read it: the map and the curves over keys are of the last step. A head whose weight on the first key is far
@@ -306,25 +289,17 @@ def attention_mass(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     gives to that key. Means over seeds; bands are 95 % intervals.
     Requires: the sweep's table.csv with `sink_mass` along `state.step`.
     """
-    table = counted(read_steps(folder).table)
-    if not (table["quantity"] == _SINK).any():
-        raise UserError(
-            "figure.layout=attention_mass draws sink_mass, and the table has none",
-            got=", ".join(sorted(table["quantity"].unique())),
-            allowed="a sweep with quantities=[sink_mass]",
-            remedy="hessfig run sweep=language_sinks",
-        )
-    for suffix, _, rows in by_network(table):
-        yield _draw_mass(rows, spec.paper, suffix)
+    for suffix, _, rows in by_network(counted(source.table)):
+        yield _draw_mass(rows, spec, suffix)
 
 
-def _draw_mass(table: pd.DataFrame, paper: Paper, suffix: str) -> Page:
+def _draw_mass(table: pd.DataFrame, spec: FigureSpec, suffix: str) -> Page:
     sink, key = (table[table["quantity"] == name] for name in (_SINK, _KEY))
     length = int(key["index"].max())
     uniform = sum(1 / query for query in range(2, length + 1)) / (length - 1)
     note = how(sink, f"Uniform attention gives the first of {length} keys {uniform:.3f}.")
     style = APART.but(left=0.45, across=0.6, down=0.5, right=0.12, height=1.3)
-    sheet = Sheet.grid(paper, [["first_key", "steps", "keys"]], note, style)
+    sheet = Sheet.grid(spec.paper, [["first_key", "steps", "keys"]], note, style)
     last = sink["step"].max()
     maps, curves = where(sink, step=last).groupby(["layer", "index"], as_index=False)["value"].mean(), []
     for _, column, ax in sheet:

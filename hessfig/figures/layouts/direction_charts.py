@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,16 +14,14 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from hessfig.analysis.axis import SIGMA, settings_of, without
-from hessfig.analysis.manifest import Run, read_run
+from hessfig.analysis.manifest import Run
 from hessfig.analysis.stored_courses import DESCENT, SLICES, Course, read_courses
-from hessfig.errors import UserError, run_command
 from hessfig.figures.parts.colours import GUIDE, TONES
-from hessfig.figures.parts.figure_spec import FigureSpec
+from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.labels import plain, setting_words, variant_words
 from hessfig.figures.parts.lettering import TINY
 from hessfig.figures.parts.measured import where
-from hessfig.figures.parts.page import Page
-from hessfig.figures.parts.panel_sheet import APART, OWN_Y, SHARED, Sheet, say
+from hessfig.figures.parts.panel_sheet import APART, OWN_Y, SHARED, Page, Sheet, say
 from hessfig.figures.parts.panels import set_decades
 from hessfig.figures.parts.saving import file_words
 
@@ -44,7 +41,7 @@ _RAYS = {
 }
 
 
-def slices(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+def slices(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw the loss along every direction (rows) at every state (columns), then a page of the planes.
 
     How to read it: blue is the loss against the distance from the state, downhill to the right; black dashes are its
@@ -53,21 +50,21 @@ def slices(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     same levels, red dots where it departs along rays from the state (black). The first seed is drawn, numbers
     of all are in the table. Requires: a sweep of the quantity slices.
     """
-    run, found = _first_seed(folder, SLICES)
+    run, found = _first_seed(source, SLICES)
     for suffix, states in _by_variant(found):
         yield _lines_page(spec, run, states, suffix)
         yield _plane_page(spec, run, states, f"{suffix}_plane")
 
 
-def critical_points(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+def critical_points(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw index against loss of the critical points found, and the gradient's norm where each search ended.
 
     How to read it: a dot is one search, its colour the step of the training that it began at; open dots did not reach
     the tolerance (dotted line) and are no critical points. The index is the number of negative eigenvalues of H: a
     minimum has none. Requires: a sweep of the quantity critical_points.
     """
-    run = read_run(folder)
-    points = _searches(run, folder)
+    run = source.run
+    points = _searches(run.table)
     tolerance = (run.config.get("directions") or {}).get("tolerance", math.nan)
     lost = int((points["status"] != "ok").sum())
     note = (
@@ -85,7 +82,7 @@ def critical_points(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     yield sheet.page("", points)
 
 
-def trajectories(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+def trajectories(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw descent and its quadratic model by learning rate (columns), one page per state, then the horizons.
 
     How to read it: blue is gradient descent, black dashes the descent on the quadratic model of the state, dotted the
@@ -94,7 +91,7 @@ def trajectories(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     step's line (black dashes) and from three losses of the run (red). On the last page a dot is a seed, and triangles
     at the top did not depart within the run. Requires: a sweep of the quantity descent that varies directions.rate.
     """
-    run, found = _first_seed(folder, DESCENT)
+    run, found = _first_seed(source, DESCENT)
     states = list(dict.fromkeys(one.where for one in found))
     for state in states:
         chosen = sorted((one for one in found if one.where == state), key=_rate)
@@ -102,10 +99,10 @@ def trajectories(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     yield _horizon_page(spec, run)
 
 
-def _first_seed(folder: Path, quantity: str) -> tuple[Run, list[Course]]:
-    run, found = read_run(folder), read_courses(folder, quantity)
+def _first_seed(source: Source, quantity: str) -> tuple[Run, list[Course]]:
+    found = read_courses(source.folder, quantity)
     first = min(one.seed for one in found)
-    return run, [one for one in found if one.seed == first]
+    return source.run, [one for one in found if one.seed == first]
 
 
 def _by_variant(found: Sequence[Course]) -> Iterator[tuple[str, list[Course]]]:
@@ -206,16 +203,9 @@ def _plane(ax: Axes, one: Course) -> pd.DataFrame:
     return pd.DataFrame({"step": one.step, "sigma": one.sigma, "seed": one.seed, **places, **numbers})
 
 
-def _searches(run: Run, folder: Path) -> pd.DataFrame:
+def _searches(table: pd.DataFrame) -> pd.DataFrame:
     """Return a row for every search: loss, index, gradient, status."""
-    rows = run.table[run.table["quantity"].str.startswith("critical_") & (run.table["estimator"] == "least squares")]
-    if rows.empty:
-        raise UserError(
-            "figure.layout=critical_points draws the quantity critical_points, and the table has none",
-            got=", ".join(run.table["quantity"].unique()),
-            allowed="a sweep with critical_points among its quantities",
-            remedy=f"{run_command(folder)} 'quantities=[critical_points]'",
-        )
+    rows = table[table["quantity"].str.startswith("critical_") & (table["estimator"] == "least squares")]
     keys = ["variant", "num_layers", "sigma", "step", "seed", "status"]
     named = rows.assign(quantity=rows["quantity"].str.removeprefix("critical_"))
     wide = named.pivot_table("value", keys, "quantity", dropna=False, aggfunc="first")

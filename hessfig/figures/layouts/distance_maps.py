@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from hessfig.errors import UserError
 from hessfig.figures.layouts.collected_spectra import Collected, collected, in_network_order
 from hessfig.figures.layouts.eigenvalue_plots import kernel_of
 from hessfig.figures.parts import labels
-from hessfig.figures.parts.figure_spec import FigureSpec
+from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.lettering import TINY, width_of
 from hessfig.figures.parts.lettering import points as points_of
 from hessfig.figures.parts.matrix import colour_bar, draw_matrix, name_sides
@@ -35,8 +34,8 @@ from hessfig.figures.parts.measured import (
     read_numbers,
     where,
 )
-from hessfig.figures.parts.page import Page, Paper
-from hessfig.figures.parts.panel_sheet import APART, ONE_SCALE, Sheet, in_rows, width_in
+from hessfig.figures.parts.page import Paper
+from hessfig.figures.parts.panel_sheet import APART, ONE_SCALE, Page, Sheet, in_rows, width_in
 from hessfig.figures.parts.saving import file_words, panel_names
 from hessfig.record import NETWORK
 
@@ -47,7 +46,7 @@ _WRITTEN = 0.13  # inches: from this width of a cell on, its number is written i
 _STYLE = APART.but(left=0.42, right=0.5, top=0.36, bottom=0.42, across=0.5, down=0.7, narrowest=0.9)
 
 
-def heterogeneity(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+def heterogeneity(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw the Jensen-Shannon distance of every pair of weights' spectra, one map per network, one page per part of H.
 
     How to read it: dark is alike, bright is different (ln 2 at most); sizes do not count, for eigenvalues are divided
@@ -62,7 +61,7 @@ def heterogeneity(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     """
     name = spec.choice("kernel", list(KERNELS), "published")
     kernel = FIXED if name == "fixed" else kernel_of(spec, PUBLISHED)
-    found = [(words, one, *_beside_each_other(one, kernel)) for words, one in collected(folder, is_weight)]
+    found = [(words, one, *_beside_each_other(one, kernel)) for words, one in collected(source, is_weight)]
     scale = _distance_scale([pairs for *_, pairs, _ in found])
     for words, one, pairs, means in found:
         for part in one.parts:
@@ -73,7 +72,8 @@ def heterogeneity(spec: FigureSpec, folder: Path) -> Iterator[Page]:
                 f" natural logarithms.{one.where}"
             )
             here, total = where(pairs, part=part), where(means, part=part)
-            yield _draw_page(one, here, total, scale, spec.paper, note=note, suffix=end)
+            sheet, numbers = _draw_page(one, here, total, scale, note, spec)
+            yield sheet.page(end, numbers)
 
 
 def _distance_scale(every: Sequence[pd.DataFrame]) -> Normalize:
@@ -92,12 +92,13 @@ def _beside_each_other(one: Collected, kernel: Kernel) -> tuple[pd.DataFrame, pd
 
 
 def _draw_page(
-    one: Collected, pairs: pd.DataFrame, means: pd.DataFrame, scale: Normalize, paper: Paper, *, note: str, suffix: str
-) -> Page:
+    one: Collected, pairs: pd.DataFrame, means: pd.DataFrame, scale: Normalize, note: str, spec: FigureSpec
+) -> tuple[Sheet, pd.DataFrame]:
+    """Draw the maps of one part of all networks; return the sheet and its numbers."""
     weights = pairs[[*NETWORK, *PAIR[:2]]].drop_duplicates().groupby(NETWORK, dropna=False).size().max()
-    columns = min(1 if weights > _MANY else _COLUMNS, _STYLE.columns(paper))
-    style = _STYLE.but(height=_STYLE.width(paper, columns), most=columns)
-    sheet = Sheet.grid(paper, in_rows(panel_names(one.networks), columns), note, style)
+    columns = min(1 if weights > _MANY else _COLUMNS, _STYLE.columns(spec.paper))
+    style = _STYLE.but(height=_STYLE.width(spec.paper, columns), most=columns)
+    sheet = Sheet.grid(spec.paper, in_rows(panel_names(one.networks), columns), note, style)
     numbers = []
     for row, column, ax in sheet:
         variant, depth = one.networks[row * columns + column]
@@ -107,7 +108,7 @@ def _draw_page(
         ax.set_title(f"{labels.variant_words(variant) or 'network'}\n{_average_words(interval)}")
         numbers.append(_written(here, (variant, depth), interval, other))
     colour_bar(sheet.outermost, image, gap=_BAR, wide=_BAR)
-    return sheet.page(suffix, pd.concat(numbers, ignore_index=True))
+    return sheet, pd.concat(numbers, ignore_index=True)
 
 
 def _draw_map(ax: Axes, pairs: pd.DataFrame, scale: Normalize) -> AxesImage:
@@ -150,7 +151,7 @@ _WRITTEN_CELLS = 0.19  # from this width of a cell on, its number is written in 
 _OUTSIDE = "outside"  # the row of weights that belong to no layer
 
 
-def heat(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+def heat(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw the value of every weight's diagonal block, layers from top to bottom, weights across, a panel per part.
 
     How to read it: the colour (and the number, where there is room) is log10 of the mean over seeds; one scale for
@@ -162,11 +163,11 @@ def heat(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     """
     for quantity in spec.words("quantities") or [spec.quantity]:
         one = replace(spec, options={**spec.options, "quantity": quantity})
-        yield from _pages(one, folder, several=len(spec.words("quantities") or []) > 1)
+        yield from _pages(one, source, several=len(spec.words("quantities") or []) > 1)
 
 
-def _pages(spec: FigureSpec, folder: Path, *, several: bool) -> Iterator[Page]:
-    run, numbers = read_numbers(spec, folder)
+def _pages(spec: FigureSpec, source: Source, *, several: bool) -> Iterator[Page]:
+    run, numbers = read_numbers(spec, source)
     diagonal = numbers[numbers["row"] == numbers["col"]]
     if diagonal.empty:
         raise UserError(
@@ -179,12 +180,12 @@ def _pages(spec: FigureSpec, folder: Path, *, several: bool) -> Iterator[Page]:
     here, place = at_one_place(curves, spec.number("at"), run.axis)
     for suffix, (variant, _), network in by_network(here):
         note = _note(spec.quantity, diagonal, ", ".join(filter(None, (labels.variant_words(variant), place))))
-        sheet = draw_heat(network, spec.quantity, note, spec.paper)
+        sheet = draw_heat(network, spec.quantity, note, spec)
         end = f"_{file_words(spec.quantity)}" if several else ""
         yield sheet.page(suffix + end, as_written(network, run.axis))
 
 
-def draw_heat(points: pd.DataFrame, quantity: str, note: str, paper: Paper) -> Sheet:
+def draw_heat(points: pd.DataFrame, quantity: str, note: str, spec: FigureSpec) -> Sheet:
     """Draw one network's panels next to each other, with one colour bar."""
     layers, names = sorted(points["layer"].unique()), in_order(points["row"])
     parts = [*map(str, parts_of(points))] or [""]
@@ -192,7 +193,7 @@ def draw_heat(points: pd.DataFrame, quantity: str, note: str, paper: Paper) -> S
     style = ONE_SCALE.but(left=0.5, right=0.66, top=0.24, bottom=0.22 + _LETTER * longest, across=0.1)
     narrowest, height = min(_NAME * len(names), style.width(Paper(), len(parts))), _ROW * max(len(layers), 4)
     style = style.but(narrowest=narrowest, height=height)
-    sheet = Sheet.grid(paper, [[part or "all" for part in parts]], note, style)
+    sheet = Sheet.grid(spec.paper, [[part or "all" for part in parts]], note, style)
     widest = max(width_of(labels.part_title(part), points_of("axes.titlesize")) for part in parts)
     in_full = widest <= width_in(sheet.first) + style.across
     signed = bool((points["mean"] < 0).any())

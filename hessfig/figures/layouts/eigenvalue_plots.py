@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,12 +17,11 @@ from hessfig.analysis.spectral_distances import Banded, Kernel, cumulative, grid
 from hessfig.analysis.stored_spectra import Density, Spectrum
 from hessfig.figures.layouts.collected_spectra import BlockName, Collected, by_rank, collected, extremes_page
 from hessfig.figures.parts.colours import matrix_colour, part_colour
-from hessfig.figures.parts.figure_spec import FigureSpec
+from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.labels import symbol, variant_words, weight_words
 from hessfig.figures.parts.lettering import TINY
 from hessfig.figures.parts.measured import Network
-from hessfig.figures.parts.page import Page, Paper
-from hessfig.figures.parts.panel_sheet import APART, Sheet, in_sheets, say
+from hessfig.figures.parts.panel_sheet import APART, Page, Sheet, in_sheets, say
 from hessfig.figures.parts.panels import are_few, draw_mean, draw_seed, spread_words
 from hessfig.figures.parts.saving import panel_names
 from hessfig.figures.parts.ticks import set_decades
@@ -170,7 +168,7 @@ _LABELS = {_SORTED: "eigenvalue", _DENSITY: "density", _CUMULATIVE: "cumulative:
 _STYLE = APART.but(left=0.62, across=0.34, down=0.32, bottom=0.36, narrowest=None)
 
 
-def spectra(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+def spectra(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw sorted eigenvalues and densities: the whole network's, then every weight's, one column per network; a table.
 
     How to read it: eigenvalues stand over the share of them that is smaller, both ends stretched; they are linear
@@ -184,8 +182,8 @@ def spectra(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     """
     chosen = spec.words("weights")
     part = spec.choice("part", [one.value for one in Part], Part.H.value)
-    asked = _Asked(kernel_of(spec), part, spec.number("floor") or _FLOOR, spec.paper)
-    for words, one in collected(folder):
+    asked = _Asked(kernel_of(spec), part, spec.number("floor") or _FLOOR, spec)
+    for words, one in collected(source):
         suffix = f"_{words}" if words else ""
         for columns, beside in in_sheets(one.networks, _COLUMNS, "columns"):
             for block in one.blocks(whole=True):
@@ -199,17 +197,17 @@ def spectra(spec: FigureSpec, folder: Path) -> Iterator[Page]:
                 for some, below in in_sheets(weights, _ROWS, "rows") if weights else ():
                     end = suffix + beside + name + below
                     yield _page(one, columns, [(block, kind) for block in some], asked, suffix=end)
-    yield from extremes_page(folder, spec.paper)
+    yield from extremes_page(source.table, spec)
 
 
 @dataclass(frozen=True)
 class _Asked:
-    """What is drawn of every block: under which kernel, which part, linear below which floor; on which paper."""
+    """What is drawn of every block: under which kernel, which part, linear below which floor; of which figure."""
 
     kernel: Kernel
     part: str
     floor: float
-    paper: Paper
+    spec: FigureSpec
 
 
 def kernel_of(spec: FigureSpec, default: Kernel | None = None) -> Kernel:

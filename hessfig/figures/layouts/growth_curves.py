@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -14,11 +13,10 @@ from matplotlib.lines import Line2D
 from hessfig.analysis.axis import X
 from hessfig.analysis.slopes.printed import WHOLE, Window, as_window, label, within
 from hessfig.figures.parts.colours import GUIDE, matrix_colour, shades
-from hessfig.figures.parts.figure_spec import FigureSpec
+from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.labels import norm_label, part_title, symbol, unit_label, weight_words
 from hessfig.figures.parts.measured import Measured, drawn_numbers, parts_of, read_measured
-from hessfig.figures.parts.page import Page
-from hessfig.figures.parts.panel_sheet import OWN_Y, SHARED, Sheet, SheetStyle, say, width_in
+from hessfig.figures.parts.panel_sheet import OWN_Y, SHARED, Page, Sheet, SheetStyle, say, width_in
 from hessfig.figures.parts.panels import (
     beside_one,
     coefficient,
@@ -94,7 +92,7 @@ def _slope_on(measured: Measured, window: Window) -> float:
     return float(measured.slopes["slope"].iloc[index])
 
 
-def growth(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+def growth(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw the norms of diagonal blocks against sigma in log-log axes (Figures 3, 6, 7): a page per network.
 
     How to read it: a straight line of slope p means ||block||_F ~ sigma^p. Each panel prints the fitted
@@ -104,7 +102,7 @@ def growth(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     Requires: the sweep's table.csv with diagonal blocks; manifest.json for predictions (option `words`: level prints
     the mean level in each window in place of the slope, as levels.csv has it).
     """
-    yield from growth_pages(read_measured(spec, folder))
+    yield from growth_pages(read_measured(spec, source))
 
 
 def growth_pages(measured: Measured) -> Iterator[Page]:
@@ -185,7 +183,7 @@ def draw_panel(ax: Axes, measured: Measured, colour: str) -> None:
             line.set_linewidth(1.2)
 
 
-def linear_axes(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+def linear_axes(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw the norms of diagonal blocks along the axis on linear axes: a page per network.
 
     How to read it: the same numbers as in a growth sheet, but each panel has its own scale. The grey dashed
@@ -193,7 +191,7 @@ def linear_axes(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     it (sigma > 1), attention saturates and the power law ends.
     Requires: the sweep's table.csv with diagonal blocks; manifest.json for predictions.
     """
-    for suffix, one in read_measured(spec, folder).pages():
+    for suffix, one in read_measured(spec, source).pages():
         yield draw_linear(one, suffix=suffix)
 
 
@@ -242,7 +240,7 @@ def _constant(curve: pd.DataFrame, exponent: float) -> float:
 _BESIDE = 1.9  # inches for a legend of depths and slopes
 
 
-def one_panel(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+def one_panel(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw the full Hessian's blocks against sigma, all layers of all depths in one panel.
 
     How to read it: a straight line of slope p means ||block||_F ~ sigma^p. Colour is darker for deeper networks; early
@@ -250,7 +248,7 @@ def one_panel(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     Requires: the sweep's table.csv with diagonal blocks of H (option `part` chooses another); manifest.json
     for predictions.
     """
-    measured = read_measured(spec, folder)
+    measured = read_measured(spec, source)
     found = parts_of(measured.curves)
     part = Part(spec.choice("part", found, Part.H if Part.H in found else found[0]))
     for suffix, one in measured.pages(by_depth=False):
@@ -297,7 +295,7 @@ _NAME = 0.27  # inches that a layer takes in the legend
 _STEP = 0.14  # between the layers of one network, in units of one depth
 
 
-def growth_by_depth(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+def growth_by_depth(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw a growth sheet for every depth (Figures 6 and 7), then the overview of their slopes.
 
     How to read it: on a sheet, a straight line of slope p means ||block||_F ~ sigma^p; each panel prints the
@@ -306,7 +304,7 @@ def growth_by_depth(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     at its place is the predicted exponent.
     Requires: the sweep's table.csv with diagonal blocks of several depths; manifest.json for predictions.
     """
-    measured = read_measured(spec, folder)
+    measured = read_measured(spec, source)
     yield from growth_pages(measured)
     for suffix, one in measured.pages(by_depth=False):
         yield draw_overview(one, suffix=f"{suffix}_overview")

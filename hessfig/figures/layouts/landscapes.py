@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,18 +12,16 @@ from matplotlib.axes import Axes
 
 from hessfig.analysis.axis import Axis, X, along, check_places, setting_values, short_variant, without
 from hessfig.analysis.curves import growth_curves, of_quantity
-from hessfig.analysis.manifest import Run, read_run
+from hessfig.analysis.manifest import Run
 from hessfig.analysis.slopes.fit import fit_slopes
 from hessfig.analysis.slopes.printed import WHOLE, Window, label
-from hessfig.errors import UserError, run_command
 from hessfig.figures.parts.colours import GUIDE, part_colour, shades
 from hessfig.figures.parts.encoding import set_x_scale
-from hessfig.figures.parts.figure_spec import FigureSpec
+from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.labels import block_name, block_title, note_words, plain, quantity_words, symbol
 from hessfig.figures.parts.lettering import TINY
 from hessfig.figures.parts.measured import as_written, counted, where
-from hessfig.figures.parts.page import Page
-from hessfig.figures.parts.panel_sheet import ONE_SCALE, OWN_Y, Sheet, height_in, in_sheets, say
+from hessfig.figures.parts.panel_sheet import ONE_SCALE, OWN_Y, Page, Sheet, height_in, in_sheets, say
 from hessfig.figures.parts.panels import corner, draw_curve, fitted, in_tens, positive, why_no_line
 from hessfig.figures.parts.saving import file_words
 from hessfig.figures.parts.ticks import between_decades, set_decades
@@ -50,7 +47,7 @@ class _Place:
     distance: float
 
 
-def landscape(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+def landscape(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw a panel for every direction (rows) and distance (columns) of the sweep; a page for whatever else varies.
 
     How to read it: dots are means over orders of the samples and over seeds, bands 95 % intervals over seeds;
@@ -59,15 +56,7 @@ def landscape(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     dashes: M |w - w*|^2 / (k + 1)). r and b in a corner: rank correlation and slope of losses' changes on their
     prediction. Requires: a sweep of the quantity landscape_difference along `index`.
     """
-    run, axis = read_run(folder), Axis("index")
-    missing = [name for name in (_SIZE, _NULL) if name not in set(run.table["quantity"])]
-    if missing:
-        raise UserError(
-            "figure.layout=landscape draws the quantity landscape_difference, and the table has none",
-            got=", ".join(run.table["quantity"].unique()),
-            allowed="a sweep with landscape_difference among its quantities",
-            remedy=f"{run_command(folder)} 'quantities=[landscape_difference]'",
-        )
+    run, axis = source.run, Axis("index")
     check_places(along(run.table[run.table["quantity"] == _SIZE], axis), axis)
     table = run.table.assign(
         direction=setting_values(run.table["variant"], DIRECTION),
@@ -187,7 +176,7 @@ class Laws:
     published: Mapping[str, float]
 
 
-def power_laws(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+def power_laws(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw quantities along the sweep's axis, logarithmic both, with the slope of every curve.
 
     How to read it: a dot is a mean over seeds, its band the 95 % interval; slopes are least squares in logarithms on
@@ -196,7 +185,7 @@ def power_laws(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     Options: `quantity` (one, or a list, a column each), `chance` ({quantity: [quantities]}), `published` ({quantity:
     slope}). Requires: the sweep's table.csv.
     """
-    run = read_run(folder)
+    run = source.run
     quantities = spec.words("quantity") or [FROBENIUS]
     laws = _laws(spec, run, quantities)
     check_places(along(run.table, run.axis), run.axis)

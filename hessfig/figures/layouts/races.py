@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,15 +15,14 @@ from hessfig.analysis.critical_batches import BATCH, RATE, CriticalBatch, critic
 from hessfig.analysis.intervals import Interval, geometric_interval
 from hessfig.analysis.training_runs import EDGE_TOLERANCE, THRESHOLD, Race, against_plain, race, settled, shares
 from hessfig.errors import UserError
-from hessfig.figures.layouts.courses import how, of_whole, read_steps, scale, variant_titles
+from hessfig.figures.layouts.courses import how, of_whole, scale, variant_titles
 from hessfig.figures.parts.colours import GUIDE, part_colour, tone
 from hessfig.figures.parts.encoding import set_decades, set_y_scale
-from hessfig.figures.parts.figure_spec import FigureSpec
+from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.labels import plain, quantity_words, symbol
 from hessfig.figures.parts.lettering import TINY
 from hessfig.figures.parts.measured import counted, where
-from hessfig.figures.parts.page import Page, Paper
-from hessfig.figures.parts.panel_sheet import APART, BY_COLUMN, Sheet, say
+from hessfig.figures.parts.panel_sheet import APART, BY_COLUMN, Page, Sheet, say
 from hessfig.figures.parts.panels import draw_interval, draw_means, draw_seed, seed_means
 from hessfig.figures.parts.saving import variant_names
 from hessfig.terms import Part
@@ -35,7 +33,7 @@ _RULES |= {"soap": "SOAP", "muon": "Muon", "newton": "Newton", "gauss newton": "
 _RULES |= {"block gauss newton": "block Gauss-Newton"}
 
 
-def steps(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+def steps(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw every rule at its best learning rate: loss against gradients and against seconds, and both results below.
 
     How to read it: left all rules have the same number of gradients; right the same time, that of the fastest rule,
@@ -46,7 +44,7 @@ def steps(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     Requires: the sweep's table.csv of losses and costs over training.optimiser, training.curvature and
     training.learning_rate.
     """
-    table = read_steps(folder).table
+    table = source.table
     found = race(table)
     rules = list(dict.fromkeys(found.losses["rule"]))
     words = (
@@ -75,7 +73,7 @@ _RESULT = 0.28  # inches of a panel for a rule's name, its rates and its ratio
 _RACE = [["step", "products"], ["seconds", "ratio"], ["step:loss", "seconds:loss"]]
 
 
-def race_of_rules(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+def race_of_rules(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw rules at their best rate or damping: loss against three costs, and how well the quadratic model predicts.
 
     How to read it: curves are means over seeds with 95 % intervals, at the rate or damping that is best after all
@@ -86,7 +84,7 @@ def race_of_rules(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     step raised the loss, and values beyond the panel are drawn at its border.
     Requires: the sweep's table.csv of losses, costs and predicted decreases (option `reference`: a rule).
     """
-    table = read_steps(folder).table
+    table = source.table
     found = race(table)
     rules, reference = list(dict.fromkeys(found.losses["rule"])), str(spec.options.get("reference", ""))
     words = f"× is over {_named(reference)}; seconds: {found.budget['seconds']:.3g} s each, medians of this machine."
@@ -184,7 +182,7 @@ def _draw_results(ax: Axes, results: pd.DataFrame) -> None:
     ax.set_ylim(len(names) - 0.5, -0.5)
 
 
-def critical_batch(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+def critical_batch(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw the number of steps to a common loss against the batch size, and the noise scale next to their trade-off.
 
     How to read it: left, the steps that trainings with batches of each size need to a held-out loss which all of them
@@ -195,7 +193,7 @@ def critical_batch(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     Requires: the sweep's table.csv of held_out_loss and noise_scale over training.batch_size and
     training.learning_rate, at several steps.
     """
-    table = read_steps(folder).table
+    table = source.table
     rows = with_settings(counted(table), BATCH, RATE)
     found = critical_batches(*(of_whole(rows, name) for name in ("held_out_loss", "noise_scale")))
     if not found:
@@ -258,7 +256,7 @@ _OVER = ("W_V", "W_Q")
 _PLACE = ("variant", "layer", "part", "step")
 
 
-def heterogeneity_trained(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+def heterogeneity_trained(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw ||V|| / ||Q|| of H, H_o and H_f along the steps, one column per network, one row per layer.
 
     How to read it: at 1 (dashed) the blocks of values and queries are as large; geometric means over seeds, up to
@@ -266,7 +264,7 @@ def heterogeneity_trained(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     Requires: the sweep's table.csv with the diagonal blocks of W_V and W_Q along `state.step` (option `quantity`: by
     default frobenius).
     """
-    table = read_steps(folder).table
+    table = source.table
     rows = where(counted(table), quantity=spec.quantity)
     ratios = _ratios(rows[(rows["row"] == rows["col"]) & (rows["index"] <= 1)])
     if ratios.empty:
@@ -274,7 +272,7 @@ def heterogeneity_trained(spec: FigureSpec, folder: Path) -> Iterator[Page]:
             f"figure.layout={spec.layout} draws {_OVER[0]} over {_OVER[1]}, and the table has not both",
             got=", ".join(table["row"].unique()),
             allowed=f"diagonal blocks of {' and '.join(_OVER)}",
-            remedy=f"hessfig run sweep={folder.name} 'blocks=[{','.join(_OVER)}]'",
+            remedy=f"hessfig run sweep={source.folder.name} 'blocks=[{','.join(_OVER)}]'",
         )
     yield _draw_survival(table, ratios, spec)
 
@@ -318,7 +316,7 @@ _PRECONDITIONED = {"preconditioned_eigenvalue": "eigenvalue of P⁻¹H"}  # its 
 _QUANTITIES = ("largest_eigenvalue", "preconditioned_eigenvalue", "batch_sharpness", "critical_sharpness")
 
 
-def edge(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+def edge(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw loss and sharpness over its threshold along the steps, one column per variant.
 
     How to read it: at 1 (dashed) a step of this size just settles in a quadratic: 2 / learning rate for gradient
@@ -327,7 +325,7 @@ def edge(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     eigenvalues are of iterates, not of points half way between two.
     Requires: the sweep's table.csv with stability_threshold (option `quantity`: which sharpness to draw, or a list).
     """
-    table = read_steps(folder).table
+    table = source.table
     measured = set(table["quantity"])
     wanted = spec.words("quantity") or [name for name in _QUANTITIES if name in measured]
     missing = [name for name in (*wanted, THRESHOLD) if name not in measured]
@@ -336,17 +334,17 @@ def edge(spec: FigureSpec, folder: Path) -> Iterator[Page]:
             "figure.options.quantity: the table has no such sharpness, or no threshold next to it",
             got=", ".join(missing) or "no sharpness",
             allowed=", ".join(sorted(measured)),
-            remedy=f"hessfig run sweep={folder.name} quantities=[largest_eigenvalue,{THRESHOLD}]",
+            remedy=f"hessfig run sweep={source.folder.name} quantities=[largest_eigenvalue,{THRESHOLD}]",
         )
-    yield _draw_page(table, wanted, spec.paper)
+    yield _draw_page(table, wanted, spec)
 
 
-def _draw_page(table: pd.DataFrame, wanted: list[str], paper: Paper) -> Page:
+def _draw_page(table: pd.DataFrame, wanted: list[str], spec: FigureSpec) -> Page:
     variants = list(dict.fromkeys(table["variant"]))
     note = how(table, "Dashed: the threshold. Numbers: mean over the last third of the steps, over it.")
     rows = [*wanted, "loss"] if (table["quantity"] == "loss").any() else wanted
     names = [[f"{name}:{variant}" for variant in variant_names(variants)] for name in rows]
-    sheet = Sheet.grid(paper, names, note, BY_COLUMN.but(height=1.3, down=0.16))
+    sheet = Sheet.grid(spec.paper, names, note, BY_COLUMN.but(height=1.3, down=0.16))
     values = [_values(table, name) for name in rows]
     ends = [settled(table, name) if name != "loss" else {} for name in rows]
     found = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,15 +12,13 @@ from matplotlib.ticker import NullLocator
 
 from hessfig.analysis.axis import Axis, X, along, check_places, setting_values, varied_key
 from hessfig.analysis.curves import of_quantity
-from hessfig.analysis.manifest import read_run
 from hessfig.errors import UserError
 from hessfig.figures.parts import labels
 from hessfig.figures.parts.colours import matrix_colour, shades, tone
 from hessfig.figures.parts.encoding import set_x_scale
-from hessfig.figures.parts.figure_spec import FigureSpec
+from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.measured import Network, as_written, by_part, counted, networks_of, wanted_quantities, where
-from hessfig.figures.parts.page import Page, Paper
-from hessfig.figures.parts.panel_sheet import BY_COLUMN, OWN_Y, Sheet, say
+from hessfig.figures.parts.panel_sheet import BY_COLUMN, OWN_Y, Page, Sheet, say
 from hessfig.figures.parts.panels import draw_interval, draw_means, draw_seed, mark_one, seed_means, spread_words
 from hessfig.figures.parts.saving import panel_names
 from hessfig.figures.parts.ticks import set_decades
@@ -33,7 +30,7 @@ _WEIGHT = "model.scaled_weight"
 _ROW = ["quantity", "layer", "row"]
 
 
-def weight_norms(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+def weight_norms(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw a number of every block against the scale of a weight: a column per weight, a row per block and number.
 
     How to read it: a flat line says that the number does not care how large that weight is; a straight one is a power
@@ -43,7 +40,7 @@ def weight_norms(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     by default largest_eigenvalue and condition_number, whichever has a number; `columns`: the setting, by default
     scaled_weight).
     """
-    run = read_run(folder)
+    run = source.run
     table = along(run.table, run.axis)
     check_places(table, run.axis)
     chosen = _of_quantities(table, spec.words("quantity"))
@@ -51,10 +48,10 @@ def weight_norms(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     key = varied_key(asked, table["variant"].unique(), asked="figure.options.columns")
     chosen = chosen.assign(column=setting_values(chosen["variant"], key))
     for suffix, rows in by_part(chosen):
-        yield _draw_scaled(rows, run.axis, spec.paper, suffix)
+        yield _draw_scaled(rows, run.axis, spec, suffix)
 
 
-def _draw_scaled(table: pd.DataFrame, axis: Axis, paper: Paper, suffix: str) -> Page:
+def _draw_scaled(table: pd.DataFrame, axis: Axis, spec: FigureSpec, suffix: str) -> Page:
     columns = list(table["column"].unique())
     rows = list(table[_ROW].drop_duplicates().itertuples(index=False, name=None))
     part = labels.part_words(table["part"].iloc[0])
@@ -68,7 +65,7 @@ def _draw_scaled(table: pd.DataFrame, axis: Axis, paper: Paper, suffix: str) -> 
         [f"{row}{layer if layer > 1 else ''}:{quantity}:{column}" for column in columns]
         for quantity, layer, row in rows
     ]
-    sheet = Sheet.grid(paper, names, note, BY_COLUMN.but(left=0.62, down=0.12, height=1.1))
+    sheet = Sheet.grid(spec.paper, names, note, BY_COLUMN.but(left=0.62, down=0.12, height=1.1))
     points = seed_means(counted(table), [*_ROW, "column", X], logs=True)
     for number in range(len(rows)):
         for ax in sheet.row(number)[:1]:
@@ -115,7 +112,7 @@ _LEAST = 0.1  # decades: less is not called a change (docs/claims.md)
 _OUTLIER, _QUANTILE, _SIZE = "#b2182b", "#2166ac", "#333333"
 
 
-def sinks(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+def sinks(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw outermost eigenvalues and bulk quantiles along the axis, and how far apart they are; one column per kind.
 
     How to read it: red lines are the largest and smallest eigenvalue, blue ones the 5, 25, 50, 75 and 95 % quantiles.
@@ -126,7 +123,7 @@ def sinks(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     Requires: the sweep's table.csv with `largest_eigenvalue`, `smallest_eigenvalue` and `density` of one block, or
     with `spectrum` (option `block`: all by default; of a group that layers have, one page per layer).
     """
-    run = read_run(folder)
+    run = source.run
     block = str(spec.options.get("block", "all"))
     table = where(along(run.table, run.axis), row=block, col=block)
     _check_stretch(table, block)
@@ -134,7 +131,7 @@ def sinks(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     check_places(table, run.axis)
     for suffix, rows in by_part(table):
         for layer, here in rows.groupby("layer"):
-            yield _draw_stretch(here, run.axis, spec.paper, suffix + (f"_layer{layer}" if layer else ""))
+            yield _draw_stretch(here, run.axis, spec, suffix + (f"_layer{layer}" if layer else ""))
 
 
 def outstanding(table: pd.DataFrame) -> pd.DataFrame:
@@ -146,7 +143,7 @@ def outstanding(table: pd.DataFrame) -> pd.DataFrame:
     return (outer / width).dropna().rename("value").reset_index()
 
 
-def _draw_stretch(table: pd.DataFrame, axis: Axis, paper: Paper, suffix: str) -> Page:
+def _draw_stretch(table: pd.DataFrame, axis: Axis, spec: FigureSpec, suffix: str) -> Page:
     rows = counted(table)
     networks, floor = networks_of(rows), _floor(rows)
     side_labels = {"eigenvalue": "eigenvalue", "ratio": "outermost / bulk width"}
@@ -157,7 +154,7 @@ def _draw_stretch(table: pd.DataFrame, axis: Axis, paper: Paper, suffix: str) ->
         f" decade of it).{labels.made_words(table, axis)}"
     )
     names = [[f"{network}:{kind}" for network in panel_names(networks)] for kind in side_labels]
-    sheet = Sheet.grid(paper, names, note, BY_COLUMN.but(left=0.62, down=0.16, height=1.5))
+    sheet = Sheet.grid(spec.paper, names, note, BY_COLUMN.but(left=0.62, down=0.16, height=1.5))
     numbers = []
     for row, column, ax in sorted(sheet, key=lambda cell: (cell[1], cell[0])):
         here = where(rows, variant=networks[column][0], num_layers=networks[column][1])
@@ -234,7 +231,7 @@ def _check_stretch(table: pd.DataFrame, block: str) -> None:
         )
 
 
-def gauss_newton(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+def gauss_newton(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw the ratio of the largest eigenvalues of H_o and H along the axis, one line per network, above both of them.
 
     How to read it: where the ratio is 1 the Gauss-Newton part stands for the Hessian; below, the functional part adds
@@ -243,13 +240,13 @@ def gauss_newton(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     Requires: the sweep's table.csv with `largest_eigenvalue` (or `spectrum`) of one block, parts H_o and H (option
     `block`: all by default).
     """
-    run = read_run(folder)
+    run = source.run
     block = str(spec.options.get("block", "all"))
     table = where(along(of_quantity(run.table, LARGEST), run.axis), row=block, col=block)
     table = table[table["index"] <= 1]
     _check_proxies(table, block)
     check_places(table, run.axis)
-    yield _draw_proxies(table, run.axis, spec.paper)
+    yield _draw_proxies(table, run.axis, spec)
 
 
 def ratios(table: pd.DataFrame) -> pd.DataFrame:
@@ -258,13 +255,13 @@ def ratios(table: pd.DataFrame) -> pd.DataFrame:
     return wide.assign(ratio=(wide[Part.H_o.value] / wide[Part.H.value]).where(wide[Part.H.value] > 0))
 
 
-def _draw_proxies(table: pd.DataFrame, axis: Axis, paper: Paper) -> Page:
+def _draw_proxies(table: pd.DataFrame, axis: Axis, spec: FigureSpec) -> Page:
     found = ratios(table)
     note = (
         f"Geometric mean over {labels.seeds_words(table)}, band: 95% interval (Student's t). Below: solid"
         f" {Part.H.label}, dashed {Part.H_o.label}.{labels.made_words(table, axis)}"
     )
-    sheet = Sheet.grid(paper, [["ratio"], ["eigenvalue"]], note, OWN_Y.but(right=0.1, top=0.12, height=1.5))
+    sheet = Sheet.grid(spec.paper, [["ratio"], ["eigenvalue"]], note, OWN_Y.but(right=0.1, top=0.12, height=1.5))
     ratio = seed_means(found, _CURVE, "ratio", logs=True).assign(shown="ratio", part="")
     sizes = [
         seed_means(found, _CURVE, part.value, logs=True).assign(shown=LARGEST, part=part.value)

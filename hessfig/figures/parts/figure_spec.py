@@ -1,14 +1,20 @@
-"""What is asked of a figure: its sweep, its layout, how slopes are fitted, and the options of the layout."""
+"""What is asked of a figure, the sweep that it is drawn from, and what its layout requires of that."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
+
+from hessfig.analysis.manifest import Run, read_run
 from hessfig.analysis.slopes.fit import ARITHMETIC, RESAMPLES
 from hessfig.analysis.slopes.printed import Window
-from hessfig.errors import UserError, did_you_mean
+from hessfig.errors import UserError, did_you_mean, run_command
 from hessfig.figures.parts.page import Paper
 from hessfig.record import FROBENIUS
 
@@ -86,3 +92,65 @@ class FigureSpec:
 
 def _bad_option(key: str, value: Any, allowed: str, remedy: str) -> UserError:
     return UserError(f"figure.options.{key}", got=value, allowed=allowed, remedy=remedy)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A sweep's folder; its table and manifest are read when they are first needed."""
+
+    folder: Path
+
+    @cached_property
+    def run(self) -> Run:
+        """The sweep. Raises UserError when it was not run, or its table is bad."""
+        return read_run(self.folder)
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """The sweep's table."""
+        return self.run.table
+
+
+@dataclass(frozen=True)
+class Requires:
+    """What a layout requires of a table: finite numbers of the quantity `name`, in rows of one of the `quantities`.
+
+    `quantities` is `name` itself by default, or follows from the figure's options. `sweep` is the shipped one that
+    measures it (by default the command of the same sweep is told, with this quantity), `lacks` what is said of the
+    layout where the table has none.
+    """
+
+    name: str
+    quantities: Collection[str] | Callable[[FigureSpec], Collection[str]] = ()
+    sweep: str = ""
+    lacks: str = ""
+
+    def check(self, spec: FigureSpec, source: Source) -> None:
+        """Raise UserError when the table of a sweep lacks what is required."""
+        wanted = self.quantities(spec) if callable(self.quantities) else self.quantities or (self.name,)
+        table = source.table
+        if not (table["quantity"].isin(wanted) & np.isfinite(table["value"])).any():
+            again = f"{run_command(source.folder)} 'quantities=[{self.name}]'"
+            raise UserError(
+                f"figure.layout={spec.layout}{self.lacks or f' draws {self.name}, and the table has none'}",
+                got=", ".join(table["quantity"].unique()),
+                allowed=f"a sweep with quantities=[{self.name}]",
+                remedy=f"hessfig run sweep={self.sweep}" if self.sweep else again,
+            )
+
+
+class RequiresSteps(Requires):
+    """Numbers at steps of a training."""
+
+    def check(self, spec: FigureSpec, source: Source) -> None:
+        """Raise UserError when no number of the table has a step."""
+        if source.table["step"].isna().all():
+            raise UserError(
+                f"{source.table['sweep'].iloc[0]}: no number of this table has a step",
+                got="initialised or loaded states",
+                allowed="a sweep along a training",
+                remedy="hessfig run sweep=training",
+            )
+
+
+STEPS = RequiresSteps("steps")

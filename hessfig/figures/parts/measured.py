@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ import pandas as pd
 
 from hessfig.analysis.axis import Axis, X, along, check_places
 from hessfig.analysis.curves import growth_curves, of_quantity
-from hessfig.analysis.manifest import Architectures, Run, read_run
+from hessfig.analysis.manifest import Architectures, Run
 from hessfig.analysis.slopes.fit import fit_slopes
 from hessfig.analysis.slopes.levels import window_levels
 from hessfig.analysis.slopes.printed import WHOLE, Window, label
@@ -25,7 +24,7 @@ from hessfig.figures.parts.saving import page_suffix
 from hessfig.figures.parts.ticks import SUPERSCRIPTS
 from hessfig.predictions.growth_rates import Prediction
 from hessfig.predictions.network_series import Regime
-from hessfig.record import CURVE, LEFT_OUT, NETWORK
+from hessfig.record import CURVE, NETWORK
 from hessfig.terms import Matrix, Part, name_order
 
 Network = tuple[str, int]  # variant and number of layers
@@ -81,12 +80,12 @@ def wanted_quantities(table: pd.DataFrame, asked: list[str] | None, usual: Seque
     return wanted
 
 
-def read_numbers(spec: FigureSpec, folder: Path) -> tuple[Run, pd.DataFrame]:
+def read_numbers(spec: FigureSpec, source: Source) -> tuple[Run, pd.DataFrame]:
     """Return a sweep and its numbers of one quantity (the first of several) along its axis, for blocks in one layer.
 
     Raises UserError when there are none: the general layouts draw whatever a table has.
     """
-    run = read_run(folder)
+    run = source.run
     table = along(of_quantity(run.table, spec.quantity, spec.index), run.axis)
     table = table[table["index"] == table["index"].min()]
     inside = table[(table["row_layer"] == table["layer"]) & (table["row"] != "")]
@@ -225,12 +224,12 @@ def _sentence(variant: str) -> str:
     return f"{words[:1].upper()}{words[1:]}. "
 
 
-def read_measured(spec: FigureSpec, folder: Path) -> Measured:
-    """Read folder/table.csv (and its manifest if there), average over seeds, fit slopes on the windows.
+def read_measured(spec: FigureSpec, source: Source) -> Measured:
+    """Read a sweep's table (and its manifest if there), average over seeds, fit slopes on the windows.
 
     Raises UserError when the table has no curves of blocks within layers.
     """
-    run, table = read_numbers(spec, folder)
+    run, table = read_numbers(spec, source)
     check_places(table, run.axis)
     used, axis, quantity = list(spec.windows) or [WHOLE], run.axis, spec.quantity
     slopes = fit_slopes(

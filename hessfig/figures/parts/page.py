@@ -1,4 +1,4 @@
-"""A page: its width, its type and its style, as the settings ask for it; and the page that a layout draws."""
+"""A page: its width, its type and its style, as the settings ask for it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import matplotlib as mpl
-import pandas as pd
-from matplotlib.figure import Figure
 
 from hessfig.figures.parts.lettering import LARGEST, SMALL, SMALLEST, TINY
 
@@ -96,16 +94,3 @@ def styled(paper: Paper | None = None) -> Iterator[None]:
     settings: dict[Any, Any] = {k: v for k, v in mpl.rcParamsDefault.items() if not k.startswith("backend")}
     with mpl.rc_context(settings | RC | (paper or Paper()).type_settings()):
         yield
-
-
-@dataclass(frozen=True)
-class Page:
-    """A drawn sheet: what to add to the figure's name ("" for a single sheet), the figure, its numbers.
-
-    `panels` are the names of its panels, drawn or not; a figure that is not visible has none of those asked for.
-    """
-
-    suffix: str
-    figure: Figure
-    numbers: pd.DataFrame
-    panels: Sequence[str] = ()

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from hessfig.figures.parts.labels import plain
 from hessfig.figures.parts.lettering import BACKING, TINY, fitting, points, width_of
-from hessfig.figures.parts.page import Page, Paper
+from hessfig.figures.parts.page import Paper
 from hessfig.figures.parts.ticks import name_two_ticks, part_ticks
 
 _LINE = 0.125  # height of a line of the note in inches
@@ -123,6 +123,19 @@ def say(ax: Axes, words: str) -> None:
     """Write words in the middle of a panel that has no curve: an empty panel explains itself."""
     backing, place = {**BACKING, "facecolor": ax.get_facecolor()}, {"ha": "center", "va": "center"}
     ax.text(0.5, 0.5, words, transform=ax.transAxes, color="#555555", bbox=backing, fontdict=place)
+
+
+@dataclass(frozen=True)
+class Page:
+    """A drawn sheet: what to add to the figure's name ("" for a single sheet), the figure, its numbers.
+
+    `panels` are the names of its panels, drawn or not; a figure that is not visible has none of those asked for.
+    """
+
+    suffix: str
+    figure: Figure
+    numbers: pd.DataFrame
+    panels: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

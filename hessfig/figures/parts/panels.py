@@ -45,6 +45,12 @@ def draw_errors(ax: Axes, drawn: pd.DataFrame, *, colour: Any, **line: Any) -> N
     draw_mean(ax, drawn[X], drawn["mean"], (known[X], *ends), colour=colour, alpha=0.25, **line)
 
 
+def reach(points: pd.DataFrame, *, logs: bool) -> np.ndarray:
+    """Return (2, points): how far the 95 % interval of each mean reaches down and up; nan for a single seed."""
+    ends = np.array(band(points["mean"], points["sem"], points["count"], logs=logs))
+    return np.abs(ends - points["mean"].to_numpy())
+
+
 def seed_means(rows: pd.DataFrame, by: Sequence[str], name: str = "value", *, logs: bool = False) -> pd.DataFrame:
     """Return mean, low, high (95 %, Student's t over seeds) and count of `name` for each place in `by`.
 
