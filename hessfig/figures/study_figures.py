@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -54,27 +56,30 @@ def draw_bounds(outputs: Path, paper: Paper | None = None, *, into: Path | None 
 
     Requires the table of hessfig.theory.studies. Raises UserError when it is missing.
     """
-    path = outputs / "bounds" / "looseness.csv"
-    table = read_study(path)
-    paper = paper or Paper()
+    table = read_study(outputs / "bounds" / "looseness.csv")
+    return _saved(bounds_sheet, table, table, into or outputs / "figures", "bounds", paper or Paper())
+
+
+def _saved(
+    draw: Callable[[Any, Paper], Sheet], tables: Any, drawn: pd.DataFrame, folder: Path, name: str, paper: Paper
+) -> list[Path]:
     with styled(paper):
-        page = bounds_sheet(table, paper).page("", table)
-        return save_sheets([page], into or outputs / "figures", "bounds", paper)
+        return save_sheets([draw(tables, paper).page("", drawn)], folder, name, paper)
 
 
 def bounds_sheet(table: pd.DataFrame, paper: Paper | None = None) -> Sheet:
     """Three panels; those of the blocks share their y axis."""
     sheet = Sheet.grid(paper or Paper(), [["a", "b", "c"]], style=OWN_Y.but(down=0.56, height=1.45))
     table = table.assign(block=table["row"] + " " + table["col"])
-    kinds: list[tuple[pd.DataFrame, str, dict[str, tuple[str, str]]]] = [
-        (table[table["row"] == "whole"], "bound", WHOLE),
-        (table[table["bound"] == "norm"], "block", BLOCKS),
-        (table[table["bound"] == "diameter"], "block", BLOCKS),
+    kinds = [
+        ("(a) whole Hessian", table[table["row"] == "whole"], "bound", WHOLE),
+        (r"(b) blocks, from $\|X\|$", table[table["bound"] == "norm"], "block", BLOCKS),
+        ("(c) blocks, from the diameter", table[table["bound"] == "diameter"], "block", BLOCKS),
     ]
-    titles = ("(a) whole Hessian", r"(b) blocks, from $\|X\|$", "(c) blocks, from the diameter")
     for _, column, ax in sheet:
-        draw_looseness(ax, *kinds[column])
-        ax.set_title(titles[column], loc="left")
+        title, *kind = kinds[column]
+        draw_looseness(ax, *kind)
+        ax.set_title(title, loc="left")
         ax.legend(loc="upper left", ncols=1 + (column > 0))
     blocks = [ax for (_, column), ax in sheet.panels.items() if column > 0]
     blocks[-1].sharey(blocks[0]) if blocks else None
@@ -113,10 +118,7 @@ def draw_scalar(outputs: Path, paper: Paper | None = None, *, into: Path | None 
     Requires the tables of hessfig.theory.studies. Raises UserError when one is missing.
     """
     tables = {name: read_study(outputs / "scalar" / f"{name}.csv") for name in TABLES}
-    paper = paper or Paper()
-    with styled(paper):
-        page = scalar_sheet(tables, paper).page("", numbers(tables))
-        return save_sheets([page], into or outputs / "figures", "scalar", paper)
+    return _saved(scalar_sheet, tables, numbers(tables), into or outputs / "figures", "scalar", paper or Paper())
 
 
 def numbers(tables: dict[str, pd.DataFrame]) -> pd.DataFrame:

@@ -97,7 +97,7 @@ def draw_maps(points: pd.DataFrame, number: str, note: str, spec: FigureSpec) ->
         words = np.array([_cell(value) for value in square.flat]).reshape(square.shape) if written else None
         image = draw_matrix(ax, square, scale, words=words, size=TINY - 1.4, cmap="viridis")
         several, is_last = len({layer for layer, _ in own} - {0}) > 1, row == len(panels) - 1
-        rows = [labels.weight_words(name) + (f" {layer}" if several and layer else "") for layer, name in own]
+        rows = [labels.weight_words(name, layer if several else 0) for layer, name in own]
         name_sides(ax, rows=rows, columns=[name.facts.label for name in columns] if is_last else ())
         if not is_last:
             ax.set_xticks([])

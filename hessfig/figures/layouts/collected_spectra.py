@@ -23,7 +23,7 @@ from hessfig.analysis.stored_spectra import (
     read_spectra,
 )
 from hessfig.errors import UserError
-from hessfig.figures.parts.figure_spec import Source
+from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.labels import symbol, variant_words
 from hessfig.figures.parts.lettering import SMALL
 from hessfig.figures.parts.measured import Network

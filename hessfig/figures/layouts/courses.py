@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -54,46 +55,28 @@ def how(table: pd.DataFrame, words: str, spread: str = "") -> str:
 
 def variant_titles(variants: Sequence[str]) -> list[tuple[str, ...]]:
     """Return titles of columns for variants: their settings, or their values alone where there is less room."""
-    return [
-        (labels.variant_words(variant), labels.plain(", ".join(settings_of(variant).values())))
-        if variant
-        else ("as configured",)
-        for variant in variants
-    ]
+    values = [labels.plain(", ".join(settings_of(variant).values())) for variant in variants]
+    words = [labels.variant_words(variant) for variant in variants]
+    return [(long, short) if long else ("as configured",) for long, short in zip(words, values, strict=True)]
 
 
 _SHARE, _THRESHOLD = "Share of unseen examples right", "Preconditioned, and threshold"
 _HEADROOM = 1e3  # times the largest value that a threshold is drawn for
-# Panels: title, and the lines in it (quantity, part, name).
-_PANELS = (
-    (
-        "Loss",
-        (("loss", "", "measured batch"), ("held_out_loss", "", "held out"), ("unigram_loss", "", "unigram model")),
-    ),
-    (_SHARE, (("accuracy", "", "all"), ("cascade_accuracy", "", "three carries"))),
-    ("Norms", (("gradient_norm", "", "gradient"), ("weight_norm", "", "weights"))),
-    (
-        "Outermost eigenvalues",
-        (
-            ("largest_eigenvalue", "H", "largest, H"),
-            ("largest_eigenvalue", "H_o", "largest, H_o"),
-            ("smallest_eigenvalue", "H", "smallest, H"),
-            ("smallest_eigenvalue", "H_o", "smallest, H_o"),
-        ),
-    ),
-    (_THRESHOLD, (("preconditioned_eigenvalue", "H", "of P⁻¹H"), ("stability_threshold", "", "threshold"))),
-    (
-        "Sharpness along the steps",
-        (("batch_sharpness", "", "of batches"), ("critical_sharpness", "", "2 / critical step")),
-    ),
-    (
-        "Noise of gradients",
-        (("gradient_covariance", "", "tr C"), ("gradient_covariance_eigenvalue", "", "largest of C")),
-    ),
-    ("Noise scale tr C / |G|²", (("noise_scale", "", ""),)),
-    ("Spread of attention", (("score_spread", "", "scores"), ("pattern_spread", "", "weights"))),
-    ("Trace", (("trace", "H", "H"), ("trace", "H_o", "H_o"))),
-)
+# By title of a panel: the lines in it, name: quantity/part.
+_PANELS = {
+    "Loss": {"measured batch": "loss", "held out": "held_out_loss", "unigram model": "unigram_loss"},
+    _SHARE: {"all": "accuracy", "three carries": "cascade_accuracy"},
+    "Norms": {"gradient": "gradient_norm", "weights": "weight_norm"},
+    "Outermost eigenvalues": {
+        f"{end}, {part}": f"{end}_eigenvalue/{part}" for end in ("largest", "smallest") for part in ("H", "H_o")
+    },
+    _THRESHOLD: {"of P⁻¹H": "preconditioned_eigenvalue/H", "threshold": "stability_threshold"},
+    "Sharpness along the steps": {"of batches": "batch_sharpness", "2 / critical step": "critical_sharpness"},
+    "Noise of gradients": {"tr C": "gradient_covariance", "largest of C": "gradient_covariance_eigenvalue"},
+    "Noise scale tr C / |G|²": {"": "noise_scale"},
+    "Spread of attention": {"scores": "score_spread", "weights": "pattern_spread"},
+    "Trace": {"H": "trace/H", "H_o": "trace/H_o"},
+}
 _COLUMNS = 3
 
 
@@ -109,7 +92,7 @@ def training(spec: FigureSpec, source: Source) -> Iterator[Page]:
 
 
 def _draw_course(table: pd.DataFrame, spec: FigureSpec, suffix: str) -> Page:
-    panels = [(title, found) for title, lines in _PANELS if (found := _found(counted(table), lines))]
+    panels = [(title, found) for title, lines in _PANELS.items() if (found := _found(counted(table), lines))]
     columns = min(_COLUMNS, APART.columns(spec.paper))
     names = [file_words(title.lower()) for title, _ in panels] or ["nothing"]
     sheet = Sheet.grid(spec.paper, in_rows(names, columns), how(table, ""), APART.but(height=1.3, most=columns))
@@ -121,8 +104,9 @@ def _draw_course(table: pd.DataFrame, spec: FigureSpec, suffix: str) -> Page:
     return sheet.page(suffix, pd.concat([pd.DataFrame(), *drawn], ignore_index=True))
 
 
-def _found(table: pd.DataFrame, lines: tuple[tuple[str, str, str], ...]) -> list[tuple[str, str, pd.DataFrame]]:
-    chosen = [(quantity, name, of_whole(table, quantity, part)) for quantity, part, name in lines]
+def _found(table: pd.DataFrame, lines: Mapping[str, str]) -> list[tuple[str, str, pd.DataFrame]]:
+    named = [(*words.partition("/")[::2], name) for name, words in lines.items()]
+    chosen = [(quantity, name, of_whole(table, quantity, part)) for quantity, part, name in named]
     return [(quantity, name, _one_a_seed(rows)) for quantity, name, rows in chosen if len(rows)]
 
 
@@ -212,8 +196,7 @@ def _draw_flow(table: pd.DataFrame, wanted: list[str], spec: FigureSpec, suffix:
     for _, column, ax in ((*cell, sheet.panels[cell]) for line in last for cell in line):
         ax.set_xlabel("at the last step" if column else "step")
     found = [one.drop(columns="colour").assign(quantity=name) for one, name in zip(points, wanted, strict=True)]
-    found = [one for one in found if len(one)]
-    return sheet.page(suffix, pd.concat(found, ignore_index=True) if found else pd.DataFrame())
+    return sheet.page(suffix, pd.concat([pd.DataFrame(), *(one for one in found if len(one))], ignore_index=True))
 
 
 def _points(table: pd.DataFrame, name: str) -> pd.DataFrame:
@@ -223,8 +206,8 @@ def _points(table: pd.DataFrame, name: str) -> pd.DataFrame:
         rows = rows.assign(place=rows["layer"].map("after layer {:d}".format), colour="W_O")
     else:
         rows = rows[(rows["row"] == rows["col"]) & rows["row"].str.startswith("W_")]
-        several = table["num_layers"].max() > 1
-        rows = rows.assign(place=_places(rows, several), colour=rows["row"])
+        layers = rows["layer"] if table["num_layers"].max() > 1 else [0] * len(rows)
+        rows = rows.assign(place=list(map(labels.weight_words, rows["row"], layers)), colour=rows["row"])
         rank = name_order(rows["row"].unique())
         rows = rows.sort_values("row", key=lambda names: names.map(rank), kind="stable")
     rows = rows[rows["value"] > 0].sort_values("layer", kind="stable")
@@ -235,13 +218,6 @@ def _points(table: pd.DataFrame, name: str) -> pd.DataFrame:
     return pd.DataFrame(found, columns=["place", "colour", "step", "log10", "low", "high", "count"])
 
 
-def _places(rows: pd.DataFrame, several: bool) -> list[str]:
-    pairs = zip(rows["row"], rows["layer"], strict=True)
-    return [
-        f"{labels.weight_words(row)} {layer}" if several and layer else labels.weight_words(row) for row, layer in pairs
-    ]
-
-
 def _decades(low: float, high: float) -> dict[float, str]:
     """Return ticks of a scale of logarithms and their labels: whole decades, or both ends where fewer than two fit."""
     fit = [tick for tick in MaxNLocator(4, integer=True).tick_values(low, high) if low <= tick <= high]
@@ -250,11 +226,10 @@ def _decades(low: float, high: float) -> dict[float, str]:
 
 
 def _heat(ax: Axes, points: pd.DataFrame, name: str) -> None:
-    wide = points.pivot_table(index="place", columns="step", values="log10")
-    wide = wide.loc[list(dict.fromkeys(points["place"]))]
+    wide = points.pivot_table(index="place", columns="step", values="log10").loc[points["place"].unique()]
     low, high = np.nanmin(wide.to_numpy()), np.nanmax(wide.to_numpy())
-    scale = Normalize(low, high)
-    image = draw_matrix(ax, wide.to_numpy(), scale, missing="white", framed=True, interpolation="nearest")
+    style: dict[str, Any] = {"missing": "white", "framed": True, "interpolation": "nearest"}
+    image = draw_matrix(ax, wide.to_numpy(), Normalize(low, high), **style)
     ticks = _decades(low, high)
     colour_bar(ax, image).set_ticks([*ticks], labels=[*ticks.values()])
     ax.set_yticks(range(len(wide)), list(wide.index))
@@ -311,11 +286,10 @@ def _draw_mass(table: pd.DataFrame, spec: FigureSpec, suffix: str) -> Page:
         for layer, one in rows.groupby("layer"):
             heads = one.groupby(["seed", place], as_index=False)["value"].mean()
             means = draw_means(ax, heads, place, colour=tone(int(layer) - 1), label=f"layer {layer}")
-            curves.append(
-                means.rename(columns={place: "place"}).assign(layer=layer, panel=("", "steps", "keys")[column])
-            )
-        ax.set_title(("", "mean over heads", "relative to uniform attention")[column])
-        ax.set_xlabel(("", "step", "position of the key")[column])
+            named = means.rename(columns={place: "place"})
+            curves.append(named.assign(layer=layer, panel="steps" if column == 1 else "keys"))
+        ax.set_title("mean over heads" if column == 1 else "relative to uniform attention")
+        ax.set_xlabel("step" if column == 1 else "position of the key")
         ax.legend(loc="best")
     return sheet.page(suffix, pd.concat([maps.assign(panel="first_key"), *curves], ignore_index=True))
 

@@ -63,8 +63,7 @@ def critical_points(spec: FigureSpec, source: Source) -> Iterator[Page]:
     the tolerance (dotted line) and are no critical points. The index is the number of negative eigenvalues of H: a
     minimum has none. Requires: a sweep of the quantity critical_points.
     """
-    run = source.run
-    points = _searches(run.table)
+    run, points = source.run, _searches(source.table)
     tolerance = (run.config.get("directions") or {}).get("tolerance", math.nan)
     lost = int((points["status"] != "ok").sum())
     note = (
@@ -245,15 +244,18 @@ def _descent_page(spec: FigureSpec, run: Run, found: Sequence[Course], suffix: s
     return sheet.page(suffix, pd.concat([_written(one) for one in found]))
 
 
+_DESCENT = (
+    ("losses", "model_losses"),
+    ("distances", "model_distances", "gaps"),
+    ("curvatures", "line_curvatures", "run_curvatures"),
+)
+
+
 def _draw_descent(ax: Axes, run: Run, one: Course, row: int) -> None:
-    true, model, other = (
-        ("losses", "model_losses", None),
-        ("distances", "model_distances", "gaps"),
-        ("curvatures", "line_curvatures", "run_curvatures"),
-    )[row]
+    true, model, *others = _DESCENT[row]
     ax.plot(one.numbers[true], color=_TRUE)
     ax.plot(one.numbers[model], **_DASHED)
-    if other:
+    for other in others:
         ax.plot(one.numbers[other], color=_OTHER, linewidth=0.6)
     _hold(ax, one.numbers[true])
     horizon = _number(run, one, "descent_horizon")
@@ -274,8 +276,8 @@ def _horizon_page(spec: FigureSpec, run: Run) -> Page:
     note = f"A dot is a seed; triangles: not off by {_share(run)} within {top:g} steps.{_setting(run)}"
     sheet = Sheet.grid(spec.paper, [["horizon"]], note, SHARED.but(height=1.9, top=0.3))
     ax = sheet.first
-    for axis in "xy":
-        set_decades(ax, axis)
+    set_decades(ax, "x")
+    set_decades(ax, "y")
     for (step, here), tone in zip(rows.groupby("step", dropna=False), itertools.cycle(TONES), strict=False):
         inside, beyond = here[np.isfinite(here["value"])], here[np.isposinf(here["value"])]
         style: dict[str, Any] = {"color": tone, "linestyle": "none", "ms": 4, "markeredgewidth": 0, "alpha": 0.7}

@@ -122,8 +122,8 @@ def _draw_map(ax: Axes, pairs: pd.DataFrame, scale: Normalize) -> AxesImage:
     words = np.array([f"{value:.2f}" if np.isfinite(value) else "" for value in square.flat]).reshape(square.shape)
     style = {"cmap": "magma", "aspect": "equal", "missing": "#bbbbbb"}
     image = draw_matrix(ax, square, scale, words=words if fits else None, size=4, dark=0.6, framed=True, **style)
-    side_labels = [labels.weight_words(name) + (f" {layer}" if layer > 1 else "") for layer, name in names]
-    name_sides(ax, rows=side_labels, columns=side_labels)
+    words_of = [labels.weight_words(name, layer if layer > 1 else 0) for layer, name in names]
+    name_sides(ax, rows=words_of, columns=words_of)
     return image
 
 

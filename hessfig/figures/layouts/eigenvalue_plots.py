@@ -184,19 +184,17 @@ def spectra(spec: FigureSpec, source: Source) -> Iterator[Page]:
     part = spec.choice("part", [one.value for one in Part], Part.H.value)
     asked = _Asked(kernel_of(spec), part, spec.number("floor") or _FLOOR, spec)
     for words, one in collected(source):
-        suffix = f"_{words}" if words else ""
+        needed = {_SORTED: one.spectra, _DENSITY: True, _CUMULATIVE: one.densities}
+        kinds = [kind for kind in _LABELS if needed[kind]]
+        weights = [block for block in one.blocks(whole=False) if chosen is None or block[1] in chosen]
         for columns, beside in in_sheets(one.networks, _COLUMNS, "columns"):
+            suffix = (f"_{words}" if words else "") + beside
             for block in one.blocks(whole=True):
                 name = "" if block == (0, "all") else f"_{block[1]}{block[0] or ''}"
-                needed = {_SORTED: one.spectra, _DENSITY: True, _CUMULATIVE: one.densities}
-                kinds = [kind for kind in _LABELS if needed[kind]]
-                yield _page(one, columns, [(block, kind) for kind in kinds], asked, suffix=suffix + beside + name)
+                yield _page(one, columns, [(block, kind) for kind in kinds], asked, suffix=suffix + name)
             for kind, name in ((_SORTED, "_weights"), (_DENSITY, "_densities")):
-                weights = one.blocks(whole=False) if kind == _DENSITY or one.spectra else []
-                weights = [block for block in weights if chosen is None or block[1] in chosen]
-                for some, below in in_sheets(weights, _ROWS, "rows") if weights else ():
-                    end = suffix + beside + name + below
-                    yield _page(one, columns, [(block, kind) for block in some], asked, suffix=end)
+                for some, below in in_sheets(weights, _ROWS, "rows") if weights and kind in kinds else ():
+                    yield _page(one, columns, [(block, kind) for block in some], asked, suffix=suffix + name + below)
     yield from extremes_page(source.table, spec)
 
 
@@ -225,7 +223,7 @@ def _page(
     named = dict(zip(one.networks, panel_names(one.networks), strict=True))
     names = [[f"{block[1]}{block[0] or ''}:{kind}:{named[network]}" for network in networks] for block, kind in rows]
     note = _note(one, asked.kernel, asked.part, {kind for _, kind in rows})
-    sheet = Sheet.grid(asked.paper, names, note, _STYLE.but(height=1.15 if len(rows) <= 4 else 0.8))
+    sheet = Sheet.grid(asked.spec.paper, names, note, _STYLE.but(height=1.15 if len(rows) <= 4 else 0.8))
     several, numbers = len({block for block, _ in rows}) > 1 or rows[0][0] != (0, "all"), []
     for row, column, ax in sheet:
         (block, kind), network = rows[row], networks[column]
@@ -233,7 +231,10 @@ def _page(
         numbers.append(_draw(ax, one, network, block, kind, asked).assign(**place, panel=kind))
         if kind != _SORTED or not several:
             ax.set_xlabel("share below" if kind == _SORTED else "eigenvalue", labelpad=0)
-    labels = [f"{_name(block)}: {_LABELS[kind]}" if several else _LABELS[kind] for block, kind in rows]
+    labels = [
+        f"{weight_words(name, layer if layer > 1 else 0)}: {_LABELS[kind]}" if several else _LABELS[kind]
+        for (layer, name), kind in rows
+    ]
     sheet.label("", [_title(network, one.networks) for network in networks], labels)
     _legend(sheet.first, one.parts if rows[0][1] == _SORTED else [])
     return sheet.page(suffix, pd.concat(numbers, ignore_index=True))
@@ -273,34 +274,25 @@ def _title(network: Network, every: list[Network]) -> str:
     return words + (f"{', ' if words else ''}{network[1]} layers" if depths else "")
 
 
-def _name(block: BlockName) -> str:
-    layer = f" {block[0]}" if block[0] > 1 else ""
-    return weight_words(block[1]) + layer
-
-
 def _legend(ax: Axes, parts: list[str]) -> None:
-    handles = [Line2D([], [], color=part_colour(part)) for part in parts]
     if len(parts) > 1:
-        ax.legend(handles, [symbol(part) for part in parts], loc="upper left")
+        handles = [Line2D([], [], color=part_colour(part)) for part in parts]
+        ax.legend(handles, list(map(symbol, parts)), loc="upper left")
 
 
 def _note(one: Collected, kernel: Kernel, part: str, kinds: set[str]) -> str:
     """Return what the marks of a page's panels mean, and what was measured."""
     count = len(one.seeds)
-    words = []
+    words, band = [], ""
     if _SORTED in kinds:
         means = f"mean over {count} seeds, {spread_words(count)}" if count > 1 else "1 seed"
         words.append(f"Sorted eigenvalues: {means}, x: share below.")
+    if one.densities:
+        probes, steps = one.densities[0].whole.nodes.shape
+        band = f"band: Lanczos, {probes} probes of {steps} steps, 95% interval over probes (Student's t); "
+        band += "dotted: half the steps. "
     if kinds - {_SORTED}:
         exact = "grey: exact eigenvalues, dashed: the same under the kernel; " if one.spectra else ""
-        probes = one.densities[0].whole.nodes.shape if one.densities else (0, 0)
-        band = (
-            f"band: Lanczos, {probes[0]} probes of {probes[1]} steps, 95% interval over probes (Student's t); "
-            "dotted: half the steps. "
-            if one.densities
-            else ""
-        )
-        words.append(
-            f"Densities of the {Part(part).label}, seed {one.seeds[0]} (faint: others): {exact}{band}{kernel.words}."
-        )
+        which = f"Densities of the {Part(part).label}, seed {one.seeds[0]} (faint: others)"
+        words.append(f"{which}: {exact}{band}{kernel.words}.")
     return " ".join(words) + one.where

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -106,16 +107,11 @@ def growth(spec: FigureSpec, source: Source) -> Iterator[Page]:
 
 
 def growth_pages(measured: Measured) -> Iterator[Page]:
-    """Draw a page for each network of a sweep."""
+    """Draw a page for each network: rows W_V, W_Q (and whatever else was measured), columns H_o, H_f, H."""
     for suffix, one in measured.pages():
-        yield draw_growth(one, suffix=suffix)
-
-
-def draw_growth(measured: Measured, *, suffix: str = "") -> Page:
-    """Draw one network: rows W_V, W_Q (and whatever else was measured), columns H_o, H_f, H."""
-    sheet = _blocks_by(_PARTS, measured, draw_panel, _set_row_range, how(measured))
-    label_parts(sheet, measured)
-    return sheet.page(suffix, drawn_numbers(measured))
+        sheet = _blocks_by(_PARTS, one, draw_panel, _set_row_range, how(one))
+        label_parts(sheet, one)
+        yield sheet.page(suffix, drawn_numbers(one))
 
 
 def shown_matrices(measured: Measured) -> list[str]:
@@ -178,9 +174,14 @@ def draw_panel(ax: Axes, measured: Measured, colour: str) -> None:
     if len(layers) == 1:
         corner(ax, "\n".join(window_words(measured)), "upper left" if rising else "lower left")
     else:
-        legend = ax.legend(title=f"Layer: {measured.said}", loc=2 if rising else 3, alignment="left", handlelength=0.9)
-        for line in legend.get_lines():
-            line.set_linewidth(1.2)
+        place = "upper left" if rising else "lower left"
+        _legend(ax, title=f"Layer: {measured.said}", loc=place, alignment="left", handlelength=0.9)
+
+
+def _legend(ax: Axes, **style: Any) -> None:
+    """Write a legend with lines of one width, whatever those of the curves."""
+    for line in ax.legend(**style).get_lines():
+        line.set_linewidth(1.2)
 
 
 def linear_axes(spec: FigureSpec, source: Source) -> Iterator[Page]:
@@ -192,16 +193,11 @@ def linear_axes(spec: FigureSpec, source: Source) -> Iterator[Page]:
     Requires: the sweep's table.csv with diagonal blocks; manifest.json for predictions.
     """
     for suffix, one in read_measured(spec, source).pages():
-        yield draw_linear(one, suffix=suffix)
-
-
-def draw_linear(measured: Measured, *, suffix: str = "") -> Page:
-    """Draw one network: rows W_V, W_Q (and whatever else was measured), columns H_o, H_f, H."""
-    sheet = _blocks_by(_PARTS, measured, _draw_linear_panel, None, how(measured), OWN_Y.but(top=0.36, down=0.3))
-    label_parts(sheet, measured)
-    for ax in sheet.axes:
-        ax.set_title(ax.get_title(), pad=11)  # above the power of ten of the y axis
-    return sheet.page(suffix, drawn_numbers(measured))
+        sheet = _blocks_by(_PARTS, one, _draw_linear_panel, None, how(one), OWN_Y.but(top=0.36, down=0.3))
+        label_parts(sheet, one)
+        for ax in sheet.axes:
+            ax.set_title(ax.get_title(), pad=11)  # above the power of ten of the y axis
+        yield sheet.page(suffix, drawn_numbers(one))
 
 
 def _draw_linear_panel(ax: Axes, measured: Measured, colour: str) -> None:
@@ -280,9 +276,7 @@ def _draw_every_layer(ax: Axes, measured: Measured, colour: str) -> None:
             draw_curve(ax, curve.curves, colour=shade, label=label, linewidth=width)
         if depth == depths[-1]:
             draw_guides(ax, of_depth)
-    legend = ax.legend(loc="upper left", bbox_to_anchor=(1.02, 1.0), title=f"Layers: {measured.said} of each")
-    for line in legend.get_lines():
-        line.set_linewidth(1.2)
+    _legend(ax, loc="upper left", bbox_to_anchor=(1.02, 1.0), title=f"Layers: {measured.said} of each")
 
 
 def _depth_words(measured: Measured, depth: int) -> str:
@@ -326,12 +320,8 @@ def draw_overview(measured: Measured, *, suffix: str = "_overview") -> Page:
 def _words(measured: Measured) -> str:
     windows = [as_window(row.window_low, row.window_high) for row in measured.slopes.itertuples()]
     axis = measured.axis.symbol
-    others = "".join(
-        f" ({label(window, axis)} for limits of small σ)"
-        for window in dict.fromkeys(windows)
-        if window != measured.windows[0]
-    )
-    where = label(measured.windows[0], axis) + others
+    first, *others = dict.fromkeys([measured.windows[0], *windows])
+    where = label(first, axis) + "".join(f" ({label(window, axis)} for limits of small σ)" for window in others)
     return f"Dots: slope on {where}, ± bootstrap over seeds; grey bars: predicted."
 
 

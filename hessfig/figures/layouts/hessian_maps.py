@@ -162,16 +162,17 @@ def draw_heat_map(ax: Axes, matrix: NDArray[Any], borders: NDArray[Any], names: 
     whole: dict[str, Any] = {"aspect": "equal", "extent": (0, size, size, 0), "framed": True}
     image = draw_matrix(ax, _reduced(logs), Normalize(*_RANGE), missing="white", **whole)
     for border in borders[1:-1]:
-        ax.axhline(border, color="white", linestyle="--", linewidth=0.4)
-        ax.axvline(border, color="white", linestyle="--", linewidth=0.4)
-    middles, widths = (borders[:-1] + borders[1:]) / 2, np.diff(borders)
-    named = [
-        (m, weight_words(n))
-        for m, w, n in zip(middles, widths, names, strict=True)
-        if w * width_in(ax) >= max(_SMALLEST_LABEL * size * width_in(ax), 1.1 * size * width_of(weight_words(n)))
-    ]
-    ax.set_xticks([m for m, _ in named], [n for _, n in named])
-    ax.set_yticks([m for m, _ in named], [n for _, n in named])
+        for draw in (ax.axhline, ax.axvline):
+            draw(border, color="white", linestyle="--", linewidth=0.4)
+    middles, inches = (borders[:-1] + borders[1:]) / 2, np.diff(borders) / size * width_in(ax)
+    smallest = _SMALLEST_LABEL * width_in(ax)
+    named = {
+        middle: words
+        for middle, room, words in zip(middles, inches, map(weight_words, names), strict=True)
+        if room >= max(smallest, 1.1 * width_of(words))
+    }
+    for set_ticks in (ax.set_xticks, ax.set_yticks):
+        set_ticks(list(named), list(named.values()))
     ax.tick_params(length=0, labelsize=TINY)
     return image
 

@@ -20,7 +20,7 @@ from hessfig.figures.parts.encoding import set_x_scale
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.labels import block_name, block_title, note_words, plain, quantity_words, symbol
 from hessfig.figures.parts.lettering import TINY
-from hessfig.figures.parts.measured import as_written, counted, where
+from hessfig.figures.parts.measured import as_written, counted, fits_of, where
 from hessfig.figures.parts.panel_sheet import ONE_SCALE, OWN_Y, Page, Sheet, height_in, in_sheets, say
 from hessfig.figures.parts.panels import corner, draw_curve, fitted, in_tens, positive, why_no_line
 from hessfig.figures.parts.saving import file_words
@@ -63,18 +63,10 @@ def landscape(spec: FigureSpec, source: Source) -> Iterator[Page]:
         distance=setting_values(run.table["variant"], DISTANCE),
         other=run.table["variant"].map(lambda variant: without(variant, DIRECTION, DISTANCE)),
     )
-    fits = _fits(spec, run)
-    fixed = str((run.config.get("landscape") or {}).get("distance"))
-    others = table["other"].unique()
+    fixed, others = str((run.config.get("landscape") or {}).get("distance")), table["other"].unique()
     for other in others:
         suffix = f"_{file_words(other)}" if len(others) > 1 else ""
-        yield _page(spec, where(table, other=other), axis, fits, fixed, suffix)
-
-
-def _fits(spec: FigureSpec, run: Run) -> dict[str, Any]:
-    """Return how slopes are fitted: by the figure's settings, with the first seed of the run unless told another."""
-    seed = run.first_seed if spec.seed is None else spec.seed
-    return {"average": spec.average, "resamples": spec.resamples, "seed": seed}
+        yield _page(spec, where(table, other=other), axis, fits_of(spec, run), fixed, suffix)
 
 
 def _page(spec: FigureSpec, table: pd.DataFrame, axis: Axis, fits: Mapping[str, Any], fixed: str, suffix: str) -> Page:
@@ -89,8 +81,7 @@ def _page(spec: FigureSpec, table: pd.DataFrame, axis: Axis, fits: Mapping[str, 
         place = _place(spec, here, axis, distances[column] or fixed, fits)
         _draw(ax, place)
         for name, curve in place.curves.items():
-            slope, error = place.slopes[name]
-            drawn.append(curve.assign(slope=slope, slope_se=error))
+            drawn.append(curve.assign(slope=place.slopes[name][0], slope_se=place.slopes[name][1]))
     for which in ("x", "y"):
         set_decades(sheet.first, which)
     rows = [f"{plain(one)}: {_DIFFERENCE}" if one else _DIFFERENCE for one in directions]
@@ -200,7 +191,7 @@ def power_laws(spec: FigureSpec, source: Source) -> Iterator[Page]:
 
 def _laws(spec: FigureSpec, run: Run, quantities: Sequence[str]) -> Laws:
     nulls = {name: list(spec.options.get("chance", {}).get(name, ())) for name in quantities}
-    windows, fits = list(spec.windows) or [WHOLE], _fits(spec, run)
+    windows, fits = list(spec.windows) or [WHOLE], fits_of(spec, run)
     curves, slopes = [], []
     for name in [*quantities, *(name for names in nulls.values() for name in names)]:
         table = of_quantity(run.table, name)
@@ -240,9 +231,8 @@ def _panel(ax: Axes, laws: Laws, block: tuple[Any, ...], quantity: str) -> pd.Da
     drawn = shown.loc[positive(shown), "mean"]
     if drawn.max() < _SHORT * drawn.min():
         between_decades(ax, "y")
-    words = [
-        _draw_null(ax, laws, block, null, rank) for rank, (_, null) in enumerate(nulls.groupby("quantity", sort=False))
-    ]
+    each = enumerate(nulls.groupby("quantity", sort=False))
+    words = [_draw_null(ax, laws, block, null, rank) for rank, (_, null) in each]
     several = list(curves["variant"].unique())
     for part, here in curves.groupby("part", sort=False):
         tones = shades(part_colour(str(part)) if part else _COLOUR, len(several))

@@ -21,11 +21,10 @@ from hessfig.figures.parts.encoding import set_decades, set_y_scale
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.labels import plain, quantity_words, symbol
 from hessfig.figures.parts.lettering import TINY
-from hessfig.figures.parts.measured import counted, where
+from hessfig.figures.parts.measured import counted, parts_of, where
 from hessfig.figures.parts.panel_sheet import APART, BY_COLUMN, Page, Sheet, say
 from hessfig.figures.parts.panels import draw_interval, draw_means, draw_seed, seed_means
 from hessfig.figures.parts.saving import variant_names
-from hessfig.terms import Part
 
 _ALONG = {"step": "gradients", "seconds": "seconds"}
 _RULES = {"gd": "gradient descent", "sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "shampoo": "Shampoo"}
@@ -49,8 +48,8 @@ def steps(spec: FigureSpec, source: Source) -> Iterator[Page]:
     rules = list(dict.fromkeys(found.losses["rule"]))
     words = (
         f"Right: {found.budget['seconds']:.3g} s each, seconds of this machine (medians over updates, and over looks"
-        " at the curvature)."
     )
+    words += " at the curvature)."
     names = [list(_ALONG), [f"{along}:loss" for along in _ALONG]]
     style = APART.but(left=1.25, across=1.35, down=0.4, height=1.6, narrowest=None)
     sheet = Sheet.grid(spec.paper, names, how(table, words), style)
@@ -305,11 +304,10 @@ def _draw_survival_panel(ax: Axes, ratios: pd.DataFrame) -> pd.DataFrame:
     if ratios.empty:
         say(ax, "(no ratio)")
     found = [
-        draw_means(ax, one, *_PLACE, colour=part_colour(part.value), label=symbol(part.value))
-        for part in Part
-        if len(one := where(ratios, part=part.value))
+        draw_means(ax, where(ratios, part=part), *_PLACE, colour=part_colour(part), label=symbol(part))
+        for part in parts_of(ratios)
     ]
-    return pd.concat(found, ignore_index=True) if found else pd.DataFrame()
+    return pd.concat([pd.DataFrame(), *found], ignore_index=True)
 
 
 _PRECONDITIONED = {"preconditioned_eigenvalue": "eigenvalue of P⁻¹H"}  # its own words are longer than a panel is high
@@ -351,15 +349,16 @@ def _draw_page(table: pd.DataFrame, wanted: list[str], spec: FigureSpec) -> Page
     for row, column, ax in sheet:
         scale(ax, [values[row]])
         ax.set_xscale("linear")  # looked at every so many steps
-        points = _draw_panel(ax, where(values[row], variant=variants[column]), row)
+        here = where(values[row], variant=variants[column])
+        if here.empty:
+            say(ax, "(no number)")
+        points = draw_means(ax, here, "step", colour=tone(row))
         found.append(points.assign(quantity=rows[row], variant=variants[column]))
     for row, column, ax in sheet:  # after the curves: lines at 1 widen the range of the axis
         if rows[row] != "loss":
             _mark(ax, ends[row].get(variants[column]))
-    words = [
-        _PRECONDITIONED.get(name, plain(quantity_words(name))) + (" / threshold" if name != "loss" else "")
-        for name in rows
-    ]
+    named = [_PRECONDITIONED.get(name, plain(quantity_words(name))) for name in rows]
+    words = [f"{name} / threshold" if name != "loss" else name for name in named]
     sheet.label("step", variant_titles(variants), words)
     return sheet.page("", pd.concat(found, ignore_index=True))
 
@@ -371,18 +370,11 @@ def _values(table: pd.DataFrame, name: str) -> pd.DataFrame:
     return every.assign(value=every["share"])
 
 
-def _draw_panel(ax: Axes, rows: pd.DataFrame, rank: int) -> pd.DataFrame:
-    if rows.empty:
-        say(ax, "(no number)")
-    return draw_means(ax, rows, "step", colour=tone(rank))
-
-
 def _mark(ax: Axes, end: Interval | None) -> None:
     ax.axhline(1, color=GUIDE, linestyle="--", linewidth=0.8, zorder=0)
     if end is not None:
         half = (end.high - end.low) / 2
         words = f"{end.mean:.3g}" + (f" ± {half:.2g}" if half == half else "")
-        inside = end.low > 1 - EDGE_TOLERANCE and end.high < 1 + EDGE_TOLERANCE
-        words += "\nat the edge" if inside else ""
+        words += "\nat the edge" if end.low > 1 - EDGE_TOLERANCE and end.high < 1 + EDGE_TOLERANCE else ""
         box = {"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 1}
         ax.text(0.97, 0.98, words, transform=ax.transAxes, ha="right", va="top", fontsize=TINY, bbox=box)

@@ -40,15 +40,14 @@ def weight_norms(spec: FigureSpec, source: Source) -> Iterator[Page]:
     by default largest_eigenvalue and condition_number, whichever has a number; `columns`: the setting, by default
     scaled_weight).
     """
-    run = source.run
-    table = along(run.table, run.axis)
-    check_places(table, run.axis)
+    axis = source.run.axis
+    table = along(source.table, axis)
+    check_places(table, axis)
     chosen = _of_quantities(table, spec.words("quantity"))
     asked = str(spec.options.get("columns", _WEIGHT))
     key = varied_key(asked, table["variant"].unique(), asked="figure.options.columns")
-    chosen = chosen.assign(column=setting_values(chosen["variant"], key))
-    for suffix, rows in by_part(chosen):
-        yield _draw_scaled(rows, run.axis, spec, suffix)
+    for suffix, rows in by_part(chosen.assign(column=setting_values(chosen["variant"], key))):
+        yield _draw_scaled(rows, axis, spec, suffix)
 
 
 def _draw_scaled(table: pd.DataFrame, axis: Axis, spec: FigureSpec, suffix: str) -> Page:
@@ -59,12 +58,8 @@ def _draw_scaled(table: pd.DataFrame, axis: Axis, spec: FigureSpec, suffix: str)
         f"{f'{part}: geometric' if part else 'Geometric'} mean over {labels.seeds_words(table)}, band: 95% interval"
         f" (Student's t).{labels.made_words(table, axis)}"
     )
-    blocks = [_block_words(row, layer) for _, layer, row in rows]
-    quantities = [labels.quantity_words(quantity) for quantity, *_ in rows]
-    names = [
-        [f"{row}{layer if layer > 1 else ''}:{quantity}:{column}" for column in columns]
-        for quantity, layer, row in rows
-    ]
+    blocks = [f"{row}{layer if layer > 1 else ''}:{quantity}" for quantity, layer, row in rows]
+    names = [[f"{block}:{column}" for column in columns] for block in blocks]
     sheet = Sheet.grid(spec.paper, names, note, BY_COLUMN.but(left=0.62, down=0.12, height=1.1))
     points = seed_means(counted(table), [*_ROW, "column", X], logs=True)
     for number in range(len(rows)):
@@ -72,25 +67,21 @@ def _draw_scaled(table: pd.DataFrame, axis: Axis, spec: FigureSpec, suffix: str)
             set_decades(ax, "y")
     for row, column, ax in sheet:
         here = where(points, column=columns[column], **dict(zip(_ROW, rows[row], strict=True)))
-        _draw_panel(ax, here, columns[column])
+        if here["mean"].notna().any():
+            draw_interval(ax, here, X, colour=matrix_colour(columns[column]))
+            ax.axvline(1, color="#999999", linewidth=0.4, zorder=0)
+        else:
+            say(ax, "(nothing positive)")
     set_x_scale(sheet.axes[-1], counted(table)[X])
-    side_labels = [f"{block} {labels.plain(words)}".strip() for block, words in zip(blocks, quantities, strict=True)]
     titles = [f"scaled: {labels.weight_words(column)}" for column in columns]
-    sheet.label(labels.plain(axis.symbol), titles, side_labels)
+    sheet.label(labels.plain(axis.symbol), titles, [_row_words(*row) for row in rows])
     return sheet.page(suffix, as_written(points, axis))
 
 
-def _draw_panel(ax: Axes, points: pd.DataFrame, column: str) -> None:
-    if points["mean"].notna().any():
-        draw_interval(ax, points, X, colour=matrix_colour(column))
-        ax.axvline(1, color="#999999", linewidth=0.4, zorder=0)
-    else:
-        say(ax, "(nothing positive)")
-
-
-def _block_words(row: str, layer: int) -> str:
-    name = "" if row == Group.all else labels.block_words(row, row)  # the whole network needs no name
-    return name + (f" {layer}" if layer > 1 else "")
+def _row_words(quantity: str, layer: int, row: str) -> str:
+    block = "" if row == Group.all else labels.block_words(row, row)  # the whole network needs no name
+    which = block + (f" {layer}" if layer > 1 else "")
+    return f"{which} {labels.plain(labels.quantity_words(quantity))}".strip()
 
 
 def _of_quantities(table: pd.DataFrame, asked: list[str] | None) -> pd.DataFrame:
@@ -123,15 +114,14 @@ def sinks(spec: FigureSpec, source: Source) -> Iterator[Page]:
     Requires: the sweep's table.csv with `largest_eigenvalue`, `smallest_eigenvalue` and `density` of one block, or
     with `spectrum` (option `block`: all by default; of a group that layers have, one page per layer).
     """
-    run = source.run
-    block = str(spec.options.get("block", "all"))
-    table = where(along(run.table, run.axis), row=block, col=block)
+    axis, block = source.run.axis, str(spec.options.get("block", "all"))
+    table = where(along(source.table, axis), row=block, col=block)
     _check_stretch(table, block)
     table = table[table["quantity"].isin([LARGEST, SMALLEST, QUANTILES, EXACT_QUANTILES])]
-    check_places(table, run.axis)
+    check_places(table, axis)
     for suffix, rows in by_part(table):
         for layer, here in rows.groupby("layer"):
-            yield _draw_stretch(here, run.axis, spec, suffix + (f"_layer{layer}" if layer else ""))
+            yield _draw_stretch(here, axis, spec, suffix + (f"_layer{layer}" if layer else ""))
 
 
 def outstanding(table: pd.DataFrame) -> pd.DataFrame:
@@ -158,10 +148,7 @@ def _draw_stretch(table: pd.DataFrame, axis: Axis, spec: FigureSpec, suffix: str
     numbers = []
     for row, column, ax in sorted(sheet, key=lambda cell: (cell[1], cell[0])):
         here = where(rows, variant=networks[column][0], num_layers=networks[column][1])
-        if row == 0:
-            numbers.append(_draw_ends(ax, here, floor))
-        else:
-            numbers.append(_draw_changes(ax, outstanding(here), "outermost_over_bulk"))
+        numbers.append(_draw_ends(ax, here, floor) if row == 0 else _draw_changes(ax, outstanding(here)))
     set_x_scale(sheet.axes[-1], rows[X])
     titles = [labels.variant_words(variant) or "network" for variant, _ in networks]
     sheet.label(axis.symbol, titles, list(side_labels.values()))
@@ -186,7 +173,7 @@ def _draw_ends(ax: Axes, here: pd.DataFrame, floor: float) -> pd.DataFrame:
     return pd.concat(found)
 
 
-def _draw_changes(ax: Axes, rows: pd.DataFrame, shown: str) -> pd.DataFrame:
+def _draw_changes(ax: Axes, rows: pd.DataFrame) -> pd.DataFrame:
     """Draw by which factor each seed's number is that at its first place: what seeds share shows, not their sizes."""
     set_decades(ax, "y")
     start = rows[rows[X] == rows[X].min()].set_index("seed")["value"]
@@ -196,7 +183,7 @@ def _draw_changes(ax: Axes, rows: pd.DataFrame, shown: str) -> pd.DataFrame:
         draw_seed(ax, one[X], one["value"], colour=_SIZE)
     points = seed_means(changes, _CURVE, logs=True)
     draw_interval(ax, points, X, colour=_SIZE)
-    return points.assign(shown=f"{shown}_relative")
+    return points.assign(shown="outermost_over_bulk_relative")
 
 
 def _floor(counted: pd.DataFrame) -> float:
@@ -240,13 +227,12 @@ def gauss_newton(spec: FigureSpec, source: Source) -> Iterator[Page]:
     Requires: the sweep's table.csv with `largest_eigenvalue` (or `spectrum`) of one block, parts H_o and H (option
     `block`: all by default).
     """
-    run = source.run
-    block = str(spec.options.get("block", "all"))
-    table = where(along(of_quantity(run.table, LARGEST), run.axis), row=block, col=block)
+    axis, block = source.run.axis, str(spec.options.get("block", "all"))
+    table = where(along(of_quantity(source.table, LARGEST), axis), row=block, col=block)
     table = table[table["index"] <= 1]
     _check_proxies(table, block)
-    check_places(table, run.axis)
-    yield _draw_proxies(table, run.axis, spec)
+    check_places(table, axis)
+    yield _draw_proxies(table, axis, spec)
 
 
 def ratios(table: pd.DataFrame) -> pd.DataFrame:
@@ -263,14 +249,9 @@ def _draw_proxies(table: pd.DataFrame, axis: Axis, spec: FigureSpec) -> Page:
     )
     sheet = Sheet.grid(spec.paper, [["ratio"], ["eigenvalue"]], note, OWN_Y.but(right=0.1, top=0.12, height=1.5))
     ratio = seed_means(found, _CURVE, "ratio", logs=True).assign(shown="ratio", part="")
-    sizes = [
-        seed_means(found, _CURVE, part.value, logs=True).assign(shown=LARGEST, part=part.value)
-        for part in (Part.H, Part.H_o)
-    ]
-    drawn: dict[int, list[tuple[pd.DataFrame, Any]]] = {
-        0: [(ratio, "-")],
-        1: [(sizes[0], "-"), (sizes[1], (0, (3, 1.5)))],
-    }
+    means = [seed_means(found, _CURVE, part.value, logs=True).assign(part=part.value) for part in (Part.H, Part.H_o)]
+    sizes = [one.assign(shown=LARGEST) for one in means]
+    drawn: list[list[tuple[pd.DataFrame, Any]]] = [[(ratio, "-")], [(sizes[0], "-"), (sizes[1], (0, (3, 1.5)))]]
     set_x_scale(sheet.axes[-1], found[X])
     for row, _, ax in sheet:
         set_decades(ax, "y")

@@ -94,12 +94,16 @@ def pair_words(row: str, col: str) -> str:
     return f"({weight_words(row)}, {weight_words(col)})"
 
 
-def weight_words(name: str) -> str:
-    """Return a weight of the paper's networks (or several in one, W_E+W_U) as mathtext, any other name as it is."""
-    roles = name.split("+")
+def weight_words(name: str, layer: int = 0) -> str:
+    """Return a weight of the paper's networks (or several in one, W_E+W_U) as mathtext, any other name as it is.
+
+    Its `layer`, if it is not 0, stands behind it.
+    """
+    roles, behind = name.split("+"), f" {layer}" if layer else ""
     if name == Group.query_key:
-        return f"${weight_label(Matrix.W_Q)}, {weight_label(Matrix.W_K)}$"
-    return f"${'+'.join(map(weight_label, roles))}$" if _are_known(roles) else plain(_GROUPS.get(name, name))
+        return f"${weight_label(Matrix.W_Q)}, {weight_label(Matrix.W_K)}${behind}"
+    words = f"${'+'.join(map(weight_label, roles))}$" if _are_known(roles) else plain(_GROUPS.get(name, name))
+    return words + behind
 
 
 def norm_label(row: str, col: str = "", quantity: str = FROBENIUS) -> str:

@@ -17,14 +17,14 @@ from hessfig.analysis.slopes.fit import fit_slopes
 from hessfig.analysis.slopes.levels import window_levels
 from hessfig.analysis.slopes.printed import WHOLE, Window, label
 from hessfig.errors import UserError
-from hessfig.figures.parts.figure_spec import FigureSpec
+from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.labels import made_words, seeds_words, setting_words, variant_words
 from hessfig.figures.parts.page import Paper
 from hessfig.figures.parts.saving import page_suffix
 from hessfig.figures.parts.ticks import SUPERSCRIPTS
 from hessfig.predictions.growth_rates import Prediction
 from hessfig.predictions.network_series import Regime
-from hessfig.record import CURVE, NETWORK
+from hessfig.record import CURVE, LEFT_OUT, NETWORK
 from hessfig.terms import Matrix, Part, name_order
 
 Network = tuple[str, int]  # variant and number of layers
@@ -231,27 +231,19 @@ def read_measured(spec: FigureSpec, source: Source) -> Measured:
     """
     run, table = read_numbers(spec, source)
     check_places(table, run.axis)
-    used, axis, quantity = list(spec.windows) or [WHOLE], run.axis, spec.quantity
-    slopes = fit_slopes(
-        table,
-        run.architectures,
-        used,
-        axis=axis,
-        quantity=quantity,
-        average=spec.average,
-        seed=run.first_seed if spec.seed is None else spec.seed,
-        resamples=spec.resamples,
-        preset=spec.preset,
-    )
-    curves = growth_curves(table, axis=axis, quantity=quantity)
-    said = spec.choice("words", (SLOPE, LEVEL), SLOPE)
-    levels = slopes[:0]
-    if said == LEVEL:
-        levels = window_levels(table, used, axis=axis, quantity=quantity, average=spec.average)
-    return Measured(
-        *(table, curves, slopes, run.architectures, used, spec.average, axis, quantity),
-        *(levels, said, spec.paper, run.config),
-    )
+    used, said = list(spec.windows) or [WHOLE], spec.choice("words", (SLOPE, LEVEL), SLOPE)
+    of: dict[str, Any] = {"axis": run.axis, "quantity": spec.quantity}
+    slopes = fit_slopes(table, run.architectures, used, **of, **fits_of(spec, run), preset=spec.preset)
+    levels = window_levels(table, used, **of, average=spec.average) if said == LEVEL else slopes[:0]
+    curves = growth_curves(table, **of)
+    of |= {"levels": levels, "said": said, "paper": spec.paper, "config": run.config}
+    return Measured(table, curves, slopes, run.architectures, used, spec.average, **of)
+
+
+def fits_of(spec: FigureSpec, run: Run) -> dict[str, Any]:
+    """Return how slopes are fitted: by the figure's settings, with the first seed of the run unless told another."""
+    seed = run.first_seed if spec.seed is None else spec.seed
+    return {"average": spec.average, "resamples": spec.resamples, "seed": seed}
 
 
 def windows_in_words(windows: Sequence[Window], axis: Axis) -> str:

@@ -189,19 +189,10 @@ def mark_one(ax: Axes, axis: Axis = SIGMA) -> None:
 def corner(ax: Axes, words: str, where: str, *, colour: str = "black", right: float = 0.97) -> None:
     """Write words into a corner: 'upper left', 'lower right', ... (which ends at the share `right` of the panel)."""
     vertical, horizontal = where.split()
-    x, y = {"left": 0.03, "right": right}[horizontal], {"upper": 0.97, "lower": 0.04}[vertical]
-    ax.text(
-        x,
-        y,
-        words,
-        transform=ax.transAxes,
-        ha=horizontal,
-        va={"upper": "top", "lower": "bottom"}[vertical],
-        color=colour,
-        fontsize=TINY,
-        bbox=BACKING,
-        linespacing=1.15,
-    )
+    x = {"left": 0.03, "right": right}[horizontal]
+    y, va = {"upper": (0.97, "top"), "lower": (0.04, "bottom")}[vertical]
+    style: dict[str, Any] = {"color": colour, "fontsize": TINY, "bbox": BACKING, "linespacing": 1.15}
+    ax.text(x, y, words, transform=ax.transAxes, ha=horizontal, va=va, **style)
 
 
 def beside_one(ax: Axes, words: Sequence[str], axis: Axis = SIGMA, *, at: str = "lower") -> None:
