@@ -15,8 +15,8 @@ from hessfig.figures.parts import labels
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.lettering import TINY
 from hessfig.figures.parts.matrix import colour_bar, draw_matrix, name_sides
-from hessfig.figures.parts.measured import Network, as_written, at_one_place, by_part, in_order, networks_of, where
 from hessfig.figures.parts.panel_sheet import OWN_Y, Page, Sheet, width_in
+from hessfig.figures.parts.rows import Network, as_written, at_one_place, by_part, in_order, networks_of, where
 from hessfig.figures.parts.saving import page_suffix
 from hessfig.terms import NUMBERS_OF_APPROXIMATIONS, Approximation
 

@@ -16,21 +16,10 @@ from hessfig.figures.parts.colours import part_colour
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.lettering import fitting, width_of
 from hessfig.figures.parts.matrix import colour_bar, draw_matrix, name_sides
-from hessfig.figures.parts.measured import (
-    Measured,
-    as_written,
-    at_one_place,
-    by_network,
-    drawn_numbers,
-    in_order,
-    networks_of,
-    parts_of,
-    read_measured,
-    read_numbers,
-    where,
-)
+from hessfig.figures.parts.measured import Measured, drawn_numbers, read_measured, read_numbers
 from hessfig.figures.parts.panel_sheet import ONE_SCALE, Page, Sheet, say, width_in
 from hessfig.figures.parts.panels import draw_curve, draw_fit, fitted, mark_one, positive, set_log_range, why_empty
+from hessfig.figures.parts.rows import as_written, at_one_place, by_network, in_order, networks_of, parts_of, where
 from hessfig.figures.parts.slope_words import slope_words
 from hessfig.predictions.growth_rates import Prediction
 from hessfig.terms import Part

@@ -26,8 +26,8 @@ from hessfig.errors import UserError
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.labels import symbol, variant_words
 from hessfig.figures.parts.lettering import SMALL
-from hessfig.figures.parts.measured import Network
 from hessfig.figures.parts.panel_sheet import SHARED, Page, Sheet
+from hessfig.figures.parts.rows import Network
 from hessfig.terms import Group, Matrix, Part, name_order
 
 BlockName = tuple[int, str]

@@ -17,7 +17,9 @@ from hessfig.figures.parts.colours import shades
 from hessfig.figures.parts.encoding import WEIGHT, Encoding, ordered, seen, set_x_scale, set_y_scale, unseen, values_of
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.lettering import TINY, fitting, width_of
-from hessfig.figures.parts.measured import (
+from hessfig.figures.parts.panel_sheet import OWN_Y, SHARED, Page, Sheet, in_sheets, label_side, say
+from hessfig.figures.parts.panels import draw_errors, mark_one, reach, why_no_line
+from hessfig.figures.parts.rows import (
     BLOCK_KEY,
     BlockKey,
     as_written,
@@ -27,8 +29,6 @@ from hessfig.figures.parts.measured import (
     where,
     with_pairs,
 )
-from hessfig.figures.parts.panel_sheet import OWN_Y, SHARED, Page, Sheet, in_sheets, label_side, say
-from hessfig.figures.parts.panels import draw_errors, mark_one, reach, why_no_line
 from hessfig.figures.parts.saving import file_words, page_suffix
 from hessfig.record import FROBENIUS
 
@@ -178,15 +178,14 @@ def _draw_page(
         one = where(blocks[row], **{look.column: columns[column]}) if look.column else blocks[row]
         _draw_panel(ax, one, one if apart else blocks[row], curves, look)
     quantity = "" if apart else str(curves["quantity"].iloc[0])
-    titles = [labels.block_title(*key, quantity=quantity) for key in rows]
-    if rows == _TOGETHER:
-        titles = ["" if apart else labels.unit_label(quantity)]
+    unit = "" if apart else labels.unit_label(quantity)
+    titles = [unit] if rows == _TOGETHER else [labels.block_title(*key, quantity=quantity) for key in rows]
     named = [
         labels.plain(labels.quantity_words(one)) if apart else (labels.part_title(one), labels.symbol(one))
         for one in columns
     ]
     short = [labels.block_title(*key, quantity="") for key in rows]
-    sheet.label(labels.plain(look.axis.symbol), named, titles, short, "" if apart else labels.unit_label(quantity))
+    sheet.label(labels.plain(look.axis.symbol), named, titles, short, unit)
     look.name(sheet.first, curves)
     return sheet.page(suffix, as_written(pd.concat(blocks).drop(columns="across"), look.axis))
 

@@ -14,19 +14,11 @@ from hessfig.figures.parts import labels
 from hessfig.figures.parts.colours import matrix_colour
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.lettering import fitting, width_of
-from hessfig.figures.parts.measured import (
-    BLOCK_KEY,
-    BlockKey,
-    Measured,
-    as_written,
-    blocks_in_order,
-    read_measured,
-    where,
-    windows_in_words,
-    with_pairs,
-)
+from hessfig.figures.parts.measured import Measured, read_measured, windows_in_words
 from hessfig.figures.parts.panel_sheet import ONE_SCALE, Page, Sheet, in_rows, say
 from hessfig.figures.parts.panels import draw_curve, mark_one, positive, set_log_range, why_no_line
+from hessfig.figures.parts.rows import BLOCK_KEY, BlockKey, as_written, blocks_in_order, where, with_pairs
+from hessfig.figures.parts.slope_words import rows_of, window_of
 from hessfig.predictions.growth_rates import Prediction
 from hessfig.terms import Part
 
@@ -54,10 +46,7 @@ def components(spec: FigureSpec, source: Source) -> Iterator[Page]:
 
 def _exponents(spec: FigureSpec, measured: Measured, part: Part, window: Window, suffix: str) -> Page:
     slopes = with_pairs(measured.slopes[measured.slopes["part"] == part])
-    low, high = (np.nan if end is None else end for end in window)
-    here = slopes[
-        np.isclose(slopes["window_low"], low, equal_nan=True) & np.isclose(slopes["window_high"], high, equal_nan=True)
-    ]
+    here = slopes[[window_of(row) == window for row in rows_of(slopes)]]
     variants, blocks = list(dict.fromkeys(here["variant"])), _by_exponent(here)
     names = [fitting([name_of(variant)], _LONGEST) for variant in variants]
     style = ONE_SCALE.but(left=0.1 + max(map(width_of, names)), bottom=0.52, across=0.08, narrowest=0.5)

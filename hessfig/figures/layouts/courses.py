@@ -18,9 +18,10 @@ from hessfig.figures.parts.colours import GUIDE, matrix_colour, part_colour, ton
 from hessfig.figures.parts.encoding import set_x_scale, set_y_scale
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.matrix import colour_bar, draw_matrix
-from hessfig.figures.parts.measured import by_network, counted, wanted_quantities, where
+from hessfig.figures.parts.measured import wanted_quantities
 from hessfig.figures.parts.panel_sheet import APART, Page, Sheet, in_rows, say
 from hessfig.figures.parts.panels import draw_means, spread_words
+from hessfig.figures.parts.rows import by_network, counted, where
 from hessfig.figures.parts.saving import file_words
 from hessfig.figures.parts.ticks import between_decades, set_decades
 from hessfig.terms import Part, name_order

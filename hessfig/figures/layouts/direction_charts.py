@@ -20,9 +20,9 @@ from hessfig.figures.parts.colours import GUIDE, TONES
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.labels import plain, setting_words, variant_words
 from hessfig.figures.parts.lettering import TINY
-from hessfig.figures.parts.measured import where
 from hessfig.figures.parts.panel_sheet import APART, OWN_Y, SHARED, Page, Sheet, say
 from hessfig.figures.parts.panels import set_decades
+from hessfig.figures.parts.rows import where
 from hessfig.figures.parts.saving import file_words
 
 RATE = "directions.rate"

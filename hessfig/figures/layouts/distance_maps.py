@@ -24,18 +24,10 @@ from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.lettering import TINY, width_of
 from hessfig.figures.parts.lettering import points as points_of
 from hessfig.figures.parts.matrix import colour_bar, draw_matrix, name_sides
-from hessfig.figures.parts.measured import (
-    Network,
-    as_written,
-    at_one_place,
-    by_network,
-    in_order,
-    parts_of,
-    read_numbers,
-    where,
-)
+from hessfig.figures.parts.measured import read_numbers
 from hessfig.figures.parts.page import Paper
 from hessfig.figures.parts.panel_sheet import APART, ONE_SCALE, Page, Sheet, in_rows, width_in
+from hessfig.figures.parts.rows import Network, as_written, at_one_place, by_network, in_order, parts_of, where
 from hessfig.figures.parts.saving import file_words, panel_names
 from hessfig.record import NETWORK
 
@@ -161,12 +153,13 @@ def heat(spec: FigureSpec, source: Source) -> Iterator[Page]:
     Requires: the sweep's table.csv with diagonal blocks (options `quantities`: a page each, frobenius by default;
     `index`; `at`: the nearest place on the axis is drawn).
     """
-    for quantity in spec.words("quantities") or [spec.quantity]:
+    quantities = spec.words("quantities") or [spec.quantity]
+    for quantity in quantities:
         one = replace(spec, options={**spec.options, "quantity": quantity})
-        yield from _pages(one, source, several=len(spec.words("quantities") or []) > 1)
+        yield from _pages(one, source, f"_{file_words(quantity)}" if len(quantities) > 1 else "")
 
 
-def _pages(spec: FigureSpec, source: Source, *, several: bool) -> Iterator[Page]:
+def _pages(spec: FigureSpec, source: Source, end: str) -> Iterator[Page]:
     run, numbers = read_numbers(spec, source)
     diagonal = numbers[numbers["row"] == numbers["col"]]
     if diagonal.empty:
@@ -181,7 +174,6 @@ def _pages(spec: FigureSpec, source: Source, *, several: bool) -> Iterator[Page]
     for suffix, (variant, _), network in by_network(here):
         note = _note(spec.quantity, diagonal, ", ".join(filter(None, (labels.variant_words(variant), place))))
         sheet = draw_heat(network, spec.quantity, note, spec)
-        end = f"_{file_words(spec.quantity)}" if several else ""
         yield sheet.page(suffix + end, as_written(network, run.axis))
 
 

@@ -20,9 +20,9 @@ from hessfig.figures.parts.colours import matrix_colour, part_colour
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.labels import symbol, variant_words, weight_words
 from hessfig.figures.parts.lettering import TINY
-from hessfig.figures.parts.measured import Network
 from hessfig.figures.parts.panel_sheet import APART, Page, Sheet, in_sheets, say
 from hessfig.figures.parts.panels import are_few, draw_mean, draw_seed, spread_words
+from hessfig.figures.parts.rows import Network
 from hessfig.figures.parts.saving import panel_names
 from hessfig.figures.parts.ticks import set_decades
 from hessfig.terms import Part

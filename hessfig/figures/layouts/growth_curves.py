@@ -16,7 +16,7 @@ from hessfig.analysis.slopes.printed import WHOLE, Window, as_window, label, wit
 from hessfig.figures.parts.colours import GUIDE, matrix_colour, shades
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.labels import norm_label, part_title, symbol, unit_label, weight_words
-from hessfig.figures.parts.measured import Measured, drawn_numbers, parts_of, read_measured
+from hessfig.figures.parts.measured import Measured, drawn_numbers, read_measured
 from hessfig.figures.parts.panel_sheet import OWN_Y, SHARED, Page, Sheet, SheetStyle, say, width_in
 from hessfig.figures.parts.panels import (
     beside_one,
@@ -31,6 +31,7 @@ from hessfig.figures.parts.panels import (
     set_log_range,
     why_empty,
 )
+from hessfig.figures.parts.rows import parts_of
 from hessfig.figures.parts.slope_words import how, layer_words, rows_of, window_of, window_words
 from hessfig.predictions.growth_rates import Prediction
 from hessfig.terms import PARTS, Matrix, Part

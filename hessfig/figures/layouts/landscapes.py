@@ -20,9 +20,10 @@ from hessfig.figures.parts.encoding import set_x_scale
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.labels import block_name, block_title, note_words, plain, quantity_words, symbol
 from hessfig.figures.parts.lettering import TINY
-from hessfig.figures.parts.measured import as_written, counted, fits_of, where
+from hessfig.figures.parts.measured import fits_of
 from hessfig.figures.parts.panel_sheet import ONE_SCALE, OWN_Y, Page, Sheet, height_in, in_sheets, say
 from hessfig.figures.parts.panels import corner, draw_curve, fitted, in_tens, positive, why_no_line
+from hessfig.figures.parts.rows import as_written, counted, where
 from hessfig.figures.parts.saving import file_words
 from hessfig.figures.parts.ticks import between_decades, set_decades
 from hessfig.record import CURVE, FROBENIUS

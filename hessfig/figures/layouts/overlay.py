@@ -15,10 +15,10 @@ from hessfig.analysis.axis import X
 from hessfig.analysis.comparison.against import Comparison
 from hessfig.figures.parts.colours import GUIDE, PUBLISHED, matrix_colour, shades
 from hessfig.figures.parts.labels import norm_label, plain, symbol
-from hessfig.figures.parts.measured import where
 from hessfig.figures.parts.page import Paper, styled
 from hessfig.figures.parts.panel_sheet import SHARED, Page, Sheet, in_sheets, say
 from hessfig.figures.parts.panels import draw_curve, mark_one, set_log_range
+from hessfig.figures.parts.rows import where
 from hessfig.figures.parts.saving import save_sheets
 from hessfig.terms import Matrix, Part, name_order
 

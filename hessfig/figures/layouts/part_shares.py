@@ -15,9 +15,10 @@ from hessfig.errors import UserError
 from hessfig.figures.parts import labels
 from hessfig.figures.parts.colours import matrix_colour, shades
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
-from hessfig.figures.parts.measured import Measured, as_written, drawn_numbers, read_measured, read_numbers, where
+from hessfig.figures.parts.measured import Measured, drawn_numbers, read_measured, read_numbers
 from hessfig.figures.parts.panel_sheet import APART, SHARED, Page, Sheet, label_side, say
 from hessfig.figures.parts.panels import draw_curve, mark_one, positive, reach, set_log_range, why_empty
+from hessfig.figures.parts.rows import as_written, where
 from hessfig.terms import AT_SCORES, Part
 
 _SHOWN = 3

@@ -21,9 +21,9 @@ from hessfig.figures.parts.encoding import set_decades, set_y_scale
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.labels import plain, quantity_words, symbol
 from hessfig.figures.parts.lettering import TINY
-from hessfig.figures.parts.measured import counted, parts_of, where
 from hessfig.figures.parts.panel_sheet import APART, BY_COLUMN, Page, Sheet, say
 from hessfig.figures.parts.panels import draw_interval, draw_means, draw_seed, seed_means
+from hessfig.figures.parts.rows import counted, parts_of, where
 from hessfig.figures.parts.saving import variant_names
 
 _ALONG = {"step": "gradients", "seconds": "seconds"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,46 +19,12 @@ from hessfig.errors import UserError
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.labels import made_words, seeds_words, setting_words, variant_words
 from hessfig.figures.parts.page import Paper
+from hessfig.figures.parts.rows import as_written, in_order, networks_of, where
 from hessfig.figures.parts.saving import page_suffix
-from hessfig.figures.parts.ticks import SUPERSCRIPTS
 from hessfig.predictions.growth_rates import Prediction
 from hessfig.predictions.network_series import Regime
-from hessfig.record import CURVE, LEFT_OUT, NETWORK
-from hessfig.terms import Matrix, Part, name_order
-
-Network = tuple[str, int]  # variant and number of layers
-BlockKey = tuple[str, str, str]
-BLOCK_KEY = ["row", "col", "across"]
-
-
-def where(frame: pd.DataFrame, **choice: object) -> pd.DataFrame:
-    """Return the rows with these values in their columns, e.g. where(table, part="H", layer=1)."""
-    return frame[np.logical_and.reduce([frame[column].to_numpy() == value for column, value in choice.items()])]
-
-
-def networks_of(frame: pd.DataFrame) -> list[Network]:
-    """Return every network, in reading order."""
-    return list(frame[NETWORK].drop_duplicates().itertuples(index=False, name=None))
-
-
-def by_network(frame: pd.DataFrame) -> Iterator[tuple[str, Network, pd.DataFrame]]:
-    """Yield the suffix of its page, the network and its rows for every network."""
-    networks = networks_of(frame)
-    for variant, depth in networks:
-        rows = where(frame, variant=variant, num_layers=depth)
-        yield page_suffix(variant, depth, networks), (variant, depth), rows
-
-
-def by_part(frame: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Yield the suffix of its page and its rows for every part of the Hessian."""
-    parts = [part for part in ("", *Part) if part in set(frame["part"])]
-    for part in parts:
-        yield f"_{part}" if len(parts) > 1 else "", where(frame, part=part)
-
-
-def counted(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows that count."""
-    return table[~table["status"].isin(LEFT_OUT)]
+from hessfig.record import CURVE
+from hessfig.terms import Matrix
 
 
 def wanted_quantities(table: pd.DataFrame, asked: list[str] | None, usual: Sequence[str], *, found: str) -> list[str]:
@@ -99,52 +64,6 @@ def read_numbers(spec: FigureSpec, source: Source) -> tuple[Run, pd.DataFrame]:
     return run, inside
 
 
-def at_one_place(curves: pd.DataFrame, wanted: float | None, axis: Axis) -> tuple[pd.DataFrame, str]:
-    """Return the points nearest to the place `wanted`, and the words for it; all of them where there is no place.
-
-    By default it is sigma = 1, or the end of another axis.
-    """
-    places = np.sort(curves[X].dropna().unique())
-    if not places.size:
-        return curves, ""
-    target = wanted if wanted is not None else 1.0 if axis.is_sigma else float(places[-1])
-    logarithmic = target > 0 and places[0] > 0
-    distance = np.abs(np.log(places / target)) if logarithmic else np.abs(places - target)
-    place = float(places[distance.argmin()])
-    return curves[curves[X] == place], f"{axis.symbol} = {place:{'.2g' if axis.is_sigma else 'g'}}"
-
-
-def as_written(frame: pd.DataFrame, axis: Axis) -> pd.DataFrame:
-    """Return drawn numbers with their places in a column of the axis' own name."""
-    return frame.drop(columns=axis.name, errors="ignore").rename(columns={X: axis.name})
-
-
-def with_pairs(curves: pd.DataFrame) -> pd.DataFrame:
-    """Return the points with a column `across`: the layers of a pair across layers, which is a block of its own."""
-    pairs = curves["row_layer"].astype(str) + "," + curves["layer"].astype(str)
-    return curves.assign(across=pairs.where(curves["row_layer"] != curves["layer"], "")).reset_index(drop=True)
-
-
-def blocks_in_order(curves: pd.DataFrame) -> list[BlockKey]:
-    """Return (row, col, across) of every block, in the order of the weights."""
-    found = list(curves[BLOCK_KEY].drop_duplicates().itertuples(index=False, name=None))
-    rank = name_order([name for row, col, _ in found for name in (row, col)])
-    return sorted(found, key=lambda key: (rank(key[0]), rank(key[1]), key[2]))
-
-
-def in_digits(value: float, error: float) -> str:
-    """Return 'value ± error' with as many digits as the error has two of, and one power of ten for both."""
-    if not math.isfinite(value):
-        return "not known"
-    scale = math.floor(math.log10(abs(value))) if value else 0
-    shown = 0 if -2 <= scale <= 2 else scale
-    value, error = value / 10**shown, error / 10**shown
-    known = math.isfinite(error) and error > 0
-    digits = min(max(1 - math.floor(math.log10(error)), 0), 4) if known else 2
-    words = f"{value:.{digits}f}" + (f" ± {error:.{digits}f}" if known else "")
-    return (f"({words})·10{str(shown).translate(SUPERSCRIPTS)}" if shown else words).replace("-", "−")
-
-
 SLOPE, LEVEL = "slope", "level"
 _FRAMES = ("table", "curves", "slopes", "levels")
 _TOP_ROWS = (Matrix.W_V.value, Matrix.W_Q.value)
@@ -176,17 +95,15 @@ class Measured:
         """The settings that matter, for the note."""
         return setting_words(self.config, self.table, self.axis)
 
-    def networks(self) -> list[tuple[str, int]]:
-        """Return (variant, num_layers) of every network, in reading order."""
-        return networks_of(self.curves)
-
     def of(self, **choice: object) -> Measured:
         """Return the part of the sweep with these values in its columns, e.g. of(num_layers=2)."""
         return replace(self, **{name: where(getattr(self, name), **choice) for name in _FRAMES})
 
     def pages(self, *, by_depth: bool = True) -> Iterator[tuple[str, Measured]]:
         """Yield the suffix of its page and the numbers of every network (or variant, of all depths)."""
-        networks = self.networks() if by_depth else [(variant, 0) for variant in self.curves["variant"].unique()]
+        networks = (
+            networks_of(self.curves) if by_depth else [(variant, 0) for variant in self.curves["variant"].unique()]
+        )
         for variant, depth in networks:
             one = {"variant": variant, "num_layers": depth} if by_depth else {"variant": variant}
             yield page_suffix(variant, depth, networks), self.of(**one)
@@ -260,13 +177,3 @@ def drawn_numbers(measured: Measured) -> pd.DataFrame:
     fitted = telling[[*CURVE, *beside]]
     drawn = measured.curves.merge(fitted, on=CURVE, how="left", validate="many_to_one")
     return as_written(drawn, measured.axis)
-
-
-def parts_of(frame: pd.DataFrame) -> list[Part]:
-    """Return the measured parts in the order H_o, H_f, H."""
-    return [part for part in Part if part in set(frame["part"])]
-
-
-def in_order(names: pd.Series) -> list[str]:
-    """Return the different names: the paper's weights as they are listed, others as they come, then groups."""
-    return sorted(names.unique(), key=name_order(names.unique()))

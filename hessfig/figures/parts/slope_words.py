@@ -9,8 +9,9 @@ import pandas as pd
 
 from hessfig.analysis.slopes.fit import ARITHMETIC, MIN_POINTS
 from hessfig.analysis.slopes.printed import Window, as_window, label
-from hessfig.figures.parts.measured import LEVEL, Measured, in_digits, windows_in_words
+from hessfig.figures.parts.measured import LEVEL, Measured, windows_in_words
 from hessfig.figures.parts.panels import fitted, positive, why_empty
+from hessfig.figures.parts.ticks import SUPERSCRIPTS
 
 DAGGER = "†"  # a slope on another window than the first, which the note names
 
@@ -64,6 +65,19 @@ def number_of(row: Any, measured: Measured) -> str:
     if measured.said == LEVEL:
         return in_digits(row.level, row.level_se)
     return fitted(row.slope, row.slope_se)
+
+
+def in_digits(value: float, error: float) -> str:
+    """Return 'value ± error' with as many digits as the error has two of, and one power of ten for both."""
+    if not math.isfinite(value):
+        return "not known"
+    scale = math.floor(math.log10(abs(value))) if value else 0
+    shown = 0 if -2 <= scale <= 2 else scale
+    value, error = value / 10**shown, error / 10**shown
+    known = math.isfinite(error) and error > 0
+    digits = min(max(1 - math.floor(math.log10(error)), 0), 4) if known else 2
+    words = f"{value:.{digits}f}" + (f" ± {error:.{digits}f}" if known else "")
+    return (f"({words})·10{str(shown).translate(SUPERSCRIPTS)}" if shown else words).replace("-", "−")
 
 
 def window_of(row: Any) -> Window:
