@@ -33,15 +33,15 @@ __all__ = ["LAYOUTS", "FigureSpec", "Layout", "draw"]
 
 @dataclass(frozen=True)
 class Layout:
-    """A way of drawing a sweep: what draws its pages, which figure.options it takes, which of x, colour and dashes.
+    """A way of drawing a sweep: what draws its pages, which figure.options it takes, what it requires of the table.
 
-    `requires` is what the table must hold.
+    It `takes` some of x, colour and dashes.
     """
 
     pages: Callable[[FigureSpec, Source], Iterator[Page]]
     options: tuple[str, ...] = ("quantity", "index")
-    takes: tuple[str, ...] = ()
     requires: tuple[Requires, ...] = ()
+    takes: tuple[str, ...] = ()
 
     def draw(self, spec: FigureSpec, folder: Path) -> Iterator[Page]:
         """Yield the pages of a sweep. Raises UserError where it lacks what the layout requires."""
@@ -52,13 +52,11 @@ class Layout:
 
 
 _GROWTH = ("quantity", "index", "words")
-_NO_NUMBERS = ": the table has no such numbers"
-_APPROXIMATIONS = Requires(
-    "approximations",
-    lambda spec: rows_of(number_of(spec)),
-    sweep="approximations",
-    lacks=": the table has no approximations",
-)
+_LANDSCAPE = (Requires("landscape_difference"), Requires("landscape_difference", ("landscape_null",)))
+_NUMBERS = Requires("approximations", lambda spec: rows_of(number_of(spec)), "approximations", "approximations")
+_REMOVED = Requires("pruning", OF_PRUNING, "pruning", "such numbers")
+_ROUNDED = Requires("quantisation", OF_QUANTISATION, "quantisation", "such numbers")
+_SINKS = Requires("sink_mass", sweep="language_sinks")
 LAYOUTS: dict[str, Layout] = {
     "growth": Layout(growth, _GROWTH),
     "growth_by_depth": Layout(growth_by_depth, _GROWTH),
@@ -71,36 +69,30 @@ LAYOUTS: dict[str, Layout] = {
     "one_panel": Layout(one_panel, (*_GROWTH, "part")),
     "pairs": Layout(pairs),
     "lines": Layout(lines, ("quantity", "index", "sigmas"), takes=("x", "colour", "dashes")),
-    "landscape": Layout(
-        landscape,
-        (),
-        requires=(Requires("landscape_difference"), Requires("landscape_difference", ("landscape_null",))),
-    ),
+    "landscape": Layout(landscape, (), _LANDSCAPE),
     "power_laws": Layout(power_laws, ("quantity", "chance", "published")),
     "heat": Layout(heat, ("quantity", "quantities", "index", "at")),
-    "approximations": Layout(approximations, ("number", "at"), requires=(_APPROXIMATIONS,)),
-    "pruning": Layout(pruning, ("at",), requires=(Requires("pruning", OF_PRUNING, "pruning", _NO_NUMBERS),)),
-    "quantisation": Layout(
-        quantisation, ("at",), requires=(Requires("quantisation", OF_QUANTISATION, "quantisation", _NO_NUMBERS),)
-    ),
+    "approximations": Layout(approximations, ("number", "at"), (_NUMBERS,)),
+    "pruning": Layout(pruning, ("at",), (_REMOVED,)),
+    "quantisation": Layout(quantisation, ("at",), (_ROUNDED,)),
     "bars": Layout(bars, ("quantity", "index", "at")),
     "spectra": Layout(spectra, ("width", "variance", "part", "floor", "weights")),
     "heterogeneity": Layout(heterogeneity, ("kernel", "variance", "width")),
     "sinks": Layout(sinks, ("block",)),
     "gauss_newton": Layout(gauss_newton, ("block",)),
     "weight_norms": Layout(weight_norms, ("quantity", "columns")),
-    "training": Layout(training, (), requires=(STEPS,)),
-    "curvature_flow": Layout(curvature_flow, ("quantity", "parts"), requires=(STEPS,)),
-    "attention_mass": Layout(attention_mass, (), requires=(STEPS, Requires("sink_mass", sweep="language_sinks"))),
-    "heterogeneity_trained": Layout(heterogeneity_trained, ("quantity",), requires=(STEPS,)),
+    "training": Layout(training, (), (STEPS,)),
+    "curvature_flow": Layout(curvature_flow, ("quantity", "parts"), (STEPS,)),
+    "attention_mass": Layout(attention_mass, (), (STEPS, _SINKS)),
+    "heterogeneity_trained": Layout(heterogeneity_trained, ("quantity",), (STEPS,)),
     "components": Layout(components, ("quantity", "part")),
-    "edge": Layout(edge, ("quantity",), requires=(STEPS,)),
-    "steps": Layout(steps, (), requires=(STEPS,)),
-    "critical_batch": Layout(critical_batch, (), requires=(STEPS,)),
+    "edge": Layout(edge, ("quantity",), (STEPS,)),
+    "steps": Layout(steps, (), (STEPS,)),
+    "critical_batch": Layout(critical_batch, (), (STEPS,)),
     "slices": Layout(slices, ()),
-    "critical_points": Layout(critical_points, (), requires=(Requires("critical_points", ("critical_index",)),)),
+    "critical_points": Layout(critical_points, (), (Requires("critical_points", ("critical_index",)),)),
     "trajectories": Layout(trajectories, ()),
-    "race": Layout(race_of_rules, ("reference",), requires=(STEPS,)),
+    "race": Layout(race_of_rules, ("reference",), (STEPS,)),
 }
 
 

@@ -221,12 +221,9 @@ def _row_words(key: tuple[object, ...], keys: list[tuple[object, ...]]) -> str:
     """Return which network and part a row is of, with its block, depth and sigma where several are shown."""
     variant, depth, layer, row, part, sigma = key
     several = [len({str(one[k]) for one in keys}) > 1 for k in range(len(key))]
-    more = [
-        f"{depth} layers" if several[1] else "",
-        f"{row} {layer or ''}".strip() if several[3] else "",
-        f"σ = {sigma:g}" if several[5] else "",
-    ]
-    return f"{symbol(str(part))}  " + ", ".join(filter(None, [variant_words(str(variant)), *more]))
+    told = {1: f"{depth} layers", 3: f"{row} {layer or ''}".strip(), 5: f"σ = {sigma:g}"}
+    words = [variant_words(str(variant)), *(text for place, text in told.items() if several[place])]
+    return f"{symbol(str(part))}  {', '.join(filter(None, words))}"
 
 
 def _number(points: pd.DataFrame, key: tuple[object, ...], name: str) -> str:

@@ -47,11 +47,8 @@ def scale(ax: Axes, rows: Sequence[pd.DataFrame]) -> None:
 def how(table: pd.DataFrame, words: str, spread: str = "") -> str:
     """Return the note of a sheet: `words`, then repeats, what shows their spread, estimators, what was left out."""
     table = along(table, Axis(STEP))
-    spread = spread or spread_words(table["seed"].nunique())
-    return (
-        f"{words} Mean over {labels.seeds_words(table)}, {spread}."
-        f" {labels.estimator_words(table)}.{labels.left_out_words(table)}"
-    )
+    means = f"Mean over {labels.seeds_words(table)}, {spread or spread_words(table['seed'].nunique())}."
+    return f"{words} {means} {labels.estimator_words(table)}.{labels.left_out_words(table)}"
 
 
 def variant_titles(variants: Sequence[str]) -> list[tuple[str, ...]]:

@@ -55,17 +55,15 @@ def _draw_scaled(table: pd.DataFrame, axis: Axis, spec: FigureSpec, suffix: str)
     columns = list(table["column"].unique())
     rows = list(table[_ROW].drop_duplicates().itertuples(index=False, name=None))
     part = labels.part_words(table["part"].iloc[0])
-    note = (
-        f"{f'{part}: geometric' if part else 'Geometric'} mean over {labels.seeds_words(table)}, band: 95% interval"
-        f" (Student's t).{labels.made_words(table, axis)}"
-    )
+    means = f"{part}: geometric mean" if part else "Geometric mean"
+    words = f"{means} over {labels.seeds_words(table)}, band: 95% interval (Student's t)."
     blocks = [f"{row}{layer if layer > 1 else ''}:{quantity}" for quantity, layer, row in rows]
     names = [[f"{block}:{column}" for column in columns] for block in blocks]
-    sheet = Sheet.grid(spec.paper, names, note, BY_COLUMN.but(left=0.62, down=0.12, height=1.1))
+    note, style = words + labels.made_words(table, axis), BY_COLUMN.but(left=0.62, down=0.12, height=1.1)
+    sheet = Sheet.grid(spec.paper, names, note, style)
     points = seed_means(counted(table), [*_ROW, "column", X], logs=True)
-    for number in range(len(rows)):
-        for ax in sheet.row(number)[:1]:
-            set_decades(ax, "y")
+    for ax in sheet.axes:
+        set_decades(ax, "y")
     for row, column, ax in sheet:
         here = where(points, column=columns[column], **dict(zip(_ROW, rows[row], strict=True)))
         if here["mean"].notna().any():
@@ -137,14 +135,13 @@ def outstanding(table: pd.DataFrame) -> pd.DataFrame:
 def _draw_stretch(table: pd.DataFrame, axis: Axis, spec: FigureSpec, suffix: str) -> Page:
     rows = counted(table)
     networks, floor = networks_of(rows), _floor(rows)
-    side_labels = {"eigenvalue": "eigenvalue", "ratio": "outermost / bulk width"}
     first, spread = f"{axis.symbol} = {rows[X].min():g}", spread_words(rows["seed"].nunique())
     note = (
         f"{labels.part_words(table['part'].iloc[0])}: mean over {labels.seeds_words(table)}, {spread}."
         f" Below: seed by seed, relative to {first}, with the 95% interval of the mean (grey: within a tenth of a"
         f" decade of it).{labels.made_words(table, axis)}"
     )
-    names = [[f"{network}:{kind}" for network in panel_names(networks)] for kind in side_labels]
+    names = [[f"{network}:{kind}" for network in panel_names(networks)] for kind in ("eigenvalue", "ratio")]
     sheet = Sheet.grid(spec.paper, names, note, BY_COLUMN.but(left=0.62, down=0.16, height=1.5))
     numbers = []
     for row, column, ax in sorted(sheet, key=lambda cell: (cell[1], cell[0])):
@@ -152,7 +149,7 @@ def _draw_stretch(table: pd.DataFrame, axis: Axis, spec: FigureSpec, suffix: str
         numbers.append(_draw_ends(ax, here, floor) if row == 0 else _draw_changes(ax, outstanding(here)))
     set_x_scale(sheet.axes[-1], rows[X])
     titles = [labels.variant_words(variant) or "network" for variant, _ in networks]
-    sheet.label(axis.symbol, titles, list(side_labels.values()))
+    sheet.label(axis.symbol, titles, ["eigenvalue", "outermost / bulk width"])
     for ax in sheet.row(0)[-1:]:
         ax.legend(loc="best", ncols=2)
     return sheet.page(suffix, as_written(pd.concat(numbers, ignore_index=True), axis))
@@ -266,8 +263,18 @@ def _draw_proxies(table: pd.DataFrame, axis: Axis, spec: FigureSpec) -> Page:
         mark_one(ax, axis)
         ax.set_ylabel(r"$\lambda_1(H_\mathrm{o})\,/\,\lambda_1(H)$" if row == 0 else "largest eigenvalue")
     sheet.axes[-1].set_xlabel(axis.symbol)
-    sheet.figure.align_ylabels(sheet.axes)
+    _align_labels(sheet)
     return sheet.page("", as_written(pd.concat([ratio, *sizes], ignore_index=True), axis))
+
+
+def _align_labels(sheet: Sheet) -> None:
+    """Put the y labels of all lines where the widest ticks leave them; matplotlib aligns panels of one grid only."""
+    grid = sheet.figure.add_gridspec(len(sheet.axes), 1)
+    for number, ax in enumerate(sheet.axes):
+        place = ax.get_position()
+        ax.set_subplotspec(grid[number, 0])
+        ax.set_position(place)
+    sheet.figure.align_ylabels(sheet.axes)
 
 
 def _named(table: pd.DataFrame) -> dict[Network, str]:

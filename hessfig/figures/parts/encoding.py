@@ -145,8 +145,8 @@ class Encoding:
         if entries:
             handles, names = zip(*entries, strict=True)
             title = f"{plain(setting_name(self.colour))}:" if self.colour else None
-            columns = 1 + (len(names) > _NAMED)
-            ax.legend(handles, names, title=title, loc="best", alignment="left", handlelength=2.2, ncols=columns)
+            style: dict[str, Any] = {"alignment": "left", "handlelength": 2.2, "ncols": 1 + (len(names) > _NAMED)}
+            ax.legend(handles, names, title=title, loc="best", **style)
 
 
 def set_x_scale(ax: Axes, places: pd.Series) -> bool:
@@ -164,7 +164,7 @@ def set_x_scale(ax: Axes, places: pd.Series) -> bool:
         ax.set_xscale("symlog", linthresh=positive[0], linscale=0.4)
     labelled = _labelled(ax, different) if len(different) <= _NAMED else None
     if labelled is not None:
-        ax.set_xticks(different, [f"{place:g}" * (place in labelled) for place in different])
+        ax.set_xticks(different, [f"{place:g}" if place in labelled else "" for place in different])
         ax.xaxis.set_minor_locator(NullLocator())
     return is_log
 

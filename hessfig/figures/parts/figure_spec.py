@@ -116,23 +116,23 @@ class Requires:
     """What a layout requires of a table: finite numbers of the quantity `name`, in rows of one of the `quantities`.
 
     `quantities` is `name` itself by default, or follows from the figure's options. `sweep` is the shipped one that
-    measures it (by default the command of the same sweep is told, with this quantity), `lacks` what is said of the
-    layout where the table has none.
+    measures it (by default the command of the same sweep is told, with this quantity), `what` the numbers in words.
     """
 
     name: str
     quantities: Collection[str] | Callable[[FigureSpec], Collection[str]] = ()
     sweep: str = ""
-    lacks: str = ""
+    what: str = ""
 
     def check(self, spec: FigureSpec, source: Source) -> None:
         """Raise UserError when the table of a sweep lacks what is required."""
         wanted = self.quantities(spec) if callable(self.quantities) else self.quantities or (self.name,)
         table = source.table
         if not (table["quantity"].isin(wanted) & np.isfinite(table["value"])).any():
+            lacks = f": the table has no {self.what}" if self.what else f" draws {self.name}, and the table has none"
             again = f"{run_command(source.folder)} 'quantities=[{self.name}]'"
             raise UserError(
-                f"figure.layout={spec.layout}{self.lacks or f' draws {self.name}, and the table has none'}",
+                f"figure.layout={spec.layout}{lacks}",
                 got=", ".join(table["quantity"].unique()),
                 allowed=f"a sweep with quantities=[{self.name}]",
                 remedy=f"hessfig run sweep={self.sweep}" if self.sweep else again,

@@ -101,9 +101,7 @@ def label_side(ax: Axes, words: str) -> None:
 
 def whole_note(paper: Paper, note: str) -> str:
     """Return a note with the settings at its end in which the network is not the preset's, unless it tells them."""
-    untold = [
-        words for words in paper.changed if not re.search(rf"(?<!\w){re.escape(words)}(?!\w)", note, re.IGNORECASE)
-    ]
+    untold = [one for one in paper.changed if not re.search(rf"(?<!\w){re.escape(one)}(?!\w)", note, re.IGNORECASE)]
     return f"{note} Changed from the preset: {', '.join(untold)}.".strip() if untold else note
 
 
@@ -226,8 +224,9 @@ class Sheet:
         short = rows if names is None else names
         titles = [(one,) if isinstance(one, str) else one for one in columns]
         titled = [cell for line in (self.lines if self.is_folded else self.lines[:1]) for cell in line]
-        self._title({c: [_joined(short[c[0]] * self.is_folded, one) for one in titles[c[1]]] for c in titled})
-        self.label_sides([unit] * len(rows) if self.is_folded else rows)
+        before, sides = (short, [unit] * len(rows)) if self.is_folded else ([""] * len(rows), rows)
+        self._title({(i, j): [_joined(before[i], one) for one in titles[j]] for i, j in titled})
+        self.label_sides(sides)
         if x:
             self.label_below(x)
 
@@ -341,11 +340,10 @@ def _placed(
     for line, below, width, high in zip(lines, [*lines[1:], []], widths, heights, strict=True):
         for at, cell in enumerate(line):
             left = style.left + at * (width + style.across)
-            ax = figure.add_axes(
-                (left / page, (top - high) / tall, width / page, high / tall),
-                sharex=next(iter(panels.values()), None) if style.share_x else None,
-                sharey=next((ax for other, ax in panels.items() if _same(cell, other, style)), None),
-            )
+            sharex = next(iter(panels.values()), None) if style.share_x else None
+            sharey = next((ax for other, ax in panels.items() if _same(cell, other, style)), None)
+            box = (left / page, (top - high) / tall, width / page, high / tall)
+            ax = figure.add_axes(box, sharex=sharex, sharey=sharey)
             named = not (style.share_x and at < len(below)), not (at and _same(cell, line[at - 1], style))
             ax.tick_params(labelbottom=named[0], labelleft=named[1])
             panels[cell] = ax

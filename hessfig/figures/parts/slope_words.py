@@ -22,11 +22,11 @@ def how(measured: Measured) -> str:
         means = "arithmetic" if measured.average == ARITHMETIC else "geometric"
         windows = windows_in_words(measured.windows, measured.axis)
         return f"{measured.how()} Levels: {means} mean over {windows}; ± standard error over seeds."
-    other = next(
-        (window for window in map(window_of, rows_of(measured.telling_slopes())) if window != measured.windows[0]), None
-    )
-    dagger = f" {DAGGER}: {label(other, measured.axis.symbol)}." if other and len(measured.layers()) > 1 else ""
-    layers = " Beside powers: their layers." if len(measured.layers()) > 1 else ""
+    layers = dagger = ""
+    if len(measured.layers()) > 1:
+        others = [one for one in map(window_of, rows_of(measured.telling_slopes())) if one != measured.windows[0]]
+        dagger = f" {DAGGER}: {label(others[0], measured.axis.symbol)}." if others else ""
+        layers = " Beside powers: their layers."
     return f"{measured.how()} {slope_words(measured)}{dagger}{layers}"
 
 
@@ -57,7 +57,7 @@ def layer_words(measured: Measured, layer: int) -> str:
         return f"{layer}: {why_empty(measured)}"
     telling = measured.levels if measured.said == LEVEL else measured.telling_slopes()
     row = rows_of(telling)[0]
-    return f"{layer}: {number_of(row, measured)}{DAGGER * (window_of(row) != measured.windows[0])}"
+    return f"{layer}: {number_of(row, measured)}{'' if window_of(row) == measured.windows[0] else DAGGER}"
 
 
 def number_of(row: Any, measured: Measured) -> str:
