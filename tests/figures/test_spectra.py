@@ -177,6 +177,17 @@ def test_ratios_seed_by_seed_and_one_line_for_the_mlp(tmp_path: Path) -> None:
         drawn("gauss_newton", tmp_path / "spectra", block="W_Q")
 
 
+def test_labels_of_both_lines_stand_below_each_other_whatever_their_ticks(tmp_path: Path) -> None:
+    rows = [{**row, "value": row["value"] * (1e-9 if row["sigma"] < 1 else 1e3)} for row in proxy_rows()]
+    (page,) = drawn("gauss_newton", write_sweep(spectral_table(rows), tmp_path, settings=None))
+    with styled():
+        page.figure.draw_without_rendering()
+    axes = [ax.yaxis for ax in page.figure.axes]
+    widths = [max(label.get_window_extent().width for label in one.get_ticklabels()) for one in axes]
+    places = [one.get_label().get_position()[0] for one in axes]
+    assert widths[0] != widths[1] and places[0] == places[1]
+
+
 def test_a_ratio_needs_a_positive_eigenvalue() -> None:
     rows = [{"part": "H", "value": -1.0}, {"part": "H_o", "value": 2.0}]
     table = spectral_table(rows).assign(x=0.1)
