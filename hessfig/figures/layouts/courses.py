@@ -226,7 +226,7 @@ def _decades(low: float, high: float) -> dict[float, str]:
 def _heat(ax: Axes, points: pd.DataFrame, name: str) -> None:
     wide = points.pivot_table(index="place", columns="step", values="log10").loc[points["place"].unique()]
     low, high = np.nanmin(wide.to_numpy()), np.nanmax(wide.to_numpy())
-    style: dict[str, Any] = {"missing": "white", "framed": True, "interpolation": "nearest"}
+    style: dict[str, Any] = {"missing": "white", "interpolation": "nearest"}
     image = draw_matrix(ax, wide.to_numpy(), Normalize(low, high), **style)
     ticks = _decades(low, high)
     colour_bar(ax, image).set_ticks([*ticks], labels=[*ticks.values()])
@@ -295,7 +295,7 @@ def _draw_mass(table: pd.DataFrame, spec: FigureSpec, suffix: str) -> Page:
 def _mass_map(ax: Axes, maps: pd.DataFrame, step: float) -> None:
     square = maps.pivot_table(index="layer", columns="index", values="value")
     words = np.vectorize("{:.2f}".format)(square.to_numpy())
-    draw_matrix(ax, square.to_numpy(), Normalize(0, 1), words=words, framed=True)
+    draw_matrix(ax, square.to_numpy(), Normalize(0, 1), words=words, missing="#e6e6e6")
     ax.set_xticks(range(square.shape[1]), [f"{head:g}" for head in square.columns])
     ax.set_yticks(range(square.shape[0]), [f"{layer:g}" for layer in square.index])
     ax.set_xlabel("head")

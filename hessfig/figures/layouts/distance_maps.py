@@ -113,7 +113,7 @@ def _draw_map(ax: Axes, pairs: pd.DataFrame, scale: Normalize) -> AxesImage:
     fits = len(names) <= 12 and width_in(ax) / max(len(names), 1) >= _WRITTEN
     words = np.array([f"{value:.2f}" if np.isfinite(value) else "" for value in square.flat]).reshape(square.shape)
     style = {"cmap": "magma", "aspect": "equal", "missing": "#bbbbbb"}
-    image = draw_matrix(ax, square, scale, words=words if fits else None, size=4, dark=0.6, framed=True, **style)
+    image = draw_matrix(ax, square, scale, words=words if fits else None, size=4, dark=0.6, **style)
     words_of = [labels.weight_words(name, layer if layer > 1 else 0) for layer, name in names]
     name_sides(ax, rows=words_of, columns=words_of)
     return image

@@ -159,7 +159,7 @@ def draw_heat_map(ax: Axes, matrix: NDArray[Any], borders: NDArray[Any], names: 
 
     logs = uniform_filter(np.log10(np.abs(matrix) + np.float32(_FLOOR)), size=5, mode="nearest")
     size = len(matrix)
-    whole: dict[str, Any] = {"aspect": "equal", "extent": (0, size, size, 0), "framed": True}
+    whole: dict[str, Any] = {"aspect": "equal", "extent": (0, size, size, 0)}
     image = draw_matrix(ax, _reduced(logs), Normalize(*_RANGE), missing="white", **whole)
     for border in borders[1:-1]:
         for draw in (ax.axhline, ax.axvline):

@@ -46,10 +46,8 @@ def steps(spec: FigureSpec, source: Source) -> Iterator[Page]:
     table = source.table
     found = race(table)
     rules = list(dict.fromkeys(found.losses["rule"]))
-    words = (
-        f"Right: {found.budget['seconds']:.3g} s each, seconds of this machine (medians over updates, and over looks"
-    )
-    words += " at the curvature)."
+    medians = "medians over updates, and over looks at the curvature"
+    words = f"Right: {found.budget['seconds']:.3g} s each, seconds of this machine ({medians})."
     names = [list(_ALONG), [f"{along}:loss" for along in _ALONG]]
     style = APART.but(left=1.25, across=1.35, down=0.4, height=1.6, narrowest=None)
     sheet = Sheet.grid(spec.paper, names, how(table, words), style)
