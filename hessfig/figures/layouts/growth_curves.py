@@ -352,6 +352,8 @@ def _draw_predictions(ax: Axes, slopes: pd.DataFrame) -> None:
 def _set_ranges(axes: list[Axes], block: Measured) -> None:
     """Leave room above the highest slope for the legend, and next to the first and last depth."""
     slopes = block.slopes
+    if slopes.empty:
+        return
     values = slopes[["slope", "predicted"]].to_numpy(float)
     if np.isfinite(values).any():
         low, high = np.nanmin(values), np.nanmax(values)
