@@ -13,9 +13,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 from scaling_points import EXACT, TOP, WHOLE
 
-from hessfig.figures.parts.page import BACKING, GUIDE, TINY, Paper, save_figure, styled
-from hessfig.figures.parts.panel_sheet import Margins, in_rows, panel_sheet
+from hessfig.figures.parts.colours import GUIDE
+from hessfig.figures.parts.lettering import BACKING, TINY
+from hessfig.figures.parts.page import Paper, styled
+from hessfig.figures.parts.panel_sheet import ONE_SCALE, SHARED, Sheet, in_rows
 from hessfig.figures.parts.panels import draw_guide, fitted
+from hessfig.figures.parts.saving import save_figure
 
 Rows = list[dict[str, Any]]
 COLOURS = {WHOLE: "#7570b3", TOP: "#1b9e77", EXACT: "#d95f02"}
@@ -44,16 +47,8 @@ def scaling_sheet(report: dict[str, Any]) -> Figure:
     """One panel per axis, and a last one for the legend."""
     names = list(dict.fromkeys(row["axis"] for row in report["points"]))
     cols = min(3, len(names) + 1)
-    sheet = panel_sheet(
-        Paper(),
-        in_rows([*names, "legend"], cols),
-        note=_scaling_note(report),
-        height=1.3,
-        margins=Margins(top=_top(report), down=0.4, bottom=0.38),
-        share_x=False,
-        share_y="all",
-        most=cols,
-    )
+    style = ONE_SCALE.but(share_x=False, height=1.3, top=_top(report), down=0.4, most=cols)
+    sheet = Sheet.grid(Paper(), in_rows([*names, "legend"], cols), _scaling_note(report), style)
     *panels, free = sheet.axes
     for ax, name in zip(panels, names, strict=True):
         _draw_axis(ax, report, name)
@@ -112,14 +107,9 @@ def _scaling_note(report: dict[str, Any]) -> str:
 
 def norms_sheet(report: dict[str, Any]) -> Figure:
     """Three panels that share the names of the engines."""
-    sheet = panel_sheet(
-        Paper(),
-        [list(BARS)],
-        note=_norms_note(report),
-        height=0.16 * len(report["engines"]),
-        margins=Margins(left=1.36, right=0.2, top=_top(report), across=0.16, bottom=0.34),
-        share_x=False,
-    )
+    style = SHARED.but(left=1.36, right=0.2, top=_top(report), across=0.16, bottom=0.34, share_x=False)
+    height = 0.16 * len(report["engines"])
+    sheet = Sheet.grid(Paper(), [list(BARS)], _norms_note(report), style.but(height=height))
     for ax, (key, label) in zip(sheet.axes, BARS.items(), strict=True):
         _draw_bars(ax, report["engines"], key)
         ax.set_xlabel(label)

@@ -27,9 +27,11 @@ from hessfig.config import MLP, Config, DType, ModelConfig, TaskConfig
 from hessfig.curvature.curvlinops import ColumnOperator
 from hessfig.curvature.differences import DifferencedColumn
 from hessfig.curvature.problem import Problem, rademacher
+from hessfig.figures.parts.colours import GUIDE
 from hessfig.figures.parts.labels import weight_words
-from hessfig.figures.parts.page import GUIDE, Paper, save_figure, styled
-from hessfig.figures.parts.panel_sheet import Margins, panel_sheet
+from hessfig.figures.parts.page import Paper, styled
+from hessfig.figures.parts.panel_sheet import ONE_SCALE, Sheet
+from hessfig.figures.parts.saving import save_figure
 from hessfig.measurements.block_norms import ROUGHEST
 from hessfig.rng import stream
 from hessfig.states.point import drawn
@@ -98,7 +100,7 @@ def calibration_sheet(middle: pd.DataFrame, settings: dict[str, Any]) -> Figure:
         f"{settings['d_model']}, batch {settings['batch_size']}, {PROBES} probes, sigma {SIGMA}, median of "
         f"{settings['rounds']} network(s)."
     )
-    sheet = panel_sheet(Paper(), names, note=note, margins=Margins(down=0.3, bottom=0.38), share_y="all")
+    sheet = Sheet.grid(Paper(), names, note, ONE_SCALE.but(down=0.3))
     for row, column, ax in sheet:
         name, mlp = BLOCKS[column], tuple(TITLES)[row]
         _draw(ax, middle[(middle["block"] == name) & (middle["mlp"] == mlp)])

@@ -131,7 +131,7 @@ def _drawn(job: Job) -> list[Path]:
 
 def _remember(job: Job, folder: Path) -> None:
     """Leave how a figure of the user's own was drawn next to its table: the report shows it on the sweep's page."""
-    from hessfig.figures.parts.page import file_words
+    from hessfig.figures.parts.saving import file_words
 
     figure, asked = as_plain(job.config.figure), _of_its_sweep(job).config.sweep
     content: dict[str, Any] = {key: figure[key] for key in ("name", "layout", "options", "x", "colour", "dashes")}

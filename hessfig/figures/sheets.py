@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hessfig.errors import UserError, did_you_mean
-from hessfig.figures.layouts.approximation_maps import approximations
+from hessfig.figures.layouts.approximation_maps import approximations, number_of, rows_of
 from hessfig.figures.layouts.block_maps import blocks, pairs
-from hessfig.figures.layouts.comparisons import ablation, bars, lines
+from hessfig.figures.layouts.comparisons import bars, lines
 from hessfig.figures.layouts.component_charts import components
 from hessfig.figures.layouts.compression_curves import pruning, quantisation
 from hessfig.figures.layouts.courses import attention_mass, curvature_flow, training
@@ -19,60 +19,80 @@ from hessfig.figures.layouts.eigenvalue_plots import spectra
 from hessfig.figures.layouts.growth_curves import growth, growth_by_depth, linear_axes, one_panel
 from hessfig.figures.layouts.hessian_maps import entries, histograms
 from hessfig.figures.layouts.landscapes import landscape, power_laws
+from hessfig.figures.layouts.part_shares import ablation, score_split
 from hessfig.figures.layouts.races import critical_batch, edge, heterogeneity_trained, race_of_rules, steps
 from hessfig.figures.layouts.scaling import gauss_newton, sinks, weight_norms
-from hessfig.figures.layouts.score_split import score_split
-from hessfig.figures.parts.page import FigureSpec, Page, save_sheets, styled
+from hessfig.figures.parts.figure_spec import STEPS, FigureSpec, Requires, Source
+from hessfig.figures.parts.page import styled
+from hessfig.figures.parts.panel_sheet import Page
+from hessfig.figures.parts.saving import save_sheets
+from hessfig.terms import OF_PRUNING, OF_QUANTISATION
 
 __all__ = ["LAYOUTS", "FigureSpec", "Layout", "draw"]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A way of drawing a sweep: what draws it, which of x, colour and dashes it takes, which figure.options."""
+    """A way of drawing a sweep: what draws its pages, which figure.options it takes, what it requires of the table.
 
-    draw: Callable[[FigureSpec, Path], Iterator[Page]]
+    It `takes` some of x, colour and dashes.
+    """
+
+    pages: Callable[[FigureSpec, Source], Iterator[Page]]
     options: tuple[str, ...] = ("quantity", "index")
+    requires: tuple[Requires, ...] = ()
     takes: tuple[str, ...] = ()
+
+    def draw(self, spec: FigureSpec, folder: Path) -> Iterator[Page]:
+        """Yield the pages of a sweep. Raises UserError where it lacks what the layout requires."""
+        source = Source(folder)
+        for one in self.requires:
+            one.check(spec, source)
+        yield from self.pages(spec, source)
 
 
 _GROWTH = ("quantity", "index", "words")
+_LANDSCAPE = (Requires("landscape_difference"), Requires("landscape_difference", ("landscape_null",)))
+_NUMBERS = Requires("approximations", lambda spec: rows_of(number_of(spec)), "approximations", "approximations")
+_REMOVED = Requires("pruning", OF_PRUNING, "pruning", "such numbers")
+_ROUNDED = Requires("quantisation", OF_QUANTISATION, "quantisation", "such numbers")
+_SINKS = Requires("sink_mass", sweep="language_sinks")
 LAYOUTS: dict[str, Layout] = {
-    "growth": Layout(growth, options=_GROWTH),
-    "growth_by_depth": Layout(growth_by_depth, options=_GROWTH),
-    "linear_axes": Layout(linear_axes, options=_GROWTH),
-    "ablation": Layout(ablation, options=("sigmas",)),
-    "score_split": Layout(score_split, options=()),
-    "blocks": Layout(blocks, options=("quantity", "index", "at", "sigma")),
-    "entries": Layout(entries, options=("variant", "weights", "blocks")),
-    "histograms": Layout(histograms, options=("opaque", "faded", "blocks")),
-    "one_panel": Layout(one_panel, options=(*_GROWTH, "part")),
+    "growth": Layout(growth, _GROWTH),
+    "growth_by_depth": Layout(growth_by_depth, _GROWTH),
+    "linear_axes": Layout(linear_axes, _GROWTH),
+    "ablation": Layout(ablation, ("sigmas",)),
+    "score_split": Layout(score_split, ()),
+    "blocks": Layout(blocks, ("quantity", "index", "at", "sigma")),
+    "entries": Layout(entries, ("variant", "weights", "blocks")),
+    "histograms": Layout(histograms, ("opaque", "faded", "blocks")),
+    "one_panel": Layout(one_panel, (*_GROWTH, "part")),
     "pairs": Layout(pairs),
-    "lines": Layout(lines, takes=("x", "colour", "dashes"), options=("quantity", "index", "sigmas")),
-    "landscape": Layout(landscape, options=()),
-    "power_laws": Layout(power_laws, options=("quantity", "chance", "published")),
-    "heat": Layout(heat, options=("quantity", "quantities", "index", "at")),
-    "approximations": Layout(approximations, options=("number", "at")),
-    "pruning": Layout(pruning, options=("at",)),
-    "quantisation": Layout(quantisation, options=("at",)),
-    "bars": Layout(bars, options=("quantity", "index", "at")),
-    "spectra": Layout(spectra, options=("width", "variance", "part", "floor", "weights")),
-    "heterogeneity": Layout(heterogeneity, options=("kernel", "variance", "width")),
-    "sinks": Layout(sinks, options=("block",)),
-    "gauss_newton": Layout(gauss_newton, options=("block",)),
-    "weight_norms": Layout(weight_norms, options=("quantity", "columns")),
-    "training": Layout(training, options=()),
-    "curvature_flow": Layout(curvature_flow, options=("quantity", "parts")),
-    "attention_mass": Layout(attention_mass, options=()),
-    "heterogeneity_trained": Layout(heterogeneity_trained, options=("quantity",)),
-    "components": Layout(components, options=("quantity", "part")),
-    "edge": Layout(edge, options=("quantity",)),
-    "steps": Layout(steps, options=()),
-    "critical_batch": Layout(critical_batch, options=()),
-    "slices": Layout(slices, options=()),
-    "critical_points": Layout(critical_points, options=()),
-    "trajectories": Layout(trajectories, options=()),
-    "race": Layout(race_of_rules, options=("reference",)),
+    "lines": Layout(lines, ("quantity", "index", "sigmas"), takes=("x", "colour", "dashes")),
+    "landscape": Layout(landscape, (), _LANDSCAPE),
+    "power_laws": Layout(power_laws, ("quantity", "chance", "published")),
+    "heat": Layout(heat, ("quantity", "quantities", "index", "at")),
+    "approximations": Layout(approximations, ("number", "at"), (_NUMBERS,)),
+    "pruning": Layout(pruning, ("at",), (_REMOVED,)),
+    "quantisation": Layout(quantisation, ("at",), (_ROUNDED,)),
+    "bars": Layout(bars, ("quantity", "index", "at")),
+    "spectra": Layout(spectra, ("width", "variance", "part", "floor", "weights")),
+    "heterogeneity": Layout(heterogeneity, ("kernel", "variance", "width")),
+    "sinks": Layout(sinks, ("block",)),
+    "gauss_newton": Layout(gauss_newton, ("block",)),
+    "weight_norms": Layout(weight_norms, ("quantity", "columns")),
+    "training": Layout(training, (), (STEPS,)),
+    "curvature_flow": Layout(curvature_flow, ("quantity", "parts"), (STEPS,)),
+    "attention_mass": Layout(attention_mass, (), (STEPS, _SINKS)),
+    "heterogeneity_trained": Layout(heterogeneity_trained, ("quantity",), (STEPS,)),
+    "components": Layout(components, ("quantity", "part")),
+    "edge": Layout(edge, ("quantity",), (STEPS,)),
+    "steps": Layout(steps, (), (STEPS,)),
+    "critical_batch": Layout(critical_batch, (), (STEPS,)),
+    "slices": Layout(slices, ()),
+    "critical_points": Layout(critical_points, (), (Requires("critical_points", ("critical_index",)),)),
+    "trajectories": Layout(trajectories, ()),
+    "race": Layout(race_of_rules, ("reference",), (STEPS,)),
 }
 
 

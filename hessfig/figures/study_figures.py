@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
 from hessfig.errors import UserError
-from hessfig.figures.parts.page import GUIDE, TINY, Paper, matrix_colour, save_sheets, shades, styled
-from hessfig.figures.parts.panel_sheet import Margins, Sheet, label_side, panel_sheet
+from hessfig.figures.parts.colours import GUIDE, matrix_colour, shades
+from hessfig.figures.parts.lettering import TINY
+from hessfig.figures.parts.page import Paper, styled
+from hessfig.figures.parts.panel_sheet import APART, OWN_Y, Sheet, label_side
 from hessfig.figures.parts.panels import draw_mean
+from hessfig.figures.parts.saving import save_sheets
 from hessfig.terms import Matrix
 
 
@@ -51,33 +56,34 @@ def draw_bounds(outputs: Path, paper: Paper | None = None, *, into: Path | None 
 
     Requires the table of hessfig.theory.studies. Raises UserError when it is missing.
     """
-    path = outputs / "bounds" / "looseness.csv"
-    table = read_study(path)
-    paper = paper or Paper()
+    table = read_study(outputs / "bounds" / "looseness.csv")
+    return _saved(bounds_sheet, table, table, into or outputs / "figures", "bounds", paper or Paper())
+
+
+def _saved(
+    draw: Callable[[Any, Paper], Sheet], tables: Any, drawn: pd.DataFrame, folder: Path, name: str, paper: Paper
+) -> list[Path]:
     with styled(paper):
-        page = bounds_sheet(table, paper).page("", table)
-        return save_sheets([page], into or outputs / "figures", "bounds", paper)
+        return save_sheets([draw(tables, paper).page("", drawn)], folder, name, paper)
 
 
 def bounds_sheet(table: pd.DataFrame, paper: Paper | None = None) -> Sheet:
     """Three panels; those of the blocks share their y axis."""
-    margins = Margins(across=0.36, down=0.56)
-    sheet = panel_sheet(paper or Paper(), [["a", "b", "c"]], height=1.45, margins=margins, share_y=False)
+    sheet = Sheet.grid(paper or Paper(), [["a", "b", "c"]], style=OWN_Y.but(down=0.56, height=1.45))
     table = table.assign(block=table["row"] + " " + table["col"])
-    kinds: list[tuple[pd.DataFrame, str, dict[str, tuple[str, str]]]] = [
-        (table[table["row"] == "whole"], "bound", WHOLE),
-        (table[table["bound"] == "norm"], "block", BLOCKS),
-        (table[table["bound"] == "diameter"], "block", BLOCKS),
+    kinds = [
+        ("(a) whole Hessian", table[table["row"] == "whole"], "bound", WHOLE),
+        (r"(b) blocks, from $\|X\|$", table[table["bound"] == "norm"], "block", BLOCKS),
+        ("(c) blocks, from the diameter", table[table["bound"] == "diameter"], "block", BLOCKS),
     ]
-    titles = ("(a) whole Hessian", r"(b) blocks, from $\|X\|$", "(c) blocks, from the diameter")
     for _, column, ax in sheet:
-        draw_looseness(ax, *kinds[column])
-        ax.set_title(titles[column], loc="left")
+        title, *kind = kinds[column]
+        draw_looseness(ax, *kind)
+        ax.set_title(title, loc="left")
         ax.legend(loc="upper left", ncols=1 + (column > 0))
     blocks = [ax for (_, column), ax in sheet.panels.items() if column > 0]
     blocks[-1].sharey(blocks[0]) if blocks else None
-    for line in sheet.lines:
-        label_side(sheet.panels[line[0]], "bound / spectral norm")
+    sheet.label_sides(["bound / spectral norm"])
     return sheet
 
 
@@ -112,10 +118,7 @@ def draw_scalar(outputs: Path, paper: Paper | None = None, *, into: Path | None 
     Requires the tables of hessfig.theory.studies. Raises UserError when one is missing.
     """
     tables = {name: read_study(outputs / "scalar" / f"{name}.csv") for name in TABLES}
-    paper = paper or Paper()
-    with styled(paper):
-        page = scalar_sheet(tables, paper).page("", numbers(tables))
-        return save_sheets([page], into or outputs / "figures", "scalar", paper)
+    return _saved(scalar_sheet, tables, numbers(tables), into or outputs / "figures", "scalar", paper or Paper())
 
 
 def numbers(tables: dict[str, pd.DataFrame]) -> pd.DataFrame:
@@ -135,8 +138,7 @@ def numbers(tables: dict[str, pd.DataFrame]) -> pd.DataFrame:
 
 def scalar_sheet(tables: dict[str, pd.DataFrame], paper: Paper | None = None) -> Sheet:
     """Two rows of three panels."""
-    margins, names = Margins(across=0.46, down=0.56), [list("abc"), list("def")]
-    sheet = panel_sheet(paper or Paper(), names, margins=margins, share_x=False, share_y=False)
+    sheet = Sheet.grid(paper or Paper(), [list("abc"), list("def")], style=APART.but(across=0.46, down=0.56))
     upper = (draw_spectrum, draw_condition, draw_ggn)
     for row, column, ax in sheet:
         if row == 0:

@@ -10,7 +10,8 @@ from textwrap import shorten, wrap
 import matplotlib.image
 from matplotlib.figure import Figure
 
-from hessfig.figures.parts.page import save_figure, styled
+from hessfig.figures.parts.page import styled
+from hessfig.figures.parts.saving import save_figure
 
 SHOWN, _TALLEST = 4, 0.2  # pictures on the page, and the largest share of its height that one takes
 _A4 = (8.27, 11.69)  # inches

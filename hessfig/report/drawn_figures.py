@@ -16,7 +16,8 @@ from PIL import Image, ImageChops
 
 from hessfig.errors import UserError
 from hessfig.figures import sheets
-from hessfig.figures.parts.page import Paper, file_words
+from hessfig.figures.parts.page import Paper
+from hessfig.figures.parts.saving import file_words
 from hessfig.files import write_bytes
 from hessfig.report.gathered import Asked, FigureAsked, Ledger, State, claims, theory
 from hessfig.report.readings import SweepFound, of_numbers, read_sweep
@@ -71,7 +72,7 @@ def words_of(asked: FigureAsked) -> tuple[str, str]:
     """Return what a layout (or study) shows and how to read it, from its docstring."""
     if asked.spec is None:
         return "", about_and_how(cleandoc(_study(asked.name).__doc__ or ""))[1]
-    return about_and_how(cleandoc(sheets.LAYOUTS[asked.spec.layout].draw.__doc__ or ""))
+    return about_and_how(cleandoc(sheets.LAYOUTS[asked.spec.layout].pages.__doc__ or ""))
 
 
 def about_and_how(text: str) -> tuple[str, str]:

@@ -10,7 +10,8 @@ import pandas as pd
 import pytest
 from matplotlib.axes import Axes
 
-from hessfig.figures.parts.page import Page, styled
+from hessfig.figures.parts.page import styled
+from hessfig.figures.parts.panel_sheet import Page
 from hessfig.figures.sheets import LAYOUTS, FigureSpec, check
 from tests.analysis.synthetic import CONFIG, make_table, write_sweep
 

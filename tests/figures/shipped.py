@@ -14,7 +14,8 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
 from hessfig.config import ModelConfig
-from hessfig.figures.parts.page import Page, Paper, styled
+from hessfig.figures.parts.page import Paper, styled
+from hessfig.figures.parts.panel_sheet import Page
 from hessfig.figures.sheets import LAYOUTS, FigureSpec
 from hessfig.models.blocks import transformer_matrices
 from tests.analysis.synthetic import CONFIG, SIGMA, config, make_table, write_sweep

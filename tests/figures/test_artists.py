@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 
-from hessfig.figures.parts.page import TONES, Paper, matrix_colour, part_colour
+from hessfig.figures.parts.colours import TONES, matrix_colour, part_colour
+from hessfig.figures.parts.page import Paper
 from hessfig.terms import Matrix, Part
 from tests.figures.artists import identifiers, short_of_ticks, under_legends
 from tests.figures.shipped import FIGURES, pages

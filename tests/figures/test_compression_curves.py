@@ -10,7 +10,8 @@ import pandas as pd
 import pytest
 
 from hessfig.errors import UserError
-from hessfig.figures.parts.page import Page, Paper, styled
+from hessfig.figures.parts.page import Paper, styled
+from hessfig.figures.parts.panel_sheet import Page
 from hessfig.figures.sheets import LAYOUTS, FigureSpec
 from tests.analysis.synthetic import CONFIG, make_table, write_sweep
 

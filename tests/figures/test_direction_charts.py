@@ -14,7 +14,8 @@ import pytest
 
 from hessfig.analysis.stored_courses import read_courses
 from hessfig.errors import UserError
-from hessfig.figures.parts.page import Page, Paper, styled
+from hessfig.figures.parts.page import Paper, styled
+from hessfig.figures.parts.panel_sheet import Page
 from hessfig.figures.sheets import LAYOUTS, FigureSpec
 from tests.analysis.synthetic import CONFIG, make_table, write_sweep
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from hessfig.errors import UserError
-from hessfig.figures.parts.page import Page, styled
+from hessfig.figures.parts.page import styled
+from hessfig.figures.parts.panel_sheet import Page
 from hessfig.figures.sheets import LAYOUTS, FigureSpec
 from tests.analysis.test_arrays import listed, store
 

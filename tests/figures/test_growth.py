@@ -181,3 +181,10 @@ def test_other_weights_get_rows_of_their_own(pages: Draw) -> None:
     (page,) = pages("growth", make_table(blocks=[("W_K", "W_K"), ("W_V", "W_V"), ("W_K", "W_V")]))
     labels = [ax.get_ylabel() for ax in page.figure.axes[::3]]
     assert len(labels) == 2 and "V" in labels[0] and "K" in labels[1]
+
+
+@pytest.mark.parametrize("layout", ["growth", "growth_by_depth", "linear_axes", "one_panel"])
+def test_a_table_of_pairs_alone_says_what_is_not_measured(pages: Draw, layout: str) -> None:
+    table = make_table(seeds=2, sigma=[0.1, 0.3, 1.0], blocks=[("W_K", "W_Q")])
+    for page in pages(layout, table):
+        assert all(words(ax).startswith("(not measured)") for ax in page.figure.axes)

@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 
 from hessfig.errors import UserError
-from hessfig.figures.layouts.distance_maps import heat
-from hessfig.figures.parts.page import TEXT_WIDTH, Page, Paper, styled
-from hessfig.figures.sheets import FigureSpec
+from hessfig.figures.parts.page import TEXT_WIDTH, Paper, styled
+from hessfig.figures.parts.panel_sheet import Page
+from hessfig.figures.sheets import LAYOUTS, FigureSpec
 from tests.analysis.synthetic import make_table, write_sweep
 from tests.figures import shipped
 from tests.figures.conftest import Draw, words
@@ -69,7 +69,7 @@ def colour_bar(page: Page) -> tuple[float, float]:
 def heat_pages(folder: Path, asked: Paper) -> list[Page]:
     write_sweep(deep_table(), folder)
     with styled(asked):
-        return list(heat(FigureSpec("heat", "sigma", "heat", paper=asked), folder / "sigma"))
+        return list(LAYOUTS["heat"].draw(FigureSpec("heat", "sigma", "heat", paper=asked), folder / "sigma"))
 
 
 def test_the_colour_bar_is_as_wide_on_every_page(tmp_path: Path) -> None:

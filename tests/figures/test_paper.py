@@ -13,7 +13,9 @@ import pytest
 
 from hessfig.errors import UserError
 from hessfig.figures.parts.labels import changed_words, plain
-from hessfig.figures.parts.page import SMALLEST, Page, Paper, fitting, styled, width_of
+from hessfig.figures.parts.lettering import SMALLEST, fitting, width_of
+from hessfig.figures.parts.page import Paper, styled
+from hessfig.figures.parts.panel_sheet import Page
 from hessfig.figures.parts.panels import beside_one
 from hessfig.figures.sheets import LAYOUTS, FigureSpec, draw
 from tests.analysis.synthetic import CONFIG, SIGMA, config, make_table, write_sweep
@@ -252,6 +254,6 @@ def test_names_that_steer_a_terminal_are_no_words_of_a_figure() -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_caption_names_no_settings(layout: str) -> None:
-    how = (LAYOUTS[layout].draw.__doc__ or "").partition("How to read it:")[2]
+    how = (LAYOUTS[layout].pages.__doc__ or "").partition("How to read it:")[2]
     caption = re.split(r"\n\s*\n|Requires|Options", how)[0]
     assert caption and not re.findall(r"`?figure\.\w+|[Oo]ptions? `\w+", caption)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import matplotlib as mpl
@@ -12,10 +13,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from hessfig.analysis.manifest import read_run
 from hessfig.analysis.slopes import fit as slopes
 from hessfig.errors import UserError
 from hessfig.figures.layouts.overlay import draw_overlay
-from hessfig.figures.parts.page import page_suffix, styled
+from hessfig.figures.parts import figure_spec
+from hessfig.figures.parts.figure_spec import STEPS
+from hessfig.figures.parts.page import Paper, styled
+from hessfig.figures.parts.panel_sheet import APART, SHARED, Sheet, SheetStyle
+from hessfig.figures.parts.saving import page_suffix
 from hessfig.figures.sheets import LAYOUTS, FigureSpec, draw
 from hessfig.register import REGISTER
 from tests.analysis.authors import as_reference
@@ -90,6 +96,42 @@ def test_settings_without_an_effect_are_refused(layout: str, key: str, tmp_path:
     spec = FigureSpec("3a", "sigma", layout, **{key: "model.d_model"})
     with pytest.raises(UserError, match=rf"figure\.{key}: the layout {layout} [\s\S]*figure.layout=lines"):
         draw(spec, tmp_path)
+
+
+NEEDY = [layout for layout, one in LAYOUTS.items() if one.requires]
+
+
+@pytest.mark.parametrize("layout", NEEDY)
+def test_a_table_without_what_a_layout_requires_is_refused(layout: str, tmp_path: Path) -> None:
+    """A table of norms lacks all of it; one whose numbers are not finite lacks them too."""
+    norms, spec = make_table(seeds=1, sigma=[0.1, 1.0]), FigureSpec("x", "sigma", layout)
+    with pytest.raises(UserError, match=r"has a step|figure\.layout=") as found:
+        list(LAYOUTS[layout].draw(spec, write_sweep(norms, tmp_path)))
+    assert "remedy:" in str(found.value) and "hessfig run" in str(found.value)
+    for one in LAYOUTS[layout].requires:
+        if one is not STEPS:
+            wanted = one.quantities(spec) if callable(one.quantities) else one.quantities or [one.name]
+            lost = {"step": 0.0, "value": np.inf, "status": "nonfinite", "quantity": next(iter(wanted))}
+            folder = write_sweep(norms.assign(**lost), tmp_path / one.name)
+            with pytest.raises(UserError, match=rf"figure\.layout={layout}\b[\s\S]*quantities=\[{one.name}\]"):
+                list(LAYOUTS[layout].draw(spec, folder))
+
+
+def test_layouts_along_a_training_say_so() -> None:
+    said = {name for name, one in LAYOUTS.items() if "state.step" in (one.pages.__doc__ or "")}
+    assert said <= {name for name, one in LAYOUTS.items() if STEPS in one.requires}
+
+
+@pytest.mark.parametrize(("layout", "options"), [("heat", {"quantities": ["frobenius", "trace"]}), ("growth", {})])
+def test_a_sweep_is_read_once(
+    layout: str, options: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = [make_table(seeds=1, sigma=[0.1, 1.0], quantity=name) for name in ("frobenius", "trace")]
+    folder, read = write_sweep(pd.concat(tables, ignore_index=True), tmp_path), []
+    monkeypatch.setattr(figure_spec, "read_run", lambda where: read.append(where) or read_run(where))
+    with styled():
+        pages = list(LAYOUTS[layout].draw(FigureSpec("x", "sigma", layout, options=options, resamples=2), folder))
+    assert read == [folder] and pages
 
 
 @pytest.mark.parametrize("layout", sorted(LAYOUTS))
@@ -177,9 +219,29 @@ def test_overlay_draws_both_sides_and_their_ratio(tmp_path: Path) -> None:
     assert {"mean", "mean_reference", "log_ratio", "log_ratio_se", "z"} <= set(numbers.columns)
 
 
+@pytest.mark.parametrize("style", [SHARED, APART.but(height=[0.5, 1.0], most=3), SHARED.but(left=1.0, top=0.5)])
+@pytest.mark.parametrize("width", [2.0, 5.5])
+def test_panels_stand_as_many_inches_apart_as_the_style_says(style: SheetStyle, width: float) -> None:
+    """On a page that holds the columns, and folded: every panel has the style's height, and one width."""
+    paper = Paper(width=width)
+    with styled(paper):
+        sheet = Sheet.grid(paper, [["a", "b"], ["c", "d"]], "a note", style)
+    page, tall = sheet.figure.get_size_inches()
+    boxes = {cell: ax.get_position() for cell, ax in sheet.panels.items()}
+    heights = style.height if isinstance(style.height, list) else [style.height] * 2
+    assert sheet.is_folded == (width < 5)
+    assert [box.height * tall for box in boxes.values()] == pytest.approx([heights[row] for row, _ in boxes])
+    assert len({round(box.width * page, 9) for box in boxes.values()}) == 1
+    first = boxes[sheet.lines[0][0]]
+    assert (first.x0 * page, (1 - first.y1) * tall) == pytest.approx((style.left, style.top))
+    for line in sheet.lines:
+        gaps = [(boxes[right].x0 - boxes[left].x1) * page for left, right in pairwise(line)]
+        assert gaps == pytest.approx([sheet.across] * len(gaps))
+
+
 def test_every_layout_says_how_to_read_it_and_what_it_requires() -> None:
     for layout in LAYOUTS.values():
-        assert "How to read it:" in (layout.draw.__doc__ or "") and "Requires:" in (layout.draw.__doc__ or "")
+        assert "How to read it:" in (layout.pages.__doc__ or "") and "Requires:" in (layout.pages.__doc__ or "")
 
 
 def test_the_reading_wing_stands_alone() -> None:

@@ -15,7 +15,8 @@ from hessfig.errors import UserError
 from hessfig.figures.layouts.eigenvalue_plots import drawn_ranks
 from hessfig.figures.layouts.scaling import outstanding, ratios
 from hessfig.figures.parts.labels import variant_words
-from hessfig.figures.parts.page import Page, Paper, styled
+from hessfig.figures.parts.page import Paper, styled
+from hessfig.figures.parts.panel_sheet import Page
 from hessfig.figures.sheets import LAYOUTS, FigureSpec, check
 from tests.analysis.spectral import spectral_table, store_density, store_spectrum
 from tests.analysis.synthetic import config, write_sweep
@@ -174,6 +175,17 @@ def test_ratios_seed_by_seed_and_one_line_for_the_mlp(tmp_path: Path) -> None:
     assert (shown["high"] - shown["low"]).abs().max() < 1e-12 and set(shown["count"]) == {3}
     with pytest.raises(UserError, match=r"no largest eigenvalues of H_o and H[\s\S]*parts=\[H_o,H\]"):
         drawn("gauss_newton", tmp_path / "spectra", block="W_Q")
+
+
+def test_labels_of_both_lines_stand_below_each_other_whatever_their_ticks(tmp_path: Path) -> None:
+    rows = [{**row, "value": row["value"] * (1e-9 if row["sigma"] < 1 else 1e3)} for row in proxy_rows()]
+    (page,) = drawn("gauss_newton", write_sweep(spectral_table(rows), tmp_path, settings=None))
+    with styled():
+        page.figure.draw_without_rendering()
+    axes = [ax.yaxis for ax in page.figure.axes]
+    widths = [max(label.get_window_extent().width for label in one.get_ticklabels()) for one in axes]
+    places = [one.get_label().get_position()[0] for one in axes]
+    assert widths[0] != widths[1] and places[0] == places[1]
 
 
 def test_a_ratio_needs_a_positive_eigenvalue() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -11,22 +10,23 @@ from matplotlib.colors import Normalize
 
 from hessfig.analysis.axis import X, along
 from hessfig.analysis.curves import growth_curves
-from hessfig.analysis.manifest import Run, read_run
-from hessfig.errors import UserError
+from hessfig.analysis.manifest import Run
 from hessfig.figures.parts import labels
+from hessfig.figures.parts.figure_spec import FigureSpec, Source
+from hessfig.figures.parts.lettering import TINY
 from hessfig.figures.parts.matrix import colour_bar, draw_matrix, name_sides
-from hessfig.figures.parts.measured import Network, as_written, at_one_place, in_order, networks_of, parts_of, where
-from hessfig.figures.parts.page import TINY, FigureSpec, Page, Paper, page_suffix
-from hessfig.figures.parts.panel_sheet import Margins, Sheet, panel_sheet, width_in
+from hessfig.figures.parts.panel_sheet import OWN_Y, Page, Sheet, width_in
+from hessfig.figures.parts.rows import Network, as_written, at_one_place, by_part, in_order, networks_of, where
+from hessfig.figures.parts.saving import page_suffix
 from hessfig.terms import NUMBERS_OF_APPROXIMATIONS, Approximation
 
 _ROW, _WRITTEN = 0.15, 0.19  # inches: height of a block, and the width of a cell from which on its number is written
-_MARGINS = Margins(left=0.5, right=0.55, top=0.26, bottom=0.95, down=0.34)
+_STYLE = OWN_Y.but(left=0.5, right=0.55, top=0.26, bottom=0.95, down=0.34)
 _MOST = 5  # values of a setting that are drawn
 _WORDS = {"error": "error", "scale_error": "error after the best scalar", "angle": "cosine of the angle"}
 
 
-def approximations(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+def approximations(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw how far approximations are from the blocks of each network, one panel per network, one page per part.
 
     How to read it: a cell is the mean over seeds of ||B - A|| / ||B|| for the block B of its row and the approximation
@@ -36,36 +36,37 @@ def approximations(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     Requires: a sweep with the quantity `approximations` (options `number`: error, scale_error or angle; `at`: one
     place on the axis).
     """
-    run, number = read_run(folder), spec.choice("number", list(NUMBERS_OF_APPROXIMATIONS), "scale_error")
+    run, number = source.run, number_of(spec)
     points = _points(run, number)
     places = _places(spec, points, run)
     shown = pd.concat([here.assign(place=words) for here, words in places])
-    named = run.table["quantity"].isin([f"{name}_{number}" for name in Approximation])
+    named = run.table["quantity"].isin(rows_of(number))
     table = along(run.table[named].assign(quantity="approximations"), run.axis)
-    for part in parts_of(shown):
-        one = where(shown, part=part)
-        over = labels.seeds_words(table)
-        means = over if over == labels.ONE_SEED else f"mean over {over}"
-        words = f"{labels.part_words(part)}: {_WORDS[number]}, {means}"
+    over = labels.seeds_words(table)
+    means = over if over == labels.ONE_SEED else f"mean over {over}"
+    for suffix, one in by_part(shown):
+        words = f"{labels.part_words(one['part'].iloc[0])}: {_WORDS[number]}, {means}"
         note = f"{words}; grey: not defined.{labels.made_words(table, run.axis, where='')}"
-        sheet = draw_maps(one, number, note, spec.paper)
-        yield sheet.page(f"_{part}" * (len(parts_of(shown)) > 1), as_written(one, run.axis))
+        yield draw_maps(one, number, note, spec).page(suffix, as_written(one, run.axis))
+
+
+def number_of(spec: FigureSpec) -> str:
+    """Return which number of an approximation is drawn (option `number`)."""
+    return spec.choice("number", list(NUMBERS_OF_APPROXIMATIONS), "scale_error")
+
+
+def rows_of(number: str) -> dict[str, Approximation]:
+    """Return the approximations by the quantity of this number of theirs."""
+    return {f"{name}_{number}": name for name in Approximation}
 
 
 def _points(run: Run, number: str) -> pd.DataFrame:
     """Return the means over seeds of one number of every approximation that the table has."""
     measured = set(run.table["quantity"])
-    names = [name for name in Approximation if f"{name}_{number}" in measured]
-    if not names:
-        raise UserError(
-            "figure.layout=approximations: the table has no approximations",
-            got=", ".join(sorted(measured)),
-            allowed="a sweep with quantities=[approximations]",
-            remedy="hessfig run sweep=approximations",
-        )
     curves = [
-        growth_curves(run.table, axis=run.axis, quantity=f"{name}_{number}").assign(approximation=name.value)
-        for name in names
+        growth_curves(run.table, axis=run.axis, quantity=quantity).assign(approximation=name.value)
+        for quantity, name in rows_of(number).items()
+        if quantity in measured
     ]
     return pd.concat(curves, ignore_index=True)
 
@@ -80,37 +81,28 @@ def _places(spec: FigureSpec, points: pd.DataFrame, run: Run) -> list[tuple[pd.D
     return [at_one_place(points, one, run.axis) for one in sorted(shown)]
 
 
-def draw_maps(points: pd.DataFrame, number: str, note: str, paper: Paper) -> Sheet:
+def draw_maps(points: pd.DataFrame, number: str, note: str, spec: FigureSpec) -> Sheet:
     """Draw a panel for each network and place below each other, with one scale from 0 to 1."""
     networks = _once(networks_of(points))
     panels = [(network, place) for network in networks for place in dict.fromkeys(points["place"])]
     blocks = {one: _blocks(_of(points, *one)) for one in panels}
     columns = [name for name in Approximation if name in set(points["approximation"])]
-    sheet = panel_sheet(
-        paper,
-        [[page_suffix(*network, networks).lstrip("_") + f" {place}"] for network, place in panels],
-        note=note,
-        height=[_ROW * max(len(blocks[one]), 2) for one in panels],
-        margins=_MARGINS,
-        share_y=False,
-    )
+    names = [[page_suffix(*network, networks).lstrip("_") + f" {place}"] for network, place in panels]
+    sheet = Sheet.grid(spec.paper, names, note, _STYLE.but(height=[_ROW * max(len(blocks[one]), 2) for one in panels]))
     scale = Normalize(-1.0 if number == "angle" else 0.0, 1.0)
     for row, _, ax in sheet:
-        (network, place), names = panels[row], blocks[panels[row]]
-        square = _square(_of(points, network, place), names, columns)
+        (network, place), own = panels[row], blocks[panels[row]]
+        square = _square(_of(points, network, place), own, columns)
         written = width_in(ax) / len(columns) >= _WRITTEN
         words = np.array([_cell(value) for value in square.flat]).reshape(square.shape) if written else None
         image = draw_matrix(ax, square, scale, words=words, size=TINY - 1.4, cmap="viridis")
-        several = len({layer for layer, _ in names} - {0}) > 1
-        name_sides(
-            ax,
-            rows=[labels.weight_words(name) + f" {layer}" * (several and layer > 0) for layer, name in names],
-            columns=[name.facts.label for name in columns] if row == len(panels) - 1 else (),
-        )
-        if row < len(panels) - 1:
+        several, is_last = len({layer for layer, _ in own} - {0}) > 1, row == len(panels) - 1
+        rows = [labels.weight_words(name, layer if several else 0) for layer, name in own]
+        name_sides(ax, rows=rows, columns=[name.facts.label for name in columns] if is_last else ())
+        if not is_last:
             ax.set_xticks([])
         ax.set_title(", ".join(filter(None, (labels.variant_words(network[0]), place))))
-    colour_bar(sheet.panels[sheet.lines[0][-1]], image, label=_WORDS[number])
+    colour_bar(sheet.outermost, image, label=_WORDS[number])
     return sheet
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -13,23 +12,14 @@ from matplotlib.lines import Line2D
 
 from hessfig.analysis.curves import growth_curves
 from hessfig.figures.parts import labels
+from hessfig.figures.parts.colours import part_colour
+from hessfig.figures.parts.figure_spec import FigureSpec, Source
+from hessfig.figures.parts.lettering import fitting, width_of
 from hessfig.figures.parts.matrix import colour_bar, draw_matrix, name_sides
-from hessfig.figures.parts.measured import (
-    Measured,
-    as_written,
-    at_one_place,
-    by_network,
-    drawn_numbers,
-    in_order,
-    networks_of,
-    parts_of,
-    read_measured,
-    read_numbers,
-    where,
-)
-from hessfig.figures.parts.page import FigureSpec, Page, Paper, fitting, part_colour, width_of
-from hessfig.figures.parts.panel_sheet import Margins, Sheet, fitting_columns, panel_sheet, panel_width, say, width_in
+from hessfig.figures.parts.measured import Measured, drawn_numbers, read_measured, read_numbers
+from hessfig.figures.parts.panel_sheet import ONE_SCALE, Page, Sheet, say, width_in
 from hessfig.figures.parts.panels import draw_curve, draw_fit, fitted, mark_one, positive, set_log_range, why_empty
+from hessfig.figures.parts.rows import as_written, at_one_place, by_network, in_order, networks_of, parts_of, where
 from hessfig.figures.parts.slope_words import slope_words
 from hessfig.predictions.growth_rates import Prediction
 from hessfig.terms import Part
@@ -38,7 +28,7 @@ _CELL = 0.26  # inches that a cell with its number takes
 _SIDE_BY_SIDE = 5  # up to this many weights the three parts fit next to each other
 
 
-def blocks(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+def blocks(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw log10 of the block norms of one layer as an annotated matrix, for each part of the Hessian.
 
     How to read it: the number in cell (A, B) is log10 of the mean norm of the block of second derivatives
@@ -47,7 +37,7 @@ def blocks(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     Requires: the sweep's table.csv with pairs of weights, best blocks=all (option `at`, or `sigma`: the nearest
     measured place is drawn; sigma = 1 by default, the end of another axis).
     """
-    run, numbers = read_numbers(spec, folder)
+    run, numbers = read_numbers(spec, source)
     curves = growth_curves(numbers, axis=run.axis, quantity=spec.quantity)
     wanted = spec.number("sigma") if spec.number("at") is None else spec.number("at")
     here, place = at_one_place(curves, wanted, run.axis)
@@ -58,19 +48,19 @@ def blocks(spec: FigureSpec, folder: Path) -> Iterator[Page]:
             one = as_written(network[network["layer"].isin([0, layer])], run.axis)
             which = f" {labels.variant_words(variant)}." if several and variant else ""
             end = suffix + (f"_layer{layer}" if depth > 1 else "")
-            yield from draw_blocks(one, spec.paper, note=note + which, suffix=end)
+            yield from draw_blocks(one, spec, note=note + which, suffix=end)
 
 
-def draw_blocks(norms: pd.DataFrame, paper: Paper, *, note: str, suffix: str = "") -> Iterator[Page]:
+def draw_blocks(norms: pd.DataFrame, spec: FigureSpec, *, note: str, suffix: str = "") -> Iterator[Page]:
     """Draw one layer's matrices: on one page, or a page per part when there are many weights."""
     names, parts = in_order(pd.concat([norms["row"], norms["col"]])), parts_of(norms)
     logs = np.log10(norms["mean"].where(norms["mean"] > 0))
     scale = Normalize(np.floor(logs.min()), np.ceil(logs.max())) if logs.notna().any() else Normalize(0, 1)
     if len(names) <= _SIDE_BY_SIDE:
-        yield _draw_page(paper, norms, names, parts, scale, note).page(suffix, norms)
+        yield _draw_page(spec, norms, names, parts, scale, note).page(suffix, norms)
         return
     for part in parts:
-        yield _draw_page(paper, norms, names, [part], scale, note).page(f"{suffix}_{part}", where(norms, part=part))
+        yield _draw_page(spec, norms, names, [part], scale, note).page(f"{suffix}_{part}", where(norms, part=part))
 
 
 def norm_matrix(norms: pd.DataFrame, names: list[str]) -> np.ndarray:
@@ -84,30 +74,23 @@ def norm_matrix(norms: pd.DataFrame, names: list[str]) -> np.ndarray:
 
 def _note(quantity: str, numbers: pd.DataFrame, place: str) -> str:
     what = f"log10 of the mean {labels.quantity_words(quantity)} over {labels.seeds_words(numbers)}"
-    return f"{what}{', ' * bool(place)}{place}."
+    return f"{', '.join(filter(None, (what, place)))}."
 
 
 def _draw_page(
-    paper: Paper, norms: pd.DataFrame, names: list[str], parts: list[Part], scale: Normalize, note: str
+    spec: FigureSpec, norms: pd.DataFrame, names: list[str], parts: list[Part], scale: Normalize, note: str
 ) -> Sheet:
     long = _length(names)
-    margins = Margins(left=0.36 + long, right=0.62, top=0.26, bottom=0.3 + long, across=0.14, down=0.3)
-    narrowest = _CELL * len(names)
-    columns = min(len(parts), fitting_columns(paper, margins, narrowest))
-    width = panel_width(paper, columns, margins)
+    style = ONE_SCALE.but(left=0.36 + long, right=0.62, top=0.26, bottom=0.3 + long, across=0.14, down=0.3)
+    style = style.but(narrowest=_CELL * len(names))
+    columns = min(len(parts), style.columns(spec.paper))
+    width = style.width(spec.paper, columns)
     squares = [norm_matrix(where(norms, part=part), names) for part in parts]
     fits = max(width_of(_cell(value)) for square in squares for value in square.flat) <= 0.95 * width / len(names)
-    note += " A dot: not measured." * any(np.isnan(square).any() for square in squares)
-    note += " Numbers are in the CSV file." * (not fits)
-    sheet = panel_sheet(
-        paper,
-        [[part.value for part in parts]],
-        note=note,
-        height=width * (1.0 if columns > 1 else 0.72),
-        margins=margins,
-        narrowest=narrowest,
-        share_y="all",
-    )
+    note += " A dot: not measured." if any(np.isnan(square).any() for square in squares) else ""
+    note += "" if fits else " Numbers are in the CSV file."
+    style = style.but(height=width * (1.0 if columns > 1 else 0.72))
+    sheet = Sheet.grid(spec.paper, [[part.value for part in parts]], note, style)
     weights = [labels.weight_words(name) for name in names]
     for _, column, ax in sheet:
         square = squares[column]
@@ -117,19 +100,15 @@ def _draw_page(
         image = draw_matrix(ax, logs, scale, words=words)
         name_sides(ax, rows=weights, columns=weights, upright=bool(long))
         ax.set_title(fitting([labels.part_title(parts[column]), labels.symbol(parts[column])], width_in(ax), 8))
-    label = rf"$\log_{{10}}$ {labels.quantity_label(norms['quantity'].iloc[0])}".replace(
-        "$ $", ""
-    )  # one formula, not two
-    colour_bar(sheet.panels[sheet.lines[0][-1]], image, gap=0.07, label=label)
+    label = rf"$\log_{{10}}$ {labels.quantity_label(norms['quantity'].iloc[0])}"
+    colour_bar(sheet.outermost, image, gap=0.07, label=label.replace("$ $", ""))  # one formula, not two
     return sheet
 
 
 def _length(names: list[str]) -> float:
     """Return how many inches the longest name needs next to what a weight of the paper does."""
-    longest = max(
-        (width_of(labels.weight_words(n)) for n in names if labels.weight_words(n) == labels.plain(n)), default=0.0
-    )
-    return max(0.0, longest - 0.2)
+    named = {name: labels.weight_words(name) for name in names}
+    return max([0.0, *(width_of(words) - 0.2 for name, words in named.items() if words == labels.plain(name))])
 
 
 def _cell(value: float) -> str:
@@ -140,11 +119,10 @@ def _cell(value: float) -> str:
     return f"{np.log10(value) + 0.0:z.1f}".replace("-", "−")
 
 
-_PANEL = 1.35
 _NARROWEST = 1.22  # inches: a panel that holds two slopes with their predictions
 
 
-def pairs(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+def pairs(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw every block (row, col) along the axis, H_o and H_f in one panel: a page per network.
 
     How to read it: panel (A, B) shows the norm of the block of second derivatives with respect to A and B.
@@ -152,7 +130,7 @@ def pairs(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     predicted powers through the window. The block (B, A) is the transpose of (A, B) and is not drawn again.
     Requires: the sweep's table.csv with off-diagonal blocks; manifest.json for predictions.
     """
-    for suffix, one in read_measured(spec, folder).pages():
+    for suffix, one in read_measured(spec, source).pages():
         several = one.curves["num_layers"].max() > 1 or len(one.layers()) > 1
         for layer in one.layers():
             yield draw_pairs(one.of(layer=layer), suffix=suffix + (f"_layer{layer}" if several else ""))
@@ -166,31 +144,17 @@ def draw_pairs(measured: Measured, *, suffix: str = "") -> Page:
     right = max(0.08, measured.paper.inches - 0.54 - count * 1.7) if count < 3 else 0.08
     note = f"{measured.how()} In brackets: predicted exponent. {slope_words(measured)}"
     names = [[f"{row}:{col}" for col in matrices] for row in matrices]
-    found = set(measured.curves[["row", "col"]].itertuples(index=False, name=None))
-    empty = [f"{row}:{col}" for row in matrices for col in matrices if (row, col) not in found]
-    sheet = panel_sheet(
-        measured.paper,
-        names,
-        note=note,
-        height=_PANEL,
-        margins=Margins(right=right),
-        narrowest=_NARROWEST,
-        share_y="all",
-        left_out=empty,
-    )
+    found = set(measured.curves["row"] + ":" + measured.curves["col"])
+    empty = [name for line in names for name in line if name not in found]
+    style = ONE_SCALE.but(right=right, narrowest=_NARROWEST)
+    sheet = Sheet.grid(measured.paper, names, note, style, left_out=empty)
     drawn = measured.curves[measured.curves["part"].isin(parts)]
     set_log_range(sheet.axes, drawn, measured.axis)
     for i, j, ax in sheet:
         _draw_cell(ax, measured, matrices[i], matrices[j], parts)
-    sheet.label(
-        x=measured.axis.symbol,
-        columns=[(labels.weight_words(name),) for name in matrices],
-        rows=[
-            labels.norm_label(name, quantity=measured.quantity).replace(" block", ":  block", 1) for name in matrices
-        ],
-        names=[labels.weight_words(name) for name in matrices],
-        unit=labels.unit_label(measured.quantity),
-    )
+    weights = [labels.weight_words(name) for name in matrices]
+    rows = [labels.norm_label(name, quantity=measured.quantity).replace(" block", ":  block", 1) for name in matrices]
+    sheet.label(measured.axis.symbol, weights, rows, weights, labels.unit_label(measured.quantity))
     return sheet.page(suffix, drawn_numbers(measured))
 
 

@@ -7,14 +7,12 @@ import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from hessfig.analysis.axis import SIGMA, X
 from hessfig.analysis.curves import growth_curves
-from hessfig.analysis.manifest import read_run
 from hessfig.analysis.stored_spectra import (
     Density,
     Place,
@@ -25,10 +23,11 @@ from hessfig.analysis.stored_spectra import (
     read_spectra,
 )
 from hessfig.errors import UserError
+from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.labels import symbol, variant_words
-from hessfig.figures.parts.measured import Network
-from hessfig.figures.parts.page import SMALL, Page, Paper
-from hessfig.figures.parts.panel_sheet import Margins, panel_sheet
+from hessfig.figures.parts.lettering import SMALL
+from hessfig.figures.parts.panel_sheet import SHARED, Page, Sheet
+from hessfig.figures.parts.rows import Network
 from hessfig.terms import Group, Matrix, Part, name_order
 
 BlockName = tuple[int, str]
@@ -91,22 +90,21 @@ def in_network_order(blocks: Collection[BlockName]) -> list[BlockName]:
     return sorted(blocks, key=lambda block: (math.inf if block[1] == Matrix.W_U else block[0], rank(block[1])))
 
 
-def collected(folder: Path, wanted: Wanted | None = None) -> Iterator[tuple[str, Collected]]:
+def collected(source: Source, wanted: Wanted | None = None) -> Iterator[tuple[str, Collected]]:
     """Yield (words, what is stored) for every sigma and step of a sweep; the words name what there are several of.
 
     Networks that are drawn without a sigma stand next to those of the others, where these have one alone.
     Raises UserError for a sweep that was not run, and where neither spectra nor densities of diagonal blocks are kept.
     """
-    read_run(folder)
+    folder, measured = source.folder, source.table["quantity"].unique()
     every = Collected(
         read_spectra(folder, _both(wanted)) if has_spectra(folder) else [],
         read_densities(folder, _both(wanted)) if has_densities(folder) else [],
     )
     if not every.places:
-        table = read_run(folder).table
         raise UserError(
             f"{folder} holds neither eigenvalues nor densities of such blocks",
-            got=f"quantities {', '.join(table['quantity'].unique())}",
+            got=f"quantities {', '.join(measured)}",
             allowed="a sweep with spectrum or density among its quantities",
             remedy=f"hessfig run sweep={folder.name} 'quantities=[spectrum]'",
         )
@@ -180,12 +178,11 @@ _ROUNDING = 1e-12  # an eigenvalue so much smaller than the largest is zero up t
 _MOMENTS = ("density_mean", "density_second_moment")  # shown where there is nothing exact
 
 
-def extremes_page(folder: Path, paper: Paper) -> Iterator[Page]:
+def extremes_page(table: pd.DataFrame, spec: FigureSpec) -> Iterator[Page]:
     """Yield a table: mean ± standard error over seeds, the whole network's as text, all blocks' in the CSV.
 
     A quantity with several numbers (index) is the outermost one here. A table without such quantities gives no page.
     """
-    table = read_run(folder).table
     names = [name for name in _WORDS if name in set(table["quantity"])]
     names = [name for name in names if name not in _MOMENTS] if len(names) > len(_MOMENTS) else names
     if not names:
@@ -195,14 +192,14 @@ def extremes_page(folder: Path, paper: Paper) -> Iterator[Page]:
     whole = points[points["row"].isin(list(Group)) & (points["layer"] == 0)]
     shown = whole if len(whole) else points
     known = set(shown[np.isfinite(shown["mean"])]["quantity"])
-    yield _draw(shown, points, [name for name in names if name in known], len(set(table["seed"])), paper)
+    yield _draw(shown, points, [name for name in names if name in known], len(set(table["seed"])), spec)
 
 
-def _draw(shown: pd.DataFrame, points: pd.DataFrame, names: list[str], seeds: int, paper: Paper) -> Page:
+def _draw(shown: pd.DataFrame, points: pd.DataFrame, names: list[str], seeds: int, spec: FigureSpec) -> Page:
     keys = list(shown[_KEY].drop_duplicates().itertuples(index=False, name=None))
     note = f"Mean ± standard error over {seeds} seeds. Every block's numbers are in the file of this page."
-    margins = Margins(left=0.08, right=0.08, top=0.1, bottom=0.05)
-    sheet = panel_sheet(paper, [["table"]], note=note, height=_LINE * (len(keys) + 2), margins=margins, on_grid=True)
+    style = SHARED.but(left=0.08, top=0.1, bottom=0.05, height=_LINE * (len(keys) + 2))
+    sheet = Sheet.grid(spec.paper, [["table"]], note, style)
     ax = sheet.first
     ax.set_axis_off()
     ax.set(xlim=(0, 1), ylim=(len(keys) + 1.5, -0.5))
@@ -224,12 +221,9 @@ def _row_words(key: tuple[object, ...], keys: list[tuple[object, ...]]) -> str:
     """Return which network and part a row is of, with its block, depth and sigma where several are shown."""
     variant, depth, layer, row, part, sigma = key
     several = [len({str(one[k]) for one in keys}) > 1 for k in range(len(key))]
-    more = [
-        f"{depth} layers" if several[1] else "",
-        f"{row} {layer or ''}".strip() if several[3] else "",
-        f"σ = {sigma:g}" if several[5] else "",
-    ]
-    return f"{symbol(str(part))}  " + ", ".join(filter(None, [variant_words(str(variant)), *more]))
+    told = {1: f"{depth} layers", 3: f"{row} {layer or ''}".strip(), 5: f"σ = {sigma:g}"}
+    words = [variant_words(str(variant)), *(text for place, text in told.items() if several[place])]
+    return f"{symbol(str(part))}  {', '.join(filter(None, words))}"
 
 
 def _number(points: pd.DataFrame, key: tuple[object, ...], name: str) -> str:

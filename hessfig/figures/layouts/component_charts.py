@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -12,20 +11,14 @@ from matplotlib.axes import Axes
 from hessfig.analysis.axis import last_word, settings_of
 from hessfig.analysis.slopes.printed import Window
 from hessfig.figures.parts import labels
-from hessfig.figures.parts.measured import (
-    BLOCK_KEY,
-    BlockKey,
-    Measured,
-    as_written,
-    blocks_in_order,
-    read_measured,
-    where,
-    windows_in_words,
-    with_pairs,
-)
-from hessfig.figures.parts.page import FigureSpec, Page, fitting, matrix_colour, width_of
-from hessfig.figures.parts.panel_sheet import Margins, in_rows, panel_sheet, say
+from hessfig.figures.parts.colours import matrix_colour
+from hessfig.figures.parts.figure_spec import FigureSpec, Source
+from hessfig.figures.parts.lettering import fitting, width_of
+from hessfig.figures.parts.measured import Measured, read_measured, windows_in_words
+from hessfig.figures.parts.panel_sheet import ONE_SCALE, Page, Sheet, in_rows, say
 from hessfig.figures.parts.panels import draw_curve, mark_one, positive, set_log_range, why_no_line
+from hessfig.figures.parts.rows import BLOCK_KEY, BlockKey, as_written, blocks_in_order, where, with_pairs
+from hessfig.figures.parts.slope_words import rows_of, window_of
 from hessfig.predictions.growth_rates import Prediction
 from hessfig.terms import Part
 
@@ -36,7 +29,7 @@ _PANELS, _ACROSS = 16, 4  # of curves on a page, and on a line
 _PAIR = ("W_V", "W_Q")
 
 
-def components(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+def components(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw exponents in sigma by component: open circles are predicted, dots with bars fitted; then the curves.
 
     How to read it: a line is a network that differs from the base (the first) in the component it names, a panel a
@@ -45,7 +38,7 @@ def components(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     Requires: the sweep's table.csv with one network per variant, and its manifest (option `part`: H by default). The
     first window of sigma is drawn, with a page for every further one.
     """
-    measured, part = read_measured(spec, folder), Part(spec.choice("part", tuple(Part), Part.H))
+    measured, part = read_measured(spec, source), Part(spec.choice("part", tuple(Part), Part.H))
     for number, window in enumerate(measured.windows):
         yield _exponents(spec, measured, part, window, f"_window{number + 1}" if number else "")
     yield from _curves(spec, measured, part)
@@ -53,24 +46,13 @@ def components(spec: FigureSpec, folder: Path) -> Iterator[Page]:
 
 def _exponents(spec: FigureSpec, measured: Measured, part: Part, window: Window, suffix: str) -> Page:
     slopes = with_pairs(measured.slopes[measured.slopes["part"] == part])
-    low, high = (np.nan if end is None else end for end in window)
-    here = slopes[
-        np.isclose(slopes["window_low"], low, equal_nan=True) & np.isclose(slopes["window_high"], high, equal_nan=True)
-    ]
+    here = slopes[[window_of(row) == window for row in rows_of(slopes)]]
     variants, blocks = list(dict.fromkeys(here["variant"])), _by_exponent(here)
     names = [fitting([name_of(variant)], _LONGEST) for variant in variants]
-    margins = Margins(left=0.1 + max(map(width_of, names)), bottom=0.52, across=0.08)
-    height = _LINE * len(variants) + 0.1
-    words = [f"{row if row == col else f'{row}-{col}'}:{part}" for row, col, _ in blocks]
-    sheet = panel_sheet(
-        spec.paper,
-        [words],
-        note=_note(measured, part, window),
-        margins=margins,
-        share_y="all",
-        height=height,
-        narrowest=0.5,
-    )
+    style = ONE_SCALE.but(left=0.1 + max(map(width_of, names)), bottom=0.52, across=0.08, narrowest=0.5)
+    style = style.but(height=_LINE * len(variants) + 0.1)
+    words = [f"{labels.block_name(row, col)}:{part}" for row, col, _ in blocks]
+    sheet = Sheet.grid(spec.paper, [words], _note(measured, part, window), style)
     for _, column, ax in sheet:
         row, col, _ = blocks[column]
         _draw_exponents(ax, where(here, row=row, col=col), variants, matrix_colour(row if row == col else ""))
@@ -117,17 +99,15 @@ def _by_exponent(slopes: pd.DataFrame) -> list[BlockKey]:
 
 def _curves(spec: FigureSpec, measured: Measured, part: Part) -> Iterator[Page]:
     """Draw the norms of the value and the query block of every network, a small panel each."""
-    variants = list(dict.fromkeys(measured.curves["variant"]))
-    pages = in_rows(variants, _PANELS)
-    for number, some in enumerate(pages):
+    for number, some in enumerate(in_rows(list(dict.fromkeys(measured.curves["variant"])), _PANELS)):
         lines = [list(line) for line in in_rows(some, _ACROSS)]
         names = [[name_of(variant) for variant in line] for line in lines]
         note = f"{measured.how(guides=False)} {labels.part_words(part)}; violet: W_V, green: W_Q."
-        sheet = panel_sheet(spec.paper, names, note=note, margins=Margins(down=0.26), share_y="all", narrowest=0.6)
+        sheet = Sheet.grid(spec.paper, names, note, ONE_SCALE.but(down=0.26, narrowest=0.6))
         for row, column, ax in sheet:
             _draw_network(ax, measured.of(variant=lines[row][column], part=part), lines[row][column])
         shown = where(measured.curves, part=part)
-        set_log_range([ax for *_, ax in sheet], shown[shown["row"].isin(_PAIR)], measured.axis)
+        set_log_range(sheet.axes, shown[shown["row"].isin(_PAIR)], measured.axis)
         yield sheet.page(f"_curves{number + 1}", as_written(shown, measured.axis))
 
 

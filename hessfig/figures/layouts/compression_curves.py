@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,14 +13,16 @@ from matplotlib.ticker import SymmetricalLogLocator
 
 from hessfig.analysis.axis import along
 from hessfig.analysis.intervals import fisher_interval
-from hessfig.analysis.manifest import Run, read_run
-from hessfig.errors import UserError
+from hessfig.analysis.manifest import Run
 from hessfig.figures.parts import labels
+from hessfig.figures.parts.colours import GUIDE, tone
 from hessfig.figures.parts.encoding import set_y_scale
-from hessfig.figures.parts.measured import as_written, at_one_place, by_network, counted, in_order, networks_of, where
-from hessfig.figures.parts.page import GUIDE, TINY, FigureSpec, Page, panel_names, tone, width_of
-from hessfig.figures.parts.panel_sheet import Margins, in_rows, panel_sheet
+from hessfig.figures.parts.figure_spec import FigureSpec, Source
+from hessfig.figures.parts.lettering import TINY, width_of
+from hessfig.figures.parts.panel_sheet import APART, Page, Sheet, in_rows
 from hessfig.figures.parts.panels import draw_interval, seed_means, set_decades
+from hessfig.figures.parts.rows import as_written, at_one_place, by_network, counted, in_order, networks_of, where
+from hessfig.figures.parts.saving import panel_names
 from hessfig.terms import OF_PRUNING, OF_QUANTISATION, ROUNDINGS, SALIENCIES, Surrogate
 
 _COLOURS = {**{one.value: tone(rank) for rank, one in enumerate(Surrogate)}, "random": "#999999", "nearest": tone(6)}
@@ -34,7 +35,7 @@ _KEY = (
 _LINE, _ACROSS, _APART = 0.14, 4, 0.22  # inches of a saliency, blocks on a line, and the gap between marks
 
 
-def pruning(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+def pruning(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw the loss against the share of weights removed, one colour per saliency, and rank correlations below.
 
     How to read it: a low curve belongs to a saliency that finds the weights the loss does not need. Solid lines are
@@ -44,20 +45,17 @@ def pruning(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     compensation.
     Requires: a sweep with the quantity `pruning`, a page for each block (option `at`: the place on the axis).
     """
-    run, table, place = _read(spec, folder, OF_PRUNING)
+    run, table, place = _read(spec, source, OF_PRUNING)
     blocks = list(table[["layer", "row"]].drop_duplicates().itertuples(index=False, name=None))
     for layer, name in blocks:
         rows = where(table, layer=layer, row=name)
-        suffix = f"_{name}{layer or ''}" * (len(blocks) > 1)
+        suffix = f"_{name}{layer or ''}" if len(blocks) > 1 else ""
         note = _note(run, rows, f"{'All weights' if name == 'all' else name}, {place}. {_KEY}")
         networks = networks_of(rows)
         marks = [[f"{one}:{what}" for one in panel_names(networks)] for what in ("loss", "correlation")]
         left = 0.2 + max(width_of(words) for words in SALIENCIES.values())
-        margins = Margins(left=left, across=0.4, down=0.5, bottom=0.4)
-        heights = [2.3, _LINE * len(SALIENCIES) + 0.1]
-        sheet = panel_sheet(
-            spec.paper, marks, note=note, height=heights, margins=margins, share_x=False, share_y=False, narrowest=None
-        )
+        style = APART.but(left=left, across=0.4, down=0.5, bottom=0.4, narrowest=None)
+        sheet = Sheet.grid(spec.paper, marks, note, style.but(height=[2.3, _LINE * len(SALIENCIES) + 0.1]))
         drawn = []
         for line, column, ax in sheet:
             variant, depth = networks[column]
@@ -73,17 +71,10 @@ def pruning(spec: FigureSpec, folder: Path) -> Iterator[Page]:
         yield sheet.page(suffix, pd.concat(drawn, ignore_index=True))
 
 
-def _read(spec: FigureSpec, folder: Path, names: Sequence[str]) -> tuple[Run, pd.DataFrame, str]:
+def _read(spec: FigureSpec, source: Source, names: Sequence[str]) -> tuple[Run, pd.DataFrame, str]:
     """Return a sweep, its numbers of some quantities at one place of the axis, and the words for it."""
-    run = read_run(folder)
+    run = source.run
     table = counted(run.table[run.table["quantity"].isin(names)])
-    if table.empty:
-        raise UserError(
-            f"figure.layout={spec.layout}: the table has no such numbers",
-            got=", ".join(run.table["quantity"].unique()),
-            allowed=f"a sweep with quantities=[{spec.layout}]",
-            remedy=f"hessfig run sweep={spec.layout}",
-        )
     here, words = at_one_place(along(table, run.axis), spec.number("at"), run.axis)
     return run, as_written(here, run.axis), words
 
@@ -142,7 +133,7 @@ def _stroke(name: str) -> str:
     return "--" if name.startswith("obd_") else "-"
 
 
-def quantisation(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+def quantisation(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw the rise of the loss against the bits of rounded weights, one panel per block, one page per network.
 
     How to read it: dark red rounds every weight to its nearest level; the others are GPTQ, where later weights make up
@@ -150,24 +141,16 @@ def quantisation(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     (Student's t). A rise below zero is a loss that rounding happens to lower; the scale is linear around zero.
     Requires: a sweep with the quantity `quantisation` (option `at`: the place on the axis).
     """
-    run, table, place = _read(spec, folder, OF_QUANTISATION)
+    run, table, place = _read(spec, source, OF_QUANTISATION)
     for suffix, (variant, _), rows in by_network(table):
         places = rows[["layer", "row"]].drop_duplicates()
         order = ["all", *in_order(rows["row"])]
         blocks = sorted(places.itertuples(index=False, name=None), key=lambda key: (order.index(key[1]), key[0]))
         words = ", ".join(filter(None, [labels.variant_words(variant), place]))
         lines = in_rows(blocks, _ACROSS)
-        sheet = panel_sheet(
-            spec.paper,
-            [[f"{name}{layer or ''}" for layer, name in line] for line in lines],
-            note=_note(run, rows, f"{words}: means"),
-            height=1.3,
-            margins=Margins(across=0.42, down=0.36),
-            share_x=False,
-            share_y=False,
-            narrowest=None,
-            most=_ACROSS,
-        )
+        names = [[f"{name}{layer or ''}" for layer, name in line] for line in lines]
+        style = APART.but(height=1.3, down=0.36, narrowest=None, most=_ACROSS)
+        sheet = Sheet.grid(spec.paper, names, _note(run, rows, f"{words}: means"), style)
         drawn = []
         for line, column, ax in sheet:
             layer, name = lines[line][column]

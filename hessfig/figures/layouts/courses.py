@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,15 +13,16 @@ from matplotlib.ticker import MaxNLocator, NullLocator
 
 from hessfig.analysis.axis import Axis, along, settings_of
 from hessfig.analysis.intervals import student_interval
-from hessfig.analysis.manifest import Run, read_run
-from hessfig.errors import UserError
 from hessfig.figures.parts import labels
+from hessfig.figures.parts.colours import GUIDE, matrix_colour, part_colour, tone
 from hessfig.figures.parts.encoding import set_x_scale, set_y_scale
+from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.matrix import colour_bar, draw_matrix
-from hessfig.figures.parts.measured import by_network, counted, wanted_quantities, where
-from hessfig.figures.parts.page import GUIDE, FigureSpec, Page, Paper, file_words, matrix_colour, part_colour, tone
-from hessfig.figures.parts.panel_sheet import Margins, fitting_columns, in_rows, panel_sheet, say
+from hessfig.figures.parts.measured import wanted_quantities
+from hessfig.figures.parts.panel_sheet import APART, Page, Sheet, in_rows, say
 from hessfig.figures.parts.panels import draw_means, spread_words
+from hessfig.figures.parts.rows import by_network, counted, where
+from hessfig.figures.parts.saving import file_words
 from hessfig.figures.parts.ticks import between_decades, set_decades
 from hessfig.terms import Part, name_order
 
@@ -33,19 +33,6 @@ def of_whole(table: pd.DataFrame, quantity: str, part: str = "") -> pd.DataFrame
     """Return the numbers of a quantity of the whole network, the first of several."""
     rows = table[(table["quantity"] == quantity) & table["row"].isin(["", "all"]) & (table["index"] <= 1)]
     return rows[(rows["part"] == part) | (rows["part"] == "")]
-
-
-def read_steps(folder: Path) -> Run:
-    """Return a sweep. Raises UserError when it was not run, or is not along the steps of a training."""
-    run = read_run(folder)
-    if run.table[STEP].notna().sum() == 0:
-        raise UserError(
-            f"{run.table['sweep'].iloc[0]}: no number of this table has a step",
-            got="initialised or loaded states",
-            allowed="a sweep along a training",
-            remedy="hessfig run sweep=training",
-        )
-    return run
 
 
 def scale(ax: Axes, rows: Sequence[pd.DataFrame]) -> None:
@@ -60,76 +47,53 @@ def scale(ax: Axes, rows: Sequence[pd.DataFrame]) -> None:
 def how(table: pd.DataFrame, words: str, spread: str = "") -> str:
     """Return the note of a sheet: `words`, then repeats, what shows their spread, estimators, what was left out."""
     table = along(table, Axis(STEP))
-    spread = spread or spread_words(table["seed"].nunique())
-    return (
-        f"{words} Mean over {labels.seeds_words(table)}, {spread}."
-        f" {labels.estimator_words(table)}.{labels.left_out_words(table)}"
-    )
+    means = f"Mean over {labels.seeds_words(table)}, {spread or spread_words(table['seed'].nunique())}."
+    return f"{words} {means} {labels.estimator_words(table)}.{labels.left_out_words(table)}"
 
 
 def variant_titles(variants: Sequence[str]) -> list[tuple[str, ...]]:
     """Return titles of columns for variants: their settings, or their values alone where there is less room."""
-    return [
-        (labels.variant_words(variant), labels.plain(", ".join(settings_of(variant).values())))
-        if variant
-        else ("as configured",)
-        for variant in variants
-    ]
+    values = [labels.plain(", ".join(settings_of(variant).values())) for variant in variants]
+    words = [labels.variant_words(variant) for variant in variants]
+    return [(long, short) if long else ("as configured",) for long, short in zip(words, values, strict=True)]
 
 
 _SHARE, _THRESHOLD = "Share of unseen examples right", "Preconditioned, and threshold"
 _HEADROOM = 1e3  # times the largest value that a threshold is drawn for
-# Panels: title, and the lines in it (quantity, part, name).
-_PANELS = (
-    (
-        "Loss",
-        (("loss", "", "measured batch"), ("held_out_loss", "", "held out"), ("unigram_loss", "", "unigram model")),
-    ),
-    (_SHARE, (("accuracy", "", "all"), ("cascade_accuracy", "", "three carries"))),
-    ("Norms", (("gradient_norm", "", "gradient"), ("weight_norm", "", "weights"))),
-    (
-        "Outermost eigenvalues",
-        (
-            ("largest_eigenvalue", "H", "largest, H"),
-            ("largest_eigenvalue", "H_o", "largest, H_o"),
-            ("smallest_eigenvalue", "H", "smallest, H"),
-            ("smallest_eigenvalue", "H_o", "smallest, H_o"),
-        ),
-    ),
-    (_THRESHOLD, (("preconditioned_eigenvalue", "H", "of P⁻¹H"), ("stability_threshold", "", "threshold"))),
-    (
-        "Sharpness along the steps",
-        (("batch_sharpness", "", "of batches"), ("critical_sharpness", "", "2 / critical step")),
-    ),
-    (
-        "Noise of gradients",
-        (("gradient_covariance", "", "tr C"), ("gradient_covariance_eigenvalue", "", "largest of C")),
-    ),
-    ("Noise scale tr C / |G|²", (("noise_scale", "", ""),)),
-    ("Spread of attention", (("score_spread", "", "scores"), ("pattern_spread", "", "weights"))),
-    ("Trace", (("trace", "H", "H"), ("trace", "H_o", "H_o"))),
-)
+# By title of a panel: the lines in it, name: quantity/part.
+_PANELS = {
+    "Loss": {"measured batch": "loss", "held out": "held_out_loss", "unigram model": "unigram_loss"},
+    _SHARE: {"all": "accuracy", "three carries": "cascade_accuracy"},
+    "Norms": {"gradient": "gradient_norm", "weights": "weight_norm"},
+    "Outermost eigenvalues": {
+        f"{end}, {part}": f"{end}_eigenvalue/{part}" for end in ("largest", "smallest") for part in ("H", "H_o")
+    },
+    _THRESHOLD: {"of P⁻¹H": "preconditioned_eigenvalue/H", "threshold": "stability_threshold"},
+    "Sharpness along the steps": {"of batches": "batch_sharpness", "2 / critical step": "critical_sharpness"},
+    "Noise of gradients": {"tr C": "gradient_covariance", "largest of C": "gradient_covariance_eigenvalue"},
+    "Noise scale tr C / |G|²": {"": "noise_scale"},
+    "Spread of attention": {"scores": "score_spread", "weights": "pattern_spread"},
+    "Trace": {"H": "trace/H", "H_o": "trace/H_o"},
+}
 _COLUMNS = 3
 
 
-def training(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+def training(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw what a training does, one page per network: a panel for each group of quantities that was measured.
 
     How to read it: means over seeds along the steps, bands are 95 % intervals; scales are logarithmic where the numbers
     span them. The dashed line is the sharpness from which on a step of that size does not settle in a quadratic.
     Requires: the sweep's table.csv along `state.step`.
     """
-    for suffix, _, rows in by_network(read_steps(folder).table):
-        yield _draw_course(rows, spec.paper, suffix)
+    for suffix, _, rows in by_network(source.table):
+        yield _draw_course(rows, spec, suffix)
 
 
-def _draw_course(table: pd.DataFrame, paper: Paper, suffix: str) -> Page:
-    panels = [(title, found) for title, lines in _PANELS if (found := _found(counted(table), lines))]
-    margins = Margins(across=0.42, down=0.34)
-    columns = min(_COLUMNS, fitting_columns(paper, margins))
+def _draw_course(table: pd.DataFrame, spec: FigureSpec, suffix: str) -> Page:
+    panels = [(title, found) for title, lines in _PANELS.items() if (found := _found(counted(table), lines))]
+    columns = min(_COLUMNS, APART.columns(spec.paper))
     names = [file_words(title.lower()) for title, _ in panels] or ["nothing"]
-    layout: dict[str, Any] = {"share_x": False, "share_y": False, "most": columns, "on_grid": True}
-    sheet = panel_sheet(paper, in_rows(names, columns), note=how(table, ""), height=1.3, margins=margins, **layout)
+    sheet = Sheet.grid(spec.paper, in_rows(names, columns), how(table, ""), APART.but(height=1.3, most=columns))
     drawn = [_draw_panel(ax, *panels[row * columns + column]) for row, column, ax in sheet if panels]
     if not panels:
         sheet.first.set_axis_off()
@@ -138,8 +102,9 @@ def _draw_course(table: pd.DataFrame, paper: Paper, suffix: str) -> Page:
     return sheet.page(suffix, pd.concat([pd.DataFrame(), *drawn], ignore_index=True))
 
 
-def _found(table: pd.DataFrame, lines: tuple[tuple[str, str, str], ...]) -> list[tuple[str, str, pd.DataFrame]]:
-    chosen = [(quantity, name, of_whole(table, quantity, part)) for quantity, part, name in lines]
+def _found(table: pd.DataFrame, lines: Mapping[str, str]) -> list[tuple[str, str, pd.DataFrame]]:
+    named = [(*words.partition("/")[::2], name) for name, words in lines.items()]
+    chosen = [(quantity, name, of_whole(table, quantity, part)) for quantity, part, name in named]
     return [(quantity, name, _one_a_seed(rows)) for quantity, name, rows in chosen if len(rows)]
 
 
@@ -193,7 +158,7 @@ _PLACE_HEIGHT = 0.1  # inches, of a weight in a heat map of many
 _SHORT = 30  # ratio below which powers of ten are too far apart for ticks
 
 
-def curvature_flow(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+def curvature_flow(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw weights (layers, for the residual stream) against steps as heat maps, with the last step as dots beside.
 
     How to read it: colour is log10 of the geometric mean over seeds, its scale each panel's own; white: nothing
@@ -202,23 +167,22 @@ def curvature_flow(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     eigenvalues of blocks of H, norms of gradient and weights, lengths of the residual stream, whichever are there;
     option `parts`: a page for each of these parts of the Hessian, by default H alone).
     """
-    table, parts = read_steps(folder).table, spec.words("parts") or [Part.H.value]
+    table, parts = source.table, spec.words("parts") or [Part.H.value]
     wanted = wanted_quantities(table, spec.words("quantity"), _QUANTITIES, found="none that has a place in the network")
     for suffix, _, rows in by_network(table):
         for part in parts:
             here = rows[rows["part"].isin(["", part])]
-            yield _draw_flow(here, wanted, spec.paper, suffix + f"_{part}" * (len(parts) > 1), part)
+            yield _draw_flow(here, wanted, spec, suffix + (f"_{part}" if len(parts) > 1 else ""), part)
 
 
-def _draw_flow(table: pd.DataFrame, wanted: list[str], paper: Paper, suffix: str, part: str) -> Page:
-    margins = Margins(left=0.8, across=1.25, down=0.42, right=0.12)
+def _draw_flow(table: pd.DataFrame, wanted: list[str], spec: FigureSpec, suffix: str, part: str) -> Page:
     words = f"{labels.part_words(part)}. Colour: geometric mean over seeds. Dots: the last step."
     note = how(table, words, "bars: 95% interval (Student's t)")
     names = [[name, f"{name}:last"] for name in wanted]
-    layout: dict[str, Any] = {"margins": margins, "share_x": False, "share_y": False, "on_grid": True}
     points = [_points(counted(table), name) for name in wanted]
     tallest = max((one["place"].nunique() for one in points), default=0)
-    sheet = panel_sheet(paper, names, note=note, height=max(1.25, _PLACE_HEIGHT * tallest), **layout)
+    style = APART.but(left=0.8, across=1.25, down=0.42, right=0.12, height=max(1.25, _PLACE_HEIGHT * tallest))
+    sheet = Sheet.grid(spec.paper, names, note, style)
     for row, column, ax in sheet:
         if points[row].empty:
             say(ax, "(nothing positive)")
@@ -230,8 +194,7 @@ def _draw_flow(table: pd.DataFrame, wanted: list[str], paper: Paper, suffix: str
     for _, column, ax in ((*cell, sheet.panels[cell]) for line in last for cell in line):
         ax.set_xlabel("at the last step" if column else "step")
     found = [one.drop(columns="colour").assign(quantity=name) for one, name in zip(points, wanted, strict=True)]
-    found = [one for one in found if len(one)]
-    return sheet.page(suffix, pd.concat(found, ignore_index=True) if found else pd.DataFrame())
+    return sheet.page(suffix, pd.concat([pd.DataFrame(), *(one for one in found if len(one))], ignore_index=True))
 
 
 def _points(table: pd.DataFrame, name: str) -> pd.DataFrame:
@@ -241,8 +204,8 @@ def _points(table: pd.DataFrame, name: str) -> pd.DataFrame:
         rows = rows.assign(place=rows["layer"].map("after layer {:d}".format), colour="W_O")
     else:
         rows = rows[(rows["row"] == rows["col"]) & rows["row"].str.startswith("W_")]
-        several = table["num_layers"].max() > 1
-        rows = rows.assign(place=_places(rows, several), colour=rows["row"])
+        layers = rows["layer"] if table["num_layers"].max() > 1 else [0] * len(rows)
+        rows = rows.assign(place=list(map(labels.weight_words, rows["row"], layers)), colour=rows["row"])
         rank = name_order(rows["row"].unique())
         rows = rows.sort_values("row", key=lambda names: names.map(rank), kind="stable")
     rows = rows[rows["value"] > 0].sort_values("layer", kind="stable")
@@ -253,13 +216,6 @@ def _points(table: pd.DataFrame, name: str) -> pd.DataFrame:
     return pd.DataFrame(found, columns=["place", "colour", "step", "log10", "low", "high", "count"])
 
 
-def _places(rows: pd.DataFrame, several: bool) -> list[str]:
-    pairs = zip(rows["row"], rows["layer"], strict=True)
-    return [
-        f"{labels.weight_words(row)} {layer}" if several and layer else labels.weight_words(row) for row, layer in pairs
-    ]
-
-
 def _decades(low: float, high: float) -> dict[float, str]:
     """Return ticks of a scale of logarithms and their labels: whole decades, or both ends where fewer than two fit."""
     fit = [tick for tick in MaxNLocator(4, integer=True).tick_values(low, high) if low <= tick <= high]
@@ -268,11 +224,10 @@ def _decades(low: float, high: float) -> dict[float, str]:
 
 
 def _heat(ax: Axes, points: pd.DataFrame, name: str) -> None:
-    wide = points.pivot_table(index="place", columns="step", values="log10")
-    wide = wide.loc[list(dict.fromkeys(points["place"]))]
+    wide = points.pivot_table(index="place", columns="step", values="log10").loc[points["place"].unique()]
     low, high = np.nanmin(wide.to_numpy()), np.nanmax(wide.to_numpy())
-    scale = Normalize(low, high)
-    image = draw_matrix(ax, wide.to_numpy(), scale, missing="white", framed=True, interpolation="nearest")
+    style: dict[str, Any] = {"missing": "white", "interpolation": "nearest"}
+    image = draw_matrix(ax, wide.to_numpy(), Normalize(low, high), **style)
     ticks = _decades(low, high)
     colour_bar(ax, image).set_ticks([*ticks], labels=[*ticks.values()])
     ax.set_yticks(range(len(wide)), list(wide.index))
@@ -299,7 +254,7 @@ def _dots(ax: Axes, last: pd.DataFrame) -> None:
 _SINK, _KEY = "sink_mass", "key_mass"
 
 
-def attention_mass(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+def attention_mass(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw where attention goes: on the first key by layer and head, along the steps, and by key; one page per network.
 
     How to read it: the map and the curves over keys are of the last step. A head whose weight on the first key is far
@@ -307,26 +262,17 @@ def attention_mass(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     gives to that key. Means over seeds; bands are 95 % intervals.
     Requires: the sweep's table.csv with `sink_mass` along `state.step`.
     """
-    table = counted(read_steps(folder).table)
-    if not (table["quantity"] == _SINK).any():
-        raise UserError(
-            "figure.layout=attention_mass draws sink_mass, and the table has none",
-            got=", ".join(sorted(table["quantity"].unique())),
-            allowed="a sweep with quantities=[sink_mass]",
-            remedy="hessfig run sweep=language_sinks",
-        )
-    for suffix, _, rows in by_network(table):
-        yield _draw_mass(rows, spec.paper, suffix)
+    for suffix, _, rows in by_network(counted(source.table)):
+        yield _draw_mass(rows, spec, suffix)
 
 
-def _draw_mass(table: pd.DataFrame, paper: Paper, suffix: str) -> Page:
-    margins = Margins(left=0.45, across=0.6, down=0.5, right=0.12)
-    layout: dict[str, Any] = {"margins": margins, "share_x": False, "share_y": False, "on_grid": True}
+def _draw_mass(table: pd.DataFrame, spec: FigureSpec, suffix: str) -> Page:
     sink, key = (table[table["quantity"] == name] for name in (_SINK, _KEY))
     length = int(key["index"].max())
     uniform = sum(1 / query for query in range(2, length + 1)) / (length - 1)
     note = how(sink, f"Uniform attention gives the first of {length} keys {uniform:.3f}.")
-    sheet = panel_sheet(paper, [["first_key", "steps", "keys"]], note=note, height=1.3, **layout)
+    style = APART.but(left=0.45, across=0.6, down=0.5, right=0.12, height=1.3)
+    sheet = Sheet.grid(spec.paper, [["first_key", "steps", "keys"]], note, style)
     last = sink["step"].max()
     maps, curves = where(sink, step=last).groupby(["layer", "index"], as_index=False)["value"].mean(), []
     for _, column, ax in sheet:
@@ -338,11 +284,10 @@ def _draw_mass(table: pd.DataFrame, paper: Paper, suffix: str) -> Page:
         for layer, one in rows.groupby("layer"):
             heads = one.groupby(["seed", place], as_index=False)["value"].mean()
             means = draw_means(ax, heads, place, colour=tone(int(layer) - 1), label=f"layer {layer}")
-            curves.append(
-                means.rename(columns={place: "place"}).assign(layer=layer, panel=("", "steps", "keys")[column])
-            )
-        ax.set_title(("", "mean over heads", "relative to uniform attention")[column])
-        ax.set_xlabel(("", "step", "position of the key")[column])
+            named = means.rename(columns={place: "place"})
+            curves.append(named.assign(layer=layer, panel="steps" if column == 1 else "keys"))
+        ax.set_title("mean over heads" if column == 1 else "relative to uniform attention")
+        ax.set_xlabel("step" if column == 1 else "position of the key")
         ax.legend(loc="best")
     return sheet.page(suffix, pd.concat([maps.assign(panel="first_key"), *curves], ignore_index=True))
 
@@ -350,7 +295,7 @@ def _draw_mass(table: pd.DataFrame, paper: Paper, suffix: str) -> Page:
 def _mass_map(ax: Axes, maps: pd.DataFrame, step: float) -> None:
     square = maps.pivot_table(index="layer", columns="index", values="value")
     words = np.vectorize("{:.2f}".format)(square.to_numpy())
-    draw_matrix(ax, square.to_numpy(), Normalize(0, 1), words=words, framed=True)
+    draw_matrix(ax, square.to_numpy(), Normalize(0, 1), words=words, missing="#e6e6e6")
     ax.set_xticks(range(square.shape[1]), [f"{head:g}" for head in square.columns])
     ax.set_yticks(range(square.shape[0]), [f"{layer:g}" for layer in square.index])
     ax.set_xlabel("head")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,19 +14,22 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from hessfig.analysis.axis import SIGMA, settings_of, without
-from hessfig.analysis.manifest import Run, read_run
+from hessfig.analysis.manifest import Run
 from hessfig.analysis.stored_courses import DESCENT, SLICES, Course, read_courses
-from hessfig.errors import UserError, run_command
+from hessfig.figures.parts.colours import GUIDE, TONES
+from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.labels import plain, setting_words, variant_words
-from hessfig.figures.parts.measured import where
-from hessfig.figures.parts.page import GUIDE, TINY, TONES, FigureSpec, Page, file_words
-from hessfig.figures.parts.panel_sheet import Margins, Sheet, panel_sheet, say
+from hessfig.figures.parts.lettering import TINY
+from hessfig.figures.parts.panel_sheet import APART, OWN_Y, SHARED, Page, Sheet, say
 from hessfig.figures.parts.panels import set_decades
+from hessfig.figures.parts.rows import where
+from hessfig.figures.parts.saving import file_words
 
 RATE = "directions.rate"
 _TRUE, _MODEL, _OTHER = "#4575b4", "black", "#d73027"
 _DASHED: dict[str, Any] = {"color": _MODEL, "linestyle": (0, (3, 2)), "linewidth": 0.8}
-_APART = Margins(top=0.26, across=0.42, down=0.26)
+_OWN_Y = OWN_Y.but(top=0.26, across=0.42, down=0.26)
+_APART = APART.but(top=0.26, down=0.26, narrowest=None)
 _LEVELS, _ROOM = 12, 0.15
 _INNER, _FAR = (0.05, 0.95), 20  # numbers this many times farther apart than these quantiles have diverged
 _RAYS = {
@@ -40,7 +41,7 @@ _RAYS = {
 }
 
 
-def slices(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+def slices(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw the loss along every direction (rows) at every state (columns), then a page of the planes.
 
     How to read it: blue is the loss against the distance from the state, downhill to the right; black dashes are its
@@ -49,21 +50,20 @@ def slices(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     same levels, red dots where it departs along rays from the state (black). The first seed is drawn, numbers
     of all are in the table. Requires: a sweep of the quantity slices.
     """
-    run, found = _first_seed(folder, SLICES)
+    run, found = _first_seed(source, SLICES)
     for suffix, states in _by_variant(found):
         yield _lines_page(spec, run, states, suffix)
         yield _plane_page(spec, run, states, f"{suffix}_plane")
 
 
-def critical_points(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+def critical_points(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw index against loss of the critical points found, and the gradient's norm where each search ended.
 
     How to read it: a dot is one search, its colour the step of the training that it began at; open dots did not reach
     the tolerance (dotted line) and are no critical points. The index is the number of negative eigenvalues of H: a
     minimum has none. Requires: a sweep of the quantity critical_points.
     """
-    run = read_run(folder)
-    points = _searches(run, folder)
+    run, points = source.run, _searches(source.table)
     tolerance = (run.config.get("directions") or {}).get("tolerance", math.nan)
     lost = int((points["status"] != "ok").sum())
     note = (
@@ -71,18 +71,17 @@ def critical_points(spec: FigureSpec, folder: Path) -> Iterator[Page]:
         f"{len(points)} searches whose gradient stayed above the tolerance (dotted): no critical points."
     )
     names = [["index", "gradient"]]
-    sheet = panel_sheet(spec.paper, names, note=note, height=1.9, share_y=False, on_grid=True, margins=_APART)
+    sheet = Sheet.grid(spec.paper, names, note, _OWN_Y.but(height=1.9))
     for _, column, ax in sheet:
         _draw_searches(ax, points, names[0][column])
         if column and np.isfinite(tolerance):
             ax.axhline(tolerance, color=GUIDE, linestyle=":", linewidth=0.8)
-    titles = [("index: negative eigenvalues",), ("norm of the gradient",)]
-    sheet.label(x="loss at the end of the search", columns=titles, rows=[""], names=[""])
+    sheet.label("loss at the end of the search", ["index: negative eigenvalues", "norm of the gradient"], [""])
     sheet.first.legend(title="started at step", loc="best", ncols=2)
     yield sheet.page("", points)
 
 
-def trajectories(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+def trajectories(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw descent and its quadratic model by learning rate (columns), one page per state, then the horizons.
 
     How to read it: blue is gradient descent, black dashes the descent on the quadratic model of the state, dotted the
@@ -91,7 +90,7 @@ def trajectories(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     step's line (black dashes) and from three losses of the run (red). On the last page a dot is a seed, and triangles
     at the top did not depart within the run. Requires: a sweep of the quantity descent that varies directions.rate.
     """
-    run, found = _first_seed(folder, DESCENT)
+    run, found = _first_seed(source, DESCENT)
     states = list(dict.fromkeys(one.where for one in found))
     for state in states:
         chosen = sorted((one for one in found if one.where == state), key=_rate)
@@ -99,10 +98,10 @@ def trajectories(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     yield _horizon_page(spec, run)
 
 
-def _first_seed(folder: Path, quantity: str) -> tuple[Run, list[Course]]:
-    run, found = read_run(folder), read_courses(folder, quantity)
+def _first_seed(source: Source, quantity: str) -> tuple[Run, list[Course]]:
+    found = read_courses(source.folder, quantity)
     first = min(one.seed for one in found)
-    return run, [one for one in found if one.seed == first]
+    return source.run, [one for one in found if one.seed == first]
 
 
 def _by_variant(found: Sequence[Course]) -> Iterator[tuple[str, list[Course]]]:
@@ -130,12 +129,10 @@ def _lines_page(spec: FigureSpec, run: Run, states: Sequence[Course], suffix: st
     rays = states[0].names["rays"]
     names = [[f"{ray}:{one.where or 'state'}" for one in states] for ray in rays]
     note = f"{_note(run, states[0])} Dotted: the expansion is off by {_share(run)} of the loss's largest change so far."
-    options: dict[str, Any] = {"share_x": False, "share_y": False, "on_grid": True, "narrowest": None}
-    margins = replace(_APART, down=0.36)  # for the words above each panel
-    sheet = panel_sheet(spec.paper, names, note=note, height=0.95, margins=margins, **options)
+    sheet = Sheet.grid(spec.paper, names, note, _APART.but(height=0.95, down=0.36))  # words stand above each panel
     drawn = [_line(ax, run, states[column], row) for row, column, ax in sheet]
     words = [_RAYS.get(ray, ray) for ray in rays]
-    sheet.label(x="distance from the state", columns=[(one.where,) for one in states], rows=words, names=words)
+    sheet.label("distance from the state", [one.where for one in states], words)
     return sheet.page(suffix, pd.concat(drawn))
 
 
@@ -179,12 +176,10 @@ def _plane_page(spec: FigureSpec, run: Run, states: Sequence[Course], suffix: st
     names = [[f"plane:{one.where or 'state'}" for one in states]]
     note = f"Colours and solid: loss, first seed ({states[0].seed}); dashed: second order, same levels.{_setting(run)} "
     note += f"Red: second order off by {_share(run)} along rays from the state (black)."
-    options: dict[str, Any] = {"share_x": False, "share_y": False, "on_grid": True, "narrowest": None}
-    sheet = panel_sheet(spec.paper, names, note=note, height=2.2, margins=_APART, **options)
+    sheet = Sheet.grid(spec.paper, names, note, _APART.but(height=2.2))
     drawn = [_plane(ax, states[column]) for _, column, ax in sheet]
     first, second = (_RAYS.get(ray, ray) for ray in states[0].names["plane_rays"])
-    label = f"along the second: {second}"
-    sheet.label(x=f"along the first: {first}", columns=[(one.where,) for one in states], rows=[label], names=[label])
+    sheet.label(f"along the first: {first}", [one.where for one in states], [f"along the second: {second}"])
     return sheet.page(suffix, pd.concat(drawn))
 
 
@@ -207,16 +202,9 @@ def _plane(ax: Axes, one: Course) -> pd.DataFrame:
     return pd.DataFrame({"step": one.step, "sigma": one.sigma, "seed": one.seed, **places, **numbers})
 
 
-def _searches(run: Run, folder: Path) -> pd.DataFrame:
+def _searches(table: pd.DataFrame) -> pd.DataFrame:
     """Return a row for every search: loss, index, gradient, status."""
-    rows = run.table[run.table["quantity"].str.startswith("critical_") & (run.table["estimator"] == "least squares")]
-    if rows.empty:
-        raise UserError(
-            "figure.layout=critical_points draws the quantity critical_points, and the table has none",
-            got=", ".join(run.table["quantity"].unique()),
-            allowed="a sweep with critical_points among its quantities",
-            remedy=f"{run_command(folder)} 'quantities=[critical_points]'",
-        )
+    rows = table[table["quantity"].str.startswith("critical_") & (table["estimator"] == "least squares")]
     keys = ["variant", "num_layers", "sigma", "step", "seed", "status"]
     named = rows.assign(quantity=rows["quantity"].str.removeprefix("critical_"))
     wide = named.pivot_table("value", keys, "quantity", dropna=False, aggfunc="first")
@@ -248,25 +236,26 @@ def _descent_page(spec: FigureSpec, run: Run, found: Sequence[Course], suffix: s
         f"{_note(run, found[0])}{place} Dotted: the horizon, off by {_share(run)} of the loss's largest change. Red: "
         "the distance between the two; the curvature from three losses of the run."
     )
-    options: dict[str, Any] = {"share_y": False, "on_grid": True, "narrowest": None}
-    sheet = panel_sheet(spec.paper, names, note=note, height=1.1, margins=_APART, **options)
+    sheet = Sheet.grid(spec.paper, names, note, _OWN_Y.but(height=1.1, narrowest=None))
     for row, column, ax in sheet:
         _draw_descent(ax, run, found[column], row)
-    rates = [(f"rate {_rate(one):g}",) for one in found]
-    rows = ["loss", "distance", "curvature along the step"]
-    sheet.label(x="step", columns=rates, rows=rows, names=rows)
+    rates = [f"rate {_rate(one):g}" for one in found]
+    sheet.label("step", rates, ["loss", "distance", "curvature along the step"])
     return sheet.page(suffix, pd.concat([_written(one) for one in found]))
 
 
+_DESCENT = (
+    ("losses", "model_losses"),
+    ("distances", "model_distances", "gaps"),
+    ("curvatures", "line_curvatures", "run_curvatures"),
+)
+
+
 def _draw_descent(ax: Axes, run: Run, one: Course, row: int) -> None:
-    true, model, other = (
-        ("losses", "model_losses", None),
-        ("distances", "model_distances", "gaps"),
-        ("curvatures", "line_curvatures", "run_curvatures"),
-    )[row]
+    true, model, *others = _DESCENT[row]
     ax.plot(one.numbers[true], color=_TRUE)
     ax.plot(one.numbers[model], **_DASHED)
-    if other:
+    for other in others:
         ax.plot(one.numbers[other], color=_OTHER, linewidth=0.6)
     _hold(ax, one.numbers[true])
     horizon = _number(run, one, "descent_horizon")
@@ -285,22 +274,16 @@ def _horizon_page(spec: FigureSpec, run: Run) -> Page:
     rows = rows.assign(rate=[float(settings_of(one).get(RATE, math.nan)) for one in rows["variant"]])
     top = float((run.config.get("directions") or {}).get("steps", rows["value"].replace(np.inf, 1).max()))
     note = f"A dot is a seed; triangles: not off by {_share(run)} within {top:g} steps.{_setting(run)}"
-    sheet: Sheet = panel_sheet(spec.paper, [["horizon"]], note=note, height=1.9, margins=Margins(top=0.3), on_grid=True)
+    sheet = Sheet.grid(spec.paper, [["horizon"]], note, SHARED.but(height=1.9, top=0.3))
     ax = sheet.first
-    for axis in "xy":
-        set_decades(ax, axis)
+    set_decades(ax, "x")
+    set_decades(ax, "y")
     for (step, here), tone in zip(rows.groupby("step", dropna=False), itertools.cycle(TONES), strict=False):
         inside, beyond = here[np.isfinite(here["value"])], here[np.isposinf(here["value"])]
-        style: dict[str, Any] = {
-            "color": tone,
-            "linestyle": "none",
-            "markersize": 4,
-            "markeredgewidth": 0,
-            "alpha": 0.7,
-        }
+        style: dict[str, Any] = {"color": tone, "linestyle": "none", "ms": 4, "markeredgewidth": 0, "alpha": 0.7}
         ax.plot(inside["rate"], inside["value"], "o", label=plain(f"step {step:g}"), **style)
         ax.plot(beyond["rate"], [1.3 * top] * len(beyond), "^", **style)
     ax.set_ylim(0.7, 1.8 * top)
     ax.legend(loc="lower left", title="from")
-    sheet.label(x="learning rate over 2 / largest eigenvalue", columns=[("",)], rows=["steps until off"], names=[""])
+    sheet.label("learning rate over 2 / largest eigenvalue", [""], ["steps until off"], [""])
     return sheet.page("_horizon", rows[["sigma", "step", "seed", "rate", "value", "status"]])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,38 +20,25 @@ from hessfig.errors import UserError
 from hessfig.figures.layouts.collected_spectra import Collected, collected, in_network_order
 from hessfig.figures.layouts.eigenvalue_plots import kernel_of
 from hessfig.figures.parts import labels
+from hessfig.figures.parts.figure_spec import FigureSpec, Source
+from hessfig.figures.parts.lettering import TINY, width_of
+from hessfig.figures.parts.lettering import points as points_of
 from hessfig.figures.parts.matrix import colour_bar, draw_matrix, name_sides
-from hessfig.figures.parts.measured import (
-    Network,
-    as_written,
-    at_one_place,
-    by_network,
-    in_order,
-    parts_of,
-    read_numbers,
-    where,
-)
-from hessfig.figures.parts.page import TINY, FigureSpec, Page, Paper, file_words, panel_names, width_of
-from hessfig.figures.parts.page import points as points_of
-from hessfig.figures.parts.panel_sheet import (
-    Margins,
-    Sheet,
-    fitting_columns,
-    in_rows,
-    panel_sheet,
-    panel_width,
-    width_in,
-)
+from hessfig.figures.parts.measured import read_numbers
+from hessfig.figures.parts.page import Paper
+from hessfig.figures.parts.panel_sheet import APART, ONE_SCALE, Page, Sheet, in_rows, width_in
+from hessfig.figures.parts.rows import Network, as_written, at_one_place, by_network, in_order, parts_of, where
+from hessfig.figures.parts.saving import file_words, panel_names
 from hessfig.record import NETWORK
 
-_COLUMNS, _NARROWEST = 2, 0.9
+_COLUMNS = 2
 _MANY = 20  # weights: the names of more do not fit next to a map of half the page
 _BAR = 0.0825  # inches: how wide a colour bar is, and how far from its map
 _WRITTEN = 0.13  # inches: from this width of a cell on, its number is written in it
-_MARGINS = Margins(left=0.42, right=0.5, top=0.36, bottom=0.42, across=0.5, down=0.7)
+_STYLE = APART.but(left=0.42, right=0.5, top=0.36, bottom=0.42, across=0.5, down=0.7, narrowest=0.9)
 
 
-def heterogeneity(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+def heterogeneity(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw the Jensen-Shannon distance of every pair of weights' spectra, one map per network, one page per part of H.
 
     How to read it: dark is alike, bright is different (ln 2 at most); sizes do not count, for eigenvalues are divided
@@ -67,7 +53,7 @@ def heterogeneity(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     """
     name = spec.choice("kernel", list(KERNELS), "published")
     kernel = FIXED if name == "fixed" else kernel_of(spec, PUBLISHED)
-    found = [(words, one, *_beside_each_other(one, kernel)) for words, one in collected(folder, is_weight)]
+    found = [(words, one, *_beside_each_other(one, kernel)) for words, one in collected(source, is_weight)]
     scale = _distance_scale([pairs for *_, pairs, _ in found])
     for words, one, pairs, means in found:
         for part in one.parts:
@@ -78,7 +64,8 @@ def heterogeneity(spec: FigureSpec, folder: Path) -> Iterator[Page]:
                 f" natural logarithms.{one.where}"
             )
             here, total = where(pairs, part=part), where(means, part=part)
-            yield _draw_page(one, here, total, scale, spec.paper, note=note, suffix=end)
+            sheet, numbers = _draw_page(one, here, total, scale, note, spec)
+            yield sheet.page(end, numbers)
 
 
 def _distance_scale(every: Sequence[pd.DataFrame]) -> Normalize:
@@ -97,22 +84,13 @@ def _beside_each_other(one: Collected, kernel: Kernel) -> tuple[pd.DataFrame, pd
 
 
 def _draw_page(
-    one: Collected, pairs: pd.DataFrame, means: pd.DataFrame, scale: Normalize, paper: Paper, *, note: str, suffix: str
-) -> Page:
+    one: Collected, pairs: pd.DataFrame, means: pd.DataFrame, scale: Normalize, note: str, spec: FigureSpec
+) -> tuple[Sheet, pd.DataFrame]:
+    """Draw the maps of one part of all networks; return the sheet and its numbers."""
     weights = pairs[[*NETWORK, *PAIR[:2]]].drop_duplicates().groupby(NETWORK, dropna=False).size().max()
-    columns = min(1 if weights > _MANY else _COLUMNS, fitting_columns(paper, _MARGINS, _NARROWEST))
-    sheet = panel_sheet(
-        paper,
-        in_rows(panel_names(one.networks), columns),
-        note=note,
-        height=panel_width(paper, columns, _MARGINS),
-        margins=_MARGINS,
-        narrowest=_NARROWEST,
-        share_x=False,
-        share_y=False,
-        most=columns,
-        on_grid=True,
-    )
+    columns = min(1 if weights > _MANY else _COLUMNS, _STYLE.columns(spec.paper))
+    style = _STYLE.but(height=_STYLE.width(spec.paper, columns), most=columns)
+    sheet = Sheet.grid(spec.paper, in_rows(panel_names(one.networks), columns), note, style)
     numbers = []
     for row, column, ax in sheet:
         variant, depth = one.networks[row * columns + column]
@@ -121,8 +99,8 @@ def _draw_page(
         image = _draw_map(ax, here, scale)
         ax.set_title(f"{labels.variant_words(variant) or 'network'}\n{_average_words(interval)}")
         numbers.append(_written(here, (variant, depth), interval, other))
-    colour_bar(sheet.panels[sheet.lines[0][-1]], image, gap=_BAR, wide=_BAR)
-    return sheet.page(suffix, pd.concat(numbers, ignore_index=True))
+    colour_bar(sheet.outermost, image, gap=_BAR, wide=_BAR)
+    return sheet, pd.concat(numbers, ignore_index=True)
 
 
 def _draw_map(ax: Axes, pairs: pd.DataFrame, scale: Normalize) -> AxesImage:
@@ -135,9 +113,9 @@ def _draw_map(ax: Axes, pairs: pd.DataFrame, scale: Normalize) -> AxesImage:
     fits = len(names) <= 12 and width_in(ax) / max(len(names), 1) >= _WRITTEN
     words = np.array([f"{value:.2f}" if np.isfinite(value) else "" for value in square.flat]).reshape(square.shape)
     style = {"cmap": "magma", "aspect": "equal", "missing": "#bbbbbb"}
-    image = draw_matrix(ax, square, scale, words=words if fits else None, size=4, dark=0.6, framed=True, **style)
-    side_labels = [labels.weight_words(name) + (f" {layer}" if layer > 1 else "") for layer, name in names]
-    name_sides(ax, rows=side_labels, columns=side_labels)
+    image = draw_matrix(ax, square, scale, words=words if fits else None, size=4, dark=0.6, **style)
+    words_of = [labels.weight_words(name, layer if layer > 1 else 0) for layer, name in names]
+    name_sides(ax, rows=words_of, columns=words_of)
     return image
 
 
@@ -165,7 +143,7 @@ _WRITTEN_CELLS = 0.19  # from this width of a cell on, its number is written in 
 _OUTSIDE = "outside"  # the row of weights that belong to no layer
 
 
-def heat(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+def heat(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw the value of every weight's diagonal block, layers from top to bottom, weights across, a panel per part.
 
     How to read it: the colour (and the number, where there is room) is log10 of the mean over seeds; one scale for
@@ -175,13 +153,14 @@ def heat(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     Requires: the sweep's table.csv with diagonal blocks (options `quantities`: a page each, frobenius by default;
     `index`; `at`: the nearest place on the axis is drawn).
     """
-    for quantity in spec.words("quantities") or [spec.quantity]:
+    quantities = spec.words("quantities") or [spec.quantity]
+    for quantity in quantities:
         one = replace(spec, options={**spec.options, "quantity": quantity})
-        yield from _pages(one, folder, several=len(spec.words("quantities") or []) > 1)
+        yield from _pages(one, source, f"_{file_words(quantity)}" if len(quantities) > 1 else "")
 
 
-def _pages(spec: FigureSpec, folder: Path, *, several: bool) -> Iterator[Page]:
-    run, numbers = read_numbers(spec, folder)
+def _pages(spec: FigureSpec, source: Source, end: str) -> Iterator[Page]:
+    run, numbers = read_numbers(spec, source)
     diagonal = numbers[numbers["row"] == numbers["col"]]
     if diagonal.empty:
         raise UserError(
@@ -194,28 +173,21 @@ def _pages(spec: FigureSpec, folder: Path, *, several: bool) -> Iterator[Page]:
     here, place = at_one_place(curves, spec.number("at"), run.axis)
     for suffix, (variant, _), network in by_network(here):
         note = _note(spec.quantity, diagonal, ", ".join(filter(None, (labels.variant_words(variant), place))))
-        sheet = draw_heat(network, spec.quantity, note, spec.paper)
-        yield sheet.page(suffix + f"_{file_words(spec.quantity)}" * several, as_written(network, run.axis))
+        sheet = draw_heat(network, spec.quantity, note, spec)
+        yield sheet.page(suffix + end, as_written(network, run.axis))
 
 
-def draw_heat(points: pd.DataFrame, quantity: str, note: str, paper: Paper) -> Sheet:
+def draw_heat(points: pd.DataFrame, quantity: str, note: str, spec: FigureSpec) -> Sheet:
     """Draw one network's panels next to each other, with one colour bar."""
     layers, names = sorted(points["layer"].unique()), in_order(points["row"])
     parts = [*map(str, parts_of(points))] or [""]
     longest = max((len(name) for name in names if labels.weight_words(name) == labels.plain(name)), default=6)
-    margins = Margins(left=0.5, right=0.66, top=0.24, bottom=0.22 + _LETTER * longest, across=0.1)
-    sheet = panel_sheet(
-        paper,
-        [[part or "all" for part in parts]],
-        note=note,
-        height=_ROW * max(len(layers), 4),
-        margins=margins,
-        narrowest=min(_NAME * len(names), panel_width(Paper(), len(parts), margins)),
-        on_grid=True,
-        share_y="all",
-    )
+    style = ONE_SCALE.but(left=0.5, right=0.66, top=0.24, bottom=0.22 + _LETTER * longest, across=0.1)
+    narrowest, height = min(_NAME * len(names), style.width(Paper(), len(parts))), _ROW * max(len(layers), 4)
+    style = style.but(narrowest=narrowest, height=height)
+    sheet = Sheet.grid(spec.paper, [[part or "all" for part in parts]], note, style)
     widest = max(width_of(labels.part_title(part), points_of("axes.titlesize")) for part in parts)
-    in_full = widest <= width_in(sheet.first) + margins.across
+    in_full = widest <= width_in(sheet.first) + style.across
     signed = bool((points["mean"] < 0).any())
     scale = _scale(points["mean"], signed)
     for _, column, ax in sheet:
@@ -227,7 +199,7 @@ def draw_heat(points: pd.DataFrame, quantity: str, note: str, paper: Paper) -> S
     for line in sheet.lines:
         sheet.panels[line[0]].set_ylabel("layer")
     label = labels.quantity_label(quantity) if signed else rf"$\log_{{10}}$ {labels.quantity_label(quantity)}"
-    colour_bar(sheet.panels[sheet.lines[0][-1]], image, wide=0.09, label=label)
+    colour_bar(sheet.outermost, image, wide=0.09, label=label)
     return sheet
 
 
@@ -269,8 +241,9 @@ def _cell(value: float, is_zero: bool, signed: bool) -> str:
     return words.replace("-", "−") if np.isfinite(value) else ""
 
 
-def _note(quantity: str, numbers: pd.DataFrame, where: str) -> str:
+def _note(quantity: str, numbers: pd.DataFrame, place: str) -> str:
     repeats = labels.seeds_words(numbers)
     over = repeats if repeats == labels.ONE_SEED else f"{repeats} (means)"
     what = f"{labels.quantity_words(quantity).capitalize()} of every weight, {over}"
-    return f"{what}{', ' * bool(where)}{where}; grey: no such weight. {labels.estimator_words(numbers)}."
+    told = ", ".join(filter(None, (what, place)))
+    return f"{told}; grey: no such weight. {labels.estimator_words(numbers)}."

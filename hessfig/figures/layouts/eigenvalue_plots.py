@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,11 +16,14 @@ from hessfig.analysis.intervals import band
 from hessfig.analysis.spectral_distances import Banded, Kernel, cumulative, grid_over, of_eigenvalues, smoothed, span
 from hessfig.analysis.stored_spectra import Density, Spectrum
 from hessfig.figures.layouts.collected_spectra import BlockName, Collected, by_rank, collected, extremes_page
+from hessfig.figures.parts.colours import matrix_colour, part_colour
+from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.labels import symbol, variant_words, weight_words
-from hessfig.figures.parts.measured import Network
-from hessfig.figures.parts.page import TINY, FigureSpec, Page, Paper, matrix_colour, panel_names, part_colour
-from hessfig.figures.parts.panel_sheet import Margins, in_rows, panel_sheet, say
+from hessfig.figures.parts.lettering import TINY
+from hessfig.figures.parts.panel_sheet import APART, Page, Sheet, in_sheets, say
 from hessfig.figures.parts.panels import are_few, draw_mean, draw_seed, spread_words
+from hessfig.figures.parts.rows import Network
+from hessfig.figures.parts.saving import panel_names
 from hessfig.figures.parts.ticks import set_decades
 from hessfig.terms import Part
 
@@ -163,10 +165,10 @@ _COLUMNS, _ROWS = 4, 10  # of panels on a page
 _FLOOR = 1e-6
 _SORTED, _DENSITY, _CUMULATIVE = "sorted", "density", "cumulative"
 _LABELS = {_SORTED: "eigenvalue", _DENSITY: "density", _CUMULATIVE: "cumulative: error"}
-_MARGINS = Margins(left=0.62, across=0.34, down=0.32, bottom=0.36)
+_STYLE = APART.but(left=0.62, across=0.34, down=0.32, bottom=0.36, narrowest=None)
 
 
-def spectra(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+def spectra(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw sorted eigenvalues and densities: the whole network's, then every weight's, one column per network; a table.
 
     How to read it: eigenvalues stand over the share of them that is smaller, both ends stretched; they are linear
@@ -180,32 +182,30 @@ def spectra(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     """
     chosen = spec.words("weights")
     part = spec.choice("part", [one.value for one in Part], Part.H.value)
-    asked = _Asked(kernel_of(spec), part, spec.number("floor") or _FLOOR, spec.paper)
-    for words, one in collected(folder):
-        suffix = f"_{words}" if words else ""
-        for columns, beside in _pieces(one.networks, _COLUMNS, "columns"):
+    asked = _Asked(kernel_of(spec), part, spec.number("floor") or _FLOOR, spec)
+    for words, one in collected(source):
+        needed = {_SORTED: one.spectra, _DENSITY: True, _CUMULATIVE: one.densities}
+        kinds = [kind for kind in _LABELS if needed[kind]]
+        weights = [block for block in one.blocks(whole=False) if chosen is None or block[1] in chosen]
+        for columns, beside in in_sheets(one.networks, _COLUMNS, "columns"):
+            suffix = (f"_{words}" if words else "") + beside
             for block in one.blocks(whole=True):
                 name = "" if block == (0, "all") else f"_{block[1]}{block[0] or ''}"
-                needed = {_SORTED: one.spectra, _DENSITY: True, _CUMULATIVE: one.densities}
-                kinds = [kind for kind in _LABELS if needed[kind]]
-                yield _page(one, columns, [(block, kind) for kind in kinds], asked, suffix=suffix + beside + name)
+                yield _page(one, columns, [(block, kind) for kind in kinds], asked, suffix=suffix + name)
             for kind, name in ((_SORTED, "_weights"), (_DENSITY, "_densities")):
-                weights = one.blocks(whole=False) if kind == _DENSITY or one.spectra else []
-                weights = [block for block in weights if chosen is None or block[1] in chosen]
-                for some, below in _pieces(weights, _ROWS, "rows"):
-                    end = suffix + beside + name + below
-                    yield _page(one, columns, [(block, kind) for block in some], asked, suffix=end)
-    yield from extremes_page(folder, spec.paper)
+                for some, below in in_sheets(weights, _ROWS, "rows") if weights and kind in kinds else ():
+                    yield _page(one, columns, [(block, kind) for block in some], asked, suffix=suffix + name + below)
+    yield from extremes_page(source.table, spec)
 
 
 @dataclass(frozen=True)
 class _Asked:
-    """What is drawn of every block: under which kernel, which part, linear below which floor; on which paper."""
+    """What is drawn of every block: under which kernel, which part, linear below which floor; of which figure."""
 
     kernel: Kernel
     part: str
     floor: float
-    paper: Paper
+    spec: FigureSpec
 
 
 def kernel_of(spec: FigureSpec, default: Kernel | None = None) -> Kernel:
@@ -216,29 +216,14 @@ def kernel_of(spec: FigureSpec, default: Kernel | None = None) -> Kernel:
     return Kernel(width or Kernel.width, variance)
 
 
-def _pieces(items: list[Any], most: int, name: str) -> Iterator[tuple[Sequence[Any], str]]:
-    """Yield lists of at most `most` items, and the words that tell them apart."""
-    pieces = in_rows(items, most) if items else []
-    for number, piece in enumerate(pieces, start=1):
-        yield piece, f"_{name}{number}" if len(pieces) > 1 else ""
-
-
 def _page(
     one: Collected, networks: Sequence[Network], rows: list[tuple[BlockName, str]], asked: _Asked, *, suffix: str
 ) -> Page:
     """Draw a page: one row per block and kind of panel, one column per network."""
-    names = dict(zip(one.networks, panel_names(one.networks), strict=True))
-    sheet = panel_sheet(
-        asked.paper,
-        [[f"{block[1]}{block[0] or ''}:{kind}:{names[network]}" for network in networks] for block, kind in rows],
-        note=_note(one, asked.kernel, asked.part, {kind for _, kind in rows}),
-        height=1.15 if len(rows) <= 4 else 0.8,
-        margins=_MARGINS,
-        narrowest=None,
-        on_grid=True,
-        share_x=False,
-        share_y=False,
-    )
+    named = dict(zip(one.networks, panel_names(one.networks), strict=True))
+    names = [[f"{block[1]}{block[0] or ''}:{kind}:{named[network]}" for network in networks] for block, kind in rows]
+    note = _note(one, asked.kernel, asked.part, {kind for _, kind in rows})
+    sheet = Sheet.grid(asked.spec.paper, names, note, _STYLE.but(height=1.15 if len(rows) <= 4 else 0.8))
     several, numbers = len({block for block, _ in rows}) > 1 or rows[0][0] != (0, "all"), []
     for row, column, ax in sheet:
         (block, kind), network = rows[row], networks[column]
@@ -246,8 +231,11 @@ def _page(
         numbers.append(_draw(ax, one, network, block, kind, asked).assign(**place, panel=kind))
         if kind != _SORTED or not several:
             ax.set_xlabel("share below" if kind == _SORTED else "eigenvalue", labelpad=0)
-    labels = [f"{_name(block)}: {_LABELS[kind]}" if several else _LABELS[kind] for block, kind in rows]
-    sheet.label(x="", columns=[(_title(network, one.networks),) for network in networks], rows=labels, names=labels)
+    labels = [
+        f"{weight_words(name, layer if layer > 1 else 0)}: {_LABELS[kind]}" if several else _LABELS[kind]
+        for (layer, name), kind in rows
+    ]
+    sheet.label("", [_title(network, one.networks) for network in networks], labels)
     _legend(sheet.first, one.parts if rows[0][1] == _SORTED else [])
     return sheet.page(suffix, pd.concat(numbers, ignore_index=True))
 
@@ -286,34 +274,25 @@ def _title(network: Network, every: list[Network]) -> str:
     return words + (f"{', ' if words else ''}{network[1]} layers" if depths else "")
 
 
-def _name(block: BlockName) -> str:
-    layer = f" {block[0]}" if block[0] > 1 else ""
-    return weight_words(block[1]) + layer
-
-
 def _legend(ax: Axes, parts: list[str]) -> None:
-    handles = [Line2D([], [], color=part_colour(part)) for part in parts]
     if len(parts) > 1:
-        ax.legend(handles, [symbol(part) for part in parts], loc="upper left")
+        handles = [Line2D([], [], color=part_colour(part)) for part in parts]
+        ax.legend(handles, list(map(symbol, parts)), loc="upper left")
 
 
 def _note(one: Collected, kernel: Kernel, part: str, kinds: set[str]) -> str:
     """Return what the marks of a page's panels mean, and what was measured."""
     count = len(one.seeds)
-    words = []
+    words, band = [], ""
     if _SORTED in kinds:
         means = f"mean over {count} seeds, {spread_words(count)}" if count > 1 else "1 seed"
         words.append(f"Sorted eigenvalues: {means}, x: share below.")
+    if one.densities:
+        probes, steps = one.densities[0].whole.nodes.shape
+        band = f"band: Lanczos, {probes} probes of {steps} steps, 95% interval over probes (Student's t); "
+        band += "dotted: half the steps. "
     if kinds - {_SORTED}:
         exact = "grey: exact eigenvalues, dashed: the same under the kernel; " if one.spectra else ""
-        probes = one.densities[0].whole.nodes.shape if one.densities else (0, 0)
-        band = (
-            f"band: Lanczos, {probes[0]} probes of {probes[1]} steps, 95% interval over probes (Student's t); "
-            "dotted: half the steps. "
-            if one.densities
-            else ""
-        )
-        words.append(
-            f"Densities of the {Part(part).label}, seed {one.seeds[0]} (faint: others): {exact}{band}{kernel.words}."
-        )
+        which = f"Densities of the {Part(part).label}, seed {one.seeds[0]} (faint: others)"
+        words.append(f"{which}: {exact}{band}{kernel.words}.")
     return " ".join(words) + one.where

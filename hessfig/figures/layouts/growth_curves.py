@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,10 +13,11 @@ from matplotlib.lines import Line2D
 
 from hessfig.analysis.axis import X
 from hessfig.analysis.slopes.printed import WHOLE, Window, as_window, label, within
+from hessfig.figures.parts.colours import GUIDE, matrix_colour, shades
+from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.labels import norm_label, part_title, symbol, unit_label, weight_words
-from hessfig.figures.parts.measured import Measured, drawn_numbers, parts_of, read_measured
-from hessfig.figures.parts.page import GUIDE, FigureSpec, Page, matrix_colour, shades
-from hessfig.figures.parts.panel_sheet import Margins, Sheet, panel_sheet, say, width_in
+from hessfig.figures.parts.measured import Measured, drawn_numbers, read_measured
+from hessfig.figures.parts.panel_sheet import OWN_Y, SHARED, Page, Sheet, SheetStyle, say, width_in
 from hessfig.figures.parts.panels import (
     beside_one,
     coefficient,
@@ -31,6 +31,7 @@ from hessfig.figures.parts.panels import (
     set_log_range,
     why_empty,
 )
+from hessfig.figures.parts.rows import parts_of
 from hessfig.figures.parts.slope_words import how, layer_words, rows_of, window_of, window_words
 from hessfig.predictions.growth_rates import Prediction
 from hessfig.terms import PARTS, Matrix, Part
@@ -93,7 +94,7 @@ def _slope_on(measured: Measured, window: Window) -> float:
     return float(measured.slopes["slope"].iloc[index])
 
 
-def growth(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+def growth(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw the norms of diagonal blocks against sigma in log-log axes (Figures 3, 6, 7): a page per network.
 
     How to read it: a straight line of slope p means ||block||_F ~ sigma^p. Each panel prints the fitted
@@ -103,20 +104,15 @@ def growth(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     Requires: the sweep's table.csv with diagonal blocks; manifest.json for predictions (option `words`: level prints
     the mean level in each window in place of the slope, as levels.csv has it).
     """
-    yield from growth_pages(read_measured(spec, folder))
+    yield from growth_pages(read_measured(spec, source))
 
 
 def growth_pages(measured: Measured) -> Iterator[Page]:
-    """Draw a page for each network of a sweep."""
+    """Draw a page for each network: rows W_V, W_Q (and whatever else was measured), columns H_o, H_f, H."""
     for suffix, one in measured.pages():
-        yield draw_growth(one, suffix=suffix)
-
-
-def draw_growth(measured: Measured, *, suffix: str = "") -> Page:
-    """Draw one network: rows W_V, W_Q (and whatever else was measured), columns H_o, H_f, H."""
-    sheet = _blocks_by(_PARTS, measured, draw_panel, _set_row_range, note=how(measured))
-    label_parts(sheet, measured)
-    return sheet.page(suffix, drawn_numbers(measured))
+        sheet = _blocks_by(_PARTS, one, draw_panel, _set_row_range, how(one))
+        label_parts(sheet, one)
+        yield sheet.page(suffix, drawn_numbers(one))
 
 
 def shown_matrices(measured: Measured) -> list[str]:
@@ -132,11 +128,13 @@ def _blocks_by(
     measured: Measured,
     draw: Callable[[Axes, Measured, str], None],
     set_range: Callable[[list[Axes], Measured], None] | None,
-    **layout: Any,
+    note: str,
+    style: SheetStyle = SHARED,
 ) -> Sheet:
     """Return a sheet with a row for each weight and a column for each choice of numbers: W_V:H_o, ..."""
     matrices = shown_matrices(measured)
-    sheet = panel_sheet(measured.paper, [[f"{one}:{name}" for name in columns] for one in matrices], **layout)
+    names = [[f"{one}:{name}" for name in columns] for one in matrices]
+    sheet = Sheet.grid(measured.paper, names, note, style)
     rows = [measured.of(row=matrix, col=matrix) for matrix in matrices]
     for number, block in enumerate(rows):
         if set_range and sheet.row(number):
@@ -152,17 +150,14 @@ def _set_row_range(axes: list[Axes], block: Measured) -> None:
 
 def label_parts(sheet: Sheet, measured: Measured, *, x: str = "", what: str = "") -> None:
     """Label rows by their weights (and `what` of them is drawn, if not the quantity) and columns by their parts."""
-    matrices = shown_matrices(measured)
-    weights = [weight_words(matrix) for matrix in matrices]
-    sheet.label(
-        x=x or measured.axis.symbol,
-        columns=[(part_title(part), symbol(part)) for part in PARTS],
-        rows=[f"{what} of {weight}" for weight in weights]
-        if what
-        else [norm_label(matrix, quantity=measured.quantity) for matrix in matrices],
-        names=weights,
-        unit=what or unit_label(measured.quantity),
-    )
+    weights = [weight_words(matrix) for matrix in shown_matrices(measured)]
+    rows = [f"{what} of {weight}" for weight in weights] if what else _norms(measured)
+    columns = [(part_title(part), symbol(part)) for part in PARTS]
+    sheet.label(x or measured.axis.symbol, columns, rows, weights, what or unit_label(measured.quantity))
+
+
+def _norms(measured: Measured) -> list[str]:
+    return [norm_label(matrix, quantity=measured.quantity) for matrix in shown_matrices(measured)]
 
 
 def draw_panel(ax: Axes, measured: Measured, colour: str) -> None:
@@ -180,12 +175,17 @@ def draw_panel(ax: Axes, measured: Measured, colour: str) -> None:
     if len(layers) == 1:
         corner(ax, "\n".join(window_words(measured)), "upper left" if rising else "lower left")
     else:
-        legend = ax.legend(title=f"Layer: {measured.said}", loc=2 if rising else 3, alignment="left", handlelength=0.9)
-        for line in legend.get_lines():
-            line.set_linewidth(1.2)
+        place = "upper left" if rising else "lower left"
+        _legend(ax, title=f"Layer: {measured.said}", loc=place, alignment="left", handlelength=0.9)
 
 
-def linear_axes(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+def _legend(ax: Axes, **style: Any) -> None:
+    """Write a legend with lines of one width, whatever those of the curves."""
+    for line in ax.legend(**style).get_lines():
+        line.set_linewidth(1.2)
+
+
+def linear_axes(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw the norms of diagonal blocks along the axis on linear axes: a page per network.
 
     How to read it: the same numbers as in a growth sheet, but each panel has its own scale. The grey dashed
@@ -193,18 +193,12 @@ def linear_axes(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     it (sigma > 1), attention saturates and the power law ends.
     Requires: the sweep's table.csv with diagonal blocks; manifest.json for predictions.
     """
-    for suffix, one in read_measured(spec, folder).pages():
-        yield draw_linear(one, suffix=suffix)
-
-
-def draw_linear(measured: Measured, *, suffix: str = "") -> Page:
-    """Draw one network: rows W_V, W_Q (and whatever else was measured), columns H_o, H_f, H."""
-    margins = Margins(across=0.36, top=0.36, down=0.3)
-    sheet = _blocks_by(_PARTS, measured, _draw_linear_panel, None, note=how(measured), margins=margins, share_y=False)
-    label_parts(sheet, measured)
-    for ax in sheet.axes:
-        ax.set_title(ax.get_title(), pad=11)  # above the power of ten of the y axis
-    return sheet.page(suffix, drawn_numbers(measured))
+    for suffix, one in read_measured(spec, source).pages():
+        sheet = _blocks_by(_PARTS, one, _draw_linear_panel, None, how(one), OWN_Y.but(top=0.36, down=0.3))
+        label_parts(sheet, one)
+        for ax in sheet.axes:
+            ax.set_title(ax.get_title(), pad=11)  # above the power of ten of the y axis
+        yield sheet.page(suffix, drawn_numbers(one))
 
 
 def _draw_linear_panel(ax: Axes, measured: Measured, colour: str) -> None:
@@ -243,7 +237,7 @@ def _constant(curve: pd.DataFrame, exponent: float) -> float:
 _BESIDE = 1.9  # inches for a legend of depths and slopes
 
 
-def one_panel(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+def one_panel(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw the full Hessian's blocks against sigma, all layers of all depths in one panel.
 
     How to read it: a straight line of slope p means ||block||_F ~ sigma^p. Colour is darker for deeper networks; early
@@ -251,7 +245,7 @@ def one_panel(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     Requires: the sweep's table.csv with diagonal blocks of H (option `part` chooses another); manifest.json
     for predictions.
     """
-    measured = read_measured(spec, folder)
+    measured = read_measured(spec, source)
     found = parts_of(measured.curves)
     part = Part(spec.choice("part", found, Part.H if Part.H in found else found[0]))
     for suffix, one in measured.pages(by_depth=False):
@@ -260,15 +254,10 @@ def one_panel(spec: FigureSpec, folder: Path) -> Iterator[Page]:
 
 def draw_depths(measured: Measured, part: Part, *, suffix: str = "") -> Page:
     """Draw a panel per weight with all layers of all depths, and their slopes next to it."""
-    matrices, columns = shown_matrices(measured), {part.value: {"part": part}}
-    layout: dict[str, Any] = {"height": 2.2, "margins": Margins(right=_BESIDE, down=0.3)}
-    sheet = _blocks_by(columns, measured, _draw_every_layer, _set_row_range, note=how(measured), **layout)
-    sheet.label(
-        x=measured.axis.symbol,
-        columns=[(part_title(part), symbol(part))],
-        rows=[norm_label(matrix, quantity=measured.quantity) for matrix in matrices],
-        names=[weight_words(matrix) for matrix in matrices],
-    )
+    columns, style = {part.value: {"part": part}}, SHARED.but(height=2.2, right=_BESIDE, down=0.3)
+    sheet = _blocks_by(columns, measured, _draw_every_layer, _set_row_range, how(measured), style)
+    weights = [weight_words(matrix) for matrix in shown_matrices(measured)]
+    sheet.label(measured.axis.symbol, [(part_title(part), symbol(part))], _norms(measured), weights)
     return sheet.page(suffix, drawn_numbers(measured))
 
 
@@ -288,9 +277,7 @@ def _draw_every_layer(ax: Axes, measured: Measured, colour: str) -> None:
             draw_curve(ax, curve.curves, colour=shade, label=label, linewidth=width)
         if depth == depths[-1]:
             draw_guides(ax, of_depth)
-    legend = ax.legend(loc="upper left", bbox_to_anchor=(1.02, 1.0), title=f"Layers: {measured.said} of each")
-    for line in legend.get_lines():
-        line.set_linewidth(1.2)
+    _legend(ax, loc="upper left", bbox_to_anchor=(1.02, 1.0), title=f"Layers: {measured.said} of each")
 
 
 def _depth_words(measured: Measured, depth: int) -> str:
@@ -303,7 +290,7 @@ _NAME = 0.27  # inches that a layer takes in the legend
 _STEP = 0.14  # between the layers of one network, in units of one depth
 
 
-def growth_by_depth(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+def growth_by_depth(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw a growth sheet for every depth (Figures 6 and 7), then the overview of their slopes.
 
     How to read it: on a sheet, a straight line of slope p means ||block||_F ~ sigma^p; each panel prints the
@@ -312,7 +299,7 @@ def growth_by_depth(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     at its place is the predicted exponent.
     Requires: the sweep's table.csv with diagonal blocks of several depths; manifest.json for predictions.
     """
-    measured = read_measured(spec, folder)
+    measured = read_measured(spec, source)
     yield from growth_pages(measured)
     for suffix, one in measured.pages(by_depth=False):
         yield draw_overview(one, suffix=f"{suffix}_overview")
@@ -322,7 +309,7 @@ def draw_overview(measured: Measured, *, suffix: str = "_overview") -> Page:
     """Draw the telling slopes against the number of layers: rows W_V, W_Q, columns H_o, H_f, H."""
     measured = replace(measured, slopes=measured.telling_slopes())
     note = f"{_words(measured)} Layers stand side by side, darker for later ones.{measured.setting}"
-    sheet = _blocks_by(_PARTS, measured, _draw_depth_panel, _set_ranges, note=note)
+    sheet = _blocks_by(_PARTS, measured, _draw_depth_panel, _set_ranges, note)
     highest = int(measured.slopes["layer"].max())
     for row, matrix in enumerate(shown_matrices(measured)):
         if sheet.row(row):
@@ -334,12 +321,8 @@ def draw_overview(measured: Measured, *, suffix: str = "_overview") -> Page:
 def _words(measured: Measured) -> str:
     windows = [as_window(row.window_low, row.window_high) for row in measured.slopes.itertuples()]
     axis = measured.axis.symbol
-    others = "".join(
-        f" ({label(window, axis)} for limits of small σ)"
-        for window in dict.fromkeys(windows)
-        if window != measured.windows[0]
-    )
-    where = label(measured.windows[0], axis) + others
+    first, *others = dict.fromkeys([measured.windows[0], *windows])
+    where = label(first, axis) + "".join(f" ({label(window, axis)} for limits of small σ)" for window in others)
     return f"Dots: slope on {where}, ± bootstrap over seeds; grey bars: predicted."
 
 
@@ -369,6 +352,8 @@ def _draw_predictions(ax: Axes, slopes: pd.DataFrame) -> None:
 def _set_ranges(axes: list[Axes], block: Measured) -> None:
     """Leave room above the highest slope for the legend, and next to the first and last depth."""
     slopes = block.slopes
+    if slopes.empty:
+        return
     values = slopes[["slope", "predicted"]].to_numpy(float)
     if np.isfinite(values).any():
         low, high = np.nanmin(values), np.nanmax(values)

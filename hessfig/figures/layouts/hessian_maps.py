@@ -18,36 +18,31 @@ from hessfig.analysis.arrays import StoredHessian, histogram, log_bins, read_hes
 from hessfig.analysis.axis import SIGMA
 from hessfig.analysis.manifest import read_manifest
 from hessfig.errors import UserError
+from hessfig.figures.parts.colours import matrix_colour
+from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.labels import pair_words, plain, setting_words, weight_words
+from hessfig.figures.parts.lettering import TINY, width_of
 from hessfig.figures.parts.matrix import colour_bar, draw_matrix
-from hessfig.figures.parts.page import TINY, FigureSpec, Page, Paper, matrix_colour, page_suffix, width_of
-from hessfig.figures.parts.panel_sheet import (
-    Margins,
-    Sheet,
-    fitting_columns,
-    label_side,
-    panel_sheet,
-    panel_width,
-    width_in,
-)
+from hessfig.figures.parts.panel_sheet import APART, SHARED, Page, Sheet, label_side, width_in
+from hessfig.figures.parts.saving import page_suffix
 from hessfig.figures.parts.ticks import set_decades
 from hessfig.terms import Matrix
 
 BLOCKS = (Matrix.W_V.value, Matrix.W_Q.value)
 
 
-def histograms(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+def histograms(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw histograms of |entries| of (V, V) and (Q, Q) for two variants, one opaque, one faded (Figure 4).
 
     How to read it: opaque bars are linear attention, faded ones softmax. Where the two opaque humps lie close
     together and the faded ones far apart, it is softmax that makes the blocks differ.
     Requires: stored Hessians of both variants (options `opaque` and `faded` name others, `blocks` other weights).
     """
-    hessians = {hessian.variant: hessian for hessian in read_hessians(folder)}
+    hessians = {hessian.variant: hessian for hessian in read_hessians(source.folder)}
     names = [spec.options.get("opaque", "model.attention=linear"), spec.options.get("faded", "model.attention=softmax")]
     opaque, faded = (picked(list(hessians.values()), name)[0] for name in names)
-    note = f"{describe(opaque)}{setting_words_of(folder)} Opaque: {opaque.variant}; faded: {faded.variant}."
-    sheet = panel_sheet(spec.paper, [["histogram"]], note=note, height=1.9, margins=Margins(right=0.15))
+    note = f"{describe(opaque)}{setting_words_of(source.folder)} Opaque: {opaque.variant}; faded: {faded.variant}."
+    sheet = Sheet.grid(spec.paper, [["histogram"]], note, SHARED.but(height=1.9, right=0.15))
     yield sheet.page("", draw_bars(sheet.first, [opaque, faded], blocks_of(spec)))
 
 
@@ -114,11 +109,11 @@ def picked(hessians: list[StoredHessian], variant: str | None) -> list[StoredHes
 ATTENTION = ("W_Q", "W_K", "W_V", "W_O")
 _FLOOR, _RANGE = 1e-6, (-6.0, -1.0)
 _PIXELS = 960
-_NARROWEST = 1.6  # inches of a heat map whose weights are named
+_STYLE = APART.but(right=0.5, down=0.5, narrowest=1.6)  # a heat map whose weights are named needs as much
 _SMALLEST_LABEL = 0.04  # parameters that own less of the axis than this carry no name
 
 
-def entries(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+def entries(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw the Hessian of the whole model and of attention alone, and histograms of |entries| (Figure 1).
 
     How to read it: bright squares are pairs of parameters whose loss curvature is strong; dashed lines
@@ -127,37 +122,24 @@ def entries(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     Requires: stored Hessians (a sweep with `hessian` among its quantities; of one layer for the paper's weights).
     Options: `variant` picks one (all by default), `weights` those of the second heat map, `blocks` the two histograms.
     """
-    picture = picked(read_hessians(folder), spec.options.get("variant"))
+    picture = picked(read_hessians(source.folder), spec.options.get("variant"))
     networks, weights = [(hessian.variant, 0) for hessian in picture], spec.words("weights") or ATTENTION
+    settings = setting_words_of(source.folder)
     for hessian in picture:
-        note = (
-            f"{describe(hessian)}{setting_words_of(folder)} Heat maps: log10(|H| + 1e-6), smoothed over 5 x 5 entries."
-        )
-        sheet, numbers = draw_entries(hessian, weights, blocks_of(spec), spec.paper, note=note)
+        note = f"{describe(hessian)}{settings} Heat maps: log10(|H| + 1e-6), smoothed over 5 x 5 entries."
+        sheet, numbers = draw_entries(hessian, weights, blocks_of(spec), spec, note=note)
         yield sheet.page(page_suffix(hessian.variant, 0, networks), numbers)
 
 
 def draw_entries(
-    hessian: StoredHessian, weights: Sequence[str], blocks: Sequence[str], paper: Paper, *, note: str
+    hessian: StoredHessian, weights: Sequence[str], blocks: Sequence[str], spec: FigureSpec, *, note: str
 ) -> tuple[Sheet, pd.DataFrame]:
     """Draw the two heat maps with one colour bar, and the histograms below them; return the histograms' numbers."""
-    is_attention = set(weights) == set(ATTENTION)
-    margins = Margins(left=0.54, right=0.5, across=0.42, down=0.5)
-    side = panel_width(paper, min(2, fitting_columns(paper, margins, _NARROWEST)), margins)
-    sheet = panel_sheet(
-        paper,
-        [["whole", "attention" if is_attention else "some"], ["histogram"]],
-        note=note,
-        height=[side, 1.1],
-        margins=margins,
-        narrowest=_NARROWEST,
-        share_x=False,
-        share_y=False,
-    )
-    pictures = [
-        (hessian, "whole model"),
-        (hessian.restricted(weights), "attention" if is_attention else "some weights"),
-    ]
+    some = "attention" if set(weights) == set(ATTENTION) else "some"
+    side = _STYLE.width(spec.paper, min(2, _STYLE.columns(spec.paper)))
+    sheet = Sheet.grid(spec.paper, [["whole", some], ["histogram"]], note, _STYLE.but(height=[side, 1.1]))
+    words = "some weights" if some == "some" else some
+    pictures = [(hessian, "whole model"), (hessian.restricted(weights), words)]
     for row, column, ax in sheet:
         if row == 0:
             one, title = pictures[column]
@@ -177,19 +159,20 @@ def draw_heat_map(ax: Axes, matrix: NDArray[Any], borders: NDArray[Any], names: 
 
     logs = uniform_filter(np.log10(np.abs(matrix) + np.float32(_FLOOR)), size=5, mode="nearest")
     size = len(matrix)
-    whole: dict[str, Any] = {"aspect": "equal", "extent": (0, size, size, 0), "framed": True}
+    whole: dict[str, Any] = {"aspect": "equal", "extent": (0, size, size, 0)}
     image = draw_matrix(ax, _reduced(logs), Normalize(*_RANGE), missing="white", **whole)
     for border in borders[1:-1]:
-        ax.axhline(border, color="white", linestyle="--", linewidth=0.4)
-        ax.axvline(border, color="white", linestyle="--", linewidth=0.4)
-    middles, widths = (borders[:-1] + borders[1:]) / 2, np.diff(borders)
-    named = [
-        (m, weight_words(n))
-        for m, w, n in zip(middles, widths, names, strict=True)
-        if w * width_in(ax) >= max(_SMALLEST_LABEL * size * width_in(ax), 1.1 * size * width_of(weight_words(n)))
-    ]
-    ax.set_xticks([m for m, _ in named], [n for _, n in named])
-    ax.set_yticks([m for m, _ in named], [n for _, n in named])
+        for draw in (ax.axhline, ax.axvline):
+            draw(border, color="white", linestyle="--", linewidth=0.4)
+    middles, inches = (borders[:-1] + borders[1:]) / 2, np.diff(borders) / size * width_in(ax)
+    smallest = _SMALLEST_LABEL * width_in(ax)
+    named = {
+        middle: words
+        for middle, room, words in zip(middles, inches, map(weight_words, names), strict=True)
+        if room >= max(smallest, 1.1 * width_of(words))
+    }
+    for set_ticks in (ax.set_xticks, ax.set_yticks):
+        set_ticks(list(named), list(named.values()))
     ax.tick_params(length=0, labelsize=TINY)
     return image
 

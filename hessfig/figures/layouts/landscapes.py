@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,16 +12,19 @@ from matplotlib.axes import Axes
 
 from hessfig.analysis.axis import Axis, X, along, check_places, setting_values, short_variant, without
 from hessfig.analysis.curves import growth_curves, of_quantity
-from hessfig.analysis.manifest import Run, read_run
+from hessfig.analysis.manifest import Run
 from hessfig.analysis.slopes.fit import fit_slopes
 from hessfig.analysis.slopes.printed import WHOLE, Window, label
-from hessfig.errors import UserError, run_command
+from hessfig.figures.parts.colours import GUIDE, part_colour, shades
 from hessfig.figures.parts.encoding import set_x_scale
-from hessfig.figures.parts.labels import block_title, note_words, plain, quantity_words, symbol
-from hessfig.figures.parts.measured import as_written, counted, where
-from hessfig.figures.parts.page import GUIDE, TINY, FigureSpec, Page, file_words, part_colour, shades
-from hessfig.figures.parts.panel_sheet import Margins, Sheet, height_in, in_rows, panel_sheet, say
+from hessfig.figures.parts.figure_spec import FigureSpec, Source
+from hessfig.figures.parts.labels import block_name, block_title, note_words, plain, quantity_words, symbol
+from hessfig.figures.parts.lettering import TINY
+from hessfig.figures.parts.measured import fits_of
+from hessfig.figures.parts.panel_sheet import ONE_SCALE, OWN_Y, Page, Sheet, height_in, in_sheets, say
 from hessfig.figures.parts.panels import corner, draw_curve, fitted, in_tens, positive, why_no_line
+from hessfig.figures.parts.rows import as_written, counted, where
+from hessfig.figures.parts.saving import file_words
 from hessfig.figures.parts.ticks import between_decades, set_decades
 from hessfig.record import CURVE, FROBENIUS
 from hessfig.terms import name_order
@@ -46,7 +48,7 @@ class _Place:
     distance: float
 
 
-def landscape(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+def landscape(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw a panel for every direction (rows) and distance (columns) of the sweep; a page for whatever else varies.
 
     How to read it: dots are means over orders of the samples and over seeds, bands 95 % intervals over seeds;
@@ -55,70 +57,41 @@ def landscape(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     dashes: M |w - w*|^2 / (k + 1)). r and b in a corner: rank correlation and slope of losses' changes on their
     prediction. Requires: a sweep of the quantity landscape_difference along `index`.
     """
-    run, axis = read_run(folder), Axis("index")
-    missing = [name for name in (_SIZE, _NULL) if name not in set(run.table["quantity"])]
-    if missing:
-        raise UserError(
-            "figure.layout=landscape draws the quantity landscape_difference, and the table has none",
-            got=", ".join(run.table["quantity"].unique()),
-            allowed="a sweep with landscape_difference among its quantities",
-            remedy=f"{run_command(folder)} 'quantities=[landscape_difference]'",
-        )
+    run, axis = source.run, Axis("index")
     check_places(along(run.table[run.table["quantity"] == _SIZE], axis), axis)
     table = run.table.assign(
         direction=setting_values(run.table["variant"], DIRECTION),
         distance=setting_values(run.table["variant"], DISTANCE),
         other=run.table["variant"].map(lambda variant: without(variant, DIRECTION, DISTANCE)),
     )
-    fits = _fits(spec, run)
-    fixed = str((run.config.get("landscape") or {}).get("distance"))
-    others = table["other"].unique()
+    fixed, others = str((run.config.get("landscape") or {}).get("distance")), table["other"].unique()
     for other in others:
         suffix = f"_{file_words(other)}" if len(others) > 1 else ""
-        yield _page(spec, where(table, other=other), axis, fits, fixed, suffix)
-
-
-def _fits(spec: FigureSpec, run: Run) -> dict[str, Any]:
-    """Return how slopes are fitted: by the figure's settings, with the first seed of the run unless told another."""
-    seed = run.first_seed if spec.seed is None else spec.seed
-    return {"average": spec.average, "resamples": spec.resamples, "seed": seed}
+        yield _page(spec, where(table, other=other), axis, fits_of(spec, run), fixed, suffix)
 
 
 def _page(spec: FigureSpec, table: pd.DataFrame, axis: Axis, fits: Mapping[str, Any], fixed: str, suffix: str) -> Page:
     """Draw a page; `fixed` is the distance of all numbers where the sweep does not vary it ('None': at w*)."""
     directions, distances = (list(dict.fromkeys(table[key])) for key in ("direction", "distance"))
-    sheet = panel_sheet(
-        spec.paper,
-        [[f"{direction or 'direction'}:{distance or fixed}" for distance in distances] for direction in directions],
-        note=_note(spec, table, axis),
-        height=1.3,
-        margins=Margins(top=0.52, down=0.3),
-        narrowest=None,
-        on_grid=True,
-        share_y="all",
-    )
+    names = [[f"{one or 'direction'}:{distance or fixed}" for distance in distances] for one in directions]
+    style = ONE_SCALE.but(height=1.3, top=0.52, down=0.3, narrowest=None)
+    sheet = Sheet.grid(spec.paper, names, _note(spec, table, axis), style)
     drawn = []
     for row, column, ax in sheet:
         here = where(table, direction=directions[row], distance=distances[column])
         place = _place(spec, here, axis, distances[column] or fixed, fits)
         _draw(ax, place)
         for name, curve in place.curves.items():
-            slope, error = place.slopes[name]
-            drawn.append(curve.assign(slope=slope, slope_se=error))
+            drawn.append(curve.assign(slope=place.slopes[name][0], slope_se=place.slopes[name][1]))
     for which in ("x", "y"):
         set_decades(sheet.first, which)
-    names = [f"{plain(one)}: " if one else "" for one in directions]
+    rows = [f"{plain(one)}: {_DIFFERENCE}" if one else _DIFFERENCE for one in directions]
     places = [distance or fixed for distance in distances]
-    sheet.label(
-        x="k",
-        columns=[(f"distance {plain(one)}" if one != "None" else "at $w^*$",) for one in places],
-        rows=[f"{name}{_DIFFERENCE}" for name in names],
-        names=[plain(one) for one in directions],
-        unit=_DIFFERENCE,
-    )
+    columns = [f"distance {plain(one)}" if one != "None" else "at $w^*$" for one in places]
+    sheet.label("k", columns, rows, [plain(one) for one in directions], _DIFFERENCE)
     low, high = sheet.first.get_ylim()
     sheet.first.set_ylim(low / _ROOM, high)
-    handles, named = sheet.panels[sheet.lines[0][-1]].get_legend_handles_labels()
+    handles, named = sheet.outermost.get_legend_handles_labels()
     sheet.figure.legend(handles, named, loc="upper center", ncols=4, columnspacing=1.0, handlelength=1.2)
     return sheet.page(suffix, as_written(pd.concat(drawn), axis))
 
@@ -195,7 +168,7 @@ class Laws:
     published: Mapping[str, float]
 
 
-def power_laws(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+def power_laws(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw quantities along the sweep's axis, logarithmic both, with the slope of every curve.
 
     How to read it: a dot is a mean over seeds, its band the 95 % interval; slopes are least squares in logarithms on
@@ -204,23 +177,22 @@ def power_laws(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     Options: `quantity` (one, or a list, a column each), `chance` ({quantity: [quantities]}), `published` ({quantity:
     slope}). Requires: the sweep's table.csv.
     """
-    run = read_run(folder)
+    run = source.run
     quantities = spec.words("quantity") or [FROBENIUS]
     laws = _laws(spec, run, quantities)
     check_places(along(run.table, run.axis), run.axis)
     keys = list(laws.curves[_BLOCK].drop_duplicates().itertuples(index=False, name=None))
     rank = name_order([key[2] for key in keys])
     keys.sort(key=lambda key: (key[0], rank(key[2]), rank(key[3])))
-    sheets = in_rows(keys, _ROWS)
     note = _law_note(run, laws, quantities)
-    for number, blocks in enumerate(sheets, start=1):
+    for blocks, suffix in in_sheets(keys, _ROWS):
         sheet, drawn = _law_sheet(spec, laws, blocks, quantities, note)
-        yield sheet.page(f"_sheet{number}" if len(sheets) > 1 else "", drawn)
+        yield sheet.page(suffix, drawn)
 
 
 def _laws(spec: FigureSpec, run: Run, quantities: Sequence[str]) -> Laws:
     nulls = {name: list(spec.options.get("chance", {}).get(name, ())) for name in quantities}
-    windows, fits = list(spec.windows) or [WHOLE], _fits(spec, run)
+    windows, fits = list(spec.windows) or [WHOLE], fits_of(spec, run)
     curves, slopes = [], []
     for name in [*quantities, *(name for names in nulls.values() for name in names)]:
         table = of_quantity(run.table, name)
@@ -235,22 +207,16 @@ def _law_sheet(
 ) -> tuple[Sheet, pd.DataFrame]:
     titles = [_title(block) for block in blocks]
     names = [[f"{_panel_name(block)}:{quantity}" for quantity in quantities] for block in blocks]
-    layout: dict[str, Any] = {"narrowest": None, "share_y": False, "on_grid": True}
-    sheet = panel_sheet(spec.paper, names, note=note, height=1.3, margins=Margins(across=0.36, down=0.2), **layout)
+    sheet = Sheet.grid(spec.paper, names, note, OWN_Y.but(height=1.3, down=0.2, narrowest=None))
     drawn = [_panel(ax, laws, blocks[row], quantities[column]) for row, column, ax in sheet]
     set_x_scale(sheet.axes[-1], laws.curves[X])
-    sheet.label(
-        x=plain(laws.axis.symbol),
-        columns=[(plain(quantity_words(quantity)),) for quantity in quantities],
-        rows=titles,
-        names=titles,
-    )
+    sheet.label(plain(laws.axis.symbol), [plain(quantity_words(quantity)) for quantity in quantities], titles)
     return sheet, as_written(pd.concat(drawn), laws.axis)
 
 
 def _panel_name(block: tuple[Any, ...]) -> str:
     layer, row_layer, row, col = block
-    name = (row if row == col else f"{row}-{col}") or "network"
+    name = block_name(row, col) or "network"
     return name + (f"@{row_layer},{layer}" if layer != row_layer else f"{layer}" if layer > 1 else "")
 
 
@@ -266,9 +232,8 @@ def _panel(ax: Axes, laws: Laws, block: tuple[Any, ...], quantity: str) -> pd.Da
     drawn = shown.loc[positive(shown), "mean"]
     if drawn.max() < _SHORT * drawn.min():
         between_decades(ax, "y")
-    words = [
-        _draw_null(ax, laws, block, null, rank) for rank, (_, null) in enumerate(nulls.groupby("quantity", sort=False))
-    ]
+    each = enumerate(nulls.groupby("quantity", sort=False))
+    words = [_draw_null(ax, laws, block, null, rank) for rank, (_, null) in each]
     several = list(curves["variant"].unique())
     for part, here in curves.groupby("part", sort=False):
         tones = shades(part_colour(str(part)) if part else _COLOUR, len(several))

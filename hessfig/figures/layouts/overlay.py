@@ -13,11 +13,13 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 
 from hessfig.analysis.axis import X
 from hessfig.analysis.comparison.against import Comparison
+from hessfig.figures.parts.colours import GUIDE, PUBLISHED, matrix_colour, shades
 from hessfig.figures.parts.labels import norm_label, plain, symbol
-from hessfig.figures.parts.measured import where
-from hessfig.figures.parts.page import GUIDE, PUBLISHED, Page, Paper, matrix_colour, save_sheets, shades, styled
-from hessfig.figures.parts.panel_sheet import Margins, in_rows, panel_sheet, say
+from hessfig.figures.parts.page import Paper, styled
+from hessfig.figures.parts.panel_sheet import SHARED, Page, Sheet, in_sheets, say
 from hessfig.figures.parts.panels import draw_curve, mark_one, set_log_range
+from hessfig.figures.parts.rows import where
+from hessfig.figures.parts.saving import save_sheets
 from hessfig.terms import Matrix, Part, name_order
 
 _NOTE = (
@@ -56,8 +58,8 @@ def draw_page(
     note = _NOTE.format(
         reference=plain(comparison.reference), batches=_TWO_BATCHES if comparison.batch_scale else _ONE_BATCH
     )
-    margins, heights = Margins(down=0.11), [1.25, 0.55] * len(blocks)
-    sheet = panel_sheet(paper or Paper(), names, note=note, height=heights, margins=margins, on_grid=True)
+    style = SHARED.but(down=0.11, height=[1.25, 0.55] * len(blocks))
+    sheet = Sheet.grid(paper or Paper(), names, note, style)
     for index, matrix in enumerate(blocks):
         above, below = sheet.row(2 * index), sheet.row(2 * index + 1)
         here = where(points, block=matrix)
@@ -82,10 +84,9 @@ def _pages(comparison: Comparison, paper: Paper) -> Iterator[Page]:
         own = comparison.points[comparison.points["num_layers"] == depth]
         rank = name_order(["W_V", *own["block"]])
         blocks = sorted(set(own["block"]), key=lambda name: (name != Matrix.W_V, rank(name)))
-        pages = in_rows(blocks, _MOST_ROWS)
-        for number, few in enumerate(pages, start=1):
-            suffix = f"_depth{depth}" * (len(depths) > 1) + f"_page{number}" * (len(pages) > 1)
-            yield draw_page(comparison, depth, few, paper=paper, suffix=suffix)
+        suffix = f"_depth{depth}" if len(depths) > 1 else ""
+        for few, end in in_sheets(blocks, _MOST_ROWS, "page"):
+            yield draw_page(comparison, depth, few, paper=paper, suffix=suffix + end)
 
 
 def _draw_panel(above: Axes, below: Axes, points: pd.DataFrame, curves: pd.DataFrame, colour: str) -> None:
@@ -99,7 +100,7 @@ def _draw_panel(above: Axes, below: Axes, points: pd.DataFrame, curves: pd.DataF
     layers = sorted(curves["layer"].unique())
     for tone, layer in zip(shades(colour, len(layers)), layers, strict=True):
         summary = curves[curves["layer"] == layer]
-        label = f"{layer}: " * (len(layers) > 1) + _shift(summary, alone=len(layers) == 1)
+        label = (f"{layer}: " if len(layers) > 1 else "") + _shift(summary, alone=len(layers) == 1)
         _draw_layer(above, below, drawn[drawn["layer"] == layer], tone, label)
     above.legend(loc="upper left", alignment="left", title="shift" if len(layers) == 1 else "Layer: shift")
 

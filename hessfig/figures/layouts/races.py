@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,14 +15,16 @@ from hessfig.analysis.critical_batches import BATCH, RATE, CriticalBatch, critic
 from hessfig.analysis.intervals import Interval, geometric_interval
 from hessfig.analysis.training_runs import EDGE_TOLERANCE, THRESHOLD, Race, against_plain, race, settled, shares
 from hessfig.errors import UserError
-from hessfig.figures.layouts.courses import how, of_whole, read_steps, scale, variant_titles
+from hessfig.figures.layouts.courses import how, of_whole, scale, variant_titles
+from hessfig.figures.parts.colours import GUIDE, part_colour, tone
 from hessfig.figures.parts.encoding import set_decades, set_y_scale
+from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.labels import plain, quantity_words, symbol
-from hessfig.figures.parts.measured import counted, where
-from hessfig.figures.parts.page import GUIDE, TINY, FigureSpec, Page, Paper, part_colour, tone, variant_names
-from hessfig.figures.parts.panel_sheet import Margins, panel_sheet, say
+from hessfig.figures.parts.lettering import TINY
+from hessfig.figures.parts.panel_sheet import APART, BY_COLUMN, Page, Sheet, say
 from hessfig.figures.parts.panels import draw_interval, draw_means, draw_seed, seed_means
-from hessfig.terms import Part
+from hessfig.figures.parts.rows import counted, parts_of, where
+from hessfig.figures.parts.saving import variant_names
 
 _ALONG = {"step": "gradients", "seconds": "seconds"}
 _RULES = {"gd": "gradient descent", "sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "shampoo": "Shampoo"}
@@ -31,7 +32,7 @@ _RULES |= {"soap": "SOAP", "muon": "Muon", "newton": "Newton", "gauss newton": "
 _RULES |= {"block gauss newton": "block Gauss-Newton"}
 
 
-def steps(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+def steps(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw every rule at its best learning rate: loss against gradients and against seconds, and both results below.
 
     How to read it: left all rules have the same number of gradients; right the same time, that of the fastest rule,
@@ -42,17 +43,14 @@ def steps(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     Requires: the sweep's table.csv of losses and costs over training.optimiser, training.curvature and
     training.learning_rate.
     """
-    table = read_steps(folder).table
+    table = source.table
     found = race(table)
     rules = list(dict.fromkeys(found.losses["rule"]))
-    words = (
-        f"Right: {found.budget['seconds']:.3g} s each, seconds of this machine (medians over updates, and over looks"
-        " at the curvature)."
-    )
-    margins = Margins(left=1.25, across=1.35, down=0.4)
+    medians = "medians over updates, and over looks at the curvature"
+    words = f"Right: {found.budget['seconds']:.3g} s each, seconds of this machine ({medians})."
     names = [list(_ALONG), [f"{along}:loss" for along in _ALONG]]
-    layout: dict[str, Any] = {"share_x": False, "share_y": False, "narrowest": None, "on_grid": True}
-    sheet = panel_sheet(spec.paper, names, note=how(table, words), height=1.6, margins=margins, **layout)
+    style = APART.but(left=1.25, across=1.35, down=0.4, height=1.6, narrowest=None)
+    sheet = Sheet.grid(spec.paper, names, how(table, words), style)
     results = {along: _results_of(found.tuned[found.tuned["budget"] == along], rules) for along in _ALONG}
     for row, column, ax in sheet:
         along = list(_ALONG)[column]
@@ -72,7 +70,7 @@ _RESULT = 0.28  # inches of a panel for a rule's name, its rates and its ratio
 _RACE = [["step", "products"], ["seconds", "ratio"], ["step:loss", "seconds:loss"]]
 
 
-def race_of_rules(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+def race_of_rules(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw rules at their best rate or damping: loss against three costs, and how well the quadratic model predicts.
 
     How to read it: curves are means over seeds with 95 % intervals, at the rate or damping that is best after all
@@ -83,14 +81,12 @@ def race_of_rules(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     step raised the loss, and values beyond the panel are drawn at its border.
     Requires: the sweep's table.csv of losses, costs and predicted decreases (option `reference`: a rule).
     """
-    table = read_steps(folder).table
+    table = source.table
     found = race(table)
     rules, reference = list(dict.fromkeys(found.losses["rule"])), str(spec.options.get("reference", ""))
     words = f"× is over {_named(reference)}; seconds: {found.budget['seconds']:.3g} s each, medians of this machine."
-    layout: dict[str, Any] = {"share_x": False, "share_y": False, "narrowest": None, "on_grid": True}
-    margins = Margins(left=1.45, across=1.5, top=0.5, down=0.4)
-    height = max(1.6, _RESULT * len(rules))
-    sheet = panel_sheet(spec.paper, _RACE, note=how(table, words), height=height, margins=margins, **layout)
+    style = APART.but(left=1.45, across=1.5, top=0.5, down=0.4, narrowest=None)
+    sheet = Sheet.grid(spec.paper, _RACE, how(table, words), style.but(height=max(1.6, _RESULT * len(rules))))
     drawn = []
     for row, column, ax in sheet:
         along, _, is_result = _RACE[row][column].partition(":")
@@ -162,8 +158,8 @@ def _results_of(tuned: pd.DataFrame, rules: list[str], reference: str = "") -> p
         one = where(tuned, rule=rule)
         lost = int(np.isinf(one["loss"]).sum())  # seeds whose run at the rate of the others diverged
         interval = geometric_interval([math.nan] if lost else one["loss"])
-        words = " or ".join(f"{rate:g}" for rate in sorted(one["rate"].unique())) + "*" * bool(one["at_edge"].any())
-        words += f"; {lost} of {len(one)} diverged" * bool(lost)
+        words = " or ".join(f"{rate:g}" for rate in sorted(one["rate"].unique()))
+        words += ("*" if one["at_edge"].any() else "") + (f"; {lost} of {len(one)} diverged" if lost else "")
         ends = {"mean": interval.mean, "low": interval.low, "high": interval.high, "count": interval.count}
         found.append({"budget": tuned["budget"].iloc[0], "rule": rule, **ends, "rates": words})
     return pd.DataFrame(found).merge(against_plain(tuned, reference), on=["budget", "rule"], how="left")
@@ -183,7 +179,7 @@ def _draw_results(ax: Axes, results: pd.DataFrame) -> None:
     ax.set_ylim(len(names) - 0.5, -0.5)
 
 
-def critical_batch(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+def critical_batch(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw the number of steps to a common loss against the batch size, and the noise scale next to their trade-off.
 
     How to read it: left, the steps that trainings with batches of each size need to a held-out loss which all of them
@@ -194,7 +190,7 @@ def critical_batch(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     Requires: the sweep's table.csv of held_out_loss and noise_scale over training.batch_size and
     training.learning_rate, at several steps.
     """
-    table = read_steps(folder).table
+    table = source.table
     rows = with_settings(counted(table), BATCH, RATE)
     found = critical_batches(*(of_whole(rows, name) for name in ("held_out_loss", "noise_scale")))
     if not found:
@@ -207,8 +203,8 @@ def critical_batch(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     seeds = list(found.values())
     losses = [one.target for one in seeds]
     words = f"Held-out losses reached: {min(losses):.3g} to {max(losses):.3g}. Dots: where they are reached."
-    layout: dict[str, Any] = {"share_x": False, "share_y": False, "margins": Margins(across=0.5)}
-    sheet = panel_sheet(spec.paper, [["steps", "noise_scale"]], note=how(table, words), height=1.7, **layout)
+    style = APART.but(across=0.5, height=1.7)
+    sheet = Sheet.grid(spec.paper, [["steps", "noise_scale"]], how(table, words), style)
     drawn = [(_steps_to_loss, _noise_scales)[column](ax, seeds) for _, column, ax in sheet]
     yield sheet.page("", pd.concat(drawn, ignore_index=True))
 
@@ -257,7 +253,7 @@ _OVER = ("W_V", "W_Q")
 _PLACE = ("variant", "layer", "part", "step")
 
 
-def heterogeneity_trained(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+def heterogeneity_trained(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw ||V|| / ||Q|| of H, H_o and H_f along the steps, one column per network, one row per layer.
 
     How to read it: at 1 (dashed) the blocks of values and queries are as large; geometric means over seeds, up to
@@ -265,7 +261,7 @@ def heterogeneity_trained(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     Requires: the sweep's table.csv with the diagonal blocks of W_V and W_Q along `state.step` (option `quantity`: by
     default frobenius).
     """
-    table = read_steps(folder).table
+    table = source.table
     rows = where(counted(table), quantity=spec.quantity)
     ratios = _ratios(rows[(rows["row"] == rows["col"]) & (rows["index"] <= 1)])
     if ratios.empty:
@@ -273,7 +269,7 @@ def heterogeneity_trained(spec: FigureSpec, folder: Path) -> Iterator[Page]:
             f"figure.layout={spec.layout} draws {_OVER[0]} over {_OVER[1]}, and the table has not both",
             got=", ".join(table["row"].unique()),
             allowed=f"diagonal blocks of {' and '.join(_OVER)}",
-            remedy=f"hessfig run sweep={folder.name} 'blocks=[{','.join(_OVER)}]'",
+            remedy=f"hessfig run sweep={source.folder.name} 'blocks=[{','.join(_OVER)}]'",
         )
     yield _draw_survival(table, ratios, spec)
 
@@ -289,21 +285,15 @@ def _draw_survival(table: pd.DataFrame, ratios: pd.DataFrame, spec: FigureSpec) 
     layers = sorted(ratios["layer"].unique())
     note = how(table, "Geometric means of the ratio of the two blocks' norms; dashed: as large.")
     names = [[f"{variant}:{layer}" for variant in variant_names(variants)] for layer in layers]
-    sheet = panel_sheet(spec.paper, names, note=note, height=1.5, narrowest=None, on_grid=True)
+    sheet = Sheet.grid(spec.paper, names, note, BY_COLUMN.but(height=1.5))
     found = []
     for row, column, ax in sheet:
         scale(ax, [ratios])
         found.append(_draw_survival_panel(ax, where(ratios, variant=variants[column], layer=layers[row])))
     sheet.first.legend(loc="best")
     words = f"{_OVER[0][2:]} / {_OVER[1][2:]}: {plain(quantity_words(spec.quantity))}"
-    several = len(layers) > 1
-    sheet.label(
-        x="step",
-        columns=variant_titles(variants),
-        rows=[words] * len(layers),
-        names=[f"layer {layer}" if several else "" for layer in layers],
-        unit=words,
-    )
+    short = [f"layer {layer}" if len(layers) > 1 else "" for layer in layers]
+    sheet.label("step", variant_titles(variants), [words] * len(layers), short, words)
     return sheet.page("", pd.concat(found, ignore_index=True))
 
 
@@ -312,18 +302,17 @@ def _draw_survival_panel(ax: Axes, ratios: pd.DataFrame) -> pd.DataFrame:
     if ratios.empty:
         say(ax, "(no ratio)")
     found = [
-        draw_means(ax, one, *_PLACE, colour=part_colour(part.value), label=symbol(part.value))
-        for part in Part
-        if len(one := where(ratios, part=part.value))
+        draw_means(ax, where(ratios, part=part), *_PLACE, colour=part_colour(part), label=symbol(part))
+        for part in parts_of(ratios)
     ]
-    return pd.concat(found, ignore_index=True) if found else pd.DataFrame()
+    return pd.concat([pd.DataFrame(), *found], ignore_index=True)
 
 
 _PRECONDITIONED = {"preconditioned_eigenvalue": "eigenvalue of P⁻¹H"}  # its own words are longer than a panel is high
 _QUANTITIES = ("largest_eigenvalue", "preconditioned_eigenvalue", "batch_sharpness", "critical_sharpness")
 
 
-def edge(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+def edge(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw loss and sharpness over its threshold along the steps, one column per variant.
 
     How to read it: at 1 (dashed) a step of this size just settles in a quadratic: 2 / learning rate for gradient
@@ -332,7 +321,7 @@ def edge(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     eigenvalues are of iterates, not of points half way between two.
     Requires: the sweep's table.csv with stability_threshold (option `quantity`: which sharpness to draw, or a list).
     """
-    table = read_steps(folder).table
+    table = source.table
     measured = set(table["quantity"])
     wanted = spec.words("quantity") or [name for name in _QUANTITIES if name in measured]
     missing = [name for name in (*wanted, THRESHOLD) if name not in measured]
@@ -341,33 +330,34 @@ def edge(spec: FigureSpec, folder: Path) -> Iterator[Page]:
             "figure.options.quantity: the table has no such sharpness, or no threshold next to it",
             got=", ".join(missing) or "no sharpness",
             allowed=", ".join(sorted(measured)),
-            remedy=f"hessfig run sweep={folder.name} quantities=[largest_eigenvalue,{THRESHOLD}]",
+            remedy=f"hessfig run sweep={source.folder.name} quantities=[largest_eigenvalue,{THRESHOLD}]",
         )
-    yield _draw_page(table, wanted, spec.paper)
+    yield _draw_page(table, wanted, spec)
 
 
-def _draw_page(table: pd.DataFrame, wanted: list[str], paper: Paper) -> Page:
+def _draw_page(table: pd.DataFrame, wanted: list[str], spec: FigureSpec) -> Page:
     variants = list(dict.fromkeys(table["variant"]))
     note = how(table, "Dashed: the threshold. Numbers: mean over the last third of the steps, over it.")
     rows = [*wanted, "loss"] if (table["quantity"] == "loss").any() else wanted
     names = [[f"{name}:{variant}" for variant in variant_names(variants)] for name in rows]
-    sheet = panel_sheet(paper, names, note=note, height=1.3, margins=Margins(down=0.16), narrowest=None, on_grid=True)
+    sheet = Sheet.grid(spec.paper, names, note, BY_COLUMN.but(height=1.3, down=0.16))
     values = [_values(table, name) for name in rows]
     ends = [settled(table, name) if name != "loss" else {} for name in rows]
     found = []
     for row, column, ax in sheet:
         scale(ax, [values[row]])
         ax.set_xscale("linear")  # looked at every so many steps
-        points = _draw_panel(ax, where(values[row], variant=variants[column]), row)
+        here = where(values[row], variant=variants[column])
+        if here.empty:
+            say(ax, "(no number)")
+        points = draw_means(ax, here, "step", colour=tone(row))
         found.append(points.assign(quantity=rows[row], variant=variants[column]))
     for row, column, ax in sheet:  # after the curves: lines at 1 widen the range of the axis
         if rows[row] != "loss":
             _mark(ax, ends[row].get(variants[column]))
-    words = [
-        _PRECONDITIONED.get(name, plain(quantity_words(name))) + (" / threshold" if name != "loss" else "")
-        for name in rows
-    ]
-    sheet.label(x="step", columns=variant_titles(variants), rows=words, names=words)
+    named = [_PRECONDITIONED.get(name, plain(quantity_words(name))) for name in rows]
+    words = [f"{name} / threshold" if name != "loss" else name for name in named]
+    sheet.label("step", variant_titles(variants), words)
     return sheet.page("", pd.concat(found, ignore_index=True))
 
 
@@ -378,18 +368,11 @@ def _values(table: pd.DataFrame, name: str) -> pd.DataFrame:
     return every.assign(value=every["share"])
 
 
-def _draw_panel(ax: Axes, rows: pd.DataFrame, rank: int) -> pd.DataFrame:
-    if rows.empty:
-        say(ax, "(no number)")
-    return draw_means(ax, rows, "step", colour=tone(rank))
-
-
 def _mark(ax: Axes, end: Interval | None) -> None:
     ax.axhline(1, color=GUIDE, linestyle="--", linewidth=0.8, zorder=0)
     if end is not None:
         half = (end.high - end.low) / 2
         words = f"{end.mean:.3g}" + (f" ± {half:.2g}" if half == half else "")
-        inside = end.low > 1 - EDGE_TOLERANCE and end.high < 1 + EDGE_TOLERANCE
-        words += "\nat the edge" if inside else ""
+        words += "\nat the edge" if end.low > 1 - EDGE_TOLERANCE and end.high < 1 + EDGE_TOLERANCE else ""
         box = {"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 1}
         ax.text(0.97, 0.98, words, transform=ax.transAxes, ha="right", va="top", fontsize=TINY, bbox=box)

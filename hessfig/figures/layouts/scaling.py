@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,14 +12,16 @@ from matplotlib.ticker import NullLocator
 
 from hessfig.analysis.axis import Axis, X, along, check_places, setting_values, varied_key
 from hessfig.analysis.curves import of_quantity
-from hessfig.analysis.manifest import read_run
 from hessfig.errors import UserError
 from hessfig.figures.parts import labels
+from hessfig.figures.parts.colours import matrix_colour, shades, tone
 from hessfig.figures.parts.encoding import set_x_scale
-from hessfig.figures.parts.measured import Network, as_written, by_part, counted, networks_of, wanted_quantities, where
-from hessfig.figures.parts.page import FigureSpec, Page, Paper, matrix_colour, panel_names, shades, tone
-from hessfig.figures.parts.panel_sheet import Margins, panel_sheet, say
+from hessfig.figures.parts.figure_spec import FigureSpec, Source
+from hessfig.figures.parts.measured import wanted_quantities
+from hessfig.figures.parts.panel_sheet import BY_COLUMN, OWN_Y, Page, Sheet, say
 from hessfig.figures.parts.panels import draw_interval, draw_means, draw_seed, mark_one, seed_means, spread_words
+from hessfig.figures.parts.rows import Network, as_written, by_part, counted, networks_of, where
+from hessfig.figures.parts.saving import panel_names
 from hessfig.figures.parts.ticks import set_decades
 from hessfig.record import NETWORK
 from hessfig.terms import Group, Part
@@ -30,7 +31,7 @@ _WEIGHT = "model.scaled_weight"
 _ROW = ["quantity", "layer", "row"]
 
 
-def weight_norms(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+def weight_norms(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw a number of every block against the scale of a weight: a column per weight, a row per block and number.
 
     How to read it: a flat line says that the number does not care how large that weight is; a straight one is a power
@@ -40,59 +41,46 @@ def weight_norms(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     by default largest_eigenvalue and condition_number, whichever has a number; `columns`: the setting, by default
     scaled_weight).
     """
-    run = read_run(folder)
-    table = along(run.table, run.axis)
-    check_places(table, run.axis)
+    axis = source.run.axis
+    table = along(source.table, axis)
+    check_places(table, axis)
     chosen = _of_quantities(table, spec.words("quantity"))
     asked = str(spec.options.get("columns", _WEIGHT))
     key = varied_key(asked, table["variant"].unique(), asked="figure.options.columns")
-    chosen = chosen.assign(column=setting_values(chosen["variant"], key))
-    for suffix, rows in by_part(chosen):
-        yield _draw_scaled(rows, run.axis, spec.paper, suffix)
+    for suffix, rows in by_part(chosen.assign(column=setting_values(chosen["variant"], key))):
+        yield _draw_scaled(rows, axis, spec, suffix)
 
 
-def _draw_scaled(table: pd.DataFrame, axis: Axis, paper: Paper, suffix: str) -> Page:
+def _draw_scaled(table: pd.DataFrame, axis: Axis, spec: FigureSpec, suffix: str) -> Page:
     columns = list(table["column"].unique())
     rows = list(table[_ROW].drop_duplicates().itertuples(index=False, name=None))
     part = labels.part_words(table["part"].iloc[0])
-    note = (
-        f"{f'{part}: geometric' if part else 'Geometric'} mean over {labels.seeds_words(table)}, band: 95% interval"
-        f" (Student's t).{labels.made_words(table, axis)}"
-    )
-    blocks = [_block_words(row, layer) for _, layer, row in rows]
-    quantities = [labels.quantity_words(quantity) for quantity, *_ in rows]
-    names = [
-        [f"{row}{layer if layer > 1 else ''}:{quantity}:{column}" for column in columns]
-        for quantity, layer, row in rows
-    ]
-    sheet = panel_sheet(
-        paper, names, note=note, height=1.1, margins=Margins(left=0.62, down=0.12), narrowest=None, on_grid=True
-    )
+    means = f"{part}: geometric mean" if part else "Geometric mean"
+    words = f"{means} over {labels.seeds_words(table)}, band: 95% interval (Student's t)."
+    blocks = [f"{row}{layer if layer > 1 else ''}:{quantity}" for quantity, layer, row in rows]
+    names = [[f"{block}:{column}" for column in columns] for block in blocks]
+    note, style = words + labels.made_words(table, axis), BY_COLUMN.but(left=0.62, down=0.12, height=1.1)
+    sheet = Sheet.grid(spec.paper, names, note, style)
     points = seed_means(counted(table), [*_ROW, "column", X], logs=True)
-    for number in range(len(rows)):
-        for ax in sheet.row(number)[:1]:
-            set_decades(ax, "y")
+    for ax in sheet.axes:
+        set_decades(ax, "y")
     for row, column, ax in sheet:
         here = where(points, column=columns[column], **dict(zip(_ROW, rows[row], strict=True)))
-        _draw_panel(ax, here, columns[column])
+        if here["mean"].notna().any():
+            draw_interval(ax, here, X, colour=matrix_colour(columns[column]))
+            ax.axvline(1, color="#999999", linewidth=0.4, zorder=0)
+        else:
+            say(ax, "(nothing positive)")
     set_x_scale(sheet.axes[-1], counted(table)[X])
-    side_labels = [f"{block} {labels.plain(words)}".strip() for block, words in zip(blocks, quantities, strict=True)]
-    titles = [(f"scaled: {labels.weight_words(column)}",) for column in columns]
-    sheet.label(x=labels.plain(axis.symbol), columns=titles, rows=side_labels, names=side_labels)
+    titles = [f"scaled: {labels.weight_words(column)}" for column in columns]
+    sheet.label(labels.plain(axis.symbol), titles, [_row_words(*row) for row in rows])
     return sheet.page(suffix, as_written(points, axis))
 
 
-def _draw_panel(ax: Axes, points: pd.DataFrame, column: str) -> None:
-    if points["mean"].notna().any():
-        draw_interval(ax, points, X, colour=matrix_colour(column))
-        ax.axvline(1, color="#999999", linewidth=0.4, zorder=0)
-    else:
-        say(ax, "(nothing positive)")
-
-
-def _block_words(row: str, layer: int) -> str:
-    name = "" if row == Group.all else labels.block_words(row, row)  # the whole network needs no name
-    return name + (f" {layer}" if layer > 1 else "")
+def _row_words(quantity: str, layer: int, row: str) -> str:
+    block = "" if row == Group.all else labels.block_words(row, row)  # the whole network needs no name
+    which = block + (f" {layer}" if layer > 1 else "")
+    return f"{which} {labels.plain(labels.quantity_words(quantity))}".strip()
 
 
 def _of_quantities(table: pd.DataFrame, asked: list[str] | None) -> pd.DataFrame:
@@ -114,7 +102,7 @@ _LEAST = 0.1  # decades: less is not called a change (docs/claims.md)
 _OUTLIER, _QUANTILE, _SIZE = "#b2182b", "#2166ac", "#333333"
 
 
-def sinks(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+def sinks(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw outermost eigenvalues and bulk quantiles along the axis, and how far apart they are; one column per kind.
 
     How to read it: red lines are the largest and smallest eigenvalue, blue ones the 5, 25, 50, 75 and 95 % quantiles.
@@ -125,15 +113,14 @@ def sinks(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     Requires: the sweep's table.csv with `largest_eigenvalue`, `smallest_eigenvalue` and `density` of one block, or
     with `spectrum` (option `block`: all by default; of a group that layers have, one page per layer).
     """
-    run = read_run(folder)
-    block = str(spec.options.get("block", "all"))
-    table = where(along(run.table, run.axis), row=block, col=block)
+    axis, block = source.run.axis, str(spec.options.get("block", "all"))
+    table = where(along(source.table, axis), row=block, col=block)
     _check_stretch(table, block)
     table = table[table["quantity"].isin([LARGEST, SMALLEST, QUANTILES, EXACT_QUANTILES])]
-    check_places(table, run.axis)
+    check_places(table, axis)
     for suffix, rows in by_part(table):
         for layer, here in rows.groupby("layer"):
-            yield _draw_stretch(here, run.axis, spec.paper, suffix + f"_layer{layer}" * bool(layer))
+            yield _draw_stretch(here, axis, spec, suffix + (f"_layer{layer}" if layer else ""))
 
 
 def outstanding(table: pd.DataFrame) -> pd.DataFrame:
@@ -145,30 +132,24 @@ def outstanding(table: pd.DataFrame) -> pd.DataFrame:
     return (outer / width).dropna().rename("value").reset_index()
 
 
-def _draw_stretch(table: pd.DataFrame, axis: Axis, paper: Paper, suffix: str) -> Page:
+def _draw_stretch(table: pd.DataFrame, axis: Axis, spec: FigureSpec, suffix: str) -> Page:
     rows = counted(table)
     networks, floor = networks_of(rows), _floor(rows)
-    side_labels = {"eigenvalue": "eigenvalue", "ratio": "outermost / bulk width"}
     first, spread = f"{axis.symbol} = {rows[X].min():g}", spread_words(rows["seed"].nunique())
     note = (
         f"{labels.part_words(table['part'].iloc[0])}: mean over {labels.seeds_words(table)}, {spread}."
         f" Below: seed by seed, relative to {first}, with the 95% interval of the mean (grey: within a tenth of a"
         f" decade of it).{labels.made_words(table, axis)}"
     )
-    names = [[f"{network}:{kind}" for network in panel_names(networks)] for kind in side_labels]
-    sheet = panel_sheet(
-        paper, names, note=note, height=1.5, margins=Margins(left=0.62, down=0.16), narrowest=None, on_grid=True
-    )
+    names = [[f"{network}:{kind}" for network in panel_names(networks)] for kind in ("eigenvalue", "ratio")]
+    sheet = Sheet.grid(spec.paper, names, note, BY_COLUMN.but(left=0.62, down=0.16, height=1.5))
     numbers = []
     for row, column, ax in sorted(sheet, key=lambda cell: (cell[1], cell[0])):
         here = where(rows, variant=networks[column][0], num_layers=networks[column][1])
-        if row == 0:
-            numbers.append(_draw_ends(ax, here, floor))
-        else:
-            numbers.append(_draw_changes(ax, outstanding(here), "outermost_over_bulk"))
+        numbers.append(_draw_ends(ax, here, floor) if row == 0 else _draw_changes(ax, outstanding(here)))
     set_x_scale(sheet.axes[-1], rows[X])
-    titles = [(labels.variant_words(variant) or "network",) for variant, _ in networks]
-    sheet.label(x=axis.symbol, columns=titles, rows=list(side_labels.values()), names=list(side_labels.values()))
+    titles = [labels.variant_words(variant) or "network" for variant, _ in networks]
+    sheet.label(axis.symbol, titles, ["eigenvalue", "outermost / bulk width"])
     for ax in sheet.row(0)[-1:]:
         ax.legend(loc="best", ncols=2)
     return sheet.page(suffix, as_written(pd.concat(numbers, ignore_index=True), axis))
@@ -190,7 +171,7 @@ def _draw_ends(ax: Axes, here: pd.DataFrame, floor: float) -> pd.DataFrame:
     return pd.concat(found)
 
 
-def _draw_changes(ax: Axes, rows: pd.DataFrame, shown: str) -> pd.DataFrame:
+def _draw_changes(ax: Axes, rows: pd.DataFrame) -> pd.DataFrame:
     """Draw by which factor each seed's number is that at its first place: what seeds share shows, not their sizes."""
     set_decades(ax, "y")
     start = rows[rows[X] == rows[X].min()].set_index("seed")["value"]
@@ -200,7 +181,7 @@ def _draw_changes(ax: Axes, rows: pd.DataFrame, shown: str) -> pd.DataFrame:
         draw_seed(ax, one[X], one["value"], colour=_SIZE)
     points = seed_means(changes, _CURVE, logs=True)
     draw_interval(ax, points, X, colour=_SIZE)
-    return points.assign(shown=f"{shown}_relative")
+    return points.assign(shown="outermost_over_bulk_relative")
 
 
 def _floor(counted: pd.DataFrame) -> float:
@@ -235,7 +216,7 @@ def _check_stretch(table: pd.DataFrame, block: str) -> None:
         )
 
 
-def gauss_newton(spec: FigureSpec, folder: Path) -> Iterator[Page]:
+def gauss_newton(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw the ratio of the largest eigenvalues of H_o and H along the axis, one line per network, above both of them.
 
     How to read it: where the ratio is 1 the Gauss-Newton part stands for the Hessian; below, the functional part adds
@@ -244,13 +225,12 @@ def gauss_newton(spec: FigureSpec, folder: Path) -> Iterator[Page]:
     Requires: the sweep's table.csv with `largest_eigenvalue` (or `spectrum`) of one block, parts H_o and H (option
     `block`: all by default).
     """
-    run = read_run(folder)
-    block = str(spec.options.get("block", "all"))
-    table = where(along(of_quantity(run.table, LARGEST), run.axis), row=block, col=block)
+    axis, block = source.run.axis, str(spec.options.get("block", "all"))
+    table = where(along(of_quantity(source.table, LARGEST), axis), row=block, col=block)
     table = table[table["index"] <= 1]
     _check_proxies(table, block)
-    check_places(table, run.axis)
-    yield _draw_proxies(table, run.axis, spec.paper)
+    check_places(table, axis)
+    yield _draw_proxies(table, axis, spec)
 
 
 def ratios(table: pd.DataFrame) -> pd.DataFrame:
@@ -259,25 +239,17 @@ def ratios(table: pd.DataFrame) -> pd.DataFrame:
     return wide.assign(ratio=(wide[Part.H_o.value] / wide[Part.H.value]).where(wide[Part.H.value] > 0))
 
 
-def _draw_proxies(table: pd.DataFrame, axis: Axis, paper: Paper) -> Page:
+def _draw_proxies(table: pd.DataFrame, axis: Axis, spec: FigureSpec) -> Page:
     found = ratios(table)
     note = (
         f"Geometric mean over {labels.seeds_words(table)}, band: 95% interval (Student's t). Below: solid"
         f" {Part.H.label}, dashed {Part.H_o.label}.{labels.made_words(table, axis)}"
     )
-    margins = Margins(right=0.1, top=0.12)
-    sheet = panel_sheet(
-        paper, [["ratio"], ["eigenvalue"]], note=note, height=1.5, margins=margins, share_y=False, on_grid=True
-    )
+    sheet = Sheet.grid(spec.paper, [["ratio"], ["eigenvalue"]], note, OWN_Y.but(right=0.1, top=0.12, height=1.5))
     ratio = seed_means(found, _CURVE, "ratio", logs=True).assign(shown="ratio", part="")
-    sizes = [
-        seed_means(found, _CURVE, part.value, logs=True).assign(shown=LARGEST, part=part.value)
-        for part in (Part.H, Part.H_o)
-    ]
-    drawn: dict[int, list[tuple[pd.DataFrame, Any]]] = {
-        0: [(ratio, "-")],
-        1: [(sizes[0], "-"), (sizes[1], (0, (3, 1.5)))],
-    }
+    means = [seed_means(found, _CURVE, part.value, logs=True).assign(part=part.value) for part in (Part.H, Part.H_o)]
+    sizes = [one.assign(shown=LARGEST) for one in means]
+    drawn: list[list[tuple[pd.DataFrame, Any]]] = [[(ratio, "-")], [(sizes[0], "-"), (sizes[1], (0, (3, 1.5)))]]
     set_x_scale(sheet.axes[-1], found[X])
     for row, _, ax in sheet:
         set_decades(ax, "y")
@@ -291,8 +263,18 @@ def _draw_proxies(table: pd.DataFrame, axis: Axis, paper: Paper) -> Page:
         mark_one(ax, axis)
         ax.set_ylabel(r"$\lambda_1(H_\mathrm{o})\,/\,\lambda_1(H)$" if row == 0 else "largest eigenvalue")
     sheet.axes[-1].set_xlabel(axis.symbol)
-    sheet.figure.align_ylabels(sheet.axes)
+    _align_labels(sheet)
     return sheet.page("", as_written(pd.concat([ratio, *sizes], ignore_index=True), axis))
+
+
+def _align_labels(sheet: Sheet) -> None:
+    """Put the y labels of all lines where the widest ticks leave them; matplotlib aligns panels of one grid only."""
+    grid = sheet.figure.add_gridspec(len(sheet.axes), 1)
+    for number, ax in enumerate(sheet.axes):
+        place = ax.get_position()
+        ax.set_subplotspec(grid[number, 0])
+        ax.set_position(place)
+    sheet.figure.align_ylabels(sheet.axes)
 
 
 def _named(table: pd.DataFrame) -> dict[Network, str]:

@@ -24,8 +24,9 @@ from hessfig.analysis.axis import (
     without,
 )
 from hessfig.errors import UserError
+from hessfig.figures.parts.colours import matrix_colour, part_colour, shades
+from hessfig.figures.parts.figure_spec import FigureSpec
 from hessfig.figures.parts.labels import plain, symbol, weight_words
-from hessfig.figures.parts.page import FigureSpec, matrix_colour, part_colour, shades
 from hessfig.figures.parts.ticks import set_decades
 
 COLUMNS = ("layer", "num_layers", "part", "index")
@@ -144,8 +145,8 @@ class Encoding:
         if entries:
             handles, names = zip(*entries, strict=True)
             title = f"{plain(setting_name(self.colour))}:" if self.colour else None
-            columns = 1 + (len(names) > _NAMED)
-            ax.legend(handles, names, title=title, loc="best", alignment="left", handlelength=2.2, ncols=columns)
+            style: dict[str, Any] = {"alignment": "left", "handlelength": 2.2, "ncols": 1 + (len(names) > _NAMED)}
+            ax.legend(handles, names, title=title, loc="best", **style)
 
 
 def set_x_scale(ax: Axes, places: pd.Series) -> bool:
@@ -163,7 +164,7 @@ def set_x_scale(ax: Axes, places: pd.Series) -> bool:
         ax.set_xscale("symlog", linthresh=positive[0], linscale=0.4)
     labelled = _labelled(ax, different) if len(different) <= _NAMED and all(map(_is_round, different)) else None
     if labelled is not None:
-        ax.set_xticks(different, [f"{place:g}" * (place in labelled) for place in different])
+        ax.set_xticks(different, [f"{place:g}" if place in labelled else "" for place in different])
         ax.xaxis.set_minor_locator(NullLocator())
     return is_log
 

@@ -86,6 +86,11 @@ def block_words(row: str, col: str) -> str:
     return ", ".join(map(weight_words, names))
 
 
+def block_name(row: str, col: str) -> str:
+    """Return a block as panels are named: W_Q, or W_Q-W_V for a pair."""
+    return row if row == col else f"{row}-{col}"
+
+
 def pair_words(row: str, col: str) -> str:
     """Return both weights of a block in brackets."""
     if _are_known([row, col]):
@@ -93,12 +98,16 @@ def pair_words(row: str, col: str) -> str:
     return f"({weight_words(row)}, {weight_words(col)})"
 
 
-def weight_words(name: str) -> str:
-    """Return a weight of the paper's networks (or several in one, W_E+W_U) as mathtext, any other name as it is."""
-    roles = name.split("+")
+def weight_words(name: str, layer: int = 0) -> str:
+    """Return a weight of the paper's networks (or several in one, W_E+W_U) as mathtext, any other name as it is.
+
+    Its `layer`, if it is not 0, stands behind it.
+    """
+    roles, behind = name.split("+"), f" {layer}" if layer else ""
     if name == Group.query_key:
-        return f"${weight_label(Matrix.W_Q)}, {weight_label(Matrix.W_K)}$"
-    return f"${'+'.join(map(weight_label, roles))}$" if _are_known(roles) else plain(_GROUPS.get(name, name))
+        return f"${weight_label(Matrix.W_Q)}, {weight_label(Matrix.W_K)}${behind}"
+    words = f"${'+'.join(map(weight_label, roles))}$" if _are_known(roles) else plain(_GROUPS.get(name, name))
+    return words + behind
 
 
 def norm_label(row: str, col: str = "", quantity: str = FROBENIUS) -> str:
@@ -173,16 +182,14 @@ def setting_words(config: Mapping[str, Any], table: pd.DataFrame, axis: Axis) ->
     model, task, sweep = (config.get(group) or {} for group in ("model", "task", "sweep"))
     depths = sorted(map(int, table["num_layers"].unique() if "num_layers" in table else [model.get("n_layers", 1)]))
     told = {axis.name, *(sweep.get("vary") or {})}
+    layers = " to ".join(map(str, dict.fromkeys([*depths[:1], *depths[-1:]])))
     words = {
         "model.d_model": f"width {model.get('d_model')}",
-        "layers": f"{depths[0]}{f' to {depths[-1]}' * (len(depths) > 1)} layer{'s' * (depths[-1:] != [1])}"
-        if depths
-        else "",
+        "layers": f"{layers} layer{'' if depths[-1:] == [1] else 's'}" if depths else "",
         "task.batch_size": f"batch {task.get('batch_size')}",
     }
-    kept = [text for key, text in words.items() if key not in told and text and not text.endswith("None")]
-    told_first = ", ".join(kept)
-    return f" {told_first[:1].upper()}{told_first[1:]}." if model and model.get("kind") != OWN_KIND else ""
+    kept = ", ".join(text for key, text in words.items() if key not in told and text and not text.endswith("None"))
+    return f" {kept[:1].upper()}{kept[1:]}." if model and model.get("kind") != OWN_KIND else ""
 
 
 def variant_words(variant: str) -> str:
@@ -241,7 +248,7 @@ def left_out_words(table: pd.DataFrame) -> str:
 def _marks(table: pd.DataFrame, several_points: bool) -> str:
     repeats = seeds_words(table)
     if repeats == ONE_SEED:
-        return "Dots: one seed" + "; bars: ± the estimate's own error" * (not several_points)
+        return "Dots: one seed" if several_points else "Dots: one seed; bars: ± the estimate's own error"
     return f"Dots: mean over {repeats}; {'band' if several_points else 'bars'}: 95% interval of the mean"
 
 

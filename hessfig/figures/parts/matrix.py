@@ -11,7 +11,7 @@ from matplotlib.colorbar import Colorbar
 from matplotlib.colors import Normalize
 from matplotlib.image import AxesImage
 
-from hessfig.figures.parts.page import TINY
+from hessfig.figures.parts.lettering import TINY
 from hessfig.figures.parts.ticks import part_ticks
 
 
@@ -23,22 +23,22 @@ def draw_matrix(
     words: np.ndarray | None = None,
     size: float = TINY,
     dark: float = 0.55,
-    missing: str = "#e6e6e6",
-    framed: bool = False,
+    missing: str = "",
     **image: Any,
 ) -> AxesImage:
-    """Draw finite numbers as colours, others in the colour of what is `missing`, and `words` in the cells.
+    """Draw finite numbers as colours, and `words` in the cells; other numbers leave a cell grey.
 
-    Words are white on cells of less than the share `dark` of the scale, black on others.
+    Where these have a colour of their own (`missing`), which may be that of the page, the panel keeps its frame. Words
+    are white on cells of less than the share `dark` of the scale, black on others.
     """
     shown = np.where(np.isfinite(square), square, np.nan)
     drawn = ax.imshow(shown, norm=scale, **{"cmap": "viridis", "aspect": "auto", **image})
-    ax.set_facecolor(missing)
+    ax.set_facecolor(missing or "#e6e6e6")
     for (i, j), text in np.ndenumerate(words) if words is not None else ():
         if text:
             colour = "white" if np.isfinite(shown[i, j]) and scale(shown[i, j]) < dark else "black"
             ax.text(j, i, str(text), ha="center", va="center", color=colour, fontsize=size)
-    if not framed:
+    if not missing:
         ax.spines[:].set_visible(False)
     return drawn
 

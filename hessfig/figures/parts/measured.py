@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,52 +11,20 @@ import pandas as pd
 
 from hessfig.analysis.axis import Axis, X, along, check_places
 from hessfig.analysis.curves import growth_curves, of_quantity
-from hessfig.analysis.manifest import Architectures, Run, read_run
+from hessfig.analysis.manifest import Architectures, Run
 from hessfig.analysis.slopes.fit import fit_slopes
 from hessfig.analysis.slopes.levels import window_levels
 from hessfig.analysis.slopes.printed import WHOLE, Window, label
 from hessfig.errors import UserError
+from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.labels import made_words, seeds_words, setting_words, variant_words
-from hessfig.figures.parts.page import FigureSpec, Paper, page_suffix
-from hessfig.figures.parts.ticks import SUPERSCRIPTS
+from hessfig.figures.parts.page import Paper
+from hessfig.figures.parts.rows import as_written, in_order, networks_of, where
+from hessfig.figures.parts.saving import page_suffix
 from hessfig.predictions.growth_rates import Prediction
 from hessfig.predictions.network_series import Regime
-from hessfig.record import CURVE, LEFT_OUT, NETWORK
-from hessfig.terms import Matrix, Part, name_order
-
-Network = tuple[str, int]  # variant and number of layers
-BlockKey = tuple[str, str, str]
-BLOCK_KEY = ["row", "col", "across"]
-
-
-def where(frame: pd.DataFrame, **choice: object) -> pd.DataFrame:
-    """Return the rows with these values in their columns, e.g. where(table, part="H", layer=1)."""
-    return frame[np.logical_and.reduce([frame[column].to_numpy() == value for column, value in choice.items()])]
-
-
-def networks_of(frame: pd.DataFrame) -> list[Network]:
-    """Return every network, in reading order."""
-    return list(frame[NETWORK].drop_duplicates().itertuples(index=False, name=None))
-
-
-def by_network(frame: pd.DataFrame) -> Iterator[tuple[str, Network, pd.DataFrame]]:
-    """Yield the suffix of its page, the network and its rows for every network."""
-    networks = networks_of(frame)
-    for variant, depth in networks:
-        rows = where(frame, variant=variant, num_layers=depth)
-        yield page_suffix(variant, depth, networks), (variant, depth), rows
-
-
-def by_part(frame: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Yield the suffix of its page and its rows for every part of the Hessian."""
-    parts = list(dict.fromkeys(frame["part"]))
-    for part in parts:
-        yield f"_{part}" * (len(parts) > 1), where(frame, part=part)
-
-
-def counted(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows that count."""
-    return table[~table["status"].isin(LEFT_OUT)]
+from hessfig.record import CURVE
+from hessfig.terms import Matrix
 
 
 def wanted_quantities(table: pd.DataFrame, asked: list[str] | None, usual: Sequence[str], *, found: str) -> list[str]:
@@ -79,12 +45,12 @@ def wanted_quantities(table: pd.DataFrame, asked: list[str] | None, usual: Seque
     return wanted
 
 
-def read_numbers(spec: FigureSpec, folder: Path) -> tuple[Run, pd.DataFrame]:
+def read_numbers(spec: FigureSpec, source: Source) -> tuple[Run, pd.DataFrame]:
     """Return a sweep and its numbers of one quantity (the first of several) along its axis, for blocks in one layer.
 
     Raises UserError when there are none: the general layouts draw whatever a table has.
     """
-    run = read_run(folder)
+    run = source.run
     table = along(of_quantity(run.table, spec.quantity, spec.index), run.axis)
     table = table[table["index"] == table["index"].min()]
     inside = table[(table["row_layer"] == table["layer"]) & (table["row"] != "")]
@@ -96,52 +62,6 @@ def read_numbers(spec: FigureSpec, folder: Path) -> tuple[Run, pd.DataFrame]:
             remedy="figure.layout=lines or figure.layout=bars",
         )
     return run, inside
-
-
-def at_one_place(curves: pd.DataFrame, wanted: float | None, axis: Axis) -> tuple[pd.DataFrame, str]:
-    """Return the points nearest to the place `wanted`, and the words for it; all of them where there is no place.
-
-    By default it is sigma = 1, or the end of another axis.
-    """
-    places = np.sort(curves[X].dropna().unique())
-    if not places.size:
-        return curves, ""
-    target = wanted if wanted is not None else 1.0 if axis.is_sigma else float(places[-1])
-    logarithmic = target > 0 and places[0] > 0
-    distance = np.abs(np.log(places / target)) if logarithmic else np.abs(places - target)
-    place = float(places[distance.argmin()])
-    return curves[curves[X] == place], f"{axis.symbol} = {place:{'.2g' if axis.is_sigma else 'g'}}"
-
-
-def as_written(frame: pd.DataFrame, axis: Axis) -> pd.DataFrame:
-    """Return drawn numbers with their places in a column of the axis' own name."""
-    return frame.drop(columns=axis.name, errors="ignore").rename(columns={X: axis.name})
-
-
-def with_pairs(curves: pd.DataFrame) -> pd.DataFrame:
-    """Return the points with a column `across`: the layers of a pair across layers, which is a block of its own."""
-    pairs = curves["row_layer"].astype(str) + "," + curves["layer"].astype(str)
-    return curves.assign(across=pairs.where(curves["row_layer"] != curves["layer"], "")).reset_index(drop=True)
-
-
-def blocks_in_order(curves: pd.DataFrame) -> list[BlockKey]:
-    """Return (row, col, across) of every block, in the order of the weights."""
-    found = list(curves[BLOCK_KEY].drop_duplicates().itertuples(index=False, name=None))
-    rank = name_order([name for row, col, _ in found for name in (row, col)])
-    return sorted(found, key=lambda key: (rank(key[0]), rank(key[1]), key[2]))
-
-
-def in_digits(value: float, error: float) -> str:
-    """Return 'value ± error' with as many digits as the error has two of, and one power of ten for both."""
-    if not math.isfinite(value):
-        return "not known"
-    scale = math.floor(math.log10(abs(value))) if value else 0
-    shown = 0 if -2 <= scale <= 2 else scale
-    value, error = value / 10**shown, error / 10**shown
-    known = math.isfinite(error) and error > 0
-    digits = min(max(1 - math.floor(math.log10(error)), 0), 4) if known else 2
-    words = f"{value:.{digits}f}" + (f" ± {error:.{digits}f}" if known else "")
-    return (f"({words})·10{str(shown).translate(SUPERSCRIPTS)}" if shown else words).replace("-", "−")
 
 
 SLOPE, LEVEL = "slope", "level"
@@ -175,17 +95,15 @@ class Measured:
         """The settings that matter, for the note."""
         return setting_words(self.config, self.table, self.axis)
 
-    def networks(self) -> list[tuple[str, int]]:
-        """Return (variant, num_layers) of every network, in reading order."""
-        return networks_of(self.curves)
-
     def of(self, **choice: object) -> Measured:
         """Return the part of the sweep with these values in its columns, e.g. of(num_layers=2)."""
         return replace(self, **{name: where(getattr(self, name), **choice) for name in _FRAMES})
 
     def pages(self, *, by_depth: bool = True) -> Iterator[tuple[str, Measured]]:
         """Yield the suffix of its page and the numbers of every network (or variant, of all depths)."""
-        networks = self.networks() if by_depth else [(variant, 0) for variant in self.curves["variant"].unique()]
+        networks = (
+            networks_of(self.curves) if by_depth else [(variant, 0) for variant in self.curves["variant"].unique()]
+        )
         for variant, depth in networks:
             one = {"variant": variant, "num_layers": depth} if by_depth else {"variant": variant}
             yield page_suffix(variant, depth, networks), self.of(**one)
@@ -214,7 +132,7 @@ class Measured:
         dotted = "; dotted: σ = 1" if self.axis.is_sigma else ""
         variant = "".join(_sentence(name) for name in self.curves["variant"].unique()[:1] if name and guides)
         marks = f"{variant}Dots: mean over {seeds_words(self.table)}; band: 95% interval of the mean{dashed}{dotted}."
-        zero = f" Not drawn: {self.axis.symbol} = 0, which has no logarithm." * bool((self.table[X] <= 0).any())
+        zero = f" Not drawn: {self.axis.symbol} = 0, which has no logarithm." if (self.table[X] <= 0).any() else ""
         return f"{marks}{made_words(self.table, self.axis, self.setting)}{zero}"
 
 
@@ -223,34 +141,26 @@ def _sentence(variant: str) -> str:
     return f"{words[:1].upper()}{words[1:]}. "
 
 
-def read_measured(spec: FigureSpec, folder: Path) -> Measured:
-    """Read folder/table.csv (and its manifest if there), average over seeds, fit slopes on the windows.
+def read_measured(spec: FigureSpec, source: Source) -> Measured:
+    """Read a sweep's table (and its manifest if there), average over seeds, fit slopes on the windows.
 
     Raises UserError when the table has no curves of blocks within layers.
     """
-    run, table = read_numbers(spec, folder)
+    run, table = read_numbers(spec, source)
     check_places(table, run.axis)
-    used, axis, quantity = list(spec.windows) or [WHOLE], run.axis, spec.quantity
-    slopes = fit_slopes(
-        table,
-        run.architectures,
-        used,
-        axis=axis,
-        quantity=quantity,
-        average=spec.average,
-        seed=run.first_seed if spec.seed is None else spec.seed,
-        resamples=spec.resamples,
-        preset=spec.preset,
-    )
-    curves = growth_curves(table, axis=axis, quantity=quantity)
-    said = spec.choice("words", (SLOPE, LEVEL), SLOPE)
-    levels = slopes[:0]
-    if said == LEVEL:
-        levels = window_levels(table, used, axis=axis, quantity=quantity, average=spec.average)
-    return Measured(
-        *(table, curves, slopes, run.architectures, used, spec.average, axis, quantity),
-        *(levels, said, spec.paper, run.config),
-    )
+    used, said = list(spec.windows) or [WHOLE], spec.choice("words", (SLOPE, LEVEL), SLOPE)
+    of: dict[str, Any] = {"axis": run.axis, "quantity": spec.quantity}
+    slopes = fit_slopes(table, run.architectures, used, **of, **fits_of(spec, run), preset=spec.preset)
+    levels = window_levels(table, used, **of, average=spec.average) if said == LEVEL else slopes[:0]
+    curves = growth_curves(table, **of)
+    of |= {"levels": levels, "said": said, "paper": spec.paper, "config": run.config}
+    return Measured(table, curves, slopes, run.architectures, used, spec.average, **of)
+
+
+def fits_of(spec: FigureSpec, run: Run) -> dict[str, Any]:
+    """Return how slopes are fitted: by the figure's settings, with the first seed of the run unless told another."""
+    seed = run.first_seed if spec.seed is None else spec.seed
+    return {"average": spec.average, "resamples": spec.resamples, "seed": seed}
 
 
 def windows_in_words(windows: Sequence[Window], axis: Axis) -> str:
@@ -267,13 +177,3 @@ def drawn_numbers(measured: Measured) -> pd.DataFrame:
     fitted = telling[[*CURVE, *beside]]
     drawn = measured.curves.merge(fitted, on=CURVE, how="left", validate="many_to_one")
     return as_written(drawn, measured.axis)
-
-
-def parts_of(frame: pd.DataFrame) -> list[Part]:
-    """Return the measured parts in the order H_o, H_f, H."""
-    return [part for part in Part if part in set(frame["part"])]
-
-
-def in_order(names: pd.Series) -> list[str]:
-    """Return the different names: the paper's weights as they are listed, others as they come, then groups."""
-    return sorted(names.unique(), key=name_order(names.unique()))

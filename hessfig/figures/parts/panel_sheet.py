@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,16 +15,25 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from hessfig.figures.parts.labels import plain
-from hessfig.figures.parts.page import BACKING, TINY, Page, Paper, fitting, points, width_of
+from hessfig.figures.parts.lettering import BACKING, TINY, fitting, points, width_of
+from hessfig.figures.parts.page import Paper
 from hessfig.figures.parts.ticks import name_two_ticks, part_ticks
 
 _LINE = 0.125  # height of a line of the note in inches
 _EDGE, _LABEL = 0.05, 0.38  # from the page's edge to the note; from a panel to the middle of its y label
+_INNER, _TITLE, _TICKS, _PANEL_LABEL = 0.38, 0.22, 0.16, 0.16  # inches
+NARROWEST = 1.1  # inches: a panel that holds 'σ ≤ 0.1: −0.02 ± 0.01' in 7 points
+Cell = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Margins:
-    """Space in inches around the grid and between panels; the note below comes on top of `bottom`."""
+class SheetStyle:
+    """How panels are arranged: inches around them, between them and of their height, and which axes they share.
+
+    The note comes below `bottom`. `height` is that of every panel, or of those of each row. A sheet is folded where
+    panels would be narrower than `narrowest` (None: than they are on a page of the usual width). A row of fewer panels
+    fills the width, unless rows have places for `most`.
+    """
 
     left: float = 0.54
     right: float = 0.08
@@ -33,23 +41,43 @@ class Margins:
     bottom: float = 0.38
     across: float = 0.12
     down: float = 0.14
+    height: float | Sequence[float] = 1.35
+    narrowest: float | None = NARROWEST
+    share_x: bool = True
+    share_y: Literal["row", "all", False] = "row"
+    most: int = 0
+
+    def but(self, **changes: Any) -> SheetStyle:
+        """Return the style with some changes."""
+        return replace(self, **changes)
+
+    def width(self, paper: Paper, columns: int) -> float:
+        """Return the inches of each of some columns of panels."""
+        return (paper.inches - self.left - self.right - (columns - 1) * self.across) / columns
+
+    def columns(self, paper: Paper) -> int:
+        """Return how many columns of panels the page holds; at least one."""
+        room = paper.inches - self.left - self.right + self.across
+        return max(1, int((room + 1e-9) / ((self.narrowest or NARROWEST) + self.across)))
 
 
-MARGINS = Margins()
-_INNER, _TITLE, _TICKS, _PANEL_LABEL = 0.38, 0.22, 0.16, 0.16  # inches
-Cell = tuple[int, int]
-Share = Literal["row", "all", False]
-NARROWEST = 1.1  # inches: a panel that holds 'σ ≤ 0.1: −0.02 ± 0.01' in 7 points
-
-
-def panel_width(paper: Paper, columns: int, margins: Margins) -> float:
-    """Return the inches of each of some columns of panels."""
-    return (paper.inches - margins.left - margins.right - (columns - 1) * margins.across) / columns
+SHARED = SheetStyle()  # one x axis, and one y axis a row
+BY_COLUMN = SHARED.but(narrowest=None)  # columns of which a usual page holds any number
+ONE_SCALE = SHARED.but(share_y="all")
+OWN_Y = SHARED.but(share_y=False, across=0.36)
+APART = SHARED.but(share_x=False, share_y=False, across=0.42, down=0.34)  # nothing shared
 
 
 def in_rows(items: Sequence[Any], most: int) -> list[Sequence[Any]]:
     """Return a sequence in pieces of at most `most`; a single empty one for none."""
     return [items[start : start + most] for start in range(0, max(len(items), 1), most)]
+
+
+def in_sheets(items: Sequence[Any], most: int, name: str = "sheet") -> Iterator[tuple[Sequence[Any], str]]:
+    """Yield pieces of at most `most`, and what their pages' names end with: _sheet1, ..., nothing for a single one."""
+    pieces = in_rows(items, most)
+    for number, piece in enumerate(pieces, start=1):
+        yield piece, f"_{name}{number}" if len(pieces) > 1 else ""
 
 
 def width_in(ax: Axes) -> float:
@@ -71,17 +99,9 @@ def label_side(ax: Axes, words: str) -> None:
     ax.yaxis.set_label_coords(-_LABEL / width_in(ax), 0.5)
 
 
-def fitting_columns(paper: Paper, margins: Margins, narrowest: float = NARROWEST) -> int:
-    """Return how many columns of panels the page holds; at least one."""
-    room = paper.inches - margins.left - margins.right + margins.across
-    return max(1, int((room + 1e-9) / (narrowest + margins.across)))
-
-
 def whole_note(paper: Paper, note: str) -> str:
     """Return a note with the settings at its end in which the network is not the preset's, unless it tells them."""
-    untold = [
-        words for words in paper.changed if not re.search(rf"(?<!\w){re.escape(words)}(?!\w)", note, re.IGNORECASE)
-    ]
+    untold = [one for one in paper.changed if not re.search(rf"(?<!\w){re.escape(one)}(?!\w)", note, re.IGNORECASE)]
     return f"{note} Changed from the preset: {', '.join(untold)}.".strip() if untold else note
 
 
@@ -104,6 +124,19 @@ def say(ax: Axes, words: str) -> None:
 
 
 @dataclass(frozen=True)
+class Page:
+    """A drawn sheet: what to add to the figure's name ("" for a single sheet), the figure, its numbers.
+
+    `panels` are the names of its panels, drawn or not; a figure that is not visible has none of those asked for.
+    """
+
+    suffix: str
+    figure: Figure
+    numbers: pd.DataFrame
+    panels: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
 class Sheet:
     """A figure and the axes of its panels by their place in the matrix of names; `lines` are they as they stand.
 
@@ -116,6 +149,34 @@ class Sheet:
     is_folded: bool
     names: tuple[str, ...]
     across: float
+
+    @classmethod
+    def grid(
+        cls,
+        paper: Paper,
+        names: Sequence[Sequence[str]],
+        note: str = "",
+        style: SheetStyle = SHARED,
+        *,
+        left_out: Sequence[str] = (),
+    ) -> Sheet:
+        """Return a sheet of the paper's width with an axes for each name, and `note` in small print below them.
+
+        Panels `left_out` are not drawn where the sheet is folded. The figure's label is the note, for its .txt. The
+        paper's `panels` pick some; a sheet that has none of them is whole, but not visible (and not saved).
+        """
+        if style.narrowest is None:
+            style = style.but(narrowest=min(NARROWEST, style.width(Paper(), max(map(len, names)))))
+        lines, is_folded = _arranged(paper, names, style, left_out)
+        style = _with_room(lines, style) if is_folded else style
+        heights = style.height if isinstance(style.height, Sequence) else [style.height] * len(names)
+        tall = [heights[line[0][0]] for line in lines]
+        figure = _page(paper, note, style.top + sum(tall) + (len(lines) - 1) * style.down + style.bottom)
+        every = tuple(dict.fromkeys(name for row in names for name in row))
+        figure.set_visible(not paper.panels or not set(paper.panels).isdisjoint(every))
+        most = max(style.most, *map(len, lines)) if is_folded or style.most else 0
+        panels = dict(_placed(figure, lines, [style.width(paper, most or len(line)) for line in lines], tall, style))
+        return cls(figure, panels, lines, is_folded, every, style.across)
 
     def __iter__(self) -> Iterator[tuple[int, int, Axes]]:
         return ((row, column, ax) for (row, column), ax in self.panels.items())
@@ -142,20 +203,37 @@ class Sheet:
         """The panel at the upper left."""
         return self.panels[self.lines[0][0]]
 
+    @property
+    def outermost(self) -> Axes:
+        """The last panel of the first line, which has room for a colour bar at its right."""
+        return self.panels[self.lines[0][-1]]
+
     def label(
-        self, *, x: str, columns: Sequence[Sequence[str]], rows: Sequence[str], names: Sequence[str], unit: str = ""
+        self,
+        x: str,
+        columns: Sequence[str | Sequence[str]],
+        rows: Sequence[str],
+        names: Sequence[str] | None = None,
+        unit: str = "",
     ) -> None:
         """Write what columns and rows are: titles above and y labels at the left, or all of it above each panel.
 
-        Each column has candidates for its title, from the longest to the shortest; `names` are short words for rows,
+        A column may have candidates for its title, from the longest to the shortest; `names` are short words for rows,
         `unit` is the y label where they stand in titles.
         """
+        short = rows if names is None else names
+        titles = [(one,) if isinstance(one, str) else one for one in columns]
         titled = [cell for line in (self.lines if self.is_folded else self.lines[:1]) for cell in line]
-        self._title({c: [_joined(names[c[0]] * self.is_folded, one) for one in columns[c[1]]] for c in titled})
-        for line in self.lines:
-            label_side(self.panels[line[0]], unit if self.is_folded else rows[line[0][0]])
+        before, sides = (short, [unit] * len(rows)) if self.is_folded else ([""] * len(rows), rows)
+        self._title({(i, j): [_joined(before[i], one) for one in titles[j]] for i, j in titled})
+        self.label_sides(sides)
         if x:
             self.label_below(x)
+
+    def label_sides(self, rows: Sequence[str]) -> None:
+        """Write the y labels of rows at the left of every line."""
+        for line in self.lines:
+            label_side(self.panels[line[0]], rows[line[0][0]])
 
     def label_below(self, x: str) -> None:
         """Write the x label under every panel that has none below it: a last line may be shorter than the others."""
@@ -205,61 +283,21 @@ def _joined(name: str, title: str) -> str:
     return ", ".join(filter(None, [name, title]))
 
 
-def panel_sheet(
-    paper: Paper,
-    names: Sequence[Sequence[str]],
-    *,
-    note: str = "",
-    height: float | Sequence[float] = 1.35,
-    margins: Margins = MARGINS,
-    narrowest: float | None = NARROWEST,
-    share_x: bool = True,
-    share_y: Share = "row",
-    left_out: Sequence[str] = (),
-    most: int = 0,
-    on_grid: bool = False,
-) -> Sheet:
-    """Return a sheet of the paper's width with an axes for each name, and `note` in small print below them.
-
-    A row of fewer names fills the width, unless rows have places for `most`. `height` is that of every panel, or of
-    those of each row. A sheet is folded where panels would be narrower than `narrowest` (None: than they are on a page
-    of the usual width); panels `left_out` are not drawn then. The figure's label is the note, for its .txt. The
-    paper's `panels` pick some; a sheet that has none of them is whole, but not visible (and not saved).
-    `on_grid`: matplotlib's grid computes the places, which differ in their last bits, and so in single pixels.
-    """
-    if narrowest is None:
-        narrowest = min(NARROWEST, panel_width(Paper(), max(map(len, names)), margins))
-    lines, is_folded = _arranged(paper, names, margins, narrowest, left_out, share_y)
-    margins = _margins_of(lines, margins, share_x, share_y) if is_folded else margins
-    heights = [height] * len(names) if isinstance(height, float | int) else list(height)
+def _page(paper: Paper, note: str, tall: float) -> Figure:
+    """Return an empty page with room for panels of so many inches above its note."""
     words = whole_note(paper, note)
     written = note_lines(paper, words) if paper.note else []
-    foot = _LINE * len(written) + _EDGE if written else 0.0
-    tall = [heights[line[0][0]] for line in lines]
-    before, after = ((margins.bottom + foot,), ()) if on_grid else ((), (margins.bottom, foot))
-    stacked = math.fsum(tall) if on_grid else sum(tall)
-    total = sum([margins.top, *before, stacked, (len(lines) - 1) * margins.down, *after])
+    total = tall + (_LINE * len(written) + _EDGE if written else 0.0)
     figure = Figure(figsize=(paper.inches, total))
     figure.set_label(words)
     for index, line in enumerate(reversed(written)):
         y = (_EDGE + _LINE * index) / total
         figure.text(_EDGE / paper.inches, y, line, fontsize=TINY, color="#555555", va="bottom")
-    every = tuple(dict.fromkeys(name for row in names for name in row))
-    figure.set_visible(not paper.panels or not set(paper.panels).isdisjoint(every))
-    columns = [max(most, *map(len, lines)) if is_folded or most else len(line) for line in lines]
-    panels = _placed(figure, lines, columns, tall, margins, share_x, share_y)
-    if on_grid:
-        _align(figure, panels, lines, columns, tall, replace(margins, bottom=margins.bottom + foot))
-    return Sheet(figure, panels, lines, is_folded, every, margins.across)
+    return figure
 
 
 def _arranged(
-    paper: Paper,
-    names: Sequence[Sequence[str]],
-    margins: Margins,
-    narrowest: float,
-    left_out: Sequence[str],
-    share_y: Share,
+    paper: Paper, names: Sequence[Sequence[str]], style: SheetStyle, left_out: Sequence[str]
 ) -> tuple[list[list[Cell]], bool]:
     """Return the places of the panels line by line, and whether they are other lines than those of the matrix."""
     cells = {name: (i, j) for i, row in enumerate(names) for j, name in enumerate(row)}
@@ -270,82 +308,44 @@ def _arranged(
         whole = [[(i, j) for j in columns] for i in rows]
     chosen = [cell for line in whole for cell in line]
     is_matrix = not picked or chosen == picked
-    if is_matrix and max(map(len, whole)) <= fitting_columns(paper, margins, narrowest):
+    if is_matrix and max(map(len, whole)) <= style.columns(paper):
         return whole, False
-    own_scales = share_y is False or (share_y == "row" and len(whole) > 1)
-    wide = replace(margins, across=max(margins.across, _INNER)) if own_scales else margins
-    most = fitting_columns(paper, wide, narrowest)
+    own_scales = style.share_y is False or (style.share_y == "row" and len(whole) > 1)
+    most = (style.but(across=max(style.across, _INNER)) if own_scales else style).columns(paper)
     chosen = picked or [(i, j) for i, j in chosen if names[i][j] not in left_out]
     if 1 < len(whole) <= most and is_matrix:
         chosen, most = sorted(chosen, key=lambda cell: (cell[1], cell[0])), len(whole)
-    return [chosen[start : start + most] for start in range(0, len(chosen), most)], True
+    return [list(line) for line in in_rows(chosen, most)], True
 
 
-def _margins_of(lines: list[list[Cell]], margins: Margins, share_x: bool, share_y: Share) -> Margins:
-    """Return margins with room for a title above every panel, and for ticks and labels between panels."""
-    inner = any(not _shares(line, at, share_y) for line in lines for at in range(1, len(line)))
+def _with_room(lines: list[list[Cell]], style: SheetStyle) -> SheetStyle:
+    """Return a style with room for a title above every panel, and for ticks and labels between panels."""
+    inner = any(not _same(line[at], line[at - 1], style) for line in lines for at in range(1, len(line)))
     ragged = any(len(line) > len(below) for line, below in pairwise(lines))
-    down = _TITLE + (_TICKS if ragged else 0.0) if share_x else _TITLE + _TICKS + _PANEL_LABEL
-    return replace(
-        margins, across=max(margins.across, _INNER) if inner else margins.across, down=max(margins.down, down)
-    )
+    down = _TITLE + (_TICKS if ragged else 0.0) if style.share_x else _TITLE + _TICKS + _PANEL_LABEL
+    return style.but(across=max(style.across, _INNER if inner else 0.0), down=max(style.down, down))
 
 
-def _shares(line: Sequence[Cell], at: int, share_y: Share) -> bool:
-    """Whether a panel has the y axis of the one at its left."""
-    return share_y == "all" or (share_y == "row" and line[at][0] == line[at - 1][0])
+def _same(cell: Cell, other: Cell, style: SheetStyle) -> bool:
+    """Whether two panels have one y axis."""
+    return style.share_y == "all" or (style.share_y == "row" and cell[0] == other[0])
 
 
 def _placed(
-    figure: Figure,
-    lines: list[list[Cell]],
-    columns: Sequence[int],
-    heights: Sequence[float],
-    margins: Margins,
-    share_x: bool,
-    share_y: Share,
-) -> dict[Cell, Axes]:
+    figure: Figure, lines: list[list[Cell]], widths: Sequence[float], heights: Sequence[float], style: SheetStyle
+) -> Iterator[tuple[Cell, Axes]]:
+    """Yield the panels line by line, with ticks where an axis is not named by the panel below or at the left."""
     page, tall, panels = figure.get_figwidth(), figure.get_figheight(), dict[Cell, Axes]()
-    top = tall - margins.top
-    for number, (line, high) in enumerate(zip(lines, heights, strict=True)):
-        width = (page - margins.left - margins.right - (columns[number] - 1) * margins.across) / columns[number]
+    top = tall - style.top
+    for line, below, width, high in zip(lines, [*lines[1:], []], widths, heights, strict=True):
         for at, cell in enumerate(line):
-            left = margins.left + at * (width + margins.across)
-            shared: dict[str, Any] = {
-                "sharex": next(iter(panels.values()), None) if share_x else None,
-                "sharey": next((ax for other, ax in panels.items() if _same(cell, other, share_y)), None),
-            }
-            ax = figure.add_axes((left / page, (top - high) / tall, width / page, high / tall), **shared)
-            below = number + 1 < len(lines) and at < len(lines[number + 1])
-            ax.tick_params(labelbottom=not (share_x and below), labelleft=not (at and _shares(line, at, share_y)))
+            left = style.left + at * (width + style.across)
+            sharex = next(iter(panels.values()), None) if style.share_x else None
+            sharey = next((ax for other, ax in panels.items() if _same(cell, other, style)), None)
+            box = (left / page, (top - high) / tall, width / page, high / tall)
+            ax = figure.add_axes(box, sharex=sharex, sharey=sharey)
+            named = not (style.share_x and at < len(below)), not (at and _same(cell, line[at - 1], style))
+            ax.tick_params(labelbottom=named[0], labelleft=named[1])
             panels[cell] = ax
-        top -= high + margins.down
-    return panels
-
-
-def _align(
-    figure: Figure,
-    panels: dict[Cell, Axes],
-    lines: list[list[Cell]],
-    columns: Sequence[int],
-    heights: Sequence[float],
-    margins: Margins,
-) -> None:
-    page, tall, mean = figure.get_figwidth(), figure.get_figheight(), math.fsum(heights) / len(heights)
-    edges: dict[str, float] = {
-        "left": margins.left / page,
-        "right": 1 - margins.right / page,
-        "top": 1 - margins.top / tall,
-        "bottom": margins.bottom / tall,
-        "hspace": margins.down / mean,
-    }
-    ratios = heights if len(set(heights)) > 1 else None
-    for number, (line, count) in enumerate(zip(lines, columns, strict=True)):
-        width = (page - margins.left - margins.right - (count - 1) * margins.across) / count
-        grid = figure.add_gridspec(len(lines), count, wspace=margins.across / width, height_ratios=ratios, **edges)
-        for at, cell in enumerate(line):
-            panels[cell].set_subplotspec(grid[number, at])
-
-
-def _same(cell: Cell, other: Cell, share_y: Share) -> bool:
-    return share_y == "all" or (share_y == "row" and cell[0] == other[0])
+            yield cell, ax
+        top -= high + style.down

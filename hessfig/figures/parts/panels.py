@@ -13,8 +13,9 @@ from matplotlib.axes import Axes
 from hessfig.analysis.axis import SIGMA, Axis, X
 from hessfig.analysis.intervals import band, student_interval
 from hessfig.analysis.slopes.printed import Window, as_window, within
+from hessfig.figures.parts.colours import GUIDE
+from hessfig.figures.parts.lettering import BACKING, TINY, width_of
 from hessfig.figures.parts.measured import Measured
-from hessfig.figures.parts.page import BACKING, GUIDE, TINY, width_of
 from hessfig.figures.parts.panel_sheet import width_in
 from hessfig.figures.parts.ticks import SUPERSCRIPTS, between_decades, set_decades
 from hessfig.predictions.growth_rates import Prediction
@@ -42,6 +43,12 @@ def draw_errors(ax: Axes, drawn: pd.DataFrame, *, colour: Any, **line: Any) -> N
     known = drawn[drawn["sem"] > 0]
     ends = band(known["mean"], known["sem"], known["count"], logs=ax.get_yscale() == "log")
     draw_mean(ax, drawn[X], drawn["mean"], (known[X], *ends), colour=colour, alpha=0.25, **line)
+
+
+def reach(points: pd.DataFrame, *, logs: bool) -> np.ndarray:
+    """Return (2, points): how far the 95 % interval of each mean reaches down and up; nan for a single seed."""
+    ends = np.array(band(points["mean"], points["sem"], points["count"], logs=logs))
+    return np.abs(ends - points["mean"].to_numpy())
 
 
 def seed_means(rows: pd.DataFrame, by: Sequence[str], name: str = "value", *, logs: bool = False) -> pd.DataFrame:
@@ -182,19 +189,10 @@ def mark_one(ax: Axes, axis: Axis = SIGMA) -> None:
 def corner(ax: Axes, words: str, where: str, *, colour: str = "black", right: float = 0.97) -> None:
     """Write words into a corner: 'upper left', 'lower right', ... (which ends at the share `right` of the panel)."""
     vertical, horizontal = where.split()
-    x, y = {"left": 0.03, "right": right}[horizontal], {"upper": 0.97, "lower": 0.04}[vertical]
-    ax.text(
-        x,
-        y,
-        words,
-        transform=ax.transAxes,
-        ha=horizontal,
-        va={"upper": "top", "lower": "bottom"}[vertical],
-        color=colour,
-        fontsize=TINY,
-        bbox=BACKING,
-        linespacing=1.15,
-    )
+    x = {"left": 0.03, "right": right}[horizontal]
+    y, va = {"upper": (0.97, "top"), "lower": (0.04, "bottom")}[vertical]
+    style: dict[str, Any] = {"color": colour, "fontsize": TINY, "bbox": BACKING, "linespacing": 1.15}
+    ax.text(x, y, words, transform=ax.transAxes, ha=horizontal, va=va, **style)
 
 
 def beside_one(ax: Axes, words: Sequence[str], axis: Axis = SIGMA, *, at: str = "lower") -> None:

@@ -9,8 +9,9 @@ import pandas as pd
 
 from hessfig.analysis.slopes.fit import ARITHMETIC, MIN_POINTS
 from hessfig.analysis.slopes.printed import Window, as_window, label
-from hessfig.figures.parts.measured import LEVEL, Measured, in_digits, windows_in_words
+from hessfig.figures.parts.measured import LEVEL, Measured, windows_in_words
 from hessfig.figures.parts.panels import fitted, positive, why_empty
+from hessfig.figures.parts.ticks import SUPERSCRIPTS
 
 DAGGER = "†"  # a slope on another window than the first, which the note names
 
@@ -21,11 +22,11 @@ def how(measured: Measured) -> str:
         means = "arithmetic" if measured.average == ARITHMETIC else "geometric"
         windows = windows_in_words(measured.windows, measured.axis)
         return f"{measured.how()} Levels: {means} mean over {windows}; ± standard error over seeds."
-    other = next(
-        (window for window in map(window_of, rows_of(measured.telling_slopes())) if window != measured.windows[0]), None
-    )
-    dagger = f" {DAGGER}: {label(other, measured.axis.symbol)}." if other and len(measured.layers()) > 1 else ""
-    layers = " Beside powers: their layers." if len(measured.layers()) > 1 else ""
+    layers = dagger = ""
+    if len(measured.layers()) > 1:
+        others = [one for one in map(window_of, rows_of(measured.telling_slopes())) if one != measured.windows[0]]
+        dagger = f" {DAGGER}: {label(others[0], measured.axis.symbol)}." if others else ""
+        layers = " Beside powers: their layers."
     return f"{measured.how()} {slope_words(measured)}{dagger}{layers}"
 
 
@@ -56,7 +57,7 @@ def layer_words(measured: Measured, layer: int) -> str:
         return f"{layer}: {why_empty(measured)}"
     telling = measured.levels if measured.said == LEVEL else measured.telling_slopes()
     row = rows_of(telling)[0]
-    return f"{layer}: {number_of(row, measured)}{DAGGER * (window_of(row) != measured.windows[0])}"
+    return f"{layer}: {number_of(row, measured)}{'' if window_of(row) == measured.windows[0] else DAGGER}"
 
 
 def number_of(row: Any, measured: Measured) -> str:
@@ -64,6 +65,19 @@ def number_of(row: Any, measured: Measured) -> str:
     if measured.said == LEVEL:
         return in_digits(row.level, row.level_se)
     return fitted(row.slope, row.slope_se)
+
+
+def in_digits(value: float, error: float) -> str:
+    """Return 'value ± error' with as many digits as the error has two of, and one power of ten for both."""
+    if not math.isfinite(value):
+        return "not known"
+    scale = math.floor(math.log10(abs(value))) if value else 0
+    shown = 0 if -2 <= scale <= 2 else scale
+    value, error = value / 10**shown, error / 10**shown
+    known = math.isfinite(error) and error > 0
+    digits = min(max(1 - math.floor(math.log10(error)), 0), 4) if known else 2
+    words = f"{value:.{digits}f}" + (f" ± {error:.{digits}f}" if known else "")
+    return (f"({words})·10{str(shown).translate(SUPERSCRIPTS)}" if shown else words).replace("-", "−")
 
 
 def window_of(row: Any) -> Window:

@@ -1,0 +1,156 @@
+"""What is asked of a figure, the sweep that it is drawn from, and what its layout requires of that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from hessfig.analysis.manifest import Run, read_run
+from hessfig.analysis.slopes.fit import ARITHMETIC, RESAMPLES
+from hessfig.analysis.slopes.printed import Window
+from hessfig.errors import UserError, did_you_mean, run_command
+from hessfig.figures.parts.page import Paper
+from hessfig.record import FROBENIUS
+
+
+@dataclass(frozen=True)
+class FigureSpec:
+    """A figure's name, the sweep it draws, its layout (see sheets.LAYOUTS), how slopes are fitted, and options.
+
+    `x`, `colour` and `dashes` name sigma, step, layer, num_layers, part or a varied setting. `seed` is that of the
+    bootstrap (None: the first seed of the run, as in slopes.csv). `preset` is the shipped sweep whose network and task
+    these are, whose published slopes are told, "" for others. `paper`: width, note, formats, panels and style, which
+    panel_sheet and save_page obey for every layout.
+    """
+
+    name: str
+    sweep: str
+    layout: str
+    windows: Sequence[Window] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    average: str = ARITHMETIC
+    x: str | None = None
+    colour: str | None = None
+    dashes: str | None = None
+    seed: int | None = None
+    resamples: int = RESAMPLES
+    preset: str = ""
+    paper: Paper = field(default_factory=Paper)
+
+    @property
+    def quantity(self) -> str:
+        """The quantity to draw, frobenius unless told otherwise (figure.options.quantity)."""
+        return str(self.options.get("quantity", FROBENIUS))
+
+    @property
+    def index(self) -> int | None:
+        """Which of a quantity's several values to draw (figure.options.index); None: the first."""
+        wanted = self.number("index")
+        return None if wanted is None else int(wanted)
+
+    def number(self, key: str) -> float | None:
+        """Return an option that is a number, or None. Raises UserError for anything else."""
+        value = self.options.get(key)
+        return None if value is None else self._as_number(key, value)
+
+    def numbers(self, key: str) -> list[float] | None:
+        """Return an option that is a list of positive numbers, or None. Raises UserError for anything else."""
+        values = self.options.get(key)
+        if values is None:
+            return None
+        found = [self._as_number(key, value) for value in (values if isinstance(values, list) else [values])]
+        if not all(value > 0 for value in found):
+            raise _bad_option(key, values, "numbers > 0", f"for example 'figure.options.{key}=[0.1,1]'")
+        return found
+
+    def words(self, key: str) -> list[str] | None:
+        """Return an option that is one text or a list of texts, or None."""
+        values = self.options.get(key)
+        if values is None:
+            return None
+        return [str(value) for value in (values if isinstance(values, list | tuple) else [values])]
+
+    def choice(self, key: str, choices: Sequence[str], default: str) -> str:
+        """Return an option that is one of `choices`. Raises UserError for anything else."""
+        value = str(self.options.get(key, default))
+        if value not in choices:
+            example = f"for example figure.options.{key}={next(iter(choices))}"
+            raise _bad_option(key, value, ", ".join(choices), did_you_mean(value, choices) or example)
+        return value
+
+    def _as_number(self, key: str, value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise _bad_option(key, value, "a number", f"for example figure.options.{key}=1")
+        return float(value)
+
+
+def _bad_option(key: str, value: Any, allowed: str, remedy: str) -> UserError:
+    return UserError(f"figure.options.{key}", got=value, allowed=allowed, remedy=remedy)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A sweep's folder; its table and manifest are read when they are first needed."""
+
+    folder: Path
+
+    @cached_property
+    def run(self) -> Run:
+        """The sweep. Raises UserError when it was not run, or its table is bad."""
+        return read_run(self.folder)
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """The sweep's table."""
+        return self.run.table
+
+
+@dataclass(frozen=True)
+class Requires:
+    """What a layout requires of a table: finite numbers of the quantity `name`, in rows of one of the `quantities`.
+
+    `quantities` is `name` itself by default, or follows from the figure's options. `sweep` is the shipped one that
+    measures it (by default the command of the same sweep is told, with this quantity), `what` the numbers in words.
+    """
+
+    name: str
+    quantities: Collection[str] | Callable[[FigureSpec], Collection[str]] = ()
+    sweep: str = ""
+    what: str = ""
+
+    def check(self, spec: FigureSpec, source: Source) -> None:
+        """Raise UserError when the table of a sweep lacks what is required."""
+        wanted = self.quantities(spec) if callable(self.quantities) else self.quantities or (self.name,)
+        table = source.table
+        if not (table["quantity"].isin(wanted) & np.isfinite(table["value"])).any():
+            lacks = f": the table has no {self.what}" if self.what else f" draws {self.name}, and the table has none"
+            again = f"{run_command(source.folder)} 'quantities=[{self.name}]'"
+            raise UserError(
+                f"figure.layout={spec.layout}{lacks}",
+                got=", ".join(table["quantity"].unique()),
+                allowed=f"a sweep with quantities=[{self.name}]",
+                remedy=f"hessfig run sweep={self.sweep}" if self.sweep else again,
+            )
+
+
+class RequiresSteps(Requires):
+    """Numbers at steps of a training."""
+
+    def check(self, spec: FigureSpec, source: Source) -> None:
+        """Raise UserError when no number of the table has a step."""
+        if source.table["step"].isna().all():
+            raise UserError(
+                f"{source.table['sweep'].iloc[0]}: no number of this table has a step",
+                got="initialised or loaded states",
+                allowed="a sweep along a training",
+                remedy="hessfig run sweep=training",
+            )
+
+
+STEPS = RequiresSteps("steps")

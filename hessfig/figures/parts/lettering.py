@@ -1,0 +1,57 @@
+"""Lettering: sizes of type, and how wide words are in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.backends.backend_agg import RendererAgg
+from matplotlib.cbook import is_math_text
+from matplotlib.font_manager import FontProperties
+
+SMALLEST, LARGEST = 7.0, 9.0  # points: nothing is set smaller, whatever a style asks for
+SMALL = TINY = SMALLEST  # points: ticks, legends and words in panels
+BACKING = {"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.8}  # behind words on lines
+_DOTS = 300  # per inch, at which words are measured
+
+
+def points(key: str) -> float:
+    """Return a size of the present type, such as axes.titlesize, in points."""
+    sizes: Any = mpl.rcParams
+    return float(FontProperties(size=sizes[key]).get_size_in_points())
+
+
+def width_of(words: str, size: float = TINY) -> float:
+    """Return how many inches the widest line of some words takes in the present type, `size` in points."""
+    family = tuple(mpl.rcParams["font.family"])
+    return max((_width(line, size, family) for line in words.split("\n")), default=0.0)
+
+
+def fitting(candidates: Sequence[str], room: float, size: float = TINY) -> str:
+    """Return the first of some words that fit into `room` inches; else the last, cut in its middle if plain."""
+    for words in candidates:
+        if width_of(words, size) <= room:
+            return words
+    words = candidates[-1]
+    if is_math_text(words):
+        return words
+    keep = next((n for n in range(len(words) - 1, 2, -1) if width_of(_cut(words, n), size) <= room), 2)
+    return _cut(words, keep)
+
+
+@cache
+def _renderer() -> RendererAgg:
+    return RendererAgg(1, 1, _DOTS)
+
+
+@cache
+def _width(line: str, size: float, family: tuple[str, ...]) -> float:
+    letters = FontProperties(family=list(family), size=size)
+    width, *_ = _renderer().get_text_width_height_descent(line, letters, is_math_text(line))
+    return float(width) / _DOTS
+
+
+def _cut(words: str, keep: int) -> str:
+    return f"{words[: (keep + 1) // 2]}…{words[len(words) - keep // 2 :]}"

@@ -1,0 +1,90 @@
+"""Rows of a table: of one network, part or block, at one place on the axis, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pandas as pd
+
+from hessfig.analysis.axis import Axis, X
+from hessfig.figures.parts.saving import page_suffix
+from hessfig.record import LEFT_OUT, NETWORK
+from hessfig.terms import Part, name_order
+
+Network = tuple[str, int]  # variant and number of layers
+BlockKey = tuple[str, str, str]
+BLOCK_KEY = ["row", "col", "across"]
+
+
+def where(frame: pd.DataFrame, **choice: object) -> pd.DataFrame:
+    """Return the rows with these values in their columns, e.g. where(table, part="H", layer=1)."""
+    return frame[np.logical_and.reduce([frame[column].to_numpy() == value for column, value in choice.items()])]
+
+
+def networks_of(frame: pd.DataFrame) -> list[Network]:
+    """Return every network, in reading order."""
+    return list(frame[NETWORK].drop_duplicates().itertuples(index=False, name=None))
+
+
+def by_network(frame: pd.DataFrame) -> Iterator[tuple[str, Network, pd.DataFrame]]:
+    """Yield the suffix of its page, the network and its rows for every network."""
+    networks = networks_of(frame)
+    for variant, depth in networks:
+        rows = where(frame, variant=variant, num_layers=depth)
+        yield page_suffix(variant, depth, networks), (variant, depth), rows
+
+
+def by_part(frame: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Yield the suffix of its page and its rows for every part of the Hessian."""
+    parts = [part for part in ("", *Part) if part in set(frame["part"])]
+    for part in parts:
+        yield f"_{part}" if len(parts) > 1 else "", where(frame, part=part)
+
+
+def counted(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows that count."""
+    return table[~table["status"].isin(LEFT_OUT)]
+
+
+def at_one_place(curves: pd.DataFrame, wanted: float | None, axis: Axis) -> tuple[pd.DataFrame, str]:
+    """Return the points nearest to the place `wanted`, and the words for it; all of them where there is no place.
+
+    By default it is sigma = 1, or the end of another axis.
+    """
+    places = np.sort(curves[X].dropna().unique())
+    if not places.size:
+        return curves, ""
+    target = wanted if wanted is not None else 1.0 if axis.is_sigma else float(places[-1])
+    logarithmic = target > 0 and places[0] > 0
+    distance = np.abs(np.log(places / target)) if logarithmic else np.abs(places - target)
+    place = float(places[distance.argmin()])
+    return curves[curves[X] == place], f"{axis.symbol} = {place:{'.2g' if axis.is_sigma else 'g'}}"
+
+
+def as_written(frame: pd.DataFrame, axis: Axis) -> pd.DataFrame:
+    """Return drawn numbers with their places in a column of the axis' own name."""
+    return frame.drop(columns=axis.name, errors="ignore").rename(columns={X: axis.name})
+
+
+def with_pairs(curves: pd.DataFrame) -> pd.DataFrame:
+    """Return the points with a column `across`: the layers of a pair across layers, which is a block of its own."""
+    pairs = curves["row_layer"].astype(str) + "," + curves["layer"].astype(str)
+    return curves.assign(across=pairs.where(curves["row_layer"] != curves["layer"], "")).reset_index(drop=True)
+
+
+def blocks_in_order(curves: pd.DataFrame) -> list[BlockKey]:
+    """Return (row, col, across) of every block, in the order of the weights."""
+    found = list(curves[BLOCK_KEY].drop_duplicates().itertuples(index=False, name=None))
+    rank = name_order([name for row, col, _ in found for name in (row, col)])
+    return sorted(found, key=lambda key: (rank(key[0]), rank(key[1]), key[2]))
+
+
+def in_order(names: pd.Series) -> list[str]:
+    """Return the different names: the paper's weights as they are listed, others as they come, then groups."""
+    return sorted(names.unique(), key=name_order(names.unique()))
+
+
+def parts_of(frame: pd.DataFrame) -> list[Part]:
+    """Return the measured parts in the order H_o, H_f, H."""
+    return [part for part in Part if part in set(frame["part"])]

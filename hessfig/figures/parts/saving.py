@@ -1,0 +1,126 @@
+"""Saving: what is written of a page, under which name, and what tells the pages of several networks apart."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path, PurePath
+from typing import Any
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from hessfig.analysis.axis import as_variant, last_word, settings_of, short_variant
+from hessfig.errors import UserError, did_you_mean
+from hessfig.figures.parts.page import FORMATS, Paper
+from hessfig.figures.parts.panel_sheet import Page
+from hessfig.figures.parts.relabelled import page_box, relabel
+from hessfig.files import write_bytes
+from hessfig.register import publish
+
+# No dates and no version of the drawing library: they would change the bytes from run to run.
+_FORMATS: dict[str, dict[str, Any]] = {
+    "pdf": {"CreationDate": None, "ModDate": None, "Producer": None, "Creator": "hessfig"},
+    "png": {"Software": None},
+    "svg": {"Date": None, "Creator": "hessfig"},
+}
+
+_UNSAFE = re.compile(r"[^A-Za-z0-9._=-]")
+_LONGEST = 120
+
+
+def save_sheets(pages: Iterable[Page], folder: Path, name: str, paper: Paper) -> list[Path]:
+    """Write every sheet of a figure by save_page; return the paths.
+
+    Raises UserError, before anything is written, for panels that no sheet has.
+    """
+    if paper.panels:
+        pages = list(pages)  # what panels there are is known when all sheets are laid out
+        _check_panels(paper.panels, list(dict.fromkeys(panel for page in pages for panel in page.panels)))
+    return [path for page in pages for path in save_page(page, folder, name, paper)]
+
+
+def _check_panels(asked: Sequence[str], offered: Sequence[str]) -> None:
+    for name in asked:
+        if name not in offered:
+            raise UserError(
+                f"figure.panels: there is no panel {name!r}"
+                if offered
+                else "figure.panels: no panel can be picked here",
+                got=name,
+                allowed=", ".join(offered) or "the whole figure",
+                remedy=did_you_mean(name, offered)
+                or (f"for example figure.panels=[{offered[0]}]" if offered else "leave it out"),
+            )
+
+
+def save_page(page: Page, folder: Path, name: str, paper: Paper) -> list[Path]:
+    """Write folder/fig<name><suffix>.{pdf,png,svg,csv}, all or none; return the paths. Call it inside `styled()`.
+
+    The formats are the paper's; the note that a paper leaves out is written to .txt. A sheet without any of the panels
+    that the paper asks for is left out. Names are made of plain characters: nothing leads out of `folder`.
+    """
+    if not page.figure.get_visible():
+        return []
+    stem = file_words(f"fig{name}{page.suffix}")
+    relabel(page.figure, **paper.labels)
+    files: dict[Path, str | bytes] = {**_pictures(page.figure, folder / stem, paper.formats)}
+    if not paper.note and page.figure.get_label():
+        files[folder / f"{stem}.txt"] = f"{page.figure.get_label()}\n"
+    files[folder / f"{stem}.csv"] = page.numbers.to_csv(index=False, float_format="%.10g", lineterminator="\n")
+    return publish(files, "figure")
+
+
+def save_figure(figure: Figure, folder: Path, stem: str, formats: Sequence[str] = FORMATS) -> list[Path]:
+    """Write folder/<stem>.{pdf,png,svg}, in the formats named; return the paths. Call it inside `styled()`."""
+    return [write_bytes(path, content) for path, content in _pictures(figure, folder / stem, formats).items()]
+
+
+def file_words(text: str) -> str:
+    """Return `text` with every character that is not a letter, digit or one of ._=- as _, cut if very long."""
+    words = _UNSAFE.sub("_", text)
+    return words if len(words) <= _LONGEST else f"{words[:100]}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def page_suffix(variant: str, num_layers: int, networks: list[tuple[str, int]]) -> str:
+    """Return what tells this network's file name from the others': the variant's values, the depth."""
+    variants = list(dict.fromkeys(name for name, _ in networks))
+    several_depths = len({depth for _, depth in networks}) > 1
+    words = f"_{_distinct(variant, variants)}" if len(variants) > 1 else ""
+    return words + (f"_depth{num_layers}" if several_depths else "")
+
+
+def panel_names(networks: list[tuple[str, int]]) -> list[str]:
+    """Return a name for the panels of each network: what its file would be called, 'network' for a single one."""
+    return [page_suffix(*one, networks).lstrip("_") or "network" for one in networks]
+
+
+def variant_names(variants: Sequence[str]) -> list[str]:
+    """Return a name for the panels of each variant."""
+    return panel_names([(variant, 0) for variant in variants])
+
+
+def _pictures(figure: Figure, path: Path, formats: Sequence[str]) -> dict[Path, bytes]:
+    FigureCanvasAgg(figure)
+    return {path.with_name(f"{path.name}.{kind}"): _drawn_as(kind, figure) for kind in _FORMATS if kind in formats}
+
+
+def _drawn_as(kind: str, figure: Figure) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=kind, metadata=_FORMATS[kind], bbox_inches=page_box(figure))
+    return buffer.getvalue()
+
+
+def _distinct(variant: str, variants: list[str]) -> str:
+    """Return a variant's words, with a number where another variant has the same ones."""
+    words = _words(variant)
+    same = [other for other in variants if _words(other) == words]
+    return words if len(same) == 1 else f"{words}_{same.index(variant) + 1}"
+
+
+def _words(variant: str) -> str:
+    settings = settings_of(variant)
+    named = {key: PurePath(value).name if last_word(key) == "path" else value for key, value in settings.items()}
+    return file_words(short_variant(as_variant(named)).replace("=", "_")) or "plain"
