@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -28,13 +27,16 @@ from hessfig.measurements.quantity import At, Measured, asked_of, check_served
 from hessfig.measurements.requirements import check_parts
 from hessfig.models.blocks import blocks_of
 from hessfig.record import COLUMNS, Status
-from hessfig.terms import Block, Part
+from hessfig.terms import OF_THE_BLOCK, Approximation, Block, Part
 
 if TYPE_CHECKING:
     import pandas as pd
     import torch
     from torch import Tensor, nn
 
+    from hessfig.config import ApproximationConfig
+    from hessfig.curvature.approximations.approximated_block import ApproximatedBlock
+    from hessfig.curvature.block_operator import BlockOperator
     from hessfig.curvature.problem import Problem as Measurable
     from hessfig.models.protocol import Drawn, Layout
 
@@ -215,6 +217,112 @@ class Problem:
         real = one_of("dtype", dtype, DType)
         return foreign(self.network, self.inputs, self.targets, self.loss, self.weights, self.outputs, dtype=real)
 
+    def operator(
+        self, block: str | Sequence[str], part: str = "H", *, dtype: str = "float64", device: str = "cpu"
+    ) -> BlockOperator:
+        """Return one block of H, H_o or H_f as an operator, by the products of hessfig.measure.
+
+        Parameters
+        ----------
+        block : str or (row, column)
+            One weight, group or pair as in hessfig.measure: "W_V@2", ("W_Q", "W_V"), "all" for the whole network.
+        part : str
+            "H", "H_o" or "H_f".
+        dtype, device : str
+            Of the products.
+
+        Returns
+        -------
+        hessfig.curvature.BlockOperator
+            It holds copies of network and data, so that it stays what it is when a training goes on.
+
+        Raises
+        ------
+        UserError
+            For a block or part that there is not, and for names that stand for several blocks.
+        """
+        from hessfig.curvature.block_operator import BlockOperator
+        from hessfig.curvature.routes import Engines
+
+        config, problem, one = self._single(block, part, ["frobenius"], dtype, device)
+        engines = Engines(problem, config.model, config.estimator.products)
+        return BlockOperator(problem, one, config.parts[0], lambda of: engines.column(of.layer, of.col, [of]))
+
+    def approximation(
+        self, name: str, block: str, part: str = "H", *, rank: int = 3, seed: int = 0
+    ) -> ApproximatedBlock:
+        """Return an approximation of a diagonal block as an operator: K-FAC, Shampoo, a Fisher matrix and others.
+
+        Parameters
+        ----------
+        name : str
+            One of hessfig.terms.Approximation (docs/approximations.md).
+        block : str
+            A weight, or "all", as in `operator`.
+        part : str
+            What is approximated by those that are made from the block itself (diagonal, soap, kfoc, kronecker_sum,
+            block_diagonal, layer_diagonal); the others are what they are.
+        rank : int
+            Kronecker products in kronecker_sum.
+        seed : int
+            Of the labels that sampled_fisher draws.
+
+        Returns
+        -------
+        hessfig.curvature.ApproximatedBlock
+
+        Raises
+        ------
+        UserError
+            For a name that the block cannot have.
+        """
+        from hessfig.config import ApproximationConfig
+        from hessfig.curvature.approximations.approximated_block import ApproximatedBlock
+        from hessfig.curvature.batched import undisturbed
+        from hessfig.curvature.block_operator import Entries
+        from hessfig.measurements.approximations import approximation_of
+
+        names = [Approximation(one_of("name", name, Approximation))]
+        chosen = ApproximationConfig(names=names, rank=_whole("rank", rank, least=1, most=64, example=3))
+        config, problem, one = self._single(block, part, ["approximations"], "float64", "cpu", chosen, seed)
+        request = asked_of(quantity("approximations"), [one], At(config, seed=config.first_seed))
+        with undisturbed(problem):
+            product = approximation_of(problem, request)
+        return ApproximatedBlock(name, one, product, Entries(problem, one.layer, one.col))
+
+    def _single(
+        self,
+        block: Any,
+        part: str,
+        quantities: list[str],
+        dtype: str,
+        device: str,
+        chosen: ApproximationConfig | None = None,
+        seed: int = 0,
+    ) -> tuple[Config, Measurable, Block]:
+        """Return settings, a copy of the problem, and the one block that is named. Raises UserError for several."""
+        from hessfig.curvature.double_backward import differentiating
+        from hessfig.curvature.problem import Problem as Measurable
+        from hessfig.models.own_network import copied
+
+        entry = [tuple(block) if isinstance(block, list) else block]
+        is_dense = chosen is not None and {*chosen.names} & {*OF_THE_BLOCK}
+        config = config_of(entry, [part], quantities, "dense" if is_dense else "auto", 20, None, seed, dtype)
+        config = config if chosen is None else replace(config, approximation=chosen)
+        place = device_of(device)
+        with differentiating():
+            problem = copied(Measurable.of(self.drawn(config.dtype)), "the network").on(place)
+            config = with_parts(config, problem, part)
+            found = blocks_asked(config, problem.layout)
+        if len(found) > 1:
+            raise UserError(
+                "operator: this name stands for several blocks",
+                got=plain(repr(block)),
+                allowed=first_few([f"{one.col}@{one.layer}" for one in found]),
+                remedy=f"for example {found[-1].col}@{found[-1].layer}",
+            )
+        return config, problem, found[0]
+
     def _repr_html_(self) -> str:
         from hessfig.analysis.shown_tables import described_html
 
@@ -245,7 +353,8 @@ def measure(
 
     problem     a hessfig.Problem
     blocks      "each" (the diagonal block of every weight), "all" (every pair of weights), one name, or a list of
-                names, groups and (row, column) pairs; in a list the name "all" is the whole network
+                names, groups and (row, column) pairs; in a list the name "all" is the whole network, and a pattern
+                ("*.attn.*") every weight that it matches
     parts       "H", "H_o" (Gauss-Newton part), "H_f" (functional part; H = H_o + H_f, eq. 2), or a list. None: all
                 three if the loss is convex in the network's outputs, else H alone
     quantities  a name or a list of names from hessfig.measurements.catalogue; a trace has diagonal blocks only
@@ -264,11 +373,9 @@ def measure(
     cannot be computed and a slower route is used (large networks with LayerNorm or SiLU: see docs/own-model.md), if
     no parameter reaches the outputs, and if numbers are not finite: these have the status `nonfinite` and error nan.
     """
-    import torch
-
-    from hessfig.curvature.batched import is_small
+    from hessfig.curvature.batched import undisturbed
+    from hessfig.curvature.double_backward import differentiating
     from hessfig.curvature.problem import Problem as Measurable
-    from hessfig.rng import one_thread
 
     if not isinstance(problem, Problem):
         raise UserError(
@@ -282,12 +389,12 @@ def measure(
         blocks, ALL_PARTS if parts is None else parts, quantities, estimator, num_probes, spectrum, seed, dtype
     )
     names = config.quantities
-    with torch.inference_mode(False), torch.autocast("cpu", enabled=False), torch.enable_grad():
-        drawn = problem.drawn(config.dtype)  # refuses what is no network
-        with one_thread() if is_small(drawn.network) else nullcontext():
-            config = with_parts(config, Measurable.of(drawn), parts)
-            blocks_there = blocks_asked(config, drawn.layout)
-            measurable = Measurable.of(drawn).on(place)
+    with differentiating():
+        found_problem = Measurable.of(problem.drawn(config.dtype))  # refuses what is no network
+        with undisturbed(found_problem):
+            config = with_parts(config, found_problem, parts)
+            blocks_there = blocks_asked(config, found_problem.layout)
+            measurable = found_problem.on(place)
             at = At(config, seed=config.first_seed)
             asked = {name: asked_of(quantity(name), blocks_there, at) for name in names}
             found = {name: quantity(name).measured(measurable, request) for name, request in asked.items()}

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, combinations
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,7 @@ from hessfig.rng import one_thread
 from hessfig.tasks.batch import Batch
 from hessfig.tasks.losses import LOSSES, batch_weights
 
+Held = TypeVar("Held")
 Pair = tuple[Weight, Weight]
 _AT = "@"
 _MOST_LAYER = 10_000  # as model.n_layers
@@ -241,8 +242,8 @@ def _cast(module: nn.Module, real: torch.dtype, what: str) -> nn.Module:
     return copied(module, what).to(real)
 
 
-def copied(module: nn.Module, what: str) -> nn.Module:
-    """Return a copy of a module of the user's own. Raises UserError for one that cannot be copied."""
+def copied(module: Held, what: str) -> Held:
+    """Return a copy of a module of the user's own, or of what holds one. Raises UserError where it cannot be copied."""
     try:
         return copy.deepcopy(module)
     except Exception as error:
@@ -317,7 +318,12 @@ def _batches(inputs: Any, targets: Any, real: torch.dtype) -> list[Batch]:
     for name, side in (("inputs", xs), ("targets", ys)):
         for tensor in side:
             check_tensor(name, tensor)
-    return [Batch(_typed(x, real), _typed(y, real), slice(None)) for x, y in zip(xs, ys, strict=True)]
+    return [Batch(_typed(x, real), _typed(y, real), _every_position(x)) for x, y in zip(xs, ys, strict=True)]
+
+
+def _every_position(inputs: Tensor) -> slice:
+    """Return the scored positions of a network that is cut at its layers: all; others return what is scored."""
+    return slice(0, inputs.shape[1]) if inputs.ndim > 1 else slice(None)
 
 
 def _typed(tensor: Tensor, real: torch.dtype) -> Tensor:
