@@ -4,16 +4,32 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hessfig.arguments import Measure
     from hessfig.cli.predict import predict
+    from hessfig.curvature.block_operator import BlockOperator
     from hessfig.interface import Problem, measure
     from hessfig.monitor import Monitor
     from hessfig.sessions import Run, plot, read, run
 
-__all__ = ["Monitor", "Problem", "Run", "__version__", "measure", "plot", "predict", "read", "run"]
+__all__ = [
+    "BlockOperator",
+    "Measure",
+    "Monitor",
+    "Problem",
+    "Run",
+    "__version__",
+    "measure",
+    "plot",
+    "predict",
+    "read",
+    "run",
+]
 __version__ = "0.2.0"
 _HOMES = {
     **dict.fromkeys(("Problem", "measure"), "hessfig.interface"),
     **dict.fromkeys(("Run", "plot", "read", "run"), "hessfig.sessions"),
+    "Measure": "hessfig.arguments",
+    "BlockOperator": "hessfig.curvature.block_operator",
     "Monitor": "hessfig.monitor",
     "predict": "hessfig.cli.predict",
 }

@@ -2,168 +2,31 @@
 
 from __future__ import annotations
 
-import operator
+import copy
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from hessfig.config import (
-    Config,
-    Data,
-    DType,
-    EstimatorConfig,
-    Kind,
-    Method,
-    ModelConfig,
-    Probes,
-    Ray,
-    SpectrumConfig,
-    TaskConfig,
-)
-from hessfig.errors import UserError, did_you_mean, first_few, plain
+from hessfig.arguments import Measure, Spec, device_of, one_of, whole
+from hessfig.config import Config, DType, Ray
+from hessfig.errors import UserError, first_few, plain
 from hessfig.measurements.catalogue import quantity
 from hessfig.measurements.quantity import At, Measured, asked_of, check_served
 from hessfig.measurements.requirements import check_parts
 from hessfig.models.blocks import blocks_of
 from hessfig.record import COLUMNS, Status
-from hessfig.terms import NUMBERS_OF_APPROXIMATIONS, Approximation, Block, Part
+from hessfig.terms import NUMBERS_OF_APPROXIMATIONS, OF_THE_BLOCK, Approximation, Block, Part
 
 if TYPE_CHECKING:
     import pandas as pd
-    import torch
     from torch import Tensor, nn
 
+    from hessfig.config import ApproximationConfig
+    from hessfig.curvature.approximations.approximated_block import ApproximatedBlock
+    from hessfig.curvature.block_operator import BlockOperator
     from hessfig.curvature.problem import Problem as Measurable
     from hessfig.models.protocol import Drawn, Layout
-
-
-ALL_PARTS = ("H", "H_o", "H_f")
-_EXAMPLES = {
-    "blocks": 'blocks=["W_V", ("W_Q", "W_V"), "all"]',
-    "parts": 'parts=["H", "H_o"]',
-    "quantities": 'quantities=["frobenius", "trace"]',
-    "spectrum": 'spectrum={"k": 3, "steps": 80}',
-    "estimator": 'estimator="auto"',
-    "dtype": 'dtype="float64"',
-}
-
-
-def config_of(
-    blocks: Any, parts: Any, quantities: Any, estimator: Any, num_probes: Any, spectrum: Any, seed: Any, dtype: Any
-) -> Config:
-    """Return the arguments of hessfig.measure as settings. Raises UserError for the first that does not fit."""
-    from hessfig.config.checks import LARGEST_SEED, check
-    from hessfig.config.science import MOST_PROBES
-    from hessfig.measurements.catalogue import quantities as known
-
-    config = Config(
-        task=TaskConfig(data=Data.python),
-        model=ModelConfig(kind=Kind.python),
-        estimator=EstimatorConfig(
-            method=Method(one_of("estimator", estimator, Method)),
-            num_probes=_whole("num_probes", num_probes, least=1, most=MOST_PROBES, example=20),
-        ),
-        spectrum=_spectrum(spectrum),
-        blocks=_blocks(blocks),
-        parts=[Part(part) for part in _listed("parts", parts, Part)],
-        quantities=_listed("quantities", quantities, known(), own=True),
-        first_seed=_whole("seed", seed, least=0, most=LARGEST_SEED, example=0),
-        seeds=1,
-        dtype=DType(one_of("dtype", dtype, DType)),
-    )
-    check(config)
-    return config
-
-
-def _listed(key: str, given: Any, choices: Iterable[str], *, own: bool = False) -> list[str]:
-    """Return one or several words as a list: of `choices`, or (`own`) names of which others tell what they are."""
-    words = [given] if isinstance(given, str) else given
-    if not isinstance(words, list | tuple) or not words or not all(isinstance(word, str) for word in words):
-        raise _refusal(f"{key}: a name, or a list of names", given, ", ".join(map(str, choices)), _EXAMPLES[key])
-    return [str(word) if own else one_of(key, word, choices) for word in words]
-
-
-def _whole(key: str, given: Any, *, least: int, most: int, example: int) -> int:
-    """Return a whole number of Python's or numpy's; True and 2.0 are none."""
-    try:
-        number = least - 1 if isinstance(given, bool) else operator.index(given)
-    except TypeError:
-        number = least - 1
-    if least <= number <= most:
-        return number
-    raise _refusal(f"{key}: a whole number", given, f"a whole number from {least} to {most}", f"{key}={example}")
-
-
-def _blocks(given: Any) -> Any:
-    """Return the setting `blocks` of the same meaning. Raises UserError for what is no name, pair or list of these."""
-    if isinstance(given, str):
-        return given
-    if isinstance(given, list | tuple) and given and all(map(_is_entry, given)):
-        return [list(entry) if isinstance(entry, tuple) else entry for entry in given]
-    allowed = "each, all, a name, or a list of names and (row, column) pairs"
-    raise _refusal("blocks: a name, or a list of names and pairs", given, allowed, _EXAMPLES["blocks"])
-
-
-def _is_entry(entry: Any) -> bool:
-    return isinstance(entry, str) or (
-        isinstance(entry, list | tuple) and len(entry) == 2 and all(isinstance(name, str) for name in entry)
-    )
-
-
-def device_of(given: Any) -> torch.device:
-    """Return the device. Raises UserError for one that is not there, or cannot hold the numbers."""
-    import torch
-
-    there = {"cpu": 1, "cuda": torch.cuda.device_count()}
-    try:
-        found = torch.device(given)
-        if (found.index or 0) < there.get(found.type, 0):
-            return found
-    except (RuntimeError, TypeError, ValueError, OverflowError):
-        pass
-    raise UserError(
-        "device: it is not there",
-        got=plain(repr(given)),
-        allowed=", ".join(["cpu", *(f"cuda:{number}" for number in range(there["cuda"]))]),
-        remedy="device='cpu'",
-    )
-
-
-def _spectrum(given: Any) -> SpectrumConfig:
-    known = vars(SpectrumConfig())
-    if given is not None and not isinstance(given, Mapping):
-        allowed = f"a dict with keys of {', '.join(known)}"
-        raise _refusal("spectrum: no settings by name", given, allowed, _EXAMPLES["spectrum"])
-    found = dict(given or {})
-    for key, value in found.items():
-        one_of("spectrum", key, known)
-        kinds = (int, float) if type(known[key]) is float else type(known[key])
-        if key == "probes":
-            found[key] = Probes(one_of("spectrum.probes", value, Probes))
-        elif isinstance(value, bool) or not isinstance(value, kinds):
-            allowed = "a number" if type(known[key]) is float else "a whole number"
-            raise _refusal(f"spectrum.{key} is of another kind", value, allowed, f"spectrum={{{key!r}: {known[key]}}}")
-    return SpectrumConfig(**found)
-
-
-def _refusal(what: str, given: Any, allowed: str, example: str) -> UserError:
-    return UserError(what, got=plain(repr(given)), allowed=allowed, remedy=f"for example {example}")
-
-
-def one_of(key: str, value: Any, choices: Iterable[str]) -> str:
-    """Return one of some words. Raises UserError for anything else."""
-    known = list(map(str, choices))
-    if not isinstance(value, str) or str(value) not in known:
-        hint = did_you_mean(str(value)[:100], known) if isinstance(value, str) else ""
-        raise UserError(
-            f"{key}: there is no such choice",
-            got=plain(value if isinstance(value, str) else repr(value)),
-            allowed=", ".join(known),
-            remedy=hint or f"for example {_EXAMPLES.get(key, repr(known[0]))}",
-        )
-    return str(value)
 
 
 # of a zero block, of too few samples, of an expansion that never departs: not finite, and nothing is wrong
@@ -175,8 +38,6 @@ _UNDEFINED_AT_TIMES = (
     *("descent_horizon", *(f"{ray}_ray_departure" for ray in Ray)),
 )
 _OF_ZERO = " (of a block that is zero these are not defined)"
-
-Spec = str | tuple[str, Any] | list[Any]
 
 
 @dataclass(frozen=True)
@@ -223,6 +84,115 @@ class Problem:
         facts = ", ".join(f"{name}: {value}" for name, value in self._facts().items())
         return f"Problem of {type(self.network).__name__} ({facts})"
 
+    def operator(
+        self, block: str | Sequence[str], part: str = "H", *, dtype: str = "float64", device: str = "cpu"
+    ) -> BlockOperator:
+        """Return one block of H, H_o or H_f as an operator, by the products of hessfig.measure.
+
+        Parameters
+        ----------
+        block : str or (row, column)
+            One weight, group or pair as in hessfig.measure: "W_V@2", ("W_Q", "W_V"), "all" for the whole network.
+        part : str
+            "H", "H_o" or "H_f".
+        dtype, device : str
+            Of the products.
+
+        Returns
+        -------
+        hessfig.curvature.BlockOperator
+            It holds copies of network and data, so that it stays what it is when a training goes on.
+
+        Raises
+        ------
+        UserError
+            For a block or part that there is not, and for names that stand for several blocks.
+        """
+        from hessfig.curvature.block_operator import BlockOperator
+        from hessfig.curvature.routes import Engines
+
+        config, problem, one = self._single(block, part, ["frobenius"], dtype, device)
+        engines = Engines(problem, config.model, config.estimator.products)
+        return BlockOperator(problem, one, config.parts[0], lambda of: engines.column(of.layer, of.col, [of]))
+
+    def approximation(
+        self, name: str, block: str, part: str = "H", *, rank: int = 3, seed: int = 0
+    ) -> ApproximatedBlock:
+        """Return an approximation of a diagonal block as an operator: K-FAC, Shampoo, a Fisher matrix and others.
+
+        Parameters
+        ----------
+        name : str
+            One of hessfig.terms.Approximation (docs/approximations.md).
+        block : str
+            A weight, or "all", as in `operator`.
+        part : str
+            What is approximated by those that are made from the block itself (diagonal, soap, kfoc, kronecker_sum,
+            block_diagonal, layer_diagonal); the others are what they are.
+        rank : int
+            Kronecker products in kronecker_sum.
+        seed : int
+            Of the labels that sampled_fisher draws.
+
+        Returns
+        -------
+        hessfig.curvature.ApproximatedBlock
+
+        Raises
+        ------
+        UserError
+            For a name that the block cannot have.
+        """
+        from hessfig.config import ApproximationConfig
+        from hessfig.curvature.approximations.approximated_block import ApproximatedBlock
+        from hessfig.curvature.batched import undisturbed
+        from hessfig.curvature.block_operator import Entries
+        from hessfig.measurements.approximations import approximation_of
+
+        names = [Approximation(one_of("name", name, Approximation))]
+        chosen = ApproximationConfig(names=names, rank=whole("rank", rank, least=1, most=64, example=3))
+        config, problem, one = self._single(block, part, ["approximations"], "float64", "cpu", chosen, seed)
+        request = asked_of(quantity("approximations"), [one], At(config, seed=config.first_seed))
+        with undisturbed(problem):
+            product = approximation_of(problem, request)
+        return ApproximatedBlock(name, one, product, Entries(problem, one.layer, one.col))
+
+    def _single(
+        self,
+        block: Any,
+        part: str,
+        quantities: list[str],
+        dtype: str,
+        device: str,
+        chosen: ApproximationConfig | None = None,
+        seed: int = 0,
+    ) -> tuple[Config, Measurable, Block]:
+        """Return settings, a copy of the problem, and the one block that is named. Raises UserError for several."""
+        from hessfig.curvature.double_backward import differentiating
+        from hessfig.curvature.problem import Problem as Measurable
+        from hessfig.models.own_network import copied
+
+        entry = [tuple(block) if isinstance(block, list) else block]
+        is_dense = chosen is not None and {*chosen.names} & {*OF_THE_BLOCK}
+        config = Measure(entry, [part], quantities, "dense" if is_dense else "auto", seed=seed, dtype=dtype).config()
+        config = config if chosen is None else replace(config, approximation=chosen)
+        place = device_of(device)
+        with differentiating():
+            held = Measurable.of(self.drawn(config.dtype))
+            batches = copy.deepcopy(held.batches)
+            problem = replace(held, network=copied(held.network, "the network"), batch=batches[0], more=batches[1:])
+            problem = problem.on(place)
+            config = with_parts(config, problem, part)
+            found = blocks_asked(config, problem.layout)
+        if len(found) > 1:
+            raise UserError(
+                "operator: this name stands for several blocks",
+                got=plain(repr(block)),
+                allowed=first_few([f"{one.col}@{one.layer}" for one in found]),
+                remedy=f"for example {found[-1].col}@{found[-1].layer}",
+            )
+        return config, problem, found[0]
+
     def _repr_html_(self) -> str:
         from hessfig.analysis.shown_tables import described_html
 
@@ -256,7 +226,8 @@ def measure(
 
     problem     a hessfig.Problem
     blocks      "each" (the diagonal block of every weight), "all" (every pair of weights), one name, or a list of
-                names, groups and (row, column) pairs; in a list the name "all" is the whole network
+                names, groups and (row, column) pairs; in a list the name "all" is the whole network, and a pattern
+                ("*.attn.*") every weight that it matches
     parts       "H", "H_o" (Gauss-Newton part), "H_f" (functional part; H = H_o + H_f, eq. 2), or a list. None: all
                 three if the loss is convex in the network's outputs, else H alone
     quantities  a name or a list of names from hessfig.measurements.catalogue; a trace has diagonal blocks only
@@ -275,11 +246,9 @@ def measure(
     cannot be computed and a slower route is used (large networks with LayerNorm or SiLU: see docs/own-model.md), if
     no parameter reaches the outputs, and if numbers are not finite: these have the status `nonfinite` and error nan.
     """
-    import torch
-
-    from hessfig.curvature.batched import is_small
+    from hessfig.curvature.batched import undisturbed
+    from hessfig.curvature.double_backward import differentiating
     from hessfig.curvature.problem import Problem as Measurable
-    from hessfig.rng import one_thread
 
     if not isinstance(problem, Problem):
         raise UserError(
@@ -289,16 +258,14 @@ def measure(
             remedy="hessfig.measure(hessfig.Problem(network, inputs, targets))",
         )
     place = device_of(device)
-    config = config_of(
-        blocks, ALL_PARTS if parts is None else parts, quantities, estimator, num_probes, spectrum, seed, dtype
-    )
+    config = Measure(blocks, parts, quantities, estimator, num_probes, spectrum, seed, dtype).config()
     names = config.quantities
-    with torch.inference_mode(False), torch.autocast("cpu", enabled=False), torch.enable_grad():
-        drawn = problem.drawn(config.dtype)  # refuses what is no network
-        with one_thread() if is_small(drawn.network) else nullcontext():
-            config = with_parts(config, Measurable.of(drawn), parts)
-            blocks_there = blocks_asked(config, drawn.layout)
-            measurable = Measurable.of(drawn).on(place)
+    with differentiating():
+        found_problem = Measurable.of(problem.drawn(config.dtype))  # refuses what is no network
+        with undisturbed(found_problem):
+            config = with_parts(config, found_problem, parts)
+            blocks_there = blocks_asked(config, found_problem.layout)
+            measurable = found_problem.on(place)
             at = At(config, seed=config.first_seed)
             asked = {name: asked_of(quantity(name), blocks_there, at) for name in names}
             found = {name: quantity(name).measured(measurable, request) for name, request in asked.items()}

@@ -16,11 +16,12 @@ import numpy
 import torch
 from torch import Tensor, nn
 
+from hessfig.arguments import Measure, Spec, device_of, one_of
 from hessfig.config.schema import SweepConfig
 from hessfig.errors import UserError, first_few
 from hessfig.files import check_writable
 from hessfig.integrations.loggers import Log, logger
-from hessfig.interface import ALL_PARTS, Spec, blocks_asked, config_of, device_of, one_of, with_parts
+from hessfig.interface import blocks_asked, with_parts
 from hessfig.measurements.catalogue import quantity
 from hessfig.measurements.quantity import At, Measured, Row, asked_of
 from hessfig.measurements.torch_optimisers import OF_AN_OPTIMISER, check_optimiser, state_of
@@ -157,8 +158,7 @@ class Monitor:
             check_spread(self._network)
             place = device_of(device or next(self._network.parameters()).device)
             real = dtype or ("float64" if place.type == "cpu" else "float32")
-            asked = ALL_PARTS if parts is None else parts
-            config = config_of(blocks, asked, quantities, estimator, num_probes, spectrum, seed, real)
+            config = Measure(blocks, parts, quantities, estimator, num_probes, spectrum, seed, real).config()
             config.sweep = SweepConfig(self.folder.name or "monitor", axis="step", windows=[[None, None]])
             config.device = str(place)
             check_optimiser(optimiser, config.quantities)

@@ -242,6 +242,8 @@ class Approximation(StrEnum):
         return member
 
 
+# Those that are made from the block itself, held as a matrix where it is small.
+OF_THE_BLOCK = (Approximation.diagonal, Approximation.soap, Approximation.kfoc, Approximation.kronecker_sum)
 NUMBERS_OF_APPROXIMATIONS = ("error", "scale_error", "angle")
 
 

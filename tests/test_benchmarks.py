@@ -162,6 +162,14 @@ def test_real_models_are_measured_beside_others(tmp_path: Path, monkeypatch: pyt
     assert set(report["environment"]) >= ENVIRONMENT
 
 
+def test_a_product_is_timed_beside_those_of_others(tmp_path: Path) -> None:
+    output = tmp_path / "operator.json"
+    importlib.import_module("bench_operator").main(["--quick", f"--output={output}"])
+    rows = json.loads(output.read_text())["rows"]
+    assert {row["way"] for row in rows} == {"hessfig", "jvp of grad", "curvlinops"}
+    assert all(row["ms"] > 0 and row["off"] < 1e-10 for row in rows)
+
+
 @pytest.mark.long
 def test_the_wait_for_a_first_number_is_timed(tmp_path: Path) -> None:
     output = tmp_path / "bench_start.json"

@@ -28,7 +28,7 @@ from tests.pages import PAGES, ROOT, check_command, sections, text_of, write_fil
 from tests.test_architecture import tracked
 
 # Pages whose shell blocks are run word for word, in an empty folder that holds the files they show.
-RUN = ["docs/extending.md", "docs/own-model.md", "docs/own-training.md", "docs/tutorial.md"]
+RUN = ["docs/extending.md", "docs/library.md", "docs/own-model.md", "docs/own-training.md", "docs/tutorial.md"]
 # Commands that cannot be composed here, and why.
 NOT_COMPOSED = {
     "hessfig run --config-dir examples sweep=ten_numbers workers=1": "tests/test_export.py runs it",

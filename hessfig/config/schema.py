@@ -47,7 +47,7 @@ _NAMES: Any = {"passes": is_names, "allowed": "a name or a list of names"}
 
 
 def with_defaults(model: ModelConfig) -> ModelConfig:
-    """Return `model` with d_head and d_mlp resolved to numbers; d_mlp of kind mlp needs its task (models.mlp)."""
+    """Return `model` with d_head and d_mlp resolved to numbers; d_mlp of kind mlp needs its task (kinds.mlp)."""
     d_head = model.d_head or model.d_model // model.n_heads
     d_mlp = model.d_mlp or (None if model.kind == Kind.mlp else 4 * model.d_model)
     return ModelConfig(**{**vars(model), "d_head": d_head, "d_mlp": d_mlp})

@@ -90,10 +90,10 @@ class TaskConfig:
 class ModelConfig:
     """The network. `d_head: null` means d_model / n_heads, `d_mlp: null` 4 d_model (kind mlp: a transformer's size).
 
-    `kind` names a module of hessfig.models; `factory` (with its `options`) is for kind python.
+    `kind` names a module of hessfig.models.kinds; `factory` (with its `options`) is for kind python.
     """
 
-    kind: str = setting("transformer", "kind of network: a module of hessfig.models, or python for model.factory")
+    kind: str = setting("transformer", "kind of network: a module of hessfig.models.kinds, or python for model.factory")
     n_layers: int = setting(1, "number of layers; for kind cnn, a sixth of its convolutions", least=1, most=2_000)
     n_heads: int = setting(1, "attention heads of a layer; for kind cnn, groups of its GroupNorm", least=1)
     d_model: int = setting(128, "width of the residual stream", least=1)

@@ -5,7 +5,8 @@ Nothing runs in forward mode, for which torch would import its compiler (seconds
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import cache, cached_property
 
 import torch
@@ -13,16 +14,31 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hessfig.curvature.column import SPLIT, Column, Products, Rows, SidedColumn, completed, to_multiply
-from hessfig.curvature.double_backward import DoubleBackward, differentiable_twice, fault, gradients, of_second_order
+from hessfig.curvature.double_backward import (
+    DoubleBackward,
+    differentiable_twice,
+    differentiating,
+    fault,
+    gradients,
+    of_second_order,
+)
 from hessfig.curvature.problem import Problem, Scalar, Suffix
 from hessfig.models.layered import Layered
 from hessfig.models.protocol import SMALL
+from hessfig.rng import one_thread
 from hessfig.terms import Part
 
 
 def is_small(network: nn.Module) -> bool:
     """Whether a network has at most SMALL parameters: graphs are kept then, and threads do not pay."""
     return sum(parameter.numel() for parameter in network.parameters()) <= SMALL
+
+
+@contextmanager
+def undisturbed(problem: Problem) -> Iterator[None]:
+    """Differentiate whatever the caller has switched off, and small networks on one thread."""
+    with differentiating(), one_thread() if is_small(problem.network) else nullcontext():
+        yield
 
 
 class SmallNetwork:

@@ -14,6 +14,7 @@ from torch import Generator, Tensor, nn
 
 from hessfig.curvature.column import SPLIT, Products, Rows, SidedColumn, completed, to_multiply
 from hessfig.curvature.double_backward import DoubleBackward, Operator, differentiable_twice, verified_or_fallback
+from hessfig.curvature.implicit_matrix import ImplicitMatrix
 from hessfig.curvature.problem import Data, Problem, Suffix
 from hessfig.models.layered import Headed, Layered
 from hessfig.models.protocol import Weight
@@ -134,3 +135,24 @@ def _operator(
         return of(data, num_data=sum(sizes))
     shared = zip(suffix.shares, data, sizes, strict=True)
     return reduce(add, [share * of([one], num_data=size) for share, one, size in shared])
+
+
+def as_curvlinops(matrix: ImplicitMatrix, dtype: torch.dtype, *, is_symmetric: bool) -> PyTorchLinearOperator:
+    """Return a matrix that is known by its products as an operator of curvlinops on vectors of one tensor."""
+    return _OfMatrix(matrix, dtype, is_symmetric)
+
+
+class _OfMatrix(PyTorchLinearOperator):
+    def __init__(self, matrix: ImplicitMatrix, dtype: torch.dtype, is_symmetric: bool) -> None:
+        rows, columns = matrix.shape
+        super().__init__([(columns,)], [(rows,)])
+        self._matrix, self._real, self.SELF_ADJOINT = matrix, dtype, is_symmetric
+
+    device = property(lambda self: self._matrix.device)
+    dtype = property(lambda self: self._real)
+
+    def _matmat(self, X: list[Tensor]) -> list[Tensor]:
+        return [self._matrix @ X[0]]
+
+    def _adjoint(self) -> PyTorchLinearOperator:
+        return _OfMatrix(self._matrix.T, self._real, self.SELF_ADJOINT)

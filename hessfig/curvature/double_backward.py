@@ -113,6 +113,13 @@ def differentiable_twice() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(was)
 
 
+@contextmanager
+def differentiating() -> Iterator[None]:
+    """Record gradients in full precision, whatever modes the caller is in."""
+    with torch.inference_mode(False), torch.autocast("cpu", enabled=False), torch.enable_grad():
+        yield
+
+
 _ROUNDING = {torch.float64: 1e-7, torch.float32: 5e-3}
 _TINY = 1e-300
 Tensors = Sequence[Tensor]

@@ -267,7 +267,7 @@ class HeadedColumn(SidedColumn):
     """The blocks of a column by plain double backward below the head.
 
     Batches come one after the other, so memory is that of one; the graphs of a single batch are kept between calls.
-    No vmap is used, under which products through LayerNorm are wrong (see curvlinops.verified_or_fallback).
+    No vmap is used, under which products through LayerNorm are wrong (see double_backward.verified_or_fallback).
     """
 
     def __init__(self, problem: Problem, layer: int, col: str, rows: Sequence[str] | Rows) -> None:

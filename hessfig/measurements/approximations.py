@@ -24,6 +24,7 @@ from hessfig.curvature.approximations.named import Material, Samples
 from hessfig.curvature.approximations.signals import OutputSide
 from hessfig.curvature.column import PROBES_AT_ONCE, Column, chunks, completed, summands, view_of
 from hessfig.curvature.problem import Problem, rademacher
+from hessfig.curvature.spectral.lanczos import Square
 from hessfig.measurements.approximable import MOST_DENSE, chosen, lacking, refusal
 from hessfig.measurements.block_norms import dense_blocks
 from hessfig.measurements.eigenvalues import square_columns
@@ -57,6 +58,24 @@ def approximations(problem: Problem, request: Request) -> Measured:
         if parts:
             rows += _of_block(shared, block, column, parts)
     return Measured(rows)
+
+
+def approximation_of(problem: Problem, request: Request) -> Product:
+    """Return the approximation that a request names, of its one block, for its one part.
+
+    Those of the block itself are made from the dense block; the block diagonals multiply with the Hessian. Raises
+    UserError for one that the block cannot have.
+    """
+    ((block, column),) = square_columns(problem, request)
+    shared, part = _Shared(problem, request), request.parts[0]
+    (name,) = shared.names(block)
+    side = problem.layout.side(block.layer, str(block.col))
+    if name.facts.needs == Need.whole:
+        return _Apart(Square(column, block, part).matmat, _pieces(side, by_layer=name == Approximation.layer_diagonal))
+    reference, material = _Dense(block, column, [part]), shared.material(side, column.dim)
+    if name in (Approximation.diagonal, Approximation.soap):
+        return reference.diagonal_matrix(part, material.shampoo_basis if name == Approximation.soap else None)
+    return _Comparison(reference, material, shared.config.approximation.rank).matrix(name, part)
 
 
 class _Shared:
@@ -104,6 +123,11 @@ class _Shared:
         is_linear = name.facts.needs != Need.linear or self.samples.output_side.linear_of(weight) is not None
         return "" if is_linear else f"no torch.nn.Linear that the network calls holds {weight.name} whole"
 
+    def material(self, side: Sequence[Weight], dim: int) -> Material:
+        """Return what the approximations of a block of `side` are made of."""
+        shape = self.shape(side[0]) if len(side) == 1 else torch.Size([dim])
+        return Material(self.samples, side, shape, stored=self.stored, heads=_heads(self.request.model, side[0]))
+
     def shape(self, weight: Weight) -> torch.Size:
         """Return the shape of a weight, a view of its parameter."""
         return view_of(self.problem.network.get_parameter(weight.parameter), weight).shape
@@ -112,10 +136,8 @@ class _Shared:
 def _of_block(shared: _Shared, block: Block, column: Column, parts: Sequence[Part]) -> Iterator[Row]:
     """Yield the rows of one block: name by name, part by part."""
     request, side = shared.request, shared.problem.layout.side(block.layer, str(block.col))
-    shape = shared.shape(side[0]) if len(side) == 1 else torch.Size([column.dim])
     reference = _reference(block, column, parts, request)
-    material = Material(shared.samples, side, shape, stored=shared.stored, heads=_heads(request.model, side[0]))
-    compare = _Comparison(reference, material, shared.config.approximation.rank)
+    compare = _Comparison(reference, shared.material(side, column.dim), shared.config.approximation.rank)
     for name in shared.names(block):
         for part in parts:
             numbers = zip(NUMBERS_OF_APPROXIMATIONS, compare.numbers(name, part), strict=True)
@@ -157,15 +179,19 @@ class _Comparison:
             return reference.diagonal(part)
         if name == Approximation.soap:
             return reference.diagonal(part, material.shampoo_basis)
+        return reference.compared(part, self.matrix(name, part))
+
+    def matrix(self, name: Approximation, part: Part) -> Product:
+        """Return an approximation other than the block's own diagonal, in a basis or not."""
         if name in _PAIRS:
             rank = self._rank if name == Approximation.kronecker_sum else 1
-            return reference.compared(part, reference.kronecker_sum(part, material.shape, rank))
+            return self._reference.kronecker_sum(part, self._material.shape, rank)
         if name.facts.needs == Need.whole:
-            sizes = _pieces(material.weights, by_layer=name == Approximation.layer_diagonal)
-            return reference.compared(part, reference.apart(part, sizes))
+            sizes = _pieces(self._material.weights, by_layer=name == Approximation.layer_diagonal)
+            return self._reference.apart(part, sizes)
         if name not in self._given:
-            self._given[name] = material.approximation(name)
-        return reference.compared(part, self._given[name])
+            self._given[name] = self._material.approximation(name)
+        return self._given[name]
 
 
 def _pieces(weights: Sequence[Weight], *, by_layer: bool) -> list[Tensor]:
@@ -207,12 +233,15 @@ class _Dense:
 
     def diagonal(self, part: Part, basis: Basis | None = None) -> Numbers:
         """Return the numbers of the block's own diagonal, in a basis."""
+        return self.compared(part, self.diagonal_matrix(part, basis))
+
+    def diagonal_matrix(self, part: Part, basis: Basis | None = None) -> Product:
+        """Return the block's own diagonal, in a basis."""
         block = self._of[part]
         if basis is None:
-            return self.compared(part, Diagonal(block.diagonal()))
-        half = _coordinates(basis, block)
-        values = _coordinates(basis, half.T).diagonal()
-        return self.compared(part, Rotated(basis, values.reshape(len(basis.left), -1)))
+            return Diagonal(block.diagonal())
+        values = _coordinates(basis, _coordinates(basis, block).T).diagonal()
+        return Rotated(basis, values.reshape(len(basis.left), -1))
 
     def kronecker_sum(self, part: Part, shape: Sequence[int], rank: int) -> Product:
         """Return the nearest sum of Kronecker products."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from itertools import product
 from typing import Any
 
@@ -142,7 +143,8 @@ Pair = tuple[str, str]
 def blocks_of(setting: Any, layout: Layout, model: ModelConfig) -> list[Block]:
     """Parse `blocks`: names mean diagonal blocks, two-element lists pairs; every layer has its own.
 
-    `each` is the diagonal block of every weight, `all` every pair of weights. A name may be a group (attention, mlp,
+    `each` is the diagonal block of every weight, `all` every pair of weights. A name may be a pattern as in shells,
+    which stands for every weight that it matches (W_*, *.attn.*), or a group (attention, mlp,
     norms, embeddings, layer, all) and may be pinned to a layer: W_V@2; pairs of pinned names reach across layers,
     and @* stands for every layer in turn. Layer by layer; what has no layer comes first, pinned blocks last.
     Raises UserError for a name, a layer or a pair this network has not.
@@ -176,8 +178,35 @@ def _pairs(setting: Any, layout: Layout, model: ModelConfig) -> list[Pair]:
     if not isinstance(entries, list | tuple) or not entries:
         what = "blocks is empty" if entries in ([], (), None) else "blocks is not a list of names"
         raise UserError(what, got=setting, allowed=_allowed(layout), remedy="for example blocks=[W_V,W_Q]")
-    _check_number(len(entries))
-    return list(dict.fromkeys(_pair(entry, layout, model) for entry in entries))
+    named = [one for entry in entries for one in _matching(entry, layout)]
+    _check_number(len(named))
+    return list(dict.fromkeys(_pair(entry, layout, model) for entry in named))
+
+
+def _matching(entry: Any, layout: Layout) -> list[Any]:
+    """Return the entries that one with patterns stands for: every weight, or pair of weights, that matches."""
+    if isinstance(entry, str):
+        return _named_like(entry, layout)
+    if isinstance(entry, list | tuple) and all(isinstance(name, str) for name in entry):
+        return [list(pair) for pair in product(*(_named_like(name, layout) for name in entry))]
+    return [entry]
+
+
+def _named_like(name: str, layout: Layout) -> list[str]:
+    """Return the weights whose names match a pattern of shells (*, ?, [abc]), with the layer behind @; or the name."""
+    bare, at, layer = name.partition(AT)
+    names = dict.fromkeys(weight.name for weight in layout.weights)
+    if bare in names or not set("*?[") & set(bare):
+        return [name]
+    found = [one for one in names if fnmatchcase(one, bare)]
+    if not found:
+        raise UserError(
+            f"blocks: no weight matches {name!r}",
+            got=name,
+            allowed=_allowed(layout),
+            remedy="for example blocks=['*.weight'], or ['W_*'] for the weights of the paper's networks",
+        )
+    return [f"{one}{at}{layer}" for one in found]
 
 
 def _check_number(number: int) -> None:

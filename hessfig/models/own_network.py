@@ -333,7 +333,12 @@ def _batches(inputs: Any, targets: Any, real: torch.dtype) -> list[Batch]:
     for name, side in (("inputs", xs), ("targets", ys)):
         for tensor in side:
             check_tensor(name, tensor)
-    return [Batch(typed(x, real), typed(y, real), slice(None)) for x, y in zip(xs, ys, strict=True)]
+    return [Batch(typed(x, real), typed(y, real), _every_position(x)) for x, y in zip(xs, ys, strict=True)]
+
+
+def _every_position(inputs: Tensor) -> slice:
+    """Return the scored positions of a network that is cut at its layers: all; others return what is scored."""
+    return slice(0, inputs.shape[1]) if inputs.ndim > 1 else slice(None)
 
 
 def _loss(loss: Any, network: nn.Module, real: torch.dtype) -> nn.Module:

@@ -20,7 +20,7 @@ class Batch:
     """`inputs`: tokens (batch, length), Gaussian rows (batch, length, d_model) or pictures; `targets` fit the loss.
 
     `scored` are the positions whose outputs enter the loss (a picture has one, which gives its class). `weight` is what
-    the mean over this batch divides by, where that is not in proportion to its samples (tasks.weights.batch_weights).
+    the mean over this batch divides by, where that is not in proportion to its samples (losses.batch_weights).
     Inputs and targets are row-major in memory, however they were given.
     """
 

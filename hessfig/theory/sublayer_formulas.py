@@ -207,7 +207,7 @@ class Placement(StrEnum):
 
 @dataclass(frozen=True)
 class BlockPoint:
-    """One block at one input: what its derivatives need. LayerNorm eps is layernorm.EPS."""
+    """One block at one input: what its derivatives need. The eps of LayerNorm is EPS."""
 
     X: Float[Tensor, "L d"]
     target: Float[Tensor, "L d"]

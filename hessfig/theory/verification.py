@@ -47,7 +47,7 @@ _SIZES = tuple(vars(Dims()))
 
 
 def parse(given: Mapping[str, str]) -> dict[str, Any]:
-    """Return the keyword arguments of `verify.run`: statement=a,b output_dir=DIR seeds=N dtype=float64 L=
+    """Return the keyword arguments of `hessfig verify`: statement=a,b output_dir=DIR seeds=N dtype=float64 L=
     d_V= d_K= d_ff=, given as {key: text}.
 
     Raises UserError for a size that is not a whole number.

@@ -214,7 +214,7 @@ def fit_slopes(
 ) -> pd.DataFrame:
     """Return one row per curve and window: log-log least squares of the mean over seeds (`average`: which mean).
 
-    Errors are those of bootstrap.fit_slope, predicted exponents those of predictions.growth_rates, published
+    Errors are those of `fit_slope`, predicted exponents those of predictions.growth_rates, published
     slopes those of data/published_slopes.csv, with the joint error of the difference where theirs is known; the latter
     two speak of Frobenius norms along sigma. `preset` is the
     shipped sweep whose network and task these are, "" for others, which have no published slopes.

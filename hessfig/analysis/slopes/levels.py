@@ -123,7 +123,7 @@ def _found(level: NDArray[np.float64], average: str) -> dict[str, float]:
 def _trends(of_seeds: pd.DataFrame, axis: Axis, *, resamples: int, seed: int) -> pd.DataFrame:
     """Return the exponent of level ~ setting^exponent for every varied setting of three or more positive numbers.
 
-    Least squares of the log of the mean level over seeds, with the bootstrap over whole seeds of bootstrap.fit_slope:
+    Least squares of the log of the mean level over seeds, with the bootstrap over whole seeds of fit.fit_slope:
     seeds share their draws between the values of a setting.
     """
     rows = [

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hessfig.config import MLP, ModelConfig, Norm, Positions, Scores
+from hessfig.config import MLP, Kind, ModelConfig, Norm, Positions, Scores
 from hessfig.curvature.tape import component_steps as of
 from hessfig.curvature.tape.component_steps import Fixed, Gain, Multiply
 from hessfig.curvature.tape.pattern_derivatives import NOT_ON_THE_TAPE
@@ -269,14 +269,21 @@ class Mean:
 
 
 def can_build(network: nn.Module, model: ModelConfig) -> bool:
-    """Whether the steps of this kind of network, with these settings, are known."""
-    return model.attention not in NOT_ON_THE_TAPE and isinstance(
-        network,
-        networks.Transformer
-        | networks.LinearMLP
-        | networks.PrefixMLP
-        | networks.VisionTransformer
-        | networks.BareAttention,
+    """Whether the steps of this kind of network, with these settings, are known.
+
+    Settings do not describe a network that its user has built, of whatever class it is.
+    """
+    return (
+        model.kind != Kind.python
+        and model.attention not in NOT_ON_THE_TAPE
+        and isinstance(
+            network,
+            networks.Transformer
+            | networks.LinearMLP
+            | networks.PrefixMLP
+            | networks.VisionTransformer
+            | networks.BareAttention,
+        )
     )
 
 

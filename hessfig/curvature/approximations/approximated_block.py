@@ -1,0 +1,95 @@
+"""An approximation of a diagonal block as an operator, with solutions of its linear systems."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from hessfig.curvature.approximations.matrices import Product
+from hessfig.curvature.approximations.spectral_functions import spectral_function
+from hessfig.curvature.block_operator import Entries
+from hessfig.curvature.implicit_matrix import ImplicitMatrix, Solution, Vectors
+from hessfig.errors import UserError
+from hessfig.terms import Block
+
+
+class ApproximatedBlock(ImplicitMatrix):
+    """The approximation called `name` of a diagonal block, symmetric, in float64 on the CPU.
+
+    docs/approximations.md defines each. `names`, `sizes`, `flatten` and `unflatten` are those of BlockOperator.
+
+    Examples
+    --------
+    >>> import torch, hessfig
+    >>> problem = hessfig.Problem(torch.nn.Linear(3, 2), torch.eye(3), torch.tensor([0, 1, 1]))
+    >>> kfac = problem.approximation("kfac", "weight")
+    >>> x, residual = kfac.solve(torch.ones(6), damping=0.1)
+    >>> residual < 1e-12
+    True
+    """
+
+    def __init__(self, name: str, block: Block, product: Product, entries: Entries) -> None:
+        self.name, self.block, self._product, self._entries = name, block, product, entries
+        self.names, self.sizes = entries.names, entries.sizes
+        self.flatten, self.unflatten = entries.flatten, entries.unflatten
+        dim = sum(entries.sizes)
+        super().__init__((dim, dim), torch.float64, torch.device("cpu"))
+
+    def __repr__(self) -> str:
+        return f"ApproximatedBlock({self.name} of {self.block}, {self.shape[0]} x {self.shape[1]})"
+
+    @property
+    def T(self) -> ApproximatedBlock:
+        """Itself: it is symmetric."""
+        return self
+
+    def solve(
+        self, b: Vectors, *, damping: float = 0.0, tolerance: float = 1e-8, preconditioner: ImplicitMatrix | None = None
+    ) -> Solution:
+        """Solve (A + damping I) x = b through the eigenvalues of A; see ImplicitMatrix.solve.
+
+        A preconditioner is not needed, and `tolerance` is met up to rounding. Raises UserError where A + damping I is
+        singular.
+        """
+        if isinstance(b, np.ndarray):
+            x, residual = self.solve(torch.from_numpy(np.ascontiguousarray(b, dtype=self.dtype)), damping=damping)
+            return Solution(x.numpy(), residual)
+        self._check(b)
+        columns = b.detach().to(self.device, torch.float64).reshape(len(b), -1)
+        x = self._function(lambda values: self._inverted(values, damping)).matmat(columns)
+        left = columns - self._product.matmat(x) - damping * x
+        residuals = left.norm(dim=0) / columns.norm(dim=0)
+        return Solution(x.reshape(b.shape), float(residuals[0]) if b.ndim == 1 else residuals)
+
+    def inverse(self, damping: float, *, least: float) -> ApproximatedBlock:
+        """Return (|A| + damping I)^-1, with a damping of at least `least` times the size of A."""
+        floor = max(damping, least * self._scale, torch.finfo(torch.float64).tiny)
+        inverted = self._function(lambda values: 1 / (values.abs() + floor))
+        return ApproximatedBlock(f"inverse of {self.name}", self.block, inverted, self._entries)
+
+    @property
+    def _scale(self) -> float:
+        """A number of the size of the largest eigenvalue."""
+        vector = torch.ones(self.shape[0], 1, dtype=torch.float64)
+        return float(self._product.matmat(vector).norm() / vector.norm())
+
+    def _function(self, function: Any) -> Product:
+        return spectral_function(self._product, function, self.shape[0])
+
+    def _inverted(self, values: Float[Tensor, "*shape"], damping: float) -> Float[Tensor, "*shape"]:
+        found = 1 / (values + damping)
+        if not bool(found.isfinite().all()):
+            raise UserError(
+                f"solve: {self.name} is singular",
+                got=f"damping={damping!r}",
+                allowed="a damping that keeps A + damping I away from zero",
+                remedy="damping=1e-3",
+            )
+        return found
+
+    def _multiplied(self, vectors: Float[Tensor, "m k"]) -> Float[Tensor, "n k"]:
+        return self._product.matmat(vectors)

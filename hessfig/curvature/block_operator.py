@@ -1,0 +1,148 @@
+"""A block of the Hessian, of its Gauss-Newton or of its functional part, as an operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from hessfig.curvature.batched import undisturbed
+from hessfig.curvature.column import PROBES_AT_ONCE, Column, chunks, view_of
+from hessfig.curvature.implicit_matrix import ImplicitMatrix, Vectors
+from hessfig.curvature.problem import Problem
+from hessfig.errors import UserError, first_few
+from hessfig.terms import AT_OUTPUTS, Block, Part
+
+
+class Entries:
+    """The weights of one side of a block, in order, each row by row: what its vectors are made of."""
+
+    def __init__(self, problem: Problem, layer: int, name: str) -> None:
+        weights = problem.layout.side(layer, name)
+        labels = [f"{one.name}@{one.layer}" if one.layer else one.name for one in weights]
+        self.names = labels if len(set(labels)) == len(labels) else [one.parameter for one in weights]
+        parameter = problem.network.get_parameter
+        self.shapes = [view_of(parameter(one.parameter), one).shape for one in weights]
+        self.sizes = [prod(shape) for shape in self.shapes]
+
+    def unflatten(self, vector: Float[Tensor, " n"]) -> dict[str, Tensor]:
+        """Return the entries of every weight, in its shape."""
+        pieces = vector.split(self.sizes)
+        return {name: one.view(shape) for name, one, shape in zip(self.names, pieces, self.shapes, strict=True)}
+
+    def flatten(self, tensors: Mapping[str, Tensor]) -> Float[Tensor, " n"]:
+        """Return one vector of tensors by name; weights that are left out are zero. Raises UserError for misfits."""
+        known = dict(zip(self.names, self.shapes, strict=True))
+        wrong = [name for name, one in tensors.items() if name not in known or known[name] != one.shape]
+        if wrong or not tensors:
+            raise UserError(
+                "operator.flatten: these are not tensors of the block's weights",
+                got=first_few(wrong) if wrong else "no tensor",
+                allowed=first_few([f"{name}: {tuple(shape)}" for name, shape in known.items()]),
+                remedy="operator.names and operator.unflatten(vector) tell names and shapes",
+            )
+        like = next(iter(tensors.values()))
+        return torch.cat(
+            [tensors[name].flatten() if name in tensors else like.new_zeros(prod(known[name])) for name in self.names]
+        )
+
+
+class BlockOperator(ImplicitMatrix):
+    r"""A block A of the Hessian as an operator: products, and what other libraries make of them.
+
+    For a loss L(w) = l(f(w)) and weights a (rows) and b (columns), H = d^2 L / (da db) is split at the outputs f,
+
+    .. math:: H = H_o + H_f, \quad H_o = J_a^T B J_b, \quad H_f = \sum_i (\partial l / \partial f_i) \, \partial_a
+              \partial_b f_i,
+
+    with Jacobians J of the outputs and B the Hessian of l in them (eq. 2 of the paper). H v is the derivative of
+    <gradient, v>. Products are computed in chunks that bound memory, on the route of hessfig.measure, and checked as
+    there. The weights are those at the time the operator was made.
+
+    Attributes
+    ----------
+    block, part
+        What it is.
+    names, sizes : list
+        The weights of a column's vector, in order, and how many entries each has.
+    rows, columns : Entries
+        Both sides, with names, shapes and sizes.
+
+    Examples
+    --------
+    >>> import torch, hessfig
+    >>> network = torch.nn.Linear(3, 2).double()
+    >>> problem = hessfig.Problem(network, torch.eye(3), torch.tensor([0, 1, 1]))
+    >>> operator = problem.operator("weight", "H_o")
+    >>> operator.shape
+    (6, 6)
+    >>> bool(torch.allclose(operator @ torch.ones(6), operator.dense() @ torch.ones(6, dtype=torch.float64)))
+    True
+    """
+
+    def __init__(self, problem: Problem, block: Block, part: Part, column: Callable[[Block], Column]) -> None:
+        self.block, self.part = block, part
+        self._problem, self._column_of = problem, column
+        self.rows = Entries(problem, block.row_layer, block.row)
+        self.columns = Entries(problem, block.layer, block.col)
+        self.names, self.sizes = self.columns.names, self.columns.sizes
+        self._made: Column | None = None
+        self._transposed: BlockOperator | None = self if block.is_diagonal else None
+        device = next(problem.network.parameters()).device
+        super().__init__((sum(self.rows.sizes), sum(self.columns.sizes)), problem.dtype, device)
+
+    def __repr__(self) -> str:
+        return f"BlockOperator({self.part} of {self.block}, {self.shape[0]} x {self.shape[1]}, {self.dtype})"
+
+    @property
+    def T(self) -> BlockOperator:
+        """The transposed block: that of (b, a), by the symmetry of second derivatives."""
+        if self._transposed is None:
+            block = self.block
+            mirrored = Block(block.row_layer, block.col, block.row, block.layer)
+            self._transposed = BlockOperator(self._problem, mirrored, self.part, self._column_of)
+            self._transposed._transposed = self
+        return self._transposed
+
+    @property
+    def is_semidefinite(self) -> bool:
+        """Whether it is a diagonal block of H_o: the loss is convex in the outputs."""
+        return self.part == Part.H_o and self.block.is_diagonal
+
+    def split(self, x: Vectors, parts: Sequence[str] = ("H_o", "H_f", "H")) -> dict[str, Vectors]:
+        """Return A x for several parts A at once: they share what is evaluated; H x is the sum of the two others.
+
+        Raises UserError for another part.
+        """
+        known = [part.value for part in (Part.H, *AT_OUTPUTS)]
+        if isinstance(parts, str) or not set(parts) <= set(known) or not parts:
+            raise UserError(
+                "operator.split: there is no such part",
+                got=repr(parts),
+                allowed=f"a list of {', '.join(known)}",
+                remedy='parts=("H_o", "H_f")',
+            )
+        wanted = list(dict.fromkeys(map(Part, parts)))
+        found = self._applied(x, lambda columns: list(self._products(columns, wanted).values()))
+        return {part.value: one for part, one in zip(wanted, found, strict=True)}
+
+    def flatten(self, tensors: Mapping[str, Tensor]) -> Float[Tensor, " m"]:
+        """Return the vector, to be multiplied, of tensors by the names of the columns' weights."""
+        return self.columns.flatten(tensors)
+
+    def unflatten(self, vector: Float[Tensor, " n"]) -> dict[str, Tensor]:
+        """Return a product as tensors of the shapes of the rows' weights, by name."""
+        return self.rows.unflatten(vector)
+
+    def _multiplied(self, vectors: Float[Tensor, "m k"]) -> Float[Tensor, "n k"]:
+        return self._products(vectors, [self.part])[self.part]
+
+    def _products(self, vectors: Float[Tensor, "m k"], parts: Sequence[Part]) -> dict[Part, Tensor]:
+        with undisturbed(self._problem):
+            if self._made is None:
+                self._made = self._column_of(self.block)
+            pieces = [self._made.split_matmat(chunk, parts) for chunk in chunks(vectors, self._made, PROBES_AT_ONCE)]
+        return {part: torch.cat([one[self.block, part] for one in pieces], dim=1).detach() for part in parts}

@@ -1,0 +1,277 @@
+"""Blocks as operators: products against dense double backward, the protocols of other libraries, linear systems."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.sparse.linalg import aslinearoperator, eigsh, lobpcg, svds
+from torch import Tensor, nn
+
+import hessfig
+from hessfig.config import DType, ModelConfig
+from hessfig.curvature.implicit_matrix import ImplicitMatrix
+from hessfig.errors import UserError
+from hessfig.terms import Approximation, Need
+from tests.foreign_networks import CASES, Case, dense_parts
+from tests.toys import build_model
+
+PARTS = ("H", "H_o", "H_f")
+
+
+class Logits(nn.Module):
+    """A model that returns several things, as one that returns its logits."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        found = self.model(tokens)
+        return getattr(found, "logits", found)
+
+
+def of_tokens(model: nn.Module, *names: str) -> Case:
+    """Return next-token prediction with a model of five tokens, and the blocks to be compared."""
+    torch.manual_seed(5)
+    network = Logits(model.double().eval())
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter += 0.3 * torch.randn_like(parameter)
+    tokens = torch.randint(0, 5, (2, 4))
+    weights = {f"W_{place}": f"model.{name}" for place, name in enumerate(names)}
+    return hessfig.Problem(network, tokens, tokens.roll(1, 1), weights=weights), ["W_0", "W_1", ("W_0", "W_1")]
+
+
+def llama() -> Case:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+    config = LlamaConfig(vocab_size=5, intermediate_size=6, max_position_embeddings=4, use_cache=False, **sizes)
+    config._attn_implementation = "sdpa"
+    model, attention = LlamaForCausalLM(config), "model.layers.0.self_attn"
+    for parent in [*model.modules()]:
+        for name, child in parent.named_children():
+            if type(child).__name__ == "LlamaRMSNorm":  # which computes in float32, whatever its weights are
+                setattr(parent, name, nn.RMSNorm(8, eps=1e-6))
+    return of_tokens(model, f"{attention}.v_proj.weight", f"{attention}.q_proj.weight")
+
+
+def transformer_lens() -> Case:
+    from transformer_lens.config import TransformerBridgeConfig
+    from transformer_lens.model_bridge.sources.native import NativeModel
+
+    sizes = {"d_model": 4, "d_head": 2, "n_heads": 2, "d_mlp": 6, "n_ctx": 4, "d_vocab": 5, "n_layers": 1}
+    config = TransformerBridgeConfig(**sizes, architecture="NativeModel", act_fn="relu", normalization_type="LN")
+    model = NativeModel(config)
+    return of_tokens(model, "layers.0.attn.v.weight", "layers.0.attn.k.weight")
+
+
+def own() -> Case:
+    model = ModelConfig(d_model=4, n_heads=2, d_mlp=6, n_layers=1)
+    network = build_model(model, sigma=0.7, seed=0, length=6, dtype=DType.float64)
+    tokens = torch.randint(0, 10, (2, 6), generator=torch.Generator().manual_seed(0))
+    weights = {"W_V@1": "layers.0.attn.v.weight", "W_Q@1": "layers.0.attn.q.weight"}
+    return hessfig.Problem(network, tokens, tokens.roll(1, 1), weights=weights), ["W_V@1", ("W_Q", "W_V")]
+
+
+NETWORKS: dict[str, Callable[[], Case]] = {
+    "transformer": own,
+    "llama": llama,
+    "transformer_lens": transformer_lens,
+    "cnn": CASES["convolutional"],
+    "mlp": CASES["mlp"],
+}
+
+
+@cache
+def case(name: str) -> tuple[hessfig.Problem, list[Any], dict[str, Tensor], dict[str, Tensor]]:
+    """Return a problem, its blocks, dense matrices by part, and where each parameter's entries stand in these."""
+    problem, blocks = NETWORKS[name]()
+    sizes = {name: p.numel() for name, p in problem.network.named_parameters()}
+    places = dict(zip(sizes, torch.arange(sum(sizes.values())).split(list(sizes.values())), strict=True))
+    dense = {part.value: matrix for part, matrix in dense_parts(problem, list(sizes)).items()}
+    return problem, blocks, dense, places
+
+
+def oracle(name: str, block: Any, part: str) -> Tensor:
+    problem, _, dense, places = case(name)
+    row, col = block if isinstance(block, tuple) else (block, block)
+    return dense[part][_entries(problem, places, row)][:, _entries(problem, places, col)]
+
+
+def _entries(problem: hessfig.Problem, places: dict[str, Tensor], name: str) -> Tensor:
+    weights = problem.weights if isinstance(problem.weights, dict) else {}
+    spec = weights.get(name) or weights.get(f"{name}@1") or name
+    if name == "all":
+        return torch.cat(list(places.values()))
+    path, index = spec if isinstance(spec, tuple) else (spec, ...)
+    return places[path].view(problem.network.get_parameter(path).shape)[index].flatten()
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_products_are_those_of_the_dense_hessian(name: str) -> None:
+    problem, blocks, _, _ = case(name)
+    for block in blocks:
+        for part in PARTS:
+            operator, truth = problem.operator(block, part), oracle(name, block, part)
+            assert operator.shape == tuple(truth.shape)
+            torch.testing.assert_close(operator.dense(), truth, rtol=0, atol=1e-10)
+            vectors = torch.randn(truth.shape[0], 7, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+            torch.testing.assert_close(operator.rmatmat(vectors), truth.T @ vectors, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_parts_share_their_products_and_add_up(name: str) -> None:
+    problem, blocks, _, _ = case(name)
+    operator = problem.operator(blocks[-1])
+    vector = np.random.default_rng(0).normal(size=operator.shape[1])
+    found = operator.split(vector)
+    np.testing.assert_array_equal(found["H"], found["H_o"] + found["H_f"])
+    np.testing.assert_allclose(found["H"], operator @ vector, atol=1e-12)
+
+
+def test_scipy_finds_eigenvalues_and_singular_values() -> None:
+    problem = case("mlp")[0]
+    whole, pair = problem.operator("W_1"), problem.operator(("W_1", "W_2"), "H_f")
+    truth = torch.linalg.eigvalsh(oracle("mlp", "W_1", "H"))
+    start = np.random.default_rng(0).normal(size=(whole.shape[0], 2))
+    one = start[:, 0]
+    assert eigsh(whole.to_scipy(), k=1, which="LA", v0=one)[0] == pytest.approx(float(truth[-1]), rel=1e-9)
+    assert eigsh(aslinearoperator(whole), k=1, which="SA", v0=one)[0] == pytest.approx(float(truth[0]), rel=1e-8)
+    assert lobpcg(whole.to_scipy(), start, tol=1e-9, maxiter=200)[0][0] == pytest.approx(float(truth[-1]), rel=1e-8)
+    sizes = torch.linalg.svdvals(oracle("mlp", ("W_1", "W_2"), "H_f"))
+    found = svds(pair.to_scipy(), k=1, v0=np.ones(min(pair.shape)))[1]
+    assert found == pytest.approx(float(sizes[0]), rel=1e-9)
+
+
+def test_estimators_of_curvlinops_take_it() -> None:
+    from curvlinops import hutchinson_squared_fro, hutchinson_trace
+
+    problem = case("mlp")[0]
+    torch.manual_seed(0)
+    traces = [float(hutchinson_trace(problem.operator("W_1").to_curvlinops(), 20)) for _ in range(40)]
+    pair = problem.operator(("W_1", "W_2"))
+    squares = [float(hutchinson_squared_fro(pair.to_curvlinops(), 10)) for _ in range(40)]
+    truths = (float(oracle("mlp", "W_1", "H").trace()), float(oracle("mlp", ("W_1", "W_2"), "H").square().sum()))
+    for found, truth in zip((traces, squares), truths, strict=True):
+        assert abs(np.mean(found) - truth) < 4 * np.std(found, ddof=1) / len(found) ** 0.5
+    adjoint = pair.to_curvlinops().adjoint()
+    vector = torch.ones(pair.shape[0], dtype=torch.float64)
+    torch.testing.assert_close(adjoint @ vector, pair.T @ vector)
+
+
+@pytest.mark.parametrize(("part", "preconditioner"), [("H", None), ("H_o", None), ("H_o", "kfac"), ("H", "diagonal")])
+@pytest.mark.parametrize("name", ["llama", "mlp"])
+def test_linear_systems_agree_with_a_dense_solver(name: str, part: str, preconditioner: str | None) -> None:
+    problem, blocks, _, _ = case(name)
+    operator, matrix = problem.operator(blocks[0], part), oracle(name, blocks[0], part)
+    b = torch.randn(len(matrix), 2, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    damping = 0.05
+    helper = None if preconditioner is None else problem.approximation(preconditioner, blocks[0])
+    x, residual = operator.solve(b, damping=damping, tolerance=1e-10, preconditioner=helper)
+    system = matrix + damping * torch.eye(len(matrix), dtype=torch.float64)
+    assert float(residual.max()) <= 1e-10
+    torch.testing.assert_close(x, torch.linalg.solve(system, b), rtol=1e-6, atol=1e-7)
+    single = operator.solve(b[:, 0].numpy(), damping=damping, tolerance=1e-10)
+    np.testing.assert_allclose(single.x, x[:, 0], rtol=1e-6, atol=1e-7)
+
+
+def test_a_system_without_a_solution_is_told() -> None:
+    operator = case("mlp")[0].operator("W_2", "H_o")  # softmax is blind to a shift of all logits
+    with pytest.warns(RuntimeWarning, match="relative residual .* is above the tolerance"):
+        x, residual = operator.solve(torch.ones(operator.shape[0], dtype=torch.float64))
+    assert residual > 1e-3 and bool(x.isfinite().all())
+
+
+@pytest.mark.parametrize("name", [one.value for one in Approximation if one.facts.needs not in (Need.moments,)])
+def test_approximations_are_operators(name: str) -> None:
+    """Their distance to the block is the number in the table, and their systems are solved."""
+    approximation = Approximation(name)
+    if approximation.facts.needs == Need.heads:
+        pytest.skip("heads are those of the package's transformers")
+    problem, block = case("mlp")[0], "all" if approximation.facts.needs == Need.whole else "W_1"
+    made = problem.approximation(name, block)
+    dense, truth = made.dense(), problem.operator(block).dense()
+    table = hessfig.measure(problem, blocks=[block], parts="H", quantities=["approximations"], estimator="dense")
+    (error,) = table.loc[table["quantity"] == f"{name}_error", "value"]
+    assert float((dense - truth).norm() / truth.norm()) == pytest.approx(error, rel=1e-9)
+    b = torch.ones(len(dense), dtype=torch.float64)
+    x, residual = made.solve(b, damping=0.7)
+    assert residual < 1e-10
+    system = dense + 0.7 * torch.eye(len(dense), dtype=torch.float64)
+    torch.testing.assert_close(x, torch.linalg.solve(system, b), rtol=1e-6, atol=1e-8)
+
+
+def test_an_operator_stays_what_it_is_while_its_network_moves_on() -> None:
+    problem, _ = CASES["mlp"]()
+    operator, vector = problem.operator("W_1"), torch.ones(30, dtype=torch.float64)
+    before = operator @ vector
+    with torch.no_grad():
+        for parameter in problem.network.parameters():
+            parameter.zero_()
+        problem.inputs.zero_()
+    assert torch.equal(operator @ vector, before)
+    with torch.inference_mode():
+        assert torch.equal(problem.operator("W_1") @ vector, torch.zeros(30, dtype=torch.float64))
+
+
+def test_vectors_by_name() -> None:
+    operator = case("mlp")[0].operator("all", "H_o")
+    tensors = operator.unflatten(operator @ torch.ones(operator.shape[1], dtype=torch.float64))
+    assert list(tensors) == operator.names and [one.numel() for one in tensors.values()] == operator.sizes
+    alone = operator.flatten({operator.names[0]: tensors[operator.names[0]]})
+    assert torch.equal(alone[: operator.sizes[0]], tensors[operator.names[0]].flatten())
+    assert not bool(alone[operator.sizes[0] :].any())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "match"),
+    [
+        (lambda p: p.operator("nothing"), "there is no weight named 'nothing'"),
+        (lambda p: p.operator("W_1", "H_x"), "parts: there is no such choice"),
+        (lambda p: p.operator("W_*"), "stands for several blocks"),
+        (lambda p: p.operator("W_1") @ torch.ones(3), "the vector does not fit"),
+        (lambda p: p.operator("W_1") @ [1.0] * 30, "the vector does not fit"),
+        (lambda p: p.operator("W_1").flatten({"W_2": torch.ones(3, 6)}), "not tensors of the block's weights"),
+        (lambda p: p.operator("W_1").split(torch.ones(30), parts=["H_x"]), "there is no such part"),
+        (lambda p: p.operator(("W_1", "W_2")).solve(torch.ones(30)), "the matrix is not symmetric"),
+        (lambda p: p.operator("W_1").solve(torch.ones(30), damping=-1.0), "damping is out of range"),
+        (lambda p: p.operator("W_1", "H_o").solve(torch.ones(30), preconditioner=p.operator("W_1")), "does not fit"),
+        (lambda p: p.approximation("newton", "W_1"), "name: there is no such choice"),
+        (lambda p: p.approximation("kfac", "gain"), "kfac is not defined here"),
+        (lambda p: p.approximation("empirical_fisher", "W_1").solve(torch.ones(30)), "is singular"),
+    ],
+)
+def test_what_does_not_fit_is_refused(wrong: Callable[[hessfig.Problem], Any], match: str) -> None:
+    with pytest.raises(UserError, match=match):
+        wrong(case("mlp")[0])
+
+
+def test_large_matrices_are_not_made_dense(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hessfig.curvature.implicit_matrix.MOST_BYTES", 1000)
+    with pytest.raises(UserError, match="dense: the matrix is too large"):
+        case("mlp")[0].operator("W_1").dense()
+
+
+def test_an_operator_is_not_pickled() -> None:
+    operator: ImplicitMatrix = case("mlp")[0].operator("W_1")
+    with pytest.raises(TypeError, match="cannot be pickled"):
+        pickle.dumps(operator)
+
+
+def test_blocks_by_pattern() -> None:
+    problem = CASES["encoder"]()[0]
+    problem = hessfig.Problem(problem.network, problem.inputs, problem.targets)
+    table = hessfig.measure(problem, blocks=["*.linear?.weight"], parts="H_o")
+    known = [name for name, _ in problem.network.named_parameters() if "linear" in name and name.endswith("weight")]
+    assert list(table["col"]) == known
+    pairs = hessfig.measure(problem, blocks=[("*linear1.weight", "1.weight")], parts="H_o")
+    assert len(pairs) == 2
+    with pytest.raises(UserError, match="no weight matches"):
+        hessfig.measure(problem, blocks=["*.nothing"])
