@@ -235,7 +235,7 @@ def tested(instructions: str, threads: int) -> tuple[int, int, float]:
     passed, failed = (sum(map(int, re.findall(rf"(\d+) (?:{word})", out))) for word in ("passed", "failed|errors?"))
     if failed or not passed:
         print(out[-3000:], file=sys.stderr)
-    return passed, failed or (not passed), time.monotonic() - start
+    return passed, failed or int(not passed), time.monotonic() - start
 
 
 def tried(chosen: Sequence[str]) -> int:
