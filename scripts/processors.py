@@ -230,12 +230,12 @@ def tested(instructions: str, threads: int) -> tuple[int, int, float]:
     """Return how many of TESTS passed and failed under a setting, and the seconds they took."""
     start = time.monotonic()
     environment = {**_environment(instructions), "HESSFIG_TEST_THREADS": str(threads)}
-    command = [sys.executable, "-m", "pytest", "-q", "--no-header", "--tb=line", "-m", "not slow and not long", *TESTS]
+    command = [sys.executable, "-m", "pytest", "--no-header", "--tb=line", "-m", "not slow and not long", *TESTS]
     out = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True).stdout
-    passed, failed = (sum(map(int, re.findall(rf"(\d+) {word}", out))) for word in ("passed", "failed|errors?"))
+    passed, failed = (sum(map(int, re.findall(rf"(\d+) (?:{word})", out))) for word in ("passed", "failed|errors?"))
     if failed or not passed:
         print(out[-3000:], file=sys.stderr)
-    return passed, failed or (not passed), time.monotonic() - start
+    return passed, failed or int(not passed), time.monotonic() - start
 
 
 def tried(chosen: Sequence[str]) -> int:
@@ -264,9 +264,9 @@ def tried(chosen: Sequence[str]) -> int:
         "seconds",
     )
     print("\n".join(markdown_table(head, rows)))
-    for (name, threads), what, allowed in lines:
+    for setting, what, allowed in lines:
         if not allowed:
-            print(f"{name}, {threads} threads: {what} should be equal")
+            print(f"{', '.join(setting)} threads: {what} should be equal")
     return 1 if wrong else 0
 
 

@@ -96,7 +96,7 @@ class RowGrids:
     whole number zero: the asymmetric grid per row of the GPTQ paper's experiments. A row of zeros stays zero.
     """
 
-    def __init__(self, matrices: Sequence[Float[Tensor, "m n"]], bits: int) -> None:
+    def __init__(self, matrices: Sequence[Float[Tensor, "_ _"]], bits: int) -> None:
         scales, zeros, self._most = [], [], 2**bits - 1
         for matrix in matrices:
             low, high = matrix.min(dim=1).values.clamp(max=0), matrix.max(dim=1).values.clamp(min=0)
