@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hessfig.config import Config, EstimatorConfig, Method, Optimiser
+from hessfig.config import Config, EstimatorConfig, Method, ModelConfig, Optimiser, StateConfig
 from hessfig.states.training.loop import Progress
 from hessfig.sweep.plan import Sweep
 from hessfig.sweep.preview import describe
@@ -43,8 +43,10 @@ def test_cells_share_their_trainings(tmp_path: Path) -> None:
 
 
 def test_a_trained_state_has_no_pilots(tmp_path: Path) -> None:
-    config = training_config(tmp_path, estimator=EstimatorConfig(Method.auto))
+    model = ModelConfig(n_layers=2, d_model=17)  # the lower layer's columns are probed
+    config = training_config(tmp_path, estimator=EstimatorConfig(Method.auto), model=model)
     assert Sweep([("", config)]).pilots == []
+    assert Sweep([("", replace(config, state=StateConfig()))]).pilots
 
 
 @pytest.mark.long
