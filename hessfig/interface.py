@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from hessfig.config import ApproximationConfig
     from hessfig.curvature.approximations.approximated_block import ApproximatedBlock
     from hessfig.curvature.block_operator import BlockOperator
-    from hessfig.curvature.problem import Problem as Measurable
-    from hessfig.models.protocol import Drawn, Layout
+    from hessfig.curvature.problem import Objective
+    from hessfig.weights import Layout
 
 
 # of a zero block, of too few samples, of an expansion that never departs: not finite, and nothing is wrong
@@ -70,7 +70,7 @@ class Problem:
     weights: Mapping[str, Spec] | str | None = field(default=None)
     outputs: str | int | None = None
 
-    def drawn(self, dtype: str) -> Drawn:
+    def objective(self, dtype: str) -> Objective:
         """Return the checked problem in `dtype`; the network is copied when it has another type.
 
         Raises UserError for what does not fit: names, slices, shapes, training mode, random outputs.
@@ -109,7 +109,7 @@ class Problem:
             For a block or part that there is not, and for names that stand for several blocks.
         """
         from hessfig.curvature.block_operator import BlockOperator
-        from hessfig.curvature.routes import Engines
+        from hessfig.models.routes import Engines
 
         config, problem, one = self._single(block, part, ["frobenius"], dtype, device)
         engines = Engines(problem, config.model, config.estimator.products)
@@ -166,10 +166,9 @@ class Problem:
         device: str,
         chosen: ApproximationConfig | None = None,
         seed: int = 0,
-    ) -> tuple[Config, Measurable, Block]:
+    ) -> tuple[Config, Objective, Block]:
         """Return settings, a copy of the problem, and the one block that is named. Raises UserError for several."""
         from hessfig.curvature.double_backward import differentiating
-        from hessfig.curvature.problem import Problem as Measurable
         from hessfig.models.own_network import copied
 
         entry = [tuple(block) if isinstance(block, list) else block]
@@ -178,7 +177,7 @@ class Problem:
         config = config if chosen is None else replace(config, approximation=chosen)
         place = device_of(device)
         with differentiating():
-            held = Measurable.of(self.drawn(config.dtype))
+            held = self.objective(config.dtype)
             batches = copy.deepcopy(held.batches)
             problem = replace(held, network=copied(held.network, "the network"), batch=batches[0], more=batches[1:])
             problem = problem.on(place)
@@ -248,7 +247,6 @@ def measure(
     """
     from hessfig.curvature.batched import undisturbed
     from hessfig.curvature.double_backward import differentiating
-    from hessfig.curvature.problem import Problem as Measurable
 
     if not isinstance(problem, Problem):
         raise UserError(
@@ -261,7 +259,7 @@ def measure(
     config = Measure(blocks, parts, quantities, estimator, num_probes, spectrum, seed, dtype).config()
     names = config.quantities
     with differentiating():
-        found_problem = Measurable.of(problem.drawn(config.dtype))  # refuses what is no network
+        found_problem = problem.objective(config.dtype)  # refuses what is no network
         with undisturbed(found_problem):
             config = with_parts(config, found_problem, parts)
             blocks_there = blocks_asked(config, found_problem.layout)
@@ -272,7 +270,7 @@ def measure(
     return _frame(found, config.first_seed)
 
 
-def with_parts(config: Config, problem: Measurable, asked: Any) -> Config:
+def with_parts(config: Config, problem: Objective, asked: Any) -> Config:
     """Return the settings with the parts that exist: H alone if the loss is not convex in the declared outputs.
 
     Raises UserError, with the reason, if another part was requested.

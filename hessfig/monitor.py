@@ -29,7 +29,7 @@ from hessfig.models.own_checks import check_network
 from hessfig.models.own_network import TRAINABLE
 from hessfig.network_copy import NetworkCopy
 from hessfig.owner import Owner
-from hessfig.sweep.monitored import Course, OtherTraining
+from hessfig.sweep.monitored import MonitoredTraining, OtherTraining
 
 Values = dict[str, float]
 
@@ -173,7 +173,7 @@ class Monitor:
             try:
                 self._log = logger(log, self.folder)
                 content, depth = self._copy.data_content, layout.num_layers
-                self._course = Course(self.folder, self._config, content, depth, overwrite=overwrite)
+                self._course = MonitoredTraining(self.folder, self._config, content, depth, overwrite=overwrite)
             except BaseException:
                 self.close()
                 raise

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from hessfig.curvature.fingerprint import fingerprint
-from hessfig.curvature.problem import Problem as Measurable
 from hessfig.errors import UserError, first_few
 from hessfig.interface import Problem, Spec
 from hessfig.models.identity import identities, identity
@@ -58,8 +57,8 @@ class NetworkCopy:
     def _copy(self, *, has_run: bool) -> None:
         self._made_of = self._identity()
         shown = copied(self._network, "the network", has_run=has_run).eval()
-        drawn = Problem(shown, *self._given).drawn(self._dtype)
-        self.data_content, self.problem = data_content(drawn), Measurable.of(drawn).on(self._place)
+        drawn = Problem(shown, *self._given).objective(self._dtype)
+        self.data_content, self.problem = data_content(drawn), (drawn).on(self._place)
 
     def _identity(self) -> str:
         """Return a hash of all that network and loss are made of, besides weights and buffers."""

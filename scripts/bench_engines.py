@@ -15,7 +15,7 @@ from hessfig.terms import Matrix, Part
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hessfig.curvature.problem import Problem
+    from hessfig.curvature.problem import Objective
 
 PUBLISHED, PUBLISHED_2 = "published, float32", "published, float32, 2 threads"
 EXACT, DEFAULT = "exact, float64", "hutchinson, float64"
@@ -77,7 +77,7 @@ def published_numbers(cell: Cell) -> Numbers:
     }
 
 
-def _as_published(problem: Problem) -> Any:
+def _as_published(problem: Objective) -> Any:
     """Return the network as the published code runs it: logits at every position, then those of the answer."""
     from torch import nn
 
@@ -94,7 +94,7 @@ def _as_published(problem: Problem) -> Any:
     return Whole()
 
 
-def _operators(problem: Problem, layer: int, matrix: Matrix) -> dict[Part, Any]:
+def _operators(problem: Objective, layer: int, matrix: Matrix) -> dict[Part, Any]:
     from curvlinops import GGNLinearOperator, HessianLinearOperator
 
     whole, batch = _as_published(problem), problem.batch

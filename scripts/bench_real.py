@@ -129,7 +129,6 @@ def measured(options: argparse.Namespace, contender: str, case: str) -> dict[str
 
 def _problem(options: argparse.Namespace) -> Any:
     from hessfig.config import Config, Data, DType, ModelConfig, Scored, TaskConfig
-    from hessfig.curvature.problem import Problem
     from hessfig.states.point import drawn
 
     sizes = {name: getattr(options, name) for name in ("n_layers", "n_heads", "d_model", "vocabulary")}
@@ -138,13 +137,13 @@ def _problem(options: argparse.Namespace) -> Any:
     config = Config(
         model=model, task=task, dtype=DType(options.dtype), device=options.device, blocks="each", memory="1TB"
     )
-    return Problem.of(drawn(config, sigma=None, seed=0))
+    return drawn(config, sigma=None, seed=0)
 
 
 def _contender(contender: str, problem: Any, layer: int, name: str) -> Callable[[Any], float]:
     """Return what takes a probe v of the weight and returns v.Hv."""
     from hessfig.curvature.curvlinops import SidedColumn
-    from hessfig.curvature.headed import HeadedColumn
+    from hessfig.curvature.vocabulary_head import HeadedColumn
     from hessfig.terms import Part
 
     if contender.startswith("hessfig"):

@@ -26,7 +26,7 @@ from matplotlib.figure import Figure
 from hessfig.config import MLP, Config, DType, ModelConfig, TaskConfig
 from hessfig.curvature.curvlinops import ColumnOperator
 from hessfig.curvature.differences import DifferencedColumn
-from hessfig.curvature.problem import Problem, rademacher
+from hessfig.curvature.problem import rademacher
 from hessfig.figures.parts.colours import GUIDE
 from hessfig.figures.parts.labels import weight_words
 from hessfig.figures.parts.page import Paper, styled
@@ -65,7 +65,7 @@ def main(words: Sequence[str] | None = None) -> None:
 
 def calibrated(config: Config, seed: int) -> Iterator[dict[str, Any]]:
     """Yield the errors of one network: by block, type and step."""
-    problem = Problem.of(drawn(config, sigma=SIGMA, seed=seed))
+    problem = drawn(config, sigma=SIGMA, seed=seed)
     for name in BLOCKS:
         exact = ColumnOperator(problem, 1, name, [name])
         probes = rademacher(exact.dim, PROBES, generator=stream(seed, "calibration"), dtype=torch.float64)

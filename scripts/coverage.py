@@ -34,12 +34,12 @@ from hessfig.config import Config, EstimatorConfig, Method, Products
 from hessfig.config.compose.job import compose
 from hessfig.curvature.column import SPLIT, SidedColumn, completed
 from hessfig.curvature.double_backward import DoubleBackward
-from hessfig.curvature.problem import Problem
-from hessfig.curvature.routes import Engines
+from hessfig.curvature.problem import Objective
 from hessfig.files import write_text
 from hessfig.measurements.block_norms import Estimator, dense_blocks
 from hessfig.measurements.quantity import Estimate, columns
 from hessfig.models.blocks import components
+from hessfig.models.routes import Engines
 from hessfig.rng import stream
 from hessfig.sweep.measure import draw_problem
 from hessfig.sweep.plan import Cell
@@ -205,7 +205,7 @@ def _overview(found: pd.DataFrame, groups: pd.DataFrame, seconds: dict) -> pd.Da
 class _Matrices:
     """A column of one diagonal block as dense matrices, checked by one product of a plain double backward."""
 
-    def __init__(self, problem: Problem, config: Config, layer: int, col: str, blocks: Sequence[Block]) -> None:
+    def __init__(self, problem: Objective, config: Config, layer: int, col: str, blocks: Sequence[Block]) -> None:
         column = Engines(problem, config.model, Products.linearised).column(layer, col, blocks)
         self.dim, self.shape, self.dtype, self.bytes_per_probe = column.dim, column.shape, column.dtype, 1
         made = completed(dense_blocks(column), PARTS)
@@ -218,7 +218,7 @@ class _Matrices:
         """Return A V."""
         return {(self.row, part): self.blocks[part] @ probes for part in parts}
 
-    def _check(self, problem: Problem, layer: int, col: str) -> None:
+    def _check(self, problem: Objective, layer: int, col: str) -> None:
         side, vector = SidedColumn(problem, layer, col, [col]), torch.ones(self.dim, 1, dtype=self.dtype)
         suffix, scale = problem.suffix(side.weights), self.norms[Part.H] + self.norms[Part.H_o]
         for part, block in self.blocks.items():

@@ -27,7 +27,7 @@ def curvlinops(network: nn.Module, inputs: Tensor, targets: Tensor, parameters: 
     """Multiply by curvlinops.HessianLinearOperator: forward over reverse under vmap."""
     from curvlinops import HessianLinearOperator
 
-    from hessfig.tasks.losses import CrossEntropy
+    from hessfig.curvature.losses import CrossEntropy
 
     operator = HessianLinearOperator(
         network, CrossEntropy(), list(parameters), [(inputs, targets)], num_data=len(inputs), check_deterministic=False

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hessfig.config import Config, EstimatorConfig, Method, ModelConfig, TaskConfig
-from hessfig.curvature.exact.support import Level, exactness
+from hessfig.models.exact.support import Level, exactness
 from hessfig.sweep.variant import Variant
 
 WHOLE, TOP, EXACT = "hutchinson", "hutchinson, top layer", "exact"

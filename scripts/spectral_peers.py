@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hessfig.curvature.problem import Problem, Suffix
+from hessfig.curvature.problem import Objective, Suffix
 
 Density = tuple[np.ndarray, np.ndarray]  # nodes and weights that sum to 1
 
@@ -29,18 +29,18 @@ class Peer:
     One that is not `judged` is run once, as its users do, whatever its residual.
     """
 
-    solve: Callable[[Problem, float], tuple[float, Tensor, int]]
+    solve: Callable[[Objective, float], tuple[float, Tensor, int]]
     efforts: tuple[float, ...]
     judged: bool = True
 
 
-def scored_network(problem: Problem) -> nn.Module:
+def scored_network(problem: Objective) -> nn.Module:
     """Return the network from tokens to scored outputs, its parameters ready to be differentiated."""
     suffix = Suffix(problem, None)
     return suffix.requires_grad_(True)
 
 
-def exact_product(problem: Problem, vector: Tensor) -> Tensor:
+def exact_product(problem: Objective, vector: Tensor) -> Tensor:
     """Return H v by one plain double backward: the judge of every residual."""
     module = scored_network(problem)
     weights = list(module.parameters())
@@ -50,7 +50,7 @@ def exact_product(problem: Problem, vector: Tensor) -> Tensor:
     return torch.cat([piece.detach().reshape(-1) for piece in found]).to(vector.device)
 
 
-def eigsh_on_curvlinops(problem: Problem, tolerance: float) -> tuple[float, Tensor, int]:
+def eigsh_on_curvlinops(problem: Objective, tolerance: float) -> tuple[float, Tensor, int]:
     """scipy's implicitly restarted Lanczos with its own number of vectors (20), from a seeded start."""
     from scipy.sparse.linalg import LinearOperator, eigsh
 
@@ -69,7 +69,7 @@ def eigsh_on_curvlinops(problem: Problem, tolerance: float) -> tuple[float, Tens
 
 
 def pyhessian_power(
-    problem: Problem, tolerance: float, *, dtype: torch.dtype = torch.float64, most: int = 3000
+    problem: Objective, tolerance: float, *, dtype: torch.dtype = torch.float64, most: int = 3000
 ) -> tuple[float, Tensor, int]:
     """PyHessian's power iteration, stopped when two eigenvalues in a row differ by less than `tolerance`."""
     package: Any = import_module("pyhessian.hessian")  # the package's attribute of this name is its class
@@ -94,7 +94,7 @@ def pyhessian_power(
     return float(values[0]), flat, count[0]
 
 
-def eigenthings_lanczos(problem: Problem, steps: float) -> tuple[float, Tensor, int]:
+def eigenthings_lanczos(problem: Objective, steps: float) -> tuple[float, Tensor, int]:
     """hessian-eigenthings' Lanczos of `steps` vectors, all of them kept orthogonal."""
     from hessian_eigenthings import lanczos
 
@@ -102,7 +102,7 @@ def eigenthings_lanczos(problem: Problem, steps: float) -> tuple[float, Tensor, 
     return float(found.eigenvalues[0]), found.eigenvectors[0], found.iterations
 
 
-def eigenthings_density(problem: Problem, steps: int, probes: int) -> Density:
+def eigenthings_density(problem: Objective, steps: int, probes: int) -> Density:
     """hessian-eigenthings' stochastic Lanczos quadrature with Rademacher probes."""
     from hessian_eigenthings import spectral_density
 
@@ -114,7 +114,7 @@ def eigenthings_density(problem: Problem, steps: int, probes: int) -> Density:
     return found.raw_eigenvalues.flatten()[kept].numpy(), (weights[kept] / probes).numpy()
 
 
-def curvlinops_density(problem: Problem, steps: int, probes: int) -> Density:
+def curvlinops_density(problem: Objective, steps: int, probes: int) -> Density:
     """curvlinops' smoothed spectrum on a grid (its Lanczos does not re-orthogonalise)."""
     from curvlinops import lanczos_approximate_spectrum
 
@@ -125,7 +125,7 @@ def curvlinops_density(problem: Problem, steps: int, probes: int) -> Density:
     return grid.numpy(), (weights / weights.sum()).numpy()
 
 
-def pyhessian_density(problem: Problem, steps: int, probes: int) -> Density:
+def pyhessian_density(problem: Objective, steps: int, probes: int) -> Density:
     """PyHessian's stochastic Lanczos quadrature; it calls torch.eig, which torch has no longer."""
     package: Any = import_module("pyhessian.hessian")  # the package's attribute of this name is its class
 
@@ -139,7 +139,7 @@ def pyhessian_density(problem: Problem, steps: int, probes: int) -> Density:
     return np.concatenate(nodes), np.concatenate(weights) / probes
 
 
-def curvlinops_operator(problem: Problem) -> Any:
+def curvlinops_operator(problem: Objective) -> Any:
     """Return the Hessian as curvlinops' operator."""
     from curvlinops import HessianLinearOperator
 
@@ -149,7 +149,7 @@ def curvlinops_operator(problem: Problem) -> Any:
     return HessianLinearOperator(module, problem.loss, list(module.parameters()), data, **settings)
 
 
-def eigenthings_operator(problem: Problem) -> Any:
+def eigenthings_operator(problem: Objective) -> Any:
     """Return the Hessian as hessian-eigenthings' operator."""
     from hessian_eigenthings import HessianOperator, supervised_loss
 
@@ -165,7 +165,7 @@ LARGEST = {
     ),
     "hessian-eigenthings": Peer(eigenthings_lanczos, (10, 15, 20, 30, 40, 60, 80, 120, 160, 240)),
 }
-DENSITIES: dict[str, Callable[[Problem, int, int], Density]] = {
+DENSITIES: dict[str, Callable[[Objective, int, int], Density]] = {
     "curvlinops": curvlinops_density,
     "PyHessian": pyhessian_density,
     "hessian-eigenthings": eigenthings_density,

@@ -23,7 +23,7 @@ from hessfig.terms import Part
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hessfig.curvature.problem import Problem
+    from hessfig.curvature.problem import Objective
 
 OURS, OURS_FLOAT32 = "hessfig", "hessfig, float32 products"
 _PEERS = ("curvlinops + eigsh", "PyHessian", "PyHessian, as its users run it", "hessian-eigenthings")
@@ -165,7 +165,7 @@ def _distance(found: Nodes, truth: Nodes) -> float:
     return float(wasserstein_distance(found[0], truth[0], found[1], truth[1])) / spread
 
 
-def _problem(cell: Cell) -> Problem:
+def _problem(cell: Cell) -> Objective:
     from hessfig.sweep.measure import draw_problem
 
     return draw_problem(cell)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from hessfig.config import Config, Data, ModelConfig, Scored, TaskConfig
 from hessfig.curvature.gradients import loss_of
-from hessfig.curvature.problem import Problem
+from hessfig.curvature.problem import Objective
 from hessfig.models.kinds.huggingface import STORED, completed
 from hessfig.models.stored.architectures import sizes_of
 from hessfig.models.stored.causal_model import special_words
@@ -37,9 +37,9 @@ def losses(place: Path, draws: int) -> dict[str, object]:
     task = TaskConfig(data=Data.masked_tokens, scored=Scored.all, batch_size=count)
     config = completed(Config(model=ModelConfig("huggingface", path=str(place)), task=task))
     ids, special = torch.tensor(STORED.ids(config)), special_words(config, sizes_of(*settings_of(config)))
-    trained = Problem.of(drawn(config, sigma=None, seed=0))
+    trained = drawn(config, sigma=None, seed=0)
     anew = replace(config, model=replace(config.model, random=True))
-    random = Problem.of(drawn(anew, sigma=None, seed=0))
+    random = drawn(anew, sigma=None, seed=0)
     size = STORED.sizes(config).vocabulary
     return {
         "network": place.name,
@@ -52,7 +52,7 @@ def losses(place: Path, draws: int) -> dict[str, object]:
     }
 
 
-def _mean(problem: Problem, ids: Tensor, task: TaskConfig, special: Special, draws: int, size: int) -> str:
+def _mean(problem: Objective, ids: Tensor, task: TaskConfig, special: Special, draws: int, size: int) -> str:
     found = []
     for seed in range(draws):
         (batch,) = masked_batches(ids, replace(task, seed=seed), special, vocabulary=size, at_once=len(ids))

@@ -9,7 +9,7 @@ from pathlib import Path
 from beartype import BeartypeConf, beartype
 
 ROOT = Path(__file__).parent.parent
-UNCHECKED = "hessfig.curvature.tape"  # small steps that run a million times here; dense oracles hold their shapes
+UNCHECKED = "hessfig.models.tape"  # small steps that run a million times here; dense oracles hold their shapes
 LIBRARIES = {"torch", "jaxtyping"}
 
 

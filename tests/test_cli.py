@@ -175,9 +175,9 @@ def test_status_counts(cli: Cli, undisturbed: Path) -> None:
 @pytest.mark.usefixtures("workers")
 def test_a_failed_cell_makes_exit_code_one(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     from hessfig.sweep import runner
-    from hessfig.sweep.pool import Outcome
+    from hessfig.sweep.pool import CellOutcome
 
-    monkeypatch.setattr(runner.Pool, "run", lambda self, cells: (Outcome(cell, "failed", "why") for cell in cells))
+    monkeypatch.setattr(runner.Pool, "run", lambda self, cells: (CellOutcome(cell, "failed", "why") for cell in cells))
     answer = cli("run", "seeds=1", "grid.points=2", "workers=1")
     assert answer.code == 1
     assert "2 failed" in answer.out

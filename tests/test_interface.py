@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 import hessfig
 from hessfig.curvature.curvlinops import ColumnOperator
-from hessfig.curvature.problem import Problem as Measurable
 from hessfig.errors import UserError
 from hessfig.record import COLUMNS
 from hessfig.terms import PARTS, Part
@@ -65,7 +64,7 @@ def places(problem: hessfig.Problem, names: list[str], side: tuple[Any, ...]) ->
 @pytest.mark.long
 def test_every_block_and_part_is_the_oracles(name: str) -> None:
     problem, blocks, names, dense = oracle(name)
-    table, layout = measure(problem, blocks=blocks), problem.drawn("float64").layout
+    table, layout = measure(problem, blocks=blocks), problem.objective("float64").layout
     assert len(table) == 3 * len(table[["row", "col", "row_layer", "layer"]].drop_duplicates())
     for row in table.itertuples():
         at = [places(problem, names, layout.side(*side)) for side in ((row.row_layer, row.row), (row.layer, row.col))]
@@ -79,7 +78,7 @@ def test_every_block_and_part_is_the_oracles(name: str) -> None:
 def test_traces_are_the_oracles(name: str) -> None:
     problem, blocks, names, dense = oracle(name)
     diagonal = [block for block in blocks if isinstance(block, str)]
-    table, layout = measure(problem, blocks=diagonal, quantities=["trace"]), problem.drawn("float64").layout
+    table, layout = measure(problem, blocks=diagonal, quantities=["trace"]), problem.objective("float64").layout
     for row in table.itertuples():
         at = places(problem, names, layout.side(row.layer, row.col))
         block = dense[Part(row.part)][at][:, at]
@@ -98,7 +97,7 @@ def test_probes_cover_the_truth_within_their_error() -> None:
 def test_a_wrong_operator_is_noticed_and_said() -> None:
     """Products of curvlinops under vmap are wrong here (see double_backward.fault), batched ones are right."""
     problem, _, _, _ = oracle("mlp")
-    drawn = Measurable.of(problem.drawn("float64"))
+    drawn = problem.objective("float64")
     column = ColumnOperator(drawn, 0, "all", ["all"])
     with pytest.warns(RuntimeWarning, match=r"curvlinops' product is off by \d"):
         column.split_matmat(torch.ones(column.dim, 1, dtype=torch.float64))
@@ -151,7 +150,7 @@ def test_the_hessian_itself_comes_as_an_array() -> None:
 def test_blocks_that_are_named_come_as_arrays(name: str) -> None:
     problem, blocks, names, dense = oracle(name)
     arrays = measure(problem, blocks=blocks, quantities=["hessian"]).attrs["arrays"]["hessian"]
-    entries, layout = json.loads(str(arrays["entries"])), problem.drawn("float64").layout
+    entries, layout = json.loads(str(arrays["entries"])), problem.objective("float64").layout
     assert len(entries) == len(arrays) - 1 and "hessian" not in arrays
     for number, entry in enumerate(entries):
         rows, cols = (
@@ -246,7 +245,7 @@ def test_eigenvalues_are_the_oracles(name: str) -> None:
     problem, blocks, names, dense = oracle(name)
     diagonal = [block for block in blocks if isinstance(block, str)]
     table = measure(problem, blocks=diagonal, quantities=["spectrum"], spectrum={"probes": "gaussian"})
-    layout = problem.drawn("float64").layout
+    layout = problem.objective("float64").layout
     ends = {"largest_eigenvalue": -1, "smallest_eigenvalue": 0}
     for row in table[table["quantity"].isin(ends)].itertuples():
         at = places(problem, names, layout.side(row.layer, row.col))

@@ -26,13 +26,13 @@ from hessfig.config import (
     TaskConfig,
     TrainingConfig,
 )
-from hessfig.curvature.exact.exact_blocks import ExactEngine
-from hessfig.curvature.problem import Problem
-from hessfig.models.protocol import Layout
+from hessfig.curvature.problem import Objective
+from hessfig.models.exact.exact_blocks import ExactEngine
 from hessfig.models.registry import kind
 from hessfig.states.initialised import build_network
 from hessfig.states.point import drawn
 from hessfig.terms import Part
+from hessfig.weights import Layout
 
 
 class PAPER:
@@ -90,14 +90,14 @@ def toy_problem(
     sigma: float = 0.7,
     seed: int = 1234,
     dtype: DType = DType.float64,
-) -> Problem:
+) -> Objective:
     """Return a problem of `model` on its toy task."""
     config = Config(model=model, task=task or toy_task(model), dtype=dtype)
-    return Problem.of(drawn(config, sigma=sigma, seed=seed))
+    return drawn(config, sigma=sigma, seed=seed)
 
 
 def exact_norms(
-    problem: Problem, layer: int, col: str, rows: Sequence[str], parts: Sequence[Part], *, model: ModelConfig
+    problem: Objective, layer: int, col: str, rows: Sequence[str], parts: Sequence[Part], *, model: ModelConfig
 ) -> dict[tuple[str, Part], float]:
     """Return the exact norms of a column of blocks by an engine of their own."""
     return ExactEngine(problem, model).column(layer, col, rows, parts)

@@ -44,7 +44,7 @@ class Disagreement(UserError):
 
 
 @dataclass(frozen=True)
-class Run:
+class RecordedRun:
     """A sweep on disk: its checked table, and its networks, axis and seeds as the manifest (its `config`) has them."""
 
     table: pd.DataFrame
@@ -54,17 +54,17 @@ class Run:
     config: Mapping[str, Any] = field(default_factory=dict)
 
 
-def read_run(folder: Path) -> Run:
+def read_run(folder: Path) -> RecordedRun:
     """Return the checked table of `folder` with the architecture of each (variant, num_layers), axis and first seed.
 
     Without a manifest the table is read all the same, along sigma, and no architecture (so no prediction) is known.
     """
     table, manifest = _agreeing(folder, _read_both)
     if manifest is None:
-        return Run(table, {})
+        return RecordedRun(table, {})
     axis, first_seed = (_at(manifest, ["config", *keys]) for keys in (["sweep", "axis"], ["first_seed"]))
     networks = architectures(table, manifest)
-    return Run(table, networks, Axis(axis or SIGMA.name), first_seed or 0, manifest["config"])
+    return RecordedRun(table, networks, Axis(axis or SIGMA.name), first_seed or 0, manifest["config"])
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:

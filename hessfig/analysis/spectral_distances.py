@@ -12,7 +12,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from hessfig.analysis.intervals import student_band
-from hessfig.analysis.stored_spectra import Density, Place, Quadrature, Spectrum
+from hessfig.analysis.stored_spectra import Density, Spectrum, SpectrumKey, StoredQuadrature
 from hessfig.terms import Group
 
 Numbers = NDArray[np.float64]
@@ -102,11 +102,11 @@ def _banded(density: Density, grid: Numbers, deviation: float, kernel: Profile) 
 def of_eigenvalues(eigenvalues: Numbers, grid: Numbers, deviation: float) -> tuple[Numbers, Numbers]:
     """Return density and cumulative of all eigenvalues under the same kernel: what the bands are to hold."""
     weights = np.full((1, len(eigenvalues)), 1 / len(eigenvalues))
-    exact = Quadrature(eigenvalues[None], weights)
+    exact = StoredQuadrature(eigenvalues[None], weights)
     return _per_probe(exact, grid, deviation, _bell)[0], _per_probe(exact, grid, deviation, _share_below)[0]
 
 
-def _per_probe(quadrature: Quadrature, grid: Numbers, deviation: float, kernel: Profile) -> Numbers:
+def _per_probe(quadrature: StoredQuadrature, grid: Numbers, deviation: float, kernel: Profile) -> Numbers:
     """Return sum_i w_i kernel((t - theta_i) / deviation), one row per probe."""
     rows = []
     for nodes, weights in zip(quadrature.nodes, quadrature.weights, strict=True):
@@ -242,7 +242,7 @@ NETWORK = ["variant", "num_layers", "part", "sigma", "step", "seed"]
 PAIR = ["one_layer", "one", "other_layer", "other"]
 
 
-def is_weight(place: Place) -> bool:
+def is_weight(place: SpectrumKey) -> bool:
     """Return whether a place is one weight's own block: no group, no pair."""
     return place.row == place.col and place.row not in list(Group) and place.row_layer == place.layer
 
@@ -280,5 +280,5 @@ def _networks(blocks: Iterable[Block]) -> Iterable[tuple[dict[str, object], Sequ
         yield {name: getattr(members[0].place, name) for name in NETWORK}, members
 
 
-def _pair(one: Place, other: Place) -> dict[str, object]:
+def _pair(one: SpectrumKey, other: SpectrumKey) -> dict[str, object]:
     return {**{"one_layer": one.layer, "one": one.row}, **{"other_layer": other.layer, "other": other.row}}

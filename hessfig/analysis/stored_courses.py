@@ -34,7 +34,7 @@ _FORMS = {
 
 
 @dataclass(frozen=True)
-class Course:
+class StoredLosses:
     """The arrays of one cell by name; sigma and step are nan where they mean nothing."""
 
     variant: str
@@ -53,7 +53,7 @@ class Course:
         return "" if math.isnan(self.sigma) else f"σ = {self.sigma:g}"
 
 
-def read_courses(folder: Path, quantity: str) -> list[Course]:
+def read_courses(folder: Path, quantity: str) -> list[StoredLosses]:
     """Return the stored arrays of a quantity, slices or descent, in the manifest's order.
 
     Raises UserError where none are stored, and for files that are missing, damaged, swapped or of another form.
@@ -62,7 +62,7 @@ def read_courses(folder: Path, quantity: str) -> list[Course]:
     for entry in listed(folder, form):
         numbers, names = read(folder, entry, form, partial(_take, quantity))
         place: dict[str, Any] = {key: entry[key] for key in ("variant", "num_layers", "seed")} | place_of(entry)
-        found.append(Course(**place, numbers=numbers, names=names))
+        found.append(StoredLosses(**place, numbers=numbers, names=names))
     return found
 
 

@@ -28,7 +28,7 @@ _ONE = 1e-6  # how far the weights of a probe may sum from one
 
 
 @dataclass(frozen=True)
-class Place:
+class SpectrumKey:
     """Of which part of which block of which network these numbers are; sigma and step are nan where they mean nothing.
 
     `dim` is the side of the block.
@@ -51,12 +51,12 @@ class Place:
 class Spectrum:
     """All eigenvalues of a block, rising."""
 
-    place: Place
+    place: SpectrumKey
     eigenvalues: Numbers
 
 
 @dataclass(frozen=True)
-class Quadrature:
+class StoredQuadrature:
     """Nodes and weights (probes, steps) of a density by stochastic Lanczos quadrature; a probe's weights sum to 1."""
 
     nodes: Numbers
@@ -67,18 +67,18 @@ class Quadrature:
 class Density:
     """A block's density by all Lanczos steps, and by the first half of the same runs."""
 
-    place: Place
-    whole: Quadrature
-    half: Quadrature
+    place: SpectrumKey
+    whole: StoredQuadrature
+    half: StoredQuadrature
 
 
-def every(place: Place) -> bool:
+def every(place: SpectrumKey) -> bool:
     """Want every block."""
     del place
     return True
 
 
-def read_spectra(folder: Path, wanted: Callable[[Place], bool] = every) -> list[Spectrum]:
+def read_spectra(folder: Path, wanted: Callable[[SpectrumKey], bool] = every) -> list[Spectrum]:
     """Return the stored eigenvalues of the blocks that are wanted, in the manifest's order.
 
     Raises UserError where no spectrum is stored, and as `stored.read` does.
@@ -86,7 +86,7 @@ def read_spectra(folder: Path, wanted: Callable[[Place], bool] = every) -> list[
     return _read(folder, _SPECTRUM, wanted, _spectrum)
 
 
-def read_densities(folder: Path, wanted: Callable[[Place], bool] = every) -> list[Density]:
+def read_densities(folder: Path, wanted: Callable[[SpectrumKey], bool] = every) -> list[Density]:
     """Return the stored densities of the blocks that are wanted. Raises UserError as `read_spectra` does."""
     return _read(folder, _DENSITY, wanted, _density)
 
@@ -102,7 +102,7 @@ def has_densities(folder: Path) -> bool:
 
 
 def _read(
-    folder: Path, form: Form, wanted: Callable[[Place], bool], one: Callable[[Stored, int, Place], Found]
+    folder: Path, form: Form, wanted: Callable[[SpectrumKey], bool], one: Callable[[Stored, int, SpectrumKey], Found]
 ) -> list[Found]:
     found: list[Found] = []
     for entry in listed(folder, form):
@@ -111,7 +111,10 @@ def _read(
 
 
 def _take(
-    entry: Entry, wanted: Callable[[Place], bool], one: Callable[[Stored, int, Place], Found], stored: Stored
+    entry: Entry,
+    wanted: Callable[[SpectrumKey], bool],
+    one: Callable[[Stored, int, SpectrumKey], Found],
+    stored: Stored,
 ) -> list[Found]:
     said = json.loads(str(stored["entries"].item()))
     if not isinstance(said, list):
@@ -120,7 +123,7 @@ def _take(
     return [one(stored, k, place) for k, place in enumerate(places) if wanted(place)]
 
 
-def _place(entry: Entry, said: Any) -> Place:
+def _place(entry: Entry, said: Any) -> SpectrumKey:
     """Return what one entry says it is of. Raises ValueError or TypeError for words that are none."""
     odd = [key for key in _COUNTS if type(said[key]) is not int or said[key] < 0]
     odd += [key for key in _NAMES if not isinstance(said[key], str) or plain(said[key], most=_LONGEST) != said[key]]
@@ -128,27 +131,27 @@ def _place(entry: Entry, said: Any) -> Place:
         raise ValueError(f"entries: {odd[0] if odd else 'dim'}={said[odd[0] if odd else 'dim']!r}"[:200])
     block = {key: said[key] for key in ("layer", "row_layer", "row", "col", "dim")}
     network = {key: entry[key] for key in ("variant", "num_layers", "seed")} | place_of(entry)
-    return Place(**network, part=Part(said["part"]).value, **block)
+    return SpectrumKey(**network, part=Part(said["part"]).value, **block)
 
 
-def _spectrum(stored: Stored, k: int, place: Place) -> Spectrum:
+def _spectrum(stored: Stored, k: int, place: SpectrumKey) -> Spectrum:
     values = _reals(stored, f"eigenvalues_{k}", [(place.dim,)])
     if (np.diff(values) < 0).any():
         raise ValueError(f"eigenvalues_{k} do not rise")
     return Spectrum(place, values)
 
 
-def _density(stored: Stored, k: int, place: Place) -> Density:
+def _density(stored: Stored, k: int, place: SpectrumKey) -> Density:
     return Density(place, _quadrature(stored, "", k), _quadrature(stored, "half_", k))
 
 
-def _quadrature(stored: Stored, which: str, k: int) -> Quadrature:
+def _quadrature(stored: Stored, which: str, k: int) -> StoredQuadrature:
     nodes = _reals(stored, f"{which}nodes_{k}", [])
     weights = _reals(stored, f"{which}weights_{k}", [nodes.shape])
     sums = weights.sum(axis=-1)
     if nodes.ndim != 2 or not nodes.size or (weights < 0).any() or (np.abs(sums - 1) > _ONE).any():
         raise ValueError(f"{which}weights_{k}: shape {nodes.shape}, sums {sums}"[:200])
-    return Quadrature(nodes, weights)
+    return StoredQuadrature(nodes, weights)
 
 
 def _reals(stored: Stored, name: str, shapes: Sequence[tuple[int, ...]]) -> Numbers:

@@ -46,7 +46,7 @@ from hessfig.record import CHECKSUM, MANIFEST, TABLE, checksum
 from hessfig.register import check_free, publish
 
 if TYPE_CHECKING:
-    from hessfig.analysis.manifest import Run
+    from hessfig.analysis.manifest import RecordedRun
     from hessfig.sweep.variant import Variant
 
 T = TypeVar("T")
@@ -200,7 +200,7 @@ class Bundle:
     """What is packed of a sweep's folder; `job` is what its manifest asks for, `notes` are for the reader."""
 
     folder: Path
-    run: Run
+    run: RecordedRun
     manifest: Mapping[str, Any]
     job: Job
     notes: list[str] = field(default_factory=list)

@@ -14,7 +14,7 @@ from hessfig.cli.terminal import say
 from hessfig.config import Launcher
 from hessfig.config.compose import Job, compose, differences, manifest_of, title
 from hessfig.config.compose.job import Variants
-from hessfig.config.compose.provenance import Difference
+from hessfig.config.compose.provenance import SettingDifference
 from hessfig.config.presets import choices
 from hessfig.errors import UserError, plain
 from hessfig.files import is_file
@@ -194,6 +194,6 @@ def _rows(path: Path) -> str:
         return f"which cannot be read ({error})"
 
 
-def _shortly(other: Sequence[Difference]) -> str:
+def _shortly(other: Sequence[SettingDifference]) -> str:
     more = f", and {len(other) - _SHOWN} more" if len(other) > _SHOWN else ""
     return ", ".join(map(str, other[:_SHOWN])) + more

@@ -18,7 +18,7 @@ from hessfig.analysis.slopes.printed import WHOLE
 from hessfig.cli.flags import check_format
 from hessfig.cli.plot import changed_settings, remembered, spec_of
 from hessfig.config.compose import Job, compose, manifest_of, preset_in
-from hessfig.config.compose.provenance import Difference
+from hessfig.config.compose.provenance import SettingDifference
 from hessfig.config.enums import FigureGroup, Printed
 from hessfig.config.presets import STUDY, ShippedFigure, choices, natural, shipped_figures, studies
 from hessfig.config.schema import FigureConfig
@@ -30,7 +30,7 @@ from hessfig.files import is_file
 from hessfig.record import FROBENIUS, TABLE
 from hessfig.report.at_a_glance import write_glance
 from hessfig.report.drawn_figures import Contents
-from hessfig.report.gathered import Asked, Departure, FigureAsked, SweepAsked, find_sweeps
+from hessfig.report.gathered import Departure, FigureAsked, FigureRequests, SweepAsked, find_sweeps
 from hessfig.report.written import Written, check_place, write_report
 
 
@@ -96,7 +96,7 @@ def quoted_anew(found: object, verb: str) -> str:
     return ""
 
 
-def _departures(found: Sequence[Difference]) -> list[Departure]:
+def _departures(found: Sequence[SettingDifference]) -> list[Departure]:
     return [Departure(one.key, _text(one.made), _text(one.asked)) for one in found]
 
 
@@ -164,14 +164,14 @@ def _problems(contents: Contents) -> Iterator[str]:
             yield f"note: {figure.asked.label} is not drawn: {figure.problem.what}"
 
 
-def _asked(job: Job) -> Asked:
+def _asked(job: Job) -> FigureRequests:
     outputs = Path(job.config.output_dir)
     names = [name for name in find_sweeps(outputs) if name not in studies()]
     figures = _figures(job)
     figures += [one for name in names for one in _by_hand(job, name, {figure.name for figure in figures})]
     drawn = {figure.sweep for figure in figures}
     others = [_plain_figure(job, name) for name in names if name not in drawn]
-    return Asked(
+    return FigureRequests(
         outputs,
         [*figures, *(one for one in others if one)],
         {name: asked_of(job, name) for name in names},

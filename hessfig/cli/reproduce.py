@@ -19,12 +19,12 @@ from hessfig.record import MANIFEST, TABLE
 from hessfig.register import check_free, publish
 
 if TYPE_CHECKING:
-    from hessfig.analysis.manifest import Run
+    from hessfig.analysis.manifest import RecordedRun
     from hessfig.config.compose import Job
     from hessfig.figures.sheets import FigureSpec
 
 ROWS, KIND = "reproduced.csv", "comparison by rows"
-Made = tuple["Run", Mapping[str, Any]]
+Made = tuple["RecordedRun", Mapping[str, Any]]
 
 
 def reproduce(arguments: Sequence[str]) -> int:
@@ -87,13 +87,13 @@ def _check_alone(given: Mapping[str, str]) -> None:
 
 def made(place: Path) -> Made:
     """Return a table and the manifest next to it; a file of another name than table.csv has none."""
-    from hessfig.analysis.manifest import Run, read_manifest, read_run
+    from hessfig.analysis.manifest import RecordedRun, read_manifest, read_run
     from hessfig.analysis.table import read_table
 
     folder = place.parent if place.name == TABLE else place
     if folder.is_dir():
         return read_run(folder), read_manifest(folder) or {}
-    return Run(read_table(place), {}), {}
+    return RecordedRun(read_table(place), {}), {}
 
 
 def job_again(folder: Path, manifest: Mapping[str, Any], own: Path | None, given: Mapping[str, str]) -> Job:

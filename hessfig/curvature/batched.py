@@ -22,11 +22,11 @@ from hessfig.curvature.double_backward import (
     gradients,
     of_second_order,
 )
-from hessfig.curvature.problem import Problem, Scalar, Suffix
-from hessfig.models.layered import Layered
-from hessfig.models.protocol import SMALL
+from hessfig.curvature.layered import Layered
+from hessfig.curvature.problem import Objective, Scalar, Suffix
 from hessfig.rng import one_thread
 from hessfig.terms import Part
+from hessfig.weights import SMALL
 
 
 def is_small(network: nn.Module) -> bool:
@@ -35,7 +35,7 @@ def is_small(network: nn.Module) -> bool:
 
 
 @contextmanager
-def undisturbed(problem: Problem) -> Iterator[None]:
+def undisturbed(problem: Objective) -> Iterator[None]:
     """Differentiate whatever the caller has switched off, and small networks on one thread."""
     with differentiating(), one_thread() if is_small(problem.network) else nullcontext():
         yield
@@ -48,14 +48,14 @@ class SmallNetwork:
     double backward. Where they do not, or where a backward pass cannot be batched, `holds` is false for the part.
     """
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Objective) -> None:
         self._suffix = problem.suffix(problem.layout.weights)
         self.names = {p: name for name, p in self._suffix.named_parameters() if p.is_floating_point()}
         self.at = {name: p.detach().clone().requires_grad_() for p, name in self.names.items()}
         self.holds, self.graphs = cache(self._holds), cache(self._graphs)
 
     @staticmethod
-    def can_take(problem: Problem) -> bool:
+    def can_take(problem: Objective) -> bool:
         """Whether the network is somebody else's and small."""
         return not isinstance(problem.network, Layered) and is_small(problem.network)
 
@@ -142,7 +142,7 @@ def _pulled(values: Sequence[Tensor], vectors: Sequence[Float[Tensor, "k ..."]],
 class BatchedColumn(SidedColumn):
     """The blocks of a column of a SmallNetwork; those of curvlinops for a part whose batched products do not hold."""
 
-    def __init__(self, network: SmallNetwork, problem: Problem, layer: int, col: str, rows: Rows) -> None:
+    def __init__(self, network: SmallNetwork, problem: Objective, layer: int, col: str, rows: Rows) -> None:
         super().__init__(problem, layer, col, rows)
         self._network, self._given = network, (problem, layer, col, rows)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from hessfig.curvature.batched import undisturbed
 from hessfig.curvature.column import PROBES_AT_ONCE, Column, chunks, view_of
 from hessfig.curvature.implicit_matrix import ImplicitMatrix, Vectors
-from hessfig.curvature.problem import Problem
+from hessfig.curvature.problem import Objective
 from hessfig.errors import UserError, first_few
 from hessfig.terms import AT_OUTPUTS, Block, Part
 
@@ -20,7 +20,7 @@ from hessfig.terms import AT_OUTPUTS, Block, Part
 class Entries:
     """The weights of one side of a block, in order, each row by row: what its vectors are made of."""
 
-    def __init__(self, problem: Problem, layer: int, name: str) -> None:
+    def __init__(self, problem: Objective, layer: int, name: str) -> None:
         weights = problem.layout.side(layer, name)
         labels = [f"{one.name}@{one.layer}" if one.layer else one.name for one in weights]
         self.names = labels if len(set(labels)) == len(labels) else [one.parameter for one in weights]
@@ -83,7 +83,7 @@ class BlockOperator(ImplicitMatrix):
     True
     """
 
-    def __init__(self, problem: Problem, block: Block, part: Part, column: Callable[[Block], Column]) -> None:
+    def __init__(self, problem: Objective, block: Block, part: Part, column: Callable[[Block], Column]) -> None:
         self.block, self.part = block, part
         self._problem, self._column_of = problem, column
         self.rows = Entries(problem, block.row_layer, block.row)

@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hessfig.curvature.problem import Problem
-from hessfig.models.protocol import Weight
+from hessfig.curvature.problem import Objective
 from hessfig.terms import AT_OUTPUTS, Part, split_in
+from hessfig.weights import Weight
 
 PROBES_AT_ONCE = 5
 MEMORY_BOUND = 1 * 2**30
@@ -119,7 +119,7 @@ class SidedColumn:
     that of its weight, (dim,) for several.
     """
 
-    def __init__(self, problem: Problem, layer: int, col: str, rows: Sequence[str] | Rows) -> None:
+    def __init__(self, problem: Objective, layer: int, col: str, rows: Sequence[str] | Rows) -> None:
         self.col = problem.layout.side(layer, col)
         self.rows = {key: problem.layout.side(*at) for key, at in rows_of(layer, rows).items()}
         self.weights = [*self.col, *(weight for row in self.rows.values() for weight in row)]

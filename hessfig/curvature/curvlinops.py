@@ -13,13 +13,18 @@ from jaxtyping import Float
 from torch import Generator, Tensor, nn
 
 from hessfig.curvature.column import SPLIT, Products, Rows, SidedColumn, completed, to_multiply
-from hessfig.curvature.double_backward import DoubleBackward, Operator, differentiable_twice, verified_or_fallback
+from hessfig.curvature.double_backward import (
+    DoubleBackward,
+    TensorsOperator,
+    differentiable_twice,
+    verified_or_fallback,
+)
 from hessfig.curvature.implicit_matrix import ImplicitMatrix
-from hessfig.curvature.problem import Data, Problem, Suffix
-from hessfig.models.layered import Headed, Layered
-from hessfig.models.protocol import Weight
-from hessfig.tasks.losses import Linearised
+from hessfig.curvature.layered import Headed, Layered
+from hessfig.curvature.losses import Linearised
+from hessfig.curvature.problem import Data, Objective, Suffix
 from hessfig.terms import PARTS, Part
+from hessfig.weights import Weight
 
 COLUMNS_AT_ONCE = 64
 
@@ -33,10 +38,10 @@ class ColumnOperator(SidedColumn):
     test of this package holds its products.
     """
 
-    def __init__(self, problem: Problem, layer: int, col: str, rows: Sequence[str] | Rows) -> None:
+    def __init__(self, problem: Objective, layer: int, col: str, rows: Sequence[str] | Rows) -> None:
         super().__init__(problem, layer, col, rows)
         self._suffix = problem.suffix(self.weights)
-        self._is_tested, self._operators = _is_tested(problem, self.weights), dict[Part, Operator]()
+        self._is_tested, self._operators = _is_tested(problem, self.weights), dict[Part, TensorsOperator]()
 
     @property
     def bytes_per_probe(self) -> int:
@@ -58,13 +63,13 @@ class ColumnOperator(SidedColumn):
         operator = self._operator(part)
         return operator if isinstance(operator, PyTorchLinearOperator) else _AsLinearOperator(operator, self.parameters)
 
-    def _operator(self, part: Part) -> Operator:
+    def _operator(self, part: Part) -> TensorsOperator:
         """Return the operator of a part over the whole of the column's and rows' parameters, made once."""
         if part not in self._operators:
             self._operators[part] = self._made(part)
         return self._operators[part]
 
-    def _made(self, part: Part) -> Operator:
+    def _made(self, part: Part) -> TensorsOperator:
         fast = _operator_of(part, self._suffix, self.parameters)
         if self._is_tested:
             return fast
@@ -79,7 +84,7 @@ class _AsLinearOperator(PyTorchLinearOperator):
 
     SELF_ADJOINT = True
 
-    def __init__(self, operator: Operator, parameters: Sequence[nn.Parameter]) -> None:
+    def __init__(self, operator: TensorsOperator, parameters: Sequence[nn.Parameter]) -> None:
         shapes = [tuple(parameter.shape) for parameter in parameters]
         super().__init__(shapes, shapes)
         self._operator, self._parameter = operator, parameters[0]
@@ -101,7 +106,7 @@ def xtrace_squared_frobenius(operator: PyTorchLinearOperator, num_probes: int, *
         return float(xtrace(operator @ operator, num_probes))
 
 
-def whole_hessian(problem: Problem, weights: Sequence[Weight]) -> Float[Tensor, "n n"]:
+def whole_hessian(problem: Objective, weights: Sequence[Weight]) -> Float[Tensor, "n n"]:
     """Return the Hessian in whole `weights` (flattened, in this order) as a matrix."""
     suffix = problem.suffix(weights)
     parameters = [problem.network.get_parameter(weight.parameter) for weight in weights]
@@ -118,7 +123,7 @@ def _operator_of(part: Part, suffix: Suffix, parameters: list[nn.Parameter]) -> 
     return _operator(kind, suffix, suffix.loss, parameters, suffix.data)
 
 
-def _is_tested(problem: Problem, weights: Sequence[Weight]) -> bool:
+def _is_tested(problem: Objective, weights: Sequence[Weight]) -> bool:
     """Whether tests hold these products: weight matrices of the package's own networks."""
     is_own = isinstance(problem.network, Layered) and not isinstance(problem.network, Headed)
     return is_own and all(weight.is_main for weight in weights)

@@ -12,8 +12,8 @@ from torch.func import functional_call
 
 from hessfig.curvature.column import SPLIT, Products, Rows, SidedColumn, completed, to_multiply
 from hessfig.curvature.double_backward import gradients
-from hessfig.curvature.problem import Problem, Scalar
-from hessfig.tasks.losses import output_gradient
+from hessfig.curvature.losses import output_gradient
+from hessfig.curvature.problem import Objective, Scalar
 from hessfig.terms import AT_OUTPUTS, Part
 
 
@@ -37,7 +37,7 @@ class DifferencedColumn(SidedColumn):
     """
 
     def __init__(
-        self, problem: Problem, layer: int, col: str, rows: Sequence[str] | Rows, *, stretch: float = 1.0
+        self, problem: Objective, layer: int, col: str, rows: Sequence[str] | Rows, *, stretch: float = 1.0
     ) -> None:
         super().__init__(problem, layer, col, rows)
         self._suffix, self._stretch = problem.suffix(self.weights), stretch

@@ -126,7 +126,7 @@ Tensors = Sequence[Tensor]
 
 
 @runtime_checkable
-class Operator(Protocol):
+class TensorsOperator(Protocol):
     """A symmetric operator on lists of tensors, one a parameter, (*shape, k)."""
 
     def __matmul__(self, columns: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -134,8 +134,12 @@ class Operator(Protocol):
 
 
 def verified_or_fallback(
-    fast: Operator, reliable: Operator, other_part: Operator, parameters: Sequence[nn.Parameter], name: str
-) -> Operator:
+    fast: TensorsOperator,
+    reliable: TensorsOperator,
+    other_part: TensorsOperator,
+    parameters: Sequence[nn.Parameter],
+    name: str,
+) -> TensorsOperator:
     """Return `fast` if `fault` finds nothing wrong with it, else `reliable`, with a warning.
 
     Raises UserError where `reliable` cannot multiply, and ArithmeticError where the one that is left is not symmetric.
@@ -151,7 +155,9 @@ def verified_or_fallback(
     return reliable
 
 
-def fault(fast: Operator, reliable: Operator, other_part: Operator, parameters: Sequence[nn.Parameter]) -> str:
+def fault(
+    fast: TensorsOperator, reliable: TensorsOperator, other_part: TensorsOperator, parameters: Sequence[nn.Parameter]
+) -> str:
     """Return what is wrong with `fast`: nothing if it is symmetric and agrees with `reliable` on a random vector.
 
     It is wrong too where it cannot multiply at all (an operation without a derivative in forward mode, or one that vmap
@@ -170,11 +176,11 @@ def fault(fast: Operator, reliable: Operator, other_part: Operator, parameters: 
     return "" if is_right else f"curvlinops' product is off by {off:.1%} here"
 
 
-def _floor(other_part: Operator, vector: Tensors) -> float:
+def _floor(other_part: TensorsOperator, vector: Tensors) -> float:
     return 1e-6 * _norm(other_part @ vector)
 
 
-def _multiplied(reliable: Operator, vector: Tensors) -> Tensors:
+def _multiplied(reliable: TensorsOperator, vector: Tensors) -> Tensors:
     try:
         return reliable @ vector
     except (UserError, MemoryError, torch.OutOfMemoryError):
@@ -188,7 +194,7 @@ def _multiplied(reliable: Operator, vector: Tensors) -> Tensors:
         ) from error
 
 
-def _attempted(fast: Operator, *vectors: Tensors) -> tuple[Tensors, Tensors] | Exception:
+def _attempted(fast: TensorsOperator, *vectors: Tensors) -> tuple[Tensors, Tensors] | Exception:
     """Return the products by both vectors, or what was raised: `reliable` has multiplied, so the network is sound."""
     try:
         first, second = (fast @ vector for vector in vectors)

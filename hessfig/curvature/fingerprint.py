@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hessfig.curvature.batched import is_small
 from hessfig.curvature.double_backward import differentiable_twice, gradients, inner, of_second_order
-from hessfig.curvature.problem import Problem, Scalar, Suffix
+from hessfig.curvature.problem import Objective, Scalar, Suffix
 from hessfig.errors import plain
 from hessfig.models.identity import tensor_bytes
 from hessfig.models.protocol import ONCE
@@ -34,7 +34,7 @@ class Fingerprint:
     why: str = ""
 
 
-def fingerprint(problem: Problem, key: str, *, order: int = 2, twice: bool = True) -> Fingerprint:
+def fingerprint(problem: Objective, key: str, *, order: int = 2, twice: bool = True) -> Fingerprint:
     """Return the fingerprint of the loss of `problem` in its parameters.
 
     The loss, its gradient and one product H v, as far as `order` (0, 1, 2) goes, at the weights and at one point
@@ -53,7 +53,7 @@ def _none(why: str, error: Exception | None = None) -> Fingerprint:
     return Fingerprint(ONCE + secrets.token_hex(16), plain(words, most=300))
 
 
-def _digest(problem: Problem, key: str, order: int) -> str:
+def _digest(problem: Objective, key: str, order: int) -> str:
     found = hashlib.sha256()
     with one_thread() if is_small(problem.network) else nullcontext(), torch.enable_grad(), differentiable_twice():
         suffix = Suffix(problem, None)

@@ -12,12 +12,11 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from hessfig.curvature.double_backward import differentiable_twice, gradients
-from hessfig.curvature.headed import can_take
-from hessfig.curvature.problem import Problem
+from hessfig.curvature.layered import scored_outputs
+from hessfig.curvature.losses import check_even, per_sample
+from hessfig.curvature.problem import Batch, Objective
+from hessfig.curvature.vocabulary_head import can_take
 from hessfig.errors import plain
-from hessfig.models.layered import scored_outputs
-from hessfig.tasks.batch import Batch
-from hessfig.tasks.losses import check_even, per_sample
 
 
 class LossGradient:
@@ -26,7 +25,7 @@ class LossGradient:
     Plain double backward: one product costs about two gradients, and is right for every twice differentiable network.
     """
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Objective) -> None:
         def loss_in(network: nn.Module) -> Tensor:
             return loss_of(replace(problem, network=network))
 
@@ -75,7 +74,7 @@ class _Evaluated(nn.Module):
         return self._function(self.network, *given)
 
 
-def loss_of(problem: Problem) -> Float[Tensor, ""]:
+def loss_of(problem: Objective) -> Float[Tensor, ""]:
     """Return the loss over all batches of the problem, each weighted by its size where it is a mean."""
     losses = [
         problem.loss(scored_outputs(problem.network, one.inputs, one.scored), one.targets) for one in problem.batches
@@ -86,7 +85,7 @@ def loss_of(problem: Problem) -> Float[Tensor, ""]:
     return (torch.stack(losses) * sizes / sizes.sum()).sum()
 
 
-def is_finite(problem: Problem) -> bool:
+def is_finite(problem: Objective) -> bool:
     """Whether the weights are finite, no output is NaN, and the loss of every batch is finite.
 
     Where the head is taken in chunks, outputs are made sample by sample, and all must be finite, for then the loss is.
@@ -102,7 +101,7 @@ def is_finite(problem: Problem) -> bool:
         return all(_is_finite_on(problem, one) for one in problem.batches if one.size)
 
 
-def _is_finite_on(problem: Problem, batch: Batch) -> bool:
+def _is_finite_on(problem: Objective, batch: Batch) -> bool:
     outputs = scored_outputs(problem.network, batch.inputs, batch.scored)
     return not bool(outputs.isnan().any()) and bool(problem.loss(outputs, batch.targets).isfinite())
 
@@ -125,7 +124,7 @@ class Along:
 class Samples:
     """The losses l_i of the first `count` samples of a problem's batch, as functions of every parameter."""
 
-    def __init__(self, problem: Problem, count: int) -> None:
+    def __init__(self, problem: Objective, count: int) -> None:
         check_even(problem.loss, problem.batch.targets)
 
         def losses_in(network: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:

@@ -7,11 +7,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hessfig.curvature.double_backward import differentiable_twice, gradients
-from hessfig.curvature.problem import Problem
+from hessfig.curvature.losses import Called, Inside
+from hessfig.curvature.problem import Batch, Objective
 from hessfig.curvature.spectral.extremes import End, extremes
-from hessfig.models.any_batch import Called, Inside
 from hessfig.rng import stream
-from hessfig.tasks.batch import Batch
 
 _TOLERANCE = 1e-4  # of the largest curvature; what is below it counts as rounding
 
@@ -21,7 +20,7 @@ class OutputCurvature:
 
     rounding = torch.finfo(torch.float32).eps
 
-    def __init__(self, problem: Problem, batch: Batch) -> None:
+    def __init__(self, problem: Objective, batch: Batch) -> None:
         with torch.no_grad():
             outputs = problem.network(batch.inputs)
         self._leaf, self.dim, self.products = outputs.detach().requires_grad_(), outputs.numel(), 0
@@ -43,7 +42,7 @@ class OutputCurvature:
         """Accept any: a second derivative by double backward is symmetric up to rounding."""
 
 
-def why_no_split(problem: Problem) -> str:
+def why_no_split(problem: Objective) -> str:
     """Return why H = H_o + H_f has no meaning here; nothing where it has one.
 
     A loss that the package or torch knows, or a module with a `reduction`, is taken at its word. For a plain function

@@ -12,11 +12,11 @@ from jaxtyping import Float
 from torch import Generator, Tensor, nn
 from torch.func import functional_call
 
-from hessfig.models.layered import Layered
-from hessfig.models.protocol import Drawn, Layout, Weight
-from hessfig.tasks.batch import Batch
-from hessfig.tasks.losses import output_gradient
+from hessfig.curvature.layered import Layered
+from hessfig.curvature.losses import output_gradient
+from hessfig.rng import row_major
 from hessfig.terms import Group, Part
+from hessfig.weights import Layout, Weight
 
 
 def rademacher(
@@ -38,7 +38,7 @@ class OtherNetwork(ArithmeticError):
     """The network computes something else than the engine that rebuilt it."""
 
 
-def check_same(problem: Problem, outputs: Tensor, engine: str) -> None:
+def check_same(problem: Objective, outputs: Tensor, engine: str) -> None:
     """Compare `outputs` (batch, scored, width) with the network's own at the first SEQUENCES sequences.
 
     Raises OtherNetwork when they differ by more than rounding, relative to the largest; numbers that are not finite
@@ -63,10 +63,49 @@ Scalar = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class Problem:
-    """Loss of `network` on `batch` (and on `more` batches, see `shares`); `layout` names its weights.
+class Batch:
+    """`inputs`: tokens (batch, length), Gaussian rows (batch, length, d_model) or pictures; `targets` fit the loss.
 
-    `decay` / 2 |w|^2 is part of the loss, and `decay` times the identity of H and H_f (see routes.Engines.column).
+    `scored` are the positions whose outputs enter the loss (a picture has one, which gives its class). `weight` is what
+    the mean over this batch divides by, where that is not in proportion to its samples (losses.batch_weights).
+    Inputs and targets are row-major in memory, however they were given.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    scored: slice
+    weight: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("inputs", "targets"):
+            object.__setattr__(self, name, row_major(getattr(self, name)))
+
+    @property
+    def size(self) -> float:
+        """What the mean over this batch weighs next to those over others: its samples, unless `weight` says else."""
+        return float(len(self.inputs)) if self.weight is None else self.weight
+
+    def to(self, device: torch.device) -> Batch:
+        """Return the same batch on `device`."""
+        return replace(self, inputs=self.inputs.to(device), targets=self.targets.to(device))
+
+    def cast(self, dtype: torch.dtype) -> Batch:
+        """Return the same batch with its floating-point numbers in another type."""
+        inputs, targets = (
+            given.to(dtype) if given.is_floating_point() else given for given in (self.inputs, self.targets)
+        )
+        return replace(self, inputs=inputs, targets=targets)
+
+    @property
+    def length(self) -> int:
+        return self.inputs.shape[1]
+
+
+@dataclass(frozen=True)
+class Objective:
+    """Loss of `network` on `batch` (and on `more` batches, see `shares`), at its weights; `layout` names these.
+
+    `decay` / 2 |w|^2 is part of the loss, and `decay` times the identity of H and H_f (see weight_decay.py).
     """
 
     network: nn.Module
@@ -75,11 +114,6 @@ class Problem:
     layout: Layout
     more: tuple[Batch, ...] = ()
     decay: float = 0.0
-
-    @classmethod
-    def of(cls, drawn: Drawn) -> Problem:
-        """Return the problem of a drawn network."""
-        return cls(drawn.network, drawn.batch, drawn.loss, drawn.layout, drawn.more, drawn.decay)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -111,18 +145,18 @@ class Problem:
         total = sum(batch.size for batch in self.batches)
         return [batch.size / total for batch in self.batches]
 
-    def to(self, device: torch.device) -> Problem:
+    def to(self, device: torch.device) -> Objective:
         """Return the same problem on `device`."""
         more = tuple(batch.to(device) for batch in self.more)
         return replace(self, network=self.network.to(device), batch=self.batch.to(device), more=more)
 
-    def on(self, device: torch.device) -> Problem:
+    def on(self, device: torch.device) -> Objective:
         """Return the same problem on `device`, with a network of its own where its user's is elsewhere."""
         if all(parameter.device == device for parameter in self.network.parameters()):
             return self.to(device)
         return replace(self, network=copy.deepcopy(self.network)).to(device)
 
-    def cast(self, dtype: torch.dtype) -> Problem:
+    def cast(self, dtype: torch.dtype) -> Objective:
         """Return the same problem in another floating-point type, with a network of its own."""
         if self.dtype == dtype:
             return self
@@ -155,7 +189,7 @@ class Suffix(nn.Module):
     hold them for every batch, gradients with the batch's share of the loss.
     """
 
-    def __init__(self, problem: Problem, depth: int | None) -> None:
+    def __init__(self, problem: Objective, depth: int | None) -> None:
         super().__init__()
         self.network, self.depth, self.loss = problem.network, depth, problem.loss
         self.scored = problem.batch.scored

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, distributed
 
 from hessfig.curvature.column import SPLIT, Products, Rows, completed, to_multiply
-from hessfig.curvature.headed import HeadedColumn, Totals
-from hessfig.curvature.problem import Problem
+from hessfig.curvature.problem import Objective
+from hessfig.curvature.vocabulary_head import HeadedColumn, Totals
 from hessfig.terms import Part
 
 _shared = False  # whether the cell at hand is shared: a training of the user's own may have ranks that share nothing
@@ -28,7 +28,7 @@ def sharing() -> Iterator[None]:
         _shared = False
 
 
-def headed(problem: Problem, layer: int, col: str, rows: Sequence[str] | Rows) -> HeadedColumn:
+def headed(problem: Objective, layer: int, col: str, rows: Sequence[str] | Rows) -> HeadedColumn:
     """Return a column of a network with a head: dealt over the ranks where they share the cell."""
     return (RankedColumn if _shared else HeadedColumn)(problem, layer, col, rows)
 

@@ -28,11 +28,11 @@ from hessfig.figures.parts.panel_sheet import Page
 from hessfig.figures.parts.saving import save_sheets
 from hessfig.terms import OF_PRUNING, OF_QUANTISATION
 
-__all__ = ["LAYOUTS", "FigureSpec", "Layout", "draw"]
+__all__ = ["LAYOUTS", "FigureLayout", "FigureSpec", "draw"]
 
 
 @dataclass(frozen=True)
-class Layout:
+class FigureLayout:
     """A way of drawing a sweep: what draws its pages, which figure.options it takes, what it requires of the table.
 
     It `takes` some of x, colour and dashes.
@@ -57,42 +57,42 @@ _NUMBERS = Requires("approximations", lambda spec: rows_of(number_of(spec)), "ap
 _REMOVED = Requires("pruning", OF_PRUNING, "pruning", "such numbers")
 _ROUNDED = Requires("quantisation", OF_QUANTISATION, "quantisation", "such numbers")
 _SINKS = Requires("sink_mass", sweep="language_sinks")
-LAYOUTS: dict[str, Layout] = {
-    "growth": Layout(growth, _GROWTH),
-    "growth_by_depth": Layout(growth_by_depth, _GROWTH),
-    "linear_axes": Layout(linear_axes, _GROWTH),
-    "ablation": Layout(ablation, ("sigmas",)),
-    "score_split": Layout(score_split, ()),
-    "blocks": Layout(blocks, ("quantity", "index", "at", "sigma")),
-    "entries": Layout(entries, ("variant", "weights", "blocks")),
-    "histograms": Layout(histograms, ("opaque", "faded", "blocks")),
-    "one_panel": Layout(one_panel, (*_GROWTH, "part")),
-    "pairs": Layout(pairs),
-    "lines": Layout(lines, ("quantity", "index", "sigmas"), takes=("x", "colour", "dashes")),
-    "landscape": Layout(landscape, (), _LANDSCAPE),
-    "power_laws": Layout(power_laws, ("quantity", "chance", "published")),
-    "heat": Layout(heat, ("quantity", "quantities", "index", "at")),
-    "approximations": Layout(approximations, ("number", "at"), (_NUMBERS,)),
-    "pruning": Layout(pruning, ("at",), (_REMOVED,)),
-    "quantisation": Layout(quantisation, ("at",), (_ROUNDED,)),
-    "bars": Layout(bars, ("quantity", "index", "at")),
-    "spectra": Layout(spectra, ("width", "variance", "part", "floor", "weights")),
-    "heterogeneity": Layout(heterogeneity, ("kernel", "variance", "width")),
-    "sinks": Layout(sinks, ("block",)),
-    "gauss_newton": Layout(gauss_newton, ("block",)),
-    "weight_norms": Layout(weight_norms, ("quantity", "columns")),
-    "training": Layout(training, (), (STEPS,)),
-    "curvature_flow": Layout(curvature_flow, ("quantity", "parts"), (STEPS,)),
-    "attention_mass": Layout(attention_mass, (), (STEPS, _SINKS)),
-    "heterogeneity_trained": Layout(heterogeneity_trained, ("quantity",), (STEPS,)),
-    "components": Layout(components, ("quantity", "part")),
-    "edge": Layout(edge, ("quantity",), (STEPS,)),
-    "steps": Layout(steps, (), (STEPS,)),
-    "critical_batch": Layout(critical_batch, (), (STEPS,)),
-    "slices": Layout(slices, ()),
-    "critical_points": Layout(critical_points, (), (Requires("critical_points", ("critical_index",)),)),
-    "trajectories": Layout(trajectories, ()),
-    "race": Layout(race_of_rules, ("reference",), (STEPS,)),
+LAYOUTS: dict[str, FigureLayout] = {
+    "growth": FigureLayout(growth, _GROWTH),
+    "growth_by_depth": FigureLayout(growth_by_depth, _GROWTH),
+    "linear_axes": FigureLayout(linear_axes, _GROWTH),
+    "ablation": FigureLayout(ablation, ("sigmas",)),
+    "score_split": FigureLayout(score_split, ()),
+    "blocks": FigureLayout(blocks, ("quantity", "index", "at", "sigma")),
+    "entries": FigureLayout(entries, ("variant", "weights", "blocks")),
+    "histograms": FigureLayout(histograms, ("opaque", "faded", "blocks")),
+    "one_panel": FigureLayout(one_panel, (*_GROWTH, "part")),
+    "pairs": FigureLayout(pairs),
+    "lines": FigureLayout(lines, ("quantity", "index", "sigmas"), takes=("x", "colour", "dashes")),
+    "landscape": FigureLayout(landscape, (), _LANDSCAPE),
+    "power_laws": FigureLayout(power_laws, ("quantity", "chance", "published")),
+    "heat": FigureLayout(heat, ("quantity", "quantities", "index", "at")),
+    "approximations": FigureLayout(approximations, ("number", "at"), (_NUMBERS,)),
+    "pruning": FigureLayout(pruning, ("at",), (_REMOVED,)),
+    "quantisation": FigureLayout(quantisation, ("at",), (_ROUNDED,)),
+    "bars": FigureLayout(bars, ("quantity", "index", "at")),
+    "spectra": FigureLayout(spectra, ("width", "variance", "part", "floor", "weights")),
+    "heterogeneity": FigureLayout(heterogeneity, ("kernel", "variance", "width")),
+    "sinks": FigureLayout(sinks, ("block",)),
+    "gauss_newton": FigureLayout(gauss_newton, ("block",)),
+    "weight_norms": FigureLayout(weight_norms, ("quantity", "columns")),
+    "training": FigureLayout(training, (), (STEPS,)),
+    "curvature_flow": FigureLayout(curvature_flow, ("quantity", "parts"), (STEPS,)),
+    "attention_mass": FigureLayout(attention_mass, (), (STEPS, _SINKS)),
+    "heterogeneity_trained": FigureLayout(heterogeneity_trained, ("quantity",), (STEPS,)),
+    "components": FigureLayout(components, ("quantity", "part")),
+    "edge": FigureLayout(edge, ("quantity",), (STEPS,)),
+    "steps": FigureLayout(steps, (), (STEPS,)),
+    "critical_batch": FigureLayout(critical_batch, (), (STEPS,)),
+    "slices": FigureLayout(slices, ()),
+    "critical_points": FigureLayout(critical_points, (), (Requires("critical_points", ("critical_index",)),)),
+    "trajectories": FigureLayout(trajectories, ()),
+    "race": FigureLayout(race_of_rules, ("reference",), (STEPS,)),
 }
 
 

@@ -20,7 +20,7 @@ _LINE, _TOP, _LEFT = 0.0135, 0.965, 0.06  # of the page's height and width
 
 
 @dataclass(frozen=True)
-class Entry:
+class SummaryEntry:
     """A picture with its heading and the lines below it."""
 
     title: str
@@ -28,7 +28,7 @@ class Entry:
     lines: Sequence[str]
 
 
-def save_summary(about: str, entries: Sequence[Entry], verdicts: Sequence[str], folder: Path) -> Path:
+def save_summary(about: str, entries: Sequence[SummaryEntry], verdicts: Sequence[str], folder: Path) -> Path:
     """Write the page into a folder as a PDF; return its path."""
     with styled():
         figure = Figure(figsize=_A4)
@@ -43,7 +43,7 @@ def save_summary(about: str, entries: Sequence[Entry], verdicts: Sequence[str], 
     return path
 
 
-def _draw_one(figure: Figure, one: Entry, *, left: float, top: float) -> float:
+def _draw_one(figure: Figure, one: SummaryEntry, *, left: float, top: float) -> float:
     """Draw a heading, a picture and its lines from `top` down; return where they end."""
     image = matplotlib.image.imread(one.picture)
     shape = _A4[0] / _A4[1] * image.shape[0] / image.shape[1]

@@ -14,7 +14,7 @@ import numpy as np
 from hessfig.config import Config, Method
 from hessfig.measurements.settings_and_costs import is_exact, is_few
 from hessfig.models.blocks import blocks_of
-from hessfig.models.protocol import Layout
+from hessfig.weights import Layout
 
 PILOT_SIGMAS, PILOT_REPEATS, PILOT_PROBES = 4, 8, 8
 FEWEST_PROBES = Method.auto.facts.fewest

@@ -9,8 +9,8 @@ from hessfig.errors import UserError
 from hessfig.measurements.requirements import ADAPTIVE, check_dense
 from hessfig.measurements.settings_and_costs import dense_settings, diagonal
 from hessfig.models.blocks import matrices_of
-from hessfig.models.protocol import Layout, Weight
 from hessfig.terms import Approximation, Block, Group, Matrix, Need
+from hessfig.weights import Layout, Weight
 
 MOST_DENSE = 2048  # parameters of a block that is held as a matrix by estimator=auto
 FEWEST = 4  # probes: products of pairs of them have a jackknife's error

@@ -20,10 +20,10 @@ from hessfig.curvature.approximations.matrices import (
     best_kronecker_sum,
     fitted_kronecker_sum,
 )
-from hessfig.curvature.approximations.named import Material, Samples
+from hessfig.curvature.approximations.named import Material, SampleGradients
 from hessfig.curvature.approximations.signals import OutputSide
 from hessfig.curvature.column import PROBES_AT_ONCE, Column, chunks, completed, summands, view_of
-from hessfig.curvature.problem import Problem, rademacher
+from hessfig.curvature.problem import Objective, rademacher
 from hessfig.curvature.spectral.lanczos import Square
 from hessfig.measurements.approximable import MOST_DENSE, chosen, lacking, refusal
 from hessfig.measurements.block_norms import dense_blocks
@@ -31,9 +31,9 @@ from hessfig.measurements.eigenvalues import square_columns
 from hessfig.measurements.quantity import Estimate, Measured, Request, Row, block_row
 from hessfig.measurements.requirements import ADAPTIVE
 from hessfig.measurements.stability import preconditioner
-from hessfig.models.protocol import Weight
 from hessfig.models.registry import kind
 from hessfig.terms import NUMBERS_OF_APPROXIMATIONS, Approximation, Block, Matrix, Need, Part
+from hessfig.weights import Weight
 
 _PAIRS = {Approximation.kfoc, Approximation.kronecker_sum}
 FITTED = 2  # test vectors of a fitted Kronecker sum, at least, for each row or column of the weight
@@ -42,7 +42,7 @@ Vectors = Float[Tensor, "dim k"]
 Numbers = tuple[Estimate, Estimate, Estimate]
 
 
-def approximations(problem: Problem, request: Request) -> Measured:
+def approximations(problem: Objective, request: Request) -> Measured:
     """Return NAME_error, NAME_scale_error and NAME_angle of every approximation, part and diagonal block.
 
     With B the block and A its approximation, in the Frobenius norm: ||B - A|| / ||B||; the same after A was multiplied
@@ -60,7 +60,7 @@ def approximations(problem: Problem, request: Request) -> Measured:
     return Measured(rows)
 
 
-def approximation_of(problem: Problem, request: Request) -> Product:
+def approximation_of(problem: Objective, request: Request) -> Product:
     """Return the approximation that a request names, of its one block, for its one part.
 
     Those of the block itself are made from the dense block; the block diagonals multiply with the Hessian. Raises
@@ -81,15 +81,15 @@ def approximation_of(problem: Problem, request: Request) -> Product:
 class _Shared:
     """What all blocks of a cell share."""
 
-    def __init__(self, problem: Problem, request: Request) -> None:
+    def __init__(self, problem: Objective, request: Request) -> None:
         self.problem, self.request, self.config = problem, request, request.at.config
 
     @cached_property
-    def samples(self) -> Samples:
+    def samples(self) -> SampleGradients:
         """Gradients of samples; with gd the mini-batch is the whole batch."""
         training = self.config.training
         size = inf if training.optimiser in (Optimiser.gd, *DIVIDING) else training.batch_size
-        return Samples(OutputSide(self.problem), self.request.stream(0, "labels"), size)
+        return SampleGradients(OutputSide(self.problem), self.request.stream(0, "labels"), size)
 
     @cached_property
     def stored(self) -> dict[str, Tensor] | None:

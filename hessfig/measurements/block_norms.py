@@ -26,11 +26,11 @@ from hessfig.curvature.column import (
 )
 from hessfig.curvature.differences import DifferencedColumn
 from hessfig.curvature.double_backward import differentiable_twice
-from hessfig.curvature.exact.support import Level, exactness
-from hessfig.curvature.problem import OtherNetwork, Problem, rademacher
-from hessfig.curvature.routes import Engines
+from hessfig.curvature.problem import Objective, OtherNetwork, rademacher
 from hessfig.measurements.quantity import Estimate, Measured, Request, block_row, columns
 from hessfig.measurements.settings_and_costs import is_few
+from hessfig.models.exact.support import Level, exactness
+from hessfig.models.routes import Engines
 from hessfig.record import FROBENIUS
 from hessfig.terms import Block, Part
 
@@ -43,7 +43,7 @@ Axes = tuple[Float[Tensor, "rows rows"], Float[Tensor, "cols cols"]]
 Norms = dict[tuple[Block, Part], Estimate]
 
 
-def frobenius(problem: Problem, request: Request) -> Measured:
+def frobenius(problem: Objective, request: Request) -> Measured:
     """Return one row per block and part: ||H_part(row, col)||_F."""
     estimator = Estimator(problem, request.model, request.estimator, request.settled)
     rows = []
@@ -54,7 +54,7 @@ def frobenius(problem: Problem, request: Request) -> Measured:
 
 
 @dataclass(frozen=True)
-class Asked:
+class ColumnRequest:
     """What is asked of one column: the norms of these blocks and parts, with probes from this generator."""
 
     layer: int
@@ -76,7 +76,11 @@ class Estimator:
     """
 
     def __init__(
-        self, problem: Problem, model: ModelConfig, settings: EstimatorConfig, allotted: Mapping[str, int] | None = None
+        self,
+        problem: Objective,
+        model: ModelConfig,
+        settings: EstimatorConfig,
+        allotted: Mapping[str, int] | None = None,
     ) -> None:
         self.problem, self.model, self.settings = problem, model, settings
         self.engines = Engines(problem, model, settings.products)
@@ -87,27 +91,27 @@ class Estimator:
         self, layer: int, col: str, blocks: Sequence[Block], parts: Sequence[Part], *, generator: Generator
     ) -> Norms:
         """Return ||H_part(block)||_F for every block of one column and every part."""
-        found: Norms = getattr(self, f"by_{self.settings.method}")(Asked(layer, col, blocks, parts, generator))
+        found: Norms = getattr(self, f"by_{self.settings.method}")(ColumnRequest(layer, col, blocks, parts, generator))
         return found
 
-    def column(self, asked: Asked) -> Column:
+    def column(self, asked: ColumnRequest) -> Column:
         """Return the operator of the column."""
         return self.engines.column(asked.layer, asked.col, asked.blocks)
 
-    def by_hutchinson(self, asked: Asked) -> Norms:
+    def by_hutchinson(self, asked: ColumnRequest) -> Norms:
         """Return norms by plain probes."""
         return self._probed(asked, self.column(asked), self.settings.num_probes, is_aligned=False)
 
-    def by_aligned(self, asked: Asked) -> Norms:
+    def by_aligned(self, asked: ColumnRequest) -> Norms:
         """Return norms by probes in the axes of the diagonal block."""
         return self._probed(asked, self.column(asked), self.settings.num_probes, is_aligned=True)
 
-    def by_dense(self, asked: Asked) -> Norms:
+    def by_dense(self, asked: ColumnRequest) -> Norms:
         """Return norms of whole matrices."""
         column = self.column(asked)
         return _as_norms(dense_norms(column, asked.parts), column)
 
-    def by_xtrace(self, asked: Asked) -> Norms:
+    def by_xtrace(self, asked: ColumnRequest) -> Norms:
         """Return norms by XTrace of the squared block."""
         from hessfig.curvature.curvlinops import ColumnOperator
 
@@ -115,13 +119,13 @@ class Estimator:
         column = ColumnOperator(self.problem, block.layer, block.col, [block.col])
         return {(block, part): _xtrace_norm(column, part, count, asked.generator) for part in asked.parts}
 
-    def by_exact(self, asked: Asked) -> Norms:
+    def by_exact(self, asked: ColumnRequest) -> Norms:
         """Return norms by the exact engine."""
         rows = [block.row for block in asked.blocks]
         norms = self.engines.exact.column(asked.layer, asked.col, rows, asked.parts)
         return {key: Estimate(norms[key[0].row, key[1]], 0.0, 0, Method.exact) for key in _keys(asked)}
 
-    def by_auto(self, asked: Asked) -> Norms:
+    def by_auto(self, asked: ColumnRequest) -> Norms:
         """Take exact norms where they are cheaper than probing; the other rows of the column share their probes."""
         norms: Norms = {}
         for cheap, alike in self._by_cheap_parts(asked).items():
@@ -132,7 +136,7 @@ class Estimator:
                 norms |= self._auto_probed(replace(asked, blocks=alike, parts=probed))
         return {key: norms[key] for key in _keys(asked)}
 
-    def _exact_if_same(self, asked: Asked) -> Norms:
+    def _exact_if_same(self, asked: ColumnRequest) -> Norms:
         try:
             return self.by_exact(asked)
         except OtherNetwork as error:
@@ -140,7 +144,7 @@ class Estimator:
             warnings.warn(f"{error}; auto probes it", RuntimeWarning, stacklevel=2)
             return {}
 
-    def _auto_probed(self, asked: Asked) -> Norms:
+    def _auto_probed(self, asked: ColumnRequest) -> Norms:
         column, count = self.column(asked), self.allotted.get(str(asked.col), self.settings.num_probes)
         if column.dim <= count or is_few(self.problem.layout, asked.layer, asked.col):
             dense = _as_norms(dense_norms(column, asked.parts), column)
@@ -148,12 +152,12 @@ class Estimator:
         is_aligned = asked.diagonal in asked.blocks and len(column.shape) == 2
         return self._probed(asked, column, count, is_aligned=is_aligned)
 
-    def _probed(self, asked: Asked, column: Column, count: int, *, is_aligned: bool) -> Norms:
+    def _probed(self, asked: ColumnRequest, column: Column, count: int, *, is_aligned: bool) -> Norms:
         if is_aligned:
             return _as_norms(aligned(column, asked.diagonal, asked.parts, count, generator=asked.generator), column)
         return _as_norms(hutchinson(column, asked.parts, count, generator=asked.generator), column)
 
-    def _by_cheap_parts(self, asked: Asked) -> dict[tuple[Part, ...], list[Block]]:
+    def _by_cheap_parts(self, asked: ColumnRequest) -> dict[tuple[Part, ...], list[Block]]:
         """Group the blocks by the parts whose exact norm is cheap."""
         groups: dict[tuple[Part, ...], list[Block]] = {}
         for block in asked.blocks:
@@ -165,7 +169,7 @@ class Estimator:
         return self._takes_exact and exactness(self.model, block, part).level == Level.cheap
 
 
-def _keys(asked: Asked) -> list[tuple[Block, Part]]:
+def _keys(asked: ColumnRequest) -> list[tuple[Block, Part]]:
     return [(block, part) for block in asked.blocks for part in asked.parts]
 
 

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from hessfig.config import Probes, SpectrumConfig
 from hessfig.curvature.column import Column
-from hessfig.curvature.problem import Problem, rademacher
-from hessfig.curvature.routes import Engines
+from hessfig.curvature.problem import Objective, rademacher
 from hessfig.curvature.spectral.densities import Quadrature, dense_eigenvalues, quadrature
 from hessfig.curvature.spectral.extremes import End, Extremes, extremes
 from hessfig.curvature.spectral.lanczos import NotFinite, Square
 from hessfig.measurements.quantity import Arrays, Estimate, Measured, Request, Row, block_row, columns
+from hessfig.models.routes import Engines
 from hessfig.record import Status
 from hessfig.terms import Block, Part
 
@@ -38,7 +38,7 @@ _DENSITY_NAMES = [
 Number = tuple[str, int | None, float]
 
 
-def spectrum(problem: Problem, request: Request) -> Measured:
+def spectrum(problem: Objective, request: Request) -> Measured:
     """Return the rows of every part of every block, and its eigenvalues, ascending, as arrays."""
     spectra = Spectra(request, "dense")
     for block, column in square_columns(problem, request):
@@ -48,7 +48,7 @@ def spectrum(problem: Problem, request: Request) -> Measured:
     return Measured(spectra.rows, spectra.arrays)
 
 
-def outermost(problem: Problem, request: Request, end: End) -> Measured:
+def outermost(problem: Objective, request: Request, end: End) -> Measured:
     """Return `k` rows for every part of every block; values, residuals and vectors as arrays."""
     spectra, name, warm = Spectra(request, "lanczos"), f"{end}_eigenvalue", dict[str, Tensor]()
     for entry in paired_entries(problem, request):
@@ -73,7 +73,7 @@ largest_eigenvalue = partial(outermost, end=End.largest)
 smallest_eigenvalue = partial(outermost, end=End.smallest)
 
 
-def density(problem: Problem, request: Request) -> Measured:
+def density(problem: Objective, request: Request) -> Measured:
     """Return the rows of every part of every block, and the nodes and weights of its probes as arrays."""
     spectra, count = Spectra(request, "lanczos"), request.spectrum.num_probes
     for entry in entries(problem, request):
@@ -172,7 +172,7 @@ def _mean(values: Array) -> Sampled:
 
 
 @dataclass(frozen=True)
-class Entry:
+class SpectrumEntry:
     """A part of a diagonal block as an operator; `low_precision` multiplies in float32 where that is cheaper."""
 
     block: Block
@@ -227,29 +227,29 @@ class Spectra:
         return {"entries": np.array(json.dumps(self._labels)), **self._arrays}
 
 
-def square_columns(problem: Problem, request: Request) -> Iterator[tuple[Block, Column]]:
+def square_columns(problem: Objective, request: Request) -> Iterator[tuple[Block, Column]]:
     """Yield every diagonal block that is asked for with its column."""
     for block, column, _ in _squares(problem, request):
         yield block, column
 
 
-def entries(problem: Problem, request: Request) -> Iterator[Entry]:
+def entries(problem: Objective, request: Request) -> Iterator[SpectrumEntry]:
     """Yield every part of every diagonal block that is asked for."""
     for block, column, _ in _squares(problem, request):
         for part in request.parts:
-            yield Entry(block, part, Square(column, block, part))
+            yield SpectrumEntry(block, part, Square(column, block, part))
 
 
-def paired_entries(problem: Problem, request: Request) -> Iterator[Entry]:
+def paired_entries(problem: Objective, request: Request) -> Iterator[SpectrumEntry]:
     """Yield every part of every diagonal block that is asked for, with its operator of low precision."""
     for block, column, engines in _squares(problem, request):
         narrow = engines.low_precision(column, block.layer, block.col, [block])
         for part in request.parts:
             low_precision = None if narrow is None else Square(narrow, block, part)
-            yield Entry(block, part, Square(column, block, part), low_precision)
+            yield SpectrumEntry(block, part, Square(column, block, part), low_precision)
 
 
-def _squares(problem: Problem, request: Request) -> Iterator[tuple[Block, Column, Engines]]:
+def _squares(problem: Objective, request: Request) -> Iterator[tuple[Block, Column, Engines]]:
     """Yield every diagonal block with its column and the engines, built once, that it is from."""
     engines = Engines(problem, request.model, request.estimator.products)
     for layer, col, blocks in columns(request.blocks):
@@ -262,7 +262,7 @@ def indices(k: int) -> list[int | None]:
     return [None] if k == 1 else [*range(1, k + 1)]
 
 
-def _extremes(entry: Entry, request: Request, end: End) -> Extremes:
+def _extremes(entry: SpectrumEntry, request: Request, end: End) -> Extremes:
     settings = request.spectrum
     return extremes(
         entry.operator,
@@ -276,7 +276,7 @@ def _extremes(entry: Entry, request: Request, end: End) -> Extremes:
     )
 
 
-def _place(entry: Entry, end: End) -> str:
+def _place(entry: SpectrumEntry, end: End) -> str:
     return f"{end} of {entry.part} of {entry.block}"
 
 
@@ -286,7 +286,7 @@ def _extreme_arrays(found: Extremes) -> Arrays:
     return {**arrays, "vectors": found.vectors.numpy()} if small else arrays
 
 
-def _starts(entry: Entry, request: Request) -> Float[Tensor, "n num_probes"]:
+def _starts(entry: SpectrumEntry, request: Request) -> Float[Tensor, "n num_probes"]:
     """Return the probes: those of all parts of a block are the same, and the first ones whatever their number."""
     settings, dim = request.spectrum, entry.operator.dim
     generator = request.stream(entry.block.layer, entry.block.col)

@@ -14,12 +14,11 @@ from torch import Tensor
 from hessfig.config import Direction
 from hessfig.config.checks import number_of_samples
 from hessfig.curvature.gradients import Along, LossGradient, Samples
-from hessfig.curvature.problem import Problem
+from hessfig.curvature.problem import Batch, Objective
 from hessfig.errors import UserError
 from hessfig.measurements.quantity import Measured, Request, Row
 from hessfig.measurements.training_dynamics import EXACT, state_row
 from hessfig.rng import stream
-from hessfig.tasks.batch import Batch
 
 Array = NDArray[np.float64]
 Places = NDArray[np.int64]
@@ -28,7 +27,7 @@ _PRODUCTS = 30  # of a power iteration
 POINTS = "points"
 
 
-def landscape_difference(problem: Problem, request: Request) -> Measured:
+def landscape_difference(problem: Objective, request: Request) -> Measured:
     """Return rows along k of |L_{k+1}(w) - L_k(w)|, and the numbers of single samples that they are made of.
 
     `landscape_difference` and `landscape_rms`: mean and root mean square over orders of the samples, with errors.
@@ -57,7 +56,7 @@ def landscape_difference(problem: Problem, request: Request) -> Measured:
     return Measured(rows, _kept(losses=losses, **start))
 
 
-def landscape_integrals(problem: Problem, request: Request) -> Measured:
+def landscape_integrals(problem: Objective, request: Request) -> Measured:
     """Return rows `delta_1` and `delta_2` along k, means over landscape.draws points w and orders of the samples.
 
     Beside them the losses of all samples at every point w (draws, samples). Errors are standard errors over the points.
@@ -83,7 +82,7 @@ def landscape_integrals(problem: Problem, request: Request) -> Measured:
     return Measured(rows, {"losses": held})
 
 
-def stationarity(problem: Problem, request: Request) -> Measured:
+def stationarity(problem: Objective, request: Request) -> Measured:
     """Return rows along k of |grad L_k(w*)|, up to all samples, and its numbers order by order.
 
     `stationarity` and `stationarity_rms`: mean and root mean square over orders; `stationarity_null`: sd / sqrt(k),
@@ -182,7 +181,7 @@ def _mean(values: Array) -> Averaged:
     return Averaged(values.mean(axis=0), values.std(axis=0, ddof=1) / np.sqrt(len(values)))
 
 
-def samples_of(problem: Problem, request: Request) -> Samples:
+def samples_of(problem: Objective, request: Request) -> Samples:
     """Return the samples the landscape is of. Raises UserError for a problem of several batches."""
     if problem.more:
         raise UserError(
@@ -241,12 +240,12 @@ def direction_of(samples: Samples, request: Request) -> Mapping[str, Tensor]:
     return samples.shaped(flat / length if length else flat)
 
 
-def largest_curvature(problem: Problem, chosen: list[int]) -> float:
+def largest_curvature(problem: Objective, chosen: list[int]) -> float:
     """Return the largest |eigenvalue| of the Hessians of some single samples, by power iteration (from below)."""
     return max(_spectral_norm(_of_sample(problem, sample), sample) for sample in chosen)
 
 
-def _spectral_norm(problem: Problem, sample: int) -> float:
+def _spectral_norm(problem: Objective, sample: int) -> float:
     slope = LossGradient(problem)
     vector = torch.randn(len(slope.flat), dtype=torch.float64, generator=stream(sample, "power")).to(slope.flat)
     norm = vector.norm()
@@ -258,7 +257,7 @@ def _spectral_norm(problem: Problem, sample: int) -> float:
     return float(norm)
 
 
-def _of_sample(problem: Problem, sample: int) -> Problem:
+def _of_sample(problem: Objective, sample: int) -> Objective:
     batch = problem.batch
     rows = slice(sample, sample + 1)
     return replace(problem, batch=Batch(batch.inputs[rows], batch.targets[rows], batch.scored))
@@ -282,7 +281,7 @@ def _loss_row(request: Request, losses: Tensor) -> Row:
     return state_row("largest_loss", request, float(losses.max()))
 
 
-def _curvature_rows(problem: Problem, request: Request, found: Along) -> list[Row]:
+def _curvature_rows(problem: Objective, request: Request, found: Along) -> list[Row]:
     sizes = found.curvatures.abs()
     number = min(request.at.config.landscape.curvatures, len(sizes))
     chosen = torch.argsort(sizes, descending=True, stable=True)[:number]

@@ -14,16 +14,16 @@ from torch.func import functional_call
 from hessfig.config import Method
 from hessfig.curvature.column import SidedColumn, completed, summands, view_of
 from hessfig.curvature.double_backward import differentiable_twice, gradients
-from hessfig.curvature.problem import Problem, Suffix, rademacher
-from hessfig.curvature.routes import Engines
+from hessfig.curvature.problem import Objective, Suffix, rademacher
 from hessfig.measurements.block_norms import dense_blocks, root_of_mean
 from hessfig.measurements.quantity import Estimate, Measured, Request, columns, row_of
 from hessfig.measurements.training_dynamics import EXACT, state_row
+from hessfig.models.routes import Engines
 from hessfig.record import Status
 from hessfig.terms import Matrix
 
 
-def jacobian_norm(problem: Problem, request: Request) -> Measured:
+def jacobian_norm(problem: Objective, request: Request) -> Measured:
     """Return ||dF/dw||_F of every weight w that is asked for, F the scored outputs of the whole measuring batch.
 
     One gradient per output, hence exact, by estimator=dense and where there are no more outputs than probes. Otherwise
@@ -37,7 +37,7 @@ def jacobian_norm(problem: Problem, request: Request) -> Measured:
     return Measured(rows)
 
 
-def _jacobian_norm(problem: Problem, request: Request, layer: int, name: str) -> Estimate:
+def _jacobian_norm(problem: Objective, request: Request, layer: int, name: str) -> Estimate:
     side, count = SidedColumn(problem, layer, name, [name]), request.estimator.num_probes
     suffix = problem.suffix(side.weights)
     with torch.no_grad():
@@ -67,15 +67,15 @@ def _squares(side: SidedColumn, suffix: Suffix, start: Tensor, vectors: Iterable
 
 
 @torch.no_grad()
-def _moment(problem: Problem, request: Request, order: int) -> Measured:
+def _moment(problem: Objective, request: Request, order: int) -> Measured:
     """Return, layer by layer, ||M_n||_F over sequences, heads and query positions i (Theorems 3.1 and 3.2).
 
     With the attention weights A_ij and its inputs x_j (after LayerNorm, where there is one), M_1 holds the means
     m_i = sum_j A_ij x_j, M_2 and M_3 the central moments sum_j A_ij z_ij^(x n) of z_ij = x_j - m_i. Positions are those
     on which the scored outputs depend: in the last layer of a transformer the scored ones alone.
     """
-    from hessfig.curvature.tape.columns import LinearisedNetwork  # of the package's networks alone
-    from hessfig.curvature.tape.steps import mixing_of
+    from hessfig.models.tape.columns import LinearisedNetwork  # of the package's networks alone
+    from hessfig.models.tape.steps import mixing_of
 
     tape, rows = LinearisedNetwork(problem, request.model).tape, []
     for layer in range(1, problem.layout.num_layers + 1):
@@ -99,7 +99,7 @@ def _squared_moment(x: Float[Tensor, "length d"], pattern: Float[Tensor, "heads 
     return float(torch.einsum("hij,hijk,hik->", pattern, products, pattern))
 
 
-def zero_share(problem: Problem, request: Request) -> Measured:
+def zero_share(problem: Objective, request: Request) -> Measured:
     """Return the share of entries of every part of every block that are exactly 0, from the dense blocks.
 
     Of H_f between different heads all are, hence 1 - 1/H of a diagonal block of attention's (Remark E.1).

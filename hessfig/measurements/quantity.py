@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from hessfig.config import Config, DType, EstimatorConfig, Method, ModelConfig, SpectrumConfig
 from hessfig.errors import UserError, plain
-from hessfig.models.protocol import Layout
 from hessfig.models.registry import kind
 from hessfig.record import Status
 from hessfig.terms import Block, Part
+from hessfig.weights import Layout
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
-    from hessfig.curvature.problem import Problem
+    from hessfig.curvature.problem import Objective
 
 
 Row = dict[str, Any]
@@ -92,7 +92,7 @@ class Quantity:
     """
 
     name: str
-    measure: Callable[[Problem, Request], Measured] | str
+    measure: Callable[[Objective, Request], Measured] | str
     settings: Callable[[Config, Layout], dict[str, Any]] = lambda config, layout: {}
     check: Callable[[Config, Layout], None] = lambda config, layout: None
     operations: Callable[[Config, Layout], float] = lambda config, layout: 0.0
@@ -107,7 +107,7 @@ class Quantity:
         """The names its rows have in the table."""
         return self.gives or (self.name,)
 
-    def measured(self, problem: Problem, request: Request) -> Measured:
+    def measured(self, problem: Objective, request: Request) -> Measured:
         """Return the result of `measure`, or of the function that it names, for a problem.
 
         Rows of a problem that is not finite are `nonfinite`, without arrays, also where a number could be computed (the
@@ -127,12 +127,12 @@ class Quantity:
         return replace(found, rows=rows, arrays={} if rows else found.arrays)
 
     @property
-    def function(self) -> Callable[[Problem, Request], Measured]:
+    def function(self) -> Callable[[Objective, Request], Measured]:
         """The function behind `measure`; its module is imported now, which may take seconds."""
         if not isinstance(self.measure, str):
             return self.measure
         module, _, name = self.measure.partition(":")
-        found: Callable[[Problem, Request], Measured] = getattr(import_module(module), name or self.name)
+        found: Callable[[Objective, Request], Measured] = getattr(import_module(module), name or self.name)
         return found
 
 

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from hessfig.config import Attention, Config, Curvature, Data, DType, Method, ModelConfig, Optimiser, Products, State
 from hessfig.config.checks import number_of_samples
 from hessfig.config.keys import TRAINABLE
-from hessfig.curvature.exact.support import Route, check_exact, exactness
 from hessfig.errors import UserError
 from hessfig.measurements.settings_and_costs import diagonal, names_blocks
 from hessfig.models.blocks import SCORE_LIKE, blocks_of, components, matrices_of
-from hessfig.models.protocol import Kind, Layout, Structure, Weight
+from hessfig.models.exact.support import Route, check_exact, exactness
+from hessfig.models.protocol import NetworkKind, Structure
 from hessfig.models.registry import kind, kinds_where
 from hessfig.terms import AT_SCORES, Block, Group, Part, split_in
+from hessfig.weights import Layout, Weight
 
 DENSE_BOUND = 8e9  # bytes of a worker
 MANY = 1000  # probes
@@ -99,7 +100,7 @@ def check_decay(config: Config) -> None:
             )
 
 
-def _shows_scores(one: Kind) -> bool:
+def _shows_scores(one: NetworkKind) -> bool:
     return bool(SCORE_LIKE & {*one.matrices(ModelConfig())})
 
 

@@ -12,20 +12,19 @@ from torch import Tensor
 
 from hessfig.config import Method
 from hessfig.curvature.column import PROBES_AT_ONCE, chunks, completed, summands
-from hessfig.curvature.problem import Problem, rademacher
-from hessfig.curvature.routes import Engines
+from hessfig.curvature.problem import Batch, Objective, rademacher
 from hessfig.curvature.spectral.densities import eigenvalues
 from hessfig.measurements.block_norms import COLUMNS_AT_ONCE
 from hessfig.measurements.landscape import Places, places, samples_of
 from hessfig.measurements.quantity import Estimate, Measured, Request, Row, block_row, columns
-from hessfig.tasks.batch import Batch
+from hessfig.models.routes import Engines
 from hessfig.terms import Block, Part
 
 AT_ONCE = 512  # samples of a problem
 Key = tuple[Hashable, Part]
 
 
-def hessian_distance(problem: Problem, request: Request) -> Measured:
+def hessian_distance(problem: Objective, request: Request) -> Measured:
     """Return rows along k, up to all N samples, of every block and part.
 
     `hessian_distance` = ||H_k - H_N||_F / ||H_N||_F, H_k of the first k samples; `subset_norm` = ||H_k||_F.
@@ -52,7 +51,7 @@ def is_dense(request: Request) -> bool:
 
 
 def _sums(
-    problem: Problem, request: Request, place: tuple[int, str, list[Block]], at: Places
+    problem: Objective, request: Request, place: tuple[int, str, list[Block]], at: Places
 ) -> list[dict[Key, Tensor]]:
     """Return k H_k V at every place k."""
     layer, col, blocks = place
@@ -79,7 +78,7 @@ def _sums(
     return found
 
 
-def _pieces(problem: Problem, start: int, stop: int) -> Iterator[tuple[Problem, int]]:
+def _pieces(problem: Objective, start: int, stop: int) -> Iterator[tuple[Objective, int]]:
     """Yield the problem on some samples, at most AT_ONCE at once, with their number."""
     batch = problem.batch
     for first in range(start, stop, AT_ONCE):

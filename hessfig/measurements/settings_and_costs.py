@@ -7,12 +7,12 @@ from typing import Any
 
 from hessfig.config import Config, Kind, Method
 from hessfig.config.keys import as_plain
-from hessfig.curvature.exact.support import Level, cost, exactness, is_counted, probe_cost
 from hessfig.measurements.quantity import columns
 from hessfig.models.blocks import blocks_of
-from hessfig.models.protocol import Layout
+from hessfig.models.exact.support import Level, cost, exactness, is_counted, probe_cost
 from hessfig.states.training.trajectory import science
 from hessfig.terms import Block, Group, Part
+from hessfig.weights import Layout
 
 FEW = 256  # entries of a column that `auto` takes dense in a small network (docs/accuracy.md)
 _ASSUMED_PRODUCTS = 60  # of an extreme eigenvalue: both starts, at the default tolerance

@@ -16,17 +16,17 @@ from torch import Tensor
 from hessfig.config import Optimiser, Schedule, TrainingConfig
 from hessfig.curvature.column import view_of
 from hessfig.curvature.gradients import LossGradient, loss_of
-from hessfig.curvature.problem import Problem
-from hessfig.curvature.routes import Engines
+from hessfig.curvature.problem import Objective
 from hessfig.curvature.spectral.extremes import End, extremes
 from hessfig.curvature.spectral.lanczos import NotFinite, Square
 from hessfig.measurements.quantity import At, Estimate, Measured, Request
 from hessfig.measurements.requirements import ADAPTIVE
 from hessfig.measurements.training_dynamics import state_row
+from hessfig.models.routes import Engines
 from hessfig.record import Status
 from hessfig.states.stored_states import moments
 from hessfig.states.training.second_order import BatchLoss
-from hessfig.states.training.step_rules import Rule, learning_rate
+from hessfig.states.training.step_rules import StepRule, learning_rate
 from hessfig.tasks.examples import is_full_batch, training_batch
 from hessfig.terms import Block, Group, Part
 
@@ -34,7 +34,7 @@ _DOUBLINGS, _HALVINGS = 40, 6
 Named = dict[str, Tensor]
 
 
-def batch_sharpness(problem: Problem, request: Request) -> Measured:
+def batch_sharpness(problem: Objective, request: Request) -> Measured:
     """Return the mean of g.H_B g / |g|^2 over mini-batches B, with its standard error.
 
     There are estimator.num_probes of them, drawn as the training draws its own, from a stream that it does not see.
@@ -60,7 +60,7 @@ def batch_sharpness(problem: Problem, request: Request) -> Measured:
     return Measured([row])
 
 
-def critical_step(problem: Problem, request: Request) -> Measured:
+def critical_step(problem: Objective, request: Request) -> Measured:
     """Return eta_c, the smallest step at which L(w - eta u) > L(w), and 2 / eta_c, with half the bracket as error.
 
     u is the update that the training's rule would make had its batch the measured gradient, without weight decay; L is
@@ -78,7 +78,7 @@ def critical_step(problem: Problem, request: Request) -> Measured:
     )
 
 
-def stability_threshold(problem: Problem, request: Request) -> Measured:
+def stability_threshold(problem: Objective, request: Request) -> Measured:
     """Return eta of update step + 1 (a cosine's last one at its end), and the threshold of the largest eigenvalue.
 
     gd: 2 / eta. sgd: (2 + 2 momentum) / eta. adam, adamw: (2 + 2 beta1) / ((1 - beta1) eta), of P^-1 H (see
@@ -93,7 +93,7 @@ def stability_threshold(problem: Problem, request: Request) -> Measured:
     return Measured([state_row(name, request, value) for name, value in values.items()])
 
 
-def preconditioned_eigenvalue(problem: Problem, request: Request) -> Measured:
+def preconditioned_eigenvalue(problem: Objective, request: Request) -> Measured:
     """Return the largest eigenvalue of P^-1/2 H P^-1/2, which is that of P^-1 H, over every parameter.
 
     P = (1 - beta1^t) (sqrt(nu_t / (1 - beta2^t)) + eps) after t updates; H is the loss's, without the weight decay. The
@@ -105,7 +105,7 @@ def preconditioned_eigenvalue(problem: Problem, request: Request) -> Measured:
     return _scaled_eigenvalue("preconditioned_eigenvalue", problem, request, _in_order(problem, diagonal).rsqrt())
 
 
-def adaptive_sharpness(problem: Problem, request: Request) -> Measured:
+def adaptive_sharpness(problem: Objective, request: Request) -> Measured:
     """Return the largest eigenvalue of |W| H |W|, where |W| is the diagonal of the absolute values of every parameter.
 
     To second order it is the worst rise of the loss under relative perturbations of the weights (adaptive sharpness of
@@ -117,7 +117,7 @@ def adaptive_sharpness(problem: Problem, request: Request) -> Measured:
     return _scaled_eigenvalue("adaptive_sharpness", problem, request, _in_order(problem, sizes))
 
 
-def _scaled_eigenvalue(name: str, problem: Problem, request: Request, scale: Float[Tensor, " n"]) -> Measured:
+def _scaled_eigenvalue(name: str, problem: Objective, request: Request, scale: Float[Tensor, " n"]) -> Measured:
     """Return the largest eigenvalue of S H S over every parameter, for the diagonal S."""
     block = Block(0, Group.all.value, Group.all.value)
     engines = Engines(problem, request.model, request.estimator.products)
@@ -146,7 +146,7 @@ def _scaled_eigenvalue(name: str, problem: Problem, request: Request, scale: Flo
     return Measured([{**row, "part": Part.H.value}])
 
 
-def predicted_decrease(problem: Problem, request: Request) -> Measured:
+def predicted_decrease(problem: Objective, request: Request) -> Measured:
     """Return how much the training's next update lowers the loss: predicted, true, and true / predicted.
 
     The prediction is that of the quadratic model: -(g.d + 1/2 d.Hd), with g and H of the loss of the measuring batch
@@ -163,13 +163,13 @@ def predicted_decrease(problem: Problem, request: Request) -> Measured:
     return Measured([state_row(name, request, value) for name, value in values.items()])
 
 
-def coming_update(problem: Problem, at: At) -> Named:
+def coming_update(problem: Objective, at: At) -> Named:
     """Return w' - w of the update that the training takes next, made by its own rule on a copy of the network."""
     training, step = at.config.training, (at.step or 0) + 1
     network = copy.deepcopy(problem.network).to(getattr(torch, training.dtype)).requires_grad_(True)
     before = {name: one.detach().clone() for name, one in network.named_parameters()}
     loss = BatchLoss(network, problem.loss, training_batch(at.config, seed=at.seed, step=step))
-    rule = Rule(network, training)
+    rule = StepRule(network, training)
     if step > 1:
         rule.restore(moments(at.config, sigma=at.sigma, seed=at.seed, step=step - 1), step - 1)
     with torch.enable_grad():
@@ -188,7 +188,7 @@ def factor(training: TrainingConfig) -> float:
     return 2 + 2 * training.momentum * (training.optimiser == "sgd")
 
 
-def crossing_step(problem: Problem, at: At) -> Estimate:
+def crossing_step(problem: Objective, at: At) -> Estimate:
     """Return the step at which the loss along the next update crosses that of the start, with half its bracket."""
     slope = LossGradient(problem)
     update = next_update(at, slope.gradient)
@@ -221,7 +221,7 @@ def crossing(is_higher: Callable[[float], bool], *, first: float) -> Estimate:
 
 
 @contextmanager
-def _moving(problem: Problem, update: Mapping[str, Tensor]) -> Iterator[Callable[[float], float]]:
+def _moving(problem: Objective, update: Mapping[str, Tensor]) -> Iterator[Callable[[float], float]]:
     """Give the loss at w - step * update; the weights are put back in the end."""
     held = dict(problem.network.named_parameters())
     before = {name: parameter.detach().clone() for name, parameter in held.items()}
@@ -239,7 +239,7 @@ def _moving(problem: Problem, update: Mapping[str, Tensor]) -> Iterator[Callable
                 parameter.copy_(before[name])
 
 
-def along_gradient(problem: Problem) -> float:
+def along_gradient(problem: Objective) -> float:
     """Return g.H g / |g|^2 of the problem's own loss; NaN where the gradient vanishes."""
     slope = LossGradient(problem)
     squared = float(slope.flat.square().sum())
@@ -267,11 +267,11 @@ class Scaled:
         self._operator.check_symmetric(asymmetry, size)
 
 
-def _weights(problem: Problem) -> Named:
+def _weights(problem: Objective) -> Named:
     return {name: parameter.detach().double() for name, parameter in problem.network.named_parameters()}
 
 
-def _in_order(problem: Problem, numbers: Named) -> Float[Tensor, " n"]:
+def _in_order(problem: Objective, numbers: Named) -> Float[Tensor, " n"]:
     """Return a number for each parameter in the order of the group of all parameters."""
     side = problem.layout.side(0, Group.all.value)
     return torch.cat([view_of(numbers[one.parameter], one).flatten() for one in side]).cpu()

@@ -9,9 +9,7 @@ from torch import Generator, Tensor
 
 from hessfig.config import Method
 from hessfig.curvature.column import PROBES_AT_ONCE, Column, chunks, completed, summands
-from hessfig.curvature.exact.support import Level, exactness
-from hessfig.curvature.problem import Problem, rademacher
-from hessfig.curvature.routes import Engines, dense_hessian
+from hessfig.curvature.problem import Objective, rademacher
 from hessfig.curvature.spectral.densities import xtrace
 from hessfig.curvature.spectral.lanczos import NotFinite, Square
 from hessfig.measurements.block_norms import dense_blocks
@@ -19,12 +17,15 @@ from hessfig.measurements.eigenvalues import Spectra
 from hessfig.measurements.quantity import Arrays, Estimate, Measured, Request, block_row, columns
 from hessfig.measurements.requirements import SUMMABLE, is_published
 from hessfig.measurements.settings_and_costs import is_few, names_blocks
+from hessfig.models.exact.support import Level, exactness
+from hessfig.models.routes import Engines
+from hessfig.models.whole_hessian import dense_hessian
 from hessfig.terms import Block, Group, Part
 
 Traces = dict[Part, Estimate]
 
 
-def trace(problem: Problem, request: Request) -> Measured:
+def trace(problem: Objective, request: Request) -> Measured:
     """Return tr of every part of every (diagonal) block: exact or dense where cheap, by probes elsewhere.
 
     H_fT has none: it has no diagonal entries (Remark D.1).
@@ -39,10 +40,10 @@ def trace(problem: Problem, request: Request) -> Measured:
     return Measured(rows)
 
 
-def hessian(problem: Problem, request: Request) -> Measured:
+def hessian(problem: Objective, request: Request) -> Measured:
     """Return arrays `hessian` (n, n), `names` and `sizes` of the parameters in its order, and no rows.
 
-    A transformer's is in the order and orientation of Figure 1 (see hessfig.curvature.routes); other networks'
+    A transformer's is in the order and orientation of Figure 1 (see hessfig.models.routes); other networks'
     parameters come in their own order, flattened as they are. Of a network of the user's own whose blocks are named
     these are the arrays: `block_k` (rows, columns; float64) for entry k of the list `entries`, each block and part.
     """
@@ -110,7 +111,7 @@ def _along(column: Column, block: Block, probes: Tensor, request: Request) -> di
     return {part: torch.cat(found) for part, found in pieces.items()}
 
 
-def _named(problem: Problem, request: Request) -> Arrays:
+def _named(problem: Objective, request: Request) -> Arrays:
     engines, kept = Engines(problem, request.model, request.estimator.products), Spectra(request, Method.dense)
     for layer, col, blocks in columns(request.blocks):
         found = completed(dense_blocks(engines.column(layer, col, blocks), summands(request.parts)), request.parts)
@@ -121,12 +122,12 @@ def _named(problem: Problem, request: Request) -> Arrays:
     return kept.arrays
 
 
-def _published(problem: Problem) -> Arrays:
+def _published(problem: Objective) -> Arrays:
     whole = dense_hessian(problem)
     return {"hessian": whole.matrix.cpu().float().numpy(), "names": whole.names, "sizes": whole.sizes}
 
 
-def _plain(problem: Problem, request: Request) -> Arrays:
+def _plain(problem: Objective, request: Request) -> Arrays:
     side, every = problem.layout.side(0, Group.all), Block(0, Group.all, Group.all)
     engines = Engines(problem, request.model, request.estimator.products)
     blocks = dense_blocks(engines.column(0, Group.all, [every]))

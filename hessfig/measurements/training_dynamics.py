@@ -18,21 +18,20 @@ from torch import Tensor
 from hessfig.config import DIVIDING, Curvature, Data, DType, Loss, TrainingConfig
 from hessfig.curvature.column import view_of
 from hessfig.curvature.gradients import LossGradient, loss_of
-from hessfig.curvature.problem import Problem
+from hessfig.curvature.layered import Layered, scored_outputs
+from hessfig.curvature.losses import per_sample
+from hessfig.curvature.problem import Batch, Objective
 from hessfig.curvature.spectral.densities import eigenvalues
 from hessfig.measurements.quantity import At, Measured, Request, Row, row_of
 from hessfig.measurements.requirements import without_layers
 from hessfig.models.components import outside_window
-from hessfig.models.layered import Layered, scored_outputs
 from hessfig.record import Status
 from hessfig.states.training.loop import AT_ONCE, right_answers, right_digits
 from hessfig.states.training.second_order import BatchLoss, products_of_a_solver
-from hessfig.states.training.step_rules import Rule, products_of_a_refresh
+from hessfig.states.training.step_rules import StepRule, products_of_a_refresh
 from hessfig.tasks.addition import LONG
-from hessfig.tasks.batch import Batch
 from hessfig.tasks.digits import CLASSES
 from hessfig.tasks.examples import training_batch, unseen_batch, unseen_cascades
-from hessfig.tasks.losses import per_sample
 from hessfig.terms import Block
 
 if TYPE_CHECKING:
@@ -43,13 +42,13 @@ EXAMPLES = 64
 _REPEATS, _LONG = 3, 0.2  # how often an update and a refresh are timed; seconds from where on once is enough
 
 
-def loss(problem: Problem, request: Request) -> Measured:
+def loss(problem: Objective, request: Request) -> Measured:
     """Return the loss on the measuring batch: the function whose Hessian is measured."""
     with torch.no_grad():
         return Measured([state_row("loss", request, float(loss_of(problem)))])
 
 
-def accuracy(problem: Problem, request: Request) -> Measured:
+def accuracy(problem: Objective, request: Request) -> Measured:
     """Return shares of training.evaluation_size sums, each with its standard error sqrt(p (1 - p) / n).
 
     `accuracy`: whole answers (no index), then digits, 1 the most significant. `cascade_accuracy`: whole answers, and
@@ -64,7 +63,7 @@ def accuracy(problem: Problem, request: Request) -> Measured:
     return Measured(rows)
 
 
-def held_out_loss(problem: Problem, request: Request) -> Measured:
+def held_out_loss(problem: Objective, request: Request) -> Measured:
     """Return the loss on examples that no training sees (tasks.examples.unseen_batch), with its standard error.
 
     For cross-entropy there are the losses of two models that see no input: `uniform_loss`, ln V of V equally likely
@@ -87,18 +86,18 @@ def held_out_loss(problem: Problem, request: Request) -> Measured:
     return Measured(rows)
 
 
-def gradient_norm(problem: Problem, request: Request) -> Measured:
+def gradient_norm(problem: Objective, request: Request) -> Measured:
     """Return the norm of the loss's gradient: of all parameters, and of every weight that is asked for."""
     return Measured(norm_rows("gradient_norm", problem, request, LossGradient(problem).gradient))
 
 
-def weight_norm(problem: Problem, request: Request) -> Measured:
+def weight_norm(problem: Objective, request: Request) -> Measured:
     """Return the Euclidean norm of all parameters, and of every weight that is asked for."""
     held = {name: parameter.detach() for name, parameter in problem.network.named_parameters()}
     return Measured(norm_rows("weight_norm", problem, request, held))
 
 
-def residual_norm(problem: Problem, request: Request) -> Measured:
+def residual_norm(problem: Objective, request: Request) -> Measured:
     """Return mean |h| over sequences and positions after layer 0 (the embeddings), 1, ...; `layer` says which."""
     if not isinstance(problem.network, Layered):
         raise without_layers("residual_norm", type(problem.network).__name__)
@@ -110,7 +109,7 @@ def residual_norm(problem: Problem, request: Request) -> Measured:
     return Measured(rows)
 
 
-def score_spread(problem: Problem, request: Request) -> Measured:
+def score_spread(problem: Objective, request: Request) -> Measured:
     """Return, layer by layer, the standard deviation over sums, heads and pairs of positions on the measuring batch.
 
     Of the scores before the softmax (pairs that the mask allows), and of the mixing weights after it (all pairs).
@@ -125,7 +124,7 @@ def score_spread(problem: Problem, request: Request) -> Measured:
 
 
 @torch.no_grad()
-def sink_mass(problem: Problem, request: Request) -> Measured:
+def sink_mass(problem: Objective, request: Request) -> Measured:
     """Return where attention goes on the measuring batch, with A_ij the weight that query i gives to key j <= i.
 
     `sink_mass`, by layer and head (`index`): the mean of A_i1 over sequences and queries i > 1, the weight of the first
@@ -144,7 +143,7 @@ def sink_mass(problem: Problem, request: Request) -> Measured:
     return Measured(rows)
 
 
-def gradient_covariance(problem: Problem, request: Request) -> Measured:
+def gradient_covariance(problem: Objective, request: Request) -> Measured:
     """Return trace and largest eigenvalue of C = 1/(k - 1) sum_i (g_i - g)(g_i - g)^T, g_i the gradient of example i.
 
     Of the measuring batch's first k = 64 examples (all, where it has fewer); C of a mini-batch of m is C / m. No error
@@ -155,7 +154,7 @@ def gradient_covariance(problem: Problem, request: Request) -> Measured:
     return Measured([state_row(name, request, value, error=None) for name, value in values.items()])
 
 
-def noise_scale(problem: Problem, request: Request) -> Measured:
+def noise_scale(problem: Objective, request: Request) -> Measured:
     """Return tr(C) / |G|^2, the batch size at which the noise of a gradient is as large as the gradient.
 
     Of McCandlish et al. (arXiv 1812.06162, equation 2.9), both without bias (appendix A.1): with the gradients g_i of
@@ -172,14 +171,14 @@ def noise_scale(problem: Problem, request: Request) -> Measured:
     return Measured([state_row("noise_scale", request, trace / signal if signal > 0 else math.nan, error=None)])
 
 
-def num_parameters(problem: Problem, request: Request) -> Measured:
+def num_parameters(problem: Objective, request: Request) -> Measured:
     """Return how many parameters every diagonal block has, and the network (without a row)."""
     rows = [state_row("num_parameters", request, float(sum(p.numel() for p in problem.network.parameters())))]
     sizes = ((block, problem.layout.size(block.layer, block.col)) for block in request.blocks)
     return Measured([*rows, *(state_row("num_parameters", request, float(size), block=at) for at, size in sizes)])
 
 
-def training_cost(problem: Problem, request: Request) -> Measured:
+def training_cost(problem: Objective, request: Request) -> Measured:
     """Return the seconds of all updates and curvature refreshes so far, the counts of products
     and refreshes, and the seconds of one update and one refresh.
 
@@ -226,7 +225,7 @@ def state_row(
     )
 
 
-def norm_rows(quantity: str, problem: Problem, request: Request, tensors: dict[str, Tensor]) -> list[Row]:
+def norm_rows(quantity: str, problem: Objective, request: Request, tensors: dict[str, Tensor]) -> list[Row]:
     """Return the Euclidean norm of `tensors`, by parameter: of all of them, then of every diagonal block's weights."""
     whole = [tensor.double().square().sum() for tensor in tensors.values()]
     rows = [state_row(quantity, request, float(sum(whole)) ** 0.5)]
@@ -238,7 +237,7 @@ def norm_rows(quantity: str, problem: Problem, request: Request, tensors: dict[s
     return rows
 
 
-def spreads(problem: Problem) -> list[tuple[float, float]]:
+def spreads(problem: Objective) -> list[tuple[float, float]]:
     """Return the standard deviations of scores (of allowed pairs) and of mixing weights of every attention layer."""
     return [_of_layer(attention, hidden) for attention, hidden in _inputs(problem)]
 
@@ -258,7 +257,7 @@ def _masked(attention: SelfAttention | BareAttention, scores: Tensor) -> Tensor:
     return causal if causal is not None else outside_window(scores.shape[-1], attention.model.window, scores.device)
 
 
-def _inputs(problem: Problem) -> list[tuple[SelfAttention | BareAttention, Tensor]]:
+def _inputs(problem: Objective) -> list[tuple[SelfAttention | BareAttention, Tensor]]:
     """Return every attention layer with what it is given at all positions."""
     from hessfig.models.networks import BareAttention, SelfAttention
 
@@ -279,7 +278,7 @@ def _inputs(problem: Problem) -> list[tuple[SelfAttention | BareAttention, Tenso
     return found
 
 
-def gram(problem: Problem) -> Float[Tensor, " k"]:
+def gram(problem: Objective) -> Float[Tensor, " k"]:
     """Return the eigenvalues of C but for zeros, rising: of the Gram matrix of k centred gradients over k - 1."""
     singles = list(islice(_examples(problem), EXAMPLES))
     if len(singles) < 2:
@@ -289,7 +288,7 @@ def gram(problem: Problem) -> Float[Tensor, " k"]:
     return eigenvalues(centred @ centred.T / (len(singles) - 1)).clamp(min=0)
 
 
-def _examples(problem: Problem) -> Iterator[Batch]:
+def _examples(problem: Objective) -> Iterator[Batch]:
     """Yield every example as a batch of its own."""
     for batch in (problem.batch, *problem.more):
         pairs = zip(batch.inputs.split(1), batch.targets.split(1), strict=True)
@@ -312,7 +311,7 @@ class Cost:
         return self.updates * self.update + self.num_refreshes * self.refresh
 
 
-def cost_of(problem: Problem, at: At) -> Cost:
+def cost_of(problem: Objective, at: At) -> Cost:
     """Return the cost of the training up to its step, timed at its batches' size and in its type."""
     training, updates = at.config.training, at.step or 0
     looks = training.curvature != Curvature.none or training.optimiser in DIVIDING
@@ -321,16 +320,16 @@ def cost_of(problem: Problem, at: At) -> Cost:
     return Cost(update, refresh, updates, refreshes, refreshes * _products(problem, training))
 
 
-def _products(problem: Problem, training: TrainingConfig) -> int:
+def _products(problem: Objective, training: TrainingConfig) -> int:
     if training.optimiser in DIVIDING:
         return products_of_a_solver(training.optimiser, BatchLoss(problem.network, problem.loss, problem.batch))
     return products_of_a_refresh(training.curvature, len(list(problem.network.parameters())))
 
 
-def _seconds(problem: Problem, at: At) -> tuple[float, float]:
+def _seconds(problem: Objective, at: At) -> tuple[float, float]:
     training = at.config.training
     network = copy.deepcopy(problem.network).to(getattr(torch, DType(training.dtype))).requires_grad_(True)
-    rule, batch = Rule(network, replace(training, refresh=1)), training_batch(at.config, seed=at.seed, step=1)
+    rule, batch = StepRule(network, replace(training, refresh=1)), training_batch(at.config, seed=at.seed, step=1)
     loss = BatchLoss(network, problem.loss, batch)
 
     def gradient() -> None:

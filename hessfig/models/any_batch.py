@@ -177,30 +177,6 @@ class Rows(nn.Module):
         return self
 
 
-class Called(nn.Module):
-    """A plain function loss(outputs, targets): the mean over samples, unless its `reduction` says sum.
-
-    What it returns is looked at by those that call it: a user's function may return anything.
-    """
-
-    def __init__(self, function: Callable[[Any, Tensor], Any]) -> None:
-        super().__init__()
-        self.function, self.reduction = function, getattr(function, "reduction", "mean")
-
-    def forward(self, outputs: Any, targets: Tensor) -> Any:
-        return self.function(outputs, targets)
-
-
-class Inside(nn.Module):
-    """The loss of a network whose output is its loss: no outputs are declared that could be split at."""
-
-    reduction = "mean"
-
-    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        del targets
-        return outputs.sum()
-
-
 def only_trainable(network: nn.Module) -> nn.Module:
     """Turn the parameters that require no gradient into buffers, in place, and return the network.
 

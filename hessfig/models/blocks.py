@@ -22,9 +22,9 @@ from hessfig.config import (
     with_defaults,
 )
 from hessfig.errors import UserError, did_you_mean
-from hessfig.models.protocol import Layout
 from hessfig.models.registry import kind
 from hessfig.terms import GATED, SMOOTH, Block, Group, Matrix, Part
+from hessfig.weights import Layout
 
 
 def matrices_of(model: ModelConfig) -> list[Matrix]:

@@ -23,7 +23,7 @@ from hessfig.config.enums import (
 from hessfig.config.schema import Config, ModelConfig, TaskConfig, with_defaults
 from hessfig.errors import UserError
 from hessfig.models.blocks import components
-from hessfig.models.protocol import Kind
+from hessfig.models.protocol import NetworkKind
 from hessfig.models.registry import kind, kinds, kinds_where
 from hessfig.terms import Matrix
 
@@ -59,7 +59,7 @@ def check_model(model: ModelConfig) -> None:
         _check_norm(model, known)
 
 
-def _check_stored(model: ModelConfig, known: Kind) -> None:
+def _check_stored(model: ModelConfig, known: NetworkKind) -> None:
     """Raise UserError for settings of models in a folder that this kind of network does not read."""
     for name in () if known.place == _PATH else _OF_STORED:
         if getattr(model, name) != getattr(ModelConfig(), name):
@@ -72,7 +72,7 @@ def _check_stored(model: ModelConfig, known: Kind) -> None:
             )
 
 
-def _check_sink(model: ModelConfig, known: Kind) -> None:
+def _check_sink(model: ModelConfig, known: NetworkKind) -> None:
     """Raise UserError for a sink of no size, of a network without one, and on scores that are no logits."""
     if model.sink == Sink.none and model.sink_beta:
         raise UserError(
@@ -97,7 +97,7 @@ def _check_sink(model: ModelConfig, known: Kind) -> None:
         )
 
 
-def _check_scaled(model: ModelConfig, known: Kind) -> None:
+def _check_scaled(model: ModelConfig, known: NetworkKind) -> None:
     """Raise UserError for a factor that is none, or for a weight that this network has not."""
     if model.scaled_weight is None and model.weight_scale != 1:
         raise UserError(
@@ -122,7 +122,7 @@ def _scalable(matrices: list[Matrix]) -> list[ScaledWeight]:
     return [one for one in ScaledWeight if one in list(matrices) or (one == ScaledWeight.mlp and is_mlp)]
 
 
-def _check_read(model: ModelConfig, known: Kind) -> None:
+def _check_read(model: ModelConfig, known: NetworkKind) -> None:
     """Raise UserError for a component that this kind of network does not have."""
     for name in components(model):
         if name not in known.components:
@@ -248,7 +248,7 @@ def _got(model: ModelConfig, *names: str) -> str:
     return ", ".join(f"model.{name}={str(v).lower() if isinstance(v, bool) else v}" for name, v in values.items())
 
 
-def _check_norm(model: ModelConfig, known: Kind) -> None:
+def _check_norm(model: ModelConfig, known: NetworkKind) -> None:
     if model.norm != Norm.none and not known.has_norms:
         raise UserError(
             f"model.norm: kind={model.kind} has no LayerNorm",

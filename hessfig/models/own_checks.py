@@ -13,9 +13,9 @@ from torch.func import functional_call
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
+from hessfig.curvature.losses import takes_numbers
+from hessfig.curvature.problem import Batch
 from hessfig.errors import UserError, first_few, plain
-from hessfig.tasks.batch import Batch
-from hessfig.tasks.losses import takes_numbers
 
 _ODD = ("is_sparse", "is_sparse_csr", "is_nested", "is_quantized", "is_meta", "is_complex")
 

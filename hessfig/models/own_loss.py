@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hessfig.curvature.losses import IGNORED, CrossEntropy, Inside, SquaredError
 from hessfig.errors import UserError, first_few
-from hessfig.models.any_batch import LABELS, Given, Inside, Rows
+from hessfig.models.any_batch import LABELS, Given, Rows
 from hessfig.models.own_checks import shape_of, words_of
-from hessfig.tasks.losses import IGNORED, CrossEntropy, SquaredError
 
 _ULPS, _CLOSE = 4, 1e-4  # of a loss that is taken for a known one: of its value, and of its gradient
 

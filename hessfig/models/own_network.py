@@ -13,9 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hessfig.curvature.losses import LOSSES, Called, batch_weights
+from hessfig.curvature.problem import Batch, Objective
 from hessfig.errors import UserError, did_you_mean, plain
 from hessfig.models import own_checks
-from hessfig.models.any_batch import Called, is_plain, only_trainable, read_batches, typed
+from hessfig.models.any_batch import is_plain, only_trainable, read_batches, typed
 from hessfig.models.identity import identities, tensor_bytes
 from hessfig.models.own_checks import (
     check_apart,
@@ -29,10 +31,8 @@ from hessfig.models.own_checks import (
     words_of,
 )
 from hessfig.models.own_loss import adapted
-from hessfig.models.protocol import Drawn, Layout, Weight, every_parameter
 from hessfig.rng import is_row_major, lay_out
-from hessfig.tasks.batch import Batch
-from hessfig.tasks.losses import LOSSES, batch_weights
+from hessfig.weights import Layout, Weight, every_parameter
 
 Pair = tuple[Weight, Weight]
 _AT = "@"
@@ -189,7 +189,7 @@ def _within(parameter: Tensor, index: Any) -> bool:
     return all(not isinstance(one, slice) or one.stop is None or -n <= one.stop <= n for one, n in ends)
 
 
-def as_drawn(found: Any, *, dtype: str, source: str) -> Drawn:
+def as_drawn(found: Any, *, dtype: str, source: str) -> Objective:
     """Return what a factory made as a checked problem. Raises UserError when it made something else."""
     if hasattr(found, "network") and hasattr(found, "targets"):
         outputs = getattr(found, "outputs", None)
@@ -206,7 +206,7 @@ def as_drawn(found: Any, *, dtype: str, source: str) -> Drawn:
 
 def foreign(
     network: Any, inputs: Any, targets: Any, loss: Any, weights: Any = None, outputs: Any = None, *, dtype: str
-) -> Drawn:
+) -> Objective:
     """Check and name everything.
 
     The network is copied when it is not of type `dtype`, has a module under two names, or `weights` is "trainable".
@@ -233,7 +233,7 @@ def foreign(
         outputs = [check_run(network, module, batch) for batch in batches]
         check_reached(network, batches[0])
         batches = _weighed(module, batches, outputs)
-        return Drawn(network, batches[0], module, named_layout(network, weights), tuple(batches[1:]))
+        return Objective(network, batches[0], module, named_layout(network, weights), tuple(batches[1:]))
 
 
 def _cast(module: nn.Module, real: torch.dtype, what: str) -> nn.Module:
@@ -380,7 +380,7 @@ def _weighed(loss: nn.Module, batches: list[Batch], outputs: list[Tensor]) -> li
     return [replace(batch, weight=float(one)) for batch, one in counted]
 
 
-def content_of(drawn: Drawn) -> str:
+def content_of(drawn: Objective) -> str:
     """Return a hash of a network, its batches, its loss and the names of its weights, as far as Python shows them.
 
     What it computes is told by its fingerprint (hessfig.curvature.fingerprint).
@@ -390,7 +390,7 @@ def content_of(drawn: Drawn) -> str:
     return _hash(chain(held, parts.items(), [("data", data_content(drawn))]))
 
 
-def data_content(drawn: Drawn) -> str:
+def data_content(drawn: Objective) -> str:
     """Return a hash of the batches and the names of the weights, whatever network and loss are."""
     weights = (*drawn.layout.weights, "all", *drawn.layout.parameters)
     given = [part for one in getattr(drawn.network, "given", ()) for part in one.tensors]

@@ -1,157 +1,27 @@
-"""What a network is to the rest of the house: named weights, each a view of a parameter; and what its kind offers.
+"""What a kind of networks offers to the rest of the house.
 
 Standard library only: plans and previews need names and sizes, not tensors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hessfig.config.enums import Data
-from hessfig.terms import Block, Group, Matrix, Part
+from hessfig.terms import Block, Matrix, Part
+from hessfig.weights import Layout
 
 if TYPE_CHECKING:
     from torch import nn
 
     from hessfig.config import Config, ModelConfig
-    from hessfig.tasks.batch import Batch
+    from hessfig.curvature.problem import Objective
 
 
 ONCE = "once "  # how the hash of a function begins of which nothing can be reused: nothing else ever has it
-SMALL = 2**16  # parameters of a network, up to which a product costs little beside its start
-
-
-@dataclass(frozen=True)
-class Weight:
-    """A named weight of `layer` (1-based; 0: outside the layers): `parameter`, or parameter[index] for a view.
-
-    `size` counts its entries, `groups` are those it belongs to. Weights that are not `is_main` (biases, gains of
-    norms) are reached by name and through groups, but are left out where every weight is meant. `axes`: the lengths
-    that the parameter's first axis is taken apart into before it is indexed. `is_finer` tells a part of another named
-    weight (a head), which belongs to no group. `is_below`: outside the layers, it acts before the first one, as
-    embeddings do.
-    """
-
-    name: str
-    parameter: str
-    size: int
-    layer: int = 0
-    groups: tuple[str, ...] = ()
-    index: Any = None
-    is_main: bool = True
-    axes: tuple[int, ...] = ()
-    is_finer: bool = False
-    is_below: bool = False
-
-
-@dataclass(frozen=True)
-class Layout:
-    """The weights of a network in the order of its parameters, and the groups they form.
-
-    Weights that share name and layer form a group of that name. `parameters`: every parameter once, which is what
-    the group `all` means where `weights` are views, or not all there is. `shared`: weights of a layer under different
-    names that have entries in common, so that the layer as a group would count these twice.
-    """
-
-    weights: tuple[Weight, ...]
-    parameters: tuple[Weight, ...] = ()
-    shared: tuple[tuple[Weight, Weight], ...] = ()
-
-    @property
-    def num_layers(self) -> int:
-        return max((weight.layer for weight in self.weights), default=0)
-
-    @property
-    def is_small(self) -> bool:
-        """Whether the network has at most SMALL parameters."""
-        return sum(weight.size for weight in self.members(0, Group.all)) <= SMALL
-
-    @property
-    def names(self) -> list[str]:
-        """The main weights by name, in order."""
-        return list(dict.fromkeys(weight.name for weight in self.weights if weight.is_main))
-
-    @property
-    def others(self) -> list[str]:
-        """Further names a block may use: the other weights, then the groups."""
-        further = [weight.name for weight in self.weights if not weight.is_main]
-        return [name for name in dict.fromkeys([*further, *self._groups]) if name not in self.names]
-
-    def layers_of(self, name: str) -> list[int]:
-        """Return the layers that have a weight or group of this name; 0 stands for 'outside the layers'."""
-        return list(self._layers.get(name, ()))
-
-    def has_layer(self, name: str) -> bool:
-        """Whether the layers have this weight, each its own."""
-        return self.layers_of(name) != [0]
-
-    def members(self, layer: int, name: str) -> tuple[Weight, ...]:
-        """Return the weights behind a name in `layer`: one weight, or those of a group; none if it has no such name."""
-        here = self._by_layer.get(layer, ())
-        named = tuple(weight for weight in here if weight.name == name)
-        if named or name not in list(Group):
-            return named
-        if name == Group.all:
-            return (self.parameters or self.weights) if layer == 0 else ()
-        if name == Group.layer:
-            return tuple(weight for weight in here if not weight.is_finer) if layer else ()
-        return tuple(weight for weight in here if name in weight.groups)
-
-    def side(self, layer: int, name: str) -> tuple[Weight, ...]:
-        """Return the weights of one side of a block of `layer`: those of that layer, or of none.
-
-        Raises KeyError when there are none.
-        """
-        found = self.members(layer, name) or self.members(0, name)
-        if not found:
-            raise KeyError(f"there is no weight {name} in layer {layer}")
-        return found
-
-    def size(self, layer: int, name: str) -> int:
-        """Return the entries of one side of a block: its dimension."""
-        return sum(weight.size for weight in self.side(layer, name))
-
-    @property
-    def _groups(self) -> list[str]:
-        return [group.value for group in Group if self.layers_of(group.value)]
-
-    @cached_property
-    def _by_layer(self) -> dict[int, tuple[Weight, ...]]:
-        found: dict[int, list[Weight]] = {}
-        for weight in self.weights:
-            found.setdefault(weight.layer, []).append(weight)
-        return {layer: tuple(weights) for layer, weights in found.items()}
-
-    @cached_property
-    def _layers(self) -> dict[str, list[int]]:
-        """The layers of every name, in order: found once, for a network may have thousands of layers."""
-        names = [*(group.value for group in Group), *(weight.name for weight in self.weights)]
-        found: dict[str, list[int]] = {name: [] for name in names}
-        for layer in sorted({0, *self._by_layer}):
-            here = self._by_layer.get(layer, ())
-            for name in {*Group, *(weight.name for weight in here)}:
-                if self.members(layer, name):
-                    found[str(name)].append(layer)
-        return found
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """A network at a point of weight space, with data and loss; `more` batches follow the first.
-
-    `decay` / 2 |w|^2, over every parameter w, is added to the loss (task.weight_decay).
-    """
-
-    network: nn.Module
-    batch: Batch
-    loss: nn.Module
-    layout: Layout
-    more: tuple[Batch, ...] = ()
-    decay: float = 0.0
 
 
 class Structure(StrEnum):
@@ -176,7 +46,7 @@ class Draw(StrEnum):
 
 
 @dataclass(frozen=True)
-class Kind:
+class NetworkKind:
     """A kind of networks. `hessfig.models.kinds.<kind>.KIND` is one; everything below `layout` has an honest default.
 
     `layout` names the weights of the configured network. Give either `skeleton` (an uninitialised network for
@@ -200,7 +70,7 @@ class Kind:
 
     layout: Callable[[Config], Layout]
     skeleton: Callable[[Config], nn.Module] | None = None
-    draw: Callable[[Config, float | None, int], Drawn] | None = None
+    draw: Callable[[Config, float | None, int], Objective] | None = None
     check: Callable[[Config], None] = lambda config: None
     axes: Callable[[Config], frozenset[str]] = lambda config: frozenset({"sigma", "seed"})
     is_structural_zero: Callable[[ModelConfig, Block, Part], bool] = lambda model, block, part: False
@@ -229,24 +99,3 @@ class Kind:
     def has_scores(self) -> bool:
         """Whether its attention scores can be seen."""
         return self.structure in (Structure.layers, Structure.attention)
-
-
-def bias_of(name: str, parameter: str, size: int, layer: int = 0, *groups: Group) -> Weight:
-    """Return the bias that goes with the weight called `name`: that of W_V is b_V."""
-    held = tuple(group.value for group in (*groups, Group.biases))
-    return Weight(name.replace("W", "b", 1), parameter, size, layer, held, is_main=False)
-
-
-def norm_of(
-    name: str, place: str, size: int, layer: int = 0, paths: Iterable[str] = ("weight", "bias")
-) -> list[Weight]:
-    """Return gain and shift of the LayerNorm at `place`; `paths` are its parameters, as far as there are any."""
-    held = (Group.norms.value,)
-    named = zip(("gain", "shift"), paths, strict=False)
-    return [Weight(f"{name}_{word}", f"{place}.{path}", size, layer, held, is_main=False) for word, path in named]
-
-
-def every_parameter(named: Iterable[tuple[str, int]]) -> Layout:
-    """Return the layout of an unknown network: every parameter by its own name, none in a layer."""
-    whole = tuple(Weight(name, name, size) for name, size in named)
-    return Layout(whole, whole)

@@ -9,7 +9,7 @@ from importlib import import_module
 
 from hessfig.errors import UserError, did_you_mean
 from hessfig.models import kinds as folder
-from hessfig.models.protocol import Kind
+from hessfig.models.protocol import NetworkKind
 from hessfig.terms import Kind as Shipped
 
 
@@ -18,7 +18,7 @@ def kinds() -> list[str]:
     return [module.name for module in pkgutil.iter_modules(folder.__path__)]
 
 
-def kinds_where(fact: Callable[[Kind], bool]) -> list[str]:
+def kinds_where(fact: Callable[[NetworkKind], bool]) -> list[str]:
     """Return the names of the kinds of which `fact` is true, the shipped ones in their order."""
     shipped = [name.value for name in Shipped]
     found = [name for name in kinds() if fact(kind(name))]
@@ -26,7 +26,7 @@ def kinds_where(fact: Callable[[Kind], bool]) -> list[str]:
 
 
 @cache
-def kind(name: str) -> Kind:
+def kind(name: str) -> NetworkKind:
     """Return the kind called `name`. Raises UserError when there is none."""
     known = kinds()
     if name not in known:
@@ -37,5 +37,5 @@ def kind(name: str) -> Kind:
             remedy=did_you_mean(name, known) or "your own: model=python model.factory=FILE.py:FUNCTION",
         )
     found = import_module(f"{folder.__name__}.{name}").KIND
-    assert isinstance(found, Kind)
+    assert isinstance(found, NetworkKind)
     return found

@@ -86,32 +86,32 @@ class Function:
 
 
 @dataclass(frozen=True)
-class Quantity:
+class CountedQuantity:
     """The leading monomial of a quantity and of each of its derivatives that does not vanish identically."""
 
     table: dict[Derivative, Monomial]
 
     @classmethod
-    def constant(cls, name: str = "", power: float = 0.0) -> Quantity:
+    def constant(cls, name: str = "", power: float = 0.0) -> CountedQuantity:
         """Return what depends on no weight, such as the input (power 1)."""
         return cls({VALUE: Monomial(power, (name,) if name else ())})
 
     @classmethod
-    def weight(cls, name: str, *, row: bool, col: bool, value: Monomial) -> Quantity:
+    def weight(cls, name: str, *, row: bool, col: bool, value: Monomial) -> CountedQuantity:
         """Return a weight whose entries go with `value`; its own derivative, marked by brackets, is of order one."""
         marked = {ROW: row, COL: col}
         return cls({VALUE: value} | {key: Monomial(0.0, (f"[{name}]",)) for key, is_one in marked.items() if is_one})
 
-    def __add__(self, other: Quantity) -> Quantity:
+    def __add__(self, other: CountedQuantity) -> CountedQuantity:
         return _lowest([*self.table.items(), *other.table.items()])
 
-    def __mul__(self, other: Quantity) -> Quantity:
+    def __mul__(self, other: CountedQuantity) -> CountedQuantity:
         """Leibniz: a derivative of a product is shared out among its factors."""
         pairs = product(self.table.items(), other.table.items())
         shared = [((a + c, b + d), one * two) for ((a, b), one), ((c, d), two) in pairs]
         return _lowest([(key, monomial) for key, monomial in shared if sum(key) <= _HIGHEST])
 
-    def through(self, function: Function) -> Quantity:
+    def through(self, function: Function) -> CountedQuantity:
         """Return the function of the quantity, by the chain rule: f'' u_a u_b + f' u_ab."""
         if VALUE not in self.table:
             return self
@@ -128,10 +128,10 @@ class Quantity:
         return self.table.get((row, col))
 
 
-def _lowest(terms: list[tuple[Derivative, Monomial]]) -> Quantity:
+def _lowest(terms: list[tuple[Derivative, Monomial]]) -> CountedQuantity:
     """Return the ruling term of every derivative."""
     table: dict[Derivative, Monomial] = {}
     for key, monomial in terms:
         if key not in table or monomial.rank() < table[key].rank():
             table[key] = monomial
-    return Quantity(table)
+    return CountedQuantity(table)

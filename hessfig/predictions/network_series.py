@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from hessfig.predictions.architecture import Architecture
-from hessfig.predictions.monomials import VALUE, Function, Growth, Monomial, Quantity
+from hessfig.predictions.monomials import VALUE, CountedQuantity, Function, Growth, Monomial
 from hessfig.terms import (
     GATED,
     MLP,
@@ -85,11 +85,11 @@ class Output:
     normed: list[float] = field(default_factory=list)
     met: set[str] = field(default_factory=set)
 
-    def series(self) -> Quantity:
+    def series(self) -> CountedQuantity:
         """Return the output. Raises NoPower where none rules."""
         architecture = self.architecture
         if architecture.kind == Kind.self_attention:
-            return self._mixed(Quantity.constant("x", self._size(SIGMA)), 1)
+            return self._mixed(CountedQuantity.constant("x", self._size(SIGMA)), 1)
         hidden = self._weight(TIED if architecture.tied else Matrix.W_E, 0, power=self._size(SIGMA), name="x")
         if architecture.positions == Positions.learned:
             hidden += self._weight(Matrix.W_pos, 0, power=self._size(SIGMA), name="x")
@@ -104,22 +104,22 @@ class Output:
         """Return the power of the small parameter in what the axis scales."""
         return 0.0 if name != self.axis else -1.0 if self.regime == Regime.large_sigma else 1.0
 
-    def _weight(self, matrix: str, layer: int, *, power: float | None = None, name: str = "") -> Quantity:
+    def _weight(self, matrix: str, layer: int, *, power: float | None = None, name: str = "") -> CountedQuantity:
         block = self.block
         self.met.add(matrix)
         value = Monomial(self._size(matrix) if power is None else power, (name or matrix,))
         is_row = matrix == block.row and layer in (0, block.row_layer)
         is_col = matrix == block.col and layer in (0, block.layer) and not block.is_diagonal
-        return Quantity.weight(matrix, row=is_row, col=is_col, value=value)
+        return CountedQuantity.weight(matrix, row=is_row, col=is_col, value=value)
 
-    def _norm(self, quantity: Quantity) -> Quantity:
+    def _norm(self, quantity: CountedQuantity) -> CountedQuantity:
         size = quantity.table[VALUE].power
         self.normed.append(size)
         if self.regime == Regime.between or size <= 0:
             return quantity.through(NORM)
-        return quantity.through(SMALL_NORM) * Quantity.constant(power=-self.gain)
+        return quantity.through(SMALL_NORM) * CountedQuantity.constant(power=-self.gain)
 
-    def _layer(self, hidden: Quantity, layer: int) -> Quantity:
+    def _layer(self, hidden: CountedQuantity, layer: int) -> CountedQuantity:
         architecture = self.architecture
         if architecture.kind == Kind.linear_mlp:
             return hidden * self._weight(Matrix.W, layer)
@@ -129,20 +129,22 @@ class Output:
             return residual
         return self._after(residual + self._branch(residual, layer, self._fed_forward))
 
-    def _branch(self, hidden: Quantity, layer: int, sublayer: Callable[[Quantity, int], Quantity]) -> Quantity:
+    def _branch(
+        self, hidden: CountedQuantity, layer: int, sublayer: Callable[[CountedQuantity, int], CountedQuantity]
+    ) -> CountedQuantity:
         """Return what a sublayer adds to the stream: normalised before and after, as the norm's place has it."""
         norm = self.architecture.norm
         made = sublayer(self._norm(hidden) if norm in (Norm.pre, Norm.sandwich) else hidden, layer)
-        scale = Quantity.constant(power=self._size(BRANCH))
+        scale = CountedQuantity.constant(power=self._size(BRANCH))
         return (self._norm(made) if norm == Norm.sandwich else made) * scale
 
-    def _after(self, stream: Quantity) -> Quantity:
+    def _after(self, stream: CountedQuantity) -> CountedQuantity:
         return self._norm(stream) if self.architecture.norm == Norm.post else stream
 
-    def _attended(self, hidden: Quantity, layer: int) -> Quantity:
+    def _attended(self, hidden: CountedQuantity, layer: int) -> CountedQuantity:
         return self._mixed(hidden, layer) * self._weight(Matrix.W_O, layer)
 
-    def _fed_forward(self, hidden: Quantity, layer: int) -> Quantity:
+    def _fed_forward(self, hidden: CountedQuantity, layer: int) -> CountedQuantity:
         mlp, inner = self.architecture.mlp, hidden * self._weight(Matrix.W_in, layer)
         if mlp in GATED:
             inner *= (hidden * self._weight(Matrix.W_gate, layer)).through(ACTIVATIONS[mlp])
@@ -150,7 +152,7 @@ class Output:
             inner = inner.through(ACTIVATIONS[mlp])
         return inner * self._weight(Matrix.W_out, layer)
 
-    def _mixed(self, hidden: Quantity, layer: int) -> Quantity:
+    def _mixed(self, hidden: CountedQuantity, layer: int) -> CountedQuantity:
         """Return the mixed values, normalised and gated."""
         architecture = self.architecture
         mixed = self._pattern(hidden, layer) * hidden * self._weight(Matrix.W_V, layer)
@@ -160,17 +162,17 @@ class Output:
             mixed *= (hidden * self._weight(Matrix.W_G, layer)).through(SIGMOID)
         return mixed
 
-    def _pattern(self, hidden: Quantity, layer: int) -> Quantity:
+    def _pattern(self, hidden: CountedQuantity, layer: int) -> CountedQuantity:
         architecture = self.architecture
         query, key = self._queries_and_keys(hidden, layer)
         if architecture.attention == Attention.kernel:
             return _kernel_pattern(query, key)
         scores = query * key
         scores = scores.through(CAP) if architecture.scores == Scores.softcap else scores
-        scores = scores + Quantity.constant("slope") if architecture.shifted_scores else scores
+        scores = scores + CountedQuantity.constant("slope") if architecture.shifted_scores else scores
         return scores.through(mixing(architecture))
 
-    def _queries_and_keys(self, hidden: Quantity, layer: int) -> list[Quantity]:
+    def _queries_and_keys(self, hidden: CountedQuantity, layer: int) -> list[CountedQuantity]:
         architecture = self.architecture
         names = (Matrix.W_Q, Matrix.W_K)
         if architecture.query_key == QueryKey.single:
@@ -181,7 +183,7 @@ class Output:
         return [self._norm(one) for one in made] if architecture.scores == Scores.qk_norm else made
 
 
-def _kernel_pattern(query: Quantity, key: Quantity) -> Quantity:
+def _kernel_pattern(query: CountedQuantity, key: CountedQuantity) -> CountedQuantity:
     """Return phi(q).phi(k) / sum over keys, phi(z) = 1 + z, up to second powers: what all keys share cancels.
 
     With K = sum_c k_c and Q = sum_c q_c the numerator is d + Q + K_j + q.k_j; only t = K_j + q.k_j tells keys apart.
@@ -190,4 +192,4 @@ def _kernel_pattern(query: Quantity, key: Quantity) -> Quantity:
     apart = key + query * key
     if apart.table[VALUE].power < 0:
         return apart.through(RATIO)
-    return Quantity.constant() + apart + apart * (query + apart)
+    return CountedQuantity.constant() + apart + apart * (query + apart)

@@ -11,13 +11,13 @@ from typing import Any
 import pandas as pd
 
 from hessfig.errors import UserError
-from hessfig.figures.summary_page import SHOWN, Entry, save_summary
+from hessfig.figures.summary_page import SHOWN, SummaryEntry, save_summary
 from hessfig.files import check_writable
 from hessfig.register import check_free, publish
 from hessfig.report import readings
-from hessfig.report.drawn_figures import Contents, Drawn, Picture, gather
-from hessfig.report.gathered import Asked
-from hessfig.report.readings import SweepFound, Verdict
+from hessfig.report.drawn_figures import Contents, DrawnFigure, Picture, gather
+from hessfig.report.gathered import FigureRequests
+from hessfig.report.readings import ReadingVerdict, SweepFound
 
 PAPER, GLANCE = "paper", "results-at-a-glance.pdf"
 _PRODUCER, _KIND = b"hessfig report: ", "page of results"
@@ -37,11 +37,11 @@ class Slope:
 class Glance:
     """A figure of the paper: its picture (the overview of several), slopes, and both verdicts: theory, paper."""
 
-    drawn: Drawn
+    drawn: DrawnFigure
     picture: Picture
     slopes: Sequence[Slope]
-    theory: Verdict
-    paper: Verdict
+    theory: ReadingVerdict
+    paper: ReadingVerdict
 
 
 def glances(contents: Contents) -> list[Glance]:
@@ -82,7 +82,7 @@ def _plain(row: Any) -> str:
     return "" if pd.isna(row["predicted"]) else f"{row['predicted']:g}"
 
 
-def write_glance(asked: Asked) -> tuple[Path, Contents]:
+def write_glance(asked: FigureRequests) -> tuple[Path, Contents]:
     """Write outputs/results-at-a-glance.pdf, one A4 page; return its path, and what it was made of.
 
     Raises UserError for a file of that name that hessfig did not write, for a place that cannot be written, and where
@@ -108,10 +108,12 @@ def write_glance(asked: Asked) -> tuple[Path, Contents]:
     return path, contents
 
 
-def _entry(one: Glance, folder: Path) -> Entry:
+def _entry(one: Glance, folder: Path) -> SummaryEntry:
     title = f"{one.drawn.asked.label}: {one.drawn.asked.title}"
     lines = [f"{s.block}: {s.own} ({s.published}; {s.predicted or 'no prediction'})" for s in one.slopes]
-    return Entry(title, folder / one.picture.png, [*lines, f"theory: {one.theory.word}; paper: {one.paper.word}"])
+    return SummaryEntry(
+        title, folder / one.picture.png, [*lines, f"theory: {one.theory.word}; paper: {one.paper.word}"]
+    )
 
 
 def _judged(contents: Contents) -> list[str]:

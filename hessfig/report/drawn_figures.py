@@ -19,7 +19,7 @@ from hessfig.figures import sheets
 from hessfig.figures.parts.page import Paper
 from hessfig.figures.parts.saving import file_words
 from hessfig.files import write_bytes
-from hessfig.report.gathered import Asked, FigureAsked, Ledger, State, claims, theory
+from hessfig.report.gathered import FigureAsked, FigureRequests, Ledger, SweepState, claims, theory
 from hessfig.report.readings import SweepFound, of_numbers, read_sweep
 
 LARGEST_SVG = 800_000  # bytes: a larger one is slower to show than its PNG, which then stands alone
@@ -45,7 +45,7 @@ class Picture:
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawnFigure:
     """A figure of the report: its pictures, what it shows and how to read it, or why it could not be drawn."""
 
     asked: FigureAsked
@@ -55,17 +55,17 @@ class Drawn:
     problem: UserError | None = None
 
 
-def draw(asked: FigureAsked, outputs: Path, root: Path) -> Drawn:
+def draw(asked: FigureAsked, outputs: Path, root: Path) -> DrawnFigure:
     """Draw a figure into the folder `root` of a report; one that is not measured, or cannot be drawn, says so."""
     if asked.problem is not None or (asked.spec is None and not asked.ready):
-        return Drawn(asked, problem=asked.problem)
+        return DrawnFigure(asked, problem=asked.problem)
     about, how = words_of(asked)
     folder = root / ("studies" if asked.is_study else Path("sweeps", asked.sweep))
     try:
         paths = _draw(asked, outputs, folder)
     except UserError as error:
-        return Drawn(asked, about=about, how=how, problem=error)
-    return Drawn(asked, tuple(_pictures(asked, paths, root)), about, how)
+        return DrawnFigure(asked, about=about, how=how, problem=error)
+    return DrawnFigure(asked, tuple(_pictures(asked, paths, root)), about, how)
 
 
 def words_of(asked: FigureAsked) -> tuple[str, str]:
@@ -179,17 +179,17 @@ class ToDo:
 class Contents:
     """Everything that the pages show."""
 
-    asked: Asked
+    asked: FigureRequests
     sweeps: Sequence[SweepFound]
-    figures: Sequence[Drawn]
+    figures: Sequence[DrawnFigure]
     theory: Ledger
     claims: Ledger
 
-    def figures_of(self, sweep: str) -> list[Drawn]:
+    def figures_of(self, sweep: str) -> list[DrawnFigure]:
         """Return the figures of a sweep that are there to show."""
         return [drawn for drawn in self.figures if drawn.asked.sweep == sweep]
 
-    def groups(self) -> list[tuple[str, list[Drawn]]]:
+    def groups(self) -> list[tuple[str, list[DrawnFigure]]]:
         """Return the figures that are there, or could not be drawn, by group, the paper's first; none is empty."""
         found = [
             (title, [one for one in self.figures if one.asked.group == group and (one.pictures or one.problem)])
@@ -208,7 +208,7 @@ class Contents:
 
     def _gaps(self) -> Iterator[ToDo]:
         for sweep in self.sweeps:
-            if sweep.state != State.complete:
+            if sweep.state != SweepState.complete:
                 yield ToDo(sweep.asked.command, f"{sweep.name}: {sweep.words}")
         known = {sweep.name for sweep in self.sweeps}
         for drawn in self.figures:
@@ -219,7 +219,7 @@ class Contents:
                 yield ToDo(ledger.command, ledger.problem or "the statements of the theory are not checked yet")
 
 
-def gather(asked: Asked, root: Path) -> Contents:
+def gather(asked: FigureRequests, root: Path) -> Contents:
     """Read everything and draw every figure into the folder `root`."""
     sweeps = [read_sweep(asked, name) for name in asked.sweeps]
     figures = [draw(figure, asked.outputs, root) for figure in asked.figures]

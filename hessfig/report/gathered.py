@@ -78,7 +78,7 @@ class SweepAsked:
 
 
 @dataclass(frozen=True)
-class Asked:
+class FigureRequests:
     """Everything a report is asked for; `help` has a line for each setting."""
 
     outputs: Path
@@ -100,7 +100,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,119}")
 _LONGEST = 2000  # letters of a cause that are shown
 
 
-class State(StrEnum):
+class SweepState(StrEnum):
     """How far a sweep is."""
 
     complete = "complete"
@@ -146,15 +146,15 @@ def cells_in(folder: Path) -> int:
     return sum(1 for _ in (folder / CELLS).glob("*/*.json"))
 
 
-def state_of(folder: Path, manifest: Mapping[str, Any] | None, *, is_readable: bool) -> tuple[State, str]:
+def state_of(folder: Path, manifest: Mapping[str, Any] | None, *, is_readable: bool) -> tuple[SweepState, str]:
     """Return how far a sweep is, and the words for it."""
     if not (folder / TABLE).is_file():
         count = cells_in(folder)
-        return State.unfinished, f"no table yet; cells stored: {count}"
+        return SweepState.unfinished, f"no table yet; cells stored: {count}"
     if not is_readable:
-        return State.unreadable, "the table or its manifest cannot be read"
+        return SweepState.unreadable, "the table or its manifest cannot be read"
     if manifest is None:
-        return State.bare, "no manifest next to the table: its settings are not known"
+        return SweepState.bare, "no manifest next to the table: its settings are not known"
     return _counted(manifest)
 
 
@@ -165,15 +165,15 @@ def made_by(folder: Path) -> str:
     return ""
 
 
-def _counted(manifest: Mapping[str, Any]) -> tuple[State, str]:
+def _counted(manifest: Mapping[str, Any]) -> tuple[SweepState, str]:
     missing, cells = manifest.get("missing_cells", 0), manifest.get("cells", {})
     counts = cells if isinstance(cells, Mapping) else {}
     done = sum(counts.get(name, 0) for name in ("measured", "reused") if isinstance(counts.get(name), int))
     if isinstance(missing, int) and missing > 0:
         failed = counts.get("failed", 0)
         words = f"{missing} cells are missing" + (f", {failed} of them failed" if failed else "")
-        return State.incomplete, words
-    return State.complete, f"{done} cells"
+        return SweepState.incomplete, words
+    return SweepState.complete, f"{done} cells"
 
 
 VERIFY, CLAIMS = "hessfig verify", "hessfig claims"

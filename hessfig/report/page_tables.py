@@ -38,7 +38,7 @@ KINDS = {
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """What a cell shows, the `value` behind it where that is more, and the kind of a verdict."""
 
     text: str
@@ -47,18 +47,18 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Table:
+class PageTable:
     """A table; `cut` says how many rows there are where not all are shown."""
 
     name: str
     caption: str
     titles: Sequence[str]
     numeric: Sequence[bool]
-    rows: Sequence[Sequence[Cell]]
+    rows: Sequence[Sequence[TableCell]]
     cut: int = 0
 
 
-def slopes_table(sweep: SweepFound) -> Table | None:
+def slopes_table(sweep: SweepFound) -> PageTable | None:
     """Return the fitted slopes with predictions, published values and verdicts; None without one that was fitted."""
     frame = sweep.slopes
     if frame is None or not has_slopes(sweep):
@@ -68,18 +68,18 @@ def slopes_table(sweep: SweepFound) -> Table | None:
     return _table("slopes", caption, frame, _SLOPES)
 
 
-def compared_table(compared: Compared) -> Table:
+def compared_table(compared: Compared) -> PageTable:
     """Return the shift of every curve against the reference."""
     return _table("comparison", "Mean shift of each curve against the reference", compared.curves, _COMPARED)
 
 
-def any_table(name: str, caption: str, frame: pd.DataFrame) -> Table:
+def any_table(name: str, caption: str, frame: pd.DataFrame) -> PageTable:
     """Return a frame as it is: numbers with four digits, verdicts as such."""
     getters = {str(column).replace("_", " "): _plain(str(column)) for column in frame.columns}
     return _table(name, caption, frame, getters)
 
 
-def _table(name: str, caption: str, frame: pd.DataFrame, cells: Mapping[str, Callable[[Any], Cell]]) -> Table:
+def _table(name: str, caption: str, frame: pd.DataFrame, cells: Mapping[str, Callable[[Any], TableCell]]) -> PageTable:
     """Return a table of at most MOST_ROWS rows, evenly chosen; a column that says nothing is left out."""
     chosen = frame.iloc[:: math.ceil(len(frame) / MOST_ROWS)] if len(frame) > MOST_ROWS else frame
     columns = {
@@ -89,10 +89,10 @@ def _table(name: str, caption: str, frame: pd.DataFrame, cells: Mapping[str, Cal
     columns = {title: found for title, found in columns.items() if any(cell.text for cell in found)}
     numeric = [all(_is_number(cell) for cell in found) for found in columns.values()]
     rows = list(zip(*columns.values(), strict=True))
-    return Table(name, caption, list(columns), numeric, rows, len(frame) if len(frame) > len(chosen) else 0)
+    return PageTable(name, caption, list(columns), numeric, rows, len(frame) if len(frame) > len(chosen) else 0)
 
 
-def _is_number(cell: Cell) -> bool:
+def _is_number(cell: TableCell) -> bool:
     try:
         float(cell.value or cell.text or "nan")
     except ValueError:
@@ -100,20 +100,20 @@ def _is_number(cell: Cell) -> bool:
     return True
 
 
-def number(value: Any, digits: str = ".4g") -> Cell:
+def number(value: Any, digits: str = ".4g") -> TableCell:
     """Return a number's cell: few digits to read, all of them to sort and copy; nothing for nan."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
-        return Cell("")
-    return Cell(format(value, digits).replace("-", "−"), f"{value:.10g}")
+        return TableCell("")
+    return TableCell(format(value, digits).replace("-", "−"), f"{value:.10g}")
 
 
-def word(value: Any) -> Cell:
+def word(value: Any) -> TableCell:
     """Return a word's cell, with the kind of a verdict."""
-    return Cell(str(value), kind=KINDS.get(str(value), ""))
+    return TableCell(str(value), kind=KINDS.get(str(value), ""))
 
 
-def _plain(column: str) -> Callable[[Any], Cell]:
-    def cell(row: Any) -> Cell:
+def _plain(column: str) -> Callable[[Any], TableCell]:
+    def cell(row: Any) -> TableCell:
         value = row[column]
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         return number(value) if is_number else word("" if pd.isna(value) else value)
@@ -121,57 +121,57 @@ def _plain(column: str) -> Callable[[Any], Cell]:
     return cell
 
 
-def _block(row: Any) -> Cell:
+def _block(row: Any) -> TableCell:
     if row["row_layer"] != row["layer"]:
-        return Cell(f"{row['row']} of layer {row['row_layer']}, {row['col']}")
-    return Cell(row["row"] if row["row"] == row["col"] else f"{row['row']}, {row['col']}")
+        return TableCell(f"{row['row']} of layer {row['row_layer']}, {row['col']}")
+    return TableCell(row["row"] if row["row"] == row["col"] else f"{row['row']}, {row['col']}")
 
 
-def _interval(row: Any) -> Cell:
+def _interval(row: Any) -> TableCell:
     low, high = row["ci_low"], row["ci_high"]
-    return Cell("") if math.isnan(low) else Cell(f"[{low:.2f}, {high:.2f}]".replace("-", "−"))
+    return TableCell("") if math.isnan(low) else TableCell(f"[{low:.2f}, {high:.2f}]".replace("-", "−"))
 
 
-def _slope(row: Any) -> Cell:
-    return Cell("= 0", "0") if row["is_zero"] else number(row["slope"], ".2f")
+def _slope(row: Any) -> TableCell:
+    return TableCell("= 0", "0") if row["is_zero"] else number(row["slope"], ".2f")
 
 
-def _theory(row: Any) -> Cell:
+def _theory(row: Any) -> TableCell:
     is_zero = row["prediction"] == Prediction.structural_zero
-    return Cell("= 0", "0") if is_zero else number(row["predicted"], "g")
+    return TableCell("= 0", "0") if is_zero else number(row["predicted"], "g")
 
 
-def _window(row: Any) -> Cell:
-    return Cell(label(as_window(row["window_low"], row["window_high"]), Axis(row["axis"]).symbol))
+def _window(row: Any) -> TableCell:
+    return TableCell(label(as_window(row["window_low"], row["window_high"]), Axis(row["axis"]).symbol))
 
 
-def _shift(row: Any) -> Cell:
+def _shift(row: Any) -> TableCell:
     if row["zero"] or row["zero_reference"]:
-        return Cell("both are zero" if row["zero"] and row["zero_reference"] else "one side is zero")
+        return TableCell("both are zero" if row["zero"] and row["zero_reference"] else "one side is zero")
     return number(100 * math.expm1(row["shift"]), "+.1f")
 
 
-_SLOPES: dict[str, Callable[[Any], Cell]] = {
-    "variant": lambda row: Cell(short_variant(row["variant"])),
+_SLOPES: dict[str, Callable[[Any], TableCell]] = {
+    "variant": lambda row: TableCell(short_variant(row["variant"])),
     "layers": lambda row: number(int(row["num_layers"]), "d"),
     "layer": lambda row: number(int(row["layer"]), "d"),
     "block": _block,
-    "part": lambda row: Cell(row["part"]),
-    "number": lambda row: number(int(row["index"]), "d") if row["index"] else Cell(""),
+    "part": lambda row: TableCell(row["part"]),
+    "number": lambda row: number(int(row["index"]), "d") if row["index"] else TableCell(""),
     "window": _window,
     "slope": _slope,
     "± se": lambda row: number(row["slope_se"], ".2f"),
     "95 % interval": _interval,
     "theory": _theory,
     "paper": lambda row: number(row["published"], ".2f"),
-    "not finite": lambda row: number(int(row["num_nonfinite"]), "d") if row["num_nonfinite"] else Cell(""),
+    "not finite": lambda row: number(int(row["num_nonfinite"]), "d") if row["num_nonfinite"] else TableCell(""),
     "verdict": lambda row: word(row["verdict"]),
 }
-_COMPARED: dict[str, Callable[[Any], Cell]] = {
+_COMPARED: dict[str, Callable[[Any], TableCell]] = {
     "layers": lambda row: number(int(row["num_layers"]), "d"),
     "layer": lambda row: number(int(row["layer"]), "d"),
-    "block": lambda row: Cell(str(row["block"])),
-    "part": lambda row: Cell(str(row["part"])),
+    "block": lambda row: TableCell(str(row["block"])),
+    "part": lambda row: TableCell(str(row["part"])),
     "points": lambda row: number(int(row["num_points"]), "d"),
     "within 3 se, %": lambda row: number(100 * row["share_within_3"], ".0f"),
     "mean shift, %": _shift,

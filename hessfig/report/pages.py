@@ -24,8 +24,8 @@ from hessfig.record import FROBENIUS
 from hessfig.report import page_tables, readings
 from hessfig.report.at_a_glance import glances
 from hessfig.report.drawn_figures import Contents, Picture
-from hessfig.report.gathered import State
-from hessfig.report.page_tables import Cell, Table
+from hessfig.report.gathered import SweepState
+from hessfig.report.page_tables import PageTable, TableCell
 from hessfig.report.readings import SweepFound
 
 _KINDS = {".png": "image/png", ".svg": "image/svg+xml", ".csv": "text/csv", ".json": "application/json"}
@@ -96,24 +96,24 @@ def in_short(sweep: SweepFound) -> list[tuple[str, str]]:
     return [(name, words) for name, words in lines.items() if words]
 
 
-def settings_table(sweep: SweepFound, about: Mapping[str, str]) -> Table:
+def settings_table(sweep: SweepFound, about: Mapping[str, str]) -> PageTable:
     """Return every setting of the manifest with its line of help, and the preset's value where it is another one."""
     usual = {one.key: one.usual for one in sweep.asked.departures or ()}
     rows = [
-        [Cell(key), Cell(text(value)), Cell(usual.get(key, "")), Cell(about.get(key, ""))]
+        [TableCell(key), TableCell(text(value)), TableCell(usual.get(key, "")), TableCell(about.get(key, ""))]
         for key, value in flat(sweep.config)
     ]
     titles = ["setting", "value", "in the preset", "meaning"]
-    return Table("settings", "Every setting of this run", titles, [False] * 4, rows)
+    return PageTable("settings", "Every setting of this run", titles, [False] * 4, rows)
 
 
-def manifest_table(manifest: Mapping[str, Any]) -> Table:
+def manifest_table(manifest: Mapping[str, Any]) -> PageTable:
     """Return the provenance in a manifest: versions, times, counts; not the settings, which have a table."""
     rows = [
-        [Cell(key), Cell(text(value))]
+        [TableCell(key), TableCell(text(value))]
         for key, value in flat({key: value for key, value in manifest.items() if key not in _LEFT_OUT})
     ]
-    return Table("manifest", "Manifest", ["entry", "value"], [False, False], rows)
+    return PageTable("manifest", "Manifest", ["entry", "value"], [False, False], rows)
 
 
 def flat(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -177,7 +177,7 @@ Place = InSite | InOneFile
 
 
 @dataclass(frozen=True)
-class Page:
+class ReportPage:
     """A page: its id, its title, its template and what that is given."""
 
     id: str
@@ -186,18 +186,18 @@ class Page:
     given: Mapping[str, Any]
 
 
-def pages(contents: Contents) -> list[Page]:
+def pages(contents: Contents) -> list[ReportPage]:
     """Return the pages of a report, the front page first."""
     return [
-        Page("index", "hessfig report", "index.html", _front(contents)),
-        Page("paper", "The paper in one screen", "paper.html", {"glances": glances(contents)}),
+        ReportPage("index", "hessfig report", "index.html", _front(contents)),
+        ReportPage("paper", "The paper in one screen", "paper.html", {"glances": glances(contents)}),
         *(_sweep_page(contents, sweep) for sweep in contents.sweeps),
-        Page("theory", "Statements of the theory", "theory.html", {"table": _ledger(contents, "theory")}),
-        Page("claims", "Claims of the literature", "claims.html", _claims(contents)),
+        ReportPage("theory", "Statements of the theory", "theory.html", {"table": _ledger(contents, "theory")}),
+        ReportPage("claims", "Claims of the literature", "claims.html", _claims(contents)),
     ]
 
 
-def render_page(contents: Contents, page: Page, place: Place) -> str:
+def render_page(contents: Contents, page: ReportPage, place: Place) -> str:
     """Return a page of a site as HTML."""
     return _render("site.html", contents, place, pages=[page], title=page.title)
 
@@ -213,7 +213,7 @@ def asset(name: str) -> str:
 
 
 def _render(template: str, contents: Contents, place: Place, **given: Any) -> str:
-    shared = {"contents": contents, "asked": contents.asked, "place": place, "asset": asset, "State": State}
+    shared = {"contents": contents, "asked": contents.asked, "place": place, "asset": asset, "State": SweepState}
     html = _templates().get_template(template).render(**shared, **given)
     return "\n".join(line.rstrip() for line in html.splitlines() if line.strip()) + "\n"
 
@@ -261,7 +261,7 @@ def _in_order(contents: Contents) -> Iterator[SweepFound]:
     yield from sorted(contents.sweeps, key=lambda sweep: (ranks.get(sweep.name, len(ranks)), sweep.name))
 
 
-def _sweep_page(contents: Contents, sweep: SweepFound) -> Page:
+def _sweep_page(contents: Contents, sweep: SweepFound) -> ReportPage:
     asked = contents.asked
     figures = contents.figures_of(sweep.name)
     of_sweep = contents.claims.of_sweep(sweep.name)
@@ -288,10 +288,10 @@ def _sweep_page(contents: Contents, sweep: SweepFound) -> Page:
         ],
         "reread": run_command(asked.outputs / sweep.name),
     }
-    return Page(f"sweep-{sweep.name}", f"{contents.label(sweep.name)}: {sweep.name}", "sweep.html", given)
+    return ReportPage(f"sweep-{sweep.name}", f"{contents.label(sweep.name)}: {sweep.name}", "sweep.html", given)
 
 
-def _preview(picture: Picture, number: str) -> Table | None:
+def _preview(picture: Picture, number: str) -> PageTable | None:
     """Return the numbers of a picture; None where they are more than a page shows."""
     caption = f"Numbers of {picture.title}"
     few = len(picture.numbers) <= PREVIEW
@@ -332,7 +332,7 @@ def _short(cell: Any) -> str:
     return str(cell)
 
 
-def _ledger(contents: Contents, name: str) -> page_tables.Table | None:
+def _ledger(contents: Contents, name: str) -> page_tables.PageTable | None:
     ledger = contents.theory if name == "theory" else contents.claims
     captions = {"theory": "Every statement, checked against automatic differentiation", "claims": "Every claim"}
     return None if ledger.frame is None else page_tables.any_table(name, captions[name], ledger.frame)

@@ -14,14 +14,14 @@ import pandas as pd
 from hessfig.analysis.axis import Axis, short_variant
 from hessfig.analysis.comparison.agreement import judge
 from hessfig.analysis.curves import quantity_to_fit
-from hessfig.analysis.manifest import Run, read_manifest, read_run
+from hessfig.analysis.manifest import RecordedRun, read_manifest, read_run
 from hessfig.analysis.slopes import gate
 from hessfig.analysis.slopes.fit import fit_slopes
 from hessfig.analysis.slopes.printed import as_window, label
 from hessfig.errors import UserError
 from hessfig.predictions.growth_rates import Prediction
 from hessfig.record import CURVE
-from hessfig.report.gathered import Asked, Failure, State, SweepAsked, failures_in, made_by, state_of
+from hessfig.report.gathered import Failure, FigureRequests, SweepAsked, SweepState, failures_in, made_by, state_of
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,11 @@ class SweepFound:
     """A sweep on disk. `problem` says what could not be read, `no_slopes` why there are none."""
 
     asked: SweepAsked
-    state: State
+    state: SweepState
     words: str
     version: str
     manifest: Mapping[str, Any] | None = None
-    run: Run | None = None
+    run: RecordedRun | None = None
     slopes: pd.DataFrame | None = None
     no_slopes: str = ""
     compared: Compared | None = None
@@ -60,7 +60,7 @@ class SweepFound:
         return self.run.config if self.run else {}
 
 
-def read_sweep(asked: Asked, name: str) -> SweepFound:
+def read_sweep(asked: FigureRequests, name: str) -> SweepFound:
     """Return what outputs/<name> holds. Nothing in it raises: what cannot be read is said."""
     folder, about = asked.outputs / name, asked.sweeps[name]
     run, manifest, problem = _read(folder)
@@ -77,18 +77,18 @@ def read_sweep(asked: Asked, name: str) -> SweepFound:
         no_slopes,
         compared=_compared(folder) if run else None,
         failures=failures_in(folder),
-        problem=problem if state == State.unreadable else None,
+        problem=problem if state == SweepState.unreadable else None,
     )
 
 
-def _read(folder: Path) -> tuple[Run | None, Mapping[str, Any] | None, UserError | None]:
+def _read(folder: Path) -> tuple[RecordedRun | None, Mapping[str, Any] | None, UserError | None]:
     try:
         return read_run(folder), read_manifest(folder), None
     except UserError as error:
         return None, None, error
 
 
-def _slopes(run: Run, about: SweepAsked, asked: Asked) -> tuple[pd.DataFrame | None, str]:
+def _slopes(run: RecordedRun, about: SweepAsked, asked: FigureRequests) -> tuple[pd.DataFrame | None, str]:
     """Fit what `hessfig slopes` does, on the windows of the sweep; along training steps no power law is looked for."""
     if run.axis.name == "step":
         return (
@@ -127,7 +127,7 @@ _MOST_BLOCKS = 9
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ReadingVerdict:
     """A word, the kind of it (good, bad, open, none) and the sentence it rests on."""
 
     word: str
@@ -135,22 +135,22 @@ class Verdict:
     words: str
 
 
-def on_theory(sweep: SweepFound, tolerance: float) -> Verdict:
+def on_theory(sweep: SweepFound, tolerance: float) -> ReadingVerdict:
     """Return what the slopes say of the predictions, by the rule of `hessfig check`."""
     if sweep.slopes is None:
-        return Verdict("no slopes", "none", sweep.no_slopes or "nothing to fit")
+        return ReadingVerdict("no slopes", "none", sweep.no_slopes or "nothing to fit")
     checked = gate.checked(sweep.slopes)
     if not has_slopes(sweep):
-        return Verdict("no slopes", "none", "no curve has enough points on the windows of this sweep")
+        return ReadingVerdict("no slopes", "none", "no curve has enough points on the windows of this sweep")
     if checked.empty:
-        return Verdict("no prediction", "none", "theory predicts none of these slopes on these windows")
+        return ReadingVerdict("no prediction", "none", "theory predicts none of these slopes on these windows")
     counts = Counter(checked["verdict"])
     words = f"{len(checked)} slopes checked: {_listed(counts)} (tolerance {tolerance:g})"
     if counts["deviates"]:
-        return Verdict("deviates", "bad", words)
+        return ReadingVerdict("deviates", "bad", words)
     if gate.violations(sweep.slopes, tolerance):
-        return Verdict("undecided", "open", words)
-    return Verdict("agrees", "good", words)
+        return ReadingVerdict("undecided", "open", words)
+    return ReadingVerdict("agrees", "good", words)
 
 
 def has_slopes(sweep: SweepFound) -> bool:
@@ -182,22 +182,24 @@ def outside(sweep: SweepFound, tolerance: float) -> list[str]:
     return [*gate.violations(sweep.slopes, tolerance), *gate.asymptotic(sweep.slopes, tolerance)]
 
 
-def on_paper(sweep: SweepFound, tolerance: float) -> Verdict:
+def on_paper(sweep: SweepFound, tolerance: float) -> ReadingVerdict:
     """Return what the published values say: the comparison if one was made, else the published slopes on record."""
     if sweep.compared is not None:
         kinds = {"agrees": "good", "differs": "bad"}
         words = "; ".join(sweep.compared.reasons) or f"{len(sweep.compared.curves)} curves compared"
-        return Verdict(sweep.compared.verdict, kinds.get(sweep.compared.verdict, "open"), words)
+        return ReadingVerdict(sweep.compared.verdict, kinds.get(sweep.compared.verdict, "open"), words)
     shown = sweep.slopes[sweep.slopes["published"].notna()] if sweep.slopes is not None else pd.DataFrame()
     if shown.empty:
-        return Verdict("not compared", "none", "no published slope is on record for these curves")
+        return ReadingVerdict("not compared", "none", "no published slope is on record for these curves")
     error = shown["slope_se"].fillna(math.inf) * 2
     off = (shown["slope"] - shown["published"]).abs()
     near, known = int((off <= tolerance + error).sum()), int((error <= tolerance).sum())
     words = f"{near} of {len(shown)} slopes within {tolerance:g} (and 2 standard errors) of the published curve's"
     if near < len(shown):
-        return Verdict("differs", "bad", words)
-    return Verdict("agrees", "good", words) if known == len(shown) else Verdict("undecided", "open", words)
+        return ReadingVerdict("differs", "bad", words)
+    return (
+        ReadingVerdict("agrees", "good", words) if known == len(shown) else ReadingVerdict("undecided", "open", words)
+    )
 
 
 def of_numbers(numbers: pd.DataFrame) -> str:

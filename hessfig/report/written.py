@@ -20,7 +20,7 @@ from hessfig.files import check_writable, fingerprint, unwritable, write_text
 from hessfig.record import CHECKSUM, checksum, read_checked
 from hessfig.register import REGISTER, refused
 from hessfig.report.drawn_figures import Contents, gather
-from hessfig.report.gathered import Asked
+from hessfig.report.gathered import FigureRequests
 from hessfig.report.pages import InOneFile, InSite, asset, page_file, pages, render_all, render_page
 from hessfig.report.readings import SweepFound, on_paper, on_theory
 
@@ -185,7 +185,7 @@ def _place(outputs: Path, *, single_file: bool) -> Path:
     return outputs / (f"{REPORT}.html" if single_file else REPORT)
 
 
-def write_report(asked: Asked, *, single_file: bool = False) -> Written:
+def write_report(asked: FigureRequests, *, single_file: bool = False) -> Written:
     """Write outputs/report/, or outputs/report.html. Raises UserError for a place that cannot be written.
 
     Until everything is written the old report stays; one whose making fails stays too. What hessfig did not write, or
@@ -194,7 +194,7 @@ def write_report(asked: Asked, *, single_file: bool = False) -> Written:
     return _write_one_file(asked) if single_file else _write_site(asked)
 
 
-def _write_site(asked: Asked) -> Written:
+def _write_site(asked: FigureRequests) -> Written:
     folder = _place(asked.outputs, single_file=False)
     with appearing(folder) as new:
         contents = gather(asked, new)
@@ -208,7 +208,7 @@ def _write_site(asked: Asked) -> Written:
     return Written(folder / "index.html", len(files), sum(path.stat().st_size for path in files), contents)
 
 
-def _write_one_file(asked: Asked) -> Written:
+def _write_one_file(asked: FigureRequests) -> Written:
     path = _place(asked.outputs, single_file=True)
     check_file(path)
     check_writable(asked.outputs)

@@ -15,13 +15,14 @@ from torch import Tensor
 from hessfig.config import Config
 from hessfig.config.enums import Data, State
 from hessfig.config.keys import TRAINABLE, in_manifest
-from hessfig.models.protocol import Drawn, Weight
+from hessfig.curvature.problem import Batch, Objective
 from hessfig.models.registry import kind
 from hessfig.states.point import drawn
 from hessfig.states.stored_states import moments
 from hessfig.tasks.addition import LONG
-from hessfig.tasks.batch import Batch, batch_of
+from hessfig.tasks.batch import batch_of
 from hessfig.tasks.examples import unseen_batch, unseen_cascades
+from hessfig.weights import Weight
 
 WEIGHTS, OPTIMISER = "weights.safetensors", "optimiser.safetensors"
 MEASURED, HELD_OUT, CASCADES = "batch.npz", "held_out.npz", "cascades.npz"
@@ -85,7 +86,7 @@ def _unseen(config: Config) -> dict[str, Batch]:
     return found
 
 
-def _described(found: Drawn) -> dict[str, Any]:
+def _described(found: Objective) -> dict[str, Any]:
     """Return the loss, what each batch weighs in its mean, and what every name of a weight stands for."""
     shapes = {name: list(parameter.shape) for name, parameter in found.network.named_parameters()}
     layout = found.layout

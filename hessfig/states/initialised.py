@@ -8,12 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from hessfig.config import Config, DType, Initialisation, ModelConfig, SigmaScales
+from hessfig.curvature.problem import Objective
 from hessfig.models.components import GAINS
-from hessfig.models.protocol import Draw, Drawn, Layout
+from hessfig.models.protocol import Draw
 from hessfig.models.registry import kind
 from hessfig.rng import stream
-from hessfig.tasks.batch import draw_batch
-from hessfig.tasks.losses import loss_module
+from hessfig.tasks.batch import draw_batch, loss_module
+from hessfig.weights import Layout
 
 WEIGHT_VARIANCE = 0.64
 GPT2_DEVIATION = 0.02
@@ -24,7 +25,7 @@ _EMBEDDINGS = {
 }
 
 
-def initialised(config: Config, *, sigma: float | None, seed: int) -> Drawn:
+def initialised(config: Config, *, sigma: float | None, seed: int) -> Objective:
     """Draw the batch (from the task's seed) and the network (from `seed` and `sigma`).
 
     `sigma` is None where it means nothing: then a network that has embeddings draws them with sigma = 1.
@@ -35,7 +36,7 @@ def initialised(config: Config, *, sigma: float | None, seed: int) -> Drawn:
     batch = draw_batch(config.task, width=config.model.d_model, dtype=config.dtype)
     network = build_network(config, sigma=1.0 if sigma is None else sigma, seed=seed)
     task = config.task
-    return Drawn(network, batch, loss_module(task), maker.layout(config), decay=task.weight_decay)
+    return Objective(network, batch, loss_module(task), maker.layout(config), decay=task.weight_decay)
 
 
 def build_network(config: Config, *, sigma: float, seed: int) -> nn.Module:

@@ -9,14 +9,14 @@ from typing import Any
 from hessfig.config.enums import State
 from hessfig.config.keys import step_values
 from hessfig.config.schema import Config
+from hessfig.curvature.problem import Objective
 from hessfig.errors import UserError
 from hessfig.files import check_pin, fingerprint, is_file
-from hessfig.models.protocol import Drawn
 from hessfig.models.registry import kind
 from hessfig.states.training import trajectory
 
 
-def drawn(config: Config, *, sigma: float | None, seed: int, step: int | None = None) -> Drawn:
+def drawn(config: Config, *, sigma: float | None, seed: int, step: int | None = None) -> Objective:
     """Return network, data and loss at the configured state. Raises UserError for weights that do not fit."""
     if config.state.kind == State.trained:
         from hessfig.states.stored_states import trained

@@ -8,8 +8,8 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from hessfig.config import Config, State
+from hessfig.curvature.problem import Objective
 from hessfig.errors import UserError, did_you_mean, first_few
-from hessfig.models.protocol import Drawn
 from hessfig.models.stored.weight_files import read_weights
 from hessfig.states.initialised import initialised
 from hessfig.states.training.checkpoints import Folder, Tensors, TrainingState
@@ -60,7 +60,7 @@ def _check_tensor(path: Path, name: str, tensor: Tensor, held: Tensor) -> None:
         )
 
 
-def trained(config: Config, *, sigma: float | None, seed: int, step: int) -> Drawn:
+def trained(config: Config, *, sigma: float | None, seed: int, step: int) -> Objective:
     """Return network, data and loss after `step` updates, weights rounded to the configured type.
 
     Raises Diverged when the training does not reach `step`.

@@ -8,7 +8,7 @@ import warnings
 import torch
 
 from hessfig.config.machine import card_of
-from hessfig.curvature.problem import Problem
+from hessfig.curvature.problem import Objective
 from hessfig.files import check_pin
 from hessfig.measurements.catalogue import source_of
 from hessfig.measurements.quantity import At, Measured, Request, asked_of
@@ -32,17 +32,17 @@ def measure(cell: Cell) -> Measured:
     return Measured([{**shared, **row} for row in found.rows], found.arrays)
 
 
-def draw_problem(cell: Cell) -> Problem:
+def draw_problem(cell: Cell) -> Objective:
     """Return the network at the cell's state with its data and loss, on the configured device."""
     found = drawn(cell.config, sigma=cell.sigma, seed=cell.seed, step=cell.step)
     if content := cell.science.get("content"):
         from hessfig.sweep.own_content import check_planned
 
         check_planned(cell.config, found, content)
-    return Problem.of(found).to(torch.device(card_of(cell.config.device)))
+    return (found).to(torch.device(card_of(cell.config.device)))
 
 
-def request_of(cell: Cell, problem: Problem) -> Request:
+def request_of(cell: Cell, problem: Objective) -> Request:
     """Return what a cell asks of its problem."""
     blocks = blocks_of(cell.config.blocks, problem.layout, cell.config.model)
     at = At(cell.config, cell.sigma, cell.seed, cell.step)

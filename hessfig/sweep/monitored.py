@@ -51,7 +51,7 @@ class _Lost:
     quantity: str
 
 
-class Course:
+class MonitoredTraining:
     """What was measured along one training, in the order of its steps.
 
     `content` is a hash of data and names of weights. What is measured is stored as a cell at once; `write` puts table

@@ -8,11 +8,11 @@ import warnings
 from hessfig.config import Config
 from hessfig.config.user_code import guarded
 from hessfig.curvature.fingerprint import fingerprint
-from hessfig.curvature.problem import Problem
+from hessfig.curvature.problem import Objective
 from hessfig.errors import UserError
 from hessfig.models.kinds.python import KEY
 from hessfig.models.own_network import content_of
-from hessfig.models.protocol import ONCE, Drawn
+from hessfig.models.protocol import ONCE
 from hessfig.rng import one_thread
 from hessfig.states import point
 
@@ -26,7 +26,7 @@ def planned_content(config: Config, sigma: float | None, seed: int, *, twice: bo
     return content
 
 
-def check_planned(config: Config, drawn: Drawn, planned: str) -> None:
+def check_planned(config: Config, drawn: Objective, planned: str) -> None:
     """Raise UserError unless a network, drawn again, is the one that was planned."""
     if planned.startswith(ONCE):
         return
@@ -40,9 +40,9 @@ def check_planned(config: Config, drawn: Drawn, planned: str) -> None:
         )
 
 
-def _content(config: Config, drawn: Drawn, *, twice: bool) -> tuple[str, str]:
+def _content(config: Config, drawn: Objective, *, twice: bool) -> tuple[str, str]:
     """Return the content, and why nothing of it can be reused, if so."""
     with one_thread(), guarded(KEY, str(config.model.factory)):
         shown = content_of(drawn)
-        found = fingerprint(Problem.of(drawn), shown, twice=twice)
+        found = fingerprint((drawn), shown, twice=twice)
     return (found.digest if found.why else hashlib.sha256(f"{shown} {found.digest}".encode()).hexdigest()), found.why

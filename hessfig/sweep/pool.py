@@ -40,14 +40,14 @@ ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(2**30), "MALLOC_TRIM_THRESHOLD_": str
 # What workers import once for all, in the server that they are forked from: torch, and the measuring code.
 PRELOAD = [
     *("hessfig.sweep.measure", "hessfig.models.networks", "hessfig.measurements.block_norms"),
-    *("hessfig.curvature.tape.columns", "hessfig.curvature.exact.exact_blocks"),
+    *("hessfig.models.tape.columns", "hessfig.models.exact.exact_blocks"),
 ]
 _ATTEMPTS, _PAUSE = 3, 0.1
 _ENVIRONMENT = Lock()  # of this process: threads that start workers at once take turns in changing it
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CellOutcome:
     """What became of a cell; `cause` says why it failed, or why no cell can be stored any more.
 
     It was `met` when another run stored it while it was being measured here. `peak` is the most memory its worker has
@@ -81,7 +81,7 @@ class Pool:
         for number in range(count):
             self._workers.append(self._start(number))
 
-    def run(self, cells: Sequence[Any]) -> Iterator[Outcome]:
+    def run(self, cells: Sequence[Any]) -> Iterator[CellOutcome]:
         """Yield the outcome of every cell, in the order in which they end.
 
         A run that meets another one goes on elsewhere among the cells that wait: so they share them, without a lock.
@@ -119,13 +119,13 @@ class Pool:
             with suppress(OSError):  # it died meanwhile, which `_collect` finds
                 worker.pipe.send(worker.cell)
 
-    def _collect(self, worker: _Worker) -> Outcome:
+    def _collect(self, worker: _Worker) -> CellOutcome:
         cell = worker.cell
         assert cell is not None
         try:
-            return Outcome(cell, *worker.pipe.recv())
+            return CellOutcome(cell, *worker.pipe.recv())
         except (EOFError, OSError):
-            return Outcome(cell, "failed", self._replace(worker))
+            return CellOutcome(cell, "failed", self._replace(worker))
 
     def _replace(self, dead: _Worker) -> str:
         dead.process.join()

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from hessfig.errors import plain_lines
-from hessfig.sweep.pool import Outcome
+from hessfig.sweep.pool import CellOutcome
 
 EVERY = 30.0  # seconds between lines where no bar is drawn
 TELL_EVERY = 20.0  # seconds between two lines about a training, where no bar shows them
@@ -121,7 +121,7 @@ class Reporter:
     def seconds(self) -> float:
         return time.perf_counter() - self._started
 
-    def show(self, outcome: Outcome) -> None:
+    def show(self, outcome: CellOutcome) -> None:
         """Count one outcome; print a failure, the first of its kind, at once; now and then how trainings go."""
         if outcome.kind in ("training", "trained"):
             self._show_training(outcome)
@@ -155,7 +155,7 @@ class Reporter:
         words = f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min" if seconds < 5400 else ""
         return f", about {words or f'{seconds / 3600:.1f} h'} left" if 0 < done < self._todo else ""
 
-    def _show_training(self, outcome: Outcome) -> None:
+    def _show_training(self, outcome: CellOutcome) -> None:
         self.peak = max(self.peak, outcome.peak)
         self._bar.update(self._task, note=outcome.cause if outcome.kind == "training" else self._note())
         told, now = self._told.get(str(outcome.cell), self._started), time.perf_counter()

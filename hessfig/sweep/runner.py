@@ -16,7 +16,7 @@ from hessfig.record import MANIFEST, TABLE
 from hessfig.register import check_free, publish, vouched, withdraw
 from hessfig.sweep.outputs import Gathered, config_hash, gather, manifest_text, now, read_hash
 from hessfig.sweep.plan import Cell, Sweep
-from hessfig.sweep.pool import Outcome, Pool
+from hessfig.sweep.pool import CellOutcome, Pool
 from hessfig.sweep.progress import Reporter
 from hessfig.sweep.store import CellStore, at_work
 from hessfig.sweep.trainings import trained_for
@@ -27,7 +27,7 @@ DERIVED = (
     *("comparison.csv", "comparison_curves.csv", "comparison_ratios.csv"),
 )
 _NAMED, KIND = 5, "table"
-Launch = Callable[[list[Cell], CellStore], Generator[Outcome, None, None]]
+Launch = Callable[[list[Cell], CellStore], Generator[CellOutcome, None, None]]
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Summary:
         return self.failed == 0 and self.missing == 0
 
 
-def on_this_machine(cells: list[Cell], store: CellStore) -> Generator[Outcome, None, None]:
+def on_this_machine(cells: list[Cell], store: CellStore) -> Generator[CellOutcome, None, None]:
     """Yield the outcome of every cell, measured by workers of this machine; what they need is trained first."""
     count = worker_count(cells[0].config, len(cells))
     ready = yield from trained_for(cells, store, count)

@@ -18,7 +18,7 @@ from hessfig.errors import UserError, plain
 from hessfig.files import check_writable, write_text
 from hessfig.sweep.outputs import config_hash
 from hessfig.sweep.plan import Cell, Sweep
-from hessfig.sweep.pool import Outcome, own_path
+from hessfig.sweep.pool import CellOutcome, own_path
 from hessfig.sweep.shards import Shard
 from hessfig.sweep.store import CellStore
 
@@ -188,7 +188,7 @@ class SlurmJob:
         """Forget the job's number: it is over, and what it did is known."""
         self._record.unlink(missing_ok=True)
 
-    def run(self, cells: list[Cell], store: CellStore) -> Generator[Outcome, None, None]:
+    def run(self, cells: list[Cell], store: CellStore) -> Generator[CellOutcome, None, None]:
         """Yield the outcome of every cell as it appears; submit the job unless it is at it, again if tasks were lost.
 
         Tasks that ran out of time, or whose node was lost, are submitted again as long as that brings cells;
@@ -198,7 +198,9 @@ class SlurmJob:
             self.submit()
         yield from self.watched(cells, store, again=True)
 
-    def watched(self, cells: list[Cell], store: CellStore, *, again: bool = False) -> Generator[Outcome, None, None]:
+    def watched(
+        self, cells: list[Cell], store: CellStore, *, again: bool = False
+    ) -> Generator[CellOutcome, None, None]:
         """Yield outcomes until every cell has one; lost tasks are submitted `again`, or what they leave has failed."""
         waiting, pause = dict.fromkeys(cells), _SHORTEST
         while waiting:
@@ -209,7 +211,7 @@ class SlurmJob:
                 yield outcome
             if waiting and not _may_measure(found):
                 if not (again and self._deserves_another(found or {})):
-                    yield from (Outcome(cell, "failed", self._loss(found or {})) for cell in waiting)
+                    yield from (CellOutcome(cell, "failed", self._loss(found or {})) for cell in waiting)
                     return
                 self.submit()
             time.sleep(pause if waiting else 0.0)
@@ -217,7 +219,7 @@ class SlurmJob:
 
     def _ended(
         self, waiting: list[Cell], store: CellStore, *, looks: Sequence[float]
-    ) -> Generator[Outcome, None, None]:
+    ) -> Generator[CellOutcome, None, None]:
         for look in looks:
             time.sleep(look if waiting else 0.0)
             outcomes = [outcome for cell in waiting if (outcome := self._outcome(cell, store)) is not None]
@@ -226,11 +228,11 @@ class SlurmJob:
             known = {id(outcome.cell) for outcome in outcomes}
             waiting = [cell for cell in waiting if id(cell) not in known]
 
-    def _outcome(self, cell: Cell, store: CellStore) -> Outcome | None:
+    def _outcome(self, cell: Cell, store: CellStore) -> CellOutcome | None:
         if store.sound(cell.key):
-            return Outcome(cell, "measured")
+            return CellOutcome(cell, "measured")
         cause = self._sweep.failures.cause(cell.key)
-        return None if cause is None else Outcome(cell, "failed", cause)
+        return None if cause is None else CellOutcome(cell, "failed", cause)
 
     def _deserves_another(self, found: States) -> bool:
         return self._measured > 0 and "CANCELLED" not in found.values()

@@ -20,7 +20,7 @@ from hessfig.errors import UserError
 from hessfig.measurements.quantity import Measured
 from hessfig.sweep.measure import draw_problem, measure
 from hessfig.sweep.plan import Cell, Sweep
-from hessfig.sweep.pool import Outcome, brief, peak_memory
+from hessfig.sweep.pool import CellOutcome, brief, peak_memory
 from hessfig.sweep.runner import Summary, run_sweep
 from hessfig.sweep.store import CellStore
 from hessfig.sweep.trainings import needs
@@ -103,7 +103,7 @@ def joined(config: Config) -> Iterator[bool]:
             distributed.destroy_process_group()
 
 
-def on_ranks(cells: list[Cell], store: CellStore) -> Generator[Outcome, None, None]:
+def on_ranks(cells: list[Cell], store: CellStore) -> Generator[CellOutcome, None, None]:
     """Yield the outcome of every cell, measured by all ranks and stored by this one, rank 0.
 
     A cell that fails on a rank, or whose rank is lost, ends the run; finished ones are kept.
@@ -121,9 +121,9 @@ def on_ranks(cells: list[Cell], store: CellStore) -> Generator[Outcome, None, No
             store.write(cell.key, cell.science, done.rows, done.arrays, cell.labels)
         except (UserError, RuntimeError) as error:
             found = error if isinstance(error, UserError) else _lost(error)
-            yield Outcome(cell, "failed", str(found))
+            yield CellOutcome(cell, "failed", str(found))
             raise found from error
-        yield Outcome(cell, "measured", "", peak_memory())
+        yield CellOutcome(cell, "measured", "", peak_memory())
 
 
 def lead(sweep: Sweep, command: str) -> Summary:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from hessfig.config.keys import kept_steps
 from hessfig.states.training.trajectory import Trajectory
 from hessfig.sweep.plan import Cell
-from hessfig.sweep.pool import Answer, Outcome, Pool, answer_all, brief
+from hessfig.sweep.pool import Answer, CellOutcome, Pool, answer_all, brief
 from hessfig.sweep.store import CellStore
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ _LOST = (BrokenPipeError, ConnectionResetError)  # the parent ended: so does the
 
 
 @dataclass(frozen=True)
-class Need:
+class TrainingNeed:
     """A training, and the steps whose states are to be there."""
 
     trajectory: Trajectory
@@ -33,17 +33,17 @@ class Need:
         return str(self.trajectory)
 
 
-def needs(cells: Iterable[Cell]) -> list[Need]:
+def needs(cells: Iterable[Cell]) -> list[TrainingNeed]:
     """Return the trainings behind `cells`, each once, in the order in which they are first needed."""
     found: dict[str, tuple[Trajectory, set[int]]] = {}
     for cell in cells:
         if cell.step is not None and cell.trajectory is not None:
             _, steps = found.setdefault(cell.trajectory.key, (cell.trajectory, set()))
             steps.update({cell.step, *(step for step in kept_steps(cell.config) if step <= cell.step)})
-    return [Need(trajectory, tuple(sorted(steps))) for trajectory, steps in found.values()]
+    return [TrainingNeed(trajectory, tuple(sorted(steps))) for trajectory, steps in found.values()]
 
 
-def trained_for(cells: list[Cell], store: CellStore, workers: int) -> Generator[Outcome, None, list[Cell]]:
+def trained_for(cells: list[Cell], store: CellStore, workers: int) -> Generator[CellOutcome, None, list[Cell]]:
     """Train what `cells` need; yield how it goes, and cells whose training failed; return the others.
 
     A training that diverges leaves its states up to there: cells beyond fail by themselves, with its cause.
@@ -62,7 +62,7 @@ def trained_for(cells: list[Cell], store: CellStore, workers: int) -> Generator[
         pool.stop()
     causes = {cell: lost[cell.trajectory.key] for cell in cells if cell.trajectory and cell.trajectory.key in lost}
     for cell, cause in causes.items():
-        yield Outcome(cell, "failed", f"its training failed: {cause}")
+        yield CellOutcome(cell, "failed", f"its training failed: {cause}")
     return [cell for cell in cells if cell not in causes]
 
 
@@ -72,7 +72,7 @@ def serve_trainings(pipe: Connection, store: CellStore) -> None:
     answer_all(pipe, lambda need: _train(need, pipe))
 
 
-def _train(need: Need, pipe: Connection) -> Answer:
+def _train(need: TrainingNeed, pipe: Connection) -> Answer:
     from hessfig.states.training.loop import Diverged, ensure
 
     started = time.monotonic()

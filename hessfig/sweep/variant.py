@@ -17,11 +17,12 @@ from hessfig.measurements.catalogue import quantity, source_of
 from hessfig.measurements.quantity import Quantity, check_served
 from hessfig.measurements.requirements import check_decay, check_differences, check_parts
 from hessfig.models.blocks import blocks_of
-from hessfig.models.protocol import ONCE, Layout
+from hessfig.models.protocol import ONCE
 from hessfig.models.registry import kind
 from hessfig.record import CHECKSUM, checksum, digest, read_checked
 from hessfig.states import point
 from hessfig.terms import Block
+from hessfig.weights import Layout
 
 MET = "networks.json"
 ALGORITHM_VERSION = 4

@@ -2,56 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hessfig.config import Data, DType, Loss, TaskConfig
-from hessfig.rng import row_major, stream
+from hessfig.curvature.losses import CrossEntropy, SquaredError
+from hessfig.curvature.problem import Batch
+from hessfig.rng import stream
 from hessfig.tasks import text
 from hessfig.tasks.addition import addition_batch, scored_positions, sequence_length
 from hessfig.tasks.digits import CLASSES, Pictures, split
-
-
-@dataclass(frozen=True)
-class Batch:
-    """`inputs`: tokens (batch, length), Gaussian rows (batch, length, d_model) or pictures; `targets` fit the loss.
-
-    `scored` are the positions whose outputs enter the loss (a picture has one, which gives its class). `weight` is what
-    the mean over this batch divides by, where that is not in proportion to its samples (losses.batch_weights).
-    Inputs and targets are row-major in memory, however they were given.
-    """
-
-    inputs: Tensor
-    targets: Tensor
-    scored: slice
-    weight: float | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("inputs", "targets"):
-            object.__setattr__(self, name, row_major(getattr(self, name)))
-
-    @property
-    def size(self) -> float:
-        """What the mean over this batch weighs next to those over others: its samples, unless `weight` says else."""
-        return float(len(self.inputs)) if self.weight is None else self.weight
-
-    def to(self, device: torch.device) -> Batch:
-        """Return the same batch on `device`."""
-        return replace(self, inputs=self.inputs.to(device), targets=self.targets.to(device))
-
-    def cast(self, dtype: torch.dtype) -> Batch:
-        """Return the same batch with its floating-point numbers in another type."""
-        inputs, targets = (
-            given.to(dtype) if given.is_floating_point() else given for given in (self.inputs, self.targets)
-        )
-        return replace(self, inputs=inputs, targets=targets)
-
-    @property
-    def length(self) -> int:
-        return self.inputs.shape[1]
 
 
 def draw_batch(task: TaskConfig, *, width: int, dtype: DType) -> Batch:
@@ -124,3 +85,10 @@ def _gaussian_batch(task: TaskConfig, width: int, dtype: torch.dtype, generator:
         shared = torch.randn((shape[0], 1, width), dtype=torch.float64, generator=generator)
         inputs = (1 - rho) ** 0.5 * inputs + rho**0.5 * shared
     return Batch(inputs.to(dtype), targets.to(dtype), slice(0, shape[1]))
+
+
+def loss_module(task: TaskConfig) -> nn.Module:
+    """Return the module for the configured loss, without its weight decay, which no output tells."""
+    if task.loss == Loss.cross_entropy:
+        return CrossEntropy(task.label_smoothing)
+    return SquaredError("sum" if task.loss == Loss.mse_sum_unshifted else "mean")

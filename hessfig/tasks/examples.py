@@ -9,10 +9,11 @@ from jaxtyping import Int
 from torch import Generator, Tensor
 
 from hessfig.config import DIVIDING, Data, Optimiser, TaskConfig, TrainingData
+from hessfig.curvature.problem import Batch
 from hessfig.rng import stream
 from hessfig.tasks import text
 from hessfig.tasks.addition import has_cascade, sequences, with_cascades
-from hessfig.tasks.batch import Batch, batch_of, draw_batch, picture_batch, test_pictures, text_batch
+from hessfig.tasks.batch import batch_of, draw_batch, picture_batch, test_pictures, text_batch
 
 if TYPE_CHECKING:
     from hessfig.config import Config

@@ -9,10 +9,10 @@ from jaxtyping import Int
 from torch import Generator, Tensor
 
 from hessfig.config import MaskedAs, TaskConfig
+from hessfig.curvature.losses import IGNORED
+from hessfig.curvature.problem import Batch
 from hessfig.errors import UserError
 from hessfig.rng import stream
-from hessfig.tasks.batch import Batch
-from hessfig.tasks.losses import IGNORED
 
 _SHARES = (0.8, 0.9)  # of masked_as=mixed: below the first the mask's word, below the second any word, above itself
 

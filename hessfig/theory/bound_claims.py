@@ -15,7 +15,7 @@ from hessfig.theory import autodiff
 from hessfig.theory import further_formulas as bounds
 from hessfig.theory.attention_claims import score_split
 from hessfig.theory.attention_formulas import AttentionPoint
-from hessfig.theory.further_formulas import Spread
+from hessfig.theory.further_formulas import SpreadMoments
 from hessfig.theory.matrix_formulas import identity, kron
 from hessfig.theory.statement import Check, Dims, Instance, Values, attention_point, attention_weights, normal
 
@@ -116,11 +116,11 @@ def _none(points: list[AttentionPoint]) -> Values:
     return {"violations": torch.tensor(0)}
 
 
-def _violations(spread: Callable[[AttentionPoint], Spread], points: list[AttentionPoint]) -> Values:
+def _violations(spread: Callable[[AttentionPoint], SpreadMoments], points: list[AttentionPoint]) -> Values:
     return {"violations": torch.tensor(sum(_violated(point, spread(point)) for point in points))}
 
 
-def _violated(point: AttentionPoint, spread: Spread) -> int:
+def _violated(point: AttentionPoint, spread: SpreadMoments) -> int:
     """How many of the nine blocks of each part, and of the wholes, exceed their bound."""
     count = 0
     for part in PARTS:

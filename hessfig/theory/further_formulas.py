@@ -145,7 +145,7 @@ def low_rank_point(X: Float[Tensor, "L d_V"], Y: Float[Tensor, "L d_V"], weights
 
 
 @dataclass(frozen=True)
-class Spread:
+class SpreadMoments:
     """What a bound assumes about attention-weighted tokens: mu, m_2 and m_3 of the module docstring."""
 
     mixed: float
@@ -153,18 +153,18 @@ class Spread:
     third: float
 
 
-def spread_from_norm(point: AttentionPoint) -> Spread:
+def spread_from_norm(point: AttentionPoint) -> SpreadMoments:
     """From ||X||_2 alone: sqrt(L) x, x^2/2, sqrt(6) x^3/9."""
     x = spectral_norm(point.X)
     return _spread(math.sqrt(len(point.X)) * x, math.sqrt(2) * x)
 
 
-def spread_from_diameter(point: AttentionPoint) -> Spread:
+def spread_from_diameter(point: AttentionPoint) -> SpreadMoments:
     """From the token diameter R and the mixed tokens themselves: ||A X||_2, R^2/4, R^3/(6 sqrt(3))."""
     return _spread(spectral_norm(point.M1), float(torch.cdist(point.X, point.X).max()))
 
 
-def block_bounds(point: AttentionPoint, spread: Spread, part: Part = Part.H) -> dict[Pair, float]:
+def block_bounds(point: AttentionPoint, spread: SpreadMoments, part: Part = Part.H) -> dict[Pair, float]:
     """A bound on the spectral norm of every block; the functional part of (V, V) is zero."""
     if part == Part.H:
         outer, functional = (block_bounds(point, spread, p) for p in (Part.H_o, Part.H_f))
@@ -228,11 +228,11 @@ def spectral_norm(matrix: Float[Tensor, "n m"]) -> float:
     return float(torch.linalg.matrix_norm(matrix, ord=2))
 
 
-def _spread(mixed: float, interval: float) -> Spread:
-    return Spread(mixed=mixed, second=interval**2 / 4, third=interval**3 / (6 * math.sqrt(3)))
+def _spread(mixed: float, interval: float) -> SpreadMoments:
+    return SpreadMoments(mixed=mixed, second=interval**2 / 4, third=interval**3 / (6 * math.sqrt(3)))
 
 
-def _factors(point: AttentionPoint, spread: Spread, part: Part) -> tuple[float, float, float]:
+def _factors(point: AttentionPoint, spread: SpreadMoments, part: Part) -> tuple[float, float, float]:
     """Per part: what multiplies s^2 x^2 |.| |.| in query-key blocks, s x m_2 in value blocks, s x in (Q,
     K).
     """

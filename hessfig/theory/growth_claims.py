@@ -204,7 +204,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawnCase:
     """A case with its tokens, targets and weights."""
 
     case: Case
@@ -266,7 +266,7 @@ class Drawn:
         return TIED if self.case.architecture.tied and matrix == Matrix.W_E else matrix
 
 
-def _draw(case: Case, dims: Dims, generator: torch.Generator) -> Drawn:
+def _draw(case: Case, dims: Dims, generator: torch.Generator) -> DrawnCase:
     d, d_K, rest = dims.d_V, max(dims.d_K, 2), case.architecture
     shapes: dict[Key, tuple[int, int]] = {}
     for layer in range(1, rest.num_layers + 1):
@@ -282,10 +282,10 @@ def _draw(case: Case, dims: Dims, generator: torch.Generator) -> Drawn:
         weights[0, Matrix.W_E] = torch.zeros(dims.L, d, dtype=torch.float64)
         weights[0, Matrix.W_U] = normal(d, width, generator=generator)
     X, Y = (normal(dims.L, columns, generator=generator) for columns in (d, width))
-    return Drawn(case, X, Y, {key: w for key, w in weights.items() if not (rest.tied and key[1] == Matrix.W_U)})
+    return DrawnCase(case, X, Y, {key: w for key, w in weights.items() if not (rest.tied and key[1] == Matrix.W_U)})
 
 
-def component_exponents(drawn: Sequence[Drawn]) -> Values:
+def component_exponents(drawn: Sequence[DrawnCase]) -> Values:
     """The exponents found between two scales; VANISHES for blocks that are exactly zero."""
     values: dict[str, Tensor] = {}
     for one in drawn:
@@ -297,7 +297,7 @@ def component_exponents(drawn: Sequence[Drawn]) -> Values:
     return values
 
 
-def component_predictions(drawn: Sequence[Drawn]) -> Values:
+def component_predictions(drawn: Sequence[DrawnCase]) -> Values:
     """The exponents of `growth_rates.growth_rate`; VANISHES for structural zeros."""
     rates = {name: rate.exponent for one in drawn for name, (*_, rate) in one.rates().items()}
     return {
@@ -370,7 +370,7 @@ POWERS = [
 
 
 def _check(cases: Sequence[Case]) -> Check:
-    def draw(dims: Dims, generator: torch.Generator) -> list[Drawn]:
+    def draw(dims: Dims, generator: torch.Generator) -> list[DrawnCase]:
         return [_draw(case, dims, generator) for case in cases]
 
     numbers = {"small": SCALES[Regime.small_sigma], "large": SCALES[Regime.large_sigma]}

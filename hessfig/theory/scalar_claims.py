@@ -24,12 +24,14 @@ def _draw(dims: Dims, generator: torch.Generator) -> scalar.ScalarProblem:
 
 def _mixings(problem: scalar.ScalarProblem) -> dict[str, scalar.Mixing]:
     plain = {name: mixing(problem.x) for name, mixing in scalar.MIXINGS.items()}
-    return plain | {f"sink: {sink}": scalar.sink_mixing(sink, problem.x, BETA) for sink in scalar.Sink}
+    return plain | {f"sink: {sink}": scalar.sink_mixing(sink, problem.x, BETA) for sink in scalar.AttentionSink}
 
 
 def _responses(problem: scalar.ScalarProblem) -> dict[str, scalar.Response]:
     plain = {name: problem.response(name) for name in scalar.MIXINGS}
-    return plain | {f"sink: {sink}": scalar.sink_response(sink, problem.x, problem.s, BETA) for sink in scalar.Sink}
+    return plain | {
+        f"sink: {sink}": scalar.sink_response(sink, problem.x, problem.s, BETA) for sink in scalar.AttentionSink
+    }
 
 
 def _spectra(problem: scalar.ScalarProblem, part: Part) -> dict[str, Tensor]:
@@ -135,16 +137,16 @@ def _draw_many(dims: Dims, generator: torch.Generator) -> list[scalar.ScalarProb
     return [scalar.draw_scalar_problem(MANY_TOKENS, dims.d_K, generator, w_V=1.0) for _ in range(MANY_PROBLEMS)]
 
 
-def _measured(*sinks: scalar.Sink) -> Callable[[list[scalar.ScalarProblem]], Values]:
+def _measured(*sinks: scalar.AttentionSink) -> Callable[[list[scalar.ScalarProblem]], Values]:
     return lambda problems: {f"{sink}: {CLAIM}": _changes(problems, sink) for sink in sinks}
 
 
-def _changes(problems: list[scalar.ScalarProblem], sink: scalar.Sink) -> Tensor:
+def _changes(problems: list[scalar.ScalarProblem], sink: scalar.AttentionSink) -> Tensor:
     before, after = (scalar.median_effect(problems, sink, beta) for beta in (0.0, STRONG_BETA))
     return torch.tensor([after.bulk < before.bulk, bool(after.outliers[0] > before.outliers[0])]).int()
 
 
-def _table(changes: Mapping[scalar.Sink, tuple[int, int]]) -> Callable[[list[scalar.ScalarProblem]], Values]:
+def _table(changes: Mapping[scalar.AttentionSink, tuple[int, int]]) -> Callable[[list[scalar.ScalarProblem]], Values]:
     """What is claimed: per sink, whether the bulk shrinks and whether the largest outlier grows."""
     return lambda problems: {f"{sink}: {CLAIM}": torch.tensor(row).int() for sink, row in changes.items()}
 
@@ -152,10 +154,12 @@ def _table(changes: Mapping[scalar.Sink, tuple[int, int]]) -> Callable[[list[sca
 SINKS = {
     "sink": Check(
         _draw_many,
-        _measured(*scalar.Sink),
-        _table(dict.fromkeys(scalar.Sink, (1, 1))),
-        _table({scalar.Sink.input: (0, 1), scalar.Sink.score: (1, 0), scalar.Sink.value: (1, 1)}),
+        _measured(*scalar.AttentionSink),
+        _table(dict.fromkeys(scalar.AttentionSink, (1, 1))),
+        _table(
+            {scalar.AttentionSink.input: (0, 1), scalar.AttentionSink.score: (1, 0), scalar.AttentionSink.value: (1, 1)}
+        ),
         numbers={"problems": MANY_PROBLEMS, "beta": STRONG_BETA},
     ),
-    **{f"sink-{sink}": Check(_draw_many, _measured(sink), _table({sink: (1, 1)})) for sink in scalar.Sink},
+    **{f"sink-{sink}": Check(_draw_many, _measured(sink), _table({sink: (1, 1)})) for sink in scalar.AttentionSink},
 }

@@ -229,7 +229,7 @@ def top_of_outer_product(problem: ScalarProblem, response: Response) -> float:
     return outer_product_top(point)
 
 
-class Sink(StrEnum):
+class AttentionSink(StrEnum):
     """Where the bias of the first token enters."""
 
     input = "input"
@@ -245,34 +245,34 @@ class SinkEffect:
     outliers: Float[Tensor, 3]
 
 
-def sink_inputs(sink: Sink, x: Float[Tensor, " L"], beta: float) -> tuple[Tensor, Tensor, Tensor]:
+def sink_inputs(sink: AttentionSink, x: Float[Tensor, " L"], beta: float) -> tuple[Tensor, Tensor, Tensor]:
     """Tokens, values and score biases with a sink of size beta at the first token."""
     bias = torch.zeros_like(x)
     bias[0] = beta
-    tokens = x + bias if sink == Sink.input else x
-    values = x if sink == Sink.score else x + bias
-    return tokens, values, torch.zeros_like(x) if sink == Sink.input else bias
+    tokens = x + bias if sink == AttentionSink.input else x
+    values = x if sink == AttentionSink.score else x + bias
+    return tokens, values, torch.zeros_like(x) if sink == AttentionSink.input else bias
 
 
-def sink_response(sink: Sink, x: Float[Tensor, " L"], s: Tensor | float, beta: float) -> Response:
+def sink_response(sink: AttentionSink, x: Float[Tensor, " L"], s: Tensor | float, beta: float) -> Response:
     """m, m', m'' of softmax attention with the sink, in closed form."""
     tokens, values, score_bias = sink_inputs(sink, x, beta)
     return attention_response(tokens, s, values=values, score_bias=score_bias)
 
 
-def sink_mixing(sink: Sink, x: Float[Tensor, " L"], beta: float) -> Mixing:
+def sink_mixing(sink: AttentionSink, x: Float[Tensor, " L"], beta: float) -> Mixing:
     """The same map s -> m written plainly, for automatic differentiation."""
     tokens, values, bias = sink_inputs(sink, x, beta)
     return lambda s: torch.softmax(s * torch.outer(tokens, tokens) + bias, 1) @ values
 
 
-def sink_effect(problem: ScalarProblem, sink: Sink, beta: float) -> SinkEffect:
+def sink_effect(problem: ScalarProblem, sink: AttentionSink, beta: float) -> SinkEffect:
     """The spectrum's bulk and outliers under a sink."""
     hessian = problem.hessian(sink_response(sink, problem.x, problem.s, beta))
     return SinkEffect(abs(hessian.b), hessian.outliers.abs().sort(descending=True).values)
 
 
-def median_effect(problems: list[ScalarProblem], sink: Sink, beta: float) -> SinkEffect:
+def median_effect(problems: list[ScalarProblem], sink: AttentionSink, beta: float) -> SinkEffect:
     """Medians over problems."""
     effects = [sink_effect(problem, sink, beta) for problem in problems]
     bulk = torch.tensor([effect.bulk for effect in effects], dtype=torch.float64).median()

@@ -25,7 +25,7 @@ FIRST_SEED = 1234
 NEGLIGIBLE = 1e-6
 
 
-class Verdict(StrEnum):
+class StatementVerdict(StrEnum):
     """Whether the statement holds as it is printed."""
 
     yes = "yes"
@@ -77,7 +77,7 @@ class Statement:
     id: str
     reference: str
     claim: str
-    recorded: Verdict
+    recorded: StatementVerdict
     draw: Callable[[Dims, torch.Generator], Any]
     oracle: Callable[[Any], Values]
     printed: Callable[[Any], Values] | None
@@ -107,11 +107,11 @@ def stated(name: str, check: Check, *, recorded: str, measure: str = "relative",
     numbers = {key: f"{value:g}" for key, value in check.numbers.items()}
     words: dict[str, Any] = {key: Template(text).substitute(numbers) for key, text in texts.items()}
     formulas = {key: getattr(check, key) for key in ("draw", "oracle", "printed", "corrected")}
-    return Statement(name, recorded=Verdict(recorded), measure=Measure[measure], **words, **formulas)
+    return Statement(name, recorded=StatementVerdict(recorded), measure=Measure[measure], **words, **formulas)
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StatementOutcome:
     """Largest errors over all dims and seeds; None where there is no such formula, inf where it is
     ill-typed.
     """
@@ -122,12 +122,14 @@ class Outcome:
     seconds: float = field(compare=False)
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> StatementVerdict:
         if self.error_as_printed is None:
-            return Verdict.left_out
+            return StatementVerdict.left_out
         if math.isinf(self.error_as_printed):
-            return Verdict.ill_typed
-        return Verdict.yes if self.error_as_printed <= self.statement.measure.tolerance else Verdict.no
+            return StatementVerdict.ill_typed
+        return (
+            StatementVerdict.yes if self.error_as_printed <= self.statement.measure.tolerance else StatementVerdict.no
+        )
 
     @property
     def correction_holds(self) -> bool:
@@ -139,7 +141,7 @@ class Outcome:
         return self.verdict == self.statement.recorded and self.correction_holds
 
 
-def check(statement: Statement, dims: list[Dims], seeds: int) -> Outcome:
+def check(statement: Statement, dims: list[Dims], seeds: int) -> StatementOutcome:
     """Compare printed and corrected formula with the oracle on every dims and seed; keep the largest errors."""
     start, printed, corrected = time.perf_counter(), [], []
     for size in dims:
@@ -148,7 +150,7 @@ def check(statement: Statement, dims: list[Dims], seeds: int) -> Outcome:
             truth = statement.oracle(problem)
             printed.append(_error(statement.printed, problem, truth, statement.measure))
             corrected.append(_error(statement.corrected, problem, truth, statement.measure))
-    return Outcome(statement, _largest(printed), _largest(corrected), time.perf_counter() - start)
+    return StatementOutcome(statement, _largest(printed), _largest(corrected), time.perf_counter() - start)
 
 
 def _error(formula: Callable[[Any], Values] | None, problem: Any, truth: Values, measure: Measure) -> float | None:

@@ -169,7 +169,7 @@ def _ggn(problems: list[scalar.ScalarProblem]) -> Rows:
 
 
 def _sinks(problems: list[scalar.ScalarProblem]) -> Rows:
-    for sink in scalar.Sink:
+    for sink in scalar.AttentionSink:
         for beta in BETAS:
             effects = [scalar.sink_effect(problem, sink, beta) for problem in problems]
             sizes = {"bulk": [effect.bulk for effect in effects]}

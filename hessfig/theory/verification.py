@@ -24,7 +24,16 @@ from hessfig.theory.further_claims import HEAD_STATEMENTS, LINEAR
 from hessfig.theory.growth_claims import COMPONENTS, DEGREES, GROWTH
 from hessfig.theory.network_claims import BLOCK, SUBLAYERS
 from hessfig.theory.scalar_claims import SCALAR, SINKS
-from hessfig.theory.statement import FIRST_SEED, Dims, Measure, Outcome, Statement, Verdict, check, stated
+from hessfig.theory.statement import (
+    FIRST_SEED,
+    Dims,
+    Measure,
+    Statement,
+    StatementOutcome,
+    StatementVerdict,
+    check,
+    stated,
+)
 
 
 def csv_text(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -99,28 +108,30 @@ Hessian; H_o^T and H_f^T are split at T instead of F. Z_1, Z_2, S, U, B are the 
 """
 
 
-def markdown(outcomes: list[Outcome], sizes: list[Dims], seeds: int) -> str:
+def markdown(outcomes: list[StatementOutcome], sizes: list[Dims], seeds: int) -> str:
     """The sheet: corrections first, then what was left out, then what holds, then how it was checked."""
-    groups = {verdict: [o for o in outcomes if o.verdict == verdict] for verdict in Verdict}
+    groups = {verdict: [o for o in outcomes if o.verdict == verdict] for verdict in StatementVerdict}
     sections = [
         _OPENING,
         f"**Result.** {summary(outcomes)}.\n",
-        *_section("1. What needs a correction", _erratum, groups[Verdict.no] + groups[Verdict.ill_typed]),
-        *_section("2. What the sources leave out", _addition, groups[Verdict.left_out]),
-        *_section("3. What holds as printed", _confirmation, groups[Verdict.yes]),
+        *_section(
+            "1. What needs a correction", _erratum, groups[StatementVerdict.no] + groups[StatementVerdict.ill_typed]
+        ),
+        *_section("2. What the sources leave out", _addition, groups[StatementVerdict.left_out]),
+        *_section("3. What holds as printed", _confirmation, groups[StatementVerdict.yes]),
         _method(sizes, seeds),
     ]
     return "\n".join(sections)
 
 
-def summary(outcomes: list[Outcome]) -> str:
+def summary(outcomes: list[StatementOutcome]) -> str:
     """How many statements of each verdict, and how many corrections hold."""
-    counts = {verdict: sum(o.verdict == verdict for o in outcomes) for verdict in Verdict}
+    counts = {verdict: sum(o.verdict == verdict for o in outcomes) for verdict in StatementVerdict}
     words = {
-        Verdict.yes: "hold as printed",
-        Verdict.no: "do not",
-        Verdict.ill_typed: "ill-typed",
-        Verdict.left_out: "left out by their source",
+        StatementVerdict.yes: "hold as printed",
+        StatementVerdict.no: "do not",
+        StatementVerdict.ill_typed: "ill-typed",
+        StatementVerdict.left_out: "left out by their source",
     }
     listed = ", ".join(f"{counts[v]} {word}" for v, word in words.items() if counts[v])
     corrections = [o.correction_holds for o in outcomes if o.error_corrected is not None]
@@ -133,12 +144,12 @@ def number(error: float | None) -> str:
     return "" if error is None or error == float("inf") else f"{error:.3g}"
 
 
-def _section(title: str, render: Callable[[Outcome], str], outcomes: Iterable[Outcome]) -> list[str]:
+def _section(title: str, render: Callable[[StatementOutcome], str], outcomes: Iterable[StatementOutcome]) -> list[str]:
     body = [render(outcome) for outcome in outcomes]
     return [f"## {title}\n", *body] if body else []
 
 
-def _erratum(outcome: Outcome) -> str:
+def _erratum(outcome: StatementOutcome) -> str:
     s = outcome.statement
     lines = [f"- **Printed:** {s.claim}", f"- **Found:** {_found(outcome)}"]
     if s.correction:
@@ -146,17 +157,17 @@ def _erratum(outcome: Outcome) -> str:
     return _entry(outcome, lines)
 
 
-def _addition(outcome: Outcome) -> str:
+def _addition(outcome: StatementOutcome) -> str:
     s = outcome.statement
     lines = [f"- **Missing:** {s.claim}", f"- **Here:** {s.correction}{_verified(outcome)}"]
     return _entry(outcome, [*lines, *([f"- **Note:** {s.note}"] if s.note else [])])
 
 
-def _entry(outcome: Outcome, lines: list[str]) -> str:
+def _entry(outcome: StatementOutcome, lines: list[str]) -> str:
     return "\n".join([f"### `{outcome.statement.id}`: {outcome.statement.reference}\n", *lines]) + "\n"
 
 
-def _confirmation(outcome: Outcome) -> str:
+def _confirmation(outcome: StatementOutcome) -> str:
     s = outcome.statement
     meaning = f" ({s.error_is})" if s.error_is else ""
     text = f"- **`{s.id}`** ({s.reference}): {s.claim} *Error {number(outcome.error_as_printed)}{meaning}.*"
@@ -164,14 +175,14 @@ def _confirmation(outcome: Outcome) -> str:
     return text + (f" {s.correction}{_verified(outcome)}" if s.correction else "")
 
 
-def _found(outcome: Outcome) -> str:
+def _found(outcome: StatementOutcome) -> str:
     s = outcome.statement
-    if outcome.verdict == Verdict.ill_typed:
+    if outcome.verdict == StatementVerdict.ill_typed:
         return f"not defined as written. {s.note}"
     return f"error {number(outcome.error_as_printed)} ({s.error_is or s.measure}). {s.note}"
 
 
-def _verified(outcome: Outcome) -> str:
+def _verified(outcome: StatementOutcome) -> str:
     if outcome.error_corrected is None:
         return ""
     word = "verified" if outcome.correction_holds else "NOT verified"
@@ -196,21 +207,26 @@ The formulas are in `hessfig/theory`, one module per subject; `hessfig verify st
 
 COLUMNS = ("statement", "reference", "holds_as_printed", "error_as_printed", "error_corrected", "note")
 
-_COLOURS = {Verdict.yes: "green", Verdict.no: "red", Verdict.ill_typed: "red", Verdict.left_out: "yellow"}
+_COLOURS = {
+    StatementVerdict.yes: "green",
+    StatementVerdict.no: "red",
+    StatementVerdict.ill_typed: "red",
+    StatementVerdict.left_out: "yellow",
+}
 
 
-def write(outcomes: list[Outcome], directory: Path, sizes: list[Dims], seeds: int) -> list[Path]:
+def write(outcomes: list[StatementOutcome], directory: Path, sizes: list[Dims], seeds: int) -> list[Path]:
     """Write statements.csv and report.md; return their paths."""
     texts = {"statements.csv": statements_csv(outcomes), "report.md": markdown(outcomes, sizes, seeds)}
     return publish({directory / name: text for name, text in texts.items()}, "verification")
 
 
-def statements_csv(outcomes: list[Outcome]) -> str:
+def statements_csv(outcomes: list[StatementOutcome]) -> str:
     """Columns as in `COLUMNS`; an error is empty where there is no such formula or it is ill-typed."""
     return csv_text(COLUMNS, (_row(outcome) for outcome in outcomes))
 
 
-def print_table(outcomes: list[Outcome], paths: list[Path], show: Callable[[Table], None]) -> None:
+def print_table(outcomes: list[StatementOutcome], paths: list[Path], show: Callable[[Table], None]) -> None:
     """Print one row per statement (by `show`), the count of verdicts, and what differs from the record."""
     console = Console()
     table = Table(
@@ -228,13 +244,13 @@ def print_table(outcomes: list[Outcome], paths: list[Path], show: Callable[[Tabl
     console.print("written: " + ", ".join(map(str, paths)), soft_wrap=True, highlight=False)
 
 
-def _row(outcome: Outcome) -> tuple[str, ...]:
+def _row(outcome: StatementOutcome) -> tuple[str, ...]:
     s = outcome.statement
     errors = (number(outcome.error_as_printed), number(outcome.error_corrected))
     return (s.id, s.reference, outcome.verdict.value, *errors, s.note)
 
 
-def _change(outcome: Outcome) -> str:
+def _change(outcome: StatementOutcome) -> str:
     if outcome.verdict != outcome.statement.recorded:
         return f"{outcome.statement.id} is recorded as {outcome.statement.recorded}, found {outcome.verdict}"
     return f"{outcome.statement.id}: the correction is off by {number(outcome.error_corrected)}"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hessfig.analysis.comparison import against
-from hessfig.analysis.comparison.agreement import Batches, Verdict, batches, network_of
+from hessfig.analysis.comparison.agreement import AgreementVerdict, Batches, batches, network_of
 from hessfig.analysis.comparison.references import Reference
 from hessfig.predictions.architecture import MLP, Architecture, Attention, Kind, Norm
 from tests.analysis.authors import as_reference, toy_table
@@ -57,7 +57,7 @@ def test_figure_8_on_another_batch_agrees_though_its_seeds_hardly_spread() -> No
     verdicts = [
         against.compare(table, Reference(reference), Batches(networks, scale=scale)).verdict for scale in (0.0, 2.0)
     ]
-    assert verdicts == [Verdict.differs, Verdict.agrees]
+    assert verdicts == [AgreementVerdict.differs, AgreementVerdict.agrees]
 
 
 def test_the_script_takes_a_networks_own_answer_to_a_batch_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,8 @@ import pandas as pd
 import pytest
 
 from hessfig.analysis.claims.judges import (
+    ClaimVerdict,
     Effect,
-    Verdict,
     all_of,
     any_of,
     at_least,
@@ -30,13 +30,13 @@ from hessfig.analysis.claims.ledger import claim_of, claims
 from hessfig.analysis.claims.rule import Evidence
 from hessfig.analysis.claims.training_rules import STAND_INS
 from hessfig.analysis.intervals import Interval
-from hessfig.analysis.stored_spectra import Place, Spectrum
+from hessfig.analysis.stored_spectra import Spectrum, SpectrumKey
 from hessfig.errors import UserError
 from tests.analysis import claim_tables as tables
 from tests.analysis.claim_tables import SEEDS, normal
 from tests.analysis.spectral import spectral_table
 
-HOLDS, SMALL, NOT, OPEN = Verdict.holds, Verdict.small, Verdict.does_not_hold, Verdict.undecided
+HOLDS, SMALL, NOT, OPEN = ClaimVerdict.holds, ClaimVerdict.small, ClaimVerdict.does_not_hold, ClaimVerdict.undecided
 # What is equal to a number, or below one, is not small.
 NEVER_SMALL = {
     *("jacobian", "weight-powers", "landscape-rate", "landscape-bound", "hessian-data"),
@@ -50,14 +50,14 @@ def of_kinds(shift: float, noise: float, language: float | None = None) -> Evide
     In the language model by `language`, where that is told, in each of two layers. Biases' spectra are not to count.
     """
 
-    def spectra(changes: dict[str, float]) -> Callable[[Callable[[Place], bool]], list[Spectrum]]:
+    def spectra(changes: dict[str, float]) -> Callable[[Callable[[SpectrumKey], bool]], list[Spectrum]]:
         found = []
         for kind, layers, seed in ((kind, layers, seed) for kind in changes for layers in (1, 2) for seed in SEEDS):
             change = changes[kind] + noise * normal(seed, kind, layers)
             for k, name in enumerate(("W_K", "W_in", "W_out", "b_in")):
                 values = np.linspace(-1, 1, 200) + change * 0.3 * (k == 2) + 9 * layers * (k == 3)
                 layer = layers if kind != "cnn" else 3 * layers + k
-                place = Place(f"model.kind={kind}", 6, 0.2, math.nan, seed, layer, layer, name, name, "H", 200)
+                place = SpectrumKey(f"model.kind={kind}", 6, 0.2, math.nan, seed, layer, layer, name, name, "H", 200)
                 found.append(Spectrum(place, np.sort(values)))
         return lambda wanted: [one for one in found if wanted(one.place)]
 
@@ -381,7 +381,7 @@ def of_stand_ins(shift: float, noise: float) -> Evidence:
     ],
 )
 @pytest.mark.long
-def test_every_rule_can_come_out_either_way(name: str, evidence: Evidence, verdict: Verdict) -> None:
+def test_every_rule_can_come_out_either_way(name: str, evidence: Evidence, verdict: ClaimVerdict) -> None:
     finding = claim_of(name).rule(evidence)
     assert finding.verdict == verdict, finding
     assert finding.low <= finding.effect <= finding.high
@@ -399,13 +399,13 @@ def test_stand_ins_are_told_apart() -> None:
     sound = of_stand_ins(1.0, 0.1).table
     wrong = sound["quantity"] == "score_spread"
     finding = claim_of("proxies").rule(Evidence(sound.assign(value=sound["value"].where(~wrong, -sound["value"]))))
-    assert finding.verdict == Verdict.holds_only_if and finding.effect == pytest.approx(-1, abs=2e-3)
+    assert finding.verdict == ClaimVerdict.holds_only_if and finding.effect == pytest.approx(-1, abs=2e-3)
     assert "score_spread for largest eigenvalue: does not hold" in finding.words
 
 
 def test_a_claim_may_hold_for_one_kind_of_sink() -> None:
     finding = claim_of("sinks-stretch").rule(of_sinks(0, 0.02, {"scores": 0.0, "embedding": 1.0}))
-    assert finding.verdict == Verdict.holds_only_if and finding.effect == pytest.approx(2, abs=0.1)
+    assert finding.verdict == ClaimVerdict.holds_only_if and finding.effect == pytest.approx(2, abs=0.1)
     assert finding.words == "model.sink=embedding (model.sink=scores: does not hold)"
     assert {name for name, _ in finding.contrasts} >= {"model.sink=embedding: growth", "model.sink=scores: shrinkage"}
 
@@ -413,7 +413,7 @@ def test_a_claim_may_hold_for_one_kind_of_sink() -> None:
 def test_pre_ln_may_serve_in_one_window_only() -> None:
     """The exponent bends upwards at sigma = 1: alike below 0.1, apart above."""
     finding = claim_of("prenorm-blocks").rule(tables.prenorm(3.0, lambda s: 0.0 if s < 1 else 2.5, 0.01))
-    assert finding.verdict == Verdict.holds_only_if and finding.effect == pytest.approx(0, abs=0.05)
+    assert finding.verdict == ClaimVerdict.holds_only_if and finding.effect == pytest.approx(0, abs=0.05)
     assert finding.words.startswith("σ ≤ 0.1 ") and "σ ≥ 1: does not hold" in finding.words
     assert "below 1/4: σ ≤ 0.1" in finding.words
 
@@ -421,7 +421,7 @@ def test_pre_ln_may_serve_in_one_window_only() -> None:
 def test_a_claim_may_hold_at_one_sigma() -> None:
     ends = {0.1: (0.9, 0.95), 1.0: (0.2, 0.8)}
     finding = claim_of("temperature").rule(tables.at_scores(ends, 0.01))
-    assert finding.verdict == Verdict.holds_only_if and finding.effect == pytest.approx(0.6, abs=0.03)
+    assert finding.verdict == ClaimVerdict.holds_only_if and finding.effect == pytest.approx(0.6, abs=0.03)
     assert re.fullmatch(r".*sigma = 1 \(.*sigma = 0.1: does not hold\)", finding.words)
 
 
@@ -451,7 +451,7 @@ def test_a_rate_needs_numbers_from_ten_samples_on() -> None:
 def test_keys_and_values_may_be_highest_after_training_only() -> None:
     trained = {"W_V": 1.0, "W_K": 1.0}
     finding = claim_of("keys-values-highest").rule(tables.sublayers(tables.BLOCKS, 0.02, trained))
-    assert finding.verdict == Verdict.holds_only_if and finding.effect == pytest.approx(1, abs=0.05)
+    assert finding.verdict == ClaimVerdict.holds_only_if and finding.effect == pytest.approx(1, abs=0.05)
     assert finding.words == "vision transformer, trained (vision transformer, untrained: does not hold)"
 
 
@@ -471,13 +471,13 @@ def test_numbers_behind_findings_are_the_ones_put_in() -> None:
 def test_an_order_may_come_late_and_the_vision_transformers_is_told() -> None:
     evidence = tables.ordered(tables.ORDER, 0.01, early=tables.EQUAL)
     finding = claim_of("block-order").rule(replace(evidence, beside={"sublayers": tables.hessians_in_order(0.01)}))
-    assert finding.verdict == Verdict.holds_only_if and "step 1000 (step 100: does not hold)" in finding.words
+    assert finding.verdict == ClaimVerdict.holds_only_if and "step 1000 (step 100: does not hold)" in finding.words
     assert "vision transformer: embeddings < query and key < feed-forward" in finding.words
 
 
 def test_heterogeneity_is_told_by_network_and_kernel() -> None:
     finding = claim_of("zhang-heterogeneity").rule(of_kinds(1.0, 0.001, language=0.0))
-    assert finding.verdict == Verdict.holds_only_if
+    assert finding.verdict == ClaimVerdict.holds_only_if
     assert [name for name, _ in finding.contrasts] == [
         f"{network}, {kernel} kernel"
         for network, kernel in (
@@ -562,9 +562,9 @@ def test_conjunctions_need_no_correction_to_hold_but_to_be_refuted() -> None:
 def test_of_other_networks_nothing_is_judged_and_a_theorem_stands_unless_contradicted() -> None:
     of_others = replace(claim_of("block-order"), others="of other networks")
     order = of_others.judged(tables.ordered(tables.ORDER, 0.02))
-    assert order.verdict == Verdict.not_tested and "at this scale: holds" in order.words
+    assert order.verdict == ClaimVerdict.not_tested and "at this scale: holds" in order.words
     softmax = claim_of("softmax-heterogeneity")
-    assert softmax.judged(tables.softmax(3.0, 0.0, 0.02)).verdict == Verdict.theorem
+    assert softmax.judged(tables.softmax(3.0, 0.0, 0.02)).verdict == ClaimVerdict.theorem
     assert softmax.judged(tables.softmax(3.0, 0.0, 0.02)).words == "eq5, tab1; measured: holds"
     assert softmax.judged(tables.softmax(0.0, 0.0, 0.02)).verdict == NOT
 
@@ -577,7 +577,7 @@ def test_theorems_are_statements_of_verify() -> None:
 
 def test_the_nearest_approximation_is_told_block_by_block_and_a_race_needs_four() -> None:
     finding = claim_of("nearest-approximation").rule(tables.nearer({"W_Q": 0.3, "W_V": -0.1}, 0.01))
-    assert finding.verdict == Verdict.holds_only_if
+    assert finding.verdict == ClaimVerdict.holds_only_if
     assert finding.words.startswith("W_Q (W_V: does not hold")
     few = claim_of("error-explains-race").rule(tables.raced(0.3, 0.01, ("kfac", "soap", "adamw")))
     assert few.is_lacking

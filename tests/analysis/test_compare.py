@@ -8,7 +8,7 @@ import pytest
 
 from hessfig.analysis.comparison import against
 from hessfig.analysis.comparison.against import Comparison
-from hessfig.analysis.comparison.agreement import Batches, Verdict
+from hessfig.analysis.comparison.agreement import AgreementVerdict, Batches
 from hessfig.analysis.comparison.references import Reference
 from hessfig.errors import UserError
 from tests.analysis.authors import as_reference
@@ -28,14 +28,14 @@ def table() -> pd.DataFrame:
 
 def test_same_distribution_agrees(table: pd.DataFrame) -> None:
     found = compare(table, as_reference(table))
-    assert found.verdict == Verdict.agrees
+    assert found.verdict == AgreementVerdict.agrees
     assert found.share_within_3 > 0.97
     assert len(found.points) == 60 and len(found.curves) == 6
 
 
 def test_a_shift_is_found_and_sized(table: pd.DataFrame) -> None:
     found = compare(table, as_reference(table, factor=2.0))
-    assert found.verdict == Verdict.differs
+    assert found.verdict == AgreementVerdict.differs
     shifts = found.curves["shift"].dropna()
     assert np.allclose(shifts, -np.log(2), atol=4 * found.curves["shift_se"].max())
 
@@ -69,11 +69,11 @@ def test_the_error_of_a_shift_knows_that_points_of_a_seed_wander_together(count:
 
 def test_zero_on_both_sides_and_on_one(table: pd.DataFrame) -> None:
     reference = as_reference(table)
-    assert compare(table, reference).verdict == Verdict.agrees
+    assert compare(table, reference).verdict == AgreementVerdict.agrees
     is_zero = (reference["block"] == "W_V") & (reference["part"] == "H_f")
     reference.loc[is_zero, "value"] = 1e-3
     found = compare(table, reference)
-    assert found.verdict == Verdict.differs
+    assert found.verdict == AgreementVerdict.differs
     assert found.share_within_3 > 0.97
 
 
@@ -82,7 +82,7 @@ def test_points_with_an_overflow_carry_no_z(table: pd.DataFrame) -> None:
     reference.loc[reference["sigma"].idxmax(), "value"] = np.inf
     found = compare(table, reference)
     assert found.points["z"].isna().sum() == 10 + 1
-    assert found.verdict == Verdict.agrees
+    assert found.verdict == AgreementVerdict.agrees
 
 
 def test_sigma_is_matched_to_a_millionth_and_no_two_become_one(table: pd.DataFrame) -> None:
@@ -146,7 +146,7 @@ def test_zeros_infinities_and_nan_are_counted_and_not_averaged(table: pd.DataFra
         "1 NaN",
     ):
         assert words in line
-    assert found.verdict == Verdict.agrees
+    assert found.verdict == AgreementVerdict.agrees
     lost = found.points[(found.points["block"] == "W_Q") & (found.points["part"] == "H")]
     assert lost["mean_reference"].isna().sum() >= 4
     assert np.isfinite(found.points["mean_reference"].dropna()).all()
@@ -164,4 +164,4 @@ def test_what_float32_cannot_hold_is_zero_on_both_sides(table: pd.DataFrame) -> 
     reference = as_reference(table)
     is_tiny = (reference["block"] == "W_V") & (reference["part"] == "H")
     found = compare(ours, reference.assign(value=reference["value"].where(~is_tiny, 0.0)))
-    assert found.verdict == Verdict.agrees and left_out(found) == []
+    assert found.verdict == AgreementVerdict.agrees and left_out(found) == []

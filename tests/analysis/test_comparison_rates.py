@@ -12,7 +12,7 @@ import pytest
 
 from hessfig.analysis.comparison import against
 from hessfig.analysis.comparison.against import Comparison
-from hessfig.analysis.comparison.agreement import Batches, Verdict
+from hessfig.analysis.comparison.agreement import AgreementVerdict, Batches
 from hessfig.analysis.comparison.references import Reference
 from hessfig.predictions.architecture import Architecture
 from hessfig.record import COLUMNS
@@ -55,7 +55,7 @@ def agreeing(ours: int, theirs: int, batches: Batches, of: int = 100) -> int:
     found = (
         judged(networks(ours, generator, batches), networks(theirs, generator, batches), batches) for _ in range(of)
     )
-    return sum(comparison.verdict == Verdict.agrees for comparison in found)
+    return sum(comparison.verdict == AgreementVerdict.agrees for comparison in found)
 
 
 @pytest.mark.long
@@ -83,7 +83,7 @@ def finding(block: str, part: str, factor: float, *, of: int) -> int:
         ours = networks(3, generator, TWO_BATCHES)
         wrong = (ours["row"] == block) & (ours["part"] == part)
         ours["value"] *= np.where(wrong, factor, 1.0)
-        found += judged(ours, networks(20, generator, TWO_BATCHES), TWO_BATCHES).verdict == Verdict.differs
+        found += judged(ours, networks(20, generator, TWO_BATCHES), TWO_BATCHES).verdict == AgreementVerdict.differs
     return found
 
 

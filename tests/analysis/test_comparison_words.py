@@ -11,7 +11,7 @@ from rich.console import Console
 
 from hessfig.analysis.comparison import against
 from hessfig.analysis.comparison.against import Comparison
-from hessfig.analysis.comparison.agreement import Verdict
+from hessfig.analysis.comparison.agreement import AgreementVerdict
 from hessfig.errors import UserError
 from hessfig.figures.layouts.overlay import draw_overlay
 from tests.analysis.authors import as_reference
@@ -82,7 +82,7 @@ def test_a_sweep_that_is_no_name_reaches_no_file_name(table: pd.DataFrame, name:
 def test_one_repeat_decides_nothing() -> None:
     alone = make_table(seeds=1)
     found = compare(alone, as_reference(alone))
-    assert found.verdict == Verdict.undecided
+    assert found.verdict == AgreementVerdict.undecided
     assert "no point has standard errors on both sides" in found.sentence()
 
 

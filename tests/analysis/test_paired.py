@@ -14,7 +14,7 @@ from rich.console import Console
 from hessfig.analysis.comparison import against
 from hessfig.analysis.comparison.against import Comparison
 from hessfig.analysis.comparison.paired import Paired, compare_pairs
-from hessfig.analysis.manifest import Run
+from hessfig.analysis.manifest import RecordedRun
 from hessfig.errors import UserError
 from tests.analysis.synthetic import CONFIG, config, make_table, write_sweep
 
@@ -38,7 +38,7 @@ def sampled(true: pd.DataFrame, seed: int, error: float = 0.05) -> pd.DataFrame:
 
 
 def paired(ours: pd.DataFrame, theirs: pd.DataFrame, settings: Any = CONFIG) -> Paired:
-    found = compare_pairs(Run(ours, {}, config=CONFIG), theirs, settings, reference="theirs")
+    found = compare_pairs(RecordedRun(ours, {}, config=CONFIG), theirs, settings, reference="theirs")
     assert found is not None
     return found
 
@@ -151,12 +151,12 @@ def test_seeds_that_only_one_side_has_are_counted() -> None:
 )
 def test_other_networks_are_not_paired(theirs: pd.DataFrame, settings: Any) -> None:
     theirs = theirs.drop_duplicates(["row", "part", "sigma", "seed"])
-    assert compare_pairs(Run(exact(), {}, config=CONFIG), theirs, settings, reference="theirs") is None
+    assert compare_pairs(RecordedRun(exact(), {}, config=CONFIG), theirs, settings, reference="theirs") is None
 
 
 def test_settings_that_name_a_file_need_the_hash_of_its_content() -> None:
     mine = config(kind="python", factory="net.py:build")
-    run = Run(exact(), {}, config=mine)
+    run = RecordedRun(exact(), {}, config=mine)
     assert compare_pairs(run, exact(), mine, reference="theirs") is not None
     assert compare_pairs(run, exact(config="edited"), mine, reference="theirs") is None
 

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from hessfig.analysis.comparison.reproduced import DIFFERENT, IDENTICAL, MISSING, ROUNDED, WITHIN, compare_repeat
-from hessfig.analysis.manifest import Run
+from hessfig.analysis.manifest import RecordedRun
 from hessfig.errors import UserError
 from tests.analysis.synthetic import CONFIG, config, make_table
 from tests.analysis.test_paired import exact, sampled, scaled
@@ -18,7 +18,9 @@ Change = Callable[[pd.DataFrame], pd.DataFrame]
 
 
 def repeat(first: pd.DataFrame, second: pd.DataFrame, *, is_repeat: bool = True):
-    return compare_repeat(Run(first, {}, config=CONFIG), Run(second, {}, config=CONFIG), is_repeat=is_repeat)
+    return compare_repeat(
+        RecordedRun(first, {}, config=CONFIG), RecordedRun(second, {}, config=CONFIG), is_repeat=is_repeat
+    )
 
 
 def residual(error: float) -> pd.DataFrame:
@@ -128,10 +130,10 @@ def test_numbers_without_a_partner_are_missing_or_counted() -> None:
 def test_a_setting_that_an_older_version_lacks_needs_equal_hashes() -> None:
     older = config(kind="transformer")
     newer = {**older, "model": {**older["model"], "added_later": 0.0}}
-    first = Run(exact(), {}, config=older)
-    assert compare_repeat(first, Run(exact(), {}, config=newer), is_repeat=False).is_reproduced
+    first = RecordedRun(exact(), {}, config=older)
+    assert compare_repeat(first, RecordedRun(exact(), {}, config=newer), is_repeat=False).is_reproduced
     with pytest.raises(UserError, match="do not hold the same numbers"):
-        compare_repeat(first, Run(exact(config="other"), {}, config=newer), is_repeat=False)
+        compare_repeat(first, RecordedRun(exact(config="other"), {}, config=newer), is_repeat=False)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +152,9 @@ def test_exact_norms_of_rounded_weights_are_within_single_precision(
     """Their own dtype is float64 whatever the setting: only the manifests say that the weights were rounded."""
     first, second = ({**CONFIG, "dtype": dtype} for dtype in types)
     again = scaled(factor, config="of other weights")(exact())
-    found = compare_repeat(Run(exact(), {}, config=first), Run(again, {}, config=second), is_repeat=False)
+    found = compare_repeat(
+        RecordedRun(exact(), {}, config=first), RecordedRun(again, {}, config=second), is_repeat=False
+    )
     assert set(found.rows[found.rows["value"] != 0]["verdict"]) == {verdict}
     assert found.is_reproduced == (verdict == WITHIN)
 
@@ -158,5 +162,7 @@ def test_exact_norms_of_rounded_weights_are_within_single_precision(
 def test_tables_of_other_networks_are_refused() -> None:
     with pytest.raises(UserError, match="do not hold the same numbers"):
         compare_repeat(
-            Run(exact(), {}, config=CONFIG), Run(exact(config="x"), {}, config=config(norm="pre")), is_repeat=False
+            RecordedRun(exact(), {}, config=CONFIG),
+            RecordedRun(exact(config="x"), {}, config=config(norm="pre")),
+            is_repeat=False,
         )

@@ -16,7 +16,7 @@ from hessfig.analysis.manifest import architectures
 from hessfig.analysis.slopes import fit as slopes
 from hessfig.analysis.slopes import levels
 from hessfig.analysis.slopes.fit import ARITHMETIC, GEOMETRIC, Fit, fit_slope
-from hessfig.analysis.slopes.printed import Verdict, rich_table
+from hessfig.analysis.slopes.printed import SlopeVerdict, rich_table
 from hessfig.errors import UserError
 from hessfig.predictions.architecture import Architecture
 from hessfig.predictions.growth_rates import Prediction
@@ -95,7 +95,7 @@ def test_too_few_points_and_single_seeds() -> None:
 def test_paper_preset_agrees_with_its_predictions() -> None:
     frame = fitted(make_table(seeds=8))
     assert list(frame["predicted"].fillna(0)) == [6, 5, 5, 2, 0, 2]
-    assert set(frame["verdict"]) == {Verdict.agrees, Verdict.structural_zero}
+    assert set(frame["verdict"]) == {SlopeVerdict.agrees, SlopeVerdict.structural_zero}
     assert (frame["slope"].dropna() - frame["predicted"].dropna()).abs().max() < 0.05
 
 
@@ -159,26 +159,26 @@ def wrong(block: Block, part: Part, architecture: Architecture, sigma: float) ->
 @pytest.mark.parametrize(
     ("options", "verdict"),
     [
-        ({"law": bent}, Verdict.asymptote_only),
-        ({"law": wrong}, Verdict.deviates),
-        ({"seeds": 1}, Verdict.undecided),
-        ({"sigma": [0.1, 1.0]}, Verdict.too_few_points),
-        ({"noise": 3.0}, Verdict.undecided),
+        ({"law": bent}, SlopeVerdict.asymptote_only),
+        ({"law": wrong}, SlopeVerdict.deviates),
+        ({"seeds": 1}, SlopeVerdict.undecided),
+        ({"sigma": [0.1, 1.0]}, SlopeVerdict.too_few_points),
+        ({"noise": 3.0}, SlopeVerdict.undecided),
     ],
 )
-def test_verdicts(options: dict[str, Any], verdict: Verdict) -> None:
+def test_verdicts(options: dict[str, Any], verdict: SlopeVerdict) -> None:
     frame = fitted(make_table(blocks=[("W_Q", "W_Q")], parts=["H_o"], **options))
     assert list(frame["verdict"]) == [verdict]
 
 
 def test_a_block_that_should_vanish_but_does_not_deviates() -> None:
     table = make_table(blocks=[("W_V", "W_V")], parts=["H_f"], law=lambda b, p, a, s: s**2)
-    assert list(fitted(table)["verdict"]) == [Verdict.deviates]
+    assert list(fitted(table)["verdict"]) == [SlopeVerdict.deviates]
 
 
 def test_a_block_that_should_not_vanish_but_does_deviates() -> None:
     table = make_table(blocks=[("W_Q", "W_Q")], parts=["H"], law=lambda b, p, a, s: 0.0)
-    assert list(fitted(table)["verdict"]) == [Verdict.deviates]
+    assert list(fitted(table)["verdict"]) == [SlopeVerdict.deviates]
 
 
 def test_a_window_is_matched_with_its_regime() -> None:

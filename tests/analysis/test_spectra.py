@@ -35,7 +35,14 @@ from hessfig.analysis.spectral_distances import (
     smoothed,
     span,
 )
-from hessfig.analysis.stored_spectra import Density, Place, Quadrature, Spectrum, read_densities, read_spectra
+from hessfig.analysis.stored_spectra import (
+    Density,
+    Spectrum,
+    SpectrumKey,
+    StoredQuadrature,
+    read_densities,
+    read_spectra,
+)
 from tests.analysis.spectral import store_density, store_spectrum, write_manifest
 
 GENERATOR = np.random.default_rng(7)
@@ -43,7 +50,7 @@ VALUES = np.concatenate([GENERATOR.normal(size=180), [6.0, 9.0, -4.0]])
 
 
 def spectrum(values: np.ndarray) -> Spectrum:
-    place = Place("", 1, 0.2, math.nan, 1234, 1, 1, "W_Q", "W_Q", "H", len(values))
+    place = SpectrumKey("", 1, 0.2, math.nan, 1234, 1, 1, "W_Q", "W_Q", "H", len(values))
     return Spectrum(place, np.sort(np.asarray(values, dtype=float)))
 
 
@@ -106,7 +113,7 @@ def test_bands_are_intervals_of_the_mean_and_never_reach_zero_on_a_logarithmic_a
 
 def test_smoothing_is_the_stated_sum_of_gaussians() -> None:
     place, nodes = spectrum(VALUES).place, np.array([[0.0, 2.0, 0.0]])
-    quadrature = Quadrature(nodes, np.array([[0.25, 0.75, 0.0]]))
+    quadrature = StoredQuadrature(nodes, np.array([[0.25, 0.75, 0.0]]))
     density, grid = Density(place, quadrature, quadrature), np.linspace(-2, 4, 7)
     curve, total = smoothed(density, grid, 0.5), cumulative(density, grid, 0.5)
     truth = 0.25 * stats.norm.pdf(grid, 0, 0.5) + 0.75 * stats.norm.pdf(grid, 2, 0.5)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, hessian, jvp
 
-from hessfig.curvature.problem import Problem, Suffix
+from hessfig.curvature.problem import Objective, Suffix
 from hessfig.models.networks import Transformer
 from hessfig.terms import Matrix, Part
 
@@ -29,7 +29,7 @@ class _Whole(torch.nn.Module):
         return self.network.from_hidden(self.network.hidden(inputs, 0), 0, slice(None))[:, self.scored]
 
 
-def dense_oracle(problem: Problem, layer: int, matrices: list[Matrix]) -> dict[Part, Blocks]:
+def dense_oracle(problem: Objective, layer: int, matrices: list[Matrix]) -> dict[Part, Blocks]:
     """Return every block of `matrices` of `layer` for H, H_o and H_f, each differentiated on its own.
 
     H is the Hessian of the loss, H_f that of <dl/df, f> with dl/df fixed, and H_o that of the loss of the
@@ -47,7 +47,7 @@ def dense_oracle(problem: Problem, layer: int, matrices: list[Matrix]) -> dict[P
 
 
 def _functions(
-    outputs: Callable[[Weights], Tensor], at: Weights, problem: Problem
+    outputs: Callable[[Weights], Tensor], at: Weights, problem: Objective
 ) -> dict[Part, Callable[[Weights], Tensor]]:
     primal = outputs(at).detach()
     leaf = primal.clone().requires_grad_()
@@ -70,7 +70,7 @@ def _as_matrices(blocks: dict[str, Weights], names: dict[Matrix, str], at: Weigh
     }
 
 
-def whole_oracle(problem: Problem) -> dict[Part, Tensor]:
+def whole_oracle(problem: Objective) -> dict[Part, Tensor]:
     """Return H, H_o and H_f in every parameter, in the layout's order, by double backward and explicit Jacobians."""
     suffix = Suffix(problem, None)
     names = [f"network.{weight.parameter}" for weight in problem.layout.weights]
@@ -108,7 +108,7 @@ def whole_oracle(problem: Problem) -> dict[Part, Tensor]:
     }
 
 
-def places(problem: Problem, layer: int, name: str) -> Tensor:
+def places(problem: Objective, layer: int, name: str) -> Tensor:
     """Return where the entries of one side of a block stand in `whole_oracle`'s matrices."""
     start, found = 0, {}
     for weight in problem.layout.weights:

@@ -15,8 +15,8 @@ from hessfig.config import ModelConfig, Products
 from hessfig.curvature import batched
 from hessfig.curvature.batched import BatchedColumn, SmallNetwork
 from hessfig.curvature.curvlinops import ColumnOperator
-from hessfig.curvature.problem import Problem
-from hessfig.curvature.routes import Engines
+from hessfig.curvature.problem import Objective
+from hessfig.models.routes import Engines
 from hessfig.terms import PARTS, Block, Part
 from tests.foreign_networks import CASES, dense_parts
 
@@ -52,11 +52,11 @@ class Squared(nn.Module):
         return Unbatchable.apply(x)
 
 
-def drawn(problem: hessfig.Problem) -> Problem:
-    return Problem.of(problem.drawn("float64"))
+def drawn(problem: hessfig.Problem) -> Objective:
+    return problem.objective("float64")
 
 
-def engine(problem: Problem, products: Products = Products.linearised) -> Engines:
+def engine(problem: Objective, products: Products = Products.linearised) -> Engines:
     return Engines(problem, ModelConfig("python"), products)
 
 

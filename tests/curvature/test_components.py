@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from hessfig.config import Config, EstimatorConfig, Kind, Method, ModelConfig, Products
-from hessfig.curvature.problem import Problem
-from hessfig.curvature.routes import Engines
-from hessfig.curvature.tape.columns import LinearisedColumn
+from hessfig.curvature.problem import Objective
 from hessfig.errors import UserError
 from hessfig.measurements.block_norms import dense_blocks
 from hessfig.models.registry import kind
+from hessfig.models.routes import Engines
+from hessfig.models.tape.columns import LinearisedColumn
 from hessfig.rng import stream
 from hessfig.sweep.measure import measure
 from hessfig.sweep.plan import Cell
@@ -86,7 +86,7 @@ CASES = {**{name: model_of(name) for name in VARIANTS}, **{f"{name} alone": bare
 
 
 @pytest.fixture(scope="module", params=CASES)
-def case(request: pytest.FixtureRequest) -> tuple[str, ModelConfig, Problem, dict[Part, Tensor]]:
+def case(request: pytest.FixtureRequest) -> tuple[str, ModelConfig, Objective, dict[Part, Tensor]]:
     """Return a network whose biases and gains are drawn too, and its dense Hessians."""
     model = CASES[request.param]
     problem = toy_problem(
@@ -125,7 +125,7 @@ def test_weight_decay_stands_on_the_diagonal_of_h_and_h_f() -> None:
 
 @pytest.mark.parametrize("products", [Products.linearised, pytest.param(Products.curvlinops, marks=pytest.mark.long)])
 def test_every_route_gives_the_dense_hessian(
-    case: tuple[str, ModelConfig, Problem, dict[Part, Tensor]], products: Products
+    case: tuple[str, ModelConfig, Objective, dict[Part, Tensor]], products: Products
 ) -> None:
     name, model, problem, dense = case
     column = Engines(problem, model, products).column(0, "all", [ALL])
@@ -138,7 +138,7 @@ def test_every_route_gives_the_dense_hessian(
 
 
 def test_columns_of_single_weights_are_the_dense_ones_and_vanish_where_that_is_promised(
-    case: tuple[str, ModelConfig, Problem, dict[Part, Tensor]],
+    case: tuple[str, ModelConfig, Objective, dict[Part, Tensor]],
 ) -> None:
     _, model, problem, dense = case
     engines, vanish = Engines(problem, model, Products.linearised), kind(model.kind).is_structural_zero

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from hessfig.curvature.exact import exact_blocks
-from hessfig.curvature.exact.exact_blocks import ExactEngine
-from hessfig.curvature.tape.columns import LinearisedNetwork, _flushes_denormals, flush_denormals
-from hessfig.curvature.tape.tape import Tape
+from hessfig.models.exact import exact_blocks
+from hessfig.models.exact.exact_blocks import ExactEngine
+from hessfig.models.tape.columns import LinearisedNetwork, _flushes_denormals, flush_denormals
+from hessfig.models.tape.tape import Tape
 from hessfig.terms import PARTS
 from tests.toys import ARCHITECTURES, toy_problem
 

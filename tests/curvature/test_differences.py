@@ -11,13 +11,13 @@ from torch import Tensor
 
 from hessfig.config import EstimatorConfig, Loss, Method, Products
 from hessfig.curvature.differences import DifferencedColumn, step
-from hessfig.curvature.problem import Problem
-from hessfig.curvature.routes import Engines
+from hessfig.curvature.problem import Objective
 from hessfig.errors import UserError
 from hessfig.measurements.block_norms import Estimator, dense_blocks, differenced
 from hessfig.measurements.quantity import Estimate
 from hessfig.measurements.requirements import check_differences
 from hessfig.models.blocks import matrices_of
+from hessfig.models.routes import Engines
 from hessfig.rng import stream
 from hessfig.terms import PARTS, Block, Matrix, Part
 from tests.curvature.oracle import dense_oracle
@@ -32,7 +32,7 @@ def oracle() -> dict[Part, dict[tuple[Matrix, Matrix], Tensor]]:
     return dense_oracle(toy_problem(SMOOTH), 1, matrices_of(SMOOTH))
 
 
-def norm_of(problem: Problem, col: Matrix, part: Part, method: Method = Method.dense) -> Estimate:
+def norm_of(problem: Objective, col: Matrix, part: Part, method: Method = Method.dense) -> Estimate:
     settings = EstimatorConfig(method=method, products=Products.differences, num_probes=6)
     block = Block(1, col, col)
     found = Estimator(problem, SMOOTH, settings).column_norms(1, col, [block], [part], generator=stream(0, "test"))

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from hessfig.config import MLP, Attention, DType, Kind, Loss, ModelConfig, Norm, QueryKey, Scored, TaskConfig
 from hessfig.curvature.curvlinops import ColumnOperator
-from hessfig.curvature.exact.exact_blocks import ExactEngine
-from hessfig.curvature.exact.support import Level, exactness
-from hessfig.curvature.problem import Problem
+from hessfig.curvature.problem import Objective
 from hessfig.errors import UserError
 from hessfig.measurements.block_norms import dense_norms, hutchinson
 from hessfig.models.blocks import is_structural_zero, matrices_of
+from hessfig.models.exact.exact_blocks import ExactEngine
+from hessfig.models.exact.support import Level, exactness
 from hessfig.rng import stream
 from hessfig.terms import PARTS, Block, Matrix, Part
 from tests.toys import ARCHITECTURES, PAPER, exact_norms, toy_problem, toy_task
@@ -35,7 +35,7 @@ transformers = st.builds(
 )
 
 
-def assert_exact(problem: Problem, model: ModelConfig, layer: int, tolerance: float = 1e-10) -> None:
+def assert_exact(problem: Objective, model: ModelConfig, layer: int, tolerance: float = 1e-10) -> None:
     """Compare every supported block of `layer` with the dense one of curvlinops."""
     engine, weights = ExactEngine(problem, model), matrices_of(model)
     for index, col in enumerate(weights):

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from torch.func import hessian, jacrev, vmap
 
 from hessfig.config import MLP, ModelConfig, Norm, TaskConfig
-from hessfig.curvature.exact import kronecker
-from hessfig.curvature.exact.kronecker import ItemMatrices, has_repeats, labels_of, one_of_each
-from hessfig.curvature.exact.scored_attention import LastLayer
-from hessfig.curvature.exact.scored_layer import LayerNormAt, Place
-from hessfig.curvature.exact.support import Level, Route, check_exact, cost, exactness
 from hessfig.errors import UserError
 from hessfig.models.blocks import matrices_of
+from hessfig.models.exact import kronecker
+from hessfig.models.exact.kronecker import ItemMatrices, has_repeats, labels_of, one_of_each
+from hessfig.models.exact.scored_attention import LastLayer
+from hessfig.models.exact.scored_layer import LayerNormAt, ScoredPlace
+from hessfig.models.exact.support import Level, Route, check_exact, cost, exactness
 from hessfig.terms import Block, Matrix, Part
 from tests.toys import ARCHITECTURES, PAPER, toy_problem
 
@@ -66,7 +66,7 @@ def test_tail_matches_autograd(norm_: Norm, mlp: MLP) -> None:
     jacobian = vmap(jacrev(logits))(attended, layer.mixing.stream)
     assert close(layer.ahead.logits_by_attended.expand_as(jacobian), jacobian)
     curvature = vmap(lambda a, x, g: hessian(lambda b: (g * logits(b, x)).sum())(a))
-    oracle = curvature(attended, layer.mixing.stream, layer.gradients[Place.logits])
+    oracle = curvature(attended, layer.mixing.stream, layer.gradients[ScoredPlace.logits])
     found = layer.ahead.curvature(layer.gradients)
     assert close(torch.zeros_like(oracle) if found is None else found, oracle)
     assert (found is None) == (norm_ == Norm.none and mlp != MLP.gelu)
@@ -106,7 +106,7 @@ def test_merging_sums_items_of_equal_inputs() -> None:
 
 
 def test_support_needs_no_torch() -> None:
-    code = "import sys, hessfig.curvature.exact.support; sys.exit('torch' in sys.modules)"
+    code = "import sys, hessfig.models.exact.support; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from hessfig.config import MLP, ModelConfig, Products
-from hessfig.curvature.exact.exact_blocks import ExactEngine
-from hessfig.curvature.routes import Engines
 from hessfig.measurements.block_norms import dense_norms
 from hessfig.models.blocks import matrices_of
+from hessfig.models.exact.exact_blocks import ExactEngine
+from hessfig.models.routes import Engines
 from hessfig.terms import PARTS, Block, Matrix
 from tests.toys import toy_problem
 

@@ -13,7 +13,6 @@ from torch.autograd.function import once_differentiable
 
 import hessfig
 from hessfig.curvature.fingerprint import Fingerprint, fingerprint
-from hessfig.curvature.problem import Problem
 from hessfig.models.protocol import ONCE
 
 
@@ -36,7 +35,7 @@ def found(tail: Any = plain, *, dtype: str = "float64", key: str = "key", order:
     torch.manual_seed(1)
     x, y = torch.randn(5, 3), torch.randint(0, 2, (5,))
     drawn = hessfig.Problem(Net(tail, **more), x, y).drawn(dtype)
-    return fingerprint(Problem.of(drawn), key, order=order)
+    return fingerprint((drawn), key, order=order)
 
 
 OTHERS: dict[str, Any] = {
@@ -116,10 +115,10 @@ def test_an_order_takes_no_more_derivatives() -> None:
 def test_several_batches_and_generators() -> None:
     """The sum over batches, and the generators of torch as they were."""
     x, y = torch.randn(6, 3), torch.randint(0, 2, (6,))
-    drawn = hessfig.Problem(Net(plain), [x[:4], x[4:]], [y[:4], y[4:]]).drawn("float64")
+    drawn = hessfig.Problem(Net(plain), [x[:4], x[4:]], [y[:4], y[4:]]).objective("float64")
     before = torch.get_rng_state()
-    one = fingerprint(Problem.of(drawn), "key")
+    one = fingerprint((drawn), "key")
     assert torch.equal(before, torch.get_rng_state()) and not one.why
-    turned = hessfig.Problem(Net(plain), [x[4:], x[:4]], [y[4:], y[:4]]).drawn("float64")
-    assert fingerprint(Problem.of(turned), "key").digest != "" and one == fingerprint(Problem.of(drawn), "key")
+    turned = hessfig.Problem(Net(plain), [x[4:], x[:4]], [y[4:], y[:4]]).objective("float64")
+    assert fingerprint((turned), "key").digest != "" and one == fingerprint((drawn), "key")
     assert all(p.grad is None for p in drawn.network.parameters())

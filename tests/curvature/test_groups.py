@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from hessfig.config import ModelConfig, Norm, Products
-from hessfig.curvature.problem import Problem
-from hessfig.curvature.routes import Engines
-from hessfig.curvature.tape.columns import LinearisedColumn
+from hessfig.curvature.problem import Objective
 from hessfig.measurements.block_norms import dense_blocks
+from hessfig.models.routes import Engines
+from hessfig.models.tape.columns import LinearisedColumn
 from hessfig.terms import Block, Group, Part
 from tests.curvature.oracle import places, whole_oracle
 from tests.toys import ARCHITECTURES, EXACT_PRODUCTS, toy_problem
@@ -30,7 +30,7 @@ BLOCKS = [
 
 
 @pytest.fixture(scope="module", params=["two layers", "pre"])
-def case(request: pytest.FixtureRequest) -> tuple[ModelConfig, Problem, dict[Part, Tensor]]:
+def case(request: pytest.FixtureRequest) -> tuple[ModelConfig, Objective, dict[Part, Tensor]]:
     model = ARCHITECTURES[request.param]
     problem = toy_problem(model)
     return model, problem, whole_oracle(problem)
@@ -40,7 +40,7 @@ def case(request: pytest.FixtureRequest) -> tuple[ModelConfig, Problem, dict[Par
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
 @pytest.mark.long
 def test_every_block_is_the_oracles(
-    case: tuple[ModelConfig, Problem, dict[Part, Tensor]], block: Block, products: Products
+    case: tuple[ModelConfig, Objective, dict[Part, Tensor]], block: Block, products: Products
 ) -> None:
     model, problem, dense = case
     column = Engines(problem, model, products).column(block.layer, block.col, [block])

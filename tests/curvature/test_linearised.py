@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from hessfig.config import MLP, Attention, Data, DType, Kind, Loss, ModelConfig, Norm, QueryKey, TaskConfig
 from hessfig.curvature.curvlinops import ColumnOperator
-from hessfig.curvature.tape.columns import LinearisedNetwork
 from hessfig.measurements.block_norms import dense_blocks
 from hessfig.models.blocks import is_structural_zero, matrices_of
+from hessfig.models.tape.columns import LinearisedNetwork
 from hessfig.terms import Block, Part
 from tests.toys import PAPER, toy_problem
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from hessfig.curvature.tape import tape
-from hessfig.curvature.tape.tape import times_transposed
+from hessfig.models.tape import tape
+from hessfig.models.tape.tape import times_transposed
 
 pytestmark = pytest.mark.skipif(not tape._HAS_ONEDNN, reason="this torch has no oneDNN")
 ROUNDING = 4 * torch.finfo(torch.float32).eps

@@ -7,8 +7,8 @@ import torch
 
 from hessfig.config import ModelConfig, Norm, TaskConfig
 from hessfig.curvature.curvlinops import ColumnOperator
-from hessfig.curvature.problem import Problem
-from hessfig.curvature.tape.columns import LinearisedNetwork
+from hessfig.curvature.problem import Objective
+from hessfig.models.tape.columns import LinearisedNetwork
 from hessfig.terms import Part
 from tests.toys import toy_problem
 
@@ -16,7 +16,7 @@ DEEP = ModelConfig(n_layers=3, d_model=32)
 TASK = TaskConfig(digits=2, batch_size=8)
 
 
-def saturated(model: ModelConfig, factor: float) -> Problem:
+def saturated(model: ModelConfig, factor: float) -> Objective:
     """Return a network of float32 numbers, held in float64, whose attention is one-hot almost everywhere."""
     problem = toy_problem(model, TASK).cast(torch.float32).cast(torch.float64)
     with torch.no_grad():
@@ -24,7 +24,7 @@ def saturated(model: ModelConfig, factor: float) -> Problem:
     return problem
 
 
-def difference(problem: Problem, model: ModelConfig, columns: tuple[str, ...] = ("W_Q", "W_V")) -> float:
+def difference(problem: Objective, model: ModelConfig, columns: tuple[str, ...] = ("W_Q", "W_V")) -> float:
     """Return the largest relative error of float32 products, over layers, weights and parts."""
     narrow, wide = LinearisedNetwork(problem.cast(torch.float32), model), LinearisedNetwork(problem, model)
     found = []

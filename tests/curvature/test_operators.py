@@ -13,32 +13,31 @@ from torch import Tensor
 from hessfig.config import Loss, ModelConfig
 from hessfig.curvature.column import Column
 from hessfig.curvature.curvlinops import ColumnOperator, xtrace_squared_frobenius
-from hessfig.curvature.problem import Problem, rademacher
-from hessfig.curvature.tape.columns import LinearisedNetwork
+from hessfig.curvature.problem import Batch, Objective, rademacher
 from hessfig.measurements.block_norms import dense_blocks
 from hessfig.models.blocks import matrices_of
+from hessfig.models.tape.columns import LinearisedNetwork
 from hessfig.rng import stream
-from hessfig.tasks.batch import Batch
 from hessfig.terms import PARTS, Matrix, Part
 from tests.curvature.oracle import dense_oracle
 from tests.toys import ARCHITECTURES, toy_problem, toy_task
 
-Engine = Callable[[Problem, ModelConfig, int, Matrix, list[Matrix]], Column]
+Engine = Callable[[Objective, ModelConfig, int, Matrix, list[Matrix]], Column]
 ROUNDING = 1e-13
 
 
-def curvlinops(problem: Problem, model: ModelConfig, layer: int, col: Matrix, rows: list[Matrix]) -> Column:
+def curvlinops(problem: Objective, model: ModelConfig, layer: int, col: Matrix, rows: list[Matrix]) -> Column:
     return ColumnOperator(problem, layer, col, rows)
 
 
-def linearised(problem: Problem, model: ModelConfig, layer: int, col: Matrix, rows: list[Matrix]) -> Column:
+def linearised(problem: Objective, model: ModelConfig, layer: int, col: Matrix, rows: list[Matrix]) -> Column:
     return LinearisedNetwork(problem, model).column(layer, col, rows)
 
 
 engines = pytest.mark.parametrize("engine", [curvlinops, linearised], ids=["curvlinops", "linearised"])
 
 
-def measured(engine: Engine, problem: Problem, model: ModelConfig, layer: int) -> dict[Part, dict]:
+def measured(engine: Engine, problem: Objective, model: ModelConfig, layer: int) -> dict[Part, dict]:
     """Return every block of `layer` as a matrix, by part, then by (row, col)."""
     matrices = matrices_of(model)
     found: dict[Part, dict[tuple[Matrix, Matrix], Tensor]] = {part: {} for part in PARTS}
@@ -52,7 +51,7 @@ def measured(engine: Engine, problem: Problem, model: ModelConfig, layer: int) -
 
 
 @cache
-def problem_and_oracle(name: str, loss: Loss | None, layer: int) -> tuple[Problem, dict]:
+def problem_and_oracle(name: str, loss: Loss | None, layer: int) -> tuple[Objective, dict]:
     model = ARCHITECTURES[name]
     problem = toy_problem(model, toy_task(model, **({"loss": loss} if loss else {})))
     return problem, dense_oracle(problem, layer, matrices_of(model))
@@ -126,7 +125,7 @@ def test_a_batch_is_the_mean_or_the_sum_of_its_sequences(engine: Engine, loss: L
         torch.testing.assert_close(block, parts, rtol=1e-12, atol=1e-15)
 
 
-def single_sequences(problem: Problem) -> list[Problem]:
+def single_sequences(problem: Objective) -> list[Objective]:
     batch = problem.batch
     pairs = zip(batch.inputs.split(1), batch.targets.split(1), strict=True)
     return [replace(problem, batch=Batch(x, y, batch.scored)) for x, y in pairs]

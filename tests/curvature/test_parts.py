@@ -11,9 +11,9 @@ import hessfig
 from hessfig.config import Products
 from hessfig.curvature.column import SPLIT, Column
 from hessfig.curvature.curvlinops import ColumnOperator
-from hessfig.curvature.problem import Problem, rademacher
-from hessfig.curvature.routes import Engines
-from hessfig.curvature.tape.tape import Tape
+from hessfig.curvature.problem import rademacher
+from hessfig.models.routes import Engines
+from hessfig.models.tape.tape import Tape
 from hessfig.rng import stream
 from hessfig.terms import PARTS, Block, Part
 from tests.foreign_networks import dense_parts, mlp
@@ -72,6 +72,6 @@ def test_the_hessian_of_a_foreign_network_is_asked_before_it_is_believed() -> No
     inputs, targets = (list(side.split([2, 5])) for side in (problem.inputs, problem.targets))
     dense = dense_parts(problem, list(dict(problem.network.named_parameters())))
     for given in (problem, hessfig.Problem(problem.network, inputs, targets)):
-        found = ColumnOperator(Problem.of(given.drawn("float64")), 0, "all", ["all"])
+        found = ColumnOperator((given.objective("float64")), 0, "all", ["all"])
         product = found.split_matmat(torch.eye(found.dim, dtype=torch.float64), (Part.H,))["all", Part.H]
         torch.testing.assert_close(product, dense[Part.H], rtol=1e-10, atol=1e-12)

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from hessfig.config import EstimatorConfig, Kind, Method, ModelConfig, Norm, Products
-from hessfig.curvature.exact.exact_blocks import ExactEngine
-from hessfig.curvature.problem import OtherNetwork, Problem
-from hessfig.curvature.tape.columns import LinearisedNetwork
+from hessfig.curvature.problem import Objective, OtherNetwork
 from hessfig.measurements.block_norms import Estimator
+from hessfig.models.exact.exact_blocks import ExactEngine
 from hessfig.models.networks import LinearMLP, SelfAttention
+from hessfig.models.tape.columns import LinearisedNetwork
 from hessfig.rng import stream
 from hessfig.terms import PARTS, Block, Matrix, Part
 from tests.toys import ARCHITECTURES, toy_problem
@@ -28,12 +28,12 @@ def sigmoid(self: SelfAttention, scores: Tensor, queries: slice, masked: Tensor)
 
 
 @pytest.fixture
-def changed(monkeypatch: pytest.MonkeyPatch) -> Problem:
+def changed(monkeypatch: pytest.MonkeyPatch) -> Objective:
     monkeypatch.setattr(SelfAttention, "pattern", sigmoid)
     return toy_problem(MODEL)
 
 
-def norms(problem: Problem, settings: EstimatorConfig, model: ModelConfig = MODEL) -> dict[Part, float]:
+def norms(problem: Objective, settings: EstimatorConfig, model: ModelConfig = MODEL) -> dict[Part, float]:
     block = Block(1, Matrix.W_Q, Matrix.W_Q)
     found = Estimator(problem, model, settings).column_norms(
         1, Matrix.W_Q, [block], list(PARTS), generator=stream(1, "probes")
@@ -41,7 +41,7 @@ def norms(problem: Problem, settings: EstimatorConfig, model: ModelConfig = MODE
     return {part: norm.value for (_, part), norm in found.items()}
 
 
-def test_the_engines_refuse_another_network(changed: Problem) -> None:
+def test_the_engines_refuse_another_network(changed: Objective) -> None:
     with pytest.raises(OtherNetwork, match="differ from those of the linearised network"):
         LinearisedNetwork(changed, MODEL)
     with pytest.raises(OtherNetwork, match=r"differ from those of the exact engine(.|\n)*products=curvlinops"):
@@ -50,7 +50,7 @@ def test_the_engines_refuse_another_network(changed: Problem) -> None:
 
 @pytest.mark.parametrize("method", [Method.hutchinson, Method.aligned, Method.dense, Method.auto])
 @pytest.mark.long
-def test_estimators_fall_back_and_say_so(changed: Problem, method: Method) -> None:
+def test_estimators_fall_back_and_say_so(changed: Objective, method: Method) -> None:
     truth = norms(changed, EstimatorConfig(Method.dense, Products.curvlinops))
     settings = EstimatorConfig(method, num_probes=200)
     with pytest.warns(RuntimeWarning, match="its forward pass is not the one"):
@@ -59,7 +59,7 @@ def test_estimators_fall_back_and_say_so(changed: Problem, method: Method) -> No
     assert found == pytest.approx(truth, rel=tolerance)
 
 
-def test_softmax_would_have_been_another_number(changed: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_softmax_would_have_been_another_number(changed: Objective, monkeypatch: pytest.MonkeyPatch) -> None:
     """The test above can fail: what the engines used to return is far away."""
     truth = norms(changed, EstimatorConfig(Method.dense, Products.curvlinops))
     monkeypatch.undo()

@@ -26,12 +26,12 @@ from hessfig.config import (
     TaskConfig,
 )
 from hessfig.curvature.column import squared_norms, summands
-from hessfig.curvature.exact.exact_blocks import ExactEngine
-from hessfig.curvature.problem import Problem, rademacher
-from hessfig.curvature.routes import Engines
+from hessfig.curvature.problem import Objective, rademacher
 from hessfig.measurements.block_norms import Estimator, dense_blocks
+from hessfig.models.exact.exact_blocks import ExactEngine
 from hessfig.models.networks import BareAttention
 from hessfig.models.registry import kind
+from hessfig.models.routes import Engines
 from hessfig.rng import stream
 from hessfig.terms import AT_OUTPUTS, AT_SCORES, PARTS, Block, Group, Matrix, Part
 from hessfig.theory import attention_formulas as theory
@@ -51,7 +51,7 @@ NETWORKS = {
 DEPTHS = [(name, layer) for name, model in NETWORKS.items() for layer in range(1, model.n_layers + 1)]
 
 
-def problem_of(name: str) -> Problem:
+def problem_of(name: str) -> Objective:
     is_vit = NETWORKS[name].kind == Kind.vit
     return toy_problem(NETWORKS[name], TaskConfig(data=Data.digits, batch_size=3) if is_vit else None)
 
@@ -74,7 +74,7 @@ def bare_scores(network: BareAttention, hidden: Tensor, shift: Tensor, seen: lis
     return torch.cat(rows, dim=-1)
 
 
-def scores_and_loss(problem: Problem, layer: int) -> tuple[list[Tensor], Callable[..., tuple[Tensor, Tensor]]]:
+def scores_and_loss(problem: Objective, layer: int) -> tuple[list[Tensor], Callable[..., tuple[Tensor, Tensor]]]:
     """Return the query-key weights, and the function of them and of a shift of the scores: scores and loss."""
     side = problem.layout.side(layer, Group.query_key)
     paths, network = [weight.parameter for weight in side], problem.network
@@ -115,7 +115,7 @@ def scores_and_loss(problem: Problem, layer: int) -> tuple[list[Tensor], Callabl
     return at, forward
 
 
-def oracle(problem: Problem, layer: int) -> dict[Part, Tensor]:
+def oracle(problem: Objective, layer: int) -> dict[Part, Tensor]:
     """Return H, H_oT and H_fT of the group query_key, each differentiated on its own by plain double backward."""
     at, forward = scores_and_loss(problem, layer)
     shape = forward(at, torch.zeros(()).double())[0].shape
@@ -140,7 +140,7 @@ def oracle(problem: Problem, layer: int) -> dict[Part, Tensor]:
     }
 
 
-def dense(problem: Problem, model: ModelConfig, block: Block, parts: tuple[Part, ...]) -> dict[Part, Tensor]:
+def dense(problem: Objective, model: ModelConfig, block: Block, parts: tuple[Part, ...]) -> dict[Part, Tensor]:
     column = Engines(problem, model, Products.linearised).column(block.layer, block.col, [block])
     return {part: matrix for (_, part), matrix in dense_blocks(column, parts).items()}
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hessfig.curvature.surgeon import (
+from hessfig.curvature.brain_surgeon import (
     RowGrids,
     compensated,
     damped_inverse,

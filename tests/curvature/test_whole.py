@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from hessfig.curvature.routes import dense_hessian
 from hessfig.models.blocks import matrices_of
+from hessfig.models.whole_hessian import dense_hessian
 from hessfig.terms import Matrix, Part
 from tests.curvature.oracle import dense_oracle
 from tests.toys import ARCHITECTURES, toy_problem

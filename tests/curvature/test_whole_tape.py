@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from hessfig.config import Loss, ModelConfig, Norm, Products, QueryKey
 from hessfig.curvature.curvlinops import ColumnOperator
-from hessfig.curvature.problem import Problem
-from hessfig.curvature.routes import Engines
-from hessfig.curvature.tape.columns import LinearisedColumn, LinearisedNetwork
+from hessfig.curvature.problem import Objective
 from hessfig.measurements.block_norms import dense_blocks
+from hessfig.models.routes import Engines
+from hessfig.models.tape.columns import LinearisedColumn, LinearisedNetwork
 from hessfig.rng import stream
 from hessfig.terms import PARTS, Block, Group, Part
 from tests.curvature.oracle import places, whole_oracle
@@ -35,7 +35,7 @@ transformers = st.builds(
 )
 
 
-def moved(problem: Problem) -> Problem:
+def moved(problem: Objective) -> Objective:
     """Return `problem` with biases that are not zero and gains that are not one."""
     with torch.no_grad():
         for name, parameter in problem.network.named_parameters():
@@ -44,7 +44,7 @@ def moved(problem: Problem) -> Problem:
     return problem
 
 
-def assert_every_column(problem: Problem, model: ModelConfig) -> None:
+def assert_every_column(problem: Objective, model: ModelConfig) -> None:
     """Compare the columns of every name of every layer, with all weights of the network as rows."""
     dense, tape, layout = whole_oracle(problem), LinearisedNetwork(problem, model), problem.layout
     places_of = [(at, name) for name in [*layout.names, *layout.others] for at in layout.layers_of(name)]

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from hessfig.config import ModelConfig, TaskConfig
-from hessfig.curvature.tape.columns import LinearisedColumn, LinearisedNetwork
 from hessfig.measurements.block_norms import aligned, dense_norms, hutchinson
 from hessfig.measurements.quantity import Estimate
+from hessfig.models.tape.columns import LinearisedColumn, LinearisedNetwork
 from hessfig.rng import stream
 from hessfig.terms import PARTS, Matrix, Part
 from tests.measurements.test_hutchinson import MatrixColumn

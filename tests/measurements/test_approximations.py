@@ -27,9 +27,9 @@ from hessfig.config import (
     TrainingConfig,
 )
 from hessfig.curvature.approximations.matrices import best_kronecker_sum
-from hessfig.curvature.approximations.named import Material, Samples
+from hessfig.curvature.approximations.named import Material, SampleGradients
 from hessfig.curvature.approximations.signals import OutputSide
-from hessfig.curvature.problem import Problem
+from hessfig.curvature.problem import Objective
 from hessfig.errors import UserError
 from hessfig.measurements.approximable import check_approximations
 from hessfig.measurements.catalogue import quantity
@@ -68,7 +68,7 @@ HEADED = (Matrix.W_Q, Matrix.W_K, Matrix.W_V, Matrix.W_O)
 Values = dict[tuple[str, str, str], tuple[float, float | None]]
 
 
-def rows(problem: Problem, config: Config, *, seed: int = 1234) -> Values:
+def rows(problem: Objective, config: Config, *, seed: int = 1234) -> Values:
     """Return (value, error) of every number by (weight, part, quantity)."""
     asked = asked_of(
         quantity("approximations"),
@@ -94,7 +94,7 @@ def settings(model: ModelConfig, task: TaskConfig, blocks: Any, *names: Approxim
 class Scored(nn.Module):
     """The network's outputs at its scored positions, evaluated at all of them."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Objective) -> None:
         super().__init__()
         self.network, self.scored = problem.network, problem.batch.scored
 
@@ -105,7 +105,7 @@ class Scored(nn.Module):
 class Oracle:
     """All approximations of one block by definition: dense Jacobians and Hessians of torch.func, loops over samples."""
 
-    def __init__(self, problem: Problem, name: Matrix, heads: int) -> None:
+    def __init__(self, problem: Objective, name: Matrix, heads: int) -> None:
         self.problem, self.name, self.heads = problem, name, heads
         self.body = Scored(problem)
         (self.weight,) = problem.layout.side(1, name)
@@ -299,7 +299,7 @@ def test_kfac_sees_every_position_whether_it_is_scored_or_not(name: str) -> None
 class Called(nn.Module):
     """A network of the package as one's own: called whole, and cut to its scored positions afterwards."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Objective) -> None:
         super().__init__()
         self.net, self.scored = problem.network, problem.batch.scored
 
@@ -379,7 +379,9 @@ def test_factors_are_those_of_curvlinops(name: Matrix, approximation: str) -> No
         check_deterministic=False,
     )
     chosen = {"expand": A.kfac, "reduce": A.kfac_reduce, "eigenvalues": A.ekfac}[approximation]
-    ours = Material(Samples(OutputSide(problem), stream(0, "labels")), [weight], parameter.shape).approximation(chosen)
+    ours = Material(SampleGradients(OutputSide(problem), stream(0, "labels")), [weight], parameter.shape).approximation(
+        chosen
+    )
     identity = torch.eye(parameter.numel(), dtype=torch.float64)
     torch.testing.assert_close(ours.matmat(identity), theirs @ identity, rtol=0, atol=1e-10)
 
@@ -422,7 +424,7 @@ def test_the_whole_taken_apart_by_weight_and_by_layer() -> None:
     assert found["all", "H", "layer_diagonal_error"][0] < found["all", "H", "block_diagonal_error"][0]
 
 
-def quantity_matrix(problem: Problem) -> Tensor:
+def quantity_matrix(problem: Objective) -> Tensor:
     """Return H of all parameters, by plain double backward, a column at a time."""
     from hessfig.curvature.gradients import LossGradient
 

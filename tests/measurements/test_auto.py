@@ -17,12 +17,12 @@ from hessfig.config.enums import AUTO
 from hessfig.config.settings import settings
 from hessfig.measurements.block_norms import hutchinson
 from hessfig.measurements.settings_and_costs import FEW, norm_settings, probe_settings
-from hessfig.models.protocol import SMALL
 from hessfig.rng import stream
 from hessfig.sweep.measure import measure
 from hessfig.sweep.plan import Cell
 from hessfig.sweep.variant import Variant
 from hessfig.terms import Part
+from hessfig.weights import SMALL
 from tests.toys import toy_task
 
 ROOT = Path(__file__).parents[2]

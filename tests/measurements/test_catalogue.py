@@ -22,7 +22,7 @@ from hessfig.config import (
     TaskConfig,
     TrainingConfig,
 )
-from hessfig.curvature.problem import Problem
+from hessfig.curvature.problem import Objective
 from hessfig.measurements.catalogue import quantities, quantity
 from hessfig.measurements.quantity import Measured, Quantity, Request, row_of
 from hessfig.sweep.measure import draw_problem, measure, request_of
@@ -43,7 +43,7 @@ WHOLE_TOO = {"approximations": {"blocks": ["W_V", "all"], "estimator": Estimator
 ONLY_DENSE = {"subset_largest_eigenvalue", "subset_smallest_eigenvalue", "subset_condition_number"}
 
 
-def twice(problem: Problem, request: Request) -> Measured:
+def twice(problem: Objective, request: Request) -> Measured:
     return Measured([row_of(quantity="twice", value=2.0)])
 
 
@@ -61,7 +61,7 @@ def one_state(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize("way", [twice, f"{__name__}:twice"])
-def test_a_quantity_is_a_function_or_the_name_of_one(way: Callable[[Problem, Request], Measured] | str) -> None:
+def test_a_quantity_is_a_function_or_the_name_of_one(way: Callable[[Objective, Request], Measured] | str) -> None:
     (cell,) = Sweep([("", replace(CONFIG, state=StateConfig()))]).cells
     problem = draw_problem(cell)
     assert Quantity("twice", way).measured(problem, request_of(cell, problem)).rows[0]["value"] == 2.0

@@ -12,9 +12,9 @@ from scipy.stats import spearmanr
 from torch import Tensor
 
 from hessfig.config import CompressionConfig, Config, ModelConfig
+from hessfig.curvature.brain_surgeon import compensated, damped_inverse
 from hessfig.curvature.gradients import loss_of
-from hessfig.curvature.problem import Problem
-from hessfig.curvature.surgeon import compensated, damped_inverse
+from hessfig.curvature.problem import Objective
 from hessfig.errors import UserError
 from hessfig.measurements.catalogue import quantity
 from hessfig.measurements.compression.pruning import spearman
@@ -31,7 +31,7 @@ HEADS = ARCHITECTURES["heads"]
 
 def measured(
     name: str, model: ModelConfig, blocks: list[str], *, biases: bool = False, **compression: Any
-) -> tuple[Problem, Measured]:
+) -> tuple[Objective, Measured]:
     """Return a toy problem, with `biases` of random size instead of 0, and what a quantity gives of it."""
     given = CompressionConfig(damping=DAMPING, **compression)
     config = Config(model=model, task=toy_task(model), blocks=blocks, compression=given)
@@ -48,16 +48,16 @@ def values(found: Measured, name: str) -> list[float]:
     return [row["value"] for row in found.rows if row["quantity"] == name]
 
 
-def loss_at(problem: Problem, name: str, matrix: Tensor) -> float:
+def loss_at(problem: Objective, name: str, matrix: Tensor) -> float:
     """Return the loss of a copy of the network with another matrix in place of a weight of layer 1."""
     network = copy.deepcopy(problem.network)
     (weight,) = problem.layout.side(1, name)
     with torch.no_grad():
         network.get_parameter(weight.parameter).copy_(matrix)
-        return float(loss_of(Problem(network, problem.batch, problem.loss, problem.layout)))
+        return float(loss_of(Objective(network, problem.batch, problem.loss, problem.layout)))
 
 
-def rises(problem: Problem, name: str, matrices: list[Tensor]) -> list[float]:
+def rises(problem: Objective, name: str, matrices: list[Tensor]) -> list[float]:
     before = float(loss_of(problem).detach())
     return [loss_at(problem, name, one) - before for one in matrices]
 
@@ -141,7 +141,7 @@ def test_a_head_is_rows_of_three_weights_and_columns_of_one() -> None:
                 (weight,) = problem.layout.side(1, name)
                 parameter = network.get_parameter(weight.parameter)
                 (parameter.T if name == "W_O" else parameter)[3 * head : 3 * head + 3] = 0.0
-            expected.append(float(loss_of(Problem(network, problem.batch, problem.loss, problem.layout))))
+            expected.append(float(loss_of(Objective(network, problem.batch, problem.loss, problem.layout))))
     before = float(loss_of(problem).detach())
     np.testing.assert_allclose(values(found, "head_increase"), [one - before for one in expected], atol=1e-12)
     sizes = sum(found.arrays["0_all_sizes"])

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from hessfig.curvature import column as hutchinson
-from hessfig.curvature.tape.columns import LinearisedColumn, LinearisedNetwork
 from hessfig.measurements.block_norms import dense_blocks, dense_norms
+from hessfig.models.tape.columns import LinearisedColumn, LinearisedNetwork
 from hessfig.terms import PARTS, Matrix, Part
 from tests.curvature.oracle import dense_oracle
 from tests.toys import ARCHITECTURES, toy_problem

@@ -28,12 +28,11 @@ from hessfig.config import (
 )
 from hessfig.config.checks import check
 from hessfig.curvature.gradients import loss_of
-from hessfig.curvature.problem import Problem
-from hessfig.curvature.surface import Surface
 from hessfig.errors import UserError
 from hessfig.measurements.catalogue import quantity
 from hessfig.measurements.directions.asked import MOST_DENSE
-from hessfig.measurements.directions.expansion import Rule
+from hessfig.measurements.directions.expansion import ExpansionRule
+from hessfig.measurements.directions.loss_surface import Surface
 from hessfig.measurements.quantity import At, Measured, asked_of
 from hessfig.models.blocks import blocks_of
 from hessfig.states.point import drawn
@@ -76,7 +75,7 @@ def found(problem: hessfig.Problem, name: str, *, cut: float = 1e-8, **direction
     config = Config(TaskConfig(data="python"), ModelConfig(kind=Kind.python), directions=settings)
     config = replace(config, spectrum=SpectrumConfig(cut=cut), blocks=["all"])
     with torch.enable_grad():
-        measurable = Problem.of(problem.drawn(DType.float64))
+        measurable = problem.objective(DType.float64)
         blocks = blocks_of(config.blocks, measurable.layout, config.model)
         return quantity(name).measured(measurable, asked_of(quantity(name), blocks, At(config)))
 
@@ -109,7 +108,7 @@ def test_descent_on_a_quadratic_loss_is_that_of_its_model() -> None:
     assert values["descent_line_curvature"] == pytest.approx(1, abs=1e-6)
     np.testing.assert_allclose(measured.arrays["losses"], measured.arrays["model_losses"], atol=1e-12)
     assert measured.arrays["gaps"].max() < 1e-12
-    surface = Surface(Problem.of(quadratic().drawn(DType.float64)), ModelConfig(kind=Kind.python), Products.curvlinops)
+    surface = Surface((quadratic().objective(DType.float64)), ModelConfig(kind=Kind.python), Products.curvlinops)
     hessian, gradient = surface.hessian(surface.start), surface.at(surface.start).gradient
     eta = 0.7 * 2 / float(torch.linalg.eigvalsh(hessian)[-1])
     assert values["descent_rate"] == pytest.approx(eta, rel=1e-9)
@@ -138,7 +137,7 @@ def test_departure_and_horizon_of_a_cubic_loss() -> None:
 
 
 def test_the_rule_compares_with_the_largest_change_so_far() -> None:
-    rule = Rule(0.1, 1e-12)
+    rule = ExpansionRule(0.1, 1e-12)
     assert rule.horizon([1.0, 3.0, 1.0, 1.0], [1.0, 3.1, 1.15, 1.3]) == 3  # the change at place 2 is zero
     assert rule.horizon([1.0, 0.0], [1.0, 0.0]) == math.inf
     assert rule.horizon([1.0, math.nan], [1.0, 0.5]) == 1
@@ -170,7 +169,7 @@ def test_a_search_that_finds_nothing_is_recorded_as_not_converged(value: Callabl
 def test_loss_gradient_and_hessian_anywhere_are_those_of_autodiff(decay: float, norm: Norm) -> None:
     model = ModelConfig(d_model=3, d_mlp=3, mlp=MLP.gelu, norm=norm)
     config = toy_config(model=model, task=TaskConfig(digits=1, batch_size=3, weight_decay=decay), blocks=["all"])
-    problem = Problem.of(drawn(config, sigma=0.5, seed=1))
+    problem = drawn(config, sigma=0.5, seed=1)
     before = loss_of(problem)
     surface = Surface(problem, model, Products.linearised)
     w = surface.start + 0.1 * torch.randn(surface.dim, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

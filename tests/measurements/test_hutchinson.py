@@ -15,8 +15,8 @@ from hessfig.config import Kind, ModelConfig, TaskConfig
 from hessfig.curvature import column as module
 from hessfig.curvature.column import SPLIT, chunks, completed, squared_norms
 from hessfig.curvature.problem import rademacher
-from hessfig.curvature.tape.columns import LinearisedColumn, LinearisedNetwork
 from hessfig.measurements.block_norms import dense_norms, hutchinson, root_of_mean
+from hessfig.models.tape.columns import LinearisedColumn, LinearisedNetwork
 from hessfig.rng import stream
 from hessfig.terms import PARTS, Matrix, Part
 from tests.toys import ARCHITECTURES, toy_problem

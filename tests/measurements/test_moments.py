@@ -11,9 +11,9 @@ from torch.func import functional_call
 
 import hessfig
 from hessfig.config import MLP, Attention, Config, EstimatorConfig, Kind, Method, ModelConfig, Norm
+from hessfig.curvature.layered import scored_outputs
 from hessfig.errors import UserError
 from hessfig.measurements.quantity import Row
-from hessfig.models.layered import scored_outputs
 from hessfig.sweep.measure import draw_problem, measure
 from hessfig.sweep.plan import Cell
 from hessfig.sweep.variant import Variant

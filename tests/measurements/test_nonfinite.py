@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import hessfig
 from hessfig.config import Config, EstimatorConfig, Kind, Method, ModelConfig, Products
-from hessfig.curvature.problem import Problem
+from hessfig.curvature.problem import Objective
 from hessfig.errors import UserError
 from hessfig.measurements.quantity import Measured, Quantity, row_of
 from hessfig.sweep.measure import draw_problem, request_of
@@ -37,7 +37,7 @@ QUANTITIES = (
 )
 
 
-def without_value(problem: Problem) -> Problem:
+def without_value(problem: Objective) -> Objective:
     """Return a problem whose loss is NaN, with derivatives that are finite."""
     base = type(problem.loss)
 
@@ -50,19 +50,19 @@ def without_value(problem: Problem) -> Problem:
     return replace(problem, loss=lost)
 
 
-def with_weight(problem: Problem, value: float = math.nan) -> Problem:
+def with_weight(problem: Objective, value: float = math.nan) -> Objective:
     with torch.no_grad():
         next(problem.network.parameters()).view(-1)[0] = value
     return problem
 
 
-def with_input(problem: Problem) -> Problem:
+def with_input(problem: Objective) -> Objective:
     inputs = problem.batch.inputs.clone()
     inputs.view(-1)[0] = math.nan
     return replace(problem, batch=replace(problem.batch, inputs=inputs))
 
 
-PLACES: dict[str, Callable[[Problem], Problem]] = {
+PLACES: dict[str, Callable[[Objective], Objective]] = {
     "weight": with_weight,
     "infinite weight": lambda problem: with_weight(problem, math.inf),
     "input": with_input,
@@ -119,7 +119,7 @@ def test_what_no_loss_enters_stands() -> None:
 
 
 def test_a_quantity_without_rows_there_says_why() -> None:
-    def fails(problem: Problem, request: object) -> Measured:
+    def fails(problem: Objective, request: object) -> Measured:
         raise RuntimeError("no eigenvalues of nan")
 
     cell = Cell(Variant("", Config(model=MODEL, task=toy_task(MODEL))), 0.5, 3)

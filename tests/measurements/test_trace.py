@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from hessfig.config import Config, DType, EstimatorConfig, Method, ModelConfig
-from hessfig.curvature.routes import Engines
 from hessfig.errors import UserError
 from hessfig.measurements.block_norms import dense_blocks
+from hessfig.models.routes import Engines
 from hessfig.sweep.measure import draw_problem, measure
 from hessfig.sweep.plan import Cell
 from hessfig.sweep.variant import Variant

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from hessfig.config import Attention, Kind, ModelConfig, QueryKey
-from hessfig.curvature.problem import Problem
+from hessfig.curvature.problem import Objective
 from tests.toys import toy_problem
 
 
-def outputs(problem: Problem) -> torch.Tensor:
+def outputs(problem: Objective) -> torch.Tensor:
     network, batch = problem.network, problem.batch
     return network.from_hidden(network.hidden(batch.inputs, 0), 0, batch.scored)
 

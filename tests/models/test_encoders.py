@@ -14,12 +14,12 @@ from torch import Tensor
 
 from hessfig.config import Config, Data, ModelConfig, Products
 from hessfig.curvature.gradients import loss_of
-from hessfig.curvature.problem import Problem
-from hessfig.curvature.routes import Engines
+from hessfig.curvature.losses import IGNORED
+from hessfig.curvature.problem import Objective
 from hessfig.models.kinds.huggingface import STORED
 from hessfig.models.registry import kind
+from hessfig.models.routes import Engines
 from hessfig.models.stored.causal_model import drawn
-from hessfig.tasks.losses import IGNORED
 from hessfig.terms import PARTS, Block, Part
 from tests.models.tiny_models import ENCODERS, config_of, dense_masked, places, save
 
@@ -42,18 +42,18 @@ def saved(name: str, home: Path) -> Config:
     return config_of(save(name, home / name.replace(" ", "_")), home / "rows.npy", task=task)
 
 
-def problem_of(config: Config, at_once: int = 4) -> Problem:
-    return Problem.of(drawn(config, 0, STORED.sizes(config), KIND.layout(config), STORED.ids(config), at_once))
+def problem_of(config: Config, at_once: int = 4) -> Objective:
+    return drawn(config, 0, STORED.sizes(config), KIND.layout(config), STORED.ids(config), at_once)
 
 
 @cache
-def truth(name: str, home: Path) -> tuple[Problem, dict[Part, Tensor]]:
+def truth(name: str, home: Path) -> tuple[Objective, dict[Part, Tensor]]:
     problem = problem_of(saved(name, home))
     batch = problem.batch
     return problem, dense_masked(problem.network.model, batch.inputs, batch.targets, PADDING)  # type: ignore[arg-type]
 
 
-def off(problem: Problem, parts: dict[Part, Tensor], block: Block, products: Products = Products.linearised) -> float:
+def off(problem: Objective, parts: dict[Part, Tensor], block: Block, products: Products = Products.linearised) -> float:
     """Return the largest error of a block's products with four probes, relative to the largest entry of all of H."""
     column = Engines(problem, ModelConfig(kind="huggingface"), products).column(block.layer, block.col, [block])
     generator = torch.Generator().manual_seed(0)

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 import hessfig
 from hessfig.config import Config, EstimatorConfig, Method, ModelConfig, Products
-from hessfig.curvature.problem import Problem
-from hessfig.curvature.routes import Engines
+from hessfig.curvature.problem import Objective
 from hessfig.models.kinds.huggingface import _marks
 from hessfig.models.registry import kind
+from hessfig.models.routes import Engines
 from hessfig.states.point import drawn
 from hessfig.sweep.measure import measure
 from hessfig.sweep.plan import Cell, Sweep
@@ -47,8 +47,8 @@ def saved(name: str, home: Path) -> Config:
 
 
 @cache
-def truth(name: str, home: Path, only: str = "") -> tuple[Problem, dict[Part, Tensor]]:
-    problem = Problem.of(drawn(saved(name, home), sigma=None, seed=0))
+def truth(name: str, home: Path, only: str = "") -> tuple[Objective, dict[Part, Tensor]]:
+    problem = drawn(saved(name, home), sigma=None, seed=0)
     return problem, dense(problem.network.model, problem.batch.inputs, only)  # type: ignore[arg-type]
 
 
@@ -58,13 +58,13 @@ def probes(dim: int) -> Tensor:
 
 
 def column(
-    problem: Problem, layer: int, col: str, rows: list[Block], products: Products = Products.linearised
+    problem: Objective, layer: int, col: str, rows: list[Block], products: Products = Products.linearised
 ) -> dict[Any, Tensor]:
     engine = Engines(problem, ModelConfig(kind="huggingface"), products).column(layer, col, rows)
     return engine.split_matmat(probes(engine.dim), PARTS)
 
 
-def off(found: dict[Any, Tensor], block: Block, problem: Problem, parts: dict[Part, Tensor], only: str = "") -> float:
+def off(found: dict[Any, Tensor], block: Block, problem: Objective, parts: dict[Part, Tensor], only: str = "") -> float:
     """Return the largest error of a block's parts, relative to the largest of H_o and H_f.
 
     A block that vanishes (that of the keys' bias, which no softmax sees) counts beside the whole Hessian.
@@ -171,12 +171,12 @@ def test_micro_batches_weigh_what_they_hold(home: Path, sequences: int) -> None:
     found = split(config, 0, STORED.sizes(config), KIND.layout(config), STORED.ids(config), sequences)
     assert [len(batch.inputs) for batch in (found.batch, *found.more)] == ([1] * 4 if sequences == 1 else [3, 1])
     problem, parts = truth("gpt2", home)
-    assert off(column(Problem.of(found), 0, "all", [block]), block, problem, parts) < 1e-10
+    assert off(column((found), 0, "all", [block]), block, problem, parts) < 1e-10
 
 
 def test_logits_in_chunks_are_the_whole(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     problem, parts = truth("gpt2", home)
-    monkeypatch.setattr("hessfig.curvature.headed.CHUNK_BYTES", 3 * 5 * 8 * 5)
+    monkeypatch.setattr("hessfig.curvature.vocabulary_head.CHUNK_BYTES", 3 * 5 * 8 * 5)
     block = Block(0, "W_E+W_U", "W_E+W_U")
     assert off(column(problem, 0, block.col, [block]), block, problem, parts) < 1e-10
 

@@ -12,7 +12,7 @@ import re
 import torch
 from hessfig.config import Config, Data, ModelConfig, Scored, TaskConfig
 from hessfig.curvature.problem import Problem
-from hessfig.curvature.headed import HeadedColumn
+from hessfig.curvature.vocabulary_head import HeadedColumn
 from hessfig.models.kinds.huggingface import STORED
 from hessfig.models.stored import causal_model
 from hessfig.states.point import drawn

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from hessfig.config import Config
-from hessfig.curvature.problem import Problem
 from hessfig.errors import UserError
 from hessfig.models.stored.token_batches import Plan
 from hessfig.states.point import drawn
@@ -65,7 +64,7 @@ def test_micro_batches_change_no_number(quantity: str, home: Path, monkeypatch: 
 
 
 def test_loss_and_norms_are_the_models_own(home: Path) -> None:
-    model: Any = Problem.of(drawn(saved("gpt_neox", home), sigma=None, seed=0)).network.model
+    model: Any = (drawn(saved("gpt_neox", home), sigma=None, seed=0)).network.model
     ids = torch.tensor(np.load(home / "ids.npy"))
     loss = model(input_ids=ids, labels=ids, use_cache=False).loss
     assert values("gpt_neox", "loss", home) == pytest.approx({("loss", 0, "", ""): float(loss)}, rel=1e-6)

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from hessfig.config import MLP, Config, DType, Kind, Loss, Method, ModelConfig, QueryKey, TaskConfig
 from hessfig.curvature.curvlinops import ColumnOperator
-from hessfig.curvature.routes import Engines
-from hessfig.curvature.tape.columns import LinearisedNetwork
 from hessfig.errors import UserError
 from hessfig.measurements.block_norms import dense_blocks
 from hessfig.models.blocks import matrices_of
 from hessfig.models.kinds.mlp import is_structural_zero, width
 from hessfig.models.networks import PrefixMLP
 from hessfig.models.registry import kind
+from hessfig.models.routes import Engines
+from hessfig.models.tape.columns import LinearisedNetwork
 from hessfig.sweep.plan import Cell, Sweep
 from hessfig.sweep.variant import Variant
 from hessfig.terms import Block, Group, Part

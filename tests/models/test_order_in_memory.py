@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 import hessfig
+from hessfig.curvature.problem import Batch
 from hessfig.models.stored.weight_files import read_weights
 from hessfig.rng import is_row_major, lay_out, row_major
-from hessfig.tasks.batch import Batch
 
 OTHER: dict[str, Callable[[Tensor], Tensor]] = {
     "transposed": lambda one: one.mT.contiguous().mT if one.ndim > 1 else one.repeat_interleave(2)[::2],

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from hessfig.config import MLP, DType, ModelConfig, Norm, QueryKey, Sink
-from hessfig.curvature.exact.support import Level, exactness
-from hessfig.curvature.tape.columns import LinearisedNetwork
 from hessfig.measurements.block_norms import dense_blocks
 from hessfig.models.blocks import matrices_of
+from hessfig.models.exact.support import Level, exactness
 from hessfig.models.networks import Transformer
+from hessfig.models.tape.columns import LinearisedNetwork
 from hessfig.rng import stream
 from hessfig.terms import PARTS, Block, Part
 from tests.curvature.oracle import dense_oracle

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hessfig.config import Kind, ModelConfig, Norm, QueryKey
 from hessfig.curvature.curvlinops import ColumnOperator
 from hessfig.curvature.problem import rademacher
-from hessfig.curvature.tape.columns import LinearisedNetwork
 from hessfig.models.blocks import is_structural_zero, matrices_of
+from hessfig.models.tape.columns import LinearisedNetwork
 from hessfig.rng import stream
 from hessfig.terms import Block, Matrix, Part
 from tests.toys import ARCHITECTURES, PAPER, toy_problem, toy_task

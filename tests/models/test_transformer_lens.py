@@ -17,10 +17,10 @@ from torch import Tensor
 
 from hessfig.config import Config, ModelConfig, Products
 from hessfig.config.checks import check
-from hessfig.curvature.problem import Problem
-from hessfig.curvature.routes import Engines
+from hessfig.curvature.problem import Objective
 from hessfig.errors import UserError
 from hessfig.models.registry import kind
+from hessfig.models.routes import Engines
 from hessfig.models.stored.lens_network import HookedNetwork, shapes_of
 from hessfig.models.stored.lens_settings import sizes_of
 from hessfig.states.point import drawn
@@ -83,10 +83,10 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @cache
-def problem_of(name: str, home: Path) -> Problem:
+def problem_of(name: str, home: Path) -> Objective:
     settings = NETWORKS[name]
     folder = written(home / name.replace(" ", "_"), settings, state(settings))
-    return Problem.of(drawn(config(folder, home / "ids.npy"), sigma=None, seed=0))
+    return drawn(config(folder, home / "ids.npy"), sigma=None, seed=0)
 
 
 def bridge_of(settings: dict[str, Any]) -> Any:
@@ -129,7 +129,7 @@ def test_a_model_of_transformers_through_its_bridge(home: Path, tmp_path: Path) 
     folder = tmp_path / "lens"
     folder.mkdir()
     exec(shown.replace("DIR", str(folder)), {"model": bridge, "json": json, "torch": torch, "Path": Path})
-    problem = Problem.of(drawn(config(folder, home / "ids.npy"), sigma=None, seed=0))
+    problem = drawn(config(folder, home / "ids.npy"), sigma=None, seed=0)
     own = model(problem.batch.inputs).logits.detach()
     torch.testing.assert_close(problem.network(problem.batch.inputs), own, rtol=1e-10, atol=1e-12)
     torch.save(dict(bridge.state_dict()), folder / "state.pth")

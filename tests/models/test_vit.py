@@ -12,11 +12,11 @@ import torch
 
 from hessfig.config import MLP, Attention, Config, Data, DType, Kind, Loss, Method, ModelConfig, Norm, TaskConfig
 from hessfig.curvature.curvlinops import ColumnOperator
-from hessfig.curvature.tape.columns import LinearisedNetwork
 from hessfig.errors import UserError
 from hessfig.measurements.block_norms import dense_blocks
 from hessfig.models.blocks import is_structural_zero, matrices_of
 from hessfig.models.networks import VisionTransformer
+from hessfig.models.tape.columns import LinearisedNetwork
 from hessfig.rng import stream
 from hessfig.states.initialised import build_network
 from hessfig.sweep.measure import measure

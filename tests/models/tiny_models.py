@@ -12,8 +12,8 @@ from torch.func import functional_call
 
 from hessfig.config import Config, Data, ModelConfig, Scored, TaskConfig
 from hessfig.curvature.column import view_of
-from hessfig.models.protocol import Weight
 from hessfig.terms import Part
+from hessfig.weights import Weight
 
 VOCABULARY, CONTEXT, SEQUENCES = 5, 4, 4
 _LLAMA = {

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from hessfig.config import DIVIDING, DType, Optimiser
+from hessfig.curvature.losses import CrossEntropy
+from hessfig.curvature.problem import Batch
 from hessfig.rng import stream
 from hessfig.states.training import checkpoints
 from hessfig.states.training.second_order import BatchLoss
-from hessfig.states.training.step_rules import EIGENBASES, SOAP_EVERY, Rule
-from hessfig.tasks.batch import Batch
-from hessfig.tasks.losses import CrossEntropy
+from hessfig.states.training.step_rules import EIGENBASES, SOAP_EVERY, StepRule
 from tests.toys import training_config
 
 SIZES = range(2, 18)  # in which of them another order makes other bits depends on the processor
@@ -47,7 +47,7 @@ class Training:
         batch = Batch(inputs, torch.randint(0, CLASSES, (SAMPLES,), generator=drawn), slice(None))
         self.loss = BatchLoss(self.network, CrossEntropy(), batch)
         settings = {"learning_rate": 0.05, "momentum": 0.5, "damping": 1.0, "refresh": 2}
-        self.rule, self.step = Rule(self.network, training_config("", optimiser=kind, **settings).training), 0
+        self.rule, self.step = StepRule(self.network, training_config("", optimiser=kind, **settings).training), 0
 
     def update(self) -> None:
         self.step += 1

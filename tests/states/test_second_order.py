@@ -13,14 +13,14 @@ from torch.func import functional_call
 
 from hessfig.config import DIVIDING, Config, DType, ModelConfig, Norm, Optimiser, TaskConfig
 from hessfig.config.training_checks import check_training
+from hessfig.curvature.layered import scored_outputs
 from hessfig.errors import UserError
-from hessfig.models.layered import scored_outputs
 from hessfig.states.initialised import initialised
 from hessfig.states.training import loop
 from hessfig.states.training.checkpoints import Folder
 from hessfig.states.training.loop import ensure
 from hessfig.states.training.second_order import BatchLoss, _damped, dense_hessian, products_of_a_solver, solver
-from hessfig.states.training.step_rules import MOMENTS, Rule
+from hessfig.states.training.step_rules import MOMENTS, StepRule
 from hessfig.states.training.trajectory import Trajectory
 from tests.toys import training_config
 
@@ -189,7 +189,7 @@ def moved(kind: Optimiser, slopes: list[Tensor]) -> Tensor:
     network = nn.Linear(4, 3, bias=False).double()
     start = network.weight.detach().clone()
     training = training_config("", optimiser=kind, learning_rate=1.0, weight_decay=0.0, warmup=0).training
-    rule = Rule(network, replace(training, schedule="constant", betas=[0.9, 0.95], eps=1e-12))
+    rule = StepRule(network, replace(training, schedule="constant", betas=[0.9, 0.95], eps=1e-12))
     for step, slope in enumerate(slopes, start=1):
         network.weight.grad = slope.clone()
         rule.update(step)

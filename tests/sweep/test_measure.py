@@ -9,10 +9,11 @@ import pytest
 
 from hessfig.config import Attention, Config, DType, EstimatorConfig, Loss, Method, ModelConfig, Products, TaskConfig
 from hessfig.measurements import quantity as module
-from hessfig.models.protocol import Kind, Layout
+from hessfig.models.protocol import NetworkKind
 from hessfig.sweep.measure import draw_problem, measure
 from hessfig.sweep.plan import Cell
 from hessfig.sweep.variant import Variant
+from hessfig.weights import Layout
 from tests.toys import ARCHITECTURES
 
 Rows = dict[tuple[int, str, str, str], dict[str, object]]
@@ -48,7 +49,7 @@ def test_without_a_functional_part_the_full_hessian_is_the_outer_one() -> None:
 
 
 def test_a_broken_promise_of_zero_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    promising = Kind(layout=lambda config: Layout(()), is_structural_zero=lambda *_: True)
+    promising = NetworkKind(layout=lambda config: Layout(()), is_structural_zero=lambda *_: True)
     monkeypatch.setattr(module, "kind", lambda name: promising)
     with pytest.raises(ArithmeticError, match="must vanish by the network's structure"):
         measured()

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from hessfig.sweep.pool import Outcome
+from hessfig.sweep.pool import CellOutcome
 from hessfig.sweep.progress import Reporter
 
 
-def outcome(kind: Any, cause: str = "") -> Outcome:
-    return Outcome(SimpleNamespace(), kind, cause)  # type: ignore[arg-type]
+def outcome(kind: Any, cause: str = "") -> CellOutcome:
+    return CellOutcome(SimpleNamespace(), kind, cause)  # type: ignore[arg-type]
 
 
 def test_a_piped_run_tells_how_it_goes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,7 +34,7 @@ from hessfig.states.initialised import build_network
 from hessfig.sweep.measure import measure
 from hessfig.sweep.outputs import config_hash
 from hessfig.sweep.plan import Cell, Sweep
-from hessfig.sweep.pool import Outcome
+from hessfig.sweep.pool import CellOutcome
 from hessfig.sweep.runner import on_this_machine, run_sweep
 from hessfig.sweep.store import CellStore
 from hessfig.sweep.variant import Variant
@@ -252,7 +252,7 @@ def test_a_run_reuses_what_the_factory_still_returns_and_says_so(folder: Path) -
         found = run_sweep(Sweep([("", config)]))
         return found.measured, found.reused, found.failed
 
-    def replaced(cells: list[Cell], store: CellStore) -> Generator[Outcome, None, None]:
+    def replaced(cells: list[Cell], store: CellStore) -> Generator[CellOutcome, None, None]:
         write_weights(folder, 3)
         yield from on_this_machine(cells, store)
 

@@ -106,7 +106,7 @@ def test_a_share_whose_pilots_fail_measures_no_cell(tmp_path: Path, monkeypatch:
     """Under another number of probes its cells would be no part of the sweep that others measure."""
     from hessfig.sweep import pool, shards
 
-    failing = lambda cells, store: (pool.Outcome(cell, "failed", "why") for cell in cells)  # noqa: E731
+    failing = lambda cells, store: (pool.CellOutcome(cell, "failed", "why") for cell in cells)  # noqa: E731
     monkeypatch.setattr(shards, "on_this_machine", failing)
     done = run_shard(Sweep([("", with_pilots(tmp_path))]), Shard(1, 2))
     assert done.missing > 0 and not done.is_complete and (done.measured, done.failed) == (0, 0)

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from hessfig.config import Data, DType, Loss, TaskConfig
-from hessfig.tasks.batch import Batch, draw_batch
+from hessfig.curvature.problem import Batch
+from hessfig.tasks.batch import draw_batch
 
 
 def drawn(dtype: DType = DType.float64, **settings: object) -> Batch:

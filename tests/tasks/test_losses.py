@@ -8,8 +8,9 @@ from torch import Tensor
 from torch.func import hessian
 
 from hessfig.config import Loss, TaskConfig
+from hessfig.curvature.losses import Linearised, output_gradient, per_sample
 from hessfig.rng import stream
-from hessfig.tasks.losses import Linearised, loss_module, output_gradient, per_sample
+from hessfig.tasks.batch import loss_module
 
 SHAPE = (2, 3, 5)
 

@@ -13,11 +13,11 @@ import torch
 
 from hessfig.config import MLP, Config, Data, DType, Loss, ModelConfig, Norm, TaskConfig, TrainingConfig
 from hessfig.curvature.curvlinops import ColumnOperator
-from hessfig.curvature.tape.columns import LinearisedNetwork
 from hessfig.errors import UserError
 from hessfig.measurements.block_norms import dense_blocks
 from hessfig.models.blocks import matrices_of
 from hessfig.models.kinds.transformer import KIND
+from hessfig.models.tape.columns import LinearisedNetwork
 from hessfig.states.training.loop import right_answers
 from hessfig.sweep.measure import measure
 from hessfig.sweep.plan import Cell

@@ -13,7 +13,7 @@ from hessfig.terms import PARTS, Attention, Block, Kind, Matrix, Part, QueryKey
 from hessfig.theory import autodiff
 from hessfig.theory.autodiff import ScaledNetwork
 from hessfig.theory.growth_claims import COMPONENTS, attention_nets, measured, predicted
-from hessfig.theory.statement import FIRST_SEED, Dims, Verdict, attention_point, check, normal
+from hessfig.theory.statement import FIRST_SEED, Dims, StatementVerdict, attention_point, check, normal
 from hessfig.theory.verification import CATALOGUE
 
 TINY = 1e-5
@@ -56,7 +56,7 @@ def test_components_grow_as_predicted_and_a_wrong_exponent_is_caught(
 ) -> None:
     statement = CATALOGUE[name]
     outcome = check(statement, [Dims()], 1)
-    assert outcome.verdict == Verdict.left_out and outcome.correction_holds
+    assert outcome.verdict == StatementVerdict.left_out and outcome.correction_holds
     drawn = statement.draw(Dims(), stream(FIRST_SEED, "verify", name, 4, 5, 3))
     found, wrong = statement.oracle(drawn), dict(statement.corrected(drawn))
     wrong[next(iter(wrong))] += 1

@@ -12,7 +12,7 @@ from hessfig.terms import Part
 from hessfig.theory import studies as scalar_study
 from hessfig.theory.scalar_formulas import (
     MIXINGS,
-    Sink,
+    AttentionSink,
     draw_scalar_problem,
     outer_product_gap,
     sink_effect,
@@ -35,8 +35,8 @@ def test_closed_form_spectrum(L: int, d_K: int, model: str) -> None:
     assert top_of_outer_product(problem, response) == pytest.approx(top, rel=1e-9)
 
 
-@pytest.mark.parametrize("sink", Sink)
-def test_closed_form_spectrum_with_sinks(sink: Sink) -> None:
+@pytest.mark.parametrize("sink", AttentionSink)
+def test_closed_form_spectrum_with_sinks(sink: AttentionSink) -> None:
     problem = draw_scalar_problem(6, 4, stream(0, "sink"))
     closed = problem.hessian(sink_response(sink, problem.x, problem.s, 1.5)).eigenvalues
     torch.testing.assert_close(closed, spectrum(problem, sink_mixing(sink, problem.x, 1.5)), **TIGHT)
@@ -45,14 +45,14 @@ def test_closed_form_spectrum_with_sinks(sink: Sink) -> None:
 def test_no_sink_is_plain_attention() -> None:
     problem = draw_scalar_problem(6, 4, stream(0, "sink"))
     plain = problem.hessian(problem.response("attention"))
-    for sink in Sink:
+    for sink in AttentionSink:
         effect = sink_effect(problem, sink, 0.0)
         assert effect.bulk == pytest.approx(abs(plain.b))
 
 
 def test_a_score_sink_shrinks_the_bulk_exponentially() -> None:
     problem = draw_scalar_problem(6, 4, stream(0, "sink"))
-    low, high = (sink_effect(problem, Sink.score, beta).bulk for beta in (30.0, 31.0))
+    low, high = (sink_effect(problem, AttentionSink.score, beta).bulk for beta in (30.0, 31.0))
     assert low / high == pytest.approx(torch.e, rel=1e-3)
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from hessfig.theory.statement import Dims, Measure, Outcome, Statement, Verdict, check
+from hessfig.theory.statement import Dims, Measure, Statement, StatementOutcome, StatementVerdict, check
 from hessfig.theory.verification import CATALOGUE
 
 SIZES = [Dims(), Dims().other_side()]
@@ -41,12 +41,14 @@ def test_catalogue_has_every_id_asked_for() -> None:
 
 def test_every_failed_statement_says_what_is_right_or_why() -> None:
     for statement in CATALOGUE.values():
-        if statement.recorded != Verdict.yes:
+        if statement.recorded != StatementVerdict.yes:
             assert statement.correction or statement.note
-        assert (statement.printed is None) == (statement.recorded == Verdict.left_out)
+        assert (statement.printed is None) == (statement.recorded == StatementVerdict.left_out)
 
 
-def _toy(printed: float, recorded: Verdict = Verdict.yes, corrected: float | None = None) -> Statement:
+def _toy(
+    printed: float, recorded: StatementVerdict = StatementVerdict.yes, corrected: float | None = None
+) -> Statement:
     return Statement(
         "toy",
         "nowhere",
@@ -66,8 +68,8 @@ def test_errors_are_relative_to_the_oracle() -> None:
 def test_a_wrong_record_and_a_wrong_correction_are_noticed() -> None:
     assert check(_toy(2.0), SIZES, seeds=1).as_recorded
     assert not check(_toy(3.0), SIZES, seeds=1).as_recorded
-    assert check(_toy(3.0, Verdict.no, corrected=2.0), SIZES, seeds=1).as_recorded
-    assert not check(_toy(3.0, Verdict.no, corrected=2.5), SIZES, seeds=1).as_recorded
+    assert check(_toy(3.0, StatementVerdict.no, corrected=2.0), SIZES, seeds=1).as_recorded
+    assert not check(_toy(3.0, StatementVerdict.no, corrected=2.5), SIZES, seeds=1).as_recorded
 
 
 def test_nan_never_counts_as_agreement() -> None:
@@ -78,8 +80,8 @@ def test_nan_never_counts_as_agreement() -> None:
 
 
 def test_shapes_that_differ_are_ill_typed() -> None:
-    outcome = Outcome(_toy(2.0), math.inf, None, 0.0)
-    assert outcome.verdict == Verdict.ill_typed
+    outcome = StatementOutcome(_toy(2.0), math.inf, None, 0.0)
+    assert outcome.verdict == StatementVerdict.ill_typed
 
 
 @pytest.mark.parametrize("dims", [Dims(), Dims(L=5, d_V=3, d_K=7, d_ff=4), Dims(L=3, d_V=4, d_K=5, d_ff=6)])

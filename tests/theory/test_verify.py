@@ -9,7 +9,7 @@ from hessfig.cli.flags import own_words
 from hessfig.cli.verbs import VERBS
 from hessfig.errors import UserError
 from hessfig.theory import verification as verify
-from hessfig.theory.statement import Dims, Statement, Verdict
+from hessfig.theory.statement import Dims, Statement, StatementVerdict
 from hessfig.theory.verification import CATALOGUE, parse
 
 COLUMNS = ["statement", "reference", "holds_as_printed", "error_as_printed", "error_corrected", "note"]
@@ -58,7 +58,7 @@ def test_a_changed_verdict_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     eq13 = CATALOGUE["eq13"]
-    monkeypatch.setitem(CATALOGUE, "eq13", Statement(**{**vars(eq13), "recorded": Verdict.yes}))
+    monkeypatch.setitem(CATALOGUE, "eq13", Statement(**{**vars(eq13), "recorded": StatementVerdict.yes}))
     assert run(["eq13"], tmp_path) == 1
     assert "eq13 is recorded as yes, found no" in " ".join(capsys.readouterr().out.split())
 

@@ -227,7 +227,7 @@ def jacobian(evidence: Evidence) -> judges.Finding:
 
 
 def _smallest(conditions: Mapping[str, judges.Condition]) -> str:
-    holding = [name for name, one in conditions.items() if one.verdict == judges.Verdict.holds]
+    holding = [name for name, one in conditions.items() if one.verdict == judges.ClaimVerdict.holds]
     return (holding or [judges.largest({name: one.effect for name, one in conditions.items()}, lambda mean: -mean)])[0]
 
 

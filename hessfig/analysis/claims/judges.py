@@ -13,7 +13,7 @@ import numpy as np
 from hessfig.analysis.intervals import Interval, student_interval
 
 
-class Verdict(StrEnum):
+class ClaimVerdict(StrEnum):
     """What the numbers say of a claim; `holds_only_if` names its condition.
 
     `small`: the effect is there, on the claim's side, and below the least size. `not_tested`: the networks are not
@@ -29,10 +29,10 @@ class Verdict(StrEnum):
     theorem = "follows from a theorem"
 
 
-Judge = Callable[[Interval], Verdict]
+Judge = Callable[[Interval], ClaimVerdict]
 
 
-def exceeds(interval: Interval, least: float) -> Verdict:
+def exceeds(interval: Interval, least: float) -> ClaimVerdict:
     """Judge whether an effect is positive and at least `least`: below that it would not matter.
 
     It holds when the whole interval is above 0 and its mean reaches `least`; it is small when the whole interval lies
@@ -40,44 +40,44 @@ def exceeds(interval: Interval, least: float) -> Verdict:
     without an interval.
     """
     if not math.isfinite(interval.low):
-        return Verdict.undecided
+        return ClaimVerdict.undecided
     if interval.low > 0 and interval.mean >= least:
-        return Verdict.holds
+        return ClaimVerdict.holds
     if interval.high >= least:
-        return Verdict.undecided
-    return Verdict.small if interval.low > 0 else Verdict.does_not_hold
+        return ClaimVerdict.undecided
+    return ClaimVerdict.small if interval.low > 0 else ClaimVerdict.does_not_hold
 
 
-def departs(interval: Interval, least: float) -> Verdict:
+def departs(interval: Interval, least: float) -> ClaimVerdict:
     """Judge whether an effect of either sign is there: as `exceeds`, for its size."""
     if not math.isfinite(interval.low):
-        return Verdict.undecided
+        return ClaimVerdict.undecided
     excludes = interval.low > 0 or interval.high < 0
     if excludes and abs(interval.mean) >= least:
-        return Verdict.holds
+        return ClaimVerdict.holds
     if not (-least < interval.low and interval.high < least):
-        return Verdict.undecided
-    return Verdict.small if excludes else Verdict.does_not_hold
+        return ClaimVerdict.undecided
+    return ClaimVerdict.small if excludes else ClaimVerdict.does_not_hold
 
 
-def equals(interval: Interval, target: float, within: float) -> Verdict:
+def equals(interval: Interval, target: float, within: float) -> ClaimVerdict:
     """Judge whether an effect is `target`, up to `within`: the whole interval there holds.
 
     It does not hold when the interval excludes the target and the mean is at least `within` off.
     """
     if not math.isfinite(interval.low):
-        return Verdict.undecided
+        return ClaimVerdict.undecided
     if target - within < interval.low and interval.high < target + within:
-        return Verdict.holds
+        return ClaimVerdict.holds
     off = not interval.low <= target <= interval.high and abs(interval.mean - target) >= within
-    return Verdict.does_not_hold if off else Verdict.undecided
+    return ClaimVerdict.does_not_hold if off else ClaimVerdict.undecided
 
 
-def stays_below(interval: Interval, most: float) -> Verdict:
+def stays_below(interval: Interval, most: float) -> ClaimVerdict:
     """Judge whether an effect lies below `most`, on which side the whole interval must be."""
     if interval.high < most:
-        return Verdict.holds
-    return Verdict.does_not_hold if interval.low > most else Verdict.undecided
+        return ClaimVerdict.holds
+    return ClaimVerdict.does_not_hold if interval.low > most else ClaimVerdict.undecided
 
 
 def at_least(least: float) -> Judge:
@@ -102,7 +102,7 @@ class Effect:
         """Return its interval; of `tests` such intervals all hold together at 95 % (Bonferroni)."""
         return self.kind(self.sample, tests=tests)
 
-    def verdict(self, tests: int = 1) -> Verdict:
+    def verdict(self, tests: int = 1) -> ClaimVerdict:
         """Return its verdict by that interval."""
         return self.judge(self.interval(tests))
 
@@ -110,28 +110,32 @@ class Effect:
 Effects = Mapping[str, Effect]
 
 
-def all_of(effects: Effects, tests: int = 1) -> Verdict:
+def all_of(effects: Effects, tests: int = 1) -> ClaimVerdict:
     """Return the verdict of a claim whose every part must hold.
 
     To hold it needs no correction (intersection-union: each part has to pass by itself). Any one part may refute it,
     so that a refutation is judged by the intervals of all parts together.
     """
     alone = {one.verdict(tests) for one in effects.values()}
-    if alone and alone <= {Verdict.holds, Verdict.small}:
-        return max(alone, key=lambda verdict: verdict == Verdict.small)
+    if alone and alone <= {ClaimVerdict.holds, ClaimVerdict.small}:
+        return max(alone, key=lambda verdict: verdict == ClaimVerdict.small)
     together = {one.verdict(tests * len(effects)) for one in effects.values()}
-    return Verdict.does_not_hold if Verdict.does_not_hold in together else Verdict.undecided
+    return ClaimVerdict.does_not_hold if ClaimVerdict.does_not_hold in together else ClaimVerdict.undecided
 
 
-def any_of(effects: Effects, tests: int = 1) -> Verdict:
+def any_of(effects: Effects, tests: int = 1) -> ClaimVerdict:
     """Return the verdict of a claim one part of which is enough: the other way round than `all_of`."""
     together = {one.verdict(tests * len(effects)) for one in effects.values()}
-    if Verdict.holds in together:
-        return Verdict.holds
+    if ClaimVerdict.holds in together:
+        return ClaimVerdict.holds
     alone = {one.verdict(tests) for one in effects.values()}
-    if alone == {Verdict.does_not_hold}:
-        return Verdict.does_not_hold
-    return Verdict.small if together <= {Verdict.small, Verdict.does_not_hold} and together else Verdict.undecided
+    if alone == {ClaimVerdict.does_not_hold}:
+        return ClaimVerdict.does_not_hold
+    return (
+        ClaimVerdict.small
+        if together <= {ClaimVerdict.small, ClaimVerdict.does_not_hold} and together
+        else ClaimVerdict.undecided
+    )
 
 
 @dataclass(frozen=True)
@@ -139,7 +143,7 @@ class Condition:
     """One condition under which a claim was tested: the effect there, the verdict, and the intervals it rests on."""
 
     effect: Interval
-    verdict: Verdict
+    verdict: ClaimVerdict
     contrasts: Mapping[str, Interval]
 
 
@@ -153,14 +157,14 @@ class Finding:
     effect: float
     low: float
     high: float
-    verdict: Verdict
+    verdict: ClaimVerdict
     words: str = ""
     contrasts: tuple[tuple[str, Interval], ...] = ()
     is_lacking: bool = False
 
 
 def found(
-    interval: Interval, verdict: Verdict, words: str = "", contrasts: Mapping[str, Interval] | None = None
+    interval: Interval, verdict: ClaimVerdict, words: str = "", contrasts: Mapping[str, Interval] | None = None
 ) -> Finding:
     """Return a finding whose effect is `interval`."""
     return Finding(interval.mean, interval.low, interval.high, verdict, words, tuple((contrasts or {}).items()))
@@ -182,7 +186,7 @@ def together(effects: Effects, shown: str = "", words: str = "") -> Finding:
 def missing(what: str) -> Finding:
     """Return the finding of a table that lacks the numbers a rule needs."""
     nan = math.nan
-    return Finding(nan, nan, nan, Verdict.undecided, f"the table has no {what}", is_lacking=True)
+    return Finding(nan, nan, nan, ClaimVerdict.undecided, f"the table has no {what}", is_lacking=True)
 
 
 def by_conditions(
@@ -220,20 +224,20 @@ def each(
     return {name: {"": Effect(sample, judge, kind)} for name, sample in samples.items()}
 
 
-def by_condition(verdicts: Mapping[str, Verdict]) -> tuple[Verdict, str]:
+def by_condition(verdicts: Mapping[str, ClaimVerdict]) -> tuple[ClaimVerdict, str]:
     """Return the verdict of a claim that was tested under several conditions, and the words for those that differ."""
-    for best, verdict in ((Verdict.holds, Verdict.holds_only_if), (Verdict.small, Verdict.small)):
+    for best, verdict in ((ClaimVerdict.holds, ClaimVerdict.holds_only_if), (ClaimVerdict.small, ClaimVerdict.small)):
         there = [name for name, one in verdicts.items() if one == best]
         rest = [f"{name}: {one}" for name, one in verdicts.items() if one != best]
         if there:
             return (verdict, f"{' or '.join(there)} ({', '.join(rest)})") if rest else (best, "")
-    refuted = set(verdicts.values()) == {Verdict.does_not_hold}
-    return (Verdict.does_not_hold if refuted else Verdict.undecided), ""
+    refuted = set(verdicts.values()) == {ClaimVerdict.does_not_hold}
+    return (ClaimVerdict.does_not_hold if refuted else ClaimVerdict.undecided), ""
 
 
 def first_that_holds(conditions: Mapping[str, Condition]) -> str:
     """Return the first condition under which a claim holds, else the one with the largest effect."""
-    holding = (name for name, one in conditions.items() if one.verdict == Verdict.holds)
+    holding = (name for name, one in conditions.items() if one.verdict == ClaimVerdict.holds)
     return next(holding, "") or largest({name: one.effect for name, one in conditions.items()})
 
 

@@ -16,7 +16,7 @@ from hessfig.analysis.claims.approximation_rules import APPROXIMATIONS
 from hessfig.analysis.claims.component_rules import COMPONENTS
 from hessfig.analysis.claims.encoder_rules import ENCODERS
 from hessfig.analysis.claims.growth_rules import GROWTH
-from hessfig.analysis.claims.judges import Finding, Verdict
+from hessfig.analysis.claims.judges import ClaimVerdict, Finding
 from hessfig.analysis.claims.rule import Claim, Evidence, evidence_in
 from hessfig.analysis.claims.sample_rules import SAMPLES
 from hessfig.analysis.claims.share_rules import SHARES
@@ -75,8 +75,8 @@ class Judged:
         if self.finding:
             return self.finding.verdict.value
         if self.claim.theorems:
-            return Verdict.theorem.value
-        return Verdict.not_tested.value if self.claim.others else NOT_RUN
+            return ClaimVerdict.theorem.value
+        return ClaimVerdict.not_tested.value if self.claim.others else NOT_RUN
 
     @property
     def words(self) -> str:
@@ -102,7 +102,9 @@ def judge(claims: Iterable[Claim], outputs: Path, departures: Departures) -> lis
 def counts(judged: Iterable[Judged]) -> Mapping[str, int]:
     """Return how many claims have each verdict, those that occur."""
     found = [one.verdict for one in judged]
-    return {word: found.count(word) for word in (*(verdict.value for verdict in Verdict), NOT_RUN) if word in found}
+    return {
+        word: found.count(word) for word in (*(verdict.value for verdict in ClaimVerdict), NOT_RUN) if word in found
+    }
 
 
 def _check(outputs: Path) -> None:
@@ -226,11 +228,11 @@ def _scale(one: Judged) -> str:
     return " / ".join(filter(None, _scales(one)))
 
 
-_DECIDED = {Verdict.holds, Verdict.holds_only_if, Verdict.small, Verdict.does_not_hold}
+_DECIDED = {ClaimVerdict.holds, ClaimVerdict.holds_only_if, ClaimVerdict.small, ClaimVerdict.does_not_hold}
 _COLOURS = {
-    **{Verdict.theorem.value: "green", Verdict.small.value: "yellow", Verdict.not_tested.value: "dim"},
-    **{Verdict.holds.value: "green", Verdict.does_not_hold.value: "red"},
-    **{Verdict.holds_only_if.value: "yellow", NOT_RUN: "dim"},
+    **{ClaimVerdict.theorem.value: "green", ClaimVerdict.small.value: "yellow", ClaimVerdict.not_tested.value: "dim"},
+    **{ClaimVerdict.holds.value: "green", ClaimVerdict.does_not_hold.value: "red"},
+    **{ClaimVerdict.holds_only_if.value: "yellow", NOT_RUN: "dim"},
 }
 
 

@@ -12,9 +12,9 @@ import pandas as pd
 
 from hessfig.analysis.arrays import StoredHessian, each_hessian
 from hessfig.analysis.axis import with_settings
-from hessfig.analysis.claims.judges import Finding, Verdict
+from hessfig.analysis.claims.judges import ClaimVerdict, Finding
 from hessfig.analysis.manifest import Architectures, read_run
-from hessfig.analysis.stored_spectra import Density, Place, Spectrum, has_spectra, read_densities, read_spectra
+from hessfig.analysis.stored_spectra import Density, Spectrum, SpectrumKey, has_spectra, read_densities, read_spectra
 from hessfig.record import FROBENIUS, LEFT_OUT
 from hessfig.terms import Part
 
@@ -55,10 +55,14 @@ class Claim:
         finding = self.rule(evidence)
         words = f"{finding.verdict}" + f" ({finding.words})" * bool(finding.words)
         if self.others:
-            return replace(finding, verdict=Verdict.not_tested, words=f"{self.others}; at this scale: {words}")
-        if self.theorems and finding.verdict in (Verdict.holds, Verdict.holds_only_if, Verdict.undecided):
+            return replace(finding, verdict=ClaimVerdict.not_tested, words=f"{self.others}; at this scale: {words}")
+        if self.theorems and finding.verdict in (
+            ClaimVerdict.holds,
+            ClaimVerdict.holds_only_if,
+            ClaimVerdict.undecided,
+        ):
             said = f"{', '.join(self.theorems)}; measured: {words}"
-            return replace(finding, verdict=Verdict.theorem, words=said)
+            return replace(finding, verdict=ClaimVerdict.theorem, words=said)
         return finding
 
 
@@ -113,7 +117,7 @@ class Evidence:
     """
 
     table: pd.DataFrame
-    spectra: Callable[[Callable[[Place], bool]], Sequence[Spectrum | Density]] = lambda wanted: []
+    spectra: Callable[[Callable[[SpectrumKey], bool]], Sequence[Spectrum | Density]] = lambda wanted: []
     hessians: Callable[[], Iterable[StoredHessian]] = tuple
     beside: Mapping[str, Evidence] = field(default_factory=dict)
     architectures: Architectures = field(default_factory=dict)

@@ -137,7 +137,7 @@ def _over_batches(exponents: pd.Series) -> pd.Series:
     return exponents.groupby(level="variant" if batches > 1 else "seed").mean()
 
 
-def _differs(interval: Interval) -> judges.Verdict:
+def _differs(interval: Interval) -> judges.ClaimVerdict:
     return judges.departs(interval, LEAST_BEYOND)
 
 

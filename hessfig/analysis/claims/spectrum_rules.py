@@ -8,10 +8,10 @@ import pandas as pd
 from hessfig.analysis.axis import with_settings
 from hessfig.analysis.claims.growth_rules import LARGE, ORMANIEC, SMALL, least_squares
 from hessfig.analysis.claims.judges import (
+    ClaimVerdict,
     Effect,
     Effects,
     Finding,
-    Verdict,
     any_of,
     at_least,
     by_conditions,
@@ -26,7 +26,7 @@ from hessfig.analysis.claims.rule import Evidence, by_seed, claim, diagonal
 from hessfig.analysis.intervals import Interval
 from hessfig.analysis.slopes.printed import Window, label, within
 from hessfig.analysis.spectral_distances import KERNELS, Kernel, is_weight, pair_distances
-from hessfig.analysis.stored_spectra import Place
+from hessfig.analysis.stored_spectra import SpectrumKey
 from hessfig.terms import Part
 
 KIND, ATTENTION, NORM = "model.kind", "model.attention", "model.norm"
@@ -215,7 +215,7 @@ def sensitivity(evidence: Evidence) -> Finding:
     return found(contrasts[shown], any_of(effects), shown, contrasts)
 
 
-def _sensitive(interval: Interval) -> Verdict:
+def _sensitive(interval: Interval) -> ClaimVerdict:
     return departs(interval, LEAST_EXPONENT)
 
 
@@ -263,7 +263,7 @@ def _distances(evidence: Evidence, kernel: Kernel) -> pd.DataFrame:
     return pairs[within_layer & ~same & np.isfinite(pairs["value"])]
 
 
-def _in_layers(place: Place) -> bool:
+def _in_layers(place: SpectrumKey) -> bool:
     return is_weight(place) and place.part == Part.H and place.layer > 0 and place.row.startswith("W")
 
 

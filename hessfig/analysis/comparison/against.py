@@ -134,7 +134,7 @@ class Comparison:
     unmatched: tuple[int, int]
     aside: tuple[int, int]
     batch_scale: float
-    verdict: agreement.Verdict
+    verdict: agreement.AgreementVerdict
     reasons: list[str]
 
     @property
@@ -189,7 +189,7 @@ def _share(comparison: Comparison) -> str:
     count = int(comparison.points["z"].notna().sum())
     if count:
         return f"{100 * comparison.share_within_3:.1f} % of {count} points within 3 standard errors"
-    if comparison.verdict == agreement.Verdict.undecided:
+    if comparison.verdict == agreement.AgreementVerdict.undecided:
         return "no point has standard errors on both sides"
     return "" if comparison.reasons else "every curve is zero on both sides"
 

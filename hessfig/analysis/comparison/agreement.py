@@ -35,7 +35,7 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Difference:
+class PairedDifference:
     """Differences of means, their standard errors and degrees of freedom, a column each; nan where there is none."""
 
     shift: np.ndarray
@@ -53,7 +53,7 @@ class Difference:
         return np.asarray(-np.sign(self.shift) * ndtri(np.maximum(self.p, _SMALLEST_P) / 2))
 
 
-def difference(ours: Sample, theirs: Sample, *, batch_sd: Number, batch_dof: Number) -> Difference:
+def difference(ours: Sample, theirs: Sample, *, batch_sd: Number, batch_dof: Number) -> PairedDifference:
     """Compare means. Under the hypothesis tested both sides draw networks from one distribution, spread included.
 
     So the spread comes from all repeats together: three repeats alone know theirs to a factor of three. `batch_sd`
@@ -67,7 +67,7 @@ def difference(ours: Sample, theirs: Sample, *, batch_sd: Number, batch_dof: Num
     batch = np.square(batch_sd)
     variance = sampled + batch + ARITHMETIC**2
     joint = variance**2 / (sampled**2 / free + batch**2 / batch_dof + _SMALLEST_P)
-    return Difference(ours.mean - theirs.mean, np.sqrt(variance), np.minimum(joint, free))
+    return PairedDifference(ours.mean - theirs.mean, np.sqrt(variance), np.minimum(joint, free))
 
 
 def smallest_found(error: np.ndarray, dof: np.ndarray, level: float) -> np.ndarray:
@@ -105,7 +105,7 @@ CURVES, RATIOS, POINTS = 0.012, 0.006, 0.002
 TOO_COARSE = np.log(2.0)
 
 
-class Verdict(StrEnum):
+class AgreementVerdict(StrEnum):
     """Whether two sets of values could come from one distribution.
 
     differs     some curve's shift, some ratio of two curves of a layer, or some point lies outside what chance and
@@ -119,14 +119,14 @@ class Verdict(StrEnum):
     undecided = "undecided"
 
 
-def judge(points: pd.DataFrame, curves: pd.DataFrame, ratios: pd.DataFrame) -> tuple[Verdict, list[str]]:
+def judge(points: pd.DataFrame, curves: pd.DataFrame, ratios: pd.DataFrame) -> tuple[AgreementVerdict, list[str]]:
     """Return the verdict and what is outside, one line per kind."""
     reasons = list(_outside(points, curves, ratios))
     if reasons:
-        return Verdict.differs, reasons
+        return AgreementVerdict.differs, reasons
     found = found_from(curves)
     enough = curves["zero"].all() if found.isna().all() else found.min() <= TOO_COARSE
-    return (Verdict.agrees if enough else Verdict.undecided), []
+    return (AgreementVerdict.agrees if enough else AgreementVerdict.undecided), []
 
 
 def found_from(curves: pd.DataFrame) -> pd.Series:
@@ -169,7 +169,7 @@ Task = Mapping[str, Any] | None
 
 
 @dataclass(frozen=True)
-class Spread:
+class BatchSpread:
     """Standard deviation over batches of a curve and of a single point, in logs, from `dof` + 1 batches."""
 
     curve: float
@@ -184,11 +184,11 @@ class Batches:
     architectures: Architectures
     scale: float = 2.0
 
-    def spread(self, num_layers: int, block: str, part: str) -> Spread:
+    def spread(self, num_layers: int, block: str, part: str) -> BatchSpread:
         """Return the spread of the difference between the two batches, for one curve."""
         network = network_of(self.architectures.get(("", num_layers)))
         one = _on_record(network, num_layers, block, part)
-        return Spread(self.scale**0.5 * one.curve, self.scale**0.5 * one.point, one.dof)
+        return BatchSpread(self.scale**0.5 * one.curve, self.scale**0.5 * one.point, one.dof)
 
 
 def batches(architectures: Architectures, ours: Task, theirs: Task) -> Batches:
@@ -214,7 +214,7 @@ def _relative_variance(task: Task) -> float:
     return BATCH_SIZE / size if isinstance(size, int) and size > 0 else 1.0
 
 
-def _on_record(network: str, num_layers: int, block: str, part: str) -> Spread:
+def _on_record(network: str, num_layers: int, block: str, part: str) -> BatchSpread:
     """Return the spread of a curve: of its depth or the deepest below, else the largest of the network, else of all."""
     rows = [row for row in _record() if row[:3] == (network, block, part) and row[3] <= num_layers]
     deepest = max((row[3] for row in rows), default=0)
@@ -222,18 +222,18 @@ def _on_record(network: str, num_layers: int, block: str, part: str) -> Spread:
         spread for name, *_, spread in _record() if name == network or not network
     ]
     curve, point = (max(getattr(spread, name) for spread in found) for name in ("curve", "point"))
-    return Spread(curve, point, min(spread.dof for spread in found))
+    return BatchSpread(curve, point, min(spread.dof for spread in found))
 
 
 @cache
-def _record() -> tuple[tuple[str, str, str, int, Spread], ...]:
+def _record() -> tuple[tuple[str, str, str, int, BatchSpread], ...]:
     """Return network, block, part, number of layers and spread of every curve on record."""
     rows = csv.DictReader(files("hessfig.data").joinpath("batch_spread.csv").read_text("utf-8").splitlines())
     return tuple((row["network"], row["block"], row["part"], int(row["num_layers"]), _spread(row)) for row in rows)
 
 
-def _spread(row: Mapping[str, str]) -> Spread:
-    return Spread(float(row["curve_sd"]), float(row["point_sd"]), int(row["num_batches"]) - 1)
+def _spread(row: Mapping[str, str]) -> BatchSpread:
+    return BatchSpread(float(row["curve_sd"]), float(row["point_sd"]), int(row["num_batches"]) - 1)
 
 
 LAYER = ["num_layers", "layer"]

@@ -12,9 +12,9 @@ import pandas as pd
 from scipy.special import stdtr
 
 from hessfig.analysis.axis import short_variant
-from hessfig.analysis.comparison.agreement import CURVES, POINTS, Verdict
+from hessfig.analysis.comparison.agreement import CURVES, POINTS, AgreementVerdict
 from hessfig.analysis.intervals import deviate, probe_deviate, student_interval
-from hessfig.analysis.manifest import Run
+from hessfig.analysis.manifest import RecordedRun
 from hessfig.analysis.presented import terminal_table
 from hessfig.errors import plain
 from hessfig.record import CURVE, LEFT_OUT, NUMBER
@@ -38,7 +38,12 @@ _FROM_FILES = ("path", "factory")  # settings that name a file, whose content on
 
 
 def compare_pairs(
-    ours: Run, theirs: pd.DataFrame, config: Mapping[str, Any] | None, *, reference: str, is_repeat: bool = False
+    ours: RecordedRun,
+    theirs: pd.DataFrame,
+    config: Mapping[str, Any] | None,
+    *,
+    reference: str,
+    is_repeat: bool = False,
 ) -> Paired | None:
     """Compare two runs number by number; None unless both have numbers of the same networks, by settings and seeds.
 
@@ -185,10 +190,10 @@ class Paired:
         """The verdict on all of it: identical only if every number is."""
         found = set(self.curves["verdict"])
         if DIFFERENT in found:
-            return Verdict.differs
+            return AgreementVerdict.differs
         if found == {IDENTICAL}:
             return IDENTICAL
-        return Verdict.agrees if found & {IDENTICAL, ROUNDED, AGREES} else Verdict.undecided
+        return AgreementVerdict.agrees if found & {IDENTICAL, ROUNDED, AGREES} else AgreementVerdict.undecided
 
     def sentence(self) -> str:
         """Return the verdict and what it rests on, in one line."""

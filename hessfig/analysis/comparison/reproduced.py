@@ -12,7 +12,7 @@ import pandas as pd
 
 from hessfig.analysis.comparison.paired import DIFFERENT as SHIFTED
 from hessfig.analysis.comparison.paired import ROUNDING, Paired, compare_pairs, curve_words, placed
-from hessfig.analysis.manifest import Run
+from hessfig.analysis.manifest import RecordedRun
 from hessfig.analysis.presented import terminal_table
 from hessfig.errors import UserError, first_few, plain
 from hessfig.record import NUMBER
@@ -103,7 +103,7 @@ class Reproduction:
         return terminal_table(["quantity", *VERDICTS, "largest difference"], rows)
 
 
-def compare_repeat(first: Run, second: Run, *, is_repeat: bool) -> Reproduction:
+def compare_repeat(first: RecordedRun, second: RecordedRun, *, is_repeat: bool) -> Reproduction:
     """Compare a table with its repetition, number by number (a place is a sigma or step to nine digits).
 
     A number is equal to the bit; or within 1e-9 of its size; or, where a stated error covers it, within both errors

@@ -8,11 +8,11 @@ from typing import Any
 import pandas as pd
 
 from hessfig.analysis.axis import Axis
-from hessfig.analysis.slopes.printed import Verdict, as_window, judge, label
+from hessfig.analysis.slopes.printed import SlopeVerdict, as_window, judge, label
 from hessfig.predictions.growth_rates import Prediction
 from hessfig.predictions.network_series import Regime
 
-_PASSES = (Verdict.agrees, Verdict.structural_zero, Verdict.no_prediction)
+_PASSES = (SlopeVerdict.agrees, SlopeVerdict.structural_zero, SlopeVerdict.no_prediction)
 NOTHING = "no slope has a prediction: nothing was checked"
 SATURATION = 1.0  # predictions for sigma -> 0 say nothing about sigmas above this: the softmax saturates
 
@@ -29,15 +29,15 @@ def summary(frame: pd.DataFrame, tolerance: float) -> tuple[list[str], int]:
     judged = [(judge(row, tolerance), _lost(row)) for row in checked(frame).itertuples()]
     verdicts = Counter(verdict for verdict, _ in judged)
     rest = {
-        "undecided (the error is too large to tell)": verdicts[Verdict.undecided],
-        "with too few points": verdicts[Verdict.too_few_points],
+        "undecided (the error is too large to tell)": verdicts[SlopeVerdict.undecided],
+        "with too few points": verdicts[SlopeVerdict.too_few_points],
         "with numbers left out": sum(bool(lost) and verdict in _PASSES for verdict, lost in judged),
         "asymptote only (notes above)": len(noted),
         "where no prediction applies": rows - count,
     }
     words = "".join(f", {number} {what}" for what, number in rest.items() if number)
     passed = sum(verdict in _PASSES and not lost for verdict, lost in judged)
-    outside = f"{verdicts[Verdict.deviates]} outside tolerance {tolerance:g}"
+    outside = f"{verdicts[SlopeVerdict.deviates]} outside tolerance {tolerance:g}"
     last = f"{count} slopes checked, {passed} pass, {outside}{words}"
     return [*(f"note: {line}" for line in noted), *wrong, last], int(bool(wrong))
 
@@ -70,12 +70,12 @@ def violations(frame: pd.DataFrame, tolerance: float) -> list[str]:
 def asymptotic(frame: pd.DataFrame, tolerance: float) -> list[str]:
     """Return one line for every checked row that starts out on its limit, but bends away from it: no pass."""
     judged = [(row, judge(row, tolerance)) for row in checked(frame).itertuples()]
-    return [_line(row, verdict, tolerance) for row, verdict in judged if verdict == Verdict.asymptote_only]
+    return [_line(row, verdict, tolerance) for row, verdict in judged if verdict == SlopeVerdict.asymptote_only]
 
 
 def _complaints(row: Any, tolerance: float) -> list[str]:
     verdict = judge(row, tolerance)
-    wrong = [] if verdict in (*_PASSES, Verdict.asymptote_only) else [_line(row, verdict, tolerance)]
+    wrong = [] if verdict in (*_PASSES, SlopeVerdict.asymptote_only) else [_line(row, verdict, tolerance)]
     return wrong + [f"{_name(row)}: numbers in the window that {what}: {n}" for what, n in _lost(row).items()]
 
 
@@ -85,7 +85,7 @@ def _lost(row: Any) -> dict[str, int]:
     return {why: number for why, number in lost.items() if number}
 
 
-def _line(row: Any, verdict: Verdict, tolerance: float) -> str:
+def _line(row: Any, verdict: SlopeVerdict, tolerance: float) -> str:
     return f"{_name(row)}: {verdict}: {_evidence(row, verdict, tolerance)}"
 
 
@@ -95,13 +95,15 @@ def _name(row: Any) -> str:
     return f"{variant}layer {row.layer} of {row.num_layers}, {row.part}({row.row}, {row.col}), {window}"
 
 
-def _evidence(row: Any, verdict: Verdict, tolerance: float) -> str:
+def _evidence(row: Any, verdict: SlopeVerdict, tolerance: float) -> str:
     if row.is_zero:
         return f"every number is zero, predicted exponent {row.predicted:g}"
     if row.prediction == Prediction.structural_zero:
         return f"not zero, predicted to vanish ({row.reference})"
-    if verdict == Verdict.too_few_points:
+    if verdict == SlopeVerdict.too_few_points:
         return f"{row.num_points} sigmas with a positive mean, at least 3 are needed"
     slope = f"slope {row.slope:.3f} ± {row.slope_se:.3f} from {row.num_seeds} seeds"
-    half = f", lower half {row.lower_half:.2f} ± {row.lower_half_se:.2f}" if verdict == Verdict.asymptote_only else ""
+    half = (
+        f", lower half {row.lower_half:.2f} ± {row.lower_half_se:.2f}" if verdict == SlopeVerdict.asymptote_only else ""
+    )
     return f"{slope}{half}, predicted {row.predicted:g} ± {tolerance:g}"

@@ -58,7 +58,7 @@ def check_windows(windows: Sequence[Window]) -> None:
         )
 
 
-class Verdict(StrEnum):
+class SlopeVerdict(StrEnum):
     """Outcome of comparing a slope with its prediction, at a tolerance t.
 
     agrees           |slope - predicted| <= t, and the slope is known well enough (2 se <= t)
@@ -96,29 +96,29 @@ class SlopeRow(Protocol):
     regime: str
 
 
-def judge(row: SlopeRow, tolerance: float) -> Verdict:
+def judge(row: SlopeRow, tolerance: float) -> SlopeVerdict:
     """Return the verdict on one row of the slopes table."""
     if row.prediction == Prediction.structural_zero:
-        return Verdict.structural_zero if row.is_zero else Verdict.deviates
+        return SlopeVerdict.structural_zero if row.is_zero else SlopeVerdict.deviates
     if row.is_zero:
-        return Verdict.deviates if row.prediction == Prediction.exponent else Verdict.structural_zero
+        return SlopeVerdict.deviates if row.prediction == Prediction.exponent else SlopeVerdict.structural_zero
     if row.num_points < 3:
-        return Verdict.too_few_points
+        return SlopeVerdict.too_few_points
     if row.prediction == Prediction.unknown:
-        return Verdict.no_prediction
+        return SlopeVerdict.no_prediction
     return _judge_exponent(row, tolerance)
 
 
-def _judge_exponent(row: SlopeRow, tolerance: float) -> Verdict:
+def _judge_exponent(row: SlopeRow, tolerance: float) -> SlopeVerdict:
     distance = abs(row.slope - row.predicted)
     error = 2 * row.slope_se if math.isfinite(row.slope_se) else math.inf
     if distance > tolerance + error:
-        return Verdict.asymptote_only if _lower_half_agrees(row, tolerance) else Verdict.deviates
+        return SlopeVerdict.asymptote_only if _lower_half_agrees(row, tolerance) else SlopeVerdict.deviates
     if error > tolerance:
-        return Verdict.undecided
+        return SlopeVerdict.undecided
     if distance > tolerance:
-        return Verdict.asymptote_only if _lower_half_agrees(row, tolerance) else Verdict.deviates
-    return Verdict.agrees
+        return SlopeVerdict.asymptote_only if _lower_half_agrees(row, tolerance) else SlopeVerdict.deviates
+    return SlopeVerdict.agrees
 
 
 def _lower_half_agrees(row: SlopeRow, tolerance: float) -> bool:
@@ -200,7 +200,7 @@ def _predicted(row: Any) -> str:
     return "= 0" if row.prediction == Prediction.structural_zero else _number(row.predicted, 0)
 
 
-_SHORT: dict[str, str] = {Verdict.structural_zero: "agrees", Verdict.no_prediction: "-"}
+_SHORT: dict[str, str] = {SlopeVerdict.structural_zero: "agrees", SlopeVerdict.no_prediction: "-"}
 _CELLS: dict[str, Callable[[Any], str]] = {
     "variant": lambda row: short_variant(row.variant),
     "layer": lambda row: f"{row.layer}/{row.num_layers}",

@@ -31,7 +31,7 @@ _FILLED = ("task.path",)  # null in the preset: a plan puts in the sequences nex
 
 
 @dataclass(frozen=True)
-class Difference:
+class SettingDifference:
     """A setting whose value now, `asked`, is not the one a table was `made` with; several values where it varies."""
 
     key: str
@@ -82,13 +82,13 @@ def _is_window(window: Any) -> bool:
     return isinstance(window, list) and all(end is None or type(end) in (int, float) for end in window)
 
 
-def differences(made: Mapping[str, Any], job: Job, keys: Collection[str] | None = None) -> list[Difference]:
+def differences(made: Mapping[str, Any], job: Job, keys: Collection[str] | None = None) -> list[SettingDifference]:
     """Return the settings that change numbers and are not those a table was made with; of `keys` only, if given."""
     asked = as_plain(job.variants[0][1])
     of_numbers = [key for key in settings() if key in with_role(*OF_NUMBERS) and key != _VARY]
     vary = {key: None for config in (made, asked) for key in (config["sweep"].get("vary") or {})}
     found = (
-        Difference(key, before, now)
+        SettingDifference(key, before, now)
         for key in dict.fromkeys([*of_numbers, *vary])
         if (keys is None or _is_named(key, keys, vary))
         for before, now in [(_values(made, key), _values(asked, key))]
@@ -146,7 +146,7 @@ def departures(manifest: Path, sweep: str) -> list[str]:
     ]
 
 
-def _agree(one: Difference, *, is_part: bool) -> bool:
+def _agree(one: SettingDifference, *, is_part: bool) -> bool:
     """Whether the values are equal; a reader may ask for some of a table's quantities."""
     some = is_part and one.key == "quantities" and bool(one.asked)
     return set(one.asked) <= set(one.made) if some else one.made == one.asked
@@ -197,11 +197,11 @@ class Preset:
 
     name: str
     about: str
-    changed: Sequence[Difference]
+    changed: Sequence[SettingDifference]
     says_itself: bool = False
 
     @property
-    def of_network(self) -> list[Difference]:
+    def of_network(self) -> list[SettingDifference]:
         """The changed settings of network, task and state; a part of what the preset varies is no change."""
         return [
             one for one in self.changed if one.key.startswith(_OF_NETWORK) and one.key != _DRAWS and not _is_part(one)
@@ -267,6 +267,6 @@ def _words(manifest: Mapping[str, Any]) -> list[str] | None:
     return None
 
 
-def _is_part(one: Difference) -> bool:
+def _is_part(one: SettingDifference) -> bool:
     made, usual = (value if isinstance(value, list) else [value] for value in (one.made, one.asked))
     return isinstance(one.asked, list) and all(value in usual for value in made)

@@ -17,11 +17,11 @@ from torch import Generator, Tensor
 from hessfig.curvature.approximations.matrices import Basis, Diagonal, KroneckerSum, LowRank, Product, Rotated, root
 from hessfig.curvature.approximations.signals import OutputSide, Signals
 from hessfig.curvature.column import view_of
-from hessfig.models.protocol import Weight
 from hessfig.terms import Approximation
+from hessfig.weights import Weight
 
 
-class Samples:
+class SampleGradients:
     """Gradients of the single samples of a problem's batch, made once for all blocks.
 
     `batch_size` is that of the mini-batches whose expected second moments optimisers accumulate; inf: the whole batch.
@@ -51,7 +51,7 @@ class Material:
 
     def __init__(
         self,
-        samples: Samples,
+        samples: SampleGradients,
         weights: Sequence[Weight],
         shape: Sequence[int],
         *,

@@ -12,11 +12,11 @@ from torch import Generator, Tensor, nn
 from torch.func import functional_call
 
 from hessfig.curvature.double_backward import differentiable_twice, gradients
-from hessfig.curvature.problem import Problem
+from hessfig.curvature.layered import scored_outputs
+from hessfig.curvature.losses import CrossEntropy, divisor, output_gradient
+from hessfig.curvature.problem import Objective
 from hessfig.errors import UserError
-from hessfig.models.layered import scored_outputs
-from hessfig.models.protocol import Weight
-from hessfig.tasks.losses import CrossEntropy, divisor, output_gradient
+from hessfig.weights import Weight
 
 MOST_BYTES = 2**31  # of all gradients of single samples, and of all vectors that are sent back through a linear map
 _ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-4}
@@ -42,7 +42,7 @@ class Signals:
 class _Evaluated(nn.Module):
     """A network's scored outputs, as a module of which parameters can be exchanged."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Objective) -> None:
         super().__init__()
         self.network, self.scored = problem.network, problem.batch.scored
 
@@ -54,7 +54,7 @@ class _Evaluated(nn.Module):
 class OutputSide:
     """A problem's loss as a function of its outputs: gradients there, and roots of its Hessian."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Objective) -> None:
         if problem.more:
             raise UserError(
                 "quantities=[approximations]: the loss is that of several batches",

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Generator, Tensor
 
 from hessfig.curvature.column import Column, chunks, to_multiply
-from hessfig.curvature.spectral.lanczos import Operator, Run, Square, advance
+from hessfig.curvature.spectral.lanczos import LanczosRun, Square, SymmetricOperator, advance
 from hessfig.terms import Part, split_in
 
 COLUMNS_AT_ONCE = 64
@@ -123,7 +123,7 @@ class Quadrature:
     half_weights: Float[Tensor, "num_probes half"]
 
 
-def quadrature(operator: Operator, starts: Float[Tensor, "n num_probes"], steps: int) -> Quadrature:
+def quadrature(operator: SymmetricOperator, starts: Float[Tensor, "n num_probes"], steps: int) -> Quadrature:
     """Return the quadrature of `steps` Lanczos steps from every column of `starts`.
 
     Runs advance together, as many as keep their vectors within BASIS_BYTES. Raises NotFinite, and ArithmeticError for
@@ -132,7 +132,7 @@ def quadrature(operator: Operator, starts: Float[Tensor, "n num_probes"], steps:
     at_once = max(1, BASIS_BYTES // (8 * min(steps, operator.dim) * operator.dim))
     full, half = [], []
     for group in starts.split(at_once, dim=1):
-        runs = [Run(start, steps) for start in group.T]
+        runs = [LanczosRun(start, steps) for start in group.T]
         while advance(runs, operator):
             pass
         full += [_rule(run, steps, steps) for run in runs]
@@ -140,7 +140,7 @@ def quadrature(operator: Operator, starts: Float[Tensor, "n num_probes"], steps:
     return Quadrature(*_stacked(full), *_stacked(half))
 
 
-def _rule(run: Run, steps: int, size: int) -> Float[Tensor, "2 size"]:
+def _rule(run: LanczosRun, steps: int, size: int) -> Float[Tensor, "2 size"]:
     """Return nodes and weights of the first `steps` steps of a run, filled up with zeros."""
     length = min(run.length, steps)
     values, coefficients = torch.linalg.eigh(run.projection[:length, :length])
@@ -157,7 +157,7 @@ def _stacked(rules: list[Tensor]) -> tuple[Tensor, Tensor]:
 _RANK = 1e-12  # directions below this share of the largest are no part of a range
 
 
-def xtrace(operator: Operator, num_products: int, *, generator: Generator) -> tuple[float, float]:
+def xtrace(operator: SymmetricOperator, num_products: int, *, generator: Generator) -> tuple[float, float]:
     """Return the trace and its standard error, from `num_products` products (an even number, less than 2 dim).
 
     Test vectors are uniform on the sphere of radius sqrt(n); what is left of one outside a range is scaled to the

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-from hessfig.curvature.spectral.lanczos import Operator, Run, advance
+from hessfig.curvature.spectral.lanczos import LanczosRun, SymmetricOperator, advance
 
 _ALIKE = 1e-4  # what unit vectors differ by is another direction from here on
 
@@ -52,7 +52,9 @@ def nothing_found(dim: int) -> Extremes:
     return Extremes(none, none, torch.zeros(dim, 0, dtype=torch.float64), 0.0)
 
 
-def certify(operator: Operator, end: End, k: int, before: Extremes, runs: Sequence[Run], tolerance: float) -> Extremes:
+def certify(
+    operator: SymmetricOperator, end: End, k: int, before: Extremes, runs: Sequence[LanczosRun], tolerance: float
+) -> Extremes:
     """Return what was found before or by a run alone if nothing is to be added, else what all have found together.
 
     Nothing is to be added when the values of the runs (or those found before) are those of the space that all vectors
@@ -74,7 +76,7 @@ def certify(operator: Operator, end: End, k: int, before: Extremes, runs: Sequen
     return replace(best, scale=scale, converged=agree and small)
 
 
-def outer(run: Run, end: End, k: int) -> Float[Tensor, "n k"]:
+def outer(run: LanczosRun, end: End, k: int) -> Float[Tensor, "n k"]:
     """Return the k outermost Ritz vectors of a run."""
     ritz = run.ritz()
     return run.vectors(ritz.coefficients[:, end.order(ritz.values)[:k]])
@@ -93,7 +95,7 @@ def pairs(vectors: Float[Tensor, "n p"], product: Float[Tensor, "n p"], end: End
     return Extremes(values[order], residuals, found, float(values.abs().max()))
 
 
-def _longest(runs: Sequence[Run], end: End, k: int) -> Float[Tensor, "n p"]:
+def _longest(runs: Sequence[LanczosRun], end: End, k: int) -> Float[Tensor, "n p"]:
     """Return the Ritz vector of the largest value in size; none where it is among the k outermost of its run."""
     run = max(runs, key=lambda run: float(run.ritz().values.abs().max()))
     ritz = run.ritz()
@@ -147,7 +149,7 @@ def starts_of(dim: int, generator: Generator, warm: Tensor | None) -> list[Tenso
     return [_start(dim, generator, warm) for _ in range(STARTS)]
 
 
-def begin(goal: Goal, starts: Sequence[Tensor], generator: Generator, locked: Float[Tensor, "n p"]) -> list[Run]:
+def begin(goal: Goal, starts: Sequence[Tensor], generator: Generator, locked: Float[Tensor, "n p"]) -> list[LanczosRun]:
     """Return runs from `starts`, orthogonal to `locked`, that have not taken a step.
 
     A space of at most twice `goal.steps` dimensions is spanned without a restart: that costs fewer products, and beside
@@ -156,10 +158,10 @@ def begin(goal: Goal, starts: Sequence[Tensor], generator: Generator, locked: Fl
     steps = len(locked) if len(locked) <= 2 * goal.steps else goal.steps
     size = min(steps, BASIS_BYTES // (8 * STARTS * len(locked)))
     size = max(size, 2 * goal.k + 2, min(_FEWEST, goal.steps))
-    return [Run(start, size, locked=locked, fresh=generator) for start in starts]
+    return [LanczosRun(start, size, locked=locked, fresh=generator) for start in starts]
 
 
-def run_until_converged(runs: Sequence[Run], operator: Operator, goal: Goal) -> None:
+def run_until_converged(runs: Sequence[LanczosRun], operator: SymmetricOperator, goal: Goal) -> None:
     """Advance runs until none is to go on, or their restarts are spent."""
     going, taken, restarts = unfinished(runs, goal), 0, 0
     while advance(going, operator):
@@ -173,7 +175,7 @@ def run_until_converged(runs: Sequence[Run], operator: Operator, goal: Goal) -> 
                 restarts += 1
 
 
-def unfinished(runs: Sequence[Run], goal: Goal) -> list[Run]:
+def unfinished(runs: Sequence[LanczosRun], goal: Goal) -> list[LanczosRun]:
     """Return the runs that have not found what is asked of them."""
     claims = [_claim(run, goal) for run in runs]
     ahead = min(claims, key=lambda claim: claim.residual)
@@ -196,7 +198,7 @@ def fewest_steps(dim: int, tolerance: float, steps: int) -> int:
     return min(steps, math.ceil((chances / (tolerance / 2) ** 0.5 + 1) / 2))
 
 
-def _is_too_soon(run: Run, goal: Goal) -> bool:
+def _is_too_soon(run: LanczosRun, goal: Goal) -> bool:
     """Whether the outermost Ritz vectors lie so much along the start that they are none of its single eigenvectors.
 
     They then stand for a cluster, such as the zeros of a block with few large eigenvalues: the start itself is nearly
@@ -210,7 +212,7 @@ def _is_too_soon(run: Run, goal: Goal) -> bool:
     return not is_invariant and bool((along * run.dim > _FAR).any())
 
 
-def _claim(run: Run, goal: Goal) -> _Claim:
+def _claim(run: LanczosRun, goal: Goal) -> _Claim:
     if run.vector is None:
         return _Claim(0.0, 0.0, 0.0)
     if run.length < goal.k:
@@ -232,7 +234,7 @@ def _start(dim: int, generator: Generator, warm: Tensor | None) -> Tensor:
     return drawn + _WARMTH * warm.to(drawn) / warm.norm().to(drawn)
 
 
-def _kept(run: Run, goal: Goal) -> list[int]:
+def _kept(run: LanczosRun, goal: Goal) -> list[int]:
     """Return which Ritz vectors a run goes on with: the outermost, and some more for speed."""
     kept = min(goal.k + (run.size - goal.k) // 3 + 1, run.size - 1)
     return [int(index) for index in goal.end.order(run.ritz().values)[:kept]]
@@ -244,7 +246,7 @@ _LEAST_RESIDUAL = 2e-7  # the least relative residual asked of runs over float32
 
 
 def extremes(
-    operator: Operator,
+    operator: SymmetricOperator,
     end: End,
     *,
     k: int = 1,
@@ -252,7 +254,7 @@ def extremes(
     steps: int = 100,
     generator: Generator,
     warm: Float[Tensor, " n"] | None = None,
-    low_precision: Operator | None = None,
+    low_precision: SymmetricOperator | None = None,
 ) -> Extremes:
     """Return the k outermost eigenvalues at one `end`, to a residual of `tolerance` times the largest in size.
 
@@ -274,7 +276,9 @@ def extremes(
     return replace(found, products=operator.products - before, rough_products=spent)
 
 
-def _in_full_precision(operator: Operator, goal: Goal, starts: Sequence[Tensor], generator: Generator) -> Extremes:
+def _in_full_precision(
+    operator: SymmetricOperator, goal: Goal, starts: Sequence[Tensor], generator: Generator
+) -> Extremes:
     """Return what runs find in full precision from `starts`; where they disagree, also in its complement.
 
     What is locked is never improved again, so runs that disagree reach their residuals, every one, before it is.
@@ -293,13 +297,17 @@ def _in_full_precision(operator: Operator, goal: Goal, starts: Sequence[Tensor],
     return found
 
 
-def _converged(operator: Operator, goal: Goal, before: Extremes, runs: Sequence[Run]) -> Extremes:
+def _converged(operator: SymmetricOperator, goal: Goal, before: Extremes, runs: Sequence[LanczosRun]) -> Extremes:
     run_until_converged(runs, operator, goal)
     return certify(operator, goal.end, goal.k, before, runs, goal.tolerance)
 
 
 def _in_low_precision(
-    operator: Operator, low_precision: Operator, goal: Goal, starts: Sequence[Tensor], generator: Generator
+    operator: SymmetricOperator,
+    low_precision: SymmetricOperator,
+    goal: Goal,
+    starts: Sequence[Tensor],
+    generator: Generator,
 ) -> tuple[Extremes, Sequence[Tensor], int]:
     """Return what runs find with products in float32, certified by `operator`, their vectors, and the products spent.
 

@@ -26,7 +26,7 @@ class NotFinite(ArithmeticError):
 
 
 @runtime_checkable
-class Operator(Protocol):
+class SymmetricOperator(Protocol):
     """A symmetric matrix that is known by its products."""
 
     dim: int
@@ -95,7 +95,7 @@ class Ritz:
     residuals: Float[Tensor, " j"]
 
 
-class Run:
+class LanczosRun:
     """One Lanczos run of at most `size` vectors from `start`, within the complement of the columns of `locked`.
 
     `vector` is what is to be multiplied next; None when the run has ended. `steps` counts all its products, those
@@ -127,7 +127,7 @@ class Run:
         """Whether the basis has all its vectors, and more could be had."""
         return self.length == self.size < self.dim
 
-    def absorb(self, product: Float[Tensor, " n"], operator: Operator) -> None:
+    def absorb(self, product: Float[Tensor, " n"], operator: SymmetricOperator) -> None:
         """Add `vector`, whose product is given, to the basis; find the next one.
 
         Raises ArithmeticError when the products are not those of a symmetric operator.
@@ -230,7 +230,7 @@ class Run:
         return vector
 
 
-def advance(runs: Sequence[Run], operator: Operator) -> bool:
+def advance(runs: Sequence[LanczosRun], operator: SymmetricOperator) -> bool:
     """Take one step of every run that goes on, their products in one call; return whether there was any."""
     going = [(run, run.vector) for run in runs if run.vector is not None and run.length < run.size]
     if not going:

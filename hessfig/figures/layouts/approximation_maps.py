@@ -10,7 +10,7 @@ from matplotlib.colors import Normalize
 
 from hessfig.analysis.axis import X, along
 from hessfig.analysis.curves import growth_curves
-from hessfig.analysis.manifest import Run
+from hessfig.analysis.manifest import RecordedRun
 from hessfig.figures.parts import labels
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.lettering import TINY
@@ -60,7 +60,7 @@ def rows_of(number: str) -> dict[str, Approximation]:
     return {f"{name}_{number}": name for name in Approximation}
 
 
-def _points(run: Run, number: str) -> pd.DataFrame:
+def _points(run: RecordedRun, number: str) -> pd.DataFrame:
     """Return the means over seeds of one number of every approximation that the table has."""
     measured = set(run.table["quantity"])
     curves = [
@@ -71,7 +71,7 @@ def _points(run: Run, number: str) -> pd.DataFrame:
     return pd.concat(curves, ignore_index=True)
 
 
-def _places(spec: FigureSpec, points: pd.DataFrame, run: Run) -> list[tuple[pd.DataFrame, str]]:
+def _places(spec: FigureSpec, points: pd.DataFrame, run: RecordedRun) -> list[tuple[pd.DataFrame, str]]:
     """Return the points at the places to draw: the ends of a training, every value of a setting, or one sigma."""
     wanted = spec.number("at")
     every = sorted(map(float, points[X].dropna().unique()))

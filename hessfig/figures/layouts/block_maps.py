@@ -16,7 +16,7 @@ from hessfig.figures.parts.colours import part_colour
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.lettering import fitting, width_of
 from hessfig.figures.parts.matrix import colour_bar, draw_matrix, name_sides
-from hessfig.figures.parts.measured import Measured, drawn_numbers, read_measured, read_numbers
+from hessfig.figures.parts.measured import MeasuredCurves, drawn_numbers, read_measured, read_numbers
 from hessfig.figures.parts.panel_sheet import ONE_SCALE, Page, Sheet, say, width_in
 from hessfig.figures.parts.panels import draw_curve, draw_fit, fitted, mark_one, positive, set_log_range, why_empty
 from hessfig.figures.parts.rows import as_written, at_one_place, by_network, in_order, networks_of, parts_of, where
@@ -136,7 +136,7 @@ def pairs(spec: FigureSpec, source: Source) -> Iterator[Page]:
             yield draw_pairs(one.of(layer=layer), suffix=suffix + (f"_layer{layer}" if several else ""))
 
 
-def draw_pairs(measured: Measured, *, suffix: str = "") -> Page:
+def draw_pairs(measured: MeasuredCurves, *, suffix: str = "") -> Page:
     """Draw the grid of one layer of one network."""
     matrices = in_order(pd.concat([measured.curves["row"], measured.curves["col"]]))
     count = len(matrices)
@@ -158,7 +158,7 @@ def draw_pairs(measured: Measured, *, suffix: str = "") -> Page:
     return sheet.page(suffix, drawn_numbers(measured))
 
 
-def _draw_cell(ax: Axes, measured: Measured, row: str, col: str, parts: list[Part]) -> None:
+def _draw_cell(ax: Axes, measured: MeasuredCurves, row: str, col: str, parts: list[Part]) -> None:
     here, mirrored = measured.of(row=row, col=col), measured.of(row=col, col=row)
     if here.curves.empty:
         ax.set_facecolor("#f7f7f7")
@@ -177,7 +177,7 @@ def _draw_cell(ax: Axes, measured: Measured, row: str, col: str, parts: list[Par
     ax.legend(handles, words, loc="upper left", handlelength=0.9)
 
 
-def _slope(measured: Measured) -> str:
+def _slope(measured: MeasuredCurves) -> str:
     if not positive(measured.curves).any():
         return why_empty(measured)
     first = measured.slopes.iloc[0]

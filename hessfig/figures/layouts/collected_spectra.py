@@ -15,8 +15,8 @@ from hessfig.analysis.axis import SIGMA, X
 from hessfig.analysis.curves import growth_curves
 from hessfig.analysis.stored_spectra import (
     Density,
-    Place,
     Spectrum,
+    SpectrumKey,
     has_densities,
     has_spectra,
     read_densities,
@@ -31,7 +31,7 @@ from hessfig.figures.parts.rows import Network
 from hessfig.terms import Group, Matrix, Part, name_order
 
 BlockName = tuple[int, str]
-Wanted = Callable[[Place], bool]
+Wanted = Callable[[SpectrumKey], bool]
 Coordinates = tuple[float | None, float | None]  # sigma and step
 
 
@@ -43,7 +43,7 @@ class Collected:
     densities: list[Density]
 
     @cached_property
-    def places(self) -> list[Place]:
+    def places(self) -> list[SpectrumKey]:
         """Of what the numbers are."""
         return [*(one.place for one in self.spectra), *(one.place for one in self.densities)]
 
@@ -127,14 +127,14 @@ def by_rank(spectra: list[Spectrum], ranks: list[int]) -> pd.DataFrame:
 def _both(wanted: Wanted | None) -> Wanted:
     """Want blocks on the diagonal alone, and of those the ones that are wanted."""
 
-    def both(place: Place) -> bool:
+    def both(place: SpectrumKey) -> bool:
         diagonal = place.row == place.col and place.row_layer == place.layer
         return diagonal and (wanted is None or wanted(place))
 
     return both
 
 
-def _is_of(place: Place, network: Network, block: BlockName, part: str) -> bool:
+def _is_of(place: SpectrumKey, network: Network, block: BlockName, part: str) -> bool:
     mine = (place.variant, place.num_layers), (place.layer, place.row), place.part
     return mine == (network, block, part)
 
@@ -143,7 +143,7 @@ def _key(coordinate: float) -> float | None:
     return None if math.isnan(coordinate) else coordinate
 
 
-def _coordinates(place: Place, alone: float | None) -> Coordinates:
+def _coordinates(place: SpectrumKey, alone: float | None) -> Coordinates:
     """Return sigma and step of a place; `alone` is the sigma of places that have none."""
     return alone if math.isnan(place.sigma) else place.sigma, _key(place.step)
 
@@ -154,7 +154,7 @@ def _words(coordinates: Coordinates, several: Sequence[bool]) -> str:
 
 
 def _at(every: Collected, coordinates: Coordinates, alone: float | None) -> Collected:
-    def here(place: Place) -> bool:
+    def here(place: SpectrumKey) -> bool:
         return _coordinates(place, alone) == coordinates
 
     return Collected(

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 
 from hessfig.analysis.axis import Axis, X, along, check_places, has_places
 from hessfig.analysis.curves import growth_curves, of_quantity
-from hessfig.analysis.manifest import Run
+from hessfig.analysis.manifest import RecordedRun
 from hessfig.figures.parts import labels
 from hessfig.figures.parts.colours import shades
 from hessfig.figures.parts.encoding import WEIGHT, Encoding, ordered, seen, set_x_scale, set_y_scale, unseen, values_of
@@ -51,7 +51,7 @@ def bars(spec: FigureSpec, source: Source) -> Iterator[Page]:
     yield from _all_bars(along(chosen, run.axis), [spec.quantity], spec, run)
 
 
-def _all_bars(table: pd.DataFrame, quantities: Sequence[str], spec: FigureSpec, run: Run) -> Iterator[Page]:
+def _all_bars(table: pd.DataFrame, quantities: Sequence[str], spec: FigureSpec, run: RecordedRun) -> Iterator[Page]:
     """Draw every network's blocks at the place of the option `at`, a page for each quantity."""
     every = [growth_curves(table, axis=run.axis, quantity=quantity) for quantity in quantities]
     points, place = at_one_place(with_pairs(pd.concat(every)), spec.number("at"), run.axis)

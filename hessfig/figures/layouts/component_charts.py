@@ -14,7 +14,7 @@ from hessfig.figures.parts import labels
 from hessfig.figures.parts.colours import matrix_colour
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.lettering import fitting, width_of
-from hessfig.figures.parts.measured import Measured, read_measured, windows_in_words
+from hessfig.figures.parts.measured import MeasuredCurves, read_measured, windows_in_words
 from hessfig.figures.parts.panel_sheet import ONE_SCALE, Page, Sheet, in_rows, say
 from hessfig.figures.parts.panels import draw_curve, mark_one, positive, set_log_range, why_no_line
 from hessfig.figures.parts.rows import BLOCK_KEY, BlockKey, as_written, blocks_in_order, where, with_pairs
@@ -44,7 +44,7 @@ def components(spec: FigureSpec, source: Source) -> Iterator[Page]:
     yield from _curves(spec, measured, part)
 
 
-def _exponents(spec: FigureSpec, measured: Measured, part: Part, window: Window, suffix: str) -> Page:
+def _exponents(spec: FigureSpec, measured: MeasuredCurves, part: Part, window: Window, suffix: str) -> Page:
     slopes = with_pairs(measured.slopes[measured.slopes["part"] == part])
     here = slopes[[window_of(row) == window for row in rows_of(slopes)]]
     variants, blocks = list(dict.fromkeys(here["variant"])), _by_exponent(here)
@@ -97,7 +97,7 @@ def _by_exponent(slopes: pd.DataFrame) -> list[BlockKey]:
     return sorted(blocks_in_order(slopes), key=lambda block: np.nan_to_num(known.get(block, np.inf), nan=np.inf))
 
 
-def _curves(spec: FigureSpec, measured: Measured, part: Part) -> Iterator[Page]:
+def _curves(spec: FigureSpec, measured: MeasuredCurves, part: Part) -> Iterator[Page]:
     """Draw the norms of the value and the query block of every network, a small panel each."""
     for number, some in enumerate(in_rows(list(dict.fromkeys(measured.curves["variant"])), _PANELS)):
         lines = [list(line) for line in in_rows(some, _ACROSS)]
@@ -111,7 +111,7 @@ def _curves(spec: FigureSpec, measured: Measured, part: Part) -> Iterator[Page]:
         yield sheet.page(f"_curves{number + 1}", as_written(shown, measured.axis))
 
 
-def _draw_network(ax: Axes, measured: Measured, variant: str) -> None:
+def _draw_network(ax: Axes, measured: MeasuredCurves, variant: str) -> None:
     ax.set_title(fitting([name_of(variant)], 1.0), fontsize=6)
     drawn = [measured.of(row=name, col=name) for name in _PAIR]
     if not any(positive(one.curves).any() for one in drawn):
@@ -154,6 +154,6 @@ def _worded(name: str, value: str) -> str:
     return named.get(value, named.get("", "")).format(value) or f"{labels.plain(name)} {labels.plain(value)}"
 
 
-def _note(measured: Measured, part: Part, window: Window) -> str:
+def _note(measured: MeasuredCurves, part: Part, window: Window) -> str:
     circles = f"{labels.part_words(part)}: exponents in σ. Circles: predicted; dots: fitted on "
     return f"{circles}{windows_in_words([window], measured.axis)}, ± bootstrap over seeds. {measured.setting}"

@@ -13,7 +13,7 @@ from matplotlib.ticker import SymmetricalLogLocator
 
 from hessfig.analysis.axis import along
 from hessfig.analysis.intervals import fisher_interval
-from hessfig.analysis.manifest import Run
+from hessfig.analysis.manifest import RecordedRun
 from hessfig.figures.parts import labels
 from hessfig.figures.parts.colours import GUIDE, tone
 from hessfig.figures.parts.encoding import set_y_scale
@@ -71,7 +71,7 @@ def pruning(spec: FigureSpec, source: Source) -> Iterator[Page]:
         yield sheet.page(suffix, pd.concat(drawn, ignore_index=True))
 
 
-def _read(spec: FigureSpec, source: Source, names: Sequence[str]) -> tuple[Run, pd.DataFrame, str]:
+def _read(spec: FigureSpec, source: Source, names: Sequence[str]) -> tuple[RecordedRun, pd.DataFrame, str]:
     """Return a sweep, its numbers of some quantities at one place of the axis, and the words for it."""
     run = source.run
     table = counted(run.table[run.table["quantity"].isin(names)])
@@ -79,7 +79,7 @@ def _read(spec: FigureSpec, source: Source, names: Sequence[str]) -> tuple[Run, 
     return run, as_written(here, run.axis), words
 
 
-def _note(run: Run, rows: pd.DataFrame, words: str) -> str:
+def _note(run: RecordedRun, rows: pd.DataFrame, words: str) -> str:
     setting = labels.setting_words(run.config, rows, run.axis)
     seeds = labels.seeds_words(along(rows, run.axis))
     return f"{words} over {seeds}, with 95% intervals.{setting}{labels.left_out_words(run.table)}"

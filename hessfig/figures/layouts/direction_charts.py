@@ -14,8 +14,8 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from hessfig.analysis.axis import SIGMA, settings_of, without
-from hessfig.analysis.manifest import Run
-from hessfig.analysis.stored_courses import DESCENT, SLICES, Course, read_courses
+from hessfig.analysis.manifest import RecordedRun
+from hessfig.analysis.stored_courses import DESCENT, SLICES, StoredLosses, read_courses
 from hessfig.figures.parts.colours import GUIDE, TONES
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.labels import plain, setting_words, variant_words
@@ -98,34 +98,34 @@ def trajectories(spec: FigureSpec, source: Source) -> Iterator[Page]:
     yield _horizon_page(spec, run)
 
 
-def _first_seed(source: Source, quantity: str) -> tuple[Run, list[Course]]:
+def _first_seed(source: Source, quantity: str) -> tuple[RecordedRun, list[StoredLosses]]:
     found = read_courses(source.folder, quantity)
     first = min(one.seed for one in found)
     return source.run, [one for one in found if one.seed == first]
 
 
-def _by_variant(found: Sequence[Course]) -> Iterator[tuple[str, list[Course]]]:
+def _by_variant(found: Sequence[StoredLosses]) -> Iterator[tuple[str, list[StoredLosses]]]:
     networks = list(dict.fromkeys((one.variant, one.num_layers) for one in found))
     for number, network in enumerate(networks, 1):
         states = [one for one in found if (one.variant, one.num_layers) == network]
         yield (f"_network{number}" if len(networks) > 1 else ""), sorted(states, key=lambda one: (one.step, one.sigma))
 
 
-def _setting(run: Run) -> str:
+def _setting(run: RecordedRun) -> str:
     return setting_words(run.config, run.table, SIGMA)
 
 
-def _share(run: Run) -> str:
+def _share(run: RecordedRun) -> str:
     return f"{100 * (run.config.get('directions') or {}).get('departure', math.nan):g}\u00a0%"
 
 
-def _note(run: Run, one: Course) -> str:
+def _note(run: RecordedRun, one: StoredLosses) -> str:
     words = variant_words(without(one.variant, RATE))
     network = f" {words}." if words else ""
     return f"Blue: loss, first seed ({one.seed}); dashed: second order.{network}{_setting(run)}"
 
 
-def _lines_page(spec: FigureSpec, run: Run, states: Sequence[Course], suffix: str) -> Page:
+def _lines_page(spec: FigureSpec, run: RecordedRun, states: Sequence[StoredLosses], suffix: str) -> Page:
     rays = states[0].names["rays"]
     names = [[f"{ray}:{one.where or 'state'}" for one in states] for ray in rays]
     note = f"{_note(run, states[0])} Dotted: the expansion is off by {_share(run)} of the loss's largest change so far."
@@ -136,7 +136,7 @@ def _lines_page(spec: FigureSpec, run: Run, states: Sequence[Course], suffix: st
     return sheet.page(suffix, pd.concat(drawn))
 
 
-def _line(ax: Axes, run: Run, one: Course, k: int) -> pd.DataFrame:
+def _line(ax: Axes, run: RecordedRun, one: StoredLosses, k: int) -> pd.DataFrame:
     ray = one.names["rays"][k]
     t, losses, expansions = (one.numbers[name][k] for name in ("distances", "losses", "expansions"))
     ax.plot(t, losses, color=_TRUE)
@@ -163,7 +163,7 @@ def _hold(ax: Axes, losses: NDArray[np.float64]) -> None:
     ax.set_ylim(float(drawn.min()) - room, float(drawn.max()) + room)
 
 
-def _number(run: Run, one: Course, quantity: str, index: int | None = None) -> float:
+def _number(run: RecordedRun, one: StoredLosses, quantity: str, index: int | None = None) -> float:
     rows = where(run.table, quantity=quantity, variant=one.variant, num_layers=one.num_layers, seed=one.seed)
     for name in ("step", "sigma"):
         value = getattr(one, name)
@@ -172,7 +172,7 @@ def _number(run: Run, one: Course, quantity: str, index: int | None = None) -> f
     return float(rows["value"].iloc[0]) if len(rows) else math.nan
 
 
-def _plane_page(spec: FigureSpec, run: Run, states: Sequence[Course], suffix: str) -> Page:
+def _plane_page(spec: FigureSpec, run: RecordedRun, states: Sequence[StoredLosses], suffix: str) -> Page:
     names = [[f"plane:{one.where or 'state'}" for one in states]]
     note = f"Colours and solid: loss, first seed ({states[0].seed}); dashed: second order, same levels.{_setting(run)} "
     note += f"Red: second order off by {_share(run)} along rays from the state (black)."
@@ -183,7 +183,7 @@ def _plane_page(spec: FigureSpec, run: Run, states: Sequence[Course], suffix: st
     return sheet.page(suffix, pd.concat(drawn))
 
 
-def _plane(ax: Axes, one: Course) -> pd.DataFrame:
+def _plane(ax: Axes, one: StoredLosses) -> pd.DataFrame:
     x, y = one.numbers["plane_places"]
     losses, expansions = one.numbers["plane_losses"], one.numbers["plane_expansions"]
     finite = losses[np.isfinite(losses)]
@@ -225,11 +225,11 @@ def _draw_searches(ax: Axes, points: pd.DataFrame, name: str) -> None:
         ax.yaxis.set_major_locator(MaxNLocator(integer=True))
 
 
-def _rate(one: Course) -> float:
+def _rate(one: StoredLosses) -> float:
     return float(settings_of(one.variant).get(RATE, math.nan))
 
 
-def _descent_page(spec: FigureSpec, run: Run, found: Sequence[Course], suffix: str) -> Page:
+def _descent_page(spec: FigureSpec, run: RecordedRun, found: Sequence[StoredLosses], suffix: str) -> Page:
     names = [[f"{row}:{_rate(one):g}" for one in found] for row in ("loss", "distance", "curvature")]
     place = f" From {found[0].where}." if found[0].where else ""
     note = (
@@ -251,7 +251,7 @@ _DESCENT = (
 )
 
 
-def _draw_descent(ax: Axes, run: Run, one: Course, row: int) -> None:
+def _draw_descent(ax: Axes, run: RecordedRun, one: StoredLosses, row: int) -> None:
     true, model, *others = _DESCENT[row]
     ax.plot(one.numbers[true], color=_TRUE)
     ax.plot(one.numbers[model], **_DASHED)
@@ -263,13 +263,13 @@ def _draw_descent(ax: Axes, run: Run, one: Course, row: int) -> None:
         ax.axvline(horizon, color=GUIDE, linestyle=":", linewidth=0.8)
 
 
-def _written(one: Course) -> pd.DataFrame:
+def _written(one: StoredLosses) -> pd.DataFrame:
     numbers = pd.DataFrame({name: pd.Series(array) for name, array in one.numbers.items()})
     head = {"start": one.step, "sigma": one.sigma, "seed": one.seed, "rate": _rate(one), "step": numbers.index}
     return pd.concat([pd.DataFrame(head), numbers], axis=1)
 
 
-def _horizon_page(spec: FigureSpec, run: Run) -> Page:
+def _horizon_page(spec: FigureSpec, run: RecordedRun) -> Page:
     rows = where(run.table, quantity="descent_horizon")
     rows = rows.assign(rate=[float(settings_of(one).get(RATE, math.nan)) for one in rows["variant"]])
     top = float((run.config.get("directions") or {}).get("steps", rows["value"].replace(np.inf, 1).max()))

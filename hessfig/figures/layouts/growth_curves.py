@@ -16,7 +16,7 @@ from hessfig.analysis.slopes.printed import WHOLE, Window, as_window, label, wit
 from hessfig.figures.parts.colours import GUIDE, matrix_colour, shades
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.labels import norm_label, part_title, symbol, unit_label, weight_words
-from hessfig.figures.parts.measured import Measured, drawn_numbers, read_measured
+from hessfig.figures.parts.measured import MeasuredCurves, drawn_numbers, read_measured
 from hessfig.figures.parts.panel_sheet import OWN_Y, SHARED, Page, Sheet, SheetStyle, say, width_in
 from hessfig.figures.parts.panels import (
     beside_one,
@@ -39,7 +39,7 @@ from hessfig.terms import PARTS, Matrix, Part
 _BELOW = 0.06  # guides run below their curve by this share of the panel: slopes can be told apart by eye
 
 
-def draw_guides(ax: Axes, measured: Measured) -> None:
+def draw_guides(ax: Axes, measured: MeasuredCurves) -> None:
     """Draw predicted power laws below their curves, or, where theory is silent, the fits themselves."""
     predicted = measured.slopes[measured.slopes["prediction"] == Prediction.exponent]
     if (measured.slopes["prediction"] == Prediction.unknown).all():
@@ -57,7 +57,7 @@ def draw_guides(ax: Axes, measured: Measured) -> None:
     write_powers(ax, measured)
 
 
-def write_powers(ax: Axes, measured: Measured) -> None:
+def write_powers(ax: Axes, measured: MeasuredCurves) -> None:
     """Write the predicted powers, and which layers they are for, into the right corner that the curve leaves free."""
     predicted = measured.slopes[measured.slopes["prediction"] == Prediction.exponent]
     groups = predicted.groupby("predicted", sort=True)["layer"].unique()
@@ -66,7 +66,7 @@ def write_powers(ax: Axes, measured: Measured) -> None:
         beside_one(ax, words, measured.axis, at="lower" if is_rising(measured.curves) else "upper")
 
 
-def _draw_fits(ax: Axes, measured: Measured) -> None:
+def _draw_fits(ax: Axes, measured: MeasuredCurves) -> None:
     """Draw the fitted power law of every window along that window, below the curve unless it spans the grid."""
     for style, window in enumerate(measured.windows):
         for layer in measured.layers():
@@ -82,14 +82,14 @@ def _drop(ax: Axes) -> float:
     return float((low / high) ** _BELOW)
 
 
-def _for_layers(layers: np.ndarray, measured: Measured) -> str:
+def _for_layers(layers: np.ndarray, measured: MeasuredCurves) -> str:
     """Return which layers an exponent is for, when it is not for all."""
     if set(layers) == set(measured.layers()):
         return ""
     return f" (layer {layers[0]})" if len(layers) == 1 else f" (layers {min(layers)}–{max(layers)})"
 
 
-def _slope_on(measured: Measured, window: Window) -> float:
+def _slope_on(measured: MeasuredCurves, window: Window) -> float:
     index = measured.windows.index(window)
     return float(measured.slopes["slope"].iloc[index])
 
@@ -107,7 +107,7 @@ def growth(spec: FigureSpec, source: Source) -> Iterator[Page]:
     yield from growth_pages(read_measured(spec, source))
 
 
-def growth_pages(measured: Measured) -> Iterator[Page]:
+def growth_pages(measured: MeasuredCurves) -> Iterator[Page]:
     """Draw a page for each network: rows W_V, W_Q (and whatever else was measured), columns H_o, H_f, H."""
     for suffix, one in measured.pages():
         sheet = _blocks_by(_PARTS, one, draw_panel, _set_row_range, how(one))
@@ -115,7 +115,7 @@ def growth_pages(measured: Measured) -> Iterator[Page]:
         yield sheet.page(suffix, drawn_numbers(one))
 
 
-def shown_matrices(measured: Measured) -> list[str]:
+def shown_matrices(measured: MeasuredCurves) -> list[str]:
     """Return the weights that have a row, W_V and W_Q where none was measured."""
     return measured.matrices() or [Matrix.W_V.value, Matrix.W_Q.value]
 
@@ -125,9 +125,9 @@ _PARTS = {part.value: {"part": part} for part in PARTS}
 
 def _blocks_by(
     columns: Mapping[str, Mapping[str, object]],
-    measured: Measured,
-    draw: Callable[[Axes, Measured, str], None],
-    set_range: Callable[[list[Axes], Measured], None] | None,
+    measured: MeasuredCurves,
+    draw: Callable[[Axes, MeasuredCurves, str], None],
+    set_range: Callable[[list[Axes], MeasuredCurves], None] | None,
     note: str,
     style: SheetStyle = SHARED,
 ) -> Sheet:
@@ -144,11 +144,11 @@ def _blocks_by(
     return sheet
 
 
-def _set_row_range(axes: list[Axes], block: Measured) -> None:
+def _set_row_range(axes: list[Axes], block: MeasuredCurves) -> None:
     set_log_range(axes, block.curves, block.axis)
 
 
-def label_parts(sheet: Sheet, measured: Measured, *, x: str = "", what: str = "") -> None:
+def label_parts(sheet: Sheet, measured: MeasuredCurves, *, x: str = "", what: str = "") -> None:
     """Label rows by their weights (and `what` of them is drawn, if not the quantity) and columns by their parts."""
     weights = [weight_words(matrix) for matrix in shown_matrices(measured)]
     rows = [f"{what} of {weight}" for weight in weights] if what else _norms(measured)
@@ -156,11 +156,11 @@ def label_parts(sheet: Sheet, measured: Measured, *, x: str = "", what: str = ""
     sheet.label(x or measured.axis.symbol, columns, rows, weights, what or unit_label(measured.quantity))
 
 
-def _norms(measured: Measured) -> list[str]:
+def _norms(measured: MeasuredCurves) -> list[str]:
     return [norm_label(matrix, quantity=measured.quantity) for matrix in shown_matrices(measured)]
 
 
-def draw_panel(ax: Axes, measured: Measured, colour: str) -> None:
+def draw_panel(ax: Axes, measured: MeasuredCurves, colour: str) -> None:
     """Draw one block's curves, a shade per layer, with guides and fitted slopes; never an empty panel."""
     mark_one(ax, measured.axis)
     if not positive(measured.curves).any():
@@ -201,7 +201,7 @@ def linear_axes(spec: FigureSpec, source: Source) -> Iterator[Page]:
         yield sheet.page(suffix, drawn_numbers(one))
 
 
-def _draw_linear_panel(ax: Axes, measured: Measured, colour: str) -> None:
+def _draw_linear_panel(ax: Axes, measured: MeasuredCurves, colour: str) -> None:
     if not positive(measured.curves).any():
         ax.set_yticks([])
         say(ax, why_empty(measured))
@@ -218,7 +218,7 @@ def _draw_linear_panel(ax: Axes, measured: Measured, colour: str) -> None:
     write_powers(ax, measured)
 
 
-def _draw_guide(ax: Axes, measured: Measured) -> None:
+def _draw_guide(ax: Axes, measured: MeasuredCurves) -> None:
     """Draw c * x^p, c by least squares on the linear axes."""
     first = measured.slopes.iloc[0]
     exponent = first["predicted"] if first["prediction"] == Prediction.exponent else first["slope"]
@@ -252,7 +252,7 @@ def one_panel(spec: FigureSpec, source: Source) -> Iterator[Page]:
         yield draw_depths(one.of(part=part), part, suffix=suffix)
 
 
-def draw_depths(measured: Measured, part: Part, *, suffix: str = "") -> Page:
+def draw_depths(measured: MeasuredCurves, part: Part, *, suffix: str = "") -> Page:
     """Draw a panel per weight with all layers of all depths, and their slopes next to it."""
     columns, style = {part.value: {"part": part}}, SHARED.but(height=2.2, right=_BESIDE, down=0.3)
     sheet = _blocks_by(columns, measured, _draw_every_layer, _set_row_range, how(measured), style)
@@ -261,7 +261,7 @@ def draw_depths(measured: Measured, part: Part, *, suffix: str = "") -> Page:
     return sheet.page(suffix, drawn_numbers(measured))
 
 
-def _draw_every_layer(ax: Axes, measured: Measured, colour: str) -> None:
+def _draw_every_layer(ax: Axes, measured: MeasuredCurves, colour: str) -> None:
     """Draw a shade per depth, early layers wide and later ones narrow: curves that coincide can still be counted."""
     mark_one(ax, measured.axis)
     if not positive(measured.curves).any():
@@ -280,7 +280,7 @@ def _draw_every_layer(ax: Axes, measured: Measured, colour: str) -> None:
     _legend(ax, loc="upper left", bbox_to_anchor=(1.02, 1.0), title=f"Layers: {measured.said} of each")
 
 
-def _depth_words(measured: Measured, depth: int) -> str:
+def _depth_words(measured: MeasuredCurves, depth: int) -> str:
     """Return the depth with the slope (or level) of every layer; lowest and highest where there are many."""
     words = [layer_words(measured.of(layer=layer), layer).partition(": ")[2] for layer in measured.layers()]
     return f"{depth}: {words[0] if len(words) == 1 else f'{min(words)} to {max(words)}'}"
@@ -305,7 +305,7 @@ def growth_by_depth(spec: FigureSpec, source: Source) -> Iterator[Page]:
         yield draw_overview(one, suffix=f"{suffix}_overview")
 
 
-def draw_overview(measured: Measured, *, suffix: str = "_overview") -> Page:
+def draw_overview(measured: MeasuredCurves, *, suffix: str = "_overview") -> Page:
     """Draw the telling slopes against the number of layers: rows W_V, W_Q, columns H_o, H_f, H."""
     measured = replace(measured, slopes=measured.telling_slopes())
     note = f"{_words(measured)} Layers stand side by side, darker for later ones.{measured.setting}"
@@ -318,7 +318,7 @@ def draw_overview(measured: Measured, *, suffix: str = "_overview") -> Page:
     return sheet.page(suffix, measured.slopes)
 
 
-def _words(measured: Measured) -> str:
+def _words(measured: MeasuredCurves) -> str:
     windows = [as_window(row.window_low, row.window_high) for row in measured.slopes.itertuples()]
     axis = measured.axis.symbol
     first, *others = dict.fromkeys([measured.windows[0], *windows])
@@ -326,7 +326,7 @@ def _words(measured: Measured) -> str:
     return f"Dots: slope on {where}, ± bootstrap over seeds; grey bars: predicted."
 
 
-def _draw_depth_panel(ax: Axes, measured: Measured, colour: str) -> None:
+def _draw_depth_panel(ax: Axes, measured: MeasuredCurves, colour: str) -> None:
     slopes = measured.slopes
     if slopes["slope"].isna().all():
         say(ax, why_empty(measured))
@@ -349,7 +349,7 @@ def _draw_predictions(ax: Axes, slopes: pd.DataFrame) -> None:
         ax.plot(ends, [exponent] * 2, color=GUIDE, linewidth=0.8, zorder=1)
 
 
-def _set_ranges(axes: list[Axes], block: Measured) -> None:
+def _set_ranges(axes: list[Axes], block: MeasuredCurves) -> None:
     """Leave room above the highest slope for the legend, and next to the first and last depth."""
     slopes = block.slopes
     if slopes.empty:

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 
 from hessfig.analysis.axis import Axis, X, along, check_places, setting_values, short_variant, without
 from hessfig.analysis.curves import growth_curves, of_quantity
-from hessfig.analysis.manifest import Run
+from hessfig.analysis.manifest import RecordedRun
 from hessfig.analysis.slopes.fit import fit_slopes
 from hessfig.analysis.slopes.printed import WHOLE, Window, label
 from hessfig.figures.parts.colours import GUIDE, part_colour, shades
@@ -190,7 +190,7 @@ def power_laws(spec: FigureSpec, source: Source) -> Iterator[Page]:
         yield sheet.page(suffix, drawn)
 
 
-def _laws(spec: FigureSpec, run: Run, quantities: Sequence[str]) -> Laws:
+def _laws(spec: FigureSpec, run: RecordedRun, quantities: Sequence[str]) -> Laws:
     nulls = {name: list(spec.options.get("chance", {}).get(name, ())) for name in quantities}
     windows, fits = list(spec.windows) or [WHOLE], fits_of(spec, run)
     curves, slopes = [], []
@@ -281,7 +281,7 @@ def _title(block: tuple[Any, ...]) -> str:
     return block_title(row, col, across, quantity="") + (f" {layer}" if layer > 1 and not across else "")
 
 
-def _law_note(run: Run, laws: Laws, quantities: Sequence[str]) -> str:
+def _law_note(run: RecordedRun, laws: Laws, quantities: Sequence[str]) -> str:
     table = pd.concat([of_quantity(run.table, name) for name in quantities])
     window = label(laws.window, laws.axis.symbol)
     chance = " Grey: chance alone." if any(laws.nulls.values()) else ""

@@ -15,7 +15,7 @@ from hessfig.errors import UserError
 from hessfig.figures.parts import labels
 from hessfig.figures.parts.colours import matrix_colour, shades
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
-from hessfig.figures.parts.measured import Measured, drawn_numbers, read_measured, read_numbers
+from hessfig.figures.parts.measured import MeasuredCurves, drawn_numbers, read_measured, read_numbers
 from hessfig.figures.parts.panel_sheet import APART, SHARED, Page, Sheet, label_side, say
 from hessfig.figures.parts.panels import draw_curve, mark_one, positive, reach, set_log_range, why_empty
 from hessfig.figures.parts.rows import as_written, where
@@ -40,7 +40,7 @@ def ablation(spec: FigureSpec, source: Source) -> Iterator[Page]:
         yield draw_ablation(measured.of(num_layers=depth, layer=layer), spec, suffix=suffix)
 
 
-def draw_ablation(measured: Measured, spec: FigureSpec, *, suffix: str = "") -> Page:
+def draw_ablation(measured: MeasuredCurves, spec: FigureSpec, *, suffix: str = "") -> Page:
     """Draw one layer: a row per block, columns ||H_o||, ||H_f|| and the share of H_f."""
     shares = functional_shares(measured.table, measured.axis)
     blocks, null = _split_blocks(measured)
@@ -63,7 +63,7 @@ def draw_ablation(measured: Measured, spec: FigureSpec, *, suffix: str = "") -> 
     return sheet.page(suffix, numbers)
 
 
-def _split_blocks(measured: Measured) -> tuple[list[tuple[str, str]], list[str]]:
+def _split_blocks(measured: MeasuredCurves) -> tuple[list[tuple[str, str]], list[str]]:
     """Return the blocks to draw, and the names of those without a functional part; all are drawn if none has one."""
     functional = measured.of(part=Part.H_f).curves
     zero = functional.groupby(["row", "col"])["is_zero"].all()
@@ -72,7 +72,7 @@ def _split_blocks(measured: Measured) -> tuple[list[tuple[str, str]], list[str]]
     return (drawn, [labels.block_name(*block) for block in every if block not in drawn]) if drawn else (every, [])
 
 
-def _blocks(measured: Measured) -> list[tuple[str, str]]:
+def _blocks(measured: MeasuredCurves) -> list[tuple[str, str]]:
     """Return the measured blocks: diagonal ones first, in the order of growth sheets."""
     present = list(measured.curves[["row", "col"]].drop_duplicates().itertuples(index=False, name=None))
     diagonal = [(name, name) for name in measured.matrices()]
@@ -89,7 +89,7 @@ def _titles() -> list[tuple[str, ...]]:
     ]
 
 
-def _draw_curves(panels: Mapping[int, Axes], block: Measured) -> None:
+def _draw_curves(panels: Mapping[int, Axes], block: MeasuredCurves) -> None:
     """Draw the curves of H_o (panel 0) and H_f (panel 1), those of the two that are shown."""
     if not panels:
         return
@@ -114,7 +114,7 @@ def _draw_curves(panels: Mapping[int, Axes], block: Measured) -> None:
         axes[0].legend(title=title, loc="upper left", ncols=columns, alignment="left", columnspacing=0.6)
 
 
-def _chosen_places(shares: pd.DataFrame, wanted: list[float] | None, measured: Measured) -> list[float]:
+def _chosen_places(shares: pd.DataFrame, wanted: list[float] | None, measured: MeasuredCurves) -> list[float]:
     """Return the places nearest the wanted ones; by default lowest, middle and highest (sigma: up to 1)."""
     known = np.sort(shares[X].unique())
     known = known[known > 0]
@@ -126,7 +126,7 @@ def _chosen_places(shares: pd.DataFrame, wanted: list[float] | None, measured: M
     return sorted({float(known[np.abs(np.log(known / target)).argmin()]) for target in targets})
 
 
-def _draw_shares(ax: Axes, shares: pd.DataFrame, block: Measured, places: list[float]) -> None:
+def _draw_shares(ax: Axes, shares: pd.DataFrame, block: MeasuredCurves, places: list[float]) -> None:
     variants = list(block.curves["variant"].unique())
     name, values = varied_setting(variants)
     numbers = as_numbers(values)

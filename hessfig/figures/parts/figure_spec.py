@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from hessfig.analysis.manifest import Run, read_run
+from hessfig.analysis.manifest import RecordedRun, read_run
 from hessfig.analysis.slopes.fit import ARITHMETIC, RESAMPLES
 from hessfig.analysis.slopes.printed import Window
 from hessfig.errors import UserError, did_you_mean, run_command
@@ -101,7 +101,7 @@ class Source:
     folder: Path
 
     @cached_property
-    def run(self) -> Run:
+    def run(self) -> RecordedRun:
         """The sweep. Raises UserError when it was not run, or its table is bad."""
         return read_run(self.folder)
 

@@ -11,7 +11,7 @@ import pandas as pd
 
 from hessfig.analysis.axis import Axis, X, along, check_places
 from hessfig.analysis.curves import growth_curves, of_quantity
-from hessfig.analysis.manifest import Architectures, Run
+from hessfig.analysis.manifest import Architectures, RecordedRun
 from hessfig.analysis.slopes.fit import fit_slopes
 from hessfig.analysis.slopes.levels import window_levels
 from hessfig.analysis.slopes.printed import WHOLE, Window, label
@@ -45,7 +45,7 @@ def wanted_quantities(table: pd.DataFrame, asked: list[str] | None, usual: Seque
     return wanted
 
 
-def read_numbers(spec: FigureSpec, source: Source) -> tuple[Run, pd.DataFrame]:
+def read_numbers(spec: FigureSpec, source: Source) -> tuple[RecordedRun, pd.DataFrame]:
     """Return a sweep and its numbers of one quantity (the first of several) along its axis, for blocks in one layer.
 
     Raises UserError when there are none: the general layouts draw whatever a table has.
@@ -70,7 +70,7 @@ _TOP_ROWS = (Matrix.W_V.value, Matrix.W_Q.value)
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredCurves:
     """A sweep ready for drawing: numbers, mean curves, slopes on the windows, architectures where known.
 
     One quantity along one axis, its places in the columns x. Panels print what is `said`: slopes or levels on the
@@ -95,11 +95,11 @@ class Measured:
         """The settings that matter, for the note."""
         return setting_words(self.config, self.table, self.axis)
 
-    def of(self, **choice: object) -> Measured:
+    def of(self, **choice: object) -> MeasuredCurves:
         """Return the part of the sweep with these values in its columns, e.g. of(num_layers=2)."""
         return replace(self, **{name: where(getattr(self, name), **choice) for name in _FRAMES})
 
-    def pages(self, *, by_depth: bool = True) -> Iterator[tuple[str, Measured]]:
+    def pages(self, *, by_depth: bool = True) -> Iterator[tuple[str, MeasuredCurves]]:
         """Yield the suffix of its page and the numbers of every network (or variant, of all depths)."""
         networks = (
             networks_of(self.curves) if by_depth else [(variant, 0) for variant in self.curves["variant"].unique()]
@@ -141,7 +141,7 @@ def _sentence(variant: str) -> str:
     return f"{words[:1].upper()}{words[1:]}. "
 
 
-def read_measured(spec: FigureSpec, source: Source) -> Measured:
+def read_measured(spec: FigureSpec, source: Source) -> MeasuredCurves:
     """Read a sweep's table (and its manifest if there), average over seeds, fit slopes on the windows.
 
     Raises UserError when the table has no curves of blocks within layers.
@@ -154,10 +154,10 @@ def read_measured(spec: FigureSpec, source: Source) -> Measured:
     levels = window_levels(table, used, **of, average=spec.average) if said == LEVEL else slopes[:0]
     curves = growth_curves(table, **of)
     of |= {"levels": levels, "said": said, "paper": spec.paper, "config": run.config}
-    return Measured(table, curves, slopes, run.architectures, used, spec.average, **of)
+    return MeasuredCurves(table, curves, slopes, run.architectures, used, spec.average, **of)
 
 
-def fits_of(spec: FigureSpec, run: Run) -> dict[str, Any]:
+def fits_of(spec: FigureSpec, run: RecordedRun) -> dict[str, Any]:
     """Return how slopes are fitted: by the figure's settings, with the first seed of the run unless told another."""
     seed = run.first_seed if spec.seed is None else spec.seed
     return {"average": spec.average, "resamples": spec.resamples, "seed": seed}
@@ -168,7 +168,7 @@ def windows_in_words(windows: Sequence[Window], axis: Axis) -> str:
     return "; ".join(label(window, axis.symbol).replace(" ", "\u00a0") for window in windows)
 
 
-def drawn_numbers(measured: Measured) -> pd.DataFrame:
+def drawn_numbers(measured: MeasuredCurves) -> pd.DataFrame:
     """Return the drawn means, with the telling slope (or the first level) and its window next to every point."""
     beside = ["slope", "slope_se", "predicted", "prediction", "window_low", "window_high"]
     if measured.said == LEVEL:

@@ -15,7 +15,7 @@ from hessfig.analysis.intervals import band, student_interval
 from hessfig.analysis.slopes.printed import Window, as_window, within
 from hessfig.figures.parts.colours import GUIDE
 from hessfig.figures.parts.lettering import BACKING, TINY, width_of
-from hessfig.figures.parts.measured import Measured
+from hessfig.figures.parts.measured import MeasuredCurves
 from hessfig.figures.parts.panel_sheet import width_in
 from hessfig.figures.parts.ticks import SUPERSCRIPTS, between_decades, set_decades
 from hessfig.predictions.growth_rates import Prediction
@@ -122,7 +122,7 @@ def draw_guide(ax: Axes, x: np.ndarray, exponent: float, coefficient: float, *, 
     ax.plot(x, coefficient * x**exponent, color=GUIDE, linestyle=dashes, linewidth=0.8, zorder=3)
 
 
-def draw_fit(ax: Axes, measured: Measured, *, drop: float) -> None:
+def draw_fit(ax: Axes, measured: MeasuredCurves, *, drop: float) -> None:
     """Draw a single curve's power law of the first window: predicted exponent, else the fitted one.
 
     It runs along the whole grid, lowered by the factor `drop`.
@@ -230,7 +230,7 @@ def power(exponent: float) -> str:
     return f"σ{exponent:g}".translate(SUPERSCRIPTS)
 
 
-def why_empty(measured: Measured) -> str:
+def why_empty(measured: MeasuredCurves) -> str:
     """Return why there is no line to draw."""
     predicted = (measured.slopes["prediction"] == Prediction.structural_zero).all()
     is_zero = not measured.curves.empty and measured.curves["is_zero"].all()

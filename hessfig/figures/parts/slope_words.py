@@ -9,14 +9,14 @@ import pandas as pd
 
 from hessfig.analysis.slopes.fit import ARITHMETIC, MIN_POINTS
 from hessfig.analysis.slopes.printed import Window, as_window, label
-from hessfig.figures.parts.measured import LEVEL, Measured, windows_in_words
+from hessfig.figures.parts.measured import LEVEL, MeasuredCurves, windows_in_words
 from hessfig.figures.parts.panels import fitted, positive, why_empty
 from hessfig.figures.parts.ticks import SUPERSCRIPTS
 
 DAGGER = "†"  # a slope on another window than the first, which the note names
 
 
-def how(measured: Measured) -> str:
+def how(measured: MeasuredCurves) -> str:
     """Return the note of a growth sheet: how the numbers were measured, and how what is printed was found."""
     if measured.said == LEVEL:
         means = "arithmetic" if measured.average == ARITHMETIC else "geometric"
@@ -30,14 +30,14 @@ def how(measured: Measured) -> str:
     return f"{measured.how()} {slope_words(measured)}{dagger}{layers}"
 
 
-def slope_words(measured: Measured) -> str:
+def slope_words(measured: MeasuredCurves) -> str:
     """Return how slopes were found."""
     means = "" if measured.average == ARITHMETIC else " of geometric means"
     windows = windows_in_words(measured.windows, measured.axis)
     return f"Slopes: least squares{means} in log-log, {windows}; ± bootstrap over seeds (statistical only)."
 
 
-def window_words(measured: Measured) -> list[str]:
+def window_words(measured: MeasuredCurves) -> list[str]:
     """Return 'slope ± error' (or the level) of a single curve on each window."""
     rows = rows_of(measured.levels if measured.said == LEVEL else measured.slopes)
     if len(rows) == 1 and rows[0].num_points >= MIN_POINTS:
@@ -45,13 +45,13 @@ def window_words(measured: Measured) -> list[str]:
     return [f"{label(window_of(row), measured.axis.symbol)}: {number_of(row, measured)}" for row in rows]
 
 
-def _published(row: Any, measured: Measured) -> list[str]:
+def _published(row: Any, measured: MeasuredCurves) -> list[str]:
     """Return the published slope with its error in words, where one is on record for this curve and window."""
     known = measured.said != LEVEL and not math.isnan(row.published)
     return [f"published {fitted(row.published, row.published_se)}"] if known else []
 
 
-def layer_words(measured: Measured, layer: int) -> str:
+def layer_words(measured: MeasuredCurves, layer: int) -> str:
     """Return the layer and its telling slope (or its level in the first window)."""
     if not positive(measured.curves).any():
         return f"{layer}: {why_empty(measured)}"
@@ -60,7 +60,7 @@ def layer_words(measured: Measured, layer: int) -> str:
     return f"{layer}: {number_of(row, measured)}{'' if window_of(row) == measured.windows[0] else DAGGER}"
 
 
-def number_of(row: Any, measured: Measured) -> str:
+def number_of(row: Any, measured: MeasuredCurves) -> str:
     """Return the slope (or level) of a row with its error."""
     if measured.said == LEVEL:
         return in_digits(row.level, row.level_se)

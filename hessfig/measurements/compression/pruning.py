@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
+from hessfig.curvature.brain_surgeon import compensated, damped_inverse, obd, obs, obs_of_group, surgery, zeroed
 from hessfig.curvature.gradients import LossGradient
-from hessfig.curvature.problem import Problem
-from hessfig.curvature.surgeon import compensated, damped_inverse, obd, obs, obs_of_group, surgery, zeroed
+from hessfig.curvature.problem import Objective
 from hessfig.measurements.compression.surrogates import Subject
 from hessfig.measurements.eigenvalues import square_columns
 from hessfig.measurements.quantity import Arrays, Measured, Request, Row
@@ -26,7 +26,7 @@ _BY_ROWS = (Matrix.W_Q, Matrix.W_K, Matrix.W_V)  # a head is some of their rows,
 Groups = list[Tensor]
 
 
-def pruning(problem: Problem, request: Request) -> Measured:
+def pruning(problem: Objective, request: Request) -> Measured:
     """Return how well saliencies rank the weights of each diagonal block, and the loss along what they remove.
 
     For every weight the true rise of the loss with this weight alone at zero is computed, without approximation.

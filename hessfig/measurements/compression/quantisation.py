@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from hessfig.curvature.problem import Problem
-from hessfig.curvature.surgeon import RowGrids, damped_inverse, gptq
+from hessfig.curvature.brain_surgeon import RowGrids, damped_inverse, gptq
+from hessfig.curvature.problem import Objective
 from hessfig.errors import UserError
 from hessfig.measurements.compression.surrogates import Subject
 from hessfig.measurements.eigenvalues import square_columns
@@ -17,7 +17,7 @@ from hessfig.measurements.training_dynamics import state_row
 from hessfig.terms import Surrogate
 
 
-def quantisation(problem: Problem, request: Request) -> Measured:
+def quantisation(problem: Objective, request: Request) -> Measured:
     """Return the true rise of the loss with all matrices of a block rounded: NAME_increase, `index` the bits.
 
     Rounding is to levels per row (see RowGrids): to the nearest, or weight by weight with the update of GPTQ for each

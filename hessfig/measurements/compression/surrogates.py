@@ -10,14 +10,14 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.func import functional_call, vmap
 
-from hessfig.curvature.approximations.named import Material, Samples
+from hessfig.curvature.approximations.named import Material, SampleGradients
 from hessfig.curvature.approximations.signals import OutputSide
 from hessfig.curvature.column import Column, completed, view_of
-from hessfig.curvature.problem import Problem
+from hessfig.curvature.problem import Objective
 from hessfig.measurements.block_norms import dense_blocks
 from hessfig.measurements.quantity import Request
-from hessfig.models.protocol import Weight
 from hessfig.terms import AT_OUTPUTS, Approximation, Block, Part, Surrogate
+from hessfig.weights import Weight
 
 AT_ONCE, BYTES = 64, 2**28  # points that the loss is evaluated at together: at most, and of what they may take
 
@@ -28,10 +28,10 @@ class Subject:
     All is float64 where the network is; matrices are always float64, in the order of the block.
     """
 
-    def __init__(self, problem: Problem, request: Request, block: Block, column: Column) -> None:
+    def __init__(self, problem: Objective, request: Request, block: Block, column: Column) -> None:
         self.problem, self.block, self._column = problem, block, column
         self.side = problem.layout.side(block.layer, str(block.col))
-        self._samples = Samples(OutputSide(problem), request.stream(0, "labels"))
+        self._samples = SampleGradients(OutputSide(problem), request.stream(0, "labels"))
         self._suffix = problem.suffix(self.side)
         self.weights = self.flat({name: one.detach() for name, one in problem.network.named_parameters()})
 

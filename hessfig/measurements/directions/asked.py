@@ -9,8 +9,8 @@ from hessfig.config import Config, Ray
 from hessfig.config.keys import as_plain
 from hessfig.errors import UserError
 from hessfig.measurements.quantity import Quantity
-from hessfig.models.protocol import Layout
 from hessfig.terms import Group
+from hessfig.weights import Layout
 
 MOST_DENSE = 4096  # weights of a network whose Hessian is decomposed; a minute, and 0.5 GB
 _LANCZOS = ("tolerance", "steps")

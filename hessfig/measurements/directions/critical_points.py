@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 from scipy.optimize import root
 from torch import Tensor
 
-from hessfig.curvature.problem import Problem
+from hessfig.curvature.problem import Objective
 from hessfig.curvature.spectral.densities import eigenvalues
-from hessfig.curvature.surface import Surface
+from hessfig.measurements.directions.loss_surface import Surface
 from hessfig.measurements.quantity import Measured, Request
 from hessfig.measurements.training_dynamics import state_row
 from hessfig.record import Status
@@ -20,7 +20,7 @@ _FIRST = 0.1  # how long the first step may be beside |w0|, the least that MINPA
 _ENDS = 1e-15  # relative changes of |g|^2 and w at which a search stops: rounding
 
 
-def critical_points(problem: Problem, request: Request) -> Measured:
+def critical_points(problem: Objective, request: Request) -> Measured:
     """Return what a search for a critical point from the state has found: Levenberg-Marquardt on |grad L|^2.
 
     The Jacobian of the gradient is the whole Hessian (scipy.optimize.root, MINPACK's lmder).

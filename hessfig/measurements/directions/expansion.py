@@ -18,7 +18,7 @@ _HALVINGS = 6
 
 
 @dataclass(frozen=True)
-class Rule:
+class ExpansionRule:
     """When an expansion departs: the `share` of the loss's largest change, and what counts as rounding."""
 
     share: float

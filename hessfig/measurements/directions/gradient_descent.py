@@ -10,11 +10,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hessfig.curvature.problem import Problem
+from hessfig.curvature.problem import Objective
 from hessfig.curvature.spectral.extremes import End
 from hessfig.curvature.spectral.lanczos import NotFinite
-from hessfig.curvature.surface import Surface
-from hessfig.measurements.directions.expansion import Rule
+from hessfig.measurements.directions.expansion import ExpansionRule
+from hessfig.measurements.directions.loss_surface import Surface
 from hessfig.measurements.quantity import Arrays, Measured, Request
 from hessfig.measurements.training_dynamics import state_row
 from hessfig.record import Status
@@ -23,7 +23,7 @@ from hessfig.terms import Group
 Vector = Float[Tensor, " n"]
 
 
-def descent(problem: Problem, request: Request) -> Measured:
+def descent(problem: Objective, request: Request) -> Measured:
     """Return how long the quadratic model follows full-batch gradient descent from the state.
 
     eta = directions.rate * 2 / lambda, lambda the largest eigenvalue of H at the state w_0. The run is
@@ -41,7 +41,7 @@ def descent(problem: Problem, request: Request) -> Measured:
     largest, status = _largest_eigenvalue(surface, request)
     rate = settings.rate * 2 / largest if largest > 0 else math.nan
     course = _course(surface, rate, settings.steps)
-    rule = Rule(settings.departure, surface.rounding)
+    rule = ExpansionRule(settings.departure, surface.rounding)
     found = {
         "rate": rate,
         "horizon": rule.horizon(course.losses, course.model_losses) if math.isfinite(rate) else math.nan,

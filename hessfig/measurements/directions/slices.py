@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hessfig.config import Ray
-from hessfig.curvature.problem import Problem
+from hessfig.curvature.problem import Objective
 from hessfig.curvature.spectral.extremes import End
-from hessfig.curvature.surface import Place, Surface
 from hessfig.measurements.directions.asked import is_dense
-from hessfig.measurements.directions.expansion import Rule
+from hessfig.measurements.directions.expansion import ExpansionRule
+from hessfig.measurements.directions.loss_surface import LossPoint, Surface
 from hessfig.measurements.quantity import Arrays, Measured, Request, Row
 from hessfig.measurements.training_dynamics import state_row
 from hessfig.terms import Group
@@ -26,7 +26,7 @@ _BEYOND, _UNBOUNDED = 1.5, 1.0  # reach: times the farther departure; where neit
 _ANGLES = 64  # of the rays in a plane along which the expansion departs
 
 
-def slices(problem: Problem, request: Request) -> Measured:
+def slices(problem: Objective, request: Request) -> Measured:
     """Return slope g.u, curvature u.H u and departure of the expansion for every direction u; counts of directions.
 
     Directions have unit length over all weights and point downhill (g.u <= 0); their eigenvectors are those of H of
@@ -55,10 +55,10 @@ class _Axes:
     def __init__(self, surface: Surface, request: Request) -> None:
         self.surface, self.request = surface, request
         settings = request.at.config.directions
-        self.rule = Rule(settings.departure, surface.rounding)
+        self.rule = ExpansionRule(settings.departure, surface.rounding)
 
     @cached_property
-    def here(self) -> Place:
+    def here(self) -> LossPoint:
         return self.surface.at(self.surface.start)
 
     @cached_property

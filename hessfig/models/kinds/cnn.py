@@ -9,9 +9,10 @@ from hessfig.config.enums import MLP, Data, Norm
 from hessfig.config.schema import Config, ModelConfig
 from hessfig.errors import UserError
 from hessfig.models.kinds import mlp
-from hessfig.models.protocol import Draw, Kind, Layout, Weight, bias_of, norm_of
+from hessfig.models.protocol import Draw, NetworkKind
 from hessfig.tasks import digits
 from hessfig.terms import Block, Group, Matrix, Part
+from hessfig.weights import Layout, Weight, bias_of, norm_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -89,7 +90,7 @@ def is_structural_zero(model: ModelConfig, block: Block, part: Part) -> bool:
     return part == Part.H_f and block.is_diagonal and block.row in (Matrix.W_U, "b_U")
 
 
-KIND = Kind(
+KIND = NetworkKind(
     layout=layout,
     skeleton=_skeleton,
     check=_check,

@@ -6,14 +6,19 @@ import json
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hessfig.config.enums import Data
 from hessfig.config.schema import Config
 from hessfig.errors import UserError, first_few
-from hessfig.models.protocol import Drawn, Kind, Layout
-from hessfig.models.stored.architectures import Sizes, is_private, layout_of, public, sizes_of
+from hessfig.models.protocol import NetworkKind
+from hessfig.models.stored.architectures import ModelSizes, is_private, layout_of, public, sizes_of
 from hessfig.models.stored.model_folder import KEY, files, fingerprint, folder, is_random, settings_of
 from hessfig.models.stored.token_batches import Stored, check_measured
+from hessfig.weights import Layout
+
+if TYPE_CHECKING:
+    from hessfig.curvature.problem import Objective
 
 SEQUENCES = "sequences.txt"  # of a folder: a text with a sequence per line
 
@@ -23,7 +28,7 @@ def layout(config: Config) -> Layout:
     return _layout(json.dumps(settings_of(config), sort_keys=True, default=str))
 
 
-def draw(config: Config, sigma: float | None, seed: int) -> Drawn:
+def draw(config: Config, sigma: float | None, seed: int) -> Objective:
     """Return the model (its weights read, or drawn from `seed`), its sequences in micro-batches, cross-entropy."""
     del sigma
     from hessfig.models.stored.causal_model import drawn
@@ -130,7 +135,7 @@ def _about(config: Config) -> str:
     return STORED.about(config) + words
 
 
-def _sizes(config: Config) -> Sizes:
+def _sizes(config: Config) -> ModelSizes:
     return sizes_of(*settings_of(config))
 
 
@@ -145,7 +150,7 @@ def _place(config: Config) -> Path | None:
 
 
 STORED = Stored(layout, _sizes, _place, fingerprint, _marks, lambda config: _sizes(config).padding)
-KIND = Kind(
+KIND = NetworkKind(
     layout=layout,
     draw=draw,
     axes=axes,

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 from hessfig.config.schema import Config
 from hessfig.models.blocks import is_structural_zero
-from hessfig.models.protocol import Draw, Kind, Layout, Structure, Weight
+from hessfig.models.protocol import Draw, NetworkKind, Structure
 from hessfig.terms import Group, Matrix
+from hessfig.weights import Layout, Weight
 
 if TYPE_CHECKING:
     from torch import nn
@@ -32,7 +33,7 @@ def _skeleton(config: Config) -> nn.Module:
     return LinearMLP(config.model, vocabulary=config.task.vocabulary)
 
 
-KIND = Kind(
+KIND = NetworkKind(
     layout=layout,
     skeleton=_skeleton,
     is_structural_zero=is_structural_zero,

@@ -11,8 +11,9 @@ from hessfig.config.enums import Kind as KindName
 from hessfig.config.schema import Config, ModelConfig, TaskConfig
 from hessfig.errors import UserError
 from hessfig.models.kinds import transformer
-from hessfig.models.protocol import Draw, Kind, Layout, Weight, bias_of
+from hessfig.models.protocol import Draw, NetworkKind
 from hessfig.terms import Block, Group, Matrix, Part
+from hessfig.weights import Layout, Weight, bias_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -100,7 +101,7 @@ def _matrices(model: ModelConfig) -> list[Matrix]:
     return [Matrix.W_E, Matrix.W_in, *([Matrix.W] if model.n_layers > 1 else []), Matrix.W_U]
 
 
-KIND = Kind(
+KIND = NetworkKind(
     layout=layout,
     skeleton=_skeleton,
     check=_check,

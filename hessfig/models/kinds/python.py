@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hessfig.config.enums import Data
 from hessfig.config.schema import Config
 from hessfig.config.user_code import find, guarded, reading, source
 from hessfig.errors import UserError
 from hessfig.files import check_pin
-from hessfig.models.protocol import Drawn, Kind, Layout
+from hessfig.models.protocol import NetworkKind
+from hessfig.weights import Layout
+
+if TYPE_CHECKING:
+    from hessfig.curvature.problem import Objective
 
 KEY = "model.factory"
 
@@ -60,7 +64,7 @@ def layout(config: Config) -> Layout:
     return draw(config, None, config.first_seed).layout
 
 
-def draw(config: Config, sigma: float | None, seed: int) -> Drawn:
+def draw(config: Config, sigma: float | None, seed: int) -> Objective:
     """Call the factory with those of `seed` and `sigma` that it takes, in the configured type.
 
     Raises UserError when it cannot be found or returns something else than a network with data and a loss.
@@ -89,7 +93,7 @@ def _check(config: Config) -> None:
         raise UserError("model.options are for model.factory", got=config.model.options, allowed="{}", remedy="")
 
 
-KIND = Kind(
+KIND = NetworkKind(
     layout=layout,
     draw=draw,
     axes=axes,

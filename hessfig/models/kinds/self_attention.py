@@ -9,8 +9,9 @@ from hessfig.config.schema import Config, ModelConfig, with_defaults
 from hessfig.errors import UserError
 from hessfig.models.blocks import attention_groups, attention_matrices, is_structural_zero, weight_size
 from hessfig.models.kinds.transformer import attention_gains
-from hessfig.models.protocol import Kind, Layout, Structure, Weight
+from hessfig.models.protocol import NetworkKind, Structure
 from hessfig.terms import Matrix
+from hessfig.weights import Layout, Weight
 
 if TYPE_CHECKING:
     from torch import nn
@@ -73,7 +74,7 @@ def _check_model(model: ModelConfig) -> None:
         )
 
 
-KIND = Kind(
+KIND = NetworkKind(
     layout=layout,
     skeleton=_skeleton,
     is_structural_zero=is_structural_zero,

@@ -16,9 +16,10 @@ from hessfig.models.blocks import (
     transformer_matrices,
     weight_size,
 )
-from hessfig.models.protocol import Kind, Layout, Structure, Weight, bias_of, norm_of
+from hessfig.models.protocol import NetworkKind, Structure
 from hessfig.tasks import text
 from hessfig.terms import Group, Matrix
+from hessfig.weights import Layout, Weight, bias_of, norm_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -121,7 +122,7 @@ def _source(config: Config) -> str:
     return text.source(config.task) if config.task.data == Data.text else ""
 
 
-KIND = Kind(
+KIND = NetworkKind(
     layout=layout,
     skeleton=_skeleton,
     check=_check,

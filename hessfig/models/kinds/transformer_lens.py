@@ -6,17 +6,21 @@ import hashlib
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hessfig.config.enums import Data
 from hessfig.config.schema import Config, ModelConfig
 from hessfig.errors import UserError, first_few
 from hessfig.files import fingerprint as content
 from hessfig.files import is_file
-from hessfig.models.protocol import Drawn, Kind, Layout
-from hessfig.models.stored.lens_settings import Sizes, layout_of, sizes_of
+from hessfig.models.protocol import NetworkKind
+from hessfig.models.stored.lens_settings import LensSizes, layout_of, sizes_of
 from hessfig.models.stored.model_folder import CONFIG, KEY, joined, json_of, pin_of
 from hessfig.models.stored.token_batches import Stored, check_measured
+from hessfig.weights import Layout
+
+if TYPE_CHECKING:
+    from hessfig.curvature.problem import Objective
 
 _PATTERNS = ("*.safetensors", "*.pth", "*.pt")
 _FORM = f"a folder with {CONFIG} (TransformerLens's configuration as JSON) and the state, {', '.join(_PATTERNS)}"
@@ -39,7 +43,7 @@ def fingerprint(config: Config) -> str:
     return pin_of(config, 0) or files(config).partition("+")[0]
 
 
-def digest(sizes: Sizes, weights: str) -> str:
+def digest(sizes: LensSizes, weights: str) -> str:
     """Return one hash of sizes and of the hash of the weights' file."""
     return hashlib.sha256(json.dumps([asdict(sizes), weights]).encode()).hexdigest()
 
@@ -84,7 +88,7 @@ def layout(config: Config) -> Layout:
     return layout_of(_sizes(config))
 
 
-def draw(config: Config, sigma: float | None, seed: int) -> Drawn:
+def draw(config: Config, sigma: float | None, seed: int) -> Objective:
     """Return the network with the state's weights, its sequences in micro-batches, and cross-entropy."""
     del sigma, seed
     from hessfig.models.stored.lens_network import drawn
@@ -116,12 +120,12 @@ def _check(config: Config) -> None:
     STORED.ids(config)
 
 
-def _sizes(config: Config) -> Sizes:
+def _sizes(config: Config) -> LensSizes:
     return sizes_of(*settings_of(config))
 
 
 STORED = Stored(layout, _sizes, lambda config: weights_of(config).parent, fingerprint)
-KIND = Kind(
+KIND = NetworkKind(
     layout=layout,
     draw=draw,
     axes=axes,

@@ -10,10 +10,11 @@ from hessfig.config.schema import Config, with_defaults
 from hessfig.errors import UserError
 from hessfig.models.blocks import is_structural_zero, layer_matrices
 from hessfig.models.kinds.transformer import layer_weights
-from hessfig.models.protocol import Kind, Layout, Weight, bias_of, norm_of
+from hessfig.models.protocol import NetworkKind
 from hessfig.tasks import digits
 from hessfig.tasks.digits import CLASSES, SIDE
 from hessfig.terms import Group, Matrix
+from hessfig.weights import Layout, Weight, bias_of, norm_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -58,7 +59,7 @@ def _check(config: Config) -> None:
     digits.check_batch(config.task)
 
 
-KIND = Kind(
+KIND = NetworkKind(
     layout=layout,
     skeleton=_skeleton,
     check=_check,

@@ -8,9 +8,9 @@ from typing import Any
 
 from hessfig.errors import UserError, did_you_mean, plain
 from hessfig.models.blocks import TIED
-from hessfig.models.protocol import Layout, Weight, bias_of, norm_of
-from hessfig.models.stored.families import ARCHITECTURES, Architecture, Encoder, Names
+from hessfig.models.stored.families import ARCHITECTURES, Encoder, Names, StoredArchitecture
 from hessfig.terms import Group, Matrix
+from hessfig.weights import Layout, Weight, bias_of, norm_of
 
 Settings = Mapping[str, Any]
 # Keys of config.json that never reach transformers: code, kernels, what is made in their size, what we choose.
@@ -26,7 +26,7 @@ _MOST_PIECES = 50_000  # heads and maps of all layers: weights with names, which
 
 
 @dataclass(frozen=True)
-class Sizes:
+class ModelSizes:
     """A network's numbers: `kv_heads` heads share keys and values, `context` is its longest sequence.
 
     Of an encoder: `types` of segments, the width of its embedding where that is not the layers' (ALBERT), in how many
@@ -84,7 +84,7 @@ def is_private(key: str) -> bool:
     return key.startswith("_") or key in _PRIVATE
 
 
-def architecture(model_type: str, key: str) -> Architecture:
+def architecture(model_type: str, key: str) -> StoredArchitecture:
     """Return the architecture called `model_type`; `key` names the setting or file that asks for it.
 
     Raises UserError when there is no such architecture here.
@@ -99,7 +99,7 @@ def architecture(model_type: str, key: str) -> Architecture:
     return ARCHITECTURES[model_type]
 
 
-def sizes_of(settings: Settings, where: str) -> Sizes:
+def sizes_of(settings: Settings, where: str) -> ModelSizes:
     """Return the sizes that a config.json (or settings like it) means. Raises UserError for what is no size."""
     known = architecture(str(settings.get("model_type", "")), where)
     found = {word: settings.get(*place) for word, place in known.sizes.items()}
@@ -123,7 +123,7 @@ def sizes_of(settings: Settings, where: str) -> Sizes:
     if known.names.encoder:
         numbers |= _of_encoder(known.names.encoder, settings.get("pad_token_id", known.padding), numbers, where)
     is_tied = bool(found["is_tied"])
-    return Sizes(str(settings["model_type"]), known.names, **numbers, is_tied=is_tied, biases=biases)
+    return ModelSizes(str(settings["model_type"]), known.names, **numbers, is_tied=is_tied, biases=biases)
 
 
 def _of_encoder(encoder: Encoder, padding: Any, numbers: dict[str, int], where: str) -> dict[str, Any]:
@@ -169,13 +169,13 @@ _QKV = (Matrix.W_Q.value, Matrix.W_K.value, Matrix.W_V.value)
 _PREFIX = "model"  # where causal_model.CausalNetwork keeps the model of transformers
 
 
-def layout_of(sizes: Sizes) -> Layout:
+def layout_of(sizes: ModelSizes) -> Layout:
     """Return every weight in the order of the layers; `parameters` has each parameter once, for the group all."""
     weights = tuple(_weights(sizes))
     return Layout(weights, tuple(_whole(weights)))
 
 
-def _weights(sizes: Sizes) -> Iterator[Weight]:
+def _weights(sizes: ModelSizes) -> Iterator[Weight]:
     names, table = sizes.names, sizes.vocabulary * sizes.width_of_words
     embeddings, encoder = (Group.embeddings.value,), names.encoder
     yield Weight(TIED if sizes.is_tied else Matrix.W_E.value, _path(names.embedding, "weight"), table, 0, embeddings)
@@ -196,7 +196,7 @@ def _weights(sizes: Sizes) -> Iterator[Weight]:
         yield bias_of(Matrix.W_U.value, f"{_PREFIX}.{encoder.bias}", sizes.vocabulary)
 
 
-def _below_layers(sizes: Sizes, encoder: Encoder) -> Iterator[Weight]:
+def _below_layers(sizes: ModelSizes, encoder: Encoder) -> Iterator[Weight]:
     """Yield what an encoder has in addition to words and positions before its layers."""
     width, place = sizes.width_of_words, encoder.embeddings
     path = _path(f"{place}.token_type_embeddings", "weight")
@@ -211,7 +211,7 @@ def _map(name: str, place: str, inputs: int, outputs: int) -> list[Weight]:
     return [Weight(name, _path(place, "weight"), inputs * outputs), bias_of(name, _path(place, "bias"), outputs)]
 
 
-def _layer(sizes: Sizes, layer: int, place: str) -> Iterator[Weight]:
+def _layer(sizes: ModelSizes, layer: int, place: str) -> Iterator[Weight]:
     names = sizes.names
     for name, path in names.norms:
         yield from _norm(name, f"{place}.{path}", sizes, layer)
@@ -227,7 +227,7 @@ def _layer(sizes: Sizes, layer: int, place: str) -> Iterator[Weight]:
             yield _bias(name, f"{place}.{path}", entries, layer, Group.mlp)
 
 
-def _projection(name: str, place: str, sizes: Sizes, layer: int, heads: int, position: int) -> Iterator[Weight]:
+def _projection(name: str, place: str, sizes: ModelSizes, layer: int, heads: int, position: int) -> Iterator[Weight]:
     """Yield W_Q, W_K or W_V, its bias, and its heads (counted from 1)."""
     width, group = heads * sizes.d_head, (Group.attention.value,)
     path, axes = _path(place, "weight"), _axes(sizes)
@@ -241,7 +241,7 @@ def _projection(name: str, place: str, sizes: Sizes, layer: int, heads: int, pos
         yield _head(name, head, path, sizes, layer, index, axes)
 
 
-def _output(place: str, sizes: Sizes, layer: int) -> Iterator[Weight]:
+def _output(place: str, sizes: ModelSizes, layer: int) -> Iterator[Weight]:
     """Yield W_O, its bias, and what each head feeds into it."""
     name, path, inner = Matrix.W_O.value, _path(place, "weight"), sizes.n_heads * sizes.d_head
     yield Weight(name, path, inner * sizes.d_model, layer, (Group.attention.value,))
@@ -252,7 +252,7 @@ def _output(place: str, sizes: Sizes, layer: int) -> Iterator[Weight]:
         yield _head(name, head, path, sizes, layer, inputs if sizes.names.by_inputs else (_ALL, inputs), ())
 
 
-def _outputs(sizes: Sizes, position: int, start: int, stop: int) -> Any:
+def _outputs(sizes: ModelSizes, position: int, start: int, stop: int) -> Any:
     """Return where outputs start to stop of Q, K or V stand among those of the map that holds them."""
     if sizes.names.fused == "heads":
         first, last = start // sizes.d_head, stop // sizes.d_head
@@ -261,21 +261,21 @@ def _outputs(sizes: Sizes, position: int, start: int, stop: int) -> Any:
     return slice(shift + start, shift + stop)
 
 
-def _by(sizes: Sizes, outputs: Any) -> Any:
+def _by(sizes: ModelSizes, outputs: Any) -> Any:
     return (_ALL, outputs) if sizes.names.by_inputs else outputs
 
 
-def _axes(sizes: Sizes) -> tuple[int, ...]:
+def _axes(sizes: ModelSizes) -> tuple[int, ...]:
     """Return how the outputs of a map fused head by head are taken apart: heads, then q, k, v, then a head's own."""
     return (sizes.n_heads, 3, sizes.d_head) if sizes.names.fused == "heads" else ()
 
 
-def _head(name: str, head: int, path: str, sizes: Sizes, layer: int, index: Any, axes: tuple[int, ...]) -> Weight:
+def _head(name: str, head: int, path: str, sizes: ModelSizes, layer: int, index: Any, axes: tuple[int, ...]) -> Weight:
     size = sizes.d_head * sizes.d_model
     return Weight(f"{name}.head{head + 1}", path, size, layer, index=index, is_main=False, axes=axes, is_finer=True)
 
 
-def _norm(name: str, place: str, sizes: Sizes, layer: int, width: int | None = None) -> list[Weight]:
+def _norm(name: str, place: str, sizes: ModelSizes, layer: int, width: int | None = None) -> list[Weight]:
     paths = ("weight", "bias")[: 1 + sizes.names.norm_has_shift]
     return norm_of(name, f"{_PREFIX}.{place}", width or sizes.d_model, layer, paths)
 

@@ -23,19 +23,20 @@ from transformers.activations import ACT2FN
 
 from hessfig.config.enums import Data
 from hessfig.config.schema import Config
+from hessfig.curvature.losses import CrossEntropy
+from hessfig.curvature.problem import Objective
 from hessfig.errors import UserError, first_few
 from hessfig.files import check_pin
-from hessfig.models.protocol import Drawn, Layout
 from hessfig.models.stored import model_folder
-from hessfig.models.stored.architectures import Sizes, architecture, public
+from hessfig.models.stored.architectures import ModelSizes, architecture, public
 from hessfig.models.stored.encoder_network import EncoderNetwork, tied_biases
 from hessfig.models.stored.families import Encoder, Names
 from hessfig.models.stored.tokenizer import alone, tokenizer_of
 from hessfig.models.stored.weight_files import FLOATING, hashed, in_batches, tensors_of
 from hessfig.rng import stream
-from hessfig.tasks.losses import CrossEntropy
 from hessfig.tasks.masked_tokens import Special, masked_batches
 from hessfig.tasks.tokens import Ids, is_text
+from hessfig.weights import Layout
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -362,7 +363,7 @@ def _unmade(where: str, error: Exception) -> UserError:
     )
 
 
-def drawn(config: Config, seed: int, sizes: Sizes, layout: Layout, ids: Ids, at_once: int) -> Drawn:
+def drawn(config: Config, seed: int, sizes: ModelSizes, layout: Layout, ids: Ids, at_once: int) -> Objective:
     """Return the model with its sequences in micro-batches of `at_once` (the last may be smaller).
 
     Raises UserError when the folder holds something else than its config.json says.
@@ -380,10 +381,10 @@ def drawn(config: Config, seed: int, sizes: Sizes, layout: Layout, ids: Ids, at_
     check_logits(encoder, tokens[padded[[0, -1]]], where)
     special = special_words(config, sizes)
     first, *more = masked_batches(tokens, config.task, special, vocabulary=sizes.vocabulary, at_once=at_once)
-    return Drawn(encoder, first, CrossEntropy(), layout, tuple(more))
+    return Objective(encoder, first, CrossEntropy(), layout, tuple(more))
 
 
-def special_words(config: Config, sizes: Sizes) -> Special:
+def special_words(config: Config, sizes: ModelSizes) -> Special:
     """Return the words of masked tokens that are special: the tokenizer's for a text; for ids, padding and the mask.
 
     Raises UserError for a mask that is no word, and for a tokenizer without one.
@@ -404,7 +405,7 @@ def special_words(config: Config, sizes: Sizes) -> Special:
     return Special(mask, tuple(sorted({*kept, mask})))
 
 
-def check(config: Config, sizes: Sizes, layout: Layout, ids: Ids) -> None:
+def check(config: Config, sizes: ModelSizes, layout: Layout, ids: Ids) -> None:
     """Raise UserError when `drawn` would: the weights of a folder are read, random ones are not drawn."""
     if model_folder.is_random(config):
         check_layout(made(config, "meta"), layout, str(config.model.path or config.model.architecture))

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from hessfig.models.stored.architectures import Sizes
+from hessfig.models.stored.architectures import ModelSizes
 from hessfig.models.stored.families import Encoder
 
 
@@ -20,7 +20,7 @@ class EncoderNetwork(nn.Module):
     lower layers, so that every pass of a weight is differentiated. causal_model.check_logits compares the logits.
     """
 
-    def __init__(self, model: nn.Module, sizes: Sizes, activation: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, model: nn.Module, sizes: ModelSizes, activation: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         assert sizes.names.encoder is not None
         self.model, self._sizes, self._paths = model, sizes, sizes.names.encoder

@@ -51,7 +51,7 @@ class Names:
 
 
 @dataclass(frozen=True)
-class Architecture:
+class StoredArchitecture:
     """`sizes`: {our word: (its name in config.json, its value where the file leaves it out)}; `padding`: its word."""
 
     names: Names
@@ -76,7 +76,7 @@ def _sizes(**defaults: Any) -> dict[str, tuple[str, Any]]:
 
 
 _ALWAYS, _NEVER = ("", True), ("", False)
-_GPT2 = Architecture(
+_GPT2 = StoredArchitecture(
     Names(
         embedding="transformer.wte",
         positions="transformer.wpe",
@@ -100,7 +100,7 @@ _GPT2 = Architecture(
     },
     {"attention": _ALWAYS, "output": _ALWAYS, "mlp": _ALWAYS},
 )
-_NEOX = Architecture(
+_NEOX = StoredArchitecture(
     Names(
         embedding="gpt_neox.embed_in",
         layers="gpt_neox.layers",
@@ -129,17 +129,17 @@ _LLAMA_SIZES: dict[str, Any] = {
     **{"n_layers": 32, "n_heads": 32, "kv_heads": None, "d_model": 4096, "d_head": None, "d_mlp": 11008},
     **{"vocabulary": 32000, "context": 2048, "is_tied": False},
 }
-_LLAMA = Architecture(
+_LLAMA = StoredArchitecture(
     _LLAMA_NAMES,
     _sizes(**_LLAMA_SIZES),
     {"attention": ("attention_bias", False), "output": ("attention_bias", False), "mlp": ("mlp_bias", False)},
 )
-_MISTRAL = Architecture(
+_MISTRAL = StoredArchitecture(
     _LLAMA_NAMES,
     _sizes(**{**_LLAMA_SIZES, "kv_heads": 8, "d_mlp": 14336, "context": 131072}),
     {"attention": _NEVER, "output": _NEVER, "mlp": _NEVER},
 )
-_QWEN2 = Architecture(
+_QWEN2 = StoredArchitecture(
     _LLAMA_NAMES,
     _sizes(**{**_LLAMA_SIZES, "kv_heads": 32, "d_mlp": 22016, "vocabulary": 151936, "context": 32768}),
     {"attention": _ALWAYS, "output": _NEVER, "mlp": _NEVER},
@@ -166,7 +166,7 @@ _BERT_SIZES: dict[str, Any] = {
     **{"n_layers": 12, "n_heads": 12, "d_model": 768, "d_mlp": 3072, "context": 512, "types": 2, "is_tied": True}
 }
 _BERT_HEAD, _ROBERTA_HEAD, _ALBERT_HEAD = "cls.predictions", "lm_head", "predictions"
-_BERT = Architecture(
+_BERT = StoredArchitecture(
     _bert(
         "bert",
         Encoder("bert.embeddings", f"{_BERT_HEAD}.transform.dense", f"{_BERT_HEAD}.decoder", bias=f"{_BERT_HEAD}.bias"),
@@ -176,7 +176,7 @@ _BERT = Architecture(
     _EVERY_BIAS,
     padding=0,
 )
-_ROBERTA = Architecture(
+_ROBERTA = StoredArchitecture(
     _bert(
         "roberta",
         Encoder(
@@ -189,7 +189,7 @@ _ROBERTA = Architecture(
     _EVERY_BIAS,
     padding=1,
 )
-_ALBERT = Architecture(
+_ALBERT = StoredArchitecture(
     Names(
         embedding="albert.embeddings.word_embeddings",
         positions="albert.embeddings.position_embeddings",

@@ -11,14 +11,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hessfig.config.schema import Config
+from hessfig.curvature.problem import Objective
 from hessfig.errors import UserError, first_few
 from hessfig.files import check_pin
 from hessfig.models.kinds.transformer_lens import digest, settings_of, weights_of
-from hessfig.models.protocol import Drawn, Layout
-from hessfig.models.stored.lens_settings import HEAD, Sizes, sizes_of
+from hessfig.models.stored.lens_settings import HEAD, LensSizes, sizes_of
 from hessfig.models.stored.model_folder import KEY, pin_of
 from hessfig.models.stored.weight_files import FLOATING, hashed, in_batches, tensors_of
 from hessfig.tasks.tokens import Ids
+from hessfig.weights import Layout
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -34,7 +35,7 @@ class HookedNetwork(nn.Module):
     logits = [h, 1] @ [W_U^T, b_U]^T with h the normed residual stream, so that b_U is a column of the unembedding.
     """
 
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, sizes: LensSizes) -> None:
         super().__init__()
         self.embed = _held(W_E=(sizes.vocabulary, sizes.d_model))
         self.pos_embed = _held(W_pos=(sizes.context, sizes.d_model))
@@ -77,7 +78,7 @@ class HookedNetwork(nn.Module):
 
 
 class _Layer(nn.Module):
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, sizes: LensSizes) -> None:
         super().__init__()
         self.ln1, self.attn = _norm(sizes), _Attention(sizes)
         self.has_mlp = sizes.d_mlp > 0
@@ -92,7 +93,7 @@ class _Layer(nn.Module):
 class _Attention(nn.Module):
     """Causal attention; W_Q, W_K, W_V are (heads, width, d_head), W_O is (heads, d_head, width)."""
 
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, sizes: LensSizes) -> None:
         super().__init__()
         heads, inner = sizes.n_heads, (sizes.n_heads, sizes.d_model, sizes.d_head)
         for name in "QKV":
@@ -114,7 +115,7 @@ class _Attention(nn.Module):
 
 
 class _MLP(nn.Module):
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, sizes: LensSizes) -> None:
         super().__init__()
         self.W_in, self.b_in = _empty(sizes.d_model, sizes.d_mlp), _empty(sizes.d_mlp)
         self.W_out, self.b_out = _empty(sizes.d_mlp, sizes.d_model), _empty(sizes.d_model)
@@ -130,7 +131,7 @@ class _LayerNorm(nn.Module):
     w: nn.Parameter | None
     b: nn.Parameter | None
 
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, sizes: LensSizes) -> None:
         super().__init__()
         is_whole = sizes.norm == "LN"
         self.register_parameter("w", _empty(sizes.d_model) if is_whole else None)
@@ -141,7 +142,7 @@ class _LayerNorm(nn.Module):
         return F.layer_norm(hidden, hidden.shape[-1:], self.w, self.b, self.eps)
 
 
-def _norm(sizes: Sizes) -> nn.Module:
+def _norm(sizes: LensSizes) -> nn.Module:
     return nn.Identity() if sizes.norm is None else _LayerNorm(sizes)
 
 
@@ -172,7 +173,7 @@ _FOLDED_IN = "unembed.b_U"  # zero where the state has none
 
 
 def converted(
-    found: Mapping[str, Tensor], sizes: Sizes, where: str, architecture: str | None = None
+    found: Mapping[str, Tensor], sizes: LensSizes, where: str, architecture: str | None = None
 ) -> dict[str, Tensor]:
     """Return the tensors of HookedNetwork by name; `architecture` is what the configuration says it is.
 
@@ -190,7 +191,7 @@ def converted(
     return {**named, HEAD: torch.cat([words.T, bias.unsqueeze(1).to(words)], dim=1)}
 
 
-def shapes_of(sizes: Sizes) -> dict[str, tuple[int, ...]]:
+def shapes_of(sizes: LensSizes) -> dict[str, tuple[int, ...]]:
     """Return every parameter of HookedTransformer by name, with its shape."""
     with torch.device("meta"):
         network = HookedNetwork(sizes)
@@ -198,7 +199,7 @@ def shapes_of(sizes: Sizes) -> dict[str, tuple[int, ...]]:
     return found | {"unembed.W_U": (sizes.d_model, sizes.vocabulary), _FOLDED_IN: (sizes.vocabulary,)}
 
 
-def _named(found: Mapping[str, Tensor], sizes: Sizes) -> Iterable[tuple[str, Tensor]]:
+def _named(found: Mapping[str, Tensor], sizes: LensSizes) -> Iterable[tuple[str, Tensor]]:
     """Yield tensors under HookedTransformer's names, in its shapes."""
     for name, tensor in found.items():
         # bridge.tl_parameters() fills in MLPs that are not there
@@ -214,7 +215,7 @@ def _of_bridge(name: str) -> str | None:
     return None if found is None else name.removesuffix(found) + _BRIDGE[found]
 
 
-def _turned(name: str, tensor: Tensor, sizes: Sizes) -> Tensor:
+def _turned(name: str, tensor: Tensor, sizes: LensSizes) -> Tensor:
     """Return a tensor of the bridge as HookedTransformer has it; one that does not fit as it is, to be refused."""
     last, heads = name.rpartition(".")[2], (sizes.n_heads, sizes.d_head)
     inner = sizes.n_heads * sizes.d_head
@@ -259,7 +260,7 @@ def _check(named: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], w
         )
 
 
-def drawn(config: Config, layout: Layout, ids: Ids, at_once: int) -> Drawn:
+def drawn(config: Config, layout: Layout, ids: Ids, at_once: int) -> Objective:
     """Return the network with its sequences in micro-batches of `at_once`.
 
     Raises UserError when the file holds something else than its config.json says.
@@ -272,7 +273,7 @@ def drawn(config: Config, layout: Layout, ids: Ids, at_once: int) -> Drawn:
     return in_batches(network, layout, ids, config.task.first_scored, at_once)
 
 
-def read(config: Config) -> tuple[Sizes, dict[str, Tensor]]:
+def read(config: Config) -> tuple[LensSizes, dict[str, Tensor]]:
     """Return the network's numbers, and what HookedNetwork holds, from files that are those that were planned.
 
     Raises UserError when they are not, or when the file holds something else.

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from hessfig.errors import UserError
-from hessfig.models.protocol import Layout, Weight, bias_of, norm_of
 from hessfig.models.stored.architectures import check_pieces, count_of
 from hessfig.terms import Group, Matrix
+from hessfig.weights import Layout, Weight, bias_of, norm_of
 
 ACTIVATIONS = ("relu", "gelu", "gelu_new", "silu")
 NORMS = ("LN", "LNPre", None)
@@ -33,7 +33,7 @@ _ABSENT: dict[str, tuple[Any, ...]] = {
 
 
 @dataclass(frozen=True)
-class Sizes:
+class LensSizes:
     """A network's numbers; `d_mlp` is 0 without MLPs, `norm` None without LayerNorms, `scale` divides the scores."""
 
     n_layers: int
@@ -49,7 +49,7 @@ class Sizes:
     eps: float
 
 
-def sizes_of(settings: Mapping[str, Any], where: str) -> Sizes:
+def sizes_of(settings: Mapping[str, Any], where: str) -> LensSizes:
     """Return the sizes that TransformerLens means by these settings; its defaults stand for what is left out.
 
     Raises UserError for what is no size, and for architectures that are not served.
@@ -61,7 +61,7 @@ def sizes_of(settings: Mapping[str, Any], where: str) -> Sizes:
     given = {**settings, "d_head": head, "d_mlp": settings.get("d_mlp") or 4 * width}
     found = {name: count_of(given.get(name), name, where) for name in _COUNTS}
     check_pieces(found["n_layers"], found["n_heads"], where)
-    return Sizes(
+    return LensSizes(
         n_layers=found["n_layers"],
         n_heads=found["n_heads"],
         d_model=width,
@@ -124,14 +124,14 @@ _EMBEDDINGS, _BIASES = (Group.embeddings.value,), (Group.biases.value,)
 _PROJECTIONS = (Matrix.W_Q.value, Matrix.W_K.value, Matrix.W_V.value)
 
 
-def layout_of(sizes: Sizes) -> Layout:
+def layout_of(sizes: LensSizes) -> Layout:
     """Return every weight in the order of the layers; `parameters` has each parameter once, for the group all."""
     weights, table = tuple(_weights(sizes)), sizes.vocabulary * (sizes.d_model + 1)
     own = tuple(weight for weight in weights if not weight.is_finer and weight.parameter != HEAD)
     return Layout(weights, (*own, Weight(HEAD, HEAD, table)))
 
 
-def _weights(sizes: Sizes) -> Iterator[Weight]:
+def _weights(sizes: LensSizes) -> Iterator[Weight]:
     width, words = sizes.d_model, sizes.vocabulary
     yield Weight(Matrix.W_E.value, "embed.W_E", words * width, 0, _EMBEDDINGS)
     yield Weight(Matrix.W_pos.value, "pos_embed.W_pos", sizes.context * width, 0, _EMBEDDINGS)
@@ -142,7 +142,7 @@ def _weights(sizes: Sizes) -> Iterator[Weight]:
     yield Weight("b_U", HEAD, words, 0, _BIASES, index=(_ALL, width), is_main=False)
 
 
-def _layer(sizes: Sizes, layer: int, place: str) -> Iterator[Weight]:
+def _layer(sizes: LensSizes, layer: int, place: str) -> Iterator[Weight]:
     yield from _norm_weights("ln1", f"{place}.ln1", sizes, layer)
     inner = sizes.n_heads * sizes.d_head
     for name in _PROJECTIONS:
@@ -156,7 +156,7 @@ def _layer(sizes: Sizes, layer: int, place: str) -> Iterator[Weight]:
             yield _bias(name, f"{place}.mlp", outputs, layer, Group.mlp)
 
 
-def _by_head(name: str, outputs: int, sizes: Sizes, layer: int, place: str) -> Iterator[Weight]:
+def _by_head(name: str, outputs: int, sizes: LensSizes, layer: int, place: str) -> Iterator[Weight]:
     """Yield a weight of attention, its bias, and its heads (counted from 1)."""
     path, size = f"{place}.attn.{name}", sizes.d_head * sizes.d_model
     yield Weight(name, path, sizes.n_heads * size, layer, (Group.attention.value,))
@@ -169,5 +169,5 @@ def _bias(name: str, place: str, size: int, layer: int, group: Group) -> Weight:
     return bias_of(name, f"{place}.{name.replace('W', 'b', 1)}", size, layer, group)
 
 
-def _norm_weights(name: str, place: str, sizes: Sizes, layer: int) -> list[Weight]:
+def _norm_weights(name: str, place: str, sizes: LensSizes, layer: int) -> list[Weight]:
     return norm_of(name, place, sizes.d_model, layer, ("w", "b") if sizes.norm == "LN" else ())

@@ -15,11 +15,11 @@ from hessfig.config.enums import Data, DType, Loss, Method, Scored, State
 from hessfig.config.schema import Config
 from hessfig.errors import UserError
 from hessfig.models.blocks import blocks_of
-from hessfig.models.protocol import Layout
 from hessfig.models.stored.model_folder import pin_of
 from hessfig.tasks.tokens import Encode, Ids, is_text, length_of, padded_lines, sequences
 from hessfig.tasks.tokens import source as source_of_tokens
 from hessfig.terms import Block, Group
+from hessfig.weights import Layout
 
 _UNITS = {"KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 # Numbers of a token that the graphs of a double backward hold, from above: of the width, of the MLP's, of the scores.

@@ -11,13 +11,14 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from hessfig.curvature.losses import CrossEntropy
+from hessfig.curvature.problem import Objective
 from hessfig.errors import UserError
 from hessfig.files import check_pin, is_file
-from hessfig.models.protocol import Drawn, Layout
 from hessfig.rng import row_major
 from hessfig.tasks.batch import micro_batches
-from hessfig.tasks.losses import CrossEntropy
 from hessfig.tasks.tokens import Ids
+from hessfig.weights import Layout
 
 FORMS = "a .safetensors file, or a state_dict saved by torch.save"
 FILE = "state.path"
@@ -59,10 +60,10 @@ def tensors_of(content: bytes, path: Path, key: str = FILE) -> dict[str, Tensor]
     return {str(name): row_major(tensor) for name, tensor in found.items()}
 
 
-def in_batches(network: nn.Module, layout: Layout, ids: Ids, first_scored: int, at_once: int) -> Drawn:
+def in_batches(network: nn.Module, layout: Layout, ids: Ids, first_scored: int, at_once: int) -> Objective:
     """Return a network of tokens with its sequences, `at_once` in a batch (the last may be smaller)."""
     first, *more = micro_batches(torch.tensor(ids), first_scored, at_once)
-    return Drawn(network, first, CrossEntropy(), layout, tuple(more))
+    return Objective(network, first, CrossEntropy(), layout, tuple(more))
 
 
 def _is_whole(tensor: Tensor) -> bool:

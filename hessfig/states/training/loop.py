@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
 from hessfig.config import Data, DType, Scored, TaskConfig
-from hessfig.models.layered import scored_outputs
+from hessfig.curvature.layered import scored_outputs
 from hessfig.rng import one_thread
 from hessfig.states.initialised import initialised
 from hessfig.states.training.checkpoints import COLUMNS, Folder, TrainingState
 from hessfig.states.training.second_order import BatchLoss
-from hessfig.states.training.step_rules import Rule
+from hessfig.states.training.step_rules import StepRule
 from hessfig.states.training.trajectory import Trajectory
 from hessfig.tasks import text
 from hessfig.tasks.addition import scored_positions
@@ -124,7 +124,7 @@ class _Run:
         drawn = initialised(replace(self.config, dtype=DType.float64), sigma=folder.trajectory.sigma, seed=self.seed)
         self.drawn_weights = {name: p.detach().clone() for name, p in drawn.network.named_parameters()}
         self.network = drawn.network.to(getattr(torch, self.config.training.dtype)).requires_grad_(True)
-        self.loss, self.rule = drawn.loss, Rule(self.network, self.config.training)
+        self.loss, self.rule = drawn.loss, StepRule(self.network, self.config.training)
         self.step, self.updates, self.log = 0, 0, list[list[float]]()
         self.started = self.saved = self.reported = time.monotonic()
 

@@ -129,7 +129,7 @@ def _by_block(training: TrainingConfig) -> bool:
     return training.curvature == Curvature.blocks
 
 
-class Rule:
+class StepRule:
     """The optimisers of the configured name over the parameters of `network`: torch.optim's, or pytorch_optimizer's.
 
     A rule of DIVIDING is torch.optim.SGD along gradients divided by a curvature matrix, which stays as it is between

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from hessfig.curvature.spectral.extremes import End, Goal, begin, run_until_converged, starts_of, unfinished
-from hessfig.curvature.spectral.lanczos import Run
+from hessfig.curvature.spectral.lanczos import LanczosRun
 from hessfig.rng import stream
 from tests.curvature.spectral.matrices import Explicit, with_eigenvalues
 
 VALUES = [*torch.linspace(0, 1, 300, dtype=torch.float64).tolist(), 1.1, 1.2]
 
 
-def runs_for(operator: Explicit, goal: Goal, seed: int) -> list[Run]:
+def runs_for(operator: Explicit, goal: Goal, seed: int) -> list[LanczosRun]:
     generator, none = stream(seed, "pursuit"), torch.zeros(operator.dim, 0, dtype=torch.float64)
     runs = begin(goal, starts_of(operator.dim, generator, None), generator, none)
     run_until_converged(runs, operator, goal)

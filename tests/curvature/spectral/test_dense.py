@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from hessfig.curvature.column import SPLIT, completed, to_multiply
-from hessfig.curvature.routes import Engines
 from hessfig.curvature.spectral.densities import dense_eigenvalues
+from hessfig.models.routes import Engines
 from hessfig.terms import PARTS, Block, Matrix, Part
 from tests.curvature.oracle import dense_oracle
 from tests.curvature.spectral.matrices import rotated

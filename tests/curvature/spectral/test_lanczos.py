@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hessfig.curvature.spectral.lanczos import Run, advance
+from hessfig.curvature.spectral.lanczos import LanczosRun, advance
 from hessfig.rng import stream
 from tests.curvature.spectral.matrices import Explicit, with_eigenvalues
 
@@ -17,7 +17,7 @@ def start(dim: int, seed: int = 0) -> Tensor:
     return torch.randn(dim, dtype=torch.float64, generator=stream(seed, "start"))
 
 
-def finished(operator: Explicit, *runs: Run) -> None:
+def finished(operator: Explicit, *runs: LanczosRun) -> None:
     while advance(runs, operator):
         pass
 
@@ -25,7 +25,7 @@ def finished(operator: Explicit, *runs: Run) -> None:
 def test_the_basis_stays_orthonormal_and_the_projection_is_the_operator_on_it() -> None:
     """Without re-orthogonalisation copies of the outlier come back after some 20 steps."""
     operator = with_eigenvalues(SPREAD)
-    run = Run(start(80), 60)
+    run = LanczosRun(start(80), 60)
     finished(operator, run)
     assert run.length == 60 and run.is_full
     torch.testing.assert_close(run.basis @ run.basis.T, torch.eye(60, dtype=torch.float64), rtol=0, atol=1e-13)
@@ -35,7 +35,7 @@ def test_the_basis_stays_orthonormal_and_the_projection_is_the_operator_on_it() 
 
 def test_residuals_are_those_of_the_ritz_vectors_also_after_a_restart() -> None:
     operator = with_eigenvalues(SPREAD)
-    run = Run(start(80), 20)
+    run = LanczosRun(start(80), 20)
     for _ in range(3):
         finished(operator, run)
         ritz = run.ritz()
@@ -52,7 +52,7 @@ def test_all_runs_share_their_products_and_do_not_touch_each_other() -> None:
     operator, calls = with_eigenvalues(SPREAD), []
     multiply = operator.matmat
     operator.matmat = lambda vectors: calls.append(vectors.shape[1]) or multiply(vectors)  # type: ignore[func-returns-value, method-assign, assignment]
-    together, alone = [Run(start(80, seed), 12) for seed in (1, 2, 3)], Run(start(80, 2), 12)
+    together, alone = [LanczosRun(start(80, seed), 12) for seed in (1, 2, 3)], LanczosRun(start(80, 2), 12)
     finished(operator, *together)
     assert calls == [3] * 12
     finished(operator, alone)
@@ -62,7 +62,7 @@ def test_all_runs_share_their_products_and_do_not_touch_each_other() -> None:
 @pytest.mark.parametrize(("values", "length"), [([0.0] * 9, 1), ([5.0] + [0.0] * 8, 2), ([3.0] * 9, 1)])
 def test_an_invariant_subspace_ends_a_run_with_its_exact_values(values: list[float], length: int) -> None:
     operator = with_eigenvalues(values)
-    run = Run(start(9), 9)
+    run = LanczosRun(start(9), 9)
     finished(operator, run)
     assert run.length == length and run.vector is None
     found = run.ritz()
@@ -74,7 +74,7 @@ def test_with_fresh_vectors_a_run_spans_the_whole_space() -> None:
     """A start inside an eigenspace sees one eigenvalue of five; going on, the run finds all with their copies."""
     operator = Explicit(torch.diag(torch.tensor([4.0, 4.0, 2.0, 0.0, -1.0], dtype=torch.float64)))
     first = torch.eye(5, dtype=torch.float64)[3]
-    short, long = Run(first, 5), Run(first, 5, fresh=stream(0, "fresh"))
+    short, long = LanczosRun(first, 5), LanczosRun(first, 5, fresh=stream(0, "fresh"))
     finished(operator, short, long)
     assert short.ritz().values.tolist() == [0.0]
     torch.testing.assert_close(
@@ -84,17 +84,17 @@ def test_with_fresh_vectors_a_run_spans_the_whole_space() -> None:
 
 def test_a_start_of_zeros_breaks_nothing() -> None:
     operator, nothing = with_eigenvalues([1.0, 2.0]), torch.zeros(2, dtype=torch.float64)
-    run = Run(nothing, 2)
+    run = LanczosRun(nothing, 2)
     finished(operator, run)
     assert run.length == 0
-    going_on = Run(nothing, 2, fresh=stream(0, "fresh"))
+    going_on = LanczosRun(nothing, 2, fresh=stream(0, "fresh"))
     finished(operator, going_on)
     torch.testing.assert_close(going_on.ritz().values, torch.tensor([1.0, 2.0], dtype=torch.float64))
 
 
 def test_locked_vectors_are_left_out() -> None:
     operator = Explicit(torch.diag(torch.tensor([4.0, 3.0, 2.0, 1.0], dtype=torch.float64)))
-    run = Run(start(4), 9, locked=torch.eye(4, dtype=torch.float64)[:, :2])
+    run = LanczosRun(start(4), 9, locked=torch.eye(4, dtype=torch.float64)[:, :2])
     finished(operator, run)
     torch.testing.assert_close(run.ritz().values, torch.tensor([1.0, 2.0], dtype=torch.float64))
 
@@ -104,4 +104,4 @@ def test_an_operator_that_is_not_symmetric_is_refused(skew: float) -> None:
     matrix = with_eigenvalues(SPREAD).matrix
     noise = torch.randn(80, 80, dtype=torch.float64, generator=stream(0, "skew"))
     with pytest.raises(ArithmeticError, match="symmetric"):
-        finished(Explicit(matrix + skew * (noise - noise.T)), Run(start(80), 10))
+        finished(Explicit(matrix + skew * (noise - noise.T)), LanczosRun(start(80), 10))

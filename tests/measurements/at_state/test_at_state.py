@@ -15,19 +15,18 @@ from torch.nn import functional as F
 import hessfig
 from hessfig.config import Config, Curvature, DType, Norm, Optimiser, Schedule, State, TaskConfig, TrainingData
 from hessfig.curvature.gradients import LossGradient, loss_of
-from hessfig.curvature.problem import Problem
+from hessfig.curvature.losses import LOSSES
+from hessfig.curvature.problem import Batch, Objective
 from hessfig.errors import UserError
 from hessfig.measurements.catalogue import CATALOGUE
 from hessfig.measurements.quantity import At
 from hessfig.measurements.stability import along_gradient, crossing, next_update, preconditioner
-from hessfig.models.protocol import every_parameter
 from hessfig.models.registry import kind
 from hessfig.states.stored_states import moments
 from hessfig.sweep.measure import draw_problem, measure
 from hessfig.sweep.plan import Cell
 from hessfig.sweep.variant import Variant
-from hessfig.tasks.batch import Batch
-from hessfig.tasks.losses import LOSSES
+from hessfig.weights import every_parameter
 from tests.toys import training_config
 
 STEP = 20
@@ -49,7 +48,7 @@ def rows(config: Config, quantity: str, step: int = STEP) -> list[dict[str, Any]
     return measure(cell(config, quantity, step)).rows
 
 
-def dense(problem: Problem) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+def dense(problem: Objective) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """Return gradient and Hessian of the loss in all parameters as dense tensors, by torch.autograd alone."""
     held = {name: p.detach().clone() for name, p in problem.network.named_parameters()}
     sizes = [p.numel() for p in held.values()]
@@ -171,7 +170,7 @@ def test_a_line_without_a_crossing_has_no_error(rises: bool) -> None:
     assert crossing(lambda step: rises, first=1.0).error == 0.0
 
 
-def quadratic(at: list[float], curvatures: list[float]) -> Problem:
+def quadratic(at: list[float], curvatures: list[float]) -> Objective:
     """Return 1/2 sum c_i w_i^2 at `at` as a problem: a linear map of fixed inputs under a square loss."""
     network = nn.Linear(len(at), 1, bias=False).double()
     with torch.no_grad():
@@ -179,7 +178,7 @@ def quadratic(at: list[float], curvatures: list[float]) -> Problem:
     inputs = torch.diag(torch.tensor(curvatures, dtype=torch.float64).div(2).sqrt())
     batch = Batch(inputs, torch.zeros(len(at), 1, dtype=torch.float64), slice(None))
     layout = every_parameter((name, p.numel()) for name, p in network.named_parameters())
-    return Problem(network, batch, LOSSES["mse_sum"](), layout)
+    return Objective(network, batch, LOSSES["mse_sum"](), layout)
 
 
 def test_the_critical_step_of_a_quadratic_is_two_over_its_curvature_along_the_gradient(config: Config) -> None:
@@ -285,7 +284,7 @@ REFUSED = {
 def test_what_cannot_be_had_is_refused_before_anything_runs(quantity: str) -> None:
     from hessfig.config import Data, Kind, State
     from hessfig.measurements.catalogue import quantity as quantity_of
-    from hessfig.models.protocol import Layout
+    from hessfig.weights import Layout
 
     config, (setting, message) = Config(), REFUSED[quantity]
     if "task" in setting:

@@ -21,11 +21,11 @@ from hessfig.config import (
 )
 from hessfig.config.checks import check
 from hessfig.curvature.gradients import LossGradient
+from hessfig.curvature.problem import Batch
 from hessfig.errors import UserError
 from hessfig.sweep.measure import draw_problem, measure
 from hessfig.sweep.plan import Cell, Sweep
 from hessfig.sweep.variant import Variant
-from hessfig.tasks.batch import Batch
 from tests.toys import toy_config
 
 COUNT = 12

@@ -10,11 +10,10 @@ from torch import Tensor
 
 from hessfig.config import Attention, Kind, Loss, ModelConfig, Norm, TaskConfig
 from hessfig.curvature.gradients import AT_ONCE, LossGradient, Samples, loss_of
-from hessfig.curvature.problem import Problem
+from hessfig.curvature.losses import LOSSES, per_sample
+from hessfig.curvature.problem import Batch, Objective
 from hessfig.errors import UserError
 from hessfig.measurements.landscape import largest_curvature
-from hessfig.tasks.batch import Batch
-from hessfig.tasks.losses import LOSSES, per_sample
 from tests.toys import toy_problem
 
 COUNT = 5
@@ -26,14 +25,14 @@ MODELS = {
 }
 
 
-def problem_of(name: str) -> Problem:
+def problem_of(name: str) -> Objective:
     model = MODELS[name]
     if name == "bare":
         return toy_problem(model)
     return toy_problem(model, TaskConfig(digits=1, batch_size=COUNT, seed=1))
 
 
-def alone(problem: Problem, sample: int) -> Problem:
+def alone(problem: Objective, sample: int) -> Objective:
     rows = slice(sample, sample + 1)
     batch = problem.batch
     return replace(problem, batch=Batch(batch.inputs[rows], batch.targets[rows], batch.scored))

@@ -184,7 +184,7 @@ def test_float32_products_serve_float64_recurrences(name: str) -> None:
 @pytest.mark.parametrize("end", ["largest", "smallest"])
 def test_large_blocks_on_the_tape_take_products_in_float32_first(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Large ones alone, in float64, on the tape; the numbers agree with float64's within both residuals."""
-    from hessfig.curvature import routes
+    from hessfig.models import routes
 
     model = ARCHITECTURES["softmax"]
     asked: dict[str, Any] = {"blocks": ["all"], "parts": ["H"], "spectrum": SpectrumConfig()}
@@ -209,8 +209,8 @@ def test_the_same_settings_give_the_same_bits() -> None:
 
 
 def test_vectors_are_kept_for_warm_starts() -> None:
-    from hessfig.curvature.routes import Engines
     from hessfig.curvature.spectral.lanczos import Square
+    from hessfig.models.routes import Engines
 
     asked = cell("largest_eigenvalue", ARCHITECTURES["softmax"], blocks=["W_Q"], parts=["H"])
     kept = measure(asked).arrays

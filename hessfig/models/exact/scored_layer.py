@@ -12,12 +12,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hessfig.config import MLP, ModelConfig, Norm
-from hessfig.curvature.problem import Problem
-from hessfig.curvature.tape.steps import DERIVATIVES
-from hessfig.tasks.losses import CrossEntropy, output_gradient
+from hessfig.curvature.losses import CrossEntropy, output_gradient
+from hessfig.curvature.problem import Objective
+from hessfig.models.tape.steps import DERIVATIVES
 
 
-def loss_rows(problem: Problem, outputs: Float[Tensor, "batch scored v"]) -> tuple[Tensor, Tensor]:
+def loss_rows(problem: Objective, outputs: Float[Tensor, "batch scored v"]) -> tuple[Tensor, Tensor]:
     """Return (dl/df of each item, R of each item) with R^T R = d2l/df2; shapes (n, v) and (n or 1, v, v).
 
     Cross-entropy over n items: d2l/df2 = (diag(p) - p p^T)/n, R = diag(sqrt(p)) (I - 1 p^T)/sqrt(n).
@@ -33,7 +33,7 @@ def loss_rows(problem: Problem, outputs: Float[Tensor, "batch scored v"]) -> tup
     return gradient, scale**0.5 * identity[None]
 
 
-class Place(StrEnum):
+class ScoredPlace(StrEnum):
     """Vectors of one item, in the order of the forward pass.
 
     `inputs` are the attention's own, which no weight of the layer changes; `mean` are the inputs mixed by the pattern,
@@ -55,7 +55,7 @@ class Place(StrEnum):
 
 
 @dataclass(frozen=True)
-class Entry:
+class ScoredEntry:
     """A weight, or the part of it that belongs to `head`, enters item n as u_n = W inputs_n.
 
     The inputs are the item's vector at `source`; `place` depends linearly on u_n: `feature` = d place/du (None: the
@@ -63,8 +63,8 @@ class Entry:
     """
 
     inputs: Float[Tensor, "n v"]
-    source: Place
-    place: Place
+    source: ScoredPlace
+    place: ScoredPlace
     feature: Float[Tensor, "#n place m"] | None = None
     labels: Int[Tensor, " n"] | None = None
     head: int = 0
@@ -198,21 +198,21 @@ class Tail:
             return self.logits_by_output @ self.output_by_attended
         return self._rows_by_attended(self.head.weight)
 
-    def gradients(self, of_logits: Float[Tensor, "n vocab"]) -> dict[Place, Float[Tensor, "n _"]]:
+    def gradients(self, of_logits: Float[Tensor, "n vocab"]) -> dict[ScoredPlace, Float[Tensor, "n _"]]:
         """Return dl/d(place) for every place from the logits back to a."""
         final = of_logits @ self.head.weight
         output = self.second.pull(final[:, None])[:, 0]
-        found = {Place.logits: of_logits, Place.final: final, Place.output: output}
+        found = {ScoredPlace.logits: of_logits, ScoredPlace.final: final, ScoredPlace.output: output}
         normed = output if self.carries_normed else torch.zeros_like(output)
         if self.mlp is not None:
-            found[Place.active] = output @ self.mlp.fc_out.weight
-            found[Place.hidden] = found[Place.active] * self.slope
-            normed = normed + found[Place.hidden] @ self.mlp.fc_in.weight
+            found[ScoredPlace.active] = output @ self.mlp.fc_out.weight
+            found[ScoredPlace.hidden] = found[ScoredPlace.active] * self.slope
+            normed = normed + found[ScoredPlace.hidden] @ self.mlp.fc_in.weight
         entering = self.first.pull(normed[:, None])[:, 0]
-        found[Place.attended] = entering if self.carries_normed else entering + output
-        return {**found, Place.normed: normed}
+        found[ScoredPlace.attended] = entering if self.carries_normed else entering + output
+        return {**found, ScoredPlace.normed: normed}
 
-    def curvature(self, gradients: dict[Place, Float[Tensor, "n _"]]) -> Float[Tensor, "#n d d"] | None:
+    def curvature(self, gradients: dict[ScoredPlace, Float[Tensor, "n _"]]) -> Float[Tensor, "#n d d"] | None:
         """Return d2<dl/df, f>/da2 from dl/d(place), or None where it vanishes.
 
         The sum over the nonlinearities of J^T Lambda J, with J from a to the nonlinearity's input.
@@ -220,26 +220,26 @@ class Tail:
         terms = []
         if isinstance(self.second, LayerNormAt):
             jacobian = self.output_by_attended
-            terms.append(jacobian.mT @ self.second.bend(gradients[Place.final], jacobian))
+            terms.append(jacobian.mT @ self.second.bend(gradients[ScoredPlace.final], jacobian))
         if isinstance(self.first, LayerNormAt):
-            terms.append(self.first.bend(gradients[Place.normed], self.identity[None]))
+            terms.append(self.first.bend(gradients[ScoredPlace.normed], self.identity[None]))
         if self.is_smooth:
             inner = self.mlp.fc_in.weight
-            bent = sandwich(inner.T, self.bend * gradients[Place.active], inner)
+            bent = sandwich(inner.T, self.bend * gradients[ScoredPlace.active], inner)
             terms.append(self.first.pull(self.first.pull(bent).mT))
         return sum(terms[1:], start=terms[0]) if terms else None
 
-    def push(self, place: Place, columns: Float[Tensor, "#n d k"]) -> Float[Tensor, "#n _ k"]:
+    def push(self, place: ScoredPlace, columns: Float[Tensor, "#n d k"]) -> Float[Tensor, "#n _ k"]:
         """Return d place/da columns, for the places after a."""
-        if place == Place.final:
-            return self.second.push(self.push(Place.output, columns))
-        if place == Place.output:
+        if place == ScoredPlace.final:
+            return self.second.push(self.push(ScoredPlace.output, columns))
+        if place == ScoredPlace.output:
             return self.output_by_attended @ columns
         normed = self.first.push(columns)
-        if place == Place.normed:
+        if place == ScoredPlace.normed:
             return normed
         hidden = self.mlp.fc_in.weight @ normed
-        return hidden if place == Place.hidden else self.slope[:, :, None] * hidden
+        return hidden if place == ScoredPlace.hidden else self.slope[:, :, None] * hidden
 
     def _rows_by_attended(self, rows: Float[Tensor, "p d"]) -> Float[Tensor, "#n p d"]:
         """Return rows do/da for rows shared by all items."""

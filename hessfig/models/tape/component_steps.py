@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hessfig.curvature.tape.tape import WEIGHT, Probes, Tangent, plus
 from hessfig.models.components import rotated
+from hessfig.models.tape.tape import WEIGHT, Probes, Tangent, plus
 
 Map = Callable[[Tensor], Tensor]
 

@@ -11,14 +11,14 @@ import torch
 
 from hessfig.config import ModelConfig
 from hessfig.curvature.column import chunks, squared_norms
-from hessfig.curvature.exact.lower_blocks import LowerScores, OutputRows
-from hessfig.curvature.exact.scored_attention import LastLayer
-from hessfig.curvature.exact.support import Route, check_exact, route_of
-from hessfig.curvature.exact.top_blocks import last_layer_norms, last_layer_traces, linear_mlp_norms, linear_mlp_traces
-from hessfig.curvature.problem import Problem
-from hessfig.curvature.tape.columns import LinearisedNetwork, flush_denormals
-from hessfig.curvature.tape.steps import mixing_of
+from hessfig.curvature.problem import Objective
 from hessfig.models.blocks import matrices_of
+from hessfig.models.exact.lower_blocks import LowerScores, OutputRows
+from hessfig.models.exact.scored_attention import LastLayer
+from hessfig.models.exact.support import Route, check_exact, route_of
+from hessfig.models.exact.top_blocks import last_layer_norms, last_layer_traces, linear_mlp_norms, linear_mlp_traces
+from hessfig.models.tape.columns import LinearisedNetwork, flush_denormals
+from hessfig.models.tape.steps import mixing_of
 from hessfig.terms import PARTS, Block, Matrix, Part
 
 _COLUMNS_AT_ONCE = 64
@@ -29,7 +29,7 @@ Norms = dict[tuple[str, Part], float]
 class ExactEngine:
     """Exact norms of the blocks of `problem`, column by column; float64 whatever the problem's own type."""
 
-    def __init__(self, problem: Problem, model: ModelConfig) -> None:
+    def __init__(self, problem: Objective, model: ModelConfig) -> None:
         self.problem, self.model, self.given_dtype = problem.cast(torch.float64), model, problem.dtype
         self._held: tuple[int, LowerScores] | None = None
         self._columns: dict[tuple[int, str, bool], dict[tuple[str, Part], float]] = {}

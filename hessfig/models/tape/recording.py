@@ -10,24 +10,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hessfig.config import MLP, Kind, ModelConfig, Norm, Positions, Scores
-from hessfig.curvature.tape import component_steps as of
-from hessfig.curvature.tape.component_steps import Fixed, Gain, Multiply
-from hessfig.curvature.tape.pattern_derivatives import NOT_ON_THE_TAPE
-from hessfig.curvature.tape.steps import (
-    DERIVATIVES,
-    Activate,
-    Gather,
-    Mixing,
-    Normalise,
-    Repeat,
-    Select,
-    Sum,
-    of_sigmoid,
-)
-from hessfig.curvature.tape.tape import BIAS, WEIGHT, LinearMap, Lookup, Node, Tangent, Tape, Weight
+from hessfig.curvature.problem import Batch
 from hessfig.models import components, networks
 from hessfig.models.components import UNIT_EPS, Attending, GatedMLP, RMSNorm
-from hessfig.tasks.batch import Batch
+from hessfig.models.tape import component_steps as of
+from hessfig.models.tape.component_steps import Fixed, Gain, Multiply
+from hessfig.models.tape.pattern_derivatives import NOT_ON_THE_TAPE
+from hessfig.models.tape.steps import DERIVATIVES, Activate, Gather, Mixing, Normalise, Repeat, Select, Sum, of_sigmoid
+from hessfig.models.tape.tape import BIAS, WEIGHT, LinearMap, Lookup, Node, Tangent, Tape, Weight
 from hessfig.terms import Matrix
 
 EVERY = slice(None)

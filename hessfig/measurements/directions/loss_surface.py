@@ -13,11 +13,11 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from hessfig.config import ModelConfig, Products, SpectrumConfig
 from hessfig.curvature.column import view_of
 from hessfig.curvature.gradients import LossGradient, loss_of
-from hessfig.curvature.problem import Problem
-from hessfig.curvature.routes import Engines
+from hessfig.curvature.problem import Objective
 from hessfig.curvature.spectral.densities import dense_matrix
 from hessfig.curvature.spectral.extremes import End, Extremes, extremes
 from hessfig.curvature.spectral.lanczos import Square
+from hessfig.models.routes import Engines
 from hessfig.terms import Block, Group, Part
 
 _WHOLE = Block(0, Group.all.value, Group.all.value)
@@ -30,7 +30,7 @@ class Surface:
     The problem's own network is left as it is.
     """
 
-    def __init__(self, problem: Problem, model: ModelConfig, products: Products) -> None:
+    def __init__(self, problem: Objective, model: ModelConfig, products: Products) -> None:
         self._problem = replace(problem, network=copy.deepcopy(problem.network))
         self._model, self._products = model, products
         held, numbers, first = dict(problem.network.named_parameters()), dict[str, Tensor](), 0
@@ -53,9 +53,9 @@ class Surface:
         with torch.no_grad():
             return float(loss_of(self.moved(w))) + self._problem.decay / 2 * float(w @ w)
 
-    def at(self, w: Float[Tensor, " n"]) -> Place:
+    def at(self, w: Float[Tensor, " n"]) -> LossPoint:
         """Return loss, gradient and products at w, by plain double backward."""
-        return Place(w, LossGradient(self.moved(w)), self._places, self._problem.decay)
+        return LossPoint(w, LossGradient(self.moved(w)), self._places, self._problem.decay)
 
     def operator(self, w: Float[Tensor, " n"]) -> Square:
         """Return the Hessian at w by its products, on the route that these settings take."""
@@ -75,7 +75,7 @@ class Surface:
         """
         return torch.from_numpy(dense_matrix(self.operator(w)))
 
-    def moved(self, w: Tensor) -> Problem:
+    def moved(self, w: Tensor) -> Objective:
         """Return the problem with weights at w: one network, which the next call moves on."""
         flat = self._flat.clone()
         flat[self._places.to(flat.device)] = w.to(flat)
@@ -88,7 +88,7 @@ class Surface:
 
 
 @dataclass(frozen=True)
-class Place:
+class LossPoint:
     """The loss near one point w."""
 
     w: Float[Tensor, " n"]

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from hessfig.config import ModelConfig
 from hessfig.curvature.column import SPLIT, Products, Rows, completed, rows_of, to_multiply
-from hessfig.curvature.problem import Problem, check_same
-from hessfig.curvature.tape.recording import build_tape
-from hessfig.curvature.tape.steps import Mixing, mixing_of
-from hessfig.curvature.tape.tape import WEIGHT, Probes, Tangents, Tape, Weight, zeros_like_weight
-from hessfig.models.protocol import Weight as NamedWeight
-from hessfig.tasks.losses import output_gradient
+from hessfig.curvature.losses import output_gradient
+from hessfig.curvature.problem import Objective, check_same
+from hessfig.models.tape.recording import build_tape
+from hessfig.models.tape.steps import Mixing, mixing_of
+from hessfig.models.tape.tape import WEIGHT, Probes, Tangents, Tape, Weight, zeros_like_weight
 from hessfig.terms import Part
+from hessfig.weights import Weight as NamedWeight
 
 
 @contextmanager
@@ -52,7 +52,7 @@ class LinearisedNetwork:
     `products`, or in that type. Raises OtherNetwork when a tape does not give the network's own outputs.
     """
 
-    def __init__(self, problem: Problem, model: ModelConfig, *, products: torch.dtype | None = None) -> None:
+    def __init__(self, problem: Objective, model: ModelConfig, *, products: torch.dtype | None = None) -> None:
         self.problem, self.model, self.dtype = problem.cast(torch.float64), model, products or problem.dtype
         self.tape = self._tape(merged=False)
 

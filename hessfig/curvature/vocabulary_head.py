@@ -15,9 +15,9 @@ from torch.nn import functional as F
 
 from hessfig.curvature.column import SPLIT, Products, Rows, SidedColumn, completed, to_multiply
 from hessfig.curvature.double_backward import differentiable_twice, gradients
-from hessfig.curvature.problem import Problem
-from hessfig.models.layered import Headed, unembedding_of
-from hessfig.tasks.losses import IGNORED, CrossEntropy
+from hessfig.curvature.layered import Headed, unembedding_of
+from hessfig.curvature.losses import IGNORED, CrossEntropy
+from hessfig.curvature.problem import Objective
 from hessfig.terms import Part
 
 CHUNK_BYTES = 2**26  # of one tensor of logits
@@ -258,7 +258,7 @@ class Totals:
         return [empty() if held is None else held for held, empty in pairs]
 
 
-def can_take(problem: Problem) -> bool:
+def can_take(problem: Objective) -> bool:
     """Whether this engine serves a problem: a network with a head under cross-entropy of tokens."""
     return isinstance(problem.network, Headed) and type(problem.loss) is CrossEntropy
 
@@ -270,7 +270,7 @@ class HeadedColumn(SidedColumn):
     No vmap is used, under which products through LayerNorm are wrong (see double_backward.verified_or_fallback).
     """
 
-    def __init__(self, problem: Problem, layer: int, col: str, rows: Sequence[str] | Rows) -> None:
+    def __init__(self, problem: Objective, layer: int, col: str, rows: Sequence[str] | Rows) -> None:
         super().__init__(problem, layer, col, rows)
         network = problem.network
         assert isinstance(network, Headed)

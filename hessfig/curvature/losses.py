@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -11,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn import Module
 from torch.nn import functional as F
 
-from hessfig.config import Loss, TaskConfig
 from hessfig.errors import UserError
 
 
@@ -69,18 +69,35 @@ class Linearised(Module):
         return (output * target).sum()
 
 
+class Called(nn.Module):
+    """A plain function loss(outputs, targets): the mean over samples, unless its `reduction` says sum.
+
+    What it returns is looked at by those that call it: a user's function may return anything.
+    """
+
+    def __init__(self, function: Callable[[Any, Tensor], Any]) -> None:
+        super().__init__()
+        self.function, self.reduction = function, getattr(function, "reduction", "mean")
+
+    def forward(self, outputs: Any, targets: Tensor) -> Any:
+        return self.function(outputs, targets)
+
+
+class Inside(nn.Module):
+    """The loss of a network whose output is its loss: no outputs are declared that could be split at."""
+
+    reduction = "mean"
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        del targets
+        return outputs.sum()
+
+
 LOSSES: dict[str, Callable[[], Module]] = {
     "cross_entropy": CrossEntropy,
     "mse": partial(SquaredError, "mean"),
     "mse_sum": partial(SquaredError, "sum"),
 }
-
-
-def loss_module(task: TaskConfig) -> Module:
-    """Return the module for the configured loss, without its weight decay, which no output tells."""
-    if task.loss == Loss.cross_entropy:
-        return CrossEntropy(task.label_smoothing)
-    return SquaredError("sum" if task.loss == Loss.mse_sum_unshifted else "mean")
 
 
 def per_sample(loss: Module, output: Tensor, target: Tensor) -> Float[Tensor, " batch"]:

@@ -9,7 +9,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from hessfig.curvature.exact.kronecker import (
+from hessfig.curvature.problem import Objective, check_same
+from hessfig.models.exact.kronecker import (
     ItemMatrices,
     cross_product,
     has_repeats,
@@ -17,63 +18,69 @@ from hessfig.curvature.exact.kronecker import (
     labels_of,
     one_of_each,
 )
-from hessfig.curvature.exact.scored_attention import LastLayer
-from hessfig.curvature.exact.scored_layer import Entry, Place, loss_rows
-from hessfig.curvature.problem import Problem, check_same
+from hessfig.models.exact.scored_attention import LastLayer
+from hessfig.models.exact.scored_layer import ScoredEntry, ScoredPlace, loss_rows
 from hessfig.terms import Matrix, Part
 
 
-def outer(layer: LastLayer, first: Entry, second: Entry) -> ItemMatrices:
+def outer(layer: LastLayer, first: ScoredEntry, second: ScoredEntry) -> ItemMatrices:
     """Return J_1^T (d2l/df2) J_2 of each item, J the Jacobians of the outputs in the entries' u."""
     left = _jacobian(layer, first)
     return ItemMatrices(((left, left if first is second else _jacobian(layer, second)),))
 
 
-def functional(layer: LastLayer, later: Entry, earlier: Entry) -> ItemMatrices:
+def functional(layer: LastLayer, later: ScoredEntry, earlier: ScoredEntry) -> ItemMatrices:
     """Return d2<dl/df, f>/du_later du_earlier of each item."""
     return layer.curvature(later.place, earlier.place).between(later.feature, earlier.feature)
 
 
-def gradient(layer: LastLayer, entry: Entry) -> Tensor:
+def gradient(layer: LastLayer, entry: ScoredEntry) -> Tensor:
     """Return dl/du of each item."""
     rows = layer.gradients[entry.place]
     return rows if entry.feature is None else (rows[:, None] @ entry.feature).squeeze(1)
 
 
-def input_derivative(layer: LastLayer, later: Entry, earlier: Entry) -> ItemMatrices:
+def input_derivative(layer: LastLayer, later: ScoredEntry, earlier: ScoredEntry) -> ItemMatrices:
     """Return d inputs_later/du_earlier of each item."""
-    if later.source == Place.query:
+    if later.source == ScoredPlace.query:
         return ItemMatrices(((None, _head_columns(layer, later.head, later.inputs.shape[1]).mT),))
-    if later.source == Place.mean:
+    if later.source == ScoredPlace.mean:
         assert earlier.feature is not None
         slopes, keys = layer.mixing.input_slopes[:, later.head], layer.mixing.head_scores(later.head)
         return ItemMatrices(((slopes, earlier.feature[:, keys]),))
     return layer.derivative(later.source, earlier.place).between(None, earlier.feature)
 
 
-def _query(layer: LastLayer) -> list[Entry]:
+def _query(layer: LastLayer) -> list[ScoredEntry]:
     mixing = layer.mixing
-    return [Entry(mixing.inputs, Place.inputs, Place.scores, mixing.score_features(mixing.keys), _labels(layer))]
+    return [
+        ScoredEntry(
+            mixing.inputs, ScoredPlace.inputs, ScoredPlace.scores, mixing.score_features(mixing.keys), _labels(layer)
+        )
+    ]
 
 
-def _key(layer: LastLayer) -> list[Entry]:
+def _key(layer: LastLayer) -> list[ScoredEntry]:
     mixing, labels = layer.mixing, _labels(layer)
     features = mixing.score_features(mixing.keys_in[:, None].expand(-1, mixing.heads, -1, -1)).tensor_split(
         mixing.heads, -1
     )
     return [
-        Entry(mixing.query[:, head], Place.query, Place.scores, feature, labels, head)
+        ScoredEntry(mixing.query[:, head], ScoredPlace.query, ScoredPlace.scores, feature, labels, head)
         for head, feature in enumerate(features)
     ]
 
 
-def _value(layer: LastLayer) -> list[Entry]:
+def _value(layer: LastLayer) -> list[ScoredEntry]:
     mixing, width = layer.mixing, layer.mixing.mixed.shape[-1]
     columns = [_head_columns(layer, head, width) if mixing.heads > 1 else None for head in range(mixing.heads)]
-    return [Entry(mixing.mean[:, head], Place.mean, Place.mixed, own, head=head) for head, own in enumerate(columns)]
+    return [
+        ScoredEntry(mixing.mean[:, head], ScoredPlace.mean, ScoredPlace.mixed, own, head=head)
+        for head, own in enumerate(columns)
+    ]
 
 
-def _jacobian(layer: LastLayer, entry: Entry) -> Tensor:
+def _jacobian(layer: LastLayer, entry: ScoredEntry) -> Tensor:
     rows = layer.jacobian(entry.place)
     return rows if entry.feature is None else rows @ entry.feature
 
@@ -91,15 +98,15 @@ def _labels(layer: LastLayer) -> Int[Tensor, " n"] | None:
 
 
 # The entries of each weight: one, or one per head where the heads act on inputs of their own.
-_ENTRIES: dict[Matrix, Callable[[LastLayer], list[Entry]]] = {
+_ENTRIES: dict[Matrix, Callable[[LastLayer], list[ScoredEntry]]] = {
     Matrix.W_Q: _query,
     Matrix.W_QK: _query,
     Matrix.W_K: _key,
     Matrix.W_V: _value,
-    Matrix.W_O: lambda layer: [Entry(layer.mixed, Place.mixed, Place.attended)],
-    Matrix.W_in: lambda layer: [Entry(layer.ahead.first.output, Place.normed, Place.hidden)],
-    Matrix.W_out: lambda layer: [Entry(layer.ahead.active, Place.active, Place.output)],
-    Matrix.W_U: lambda layer: [Entry(layer.ahead.second.output, Place.final, Place.logits)],
+    Matrix.W_O: lambda layer: [ScoredEntry(layer.mixed, ScoredPlace.mixed, ScoredPlace.attended)],
+    Matrix.W_in: lambda layer: [ScoredEntry(layer.ahead.first.output, ScoredPlace.normed, ScoredPlace.hidden)],
+    Matrix.W_out: lambda layer: [ScoredEntry(layer.ahead.active, ScoredPlace.active, ScoredPlace.output)],
+    Matrix.W_U: lambda layer: [ScoredEntry(layer.ahead.second.output, ScoredPlace.final, ScoredPlace.logits)],
 }
 
 
@@ -137,7 +144,7 @@ def _diagonal(layer: LastLayer, matrix: Matrix, parts: Sequence[Part]) -> Square
     }
 
 
-def _heads(layer: LastLayer, first: Entry, second: Entry, parts: Sequence[Part]) -> Squares:
+def _heads(layer: LastLayer, first: ScoredEntry, second: ScoredEntry, parts: Sequence[Part]) -> Squares:
     symmetric, labels = first is second, first.labels
     matrices, inputs = _matrices(layer, first, second, parts, labels), (first.inputs, second.inputs)
     if labels is not None:
@@ -157,7 +164,7 @@ def _pair(layer: LastLayer, later: Matrix, earlier: Matrix, parts: Sequence[Part
     return {part: _sum([square[part] for square in squares]) for part in parts}
 
 
-def _crossed(layer: LastLayer, later: Entry, earlier: Entry, parts: Sequence[Part]) -> Squares:
+def _crossed(layer: LastLayer, later: ScoredEntry, earlier: ScoredEntry, parts: Sequence[Part]) -> Squares:
     matrices, slopes = _matrices(layer, later, earlier, parts), input_derivative(layer, later, earlier)
     slope, shared = gradient(layer, later), _gram(earlier.inputs)
     plain, crossed = shared * _gram(later.inputs), shared * _gram(slope)
@@ -170,7 +177,7 @@ def _crossed(layer: LastLayer, later: Entry, earlier: Entry, parts: Sequence[Par
 
 
 def _matrices(
-    layer: LastLayer, first: Entry, second: Entry, parts: Sequence[Part], labels: Tensor | None = None
+    layer: LastLayer, first: ScoredEntry, second: ScoredEntry, parts: Sequence[Part], labels: Tensor | None = None
 ) -> dict[Part, ItemMatrices]:
     """M_n of every part, summed over each of `labels`; where H_f has none, H shares the object of H_o."""
     H_o = _merged(outer(layer, first, second), labels)
@@ -199,7 +206,7 @@ def _gram(rows: Float[Tensor, "n v"]) -> Float[Tensor, "n n"]:
     return rows @ rows.T
 
 
-def linear_mlp_norms(problem: Problem, layer: int, parts: Sequence[Part]) -> dict[Part, float]:
+def linear_mlp_norms(problem: Objective, layer: int, parts: Sequence[Part]) -> dict[Part, float]:
     """Return the norms of the diagonal block of W_layer: H = H_o and H_f = 0, the outputs being linear in W.
 
     H = sum_n h_n h_n^T (x) J^T (d2l/df2) J with h_n the inputs of the layer and J = W_{layer+1} ... W_D; equal tokens
@@ -213,14 +220,14 @@ def linear_mlp_norms(problem: Problem, layer: int, parts: Sequence[Part]) -> dic
     return _parts(float(square.sqrt()), parts)
 
 
-def linear_mlp_traces(problem: Problem, layer: int, parts: Sequence[Part]) -> dict[Part, float]:
+def linear_mlp_traces(problem: Objective, layer: int, parts: Sequence[Part]) -> dict[Part, float]:
     """Return the traces of the same block: sum_n |h_n|^2 tr(J^T (d2l/df2) J)."""
     hidden, rows = _factors(problem, layer)
     sizes = hidden.flatten(0, 1).square().sum(dim=1)
     return _parts(float((sizes * ItemMatrices(((rows, rows),)).traces()).sum()), parts)
 
 
-def _factors(problem: Problem, layer: int) -> tuple[Tensor, Tensor]:
+def _factors(problem: Objective, layer: int) -> tuple[Tensor, Tensor]:
     """Return h_n at the scored positions and R J with R^T R = d2l/df2."""
     network: Any = problem.network
     hidden = network.hidden(problem.batch.inputs, layer - 1)[:, problem.batch.scored]

@@ -10,10 +10,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from hessfig.curvature.exact.scored_layer import loss_rows
-from hessfig.curvature.problem import Problem
-from hessfig.curvature.tape.steps import mixing_of
-from hessfig.curvature.tape.tape import LinearMap, Tangent, Tangents, Tape, plus
+from hessfig.curvature.problem import Objective
+from hessfig.models.exact.scored_layer import loss_rows
+from hessfig.models.tape.steps import mixing_of
+from hessfig.models.tape.tape import LinearMap, Tangent, Tangents, Tape, plus
 from hessfig.terms import Matrix, Part
 
 
@@ -44,7 +44,7 @@ Rows = Float[Tensor, "batch rank length m"]
 class OutputRows:
     """R df/dy for the weights of one layer at a time; 72 rows a sequence for five-digit addition."""
 
-    def __init__(self, problem: Problem, tape: Tape) -> None:
+    def __init__(self, problem: Objective, tape: Tape) -> None:
         self.tape = tape
         batch, scored = tape.output.shape[:2]
         root = loss_rows(problem, tape.output)[1].expand(batch * scored, -1, -1)
@@ -121,7 +121,7 @@ _AT_ONCE = 5
 
 
 @dataclass(frozen=True)
-class Scores:
+class ScoreDerivatives:
     """The scores s_hij listed: heads, queries i, keys j <= i."""
 
     head: Int[Tensor, " p"]
@@ -216,7 +216,7 @@ def _inputs(tape: Tape, layer: int) -> Tensor:
     return holder.x
 
 
-def _causal_scores(heads: int, length: int, device: torch.device) -> Scores:
+def _causal_scores(heads: int, length: int, device: torch.device) -> ScoreDerivatives:
     query, key = torch.tril_indices(length, length, device=device)
     head = torch.arange(heads, device=device).repeat_interleave(len(query))
-    return Scores(head, query.repeat(heads), key.repeat(heads))
+    return ScoreDerivatives(head, query.repeat(heads), key.repeat(heads))

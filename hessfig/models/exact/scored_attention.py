@@ -10,22 +10,22 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from hessfig.config import Attention, ModelConfig, Norm, QueryKey
-from hessfig.curvature.exact.kronecker import ItemMatrices
-from hessfig.curvature.exact.scored_layer import LayerNormAt, Place, Tail, loss_rows
-from hessfig.curvature.problem import Problem, check_same
+from hessfig.curvature.problem import Objective, check_same
 from hessfig.models.components import score_sink, with_sink
+from hessfig.models.exact.kronecker import ItemMatrices
+from hessfig.models.exact.scored_layer import LayerNormAt, ScoredPlace, Tail, loss_rows
 from hessfig.models.protocol import Structure
 from hessfig.models.registry import kind
 
 
-class Mixing:
+class ScoredMixing:
     """z_h = sum_j A_hj x_j W_V^h with A = pattern(s), s_hj = q_h.k_hj / scale, for the query of each item.
 
     An item is a scored position of a sequence. Its output depends on the scores of its own query alone; the keys
     reach up to the last scored position.
     """
 
-    def __init__(self, problem: Problem, model: ModelConfig) -> None:
+    def __init__(self, problem: Objective, model: ModelConfig) -> None:
         scored, network = problem.batch.scored, problem.network
         hidden, inputs, self.weights, self.scale, mask = _read(network, model, problem.batch.inputs)
         self.heads, self.per_sequence = model.n_heads, scored.stop - scored.start
@@ -137,8 +137,8 @@ class LastLayer:
     LayerNorms, a smooth activation and softmax give H_f.
     """
 
-    def __init__(self, problem: Problem, model: ModelConfig) -> None:
-        self.mixing = Mixing(problem, model)
+    def __init__(self, problem: Objective, model: ModelConfig) -> None:
+        self.mixing = ScoredMixing(problem, model)
         self.mixed = self.mixing.mixed.flatten(1)
         is_bare = kind(model.kind).structure == Structure.attention
         self.tail = None if is_bare else self._tail(problem.network, model)
@@ -146,31 +146,31 @@ class LastLayer:
         check_same(problem, outputs.unflatten(0, (-1, self.mixing.per_sequence)), "exact engine")
         gradient, self.root = loss_rows(problem, outputs.unflatten(0, (-1, self.mixing.per_sequence)))
         self.gradients = self._gradients(gradient)
-        self._jacobians: dict[Place, Tensor] = {}
+        self._jacobians: dict[ScoredPlace, Tensor] = {}
 
-    def jacobian(self, place: Place) -> Float[Tensor, "#n r place"]:
+    def jacobian(self, place: ScoredPlace) -> Float[Tensor, "#n r place"]:
         """Return R d outputs/d place of each item, computed once."""
         if place not in self._jacobians:
             self._jacobians[place] = self._jacobian(place)
         return self._jacobians[place]
 
-    def curvature(self, later: Place, earlier: Place) -> ItemMatrices:
+    def curvature(self, later: ScoredPlace, earlier: ScoredPlace) -> ItemMatrices:
         """Return d2<dl/df, f>/d later d earlier of each item."""
-        if later == Place.logits:
+        if later == ScoredPlace.logits:
             return ItemMatrices()
-        if later == Place.output:
+        if later == ScoredPlace.output:
             return self._final_curvature(None, earlier)
-        if later == Place.hidden:
+        if later == ScoredPlace.hidden:
             return self._hidden_curvature(earlier)
         total, scores = self._attention_curvature(later, earlier), self._score_curvature
-        return total if later != Place.scores or scores is None else total + _formed(scores)
+        return total if later != ScoredPlace.scores or scores is None else total + _formed(scores)
 
-    def derivative(self, of: Place, by: Place) -> ItemMatrices:
+    def derivative(self, of: ScoredPlace, by: ScoredPlace) -> ItemMatrices:
         """Return d of/d by of each item, for `by` before `of`."""
-        if (of, by) == (Place.active, Place.hidden):
+        if (of, by) == (ScoredPlace.active, ScoredPlace.hidden):
             return ItemMatrices(diagonal=self.ahead.slope)
         columns = self._columns(of, by)
-        if by == Place.scores:
+        if by == ScoredPlace.scores:
             return ItemMatrices(((columns.mT, torch.eye(columns.shape[-1]).to(columns)),))
         return _formed(columns)
 
@@ -195,68 +195,72 @@ class LastLayer:
 
     @cached_property
     def _score_curvature(self) -> Tensor | None:
-        return self.mixing.curvature(self.gradients[Place.scores])
+        return self.mixing.curvature(self.gradients[ScoredPlace.scores])
 
     def _tail(self, network: Any, model: ModelConfig) -> Tail:
         attended = network.layers[-1].attn.o(self.mixed)
         return Tail(network, model, attended + self.mixing.stream if model.attention_skip else attended)
 
-    def _gradients(self, of_outputs: Float[Tensor, "n v"]) -> dict[Place, Tensor]:
+    def _gradients(self, of_outputs: Float[Tensor, "n v"]) -> dict[ScoredPlace, Tensor]:
         if self.tail is None:
-            found = {Place.mixed: of_outputs}
+            found = {ScoredPlace.mixed: of_outputs}
         else:
             found = self.tail.gradients(of_outputs)
-            found[Place.mixed] = found[Place.attended] @ self._output_weight
-        return {**found, Place.scores: self.mixing.pull(found[Place.mixed][:, None])[:, 0]}
+            found[ScoredPlace.mixed] = found[ScoredPlace.attended] @ self._output_weight
+        return {**found, ScoredPlace.scores: self.mixing.pull(found[ScoredPlace.mixed][:, None])[:, 0]}
 
-    def _jacobian(self, place: Place) -> Tensor:
-        if place == Place.scores:
-            return self.mixing.pull(self.jacobian(Place.mixed))
-        if self.tail is None or place == Place.logits:
+    def _jacobian(self, place: ScoredPlace) -> Tensor:
+        if place == ScoredPlace.scores:
+            return self.mixing.pull(self.jacobian(ScoredPlace.mixed))
+        if self.tail is None or place == ScoredPlace.logits:
             return self.root.expand(len(self.mixed), -1, -1)
-        if place == Place.mixed:
-            return self.jacobian(Place.attended) @ self._output_weight
-        if place == Place.hidden:
-            return self.jacobian(Place.output) @ self.tail.mlp.fc_out.weight * self.tail.slope[:, None]
-        return self.root @ (self.tail.logits_by_output if place == Place.output else self.tail.logits_by_attended)
+        if place == ScoredPlace.mixed:
+            return self.jacobian(ScoredPlace.attended) @ self._output_weight
+        if place == ScoredPlace.hidden:
+            return self.jacobian(ScoredPlace.output) @ self.tail.mlp.fc_out.weight * self.tail.slope[:, None]
+        return self.root @ (self.tail.logits_by_output if place == ScoredPlace.output else self.tail.logits_by_attended)
 
-    def _attention_curvature(self, later: Place, earlier: Place) -> ItemMatrices:
+    def _attention_curvature(self, later: ScoredPlace, earlier: ScoredPlace) -> ItemMatrices:
         if self._tail_curvature is None:
             return ItemMatrices()
         right, left = self._tail_curvature, self._attended_columns(later)
-        if earlier != Place.attended:
+        if earlier != ScoredPlace.attended:
             right = right @ self._attended_columns(earlier)
-        return _formed(right if later == Place.attended else left.mT @ right)
+        return _formed(right if later == ScoredPlace.attended else left.mT @ right)
 
-    def _hidden_curvature(self, earlier: Place) -> ItemMatrices:
+    def _hidden_curvature(self, earlier: ScoredPlace) -> ItemMatrices:
         total = self._final_curvature(self.ahead.output_by_hidden, earlier)
         if not self.ahead.is_smooth:
             return total
-        bent = self.ahead.bend * self.gradients[Place.active]
-        if earlier == Place.hidden:
+        bent = self.ahead.bend * self.gradients[ScoredPlace.active]
+        if earlier == ScoredPlace.hidden:
             return total + ItemMatrices(diagonal=bent)
-        return total + _formed(bent[:, :, None] * self._columns(Place.hidden, earlier))
+        return total + _formed(bent[:, :, None] * self._columns(ScoredPlace.hidden, earlier))
 
-    def _final_curvature(self, left: Tensor | None, earlier: Place) -> ItemMatrices:
+    def _final_curvature(self, left: Tensor | None, earlier: ScoredPlace) -> ItemMatrices:
         """left^T Lambda do/d earlier, Lambda that of the last normaliser."""
         second = self.ahead.second
         if not isinstance(second, LayerNormAt):
             return ItemMatrices()
-        return ItemMatrices(((left, second.bend(self.gradients[Place.final], self._columns(Place.output, earlier))),))
+        return ItemMatrices(
+            ((left, second.bend(self.gradients[ScoredPlace.final], self._columns(ScoredPlace.output, earlier))),)
+        )
 
-    def _columns(self, of: Place, by: Place) -> Float[Tensor, "#n of by"]:
-        if of == Place.mixed:
-            return self._mixed_slopes if by == Place.scores else torch.eye(self.mixed.shape[1]).to(self.mixed)[None]
-        if by in (Place.scores, Place.mixed, Place.attended):
+    def _columns(self, of: ScoredPlace, by: ScoredPlace) -> Float[Tensor, "#n of by"]:
+        if of == ScoredPlace.mixed:
+            return (
+                self._mixed_slopes if by == ScoredPlace.scores else torch.eye(self.mixed.shape[1]).to(self.mixed)[None]
+            )
+        if by in (ScoredPlace.scores, ScoredPlace.mixed, ScoredPlace.attended):
             return self.ahead.push(of, self._attended_columns(by))
-        output = self.ahead.identity[None] if by == Place.output else self.ahead.output_by_hidden
-        return output if of == Place.output else self.ahead.second.push(output)
+        output = self.ahead.identity[None] if by == ScoredPlace.output else self.ahead.output_by_hidden
+        return output if of == ScoredPlace.output else self.ahead.second.push(output)
 
-    def _attended_columns(self, by: Place) -> Float[Tensor, "#n d by"]:
+    def _attended_columns(self, by: ScoredPlace) -> Float[Tensor, "#n d by"]:
         """da/d by."""
-        if by == Place.attended:
+        if by == ScoredPlace.attended:
             return self.ahead.identity[None]
-        return self._output_weight @ self._mixed_slopes if by == Place.scores else self._output_weight[None]
+        return self._output_weight @ self._mixed_slopes if by == ScoredPlace.scores else self._output_weight[None]
 
 
 def _formed(matrices: Tensor) -> ItemMatrices:

@@ -11,9 +11,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from hessfig.config import MLP, Attention
-from hessfig.curvature.tape import pattern_derivatives
-from hessfig.curvature.tape.tape import BIAS, WEIGHT, Probes, Tangent, Tape, plus
 from hessfig.models.components import PATTERNS, RMSNorm
+from hessfig.models.tape import pattern_derivatives
+from hessfig.models.tape.tape import BIAS, WEIGHT, Probes, Tangent, Tape, plus
 
 
 class Sum:

@@ -1,0 +1,110 @@
+"""Which route a column of blocks takes, and whole Hessians from the columns."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+
+from hessfig.config import ModelConfig
+from hessfig.config import Products as Choice
+from hessfig.curvature.batched import BatchedColumn, SmallNetwork
+from hessfig.curvature.column import Column
+from hessfig.curvature.differences import DifferencedColumn
+from hessfig.curvature.layered import Layered
+from hessfig.curvature.problem import Objective, OtherNetwork
+from hessfig.curvature.ranks import headed
+from hessfig.curvature.vocabulary_head import can_take
+from hessfig.curvature.weight_decay import DecayedColumn
+from hessfig.terms import Block
+
+if TYPE_CHECKING:
+    from hessfig.models.exact.exact_blocks import ExactEngine
+    from hessfig.models.tape.columns import LinearisedNetwork
+
+
+LARGE = 2**14  # parameters of a column from where on products in float32 take half the time of those in float64
+
+
+class Engines:
+    """The engines of one problem, each built once, when it is first asked for.
+
+    Those that rebuild networks of the package are imported then; networks of others never need them.
+    """
+
+    def __init__(self, problem: Objective, model: ModelConfig, products: Choice) -> None:
+        self.problem, self.model, self.products = problem, model, products
+
+    @cached_property
+    def exact(self) -> ExactEngine:
+        """The exact engine, for networks it knows."""
+        from hessfig.models.exact.exact_blocks import ExactEngine
+
+        return ExactEngine(self.problem, self.model)
+
+    def column(self, layer: int, col: str, blocks: Sequence[Block]) -> Column:
+        """Return the blocks of one column as operators, keyed by block; with what weight decay adds to them."""
+        column, decay = self._column(layer, col, blocks), self.problem.decay
+        return DecayedColumn(column, self.problem, layer, col, _rows(blocks)) if decay else column
+
+    def _column(self, layer: int, col: str, blocks: Sequence[Block]) -> Column:
+        rows = _rows(blocks)
+        if self.products == Choice.differences:
+            return DifferencedColumn(self.problem, layer, col, rows)
+        if self.products == Choice.linearised and can_take(self.problem):
+            return headed(self.problem, layer, col, rows)
+        if self.products == Choice.linearised and SmallNetwork.can_take(self.problem):
+            return BatchedColumn(self._small, self.problem, layer, col, rows)
+        network = self._linearised if self.products == Choice.linearised else None
+        if network is None or not all(network.holds(*side) for side in [(layer, col), *rows.values()]):
+            from hessfig.curvature.curvlinops import ColumnOperator
+
+            return ColumnOperator(self.problem, layer, col, rows)
+        return network.column(layer, col, rows)
+
+    def low_precision(self, column: Column, layer: int, col: str, blocks: Sequence[Block]) -> Column | None:
+        """Return the blocks of `column`, one of these engines', with products in float32.
+
+        None where they would not be much cheaper: half the time on the tape, for columns of LARGE parameters and more
+        (smaller ones spend theirs outside matrix products), and only for products in float64.
+        """
+        if not isinstance(self.problem.network, Layered) or column.dtype != torch.float64:
+            return None
+        from hessfig.models.tape.columns import LinearisedColumn
+
+        if not isinstance(column, LinearisedColumn) or column.dim < LARGE:
+            return None
+        return self._narrow.column(layer, col, _rows(blocks))
+
+    @cached_property
+    def _small(self) -> SmallNetwork:
+        return SmallNetwork(self.problem)
+
+    @cached_property
+    def _narrow(self) -> LinearisedNetwork:
+        from hessfig.models.tape.columns import LinearisedNetwork
+
+        return LinearisedNetwork(self.problem, self.model, products=torch.float32)
+
+    @cached_property
+    def _linearised(self) -> LinearisedNetwork | None:
+        """The tape; None for a network that has none, for several batches, or for something else (which is said)."""
+        if self.problem.more or not isinstance(self.problem.network, Layered):
+            return None
+        from hessfig.models.tape.columns import LinearisedNetwork
+        from hessfig.models.tape.recording import can_build
+
+        if not can_build(self.problem.network, self.model):
+            return None
+        try:
+            return LinearisedNetwork(self.problem, self.model)
+        except OtherNetwork as error:
+            warnings.warn(f"{error}; taken here", RuntimeWarning, stacklevel=2)
+            return None
+
+
+def _rows(blocks: Sequence[Block]) -> dict[Block, tuple[int, str]]:
+    return {block: (block.row_layer, str(block.row)) for block in blocks}
