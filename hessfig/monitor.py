@@ -6,9 +6,9 @@ import os
 import random
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from hessfig.arguments import Measure, Spec, device_of, one_of
+from hessfig.budget import Budget
 from hessfig.config.schema import SweepConfig
-from hessfig.errors import UserError, first_few
+from hessfig.errors import UserError, did_you_mean, first_few
 from hessfig.files import check_writable
 from hessfig.integrations.loggers import Log, logger
 from hessfig.interface import blocks_asked, with_parts
@@ -34,84 +35,66 @@ from hessfig.sweep.monitored import MonitoredTraining, OtherTraining
 Values = dict[str, float]
 
 
-class Budget:
-    """Seconds of a training and of measuring it, and whether another measurement would exceed its share.
+@dataclass(frozen=True)
+class _Options:
+    """What a monitor is told besides its parameters (see there)."""
 
-    The first measurement is always made: what one takes is not known before it. A note in the manifest between two
-    measurements counts as spent; notes take a tenth of the share, or else are made each time the list has doubled.
-    """
+    weights: Mapping[str, Spec] | str | None = TRAINABLE
+    outputs: str | int | None = None
+    max_fraction: float | None = 0.05
+    log: str | Log | None = None
+    on_error: str = "warn"
+    overwrite: bool = False
 
-    def __init__(self, max_fraction: float | None) -> None:
-        self.max_fraction, self.spent, self.training = max_fraction, 0.0, 0.0
-        self._last, self._left = 0.0, float("nan")
-        self._note, self._noted, self._count = 0.0, 0.0, 0
 
-    def arrive(self) -> None:
-        """Count the time since `leave` as the training's."""
-        if self._left == self._left:
-            self.training += time.perf_counter() - self._left
+_MEASURED = {"quantities": ("loss", "gradient_norm", "largest_eigenvalue"), "blocks": ("all",), "parts": "H"}
 
-    def leave(self) -> None:
-        """Let the training go on."""
-        self._left = time.perf_counter()
 
-    def allows(self) -> bool:
-        """Whether one more measurement, as long as the last, is within max_fraction of the training so far."""
-        within = self.max_fraction is None or self.spent + self._last <= self.max_fraction * self.training
-        return not self._last or within
-
-    @contextmanager
-    def measuring(self) -> Iterator[None]:
-        """Count the time of the block as spent."""
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._last = time.perf_counter() - start
-            self.spent += self._last
-
-    def allows_note(self, count: int) -> bool:
-        """Whether `count` skipped or failed steps are written down: twice as many as last time, or time for a note."""
-        share, since = self.max_fraction, self.training - self._noted
-        return count >= 2 * self._count or share is None or self._note <= 0.1 * share * since
-
-    @contextmanager
-    def noting(self, count: int) -> Iterator[None]:
-        """Count the time of the block as that of a note of `count` steps."""
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._note, self._noted, self._count = time.perf_counter() - start, self.training, count
-            self.spent += self._note
-
-    def resume(self, record: Mapping[str, float]) -> None:
-        """Go on from the record of an earlier process."""
-        self.spent, self.training = record.get("spent_seconds", 0.0), record.get("training_seconds", 0.0)
-
-    def record(self) -> dict[str, Any]:
-        """Return what the manifest holds."""
-        spent, training = round(self.spent, 3), round(self.training, 3)
-        return {"max_fraction": self.max_fraction, "spent_seconds": spent, "training_seconds": training}
+def _taken_apart(measure: Measure | None, further: Mapping[str, Any]) -> tuple[Measure, _Options]:
+    """Return what is measured, and the other keywords. Raises TypeError for one that there is not."""
+    of_measure, of_options = ({one.name for one in fields(kind)} for kind in (Measure, _Options))
+    for name in further:
+        if name not in of_measure | of_options:
+            hint = did_you_mean(name, [*of_measure, *of_options])
+            raise TypeError(f"Monitor() got an unexpected keyword argument {name!r}" + (hint and f": {hint}"))
+    own = {name: value for name, value in further.items() if name in of_measure}
+    if measure is not None and (own or not isinstance(measure, Measure)):
+        raise UserError(
+            "Monitor: measure is a hessfig.Measure, which holds these settings",
+            got=first_few(list(own)) if own else type(measure).__name__,
+            allowed="measure=hessfig.Measure(...), or its fields as keywords",
+            remedy="measure=hessfig.Measure(blocks=['all'], quantities=['largest_eigenvalue'], parts='H')",
+        )
+    options = {name: value for name, value in further.items() if name in of_options}
+    return measure or Measure(**{**_MEASURED, **own}), _Options(**options)
 
 
 class Monitor:
     """Measure the curvature of a network while a loop of your own trains it: call monitor(step) at every step.
 
-    network, loss, batch   what is measured, as in hessfig.Problem; the batch holds its `inputs` and `targets`
-    folder      where table.csv and manifest.json are written, in the format of `hessfig run`, for all its readers
-    every       steps between two measurements
-    quantities, blocks, parts, estimator, num_probes, spectrum, seed   as in hessfig.measure
-    weights     "trainable" (those that require a gradient), or names as in hessfig.Problem
-    optimiser   the torch.optim optimiser, for preconditioned_eigenvalue, stability_threshold and critical_step (without
-                it: the step of plain gradient descent)
-    max_fraction   the share of the training's time that measurements may take, without set-up and the first one:
-                a step is skipped if its measurement would exceed the share. None: no limit
-    dtype, device   of the measurement. None: float64 on the CPU, else float32; the device of the network
-    log         "tensorboard", "wandb", "mlflow", "trackio", or a function log(values, step) for every measurement
-    on_error    "warn": a failed measurement is reported and noted in the manifest, a failed logger is reported, and
-                the training continues; "raise": either of them ends the training
-    overwrite   replace the results of another training in this folder
+    Parameters
+    ----------
+    network, loss, batch
+        What is measured, as in hessfig.Problem; the batch holds its `inputs` and `targets`.
+    folder : path
+        Where table.csv and manifest.json are written, in the format of `hessfig run`, for all its readers.
+    measure : hessfig.Measure, optional
+        Blocks, parts, quantities, estimator, dtype and device. Its fields may be given as keywords here instead. By
+        default loss, gradient norm and largest eigenvalue of H of all weights, in float64 on the CPU, else in float32,
+        on the device of the network.
+    every : int
+        Steps between two measurements.
+    optimiser : torch.optim.Optimizer, optional
+        For preconditioned_eigenvalue, stability_threshold and critical_step (without it: the step of plain gradient
+        descent).
+    **further
+        weights ("trainable", those that require a gradient, or names as in hessfig.Problem) and outputs (as there);
+        max_fraction (0.05: the share of the training's time that measurements may take, without set-up and the first
+        one; a step is skipped if its measurement would exceed the share; None: no limit); log ("tensorboard", "wandb",
+        "mlflow", "trackio", or a function log(values, step) for every measurement); on_error ("warn": a failed
+        measurement is reported and noted in the manifest, a failed logger is reported, and the training continues;
+        "raise": either of them ends the training); overwrite (True: replace the results of another training in the
+        folder).
 
     A copy of the network is measured, in evaluation mode: weights, gradients, modes and random generators of the
     training stay as they are, to the bit. The largest and smallest eigenvalues start from the eigenvectors of the last
@@ -120,6 +103,16 @@ class Monitor:
     A restart after a crash, with the same arguments, continues the table: steps after the checkpoint are measured
     again. The folder is the monitor's own until `close`, its garbage collection or the end of the process. Raises
     UserError for what cannot be measured, for a folder that holds something else, and for that of another monitor.
+
+    Examples
+    --------
+    >>> import tempfile, torch, hessfig
+    >>> network, batch = torch.nn.Linear(3, 2), (torch.eye(3), torch.tensor([0, 1, 1]))
+    >>> wanted = hessfig.Measure(blocks=["all"], parts="H", quantities=["largest_eigenvalue"])
+    >>> monitor = hessfig.Monitor(network, "cross_entropy", batch, folder=tempfile.mkdtemp(), measure=wanted, every=10)
+    >>> [list(monitor(step)) for step in range(12) if step % 10 == 0]
+    [['largest_eigenvalue/all/H'], ['largest_eigenvalue/all/H']]
+    >>> monitor.close()
     """
 
     def __init__(
@@ -129,41 +122,30 @@ class Monitor:
         batch: Any,
         *,
         folder: str | Path,
+        measure: Measure | None = None,
         every: int = 20,
-        quantities: str | Sequence[str] = ("loss", "gradient_norm", "largest_eigenvalue"),
-        blocks: str | Sequence[Any] = ("all",),
-        parts: str | Sequence[str] | None = "H",
-        estimator: str = "auto",
-        num_probes: int = 20,
-        spectrum: Mapping[str, Any] | None = None,
-        seed: int = 0,
-        weights: Mapping[str, Spec] | str | None = TRAINABLE,
-        outputs: str | int | None = None,
         optimiser: torch.optim.Optimizer | None = None,
-        max_fraction: float | None = 0.05,
-        dtype: str | None = None,
-        device: str | None = None,
-        log: str | Log | None = None,
-        on_error: str = "warn",
-        overwrite: bool = False,
+        **further: Any,
     ) -> None:
-        self.folder, self.every, self.budget = Path(folder), _every(every), Budget(_fraction(max_fraction))
+        wanted, options = _taken_apart(measure, further)
+        self.folder, self.every, self.budget = Path(folder), _every(every), Budget(options.max_fraction)
         self._network, self._optimiser, self._is_first = _unwrapped(network), optimiser, _rank() == 0
-        self._raises = one_of("on_error", on_error, ("warn", "raise")) == "raise"
+        self._raises = one_of("on_error", options.on_error, ("warn", "raise")) == "raise"
         self._step, self._told = -1, set[str]()
         self._owner: Owner | None = None
         if not self._is_first:
             return
         with _undisturbed():
             check_spread(self._network)
-            place = device_of(device or next(self._network.parameters()).device)
-            real = dtype or ("float64" if place.type == "cpu" else "float32")
-            config = Measure(blocks, parts, quantities, estimator, num_probes, spectrum, seed, real).config()
+            place = device_of(wanted.device or next(self._network.parameters()).device)
+            config = wanted.config("float64" if place.type == "cpu" else "float32")
             config.sweep = SweepConfig(self.folder.name or "monitor", axis="step", windows=[[None, None]])
             config.device = str(place)
             check_optimiser(optimiser, config.quantities)
-            self._copy = NetworkCopy(self._network, batch, loss, weights, outputs, dtype=real, place=place)
-            self._config, self._warm = with_parts(config, self._copy.problem, parts), dict[str, Tensor]()
+            self._copy = NetworkCopy(
+                self._network, batch, loss, options.weights, options.outputs, dtype=config.dtype, place=place
+            )
+            self._config, self._warm = with_parts(config, self._copy.problem, wanted.parts), dict[str, Tensor]()
             layout = self._copy.problem.layout
             self._blocks = blocks_asked(self._config, layout, unchecked=OF_AN_OPTIMISER)
             for name in config.quantities:
@@ -171,9 +153,9 @@ class Monitor:
             check_writable(self.folder)
             self._owner = Owner(self.folder)
             try:
-                self._log = logger(log, self.folder)
+                self._log = logger(options.log, self.folder)
                 content, depth = self._copy.data_content, layout.num_layers
-                self._course = MonitoredTraining(self.folder, self._config, content, depth, overwrite=overwrite)
+                self._course = MonitoredTraining(self.folder, self._config, content, depth, overwrite=options.overwrite)
             except BaseException:
                 self.close()
                 raise
@@ -349,14 +331,6 @@ def _step(given: Any) -> int:
     if isinstance(given, bool) or not isinstance(given, int | numpy.integer) or given < 0:
         raise UserError("monitor(step)", got=repr(given), allowed="a whole number >= 0", remedy="monitor(step)")
     return int(given)
-
-
-def _fraction(given: Any) -> float | None:
-    if given is None or (isinstance(given, int | float) and not isinstance(given, bool) and given > 0):
-        return given
-    raise UserError(
-        "max_fraction: a share of the training's time", got=repr(given), allowed="> 0, or None", remedy="0.05"
-    )
 
 
 @contextmanager
