@@ -101,19 +101,13 @@ def verify(arguments: list[str]) -> int:
 
 def fitted_slopes(job: Job) -> Any:
     """Return the slopes of the sweep's curves as a frame, and write them next to its table."""
-    from hessfig.analysis.slopes import fit
+    from hessfig.analysis.slopes.fit import FitSettings, write_slopes
 
     config, folder = job.config, table_folder(job)
-    return fit.run(
-        folder,
-        windows(job),
-        tolerance=config.tolerance,
-        resamples=config.resamples,
-        average=config.sweep.average.value,
-        quantity=config.quantity,
-        among=job.given.get("quantities"),
-        preset=unchanged_preset(folder, job.own),
-    )
+    average, preset = config.sweep.average.value, unchanged_preset(folder, job.own)
+    settings = FitSettings(average, config.resamples, config.tolerance, preset=preset)
+    quantity, among = config.quantity, job.given.get("quantities")
+    return write_slopes(folder, windows(job), settings, quantity=quantity, among=among)
 
 
 def windows(job: Job) -> list[tuple[float | None, float | None]]:

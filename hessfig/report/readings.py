@@ -16,7 +16,7 @@ from hessfig.analysis.comparison.agreement import judge
 from hessfig.analysis.curves import quantity_to_fit
 from hessfig.analysis.manifest import RecordedRun, read_manifest, read_run
 from hessfig.analysis.slopes import gate
-from hessfig.analysis.slopes.fit import fit_slopes
+from hessfig.analysis.slopes.fit import FitSettings, fit_slopes
 from hessfig.analysis.slopes.printed import as_window, label
 from hessfig.errors import UserError
 from hessfig.predictions.growth_rates import Prediction
@@ -95,18 +95,15 @@ def _slopes(run: RecordedRun, about: SweepAsked, asked: FigureRequests) -> tuple
             None,
             f"curves along steps are no power laws (hessfig slopes sweep={about.name} fits them all the same)",
         )
+    preset = "" if about.other else about.preset
     try:
         frame = fit_slopes(
             run.table,
             run.architectures,
             about.windows,
+            FitSettings(about.average, asked.resamples, asked.tolerance, run.first_seed, preset),
             axis=run.axis,
             quantity=quantity_to_fit(run.table),
-            tolerance=asked.tolerance,
-            resamples=asked.resamples,
-            seed=run.first_seed,
-            average=about.average,
-            preset="" if about.other else about.preset,
         )
     except UserError as error:
         return None, error.what

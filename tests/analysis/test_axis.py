@@ -109,7 +109,7 @@ def test_slopes_along_steps_know_no_prediction(tmp_path: Path) -> None:
     table = make_table(sigma=[0.1], steps=[0, 1, 10, 100, 1000], law=lambda b, p, a, s: 1.0, noise=0)
     table = table.assign(value=table["value"] * table["step"].clip(1) ** 0.5)
     folder = write_sweep(table, tmp_path, settings=settings)
-    frame = slopes.run(folder, [(1.0, 100.0), (None, None)])
+    frame = slopes.write_slopes(folder, [(1.0, 100.0), (None, None)])
     np.testing.assert_allclose(frame["slope"], 0.5, atol=1e-12)
     assert set(frame["num_points"]) == {3, 4}  # a step 0 has no logarithm
     assert set(frame["prediction"]) == {"unknown"} and set(frame["axis"]) == {"step"}
@@ -125,7 +125,7 @@ def test_slopes_along_a_setting() -> None:
 
 def test_a_table_of_single_points_has_no_slopes(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"has a sigma, so there are no curves[\s\S]*figure.layout=bars"):
-        slopes.run(write_sweep(make_table(sigma=None), tmp_path), [(None, 1.0)])
+        slopes.write_slopes(write_sweep(make_table(sigma=None), tmp_path), [(None, 1.0)])
 
 
 def test_texts_of_variants() -> None:

@@ -30,7 +30,8 @@ WINDOW = [(None, 1.0)]
 def fitted(table: pd.DataFrame, settings: dict[str, Any] = CONFIG, **options: Any) -> pd.DataFrame:
     """Return the slopes table on sigma <= 1."""
     known = architectures(table, {"config": settings})
-    return slopes.fit_slopes(table, known, options.pop("windows", WINDOW), **options)
+    windows = options.pop("windows", WINDOW)
+    return slopes.fit_slopes(table, known, windows, slopes.FitSettings(**options))
 
 
 def test_noiseless_power_law_is_exact() -> None:
@@ -130,7 +131,7 @@ def test_slopes_and_levels_are_of_any_quantity(
     tmp_path: Path, measured: list[str], asked: dict[str, Any], fits: str, others: list[str]
 ) -> None:
     folder = write_sweep(of_quantities(*measured), tmp_path)
-    frame = slopes.run(folder, WINDOW, resamples=10, **asked)
+    frame = slopes.write_slopes(folder, WINDOW, slopes.FitSettings(resamples=10), **asked)
     assert frame.attrs["others"] == others
     assert set(pd.read_csv(folder / slopes.SLOPES)["quantity"]) == {fits}
     assert frame["predicted"].notna().any() == (fits == "frobenius")
@@ -141,9 +142,9 @@ def test_slopes_and_levels_are_of_any_quantity(
 def test_one_of_several_quantities_is_asked_for_by_name(tmp_path: Path) -> None:
     folder = write_sweep(of_quantities("trace", "erank"), tmp_path)
     with pytest.raises(UserError, match=r"(?s)several quantities.*trace, erank.*quantity=trace"):
-        slopes.run(folder, WINDOW)
+        slopes.write_slopes(folder, WINDOW)
     with pytest.raises(UserError, match=r"(?s)no numbers of this quantity.*did you mean 'erank'"):
-        slopes.run(folder, WINDOW, quantity="erang")
+        slopes.write_slopes(folder, WINDOW, quantity="erang")
 
 
 def bent(block: Block, part: Part, architecture: Architecture, sigma: float) -> float:
@@ -207,7 +208,9 @@ def test_results_are_reproducible_and_depend_on_the_seed() -> None:
 
 def test_run_writes_the_contract(tmp_path: Path) -> None:
     folder = write_sweep(make_table(), tmp_path)
-    frame = slopes.run(folder, [(None, 0.1), (1.0, None)], tolerance=0.1, resamples=100, seed=0)
+    frame = slopes.write_slopes(
+        folder, [(None, 0.1), (1.0, None)], slopes.FitSettings(tolerance=0.1, resamples=100, seed=0)
+    )
     written = pd.read_csv(folder / "slopes.csv", keep_default_na=False)
     contract = "num_layers layer row col part window_low window_high slope slope_se ci_low ci_high predicted verdict"
     assert [name for name in written.columns if name in contract.split()] == contract.split()

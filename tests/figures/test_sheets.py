@@ -78,7 +78,7 @@ def test_what_a_figure_prints_is_what_slopes_csv_holds(tmp_path: Path, seed: int
     """The bootstrap's seed is the run's first seed in both, unless both are told another."""
     settings, windows = {**CONFIG, "first_seed": 1234}, [(None, 1.0)]
     folder = write_sweep(make_table(seeds=4, wander=0.5, noise=0.3), tmp_path, settings=settings)
-    fitted = slopes.run(folder, windows, seed=seed)
+    fitted = slopes.write_slopes(folder, windows, slopes.FitSettings(seed=seed))
     spec = FigureSpec("3a", "sigma", "growth", windows, seed=seed)
     drawn = pd.read_csv(draw(spec, tmp_path)[-1]).drop_duplicates(["row", "part"])
     written = pd.read_csv(folder / "slopes.csv")
@@ -86,7 +86,7 @@ def test_what_a_figure_prints_is_what_slopes_csv_holds(tmp_path: Path, seed: int
     assert len(both) == 6
     pd.testing.assert_series_equal(both["slope_se"], both["slope_se_written"], check_names=False)
     pd.testing.assert_series_equal(both["slope"], both["slope_written"], check_names=False)
-    other = slopes.run(folder, windows, seed=0)
+    other = slopes.write_slopes(folder, windows, slopes.FitSettings(seed=0))
     assert not np.allclose(other["slope_se"].dropna(), fitted["slope_se"].dropna(), rtol=1e-6)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -162,37 +162,44 @@ _EVIDENCE = [
 COLUMNS = [*CURVE, *_FITTED, *_COMPARED, *_EVIDENCE]
 
 
-def run(
+@dataclass(frozen=True)
+class FitSettings:
+    """How slopes are fitted and judged: `average` over seeds, `resamples` of the bootstrap, `tolerance` of the verdict.
+
+    `seed` of the bootstrap; None: the first seed of the run, as in figures. `preset` is the shipped sweep whose network
+    and task these are, "" for others, which have no published slopes.
+    """
+
+    average: str = ARITHMETIC
+    resamples: int = RESAMPLES
+    tolerance: float = 0.1
+    seed: int | None = None
+    preset: str = ""
+
+
+def write_slopes(
     folder: Path,
     windows: Sequence[Window],
+    settings: FitSettings = FitSettings(),
     *,
-    tolerance: float = 0.1,
-    resamples: int = RESAMPLES,
-    seed: int | None = None,
-    average: str = ARITHMETIC,
     quantity: str | None = None,
     among: Collection[str] | None = None,
-    preset: str = "",
 ) -> pd.DataFrame:
     """Fit every curve of folder/table.csv, write folder/slopes.csv and return it as a table.
 
-    `seed` of the bootstrap: the first seed of the run, as in figures, unless told. `quantity` and `among`: see
-    quantity_to_fit; the others of the table are listed in `attrs`, under "others". Raises UserError for a bad table,
-    manifest or window.
+    `quantity` and `among`: see quantity_to_fit; the others of the table are listed in `attrs`, under "others". Raises
+    UserError for a bad table, manifest or window.
     """
     measured = read_run(folder)
     fitted = quantity_to_fit(measured.table, quantity, among)
+    seed = measured.first_seed if settings.seed is None else settings.seed
     frame = fit_slopes(
         measured.table,
         measured.architectures,
         windows,
+        replace(settings, seed=seed),
         axis=measured.axis,
         quantity=fitted,
-        tolerance=tolerance,
-        resamples=resamples,
-        seed=measured.first_seed if seed is None else seed,
-        average=average,
-        preset=preset,
     )
     write_csv({folder / SLOPES: frame}, "table of slopes")
     frame.attrs["others"] = [name for name in measured.table["quantity"].unique() if name != fitted]
@@ -203,29 +210,24 @@ def fit_slopes(
     table: pd.DataFrame,
     architectures: Architectures,
     windows: Sequence[Window],
+    settings: FitSettings = FitSettings(),
     *,
     axis: Axis = SIGMA,
     quantity: str = FROBENIUS,
-    tolerance: float = 0.1,
-    resamples: int = RESAMPLES,
-    seed: int = 0,
-    average: str = ARITHMETIC,
-    preset: str = "",
 ) -> pd.DataFrame:
-    """Return one row per curve and window: log-log least squares of the mean over seeds (`average`: which mean).
+    """Return one row per curve and window: log-log least squares of the mean over seeds.
 
     Errors are those of `fit_slope`, predicted exponents those of predictions.growth_rates, published
     slopes those of data/published_slopes.csv, with the joint error of the difference where theirs is known; the latter
-    two speak of Frobenius norms along sigma. `preset` is the
-    shipped sweep whose network and task these are, "" for others, which have no published slopes.
+    two speak of Frobenius norms along sigma.
     """
     check_windows(windows)
     numbers = along(of_quantity(table, quantity), axis)
     check_places(numbers, axis)
     originals = dict(list(numbers.groupby(CURVE)))
     rows = [
-        _context(key, preset, window, architectures, axis, _reach(values, window))
-        | _row(values, window, resamples, seed, average)
+        _context(key, settings.preset, window, architectures, axis, _reach(values, window))
+        | _row(values, window, settings)
         | _measure_of(originals[key], window)
         for key, values in seed_matrix(numbers, axis=axis, quantity=quantity).groupby(level=CURVE, sort=False)
         for window in windows
@@ -233,14 +235,14 @@ def fit_slopes(
     frame = pd.DataFrame(rows).astype({"predicted": float, "window_low": float, "window_high": float})
     frame = in_reading_order(frame, numbers)
     frame = frame.assign(joint_se=np.hypot(frame["slope_se"], frame["published_se"]))
-    return frame.assign(verdict=[judge(row, tolerance).value for row in frame.itertuples()])[COLUMNS]
+    return frame.assign(verdict=[judge(row, settings.tolerance).value for row in frame.itertuples()])[COLUMNS]
 
 
-def _row(values: pd.DataFrame, window: Window, resamples: int, seed: int, average: str) -> dict[str, Any]:
+def _row(values: pd.DataFrame, window: Window, settings: FitSettings) -> dict[str, Any]:
     places = values.columns.to_numpy(float)
     inside = values.loc[:, within(places, window) & (places > 0)]  # a place at 0 has no logarithm
     numbers, x = inside.to_numpy(float), inside.columns.to_numpy(float)
-    fit = fit_slope(numbers, x, resamples=resamples, seed=seed, average=average)
+    fit = fit_slope(numbers, x, resamples=settings.resamples, seed=settings.seed or 0, average=settings.average)
     low, high = window
     return {"window_low": low, "window_high": high, **asdict(fit)}
 

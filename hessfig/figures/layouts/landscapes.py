@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from hessfig.analysis.axis import Axis, X, along, check_places, setting_values, short_variant, without
 from hessfig.analysis.curves import growth_curves, of_quantity
 from hessfig.analysis.manifest import RecordedRun
-from hessfig.analysis.slopes.fit import fit_slopes
+from hessfig.analysis.slopes.fit import FitSettings, fit_slopes
 from hessfig.analysis.slopes.printed import WHOLE, Window, label
 from hessfig.figures.parts.colours import GUIDE, part_colour, shades
 from hessfig.figures.parts.encoding import set_x_scale
@@ -70,7 +70,7 @@ def landscape(spec: FigureSpec, source: Source) -> Iterator[Page]:
         yield _page(spec, where(table, other=other), axis, fits_of(spec, run), fixed, suffix)
 
 
-def _page(spec: FigureSpec, table: pd.DataFrame, axis: Axis, fits: Mapping[str, Any], fixed: str, suffix: str) -> Page:
+def _page(spec: FigureSpec, table: pd.DataFrame, axis: Axis, fits: FitSettings, fixed: str, suffix: str) -> Page:
     """Draw a page; `fixed` is the distance of all numbers where the sweep does not vary it ('None': at w*)."""
     directions, distances = (list(dict.fromkeys(table[key])) for key in ("direction", "distance"))
     names = [[f"{one or 'direction'}:{distance or fixed}" for distance in distances] for one in directions]
@@ -96,13 +96,13 @@ def _page(spec: FigureSpec, table: pd.DataFrame, axis: Axis, fits: Mapping[str, 
     return sheet.page(suffix, as_written(pd.concat(drawn), axis))
 
 
-def _place(spec: FigureSpec, table: pd.DataFrame, axis: Axis, distance: str, fits: Mapping[str, Any]) -> _Place:
+def _place(spec: FigureSpec, table: pd.DataFrame, axis: Axis, distance: str, fits: FitSettings) -> _Place:
     present = [name for name in _ALONG_K if name in set(table["quantity"])]
     curves = {name: growth_curves(table, axis=axis, quantity=name) for name in present}
     windows = list(spec.windows)[:1] or [WHOLE]
     slopes = {}
     for name in present:
-        fit = fit_slopes(table, {}, windows, axis=axis, quantity=name, **fits).iloc[0]
+        fit = fit_slopes(table, {}, windows, fits, axis=axis, quantity=name).iloc[0]
         slopes[name] = float(fit["slope"]), float(fit["slope_se"])
     used = counted(table)
     numbers = {name: float(where(used, quantity=name)["value"].mean()) for name in _SINGLE}
@@ -197,7 +197,7 @@ def _laws(spec: FigureSpec, run: RecordedRun, quantities: Sequence[str]) -> Laws
     for name in [*quantities, *(name for names in nulls.values() for name in names)]:
         table = of_quantity(run.table, name)
         curves.append(growth_curves(table, axis=run.axis, quantity=name))
-        slopes.append(fit_slopes(table, {}, windows[:1], axis=run.axis, quantity=name, **fits))
+        slopes.append(fit_slopes(table, {}, windows[:1], fits, axis=run.axis, quantity=name))
     published = spec.options.get("published", {})
     return Laws(pd.concat(curves), pd.concat(slopes), run.axis, windows[0], nulls, published)
 

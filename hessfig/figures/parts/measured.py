@@ -12,7 +12,7 @@ import pandas as pd
 from hessfig.analysis.axis import Axis, X, along, check_places
 from hessfig.analysis.curves import growth_curves, of_quantity
 from hessfig.analysis.manifest import Architectures, RecordedRun
-from hessfig.analysis.slopes.fit import fit_slopes
+from hessfig.analysis.slopes.fit import FitSettings, fit_slopes
 from hessfig.analysis.slopes.levels import window_levels
 from hessfig.analysis.slopes.printed import WHOLE, Window, label
 from hessfig.errors import UserError
@@ -150,17 +150,17 @@ def read_measured(spec: FigureSpec, source: Source) -> MeasuredCurves:
     check_places(table, run.axis)
     used, said = list(spec.windows) or [WHOLE], spec.choice("words", (SLOPE, LEVEL), SLOPE)
     of: dict[str, Any] = {"axis": run.axis, "quantity": spec.quantity}
-    slopes = fit_slopes(table, run.architectures, used, **of, **fits_of(spec, run), preset=spec.preset)
+    slopes = fit_slopes(table, run.architectures, used, fits_of(spec, run), **of)
     levels = window_levels(table, used, **of, average=spec.average) if said == LEVEL else slopes[:0]
     curves = growth_curves(table, **of)
     of |= {"levels": levels, "said": said, "paper": spec.paper, "config": run.config}
     return MeasuredCurves(table, curves, slopes, run.architectures, used, spec.average, **of)
 
 
-def fits_of(spec: FigureSpec, run: RecordedRun) -> dict[str, Any]:
+def fits_of(spec: FigureSpec, run: RecordedRun) -> FitSettings:
     """Return how slopes are fitted: by the figure's settings, with the first seed of the run unless told another."""
     seed = run.first_seed if spec.seed is None else spec.seed
-    return {"average": spec.average, "resamples": spec.resamples, "seed": seed}
+    return FitSettings(spec.average, spec.resamples, seed=seed, preset=spec.preset)
 
 
 def windows_in_words(windows: Sequence[Window], axis: Axis) -> str:
