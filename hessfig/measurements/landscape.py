@@ -16,8 +16,8 @@ from hessfig.config.checks import number_of_samples
 from hessfig.curvature.gradients import Along, LossGradient, Samples
 from hessfig.curvature.problem import Batch, Objective
 from hessfig.errors import UserError
-from hessfig.measurements.quantity import Measured, Request, Row
-from hessfig.measurements.training_dynamics import EXACT, state_row
+from hessfig.measurements.quantity import Estimate, Measured, Request, Row
+from hessfig.measurements.training_dynamics import state_row
 from hessfig.rng import stream
 
 Array = NDArray[np.float64]
@@ -212,18 +212,12 @@ def averaged_rows(
     """Return means as rows, `index` = k: `over` how many (all orders by default), which the errors are of."""
     count = request.at.config.landscape.permutations if number is None else number
     numbers = zip(at, found.value, found.error, strict=True)
-    return [
-        state_row(name, request, float(v), error=float(e), index=int(k), num_probes=count, estimator=over)
-        for k, v, e in numbers
-    ]
+    return [state_row(name, request, Estimate(float(v), float(e), count, over), index=int(k)) for k, v, e in numbers]
 
 
 def exact_rows(name: str, request: Request, at: Places, values: Array) -> list[Row]:
     """Return numbers that follow from the samples without an order as rows, `index` = k."""
-    return [
-        state_row(name, request, float(value), index=int(k), estimator=EXACT)
-        for k, value in zip(at, values, strict=True)
-    ]
+    return [state_row(name, request, float(value), index=int(k)) for k, value in zip(at, values, strict=True)]
 
 
 def direction_of(samples: Samples, request: Request) -> Mapping[str, Tensor]:
@@ -287,7 +281,7 @@ def _curvature_rows(problem: Objective, request: Request, found: Along) -> list[
     chosen = torch.argsort(sizes, descending=True, stable=True)[:number]
     norm = largest_curvature(problem, [int(sample) for sample in chosen])
     return [
-        state_row("largest_curvature", request, norm, error=None, estimator="power", num_probes=number),
+        state_row("largest_curvature", request, Estimate(norm, np.nan, number, "power")),
         state_row("directional_curvature", request, float(sizes.max())),
     ]
 
@@ -297,9 +291,7 @@ def _agreement(request: Request, predicted: np.ndarray, true: np.ndarray) -> lis
         "prediction_correlation": rank_correlation(predicted, true),
         "prediction_slope": regression(predicted, true),
     }
-    return [
-        state_row(name, request, value, error=error, estimator="samples") for name, (value, error) in compared.items()
-    ]
+    return [state_row(name, request, Estimate(value, error, 0, "samples")) for name, (value, error) in compared.items()]
 
 
 def _kept(**numbers: Tensor) -> dict[str, np.ndarray]:

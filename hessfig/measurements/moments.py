@@ -32,8 +32,7 @@ def jacobian_norm(problem: Objective, request: Request) -> Measured:
     rows = []
     for layer, name, (block, *_) in columns(request.blocks):
         found = _jacobian_norm(problem, request, layer, name)
-        row = state_row("jacobian_norm", request, found.value, error=found.error, block=block, estimator=found.by)
-        rows.append({**row, "num_probes": found.num_probes})
+        rows.append(state_row("jacobian_norm", request, found, block=block))
     return Measured(rows)
 
 

@@ -239,14 +239,14 @@ def block_row(quantity: str, request: Request, block: Block, part: Part, found: 
         part=part.value,
         quantity=quantity,
         value=found.value,
-        error=_error(found),
+        error=error_of(found),
         num_probes=found.num_probes,
         **_made_by(request, found),
         status=_status(quantity, request, block, part, found).value,
     )
 
 
-def _error(found: Estimate) -> float | None:
+def error_of(found: Estimate) -> float | None:
     """Return the error: none where the estimator gives none, nan for a number that is not finite."""
     if not math.isfinite(found.value):
         return math.nan

@@ -23,7 +23,6 @@ from hessfig.measurements.quantity import At, Estimate, Measured, Request
 from hessfig.measurements.requirements import ADAPTIVE
 from hessfig.measurements.training_dynamics import state_row
 from hessfig.models.routes import Engines
-from hessfig.record import Status
 from hessfig.states.stored_states import moments
 from hessfig.states.training.second_order import BatchLoss
 from hessfig.states.training.step_rules import StepRule, learning_rate
@@ -49,15 +48,9 @@ def batch_sharpness(problem: Objective, request: Request) -> Measured:
         batch = training_batch(config, seed=at.seed, step=number, name=name)
         there = batch.to(next(problem.network.parameters()).device)
         found.append(along_gradient(replace(problem, batch=there, more=())))
-    row = state_row(
-        "batch_sharpness",
-        request,
-        statistics.fmean(found),
-        error=0.0 if full else _error(found),
-        num_probes=0 if full else len(found),
-        estimator="mini-batches",
-    )
-    return Measured([row])
+    error, count = (0.0, 0) if full else (_error(found), len(found))
+    mean = Estimate(statistics.fmean(found), error, count, "mini-batches")
+    return Measured([state_row("batch_sharpness", request, mean)])
 
 
 def critical_step(problem: Objective, request: Request) -> Measured:
@@ -67,13 +60,13 @@ def critical_step(problem: Objective, request: Request) -> Measured:
     the loss of the measuring batch. Where u does not lower the loss at all the number did not converge.
     """
     found = crossing_step(problem, request.at)
-    status = Status.ok if found.error > 0 else Status.not_converged
+    found = replace(found, by="losses", is_rough=not found.error > 0)
     sharpness = 2 / found.value if found.value else float("nan")
     beside = sharpness * found.error / found.value if found.value else float("nan")
     return Measured(
         [
-            state_row("critical_step", request, found.value, error=found.error, estimator="losses", status=status),
-            state_row("critical_sharpness", request, sharpness, error=beside, estimator="losses", status=status),
+            state_row("critical_step", request, found),
+            state_row("critical_sharpness", request, replace(found, value=sharpness, error=beside)),
         ]
     )
 
@@ -132,18 +125,12 @@ def _scaled_eigenvalue(name: str, problem: Objective, request: Request, scale: F
             generator=request.stream(0, Group.all.value),
         )
     except NotFinite:
-        row = state_row(name, request, math.nan, error=math.nan, block=block, estimator="lanczos")
-        return Measured([{**row, "part": Part.H.value}])
-    row = state_row(
-        name,
-        request,
-        float(found.values[0]),
-        error=float(found.residuals[0]),
-        block=block,
-        estimator="lanczos",
-        status=Status.ok if found.converged else Status.not_converged,
-    )
-    return Measured([{**row, "part": Part.H.value}])
+        estimate = Estimate(math.nan, math.nan, 0, "lanczos")
+    else:
+        estimate = Estimate(
+            float(found.values[0]), float(found.residuals[0]), 0, "lanczos", is_rough=not found.converged
+        )
+    return Measured([{**state_row(name, request, estimate, block=block), "part": Part.H.value}])
 
 
 def predicted_decrease(problem: Objective, request: Request) -> Measured:

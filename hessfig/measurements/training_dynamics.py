@@ -22,7 +22,7 @@ from hessfig.curvature.layered import Layered, scored_outputs
 from hessfig.curvature.losses import per_sample
 from hessfig.curvature.problem import Batch, Objective
 from hessfig.curvature.spectral.densities import eigenvalues
-from hessfig.measurements.quantity import At, Measured, Request, Row, row_of
+from hessfig.measurements.quantity import At, Estimate, Measured, Request, Row, error_of, row_of
 from hessfig.measurements.requirements import without_layers
 from hessfig.models.components import outside_window
 from hessfig.record import Status
@@ -77,7 +77,7 @@ def held_out_loss(problem: Objective, request: Request) -> Measured:
         singles = [per_sample(problem.loss, scored_outputs(network, x, batch.scored), y).double() for x, y in pairs]
     losses = torch.cat(singles)
     error = float(losses.std()) / len(losses) ** 0.5
-    rows = [state_row("held_out_loss", request, float(losses.mean()), error=error, estimator="unseen examples")]
+    rows = [state_row("held_out_loss", request, Estimate(float(losses.mean()), error, 0, "unseen examples"))]
     if config.task.loss == Loss.cross_entropy:
         classes = CLASSES if config.task.data == Data.digits else config.task.vocabulary
         shares = torch.bincount(batch.targets.flatten(), minlength=classes).double() / batch.targets.numel()
@@ -151,7 +151,7 @@ def gradient_covariance(problem: Objective, request: Request) -> Measured:
     """
     eigenvalues = gram(problem)
     values = {"gradient_covariance": float(eigenvalues.sum()), "gradient_covariance_eigenvalue": float(eigenvalues[-1])}
-    return Measured([state_row(name, request, value, error=None) for name, value in values.items()])
+    return Measured([state_row(name, request, without_error(value)) for name, value in values.items()])
 
 
 def noise_scale(problem: Objective, request: Request) -> Measured:
@@ -168,7 +168,7 @@ def noise_scale(problem: Objective, request: Request) -> Measured:
     mean = float((total / count).square().sum())
     trace = (squares - count * mean) / (count - 1) if count > 1 else math.nan
     signal = mean - trace / count
-    return Measured([state_row("noise_scale", request, trace / signal if signal > 0 else math.nan, error=None)])
+    return Measured([state_row("noise_scale", request, without_error(trace / signal if signal > 0 else math.nan))])
 
 
 def num_parameters(problem: Objective, request: Request) -> Measured:
@@ -191,7 +191,7 @@ def training_cost(problem: Objective, request: Request) -> Measured:
     return Measured(
         [
             *(state_row(name, request, float(count)) for name, count in counts.items()),
-            *(state_row(name, request, value, error=None, estimator="clock") for name, value in timed.items()),
+            *(state_row(name, request, without_error(value, "clock")) for name, value in timed.items()),
         ]
     )
 
@@ -199,30 +199,38 @@ def training_cost(problem: Objective, request: Request) -> Measured:
 def state_row(
     quantity: str,
     request: Request,
-    value: float,
+    found: float | Estimate,
     *,
-    error: float | None = 0.0,
     block: Block | None = None,
     layer: int = 0,
     index: int | None = None,
-    num_probes: int = 0,
-    estimator: str = EXACT,
-    status: Status = Status.ok,
 ) -> Row:
-    """Return the row of a number; one that is not finite has that status whatever `status` says."""
+    """Return the row of a number; one without an estimate is exact."""
+    estimate = found if isinstance(found, Estimate) else exact(found)
     place = {} if block is not None else {"layer": layer, "row_layer": layer}
+    status = Status.not_converged if estimate.is_rough else Status.ok
     return row_of(
         block,
         **place,
         quantity=quantity,
         index=index,
-        value=value,
-        error=error if error is None or math.isfinite(value) else math.nan,
-        num_probes=num_probes,
-        estimator=estimator,
+        value=estimate.value,
+        error=error_of(estimate),
+        num_probes=estimate.num_probes,
+        estimator=estimate.by,
         dtype=request.dtype.value,
-        status=(status if math.isfinite(value) else Status.nonfinite).value,
+        status=(status if math.isfinite(estimate.value) else Status.nonfinite).value,
     )
+
+
+def exact(value: float, by: str = EXACT) -> Estimate:
+    """Return a number without error, made `by` what is named."""
+    return Estimate(value, 0.0, 0, by)
+
+
+def without_error(value: float, by: str = EXACT) -> Estimate:
+    """Return a number whose error is not known."""
+    return Estimate(value, math.nan, 0, by)
 
 
 def norm_rows(quantity: str, problem: Objective, request: Request, tensors: dict[str, Tensor]) -> list[Row]:
@@ -362,5 +370,5 @@ def _accuracy_rows(name: str, request: Request, right: Tensor) -> list[Row]:
     for index, hits in shares:
         share = float(hits.double().mean())
         error = (share * (1 - share) / len(hits)) ** 0.5
-        rows.append(state_row(name, request, share, error=error, index=index, estimator="unseen sums"))
+        rows.append(state_row(name, request, Estimate(share, error, 0, "unseen sums"), index=index))
     return rows

@@ -34,7 +34,7 @@ class StatementVerdict(StrEnum):
     left_out = "left out"
 
 
-class Measure(StrEnum):
+class ErrorMeasure(StrEnum):
     """How the distance from the oracle is measured, and (by `tolerance`) how much of it is allowed."""
 
     relative = "largest deviation of an entry over the largest entry"
@@ -44,7 +44,7 @@ class Measure(StrEnum):
 
     @property
     def tolerance(self) -> float:
-        return {Measure.integer: 0.0, Measure.exponent: 0.05}.get(self, 1e-10)
+        return {ErrorMeasure.integer: 0.0, ErrorMeasure.exponent: 0.05}.get(self, 1e-10)
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Statement:
     correction: str = ""
     note: str = ""
     error_is: str = ""
-    measure: Measure = Measure.relative
+    measure: ErrorMeasure = ErrorMeasure.relative
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def stated(name: str, check: Check, *, recorded: str, measure: str = "relative",
     numbers = {key: f"{value:g}" for key, value in check.numbers.items()}
     words: dict[str, Any] = {key: Template(text).substitute(numbers) for key, text in texts.items()}
     formulas = {key: getattr(check, key) for key in ("draw", "oracle", "printed", "corrected")}
-    return Statement(name, recorded=StatementVerdict(recorded), measure=Measure[measure], **words, **formulas)
+    return Statement(name, recorded=StatementVerdict(recorded), measure=ErrorMeasure[measure], **words, **formulas)
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def check(statement: Statement, dims: list[Dims], seeds: int) -> StatementOutcom
     return StatementOutcome(statement, _largest(printed), _largest(corrected), time.perf_counter() - start)
 
 
-def _error(formula: Callable[[Any], Values] | None, problem: Any, truth: Values, measure: Measure) -> float | None:
+def _error(formula: Callable[[Any], Values] | None, problem: Any, truth: Values, measure: ErrorMeasure) -> float | None:
     if formula is None:
         return None
     try:
@@ -164,13 +164,13 @@ def _error(formula: Callable[[Any], Values] | None, problem: Any, truth: Values,
     return _worst([_distance(value, truth[name], measure, floor) for name, value in values.items()])
 
 
-def _distance(value: Tensor, truth: Tensor, measure: Measure, floor: float) -> float:
+def _distance(value: Tensor, truth: Tensor, measure: ErrorMeasure, floor: float) -> float:
     """Relative to the largest true entry, or to `floor` where that is larger: rounding is all a tiny block holds."""
     if value.shape != truth.shape:
         return math.inf
     difference = float((value - truth).abs().max())
     scale = float(truth.abs().max())
-    if measure != Measure.relative or not truth.is_floating_point() or scale == 0:
+    if measure != ErrorMeasure.relative or not truth.is_floating_point() or scale == 0:
         return difference
     return difference / max(scale, floor)
 

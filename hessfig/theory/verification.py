@@ -27,7 +27,7 @@ from hessfig.theory.scalar_claims import SCALAR, SINKS
 from hessfig.theory.statement import (
     FIRST_SEED,
     Dims,
-    Measure,
+    ErrorMeasure,
     Statement,
     StatementOutcome,
     StatementVerdict,
@@ -191,7 +191,7 @@ def _verified(outcome: StatementOutcome) -> str:
 
 def _method(sizes: list[Dims], seeds: int) -> str:
     where = " and ".join(", ".join(f"{name} = {value}" for name, value in vars(size).items()) for size in sizes)
-    allowed = "; ".join(f"{measure} at most {measure.tolerance:g}" for measure in Measure)
+    allowed = "; ".join(f"{measure} at most {measure.tolerance:g}" for measure in ErrorMeasure)
     return f"""
 ## How this was checked
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from hessfig.theory.statement import Dims, Measure, Statement, StatementOutcome, StatementVerdict, check
+from hessfig.theory.statement import Dims, ErrorMeasure, Statement, StatementOutcome, StatementVerdict, check
 from hessfig.theory.verification import CATALOGUE
 
 SIZES = [Dims(), Dims().other_side()]
@@ -23,9 +23,12 @@ def test_verdict_is_as_recorded(name: str) -> None:
     outcome = check(CATALOGUE[name], SIZES, seeds=1)
     assert outcome.verdict == CATALOGUE[name].recorded
     assert outcome.correction_holds
-    if CATALOGUE[name].measure in (Measure.relative, Measure.absolute) and outcome.error_corrected is not None:
+    if (
+        CATALOGUE[name].measure in (ErrorMeasure.relative, ErrorMeasure.absolute)
+        and outcome.error_corrected is not None
+    ):
         assert outcome.error_corrected < 1e-10
-    if CATALOGUE[name].measure == Measure.integer:
+    if CATALOGUE[name].measure == ErrorMeasure.integer:
         errors = [e for e in (outcome.error_as_printed, outcome.error_corrected) if e is not None]
         assert errors and all(error == int(error) for error in errors)
 

@@ -15,8 +15,8 @@ from hessfig.curvature.gradients import LossGradient
 from hessfig.curvature.problem import Objective
 from hessfig.measurements.compression.surrogates import Subject
 from hessfig.measurements.eigenvalues import square_columns
-from hessfig.measurements.quantity import Arrays, Measured, Request, Row
-from hessfig.measurements.training_dynamics import state_row
+from hessfig.measurements.quantity import Arrays, Estimate, Measured, Request, Row
+from hessfig.measurements.training_dynamics import EXACT, state_row
 from hessfig.models.blocks import matrices_of
 from hessfig.terms import PRUNED_BY, Matrix, Surrogate
 
@@ -130,7 +130,7 @@ class _Pruned:
         saliencies = _flushed(one, self._rounding * float(one.abs().max()) if len(one) else 0.0)
         found, count = spearman(saliencies, _flushed(other, self._rounding * abs(self._before))), len(one)
         error = (1 - found**2) * (_FIELLER / (count - 3)) ** 0.5 if count > 3 else nan
-        return state_row(name, self._request, found, block=self.subject.block, error=error)
+        return state_row(name, self._request, Estimate(found, error, 0, EXACT), block=self.subject.block)
 
 
 def zeroed_each(groups: Groups, weights: Float[Tensor, " dim"]) -> Float[Tensor, "k dim"]:

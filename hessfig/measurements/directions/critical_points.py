@@ -11,9 +11,8 @@ from torch import Tensor
 from hessfig.curvature.problem import Objective
 from hessfig.curvature.spectral.densities import eigenvalues
 from hessfig.measurements.directions.loss_surface import Surface
-from hessfig.measurements.quantity import Measured, Request
+from hessfig.measurements.quantity import Estimate, Measured, Request
 from hessfig.measurements.training_dynamics import state_row
-from hessfig.record import Status
 
 Array = NDArray[np.float64]
 _FIRST = 0.1  # how long the first step may be beside |w0|, the least that MINPACK takes
@@ -43,8 +42,8 @@ def critical_points(problem: Objective, request: Request) -> Measured:
         "start": surface.loss(surface.start),
     }
     is_found = norm <= request.at.config.directions.tolerance
-    status, how = (Status.ok if is_found else Status.not_converged), "least squares"
-    rows = [state_row(f"critical_{name}", request, one, estimator=how, status=status) for name, one in found.items()]
+    made = {name: Estimate(one, 0.0, 0, "least squares", is_rough=not is_found) for name, one in found.items()}
+    rows = [state_row(f"critical_{name}", request, one) for name, one in made.items()]
     return Measured(rows, {"eigenvalues": values.numpy()})
 
 

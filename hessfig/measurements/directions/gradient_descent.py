@@ -15,9 +15,8 @@ from hessfig.curvature.spectral.extremes import End
 from hessfig.curvature.spectral.lanczos import NotFinite
 from hessfig.measurements.directions.expansion import ExpansionRule
 from hessfig.measurements.directions.loss_surface import Surface
-from hessfig.measurements.quantity import Arrays, Measured, Request
+from hessfig.measurements.quantity import Arrays, Estimate, Measured, Request
 from hessfig.measurements.training_dynamics import state_row
-from hessfig.record import Status
 from hessfig.terms import Group
 
 Vector = Float[Tensor, " n"]
@@ -38,7 +37,7 @@ def descent(problem: Objective, request: Request) -> Measured:
     `curvatures` (true), `run_curvatures`, `line_curvatures`, one fewer, the first of the run NaN.
     """
     surface, settings = Surface(problem, request.model, request.estimator.products), request.at.config.directions
-    largest, status = _largest_eigenvalue(surface, request)
+    largest, converged = _largest_eigenvalue(surface, request)
     rate = settings.rate * 2 / largest if largest > 0 else math.nan
     course = _course(surface, rate, settings.steps)
     rule = ExpansionRule(settings.departure, surface.rounding)
@@ -48,9 +47,8 @@ def descent(problem: Objective, request: Request) -> Measured:
         "run_curvature": _ratio(course.run_curvatures, course.curvatures),
         "line_curvature": _ratio(course.line_curvatures, course.curvatures),
     }
-    rows = [
-        state_row(f"descent_{name}", request, one, estimator="descent", status=status) for name, one in found.items()
-    ]
+    made = {name: Estimate(one, 0.0, 0, "descent", is_rough=not converged) for name, one in found.items()}
+    rows = [state_row(f"descent_{name}", request, one) for name, one in made.items()]
     return Measured(rows, course.arrays)
 
 
@@ -116,9 +114,9 @@ def _ratio(found: list[float], true: list[float]) -> float:
     return float(np.median(finite)) if finite.size else math.nan
 
 
-def _largest_eigenvalue(surface: Surface, request: Request) -> tuple[float, Status]:
+def _largest_eigenvalue(surface: Surface, request: Request) -> tuple[float, bool]:
     try:
         found = surface.extreme(End.largest, request.spectrum, request.stream(0, Group.all.value))
     except NotFinite:
-        return math.nan, Status.nonfinite
-    return float(found.values[0]), Status.ok if found.converged else Status.not_converged
+        return math.nan, False
+    return float(found.values[0]), found.converged

@@ -17,7 +17,7 @@ from hessfig.curvature.spectral.extremes import End
 from hessfig.measurements.directions.asked import is_dense
 from hessfig.measurements.directions.expansion import ExpansionRule
 from hessfig.measurements.directions.loss_surface import LossPoint, Surface
-from hessfig.measurements.quantity import Arrays, Measured, Request, Row
+from hessfig.measurements.quantity import Arrays, Estimate, Measured, Request, Row
 from hessfig.measurements.training_dynamics import state_row
 from hessfig.terms import Group
 
@@ -140,7 +140,7 @@ class _Line:
         name = f"{self.ray}_ray"
         numbers = {f"{name}_slope": self.slope, f"{name}_curvature": self.curvature}
         departures = [
-            state_row(f"{name}_departure", request, value, error=error, index=side, estimator="losses")
+            state_row(f"{name}_departure", request, Estimate(value, error, 0, "losses"), index=side)
             for side, (value, error) in enumerate(self.departures, 1)
         ]
         return [*(state_row(key, request, one) for key, one in numbers.items()), *departures]
