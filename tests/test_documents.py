@@ -53,6 +53,13 @@ NO_SETTINGS = {
     "launcher=mine": "a file of the reader's own",
     **dict.fromkeys(("weights=trainable", "on_error=raise", "loss=None", "outputs=NAME"), "an argument in Python"),
     "statement=thm31,lem41": "a word of hessfig verify",
+    **dict.fromkeys(
+        [
+            "code=run",
+            *(f"code=run,{spec}" for spec in ("PACKAGE.MODULE:NAME", "../mynet.py:make", "mypackage.nets:make")),
+        ],
+        "a word of hessfig reproduce, bundle and export",
+    ),
 }
 Cli = Callable[..., Answer]
 

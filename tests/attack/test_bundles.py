@@ -13,7 +13,7 @@ import pytest
 from tests.attack.ledger import Ledger
 from tests.attack.target import Answer, command
 from tests.attack.test_damage import damaged
-from tests.forging import Rows, edited
+from tests.forging import Rows, edited, with_sums
 
 Call = Callable[..., Answer]
 FORGED, DAMAGED, SUMS = "forged bundles", "damaged archives", "damaged sums and manifests of bundles"
@@ -41,7 +41,7 @@ def packed(place: Path) -> Path:
     with zipfile.ZipFile(place / "sigma.zip") as archive:
         archive.extractall(place / "whole")
     shutil.rmtree(place / "whole/sigma/figures")
-    return place / "whole/sigma"
+    return with_sums(place / "whole/sigma")
 
 
 def at_random(dice: random.Random) -> Callable[[Rows], Rows]:
