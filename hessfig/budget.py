@@ -61,9 +61,9 @@ class Budget:
             self._note, self._noted, self._count = time.perf_counter() - start, self.training, count
             self.spent += self._note
 
-    def resume(self, record: Mapping[str, float]) -> None:
+    def resume(self, record: Mapping[str, float | None]) -> None:
         """Go on from the record of an earlier process."""
-        self.spent, self.training = record.get("spent_seconds", 0.0), record.get("training_seconds", 0.0)
+        self.spent, self.training = record.get("spent_seconds") or 0.0, record.get("training_seconds") or 0.0
 
     def record(self) -> dict[str, Any]:
         """Return what the manifest holds."""

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hessfig.curvature.fingerprint import fingerprint
 from hessfig.errors import UserError, first_few
 from hessfig.interface import Problem, Spec
+from hessfig.models.fingerprint import fingerprint
 from hessfig.models.identity import identities, identity
 from hessfig.models.own_network import copied, data_content
 from hessfig.record import digest

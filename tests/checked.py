@@ -9,7 +9,9 @@ from pathlib import Path
 from beartype import BeartypeConf, beartype
 
 ROOT = Path(__file__).parent.parent
-UNCHECKED = "hessfig.models.tape"  # small steps that run a million times here; dense oracles hold their shapes
+# The tape's small steps run a million times here, and dense oracles hold their shapes; a monitor's warnings name the
+# line that called it, counting frames.
+UNCHECKED = ("hessfig.models.tape", "hessfig.monitor")
 LIBRARIES = {"torch", "jaxtyping"}
 
 
@@ -30,6 +32,6 @@ def _imported(path: Path) -> set[str]:
 
 
 COMPUTING = [name for name, path in _modules() if _imported(path) & LIBRARIES]
-CHECKED = [name for name in COMPUTING if not f"{name}.".startswith(f"{UNCHECKED}.")]
+CHECKED = [name for name in COMPUTING if not f"{name}.".startswith(tuple(f"{one}." for one in UNCHECKED))]
 TYPECHECKER = f"{__name__}.checked"
 checked = beartype(conf=BeartypeConf(is_pep484_tower=True))  # a whole number is a float, as mypy has it

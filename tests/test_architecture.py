@@ -390,25 +390,36 @@ def _is_text(path: Path) -> bool:
 
 
 BARE = re.compile(r"(?<![\w./\"'{<*-])([a-z_]\w{2,}(?:\.[a-z_]\w*)*)\.([A-Za-z_]\w*)(?![\w./*{<-])")
-FILES = (
-    "bin",
-    "css",
-    "csv",
-    "html",
-    "json",
-    "md",
-    "npz",
-    "pdf",
-    "png",
-    "safetensors",
-    "svg",
-    "toml",
-    "txt",
-    "yaml",
-    "zip",
+FILES = tuple(
+    [
+        "bin",
+        "css",
+        "csv",
+        "html",
+        "json",
+        "md",
+        "npz",
+        "pdf",
+        "png",
+        "py",
+        "safetensors",
+        "svg",
+        "toml",
+        "txt",
+        "yaml",
+        "zip",
+    ]
 )
 LIBRARIES = ("matplotlib", "numpy", "pandas", "safetensors", "scipy", "torch", "torchvision", "transformers")
-OBJECTS = ("axes", "bridge", "kfac", "parameter", "problem", "table")  # of matplotlib's settings, and in examples
+OBJECTS = (
+    "axes",
+    "bridge",
+    "kfac",
+    "monitor",
+    "parameter",
+    "problem",
+    "table",
+)  # of matplotlib's settings, and in examples
 
 
 def stale_names(path: Path) -> list[str]:

@@ -219,7 +219,7 @@ def test_another_thing_than_a_problem_is_refused() -> None:
     with pytest.raises(UserError, match="problem is of another kind"):
         hessfig.measure((NET, X, Y))  # type: ignore[arg-type]
     with pytest.raises(UserError, match="dtype: there is no such choice"):
-        problem().drawn("float128")
+        problem().objective("float128")
 
 
 def test_a_layer_whose_names_overlap_is_no_group() -> None:

@@ -156,7 +156,8 @@ def _gate(folder: Path) -> None:
 
 KIND = '''
 """A network of two weights: one file is one kind."""
-from hessfig.models.protocol import Kind, Layout, Weight
+from hessfig.models.protocol import NetworkKind
+from hessfig.weights import Layout, Weight
 
 def layout(config):
     size = config.model.d_model
@@ -177,7 +178,7 @@ def skeleton(config):
 
     return Two()
 
-KIND = Kind(layout=layout, skeleton=skeleton)
+KIND = NetworkKind(layout=layout, skeleton=skeleton)
 '''
 
 

@@ -383,7 +383,7 @@ def _weighed(loss: nn.Module, batches: list[Batch], outputs: list[Tensor]) -> li
 def content_of(drawn: Objective) -> str:
     """Return a hash of a network, its batches, its loss and the names of its weights, as far as Python shows them.
 
-    What it computes is told by its fingerprint (hessfig.curvature.fingerprint).
+    What it computes is told by its fingerprint (hessfig.models.fingerprint).
     """
     held = ((name, tensor_bytes(one)) for name, one in drawn.network.named_parameters(remove_duplicate=False))
     parts = identities(drawn.network, **{"the loss": drawn.loss})

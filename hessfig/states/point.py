@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hessfig.config.enums import State
 from hessfig.config.keys import step_values
 from hessfig.config.schema import Config
-from hessfig.curvature.problem import Objective
 from hessfig.errors import UserError
 from hessfig.files import check_pin, fingerprint, is_file
 from hessfig.models.registry import kind
 from hessfig.states.training import trajectory
+
+if TYPE_CHECKING:
+    from hessfig.curvature.problem import Objective
 
 
 def drawn(config: Config, *, sigma: float | None, seed: int, step: int | None = None) -> Objective:

@@ -7,9 +7,9 @@ import warnings
 
 from hessfig.config import Config
 from hessfig.config.user_code import guarded
-from hessfig.curvature.fingerprint import fingerprint
 from hessfig.curvature.problem import Objective
 from hessfig.errors import UserError
+from hessfig.models.fingerprint import fingerprint
 from hessfig.models.kinds.python import KEY
 from hessfig.models.own_network import content_of
 from hessfig.models.protocol import ONCE

@@ -20,8 +20,9 @@ import torch
 from torch import nn
 
 from hessfig.errors import UserError
-from hessfig.models.protocol import Draw, Kind, Layout, Weight
+from hessfig.models.protocol import Draw, NetworkKind
 from hessfig.terms import Matrix
+from hessfig.weights import Layout, Weight
 
 
 class Bag(nn.Module):
@@ -51,7 +52,7 @@ def check_model(model):
         raise UserError("model.n_layers: a bag has no layers", got=model.n_layers, allowed="1", remedy="leave it out")
 
 
-KIND = Kind(
+KIND = NetworkKind(
     layout=layout,
     skeleton=skeleton,
     matrices=lambda model: [Matrix.W_E, Matrix.W_U],

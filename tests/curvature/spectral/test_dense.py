@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from hessfig.config.enums import Products
 from hessfig.curvature.column import SPLIT, completed, to_multiply
 from hessfig.curvature.spectral.densities import dense_eigenvalues
 from hessfig.models.routes import Engines
@@ -55,7 +56,7 @@ def test_blocks_of_every_architecture_have_the_oracles_eigenvalues(name: str) ->
     names = [Matrix(weight.name) for weight in problem.layout.weights if weight.layer == 1 and weight.is_main]
     chosen = [matrix for matrix in names if matrix in (Matrix.W_Q, Matrix.W_QK, Matrix.W_V, Matrix.W)][:2]
     truth = dense_oracle(problem, 1, chosen)
-    engines = Engines(problem, model, "linearised")  # type: ignore[arg-type]
+    engines = Engines(problem, model, Products.linearised)
     for matrix in chosen:
         block = Block(1, matrix, matrix)
         found = dense_eigenvalues(engines.column(1, matrix, [block]), block, list(PARTS))

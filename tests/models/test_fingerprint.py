@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 import hessfig
-from hessfig.curvature.fingerprint import Fingerprint, fingerprint
+from hessfig.models.fingerprint import Fingerprint, fingerprint
 from hessfig.models.protocol import ONCE
 
 
@@ -34,7 +34,7 @@ def plain(network: Net, hidden: Tensor, found: Tensor) -> Tensor:
 def found(tail: Any = plain, *, dtype: str = "float64", key: str = "key", order: int = 2, **more: float) -> Fingerprint:
     torch.manual_seed(1)
     x, y = torch.randn(5, 3), torch.randint(0, 2, (5,))
-    drawn = hessfig.Problem(Net(tail, **more), x, y).drawn(dtype)
+    drawn = hessfig.Problem(Net(tail, **more), x, y).objective(dtype)
     return fingerprint((drawn), key, order=order)
 
 
