@@ -187,10 +187,7 @@ class Monitor:
     def _at(self, step: int) -> Values:
         if self._owner is None:
             raise UserError(
-                "monitor(step): the monitor was closed",
-                got=step,
-                allowed="an open monitor",
-                remedy="make another Monitor",
+                "monitor(step): it was closed", got=step, allowed="an open monitor", remedy="make another Monitor"
             )
         if step % self.every or step == self._step:
             return {}

@@ -14,6 +14,7 @@ from hessfig.config.enums import Published
 from hessfig.config.presets import shipped_figures
 from hessfig.figures.layouts import overlay
 from hessfig.figures.parts.page import Paper
+from hessfig.register import REGISTER
 from tests.analysis.authors import as_reference, file_name, publish, settings, toy_table, write_toy_sweep
 from tests.analysis.synthetic import write_sweep
 from tests.conftest import Answer
@@ -32,7 +33,9 @@ def svg_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def files_under(folder: Path) -> set[str]:
-    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file() and REGISTER not in path.parts
+    }
 
 
 def lines_of(answer: Answer, figure: str) -> list[str]:

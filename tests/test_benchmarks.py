@@ -67,7 +67,7 @@ def test_norms_of_one_layer_compare_every_engine_with_the_exact_values(tmp_path:
 @pytest.mark.usefixtures("workers")
 @pytest.mark.long
 def test_norms_of_three_layers_have_no_exact_engine_to_compare_with(tmp_path: Path) -> None:
-    report = report_of("bench_norms", tmp_path, "--n-layers=3")
+    report = report_of("bench_norms", tmp_path, "--n-layers=3", "--d-model=20")
     engines, auto = report["engines"], report["engines"]["auto, float64"]
     assert "exact, float64" not in engines and auto["rms_deviation"] is None
     assert 0 < auto["sampled_numbers"] < auto["numbers"] == 17

@@ -25,6 +25,7 @@ from hessfig.cli.verbs import VERBS, Verb
 from hessfig.config.presets import choices
 from hessfig.config.schema import GROUPS
 from hessfig.config.settings import settings
+from hessfig.record import CHECKSUM, checksum
 from hessfig.theory.statement import Dims
 from tests.conftest import Answer
 from tests.runs import CELLS, COMMAND, TOY, cell_files, hessfig, rows
@@ -280,8 +281,7 @@ def test_cleaning_asks_and_lists(undisturbed: Path, tmp_path: Path) -> None:
     assert "every cell stays: nobody can say" in hessfig("clean", folder=tmp_path).stdout
     manifest = json.loads(table.with_name("manifest.json").read_text())
     manifest["table_sha256"] = hashlib.sha256(table.read_bytes()).hexdigest()
-    del manifest["checksum"]
-    table.with_name("manifest.json").write_text(json.dumps(manifest))
+    table.with_name("manifest.json").write_text(json.dumps({**manifest, CHECKSUM: checksum(manifest)}))
     assert "15 unused cells stay: they were written less than a day ago" in hessfig("clean", folder=tmp_path).stdout
     for path in cell_files(tmp_path):
         os.utime(path, (time.time() - 25 * 3600,) * 2)

@@ -15,6 +15,7 @@ import pytest
 from hessfig.config import packed
 from hessfig.config.compose import compose
 from hessfig.config.keys import in_manifest
+from hessfig.record import CHECKSUM, checksum
 from tests import forging
 from tests.analysis.synthetic import make_table, write_sweep
 from tests.conftest import Answer
@@ -134,12 +135,14 @@ def test_what_a_manifest_says_is_data(cli: Cli, bundle: Path) -> None:
         ("versions", {"torch": "2.0\n-r /etc/passwd"}, "versions holds what is none"),
         ("versions", {"--index-url": "1"}, "versions holds what is none"),
     ):
-        path.write_text(json.dumps({key_: one for key_, one in {**manifest, key: value}.items() if key_ != "checksum"}))
+        edited = {**manifest, key: value}
+        path.write_text(json.dumps({**edited, CHECKSUM: checksum(edited)}))
         answer = cli("bundle", str(with_sums(bundle)))
         assert answer.code == 2 and said in answer.err, answer.out + answer.err
     about = "<script>x</script> [a](b)"
     manifest["config"]["sweep"]["about"] = about
-    path.write_text(json.dumps({**manifest, "command": "hessfig run\n```\nrm -rf ~", "checksum": ""}))
+    edited = {**manifest, "command": "hessfig run\n```\nrm -rf ~"}
+    path.write_text(json.dumps({**edited, CHECKSUM: checksum(edited)}))
     assert cli("bundle", str(with_sums(bundle)), "file=quoted.zip").code == 0
     with zipfile.ZipFile("quoted.zip") as archive:
         page = archive.read("sigma/README.md").decode()

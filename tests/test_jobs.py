@@ -98,7 +98,7 @@ def test_a_refused_run_does_not_stop_the_others(cli: Cli, undisturbed: Path) -> 
 def test_a_table_of_other_settings_is_replaced_with_a_word(cli: Cli, tmp_path: Path) -> None:
     assert cli("run", *SMALL, "seeds=2").code == 0
     stale = tmp_path / "outputs/sigma/slopes.csv"
-    stale.write_text("of two seeds")
+    assert cli("slopes", "sweep=sigma").code == 0 and stale.exists()
     assert "made with seeds=2 (now 1)" in cli("status", *SMALL, "seeds=1").out
     answer = cli("run", *SMALL, "seeds=1")
     assert "note: outputs/sigma/table.csv was made with other settings and is replaced" in answer.out

@@ -252,7 +252,7 @@ def test_one_monitor_in_a_folder_while_it_lives(tmp_path: Path) -> None:
     watch(tmp_path / "other")
     first(1)
     first.close()
-    with pytest.raises(UserError, match="the monitor was closed"):
+    with pytest.raises(UserError, match="it was closed"):
         first(2)
     second = watch(tmp_path / "mine")
     second(2)

@@ -190,14 +190,17 @@ def _of_class(kind: type) -> Iterator[Any]:
 
 
 def _of_object(thing: Any) -> Iterator[Any]:
-    """Yield the class and attributes of an object; of a library's (a logger, a trainer) those alone that are plain."""
+    """Yield the class and attributes of an object; of a library's (a logger, a trainer) those alone that are plain.
+
+    What a library calls a hash is Python's, as a rule, and another number in every process.
+    """
     kind = type(thing)
     named = str(getattr(thing, "__name__", ""))
     yield from (kind, named)
     slots = [slot for one in kind.__mro__ for slot in _slots(one)]
     held = {**getattr(thing, "__dict__", {}), **{slot: getattr(thing, slot, None) for slot in slots}}
     whole = not _is_library(kind.__module__) or kind.__module__.startswith(("hessfig.models", "hessfig.tasks"))
-    yield {name: value for name, value in sorted(held.items()) if whole or _is_plain(value)}
+    yield {name: value for name, value in sorted(held.items()) if whole or (_is_plain(value) and "hash" not in name)}
 
 
 def _slots(kind: type) -> Iterator[str]:

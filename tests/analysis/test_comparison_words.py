@@ -33,7 +33,7 @@ def test_run_reads_a_file_and_writes_points_curves_ratios_and_figure(tmp_path: P
     assert len(pd.read_csv(folder / "comparison.csv")) == 60
     assert len(pd.read_csv(folder / "comparison_curves.csv")) == 6
     assert len(pd.read_csv(folder / "comparison_ratios.csv")) == 10
-    written = {path.name for path in (tmp_path / "figures").iterdir()}
+    written = {path.name for path in (tmp_path / "figures").glob("[!.]*")}
     assert written == {f"figcompare_sigma.{kind}" for kind in ("pdf", "png", "svg", "csv")}
     console = Console(width=80, record=True)
     console.print(found.rich_table())

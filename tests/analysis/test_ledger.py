@@ -52,7 +52,7 @@ def test_both_files_say_the_same_and_nothing_else_is_written(tmp_path: Path) -> 
     write_softmax(tmp_path)
     judged = judge(claims().values(), tmp_path, lambda folder, sweep: ["model.d_model=4"])
     paths = ledger.write(judged, tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["claims.csv", "claims.md", "eq5"]
+    assert sorted(path.name for path in tmp_path.glob("[!.]*")) == ["claims.csv", "claims.md", "eq5"]
     frame = pd.read_csv(paths[0], keep_default_na=False).set_index("id")
     assert list(frame.index) == list(claims()) and list(frame.columns) == ledger.COLUMNS[1:]
     one = frame.loc["softmax-heterogeneity"]

@@ -44,7 +44,7 @@ def test_errata_sheet_has_every_section_and_nothing_else_is_left(tmp_path: Path)
     text = (tmp_path / "verify" / "report.md").read_text()
     for heading in ("1. What needs a correction", "2. What the sources leave out", "3. What holds as printed"):
         assert f"## {heading}" in text
-    assert sorted(p.name for p in (tmp_path / "verify").iterdir()) == ["report.md", "statements.csv"]
+    assert sorted(p.name for p in (tmp_path / "verify").glob("[!.]*")) == ["report.md", "statements.csv"]
 
 
 def test_same_settings_give_the_same_bytes(tmp_path: Path) -> None:
