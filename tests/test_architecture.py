@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import ast
 import io
+import multiprocessing
 import re
+import subprocess
 import sys
 import tokenize
+import tomllib
+from collections.abc import Callable, Iterator
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+
+from scripts import house_tree
 
 ROOT = Path(__file__).parent.parent
 MODULES = sorted((ROOT / "hessfig").rglob("*.py"))
@@ -47,7 +55,342 @@ DOORS = {
     "PIL": ("hessfig.report.drawn_figures",),
     "tueplots": ("hessfig.figures.parts.page",),
 }
-MOST_FILES = re.compile("bin|css|csv|html|json|md|npz|pdf|png|py|safetensors|svg|toml|txt|yaml|zip")
+MOST_FILES = 17
+MACHINE = re.compile("/" + "work/|/" + "root/|/home" + "/[a-z]|/" + "tmp/|python" + "hosted|https?://" + "pypi")
+
+
+def name_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+@cache
+def imports_of(path: Path) -> list[str]:
+    return list(_imports_of(path))
+
+
+def _imports_of(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+
+
+def wing_of(module: str) -> str:
+    return module.split(".")[1] if module.startswith("hessfig.") else ""
+
+
+def top_imports(path: Path) -> Iterator[str]:
+    """Yield what a module imports when it is imported, or for its types: submodules that `from` names included."""
+    for node in _top_of(ast.parse(path.read_text()).body):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            inside = {f"{node.module}.{alias.name}" for alias in node.names}
+            yield from inside & NAMES or {node.module}
+
+
+def _top_of(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yield the statements of a module, those below `if TYPE_CHECKING` included."""
+    for node in body:
+        yield node
+        if isinstance(node, ast.If):
+            yield from _top_of(node.body)
+
+
+NAMES = {name_of(path) for path in MODULES}
+Rule = Callable[[str, str], bool]  # whether a module may import another
+
+
+def broken(is_allowed: Rule) -> list[str]:
+    """Return every import that a rule forbids."""
+    arrows = ((name_of(path), imported) for path in MODULES for imported in imports_of(path))
+    return [f"{module} imports {imported}" for module, imported in arrows if not is_allowed(module, imported)]
+
+
+def test_arrows_of_the_measuring_wing_point_one_way() -> None:
+    def is_allowed(module: str, imported: str) -> bool:
+        wing, target = wing_of(module), wing_of(imported)
+        if wing not in MEASURING:
+            return True
+        backwards = target in MEASURING and MEASURING.index(target) > MEASURING.index(wing)
+        return not backwards and target not in (*READING, "theory", "predictions", "cli")
+
+    assert broken(is_allowed) == []
+
+
+def test_the_reading_wing_needs_only_the_table() -> None:
+    def is_allowed(module: str, imported: str) -> bool:
+        wing, target = wing_of(module), wing_of(imported)
+        if wing not in READING:
+            return True
+        later, measuring = READING[READING.index(wing) + 1 :], MEASURING[len(VOCABULARY) :]
+        is_theory = target in ("theory", "predictions") and imported not in LIGHT
+        return imported.partition(".")[0] != "torch" and target not in (*later, *measuring) and not is_theory
+
+    assert broken(is_allowed) == []
+
+
+def test_the_interface_needs_no_sweep() -> None:
+    """One network of the reader's own is measured without variants, cells, stores and workers."""
+    assert (
+        broken(lambda module, imported: module != "hessfig.interface" or wing_of(imported) not in ("sweep", "cli"))
+        == []
+    )
+
+
+def test_theory_knows_nothing_of_the_runner() -> None:
+    known = ("", "theory", "predictions", *VOCABULARY, "rng")
+    assert broken(lambda module, imported: wing_of(module) not in known[1:3] or wing_of(imported) in known) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "imported", "test"),
+    [
+        ("hessfig.curvature.x", "hessfig.config.schema", "test_arrows_of_the_measuring_wing_point_one_way"),
+        ("hessfig.curvature.x", "hessfig.models.protocol", "test_arrows_of_the_measuring_wing_point_one_way"),
+        ("hessfig.sweep.x", "hessfig.figures.sheets", "test_arrows_of_the_measuring_wing_point_one_way"),
+        ("hessfig.figures.x", "torch.nn", "test_the_reading_wing_needs_only_the_table"),
+        ("hessfig.analysis.x", "hessfig.figures.sheets", "test_the_reading_wing_needs_only_the_table"),
+        ("hessfig.report.x", "hessfig.models.blocks", "test_the_reading_wing_needs_only_the_table"),
+        ("hessfig.interface", "hessfig.sweep.plan", "test_the_interface_needs_no_sweep"),
+        ("hessfig.theory.x", "hessfig.sweep.plan", "test_theory_knows_nothing_of_the_runner"),
+        ("hessfig.cli.x", "hydra.core", "test_each_library_has_one_door"),
+    ],
+)
+def test_a_forbidden_import_is_found(
+    module: str, imported: str, test: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / Path(*module.split(".")).with_suffix(".py")
+    path.parent.mkdir(parents=True)
+    path.write_text(f"import {imported}\n")
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)
+    monkeypatch.setitem(globals(), "MODULES", [path])
+    with pytest.raises(AssertionError, match=f"{module} imports {imported}"):
+        globals()[test]()
+
+
+def test_no_module_is_in_a_circle() -> None:
+    """Imports at the top of modules, those for types included, form no circle; packages' own names count too.
+
+    The package itself imports nothing: what it hands out (Problem, measure) it names for type checkers alone.
+    """
+    arrows = {name_of(path): {one for one in top_imports(path) if one in NAMES} for path in MODULES} | {
+        "hessfig": set()
+    }
+    done: set[str] = set()
+
+    def visit(module: str, above: tuple[str, ...]) -> None:
+        assert module not in above, " -> ".join((*above, module))
+        if module not in done:
+            for target in arrows[module]:
+                visit(target, (*above, module))
+            done.add(module)
+
+    for module in arrows:
+        visit(module, ())
+
+
+@pytest.mark.parametrize("module", WITHOUT_TORCH)
+def test_plans_are_made_without_torch_and_hydra(module: str) -> None:
+    heavy = "{'torch', 'hydra', 'omegaconf', 'transformer_lens', 'matplotlib'} & set(sys.modules)"
+    program = f"import sys, {module}; sys.exit(bool({heavy}))"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_workers_need_no_hydra(workers: None) -> None:
+    """The server that workers are forked from has imported what they import, and nothing else."""
+    with multiprocessing.get_context("forkserver").Pool(1) as pool:
+        loaded = set(pool.apply(eval, ("list(__import__('sys').modules)",)))
+    assert "hessfig.models.networks" in loaded
+    assert not {"hydra", "omegaconf", "matplotlib"} & loaded
+
+
+@pytest.mark.parametrize("module", LIGHT)
+def test_vocabulary_and_predictions_need_the_standard_library_only(module: str) -> None:
+    path = ROOT / Path(*module.split(".")).with_suffix(".py")
+    for imported in imports_of(path):
+        assert imported in LIGHT or imported.partition(".")[0] in sys.stdlib_module_names, imported
+
+
+def test_each_library_has_one_door() -> None:
+    def is_allowed(module: str, imported: str) -> bool:
+        doors = DOORS.get(imported.partition(".")[0])
+        return doors is None or module.startswith(doors)
+
+    assert broken(is_allowed) == []
+
+
+def test_modules_say_what_they_are_for_and_stay_small() -> None:
+    assert [name_of(path) for path in MODULES if not ast.get_docstring(ast.parse(path.read_text()))] == []
+    assert [name_of(path) for path in MODULES if len(path.read_text().splitlines()) > 450] == []
+
+
+def test_no_folder_is_a_heap() -> None:
+    folders = {path.parent for path in MODULES}
+    sizes = {folder: len([p for p in folder.glob("*.py") if p.stem != "__init__"]) for folder in folders}
+    assert not {folder: size for folder, size in sizes.items() if size > MOST_FILES}
+
+
+def test_no_two_neighbours_have_names_that_differ_by_an_ending() -> None:
+    """compare, comparison, comparing: in one folder, only one of them."""
+    neighbours = {folder: {p.stem for p in folder.iterdir()} for folder in {path.parent for path in MODULES}}
+    endings = ("s", "es", "d", "ed", "ing", "er", "ison", "ation", "ments")
+    alike = {
+        (folder.name, name, name + ending)
+        for folder, names in neighbours.items()
+        for name in names
+        for ending in endings
+        if name + ending in names
+    }
+    assert not alike
+
+
+def test_every_package_is_shipped() -> None:
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    found = {name_of(path.parent / "__init__.py") for path in MODULES if path.stem == "__init__"}
+    assert set(listed) == found | {"hessfig.conf", "hessfig.data"}
+
+
+def test_there_is_no_drawer_for_everything() -> None:
+    assert not [path for path in MODULES if path.stem in ("utils", "helpers", "misc", "common")]
+
+
+def tracked() -> list[Path]:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return [ROOT / name for name in listed.splitlines() if (ROOT / name).exists()]
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a checkout: nothing is committed")
+def test_committed_files_name_no_machine() -> None:
+    found = {path.name: MACHINE.findall(path.read_text(errors="ignore")) for path in tracked() if _is_text(path)}
+    assert {name: hits for name, hits in found.items() if hits} == {}
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a checkout: nothing is committed")
+def test_no_result_is_committed() -> None:
+    names = [path.relative_to(ROOT) for path in tracked()]
+    assert not [name for name in names if name.parts[0] in ("outputs", "multirun", "build") or name.suffix == ".log"]
+
+
+def test_make_alone_lists_every_target() -> None:
+    shown = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    targets = re.findall(r"^([a-z%-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+    assert {"figures", "figure-%", "test", "test-slow", "lint", "slopes", "check", "clean", "help"} <= set(targets)
+    assert all(f"make {target} " in shown for target in targets)
+
+
+def test_constraints_hold_versions_only() -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    assert all(line.startswith("#") or re.fullmatch(r"[A-Za-z0-9_.-]+==[0-9][0-9a-z.+]*", line) for line in lines)
+
+
+# Names and paths as they stand in strings, comments and pages; files of the reader's own are no part of the package.
+DOTTED = re.compile(r"(?<![\w./-])hessfig(?:\.[A-Za-z_]\w*)+")
+NAMED = re.compile(r"(?<![\w./<>*{}-])(?:[\w-]+/)*[\w-]+\.(?:py|md|yaml)(?![\w/(])")
+OF_THE_READER = re.compile(
+    r"(outputs|DIR|my)/|^report\.md$|launcher/mine\.yaml$|FILE\.py$|mynet\.py$|net\.py$|NAME\.yaml$"
+)
+
+
+def texts(path: Path) -> Iterator[str]:
+    """Yield what a file says in words: strings and comments of code, all of a page."""
+    if path.suffix == ".py":
+        tokens = tokenize.generate_tokens(io.StringIO(path.read_text()).readline)
+        words = (tokenize.STRING, tokenize.COMMENT, getattr(tokenize, "FSTRING_MIDDLE", -1))
+        yield from (token.string for token in tokens if token.type in words)
+    else:
+        yield path.read_text()
+
+
+def unknown_names(paths: list[Path]) -> list[str]:
+    """Return every dotted name, file and path in `paths` that stands for nothing."""
+    files = {f"/{path.relative_to(ROOT)}" for path in tracked()}
+    shown = {path.name for page in paths if page.suffix == ".md" for path in _shown(page)}
+    found = ((path.name, text) for path in paths for text in texts(path))
+    return [
+        f"{where}: {name}"
+        for where, text in found
+        for name, is_there in (
+            *((name, _is_object(name)) for name in DOTTED.findall(text)),
+            *((name, Path(name).name in shown or _is_tracked(name, files)) for name in NAMED.findall(text)),
+        )
+        if not is_there and not OF_THE_READER.search(name)
+    ]
+
+
+def _shown(page: Path) -> Iterator[Path]:
+    """Yield the files of the reader's own that a page shows."""
+    yield from map(Path, re.findall(r"^`([\w./-]+)`$", page.read_text(), flags=re.MULTILINE))
+
+
+def _is_tracked(name: str, files: set[str]) -> bool:
+    return any(file.endswith(f"/{name}") for file in files)
+
+
+@cache
+def _is_object(name: str) -> bool:
+    """Whether a dotted name is a module, or something in one."""
+    module, _, attribute = name.rpartition(".")
+    try:
+        import_module(name)
+    except ImportError:
+        return bool(module) and (_is_object(module) and hasattr(_object(module), attribute))
+    return True
+
+
+def _object(name: str) -> object:
+    try:
+        return import_module(name)
+    except ImportError:
+        module, _, attribute = name.rpartition(".")
+        return getattr(_object(module), attribute)
+
+
+def test_the_page_shows_the_tree_as_it_is() -> None:
+    """Every room stands on the page with what it says it is for."""
+    page = house_tree.PAGE.read_text()
+    assert page == house_tree.with_tree(page), f"docs/architecture.md is behind: run {house_tree.COMMAND}"
+
+
+def test_the_tree_has_a_line_for_every_room() -> None:
+    lines = house_tree.tree().splitlines()
+    assert len(lines) == len(MODULES) and not [line for line in lines if line.endswith(": ")]
+
+
+SPEAKING = [
+    *(*MODULES, ROOT / "hessfig" / "theory" / "statement_texts.toml"),
+    *(*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "SECURITY.md"),
+]
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a checkout: nothing is committed")
+def test_every_name_and_path_in_words_is_there() -> None:
+    assert unknown_names(SPEAKING) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '"see hessfig.theory.attention.attention_hessian"',
+        "# as models/protocols.py has it",
+        '"""Counted as violations (theory/bounds.py)."""',
+        '"conf/sweep/nowhere.yaml"',
+        '"""`attention_literal.py` has the others."""',
+        '"hessfig.cli.results:slopes, cli/nowhere.py"',
+    ],
+)
+def test_a_name_of_nothing_is_found(text: str, tmp_path: Path) -> None:
+    (tmp_path / "planted.py").write_text(f"{text}\n")
+    assert len(unknown_names([tmp_path / "planted.py"])) == 1
+
+
+def _is_text(path: Path) -> bool:
+    return path.suffix not in (".png", ".pdf", ".npz")
+
+
+BARE = re.compile(r"(?<![\w./\"'{<*-])([a-z_]\w{2,}(?:\.[a-z_]\w*)*)\.([A-Za-z_]\w*)(?![\w./*{<-])")
+FILES = re.compile("bin|css|csv|html|json|md|npz|pdf|png|py|safetensors|svg|toml|txt|yaml|zip")
 LIBRARIES = ("matplotlib", "numpy", "pandas", "safetensors", "scipy", "torch", "torchvision", "transformers")
 OBJECTS = (
     "axes",
