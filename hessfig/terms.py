@@ -2,27 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any, Self
 
 
-class Part(StrEnum):
+class Recorded(StrEnum):
+    """A choice with a row for each member: its value, and what is true of it, `facts`."""
+
+    facts: Any
+
+    def __new__(cls, value: str, *facts: Any) -> Self:
+        """Return the member of a row; its value is its name, as that of every choice."""
+        member = str.__new__(cls, value)
+        member._value_, (member.facts,) = value, facts
+        return member
+
+
+class Labelled(Recorded):
+    """A choice with words for axis titles and legends, `label`."""
+
+    facts: str
+
+    @property
+    def label(self) -> str:
+        """Its words."""
+        return self.facts
+
+
+class Part(Labelled):
     """The full Hessian and the two terms of its Gauss-Newton split, at the outputs or at the scores.
 
     H = H_o + H_f (eq. 2). With T the attention scores of a layer, H = H_oT + H_fT for its W_Q and W_K (Remark D.1).
     """
 
-    H_o = "H_o"
-    H_f = "H_f"
-    H = "H"
-    H_oT = "H_oT"
-    H_fT = "H_fT"
-
-    @property
-    def label(self) -> str:
-        """Words for an axis title."""
-        return _PART_LABELS[self]
+    H_o = "H_o", "outer-product Hessian"
+    H_f = "H_f", "functional Hessian"
+    H = "H", "full Hessian"
+    H_oT = "H_oT", "outer-product Hessian at the scores"
+    H_fT = "H_fT", "functional Hessian at the scores"
 
 
 # What a text is made of (task.data=text); every other character counts as one more.
@@ -208,7 +227,7 @@ class Facts:
     label: str
 
 
-class Approximation(StrEnum):
+class Approximation(Recorded):
     """An approximation A of a block B of the Hessian: its name, what it needs, and the optimiser that it belongs to.
 
     This is the one list of names: settings, rows, checks and figures read it. docs/approximations.md defines each; its
@@ -235,11 +254,89 @@ class Approximation(StrEnum):
     block_diagonal = "block_diagonal", Facts(Need.whole, "weights apart")
     layer_diagonal = "layer_diagonal", Facts(Need.whole, "layers apart")
 
-    def __new__(cls, value: str, *facts: Facts) -> Approximation:
-        """Return the member of a row; its value is its name, as that of every choice."""
-        member = str.__new__(cls, value)
-        member._value_, (member.facts,) = value, facts
-        return member
+
+@dataclass(frozen=True)
+class RuleFacts:
+    """What is true of a step rule.
+
+    `label`: its name in figures. `made_by`: the class of `package` that it is, with `options` that it always gets;
+    `of_matrices`: the class that takes the weight matrices of the layers, where that is another one. `reads`: which of
+    RULE_SETTINGS it reads; rules without batch_size are full batch, those with damping divide the gradient by a
+    curvature matrix of the whole fixed set. `moments`: what it keeps of a parameter; `by_axis`: those that are lists
+    with a matrix per axis; `state`: what else is in a parameter's state, of TrainingConfig. `has_formula`: whether the
+    next update is a formula of the moments, and the threshold of stability is known.
+    """
+
+    label: str
+    made_by: str
+    reads: tuple[str, ...] = ()
+    moments: tuple[str, ...] = ()
+    by_axis: tuple[str, ...] = ()
+    package: str = "torch.optim"
+    options: Mapping[str, Any] = field(default_factory=lambda: {"fused": True})
+    of_matrices: str = ""
+    state: Callable[[Any], Mapping[str, Any]] = lambda training: {}
+    has_formula: bool = False
+
+    @property
+    def is_full_batch(self) -> bool:
+        """Whether every update takes the whole of a fixed set."""
+        return "batch_size" not in self.reads
+
+    @property
+    def divides(self) -> bool:
+        """Whether it divides the gradient by a curvature matrix."""
+        return "damping" in self.reads
+
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether its preconditioner follows from the second moments that it keeps."""
+        return self.has_formula and "betas" in self.reads
+
+    @property
+    def is_of_extra(self) -> bool:
+        """Whether it is of a package that not everyone has; that counts the updates by group of parameters."""
+        return self.package == _EXTRA
+
+
+RULE_SETTINGS = ("betas", "eps", "momentum", "batch_size", "damping", "refresh")  # of training; not all rules read them
+_ADAM, _MOMENTS, _BUFFER = ("betas", "eps", "batch_size"), ("exp_avg", "exp_avg_sq"), ("momentum_buffer",)
+_EXTRA = "pytorch_optimizer"
+_FACTORS = ("pre_cond_0", "pre_cond_1", "inv_pre_cond_0", "inv_pre_cond_1")
+_EVERY = {"precondition_frequency": 10}  # updates between two of SOAP's eigenbases, as its authors recommend
+
+
+def _dividing(label: str) -> RuleFacts:
+    return RuleFacts(label, "SGD", ("momentum", "damping", "refresh"), _BUFFER)
+
+
+class Optimiser(Recorded):
+    """The rule of a training; `gd` is plain gradient descent on the whole of a fixed set, and the last four divide by
+    a curvature matrix there.
+
+    Shampoo: arXiv 1802.09568. SOAP: arXiv 2409.11321. A rule that torch or pytorch_optimizer has is one more row here;
+    one that divides by another matrix, a row here and that matrix in hessfig.states.training.second_order.
+    """
+
+    facts: RuleFacts
+
+    adamw = "adamw", RuleFacts("AdamW", "AdamW", _ADAM, _MOMENTS, has_formula=True)
+    adam = "adam", RuleFacts("Adam", "Adam", _ADAM, _MOMENTS, has_formula=True)
+    sgd = "sgd", RuleFacts("SGD", "SGD", ("momentum", "batch_size"), _BUFFER, has_formula=True)
+    gd = "gd", RuleFacts("gradient descent", "SGD", has_formula=True)
+    shampoo = "shampoo", RuleFacts("Shampoo", "Shampoo", ("batch_size",), _FACTORS, package=_EXTRA, options={})
+    soap = (
+        "soap",
+        RuleFacts(
+            *("SOAP", "SOAP", _ADAM, (*_MOMENTS, "GG", "Q"), ("GG", "Q"), _EXTRA, _EVERY),
+            state=lambda training: {**_EVERY, "shampoo_beta": training.betas[1]},
+        ),
+    )
+    muon = "muon", RuleFacts("Muon", "AdamW", (*_ADAM, "momentum"), (*_BUFFER, *_MOMENTS), of_matrices="Muon")
+    newton = "newton", _dividing("Newton")
+    gauss_newton = "gauss_newton", _dividing("Gauss-Newton")
+    block_gauss_newton = "block_gauss_newton", _dividing("block Gauss-Newton")
+    kfac = "kfac", _dividing("K-FAC")
 
 
 # Those that are made from the block itself, held as a matrix where it is small.
@@ -247,28 +344,16 @@ OF_THE_BLOCK = (Approximation.diagonal, Approximation.soap, Approximation.kfoc, 
 NUMBERS_OF_APPROXIMATIONS = ("error", "scale_error", "angle")
 
 
-class Surrogate(StrEnum):
+class Surrogate(Labelled):
     """A matrix that stands for the curvature of the loss when weights are removed or rounded (docs/pruning.md)."""
 
-    hessian = "hessian"
-    gauss_newton = "gauss_newton"
-    kfac = "kfac"
-    empirical_fisher = "empirical_fisher"
-    inputs = "inputs"
-
-    @property
-    def label(self) -> str:
-        """Words for a legend."""
-        return _SURROGATE_LABELS[self]
+    hessian = "hessian", "Hessian"
+    gauss_newton = "gauss_newton", "Gauss-Newton"
+    kfac = "kfac", "K-FAC"
+    empirical_fisher = "empirical_fisher", "empirical Fisher"
+    inputs = "inputs", "inputs of each layer"
 
 
-_SURROGATE_LABELS = {
-    Surrogate.hessian: "Hessian",
-    Surrogate.gauss_newton: "Gauss-Newton",
-    Surrogate.kfac: "K-FAC",
-    Surrogate.empirical_fisher: "empirical Fisher",
-    Surrogate.inputs: "inputs of each layer",
-}
 PRUNED_BY = tuple(one for one in Surrogate if one != Surrogate.inputs)  # inputs do not compare weights of two layers
 # Saliencies of weights, and ways to round them, with their labels.
 SALIENCIES = {
@@ -341,12 +426,3 @@ def name_order(names: Iterable[str]) -> Callable[[str], int]:
     others = [head for head in dict.fromkeys(first.values()) if head not in known and head not in groups]
     order = {name: rank for rank, name in enumerate([*known, *others, *groups])}
     return lambda name: order[name.partition("+")[0]]
-
-
-_PART_LABELS = {
-    Part.H: "full Hessian",
-    Part.H_o: "outer-product Hessian",
-    Part.H_f: "functional Hessian",
-    Part.H_oT: "outer-product Hessian at the scores",
-    Part.H_fT: "functional Hessian at the scores",
-}

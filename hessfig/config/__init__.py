@@ -3,7 +3,6 @@
 # ruff: noqa: F401 - names for others
 
 from hessfig.config.enums import (
-    DIVIDING,
     MLP,
     Attention,
     AttentionBias,
@@ -20,7 +19,6 @@ from hessfig.config.enums import (
     Method,
     Norm,
     NormKind,
-    Optimiser,
     Positions,
     Probes,
     Products,
@@ -52,3 +50,4 @@ from hessfig.config.science import (
     TaskConfig,
     TrainingConfig,
 )
+from hessfig.terms import Optimiser

@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from hessfig import terms
 from hessfig.terms import MLP, Attention, AttentionBias, Gate, Kind, Norm, NormKind, Positions, QueryKey, Scores
 
 
@@ -65,7 +66,7 @@ AUTO = (
 )  # what estimator=auto does, in the words of every page
 
 
-class Method(StrEnum):
+class Method(terms.Recorded):
     """How a block norm is found: a row for each method; its function is in hessfig.measurements.block_norms."""
 
     facts: Estimation
@@ -76,12 +77,6 @@ class Method(StrEnum):
     dense = "dense", Estimation(fewest=0)
     exact = "exact", Estimation(fewest=0, products=False)
     auto = "auto", Estimation(fewest=4, at_once=True)
-
-    def __new__(cls, value: str, *facts: Estimation) -> Method:
-        """Return the member of a row; its value is its name, as that of every choice."""
-        member = str.__new__(cls, value)
-        member._value_, (member.facts,) = value, facts
-        return member
 
 
 class Products(StrEnum):
@@ -157,17 +152,40 @@ class SigmaScales(StrEnum):
     tokens = "tokens"
 
 
-class Data(StrEnum):
+@dataclass(frozen=True)
+class DataFacts:
+    """What is true of a kind of data.
+
+    `length`: the setting of the task that says how long sequences made here are; `classes`: of how many a target is
+    one, where the task's base does not tell. `is_trainable`: there are examples besides the batch. `is_real`: targets
+    are real numbers. `is_tokens`: word ids of a stored model, in micro-batches.
+    """
+
+    length: str = ""
+    classes: int | None = None
+    is_trainable: bool = False
+    is_real: bool = False
+    is_tokens: bool = False
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether task.length and task.first_scored say what of a sequence is taken and predicted."""
+        return self.is_tokens or self.length == "length"
+
+
+class Data(terms.Recorded):
     """Digit addition; Gaussian inputs and targets (eq. 5); pictures of digits; those of model.factory; token ids, whose
     next token is predicted, or some of which are masked and predicted; characters of a text."""
 
-    addition = "addition"
-    gaussian = "gaussian"
-    digits = "digits"
-    python = "python"
-    tokens = "tokens"
-    text = "text"
-    masked_tokens = "masked_tokens"
+    facts: DataFacts
+
+    addition = "addition", DataFacts("digits", is_trainable=True)
+    gaussian = "gaussian", DataFacts("digits", is_real=True)
+    digits = "digits", DataFacts(classes=10, is_trainable=True)
+    python = "python", DataFacts()
+    tokens = "tokens", DataFacts(is_tokens=True)
+    text = "text", DataFacts("length", len(terms.CHARACTERS) + 1, is_trainable=True)
+    masked_tokens = "masked_tokens", DataFacts(is_tokens=True)
 
 
 class MaskedAs(StrEnum):
@@ -241,27 +259,6 @@ class Format(StrEnum):
     pdf = "pdf"
     png = "png"
     svg = "svg"
-
-
-class Optimiser(StrEnum):
-    """The rule of a training; `gd` is plain gradient descent on the whole of a fixed set, and the last four divide by
-    a curvature matrix there."""
-
-    adamw = "adamw"
-    adam = "adam"
-    sgd = "sgd"
-    gd = "gd"
-    shampoo = "shampoo"
-    soap = "soap"
-    muon = "muon"
-    newton = "newton"
-    gauss_newton = "gauss_newton"
-    block_gauss_newton = "block_gauss_newton"
-    kfac = "kfac"
-
-
-# Rules that divide the gradient by a curvature matrix of the whole fixed set.
-DIVIDING = (Optimiser.newton, Optimiser.gauss_newton, Optimiser.block_gauss_newton, Optimiser.kfac)
 
 
 class Curvature(StrEnum):

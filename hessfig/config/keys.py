@@ -8,7 +8,6 @@ from dataclasses import asdict, replace
 from functools import cache
 from typing import Any
 
-from hessfig.config.enums import Data
 from hessfig.config.facts import IN_MANIFEST, Role
 from hessfig.config.schema import Config
 from hessfig.config.settings import settings, top_level, with_role
@@ -74,9 +73,6 @@ def added_defaults() -> dict[str, Any]:
 
 def _is_untouched(key: str, value: Any) -> bool:
     return key in added_defaults() and added_defaults()[key] == value
-
-
-TRAINABLE = (Data.addition, Data.digits, Data.text)
 
 
 def step_values(config: Config) -> list[int]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from hessfig.config import enums
 from hessfig.config.facts import Role, added, setting
-from hessfig.terms import CHARACTERS, Approximation
+from hessfig.terms import Approximation, Optimiser
 
 # Beyond these, sizes are slips: deeper networks take minutes to be planned.
 MOST_PROBES = 100_000  # far beyond what an error of a thousandth takes
@@ -70,8 +70,8 @@ class TaskConfig:
 
     @property
     def vocabulary(self) -> int:
-        """Different tokens: the digits, + and = of addition; the characters of a text and one for all others."""
-        return len(CHARACTERS) + 1 if self.data == enums.Data.text else self.base + 2
+        """Different tokens, or classes: the digits, + and = of addition; the characters of a text and one more."""
+        return self.data.facts.classes or self.base + 2
 
     @property
     def num_tokens(self) -> int:
@@ -353,8 +353,8 @@ class TrainingConfig:
     goes on from what is there. A constant schedule does not depend on `steps` either.
     """
 
-    optimiser: enums.Optimiser = setting(
-        enums.Optimiser.adamw, "the step rule; gd and those that divide by a curvature matrix are full batch"
+    optimiser: Optimiser = setting(
+        Optimiser.adamw, "the step rule; gd and those that divide by a curvature matrix are full batch"
     )
     learning_rate: float = setting(1e-3, "the largest learning rate", above=0)
     betas: list[float] = setting(

@@ -5,13 +5,12 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import Any
 
-from hessfig.config.enums import DIVIDING, Curvature, Optimiser, State, TrainingData
-from hessfig.config.keys import TRAINABLE
+from hessfig.config.enums import Curvature, Data, State, TrainingData
 from hessfig.config.schema import Config, TrainingConfig
 from hessfig.errors import UserError
+from hessfig.terms import Optimiser
 
 MOST_KEPT = 10_000
-_OF_EXTRA = (Optimiser.shampoo, Optimiser.soap)
 
 
 def check_training(config: Config) -> None:
@@ -68,32 +67,32 @@ def _check_steps(key: str, asked: list[Any], training: TrainingConfig) -> None:
 
 
 def _check_task(config: Config) -> None:
-    training, data = config.training, config.task.data
-    if data not in TRAINABLE:
+    training, data, rule = config.training, config.task.data, config.training.optimiser.facts
+    if not data.facts.is_trainable:
         raise UserError(
             f"state=trained: there is no task to train on (task.data={data})",
             got=f"task.data={data}, model.kind={config.model.kind}",
-            allowed="; ".join(f"task.data={one}" for one in TRAINABLE),
+            allowed="; ".join(f"task.data={one}" for one in Data if one.facts.is_trainable),
             remedy="model=gpt2 task=addition, or weights of your own: state=loaded state.path=FILE",
         )
-    if training.optimiser in (Optimiser.gd, *DIVIDING) and training.data != TrainingData.fixed:
+    if rule.is_full_batch and training.data != TrainingData.fixed:
         raise UserError(
             f"training.optimiser={training.optimiser} is full batch, and fresh data have no whole",
             got=f"training.data={training.data}",
             allowed="training.data=fixed",
             remedy="training=gd, or training.data=fixed (the task's batch of task.batch_size sums)",
         )
-    if training.optimiser in (Optimiser.muon, *DIVIDING) and training.curvature != Curvature.none:
+    if (rule.divides or rule.of_matrices) and training.curvature != Curvature.none:
         raise UserError(
             f"training.optimiser={training.optimiser} has no learning rate that the curvature could divide",
             got=f"training.curvature={training.curvature}",
             allowed="training.curvature=none",
             remedy="training.curvature=none, or training.optimiser=sgd",
         )
-    if training.optimiser in _OF_EXTRA and not find_spec("pytorch_optimizer"):
+    if rule.is_of_extra and not find_spec("pytorch_optimizer"):
         raise UserError(
             f"training.optimiser={training.optimiser} needs the package pytorch-optimizer",
             got="it is not installed",
-            allowed=", ".join(one for one in Optimiser if one not in _OF_EXTRA),
+            allowed=", ".join(one for one in Optimiser if not one.facts.is_of_extra),
             remedy="pip install 'hessfig[optimisers]'",
         )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from hessfig.config import DIVIDING, Config, Method, Optimiser, State
+from hessfig.config import Config, Method, State
 from hessfig.errors import UserError
-from hessfig.measurements.requirements import ADAPTIVE, check_dense
+from hessfig.measurements.requirements import check_dense
 from hessfig.measurements.settings_and_costs import dense_settings, diagonal
 from hessfig.models.blocks import matrices_of
 from hessfig.terms import Approximation, Block, Group, Matrix, Need
@@ -28,7 +28,7 @@ def approximation_settings(config: Config, layout: Layout) -> dict[str, Any]:
         "estimator": {"method": estimator.method.value, "products": estimator.products.value, **probes},
         "blocks": [[block.layer, str(block.col)] for block in diagonal(config, layout)],
         "approximation": {"names": sorted(chosen(config)), "rank": config.approximation.rank},
-        "batch_size": None if config.training.optimiser in (Optimiser.gd, *DIVIDING) else config.training.batch_size,
+        "batch_size": None if config.training.optimiser.facts.is_full_batch else config.training.batch_size,
     }
 
 
@@ -96,7 +96,7 @@ def _of_weight(name: Approximation, weight: Weight, config: Config) -> str:
 
 def _without_moments(config: Config) -> str:
     training = config.training.optimiser
-    if config.state.kind == State.trained and training in ADAPTIVE:
+    if config.state.kind == State.trained and training.facts.is_adaptive:
         return ""
     return (
         "the second moments are those of a training with adam or adamw (state=trained), not of "

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-from hessfig.config import DIVIDING, Method, ModelConfig, Optimiser
+from hessfig.config import Method, ModelConfig
 from hessfig.curvature.approximations.matrices import (
     Basis,
     Diagonal,
@@ -29,7 +29,6 @@ from hessfig.measurements.approximable import MOST_DENSE, chosen, lacking, refus
 from hessfig.measurements.block_norms import dense_blocks
 from hessfig.measurements.eigenvalues import square_columns
 from hessfig.measurements.quantity import Estimate, Measured, Request, Row, block_row
-from hessfig.measurements.requirements import ADAPTIVE
 from hessfig.measurements.stability import preconditioner
 from hessfig.models.registry import kind
 from hessfig.terms import NUMBERS_OF_APPROXIMATIONS, Approximation, Block, Matrix, Need, Part
@@ -88,14 +87,14 @@ class _Shared:
     def samples(self) -> SampleGradients:
         """Gradients of samples; with gd the mini-batch is the whole batch."""
         training = self.config.training
-        size = inf if training.optimiser in (Optimiser.gd, *DIVIDING) else training.batch_size
+        size = inf if training.optimiser.facts.is_full_batch else training.batch_size
         return SampleGradients(OutputSide(self.problem), self.request.stream(0, "labels"), size)
 
     @cached_property
     def stored(self) -> dict[str, Tensor] | None:
         """The root of the second moment that adam keeps, corrected for its bias, plus eps; None where there is none."""
         at, training = self.request.at, self.config.training
-        if not at.step or training.optimiser not in ADAPTIVE:
+        if not at.step or not training.optimiser.facts.is_adaptive:
             return None
         held = {name: parameter.detach() for name, parameter in self.problem.network.named_parameters()}
         correction = 1 - training.betas[0] ** at.step

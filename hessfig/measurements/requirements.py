@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from hessfig.config import Attention, Config, Curvature, Data, DType, Method, ModelConfig, Optimiser, Products, State
 from hessfig.config.checks import number_of_samples
-from hessfig.config.keys import TRAINABLE
 from hessfig.errors import UserError
 from hessfig.measurements.settings_and_costs import diagonal, names_blocks
 from hessfig.models.blocks import SCORE_LIKE, blocks_of, components, matrices_of
@@ -20,8 +19,7 @@ DENSE_BOUND = 8e9  # bytes of a worker
 MANY = 1000  # probes
 COPIES = 4  # H_o and H_f, each once more while its columns are put together
 MATRIX_BYTES = 1.2e9  # of all matrices of a block at once: two of 8 192 rows, or one of 12 247
-ADAPTIVE = (Optimiser.adam, Optimiser.adamw)
-PLAIN = (*ADAPTIVE, Optimiser.sgd, Optimiser.gd)
+PLAIN = sorted((one for one in Optimiser if one.facts.has_formula), key=lambda one: (-len(one.facts.moments), one))
 SUMMABLE = (Route.last_layer, Route.tokens, Route.gradient)  # routes whose exact engine gives traces too
 
 
@@ -232,11 +230,11 @@ def check_spectrum(config: Config, layout: Layout) -> None:
 def check_task(quantity: str, config: Config, layout: Layout) -> None:
     """Raise UserError where there are no further examples: `quantity` needs some besides the measuring batch."""
     del layout
-    if config.task.data not in TRAINABLE:
+    if not config.task.data.facts.is_trainable:
         raise UserError(
             f"quantities=[{quantity}]: this task has no examples besides its batch",
             got=f"task.data={config.task.data}",
-            allowed="; ".join(f"task.data={one}" for one in TRAINABLE),
+            allowed="; ".join(f"task.data={one}" for one in Data if one.facts.is_trainable),
             remedy=f"leave {quantity} out, or task=addition",
         )
 
@@ -283,7 +281,7 @@ def check_decrease(quantity: str, config: Config, layout: Layout) -> None:
 def _check_plain(quantity: str, config: Config) -> None:
     """Raise UserError for a rule whose next update is no formula of its moments, or whose threshold is not known."""
     training = config.training
-    if training.optimiser not in PLAIN or training.clip_norm:
+    if not training.optimiser.facts.has_formula or training.clip_norm:
         raise UserError(
             f"quantities=[{quantity}]: there is no formula for this rule",
             got=f"training.optimiser={training.optimiser}, training.clip_norm={training.clip_norm:g}",
@@ -295,7 +293,7 @@ def _check_plain(quantity: str, config: Config) -> None:
 def check_preconditioner(quantity: str, config: Config, layout: Layout) -> None:
     """Raise UserError for a state without the second moments that make a preconditioner."""
     del layout
-    if config.state.kind != State.trained or config.training.optimiser not in ADAPTIVE:
+    if config.state.kind != State.trained or not config.training.optimiser.facts.is_adaptive:
         raise UserError(
             f"quantities=[{quantity}]: the preconditioner is that of a training with adam or adamw",
             got=f"state={config.state.kind}, training.optimiser={config.training.optimiser}",
@@ -438,7 +436,7 @@ def _matrices(parts: list[Part]) -> int:
 
 def _check_moments(quantity: str, config: Config) -> None:
     """Raise UserError for a loaded state, with which no moments come, where the optimiser has some."""
-    if config.state.kind == State.loaded and config.training.optimiser != Optimiser.gd:
+    if config.state.kind == State.loaded and config.training.optimiser.facts.moments:
         raise UserError(
             f"quantities=[{quantity}]: a loaded state comes without the moments of {config.training.optimiser}",
             got="state=loaded",

@@ -13,14 +13,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hessfig.config import Optimiser, Schedule, TrainingConfig
+from hessfig.config import Schedule, TrainingConfig
 from hessfig.curvature.column import view_of
 from hessfig.curvature.gradients import LossGradient, loss_of
 from hessfig.curvature.problem import Objective
 from hessfig.curvature.spectral.extremes import End, extremes
 from hessfig.curvature.spectral.lanczos import NotFinite, Square
 from hessfig.measurements.quantity import At, Estimate, Measured, Request
-from hessfig.measurements.requirements import ADAPTIVE
 from hessfig.measurements.training_dynamics import state_row
 from hessfig.models.routes import Engines
 from hessfig.states.stored_states import moments
@@ -169,10 +168,10 @@ def coming_update(problem: Objective, at: At) -> Named:
 
 def factor(training: TrainingConfig) -> float:
     """Return threshold times learning rate."""
-    if training.optimiser in ADAPTIVE:
+    if training.optimiser.facts.is_adaptive:
         first = training.betas[0]
         return (2 + 2 * first) / (1 - first)
-    return 2 + 2 * training.momentum * (training.optimiser == "sgd")
+    return 2 + 2 * training.momentum * ("momentum" in training.optimiser.facts.reads)
 
 
 def crossing_step(problem: Objective, at: At) -> Estimate:
@@ -271,9 +270,9 @@ def next_update(at: At, gradient: Mapping[str, Tensor]) -> Named:
     (arXiv 1412.6980, algorithm 1). sgd: momentum times the buffer, plus the gradient. gd: the gradient.
     """
     training, kept = at.config.training, _kept(at, gradient)
-    if training.optimiser == Optimiser.gd:
+    if not training.optimiser.facts.moments:
         return dict(gradient)
-    if training.optimiser == Optimiser.sgd:
+    if not training.optimiser.facts.is_adaptive:
         return {name: training.momentum * kept[0][name] + slope for name, slope in gradient.items()}
     (first, second), t = training.betas, (at.step or 0) + 1
     found = {}
@@ -296,16 +295,12 @@ def preconditioner(at: At, like: Mapping[str, Tensor]) -> Named:
     }
 
 
-def _kept(at: At, like: Mapping[str, Tensor]) -> tuple[Named, Named]:
-    """Return the first and second moments (a momentum buffer counts as the first), zeros where there is none yet."""
+def _kept(at: At, like: Mapping[str, Tensor]) -> list[Named]:
+    """Return the moments that the rule keeps, zeros where there is none yet."""
     found = at.moments
     if found is None:
         found = moments(at.config, sigma=at.sigma, seed=at.seed, step=at.step)
-    names = (("exp_avg", "momentum_buffer"), ("exp_avg_sq",))
-    first, second = ({name: _one(found, kinds, name, tensor) for name, tensor in like.items()} for kinds in names)
-    return first, second
-
-
-def _one(found: Mapping[str, Tensor], kinds: tuple[str, ...], name: str, like: Tensor) -> Tensor:
-    kept = next((found[f"{kind}/{name}"] for kind in kinds if f"{kind}/{name}" in found), None)
-    return torch.zeros_like(like) if kept is None else kept.to(like)
+    return [
+        {name: found.get(f"{one}/{name}", torch.zeros_like(tensor)).to(tensor) for name, tensor in like.items()}
+        for one in at.config.training.optimiser.facts.moments
+    ]

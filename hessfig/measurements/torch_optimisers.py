@@ -13,14 +13,11 @@ from hessfig.config import Optimiser, Schedule, TrainingConfig
 from hessfig.errors import UserError, first_few
 
 OF_AN_OPTIMISER = ("critical_step", "preconditioned_eigenvalue", "stability_threshold")
-_KINDS: dict[type[torch.optim.Optimizer], Optimiser] = {
-    torch.optim.AdamW: Optimiser.adamw,
-    torch.optim.Adam: Optimiser.adam,
-    torch.optim.SGD: Optimiser.sgd,
+_KINDS = {
+    getattr(torch.optim, one.facts.made_by): one for one in Optimiser if one.facts.has_formula and one.facts.moments
 }
 _RULES = ("lr", "betas", "eps", "momentum", "dampening", "nesterov", "amsgrad", "maximize")
 _PLAIN = {"dampening": 0, "nesterov": False, "amsgrad": False, "maximize": False}  # what the formulas assume
-_MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer")
 
 
 @dataclass(frozen=True)
@@ -66,7 +63,7 @@ def state_of(optimiser: torch.optim.Optimizer | None, network: nn.Module) -> Opt
     named, moments, updates = {id(one): name for name, one in network.named_parameters()}, {}, 0
     for parameter, state in optimiser.state.items():
         updates = max(updates, int(state.get("step", 1)))
-        for moment in _MOMENTS:
+        for moment in training.optimiser.facts.moments:
             if state.get(moment) is not None and id(parameter) in named:
                 moments[f"{moment}/{named[id(parameter)]}"] = state[moment].detach()
     return OptimiserState(training, updates, moments)

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hessfig.config import DIVIDING, Curvature, Data, DType, Loss, TrainingConfig
+from hessfig.config import Curvature, DType, Loss, TrainingConfig
 from hessfig.curvature.column import view_of
 from hessfig.curvature.gradients import LossGradient, loss_of
 from hessfig.curvature.layered import Layered, scored_outputs
@@ -26,12 +26,10 @@ from hessfig.measurements.quantity import At, Estimate, Measured, Request, Row, 
 from hessfig.measurements.requirements import without_layers
 from hessfig.models.components import outside_window
 from hessfig.record import Status
-from hessfig.states.training.loop import AT_ONCE, right_answers, right_digits
+from hessfig.states.training.loop import AT_ONCE, right_answers
 from hessfig.states.training.second_order import BatchLoss, products_of_a_solver
 from hessfig.states.training.step_rules import StepRule, products_of_a_refresh
-from hessfig.tasks.addition import LONG
-from hessfig.tasks.digits import CLASSES
-from hessfig.tasks.examples import training_batch, unseen_batch, unseen_cascades
+from hessfig.tasks.examples import cascade_batch, has_cascades, training_batch, unseen_batch
 from hessfig.terms import Block
 
 if TYPE_CHECKING:
@@ -57,8 +55,8 @@ def accuracy(problem: Objective, request: Request) -> Measured:
     """
     task, size = request.at.config.task, request.at.config.training.evaluation_size
     rows = _accuracy_rows("accuracy", request, right_answers(problem.network, task, size))
-    if task.data == Data.addition and task.digits >= LONG:
-        hard = right_digits(problem.network, unseen_cascades(task, size), task.digits)
+    if has_cascades(task):
+        hard = right_answers(problem.network, task, size, cascade_batch)
         rows += _accuracy_rows("cascade_accuracy", request, hard)
     return Measured(rows)
 
@@ -71,7 +69,7 @@ def held_out_loss(problem: Objective, request: Request) -> Measured:
     """
     config, network = request.at.config, problem.network
     held = next(network.parameters())
-    batch = unseen_batch(config).cast(held.dtype).to(held.device)
+    batch = unseen_batch(config.task, config.training.evaluation_size, config.dtype).cast(held.dtype).to(held.device)
     with torch.no_grad():
         pairs = zip(batch.inputs.split(AT_ONCE), batch.targets.split(AT_ONCE), strict=True)
         singles = [per_sample(problem.loss, scored_outputs(network, x, batch.scored), y).double() for x, y in pairs]
@@ -79,7 +77,7 @@ def held_out_loss(problem: Objective, request: Request) -> Measured:
     error = float(losses.std()) / len(losses) ** 0.5
     rows = [state_row("held_out_loss", request, Estimate(float(losses.mean()), error, 0, "unseen examples"))]
     if config.task.loss == Loss.cross_entropy:
-        classes = CLASSES if config.task.data == Data.digits else config.task.vocabulary
+        classes = config.task.vocabulary
         shares = torch.bincount(batch.targets.flatten(), minlength=classes).double() / batch.targets.numel()
         rows.append(state_row("uniform_loss", request, math.log(classes)))
         rows.append(state_row("unigram_loss", request, float(torch.special.entr(shares).sum())))
@@ -322,14 +320,14 @@ class Cost:
 def cost_of(problem: Objective, at: At) -> Cost:
     """Return the cost of the training up to its step, timed at its batches' size and in its type."""
     training, updates = at.config.training, at.step or 0
-    looks = training.curvature != Curvature.none or training.optimiser in DIVIDING
+    looks = training.curvature != Curvature.none or training.optimiser.facts.divides
     refreshes = -(-updates // training.refresh) if looks else 0
     update, refresh = _seconds(problem, at)
     return Cost(update, refresh, updates, refreshes, refreshes * _products(problem, training))
 
 
 def _products(problem: Objective, training: TrainingConfig) -> int:
-    if training.optimiser in DIVIDING:
+    if training.optimiser.facts.divides:
         return products_of_a_solver(training.optimiser, BatchLoss(problem.network, problem.loss, problem.batch))
     return products_of_a_refresh(training.curvature, len(list(problem.network.parameters())))
 

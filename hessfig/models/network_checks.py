@@ -29,10 +29,7 @@ from hessfig.terms import Matrix
 
 _PATH = "model.path"
 _OF_STORED = ("path", "random", "download", "architecture", "vocabulary")
-_OF_TOKENS = (Data.tokens, Data.masked_tokens)
-_WINDOWS = (*_OF_TOKENS, Data.text)
-_READ = (Data.digits, *_WINDOWS)
-_DATA = (Data.gaussian, Data.digits, *_WINDOWS, Data.addition)
+_DATA = (Data.gaussian, Data.digits, Data.tokens, Data.masked_tokens, Data.text, Data.addition)  # with a kind's name
 _OF_MASKS = ("masked_share", "masked_as", "mask_id")
 
 
@@ -285,14 +282,14 @@ def check_task(config: Config) -> None:
             allowed="with task=addition",
             remedy="task.base=10",
         )
-    if task.path is not None and data not in _READ:
+    if task.path is not None and data != Data.digits and not data.facts.has_windows:
         raise UserError(
             "task.path: only pictures, tokens and texts are read from a file",
             got=f"task.data={data}",
             allowed="task=digits, task=tokens, task=masked_tokens, task=text",
             remedy="leave task.path out, or task=text, or model=vit task=digits, or model=huggingface task=tokens",
         )
-    if data not in _WINDOWS and (task.length, task.first_scored) != (TaskConfig.length, TaskConfig.first_scored):
+    if not data.facts.has_windows and (task.length, task.first_scored) != (TaskConfig.length, TaskConfig.first_scored):
         raise UserError(
             "task.length, task.first_scored: only sequences of tokens and windows of text have them",
             got=f"task.length={task.length}, task.first_scored={task.first_scored}, task.data={data}",
@@ -301,7 +298,7 @@ def check_task(config: Config) -> None:
         )
     _check_loss(config, kind(name).skeleton is not None if name in kinds() else True)
     _check_masks(task)
-    if data == Data.gaussian and task.loss == Loss.cross_entropy:
+    if data.facts.is_real and task.loss == Loss.cross_entropy:
         raise UserError(
             "task.loss: Gaussian targets need a square loss",
             got=task.loss,

@@ -13,15 +13,13 @@ from safetensors.torch import save
 from torch import Tensor
 
 from hessfig.config import Config
-from hessfig.config.enums import Data, State
-from hessfig.config.keys import TRAINABLE, in_manifest
+from hessfig.config.enums import State
+from hessfig.config.keys import in_manifest
 from hessfig.curvature.problem import Batch, Objective
 from hessfig.models.registry import kind
 from hessfig.states.point import drawn
 from hessfig.states.stored_states import moments
-from hessfig.tasks.addition import LONG
-from hessfig.tasks.batch import batch_of
-from hessfig.tasks.examples import unseen_batch, unseen_cascades
+from hessfig.tasks.examples import cascade_batch, has_cascades, unseen_batch
 from hessfig.weights import Weight
 
 WEIGHTS, OPTIMISER = "weights.safetensors", "optimiser.safetensors"
@@ -78,11 +76,11 @@ def batches_as_bytes(batches: Iterable[Batch]) -> bytes:
 def _unseen(config: Config) -> dict[str, Batch]:
     """Return the examples that trained networks are tested on, where the task has some."""
     task, size = config.task, config.training.evaluation_size
-    if kind(config.model.kind).draw is not None or task.data not in TRAINABLE:
+    if kind(config.model.kind).draw is not None or not task.data.facts.is_trainable:
         return {}
-    found = {HELD_OUT: unseen_batch(config)}
-    if task.data == Data.addition and task.digits >= LONG:
-        found[CASCADES] = batch_of(unseen_cascades(task, size), task, dtype=config.dtype)
+    found = {HELD_OUT: unseen_batch(task, size, config.dtype)}
+    if has_cascades(task):
+        found[CASCADES] = cascade_batch(task, size, config.dtype)
     return found
 
 

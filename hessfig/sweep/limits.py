@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from hessfig.config import Config, Data, DType
+from hessfig.config import Config, DType
 from hessfig.config.machine import cores, memory_of_worker
 from hessfig.errors import UserError
 from hessfig.models.registry import kind
@@ -12,7 +12,6 @@ from hessfig.sweep.variant import Variant
 
 _ASSUMED_FLOPS = {DType.float64: 2.5e10, DType.float32: 8e10}  # of one core
 MOST_CELLS, MOST_YEARS = 200_000, 100  # a plan of as many cells takes some seconds
-_SEQUENCES = (Data.addition, Data.gaussian, Data.text)
 _YEAR = 365 * 24 * 3600.0
 
 
@@ -83,7 +82,7 @@ def _held(variant: Variant) -> Iterator[tuple[str, str, int]]:
     config, layout = variant.config, variant.layout
     number = 8 if config.dtype == DType.float64 else 4
     weights = sum(weight.size for weight in layout.parameters or layout.weights)
-    yield from _activations(config, number) if config.task.data in _SEQUENCES else ()
+    yield from _activations(config, number) if config.task.data.facts.length else ()
     place = kind(config.model.kind).place  # without one its width says how large it is
     is_given = bool(place) and getattr(config.model, place.partition(".")[2]) is not None
     yield place if is_given else "model.d_model", f"a network of {weights} weights", number * weights
@@ -100,8 +99,7 @@ def _held(variant: Variant) -> Iterator[tuple[str, str, int]]:
 def _activations(config: Config, number: int) -> Iterator[tuple[str, str, int]]:
     task, model = config.task, config.model
     length = task.num_tokens
-    of = "task.length" if task.data == Data.text else "task.digits"
-    key = "task.batch_size" if task.batch_size > length else of
+    key = "task.batch_size" if task.batch_size > length else f"task.{task.data.facts.length}"
     shape = f"a batch of {task.batch_size} sequences of {length} tokens"
     yield key, f"{shape}, {model.d_model} wide", number * task.batch_size * length * model.d_model
     if kind(model.kind).has_scores:

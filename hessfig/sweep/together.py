@@ -12,7 +12,7 @@ import torch
 import torch.distributed.nn.functional  # before there is a group: its defaults would keep the first one alive
 from torch import distributed
 
-from hessfig.config import Config, Data
+from hessfig.config import Config
 from hessfig.config import Products as Choice
 from hessfig.config.machine import WORKER
 from hessfig.curvature.ranks import sharing, told, told_by_all
@@ -59,7 +59,7 @@ def check_ranks(config: Config) -> None:
             allowed="either of them",
             remedy="leave shard out, or ranks",
         )
-    if config.task.data not in (Data.tokens, Data.masked_tokens) or config.estimator.products != Choice.linearised:
+    if not config.task.data.facts.is_tokens or config.estimator.products != Choice.linearised:
         raise UserError(
             "ranks: only micro-batches of tokens are dealt, in products by double backward below the head",
             got=f"task.data={config.task.data}, estimator.products={config.estimator.products}",

@@ -6,20 +6,8 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Generator, Tensor
 
-from hessfig.config import Scored
-
 BASE = 10
 ENRICHMENT_CHANCE, ENRICHMENT_SHARE = 5, 0.2
-
-
-def sequence_length(digits: int) -> int:
-    """Tokens in one sequence: two operands, two signs and digits + 1 answer digits."""
-    return 3 * digits + 3
-
-
-def scored_positions(digits: int, scored: Scored) -> slice:
-    """Positions whose logits predict the answer digits, or every next token; the last token predicts nothing."""
-    return slice(2 * digits + 1 if scored == Scored.answer else 0, 3 * digits + 2)
 
 
 def addition_batch(

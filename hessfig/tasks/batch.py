@@ -11,7 +11,7 @@ from hessfig.curvature.losses import CrossEntropy, SquaredError
 from hessfig.curvature.problem import Batch
 from hessfig.rng import stream
 from hessfig.tasks import text
-from hessfig.tasks.addition import addition_batch, scored_positions, sequence_length
+from hessfig.tasks.addition import addition_batch
 from hessfig.tasks.digits import CLASSES, Pictures, split
 
 
@@ -20,18 +20,16 @@ def draw_batch(task: TaskConfig, *, width: int, dtype: DType) -> Batch:
     generator = stream(task.seed, "task", task.data.value)
     if task.data == Data.gaussian:
         return _gaussian_batch(task, width, getattr(torch, dtype), generator)
-    if task.data == Data.digits:
-        return picture_batch(task, task.batch_size, generator, dtype=dtype)
-    if task.data == Data.text:
-        return text_batch(task, task.batch_size, generator, dtype=dtype)
+    if task.data in CHOSEN:
+        return CHOSEN[task.data](task, task.batch_size, generator, dtype=dtype)
     tokens = addition_batch(task.batch_size, task.digits, generator=generator, base=task.base)
     return batch_of(tokens, task, dtype=dtype)
 
 
 def batch_of(tokens: Tensor, task: TaskConfig, *, dtype: DType) -> Batch:
     """Return sums, or windows of text, as a batch of `task`: scored positions, and targets that fit its loss."""
-    is_text = task.data == Data.text
-    scored = slice(task.first_scored, tokens.shape[1] - 1) if is_text else scored_positions(task.digits, task.scored)
+    last = task.num_tokens - 1  # it predicts nothing
+    scored = slice(last - task.num_scored, last)
     return Batch(tokens, _targets(tokens, scored, task, getattr(torch, dtype)), scored)
 
 
@@ -68,6 +66,9 @@ def text_batch(task: TaskConfig, size: int, generator: torch.Generator, *, dtype
     return batch_of(torch.from_numpy(text.windows(ids, starts.numpy(), length)), task, dtype=dtype)
 
 
+CHOSEN = {Data.digits: picture_batch, Data.text: text_batch}  # data whose examples are chosen from those there are
+
+
 def _targets(tokens: Tensor, scored: slice, task: TaskConfig, dtype: torch.dtype) -> Tensor:
     following = tokens[:, scored.start + 1 : scored.stop + 1]
     if task.loss == Loss.cross_entropy:
@@ -79,7 +80,7 @@ def _targets(tokens: Tensor, scored: slice, task: TaskConfig, dtype: torch.dtype
 
 def _gaussian_batch(task: TaskConfig, width: int, dtype: torch.dtype, generator: torch.Generator) -> Batch:
     """Draw tokens sqrt(1 - rho) own + sqrt(rho) shared, of variance one and correlation rho, and N(0, 1) targets."""
-    shape = (task.batch_size, sequence_length(task.digits), width)
+    shape = (task.batch_size, task.num_tokens, width)
     inputs, targets = (torch.randn(shape, dtype=torch.float64, generator=generator) for _ in range(2))
     if rho := task.correlation:
         shared = torch.randn((shape[0], 1, width), dtype=torch.float64, generator=generator)

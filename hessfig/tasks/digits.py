@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hessfig.config.enums import Data
 from hessfig.config.schema import TaskConfig
 from hessfig.errors import UserError
 from hessfig.files import fingerprint, is_file, read_pinned
@@ -20,7 +21,7 @@ from hessfig.files import fingerprint, is_file, read_pinned
 if TYPE_CHECKING:
     import numpy as np
 
-SIDE, CLASSES = 8, 10
+SIDE, CLASSES = 8, Data.digits.facts.classes or 0
 BUNDLED = 1797
 TRAINING_SHARE = 0.8
 _BRIGHTEST = 16  # of the bundled pictures

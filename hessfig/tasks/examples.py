@@ -8,12 +8,12 @@ import torch
 from jaxtyping import Int
 from torch import Generator, Tensor
 
-from hessfig.config import DIVIDING, Data, Optimiser, TaskConfig, TrainingData
+from hessfig.config import Data, DType, TaskConfig, TrainingData
 from hessfig.curvature.problem import Batch
 from hessfig.rng import stream
 from hessfig.tasks import text
-from hessfig.tasks.addition import has_cascade, sequences, with_cascades
-from hessfig.tasks.batch import batch_of, draw_batch, picture_batch, test_pictures, text_batch
+from hessfig.tasks.addition import LONG, has_cascade, sequences, with_cascades
+from hessfig.tasks.batch import CHOSEN, batch_of, draw_batch, test_pictures
 
 if TYPE_CHECKING:
     from hessfig.config import Config
@@ -35,10 +35,8 @@ def training_batch(config: Config, *, seed: int, step: int, name: str = "trainin
         return _whole(config)
     if training.data == TrainingData.fixed:
         return _part(_whole(config), training.batch_size, generator)
-    if task.data == Data.digits:
-        return picture_batch(task, training.batch_size, generator, dtype=training.dtype)
-    if task.data == Data.text:
-        return text_batch(task, training.batch_size, generator, dtype=training.dtype)
+    if task.data in CHOSEN:
+        return CHOSEN[task.data](task, training.batch_size, generator, dtype=training.dtype)
     x, y = _operands(training.batch_size, task, generator)
     x, y = with_cascades(x, y, training.cascades, generator=generator, base=task.base)
     return batch_of(sequences(x, y, task.base), task, dtype=training.dtype)
@@ -47,21 +45,29 @@ def training_batch(config: Config, *, seed: int, step: int, name: str = "trainin
 def is_full_batch(config: Config) -> bool:
     """Whether every update sees the whole of a fixed set."""
     training, size = config.training, config.task.batch_size
-    whole = training.optimiser in (Optimiser.gd, *DIVIDING) or training.batch_size >= size
+    whole = training.optimiser.facts.is_full_batch or training.batch_size >= size
     return whole and training.data == TrainingData.fixed
 
 
-def unseen_batch(config: Config) -> Batch:
+def unseen_batch(task: TaskConfig, size: int, dtype: DType) -> Batch:
     """Return the examples that networks are tested on: unseen sums, the test pictures, windows of held-out text.
 
-    There are training.evaluation_size of them (of pictures, all there are).
+    There are `size` of them (of pictures, all there are).
     """
-    task, size = config.task, config.training.evaluation_size
     if task.data == Data.digits:
-        return test_pictures(task, dtype=config.dtype)
-    if task.data == Data.text:
-        return batch_of(torch.from_numpy(text.held_out(task, size)), task, dtype=config.dtype)
-    return batch_of(unseen_sums(task, size), task, dtype=config.dtype)
+        return test_pictures(task, dtype=dtype)
+    tokens = torch.from_numpy(text.held_out(task, size)) if task.data == Data.text else unseen_sums(task, size)
+    return batch_of(tokens, task, dtype=dtype)
+
+
+def has_cascades(task: TaskConfig) -> bool:
+    """Whether there are examples with cascades of carries: sums that are long enough for one."""
+    return task.data == Data.addition and task.digits >= LONG
+
+
+def cascade_batch(task: TaskConfig, size: int, dtype: DType) -> Batch:
+    """Return `unseen_cascades` as a batch of `task`."""
+    return batch_of(unseen_cascades(task, size), task, dtype=dtype)
 
 
 def unseen_sums(task: TaskConfig, size: int) -> Int[Tensor, "size length"]:

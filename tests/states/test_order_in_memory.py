@@ -9,18 +9,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hessfig.config import DIVIDING, DType, Optimiser
+from hessfig.config import DType, Optimiser
 from hessfig.curvature.losses import CrossEntropy
 from hessfig.curvature.problem import Batch
 from hessfig.rng import stream
 from hessfig.states.training import checkpoints
 from hessfig.states.training.second_order import BatchLoss
-from hessfig.states.training.step_rules import EIGENBASES, SOAP_EVERY, StepRule
+from hessfig.states.training.step_rules import EIGENBASES, StepRule
 from tests.toys import training_config
 
 SIZES = range(2, 18)  # in which of them another order makes other bits depends on the processor
 CLASSES, SAMPLES = 3, 7
-UPDATES = dict.fromkeys(Optimiser, 3) | {Optimiser.soap: SOAP_EVERY + 3}
+UPDATES = dict.fromkeys(Optimiser, 3) | {Optimiser.soap: Optimiser.soap.facts.options["precondition_frequency"] + 3}
 
 
 class Branches(nn.Module):
@@ -79,7 +79,7 @@ def assert_one_order(kept: dict[str, Tensor]) -> None:
 @pytest.mark.parametrize("dtype", [DType.float64, DType.float32])
 @pytest.mark.parametrize("kind", Optimiser)
 def test_a_training_stopped_at_every_update(tmp_path: Path, kind: Optimiser, dtype: DType) -> None:
-    for sizes in [[size] for size in SIZES] if kind in DIVIDING else [SIZES]:  # whole matrices of all would be large
+    for sizes in [[size] for size in SIZES] if kind.facts.divides else [SIZES]:  # whole matrices of all would be large
         whole, stopped = Training(kind, sizes, dtype), Training(kind, sizes, dtype)
         for step in range(1, UPDATES[kind] + 1):
             whole.update()

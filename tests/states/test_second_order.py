@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from hessfig.config import DIVIDING, Config, DType, ModelConfig, Norm, Optimiser, TaskConfig
+from hessfig.config import Config, DType, ModelConfig, Norm, Optimiser, TaskConfig
 from hessfig.config.training_checks import check_training
 from hessfig.curvature.layered import scored_outputs
 from hessfig.errors import UserError
@@ -20,10 +20,11 @@ from hessfig.states.training import loop
 from hessfig.states.training.checkpoints import Folder
 from hessfig.states.training.loop import ensure
 from hessfig.states.training.second_order import BatchLoss, _damped, dense_hessian, products_of_a_solver, solver
-from hessfig.states.training.step_rules import MOMENTS, StepRule
+from hessfig.states.training.step_rules import StepRule
 from hessfig.states.training.trajectory import Trajectory
 from tests.toys import training_config
 
+DIVIDING = [one for one in Optimiser if one.facts.divides]
 NEW = (*DIVIDING, Optimiser.shampoo, Optimiser.soap, Optimiser.muon)
 DAMPING = 0.3
 
@@ -226,7 +227,7 @@ def test_the_same_bits_after_stops(tmp_path: Path, kind: Optimiser, monkeypatch:
     names = ("step_000013.safetensors", "step_000013.optimiser.safetensors")
     assert [(one.folder / n).read_bytes() for n in names] == [(other.folder / n).read_bytes() for n in names]
     kept = {key.partition("/")[0].partition(".")[0] for key in load_file(Folder(one).optimiser_path(13))}
-    assert set(MOMENTS[kind]) <= kept
+    assert set(kind.facts.moments) <= kept
 
 
 def test_a_clipped_gradient_has_the_norm_that_is_asked_for(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hessfig.config import DType, Scored, TaskConfig
 from hessfig.rng import stream
-from hessfig.tasks.addition import addition_batch, scored_positions, sequence_length
+from hessfig.tasks.addition import addition_batch
 from hessfig.tasks.batch import draw_batch
 
 
@@ -23,7 +23,7 @@ def numbers(tokens: Tensor) -> list[int]:
 
 
 def test_five_digits_take_eighteen_tokens() -> None:
-    assert sequence_length(5) == 18
+    assert TaskConfig(digits=5).num_tokens == 18
     assert batch().shape == (500, 18)
 
 
@@ -39,7 +39,7 @@ def test_every_answer_is_the_sum(digits: int, seed: int) -> None:
 
 
 def test_the_scored_positions_predict_the_answer_and_nothing_else() -> None:
-    scored = scored_positions(5, Scored.answer)
+    scored = draw_batch(TaskConfig(), width=128, dtype=DType.float64).scored
     assert (scored.start, scored.stop) == (11, 17)
     following = batch()[:, scored.start + 1 : scored.stop + 1]
     assert torch.equal(following, batch()[:, 12:18])
@@ -47,8 +47,8 @@ def test_the_scored_positions_predict_the_answer_and_nothing_else() -> None:
 
 
 def test_all_scored_positions_are_those_with_a_next_token() -> None:
-    assert scored_positions(5, Scored.all) == slice(0, 17)
     every = draw_batch(TaskConfig(scored=Scored.all), width=128, dtype=DType.float64)
+    assert every.scored == slice(0, 17)
     assert torch.equal(every.targets, every.inputs[:, 1:])
 
 

@@ -115,7 +115,7 @@ def test_the_held_out_loss_is_that_of_plain_torch(task: TaskConfig) -> None:
     found = {row["quantity"]: row["value"] for row in rows_of("held_out_loss", task)}
     problem = toy_problem(GPT2, task, sigma=0.5, seed=1)
     config = Config(task=task, model=GPT2)
-    batch = unseen_batch(config)
+    batch = unseen_batch(config.task, config.training.evaluation_size, config.dtype)
     logits = problem.network(batch.inputs)[:, :-1].log_softmax(-1)
     truth = -logits.gather(2, batch.inputs[:, 1:, None]).mean()
     assert found["held_out_loss"] == pytest.approx(float(truth), rel=1e-10)

@@ -25,11 +25,10 @@ from hessfig.figures.parts.panel_sheet import APART, BY_COLUMN, Page, Sheet, say
 from hessfig.figures.parts.panels import draw_interval, draw_means, draw_seed, seed_means
 from hessfig.figures.parts.rows import counted, parts_of, where
 from hessfig.figures.parts.saving import variant_names
+from hessfig.terms import Optimiser
 
 _ALONG = {"step": "gradients", "seconds": "seconds"}
-_RULES = {"gd": "gradient descent", "sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "shampoo": "Shampoo"}
-_RULES |= {"soap": "SOAP", "muon": "Muon", "newton": "Newton", "gauss newton": "Gauss-Newton", "kfac": "K-FAC"}
-_RULES |= {"block gauss newton": "block Gauss-Newton"}
+_RULES = {one.replace("_", " "): one.facts.label for one in Optimiser}
 
 
 def steps(spec: FigureSpec, source: Source) -> Iterator[Page]:

@@ -62,10 +62,6 @@ def _skeleton(config: Config) -> nn.Module:
     )
 
 
-def _check(config: Config) -> None:
-    digits.check_batch(config.task)
-
-
 def _check_model(model: ModelConfig) -> None:
     if model.mlp == MLP.none:
         raise UserError(
@@ -93,7 +89,7 @@ def is_structural_zero(model: ModelConfig, block: Block, part: Part) -> bool:
 KIND = NetworkKind(
     layout=layout,
     skeleton=_skeleton,
-    check=_check,
+    check=lambda config: digits.check_batch(config.task),
     axes=lambda config: frozenset({"seed"}),
     is_structural_zero=is_structural_zero,
     source=lambda config: digits.source(config.task),

@@ -117,16 +117,11 @@ def _check(config: Config) -> None:
         text.split(config.task)
 
 
-def _source(config: Config) -> str:
-    """Return the hash of the text; none for sums."""
-    return text.source(config.task) if config.task.data == Data.text else ""
-
-
 KIND = NetworkKind(
     layout=layout,
     skeleton=_skeleton,
     check=_check,
-    source=_source,
+    source=lambda config: text.source(config.task) if config.task.data == Data.text else "",
     also_takes=(Data.text,),
     is_structural_zero=is_structural_zero,
     matrices=transformer_matrices,

@@ -8,66 +8,44 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
-from hessfig.config import Data, DType, Scored, TaskConfig
+from hessfig.config import Data, DType, Loss, Scored, TaskConfig
 from hessfig.curvature.layered import scored_outputs
+from hessfig.curvature.problem import Batch
 from hessfig.rng import one_thread
 from hessfig.states.initialised import initialised
 from hessfig.states.training.checkpoints import COLUMNS, Folder, TrainingState
 from hessfig.states.training.second_order import BatchLoss
 from hessfig.states.training.step_rules import StepRule
 from hessfig.states.training.trajectory import Trajectory
-from hessfig.tasks import text
-from hessfig.tasks.addition import scored_positions
-from hessfig.tasks.digits import split
-from hessfig.tasks.examples import training_batch, unseen_sums
+from hessfig.tasks.examples import training_batch, unseen_batch
 
 AT_ONCE = 1000  # sums a forward pass; part of what the bits of their logits depend on
 
 
-def right_answers(network: nn.Module, task: TaskConfig, size: int) -> Bool[Tensor, "examples places"]:
+def right_answers(
+    network: nn.Module, task: TaskConfig, size: int, examples: Callable[..., Batch] = unseen_batch
+) -> Bool[Tensor, "examples places"]:
     """Return where answers to unseen examples are right: `size` sums, digit by digit, or the test pictures.
 
-    Of text each scored character of `size` windows of held-out text is an example of its own.
+    A digit of a sum, the most significant first, is given those before it. Of text each scored character of `size`
+    windows of held-out text is an example of its own.
     """
-    if task.data == Data.digits:
-        return right_classes(network, task)
-    if task.data == Data.text:
-        return right_characters(network, task, size)
-    return right_digits(network, unseen_sums(task, size), task.digits)
-
-
-def right_classes(network: nn.Module, task: TaskConfig) -> Bool[Tensor, "pictures 1"]:
-    """Return which test pictures (tasks.digits.split) have their own class as the likeliest."""
-    held, test = next(network.parameters()), split(task.path, task.sha256)[1]
-    found = _likeliest(network, torch.from_numpy(test.images).to(held), slice(0, 1))
-    return found == torch.from_numpy(test.labels).unsqueeze(1)
-
-
-def right_characters(network: nn.Module, task: TaskConfig, size: int) -> Bool[Tensor, "characters 1"]:
-    """Return where the likeliest character is the next one, in `size` windows of held-out text."""
-    tokens = torch.from_numpy(text.held_out(task, size))
-    found = _likeliest(network, tokens, slice(task.first_scored, task.num_tokens - 1))
-    return (found == tokens[:, task.first_scored + 1 :]).reshape(-1, 1)
-
-
-def right_digits(
-    network: nn.Module, tokens: Int[Tensor, "sums length"], digits: int
-) -> Bool[Tensor, "sums digits_plus_1"]:
-    """Return where the likeliest token is the answer's digit, most significant first, each given those before it."""
-    places = scored_positions(digits, Scored.answer)
-    return _likeliest(network, tokens, places) == tokens[:, places.start + 1 : places.stop + 1]
+    answers = replace(task, loss=Loss.cross_entropy, scored=Scored.answer)
+    right = right_in(network, examples(answers, size, DType.float64))
+    return right.reshape(-1, 1) if task.data == Data.text else right
 
 
 @torch.no_grad()
-def _likeliest(network: nn.Module, inputs: Tensor, places: slice) -> Int[Tensor, "examples places"]:
-    """Return the likeliest output at each of `places`."""
-    device = next(network.parameters()).device
-    outputs = [scored_outputs(network, some.to(device), places).cpu() for some in inputs.split(AT_ONCE)]
-    return torch.cat(outputs).argmax(dim=-1)
+def right_in(network: nn.Module, batch: Batch) -> Bool[Tensor, "examples places"]:
+    """Return where the likeliest output at a scored position is the target, which is a class."""
+    held = next(network.parameters())
+    inputs = batch.cast(held.dtype).inputs.split(AT_ONCE)
+    outputs = [scored_outputs(network, some.to(held.device), batch.scored).cpu() for some in inputs]
+    return torch.cat(outputs).argmax(dim=-1) == batch.targets
 
 
 SAVE_EVERY, REPORT_EVERY = 5.0, 0.5  # seconds

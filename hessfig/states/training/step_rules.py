@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hessfig.config import DIVIDING, Curvature, Optimiser, Schedule, TrainingConfig
+from hessfig.config import Curvature, Schedule, TrainingConfig
 from hessfig.rng import row_major, stream
 from hessfig.states.training.second_order import BatchLoss, Solver, solver
 
@@ -90,19 +91,8 @@ def _stand_in(slopes: list[Tensor]) -> Float[Tensor, "1"]:
     return (ratio**_EXPONENT).clamp(max=1.0).reshape(1)
 
 
-MOMENTS = {
-    Optimiser.adamw: ("exp_avg", "exp_avg_sq"),
-    Optimiser.adam: ("exp_avg", "exp_avg_sq"),
-    Optimiser.sgd: ("momentum_buffer",),
-    Optimiser.gd: (),
-    Optimiser.shampoo: ("pre_cond_0", "pre_cond_1", "inv_pre_cond_0", "inv_pre_cond_1"),
-    Optimiser.soap: ("exp_avg", "exp_avg_sq", "GG", "Q"),
-    Optimiser.muon: ("momentum_buffer", "exp_avg", "exp_avg_sq"),
-} | dict.fromkeys(DIVIDING, ("momentum_buffer",))
 EIGENBASES = "Q"  # SOAP's
 FACTORS, REFRESHED = "rate_factors", "refreshed"
-_ADAPTIVE = {Optimiser.adamw: torch.optim.AdamW, Optimiser.adam: torch.optim.Adam}
-SOAP_EVERY = 10  # updates between two of SOAP's eigenbases, as its authors recommend
 
 
 def learning_rate(training: TrainingConfig, step: int) -> float:
@@ -132,7 +122,7 @@ def _by_block(training: TrainingConfig) -> bool:
 class StepRule:
     """The optimisers of the configured name over the parameters of `network`: torch.optim's, or pytorch_optimizer's.
 
-    A rule of DIVIDING is torch.optim.SGD along gradients divided by a curvature matrix, which stays as it is between
+    A rule that divides is torch.optim.SGD along gradients divided by a curvature matrix, which stays as it is between
     two refreshes. Muon takes the weight matrices of the layers; AdamW takes embeddings, the head and vectors.
     """
 
@@ -156,7 +146,7 @@ class StepRule:
         kind, due = self._training.curvature, refreshes_curvature(self._training, step)
         if kind != Curvature.none and due:
             self._factors = factors(kind, self._named, loss, seed=seed, step=step)
-        if self._training.optimiser in DIVIDING and (due or self._solver is None):
+        if self._training.optimiser.facts.divides and (due or self._solver is None):
             if due:
                 self._refreshed = {name: one.detach().clone() for name, one in self._named.items()}
             with self._at(self._refreshed):
@@ -191,7 +181,7 @@ class StepRule:
 
     def restore(self, moments: Mapping[str, Tensor], step: int) -> None:
         """Put back what `moments` returned after `step` updates."""
-        kind = self._training.optimiser
+        facts = self._training.optimiser.facts
         self._factors = moments.get(FACTORS, self._factors)
         refreshed = {key: one for key, one in moments.items() if key.startswith(f"{REFRESHED}/")}
         self._refreshed = {key.partition("/")[2]: row_major(one.clone()) for key, one in refreshed.items()}
@@ -199,13 +189,12 @@ class StepRule:
         self._put_back({key: one.clone() for key, one in moments.items() if key not in {FACTORS, *refreshed}})
         for parameter in self._named.values():
             state = self._state(parameter)
-            if "exp_avg" in state and kind != Optimiser.soap:
+            if "exp_avg" in state and not facts.is_of_extra:
                 state["step"] = torch.tensor(float(step))
-            elif state and kind == Optimiser.soap:
-                state |= {"precondition_frequency": SOAP_EVERY, "shampoo_beta": self._training.betas[1]}
-                for moment in ("GG", "Q"):
-                    _put(state, moment, None, parameter.ndim)
-        for group in self._groups if kind in (Optimiser.shampoo, Optimiser.soap) else []:
+            state |= facts.state(self._training) if state else {}
+            for moment in facts.by_axis if state else ():
+                _put(state, moment, None, parameter.ndim)
+        for group in self._groups if facts.is_of_extra else []:
             group["step"] = step
 
     def _kept(self) -> dict[str, Tensor]:
@@ -213,7 +202,7 @@ class StepRule:
         return {
             key: tensor
             for name, parameter in self._named.items()
-            for moment in MOMENTS[self._training.optimiser]
+            for moment in self._training.optimiser.facts.moments
             for key, tensor in _tensors(self._state(parameter).get(moment), moment, name)
         }
 
@@ -272,42 +261,20 @@ def laid_out(moment: str, tensor: Tensor) -> Tensor:
 
 
 def _optimisers(named: Mapping[str, nn.Parameter], training: TrainingConfig) -> Iterator[torch.optim.Optimizer]:
-    kind, parameters = training.optimiser, list(named.values())
-    rate, decay, betas = training.learning_rate, training.weight_decay, (training.betas[0], training.betas[1])
-    if kind == Optimiser.muon:
-        matrices, momentum = _hidden_matrices(named), training.momentum
-        adjust = "match_rms_adamw"  # so that both take one learning rate
-        yield torch.optim.Muon(matrices, rate, weight_decay=decay, momentum=momentum, adjust_lr_fn=adjust)
+    facts, parameters = training.optimiser.facts, list(named.values())
+    package = import_module(facts.package)  # slow where it is of an extra
+    every: dict[str, Any] = {"lr": training.learning_rate, "weight_decay": training.weight_decay}
+    read = {name: getattr(training, name) for name in ("betas", "eps", "momentum") if name in facts.reads}
+    if facts.of_matrices:
+        matrices, of_both = _hidden_matrices(named), {"adjust_lr_fn": "match_rms_adamw"}  # so both take one rate
+        yield getattr(package, facts.of_matrices)(matrices, **every, momentum=read.pop("momentum"), **of_both)
         parameters = [one for one in parameters if not any(one is matrix for matrix in matrices)]
     groups: Any = [{"params": [one]} for one in parameters] if _by_block(training) else parameters
-    if kind in (Optimiser.shampoo, Optimiser.soap):
-        yield _of_library(kind, groups, training)
-    elif kind in (Optimiser.adam, Optimiser.adamw, Optimiser.muon):
-        adaptive = _ADAPTIVE.get(kind, torch.optim.AdamW)
-        if parameters:
-            yield adaptive(groups, rate, betas=betas, eps=training.eps, weight_decay=decay, fused=True)
-    else:
-        momentum = 0.0 if kind == Optimiser.gd else training.momentum
-        yield torch.optim.SGD(groups, rate, momentum=momentum, weight_decay=decay, fused=True)
+    if parameters:
+        yield getattr(package, facts.made_by)(groups, **every, **read, **facts.options)
 
 
 def _hidden_matrices(named: Mapping[str, nn.Parameter]) -> list[nn.Parameter]:
     """Return the matrices of the layers; every matrix of a network whose parameters are in no layers."""
     found = {name: one for name, one in named.items() if one.ndim == 2}
     return [one for name, one in found.items() if name.startswith("layers.")] or list(found.values())
-
-
-def _of_library(kind: Optimiser, groups: Any, training: TrainingConfig) -> torch.optim.Optimizer:
-    """Return Shampoo (arXiv 1802.09568) or SOAP (arXiv 2409.11321) as pytorch_optimizer has them."""
-    import pytorch_optimizer  # slow, and of an extra
-
-    rate, decay = training.learning_rate, training.weight_decay
-    found: torch.optim.Optimizer
-    if kind == Optimiser.shampoo:
-        found = pytorch_optimizer.Shampoo(groups, rate, weight_decay=decay)
-    else:
-        betas = (training.betas[0], training.betas[1])
-        found = pytorch_optimizer.SOAP(
-            groups, rate, betas, weight_decay=decay, eps=training.eps, precondition_frequency=SOAP_EVERY
-        )
-    return found

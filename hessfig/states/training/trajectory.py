@@ -7,24 +7,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hessfig.config import DIVIDING, Config, Curvature, Optimiser, Schedule, TrainingData, with_defaults
+from hessfig.config import Config, Curvature, Schedule, TrainingData, with_defaults
 from hessfig.config.keys import in_key
 from hessfig.models.registry import kind
 from hessfig.record import digest
+from hessfig.terms import RULE_SETTINGS
 
 ALGORITHM_VERSION = 1
 FOLDER = "states"
 # Settings that change nothing of the trajectory: what is kept, and how it is tested on the way.
 _WATCHING = ("checkpoints", "evaluate_every", "evaluation_size")
-_UNREAD: dict[Optimiser, tuple[str, ...]] = {
-    Optimiser.adamw: ("momentum",),
-    Optimiser.adam: ("momentum",),
-    Optimiser.sgd: ("betas", "eps"),
-    Optimiser.gd: ("betas", "eps", "momentum", "batch_size"),
-    Optimiser.shampoo: ("betas", "eps", "momentum"),
-    Optimiser.soap: ("momentum",),
-    Optimiser.muon: (),
-} | dict.fromkeys(DIVIDING, ("betas", "eps", "batch_size"))
 # What of the task is about its measuring batch alone.
 _MEASURING = ("batch_size", "seed")
 
@@ -83,10 +75,8 @@ def science(config: Config) -> dict[str, Any]:
 def _read(config: Config, training: dict[str, Any]) -> dict[str, Any]:
     """Return the settings that this training reads: a constant schedule has no end, a fixed set no enrichment."""
     chosen = config.training
-    unread = {*_WATCHING, *_UNREAD[chosen.optimiser]}
+    looks = set() if chosen.curvature == Curvature.none else {"curvature", "refresh"}
+    unread = {*_WATCHING, *RULE_SETTINGS, "curvature"} - {*chosen.optimiser.facts.reads} - looks
     unread |= {"steps"} if chosen.schedule == Schedule.constant else set()
     unread |= {"cascades"} if chosen.data == TrainingData.fixed else set()
-    unread |= {"curvature"} if chosen.curvature == Curvature.none else set()
-    unread |= set() if chosen.optimiser in DIVIDING else {"damping"}
-    unread |= {"refresh"} if chosen.curvature == Curvature.none and chosen.optimiser not in DIVIDING else set()
     return {name: value for name, value in training.items() if name not in unread}

@@ -122,11 +122,11 @@ def test_a_network_that_knows_the_answers_has_no_errors(monkeypatch: pytest.Monk
             following[:, -1] = (following[:, -1] + (tokens[:, 0] < 5).long()) % 10  # wrong for half of the sums
             return F.one_hot(following, 12).float()
 
-    from hessfig.states.training.loop import right_digits
-    from hessfig.tasks.examples import unseen_sums
+    from hessfig.states.training.loop import right_in
+    from hessfig.tasks.examples import unseen_batch
 
-    sums = unseen_sums(TaskConfig(digits=3), 1500)
-    right = right_digits(Knows(), sums, 3)
+    batch = unseen_batch(TaskConfig(digits=3), 1500, DType.float32)
+    right, sums = right_in(Knows(), batch), batch.inputs
     assert right[:, :3].all()
     assert torch.equal(right[:, 3], sums[:, 0] >= 5)
 
