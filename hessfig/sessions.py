@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,15 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 from hessfig.analysis.manifest import read_manifest, read_run
 from hessfig.analysis.shown_tables import Table, described_html, table_html
-from hessfig.config.compose import compose, jobs
+from hessfig.config.compose import as_made, command_of, compose, jobs, table_folder, unchanged_preset
 from hessfig.config.compose.overrides import as_word, check_words
 from hessfig.config.enums import Data, Kind
 from hessfig.config.keys import in_manifest
+from hessfig.config.presets import STUDY
 from hessfig.config.schema import Config, FigureConfig, SweepConfig
 from hessfig.config.science import ModelConfig, TaskConfig
 from hessfig.config.user_dir import own_folder
-from hessfig.errors import UserError, plain
+from hessfig.errors import UserError, command_line, plain
 from hessfig.record import COLUMNS, MANIFEST, TABLE
+from hessfig.verbs import VERBS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -55,12 +56,8 @@ class Run:
 
         For example run.slopes("sweep.windows=[[null,1]]", quantity="trace"). Raises UserError as the command does.
         """
-        from hessfig.cli.dispatch import check_read
-        from hessfig.cli.results import as_made, fitted_slopes
-        from hessfig.cli.verbs import VERBS
-
         asked = _words(words, {"sweep.name": self.folder.name, "output_dir": str(self.folder.parent), **settings})
-        check_read(VERBS["slopes"], asked)
+        VERBS["slopes"].check(asked)
         return fitted_slopes(as_made(compose(asked)))
 
     def plot(self, figure: str | None = None, *words: str, **settings: Any) -> ShownFigure:
@@ -84,9 +81,6 @@ def run(sweep: str | None = None, *words: str, config_dir: str | Path | None = N
     need no `if __name__ == "__main__"`, neither in scripts nor in notebooks. Raises UserError for settings that cannot
     be run, and if a cell fails; what was measured before is kept.
     """
-    from hessfig.cli.dispatch import check_read
-    from hessfig.cli.experiment import command_of
-    from hessfig.cli.verbs import VERBS
     from hessfig.config.machine import check_device, check_workers
     from hessfig.sweep.plan import Sweep
     from hessfig.sweep.runner import run_sweep
@@ -95,7 +89,7 @@ def run(sweep: str | None = None, *words: str, config_dir: str | Path | None = N
     first = [] if sweep is None else [sweep if "=" in sweep else f"sweep={sweep}"]
     asked = [*first, *_words(words, settings)]
     check_words(asked, own, several=False)
-    check_read(VERBS["run"], asked)
+    VERBS["run"].check(asked)
     (job,) = jobs(asked, own)
     _check_here(job)
     check_device(job.config.device)
@@ -109,6 +103,16 @@ def run(sweep: str | None = None, *words: str, config_dir: str | Path | None = N
             remedy=f"{command_of(job)} tries them again; hessfig.read('{summary.table.parent}') gives what is there",
         )
     return Run(summary.table.parent)
+
+
+def fitted_slopes(job: Job) -> pd.DataFrame:
+    """Return the slopes of the sweep's curves as a frame, and write them next to its table."""
+    from hessfig.analysis.slopes.fit import FitSettings, write_slopes
+
+    config, folder = job.config, table_folder(job)
+    average, preset = config.sweep.average.value, unchanged_preset(folder, job.own)
+    settings = FitSettings(average, config.resamples, config.tolerance, preset=preset)
+    return write_slopes(folder, job.windows, settings, quantity=config.quantity, among=job.given.get("quantities"))
 
 
 def read(folder: str | Path) -> Run:
@@ -133,8 +137,7 @@ def plot(
 
     Raises UserError for settings that do not fit, and for a table that lacks what the figure needs.
     """
-    from hessfig.cli.plot import spec_of
-    from hessfig.config.presets import STUDY
+    from hessfig.requested import figure_spec
 
     with tempfile.TemporaryDirectory() as scratch:
         folder = _folder_of(what, Path(scratch))
@@ -148,7 +151,7 @@ def plot(
                 allowed="a figure of a sweep",
                 remedy=f"hessfig plot figure={figure}",
             )
-        return _drawn(spec_of(job), folder, sheet)
+        return _drawn(figure_spec(job), folder, sheet)
 
 
 def _drawn(spec: Any, folder: Path, sheet: int) -> ShownFigure:
@@ -205,7 +208,7 @@ def _check_here(job: Job) -> None:
                 f"hessfig.run measures on this machine: {word} is a matter of the command line",
                 got=word,
                 allowed="settings without it",
-                remedy=shlex.join(["hessfig", "run", *job.words]),
+                remedy=command_line("run", *job.words),
             )
 
 

@@ -50,13 +50,12 @@ def predict(*words: str) -> pd.DataFrame:
     """
     import pandas as pd
 
-    from hessfig.cli.dispatch import check_read
-    from hessfig.cli.verbs import VERBS
     from hessfig.config.compose import compose
     from hessfig.config.compose.overrides import check_words
+    from hessfig.verbs import VERBS
 
     check_words(words, None, several=False)
-    check_read(VERBS["predict"], words)
+    VERBS["predict"].check(words)
     frame = pd.DataFrame(rows(compose(words)), columns=COLUMNS)
     return frame.assign(exponent=pd.to_numeric(frame["exponent"], errors="coerce"))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
-import json
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from hessfig.errors import UserError, first_few
 from hessfig.files import write_text
 from hessfig.measurements.catalogue import quantity, source_of
 from hessfig.measurements.quantity import Measured
-from hessfig.record import CHECKSUM, COLUMNS, MANIFEST, SEAL, SEAL_BEFORE, TABLE, checksum, digest, read_checked
+from hessfig.record import COLUMNS, MANIFEST, SEAL, SEAL_BEFORE, TABLE, UNREADABLE, digest, read_checked, sealed_text
 from hessfig.sweep.outputs import now, provenance
 from hessfig.sweep.store import CellStore, Rows
 
@@ -179,7 +178,7 @@ class MonitoredTraining:
             listed = [(int(step), str(name), str(key)) for step, name, key in seen["cells"]]
             self._parts, self._moved = dict(seen["parts"]), set(seen["moved"])
             self.seen = {key: type(self.seen[key])(seen[key]) for key in self.seen}
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        except UNREADABLE as error:
             raise _other(self.folder, "no training that was watched", got=f"{type(error).__name__}: {error}") from error
         if not is_same:
             raise _other(
@@ -248,7 +247,7 @@ class MonitoredTraining:
                 "moved": sorted(self._moved),
             },
         }
-        return json.dumps({**content, CHECKSUM: checksum(content)}, indent=1) + "\n"
+        return sealed_text(content)
 
     def _still_lost(self) -> list[_Lost]:
         """Return what was lost and not measured again since."""

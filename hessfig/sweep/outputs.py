@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
-import json
 import platform
 import subprocess
 import sys
@@ -22,7 +21,7 @@ from hessfig.config.keys import as_plain, in_manifest, unpinned, without_added
 from hessfig.config.user_code import files_read
 from hessfig.measurements.allocation import Allocation
 from hessfig.models.registry import kind
-from hessfig.record import CHECKSUM, COLUMNS, OF_ARCHITECTURE, checksum, digest
+from hessfig.record import COLUMNS, OF_ARCHITECTURE, digest, sealed_text
 from hessfig.sweep.plan import Cell, Sweep
 from hessfig.sweep.pool import THREADS
 from hessfig.sweep.store import CellStore
@@ -89,7 +88,7 @@ def manifest_text(sweep: Sweep, run: dict[str, Any]) -> str:
         **provenance(sweep.config),
         **run,
     }
-    return json.dumps({**content, CHECKSUM: checksum(content)}, indent=2) + "\n"
+    return sealed_text(content, indent=2)
 
 
 def config_hash(variants: Sequence[Variant]) -> str:
@@ -97,15 +96,6 @@ def config_hash(variants: Sequence[Variant]) -> str:
     sciences = [variant.science(name) for variant in variants for name in variant.config.quantities]
     own = [networks for variant in variants if (networks := variant.networks())]
     return digest([without_added(in_manifest(unpinned(variants[0].config))), sciences, *own])
-
-
-def read_hash(path: Path) -> str | None:
-    """Return the config hash of a manifest that is there; None where there is none that can be read."""
-    try:
-        found = json.loads(path.read_text())["config_hash"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None
-    return found if isinstance(found, str) else None
 
 
 def now() -> str:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from hessfig.errors import UserError
+
 
 @dataclass(frozen=True)
 class Verb:
@@ -56,6 +58,32 @@ class Verb:
     def takes(self, key: str) -> bool:
         """Whether a setting or group has an effect on this verb."""
         return key not in self.ignores and any(key == one or key.startswith(f"{one}.") for one in self.reads)
+
+    def check(self, words: Sequence[str]) -> None:
+        """Raise UserError for a setting that would have no effect on this verb."""
+        from hessfig.config.compose.overrides import given
+
+        for key in given(words):
+            if not self.takes(key):
+                raise UserError(
+                    f"hessfig {self.name} does not read {key}",
+                    got=next(word for word in reversed(words) if key in given([word])),
+                    allowed=", ".join(self._taken()),
+                    remedy=self._remedy(key),
+                )
+
+    def _taken(self) -> list[str]:
+        """Return what it reads: groups and single settings, or the settings of a group that is not chosen here."""
+        from hessfig.config.settings import settings
+
+        inside = (key for key in settings() if key.partition(".")[0] in set(self.reads) & set(self.ignores))
+        return [*filter(self.takes, self.reads), *filter(self.takes, inside)]
+
+    def _remedy(self, key: str) -> str:
+        if self.name == "plot" and key.partition(".")[0] == "sweep":
+            return "figure.sweep=NAME draws another sweep's table"
+        others = [one.name for one in VERBS.values() if one.composed and one.takes(key)]
+        return "leave it out" + (f": it is for hessfig {', '.join(others)}" if others else "")
 
 
 VERBS = {
