@@ -104,13 +104,6 @@ def entry_of(path: Path, key: str) -> Any:
     return None
 
 
-def part_of(content: Any, key: str) -> Any:
-    """Return the part of nested objects that a dotted key names, or None."""
-    for name in key.split("."):
-        content = content.get(name) if isinstance(content, dict) else None
-    return content
-
-
 def manifest_in(
     folder: Path, *required: str, check: Callable[[dict[str, Any]], object], allowed: str
 ) -> dict[str, Any] | None:
@@ -138,7 +131,9 @@ def manifest_in(
 
 def _check_parts(manifest: dict[str, Any], required: list[str]) -> None:
     for key, kind in _PARTS.items():
-        found = part_of(manifest, key)
+        found: Any = manifest
+        for name in key.split("."):
+            found = found.get(name) if isinstance(found, dict) else None
         missing = found is None and key not in required
         if not missing and (not isinstance(found, kind) or isinstance(found, bool)):
             raise TypeError(f"{key} is {type(found).__name__}, not {kind.__name__}")

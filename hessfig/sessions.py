@@ -1,10 +1,10 @@
-"""Sweeps and figures from Python: run, read and plot, by the settings of the command line."""
+"""Sweeps, figures and predictions from Python: run, read, plot and predict, by the settings of the command line."""
 
 from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,16 +12,20 @@ from typing import TYPE_CHECKING, Any
 
 from hessfig.analysis.manifest import read_manifest, read_run
 from hessfig.analysis.shown_tables import Table, described_html, table_html
-from hessfig.config.compose import as_made, command_of, compose, jobs, table_folder, unchanged_preset
-from hessfig.config.compose.overrides import as_word, check_words
+from hessfig.config.compose import as_made, command_of, compose, table_folder, unchanged_preset
+from hessfig.config.compose.overrides import as_word
 from hessfig.config.enums import Data, Kind
-from hessfig.config.keys import in_manifest
+from hessfig.config.keys import as_plain, in_manifest
 from hessfig.config.presets import STUDY
 from hessfig.config.schema import Config, FigureConfig, SweepConfig
 from hessfig.config.science import ModelConfig, TaskConfig
 from hessfig.config.user_dir import own_folder
 from hessfig.errors import UserError, command_line, plain
+from hessfig.predictions.architecture import Architecture
+from hessfig.predictions.growth_rates import GrowthRate, Prediction, growth_rate, regimes
+from hessfig.predictions.network_series import SIGMA, Regime
 from hessfig.record import COLUMNS, MANIFEST, TABLE
+from hessfig.terms import Block, Part
 from hessfig.verbs import VERBS
 
 if TYPE_CHECKING:
@@ -81,19 +85,16 @@ def run(sweep: str | None = None, *words: str, config_dir: str | Path | None = N
     need no `if __name__ == "__main__"`, neither in scripts nor in notebooks. Raises UserError for settings that cannot
     be run, and if a cell fails; what was measured before is kept.
     """
-    from hessfig.config.machine import check_device, check_workers
+    from hessfig.config.machine import check_machine
     from hessfig.sweep.plan import Sweep
     from hessfig.sweep.runner import run_sweep
 
     own = own_folder(str(config_dir)) if config_dir else None
     first = [] if sweep is None else [sweep if "=" in sweep else f"sweep={sweep}"]
     asked = [*first, *_words(words, settings)]
-    check_words(asked, own, several=False)
-    VERBS["run"].check(asked)
-    (job,) = jobs(asked, own)
+    (job,) = VERBS["run"].jobs(asked, own)
     _check_here(job)
-    check_device(job.config.device)
-    check_workers(job.variants[0][1])
+    check_machine(job.variants[0][1])
     summary = run_sweep(Sweep(job.variants), command=command_of(job))
     if not summary.is_complete:
         raise UserError(
@@ -225,3 +226,50 @@ def _of_figures(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _words(words: tuple[str, ...], settings: Mapping[str, Any]) -> list[str]:
     return [*words, *(as_word(key, value) for key, value in settings.items())]
+
+
+COLUMNS_PREDICTED = ("variant", "row", "col", "layer", "part", "regime", "exponent", "zero", "reason")
+
+
+def predict(*words: str) -> pd.DataFrame:
+    """Return the predicted exponents of a configuration, one row per variant, block, part and regime.
+
+    `words` are those of `hessfig predict`: predict("model.scores=qk_norm", "blocks=all"). `exponent` is nan if there
+    is none; `zero` tells that the block vanishes identically. Raises UserError for settings that cannot be run.
+    """
+    import pandas as pd
+
+    frame = pd.DataFrame(predicted_rows(VERBS["predict"].jobs(words)[0]), columns=COLUMNS_PREDICTED)
+    return frame.assign(exponent=pd.to_numeric(frame["exponent"], errors="coerce"))
+
+
+def predicted_rows(job: Job) -> Iterator[dict[str, Any]]:
+    """Yield the predictions, in the order of variants, blocks, parts and regimes."""
+    from hessfig.sweep.variant import Variant
+
+    axis = job.config.powers_of
+    for name, config in job.variants:
+        architecture, several = Architecture.from_config(as_plain(config)), "model.n_layers" in job.config.sweep.vary
+        label = ",".join([name] * bool(name) + [f"model.n_layers={config.model.n_layers}"] * several)
+        for block in Variant(name, config).blocks:
+            for part in config.parts:
+                yield from _predicted(label, block, part, architecture, axis)
+
+
+def _predicted(label: str, block: Block, part: Part, architecture: Architecture, axis: str) -> Iterator[dict[str, Any]]:
+    """Yield a row per regime; one that holds at every sigma stands for all."""
+    named = {"variant": label, "row": block.row, "col": block.col, "layer": block.layer, "part": part.value}
+    for regime in regimes(architecture):
+        rate = growth_rate(block, part, architecture, regime, axis)
+        yield {**named, **_said(rate, axis)}
+        if rate.regime == Regime.every_sigma:
+            return
+
+
+def _said(rate: GrowthRate, axis: str) -> dict[str, Any]:
+    exponent = "" if rate.exponent is None else f"{rate.exponent:g}"
+    words = rate.reason or rate.reference
+    along = {"regime": rate.regime.value, "reason": words}
+    if axis != SIGMA:
+        along = {key: text.replace(SIGMA, axis) for key, text in along.items()}
+    return {**along, "exponent": exponent, "zero": str(rate.prediction == Prediction.structural_zero).lower()}

@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hessfig.errors import UserError
+
+if TYPE_CHECKING:
+    from hessfig.config.compose import Job
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,15 @@ class Verb:
                     remedy=self._remedy(key),
                 )
 
+    def jobs(self, words: Sequence[str], own: Path | None = None, *, several: bool = False) -> list[Job]:
+        """Return what key=value words ask of this verb, everything checked: with `several` (-m) a job for each run."""
+        from hessfig.config.compose import jobs
+        from hessfig.config.compose.overrides import check_words
+
+        check_words(words, own, several=several)
+        self.check(words)
+        return jobs(words, own, several=several)
+
     def _taken(self) -> list[str]:
         """Return what it reads: groups and single settings, or the settings of a group that is not chosen here."""
         from hessfig.config.settings import settings
@@ -105,18 +119,8 @@ VERBS = {
                 *("model", "state", "training", "task"),
             ),
             names=(
-                *(
-                    "device",
-                    "memory",
-                    "reuse",
-                    "workers",
-                    "force_workers",
-                    "shard",
-                    "ranks",
-                    "ranks_timeout",
-                    "launcher",
-                ),
-                *("output_dir", "dry_run"),
+                *("device", "memory", "reuse", "workers", "force_workers", "shard", "ranks", "ranks_timeout"),
+                *("launcher", "output_dir", "dry_run"),
             ),
             table=True,
             makes_table=True,

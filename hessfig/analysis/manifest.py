@@ -16,17 +16,7 @@ from hessfig.analysis.axis import SIGMA, Axis, settings_of
 from hessfig.analysis.table import read_table
 from hessfig.errors import UserError, run_command
 from hessfig.predictions.architecture import Architecture
-from hessfig.record import (
-    MANIFEST,
-    NETWORK,
-    OF_ARCHITECTURE,
-    SEAL,
-    SEAL_BEFORE,
-    TABLE,
-    UNREADABLE,
-    manifest_in,
-    part_of,
-)
+from hessfig.record import MANIFEST, NETWORK, OF_ARCHITECTURE, SEAL, SEAL_BEFORE, TABLE, UNREADABLE, manifest_in
 
 Architectures = dict[tuple[str, int], Architecture]
 Found = TypeVar("Found")
@@ -60,9 +50,10 @@ def read_run(folder: Path) -> RecordedRun:
     table, manifest = _agreeing(folder, _read_both)
     if manifest is None:
         return RecordedRun(table, {})
-    axis, first_seed = part_of(manifest, "config.sweep.axis"), part_of(manifest, "config.first_seed")
+    config = manifest["config"]
+    axis, first_seed = (config.get("sweep") or {}).get("axis"), config.get("first_seed")
     networks = architectures(table, manifest)
-    return RecordedRun(table, networks, Axis(axis or SIGMA.name), first_seed or 0, manifest["config"])
+    return RecordedRun(table, networks, Axis(axis or SIGMA.name), first_seed or 0, config)
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:

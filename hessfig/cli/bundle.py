@@ -20,8 +20,7 @@ from hessfig.cli.flags import read as read_flags
 from hessfig.cli.reproduce import draw_all, job_again, made, words_of
 from hessfig.cli.terminal import say
 from hessfig.config import Config, Kind, StateConfig
-from hessfig.config.compose import Job, jobs
-from hessfig.config.compose.overrides import check_words
+from hessfig.config.compose import Job
 from hessfig.config.packed import (
     ARCHIVE,
     BATCHES,
@@ -129,9 +128,7 @@ def _asked(command: Command) -> tuple[Job, dict[str, str]]:
     others = [word for word in words if word not in chosen]
     given = own_words(verb, chosen)
     if len(words) == len(command.words):
-        check_words(others, command.own, several=False)
-        verb.check(others)
-        return jobs(others, command.own)[0], given
+        return verb.jobs(others, command.own)[0], given
     if others:
         raise UserError(
             f"export: {others[0].partition('=')[0]} has no effect on a table that is named",

@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 
 from hessfig.cli.flags import Command
 from hessfig.cli.terminal import say
-from hessfig.config.compose import Job, jobs
-from hessfig.config.compose.overrides import check_words
+from hessfig.config.compose import Job
 from hessfig.config.facts import OTHER_TABLE
 from hessfig.config.settings import role_of
 from hessfig.errors import UserError
@@ -26,9 +25,7 @@ def run(verb: Verb, command: Command, action: Action) -> int:
     Everything is checked before the first run begins.
     """
     words = verb.in_full(command.words)
-    check_words(words, command.own, several=command.several)
-    verb.check(words)
-    found = jobs(words, command.own, several=command.several)
+    found = verb.jobs(words, command.own, several=command.several)
     if command.shows_settings:
         print("---\n".join(job.yaml() for job in found), end="")
         return 0

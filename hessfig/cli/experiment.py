@@ -30,7 +30,7 @@ _OTHER_CONTENT = "these settings, but other files or code, or another version of
 
 def run(job: Job) -> int:
     """Measure what is not finished and write the table; return 1 when a cell failed or is missing."""
-    from hessfig.config.machine import check_device, check_workers
+    from hessfig.config.machine import check_machine
     from hessfig.sweep import pool, preview, runner
     from hessfig.sweep.plan import Sweep
 
@@ -38,8 +38,7 @@ def run(job: Job) -> int:
     if config.launcher.kind == Launcher.slurm:
         collected = run_slurm(job, command_of(job))
         return 0 if collected is None else report(collected)
-    check_device(config.device)
-    check_workers(config)
+    check_machine(config)
     if config.ranks:
         summary = run_ranks(job, command_of(job))
         return report(summary) if summary else 0

@@ -142,13 +142,11 @@ def _folder(output_dir: str | None, folder: Path, name: str) -> Iterator[Path]:
 def _measured(job: Job, command: str) -> Path:
     """Measure the sweep; return its folder. Raises UserError when no cell could be measured."""
     from hessfig.cli.experiment import report
-    from hessfig.config.machine import check_device, check_workers
+    from hessfig.config.machine import check_machine
     from hessfig.sweep import preview, runner
     from hessfig.sweep.plan import Sweep
 
-    config = job.variants[0][1]
-    check_device(config.device)
-    check_workers(config)
+    check_machine(job.variants[0][1])
     sweep = Sweep(job.variants)
     say(preview.describe(sweep))
     summary = runner.run_sweep(sweep, command=command)

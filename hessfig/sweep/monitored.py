@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,8 +15,8 @@ from hessfig.errors import UserError, first_few
 from hessfig.files import write_text
 from hessfig.measurements.catalogue import quantity, source_of
 from hessfig.measurements.quantity import Measured
-from hessfig.record import COLUMNS, MANIFEST, SEAL, SEAL_BEFORE, TABLE, UNREADABLE, digest, read_checked, sealed_text
-from hessfig.sweep.outputs import now, provenance
+from hessfig.record import MANIFEST, SEAL, SEAL_BEFORE, TABLE, UNREADABLE, digest, read_checked, sealed_text
+from hessfig.sweep.outputs import now, provenance, table_text
 from hessfig.sweep.store import CellStore, Rows
 
 WATCHED = "monitor"  # what only the manifest of such a training has
@@ -205,13 +203,11 @@ class MonitoredTraining:
         return {"variant": "", "num_layers": self._num_layers, **place, "quantity": cell.quantity}
 
     def _table(self) -> str:
-        buffer = io.StringIO()
-        writer = csv.DictWriter(buffer, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        for cell in sorted(self._cells, key=lambda cell: cell.step):
-            shared = {"sweep": self.folder.name, **self._labels(cell), "config": self._hashes[cell.quantity][:12]}
-            writer.writerows({**shared, **row} for row in cell.rows)
-        return buffer.getvalue()
+        cells = sorted(self._cells, key=lambda cell: cell.step)
+        return table_text({**self._shared(cell), **row} for cell in cells for row in cell.rows)
+
+    def _shared(self, cell: _Cell) -> dict[str, Any]:
+        return {"sweep": self.folder.name, **self._labels(cell), "config": self._hashes[cell.quantity][:12]}
 
     def _manifest(self, every: int, seal: Mapping[str, str]) -> str:
         config = self._config

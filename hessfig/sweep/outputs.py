@@ -8,7 +8,7 @@ import io
 import platform
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -43,20 +43,27 @@ class Gathered:
 
 def gather(cells: list[Cell], store: CellStore) -> Gathered:
     """Read every cell once, in the order of the plan, as it is now: rows and arrays agree."""
-    buffer, arrays, missing = io.StringIO(), [], []
-    writer = csv.DictWriter(buffer, COLUMNS, lineterminator="\n")
-    writer.writeheader()
+    every, arrays, missing = list[dict[str, Any]](), [], []
     for cell in cells:
         found = store.sound(cell.key)
         if found is None:
             missing.append(cell)
             continue
         rows, sha256 = found
-        writer.writerows({**_shared(cell), **row} for row in rows)
+        every += ({**_shared(cell), **row} for row in rows)
         if sha256 is not None:
             file = store.arrays_path(cell.key).relative_to(store.folder.parent).as_posix()
             arrays.append({**cell.labels, "file": file, "sha256": sha256})
-    return Gathered(buffer.getvalue(), arrays, missing)
+    return Gathered(table_text(every), arrays, missing)
+
+
+def table_text(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Return rows as the CSV text of a table."""
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return buffer.getvalue()
 
 
 def _shared(cell: Cell) -> dict[str, Any]:
