@@ -191,15 +191,15 @@ def _sweep(job: Job, name: str) -> SweepAsked:
     named = f"sweep={name}" if is_known else f"sweep.name={name}"
     manifest = _if_sound(manifest_of, folder) or {}
     asked, made = _composed(job, named), manifest.get("config", {"sweep": {}})["sweep"]
-    fitted = (asked if is_known else asked.fitted_as(made)).config.sweep
+    asked = asked if is_known else asked.fitted_as(made)
     preset = preset_in(folder, job.own) if manifest else None
     departures = None if preset is None else _departures(preset.changed)
-    about = fitted.about if is_known else str(made.get("about") or "")
+    about = asked.config.sweep.about if is_known else str(made.get("about") or "")
     return SweepAsked(
         name,
         preset.words(name) if preset else about,
-        [(low, high) for low, high in fitted.windows],
-        fitted.average.value,
+        asked.windows,
+        asked.config.sweep.average.value,
         _quoted_anew(manifest.get("command"), "run") or _again(job, named, made.get("vary") or {}, departures or []),
         departures,
         is_known,

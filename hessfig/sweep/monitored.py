@@ -57,12 +57,8 @@ class MonitoredTraining:
     """
 
     def __init__(self, folder: Path, config: Config, content: str, num_layers: int, *, overwrite: bool = False) -> None:
-        self.folder, self.store, self._config, self._num_layers = (
-            folder,
-            CellStore(folder / "cells"),
-            config,
-            num_layers,
-        )
+        self.folder, self.store = folder, CellStore(folder / "cells")
+        self._config, self._num_layers = config, num_layers
         plain = as_plain(config)
         of_numbers = {"content": content, **{key: plain[key] for key in _OF_NUMBERS}}
         versions = {name: [quantity(name).version, source_of(name, None)] for name in config.quantities}
