@@ -5,11 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hessfig.arguments import Measure
-    from hessfig.cli.predict import predict
     from hessfig.curvature.block_operator import BlockOperator
     from hessfig.interface import Problem, measure
     from hessfig.monitor import Monitor
-    from hessfig.sessions import Run, plot, read, run
+    from hessfig.sessions import Run, plot, predict, read, run
 
 __all__ = [
     "BlockOperator",
@@ -27,11 +26,10 @@ __all__ = [
 __version__ = "0.2.0"
 _HOMES = {
     **dict.fromkeys(("Problem", "measure"), "hessfig.interface"),
-    **dict.fromkeys(("Run", "plot", "read", "run"), "hessfig.sessions"),
+    **dict.fromkeys(("Run", "plot", "predict", "read", "run"), "hessfig.sessions"),
     "Measure": "hessfig.arguments",
     "BlockOperator": "hessfig.curvature.block_operator",
     "Monitor": "hessfig.monitor",
-    "predict": "hessfig.cli.predict",
 }
 
 

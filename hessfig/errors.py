@@ -1,4 +1,4 @@
-"""Errors that a user can fix: what was wrong, the value, what is allowed, and what to do about it."""
+"""Errors that a user can fix: what was wrong, what is allowed, what to do about it; and words as users type them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import difflib
 import re
 import shlex
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 _UNPRINTABLE = ("Zl", "Zp")  # and every category C: controls, directions, halves of pairs, private
 _LONGEST_LINE = 2000
@@ -89,5 +91,34 @@ def _word(key: str, value: str) -> str:
     """Return key=value for a shell and for the settings' grammar: quoted for both where it is not plain."""
     if re.fullmatch(r"[A-Za-z0-9_./-]+", value):
         return f"{key}={value}"
+    return quoted_twice(key, value)
+
+
+def quoted_twice(key: str, value: str) -> str:
+    """Return key=value with its value as text, for the settings' grammar and then for a shell."""
     escaped = value.replace("\\", "\\\\").replace('"', '\\"')
     return shlex.quote(f'{key}="{escaped}"')
+
+
+def command_line(verb: str, *words: str) -> str:
+    """Return a command of hessfig's, ready to be pasted."""
+    return shlex.join(["hessfig", verb, *words])
+
+
+def words_of_command(found: object, verb: str) -> list[str] | None:
+    """Return what follows the verb in a command line found in a file; None where it is no command of this verb."""
+    with suppress(ValueError):  # quotes that do not close
+        words = shlex.split(str(found or ""))
+        return words[2:] if words[:2] == ["hessfig", verb] else None
+    return None
+
+
+def typed(value: Any, comma: str = ",", between: str = ", ", text: Callable[[str], str] = str) -> str:
+    """Return a value of a setting as it is typed: null, true, [a,b], {key: a, key: b}; texts as `text` writes them."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, list | tuple):
+        return f"[{comma.join(typed(one, comma, between, text) for one in value)}]"
+    if isinstance(value, Mapping):
+        return "{" + between.join(f"{key}: {typed(one, comma, between, text)}" for key, one in value.items()) + "}"
+    return text(str(value))

@@ -1,15 +1,17 @@
-"""The record: the columns of a table, once for the wing that writes it and the wing that reads it."""
+"""The record: columns of a table, and what a manifest holds, once for the wing that writes and the wing that reads."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from hessfig.errors import UserError, run_command
 from hessfig.terms import OF_PRUNING, OF_QUANTISATION
 
 
@@ -41,6 +43,14 @@ CHECKSUM, LARGEST_MANIFEST = "checksum", 32 * 2**20
 _SINCE_CHECKSUMS = "byte_order"  # a key that no manifest without a checksum has
 # the SHA-256 of the table next to a manifest; and, while a training is followed, that of the table before
 SEAL, SEAL_BEFORE = "table_sha256", "table_sha256_before"
+# what reading a file of somebody else's may raise
+UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError)
+# the parts of a manifest that are read, by dotted key
+_PARTS: dict[str, type] = {
+    **dict.fromkeys(("config", *(f"config.{name}" for name in ("model", "task", "grid", "estimator", "state"))), dict),
+    **{"config.sweep": dict, "config.sweep.axis": str, "config.first_seed": int, "variants": list, "arrays": list},
+    **{SEAL: str, SEAL_BEFORE: str},
+}
 
 
 def checksum(content: Mapping[str, Any]) -> str:
@@ -72,3 +82,60 @@ def read_checked(path: Path) -> dict[str, Any]:
     if content.get(CHECKSUM, "") not in ("", checksum(content)):
         raise ValueError("its checksum is not that of its content: it was altered")
     return content
+
+
+def sealed_text(content: Mapping[str, Any], indent: int | None = 1) -> str:
+    """Return what a JSON file says, with its checksum."""
+    return json.dumps({**content, CHECKSUM: checksum(content)}, indent=indent) + "\n"
+
+
+def read_sealed(path: Path) -> dict[str, Any]:
+    """Return a JSON object that has a checksum, a true one; an empty object where no such file is."""
+    with suppress(*UNREADABLE):
+        content = read_checked(path)
+        return content if CHECKSUM in content else {}
+    return {}
+
+
+def entry_of(path: Path, key: str) -> Any:
+    """Return one entry of a JSON file, whatever else it holds; None where there is none that can be read."""
+    with suppress(*UNREADABLE):
+        return json.loads(path.read_text("utf-8"))[key]
+    return None
+
+
+def manifest_in(
+    folder: Path, *required: str, check: Callable[[dict[str, Any]], object], allowed: str
+) -> dict[str, Any] | None:
+    """Return the manifest in `folder`, or None if there is none; every part of it is of its type.
+
+    `required`: the groups of settings that must be there; `check` raises for what else a reader cannot take, `allowed`
+    is what it would. Raises UserError for anything that is no such manifest.
+    """
+    path = folder / MANIFEST
+    if not path.exists():
+        return None
+    try:
+        manifest = read_checked(path)
+        _check_parts(manifest, ["config", *(f"config.{name}" for name in required)])
+        check(manifest)
+    except UNREADABLE as error:
+        raise UserError(
+            f"{path} is not a manifest of this version",
+            got=f"{type(error).__name__}: {error}"[:300],
+            allowed=allowed,
+            remedy=f"{run_command(folder)} (finished cells are reused)",
+        ) from error
+    return manifest
+
+
+def _check_parts(manifest: dict[str, Any], required: list[str]) -> None:
+    for key, kind in _PARTS.items():
+        found: Any = manifest
+        for name in key.split("."):
+            found = found.get(name) if isinstance(found, dict) else None
+        missing = found is None and key not in required
+        if not missing and (not isinstance(found, kind) or isinstance(found, bool)):
+            raise TypeError(f"{key} is {type(found).__name__}, not {kind.__name__}")
+    if (manifest["config"].get("first_seed") or 0) < 0:
+        raise ValueError("config.first_seed is negative")

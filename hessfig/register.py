@@ -7,15 +7,13 @@ its name that says which kind of file was written, and its SHA-256.
 from __future__ import annotations
 
 import hashlib
-import json
 import shlex
 from collections.abc import Collection, Iterable, Mapping
-from contextlib import suppress
 from pathlib import Path
 
 from hessfig.errors import UserError
 from hessfig.files import fingerprint, write_text, write_together
-from hessfig.record import CHECKSUM, MANIFEST, checksum, read_checked
+from hessfig.record import MANIFEST, read_sealed, sealed_text
 
 REGISTER = ".written-by-hessfig"
 
@@ -55,11 +53,8 @@ def withdraw(path: Path) -> bool:
 
 def vouched(folder: Path) -> list[str]:
     """Return the SHA-256 of manifest and table of a folder whose manifest, by its checksum, hessfig wrote."""
-    with suppress(OSError, ValueError, TypeError, RecursionError):
-        manifest = read_checked(folder / MANIFEST)
-        if CHECKSUM in manifest:
-            return [fingerprint(folder / MANIFEST), str(manifest.get("table_sha256"))]
-    return []
+    manifest = read_sealed(folder / MANIFEST)
+    return [fingerprint(folder / MANIFEST), str(manifest.get("table_sha256"))] if manifest else []
 
 
 def refused(path: Path, found: str, allowed: str) -> UserError:
@@ -92,16 +87,13 @@ def _holds(path: Path, content: bytes) -> bool:
 
 def _entry(path: Path) -> dict[str, str] | None:
     """Return what the register says of a file; nothing where it says nothing that can be trusted."""
-    with suppress(OSError, ValueError, TypeError, RecursionError):
-        found = read_checked(_place(path))
-        is_whole = CHECKSUM in found and isinstance(found.get("kind"), str) and isinstance(found.get("sha256"), list)
-        return found if is_whole else None
-    return None
+    found = read_sealed(_place(path))
+    return found if isinstance(found.get("kind"), str) and isinstance(found.get("sha256"), list) else None
 
 
 def _note(path: Path, kind: str, hashes: list[str]) -> None:
     content = {"kind": kind, "sha256": sorted(set(hashes))}
-    write_text(_place(path), json.dumps({**content, CHECKSUM: checksum(content)}) + "\n")
+    write_text(_place(path), sealed_text(content, indent=None))
 
 
 def _place(path: Path) -> Path:

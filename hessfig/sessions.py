@@ -1,11 +1,10 @@
-"""Sweeps and figures from Python: run, read and plot, by the settings of the command line."""
+"""Sweeps, figures and predictions from Python: run, read, plot and predict, by the settings of the command line."""
 
 from __future__ import annotations
 
 import json
-import shlex
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,15 +12,21 @@ from typing import TYPE_CHECKING, Any
 
 from hessfig.analysis.manifest import read_manifest, read_run
 from hessfig.analysis.shown_tables import Table, described_html, table_html
-from hessfig.config.compose import compose, jobs
-from hessfig.config.compose.overrides import as_word, check_words
+from hessfig.config.compose import as_made, command_of, compose, table_folder, unchanged_preset
+from hessfig.config.compose.overrides import as_word
 from hessfig.config.enums import Data, Kind
-from hessfig.config.keys import in_manifest
+from hessfig.config.keys import as_plain, in_manifest
+from hessfig.config.presets import STUDY
 from hessfig.config.schema import Config, FigureConfig, SweepConfig
 from hessfig.config.science import ModelConfig, TaskConfig
 from hessfig.config.user_dir import own_folder
-from hessfig.errors import UserError, plain
+from hessfig.errors import UserError, command_line, plain
+from hessfig.predictions.architecture import Architecture
+from hessfig.predictions.growth_rates import GrowthRate, Prediction, growth_rate, regimes
+from hessfig.predictions.network_series import SIGMA, Regime
 from hessfig.record import COLUMNS, MANIFEST, TABLE
+from hessfig.terms import Block, Part
+from hessfig.verbs import VERBS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -55,12 +60,8 @@ class Run:
 
         For example run.slopes("sweep.windows=[[null,1]]", quantity="trace"). Raises UserError as the command does.
         """
-        from hessfig.cli.dispatch import check_read
-        from hessfig.cli.results import as_made, fitted_slopes
-        from hessfig.cli.verbs import VERBS
-
         asked = _words(words, {"sweep.name": self.folder.name, "output_dir": str(self.folder.parent), **settings})
-        check_read(VERBS["slopes"], asked)
+        VERBS["slopes"].check(asked)
         return fitted_slopes(as_made(compose(asked)))
 
     def plot(self, figure: str | None = None, *words: str, **settings: Any) -> ShownFigure:
@@ -84,22 +85,16 @@ def run(sweep: str | None = None, *words: str, config_dir: str | Path | None = N
     need no `if __name__ == "__main__"`, neither in scripts nor in notebooks. Raises UserError for settings that cannot
     be run, and if a cell fails; what was measured before is kept.
     """
-    from hessfig.cli.dispatch import check_read
-    from hessfig.cli.experiment import command_of
-    from hessfig.cli.verbs import VERBS
-    from hessfig.config.machine import check_device, check_workers
+    from hessfig.config.machine import check_machine
     from hessfig.sweep.plan import Sweep
     from hessfig.sweep.runner import run_sweep
 
     own = own_folder(str(config_dir)) if config_dir else None
     first = [] if sweep is None else [sweep if "=" in sweep else f"sweep={sweep}"]
     asked = [*first, *_words(words, settings)]
-    check_words(asked, own, several=False)
-    check_read(VERBS["run"], asked)
-    (job,) = jobs(asked, own)
+    (job,) = VERBS["run"].jobs(asked, own)
     _check_here(job)
-    check_device(job.config.device)
-    check_workers(job.variants[0][1])
+    check_machine(job.variants[0][1])
     summary = run_sweep(Sweep(job.variants), command=command_of(job))
     if not summary.is_complete:
         raise UserError(
@@ -109,6 +104,16 @@ def run(sweep: str | None = None, *words: str, config_dir: str | Path | None = N
             remedy=f"{command_of(job)} tries them again; hessfig.read('{summary.table.parent}') gives what is there",
         )
     return Run(summary.table.parent)
+
+
+def fitted_slopes(job: Job) -> pd.DataFrame:
+    """Return the slopes of the sweep's curves as a frame, and write them next to its table."""
+    from hessfig.analysis.slopes.fit import FitSettings, write_slopes
+
+    config, folder = job.config, table_folder(job)
+    average, preset = config.sweep.average.value, unchanged_preset(folder, job.own)
+    settings = FitSettings(average, config.resamples, config.tolerance, preset=preset)
+    return write_slopes(folder, job.windows, settings, quantity=config.quantity, among=job.given.get("quantities"))
 
 
 def read(folder: str | Path) -> Run:
@@ -133,8 +138,7 @@ def plot(
 
     Raises UserError for settings that do not fit, and for a table that lacks what the figure needs.
     """
-    from hessfig.cli.plot import spec_of
-    from hessfig.config.presets import STUDY
+    from hessfig.requested import figure_spec
 
     with tempfile.TemporaryDirectory() as scratch:
         folder = _folder_of(what, Path(scratch))
@@ -148,7 +152,7 @@ def plot(
                 allowed="a figure of a sweep",
                 remedy=f"hessfig plot figure={figure}",
             )
-        return _drawn(spec_of(job), folder, sheet)
+        return _drawn(figure_spec(job), folder, sheet)
 
 
 def _drawn(spec: Any, folder: Path, sheet: int) -> ShownFigure:
@@ -205,7 +209,7 @@ def _check_here(job: Job) -> None:
                 f"hessfig.run measures on this machine: {word} is a matter of the command line",
                 got=word,
                 allowed="settings without it",
-                remedy=shlex.join(["hessfig", "run", *job.words]),
+                remedy=command_line("run", *job.words),
             )
 
 
@@ -222,3 +226,50 @@ def _of_figures(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _words(words: tuple[str, ...], settings: Mapping[str, Any]) -> list[str]:
     return [*words, *(as_word(key, value) for key, value in settings.items())]
+
+
+COLUMNS_PREDICTED = ("variant", "row", "col", "layer", "part", "regime", "exponent", "zero", "reason")
+
+
+def predict(*words: str) -> pd.DataFrame:
+    """Return the predicted exponents of a configuration, one row per variant, block, part and regime.
+
+    `words` are those of `hessfig predict`: predict("model.scores=qk_norm", "blocks=all"). `exponent` is nan if there
+    is none; `zero` tells that the block vanishes identically. Raises UserError for settings that cannot be run.
+    """
+    import pandas as pd
+
+    frame = pd.DataFrame(predicted_rows(VERBS["predict"].jobs(words)[0]), columns=COLUMNS_PREDICTED)
+    return frame.assign(exponent=pd.to_numeric(frame["exponent"], errors="coerce"))
+
+
+def predicted_rows(job: Job) -> Iterator[dict[str, Any]]:
+    """Yield the predictions, in the order of variants, blocks, parts and regimes."""
+    from hessfig.sweep.variant import Variant
+
+    axis = job.config.powers_of
+    for name, config in job.variants:
+        architecture, several = Architecture.from_config(as_plain(config)), "model.n_layers" in job.config.sweep.vary
+        label = ",".join([name] * bool(name) + [f"model.n_layers={config.model.n_layers}"] * several)
+        for block in Variant(name, config).blocks:
+            for part in config.parts:
+                yield from _predicted(label, block, part, architecture, axis)
+
+
+def _predicted(label: str, block: Block, part: Part, architecture: Architecture, axis: str) -> Iterator[dict[str, Any]]:
+    """Yield a row per regime; one that holds at every sigma stands for all."""
+    named = {"variant": label, "row": block.row, "col": block.col, "layer": block.layer, "part": part.value}
+    for regime in regimes(architecture):
+        rate = growth_rate(block, part, architecture, regime, axis)
+        yield {**named, **_said(rate, axis)}
+        if rate.regime == Regime.every_sigma:
+            return
+
+
+def _said(rate: GrowthRate, axis: str) -> dict[str, Any]:
+    exponent = "" if rate.exponent is None else f"{rate.exponent:g}"
+    words = rate.reason or rate.reference
+    along = {"regime": rate.regime.value, "reason": words}
+    if axis != SIGMA:
+        along = {key: text.replace(SIGMA, axis) for key, text in along.items()}
+    return {**along, "exponent": exponent, "zero": str(rate.prediction == Prediction.structural_zero).lower()}

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from hessfig.analysis.axis import settings_of
 from hessfig.analysis.presented import between_marks, markdown_table
-from hessfig.cli.predict import rows
 from hessfig.config.compose import compose
+from hessfig.sessions import predicted_rows as rows
 
 PAGE = Path(__file__).parents[1] / "docs" / "components.md"
 COMMAND = "python scripts/components_page.py --write"

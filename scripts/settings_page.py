@@ -14,10 +14,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from hessfig.analysis.presented import between_marks, markdown_table
-from hessfig.cli.verbs import VERBS
 from hessfig.config.presets import choices
 from hessfig.config.schema import GROUPS
 from hessfig.config.settings import Setting, settings
+from hessfig.verbs import VERBS
 
 PAGE = Path(__file__).parents[1] / "docs" / "settings.md"
 COMMAND = "python scripts/settings_page.py --write"

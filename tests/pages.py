@@ -11,8 +11,8 @@ from pathlib import Path
 
 from hessfig.cli.flags import own_words, read
 from hessfig.cli.help import run as completion
-from hessfig.cli.verbs import VERBS, Verb
 from hessfig.config.presets import choices
+from hessfig.verbs import VERBS, Verb
 
 ROOT = Path(__file__).parent.parent
 PAGES = [*("README.md", "SECURITY.md", "CHANGELOG.md"), *sorted(f"docs/{path.name}" for path in ROOT.glob("docs/*.md"))]

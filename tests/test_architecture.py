@@ -29,6 +29,7 @@ MEASURING = (
 VOCABULARY = MEASURING[: MEASURING.index("rng")]
 READING = ("analysis", "figures", "report")
 LIGHT = (
+    "hessfig.errors",
     "hessfig.terms",
     "hessfig.record",
     "hessfig.predictions.architecture",
@@ -139,6 +140,16 @@ def test_the_interface_needs_no_sweep() -> None:
     )
 
 
+def test_python_needs_no_command_line() -> None:
+    """What scripts and notebooks call does not go through the terminal: only the command line imports its own rooms."""
+    library = [module for module in NAMES if wing_of(module) not in ("cli", "")] + ["hessfig.sessions"]
+
+    def is_allowed(module: str, imported: str) -> bool:
+        return module not in library or wing_of(imported) != "cli"
+
+    assert broken(is_allowed) == []
+
+
 def test_theory_knows_nothing_of_the_runner() -> None:
     known = ("", "theory", "predictions", *VOCABULARY, "rng")
     assert broken(lambda module, imported: wing_of(module) not in known[1:3] or wing_of(imported) in known) == []
@@ -154,6 +165,7 @@ def test_theory_knows_nothing_of_the_runner() -> None:
         ("hessfig.analysis.x", "hessfig.figures.sheets", "test_the_reading_wing_needs_only_the_table"),
         ("hessfig.report.x", "hessfig.models.blocks", "test_the_reading_wing_needs_only_the_table"),
         ("hessfig.interface", "hessfig.sweep.plan", "test_the_interface_needs_no_sweep"),
+        ("hessfig.sessions", "hessfig.cli.plot", "test_python_needs_no_command_line"),
         ("hessfig.theory.x", "hessfig.sweep.plan", "test_theory_knows_nothing_of_the_runner"),
         ("hessfig.cli.x", "hydra.core", "test_each_library_has_one_door"),
     ],

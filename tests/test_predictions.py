@@ -14,13 +14,14 @@ import torch
 import hessfig
 from hessfig.analysis.presented import between_marks
 from hessfig.cli.main import main
-from hessfig.cli.predict import COLUMNS, rows
 from hessfig.config import Data, DType, TaskConfig
 from hessfig.config.compose import compose
 from hessfig.config.enums import PowersOf
 from hessfig.errors import UserError
 from hessfig.models.blocks import TIED
 from hessfig.predictions import network_series
+from hessfig.sessions import COLUMNS_PREDICTED as COLUMNS
+from hessfig.sessions import predicted_rows as rows
 from hessfig.tasks.batch import draw_batch
 from hessfig.terms import Matrix
 from scripts import components_page

@@ -16,7 +16,7 @@ from hessfig.analysis.axis import SIGMA, Axis, settings_of
 from hessfig.analysis.table import read_table
 from hessfig.errors import UserError, run_command
 from hessfig.predictions.architecture import Architecture
-from hessfig.record import MANIFEST, NETWORK, OF_ARCHITECTURE, SEAL, SEAL_BEFORE, TABLE, read_checked
+from hessfig.record import MANIFEST, NETWORK, OF_ARCHITECTURE, SEAL, SEAL_BEFORE, TABLE, UNREADABLE, manifest_in
 
 Architectures = dict[tuple[str, int], Architecture]
 Found = TypeVar("Found")
@@ -25,18 +25,6 @@ _LOOKS, _PAUSE = 20, 0.02  # a run needs far less between the two renames
 
 _BOOLEANS = {"true": True, "false": False}
 _OPEN = "options"  # a user's own settings need not be in the base configuration
-_UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError)
-_REQUIRED: dict[str, type] = {"config": dict, "config.model": dict, "config.task": dict}
-_OPTIONAL: dict[str, type] = {
-    **{
-        "variants": list,
-        "config.state": dict,
-        "config.sweep": dict,
-        "config.sweep.axis": str,
-        "config.first_seed": int,
-    },
-    **{"arrays": list, SEAL: str, SEAL_BEFORE: str},
-}
 
 
 class Disagreement(UserError):
@@ -62,9 +50,10 @@ def read_run(folder: Path) -> RecordedRun:
     table, manifest = _agreeing(folder, _read_both)
     if manifest is None:
         return RecordedRun(table, {})
-    axis, first_seed = (_at(manifest, ["config", *keys]) for keys in (["sweep", "axis"], ["first_seed"]))
+    config = manifest["config"]
+    axis, first_seed = (config.get("sweep") or {}).get("axis"), config.get("first_seed")
     networks = architectures(table, manifest)
-    return RecordedRun(table, networks, Axis(axis or SIGMA.name), first_seed or 0, manifest["config"])
+    return RecordedRun(table, networks, Axis(axis or SIGMA.name), first_seed or 0, config)
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
@@ -111,7 +100,7 @@ def _architecture(manifest: Mapping[str, Any], variant: str, num_layers: int) ->
             if one["variant"] == variant and one.get("model", {}).get("n_layers") == num_layers:
                 config.update({group: one[group] for group in OF_ARCHITECTURE if group in one})
         return Architecture.from_config(config)
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise UserError(
             f"the settings in {MANIFEST} do not fit a variant of the table",
             got=f"{variant} ({type(error).__name__}: {error})",
@@ -139,42 +128,13 @@ def _read_both(folder: Path) -> tuple[pd.DataFrame, dict[str, Any] | None]:
 
 
 def _read_checked(folder: Path) -> dict[str, Any] | None:
-    path = folder / MANIFEST
-    manifest = _parse(path) if path.exists() else None
+    manifest = manifest_in(
+        *(folder, "model", "task"),
+        check=lambda manifest: Architecture.from_config(manifest["config"]),
+        allowed="what `hessfig run` writes next to its table",
+    )
     _check_table(manifest or {}, folder)
     return manifest
-
-
-def _parse(path: Path) -> dict[str, Any]:
-    try:
-        manifest = read_checked(path)
-        _check_shape(manifest)
-        Architecture.from_config(manifest["config"])
-    except _UNREADABLE as error:
-        raise UserError(
-            f"{path} is not a manifest of this version",
-            got=f"{type(error).__name__}: {error}"[:300],
-            allowed="what `hessfig run` writes next to its table",
-            remedy=f"{run_command(path.parent)} (finished cells are reused)",
-        ) from error
-    return manifest
-
-
-def _check_shape(manifest: dict[str, Any]) -> None:
-    """Raise TypeError unless the parts that are read later are of their types."""
-    for key, kind in {**_REQUIRED, **_OPTIONAL}.items():
-        found = _at(manifest, key.split("."))
-        missing = found is None and key in _OPTIONAL
-        if not missing and (not isinstance(found, kind) or isinstance(found, bool)):
-            raise TypeError(f"{key} is {type(found).__name__}, not {kind.__name__}")
-    if (manifest["config"].get("first_seed") or 0) < 0:
-        raise ValueError("config.first_seed is negative")
-
-
-def _at(section: Any, keys: list[str]) -> Any:
-    for key in keys:
-        section = section.get(key) if isinstance(section, dict) else None
-    return section
 
 
 def _check_table(manifest: Mapping[str, Any], folder: Path) -> None:

@@ -15,15 +15,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hessfig.cli.dispatch import check_read
 from hessfig.cli.flags import Command, own_words
 from hessfig.cli.flags import read as read_flags
 from hessfig.cli.reproduce import draw_all, job_again, made, words_of
 from hessfig.cli.terminal import say
-from hessfig.cli.verbs import VERBS
 from hessfig.config import Config, Kind, StateConfig
-from hessfig.config.compose import Job, jobs
-from hessfig.config.compose.overrides import check_words
+from hessfig.config.compose import Job
 from hessfig.config.packed import (
     ARCHIVE,
     BATCHES,
@@ -44,6 +41,7 @@ from hessfig.errors import UserError, first_few, plain, run_command
 from hessfig.files import check_place, fingerprint, is_file, write_bytes
 from hessfig.record import CHECKSUM, MANIFEST, TABLE, checksum
 from hessfig.register import check_free, publish
+from hessfig.verbs import VERBS
 
 if TYPE_CHECKING:
     from hessfig.analysis.manifest import RecordedRun
@@ -130,9 +128,7 @@ def _asked(command: Command) -> tuple[Job, dict[str, str]]:
     others = [word for word in words if word not in chosen]
     given = own_words(verb, chosen)
     if len(words) == len(command.words):
-        check_words(others, command.own, several=False)
-        check_read(verb, others)
-        return jobs(others, command.own)[0], given
+        return verb.jobs(others, command.own)[0], given
     if others:
         raise UserError(
             f"export: {others[0].partition('=')[0]} has no effect on a table that is named",
@@ -307,7 +303,7 @@ class Bundle:
 
     def _remembered(self) -> dict[str, bytes]:
         """Return what `hessfig plot` left of figures of the user's own."""
-        from hessfig.cli.plot import DRAWN
+        from hessfig.requested import DRAWN
 
         found = {}
         for path in sorted((self.folder / DRAWN).glob("*.json")):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hessfig.cli.flags import own_words
-from hessfig.cli.verbs import VERBS
+from hessfig.verbs import VERBS
 
 _LEAVE_OUT = "leave it out: `hessfig run` takes settings, this verb reads tables"
 

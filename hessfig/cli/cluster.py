@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import TYPE_CHECKING
 
 from hessfig.cli.terminal import say
@@ -11,6 +10,7 @@ from hessfig.config.compose.overrides import quoted
 from hessfig.config.facts import Role
 from hessfig.config.machine import check_device_name
 from hessfig.config.settings import role_of
+from hessfig.errors import command_line
 
 if TYPE_CHECKING:
     from hessfig.sweep.plan import Sweep
@@ -67,7 +67,7 @@ def run_slurm(job: Job, command: str) -> Summary | None:
 
     check_device_name(job.config.device)
     sweep = Sweep(job.variants)
-    slurm = SlurmJob(sweep, [*_flags(job), *_words(job)])
+    slurm = SlurmJob(sweep, [*job.flags, *_words(job)])
     if job.config.dry_run:
         shards = slurm.shards()
         print(slurm.script(shards) if shards else "nothing to do\n", end="")
@@ -88,17 +88,13 @@ def _leave(job: Job, slurm: SlurmJob) -> None:
     else:
         print(f"slurm job {slurm.number} is still at it")
     words = [word for word in job.words if not word.startswith("launcher")]
-    say(f"how far:  {shlex.join(['hessfig', 'status', *_flags(job), *words])}")
-    say(f"collect:  {shlex.join(['hessfig', 'run', *_flags(job), *job.words])}")
+    say(f"how far:  {command_line('status', *job.flags, *words)}")
+    say(f"collect:  {command_line('run', *job.flags, *job.words)}")
 
 
 def _command(job: Job) -> str:
     words = [word for word in job.words if _key(word) != "shard" and role_of(_key(word)) != Role.machine]
-    return shlex.join(["hessfig", "run", *_flags(job), *words])
-
-
-def _flags(job: Job) -> list[str]:
-    return ["--config-dir", str(job.own)] if job.own else []
+    return command_line("run", *job.flags, *words)
 
 
 def _words(job: Job) -> list[str]:

@@ -9,12 +9,11 @@ from collections.abc import Callable, Sequence
 
 from hessfig.cli.flags import Command
 from hessfig.cli.terminal import say
-from hessfig.cli.verbs import VERBS, Verb
-from hessfig.config.compose import Job, jobs
-from hessfig.config.compose.overrides import check_words, given
+from hessfig.config.compose import Job
 from hessfig.config.facts import OTHER_TABLE
-from hessfig.config.settings import role_of, settings
+from hessfig.config.settings import role_of
 from hessfig.errors import UserError
+from hessfig.verbs import Verb
 
 Action = Callable[[Job], int]
 _LONGEST = 100
@@ -26,9 +25,7 @@ def run(verb: Verb, command: Command, action: Action) -> int:
     Everything is checked before the first run begins.
     """
     words = verb.in_full(command.words)
-    check_words(words, command.own, several=command.several)
-    check_read(verb, words)
-    found = jobs(words, command.own, several=command.several)
+    found = verb.jobs(words, command.own, several=command.several)
     if command.shows_settings:
         print("---\n".join(job.yaml() for job in found), end="")
         return 0
@@ -37,19 +34,6 @@ def run(verb: Verb, command: Command, action: Action) -> int:
     if verb.makes_table:
         _check_plans(found)
     return _several(apart(found), action)
-
-
-def check_read(verb: Verb, words: Sequence[str]) -> None:
-    """Raise UserError for a setting that would have no effect on this verb."""
-    for key in given(words):
-        if not verb.takes(key):
-            other = [one.name for one in VERBS.values() if one.composed and one.takes(key)]
-            raise UserError(
-                f"hessfig {verb.name} does not read {key}",
-                got=next(word for word in reversed(words) if key in given([word])),
-                allowed=", ".join(_read(verb)),
-                remedy=_remedy(verb, key, other),
-            )
 
 
 def apart(found: Sequence[Job]) -> list[Job]:
@@ -87,20 +71,6 @@ def _several(found: Sequence[Job], action: Action) -> int:
             print(f"error: {error}", file=sys.stderr)
             codes.append(2)
     return max(codes)
-
-
-def _read(verb: Verb) -> list[str]:
-    """Return what a verb reads: groups and single settings, or the settings of a group that is not chosen here."""
-    inside = (key for key in settings() if key.partition(".")[0] in set(verb.reads) & set(verb.ignores))
-    return [*filter(verb.takes, verb.reads), *filter(verb.takes, inside)]
-
-
-def _remedy(verb: Verb, key: str, others: Sequence[str]) -> str:
-    if verb.name == "plot" and key.partition(".")[0] == "sweep":
-        return "figure.sweep=NAME draws another sweep's table"
-    if others:
-        return f"leave it out: it is for hessfig {', '.join(others)}"
-    return "leave it out"
 
 
 def _label(job: Job) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,11 +11,11 @@ from typing import TYPE_CHECKING
 from hessfig.cli.cluster import run_ranks, run_shard, run_slurm
 from hessfig.cli.terminal import say
 from hessfig.config import Launcher
-from hessfig.config.compose import Job, compose, differences, manifest_of, title
+from hessfig.config.compose import Job, command_of, compose, differences, manifest_of, title
 from hessfig.config.compose.job import Variants
 from hessfig.config.compose.provenance import SettingDifference
 from hessfig.config.presets import choices
-from hessfig.errors import UserError, plain
+from hessfig.errors import UserError, command_line, plain
 from hessfig.files import is_file
 from hessfig.record import MANIFEST, TABLE
 
@@ -31,7 +30,7 @@ _OTHER_CONTENT = "these settings, but other files or code, or another version of
 
 def run(job: Job) -> int:
     """Measure what is not finished and write the table; return 1 when a cell failed or is missing."""
-    from hessfig.config.machine import check_device, check_workers
+    from hessfig.config.machine import check_machine
     from hessfig.sweep import pool, preview, runner
     from hessfig.sweep.plan import Sweep
 
@@ -39,8 +38,7 @@ def run(job: Job) -> int:
     if config.launcher.kind == Launcher.slurm:
         collected = run_slurm(job, command_of(job))
         return 0 if collected is None else report(collected)
-    check_device(config.device)
-    check_workers(config)
+    check_machine(config)
     if config.ranks:
         summary = run_ranks(job, command_of(job))
         return report(summary) if summary else 0
@@ -145,24 +143,13 @@ def _consents(job: Job, count: int) -> bool:
             f"clean: there is no terminal to confirm that {count} files are removed",
             got="yes=false, and no terminal",
             allowed="yes=true removes what is listed; dry_run=true lists it only",
-            remedy=shlex.join(["hessfig", "clean", *job.words, "yes=true"]),
+            remedy=command_line("clean", *job.words, "yes=true"),
         )
     return input(f"Remove these {count} files? [y/N] ").strip().lower() in ("y", "yes")
 
 
 def _size(count: int) -> str:
     return f"{count / 1e6:.1f} MB" if count >= 1e5 else f"{count / 1e3:.1f} kB"
-
-
-def command_of(job: Job) -> str:
-    """Return the command line of one run: the words as they were given, the user's folder by no more than its name."""
-    own = ["--config-dir", _own_name(job.own)] if job.own else []
-    return shlex.join(["hessfig", "run", *job.words, *own])
-
-
-def _own_name(own: Path) -> str:
-    here = Path.cwd()
-    return str(own.relative_to(here)) if own.is_relative_to(here) else own.name
 
 
 def table_there(job: Job, sweep: Sweep) -> str:

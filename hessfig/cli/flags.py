@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hessfig.cli.verbs import Verb
 from hessfig.config.enums import Printed
 from hessfig.errors import UserError, did_you_mean
+from hessfig.verbs import Verb
 
 HELP = {
     "--config-dir FOLDER, -cd": "your own sweep/*.yaml, figure/*.yaml, model/*.yaml, ... beside the shipped ones",

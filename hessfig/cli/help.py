@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hessfig.cli.flags import FLAGS, HELP, read
-from hessfig.cli.verbs import VERBS, Verb
 from hessfig.config.facts import TABLE, Role
 from hessfig.config.presets import choices, names
 from hessfig.config.schema import GROUPS
 from hessfig.config.settings import Setting, settings
 from hessfig.errors import UserError
+from hessfig.verbs import VERBS, Verb
 
 _OF_A_TABLE = (
     "settings of `hessfig run` (seeds=5, model.d_model=64, ...) may be given as well: the table must have been made "

@@ -14,8 +14,8 @@ from typing import Any
 
 from hessfig.cli.flags import read
 from hessfig.cli.terminal import say, take_signals, take_streams
-from hessfig.cli.verbs import VERBS, Verb
 from hessfig.errors import UserError, did_you_mean, too_few_files
+from hessfig.verbs import VERBS, Verb
 
 EXIT_BAD_INPUT, EXIT_DEFECT = 2, 70
 _HELP = ("-h", "--help", "help")

@@ -12,16 +12,15 @@ from typing import TYPE_CHECKING, Any
 from hessfig.cli.flags import own_words
 from hessfig.cli.flags import read as read_flags
 from hessfig.cli.terminal import say, show
-from hessfig.cli.verbs import VERBS
 from hessfig.config.packed import CODE, FIGURES, OWN, check_code, check_paths, is_bundle, opened
 from hessfig.errors import UserError, first_few, plain, run_command
 from hessfig.record import MANIFEST, TABLE
 from hessfig.register import check_free, publish
+from hessfig.verbs import VERBS
 
 if TYPE_CHECKING:
     from hessfig.analysis.manifest import RecordedRun
     from hessfig.config.compose import Job
-    from hessfig.figures.sheets import FigureSpec
 
 ROWS, KIND = "reproduced.csv", "comparison by rows"
 Made = tuple["RecordedRun", Mapping[str, Any]]
@@ -143,13 +142,11 @@ def _folder(output_dir: str | None, folder: Path, name: str) -> Iterator[Path]:
 def _measured(job: Job, command: str) -> Path:
     """Measure the sweep; return its folder. Raises UserError when no cell could be measured."""
     from hessfig.cli.experiment import report
-    from hessfig.config.machine import check_device, check_workers
+    from hessfig.config.machine import check_machine
     from hessfig.sweep import preview, runner
     from hessfig.sweep.plan import Sweep
 
-    config = job.variants[0][1]
-    check_device(config.device)
-    check_workers(config)
+    check_machine(job.variants[0][1])
     sweep = Sweep(job.variants)
     say(preview.describe(sweep))
     summary = runner.run_sweep(sweep, command=command)
@@ -210,16 +207,16 @@ def _files_below(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if not path.is_dir())
 
 
-def draw_all(folder: Path, own: Path | None, into: Path, *, by_hand: Path | None = None) -> list[Path]:
+def draw_all(folder: Path, own: Path | None, into: Path) -> list[Path]:
     """Draw every figure of the sweep in `folder`, the shipped ones and those drawn before, into another folder.
 
-    The folder has the name of its sweep. How figures of the user's own were drawn stands in `by_hand` (None: in
-    `folder`). A figure that its table cannot give is named in a note, and left out.
+    The folder has the name of its sweep. A figure that its table cannot give is named in a note, and left out.
     """
     from hessfig.figures.sheets import draw
+    from hessfig.requested import figures_of
 
     paths = []
-    for spec in _specs(folder, own, by_hand or folder):
+    for spec in figures_of(folder, own):
         try:
             if isinstance(spec, UserError):
                 raise spec
@@ -227,16 +224,3 @@ def draw_all(folder: Path, own: Path | None, into: Path, *, by_hand: Path | None
         except UserError as error:
             say(f"note: a figure is left out: {error.what} ({error.got})")
     return paths
-
-
-def _specs(folder: Path, own: Path | None, by_hand: Path) -> Iterator[FigureSpec | UserError]:
-    from hessfig.cli.plot import remembered, spec_of
-    from hessfig.config.compose import compose
-    from hessfig.config.compose.overrides import quoted
-    from hessfig.config.presets import shipped_figures
-    from hessfig.config.schema import Config
-
-    for figure in shipped_figures():
-        if figure.sweep == folder.name:
-            yield spec_of(compose([f"figure={figure.name}", f"output_dir={quoted(str(folder.parent))}"], own))
-    yield from (spec for spec, _, _ in remembered(by_hand, folder.name, Config().resamples))

@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from hessfig.cli.flags import own_words
-from hessfig.cli.verbs import VERBS
-from hessfig.config.compose import Job, manifest_of, matching_folder, table_folder, unchanged_preset
+from hessfig.config.compose import Job, as_made, matching_folder, table_folder
 from hessfig.errors import UserError, plain
-
-
-def as_made(job: Job) -> Job:
-    """Return the job with the windows and average that a table was made with, where it is named and no sweep is."""
-    if "sweep" in job.given or "sweep.name" not in job.given:
-        return job
-    manifest = manifest_of(Path(job.config.output_dir) / job.config.sweep.name)
-    return job if manifest is None else job.fitted_as(manifest["config"]["sweep"])
+from hessfig.sessions import fitted_slopes
+from hessfig.verbs import VERBS
 
 
 def slopes(job: Job) -> int:
@@ -46,7 +38,7 @@ def _levels(job: Job) -> int:
     config, folder = job.config, table_folder(job)
     found = levels.run(
         folder,
-        windows(job),
+        job.windows,
         average=config.sweep.average.value,
         quantity=config.quantity,
         among=job.given.get("quantities"),
@@ -97,19 +89,3 @@ def verify(arguments: list[str]) -> int:
     from hessfig.theory.verification import run as run_statements
 
     return run_statements(**parse(own_words(VERBS["verify"], arguments)), show=show)
-
-
-def fitted_slopes(job: Job) -> Any:
-    """Return the slopes of the sweep's curves as a frame, and write them next to its table."""
-    from hessfig.analysis.slopes.fit import FitSettings, write_slopes
-
-    config, folder = job.config, table_folder(job)
-    average, preset = config.sweep.average.value, unchanged_preset(folder, job.own)
-    settings = FitSettings(average, config.resamples, config.tolerance, preset=preset)
-    quantity, among = config.quantity, job.given.get("quantities")
-    return write_slopes(folder, windows(job), settings, quantity=quantity, among=among)
-
-
-def windows(job: Job) -> list[tuple[float | None, float | None]]:
-    """Return the windows that slopes are fitted on."""
-    return [(low, high) for low, high in job.config.sweep.windows]

@@ -38,6 +38,12 @@ def memory_of_worker(config: Config) -> int:
     return memory() if asked is None else size_in_bytes(asked)
 
 
+def check_machine(config: Config) -> None:
+    """Raise UserError for a device that this machine has not, and for more workers than it can hold."""
+    check_device(config.device)
+    check_workers(config)
+
+
 def check_workers(config: Config) -> None:
     """Raise UserError for more workers than cores, which slow each other down, or than may open files."""
     if config.workers != "auto" and config.workers > cores() and not config.force_workers:

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from hessfig.config.facts import Is, Role
 from hessfig.config.schema import GROUPS, Config
-from hessfig.errors import UserError, did_you_mean
+from hessfig.errors import UserError, did_you_mean, typed
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def _settings_of(section: Any, prefix: str, role: Role) -> Iterator[Setting]:
         if isinstance(said, Role):
             yield from _settings_of(value, f"{key}.", said)
         else:
-            yield Setting(key, types[name], said, said.role or role, _text(value))
+            yield Setting(key, types[name], said, said.role or role, typed(value))
 
 
 def _choices(kind: Any) -> tuple[str, ...]:
@@ -155,14 +155,6 @@ def _words(kind: Any) -> str:
 
 def _plural(kind: Any) -> str:
     return {float: "numbers", str: "names", Any: "entries"}.get(kind, _words(kind))
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, list):
-        return f"[{','.join(map(_text, value))}]"
-    if value is None or isinstance(value, bool):
-        return "null" if value is None else str(value).lower()
-    return str(value)
 
 
 def _is_a(value: Any, kind: Any) -> bool:

@@ -21,7 +21,7 @@ from hessfig.config import (
     TaskConfig,
     with_defaults,
 )
-from hessfig.errors import UserError, did_you_mean
+from hessfig.errors import UserError, did_you_mean, typed
 from hessfig.models.registry import kind
 from hessfig.terms import GATED, SMOOTH, Block, Group, Matrix, Part
 from hessfig.weights import Layout
@@ -325,13 +325,9 @@ def _switch(matrix: Matrix, model: ModelConfig) -> tuple[str, str]:
     switches |= {"gate": Gate.output, "tied": False, "positions": Positions.learned}
     for name, value in switches.items():
         if matrix in matrices_of(replace(model, **{name: value})):
-            return f"model.{name}={_typed(getattr(model, name))}", f"model.{name}={_typed(value)}"
+            return f"model.{name}={typed(getattr(model, name))}", f"model.{name}={typed(value)}"
     homes = {Matrix.W: "model=linear_mlp", Matrix.W_patch: "model=vit task=digits"}
     return f"model.kind={model.kind}", homes.get(matrix, "model=gpt2")
-
-
-def _typed(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _allowed(layout: Layout) -> str:

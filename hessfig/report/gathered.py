@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,7 @@ import pandas as pd
 from hessfig.analysis.slopes.printed import Window
 from hessfig.errors import UserError
 from hessfig.figures.sheets import FigureSpec
-from hessfig.record import MANIFEST, TABLE
+from hessfig.record import MANIFEST, TABLE, entry_of
 
 STUDY = "study"
 
@@ -160,9 +159,7 @@ def state_of(folder: Path, manifest: Mapping[str, Any] | None, *, is_readable: b
 
 def made_by(folder: Path) -> str:
     """Return the version of hessfig that wrote the manifest, however old it is; nothing where it does not say."""
-    with suppress(OSError, ValueError, RecursionError, TypeError, AttributeError):
-        return str(json.loads((folder / MANIFEST).read_text("utf-8")).get("hessfig", ""))[:40]
-    return ""
+    return str(entry_of(folder / MANIFEST, "hessfig") or "")[:40]
 
 
 def _counted(manifest: Mapping[str, Any]) -> tuple[SweepState, str]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from hessfig.analysis.presented import as_csv
 from hessfig.files import check_writable, fingerprint, unwritable, write_text
-from hessfig.record import CHECKSUM, checksum, read_checked
+from hessfig.record import CHECKSUM, checksum, read_sealed
 from hessfig.register import REGISTER, refused
 from hessfig.report.drawn_figures import Contents, gather
 from hessfig.report.gathered import FigureRequests
@@ -113,10 +113,8 @@ def _seal(folder: Path, content: Mapping[str, Any]) -> None:
 
 def _sealed(folder: Path) -> Mapping[str, Any] | None:
     path = folder / SEAL
-    with suppress(OSError, ValueError, TypeError, RecursionError):
-        found = read_checked(path) if path.is_file() and not path.is_symlink() else {}
-        return found if CHECKSUM in found and isinstance(found.get("files", {}), dict) else None
-    return None
+    found = read_sealed(path) if path.is_file() and not path.is_symlink() else {}
+    return found if found and isinstance(found.get("files", {}), dict) else None
 
 
 def _exchange(new: Path, folder: Path) -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
-import json
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,8 +15,8 @@ from hessfig.errors import UserError, first_few
 from hessfig.files import write_text
 from hessfig.measurements.catalogue import quantity, source_of
 from hessfig.measurements.quantity import Measured
-from hessfig.record import CHECKSUM, COLUMNS, MANIFEST, SEAL, SEAL_BEFORE, TABLE, checksum, digest, read_checked
-from hessfig.sweep.outputs import now, provenance
+from hessfig.record import MANIFEST, SEAL, SEAL_BEFORE, TABLE, UNREADABLE, digest, read_checked, sealed_text
+from hessfig.sweep.outputs import now, provenance, table_text
 from hessfig.sweep.store import CellStore, Rows
 
 WATCHED = "monitor"  # what only the manifest of such a training has
@@ -60,12 +57,8 @@ class MonitoredTraining:
     """
 
     def __init__(self, folder: Path, config: Config, content: str, num_layers: int, *, overwrite: bool = False) -> None:
-        self.folder, self.store, self._config, self._num_layers = (
-            folder,
-            CellStore(folder / "cells"),
-            config,
-            num_layers,
-        )
+        self.folder, self.store = folder, CellStore(folder / "cells")
+        self._config, self._num_layers = config, num_layers
         plain = as_plain(config)
         of_numbers = {"content": content, **{key: plain[key] for key in _OF_NUMBERS}}
         versions = {name: [quantity(name).version, source_of(name, None)] for name in config.quantities}
@@ -179,7 +172,7 @@ class MonitoredTraining:
             listed = [(int(step), str(name), str(key)) for step, name, key in seen["cells"]]
             self._parts, self._moved = dict(seen["parts"]), set(seen["moved"])
             self.seen = {key: type(self.seen[key])(seen[key]) for key in self.seen}
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        except UNREADABLE as error:
             raise _other(self.folder, "no training that was watched", got=f"{type(error).__name__}: {error}") from error
         if not is_same:
             raise _other(
@@ -206,13 +199,11 @@ class MonitoredTraining:
         return {"variant": "", "num_layers": self._num_layers, **place, "quantity": cell.quantity}
 
     def _table(self) -> str:
-        buffer = io.StringIO()
-        writer = csv.DictWriter(buffer, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        for cell in sorted(self._cells, key=lambda cell: cell.step):
-            shared = {"sweep": self.folder.name, **self._labels(cell), "config": self._hashes[cell.quantity][:12]}
-            writer.writerows({**shared, **row} for row in cell.rows)
-        return buffer.getvalue()
+        cells = sorted(self._cells, key=lambda cell: cell.step)
+        return table_text({**self._shared(cell), **row} for cell in cells for row in cell.rows)
+
+    def _shared(self, cell: _Cell) -> dict[str, Any]:
+        return {"sweep": self.folder.name, **self._labels(cell), "config": self._hashes[cell.quantity][:12]}
 
     def _manifest(self, every: int, seal: Mapping[str, str]) -> str:
         config = self._config
@@ -248,7 +239,7 @@ class MonitoredTraining:
                 "moved": sorted(self._moved),
             },
         }
-        return json.dumps({**content, CHECKSUM: checksum(content)}, indent=1) + "\n"
+        return sealed_text(content)
 
     def _still_lost(self) -> list[_Lost]:
         """Return what was lost and not measured again since."""

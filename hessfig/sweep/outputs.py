@@ -5,11 +5,10 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
-import json
 import platform
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -22,7 +21,7 @@ from hessfig.config.keys import as_plain, in_manifest, unpinned, without_added
 from hessfig.config.user_code import files_read
 from hessfig.measurements.allocation import Allocation
 from hessfig.models.registry import kind
-from hessfig.record import CHECKSUM, COLUMNS, OF_ARCHITECTURE, checksum, digest
+from hessfig.record import COLUMNS, OF_ARCHITECTURE, digest, sealed_text
 from hessfig.sweep.plan import Cell, Sweep
 from hessfig.sweep.pool import THREADS
 from hessfig.sweep.store import CellStore
@@ -44,20 +43,27 @@ class Gathered:
 
 def gather(cells: list[Cell], store: CellStore) -> Gathered:
     """Read every cell once, in the order of the plan, as it is now: rows and arrays agree."""
-    buffer, arrays, missing = io.StringIO(), [], []
-    writer = csv.DictWriter(buffer, COLUMNS, lineterminator="\n")
-    writer.writeheader()
+    every, arrays, missing = list[dict[str, Any]](), [], []
     for cell in cells:
         found = store.sound(cell.key)
         if found is None:
             missing.append(cell)
             continue
         rows, sha256 = found
-        writer.writerows({**_shared(cell), **row} for row in rows)
+        every += ({**_shared(cell), **row} for row in rows)
         if sha256 is not None:
             file = store.arrays_path(cell.key).relative_to(store.folder.parent).as_posix()
             arrays.append({**cell.labels, "file": file, "sha256": sha256})
-    return Gathered(buffer.getvalue(), arrays, missing)
+    return Gathered(table_text(every), arrays, missing)
+
+
+def table_text(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Return rows as the CSV text of a table."""
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return buffer.getvalue()
 
 
 def _shared(cell: Cell) -> dict[str, Any]:
@@ -89,7 +95,7 @@ def manifest_text(sweep: Sweep, run: dict[str, Any]) -> str:
         **provenance(sweep.config),
         **run,
     }
-    return json.dumps({**content, CHECKSUM: checksum(content)}, indent=2) + "\n"
+    return sealed_text(content, indent=2)
 
 
 def config_hash(variants: Sequence[Variant]) -> str:
@@ -97,15 +103,6 @@ def config_hash(variants: Sequence[Variant]) -> str:
     sciences = [variant.science(name) for variant in variants for name in variant.config.quantities]
     own = [networks for variant in variants if (networks := variant.networks())]
     return digest([without_added(in_manifest(unpinned(variants[0].config))), sciences, *own])
-
-
-def read_hash(path: Path) -> str | None:
-    """Return the config hash of a manifest that is there; None where there is none that can be read."""
-    try:
-        found = json.loads(path.read_text())["config_hash"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None
-    return found if isinstance(found, str) else None
 
 
 def now() -> str:

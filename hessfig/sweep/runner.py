@@ -12,9 +12,9 @@ from hessfig.config import Config
 from hessfig.config.machine import cores
 from hessfig.errors import UserError
 from hessfig.files import check_writable, is_file, remove_leftovers
-from hessfig.record import MANIFEST, TABLE
+from hessfig.record import MANIFEST, TABLE, entry_of
 from hessfig.register import check_free, publish, vouched, withdraw
-from hessfig.sweep.outputs import Gathered, config_hash, gather, manifest_text, now, read_hash
+from hessfig.sweep.outputs import Gathered, config_hash, gather, manifest_text, now
 from hessfig.sweep.plan import Cell, Sweep
 from hessfig.sweep.pool import CellOutcome, Pool
 from hessfig.sweep.progress import Reporter
@@ -127,7 +127,7 @@ def worker_count(config: Config, cells: int) -> int:
 def _write(sweep: Sweep, gathered: Gathered, run: dict[str, object]) -> list[str]:
     """Write table and manifest and take away what was derived from another table; return notes."""
     path, manifest, notes = sweep.folder / TABLE, sweep.folder / MANIFEST, []
-    if read_hash(manifest) not in (None, config_hash(sweep.variants)):
+    if entry_of(manifest, "config_hash") not in (None, config_hash(sweep.variants)):
         notes.append(f"{path} was made with other settings and is replaced; its finished cells are kept")
     if not is_file(path) or path.read_bytes() != gathered.text.encode():
         stale = [name for name in DERIVED if not withdraw(path.with_name(name))]

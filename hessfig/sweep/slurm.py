@@ -9,13 +9,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Generator, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from hessfig.config import Config
 from hessfig.config.machine import slurm_memory
 from hessfig.errors import UserError, plain
 from hessfig.files import check_writable, write_text
+from hessfig.record import entry_of
 from hessfig.sweep.outputs import config_hash
 from hessfig.sweep.plan import Cell, Sweep
 from hessfig.sweep.pool import CellOutcome, own_path
@@ -269,9 +269,8 @@ def _in_words(found: States | None) -> str:
 
 
 def _recorded(path: Path) -> str | None:
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        return str(json.loads(path.read_text())["job"])
-    return None
+    found = entry_of(path, "job")
+    return None if found is None else str(found)
 
 
 def _say(words: str) -> None:

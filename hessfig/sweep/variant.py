@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -19,7 +18,7 @@ from hessfig.measurements.requirements import check_decay, check_differences, ch
 from hessfig.models.blocks import blocks_of
 from hessfig.models.protocol import ONCE
 from hessfig.models.registry import kind
-from hessfig.record import CHECKSUM, checksum, digest, read_checked
+from hessfig.record import UNREADABLE, digest, read_checked, sealed_text
 from hessfig.states import point
 from hessfig.terms import Block
 from hessfig.weights import Layout
@@ -177,8 +176,7 @@ def note_met(folder: Path, variants: Sequence[Variant]) -> None:
     """Keep, next to the table, what the user's code returned in this run and those before."""
     met = {label: content for variant in variants for label, content in variant.met().items()}
     if met:
-        content = {"networks": {**_read_met(folder), **met}}
-        write_text(folder / MET, json.dumps({**content, CHECKSUM: checksum(content)}, indent=1) + "\n")
+        write_text(folder / MET, sealed_text({"networks": {**_read_met(folder), **met}}))
 
 
 def _read_met(folder: Path) -> dict[str, str]:
@@ -186,5 +184,5 @@ def _read_met(folder: Path) -> dict[str, str]:
     try:
         found = read_checked(folder / MET)["networks"]
         return {str(label): str(content) for label, content in found.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except UNREADABLE:
         return {}

@@ -6,12 +6,12 @@ from typing import get_type_hints
 
 import pytest
 
-from hessfig.cli.verbs import VERBS
 from hessfig.config import keys
 from hessfig.config.facts import IN_MANIFEST, OF_NUMBERS, OTHER_TABLE, TABLE, VARIED, Role
 from hessfig.config.schema import GROUPS, Config
 from hessfig.config.settings import open_settings, role_of, settings, top_level, with_role
 from hessfig.errors import UserError
+from hessfig.verbs import VERBS
 
 # What keys of cells, hashes of manifests and names of folders rest on: a change here makes other cells.
 PINS = {"task.sha256", "model.sha256", "state.sha256"}

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from hessfig.cli.flags import own_words
-from hessfig.cli.verbs import VERBS
 from hessfig.errors import UserError
 from hessfig.theory import verification as verify
 from hessfig.theory.statement import Dims, Statement, StatementVerdict
 from hessfig.theory.verification import CATALOGUE, parse
+from hessfig.verbs import VERBS
 
 COLUMNS = ["statement", "reference", "holds_as_printed", "error_as_printed", "error_corrected", "note"]
 

@@ -5,6 +5,8 @@
 from hessfig.config.compose.job import PATHS, Job, compose, jobs, settled_again
 from hessfig.config.compose.provenance import (
     Preset,
+    as_made,
+    command_of,
     departures,
     differences,
     manifest_of,

@@ -60,6 +60,16 @@ class Job:
             for choice in combinations(sweep.vary, sweep.variants)
         ]
 
+    @property
+    def flags(self) -> list[str]:
+        """The flag that names the user's folder."""
+        return ["--config-dir", str(self.own)] if self.own else []
+
+    @property
+    def windows(self) -> list[tuple[float | None, float | None]]:
+        """The windows that slopes are fitted on."""
+        return [(low, high) for low, high in self.config.sweep.windows]
+
     def of_sweep(self, sweep: str) -> Job:
         """Return what the same words ask of another sweep."""
         kept = [word for word in self.words if not word.startswith(("sweep=", "figure="))]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from hessfig.config.presets import names
 from hessfig.config.schema import GROUPS
 from hessfig.config.settings import is_setting, meant, open_settings, role_of, siblings
 from hessfig.config.user_dir import NAME
-from hessfig.errors import UserError, did_you_mean
+from hessfig.errors import UserError, did_you_mean, quoted_twice, typed
 from hessfig.files import is_file
 from hessfig.record import TABLE
 
@@ -71,17 +70,11 @@ def quoted(text: str) -> str:
 
 def as_word(key: str, value: Any) -> str:
     """Return key=value with a value of Python's in the settings' grammar; texts that are not plain are quoted."""
-    return f"{key}={_written(value)}"
+    return f"{key}={typed(value, between=',', text=_written)}"
 
 
-def _written(value: Any) -> str:
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, list | tuple):
-        return f"[{','.join(map(_written, value))}]"
-    if isinstance(value, Mapping):
-        return "{" + ",".join(f"{key}: {_written(one)}" for key, one in value.items()) + "}"
-    return str(value) if re.fullmatch(r"[A-Za-z0-9_./:-]+", str(value)) else quoted(str(value))
+def _written(text: str) -> str:
+    return text if re.fullmatch(r"[A-Za-z0-9_./:-]+", text) else quoted(text)
 
 
 @lru_cache(maxsize=1024)
@@ -122,7 +115,7 @@ def _in_quotes(word: str) -> str:
     key, equals, value = word.partition("=")
     if not equals or not is_setting(key) or set(value) & set("\"'\\[]{}"):
         return "quote a value with special characters, and the word for the shell: 'key=\"a, b\"'"
-    return shlex.quote(f'{key}="{value}"')
+    return quoted_twice(key, value)
 
 
 def _check_form(word: str, override: Override) -> None:

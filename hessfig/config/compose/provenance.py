@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import shlex
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +14,13 @@ from hessfig.config.facts import OF_NUMBERS, Role
 from hessfig.config.keys import added_defaults, as_plain
 from hessfig.config.presets import names
 from hessfig.config.settings import role_of, settings, with_role
-from hessfig.errors import UserError, first_few, plain, run_command
+from hessfig.errors import UserError, command_line, first_few, plain, typed, words_of_command
 from hessfig.files import is_file
-from hessfig.record import MANIFEST, TABLE, read_checked
+from hessfig.record import TABLE, manifest_in
 
 _GROUPS = ("task", "model", "grid", "estimator", "sweep")
 _UNKNOWN = object()
+_text = partial(typed, comma=", ")
 _VARY = "sweep.vary"  # compared by the settings that it names
 # Settings of network and task that may differ without measuring something else: depths are compared one by one, and
 # other draws of the same task are the same task.
@@ -49,26 +48,14 @@ class SettingDifference:
 
 def manifest_of(folder: Path) -> dict[str, Any] | None:
     """Return the manifest in `folder`, or None if there is none. Raises UserError for a broken one."""
-    path = folder / MANIFEST
-    if not path.exists():
-        return None
-    try:
-        manifest = read_checked(path)
-        if not all(isinstance(manifest["config"][group], dict) for group in _GROUPS):
-            raise TypeError("its config has no groups of settings")
-        _check_sweep(manifest["config"]["sweep"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UserError(
-            f"{path} is not a manifest of this version",
-            got=f"{type(error).__name__}: {error}"[:300],
-            allowed="the file that `hessfig run` left next to the table",
-            remedy=f"{run_command(folder)} (finished cells are reused)",
-        ) from error
-    return manifest
+    return manifest_in(
+        *(folder, *_GROUPS), check=_check_sweep, allowed="the file that `hessfig run` left next to the table"
+    )
 
 
-def _check_sweep(sweep: Mapping[str, Any]) -> None:
+def _check_sweep(manifest: Mapping[str, Any]) -> None:
     """Raise TypeError unless what is taken over from a manifest is plain: lists of values, windows of numbers."""
+    sweep = manifest["config"]["sweep"]
     vary, windows = sweep.get("vary") or {}, sweep.get("windows", [])
     if not isinstance(vary, dict) or not all(isinstance(values, list) for values in vary.values()):
         raise TypeError("config.sweep.vary is no dict of lists")
@@ -169,18 +156,13 @@ def _values(config: Mapping[str, Any], key: str) -> Any:
     return added_defaults().get(key, _UNKNOWN) if found is _UNKNOWN else found
 
 
-def _text(value: Any) -> str:
-    return json.dumps(value).replace('"', "") if isinstance(value, list | dict | bool | None) else str(value)
-
-
 def _run_command(job: Job) -> str:
     """Return the command that measures what `job` asks for."""
     sweep = next((word for word in job.words if word.startswith("sweep=")), f"sweep={job.config.sweep.name}")
     kept = [
         word for word in job.words if word != sweep and role_of(word.partition("=")[0]) not in (Role.reading, Role.fit)
     ]
-    own = ["--config-dir", str(job.own)] if job.own else []
-    return shlex.join(["hessfig", "run", sweep, *sorted(kept, key=lambda word: word.startswith("output_dir=")), *own])
+    return command_line("run", sweep, *sorted(kept, key=lambda word: word.startswith("output_dir=")), *job.flags)
 
 
 # Settings of what is measured; the others say how, how often and where on the axis.
@@ -229,11 +211,26 @@ def preset_in(folder: Path, own: Path | None) -> Preset | None:
     manifest = manifest_of(folder)
     if manifest is None:
         return None
-    words, by_folder = _words(manifest), [f"sweep={folder.name}"]
+    words, by_folder = words_of_command(manifest.get("command"), "run"), [f"sweep={folder.name}"]
     for named in (by_folder if words is None else _named(words), by_folder):
         if all(word.removeprefix("sweep=") in names("sweep", own) for word in named):
             return _preset(words or [], named, own, manifest["config"])
     return None
+
+
+def as_made(job: Job) -> Job:
+    """Return the job with the windows and average that a table was made with, where it is named and no sweep is."""
+    if "sweep" in job.given or "sweep.name" not in job.given:
+        return job
+    manifest = manifest_of(Path(job.config.output_dir) / job.config.sweep.name)
+    return job if manifest is None else job.fitted_as(manifest["config"]["sweep"])
+
+
+def command_of(job: Job) -> str:
+    """Return the command line of one run: the words as they were given, the user's folder by no more than its name."""
+    here = Path.cwd()
+    own = job.own and (job.own.relative_to(here) if job.own.is_relative_to(here) else job.own.name)
+    return command_line("run", *job.words, *(["--config-dir", str(own)] if own else []))
 
 
 def unchanged_preset(folder: Path, own: Path | None) -> str:
@@ -258,13 +255,6 @@ def _preset(words: Sequence[str], named: Sequence[str], own: Path | None, made: 
 def _named(words: Sequence[str]) -> list[str]:
     """Return the word that names a sweep; none for the sweep that is run without one."""
     return [word for word in words if word.startswith("sweep=")][-1:]
-
-
-def _words(manifest: Mapping[str, Any]) -> list[str] | None:
-    with suppress(ValueError):  # quotes that do not close
-        words = shlex.split(str(manifest.get("command") or ""))
-        return words[2:] if words[:2] == ["hessfig", "run"] else None
-    return None
 
 
 def _is_part(one: SettingDifference) -> bool:

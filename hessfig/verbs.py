@@ -5,6 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hessfig.errors import UserError
+
+if TYPE_CHECKING:
+    from hessfig.config.compose import Job
 
 
 @dataclass(frozen=True)
@@ -57,6 +64,41 @@ class Verb:
         """Whether a setting or group has an effect on this verb."""
         return key not in self.ignores and any(key == one or key.startswith(f"{one}.") for one in self.reads)
 
+    def check(self, words: Sequence[str]) -> None:
+        """Raise UserError for a setting that would have no effect on this verb."""
+        from hessfig.config.compose.overrides import given
+
+        for key in given(words):
+            if not self.takes(key):
+                raise UserError(
+                    f"hessfig {self.name} does not read {key}",
+                    got=next(word for word in reversed(words) if key in given([word])),
+                    allowed=", ".join(self._taken()),
+                    remedy=self._remedy(key),
+                )
+
+    def jobs(self, words: Sequence[str], own: Path | None = None, *, several: bool = False) -> list[Job]:
+        """Return what key=value words ask of this verb, everything checked: with `several` (-m) a job for each run."""
+        from hessfig.config.compose import jobs
+        from hessfig.config.compose.overrides import check_words
+
+        check_words(words, own, several=several)
+        self.check(words)
+        return jobs(words, own, several=several)
+
+    def _taken(self) -> list[str]:
+        """Return what it reads: groups and single settings, or the settings of a group that is not chosen here."""
+        from hessfig.config.settings import settings
+
+        inside = (key for key in settings() if key.partition(".")[0] in set(self.reads) & set(self.ignores))
+        return [*filter(self.takes, self.reads), *filter(self.takes, inside)]
+
+    def _remedy(self, key: str) -> str:
+        if self.name == "plot" and key.partition(".")[0] == "sweep":
+            return "figure.sweep=NAME draws another sweep's table"
+        others = [one.name for one in VERBS.values() if one.composed and one.takes(key)]
+        return "leave it out" + (f": it is for hessfig {', '.join(others)}" if others else "")
+
 
 VERBS = {
     verb.name: verb
@@ -77,18 +119,8 @@ VERBS = {
                 *("model", "state", "training", "task"),
             ),
             names=(
-                *(
-                    "device",
-                    "memory",
-                    "reuse",
-                    "workers",
-                    "force_workers",
-                    "shard",
-                    "ranks",
-                    "ranks_timeout",
-                    "launcher",
-                ),
-                *("output_dir", "dry_run"),
+                *("device", "memory", "reuse", "workers", "force_workers", "shard", "ranks", "ranks_timeout"),
+                *("launcher", "output_dir", "dry_run"),
             ),
             table=True,
             makes_table=True,
