@@ -7,7 +7,7 @@ from typing import Any
 from hessfig.config import DIVIDING, Config, Method, Optimiser, State
 from hessfig.errors import UserError
 from hessfig.measurements.requirements import ADAPTIVE, check_dense
-from hessfig.measurements.settings_and_costs import dense_settings, diagonal
+from hessfig.measurements.settings_and_costs import dense_settings, diagonal, reads
 from hessfig.models.blocks import matrices_of
 from hessfig.terms import Approximation, Block, Group, Matrix, Need
 from hessfig.weights import Layout, Weight
@@ -26,7 +26,7 @@ def approximation_settings(config: Config, layout: Layout) -> dict[str, Any]:
     return {
         **dense_settings(config, layout),
         "estimator": {"method": estimator.method.value, "products": estimator.products.value, **probes},
-        "blocks": [[block.layer, str(block.col)] for block in diagonal(config, layout)],
+        **reads("blocks")(config, layout),
         "approximation": {"names": sorted(chosen(config)), "rank": config.approximation.rank},
         "batch_size": None if config.training.optimiser in (Optimiser.gd, *DIVIDING) else config.training.batch_size,
     }

@@ -8,6 +8,7 @@ from hessfig.config import Attention, Config, Curvature, Data, DType, Method, Mo
 from hessfig.config.checks import number_of_samples
 from hessfig.config.keys import TRAINABLE
 from hessfig.errors import UserError
+from hessfig.measurements.quantity import Requirement
 from hessfig.measurements.settings_and_costs import diagonal, names_blocks
 from hessfig.models.blocks import SCORE_LIKE, blocks_of, components, matrices_of
 from hessfig.models.exact.support import Route, check_exact, exactness
@@ -83,23 +84,6 @@ def check_differences(config: Config) -> None:
         )
 
 
-_DECAYED = ("frobenius", "trace", "density", "spectrum", "largest_eigenvalue", "smallest_eigenvalue")
-_OF_OUTPUTS = ("accuracy", "jacobian_norm", "moment_1", "moment_2", "moment_3", "residual_norm", "score_spread")
-
-
-def check_decay(config: Config) -> None:
-    """Raise UserError for a quantity that does not know what task.weight_decay adds to the loss."""
-    known = (*_DECAYED, *_OF_OUTPUTS, "weight_norm", "slices", "critical_points", "descent")
-    for name in config.quantities:
-        if config.task.weight_decay and name not in known:
-            raise UserError(
-                f"task.weight_decay: {name} is measured without it",
-                got=f"quantities=[{name}], task.weight_decay={config.task.weight_decay}",
-                allowed=", ".join(known),
-                remedy=f"leave {name} or task.weight_decay out",
-            )
-
-
 def _shows_scores(one: NetworkKind) -> bool:
     return bool(SCORE_LIKE & {*one.matrices(ModelConfig())})
 
@@ -140,19 +124,6 @@ def check_dense(config: Config, layout: Layout) -> None:
     _check_memory("estimator=dense", f"the column of blocks of {column}", config, entries)
 
 
-def check_jacobian(config: Config, layout: Layout) -> None:
-    """Raise UserError for estimators that are made for Hessians alone."""
-    del layout
-    allowed = (Method.auto, Method.hutchinson, Method.dense)
-    if config.estimator.method not in allowed:
-        raise UserError(
-            "quantities=[jacobian_norm]: this estimator is for Hessians alone",
-            got=f"estimator={config.estimator.method}",
-            allowed=", ".join(f"estimator={one}" for one in allowed),
-            remedy="estimator=auto",
-        )
-
-
 def check_moments(config: Config, layout: Layout) -> None:
     """Raise UserError for a network without softmax attention that is known."""
     del layout
@@ -167,14 +138,7 @@ def check_moments(config: Config, layout: Layout) -> None:
 
 
 def check_trace(config: Config, layout: Layout) -> None:
-    """Raise UserError for an estimator that gives no trace, or none of one of the blocks."""
-    if not config.estimator.method.facts.traces:
-        raise UserError(
-            "quantities=[trace]: this estimator gives no trace",
-            got=f"estimator={config.estimator.method}",
-            allowed=", ".join(f"estimator={method}" for method in Method if method.facts.traces),
-            remedy="estimator=auto",
-        )
+    """Raise UserError for a block that the estimator gives no trace of."""
     blocks = diagonal(config, layout)
     _check_probes(config, blocks, layout)
     for block in blocks:
@@ -229,79 +193,77 @@ def check_spectrum(config: Config, layout: Layout) -> None:
             )
 
 
-def check_task(quantity: str, config: Config, layout: Layout) -> None:
-    """Raise UserError where there are no further examples: `quantity` needs some besides the measuring batch."""
-    del layout
-    if config.task.data not in TRAINABLE:
-        raise UserError(
-            f"quantities=[{quantity}]: this task has no examples besides its batch",
-            got=f"task.data={config.task.data}",
-            allowed="; ".join(f"task.data={one}" for one in TRAINABLE),
-            remedy=f"leave {quantity} out, or task=addition",
-        )
-
-
-def check_step(quantity: str, config: Config, layout: Layout) -> None:
-    """Raise UserError for a training whose next update is not known at the state, or has many learning rates."""
-    check_task(quantity, config, layout)
-    _check_moments(quantity, config)
-    _check_plain(quantity, config)
-    if config.training.curvature == Curvature.blocks:
-        raise UserError(
-            f"quantities=[{quantity}]: this rule's update has a learning rate for every block",
-            got=f"training.curvature={config.training.curvature}",
-            allowed="; ".join(f"training.curvature={one}" for one in Curvature if one != Curvature.blocks),
-            remedy=f"leave {quantity} out",
-        )
-
-
-def check_rate(quantity: str, config: Config, layout: Layout) -> None:
-    """Raise UserError for a training without a learning rate of its own."""
-    check_task(quantity, config, layout)
-    _check_plain(quantity, config)
-    if config.training.curvature != Curvature.none:
-        raise UserError(
-            f"quantities=[{quantity}]: this rule's learning rate follows the curvature",
-            got=f"training.curvature={config.training.curvature}",
-            allowed="training.curvature=none",
-            remedy=f"leave {quantity} out",
-        )
-
-
-def check_decrease(quantity: str, config: Config, layout: Layout) -> None:
-    """Raise UserError for a state that is not on the way of a training: it has no next update."""
-    check_task(quantity, config, layout)
-    if config.state.kind != State.trained:
-        raise UserError(
-            f"quantities=[{quantity}]: the next update is that of a training",
-            got=f"state={config.state.kind}",
-            allowed="state=trained",
-            remedy=f"state=trained, or leave {quantity} out",
-        )
-
-
-def _check_plain(quantity: str, config: Config) -> None:
-    """Raise UserError for a rule whose next update is no formula of its moments, or whose threshold is not known."""
-    training = config.training
-    if training.optimiser not in PLAIN or training.clip_norm:
-        raise UserError(
-            f"quantities=[{quantity}]: there is no formula for this rule",
-            got=f"training.optimiser={training.optimiser}, training.clip_norm={training.clip_norm:g}",
-            allowed=f"training.optimiser one of {', '.join(PLAIN)}, training.clip_norm=0",
-            remedy=f"leave {quantity} out; predicted_decrease takes the next update of any rule",
-        )
-
-
-def check_preconditioner(quantity: str, config: Config, layout: Layout) -> None:
-    """Raise UserError for a state without the second moments that make a preconditioner."""
-    del layout
-    if config.state.kind != State.trained or config.training.optimiser not in ADAPTIVE:
-        raise UserError(
-            f"quantities=[{quantity}]: the preconditioner is that of a training with adam or adamw",
-            got=f"state={config.state.kind}, training.optimiser={config.training.optimiser}",
-            allowed="state=trained with training.optimiser=adam or adamw",
-            remedy=f"leave {quantity} out, or state=trained training=adamw",
-        )
+EXAMPLES = Requirement(
+    lambda config: config.task.data in TRAINABLE,
+    "this task has no examples besides its batch",
+    "task.data={task.data}",
+    "; ".join(f"task.data={one}" for one in TRAINABLE),
+    "leave {quantity} out, or task=addition",
+)
+FORMULA = Requirement(
+    lambda config: config.training.optimiser in PLAIN and not config.training.clip_norm,
+    "there is no formula for this rule",
+    "training.optimiser={training.optimiser}, training.clip_norm={training.clip_norm:g}",
+    f"training.optimiser one of {', '.join(PLAIN)}, training.clip_norm=0",
+    "leave {quantity} out; predicted_decrease takes the next update of any rule",
+)
+FOR_JACOBIANS = Requirement(
+    lambda config: config.estimator.method in (Method.auto, Method.hutchinson, Method.dense),
+    "this estimator is for Hessians alone",
+    "estimator={estimator.method}",
+    "estimator=auto, estimator=hutchinson, estimator=dense",
+    "estimator=auto",
+)
+GIVES_TRACES = Requirement(
+    lambda config: config.estimator.method.facts.traces,
+    "this estimator gives no trace",
+    "estimator={estimator.method}",
+    ", ".join(f"estimator={method}" for method in Method if method.facts.traces),
+    "estimator=auto",
+)
+NEXT_UPDATE = Requirement(
+    lambda config: config.state.kind == State.trained,
+    "the next update is that of a training",
+    "state={state.kind}",
+    "state=trained",
+    "state=trained, or leave {quantity} out",
+)
+OWN_RATE = Requirement(
+    lambda config: config.training.curvature == Curvature.none,
+    "this rule's learning rate follows the curvature",
+    "training.curvature={training.curvature}",
+    "training.curvature=none",
+)
+PRECONDITIONER = Requirement(
+    lambda config: config.state.kind == State.trained and config.training.optimiser in ADAPTIVE,
+    "the preconditioner is that of a training with adam or adamw",
+    "state={state.kind}, training.optimiser={training.optimiser}",
+    "state=trained with training.optimiser=adam or adamw",
+    "leave {quantity} out, or state=trained training=adamw",
+)
+SCORES = Requirement(
+    lambda config: kind(config.model.kind).has_scores,
+    "this network shows no attention scores",
+    "model.kind={model.kind}",
+    lambda: "; ".join(f"model.kind={name}" for name in kinds_where(lambda one: one.has_scores)),
+)
+OF_A_STEP = (
+    EXAMPLES,
+    Requirement(
+        lambda config: config.state.kind != State.loaded or config.training.optimiser == Optimiser.gd,
+        "a loaded state comes without the moments of {training.optimiser}",
+        "state=loaded",
+        "state=trained, state=initialised, or training=gd, which has no moments",
+        "leave {quantity} out, or state=trained",
+    ),
+    FORMULA,
+    Requirement(
+        lambda config: config.training.curvature != Curvature.blocks,
+        "this rule's update has a learning rate for every block",
+        "training.curvature={training.curvature}",
+        "; ".join(f"training.curvature={one}" for one in Curvature if one != Curvature.blocks),
+    ),
+)
 
 
 def check_layers(quantity: str, config: Config, layout: Layout) -> None:
@@ -318,18 +280,6 @@ def without_layers(quantity: str, got: str) -> UserError:
         allowed="a network with a residual stream, such as model.kind=transformer",
         remedy=f"leave {quantity} out",
     )
-
-
-def check_attention(quantity: str, config: Config, layout: Layout) -> None:
-    """Raise UserError for a network whose attention scores cannot be seen."""
-    del layout
-    if not kind(config.model.kind).has_scores:
-        raise UserError(
-            f"quantities=[{quantity}]: this network shows no attention scores",
-            got=f"model.kind={config.model.kind}",
-            allowed="; ".join(f"model.kind={name}" for name in kinds_where(lambda one: one.has_scores)),
-            remedy=f"leave {quantity} out",
-        )
 
 
 def check_samples(config: Config, layout: Layout) -> None:
@@ -434,14 +384,3 @@ def _is_drawn(weight: Weight) -> bool:
 def _matrices(parts: list[Part]) -> int:
     """Return how many matrices are held at once: H is the sum of both parts of a split where these are there."""
     return len(parts) - (Part.H in parts and bool(split_in(parts)))
-
-
-def _check_moments(quantity: str, config: Config) -> None:
-    """Raise UserError for a loaded state, with which no moments come, where the optimiser has some."""
-    if config.state.kind == State.loaded and config.training.optimiser != Optimiser.gd:
-        raise UserError(
-            f"quantities=[{quantity}]: a loaded state comes without the moments of {config.training.optimiser}",
-            got="state=loaded",
-            allowed="state=trained, state=initialised, or training=gd, which has no moments",
-            remedy=f"leave {quantity} out, or state=trained",
-        )
