@@ -14,7 +14,6 @@ from hessfig.weights import Layout, Weight
 
 MOST_DENSE = 2048  # parameters of a block that is held as a matrix by estimator=auto
 FEWEST = 4  # probes: products of pairs of them have a jackknife's error
-METHODS = (Method.auto, Method.hutchinson, Method.dense)
 _HEADED = (Matrix.W_Q, Matrix.W_K, Matrix.W_QK, Matrix.W_V, Matrix.W_O)
 _TABLES = (Matrix.W_E, Matrix.W_pos)
 
@@ -38,16 +37,9 @@ def chosen(config: Config) -> list[Approximation]:
 
 
 def check_approximations(config: Config, layout: Layout) -> None:
-    """Raise UserError for an approximation by name that a block cannot have, and for an unsuitable estimator."""
-    method, count = config.estimator.method, config.estimator.num_probes
-    if method not in METHODS:
-        raise UserError(
-            "quantities=[approximations]: this estimator gives norms alone",
-            got=f"estimator={method}",
-            allowed=", ".join(f"estimator={one}" for one in METHODS),
-            remedy="estimator=auto",
-        )
-    if method == Method.dense:
+    """Raise UserError for an approximation by name that a block cannot have, for too few probes or too large blocks."""
+    count = config.estimator.num_probes
+    if config.estimator.method == Method.dense:
         check_dense(config, layout)
     elif count < FEWEST:
         raise UserError(

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from hessfig.config import Config
@@ -26,7 +27,7 @@ _STATES, _STABILITY = "hessfig.measurements.training_dynamics", "hessfig.measure
 _COMPRESSION = "hessfig.measurements.compression"
 _LANDSCAPE, _MOMENTS = "hessfig.measurements.landscape", "hessfig.measurements.moments"
 _OF_APPROXIMATIONS = tuple(f"{name}_{number}" for name in Approximation for number in NUMBERS_OF_APPROXIMATIONS)
-_of_blocks = partial(Quantity, serves=need.is_diagonal)
+_of_blocks = partial(Quantity, serves=attrgetter("is_diagonal"))
 _ROWS = (
     Quantity("frobenius", _NORMS, of.norm_settings, need.check_norms, of.norm_operations, knows_decay=True),
     Quantity("hessian", _TRACES, of.hessian_settings, need.check_hessian, of.hessian_operations),
@@ -169,6 +170,7 @@ _ROWS = (
         "hessfig.measurements.approximations",
         approximable.approximation_settings,
         approximable.check_approximations,
+        needs=(need.MORE_THAN_NORMS,),
         gives=_OF_APPROXIMATIONS,
         version=2,  # since 2, K-FAC's inputs are those at all positions, and shared keys have their own heads
         may_be_undefined=_OF_APPROXIMATIONS,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 
 from hessfig.config import Attention, Config, Curvature, Data, DType, Method, ModelConfig, Optimiser, Products, State
 from hessfig.config.checks import number_of_samples
 from hessfig.config.keys import TRAINABLE
 from hessfig.errors import UserError
-from hessfig.measurements.quantity import Requirement
+from hessfig.measurements.quantity import Requirement, columns
 from hessfig.measurements.settings_and_costs import diagonal, names_blocks
 from hessfig.models.blocks import SCORE_LIKE, blocks_of, components, matrices_of
 from hessfig.models.exact.support import Route, check_exact, exactness
@@ -24,11 +25,6 @@ MATRIX_BYTES = 1.2e9  # of all matrices of a block at once: two of 8 192 rows, o
 ADAPTIVE = (Optimiser.adam, Optimiser.adamw)
 PLAIN = (*ADAPTIVE, Optimiser.sgd, Optimiser.gd)
 SUMMABLE = (Route.last_layer, Route.tokens, Route.gradient)  # routes whose exact engine gives traces too
-
-
-def is_diagonal(block: Block) -> bool:
-    """Whether a block has a spectrum: a pair of different weights has none."""
-    return block.is_diagonal
 
 
 def check_parts(config: Config, blocks: Sequence[Block]) -> None:
@@ -119,8 +115,10 @@ def check_norms(config: Config, layout: Layout) -> None:
 
 def check_dense(config: Config, layout: Layout) -> None:
     """Raise UserError for blocks whose matrices would not fit into memory."""
-    entries_of = _column_entries(blocks_of(config.blocks, layout, config.model), layout)
-    column, entries = max(entries_of.items(), key=lambda item: item[1])
+    found = columns(blocks_of(config.blocks, layout, config.model))
+    entries, column = max(
+        ((sum(_entries(one, layout) for one in held), col) for _, col, held in found), key=itemgetter(0)
+    )
     _check_memory("estimator=dense", f"the column of blocks of {column}", config, entries)
 
 
@@ -149,13 +147,12 @@ def check_hessian(config: Config, layout: Layout) -> None:
     """Raise UserError for a Hessian, or blocks of it, that would not fit into memory."""
     if names_blocks(config):
         blocks = blocks_of(config.blocks, layout, config.model)
-        sizes = [layout.size(one.row_layer, one.row) * layout.size(one.layer, one.col) for one in blocks]
+        entries = sum(_entries(one, layout) for one in blocks) * len(config.parts)
         what = f"{len(blocks)} block{'s' * (len(blocks) > 1)} of the Hessian"
-        _check_memory("quantities=[hessian]", what, config, sum(sizes) * len(config.parts))
-        return
+        return _check_memory("quantities=[hessian]", what, config, entries)
     side = layout.side(0, Group.all)
     number = sum(weight.size for weight in side if not is_published(config.model) or _is_drawn(weight))
-    _check_memory("quantities=[hessian]", f"the Hessian of {number} parameters", config, number**2)
+    return _check_memory("quantities=[hessian]", f"the Hessian of {number} parameters", config, number**2)
 
 
 def is_published(model: ModelConfig) -> bool:
@@ -207,20 +204,19 @@ FORMULA = Requirement(
     f"training.optimiser one of {', '.join(PLAIN)}, training.clip_norm=0",
     "leave {quantity} out; predicted_decrease takes the next update of any rule",
 )
-FOR_JACOBIANS = Requirement(
-    lambda config: config.estimator.method in (Method.auto, Method.hutchinson, Method.dense),
-    "this estimator is for Hessians alone",
-    "estimator={estimator.method}",
-    "estimator=auto, estimator=hutchinson, estimator=dense",
-    "estimator=auto",
-)
-GIVES_TRACES = Requirement(
-    lambda config: config.estimator.method.facts.traces,
-    "this estimator gives no trace",
-    "estimator={estimator.method}",
-    ", ".join(f"estimator={method}" for method in Method if method.facts.traces),
-    "estimator=auto",
-)
+
+
+def _estimated(*methods: Method, what: str) -> Requirement:
+    """Return what a quantity needs that only these estimators give."""
+    allowed = ", ".join(f"estimator={one}" for one in methods)
+    got = "estimator={estimator.method}"
+    return Requirement(lambda config: config.estimator.method in methods, what, got, allowed, "estimator=auto")
+
+
+_SIMPLE = (Method.auto, Method.hutchinson, Method.dense)
+FOR_JACOBIANS = _estimated(*_SIMPLE, what="this estimator is for Hessians alone")
+MORE_THAN_NORMS = _estimated(*_SIMPLE, what="this estimator gives norms alone")
+GIVES_TRACES = _estimated(*(one for one in Method if one.facts.traces), what="this estimator gives no trace")
 NEXT_UPDATE = Requirement(
     lambda config: config.state.kind == State.trained,
     "the next update is that of a training",
@@ -295,8 +291,7 @@ def check_distance(config: Config, layout: Layout) -> None:
     if config.estimator.method != Method.dense:
         return
     for block in blocks_of(config.blocks, layout, config.model):
-        sides = layout.size(block.row_layer, str(block.row)) * layout.size(block.layer, str(block.col))
-        needed = 8 * sides * _matrices(config.parts) * (config.landscape.points + 1)
+        needed = 8 * _entries(block, layout) * _matrices(config.parts) * (config.landscape.points + 1)
         if needed > MATRIX_BYTES:
             raise UserError(
                 f"quantities=[hessian_distance]: the matrices of block {block} at every k would take "
@@ -355,14 +350,8 @@ def _check_symmetric(config: Config, block: Block, layout: Layout) -> None:
         )
 
 
-def _column_entries(blocks: Sequence[Block], layout: Layout) -> dict[str, int]:
-    """Return the entries of all the blocks of each column, which are held together."""
-    entries: dict[tuple[int, str], int] = {}
-    for block in blocks:
-        size = layout.size(block.row_layer, block.row) * layout.size(block.layer, block.col)
-        key = (block.layer, block.col)
-        entries[key] = entries.get(key, 0) + size
-    return {col: max(n for (_, c), n in entries.items() if c == col) for _, col in entries}
+def _entries(block: Block, layout: Layout) -> int:
+    return layout.size(block.row_layer, block.row) * layout.size(block.layer, block.col)
 
 
 def _check_summable(config: Config, block: Block) -> None:
