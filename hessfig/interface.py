@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from hessfig.arguments import Measure, Spec, device_of, one_of, whole
-from hessfig.config import Config, DType, Ray
+from hessfig.config import Config, DType
 from hessfig.errors import UserError, first_few, plain
-from hessfig.measurements.catalogue import quantity
+from hessfig.measurements.catalogue import MAY_BE_UNDEFINED, quantity
 from hessfig.measurements.quantity import At, Measured, asked_of, check_served
 from hessfig.measurements.requirements import check_parts
 from hessfig.models.blocks import blocks_of
 from hessfig.record import COLUMNS, Status
-from hessfig.terms import NUMBERS_OF_APPROXIMATIONS, OF_THE_BLOCK, Approximation, Block, Part
+from hessfig.terms import OF_THE_BLOCK, Approximation, Block, Part
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,14 +29,6 @@ if TYPE_CHECKING:
     from hessfig.weights import Layout
 
 
-# of a zero block, of too few samples, of an expansion that never departs: not finite, and nothing is wrong
-_DISTANCES = tuple(f"{name}_{number}" for name in Approximation for number in NUMBERS_OF_APPROXIMATIONS)
-_UNDEFINED_AT_TIMES = (
-    *_DISTANCES,
-    *("condition_number", "subset_condition_number"),
-    *("prediction_correlation", "prediction_slope"),
-    *("descent_horizon", *(f"{ray}_ray_departure" for ray in Ray)),
-)
 _OF_ZERO = " (of a block that is zero these are not defined)"
 
 
@@ -288,17 +280,17 @@ def with_parts(config: Config, problem: Objective, asked: Any) -> Config:
     return replace(config, parts=[Part.H]) if why else config
 
 
-def blocks_asked(config: Config, layout: Layout, *, unchecked: Collection[str] = ()) -> list[Block]:
+def blocks_asked(config: Config, layout: Layout, *, is_followed: bool = False) -> list[Block]:
     """Return the blocks that settings ask of a network of the user's own.
 
-    Raises UserError for what cannot be measured; the settings of quantities `unchecked` are for their caller to check.
+    Raises UserError for what cannot be measured; where a training `is_followed`, its caller checks the optimiser.
     """
-    names, found = config.quantities, blocks_of(config.blocks, layout, config.model)
-    check_served([quantity(name) for name in names], found)
+    asked, found = [quantity(name) for name in config.quantities], blocks_of(config.blocks, layout, config.model)
+    check_served(asked, found)
     check_parts(config, found)
-    for name in names:
-        if name not in unchecked:
-            quantity(name).check(config, layout)
+    for one in asked:
+        if not (is_followed and one.needs_optimiser):
+            one.check_settings(config, layout)
     return found
 
 
@@ -313,12 +305,12 @@ def _frame(found: Mapping[str, Measured], seed: int) -> pd.DataFrame:
     frame = frame.astype({"value": float, "error": float, "sigma": float, "step": float})
     lost = frame[frame["status"] == Status.nonfinite]
     if len(lost) < len(frame):  # where nothing is finite, something is wrong
-        lost = lost[~lost["quantity"].isin(_UNDEFINED_AT_TIMES)]
+        lost = lost[~lost["quantity"].isin(MAY_BE_UNDEFINED)]
     if len(lost):
         names = first_few(list(dict.fromkeys(lost["quantity"])))
         warnings.warn(
             f"{len(lost)} of {len(frame)} numbers are not finite ({names}): look for nan, inf or overflow in inputs, "
-            f"targets and weights{_OF_ZERO * bool(lost['quantity'].isin(_UNDEFINED_AT_TIMES).all())}",
+            f"targets and weights{_OF_ZERO * bool(lost['quantity'].isin(MAY_BE_UNDEFINED).all())}",
             RuntimeWarning,
             stacklevel=3,
         )

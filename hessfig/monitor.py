@@ -25,7 +25,7 @@ from hessfig.integrations.loggers import Log, logger
 from hessfig.interface import blocks_asked, with_parts
 from hessfig.measurements.catalogue import quantity
 from hessfig.measurements.quantity import At, Measured, Row, asked_of
-from hessfig.measurements.torch_optimisers import OF_AN_OPTIMISER, check_optimiser, state_of
+from hessfig.measurements.torch_optimisers import check_optimiser, state_of
 from hessfig.models.own_checks import check_network
 from hessfig.models.own_network import TRAINABLE
 from hessfig.network_copy import NetworkCopy
@@ -147,7 +147,7 @@ class Monitor:
             )
             self._config, self._warm = with_parts(config, self._copy.problem, wanted.parts), dict[str, Tensor]()
             layout = self._copy.problem.layout
-            self._blocks = blocks_asked(self._config, layout, unchecked=OF_AN_OPTIMISER)
+            self._blocks = blocks_asked(self._config, layout, is_followed=True)
             for name in config.quantities:
                 _ = quantity(name).function  # imports are set-up: they are not the time of measuring
             check_writable(self.folder)
@@ -242,12 +242,12 @@ class Monitor:
 
     def _quantity(self, name: str, step: int) -> Measured:
         at = At(self._config, seed=self._config.first_seed, step=step, warm=self._warm)
-        if name in OF_AN_OPTIMISER:
+        if quantity(name).needs_optimiser:
             state = state_of(self._optimiser, self._network)
             settings = replace(self._config, training=state.training)
             at = replace(at, config=settings, step=state.updates, moments=state.moments)
         found = quantity(name).measured(self._copy.problem, asked_of(quantity(name), self._blocks, at))
-        if name in OF_AN_OPTIMISER and not found.rows:
+        if quantity(name).needs_optimiser and not found.rows:
             self._say(f"{name} is not defined before the optimiser's first update: step {step} has none", kind=name)
         self._warm.update(found.warm)
         return found

@@ -7,14 +7,13 @@ from typing import Any
 from hessfig.config import Config, Method, State
 from hessfig.errors import UserError
 from hessfig.measurements.requirements import check_dense
-from hessfig.measurements.settings_and_costs import dense_settings, diagonal
+from hessfig.measurements.settings_and_costs import dense_settings, diagonal, reads
 from hessfig.models.blocks import matrices_of
 from hessfig.terms import Approximation, Block, Group, Matrix, Need
 from hessfig.weights import Layout, Weight
 
 MOST_DENSE = 2048  # parameters of a block that is held as a matrix by estimator=auto
 FEWEST = 4  # probes: products of pairs of them have a jackknife's error
-METHODS = (Method.auto, Method.hutchinson, Method.dense)
 _HEADED = (Matrix.W_Q, Matrix.W_K, Matrix.W_QK, Matrix.W_V, Matrix.W_O)
 _TABLES = (Matrix.W_E, Matrix.W_pos)
 
@@ -26,7 +25,7 @@ def approximation_settings(config: Config, layout: Layout) -> dict[str, Any]:
     return {
         **dense_settings(config, layout),
         "estimator": {"method": estimator.method.value, "products": estimator.products.value, **probes},
-        "blocks": [[block.layer, str(block.col)] for block in diagonal(config, layout)],
+        **reads("blocks")(config, layout),
         "approximation": {"names": sorted(chosen(config)), "rank": config.approximation.rank},
         "batch_size": None if config.training.optimiser.facts.is_full_batch else config.training.batch_size,
     }
@@ -38,16 +37,9 @@ def chosen(config: Config) -> list[Approximation]:
 
 
 def check_approximations(config: Config, layout: Layout) -> None:
-    """Raise UserError for an approximation by name that a block cannot have, and for an unsuitable estimator."""
-    method, count = config.estimator.method, config.estimator.num_probes
-    if method not in METHODS:
-        raise UserError(
-            "quantities=[approximations]: this estimator gives norms alone",
-            got=f"estimator={method}",
-            allowed=", ".join(f"estimator={one}" for one in METHODS),
-            remedy="estimator=auto",
-        )
-    if method == Method.dense:
+    """Raise UserError for an approximation by name that a block cannot have, for too few probes or too large blocks."""
+    count = config.estimator.num_probes
+    if config.estimator.method == Method.dense:
         check_dense(config, layout)
     elif count < FEWEST:
         raise UserError(

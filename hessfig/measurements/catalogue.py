@@ -6,8 +6,10 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
+from hessfig.config import Config
 from hessfig.config.user_code import find, guarded, is_own, source
 from hessfig.errors import UserError, did_you_mean
 from hessfig.measurements import approximable
@@ -24,187 +26,189 @@ _EIGENVALUES, _SAMPLES = "hessfig.measurements.eigenvalues", "hessfig.measuremen
 _STATES, _STABILITY = "hessfig.measurements.training_dynamics", "hessfig.measurements.stability"
 _COMPRESSION = "hessfig.measurements.compression"
 _LANDSCAPE, _MOMENTS = "hessfig.measurements.landscape", "hessfig.measurements.moments"
+_OF_APPROXIMATIONS = tuple(f"{name}_{number}" for name in Approximation for number in NUMBERS_OF_APPROXIMATIONS)
+_of_blocks = partial(Quantity, serves=attrgetter("is_diagonal"))
 _ROWS = (
-    Quantity("frobenius", _NORMS, settings=of.norm_settings, check=need.check_norms, operations=of.norm_operations),
-    Quantity(
-        "hessian", _TRACES, settings=of.hessian_settings, check=need.check_hessian, operations=of.hessian_operations
-    ),
-    Quantity(
+    Quantity("frobenius", _NORMS, of.norm_settings, need.check_norms, of.norm_operations, knows_decay=True),
+    Quantity("hessian", _TRACES, of.hessian_settings, need.check_hessian, of.hessian_operations),
+    _of_blocks(
         "trace",
         _TRACES,
-        settings=of.trace_settings,
-        check=need.check_trace,
-        operations=of.norm_operations,
-        serves=need.is_diagonal,
+        of.trace_settings,
+        need.check_trace,
+        of.norm_operations,
+        needs=(need.GIVES_TRACES,),
+        knows_decay=True,
     ),
-    Quantity(
+    _of_blocks(
         "density",
         _EIGENVALUES,
-        settings=of.spectrum_settings("steps", "num_probes", "probes"),
+        of.reads(*of.OF_BLOCKS, spectrum=("steps", "num_probes", "probes")),
         operations=of.density_operations,
-        serves=need.is_diagonal,
         gives=("density_mean", "density_second_moment", "density_quantile"),
+        knows_decay=True,
+        holds="spectrum.steps",
     ),
     *(
-        Quantity(
+        _of_blocks(
             f"{end}_eigenvalue",
             _EIGENVALUES,
-            settings=of.spectrum_settings("k", "tolerance", "steps"),
-            check=need.check_count,
-            operations=of.extreme_operations,
-            serves=need.is_diagonal,
+            of.reads(*of.OF_BLOCKS, spectrum=("k", "tolerance", "steps")),
+            need.check_count,
+            of.extreme_operations,
+            knows_decay=True,
         )
         for end in ("largest", "smallest")
     ),
-    Quantity(
+    _of_blocks(
         "spectrum",
         _EIGENVALUES,
-        settings=of.spectrum_settings("k", "cut"),
-        check=need.check_spectrum,
-        operations=of.dense_operations,
-        serves=need.is_diagonal,
+        of.reads(*of.OF_BLOCKS, spectrum=("k", "cut")),
+        need.check_spectrum,
+        of.dense_operations,
         gives=(
             *("largest_eigenvalue", "smallest_eigenvalue", "share_negative", "effective_rank"),
             *("condition_number", "rank", "eigenvalue_quantile"),
         ),
         version=2,  # since 2, condition_number and effective_rank are those of indefinite blocks too
+        knows_decay=True,
+        may_be_undefined=("condition_number",),
     ),
     Quantity(
         "accuracy",
         _STATES,
-        settings=of.accuracy_settings,
-        check=partial(need.check_task, "accuracy"),
+        of.reads("size"),
+        needs=(need.EXAMPLES,),
         gives=("accuracy", "cascade_accuracy"),
+        knows_decay=True,
     ),
-    Quantity(
-        "batch_sharpness", _STABILITY, settings=of.sharpness_settings, check=partial(need.check_task, "batch_sharpness")
-    ),
+    Quantity("batch_sharpness", _STABILITY, of.reads("training", "num_probes"), needs=(need.EXAMPLES,)),
     Quantity(
         "critical_step",
         _STABILITY,
-        settings=of.training_settings,
-        check=partial(need.check_step, "critical_step"),
+        of.reads("training"),
+        needs=need.OF_A_STEP,
         gives=("critical_step", "critical_sharpness"),
+        needs_optimiser="any",
     ),
     Quantity("gradient_covariance", _STATES, gives=("gradient_covariance", "gradient_covariance_eigenvalue")),
-    Quantity("gradient_norm", _STATES, settings=of.diagonal_settings, order=1),
+    Quantity("gradient_norm", _STATES, of.reads("blocks"), order=1),
     Quantity("loss", _STATES, order=0),
     Quantity(
         "held_out_loss",
         _STATES,
-        settings=of.accuracy_settings,
-        check=partial(need.check_task, "held_out_loss"),
+        of.reads("size"),
+        needs=(need.EXAMPLES,),
         gives=("held_out_loss", "uniform_loss", "unigram_loss"),
     ),
     Quantity(
         "preconditioned_eigenvalue",
         _STABILITY,
-        settings=of.preconditioned_settings,
-        check=partial(need.check_preconditioner, "preconditioned_eigenvalue"),
+        of.reads("training", *of.SCALED),
+        needs=(need.PRECONDITIONER,),
+        needs_optimiser="adaptive",
     ),
-    Quantity("adaptive_sharpness", _STABILITY, settings=of.scaled_settings),
-    Quantity("jacobian_norm", _MOMENTS, settings=of.probe_settings, check=need.check_jacobian, serves=need.is_diagonal),
-    *(Quantity(f"moment_{order}", _MOMENTS, check=need.check_moments) for order in (1, 2, 3)),
-    Quantity("zero_share", _MOMENTS, settings=of.dense_settings, check=need.check_dense),
+    Quantity("adaptive_sharpness", _STABILITY, of.reads(*of.SCALED)),
+    _of_blocks("jacobian_norm", _MOMENTS, of.probe_settings, needs=(need.FOR_JACOBIANS,), knows_decay=True),
+    *(Quantity(f"moment_{order}", _MOMENTS, check=need.check_moments, knows_decay=True) for order in (1, 2, 3)),
+    Quantity("zero_share", _MOMENTS, of.dense_settings, need.check_dense),
     Quantity("noise_scale", _STATES),
     Quantity(
         "predicted_decrease",
         _STABILITY,
-        settings=of.training_settings,
-        check=partial(need.check_decrease, "predicted_decrease"),
+        of.reads("training"),
+        needs=(need.EXAMPLES, need.NEXT_UPDATE),
         gives=("predicted_decrease", "true_decrease", "decrease_ratio"),
     ),
-    Quantity("num_parameters", _STATES, settings=of.diagonal_settings, serves=need.is_diagonal, of_loss=False),
-    Quantity("residual_norm", _STATES, check=partial(need.check_layers, "residual_norm")),
-    Quantity(
-        "score_spread",
-        _STATES,
-        check=partial(need.check_attention, "score_spread"),
-        gives=("score_spread", "pattern_spread"),
-    ),
-    Quantity("sink_mass", _STATES, check=partial(need.check_attention, "sink_mass"), gives=("sink_mass", "key_mass")),
+    _of_blocks("num_parameters", _STATES, of.reads("blocks"), of_loss=False),
+    Quantity("residual_norm", _STATES, check=partial(need.check_layers, "residual_norm"), knows_decay=True),
+    Quantity("score_spread", _STATES, needs=(need.SCORES,), gives=("score_spread", "pattern_spread"), knows_decay=True),
+    Quantity("sink_mass", _STATES, needs=(need.SCORES,), gives=("sink_mass", "key_mass")),
     Quantity(
         "stability_threshold",
         _STABILITY,
-        settings=of.training_settings,
-        check=partial(need.check_rate, "stability_threshold"),
+        of.reads("training"),
+        needs=(need.EXAMPLES, need.FORMULA, need.OWN_RATE),
         gives=("stability_threshold", "learning_rate"),
         of_loss=False,
+        needs_optimiser="given",
     ),
     Quantity(
         "training_cost",
         _STATES,
-        settings=of.training_settings,
-        check=partial(need.check_task, "training_cost"),
+        of.reads("training"),
+        needs=(need.EXAMPLES,),
         gives=("training_cost", "hessian_products", "looks", "update_seconds", "look_seconds"),
         of_loss=False,
     ),
-    Quantity("weight_norm", _STATES, settings=of.diagonal_settings, order=0, of_loss=False),
+    Quantity("weight_norm", _STATES, of.reads("blocks"), order=0, of_loss=False, knows_decay=True),
     Quantity(
         "hessian_distance",
         _SAMPLES,
-        settings=of.distance_settings,
-        check=need.check_distance,
+        of.distance_settings,
+        need.check_distance,
         gives=(
             *("hessian_distance", "hessian_distance_null", "subset_norm"),
             *("subset_largest_eigenvalue", "subset_smallest_eigenvalue", "subset_condition_number"),
         ),
+        may_be_undefined=("subset_condition_number",),
     ),
     Quantity(
         "landscape_difference",
         _LANDSCAPE,
-        settings=of.landscape_settings("distance", "direction", "curvatures"),
-        check=need.check_samples,
+        of.reads(landscape=(*of.SAMPLES, "distance", "direction", "curvatures")),
+        need.check_samples,
         gives=(
             *("landscape_difference", "landscape_rms", "landscape_prediction", "landscape_null", "landscape_bound"),
             *("largest_loss", "largest_curvature", "directional_curvature"),
             *("prediction_correlation", "prediction_slope"),
         ),
+        may_be_undefined=("prediction_correlation", "prediction_slope"),
     ),
-    Quantity(
+    _of_blocks(
         "approximations",
         "hessfig.measurements.approximations",
-        settings=approximable.approximation_settings,
-        check=approximable.check_approximations,
-        serves=need.is_diagonal,
-        gives=tuple(f"{name}_{number}" for name in Approximation for number in NUMBERS_OF_APPROXIMATIONS),
+        approximable.approximation_settings,
+        approximable.check_approximations,
+        needs=(need.MORE_THAN_NORMS,),
+        gives=_OF_APPROXIMATIONS,
         version=2,  # since 2, K-FAC's inputs are those at all positions, and shared keys have their own heads
+        may_be_undefined=_OF_APPROXIMATIONS,
     ),
-    Quantity(
+    _of_blocks(
         "pruning",
         f"{_COMPRESSION}.pruning",
-        settings=of.compression_settings("damping", "shares"),
-        check=need.check_dense,
-        serves=need.is_diagonal,
+        of.reads("blocks", "products", compression=("damping", "shares")),
+        need.check_dense,
         gives=OF_PRUNING,
         version=2,  # since 2, K-FAC as in approximations, no rounding to float32, and ties where weights change nothing
     ),
-    Quantity(
+    _of_blocks(
         "quantisation",
         f"{_COMPRESSION}.quantisation",
-        settings=of.compression_settings("damping", "bits"),
-        check=need.check_dense,
-        serves=need.is_diagonal,
+        of.reads("blocks", "products", compression=("damping", "bits")),
+        need.check_dense,
         gives=OF_QUANTISATION,
         version=2,  # since 2, K-FAC is that of approximations, and GPTQ has the inputs at all positions
     ),
     Quantity(
         "landscape_integrals",
         _LANDSCAPE,
-        settings=of.landscape_settings("draws", "spread"),
-        check=need.check_samples,
+        of.reads(landscape=(*of.SAMPLES, "draws", "spread")),
+        need.check_samples,
         gives=("delta_1", "delta_2", "delta_2_null"),
     ),
     Quantity(
         "stationarity",
         _LANDSCAPE,
-        settings=of.landscape_settings(),
-        check=need.check_samples,
+        of.reads(landscape=of.SAMPLES),
+        need.check_samples,
         gives=("stationarity", "stationarity_rms", "stationarity_expected", "stationarity_null"),
     ),
     *QUANTITIES,
 )
 CATALOGUE = {row.name: row for row in _ROWS}
+MAY_BE_UNDEFINED = frozenset(name for row in _ROWS for name in row.may_be_undefined)
 
 _MODULES_OF_0_2_0 = ("protocol", "blocks", "estimate")  # files written for it import from there what is in quantity now
 
@@ -238,6 +242,18 @@ def source_of(name: str, config_dir: str | None) -> str:
     return source(name, config_dir) if is_own(name) else ""
 
 
+def check_decay(config: Config) -> None:
+    """Raise UserError for a quantity that does not know what task.weight_decay adds to the loss."""
+    for name in config.quantities:
+        if config.task.weight_decay and not quantity(name, config.config_dir).knows_decay:
+            raise UserError(
+                f"task.weight_decay: {name} is measured without it",
+                got=f"quantities=[{name}], task.weight_decay={config.task.weight_decay}",
+                allowed=", ".join(row.name for row in _ROWS if row.knows_decay),
+                remedy=f"leave {name} or task.weight_decay out",
+            )
+
+
 def _guarded(own: Quantity, name: str) -> Quantity:
     """Return a user's quantity whose functions fail as UserErrors that name it."""
 
@@ -248,14 +264,10 @@ def _guarded(own: Quantity, name: str) -> Quantity:
 
         return run
 
-    return replace(
-        own,
-        measure=guard(own.measured),
-        settings=guard(own.settings),
-        check=guard(own.check),
-        operations=guard(own.operations),
-        serves=guard(own.serves),
-    )
+    functions: dict[str, Any] = {
+        name: guard(getattr(own, name)) for name in ("settings", "check", "operations", "serves")
+    }
+    return replace(own, measure=guard(own.measured), **functions)
 
 
 def _checked(name: str, found: object) -> Quantity:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from hessfig.config import Config, DType, EstimatorConfig, Method, ModelConfig, SpectrumConfig
 from hessfig.errors import UserError, plain
@@ -77,18 +77,46 @@ class Measured:
 
 
 @dataclass(frozen=True)
+class Requirement:
+    """What must hold of the settings for a quantity, and what is said where it does not.
+
+    The texts name the quantity and settings in braces: {quantity}, {state.kind}.
+    """
+
+    holds: Callable[[Config], object]
+    what: str
+    got: str
+    allowed: str | Callable[[], str]
+    remedy: str = "leave {quantity} out"
+
+    def check(self, quantity: str, config: Config) -> None:
+        """Raise UserError where it does not hold."""
+        if not self.holds(config):
+            allowed = self.allowed if isinstance(self.allowed, str) else self.allowed()
+            texts = (f"quantities=[{quantity}]: {self.what}", self.got, allowed, self.remedy)
+            what, got, allowed, remedy = (one.format_map({**vars(config), "quantity": quantity}) for one in texts)
+            raise UserError(what, got=got, allowed=allowed, remedy=remedy)
+
+
+@dataclass(frozen=True)
 class Quantity:
     """A number (or several) of a network at a state: a row of hessfig.measurements.catalogue, or of the user's own.
 
-    `measure` returns rows and arrays: a function, or "MODULE:FUNCTION" ("MODULE" where the function has the quantity's
-    name), imported when it is called, so that plans need no torch. `settings` returns what enters the key of a
-    cell; `check` raises UserError, before anything is measured, for settings under which it cannot be; `operations`
-    estimates the floating-point operations of a cell (0: unknown, estimated from the first cells).
+    `measure` returns rows and arrays: a function, or "MODULE:FUNCTION" ("MODULE" where the function has the
+    quantity's name), imported when it is called, so that plans need no torch. `settings` returns what enters the
+    key of a cell; `needs` must hold of the settings, and `check` raises UserError for others under which it cannot
+    be, before anything is measured; `operations` estimates the floating-point operations of a cell (0: unknown,
+    estimated from the first cells).
     `serves` says which blocks have this quantity; next to other quantities it is measured for those alone.
     `of_loss`: its numbers mean nothing where weights, outputs or the loss are not finite: all are `nonfinite` there.
     `version` is part of the key: increase it when numbers change. `gives` names the rows if they do not have the name
     of the quantity; two quantities with rows of the same name cannot be measured together. `order`: the numbers follow
     from as many derivatives of the loss at the measured point (hessfig.Monitor's fingerprint takes as many).
+    `knows_decay`: it is of the loss with what task.weight_decay adds, or not of the loss. `may_be_undefined`: rows that
+    are not finite at times, and nothing is wrong (of a zero block, too few samples, an expansion that never departs).
+    `needs_optimiser`: it is of the next update of a training that hessfig.Monitor follows: of `any` optimiser (none: of
+    gradient descent), of a `given` one, or of an `adaptive` one. `holds` names the setting that counts the Lanczos
+    vectors of a block that are held at once.
     """
 
     name: str
@@ -101,11 +129,22 @@ class Quantity:
     gives: tuple[str, ...] = ()
     order: int = 2
     of_loss: bool = True
+    needs: tuple[Requirement, ...] = ()
+    knows_decay: bool = False
+    may_be_undefined: tuple[str, ...] = ()
+    needs_optimiser: Literal["", "any", "given", "adaptive"] = ""
+    holds: str = ""
 
     @property
     def rows(self) -> tuple[str, ...]:
         """The names its rows have in the table."""
         return self.gives or (self.name,)
+
+    def check_settings(self, config: Config, layout: Layout) -> None:
+        """Raise UserError for settings under which it cannot be measured."""
+        for requirement in self.needs:
+            requirement.check(self.name, config)
+        self.check(config, layout)
 
     def measured(self, problem: Objective, request: Request) -> Measured:
         """Return the result of `measure`, or of the function that it names, for a problem.

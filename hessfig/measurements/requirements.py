@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 
 from hessfig.config import Attention, Config, Curvature, Data, DType, Method, ModelConfig, Optimiser, Products, State
 from hessfig.config.checks import number_of_samples
 from hessfig.errors import UserError
+from hessfig.measurements.quantity import Requirement, columns
 from hessfig.measurements.settings_and_costs import diagonal, names_blocks
 from hessfig.models.blocks import SCORE_LIKE, blocks_of, components, matrices_of
 from hessfig.models.exact.support import Route, check_exact, exactness
@@ -21,11 +23,6 @@ COPIES = 4  # H_o and H_f, each once more while its columns are put together
 MATRIX_BYTES = 1.2e9  # of all matrices of a block at once: two of 8 192 rows, or one of 12 247
 PLAIN = sorted((one for one in Optimiser if one.facts.has_formula), key=lambda one: (-len(one.facts.moments), one))
 SUMMABLE = (Route.last_layer, Route.tokens, Route.gradient)  # routes whose exact engine gives traces too
-
-
-def is_diagonal(block: Block) -> bool:
-    """Whether a block has a spectrum: a pair of different weights has none."""
-    return block.is_diagonal
 
 
 def check_parts(config: Config, blocks: Sequence[Block]) -> None:
@@ -81,23 +78,6 @@ def check_differences(config: Config) -> None:
         )
 
 
-_DECAYED = ("frobenius", "trace", "density", "spectrum", "largest_eigenvalue", "smallest_eigenvalue")
-_OF_OUTPUTS = ("accuracy", "jacobian_norm", "moment_1", "moment_2", "moment_3", "residual_norm", "score_spread")
-
-
-def check_decay(config: Config) -> None:
-    """Raise UserError for a quantity that does not know what task.weight_decay adds to the loss."""
-    known = (*_DECAYED, *_OF_OUTPUTS, "weight_norm", "slices", "critical_points", "descent")
-    for name in config.quantities:
-        if config.task.weight_decay and name not in known:
-            raise UserError(
-                f"task.weight_decay: {name} is measured without it",
-                got=f"quantities=[{name}], task.weight_decay={config.task.weight_decay}",
-                allowed=", ".join(known),
-                remedy=f"leave {name} or task.weight_decay out",
-            )
-
-
 def _shows_scores(one: NetworkKind) -> bool:
     return bool(SCORE_LIKE & {*one.matrices(ModelConfig())})
 
@@ -133,22 +113,11 @@ def check_norms(config: Config, layout: Layout) -> None:
 
 def check_dense(config: Config, layout: Layout) -> None:
     """Raise UserError for blocks whose matrices would not fit into memory."""
-    entries_of = _column_entries(blocks_of(config.blocks, layout, config.model), layout)
-    column, entries = max(entries_of.items(), key=lambda item: item[1])
+    found = columns(blocks_of(config.blocks, layout, config.model))
+    entries, column = max(
+        ((sum(_entries(one, layout) for one in held), col) for _, col, held in found), key=itemgetter(0)
+    )
     _check_memory("estimator=dense", f"the column of blocks of {column}", config, entries)
-
-
-def check_jacobian(config: Config, layout: Layout) -> None:
-    """Raise UserError for estimators that are made for Hessians alone."""
-    del layout
-    allowed = (Method.auto, Method.hutchinson, Method.dense)
-    if config.estimator.method not in allowed:
-        raise UserError(
-            "quantities=[jacobian_norm]: this estimator is for Hessians alone",
-            got=f"estimator={config.estimator.method}",
-            allowed=", ".join(f"estimator={one}" for one in allowed),
-            remedy="estimator=auto",
-        )
 
 
 def check_moments(config: Config, layout: Layout) -> None:
@@ -165,14 +134,7 @@ def check_moments(config: Config, layout: Layout) -> None:
 
 
 def check_trace(config: Config, layout: Layout) -> None:
-    """Raise UserError for an estimator that gives no trace, or none of one of the blocks."""
-    if not config.estimator.method.facts.traces:
-        raise UserError(
-            "quantities=[trace]: this estimator gives no trace",
-            got=f"estimator={config.estimator.method}",
-            allowed=", ".join(f"estimator={method}" for method in Method if method.facts.traces),
-            remedy="estimator=auto",
-        )
+    """Raise UserError for a block that the estimator gives no trace of."""
     blocks = diagonal(config, layout)
     _check_probes(config, blocks, layout)
     for block in blocks:
@@ -183,13 +145,12 @@ def check_hessian(config: Config, layout: Layout) -> None:
     """Raise UserError for a Hessian, or blocks of it, that would not fit into memory."""
     if names_blocks(config):
         blocks = blocks_of(config.blocks, layout, config.model)
-        sizes = [layout.size(one.row_layer, one.row) * layout.size(one.layer, one.col) for one in blocks]
+        entries = sum(_entries(one, layout) for one in blocks) * len(config.parts)
         what = f"{len(blocks)} block{'s' * (len(blocks) > 1)} of the Hessian"
-        _check_memory("quantities=[hessian]", what, config, sum(sizes) * len(config.parts))
-        return
+        return _check_memory("quantities=[hessian]", what, config, entries)
     side = layout.side(0, Group.all)
     number = sum(weight.size for weight in side if not is_published(config.model) or _is_drawn(weight))
-    _check_memory("quantities=[hessian]", f"the Hessian of {number} parameters", config, number**2)
+    return _check_memory("quantities=[hessian]", f"the Hessian of {number} parameters", config, number**2)
 
 
 def is_published(model: ModelConfig) -> bool:
@@ -227,79 +188,76 @@ def check_spectrum(config: Config, layout: Layout) -> None:
             )
 
 
-def check_task(quantity: str, config: Config, layout: Layout) -> None:
-    """Raise UserError where there are no further examples: `quantity` needs some besides the measuring batch."""
-    del layout
-    if not config.task.data.facts.is_trainable:
-        raise UserError(
-            f"quantities=[{quantity}]: this task has no examples besides its batch",
-            got=f"task.data={config.task.data}",
-            allowed="; ".join(f"task.data={one}" for one in Data if one.facts.is_trainable),
-            remedy=f"leave {quantity} out, or task=addition",
-        )
+EXAMPLES = Requirement(
+    lambda config: config.task.data.facts.is_trainable,
+    "this task has no examples besides its batch",
+    "task.data={task.data}",
+    "; ".join(f"task.data={one}" for one in Data if one.facts.is_trainable),
+    "leave {quantity} out, or task=addition",
+)
+FORMULA = Requirement(
+    lambda config: config.training.optimiser.facts.has_formula and not config.training.clip_norm,
+    "there is no formula for this rule",
+    "training.optimiser={training.optimiser}, training.clip_norm={training.clip_norm:g}",
+    f"training.optimiser one of {', '.join(PLAIN)}, training.clip_norm=0",
+    "leave {quantity} out; predicted_decrease takes the next update of any rule",
+)
 
 
-def check_step(quantity: str, config: Config, layout: Layout) -> None:
-    """Raise UserError for a training whose next update is not known at the state, or has many learning rates."""
-    check_task(quantity, config, layout)
-    _check_moments(quantity, config)
-    _check_plain(quantity, config)
-    if config.training.curvature == Curvature.blocks:
-        raise UserError(
-            f"quantities=[{quantity}]: this rule's update has a learning rate for every block",
-            got=f"training.curvature={config.training.curvature}",
-            allowed="; ".join(f"training.curvature={one}" for one in Curvature if one != Curvature.blocks),
-            remedy=f"leave {quantity} out",
-        )
+def _estimated(*methods: Method, what: str) -> Requirement:
+    """Return what a quantity needs that only these estimators give."""
+    allowed = ", ".join(f"estimator={one}" for one in methods)
+    got = "estimator={estimator.method}"
+    return Requirement(lambda config: config.estimator.method in methods, what, got, allowed, "estimator=auto")
 
 
-def check_rate(quantity: str, config: Config, layout: Layout) -> None:
-    """Raise UserError for a training without a learning rate of its own."""
-    check_task(quantity, config, layout)
-    _check_plain(quantity, config)
-    if config.training.curvature != Curvature.none:
-        raise UserError(
-            f"quantities=[{quantity}]: this rule's learning rate follows the curvature",
-            got=f"training.curvature={config.training.curvature}",
-            allowed="training.curvature=none",
-            remedy=f"leave {quantity} out",
-        )
-
-
-def check_decrease(quantity: str, config: Config, layout: Layout) -> None:
-    """Raise UserError for a state that is not on the way of a training: it has no next update."""
-    check_task(quantity, config, layout)
-    if config.state.kind != State.trained:
-        raise UserError(
-            f"quantities=[{quantity}]: the next update is that of a training",
-            got=f"state={config.state.kind}",
-            allowed="state=trained",
-            remedy=f"state=trained, or leave {quantity} out",
-        )
-
-
-def _check_plain(quantity: str, config: Config) -> None:
-    """Raise UserError for a rule whose next update is no formula of its moments, or whose threshold is not known."""
-    training = config.training
-    if not training.optimiser.facts.has_formula or training.clip_norm:
-        raise UserError(
-            f"quantities=[{quantity}]: there is no formula for this rule",
-            got=f"training.optimiser={training.optimiser}, training.clip_norm={training.clip_norm:g}",
-            allowed=f"training.optimiser one of {', '.join(PLAIN)}, training.clip_norm=0",
-            remedy=f"leave {quantity} out; predicted_decrease takes the next update of any rule",
-        )
-
-
-def check_preconditioner(quantity: str, config: Config, layout: Layout) -> None:
-    """Raise UserError for a state without the second moments that make a preconditioner."""
-    del layout
-    if config.state.kind != State.trained or not config.training.optimiser.facts.is_adaptive:
-        raise UserError(
-            f"quantities=[{quantity}]: the preconditioner is that of a training with adam or adamw",
-            got=f"state={config.state.kind}, training.optimiser={config.training.optimiser}",
-            allowed="state=trained with training.optimiser=adam or adamw",
-            remedy=f"leave {quantity} out, or state=trained training=adamw",
-        )
+_SIMPLE = (Method.auto, Method.hutchinson, Method.dense)
+FOR_JACOBIANS = _estimated(*_SIMPLE, what="this estimator is for Hessians alone")
+MORE_THAN_NORMS = _estimated(*_SIMPLE, what="this estimator gives norms alone")
+GIVES_TRACES = _estimated(*(one for one in Method if one.facts.traces), what="this estimator gives no trace")
+NEXT_UPDATE = Requirement(
+    lambda config: config.state.kind == State.trained,
+    "the next update is that of a training",
+    "state={state.kind}",
+    "state=trained",
+    "state=trained, or leave {quantity} out",
+)
+OWN_RATE = Requirement(
+    lambda config: config.training.curvature == Curvature.none,
+    "this rule's learning rate follows the curvature",
+    "training.curvature={training.curvature}",
+    "training.curvature=none",
+)
+PRECONDITIONER = Requirement(
+    lambda config: config.state.kind == State.trained and config.training.optimiser.facts.is_adaptive,
+    "the preconditioner is that of a training with adam or adamw",
+    "state={state.kind}, training.optimiser={training.optimiser}",
+    "state=trained with training.optimiser=adam or adamw",
+    "leave {quantity} out, or state=trained training=adamw",
+)
+SCORES = Requirement(
+    lambda config: kind(config.model.kind).has_scores,
+    "this network shows no attention scores",
+    "model.kind={model.kind}",
+    lambda: "; ".join(f"model.kind={name}" for name in kinds_where(lambda one: one.has_scores)),
+)
+OF_A_STEP = (
+    EXAMPLES,
+    Requirement(
+        lambda config: config.state.kind != State.loaded or not config.training.optimiser.facts.moments,
+        "a loaded state comes without the moments of {training.optimiser}",
+        "state=loaded",
+        "state=trained, state=initialised, or training=gd, which has no moments",
+        "leave {quantity} out, or state=trained",
+    ),
+    FORMULA,
+    Requirement(
+        lambda config: config.training.curvature != Curvature.blocks,
+        "this rule's update has a learning rate for every block",
+        "training.curvature={training.curvature}",
+        "; ".join(f"training.curvature={one}" for one in Curvature if one != Curvature.blocks),
+    ),
+)
 
 
 def check_layers(quantity: str, config: Config, layout: Layout) -> None:
@@ -318,18 +276,6 @@ def without_layers(quantity: str, got: str) -> UserError:
     )
 
 
-def check_attention(quantity: str, config: Config, layout: Layout) -> None:
-    """Raise UserError for a network whose attention scores cannot be seen."""
-    del layout
-    if not kind(config.model.kind).has_scores:
-        raise UserError(
-            f"quantities=[{quantity}]: this network shows no attention scores",
-            got=f"model.kind={config.model.kind}",
-            allowed="; ".join(f"model.kind={name}" for name in kinds_where(lambda one: one.has_scores)),
-            remedy=f"leave {quantity} out",
-        )
-
-
 def check_samples(config: Config, layout: Layout) -> None:
     """Raise UserError for samples that are not there, and for a loss that single samples have not."""
     del layout
@@ -343,8 +289,7 @@ def check_distance(config: Config, layout: Layout) -> None:
     if config.estimator.method != Method.dense:
         return
     for block in blocks_of(config.blocks, layout, config.model):
-        sides = layout.size(block.row_layer, str(block.row)) * layout.size(block.layer, str(block.col))
-        needed = 8 * sides * _matrices(config.parts) * (config.landscape.points + 1)
+        needed = 8 * _entries(block, layout) * _matrices(config.parts) * (config.landscape.points + 1)
         if needed > MATRIX_BYTES:
             raise UserError(
                 f"quantities=[hessian_distance]: the matrices of block {block} at every k would take "
@@ -403,14 +348,8 @@ def _check_symmetric(config: Config, block: Block, layout: Layout) -> None:
         )
 
 
-def _column_entries(blocks: Sequence[Block], layout: Layout) -> dict[str, int]:
-    """Return the entries of all the blocks of each column, which are held together."""
-    entries: dict[tuple[int, str], int] = {}
-    for block in blocks:
-        size = layout.size(block.row_layer, block.row) * layout.size(block.layer, block.col)
-        key = (block.layer, block.col)
-        entries[key] = entries.get(key, 0) + size
-    return {col: max(n for (_, c), n in entries.items() if c == col) for _, col in entries}
+def _entries(block: Block, layout: Layout) -> int:
+    return layout.size(block.row_layer, block.row) * layout.size(block.layer, block.col)
 
 
 def _check_summable(config: Config, block: Block) -> None:
@@ -432,14 +371,3 @@ def _is_drawn(weight: Weight) -> bool:
 def _matrices(parts: list[Part]) -> int:
     """Return how many matrices are held at once: H is the sum of both parts of a split where these are there."""
     return len(parts) - (Part.H in parts and bool(split_in(parts)))
-
-
-def _check_moments(quantity: str, config: Config) -> None:
-    """Raise UserError for a loaded state, with which no moments come, where the optimiser has some."""
-    if config.state.kind == State.loaded and config.training.optimiser.facts.moments:
-        raise UserError(
-            f"quantities=[{quantity}]: a loaded state comes without the moments of {config.training.optimiser}",
-            got="state=loaded",
-            allowed="state=trained, state=initialised, or training=gd, which has no moments",
-            remedy=f"leave {quantity} out, or state=trained",
-        )

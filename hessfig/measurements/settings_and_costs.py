@@ -17,7 +17,6 @@ from hessfig.weights import Layout
 FEW = 256  # entries of a column that `auto` takes dense in a small network (docs/accuracy.md)
 _ASSUMED_PRODUCTS = 60  # of an extreme eigenvalue: both starts, at the default tolerance
 _FLOPS = 4 / 3  # of all eigenvalues of a matrix, times its size cubed
-_SAMPLES = ("samples", "first", "points", "permutations")
 
 
 def norm_settings(config: Config, layout: Layout) -> dict[str, Any]:
@@ -81,81 +80,37 @@ def trace_settings(config: Config, layout: Layout) -> dict[str, Any]:
     return found
 
 
-def spectrum_settings(*names: str) -> Callable[[Config, Layout], dict[str, Any]]:
-    """Return the settings of a quantity that reads `names` of the group spectrum."""
+_READ: dict[str, Callable[[Config, Layout], Any]] = {
+    "blocks": lambda config, layout: [[block.layer, str(block.col)] for block in diagonal(config, layout)],
+    "num_probes": lambda config, layout: config.estimator.num_probes,
+    "parts": lambda config, layout: sorted(str(part) for part in config.parts),
+    "products": lambda config, layout: config.estimator.products.value,
+    "size": lambda config, layout: config.training.evaluation_size,
+    "steps": lambda config, layout: config.spectrum.steps,
+    "tolerance": lambda config, layout: config.spectrum.tolerance,
+    "training": lambda config, layout: science(config)["training"],
+}
+OF_BLOCKS, SCALED = ("products", "blocks", "parts"), ("tolerance", "steps", "products")
+SAMPLES = ("samples", "first", "points", "permutations")
+
+
+def reads(*names: str, **groups: tuple[str, ...]) -> Callable[[Config, Layout], dict[str, Any]]:
+    """Return the settings of a quantity that reads `names` (of _READ), and settings of `groups` by their names there.
+
+    `blocks` are the diagonal ones; `training` is the whole rule, which enters the number at any state.
+    """
 
     def settings(config: Config, layout: Layout) -> dict[str, Any]:
-        plain = as_plain(config.spectrum)
-        return {
-            "spectrum": {name: plain[name] for name in names},
-            "products": config.estimator.products.value,
-            "blocks": [[block.layer, str(block.col)] for block in diagonal(config, layout)],
-            "parts": sorted(str(part) for part in config.parts),
-        }
-
-    return settings
-
-
-def accuracy_settings(config: Config, layout: Layout) -> dict[str, Any]:
-    """Return how many examples the accuracy is of."""
-    del layout
-    return {"size": config.training.evaluation_size}
-
-
-def diagonal_settings(config: Config, layout: Layout) -> dict[str, Any]:
-    """Return the diagonal blocks, whose weights have rows of their own."""
-    return {"blocks": [[block.layer, str(block.col)] for block in diagonal(config, layout)]}
-
-
-def training_settings(config: Config, layout: Layout) -> dict[str, Any]:
-    """Return the settings of the training, whose rule or batches enter the number at any state."""
-    del layout
-    return {"training": science(config)["training"]}
-
-
-def sharpness_settings(config: Config, layout: Layout) -> dict[str, Any]:
-    """Return the settings of the training, and how many of its mini-batches are drawn."""
-    return {**training_settings(config, layout), "num_probes": config.estimator.num_probes}
-
-
-def preconditioned_settings(config: Config, layout: Layout) -> dict[str, Any]:
-    """Return the settings of the training, and how the eigenvalue is found."""
-    return {**training_settings(config, layout), **scaled_settings(config, layout)}
-
-
-def scaled_settings(config: Config, layout: Layout) -> dict[str, Any]:
-    """Return how the largest eigenvalue of the whole network, scaled from both sides, is found."""
-    del layout
-    spectrum, products = config.spectrum, config.estimator.products.value
-    return {"tolerance": spectrum.tolerance, "steps": spectrum.steps, "products": products}
-
-
-def landscape_settings(*names: str) -> Callable[[Config, Layout], dict[str, Any]]:
-    """Return the settings of a quantity that reads `names` of the group landscape besides samples and places."""
-
-    def settings(config: Config, layout: Layout) -> dict[str, Any]:
-        del layout
-        plain = as_plain(config.landscape)
-        return {"landscape": {name: plain[name] for name in (*_SAMPLES, *names)}}
-
-    return settings
-
-
-def compression_settings(*names: str) -> Callable[[Config, Layout], dict[str, Any]]:
-    """Return the settings of a quantity that reads `names` of the group compression, with blocks and products."""
-
-    def settings(config: Config, layout: Layout) -> dict[str, Any]:
-        plain = as_plain(config.compression)
-        products = {"products": config.estimator.products.value}
-        return {**diagonal_settings(config, layout), **products, "compression": {name: plain[name] for name in names}}
+        plain = {group: as_plain(getattr(config, group)) for group in groups}
+        found = {group: {name: plain[group][name] for name in read} for group, read in groups.items()}
+        return {**found, **{name: _READ[name](config, layout) for name in names}}
 
     return settings
 
 
 def distance_settings(config: Config, layout: Layout) -> dict[str, Any]:
     """Return the settings of norms at the places k; their test vectors are the same for all k, whatever the method."""
-    places = landscape_settings()(config, layout)["landscape"]
-    del places["permutations"]
+    places = reads(landscape=SAMPLES[:-1])(config, layout)["landscape"]
     norms = norm_settings(config, layout)
     dense = config.estimator.method == Method.dense
     probes = {

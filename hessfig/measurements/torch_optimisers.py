@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from hessfig.config import Optimiser, Schedule, TrainingConfig
 from hessfig.errors import UserError, first_few
+from hessfig.measurements.catalogue import quantity
 
-OF_AN_OPTIMISER = ("critical_step", "preconditioned_eigenvalue", "stability_threshold")
-_KINDS = {
+_KINDS: dict[type[torch.optim.Optimizer], Optimiser] = {
     getattr(torch.optim, one.facts.made_by): one for one in Optimiser if one.facts.has_formula and one.facts.moments
 }
 _RULES = ("lr", "betas", "eps", "momentum", "dampening", "nesterov", "amsgrad", "maximize")
@@ -31,13 +31,14 @@ class OptimiserState:
 
 def check_optimiser(optimiser: Any, names: list[str]) -> None:
     """Raise UserError for an optimiser that the quantities `names` cannot be measured with."""
-    asked = [name for name in names if name in OF_AN_OPTIMISER]
-    if optimiser is None and [name for name in asked if name != "critical_step"]:
+    needs = {name: quantity(name).needs_optimiser for name in names}
+    asked, adaptive = [name for name in names if needs[name]], [name for name in names if needs[name] == "adaptive"]
+    if optimiser is None and any(needs[name] != "any" for name in asked):
         raise _refusal(asked, "there is none")
     if optimiser is not None and type(optimiser) not in _KINDS:
         raise _refusal(asked or ["optimiser"], type(optimiser).__name__)
-    if "preconditioned_eigenvalue" in asked and isinstance(optimiser, torch.optim.SGD):
-        raise _refusal(["preconditioned_eigenvalue"], "SGD, which has no preconditioner")
+    if adaptive and isinstance(optimiser, torch.optim.SGD):
+        raise _refusal(adaptive, "SGD, which has no preconditioner")
     if optimiser is not None:
         _rule(optimiser)
 

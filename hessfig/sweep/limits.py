@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from hessfig.config import Config, DType
 from hessfig.config.machine import cores, memory_of_worker
+from hessfig.config.settings import value_of
 from hessfig.errors import UserError
 from hessfig.models.registry import kind
 from hessfig.sweep.variant import Variant
@@ -90,10 +91,10 @@ def _held(variant: Variant) -> Iterator[tuple[str, str, int]]:
         widest = max(layout.size(block.layer, block.col) for block in variant.blocks)
         count = config.estimator.num_probes
         yield "estimator.num_probes", f"{count} probes of {widest} numbers", number * count * widest
-    if "density" in config.quantities:
+    for key in filter(None, (variant.quantity(name).holds for name in config.quantities)):
         widest = max(layout.size(block.layer, block.col) for block in variant.blocks)
-        steps = min(config.spectrum.steps, widest)
-        yield "spectrum.steps", f"{steps} Lanczos vectors of {widest} numbers", 8 * steps * widest
+        steps = min(value_of(config, key), widest)
+        yield key, f"{steps} Lanczos vectors of {widest} numbers", 8 * steps * widest
 
 
 def _activations(config: Config, number: int) -> Iterator[tuple[str, str, int]]:

@@ -12,9 +12,9 @@ from hessfig.config import Config, DType, Reuse, sigma_values, with_defaults
 from hessfig.config.keys import in_key
 from hessfig.errors import UserError
 from hessfig.files import write_text
-from hessfig.measurements.catalogue import quantity, source_of
+from hessfig.measurements.catalogue import check_decay, quantity, source_of
 from hessfig.measurements.quantity import Quantity, check_served
-from hessfig.measurements.requirements import check_decay, check_differences, check_parts
+from hessfig.measurements.requirements import check_differences, check_parts
 from hessfig.models.blocks import blocks_of
 from hessfig.models.protocol import ONCE
 from hessfig.models.registry import kind
@@ -133,7 +133,7 @@ class Variant:
         check_differences(self.config)
         check_served([self.quantity(name) for name in self.config.quantities], self.blocks)
         for name in self.config.quantities:
-            self.quantity(name).check(self.config, self.layout)
+            self.quantity(name).check_settings(self.config, self.layout)
             self.science(name)
 
     def _check_quantities(self) -> None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from hessfig.config import Config, Ray
-from hessfig.config.keys import as_plain
 from hessfig.errors import UserError
 from hessfig.measurements.quantity import Quantity
+from hessfig.measurements.settings_and_costs import reads
 from hessfig.terms import Group
 from hessfig.weights import Layout
 
@@ -22,18 +19,6 @@ _HOME = "hessfig.measurements.directions"
 def is_dense(size: int) -> bool:
     """Whether all eigenvectors of a Hessian of this size are computed."""
     return size <= MOST_DENSE
-
-
-def _settings(directions: tuple[str, ...], spectrum: tuple[str, ...]) -> Callable[[Config, Layout], dict[str, Any]]:
-    """Return the settings of a quantity that reads these names of the groups directions and spectrum."""
-
-    def settings(config: Config, layout: Layout) -> dict[str, Any]:
-        del layout
-        groups = ((as_plain(config.directions), directions), (as_plain(config.spectrum), spectrum))
-        read = [{name: plain[name] for name in names} for plain, names in groups]
-        return {"directions": read[0], "spectrum": read[1], "products": config.estimator.products.value}
-
-    return settings
 
 
 def _check_slices(config: Config, layout: Layout) -> None:
@@ -66,24 +51,29 @@ QUANTITIES = (
     Quantity(
         "slices",
         f"{_HOME}.slices",
-        settings=_settings(("along", "plane", "reach", "points", "departure"), (*_LANCZOS, "cut")),
-        check=_check_slices,
+        reads("products", directions=("along", "plane", "reach", "points", "departure"), spectrum=(*_LANCZOS, "cut")),
+        _check_slices,
         gives=(*(f"{ray}_ray_{number}" for ray in Ray for number in _NUMBERS), *_COUNTS),
+        knows_decay=True,
+        may_be_undefined=tuple(f"{ray}_ray_departure" for ray in Ray),
     ),
     Quantity(
         "critical_points",
         f"{_HOME}.critical_points",
-        settings=_settings(("evaluations", "tolerance"), ("cut",)),
-        check=_check_critical,
+        reads("products", directions=("evaluations", "tolerance"), spectrum=("cut",)),
+        _check_critical,
         gives=(
             *("critical_gradient", "critical_loss", "critical_index", "critical_flat"),
             *("critical_distance", "critical_start"),
         ),
+        knows_decay=True,
     ),
     Quantity(
         "descent",
         f"{_HOME}.gradient_descent",
-        settings=_settings(("rate", "steps", "departure"), _LANCZOS),
+        reads("products", directions=("rate", "steps", "departure"), spectrum=_LANCZOS),
         gives=("descent_horizon", "descent_rate", "descent_run_curvature", "descent_line_curvature"),
+        knows_decay=True,
+        may_be_undefined=("descent_horizon",),
     ),
 )
