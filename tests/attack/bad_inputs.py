@@ -82,7 +82,7 @@ BESIDE_RESULTS: dict[tuple[str, ...], list[str]] = {
     ("compare", "reference=reference.csv", "sweep=depth"): ["depth/table.csv is missing"],
     ("compare", "reference=reference.csv", "output_dir=nowhere"): ["is missing"],
     ("compare", "reference=reference.csv", "tolerance=1"): ["compare does not read tolerance"],
-    ("verify", "statement="): ["statement: there is no such id", "thm31"],
+    ("verify", "statement="): ["cannot read 'statement='", "thm31"],
     ("verify", "statement"): ["cannot read 'statement'", "key=value"],
     ("verify", "statement=thm31,"): ["statement: there is no such id"],
     ("verify", "seeds=x"): ["verify: seeds", "a whole number", "for example seeds=3"],

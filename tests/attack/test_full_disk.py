@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from hessfig.register import REGISTER
 from tests.attack.ledger import Ledger
 from tests.attack.target import SIGMA, command
 from tests.runs import rows
@@ -47,7 +49,8 @@ def test_readers_on_a_full_disk(pristine: Path, disk: Path, ledger: Ledger, verb
     done = command(*verb, folder=disk)
     said = done.returncode == 2 and "disk is full" in done.stderr and "Traceback" not in done.stderr
     ledger.note("full disks", traceback="" if said else f"{verb}: exit {done.returncode}: {done.stderr[-300:]}")
-    assert not [path for path in disk.rglob("*") if path.name.startswith(".")]
+    assert not [path for path in disk.rglob(".*") if path.name != REGISTER]
+    assert all(json.loads(path.read_text()) for path in disk.rglob(f"{REGISTER}/*"))
     assert not ledger.wrong("full disks")
 
 
