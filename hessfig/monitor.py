@@ -109,7 +109,8 @@ class Monitor:
     >>> import tempfile, torch, hessfig
     >>> network, batch = torch.nn.Linear(3, 2), (torch.eye(3), torch.tensor([0, 1, 1]))
     >>> wanted = hessfig.Measure(blocks=["all"], parts="H", quantities=["largest_eigenvalue"])
-    >>> monitor = hessfig.Monitor(network, "cross_entropy", batch, folder=tempfile.mkdtemp(), measure=wanted, every=10)
+    >>> options = {"folder": tempfile.mkdtemp(), "every": 10, "max_fraction": None}
+    >>> monitor = hessfig.Monitor(network, "cross_entropy", batch, measure=wanted, **options)
     >>> [list(monitor(step)) for step in range(12) if step % 10 == 0]
     [['largest_eigenvalue/all/H'], ['largest_eigenvalue/all/H']]
     >>> monitor.close()

@@ -523,7 +523,7 @@ def test_estimators_that_do_not_serve_are_refused(estimator: EstimatorConfig, ma
     model = ARCHITECTURES["softmax"]
     config = settings(model, toy_task(model), ["W_V"], estimator=estimator)
     with pytest.raises(UserError, match=match):
-        check_approximations(config, kind(model.kind).layout(config))
+        quantity("approximations").check_settings(config, kind(model.kind).layout(config))
 
 
 def test_a_module_that_is_no_linear_map_is_refused_at_its_measurement() -> None:

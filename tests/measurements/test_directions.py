@@ -207,7 +207,7 @@ def test_networks_that_are_too_large_are_refused(name: str, message: str) -> Non
     config = toy_config(model=ModelConfig(d_model=64), blocks=["all"], quantities=[name])
     layout = drawn(config, sigma=0.5, seed=1).layout
     with pytest.raises(UserError, match=rf"{message}[\s\S]*{MOST_DENSE} weights"):
-        quantity(name).check(config, layout)
+        quantity(name).check_settings(config, layout)
 
 
 @pytest.mark.parametrize(

@@ -294,7 +294,7 @@ def test_what_cannot_be_had_is_refused_before_anything_runs(quantity: str) -> No
     if "model" in setting:
         config.model.kind = Kind.python
     with pytest.raises(UserError, match=message) as caught:
-        quantity_of(quantity).check(config, Layout(()))
+        quantity_of(quantity).check_settings(config, Layout(()))
     assert caught.value.got and caught.value.allowed and caught.value.remedy
 
 
@@ -397,10 +397,10 @@ def test_formulas_of_other_rules_are_refused(config: Config) -> None:
         changed = replace(config, training=replace(config.training, **settings))
         for quantity in ("critical_step", "stability_threshold"):
             with pytest.raises(UserError, match="there is no formula for this rule"):
-                CATALOGUE[quantity].check(changed, kind(changed.model.kind).layout(changed))
+                CATALOGUE[quantity].check_settings(changed, kind(changed.model.kind).layout(changed))
     initial = replace(config, state=replace(config.state, kind=State.initialised, step=None))
     with pytest.raises(UserError, match="the next update is that of a training"):
-        CATALOGUE["predicted_decrease"].check(initial, kind(initial.model.kind).layout(initial))
+        CATALOGUE["predicted_decrease"].check_settings(initial, kind(initial.model.kind).layout(initial))
 
 
 def test_a_constant_schedule_has_no_last_update(config: Config) -> None:
