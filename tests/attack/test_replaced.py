@@ -120,11 +120,12 @@ def test_files_that_change(what: str, tmp_path: Path, ledger: Ledger, dice: rand
         )
         while not list(folder.glob("outputs/*/cells")) and run.poll() is None:
             time.sleep(0.005)
-        time.sleep(dice.uniform(0.0, 0.5))  # planned; the workers are starting
+        time.sleep(attempt * dice.uniform(0.0, 0.5))  # planned; the workers are starting
         write(folder, 2)
         said, _ = run.communicate(timeout=200)
         named = run.returncode == 1 and message in said
-        ledger.note(DURING, silent="" if named else f"{what}: exit {run.returncode}: {said[-300:]}")
+        before = attempt > 0 and run.returncode == 0 and numbers(folder) == right[1]  # measured before the change
+        ledger.note(DURING, silent="" if named or before else f"{what}: exit {run.returncode}: {said[-300:]}")
         again = hessfig("run", *words, "workers=1", folder=folder)
         sound = again.returncode == 0 and numbers(folder) == right[2]
         ledger.note(BETWEEN, silent="" if sound else f"{what}: {again.stdout[-300:]}")

@@ -118,7 +118,7 @@ def test_runs_with_closed_streams(pristine: Path, tmp_path: Path, ledger: Ledger
 def test_environments(place: Path, ledger: Ledger, verb: str) -> None:
     kind, figures = f"environments of {verb.split()[0]}", place / "outputs/figures"
     shell(verb, place)
-    drawn = {path.name: path.read_bytes() for path in figures.glob("*")}
+    drawn = {path.name: path.read_bytes() for path in figures.glob("*.*") if path.is_file()}
     for setting in ENVIRONMENTS:
         done = subprocess.run(
             [COMMAND, *verb.split()],
@@ -129,7 +129,7 @@ def test_environments(place: Path, ledger: Ledger, verb: str) -> None:
             timeout=120,
             check=False,
         )
-        differs = {path.name: path.read_bytes() for path in figures.glob("*")} != drawn
+        differs = {path.name: path.read_bytes() for path in figures.glob("*.*") if path.is_file()} != drawn
         failed = escaped(done) or f"exit {done.returncode}: {done.stderr[-200:]}" * (done.returncode != 0)
         ledger.note(kind, traceback=failed and f"{setting}: {failed}", silent=setting * differs)
     assert not ledger.wrong(kind)
