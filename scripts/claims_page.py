@@ -16,12 +16,13 @@ from pathlib import Path
 
 import pandas as pd
 
-from hessfig.analysis.claims.ledger import claims
+from hessfig.analysis.claims.ledger import INTERVAL, claims, quoted, seeds_in_words
+from hessfig.analysis.claims.rule import Claim
 from hessfig.analysis.presented import between_marks, markdown_row, markdown_table, markdown_text, marked
 from hessfig.record import TABLE
 
 PAGE = Path(__file__).parents[1] / "docs" / "claims.md"
-WITHDRAWN = PAGE.with_name("verdicts-of-0.2.0.csv")
+BEFORE = PAGE.with_name("verdicts-of-0.2.1.csv")
 COMMAND = "python scripts/claims_page.py --write"
 CELL = ["config", "sigma", "step", "seed"]
 
@@ -39,43 +40,69 @@ def main() -> None:
 
 
 def records() -> str:
-    """Return a table of all claims with their scales, and below it every rule."""
-    heads = ("claim", "source", "statement", "sweeps", "scale in the source", "scale here")
-    rows = [
-        (one.id, one.source, one.statement, ", ".join(map(_code, one.sweeps)), one.there, one.here)
-        for one in claims().values()
-    ]
+    """Return the claims of the literature and the package's own, each in a table, and below them every rule."""
+    theirs = [one for one in claims().values() if not one.is_ours]
+    own = [one for one in claims().values() if one.is_ours]
     rules = [f"- **{one.id}**: {markdown_text(one.rule_words)}{_apart(one)}" for one in claims().values()]
-    return "\n".join([*markdown_table(heads, rows), "", "### Rules", "", *rules, ""])
+    said = [f"### Of the literature ({len(theirs)})", "", *_table(theirs)]
+    said += ["", f"### The package's own questions ({len(own)})", "", *_table(own)]
+    return "\n".join([*said, "", "### Rules", "", *rules, ""])
+
+
+def _table(some: list[Claim]) -> list[str]:
+    heads = ("claim", "source", "the source's words", "statement", "sweeps", "seeds")
+    scales = ("scale in the source", "scale here")
+    rows = [
+        (one.id, one.source, quoted(one), one.statement, ", ".join(map(_code, one.sweeps)), seeds_in_words(one))
+        for one in some
+    ]
+    scaled = [(*row, one.there, one.here) for row, one in zip(rows, some, strict=True)]
+    return markdown_table((*heads, *scales), scaled)
 
 
 def verdicts(outputs: Path, before: str = "") -> str:
     """Return a table of the verdicts in outputs/claims.csv with the seeds and minutes of their sweeps.
 
-    Full size takes hours: a claim whose sweeps `outputs` lacks keeps its line of the table `before`.
+    Full size takes hours: a claim whose sweeps `outputs` lacks keeps its line of the table `before`, unless its rule or
+    its sweep changed since (docs/verdicts-of-0.2.1.csv says why): then it was not run.
     """
-    kept = {line.split(" | ")[0].removeprefix("| "): line for line in before.splitlines()}
+    changed = {row["id"] for row in _before() if row["why"]}
+    lines_before = {line.split(" | ")[0].removeprefix("| "): line for line in before.splitlines()}
+    kept = {name: line for name, line in lines_before.items() if name not in changed}
     lines = []
     with (outputs / "claims.csv").open(newline="") as file:
         for row in csv.DictReader(file):
             tables = [outputs / sweep / TABLE for sweep in claims()[row["id"]].sweeps]
             measured = all(path.is_file() for path in tables)
             lines.append(_line(row, tables) if measured else kept.get(row["id"], _line(row, [])))
-    heads = ("claim", "effect", "95 % interval", "verdict", "in words", "seeds", "minutes")
+    heads = ("claim", "effect", INTERVAL, "verdict", "in words", "seeds", "minutes")
     return "\n".join([*markdown_table(heads, []), *lines, ""])
 
 
 def changes(shown: str) -> str:
-    """Return what 0.2.0 said of each claim (docs/verdicts-of-0.2.0.csv), what the page's verdicts say now, and why."""
-    with WITHDRAWN.open(newline="") as file:
-        before = {row["id"]: row for row in csv.DictReader(file)}
-    new = {"verdict": "none", "why": "a claim that 0.2.0 did not judge"}
-    lines = []
+    """Return what 0.2.1 said of each claim (docs/verdicts-of-0.2.1.csv), what the page's verdicts say now, and why."""
+    now = {}
     for line in shown.splitlines()[2:]:
-        name, _, _, now, *_ = (cell.strip() for cell in line.strip("| ").split(" | "))
-        old = before.get(name, new)
-        lines.append((name, old["verdict"], now, old["why"]))
-    return "\n".join([*markdown_table(("claim", "0.2.0", "now", "why the rule changed"), lines), ""])
+        name, _, _, verdict, *_ = (cell.strip() for cell in line.strip("| ").split(" | "))
+        now[name] = verdict
+    before = {row["id"]: row for row in _before()}
+    lines = [
+        (name, before[name]["verdict"] if name in before else "none", now.get(name, "cut"), _why(name, before, now))
+        for name in (*now, *(name for name in before if name not in now))
+    ]
+    return "\n".join([*markdown_table(("claim", "0.2.1", "now", "what changed"), lines), ""])
+
+
+def _why(name: str, before: dict[str, dict[str, str]], now: dict[str, str]) -> str:
+    if name not in before:
+        return "a new claim"
+    same = before[name]["verdict"] == now.get(name)
+    return before[name]["why"] or ("nothing" if same else "measured anew; verdicts have words they had not")
+
+
+def _before() -> list[dict[str, str]]:
+    with BEFORE.open(newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def _line(row: dict[str, str], tables: list[Path]) -> str:
@@ -91,10 +118,11 @@ def _cost(paths: list[Path]) -> tuple[str, str]:
     return ", ".join(seeds), f"{seconds / 60:.1f}" if tables else ""
 
 
-def _apart(one: object) -> str:
-    theorems, others = (getattr(one, name) for name in ("theorems", "others"))
-    said = [f"It follows from {', '.join(map(_code, theorems))} of `hessfig verify`."] if theorems else []
-    return "".join(f" {text}" for text in [*said, *([f"Not tested here: {others}."] if others else [])])
+def _apart(one: Claim) -> str:
+    said = [f"It follows from {', '.join(map(_code, one.theorems))} of `hessfig verify`."] if one.theorems else []
+    said += [f"It follows from {markdown_text(one.identity)}."] if one.identity else []
+    said += [f"Not tested here: {one.others}."] if one.others else []
+    return "".join(f" {text}" for text in [*said, *([f"Looks: {one.looks}."] if one.looks else [])])
 
 
 def _code(word: str) -> str:

@@ -84,7 +84,7 @@ def commands() -> Iterator[tuple[str, list[str]]]:
     """Yield the name and the words of every run, then of every figure."""
     for sweep in choices("sweep"):
         if sweep != "network":
-            yield sweep, ["run", f"sweep={sweep}", *_words(_toy(sweep))]
+            yield sweep, ["run", f"sweep={sweep}", *_words(toy(sweep))]
     for name, own in _own_runs():
         settings = {**SMALL, **own}
         yield name, ["run", "sweep=sigma", f"sweep.name={name}", *_words(settings)]
@@ -119,7 +119,8 @@ def _own_runs() -> Iterator[tuple[str, dict[str, object]]]:
         yield f"trained_{training}", {**settings, "blocks": "[all]", "quantities": f"[{quantities}]"}
 
 
-def _toy(sweep: str) -> dict[str, object]:
+def toy(sweep: str) -> dict[str, object]:
+    """Return the settings of a shipped sweep at toy size."""
     text = (Path(__file__).parents[1] / "conf" / "sweep" / f"{sweep}.yaml").read_text()
     found: dict[str, object] = dict(SMALL)
     if sweep in ("heads", "model_size_heads"):

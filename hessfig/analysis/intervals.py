@@ -50,6 +50,22 @@ def geometric_interval(values: Iterable[float], *, level: float = LEVEL, tests: 
     return _through(found, math.exp)
 
 
+def welch_interval(
+    samples: tuple[Iterable[float], Iterable[float]], *, level: float = LEVEL, tests: int = 1
+) -> Interval:
+    """Return the interval of the difference of two means of independent samples (Welch): spreads may differ.
+
+    `count` is the smaller of the two; nan without two finite numbers in each.
+    """
+    one, other = (student_interval(sample) for sample in samples)
+    mean, count = one.mean - other.mean, min(one.count, other.count)
+    parts = np.array([one.se**2, other.se**2])
+    se, dofs = math.sqrt(parts.sum()), np.array([one.count - 1, other.count - 1])
+    if not se > 0:
+        return Interval(mean, se, *((mean, mean) if se == 0 else (math.nan, math.nan)), count)
+    return _interval(mean, se, se**4 / float((parts**2 / dofs).sum()), count, level, tests)
+
+
 MOST_CORRELATED = 0.999  # a correlation of one has no z; ranks along few steps are of size one by chance too
 
 

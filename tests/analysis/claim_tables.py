@@ -436,53 +436,6 @@ QUERY = ("frobenius", "W_Q", "H_o")
 DISPERSED = {QUERY: (-3.0, 1.0), ("frobenius", "W_V", "H_o"): (0.0, 0.0)}
 
 
-def nearer(names: Mapping[str, float], noise: float) -> Evidence:
-    """Return errors of ekfac `names` decades below those of kfac, by weight."""
-    return of(
-        {
-            **{"row": row, "layer": 1, "row_layer": 1, "seed": seed, "sigma": sigma, "quantity": f"{name}_scale_error"},
-            **{"variant": "model.kind=transformer,model.attention=softmax"},
-            "value": 0.5 * 10 ** (-(gap + noise * normal(seed, row)) * (name == "ekfac")),
-        }
-        for row, gap in names.items()
-        for name in ("ekfac", "kfac", "shampoo")
-        for seed in SEEDS
-        for sigma in (0.1, 1.0)
-    )
-
-
-def raced(
-    order: float,
-    noise: float,
-    racers: tuple[str, ...] = ("kfac", "shampoo", "muon", "soap", "adamw"),
-    places: str = "01234",
-) -> Evidence:
-    """Return errors that rise from racer to racer, beside losses `order` decades apart, in the order of `places`."""
-    errors = {("adam_expected" if name == "adamw" else name): 0.1 * (1 + k) for k, name in enumerate(racers)}
-    race = of(
-        {
-            **{"row": "", "part": "", "quantity": "loss", "seed": seed, "step": step, "sigma": 0.2},
-            "variant": f"training.optimiser={name},training.curvature=none,training.learning_rate={rate}",
-            "value": rate * 10 ** (order * int(places[k]) + noise * normal(seed, name)),
-        }
-        for k, name in enumerate(racers)
-        for seed in SEEDS
-        for step in (0.0, 400.0)
-        for rate in (1.0, 3.0)
-    )
-    return of(
-        (
-            {
-                **{"row": "W_V", "layer": 1, "row_layer": 1, "seed": seed, "step": 100.0, "sigma": 0.2, "value": value},
-                **{"variant": "model.attention=softmax", "quantity": f"{name}_scale_error"},
-            }
-            for name, value in errors.items()
-            for seed in SEEDS
-        ),
-        race=race,
-    )
-
-
 SAME = dict.fromkeys(("W_Q", "W_K", "W_V", "W_O", "W_in", "W_out"), 0.0)
 ENCODER_ORDER = {
     "W_E+W_U": -2.0,

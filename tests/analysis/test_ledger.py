@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,9 +11,10 @@ import pandas as pd
 import pytest
 from rich.markup import escape
 
-from hessfig.analysis.claims import ledger
+from hessfig.analysis.claims import ledger, rule
 from hessfig.analysis.claims.ledger import claim_of, claims, judge
 from hessfig.analysis.presented import between_marks, marked
+from hessfig.config.compose import compose
 from hessfig.config.presets import choices
 from hessfig.errors import UserError
 from scripts import claims_page
@@ -61,11 +63,13 @@ def test_both_files_say_the_same_and_nothing_else_is_written(tmp_path: Path) -> 
         and one["scale_here"].endswith("20 seeds")
         and float(one["effect"]) == pytest.approx(3.0, abs=0.1)
     )
-    assert one["departures"] == "eq5: model.d_model=4" and one["run"] == ""
+    fewer = "eq5: 6 seeds where 20 were fixed with the rule"
+    assert one["departures"] == f"eq5: model.d_model=4; {fewer}" and one["run"] == "" and one["seeds"] == "20"
+    assert one["quoted"].startswith('"Removing the softmax') and one["quoted"].endswith("(section 4.1)")
     assert frame.loc["depth-data", "run"].count("hessfig run sweep=") == 2
     assert frame.loc["depth-data", "effect"] == "" and frame.loc["depth-data", "departures"] == ""
     text = paths[1].read_text()
-    free = sum(bool(claim.others or claim.theorems) for claim in claims().values())
+    free = sum(bool(claim.others or claim.follows) for claim in claims().values())
     assert f"{len(claims())} claims: " in text and f", {len(claims()) - free} not run. Of 0 verdicts" in text
     verdicts = (frame.loc["block-order", "verdict"], frame.loc["block-order-encoders", "verdict"])
     assert verdicts == ("not run", "not tested here")
@@ -85,7 +89,8 @@ def test_tables_for_the_terminal(tmp_path: Path) -> None:
     assert "sweep=curvature_flow" in cells[5][1] and cells[4][0].startswith("any self-attention layer")
     assert all(said.startswith(escape(one.claim.statement)) for said, one in zip(cells[5], judged, strict=True))
     words = list(ledger.explanation_table(judged[0]).columns[0].cells)
-    assert words == ["claim", "source", "sweeps", *SCALES, "rule", "effect", "verdict", "note", "figure"]
+    named = ["claim", "source", "the source's words", "sweeps", "seeds", *SCALES, "rule", "effect", "verdict"]
+    assert words == [*named, "note", "figure"]
     behind = ledger.contrast_table(judged[0])
     assert list(behind.columns[3].cells) == ["6", "6"]
 
@@ -106,20 +111,40 @@ def test_the_page_of_claims_is_written_from_the_records(tmp_path: Path) -> None:
     found = between_marks(
         text, "verdicts", claims_page.verdicts(tmp_path, "| jacobian | of before |"), claims_page.COMMAND
     )
-    assert "| softmax-heterogeneity | 3" in found and "| follows from a theorem | eq5, tab1; measured: holds |" in found
+    assert (
+        "| softmax-heterogeneity | 3" in found and "| follows from a theorem | eq5, tab1; measured: holds (gap" in found
+    )
     assert "\n| jacobian | of before |\n" in found
     with pytest.raises(ValueError, match="lacks the marks"):
         between_marks("no marks", "records", "", claims_page.COMMAND)
 
 
-def test_the_page_tells_every_verdict_of_020_beside_todays() -> None:
+def test_the_page_tells_every_verdict_of_021_beside_todays() -> None:
     text = claims_page.PAGE.read_text()
     shown, changed = (marked(text, name, claims_page.COMMAND) for name in ("verdicts", "changes"))
     assert changed == claims_page.changes(shown), f"behind: run {claims_page.COMMAND}"
-    with claims_page.WITHDRAWN.open(newline="") as file:
-        withdrawn = [row["id"] for row in csv.DictReader(file)]
-    assert len(withdrawn) == 22 and set(withdrawn) <= set(claims())
-    assert len(changed.splitlines()) == 2 + len(claims()) and changed.count("| none |") == len(claims()) - 22
+    with claims_page.BEFORE.open(newline="") as file:
+        before = [row["id"] for row in csv.DictReader(file)]
+    assert len(before) == 47 and len(changed.splitlines()) == 2 + len({*before, *claims()})
+
+
+def test_a_verdict_of_before_stays_where_neither_rule_nor_sweep_changed(tmp_path: Path) -> None:
+    write_softmax(tmp_path)
+    ledger.write(judge(claims().values(), tmp_path, none), tmp_path)
+    before = (
+        "| jacobian | 3 | [3, 3] | holds | of before | 20 | 1 |\n| phases | 1 | [0, 2] | holds | of before | 5 | 1 |"
+    )
+    found = claims_page.verdicts(tmp_path, before)
+    assert "| jacobian | 3 | [3, 3] | holds | of before | 20 | 1 |" in found
+    assert "\n| phases |  |  | not run |" in found
+
+
+def test_the_record_fixes_the_seeds_that_the_sweeps_have_and_quotes_at_most_25_words() -> None:
+    for claim in claims().values():
+        assert claim.seeds == tuple(compose([f"sweep={sweep}"]).config.seeds for sweep in claim.sweeps), claim.id
+        assert len(claim.words.split()) <= 25 and bool(claim.words) == bool(claim.where), claim.id
+        assert not (claim.words and claim.is_ours), claim.id
+    assert set(tomllib.loads((Path(rule.__file__).with_name("records.toml")).read_text())) == set(claims())
 
 
 def test_a_damaged_table_and_a_missing_folder_are_refused(tmp_path: Path) -> None:
@@ -162,7 +187,7 @@ def test_the_verb_judges_all_and_explains_one(cli: Cli, tmp_path: Path) -> None:
     answer = cli("claims")
     assert answer.code == 0, answer.err
     assert "written: outputs/claims.csv, outputs/claims.md" in answer.out
-    assert "hessfig run sweep=softmax && hessfig run sweep=mlp" in " ".join(answer.out.split())
+    assert "hessfig run sweep=softmax &&" in " ".join(answer.out.split())
     for name in ("claims.csv", "claims.md"):
         (tmp_path / "outputs" / name).unlink()
     one = cli("claims", "claim=softmax-heterogeneity")

@@ -25,6 +25,7 @@ _GROUPS = {
 }
 _FAR = ("query and key", "norms")  # the steps that are told as "much less" end there
 _HERE = "an ALBERT of chemical reactions, 3 MB, and a BERT of antibodies, 26 million parameters; one network each"
+_SCOPE = "in these two networks: the intervals are over draws of test vectors, not over a population of networks"
 _about_encoders = partial(claim, here=_HERE)
 
 
@@ -96,12 +97,12 @@ def _judged(evidence: Evidence, ours: tuple[str, ...], among: tuple[str, ...]) -
     samples = {}
     for name, rows in _networks(rule.diagonal(norms(evidence, PATH, RANDOM))):
         logs = rule.in_logs(rows).pivot_table(index=["layer", "seed"], columns="row", values="value")
-        if set(among) <= set(logs.columns):
-            each = logs[list(ours)].min(axis=1) - logs[others].max(axis=1)
-            samples[name] = each.groupby(level="seed").mean()
-    if not samples:
+        whole = logs if set(among) <= set(logs.columns) else logs.iloc[:0].reindex(columns=list(among))
+        each = whole[list(ours)].min(axis=1) - whole[others].max(axis=1)
+        samples[name] = each.groupby(level="seed").mean()
+    if not any(len(one) for one in samples.values()):
         return judges.missing("norms of the blocks of a layer's weights")
-    return judges.by_conditions(judges.each(samples, judges.at_least(LEAST_DECADES)))
+    return judges.by_conditions(judges.each(samples, judges.at_least(LEAST_DECADES)), note=_SCOPE)
 
 
 def _networks(rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
+from typing import Any
 
 import numpy as np
 
-from hessfig.analysis.intervals import Interval, student_interval
+from hessfig.analysis.intervals import Interval, student_interval, welch_interval
 
 
 class ClaimVerdict(StrEnum):
     """What the numbers say of a claim; `holds_only_if` names its condition.
 
-    `small`: the effect is there, on the claim's side, and below the least size. `not_tested`: the networks are not
-    those of which the source speaks, or the sweep is not there. `theorem`: a statement of `hessfig verify` implies it.
+    `small`: the effect is there, on the claim's side, and below the least size. Its counterparts: `within`, the number
+    lies within the tolerance of its target, which its interval excludes; `less`, it lies on the claim's side of "no
+    effect", by less than the factor asked. `not_tested`: the networks are not those of which the source speaks, or the
+    sweep is not there. `theorem`: a statement of `hessfig verify` implies it.
     """
 
     holds = "holds"
     holds_only_if = "holds only if"
+    within = "holds within the tolerance"
+    less = "holds, less than the factor asked"
     small = "true but small"
     does_not_hold = "does not hold"
     undecided = "undecided"
@@ -29,6 +34,9 @@ class ClaimVerdict(StrEnum):
     theorem = "follows from a theorem"
 
 
+# What a part of a claim may be without refuting it, strongest first.
+PASSING = (ClaimVerdict.holds, ClaimVerdict.within, ClaimVerdict.less, ClaimVerdict.small)
+TOLERANCE, RELATIVE_TOLERANCE = 0.25, 0.05  # of exponents that are whole numbers in theory; of large ones
 Judge = Callable[[Interval], ClaimVerdict]
 
 
@@ -63,21 +71,31 @@ def departs(interval: Interval, least: float) -> ClaimVerdict:
 def equals(interval: Interval, target: float, within: float) -> ClaimVerdict:
     """Judge whether an effect is `target`, up to `within`: the whole interval there holds.
 
-    It does not hold when the interval excludes the target and the mean is at least `within` off.
+    It holds within the tolerance where such an interval excludes the target itself. It does not hold when the interval
+    excludes the target and the mean is at least `within` off.
     """
     if not math.isfinite(interval.low):
         return ClaimVerdict.undecided
+    includes = interval.low <= target <= interval.high
     if target - within < interval.low and interval.high < target + within:
-        return ClaimVerdict.holds
-    off = not interval.low <= target <= interval.high and abs(interval.mean - target) >= within
+        return ClaimVerdict.holds if includes else ClaimVerdict.within
+    off = not includes and abs(interval.mean - target) >= within
     return ClaimVerdict.does_not_hold if off else ClaimVerdict.undecided
 
 
-def stays_below(interval: Interval, most: float) -> ClaimVerdict:
-    """Judge whether an effect lies below `most`, on which side the whole interval must be."""
+def stays_below(interval: Interval, most: float, nothing: float = math.nan) -> ClaimVerdict:
+    """Judge whether an effect lies below `most`, on which side the whole interval must be.
+
+    `nothing` is the value of no effect, where it is another than `most` (1 for a ratio that is to be below 1/2): an
+    interval between the two is on the claim's side, by less than was asked.
+    """
     if interval.high < most:
         return ClaimVerdict.holds
-    return ClaimVerdict.does_not_hold if interval.low > most else ClaimVerdict.undecided
+    if not interval.low > most:
+        return ClaimVerdict.undecided
+    if not math.isnan(nothing) and interval.low < nothing:
+        return ClaimVerdict.less if interval.high < nothing else ClaimVerdict.undecided
+    return ClaimVerdict.does_not_hold
 
 
 def at_least(least: float) -> Judge:
@@ -90,11 +108,19 @@ def near(target: float, within: float) -> Judge:
     return partial(equals, target=target, within=within)
 
 
+def near_power(power: float) -> Judge:
+    """Return `equals` for an exponent: within a quarter, or 5 % of a large one."""
+    return near(power, max(TOLERANCE, RELATIVE_TOLERANCE * abs(power)))
+
+
 @dataclass(frozen=True)
 class Effect:
-    """A number that a claim rests on: a value per seed, how its interval is found, and how that is judged."""
+    """A number that a claim rests on: a value per seed, how its interval is found, and how that is judged.
 
-    sample: Iterable[float]
+    `kind` is given the sample: one number per seed, or what else it makes an interval of.
+    """
+
+    sample: Any
     judge: Judge
     kind: Callable[..., Interval] = student_interval
 
@@ -107,7 +133,17 @@ class Effect:
         return self.judge(self.interval(tests))
 
 
+def apart(one: Iterable[float], other: Iterable[float], judge: Judge) -> Effect:
+    """Return the effect `one` minus `other` of networks that share no weights: Welch's interval, seeds unpaired."""
+    return Effect((list(one), list(other)), judge, welch_interval)
+
+
 Effects = Mapping[str, Effect]
+
+
+def lacking(effects: Effects) -> list[str]:
+    """Return the names of the effects without a single number."""
+    return [name for name, one in effects.items() if not one.interval().count]
 
 
 def all_of(effects: Effects, tests: int = 1) -> ClaimVerdict:
@@ -117,8 +153,8 @@ def all_of(effects: Effects, tests: int = 1) -> ClaimVerdict:
     so that a refutation is judged by the intervals of all parts together.
     """
     alone = {one.verdict(tests) for one in effects.values()}
-    if alone and alone <= {ClaimVerdict.holds, ClaimVerdict.small}:
-        return max(alone, key=lambda verdict: verdict == ClaimVerdict.small)
+    if alone and alone <= set(PASSING):
+        return max(alone, key=PASSING.index)
     together = {one.verdict(tests * len(effects)) for one in effects.values()}
     return ClaimVerdict.does_not_hold if ClaimVerdict.does_not_hold in together else ClaimVerdict.undecided
 
@@ -126,8 +162,9 @@ def all_of(effects: Effects, tests: int = 1) -> ClaimVerdict:
 def any_of(effects: Effects, tests: int = 1) -> ClaimVerdict:
     """Return the verdict of a claim one part of which is enough: the other way round than `all_of`."""
     together = {one.verdict(tests * len(effects)) for one in effects.values()}
-    if ClaimVerdict.holds in together:
-        return ClaimVerdict.holds
+    passed = [verdict for verdict in PASSING[:-1] if verdict in together]
+    if passed:
+        return passed[0]
     alone = {one.verdict(tests) for one in effects.values()}
     if alone == {ClaimVerdict.does_not_hold}:
         return ClaimVerdict.does_not_hold
@@ -140,11 +177,15 @@ def any_of(effects: Effects, tests: int = 1) -> ClaimVerdict:
 
 @dataclass(frozen=True)
 class Condition:
-    """One condition under which a claim was tested: the effect there, the verdict, and the intervals it rests on."""
+    """One condition under which a claim was tested: the effect there, the verdict, and the intervals it rests on.
+
+    `is_lacking`: a part of it has no number.
+    """
 
     effect: Interval
     verdict: ClaimVerdict
     contrasts: Mapping[str, Interval]
+    is_lacking: bool = False
 
 
 @dataclass(frozen=True)
@@ -176,11 +217,21 @@ def single(effect: Effect, words: str = "", contrasts: Mapping[str, Interval] | 
 
 
 def together(effects: Effects, shown: str = "", words: str = "") -> Finding:
-    """Return the finding of a claim whose every part must hold; its effect is the one `shown`, else the first."""
-    name = shown or next(iter(effects))
-    return found(
-        effects[name].interval(), all_of(effects), words, {key: one.interval() for key, one in effects.items()}
+    """Return the finding of a claim whose every part must hold; its effect is the one `shown`, else the first.
+
+    Where there are several parts the words give the verdict of each, by its own interval; a part without a number is
+    missing, and leaves the claim undecided unless another part refutes it.
+    """
+    name, absent = shown or next(iter(effects)), lacking(effects)
+    parts = {part: one.verdict() for part, one in effects.items()}
+    said = listed(parts, absent) if len(effects) > 1 else ""
+    finding = found(
+        effects[name].interval(),
+        all_of(effects),
+        "; ".join(filter(None, [said, words])),
+        {key: one.interval() for key, one in effects.items()},
     )
+    return replace(finding, is_lacking=bool(absent))
 
 
 def missing(what: str) -> Finding:
@@ -200,21 +251,28 @@ def by_conditions(
 
     A claim of the form 'under some condition' is corrected for their number. The effect is that of `effects` (else of
     the first part) under the condition `shown`: by default the first that holds, else where the effect is largest. The
-    words name the conditions under which the claim holds; where they do not differ, they are `note`, or that condition.
+    words list every condition with its verdict, say of which the effect is, and end with `note`. A condition of which
+    a part has no number is missing: it is listed as such, and neither 'holds' nor 'does not hold' is said of all.
     """
-    tests = len(of)
+    tests, empty = len(of), Effect((), at_least(0.0))
     conditions = {
         name: Condition(
-            (effects[name] if effects else next(iter(parts.values()))).interval(tests),
+            (effects.get(name, empty) if effects else next(iter(parts.values()), empty)).interval(tests),
             all_of(parts, tests),
             {f"{name}: {part}" if part else name: one.interval(tests) for part, one in parts.items()},
+            is_lacking=not parts or bool(lacking(parts)),
         )
         for name, parts in of.items()
     }
-    verdict, words = by_condition({name: one.verdict for name, one in conditions.items()})
+    absent = [name for name, one in conditions.items() if one.is_lacking]
+    verdict, words = by_condition({name: one.verdict for name, one in conditions.items()}, absent)
     contrasts = {name: one for condition in conditions.values() for name, one in condition.contrasts.items()}
     place = (shown or first_that_holds)(conditions)
-    return found(conditions[place].effect, verdict, words or (place if note is None else note), contrasts)
+    where = f"the effect is that of {place}" if tests > 1 else ""
+    finding = found(
+        conditions[place].effect, verdict, "; ".join(filter(None, [words or place, where, note])), contrasts
+    )
+    return replace(finding, is_lacking=bool(absent))
 
 
 def each(
@@ -224,20 +282,38 @@ def each(
     return {name: {"": Effect(sample, judge, kind)} for name, sample in samples.items()}
 
 
-def by_condition(verdicts: Mapping[str, ClaimVerdict]) -> tuple[ClaimVerdict, str]:
-    """Return the verdict of a claim that was tested under several conditions, and the words for those that differ."""
-    for best, verdict in ((ClaimVerdict.holds, ClaimVerdict.holds_only_if), (ClaimVerdict.small, ClaimVerdict.small)):
-        there = [name for name, one in verdicts.items() if one == best]
-        rest = [f"{name}: {one}" for name, one in verdicts.items() if one != best]
+def by_condition(verdicts: Mapping[str, ClaimVerdict], absent: Collection[str] = ()) -> tuple[ClaimVerdict, str]:
+    """Return the verdict of a claim that was tested under several conditions, and the words that list them all.
+
+    Conditions that are `absent` have no numbers; of one condition alone there is nothing to list.
+    """
+    given = {name: ClaimVerdict.undecided if name in absent else one for name, one in verdicts.items()}
+    for wanted in (PASSING[:2], PASSING[2:3], PASSING[3:]):
+        there = [name for name, one in given.items() if one in wanted]
+        rest = {name: one for name, one in given.items() if one not in wanted}
+        if there and rest:
+            best = ClaimVerdict.holds_only_if if wanted == PASSING[:2] else wanted[0]
+            return best, f"{' or '.join(there)} ({listed(rest, absent)})"
         if there:
-            return (verdict, f"{' or '.join(there)} ({', '.join(rest)})") if rest else (best, "")
-    refuted = set(verdicts.values()) == {ClaimVerdict.does_not_hold}
-    return (ClaimVerdict.does_not_hold if refuted else ClaimVerdict.undecided), ""
+            return max((given[name] for name in there), key=PASSING.index), _if_several(given, absent)
+    refuted = set(given.values()) == {ClaimVerdict.does_not_hold}
+    return (ClaimVerdict.does_not_hold if refuted else ClaimVerdict.undecided), _if_several(given, absent)
+
+
+def listed(verdicts: Mapping[str, ClaimVerdict], absent: Collection[str] = ()) -> str:
+    """Return conditions or parts with their verdicts in words, those of the same verdict together."""
+    said = {name: "missing" if name in absent else one.value for name, one in verdicts.items()}
+    alike = {word: [name for name, one in said.items() if one == word] for word in dict.fromkeys(said.values())}
+    return "; ".join(f"{', '.join(names)}: {word}" for word, names in alike.items())
+
+
+def _if_several(verdicts: Mapping[str, ClaimVerdict], absent: Collection[str]) -> str:
+    return listed(verdicts, absent) if len(verdicts) > 1 or absent else ""
 
 
 def first_that_holds(conditions: Mapping[str, Condition]) -> str:
     """Return the first condition under which a claim holds, else the one with the largest effect."""
-    holding = (name for name, one in conditions.items() if one.verdict == ClaimVerdict.holds)
+    holding = (name for name, one in conditions.items() if one.verdict in PASSING[:2])
     return next(holding, "") or largest({name: one.effect for name, one in conditions.items()})
 
 

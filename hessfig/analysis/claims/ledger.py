@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from hessfig.analysis import presented
-from hessfig.analysis.claims.approximation_rules import APPROXIMATIONS
 from hessfig.analysis.claims.component_rules import COMPONENTS
 from hessfig.analysis.claims.encoder_rules import ENCODERS
 from hessfig.analysis.claims.growth_rules import GROWTH
-from hessfig.analysis.claims.judges import ClaimVerdict, Finding
+from hessfig.analysis.claims.judges import PASSING, ClaimVerdict, Finding
 from hessfig.analysis.claims.rule import Claim, Evidence, evidence_in
 from hessfig.analysis.claims.sample_rules import SAMPLES
 from hessfig.analysis.claims.share_rules import SHARES
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-_FAMILIES = (GROWTH, SHARES, COMPONENTS, SPECTRA, SUBLAYERS, ENCODERS, TRAINING, SAMPLES, APPROXIMATIONS)
+_FAMILIES = (GROWTH, SHARES, COMPONENTS, SPECTRA, SUBLAYERS, ENCODERS, TRAINING, SAMPLES)
 
 
 def claims() -> dict[str, Claim]:
@@ -61,7 +60,7 @@ Departures = Callable[[Path, str], list[str]]
 class Judged:
     """A claim with its finding, or with the commands that make the tables it lacks.
 
-    `departures` are the settings in which its tables differ from the shipped sweeps.
+    `departures` are the settings, and numbers of seeds, in which its tables differ from the shipped sweeps.
     """
 
     claim: Claim
@@ -74,7 +73,7 @@ class Judged:
         """The verdict in words; without a table a theorem still follows, and of other networks nothing is tested."""
         if self.finding:
             return self.finding.verdict.value
-        if self.claim.theorems:
+        if self.claim.follows:
             return ClaimVerdict.theorem.value
         return ClaimVerdict.not_tested.value if self.claim.others else NOT_RUN
 
@@ -83,7 +82,7 @@ class Judged:
         """What stands next to the verdict."""
         notes = [f"measured with {', '.join(self.departures)}"] if self.departures else []
         if self.finding is None:
-            notes = [", ".join(self.claim.theorems), self.claim.others]
+            notes = [self.claim.follows, self.claim.others]
         said = [self.finding.words] if self.finding else []
         return "; ".join(filter(None, [*said, *notes, " && ".join(self.commands)]))
 
@@ -123,15 +122,17 @@ def _judged(claim: Claim, outputs: Path, read: Callable[[str], Evidence], depart
         return Judged(claim, commands=tuple(run_command(outputs / sweep) for sweep in lacking))
     beside = {sweep: read(sweep) for sweep in claim.beside}
     other = [f"{sweep}: {one}" for sweep in claim.sweeps for one in departures(outputs / sweep, sweep)]
-    finding = claim.judged(replace(read(claim.sweep), beside=beside))
+    evidence = replace(read(claim.sweep), beside=beside)
+    finding = claim.judged(evidence)
     again = (run_command(outputs / claim.sweep),) if finding.is_lacking else ()
-    return Judged(claim, finding, again, tuple(other))
+    return Judged(claim, finding, again, (*other, *claim.other_seeds(evidence)))
 
 
 CSV, PAGE = "claims.csv", "claims.md"
+INTERVAL = "interval (95 % jointly)"  # of all conditions of a claim together
 COLUMNS = [
     *["id", "source", "statement", "sweeps", "figure", "rule", "effect", "low", "high", "verdict", "words"],
-    *["scale_source", "scale_here", "run", "departures"],
+    *["scale_source", "scale_here", "run", "departures", "quoted", "seeds"],
 ]
 
 
@@ -148,7 +149,7 @@ def as_csv(judged: Iterable[Judged]) -> str:
 def as_markdown(judged: Sequence[Judged]) -> str:
     """Return the page: a table of verdicts, then a section a claim."""
     lines = ["# Empirical claims of the literature, judged from the tables here", "", summary(judged), ""]
-    heads = ("claim", "scale in the source", "scale here", "effect", "95 % interval", "verdict")
+    heads = ("claim", "scale in the source", "scale here", "effect", INTERVAL, "verdict")
     links = [f"[{one.claim.id}](#{one.claim.id})" for one in judged]
     told = [(*_scales(one), effect(one), interval(one), one.verdict) for one in judged]
     lines += presented.markdown_table(heads, ((link, *row) for link, row in zip(links, told, strict=True)))
@@ -158,12 +159,27 @@ def as_markdown(judged: Sequence[Judged]) -> str:
 def explanation(one: Judged) -> list[tuple[str, str]]:
     """Return what there is to say of one claim, as pairs of a word and a text."""
     claim = one.claim
-    said = [("claim", claim.statement), ("source", claim.source), ("sweeps", ", ".join(claim.sweeps))]
+    said = [("claim", claim.statement), ("source", claim.source), ("the source's words", quoted(claim))]
+    said += [("sweeps", ", ".join(claim.sweeps)), ("seeds", seeds_in_words(claim)), ("looks", claim.looks)]
     said += [("scale in the source", claim.there), ("scale here", claim.here), ("rule", claim.rule_words)]
     if one.finding:
-        said += [("effect", f"{effect(one)}, 95 % interval {interval(one) or 'none'}")]
+        said += [("effect", f"{effect(one)}, {INTERVAL} {interval(one) or 'none'}")]
     said += [("verdict", one.verdict), *([("note" if one.finding else "run", one.words)] if one.words else [])]
     return [*filter(lambda pair: pair[1], said), ("figure", f"hessfig plot figure={claim.figure}")]
+
+
+def quoted(claim: Claim) -> str:
+    """Return the source's words with their place; of a question of the package's own there are none."""
+    if claim.is_ours:
+        return ""
+    return f'"{claim.words}" ({claim.where})' if claim.words else "not quoted: paraphrase"
+
+
+def seeds_in_words(claim: Claim) -> str:
+    """Return the numbers of seeds that were fixed with the rule, sweep by sweep where they differ."""
+    if len(set(claim.seeds)) < 2:
+        return "".join(str(count) for count in claim.seeds[:1])
+    return ", ".join(f"{sweep}: {count}" for sweep, count in zip(claim.sweeps, claim.seeds, strict=True))
 
 
 def contrasts(one: Judged) -> list[tuple[str, str, str, str]]:
@@ -195,11 +211,13 @@ def ends(low: float, high: float) -> str:
 def summary(judged: Sequence[Judged]) -> str:
     """Return how many claims have which verdict, and how many of these are expected to be false.
 
-    A verdict that rests on intervals is false with a probability of at most 5 % (one side of a 95 % interval, or both).
+    A verdict that rests on intervals is false with a probability of at most 5 % (one side of a 95 % interval, or both)
+    through the sampling of seeds alone: a rule that judges another thing than the source says is not counted.
     """
     told = ", ".join(f"{count} {word}" for word, count in counts(judged).items())
     decided = sum(one.verdict in _DECIDED for one in judged)
-    false = f"Of {decided} verdicts by interval at most {0.05 * decided:.2g} are expected to be false."
+    most = f"at most {0.05 * decided:.2g} are expected to be false"
+    false = f"Of {decided} verdicts by interval {most} from sampling of seeds alone."
     return f"{len(judged)} claims: {told}. {false}"
 
 
@@ -210,7 +228,8 @@ def _row(one: Judged) -> dict[str, object]:
     numbers = {name: getattr(finding, name) for name in ("effect", "low", "high")} if finding else {}
     told = {"words": finding.words if finding else claim.others, "run": " && ".join(one.commands)}
     told |= dict(zip(("scale_source", "scale_here"), _scales(one), strict=True))
-    return {**said, **numbers, **told, "departures": "; ".join(one.departures)}
+    fixed = {"quoted": quoted(claim), "seeds": seeds_in_words(claim)}
+    return {**said, **numbers, **told, **fixed, "departures": "; ".join(one.departures)}
 
 
 def _section(one: Judged) -> list[str]:
@@ -228,11 +247,12 @@ def _scale(one: Judged) -> str:
     return " / ".join(filter(None, _scales(one)))
 
 
-_DECIDED = {ClaimVerdict.holds, ClaimVerdict.holds_only_if, ClaimVerdict.small, ClaimVerdict.does_not_hold}
+_DECIDED = {*PASSING, ClaimVerdict.holds_only_if, ClaimVerdict.does_not_hold}
 _COLOURS = {
     **{ClaimVerdict.theorem.value: "green", ClaimVerdict.small.value: "yellow", ClaimVerdict.not_tested.value: "dim"},
     **{ClaimVerdict.holds.value: "green", ClaimVerdict.does_not_hold.value: "red"},
     **{ClaimVerdict.holds_only_if.value: "yellow", NOT_RUN: "dim"},
+    **{ClaimVerdict.within.value: "green", ClaimVerdict.less.value: "yellow"},
 }
 
 
@@ -243,7 +263,7 @@ def verdict_table(judged: Sequence[Judged]) -> Table:
         for one in judged
     ]
     scales, last = "scale in the source / scale here", "statement; note, or what to run"
-    heads = ("claim", "effect", "95 % interval", "verdict", scales, last)
+    heads = ("claim", "effect", INTERVAL, "verdict", scales, last)
     return presented.terminal_table(heads, rows, wrapped=[scales, last], fold=True)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ from hessfig.analysis.stored_spectra import Density, Spectrum, SpectrumKey, has_
 from hessfig.record import FROBENIUS, LEFT_OUT
 from hessfig.terms import Part
 
+OURS = "hessfig"  # how the source of a question of the package's own begins
+
 
 @dataclass(frozen=True)
 class Claim:
@@ -25,8 +29,10 @@ class Claim:
 
     `beside` names further sweeps that the rule needs; `statement` and `rule_words` are the claim and the rule in words.
     `there` and `here` are the scale of the source and of the shipped networks. `theorems` are the statements of
-    `hessfig verify` that imply it. `others` says why the shipped networks are not what the source speaks of:
-    then the verdict is 'not tested here'.
+    `hessfig verify` that imply it, and `identity` is arithmetic that does. `others` says why the shipped networks are
+    not what the source speaks of: then the verdict is 'not tested here'. `words` are the source's own, found at
+    `where`; "" where it is not quoted. `seeds` are the numbers of seeds that its sweeps were given when the rule was
+    fixed, in the order of `sweeps`, and `looks` says how often numbers were looked at before that.
     """
 
     id: str
@@ -41,6 +47,32 @@ class Claim:
     here: str = ""
     theorems: tuple[str, ...] = ()
     others: str = ""
+    identity: str = ""
+    words: str = ""
+    where: str = ""
+    seeds: tuple[int, ...] = ()
+    looks: str = ""
+
+    @property
+    def follows(self) -> str:
+        """From what it follows, in words; "" where from nothing."""
+        return ", ".join(filter(None, [*self.theorems, self.identity]))
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the package asks it, and no source claims it."""
+        return self.source.startswith(OURS)
+
+    def other_seeds(self, evidence: Evidence) -> list[str]:
+        """Return the sweeps, in words, whose tables have another number of seeds than was fixed with the rule."""
+        tables = {self.sweep: evidence, **evidence.beside}
+        counts = {name: int(one.table["seed"].nunique()) for name, one in tables.items()}
+        fixed = dict(zip(self.sweeps, self.seeds, strict=False))
+        return [
+            f"{name}: {count} seeds where {fixed[name]} were fixed with the rule"
+            for name, count in counts.items()
+            if name in fixed and count != fixed[name]
+        ]
 
     @property
     def sweeps(self) -> tuple[str, ...]:
@@ -56,12 +88,13 @@ class Claim:
         words = f"{finding.verdict}" + f" ({finding.words})" * bool(finding.words)
         if self.others:
             return replace(finding, verdict=ClaimVerdict.not_tested, words=f"{self.others}; at this scale: {words}")
-        if self.theorems and finding.verdict in (
+        if self.follows and finding.verdict in (
             ClaimVerdict.holds,
             ClaimVerdict.holds_only_if,
+            ClaimVerdict.within,
             ClaimVerdict.undecided,
         ):
-            said = f"{', '.join(self.theorems)}; measured: {words}"
+            said = f"{self.follows}; measured: {words}"
             return replace(finding, verdict=ClaimVerdict.theorem, words=said)
         return finding
 
@@ -72,15 +105,23 @@ def claim(
     """Make a rule the claim that it decides; the figure has the name of the sweep unless told.
 
     The rule's docstring begins with 'Claim: ' and the statement; its second paragraph is the rule in words. `told` are
-    further fields of the claim: `there`, `here`, `theorems`, `others`.
+    further fields of the claim: `there`, `here`, `theorems`, `others`; those of records.toml are added.
     """
 
     def made(rule: Callable[[Evidence], Finding]) -> Claim:
         said, words = (" ".join(one.split()) for one in [*(rule.__doc__ or "").split("\n\n"), ""][:2])
         statement = said.removeprefix("Claim: ").removesuffix(".")
-        return Claim(name, source, statement, sweep, figure or sweep, rule, words, beside, **told)
+        fields: dict[str, Any] = {**told, **_records().get(name, {})}
+        return Claim(name, source, statement, sweep, figure or sweep, rule, words, beside, **fields)
 
     return made
+
+
+@cache
+def _records() -> dict[str, dict[str, Any]]:
+    """Return what records.toml says of each claim."""
+    said = tomllib.loads(Path(__file__).with_name("records.toml").read_text(encoding="utf-8"))
+    return {name: {**fields, "seeds": tuple(fields["seeds"])} for name, fields in said.items()}
 
 
 def diagonal(rows: pd.DataFrame) -> pd.DataFrame:

@@ -102,13 +102,13 @@ def coupling(evidence: Evidence) -> judges.Finding:
     The coupling of two weights is ||H(a, b)||_F / sqrt(||H(a, a)||_F ||H(b, b)||_F). The effect is the ratio of the
     mean coupling across (an attention weight with a feed-forward weight) to that within the two groups (pairs of
     different weights), seed by seed. At a sigma (and step, where there are several) the claim holds when the interval
-    of the ratio is below 1/2, and does not when it is above.
+    of the ratio is below 1/2, by less than asked between that and 1, and does not when it is above.
     """
     ratios = {place: _across_over_within(rows) for place, rows in _at_places(norms(evidence))}
     samples = {place: one for place, one in ratios.items() if len(one)}
     if not samples:
         return judges.missing("norms of every pair of attention and feed-forward weights")
-    return judges.by_conditions(judges.each(samples, partial(judges.stays_below, most=MOST_RATIO)), note="")
+    return judges.by_conditions(judges.each(samples, partial(judges.stays_below, most=MOST_RATIO, nothing=1.0)))
 
 
 @claim(
@@ -120,7 +120,7 @@ def coupling_trained(evidence: Evidence) -> judges.Finding:
     """Claim: attention and feed-forward curvature are relatively independent, after a training too.
 
     The effect and its rule are those of block-independence, at the last step of the training: it holds when the
-    interval of the ratio is below 1/2, and does not when it is above.
+    interval of the ratio is below 1/2, by less than asked between that and 1, and does not when it is above.
     """
     return coupling.rule(evidence.at_step(-1))
 

@@ -1,0 +1,207 @@
+"""Judge every claim from tables in which nothing is there, and count how often its rule holds all the same.
+
+    python scripts/claim_nulls.py FOLDER               # measure the miniature sweeps in FOLDER, then print the shares
+    python scripts/claim_nulls.py FOLDER --tables 200  # so many null tables for every rule (200)
+    python scripts/claim_nulls.py FOLDER --write       # and put the shares between their marks on docs/claims.md
+
+A null table is one that `hessfig run` wrote (every variant, block, part, quantity and place as in the claim's own sweep
+at miniature size), repeated for the number of seeds of the record, with other values: `constant` (the same for all, 5 %
+noise), `noise` (independent draws, a factor of e), `trend` (one power of sigma, k or the step for all, noise), `apart`
+(a power for each block) and `factor` (a power that the rule divides out). Which of them are nulls of a claim is in
+NULLS.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from claims_page import PAGE
+from numpy.typing import NDArray
+from toy_sweeps import toy
+
+from hessfig.analysis.arrays import StoredHessian
+from hessfig.analysis.axis import with_settings
+from hessfig.analysis.claims.judges import PASSING, ClaimVerdict
+from hessfig.analysis.claims.ledger import claims
+from hessfig.analysis.claims.rule import Claim, Evidence, evidence_in
+from hessfig.analysis.presented import between_marks, markdown_table
+from hessfig.analysis.stored_spectra import Density, Spectrum
+from hessfig.record import TABLE
+
+COMMAND = "python scripts/claim_nulls.py FOLDER --write"
+HELD = {*PASSING[:2], ClaimVerdict.holds_only_if}
+EVERY = ("constant", "noise", "trend")
+# What is equal, or no larger than something, is so where nothing is there: other tables are the nulls of such claims.
+NULLS: dict[str, tuple[str, ...]] = {
+    "heterogeneity-removed": ("apart",),
+    "single-matrix": ("absent",),
+    "dispersed": ("factor",),
+    "landscape-rate": (),  # an identity: it cannot fail
+}
+LEVELS = {"constant": 0.05, "noise": 1.0, "trend": 0.1, "apart": 0.1, "absent": 0.1, "factor": 0.1}
+FIXED = ("num_parameters",)
+SHARES = ("share_negative", "zero_share", "accuracy")
+SIGMAS = {"grid.values": "[0.02,0.05,0.1,1.0,2.0,5.0]"}
+STEPS = {
+    **{"state.step": "[0,1,3,10,30,100]", "training.steps": 100, "training.evaluation_size": 8},
+    **{"training.warmup": 1, "training.batch_size": 4},
+}
+Values = NDArray[np.float64]
+
+
+def main() -> None:
+    """Measure what is missing, then print or write the shares."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--tables", type=int, default=200)
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--only", nargs="*")
+    options = parser.parse_args()
+    chosen = [one for one in claims().values() if not options.only or one.id in options.only]
+    for sweep in dict.fromkeys(sweep for one in chosen for sweep in one.sweeps):
+        if not (options.folder / sweep / TABLE).is_file():
+            print(f"{sweep}: {measured(sweep, options.folder)}", flush=True)
+    rows = []
+    for one in chosen:
+        rows.append(row_of(one, evidence_of(one, options.folder), options.tables))
+        print(" | ".join(rows[-1]), flush=True)
+    if options.write:
+        heads = ("claim", "null tables", "held", "share")
+        text = "\n".join([*markdown_table(heads, rows), ""])
+        PAGE.write_text(between_marks(PAGE.read_text(), "nulls", text, COMMAND))
+
+
+def measured(sweep: str, outputs: Path) -> object:
+    """Run a sweep of the ledger at miniature size; return the exit code."""
+    from hessfig.cli.main import main as hessfig
+
+    words = [f"{key}={value}" for key, value in miniature(sweep).items()]
+    try:
+        hessfig(["run", f"sweep={sweep}", f"output_dir={outputs}", "workers=1", *words])
+    except SystemExit as ended:
+        return ended.code
+    return 0
+
+
+def miniature(sweep: str) -> dict[str, object]:
+    """Return the settings of a sweep of seconds in which its rules find their numbers."""
+    settings = toy(sweep)
+    if "state.step" in settings:
+        settings |= STEPS
+    elif "task.digits" in settings:
+        settings |= SIGMAS
+    return settings
+
+
+def evidence_of(claim: Claim, outputs: Path) -> Evidence:
+    """Return the evidence of a claim in a folder of sweeps."""
+    beside = {sweep: evidence_in(outputs / sweep) for sweep in claim.beside}
+    return replace(evidence_in(outputs / claim.sweep), beside=beside)
+
+
+def row_of(claim: Claim, evidence: Evidence, tables: int) -> tuple[str, ...]:
+    """Return a claim's id, its null tables, how many of them its rule held on, and their share."""
+    kinds = NULLS.get(claim.id, EVERY)
+    if not kinds:
+        return claim.id, "none: an identity", "", ""
+    held = sum(held_on(claim, evidence, kinds[draw % len(kinds)], draw) for draw in range(tables))
+    return claim.id, f"{tables} ({', '.join(kinds)})", str(held), f"{100 * held / tables:.1f} %"
+
+
+def held_on(claim: Claim, evidence: Evidence, kind: str, draw: int) -> bool:
+    """Return whether a rule holds, under some condition at least, on one null table."""
+    return claim.rule(null_of(claim, evidence, kind, draw)).verdict in HELD
+
+
+def null_of(claim: Claim, evidence: Evidence, kind: str, draw: int) -> Evidence:
+    """Return the evidence of a claim with values in which nothing is there."""
+    random = np.random.default_rng([draw, *map(ord, claim.id + kind)])
+    power = float(random.uniform(1.0, 4.0))
+    found = {
+        sweep: _without_effect(one, kind, power, seeds, random)
+        for (sweep, one), seeds in zip({claim.sweep: evidence, **evidence.beside}.items(), claim.seeds, strict=True)
+    }
+    return replace(found.pop(claim.sweep), beside=found)
+
+
+def _without_effect(evidence: Evidence, kind: str, power: float, seeds: int, random: np.random.Generator) -> Evidence:
+    table = pd.concat(
+        [one.assign(seed=seed) for seed in range(seeds) for one in [_of_one_seed(evidence.table)]], ignore_index=True
+    )
+    values = table.assign(value=_values(table, kind, power, random), status="ok")
+    return replace(
+        evidence,
+        table=values,
+        spectra=lambda wanted: [
+            one for one in _repeated(evidence.spectra(lambda place: True), seeds, random) if wanted(one.place)
+        ],
+        hessians=lambda: _hessians(evidence.hessians(), seeds, random),
+    )
+
+
+def _of_one_seed(table: pd.DataFrame) -> pd.DataFrame:
+    return table[table["seed"] == table["seed"].min()]
+
+
+def _values(table: pd.DataFrame, kind: str, power: float, random: np.random.Generator) -> Values:
+    """Return values of a kind of null for every row; signs, shares and counts stay what they are."""
+    x = _places(table) ** (0.0 if kind in ("constant", "noise") else 1.0)
+    powers: Values = np.full(len(table), power)
+    if kind == "apart":
+        groups = table.groupby(["row", "col", "variant"], dropna=False).ngroup().to_numpy()
+        powers = random.uniform(1.0, 4.0, groups.max() + 1)[groups]
+    sizes = x**powers * np.exp(LEVELS[kind] * random.normal(size=len(table))) * _common(table, random)
+    if kind == "factor":
+        sizes /= np.where(table["row"] == "W_Q", _temperatures(table) ** 2, 1.0)
+    if kind == "absent":
+        sizes = np.where(table["part"].isin(["H_f", "H_fT"]), 1e-6 * sizes, sizes)
+    old = table["value"].to_numpy(float)
+    bounded = np.clip(0.5 + 0.02 * np.log(sizes), 0.0, 1.0)
+    found = np.where(table["quantity"].isin(SHARES), bounded, np.where(old < 0, -sizes, sizes))
+    return np.where(table["quantity"].isin(FIXED), old, found)
+
+
+def _places(table: pd.DataFrame) -> Values:
+    """Return sigma, k or the step of every row, whatever the table is along."""
+    index = table["index"].where(table["index"] > 1, np.nan)
+    along = index.where(table["quantity"].str.contains("landscape|stationarity|subset"), np.nan)
+    steps = table["step"] + 1
+    return along.fillna(steps).fillna(table["sigma"]).fillna(1.0).to_numpy(float)
+
+
+def _temperatures(table: pd.DataFrame) -> Values:
+    return pd.to_numeric(with_settings(table, "model.temperature", default="1")["model.temperature"]).to_numpy(float)
+
+
+def _common(table: pd.DataFrame, random: np.random.Generator) -> Values:
+    """Return a factor for each seed, as networks of one seed share weights."""
+    found: Values = np.exp(0.2 * random.normal(size=int(table["seed"].max()) + 1))[table["seed"].to_numpy(int)]
+    return found
+
+
+def _repeated(
+    found: Sequence[Spectrum | Density], seeds: int, random: np.random.Generator
+) -> Iterable[Spectrum | Density]:
+    """Yield spectra of the same sizes for every seed, all drawn from one normal law."""
+    first = min((one.place.seed for one in found), default=0)
+    for one in found:
+        if one.place.seed == first:
+            for seed in range(seeds):
+                yield Spectrum(replace(one.place, seed=seed), np.sort(random.normal(size=one.place.dim)))
+
+
+def _hessians(found: Iterable[StoredHessian], seeds: int, random: np.random.Generator) -> Iterable[StoredHessian]:
+    for one in found:
+        for seed in range(seeds):
+            yield replace(
+                one, seed=1000 * one.seed + seed, matrix=random.normal(size=one.matrix.shape).astype(np.float32)
+            )
+
+
+if __name__ == "__main__":
+    main()
