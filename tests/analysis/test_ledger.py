@@ -132,11 +132,11 @@ def test_a_verdict_of_before_stays_where_neither_rule_nor_sweep_changed(tmp_path
     write_softmax(tmp_path)
     ledger.write(judge(claims().values(), tmp_path, none), tmp_path)
     before = (
-        "| jacobian | 3 | [3, 3] | holds | of before | 20 | 1 |\n| phases | 1 | [0, 2] | holds | of before | 5 | 1 |"
+        "| jacobian | 3 | [3, 3] | holds | of before | 20 | 1 |\n| landscape-chance | 1 | [0, 2] | holds || 5 | 1 |"
     )
     found = claims_page.verdicts(tmp_path, before)
     assert "| jacobian | 3 | [3, 3] | holds | of before | 20 | 1 |" in found
-    assert "\n| phases |  |  | not run |" in found
+    assert "\n| landscape-chance |  |  | not run |" in found
 
 
 def test_the_record_fixes_the_seeds_that_the_sweeps_have_and_quotes_at_most_25_words() -> None:
@@ -187,7 +187,7 @@ def test_the_verb_judges_all_and_explains_one(cli: Cli, tmp_path: Path) -> None:
     answer = cli("claims")
     assert answer.code == 0, answer.err
     assert "written: outputs/claims.csv, outputs/claims.md" in answer.out
-    assert "hessfig run sweep=softmax &&" in " ".join(answer.out.split())
+    assert "hessfig run sweep=softmax && hessfig run sweep=mlp" in " ".join(answer.out.split())
     for name in ("claims.csv", "claims.md"):
         (tmp_path / "outputs" / name).unlink()
     one = cli("claims", "claim=softmax-heterogeneity")

@@ -263,7 +263,7 @@ def verdict_table(judged: Sequence[Judged]) -> Table:
         for one in judged
     ]
     scales, last = "scale in the source / scale here", "statement; note, or what to run"
-    heads = ("claim", "effect", INTERVAL, "verdict", scales, last)
+    heads = ("claim", "effect", "95 % jointly", "verdict", scales, last)
     return presented.terminal_table(heads, rows, wrapped=[scales, last], fold=True)
 
 

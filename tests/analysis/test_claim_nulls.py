@@ -1,0 +1,59 @@
+"""Rules on tables that `hessfig run` wrote: each finds its rows in its own sweeps, and holds on none without effect."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hessfig.analysis.claims.ledger import claims
+from hessfig.analysis.claims.rule import Claim, Evidence
+from hessfig.record import TABLE
+
+sys.path.append(str(Path(__file__).parents[2] / "scripts"))
+import claim_nulls
+
+# Claims whose sweeps are measured in seconds; those of the others take minutes together.
+QUICK = {"softmax-heterogeneity", "size-spectrum", "jacobian", "similar-tokens", "wide-key", "heterogeneity-removed"}
+EVERY = [pytest.param(one, id=one.id, marks=[] if one.id in QUICK else pytest.mark.slow) for one in claims().values()]
+TABLES = 12
+
+
+@pytest.fixture(scope="session")
+def miniatures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of miniature sweeps, measured when a claim first needs them."""
+    return tmp_path_factory.mktemp("miniatures")
+
+
+def measured(claim: Claim, folder: Path) -> Evidence:
+    for sweep in claim.sweeps:
+        if not (folder / sweep / TABLE).is_file():
+            assert claim_nulls.measured(sweep, folder) == 0, sweep
+    return claim_nulls.evidence_of(claim, folder)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("claim", EVERY)
+def test_a_rule_finds_its_rows_in_its_own_sweeps_and_holds_on_no_null(
+    claim: Claim, miniatures: Path, workers: None
+) -> None:
+    evidence = measured(claim, miniatures)
+    finding = claim.rule(evidence)
+    assert not finding.is_lacking or claim.id in claim_nulls.LACKING, finding.words
+    kinds = claim_nulls.NULLS.get(claim.id, claim_nulls.EVERY)
+    held = [claim_nulls.held_on(claim, evidence, kind, draw) for kind in kinds for draw in range(TABLES // len(kinds))]
+    assert sum(held) <= 2, held
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("claim", [one for one in EVERY if one.values[0].beside])
+def test_a_sweep_without_numbers_is_said_to_be_missing(claim: Claim, miniatures: Path, workers: None) -> None:
+    evidence = measured(claim, miniatures)
+    for sweep, one in evidence.beside.items():
+        empty = replace(one, table=one.table.iloc[:0], spectra=lambda wanted: [], hessians=tuple)
+        lacking = claim.rule(replace(evidence, beside={**evidence.beside, sweep: empty}))
+        assert lacking.is_lacking or sweep in claim_nulls.TOLD, f"{sweep}: {lacking.words}"
