@@ -238,7 +238,7 @@ class DrawnTerms:
 
     def leading(self) -> Values:
         """Return their limits, by the formulas."""
-        found = {}
+        found: dict[str, Tensor] = {}
         for name, coefficients in self.mixings.items():
             scores = autodiff.scores(self.point.X, self.point.weights)
             terms = softmax_terms(len(scores)) if coefficients is None else polynomial_terms(scores, coefficients)
@@ -310,7 +310,7 @@ def _cancelling_predictions(nets: dict[str, ScaledNetwork[Matrix]]) -> Values:
     alike = dict.fromkeys([key for key in usual if key[1:] != (V, V)], VANISHES)
     apart = dict.fromkeys([(Part.H_f, Q, Q), (Part.H_f, Q, K), (Part.H_f, K, K)], VANISHES)
     changes = {"mean zero": centred, "apart": apart}
-    found = {}
+    found: dict[str, Tensor] = {}
     for name in nets:
         mixing, _, which = name.partition(", ")
         left = usual | (changes.get(which) or (alike if mixing == "softmax" else {}))
