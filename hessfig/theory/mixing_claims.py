@@ -310,7 +310,7 @@ def _cancelling_predictions(nets: dict[str, ScaledNetwork[Matrix]]) -> Values:
     alike = dict.fromkeys([key for key in usual if key[1:] != (V, V)], VANISHES)
     apart = dict.fromkeys([(Part.H_f, Q, Q), (Part.H_f, Q, K), (Part.H_f, K, K)], VANISHES)
     changes = {"mean zero": centred, "apart": apart}
-    found: dict[str, Tensor] = {}
+    found: dict[str, float] = {}
     for name in nets:
         mixing, _, which = name.partition(", ")
         left = usual | (changes.get(which) or (alike if mixing == "softmax" else {}))
