@@ -314,7 +314,7 @@ def of_stand_ins(shift: float, noise: float, *, trend: float = 0.1) -> Evidence:
         ("heads-norm", tables.norms_of_heads(0.6, 0.2, 0.01), HOLDS),
         ("heads-norm", tables.norms_of_heads(0.49, 0.47, 0.003), SMALL),
         ("heads-norm", tables.norms_of_heads(0.69, 0.79, 0.01), NOT),
-        ("heads-norm", tables.norms_of_heads(0.6, 0.4, 0.3), OPEN),
+        ("heads-norm", tables.norms_of_heads(0.5, 0.45, 0.3), OPEN),
         ("single-matrix-share", tables.single(0.6, 0.3, 0.02), HOLDS),
         ("single-matrix-share", tables.single(0.33, 0.3, 0.005), SMALL),
         ("single-matrix-share", tables.single(0.3, 0.3, 0.02), NOT),
@@ -476,7 +476,7 @@ def test_a_claim_may_hold_at_one_sigma() -> None:
     finding = claim_of("temperature").rule(tables.at_scores(ends, 0.01))
     assert finding.verdict == ClaimVerdict.holds_only_if and finding.effect == pytest.approx(0.6, abs=0.03)
     assert re.match(r".*sigma = 1 \(.*sigma = 0.1: does not hold\)", finding.words)
-    assert re.search(r"sigma = 1: 1/2 at t = 1", finding.words)
+    assert re.search(r"sigma = 1: 1/2 at t = \d", finding.words)
 
 
 def test_a_limit_is_judged_only_where_the_temperature_reaches_it() -> None:
