@@ -106,7 +106,8 @@ def test_the_page_of_claims_is_written_from_the_records(tmp_path: Path) -> None:
     found = between_marks(
         text, "verdicts", claims_page.verdicts(tmp_path, "| jacobian | of before |"), claims_page.COMMAND
     )
-    assert "| softmax-heterogeneity | 3" in found and "| follows from a theorem | eq5, tab1; measured: holds (a gap of exponents) |" in found
+    said = "| follows from a theorem | eq5, tab1; measured: holds (a gap of exponents) |"
+    assert "| softmax-heterogeneity | 3" in found and said in found
     assert "\n| jacobian | of before |\n" in found
     with pytest.raises(ValueError, match="lacks the marks"):
         between_marks("no marks", "records", "", claims_page.COMMAND)
