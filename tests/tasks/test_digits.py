@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from hessfig.config import Data, DType, Loss, TaskConfig
+from hessfig.config.enums import Data, DType, Loss
+from hessfig.config.science import TaskConfig
 from hessfig.errors import UserError
 from hessfig.tasks.batch import draw_batch
 from hessfig.tasks.digits import number_of_training, pictures, split
