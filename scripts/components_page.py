@@ -93,7 +93,8 @@ def counted(path: Path) -> str:
             if row["predicted"] and row["slope"]:
                 off.setdefault(key, abs(float(row["slope"]) - float(row["predicted"])))
     near, most = sum(one <= NEAR for one in off.values()), max(off.values())
-    return f"\nOf {len(off)} predicted slopes {near} are within {NEAR} of the prediction; the largest deviation is {most:.2f}.\n"
+    found = f"Of {len(off)} predicted slopes {near} are within {NEAR} of the prediction"
+    return f"\n{found}; the largest deviation is {most:.2f}.\n"
 
 
 def name_of(variant: str) -> str:

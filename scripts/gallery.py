@@ -36,8 +36,8 @@ HEADS["gallery.md"] = """# Gallery
 The figures of the paper and of its claims, as `make figures` draws them at full size (20 values of sigma, 20 seeds,
 d_model 128, 64 sequences unless the title says otherwise) on 2 cores without a GPU. Each figure is shown once; where it
 has several pages, the overview is shown. `scripts/gallery.py` writes this page from the manifests of the sweeps, and
-takes the verdicts on claims from [claims.md](claims.md). How to read the figures: [figures.md](figures.md). Spectra, training, landscape
-and size: [gallery-follow-ups.md](gallery-follow-ups.md).
+takes the verdicts on claims from [claims.md](claims.md). [figures.md](figures.md) explains how to read the figures.
+Spectra, training, landscape and size are in [gallery-follow-ups.md](gallery-follow-ups.md).
 """
 HEADS["gallery-follow-ups.md"] = """# Gallery of follow-ups
 
