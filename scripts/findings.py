@@ -103,11 +103,11 @@ def survival(evidence: Evidence) -> str:
 def distances(evidence: Evidence) -> str:
     """JS^0 between the spectra of the blocks of H before and after a training, by network and kernel."""
     blocks = list(evidence.spectra(lambda place: place.part == "H" and place.row == place.col))
-    lines, heads = [], ("network", "kernel")
+    lines, heads = [], ["network", "kernel"]
     for name, kernel in KERNELS.items():
         rows = with_settings(pair_distances(blocks, kernel)[1], "model.kind")
         steps = [rows["step"].min(), rows["step"].max()]
-        heads = ("network", "kernel", *(f"step {step:g}" for step in steps))
+        heads = ["network", "kernel", *(f"step {step:g}" for step in steps)]
         for kind, one in rows.groupby("model.kind", sort=False):
             found = [student_interval(one[one["step"] == step]["average"]) for step in steps]
             lines.append((str(kind), name, *map(_interval, found)))
