@@ -198,7 +198,7 @@ VERBS = {
         ),
         Verb(
             name="predict",
-            about="print the powers of sigma with which blocks grow, and which vanish, by counting; nothing is measured",
+            about="print with which powers of sigma blocks grow, and which vanish, by counting; nothing is measured",
             examples=(
                 "hessfig predict model.attention=sigmoid blocks=all",
                 "hessfig predict sweep=components format=csv",
