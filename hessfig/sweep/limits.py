@@ -1,7 +1,5 @@
 """What no sweep can be: variants that are the same, more cells, bytes or years than there are; found before a plan."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from hessfig.config.enums import DType

@@ -1,7 +1,5 @@
 """What a run writes: the table, one row per measured number, and the manifest with settings, versions and hashes."""
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import io

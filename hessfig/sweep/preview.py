@@ -1,7 +1,5 @@
 """What a run would do, has done, and did: counts of cells, an estimate of time, a closing line."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 

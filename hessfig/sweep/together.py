@@ -1,7 +1,5 @@
 """One cell by all processes of torchrun: rank 0 plans, asks and stores, the others measure what it asks for."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """A variant of a sweep: its settings, and all that follows from them: weights, blocks, and what enters a cell's key."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
