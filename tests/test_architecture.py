@@ -38,7 +38,7 @@ LIGHT = (
     "hessfig.predictions.network_series",
 )
 # What plans and previews read of the measuring wing: names and sizes, never tensors.
-WITHOUT_TORCH = ("hessfig.sweep.plan", "hessfig.sweep.preview", "hessfig.sweep.runner", "hessfig.models.registry")
+WITHOUT_TORCH = ("hessfig.sweep.plan", "hessfig.sweep.preview", "hessfig.sweep.runner", "hessfig.models.protocol")
 DOORS = {
     "pytorch_optimizer": ("hessfig.states.training.step_rules",),
     "curvlinops": ("hessfig.curvature.curvlinops",),

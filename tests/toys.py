@@ -28,7 +28,7 @@ from hessfig.config import (
 )
 from hessfig.curvature.problem import Objective
 from hessfig.models.exact.exact_blocks import ExactEngine
-from hessfig.models.registry import kind
+from hessfig.models.protocol import kind
 from hessfig.states.initialised import build_network
 from hessfig.states.point import drawn
 from hessfig.terms import Part

@@ -22,8 +22,7 @@ from hessfig.curvature.double_backward import (
     gradients,
     of_second_order,
 )
-from hessfig.curvature.layered import Layered
-from hessfig.curvature.problem import Objective, Scalar, Suffix
+from hessfig.curvature.problem import Layered, Objective, Scalar, Suffix
 from hessfig.rng import one_thread
 from hessfig.terms import Part
 from hessfig.weights import SMALL

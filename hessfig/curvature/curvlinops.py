@@ -20,9 +20,8 @@ from hessfig.curvature.double_backward import (
     verified_or_fallback,
 )
 from hessfig.curvature.implicit_matrix import ImplicitMatrix
-from hessfig.curvature.layered import Headed, Layered
 from hessfig.curvature.losses import Linearised
-from hessfig.curvature.problem import Data, Objective, Suffix
+from hessfig.curvature.problem import Data, Headed, Layered, Objective, Suffix
 from hessfig.terms import PARTS, Part
 from hessfig.weights import Weight
 

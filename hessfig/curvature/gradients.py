@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from hessfig.curvature.double_backward import differentiable_twice, gradients
-from hessfig.curvature.layered import scored_outputs
 from hessfig.curvature.losses import check_even, per_sample
-from hessfig.curvature.problem import Batch, Objective
+from hessfig.curvature.problem import Batch, Objective, scored_outputs
 from hessfig.curvature.vocabulary_head import can_take
 from hessfig.errors import plain
 

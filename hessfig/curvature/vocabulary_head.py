@@ -15,9 +15,8 @@ from torch.nn import functional as F
 
 from hessfig.curvature.column import SPLIT, Products, Rows, SidedColumn, completed, to_multiply
 from hessfig.curvature.double_backward import differentiable_twice, gradients
-from hessfig.curvature.layered import Headed, unembedding_of
 from hessfig.curvature.losses import IGNORED, CrossEntropy
-from hessfig.curvature.problem import Objective
+from hessfig.curvature.problem import Headed, Objective, unembedding_of
 from hessfig.terms import Part
 
 CHUNK_BYTES = 2**26  # of one tensor of logits

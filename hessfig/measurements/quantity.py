@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hessfig.config import Config, DType, EstimatorConfig, Method, ModelConfig, SpectrumConfig
 from hessfig.errors import UserError, plain
-from hessfig.models.registry import kind
+from hessfig.models.protocol import kind
 from hessfig.record import Status
 from hessfig.terms import Block, Part
 from hessfig.weights import Layout

@@ -22,7 +22,7 @@ from hessfig.config import (
     with_defaults,
 )
 from hessfig.errors import UserError, did_you_mean, typed
-from hessfig.models.registry import kind
+from hessfig.models.protocol import kind
 from hessfig.terms import GATED, SMOOTH, Block, Group, Matrix, Part
 from hessfig.weights import Layout
 

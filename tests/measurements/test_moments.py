@@ -11,7 +11,7 @@ from torch.func import functional_call
 
 import hessfig
 from hessfig.config import MLP, Attention, Config, EstimatorConfig, Kind, Method, ModelConfig, Norm
-from hessfig.curvature.layered import scored_outputs
+from hessfig.curvature.problem import scored_outputs
 from hessfig.errors import UserError
 from hessfig.measurements.quantity import Row
 from hessfig.sweep.measure import draw_problem, measure

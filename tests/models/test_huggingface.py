@@ -20,7 +20,7 @@ import hessfig
 from hessfig.config import Config, EstimatorConfig, Method, ModelConfig, Products
 from hessfig.curvature.problem import Objective
 from hessfig.models.kinds.huggingface import _marks
-from hessfig.models.registry import kind
+from hessfig.models.protocol import kind
 from hessfig.models.routes import Engines
 from hessfig.states.point import drawn
 from hessfig.sweep.measure import measure

@@ -11,7 +11,7 @@ import pytest
 from hessfig.config import Config, Data, Kind, ModelConfig, TaskConfig
 from hessfig.errors import UserError
 from hessfig.models.kinds.python import find_factory
-from hessfig.models.registry import kind, kinds
+from hessfig.models.protocol import kind, kinds
 from hessfig.sweep.plan import Sweep
 from hessfig.sweep.runner import run_sweep
 from hessfig.sweep.variant import Variant

@@ -19,7 +19,7 @@ from hessfig.config import Config, ModelConfig, Products
 from hessfig.config.checks import check
 from hessfig.curvature.problem import Objective
 from hessfig.errors import UserError
-from hessfig.models.registry import kind
+from hessfig.models.protocol import kind
 from hessfig.models.routes import Engines
 from hessfig.models.stored.lens_network import HookedNetwork, shapes_of
 from hessfig.models.stored.lens_settings import sizes_of

@@ -13,7 +13,7 @@ from torch.func import functional_call
 
 from hessfig.config import Config, DType, ModelConfig, Norm, Optimiser, TaskConfig
 from hessfig.config.training_checks import check_training
-from hessfig.curvature.layered import scored_outputs
+from hessfig.curvature.problem import scored_outputs
 from hessfig.errors import UserError
 from hessfig.states.initialised import initialised
 from hessfig.states.training import loop

@@ -12,9 +12,8 @@ from torch import Generator, Tensor, nn
 from torch.func import functional_call
 
 from hessfig.curvature.double_backward import differentiable_twice, gradients
-from hessfig.curvature.layered import scored_outputs
 from hessfig.curvature.losses import CrossEntropy, divisor, output_gradient
-from hessfig.curvature.problem import Objective
+from hessfig.curvature.problem import Objective, scored_outputs
 from hessfig.errors import UserError
 from hessfig.weights import Weight
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from hessfig.config import Config, Curvature, Schedule, TrainingData, with_defaults
 from hessfig.config.keys import in_key
-from hessfig.models.registry import kind
+from hessfig.models.protocol import kind
 from hessfig.record import digest
 from hessfig.terms import RULE_SETTINGS
 
