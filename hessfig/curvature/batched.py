@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from hessfig.curvature.agreement import OUTPUTS
 from hessfig.curvature.column import SPLIT, Column, Products, Rows, SidedColumn, completed, to_multiply
 from hessfig.curvature.double_backward import (
     DoubleBackward,
@@ -26,6 +27,8 @@ from hessfig.curvature.problem import Layered, Objective, Scalar, Suffix
 from hessfig.rng import one_thread
 from hessfig.terms import Part
 from hessfig.weights import SMALL
+
+AT_ONCE = 256  # vectors that are pulled back together
 
 
 def is_small(network: nn.Module) -> bool:
@@ -136,6 +139,25 @@ def _pulled(values: Sequence[Tensor], vectors: Sequence[Float[Tensor, "k ..."]],
         found = torch.autograd.grad(kept, at, along, retain_graph=True, allow_unused=True, is_grads_batched=True)
     count = len(vectors[0])
     return [leaf.new_zeros(count, *leaf.shape) if one is None else one for leaf, one in zip(at, found, strict=True)]
+
+
+def pulled_back(outputs: Tensor, at: Sequence[Tensor], vectors: Float[Tensor, "k m"]) -> Float[Tensor, "k n"]:
+    """Return V d(outputs) / d(at), the vectors in batches of AT_ONCE; graphs are kept.
+
+    A random combination of them is pulled back once by itself: where the batches do not give the same (a LayerNorm
+    under vmap, see the traps in docs/accuracy.md), every vector is.
+    """
+
+    def together(some: Float[Tensor, "k m"]) -> Float[Tensor, "k n"]:
+        return torch.cat([one.flatten(1) for one in _pulled([outputs], [some.view(-1, *outputs.shape)], at)], dim=1)
+
+    def alone(one: Float[Tensor, " m"]) -> Float[Tensor, " n"]:
+        return torch.cat([piece.flatten() for piece in gradients(outputs, at, one.view(outputs.shape))])
+
+    found = torch.cat([together(some) for some in vectors.split(AT_ONCE)])
+    factors = torch.linspace(-1, 1, len(vectors)).to(vectors)
+    off = float((factors @ found - alone(factors @ vectors)).norm())
+    return found if off <= OUTPUTS.of(found.dtype) * float(found.norm()) else torch.stack([*map(alone, vectors)])
 
 
 class BatchedColumn(SidedColumn):

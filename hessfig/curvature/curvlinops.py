@@ -141,13 +141,10 @@ def _operator(
     return reduce(add, [share * of([one], num_data=size) for share, one, size in shared])
 
 
-def as_curvlinops(matrix: ImplicitMatrix, dtype: torch.dtype, *, is_symmetric: bool) -> PyTorchLinearOperator:
-    """Return a matrix that is known by its products as an operator of curvlinops on vectors of one tensor."""
-    return _OfMatrix(matrix, dtype, is_symmetric)
+class MatrixOperator(PyTorchLinearOperator):
+    """A matrix that is known by its products as an operator of curvlinops on vectors of one tensor."""
 
-
-class _OfMatrix(PyTorchLinearOperator):
-    def __init__(self, matrix: ImplicitMatrix, dtype: torch.dtype, is_symmetric: bool) -> None:
+    def __init__(self, matrix: ImplicitMatrix, dtype: torch.dtype, *, is_symmetric: bool) -> None:
         rows, columns = matrix.shape
         super().__init__([(columns,)], [(rows,)])
         self._matrix, self._real, self.SELF_ADJOINT = matrix, dtype, is_symmetric
@@ -159,4 +156,4 @@ class _OfMatrix(PyTorchLinearOperator):
         return [self._matrix @ X[0]]
 
     def _adjoint(self) -> PyTorchLinearOperator:
-        return _OfMatrix(self._matrix.T, self._real, self.SELF_ADJOINT)
+        return MatrixOperator(self._matrix.T, self._real, is_symmetric=self.SELF_ADJOINT)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -52,14 +52,15 @@ class LossGradient:
 
     def product(self, vector: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
         """Return H v, in the order of `flat`."""
-        leaves = list(self._at.values())
-        pieces = vector.split([leaf.numel() for leaf in leaves])
         with torch.enable_grad(), differentiable_twice():
-            along = torch.stack(
-                [slope.flatten() @ piece for slope, piece in zip(self._gradient, pieces, strict=True)]
-            ).sum()
-            found = gradients(along, leaves)
-        return torch.cat([piece.flatten() for piece in found])
+            return hessian_product(self._gradient, vector, list(self._at.values()))
+
+
+def hessian_product(slopes: Sequence[Tensor], vector: Float[Tensor, " n"], at: Sequence[Tensor]) -> Float[Tensor, " n"]:
+    """Return d/dw <g, v>, of a gradient g with a graph, one tensor per parameter in `at`."""
+    pieces = zip(slopes, vector.split([slope.numel() for slope in slopes]), strict=True)
+    along = torch.stack([slope.flatten() @ piece for slope, piece in pieces]).sum()
+    return torch.cat([piece.flatten() for piece in gradients(along, at)])
 
 
 class _Evaluated(nn.Module):

@@ -113,9 +113,9 @@ class ImplicitMatrix(ABC):
 
     def to_curvlinops(self) -> Any:
         """Return the matrix as an operator of curvlinops, for its estimators; vectors are one tensor."""
-        from hessfig.curvature.curvlinops import as_curvlinops
+        from hessfig.curvature.curvlinops import MatrixOperator
 
-        return as_curvlinops(self, self._real, is_symmetric=self.T is self)
+        return MatrixOperator(self, self._real, is_symmetric=self.T is self)
 
     def solve(
         self, b: Vectors, *, damping: float = 0.0, tolerance: float = 1e-8, preconditioner: ImplicitMatrix | None = None

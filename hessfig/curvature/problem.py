@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Generator, Tensor, nn
 from torch.func import functional_call
 
+from hessfig.curvature.agreement import OUTPUTS
 from hessfig.curvature.losses import output_gradient
 from hessfig.rng import row_major
 from hessfig.terms import Group, Part
@@ -76,7 +77,6 @@ def rademacher(
 
 
 SEQUENCES = 2
-_ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-3}
 
 
 class OtherNetwork(ArithmeticError):
@@ -96,7 +96,7 @@ def check_same(problem: Objective, outputs: Tensor, engine: str) -> None:
     finite = own.isfinite() & found.isfinite()
     off = float((own - found).abs()[finite].max()) if finite.any() else 0.0
     scale = float(own.abs()[finite].max()) if finite.any() else 0.0
-    if off > _ROUNDING.get(own.dtype, 1e-2) * scale:
+    if off > OUTPUTS.of(own.dtype) * scale:
         raise OtherNetwork(
             f"the network's outputs differ from those of the {engine} by {off / scale:.2g}: its forward pass is not "
             "the one the engine knows; estimator=hutchinson estimator.products=curvlinops differentiates it as it is"

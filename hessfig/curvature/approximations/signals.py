@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Generator, Tensor, nn
 from torch.func import functional_call
 
+from hessfig.curvature.agreement import LOSS
 from hessfig.curvature.double_backward import differentiable_twice, gradients
 from hessfig.curvature.losses import CrossEntropy, divisor, output_gradient
 from hessfig.curvature.problem import Objective, scored_outputs
@@ -18,7 +19,6 @@ from hessfig.errors import UserError
 from hessfig.weights import Weight
 
 MOST_BYTES = 2**31  # of all gradients of single samples, and of all vectors that are sent back through a linear map
-_ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-4}
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class OutputSide:
             return (roots.diag_embed() - chances[..., None] * roots[..., None, :]) / self.terms**0.5
         hessian = self._hessian()
         values, vectors = torch.linalg.eigh(hessian)
-        if float(values.min()) < -_ROUNDING.get(values.dtype, 1e-2) * float(values.abs().max()):
+        if float(values.min()) < -LOSS.of(values.dtype) * float(values.abs().max()):
             raise self._refusal("is not convex in the outputs")
         return vectors * values.clamp(min=0).sqrt()[..., None, :]
 
@@ -198,7 +198,7 @@ class OutputSide:
             (product,) = gradients((slope * factors).sum(), [leaf])
         found = torch.stack(rows, dim=-2)
         off = (found @ factors[..., None]).squeeze(-1) - product
-        if float(off.norm()) > _ROUNDING.get(found.dtype, 1e-2) * float(found.norm()) * factors.numel() ** 0.5:
+        if float(off.norm()) > LOSS.of(found.dtype) * float(found.norm()) * factors.numel() ** 0.5:
             raise self._refusal("couples positions, or its classes are not the last axis")
         return found.reshape(*self.outputs.shape, -1)
 

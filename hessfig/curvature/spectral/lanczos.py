@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol, runtime_checkable
@@ -11,13 +11,11 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
+from hessfig.curvature.agreement import SYMMETRY
 from hessfig.curvature.column import PROBES_AT_ONCE, SPLIT, Column, chunks
 from hessfig.rng import stream
 from hessfig.terms import Part
 
-# Of a sound operator's products, relative to their size: where the softmax saturates (linear attention, sigma 10),
-# H_o loses ten digits to cancellation and rounding reaches 1e-6. Operators that are wrong differ by per cents.
-ASYMMETRY = {torch.float64: 1e-5, torch.float32: 5e-3}
 _BESIDE = 1e-6  # what is as small as this compared with the other parts is rounding
 
 
@@ -67,7 +65,7 @@ class Square:
         A part that vanishes up to rounding (H_f of a linear map through automatic differentiation) is measured against
         the other parts: noise has no symmetry.
         """
-        allowed = ASYMMETRY.get(self.column.dtype, 5e-2)
+        allowed = SYMMETRY.of(self.column.dtype)
         if asymmetry <= allowed * size or asymmetry <= allowed * _BESIDE * self._size_of_parts:
             return
         raise ArithmeticError(
@@ -239,3 +237,25 @@ def advance(runs: Sequence[LanczosRun], operator: SymmetricOperator) -> bool:
     for (run, _), product in zip(going, products.T.contiguous(), strict=True):
         run.absorb(product, operator)
     return True
+
+
+_BREAKDOWN = 1e-8  # of a product: what is left outside the basis is rounding
+
+
+def largest_ritz(product: Callable[[Tensor], Tensor], start: Float[Tensor, " n"], products: int) -> float:
+    """Return the largest Ritz value of a symmetric operator after some products, in the type and place of `start`.
+
+    A look of a training at its curvature: its bits are part of the trajectory, so that it is not a LanczosRun, which
+    goes on in float64 on the CPU.
+    """
+    basis = (start / start.norm())[None]
+    images: list[Tensor] = []
+    for _ in range(min(products, len(start))):
+        images.append(product(basis[-1]))
+        rest = images[-1] - basis.T @ (basis @ images[-1])
+        rest = rest - basis.T @ (basis @ rest)
+        if float(rest.norm()) <= _BREAKDOWN * float(images[-1].norm()):
+            break
+        basis = torch.cat([basis, (rest / rest.norm())[None]])
+    small = (basis[: len(images)] @ torch.stack(images).T).double()
+    return float(torch.linalg.eigvalsh((small + small.T) / 2)[-1])
