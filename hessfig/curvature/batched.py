@@ -161,7 +161,28 @@ def pulled_back(outputs: Tensor, at: Sequence[Tensor], vectors: Float[Tensor, "k
 
 
 class BatchedColumn(SidedColumn):
-    """The blocks of a column of a SmallNetwork; those of curvlinops for a part whose batched products do not hold."""
+    """The blocks of a column of a SmallNetwork: H v = d/dw <g, v> and H_o v = J^T B J v, all vectors at once.
+
+    A part whose batched products do not agree with plain double backward is multiplied by ColumnOperator.
+
+    Parameters
+    ----------
+    network : SmallNetwork
+        The graphs, which all columns of a problem share.
+    problem, layer, col, rows
+        As in ColumnOperator.
+
+    Examples
+    --------
+    >>> import torch, hessfig
+    >>> from hessfig.curvature.batched import BatchedColumn, SmallNetwork
+    >>> rows = {name: (0, name) for name in ("weight", "bias")}
+    >>> problem = hessfig.Problem(torch.nn.Linear(3, 2), torch.eye(3), torch.tensor([0, 1, 1])).objective("float64")
+    >>> column = BatchedColumn(SmallNetwork(problem), problem, 0, "weight", rows)
+    >>> products = column.split_matmat(torch.ones(6, 1).double())
+    >>> sorted((row, str(part), tuple(one.shape)) for (row, part), one in products.items())
+    [('bias', 'H_f', (2, 1)), ('bias', 'H_o', (2, 1)), ('weight', 'H_f', (6, 1)), ('weight', 'H_o', (6, 1))]
+    """
 
     def __init__(self, network: SmallNetwork, problem: Objective, layer: int, col: str, rows: Rows) -> None:
         super().__init__(problem, layer, col, rows)

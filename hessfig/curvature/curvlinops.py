@@ -35,6 +35,25 @@ class ColumnOperator(SidedColumn):
     `col` gives every row. H_f is the Hessian of the loss linearised in the outputs (eq. 2), so H_o + H_f serves the
     full Hessian without a third product. An operator is made when its part is first needed, and verified then where no
     test of this package holds its products.
+
+    Parameters
+    ----------
+    problem : Objective
+        Whose Hessian it is.
+    layer, col
+        The weight or group of the column, 1-based (0: outside the layers).
+    rows : names in the same layer, or {key: (layer, name)}
+        Its blocks.
+
+    Examples
+    --------
+    >>> import torch, hessfig
+    >>> from hessfig.curvature import ColumnOperator
+    >>> problem = hessfig.Problem(torch.nn.Linear(3, 2), torch.eye(3), torch.tensor([0, 1, 1])).objective("float64")
+    >>> column = ColumnOperator(problem, 0, "weight", ["weight", "bias"])
+    >>> products = column.split_matmat(torch.ones(6, 1).double())
+    >>> sorted((row, str(part), tuple(one.shape)) for (row, part), one in products.items())
+    [('bias', 'H_f', (2, 1)), ('bias', 'H_o', (2, 1)), ('weight', 'H_f', (6, 1)), ('weight', 'H_o', (6, 1))]
     """
 
     def __init__(self, problem: Objective, layer: int, col: str, rows: Sequence[str] | Rows) -> None:

@@ -19,9 +19,24 @@ from hessfig.errors import plain
 
 
 class LossGradient:
-    """Loss, gradient and Hessian products of `problem` in every parameter, by the parameters' names.
+    """Loss, gradient g = dL/dw and Hessian products H v = d/dw <g, v> in every parameter, by the parameters' names.
 
     Plain double backward: one product costs about two gradients, and is right for every twice differentiable network.
+
+    Parameters
+    ----------
+    problem : Objective
+        The loss; its network is left as it is.
+
+    Examples
+    --------
+    >>> import torch, hessfig
+    >>> from hessfig.curvature import LossGradient
+    >>> network = torch.nn.Linear(3, 1)
+    >>> problem = hessfig.Problem(network, torch.eye(3), torch.zeros(3, 1), "mse").objective("float64")
+    >>> here = LossGradient(problem)
+    >>> list(here.gradient), [round(one, 4) for one in here.product(torch.tensor([1.0, 0, 0, 0]).double()).tolist()]
+    (['weight', 'bias'], [0.6667, 0.0, 0.0, 0.6667])
     """
 
     def __init__(self, problem: Objective) -> None:

@@ -35,6 +35,20 @@ class ImplicitMatrix(ABC):
         Type of the products.
     device : torch.device
         Where the products are computed.
+
+    Examples
+    --------
+    A matrix of one's own has `T` and `_multiplied`; all else follows:
+
+    >>> import torch
+    >>> from hessfig.curvature import ImplicitMatrix
+    >>> class Twice(ImplicitMatrix):
+    ...     T = property(lambda self: self)
+    ...     def _multiplied(self, vectors):
+    ...         return 2 * vectors
+    >>> matrix = Twice((3, 3), torch.float64, torch.device("cpu"))
+    >>> matrix.dense().diagonal().tolist(), matrix.solve(torch.ones(3)).x.tolist()
+    ([2.0, 2.0, 2.0], [0.5, 0.5, 0.5])
     """
 
     def __init__(self, shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> None:
@@ -176,7 +190,20 @@ class ImplicitMatrix(ABC):
 
 
 class Solution(NamedTuple):
-    """`x` solves a linear system up to `residual`, relative to the right-hand side: a number, or one per column."""
+    """What `solve` returns.
+
+    Attributes
+    ----------
+    x : tensor or array, (n,) or (n, k)
+        The solution of (A + damping I) x = b.
+    residual : float, or tensor (k,)
+        |b - (A + damping I) x| / |b|, of each column.
+
+    Examples
+    --------
+    >>> from hessfig.curvature import Solution
+    >>> x, residual = Solution([1.0], 0.0)
+    """
 
     x: Any
     residual: Any

@@ -68,9 +68,17 @@ def scored_outputs(network: nn.Module, inputs: Tensor, scored: slice, *, everywh
 def rademacher(
     dim: int, num_probes: int, *, generator: Generator, dtype: torch.dtype
 ) -> Float[Tensor, "dim num_probes"]:
-    """Return independent +1/-1 entries; the first probes do not depend on how many follow.
+    """Return independent +1/-1 entries, so that E v v^T = I; the first probes do not depend on how many follow.
 
     Drawn on the CPU whatever the device of the products, so that every device sees the same probes.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from hessfig.curvature import rademacher
+    >>> probes = rademacher(6, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    >>> tuple(probes.shape), bool((probes.abs() == 1).all())
+    ((6, 2), True)
     """
     bits = torch.randint(0, 2, (num_probes, dim), generator=generator)
     return (2 * bits - 1).T.to(dtype)
@@ -109,11 +117,28 @@ Scalar = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Batch:
-    """`inputs`: tokens (batch, length), Gaussian rows (batch, length, d_model) or pictures; `targets` fit the loss.
+    """Samples: what a network is given, and what its outputs are compared with.
 
-    `scored` are the positions whose outputs enter the loss (a picture has one, which gives its class). `weight` is what
-    the mean over this batch divides by, where that is not in proportion to its samples (losses.batch_weights).
     Inputs and targets are row-major in memory, however they were given.
+
+    Attributes
+    ----------
+    inputs : tensor, (batch, ...)
+        Tokens (batch, length), Gaussian rows (batch, length, d_model), pictures, or whatever the network takes.
+    targets : tensor
+        What fits the loss.
+    scored : slice
+        The positions whose outputs enter the loss (a picture has one, which gives its class).
+    weight : float, optional
+        What the mean over this batch divides by, where that is not in proportion to its samples (losses.batch_weights).
+
+    Examples
+    --------
+    >>> import torch
+    >>> from hessfig.curvature import Batch
+    >>> batch = Batch(torch.ones(4, 3), torch.zeros(4, dtype=torch.long), slice(None))
+    >>> batch.size, batch.cast(torch.float64).inputs.dtype
+    (4.0, torch.float64)
     """
 
     inputs: Tensor
@@ -148,9 +173,29 @@ class Batch:
 
 @dataclass(frozen=True)
 class Objective:
-    """Loss of `network` on `batch` (and on `more` batches, see `shares`), at its weights; `layout` names these.
+    """The loss L(w) = sum_k s_k l(f(w, x_k), y_k) of a network on batches k, at its weights.
 
-    `decay` / 2 |w|^2 is part of the loss, and `decay` times the identity of H and H_f (see weight_decay.py).
+    The shares s_k of means add up to 1; those of sums are 1. `decay` / 2 |w|^2 is added to the loss, and `decay` times
+    the identity to H and H_f (see column.DecayedColumn).
+
+    Attributes
+    ----------
+    network, loss : torch.nn.Module
+        f and l; l has a `reduction`, "mean" or "sum".
+    batch : Batch
+        The first batch; `more` has the others.
+    layout : hessfig.weights.Layout
+        The weights by name.
+    decay : float
+        Of the weights.
+
+    Examples
+    --------
+    >>> import torch, hessfig
+    >>> problem = hessfig.Problem(torch.nn.Linear(3, 2), torch.eye(3), torch.tensor([0, 1, 1]))
+    >>> objective = problem.objective("float64")
+    >>> [weight.name for weight in objective.layout.weights], objective.shares
+    (['weight', 'bias'], [1.0])
     """
 
     network: nn.Module

@@ -22,7 +22,8 @@ from hessfig.terms import Block
 class ApproximatedBlock(ImplicitMatrix):
     """The approximation called `name` of a diagonal block, symmetric, in float64 on the CPU.
 
-    docs/approximations.md defines each. `names`, `sizes`, `flatten` and `unflatten` are those of BlockOperator.
+    K-FAC, for one, is (sum g g^T) (x) (mean x x^T) of inputs x and vectors g sent back; docs/approximations.md defines
+    each. `names`, `sizes`, `flatten` and `unflatten` are those of BlockOperator.
 
     Examples
     --------

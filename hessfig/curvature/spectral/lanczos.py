@@ -39,7 +39,32 @@ class SymmetricOperator(Protocol):
 
 
 class Square:
-    """One part of a diagonal block: `column` holds the block under `row`. `rounding` is of its products' type."""
+    """One part A of a diagonal block, with products in float64 on the CPU: what the spectral methods take.
+
+    Parameters
+    ----------
+    column : Column
+        It holds the block under `row`.
+    row, part
+        The key of the block in the column's products.
+
+    Attributes
+    ----------
+    dim, products : int
+        Entries of its vectors, and how many products were made.
+    rounding : float
+        Relative, of its products' type.
+
+    Examples
+    --------
+    >>> import torch, hessfig
+    >>> from hessfig.curvature import ColumnOperator, Square
+    >>> from hessfig.terms import Part
+    >>> problem = hessfig.Problem(torch.nn.Linear(3, 2), torch.eye(3), torch.tensor([0, 1, 1])).objective("float64")
+    >>> square = Square(ColumnOperator(problem, 0, "weight", ["weight"]), "weight", Part.H)
+    >>> tuple(square.matmat(torch.ones(6, 2).double()).shape), square.products
+    ((6, 2), 2)
+    """
 
     def __init__(self, column: Column, row: Hashable, part: Part) -> None:
         self.column, self.row, self.part = column, row, part
@@ -98,7 +123,21 @@ class LanczosRun:
 
     `vector` is what is to be multiplied next; None when the run has ended. `steps` counts all its products, those
     before restarts too. With `fresh`, a generator, a run that breaks down goes on from a random vector until its basis
-    spans the whole space.
+    spans the whole space. After j steps A Q = Q T + r e_j^T, with an orthonormal basis Q (n, j) and the projection
+    T = Q^T A Q, whose eigenvalues are the Ritz values.
+
+    Examples
+    --------
+    >>> import torch, hessfig
+    >>> from hessfig.curvature import ColumnOperator, LanczosRun, Square
+    >>> from hessfig.terms import Part
+    >>> problem = hessfig.Problem(torch.nn.Linear(3, 2), torch.eye(3), torch.tensor([0, 1, 1])).objective("float64")
+    >>> square = Square(ColumnOperator(problem, 0, "weight", ["weight"]), "weight", Part.H)
+    >>> run = LanczosRun(torch.ones(6).double(), 2)
+    >>> while run.vector is not None and run.length < run.size:
+    ...     run.absorb(square.matmat(run.vector[:, None])[:, 0], square)
+    >>> len(run.ritz().values) == run.length
+    True
     """
 
     def __init__(
