@@ -47,7 +47,7 @@ class LossGradient:
         self._at = {name: parameter.detach().clone().requires_grad_() for name, parameter in held}
         with torch.enable_grad(), differentiable_twice():
             inside = {f"network.{name}": leaf for name, leaf in self._at.items()}
-            self._loss = functional_call(_Evaluated(problem.network, loss_in), inside, ())
+            self._loss = functional_call(Evaluated(problem.network, loss_in), inside, ())
             self._gradient = gradients(self._loss, list(self._at.values()), create_graph=True)
 
     @property
@@ -78,7 +78,7 @@ def hessian_product(slopes: Sequence[Tensor], vector: Float[Tensor, " n"], at: S
     return torch.cat([piece.flatten() for piece in gradients(along, at)])
 
 
-class _Evaluated(nn.Module):
+class Evaluated(nn.Module):
     """A function of a network as a module, so that functional_call reaches the network's parameters."""
 
     def __init__(self, network: nn.Module, function: Callable[..., Tensor]) -> None:
@@ -145,7 +145,7 @@ class Samples:
         def losses_in(network: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
             return per_sample(problem.loss, scored_outputs(network, inputs, problem.batch.scored), targets)
 
-        self._body, self._batch, self.count = _Evaluated(problem.network, losses_in), problem.batch, count
+        self._body, self._batch, self.count = Evaluated(problem.network, losses_in), problem.batch, count
         self._device = problem.batch.inputs.device
         self.at = {name: one.detach() for name, one in problem.network.named_parameters()}
 

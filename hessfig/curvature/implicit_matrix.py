@@ -164,15 +164,28 @@ class ImplicitMatrix(ABC):
                 remedy="scipy.sparse.linalg.lsmr(operator.to_scipy(), b)",
             )
         if isinstance(b, np.ndarray):
-            x, residual = self.solve(
-                torch.from_numpy(np.ascontiguousarray(b, dtype=self.dtype)),
-                damping=damping,
-                tolerance=tolerance,
-                preconditioner=preconditioner,
-            )
+            given = torch.from_numpy(np.ascontiguousarray(b, dtype=self.dtype))
+            x, residual = self.solve(given, damping=damping, tolerance=tolerance, preconditioner=preconditioner)
             return Solution(x.cpu().numpy(), residual)
         self._check(b)
-        return _solved(self, b, damping=damping, tolerance=tolerance, preconditioner=preconditioner)
+        x, residuals = self._solved(b.detach().reshape(len(b), -1), damping, tolerance, preconditioner)
+        return Solution(x.reshape(b.shape), float(residuals[0]) if b.ndim == 1 else residuals)
+
+    def _solved(
+        self, b: Float[Tensor, "n k"], damping: float, tolerance: float, preconditioner: ImplicitMatrix | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return x and the relative residuals of (A + damping I) x = b, column by column."""
+        _check(damping, tolerance)
+        system = _Damped(self, damping, _inverse_of(preconditioner, damping, self.shape[0]))
+        pairs = [system.solved(column, tolerance) for column in b.double().cpu().numpy().T]
+        x = torch.from_numpy(np.stack([x for x, _ in pairs], axis=1)).to(b.device, b.dtype)
+        residuals = torch.tensor([residual for _, residual in pairs], dtype=torch.float64)
+        if not bool((residuals <= tolerance).all()):
+            message = (
+                f"solve: the relative residual {float(residuals.max()):.2g} is above the tolerance {tolerance:.2g}"
+            )
+            warnings.warn(f"{message}; damping=... or a preconditioner helps", RuntimeWarning, stacklevel=3)
+        return x, residuals
 
     def _check(self, x: Any) -> None:
         if not isinstance(x, Tensor) or x.ndim not in (1, 2) or x.shape[0] != self.shape[1]:
@@ -212,22 +225,6 @@ class Solution(NamedTuple):
 _LEAST_DAMPING = 1e-6  # of a preconditioner, relative to its scale
 _ROUNDS, _STEPS = 5, 2  # restarts from the true residual, each with at most _STEPS n products
 _PROGRESS = 0.9  # a restart that leaves more of the residual than this ends the search
-
-
-def _solved(
-    matrix: ImplicitMatrix, b: Tensor, *, damping: float, tolerance: float, preconditioner: ImplicitMatrix | None
-) -> Solution:
-    """Return x and the relative residuals of (A + damping I) x = b; see ImplicitMatrix.solve."""
-    _check(damping, tolerance)
-    system = _Damped(matrix, damping, _inverse_of(preconditioner, damping, matrix.shape[0]))
-    columns = b.detach().double().cpu().numpy().reshape(matrix.shape[0], -1)
-    pairs = [system.solved(column, tolerance) for column in columns.T]
-    x = torch.from_numpy(np.stack([x for x, _ in pairs], axis=1)).to(b.device, b.dtype)
-    residuals = torch.tensor([residual for _, residual in pairs], dtype=torch.float64)
-    if not bool((residuals <= tolerance).all()):
-        message = f"solve: the relative residual {float(residuals.max()):.2g} is above the tolerance {tolerance:.2g}"
-        warnings.warn(f"{message}; damping=... or a preconditioner helps", RuntimeWarning, stacklevel=3)
-    return Solution(x.reshape(b.shape), float(residuals[0]) if b.ndim == 1 else residuals)
 
 
 def _check(damping: float, tolerance: float) -> None:

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from functools import singledispatch
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from hessfig.curvature.approximations.matrices import Basis, Diagonal, KroneckerSum, LowRank, Product, Rotated
 from hessfig.curvature.block_operator import Entries
-from hessfig.curvature.implicit_matrix import ImplicitMatrix, Solution, Vectors
+from hessfig.curvature.implicit_matrix import ImplicitMatrix
 from hessfig.errors import UserError
 from hessfig.terms import Block
 
@@ -23,7 +22,7 @@ class ApproximatedBlock(ImplicitMatrix):
     """The approximation called `name` of a diagonal block, symmetric, in float64 on the CPU.
 
     K-FAC, for one, is (sum g g^T) (x) (mean x x^T) of inputs x and vectors g sent back; docs/approximations.md defines
-    each. `names`, `sizes`, `flatten` and `unflatten` are those of BlockOperator.
+    each. `solve` needs no preconditioner. `names`, `sizes`, `flatten` and `unflatten` are those of BlockOperator.
 
     Examples
     --------
@@ -50,23 +49,14 @@ class ApproximatedBlock(ImplicitMatrix):
         """Itself: it is symmetric."""
         return self
 
-    def solve(
-        self, b: Vectors, *, damping: float = 0.0, tolerance: float = 1e-8, preconditioner: ImplicitMatrix | None = None
-    ) -> Solution:
-        """Solve (A + damping I) x = b through the eigenvalues of A; see ImplicitMatrix.solve.
-
-        A preconditioner is not needed, and `tolerance` is met up to rounding. Raises UserError where A + damping I is
-        singular.
-        """
-        if isinstance(b, np.ndarray):
-            x, residual = self.solve(torch.from_numpy(np.ascontiguousarray(b, dtype=self.dtype)), damping=damping)
-            return Solution(x.numpy(), residual)
-        self._check(b)
-        columns = b.detach().to(self.device, torch.float64).reshape(len(b), -1)
+    def _solved(
+        self, b: Float[Tensor, "n k"], damping: float, tolerance: float, preconditioner: ImplicitMatrix | None
+    ) -> tuple[Tensor, Tensor]:
+        """Solve through the eigenvalues of A, up to rounding; raise UserError where A + damping I is singular."""
+        columns = b.to(self.device, torch.float64)
         x = self._function(lambda values: self._inverted(values, damping)).matmat(columns)
         left = columns - self._product.matmat(x) - damping * x
-        residuals = left.norm(dim=0) / columns.norm(dim=0)
-        return Solution(x.reshape(b.shape), float(residuals[0]) if b.ndim == 1 else residuals)
+        return x, left.norm(dim=0) / columns.norm(dim=0)
 
     def inverse(self, damping: float, *, least: float) -> ApproximatedBlock:
         """Return (|A| + damping I)^-1, with a damping of at least `least` times the size of A."""

@@ -13,6 +13,7 @@ from torch.func import functional_call
 
 from hessfig.curvature.agreement import LOSS
 from hessfig.curvature.double_backward import differentiable_twice, gradients
+from hessfig.curvature.gradients import Evaluated
 from hessfig.curvature.losses import CrossEntropy, divisor, output_gradient
 from hessfig.curvature.problem import Objective, scored_outputs
 from hessfig.errors import UserError
@@ -38,18 +39,6 @@ class Signals:
             yield vectors.mT @ self.inputs
 
 
-class _Evaluated(nn.Module):
-    """A network's scored outputs, as a module of which parameters can be exchanged."""
-
-    def __init__(self, problem: Objective) -> None:
-        super().__init__()
-        self.network, self.scored = problem.network, problem.batch.scored
-
-    def forward(self, inputs: Tensor, *, everywhere: bool = False) -> Float[Tensor, "batch positions width"]:
-        outputs = scored_outputs(self.network, inputs, self.scored, everywhere=everywhere)
-        return outputs.reshape(len(outputs), -1, outputs.shape[-1])
-
-
 class OutputSide:
     """A problem's loss as a function of its outputs: gradients there, and roots of its Hessian."""
 
@@ -61,7 +50,7 @@ class OutputSide:
                 allowed="one batch",
                 remedy="give all samples as one batch, or measure approximation.names=[diagonal,kfoc,kronecker_sum]",
             )
-        self.problem, self.body = problem, _Evaluated(problem)
+        self.problem, self.body = problem, Evaluated(problem.network, self._by_position)
         self._called: set[nn.Module] = set()
         linear = [module for module in problem.network.modules() if isinstance(module, nn.Linear)]
         handles = [module.register_forward_hook(lambda called, *_: self._called.add(called)) for module in linear]
@@ -72,6 +61,12 @@ class OutputSide:
             for handle in handles:
                 handle.remove()
         self.outputs = self.raw.reshape(len(self.raw), -1, self.raw.shape[-1])
+
+    def _by_position(
+        self, network: nn.Module, inputs: Tensor, *, everywhere: bool = False
+    ) -> Float[Tensor, "batch positions width"]:
+        outputs = scored_outputs(network, inputs, self.problem.batch.scored, everywhere=everywhere)
+        return outputs.reshape(len(outputs), -1, outputs.shape[-1])
 
     @property
     def slopes(self) -> Float[Tensor, "batch positions width"]:
@@ -157,7 +152,7 @@ class OutputSide:
         handle = module.register_forward_hook(partial(_seen, inputs, leaves))
         try:
             with torch.enable_grad(), differentiable_twice():
-                outputs = self.body(self.problem.batch.inputs, everywhere=True)
+                outputs = self._by_position(self.problem.network, self.problem.batch.inputs, everywhere=True)
                 _, positions, width = outputs.shape
                 entries = positions * width * sum(leaf.numel() * leaf.element_size() for leaf in leaves)
                 _check_bytes(entries, f"what is sent back through {weight.parameter}")
