@@ -13,7 +13,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hessfig.curvature.agreement import OUTPUTS
 from hessfig.curvature.column import SPLIT, Column, Products, Rows, SidedColumn, completed, to_multiply
 from hessfig.curvature.double_backward import (
     DoubleBackward,
@@ -24,6 +23,7 @@ from hessfig.curvature.double_backward import (
     of_second_order,
 )
 from hessfig.curvature.problem import Layered, Objective, Scalar, Suffix
+from hessfig.curvature.rounding import OUTPUTS
 from hessfig.rng import one_thread
 from hessfig.terms import Part
 from hessfig.weights import SMALL

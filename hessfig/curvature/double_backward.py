@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from hessfig.curvature.agreement import PRODUCTS
 from hessfig.curvature.problem import Scalar, Suffix
+from hessfig.curvature.rounding import PRODUCTS
 from hessfig.errors import UserError, plain
 from hessfig.rng import stream
 from hessfig.terms import Part

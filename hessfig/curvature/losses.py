@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import Module
 from torch.nn import functional as F
 
-from hessfig.curvature.agreement import LOSS
+from hessfig.curvature.rounding import LOSS
 from hessfig.errors import UserError
 
 

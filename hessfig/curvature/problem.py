@@ -13,8 +13,8 @@ from jaxtyping import Float
 from torch import Generator, Tensor, nn
 from torch.func import functional_call
 
-from hessfig.curvature.agreement import OUTPUTS
 from hessfig.curvature.losses import output_gradient
+from hessfig.curvature.rounding import OUTPUTS
 from hessfig.rng import row_major
 from hessfig.terms import Group, Part
 from hessfig.weights import Layout, Weight

@@ -11,11 +11,11 @@ from jaxtyping import Float
 from torch import Generator, Tensor, nn
 from torch.func import functional_call
 
-from hessfig.curvature.agreement import LOSS
 from hessfig.curvature.double_backward import differentiable_twice, gradients
 from hessfig.curvature.gradients import Evaluated
 from hessfig.curvature.losses import CrossEntropy, divisor, output_gradient
 from hessfig.curvature.problem import Objective, scored_outputs
+from hessfig.curvature.rounding import LOSS
 from hessfig.errors import UserError
 from hessfig.weights import Weight
 

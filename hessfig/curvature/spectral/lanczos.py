@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-from hessfig.curvature.agreement import SYMMETRY
 from hessfig.curvature.column import PROBES_AT_ONCE, SPLIT, Column, chunks
+from hessfig.curvature.rounding import SYMMETRY
 from hessfig.rng import stream
 from hessfig.terms import Part
 

@@ -23,9 +23,9 @@ from transformers.activations import ACT2FN
 
 from hessfig.config.enums import Data
 from hessfig.config.schema import Config
-from hessfig.curvature.agreement import OUTPUTS
 from hessfig.curvature.losses import CrossEntropy
 from hessfig.curvature.problem import Objective
+from hessfig.curvature.rounding import OUTPUTS
 from hessfig.errors import UserError, first_few
 from hessfig.files import check_pin
 from hessfig.models.stored import model_folder
