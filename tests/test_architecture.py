@@ -461,7 +461,6 @@ def test_bare_names_in_docstrings_are_there() -> None:
 def test_a_bare_name_of_nothing_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(globals(), "ROOT", tmp_path)
     path = tmp_path / "planted.py"
-    path.write_text(
-        '"""As bootstrap.fit_slope has it, and fit.no_slope; fit.fit_slope, table.csv and model.norm stand.\n\n    >>> made.here\n"""\n'
-    )
+    text = "As bootstrap.fit_slope has it, and fit.no_slope; fit.fit_slope, table.csv and model.norm stand."
+    path.write_text(f'"""{text}\n\n    >>> made.here\n"""\n')
     assert stale_names(path) == ["planted: bootstrap.fit_slope", "planted: fit.no_slope"]
