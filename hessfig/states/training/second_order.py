@@ -11,11 +11,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hessfig.config import Optimiser
 from hessfig.curvature.approximations.matrices import kronecker_factors
 from hessfig.curvature.batched import pulled_back
 from hessfig.curvature.double_backward import gradients
 from hessfig.curvature.problem import Batch, scored_outputs
+from hessfig.terms import Optimiser
 
 Slopes = list[Tensor]
 Solver = Callable[[Slopes], Slopes]
