@@ -7,7 +7,7 @@ from hessfig.config.machine import cores, memory_of_worker
 from hessfig.config.schema import Config
 from hessfig.config.settings import value_of
 from hessfig.errors import UserError
-from hessfig.models.registry import kind
+from hessfig.models.protocol import kind
 from hessfig.sweep.variant import Variant
 
 _ASSUMED_FLOPS = {DType.float64: 2.5e10, DType.float32: 8e10}  # of one core

@@ -7,7 +7,7 @@ from hessfig.config.schema import Config
 from hessfig.errors import plain
 from hessfig.files import check_place, is_file
 from hessfig.measurements.allocation import Allocation
-from hessfig.models.registry import kind
+from hessfig.models.protocol import kind
 from hessfig.record import FROBENIUS
 from hessfig.sweep.limits import assumed_flops
 from hessfig.sweep.plan import Cell, Sweep

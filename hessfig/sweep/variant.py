@@ -16,8 +16,7 @@ from hessfig.measurements.catalogue import check_decay, quantity, source_of
 from hessfig.measurements.quantity import Quantity, check_served
 from hessfig.measurements.requirements import check_differences, check_parts
 from hessfig.models.blocks import blocks_of
-from hessfig.models.protocol import ONCE
-from hessfig.models.registry import kind
+from hessfig.models.protocol import ONCE, kind
 from hessfig.record import UNREADABLE, digest, read_checked, sealed_text
 from hessfig.states import point
 from hessfig.terms import Block
